@@ -313,6 +313,96 @@ func TestUnpackRefuses(t *testing.T) {
 	}
 }
 
+// TestUnpackAcceptsOnlyWhatWasAskedFor: an archive has the name that was asked for, and what
+// is below it, alone.
+func TestUnpackAcceptsOnlyWhatWasAskedFor(t *testing.T) {
+	dir := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755} }
+	for name, c := range map[string]struct {
+		name string
+		text []byte
+		want bool
+	}{
+		"the file":           {"r", write(t, file("r")), true},
+		"a file beside it":   {"r", write(t, file("r"), file(".bashrc")), false},
+		"a file before it":   {"r", write(t, file(".bashrc"), file("r")), false},
+		"below a file":       {"r", write(t, file("r"), dir("r"), file("r/x")), false},
+		"again":              {"r", write(t, dir("r"), file("r")), false},
+		"below a symlink":    {"r", write(t, link("r", "."), file("r/x")), false},
+		"a longer name":      {"r", write(t, dir("r"), file("rr")), false},
+		"the directory":      {"r", write(t, dir("r"), file("r/x"), dir("r/d"), file("r/d/x")), true},
+		"the content":        {".", write(t, dir("."), file("x"), dir("d")), true},
+		"content without it": {".", write(t, file("x")), false},
+	} {
+		_, to := place(t)
+		before := describe(t, to)
+		err := UnpackWith(bytes.NewReader(c.text), to, UnpackOptions{Name: c.name})
+		if c.want && err != nil || !c.want && !errors.Is(err, ErrEntry) {
+			t.Errorf("%s: %v", name, err)
+		}
+		for _, other := range []string{".bashrc", "rr"} {
+			if _, err := os.Lstat(filepath.Join(to, other)); err == nil {
+				t.Errorf("%s: made %s, beside %q", name, other, before)
+			}
+		}
+	}
+}
+
+// TestLinkRule: a symlink stays if it leads to what the archive wrote, or to where it may lead.
+func TestLinkRule(t *testing.T) {
+	for name, c := range map[string]struct {
+		target string
+		want   string // "" where it is left out
+	}{
+		"a file":                       {"f", "f"},
+		"a directory":                  {"d", "d"},
+		"up and down":                  {"d/../f", "d/../f"},
+		"a file through a directory":   {"d/x", "d/x"},
+		"another symlink that stays":   {"good", "good"},
+		"where it came from":           {"/from/d/x", "d/x"},
+		"within":                       {"image/file", "image/file"},
+		"a symlink there":              {"image/alias", "image/alias"},
+		"the reader's file":            {"tests/expected", ""},
+		"the reader's directory":       {"tests", ""},
+		"what contains it":             {".", ""},
+		"through a symlink there":      {"image/out/expected", ""},
+		"through one that goes":        {"bad/../f", ""},
+		"two symlinks":                 {"up/tests/expected", ""},
+		"out":                          {"../outside/secret", ""},
+		"an absolute path":             {"/etc/passwd", ""},
+		"out of where it came from":    {"/from/../etc/passwd", ""},
+		"nothing":                      {"none", ""},
+		"itself":                       {"l", ""},
+		"a mount":                      {"image/proc/x", ""},
+		"the other end of a loop":      {"loop", ""},
+		"a file of the reader's dir d": {"merged/mine", ""},
+	} {
+		_, to := place(t)
+		for dir, names := range map[string][]string{"image": {"file"}, "tests": {"expected"}, "image/proc": {"x"}, "merged": {"mine"}} {
+			must(t, os.MkdirAll(filepath.Join(to, dir), 0o755))
+			for _, f := range names {
+				must(t, os.WriteFile(filepath.Join(to, dir, f), nil, 0o644))
+			}
+		}
+		must(t, os.Symlink("file", filepath.Join(to, "image/alias")))
+		must(t, os.Symlink("../tests", filepath.Join(to, "image/out")))
+		must(t, os.Symlink("tests/expected", filepath.Join(to, "theirs")))
+		var left []string
+		err := UnpackWith(bytes.NewReader(write(t, link("l", c.target), file("f"), tar.Header{Typeflag: tar.TypeDir, Name: "merged", Mode: 0o755}, file("d/x"), link("good", "d"),
+			link("bad", "tests"), link("up", "d/.."), link("loop", "l"), link("theirs", "tests/expected"))), to,
+			UnpackOptions{Links: &LinkRule{From: "/from", Within: []string{"image"}, Except: []string{"tests"}, Mounts: []string{"image/proc"}, LeftOut: func(name, target string) {
+				left = append(left, name+" -> "+target)
+			}}})
+		must(t, err)
+		got, _ := os.Readlink(filepath.Join(to, "l"))
+		if got != c.want || slices.Contains(left, "l -> "+c.target) != (c.want == "") {
+			t.Errorf("%s: %q, left out %q", name, got, left)
+		}
+		if _, err := os.Readlink(filepath.Join(to, "theirs")); err != nil || !slices.Contains(left, "bad -> tests") {
+			t.Errorf("%s: a symlink that was there: %v; left out %q", name, err, left)
+		}
+	}
+}
+
 // TestUnpackCut: an archive that ends within an entry, and text that is none, are
 // malformed.
 func TestUnpackCut(t *testing.T) {

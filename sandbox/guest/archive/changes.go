@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -66,22 +64,15 @@ func (p *packer) addChanges(dir string, info fs.FileInfo, since time.Time) error
 		return nil
 	}
 	name := changeName(dir)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		if err := p.leaveOut(name, err); err != nil {
-			return err
-		}
-		return nil
-	}
 	if changed {
-		if err := p.addNames(name, info, entries); err != nil {
-			return err
+		if err := p.addNames(dir, name, info); err != nil {
+			return p.unlessUnreadable(name, err)
 		}
 	}
-	for _, e := range entries {
+	return p.unlessUnreadable(name, readDirectory(dir, func(e fs.DirEntry) error {
 		file := filepath.Join(dir, e.Name())
 		if p.o.Skip != nil && p.o.Skip(file) {
-			continue
+			return nil
 		}
 		info, err := os.Lstat(file)
 		switch {
@@ -95,26 +86,32 @@ func (p *packer) addChanges(dir string, info fs.FileInfo, since time.Time) error
 		case changedSince(info, since):
 			err = p.addEntry(file, changeName(file), info)
 		}
-		if err != nil && !os.IsNotExist(err) {
-			return err
+		if os.IsNotExist(err) {
+			return nil
 		}
-	}
-	return nil
+		return err
+	}))
 }
 
 // addNames adds a directory without its content, and the names in it.
-func (p *packer) addNames(name string, info fs.FileInfo, entries []fs.DirEntry) error {
-	err := p.addHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX})
-	if err != nil {
-		return err
-	}
+func (p *packer) addNames(dir, name string, info fs.FileInfo) error {
 	var names strings.Builder
-	for _, e := range entries {
+	err := readDirectory(dir, func(e fs.DirEntry) error {
 		names.WriteString(e.Name())
 		if e.IsDir() {
 			names.WriteByte('/')
 		}
 		names.WriteByte(0)
+		if names.Len() > maxNames {
+			return fmt.Errorf("%w: %s has more than %d bytes of names", ErrBound, dir, maxNames)
+		}
+		return nil
+	})
+	if err == nil {
+		err = p.addHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX})
+	}
+	if err != nil {
+		return err
 	}
 	h := &tar.Header{Typeflag: tar.TypeReg, Name: path.Join(namesDir, name, "names"), Mode: 0o644, Size: int64(names.Len()), Format: tar.FormatPAX}
 	if err := p.addHeader(h); err != nil {
@@ -148,7 +145,7 @@ func changeName(file string) string {
 // only a file in them has changed. The archive is as untrusted as any, and nothing outside dir
 // is removed.
 func UnpackChanges(r io.Reader, dir string, bounds Bounds) error {
-	return unpack(r, dir, unpacker{budget: budget{Bounds: bounds}, changes: true})
+	return UnpackWith(r, dir, UnpackOptions{Bounds: bounds, Changes: true})
 }
 
 // maxNames bounds the names of one directory in bytes.
@@ -182,7 +179,6 @@ func (u *unpacker) removeOthers(name string, size int64, content io.Reader) erro
 	if err != nil {
 		return err
 	}
-	var removed []string
 	for _, e := range entries {
 		if wantDir, kept := isDir[e.Name()]; kept && wantDir == e.IsDir() {
 			continue
@@ -191,12 +187,6 @@ func (u *unpacker) removeOthers(name string, size int64, content io.Reader) erro
 		if err != nil && !errors.Is(err, syscall.EBUSY) { // a mount point, which only this sandbox has
 			return err
 		}
-		removed = append(removed, path.Join(dir, e.Name()))
-	}
-	if len(removed) > 0 { // no hard link may name what is gone
-		maps.DeleteFunc(u.files, func(name string, _ struct{}) bool {
-			return slices.ContainsFunc(removed, func(gone string) bool { return name == gone || strings.HasPrefix(name, gone+"/") })
-		})
 	}
 	return nil
 }

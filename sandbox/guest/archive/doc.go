@@ -1,11 +1,11 @@
 // Package archive writes files as tar archives (PAX), and writes files from
-// such archives. The guest's binary does both as an ordinary command
-// ([PackWord], [UnpackWord]), so that files get into and out of a sandbox
-// through a command's standard input and output. The host uses the same code
-// for its own end.
+// such archives. The guest does both for commands that have its binary and
+// [PackWord] or [UnpackWord] as their first arguments, so that files get into and
+// out of a sandbox through a command's standard input and output. There is no
+// process: commands of the sandbox could stop one and write in its place. The host
+// uses the same code for its own end.
 //
-// An archive is untrusted input: the host reads what commands could have
-// written. [Unpack] writes nothing outside its directory and nothing through a
+// An archive is untrusted input: commands chose the names and the content. [Unpack] writes nothing outside its directory and nothing through a
 // symlink, makes no special files, and keeps bounds on entries and bytes.
 package archive
 
@@ -15,17 +15,19 @@ import (
 	"io"
 )
 
-// The words that make the guest's binary transfer files:
+// The words that make the guest transfer files:
 //
 //	/.caisson/guest pack PATH [NAME]   writes PATH as an archive to standard output
 //	/.caisson/guest unpack DIRECTORY   writes the archive from standard input below DIRECTORY
 //
 //	/.caisson/guest pack-changes SINCE LAYER DIRECTORY...   writes what has changed in them since a time to standard output
-//	/.caisson/guest unpack-changes DIRECTORY                makes these changes below DIRECTORY
+//	/.caisson/guest unpack-changes DIRECTORY [WITHIN...] -- [EXCEPT...]   makes these changes below DIRECTORY
 //
 // NAME is the name of PATH in the archive; see [PackOptions.Name]. SINCE and
 // LAYER, for [PackOptions.LayerSince], are numbers of nanoseconds since 1970; see
-// [PackChanges]. The exit status is 0; 1 if something could not be read or written, which standard
+// [PackChanges]. WITHIN and EXCEPT are the directories of a [LinkRule], whose Mounts are the
+// mount points of the sandbox; each symlink that is left out is a line of standard error with
+// [LeftOutPrefix] and a quoted text. The exit status is 0; 1 if something could not be read or written, which standard
 // error names; 2 for wrong arguments; or one of the constants.
 const (
 	PackWord   = "pack"
@@ -33,6 +35,8 @@ const (
 
 	PackChangesWord   = "pack-changes"
 	UnpackChangesWord = "unpack-changes"
+	ExceptWord        = "--"
+	LeftOutPrefix     = "symlink left out: "
 
 	// StatusNoDirectory reports that DIRECTORY is no directory; nothing was read.
 	StatusNoDirectory = 3

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -116,25 +117,59 @@ func (p *packer) addDirectory(file string, h *tar.Header, info fs.FileInfo) erro
 	if id, ok := identifyFile(info); ok && id.device != p.top.device {
 		return nil
 	}
-	entries, err := os.ReadDir(file)
-	if err != nil {
-		if err = p.leaveOut(name, err); err != nil {
-			return err
-		}
-	}
-	for _, e := range entries {
+	return p.unlessUnreadable(name, readDirectory(file, func(e fs.DirEntry) error {
 		below, entry := filepath.Join(file, e.Name()), path.Join(name, e.Name())
 		info, err := os.Lstat(below)
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // removed since
-			continue
+			return nil
 		case err != nil:
-			err = p.leaveOut(entry, err)
-		default:
-			err = p.addEntry(below, entry, info)
+			return p.leaveOut(entry, err)
 		}
-		if err != nil {
-			return err
+		return p.addEntry(below, entry, info)
+	}))
+}
+
+// maxLinked is how many files with several names are remembered. Others become several
+// files.
+const maxLinked = 1 << 17
+
+// batchSize is how many names of a directory are held in memory.
+const batchSize = 4096
+
+// unreadable is the error of a directory that can't be read.
+type unreadable struct{ error }
+
+// unlessUnreadable decides about a directory that can't be read.
+func (p *packer) unlessUnreadable(name string, err error) error {
+	if e, ok := errors.AsType[unreadable](err); ok {
+		return p.leaveOut(name, e.error)
+	}
+	return err
+}
+
+// readDirectory calls f for each entry of a directory, whatever its size. Those of a small
+// one are in the order of the names. If the directory can't be read, the error is
+// unreadable.
+func readDirectory(dir string, f func(fs.DirEntry) error) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return unreadable{err}
+	}
+	defer func() { _ = d.Close() }() // only read
+	for more := true; more; {
+		entries, err := d.ReadDir(batchSize)
+		if more = len(entries) == batchSize; !more {
+			_ = d.Close() // those below are many
+		}
+		slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+		for _, e := range entries {
+			if err := f(e); err != nil {
+				return err
+			}
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return unreadable{err}
 		}
 	}
 	return nil
@@ -156,7 +191,7 @@ func (p *packer) addFile(file string, h *tar.Header, info fs.FileInfo) error {
 	if err := p.addHeader(h); err != nil {
 		return err
 	}
-	if known && id.names > 1 {
+	if known && id.names > 1 && len(p.linked) < maxLinked {
 		p.linked[id] = h.Name
 	}
 	n, err := io.Copy(p.tar, io.LimitReader(f, h.Size))

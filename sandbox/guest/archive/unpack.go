@@ -39,10 +39,25 @@ import (
 // between two entries counts as complete, so the caller must learn from its
 // source whether it is.
 func Unpack(r io.Reader, dir string, bounds Bounds) error {
-	return unpack(r, dir, unpacker{budget: budget{Bounds: bounds}})
+	return UnpackWith(r, dir, UnpackOptions{Bounds: bounds})
 }
 
-func unpack(r io.Reader, dir string, u unpacker) error {
+// UnpackOptions configures [UnpackWith].
+type UnpackOptions struct {
+	Bounds
+	// Name is the name of what was asked for: the first entry has it, and all others lie
+	// below, if that is a directory. With "." it is the content of a directory. Any other
+	// entry is an error that wraps [ErrEntry]. "" allows all names.
+	Name string
+	// Links decides which symlinks stay; nil keeps all.
+	Links *LinkRule
+	// Changes unpacks an archive of [PackChanges]; see [UnpackChanges].
+	Changes bool
+}
+
+// UnpackWith is [Unpack] with options.
+func UnpackWith(r io.Reader, dir string, o UnpackOptions) error {
+	u := unpacker{o: o, budget: budget{Bounds: o.Bounds}, written: map[fileID]struct{}{}}
 	info, err := os.Stat(dir) // opening a pipe would wait
 	if err == nil && !info.IsDir() {
 		err = &fs.PathError{Op: "open", Path: dir, Err: syscall.ENOTDIR}
@@ -60,6 +75,9 @@ func unpack(r io.Reader, dir string, u unpacker) error {
 	u.root, u.dir, u.at = root, root, "."
 	err = u.unpackAll(tar.NewReader(r))
 	if err == nil {
+		err = errors.Join(u.leaveDirectory(), u.checkLinks())
+	}
+	if err == nil {
 		_, err = io.CopyN(io.Discard, r, maxPadding) // so that the sender can write it
 		if errors.Is(err, io.EOF) {
 			err = nil
@@ -76,17 +94,21 @@ const maxPadding = 1 << 20
 
 // unpacker is the state of one call of Unpack.
 type unpacker struct {
+	o      UnpackOptions
 	root   *os.Root
 	budget budget
+	below  bool // o.Name is a directory
 	// at is the directory of the last entry, and dir is it, opened.
 	at  string
 	dir *os.Root
 	// directories are those that the archive contains, with their final modes
 	// and times.
 	directories []directory
-	files       map[string]struct{} // that the archive contains
-	block       []byte
-	changes     bool // the archive is one of PackChanges
+	// written are the files and directories that were made for the archive, and links the
+	// names of its symlinks, if o.Links decides about them.
+	written map[fileID]struct{}
+	links   []string
+	block   []byte
 }
 
 type directory struct {
@@ -126,7 +148,10 @@ func (u *unpacker) addEntry(h *tar.Header, content io.Reader) error {
 	if err := u.budget.takeEntry(size); err != nil {
 		return err
 	}
-	if u.changes && h.Typeflag == tar.TypeReg && strings.HasPrefix(name, namesDir+"/") {
+	if err := u.checkName(name, h.Typeflag == tar.TypeDir); err != nil {
+		return err
+	}
+	if u.o.Changes && h.Typeflag == tar.TypeReg && strings.HasPrefix(name, namesDir+"/") {
 		return u.removeOthers(name, h.Size, content)
 	}
 	if name == "." {
@@ -148,11 +173,24 @@ func (u *unpacker) addEntry(h *tar.Header, content io.Reader) error {
 		if h.Linkname == "" || len(h.Linkname) > maxName || strings.ContainsRune(h.Linkname, 0) {
 			return fmt.Errorf("%w: %.60q is a symlink with an invalid target", ErrEntry, name)
 		}
-		return u.replaceName(name, func(last string) error { return u.dir.Symlink(h.Linkname, last) })
+		return u.addSymlink(name, h.Linkname)
 	case tar.TypeLink:
 		return u.addLink(name, h.Linkname)
 	}
 	return fmt.Errorf("%w: %.60q has type %q: %w", ErrEntry, name, h.Typeflag, ErrSpecial)
+}
+
+// checkName refuses an entry that was not asked for.
+func (u *unpacker) checkName(name string, isDir bool) error {
+	switch {
+	case u.o.Name == "":
+	case u.budget.entries == 1 && name == u.o.Name:
+		u.below = isDir
+	case u.below && name != "." && (u.o.Name == "." || strings.HasPrefix(name, u.o.Name+"/")):
+	default:
+		return fmt.Errorf("%w: %.60q was not asked for", ErrEntry, name)
+	}
+	return nil
 }
 
 // enterDirectory opens a directory and makes those on its way that are missing.
@@ -168,7 +206,7 @@ func (u *unpacker) enterDirectory(name string) error {
 		return nil
 	}
 	for part := range strings.SplitSeq(name, "/") {
-		below, made, err := openPlain(u.dir, part, 0o755)
+		below, made, err := u.openPlain(part, 0o755)
 		if err != nil {
 			return errors.Join(err, u.leaveDirectory())
 		}
@@ -197,13 +235,16 @@ func (u *unpacker) leaveDirectory() error {
 	return err
 }
 
-// openPlain opens a directory below in, or makes it. It refuses a symlink.
-func openPlain(in *os.Root, name string, mode fs.FileMode) (dir *os.Root, made bool, err error) {
-	info, err := in.Lstat(name)
+// openPlain opens a directory in the one of the last entry, or makes it. It refuses a
+// symlink.
+func (u *unpacker) openPlain(name string, mode fs.FileMode) (dir *os.Root, made bool, err error) {
+	info, err := u.dir.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = in.Mkdir(name, mode); err == nil {
+		if err = u.dir.Mkdir(name, mode); err == nil {
 			made = true
-			info, err = in.Lstat(name)
+			if info, err = u.dir.Lstat(name); err == nil {
+				u.noteWritten(info)
+			}
 		}
 	}
 	switch {
@@ -214,13 +255,13 @@ func openPlain(in *os.Root, name string, mode fs.FileMode) (dir *os.Root, made b
 	case !info.IsDir():
 		return nil, made, fmt.Errorf("%w: %.60q is not a directory", ErrEntry, name)
 	}
-	dir, err = in.OpenRoot(name)
+	dir, err = u.dir.OpenRoot(name)
 	return dir, made, err
 }
 
 // addDirectory makes a directory that its owner can write to until the end.
 func (u *unpacker) addDirectory(name string, h *tar.Header) error {
-	dir, _, err := openPlain(u.dir, path.Base(name), 0o700)
+	dir, _, err := u.openPlain(path.Base(name), 0o700)
 	if err != nil {
 		return err
 	}
@@ -256,7 +297,6 @@ func (u *unpacker) finishDirectories() error {
 // that is unpacked beside it.
 func (u *unpacker) addFile(name string, h *tar.Header, content io.Reader) error {
 	last, part := path.Base(name), fmt.Sprintf(".caisson-%016x.part", rand.Uint64())
-	delete(u.files, name)
 	if info, err := u.dir.Lstat(last); err == nil && info.IsDir() {
 		return fmt.Errorf("%w: %.60q is a directory", ErrEntry, name)
 	}
@@ -268,6 +308,9 @@ func (u *unpacker) addFile(name string, h *tar.Header, content io.Reader) error 
 	if err == nil {
 		err = f.Chmod(modeOf(h))
 	}
+	if info, statErr := f.Stat(); statErr == nil {
+		u.noteWritten(info)
+	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = u.setTime(u.dir, part, h.ModTime)
 	}
@@ -277,11 +320,23 @@ func (u *unpacker) addFile(name string, h *tar.Header, content io.Reader) error 
 	if err != nil {
 		return errors.Join(err, u.dir.Remove(part))
 	}
-	if u.files == nil {
-		u.files = map[string]struct{}{}
-	}
-	u.files[name] = struct{}{}
 	return nil
+}
+
+// noteWritten records a file or directory that was made.
+func (u *unpacker) noteWritten(info fs.FileInfo) {
+	if id, ok := identifyFile(info); ok {
+		id.names = 0 // may change
+		u.written[id] = struct{}{}
+	}
+}
+
+// wrote reports whether a file or directory was made for the archive.
+func (u *unpacker) wrote(info fs.FileInfo) bool {
+	id, known := identifyFile(info)
+	id.names = 0
+	_, ok := u.written[id]
+	return known && ok
 }
 
 // addLink makes another name of a file that the archive contains.
@@ -290,20 +345,29 @@ func (u *unpacker) addLink(name, target string) error {
 	if err != nil {
 		return err
 	}
-	_, known := u.files[target]
-	if info, err := u.root.Lstat(filepath.FromSlash(target)); !known || target == name || err != nil || !info.Mode().IsRegular() {
+	if info, err := u.root.Lstat(filepath.FromSlash(target)); target == name || err != nil || !info.Mode().IsRegular() || !u.wrote(info) {
 		return fmt.Errorf("%w: %.60q is a hard link to %.60q, which is no file of the archive", ErrEntry, name, target)
 	}
 	return u.replaceName(name, func(string) error {
-		u.files[name] = struct{}{}
 		return u.root.Link(filepath.FromSlash(target), filepath.FromSlash(name))
 	})
+}
+
+// addSymlink makes a symlink, unless the same one is there.
+func (u *unpacker) addSymlink(name, target string) error {
+	if u.o.Links != nil {
+		target = u.withoutFrom(name, target)
+		if there, err := u.dir.Readlink(path.Base(name)); err == nil && there == target {
+			return nil
+		}
+		u.links = append(u.links, name)
+	}
+	return u.replaceName(name, func(last string) error { return u.dir.Symlink(target, last) })
 }
 
 // replaceName makes a name that may exist, except as a directory.
 func (u *unpacker) replaceName(name string, make func(last string) error) error {
 	last := path.Base(name)
-	delete(u.files, name)
 	switch info, err := u.dir.Lstat(last); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:

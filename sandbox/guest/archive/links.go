@@ -1,0 +1,159 @@
+package archive
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// LinkRule decides which symlinks of an archive stay, for an archive whose author must not
+// choose what its reader finds. Otherwise a symlink to a file that only the reader has, such
+// as the expected answer, would become the author's answer.
+//
+// A symlink stays if its target, fully resolved, exists and was written for the same archive
+// or lies in Within. The same holds for each symlink of the archive on the way. A symlink
+// that was there before with the same target stays, too.
+type LinkRule struct {
+	// From is the absolute path that the archive's content had. Absolute symlinks into it
+	// become relative ones. "" changes none.
+	From string
+	// Within are directories below the one that is unpacked to, "." for itself. Except are
+	// directories that don't count, nor do those that contain them. Mounts are directories
+	// that don't count. The innermost directory decides.
+	Within, Except, Mounts []string
+	// LeftOut is called for each symlink that is removed again. Nil calls nothing.
+	LeftOut func(name, target string)
+}
+
+// maxHops is how many symlinks may follow each other, as in the kernel.
+const maxHops = 40
+
+// checkLinks removes the symlinks that may not stay.
+func (u *unpacker) checkLinks() error {
+	own := map[string]bool{}
+	for _, name := range u.links {
+		own[name] = true
+	}
+	type link struct{ name, target string }
+	var bad []link
+	for _, name := range slices.Sorted(maps.Keys(own)) {
+		target, err := u.root.Readlink(filepath.FromSlash(name))
+		if err != nil {
+			continue // another entry took its place, or that of a directory above
+		}
+		hops := 0
+		if _, ok := u.followLink(name, own, &hops); !ok {
+			bad = append(bad, link{name, target})
+		}
+	}
+	for _, l := range bad {
+		if err := u.root.Remove(filepath.FromSlash(l.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("leave %.60q out: %w", l.name, err)
+		}
+		if u.o.Links.LeftOut != nil {
+			u.o.Links.LeftOut(l.name, l.target)
+		}
+	}
+	return nil
+}
+
+// followLink returns the name that a symlink leads to in the end. It is false if the
+// symlink may not stay.
+func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (string, bool) {
+	if *hops++; *hops > maxHops {
+		return "", false
+	}
+	target, err := u.root.Readlink(filepath.FromSlash(name))
+	if err != nil {
+		return "", false
+	}
+	at := path.Dir(name)
+	if path.IsAbs(target) {
+		if u.root.Name() != "/" { // it leads to elsewhere on this machine
+			return "", false
+		}
+		at = "."
+	}
+	for part := range strings.SplitSeq(target, "/") {
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			if at == "." && u.root.Name() != "/" {
+				return "", false
+			}
+			at = path.Join("/", at, "..")[1:]
+			if at == "" {
+				at = "."
+			}
+			continue
+		}
+		at = path.Join(at, part)
+		info, err := u.root.Lstat(filepath.FromSlash(at))
+		if err != nil {
+			return "", false
+		}
+		if info.Mode()&fs.ModeSymlink != 0 {
+			var ok bool
+			if at, ok = u.followLink(at, own, hops); !ok {
+				return "", false
+			}
+		}
+	}
+	return at, !own[name] || u.mayLeadTo(at)
+}
+
+// mayLeadTo reports whether a symlink may lead to a name that is no symlink.
+func (u *unpacker) mayLeadTo(name string) bool {
+	info, err := u.root.Lstat(filepath.FromSlash(name))
+	if err != nil {
+		return false
+	}
+	if u.wrote(info) {
+		return true
+	}
+	rule := u.o.Links
+	for _, dir := range rule.Except {
+		if contains(name, dir) {
+			return false
+		}
+	}
+	within := innermost(rule.Within, name)
+	except := innermost(slices.Concat(rule.Except, rule.Mounts), name)
+	return within != "" && (except == "" || contains(except, within))
+}
+
+// innermost returns the innermost of the directories that contain a name, "" if none does.
+func innermost(dirs []string, name string) (found string) {
+	for _, dir := range dirs {
+		if contains(dir, name) && (found == "" || contains(found, dir)) {
+			found = dir
+		}
+	}
+	return found
+}
+
+// withoutFrom makes the target of a symlink relative if it is an absolute path into what the
+// archive has.
+func (u *unpacker) withoutFrom(name, target string) string {
+	from := u.o.Links.From
+	if from == "" || !path.IsAbs(target) || !contains(from, path.Clean(target)) {
+		return target
+	}
+	rest := strings.TrimPrefix(path.Clean(target), from)
+	relative, err := filepath.Rel(path.Dir("/"+name), path.Join("/", u.o.Name, rest))
+	if err != nil {
+		return target
+	}
+	return filepath.ToSlash(relative)
+}
+
+// contains reports whether a name is a directory or lies below it.
+func contains(dir, name string) bool {
+	return dir == "." || name == dir || strings.HasPrefix(name, dir+"/")
+}
