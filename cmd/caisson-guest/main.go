@@ -17,8 +17,6 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/enter"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/probe"
-	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/transfer"
-	"github.com/caisson-run/caisson/sandbox/guest/archive"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
@@ -41,14 +39,6 @@ func runMode(args []string) int {
 		return probe.Reach(args[1:])
 	case enter.Word:
 		return enter.Run(args[1:])
-	case archive.PackWord:
-		return transfer.Pack(args[1:])
-	case archive.UnpackWord:
-		return transfer.Unpack(args[1:], archive.Unpack)
-	case archive.PackChangesWord:
-		return transfer.PackChanges(args[1:])
-	case archive.UnpackChangesWord:
-		return transfer.Unpack(args[1:], archive.UnpackChanges)
 	case probe.IdleWord:
 		return probe.Idle()
 	case "version":

@@ -63,6 +63,7 @@ func Archives(t *testing.T, s sandbox.Sandbox) {
 		t.Errorf("packed %q", names)
 	}
 	cutOffArchive(t, s, in.Bytes()[:in.Len()/2])
+	outOfReach(t, s)
 	if _, exit := Shell(t, s, "mkfifo /tmp/pipe"); !exit.Status.Success() {
 		t.Errorf("make a pipe: %v", exit.Status)
 	}
@@ -84,6 +85,36 @@ func Archives(t *testing.T, s sandbox.Sandbox) {
 		if out, text, exit := run(bytes.NewReader(c.stdin), c.word, c.path); exit.Status.Code != c.want || text == "" || out != "" {
 			t.Errorf("%s %s: %v, %q, want status %d", c.word, c.path, exit.Status, text, c.want)
 		}
+	}
+}
+
+// outOfReach checks that commands find no process of a packing that is under way.
+func outOfReach(t *testing.T, s sandbox.Sandbox) {
+	t.Helper()
+	const find = `for p in /proc/[0-9]*; do tr '\0' ' ' < $p/cmdline; echo; done 2> /dev/null | grep -c ' [p]ack /tmp'`
+	if _, exit := Shell(t, s, "i=0; while [ $i -lt 200000 ]; do echo 0123456789012345678901234567890123456789012345678; i=$((i+1)); done > /tmp/large"); !exit.Status.Success() {
+		t.Fatalf("write a large file: %v", exit.Status)
+	}
+	for _, c := range []struct {
+		argv []string
+		want string
+	}{
+		{[]string{"/bin/sh", "-c", `cat /tmp/large "$0"; :`, "pack", "/tmp/large"}, "1\n"},
+		{[]string{sandbox.GuestPath, archive.PackWord, "/tmp/large"}, "0\n"},
+	} {
+		r, w := io.Pipe()
+		p, err := s.Start(t.Context(), sandbox.Command{Argv: c.argv, Stdout: w})
+		must(t, err)
+		_, err = io.ReadFull(r, make([]byte, 1)) // more than the streams hold comes after it
+		must(t, err)
+		if found, _ := Shell(t, s, find); found != c.want {
+			t.Errorf("%q: commands find %q, want %q", c.argv, found, c.want)
+		}
+		go func() { _, _ = io.Copy(io.Discard, r) }() // always nil
+		if exit, err := p.Wait(); err != nil || !exit.Status.Success() {
+			t.Errorf("%q: %v, %v", c.argv, exit.Status, err)
+		}
+		_ = w.Close() // always nil
 	}
 }
 

@@ -44,7 +44,7 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 			return fail(fmt.Errorf("ignore signals: %w", err))
 		}
 	}
-	p := preparation{o: o, c: c, null: null, session: serve.Options{Config: c, Reaper: reap.New()}}
+	p := preparation{o: o, c: c, null: null, session: serve.Options{Config: c, Reaper: reap.New(), Executable: o.Executable}}
 	if err := p.listen(); err != nil {
 		return fail(err)
 	}
@@ -161,6 +161,9 @@ func (p *preparation) newTrial() smokeTest {
 	return smokeTest{executable: p.o.Executable, launcher: p.session.Launcher, killer: p.session.Killer, gid: p.c.GIDBase}
 }
 
+// transferThreads is how many transfers of files are made at once. Others wait.
+const transferThreads = 4
+
 // makeAppliers makes what changes and reads the workspace.
 func (p *preparation) makeAppliers() error {
 	o := apply.Options{
@@ -172,6 +175,10 @@ func (p *preparation) makeAppliers() error {
 		return fmt.Errorf("prepare changes: %w", err)
 	}
 	p.session.Appliers = appliers
+	p.session.Transfers, err = identity.NewPool(identity.PoolOptions{UID: o.UID, GID: o.GID, Groups: p.c.Groups, Separate: o.Separate, Root: o.Root, Threads: transferThreads})
+	if err != nil {
+		return fmt.Errorf("prepare transfers: %w", err)
+	}
 	if p.c.View {
 		if p.session.Readers, err = apply.NewReaders(o); err != nil {
 			return fmt.Errorf("prepare reads: %w", err)

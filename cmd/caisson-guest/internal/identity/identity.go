@@ -26,10 +26,10 @@ import (
 // keep is the id argument that leaves an id as it is.
 const keep = uintptr(math.MaxUint32)
 
-// ClearGroups drops the calling thread's supplementary groups.
-func ClearGroups() error {
-	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
-		return fmt.Errorf("clear groups: %w", errno)
+// SetGroups sets the calling thread's supplementary groups.
+func SetGroups(groups ...uint32) error {
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(unsafe.SliceData(groups))), 0); errno != 0 {
+		return fmt.Errorf("set groups: %w", errno)
 	}
 	return nil
 }

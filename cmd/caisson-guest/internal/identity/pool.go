@@ -4,7 +4,7 @@ package identity
 
 import "github.com/caisson-run/caisson/sandbox/guest/wire"
 
-// Pool is threads that have the commands' effective user and group, no other
+// Pool is threads that have the commands' effective user and group, the given other
 // groups and no effective capability but root commands', for good. Real and saved ids stay the
 // guest's, so that commands can't signal them. They live as long as the process.
 // It is safe for concurrent use.
@@ -13,6 +13,8 @@ type Pool struct{ work chan func() }
 // PoolOptions says as whom the threads act.
 type PoolOptions struct {
 	UID, GID uint32
+	// Groups are the supplementary groups, if Separate is set.
+	Groups []uint32
 	// Separate reports whether the guest is another user and may become this
 	// one.
 	Separate bool
@@ -38,7 +40,7 @@ func NewPool(o PoolOptions) (*Pool, error) {
 
 func (p *Pool) runThread(o PoolOptions, ready chan<- error) {
 	if o.Separate {
-		if err := ClearGroups(); err != nil {
+		if err := SetGroups(o.Groups...); err != nil {
 			ready <- err
 			return
 		}
@@ -60,11 +62,17 @@ func (p *Pool) runThread(o PoolOptions, ready chan<- error) {
 }
 
 // Do runs f on one of the threads, once one is free, and waits for it.
-func (p *Pool) Do(f func()) {
+func (p *Pool) Do(f func()) { p.DoUnless(nil, f) }
+
+// DoUnless is Do, and returns without running f if stop is closed before a thread is free.
+func (p *Pool) DoUnless(stop <-chan struct{}, f func()) {
 	done := make(chan struct{})
-	p.work <- func() {
+	select {
+	case p.work <- func() {
 		defer close(done)
 		f()
+	}:
+		<-done
+	case <-stop:
 	}
-	<-done
 }

@@ -93,7 +93,7 @@ func TestRestrictions(t *testing.T) {
 		if len(before.Groups) != 1 || before.Inheritable == 0 || before.Ambient == 0 || before.Bounding == 0 || before.NoNewPrivs || before.Seccomp != 0 {
 			t.Errorf("before it is %+v: this test proves little", before)
 		}
-		if err := ClearGroups(); err != nil || len(thread(t).Identity.Groups) != 0 {
+		if err := SetGroups(); err != nil || len(thread(t).Identity.Groups) != 0 {
 			t.Errorf("groups are %v, %v", thread(t).Identity.Groups, err)
 		}
 		ClearAmbient()
@@ -135,13 +135,13 @@ func TestRestrictions(t *testing.T) {
 		if err := LimitBounding(0); err == nil {
 			t.Error("the bounding set is reduced without the capability")
 		}
-		if err := ClearGroups(); err != nil {
+		if err := SetGroups(); err != nil {
 			t.Errorf("with its capability: %v", err)
 		}
 		if err := LimitCapabilities(0); err != nil {
 			t.Error(err)
 		}
-		if err := ClearGroups(); err == nil {
+		if err := SetGroups(); err == nil {
 			t.Error("groups are dropped without the capability")
 		}
 	})

@@ -41,6 +41,9 @@ type command struct {
 	// killed is closed when the host wants no grace period.
 	killed   chan struct{}
 	killOnce sync.Once
+	// stopTransfer ends a transfer early, which closes ended. It is nil for a process.
+	stopTransfer func()
+	ended        chan struct{}
 }
 
 func newCommand(s *Session, id uint32, r wire.Exec) (*command, error) {
@@ -56,7 +59,7 @@ func newCommand(s *Session, id uint32, r wire.Exec) (*command, error) {
 	case r.Live < 0 || r.Tail < 0 || r.Tail > wire.MaxTail:
 		return nil, errors.New("bad output limits")
 	}
-	c := &command{s: s, id: id, request: r, cancelled: make(chan struct{}), killed: make(chan struct{})}
+	c := &command{s: s, id: id, request: r, cancelled: make(chan struct{}), killed: make(chan struct{}), ended: make(chan struct{})}
 	c.credits = [2]*wire.Credit{wire.NewCredit(), wire.NewCredit()}
 	if r.Stdin {
 		c.stdin = wire.NewQueue()
@@ -150,6 +153,10 @@ func (c *command) runToEnd() (*wire.Exit, *wire.Refused) {
 
 func (c *command) launchProcess(gid uint32) (p launch.Process, err error) {
 	err = c.s.o.Killer.Launch(func() (err error) {
+		if c.isTransfer() {
+			p, err = c.startTransfer()
+			return err
+		}
 		p, err = c.s.o.Launcher.Launch(spawn.Request{
 			Argv: toStrings(c.request.Argv), Env: toStrings(c.request.Env),
 			Dir: string(c.request.Dir), NoLinks: c.request.NoLinks, Stdin: c.stdin != nil, Group: gid,

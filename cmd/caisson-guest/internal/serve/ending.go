@@ -17,6 +17,9 @@ import (
 
 // awaitEnd waits for the end of the command and of everything that it started.
 func (c *command) awaitEnd(p launch.Process, timeout <-chan struct{}, over <-chan wire.Exceeded) ending {
+	if c.stopTransfer != nil {
+		return c.awaitTransfer(p, timeout)
+	}
 	e := ending{}
 	select {
 	case e.exit = <-p.Exit:

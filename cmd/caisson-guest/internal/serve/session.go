@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/apply"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/observe"
@@ -45,6 +46,10 @@ type Options struct {
 	Killer     *kill.Killer
 	Appliers   Applier
 	Readers    *apply.Readers // nil unless Config.View
+	// Executable is the path of the guest's own binary, and Transfers the threads for
+	// commands that name it.
+	Executable string
+	Transfers  *identity.Pool
 	OOM        *observe.Counter
 	PIDs       *observe.Counter
 	Volumes    observe.Volumes

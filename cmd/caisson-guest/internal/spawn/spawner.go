@@ -148,7 +148,7 @@ func (s *Spawner) prepareThread() error {
 	}
 	identity.ClearAmbient()
 	if s.o.Separate {
-		if err := identity.ClearGroups(); err != nil {
+		if err := identity.SetGroups(); err != nil {
 			return err
 		}
 	}

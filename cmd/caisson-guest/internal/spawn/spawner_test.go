@@ -343,7 +343,7 @@ func TestPrepareFails(t *testing.T) {
 		want, lost   string
 	}{
 		"bounding set": {capabilities: identity.Capabilities(unix.CAP_SETUID, unix.CAP_SETGID), want: "bounding set"},
-		"groups":       {capabilities: identity.Capabilities(unix.CAP_SETPCAP), want: "clear groups"},
+		"groups":       {capabilities: identity.Capabilities(unix.CAP_SETPCAP), want: "set groups"},
 		"capabilities": {capabilities: all, filter: filtertest.Refuse(unix.EPERM, unix.SYS_CAPSET), want: "limit capabilities"},
 		"privileges":   {capabilities: all, filter: filtertest.Refuse(unix.EPERM, unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS), want: "set no_new_privs"},
 		"filter":       {capabilities: all, filter: filtertest.Refuse(unix.EPERM, unix.SYS_SECCOMP), want: "install seccomp filter"},

@@ -1,7 +1,8 @@
 //go:build linux
 
-// Package transfer runs when the guest's binary is started as a command that
-// gets files into a sandbox or out of it.
+// Package transfer gets files into a sandbox and out of it. The guest runs its
+// commands itself: a process with the identity of commands could be stopped by
+// them, and its output written in its place.
 package transfer
 
 import (
@@ -11,7 +12,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/signal"
+	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,51 +28,128 @@ const (
 	wrongUsage = 2
 )
 
-// Pack writes the file or directory that the first argument names to standard
-// output. It returns an exit status.
-func Pack(args []string) int {
-	if len(args) < 1 || len(args) > 2 {
-		return report(wrongUsage, errors.New("usage: pack PATH [NAME]"))
-	}
-	return pack(func(w io.Writer, o archive.PackOptions) error {
-		if len(args) == 2 {
-			o.Name = args[1]
-		}
-		return archive.Pack(w, args[0], o)
-	})
+// Command is one command of package archive, which has its arguments.
+type Command struct {
+	// Argv is the guest's binary, a word and its arguments. Relative paths are below Dir.
+	Argv []string
+	Dir  string
+	// The streams are the caller's to close, which ends the command early.
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// Stop is closed when the command shall end early.
+	Stop <-chan struct{}
 }
 
-// PackChanges writes what has changed in the directories that the arguments name, since
-// the time of the first, to standard output. It returns an exit status.
-func PackChanges(args []string) int {
+// IsCommand reports whether an argument vector is a command of this package.
+func IsCommand(guest string, argv []string) bool {
+	return len(argv) > 1 && argv[0] == guest && slices.Contains([]string{archive.PackWord, archive.UnpackWord, archive.PackChangesWord, archive.UnpackChangesWord}, argv[1])
+}
+
+// Run runs the command on the calling thread, and returns its exit status.
+func (c Command) Run() int {
+	args := c.Argv[2:]
+	switch c.Argv[1] {
+	case archive.PackWord:
+		if len(args) == 1 {
+			args = append(args, "")
+		}
+		if len(args) != 2 {
+			return c.report(wrongUsage, errors.New("usage: pack PATH [NAME]"))
+		}
+		return c.pack(func(w io.Writer, o archive.PackOptions) error {
+			o.Name = args[1]
+			return archive.Pack(w, c.path(args[0]), o)
+		})
+	case archive.PackChangesWord:
+		return c.packChanges(args)
+	case archive.UnpackChangesWord:
+		return c.unpackChanges(args)
+	}
+	if len(args) != 1 {
+		return c.report(wrongUsage, errors.New("usage: unpack DIRECTORY"))
+	}
+	return c.unpack(args[0], archive.UnpackOptions{})
+}
+
+// path returns the absolute path of an argument.
+func (c Command) path(arg string) string {
+	if path.IsAbs(arg) {
+		return arg
+	}
+	return c.Dir + "/" + arg
+}
+
+// packChanges writes what has changed in directories since a time.
+func (c Command) packChanges(args []string) int {
 	if len(args) < 3 {
-		return report(wrongUsage, errors.New("usage: pack-changes SINCE LAYER DIRECTORY"))
+		return c.report(wrongUsage, errors.New("usage: pack-changes SINCE LAYER DIRECTORY"))
 	}
 	since, err := strconv.ParseInt(args[0], 10, 64)
 	layer, layerErr := strconv.ParseInt(args[1], 10, 64)
 	if err := errors.Join(err, layerErr); err != nil {
-		return report(wrongUsage, err)
+		return c.report(wrongUsage, err)
 	}
-	mounted, err := mountPoints()
+	mounts, err := mountPoints()
 	if err != nil {
-		return report(failed, err)
+		return c.report(failed, err)
 	}
-	return pack(func(w io.Writer, o archive.PackOptions) error {
-		o.Skip, o.LayerSince = func(path string) bool { return mounted[path] }, time.Unix(0, layer)
+	mounted := map[string]bool{}
+	for _, m := range mounts {
+		mounted[m] = true
+	}
+	return c.pack(func(w io.Writer, o archive.PackOptions) error {
+		o.Skip, o.LayerSince = func(path string) bool { return mounted[path] || c.stopped() }, time.Unix(0, layer)
 		return archive.PackChanges(w, args[2:], time.Unix(0, since), o)
 	})
 }
 
+// stopped reports whether the command shall end early.
+func (c Command) stopped() bool {
+	select {
+	case <-c.Stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// unpackChanges makes the changes of another sandbox, without the symlinks that don't lead
+// to directories.
+func (c Command) unpackChanges(args []string) int {
+	except := slices.Index(args, archive.ExceptWord)
+	if except < 1 {
+		return c.report(wrongUsage, fmt.Errorf("usage: unpack-changes DIRECTORY [WITHIN...] %s [EXCEPT...]", archive.ExceptWord))
+	}
+	mounts, err := mountPoints()
+	if err != nil {
+		return c.report(failed, err)
+	}
+	names := func(paths []string) (names []string) {
+		for _, p := range paths {
+			if p = strings.TrimPrefix(path.Clean(p), "/"); p == "" {
+				p = "."
+			}
+			names = append(names, p)
+		}
+		return names
+	}
+	return c.unpack(args[0], archive.UnpackOptions{Changes: true, Links: &archive.LinkRule{
+		Within: names(args[1:except]), Except: names(args[except+1:]), Mounts: names(mounts),
+		LeftOut: func(name, target string) {
+			fmt.Fprintf(c.Stderr, "%s%q\n", archive.LeftOutPrefix, "/"+name+" -> "+target)
+		},
+	}})
+}
+
 // mountPoints returns the mount points of this sandbox, files among them.
-func mountPoints() (map[string]bool, error) {
+func mountPoints() (points []string, err error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
-	points := map[string]bool{}
 	for line := range strings.Lines(string(text)) {
 		if fields := strings.Fields(line); len(fields) > 4 {
-			points[unescapeOctal(fields[4])] = true
+			points = append(points, unescapeOctal(fields[4]))
 		}
 	}
 	return points, nil
@@ -93,63 +172,47 @@ func unescapeOctal(s string) string {
 }
 
 // pack writes an archive to standard output and returns an exit status.
-func pack(write func(w io.Writer, o archive.PackOptions) error) int {
+func (c Command) pack(write func(w io.Writer, o archive.PackOptions) error) int {
 	status := 0
 	o := archive.PackOptions{LeaveOut: func(_ string, err error) error {
 		if !errors.Is(err, archive.ErrSpecial) {
 			status = failed
 		}
-		report(status, fmt.Errorf("left out: %w", err))
+		c.report(status, fmt.Errorf("left out: %w", err))
 		return nil
 	}}
-	out := bufio.NewWriterSize(os.Stdout, 64<<10)
+	out := bufio.NewWriterSize(c.Stdout, 64<<10)
 	err := write(out, o)
 	if err == nil {
 		err = out.Flush()
 	}
 	switch {
 	case errors.Is(err, archive.ErrSpecial):
-		return report(archive.StatusRefused, err)
+		return c.report(archive.StatusRefused, err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR): // PATH; entries are left out
-		return report(archive.StatusNoFile, err)
+		return c.report(archive.StatusNoFile, err)
 	case err != nil:
-		return report(failed, err)
+		return c.report(failed, err)
 	}
 	return status
 }
 
-// Unpack writes the archive from standard input below the directory that the
-// argument names, by [archive.Unpack] or [archive.UnpackChanges]. It returns an exit status.
-func Unpack(args []string, unpack func(r io.Reader, dir string, bounds archive.Bounds) error) int {
-	if len(args) != 1 {
-		return report(wrongUsage, errors.New("usage: unpack DIRECTORY"))
-	}
-	// SIGTERM ends the input, so that no half of a file is left behind.
-	in, w := io.Pipe()
-	terminated := make(chan os.Signal, 1)
-	signal.Notify(terminated, syscall.SIGTERM)
-	go func() {
-		<-terminated
-		w.CloseWithError(errors.New("terminated"))
-	}()
-	go func() {
-		_, err := io.CopyBuffer(w, struct{ io.Reader }{os.Stdin}, make([]byte, 64<<10))
-		w.CloseWithError(err)
-	}()
-	err := unpack(bufio.NewReaderSize(in, 64<<10), args[0], archive.Bounds{})
+// unpack writes the archive from standard input below a directory. It returns an exit status.
+func (c Command) unpack(dir string, o archive.UnpackOptions) int {
+	err := archive.UnpackWith(bufio.NewReaderSize(c.Stdin, 64<<10), c.path(dir), o)
 	switch {
 	case errors.Is(err, archive.ErrNoDirectory):
-		return report(archive.StatusNoDirectory, err)
+		return c.report(archive.StatusNoDirectory, err)
 	case errors.Is(err, archive.ErrEntry), errors.Is(err, archive.ErrMalformed):
-		return report(archive.StatusRefused, err)
+		return c.report(archive.StatusRefused, err)
 	case err != nil:
-		return report(failed, err)
+		return c.report(failed, err)
 	}
 	return 0
 }
 
 // report writes an error to standard error and returns the status.
-func report(status int, err error) int {
-	fmt.Fprintln(os.Stderr, err)
+func (c Command) report(status int, err error) int {
+	fmt.Fprintln(c.Stderr, err)
 	return status
 }
