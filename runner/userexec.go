@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/internal/execapi"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
@@ -274,8 +276,8 @@ type UserCommand struct {
 }
 
 // PackCommand returns a command that writes a file or directory of the sandbox to w as a
-// tar archive (PAX), under a name; "." puts the content of a directory at the top. The
-// archive is untrusted: what runs in the sandbox can have written it. The exit status is
+// tar archive (PAX), under a name; "." puts the content of a directory at the top. What
+// runs in the sandbox can have written what is in it. The exit status is
 // [archive.StatusNoFile] or [archive.StatusRefused] if there is nothing to pack, and 1 if
 // something could not be read, which standard error names. Special files below the path
 // are left out.
@@ -301,9 +303,20 @@ func PackChangesCommand(since, layer time.Time, dirs []string, w io.Writer) User
 }
 
 // UnpackChangesCommand returns a command that makes such changes below a directory of
-// another sandbox. Its exit status is as for [UnpackCommand].
-func UnpackChangesCommand(dir string, r io.Reader) UserCommand {
-	return UserCommand{Argv: []string{sandbox.GuestPath, archive.UnpackChangesWord, dir}, Stdin: r}
+// another sandbox. Symlinks that don't lead to what the archive has, or to directories within
+// and in none of except, are left out, each with a line of standard error; see
+// [archive.LinkRule] and [archive.LeftOutPrefix]. Its exit status is as for [UnpackCommand].
+func UnpackChangesCommand(dir string, within, except []string, r io.Reader) UserCommand {
+	argv := slices.Concat([]string{sandbox.GuestPath, archive.UnpackChangesWord, dir}, within, []string{archive.ExceptWord}, except)
+	return UserCommand{Argv: argv, Stdin: r}
+}
+
+// EndBackground ends the commands that the model left running in the background, and waits
+// for them. It must not be called while a turn runs. The model is told with the next message.
+func (s *Session) EndBackground() {
+	if ended := s.exec.EndRunning(); ended > 0 {
+		s.prompt.notice = loop.NoticePrefix + boundary.Sprintf("%s in the background ended with the last message.", boundary.Text(countOf(ended, "command")))
+	}
 }
 
 // UserResult is how a user's command ended.

@@ -69,7 +69,7 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 		err = r.awaitHealth(ctx, definition.Environment.HealthCheck)
 	}
 	r.result.Times["environment"] += time.Since(began).Milliseconds()
-	return blame(r.acted, Environment, err)
+	return environmentError(err)
 }
 
 // newModel makes the model of the trial, none for an agent that is no model.
@@ -81,6 +81,17 @@ func (r *trialRun) newModel(ctx context.Context) (Model, error) {
 		return Model{}, fmt.Errorf("%w: %s", loop.ErrNoModel, r.trial.Agent)
 	}
 	return r.o.NewModel(ctx, r.trial.Agent)
+}
+
+// environmentError returns the error of setting an environment up.
+func environmentError(err error) error {
+	if err == nil || errors.As(err, new(*infraError)) {
+		return err
+	}
+	if class := classOf(err); class != Machine {
+		return &infraError{class, err}
+	}
+	return &infraError{Environment, err}
 }
 
 // closeAgent ends the agent's session. It may be called again.
@@ -101,7 +112,7 @@ func (r *trialRun) closeAgent() error {
 	if patch := filepath.Join(to, PatchFile); fileExists(patch) {
 		err = os.Link(patch, filepath.Join(r.dir, PatchFile))
 	}
-	return errors.Join(err, blame(r.acted, StateUnreadable, writeTrajectory(to, filepath.Join(r.dir, AgentDir))))
+	return errors.Join(err, writeTrajectory(to, filepath.Join(r.dir, AgentDir)))
 }
 
 // writeTrajectory writes the trajectory of the session in a directory.
@@ -182,7 +193,7 @@ func (r *trialRun) awaitHealth(ctx context.Context, h *task.HealthCheck) error {
 // runAgent runs the agent on one step, and sets its limit in the result.
 func (r *trialRun) runAgent(ctx context.Context, step *task.Step, result *StepResult, dir string) error {
 	if err := r.beginStep(ctx, step); err != nil {
-		return blame(r.acted, Environment, err)
+		return environmentError(err)
 	}
 	began := time.Now()
 	defer func() { r.result.Times["agent"] += time.Since(began).Milliseconds() }()
@@ -221,7 +232,7 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 		return &failure{SolutionFailed, errors.New("the task has no solution")}
 	}
 	if err := uploadAll(ctx, r.session, uploads(upload{to: solutionDir, from: solution, executable: "solve.sh"})); err != nil {
-		return blame(r.acted, Environment, err)
+		return environmentError(err)
 	}
 	output, err := createCapped(filepath.Join(dir, AgentOutputFile))
 	if err != nil {
@@ -233,17 +244,25 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 	if c.Timeout == 0 {
 		c.Timeout = maxAgentTime
 	}
-	r.acted = true
 	ended, err := r.session.Exec(ctx, c)
 	switch {
 	case err != nil:
-		return blame(r.acted, AgentFailed, err)
+		return agentLost(err)
 	case ended.Status.TimedOut:
 		result.Limit = string(limits.KindWallTime)
 	case !ended.Status.Success():
 		result.Class, result.Cause = SolutionFailed, "solve.sh: "+ended.Status.String()
 	}
 	return nil
+}
+
+// agentLost returns the error of a sandbox that ended while the agent worked: a limit that
+// ended it is the agent's.
+func agentLost(err error) error {
+	if limit, ok := errors.AsType[*limits.ExceededError](err); ok {
+		return &failure{AgentFailed, limit}
+	}
+	return &infraError{classOf(err), err}
 }
 
 // runModel runs one turn of the model.
@@ -260,7 +279,6 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 		return &infraError{Machine, err}
 	}
 	report, _ := t.Wait(ctx) // its reason is more exact than the error
-	r.acted = r.acted || report.Usage.ToolCalls > 0 && r.session.Status().Attestation != nil
 	switch report.Reason {
 	case loop.StopAnswered:
 		return nil
@@ -270,22 +288,17 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 		result.Class, result.Cause = AgentFailed, string(report.Reason)
 		return nil
 	}
+	class, ok := map[loop.StopReason]Class{
+		loop.StopProviderFailed: Provider, loop.StopAuth: ProviderAuth, loop.StopSandboxStart: SandboxStart,
+		loop.StopSandboxLost: SandboxLost, loop.StopTraceUnwritable: RecordsUnwritable,
+	}[report.Reason]
+	if !ok {
+		class = Machine
+	}
 	if report.Err == nil {
 		report.Err = errors.New(string(report.Reason))
 	}
-	switch report.Reason {
-	case loop.StopProviderFailed:
-		return &infraError{Provider, report.Err}
-	case loop.StopAuth:
-		return &infraError{ProviderAuth, report.Err}
-	case loop.StopSandboxStart:
-		return blame(r.acted, SandboxStart, report.Err)
-	case loop.StopSandboxLost:
-		return blame(r.acted, SandboxLost, report.Err)
-	case loop.StopTraceUnwritable:
-		return &infraError{RecordsUnwritable, report.Err}
-	}
-	return &infraError{Machine, report.Err}
+	return &infraError{class, report.Err}
 }
 
 // noteLimit notes the limit that ended a turn of the agent. It returns an error if the limit is
@@ -316,14 +329,15 @@ func clockSetBack(wall, elapsed time.Duration) time.Duration {
 
 // collectState brings out what the agent left: the state that the verifier starts from, logs
 // and artifacts. What fails by what the agent did is its failure.
-func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string) error {
+func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string, left *leftOut) error {
 	for _, c := range step.Verifier.Collect {
 		run := r.place.newCommand("/bin/sh", "-c", c.Command)
 		run.Timeout = c.Time
 		if _, err := r.session.Exec(ctx, run); err != nil {
-			return blame(r.acted, StateUnreadable, err)
+			return agentLost(err)
 		}
 	}
+	r.session.EndBackground() // it could change what is read meanwhile
 	now := time.Now()
 	if back := clockSetBack(now.Round(0).Sub(r.since.Round(0)), now.Sub(r.since)); back > 0 {
 		return &infraError{Machine, fmt.Errorf("the machine's clock was set back by %s while the agent worked, so that what it changed can't be found", back)}
@@ -331,7 +345,7 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 	err := saveState(ctx, r.session, r.since, r.layer, r.place.changedDirs(), filepath.Join(dir, StateFile))
 	if err == nil && r.place.root {
 		state := filepath.Join(dir, StateFile)
-		err = errors.Join(extractState(state, logsDir+"/agent", filepath.Join(dir, AgentDir)), extractState(state, logsDir+"/artifacts", filepath.Join(dir, ArtifactsDir)))
+		err = errors.Join(extractState(state, logsDir+"/agent", filepath.Join(dir, AgentDir), left), extractState(state, logsDir+"/artifacts", filepath.Join(dir, ArtifactsDir), left))
 	}
 	for _, a := range step.Artifacts {
 		if err != nil {
@@ -341,10 +355,16 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 		if !path.IsAbs(source) {
 			source = path.Join(r.place.dirOf(), source)
 		}
-		err = downloadPath(ctx, r.session, source, a.Name(), filepath.Join(dir, ArtifactsDir), a.Exclude)
+		err = downloadPath(ctx, r.session, source, a.Name(), filepath.Join(dir, ArtifactsDir), a.Exclude, left)
 	}
-	if err == nil && r.trial.Definition.MultiStep { // the session goes on
-		err = writeTrajectory(r.agent.Dir.Path, filepath.Join(dir, AgentDir))
+	if err != nil {
+		if cause := agentLost(err); classOf(err) != Machine || errors.As(cause, new(*failure)) {
+			return cause
+		}
+		return &failure{StateUnreadable, err}
 	}
-	return blame(r.acted, StateUnreadable, err)
+	if r.trial.Definition.MultiStep { // the session goes on
+		return writeTrajectory(r.agent.Dir.Path, filepath.Join(dir, AgentDir))
+	}
+	return nil
 }

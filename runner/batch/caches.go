@@ -119,13 +119,15 @@ func newToolCaches(home, workdir string, variables []string) toolCaches {
 // contains reports whether an entry of an archive of changes is at or below the directory of a
 // cache, or replaces a directory above one by a symlink, so that the cache would be elsewhere.
 func (c toolCaches) contains(h *tar.Header) bool {
-	name := path.Clean("/" + h.Name)
-	if dir := archive.ChangedDirectory(h.Name); dir != "" {
-		name = path.Clean("/" + dir)
-	}
+	name := changedName(h)
 	return isCache(name) || slices.ContainsFunc(c.dirs, func(dir string) bool {
 		return isWithin(name, dir) || h.Typeflag == tar.TypeSymlink && isWithin(dir, name)
 	})
+}
+
+// changedName returns the absolute path that an entry of an archive of changes is about.
+func changedName(h *tar.Header) string {
+	return path.Clean("/" + cmp.Or(archive.ChangedDirectory(h.Name), h.Name))
 }
 
 // isWithin reports whether a clean absolute path is a directory or lies below it.

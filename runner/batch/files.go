@@ -13,6 +13,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -56,6 +57,8 @@ func executeCommand(ctx context.Context, s *runner.Session, what string, c runne
 	var stderr tail
 	if c.Stderr == nil {
 		c.Stderr = &stderr
+	} else {
+		c.Stderr = io.MultiWriter(&stderr, c.Stderr)
 	}
 	r, err := s.Exec(ctx, c)
 	if err != nil {
@@ -90,6 +93,57 @@ func (t *tail) Write(p []byte) (int, error) {
 }
 
 func (t *tail) String() string { return strings.ToValidUTF8(string(t.text), "�") }
+
+// leftOut names what the agent left and what was not brought elsewhere: symlinks that lead out
+// of it. It is a writer for the standard error of a command that reports them.
+type leftOut struct {
+	names []string
+	line  []byte
+}
+
+// Bounds of what a result names.
+const (
+	maxLeftOut     = 100
+	maxLeftOutText = 2000 // bytes of one
+)
+
+// add adds a text.
+func (l *leftOut) add(text string) {
+	switch {
+	case len(l.names) < maxLeftOut:
+		l.names = append(l.names, strings.ToValidUTF8(text[:min(len(text), maxLeftOutText)], "�"))
+	case len(l.names) == maxLeftOut:
+		l.names = append(l.names, "and more")
+	}
+}
+
+// Write takes the lines that name a symlink.
+func (l *leftOut) Write(p []byte) (int, error) {
+	for _, b := range p {
+		if b != '\n' {
+			if len(l.line) < 8*maxLeftOutText { // the texts are quoted
+				l.line = append(l.line, b)
+			}
+			continue
+		}
+		if quoted, ok := strings.CutPrefix(string(l.line), archive.LeftOutPrefix); ok {
+			if text, err := strconv.Unquote(quoted); err == nil {
+				quoted = text
+			}
+			l.add(quoted)
+		}
+		l.line = l.line[:0]
+	}
+	return len(p), nil
+}
+
+// ruleFor returns the rule for symlinks of what is brought out of a sandbox, in which it had a
+// path: they may lead to what comes with them.
+func (l *leftOut) ruleFor(from, name string) *archive.LinkRule {
+	return &archive.LinkRule{From: from, LeftOut: func(link, target string) {
+		l.add(path.Join(from, strings.TrimPrefix(link, name)) + " -> " + target)
+	}}
+}
 
 // upload is a directory of this machine that is brought into a sandbox.
 type upload struct {
@@ -200,7 +254,7 @@ func addContent(w *tar.Writer, h *tar.Header, file string) error {
 
 // downloadPath brings a file or directory of a sandbox into a directory of this machine, which
 // is made, under a name. Nothing is done if there is none.
-func downloadPath(ctx context.Context, s *runner.Session, from, name, to string, exclude []string) error {
+func downloadPath(ctx context.Context, s *runner.Session, from, name, to string, exclude []string, left *leftOut) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
@@ -211,7 +265,9 @@ func downloadPath(ctx context.Context, s *runner.Session, from, name, to string,
 		go func() {
 			filter.CloseWithError(filterArchive(read, filter, func(h *tar.Header) bool { return !isExcluded(exclude, h.Name) }))
 		}()
-		err := archive.Unpack(filtered, to, archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected})
+		err := archive.UnpackWith(filtered, to, archive.UnpackOptions{
+			Bounds: archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected}, Name: name, Links: left.ruleFor(from, name),
+		})
 		_ = read.CloseWithError(err) // what else comes is not wanted
 		_ = filtered.CloseWithError(err)
 		unpacked <- err
@@ -295,7 +351,7 @@ func saveState(ctx context.Context, s *runner.Session, since, layer time.Time, d
 
 // extractState writes what an archive of changes has below a directory of the sandbox to a
 // directory of this machine, which is made.
-func extractState(file, from, to string) error {
+func extractState(file, from, to string, left *leftOut) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
@@ -309,24 +365,29 @@ func extractState(file, from, to string) error {
 	go func() {
 		write.CloseWithError(filterArchive(f, write, func(h *tar.Header) bool {
 			name, inside := strings.CutPrefix(h.Name, below)
-			if h.Typeflag == tar.TypeLink {
-				var ok bool
-				h.Linkname, ok = strings.CutPrefix(h.Linkname, below)
-				inside = inside && ok
+			if h.Typeflag == tar.TypeLink && inside {
+				target, ok := strings.CutPrefix(h.Linkname, below)
+				if !ok {
+					left.add("/" + h.Name + ", another name of /" + h.Linkname)
+				}
+				h.Linkname, inside = target, ok
 			}
 			h.Name = name
 			return inside && name != ""
 		}))
 	}()
-	err = archive.Unpack(read, to, archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected})
+	err = archive.UnpackWith(read, to, archive.UnpackOptions{
+		Bounds: archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected}, Links: left.ruleFor(from, ""),
+	})
 	return errors.Join(err, read.Close())
 }
 
-// restoreState makes the changes in a file in another sandbox of the same environment, and
-// then brings directories there. Entries that hidden accepts are left out of the changes: what
-// the harness itself puts there, and caches.
-func restoreState(ctx context.Context, s *runner.Session, file string, hidden func(h *tar.Header) bool, list uploadList) error {
-	f, err := os.Open(file)
+// restoreState makes the changes in a file, "" for none, in another sandbox of the same
+// environment, and then brings directories there that the agent left. Entries that hidden
+// accepts are left out of the changes. Symlinks may lead to what comes with them, and to files
+// of the sandbox in the directories within.
+func restoreState(ctx context.Context, s *runner.Session, file string, hidden func(h *tar.Header) bool, within []string, list uploadList, left *leftOut) error {
+	f, err := os.Open(cmp.Or(file, os.DevNull))
 	if err != nil {
 		return err
 	}
@@ -340,7 +401,9 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden fu
 		err = errors.Join(err, list.writeTo(w))
 		write.CloseWithError(errors.Join(err, w.Close()))
 	}()
-	err = executeCommand(ctx, s, "restore what the agent changed", runner.UnpackChangesCommand("/", read))
+	command := runner.UnpackChangesCommand("/", within, harnessDirs, read)
+	command.Stderr = left
+	err = executeCommand(ctx, s, "restore what the agent changed", command)
 	err = errors.Join(err, read.Close())
 	<-copied
 	return err

@@ -31,8 +31,7 @@ func (o Outcome) Judged() bool { return o == Passed || o == Failed || o == Limit
 // Class is the reason of an outcome that is not plainly passed or failed.
 type Class string
 
-// The classes of faults of the infrastructure. A sandbox that is lost, can't be replaced or can't
-// be set up once a command of the agent has run is the agent's failure, with the same class.
+// The classes of faults of the infrastructure.
 const (
 	ImageUnavailable  Class = "image"         // the image could not be built, found or unpacked
 	SandboxStart      Class = "sandbox_start" // a sandbox could not start
@@ -49,13 +48,13 @@ const (
 const (
 	AgentFailed       Class = "agent_failed"      // the agent gave up or was stuck, and the verifier did not pass
 	SolutionFailed    Class = "solution_failed"   // the oracle's solution had another exit status than 0, and the verifier did not pass
-	StateUnreadable   Class = "state_unreadable"  // what the agent left could not be collected or brought to the verifier
+	StateUnreadable   Class = "state_unreadable"  // what the agent left could not be collected
 	RewardMissing     Class = "reward_missing"    // the verifier wrote no reward
 	RewardEmpty       Class = "reward_empty"      // its file is empty
 	RewardUnparsable  Class = "reward_unparsable" // its file is no number, or no object of numbers
 	VerifierTimeout   Class = "verifier_timeout"  // the verifier reached its time twice
 	MinRewardNotMet   Class = "min_reward"        // a step stayed below its least reward
-	VerifierCrashed   Class = "verifier_crashed"  // the verifier's sandbox ended by what ran in it, or its files could not be collected
+	VerifierCrashed   Class = "verifier_crashed"  // the verifier's sandbox ended by what ran in it
 	UnverifiedOutcome Class = "unverified"        // the task has no verifier
 )
 
@@ -88,6 +87,9 @@ type Result struct {
 	Steps   []StepResult       `json:"steps,omitempty"`
 	// Limit is the limit that ended the agent, even if the verifier passed.
 	Limit string `json:"limit,omitempty"`
+	// LeftOut names what the agent left and what was not kept or not brought to the
+	// verifier: symlinks that lead out of it. Those of a task with steps are in Steps.
+	LeftOut []string `json:"left_out,omitempty"`
 	// Faults are tries before this result that failed by the infrastructure, and, if
 	// Outcome is Infrastructure, the last one too.
 	Faults []Fault `json:"faults,omitempty"`
@@ -116,6 +118,7 @@ type StepResult struct {
 	Class   Class              `json:"class,omitempty"`
 	Cause   string             `json:"cause,omitempty"`
 	Limit   string             `json:"limit,omitempty"`
+	LeftOut []string           `json:"left_out,omitempty"`
 }
 
 // costMicroUSD returns the cost of a result in millionths of a dollar, and whether it is

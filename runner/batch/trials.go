@@ -151,12 +151,10 @@ type trialRun struct {
 	// since is a time before the first command of the agent, and layer one before its
 	// sandbox was made.
 	since, layer time.Time
-	// acted reports that a command of the agent has run.
-	acted   bool
-	session *runner.Session
-	agent   *runner.Options
-	model   Model
-	steps   []StepResult
+	session      *runner.Session
+	agent        *runner.Options
+	model        Model
+	steps        []StepResult
 }
 
 // infraError is a fault of the infrastructure.
@@ -183,27 +181,6 @@ type failure struct {
 func (e *failure) Error() string { return e.err.Error() }
 func (e *failure) Unwrap() error { return e.err }
 
-// blame returns the error of an operation in a sandbox. It is the agent's failure once a command
-// of the agent has run, which can have caused it, and one of the infrastructure before. Records
-// and disks of this machine are the infrastructure's at any time.
-func blame(acted bool, class Class, err error) error {
-	if err == nil || errors.As(err, new(*infraError)) || errors.As(err, new(*failure)) {
-		return err
-	}
-	of := classOf(err)
-	switch {
-	case isDiskFault(err):
-		return &infraError{Machine, err}
-	case of == Machine && !acted:
-		return &infraError{Environment, err}
-	case of == RecordsUnwritable, !acted:
-		return &infraError{of, err}
-	case of != Machine:
-		class = of
-	}
-	return &failure{class, err}
-}
-
 // setOutcome sets the outcome by the rewards, and by the error that ended the trial.
 func (r *trialRun) setOutcome(err error) {
 	out := &r.result
@@ -228,11 +205,14 @@ func (r *trialRun) setOutcome(err error) {
 	}
 	definition := r.trial.Definition
 	if definition.MultiStep {
-		out.Steps, out.Rewards = r.steps, combineRewards(definition.Strategy, r.steps, len(definition.Steps))
+		out.Steps, out.Rewards = r.steps, combineRewards(definition.Strategy, r.steps)
 	} else if len(r.steps) > 0 {
 		out.Rewards = r.steps[0].Rewards
 	}
 	for _, s := range r.steps {
+		if !definition.MultiStep {
+			out.LeftOut = s.LeftOut
+		}
 		out.Limit = cmp.Or(out.Limit, s.Limit)
 		if out.Class == "" && s.Class != "" {
 			out.Class, out.Cause = s.Class, s.Cause
@@ -242,7 +222,7 @@ func (r *trialRun) setOutcome(err error) {
 		out.Reward = new(mainReward(out.Rewards))
 	}
 	switch {
-	case isPass(out.Rewards) && out.Class == "":
+	case out.Reward != nil && *out.Reward >= 1:
 		out.Outcome = Passed
 	case out.Limit != "":
 		out.Outcome = Limit
@@ -259,7 +239,7 @@ func classOf(err error) Class {
 		return SandboxStart
 	case errors.Is(err, sandbox.ErrLost), command != nil && slices.Contains([]runner.FaultKind{runner.FaultCommandLost, runner.FaultReplaced, runner.FaultSandboxLost}, command.Kind):
 		return SandboxLost
-	case errors.As(err, new(*sessiondir.StateError)), command != nil && command.Kind == runner.FaultRecords:
+	case errors.As(err, new(*sessiondir.StateError)):
 		return RecordsUnwritable
 	}
 	return Machine
@@ -307,18 +287,17 @@ func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
 		return false, &infraError{Machine, err}
 	}
 	err = r.runAgent(ctx, step, &result, dir)
+	var left leftOut
 	if err == nil {
-		err = r.collectState(ctx, step, dir)
+		err = r.collectState(ctx, step, dir, &left)
 	}
-	if failed, ok := errors.AsType[*failure](err); ok {
-		result.Class, result.Cause = failed.class, failed.Error()
-	}
+	result.LeftOut = left.names
 	if err != nil {
 		r.steps = append(r.steps, result)
 		return false, err
 	}
 	began := time.Now()
-	v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, place: r.place, acted: r.acted}
+	v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, place: r.place}
 	if last { // its sandbox ends while the verifier's starts
 		closed := make(chan error, 1)
 		v.agentClosed = sync.OnceValue(func() error { return <-closed })
@@ -332,9 +311,7 @@ func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
 	}
 	r.result.Times["verifier"] += time.Since(began).Milliseconds()
 	r.result.Sessions = append(r.result.Sessions, v.sessions...)
-	if result.Rewards = v.rewards; isPass(v.rewards) {
-		result.Class, result.Cause = "", "" // the verifier decides how the agent did
-	}
+	result.Rewards, result.LeftOut = v.rewards, append(left.names, v.left.names...)
 	if failed, ok := errors.AsType[*failure](err); ok {
 		result.Class, result.Cause, err = failed.class, failed.Error(), nil
 	}

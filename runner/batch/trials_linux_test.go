@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -328,7 +330,7 @@ func TestRewards(t *testing.T) {
 			{"missing", "exit 0\n", batch.Failed, batch.RewardMissing, -1},
 			{"empty", ": > /logs/verifier/reward.txt\n", batch.Failed, batch.RewardEmpty, -1},
 			{"unparsable", "echo yes > /logs/verifier/reward.txt\n", batch.Failed, batch.RewardUnparsable, -1},
-			{"a symlink to the host", "ln -s /etc/passwd /logs/verifier/reward.txt\nln -s /etc/passwd /logs/verifier/test-stdout.txt\n", batch.Failed, batch.RewardUnparsable, -1},
+			{"a symlink to the host", "ln -s /etc/passwd /logs/verifier/reward.txt\nln -s /etc/passwd /logs/verifier/test-stdout.txt\n", batch.Failed, batch.RewardMissing, -1},
 		} {
 			r, dir := m.run(m.task("", map[string]string{"tests/test.sh": c.test}), batch.Nop)
 			expect(t, c.name, r, c.outcome, c.class, "")
@@ -403,6 +405,30 @@ func TestVerifierTimeout(t *testing.T) {
 	if len(r.Sessions) != 3 || read(t, dir, "verifier/test-stdout.txt") != "begun\n" {
 		t.Errorf("%+v", r)
 	}
+}
+
+// TestAgentCannotForge is acceptance check 5, and a daemon that goes on rewriting.
+func TestAgentCannotForge(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		for name, forged := range map[string]string{
+			"files":                "mkdir /tests; echo 1 > /logs/verifier/reward.txt; echo '{\"reward\":1}' > /logs/verifier/reward.json; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; touch /tests/planted",
+			"symlink tests":        "ln -s /app /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /app/test.sh; touch /app/planted",
+			"symlink logs":         "rm -r /logs; mkdir /app/l /app/l/verifier; ln -s /app/l /logs; echo 1 > /logs/verifier/reward.txt",
+			"file tests":           "rm -rf /logs; echo 1 > /logs; echo 1 > /tests",
+			"a daemon":             "(trap '' TERM HUP; while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; done) > /dev/null 2>&1 &",
+			"a daemon with setsid": "setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.01; done' > /dev/null 2>&1 &",
+			"hard links":           "mkdir /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; ln /tests/test.sh /app/other",
+		} {
+			definition := m.task("", map[string]string{"solution/solve.sh": solve(forged), "tests/test.sh": "[ -e /tests/planted ] && echo 1 > /logs/verifier/reward.txt\nsleep 0.3\n"})
+			r, _ := m.run(definition, batch.Oracle)
+			if r.Outcome != batch.Failed || r.Reward != nil {
+				t.Errorf("%s: %+v", name, r)
+			}
+			if r.Class != batch.RewardMissing && r.Class != batch.StateUnreadable {
+				t.Errorf("%s: class %q: %s", name, r.Class, r.Cause)
+			}
+		}
+	})
 }
 
 // forgedCaches are files of caches, to which a solution writes "forged". The image has the
@@ -486,6 +512,74 @@ func TestSeparateVerifier(t *testing.T) {
 		expect(t, "separate", r, batch.Passed, "", "")
 		if read(t, dir, "artifacts/t/a") != "a\n" {
 			t.Error("the artifact is missing")
+		}
+	})
+}
+
+// TestLinksOfAnAgent: what an agent leaves leads to no file that only the verifier has. What
+// leads to a file of its own, or of the image, is there, which is the control.
+func TestLinksOfAnAgent(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		write(t, m.root, map[string]string{"app/merged/expected.txt": "expected\n"})
+		writeImage(t, m.root, m.image, v1.Config{WorkingDir: "/app", Env: []string{"PATH=/bin"}})
+		forge := "mkdir -p out merged; echo expected > out/own; ln -s own out/near; ln -s $PWD/out/own out/far\n" +
+			"ln -s /tests/expected.txt answer.txt; ln -s /tests out/dir; ln -s ../../tests/expected.txt out/up\n" +
+			"ln -s . out/here; ln -s here/../../../tests/expected.txt out/two; ln -s /proc/self/root/tests/expected.txt out/proc\n"
+		const found = "a=0; for f in answer.txt out/dir/expected.txt out/up out/two out/proc $more; do cmp -s $f /tests/expected.txt && a=$((a+1)); done\n"
+		const near = "cmp -s out/near out/own && cmp -s out/far out/own || a=nothing\n"
+		for _, c := range []struct{ name, toml, forge, test string }{
+			{
+				"separate", "artifacts = [\"/app/answer.txt\", \"out\"]\n[verifier]\nenvironment_mode = \"separate\"\n",
+				forge + "ln -s ../merged out/merged; ln -s /tests/expected.txt /logs/artifacts/answer.txt; ln -s /tests /logs/artifacts/dir",
+				"more='out/merged/expected.txt /logs/artifacts/answer.txt /logs/artifacts/dir/expected.txt /logs/artifacts/app/answer.txt /logs/artifacts/out/up'\n" + found + near,
+			},
+			{
+				"shared", "", forge + "ln -s /opt/old image; ln -s /tests /logs/agent/dir; ln -s / /app/root; ln -s root/tests/expected.txt twice",
+				"more='twice root/tests/expected.txt /logs/agent/dir/expected.txt'\n" + found + near + "[ \"$(cat image)\" = old ] || a=nothing\n",
+			},
+		} {
+			r, dir := m.run(m.task(c.toml, map[string]string{
+				"solution/solve.sh": solve(c.forge), "tests/expected.txt": "expected\n", "tests/test.sh": "#!/bin/sh\n" + c.test + "ls -lR /app /logs\necho $a > /logs/verifier/reward.txt\n",
+			}), batch.Oracle)
+			if r.Reward == nil || *r.Reward != 0 {
+				t.Errorf("%s: %+v\n%s", c.name, r, read(t, dir, batch.VerifierDir, batch.OutputFile))
+			}
+			if !slices.Contains(r.LeftOut, "/app/answer.txt -> /tests/expected.txt") {
+				t.Errorf("%s: left out %q", c.name, r.LeftOut)
+			}
+		}
+		dir := write(t, t.TempDir(), map[string]string{
+			"work/file": "x", "tests/expected.txt": "expected\n", "tests/test.sh": found + strings.Replace(near, "a=nothing", "exit 0", 1) + "[ -x program ] && exit $((1-(a>0)))\nexit 0\n",
+			"tasks.jsonl": `{"id":"line","prompt":"Do it.","workspace":"work","verify":{"tests":"tests"}}`,
+		})
+		list, err := task.Load([]string{filepath.Join(dir, "tasks.jsonl")}, task.Options{})
+		must(t, err)
+		m.script("  - text: I do.\n    calls:\n      - tool: shell\n        input: {command: " + strconv.Quote(forge+"ln -s /usr/bin/env program; ln -s /etc/passwd passwd") + "}\n  - text: Done.\n")
+		r, trial := m.run(list[0], "model")
+		expect(t, "line", r, batch.Failed, "", "")
+		if !slices.Contains(r.LeftOut, "/workspace/passwd -> /etc/passwd") {
+			t.Errorf("line: left out %q\n%s", r.LeftOut, read(t, trial, batch.VerifierDir, batch.OutputFile))
+		}
+	})
+}
+
+// TestBackgroundEndsBeforeCollecting: a command in the background has no part in what is
+// collected, and the model of the next step learns of its end.
+func TestBackgroundEndsBeforeCollecting(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		watch := `touch began; while :; do for p in /proc/[0-9]*; do grep -q [p]ack-changes $p/cmdline && kill -9 ${p#/proc/}; done; date > beat; done`
+		m.script("  - text: I watch.\n    calls:\n      - tool: shell\n        input: {command: " + strconv.Quote(watch) + ", background: true}\n      - tool: shell\n        input: {command: \"while [ ! -e began ]; do :; done; echo done > file\"}\n" +
+			"  - text: Done.\n  - text: Done again.\n")
+		files := map[string]string{}
+		for _, step := range []string{"one", "two"} {
+			files["steps/"+step+"/instruction.md"], files["steps/"+step+"/tests/test.sh"] = step, check("[ \"$(cat file)\" = done ]")
+		}
+		r, dir := m.run(m.task("[[steps]]\nname = \"one\"\n[[steps]]\nname = \"two\"\n", files), "model")
+		expect(t, "background", r, batch.Passed, "", "")
+		for _, text := range []string{`"ended_by":"collect"`, "1 command in the background ended"} {
+			if !strings.Contains(read(t, dir, "session/trace.jsonl"), text) {
+				t.Errorf("the records lack %s", text)
+			}
 		}
 	})
 }

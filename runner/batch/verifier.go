@@ -16,7 +16,6 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
 // verifierTries is how often a verifier that reaches its time is run.
@@ -31,14 +30,13 @@ type verification struct {
 	// another directory.
 	dir, out string
 	place    place // of the agent
-	// acted reports that a command of the agent has run.
-	acted bool
 	// agentClosed waits until the agent's session has ended and its files are in dir, and
 	// returns its error. Nil means that it has.
 	agentClosed func() error
 
 	rewards  map[string]float64
 	sessions []string
+	left     leftOut
 }
 
 // errVerifierTime is the error of a verifier that reached its time.
@@ -108,11 +106,17 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 }
 
 // bringFiles brings what the agent left, and then what it must not have seen or changed:
-// a fresh directory for the reward, and the tests.
+// a fresh directory for the reward, and the tests. Nothing of the agent leads to these.
 func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p place) error {
+	v.left = leftOut{}
 	caches := p.caches(slices.Concat(v.o.Session.Env, v.trial.Definition.Environment.Env))
+	dirs := p.changedDirs()
+	hidden := func(h *tar.Header) bool {
+		name := changedName(h)
+		return !slices.ContainsFunc(dirs, func(dir string) bool { return isWithin(name, strings.TrimSuffix(dir, "/")) }) || p.root && isHarness(name) || caches.contains(h)
+	}
 	if !p.root {
-		return v.blame(restoreState(ctx, s, filepath.Join(v.dir, StateFile), caches.contains, nil))
+		return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), hidden, append(dirs, imageDir), nil, &v.left))
 	}
 	list := func() ([]upload, error) {
 		if v.agentClosed != nil {
@@ -120,30 +124,37 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 				return nil, err
 			}
 		}
-		return v.listUploads(p), nil
+		return v.listLeft(p), nil
 	}
+	state := filepath.Join(v.dir, StateFile)
 	if v.step.Verifier.Separate {
-		return v.blame(uploadAll(ctx, s, list))
+		state, dirs = "", nil
 	}
-	hidden := func(h *tar.Header) bool { return isHarness(h) || caches.contains(h) }
-	return v.blame(restoreState(ctx, s, filepath.Join(v.dir, StateFile), hidden, list))
+	if err := restoreState(ctx, s, state, hidden, dirs, list, &v.left); err != nil {
+		return v.stateError(err)
+	}
+	own := []upload{{to: logsDir + "/verifier"}}
+	if tests := v.step.Verifier.Tests; tests != "" {
+		own = append(own, upload{to: testsDir, from: tests, executable: "test.sh"})
+	}
+	return environmentError(uploadAll(ctx, s, uploads(own...)))
 }
 
-// listUploads returns what is brought to the verifier beside what the agent changed.
-func (v *verification) listUploads(p place) []upload {
-	uploads := []upload{{to: logsDir + "/verifier"}, {to: logsDir + "/agent"}, {to: logsDir + "/artifacts"}}
+// imageDir has the programs of an image, to which symlinks of a workspace may lead.
+const imageDir = "/usr"
+
+// listLeft returns the directories that are brought to the verifier beside what the agent
+// changed.
+func (v *verification) listLeft(p place) []upload {
+	uploads := []upload{{to: logsDir + "/agent"}, {to: logsDir + "/artifacts"}}
 	if artifacts := filepath.Join(v.dir, ArtifactsDir); fileExists(artifacts) {
 		uploads = append(uploads, upload{to: logsDir + "/artifacts", from: artifacts, skip: v.isCacheOfArtifact})
 	}
 	if v.step.Verifier.Separate {
-		uploads = append(uploads, v.declaredArtifacts(p)...)
-	} else {
-		if agent := filepath.Join(v.dir, AgentDir); fileExists(agent) {
-			uploads = append(uploads, upload{to: logsDir + "/agent", from: agent})
-		}
+		return append(uploads, v.declaredArtifacts(p)...)
 	}
-	if tests := v.step.Verifier.Tests; tests != "" {
-		uploads = append(uploads, upload{to: testsDir, from: tests, executable: "test.sh"})
+	if agent := filepath.Join(v.dir, AgentDir); fileExists(agent) {
+		uploads = append(uploads, upload{to: logsDir + "/agent", from: agent})
 	}
 	return uploads
 }
@@ -187,20 +198,20 @@ func (v *verification) isCacheOfArtifact(name string) bool {
 	return isCacheBelow(name)
 }
 
-// isHarness reports whether an entry of an archive of changes is where the harness puts its
-// own files.
-func isHarness(h *tar.Header) bool {
-	name := path.Clean("/" + h.Name)
-	if dir := archive.ChangedDirectory(h.Name); dir != "" {
-		name = path.Clean("/" + dir)
-	}
-	return slices.ContainsFunc([]string{testsDir, logsDir, solutionDir}, func(dir string) bool { return isWithin(name, dir) })
+// harnessDirs are where the harness puts its own files.
+var harnessDirs = []string{testsDir, logsDir, solutionDir}
+
+// isHarness reports whether a clean absolute path is where the harness puts its own files.
+func isHarness(name string) bool {
+	return slices.ContainsFunc(harnessDirs, func(dir string) bool { return isWithin(name, dir) })
 }
 
-// blame returns the error of bringing the agent's files, with which a sandbox that could not
-// start has nothing to do.
-func (v *verification) blame(err error) error {
-	return blame(v.acted && classOf(err) != SandboxStart, StateUnreadable, err)
+// stateError returns the error of restoring what the agent left.
+func (v *verification) stateError(err error) error {
+	if _, ok := errors.AsType[*statusError](err); ok {
+		return &failure{StateUnreadable, err}
+	}
+	return environmentError(err)
 }
 
 // runTests runs test.sh and reads its reward. Its exit status does not count.
@@ -211,19 +222,22 @@ func (v *verification) runTests(ctx context.Context, s *runner.Session, p place,
 	output := filepath.Join(dir, OutputFile)
 	kept, err := os.ReadFile(output)
 	if err == nil {
-		err = downloadPath(ctx, s, logsDir+"/verifier", ".", dir, nil)
+		err = downloadPath(ctx, s, logsDir+"/verifier", ".", dir, nil, &v.left)
 	}
 	if err == nil { // a file of this name is the harness's
 		err = errors.Join(os.RemoveAll(output), os.WriteFile(output, kept, 0o644))
 	}
 	if err != nil {
-		return blame(v.acted, VerifierCrashed, err)
+		return environmentError(err)
 	}
 	v.rewards, err = ReadRewards(dir)
 	if reward, ok := errors.AsType[*RewardError](err); ok {
 		return &failure{reward.Class, reward}
 	}
-	return blame(v.acted, RewardUnparsable, err)
+	if err != nil {
+		return &infraError{Machine, err}
+	}
+	return nil
 }
 
 // runCommand runs a command, or test.sh, whose exit status is the reward.
@@ -261,7 +275,7 @@ func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p pl
 		if limit, ok := errors.AsType[*limits.ExceededError](err); ok {
 			return ended.Status, &failure{VerifierCrashed, limit}
 		}
-		return ended.Status, blame(v.acted, VerifierCrashed, err)
+		return ended.Status, environmentError(err)
 	case ended.Status.TimedOut:
 		return ended.Status, errVerifierTime
 	}
@@ -273,7 +287,7 @@ func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p pl
 // class; an outcome of the infrastructure is that of this verification.
 func (t *Trials) Verify(ctx context.Context, trial Trial, was Result, dir, out string) Result {
 	r := &trialRun{Trials: t, trial: trial, dir: dir, result: was}
-	r.result.Reward, r.result.Rewards, r.result.Class, r.result.Cause, r.result.Steps, r.result.Faults, r.result.Sessions = nil, nil, "", "", nil, nil, nil
+	r.result.Reward, r.result.Rewards, r.result.Class, r.result.Cause, r.result.Steps, r.result.Faults, r.result.Sessions, r.result.LeftOut = nil, nil, "", "", nil, nil, nil, nil
 	r.result.Started = time.Now().UTC()
 	err := r.verifyAgain(ctx, was, out)
 	if ctx.Err() != nil {
@@ -303,9 +317,9 @@ func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) erro
 		if err := os.MkdirAll(to, 0o755); err != nil {
 			return &infraError{Machine, err}
 		}
-		v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, out: to, place: r.place, acted: r.trial.Agent != Nop}
+		v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, out: to, place: r.place}
 		err := v.verifyStep(ctx)
-		result := StepResult{Name: step.Name, Rewards: v.rewards, Limit: was.Limit}
+		result := StepResult{Name: step.Name, Rewards: v.rewards, Limit: was.Limit, LeftOut: v.left.names}
 		if definition.MultiStep && i < len(was.Steps) {
 			result.Limit = was.Steps[i].Limit
 		}

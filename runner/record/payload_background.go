@@ -11,8 +11,8 @@ import (
 type BackgroundEnded struct {
 	CallID string `json:"tool_use_id"`
 	Handle string `json:"handle"`
-	// EndedBy is "itself", "timeout", "shell_kill", "session_end", "fork", "disk_full",
-	// "cancelled" (with the call, before it had the handle), or "sandbox_lost".
+	// EndedBy is "itself", "timeout", "shell_kill", "session_end", "fork", "collect"
+	// (before what a trial left was collected), "disk_full", "cancelled" (with the call, before it had the handle), or "sandbox_lost".
 	EndedBy   string `json:"ended_by"`
 	ExitCode  int    `json:"exit_code"` // -1 where a signal ended it or it was lost
 	Signal    int    `json:"signal,omitempty"`

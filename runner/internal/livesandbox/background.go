@@ -45,6 +45,7 @@ var (
 	errKilled     = errors.New("shell_kill")
 	errSessionEnd = errors.New("the session ends")
 	errFork       = errors.New("the session is forked")
+	errCollect    = errors.New("what the commands did is collected")
 )
 
 // backgrounds are the commands of a session that outlive the calls that started
@@ -246,9 +247,9 @@ func (b *backgrounds) isRunning() bool {
 	return b.live > 0
 }
 
-// endRunning ends the commands that run, waits for them and returns how many they
-// were.
-func (b *backgrounds) endRunning() (ended int) {
+// endRunning ends the commands that run for a reason, waits for them and returns how many
+// they were.
+func (b *backgrounds) endRunning(why error) (ended int) {
 	b.mu.Lock()
 	all := slices.Collect(maps.Values(b.all))
 	b.mu.Unlock()
@@ -259,7 +260,7 @@ func (b *backgrounds) endRunning() (ended int) {
 		default:
 		}
 		ended++
-		j.cancel(errFork)
+		j.cancel(why)
 	}
 	for _, j := range all {
 		<-j.done
@@ -460,6 +461,8 @@ func backgroundEnded(j *background, exit sandbox.Exit, end shell.Ended, cause er
 		p.EndedBy = "shell_kill"
 	case errors.Is(cause, errFork):
 		p.EndedBy = "fork"
+	case errors.Is(cause, errCollect):
+		p.EndedBy = "collect"
 	case errors.Is(cause, errSessionEnd):
 		p.EndedBy = "session_end"
 	case cause != nil && !errors.Is(cause, context.Canceled):

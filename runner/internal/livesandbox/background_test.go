@@ -240,6 +240,7 @@ func TestBackgroundEndNamesItsCause(t *testing.T) {
 		"timeout":      {exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, TimedOut: true}}},
 		"shell_kill":   {exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}}, cause: errKilled},
 		"session_end":  {exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}}, cause: errSessionEnd},
+		"collect":      {exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}}, cause: errCollect},
 		"cancelled":    {exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}}, cause: errors.New("user")},
 		"sandbox_lost": {lost: true, cause: errKilled},
 	} {

@@ -88,10 +88,14 @@ func (x *Executor) EndBackground() {
 	x.sandbox.endService()
 }
 
+// EndRunning ends the commands that outlive their calls, so that what they did can be
+// collected, and waits for them. It returns how many they were. Others may be started.
+func (x *Executor) EndRunning() int { return x.background.endRunning(errCollect) }
+
 // Suspend ends the commands that outlive their calls and suspends the sandbox. It
 // returns how many commands it ended; see [Sandbox.Suspend].
 func (x *Executor) Suspend(ctx context.Context, reason string) (ended int, resume func(), err error) {
-	ended = x.background.endRunning()
+	ended = x.background.endRunning(errFork)
 	resume, err = x.sandbox.Suspend(ctx, reason)
 	return ended, resume, err
 }
