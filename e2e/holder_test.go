@@ -113,16 +113,22 @@ func (m *machine) copiesFiles(t *testing.T, session string) {
 	if out, stderr, status := m.exec(t, nil, session, "sh", "-c", "cd /tmp && cmp tree/data other && cmp content/bin/tool tree/data && test -x tree/bin/tool && test -h tree/link && echo same"); string(out) != "same\n" {
 		t.Errorf("copied in: %d %s %s", status, out, stderr)
 	}
+	if _, stderr, status := m.exec(t, nil, session, "sh", "-c", "cd /tmp/tree && ln -s bin/tool near && ln -s /tmp/tree/data own && ln -s link /tmp/alone"); status != 0 {
+		t.Fatalf("%d %s", status, stderr)
+	}
 	out := filepath.Join(m.home, "out")
 	copied(0, session+":/tmp/tree", out)
 	got, err := os.ReadFile(filepath.Join(out, "bin/tool"))
 	if err != nil || !bytes.Equal(got, content) {
 		t.Errorf("copied out: %d bytes, %v", len(got), err)
 	}
-	if target, err := os.Readlink(filepath.Join(out, "link")); target != "/etc/passwd" {
-		t.Errorf("the symlink leads to %q, %v", target, err)
+	for name, want := range map[string]string{"near": "bin/tool", "own": "data", "link": ""} { // the last one leads out
+		if target, _ := os.Readlink(filepath.Join(out, name)); target != want {
+			t.Errorf("the symlink %s leads to %q, want %q", name, target, want)
+		}
 	}
-	// Nothing is written through a symlink that a command made, nor out of the directory.
+	copied(42, session+":/tmp/alone", m.home)
+	// Nothing is written through a symlink, nor out of the directory.
 	if _, stderr, status := m.exec(t, nil, session, "sh", "-c", "cd /tmp && mkdir -p trap/tree && ln -s "+out+" trap/tree/bin && mkdir up && echo x > up/tool"); status != 0 {
 		t.Fatalf("%d %s", status, stderr)
 	}
@@ -131,6 +137,9 @@ func (m *machine) copiesFiles(t *testing.T, session string) {
 		t.Fatal(err)
 	}
 	copied(0, session+":/tmp/trap/tree", trapped)
+	if err := os.Symlink(out, filepath.Join(trapped, "tree/bin")); err != nil { // the one of the sandbox is left out
+		t.Error(err)
+	}
 	copied(42, session+":/tmp/up/tool", trapped+"/tree/bin/none/")
 	copied(42, session+":/tmp/tree", trapped) // its bin is a symlink there
 	if _, err := os.Lstat(filepath.Join(out, "tool")); err == nil {

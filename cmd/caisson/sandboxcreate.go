@@ -241,7 +241,8 @@ A directory is copied with everything below it. If the destination is a director
 it; otherwise it gets the destination's name, whose directory must exist. A name that ends in /. means
 the content of a directory. Permission bits, modification times, symlinks and hard links are kept;
 owners, and set-user-ID and set-group-ID bits are not. Nothing is written through a symlink, and no
-special file is copied.
+special file is copied. Nor is a symlink of the sandbox that leads out of what is copied, except into
+an archive: here it could lead to any file of this machine.
 
 In the sandbox, the files are read and written by its commands' user, with its commands' limits. What
 comes out of it was written by its commands: treat it like any file of a stranger.
@@ -420,8 +421,17 @@ func (c *copier) copyOut(ctx context.Context, from, to string) error {
 	}
 	r, w := io.Pipe()
 	unpacked := make(chan error, 1)
+	var left []string
+	o := archive.UnpackOptions{Name: name, Links: &archive.LinkRule{From: path.Clean(from), LeftOut: func(link, target string) {
+		left = append(left, link)
+		safe, _ := tools.Display(link + " leads to " + target)
+		c.app.printLines("caisson: left out: the symlink " + safe + ", which is not copied with it.")
+	}}}
+	if !path.IsAbs(from) {
+		o.Links.From = ""
+	}
 	go func() {
-		err := archive.Unpack(r, dir, archive.Bounds{})
+		err := archive.UnpackWith(r, dir, o)
 		_ = r.CloseWithError(cmp.Or(err, errors.New("the archive has ended"))) // ends the command's output
 		unpacked <- err
 	}()
@@ -429,6 +439,9 @@ func (c *copier) copyOut(ctx context.Context, from, to string) error {
 	w.CloseWithError(err)
 	if unpackErr := <-unpacked; unpackErr != nil && (err == nil || errors.As(err, new(*runner.UserCommandError))) {
 		return notCopied(unpackErr)
+	}
+	if err == nil && slices.Equal(left, []string{name}) {
+		return notCopied(fmt.Errorf("%s is a symlink; name what it leads to", path.Base(from)))
 	}
 	return err
 }

@@ -3,8 +3,6 @@ package mcp
 import (
 	"encoding/json"
 	"fmt"
-	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -24,13 +22,14 @@ const (
 // callOutput returns the result of a call as a tool's output.
 func callOutput(result *mcp.CallToolResult) tools.Output {
 	out := tools.Output{Success: !result.IsError, Content: contentBlocks(result.Content)}
-	var texts []string
+	hasText := false
 	for _, c := range result.Content {
-		if text, ok := c.(*mcp.TextContent); ok {
-			texts = append(texts, text.Text)
+		if text, ok := c.(*mcp.TextContent); ok && text.Text != "" {
+			hasText = true
 		}
 	}
-	if result.StructuredContent != nil && !haveValue(texts, result.StructuredContent) {
+	// Servers repeat structured content as text, for clients of old.
+	if result.StructuredContent != nil && !hasText {
 		if text, err := json.Marshal(result.StructuredContent); err == nil {
 			out.Content = append(out.Content, tools.Block{Text: string(text)})
 		}
@@ -39,28 +38,6 @@ func callOutput(result *mcp.CallToolResult) tools.Output {
 		out.Content = []tools.Block{{Text: "(The result is empty.)"}}
 	}
 	return out
-}
-
-// haveValue reports whether texts have all of a structured value. Most servers repeat it
-// for older clients: as JSON, or without the object that a library has put around it, a
-// list as one text for each element.
-func haveValue(texts []string, value any) bool {
-	if slices.ContainsFunc(texts, func(text string) bool { return isValue(text, value) }) {
-		return true
-	}
-	object, _ := value.(map[string]any)
-	inner, ok := object["result"]
-	if !ok || len(object) > 1 {
-		return false
-	}
-	list, _ := inner.([]any)
-	return slices.ContainsFunc(texts, func(text string) bool { return isValue(text, inner) }) || list != nil && slices.EqualFunc(texts, list, isValue)
-}
-
-// isValue reports whether a text is a value, or its JSON.
-func isValue(text string, value any) bool {
-	var decoded any
-	return text == value || json.Unmarshal([]byte(text), &decoded) == nil && reflect.DeepEqual(decoded, value)
 }
 
 // contentBlocks returns content as blocks. Nothing that content names is read.

@@ -345,8 +345,7 @@ func (p Policy) restrictsTool(name tools.Name) bool {
 func ruleKeys(name tools.Name) []string {
 	keys := []string{string(name)}
 	if server := name.Server(); server != "" {
-		wire, _ := name.LLM() // "" is no key
-		keys = append(keys, string(wire), server+"/*", server+"__*")
+		keys = append(keys, strings.ReplaceAll(string(name), "/", "__"), server+"/*", server+"__*")
 	}
 	return keys
 }

@@ -308,11 +308,7 @@ func (t *tree) statPath(rel string, flags int) (Info, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return Info{}, err
 	}
-	info := infoOf(&st)
-	if info.Type == TypeSymlink {
-		info.Target, err = readLink(fd, "")
-	}
-	return info, err
+	return infoOf(&st), nil
 }
 
 // openFile opens a regular file for reading. Nothing else is waited for:

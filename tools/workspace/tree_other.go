@@ -65,12 +65,7 @@ func (t *tree) stat(rel string) (Info, error) {
 }
 
 func (t *tree) lstat(rel string) (Info, error) {
-	info, err := t.statPath(t.root.Lstat(filepath.FromSlash(rel)))
-	if err == nil && info.Type == TypeSymlink {
-		info.Target, err = t.root.Readlink(filepath.FromSlash(rel))
-		info.Target = filepath.ToSlash(info.Target)
-	}
-	return info, err
+	return t.statPath(t.root.Lstat(filepath.FromSlash(rel)))
 }
 
 func (t *tree) statPath(fi fs.FileInfo, err error) (Info, error) {
