@@ -40,6 +40,14 @@ func TestReport(t *testing.T) {
 				"No space is left in /tmp and /dev/shm, which are bounded and in memory; remove what is not needed, or use the workspace.\nstdout: empty\nstderr: empty\n",
 		},
 		{
+			"a rename of a directory of the lower layer",
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 128}}, Stderr: kept("fatal: renaming 'src' failed: Invalid cross-device link\n")},
+			"exit code 128 after 0.00 s\nDirectories can't be renamed between mounts, nor, in overlay mode or below a writable root, if they were there before the session. " +
+				"Use mv, which copies; for git mv OLD NEW, use mv OLD NEW && git add -A OLD NEW.\n" +
+				"stdout: empty\nstderr (56 bytes):\nfatal: renaming 'src' failed: Invalid cross-device link\n",
+		},
+		{"such a rename that the command made up for", Result{Stdout: kept("EXDEV: cross-device link\n")}, "exit code 0 after 0.00 s\nstdout (25 bytes):\nEXDEV: cross-device link\nstderr: empty\n"},
+		{
 			"disk",
 			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15}}, DiskReserve: 1 << 30},
 			"killed by signal 15 (SIGTERM) after 0.00 s\n" +
