@@ -132,7 +132,7 @@ func (r *remote) checkDockerfile(ctx context.Context, text []byte, platform stri
 		}
 		for _, trigger := range found.Config.OnBuild {
 			f.Runs = true
-			if err := dockerfiles.CheckInstruction(trigger); err != nil {
+			if err := dockerfiles.CheckTrigger(trigger); err != nil {
 				return false, fmt.Errorf("%w: a trigger of its base image %s: %w", images.ErrUnsupported, base, err)
 			}
 		}

@@ -2,13 +2,12 @@
 // outside of the containers of its RUN steps: it downloads the URLs of ADD with the
 // network of the engine's machine, and executes the ONBUILD triggers of base images.
 //
-// A Dockerfile may be hostile, and engines differ in how they read one. So whatever one
-// of them might take for such a URL counts as one.
+// A Dockerfile may be hostile, and engines differ in how they read one. So an ADD is
+// accepted in one plain form alone, in which no engine finds a URL.
 package dockerfile
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
@@ -36,53 +35,65 @@ type File struct {
 	Runs bool
 }
 
-// URLError reports an ADD instruction whose source is a URL, or may be one.
+// URLError reports an ADD instruction that may have a URL as its source.
 type URLError struct {
 	Instruction string // such as "ADD https://example.com/f /f"
-	// Variable reports that the source has a variable that may be a URL.
-	Variable bool
 }
 
 // Error quotes the instruction.
 func (e *URLError) Error() string {
-	if e.Variable {
-		return fmt.Sprintf("%q: the variable may be a URL, which the engine would download with its own network", e.Instruction)
-	}
-	return fmt.Sprintf("%q: the engine would download it with its own network", e.Instruction)
+	return fmt.Sprintf("%q: ADD takes plain names of files alone, of letters, digits and ./_-. Another source may be a URL, and the engine would download it with its own network. COPY takes files of any name", e.Instruction)
 }
 
 // Read reads a Dockerfile for an engine of a platform, such as linux/amd64. It returns a
-// [*URLError] for an ADD of a URL, and another error if the base images can't be
-// determined.
+// [*URLError] for an ADD that may be of a URL, and another error if the base images can't
+// be determined.
 func Read(text []byte, platform string) (File, error) {
 	var f File
 	if len(text) > MaxBytes {
 		return f, fmt.Errorf("it is larger than %d bytes", MaxBytes)
 	}
-	lines := strings.Split(string(bytes.TrimPrefix(text, []byte("\xef\xbb\xbf"))), "\n")
+	instructions, err := checkInstructions(string(bytes.TrimPrefix(text, []byte("\xef\xbb\xbf"))))
+	for i := 0; err == nil && i < len(instructions); i++ {
+		err = f.readStages(instructions[i], platform)
+	}
+	return f, err
+}
+
+// CheckTrigger returns a [*URLError] if a trigger of a base image may add a URL, and
+// another error if it can't be read.
+func CheckTrigger(text string) error {
+	_, err := checkInstructions(text)
+	return err
+}
+
+// checkInstructions returns the instructions of a text, in both ways in which engines end
+// one, or an error if the engine may download something itself.
+func checkInstructions(text string) (instructions [2][]string, err error) {
+	lines := strings.Split(text, "\n")
 	for i := range lines {
 		lines[i] = strings.TrimSuffix(lines[i], "\r")
 		if otherEscape().MatchString(lines[i]) {
-			return f, errors.New("its escape character is another one than \\")
+			return instructions, errors.New("its escape character is another one than \\")
 		}
+	}
+	begins := make([]bool, len(lines))
+	for i, doubled := range []bool{true, false} {
+		instructions[i] = splitInstructions(lines, doubled, begins)
 	}
 	for i := range lines { // any line may begin an instruction, to some engine
 		joined, ok := joinBoth(lines[i:])
 		if !ok {
-			return f, fmt.Errorf("an instruction has more than %d lines", maxLines)
+			return instructions, fmt.Errorf("an instruction has more than %d lines", maxLines)
 		}
 		for _, joined := range joined {
-			if err := CheckInstruction(joined); err != nil {
-				return f, err
+			// A line of a command may begin with add. One that is an instruction and has none of these can't have a URL.
+			if err := checkInstruction(joined); err != nil && (begins[i] || strings.ContainsAny(joined, `:$\`)) {
+				return instructions, err
 			}
 		}
 	}
-	for _, doubled := range []bool{true, false} {
-		if err := f.readStages(splitInstructions(lines, doubled), platform); err != nil {
-			return f, err
-		}
-	}
-	return f, nil
+	return instructions, nil
 }
 
 var otherEscape = sync.OnceValue(func() *regexp.Regexp {
@@ -122,14 +133,17 @@ func joinLines(lines []string, doubled bool) (string, int) {
 	return b.String(), len(lines)
 }
 
-func splitInstructions(lines []string, doubled bool) []string {
+// splitInstructions returns the instructions, and sets begins for the lines in which they
+// begin.
+func splitInstructions(lines []string, doubled bool, begins []bool) []string {
 	var out []string
-	for len(lines) > 0 {
-		text, n := joinLines(lines, doubled)
+	for i := 0; i < len(lines); {
+		text, n := joinLines(lines[i:], doubled)
 		if text = strings.TrimSpace(text); text != "" {
 			out = append(out, text)
 		}
-		lines = lines[n:]
+		begins[i] = true
+		i += n
 	}
 	return out
 }
@@ -144,43 +158,22 @@ func cutWord(text string) (word, rest string) {
 	return strings.ToUpper(text[:end]), strings.TrimSpace(text[end:])
 }
 
-// CheckInstruction returns a [*URLError] if an instruction, such as a trigger of a base
-// image, adds a URL or may do so.
-func CheckInstruction(text string) error {
+// plainAdd matches what follows ADD if no engine takes anything in it for a URL.
+var plainAdd = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(--(chown|chmod)=[A-Za-z0-9._:-]+[ \t]+|--link[ \t]+)*([A-Za-z0-9._/-]+[ \t]*)*$`)
+})
+
+// checkInstruction returns a [*URLError] if an instruction may add a URL. Some engines clone
+// what begins with github.com/.
+func checkInstruction(text string) error {
 	word, rest := cutWord(text)
 	for word == "ONBUILD" {
 		word, rest = cutWord(rest)
 	}
-	if word != "ADD" {
-		return nil
-	}
-	sources := strings.Fields(rest)
-	var list []string
-	if json.Unmarshal([]byte(rest), &list) == nil {
-		sources = append(sources, list...)
-	}
-	for _, s := range sources {
-		if variable, url := mayBeURL(s); url {
-			return &URLError{Instruction: "ADD " + rest, Variable: variable}
-		}
+	if word == "ADD" && (!plainAdd().MatchString(rest) || strings.Contains(strings.ToLower(rest), "github.com/")) {
+		return &URLError{"ADD " + rest}
 	}
 	return nil
-}
-
-// mayBeURL reports whether a source of ADD is a URL once its quotes and variables are
-// replaced, and whether that depends on a variable.
-func mayBeURL(source string) (variable, url bool) {
-	plain := strings.ToLower(strings.NewReplacer(`"`, "", `'`, "", `\`, "", "[", "", ",", "").Replace(source))
-	head, _, variable := strings.Cut(plain, "$")
-	for _, scheme := range []string{"http://", "https://"} {
-		if strings.HasPrefix(head, scheme) {
-			return false, true
-		}
-		if variable && strings.HasPrefix(scheme, head) {
-			url = true
-		}
-	}
-	return variable, url
 }
 
 // readStages adds the base images of instructions.

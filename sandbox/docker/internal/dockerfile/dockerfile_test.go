@@ -9,28 +9,39 @@ import (
 
 const platform = "linux/amd64"
 
-// TestURLs checks that no spelling of an ADD of a URL passes, and that ordinary ones do.
+// TestURLs checks that no spelling of an ADD of a URL passes, as an instruction and as a
+// trigger of a base image, and that plain ones do.
 func TestURLs(t *testing.T) {
 	for _, text := range []string{
 		"ADD http://h/f /f", "add HTTPS://h/f /f", "\t ADD\thttp://h/f /f", "ADD --chown=1:1 local http://h/f /", `ADD ["http://h/f", "/f"]`,
 		`ADD ["\u0068ttp://h/f", "/f"]`, `ADD "http://h/f" /f`, `ADD h"tt"p://h/f /f`, `ADD h\ttp://h/f /f`, "ADD \\\nhttp://h/f /f", "A\\\nDD http://h/f /f",
 		"ADD ht\\\n# comment\n\ntp://h/f /f", "ADD $URL /f", "ADD ht${X}tp://h /f", "ADD https:$X /f", "ONBUILD ADD http://h/f /f", "onbuild\tADD http://h/f /f",
 		"RUN true \\\\\nADD http://h/f /f", "RUN <<E\nADD http://h/f /f\nE", "ADD http://h/f /f\r", "\u00a0ADD http://h/f /f", "COPY a b\nADD a\\\n http://h/f b",
+		`ADD --chown=0:0 ["\u0068ttp://h/f","/f"]`, `ADD ["\u0068ttp://h/f", "/f"] # x`, `ADD ["a", "/b"]`, `ADD --chown="0:0" a /b`, "ADD --chown=$U a /b", "ADD a $D",
+		"ADD v$VERSION.tar /", "ADD git@h:a/b.git /", "ADD github.com/a/b /", "ADD --checksum=sha256:0 http://h/f /f", "ADD <<E /f\nE", "ADD a\u2028http://h/f /f", "ONBUILD ADD [\"a\", \"/b\"]",
+		"RUN <<\"E\\\"\nx\nE\\\nADD http://h/f /f", "RUN a \\\n add http://h/f /f",
 	} {
-		_, err := Read([]byte("FROM a\n"+text+"\n"), platform)
-		if e, ok := errors.AsType[*URLError](err); !ok {
+		if _, err := Read([]byte("FROM a\n"+text+"\n"), platform); !errors.As(err, new(*URLError)) {
 			t.Errorf("%q passes: %v", text, err)
-		} else if e.Variable != strings.Contains(text, "$") {
-			t.Errorf("%q: %+v", text, e)
+		}
+		if err := CheckTrigger(text); !errors.As(err, new(*URLError)) {
+			t.Errorf("trigger %q passes: %v", text, err)
 		}
 	}
 	for _, text := range []string{
-		"ADD a.tar.gz /", "ADD v$VERSION.tar /", "ADD ./$DIR /", "COPY $X /f", "RUN curl http://h/f", "# ADD http://h/f /f", "RUN a \\\n  && add-user http://h", `ADD ["a", "/b"]`,
-		"ADD httpd.conf /", "LABEL add=http://h/f",
+		"ADD a.tar.gz /", "ADD ./a_b-c/d /", "COPY $X /f", "RUN curl http://h/f", "# ADD http://h/f /f", "RUN a \\\n  && add-user http://h", "ADD a b /c/",
+		"ADD httpd.conf /", "LABEL add=http://h/f", "ADD --chown=1000:users --chmod=644 a /b", "ONBUILD ADD . /app", `COPY ["http:", "/b"]`,
+		"RUN apk \\\n  add --no-cache curl=1 && rm -rf '/x'", "ADD .",
 	} {
 		if _, err := Read([]byte("FROM a\n"+text+"\n"), platform); err != nil {
 			t.Errorf("%q: %v", text, err)
 		}
+		if err := CheckTrigger(text); err != nil {
+			t.Errorf("trigger %q: %v", text, err)
+		}
+	}
+	if err := CheckTrigger("# escape=`\nADD a b"); err == nil {
+		t.Error("a trigger with another escape character passes")
 	}
 	for _, text := range []string{strings.Repeat("a\\\n", MaxBytes/4), strings.Repeat("\n", MaxBytes+1)} {
 		if _, err := Read([]byte("ARG A=a\n"+text), platform); err == nil {
