@@ -5,15 +5,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/caisson-run/caisson/tools"
 )
 
 // parseInput returns the JSON object in the arguments that the model wrote for a
 // tool call. Empty arguments and null are the empty object. An object inside a
-// JSON string is decoded, because some endpoints encode twice. If the arguments
-// are not an object, parseInput returns the empty object and a message for the
+// JSON string is decoded, because some endpoints encode twice. An escape of half a
+// surrogate pair becomes U+FFFD: servers refuse every later request that has one,
+// and many parsers can't read a record with it. If the arguments are not an object, parseInput returns the empty object and a message for the
 // model with the position and the problem.
 func parseInput(raw string) (json.RawMessage, string) {
 	empty := json.RawMessage("{}")
@@ -33,8 +36,19 @@ func parseInput(raw string) (json.RawMessage, string) {
 	if isNestedDeeper(data, tools.MaxInputDepth) {
 		return empty, fmt.Sprintf("the arguments are nested deeper than %d", tools.MaxInputDepth)
 	}
-	return json.RawMessage(data), ""
+	return surrogates().ReplaceAllFunc(data, func(escape []byte) []byte {
+		if len(escape) == len(`\ud800`) {
+			return []byte(`\ufffd`)
+		}
+		return escape
+	}), ""
 }
+
+// surrogates matches a surrogate pair in JSON, half of one, or another escape's start.
+var surrogates = sync.OnceValue(func() *regexp.Regexp {
+	const high, low = `\\u[dD][89abAB][[:xdigit:]]{2}`, `\\u[dD][c-fC-F][[:xdigit:]]{2}`
+	return regexp.MustCompile(high + low + "|" + high + "|" + low + `|\\.`)
+})
 
 // isNestedDeeper reports whether valid JSON is nested deeper than limit. Many
 // parsers can't read a record with deeply nested JSON, so it is kept as text.

@@ -15,6 +15,7 @@ func inputCases() map[string]struct{ raw, want, says string } {
 		"nothing":           {raw: "", want: "{}"},
 		"white space":       {raw: " \n\t", want: "{}"},
 		"null":              {raw: "null", want: "{}"},
+		"half pairs":        {raw: `{"a\ud83d":"\ud604 \uD83D\uDE00 \ud83d\ud83d\ude00 \udE00\ud83d \\ud83d \n"}`, want: `{"a\ufffd":"\ud604 \uD83D\uDE00 \ufffd\ud83d\ude00 \ufffd\ufffd \\ud83d \n"}`},
 		"byte order mark":   {raw: "\ufeff{}", want: "{}"},
 		"encoded twice":     {raw: `"{\"path\":\"a\"}"`, want: `{"path":"a"}`},
 		"around it":         {raw: "  {\"a\":1}\n", want: `{"a":1}`},

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
+	"strconv"
 
 	"github.com/caisson-run/caisson/tools/internal/jsonschema"
 	"github.com/caisson-run/caisson/tools/internal/strictjson"
@@ -80,7 +82,7 @@ func checkAliases(aliases map[string]string, doc any) []string {
 
 // closeObjects copies the keywords of the subset. An object that lists its
 // properties and has no additionalProperties accepts no others, so that an
-// unknown argument is an error and never silently dropped.
+// unknown argument is an error and never silently dropped. An integer has 64 bits.
 func closeObjects(v any) any {
 	s, ok := v.(map[string]any)
 	if !ok {
@@ -90,6 +92,13 @@ func closeObjects(v any) any {
 	for _, key := range subsetKeywords {
 		if v, ok := s[key]; ok {
 			c[key] = v
+		}
+	}
+	if s["type"] == "integer" {
+		for keyword, bound := range map[string]int64{"minimum": math.MinInt64, "maximum": math.MaxInt64} {
+			if _, said := s[keyword]; !said {
+				c[keyword] = json.Number(strconv.FormatInt(bound, 10))
+			}
 		}
 	}
 	if props, ok := s["properties"].(map[string]any); ok {
@@ -125,10 +134,10 @@ func (s *inputSchema) acceptInput(input []byte) (canonical []byte, problems []st
 	if problems := s.rewriteAliases(object); len(problems) > 0 {
 		return nil, problems
 	}
-	if problems := s.root.Validate(object, maxProblems); len(problems) > 0 {
+	if problems := s.root.ValidateInput(object, maxProblems); len(problems) > 0 {
 		return nil, problems
 	}
-	if canonical, err = strictjson.Canonical(object); err != nil {
+	if canonical, err = strictjson.Canonical(jsonschema.WriteIntegers(object)); err != nil {
 		return nil, []string{"/: " + err.Error()}
 	}
 	return canonical, nil

@@ -18,13 +18,14 @@ const editSchema = `{
     "ratio": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
     "deep": {"type": "boolean"},
     "kind": {"enum": ["a", "b"]},
+    "size": {"type": "integer"},
     "nothing": {"type": "null"},
     "either": {"type": ["string", "null"]},
     "name": {"type": "string", "pattern": "^[a-z]+$"},
     "mail": {"type": "string", "format": "email"},
     "edits": {"type": "array", "minItems": 1, "maxItems": 2, "items": {
       "type": "object",
-      "properties": {"old": {"type": "string"}, "new": {"type": "string"}},
+      "properties": {"old": {"type": "string"}, "new": {"type": "string"}, "every": {"type": "boolean"}},
       "required": ["old", "new"]
     }},
     "free": {"type": "object", "properties": {"x": {"type": "string"}}, "additionalProperties": true}
@@ -51,6 +52,11 @@ func TestInputIsAcceptedOrEveryProblemIsNamed(t *testing.T) {
 		{name: "least", input: `{"path":"a"}`, want: `{"path":"a"}`},
 		{name: "keys are sorted, space is dropped, HTML is left alone", input: "{ \"path\" : \"<a&b>\",\n\"deep\":true, \"limit\": 3 }", want: `{"deep":true,"limit":3,"path":"<a&b>"}`},
 		{name: "numbers keep their digits", input: `{"path":"a","ratio":0.50}`, want: `{"path":"a","ratio":0.50}`},
+		{name: "whole numbers are integers", input: `{"path":"a","limit":6.0,"free":{"x":"1.0","y":[1e1,-0.0,2.50,1e30]}}`, want: `{"free":{"x":"1.0","y":[10,0,2.50,1e30]},"limit":6,"path":"a"}`},
+		{name: "an integer of more than 64 bits", input: `{"path":"a","size":1e19}`, problems: []string{"/size: maximum: got 1e19, want 9223372036854775807"}},
+		{name: "null is absent", input: `{"path":"a","limit":null,"kind":null,"either":null,"nothing":null,"free":null,"edits":[{"old":"x","new":"y","every":null}]}`, want: `{"edits":[{"new":"y","old":"x"}],"either":null,"nothing":null,"path":"a"}`},
+		{name: "null where a value must be given", input: `{"path":null,"edits":[{"old":"x","new":null}]}`, problems: []string{"/edits/0/new: got null, want string", "/path: got null, want string"}},
+		{name: "null of an unknown argument", input: `{"path":"a","other":null}`, problems: []string{"/: unknown property"}},
 		{name: "null in a list of types", input: `{"path":"a","either":null}`, want: `{"either":null,"path":"a"}`},
 		{name: "format is an annotation", input: `{"path":"a","mail":"nobody"}`, want: `{"mail":"nobody","path":"a"}`},
 		{name: "additionalProperties true", input: `{"path":"a","free":{"x":"1","y":2}}`, want: `{"free":{"x":"1","y":2},"path":"a"}`},

@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math"
-	"strconv"
 	"strings"
 )
 
@@ -33,32 +31,8 @@ func onePath(otherwise string) func(json.RawMessage) []string {
 	}
 }
 
-// count is a whole number of an input. JSON Schema counts 1e3 and 2.0 as
-// integers and sets no bound; what is beyond int64 is the largest one.
+// count is a bound that an input may give.
 type count int64
-
-// UnmarshalJSON takes any spelling of a whole number.
-func (c *count) UnmarshalJSON(b []byte) error {
-	s := string(b)
-	if n, err := strconv.ParseInt(s, 10, 64); err == nil {
-		*c = count(n)
-		return nil
-	}
-	f, err := strconv.ParseFloat(s, 64)
-	switch {
-	case s == "null":
-		return nil
-	case f >= math.MaxInt64:
-		*c = math.MaxInt64
-	case err != nil || f != math.Trunc(f):
-		return fmt.Errorf("%q is not a whole number", s)
-	case f <= math.MinInt64:
-		*c = math.MinInt64
-	default:
-		*c = count(f)
-	}
-	return nil
-}
 
 // orDefault returns the count, or n if it was left out, capped at most.
 func (c count) orDefault(n, most int) int {

@@ -15,6 +15,7 @@ import (
 	"image/png"
 	"io"
 	"maps"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -67,7 +68,7 @@ func TestReadFileText(t *testing.T) {
 		{name: "last", content: "a\nb", input: object{"offset": 2}, want: "b\n[lines 2 to 2, the end of the file]\n"},
 		{name: "beyond", content: "a\nb\n", input: object{"offset": 9}, want: "[offset 9 is beyond the end: the file has 2 lines]", fails: true},
 		{name: "huge numbers", content: "a\n", input: object{"offset": 1, "limit": float64(1 << 62)}, want: "a\n"},
-		{name: "huge offset", content: "a\n", input: object{"offset": 1e300}, want: "[offset 1073741824 is beyond the end: the file has 1 line]", fails: true},
+		{name: "huge offset", content: "a\n", input: object{"offset": math.MaxInt64}, want: "[offset 1073741824 is beyond the end: the file has 1 line]", fails: true},
 		{name: "many lines", content: lines(1, 2500), want: lines(1, 2000) + "[lines 1 to 2000 of 2500, 23893 bytes in all; go on with offset 2001]\n", cut: true},
 		{name: "CRLF", content: "a\r\nb\r\n", want: "a\r\nb\r\n[lines end in \\r\\n]\n"},
 		{name: "lone CR", content: "a\rb", want: "a\rb"},

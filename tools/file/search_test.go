@@ -4,7 +4,6 @@ package file
 
 import (
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -226,21 +225,6 @@ func TestHostileIgnoreFiles(t *testing.T) {
 	f.must(os.Symlink("../outside/canary", filepath.Join(f.root, "other/link")))
 	if got := f.text("glob", object{"pattern": "needle"}); got != "sub/needle\n" {
 		t.Errorf("a rule beyond the bounds counted, or none did: %q", got)
-	}
-}
-
-func TestCount(t *testing.T) {
-	for in, want := range map[string]count{"1": 1, "1e3": 1000, "2.0": 2, "1e300": math.MaxInt64, "-1e300": math.MinInt64, "9223372036854775808": math.MaxInt64, "null": 0} {
-		var c count
-		if err := c.UnmarshalJSON([]byte(in)); err != nil || c != want {
-			t.Errorf("%s: %d, %v; want %d", in, c, err, want)
-		}
-	}
-	for _, in := range []string{"1.5", `"1"`, "NaN", ""} {
-		var c count
-		if err := c.UnmarshalJSON([]byte(in)); err == nil {
-			t.Errorf("%s: %d", in, c)
-		}
 	}
 }
 

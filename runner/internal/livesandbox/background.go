@@ -311,7 +311,7 @@ type backgroundLog struct {
 }
 
 func newBackgroundLog(s *spiller) (*backgroundLog, error) {
-	f, name, err := s.createFile("background")
+	f, name, err := s.createFile(s.nextCommand(), "background")
 	if err != nil {
 		return nil, fmt.Errorf("keep output: %w", err)
 	}

@@ -51,14 +51,20 @@ func newSpiller(dir string, secrets []redact.Secret) *spiller {
 	return &spiller{dir: dir, redact: redact.New(secrets), left: spillBytes, kept: map[string]keptOutput{}}
 }
 
-// createFile creates the next file and returns its name below the session's directory.
-// Numbers that an earlier process of the session has used are left out.
-func (s *spiller) createFile(stream string) (*os.File, string, error) {
+// nextCommand returns the number of the next command.
+func (s *spiller) nextCommand() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for {
-		s.count++
-		name := filepath.Join(record.SpillDir, fmt.Sprintf("command-%04d-%s", s.count, stream))
+	s.count++
+	return s.count
+}
+
+// createFile creates the file of a command's stream and returns its name below the
+// session's directory. If an earlier process of the session has used the command's
+// number, it takes the next free one.
+func (s *spiller) createFile(command int, stream string) (*os.File, string, error) {
+	for ; ; command = s.nextCommand() {
+		name := filepath.Join(record.SpillDir, fmt.Sprintf("command-%04d-%s", command, stream))
 		f, err := os.OpenFile(s.filePath(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if !errors.Is(err, fs.ErrExist) {
 			return f, name, err
@@ -110,9 +116,10 @@ func (s *spiller) Output(handle string) (shell.Kept, error) {
 // spillFrom. It belongs to the goroutine that writes, and then to the one that
 // waited for it.
 type capture struct {
-	stream string
-	watch  io.Writer
-	spill  *spiller
+	command int
+	stream  string
+	watch   io.Writer
+	spill   *spiller
 
 	head []byte
 	tail []byte // a window that grows to twice its size before it is cut
@@ -152,7 +159,7 @@ func (c *capture) Write(p []byte) (int, error) {
 }
 
 func (c *capture) openFile() {
-	f, name, err := c.spill.createFile(c.stream)
+	f, name, err := c.spill.createFile(c.command, c.stream)
 	if err != nil {
 		c.full = true
 		return

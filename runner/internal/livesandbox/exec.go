@@ -112,8 +112,9 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	}
 	done := x.sandbox.copy.beginUse()
 	defer done()
-	stdout := &capture{stream: "stdout", watch: cmd.Stdout, spill: x.spill}
-	stderr := &capture{stream: "stderr", watch: cmd.Stderr, spill: x.spill}
+	command := x.spill.nextCommand()
+	stdout := &capture{command: command, stream: "stdout", watch: cmd.Stdout, spill: x.spill}
+	stderr := &capture{command: command, stream: "stderr", watch: cmd.Stderr, spill: x.spill}
 	watched, stop := x.disk.WatchContext(ctx, g.bounds...)
 	defer stop()
 	start := cmd.Command

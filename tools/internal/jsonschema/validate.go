@@ -1,6 +1,7 @@
 package jsonschema
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -24,8 +25,16 @@ const maxProblemBytes = 400
 //
 // For a schema of [CompileForeign], a value that takes more than [MaxSteps] has that
 // problem alone.
-func (s *Schema) Validate(v any, most int) (problems []string) {
-	r := result{most: most}
+func (s *Schema) Validate(v any, most int) []string { return s.validate(v, result{most: most}) }
+
+// ValidateInput is like [Schema.Validate] for the input of a tool. It removes from v
+// properties that are null but need not be given and can't be null: many models give
+// every property.
+func (s *Schema) ValidateInput(v any, most int) []string {
+	return s.validate(v, result{most: most, dropNulls: true})
+}
+
+func (s *Schema) validate(v any, r result) (problems []string) {
 	if s.foreign {
 		r.work = &work{left: MaxSteps}
 		defer func() {
@@ -66,6 +75,8 @@ type result struct {
 	path     []string
 	problems []string
 	count    int
+	// dropNulls is set for the input of a tool, see [Schema.ValidateInput].
+	dropNulls bool
 	// work is shared with the results of parts, nil without a bound.
 	work *work
 }
@@ -184,6 +195,11 @@ func (r *result) applyToArray(s *Schema, list []any) {
 }
 
 func (r *result) applyToObject(s *Schema, object map[string]any) {
+	for _, p := range s.properties {
+		if v, given := object[p.name]; r.dropNulls && given && v == nil && !slices.Contains(s.required, p.name) && !r.accepts(p.schema, nil) {
+			delete(object, p.name)
+		}
+	}
 	r.checkCount("Properties", len(object), s.propertyCount)
 	r.checkRequired(s.required, object, "")
 	for _, d := range s.dependentRequired {
@@ -343,25 +359,37 @@ func newValueSet(list []any) valueSet {
 
 // keyOf returns a text that two values share if they are equal.
 func keyOf(v any) string {
-	text, _ := strictjson.Canonical(normalizeNumbers(v)) // it was decoded from JSON
+	text, _ := strictjson.Canonical(rewriteNumbers(v, formatNumber)) // it was decoded from JSON
 	return string(text)
 }
 
-// normalizeNumbers returns a value in which numbers of one value have one text.
-func normalizeNumbers(v any) any {
+// WriteIntegers returns a value in which whole numbers of 64 bits are written as
+// such: JSON Schema takes 60.0 and 6e1 for integers, most programs don't.
+func WriteIntegers(v any) any {
+	return rewriteNumbers(v, func(r *big.Rat) string {
+		if r.IsInt() && r.Num().IsInt64() {
+			return r.Num().String()
+		}
+		return ""
+	})
+}
+
+// rewriteNumbers returns a value with each number as format writes it, or as it is
+// if that is "".
+func rewriteNumbers(v any, format func(*big.Rat) string) any {
 	switch v := v.(type) {
 	case json.Number:
-		return json.Number(formatNumber(exactValue(v)))
+		return json.Number(cmp.Or(format(exactValue(v)), string(v)))
 	case []any:
 		list := make([]any, len(v))
 		for i, e := range v {
-			list[i] = normalizeNumbers(e)
+			list[i] = rewriteNumbers(e, format)
 		}
 		return list
 	case map[string]any:
 		object := make(map[string]any, len(v))
 		for name, e := range v {
-			object[name] = normalizeNumbers(e)
+			object[name] = rewriteNumbers(e, format)
 		}
 		return object
 	}
