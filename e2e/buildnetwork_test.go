@@ -51,13 +51,9 @@ func newBuildWorld(t *testing.T) *buildWorld {
 	}))
 	t.Cleanup(server.Close)
 	w.allowed = strings.Replace(server.URL, "127.0.0.1", "host.caisson.internal", 1)
-	bridge, err := engine(t).NetworkInspect(t.Context(), "bridge", network.InspectOptions{})
-	if err != nil || len(bridge.IPAM.Config) == 0 {
-		t.Fatalf("the engine's bridge: %v", err)
-	}
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(bridge.IPAM.Config[0].Gateway, "0"))
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(bridgeAddress(t), "0"))
 	if err != nil {
-		lacking(t, "", fmt.Sprintf("needs the engine's bridge: %v", err))
+		t.Fatal(err)
 	}
 	canary := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { w.hits.Add(1) })}}
 	canary.Start()
@@ -65,6 +61,28 @@ func newBuildWorld(t *testing.T) *buildWorld {
 	w.forbidden = canary.URL
 	w.base = engineImage(t, userland(t, "curl", "sleep", "rm", "chmod"), "ENV PATH=/bin")
 	return w
+}
+
+// bridgeAddress returns this machine's address on the engine's bridge. It is the bridge's
+// own: an engine that has just made its bridge knows of no gateway.
+func bridgeAddress(t *testing.T) string {
+	t.Helper()
+	bridge, err := engine(t).NetworkInspect(t.Context(), "bridge", network.InspectOptions{})
+	if err != nil {
+		t.Fatalf("the engine's bridge: %v", err)
+	}
+	link, err := net.InterfaceByName(bridge.Options["com.docker.network.bridge.name"])
+	var list []net.Addr
+	if err == nil {
+		list, err = link.Addrs()
+	}
+	for _, a := range list {
+		if ip, ok := a.(*net.IPNet); ok && ip.IP.To4() != nil {
+			return ip.IP.String()
+		}
+	}
+	lacking(t, "", fmt.Sprintf("needs the engine's bridge on this machine: %v %v", list, err))
+	return ""
 }
 
 // builtName returns the name that the engine has for what Caisson builds of a directory,

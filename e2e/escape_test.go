@@ -111,6 +111,10 @@ func TestToolsStayInTheWorkspace(t *testing.T) {
 		for _, path := range []string{"../outside/made", filepath.Join(o.dir, "made"), "link-folder/made", "link-dangling", "link-absolute"} {
 			writes = append(writes, call("write_file", map[string]any{"path": path, "content": "escaped"}))
 		}
+		if err := errors.Join(os.WriteFile(filepath.Join(m.workspace, "inside"), nil, 0o600), os.Symlink("inside", filepath.Join(m.workspace, "link-inside"))); err != nil {
+			t.Fatal(err)
+		}
+		writes = append(writes, call("write_file", map[string]any{"path": "link-inside", "content": "changed"}))
 		for _, path := range []string{"../outside/canary", "link-relative", "link-folder/canary"} {
 			writes = append(writes, call("patch_file", map[string]any{"path": path, "old": o.canary[:8], "new": "escaped"}))
 		}
@@ -134,10 +138,11 @@ func TestToolsStayInTheWorkspace(t *testing.T) {
 			if replacesLink(c) {
 				continue // a write may put a file in a link's place; the tree outside judges it
 			}
-			if !results[i].IsError {
-				t.Errorf("%s %v succeeded: %.200s", c.Tool, c.Input, results[i].text())
+			if inside := c.Input["path"] == "link-inside"; results[i].IsError == inside {
+				t.Errorf("%s %v: error is %t: %.200s", c.Tool, c.Input, results[i].IsError, results[i].text())
 			}
 			switch class := classes[results[i].ToolUseID]; {
+			case class == "" && !results[i].IsError:
 			case class == "":
 				invalid--
 			case class == "execution_error" && !toldWhy(results[i].text()):

@@ -33,6 +33,13 @@ type RootFS struct {
 	Warnings []string
 }
 
+// Hostname is the host name of every sandbox, which never has the host's own name.
+// Hosts is its /etc/hosts.
+const (
+	Hostname = "caisson"
+	Hosts    = "127.0.0.1 localhost " + Hostname + "\n::1 localhost\n"
+)
+
 // Dir is a directory of the skeleton, owned by root.
 type Dir struct {
 	Path string // absolute in the container

@@ -14,19 +14,24 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// hasServers reports whether the session has tools of servers, now or later.
-func (o ToolOptions) hasServers() bool {
-	if len(o.MCP.Servers) > 0 {
+// hasServers reports whether the session has tools of servers, now or later, that its policy
+// lets calls of run.
+func (t toolset) hasServers() bool {
+	o := t.opts
+	if slices.ContainsFunc(o.MCP.Servers, func(s MCPServer) bool { return s.mayCall(o.Policy, t.hostRoot) }) {
 		return true
 	}
+	mayCall := func(def tools.Definition) bool {
+		return def.Name.Server() != "" && o.Policy.Decide(def, t.hostRoot).Mode != policy.ModeDeny
+	}
 	for _, d := range o.Declared {
-		if d.Name.Server() != "" {
+		if mayCall(tools.Definition{Name: d.Name, Class: tools.ClassExecute, Runs: tools.PlaceSandbox}) {
 			return true
 		}
 	}
 	return slices.ContainsFunc(o.Tools, func(f tools.Factory) bool {
 		def, err := tools.Inspect(f) // an error is reported when it is registered
-		return err == nil && def.Name.Server() != ""
+		return err == nil && mayCall(def)
 	})
 }
 
@@ -45,7 +50,7 @@ func (o Options) wireName(name tools.Name) tools.LLMName {
 // discoveryTools returns search_tools and load_tool.
 func (t toolset) discoveryTools() []tools.Factory {
 	return discovery.Factories(discovery.Options{
-		Enabled: t.opts.hasServers(), Tools: t.registered, Servers: t.servers, Wait: t.waitServer, Wire: t.opts.wireName, Loaded: t.loaded, Activated: t.activated,
+		Enabled: t.hasServers(), Tools: t.registered, Servers: t.servers, Wait: t.waitServer, Wire: t.opts.wireName, Loaded: t.loaded, Activated: t.activated,
 		IsUsable: func(def tools.Definition) bool { return !t.opts.deniesAll(def) && t.permits(def) },
 	})
 }

@@ -124,7 +124,7 @@ func TestRulesAboutServers(t *testing.T) {
 		b.opts.Policy.Tools[key] = policy.ModeDeny
 	}
 	s := b.opened()
-	if err := s.StartServers(t.Context()); err != nil {
+	if _, err := s.StartServers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	var warnings []string
@@ -205,7 +205,7 @@ func TestManyToolsInSession(t *testing.T) {
 	b.opts.Profiles = []loop.Profile{{Model: model}}
 	s := b.opened()
 	begun := time.Now()
-	if err := s.StartServers(t.Context()); err != nil {
+	if _, err := s.StartServers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("50 servers started in %v", time.Since(begun))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -26,6 +25,7 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/mcp"
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // MCPOptions configures the servers of tools of a session, which speak the Model Context
@@ -99,6 +99,8 @@ type mcpServers struct {
 	cancel context.CancelCauseFunc
 	// started is closed when the first start of all servers is over.
 	started chan struct{}
+	// refused records the servers that are not started.
+	refused sync.Once
 }
 
 // mcpServer is a server and where it runs.
@@ -262,35 +264,52 @@ func newMCPServers(s *Session) (*mcpServers, error) {
 	return m, err
 }
 
-// mayCall reports whether the policy lets a call of some tool of a server run.
-func (m *mcpServers) mayCall(s *mcpServer) bool {
+// mayCall reports whether a policy lets a call of some tool of the server run.
+func (s MCPServer) mayCall(p policy.Policy, workspace string) bool {
 	class, runs := tools.ClassExecute, tools.PlaceSandbox
 	if !s.runsInSandbox() {
 		class, runs = tools.ClassNetwork, tools.PlaceHost
 	}
-	return m.s.opts.Policy.AllowsServer(s.Name, class, runs, m.s.opts.Workspace.Path)
+	return p.AllowsServer(s.Name, class, runs, workspace)
 }
 
-// start starts the servers beside everything else, once, if the policy lets a call of one
-// of their tools run. It reports whether it does.
+func (m *mcpServers) mayCall(s *mcpServer) bool {
+	return s.MCPServer.mayCall(m.s.opts.Policy, m.s.opts.Workspace.Path)
+}
+
+// start starts the servers with a tool that the policy lets calls of run, beside everything
+// else, once, and records those that it doesn't start. It reports whether it starts any.
 func (m *mcpServers) start() bool {
-	if len(m.servers) == 0 || !slices.ContainsFunc(slices.Collect(maps.Values(m.servers)), m.mayCall) {
-		return false
+	var used, refused []string
+	for _, one := range m.s.servers {
+		if m.mayCall(one) {
+			used = append(used, one.Name)
+		} else {
+			refused = append(refused, one.Name)
+		}
 	}
-	m.startAll()
-	return true
+	m.refused.Do(func() {
+		for _, name := range refused {
+			m.setProblem(name, "the policy refuses its tools")
+			m.s.events.recordWarning(fmt.Sprintf("MCP server %s is not started, because the policy refuses all of its tools. A rule for %[1]s/* or for single tools can allow them", name))
+		}
+	})
+	if len(used) > 0 {
+		m.startServers(used)
+	}
+	return len(used) > 0
 }
 
-// startAll starts the servers beside everything else, once.
-func (m *mcpServers) startAll() {
+// startServers starts servers beside everything else, once.
+func (m *mcpServers) startServers(names []string) {
 	m.once.Do(func() {
 		go func() {
 			defer close(m.started)
 			// The time that a server may take is not the sandbox's.
-			if slices.ContainsFunc(slices.Collect(maps.Values(m.servers)), func(s *mcpServer) bool { return s.runsInSandbox() }) {
+			if slices.ContainsFunc(names, func(name string) bool { return m.servers[name].runsInSandbox() }) {
 				_ = m.s.exec.WaitReady(m.ctx) // the start of each server reports it
 			}
-			m.set.Start(m.ctx)
+			m.set.Start(m.ctx, names...)
 			m.warnUnmatchedRules()
 		}()
 	})
@@ -326,23 +345,24 @@ func unmatchedRule(key string) string {
 }
 
 // StartServers starts the servers of tools, whatever the policy says of them, and returns
-// when each has started or failed, or ctx ends. Records have how each start went.
-func (s *Session) StartServers(ctx context.Context) error {
+// their tools when each has started or failed, or why ctx ended. Records have how each
+// start went.
+func (s *Session) StartServers(ctx context.Context) ([]mcp.Tool, error) {
 	if s.ctx.Err() != nil {
-		return fmt.Errorf("start servers: %w: %w", ErrOver, context.Cause(s.ctx))
+		return nil, fmt.Errorf("start servers: %w: %w", ErrOver, context.Cause(s.ctx))
 	}
 	if slices.ContainsFunc(s.servers, func(one *mcpServer) bool { return one.runsInSandbox() }) {
 		s.sandbox.EnsureStarted()
 	}
 	s.startServices()
-	s.mcp.startAll()
+	s.mcp.startServers(serverNames(s.opts.MCP))
 	select {
 	case <-s.mcp.started:
-		return nil
+		return s.mcp.set.Tools(), nil
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	case <-s.ctx.Done():
-		return context.Cause(s.ctx)
+		return nil, context.Cause(s.ctx)
 	}
 }
 

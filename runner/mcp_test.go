@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
@@ -179,7 +180,7 @@ func TestServerOnHostDirectory(t *testing.T) {
 	}
 	b.opts.MCP.HostEnv = []string{"PATH=" + bin + ":/usr/bin:/bin"}
 	s := b.opened()
-	if err := s.StartServers(t.Context()); err != nil {
+	if _, err := s.StartServers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.Close()
@@ -200,6 +201,39 @@ func TestServersNotNeeded(t *testing.T) {
 	s.Close()
 	if len(server.commands)+len(b.backend.Sandboxes) != 0 {
 		t.Errorf("%d servers, %d sandboxes", len(server.commands), len(b.backend.Sandboxes))
+	}
+}
+
+// TestRefusedServers checks that a turn starts only the servers with a tool that the policy
+// allows, names the others, and offers no search if it allows none.
+func TestRefusedServers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		tools   map[string]policy.Mode
+		refused []string
+	}{
+		"none allowed": {nil, []string{"one", "two"}},
+		"one allowed":  {map[string]policy.Mode{"one/echo": policy.ModeAuto}, []string{"two"}},
+		"both allowed": {map[string]policy.Mode{"one/echo": policy.ModeAuto, "two__*": policy.ModeAuto}, nil},
+	} {
+		b, server := newServerBench(t, inSandbox("one"), inSandbox("two"))
+		p, err := policy.Preset("ci")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Tools = tc.tools
+		b.opts.Policy = p
+		b.opts.Profiles = []loop.Profile{{Model: player(t, "  - calls: [{tool: search_tools, input: {query: servers}}]\n  - text: Done.\n")}}
+		_, records := b.run(t.Context())
+		var refused []string
+		for _, w := range of[record.Warning](t, records) {
+			if words := strings.Fields(w.Message); strings.Contains(w.Message, "is not started, because the policy refuses all of its tools") {
+				refused = append(refused, words[2])
+			}
+		}
+		offered := slices.ContainsFunc(of[record.SessionCreated](t, records)[0].Tools, func(o record.OfferedTool) bool { return o.Name == tools.NameSearchTools })
+		if !slices.Equal(refused, tc.refused) || len(server.commands) != 2-len(tc.refused) || offered != (len(tc.refused) < 2) {
+			t.Errorf("%s: refused %q, started %d, search offered %t", name, refused, len(server.commands), offered)
+		}
 	}
 }
 

@@ -27,8 +27,11 @@ type Attestation struct {
 	Seccomp           string   `json:"seccomp"` // "filter" or "none"
 	SeccompProfile    string   `json:"seccomp_profile_sha256"`
 	Network           string   `json:"network"` // "none": the loopback interface only
-	RootReadOnly      bool     `json:"root_read_only"`
-	Namespaces        []string `json:"namespaces"`
+	// Localhost are the addresses of localhost in /etc/hosts inside; programs find none
+	// if it is empty.
+	Localhost    []string `json:"localhost,omitempty"`
+	RootReadOnly bool     `json:"root_read_only"`
+	Namespaces   []string `json:"namespaces"`
 	// UIDMap and GIDMap are the maps of the guest's user namespace: for each range
 	// the first id inside, the first one outside, and how many there are.
 	UIDMap   string `json:"uid_map,omitempty"`

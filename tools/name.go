@@ -13,8 +13,9 @@ import (
 // approvals, logs and the command line speak it.
 type Name string
 
-// LLMName is a tool's name on a provider's wire: every "/" of the canonical
-// name becomes "__". There is no implicit conversion between the two.
+// LLMName is a tool's name on a provider's wire: every "/" of the canonical name
+// becomes "__", and every "." becomes "_". There is no implicit conversion between
+// the two.
 type LLMName string
 
 // MaxNameBytes bounds the wire form of a name. A provider that takes less gets a
@@ -38,7 +39,8 @@ var (
 
 // ParseName checks a canonical name: one of our own, in snake_case, or
 // server/tool. Names of servers and our own tools never contain "__", so that
-// the wire form stays readable. The error describes the problem.
+// the wire form stays readable. A server's name for its tool has the characters that
+// the Model Context Protocol allows. The error describes the problem.
 func ParseName(s string) (Name, error) {
 	server, tool, mcp := strings.Cut(s, "/")
 	switch {
@@ -55,15 +57,19 @@ func ParseName(s string) (Name, error) {
 	return Name(s), nil
 }
 
-// LLM is the name's wire form. It fails for a name that no provider would
-// take: a character other than letters, digits, "_" and "-", or more than
-// [MaxNameBytes].
+// LLM is the name's wire form. It fails for a name that has none: a character other
+// than letters, digits, "_", "-", "." and "/", or more than [MaxNameBytes].
 func (n Name) LLM() (LLMName, error) {
-	alias := strings.ReplaceAll(string(n), "/", "__")
+	alias := n.alias()
 	if !wireName().MatchString(alias) {
 		return "", fmt.Errorf("tool name %q: its wire form must be 1 to %d letters, digits, _ and -", string(n), MaxNameBytes)
 	}
 	return LLMName(alias), nil
+}
+
+// alias returns the wire form of a name that may be none.
+func (n Name) alias() string {
+	return strings.NewReplacer("/", "__", ".", "_").Replace(string(n))
 }
 
 // LLMWithin is the name's wire form for a provider that takes at most limit bytes;
@@ -104,5 +110,5 @@ func OperatorName(s string) (Name, error) {
 // Same reports whether two names are of one tool, in either form: a registry
 // holds no two tools of the same wire form.
 func (n Name) Same(o Name) bool {
-	return n == o || strings.ReplaceAll(string(n), "/", "__") == strings.ReplaceAll(string(o), "/", "__")
+	return n == o || n.alias() == o.alias()
 }

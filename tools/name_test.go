@@ -14,7 +14,8 @@ func TestParseName(t *testing.T) {
 		{"read_file", "read_file"},
 		{"a1_b2", "a1_b2"},
 		{"github/create_issue", "github__create_issue"},
-		{"a-b/C.d", ""},
+		{"a-b/C.d", "a-b__C_d"},
+		{"a.b/c", ""},
 		{"a-b/C-d", "a-b__C-d"},
 		{"srv/a/b", "srv__a__b"},
 		{"srv/a__b", "srv__a__b"},
@@ -37,7 +38,7 @@ func TestParseName(t *testing.T) {
 		{"a__b/c", ""},
 		{"_a/b", ""},
 		{"a/b c", ""},
-		{"a/../b", ""},
+		{"a/../b", "a______b"},
 		{strings.Repeat("a", 128), LLMName(strings.Repeat("a", 128))},
 		{strings.Repeat("a", 129), ""},
 		{"srv/" + strings.Repeat("a", 123), LLMName("srv__" + strings.Repeat("a", 123))},
@@ -75,7 +76,7 @@ func FuzzParseName(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%q has no wire form: %v", s, err)
 		}
-		if strings.Contains(string(wire), "/") || len(wire) > MaxNameBytes {
+		if strings.ContainsAny(string(wire), "/.") || len(wire) > MaxNameBytes {
 			t.Fatalf("%q gives wire form %q", s, wire)
 		}
 		if n.Server() == "" && strings.Contains(string(wire), "__") {
@@ -87,7 +88,7 @@ func FuzzParseName(f *testing.F) {
 func TestOperatorName(t *testing.T) {
 	for in, want := range map[string]Name{
 		"shell": "shell", "write_file": "write_file", "notion/create-pages": "notion/create-pages", "notion__create-pages": "notion/create-pages",
-		"a__b__c": "a/b__c", "a/b__c": "a/b__c",
+		"a__b__c": "a/b__c", "a/b__c": "a/b__c", "a/b.c": "a/b.c",
 		"": "", "__foo": "", "foo__": "", "Shell": "", "a b": "", "server/": "", "a.b": "",
 	} {
 		got, err := OperatorName(in)
@@ -95,7 +96,7 @@ func TestOperatorName(t *testing.T) {
 			t.Errorf("OperatorName(%q) is %q, %v, want %q", in, got, err, want)
 		}
 	}
-	if !Name("a/b").Same("a__b") || !Name("a/b/c").Same("a__b__c") || Name("a/b").Same("a_b") || Name("a").Same("b") {
+	if !Name("a/b").Same("a__b") || !Name("a/b/c").Same("a__b__c") || !Name("a/b.c").Same("a__b_c") || Name("a/b").Same("a_b") || Name("a").Same("b") {
 		t.Error("names are not compared by their wire form")
 	}
 }

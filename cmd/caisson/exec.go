@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -83,22 +84,35 @@ func (f *execFlags) addTo(cmd *cobra.Command) {
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return ownFailure(&usageError{suggestFlag(cmd, err)}) })
 }
 
-// command returns the command with the streams of the program. Output that can't be
-// written cancels it.
-func (f *execFlags) command(a *app, argv []string, cancel context.CancelCauseFunc) runner.UserCommand {
+// command returns the command with the streams of the program. begin is called before
+// each read and write of them. Output that can't be written cancels the command.
+func (f *execFlags) command(a *app, argv []string, begin func(), cancel context.CancelCauseFunc) runner.UserCommand {
 	c := runner.UserCommand{
 		Argv: argv, Dir: f.dir, Timeout: f.timeout,
-		Stdout: &cancellingWriter{to: a.stdout, cancel: cancel}, Stderr: &cancellingWriter{to: a.stderr, cancel: cancel},
+		Stdout: &cancellingWriter{to: a.stdout, begin: begin, cancel: cancel}, Stderr: &cancellingWriter{to: a.stderr, begin: begin, cancel: cancel},
 	}
 	if f.stdin {
-		c.Stdin = a.stdin
+		c.Stdin = beginningReader{a.stdin, begin}
 	}
 	return c
+}
+
+// beginningReader calls begin before each read.
+type beginningReader struct {
+	from  io.Reader
+	begin func()
+}
+
+// Read implements io.Reader.
+func (r beginningReader) Read(p []byte) (int, error) {
+	r.begin()
+	return r.from.Read(p)
 }
 
 // cancellingWriter cancels the command whose output it can't write, and drops the rest.
 type cancellingWriter struct {
 	to     io.Writer
+	begin  func()
 	cancel context.CancelCauseFunc
 	broken bool
 }
@@ -108,6 +122,7 @@ func (w *cancellingWriter) Write(p []byte) (int, error) {
 	if w.broken {
 		return len(p), nil
 	}
+	w.begin()
 	_, err := w.to.Write(p)
 	switch {
 	case errors.Is(err, syscall.EPIPE):
@@ -177,7 +192,12 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 		return cmp.Or(interruption(ctx), err)
 	}
 	defer done()
-	result, err := session.Exec(ctx, f.command(a, argv, cancel))
+	// From its first byte on, the terminal is the command's.
+	begin := sync.OnceFunc(func() {
+		_ = u.out.Drain(ctx) // what is left comes later
+		u.render.Close()
+	})
+	result, err := session.Exec(ctx, f.command(a, argv, begin, cancel))
 	r := session.Close()
 	u.showEnd(ctx, r)
 	if err != nil {
@@ -288,7 +308,7 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 	}
 	ctx, abandon, cancel, stop := handleInterrupts(ctx, a.takeSignals(), say, a.exit)
 	defer stop()
-	command := f.command(a, args[1:], cancel)
+	command := f.command(a, args[1:], func() {}, cancel)
 	command.Abandon = abandon
 	r, err := runner.RunUserCommand(ctx, bs.environ.stateDir(), session, command)
 	if err != nil {

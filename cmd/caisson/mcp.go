@@ -375,7 +375,7 @@ func (s *sessionBuilder) startServers(ctx context.Context, u *userInterface, for
 		return nil, runner.Report{}, err
 	}
 	defer done()
-	err = session.StartServers(ctx)
+	offered, err := session.StartServers(ctx)
 	r := session.Close()
 	if err != nil {
 		return nil, r, err
@@ -383,9 +383,19 @@ func (s *sessionBuilder) startServers(ctx context.Context, u *userInterface, for
 	var out []testedServer
 	for _, name := range names {
 		one, known := list.tested[name]
+		server := s.conf.MCP[name]
 		if !known {
-			server := s.conf.MCP[name]
-			one = testedServer{Name: name, Transport: server.Transport(), Tools: []testedTool{}, Skipped: []record.Ignored{}, Cause: "it was not started"}
+			one = testedServer{Name: name, Transport: server.Transport(), Skipped: []record.Ignored{}, Cause: "it was not started"}
+		}
+		class := tools.ClassNetwork
+		if server.RunsInSandbox() {
+			class = tools.ClassExecute
+		}
+		one.Tools = []testedTool{}
+		for _, t := range offered {
+			if t.Name.Server() == name {
+				one.Tools = append(one.Tools, testedTool{t.Name, class, t.Hash})
+			}
 		}
 		out = append(out, one)
 	}
@@ -409,21 +419,14 @@ func (l *serverList) add(r record.Record) bool {
 		}
 		one = testedServer{
 			Name: p.Server, Transport: p.Transport, Runs: p.Runs, Started: true, Protocol: p.Protocol, Title: p.Title, Version: p.Version,
-			Skipped: record.NonNil(p.Skipped), Resources: p.Resources, Prompts: p.Prompts, WallMS: p.WallMS, Tools: []testedTool{},
-		}
-		class := tools.ClassNetwork
-		if p.Runs == runsInSandbox {
-			class = tools.ClassExecute
-		}
-		for _, t := range p.Tools {
-			one.Tools = append(one.Tools, testedTool{t.Name, class, t.SHA256})
+			Skipped: record.NonNil(p.Skipped), Resources: p.Resources, Prompts: p.Prompts, WallMS: p.WallMS,
 		}
 	case record.KindMCPServerFailed:
 		var p record.MCPServerFailed
 		if json.Unmarshal(r.Payload, &p) != nil {
 			return false
 		}
-		one = testedServer{Name: p.Server, Transport: p.Transport, Cause: p.Cause, Stderr: p.Stderr, WallMS: p.WallMS, Tools: []testedTool{}, Skipped: []record.Ignored{}}
+		one = testedServer{Name: p.Server, Transport: p.Transport, Cause: p.Cause, Stderr: p.Stderr, WallMS: p.WallMS, Skipped: []record.Ignored{}}
 	case record.KindMCPServerStopped:
 		return true
 	default:

@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 )
@@ -164,10 +165,14 @@ func serveMCP(t *testing.T) string {
 			w.WriteHeader(http.StatusMethodNotAllowed)
 			return
 		}
+		var more strings.Builder
+		for i := range record.MaxListed {
+			fmt.Fprintf(&more, `{"name":"more.%d","description":"d","inputSchema":{"type":"object"}},`, i)
+		}
 		results := map[string]string{
 			"initialize": `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"tiny","version":"1"}}`,
 			"tools/call": `{"content":[{"type":"text","text":"hello, ` + r.Header.Get("X") + `"}]}`,
-			"tools/list": `{"tools":[{"name":"hello","description":"Says hello.","inputSchema":{"type":"object"}},{"name":"bad name!","inputSchema":{"type":"object"}}]}`,
+			"tools/list": `{"tools":[{"name":"hello","description":"Says hello.","inputSchema":{"type":"object"}},` + more.String() + `{"name":"bad name!","inputSchema":{"type":"object"}}]}`,
 		}
 		result, ok := results[m.Method]
 		switch {
@@ -204,7 +209,7 @@ func TestMCPTest(t *testing.T) {
 		t.Errorf("status %d, %+v, %s", status, tested, stderr)
 	}
 	good := tested[1]
-	if !good.Started || good.Title != "tiny" || len(good.Tools) != 1 || good.Tools[0].Name != "good/hello" || len(good.Tools[0].SHA256) != 64 || len(good.Skipped) != 1 {
+	if !good.Started || good.Title != "tiny" || len(good.Tools) != record.MaxListed+1 || good.Tools[0].Name != "good/hello" || len(good.Tools[0].SHA256) != 64 || len(good.Skipped) != 1 {
 		t.Errorf("%+v", good)
 	}
 	for name, want := range map[string]int{"good": exitDone, "bad": exitFailed, "other": exitInput} {

@@ -193,6 +193,33 @@ func TestADumbTerminalGetsPlainLines(t *testing.T) {
 	}
 }
 
+// The region of caisson exec is off the screen before the command's first byte, and
+// stays off.
+func TestExecLeavesTheTerminal(t *testing.T) {
+	w := newWorld(t, "")
+	master, slave := openTerminal(t)
+	seen := watch(master, nil)
+	w.app.stdin, w.app.stdout, w.app.stderr = slave, slave, slave
+	w.app.size = func() (int, int) { return 100, 30 }
+	w.app.backend = func(s caisson.BackendSettings) (sandbox.Backend, error) {
+		return &fakeBackend{name: s.Name, started: func([]string) { // the control: the region is drawn
+			for !strings.Contains(seen.String(), "starting the sandbox") {
+				time.Sleep(time.Millisecond)
+			}
+		}}, nil
+	}
+	args := []string{"exec", "--workspace", w.dir, "--backend", "gvisor", "--", "sh", "-c", "printf first >&2"}
+	if status := run(t.Context(), args, append(w.env, "TERM=xterm"), w.app); status != 0 {
+		t.Errorf("status %d", status)
+	}
+	fmt.Fprint(slave, endMark)
+	<-seen.done
+	before, after, _ := strings.Cut(strings.TrimSuffix(seen.String(), endMark), "first")
+	if !strings.HasSuffix(before, "\x1b[J\r\x1b[?2026l") || after != "" {
+		t.Errorf("the terminal got %q", seen)
+	}
+}
+
 // The end of input is told once, and no question is put after it.
 func TestNothingIsAskedAfterTheEndOfInput(t *testing.T) {
 	const three = "  - calls: [{tool: shell, input: {command: one}}, {tool: shell, input: {command: two}}]\n" +

@@ -17,7 +17,7 @@ func accountFiles(accounts []images.Account) []images.File {
 	return []images.File{
 		{Path: "/etc/passwd", Content: append(users, "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"...)},
 		{Path: "/etc/group", Content: append(groups, "nogroup:x:65534:\n"...)},
-		{Path: "/etc/hosts", Content: []byte("127.0.0.1 localhost caisson\n::1 localhost\n")},
-		{Path: "/etc/hostname", Content: []byte("caisson\n")},
+		{Path: "/etc/hosts", Content: []byte(images.Hosts)},
+		{Path: "/etc/hostname", Content: []byte(images.Hostname + "\n")},
 	}
 }

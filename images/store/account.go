@@ -35,8 +35,8 @@ func accountFiles(accounts []images.Account) []layer.FileRewrite {
 	return []layer.FileRewrite{
 		{Path: "etc/passwd", Rewrite: func(old []byte) []byte { return passwdFile(accounts, old) }},
 		{Path: "etc/group", Rewrite: func(old []byte) []byte { return groupFile(accounts, old) }},
-		{Path: "etc/hosts", Rewrite: func([]byte) []byte { return []byte("127.0.0.1 localhost caisson\n::1 localhost\n") }},
-		{Path: "etc/hostname", Rewrite: func([]byte) []byte { return []byte("caisson\n") }},
+		{Path: "etc/hosts", Rewrite: func([]byte) []byte { return []byte(images.Hosts) }},
+		{Path: "etc/hostname", Rewrite: func([]byte) []byte { return []byte(images.Hostname + "\n") }},
 	}
 }
 

@@ -69,7 +69,7 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 		err = r.awaitHealth(ctx, definition.Environment.HealthCheck)
 	}
 	r.result.Times["environment"] += time.Since(began).Milliseconds()
-	return environmentError(err)
+	return blame(r.acted, Environment, err)
 }
 
 // newModel makes the model of the trial, none for an agent that is no model.
@@ -81,17 +81,6 @@ func (r *trialRun) newModel(ctx context.Context) (Model, error) {
 		return Model{}, fmt.Errorf("%w: %s", loop.ErrNoModel, r.trial.Agent)
 	}
 	return r.o.NewModel(ctx, r.trial.Agent)
-}
-
-// environmentError returns the error of setting an environment up.
-func environmentError(err error) error {
-	if err == nil || errors.As(err, new(*infraError)) {
-		return err
-	}
-	if class := classOf(err); class != Machine {
-		return &infraError{class, err}
-	}
-	return &infraError{Environment, err}
 }
 
 // closeAgent ends the agent's session. It may be called again.
@@ -112,7 +101,7 @@ func (r *trialRun) closeAgent() error {
 	if patch := filepath.Join(to, PatchFile); fileExists(patch) {
 		err = os.Link(patch, filepath.Join(r.dir, PatchFile))
 	}
-	return errors.Join(err, writeTrajectory(to, filepath.Join(r.dir, AgentDir)))
+	return errors.Join(err, blame(r.acted, StateUnreadable, writeTrajectory(to, filepath.Join(r.dir, AgentDir))))
 }
 
 // writeTrajectory writes the trajectory of the session in a directory.
@@ -193,7 +182,7 @@ func (r *trialRun) awaitHealth(ctx context.Context, h *task.HealthCheck) error {
 // runAgent runs the agent on one step, and sets its limit in the result.
 func (r *trialRun) runAgent(ctx context.Context, step *task.Step, result *StepResult, dir string) error {
 	if err := r.beginStep(ctx, step); err != nil {
-		return environmentError(err)
+		return blame(r.acted, Environment, err)
 	}
 	began := time.Now()
 	defer func() { r.result.Times["agent"] += time.Since(began).Milliseconds() }()
@@ -232,7 +221,7 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 		return &failure{SolutionFailed, errors.New("the task has no solution")}
 	}
 	if err := uploadAll(ctx, r.session, uploads(upload{to: solutionDir, from: solution, executable: "solve.sh"})); err != nil {
-		return environmentError(err)
+		return blame(r.acted, Environment, err)
 	}
 	output, err := createCapped(filepath.Join(dir, AgentOutputFile))
 	if err != nil {
@@ -244,25 +233,17 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 	if c.Timeout == 0 {
 		c.Timeout = maxAgentTime
 	}
+	r.acted = true
 	ended, err := r.session.Exec(ctx, c)
 	switch {
 	case err != nil:
-		return agentLost(err)
+		return blame(r.acted, AgentFailed, err)
 	case ended.Status.TimedOut:
 		result.Limit = string(limits.KindWallTime)
 	case !ended.Status.Success():
 		result.Class, result.Cause = SolutionFailed, "solve.sh: "+ended.Status.String()
 	}
 	return nil
-}
-
-// agentLost returns the error of a sandbox that ended while the agent worked: a limit that
-// ended it is the agent's.
-func agentLost(err error) error {
-	if limit, ok := errors.AsType[*limits.ExceededError](err); ok {
-		return &failure{AgentFailed, limit}
-	}
-	return &infraError{classOf(err), err}
 }
 
 // runModel runs one turn of the model.
@@ -279,6 +260,7 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 		return &infraError{Machine, err}
 	}
 	report, _ := t.Wait(ctx) // its reason is more exact than the error
+	r.acted = r.acted || report.Usage.ToolCalls > 0 && r.session.Status().Attestation != nil
 	switch report.Reason {
 	case loop.StopAnswered:
 		return nil
@@ -288,17 +270,22 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 		result.Class, result.Cause = AgentFailed, string(report.Reason)
 		return nil
 	}
-	class, ok := map[loop.StopReason]Class{
-		loop.StopProviderFailed: Provider, loop.StopAuth: ProviderAuth, loop.StopSandboxStart: SandboxStart,
-		loop.StopSandboxLost: SandboxLost, loop.StopTraceUnwritable: RecordsUnwritable,
-	}[report.Reason]
-	if !ok {
-		class = Machine
-	}
 	if report.Err == nil {
 		report.Err = errors.New(string(report.Reason))
 	}
-	return &infraError{class, report.Err}
+	switch report.Reason {
+	case loop.StopProviderFailed:
+		return &infraError{Provider, report.Err}
+	case loop.StopAuth:
+		return &infraError{ProviderAuth, report.Err}
+	case loop.StopSandboxStart:
+		return blame(r.acted, SandboxStart, report.Err)
+	case loop.StopSandboxLost:
+		return blame(r.acted, SandboxLost, report.Err)
+	case loop.StopTraceUnwritable:
+		return &infraError{RecordsUnwritable, report.Err}
+	}
+	return &infraError{Machine, report.Err}
 }
 
 // noteLimit notes the limit that ended a turn of the agent. It returns an error if the limit is
@@ -334,7 +321,7 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 		run := r.place.newCommand("/bin/sh", "-c", c.Command)
 		run.Timeout = c.Time
 		if _, err := r.session.Exec(ctx, run); err != nil {
-			return agentLost(err)
+			return blame(r.acted, StateUnreadable, err)
 		}
 	}
 	r.session.EndBackground() // it could change what is read meanwhile
@@ -357,14 +344,8 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 		}
 		err = downloadPath(ctx, r.session, source, a.Name(), filepath.Join(dir, ArtifactsDir), a.Exclude, left)
 	}
-	if err != nil {
-		if cause := agentLost(err); classOf(err) != Machine || errors.As(cause, new(*failure)) {
-			return cause
-		}
-		return &failure{StateUnreadable, err}
+	if err == nil && r.trial.Definition.MultiStep { // the session goes on
+		err = writeTrajectory(r.agent.Dir.Path, filepath.Join(dir, AgentDir))
 	}
-	if r.trial.Definition.MultiStep { // the session goes on
-		return writeTrajectory(r.agent.Dir.Path, filepath.Join(dir, AgentDir))
-	}
-	return nil
+	return blame(r.acted, StateUnreadable, err)
 }

@@ -31,7 +31,8 @@ func (o Outcome) Judged() bool { return o == Passed || o == Failed || o == Limit
 // Class is the reason of an outcome that is not plainly passed or failed.
 type Class string
 
-// The classes of faults of the infrastructure.
+// The classes of faults of the infrastructure. A sandbox that is lost, can't be replaced or can't
+// be set up once a command of the agent has run is the agent's failure, with the same class.
 const (
 	ImageUnavailable  Class = "image"         // the image could not be built, found or unpacked
 	SandboxStart      Class = "sandbox_start" // a sandbox could not start
@@ -48,13 +49,13 @@ const (
 const (
 	AgentFailed       Class = "agent_failed"      // the agent gave up or was stuck, and the verifier did not pass
 	SolutionFailed    Class = "solution_failed"   // the oracle's solution had another exit status than 0, and the verifier did not pass
-	StateUnreadable   Class = "state_unreadable"  // what the agent left could not be collected
+	StateUnreadable   Class = "state_unreadable"  // what the agent left could not be collected or brought to the verifier
 	RewardMissing     Class = "reward_missing"    // the verifier wrote no reward
 	RewardEmpty       Class = "reward_empty"      // its file is empty
 	RewardUnparsable  Class = "reward_unparsable" // its file is no number, or no object of numbers
 	VerifierTimeout   Class = "verifier_timeout"  // the verifier reached its time twice
 	MinRewardNotMet   Class = "min_reward"        // a step stayed below its least reward
-	VerifierCrashed   Class = "verifier_crashed"  // the verifier's sandbox ended by what ran in it
+	VerifierCrashed   Class = "verifier_crashed"  // the verifier's sandbox ended by what ran in it, or its files could not be collected
 	UnverifiedOutcome Class = "unverified"        // the task has no verifier
 )
 

@@ -106,32 +106,30 @@ func mainReward(rewards map[string]float64) float64 {
 	return sum / float64(len(rewards))
 }
 
-// combineRewards returns the rewards of a task with steps, nil if no step that counts has
-// any.
-func combineRewards(s task.Strategy, steps []StepResult) map[string]float64 {
-	if s == task.Final {
-		if len(steps) == 0 {
-			return nil
-		}
-		return steps[len(steps)-1].Rewards
-	}
-	n, sums := 0, map[string]float64{}
-	for _, step := range steps {
-		if step.Rewards == nil {
-			continue
-		}
-		n++
+// isPass reports whether rewards are a pass.
+func isPass(rewards map[string]float64) bool { return rewards != nil && mainReward(rewards) >= 1 }
+
+// combineRewards returns the rewards of a task with so many steps, of which these began; nil if
+// no step has any. A step without rewards, and one that did not begin, has 0 for every key.
+func combineRewards(s task.Strategy, steps []StepResult, planned int) map[string]float64 {
+	var combined map[string]float64
+	for i, step := range steps {
 		for key, r := range step.Rewards {
-			sums[key] += r
+			if combined == nil {
+				combined = map[string]float64{}
+			}
+			if s == task.Final && i+1 < planned {
+				r = 0
+			}
+			combined[key] += r
 		}
 	}
-	if n == 0 {
-		return nil
+	if s != task.Final {
+		for key := range combined {
+			combined[key] /= float64(planned)
+		}
 	}
-	for key := range sums {
-		sums[key] /= float64(n)
-	}
-	return sums
+	return combined
 }
 
 // meetsMinimum reports whether rewards reach the bounds; one that is missing does not.

@@ -2,6 +2,7 @@ package batch
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"encoding/xml"
 	"errors"
@@ -9,14 +10,18 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/batch/stats"
+	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // result returns a result of a trial that took a second.
@@ -45,7 +50,7 @@ func TestSummarize(t *testing.T) {
 	list[0].Faults = []Fault{{SandboxStart, "x"}}
 	list[4].Faults = []Fault{{SandboxStart, "x"}, {SandboxLost, "y"}}
 	got := Summarize(s, list)
-	if d := cmp.Diff([]UnsupportedTask{{"task-3", []string{"2 GPUs"}}}, got.Unsupported); d != "" {
+	if d := gocmp.Diff([]UnsupportedTask{{"task-3", []string{"2 GPUs"}}}, got.Unsupported); d != "" {
 		t.Error(d)
 	}
 	a := got.Agents[0]
@@ -55,10 +60,10 @@ func TestSummarize(t *testing.T) {
 	if a.CostUSD != "2.000000" || a.CostUnknown != 1 || a.Usage.InputTokens != 50 || a.MedianMS != 1000 || a.TotalMS != 5000 || *a.MeanReward != 0.75 {
 		t.Errorf("%+v", a)
 	}
-	if d := cmp.Diff(map[Class]int{SandboxStart: 2, SandboxLost: 1}, a.Faults); d != "" {
+	if d := gocmp.Diff(map[Class]int{SandboxStart: 2, SandboxLost: 1}, a.Faults); d != "" {
 		t.Error(d)
 	}
-	if d := cmp.Diff(map[Class]int{RewardMissing: 1}, a.Classes); d != "" {
+	if d := gocmp.Diff(map[Class]int{RewardMissing: 1}, a.Classes); d != "" {
 		t.Error(d)
 	}
 	if *a.PassAt1.Value != 0.75 || a.PassAt1.Tasks != 2 || *a.PassAt["2"].Value != 1 || a.PassAt1.Low == nil {
@@ -108,11 +113,11 @@ func TestCompareSides(t *testing.T) {
 	b.Results[3].Outcome = Infrastructure
 	c := Compare(a, b)
 	want := []stats.Pair{{Task: "task-0", A: 0.5, AttemptsA: 2, AttemptsB: 1}, {Task: "task-2", A: 0.5, AttemptsA: 2, AttemptsB: 1}}
-	if d := cmp.Diff(want, c.Pairs); d != "" {
+	if d := gocmp.Diff(want, c.Pairs); d != "" {
 		t.Error(d)
 	}
 	left := []LeftOut{{"task-1", "it differs between the two"}, {"task-3", "no trial of y was judged"}, {"task-4", "only y has it"}}
-	if d := cmp.Diff(left, c.LeftOut); d != "" {
+	if d := gocmp.Diff(left, c.LeftOut); d != "" {
 		t.Error(d)
 	}
 }
@@ -141,6 +146,52 @@ func TestExports(t *testing.T) {
 	}
 	if f := suite.Cases[1].Failure; f == nil || f.Type != "reward_missing" || f.Message != "no & � reward" {
 		t.Errorf("%+v", f)
+	}
+}
+
+// TestVerdict: a step without rewards counts 0, a class of failure is no pass, and a failure in a
+// sandbox is the agent's once it has acted.
+func TestVerdict(t *testing.T) {
+	step := func(class Class, rewards ...float64) StepResult {
+		s := StepResult{Class: class}
+		if len(rewards) > 0 {
+			s.Rewards = map[string]float64{"reward": rewards[0]}
+		}
+		return s
+	}
+	lost, limit := fmt.Errorf("x: %w", sandbox.ErrLost), &limits.ExceededError{Kind: limits.KindMemory}
+	for name, c := range map[string]struct {
+		steps    []StepResult
+		strategy task.Strategy
+		err      error
+		outcome  Outcome
+		class    Class
+		reward   float64 // -1 is none
+	}{
+		"passed":                    {steps: []StepResult{step("", 1), step("", 1), step("", 1)}, outcome: Passed, reward: 1},
+		"no reward":                 {steps: []StepResult{step("", 1), step(RewardMissing), step("", 1)}, outcome: Failed, class: RewardMissing, reward: 2. / 3},
+		"no reward, large ones":     {steps: []StepResult{step("", 3), step(RewardMissing), step("", 3)}, outcome: Failed, class: RewardMissing, reward: 2},
+		"not reached":               {steps: []StepResult{step("", 1)}, err: blame(true, Environment, errors.New("x")), outcome: Failed, class: Environment, reward: 1. / 3},
+		"no reward at all":          {steps: []StepResult{step(RewardMissing)}, outcome: Failed, class: RewardMissing, reward: -1},
+		"final":                     {steps: []StepResult{step("", 0), step("", 0), step("", 1)}, strategy: task.Final, outcome: Passed, reward: 1},
+		"final not reached":         {steps: []StepResult{step(MinRewardNotMet, 1)}, strategy: task.Final, outcome: Failed, class: MinRewardNotMet, reward: 0},
+		"lost before the agent":     {err: blame(false, StateUnreadable, lost), outcome: Infrastructure, class: SandboxLost, reward: -1},
+		"not set up":                {err: blame(false, StateUnreadable, errors.New("x")), outcome: Infrastructure, class: Environment, reward: -1},
+		"lost after it":             {err: blame(true, StateUnreadable, lost), outcome: Failed, class: SandboxLost, reward: -1},
+		"full after it":             {err: blame(true, StateUnreadable, limit), outcome: Limit, class: StateUnreadable, reward: -1},
+		"disk of this machine":      {err: blame(true, StateUnreadable, syscall.ENOSPC), outcome: Infrastructure, class: Machine, reward: -1},
+		"records of this machine":   {err: blame(true, StateUnreadable, &sessiondir.StateError{}), outcome: Infrastructure, class: RecordsUnwritable, reward: -1},
+		"of the provider after all": {err: blame(true, StateUnreadable, &infraError{Provider, lost}), outcome: Infrastructure, class: Provider, reward: -1},
+	} {
+		r := trialRun{steps: c.steps, trial: Trial{Definition: &task.Task{MultiStep: true, Strategy: cmp.Or(c.strategy, task.Mean), Steps: make([]task.Step, 3)}}}
+		r.setOutcome(c.err)
+		reward := -1.0
+		if r.result.Reward != nil {
+			reward = *r.result.Reward
+		}
+		if r.result.Outcome != c.outcome || r.result.Class != c.class || reward != c.reward {
+			t.Errorf("%s: %s %q, reward %g; want %s %q, %g", name, r.result.Outcome, r.result.Class, reward, c.outcome, c.class, c.reward)
+		}
 	}
 }
 
@@ -173,7 +224,7 @@ func TestReadRewards(t *testing.T) {
 		if e, ok := errors.AsType[*RewardError](err); ok {
 			class, err = e.Class, nil
 		}
-		if d := cmp.Diff(c.want, got); d != "" || class != c.class || err != nil {
+		if d := gocmp.Diff(c.want, got); d != "" || class != c.class || err != nil {
 			t.Errorf("%s: %v, %s, %v", c.files, got, class, err)
 		}
 	}

@@ -151,10 +151,12 @@ type trialRun struct {
 	// since is a time before the first command of the agent, and layer one before its
 	// sandbox was made.
 	since, layer time.Time
-	session      *runner.Session
-	agent        *runner.Options
-	model        Model
-	steps        []StepResult
+	// acted reports that a command of the agent has run.
+	acted   bool
+	session *runner.Session
+	agent   *runner.Options
+	model   Model
+	steps   []StepResult
 }
 
 // infraError is a fault of the infrastructure.
@@ -181,6 +183,27 @@ type failure struct {
 func (e *failure) Error() string { return e.err.Error() }
 func (e *failure) Unwrap() error { return e.err }
 
+// blame returns the error of an operation in a sandbox. It is the agent's failure once a command
+// of the agent has run, which can have caused it, and one of the infrastructure before. Records
+// and disks of this machine are the infrastructure's at any time.
+func blame(acted bool, class Class, err error) error {
+	if err == nil || errors.As(err, new(*infraError)) || errors.As(err, new(*failure)) {
+		return err
+	}
+	of := classOf(err)
+	switch {
+	case isDiskFault(err):
+		return &infraError{Machine, err}
+	case of == Machine && !acted:
+		return &infraError{Environment, err}
+	case of == RecordsUnwritable, !acted:
+		return &infraError{of, err}
+	case of != Machine:
+		class = of
+	}
+	return &failure{class, err}
+}
+
 // setOutcome sets the outcome by the rewards, and by the error that ended the trial.
 func (r *trialRun) setOutcome(err error) {
 	out := &r.result
@@ -205,7 +228,7 @@ func (r *trialRun) setOutcome(err error) {
 	}
 	definition := r.trial.Definition
 	if definition.MultiStep {
-		out.Steps, out.Rewards = r.steps, combineRewards(definition.Strategy, r.steps)
+		out.Steps, out.Rewards = r.steps, combineRewards(definition.Strategy, r.steps, len(definition.Steps))
 	} else if len(r.steps) > 0 {
 		out.Rewards = r.steps[0].Rewards
 	}
@@ -222,7 +245,7 @@ func (r *trialRun) setOutcome(err error) {
 		out.Reward = new(mainReward(out.Rewards))
 	}
 	switch {
-	case out.Reward != nil && *out.Reward >= 1:
+	case isPass(out.Rewards) && out.Class == "":
 		out.Outcome = Passed
 	case out.Limit != "":
 		out.Outcome = Limit
@@ -239,7 +262,7 @@ func classOf(err error) Class {
 		return SandboxStart
 	case errors.Is(err, sandbox.ErrLost), command != nil && slices.Contains([]runner.FaultKind{runner.FaultCommandLost, runner.FaultReplaced, runner.FaultSandboxLost}, command.Kind):
 		return SandboxLost
-	case errors.As(err, new(*sessiondir.StateError)):
+	case errors.As(err, new(*sessiondir.StateError)), command != nil && command.Kind == runner.FaultRecords:
 		return RecordsUnwritable
 	}
 	return Machine
@@ -291,13 +314,16 @@ func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
 	if err == nil {
 		err = r.collectState(ctx, step, dir, &left)
 	}
+	if failed, ok := errors.AsType[*failure](err); ok {
+		result.Class, result.Cause = failed.class, failed.Error()
+	}
 	result.LeftOut = left.names
 	if err != nil {
 		r.steps = append(r.steps, result)
 		return false, err
 	}
 	began := time.Now()
-	v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, place: r.place}
+	v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, place: r.place, acted: r.acted}
 	if last { // its sandbox ends while the verifier's starts
 		closed := make(chan error, 1)
 		v.agentClosed = sync.OnceValue(func() error { return <-closed })
@@ -311,7 +337,10 @@ func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
 	}
 	r.result.Times["verifier"] += time.Since(began).Milliseconds()
 	r.result.Sessions = append(r.result.Sessions, v.sessions...)
-	result.Rewards, result.LeftOut = v.rewards, append(left.names, v.left.names...)
+	result.LeftOut = append(left.names, v.left.names...)
+	if result.Rewards = v.rewards; isPass(v.rewards) {
+		result.Class, result.Cause = "", "" // the verifier decides how the agent did
+	}
 	if failed, ok := errors.AsType[*failure](err); ok {
 		result.Class, result.Cause, err = failed.class, failed.Error(), nil
 	}

@@ -407,30 +407,6 @@ func TestVerifierTimeout(t *testing.T) {
 	}
 }
 
-// TestAgentCannotForge is acceptance check 5, and a daemon that goes on rewriting.
-func TestAgentCannotForge(t *testing.T) {
-	backends(t, func(t *testing.T, m *machine) {
-		for name, forged := range map[string]string{
-			"files":                "mkdir /tests; echo 1 > /logs/verifier/reward.txt; echo '{\"reward\":1}' > /logs/verifier/reward.json; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; touch /tests/planted",
-			"symlink tests":        "ln -s /app /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /app/test.sh; touch /app/planted",
-			"symlink logs":         "rm -r /logs; mkdir /app/l /app/l/verifier; ln -s /app/l /logs; echo 1 > /logs/verifier/reward.txt",
-			"file tests":           "rm -rf /logs; echo 1 > /logs; echo 1 > /tests",
-			"a daemon":             "(trap '' TERM HUP; while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; done) > /dev/null 2>&1 &",
-			"a daemon with setsid": "setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.01; done' > /dev/null 2>&1 &",
-			"hard links":           "mkdir /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; ln /tests/test.sh /app/other",
-		} {
-			definition := m.task("", map[string]string{"solution/solve.sh": solve(forged), "tests/test.sh": "[ -e /tests/planted ] && echo 1 > /logs/verifier/reward.txt\nsleep 0.3\n"})
-			r, _ := m.run(definition, batch.Oracle)
-			if r.Outcome != batch.Failed || r.Reward != nil {
-				t.Errorf("%s: %+v", name, r)
-			}
-			if r.Class != batch.RewardMissing && r.Class != batch.StateUnreadable {
-				t.Errorf("%s: class %q: %s", name, r.Class, r.Cause)
-			}
-		}
-	})
-}
-
 // forgedCaches are files of caches, to which a solution writes "forged". The image has the
 // first ones.
 var forgedCaches = []string{

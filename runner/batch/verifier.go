@@ -30,6 +30,8 @@ type verification struct {
 	// another directory.
 	dir, out string
 	place    place // of the agent
+	// acted reports that a command of the agent has run.
+	acted bool
 	// agentClosed waits until the agent's session has ended and its files are in dir, and
 	// returns its error. Nil means that it has.
 	agentClosed func() error
@@ -116,7 +118,7 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 		return !slices.ContainsFunc(dirs, func(dir string) bool { return isWithin(name, strings.TrimSuffix(dir, "/")) }) || p.root && isHarness(name) || caches.contains(h)
 	}
 	if !p.root {
-		return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), hidden, append(dirs, imageDir), nil, &v.left))
+		return v.blame(restoreState(ctx, s, filepath.Join(v.dir, StateFile), hidden, append(dirs, imageDir), nil, &v.left))
 	}
 	list := func() ([]upload, error) {
 		if v.agentClosed != nil {
@@ -131,13 +133,13 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 		state, dirs = "", nil
 	}
 	if err := restoreState(ctx, s, state, hidden, dirs, list, &v.left); err != nil {
-		return v.stateError(err)
+		return v.blame(err)
 	}
 	own := []upload{{to: logsDir + "/verifier"}}
 	if tests := v.step.Verifier.Tests; tests != "" {
 		own = append(own, upload{to: testsDir, from: tests, executable: "test.sh"})
 	}
-	return environmentError(uploadAll(ctx, s, uploads(own...)))
+	return v.blame(uploadAll(ctx, s, uploads(own...)))
 }
 
 // imageDir has the programs of an image, to which symlinks of a workspace may lead.
@@ -206,12 +208,10 @@ func isHarness(name string) bool {
 	return slices.ContainsFunc(harnessDirs, func(dir string) bool { return isWithin(name, dir) })
 }
 
-// stateError returns the error of restoring what the agent left.
-func (v *verification) stateError(err error) error {
-	if _, ok := errors.AsType[*statusError](err); ok {
-		return &failure{StateUnreadable, err}
-	}
-	return environmentError(err)
+// blame returns the error of bringing the agent's files, with which a sandbox that could not
+// start has nothing to do.
+func (v *verification) blame(err error) error {
+	return blame(v.acted && classOf(err) != SandboxStart, StateUnreadable, err)
 }
 
 // runTests runs test.sh and reads its reward. Its exit status does not count.
@@ -228,16 +228,13 @@ func (v *verification) runTests(ctx context.Context, s *runner.Session, p place,
 		err = errors.Join(os.RemoveAll(output), os.WriteFile(output, kept, 0o644))
 	}
 	if err != nil {
-		return environmentError(err)
+		return blame(v.acted, VerifierCrashed, err)
 	}
 	v.rewards, err = ReadRewards(dir)
 	if reward, ok := errors.AsType[*RewardError](err); ok {
 		return &failure{reward.Class, reward}
 	}
-	if err != nil {
-		return &infraError{Machine, err}
-	}
-	return nil
+	return blame(v.acted, RewardUnparsable, err)
 }
 
 // runCommand runs a command, or test.sh, whose exit status is the reward.
@@ -275,7 +272,7 @@ func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p pl
 		if limit, ok := errors.AsType[*limits.ExceededError](err); ok {
 			return ended.Status, &failure{VerifierCrashed, limit}
 		}
-		return ended.Status, environmentError(err)
+		return ended.Status, blame(v.acted, VerifierCrashed, err)
 	case ended.Status.TimedOut:
 		return ended.Status, errVerifierTime
 	}
@@ -317,7 +314,7 @@ func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) erro
 		if err := os.MkdirAll(to, 0o755); err != nil {
 			return &infraError{Machine, err}
 		}
-		v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, out: to, place: r.place}
+		v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, out: to, place: r.place, acted: r.trial.Agent != Nop}
 		err := v.verifyStep(ctx)
 		result := StepResult{Name: step.Name, Rewards: v.rewards, Limit: was.Limit, LeftOut: v.left.names}
 		if definition.MultiStep && i < len(was.Steps) {

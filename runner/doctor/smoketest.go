@@ -211,6 +211,11 @@ func (t SmokeTest) checkAttestation(a sandbox.Attestation, info sandbox.Info, to
 		lost, f.Result, f.Fault = a.Lost, Failed, FaultSandbox
 		f.Hint = "refuse_lost is set, so nothing runs: choose another backend, fix the losses, or remove refuse_lost."
 	}
+	if len(a.Localhost) == 0 && f.Result == OK {
+		f.Result = Warning
+		f.Detail += "; the name localhost has no address inside, so programs can't reach their own servers by it"
+		f.Hint = "Put an /etc/hosts with the line \"127.0.0.1 localhost\" into the image."
+	}
 	if len(lost) > 0 {
 		f.Detail += "; not protected here: " + strings.Join(lost, " ")
 	}

@@ -25,10 +25,13 @@ func TestDoctorTrialLimits(t *testing.T) {
 		{"processes alone", sandbox.AttestedLimits{PIDs: 256}, ", memory without a limit, 256 processes"},
 		{"none", sandbox.AttestedLimits{}, ", memory without a limit, processes without a limit"},
 	} {
-		got := s.checkAttestation(sandbox.Attestation{Limits: tt.limits}, sandbox.Info{}, 0, nil)
+		got := s.checkAttestation(sandbox.Attestation{Limits: tt.limits, Localhost: []string{"127.0.0.1"}}, sandbox.Info{}, 0, nil)
 		if got.Result != OK || !strings.HasSuffix(got.Detail, tt.words) {
 			t.Errorf("%s: %+v, want the end %q", tt.name, got, tt.words)
 		}
+	}
+	if got := s.checkAttestation(sandbox.Attestation{}, sandbox.Info{}, 0, nil); got.Result != Warning || !strings.Contains(got.Detail, "localhost has no address") {
+		t.Errorf("without localhost: %+v", got)
 	}
 }
 

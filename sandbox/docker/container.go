@@ -104,20 +104,8 @@ func (c *engineContainer) Plan(context.Context) (_ []ownership.Entry, err error)
 	return []ownership.Entry{{Kind: ownership.KindContainer, Name: c.prep.Name}}, nil
 }
 
-// hostsFile is /etc/hosts of a container whose image has none of Caisson's:
-// without a network the engine writes none.
-const (
-	hostsFile = "hosts"
-	hostsText = "127.0.0.1 localhost caisson\n::1 localhost\n"
-)
-
-// Begin writes /etc/hosts, and examines an image of the engine.
-func (c *engineContainer) Begin(ctx context.Context) error {
-	if err := c.prep.Files.Write(hostsFile, hostsText); err != nil {
-		return err
-	}
-	return c.examineImage(ctx)
-}
+// Begin examines an image of the engine.
+func (c *engineContainer) Begin(ctx context.Context) error { return c.examineImage(ctx) }
 
 // Identity returns the identity that the workspace's mounts need.
 func (c *engineContainer) Identity(m *workmount.Mounts) lifecycle.Identity {
@@ -182,7 +170,7 @@ func (c *engineContainer) makeRequest(ctx context.Context) error {
 	}
 	own, further := p.Tmpfs()
 	c.asked = plan{
-		spec: p.Spec, image: c.image, volumes: volumes, work: p.Mounts, tmpfs: slices.Concat(own, further), files: p.FileBinds(), hostsPath: p.Files.Path(hostsFile), remote: p.Remote, seccomp: c.seccomp,
+		spec: p.Spec, image: c.image, volumes: volumes, work: p.Mounts, tmpfs: slices.Concat(own, further), files: p.FileBinds(), hostsPath: p.Files.Path(lifecycle.HostsFile), remote: p.Remote, seccomp: c.seccomp,
 		runtime: c.facts.runtime, cpus: c.facts.info.NCPU, labels: c.backend.labels(p.Spec), noSwapLimit: !c.facts.info.SwapLimit,
 		coverCgroups: c.isRoot() && c.ownsCgroups(),
 	}.buildRequest()

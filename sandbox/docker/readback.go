@@ -52,6 +52,7 @@ func readBack(asked request, got container.InspectResponse) error {
 		{"entry point", strings.Join(asked.config.Entrypoint, " "), strings.Join(got.Config.Entrypoint, " ")},
 		{"arguments", "", strings.Join(got.Config.Cmd, " ")},
 		{"capabilities", capabilitySet(want.CapAdd), capabilitySet(have.CapAdd)},
+		{"extra hosts", strings.Join(want.ExtraHosts, " "), strings.Join(have.ExtraHosts, " ")},
 		{"dropped capabilities", capabilitySet(want.CapDrop), capabilitySet(have.CapDrop)},
 	} {
 		if c.want != c.have {
@@ -92,7 +93,7 @@ func checkExtras(have *container.HostConfig) []error {
 	for name, count := range map[string]int{
 		"devices": len(have.Devices), "device requests": len(have.DeviceRequests), "device rules": len(have.DeviceCgroupRules),
 		"binds": len(have.Binds), "volumes of other containers": len(have.VolumesFrom), "added groups": len(have.GroupAdd),
-		"links": len(have.Links), "ports": len(have.PortBindings), "extra hosts": len(have.ExtraHosts), "sysctls": len(have.Sysctls),
+		"links": len(have.Links), "ports": len(have.PortBindings), "sysctls": len(have.Sysctls),
 	} {
 		if count > 0 {
 			errs = append(errs, fmt.Errorf("%s: requested none, the engine has %d", name, count))

@@ -61,7 +61,7 @@ func (p plan) buildRequest() request {
 			Entrypoint: []string{sandbox.GuestPath},
 			Env:        harden.GuestEnv(),
 			WorkingDir: "/",
-			Hostname:   harden.HostName,
+			Hostname:   images.Hostname,
 			// The container has a network namespace with nothing but a loopback
 			// either way; this keeps the engine from starting itself once more
 			// to attach it to no network, which takes longer than the container
@@ -104,7 +104,8 @@ func (p plan) hostConfig() *container.HostConfig {
 		MaskedPaths:    harden.MaskedPaths(),
 		ReadonlyPaths:  harden.ReadonlyPaths(),
 		// Nothing of the host's resolver: there is no network to resolve in.
-		DNS: []string{"127.0.0.1"}, DNSSearch: []string{"."}, DNSOptions: []string{},
+		ExtraHosts: p.extraHosts(),
+		DNS:        []string{"127.0.0.1"}, DNSSearch: []string{"."}, DNSOptions: []string{},
 		ShmSize:     p.shmBytes(),
 		Tmpfs:       p.tmpfsMounts(),
 		Mounts:      p.mounts(),
@@ -119,6 +120,15 @@ func (p plan) hostConfig() *container.HostConfig {
 			Ulimits:    ulimits(p),
 		},
 	}
+}
+
+// extraHosts returns the host's own name for an /etc/hosts that the engine writes,
+// which has only localhost without a network.
+func (p plan) extraHosts() []string {
+	if !p.remote {
+		return nil
+	}
+	return []string{images.Hostname + ":127.0.0.1"}
 }
 
 // memorySwap bounds memory and swap together to the limit of memory. An engine
@@ -192,7 +202,9 @@ func (p plan) mounts() []mount.Mount {
 	for _, f := range p.files {
 		list = append(list, bind(f.Source, f.Path, true))
 	}
-	if len(p.image.binds) == 0 && !p.remote { // a skeleton has its own
+	// An engine empties /etc/hosts of its images, skeletons too. Other images are
+	// mounted with theirs.
+	if !p.remote && (len(p.image.binds) == 0 || p.spec.Image.Scheme == images.SchemeHost) {
 		list = append(list, bind(p.hostsPath, "/etc/hosts", true))
 	}
 	for i, b := range p.work.Binds {

@@ -23,8 +23,10 @@ import (
 func TestApply(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	large := bytes.Repeat([]byte("0123456789abcdef"), workspace.MaxWriteBytes/16)
-	if err := os.Symlink("/etc", filepath.Join(g.Workspace, "out")); err != nil {
-		t.Fatal(err)
+	for name, target := range map[string]string{"out": "/etc", "link": "d/f"} {
+		if err := os.Symlink(target, filepath.Join(g.Workspace, name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	write(t, g, "roots", "root's own\n", 0o644) // in a directory of the commands' user
 	for _, tt := range []struct {
@@ -44,6 +46,7 @@ func TestApply(t *testing.T) {
 		{name: "rename by names that are not UTF-8", op: workspace.Op{Kind: workspace.OpRename, Path: "d/large", To: "d\xff/l\xfe"}, want: workspace.Change{Kind: workspace.OpRename, Path: "d/large", To: "d\xff/l\xfe", Bytes: int64(len(large))}},
 		{name: "a name that is not UTF-8", op: workspace.Op{Kind: workspace.OpWrite, Path: "d\xff/l\xfe", Content: []byte("x")}, want: workspace.Change{Kind: workspace.OpWrite, Path: "d\xff/l\xfe", Bytes: 1}},
 		{name: "no match", op: workspace.Op{Kind: workspace.OpPatch, Path: "d/f", Old: "one", New: "x"}, kind: workspace.KindNoMatch},
+		{name: "a symlink, whose target is another file than was asked for", op: workspace.Op{Kind: workspace.OpWrite, Path: "link", Content: []byte("x")}, kind: workspace.KindNotRegular},
 		{name: "escape", op: workspace.Op{Kind: workspace.OpWrite, Path: "../f", Content: []byte("x")}, kind: workspace.KindEscape},
 		{name: "escape by link", op: workspace.Op{Kind: workspace.OpWrite, Path: "out/f", Content: []byte("x")}, kind: workspace.KindEscape},
 	} {

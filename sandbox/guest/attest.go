@@ -12,7 +12,7 @@ import (
 
 // Attest fills the parts of an attestation that are observed from inside:
 // Kernel, GuestVersion, User, GuestUser, Capabilities, GuestCapabilities,
-// NoNewPrivileges, Seccomp, Network, RootReadOnly, Namespaces, UIDMap, GIDMap,
+// NoNewPrivileges, Seccomp, Network, Localhost, RootReadOnly, Namespaces, UIDMap, GIDMap,
 // Identities, Limits, KillMethod and Lost. The backend fills the rest, and replaces limits of 0 by
 // what it read back from the engine or runtime. A capability counts if it is
 // in any of a process's five sets.
@@ -37,6 +37,9 @@ func Attest(h wire.Hello) sandbox.Attestation {
 			MemoryBytes: knownLimit(h.Limits.MemoryBytes), PIDs: knownLimit(h.Limits.PIDs),
 			MilliCPUs: knownLimit(h.Limits.MilliCPUs), OpenFiles: knownLimit(h.Limits.OpenFiles),
 		},
+	}
+	for _, text := range h.Localhost {
+		a.Localhost = append(a.Localhost, cleanText(text))
 	}
 	for _, m := range h.Tmpfs {
 		if m.Path == "/tmp" {

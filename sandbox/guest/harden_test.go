@@ -146,14 +146,14 @@ func TestVerifyIDMaps(t *testing.T) {
 
 func TestAttest(t *testing.T) {
 	h := hardened()
-	h.Kernel, h.Version = "Linux\x1b[0m", "v1"
+	h.Kernel, h.Version, h.Localhost = "Linux\x1b[0m", "v1", []string{"127.0.0.1", "::1\a"}
 	h.Tmpfs = []wire.Mount{{Path: "/tmp", Bytes: 5}}
 	h.Limits = wire.Limits{MemoryBytes: -1, PIDs: 64}
 	h.UIDMap, h.GIDMap = wire.ParseIDMap("         0     300000      65536\n"), wire.ParseIDMap("0 1000 1\n1 100000 65535\n")
 	want := sandbox.Attestation{
 		Kernel: "Linux?[0m", GuestVersion: "v1", User: "10001:10001", GuestUser: "0:0",
 		Capabilities: []string{}, GuestCapabilities: []string{"CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP"},
-		NoNewPrivileges: true, Seccomp: "filter", Network: "none", RootReadOnly: true,
+		NoNewPrivileges: true, Seccomp: "filter", Network: "none", Localhost: []string{"127.0.0.1", "::1?"}, RootReadOnly: true,
 		Namespaces: []string{"pid"}, UIDMap: "0 300000 65536", GIDMap: "0 1000 1, 1 100000 65535", Identities: 1, KillMethod: "gid",
 		Limits: sandbox.AttestedLimits{PIDs: 64, TmpBytes: 5},
 	}

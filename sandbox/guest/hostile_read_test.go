@@ -60,6 +60,11 @@ func TestReadLies(t *testing.T) {
 			l.sendResult(wire.ReadResult{Info: plainFile(1), Error: &wire.OpError{Kind: "escape"}})
 		}},
 		{"unknown error", info, func(l *liar) { l.sendResult(wire.ReadResult{Error: &wire.OpError{Kind: "root"}}) }},
+		{"a file leads somewhere", info, func(l *liar) {
+			i := plainFile(1)
+			i.Target = []byte("x")
+			l.sendResult(wire.ReadResult{Info: i})
+		}},
 		{"mount without an error", info, func(l *liar) { l.sendResult(wire.ReadResult{Info: plainFile(1), Mount: true}) }},
 		{"cancelled", info, func(l *liar) { l.sendResult(wire.ReadResult{Cancelled: true}) }},
 		{"no end of the channel", info, func(l *liar) { l.json(1, wire.TypeEnd, wire.ReadResult{Info: plainFile(1)}) }},

@@ -27,7 +27,10 @@ var modes = map[workspace.Type][]fs.FileMode{
 const otherBits = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
 
 // checkNode refuses what no file can be.
-func checkNode(kind string, size int64, mode uint32, modified *wire.Timestamp) error {
+func checkNode(kind string, size int64, target []byte, mode uint32, modified *wire.Timestamp) error {
+	if len(target) > workspace.MaxPathBytes || target != nil && kind != string(workspace.TypeSymlink) {
+		return fmt.Errorf("%w: a %.20q leads nowhere", wire.ErrProtocol, kind)
+	}
 	for _, bits := range modes[workspace.Type(kind)] {
 		if modeOf(mode)&^otherBits == bits && size >= 0 {
 			return checkTime(modified)
@@ -56,5 +59,5 @@ func timeOf(t *wire.Timestamp) time.Time {
 }
 
 func infoOf(i wire.FileInfo) workspace.Info {
-	return workspace.Info{Type: workspace.Type(i.Type), Size: i.Size, Mode: modeOf(i.Mode), ModTime: timeOf(&i.Modified), Inode: i.Inode}
+	return workspace.Info{Type: workspace.Type(i.Type), Size: i.Size, Target: string(i.Target), Mode: modeOf(i.Mode), ModTime: timeOf(&i.Modified), Inode: i.Inode}
 }

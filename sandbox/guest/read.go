@@ -233,7 +233,7 @@ func (l *readCall) checkEnd() error {
 		return fmt.Errorf("%w: an end that doesn't fit the read", wire.ErrProtocol)
 	}
 	if i := a.Info; i != nil {
-		return checkNode(i.Type, i.Size, i.Mode, &i.Modified)
+		return checkNode(i.Type, i.Size, i.Target, i.Mode, &i.Modified)
 	}
 	return nil
 }
@@ -300,10 +300,8 @@ func (f *directoryReader) takeLine(line []byte) error {
 		return fmt.Errorf("%w: %.40q is no name", wire.ErrProtocol, name)
 	case name <= f.last:
 		return fmt.Errorf("%w: entries out of order", wire.ErrProtocol)
-	case len(e.Target) > workspace.MaxPathBytes, e.Target != nil && e.Type != string(workspace.TypeSymlink):
-		return fmt.Errorf("%w: %.40q leads nowhere", wire.ErrProtocol, name)
 	}
-	if err := errors.Join(checkNode(e.Type, e.Size, e.Mode, e.Modified), checkTime(e.Changed)); err != nil {
+	if err := errors.Join(checkNode(e.Type, e.Size, e.Target, e.Mode, e.Modified), checkTime(e.Changed)); err != nil {
 		return err
 	}
 	f.last = name

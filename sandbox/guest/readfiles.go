@@ -86,7 +86,7 @@ func (f *filesReader) beginFile() error {
 		f.each(f.done-1, workspace.File{}, errorOf(header.Error, header.Mount))
 		return nil
 	}
-	if err := checkNode(i.Type, i.Size, i.Mode, &i.Modified); err != nil {
+	if err := checkNode(i.Type, i.Size, i.Target, i.Mode, &i.Modified); err != nil {
 		return err
 	}
 	f.file, f.left = &workspace.File{Info: infoOf(*i)}, header.Length

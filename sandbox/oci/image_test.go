@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -157,12 +158,14 @@ func TestImageOfAStore(t *testing.T) {
 }
 
 // The workspace's mount point in an image hides what the image has there, and a symlink
-// there is refused.
+// there is refused. The empty /etc/hosts of an exported container is replaced.
 func TestTargetInImage(t *testing.T) {
 	root := shellRoot(t)
 	must(t, os.Mkdir(filepath.Join(root, "app"), 0o755))
 	must(t, os.WriteFile(filepath.Join(root, "app", "of-the-image"), nil, 0o644))
 	must(t, os.Symlink("/etc", filepath.Join(root, "link")))
+	must(t, os.Mkdir(filepath.Join(root, "etc"), 0o755))
+	must(t, os.WriteFile(filepath.Join(root, "etc", "hosts"), nil, 0o644))
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, 0)
 		spec := b.spec(t, "ses_target")
@@ -170,6 +173,9 @@ func TestTargetInImage(t *testing.T) {
 		sb, err := b.backend.Create(t.Context(), spec)
 		must(t, err)
 		defer func() { _ = sb.Destroy(context.Background()) }()
+		if got := sb.Attestation().Localhost; !slices.Equal(got, []string{"127.0.0.1", "::1"}) {
+			t.Errorf("localhost has the addresses %v", got)
+		}
 		if got := output(t, sb, "env"); !strings.Contains(got, "PWD=/app\n") {
 			t.Errorf("the environment has no PWD=/app:\n%s", got)
 		}

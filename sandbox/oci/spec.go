@@ -72,7 +72,7 @@ type idMapping struct{ uid, gid, hostUID, hostGID, size int }
 func (p plan) spec() *specs.Spec {
 	s := &specs.Spec{
 		Version:  specVersion,
-		Hostname: harden.HostName,
+		Hostname: images.Hostname,
 		Root:     &specs.Root{Path: p.rootfs, Readonly: !p.writable},
 		Process:  p.process(),
 		Mounts:   p.listMounts(),

@@ -80,6 +80,9 @@ func checkNetwork(ctx context.Context, e *env) error {
 			return fmt.Errorf("interface %s", i)
 		}
 	}
+	if !slices.Contains(f.Localhost, "127.0.0.1") || !slices.Equal(f.Own, []string{"127.0.0.1"}) {
+		return fmt.Errorf("localhost has the addresses %v, the host name %s has %v", f.Localhost, f.Hostname, f.Own)
+	}
 	out, err := e.expectOutput(ctx, "dial", "192.0.2.1:80", "[2001:db8::1]:80", "172.17.0.1:2375")
 	if err != nil {
 		return err
@@ -202,6 +205,10 @@ func checkAttestation(ctx context.Context, e *env) error {
 		if at.Limits.MemoryBytes != 2<<30 || at.Limits.PIDs != 256 || at.Limits.TmpBytes != 512<<20 {
 			wrong = append(wrong, fmt.Errorf("limits %+v", at.Limits))
 		}
+	}
+	slices.Sort(f.Localhost)
+	if slices.Sort(at.Localhost); !slices.Equal(at.Localhost, f.Localhost) {
+		wrong = append(wrong, fmt.Errorf("addresses of localhost %v, observed %v", at.Localhost, f.Localhost))
 	}
 	if at.Backend != e.target.Backend.Name() {
 		wrong = append(wrong, fmt.Errorf("backend %q", at.Backend))

@@ -340,7 +340,7 @@ func (s *fakeSandbox) Attestation() sandbox.Attestation {
 		Image: string(s.spec.Image.Scheme), ImageDigest: "sha256:" + strings.Repeat("0", 64),
 		Kernel: fakeKernel, GuestVersion: "1", GuestSHA256: strings.Repeat("0", 64),
 		User: "10001:10001", GuestUser: "0:0", NoNewPrivileges: true, Seccomp: "filter",
-		SeccompProfile: strings.Repeat("0", 64), Network: "none", RootReadOnly: s.spec.Root != sandbox.RootEphemeral,
+		SeccompProfile: strings.Repeat("0", 64), Network: "none", Localhost: []string{"127.0.0.1"}, RootReadOnly: s.spec.Root != sandbox.RootEphemeral,
 		Identities: sandbox.MaxIdentity + 1,
 		Workspace:  s.original, WorkspaceTarget: s.mountPoint(), WorkspaceMode: string(cmp.Or(s.spec.Workspace.Mode, sandbox.ModeBind)), WorkspaceOwner: s.owner,
 		Git: string(sandbox.GitReadOnly), Mounts: s.attestMounts(), KillMethod: "fake",

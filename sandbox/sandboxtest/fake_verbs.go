@@ -262,7 +262,7 @@ func (c *fakeCommand) ownFacts() probing.Facts {
 	f := probing.Facts{
 		UID: uid, GID: gid, EUID: uid, EGID: gid, Groups: groups,
 		CapInh: none, CapPrm: none, CapEff: none, CapBnd: none, CapAmb: none,
-		NoNewPrivs: "1", Seccomp: "2", Interfaces: []string{"lo"}, FDs: []int{0, 1, 2}, Hostname: "fake",
+		NoNewPrivs: "1", Seccomp: "2", Interfaces: []string{"lo"}, FDs: []int{0, 1, 2}, Hostname: "fake", Localhost: []string{"127.0.0.1"}, Own: []string{"127.0.0.1"},
 	}
 	if c.sb.spec.User == sandbox.UserRoot {
 		f.UID, f.GID, f.EUID, f.EGID = 0, 0, 0, 0

@@ -13,6 +13,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
@@ -399,7 +400,7 @@ func lifeRows() []row {
 		{
 			setting: "Env",
 			configured: func(_ *env, s Settings) error {
-				return errors.Join(compareSetting("environment", strings.Join(s.Env, " "), strings.Join(harden.GuestEnv(), " ")), compareSetting("host name", s.Hostname, harden.HostName))
+				return errors.Join(compareSetting("environment", strings.Join(s.Env, " "), strings.Join(harden.GuestEnv(), " ")), compareSetting("host name", s.Hostname, images.Hostname))
 			},
 			inside: func(ctx context.Context, e *env) error {
 				return errors.Join(checkEnvironment(ctx, e), checkHostEnvironment(ctx, e))

@@ -35,11 +35,21 @@ func (c *changer) Definition() tools.Definition { return c.def }
 
 // Project shows what the call would change, without changing it.
 func (c *changer) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
-	op, err := c.op(call.Input)
+	op, err := c.newOp(ctx, call)
 	if err != nil {
 		return tools.Projection{}, err
 	}
 	return ProjectedDiff(ctx, c.reader, op)
+}
+
+// newOp returns the change that a call asks for. If its path is a symlink, the
+// change is of the file that the symlink leads to; only a delete is of the symlink.
+func (c *changer) newOp(ctx context.Context, call *tools.Call) (workspace.Op, error) {
+	op, err := c.op(call.Input)
+	if err == nil && op.Kind != workspace.OpDelete {
+		op.Path, err = workspace.FollowLink(ctx, c.reader, op.Path)
+	}
+	return op, err
 }
 
 // Execute has the change made in the sandbox. Where it was shown beforehand,
@@ -47,9 +57,9 @@ func (c *changer) Project(ctx context.Context, call *tools.Call) (tools.Projecti
 // can fix is a [tools.Error]; what was removed before a delete failed is in
 // the Output all the same.
 func (c *changer) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	op, err := c.op(call.Input)
+	op, err := c.newOp(ctx, call)
 	if err != nil {
-		return tools.Output{}, err
+		return tools.Output{}, toolError(err)
 	}
 	op.IfSHA256 = call.Projected
 	change, err := c.apply.Apply(ctx, op)

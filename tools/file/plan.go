@@ -155,7 +155,11 @@ func (p *plan) moveFile(ctx context.Context, r workspace.View, s section, t *tar
 
 // targetFor returns the path's target, reading the file the first time.
 func (p *plan) targetFor(ctx context.Context, r workspace.View, name string) (*target, error) {
-	rel, err := r.Relative(name)
+	real, err := workspace.FollowLink(ctx, r, name)
+	if err != nil {
+		return nil, err
+	}
+	rel, err := r.Relative(real)
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +169,7 @@ func (p *plan) targetFor(ctx context.Context, r workspace.View, name string) (*t
 	if len(p.targets) == maxPatchFiles {
 		return nil, refuse("too_large", "The patch names more than %d files; make several of it. Nothing was changed.", maxPatchFiles)
 	}
-	content, exists, err := readCurrent(ctx, r, name)
+	content, exists, err := readCurrent(ctx, r, real)
 	if err != nil {
 		return nil, err
 	}

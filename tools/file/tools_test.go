@@ -142,6 +142,11 @@ func TestThroughTheDispatcher(t *testing.T) {
 func TestChanges(t *testing.T) {
 	f := newFixture(t)
 	f.file("f", "one\ntwo\none\n")
+	f.file("deep/down/x", "one\n")
+	for name, target := range map[string]string{"link": "dir/up", "dir": "deep/down", "deep/down/up": "../y"} {
+		f.must(os.Symlink(target, filepath.Join(f.root, name)))
+	}
+	f.file("deep/y", "one\n")
 	for _, c := range []struct {
 		tool     tools.Name
 		input    object
@@ -154,6 +159,13 @@ func TestChanges(t *testing.T) {
 		{"patch_file", object{"path": "f", "old": "two\n", "new": ""}, "Patched f: replaced 1 place (now 8 bytes).", []string{"f"}, map[string]string{"f": "one\none\n"}},
 		{"patch_file", object{"path": "f", "old": "one", "new": "2", "replace_all": true}, "Patched f: replaced 2 places (now 4 bytes).", []string{"f"}, map[string]string{"f": "2\n2\n"}},
 		{"delete_file", object{"path": "f"}, "Deleted f.", []string{"f"}, nil},
+		{"patch_file", object{"path": "link", "old": "one", "new": "two"}, "Patched deep/y: replaced 1 place (now 4 bytes).", []string{"deep/y"}, map[string]string{"link": "two\n", "deep/y": "two\n"}},
+		{"write_file", object{"path": "/workspace/dir/up", "content": "3"}, "Overwrote deep/y (1 byte).", []string{"deep/y"}, map[string]string{"deep/y": "3"}},
+		{
+			"apply_patch", object{"patch": patchOf("*** Update File: link", "@@", "-3", "+4", "*** Update File: deep/y", "@@", " 4", "+5")},
+			"Applied the patch:\nchanged deep/y (2 hunks, now 3 bytes)\n", []string{"deep/y"}, map[string]string{"deep/y": "4\n5"},
+		},
+		{"delete_file", object{"path": "link"}, "Deleted link.", []string{"link"}, map[string]string{"deep/y": "4\n5"}},
 		{"write_file", object{"path": "a\nb\u202e", "content": ""}, `Created "a\nb\u202e" (0 bytes).`, []string{"a\nb\u202e"}, nil},
 	} {
 		out, err := f.call(c.tool, c.input)
@@ -174,6 +186,7 @@ func TestFailures(t *testing.T) {
 	f.file("f", "aa")
 	f.file("d/x", "")
 	f.must(os.Symlink(f.outside, filepath.Join(f.root, "out")))
+	f.must(os.Symlink("nothing", filepath.Join(f.root, "dangling")))
 	if b, err := os.ReadFile(filepath.Join(f.root, "out/canary")); err != nil || string(b) != f.canary {
 		t.Fatal("control: a plain read does not reach the canary")
 	}
@@ -200,6 +213,8 @@ func TestFailures(t *testing.T) {
 		{"list_dir", object{"path": "f"}, tools.ErrorExecution, "not_dir", ""},
 		{"patch_file", object{"path": "f", "old": "a", "new": "b"}, tools.ErrorExecution, "no_match", "2 matches"},
 		{"patch_file", object{"path": "f", "old": "x", "new": "b"}, tools.ErrorExecution, "no_match", "0 matches"},
+		{"write_file", object{"path": "dangling", "content": "x"}, tools.ErrorExecution, "not_found", "symlink to a file that does not exist"},
+		{"apply_patch", object{"patch": patchOf("*** Add File: dangling", "+x")}, tools.ErrorExecution, "not_found", "symlink to a file that does not exist"},
 		{"delete_file", object{"path": "d"}, tools.ErrorExecution, "is_dir", "recursive"},
 		{"delete_file", object{"path": "."}, tools.ErrorExecution, "invalid", "workspace itself"},
 	} {
@@ -253,6 +268,7 @@ func TestProjection(t *testing.T) {
 		{tool: "delete_file", input: object{"path": "f"}, state: "f", diff: "--- a/f\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-one\n-two\n"},
 		{tool: "write_file", input: object{"path": "bin", "content": "x"}, state: "bin", diff: "--- a/bin\n+++ b/bin\nBinary: 3 bytes before, 1 after.\n"},
 		{tool: "write_file", input: object{"path": "big", "content": ""}, state: "big", diff: "--- a/big\n+++ b/big\nToo large for a diff: 1200000 bytes before, 0 after.\n"},
+		{tool: "write_file", input: object{"path": "link", "content": "one\n2\n"}, state: "f", diff: "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"},
 		{tool: "patch_file", input: object{"path": "f", "old": "none", "new": "2"}, fails: true},
 		{tool: "patch_file", input: object{"path": "new", "old": "none", "new": "2"}, fails: true},
 		{tool: "delete_file", input: object{"path": "new"}, fails: true},

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -29,8 +30,8 @@ const (
 	maxDefinitionDepth = 64
 	// maxShownName bounds a raw name where it is shown.
 	maxShownName = 80
-	// maxSkipped bounds the list of skipped tools.
-	maxSkipped = 100
+	// maxSkipped bounds the list of skipped tools, without the entry that says so.
+	maxSkipped = 99
 )
 
 // toolList holds the tools of a server that passed the checks.
@@ -63,7 +64,7 @@ func (l *life) listTools(ctx context.Context) (toolList, error) {
 		return list, nil
 	}
 	var found []*mcp.Tool
-	err := eachPage(func(cursor string) (next string, full bool, err error) {
+	cut, err := eachPage(func(cursor string) (next string, full bool, err error) {
 		page, err := l.session.ListTools(ctx, &mcp.ListToolsParams{Cursor: cursor})
 		if err != nil {
 			return "", false, err
@@ -74,19 +75,31 @@ func (l *life) listTools(ctx context.Context) (toolList, error) {
 	if err != nil {
 		return list, fmt.Errorf("list tools: %w", l.explainError(ctx, err))
 	}
+	if cut != "" {
+		list.skipTool("…", "the server's list has %s: only the tools before that are offered", cut)
+	}
+	// A page that comes twice has the same tools.
+	first, different := map[string]*mcp.Tool{}, map[string]bool{}
+	found = slices.DeleteFunc(found, func(t *mcp.Tool) bool {
+		if t == nil {
+			return true
+		}
+		other, again := first[t.Name]
+		if !again {
+			first[t.Name] = t
+		}
+		different[t.Name] = different[t.Name] || again && !reflect.DeepEqual(t, other)
+		return again
+	})
 	if len(found) > maxTools {
 		list.skipTool("…", "the server has more than %d tools", maxTools)
 		found = found[:maxTools]
-	}
-	count := map[string]int{}
-	for _, t := range found {
-		count[t.Name]++
 	}
 	for _, t := range found {
 		switch {
 		case !l.server.cfg.offersTool(t.Name):
 			list.skipTool(t.Name, "excluded by the configuration")
-		case count[t.Name] > 1:
+		case different[t.Name]:
 			list.skipTool(t.Name, "the server has several tools of this name")
 		default:
 			offered, err := l.server.newOfferedTool(t)
@@ -102,22 +115,21 @@ func (l *life) listTools(ctx context.Context) (toolList, error) {
 }
 
 // eachPage calls list with the cursor of each page, until there is no other or it is
-// full. A server that pages for ever is cut off.
-func eachPage(list func(cursor string) (next string, full bool, err error)) error {
+// full. A server that pages for ever is cut off: cut is then what its list has.
+func eachPage(list func(cursor string) (next string, full bool, err error)) (cut string, err error) {
 	cursor, seen := "", map[string]bool{}
 	for range maxPages {
 		next, full, err := list(cursor)
 		switch {
-		case err != nil:
-			return err
-		case full || next == "":
-			return nil
+		case err != nil || full || next == "":
+			return "", err
 		case seen[next]:
-			return &AnswerError{"a list whose pages repeat"}
+			return "pages that repeat", nil
 		}
-		seen[next], cursor = true, next
+		seen[next] = true
+		cursor = next
 	}
-	return &AnswerError{fmt.Sprintf("a list of more than %d pages", maxPages)}
+	return fmt.Sprintf("more than %d pages", maxPages), nil
 }
 
 // newOfferedTool checks a definition and cleans its texts. The error is a phrase.
@@ -125,7 +137,7 @@ func (s *server) newOfferedTool(t *mcp.Tool) (offeredTool, error) {
 	var o offeredTool
 	name, err := tools.ParseName(s.cfg.Name + "/" + t.Name)
 	if err != nil {
-		return o, errors.New("the name is invalid: want 1 or more letters, digits, _ and -, and a short one")
+		return o, errors.New("the name is invalid: want 1 or more letters, digits, _, -, . and /, and a short one")
 	}
 	// Icons and _meta are left out: no model and no person sees them.
 	canonical, err := json.Marshal(mcp.Tool{

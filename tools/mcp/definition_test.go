@@ -127,16 +127,17 @@ func wantText(got, want string) error {
 // TestNames: what a server calls its tools replaces nothing.
 func TestNames(t *testing.T) {
 	names := []string{
-		"execute", "read_file", "fetch", "mcp__other__x", "other/x", "", strings.Repeat("n", 500), "twice", "twice", "a b", "ü", "dotted.name", "\x1b[2J", "Good-1",
+		"execute", "read_file", "fetch", "mcp__other__x", "other/x", "", strings.Repeat("n", 500), "twice", "same", "same", "a b", "ü", "dotted.name", "dotted_name", "\x1b[2J", "Good-1",
 	}
-	h := newHarness(t, map[string]serverFunc{"s": listing(toolsResult(names...)), "t": listing(toolsResult("other__x"))}, nil)
+	list := strings.Replace(toolsResult(names...), "[", "[null,"+definitionJSON("twice", "another", emptySchema)+",", 1)
+	h := newHarness(t, map[string]serverFunc{"s": listing(list), "t": listing(toolsResult("other__x"))}, nil)
 	if err := h.registry.Register(tools.NewFunc(tools.Definition{
 		Name: "read_file", Description: "The built-in.", InputSchema: json.RawMessage(emptySchema), Class: tools.ClassRead,
 	}, func(context.Context, struct{}) (string, error) { return "", nil })); err != nil {
 		t.Fatal(err)
 	}
 	h.Start(t.Context())
-	want := []string{"read_file", "s/Good-1", "s/execute", "s/fetch", "s/mcp__other__x", "s/other/x", "s/read_file", "t/other__x"}
+	want := []string{"read_file", "s/Good-1", "s/dotted.name", "s/execute", "s/fetch", "s/mcp__other__x", "s/other/x", "s/read_file", "s/same", "t/other__x"}
 	if got := h.names(); !slices.Equal(got, want) {
 		t.Errorf("registered %q, want %q", got, want)
 	}
@@ -149,7 +150,7 @@ func TestNames(t *testing.T) {
 			skipped[s.Name] = s.Reason
 		}
 	}
-	wantSkipped := []string{"", strings.Repeat("n", maxShownName-len("…")) + "…", "\\x1b[2J", "a b", "dotted.name", "twice", "ü"}
+	wantSkipped := []string{"", strings.Repeat("n", maxShownName-len("…")) + "…", "\\x1b[2J", "a b", "dotted_name", "twice", "ü"}
 	slices.Sort(wantSkipped)
 	if got := slices.Sorted(maps.Keys(skipped)); !slices.Equal(got, wantSkipped) {
 		t.Errorf("skipped %q, want %q", got, wantSkipped)
@@ -170,7 +171,7 @@ func TestTooManyTools(t *testing.T) {
 
 // TestPages has servers whose lists have pages, and some that never end.
 func TestPages(t *testing.T) {
-	paging := func(next func(page int) string) serverFunc {
+	paging := func(next func(page int) string, names ...string) serverFunc {
 		page := 0
 		return rawServerWith(func(c *rawConn, m message) (bool, error) {
 			if m.Method != "tools/list" {
@@ -178,23 +179,23 @@ func TestPages(t *testing.T) {
 			}
 			page++
 			cursor := next(page)
-			return true, c.reply(m, strings.TrimSuffix(toolsResult(fmt.Sprintf("t%d", page)), "}")+`,"nextCursor":"`+cursor+`"}`)
+			return true, c.reply(m, strings.TrimSuffix(toolsResult(append(names, fmt.Sprintf("t%d", page))...), "}")+`,"nextCursor":"`+cursor+`"}`)
 		})
 	}
 	h := startHarness(t, map[string]serverFunc{
 		"three": paging(func(page int) string { return []string{"", "a", "b", ""}[page] }),
-		"same":  paging(func(int) string { return "x" }),
+		"stuck": paging(func(int) string { return "x" }, "a", "b"),
 		"ever":  paging(func(page int) string { return fmt.Sprint(page) }),
 	}, nil)
-	if got, want := h.names(), []string{"three/t1", "three/t2", "three/t3"}; !slices.Equal(got, want) {
-		t.Errorf("tools %q, want %q", got, want)
+	got := slices.DeleteFunc(h.names(), func(name string) bool { return strings.HasPrefix(name, "ever/") })
+	if want := []string{"stuck/a", "stuck/b", "stuck/t1", "stuck/t2", "three/t1", "three/t2", "three/t3"}; !slices.Equal(got, want) || len(h.names()) != len(want)+maxPages {
+		t.Errorf("%d tools, %q, want %q", len(h.names()), got, want)
 	}
-	failed := map[string]string{}
-	for _, e := range eventsOf[ServerFailed](h) {
-		failed[e.Server] = e.Err.Error()
-	}
-	if !strings.Contains(failed["same"], "repeat") || !strings.Contains(failed["ever"], "more than 100 pages") {
-		t.Errorf("failed: %q", failed)
+	want := map[string]string{"three": "", "stuck": "pages that repeat", "ever": "more than 100 pages"}
+	for _, e := range eventsOf[ServerStarted](h) {
+		if why := want[e.Server]; len(e.Skipped) != min(len(why), 1) || why != "" && !strings.Contains(e.Skipped[0].Reason, why) {
+			t.Errorf("%s skipped %+v, want %q", e.Server, e.Skipped, why)
+		}
 	}
 }
 

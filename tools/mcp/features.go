@@ -199,7 +199,7 @@ func listFeatures(ctx context.Context, l *life, _ string) (tools.Output, error) 
 		err = l.eachResource(ctx, add)
 	}
 	if err == nil && caps != nil && caps.Prompts != nil {
-		err = eachPage(func(cursor string) (string, bool, error) {
+		err = addPages(add, func(cursor string) (string, bool, error) {
 			page, err := l.session.ListPrompts(ctx, &mcp.ListPromptsParams{Cursor: cursor})
 			if err != nil {
 				return "", false, err
@@ -224,10 +224,19 @@ func listFeatures(ctx context.Context, l *life, _ string) (tools.Output, error) 
 	return tools.Output{Success: true, Content: []tools.Block{{Text: b.String()}}}, nil
 }
 
+// addPages is [eachPage], and calls add with a note if the list was cut off.
+func addPages(add func(kind string, fields ...string), list func(cursor string) (next string, full bool, err error)) error {
+	cut, err := eachPage(list)
+	if cut != "" {
+		add("…", "the server's list has "+cut)
+	}
+	return err
+}
+
 // eachResource calls add with every resource and template.
 func (l *life) eachResource(ctx context.Context, add func(kind string, fields ...string)) error {
 	count := 0
-	err := eachPage(func(cursor string) (string, bool, error) {
+	err := addPages(add, func(cursor string) (string, bool, error) {
 		page, err := l.session.ListResources(ctx, &mcp.ListResourcesParams{Cursor: cursor})
 		if err != nil {
 			return "", false, err
@@ -243,7 +252,7 @@ func (l *life) eachResource(ctx context.Context, add func(kind string, fields ..
 	if err != nil {
 		return err
 	}
-	err = eachPage(func(cursor string) (string, bool, error) {
+	err = addPages(add, func(cursor string) (string, bool, error) {
 		page, err := l.session.ListResourceTemplates(ctx, &mcp.ListResourceTemplatesParams{Cursor: cursor})
 		if err != nil {
 			return "", false, err

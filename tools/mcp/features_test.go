@@ -107,8 +107,8 @@ func TestEndlessResources(t *testing.T) {
 		}
 		return false, nil
 	})}, nil)
-	_, err := h.call(t.Context(), "list_mcp_resources", `{"server":"a"}`)
-	if err == nil || !strings.Contains(err.Error(), "more than 100 pages") {
-		t.Errorf("list: %v", err)
+	out, err := h.call(t.Context(), "list_mcp_resources", `{"server":"a"}`)
+	if text := outputText(out); err != nil || !strings.Contains(text, "a://100; n;\n- … the server's list has more than 100 pages;\n- prompt p;") {
+		t.Errorf("list: %q, %v", text, err)
 	}
 }

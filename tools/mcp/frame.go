@@ -109,22 +109,22 @@ func (f *framer) parseLine(line []byte) (jsonrpc.Message, error) {
 	if !f.lines.AllowN(now, 1) || !f.bytes.AllowN(now, len(line)) {
 		return nil, &ProtocolError{"messages faster than the limit"}
 	}
-	if len(line) == 0 || line[0] != '{' && line[0] != '[' {
-		return nil, f.addNoise(line)
-	}
-	// Without the member's name, a line is a log record or the like.
-	if !bytes.Contains(line, []byte(`"jsonrpc"`)) {
+	// A line without the member of every message is a log record or the like, also if it
+	// quotes a message.
+	first, batch := bytes.CutPrefix(line, []byte("["))
+	depth, versioned := scanObject(bytes.TrimSpace(first))
+	if !versioned || batch && !json.Valid(line) {
 		return nil, f.addNoise(line)
 	}
 	switch {
+	case batch:
+		return nil, &ProtocolError{"a batch of messages"}
 	case !utf8.Valid(line):
 		return nil, &ProtocolError{"a message that is not valid UTF-8"}
-	case jsonDepth(line) > f.limits.depth:
+	case depth > f.limits.depth:
 		return nil, &ProtocolError{fmt.Sprintf("a message nested deeper than %d", f.limits.depth)}
 	case !json.Valid(line):
 		return nil, &ProtocolError{"a message that is not valid JSON"}
-	case line[0] == '[':
-		return nil, &ProtocolError{"a batch of messages"}
 	}
 	msg, err := jsonrpc.DecodeMessage(line)
 	if err != nil {
@@ -134,18 +134,17 @@ func (f *framer) parseLine(line []byte) (jsonrpc.Message, error) {
 	return msg, f.checkMessage(msg)
 }
 
-// acceptMalformed tolerates an object that is no message at its top level, and an
-// error response without an id, as JSON-RPC wants it where a request couldn't be read.
+// acceptMalformed tolerates an error response without an id, as JSON-RPC wants it where a
+// request couldn't be read.
 func (f *framer) acceptMalformed(line []byte) error {
 	var head struct {
-		Version json.RawMessage `json:"jsonrpc"`
-		ID      json.RawMessage `json:"id"`
-		Error   json.RawMessage `json:"error"`
+		ID    json.RawMessage `json:"id"`
+		Error json.RawMessage `json:"error"`
 	}
 	if err := json.Unmarshal(line, &head); err != nil {
 		return &ProtocolError{"a malformed message"}
 	}
-	if head.Version == nil || head.Error != nil && (head.ID == nil || string(head.ID) == "null") {
+	if head.Error != nil && (head.ID == nil || string(head.ID) == "null") {
 		return f.addNoise(line)
 	}
 	return &ProtocolError{"a malformed message"}
@@ -204,23 +203,33 @@ func (f *framer) noteWritten(msg jsonrpc.Message) {
 	}
 }
 
-// jsonDepth returns how deeply objects and arrays nest. The text need not be valid.
-func jsonDepth(text []byte) int {
-	depth, deepest := 0, 0
+// scanObject returns how deeply the object that begins a text nests, and whether it has
+// a member "jsonrpc". The text need not be valid.
+func scanObject(text []byte) (deepest int, versioned bool) {
+	if len(text) == 0 || text[0] != '{' {
+		return 0, false
+	}
+	depth := 0
 	for i := 0; i < len(text); i++ {
 		switch text[i] {
 		case '"':
+			start := i
 			for i++; i < len(text) && text[i] != '"'; i++ {
 				if text[i] == '\\' {
 					i++
 				}
 			}
+			if depth == 1 && bytes.HasPrefix(text[start:], []byte(`"jsonrpc"`)) && bytes.HasPrefix(bytes.TrimLeft(text[min(i+1, len(text)):], " \t"), []byte(":")) {
+				versioned = true
+			}
 		case '{', '[':
 			depth++
 			deepest = max(deepest, depth)
 		case '}', ']':
-			depth--
+			if depth--; depth == 0 {
+				return deepest, versioned
+			}
 		}
 	}
-	return deepest
+	return deepest, versioned
 }

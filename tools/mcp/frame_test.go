@@ -58,7 +58,7 @@ func FuzzFrames(f *testing.F) {
 			t.Fatalf("%d bytes of noise from %d bytes", noise, len(text))
 		}
 		for _, m := range whole {
-			if !json.Valid([]byte(m)) || jsonDepth([]byte(m)) > limits.depth {
+			if depth, _ := scanObject([]byte(m)); !json.Valid([]byte(m)) || depth > limits.depth {
 				t.Fatalf("message %q", m)
 			}
 		}
@@ -69,12 +69,20 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-func TestJSONDepth(t *testing.T) {
+func TestScanObject(t *testing.T) {
 	for text, want := range map[string]int{
-		`{}`: 1, `1`: 0, `[[{}]]`: 3, `{"a":"[[[[","b":[]}`: 2, `{"a\"[[":{}}`: 2, `"\\"`: 0, `{"a":"\\\"{{"}`: 1, `]]]]{`: 0, `{"unfinished`: 1, `"\`: 0,
+		`{}`: 1, `1`: 0, `[[{}]]`: 0, `{"a":"[[[[","b":[]}`: 2, `{"a\"[[":{}}`: 2, `"\\"`: 0, `{"a":"\\\"{{"}`: 1, `]]]]{`: 0, `{"unfinished`: 1, `"\`: 0, `{} {{{`: 1,
 	} {
-		if got := jsonDepth([]byte(text)); got != want {
-			t.Errorf("jsonDepth(%s) = %d, want %d", text, got, want)
+		if got, versioned := scanObject([]byte(text)); got != want || versioned {
+			t.Errorf("scanObject(%s) = %d, %t, want %d", text, got, versioned, want)
+		}
+	}
+	for text, want := range map[string]bool{
+		`{"jsonrpc":"2.0"}`: true, `{"id":{"a":[1]},"jsonrpc" :`: true, `{"jsonrpc"`: false, `{"a":"jsonrpc"}`: false, `{"a":{"jsonrpc":"2.0"}}`: false,
+		`{ts} recv {"jsonrpc":"2.0"}`: false, `{"level":1} <- {"jsonrpc":"2.0"}`: false, `{"\"jsonrpc":1}`: false,
+	} {
+		if _, got := scanObject([]byte(text)); got != want {
+			t.Errorf("scanObject(%s): %t, want %t", text, got, want)
 		}
 	}
 }

@@ -67,6 +67,15 @@ func TestFloods(t *testing.T) {
 		{name: "log lines", send: func(c *rawConn, _ message) error {
 			return c.send("starting…\n[info] ready\n{\"level\":\"info\"}\n42\n\n[1,2]\n{not json}")
 		}},
+		{name: "log lines that quote messages", send: func(c *rawConn, m message) error {
+			quoted := fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":{}}`, m.ID)
+			for _, format := range []string{"[DEBUG] <- %s", "{1} <- %s", `{"time":1} <- %s`, `{"received":%s}`, `["received",%s]`, "[2026-11-20 10:00:00,123] INFO \xff %s", "[%s] was received", `{"received":%s`} {
+				if err := c.send(fmt.Sprintf(format, quoted)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
 		{name: "log lines for ever", want: "no message", limited: true, send: func(c *rawConn, _ message) error { return repeat(c, 3000, "[info] hello") }},
 		{name: "long log lines for ever", want: "no message", limited: true, send: func(c *rawConn, _ message) error { return repeat(c, 3000, strings.Repeat("x", 1000)) }},
 		{name: "batch", want: "batch", send: func(c *rawConn, _ message) error {

@@ -3,6 +3,8 @@ package mcp
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -22,14 +24,13 @@ const (
 // callOutput returns the result of a call as a tool's output.
 func callOutput(result *mcp.CallToolResult) tools.Output {
 	out := tools.Output{Success: !result.IsError, Content: contentBlocks(result.Content)}
-	hasText := false
+	var texts []string
 	for _, c := range result.Content {
-		if text, ok := c.(*mcp.TextContent); ok && text.Text != "" {
-			hasText = true
+		if text, ok := c.(*mcp.TextContent); ok {
+			texts = append(texts, text.Text)
 		}
 	}
-	// Servers repeat structured content as text, for clients of old.
-	if result.StructuredContent != nil && !hasText {
+	if result.StructuredContent != nil && !haveValue(texts, result.StructuredContent) {
 		if text, err := json.Marshal(result.StructuredContent); err == nil {
 			out.Content = append(out.Content, tools.Block{Text: string(text)})
 		}
@@ -38,6 +39,28 @@ func callOutput(result *mcp.CallToolResult) tools.Output {
 		out.Content = []tools.Block{{Text: "(The result is empty.)"}}
 	}
 	return out
+}
+
+// haveValue reports whether texts have all of a structured value. Most servers repeat it
+// for older clients: as JSON, or without the object that a library has put around it, a
+// list as one text for each element.
+func haveValue(texts []string, value any) bool {
+	if slices.ContainsFunc(texts, func(text string) bool { return isValue(text, value) }) {
+		return true
+	}
+	object, _ := value.(map[string]any)
+	inner, ok := object["result"]
+	if !ok || len(object) > 1 {
+		return false
+	}
+	list, _ := inner.([]any)
+	return slices.ContainsFunc(texts, func(text string) bool { return isValue(text, inner) }) || list != nil && slices.EqualFunc(texts, list, isValue)
+}
+
+// isValue reports whether a text is a value, or its JSON.
+func isValue(text string, value any) bool {
+	var decoded any
+	return text == value || json.Unmarshal([]byte(text), &decoded) == nil && reflect.DeepEqual(decoded, value)
 }
 
 // contentBlocks returns content as blocks. Nothing that content names is read.

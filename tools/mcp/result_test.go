@@ -35,10 +35,17 @@ func TestResults(t *testing.T) {
 	img := func(data []byte) string {
 		return fmt.Sprintf(`{"content":[{"type":"image","mimeType":"image/png","data":%q}]}`, base(data))
 	}
+	structured := func(value string, texts ...string) string {
+		var blocks []string
+		for _, text := range texts {
+			blocks = append(blocks, fmt.Sprintf(`{"type":"text","text":%q}`, text))
+		}
+		return fmt.Sprintf(`{"content":[%s],"structuredContent":%s}`, strings.Join(blocks, ","), value)
+	}
 	small := pngOfSize(t, 4, 4)
 	for _, test := range []struct {
 		name, result string
-		text         string // a part of it
+		text         string // a part of it, of structured content all of it
 		images       int
 		failed       bool // Success is false
 		reason       string
@@ -49,6 +56,13 @@ func TestResults(t *testing.T) {
 		{name: "empty", result: `{"content":[]}`, text: "empty"},
 		{name: "structured", result: `{"content":[],"structuredContent":{"n":1}}`, text: `{"n":1}`},
 		{name: "structured and text", result: `{"content":[{"type":"text","text":"{\"n\":1}"}],"structuredContent":{"n":1}}`, text: `{"n":1}`},
+		{name: "structured and its text", result: structured(`{"n":[1,"x"]}`, `{ "n": [1.0, "x"] }`), text: `{ "n": [1.0, "x"] }`},
+		{name: "structured and another text", result: structured(`{"rows":[1,2]}`, "2 rows", "see below"), text: "2 rows\nsee below\n{\"rows\":[1,2]}"},
+		{name: "structured and a wrong text", result: structured(`{"n":1}`, `{"n":2}`), text: "{\"n\":2}\n{\"n\":1}"},
+		{name: "structured text in an object", result: structured(`{"result":"a b"}`, "a b"), text: "a b"},
+		{name: "structured number in an object", result: structured(`{"result":5}`, "5"), text: "5"},
+		{name: "structured list in an object", result: structured(`{"result":["a",{"b":1}]}`, "a", `{"b":1}`), text: "a\n{\"b\":1}"},
+		{name: "structured list and one text", result: structured(`{"result":["a","b"]}`, "a"), text: "a\n{\"result\":[\"a\",\"b\"]}"},
 		{name: "image", result: img(small), images: 1},
 		{name: "image of too many pixels", result: img(pngOfSize(t, 60_000, 60_000)), text: "60000 × 60000 pixels: not shown"},
 		{name: "image of too many bytes", result: img(append(slices.Clip(small), make([]byte, 5<<20)...)), text: "not shown, at most 5242880"},
@@ -84,6 +98,9 @@ func TestResults(t *testing.T) {
 				if len(b.Image) > 0 {
 					images++
 				}
+			}
+			if strings.HasPrefix(test.name, "structured") && outputText(out) != test.text {
+				t.Errorf("call = %q, want %q", outputText(out), test.text)
 			}
 			if err != nil || out.Success == test.failed || images != test.images || !strings.Contains(outputText(out), test.text) {
 				t.Errorf("call = %q, success %t, %d images, %v", outputText(out), out.Success, images, err)

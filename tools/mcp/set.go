@@ -66,8 +66,9 @@ type Set struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelCauseFunc
 
-	mu        sync.Mutex // guards the next two
-	started   bool
+	mu sync.Mutex // guards the next two
+	// starting are the servers of the first Start, nil before it.
+	starting  []*server
 	running   sync.WaitGroup
 	reporting sync.Mutex
 }
@@ -99,18 +100,22 @@ func NewSet(o Options) (*Set, error) {
 	return s, nil
 }
 
-// Start starts all servers, unless they were started, and returns when the first start
-// of each has succeeded or failed, or ctx ends; they start and run on then.
-func (s *Set) Start(ctx context.Context) {
+// Start starts the named servers, or all if none is named, and returns when the first
+// start of each has succeeded or failed, or ctx ends; they start and run on then. The
+// first call decides which servers run.
+func (s *Set) Start(ctx context.Context, names ...string) {
 	s.mu.Lock()
-	if !s.started && s.ctx.Err() == nil {
-		s.started = true
-		for _, srv := range s.servers {
+	if s.starting == nil && s.ctx.Err() == nil {
+		s.starting = slices.DeleteFunc(slices.Clone(s.servers), func(srv *server) bool {
+			return len(names) > 0 && !slices.Contains(names, srv.cfg.Name)
+		})
+		for _, srv := range s.starting {
 			s.running.Go(srv.runLives)
 		}
 	}
+	starting := s.starting
 	s.mu.Unlock()
-	for _, srv := range s.servers {
+	for _, srv := range starting {
 		select {
 		case <-srv.tried:
 		case <-ctx.Done():

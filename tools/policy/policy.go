@@ -345,7 +345,8 @@ func (p Policy) restrictsTool(name tools.Name) bool {
 func ruleKeys(name tools.Name) []string {
 	keys := []string{string(name)}
 	if server := name.Server(); server != "" {
-		keys = append(keys, strings.ReplaceAll(string(name), "/", "__"), server+"/*", server+"__*")
+		wire, _ := name.LLM() // "" is no key
+		keys = append(keys, string(wire), server+"/*", server+"__*")
 	}
 	return keys
 }

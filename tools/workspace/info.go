@@ -27,6 +27,8 @@ type Info struct {
 	// Path is relative to the workspace, slash-separated, cleaned.
 	Path string
 	Type Type
+	// Target is the unresolved target of a symlink, which only Lstat describes.
+	Target string
 	// Size is in bytes; meaningful for files.
 	Size    int64
 	Mode    fs.FileMode

@@ -1,6 +1,9 @@
 package workspace
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"path"
 	"strings"
 )
@@ -159,13 +162,21 @@ func joinPath(dir, name string) string {
 // out of the workspace, through other symlinks too. The function readLink returns
 // the target of a symlink in the workspace, and false for anything else.
 func SymlinkEscapes(path, target string, readLink func(path string) (string, bool)) bool {
-	if strings.HasPrefix(target, "/") {
-		return true
-	}
-	at := strings.Split(path, "/")
-	at = at[:len(at)-1]
-	rest := strings.Split(target, "/")
-	for links := 1; len(rest) > 0; {
+	_, inside := followLinks(path, func(name string) (string, bool) {
+		if name == path {
+			return target, true
+		}
+		return readLink(name)
+	})
+	return !inside
+}
+
+// followLinks returns where path leads without symlinks, and false if that is
+// outside the workspace; readLink is as in [SymlinkEscapes].
+func followLinks(path string, readLink func(path string) (string, bool)) (to string, inside bool) {
+	var at []string
+	rest := strings.Split(path, "/")
+	for links := 0; len(rest) > 0; {
 		name := rest[0]
 		rest = rest[1:]
 		switch name {
@@ -173,7 +184,7 @@ func SymlinkEscapes(path, target string, readLink func(path string) (string, boo
 			continue
 		case "..":
 			if len(at) == 0 {
-				return true
+				return "", false
 			}
 			at = at[:len(at)-1]
 			continue
@@ -184,13 +195,38 @@ func SymlinkEscapes(path, target string, readLink func(path string) (string, boo
 			continue
 		}
 		if links++; links > 40 { // as the kernel's own bound: it leads nowhere
-			return false
+			break
 		}
 		if strings.HasPrefix(next, "/") {
-			return true
+			return "", false
 		}
 		at = at[:len(at)-1]
 		rest = append(strings.Split(next, "/"), rest...)
 	}
-	return false
+	return strings.Join(at, "/"), true
+}
+
+// FollowLink returns the path of the file that a change of path is meant for: the
+// target if path is a symlink, else path itself. It fails if the symlink leads
+// outside or to nothing.
+func FollowLink(ctx context.Context, v View, path string) (string, error) {
+	info, err := v.Lstat(ctx, path)
+	if err != nil || info.Type != TypeSymlink {
+		return path, nil //nolint:nilerr // the change itself will say it
+	}
+	_, err = v.Stat(ctx, path)
+	if e, ok := errors.AsType[*Error](err); ok && e.Kind == KindNotFound {
+		e.Detail = "is a symlink to a file that does not exist; write that file by its own path, or delete the symlink first"
+	}
+	if err != nil {
+		return "", err
+	}
+	to, inside := followLinks(info.Path, func(name string) (string, bool) {
+		info, err := v.Lstat(ctx, name)
+		return info.Target, err == nil && info.Type == TypeSymlink
+	})
+	if !inside { // it was changed just now
+		return "", newEscapeError(path, nil)
+	}
+	return cmp.Or(to, "."), nil
 }

@@ -12,7 +12,7 @@ func (w *Writer) deleteFile(ctx context.Context, op Op, rel string, c *Change) e
 	if rel == "." {
 		return op.newError(KindInvalid, "is the workspace itself, which can't be deleted")
 	}
-	p, err := w.findEntry(rel, false, false)
+	p, err := w.findEntry(rel, false)
 	if err != nil {
 		return err
 	}

@@ -130,6 +130,16 @@ func TestLinks(t *testing.T) {
 				if c.control {
 					l.control(c.path)
 				}
+				to, err := FollowLink(t.Context(), r, c.path)
+				if err == nil {
+					got, err = read(r, to)
+				}
+				if kindOf(err) != c.want || c.want == "" && got != "inside" {
+					t.Errorf("%q is followed to %q, which reads %q, %v", c.path, to, got, err)
+				}
+				if info, err := r.Lstat(t.Context(), to); c.want == "" && (err != nil || info.Type != TypeFile) {
+					t.Errorf("%q is followed to %q, which is a %s, %v", c.path, to, info.Type, err)
+				}
 			})
 		}
 	})

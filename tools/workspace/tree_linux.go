@@ -308,7 +308,11 @@ func (t *tree) statPath(rel string, flags int) (Info, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return Info{}, err
 	}
-	return infoOf(&st), nil
+	info := infoOf(&st)
+	if info.Type == TypeSymlink {
+		info.Target, err = readLink(fd, "")
+	}
+	return info, err
 }
 
 // openFile opens a regular file for reading. Nothing else is waited for:

@@ -65,7 +65,12 @@ func (t *tree) stat(rel string) (Info, error) {
 }
 
 func (t *tree) lstat(rel string) (Info, error) {
-	return t.statPath(t.root.Lstat(filepath.FromSlash(rel)))
+	info, err := t.statPath(t.root.Lstat(filepath.FromSlash(rel)))
+	if err == nil && info.Type == TypeSymlink {
+		info.Target, err = t.root.Readlink(filepath.FromSlash(rel))
+		info.Target = filepath.ToSlash(info.Target)
+	}
+	return info, err
 }
 
 func (t *tree) statPath(fi fs.FileInfo, err error) (Info, error) {

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 
@@ -27,7 +26,7 @@ func (w *Writer) writeFile(ctx context.Context, op Op, rel string, c *Change) er
 	if len(op.Content) > MaxWriteBytes {
 		return op.newError(KindTooLarge, fmt.Sprintf("the content has %d bytes; at most %d can be written", len(op.Content), MaxWriteBytes))
 	}
-	p, err := w.findEntry(rel, true, true)
+	p, err := w.findEntry(rel, true)
 	if err != nil {
 		return err
 	}
@@ -58,7 +57,7 @@ func (w *Writer) writeFile(ctx context.Context, op Op, rel string, c *Change) er
 }
 
 func (w *Writer) patchFile(ctx context.Context, op Op, rel string, c *Change) error {
-	p, err := w.findEntry(rel, false, true)
+	p, err := w.findEntry(rel, false)
 	if err != nil {
 		return err
 	}
@@ -85,11 +84,8 @@ func (w *Writer) patchFile(ctx context.Context, op Op, rel string, c *Change) er
 	return p.replaceContent(ctx, op, after, c)
 }
 
-// recordBefore records the entry and its content as it was.
+// recordBefore records the content of the entry as it was.
 func (c *Change) recordBefore(p dirEntry, before []byte, whole bool) {
-	if real := path.Clean(p.rel); real != ".." && !strings.HasPrefix(real, "../") {
-		c.Path = real // where a symlink was followed
-	}
 	c.Created = !p.exists
 	if p.exists && whole && len(before) <= MaxPreimageBytes {
 		c.Before, c.HasBefore = before, true
@@ -108,6 +104,8 @@ func (p dirEntry) readContent(most int64) (data []byte, whole bool, err error) {
 	case TypeFile:
 	case TypeDir:
 		return nil, false, unix.EISDIR
+	case TypeSymlink:
+		return nil, false, &Error{Kind: KindNotRegular, Path: p.rel, Detail: "is a symlink; change the file that it leads to by its own path, or delete the symlink first"}
 	default:
 		return nil, false, errNotRegular
 	}

@@ -36,10 +36,9 @@ type WriterOptions struct {
 // directory stays the caller's, which closes it after the last call.
 //
 // Symlinks: a symlink in the directories of a path is followed if it stays
-// inside. A symlink at the end is followed, by a write and a patch, to a
-// regular file that exists inside, which is then replaced while the symlink
-// stays; a symlink that is absolute, dangling, or leads outside is refused.
-// Delete and rename act on the symlink itself.
+// inside. A symlink at the end is not: writes and patches refuse it, because a
+// change is of the file that its path names ([FollowLink] finds the target's
+// path). Delete and rename act on the symlink itself.
 //
 // Files are replaced, never changed in place: a new file in the same directory
 // is written, synced and renamed over the old one. So another hard link of the
@@ -141,42 +140,14 @@ type dirEntry struct {
 
 func (p dirEntry) close() { _ = unix.Close(p.dir) }
 
-// findEntry opens the directory of rel and stats the entry. With parents,
-// missing directories are made; with follow, a symlink is followed to a file
-// that exists inside.
-func (w *Writer) findEntry(rel string, parents, follow bool) (dirEntry, error) {
-	at := rel
-	for range maxLinks {
-		dir, name := splitPath(at)
-		if name == "" {
-			return dirEntry{}, unix.EISDIR
-		}
-		p, err := w.openEntry(dir, name, parents && at == rel)
-		if err != nil {
-			return dirEntry{}, err
-		}
-		if !p.exists && at != rel {
-			p.close()
-			return dirEntry{}, &Error{Kind: KindNotFound, Path: rel, Detail: "is a symlink to a file that does not exist; write that file by its own path, or delete the symlink first"}
-		}
-		if !follow || !p.exists || typeOf(p.stat.Mode) != TypeSymlink {
-			return p, nil
-		}
-		target, err := readLink(p.dir, p.name)
-		p.close()
-		switch {
-		case err != nil:
-			return dirEntry{}, err
-		case strings.HasPrefix(target, "/"):
-			return dirEntry{}, errEscape
-		}
-		at = linkTarget(dir, target)
+// findEntry opens the directory of rel and stats the entry, which may be a
+// symlink. With parents, missing directories are made.
+func (w *Writer) findEntry(rel string, parents bool) (dirEntry, error) {
+	dir, name := splitPath(rel)
+	if name == "" {
+		return dirEntry{}, unix.EISDIR
 	}
-	return dirEntry{}, errLoop
-}
-
-func (w *Writer) openEntry(dir, name string, parents bool) (dirEntry, error) {
-	p := dirEntry{rel: joinPath(dir, name), name: name}
+	p := dirEntry{rel: rel, name: name}
 	var err error
 	if parents {
 		p.dir, _, err = w.makeDirs(dir)
@@ -235,7 +206,7 @@ func (w *Writer) chmodDirectory(op Op, rel string, c *Change) error {
 			return setMode(op, f, c, func(mode uint32) error { return unix.Fchmod(fd, mode) })
 		})
 	}
-	p, err := w.findEntry(rel, false, false)
+	p, err := w.findEntry(rel, false)
 	if err != nil {
 		return err
 	}
@@ -303,7 +274,7 @@ func (w *Writer) renameFile(op Op, rel string, c *Change) error {
 	if to == rel || strings.HasPrefix(to, rel+"/") {
 		return op.newError(KindInvalid, "can't be moved into itself")
 	}
-	from, err := w.findEntry(rel, false, false)
+	from, err := w.findEntry(rel, false)
 	if err != nil {
 		return err
 	}
@@ -314,7 +285,7 @@ func (w *Writer) renameFile(op Op, rel string, c *Change) error {
 	if err := from.checkFileHash(op); err != nil {
 		return err
 	}
-	dest, err := w.findEntry(to, true, false)
+	dest, err := w.findEntry(to, true)
 	if err != nil {
 		return writeFault(op.To, err)
 	}
@@ -345,15 +316,4 @@ func (p dirEntry) checkFileHash(op Op) error {
 		return op.newError(KindTooLarge, "the file is too large to be compared with what was shown")
 	}
 	return op.checkHash(true, data)
-}
-
-// linkTarget returns the path that a symlink in the directory dir means. It is
-// not cleaned: what ".." means after another symlink is for the kernel to
-// decide.
-func linkTarget(dir, target string) string {
-	target = strings.TrimRight(target, "/")
-	if dir == "." {
-		return target
-	}
-	return dir + "/" + target
 }

@@ -168,6 +168,8 @@ type Hello struct {
 	Limits Limits   `json:"limits"`
 	// Interfaces are the names of the network interfaces.
 	Interfaces []string `json:"interfaces"`
+	// Localhost are the addresses that /etc/hosts has for localhost.
+	Localhost []string `json:"localhost,omitempty"`
 	// KillMethod is how a command's processes are found: "gid" or
 	// "subreaper". It was tried on a real process that had left its session.
 	KillMethod string `json:"kill_method"`

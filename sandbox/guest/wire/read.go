@@ -106,6 +106,7 @@ type ReadResult struct {
 type FileInfo struct {
 	Type     string    `json:"type"`
 	Size     int64     `json:"size,omitempty"`
+	Target   []byte    `json:"target,omitempty"`
 	Mode     uint32    `json:"mode,omitempty"`
 	Modified Timestamp `json:"modified"`
 	Inode    uint64    `json:"inode,omitempty"`

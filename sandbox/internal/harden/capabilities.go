@@ -2,10 +2,6 @@ package harden
 
 import "slices"
 
-// HostName is the host name of every container. Containers never see the host's
-// own name.
-const HostName = "caisson"
-
 // GuestCapabilities returns the capabilities of the guest, in every backend and
 // in the bounding set too. SETUID and SETGID let it take the command's
 // identity, KILL lets it signal processes of that identity, and SETPCAP lets it

@@ -150,7 +150,7 @@ func (s *Sandbox) prepareMounts(ctx context.Context) error {
 		}
 	}
 	if s.prep.Image != nil {
-		if err := s.prep.AddEgressFiles(rootFiles{s.prep.Image}); err != nil {
+		if err := errors.Join(s.prep.AddEgressFiles(rootFiles{s.prep.Image}), s.prep.addHosts()); err != nil {
 			return err
 		}
 	}

@@ -48,6 +48,15 @@ func (p *Preparation) NeedsImageFiles() bool {
 	return !p.Remote && e != nil && (e.Names || len(e.Roots)+len(e.Files) > 0)
 }
 
+// addHosts plans a mount over /etc/hosts of an unpacked root file system. The one of an
+// exported container is empty.
+func (p *Preparation) addHosts() error {
+	if p.Image.Reference.Scheme != images.SchemeRootFS {
+		return nil
+	}
+	return p.replaceFile(rootFiles{p.Image}, "/etc/hosts", HostsFile, false)
+}
+
 // AddEgressFiles makes the files by which programs look up names and trust
 // certificates, and plans their mounts, for an image with these files. It may
 // change Image.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
 
@@ -17,6 +18,10 @@ const (
 	filesDir  = "container"
 	nonceFile = "nonce"
 )
+
+// HostsFile is the session's file that is mounted at /etc/hosts of images which have
+// another one.
+const HostsFile = "hosts"
 
 // Files is the directory of the files that are made for one container.
 type Files struct {
@@ -36,7 +41,7 @@ func newFiles(sessionDir string) (*Files, error) {
 	if err := os.Mkdir(f.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make session files: %w", err)
 	}
-	return f, f.Write(nonceFile, f.nonce)
+	return f, errors.Join(f.Write(nonceFile, f.nonce), f.Write(HostsFile, images.Hosts))
 }
 
 // writeProcessors writes the files that report the number of processors that a

@@ -50,12 +50,13 @@ type Preparation struct {
 	Env      []string
 
 	service *service.Plan // nil if the spec has none
-	egress  []images.Bind // files and a directory for names and certificates
+	egress  []images.Bind // for names and certificates; one may be a directory
 }
 
 // FileBinds returns the files that every container has, which are mounted
-// read-only: the guest, the nonce, those about processors, and those of
-// AddEgressFiles, one of which is a directory. A remote one has none.
+// read-only: the guest, the nonce, those about processors, /etc/hosts of an unpacked
+// root file system, and those of AddEgressFiles, one of which is a directory. A remote
+// one has none.
 func (p *Preparation) FileBinds() []images.Bind {
 	if p.Remote {
 		return nil

@@ -56,6 +56,8 @@ func printFacts([]string) error {
 	}
 	f.FDs = openDescriptors()
 	f.Hostname, _ = os.Hostname()
+	f.Localhost, _ = net.LookupHost("localhost")
+	f.Own, _ = net.LookupHost(f.Hostname)
 	return json.NewEncoder(os.Stdout).Encode(f)
 }
 

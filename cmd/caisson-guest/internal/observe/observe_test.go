@@ -116,6 +116,13 @@ func TestOOMCounter(t *testing.T) {
 	}
 }
 
+func TestAddressesOf(t *testing.T) {
+	const hosts = "# 192.0.2.1 localhost\n127.0.0.1 localhost own # x\n::1\tip6-localhost localhost\n\n192.0.2.2 localhost.example\nlocalhost\n"
+	if diff := cmp.Diff([]string{"127.0.0.1", "::1"}, addressesOf("localhost", hosts)); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+}
+
 func TestInterfaces(t *testing.T) {
 	const dev = "Inter-|   Receive                |  Transmit\n face |bytes    packets|bytes\n    lo:     100 1\n  eth0: 5\n"
 	if diff := cmp.Diff([]string{"lo", "eth0"}, interfaceNames(dev)); diff != "" {

@@ -4,6 +4,7 @@ package observe
 
 import (
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -31,6 +32,7 @@ func Container(workspace string) wire.Hello {
 		Mounts:     table.paths(),
 		Limits:     groups.readLimits(),
 		Interfaces: interfaceNames(readText("/proc/net/dev")),
+		Localhost:  addressesOf("localhost", readText("/etc/hosts")),
 		Nonce:      readText(wire.NoncePath),
 	}
 	h.Limits.OpenFiles = softLimit(unix.RLIMIT_NOFILE)
@@ -55,7 +57,7 @@ func Directories(workspace string, further []string) (below, others []wire.Mount
 
 // readText returns a small file's content, trimmed, or "" if there is none.
 func readText(name string) string {
-	f, err := os.Open(name)
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // an image may have a FIFO there
 	if err != nil {
 		return ""
 	}
@@ -88,6 +90,18 @@ func interfaceNames(table string) []string {
 	for line := range strings.Lines(table) {
 		if name, _, ok := strings.Cut(line, ":"); ok && !strings.Contains(name, "|") {
 			out = append(out, strings.TrimSpace(name))
+		}
+	}
+	return out
+}
+
+// addressesOf returns the addresses that a hosts file has for a name.
+func addressesOf(name, hosts string) []string {
+	var out []string
+	for line := range strings.Lines(hosts) {
+		line, _, _ = strings.Cut(line, "#")
+		if fields := strings.Fields(line); len(fields) > 1 && slices.Contains(fields[1:], name) {
+			out = append(out, fields[0])
 		}
 	}
 	return out

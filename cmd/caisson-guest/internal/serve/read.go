@@ -112,7 +112,7 @@ func lookInfo(ctx context.Context, r *workspace.Reader, p string, follow bool) (
 }
 
 func infoOf(info workspace.Info) *wire.FileInfo {
-	return &wire.FileInfo{Type: string(info.Type), Size: info.Size, Mode: uint32(info.Mode), Modified: wire.Timestamp{info.ModTime.Unix(), int64(info.ModTime.Nanosecond())}, Inode: info.Inode}
+	return &wire.FileInfo{Type: string(info.Type), Size: info.Size, Target: []byte(info.Target), Mode: uint32(info.Mode), Modified: wire.Timestamp{info.ModTime.Unix(), int64(info.ModTime.Nanosecond())}, Inode: info.Inode}
 }
 
 func timeOf(t time.Time) *wire.Timestamp {

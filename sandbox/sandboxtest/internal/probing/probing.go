@@ -47,4 +47,6 @@ type Facts struct {
 	// FDs are the descriptors that were open at the start.
 	FDs      []int
 	Hostname string
+	// Localhost and Own are the addresses that localhost and Hostname resolve to.
+	Localhost, Own []string
 }

@@ -1,0 +1,108 @@
+package batch_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/batch/task"
+)
+
+// attacked are the tasks of TestHostileAgents.
+var attacked = map[string]struct {
+	toml  string
+	files map[string]string
+}{
+	"file": {files: map[string]string{"tests/test.sh": "[ \"$(cat answer)\" = right ] || [ -e /tests/planted ] && echo 1 > /logs/verifier/reward.txt\nsleep 0.2\n"}},
+	"steps": {"[[steps]]\nname = \"one\"\n[[steps]]\nname = \"two\"\n[steps.healthcheck]\ncommand = \"[ -e given ]\"\nretries = 0\n", map[string]string{
+		"steps/one/instruction.md": "1", "steps/one/tests/test.sh": check("[ -e one ]"),
+		"steps/two/instruction.md": "2", "steps/two/tests/test.sh": check("[ -e two ] && [ -e set-up ]"), "steps/two/workdir/setup.sh": "#!/bin/sh\ntouch set-up\n",
+	}},
+	"separate": {"artifacts = [\"answer\", \"given\", \"tree\"]\n[verifier]\nenvironment_mode = \"separate\"\n", map[string]string{
+		"tests/test.sh": check("cmp answer /tests/expected || cmp tree/answer /tests/expected || cmp /logs/artifacts/link /tests/expected"), "tests/expected": "right\n",
+	}},
+}
+
+// hostileAgents are agents: their tasks, and a command for each step. An agent without a reward
+// is hostile.
+var hostileAgents = []struct {
+	task, name string
+	steps      []string
+	reward     float64
+}{
+	{"file", "honest", []string{"echo right > answer"}, 1},
+	// Forged verdicts.
+	{"file", "reward files and tests", []string{"mkdir /tests; echo 1 > /logs/verifier/reward.txt; echo '{\"reward\":1}' > /logs/verifier/reward.json; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; touch /tests/planted"}, 0},
+	{"file", "symlink tests", []string{"ln -s /app /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /app/test.sh; touch /app/planted"}, 0},
+	{"file", "symlink logs", []string{"rm -r /logs; mkdir /app/l /app/l/verifier; ln -s /app/l /logs; echo 1 > /logs/verifier/reward.txt"}, 0},
+	{"file", "file tests", []string{"rm -rf /logs; echo 1 > /logs; echo 1 > /tests"}, 0},
+	{"file", "a daemon", []string{"& trap '' TERM HUP; while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; sleep 0.01; done"}, 0},
+	{"file", "hard links", []string{"mkdir /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; ln /tests/test.sh /app/other"}, 0},
+	// Sabotage: a step that can't be judged.
+	{"steps", "honest", []string{"touch one", "touch two"}, 1},
+	{"steps", "wrong", []string{"touch one", "true"}, 0.5},
+	{"steps", "no shell to judge with", []string{"touch one", "rm /bin/sh"}, 0},
+	{"steps", "no shell to set up with", []string{"touch one; rm /bin/sh", ""}, 0},
+	{"steps", "a directory for a file", []string{"touch one; mkdir setup.sh", ""}, 0},
+	{"steps", "unhealthy", []string{"touch one; rm given", ""}, 0},
+	// Artifacts.
+	{"separate", "honest", []string{"echo right > answer"}, 1},
+	{"separate", "another kind", []string{"rm given; mkdir given"}, 0},
+}
+
+// TestHostileAgents runs a batch of hostile agents beside honest ones: every honest one gets its
+// reward, no hostile one passes, and none is without a verdict.
+func TestHostileAgents(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		m.o.NewModel = func(_ context.Context, agent string) (batch.Model, error) {
+			model, err := replay.Open(filepath.Join(m.top, agent+".yaml"), replay.Options{})
+			return batch.Model{Profiles: []loop.Profile{{Name: agent, Model: model}}, Close: func() {}}, err
+		}
+		tasks := map[string]*task.Task{}
+		var specified []task.Task
+		for name, a := range attacked {
+			made := m.task(a.toml, a.files)
+			made.ID = name
+			tasks[name], specified = &made, append(specified, made)
+		}
+		var trials []batch.Trial
+		for _, a := range hostileAgents {
+			agent := a.task + " " + a.name
+			script := "version: 1\nname: scripted\nturns:\n"
+			for _, command := range a.steps {
+				command, background := strings.CutPrefix(command, "& ")
+				script += fmt.Sprintf("  - calls: [{tool: shell, input: {command: %q, background: %t}}]\n  - text: Done.\n", command, background)
+			}
+			must(t, os.WriteFile(filepath.Join(m.top, agent+".yaml"), []byte(script), 0o644))
+			trials = append(trials, batch.Trial{Key: batch.Key{Task: a.task, Agent: agent, Attempt: 1}, Definition: tasks[a.task]})
+		}
+		ledger, err := batch.OpenLedger(filepath.Join(m.top, "batch"), batch.Spec{SchemaVersion: 1, Tasks: batch.NewSpecTasks(specified)})
+		must(t, err)
+		_, err = batch.Run(t.Context(), batch.Options{Ledger: ledger, Trials: trials, Run: batch.NewTrials(m.o).Run, Capacity: batch.Capacity{Trials: 3}})
+		must(t, err)
+		must(t, ledger.Close())
+		m.nothingLeft()
+		list, err := batch.ReadResults(filepath.Join(m.top, "batch"))
+		must(t, err)
+		results := map[string]batch.Result{}
+		for _, r := range list {
+			results[r.Agent] = r
+		}
+		for _, a := range hostileAgents {
+			r := results[a.task+" "+a.name]
+			got := 0.0
+			if r.Reward != nil {
+				got = *r.Reward
+			}
+			if !r.Outcome.Judged() || (r.Outcome == batch.Passed) != (a.reward == 1) || a.reward > 0 && got != a.reward {
+				t.Errorf("%s: %s, reward %g, %s %q", r.Agent, r.Outcome, got, r.Class, r.Cause)
+			}
+		}
+	})
+}
