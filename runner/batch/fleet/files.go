@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"compress/gzip"
 	"errors"
 	"fmt"
@@ -69,7 +70,7 @@ func (f *faultReader) Read(p []byte) (int, error) {
 func packTrial(out *os.File, dir string, b archiveBounds) (size int64, whole bool, err error) {
 	err = pack(&archive.BoundedWriter{W: out, Left: b.packed}, dir, ".", b.Bounds)
 	if err == nil {
-		err = errors.Join(checkSymlinks(dir), checkSizes(dir, b))
+		err = checkSizes(dir, b)
 	}
 	whole = err == nil
 	if isRefused(err) {
@@ -104,7 +105,7 @@ func pack(out io.Writer, path, name string, b archive.Bounds) error {
 
 // readTrial unpacks the archive of a trial into an empty directory and returns its result. The
 // archive may be of a worker that is broken or hostile: what it has is bounded and stays in
-// the directory, and no file that the harness reads or writes there is a symlink. The error is
+// the directory, and no symlink leads out of it. The error is
 // a [damageError] or a [storeError], or one of writing here.
 func readTrial(in io.Reader, dir string, b archiveBounds) (batch.Result, error) {
 	source := &faultReader{r: in}
@@ -121,7 +122,13 @@ func unpackTrial(in io.Reader, dir string, b archiveBounds) (r batch.Result, err
 		return r, &damageError{err}
 	}
 	content := &faultReader{r: z}
-	err = archive.Unpack(content, dir, b.Bounds)
+	var refused error
+	err = archive.UnpackWith(content, dir, archive.UnpackOptions{Bounds: b.Bounds, Links: &archive.LinkRule{LeftOut: func(name, _ string) {
+		if !mayLink(name) {
+			refused = fmt.Errorf("%w: %q is a symlink", archive.ErrEntry, name)
+		}
+	}}})
+	err = cmp.Or(err, refused)
 	if err != nil && (content.err != nil || isRefused(err)) {
 		return r, &damageError{err}
 	}
@@ -131,7 +138,7 @@ func unpackTrial(in io.Reader, dir string, b archiveBounds) (r batch.Result, err
 	if n, err := io.CopyN(io.Discard, z, 1); n > 0 || !errors.Is(err, io.EOF) { // the checksum of gzip is at the end
 		return r, &damageError{errors.Join(errors.New("the archive does not end"), err)}
 	}
-	if err := errors.Join(checkSymlinks(dir), checkSizes(dir, b)); err != nil {
+	if err := checkSizes(dir, b); err != nil {
 		return r, &damageError{err}
 	}
 	if r, err = batch.ReadResult(dir); err != nil {
@@ -162,25 +169,8 @@ func checkSizes(dir string, b archiveBounds) error {
 	return nil
 }
 
-// checkSymlinks returns an error if a symlink is where agents and verifiers leave nothing.
-func checkSymlinks(dir string) error {
-	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrPermission) {
-			return nil // a directory that agents have closed, to everyone
-		}
-		if err != nil || d.Type() != fs.ModeSymlink {
-			return err
-		}
-		name, err := filepath.Rel(dir, path)
-		if err == nil && !mayLink(filepath.ToSlash(name)) {
-			err = fmt.Errorf("%w: %q is a symlink", archive.ErrEntry, name)
-		}
-		return err
-	})
-}
-
 // mayLink reports whether a name in the directory of a trial is of what agents and verifiers
-// leave, which may have symlinks.
+// leave, of which a symlink that leads out is left out. Elsewhere no worker makes one.
 func mayLink(name string) bool {
 	if rest, ok := strings.CutPrefix(name, batch.StepsDir+"/"); ok {
 		_, name, _ = strings.Cut(rest, "/")

@@ -137,12 +137,12 @@ func (f failingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestReadTrial: what agents and verifiers leave arrives, symlinks and all, without set-ID
-// bits; a store that fails is no damage.
+// TestReadTrial: what agents and verifiers leave arrives without set-ID bits and without
+// symlinks that lead out; a store that fails is no damage.
 func TestReadTrial(t *testing.T) {
 	setID := fileEntry("agent/setid", "x")
 	setID.Mode = 0o6755
-	text := zipped(t, resultEntry, setID, linkEntry("artifacts/bin/python", "/usr/bin/python3"), linkEntry("steps/a/verifier/reward.txt", "/etc/passwd"), fileEntry("agent/A", "1"), fileEntry("agent/a", "2"))
+	text := zipped(t, resultEntry, setID, linkEntry("artifacts/bin/python", "/usr/bin/python3"), linkEntry("steps/a/verifier/reward.txt", "/etc/passwd"), linkEntry("artifacts/log", "../agent/a"), fileEntry("agent/A", "1"), fileEntry("agent/a", "2"))
 	dir := t.TempDir()
 	r, err := readTrial(bytes.NewReader(text), dir, smallBounds)
 	if err != nil || r.Outcome != batch.Passed {
@@ -151,8 +151,10 @@ func TestReadTrial(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(dir, "agent/setid")); err != nil || info.Mode() != 0o755 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
-	if target, err := os.Readlink(filepath.Join(dir, "artifacts/bin/python")); err != nil || target != "/usr/bin/python3" {
-		t.Errorf("%s, %v", target, err)
+	for name, want := range map[string]string{"artifacts/bin/python": "", "steps/a/verifier/reward.txt": "", "artifacts/log": "../agent/a"} {
+		if target, _ := os.Readlink(filepath.Join(dir, name)); target != want {
+			t.Errorf("%s leads to %q, want %q", name, target, want)
+		}
 	}
 	for _, n := range []int{0, 5, len(text) / 2, len(text) - 1} {
 		_, err := readTrial(failingReader{bytes.NewReader(text[:n])}, t.TempDir(), smallBounds)
