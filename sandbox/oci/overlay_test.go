@@ -101,6 +101,7 @@ func TestUserOverlay(t *testing.T) {
 		second.Workspace.Mode, second.Workspace.Layers = spec.Workspace.Mode, spec.Workspace.Layers
 		cell.Sandbox = b.start(t, second)
 		worktest.SeesChange(t, cell)
+		worktest.OutOfReach(t, cell.Sandbox)
 		userThirds(t, k)
 		overlayCancelled(t, k)
 	})
