@@ -73,6 +73,28 @@ func streamCases() map[string]struct {
 			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":{"path":"a b"}}}`), finishChunk("tool_calls")),
 			want:   `x(a){"path":"a b"}`,
 		},
+		"a call repeated under a second index": {
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{\"a\":1}"}}`), call(`{"index":1,"id":"a","function":{"name":"x","arguments":"{\"a\":1}"}}`), finishChunk("tool_calls")),
+			want:   `x(a){"a":1}`,
+		},
+		"one id for two calls": {
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{\"a\":1}"}}`), call(`{"index":1,"id":"a","function":{"name":"x","arguments":"{\"a\":2}"}}`), finishChunk("tool_calls")),
+			want:   `x(a){"a":1} | x(a){"a":2}`,
+		},
+		"the head of the second call has the index of the first": {
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}`), call(`{"index":0,"id":"b","function":{"name":"y"}}`),
+				call(`{"index":1,"function":{"arguments":"{\"q\":"}}`), call(`{"index":1,"function":{"arguments":"1}"}}`), finishChunk("tool_calls")),
+			want: `x(a){} | y(b){"q":1}`,
+		},
+		"the name again behind the arguments": {
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}`), call(`{"index":0,"function":{"name":"x","arguments":""}}`), finishChunk("tool_calls")),
+			want:   "x(a){}",
+		},
+		"the name of a second call without an id": {
+			pieces: dataEvents(call(`{"index":0,"function":{"name":"x","arguments":"{\"a\":1}"}}`), call(`{"index":0,"function":{"name":"x","arguments":""}}`),
+				call(`{"index":0,"function":{"arguments":"{\"a\":"}}`), call(`{"index":0,"function":{"arguments":"2}"}}`), finishChunk("tool_calls")),
+			want: `x(){"a":1} | x(){"a":2}`,
+		},
 		"index as text, id as number, null arguments": {
 			pieces: dataEvents(call(`{"index":"0","id":7,"function":{"name":"x","arguments":null}}`), call(`{"index":"0","id":null,"function":{"name":null,"arguments":"{}"}}`), finishChunk("tool_calls")),
 			want:   `x(7){}`,

@@ -32,6 +32,8 @@ type call struct {
 	arguments strings.Builder
 	// checked is the number of bytes that isComplete has read.
 	checked int
+	// named is set if its name came again, alone, once its arguments were complete.
+	named bool
 }
 
 // addCompletion adds one piece of the answer.
@@ -90,6 +92,10 @@ func (a *assembly) addMessage(m wireMessage) {
 // by order; see [assembly.findCall]. Otherwise it starts a call.
 func (a *assembly) addCallPiece(piece toolCall) {
 	c := a.findCall(piece)
+	if c != nil && c.named && piece.Function.Name == "" && piece.Function.Arguments != "" {
+		// The name was that of the next call.
+		piece.Function.Name, c = modelhttp.LooseString(c.name), nil
+	}
 	if c == nil {
 		a.startCall(piece)
 		return
@@ -136,12 +142,27 @@ func (a *assembly) findCall(piece toolCall) *call {
 			return c
 		case !indexed && id != "":
 			continue // a new ID starts a call
+		case named && c.name == string(piece.Function.Name) && piece.Function.Arguments == "" && indexed && c.isComplete():
+			c.named = true
 		case named && c.name != "" && (!indexed || c.isComplete()):
 			return nil // a name starts the next call with the same index
 		}
 		return c
 	}
+	if n := len(a.calls); n > 0 && indexed && id == "" && !named && a.calls[n-1].arguments.Len() == 0 {
+		a.calls[n-1].index = index // its head had the index of the call before
+		return a.calls[n-1]
+	}
 	return nil
+}
+
+// isRepeated reports whether another call with the same ID is the same as call i. Some
+// endpoints send one again, with another index.
+func (a *assembly) isRepeated(i int) bool {
+	c := a.calls[i]
+	return c.id != "" && slices.ContainsFunc(a.calls[:i], func(o *call) bool {
+		return o.index != c.index && o.id == c.id && o.name == c.name && o.arguments.String() == c.arguments.String()
+	})
 }
 
 // isComplete reports whether the call's arguments are complete JSON. It reads a bounded
@@ -160,7 +181,10 @@ func (a *assembly) buildResponse() loop.Response {
 	if a.text.Len() > 0 {
 		m.Blocks = append(m.Blocks, loop.Block{Text: &loop.Text{Text: a.text.String()}})
 	}
-	for _, c := range a.calls {
+	for i, c := range a.calls {
+		if a.isRepeated(i) {
+			continue
+		}
 		// The loop resolves the name and checks the arguments.
 		m.Blocks = append(m.Blocks, loop.Block{ToolUse: &loop.ToolUse{
 			ProviderID: c.id, Name: tools.Name(c.name), Raw: c.arguments.String(),
