@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
 func TestCachePaths(t *testing.T) {
@@ -67,7 +69,7 @@ func TestHiddenFiles(t *testing.T) {
 		_, err := f.Seek(0, io.SeekStart)
 		must(t, err)
 		var out bytes.Buffer
-		to := tar.NewWriter(&out)
+		to := archive.NewWriter(&out)
 		if err := errors.Join(copyVisible(to, f, hidden, most), to.Close()); (err != nil) != (most == 1) {
 			t.Errorf("at most %d: %v", most, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -167,7 +168,7 @@ func uploads(list ...upload) uploadList {
 }
 
 // writeTo adds the directories to an archive.
-func (l uploadList) writeTo(w *tar.Writer) error {
+func (l uploadList) writeTo(w *archive.Writer) error {
 	if l == nil {
 		return nil
 	}
@@ -182,7 +183,7 @@ func (l uploadList) writeTo(w *tar.Writer) error {
 func uploadAll(ctx context.Context, s *runner.Session, list uploadList) error {
 	read, write := io.Pipe()
 	go func() {
-		w := tar.NewWriter(write)
+		w := archive.NewWriter(write)
 		err := list.writeTo(w)
 		write.CloseWithError(errors.Join(err, w.Close()))
 	}()
@@ -192,7 +193,7 @@ func uploadAll(ctx context.Context, s *runner.Session, list uploadList) error {
 
 // writeTo adds the directory to an archive. Symlinks are added as they are; special files
 // are an error.
-func (u upload) writeTo(w *tar.Writer) error {
+func (u upload) writeTo(w *archive.Writer) error {
 	top := strings.TrimPrefix(u.to, "/")
 	if u.from == "" {
 		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: top + "/", Mode: 0o755, Format: tar.FormatPAX})
@@ -239,17 +240,13 @@ func (u upload) writeTo(w *tar.Writer) error {
 	})
 }
 
-func addContent(w *tar.Writer, h *tar.Header, file string) error {
+func addContent(w *archive.Writer, h *tar.Header, file string) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }() // only read
-	if err := w.WriteHeader(h); err != nil {
-		return err
-	}
-	_, err = io.CopyN(w, f, h.Size)
-	return err
+	return w.AddFile(h, f)
 }
 
 // downloadPath brings a file or directory of a sandbox into a directory of this machine, which
@@ -302,13 +299,13 @@ func isExcluded(patterns []string, name string) bool {
 
 // filterArchive copies the entries of an archive that keep accepts.
 func filterArchive(r io.Reader, w io.Writer, keep func(h *tar.Header) bool) error {
-	out := tar.NewWriter(w)
+	out := archive.NewWriter(w)
 	return errors.Join(copyEntries(out, r, keep), out.Close())
 }
 
 // copyEntries adds the entries of an archive that keep accepts, which may change them, to
 // another one.
-func copyEntries(out *tar.Writer, r io.Reader, keep func(h *tar.Header) bool) error {
+func copyEntries(out *archive.Writer, r io.Reader, keep func(h *tar.Header) bool) error {
 	in := tar.NewReader(r)
 	for {
 		h, err := in.Next()
@@ -323,10 +320,7 @@ func copyEntries(out *tar.Writer, r io.Reader, keep func(h *tar.Header) bool) er
 			continue
 		}
 		h.Format = tar.FormatPAX
-		if err := out.WriteHeader(h); err != nil {
-			return err
-		}
-		if _, err := io.Copy(out, in); err != nil {
+		if err := out.Copy(h, in); err != nil {
 			return err
 		}
 	}
@@ -396,7 +390,7 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden fu
 	copied := make(chan struct{}) // f is read until then
 	go func() {
 		defer close(copied)
-		w := tar.NewWriter(write)
+		w := archive.NewWriter(write)
 		err := copyVisible(w, f, hidden, maxHidden)
 		err = errors.Join(err, list.writeTo(w))
 		write.CloseWithError(errors.Join(err, w.Close()))
@@ -412,8 +406,11 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden fu
 // copyVisible adds the entries of an archive of changes that hidden does not accept to another
 // one. A file of which only some names are hidden, such as one that a package manager linked
 // from its cache, gets the others; at most so many hidden files are remembered for that.
-func copyVisible(out *tar.Writer, f *os.File, hidden func(h *tar.Header) bool, most int) error {
-	type content struct{ offset, size int64 }
+func copyVisible(out *archive.Writer, f *os.File, hidden func(h *tar.Header) bool, most int) error {
+	type content struct {
+		h      tar.Header
+		offset int64
+	}
 	left := map[string]content{} // by the name of a hidden file
 	added := map[string]string{} // another name of it
 	var failed error
@@ -428,7 +425,7 @@ func copyVisible(out *tar.Writer, f *os.File, hidden func(h *tar.Header) bool, m
 					failed = cmp.Or(failed, err)
 					return false
 				}
-				left[h.Name] = content{offset, h.Size}
+				left[h.Name] = content{*h, offset}
 			}
 			return false
 		}
@@ -441,13 +438,8 @@ func copyVisible(out *tar.Writer, f *os.File, hidden func(h *tar.Header) bool, m
 			return true
 		}
 		added[h.Linkname] = h.Name
-		file := *h
-		file.Typeflag, file.Linkname, file.Size, file.Format = tar.TypeReg, "", c.size, tar.FormatPAX
-		err := out.WriteHeader(&file)
-		if err == nil {
-			_, err = io.Copy(out, io.NewSectionReader(f, c.offset, c.size))
-		}
-		failed = errors.Join(failed, err)
+		c.h.Name, c.h.Format = h.Name, tar.FormatPAX
+		failed = errors.Join(failed, out.CopyPacked(&c.h, io.NewSectionReader(f, c.offset, math.MaxInt64-c.offset)))
 		return false
 	})
 	return errors.Join(failed, err)

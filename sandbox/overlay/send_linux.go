@@ -17,6 +17,7 @@ import (
 	units "github.com/docker/go-units"
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/sandbox/guest/archive"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -41,7 +42,7 @@ func WriteTree(ctx context.Context, w io.Writer, dir string, lowers []string, or
 	}
 	// It may have grown since it was measured.
 	s.most, s.all = bounds, total{}
-	s.tar = tar.NewWriter(w)
+	s.tar = archive.NewWriter(w)
 	if err := s.walkTop(all); err != nil {
 		return fmt.Errorf("send workspace: %w", err)
 	}
@@ -60,7 +61,7 @@ type total struct{ entries, bytes int64 }
 // sender is one call of WriteTree.
 type sender struct {
 	ctx    context.Context
-	tar    *tar.Writer // nil while the directory is measured
+	tar    *archive.Writer // nil while the directory is measured
 	most   CopyBounds
 	all    total
 	totals map[string]*total // by the name at the top
@@ -207,26 +208,22 @@ func (s *sender) addFile(h *tar.Header, name string, dir int, n *node) error {
 	}
 	defer func() { _ = f.Close() }() // only read
 	h.Size = opened.size
-	if err := s.addHeader(h, opened); err != nil {
+	if err := s.countEntry(h, opened); err != nil {
 		return err
 	}
-	got, err := io.CopyN(s.tar, f, h.Size)
-	if errors.Is(err, io.EOF) { // it became shorter
-		_, err = io.CopyN(s.tar, zeros{}, h.Size-got)
-	}
-	return err
-}
-
-// zeros is an endless reader of zeros.
-type zeros struct{}
-
-func (zeros) Read(b []byte) (int, error) {
-	clear(b)
-	return len(b), nil
+	return s.tar.AddFile(h, f)
 }
 
 // addHeader counts an entry, and sends its header.
 func (s *sender) addHeader(h *tar.Header, n *node) error {
+	if err := s.countEntry(h, n); err != nil || s.tar == nil {
+		return err
+	}
+	return s.tar.WriteHeader(h)
+}
+
+// countEntry counts an entry, and completes its header.
+func (s *sender) countEntry(h *tar.Header, n *node) error {
 	top, _, _ := strings.Cut(h.Name, "/")
 	if s.totals[top] == nil {
 		s.totals[top] = &total{}
@@ -245,7 +242,7 @@ func (s *sender) addHeader(h *tar.Header, n *node) error {
 		return s.checkSize(s.most)
 	}
 	h.Format, h.Mode, h.ModTime = tar.FormatPAX, int64(n.mode&permissions), time.Unix(0, n.mtime)
-	return s.tar.WriteHeader(h)
+	return nil
 }
 
 // checkSize returns a [*SizeError] for a directory that exceeds the bounds.

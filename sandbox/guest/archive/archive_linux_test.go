@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -216,7 +217,7 @@ func TestPackGrowingAndShrinking(t *testing.T) {
 		must(t, err)
 		must(t, os.Truncate(name, size))
 		var b bytes.Buffer
-		p := packer{tar: tar.NewWriter(&b), linked: map[fileID]string{}}
+		p := packer{tar: NewWriter(&b), linked: map[fileID]string{}}
 		must(t, p.addEntry(name, "f", info))
 		must(t, p.tar.Close())
 		to := t.TempDir()
@@ -449,23 +450,87 @@ func TestUnpackReplaces(t *testing.T) {
 	}
 }
 
-// TestUnpackMakesHoles: zeros take no room on the disk.
-func TestUnpackMakesHoles(t *testing.T) {
-	from, to := t.TempDir(), t.TempDir()
-	f, err := os.Create(filepath.Join(from, "sparse"))
-	must(t, err)
-	_, err = f.WriteAt([]byte("middle"), 8<<20)
-	must(t, err)
-	must(t, f.Truncate(16<<20))
-	must(t, f.Close())
-	must(t, Unpack(bytes.NewReader(pack(t, from, PackOptions{Name: "."})), to, Bounds{}))
-	if d := gocmp.Diff(describe(t, from), describe(t, to)); d != "" {
-		t.Error(d)
+// TestHoles: holes of files, and blocks of zeros, are neither in an archive, nor in a copy of it, nor
+// on the disk where it is unpacked. GNU tar reads the archive.
+func TestHoles(t *testing.T) {
+	from, to, copied, gnu := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
+	const size = 4 << 20
+	for name, at := range map[string][]int64{
+		"empty": nil, "start": {0}, "end": {size - 6}, "middle": {size / 2}, "two": {100, size/2 + 1}, strings.Repeat("long", 60): {size / 2}, "\xff@NU.sparse.ANU.sparse.BNU.sparse.": {3},
+	} {
+		f, err := os.Create(filepath.Join(from, name))
+		must(t, err)
+		for _, offset := range at {
+			_, err = f.WriteAt([]byte("middle"), offset)
+			must(t, err)
+		}
+		must(t, f.Truncate(size))
+		must(t, f.Close())
 	}
-	var st unix.Stat_t
-	must(t, unix.Stat(filepath.Join(to, "sparse"), &st))
-	if st.Blocks*512 > 1<<20 {
-		t.Errorf("%d bytes on the disk", st.Blocks*512)
+	// Every second block is zeros that were written, which no file system tells.
+	must(t, os.WriteFile(filepath.Join(from, "zeros"), bytes.Repeat(append(make([]byte, blockSize), bytes.Repeat([]byte("x"), blockSize)...), size/blockSize/2), 0o644))
+	must(t, os.Link(filepath.Join(from, "end"), filepath.Join(from, "linked")))
+	text := pack(t, from, PackOptions{Name: "."})
+	if len(text) > size {
+		t.Errorf("the archive has %d bytes", len(text))
+	}
+	must(t, Unpack(bytes.NewReader(text), to, Bounds{}))
+	var again bytes.Buffer
+	out, r := NewWriter(&again), bytes.NewReader(text)
+	in := tar.NewReader(r)
+	for h, err := in.Next(); !errors.Is(err, io.EOF); h, err = in.Next() {
+		must(t, err)
+		h.Format = tar.FormatPAX
+		if h.Name == "two" {
+			must(t, out.CopyPacked(h, bytes.NewReader(text[len(text)-r.Len():])))
+		} else {
+			must(t, out.Copy(h, in))
+		}
+	}
+	must(t, out.Close())
+	if !bytes.Equal(text, again.Bytes()) {
+		t.Errorf("a copy of %d bytes has %d", len(text), again.Len())
+	}
+	must(t, Unpack(&again, copied, Bounds{}))
+	dirs := []string{to, copied}
+	if _, err := exec.LookPath("tar"); err == nil {
+		cmd := exec.CommandContext(t.Context(), "tar", "-xf", "-", "-C", gnu)
+		cmd.Stdin = bytes.NewReader(text)
+		out, err := cmd.CombinedOutput()
+		if err != nil || len(out) > 0 {
+			t.Errorf("tar: %v: %s", err, out)
+		}
+		dirs = append(dirs, gnu)
+	}
+	for _, dir := range dirs {
+		if d := gocmp.Diff(describe(t, from), describe(t, dir)); d != "" {
+			t.Error(d)
+		}
+		for name, most := range map[string]int64{"empty": 0, "end": blockSize, "two": 2 * blockSize, "zeros": size / 2} {
+			var st unix.Stat_t
+			must(t, unix.Stat(filepath.Join(dir, name), &st))
+			if st.Blocks*512 > most {
+				t.Errorf("%s: %d bytes on the disk", name, st.Blocks*512)
+			}
+		}
+	}
+}
+
+// TestManyHoles: a file with more parts than an archive describes has its rest as it is.
+func TestManyHoles(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+	must(t, err)
+	defer func() { must(t, f.Close()) }()
+	const size = (maxExtents + 10) * 2 * blockSize
+	must(t, f.Truncate(size))
+	for i := range int64(maxExtents + 10) {
+		_, err := f.WriteAt([]byte("x"), i*2*blockSize)
+		must(t, err)
+	}
+	data, err := findData(f, size)
+	must(t, err)
+	if last := data[len(data)-1]; len(data) != maxExtents || last.offset+last.length != size {
+		t.Errorf("%d parts, the last one %+v", len(data), last)
 	}
 }
 

@@ -31,7 +31,7 @@ const namesDir = ".caisson-names"
 // must be named itself. Directories that do not exist are left out. Of PackOptions, Name is
 // unused.
 func PackChanges(w io.Writer, dirs []string, since time.Time, o PackOptions) error {
-	p := packer{tar: tar.NewWriter(w), o: o, budget: budget{Bounds: o.Bounds}, linked: map[fileID]string{}}
+	p := packer{tar: NewWriter(w), o: o, budget: budget{Bounds: o.Bounds}, linked: map[fileID]string{}}
 	p.budget.entries = 1 // no first entry ends it
 	for _, dir := range dirs {
 		dir = filepath.Clean(dir)

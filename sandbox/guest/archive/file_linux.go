@@ -1,7 +1,9 @@
 package archive
 
 import (
+	"errors"
 	"io/fs"
+	"os"
 	"syscall"
 	"time"
 
@@ -33,4 +35,20 @@ func changedSince(info fs.FileInfo, since time.Time) bool {
 func isOverlay(dir string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(dir, &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC
+}
+
+// nextData returns where data of a file begins, from an offset on, and where that data ends: at the
+// offset and the end of the file if the file system does not tell.
+func nextData(f *os.File, at, size int64) (start, end int64) {
+	start, err := f.Seek(at, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) { // there is none
+		return size, size
+	}
+	if err == nil {
+		end, err = f.Seek(start, unix.SEEK_HOLE)
+	}
+	if err != nil || end <= start {
+		return at, size
+	}
+	return start, min(end, size)
 }

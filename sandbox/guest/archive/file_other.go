@@ -4,6 +4,7 @@ package archive
 
 import (
 	"io/fs"
+	"os"
 	"time"
 )
 
@@ -17,3 +18,6 @@ func changedSince(info fs.FileInfo, since time.Time) bool { return !info.ModTime
 
 // isOverlay returns false.
 func isOverlay(string) bool { return false }
+
+// nextData returns the rest of the file.
+func nextData(_ *os.File, at, size int64) (start, end int64) { return at, size }

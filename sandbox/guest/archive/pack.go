@@ -48,7 +48,7 @@ func Pack(w io.Writer, name string, o PackOptions) error {
 			o.Name = "."
 		}
 	}
-	p := packer{tar: tar.NewWriter(w), o: o, budget: budget{Bounds: o.Bounds}, linked: map[fileID]string{}}
+	p := packer{tar: NewWriter(w), o: o, budget: budget{Bounds: o.Bounds}, linked: map[fileID]string{}}
 	info, err := os.Lstat(name)
 	if err != nil {
 		return fmt.Errorf("pack: %w", err)
@@ -65,7 +65,7 @@ func Pack(w io.Writer, name string, o PackOptions) error {
 
 // packer is the state of one call of Pack.
 type packer struct {
-	tar    *tar.Writer
+	tar    *Writer
 	o      PackOptions
 	budget budget
 	top    fileID // of the file system that is not left
@@ -188,17 +188,13 @@ func (p *packer) addFile(file string, h *tar.Header, info fs.FileInfo) error {
 	}
 	defer func() { _ = f.Close() }() // only read
 	h.Typeflag, h.Size = tar.TypeReg, info.Size()
-	if err := p.addHeader(h); err != nil {
+	if err := p.budget.takeEntry(h.Size); err != nil {
 		return err
 	}
 	if known && id.names > 1 && len(p.linked) < maxLinked {
 		p.linked[id] = h.Name
 	}
-	n, err := io.Copy(p.tar, io.LimitReader(f, h.Size))
-	if err == nil && n < h.Size {
-		err = p.fillRest(h.Size - n)
-	}
-	return err
+	return p.tar.AddFile(h, f)
 }
 
 // openRegular opens a file without waiting for one that has become a pipe.
@@ -216,12 +212,6 @@ func openRegular(file string) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
-}
-
-// fillRest writes zeros in place of the rest of a file that became shorter.
-func (p *packer) fillRest(n int64) error {
-	_, err := io.Copy(p.tar, io.LimitReader(zeros{}, n))
-	return err
 }
 
 // zeros is an endless reader of zeros.

@@ -412,7 +412,10 @@ func (u *unpacker) copySparse(f *os.File, content io.Reader, size int64) error {
 // blockSize is the unit of holes.
 const blockSize = 64 << 10
 
-func isZero(b []byte) bool { return len(bytes.TrimLeft(b, "\x00")) == 0 }
+var zeroBlock [blockSize]byte
+
+// isZero reports whether at most a block is zeros.
+func isZero(b []byte) bool { return bytes.Equal(b, zeroBlock[:len(b)]) }
 
 func modeOf(h *tar.Header) fs.FileMode { return fs.FileMode(h.Mode) & fs.ModePerm }
 
