@@ -224,7 +224,7 @@ func (s *fakeSandbox) Attestation() sandbox.Attestation {
 	if s.backend.lost != "" {
 		lost = []string{s.backend.lost}
 	}
-	return sandbox.Attestation{
+	return sandbox.Attestation{Localhost: []string{"127.0.0.1"},
 		Lost: lost, Workspace: s.spec.Workspace.Path, WorkspaceMode: string(s.spec.Workspace.Mode),
 		Backend: s.backend.name, Runtime: "fake", RuntimeVersion: "1", Container: "fake", Image: "host", User: "10001:10001",
 		Capabilities: []string{}, GuestCapabilities: []string{}, Namespaces: []string{}, Seccomp: "filter", Network: "none",
