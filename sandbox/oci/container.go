@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
@@ -273,7 +275,20 @@ func (c *container) Start(ctx context.Context) error {
 }
 
 // ExplainFailure adds that this process may not make namespaces or mounts.
-func (c *container) ExplainFailure(_ context.Context, err error) error { return explainFailure(err) }
+func (c *container) ExplainFailure(_ context.Context, err error) error {
+	if c.launch != nil && c.launch.done {
+		c.keepLog(err)
+	}
+	return explainFailure(err)
+}
+
+// keepLog puts gVisor's own log into the session's, once the container has ended.
+func (c *container) keepLog(err error) {
+	c.stdio.stderr.waitEnd(settleTime)
+	if log, _ := c.stdio.stderr.split(); len(log) > 0 {
+		c.prep.Log.Warn("gVisor's own log", zap.Error(err), zap.ByteString("log", log))
+	}
+}
 
 // settleTime is the longest time for a dying container to be dead, so that the
 // kernel's counters are final. A guest that only broke the protocol lives on
@@ -291,6 +306,7 @@ func (c *container) ExplainLoss(_ context.Context, err error) error {
 		}
 	}
 	c.process.sendKill()
+	c.keepLog(err)
 	return err
 }
 

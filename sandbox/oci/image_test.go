@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
@@ -195,6 +197,54 @@ func TestTargetInImage(t *testing.T) {
 		}
 		b.nothingLeft(t, "ses_target")
 	})
+}
+
+// TestMountBelowImage: what is mounted below a directory of the image is there, read-only,
+// where the container has a user namespace. The kernel refuses the directory alone.
+func TestMountBelowImage(t *testing.T) {
+	needRoot(t)
+	both(t, func(t *testing.T, k Kind) {
+		asUserWith(t, k, "TestUserMountBelow", func(dir string) {
+			root := filepath.Join(dir, "image")
+			must(t, os.Rename(shellRoot(t), root))
+			must(t, copyProgram(filepath.Join(root, "bin/sh"), filepath.Join(dir, shellProgram)))
+			mountBelow(t, root)
+			if k == GVisor { // runc has no user namespace for root
+				checkBelow(t, k, root)
+			}
+		})
+	})
+}
+
+// TestUserMountBelow is run by TestMountBelowImage as another user.
+func TestUserMountBelow(t *testing.T) {
+	if dir := os.Getenv(userHelper); dir != "" {
+		both(t, func(t *testing.T, k Kind) { checkBelow(t, k, filepath.Join(dir, "image")) })
+	}
+}
+
+// mountBelow mounts a file system with a file that everybody can write.
+func mountBelow(t *testing.T, root string) {
+	t.Helper()
+	dir := filepath.Join(root, "opt/below")
+	must(t, os.MkdirAll(dir, 0o755))
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755,size=1m"))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
+	must(t, os.WriteFile(filepath.Join(dir, "marker"), nil, 0o666))
+	must(t, os.Chmod(filepath.Join(dir, "marker"), 0o666))
+}
+
+func checkBelow(t *testing.T, k Kind, root string) {
+	t.Helper()
+	must(t, os.WriteFile(filepath.Join(root, "opt/below/marker"), []byte("here"), 0)) // the control
+	b := newBed(t, k, os.Geteuid())
+	spec := b.spec(t, "ses_below")
+	spec.Image = images.Reference{Scheme: images.SchemeRootFS, Value: root}
+	sb := b.start(t, spec)
+	if got := output(t, sb, "below"); got != "here, open /opt/below/marker: read-only file system\n" {
+		t.Errorf("below the image: %q", got)
+	}
+	must(t, sb.Destroy(t.Context()))
 }
 
 // What a store can't provide is an error of its class, and an image that claims

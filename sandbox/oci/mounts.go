@@ -23,7 +23,7 @@ func (p plan) listMounts() []specs.Mount {
 	for _, b := range p.imageBinds() {
 		// gVisor mounts two things on one directory in any order.
 		if !slices.ContainsFunc(p.volumes, func(t harden.Tmpfs) bool { return t.Path == b.Path }) {
-			list = append(list, bind(b.Source, b.Path, "ro"))
+			list = append(list, p.imageBind(b))
 		}
 	}
 	for _, m := range p.image.Masks {
@@ -69,6 +69,20 @@ func (p plan) imageBinds() []images.Bind {
 		return nil
 	}
 	return p.image.Binds
+}
+
+// imageBind mounts a part of the image. The kernel refuses to bind a directory in a user
+// namespace without the mounts below it, so there they come along, read-only too. gVisor's
+// own kernel has them as parts of one read-only mount.
+func (p plan) imageBind(b images.Bind) specs.Mount {
+	m := bind(b.Source, b.Path, "ro")
+	if p.traits.ownKernel || p.identity.user != nil {
+		m.Options[0] = "rbind"
+	}
+	if !p.traits.ownKernel && p.identity.user != nil {
+		m.Options = append(m.Options, "rro", "rnosuid", "rnodev")
+	}
+	return m
 }
 
 func bindOf(b workmount.Bind) specs.Mount {

@@ -20,7 +20,7 @@ func (s streams) close() error {
 // only of interest when it dies.
 type stdio struct {
 	in, out *os.File
-	stderr  *head
+	stderr  *tail
 }
 
 // openStdio makes the pipes. Close the streams once the runtime has them, and
@@ -37,7 +37,7 @@ func openStdio() (*stdio, streams, error) {
 		}
 		ends[i], ends[i+1] = r, w
 	}
-	s := &stdio{in: ends[1], out: ends[2], stderr: readHead(ends[4])}
+	s := &stdio{in: ends[1], out: ends[2], stderr: readTail(ends[4])}
 	return s, streams{stdin: ends[0], stdout: ends[3], stderr: ends[5]}, nil
 }
 
@@ -51,5 +51,8 @@ func (s *stdio) Write(p []byte) (int, error) { return s.in.Write(p) }
 // returns the pipe's error for a closed file.
 func (s *stdio) Close() error { return errors.Join(s.in.Close(), s.out.Close()) }
 
-// Stderr returns the beginning of what came on standard error.
-func (s *stdio) Stderr() string { return string(s.stderr.bytes()) }
+// Stderr returns the beginning of what came on standard error, without gVisor's log.
+func (s *stdio) Stderr() string {
+	_, others := s.stderr.split()
+	return string(others)
+}

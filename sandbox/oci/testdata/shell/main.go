@@ -1,7 +1,7 @@
 // Command shell is the /bin/sh of the root filesystems that tests make: a
 // static program that says what it sees of it. "sh -c env" shows its
 // environment, "sh -c volume" what is at /data, "sh -c names" who answers
-// name lookups, "sh -c scar" changes /opt/open for as long as it lives.
+// name lookups, "sh -c below" what is mounted at /opt/below, "sh -c scar" changes /opt/open for as long as it lives.
 package main
 
 import (
@@ -26,6 +26,9 @@ func main() {
 	case "names":
 		text, _ := os.ReadFile("/etc/resolv.conf")
 		fmt.Print(string(text))
+	case "below":
+		text, _ := os.ReadFile("/opt/below/marker")
+		fmt.Printf("%s, %v\n", text, os.WriteFile("/opt/below/marker", nil, 0o644))
 	case "scar":
 		for i := 0; ; i++ {
 			dir := fmt.Sprintf("/opt/open/%d/closed", i)
