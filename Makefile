@@ -19,7 +19,7 @@ RUNSC_MODULE := sandbox/oci/runsc
 TOOL := $(GO) tool -modfile=.ci/tools/go.mod
 
 .DEFAULT_GOAL := help
-.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e deploy-test corpus injections skills bench projects cover count vuln mutate man release check clean
+.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e fresh deploy-test corpus injections skills bench projects cover count vuln mutate man release check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -74,6 +74,9 @@ injections: ## run public collections of prompt injections, which CAISSON_CORPUS
 
 skills: ## read public collections of skills, which CAISSON_CORPUS has in skills/OWNER+NAME
 	CAISSON_CORPUS=$(CAISSON_CORPUS) $(GO) test -tags corpus -count=1 -v -run '^TestCollections$$' ./tools/skill
+
+fresh: build ## run tests that depend on the machine in a new root file system with an engine of its own; root, INSTALL=1
+	@sh .ci/fresh.sh
 
 # It takes 10 minutes and 3 GB of Go's build cache the first time.
 deploy-test: build ## apply the manifests of examples/deploy to a Kubernetes API server, built from its module

@@ -12,7 +12,7 @@ engine_answers() {
 
 # What tests need besides, as PROGRAM:PACKAGE. Without one of them a test is
 # skipped, which REQUIRE_BACKENDS makes a failure.
-engine_programs="runc:runc npm:npm git:git hg:mercurial busybox:busybox dash:dash tmux:tmux vi:vim-tiny
+engine_programs="runc:runc npm:npm git:git hg:mercurial busybox:busybox dash:dash tmux:tmux pgrep:procps vi:vim-tiny
 	perl:perl python3:python3 pip3:python3-pip cargo:cargo curl:curl make:make setpriv:util-linux ldd:libc-bin"
 
 # engine_install installs what is missing, and nothing where nothing is.

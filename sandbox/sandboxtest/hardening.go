@@ -228,7 +228,7 @@ func placeRows() []row {
 			decided: "commands may run programs in it, because builds do; .git is pinned and read-only",
 			configured: func(_ *env, s Settings) error {
 				for _, b := range s.Binds {
-					if strings.Contains(b, "rbind") || strings.Contains(b, "shared") || strings.Contains(b, "slave") || !strings.Contains(b, "private") {
+					if strings.Contains(b, "rbind") && !strings.Contains(b, ",ro,") || strings.Contains(b, "shared") || strings.Contains(b, "slave") || !strings.Contains(b, "private") {
 						return fmt.Errorf("bind %s", b)
 					}
 				}
