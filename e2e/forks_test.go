@@ -141,7 +141,7 @@ func (f *forkBench) requireNothingLeft(t *testing.T, closed []string) {
 	t.Helper()
 	var sessions []string
 	for _, dir := range closed {
-		if err := sessiondir.DiscardChanges(dir); err != nil {
+		if err := sessiondir.DiscardChanges(dir, ""); err != nil {
 			t.Error(err)
 		}
 		sessions = append(sessions, filepath.Base(dir))

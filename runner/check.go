@@ -158,7 +158,7 @@ func Verify(ctx context.Context, s *Session, o VerifyOptions) (v record.Verifica
 	}
 	status := result.Status
 	v.Passed, v.ExitCode, v.Signal, v.TimedOut, v.OOMKilled = status.Success(), status.Code, status.Signal, status.TimedOut, status.OOMKilled
-	return v, files, errors.Join(err, sessiondir.DiscardChanges(r.Dir))
+	return v, files, errors.Join(err, sessiondir.DiscardChanges(r.Dir, ""))
 }
 
 // openVerifier opens the session of a verification.

@@ -110,7 +110,7 @@ func forkSession(ctx context.Context, s *Session, n int, reason string, configur
 		if err != nil {
 			for _, f := range forks {
 				f.Close()
-				err = errors.Join(err, sessiondir.DiscardChanges(f.dir))
+				err = errors.Join(err, sessiondir.DiscardChanges(f.dir, ""))
 			}
 			return nil, err
 		}

@@ -124,7 +124,7 @@ func testFork(t *testing.T, mode sandbox.WorkspaceMode) {
 		if n := b.frozenLayers(); n != 1 {
 			t.Errorf("%d frozen layers", n)
 		}
-		if err := sessiondir.DiscardChanges(dir); err != nil {
+		if err := sessiondir.DiscardChanges(dir, ""); err != nil {
 			t.Error(err)
 		}
 	}
@@ -263,7 +263,7 @@ func TestForkOften(t *testing.T) {
 		if n := b.frozenLayers(); n > overlay.MaxLowers {
 			t.Errorf("%d frozen layers after fork %d", n, i)
 		}
-		if err := sessiondir.DiscardChanges(made[0].Close().Dir); err != nil {
+		if err := sessiondir.DiscardChanges(made[0].Close().Dir, ""); err != nil {
 			t.Error(err)
 		}
 	}

@@ -173,7 +173,7 @@ func checkKilledForks(t *testing.T, root, session string, number int) int {
 		if id == session {
 			continue
 		}
-		if err := sessiondir.DiscardChanges(sessiondir.Path(state, id)); err != nil {
+		if err := sessiondir.DiscardChanges(sessiondir.Path(state, id), ""); err != nil {
 			t.Error(err)
 		}
 	}

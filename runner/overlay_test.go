@@ -278,6 +278,67 @@ func TestKeptChangesAreOfTheWorkspace(t *testing.T) {
 	}
 }
 
+// TestLastChangesAreTheNewest: a session that kept nothing is not passed over for an
+// older one that did, which the error names. One that was a check is.
+func TestLastChangesAreTheNewest(t *testing.T) {
+	for name, c := range map[string]struct {
+		state overlay.State
+		by    string
+		want  error // nil for the older session
+	}{
+		"it changed nothing":    {overlay.Empty, "", &sessiondir.UnchangedError{}},
+		"it was killed":         {"", "", &sessiondir.UnchangedError{}},
+		"it was applied":        {overlay.Applied, "", &sessiondir.ChangesError{}},
+		"a user discarded it":   {overlay.Discarded, "user", &sessiondir.ChangesError{}},
+		"it was a check":        {overlay.Discarded, "", nil},
+		"a check found nothing": {overlay.Empty, "check", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			state, work := t.TempDir(), t.TempDir()
+			workspace, err := os.Open(work)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer workspace.Close()
+			make := func(id string, end overlay.State, by string) string {
+				dir := sessiondir.Path(state, id)
+				if err := os.MkdirAll(dir, 0o700); err != nil {
+					t.Fatal(err)
+				}
+				l, err := overlay.Create(filepath.Join(dir, sessiondir.OverlayDir), overlay.CreateOptions{Session: id, Path: work, Workspace: workspace})
+				if err == nil && end != "" {
+					l.SetUser(by)
+					err = errors.Join(l.Record(t.Context(), workspace), l.End(end))
+				}
+				if err := errors.Join(err, l.Close()); err != nil {
+					t.Fatal(err)
+				}
+				return dir
+			}
+			make("ses_1", overlay.Kept, "")
+			if last, err := sessiondir.OpenLastChanges(state, workspace, work); err != nil || last.Info().Session != "ses_1" {
+				t.Fatalf("control: %v", err)
+			}
+			dir := make("ses_2", c.state, c.by)
+			if c.by == "check" {
+				if err := sessiondir.DiscardChanges(dir, ""); err != nil {
+					t.Fatal(err)
+				}
+			}
+			last, err := sessiondir.OpenLastChanges(state, workspace, work)
+			older := ""
+			if e, ok := errors.AsType[*sessiondir.UnchangedError](err); ok {
+				older = e.Older
+			} else if e, ok := errors.AsType[*sessiondir.ChangesError](err); ok {
+				older = e.Older
+			}
+			if fmt.Sprintf("%T", err) != fmt.Sprintf("%T", c.want) || err == nil && last.Info().Session != "ses_1" || err != nil && older != "ses_1" {
+				t.Errorf("%v, older %q", err, older)
+			}
+		})
+	}
+}
+
 func TestChangesExpire(t *testing.T) {
 	b := newOverlayBench(t)
 	r, _ := b.run(t.Context())
@@ -318,6 +379,13 @@ func TestChangesExpire(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dead, overlay.UpperDir)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("layers of a session that never ran are left: %v", err)
+	}
+	_, err = sessiondir.OpenLastChanges(state, b.opts.Workspace.Dir, b.opts.Workspace.Path)
+	if e, ok := errors.AsType[*sessiondir.UnchangedError](err); !ok || e.Info.Session != "ses_dead" || e.Older != "" {
+		t.Errorf("after that: %v", err)
+	}
+	if err := os.RemoveAll(filepath.Dir(dead)); err != nil {
+		t.Fatal(err)
 	}
 	_, err = sessiondir.OpenLastChanges(state, b.opts.Workspace.Dir, b.opts.Workspace.Path)
 	if e, ok := errors.AsType[*sessiondir.ChangesError](err); !ok || e.Reason != sessiondir.ChangesGone || e.State != overlay.Expired || !strings.Contains(e.Error(), "not applied in time") {

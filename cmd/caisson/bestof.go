@@ -104,11 +104,15 @@ func runBestOf(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text 
 			break
 		}
 	}
+	by := "" // the best attempt is the last session on the workspace
+	if best == nil {
+		by = runner.LocalUser()
+	}
 	for _, t := range all.Attempts {
 		if t == best {
 			t.Kept, all.Kept = true, t.Session
 		} else {
-			err = errors.Join(err, sessiondir.DiscardChanges(t.report.Dir))
+			err = errors.Join(err, sessiondir.DiscardChanges(t.report.Dir, by))
 		}
 	}
 	if f.json {

@@ -24,6 +24,7 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools"
 )
 
 const diffLong = `Show the changes of a run in overlay mode that have not been applied: a unified diff on standard
@@ -31,8 +32,8 @@ output that git apply and patch -p1 accept. Lines that begin with "# " name bina
 and other changes that a diff can't hold, and conflicts: files that changed in the workspace since
 the run began.
 
-SESSION is a session's id, the beginning of it, or "last" for the newest. Without one it is the last
-session on the workspace whose changes are still kept.
+SESSION is a session's id, the beginning of it, or "last" for the newest. Without one it is the newest
+overlay session on the workspace. The session and its task are written to standard error.
 `
 
 func newDiffCommand(a *app) *cobra.Command {
@@ -195,8 +196,8 @@ type keptChanges struct {
 }
 
 // openKept opens the changes of a session: of the one that is named, in the
-// directory that it worked on, or of the last one in the directory workspace, "" is
-// the working directory.
+// directory that it worked on, or of the newest one in the directory workspace, "" is
+// the working directory. It tells which one that is.
 func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 	bs, err := openDefaultBackends(a)
 	if err != nil {
@@ -233,10 +234,36 @@ func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 			return nil, err
 		}
 	}
+	a.printLines(describeSession(state, k.layers.Info().Session))
 	if note := sessiondir.CutOffPatch(state, k.layers.Info().Session); note != "" {
 		fmt.Fprintln(a.stderr, "! "+note)
 	}
 	return k, k.workspace.CheckOwner(*bs.conf.CallerOwnsFiles)
+}
+
+// describeSession returns the id of a session with the beginning of its task.
+func describeSession(state, id string) string {
+	const most = 100
+	s, err := trace.Find(state, id)
+	if err != nil {
+		return "session " + id
+	}
+	f, err := record.OpenRegular(s.Path)
+	if err != nil {
+		return "session " + id
+	}
+	defer func() { _ = f.Close() }()
+	begin, _ := trace.ReadBegin(f) // with what was read before an error
+	task, _, _ := strings.Cut(strings.TrimSpace(begin.Task), "\n")
+	if task == "" {
+		return "session " + id
+	}
+	return "session " + id + ": " + makeSafe(tools.Elide(task, most))
+}
+
+// describeOlder returns the line about an older session that has kept its changes.
+func describeOlder(state, id string) string {
+	return "kept are the changes of an older " + describeSession(state, id) + "; name it to take them"
 }
 
 func (k *keptChanges) close() error {
@@ -324,18 +351,26 @@ func keptError(i overlay.Info, err error) error {
 	return &commandError{Status: status, Problem: p, Err: err}
 }
 
-// tellUnchanged says on standard error that a session changed nothing, or writes
-// document to standard output. Other errors are returned as they are.
+// tellUnchanged tells on standard error that a session changed nothing, and which older
+// one has kept its changes. It writes document to standard output if asJSON is set. Other
+// errors are returned as they are.
 func tellUnchanged(a *app, err error, asJSON bool, document func(overlay.Info) any) error {
 	unchanged, ok := errors.AsType[*sessiondir.UnchangedError](err)
-	switch {
-	case !ok:
+	state := a.environ.stateDir()
+	if gone, isGone := errors.AsType[*sessiondir.ChangesError](err); isGone && gone.Older != "" {
+		a.printLines(describeOlder(state, gone.Older))
+	}
+	if !ok {
 		return err
-	case asJSON:
+	}
+	a.printLines(describeSession(state, unchanged.Info.Session), "it changed nothing")
+	if unchanged.Older != "" {
+		a.printLines(describeOlder(state, unchanged.Older))
+	}
+	if asJSON {
 		return writeDocument(a.stdout, document(unchanged.Info))
 	}
-	_, err = fmt.Fprintf(a.stderr, "session %s changed nothing\n", unchanged.Info.Session)
-	return err
+	return nil
 }
 
 // writeDocument writes one JSON object for people and programs: characters that a

@@ -410,7 +410,7 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 	ends = append(ends, func() { _ = dir.Close() }) // an empty directory that stays does no harm
 	if w == nil {
 		ends = append(ends, func() {
-			if err := errors.Join(sessiondir.DiscardChanges(dir.Path), sessiondir.RemoveWorkspace(h.app.environ.stateDir(), dir.Session)); err != nil {
+			if err := errors.Join(sessiondir.DiscardChanges(dir.Path, ""), sessiondir.RemoveWorkspace(h.app.environ.stateDir(), dir.Session)); err != nil {
 				h.log.Error("remove the workspace of a sandbox", zap.String("session", dir.Session), zap.Error(err))
 			}
 		})

@@ -384,7 +384,7 @@ func (t *Trials) openSession(ctx context.Context, p place, e task.Environment, n
 // closeSession ends a session and moves its records to a directory.
 func closeSession(s *runner.Session, o *runner.Options, to string) (runner.Report, error) {
 	report := s.Close()
-	err := errors.Join(o.Workspace.Close(), sessiondir.DiscardChanges(report.Dir), o.Dir.Close())
+	err := errors.Join(o.Workspace.Close(), sessiondir.DiscardChanges(report.Dir, ""), o.Dir.Close())
 	if err == nil {
 		err = os.RemoveAll(to)
 	}

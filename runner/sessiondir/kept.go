@@ -24,32 +24,33 @@ func OpenChanges(stateDir, session string) (*overlay.Layers, error) {
 	return namedChanges(stateDir, session, names)
 }
 
-// OpenLastChanges opens the layers of the last overlay session on a workspace whose
-// changes are still there; path is the workspace's for messages. It fails as
-// [OpenChanges] does.
+// OpenLastChanges opens the layers of the newest overlay session on a workspace; path is
+// the workspace's for messages. Sessions whose changes Caisson itself discarded don't
+// count: checks, and attempts that another one beat. It fails as [OpenChanges] does. If
+// an older session has kept its changes, the error names it.
 func OpenLastChanges(stateDir string, dir *os.File, path string) (*overlay.Layers, error) {
 	names, err := sessionNames(stateDir)
 	if err != nil {
 		return nil, err
 	}
-	var last *overlay.Layers
+	var newest *overlay.Info
 	for _, name := range slices.Backward(names) { // ids sort by time
 		l, err := overlay.Open(filepath.Join(Path(stateDir, name), OverlayDir))
 		if err != nil || l.Same(dir) != nil {
 			continue
 		}
-		if !l.Info().Recorded {
-			continue // it was killed before anything ran
-		}
-		if l.Info().State == overlay.Kept {
+		switch info := l.Info(); {
+		case info.State == overlay.Discarded && info.By == "":
+		case info.State == overlay.Kept && info.Recorded && newest == nil:
 			return l, nil
-		}
-		if last == nil {
-			last = l
+		case info.State == overlay.Kept && info.Recorded:
+			return nil, goneError(*newest, info.Session)
+		case newest == nil:
+			newest = &info
 		}
 	}
-	if last != nil {
-		return nil, goneError(last.Info())
+	if newest != nil {
+		return nil, goneError(*newest, "")
 	}
 	return nil, &ChangesError{Reason: NoChangesHere, Workspace: path}
 }
@@ -81,7 +82,7 @@ func namedChanges(stateDir, session string, names []string) (*overlay.Layers, er
 		return nil, &ChangesError{Reason: Unreadable, Session: names[0], StateDir: stateDir, Err: err}
 	}
 	if l.Info().State != overlay.Kept {
-		return nil, goneError(l.Info())
+		return nil, goneError(l.Info(), "")
 	}
 	return l, nil
 }
@@ -105,9 +106,11 @@ type ChangesError struct {
 	// Session is the id that was looked for, or that of the session.
 	Session string
 	// Workspace is set with NoChangesHere, StateDir with NoSession and Unreadable,
-	// Matches with ManySessions, State and At with ChangesGone.
+	// Matches with ManySessions, State and At with ChangesGone. Older is set if an
+	// older session on the workspace has kept its changes.
 	Workspace, StateDir string
 	Matches             []string
+	Older               string
 	State               overlay.State
 	At                  time.Time
 	Err                 error
@@ -139,8 +142,12 @@ func (e *ChangesError) Error() string {
 // Unwrap returns the cause.
 func (e *ChangesError) Unwrap() error { return e.Err }
 
-// UnchangedError reports that a session changed nothing.
-type UnchangedError struct{ Info overlay.Info }
+// UnchangedError reports that a session changed nothing. Older is an older session on
+// the workspace that has kept its changes, or "".
+type UnchangedError struct {
+	Info  overlay.Info
+	Older string
+}
 
 // Error names the session.
 func (e *UnchangedError) Error() string { return "session " + e.Info.Session + " changed nothing" }
@@ -149,11 +156,11 @@ func (e *UnchangedError) Error() string { return "session " + e.Info.Session + "
 func (e *UnchangedError) Unwrap() error { return overlay.ErrGone }
 
 // goneError returns the reason why the changes are no longer there.
-func goneError(i overlay.Info) error {
-	if i.State == overlay.Empty {
-		return &UnchangedError{i}
+func goneError(i overlay.Info, older string) error {
+	if i.State == overlay.Empty || i.State == overlay.Kept { // it was killed before anything ran
+		return &UnchangedError{i, older}
 	}
-	return &ChangesError{Reason: ChangesGone, Session: i.Session, State: i.State, At: i.At, Err: overlay.ErrGone}
+	return &ChangesError{Reason: ChangesGone, Session: i.Session, State: i.State, At: i.At, Older: older, Err: overlay.ErrGone}
 }
 
 // ExpireChanges removes the changes of sessions that began longer than keep ago
@@ -195,16 +202,19 @@ func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
 }
 
 // DiscardChanges removes the changes that the session with the given directory keeps,
-// and what it wrote to caches. It does nothing for a session without any.
-func DiscardChanges(session string) error {
+// and what it wrote to caches. It does nothing for a session without layers. by is the
+// label of the user who discards them. With "" the session doesn't count for
+// [OpenLastChanges].
+func DiscardChanges(session, by string) error {
 	l, err := overlay.Open(filepath.Join(session, OverlayDir))
 	if err != nil {
 		return ignoreMissing(err)
 	}
-	if l.Info().State == overlay.Kept {
+	if state := l.Info().State; state == overlay.Kept || state == overlay.Empty {
 		if err := l.Lock(); err != nil {
 			return err
 		}
+		l.SetUser(by)
 		err = l.End(overlay.Discarded)
 	}
 	return errors.Join(err, l.Close(), DropCaches(session))
