@@ -81,6 +81,21 @@ func TestApplyPatch(t *testing.T) {
 			patch:  patchOf("*** Update File: a", "@@", " }", "+// end", "*** End of File"),
 			want:   map[string]string{"a": "}\n}\n}\n// end\n"},
 		},
+		"@@ lines with nothing after them": {
+			before: map[string]string{"a": tenLines},
+			patch:  patchOf("*** Update File: a", "@@", "-one", "+1", "@@", "@@", "-two", "+2", "@@"),
+			want:   map[string]string{"a": strings.NewReplacer("one", "1", "two", "2").Replace(tenLines)}, said: "2 hunks",
+		},
+		"a byte order mark": {
+			before: map[string]string{"a": "\ufeffone\r\ntwo\r\n"},
+			patch:  patchOf("*** Update File: a", "@@", "-one", "+1", " two"),
+			want:   map[string]string{"a": "\ufeff1\r\ntwo\r\n"},
+		},
+		"a line with another end": {
+			before: map[string]string{"a": "one\r\ntwo\r\nthree\nfour\r\n"},
+			patch:  patchOf("*** Update File: a", "@@", "+zero", " one", "-two", "+2", "+2b", "@@", "-three", "+3"),
+			want:   map[string]string{"a": "zero\r\none\r\n2\r\n2b\r\n3\nfour\r\n"},
+		},
 		"hunks that share context": {
 			before: map[string]string{"a": tenLines},
 			patch:  patchOf("*** Update File: a", "@@", " one", "-two", "+2", " three", "@@", " three", "-four", "+4", " five"),

@@ -65,7 +65,7 @@ type hunkLine struct {
 // document or a code fence around it; lines that all end in \r\n; "***" without
 // a space, or repeated at the end; other capitals; an empty line for an empty
 // context line, and in an added file; unified line numbers after @@ and file
-// names before it; "\ No newline at end of file".
+// names before it; "\ No newline at end of file"; an @@ line with nothing after it.
 //
 // Refused, with the line and the fix: no *** End Patch (the patch may be cut
 // off), text around the envelope, a line without its sign, an unknown header.
@@ -290,7 +290,9 @@ func (e *envelope) readUpdated(s *section) error {
 		if err != nil {
 			return err
 		}
-		s.hunks = append(s.hunks, h)
+		if len(h.lines) > 0 || len(h.anchors) > 0 { // else a stray @@
+			s.hunks = append(s.hunks, h)
+		}
 	}
 	if len(s.hunks) == 0 && s.to == "" {
 		return badPatch(s.line, "*** Update File: %s has no hunk; add lines that begin with -, + or a space", clipLine(s.path))
@@ -342,7 +344,7 @@ func (e *envelope) readHunk() (hunk, error) {
 		}
 	}
 	h.keepBlankLines()
-	if !changes {
+	if !changes && (len(h.lines) > 0 || len(h.anchors) > 0) {
 		return h, badPatch(h.line, "the hunk changes nothing: no line of it begins with - or +")
 	}
 	return h, nil

@@ -160,7 +160,7 @@ func (m *matcher) examine(ctx context.Context, _ string, f workspace.File, err e
 	case bytes.IndexByte(f.Data[:min(len(f.Data), sampleBytes)], 0) >= 0:
 		r.binary = true
 	default:
-		m.searchData(ctx, f.Data, &r)
+		m.searchData(ctx, bytes.TrimPrefix(f.Data, byteOrderMark), &r)
 		if len(r.lines) == 0 && r.long == 0 {
 			return workspace.SearchResult{}
 		}

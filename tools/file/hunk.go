@@ -1,6 +1,7 @@
 package file
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -13,12 +14,19 @@ import (
 type document struct {
 	lines []string
 	end   string // "\n" or "\r\n"
+	mark  string // the byte order mark, if there is one
 	// open reports whether the last line has no line end.
 	open bool
 }
 
+// byteOrderMark begins many text files of Windows. It is no part of their first line.
+var byteOrderMark = []byte("\ufeff")
+
 func readDocument(content []byte) document {
 	d := document{end: "\n"}
+	if rest, ok := bytes.CutPrefix(content, byteOrderMark); ok {
+		d.mark, content = string(byteOrderMark), rest
+	}
 	if len(content) == 0 {
 		return d
 	}
@@ -41,9 +49,9 @@ func readDocument(content []byte) document {
 
 func (d document) bytes() []byte {
 	if len(d.lines) == 0 {
-		return nil
+		return []byte(d.mark)
 	}
-	text := strings.Join(d.lines, d.end)
+	text := d.mark + strings.Join(d.lines, d.end)
 	if !d.open {
 		text += d.end
 	}
@@ -172,7 +180,7 @@ func applyHunks(ctx context.Context, path string, before []byte, hunks []hunk) (
 
 // replaceSpots makes the changes, which are in order and don't overlap.
 func (d document) replaceSpots(spots []spot) document {
-	out := document{end: d.end, open: d.open}
+	out := document{end: d.end, mark: d.mark, open: d.open}
 	done := 0
 	for _, s := range spots {
 		out.lines = append(out.lines, d.lines[done:s.firstLine()]...)
@@ -181,8 +189,10 @@ func (d document) replaceSpots(spots []spot) document {
 		for _, l := range s.h.lines {
 			switch {
 			case l.op == '+':
-				if d.end == "\r\n" {
-					l.text = strings.TrimSuffix(l.text, "\r")
+				l.text = strings.TrimSuffix(l.text, "\r")
+				// In a file with both line ends, the line before decides.
+				if at := s.at + max(n-1, 0); at < len(d.lines) && strings.HasSuffix(d.lines[at], "\r") {
+					l.text += "\r"
 				}
 				out.lines = append(out.lines, l.text)
 			case l.op == '-':

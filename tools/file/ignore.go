@@ -1,6 +1,7 @@
 package file
 
 import (
+	"bytes"
 	"context"
 	"path"
 	"slices"
@@ -27,7 +28,14 @@ const ignoreFile = ".gitignore"
 // of the files above it. They never change once made.
 type ignores struct {
 	dir   []string // the directory's path, name by name
-	rules []gitignore.Pattern
+	rules []ignoreRule
+}
+
+// ignoreRule is a line of a file. A pattern with a slash, other than at its end, is of
+// the path, any other of the name.
+type ignoreRule struct {
+	gitignore.Pattern
+	ofPath bool
 }
 
 // newIgnores loads the rules above and in the directory start. Where they leave
@@ -63,7 +71,7 @@ func (i *ignores) enterDirectory(dir string, file []byte) *ignores {
 	if dir != "." {
 		below.dir = strings.Split(dir, "/")
 	}
-	for line := range strings.Lines(string(file)) {
+	for line := range strings.Lines(string(bytes.TrimPrefix(file, byteOrderMark))) {
 		line = strings.TrimRight(line, "\r\n")
 		if line == "" || line[0] == '#' || len(line) > ignoreLineBytes {
 			continue
@@ -71,7 +79,13 @@ func (i *ignores) enterDirectory(dir string, file []byte) *ignores {
 		if len(below.rules) == maxIgnoreRules {
 			break
 		}
-		below.rules = append(below.rules, gitignore.ParsePattern(line, below.dir))
+		r := ignoreRule{ofPath: strings.Contains(strings.TrimRight(line, "/ \t"), "/")}
+		if r.ofPath {
+			r.Pattern = gitignore.ParsePattern(line, below.dir)
+		} else {
+			r.Pattern = gitignore.ParsePattern(line, nil)
+		}
+		below.rules = append(below.rules, r)
 	}
 	return below
 }
@@ -82,8 +96,15 @@ func (i *ignores) Skip(_, name string, isDir bool) bool {
 	if name == ".git" {
 		return true
 	}
-	if len(i.rules) == 0 {
-		return false
+	path := append(slices.Clip(i.dir), name)
+	for _, r := range slices.Backward(i.rules) { // the last one that matches counts
+		of := path
+		if !r.ofPath {
+			of = path[len(i.dir):]
+		}
+		if result := r.Match(of, isDir); result != gitignore.NoMatch {
+			return result == gitignore.Exclude
+		}
 	}
-	return gitignore.NewMatcher(i.rules).Match(append(slices.Clip(i.dir), name), isDir)
+	return false
 }

@@ -28,12 +28,12 @@ import (
 // speed: one entry after another, every line by the regular expression alone.
 type reference struct {
 	f     *fixture
-	rules map[string][]gitignore.Pattern
+	rules map[string][]ignoreRule
 }
 
 // walk visits what a search that starts at the workspace looks at.
 func (r *reference) walk(ignored bool, visit func(e workspace.Entry)) {
-	r.rules = map[string][]gitignore.Pattern{}
+	r.rules = map[string][]ignoreRule{}
 	enter := func(dir string) {
 		rules := slices.Clip(r.rules[path.Dir(dir)])
 		var domain []string
@@ -43,7 +43,12 @@ func (r *reference) walk(ignored bool, visit func(e workspace.Entry)) {
 		f, _ := r.f.reader.ReadFile(context.Background(), path.Join(dir, ".gitignore"), 0, 0)
 		for line := range strings.Lines(string(f.Data)) {
 			if line = strings.TrimRight(line, "\r\n"); line != "" && line[0] != '#' {
-				rules = append(rules, gitignore.ParsePattern(line, domain))
+				ofPath := strings.Contains(strings.TrimSuffix(line, "/"), "/")
+				from := domain
+				if !ofPath {
+					from = nil
+				}
+				rules = append(rules, ignoreRule{gitignore.ParsePattern(line, from), ofPath})
 			}
 		}
 		r.rules[dir] = rules
@@ -51,7 +56,16 @@ func (r *reference) walk(ignored bool, visit func(e workspace.Entry)) {
 	enter(".")
 	_, err := r.f.reader.Walk(context.Background(), ".", workspace.WalkOptions{}, func(e workspace.Entry) error {
 		isDir := e.Type == workspace.TypeDir
-		skip := path.Base(e.Path) == ".git" || gitignore.NewMatcher(r.rules[path.Dir(e.Path)]).Match(strings.Split(e.Path, "/"), isDir)
+		skip := path.Base(e.Path) == ".git"
+		for _, rule := range r.rules[path.Dir(e.Path)] {
+			names := strings.Split(e.Path, "/")
+			if !rule.ofPath {
+				names = names[len(names)-1:]
+			}
+			if got := rule.Match(names, isDir); got != gitignore.NoMatch && path.Base(e.Path) != ".git" {
+				skip = got == gitignore.Exclude
+			}
+		}
 		switch {
 		case skip && !ignored && isDir:
 			return workspace.SkipDir
@@ -133,7 +147,7 @@ var (
 	globs = rapid.SampledFrom([]string{
 		"*.go", "**/*.go", "**/f49.go", "a/**", "a/*/f49.go", "**/a/**/b.go", "**", "*", "**/*", "{a,b}/*", "**/{b,f49}.go", "**/[bf]*.go", "a/**/*", "b.go", "a/b.go", "**/a/*", "?", "**/?.go",
 	})
-	ignoreLines = rapid.SampledFrom([]string{"build/", "*.go", "!b.go", "/c", "a/b.go", "foo.*", "**/a", "#x", "\\#", " ", "a/", ".git"})
+	ignoreLines = rapid.SampledFrom([]string{"build/", "*.go", "!b.go", "/c", "a/b.go", "foo.*", "**/a", "!*/", "**", "#x", "\\#", " ", "a/", ".git"})
 )
 
 // TestSearchesAreAsBefore: on any tree grep and glob return the results of the

@@ -228,6 +228,27 @@ func TestHostileIgnoreFiles(t *testing.T) {
 	}
 }
 
+// TestIgnoresAsGit: rules that git reads otherwise than the library.
+func TestIgnoresAsGit(t *testing.T) {
+	for rules, want := range map[string]string{
+		"\ufeff*.log\n":    ".gitignore\nb/c.md\nb/d.txt\n",
+		"**\n!*/\n!*.md\n": "b/c.md\n",
+		"":                 ".gitignore\na.log\nb/c.md\nb/d.txt\n", // the control
+	} {
+		f := newFixture(t)
+		f.file("a.log", "")
+		f.file("b/c.md", "\ufefftext")
+		f.file("b/d.txt", "")
+		f.file(".gitignore", rules)
+		if got := f.text("glob", object{"pattern": "**"}); got != want {
+			t.Errorf("%q leaves %q, want %q", rules, got, want)
+		}
+		if got := f.text("grep", object{"pattern": "^text"}); got != "b/c.md:1: text\n" {
+			t.Errorf("a first line after a byte order mark: %q", got)
+		}
+	}
+}
+
 // FuzzSearch passes any pattern to glob and grep.
 func FuzzSearch(f *testing.F) {
 	seeds := []string{"*.go", "**/*", "{a,b}", "[a-z", "((a*)*)*b", "(x{1000}){1000}", "\\", "", "!(a)", "/workspace/*", "../x", "a\x00", "{{{,},},}", "[^]", "**/{**/{**,a},b}/c"}

@@ -68,6 +68,7 @@ func (r Result) endNotes(timeout time.Duration) []string {
 	add(r.DiskDir != "" && r.DiskFiles, "The command was stopped: %s holds more than %d files, or directories deeper than any build needs. Remove what is not needed there, or use the workspace.", r.DiskDir, r.DiskReserve)
 	add(r.DiskDir == "" && r.DiskReserve > 0 && !r.DiskFiles, "The command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps. Remove what is not needed.", r.DiskReserve>>20)
 	add(r.DiskDir == "" && r.DiskReserve > 0 && r.DiskFiles, "The command was stopped: the disk that the workspace is on has room for less than %d more files (inodes), which the host keeps. Remove files that are not needed.", r.DiskReserve)
+	add(r.Status.Code == 127 && bytes.Contains(r.Stderr.Head, []byte("apply_patch")), "apply_patch is a tool, not a program: call the tool, with the whole patch as its argument.")
 	add(r.crossedDevices(), "Directories can't be renamed between mounts, nor, in overlay mode or below a writable root, if they were there before the session. Use mv, which copies; for git mv OLD NEW, use mv OLD NEW && git add -A OLD NEW.")
 	add(r.Status.Cancelled, "The command was cancelled.")
 	add(r.Kill.AfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", countNoun(r.KilledProcesses(), "process"), wasWere(r.KilledProcesses()))

@@ -46,6 +46,11 @@ func TestReport(t *testing.T) {
 				"Use mv, which copies; for git mv OLD NEW, use mv OLD NEW && git add -A OLD NEW.\n" +
 				"stdout: empty\nstderr (56 bytes):\nfatal: renaming 'src' failed: Invalid cross-device link\n",
 		},
+		{
+			"a tool as a program",
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 127}}, Stderr: kept("sh: apply_patch: not found\n")},
+			"exit code 127 after 0.00 s\napply_patch is a tool, not a program: call the tool, with the whole patch as its argument.\nstdout: empty\nstderr (27 bytes):\nsh: apply_patch: not found\n",
+		},
 		{"such a rename that the command made up for", Result{Stdout: kept("EXDEV: cross-device link\n")}, "exit code 0 after 0.00 s\nstdout (25 bytes):\nEXDEV: cross-device link\nstderr: empty\n"},
 		{
 			"disk",

@@ -21,6 +21,12 @@ func (op Op) PatchContent(before []byte) (after []byte, replacements int, err er
 	}
 	old, repl := []byte(op.Old), []byte(op.New)
 	at := findOccurrences(before, old)
+	if len(at) == 0 && !strings.Contains(op.Old, "\r") { // the text of a file whose lines end in \r\n
+		crlf := bytes.ReplaceAll(old, []byte("\n"), []byte("\r\n"))
+		if at = findOccurrences(before, crlf); len(at) > 0 {
+			old, repl = crlf, bytes.ReplaceAll(bytes.ReplaceAll(repl, []byte("\r\n"), []byte("\n")), []byte("\n"), []byte("\r\n"))
+		}
+	}
 	switch {
 	case len(at) == 0:
 		return nil, 0, op.newError(KindNoMatch, "0 matches for the text to replace"+op.noMatchHint(before))
@@ -84,11 +90,6 @@ func (op Op) noMatchHint(before []byte) string {
 	switch {
 	case len(before) == 0:
 		return "; the file is empty"
-	case bytes.Contains(before, []byte("\r\n")) && !strings.Contains(op.Old, "\r"):
-		crlf := strings.ReplaceAll(op.Old, "\n", "\r\n")
-		if bytes.Contains(before, []byte(crlf)) {
-			return `; the file's lines end in \r\n: give the old and the new text with \r\n`
-		}
 	case strings.HasPrefix(op.Old, "\ufeff") || bytes.HasPrefix(before, []byte{0xff, 0xfe}):
 		return "; the file or the text has a byte order mark"
 	}

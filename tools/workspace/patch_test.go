@@ -31,7 +31,9 @@ func TestPatchContent(t *testing.T) {
 		{name: "two on a line", before: "\naba\n", old: "a", new: "c", kind: KindNoMatch, says: "2 matches for the text to replace, on lines 2;"},
 		{name: "overlapping", before: "aaa", old: "aa", new: "b", kind: KindNoMatch, says: "2 matches"},
 		{name: "many", before: strings.Repeat("a\n", 100), old: "a", new: "b", kind: KindNoMatch, says: "100 matches for the text to replace, on lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, …"},
-		{name: "line ends", before: "a\r\nb\r\n", old: "a\nb", new: "c", kind: KindNoMatch, says: `\r\n`},
+		{name: "line ends", before: "a\r\nb\r\n", old: "a\nb", new: "c\nd\r\ne", want: "c\r\nd\r\ne\r\n", n: 1},
+		{name: "one line of a file with CRLF", before: "a\r\nb\r\n", old: "a", new: "c", want: "c\r\nb\r\n", n: 1},
+		{name: "both line ends", before: "a\nb\r\n", old: "a\nb\n", new: "c", kind: KindNoMatch},
 		{name: "indentation", before: "x\n\tif a {\n\t\tb()\n\t}\n", old: "  if a {\n    b()\n", new: "c", kind: KindNoMatch, says: "line 2 differs from it in white space only"},
 		{name: "byte order mark", before: "\xff\xfea\x00", old: "a\n", new: "b", kind: KindNoMatch, says: "byte order mark"},
 		{name: "too large", before: strings.Repeat("a", 5000), old: "a", new: strings.Repeat("b", 5000), all: true, kind: KindTooLarge, says: "25000000 bytes"},
@@ -64,6 +66,9 @@ func FuzzPatchContent(f *testing.F) {
 		after, n, err := Op{Path: "f", Old: old, New: repl, ReplaceAll: all}.PatchContent(before)
 		if !bytes.Equal(kept, before) {
 			t.Fatal("the content that was given has changed")
+		}
+		if crlf := strings.ReplaceAll(old, "\n", "\r\n"); !bytes.Contains(before, []byte(old)) && bytes.Contains(before, []byte(crlf)) {
+			old, repl = crlf, strings.ReplaceAll(strings.ReplaceAll(repl, "\r\n", "\n"), "\n", "\r\n")
 		}
 		count := bytes.Count(before, []byte(old))
 		switch {
