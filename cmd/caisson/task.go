@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -243,7 +244,7 @@ func readSchema(name string) ([]byte, error) {
 	if err == nil && len(text) > answer.MaxSchemaBytes {
 		err = fmt.Errorf("it is longer than %d KiB", answer.MaxSchemaBytes>>10)
 	}
-	return text, err
+	return bytes.TrimPrefix(text, []byte("\ufeff")), err
 }
 
 // runReport is where a run is reported besides the terminal.

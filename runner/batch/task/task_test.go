@@ -321,7 +321,7 @@ func TestChecksum(t *testing.T) {
 func TestLines(t *testing.T) {
 	dir := write(t, t.TempDir(), map[string]string{
 		"work/file": "x", "tests/test.sh": "exit 0",
-		"tasks.jsonl": `{"id":"one","prompt":"Do it.","workspace":"work","image":"debian","verify":"make test","limits":{"timeout_sec":2,"max_cost_usd":0.5,"memory_mb":64},"metadata":{"kind":"x"}}
+		"tasks.jsonl": "\ufeff" + `{"id":"one","prompt":"Do it.","workspace":"work","image":"debian","verify":"make test","limits":{"timeout_sec":2,"max_cost_usd":0.5,"memory_mb":64},"metadata":{"kind":"x"}}
 
 {"id":"two","prompt":"Do it.","workspace":"git+https://example.com/x@0123456789012345678901234567890123456789","verify":{"tests":"tests"},"network":["example.com"]}
 `,
