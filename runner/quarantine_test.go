@@ -372,6 +372,31 @@ func TestQuarantineNeedsASandbox(t *testing.T) {
 	}
 }
 
+// TestLinkedWorktreesAreToldOf: once, in both modes, and no other .git is.
+func TestLinkedWorktreesAreToldOf(t *testing.T) {
+	for git, want := range map[string]int{"gitdir: /home/u/p/.git/worktrees/w\n": 1, "gitdir: ../.git/modules/sub\n": 0, "": 0} {
+		for _, overlaid := range []bool{false, true} {
+			b := newBench(t, plantTurns)
+			if overlaid {
+				b = b.overlaid()
+			}
+			if git != "" {
+				b.file(".git", git)
+			}
+			_, records := b.run(t.Context())
+			got := 0
+			for _, w := range of[record.Warning](t, records) {
+				if strings.Contains(w.Message, "linked worktree") {
+					got++
+				}
+			}
+			if got != want {
+				t.Errorf("%q, overlay %t: %d warnings", git, overlaid, got)
+			}
+		}
+	}
+}
+
 // TestPinnedRenamesNeedAFreshSandbox: a rename that a mount may prevent is made in a
 // sandbox that mounts nothing over the repositories.
 func TestPinnedRenamesNeedAFreshSandbox(t *testing.T) {

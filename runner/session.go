@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -56,6 +57,7 @@ type Session struct {
 	events *eventRecorder
 	// original reads the workspace's own directory, also in overlay mode.
 	original *workspace.Reader
+	worktree sync.Once // see warnOfWorktree
 	tracker  tracker.Tracker
 	patches  *patchMarker
 	prompt   promptContext
@@ -344,13 +346,29 @@ func (s *Session) liveSandboxOptions() livesandbox.Options {
 		Touched: s.opts.from != nil && s.opts.from.changed != nil,
 		Copy:    s.opts.Mode == sandbox.ModeCopy, Checkpoints: s.opts.Mode == sandbox.ModeCopy && !s.opts.NoCheckpoints,
 		OnStart: func() { s.tracker.StartRecording(s.ctx) },
-		Prepare: func(ctx context.Context, spec *sandbox.Spec) { s.tracker.PrepareSpec(ctx, spec) },
-		Record:  s.events.writeRecord, Fail: func(err error) { s.end(err) }, Describe: s.opts.describeStart, Log: s.log,
+		Prepare: func(ctx context.Context, spec *sandbox.Spec) {
+			s.worktree.Do(func() { s.warnOfWorktree(ctx) })
+			s.tracker.PrepareSpec(ctx, spec)
+		},
+		Record: s.events.writeRecord, Fail: func(err error) { s.end(err) }, Describe: s.opts.describeStart, Log: s.log,
 	}
 	if s.network != nil {
 		o.Network = s.network
 	}
 	return o
+}
+
+// warnOfWorktree warns that nothing can be committed in a linked worktree of git: its
+// repository lies elsewhere, and is read-only in the sandbox at best.
+func (s *Session) warnOfWorktree(ctx context.Context) {
+	if st, err := s.original.StatEntry(ctx, ".git"); err != nil || st.Type != workspace.TypeFile {
+		return
+	}
+	file, err := s.original.ReadFile(ctx, ".git", 0, workspace.MaxPathBytes)
+	dir := strings.TrimSpace(string(file.Data))
+	if err == nil && strings.HasPrefix(dir, "gitdir:") && path.Base(path.Dir(dir)) == "worktrees" {
+		s.events.recordWarning("The workspace is a linked worktree of git, whose repository commands can't change: nothing can be committed in the sandbox, whatever the mode. Commit outside of it, or work on a clone.")
+	}
 }
 
 // executorOptions returns the options of the session's executor, with the files as
