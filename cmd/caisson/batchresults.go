@@ -51,7 +51,7 @@ func describeLedger(err error) error {
 		hint = "Bring back what is missing; or remove the directory of that trial, and it runs again."
 	case errors.Is(err, batch.ErrDamagedSpec):
 		hint = "Bring back " + batch.SpecFile + ", or remove it: the finished trials stay, and the same command goes on."
-	case errors.Is(err, batch.ErrForeign), errors.As(err, new(*batch.MismatchError)):
+	case errors.Is(err, batch.ErrForeign), errors.As(err, new(*batch.NameError)), errors.As(err, new(*batch.MismatchError)):
 	default:
 		return err
 	}
@@ -419,8 +419,8 @@ func openGrade(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	}
 	var opened *batchSession
 	for _, e := range slices.Backward(entries) { // the names are times
-		if _, err := os.Stat(filepath.Join(grades, e.Name(), stateDir)); err != nil {
-			continue // it has ended
+		if _, err := os.Stat(filepath.Join(grades, e.Name(), stateDir)); err != nil || !e.IsDir() {
+			continue // it has ended, or is none
 		}
 		b, err := open(e.Name())
 		switch {

@@ -1,11 +1,11 @@
 package batch
 
 import (
+	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"path/filepath"
 	"time"
 
@@ -20,6 +20,11 @@ import (
 
 // maxAgentTime bounds a solution without a limit of its own.
 const maxAgentTime = 24 * time.Hour
+
+// Bounds of a health check, whatever the task says. The first is a variable for tests.
+var healthTime = 10 * time.Minute
+
+const minHealthInterval = 100 * time.Millisecond
 
 // sinceSlack is how long before the first command the time is since which files have changed:
 // the kernel's times of changes are those of its last tick.
@@ -150,6 +155,8 @@ func (r *trialRun) awaitHealth(ctx context.Context, h *task.HealthCheck) error {
 	if h == nil {
 		return nil
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, healthTime, fmt.Errorf("the health check %q did not succeed within %s", h.Command, healthTime))
+	defer cancel()
 	began, failed := time.Now(), 0
 	for {
 		var output tail
@@ -157,6 +164,8 @@ func (r *trialRun) awaitHealth(ctx context.Context, h *task.HealthCheck) error {
 		c.Timeout, c.Stdout, c.Stderr = h.Timeout, &output, &output
 		result, err := r.session.Exec(ctx, c)
 		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
 		case err != nil:
 			return err
 		case result.Status.Success():
@@ -172,7 +181,7 @@ func (r *trialRun) awaitHealth(ctx context.Context, h *task.HealthCheck) error {
 			return fmt.Errorf("the health check %q failed %d times: %s: %s", h.Command, failed, result.Status, output.String())
 		}
 		select {
-		case <-time.After(interval):
+		case <-time.After(max(interval, minHealthInterval)):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -223,11 +232,11 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 	if err := uploadAll(ctx, r.session, uploads(upload{to: solutionDir, from: solution, executable: "solve.sh"})); err != nil {
 		return blame(r.acted, Environment, err)
 	}
-	output, err := createCapped(filepath.Join(dir, AgentOutputFile))
+	output, err := r.createOutput(filepath.Join(dir, AgentOutputFile))
 	if err != nil {
 		return &infraError{Machine, err}
 	}
-	defer func() { _ = output.f.Close() }() // a result needs none of it
+	defer func() { _ = output.Close() }() // a result needs none of it
 	c := r.place.newCommand("/bin/sh", "-c", "exec "+solutionDir+"/solve.sh 2>&1")
 	c.Stdout, c.Stderr, c.Env, c.Timeout = output, output, definition.SolutionEnv, step.Agent.Time
 	if c.Timeout == 0 {
@@ -332,17 +341,15 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 	err := saveState(ctx, r.session, r.since, r.layer, r.place.changedDirs(), filepath.Join(dir, StateFile))
 	if err == nil && r.place.root {
 		state := filepath.Join(dir, StateFile)
-		err = errors.Join(extractState(state, logsDir+"/agent", filepath.Join(dir, AgentDir), left), extractState(state, logsDir+"/artifacts", filepath.Join(dir, ArtifactsDir), left))
+		err = errors.Join(extractState(state, logsDir+"/agent", filepath.Join(dir, AgentDir), nil, left), extractState(state, logsDir+"/artifacts", filepath.Join(dir, ArtifactsDir), func(h *tar.Header) bool {
+			return isOfArtifact(step.Artifacts, r.place.dirOf(), h)
+		}, left))
 	}
 	for _, a := range step.Artifacts {
 		if err != nil {
 			break
 		}
-		source := a.Source
-		if !path.IsAbs(source) {
-			source = path.Join(r.place.dirOf(), source)
-		}
-		err = downloadPath(ctx, r.session, source, a.Name(), filepath.Join(dir, ArtifactsDir), a.Exclude, left)
+		err = downloadPath(ctx, r.session, a.Path(r.place.dirOf()), a.Name(), filepath.Join(dir, ArtifactsDir), a.Exclude, left)
 	}
 	if err == nil && r.trial.Definition.MultiStep { // the session goes on
 		err = writeTrajectory(r.agent.Dir.Path, filepath.Join(dir, AgentDir))

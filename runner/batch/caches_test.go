@@ -9,8 +9,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
@@ -90,5 +92,23 @@ func TestHiddenFiles(t *testing.T) {
 		if want := []string{"a/linked  one", "a/again a/linked "}; !slices.Equal(got, want) {
 			t.Errorf("%q", got)
 		}
+	}
+}
+
+// TestPlacesOfArtifacts: in /logs/artifacts an agent fills no place of a declared artifact, and
+// excluded files are excluded there too.
+func TestPlacesOfArtifacts(t *testing.T) {
+	list := []task.Artifact{{Source: "tree", Destination: "a/tree", Exclude: []string{"*.tmp"}}, {Source: "/logs/artifacts/own", Destination: "b", Exclude: []string{"*.tmp"}}}
+	for name, want := range map[string]bool{"a/tree": true, "a/tree/x": true, "a/": false, "a/treetop": false, "a/x.tmp": false, "b": true, "own/x": false, "own/x.tmp": true, "owner/x.tmp": false} {
+		kind := byte(tar.TypeReg)
+		if strings.HasSuffix(name, "/") {
+			kind = tar.TypeDir
+		}
+		if got := isOfArtifact(list, "/app", &tar.Header{Name: name, Typeflag: kind}); got != want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	if !isOfArtifact(list, "/app", &tar.Header{Name: "a", Typeflag: tar.TypeSymlink}) {
+		t.Error("a symlink above an artifact")
 	}
 }

@@ -33,7 +33,12 @@ func WritePredictions(w io.Writer, dir, agent string, results []Result) error {
 		if r.Agent != agent || r.Attempt != 1 || !r.Outcome.Judged() {
 			continue
 		}
-		patch, err := os.ReadFile(filepath.Join(dir, TrialsDir, r.Key.Name(), PatchFile))
+		trial := filepath.Join(dir, TrialsDir, r.Key.Name())
+		err := checkNames(trial)
+		var patch []byte
+		if err == nil {
+			patch, err = os.ReadFile(filepath.Join(trial, PatchFile))
+		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

@@ -2,7 +2,6 @@ package batch
 
 import (
 	"archive/tar"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -16,9 +15,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
@@ -297,6 +299,20 @@ func isExcluded(patterns []string, name string) bool {
 	})
 }
 
+// isOfArtifact reports whether an entry that an agent made in /logs/artifacts is where an artifact
+// of the task is kept, or excluded there: only the artifact's source fills its place.
+func isOfArtifact(list []task.Artifact, workdir string, h *tar.Header) bool {
+	name := path.Clean("/" + h.Name)
+	return slices.ContainsFunc(list, func(a task.Artifact) bool {
+		place := "/" + a.Name()
+		if isWithin(name, place) || isWithin(place, name) && h.Typeflag != tar.TypeDir {
+			return true
+		}
+		rest, inside := strings.CutPrefix(logsDir+"/artifacts"+name, a.Path(workdir))
+		return inside && (rest == "" || rest[0] == '/') && isExcluded(a.Exclude, a.Name()+rest)
+	})
+}
+
 // filterArchive copies the entries of an archive that keep accepts.
 func filterArchive(r io.Reader, w io.Writer, keep func(h *tar.Header) bool) error {
 	out := archive.NewWriter(w)
@@ -344,8 +360,9 @@ func saveState(ctx context.Context, s *runner.Session, since, layer time.Time, d
 }
 
 // extractState writes what an archive of changes has below a directory of the sandbox to a
-// directory of this machine, which is made.
-func extractState(file, from, to string, left *leftOut) error {
+// directory of this machine, which is made. Entries that skip accepts are left out; nil accepts
+// none.
+func extractState(file, from, to string, skip func(h *tar.Header) bool, left *leftOut) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
@@ -367,7 +384,7 @@ func extractState(file, from, to string, left *leftOut) error {
 				h.Linkname, inside = target, ok
 			}
 			h.Name = name
-			return inside && name != ""
+			return inside && name != "" && (skip == nil || !skip(h))
 		}))
 	}()
 	err = archive.UnpackWith(read, to, archive.UnpackOptions{
@@ -445,25 +462,43 @@ func copyVisible(out *archive.Writer, f *os.File, hidden func(h *tar.Header) boo
 	return errors.Join(failed, err)
 }
 
-// cappedFile is the beginning of a stream in a file.
-type cappedFile struct {
-	f    *os.File
-	left int64
+// output is a file with the beginning of what a verifier or an agent wrote, without secrets. It is
+// safe for concurrent use.
+type output struct {
+	mu   sync.Mutex
+	file *os.File
+	text *redact.Writer
 }
 
 // maxOutput bounds the output of a verifier or an agent that is kept, in bytes.
 const maxOutput = 16 << 20
 
-func createCapped(path string) (*cappedFile, error) {
+func (t *Trials) createOutput(path string) (*output, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	return &cappedFile{f, maxOutput}, err
+	return &output{file: f, text: t.redactor.NewWriter(&cappedWriter{f, maxOutput})}, err
+}
+
+// Write adds to the output.
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+// Close writes the rest.
+func (o *output) Close() error { return errors.Join(o.text.Close(), o.file.Close()) }
+
+// cappedWriter keeps the beginning of a stream.
+type cappedWriter struct {
+	w    io.Writer
+	left int64
 }
 
 // Write keeps p as far as there is room.
-func (c *cappedFile) Write(p []byte) (int, error) {
+func (c *cappedWriter) Write(p []byte) (int, error) {
 	n := min(int64(len(p)), c.left)
 	c.left -= n
-	if _, err := io.Copy(c.f, bytes.NewReader(p[:n])); err != nil {
+	if _, err := c.w.Write(p[:n]); err != nil {
 		return 0, err
 	}
 	return len(p), nil

@@ -196,6 +196,9 @@ func LockLedger(dir string) (*Ledger, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkNames(dir); err != nil {
+		return nil, err
+	}
 	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return e.Name() == "lost+found" }) // of a file system that is mounted there
 	if len(entries) > 0 && !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == lockFile || e.Name() == SpecFile }) {
 		return nil, fmt.Errorf("%s: %w", dir, ErrForeign)
@@ -254,13 +257,17 @@ func (l *Ledger) writeSpec(s Spec) error {
 	return writeJSON(filepath.Join(l.dir, SpecFile), s)
 }
 
+// trialMode is the mode of the directories of trials. What agents and verifiers wrote can have
+// secrets of the user who runs the batch.
+const trialMode = 0o700
+
 // Begin makes the empty directory of a trial that starts, or starts again.
 func (l *Ledger) Begin(k Key) (dir string, err error) {
 	dir = filepath.Join(l.dir, runningDir, k.Name())
 	if err := os.RemoveAll(dir); err != nil {
 		return "", err
 	}
-	return dir, os.Mkdir(dir, 0o755)
+	return dir, os.Mkdir(dir, trialMode)
 }
 
 // Finish keeps the result of a trial whose files are in the directory of Begin. A
@@ -271,7 +278,7 @@ func (l *Ledger) Finish(r Result) error {
 	if _, known := l.Ending(r.Key); known {
 		return os.RemoveAll(from)
 	}
-	if err := writeJSON(filepath.Join(from, ResultFile), r); err != nil {
+	if err := errors.Join(os.Chmod(from, trialMode), writeJSON(filepath.Join(from, ResultFile), r)); err != nil { // files of a worker can have changed the mode
 		return err
 	}
 	if err := errors.Join(os.Rename(from, to), syncDir(filepath.Join(l.dir, TrialsDir))); err != nil {
@@ -371,7 +378,11 @@ func (l *Ledger) Close() error {
 // there is none.
 func ReadSpec(dir string) (Spec, error) {
 	var s Spec
-	text, err := os.ReadFile(filepath.Join(dir, SpecFile))
+	err := checkNames(dir)
+	var text []byte
+	if err == nil {
+		text, err = os.ReadFile(filepath.Join(dir, SpecFile))
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, fmt.Errorf("%s: %w", dir, ErrNoBatch)
 	}
@@ -386,6 +397,26 @@ func ReadSpec(dir string) (Spec, error) {
 		return s, fmt.Errorf("%s: %w: %w", dir, ErrDamagedSpec, err)
 	}
 	return s, nil
+}
+
+// NameError reports a symlink or a special file where a batch has files and directories only.
+// Results can be somebody else's, so nothing is read or written through one.
+type NameError struct{ Path string }
+
+// Error names it.
+func (e *NameError) Error() string {
+	return e.Path + " is a symlink or a special file, and a batch has none there"
+}
+
+// checkNames returns a [NameError] for a name in a directory that only the harness writes to.
+func checkNames(dir string) error {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if !e.IsDir() && !e.Type().IsRegular() {
+			return &NameError{filepath.Join(dir, e.Name())}
+		}
+	}
+	return err
 }
 
 // writeJSON replaces a file by an indented document, which is on disk afterwards.

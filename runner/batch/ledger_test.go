@@ -337,6 +337,9 @@ func TestMerge(t *testing.T) {
 		if err != nil || string(text) != r.Task {
 			t.Errorf("%s: %q, %v", r.Task, text, err)
 		}
+		if info, err := os.Stat(filepath.Join(out, TrialsDir, r.Name)); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%s: %v, %v", r.Task, info.Mode(), err)
+		}
 		if target, err := os.Readlink(filepath.Join(out, TrialsDir, r.Name, "agent", "link")); err != nil || target != "/etc/passwd" {
 			t.Errorf("link: %q, %v", target, err)
 		}
@@ -348,4 +351,42 @@ func TestMerge(t *testing.T) {
 	if _, err := Merge(filepath.Join(top, "mixed"), []string{from[0], other}); !errors.As(err, new(*MismatchError)) {
 		t.Errorf("merged other tasks: %v", err)
 	}
+}
+
+// TestForeignNames: nothing is read or written through a symlink or a pipe in results, which can
+// be somebody else's. The control is a file or directory that is moved back.
+func TestForeignNames(t *testing.T) {
+	top, list := t.TempDir(), tasks(1)
+	dir, k := filepath.Join(top, "batch"), Key{"task-0", Nop, 1}
+	l := open(t, dir, spec(list))
+	trial, err := l.Begin(k)
+	must(t, errors.Join(err, os.WriteFile(filepath.Join(trial, PatchFile), []byte("patch"), 0o644), l.Finish(Result{Key: k, Outcome: Passed}), l.Close()))
+	merges := 0
+	use := func() error {
+		merges++
+		_, mergeErr := Merge(filepath.Join(top, fmt.Sprint(merges)), []string{dir})
+		_, specErr := ReadSpec(dir)
+		results, err := ReadResults(dir)
+		if results == nil {
+			results = []Result{{Key: k, Outcome: Passed}}
+		}
+		var b bytes.Buffer
+		err = errors.Join(err, specErr, mergeErr, WritePredictions(&b, dir, Nop, results))
+		if l, openErr := OpenLedger(dir, spec(list)); openErr == nil {
+			must(t, l.Close())
+		} else {
+			err = errors.Join(err, openErr)
+		}
+		return err
+	}
+	must(t, use())
+	for _, name := range []string{SpecFile, ResultsFile, lockFile, TrialsDir, filepath.Join(TrialsDir, k.Name()), filepath.Join(TrialsDir, k.Name(), PatchFile)} {
+		path, moved := filepath.Join(dir, name), filepath.Join(top, "moved")
+		must(t, errors.Join(os.Rename(path, moved), os.Symlink(moved, path)))
+		if err := use(); !errors.As(err, new(*NameError)) {
+			t.Errorf("%s is a symlink: %v", name, err)
+		}
+		must(t, errors.Join(os.Remove(path), os.Rename(moved, path)))
+	}
+	must(t, use())
 }

@@ -78,6 +78,9 @@ func (s *Spec) addSpec(o Spec) {
 
 // adoptTrial finishes a trial with the files of another batch.
 func (l *Ledger) adoptTrial(r Result, from string) error {
+	if err := checkNames(from); err != nil {
+		return err
+	}
 	to, err := l.Begin(r.Key)
 	if err != nil {
 		return err

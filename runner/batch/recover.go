@@ -134,6 +134,8 @@ func trialDirs(dir string) (map[string]bool, error) {
 	for _, e := range entries {
 		if e.IsDir() {
 			names[e.Name()] = true
+		} else if e.Type() == fs.ModeSymlink {
+			return nil, &NameError{filepath.Join(dir, TrialsDir, e.Name())}
 		}
 	}
 	return names, nil
@@ -230,7 +232,11 @@ func ReadResults(dir string) ([]Result, error) {
 // ReadResult returns the result in the directory of a finished trial.
 func ReadResult(dir string) (Result, error) {
 	var r Result
-	text, err := os.ReadFile(filepath.Join(dir, ResultFile))
+	err := checkNames(dir)
+	var text []byte
+	if err == nil {
+		text, err = os.ReadFile(filepath.Join(dir, ResultFile))
+	}
 	if err == nil {
 		err = json.Unmarshal(text, &r)
 	}

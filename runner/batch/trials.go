@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/runner/ledger"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -82,13 +83,14 @@ type Model struct {
 
 // Trials runs trials in sandboxes. It is safe for concurrent use.
 type Trials struct {
-	o      TrialOptions
-	places places
+	o        TrialOptions
+	places   places
+	redactor *redact.Redactor
 }
 
 // NewTrials returns a Trials. It starts nothing.
 func NewTrials(o TrialOptions) *Trials {
-	return &Trials{o: o, places: places{images: o.Images, def: o.DefaultImage, dir: o.WorkDir, gitEnv: o.GitEnv, made: map[string]*preparation{}}}
+	return &Trials{o: o, redactor: redact.New(o.Session.Secrets), places: places{images: o.Images, def: o.DefaultImage, dir: o.WorkDir, gitEnv: o.GitEnv, made: map[string]*preparation{}}}
 }
 
 // Prepare makes the environments of a task, or finds that they are there. It returns the
@@ -134,7 +136,17 @@ func (t *Trials) Run(ctx context.Context, trial Trial, dir string, budget *int64
 		return r.result
 	}
 	r.setOutcome(err)
+	r.redactCauses()
 	return r.result
+}
+
+// redactCauses removes secrets from the causes: they can have the output of a task's commands.
+func (r *trialRun) redactCauses() {
+	clean := func(cause *string) { *cause = string(r.redactor.Bytes([]byte(*cause))) }
+	clean(&r.result.Cause)
+	for i := range r.result.Steps {
+		clean(&r.result.Steps[i].Cause)
+	}
 }
 
 // trialRun is one try of a trial.

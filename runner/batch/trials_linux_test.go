@@ -28,6 +28,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 	"github.com/caisson-run/caisson/tools/dispatch"
@@ -482,8 +483,8 @@ func TestSeparateVerifier(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		toml := "artifacts = [\"/app/out.txt\", \"rel\", { source = \"/app/tree\", destination = \"t\", exclude = [\"*.tmp\"] }, \"/app/absent\"]\n[verifier]\nenvironment_mode = \"separate\"\n"
 		r, dir := m.run(m.task(toml, map[string]string{
-			"solution/solve.sh": solve("echo o > out.txt; echo r > rel; mkdir tree; echo a > tree/a; echo b > tree/b.tmp; echo s > secret; echo l > /logs/artifacts/l; echo g > /logs/agent/g; echo 1 > /logs/verifier/reward.txt; echo x > /opt/other"),
-			"tests/test.sh":     check("[ \"$(cat /app/out.txt /app/rel /app/tree/a /logs/artifacts/l /logs/artifacts/t/a /logs/artifacts/app/out.txt | tr -d '\\n')\" = oralao ] && [ ! -e /app/tree/b.tmp ] && [ ! -e /app/secret ] && [ ! -e /logs/agent/g ] && [ ! -e /opt/other ] && [ ! -s /logs/verifier/reward.txt ] && [ -e /app/given ]"),
+			"solution/solve.sh": solve("echo o > out.txt; echo r > rel; mkdir tree; echo a > tree/a; echo b > tree/b.tmp; echo s > secret; echo l > /logs/artifacts/l; mkdir -p /logs/artifacts/t; echo p > /logs/artifacts/t/planted; echo p > /logs/artifacts/t/planted.tmp; echo g > /logs/agent/g; echo 1 > /logs/verifier/reward.txt; echo x > /opt/other"),
+			"tests/test.sh":     check("[ \"$(cat /app/out.txt /app/rel /app/tree/a /logs/artifacts/l /logs/artifacts/t/a /logs/artifacts/app/out.txt | tr -d '\\n')\" = oralao ] && [ ! -e /app/tree/b.tmp ] && [ ! -e /app/tree/planted ] && [ ! -e /app/tree/planted.tmp ] && [ ! -e /logs/artifacts/t/planted ] && [ ! -e /app/secret ] && [ ! -e /logs/agent/g ] && [ ! -e /opt/other ] && [ ! -s /logs/verifier/reward.txt ] && [ -e /app/given ]"),
 		}), batch.Oracle)
 		expect(t, "separate", r, batch.Passed, "", "")
 		if read(t, dir, "artifacts/t/a") != "a\n" {
@@ -610,6 +611,32 @@ func TestHealthCheck(t *testing.T) {
 	expect(t, "healthy", r, batch.Passed, "", "")
 	r, _ = m.run(m.task(fmt.Sprintf(toml, 9), files), batch.Nop)
 	expect(t, "unhealthy", r, batch.Infrastructure, batch.Environment, "")
+	batch.SetHealthTime(t, time.Second)
+	for _, command := range []string{"false", "sleep 1000"} {
+		r, dir := m.run(m.task("[environment.healthcheck]\ncommand = \""+command+"\"\ninterval_sec = 0\nretries = 1000000000\n", files), batch.Nop)
+		expect(t, command, r, batch.Infrastructure, batch.Environment, "")
+		if want := "the health check \"" + command + "\" did not succeed within 1s"; r.Cause != want || strings.Count(read(t, dir, "session/trace.jsonl"), `"sandbox.exec_ended"`) > 11 {
+			t.Errorf("%s: %q", command, r.Cause)
+		}
+	}
+}
+
+// TestSecrets: what the harness writes about a trial has no secret.
+func TestSecrets(t *testing.T) {
+	m := newMachine(t, "runc")
+	const value = "kept-from-everybody"
+	m.o.Session.Secrets = []redact.Secret{{Name: "TOKEN", Value: value}}
+	r, dir := m.run(m.task("", map[string]string{"tests/test.sh": "echo " + value + "\necho 1 > /logs/verifier/reward.txt\n", "solution/solve.sh": solve("echo " + value)}), batch.Oracle)
+	expect(t, "secrets", r, batch.Passed, "", "")
+	for _, file := range []string{"verifier/test-stdout.txt", "output.txt"} {
+		if got := read(t, dir, file); got != "[redacted:TOKEN]\n" {
+			t.Errorf("%s: %q", file, got)
+		}
+	}
+	r, _ = m.run(m.task("[environment.healthcheck]\ncommand = \"echo "+value+"; false\"\nretries = 0\n", map[string]string{"tests/test.sh": check("true")}), batch.Nop)
+	if expect(t, "unhealthy", r, batch.Infrastructure, batch.Environment, ""); strings.Contains(r.Cause, value) || !strings.Contains(r.Cause, "[redacted:TOKEN]") {
+		t.Error(r.Cause)
+	}
 }
 
 // TestCollect: hooks run in the agent's sandbox, which shows in the artifacts.

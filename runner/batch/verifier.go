@@ -5,8 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -176,11 +176,7 @@ func (v *verification) declaredArtifacts(p place) []upload {
 		if _, err := root.Lstat(name); err != nil { // also what is reached by a symlink that leads out
 			continue
 		}
-		to := a.Source
-		if !path.IsAbs(to) {
-			to = path.Join(p.dirOf(), to)
-		}
-		list = append(list, upload{to: to, from: filepath.Join(dir, name), skip: isCacheBelow})
+		list = append(list, upload{to: a.Path(p.dirOf()), from: filepath.Join(dir, name), skip: isCacheBelow})
 	}
 	return list
 }
@@ -257,11 +253,11 @@ func (v *verification) runCommand(ctx context.Context, s *runner.Session, p plac
 
 // execVerifier runs the verifier; its output goes to a file.
 func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p place, dir string, argv ...string) (sandbox.ExitStatus, error) {
-	output, err := createCapped(filepath.Join(dir, OutputFile))
+	output, err := v.createOutput(filepath.Join(dir, OutputFile))
 	if err != nil {
 		return sandbox.ExitStatus{}, &infraError{Machine, err}
 	}
-	defer func() { _ = output.f.Close() }() // it is for people
+	defer func() { _ = output.Close() }() // it is for people
 	c := p.newCommand(argv...)
 	// One script redirects, so that both streams are in order.
 	c.Stdout, c.Stderr, c.Env, c.Timeout = output, output, v.step.Verifier.Env, v.step.Verifier.Time
@@ -292,6 +288,7 @@ func (t *Trials) Verify(ctx context.Context, trial Trial, was Result, dir, out s
 		return r.result
 	}
 	r.setOutcome(err)
+	r.redactCauses()
 	r.result.Finished = time.Now().UTC()
 	return r.result
 }
@@ -304,6 +301,11 @@ func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) erro
 	}
 	for i := range definition.Steps {
 		step, dir := &definition.Steps[i], r.stepDir(i)
+		for _, d := range []string{r.dir, filepath.Dir(dir), dir} { // they can be somebody else's
+			if err := checkNames(d); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return &infraError{Machine, err}
+			}
+		}
 		if !fileExists(filepath.Join(dir, StateFile)) {
 			return nil // the agent did not come so far
 		}

@@ -213,6 +213,9 @@ func (b *testBatch) check() {
 		if err != nil || string(text) != r.Task {
 			b.t.Errorf("%s: %q, %v", r.Key.Describe(), text, err)
 		}
+		if info, err := os.Stat(filepath.Join(b.ledger.Dir(), batch.TrialsDir, r.Key.Name())); err != nil || info.Mode().Perm() != 0o700 {
+			b.t.Errorf("%s: %v, %v", r.Key.Describe(), info.Mode(), err)
+		}
 	}
 	if d := cmp.Diff(want, got); d != "" || len(list) != len(trials) {
 		b.t.Errorf("%d results (-one machine +fleet):\n%s", len(list), d)

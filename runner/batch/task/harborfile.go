@@ -308,6 +308,14 @@ func (a Artifact) Name() string {
 	return strings.TrimPrefix(path.Clean(a.Source), "/")
 }
 
+// Path returns the clean path of the source in a sandbox with a working directory.
+func (a Artifact) Path(workdir string) string {
+	if path.IsAbs(a.Source) {
+		workdir = ""
+	}
+	return path.Join(workdir, a.Source)
+}
+
 func (a Artifact) overlapsWith(b Artifact) bool {
 	within := func(x, y string) bool { return x == y || strings.HasPrefix(x, y+"/") }
 	x, y := a.Name(), b.Name()
