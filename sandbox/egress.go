@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/caisson-run/caisson/images"
 )
 
 // EgressPlan is the listeners that the guest opens on loopback for programs in
@@ -282,11 +284,10 @@ func NameNumber(addr netip.Addr) int {
 }
 
 // ProxyVariables returns the variables of the command with this number. NO_PROXY
-// has loopback addresses only: programs would connect to private networks
-// directly, which can't be reached.
+// has the names of loopback only, in the forms that programs compare with: programs
+// would connect to private networks directly, which can't be reached.
 func (p *EgressPlan) ProxyVariables(number int) []string {
-	host := CommandAddr(number).String()
-	none := "localhost,127.0.0.1,::1," + host
+	none := "localhost,127.0.0.1,127.0.0.0/8,::1,[::1],0.0.0.0," + images.Hostname + "," + CommandAddr(number).String()
 	url := p.proxyURL(number)
 	return []string{
 		"HTTP_PROXY=" + url, "http_proxy=" + url, "HTTPS_PROXY=" + url, "https_proxy=" + url,

@@ -76,6 +76,9 @@ func TestEgressPlan(t *testing.T) {
 			t.Error("ALL_PROXY is set")
 		}
 	}
+	if !slices.Contains(p.ProxyVariables(7), "no_proxy=localhost,127.0.0.1,127.0.0.0/8,::1,[::1],0.0.0.0,caisson,127.80.0.7") {
+		t.Errorf("variables %q", p.ProxyVariables(7))
+	}
 	if !slices.Contains(p.ProxyVariables(7), "https_proxy=http://127.80.0.7:61080") {
 		t.Errorf("variables %q", p.ProxyVariables(7))
 	}
