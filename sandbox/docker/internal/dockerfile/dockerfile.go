@@ -176,6 +176,12 @@ func checkInstruction(text string) error {
 	return nil
 }
 
+var (
+	// hereDocument matches the beginning of a here-document, of a text without quoted parts.
+	hereDocument = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?:^|\s)\d*<<-?[^\s<-]`) })
+	quoted       = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`"(?:\\.|[^"\\])*"|'[^']*'|\\.`) })
+)
+
 // readStages adds the base images of instructions.
 func (f *File) readStages(instructions []string, platform string) error {
 	args, stages := map[string]string{}, []string{}
@@ -187,6 +193,11 @@ func (f *File) readStages(instructions []string, platform string) error {
 		switch word {
 		case "RUN":
 			f.Runs = true
+			fallthrough
+		case "COPY":
+			if hereDocument().MatchString(quoted().ReplaceAllString(rest, "q")) {
+				return fmt.Errorf("%q: the engine's classic builder has no here-documents, and would leave it empty; use printf, or COPY a file", word+" "+rest)
+			}
 		case "ARG":
 			if len(stages) == 0 {
 				readArgs(rest, args)

@@ -53,6 +53,21 @@ func TestURLs(t *testing.T) {
 	}
 }
 
+// TestHereDocuments checks that what only another builder takes for a here-document is
+// refused, and that quoted and shifted text is not.
+func TestHereDocuments(t *testing.T) {
+	for text, refused := range map[string]bool{
+		"RUN cat > /f <<'EOF'\n# nothing\nEOF": true, "run <<-E sh\n\tE": true, "COPY <<a <<b /d/": true, "ONBUILD RUN cat 3<<E": true, "RUN a && \\\n  b <<\"E F\"": true,
+		"RUN python -c 'print(1 <<2)'": false, `RUN sh -c "cat <<E"`: false, `RUN ["sh", "-c", "cat <<E"]`: false, "RUN echo $((1<<3)) $((1 << 3))": false, "RUN cat <<<word": false,
+		"RUN a <b": false, "# RUN <<E": false,
+	} {
+		_, err := Read([]byte("FROM a\n"+text+"\n"), platform)
+		if (err != nil) != refused || refused && !strings.Contains(err.Error(), "no here-documents") {
+			t.Errorf("%q: %v, want refused %t", text, err, refused)
+		}
+	}
+}
+
 func TestBases(t *testing.T) {
 	for _, test := range []struct {
 		text  string
