@@ -31,8 +31,6 @@ type panelFlags struct {
 	json     bool
 	check    checkFlags
 	tools    []string
-	capUSD   float64
-	capMode  string
 	// models are those of confer, the others those of coordinate.
 	models, critics       []string
 	proposer, synthesizer string
@@ -44,8 +42,18 @@ func (f *panelFlags) addTo(cmd *cobra.Command) {
 	flags.StringVarP(&f.file, "file", "f", "", "read the question from FILE")
 	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
 	flags.StringSliceVar(&f.tools, "worker-tools", nil, "TOOLS that the models may call: fetch, verify")
-	flags.Float64Var(&f.capUSD, "worker-tool-cost-cap-usd", 0, "US dollars that one model with tools may cost; 0 is no cap")
-	flags.StringVar(&f.capMode, "worker-tool-cost-cap-mode", "warn", "above the cap: warn, enforce or off")
+	flags.Func("worker-tool-cost-cap-usd", "US dollars that one model with tools may cost, instead of `USD` in workers.cost_cap_usd", func(text string) error {
+		usd, err := config.ParseDollars(text)
+		f.settings.Workers.CostCap = &usd
+		return err
+	})
+	flags.Func("worker-tool-cost-cap-mode", "above the cap: warn, enforce or off, instead of the `MODE` in workers.cost_cap_mode", func(text string) error {
+		if !slices.Contains([]string{"warn", "enforce", "off"}, text) {
+			return errors.New("want warn, enforce or off")
+		}
+		f.settings.Workers.CostCapMode = &text
+		return nil
+	})
 	flags.StringVar(&f.check.schema, "output-schema", "", "the answer must be JSON, valid by the JSON Schema in FILE; one retry")
 	flags.BoolVar(&f.json, "json", false, "write the whole response to standard output, as JSON")
 	addSettings(cmd, &f.settings, "Model", "Limits")
@@ -117,9 +125,6 @@ type panelRun struct {
 // openPanel reads the settings, makes the models, and returns the options of workers. An
 // empty name is the configured model.
 func openPanel(ctx context.Context, a *app, f panelFlags, args, names []string) (_ *panelRun, err error) {
-	if !slices.Contains([]string{"warn", "enforce", "off"}, f.capMode) {
-		return nil, newUsageError("--worker-tool-cost-cap-mode is warn, enforce or off, not %q", f.capMode)
-	}
 	format, err := f.check.readFormat()
 	if err != nil {
 		return nil, err
@@ -195,7 +200,7 @@ func (f panelFlags) workerTools(s *settings) (worker.ToolOptions, error) {
 	policy, err := s.conf.ToolPolicy("ci")
 	return worker.ToolOptions{
 		Names: f.tools, Factories: []tools.Factory{fetches, verify.New(verify.Options{})}, Policy: policy,
-		CostCap: worker.CostCap{USD: f.capUSD, Mode: worker.CostMode(f.capMode)},
+		CostCap: workerOptions(&s.conf, nil).CostCap,
 	}, err
 }
 

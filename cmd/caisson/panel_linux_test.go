@@ -65,6 +65,7 @@ func TestPanelCommands(t *testing.T) {
 	for _, name := range []string{"yes", "no", "seven", "p", "c", "s", "s7", "fetches", "gone"} {
 		fmt.Fprintf(&conf, "  %q: {model: %q, base_url: %q, api_key_env: MY_KEY, max_retries: 0, price: {input: 1, output: 2}}\n", name, name, server.URL+"/v1")
 	}
+	conf.WriteString("profiles: {capped: {workers: {cost_cap_usd: 0.00001}}, enforced: {workers: {cost_cap_usd: 0.00001, cost_cap_mode: enforce}}}\n")
 	config, schema := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "schema.json")
 	for path, text := range map[string]string{config: strings.Replace(conf.String(), "model: yes\n", "model: \"yes\"\n", 1), schema: `{"type":"integer"}`} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -77,6 +78,7 @@ func TestPanelCommands(t *testing.T) {
 		status int
 		out    string
 		errs   string
+		not    string // is not in the errors
 	}{
 		"one model":              {args: []string{"confer", "so?"}, out: "## yes\n\nYes.\u202e\n", errs: "yes: answered, 110 tokens"},
 		"two models":             {args: []string{"confer", "--models", "yes,no", "so?"}, out: "## yes\n\nYes.\u202e\n\n## no\n\nNo.\n"},
@@ -89,6 +91,9 @@ func TestPanelCommands(t *testing.T) {
 		"no form":                {args: []string{"confer", "--models", "yes", "--output-schema", schema, "so?"}, status: exitFormat},
 		"tool":                   {args: []string{"confer", "--models", "fetches", "--worker-tools", "fetch,shell", "so?"}, out: "## fetches\n\nIt says 7.\n", errs: "workers can't call shell; they can call fetch"},
 		"cost cap":               {args: []string{"confer", "--models", "fetches", "--worker-tools", "fetch", "--worker-tool-cost-cap-usd", "0.00001", "so?"}, out: "## fetches\n\nIt says 7.\n", errs: "Ask the user how to go on"},
+		"configured cap":         {args: []string{"confer", "--profile", "capped", "--models", "fetches", "--worker-tools", "fetch", "so?"}, out: "## fetches\n\nIt says 7.\n", errs: "Ask the user how to go on"},
+		"no cap":                 {args: []string{"confer", "--models", "fetches", "--worker-tools", "fetch", "so?"}, out: "## fetches\n\nIt says 7.\n", not: "Ask the user"},
+		"configured cap, off":    {args: []string{"confer", "--profile", "enforced", "--worker-tool-cost-cap-mode", "off", "--models", "fetches", "--worker-tools", "fetch", "so?"}, out: "## fetches\n\nIt says 7.\n", not: "cap"},
 		"cap's mode":             {args: []string{"confer", "--worker-tool-cost-cap-mode", "stern", "so?"}, status: exitUsage, errs: "warn, enforce or off"},
 		"limit":                  {args: []string{"confer", "--max-tokens", "500", "so?"}, status: exitLimit, errs: "tokens"},
 		"coordinate":             {args: []string{"coordinate", "--proposer", "p", "--critics", "c,c", "--synthesizer", "s", "so?"}, out: "Yes.\n", errs: "critic, c: answered"},
@@ -102,7 +107,7 @@ func TestPanelCommands(t *testing.T) {
 			var out, errs bytes.Buffer
 			w.app.stdin, w.app.stdout, w.app.stderr = strings.NewReader(tt.stdin), &out, &errs
 			env := append(w.env, "CAISSON_CONFIG="+config, "MY_KEY=sk-test")
-			if status := run(t.Context(), tt.args, env, w.app); status != tt.status || out.String() != tt.out || !strings.Contains(errs.String(), tt.errs) {
+			if status := run(t.Context(), tt.args, env, w.app); status != tt.status || out.String() != tt.out || !strings.Contains(errs.String(), tt.errs) || tt.not != "" && strings.Contains(errs.String(), tt.not) {
 				t.Errorf("status %d, want %d\noutput %q\n%s", status, tt.status, out.String(), errs.String())
 			}
 			if strings.Contains(errs.String(), "\u202e") || strings.Contains(errs.String(), "sk-test") {
@@ -110,8 +115,8 @@ func TestPanelCommands(t *testing.T) {
 			}
 		})
 	}
-	if pages.Load() != 2 {
-		t.Errorf("%d pages were fetched, want 2", pages.Load())
+	if pages.Load() != 5 {
+		t.Errorf("%d pages were fetched, want 5", pages.Load())
 	}
 	w := newWorld(t, "  - text: done\n")
 	var out, errs bytes.Buffer
