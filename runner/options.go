@@ -150,15 +150,14 @@ func (o SandboxOptions) workspaceMode() string {
 	return string(cmp.Or(o.Mode, sandbox.ModeBind))
 }
 
-// abandonTime returns how long a cancelled call is waited for. The guest itself
-// grants a command its grace period and then 30 s to be gone, and its answer must
-// not come too late.
+// abandonTime returns how long a cancelled call is waited for. It is 30 s, unless a
+// longer grace period leaves the guest less than 25 s to end a command after it.
 func (o SandboxOptions) abandonTime() time.Duration {
 	grace := o.Grace
 	if grace == 0 {
 		grace = sandbox.DefaultGrace
 	}
-	return max(dispatch.DefaultAbandon, grace+35*time.Second)
+	return max(dispatch.DefaultAbandon, grace+25*time.Second)
 }
 
 // ModelOptions configures the model of a session, its messages and its budgets.

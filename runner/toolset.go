@@ -103,7 +103,7 @@ func (t toolset) listFactories() ([]tools.Factory, error) {
 
 func (t toolset) shellOptions() shell.Options {
 	return shell.Options{
-		Timeout: t.opts.Resources.CommandTime, Grace: t.opts.Grace, Mount: t.opts.mountPoint(), HostRoot: t.hostRoot,
+		Timeout: t.opts.Resources.CommandTime, Grace: t.opts.Grace, Mount: t.opts.mountPoint(), HostRoot: t.hostRoot, Network: t.opts.Egress.enabled(),
 		Background: t.exec.Background(), View: t.reader,
 	}
 }

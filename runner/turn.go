@@ -155,7 +155,7 @@ func lowerBudget(o Options, lower limits.Budget) (limits.Budget, error) {
 // configureModel sets what the turns of models have in common.
 func configureModel(s *Session, o *loop.Options) {
 	o.Profiles, o.History, o.View = s.opts.Profiles, s.history, s.view
-	o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: s.opts.mountPoint(), Instructions: boundary.Join(s.prompt.operator, "\n\n"), Canary: s.opts.Canary})
+	o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: s.opts.mountPoint(), Network: s.opts.Egress.enabled(), Instructions: boundary.Join(s.prompt.operator, "\n\n"), Canary: s.opts.Canary})
 }
 
 // checkIdle returns an error that wraps [ErrBusy] or [ErrOver] unless a turn could

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +19,8 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
 // opened opens the bench's session, to be closed by the test.
@@ -296,5 +299,25 @@ func TestLimitsInRecords(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("limits (-want +got):\n%s", diff)
+	}
+}
+
+// TestModelIsToldOfTheNetwork checks that the system prompt and the description of shell
+// agree whether commands have a network.
+func TestModelIsToldOfTheNetwork(t *testing.T) {
+	for network, p := range map[bool]*rule.Policy{false: nil, true: {}} {
+		b := newBench(t, lastTurn)
+		b.opts.Egress.Policy = p
+		s := b.opened()
+		var o loop.Options
+		configureModel(s, &o)
+		shell, _ := s.tools.Lookup(string(tools.NameShell))
+		for _, text := range []string{string(o.System), shell.Description} {
+			none := strings.Contains(text, "is no network in it") || strings.Contains(text, "without network")
+			if none == network || strings.Contains(text, "network access that the operator allowed") != network {
+				t.Errorf("network %t: %s", network, text)
+			}
+		}
+		s.Close()
 	}
 }

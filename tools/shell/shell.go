@@ -42,6 +42,8 @@ type Options struct {
 	// HostRoot is its path on the host. If it is not "", absolute directories below
 	// it are accepted as working directories too.
 	Mount, HostRoot string
+	// Network reports whether commands can reach a network.
+	Network bool
 	// Environment is added to the tool's description. It describes the system, the
 	// toolchains and the limits of the sandbox in a sentence or two.
 	Environment string
@@ -143,7 +145,11 @@ func newDefinition(opts Options) tools.Definition {
 }
 
 func describeTool(opts Options) string {
-	text := "Runs a shell command in the session's sandbox, a container without network whose workspace is " + opts.Mount + ". " +
+	network := "without network"
+	if opts.Network {
+		network = "with the network access that the operator allowed,"
+	}
+	text := "Runs a shell command in the session's sandbox, a container " + network + " whose workspace is " + opts.Mount + ". " +
 		"Each call gets a fresh shell (bash where there is one, else sh): variables, the current folder and background " +
 		"processes don't last from one call to the next, files do. Standard input is empty. Whatever a command leaves " +
 		"running is killed when it ends. The result gives the exit code first, then standard output and standard error " +
