@@ -224,10 +224,10 @@ func (s *fakeSandbox) Attestation() sandbox.Attestation {
 	if s.backend.lost != "" {
 		lost = []string{s.backend.lost}
 	}
-	return sandbox.Attestation{Localhost: []string{"127.0.0.1"},
+	return sandbox.Attestation{
 		Lost: lost, Workspace: s.spec.Workspace.Path, WorkspaceMode: string(s.spec.Workspace.Mode),
 		Backend: s.backend.name, Runtime: "fake", RuntimeVersion: "1", Container: "fake", Image: "host", User: "10001:10001",
-		Capabilities: []string{}, GuestCapabilities: []string{}, Namespaces: []string{}, Seccomp: "filter", Network: "none",
+		Capabilities: []string{}, GuestCapabilities: []string{}, Namespaces: []string{}, Seccomp: "filter", Network: "none", Localhost: []string{"127.0.0.1"},
 		Limits: sandbox.AttestedLimits{MemoryBytes: s.spec.Resources.MemoryBytes, PIDs: s.spec.Resources.PIDs},
 	}
 }
