@@ -169,7 +169,7 @@ func TestScanSince(t *testing.T) {
 		change(c.script)
 		visited, marks := scan(&since)
 		all, want := scan(nil)
-		for _, must := range strings.Fields(c.want) {
+		for must := range strings.FieldsSeq(c.want) {
 			if !slices.Contains(strings.Fields(visited), must) {
 				t.Errorf("%s: visited %q, not %s", c.script, visited, must)
 			}

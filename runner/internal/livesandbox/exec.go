@@ -172,7 +172,7 @@ const lookEvery = 5 * time.Second
 // waitWatched waits for the end of a program that outlives its call. What it leaves in
 // the workspace meanwhile is looked at as after a command.
 func (x *Executor) waitWatched(p sandbox.Process) (sandbox.Exit, error) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	var looks sync.WaitGroup
 	looks.Go(func() {
 		pause := lookEvery
@@ -188,7 +188,7 @@ func (x *Executor) waitWatched(p sandbox.Process) (sandbox.Exit, error) {
 		}
 	})
 	defer looks.Wait()
-	defer cancel()
+	defer cancel(nil)
 	return p.Wait()
 }
 
