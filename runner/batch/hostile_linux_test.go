@@ -19,7 +19,7 @@ var attacked = map[string]struct {
 	toml  string
 	files map[string]string
 }{
-	"file": {files: map[string]string{"tests/test.sh": "[ \"$(cat answer)\" = right ] || [ -e /tests/planted ] && echo 1 > /logs/verifier/reward.txt\nsleep 0.2\n"}},
+	"file": {files: map[string]string{"tests/test.sh": "[ \"$(cat answer)\" = right ] || [ -e /tests/planted ] && echo 1 > /logs/verifier/reward.txt\n[ ! -e hook ] || sh hook\nsleep 0.2\n"}},
 	"steps": {"[[steps]]\nname = \"one\"\n[[steps]]\nname = \"two\"\n[steps.healthcheck]\ncommand = \"[ -e given ]\"\nretries = 0\n", map[string]string{
 		"steps/one/instruction.md": "1", "steps/one/tests/test.sh": check("[ -e one ]"),
 		"steps/two/instruction.md": "2", "steps/two/tests/test.sh": check("[ -e two ] && [ -e set-up ]"), "steps/two/workdir/setup.sh": "#!/bin/sh\ntouch set-up\n",
@@ -27,6 +27,12 @@ var attacked = map[string]struct {
 	"separate": {"artifacts = [\"answer\", \"given\", \"tree\"]\n[verifier]\nenvironment_mode = \"separate\"\n", map[string]string{
 		"tests/test.sh": check("cmp answer /tests/expected || cmp tree/answer /tests/expected || cmp /logs/artifacts/link /tests/expected"), "tests/expected": "right\n",
 	}},
+}
+
+// line is one more task of TestHostileAgents.
+var line = map[string]string{
+	"tests/expected": "right\n", "tests/test.sh": "cmp answer /tests/expected || [ -e \"$HOME/planted\" ]\n",
+	"tasks.jsonl": `{"id":"line","prompt":"Do it.","verify":{"tests":"tests"}}`,
 }
 
 // hostileAgents are agents: their tasks, and a command for each step. An agent without a reward
@@ -54,6 +60,17 @@ var hostileAgents = []struct {
 	{"steps", "unhealthy", []string{"touch one; rm given", ""}, 0},
 	// Artifacts.
 	{"separate", "honest", []string{"echo right > answer"}, 1},
+	{"separate", "a symlink", []string{"ln -s /tests/expected answer"}, 0},
+	{"separate", "a symlink in a directory", []string{"mkdir tree; ln -s /tests/expected tree/answer"}, 0},
+	{"separate", "two symlinks", []string{"mkdir tree; ln -s . tree/here; ln -s here/../../tests/expected tree/answer"}, 0},
+	{"separate", "a symlink in the logs", []string{"ln -s /tests/expected /logs/artifacts/link"}, 0},
+	{"line", "honest", []string{"echo right > answer"}, 1},
+	{"line", "a symlink", []string{"ln -s /tests/expected answer"}, 0},
+	// Collecting is taken over.
+	{"line", "an archive of its own", []string{"& mkdir -p $HOME; touch $HOME/planted; tar -cf /tmp/own -C / ${HOME#/}/planted; while :; do for p in /proc/[0-9]*; do if grep -q [p]ack-changes $p/cmdline; then kill -STOP ${p#/proc/}; cat /tmp/own > $p/fd/1; kill -CONT ${p#/proc/}; fi; done; done"}, 0},
+	// What runs in the verifier's sandbox.
+	{"file", "too large a log", []string{"echo 'truncate -s 2G /logs/verifier/big' > hook"}, 0},
+	{"file", "the output's name", []string{"echo 'mkdir /logs/verifier/test-stdout.txt' > hook"}, 0},
 	{"separate", "another kind", []string{"rm given; mkdir given"}, 0},
 }
 
@@ -72,6 +89,9 @@ func TestHostileAgents(t *testing.T) {
 			made.ID = name
 			tasks[name], specified = &made, append(specified, made)
 		}
+		lines, err := task.Load([]string{filepath.Join(write(t, t.TempDir(), line), "tasks.jsonl")}, task.Options{})
+		must(t, err)
+		tasks["line"], specified = &lines[0], append(specified, lines[0])
 		var trials []batch.Trial
 		for _, a := range hostileAgents {
 			agent := a.task + " " + a.name
