@@ -353,10 +353,13 @@ func saveState(ctx context.Context, s *runner.Session, since, layer time.Time, d
 	if hasCode(err, 1) { // some files can't be read, even by who made them
 		err = nil
 	}
-	if w.Left < 0 {
-		err = errors.Join(fmt.Errorf("collect what the agent changed: it is more than %d MiB", maxStateBytes>>20), err)
+	if w.Err != nil { // the command does not learn of it
+		err = fmt.Errorf("collect what the agent changed, at most %d MiB: %w", maxStateBytes>>20, w.Err)
 	}
-	return errors.Join(err, f.Close())
+	if err = errors.Join(err, f.Close()); err != nil {
+		err = errors.Join(err, os.Remove(file)) // a part is of no use, and can be large
+	}
+	return err
 }
 
 // extractState writes what an archive of changes has below a directory of the sandbox to a

@@ -307,7 +307,10 @@ func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) erro
 			}
 		}
 		if !fileExists(filepath.Join(dir, StateFile)) {
-			return nil // the agent did not come so far
+			if was.Class != "" { // that is why the agent did not come so far
+				return &failure{was.Class, errors.New(was.Cause)}
+			}
+			return nil
 		}
 		to := out
 		if definition.MultiStep {

@@ -203,7 +203,7 @@ func TestBoundedWriter(t *testing.T) {
 			t.Errorf("write %d: %v", i, err)
 		}
 	}
-	if out.String() != "abab" || w.Left >= 0 {
+	if out.String() != "abab" || !errors.Is(w.Err, ErrBound) {
 		t.Errorf("%q, %d left", out.String(), w.Left)
 	}
 }

@@ -72,18 +72,24 @@ type Bounds struct {
 }
 
 // BoundedWriter passes on what is written until Left bytes are used up: the write that has
-// more fails with [ErrBound], and nothing of it is passed on. Left is negative then.
+// more fails with [ErrBound], and nothing of it is passed on. Err is the last error.
 type BoundedWriter struct {
 	W    io.Writer
 	Left int64
+	Err  error
 }
 
 // Write implements io.Writer.
-func (b *BoundedWriter) Write(p []byte) (int, error) {
+func (b *BoundedWriter) Write(p []byte) (n int, err error) {
 	if b.Left -= int64(len(p)); b.Left < 0 {
-		return 0, ErrBound
+		err = ErrBound
+	} else {
+		n, err = b.W.Write(p)
 	}
-	return b.W.Write(p)
+	if err != nil {
+		b.Err = err
+	}
+	return n, err
 }
 
 // takeEntry counts one more entry with a file of size bytes.
