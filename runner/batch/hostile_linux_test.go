@@ -24,8 +24,8 @@ var attacked = map[string]struct {
 		"steps/one/instruction.md": "1", "steps/one/tests/test.sh": check("[ -e one ]"),
 		"steps/two/instruction.md": "2", "steps/two/tests/test.sh": check("[ -e two ] && [ -e set-up ]"), "steps/two/workdir/setup.sh": "#!/bin/sh\ntouch set-up\n",
 	}},
-	"separate": {"artifacts = [\"answer\", \"given\", \"tree\"]\n[verifier]\nenvironment_mode = \"separate\"\n", map[string]string{
-		"tests/test.sh": check("cmp answer /tests/expected || cmp tree/answer /tests/expected || cmp /logs/artifacts/link /tests/expected"), "tests/expected": "right\n",
+	"separate": {"artifacts = [\"answer\", \"given\", \"tree\", { source = \"kept\", exclude = [\"*.key\"] }]\n[verifier]\nenvironment_mode = \"separate\"\n", map[string]string{
+		"tests/test.sh": check("cmp answer /tests/expected || cmp tree/answer /tests/expected || cmp /logs/artifacts/link /tests/expected || cmp /logs/artifacts/kept/a.key /tests/expected"), "tests/expected": "right\n",
 	}},
 }
 
@@ -64,6 +64,7 @@ var hostileAgents = []struct {
 	{"separate", "a symlink in a directory", []string{"mkdir tree; ln -s /tests/expected tree/answer"}, 0},
 	{"separate", "two symlinks", []string{"mkdir tree; ln -s . tree/here; ln -s here/../../tests/expected tree/answer"}, 0},
 	{"separate", "a symlink in the logs", []string{"ln -s /tests/expected /logs/artifacts/link"}, 0},
+	{"separate", "what is excluded", []string{"mkdir kept /logs/artifacts/kept; echo right > /logs/artifacts/kept/a.key; cp /logs/artifacts/kept/a.key kept"}, 0},
 	{"line", "honest", []string{"echo right > answer"}, 1},
 	{"line", "a symlink", []string{"ln -s /tests/expected answer"}, 0},
 	// Collecting is taken over.
