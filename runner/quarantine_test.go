@@ -304,18 +304,22 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 func TestAnUnfinishedRebaseIsQuarantined(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.opts.Git = sandbox.GitCommit
-	b.file(".git/config", "")
+	b.file(".git/config", "[filter \"x\"]\n\tclean = . ./x\n\tsmudge = . ./x | cat\n")
 	b.file(".git/sequencer/todo", "the user's\n")
 	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		b.file(".git/rebase-merge/git-rebase-todo", "exec touch FIRED\n")
 		return sandbox.ExitStatus{}
 	}
-	r, _ := b.run(t.Context())
+	r, records := b.run(t.Context())
 	if len(r.Quarantined) != 1 || r.Quarantined[0].Path != ".git/rebase-merge" || !b.exists(r.Quarantined[0].To) || b.exists(".git/rebase-merge") {
 		t.Errorf("%+v", r.Quarantined)
 	}
 	if !b.exists(".git/sequencer/todo") {
 		t.Error("the user's own is renamed")
+	}
+	warnings := of[record.Warning](t, records)
+	if len(warnings) != 1 || !strings.Contains(warnings[0].Message, "shell text of its configuration: filter.x.smudge in .git/config. ") {
+		t.Errorf("warnings %+v", warnings)
 	}
 }
 

@@ -29,7 +29,12 @@ type obeyedFile struct {
 const (
 	maxIncludes = 10  // as git's own bound (MAX_INCLUDE_DEPTH in config.c)
 	maxObeyed   = 500 // files that one configuration names
+	maxScripts  = 20  // keys that are listed
 )
+
+// shellSyntax matches values of commands whose files can't be told from their words. The
+// placeholders of git are none of it.
+var shellSyntax = regexp.MustCompile("[|&;<>()$`\\\\\"'*?{}!\\[\\]\n]|^\\S*=")
 
 // gitCommands are the keys, in lower case, whose values git runs as commands
 // without being asked to, as it does aliases and tools.
@@ -87,12 +92,27 @@ func (s *scanner) addConfig(ctx context.Context, worktree, config string, depth 
 				s.noteHooks(ctx, dir, func(p string) { note(p, key) })
 			}
 		case gitCommands().MatchString(key):
+			if shellSyntax.MatchString(value) {
+				s.addScript(key + " in " + config)
+			}
 			for _, word := range strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" \t\n'\"`$(){};&|<>=!,", r) }) {
 				if p, ok := s.resolveValue(worktree, word); ok && s.isProgram(ctx, word, p) {
 					note(p, key)
 				}
 			}
 		}
+	}
+}
+
+// addScript keeps the name of a key whose value is shell text. The value may hold a
+// secret.
+func (s *scanner) addScript(name string) {
+	switch {
+	case slices.Contains(s.scripts, name):
+	case len(s.scripts) < maxScripts:
+		s.scripts = append(s.scripts, name)
+	default:
+		s.moreScripts++
 	}
 }
 

@@ -33,6 +33,10 @@ type scanner struct {
 	open func(dir string) (restore func(), err error)
 	// entries counts what was visited.
 	entries int
+	// scripts are keys of configuration whose values are shell text, and moreScripts
+	// counts the others.
+	scripts     []string
+	moreScripts int
 }
 
 // fingerprint is a hash of everything in a repository that ordinary work leaves

@@ -112,6 +112,10 @@ func (q *Quarantine) Record(ctx context.Context) []string {
 // their own, those nearest to the top first.
 func (q *Quarantine) Nested() []string { return q.found.listNested() }
 
+// Scripts returns the keys of git's configuration that hold shell text, each with its
+// file. Git runs it without being asked to, and the files that it reads are not known.
+func (q *Quarantine) Scripts() []string { return q.found.scripts }
+
 // CheckAfterCommand renames repositories that a command made. In a small workspace it
 // also renames those that the command changed.
 func (q *Quarantine) CheckAfterCommand(ctx context.Context) {

@@ -2,6 +2,7 @@ package quarantine
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -30,6 +31,8 @@ type repositories struct {
 	known map[string]string
 	// obeyed are files elsewhere in the workspace that their configuration names.
 	obeyed map[string]obeyedFile
+	// scripts are keys of the configuration with commands in shell syntax.
+	scripts []string
 	// closed are the directories that could not be read.
 	closed map[string]closedDirectory
 	// unfinished are operations of the workspace's own repository that git goes on
@@ -173,6 +176,10 @@ func findRepositories(ctx context.Context, s *scanner, git sandbox.GitMode, seen
 		}
 	}
 	r.entries = s.entries
+	r.scripts = s.scripts
+	if s.moreScripts > 0 {
+		r.scripts = append(r.scripts, fmt.Sprintf("%d more", s.moreScripts))
+	}
 	return r, nil
 }
 

@@ -120,7 +120,9 @@ func TestFilesThatConfigurationNames(t *testing.T) {
 		"one.inc": "[include]\n\tpath = two.inc\n", "two.inc": "[diff \"x\"]\n\tcommand = \"'tools/run' $(named)\"\n", "file2": "",
 		"r/dir/x": "", "r/file": "", "r/watch.sh": "", "r/tools/run": "", "r/named": "",
 		"r/.git/modules/a/b/config": "[filter \"x\"]\n\tclean = ./f\n", "r/a/b/f": "",
-		"h/.git/config": "[core]\n\thooksPath = ../hooks\n", "hooks/helper": "", "hooks/sub/x": "",
+		"h/.git/config": "[core]\n\thooksPath = ../hooks\n[filter \"lfs\"]\n\tclean = git-lfs clean -- %f\n[filter \"m\"]\n\tsmudge = DIR=.. make\n" +
+			"[alias]\n\tx = !make; true\n[credential]\n\thelper = store\n\thelper = !./c secret\n\thelper = !make\n",
+		"hooks/helper": "", "hooks/sub/x": "",
 		"top/config": "[core]\n\tpager = ./p\n", "top/HEAD": "", "top/objects/": "", "top/refs/": "",
 		".git/config": "[core]\n\teditor = ./e .git/hooks/x\n\thooksPath = .git/h\n", ".git/rebase-apply/x": "",
 		"m/.hg/hgrc": "[core]\n\teditor = ./e2\n", ".caisson/config.yaml": "", "s/.git": "gitdir: ../elsewhere\n",
@@ -143,7 +145,7 @@ func TestFilesThatConfigurationNames(t *testing.T) {
 		t.Errorf("to be guarded, those nearest to the top first (-want +got):\n%s", diff)
 	}
 	want := []string{
-		"absolute.inc", "e", "hooks/helper", "home.inc", "one.inc", "r/a/b/f", "r/file", "r/missing/too", "r/named", "r/tools/run", "r/watch.sh", "top/p", "two.inc",
+		"absolute.inc", "e", "h/c", "hooks/helper", "home.inc", "one.inc", "r/a/b/f", "r/file", "r/missing/too", "r/named", "r/tools/run", "r/watch.sh", "top/p", "two.inc",
 	}
 	for _, name := range gitHooks {
 		want = append(want, "hooks/"+name)
@@ -159,6 +161,10 @@ func TestFilesThatConfigurationNames(t *testing.T) {
 	slices.Sort(got)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("obeyed (-want +got):\n%s", diff)
+	}
+	scripts := []string{"filter.m.smudge in h/.git/config", "credential.helper in h/.git/config", "diff.x.command in two.inc"}
+	if diff := cmp.Diff(scripts, r.scripts); diff != "" {
+		t.Errorf("keys with shell text (-want +got):\n%s", diff)
 	}
 	for _, git := range []sandbox.GitMode{sandbox.GitReadOnly, sandbox.GitCommit} {
 		if got := slices.Contains(skippedEntries(".git", git), "hooks"); got != (git == sandbox.GitCommit) || skippedEntries("r/.git", git) != nil {
@@ -213,6 +219,9 @@ func TestIncludesAreBounded(t *testing.T) {
 		words = append(words, fmt.Sprint("./f", i))
 	}
 	files["many/.git/config"] = "[core]\n\tfsmonitor = " + strings.Join(words, " ") + "\n"
+	for i := range maxScripts + 1 {
+		files["many/.git/config"] += fmt.Sprintf("[filter \"%d\"]\n\tclean = a | b\n", i)
+	}
 	hooks := len(gitHooks)
 	for name, n := range map[string]int{"few": maxObeyed / 2, "too-many": maxObeyed/2 + 1} {
 		files[name+"/.git/config"] = "[core]\n\thooksPath = ../hooks-" + name + "\n[include]\n\tpath = ~/x\n"
@@ -228,6 +237,9 @@ func TestIncludesAreBounded(t *testing.T) {
 		if len(obeyed) != want {
 			t.Errorf("%s: %d files, want %d", repo, len(obeyed), want)
 		}
+	}
+	if len(l.scripts) != maxScripts || l.moreScripts != 1 {
+		t.Errorf("%d keys with shell text and %d more, want %d and 1", len(l.scripts), l.moreScripts, maxScripts)
 	}
 }
 

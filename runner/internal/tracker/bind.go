@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"go.uber.org/zap"
 
@@ -107,6 +108,10 @@ func (b *bindTracker) recordFiles(ctx context.Context) {
 func (b *bindTracker) findRepositories(ctx context.Context) {
 	defer close(b.repositories)
 	b.reportNewRepositories(b.quarantine.Record(ctx))
+	if scripts := b.quarantine.Scripts(); len(scripts) > 0 {
+		b.warn(fmt.Sprintf("In %s git runs shell text of its configuration: %s. Files that it reads are not watched: look at what the session changed before you run git there.",
+			b.path, quarantine.ShowBytes(strings.Join(scripts, ", "))))
+	}
 }
 
 // reportNewRepositories warns of repositories that a killed session may have left,
