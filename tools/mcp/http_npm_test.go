@@ -141,7 +141,7 @@ func TestSDKExampleWithOAuth(t *testing.T) {
 	var browser sync.WaitGroup
 	err := oauth.Login(t.Context(), oauth.LoginOptions{
 		Server: oauth.Server{Name: server.Name, URL: server.URL, Store: store, Client: oauth.NewClient(transport)},
-		Allow: func(rule.Target, string) error { return nil },
+		Allow:  func(rule.Target, string) error { return nil },
 		Show: func(address, _ string) {
 			browser.Go(func() {
 				if res, err := (&http.Client{Transport: transport}).Get(address); err == nil { // the example signs anyone in
