@@ -133,7 +133,7 @@ func (a *patchApplier) newPlan(ctx context.Context, call *tools.Call) (*plan, er
 func (a *patchApplier) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	p, err := a.newPlan(ctx, call)
 	if err != nil {
-		return tools.Output{}, toolError(err)
+		return tools.Output{}, toolError(ctx, a.reader, err)
 	}
 	if call.Projected != "" && call.Projected != p.stateID() {
 		return tools.Output{}, refuse(string(workspace.KindConflict), "A file of the patch has changed since the patch was shown; read it again. Nothing was changed.")

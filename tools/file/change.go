@@ -59,7 +59,7 @@ func (c *changer) newOp(ctx context.Context, call *tools.Call) (workspace.Op, er
 func (c *changer) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	op, err := c.newOp(ctx, call)
 	if err != nil {
-		return tools.Output{}, toolError(err)
+		return tools.Output{}, toolError(ctx, c.reader, err)
 	}
 	op.IfSHA256 = call.Projected
 	change, err := c.apply.Apply(ctx, op)
@@ -68,7 +68,7 @@ func (c *changer) Execute(ctx context.Context, call *tools.Call) (tools.Output, 
 		if change.Removed > 0 {
 			out.FilesModified = []string{change.Path}
 		}
-		return out, toolError(err)
+		return out, toolError(ctx, c.reader, err)
 	}
 	out := textOutput(c.report(change))
 	out.FilesModified = []string{change.Path}

@@ -47,10 +47,10 @@ func Factories(o Options) ([]tools.Factory, error) {
 		o.Logger = zap.NewNop()
 	}
 	all := []tools.Factory{
-		readFactory(readFileDefinition(), (&fileReader{reader: o.Reader}).run),
-		readFactory(listDirDefinition(), (&lister{reader: o.Reader}).run),
-		readFactory(globDefinition(), (&globber{reader: o.Reader, log: o.Logger}).run),
-		readFactory(grepDefinition(), (&grepper{reader: o.Reader, log: o.Logger}).run),
+		readFactory(o, readFileDefinition(), (&fileReader{reader: o.Reader}).run),
+		readFactory(o, listDirDefinition(), (&lister{reader: o.Reader}).run),
+		readFactory(o, globDefinition(), (&globber{reader: o.Reader, log: o.Logger}).run),
+		readFactory(o, grepDefinition(), (&grepper{reader: o.Reader, log: o.Logger}).run),
 	}
 	if o.Applier != nil {
 		for _, k := range []kind{writeFile(), patchFile(), deleteFile()} {
@@ -63,13 +63,14 @@ func Factories(o Options) ([]tools.Factory, error) {
 
 // reader is one execution of a tool that only reads.
 type reader[In any] struct {
-	def tools.Definition
-	run func(ctx context.Context, in In) (tools.Output, error)
+	def  tools.Definition
+	view workspace.View
+	run  func(ctx context.Context, in In) (tools.Output, error)
 }
 
-func readFactory[In any](def tools.Definition, run func(context.Context, In) (tools.Output, error)) tools.Factory {
+func readFactory[In any](o Options, def tools.Definition, run func(context.Context, In) (tools.Output, error)) tools.Factory {
 	def.Class, def.Runs, def.EnabledByDefault = tools.ClassRead, tools.PlaceHost, true
-	return func() tools.Tool { return &reader[In]{def: def, run: run} }
+	return func() tools.Tool { return &reader[In]{def: def, view: o.Reader, run: run} }
 }
 
 // Definition describes the tool.
@@ -82,12 +83,13 @@ func (r *reader[In]) Execute(ctx context.Context, call *tools.Call) (tools.Outpu
 		return tools.Output{}, fmt.Errorf("decode %s input: %w", r.def.Name, err)
 	}
 	out, err := r.run(ctx, in)
-	return out, toolError(err)
+	return out, toolError(ctx, r.view, err)
 }
 
 // toolError turns an error of the workspace into one for the dispatcher: a path
-// that leads outside is denied, any other error is for the model to fix.
-func toolError(err error) error {
+// that leads outside is denied, any other error is for the model to fix. If a file is
+// missing, the error names one with a similar name.
+func toolError(ctx context.Context, r workspace.View, err error) error {
 	e, ok := errors.AsType[*workspace.Error](err)
 	if !ok {
 		return err
@@ -96,6 +98,8 @@ func toolError(err error) error {
 	switch e.Kind {
 	case workspace.KindEscape:
 		fail.Class, fail.Reason = tools.ErrorPermissionDenied, "workspace_escape"
+	case workspace.KindNotFound:
+		fail.Message += similarName(ctx, r, e.Path)
 	case workspace.KindTimeout:
 		fail.Class = tools.ErrorTimeout
 	}

@@ -1,11 +1,19 @@
 package file
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path"
 	"strconv"
 	"strings"
+	"unicode/utf16"
 	"unicode/utf8"
 
+	"golang.org/x/text/unicode/norm"
+
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // shown returns a path as results show it: as it is, or quoted and escaped if
@@ -46,3 +54,65 @@ func quotePath(path string) string {
 // unnameable reports whether a path can't be passed in an input, whose JSON is
 // UTF-8.
 func unnameable(path string) bool { return !utf8.ValidString(path) }
+
+// foldName returns a name with composed letters, and with the spaces, quotes and dashes of
+// a keyboard. Names that look alike are then equal.
+func foldName(name string) string {
+	for i := range len(name) {
+		if name[i] >= utf8.RuneSelf {
+			return lookAlikes.Replace(norm.NFC.String(name))
+		}
+	}
+	return name
+}
+
+// similarName returns words that name an entry whose path only looks like name, or "" if
+// there is none, or more than one.
+func similarName(ctx context.Context, r workspace.View, name string) string {
+	rel, err := r.Relative(name)
+	if err != nil {
+		return ""
+	}
+	found := "."
+	for part := range strings.SplitSeq(rel, "/") {
+		next := path.Join(found, part)
+		if _, err := r.Lstat(ctx, next); err != nil {
+			list, err := r.List(ctx, found, 1)
+			if err != nil {
+				return ""
+			}
+			next = ""
+			for _, e := range list.Entries {
+				if foldName(path.Base(e.Path)) != foldName(part) || unnameable(e.Path) {
+					continue
+				}
+				if next != "" {
+					return ""
+				}
+				next = e.Path
+			}
+			if next == "" {
+				return ""
+			}
+		}
+		found = next
+	}
+	if found == rel {
+		return ""
+	}
+	return fmt.Sprintf("; a similar name is there: %s, in JSON %s", shown(found), quoteJSON(found))
+}
+
+// quoteJSON returns a JSON string of ASCII characters.
+func quoteJSON(s string) string {
+	raw, _ := json.Marshal(s) // a string
+	var b strings.Builder
+	for _, unit := range utf16.Encode([]rune(string(raw))) {
+		if unit < utf8.RuneSelf {
+			b.WriteByte(byte(unit))
+			continue
+		}
+		fmt.Fprintf(&b, `\u%04x`, unit)
+	}
+	return b.String()
+}

@@ -18,9 +18,12 @@ const (
 	maxAlternatives = 64
 )
 
-// globPattern matches the names of files.
+// globPattern matches the names of files. Names that look alike are equal.
 type globPattern struct {
 	pattern string
+	// literal is the pattern with brackets that stand for themselves, as in the directory
+	// [id]; "" if it has none.
+	literal string
 	// base matches the last name alone: a pattern without a slash is meant
 	// for files anywhere below.
 	base bool
@@ -50,17 +53,20 @@ func newPattern(r workspace.View, s string) (globPattern, error) {
 	}
 	// "**/**" means no more than "**" and costs more.
 	parts = slices.CompactFunc(parts, func(a, b string) bool { return a == "**" && b == "**" })
-	g.pattern = strings.Join(parts, "/")
+	g.pattern = foldName(strings.Join(parts, "/"))
 	if !doublestar.ValidatePattern(g.pattern) || g.pattern == "" {
 		return globPattern{}, refuse("invalid_pattern", "The pattern %q is not a valid glob: look for a bracket or brace that is not closed.", s)
 	}
 	if countAlternatives(g.pattern) > maxAlternatives {
 		return globPattern{}, refuse("invalid_pattern", "The pattern's braces stand for more than %d alternatives; use several calls.", maxAlternatives)
 	}
+	if strings.Contains(g.pattern, "[") && !strings.Contains(g.pattern, `\`) {
+		g.literal = strings.NewReplacer("[", `\[`, "]", `\]`).Replace(g.pattern)
+	}
 	g.base = !g.whole && len(parts) == 1
 	last := parts[len(parts)-1]
 	if !g.base && last != "**" && !strings.ContainsAny(g.pattern, `{\[`) {
-		g.last = last
+		g.last = foldName(last)
 	}
 	return g, nil
 }
@@ -92,13 +98,15 @@ func countAlternatives(pattern string) int {
 // match reports whether the pattern of a search matches an entry of a
 // directory.
 func (g globPattern) match(s *search, dir, name string) bool {
+	name = foldName(name)
 	switch {
 	case g.base:
-		return doublestar.MatchUnvalidated(g.pattern, name)
 	case g.last != "" && !doublestar.MatchUnvalidated(g.last, name):
 		return false
 	case g.whole:
-		return doublestar.MatchUnvalidated(g.pattern, path.Join(dir, name))
+		name = path.Join(foldName(dir), name)
+	default:
+		name = foldName(s.relativeTo(dir, name))
 	}
-	return doublestar.MatchUnvalidated(g.pattern, s.relativeTo(dir, name))
+	return doublestar.MatchUnvalidated(g.pattern, name) || g.literal != "" && doublestar.MatchUnvalidated(g.literal, name)
 }

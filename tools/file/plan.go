@@ -113,7 +113,7 @@ func (p *plan) addSection(ctx context.Context, r workspace.View, s section) erro
 		return p.setAfter(t, stateOf(nil, false))
 	}
 	if !t.after.exists {
-		return s.missingError()
+		return s.missingError(ctx, r)
 	}
 	content := t.after.content
 	if len(s.hunks) > 0 {
@@ -216,7 +216,7 @@ func (p *plan) addBytes(n int) error {
 // deleted or moved, while its target's content was read.
 func (s section) requireFile(ctx context.Context, r workspace.View, t *target) error {
 	if !t.after.exists {
-		return s.missingError()
+		return s.missingError(ctx, r)
 	}
 	if !t.before.exists {
 		return nil // added by this patch
@@ -231,8 +231,8 @@ func (s section) requireFile(ctx context.Context, r workspace.View, t *target) e
 	return nil
 }
 
-func (s section) missingError() error {
-	return s.newError("not_found", "there is no such file to change; add it with *** Add File:, or look for its name with glob")
+func (s section) missingError(ctx context.Context, r workspace.View) error {
+	return s.newError("not_found", "there is no such file to change; add it with *** Add File:, or look for its name with glob%s", similarName(ctx, r, s.path))
 }
 
 // newError returns an error about the section's file.

@@ -84,6 +84,9 @@ func TestListDirIsBounded(t *testing.T) {
 
 func TestGlob(t *testing.T) {
 	f := project(t)
+	f.file("app/[id]/page.vue", "")
+	f.file("app/i/page.vue", "")
+	f.file("notes/A\u0308 v\u00a01.md", "")
 	for _, c := range []struct {
 		input object
 		want  string
@@ -105,6 +108,11 @@ func TestGlob(t *testing.T) {
 		{object{"pattern": "config"}, "[no files match]\n"},
 		{object{"pattern": ".h*"}, ".hidden\n"},
 		{object{"pattern": "main.go", "path": "main.go"}, "main.go\n"},
+		{object{"pattern": "app/[id]/*.vue"}, "app/[id]/page.vue\napp/i/page.vue\n"},
+		{object{"pattern": "app/[x]/*.vue"}, "[no files match]\n"},
+		{object{"pattern": "[id]"}, "[no files match]\n"},
+		{object{"pattern": "\u00c4 v ?.md"}, "\"notes/A\u0308 v\\u00a01.md\"\n"},
+		{object{"pattern": "notes/\u00c4*"}, "\"notes/A\u0308 v\\u00a01.md\"\n"},
 	} {
 		if got := f.text("glob", c.input); got != c.want {
 			t.Errorf("glob %v: %q, want %q", c.input, got, c.want)

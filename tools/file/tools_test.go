@@ -185,6 +185,9 @@ func TestFailures(t *testing.T) {
 	f := newFixture(t)
 	f.file("f", "aa")
 	f.file("d/x", "")
+	f.file("A\u0308/v\u00a01", "") // as macOS writes them
+	f.file("A\u0308/twin\u00a0", "")
+	f.file("A\u0308/twin\u202f", "")
 	f.must(os.Symlink(f.outside, filepath.Join(f.root, "out")))
 	f.must(os.Symlink("nothing", filepath.Join(f.root, "dangling")))
 	if b, err := os.ReadFile(filepath.Join(f.root, "out/canary")); err != nil || string(b) != f.canary {
@@ -208,7 +211,11 @@ func TestFailures(t *testing.T) {
 		{"patch_file", object{"path": "out/canary", "old": "a", "new": "b"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
 		{"apply_patch", object{"patch": "*** Begin Patch\n*** Add File: out/new\n+x\n*** End Patch\n"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
 		{"delete_file", object{"path": "out/canary"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
-		{"read_file", object{"path": "none"}, tools.ErrorExecution, "not_found", `"none": no such file`},
+		{"read_file", object{"path": "none"}, tools.ErrorExecution, "not_found", `"none": no such file or directory`},
+		{"read_file", object{"path": "\u00c4/v 1"}, tools.ErrorExecution, "not_found", `no such file or directory; a similar name is there: "A` + "\u0308" + `/v\u00a01", in JSON "A\u0308/v\u00a01"`},
+		{"patch_file", object{"path": "\u00c4/v 1", "old": "a", "new": "b"}, tools.ErrorExecution, "not_found", `in JSON "A\u0308/v\u00a01"`},
+		{"apply_patch", object{"patch": patchOf("*** Update File: \u00c4/v 1", "@@", "-one", "+x")}, tools.ErrorExecution, "not_found", `in JSON "A\u0308/v\u00a01"`},
+		{"read_file", object{"path": "A\u0308/twin "}, tools.ErrorExecution, "not_found", `/twin ": no such file or directory`},
 		{"read_file", object{"path": "d"}, tools.ErrorExecution, "is_dir", "directory"},
 		{"list_dir", object{"path": "f"}, tools.ErrorExecution, "not_dir", ""},
 		{"patch_file", object{"path": "f", "old": "a", "new": "b"}, tools.ErrorExecution, "no_match", "2 matches"},
