@@ -55,6 +55,9 @@ func markConflicts(l *Layers, list []Change, lower tree) error {
 		if c.Conflict == conflictDiffers && c.base.Index != "" && c.base.Index == lower.hashIndexAt(c.Path) {
 			c.Conflict = "" // git only refreshed its metadata of files
 		}
+		if c.Conflict == conflictDiffers && c.Kind == Mode && c.base.Type == c.was.typ && c.base.Mode == c.was.mode {
+			c.Conflict = "" // it was rewritten with the content that the session has too
+		}
 		if c.Conflict != "" {
 			continue
 		}

@@ -306,11 +306,12 @@ func TestApplyGivesWhatCommandsSaw(t *testing.T) {
 
 func TestConflictsRefuseAllOrTheirOwn(t *testing.T) {
 	w := newTestEnv(t, func(dir string) { runScript(t, dir, tree0) })
-	runScript(t, w.merged, `echo agent >> a.txt; echo agent > new; rm src/s.c; rm -r gone; echo agent > src/fine.c; rm tofile; mkdir tofile; echo f > tofile/f; echo both > both; rm h1`)
+	runScript(t, w.merged, `echo agent >> a.txt; echo agent > new; rm src/s.c; rm -r gone; echo agent > src/fine.c; rm tofile; mkdir tofile; echo f > tofile/f; echo both > both; rm h1; chmod 700 run.sh touched`)
 	w.unmount()
 	// The user works meanwhile. One change keeps size and time.
 	runScript(t, w.original, `printf 'ONE\n' > a.txt.x; touch -r a.txt a.txt.x; cat a.txt.x > a.txt; touch -r a.txt.x a.txt; rm a.txt.x
-		echo user > new; echo user >> src/s.c; echo user > gone/in/user; rm tofile; echo both > both; echo user > unrelated`)
+		echo user > new; echo user >> src/s.c; echo user > gone/in/user; rm tofile; echo both > both; echo user > unrelated
+		printf 'x\ny\n' > run.sh.x; chmod 755 run.sh.x; mv run.sh.x run.sh; echo same > touched; chmod 640 touched`)
 	before := describeTree(t, w.original)
 	w.requireChanges(
 		`modified a.txt CONFLICT`,
@@ -321,13 +322,15 @@ func TestConflictsRefuseAllOrTheirOwn(t *testing.T) {
 		`deleted gone/in/user CONFLICT`,
 		`deleted h1`,
 		`modified new CONFLICT`,
+		`mode run.sh`,
 		`added src/fine.c`,
 		`deleted src/s.c CONFLICT`,
 		`added tofile/ CONFLICT`,
 		`added tofile/f CONFLICT`,
+		`mode touched CONFLICT`,
 	)
 	r := w.apply(ApplyOptions{})
-	if !r.Refused || len(r.Applied) != 0 || len(r.Conflicts) != 8 {
+	if !r.Refused || len(r.Applied) != 0 || len(r.Conflicts) != 9 {
 		t.Errorf("%d conflicts, %d applied, refused %v", len(r.Conflicts), len(r.Applied), r.Refused)
 	}
 	if diff := cmp.Diff(before, describeTree(t, w.original)); diff != "" {
@@ -338,7 +341,7 @@ func TestConflictsRefuseAllOrTheirOwn(t *testing.T) {
 	for _, c := range r.Applied {
 		applied = append(applied, c.Path)
 	}
-	if diff := cmp.Diff([]string{"gone/h", "gone/in/g", "h1", "src/fine.c"}, applied); diff != "" || r.State != Kept {
+	if diff := cmp.Diff([]string{"gone/h", "gone/in/g", "h1", "run.sh", "src/fine.c"}, applied); diff != "" || r.State != Kept {
 		t.Errorf("state %s, applied (-want +got):\n%s", r.State, diff)
 	}
 	if text, _ := os.ReadFile(filepath.Join(w.original, "a.txt")); string(text) != "ONE\n" {
