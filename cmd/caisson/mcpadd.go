@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/aymanbagabas/go-udiff"
-	"github.com/moby/sys/atomicwriter"
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
@@ -155,7 +154,9 @@ func addToClient(a *app, f mcpAddFlags, client string, more []string) error {
 	}
 	server.Args = append(server.Args, more...)
 	path := c.File(places)
-	if real, err := filepath.EvalSymlinks(path); err == nil {
+	within, err := filepath.Rel(project, path)
+	inProject := err == nil && filepath.IsLocal(within)
+	if real, err := filepath.EvalSymlinks(path); err == nil && !inProject {
 		path = real // the symlink stays
 	}
 	if !f.write {
@@ -171,15 +172,53 @@ func addToClient(a *app, f mcpAddFlags, client string, more []string) error {
 		_, err = fmt.Fprint(a.stdout, withNewline(text))
 		return err
 	}
-	return writeToClient(a, c, server, path)
+	dir := project
+	if !inProject {
+		dir = nearestDir(path)
+	}
+	return writeToClient(a, c, server, dir, path)
 }
 
-// writeToClient extends the file of a client, once that was shown and is wanted.
-func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, path string) error {
+// nearestDir returns the directory that is nearest to a file, of those that are there.
+func nearestDir(path string) string {
+	dir := filepath.Dir(path)
+	if _, err := os.Stat(dir); err != nil && dir != filepath.Dir(dir) {
+		return nearestDir(dir)
+	}
+	return dir
+}
+
+// openWithoutLinks opens a directory, and refuses a name below it that has a symlink:
+// commands of the agent could have made it.
+func openWithoutLinks(dir, name string) (*os.Root, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	for at := name; at != "."; at = filepath.Dir(at) {
+		if info, err := root.Lstat(at); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+			return nil, errors.Join(fmt.Errorf("%s is a symlink", filepath.Join(dir, at)), root.Close())
+		}
+	}
+	return root, nil
+}
+
+// writeToClient extends the file of a client, once that was shown and is wanted. The file
+// is below dir, and nothing outside of dir is read or written.
+func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, dir, path string) error {
 	refused := func(cause, hint string, err error) error {
 		return &commandError{Status: exitFailed, Err: err, Problem: record.Problem{Cause: cause, Hint: hint}}
 	}
-	info, err := os.Stat(path)
+	name, err := filepath.Rel(dir, path)
+	if err != nil {
+		return err
+	}
+	root, err := openWithoutLinks(dir, name)
+	if err != nil {
+		return refused("the file can't be written: "+err.Error(), "Add the server by hand.", err)
+	}
+	defer func() { _ = root.Close() }()
+	info, err := root.Stat(name)
 	mode := fs.FileMode(0o644)
 	var before []byte
 	switch {
@@ -190,7 +229,7 @@ func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, path s
 		return refused(path+" is no regular file of at most 4 MiB", "Add the server by hand.", nil)
 	default:
 		mode = info.Mode().Perm()
-		if before, err = os.ReadFile(path); err != nil {
+		if before, err = root.ReadFile(name); err != nil {
 			return refused("the file can't be read: "+err.Error(), "Add the server by hand.", err)
 		}
 	}
@@ -209,15 +248,19 @@ func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, path s
 	if a.terminal(a.stdin) && a.terminal(a.stderr) && !askToWrite(a, path) {
 		return refused("nothing was written", "", nil)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return refused("the directory can't be made: "+err.Error(), "Add the server by hand.", err)
 	}
 	if before != nil {
-		if err := backUp(path, before, mode); err != nil {
+		if _, err := writeBeside(root, name+".bak", before, mode); err != nil {
 			return refused("the old file can't be kept: "+err.Error(), "Add the server by hand.", err)
 		}
 	}
-	if err := atomicwriter.WriteFile(path, after, mode); err != nil {
+	written, err := writeBeside(root, name+".new", after, mode)
+	if err == nil {
+		err = root.Rename(written, name)
+	}
+	if err != nil {
 		return refused("the file can't be written: "+err.Error(), "Add the server by hand.", err)
 	}
 	fmt.Fprintln(a.stderr, "caisson: written to "+makeSafe(path))
@@ -227,24 +270,25 @@ func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, path s
 	return nil
 }
 
-// backUp writes the old text of a file beside it, under a name that is free.
-func backUp(path string, text []byte, mode fs.FileMode) error {
+// writeBeside writes a new file, and returns its name: the given one, or the first that is
+// free of those with a number behind it.
+func writeBeside(root *os.Root, name string, text []byte, mode fs.FileMode) (string, error) {
 	for i := range 1000 {
-		name := path + ".bak"
+		free := name
 		if i > 0 {
-			name = fmt.Sprintf("%s.bak.%d", path, i)
+			free = fmt.Sprintf("%s.%d", name, i)
 		}
-		f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+		f, err := root.OpenFile(free, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 		if errors.Is(err, fs.ErrExist) {
 			continue
 		}
 		if err != nil {
-			return err
+			return "", err
 		}
 		_, err = f.Write(text)
-		return errors.Join(err, f.Close())
+		return free, errors.Join(err, f.Chmod(mode), f.Close())
 	}
-	return errors.New("there are too many old ones")
+	return "", errors.New("there are too many old ones")
 }
 
 const mcpLoginLong = `Sign in to an MCP server over HTTP (OAuth), so that sessions can use it. The address of the page is printed:

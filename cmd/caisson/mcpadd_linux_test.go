@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,6 +58,35 @@ func TestMCPAddTo(t *testing.T) {
 	write("// mine\n" + before)
 	if got, _, _ := h.run(t, nil, append(add, "--write")...); got != exitFailed || read(file) != "// mine\n"+before {
 		t.Errorf("comments: status %d, %s", got, read(file))
+	}
+	project := []string{"mcp", "add-to", "vscode", "--workspace", h.dir, "--write"}
+	outside, dir := t.TempDir(), filepath.Join(h.dir, ".vscode")
+	for _, link := range []struct{ from, to string }{
+		{dir, outside}, {dir, "elsewhere"}, {filepath.Join(dir, "mcp.json"), filepath.Join(outside, "mcp.json")},
+	} {
+		if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(filepath.Dir(link.from), 0o755), os.Symlink(link.to, link.from)); err != nil {
+			t.Fatal(err)
+		}
+		if got, _, log := h.run(t, nil, project...); got != exitFailed || !strings.Contains(log, "is a symlink") {
+			t.Errorf("through %s: status %d: %s", link.from, got, log)
+		}
+	}
+	if made, err := os.ReadDir(outside); err != nil || len(made) > 0 {
+		t.Errorf("outside of the workspace: %v, %v", made, err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if got, _, log := h.run(t, nil, project...); got != 0 || !strings.Contains(read(filepath.Join(dir, "mcp.json")), `"caisson"`) {
+		t.Errorf("without a symlink: status %d: %s", got, log)
+	}
+	link := filepath.Join(t.TempDir(), "mcp.json")
+	write(before)
+	if err := errors.Join(os.Rename(file, link), os.Symlink(link, file)); err != nil {
+		t.Fatal(err)
+	}
+	if got, _, log := h.run(t, nil, append(add, "--write")...); got != 0 || !strings.Contains(read(link), `"caisson"`) {
+		t.Errorf("a symlink of the user: status %d: %s", got, log)
 	}
 	if got, _, _ := h.run(t, nil, "mcp", "add-to", "nonesuch"); got != exitUsage {
 		t.Errorf("an unknown client: status %d", got)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -20,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/preset"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/egress/secret"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // authorityTime bounds the validity of the authority of a session whose end is unknown:
@@ -122,7 +122,7 @@ func (n *Network) openCache(server *egress.Options) error {
 		return nil
 	}
 	// A program may have put something else in its place, where the workspace has it.
-	f, err := os.OpenFile(n.opts.LockFile, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, err := workspace.OpenFile(n.opts.LockFile, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		n.setup.lock = cache.NewLock()
 		server.Registries.Lock = n.setup.lock
@@ -157,7 +157,7 @@ func readLock(f *os.File) (*cache.Lock, error) {
 func (n *Network) closeCache() error {
 	var errs []error
 	if n.setup.lock != nil {
-		f, err := os.OpenFile(n.opts.LockFile, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		f, err := workspace.OpenFile(n.opts.LockFile, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err == nil {
 			_, err = n.setup.lock.WriteTo(f)
 			err = errors.Join(err, f.Close())

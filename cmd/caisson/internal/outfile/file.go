@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -21,16 +20,7 @@ type File struct{ file *os.File }
 // session could have made, and a name that is a link, a pipe, or one of several names
 // of a file, is refused: what lies in a workspace may have been put there for this.
 func Open(path string) (*File, error) {
-	abs, err := filepath.Abs(path)
-	if err != nil {
-		return nil, err
-	}
-	dir, err := workspace.OpenDir(filepath.Dir(abs))
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = dir.Close() }() // only held
-	f, err := createIn(dir, filepath.Base(abs))
+	f, err := workspace.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, err
 	}
