@@ -272,6 +272,11 @@ func TestServiceDocumentation(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, section, ok := strings.Cut(readDocument(t, "docs/service.md"), "\n## Over HTTP\n")
+	const enabled = "serve: {sandboxes: {enabled: true}}"
+	if !strings.Contains(section, enabled) {
+		t.Errorf("the section lacks %s", enabled)
+	}
+	m.config(t, enabled)
 	out := m.runDocument(t, section)
 	for _, want := range []string{"event: exit", `"text":"a\nb\nc\nd\n"`, "\nsorted.txt\n", `"state":"ended"`} {
 		if !strings.Contains(out, want) || !ok {
