@@ -212,7 +212,8 @@ func newEgressOptions(list []string) (runner.EgressOptions, error) {
 }
 
 // Ask runs one turn with a message of the user and returns the model's answer. The
-// error is why there is no answer; ctx ends this turn alone.
+// error is why the turn ended early; at a limit there may be an answer beside it. ctx
+// ends this turn alone.
 func (s *Session) Ask(ctx context.Context, message string) (string, error) {
 	t, err := s.session.Start(message)
 	if err != nil {

@@ -65,6 +65,9 @@ type state struct {
 	turnStart int
 	// hasTools reports whether tools are offered to the model.
 	hasTools bool
+	// unoffered reports whether the last answer called tools although its request
+	// offered none.
+	unoffered bool
 	// callsOnly is set for a turn of [Options].Calls, without a model.
 	callsOnly bool
 	// closing is the turn's ending once the closing completion was requested.
@@ -112,7 +115,7 @@ func nextStep(history []Message, s state) step {
 		// provider reports.
 		return step{action: actEnd, ending: ending{reason: StopAnswered, truncated: s.truncated}}
 	}
-	if !s.hasTools && hasToolResult(history[s.turnStart:]) {
+	if s.unoffered {
 		return decideUnoffered(history, s)
 	}
 	return decideRound(history, s)
@@ -215,14 +218,4 @@ func unansweredCalls(history []Message) []ToolUse {
 		}
 	}
 	return nil
-}
-
-// hasToolResult reports whether a tool result is among the messages.
-func hasToolResult(messages []Message) bool {
-	for _, m := range messages {
-		if m.Role == RoleTool {
-			return true
-		}
-	}
-	return false
 }

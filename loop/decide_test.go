@@ -37,14 +37,15 @@ func TestNextStep(t *testing.T) {
 		state   state
 		want    got
 	}{
-		"beginning":         {history: []Message{user}, state: state{hasTools: true}, want: got{Action: actCallModel}},
-		"without tools":     {history: []Message{user}, want: got{Action: actCallModel}},
-		"calls":             {history: []Message{user, asks}, state: state{hasTools: true}, want: got{Action: actHandleCalls, Run: 2}},
-		"half answered":     {history: []Message{user, asks, result("tu_1")}, state: state{hasTools: true}, want: got{Action: actHandleCalls, Run: 1}},
-		"answered":          {history: []Message{user, asks, result("tu_1"), result("tu_2")}, state: state{hasTools: true}, want: got{Action: actCallModel}},
-		"the answer":        {history: []Message{user, NewText(RoleAssistant, "Done.")}, state: state{hasTools: true}, want: got{Action: actEnd, Reason: StopAnswered}},
-		"the answer, cut":   {history: []Message{user, NewText(RoleAssistant, "Do")}, state: state{truncated: true}, want: got{Action: actEnd, Reason: StopAnswered, Truncated: true}},
-		"calls, none known": {history: []Message{user, asks}, want: got{Action: actHandleCalls, Refuse: 2}},
+		"beginning":                {history: []Message{user}, state: state{hasTools: true}, want: got{Action: actCallModel}},
+		"without tools":            {history: []Message{user}, want: got{Action: actCallModel}},
+		"calls":                    {history: []Message{user, asks}, state: state{hasTools: true}, want: got{Action: actHandleCalls, Run: 2}},
+		"half answered":            {history: []Message{user, asks, result("tu_1")}, state: state{hasTools: true}, want: got{Action: actHandleCalls, Run: 1}},
+		"answered":                 {history: []Message{user, asks, result("tu_1"), result("tu_2")}, state: state{hasTools: true}, want: got{Action: actCallModel}},
+		"the answer":               {history: []Message{user, NewText(RoleAssistant, "Done.")}, state: state{hasTools: true}, want: got{Action: actEnd, Reason: StopAnswered}},
+		"the answer, cut":          {history: []Message{user, NewText(RoleAssistant, "Do")}, state: state{truncated: true}, want: got{Action: actEnd, Reason: StopAnswered, Truncated: true}},
+		"calls, then none offered": {history: []Message{user, asks, result("tu_1"), result("tu_2")}, want: got{Action: actCallModel}},
+		"calls, none known":        {history: []Message{user, asks}, want: got{Action: actHandleCalls, Refuse: 2}},
 		"calls in the closing": {
 			history: []Message{user, asks}, state: state{hasTools: true, closing: closing}, want: got{Action: actHandleCalls, Refuse: 2},
 		},

@@ -85,6 +85,9 @@ func TestLimits(t *testing.T) {
 			if out.Reason != want || out.Truncated != (want == StopLimit) || out.Answer != tt.answered {
 				t.Errorf("reason %s (%v), truncated %v, answer %q", out.Reason, out.Limit, out.Truncated, out.Answer)
 			}
+			if calls := out.History[len(out.History)-1].Role == RoleTool; out.Closing != (tt.closed && !calls) {
+				t.Errorf("closing: %v", out.Closing)
+			}
 			if tt.kind != "" && (out.Limit == nil || out.Limit.Kind != tt.kind) {
 				t.Errorf("limit = %v, want %s", out.Limit, tt.kind)
 			}

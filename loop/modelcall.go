@@ -213,6 +213,7 @@ func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
 		t.emit(CanaryLeaked{Count: leaks})
 	}
 	t.state.truncated = resp.Truncated
+	t.state.unoffered = len(offered) == 0 && len(m.toolUses()) > 0
 	// Providers refuse a conversation with an empty message; nextStep handles
 	// its absence.
 	if m.joinedText() != "" || len(m.toolUses()) > 0 {

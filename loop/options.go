@@ -90,8 +90,10 @@ type Unfinished struct {
 // for every tool call.
 type Outcome struct {
 	Reason StopReason
-	// Answer is the last text of the model in this turn, or "".
-	Answer string
+	// Answer is the last text of the model in this turn, or "". Closing reports whether
+	// it is the answer of the completion that closed the turn.
+	Answer  string
+	Closing bool
 	// Truncated reports whether a limit ended the turn or the provider cut the
 	// answer.
 	Truncated bool

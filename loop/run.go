@@ -185,7 +185,8 @@ func (t *turn) finishTurn(e ending) Outcome {
 	}
 	out := Outcome{
 		Reason: e.reason, Answer: lastText(t.history[t.state.turnStart:]), Truncated: e.truncated,
-		Limit: e.limit, Usage: t.meter.Used(), Estimate: t.meter.Estimate(), History: t.history, Err: e.err,
+		Closing: t.state.closing != nil && e.reason == t.state.closing.reason && t.history[len(t.history)-1].Role == RoleAssistant,
+		Limit:   e.limit, Usage: t.meter.Used(), Estimate: t.meter.Estimate(), History: t.history, Err: e.err,
 	}
 	t.emit(TurnEnded{
 		Turn: t.Turn, Reason: out.Reason, Truncated: out.Truncated, Limit: out.Limit,
@@ -193,7 +194,7 @@ func (t *turn) finishTurn(e ending) Outcome {
 	})
 	if t.emitErr != nil && out.Reason != StopTraceUnwritable {
 		out.Reason = StopTraceUnwritable
-		out.Limit = nil
+		out.Limit, out.Closing = nil, false
 		out.Err = errors.Join(t.emitErr, out.Err)
 	}
 	return out

@@ -81,6 +81,18 @@ func TestCallsWithoutToolsAreNeverRun(t *testing.T) {
 	}
 }
 
+// TestToolsAreTakenAway checks that a turn whose last tool goes away has one further
+// request without tools, whose text is the answer.
+func TestToolsAreTakenAway(t *testing.T) {
+	d := &fakeDispatcher{names: []tools.Name{"shell"}}
+	d.run = func(context.Context, tools.Call) (string, error) { d.names = nil; return "done", nil }
+	model := playResponses(withText(callsResponse("shell {}"), "I look."), textResponse("It is so."), textResponse("never"))
+	out, _ := runTurn(t, t.Context(), newTestOptions(model, d))
+	if out.Reason != StopAnswered || out.Answer != "It is so." || len(model.requests) != 2 || model.requests[1].Tools != nil {
+		t.Errorf("reason %s, answer %q, requests %+v", out.Reason, out.Answer, model.requests)
+	}
+}
+
 func withText(r Response, text string) Response {
 	r.Message.Blocks = append([]Block{{Text: &Text{Text: text}}}, r.Message.Blocks...)
 	return r

@@ -12,9 +12,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestNothingIsAnAnswerUnlessTheTurnAnswered ends a session behind a sentence of
-// the model in several ways.
-func TestNothingIsAnAnswerUnlessTheTurnAnswered(t *testing.T) {
+// TestTextBeforeTheEndIsNoAnswer ends a session behind a sentence of the model in
+// several ways.
+func TestTextBeforeTheEndIsNoAnswer(t *testing.T) {
 	const turns = "  - text: I look first.\n    calls: [{tool: shell, input: {command: \"true\"}}]\n  - text: All is well.\n"
 	for name, c := range map[string]struct {
 		turns  string
@@ -22,7 +22,11 @@ func TestNothingIsAnAnswerUnlessTheTurnAnswered(t *testing.T) {
 		reason loop.StopReason
 		answer string
 	}{
-		"a limit": {turns, func(b *bench) { b.opts.Budget = limits.Budget{Rounds: new(int64(1))} }, loop.StopLimit, ""},
+		"a limit": {turns, func(b *bench) { b.opts.Budget = limits.Budget{Rounds: new(int64(1))} }, loop.StopLimit, "All is well."},
+		"a limit, and no answer": {turns, func(b *bench) {
+			b.opts.Budget = limits.Budget{Rounds: new(int64(1))}
+			b.opts.Format = &AnswerFormat{Check: func(string) (string, []string) { return "", []string{"no form"} }}
+		}, loop.StopLimit, ""},
 		"no sandbox": {turns, func(b *bench) {
 			b.backend.OnCreate = func(context.Context, int) error { return sandbox.ErrUnavailable }
 		}, loop.StopSandboxStart, ""},

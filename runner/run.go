@@ -106,7 +106,7 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	r := Report{
 		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: record.SessionEnded{
-			Turns: s.turns, Answer: answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: record.NewLimit(out.Limit), Usage: s.used,
+			Turns: s.turns, Answer: s.answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: record.NewLimit(out.Limit), Usage: s.used,
 			CostUSD: record.CostUSD(s.used.CostMicroUSD), WallMS: time.Since(s.begun).Milliseconds(), Network: reached,
 		},
 	}
@@ -127,11 +127,21 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	return r
 }
 
-// answerOf returns the answer of a turn, or "". Text of the model from before a
-// turn ended for another reason, in its closing completion too, is none.
-func answerOf(out loop.Outcome) string {
-	if out.Reason != loop.StopAnswered {
+// answerOf returns the answer of a turn, or "". Text of the model from before a turn
+// ended for another reason is no answer, but the closing completion is one. It must have
+// the form of answers too, and the model is not asked again.
+func (s *Session) answerOf(out loop.Outcome) string {
+	switch {
+	case out.Reason == loop.StopAnswered:
+		return out.Answer
+	case !out.Closing:
 		return ""
+	case s.opts.Format != nil:
+		accepted, problems := s.opts.Format.Check(out.Answer)
+		if len(problems) > 0 {
+			return ""
+		}
+		return accepted
 	}
 	return out.Answer
 }

@@ -54,7 +54,7 @@ type Turn struct {
 type TurnReport struct {
 	Turn   string          `json:"turn"`
 	Reason loop.StopReason `json:"stop_reason"`
-	// Answer is "" unless Reason is answered.
+	// Answer is that of the turn, or of its closing completion, or "".
 	Answer string `json:"answer"`
 	// Truncated reports that a limit ended it, or that the provider cut the answer.
 	Truncated bool          `json:"truncated"`
@@ -81,13 +81,13 @@ func (t *Turn) Report() TurnReport {
 }
 
 // Wait waits for the end of the turn and returns its report. If ctx ends before, it
-// cancels the turn. The error is why the turn has no answer.
+// cancels the turn. The error is why the turn ended early.
 func (t *Turn) Wait(ctx context.Context) (TurnReport, error) {
 	stop := context.AfterFunc(ctx, func() { t.Cancel(context.Cause(ctx)) })
 	r := t.Report()
 	stop()
 	if r.Err == nil && r.Reason != loop.StopAnswered {
-		return r, fmt.Errorf("the turn ended without an answer: %s", r.Reason)
+		return r, fmt.Errorf("the turn ended early: %s", r.Reason)
 	}
 	return r, r.Err
 }
@@ -293,7 +293,7 @@ func finishTurn(s *Session, t *Turn, out loop.Outcome, cause error) {
 		s.end(out.Err) // the sandbox of a session is started once
 	}
 	t.report = TurnReport{
-		Turn: t.ID, Reason: out.Reason, Answer: answerOf(out), Truncated: out.Truncated, Limit: record.NewLimit(out.Limit),
+		Turn: t.ID, Reason: out.Reason, Answer: s.answerOf(out), Truncated: out.Truncated, Limit: record.NewLimit(out.Limit),
 		Usage: out.Usage, CostUSD: record.CostUSD(out.Usage.CostMicroUSD), WallMS: time.Since(t.begun).Milliseconds(), Err: out.Err,
 	}
 	s.turn, s.ended = nil, t

@@ -57,6 +57,9 @@ func TestChecks(t *testing.T) {
 		{"form at the second try", []string{bad, "```json\n\n    " + good + "\n\n    ```"}, append(form, overlay...), 0, good + "\n", true, `"turns": 2`},
 		{"no form", []string{bad, "I can not."}, append(append(form, verify("exit 1")...), overlay...), 61, "", false, `"not JSON: invalid character 'I'`},
 		{"form at the second try without calls", []string{bad, good}, append(append(form, "--max-tool-calls", "1"), overlay...), 0, good + "\n", true, `"turns": 2`},
+		{"a limit", []string{bad}, append(overlay, "--max-rounds", "1"), 53, bad + "\n", false, `"reason": "limit"`},
+		{"a limit and form", []string{good}, append(append(form, "--max-rounds", "1"), overlay...), 53, good + "\n", false, `"reason": "limit"`},
+		{"a limit and no form", []string{bad}, append(append(form, "--max-rounds", "1"), overlay...), 53, "", false, `"reason": "limit"`},
 		{"both", []string{good}, append(append(form, verify("true")...), overlay...), 0, good + "\n", true, `"passed": true`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -233,7 +233,7 @@ func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *
 		err = errors.Join(err, printAnswer(u.app, r.Answer))
 		u.reportEnd(r)
 	}
-	if err != nil && r.Reason == loop.StopAnswered {
+	if err != nil && (r.Reason == loop.StopAnswered || r.Answer != "") {
 		reportError(u.app, &commandError{Problem: record.Problem{Cause: err.Error(), Hint: "The answer is in " + r.Dir + "/report.json."}})
 		return exitFailed
 	}

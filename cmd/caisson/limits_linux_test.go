@@ -158,7 +158,7 @@ func TestEachLimitEndsARun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newLimitedModel(t, tt.model)
 			r := runLimited(t, m, tt.settings, tt.profile)
-			if r.status != exitLimit || r.end.Reason != "limit" || !r.end.Truncated || r.end.ExitStatus != exitLimit || r.end.Limit == nil {
+			if r.status != exitLimit || r.end.Reason != "limit" || !r.end.Truncated || r.end.ExitStatus != exitLimit || r.end.Limit == nil || (r.end.Answer == "So far.") != tt.closed {
 				t.Fatalf("status %d, ended as %s: %+v\n%s", r.status, r.end.Reason, r.end.Limit, r.errs)
 			}
 			got := *r.end.Limit
