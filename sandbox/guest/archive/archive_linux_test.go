@@ -171,6 +171,12 @@ func TestPackLeavesOut(t *testing.T) {
 	if _, err := openRegular(filepath.Join(dir, "pipe")); !errors.Is(err, ErrSpecial) { // it took a file's place
 		t.Errorf("opened a pipe: %v", err)
 	}
+	must(t, os.Symlink(".", filepath.Join(dir, "link")))
+	for _, name := range []string{"link", "pipe"} { // it took a directory's place
+		if err := readDirectory(filepath.Join(dir, name), func(fs.DirEntry) error { return nil }); !errors.As(err, new(unreadable)) {
+			t.Fatalf("read %s as a directory: %v", name, err)
+		}
+	}
 }
 
 // TestBounds: neither side writes more than its bounds.

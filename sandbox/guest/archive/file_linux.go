@@ -14,6 +14,9 @@ import (
 // waiting for the other end of a pipe.
 const openFlags = syscall.O_NOFOLLOW | syscall.O_NONBLOCK | syscall.O_CLOEXEC
 
+// directoryFlag refuses to open what has become no directory.
+const directoryFlag = syscall.O_DIRECTORY
+
 // identifyFile returns the identity of a file, if it is known. The number of its
 // names is part of it.
 func identifyFile(info fs.FileInfo) (fileID, bool) {

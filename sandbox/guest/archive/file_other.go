@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-const openFlags = 0
+const openFlags, directoryFlag = 0, 0
 
 // identifyFile returns false: files with several names become several files.
 func identifyFile(fs.FileInfo) (fileID, bool) { return fileID{}, false }

@@ -152,7 +152,7 @@ func (p *packer) unlessUnreadable(name string, err error) error {
 // one are in the order of the names. If the directory can't be read, the error is
 // unreadable.
 func readDirectory(dir string, f func(fs.DirEntry) error) error {
-	d, err := os.Open(dir)
+	d, err := os.OpenFile(dir, os.O_RDONLY|openFlags|directoryFlag, 0)
 	if err != nil {
 		return unreadable{err}
 	}

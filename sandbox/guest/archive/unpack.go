@@ -58,14 +58,7 @@ type UnpackOptions struct {
 // UnpackWith is [Unpack] with options.
 func UnpackWith(r io.Reader, dir string, o UnpackOptions) error {
 	u := unpacker{o: o, budget: budget{Bounds: o.Bounds}, written: map[fileID]struct{}{}}
-	info, err := os.Stat(dir) // opening a pipe would wait
-	if err == nil && !info.IsDir() {
-		err = &fs.PathError{Op: "open", Path: dir, Err: syscall.ENOTDIR}
-	}
-	var root *os.Root
-	if err == nil {
-		root, err = os.OpenRoot(dir)
-	}
+	root, err := os.OpenRoot(dir + "/.") // a pipe is refused; opening it would wait
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return fmt.Errorf("unpack: %w: %w", ErrNoDirectory, err)
 	}
@@ -255,7 +248,7 @@ func (u *unpacker) openPlain(name string, mode fs.FileMode) (dir *os.Root, made 
 	case !info.IsDir():
 		return nil, made, fmt.Errorf("%w: %.60q is not a directory", ErrEntry, name)
 	}
-	dir, err = u.dir.OpenRoot(name)
+	dir, err = u.dir.OpenRoot(name + "/.") // or it waits for what has become a pipe
 	return dir, made, err
 }
 
