@@ -152,14 +152,16 @@ func (q *Quarantine) CheckAtEnd() {
 // directory, or at one above it that has it as a submodule. A repository that
 // the first scan may have missed could be the user's own, and is only reported. The
 // last call also checks the files that ordinary work may change. With since, only
-// what appeared in directories that changed is renamed.
+// what appeared in directories that changed is renamed, at a known path too.
 func (q *Quarantine) renameNew(ctx context.Context, last bool, since *workspace.SeenDirs) {
 	doors := q.closedDirectories()
 	s := q.newScanner()
 	s.open = func(dir string) (func(), error) { return q.openDirectory(ctx, doors, dir) }
 	check := func(p string, typ workspace.Type) (enter string) {
 		if _, known := q.found.known[p]; known && since != nil {
-			return ""
+			if st, err := s.reader.StatEntry(ctx, p); err != nil || st.Inode == q.found.inodes[p] {
+				return "" // not another one
+			}
 		}
 		return q.checkEntry(ctx, s, p, typ, doors)
 	}

@@ -145,6 +145,8 @@ func TestQuarantineAfterACommand(t *testing.T) {
 		"a bare one":             {"mkdir -p b/refs", cheapEntries + 1, false, "mkdir b/objects; : >b/HEAD", []string{"b/HEAD"}},
 		"a change":               {"mkdir -p sub/.git", cheapEntries, false, ": >sub/.git/config", []string{"sub/.git"}},
 		"a change in a large":    {"mkdir -p sub/.git", cheapEntries + 1, false, ": >sub/.git/config", nil},
+		"another one in a large": {"mkdir -p sub/.git", cheapEntries + 1, false, "mv sub old; mkdir -p sub/.git; : >sub/.git/config", []string{"old/.git", "sub/.git"}},
+		"another bare one":       {"mkdir -p b/refs b/objects; : >b/HEAD", cheapEntries + 1, false, "mv b old; mkdir -p b/refs b/objects; : >b/HEAD; : >b/config", []string{"b/HEAD", "old/HEAD"}},
 		"nothing new":            {"mkdir .hg", cheapEntries + 1, false, "mkdir .caisson", nil},
 		"nothing":                {"", cheapEntries + 1, false, "", nil},
 		"not looked at at first": {"", cheapEntries, true, "mkdir .hg", nil},

@@ -29,6 +29,8 @@ type repositories struct {
 	// and symlinks of these names, and of directories that are bare repositories;
 	// "" where one could not be read whole.
 	known map[string]string
+	// inodes are those of the known ones, by path.
+	inodes map[string]uint64
 	// obeyed are files elsewhere in the workspace that their configuration names.
 	obeyed map[string]obeyedFile
 	// scripts are keys of the configuration with commands in shell syntax.
@@ -127,7 +129,7 @@ func kindOfEntry(e *workspace.ScanEntry) repositoryKind {
 // findRepositories finds the repositories of a workspace as it is, and keeps its
 // directories in seen.
 func findRepositories(ctx context.Context, s *scanner, git sandbox.GitMode, seen *workspace.SeenDirs) (*repositories, error) {
-	r := &repositories{known: map[string]string{}, obeyed: map[string]obeyedFile{}, closed: map[string]closedDirectory{}, unfinished: map[string]bool{}, whole: true}
+	r := &repositories{known: map[string]string{}, inodes: map[string]uint64{}, obeyed: map[string]obeyedFile{}, closed: map[string]closedDirectory{}, unfinished: map[string]bool{}, whole: true}
 	err := s.reader.Scan(ctx, ".", workspace.ScanOptions{
 		Mounts: s.mounts, Since: seen,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
@@ -152,6 +154,9 @@ func findRepositories(ctx context.Context, s *scanner, git sandbox.GitMode, seen
 		return nil, err
 	}
 	for _, p := range r.listPaths() {
+		if st, err := s.reader.StatEntry(ctx, p); err == nil {
+			r.inodes[p] = st.Inode
+		}
 		f, err := s.computeFingerprint(ctx, p, skippedEntries(p, git)...)
 		if err != nil {
 			return nil, err
