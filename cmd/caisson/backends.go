@@ -44,16 +44,15 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 	if err := s.makeStateDir(); err != nil {
 		return nil, err
 	}
-	finder := &programs.Finder{Executable: s.deps.executable, Cache: s.environ.programDir()}
+	finder := &programs.Finder{Executable: s.deps.executable, Cache: s.environ.programDir(), Path: s.environ.get("PATH")}
 	here := ""
 	if w != nil {
 		finder.Workspace, here = w.Path, w.Path
 	} else if w, err := workspaceFor(s.environ, ""); err == nil { // home and what holds it are none
-		here = w.Path
+		here, finder.Path = w.Path, programs.CleanPath(finder.Path, w.Path)
 		_ = w.Close()
 	}
 	s.environ = programs.CleanEnviron(s.environ, here)
-	finder.Path = s.environ.get("PATH")
 	// Some dependencies start programs too, such as those that have the credentials of registries.
 	if err := os.Setenv("PATH", programs.CleanPath(os.Getenv("PATH"), here)); err != nil {
 		return nil, err

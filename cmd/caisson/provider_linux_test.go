@@ -98,7 +98,7 @@ func TestFallbackModel(t *testing.T) {
 	}
 	var out, errs bytes.Buffer
 	w.app.stdout, w.app.stderr = &out, &errs
-	w.env = append(w.env, "CAISSON_CONFIG="+config)
+	w.env = append(w.env, "CAISSON_CONFIG="+config, "PATH="+os.Getenv("PATH"))
 	status := run(t.Context(), []string{"run", "--json", "--workspace", w.dir, "task"}, w.env, w.app)
 	if status != 0 || strings.Contains(out.String()+errs.String(), key) {
 		t.Errorf("status %d\n%s%s", status, out.String(), errs.String())
