@@ -408,6 +408,13 @@ func TestLinkRule(t *testing.T) {
 			t.Errorf("%s: a symlink that was there: %v; left out %q", name, err, left)
 		}
 	}
+	_, to := place(t) // none stays of an archive that is refused in the end either
+	err := UnpackWith(bytes.NewReader(write(t, file("f"), link("l", "/etc/passwd"), file("../x"))), to, UnpackOptions{Links: &LinkRule{}})
+	_, kept := os.Lstat(filepath.Join(to, "f"))
+	_, there := os.Lstat(filepath.Join(to, "l"))
+	if !errors.Is(err, ErrEntry) || kept != nil || there == nil {
+		t.Errorf("%v, %v, %v", err, kept, there)
+	}
 }
 
 // TestUnpackCut: an archive that ends within an entry, and text that is none, are

@@ -16,8 +16,8 @@ import (
 // as the expected answer, would become the author's answer.
 //
 // A symlink stays if its target, fully resolved, exists and was written for the same archive
-// or lies in Within. The same holds for each symlink of the archive on the way. A symlink
-// that was there before with the same target stays, too.
+// or lies in Within. The same holds for each symlink of the archive on the way, and none of /proc
+// is on the way. A symlink that was there before with the same target stays, too.
 type LinkRule struct {
 	// From is the absolute path that the archive's content had. Absolute symlinks into it
 	// become relative ones. "" changes none.
@@ -66,6 +66,9 @@ func (u *unpacker) checkLinks() error {
 // symlink may not stay.
 func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (string, bool) {
 	if *hops++; *hops > maxHops {
+		return "", false
+	}
+	if u.root.Name() == "/" && contains("proc", name) { // it leads another process to other files
 		return "", false
 	}
 	target, err := u.root.Readlink(filepath.FromSlash(name))

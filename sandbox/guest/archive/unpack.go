@@ -66,10 +66,7 @@ func UnpackWith(r io.Reader, dir string, o UnpackOptions) error {
 		return fmt.Errorf("unpack: %w", err)
 	}
 	u.root, u.dir, u.at = root, root, "."
-	err = u.unpackAll(tar.NewReader(r))
-	if err == nil {
-		err = errors.Join(u.leaveDirectory(), u.checkLinks())
-	}
+	err = errors.Join(u.unpackAll(tar.NewReader(r)), u.leaveDirectory(), u.checkLinks())
 	if err == nil {
 		_, err = io.CopyN(io.Discard, r, maxPadding) // so that the sender can write it
 		if errors.Is(err, io.EOF) {
