@@ -519,7 +519,7 @@ func TestHoles(t *testing.T) {
 		if d := gocmp.Diff(describe(t, from), describe(t, dir)); d != "" {
 			t.Error(d)
 		}
-		for name, most := range map[string]int64{"empty": 0, "end": blockSize, "two": 2 * blockSize, "zeros": size / 2} {
+		for name, most := range map[string]int64{"empty": 0, "end": blockSize, "two": 2 * blockSize, "zeros": size/2 + blockSize} { // a file system may keep the places of many parts in a block
 			var st unix.Stat_t
 			must(t, unix.Stat(filepath.Join(dir, name), &st))
 			if st.Blocks*512 > most {
