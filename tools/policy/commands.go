@@ -181,6 +181,9 @@ func isHarmlessWord(program, word string) bool {
 	return true
 }
 
+// expands are characters by which the shell may make other words of a word.
+const expands = "$`{*?["
+
 // matchesCommand reports whether a rule that restricts is about a command found in a
 // script, by any path of its program.
 func (r commandRule) matchesCommand(name string, args []string) bool {
@@ -193,8 +196,8 @@ func (r commandRule) matchesCommand(name string, args []string) bool {
 	for i, word := range words {
 		switch {
 		case i == len(own):
-			return r.open || strings.ContainsAny(word, "$`{")
-		case i > 0 && strings.ContainsAny(word, "$`{"):
+			return r.open || strings.ContainsAny(word, expands)
+		case i > 0 && strings.ContainsAny(word, expands):
 			return true // it may be any words, or none
 		case word != own[i]:
 			return false

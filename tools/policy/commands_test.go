@@ -272,7 +272,8 @@ func TestRestrictionsOfComputedCommands(t *testing.T) {
 		"cat <<E | sh\nrm a\nE", "echo rm a | bash", "echo rm a | sudo bash -s", "cat x | parallel", "bash <(echo rm a)", ". <(echo rm a)", "source <(cat)",
 		"sudo $x a", "env A=b $x a", "timeout 5 $x", "xargs $x", "find . -exec $x {} +", "find . -exec rm {} +", "alias x=rm\nx a", "hash -p /bin/rm ls; ls a",
 		`f() { "$@"; }; f rm a`, "mapfile -C 'rm a' -c 1 x", "env " + strings.Repeat("A=b ", 70) + "rm a", "x; (",
-		"npm run $x", "npm $x", "npm run deploy $x", "npm {run,deploy}",
+		"npm run $x", "npm $x", "npm run deploy $x", "npm {run,deploy}", "npm run dep*", "npm ru[n] deploy", "npm run d?ploy",
+		"env -S'rm a'", "env --split-string='rm a'", "cat x | busybox sh", "cat x | sh /dev/stdin", "{ sh; } <<E\nrm a\nE", "(sh) <<<'rm a'", "echo rm a > >(sh)",
 	} {
 		if got := decideCommandsOf(t, p, command); got.Mode != ModeDeny {
 			t.Errorf("%q: %+v", command, got)
@@ -281,7 +282,7 @@ func TestRestrictionsOfComputedCommands(t *testing.T) {
 	for _, command := range []string{
 		"[ -f a ] && cat $x", `git log "$x"`, "make CC=$CC", "for f in *.o; do cp $f ..; done", "ls | xargs -I{} cp {} ..", "find . -name '*.o' -exec cp {} .. ';'",
 		"sh run.sh $x", "sh $x", `. "$HOME/.cargo/env"`, "awk '{print $1}' $x", "python3 - <<E\nprint(1)\nE", "cat a | python3 -m json.tool", "npm run build $x", "npm ci", "trap 'echo $x' EXIT",
-		"bash -c 'echo $x'", "sed -i s/a/$x/ f", "echo $(date)", "hash -r", "~/bin/x $x", "cat a | sh run.sh", "command -v ls",
+		"bash -c 'echo $x'", "npm test *", "cat a | busybox wc", "{ cat; } <a", "echo a > >(cat)", "sed -i s/a/$x/ f", "echo $(date)", "hash -r", "~/bin/x $x", "cat a | sh run.sh", "command -v ls",
 	} {
 		if got := decideCommandsOf(t, p, command); got.Mode != ModeAuto {
 			t.Errorf("control: %q: %+v", command, got)

@@ -46,6 +46,12 @@ func (s *scriptSearch) searchScript(text string, depth int) {
 			if n.Op == syntax.Pipe || n.Op == syntax.PipeAll {
 				s.searchPipe(n.Y)
 			}
+		case *syntax.ProcSubst:
+			if n.Op == syntax.CmdOut {
+				for _, stmt := range n.Stmts {
+					s.searchPipe(stmt)
+				}
+			}
 		case *syntax.Assign:
 			if n.Name != nil && slices.Contains([]string{"PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "BASH_ENV", "ENV"}, n.Name.Value) {
 				s.addGap("what " + n.Name.Value + " leads to")
@@ -75,6 +81,9 @@ func (s *scriptSearch) searchInput(stmt *syntax.Stmt, depth int) {
 		s.searchScript(script, depth+1)
 	}
 	call, ok := stmt.Cmd.(*syntax.CallExpr)
+	if !ok && len(stmt.Redirs) > 0 { // { sh; } <file
+		s.searchPipe(stmt)
+	}
 	if !ok || len(call.Args) == 0 || !isRunner(wordText(call.Args[0])) {
 		return
 	}
@@ -196,7 +205,7 @@ func readsProgram(words []string) string {
 		}
 		for _, arg := range words[i+1:] {
 			switch {
-			case arg == "-" || arg == "-s":
+			case arg == "-" || arg == "-s" || strings.HasPrefix(arg, "/dev/") || strings.HasPrefix(arg, "/proc/") || isShell(path.Base(arg)):
 				return base
 			case !strings.HasPrefix(arg, "-") || strings.HasPrefix(arg, "-c") || strings.HasPrefix(arg, "-e") || strings.HasPrefix(arg, "-m"):
 				return ""

@@ -165,7 +165,11 @@ func (s *dangerSearch) searchCommand(words []string, depth int) {
 	}
 	if takesScripts(name) {
 		for i := 1; i < len(words) && s.found == ""; i++ {
-			s.searchScript(words[i], depth+1)
+			text := words[i]
+			if name == "env" { // -S'rm a', --split-string='rm a'
+				text = strings.TrimPrefix(strings.TrimPrefix(text, "-S"), "--split-string=")
+			}
+			s.searchScript(text, depth+1)
 		}
 	}
 }
