@@ -167,7 +167,8 @@ func TestViewIsConfined(t *testing.T) {
 		base + "artifacts/out": 404, base + "artifacts/up": 404, base + "artifacts/dir/secret": 500, base + "artifacts/in": 404, base + "artifacts/fifo": 404,
 		base + "artifacts/session/": 404, base + "artifacts/": 404, base + "artifacts": 404, base + "%2e%2e/%2e%2e/" + batch.SpecFile: 404, base + "..%2f..%2f" + batch.SpecFile: 404,
 		"/" + batch.TrialsDir + "/planted/secret": 404, "/" + batch.TrialsDir + "/..%2f" + batch.TrialsDir + "/x": 404, "/" + batch.TrialsDir + "/%2e%2e/" + batch.SpecFile: 404,
-		"/" + batch.SpecFile: 404, "/" + batch.TrialsDir + "/": 404, "/" + batch.TrialsDir + "/absent/": 404,
+		"/" + batch.SpecFile: 404, "/" + batch.TrialsDir + "/": 404,
+		"/" + batch.TrialsDir + "/absent/": 500, // results with a planted symlink are refused
 	} {
 		status, _, body := get(path)
 		if status != want || strings.Contains(body, "hidden") || strings.Contains(body, "schema_version") {
