@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -113,6 +114,9 @@ func TestPrivilegesAreCleared(t *testing.T) {
 		{Path: "new/both", SetUID: true, SetGID: true},
 		{Path: "new/group", SetGID: true},
 		{Path: "new/user", SetUID: true},
+	}
+	if got := b.backend.Sandboxes[0].Spec.Workspace.Privileged; !slices.Equal(got, []string{"dir/deep", "gains", "mapped", "moved", "old"}) {
+		t.Errorf("%q are mounted read-only", got)
 	}
 	if diff := cmp.Diff(want, r.Cleared); diff != "" {
 		t.Errorf("cleared (-want +got):\n%s", diff)

@@ -68,9 +68,12 @@ func newBind(o Options, renew func() error) *bindTracker {
 
 func (b *bindTracker) WorkspaceView() workspace.View { return b.original }
 
-// PrepareSpec waits until the repositories are found, for the mounts that protect
-// them.
+// PrepareSpec finds the privileged files that commands could change and waits until the
+// repositories are found, for the mounts that protect them. The files are looked for
+// again for each sandbox, since a command may have renamed a directory above one.
 func (b *bindTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
+	anyOwner := spec.Root == sandbox.RootEphemeral || spec.User != "" && spec.User != sandbox.UserOwner
+	spec.Workspace.Privileged = b.privileges.listWritable(ctx, anyOwner)
 	select {
 	case <-b.repositories:
 		spec.Workspace.Repositories = b.quarantine.Nested()

@@ -61,6 +61,27 @@ func (c *privilegeCheck) findPrivileged(ctx context.Context, withSum bool) (priv
 	return found, snap, err
 }
 
+// listWritable lists the privileged files that commands could write to: files of the
+// workspace's owner, or of anyone with anyOwner, and files that others may write.
+func (c *privilegeCheck) listWritable(ctx context.Context, anyOwner bool) []string {
+	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
+	defer cancel()
+	found, _, err := c.findPrivileged(ctx, false)
+	if err != nil {
+		c.log.Warn("look for privileged files", zap.Error(err))
+	}
+	top, topErr := c.reader.StatEntry(ctx, ".")
+	var out []string
+	for _, path := range slices.Sorted(maps.Keys(found)) {
+		const othersWrite = 0o022
+		st, err := c.reader.StatEntry(ctx, path)
+		if !found[path].Dir && (anyOwner || err != nil || topErr != nil || st.UID == top.UID || st.Mode&othersWrite != 0) {
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
 // addFile adds the file or directory at path to found if it has privileges.
 func (c *privilegeCheck) addFile(found privileged, path string, withSum bool) error {
 	if c.files == nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -39,8 +40,9 @@ const (
 var gitExecutable = [...]string{"config", "config.worktree", "commondir", "hooks", "info", "modules", "worktrees"}
 
 // listGuards returns the guards, parents first, and the protections that are
-// lost. The nested repositories are paths relative to the workspace.
-func listGuards(workspace *os.File, base string, mode sandbox.GitMode, nested []string) (list []guard, lost []string, err error) {
+// lost.
+func listGuards(w sandbox.Workspace, base string, mode sandbox.GitMode) (list []guard, lost []string, err error) {
+	workspace := w.Dir
 	kind, err := kindOf(workspace, gitName)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -64,8 +66,9 @@ func listGuards(workspace *os.File, base string, mode sandbox.GitMode, nested []
 		}
 		list = append(list, own...)
 	}
-	below, notBelow := nestedGuards(workspace, base, mode, nested)
-	return append(list, below...), append(lost, notBelow...), nil
+	below, notBelow := nestedGuards(workspace, base, mode, w.Repositories)
+	files, notFiles := fileGuards(workspace, w.Privileged)
+	return slices.Concat(list, below, files), slices.Concat(lost, notBelow, notFiles), nil
 }
 
 // existingGuards returns the guards of a Mercurial repository or of the

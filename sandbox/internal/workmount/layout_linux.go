@@ -22,7 +22,7 @@ func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	if err != nil {
 		return Layout{}, err
 	}
-	list, lost, err := listGuards(w.Dir, path, git, w.Repositories)
+	list, lost, err := listGuards(w, path, git)
 	if err != nil {
 		return Layout{}, fmt.Errorf("workspace %s: %w", path, err)
 	}

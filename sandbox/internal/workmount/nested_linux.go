@@ -16,8 +16,9 @@ import (
 )
 
 const (
-	// maxNested is the most nested repositories that are mounted: each mount
-	// costs the engine and the kernel time, 5 to 20 ms in gVisor.
+	// maxNested is the most nested repositories that are mounted, and the most
+	// privileged files: each mount costs the engine and the kernel time, 5 to 20 ms
+	// in gVisor.
 	maxNested = 64
 	// maxLostNames is the most repositories that one lost protection names.
 	maxLostNames = 5
@@ -66,19 +67,41 @@ func nestedGuards(workspace *os.File, base string, mode sandbox.GitMode, nested 
 		{linked, "have files that have other names too (hard links), by which commands can change them"},
 	} {
 		if len(l.names) > 0 {
-			lost = append(lost, lostNames(l.names)+" "+strings.Replace(l.text, "%d", fmt.Sprint(maxNested), 1)+": what commands change in them is quarantined when the session ends")
+			lost = append(lost, lostNames("nested repositories", l.names)+" "+strings.Replace(l.text, "%d", fmt.Sprint(maxNested), 1)+": what commands change in them is quarantined when the session ends")
 		}
 	}
 	return list, lost
 }
 
-// lostNames lists the first of the repositories.
-func lostNames(names []string) string {
+// fileGuards are the guards of files that commands must not change. A file that is
+// mounted can't be renamed or removed either, and has no further name outside of the
+// mount. It keeps its mount if a directory above it is renamed.
+func fileGuards(workspace *os.File, names []string) (list []guard, lost []string) {
+	var open []string
+	for _, name := range names {
+		kind, err := kindOf(workspace, name)
+		switch {
+		case errors.Is(err, unix.ENOENT) || name == ownConfig || strings.HasPrefix(name, ownConfig+"/"): // which is covered
+		case err != nil || kind != unix.S_IFREG || !isMountable(name) || len(list) == maxNested:
+			open = append(open, name)
+		default:
+			list = append(list, guard{name: name, readOnly: true})
+		}
+	}
+	if len(open) > 0 {
+		lost = []string{fmt.Sprintf("%s can't be protected, because of their names or because there are more than %d: those that commands change lose set-user-ID, set-group-ID and capabilities when the session ends",
+			lostNames("privileged files", open), maxNested)}
+	}
+	return list, lost
+}
+
+// lostNames lists the first of what is lost.
+func lostNames(what string, names []string) string {
 	var quoted []string
 	for _, n := range names[:min(len(names), maxLostNames)] {
 		quoted = append(quoted, fmt.Sprintf("%q", n))
 	}
-	text := "nested repositories (" + strings.Join(quoted, ", ")
+	text := what + " (" + strings.Join(quoted, ", ")
 	if more := len(names) - maxLostNames; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}

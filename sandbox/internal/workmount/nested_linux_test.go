@@ -92,6 +92,31 @@ func TestNestedGuardsAreBounded(t *testing.T) {
 	}
 }
 
+// TestPrivilegedFilesAreGuarded: each by a read-only mount, by which no hard link leads;
+// what is not guarded is said to be lost.
+func TestPrivilegedFilesAreGuarded(t *testing.T) {
+	needRoot(t)
+	f := newFixture(t, os.Geteuid(), os.Getegid())
+	must(t, os.MkdirAll(filepath.Join(f.dir, ".caisson"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(f.dir, "dir"), 0o755))
+	for _, name := range []string{"dir/su", "a:b", ".caisson/su"} {
+		write(t, filepath.Join(f.dir, name), "")
+	}
+	must(t, os.Symlink("dir/su", filepath.Join(f.dir, "link")))
+	f.Workspace.Privileged = []string{".caisson/su", "a:b", "dir/su", "gone", "link"}
+	p := f.prepare(t)
+	if readOnly, _ := targets(p); !slices.Equal(readOnly, []string{".git", ".caisson", "dir/su"}) {
+		t.Errorf("guarded %q", readOnly)
+	}
+	if lost := strings.Join(p.Lost, "\n"); !strings.Contains(lost, `privileged files ("a:b", "link") can't be protected`) {
+		t.Errorf("lost %q", lost)
+	}
+	names := slices.Repeat([]string{"dir/su"}, maxNested+7)
+	if list, lost := fileGuards(f.Workspace.Dir, names); len(list) != maxNested || len(lost) != 1 || !strings.Contains(lost[0], "and 2 more") {
+		t.Errorf("%d guards, lost %q", len(list), lost)
+	}
+}
+
 // TestSecondNamesAreRefused: of what git obeys at the top, by which commands could
 // change it; nested ones are lost, and objects, which local clones share, are free.
 func TestSecondNamesAreRefused(t *testing.T) {
@@ -103,11 +128,11 @@ func TestSecondNamesAreRefused(t *testing.T) {
 		gitIn(t, filepath.Join(f.dir, ".git"))
 		must(t, os.MkdirAll(filepath.Join(f.dir, path.Dir(name)), 0o755))
 		write(t, filepath.Join(f.dir, name), "")
-		if _, _, err := listGuards(f.Workspace.Dir, f.dir, sandbox.GitReadOnly, nil); err != nil {
+		if _, _, err := listGuards(f.Workspace, f.dir, sandbox.GitReadOnly); err != nil {
 			t.Errorf("control: %s with one name: %v", name, err)
 		}
 		must(t, os.Link(filepath.Join(f.dir, name), filepath.Join(f.dir, "second")))
-		_, _, err := listGuards(f.Workspace.Dir, f.dir, sandbox.GitReadOnly, nil)
+		_, _, err := listGuards(f.Workspace, f.dir, sandbox.GitReadOnly)
 		if (err != nil) != refused || refused && (!errors.Is(err, sandbox.ErrInvalid) || !strings.Contains(err.Error(), name)) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -124,7 +149,7 @@ func TestSecondNamesAreRefused(t *testing.T) {
 func TestMercurialIsGuarded(t *testing.T) {
 	f := newFixture(t, os.Geteuid(), os.Getegid())
 	names := func() (names []string) {
-		list, _, err := listGuards(f.Workspace.Dir, f.dir, sandbox.GitReadOnly, nil)
+		list, _, err := listGuards(f.Workspace, f.dir, sandbox.GitReadOnly)
 		must(t, err)
 		for _, g := range list {
 			if !g.readOnly {
@@ -143,7 +168,7 @@ func TestMercurialIsGuarded(t *testing.T) {
 	}
 	must(t, os.Rename(filepath.Join(f.dir, ".hg"), filepath.Join(f.dir, "elsewhere")))
 	must(t, os.Symlink("elsewhere", filepath.Join(f.dir, ".hg")))
-	if _, _, err := listGuards(f.Workspace.Dir, f.dir, sandbox.GitReadOnly, nil); !errors.Is(err, sandbox.ErrInvalid) {
+	if _, _, err := listGuards(f.Workspace, f.dir, sandbox.GitReadOnly); !errors.Is(err, sandbox.ErrInvalid) {
 		t.Errorf("a symlink: %v", err)
 	}
 }

@@ -77,7 +77,7 @@ func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
 	var list []guard
 	if !o.Workspace.Unguarded {
 		var lost []string
-		if list, lost, err = listGuards(o.Workspace.Dir, path, o.Git, o.Workspace.Repositories); err != nil {
+		if list, lost, err = listGuards(o.Workspace, path, o.Git); err != nil {
 			return nil, fmt.Errorf("workspace %s: %w", path, err)
 		}
 		p.Lost = append(p.Lost, lost...)

@@ -69,6 +69,9 @@ func prepareMounts(_ context.Context, o Options) (*Mounts, error) {
 	} else if len(o.Workspace.Repositories) > 0 {
 		p.Lost = append(p.Lost, "nested repositories are not read-only on this system: what commands change in them is quarantined when the session ends")
 	}
+	if len(o.Workspace.Privileged) > 0 && !o.Workspace.Unguarded {
+		p.Lost = append(p.Lost, "privileged files are not read-only on this system")
+	}
 	for _, name := range guarded {
 		info, err := os.Lstat(filepath.Join(path, name))
 		if errors.Is(err, os.ErrNotExist) {
