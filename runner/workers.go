@@ -12,31 +12,36 @@ import (
 func (j *eventRecorder) recordWorker(call string, e worker.Event) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	put := func(actor record.Actor, p record.Payload) error {
-		return j.putRecord(nil, j.parentRecord(call), actor, p)
+	if started, ok := e.(worker.ToolStarted); ok {
+		j.rememberCall(started.CallID, j.parentRecord(call)) // for what it reports while it runs
 	}
-	switch e := e.(type) {
-	case worker.ToolStarted:
-		j.rememberCall(e.CallID, j.parentRecord(call)) // for what it reports while it runs
-	case worker.ToolCalled:
-		return put(record.ActorWorker, record.WorkerToolCall{
-			CallID: call, Worker: e.Worker, Hop: e.Hop, Name: e.Name, Status: string(e.Status), InnerID: e.CallID, Summary: e.Summary, InputHash: e.InputHash,
-		})
-	case worker.InputRefused:
-		return put(record.ActorWorker, record.WorkerInputInvalid{CallID: call, Worker: e.Worker, Hop: e.Hop, Name: e.Name, Error: e.SchemaError})
-	case worker.CostWarned:
-		return put(record.ActorSystem, record.WorkerCostWarning{CallID: call, Worker: e.Worker, CapUSD: e.CapUSD, ObservedUSD: e.ObservedUSD})
-	case worker.ModelEvent:
-		if actor, p := newWorkerRecord(call, e); p != nil {
-			return put(actor, p)
-		}
+	if actor, p := NewWorkerRecord(call, e); p != nil {
+		return j.putRecord(nil, j.parentRecord(call), actor, p)
 	}
 	return nil
 }
 
-// newWorkerRecord returns the record of an event of the loop around a worker's request,
+// NewWorkerRecord returns the record of an event of the workers that a call asks, nil for
+// an event that has none.
+func NewWorkerRecord(call string, e worker.Event) (record.Actor, record.Payload) {
+	switch e := e.(type) {
+	case worker.ToolCalled:
+		return record.ActorWorker, record.WorkerToolCall{
+			CallID: call, Worker: e.Worker, Hop: e.Hop, Name: e.Name, Status: string(e.Status), InnerID: e.CallID, Summary: e.Summary, InputHash: e.InputHash,
+		}
+	case worker.InputRefused:
+		return record.ActorWorker, record.WorkerInputInvalid{CallID: call, Worker: e.Worker, Hop: e.Hop, Name: e.Name, Error: e.SchemaError}
+	case worker.CostWarned:
+		return record.ActorSystem, record.WorkerCostWarning{CallID: call, Worker: e.Worker, CapUSD: e.CapUSD, ObservedUSD: e.ObservedUSD}
+	case worker.ModelEvent:
+		return newModelRecord(call, e)
+	}
+	return "", nil
+}
+
+// newModelRecord returns the record of an event of the loop around a worker's request,
 // nil for one that has none.
-func newWorkerRecord(call string, e worker.ModelEvent) (record.Actor, record.Payload) {
+func newModelRecord(call string, e worker.ModelEvent) (record.Actor, record.Payload) {
 	switch of := e.Event.(type) {
 	case loop.ModelCallCompleted:
 		return record.ActorWorker, record.WorkerModelCall{

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,17 +9,22 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/panel"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/fetch"
 	"github.com/caisson-run/caisson/tools/verify"
 )
@@ -31,6 +37,8 @@ type panelFlags struct {
 	json     bool
 	check    checkFlags
 	tools    []string
+	// command is confer or coordinate.
+	command string
 	// models are those of confer, the others those of coordinate.
 	models, critics       []string
 	proposer, synthesizer string
@@ -120,6 +128,11 @@ type panelRun struct {
 	options  worker.Options
 	profiles []loop.Profile
 	close    func()
+	// records are those of a session without a workspace; first is the first one, and call
+	// the id of the call that the workers belong to.
+	records     *record.Recorder
+	first, call string
+	begun       time.Time
 }
 
 // openPanel reads the settings, makes the models, and returns the options of workers. An
@@ -160,31 +173,90 @@ func openPanel(ctx context.Context, a *app, f panelFlags, args, names []string) 
 		return nil, err
 	}
 	r := &panelRun{app: a, flags: f}
-	r.options = worker.Options{Question: question, Budget: s.conf.Limits.Budget(), Emit: r.showEvent}
+	r.options = worker.Options{Question: question, Budget: s.conf.Limits.Budget(), Emit: r.handleEvent}
 	if format != nil {
 		r.options.Format = &worker.Format{Request: format.Request, Check: format.Check}
 	}
 	if r.options.Tools, err = f.workerTools(s); err != nil {
 		return nil, err
 	}
-	var closeModels func()
-	if r.profiles, closeModels, err = s.makeProfiles(selected, modelSettings{logger: zap.NewNop()}); err != nil {
-		return nil, err
-	}
-	counts, err := s.openLedger(ctx, selected)
-	if err != nil {
-		closeModels()
-		return nil, err
-	}
-	r.close = closeModels
-	if counts != nil {
-		r.options.Ledger = counts.ForUser(runner.LocalUser())
-		r.close = func() {
-			closeModels()
-			_ = counts.Close() // what stays is removed by the next one
+	var ends []func()
+	r.close = func() {
+		for _, end := range slices.Backward(ends) {
+			end()
 		}
 	}
-	return r, nil
+	defer func() {
+		if err != nil {
+			r.close()
+		}
+	}()
+	if err := s.makeStateDir(); err != nil {
+		return nil, err
+	}
+	hidden := s.knownSecrets(selected...)
+	dir, err := sessiondir.Create(s.environ.stateDir(), hidden)
+	if err != nil {
+		return nil, err
+	}
+	ends = append(ends, func() { _ = dir.Close() }) // an empty directory that stays does no harm
+	var closeModels func()
+	if r.profiles, closeModels, err = s.makeProfiles(selected, modelSettings{logger: dir.Log}); err != nil {
+		return nil, err
+	}
+	ends = append(ends, closeModels)
+	counts, err := s.openLedger(ctx, selected)
+	if err != nil {
+		return nil, err
+	}
+	if counts != nil {
+		r.options.Ledger = counts.ForUser(runner.LocalUser())
+		ends = append(ends, func() { _ = counts.Close() }) // what stays is removed by the next one
+	}
+	r.options.Session, r.options.Logger = dir.Session, dir.Log
+	return r, r.openRecords(s, dir, hidden)
+}
+
+// openRecords begins the records of the command.
+func (r *panelRun) openRecords(s *settings, dir *sessiondir.Dir, hidden []redact.Secret) (err error) {
+	r.call, r.begun = record.NewID("tu"), time.Now()
+	if r.records, err = record.NewRecorder(record.RecorderOptions{Dir: dir.Path, Session: dir.Session, Secrets: hidden}); err != nil {
+		return err
+	}
+	r.first, err = r.records.Write(record.Entry{Actor: record.ActorSystem, Payload: record.SessionCreated{
+		Version: programVersion(), Task: r.flags.command + ": " + r.options.Question, Policy: "ci", OnPrompt: string(dispatch.OnPromptDeny), Client: runner.LocalUser(),
+		Budget: record.NewBudget(r.options.Budget), Tools: []record.OfferedTool{}, Configuration: record.NonNil(s.recordSources()),
+		FilesLoaded: []record.LoadedFile{}, MCPServers: []record.MCPServer{}, MCPSkipped: []record.Ignored{},
+	}})
+	return err
+}
+
+// endRecords writes the last record. It returns err, or why that record can't be written.
+func (r *panelRun) endRecords(ctx context.Context, usage limits.Usage, text string, decisive worker.Answer, err error) error {
+	end := record.SessionEnded{
+		Reason: loop.StopAnswered, ExitStatus: exitDone, Answer: text, AnswerProblems: decisive.Problems, Usage: usage, CostUSD: record.CostUSD(usage.CostMicroUSD),
+		WallMS: time.Since(r.begun).Milliseconds(), Changed: []record.Changed{}, HostExecuted: []record.HostExecuted{}, Denials: []record.Denial{},
+	}
+	switch {
+	case interruption(ctx) != nil:
+		end.Reason = loop.StopCancelled
+	case decisive.Error != nil:
+		end.Reason = decisive.Error.Reason
+	case decisive.Status == worker.StatusFailed, decisive.Status == "":
+		end.Reason = loop.StopProviderFailed
+	}
+	if e, ok := errors.AsType[*exitError](err); ok {
+		end.ExitStatus = e.status
+	} else if err != nil {
+		e := describeError(err)
+		end.ExitStatus, end.Problem = e.Status, &e.Problem
+	}
+	if text != "" {
+		// After a failure, the next Write fails too.
+		_, _ = r.records.Write(record.Entry{Parent: r.first, Actor: record.ActorAgent, Payload: record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}}})
+	}
+	_, failed := r.records.Write(record.Entry{Parent: r.first, Actor: record.ActorSystem, Payload: end})
+	return cmp.Or(err, failed, r.records.Close())
 }
 
 // workerTools returns the tools of workers: fetch, as configured, and verify on texts.
@@ -204,8 +276,13 @@ func (f panelFlags) workerTools(s *settings) (worker.ToolOptions, error) {
 	}, err
 }
 
-// showEvent prints what operators should see while the workers run.
-func (r *panelRun) showEvent(e worker.Event) error {
+// handleEvent records an event, and prints what operators should see while the workers run.
+func (r *panelRun) handleEvent(e worker.Event) error {
+	if actor, p := runner.NewWorkerRecord(r.call, e); p != nil {
+		if _, err := r.records.Write(record.Entry{Parent: r.first, Actor: actor, Payload: p}); err != nil {
+			return err
+		}
+	}
 	switch e := e.(type) {
 	case worker.ToolCalled:
 		name, _ := tools.Display(e.Worker + ": " + e.Name)
@@ -262,6 +339,7 @@ func invalidPanel(err error) error {
 }
 
 func runConfer(ctx context.Context, a *app, f panelFlags, args []string) error {
+	f.command = "confer"
 	names := f.models
 	if len(names) == 0 {
 		names = []string{""}
@@ -274,13 +352,17 @@ func runConfer(ctx context.Context, a *app, f panelFlags, args []string) error {
 	}
 	defer r.close()
 	got, err := worker.Confer(ctx, worker.ConferOptions{Options: r.options, Profiles: r.profiles})
-	if err != nil {
-		return invalidPanel(err)
+	var text string
+	var decisive worker.Answer
+	if err == nil {
+		text, decisive = panel.FormatConference(got, r.options.Format != nil), panel.FindAnswer(got.Answers)
+		err = r.report(ctx, got, text, got.Answers, got.Tools, decisive)
 	}
-	return r.report(ctx, got, panel.FormatConference(got, r.options.Format != nil), got.Answers, got.Tools, panel.FindAnswer(got.Answers))
+	return r.endRecords(ctx, got.Usage.Total.Usage, text, decisive, invalidPanel(err))
 }
 
 func runCoordinate(ctx context.Context, a *app, f panelFlags, args []string) error {
+	f.command = "coordinate"
 	critics := f.critics
 	if len(critics) == 0 {
 		critics = []string{""}
@@ -293,10 +375,12 @@ func runCoordinate(ctx context.Context, a *app, f panelFlags, args []string) err
 	}
 	defer r.close()
 	got, err := worker.Coordinate(ctx, worker.CoordinateOptions{Options: r.options, Proposer: r.profiles[0], Synthesizer: r.profiles[1], Critics: r.profiles[2:]})
-	if err != nil {
-		return invalidPanel(err)
+	text := strings.TrimSpace(got.Answer)
+	var decisive worker.Answer
+	if err == nil {
+		decisive = got.Workers[len(got.Workers)-1]
+		decisive.Status = got.Status
+		err = r.report(ctx, got, text, got.Workers, got.Tools, decisive)
 	}
-	decisive := got.Workers[len(got.Workers)-1]
-	decisive.Status = got.Status
-	return r.report(ctx, got, strings.TrimSpace(got.Answer), got.Workers, got.Tools, decisive)
+	return r.endRecords(ctx, got.Usage.Total.Usage, text, decisive, invalidPanel(err))
 }

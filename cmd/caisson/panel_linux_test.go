@@ -129,4 +129,22 @@ func TestPanelCommands(t *testing.T) {
 	if c := got.Answers[0].InnerToolCalls; len(c) != 1 || c[0].Status != worker.CallOK || got.Tools.HopBudget != 2 || got.Usage.PerProvider["openai"].Workers != 2 {
 		t.Errorf("response %s", out.String())
 	}
+	for command, want := range map[string]string{"ls": "confer: so?", "show": "It says 7.", "verify": ""} {
+		out.Reset()
+		args := []string{"trace", command, "last"}
+		if command == "ls" {
+			args = args[:2]
+		}
+		if status := run(t.Context(), args, append(w.env, "CAISSON_CONFIG="+config), w.app); status != exitDone || !strings.Contains(out.String(), want) || strings.Contains(out.String(), "cut short") {
+			t.Errorf("trace %s: status %d: %s%s", command, status, out.String(), errs.String())
+		}
+	}
+	traces, err := filepath.Glob(filepath.Join(w.env[0][len("HOME="):], ".local/state/caisson/sessions/*/trace.jsonl"))
+	if err != nil || len(traces) != 1 {
+		t.Fatalf("traces %v, %v", traces, err)
+	}
+	text, err := os.ReadFile(traces[0])
+	if err != nil || strings.Count(string(text), `"worker.model_call"`) != 3 || strings.Count(string(text), `"worker.inner_call"`) != 1 || strings.Contains(string(text), "sk-test") {
+		t.Errorf("%v: %s", err, text)
+	}
 }

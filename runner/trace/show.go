@@ -117,7 +117,9 @@ func (p *printer) writeHead(o Overview) {
 	}
 	if c := o.Created; c != nil {
 		fact("task", oneLine(o.Task, 200))
-		fact("workspace", fmt.Sprintf("%s (%s, git %s)", c.Workspace, c.WorkspaceMode, c.Git))
+		if c.Workspace != "" {
+			fact("workspace", fmt.Sprintf("%s (%s, git %s)", c.Workspace, c.WorkspaceMode, c.Git))
+		}
 		fact("model", c.Model.String())
 		fact("policy", fmt.Sprintf("%s, without an answer %s", c.Policy, c.OnPrompt))
 		fact("caisson", c.Version)
