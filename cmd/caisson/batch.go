@@ -150,6 +150,7 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 	if b.agents, err = b.findAgents(f); err != nil {
 		return err
 	}
+	refuseRoot(b.tasks, b.choice.Chosen)
 	b.prepareTasks(ctx)
 	if err := b.refuseUnsupported(); err != nil {
 		return cmp.Or(interruption(ctx), err)
@@ -175,6 +176,15 @@ func loadTasks(env environ, paths, variables []string) ([]task.Task, error) {
 		return nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "caisson batch --help and docs/batch.md describe tasks."}}
 	}
 	return tasks, nil
+}
+
+// refuseRoot makes tasks unsupported whose commands are root, if the backend has no root inside.
+func refuseRoot(tasks []task.Task, backend string) {
+	for i := range tasks {
+		if t := &tasks[i]; t.Environment.Root && backend == "docker" {
+			t.Unsupported = append(t.Unsupported, "its commands are root, which the backend docker does not offer: use --backend gvisor or runc")
+		}
+	}
 }
 
 // refuseUnsupported lists the tasks that can't be run, and returns an error unless they may be

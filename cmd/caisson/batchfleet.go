@@ -86,6 +86,7 @@ func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string,
 		return err
 	}
 	b := &batchSession{app: a, flags: f, tasks: tasks}
+	refuseRoot(tasks, valueOf(s.conf.Backend))
 	if err := b.refuseUnsupported(); err != nil {
 		return err
 	}

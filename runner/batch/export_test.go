@@ -5,6 +5,13 @@ import (
 	"time"
 )
 
+// Machines counts the machines that tests of trials asked for, and those that they got.
+// MissingMachine is why one is missing.
+var (
+	MachinesAsked, MachinesMade int
+	MissingMachine              string
+)
+
 // SetHealthTime changes the bound of health checks for a test.
 func SetHealthTime(t *testing.T, d time.Duration) {
 	was := healthTime

@@ -32,7 +32,12 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	status := m.Run()
+	if MachinesAsked > 0 && MachinesMade == 0 && status == 0 && !testing.Verbose() && !testing.Short() {
+		fmt.Fprintf(os.Stderr, "FAIL: no test of a trial ran: %s; -v lists what was skipped, and -short allows it\n", MissingMachine)
+		status = 1
+	}
+	os.Exit(status)
 }
 
 // killedTrials is the size of the batch that is killed.

@@ -72,9 +72,10 @@ type machine struct {
 // newMachine returns a machine, or skips the test where its backend is missing.
 func newMachine(t testing.TB, backend string) *machine {
 	t.Helper()
+	batch.MachinesAsked++
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
-		t.Skip("busybox is missing")
+		skip(t, "busybox is missing")
 	}
 	top := t.TempDir()
 	m := &machine{t: t, backend: backend, top: top, root: filepath.Join(top, "root"), state: filepath.Join(top, "state")}
@@ -117,8 +118,9 @@ func newMachine(t testing.TB, backend string) *machine {
 	t.Cleanup(func() { must(t, m.host.Close()) })
 	chosen, choice, err := m.host.Choose(t.Context(), backend, nil)
 	if err != nil {
-		t.Skipf("%s: %v", backend, err)
+		skip(t, fmt.Sprintf("%s: %v", backend, err))
 	}
+	batch.MachinesMade++
 	store, err := m.host.Images(t.Context())
 	must(t, err)
 	p, err := policy.Preset("ci")
@@ -136,6 +138,11 @@ func newMachine(t testing.TB, backend string) *machine {
 		},
 	}
 	return m
+}
+
+func skip(t testing.TB, why string) {
+	batch.MissingMachine = why
+	t.Skip(why)
 }
 
 // writeImage writes an image of a root file system, as docker save does.
@@ -166,7 +173,7 @@ func builtProgram(t testing.TB, name string) string {
 	path, err := filepath.Abs(filepath.Join("../../bin", name))
 	must(t, err)
 	if _, err := os.Stat(path); err != nil {
-		t.Skipf("%s is not built: make caisson", name)
+		skip(t, name+" is not built: make caisson")
 	}
 	return path
 }
