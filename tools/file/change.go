@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -39,7 +40,11 @@ func (c *changer) Project(ctx context.Context, call *tools.Call) (tools.Projecti
 	if err != nil {
 		return tools.Projection{}, err
 	}
-	return ProjectedDiff(ctx, c.reader, op)
+	p, err := ProjectedDiff(ctx, c.reader, op)
+	if err == nil {
+		p.State += " " + op.Path
+	}
+	return p, err
 }
 
 // newOp returns the change that a call asks for. If its path is a symlink, the
@@ -61,7 +66,10 @@ func (c *changer) Execute(ctx context.Context, call *tools.Call) (tools.Output, 
 	if err != nil {
 		return tools.Output{}, toolError(ctx, c.reader, err)
 	}
-	op.IfSHA256 = call.Projected
+	var shown string
+	if op.IfSHA256, shown, _ = strings.Cut(call.Projected, " "); op.IfSHA256 != "" && shown != op.Path {
+		return tools.Output{}, refuse(string(workspace.KindConflict), "%q leads to another file since the change was shown; read it again. Nothing was changed.", op.Path)
+	}
 	change, err := c.apply.Apply(ctx, op)
 	if err != nil {
 		var out tools.Output

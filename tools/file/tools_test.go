@@ -255,6 +255,33 @@ func TestSandboxLost(t *testing.T) {
 	}
 }
 
+// TestSwappedSymlink: a change is made to the file that was shown, and not to another one
+// with the same content, to which a symlink in its path leads since.
+func TestSwappedSymlink(t *testing.T) {
+	for path, suffix := range map[string]string{"link": "/f", "link/f": ""} {
+		for _, swap := range []bool{false, true} {
+			f := newFixture(t)
+			f.file("shown/f", "same\n")
+			f.file("other/f", "same\n")
+			link := filepath.Join(f.root, "link")
+			f.must(os.Symlink("shown"+suffix, link))
+			raw, err := json.Marshal(object{"path": path, "content": "new\n"})
+			f.must(err)
+			tool := f.tools["write_file"]()
+			p, err := tool.(tools.Projector).Project(t.Context(), &tools.Call{Input: raw})
+			f.must(err)
+			if swap {
+				f.must(os.Remove(link))
+				f.must(os.Symlink("other"+suffix, link))
+			}
+			_, err = tool.Execute(t.Context(), &tools.Call{Input: raw, Projected: p.State})
+			if (err != nil) != swap || !strings.Contains(p.Diff, "+++ b/shown/f") || f.content("other/f") != "same\n" || (f.content("shown/f") == "new\n") == swap {
+				t.Errorf("%s, swapped %t: %v; shown %q", path, swap, err, p.Diff)
+			}
+		}
+	}
+}
+
 func TestProjection(t *testing.T) {
 	f := newFixture(t)
 	f.file("f", "one\ntwo\n")
@@ -292,8 +319,12 @@ func TestProjection(t *testing.T) {
 			continue
 		}
 		want := tools.Projection{Diff: c.diff, State: c.state}
-		if c.state != "" && c.state != "absent" {
-			want.State = hash(f.content(c.state))
+		switch c.state {
+		case "":
+		case "absent":
+			want.State = "absent new"
+		default:
+			want.State = hash(f.content(c.state)) + " " + c.state
 		}
 		if d := cmp.Diff(want, p); d != "" {
 			t.Errorf("%s %v (-want +got):\n%s", c.tool, c.input, d)

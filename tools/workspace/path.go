@@ -206,26 +206,28 @@ func followLinks(path string, readLink func(path string) (string, bool)) (to str
 	return strings.Join(at, "/"), true
 }
 
-// FollowLink returns the path of the file that a change of path is meant for: the
-// target if path is a symlink, else path itself. It fails if the symlink leads
-// outside or to nothing.
+// FollowLink returns the path of the file that a change of path is meant for, without
+// symlinks. It fails if path is a symlink that leads outside or to nothing.
 func FollowLink(ctx context.Context, v View, path string) (string, error) {
 	info, err := v.Lstat(ctx, path)
-	if err != nil || info.Type != TypeSymlink {
+	if err == nil && info.Type == TypeSymlink {
+		_, err = v.Stat(ctx, path)
+		if e, ok := errors.AsType[*Error](err); ok && e.Kind == KindNotFound {
+			e.Detail = "is a symlink to a file that does not exist; write that file by its own path, or delete the symlink first"
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	rel, err := v.Relative(path)
+	if err != nil {
 		return path, nil //nolint:nilerr // the change itself will say it
 	}
-	_, err = v.Stat(ctx, path)
-	if e, ok := errors.AsType[*Error](err); ok && e.Kind == KindNotFound {
-		e.Detail = "is a symlink to a file that does not exist; write that file by its own path, or delete the symlink first"
-	}
-	if err != nil {
-		return "", err
-	}
-	to, inside := followLinks(info.Path, func(name string) (string, bool) {
+	to, inside := followLinks(rel, func(name string) (string, bool) {
 		info, err := v.Lstat(ctx, name)
 		return info.Target, err == nil && info.Type == TypeSymlink
 	})
-	if !inside { // it was changed just now
+	if !inside {
 		return "", newEscapeError(path, nil)
 	}
 	return cmp.Or(to, "."), nil
