@@ -30,7 +30,7 @@ const (
 	maxStateBytes    = 4 << 30 // of an archive of changes
 	maxCollected     = 1 << 30 // of the files of one directory
 	maxCollectedFile = 100_000
-	maxHidden        = 500_000 // files in caches
+	maxHidden        = 500_000 // files in caches and excluded files that are remembered
 	transferTime     = 10 * time.Minute
 )
 
@@ -252,35 +252,41 @@ func addContent(w *archive.Writer, h *tar.Header, file string) error {
 }
 
 // downloadPath brings a file or directory of a sandbox into a directory of this machine, which
-// is made, under a name. Nothing is done if there is none.
+// is made, under a name. Nothing is done if there is none. Other names of an excluded file stay.
 func downloadPath(ctx context.Context, s *runner.Session, from, name, to string, exclude []string, left *leftOut) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	read, write := io.Pipe()
-	unpacked := make(chan error, 1)
-	go func() {
-		filtered, filter := io.Pipe()
-		go func() {
-			filter.CloseWithError(filterArchive(read, filter, func(h *tar.Header) bool { return !isExcluded(exclude, h.Name) }))
-		}()
-		err := archive.UnpackWith(filtered, to, archive.UnpackOptions{
-			Bounds: archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected}, Name: name, Links: left.ruleFor(from, name),
+	file := to + ".tar"
+	err := saveArchive(ctx, s, "bring "+from+" out of the sandbox", file, func(w io.Writer) runner.UserCommand { return runner.PackCommand(from, name, w) })
+	if err == nil {
+		err = unpackFiltered(file, to, archive.UnpackOptions{Name: name, Links: left.ruleFor(from, name)}, func(w *archive.Writer, f *os.File) error {
+			return copyVisible(w, f, func(h *tar.Header) bool { return isExcluded(exclude, h.Name) }, maxHidden)
 		})
-		_ = read.CloseWithError(err) // what else comes is not wanted
-		_ = filtered.CloseWithError(err)
-		unpacked <- err
-	}()
-	err := executeCommand(ctx, s, "bring "+from+" out of the sandbox", runner.PackCommand(from, name, write))
-	_ = write.CloseWithError(err)
-	unpackErr := <-unpacked
-	if hasCode(err, archive.StatusNoFile) {
-		return nil
 	}
+	removed := os.Remove(file)
+	if hasCode(err, archive.StatusNoFile) {
+		return removed
+	}
+	return cmp.Or(err, removed)
+}
+
+// unpackFiltered unpacks what filter makes of an archive below a directory.
+func unpackFiltered(file, to string, o archive.UnpackOptions, filter func(w *archive.Writer, f *os.File) error) error {
+	f, err := os.Open(file)
 	if err != nil {
 		return err
 	}
-	return unpackErr
+	o.Bounds = archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected}
+	read, write := io.Pipe()
+	go func() {
+		defer func() { _ = f.Close() }() // only read
+		w := archive.NewWriter(write)
+		err := filter(w, f)
+		write.CloseWithError(errors.Join(err, w.Close()))
+	}()
+	err = archive.UnpackWith(read, to, o)
+	return errors.Join(err, read.Close())
 }
 
 // isExcluded reports whether a name or one of its last elements matches a pattern.
@@ -313,12 +319,6 @@ func isOfArtifact(list []task.Artifact, workdir string, h *tar.Header) bool {
 	})
 }
 
-// filterArchive copies the entries of an archive that keep accepts.
-func filterArchive(r io.Reader, w io.Writer, keep func(h *tar.Header) bool) error {
-	out := archive.NewWriter(w)
-	return errors.Join(copyEntries(out, r, keep), out.Close())
-}
-
 // copyEntries adds the entries of an archive that keep accepts, which may change them, to
 // another one.
 func copyEntries(out *archive.Writer, r io.Reader, keep func(h *tar.Header) bool) error {
@@ -344,20 +344,31 @@ func copyEntries(out *archive.Writer, r io.Reader, keep func(h *tar.Header) bool
 
 // saveState writes what has changed in directories of a sandbox to a file.
 func saveState(ctx context.Context, s *runner.Session, since, layer time.Time, dirs []string, file string) error {
+	err := saveArchive(ctx, s, "collect what the agent changed", file, func(w io.Writer) runner.UserCommand {
+		return runner.PackChangesCommand(since, layer, dirs, w)
+	})
+	if hasCode(err, 1) { // some files can't be read, even by who made them
+		return nil
+	}
+	if err != nil {
+		err = errors.Join(err, os.Remove(file)) // a part is of no use, and can be large
+	}
+	return err
+}
+
+// saveArchive writes what a command writes to a file.
+func saveArchive(ctx context.Context, s *runner.Session, what, file string, command func(w io.Writer) runner.UserCommand) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	w := &archive.BoundedWriter{W: f, Left: maxStateBytes}
-	err = executeCommand(ctx, s, "collect what the agent changed", runner.PackChangesCommand(since, layer, dirs, w))
-	if hasCode(err, 1) { // some files can't be read, even by who made them
-		err = nil
-	}
+	err = executeCommand(ctx, s, what, command(w))
 	if w.Err != nil { // the command does not learn of it
-		err = fmt.Errorf("collect what the agent changed, at most %d MiB: %w", maxStateBytes>>20, w.Err)
+		err = fmt.Errorf("%s, at most %d MiB: %w", what, maxStateBytes>>20, w.Err)
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		err = errors.Join(err, os.Remove(file)) // a part is of no use, and can be large
+	if closed := f.Close(); closed != nil {
+		return closed
 	}
 	return err
 }
@@ -369,31 +380,22 @@ func extractState(file, from, to string, skip func(h *tar.Header) bool, left *le
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
-	f, err := os.Open(file)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }() // only read
 	below := strings.TrimPrefix(from, "/") + "/"
-	read, write := io.Pipe()
-	go func() {
-		write.CloseWithError(filterArchive(f, write, func(h *tar.Header) bool {
-			name, inside := strings.CutPrefix(h.Name, below)
-			if h.Typeflag == tar.TypeLink && inside {
-				target, ok := strings.CutPrefix(h.Linkname, below)
-				if !ok {
-					left.add("/" + h.Name + ", another name of /" + h.Linkname)
-				}
-				h.Linkname, inside = target, ok
+	keep := func(h *tar.Header) bool {
+		name, inside := strings.CutPrefix(h.Name, below)
+		if h.Typeflag == tar.TypeLink && inside {
+			target, ok := strings.CutPrefix(h.Linkname, below)
+			if ok = ok && (skip == nil || !skip(&tar.Header{Name: target})); !ok {
+				left.add("/" + h.Name + ", another name of /" + h.Linkname)
 			}
-			h.Name = name
-			return inside && name != "" && (skip == nil || !skip(h))
-		}))
-	}()
-	err = archive.UnpackWith(read, to, archive.UnpackOptions{
-		Bounds: archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected}, Links: left.ruleFor(from, ""),
+			h.Linkname, inside = target, ok
+		}
+		h.Name = name
+		return inside && name != "" && (skip == nil || !skip(h))
+	}
+	return unpackFiltered(file, to, archive.UnpackOptions{Links: left.ruleFor(from, "")}, func(w *archive.Writer, f *os.File) error {
+		return copyEntries(w, f, keep)
 	})
-	return errors.Join(err, read.Close())
 }
 
 // restoreState makes the changes in a file, "" for none, in another sandbox of the same
@@ -425,7 +427,8 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden fu
 
 // copyVisible adds the entries of an archive of changes that hidden does not accept to another
 // one. A file of which only some names are hidden, such as one that a package manager linked
-// from its cache, gets the others; at most so many hidden files are remembered for that.
+// from its cache, gets the others; at most so many hidden files are remembered for that, and the
+// other names of more would be links to no file.
 func copyVisible(out *archive.Writer, f *os.File, hidden func(h *tar.Header) bool, most int) error {
 	type content struct {
 		h      tar.Header
@@ -436,11 +439,8 @@ func copyVisible(out *archive.Writer, f *os.File, hidden func(h *tar.Header) boo
 	var failed error
 	err := copyEntries(out, f, func(h *tar.Header) bool {
 		if hidden(h) {
-			if h.Typeflag == tar.TypeReg {
+			if h.Typeflag == tar.TypeReg && len(left) < most {
 				offset, err := f.Seek(0, io.SeekCurrent)
-				if len(left) == most {
-					err = fmt.Errorf("the agent left more than %d files in caches", most)
-				}
 				if err != nil {
 					failed = cmp.Or(failed, err)
 					return false

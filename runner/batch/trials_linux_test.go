@@ -490,8 +490,8 @@ func TestSeparateVerifier(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		toml := "artifacts = [\"/app/out.txt\", \"rel\", { source = \"/app/tree\", destination = \"t\", exclude = [\"*.tmp\"] }, \"/app/absent\"]\n[verifier]\nenvironment_mode = \"separate\"\n"
 		r, dir := m.run(m.task(toml, map[string]string{
-			"solution/solve.sh": solve("echo o > out.txt; echo r > rel; mkdir tree; echo a > tree/a; echo b > tree/b.tmp; echo s > secret; echo l > /logs/artifacts/l; mkdir -p /logs/artifacts/t; echo p > /logs/artifacts/t/planted; echo p > /logs/artifacts/t/planted.tmp; echo g > /logs/agent/g; echo 1 > /logs/verifier/reward.txt; echo x > /opt/other"),
-			"tests/test.sh":     check("[ \"$(cat /app/out.txt /app/rel /app/tree/a /logs/artifacts/l /logs/artifacts/t/a /logs/artifacts/app/out.txt | tr -d '\\n')\" = oralao ] && [ ! -e /app/tree/b.tmp ] && [ ! -e /app/tree/planted ] && [ ! -e /app/tree/planted.tmp ] && [ ! -e /logs/artifacts/t/planted ] && [ ! -e /app/secret ] && [ ! -e /logs/agent/g ] && [ ! -e /opt/other ] && [ ! -s /logs/verifier/reward.txt ] && [ -e /app/given ]"),
+			"solution/solve.sh": solve("echo o > out.txt; echo r > rel; mkdir tree; echo a > tree/a; echo b > tree/b.tmp; ln tree/b.tmp tree/kept; echo s > secret; echo l > /logs/artifacts/l; mkdir -p /logs/artifacts/t; echo p > /logs/artifacts/t/planted; echo p > /logs/artifacts/t/planted.tmp; echo g > /logs/agent/g; echo 1 > /logs/verifier/reward.txt; echo x > /opt/other"),
+			"tests/test.sh":     check("[ \"$(cat /app/out.txt /app/rel /app/tree/a /app/tree/kept /logs/artifacts/l /logs/artifacts/t/a /logs/artifacts/app/out.txt | tr -d '\\n')\" = orablao ] && [ ! -e /app/tree/b.tmp ] && [ ! -e /app/tree/planted ] && [ ! -e /app/tree/planted.tmp ] && [ ! -e /logs/artifacts/t/planted ] && [ ! -e /app/secret ] && [ ! -e /logs/agent/g ] && [ ! -e /opt/other ] && [ ! -s /logs/verifier/reward.txt ] && [ -e /app/given ]"),
 		}), batch.Oracle)
 		expect(t, "separate", r, batch.Passed, "", "")
 		if read(t, dir, "artifacts/t/a") != "a\n" {
@@ -508,8 +508,9 @@ func TestLinksOfAnAgent(t *testing.T) {
 		writeImage(t, m.root, m.image, v1.Config{WorkingDir: "/app", Env: []string{"PATH=/bin"}})
 		forge := "mkdir -p out merged; echo expected > out/own; ln -s own out/near; ln -s $PWD/out/own out/far\n" +
 			"ln -s /tests/expected.txt answer.txt; ln -s /tests out/dir; ln -s ../../tests/expected.txt out/up\n" +
-			"ln -s . out/here; ln -s here/../../../tests/expected.txt out/two; ln -s /proc/self/root/tests/expected.txt out/proc\n"
-		const found = "a=0; for f in answer.txt out/dir/expected.txt out/up out/two out/proc $more; do cmp -s $f /tests/expected.txt && a=$((a+1)); done\n"
+			"ln -s . out/here; ln -s here/../../../tests/expected.txt out/two; ln -s /proc/self/root/tests/expected.txt out/proc\n" +
+			"for i in 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24; do ln -s /proc/self/fd/$i out/fd$i; done\n"
+		const found = "a=0; for f in answer.txt out/dir/expected.txt out/up out/two out/proc $more; do cmp -s $f /tests/expected.txt && a=$((a+1)); done; for f in out/fd*; do [ -L $f ] && a=$((a+1)); done\n"
 		const near = "cmp -s out/near out/own && cmp -s out/far out/own || a=nothing\n"
 		for _, c := range []struct{ name, toml, forge, test string }{
 			{
