@@ -209,7 +209,7 @@ func checkApplyEscapes(ctx context.Context, e *env) error {
 		"../out", "a/../../out", "/etc/out", "esc/tmp/out", "tmplink/out", "up/out", "esc", "tmplink", "", ".", "a\x00b",
 	} {
 		_, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpWrite, Path: path, Content: []byte("x")})
-		if err := wantKind(err, workspace.KindEscape, workspace.KindInvalid, workspace.KindIsDir); err != nil {
+		if err := wantKind(err, workspace.KindEscape, workspace.KindInvalid, workspace.KindIsDir, workspace.KindNotRegular); err != nil {
 			return fmt.Errorf("write to %q: %w", path, err)
 		}
 	}

@@ -162,8 +162,11 @@ func TestChanges(t *testing.T) {
 		{"patch_file", object{"path": "link", "old": "one", "new": "two"}, "Patched deep/y: replaced 1 place (now 4 bytes).", []string{"deep/y"}, map[string]string{"link": "two\n", "deep/y": "two\n"}},
 		{"write_file", object{"path": "/workspace/dir/up", "content": "3"}, "Overwrote deep/y (1 byte).", []string{"deep/y"}, map[string]string{"deep/y": "3"}},
 		{
-			"apply_patch", object{"patch": patchOf("*** Update File: link", "@@", "-3", "+4", "*** Update File: deep/y", "@@", " 4", "+5")},
-			"Applied the patch:\nchanged deep/y (2 hunks, now 3 bytes)\n", []string{"deep/y"}, map[string]string{"deep/y": "4\n5"},
+			"apply_patch",
+			object{"patch": patchOf("*** Update File: link", "@@", "-3", "+4", "*** Update File: deep/y", "@@", " 4", "+5")},
+			"Applied the patch:\nchanged deep/y (2 hunks, now 3 bytes)\n",
+			[]string{"deep/y"},
+			map[string]string{"deep/y": "4\n5"},
 		},
 		{"delete_file", object{"path": "link"}, "Deleted link.", []string{"link"}, map[string]string{"deep/y": "4\n5"}},
 		{"write_file", object{"path": "a\nb\u202e", "content": ""}, `Created "a\nb\u202e" (0 bytes).`, []string{"a\nb\u202e"}, nil},

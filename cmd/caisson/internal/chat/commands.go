@@ -210,14 +210,17 @@ func (c *chat) showPage(text string) error {
 // openFile opens a file with a program on the terminal, which text names as a shell would read it, with options.
 func (c *chat) openFile(text, path string) error {
 	var argv []string
-	plain := true
-	err := syntax.NewParser().Words(strings.NewReader(text), func(w *syntax.Word) bool {
-		word, err := expand.Literal(&expand.Config{Env: expand.FuncEnviron(c.Getenv)}, w)
+	for w, err := range syntax.NewParser().WordsSeq(strings.NewReader(text)) {
+		var word string
+		if err == nil {
+			word, err = expand.Literal(&expand.Config{Env: expand.FuncEnviron(c.Getenv)}, w)
+		}
+		if err != nil {
+			return fmt.Errorf("%q is not a program with options", text)
+		}
 		argv = append(argv, word)
-		plain = plain && err == nil
-		return plain
-	})
-	if err != nil || !plain || len(argv) == 0 {
+	}
+	if len(argv) == 0 {
 		return fmt.Errorf("%q is not a program with options", text)
 	}
 	cmd, err := c.Command(argv[0], append(argv[1:], path)...)
