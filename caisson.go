@@ -211,9 +211,9 @@ func newEgressOptions(list []string) (runner.EgressOptions, error) {
 	return o, nil
 }
 
-// Ask runs one turn with a message of the user and returns the model's answer. The
-// error is why the turn ended early; at a limit there may be an answer beside it. ctx
-// ends this turn alone.
+// Ask runs one turn with a message of the user and returns the model's answer. The error
+// is why the turn ended early; at a limit, there may be an answer as well. ctx ends only
+// this turn.
 func (s *Session) Ask(ctx context.Context, message string) (string, error) {
 	t, err := s.session.Start(message)
 	if err != nil {

@@ -33,8 +33,8 @@ type RootFS struct {
 	Warnings []string
 }
 
-// Hostname is the host name of every sandbox, which never has the host's own name.
-// Hosts is its /etc/hosts.
+// Hostname is the host name of every sandbox. No sandbox gets the host's own name. Hosts
+// is its /etc/hosts.
 const (
 	Hostname = "caisson"
 	Hosts    = "127.0.0.1 localhost " + Hostname + "\n::1 localhost\n"

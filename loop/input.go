@@ -12,12 +12,12 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// parseInput returns the JSON object in the arguments that the model wrote for a
-// tool call. Empty arguments and null are the empty object. An object inside a
-// JSON string is decoded, because some endpoints encode twice. An escape of half a
-// surrogate pair becomes U+FFFD: servers refuse every later request that has one,
-// and many parsers can't read a record with it. If the arguments are not an object, parseInput returns the empty object and a message for the
-// model with the position and the problem.
+// parseInput returns the JSON object in the arguments that the model wrote for a tool
+// call. Empty arguments and null are the empty object. An object inside a JSON string is
+// decoded, because some endpoints encode twice. An escape of half a surrogate pair
+// becomes U+FFFD: servers refuse every later request that has one, and many parsers can't
+// read a record with it. If the arguments are not an object, parseInput returns the empty
+// object and a message for the model with the position and the problem.
 func parseInput(raw string) (json.RawMessage, string) {
 	empty := json.RawMessage("{}")
 	data := bytes.TrimSpace([]byte(strings.TrimPrefix(raw, "\ufeff")))

@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// hasServers reports whether the session has tools of servers, now or later, that its policy
-// lets calls of run.
+// hasServers reports whether the session has, now or later, tools of servers that its policy
+// lets the model call.
 func (t toolset) hasServers() bool {
 	o := t.opts
 	if slices.ContainsFunc(o.MCP.Servers, func(s MCPServer) bool { return s.mayCall(o.Policy, t.hostRoot) }) {

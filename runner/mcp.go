@@ -99,7 +99,7 @@ type mcpServers struct {
 	cancel context.CancelCauseFunc
 	// started is closed when the first start of all servers is over.
 	started chan struct{}
-	// refused records the servers that are not started.
+	// refused runs once, to record the servers that are not started.
 	refused sync.Once
 }
 
@@ -264,7 +264,7 @@ func newMCPServers(s *Session) (*mcpServers, error) {
 	return m, err
 }
 
-// mayCall reports whether a policy lets a call of some tool of the server run.
+// mayCall reports whether a policy lets any tool of the server be called.
 func (s MCPServer) mayCall(p policy.Policy, workspace string) bool {
 	class, runs := tools.ClassExecute, tools.PlaceSandbox
 	if !s.runsInSandbox() {
@@ -277,8 +277,9 @@ func (m *mcpServers) mayCall(s *mcpServer) bool {
 	return s.MCPServer.mayCall(m.s.opts.Policy, m.s.opts.Workspace.Path)
 }
 
-// start starts the servers with a tool that the policy lets calls of run, beside everything
-// else, once, and records those that it doesn't start. It reports whether it starts any.
+// start starts the servers that have a tool which the policy lets be called, once and in
+// the background. It records the servers that it doesn't start, and reports whether it
+// starts any.
 func (m *mcpServers) start() bool {
 	var used, refused []string
 	for _, one := range m.s.servers {
@@ -300,7 +301,7 @@ func (m *mcpServers) start() bool {
 	return len(used) > 0
 }
 
-// startServers starts servers beside everything else, once.
+// startServers starts servers once, in the background.
 func (m *mcpServers) startServers(names []string) {
 	m.once.Do(func() {
 		go func() {
@@ -345,7 +346,7 @@ func unmatchedRule(key string) string {
 }
 
 // StartServers starts the servers of tools, whatever the policy says of them, and returns
-// their tools when each has started or failed, or why ctx ended. Records have how each
+// their tools when each has started or failed, or why ctx ended. The records say how each
 // start went.
 func (s *Session) StartServers(ctx context.Context) ([]mcp.Tool, error) {
 	if s.ctx.Err() != nil {

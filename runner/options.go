@@ -150,8 +150,8 @@ func (o SandboxOptions) workspaceMode() string {
 	return string(cmp.Or(o.Mode, sandbox.ModeBind))
 }
 
-// abandonTime returns how long a cancelled call is waited for. It is 30 s, unless a
-// longer grace period leaves the guest less than 25 s to end a command after it.
+// abandonTime returns how long to wait for a cancelled call. It is 30 s, or longer if the
+// grace period would leave the guest less than 25 s to end a command.
 func (o SandboxOptions) abandonTime() time.Duration {
 	grace := o.Grace
 	if grace == 0 {

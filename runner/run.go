@@ -127,8 +127,8 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	return r
 }
 
-// answerOf returns the answer of a turn, or "". Text of the model from before a turn
-// ended for another reason is no answer, but the closing completion is one. It must have
+// answerOf returns the answer of a turn, or "". If a turn ended for another reason,
+// earlier text of the model is no answer, but the closing completion is one. It must have
 // the form of answers too, and the model is not asked again.
 func (s *Session) answerOf(out loop.Outcome) string {
 	switch {

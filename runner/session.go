@@ -359,7 +359,7 @@ func (s *Session) liveSandboxOptions() livesandbox.Options {
 }
 
 // warnOfWorktree warns that nothing can be committed in a linked worktree of git: its
-// repository lies elsewhere, and is read-only in the sandbox at best.
+// repository lies elsewhere, and is at best read-only in the sandbox.
 func (s *Session) warnOfWorktree(ctx context.Context) {
 	if st, err := s.original.StatEntry(ctx, ".git"); err != nil || st.Type != workspace.TypeFile {
 		return

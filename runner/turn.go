@@ -54,7 +54,7 @@ type Turn struct {
 type TurnReport struct {
 	Turn   string          `json:"turn"`
 	Reason loop.StopReason `json:"stop_reason"`
-	// Answer is that of the turn, or of its closing completion, or "".
+	// Answer is the answer of the turn or of its closing completion, or "".
 	Answer string `json:"answer"`
 	// Truncated reports that a limit ended it, or that the provider cut the answer.
 	Truncated bool          `json:"truncated"`

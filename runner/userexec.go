@@ -276,8 +276,8 @@ type UserCommand struct {
 }
 
 // PackCommand returns a command that writes a file or directory of the sandbox to w as a
-// tar archive (PAX), under a name; "." puts the content of a directory at the top. What
-// runs in the sandbox can have written what is in it. The exit status is
+// tar archive (PAX), under a name; "." puts the content of a directory at the top.
+// Programs in the sandbox may have written its content. The exit status is
 // [archive.StatusNoFile] or [archive.StatusRefused] if there is nothing to pack, and 1 if
 // something could not be read, which standard error names. Special files below the path
 // are left out.
@@ -302,9 +302,9 @@ func PackChangesCommand(since, layer time.Time, dirs []string, w io.Writer) User
 	return UserCommand{Argv: append(argv, dirs...), Stdout: w}
 }
 
-// UnpackChangesCommand returns a command that makes such changes below a directory of
-// another sandbox. Symlinks that don't lead to what the archive has, or to directories within
-// and in none of except, are left out, each with a line of standard error; see
+// UnpackChangesCommand returns a command that makes such changes below a directory of another
+// sandbox. Symlinks stay if they lead to files of the archive, or into directories of within
+// and not of except. Others are left out, each with a line of standard error; see
 // [archive.LinkRule] and [archive.LeftOutPrefix]. Its exit status is as for [UnpackCommand].
 func UnpackChangesCommand(dir string, within, except []string, r io.Reader) UserCommand {
 	argv := slices.Concat([]string{sandbox.GuestPath, archive.UnpackChangesWord, dir}, within, []string{archive.ExceptWord}, except)
@@ -312,7 +312,7 @@ func UnpackChangesCommand(dir string, within, except []string, r io.Reader) User
 }
 
 // EndBackground ends the commands that the model left running in the background, and waits
-// for them. It must not be called while a turn runs. The model is told with the next message.
+// for them. It must not be called while a turn runs. The next message tells the model.
 func (s *Session) EndBackground() {
 	if ended := s.exec.EndRunning(); ended > 0 {
 		s.prompt.notice = loop.NoticePrefix + boundary.Sprintf("%s in the background ended with the last message.", boundary.Text(countOf(ended, "command")))

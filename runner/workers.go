@@ -13,7 +13,7 @@ func (j *eventRecorder) recordWorker(call string, e worker.Event) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if started, ok := e.(worker.ToolStarted); ok {
-		j.rememberCall(started.CallID, j.parentRecord(call)) // for what it reports while it runs
+		j.rememberCall(started.CallID, j.parentRecord(call)) // for its reports while it runs
 	}
 	if actor, p := NewWorkerRecord(call, e); p != nil {
 		return j.putRecord(nil, j.parentRecord(call), actor, p)
@@ -21,8 +21,8 @@ func (j *eventRecorder) recordWorker(call string, e worker.Event) error {
 	return nil
 }
 
-// NewWorkerRecord returns the record of an event of the workers that a call asks, nil for
-// an event that has none.
+// NewWorkerRecord returns the record of an event of the workers that a call asks, or nil
+// if the event has none.
 func NewWorkerRecord(call string, e worker.Event) (record.Actor, record.Payload) {
 	switch e := e.(type) {
 	case worker.ToolCalled:
@@ -39,8 +39,8 @@ func NewWorkerRecord(call string, e worker.Event) (record.Actor, record.Payload)
 	return "", nil
 }
 
-// newModelRecord returns the record of an event of the loop around a worker's request,
-// nil for one that has none.
+// newModelRecord returns the record of an event of the loop around a worker's request, or
+// nil if the event has none.
 func newModelRecord(call string, e worker.ModelEvent) (record.Actor, record.Payload) {
 	switch of := e.Event.(type) {
 	case loop.ModelCallCompleted:

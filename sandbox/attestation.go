@@ -27,8 +27,8 @@ type Attestation struct {
 	Seccomp           string   `json:"seccomp"` // "filter" or "none"
 	SeccompProfile    string   `json:"seccomp_profile_sha256"`
 	Network           string   `json:"network"` // "none": the loopback interface only
-	// Localhost are the addresses of localhost in /etc/hosts inside; programs find none
-	// if it is empty.
+	// Localhost are the addresses of localhost in /etc/hosts inside. If it is empty,
+	// programs find none.
 	Localhost    []string `json:"localhost,omitempty"`
 	RootReadOnly bool     `json:"root_read_only"`
 	Namespaces   []string `json:"namespaces"`

@@ -283,9 +283,9 @@ func NameNumber(addr netip.Addr) int {
 	return int(a[1]&0xf)<<16 | int(a[2])<<8 | int(a[3])
 }
 
-// ProxyVariables returns the variables of the command with this number. NO_PROXY
-// has the names of loopback only, in the forms that programs compare with: programs
-// would connect to private networks directly, which can't be reached.
+// ProxyVariables returns the variables of the command with this number. NO_PROXY has the
+// names of loopback only, in the forms that programs compare with. Otherwise programs
+// would connect directly to private networks, which can't be reached.
 func (p *EgressPlan) ProxyVariables(number int) []string {
 	none := "localhost,127.0.0.1,127.0.0.0/8,::1,[::1],0.0.0.0," + images.Hostname + "," + CommandAddr(number).String()
 	url := p.proxyURL(number)

@@ -115,10 +115,10 @@ type Workspace struct {
 	// are bare repositories. In bind mode they are protected like those at the
 	// top. The attestation's Lost names those that can't be protected.
 	Repositories []string
-	// Privileged are files, as paths relative to Dir, with privileges that a write
-	// through mapped memory would leave: set-user-ID, set-group-ID or capabilities.
-	// In bind mode each is mounted read-only on itself. The attestation's Lost names
-	// those that can't be protected.
+	// Privileged are files, as paths relative to Dir, with privileges that a write through
+	// mapped memory would not remove: set-user-ID, set-group-ID or capabilities. In bind
+	// mode each is mounted read-only on itself. The attestation's Lost names those that
+	// can't be protected.
 	Privileged []string
 	// Unguarded leaves repositories and Caisson's own configuration writable,
 	// so that they can be renamed. No command may run then.

@@ -57,8 +57,8 @@ func ParseName(s string) (Name, error) {
 	return Name(s), nil
 }
 
-// LLM is the name's wire form. It fails for a name that has none: a character other
-// than letters, digits, "_", "-", "." and "/", or more than [MaxNameBytes].
+// LLM is the name's wire form. It fails if the name has a character other than letters,
+// digits, "_", "-", "." and "/", or more than [MaxNameBytes].
 func (n Name) LLM() (LLMName, error) {
 	alias := n.alias()
 	if !wireName().MatchString(alias) {
@@ -67,7 +67,7 @@ func (n Name) LLM() (LLMName, error) {
 	return LLMName(alias), nil
 }
 
-// alias returns the wire form of a name that may be none.
+// alias returns the wire form of a text that may not be a valid name.
 func (n Name) alias() string {
 	return strings.NewReplacer("/", "__", ".", "_").Replace(string(n))
 }

@@ -53,7 +53,7 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 		_ = w.Close()
 	}
 	s.environ = programs.CleanEnviron(s.environ, here)
-	// Some dependencies start programs too, such as those that have the credentials of registries.
+	// Some dependencies start programs too, such as credential helpers of registries.
 	if err := os.Setenv("PATH", programs.CleanPath(os.Getenv("PATH"), here)); err != nil {
 		return nil, err
 	}

@@ -178,7 +178,8 @@ func loadTasks(env environ, paths, variables []string) ([]task.Task, error) {
 	return tasks, nil
 }
 
-// refuseRoot makes tasks unsupported whose commands are root, if the backend has no root inside.
+// refuseRoot marks tasks whose commands run as root as unsupported if the backend has no root
+// inside.
 func refuseRoot(tasks []task.Task, backend string) {
 	for i := range tasks {
 		if t := &tasks[i]; t.Environment.Root && backend == "docker" {

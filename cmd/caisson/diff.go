@@ -195,9 +195,9 @@ type keptChanges struct {
 	colour    bool // of standard error
 }
 
-// openKept opens the changes of a session: of the one that is named, in the
-// directory that it worked on, or of the newest one in the directory workspace, "" is
-// the working directory. It tells which one that is.
+// openKept opens the changes of a session: the named one, in the directory that it worked
+// on, or the newest one in the directory workspace. "" is the working directory. It tells
+// the user which session that is.
 func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 	bs, err := openDefaultBackends(a)
 	if err != nil {
@@ -253,7 +253,7 @@ func describeSession(state, id string) string {
 		return "session " + id
 	}
 	defer func() { _ = f.Close() }()
-	begin, _ := trace.ReadBegin(f) // with what was read before an error
+	begin, _ := trace.ReadBegin(f) // after an error, begin has what was read
 	task, _, _ := strings.Cut(strings.TrimSpace(begin.Task), "\n")
 	if task == "" {
 		return "session " + id
@@ -261,7 +261,7 @@ func describeSession(state, id string) string {
 	return "session " + id + ": " + makeSafe(tools.Elide(task, most))
 }
 
-// describeOlder returns the line about an older session that has kept its changes.
+// describeOlder returns the line about an older session whose changes are kept.
 func describeOlder(state, id string) string {
 	return "kept are the changes of an older " + describeSession(state, id) + "; name it to take them"
 }
@@ -351,9 +351,9 @@ func keptError(i overlay.Info, err error) error {
 	return &commandError{Status: status, Problem: p, Err: err}
 }
 
-// tellUnchanged tells on standard error that a session changed nothing, and which older
-// one has kept its changes. It writes document to standard output if asJSON is set. Other
-// errors are returned as they are.
+// tellUnchanged reports on standard error that a session changed nothing, and names an
+// older session whose changes are kept. It writes document to standard output if asJSON
+// is set. It returns other errors unchanged.
 func tellUnchanged(a *app, err error, asJSON bool, document func(overlay.Info) any) error {
 	unchanged, ok := errors.AsType[*sessiondir.UnchangedError](err)
 	state := a.environ.stateDir()

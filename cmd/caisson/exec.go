@@ -84,8 +84,8 @@ func (f *execFlags) addTo(cmd *cobra.Command) {
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return ownFailure(&usageError{suggestFlag(cmd, err)}) })
 }
 
-// command returns the command with the streams of the program. begin is called before
-// each read and write of them. Output that can't be written cancels the command.
+// command returns the command with the program's streams. It calls begin before each read
+// and write. If output can't be written, the command is cancelled.
 func (f *execFlags) command(a *app, argv []string, begin func(), cancel context.CancelCauseFunc) runner.UserCommand {
 	c := runner.UserCommand{
 		Argv: argv, Dir: f.dir, Timeout: f.timeout,
@@ -194,7 +194,7 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 	defer done()
 	// From its first byte on, the terminal is the command's.
 	begin := sync.OnceFunc(func() {
-		_ = u.out.Drain(ctx) // what is left comes later
+		_ = u.out.Drain(ctx) // the rest comes later
 		u.render.Close()
 	})
 	result, err := session.Exec(ctx, f.command(a, argv, begin, cancel))

@@ -179,7 +179,7 @@ func addToClient(a *app, f mcpAddFlags, client string, more []string) error {
 	return writeToClient(a, c, server, dir, path)
 }
 
-// nearestDir returns the directory that is nearest to a file, of those that are there.
+// nearestDir returns the nearest existing directory above a file.
 func nearestDir(path string) string {
 	dir := filepath.Dir(path)
 	if _, err := os.Stat(dir); err != nil && dir != filepath.Dir(dir) {
@@ -188,8 +188,8 @@ func nearestDir(path string) string {
 	return dir
 }
 
-// openWithoutLinks opens a directory, and refuses a name below it that has a symlink:
-// commands of the agent could have made it.
+// openWithoutLinks opens a directory. It refuses a name below it with a symlink on the
+// way, which commands of the agent could have made.
 func openWithoutLinks(dir, name string) (*os.Root, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -203,8 +203,8 @@ func openWithoutLinks(dir, name string) (*os.Root, error) {
 	return root, nil
 }
 
-// writeToClient extends the file of a client, once that was shown and is wanted. The file
-// is below dir, and nothing outside of dir is read or written.
+// writeToClient shows the change to a client's file, and makes it if the user wants it.
+// The file is below dir, and nothing outside of dir is read or written.
 func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, dir, path string) error {
 	refused := func(cause, hint string, err error) error {
 		return &commandError{Status: exitFailed, Err: err, Problem: record.Problem{Cause: cause, Hint: hint}}
@@ -270,8 +270,8 @@ func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, dir, p
 	return nil
 }
 
-// writeBeside writes a new file, and returns its name: the given one, or the first that is
-// free of those with a number behind it.
+// writeBeside writes a new file and returns its name: the given name or, if it is taken,
+// the first free one with a number appended.
 func writeBeside(root *os.Root, name string, text []byte, mode fs.FileMode) (string, error) {
 	for i := range 1000 {
 		free := name

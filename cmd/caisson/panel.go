@@ -128,8 +128,8 @@ type panelRun struct {
 	options  worker.Options
 	profiles []loop.Profile
 	close    func()
-	// records are those of a session without a workspace; first is the first one, and call
-	// the id of the call that the workers belong to.
+	// records belong to a session without a workspace. first is the id of the first record,
+	// and call the id of the call that the workers belong to.
 	records     *record.Recorder
 	first, call string
 	begun       time.Time
@@ -199,7 +199,7 @@ func openPanel(ctx context.Context, a *app, f panelFlags, args, names []string) 
 	if err != nil {
 		return nil, err
 	}
-	ends = append(ends, func() { _ = dir.Close() }) // an empty directory that stays does no harm
+	ends = append(ends, func() { _ = dir.Close() }) // an empty directory does no harm
 	var closeModels func()
 	if r.profiles, closeModels, err = s.makeProfiles(selected, modelSettings{logger: dir.Log}); err != nil {
 		return nil, err
@@ -231,7 +231,7 @@ func (r *panelRun) openRecords(s *settings, dir *sessiondir.Dir, hidden []redact
 	return err
 }
 
-// endRecords writes the last record. It returns err, or why that record can't be written.
+// endRecords writes the last record. It returns err, or the error of writing.
 func (r *panelRun) endRecords(ctx context.Context, usage limits.Usage, text string, decisive worker.Answer, err error) error {
 	end := record.SessionEnded{
 		Reason: loop.StopAnswered, ExitStatus: exitDone, Answer: text, AnswerProblems: decisive.Problems, Usage: usage, CostUSD: record.CostUSD(usage.CostMicroUSD),

@@ -442,7 +442,7 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 }
 
 // checkSandboxPolicy refuses a sandbox without a model if the policy denies or asks about
-// what its commands do. w is nil for a sandbox with a directory of its own.
+// what its commands do. w is nil if the sandbox gets a new empty directory.
 func (h *serverHost) checkSandboxPolicy(s *settings, w *runner.Workspace) error {
 	p, err := s.conf.ToolPolicy(h.defaultPreset(false))
 	if err != nil {

@@ -32,7 +32,7 @@ type call struct {
 	arguments strings.Builder
 	// checked is the number of bytes that isComplete has read.
 	checked int
-	// named is set if its name came again, alone, once its arguments were complete.
+	// named is set if only its name came again once its arguments were complete.
 	named bool
 }
 
@@ -93,7 +93,7 @@ func (a *assembly) addMessage(m wireMessage) {
 func (a *assembly) addCallPiece(piece toolCall) {
 	c := a.findCall(piece)
 	if c != nil && c.named && piece.Function.Name == "" && piece.Function.Arguments != "" {
-		// The name was that of the next call.
+		// The name belonged to the next call.
 		piece.Function.Name, c = modelhttp.LooseString(c.name), nil
 	}
 	if c == nil {
@@ -156,8 +156,8 @@ func (a *assembly) findCall(piece toolCall) *call {
 	return nil
 }
 
-// isRepeated reports whether another call with the same ID is the same as call i. Some
-// endpoints send one again, with another index.
+// isRepeated reports whether another call with the same ID equals call i. Some endpoints
+// send a call again with another index.
 func (a *assembly) isRepeated(i int) bool {
 	c := a.calls[i]
 	return c.id != "" && slices.ContainsFunc(a.calls[:i], func(o *call) bool {

@@ -298,7 +298,7 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 }
 
 // noteLimit notes the limit that ended a turn of the agent. It returns an error if the limit is
-// not the trial's own. Bound is what the turn may cost by the task, nil for anything.
+// not the trial's own. bound is the task's cost limit for the turn, or nil.
 func (r *trialRun) noteLimit(result *StepResult, l *record.Limit, bound *int64) error {
 	switch {
 	case l == nil:
@@ -324,7 +324,7 @@ func clockSetBack(wall, elapsed time.Duration) time.Duration {
 }
 
 // collectState brings out what the agent left: the state that the verifier starts from, logs
-// and artifacts. What fails by what the agent did is its failure.
+// and artifacts. If the agent may have caused an error, it is the agent's failure.
 func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string, left *leftOut) error {
 	for _, c := range step.Verifier.Collect {
 		run := r.place.newCommand("/bin/sh", "-c", c.Command)
@@ -333,7 +333,7 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 			return blame(r.acted, StateUnreadable, err)
 		}
 	}
-	r.session.EndBackground() // it could change what is read meanwhile
+	r.session.EndBackground() // it could change files while they are read
 	now := time.Now()
 	if back := clockSetBack(now.Round(0).Sub(r.since.Round(0)), now.Sub(r.since)); back > 0 {
 		return &infraError{Machine, fmt.Errorf("the machine's clock was set back by %s while the agent worked, so that what it changed can't be found", back)}

@@ -97,8 +97,8 @@ func (t *tail) Write(p []byte) (int, error) {
 
 func (t *tail) String() string { return strings.ToValidUTF8(string(t.text), "�") }
 
-// leftOut names what the agent left and what was not brought elsewhere: symlinks that lead out
-// of it. It is a writer for the standard error of a command that reports them.
+// leftOut names the agent's files that were not brought elsewhere, such as symlinks that lead
+// out. As a writer, it takes the standard error of a command that reports them.
 type leftOut struct {
 	names []string
 	line  []byte
@@ -140,8 +140,8 @@ func (l *leftOut) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ruleFor returns the rule for symlinks of what is brought out of a sandbox, in which it had a
-// path: they may lead to what comes with them.
+// ruleFor returns the rule for symlinks in files that are brought out of a sandbox, where they
+// had the path from. They may lead only to files that come with them.
 func (l *leftOut) ruleFor(from, name string) *archive.LinkRule {
 	return &archive.LinkRule{From: from, LeftOut: func(link, target string) {
 		l.add(path.Join(from, strings.TrimPrefix(link, name)) + " -> " + target)
@@ -252,7 +252,8 @@ func addContent(w *archive.Writer, h *tar.Header, file string) error {
 }
 
 // downloadPath brings a file or directory of a sandbox into a directory of this machine, which
-// is made, under a name. Nothing is done if there is none. Other names of an excluded file stay.
+// is made, under a name. If there is none, nothing is done. Other names of an excluded file
+// stay.
 func downloadPath(ctx context.Context, s *runner.Session, from, name, to string, exclude []string, left *leftOut) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
@@ -271,7 +272,8 @@ func downloadPath(ctx context.Context, s *runner.Session, from, name, to string,
 	return cmp.Or(err, removed)
 }
 
-// unpackFiltered unpacks what filter makes of an archive below a directory.
+// unpackFiltered passes an archive through filter and unpacks the result below a
+// directory.
 func unpackFiltered(file, to string, o archive.UnpackOptions, filter func(w *archive.Writer, f *os.File) error) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -305,8 +307,9 @@ func isExcluded(patterns []string, name string) bool {
 	})
 }
 
-// isOfArtifact reports whether an entry that an agent made in /logs/artifacts is where an artifact
-// of the task is kept, or excluded there: only the artifact's source fills its place.
+// isOfArtifact reports whether an entry that an agent made in /logs/artifacts is in the
+// place of an artifact of the task, or excluded by it. Only the artifact's source may
+// fill that place.
 func isOfArtifact(list []task.Artifact, workdir string, h *tar.Header) bool {
 	name := path.Clean("/" + h.Name)
 	return slices.ContainsFunc(list, func(a task.Artifact) bool {
@@ -347,16 +350,16 @@ func saveState(ctx context.Context, s *runner.Session, since, layer time.Time, d
 	err := saveArchive(ctx, s, "collect what the agent changed", file, func(w io.Writer) runner.UserCommand {
 		return runner.PackChangesCommand(since, layer, dirs, w)
 	})
-	if hasCode(err, 1) { // some files can't be read, even by who made them
+	if hasCode(err, 1) { // some files can't be read, even by their owner
 		return nil
 	}
 	if err != nil {
-		err = errors.Join(err, os.Remove(file)) // a part is of no use, and can be large
+		err = errors.Join(err, os.Remove(file)) // a partial file is useless, and can be large
 	}
 	return err
 }
 
-// saveArchive writes what a command writes to a file.
+// saveArchive runs a command and saves its output, an archive, in a file.
 func saveArchive(ctx context.Context, s *runner.Session, what, file string, command func(w io.Writer) runner.UserCommand) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -364,7 +367,7 @@ func saveArchive(ctx context.Context, s *runner.Session, what, file string, comm
 	}
 	w := &archive.BoundedWriter{W: f, Left: maxStateBytes}
 	err = executeCommand(ctx, s, what, command(w))
-	if w.Err != nil { // the command does not learn of it
+	if w.Err != nil { // the command doesn't report it
 		err = fmt.Errorf("%s, at most %d MiB: %w", what, maxStateBytes>>20, w.Err)
 	}
 	if closed := f.Close(); closed != nil {
@@ -398,10 +401,10 @@ func extractState(file, from, to string, skip func(h *tar.Header) bool, left *le
 	})
 }
 
-// restoreState makes the changes in a file, "" for none, in another sandbox of the same
-// environment, and then brings directories there that the agent left. Entries that hidden
-// accepts are left out of the changes. Symlinks may lead to what comes with them, and to files
-// of the sandbox in the directories within.
+// restoreState makes the changes in a file ("" for none) in another sandbox of the same
+// environment. It then brings the directories in list there, which the agent left. Changes
+// that hidden accepts are left out. Symlinks may lead to files that come with them, and to
+// files of the sandbox in the directories within.
 func restoreState(ctx context.Context, s *runner.Session, file string, hidden func(h *tar.Header) bool, within []string, list uploadList, left *leftOut) error {
 	f, err := os.Open(cmp.Or(file, os.DevNull))
 	if err != nil {
@@ -426,9 +429,9 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden fu
 }
 
 // copyVisible adds the entries of an archive of changes that hidden does not accept to another
-// one. A file of which only some names are hidden, such as one that a package manager linked
-// from its cache, gets the others; at most so many hidden files are remembered for that, and the
-// other names of more would be links to no file.
+// one. If only some names of a file are hidden, such as those in a package manager's cache, the
+// file keeps the others. For that, most bounds how many hidden files are remembered. Other names
+// of further hidden files would be links to no file.
 func copyVisible(out *archive.Writer, f *os.File, hidden func(h *tar.Header) bool, most int) error {
 	type content struct {
 		h      tar.Header
@@ -465,8 +468,8 @@ func copyVisible(out *archive.Writer, f *os.File, hidden func(h *tar.Header) boo
 	return errors.Join(failed, err)
 }
 
-// output is a file with the beginning of what a verifier or an agent wrote, without secrets. It is
-// safe for concurrent use.
+// output is a file with the beginning of a verifier's or an agent's output, without
+// secrets. It is safe for concurrent use.
 type output struct {
 	mu   sync.Mutex
 	file *os.File

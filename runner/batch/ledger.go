@@ -257,8 +257,8 @@ func (l *Ledger) writeSpec(s Spec) error {
 	return writeJSON(filepath.Join(l.dir, SpecFile), s)
 }
 
-// trialMode is the mode of the directories of trials. What agents and verifiers wrote can have
-// secrets of the user who runs the batch.
+// trialMode is the mode of the directories of trials. Files that agents and verifiers wrote
+// can contain secrets of the user who runs the batch.
 const trialMode = 0o700
 
 // Begin makes the empty directory of a trial that starts, or starts again.
@@ -289,7 +289,7 @@ func (l *Ledger) Finish(r Result) error {
 	return l.appendResult(r)
 }
 
-// Drop removes the directory of a trial that ended without a result. What it has cost, in
+// Drop removes the directory of a trial that ended without a result. Its cost, in
 // millionths of a dollar, stays in the cost of the batch.
 func (l *Ledger) Drop(k Key, microUSD int64) error {
 	return errors.Join(os.RemoveAll(filepath.Join(l.dir, runningDir, k.Name())), l.AddCost(microUSD))
@@ -399,8 +399,8 @@ func ReadSpec(dir string) (Spec, error) {
 	return s, nil
 }
 
-// NameError reports a symlink or a special file where a batch has files and directories only.
-// Results can be somebody else's, so nothing is read or written through one.
+// NameError reports a symlink or a special file where a batch has only files and directories.
+// Results may come from somebody else, so nothing is read or written through one.
 type NameError struct{ Path string }
 
 // Error names it.

@@ -13,7 +13,7 @@ type Outcome string
 // The outcomes. Passed, Failed and Limit are the agent's, and what rates count. The others
 // are in no denominator: Infrastructure is a fault of the machine, the sandbox or the
 // provider, and Unsupported a task that can't be run here. Cancelled is a trial that was
-// interrupted, and NotRun one that a limit of all trials together ended: they have no result
+// interrupted, and NotRun one that a limit on all trials together ended. Both have no result
 // and run again.
 const (
 	Passed         Outcome = "passed"
@@ -88,8 +88,8 @@ type Result struct {
 	Steps   []StepResult       `json:"steps,omitempty"`
 	// Limit is the limit that ended the agent, even if the verifier passed.
 	Limit string `json:"limit,omitempty"`
-	// LeftOut names what the agent left and what was not kept or not brought to the
-	// verifier: symlinks that lead out of it. Those of a task with steps are in Steps.
+	// LeftOut names the agent's files that were not kept or not brought to the verifier,
+	// such as symlinks that lead out. With steps, they are in Steps.
 	LeftOut []string `json:"left_out,omitempty"`
 	// Faults are tries before this result that failed by the infrastructure, and, if
 	// Outcome is Infrastructure, the last one too.

@@ -109,8 +109,9 @@ func mainReward(rewards map[string]float64) float64 {
 // isPass reports whether rewards are a pass.
 func isPass(rewards map[string]float64) bool { return rewards != nil && mainReward(rewards) >= 1 }
 
-// combineRewards returns the rewards of a task with so many steps, of which these began; nil if
-// no step has any. A step without rewards, and one that did not begin, has 0 for every key.
+// combineRewards returns the rewards of a task from the steps that began and the number of all
+// steps, or nil if no step has rewards. A step without rewards, or one that did not begin,
+// counts 0 for every key.
 func combineRewards(s task.Strategy, steps []StepResult, planned int) map[string]float64 {
 	var combined map[string]float64
 	for i, step := range steps {

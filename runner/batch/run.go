@@ -26,8 +26,8 @@ type Options struct {
 	// Run runs each trial. It is called by several goroutines.
 	Run      RunTrial
 	Capacity Capacity
-	// MaxCostMicroUSD bounds the cost of all trials of the ledger: none starts when it
-	// is used up, and each try may cost what is left when it starts. 0 is no bound.
+	// MaxCostMicroUSD bounds the cost of all trials of the ledger: none starts once it is
+	// used up, and each try may cost what is left when it starts. 0 is no bound.
 	MaxCostMicroUSD int64
 	// Retries is how often a trial is tried again after a fault of the infrastructure.
 	Retries int
@@ -45,16 +45,16 @@ type Totals struct {
 	// Kept is the number of trials that had a result before, Ran of those that got
 	// one.
 	Kept, Ran int
-	// NotRun are trials without a result, because of Reached or because ctx ended.
+	// NotRun are the trials without a result, because of Reached or because ctx ended.
 	NotRun []Key
-	// Reached describes the limit of all trials together that kept trials from starting or
-	// ended one; "" if none did.
+	// Reached describes the limit on all trials together that kept trials from starting or
+	// ended one. It is "" if none did.
 	Reached string
 }
 
-// Run runs the trials that have no result. It returns when all have one, a limit of all trials
-// together is reached, or ctx has ended and what ran was stopped. The error is that of the
-// ledger, or an [EndError].
+// Run runs the trials that have no result. It returns when all have one, when a limit on all
+// trials together is reached, or when ctx has ended and running trials were stopped. The error
+// comes from the ledger, or is an [EndError].
 func Run(ctx context.Context, o Options) (Totals, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -179,8 +179,8 @@ func (r *run) runTrial(ctx context.Context, t Trial) {
 	}
 }
 
-// addTry counts what a try has cost, and keeps other trials from starting if a limit of all
-// trials ended it.
+// addTry adds the cost of a try. If a limit on all trials together ended the try, no other
+// trial starts.
 func (r *run) addTry(result Result) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -190,8 +190,9 @@ func (r *run) addTry(result Result) {
 	}
 }
 
-// EndError is a fault of one trial that every other trial would meet too: the disk is full, the
-// provider refuses the key, or a ceiling is reached. It ends the batch. The trial has no result.
+// EndError is a fault of one trial that would affect every other trial too: the disk is full,
+// the provider refuses the key, or a ceiling is reached. It ends the batch. The trial has no
+// result.
 type EndError struct {
 	Key   Key
 	Class Class
@@ -209,7 +210,7 @@ func (r Result) endsBatch() bool {
 	return r.Class == ProviderAuth || r.Class == Ceiling || isDiskFault(r.fault)
 }
 
-// isDiskFault reports whether an error is a disk that takes no more data.
+// isDiskFault reports whether an error means that a disk takes no more data.
 func isDiskFault(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EIO)
 }
@@ -239,7 +240,7 @@ func (r *run) finishTrial(result Result) {
 	}
 }
 
-// dropTrial drops a trial that was stopped, and keeps what it has used.
+// dropTrial drops a trial that was stopped, but keeps its cost.
 func (r *run) dropTrial(k Key, spent limits.Usage) {
 	err := r.Ledger.Drop(k, Result{Usage: spent}.Ending().CostMicroUSD)
 	r.mu.Lock()

@@ -140,7 +140,8 @@ func (t *Trials) Run(ctx context.Context, trial Trial, dir string, budget *int64
 	return r.result
 }
 
-// redactCauses removes secrets from the causes: they can have the output of a task's commands.
+// redactCauses removes secrets from the causes, which can contain the output of a task's
+// commands.
 func (r *trialRun) redactCauses() {
 	clean := func(cause *string) { *cause = string(r.redactor.Bytes([]byte(*cause))) }
 	clean(&r.result.Cause)
@@ -154,8 +155,8 @@ type trialRun struct {
 	*Trials
 	trial Trial
 	dir   string
-	// budget is what all trials together may still cost, nil if that has no bound, or if
-	// the trial's own bound is lower.
+	// budget is what all trials together may still cost. It is nil if there is no bound, or
+	// if the trial's own bound is lower.
 	budget *int64
 	result Result
 
@@ -180,7 +181,7 @@ type infraError struct {
 func (e *infraError) Error() string { return e.err.Error() }
 func (e *infraError) Unwrap() error { return e.err }
 
-// quotaError is a limit of all trials together that ended a trial. It says nothing about the
+// quotaError is a limit on all trials together that ended a trial. It says nothing about the
 // agent.
 type quotaError struct{ limit string }
 
@@ -195,9 +196,10 @@ type failure struct {
 func (e *failure) Error() string { return e.err.Error() }
 func (e *failure) Unwrap() error { return e.err }
 
-// blame returns the error of an operation in a sandbox. It is the agent's failure once a command
-// of the agent has run, which can have caused it, and one of the infrastructure before. Records
-// and disks of this machine are the infrastructure's at any time.
+// blame returns the error of an operation in a sandbox. Once a command of the agent has run, it
+// may have caused the error, so it is the agent's failure. Before that, it is the
+// infrastructure's. Errors of records and of this machine's disks are always the
+// infrastructure's.
 func blame(acted bool, class Class, err error) error {
 	if err == nil || errors.As(err, new(*infraError)) || errors.As(err, new(*failure)) {
 		return err

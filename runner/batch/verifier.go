@@ -108,7 +108,8 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 }
 
 // bringFiles brings what the agent left, and then what it must not have seen or changed:
-// a fresh directory for the reward, and the tests. Nothing of the agent leads to these.
+// a fresh directory for the reward, and the tests. No symlink of the agent leads to
+// these.
 func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p place) error {
 	v.left = leftOut{}
 	caches := p.caches(slices.Concat(v.o.Session.Env, v.trial.Definition.Environment.Env))
@@ -204,8 +205,8 @@ func isHarness(name string) bool {
 	return slices.ContainsFunc(harnessDirs, func(dir string) bool { return isWithin(name, dir) })
 }
 
-// blame returns the error of bringing the agent's files, with which a sandbox that could not
-// start has nothing to do.
+// blame returns the error of bringing the agent's files. A sandbox that could not start is
+// not the agent's failure.
 func (v *verification) blame(err error) error {
 	return blame(v.acted && classOf(err) != SandboxStart, StateUnreadable, err)
 }
@@ -301,13 +302,13 @@ func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) erro
 	}
 	for i := range definition.Steps {
 		step, dir := &definition.Steps[i], r.stepDir(i)
-		for _, d := range []string{r.dir, filepath.Dir(dir), dir} { // they can be somebody else's
+		for _, d := range []string{r.dir, filepath.Dir(dir), dir} { // they may come from somebody else
 			if err := checkNames(d); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return &infraError{Machine, err}
 			}
 		}
 		if !fileExists(filepath.Join(dir, StateFile)) {
-			if was.Class != "" { // that is why the agent did not come so far
+			if was.Class != "" { // that is why the agent did not get this far
 				return &failure{was.Class, errors.New(was.Cause)}
 			}
 			return nil

@@ -24,8 +24,8 @@ func OpenChanges(stateDir, session string) (*overlay.Layers, error) {
 	return namedChanges(stateDir, session, names)
 }
 
-// OpenLastChanges opens the layers of the newest overlay session on a workspace; path is
-// the workspace's for messages. Sessions whose changes Caisson itself discarded don't
+// OpenLastChanges opens the layers of the newest overlay session on a workspace; path
+// names the workspace in messages. Sessions whose changes Caisson itself discarded don't
 // count: checks, and attempts that another one beat. It fails as [OpenChanges] does. If
 // an older session has kept its changes, the error names it.
 func OpenLastChanges(stateDir string, dir *os.File, path string) (*overlay.Layers, error) {

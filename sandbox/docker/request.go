@@ -122,8 +122,8 @@ func (p plan) hostConfig() *container.HostConfig {
 	}
 }
 
-// extraHosts returns the host's own name for an /etc/hosts that the engine writes,
-// which has only localhost without a network.
+// extraHosts returns the sandbox's host name for an /etc/hosts that the engine writes.
+// Without a network, that file has only localhost.
 func (p plan) extraHosts() []string {
 	if !p.remote {
 		return nil
@@ -202,8 +202,8 @@ func (p plan) mounts() []mount.Mount {
 	for _, f := range p.files {
 		list = append(list, bind(f.Source, f.Path, true))
 	}
-	// An engine empties /etc/hosts of its images, skeletons too. Other images are
-	// mounted with theirs.
+	// The engine empties /etc/hosts in its images, even in skeletons. Other images are
+	// mounted with their own.
 	if !p.remote && (len(p.image.binds) == 0 || p.spec.Image.Scheme == images.SchemeHost) {
 		list = append(list, bind(p.hostsPath, "/etc/hosts", true))
 	}

@@ -78,7 +78,7 @@ func runscFlags(f runtimeFlags) []string {
 	flags := []string{
 		"--root=" + f.root,
 		"--log=" + f.log, "--log-format=json",
-		// The kernel and the gofer log to the standard error that the runtime has.
+		// The kernel and the gofer log to the runtime's standard error.
 		"--debug-log=/proc/self/fd/2", "--debug-log-format=json", "--debug-command=boot,gofer",
 		"--platform=systrap",
 		"--network=none",

@@ -71,9 +71,9 @@ func (p plan) imageBinds() []images.Bind {
 	return p.image.Binds
 }
 
-// imageBind mounts a part of the image. The kernel refuses to bind a directory in a user
-// namespace without the mounts below it, so there they come along, read-only too. gVisor's
-// own kernel has them as parts of one read-only mount.
+// imageBind mounts a part of the image. In a user namespace, the kernel refuses to bind a
+// directory without the mounts below it, so they are bound too, also read-only. In
+// gVisor's own kernel, they are part of one read-only mount.
 func (p plan) imageBind(b images.Bind) specs.Mount {
 	m := bind(b.Source, b.Path, "ro")
 	if p.traits.ownKernel || p.identity.user != nil {

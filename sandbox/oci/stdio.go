@@ -51,7 +51,7 @@ func (s *stdio) Write(p []byte) (int, error) { return s.in.Write(p) }
 // returns the pipe's error for a closed file.
 func (s *stdio) Close() error { return errors.Join(s.in.Close(), s.out.Close()) }
 
-// Stderr returns the beginning of what came on standard error, without gVisor's log.
+// Stderr returns the beginning of standard error, without gVisor's log.
 func (s *stdio) Stderr() string {
 	_, others := s.stderr.split()
 	return string(others)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// tail keeps the last bytes of a pipe, which contain the cause of a failure.
+// tail keeps the last bytes of a pipe, which tell the cause of a failure.
 type tail struct {
 	file *os.File
 	done chan struct{} // closed when the reading has ended
@@ -38,7 +38,7 @@ func (t *tail) readAll() {
 		n, err := t.file.Read(buf)
 		t.mu.Lock()
 		t.kept = append(t.kept, buf[:n]...)
-		if over := len(t.kept) - maxTail; over > 0 { // and the line that this cuts
+		if over := len(t.kept) - maxTail; over > 0 { // with the rest of the line that this cuts
 			t.kept = t.kept[over:]
 			t.kept = t.kept[bytes.IndexByte(t.kept, '\n')+1:]
 		}
@@ -49,7 +49,7 @@ func (t *tail) readAll() {
 	}
 }
 
-// waitEnd returns once everything that was written is read, and after most at the latest.
+// waitEnd waits until everything that was written is read, for at most the given time.
 func (t *tail) waitEnd(most time.Duration) {
 	select {
 	case <-t.done:

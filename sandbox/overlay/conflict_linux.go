@@ -56,7 +56,7 @@ func markConflicts(l *Layers, list []Change, lower tree) error {
 			c.Conflict = "" // git only refreshed its metadata of files
 		}
 		if c.Conflict == conflictDiffers && c.Kind == Mode && c.base.Type == c.was.typ && c.base.Mode == c.was.mode {
-			c.Conflict = "" // it was rewritten with the content that the session has too
+			c.Conflict = "" // it was rewritten with the content that the session also has
 		}
 		if c.Conflict != "" {
 			continue

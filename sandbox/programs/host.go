@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// Command returns a command for a program that runs on this machine, outside of any sandbox. name is an absolute path, or
-// the name of a program on the PATH of environ. A program in the workspace doesn't count, and the command's PATH has no
-// directory of the workspace. "" is no workspace. The error is a [*NotFoundError].
+// Command returns a command for a program that runs on this machine, outside of any sandbox. name is an absolute path,
+// or the name of a program on the PATH of environ. Programs in the workspace don't count, and the command's PATH has no
+// directory of the workspace. "" means no workspace. The error is a [*NotFoundError].
 func Command(ctx context.Context, environ []string, workspace, name string, args ...string) (*exec.Cmd, error) {
 	environ = CleanEnviron(environ, workspace)
 	candidates := []string{name}
@@ -37,7 +37,7 @@ func Command(ctx context.Context, environ []string, workspace, name string, args
 	return nil, missing
 }
 
-// CleanEnviron returns an environment whose PATH is that of [CleanPath].
+// CleanEnviron returns an environment with PATH cleaned by [CleanPath].
 func CleanEnviron(environ []string, workspace string) []string {
 	out := make([]string, len(environ))
 	for i, v := range environ {
@@ -49,8 +49,8 @@ func CleanEnviron(environ []string, workspace string) []string {
 	return out
 }
 
-// CleanPath returns a value of PATH without directories in the workspace, and without relative and missing ones: they could
-// become directories of the workspace.
+// CleanPath returns a value of PATH without directories in the workspace. It also drops relative and missing
+// directories, which could become directories of the workspace.
 func CleanPath(path, workspace string) string {
 	var kept []string
 	for _, dir := range filepath.SplitList(path) {

@@ -47,8 +47,8 @@ func (c *changer) Project(ctx context.Context, call *tools.Call) (tools.Projecti
 	return p, err
 }
 
-// newOp returns the change that a call asks for. If its path is a symlink, the
-// change is of the file that the symlink leads to; only a delete is of the symlink.
+// newOp returns the change that a call asks for. If its path is a symlink, the change
+// applies to the file that the symlink leads to. Only a delete applies to the symlink.
 func (c *changer) newOp(ctx context.Context, call *tools.Call) (workspace.Op, error) {
 	op, err := c.op(call.Input)
 	if err == nil && op.Kind != workspace.OpDelete {

@@ -19,7 +19,7 @@ type document struct {
 	open bool
 }
 
-// byteOrderMark begins many text files of Windows. It is no part of their first line.
+// byteOrderMark begins many Windows text files. It is not part of the first line.
 var byteOrderMark = []byte("\ufeff")
 
 func readDocument(content []byte) document {
@@ -190,7 +190,7 @@ func (d document) replaceSpots(spots []spot) document {
 			switch {
 			case l.op == '+':
 				l.text = strings.TrimSuffix(l.text, "\r")
-				// In a file with both line ends, the line before decides.
+				// In a file with both line ends, the previous line decides.
 				if at := s.at + max(n-1, 0); at < len(d.lines) && strings.HasSuffix(d.lines[at], "\r") {
 					l.text += "\r"
 				}

@@ -31,8 +31,8 @@ type ignores struct {
 	rules []ignoreRule
 }
 
-// ignoreRule is a line of a file. A pattern with a slash, other than at its end, is of
-// the path, any other of the name.
+// ignoreRule is a line of a file. A pattern with a slash before its end applies to the
+// path, any other to the name.
 type ignoreRule struct {
 	gitignore.Pattern
 	ofPath bool

@@ -31,7 +31,7 @@ func onePath(otherwise string) func(json.RawMessage) []string {
 	}
 }
 
-// count is a bound that an input may give.
+// count is a bound that an input may set.
 type count int64
 
 // orDefault returns the count, or n if it was left out, capped at most.

@@ -55,8 +55,8 @@ func quotePath(path string) string {
 // UTF-8.
 func unnameable(path string) bool { return !utf8.ValidString(path) }
 
-// foldName returns a name with composed letters, and with the spaces, quotes and dashes of
-// a keyboard. Names that look alike are then equal.
+// foldName returns a name with composed letters and plain keyboard spaces, quotes and
+// dashes, so that names that look alike become equal.
 func foldName(name string) string {
 	for i := range len(name) {
 		if name[i] >= utf8.RuneSelf {
@@ -66,8 +66,8 @@ func foldName(name string) string {
 	return name
 }
 
-// similarName returns words that name an entry whose path only looks like name, or "" if
-// there is none, or more than one.
+// similarName returns words that name an entry whose path looks like name but differs, or
+// "" unless there is exactly one.
 func similarName(ctx context.Context, r workspace.View, name string) string {
 	rel, err := r.Relative(name)
 	if err != nil {
@@ -103,7 +103,7 @@ func similarName(ctx context.Context, r workspace.View, name string) string {
 	return fmt.Sprintf("; a similar name is there: %s, in JSON %s", shown(found), quoteJSON(found))
 }
 
-// quoteJSON returns a JSON string of ASCII characters.
+// quoteJSON returns an ASCII-only JSON string.
 func quoteJSON(s string) string {
 	raw, _ := json.Marshal(s) // a string
 	var b strings.Builder

@@ -21,8 +21,8 @@ const (
 // globPattern matches the names of files. Names that look alike are equal.
 type globPattern struct {
 	pattern string
-	// literal is the pattern with brackets that stand for themselves, as in the directory
-	// [id]; "" if it has none.
+	// literal is the pattern whose brackets stand for themselves, as in the directory [id].
+	// It is "" without brackets.
 	literal string
 	// base matches the last name alone: a pattern without a slash is meant
 	// for files anywhere below.

@@ -30,7 +30,7 @@ const (
 	maxDefinitionDepth = 64
 	// maxShownName bounds a raw name where it is shown.
 	maxShownName = 80
-	// maxSkipped bounds the list of skipped tools, without the entry that says so.
+	// maxSkipped bounds the list of skipped tools, not counting the entry that says so.
 	maxSkipped = 99
 )
 
@@ -78,7 +78,7 @@ func (l *life) listTools(ctx context.Context) (toolList, error) {
 	if cut != "" {
 		list.skipTool("…", "the server's list has %s: only the tools before that are offered", cut)
 	}
-	// A page that comes twice has the same tools.
+	// A repeated page has the same tools.
 	first, different := map[string]*mcp.Tool{}, map[string]bool{}
 	found = slices.DeleteFunc(found, func(t *mcp.Tool) bool {
 		if t == nil {
@@ -115,7 +115,7 @@ func (l *life) listTools(ctx context.Context) (toolList, error) {
 }
 
 // eachPage calls list with the cursor of each page, until there is no other or it is
-// full. A server that pages for ever is cut off: cut is then what its list has.
+// full. If a server never stops paging, it is cut off, and cut describes its list.
 func eachPage(list func(cursor string) (next string, full bool, err error)) (cut string, err error) {
 	cursor, seen := "", map[string]bool{}
 	for range maxPages {

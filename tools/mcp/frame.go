@@ -109,8 +109,8 @@ func (f *framer) parseLine(line []byte) (jsonrpc.Message, error) {
 	if !f.lines.AllowN(now, 1) || !f.bytes.AllowN(now, len(line)) {
 		return nil, &ProtocolError{"messages faster than the limit"}
 	}
-	// A line without the member of every message is a log record or the like, also if it
-	// quotes a message.
+	// A line without the member that every message has is a log record or the like, even if
+	// it quotes a message.
 	first, batch := bytes.CutPrefix(line, []byte("["))
 	depth, versioned := scanObject(bytes.TrimSpace(first))
 	if !versioned || batch && !json.Valid(line) {
@@ -134,7 +134,7 @@ func (f *framer) parseLine(line []byte) (jsonrpc.Message, error) {
 	return msg, f.checkMessage(msg)
 }
 
-// acceptMalformed tolerates an error response without an id, as JSON-RPC wants it where a
+// acceptMalformed tolerates an error response without an id, which JSON-RPC requires if a
 // request couldn't be read.
 func (f *framer) acceptMalformed(line []byte) error {
 	var head struct {
@@ -203,8 +203,8 @@ func (f *framer) noteWritten(msg jsonrpc.Message) {
 	}
 }
 
-// scanObject returns how deeply the object that begins a text nests, and whether it has
-// a member "jsonrpc". The text need not be valid.
+// scanObject returns how deeply the object at the start of a text nests, and whether it
+// has a member "jsonrpc". The text need not be valid.
 func scanObject(text []byte) (deepest int, versioned bool) {
 	if len(text) == 0 || text[0] != '{' {
 		return 0, false

@@ -41,9 +41,9 @@ func callOutput(result *mcp.CallToolResult) tools.Output {
 	return out
 }
 
-// haveValue reports whether texts have all of a structured value. Most servers repeat it
-// for older clients: as JSON, or without the object that a library has put around it, a
-// list as one text for each element.
+// haveValue reports whether texts contain all of a structured value. Most servers repeat
+// it for older clients: as JSON, or without the object that a library put around it. A
+// list may be one text per element.
 func haveValue(texts []string, value any) bool {
 	if slices.ContainsFunc(texts, func(text string) bool { return isValue(text, value) }) {
 		return true
@@ -57,7 +57,7 @@ func haveValue(texts []string, value any) bool {
 	return slices.ContainsFunc(texts, func(text string) bool { return isValue(text, inner) }) || list != nil && slices.EqualFunc(texts, list, isValue)
 }
 
-// isValue reports whether a text is a value, or its JSON.
+// isValue reports whether a text equals a value or is its JSON.
 func isValue(text string, value any) bool {
 	var decoded any
 	return text == value || json.Unmarshal([]byte(text), &decoded) == nil && reflect.DeepEqual(decoded, value)

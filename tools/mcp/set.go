@@ -67,7 +67,7 @@ type Set struct {
 	cancel context.CancelCauseFunc
 
 	mu sync.Mutex // guards the next two
-	// starting are the servers of the first Start, nil before it.
+	// starting are the servers of the first Start, or nil before it.
 	starting  []*server
 	running   sync.WaitGroup
 	reporting sync.Mutex
@@ -101,8 +101,8 @@ func NewSet(o Options) (*Set, error) {
 }
 
 // Start starts the named servers, or all if none is named, and returns when the first
-// start of each has succeeded or failed, or ctx ends; they start and run on then. The
-// first call decides which servers run.
+// start of each has succeeded or failed, or ctx ends. The servers go on starting and
+// running then. The first call decides which servers run.
 func (s *Set) Start(ctx context.Context, names ...string) {
 	s.mu.Lock()
 	if s.starting == nil && s.ctx.Err() == nil {

@@ -181,7 +181,7 @@ func isHarmlessWord(program, word string) bool {
 	return true
 }
 
-// expands are characters by which the shell may make other words of a word.
+// expands are characters by which the shell may turn a word into other words.
 const expands = "$`{*?["
 
 // matchesCommand reports whether a rule that restricts is about a command found in a

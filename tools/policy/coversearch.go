@@ -18,8 +18,8 @@ type scriptSearch struct {
 	// moved reports that a command changes the directory, so that relative names may
 	// be those of other files.
 	moved bool
-	// computed reports that the shell, or what it pipes into, computes what a command
-	// runs, so that its text doesn't tell.
+	// computed reports that the shell, or a program that it pipes into, computes what a
+	// command runs, so that the command's text doesn't tell.
 	computed bool
 }
 
@@ -150,7 +150,7 @@ func (s *scriptSearch) searchRunner(args []*syntax.Word, words []string) {
 			continue
 		}
 		if s.searchExpansion(args[i]) && (program == "" || strings.HasPrefix(word, "<(") || isCluster(behind) && strings.Contains(behind, "c")) {
-			s.computed = true // what is no file for the program
+			s.computed = true // not a file for the program
 		}
 		switch base := path.Base(word); {
 		case program != "" && !strings.HasPrefix(word, "-"):
@@ -166,7 +166,7 @@ func (s *scriptSearch) searchRunner(args []*syntax.Word, words []string) {
 	}
 }
 
-// searchExpansion adds a word that stands for something else than its text, and reports
+// searchExpansion adds a word that stands for something other than its text, and reports
 // whether it does.
 func (s *scriptSearch) searchExpansion(w *syntax.Word) bool {
 	if wordText(w) == "[" {

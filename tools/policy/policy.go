@@ -211,12 +211,12 @@ func (p Policy) decideSituation(s situation) Verdict {
 	return verdict
 }
 
-// anyCommand stands for commands that are not known when the policy decides.
+// anyCommand stands for commands that are unknown when the policy decides.
 const anyCommand = `"$@"`
 
 // DecideSandbox returns the strictest verdict on a sandbox without a model, whose commands
-// write and execute without a call. If enabled, the operator has answered what p itself asks
-// about. A denial holds, and so does each policy of Tighten.
+// write and execute without a call. If enabled is set, the operator has answered p's own
+// questions. Denials still hold, and so do the policies of Tighten.
 func (p Policy) DecideSandbox(workspace string, enabled bool) Verdict {
 	strictest := Verdict{Mode: ModeAuto}
 	for _, def := range []tools.Definition{

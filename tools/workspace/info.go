@@ -27,7 +27,7 @@ type Info struct {
 	// Path is relative to the workspace, slash-separated, cleaned.
 	Path string
 	Type Type
-	// Target is the unresolved target of a symlink, which only Lstat describes.
+	// Target is the unresolved target of a symlink. Only Lstat sets it.
 	Target string
 	// Size is in bytes; meaningful for files.
 	Size    int64

@@ -7,8 +7,8 @@ import (
 )
 
 // OpenFile opens a file that may be in a workspace, as [os.OpenFile] does. It finds the
-// file's directory as [OpenDir] does, refuses a symlink, and waits for no other end of a
-// pipe.
+// file's directory as [OpenDir] does, refuses a symlink, and doesn't wait for the other
+// end of a pipe.
 func OpenFile(path string, flags int, mode fs.FileMode) (*os.File, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {

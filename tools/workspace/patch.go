@@ -21,7 +21,7 @@ func (op Op) PatchContent(before []byte) (after []byte, replacements int, err er
 	}
 	old, repl := []byte(op.Old), []byte(op.New)
 	at := findOccurrences(before, old)
-	if len(at) == 0 && !strings.Contains(op.Old, "\r") { // the text of a file whose lines end in \r\n
+	if len(at) == 0 && !strings.Contains(op.Old, "\r") { // the file's lines may end in \r\n
 		crlf := bytes.ReplaceAll(old, []byte("\n"), []byte("\r\n"))
 		if at = findOccurrences(before, crlf); len(at) > 0 {
 			old, repl = crlf, bytes.ReplaceAll(bytes.ReplaceAll(repl, []byte("\r\n"), []byte("\n")), []byte("\n"), []byte("\r\n"))

@@ -206,8 +206,8 @@ func followLinks(path string, readLink func(path string) (string, bool)) (to str
 	return strings.Join(at, "/"), true
 }
 
-// FollowLink returns the path of the file that a change of path is meant for, without
-// symlinks. It fails if path is a symlink that leads outside or to nothing.
+// FollowLink returns the path, without symlinks, of the file that a change of path
+// applies to. It fails if path is a symlink that leads outside or to nothing.
 func FollowLink(ctx context.Context, v View, path string) (string, error) {
 	info, err := v.Lstat(ctx, path)
 	if err == nil && info.Type == TypeSymlink {

@@ -25,9 +25,9 @@ type ScanOptions struct {
 	Leave func(dir string, marks uint8)
 	// Unread is called for each directory that could not be read whole.
 	Unread func(dir string, err error)
-	// Since, unless it is nil, holds the directories that earlier scans have read. A
-	// directory that has not changed since then is not read again: the scan only
-	// enters the directories in it, and Leave gets the marks that it had.
+	// Since holds the directories that earlier scans have read, or is nil. A directory that
+	// has not changed since then is not read again: the scan only enters the directories in
+	// it, and Leave gets its old marks.
 	Since *SeenDirs
 }
 
@@ -35,15 +35,16 @@ type ScanOptions struct {
 // must not be used by two scans at a time.
 type SeenDirs struct{ top seenDir }
 
-// seenDir is a directory as it was read. Below it are the directories that were entered.
+// seenDir is a directory as it was read. below holds the directories in it that were
+// entered.
 type seenDir struct {
 	state dirState
 	marks uint8
 	below map[string]*seenDir
 }
 
-// dirState tells whether a directory still has the same entries: its change time
-// advances with each of them, and no program can set it. The zero value is not known.
+// dirState tells whether a directory still has the same entries: any change of them
+// advances its change time, which no program can set. The zero value means unknown.
 type dirState struct {
 	inode   uint64
 	changed int64
@@ -51,10 +52,10 @@ type dirState struct {
 
 // Bounds of a SeenDirs, which tests set.
 var (
-	// maxSeen bounds the directories that are held, at some 150 bytes each.
+	// maxSeen bounds how many directories are held, at some 150 bytes each.
 	maxSeen = 200_000
-	// changeTick is longer than the steps in which change times advance, on any file
-	// system. A change within one step leaves the time as it is.
+	// changeTick is longer than the steps of change times on any file system. A second
+	// change within one step leaves the time as it is.
 	changeTick = 3 * time.Second
 )
 
@@ -145,7 +146,7 @@ type scan struct {
 	reader *Reader
 	o      ScanOptions
 	path   []byte // of the directory that is read; empty for the workspace
-	count  int    // of the directories that were opened
+	count  int    // of directories that were opened
 }
 
 // currentPath returns the path of the directory that is read.
@@ -156,8 +157,8 @@ func (s *scan) currentPath() string {
 	return string(s.path)
 }
 
-// scanDirectory scans one directory: name in parent, or, where parent is nil, the
-// path name of the workspace. It updates seen.
+// scanDirectory scans one directory: name in parent or, if parent is nil, the path name
+// of the workspace. It updates seen.
 func (s *scan) scanDirectory(ctx context.Context, parent *scanDir, name string, seen *seenDir) error {
 	began := time.Now()
 	dir, restore, err := s.openDirectory(ctx, parent, name)
@@ -188,8 +189,8 @@ func (s *scan) scanDirectory(ctx context.Context, parent *scanDir, name string, 
 	return nil
 }
 
-// readDirectory visits the entries of a directory in the state now, scans the
-// directories that are to be entered, and updates seen.
+// readDirectory visits the entries of a directory whose state is now, scans the
+// directories to enter, and updates seen.
 func (s *scan) readDirectory(ctx context.Context, dir *scanDir, now dirState, seen *seenDir) error {
 	was := seen.below
 	*seen = seenDir{state: now, below: map[string]*seenDir{}}

@@ -18,7 +18,7 @@ type scanDir struct {
 	file *os.File
 	rel  string
 
-	state dirState // not known: Go tells no change time
+	state dirState // unknown: Go has no change time
 }
 
 // openScan opens name in parent, or, if that is nil, the path name of the

@@ -35,10 +35,10 @@ type WriterOptions struct {
 // for concurrent use; two changes of one file at once leave one of the two. The
 // directory stays the caller's, which closes it after the last call.
 //
-// Symlinks: a symlink in the directories of a path is followed if it stays
-// inside. A symlink at the end is not: writes and patches refuse it, because a
-// change is of the file that its path names ([FollowLink] finds the target's
-// path). Delete and rename act on the symlink itself.
+// Symlinks: a symlink in the directories of a path is followed if it stays inside. A
+// symlink at the end is not followed: writes and patches refuse it, because a change
+// applies to the file that its path names. [FollowLink] finds the target's path. Delete
+// and rename act on the symlink itself.
 //
 // Files are replaced, never changed in place: a new file in the same directory
 // is written, synced and renamed over the old one. So another hard link of the

@@ -122,7 +122,7 @@ type coordinator struct {
 	run    Run
 	totals batch.Totals
 	cost   atomic.Int64 // of all tries, in millionths of a dollar
-	// short is set when a trial ended because too little was left of the cost.
+	// short is set once a trial has ended because too little was left of the cost bound.
 	short atomic.Bool
 	// open are the trials without a result, by their names. Those whose result is damaged
 	// are among them.
@@ -169,8 +169,8 @@ func (c *coordinator) costLeft() int64 {
 	return c.MaxCostMicroUSD - c.cost.Load()
 }
 
-// answerCost answers a worker what trials may still cost. The message is empty, or has what a
-// trial has cost that has no result.
+// answerCost tells a worker what trials may still cost. The message is empty, or has the cost
+// of a trial without a result.
 func (c *coordinator) answerCost(m *nats.Msg) {
 	var dropped droppedTrial
 	if len(m.Data) > 0 && json.Unmarshal(m.Data, &dropped) == nil && dropped.MicroUSD >= 0 {

@@ -391,7 +391,7 @@ func (w *worker) runTrial(ctx context.Context, t batch.Trial) (err error) {
 		w.reportDropped(ctx, droppedTrial{ledger.CostMicroUSD(), totals.Reached != ""})
 	}
 	if err = errors.Join(err, ledger.Close()); err != nil {
-		w.stop(err) // the next trial would meet it too
+		w.stop(err) // it would affect the next trial too
 		return err
 	}
 	if !ok {
@@ -432,7 +432,7 @@ type droppedTrial struct {
 	Short bool `json:"short"`
 }
 
-// reportDropped tells the coordinator about a trial without a result, also after ctx has ended.
+// reportDropped tells the coordinator about a trial without a result, even after ctx has ended.
 func (w *worker) reportDropped(ctx context.Context, d droppedTrial) {
 	text, err := json.Marshal(d)
 	if err == nil && d != (droppedTrial{}) {
@@ -443,7 +443,8 @@ func (w *worker) reportDropped(ctx context.Context, d droppedTrial) {
 	}
 }
 
-// requestCost sends a message to the coordinator, which answers what trials may still cost.
+// requestCost sends a message to the coordinator, which answers with what trials may still
+// cost.
 func (w *worker) requestCost(ctx context.Context, message []byte) (int64, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, requestTime, errRequestTime)
 	defer cancel()

@@ -67,7 +67,7 @@ func loadLines(path string) ([]Task, error) {
 	in := bufio.NewScanner(f)
 	in.Buffer(nil, maxLine)
 	for n := 1; in.Scan(); n++ {
-		text := bytes.TrimSpace(bytes.TrimPrefix(in.Bytes(), []byte("\ufeff"))) // editors of Windows write one
+		text := bytes.TrimSpace(bytes.TrimPrefix(in.Bytes(), []byte("\ufeff"))) // Windows editors write one
 		if len(text) == 0 {
 			continue
 		}

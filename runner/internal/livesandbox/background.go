@@ -247,8 +247,8 @@ func (b *backgrounds) isRunning() bool {
 	return b.live > 0
 }
 
-// endRunning ends the commands that run for a reason, waits for them and returns how many
-// they were.
+// endRunning ends the running commands for a reason, waits for them, and returns how many
+// there were.
 func (b *backgrounds) endRunning(why error) (ended int) {
 	b.mu.Lock()
 	all := slices.Collect(maps.Values(b.all))

@@ -88,8 +88,8 @@ func (x *Executor) EndBackground() {
 	x.sandbox.endService()
 }
 
-// EndRunning ends the commands that outlive their calls, so that what they did can be
-// collected, and waits for them. It returns how many they were. Others may be started.
+// EndRunning ends the commands that outlive their calls, so that their changes can be
+// collected, and waits for them. It returns how many there were. Others may be started.
 func (x *Executor) EndRunning() int { return x.background.endRunning(errCollect) }
 
 // Suspend ends the commands that outlive their calls and suspends the sandbox. It
@@ -147,9 +147,9 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	return result, nil
 }
 
-// settle handles the end of a command: a sandbox that it lost, or in which it left
-// processes, and what it left in the workspace, even if it was cancelled. It returns
-// what is an error for the call; err is the error of the command.
+// settle handles the end of a command, even a cancelled one: a lost sandbox, processes
+// that it left, and its changes in the workspace. It returns the error for the call; err
+// is the error of the command.
 func (x *Executor) settle(ctx context.Context, g *generation, exit sandbox.Exit, err error) error {
 	if err != nil {
 		err = x.sandbox.checkLoss(g, err)
@@ -169,8 +169,8 @@ func (x *Executor) settle(ctx context.Context, g *generation, exit sandbox.Exit,
 // outlives its call.
 const lookEvery = 5 * time.Second
 
-// waitWatched waits for the end of a program that outlives its call. What it leaves in
-// the workspace meanwhile is looked at as after a command.
+// waitWatched waits for the end of a program that outlives its call. Meanwhile it looks
+// at the workspace as after a command.
 func (x *Executor) waitWatched(p sandbox.Process) (sandbox.Exit, error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var looks sync.WaitGroup

@@ -32,8 +32,8 @@ const (
 	maxScripts  = 20  // keys that are listed
 )
 
-// shellSyntax matches values of commands whose files can't be told from their words. The
-// placeholders of git are none of it.
+// shellSyntax matches commands whose words don't tell which files they use. It doesn't
+// match git's placeholders.
 var shellSyntax = regexp.MustCompile("[|&;<>()$`\\\\\"'*?{}!\\[\\]\n]|^\\S*=")
 
 // gitCommands are the keys, in lower case, whose values git runs as commands

@@ -33,8 +33,8 @@ type scanner struct {
 	open func(dir string) (restore func(), err error)
 	// entries counts what was visited.
 	entries int
-	// scripts are keys of configuration whose values are shell text, and moreScripts
-	// counts the others.
+	// scripts are configuration keys whose values are shell text. moreScripts counts further
+	// ones.
 	scripts     []string
 	moreScripts int
 }

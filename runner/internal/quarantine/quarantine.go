@@ -21,13 +21,11 @@ import (
 )
 
 const (
-	// cheapEntries is the size up to which a workspace is compared whole after each
-	// command: 1 µs an entry on two quiet cores and 10 on busy ones
-	// (BenchmarkSnapshot), so less than what a command costs. In a larger one only
-	// the directories that changed are read.
+	// cheapEntries is the size up to which a workspace is compared whole after each command:
+	// 1 µs an entry on two quiet cores and 10 on busy ones (BenchmarkSnapshot), so it costs
+	// less than a command. In a larger one, only the directories that changed are read.
 	cheapEntries = 1000
-	// afterCommandTime bounds the look after a command. The look at the end finds
-	// what is beyond it.
+	// afterCommandTime bounds the look after a command. The look at the end finds the rest.
 	afterCommandTime = 5 * time.Second
 	// maxNoted bounds the renames that are listed, and those that failed; beyond
 	// it they are counted.
@@ -113,7 +111,7 @@ func (q *Quarantine) Record(ctx context.Context) []string {
 func (q *Quarantine) Nested() []string { return q.found.listNested() }
 
 // Scripts returns the keys of git's configuration that hold shell text, each with its
-// file. Git runs it without being asked to, and the files that it reads are not known.
+// file. Git runs this text unasked, and it is unknown which files the text reads.
 func (q *Quarantine) Scripts() []string { return q.found.scripts }
 
 // CheckAfterCommand renames repositories that a command made. In a small workspace it
@@ -124,7 +122,7 @@ func (q *Quarantine) CheckAfterCommand(ctx context.Context) {
 	q.mu.Lock() // one opens and closes directories at a time
 	defer q.mu.Unlock()
 	switch {
-	case !q.found.whole: // what is new is not known
+	case !q.found.whole: // it is unknown which ones are new
 	case q.found.entries <= cheapEntries:
 		q.renameNew(ctx, false, nil)
 	default:
@@ -145,14 +143,14 @@ func (q *Quarantine) CheckAtEnd() {
 	q.movePinned(ctx)
 }
 
-// renameNew renames, in one pass over the workspace, every repository that
-// was not there when the session began, and every one in which git or hg would
-// obey something else than before: a git of the host, a prompt or an editor
-// would run what its configuration says as soon as a user enters the
-// directory, or at one above it that has it as a submodule. A repository that
-// the first scan may have missed could be the user's own, and is only reported. The
-// last call also checks the files that ordinary work may change. With since, only
-// what appeared in directories that changed is renamed, at a known path too.
+// renameNew renames, in one pass over the workspace, every repository that was not there
+// when the session began, and every one in which git or hg would obey something else than
+// before: a git of the host, a prompt or an editor would run what its configuration says
+// as soon as a user enters the directory, or at one above it that has it as a submodule.
+// A repository that the first scan may have missed could be the user's own, and is only
+// reported. The last call also checks the files that ordinary work may change. With
+// since, only repositories that appeared in changed directories are renamed, even at a
+// known path.
 func (q *Quarantine) renameNew(ctx context.Context, last bool, since *workspace.SeenDirs) {
 	doors := q.closedDirectories()
 	s := q.newScanner()
@@ -160,7 +158,7 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool, since *workspace.
 	check := func(p string, typ workspace.Type) (enter string) {
 		if _, known := q.found.known[p]; known && since != nil {
 			if st, err := s.reader.StatEntry(ctx, p); err != nil || st.Inode == q.found.inodes[p] {
-				return "" // not another one
+				return "" // the same one
 			}
 		}
 		return q.checkEntry(ctx, s, p, typ, doors)
@@ -202,8 +200,8 @@ func (q *Quarantine) newScanner() *scanner {
 	return s
 }
 
-// checkEntry renames a repository that is new, or was changed. It returns the path of
-// the directory that is to be scanned: the new one, or a placeholder's.
+// checkEntry renames a repository that is new or was changed. It returns the path of the
+// directory to scan: the new name, or a placeholder's path.
 func (q *Quarantine) checkEntry(ctx context.Context, s *scanner, p string, typ workspace.Type, doors *closedDirectories) string {
 	was, known := q.found.known[p]
 	name := entryToRename(p)

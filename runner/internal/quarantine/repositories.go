@@ -29,7 +29,7 @@ type repositories struct {
 	// and symlinks of these names, and of directories that are bare repositories;
 	// "" where one could not be read whole.
 	known map[string]string
-	// inodes are those of the known ones, by path.
+	// inodes are the inodes of the known repositories, by path.
 	inodes map[string]uint64
 	// obeyed are files elsewhere in the workspace that their configuration names.
 	obeyed map[string]obeyedFile

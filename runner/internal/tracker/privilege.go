@@ -61,8 +61,8 @@ func (c *privilegeCheck) findPrivileged(ctx context.Context, withSum bool) (priv
 	return found, snap, err
 }
 
-// listWritable lists the privileged files that commands could write to: files of the
-// workspace's owner, or of anyone with anyOwner, and files that others may write.
+// listWritable lists the privileged files that commands could write to: files that the
+// workspace's owner owns (with anyOwner, anyone's), and files that others may write.
 func (c *privilegeCheck) listWritable(ctx context.Context, anyOwner bool) []string {
 	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
 	defer cancel()

@@ -1,12 +1,12 @@
-// Package archive writes files as tar archives (PAX), and writes files from
-// such archives. The guest does both for commands that have its binary and
-// [PackWord] or [UnpackWord] as their first arguments, so that files get into and
-// out of a sandbox through a command's standard input and output. There is no
-// process: commands of the sandbox could stop one and write in its place. The host
-// uses the same code for its own end.
+// Package archive writes files as tar archives (PAX), and writes files from such
+// archives. The guest does both for commands whose program is its binary and whose first
+// argument is [PackWord] or [UnpackWord]. So files get into and out of a sandbox through
+// a command's standard input and output. The guest starts no process for this: commands
+// in the sandbox could stop it and write in its place. The host's end uses the same code.
 //
-// An archive is untrusted input: commands chose the names and the content. [Unpack] writes nothing outside its directory and nothing through a
-// symlink, makes no special files, and keeps bounds on entries and bytes.
+// An archive is untrusted input: commands choose its names and content. [Unpack] writes
+// nothing outside its directory and nothing through a symlink, makes no special files,
+// and keeps bounds on entries and bytes.
 package archive
 
 import (
@@ -23,12 +23,13 @@ import (
 //	/.caisson/guest pack-changes SINCE LAYER DIRECTORY...   writes what has changed in them since a time to standard output
 //	/.caisson/guest unpack-changes DIRECTORY [WITHIN...] -- [EXCEPT...]   makes these changes below DIRECTORY
 //
-// NAME is the name of PATH in the archive; see [PackOptions.Name]. SINCE and
-// LAYER, for [PackOptions.LayerSince], are numbers of nanoseconds since 1970; see
-// [PackChanges]. WITHIN and EXCEPT are the directories of a [LinkRule], whose Mounts are the
-// mount points of the sandbox; each symlink that is left out is a line of standard error with
-// [LeftOutPrefix] and a quoted text. The exit status is 0; 1 if something could not be read or written, which standard
-// error names; 2 for wrong arguments; or one of the constants.
+// NAME is the name of PATH in the archive; see [PackOptions.Name]. SINCE and LAYER, for
+// [PackOptions.LayerSince], are numbers of nanoseconds since 1970; see [PackChanges].
+// WITHIN and EXCEPT are the directories of a [LinkRule], whose Mounts are the sandbox's
+// mount points. For each symlink that is left out, standard error has a line with
+// [LeftOutPrefix] and a quoted text. The exit status is 0; 1 if something could not be
+// read or written, which standard error names; 2 for wrong arguments; or one of the
+// constants.
 const (
 	PackWord   = "pack"
 	UnpackWord = "unpack"
@@ -71,8 +72,8 @@ type Bounds struct {
 	Bytes int64
 }
 
-// BoundedWriter passes on what is written until Left bytes are used up: the write that has
-// more fails with [ErrBound], and nothing of it is passed on. Err is the last error.
+// BoundedWriter passes writes on until Left bytes are used up. A write with more bytes
+// fails with [ErrBound], and none of it is passed on. Err is the last error.
 type BoundedWriter struct {
 	W    io.Writer
 	Left int64

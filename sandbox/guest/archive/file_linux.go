@@ -14,7 +14,7 @@ import (
 // waiting for the other end of a pipe.
 const openFlags = syscall.O_NOFOLLOW | syscall.O_NONBLOCK | syscall.O_CLOEXEC
 
-// directoryFlag refuses to open what has become no directory.
+// directoryFlag makes opening fail if the path is no longer a directory.
 const directoryFlag = syscall.O_DIRECTORY
 
 // identifyFile returns the identity of a file, if it is known. The number of its
@@ -40,8 +40,8 @@ func isOverlay(dir string) bool {
 	return unix.Statfs(dir, &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC
 }
 
-// nextData returns where data of a file begins, from an offset on, and where that data ends: at the
-// offset and the end of the file if the file system does not tell.
+// nextData returns the start and end of the first data at or after an offset. If the file
+// system doesn't tell, these are the offset and the end of the file.
 func nextData(f *os.File, at, size int64) (start, end int64) {
 	start, err := f.Seek(at, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) { // there is none

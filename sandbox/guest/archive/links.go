@@ -11,20 +11,22 @@ import (
 	"strings"
 )
 
-// LinkRule decides which symlinks of an archive stay, for an archive whose author must not
-// choose what its reader finds. Otherwise a symlink to a file that only the reader has, such
-// as the expected answer, would become the author's answer.
+// LinkRule decides which symlinks of an archive stay. It is for archives whose author must
+// not choose what the reader finds: a symlink to a file that only the reader has, such as
+// the expected answer, would become the author's answer.
 //
-// A symlink stays if its target, fully resolved, exists and was written for the same archive
-// or lies in Within. The same holds for each symlink of the archive on the way, and none of /proc
-// is on the way. A symlink that was there before with the same target stays, too.
+// A symlink stays if its target, fully resolved, exists and was written for the same
+// archive or lies in Within. Each of the archive's symlinks on the way must meet the same
+// condition, and none of the symlinks on the way may be in /proc. A symlink also stays if
+// it was there before with the same target.
 type LinkRule struct {
-	// From is the absolute path that the archive's content had. Absolute symlinks into it
-	// become relative ones. "" changes none.
+	// From is the absolute path from which the archive's content came. Absolute symlinks
+	// into it become relative. "" changes none.
 	From string
-	// Within are directories below the one that is unpacked to, "." for itself. Except are
-	// directories that don't count, nor do those that contain them. Mounts are directories
-	// that don't count. The innermost directory decides.
+	// Within are directories below the directory that is unpacked to, or "." for that
+	// directory. Except are directories that don't count; directories that contain one don't
+	// count either. Mounts are further directories that don't count. The innermost directory
+	// decides.
 	Within, Except, Mounts []string
 	// LeftOut is called for each symlink that is removed again. Nil calls nothing.
 	LeftOut func(name, target string)
@@ -62,13 +64,13 @@ func (u *unpacker) checkLinks() error {
 	return nil
 }
 
-// followLink returns the name that a symlink leads to in the end. It is false if the
+// followLink returns the name that a symlink finally leads to. It returns false if the
 // symlink may not stay.
 func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (string, bool) {
 	if *hops++; *hops > maxHops {
 		return "", false
 	}
-	if u.root.Name() == "/" && contains("proc", name) { // it leads another process to other files
+	if u.root.Name() == "/" && contains("proc", name) { // another process would find other files there
 		return "", false
 	}
 	target, err := u.root.Readlink(filepath.FromSlash(name))
@@ -77,7 +79,7 @@ func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (stri
 	}
 	at := path.Dir(name)
 	if path.IsAbs(target) {
-		if u.root.Name() != "/" { // it leads to elsewhere on this machine
+		if u.root.Name() != "/" { // it leads elsewhere on this machine
 			return "", false
 		}
 		at = "."
@@ -111,7 +113,7 @@ func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (stri
 	return at, !own[name] || u.mayLeadTo(at)
 }
 
-// mayLeadTo reports whether a symlink may lead to a name that is no symlink.
+// mayLeadTo reports whether a symlink may lead to name, which is no symlink.
 func (u *unpacker) mayLeadTo(name string) bool {
 	info, err := u.root.Lstat(filepath.FromSlash(name))
 	if err != nil {
@@ -141,8 +143,8 @@ func innermost(dirs []string, name string) (found string) {
 	return found
 }
 
-// withoutFrom makes the target of a symlink relative if it is an absolute path into what the
-// archive has.
+// withoutFrom makes an absolute symlink target relative if it leads into the archive's
+// content.
 func (u *unpacker) withoutFrom(name, target string) string {
 	from := u.o.Links.From
 	if from == "" || !path.IsAbs(target) || !contains(from, path.Clean(target)) {

@@ -130,8 +130,8 @@ func (p *packer) addDirectory(file string, h *tar.Header, info fs.FileInfo) erro
 	}))
 }
 
-// maxLinked is how many files with several names are remembered. Others become several
-// files.
+// maxLinked is how many files with several names are remembered. Each name of a further
+// one becomes a file.
 const maxLinked = 1 << 17
 
 // batchSize is how many names of a directory are held in memory.
@@ -140,7 +140,8 @@ const batchSize = 4096
 // unreadable is the error of a directory that can't be read.
 type unreadable struct{ error }
 
-// unlessUnreadable decides about a directory that can't be read.
+// unlessUnreadable leaves out a directory that can't be read, and returns any other
+// error.
 func (p *packer) unlessUnreadable(name string, err error) error {
 	if e, ok := errors.AsType[unreadable](err); ok {
 		return p.leaveOut(name, e.error)
@@ -148,8 +149,8 @@ func (p *packer) unlessUnreadable(name string, err error) error {
 	return err
 }
 
-// readDirectory calls f for each entry of a directory, whatever its size. Those of a small
-// one are in the order of the names. If the directory can't be read, the error is
+// readDirectory calls f for each entry of a directory of any size. The entries of a small
+// directory come in the order of their names. If the directory can't be read, the error is
 // unreadable.
 func readDirectory(dir string, f func(fs.DirEntry) error) error {
 	d, err := os.OpenFile(dir, os.O_RDONLY|openFlags|directoryFlag, 0)
@@ -160,7 +161,7 @@ func readDirectory(dir string, f func(fs.DirEntry) error) error {
 	for more := true; more; {
 		entries, err := d.ReadDir(batchSize)
 		if more = len(entries) == batchSize; !more {
-			_ = d.Close() // those below are many
+			_ = d.Close() // there may be many open below it
 		}
 		slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 		for _, e := range entries {

@@ -11,17 +11,18 @@ import (
 )
 
 const (
-	// minHoles is how many bytes of a file must be holes for an archive to leave them out.
+	// minHoles is how many bytes of holes a file needs for an archive to leave them out.
 	minHoles = 1 << 20
-	// maxExtents bounds the parts of one file between holes. The last one is the rest.
+	// maxExtents bounds the parts of one file between holes. The last part then covers the
+	// rest of the file.
 	maxExtents = 10_000
 )
 
 // extent is a part of a file that has data.
 type extent struct{ offset, length int64 }
 
-// Writer writes an archive without the holes of files, as the format that GNU tar calls PAX 0.1.
-// Package archive/tar reads that format and does not write it.
+// Writer writes an archive without the holes of files, in the format that GNU tar calls PAX 0.1.
+// Package archive/tar can read this format but not write it.
 type Writer struct {
 	*tar.Writer
 	w io.Writer
@@ -30,8 +31,8 @@ type Writer struct {
 // NewWriter returns a Writer to w.
 func NewWriter(w io.Writer) *Writer { return &Writer{tar.NewWriter(w), w} }
 
-// AddFile adds a regular file under a header that has its size. A file that has become shorter is
-// filled with zeros.
+// AddFile adds a regular file with a header that has its size. If the file has become
+// shorter, zeros fill the rest.
 func (w *Writer) AddFile(h *tar.Header, f *os.File) error {
 	data, err := findData(f, h.Size)
 	if err != nil {
@@ -44,7 +45,8 @@ func (w *Writer) AddFile(h *tar.Header, f *os.File) error {
 	return w.addPacked(h, data, io.MultiReader(parts...))
 }
 
-// Copy adds an entry of another archive, which its reader is at. The header may have been changed.
+// Copy adds the current entry of another archive's reader. The header may have been
+// changed.
 func (w *Writer) Copy(h *tar.Header, in *tar.Reader) error {
 	data := extentsOf(h)
 	var parts []io.Reader
@@ -56,12 +58,13 @@ func (w *Writer) Copy(h *tar.Header, in *tar.Reader) error {
 	return w.addPacked(h, data, io.MultiReader(parts...))
 }
 
-// CopyPacked adds a file of another archive, whose bytes there without holes are read from packed.
+// CopyPacked adds a file of another archive. It reads the file's bytes, without holes,
+// from packed.
 func (w *Writer) CopyPacked(h *tar.Header, packed io.Reader) error {
 	return w.addPacked(h, extentsOf(h), packed)
 }
 
-// skipper is a reader without bytes, which reads another one to its end.
+// skipper returns no bytes, but reads another reader to its end.
 type skipper struct{ io.Reader }
 
 func (s skipper) Read([]byte) (int, error) {
@@ -71,7 +74,7 @@ func (s skipper) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// addPacked adds an entry, of which the content without its holes is read from packed.
+// addPacked adds an entry. It reads the content, without holes, from packed.
 func (w *Writer) addPacked(h *tar.Header, data []extent, packed io.Reader) error {
 	if h.Typeflag != tar.TypeReg || len(data) == 1 && data[0] == (extent{0, h.Size}) {
 		if err := w.WriteHeader(h); err != nil || h.Typeflag != tar.TypeReg {
@@ -79,8 +82,9 @@ func (w *Writer) addPacked(h *tar.Header, data []extent, packed io.Reader) error
 		}
 		return copyAll(w, packed, h.Size)
 	}
-	// archive/tar ignores records with these keys, and sorts others. So they are written under
-	// keys of the same length that come before all others, the untrusted name after the numbers.
+	// archive/tar ignores records with these keys, and sorts the others. So the records are
+	// written with keys of the same length that sort first, then the keys are replaced. The
+	// untrusted name comes after the numbers.
 	const prefix, numbers, parts, name = "GNU.sparse.", "@NU.sparse.", "ANU.sparse.", "BNU.sparse."
 	var text []string
 	size := int64(0)
@@ -125,8 +129,8 @@ func copyAll(w io.Writer, r io.Reader, size int64) error {
 	return err
 }
 
-// extentsOf returns the parts of the file of an entry that was read: all of it, unless the entry
-// is one of addPacked.
+// extentsOf returns the parts with data of an entry that was read: the whole file, unless
+// addPacked wrote it with holes.
 func extentsOf(h *tar.Header) []extent {
 	whole := []extent{{0, h.Size}}
 	list := strings.Split(h.PAXRecords["GNU.sparse.map"], ",")
@@ -149,15 +153,15 @@ func extentsOf(h *tar.Header) []extent {
 	return data
 }
 
-// findData returns the parts of a file that have data, all of it if there are few holes. Blocks of
-// zeros are holes too, as not every file system tells where holes are.
+// findData returns the parts of a file that have data, or all of it if there are few
+// holes. Blocks of zeros count as holes, as not every file system tells where holes are.
 func findData(f *os.File, size int64) ([]extent, error) {
 	whole := []extent{{0, size}}
 	if size < minHoles {
 		return whole, nil
 	}
 	var data []extent
-	holes, end := size, int64(0) // end is that of the data at a place
+	holes, end := size, int64(0) // end is where the current data ends
 	block := make([]byte, blockSize)
 	for at := int64(0); at < size; {
 		if at >= end {

@@ -45,9 +45,9 @@ func Unpack(r io.Reader, dir string, bounds Bounds) error {
 // UnpackOptions configures [UnpackWith].
 type UnpackOptions struct {
 	Bounds
-	// Name is the name of what was asked for: the first entry has it, and all others lie
-	// below, if that is a directory. With "." it is the content of a directory. Any other
-	// entry is an error that wraps [ErrEntry]. "" allows all names.
+	// Name is the name that was asked for. The first entry must have it, and all others must
+	// lie below it, if it is a directory. "." stands for the content of a directory. Any
+	// other entry is an error that wraps [ErrEntry]. "" allows all names.
 	Name string
 	// Links decides which symlinks stay; nil keeps all.
 	Links *LinkRule
@@ -94,7 +94,7 @@ type unpacker struct {
 	// directories are those that the archive contains, with their final modes
 	// and times.
 	directories []directory
-	// written are the files and directories that were made for the archive, and links the
+	// written are the files and directories that were made for the archive. links are the
 	// names of its symlinks, if o.Links decides about them.
 	written map[fileID]struct{}
 	links   []string
@@ -245,7 +245,7 @@ func (u *unpacker) openPlain(name string, mode fs.FileMode) (dir *os.Root, made 
 	case !info.IsDir():
 		return nil, made, fmt.Errorf("%w: %.60q is not a directory", ErrEntry, name)
 	}
-	dir, err = u.dir.OpenRoot(name + "/.") // or it waits for what has become a pipe
+	dir, err = u.dir.OpenRoot(name + "/.") // without the dot, a new pipe would make it wait
 	return dir, made, err
 }
 
@@ -343,7 +343,8 @@ func (u *unpacker) addLink(name, target string) error {
 	})
 }
 
-// addSymlink makes a symlink, unless the same one is there.
+// addSymlink makes a symlink. If o.Links decides and the same one is there, it does
+// nothing.
 func (u *unpacker) addSymlink(name, target string) error {
 	if u.o.Links != nil {
 		target = u.withoutFrom(name, target)
@@ -404,7 +405,7 @@ const blockSize = 64 << 10
 
 var zeroBlock [blockSize]byte
 
-// isZero reports whether at most a block is zeros.
+// isZero reports whether b, at most a block, is all zeros.
 func isZero(b []byte) bool { return bytes.Equal(b, zeroBlock[:len(b)]) }
 
 func modeOf(h *tar.Header) fs.FileMode { return fs.FileMode(h.Mode) & fs.ModePerm }

@@ -48,8 +48,8 @@ func (p *Preparation) NeedsImageFiles() bool {
 	return !p.Remote && e != nil && (e.Names || len(e.Roots)+len(e.Files) > 0)
 }
 
-// addHosts plans a mount over /etc/hosts of an unpacked root file system. The one of an
-// exported container is empty.
+// addHosts plans a mount over /etc/hosts of an unpacked root file system. In an exported
+// container, that file is empty.
 func (p *Preparation) addHosts() error {
 	if p.Image.Reference.Scheme != images.SchemeRootFS {
 		return nil

@@ -19,8 +19,7 @@ const (
 	nonceFile = "nonce"
 )
 
-// HostsFile is the session's file that is mounted at /etc/hosts of images which have
-// another one.
+// HostsFile is the session's file that is mounted over an image's own /etc/hosts.
 const HostsFile = "hosts"
 
 // Files is the directory of the files that are made for one container.

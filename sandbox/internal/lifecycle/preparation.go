@@ -53,10 +53,9 @@ type Preparation struct {
 	egress  []images.Bind // for names and certificates; one may be a directory
 }
 
-// FileBinds returns the files that every container has, which are mounted
-// read-only: the guest, the nonce, those about processors, /etc/hosts of an unpacked
-// root file system, and those of AddEgressFiles, one of which is a directory. A remote
-// one has none.
+// FileBinds returns the files that are mounted read-only in every container: the guest,
+// the nonce, files about processors, /etc/hosts of an unpacked root file system, and the
+// files of AddEgressFiles, one of which is a directory. A remote container has none.
 func (p *Preparation) FileBinds() []images.Bind {
 	if p.Remote {
 		return nil

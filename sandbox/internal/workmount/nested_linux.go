@@ -16,9 +16,8 @@ import (
 )
 
 const (
-	// maxNested is the most nested repositories that are mounted, and the most
-	// privileged files: each mount costs the engine and the kernel time, 5 to 20 ms
-	// in gVisor.
+	// maxNested is how many nested repositories, and how many privileged files, are mounted
+	// at most. Each mount costs the engine and the kernel time, 5 to 20 ms in gVisor.
 	maxNested = 64
 	// maxLostNames is the most repositories that one lost protection names.
 	maxLostNames = 5
@@ -73,15 +72,15 @@ func nestedGuards(workspace *os.File, base string, mode sandbox.GitMode, nested 
 	return list, lost
 }
 
-// fileGuards are the guards of files that commands must not change. A file that is
-// mounted can't be renamed or removed either, and has no further name outside of the
-// mount. It keeps its mount if a directory above it is renamed.
+// fileGuards are the guards of files that commands must not change. A mounted file can't
+// be renamed or removed either, and can't be linked outside its mount. It keeps its mount
+// if a directory above it is renamed.
 func fileGuards(workspace *os.File, names []string) (list []guard, lost []string) {
 	var open []string
 	for _, name := range names {
 		kind, err := kindOf(workspace, name)
 		switch {
-		case errors.Is(err, unix.ENOENT) || name == ownConfig || strings.HasPrefix(name, ownConfig+"/"): // which is covered
+		case errors.Is(err, unix.ENOENT) || name == ownConfig || strings.HasPrefix(name, ownConfig+"/"): // it is covered
 		case err != nil || kind != unix.S_IFREG || !isMountable(name) || len(list) == maxNested:
 			open = append(open, name)
 		default:
@@ -95,7 +94,7 @@ func fileGuards(workspace *os.File, names []string) (list []guard, lost []string
 	return list, lost
 }
 
-// lostNames lists the first of what is lost.
+// lostNames lists the first names that are lost.
 func lostNames(what string, names []string) string {
 	var quoted []string
 	for _, n := range names[:min(len(names), maxLostNames)] {

@@ -88,7 +88,7 @@ func Archives(t *testing.T, s sandbox.Sandbox) {
 	}
 }
 
-// OutOfReach checks that commands find no process of a packing that is under way.
+// OutOfReach checks that commands find no process while files are being packed.
 func OutOfReach(t *testing.T, s sandbox.Sandbox) {
 	t.Helper()
 	const find = `for p in /proc/[0-9]*; do tr '\0' ' ' < $p/cmdline; echo; done 2> /dev/null | grep -c ' [p]ack /tmp'`
@@ -105,7 +105,7 @@ func OutOfReach(t *testing.T, s sandbox.Sandbox) {
 		r, w := io.Pipe()
 		p, err := s.Start(t.Context(), sandbox.Command{Argv: c.argv, Stdout: w})
 		must(t, err)
-		_, err = io.ReadFull(r, make([]byte, 1)) // more than the streams hold comes after it
+		_, err = io.ReadFull(r, make([]byte, 1)) // more follows than the streams hold
 		must(t, err)
 		if found, _ := Shell(t, s, find); (found != "0\n") != c.want {
 			t.Errorf("%q: commands find %q processes", c.argv, found)

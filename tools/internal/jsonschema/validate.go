@@ -27,9 +27,9 @@ const maxProblemBytes = 400
 // problem alone.
 func (s *Schema) Validate(v any, most int) []string { return s.validate(v, result{most: most}) }
 
-// ValidateInput is like [Schema.Validate] for the input of a tool. It removes from v
-// properties that are null but need not be given and can't be null: many models give
-// every property.
+// ValidateInput is like [Schema.Validate] for the input of a tool. It removes optional
+// properties from v that are null although null is not valid: many models give every
+// property.
 func (s *Schema) ValidateInput(v any, most int) []string {
 	return s.validate(v, result{most: most, dropNulls: true})
 }
@@ -364,7 +364,7 @@ func keyOf(v any) string {
 }
 
 // WriteIntegers returns a value in which whole numbers of 64 bits are written as
-// such: JSON Schema takes 60.0 and 6e1 for integers, most programs don't.
+// integers: JSON Schema accepts 60.0 and 6e1 as integers, but most programs don't.
 func WriteIntegers(v any) any {
 	return rewriteNumbers(v, func(r *big.Rat) string {
 		if r.IsInt() && r.Num().IsInt64() {
@@ -374,8 +374,8 @@ func WriteIntegers(v any) any {
 	})
 }
 
-// rewriteNumbers returns a value with each number as format writes it, or as it is
-// if that is "".
+// rewriteNumbers returns a value with each number written by format, or unchanged if
+// format returns "".
 func rewriteNumbers(v any, format func(*big.Rat) string) any {
 	switch v := v.(type) {
 	case json.Number:

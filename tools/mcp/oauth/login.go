@@ -31,7 +31,7 @@ type LoginOptions struct {
 	Server
 	// Port is that of the redirect on 127.0.0.1. Zero is any.
 	Port int
-	// Allow decides about a request to an endpoint of the authorization server. Nil allows the server's own origin alone.
+	// Allow decides about a request to an endpoint of the authorization server. Nil allows only the server's own origin.
 	// The rules of Client must decide likewise.
 	Allow func(endpoint rule.Target, method string) error
 	// Show is called with the address that the person opens in a browser, and the origin that issues the token.
@@ -146,8 +146,8 @@ func (o LoginOptions) probeServer(ctx context.Context, token string) (*http.Requ
 	return req, res, nil
 }
 
-// metadataReader is a transport that reads the metadata of the authorization server. The SDK, which doesn't pass it on,
-// gets what was read in a new encoding, so that nothing in it is understood in two ways.
+// metadataReader is a transport that reads the metadata of the authorization server. The SDK doesn't pass the metadata
+// on. It gets a new encoding of it, so that both understand it in the same way.
 type metadataReader struct {
 	next   http.RoundTripper
 	server string // URL of the MCP server
@@ -170,7 +170,8 @@ func (m *metadataReader) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := json.NewDecoder(res.Body).Decode(&found); err != nil {
 		return nil, fmt.Errorf("read metadata of the authorization server: %w", err)
 	}
-	// The server itself would get a code of another origin. The issuer that comes with the code tells if the code is for it.
+	// The server itself would get another origin's code. The issuer that comes with the code tells whether the code is
+	// meant for it.
 	if token := originOf(found.TokenEndpoint); token == originOf(m.server) && token != originOf(found.AuthorizationEndpoint) {
 		found.AuthorizationResponseIssParameterSupported = true
 	}
@@ -182,7 +183,7 @@ func (m *metadataReader) RoundTrip(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// originOf returns the origin of a URL, the zero Origin for a text that is none.
+// originOf returns the origin of a URL, or the zero Origin if the text is no URL.
 func originOf(address string) rule.Origin {
 	t, _ := rule.ParseTarget(address)
 	return t.Origin

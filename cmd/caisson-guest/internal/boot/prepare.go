@@ -161,7 +161,7 @@ func (p *preparation) newTrial() smokeTest {
 	return smokeTest{executable: p.o.Executable, launcher: p.session.Launcher, killer: p.session.Killer, gid: p.c.GIDBase}
 }
 
-// transferThreads is how many transfers of files are made at once. Others wait.
+// transferThreads is how many file transfers run at once. Others wait.
 const transferThreads = 4
 
 // makeAppliers makes what changes and reads the workspace.

@@ -41,7 +41,7 @@ type command struct {
 	// killed is closed when the host wants no grace period.
 	killed   chan struct{}
 	killOnce sync.Once
-	// stopTransfer ends a transfer early, which closes ended. It is nil for a process.
+	// stopTransfer ends a transfer early and closes ended. It is nil for a process.
 	stopTransfer func()
 	ended        chan struct{}
 }

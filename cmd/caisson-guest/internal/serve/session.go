@@ -46,8 +46,8 @@ type Options struct {
 	Killer     *kill.Killer
 	Appliers   Applier
 	Readers    *apply.Readers // nil unless Config.View
-	// Executable is the path of the guest's own binary, and Transfers the threads for
-	// commands that name it.
+	// Executable is the path of the guest's own binary. Transfers are the threads that run
+	// commands of package transfer.
 	Executable string
 	Transfers  *identity.Pool
 	OOM        *observe.Counter

@@ -18,8 +18,8 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/transfer"
 )
 
-// stopWait is how long a transfer has to end once its streams are closed: only one that
-// hangs in the kernel (a stuck file system) needs longer.
+// stopWait is how long a transfer may take to end once its streams are closed. Only a
+// transfer that hangs in the kernel (a stuck file system) should need longer.
 const stopWait = 5 * time.Second
 
 // isTransfer reports whether the guest itself runs the command.
@@ -27,8 +27,8 @@ func (c *command) isTransfer() bool {
 	return c.request.Identity == 0 && transfer.IsCommand(c.s.o.Executable, toStrings(c.request.Argv))
 }
 
-// startTransfer starts a command of package transfer, on a thread with the identity of
-// commands. Its pipes are the guest's alone.
+// startTransfer starts a command of package transfer on a thread with the identity of
+// commands. Only the guest has its pipes.
 func (c *command) startTransfer() (p launch.Process, err error) {
 	var files []*os.File
 	pipe := func() (r, w *os.File) {
@@ -63,7 +63,7 @@ func (c *command) startTransfer() (p launch.Process, err error) {
 	c.stopTransfer = func() {
 		close(c.ended)
 		for _, f := range theirs {
-			_ = f.Close() // only pipes; it ends what waits for them
+			_ = f.Close() // only pipes; this ends whatever waits for them
 		}
 	}
 	go func() {

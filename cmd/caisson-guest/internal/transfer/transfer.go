@@ -1,8 +1,8 @@
 //go:build linux
 
-// Package transfer gets files into a sandbox and out of it. The guest runs its
-// commands itself: a process with the identity of commands could be stopped by
-// them, and its output written in its place.
+// Package transfer gets files into a sandbox and out of it. The guest runs these commands
+// itself: the sandbox's commands could stop a process with their identity, and write its
+// output in its place.
 package transfer
 
 import (
@@ -28,15 +28,15 @@ const (
 	wrongUsage = 2
 )
 
-// Command is one command of package archive, which has its arguments.
+// Command is one of the commands whose words and arguments package archive documents.
 type Command struct {
 	// Argv is the guest's binary, a word and its arguments. Relative paths are below Dir.
 	Argv []string
 	Dir  string
-	// The streams are the caller's to close, which ends the command early.
+	// The caller closes the streams, which also ends the command early.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// Stop is closed when the command shall end early.
+	// Stop is closed to end the command early.
 	Stop <-chan struct{}
 }
 
@@ -79,7 +79,7 @@ func (c Command) path(arg string) string {
 	return c.Dir + "/" + arg
 }
 
-// packChanges writes what has changed in directories since a time.
+// packChanges writes the changes in directories since a time.
 func (c Command) packChanges(args []string) int {
 	if len(args) < 3 {
 		return c.report(wrongUsage, errors.New("usage: pack-changes SINCE LAYER DIRECTORY"))
@@ -103,7 +103,7 @@ func (c Command) packChanges(args []string) int {
 	})
 }
 
-// stopped reports whether the command shall end early.
+// stopped reports whether the command is to end early.
 func (c Command) stopped() bool {
 	select {
 	case <-c.Stop:
@@ -113,8 +113,8 @@ func (c Command) stopped() bool {
 	}
 }
 
-// unpackChanges makes the changes of another sandbox, without the symlinks that don't lead
-// to directories.
+// unpackChanges makes the changes of another sandbox, except symlinks that a
+// [archive.LinkRule] leaves out.
 func (c Command) unpackChanges(args []string) int {
 	except := slices.Index(args, archive.ExceptWord)
 	if except < 1 {

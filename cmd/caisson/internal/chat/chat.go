@@ -54,7 +54,7 @@ type Options struct {
 	Notify func(text string)
 	// Overlay reports that changes wait for /apply.
 	Overlay bool
-	// Command returns the command of a program on this machine, which is none of the workspace.
+	// Command returns the command of a program on this machine, never one in the workspace.
 	Command func(name string, args ...string) (*exec.Cmd, error)
 	// External runs a command on the terminal, which the chat leaves alone meanwhile;
 	// nil where there is none.

@@ -207,7 +207,8 @@ func (c *chat) showPage(text string) error {
 	return c.openFile(cmp.Or(c.Getenv("PAGER"), "less -R"), path)
 }
 
-// openFile opens a file with a program on the terminal, which text names as a shell would read it, with options.
+// openFile opens a file with a program on the terminal. text names the program with its
+// options, in shell syntax.
 func (c *chat) openFile(text, path string) error {
 	var argv []string
 	for w, err := range syntax.NewParser().WordsSeq(strings.NewReader(text)) {
@@ -274,7 +275,8 @@ var clipboards = []struct {
 // errNoClipboard reports that no program fills a clipboard here.
 var errNoClipboard = errors.New("no clipboard was found")
 
-// copyAnswer copies the last answer, in which what a terminal would obey is written out.
+// copyAnswer copies the last answer. Characters that a terminal would obey become
+// escapes.
 func (c *chat) copyAnswer(string) bool {
 	defer c.yourTurn()
 	if c.answer == "" {

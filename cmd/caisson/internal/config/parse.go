@@ -63,7 +63,7 @@ func parseWith(name string, text []byte, prepare func(body ast.Node) error, dst 
 	if len(text) > maxFileBytes {
 		return &Error{Where: name, Message: fmt.Sprintf("larger than %d bytes", maxFileBytes)}
 	}
-	text = bytes.TrimPrefix(text, []byte("\ufeff")) // editors of Windows write one
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // Windows editors write one
 	// The YAML library does not end on some texts that are none.
 	if i := bytes.IndexFunc(text, func(r rune) bool {
 		return r == utf8.RuneError || r < ' ' && !strings.ContainsRune("\t\n\r", r) || r == 0x7f

@@ -2,8 +2,8 @@
 // outside of the containers of its RUN steps: it downloads the URLs of ADD with the
 // network of the engine's machine, and executes the ONBUILD triggers of base images.
 //
-// A Dockerfile may be hostile, and engines differ in how they read one. So an ADD is
-// accepted in one plain form alone, in which no engine finds a URL.
+// A Dockerfile may be hostile, and engines differ in how they read one. So ADD is
+// accepted only in one plain form, in which no engine finds a URL.
 package dockerfile
 
 import (
@@ -46,8 +46,8 @@ func (e *URLError) Error() string {
 }
 
 // Read reads a Dockerfile for an engine of a platform, such as linux/amd64. It returns a
-// [*URLError] for an ADD that may be of a URL, and another error if the base images can't
-// be determined.
+// [*URLError] if an ADD may have a URL as its source, and another error if the base
+// images can't be determined.
 func Read(text []byte, platform string) (File, error) {
 	var f File
 	if len(text) > MaxBytes {
@@ -67,8 +67,8 @@ func CheckTrigger(text string) error {
 	return err
 }
 
-// checkInstructions returns the instructions of a text, in both ways in which engines end
-// one, or an error if the engine may download something itself.
+// checkInstructions returns the instructions of a text, split in both ways that engines
+// use, or an error if the engine may download something itself.
 func checkInstructions(text string) (instructions [2][]string, err error) {
 	lines := strings.Split(text, "\n")
 	for i := range lines {
@@ -87,7 +87,8 @@ func checkInstructions(text string) (instructions [2][]string, err error) {
 			return instructions, fmt.Errorf("an instruction has more than %d lines", maxLines)
 		}
 		for _, joined := range joined {
-			// A line of a command may begin with add. One that is an instruction and has none of these can't have a URL.
+			// A line inside a command may begin with add. If it doesn't begin an instruction and
+			// has none of these characters, it can't add a URL.
 			if err := checkInstruction(joined); err != nil && (begins[i] || strings.ContainsAny(joined, `:$\`)) {
 				return instructions, err
 			}
@@ -133,7 +134,7 @@ func joinLines(lines []string, doubled bool) (string, int) {
 	return b.String(), len(lines)
 }
 
-// splitInstructions returns the instructions, and sets begins for the lines in which they
+// splitInstructions returns the instructions, and sets begins for the lines where they
 // begin.
 func splitInstructions(lines []string, doubled bool, begins []bool) []string {
 	var out []string
@@ -158,7 +159,7 @@ func cutWord(text string) (word, rest string) {
 	return strings.ToUpper(text[:end]), strings.TrimSpace(text[end:])
 }
 
-// plainAdd matches what follows ADD if no engine takes anything in it for a URL.
+// plainAdd matches the text after ADD if no engine treats any of it as a URL.
 var plainAdd = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(--(chown|chmod)=[A-Za-z0-9._:-]+[ \t]+|--link[ \t]+)*([A-Za-z0-9._/-]+[ \t]*)*$`)
 })
@@ -177,7 +178,8 @@ func checkInstruction(text string) error {
 }
 
 var (
-	// hereDocument matches the beginning of a here-document, of a text without quoted parts.
+	// hereDocument matches the beginning of a here-document, in a text whose quoted parts
+	// were replaced.
 	hereDocument = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?:^|\s)\d*<<-?[^\s<-]`) })
 	quoted       = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`"(?:\\.|[^"\\])*"|'[^']*'|\\.`) })
 )
