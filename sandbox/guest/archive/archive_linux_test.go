@@ -547,6 +547,26 @@ func TestManyHoles(t *testing.T) {
 	}
 }
 
+// TestSearchForHolesEnds: zeros beyond the bound of the search are data.
+func TestSearchForHolesEnds(t *testing.T) {
+	was := maxSearched
+	maxSearched = 2 * blockSize
+	defer func() { maxSearched = was }()
+	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+	must(t, err)
+	defer func() { must(t, f.Close()) }()
+	const size = 2*minHoles + 4*blockSize
+	must(t, f.Truncate(minHoles))
+	_, err = f.WriteAt(append([]byte("x"), make([]byte, size-minHoles-1)...), minHoles)
+	must(t, err)
+	data, err := findData(f, size)
+	must(t, err)
+	want := []extent{{minHoles, blockSize}, {minHoles + 2*blockSize, size - minHoles - 2*blockSize}}
+	if d := gocmp.Diff(want, data, gocmp.AllowUnexported(extent{})); d != "" {
+		t.Error(d)
+	}
+}
+
 // FuzzUnpack unpacks anything: nothing outside changes, and the bounds hold.
 func FuzzUnpack(f *testing.F) {
 	for _, text := range hostile(f) {

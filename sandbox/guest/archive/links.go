@@ -70,7 +70,7 @@ func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (stri
 	if *hops++; *hops > maxHops {
 		return "", false
 	}
-	if u.root.Name() == "/" && contains("proc", name) { // another process would find other files there
+	if u.isRoot && contains("proc", name) { // another process would find other files there
 		return "", false
 	}
 	target, err := u.root.Readlink(filepath.FromSlash(name))
@@ -79,7 +79,7 @@ func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (stri
 	}
 	at := path.Dir(name)
 	if path.IsAbs(target) {
-		if u.root.Name() != "/" { // it leads elsewhere on this machine
+		if !u.isRoot { // it leads elsewhere on this machine
 			return "", false
 		}
 		at = "."
@@ -89,7 +89,7 @@ func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (stri
 		case "", ".":
 			continue
 		case "..":
-			if at == "." && u.root.Name() != "/" {
+			if at == "." && !u.isRoot {
 				return "", false
 			}
 			at = path.Join("/", at, "..")[1:]

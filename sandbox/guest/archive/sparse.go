@@ -18,6 +18,10 @@ const (
 	maxExtents = 10_000
 )
 
+// maxSearched is how many bytes of a file are read to find holes. If the file system doesn't
+// know its holes, a command can make a file of 8 EiB that would take forever to read.
+var maxSearched int64 = 16 << 30
+
 // extent is a part of a file that has data.
 type extent struct{ offset, length int64 }
 
@@ -162,6 +166,7 @@ func findData(f *os.File, size int64) ([]extent, error) {
 	}
 	var data []extent
 	holes, end := size, int64(0) // end is where the current data ends
+	searched := int64(0)
 	block := make([]byte, blockSize)
 	for at := int64(0); at < size; {
 		if at >= end {
@@ -175,12 +180,14 @@ func findData(f *os.File, size int64) ([]extent, error) {
 			return nil, err
 		}
 		next := at + int64(len(b))
+		searched += int64(len(b))
+		rest := searched > maxSearched
 		switch last := len(data) - 1; {
-		case isZero(b[:n]):
-		case last >= 0 && at-(data[last].offset+data[last].length) < blockSize:
+		case !rest && isZero(b[:n]):
+		case !rest && last >= 0 && at-(data[last].offset+data[last].length) < blockSize:
 			holes -= next - (data[last].offset + data[last].length)
 			data[last].length = next - data[last].offset
-		case last+2 == maxExtents:
+		case rest || last+2 == maxExtents:
 			data, holes, next = append(data, extent{at, size - at}), holes-(size-at), size
 		default:
 			data, holes = append(data, extent{at, int64(len(b))}), holes-int64(len(b))

@@ -57,7 +57,7 @@ type UnpackOptions struct {
 
 // UnpackWith is [Unpack] with options.
 func UnpackWith(r io.Reader, dir string, o UnpackOptions) error {
-	u := unpacker{o: o, budget: budget{Bounds: o.Bounds}, written: map[fileID]struct{}{}}
+	u := unpacker{o: o, budget: budget{Bounds: o.Bounds}, written: map[fileID]struct{}{}, isRoot: filepath.Clean(dir) == "/"}
 	root, err := os.OpenRoot(dir + "/.") // a pipe is refused; opening it would wait
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return fmt.Errorf("unpack: %w: %w", ErrNoDirectory, err)
@@ -86,6 +86,7 @@ const maxPadding = 1 << 20
 type unpacker struct {
 	o      UnpackOptions
 	root   *os.Root
+	isRoot bool // root is /
 	budget budget
 	below  bool // o.Name is a directory
 	// at is the directory of the last entry, and dir is it, opened.

@@ -88,8 +88,8 @@ func checkInstructions(text string) (instructions [2][]string, err error) {
 		}
 		for _, joined := range joined {
 			// A line inside a command may begin with add. If it doesn't begin an instruction and
-			// has none of these characters, it can't add a URL.
-			if err := checkInstruction(joined); err != nil && (begins[i] || strings.ContainsAny(joined, `:$\`)) {
+			// has none of these, it can't add a URL or clone a repository.
+			if err := checkInstruction(joined); err != nil && (begins[i] || strings.ContainsAny(joined, `:$\`) || strings.Contains(joined, "github.com/")) {
 				return instructions, err
 			}
 		}

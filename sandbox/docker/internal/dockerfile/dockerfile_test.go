@@ -19,7 +19,7 @@ func TestURLs(t *testing.T) {
 		"RUN true \\\\\nADD http://h/f /f", "RUN <<E\nADD http://h/f /f\nE", "ADD http://h/f /f\r", "\u00a0ADD http://h/f /f", "COPY a b\nADD a\\\n http://h/f b",
 		`ADD --chown=0:0 ["\u0068ttp://h/f","/f"]`, `ADD ["\u0068ttp://h/f", "/f"] # x`, `ADD ["a", "/b"]`, `ADD --chown="0:0" a /b`, "ADD --chown=$U a /b", "ADD a $D",
 		"ADD v$VERSION.tar /", "ADD git@h:a/b.git /", "ADD github.com/a/b /", "ADD --checksum=sha256:0 http://h/f /f", "ADD <<E /f\nE", "ADD a\u2028http://h/f /f", "ONBUILD ADD [\"a\", \"/b\"]",
-		"RUN <<\"E\\\"\nx\nE\\\nADD http://h/f /f", "RUN a \\\n add http://h/f /f",
+		"RUN <<\"E\\\"\nx\nE\\\nADD http://h/f /f", "RUN a \\\n add http://h/f /f", "RUN a \\\n add github.com/a/b /c",
 	} {
 		if _, err := Read([]byte("FROM a\n"+text+"\n"), platform); !errors.As(err, new(*URLError)) {
 			t.Errorf("%q passes: %v", text, err)
