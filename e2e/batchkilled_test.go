@@ -6,7 +6,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -232,8 +231,8 @@ func normalArchive(t *testing.T, content string) string {
 	}
 }
 
-// TestBatchSandboxKilled kills the sandbox of an agent and that of a verifier: both are
-// failures of the infrastructure, which are tried again and counted, and the trial passes.
+// TestBatchSandboxKilled kills the sandbox of an agent, and that of a verifier. The agent's
+// commands could have done either, so the trial failed, and is not tried again.
 func TestBatchSandboxKilled(t *testing.T) {
 	needBackend(t, "docker")
 	image := batchImage(t)
@@ -244,28 +243,19 @@ func TestBatchSandboxKilled(t *testing.T) {
 			m := newMachine(t)
 			m.harborTask(t, "hello", image, smallTask, "sleep 0.7; echo hello > hello.txt")
 			m.write(t, "tasks/hello/tests/test.sh", "#!/bin/sh\nsleep 0.7; read a < hello.txt; [ \"$a\" = hello ] && echo 1 > /logs/verifier/reward.txt\n")
-			run := m.start(t, m.batchArgs("out", "--backend", backend, "--agent", "oracle", "--retries", "3")...)
 			killed := map[string]bool{}
 			for _, what := range []string{"agent", "verifier"} {
-				run.until(t, "the sandbox of the "+what, func() bool {
-					wanted := what == "agent"
-					return m.killSandbox(t, "out", wanted, killed)
-				})
-			}
-			run.wait(t, deadline).want(t, 0)
-			results, err := batch.ReadResults(m.batchDir("out"))
-			if err != nil || len(results) != 1 || results[0].Outcome != batch.Passed || len(results[0].Faults) != 2 {
-				t.Fatalf("%+v, %v", results, err)
-			}
-			for _, f := range results[0].Faults {
-				if f.Class != batch.SandboxLost || f.Cause == "" {
-					t.Errorf("%+v", f)
+				out := "out-" + what
+				run := m.start(t, m.batchArgs(out, "--backend", backend, "--agent", "oracle", "--retries", "3")...)
+				run.until(t, "the sandbox of the "+what, func() bool { return m.killSandbox(t, out, what == "agent", killed) })
+				run.wait(t, deadline).want(t, 60)
+				results, err := batch.ReadResults(m.batchDir(out))
+				if err != nil || len(results) != 1 {
+					t.Fatalf("%+v, %v", results, err)
 				}
-			}
-			var summary batch.Summary
-			text := m.run(t, "batch", "show", "--json", m.batchDir("out")).stdout
-			if err := json.Unmarshal([]byte(text), &summary); err != nil || summary.Agents[0].Faults[batch.SandboxLost] != 2 || summary.Agents[0].Infrastructure != 0 {
-				t.Errorf("%s, %v", text, err)
+				if r := results[0]; r.Outcome != batch.Failed || r.Class != batch.SandboxLost || r.Cause == "" || len(r.Faults) != 0 {
+					t.Errorf("%s: %+v", what, r)
+				}
 			}
 			m.wantNothingLeft(t, slices.Collect(maps.Keys(killed))...)
 		})

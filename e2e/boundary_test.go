@@ -21,6 +21,7 @@ var boundaryConversions = map[string]int{
 	"loop.SystemPrompt":         1,
 	"loop.closeLimitMessage":    1,
 	"loop.closingStep":          1,
+	"runner.EndBackground":      1,
 	"loop.redactCanaries":       1, // the model's text, without IDs
 	"runner.forkNotice":         1,
 	"runner.instructionMessage": 1,
@@ -34,6 +35,7 @@ var boundaryConversions = map[string]int{
 	// Of the definitions of offered tools.
 	"loop/tags.describeTools": 1,
 	// Of what a model answered.
+	"cmd/caisson.endRecords":       1, // for records alone
 	"loop/anthropic.buildResponse": 1,
 	"loop/ollama.buildResponse":    1,
 	"loop/openai.buildResponse":    1,
