@@ -145,8 +145,8 @@ func trialDirs(dir string) (map[string]bool, error) {
 func readTrial(dir, name string) (Result, error) {
 	path := filepath.Join(dir, TrialsDir, name)
 	r, err := ReadResult(path)
-	if err == nil && (!r.isSound() || r.Key.Name() != name) {
-		err = fmt.Errorf("%s is not that of the trial", ResultFile)
+	if err == nil && r.Key.Name() != name {
+		err = fmt.Errorf("%s is that of another trial", ResultFile)
 	}
 	if err != nil {
 		return r, &TrialError{path, err}
@@ -177,10 +177,11 @@ func scanResults(r io.Reader, f func(r Result, line []byte) error) (whole int64,
 }
 
 // isSound reports whether a result that was read can be one of a trial: its name is that of
-// its key, unless it has none.
+// its key, unless it has none, and its reward can be one.
 func (r Result) isSound() bool {
 	known := r.Outcome.Judged() || r.Outcome == Infrastructure
-	return known && r.Task != "" && r.Agent != "" && (r.Name == "" || r.Name == r.Key.Name())
+	finite := r.Reward == nil || isReward(*r.Reward/2) // a mean may be rounded up
+	return known && finite && r.Task != "" && r.Agent != "" && (r.Name == "" || r.Name == r.Key.Name())
 }
 
 // ReadResults returns the results of the batch in a directory in the order in which the
@@ -239,6 +240,9 @@ func ReadResult(dir string) (Result, error) {
 	}
 	if err == nil {
 		err = json.Unmarshal(text, &r)
+	}
+	if err == nil && !r.isSound() {
+		err = fmt.Errorf("%s is not that of a trial", ResultFile)
 	}
 	return r, err
 }

@@ -18,6 +18,12 @@ import (
 // maxReward bounds the file of a reward in bytes.
 const maxReward = 1 << 20
 
+// maxMagnitude bounds rewards, so that sums of them are finite.
+const maxMagnitude = 1e100
+
+// isReward reports whether a number can be a reward.
+func isReward(n float64) bool { return math.Abs(n) <= maxMagnitude }
+
 // RewardError is why a verifier's files have no reward. Its class is one of
 // [RewardMissing], [RewardEmpty] and [RewardUnparsable].
 type RewardError struct {
@@ -48,8 +54,8 @@ func ReadRewards(dir string) (map[string]float64, error) {
 		return nil, err
 	}
 	n, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
-	if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
-		return nil, &RewardError{RewardUnparsable, fmt.Sprintf("reward.txt is %.40q: want a number", text)}
+	if err != nil || !isReward(n) {
+		return nil, &RewardError{RewardUnparsable, fmt.Sprintf("reward.txt is %.40q: want a number of at most %g", text, maxMagnitude)}
 	}
 	return map[string]float64{task.RewardKey: n}, nil
 }
@@ -83,7 +89,11 @@ func parseRewards(text string) (map[string]float64, error) {
 	}
 	rewards := map[string]float64{}
 	for key, v := range values {
-		if n, ok := v.(float64); ok {
+		n, ok := v.(float64)
+		if ok && !isReward(n) {
+			return nil, &RewardError{RewardUnparsable, fmt.Sprintf("%.40q in reward.json is %g: want a number of at most %g", key, n, maxMagnitude)}
+		}
+		if ok {
 			rewards[key] = n
 		}
 	}

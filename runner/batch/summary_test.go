@@ -210,6 +210,8 @@ func TestReadRewards(t *testing.T) {
 		{files: `reward.json={"x":"y"}`, class: RewardUnparsable},
 		{files: "reward.txt=NaN", class: RewardUnparsable},
 		{files: "reward.txt=inf", class: RewardUnparsable},
+		{files: "reward.txt=-1e101", class: RewardUnparsable},
+		{files: `reward.json={"a":1.7e308,"b":1.7e308}`, class: RewardUnparsable}, // the mean would be infinite
 		{files: "reward.txt=1 2", class: RewardUnparsable},
 		{files: "reward.txt=\n \n", class: RewardEmpty},
 		{files: "other=1", class: RewardMissing},

@@ -76,6 +76,8 @@ func hostileArchives(t testing.TB) map[string][]byte {
 		"another checksum":              append(bytes.Clone(whole[:len(whole)-8]), 1, 2, 3, 4, 5, 6, 7, 8),
 		"no result":                     zipped(t, fileEntry("agent/log", "")),
 		"result is no JSON":             zipped(t, fileEntry(batch.ResultFile, "{")),
+		"result is of no trial":         zipped(t, fileEntry(batch.ResultFile, strings.Replace(resultEntry.text, "passed", "cancelled", 1))),
+		"reward is too large":           zipped(t, fileEntry(batch.ResultFile, strings.Replace(resultEntry.text, "}", `,"reward":1.7e308}`, 1))),
 		"result is a symlink":           zipped(t, linkEntry(batch.ResultFile, "../outside/result")),
 		"result is a directory":         zipped(t, entry{tar.Header{Name: batch.ResultFile + "/", Typeflag: tar.TypeDir}, ""}),
 		"result is large":               zipped(t, fileEntry(batch.ResultFile, strings.Repeat(" ", 5000)+resultEntry.text)),
