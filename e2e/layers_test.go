@@ -35,6 +35,8 @@ var ranks = map[string]int{
 
 	"sandbox/programs": 0,
 
+	"images/dockerfile": 0,
+
 	"images/host":  1,
 	"images/layer": 1,
 

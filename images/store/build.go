@@ -13,23 +13,29 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/dockerfile"
 )
 
 // buildOutside builds the Dockerfile in ref's directory with the builder that
 // the options name, into a docker archive below temp. The builder decides what
-// the build's steps may do on this machine; they have no network.
+// the build's steps may do on this machine; they have no network. The builder gets
+// the text of the Dockerfile that was checked, in a file below temp.
 func buildOutside(ctx context.Context, ref images.Reference, o *Options, temp string, progress io.Writer) (archive string, err error) {
 	dir := ref.Path()
 	archive = filepath.Join(temp, "image.tar")
+	checked, err := checkDockerfile(dir, temp)
+	if err != nil {
+		return "", fmt.Errorf("image %s: its Dockerfile: %w", ref, err)
+	}
 	switch {
 	case o.Buildctl != "":
 		return archive, runBuilder(ctx, o, progress, o.Buildctl, "build", "--frontend", "dockerfile.v0",
-			"--local", "context="+dir, "--local", "dockerfile="+dir,
+			"--local", "context="+dir, "--local", "dockerfile="+filepath.Dir(checked),
 			"--opt", "platform="+o.Platform, "--opt", "force-network-mode=none",
 			"--progress", "plain", "--output", "type=docker,dest="+archive)
 	case o.Buildah != "":
 		id := filepath.Join(temp, "id")
-		err := runBuilder(ctx, o, progress, o.Buildah, "build", "--network", "none", "--platform", o.Platform, "--iidfile", id, dir)
+		err := runBuilder(ctx, o, progress, o.Buildah, "build", "--network", "none", "--platform", o.Platform, "--iidfile", id, "--file", checked, dir)
 		if err != nil {
 			return "", err
 		}
@@ -41,6 +47,28 @@ func buildOutside(ctx context.Context, ref images.Reference, o *Options, temp st
 	}
 	return "", fmt.Errorf("image %s: %w: no builder found: want a Docker engine, buildctl with a buildkitd, or buildah: "+
 		"install one, or build elsewhere and use docker-archive:FILE", ref, images.ErrUnsupported)
+}
+
+// checkDockerfile copies the Dockerfile of dir to a directory below temp and returns its
+// path there. It fails if a builder might use its own network for an instruction.
+func checkDockerfile(dir, temp string) (file string, err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = root.Close() }() // only read
+	text, err := dockerfile.ReadFile(root, "Dockerfile", dockerfile.MaxBytes)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", images.ErrInvalid, err)
+	}
+	if err := dockerfile.Check(text); err != nil {
+		return "", fmt.Errorf("%w: %w", images.ErrUnsupported, err)
+	}
+	file = filepath.Join(temp, "build", "Dockerfile")
+	if err := os.Mkdir(filepath.Dir(file), 0o700); err != nil {
+		return "", err
+	}
+	return file, os.WriteFile(file, text, 0o600)
 }
 
 // runBuilder runs a builder to its end and copies its output to progress. An

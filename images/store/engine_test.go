@@ -218,6 +218,12 @@ build) while [ "$1" != --iidfile ]; do shift; done; echo sha256:abc > "$2";;
 push) [ "$2" = sha256:abc ]; cp `+prepared+` "${3#docker-archive:}";;
 esac`)
 	failing := script("failing", `echo 'no such instruction: FORM' >&2; exit 1`)
+	write := func(text string) {
+		if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("FROM a\nADD b /c\n")
 	slow := script("slow", `echo started; exec sleep 60`)
 	ref := mustParse(t, "build:"+dir)
 	try := func(change func(o *Options)) (string, error) {
@@ -234,8 +240,8 @@ esac`)
 		change func(o *Options)
 		args   []string
 	}{
-		{func(o *Options) { o.Buildctl = buildctl }, []string{"context=" + dir, "dockerfile=" + dir, "platform=linux/amd64", "force-network-mode=none"}},
-		{func(o *Options) { o.Buildah = buildah }, []string{"--network none", "--platform linux/amd64", dir, "push sha256:abc docker-archive:"}},
+		{func(o *Options) { o.Buildctl = buildctl }, []string{"context=" + dir, "dockerfile=/", "platform=linux/amd64", "force-network-mode=none"}},
+		{func(o *Options) { o.Buildah = buildah }, []string{"--network none", "--platform linux/amd64", "/Dockerfile " + dir, "push sha256:abc docker-archive:"}},
 	} {
 		os.Remove(filepath.Join(bin, "args"))
 		if got, err := try(tt.change); err != nil || got != "built" {
@@ -251,6 +257,19 @@ esac`)
 			}
 		}
 	}
+	for _, text := range []string{"FROM a\nADD http://h/f /f\n", "# syntax=b\nFROM a\n"} { // control: the builders above started
+		write(text)
+		for _, change := range []func(o *Options){func(o *Options) { o.Buildctl = buildctl }, func(o *Options) { o.Buildah = buildah }} {
+			os.Remove(filepath.Join(bin, "args"))
+			if _, err := try(change); !errors.Is(err, images.ErrUnsupported) {
+				t.Errorf("%q: %v", text, err)
+			}
+			if _, err := os.Stat(filepath.Join(bin, "args")); err == nil {
+				t.Errorf("%q: the builder was started", text)
+			}
+		}
+	}
+	write("FROM a\n")
 	env, err := os.ReadFile(filepath.Join(bin, "env"))
 	if err != nil || !strings.Contains(string(env), "ONLY=this") || strings.Contains(string(env), "HOME=") {
 		t.Errorf("the builder's environment: %s, %v", env, err)

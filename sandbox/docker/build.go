@@ -15,8 +15,8 @@ import (
 	"github.com/docker/docker/api/types/image"
 
 	"github.com/caisson-run/caisson/images"
+	dockerfiles "github.com/caisson-run/caisson/images/dockerfile"
 	"github.com/caisson-run/caisson/sandbox"
-	dockerfiles "github.com/caisson-run/caisson/sandbox/docker/internal/dockerfile"
 )
 
 // The label and name of images that were built for build:DIR. The tag names the

@@ -17,7 +17,7 @@ import (
 	"github.com/moby/patternmatcher/ignorefile"
 
 	"github.com/caisson-run/caisson/images"
-	dockerfiles "github.com/caisson-run/caisson/sandbox/docker/internal/dockerfile"
+	dockerfiles "github.com/caisson-run/caisson/images/dockerfile"
 )
 
 // Bounds of a build's context. What is larger is a mistake more often than a
@@ -70,7 +70,7 @@ func (c *buildContext) openDir(dir string) error {
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%w: its %s is no file", images.ErrInvalid, dockerfile)
 	}
-	if c.dockerfile, err = c.readSmall(dockerfile, dockerfiles.MaxBytes); err != nil {
+	if c.dockerfile, err = dockerfiles.ReadFile(c.root, dockerfile, dockerfiles.MaxBytes); err != nil {
 		return fmt.Errorf("%w: its %s: %w", images.ErrInvalid, dockerfile, err)
 	}
 	patterns, err := c.readPatterns()
@@ -84,26 +84,13 @@ func (c *buildContext) openDir(dir string) error {
 }
 
 func (c *buildContext) readPatterns() ([]string, error) {
-	text, err := c.readSmall(ignoreFile, maxIgnoreBytes)
+	text, err := dockerfiles.ReadFile(c.root, ignoreFile, maxIgnoreBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
 	return ignorefile.ReadAll(bytes.NewReader(text))
-}
-
-// readSmall reads a file of at most limit bytes.
-func (c *buildContext) readSmall(name string, limit int64) ([]byte, error) {
-	f, err := c.root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }() // only read
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > limit {
-		return nil, errors.Join(err, fmt.Errorf("it is no file of at most %d bytes", limit))
-	}
-	return io.ReadAll(io.LimitReader(f, limit))
 }
 
 func (c *buildContext) close() { _ = c.root.Close() } // it was only read

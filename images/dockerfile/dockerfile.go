@@ -1,19 +1,22 @@
-// Package dockerfile finds in a Dockerfile what an engine's classic builder would do
-// outside of the containers of its RUN steps: it downloads the URLs of ADD with the
-// network of the engine's machine, and executes the ONBUILD triggers of base images.
+// Package dockerfile finds in a Dockerfile what a builder would do outside of the
+// containers of its RUN steps: it downloads the URLs of ADD with the network of its own
+// machine, and executes the ONBUILD triggers of base images.
 //
-// A Dockerfile may be hostile, and engines differ in how they read one. So ADD is
-// accepted only in one plain form, in which no engine finds a URL.
+// A Dockerfile may be hostile, and builders differ in how they read one. So ADD is
+// accepted only in one plain form, in which no builder finds a URL.
 package dockerfile
 
 import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // Bounds of a Dockerfile.
@@ -42,7 +45,7 @@ type URLError struct {
 
 // Error quotes the instruction.
 func (e *URLError) Error() string {
-	return fmt.Sprintf("%q: ADD takes plain names of files alone, of letters, digits and ./_-. Another source may be a URL, and the engine would download it with its own network. COPY takes files of any name", e.Instruction)
+	return fmt.Sprintf("%q: the source may be a URL, which the builder would download past the network rules: name files with letters, digits and ./_- only, use COPY for other names, or download the file in a RUN step", e.Instruction)
 }
 
 // Read reads a Dockerfile for an engine of a platform, such as linux/amd64. It returns a
@@ -60,6 +63,64 @@ func Read(text []byte, platform string) (File, error) {
 	return f, err
 }
 
+// Check returns an error if a builder without the limits of an engine's classic one, such
+// as buildctl or buildah, might use its own network for an instruction, or read files
+// outside of the build's directory.
+func Check(text []byte) error {
+	text = bytes.TrimPrefix(text, []byte("\xef\xbb\xbf"))
+	if len(text) > MaxBytes {
+		return fmt.Errorf("it is larger than %d bytes", MaxBytes)
+	}
+	if m := frontend().Find(text); m != nil {
+		return fmt.Errorf("%q: another program would read the rest, with the builder's network: remove this line", bytes.TrimSpace(m))
+	}
+	instructions, err := checkInstructions(string(text))
+	for _, text := range slices.Concat(instructions[:]...) {
+		word, rest := cutWord(text)
+		for word == "ONBUILD" {
+			word, rest = cutWord(rest)
+		}
+		switch {
+		case err != nil:
+		case word == "RUN" && strings.HasPrefix(rest, "--") && !plainRun().MatchString(rest):
+			err = fmt.Errorf("RUN %s: the only option of RUN that is supported is --mount, with a value of letters, digits and ._/=,:@-", rest)
+		case transport().MatchString(text):
+			err = fmt.Errorf("%q: the image may be a file outside of the build's directory: name an image of a registry", text)
+		}
+	}
+	return err
+}
+
+var (
+	// frontend matches the line that makes BuildKit run the rest by the image of another
+	// frontend: # syntax=, // syntax=, and a file that is JSON.
+	frontend = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`(?im)^[^\S\n]*(?:#|//)[^\S\n]*syntax[^\S\n]*=.*|\A\s*(?:#!.*\s+)?\{.*`)
+	})
+	// plainRun matches the text after RUN if it has no option but --mount. buildah's
+	// --network=host would be another one.
+	plainRun = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^(?:--mount=[A-Za-z0-9._/=,:@-]+\s+)+(?:[^-]|-[^-])`)
+	})
+	// transport matches an image that buildah reads from this machine's files.
+	transport = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`(?i)(?:^FROM\s.*|from=["']?)\b(?:containers-storage|dir|docker-archive|docker-daemon|oci|oci-archive|ostree|sif|tarball):`)
+	})
+)
+
+// ReadFile reads a regular file of at most limit bytes. It doesn't wait for a pipe.
+func ReadFile(root *os.Root, name string, limit int64) ([]byte, error) {
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // only read
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > limit {
+		return nil, errors.Join(err, fmt.Errorf("it is not a file of at most %d bytes", limit))
+	}
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
 // CheckTrigger returns a [*URLError] if a trigger of a base image may add a URL, and
 // another error if it can't be read.
 func CheckTrigger(text string) error {
@@ -74,7 +135,7 @@ func checkInstructions(text string) (instructions [2][]string, err error) {
 	for i := range lines {
 		lines[i] = strings.TrimSuffix(lines[i], "\r")
 		if otherEscape().MatchString(lines[i]) {
-			return instructions, errors.New("its escape character is another one than \\")
+			return instructions, fmt.Errorf("%q: only the escape character \\ is supported: remove this line, and continue lines with \\", lines[i])
 		}
 	}
 	begins := make([]bool, len(lines))
@@ -198,7 +259,7 @@ func (f *File) readStages(instructions []string, platform string) error {
 			fallthrough
 		case "COPY":
 			if hereDocument().MatchString(quoted().ReplaceAllString(rest, "q")) {
-				return fmt.Errorf("%q: the engine's classic builder has no here-documents, and would leave it empty; use printf, or COPY a file", word+" "+rest)
+				return fmt.Errorf("%q: the Docker engine's classic builder doesn't support here-documents and would take it as empty: use printf, or COPY a file", word+" "+rest)
 			}
 		case "ARG":
 			if len(stages) == 0 {

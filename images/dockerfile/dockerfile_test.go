@@ -62,8 +62,32 @@ func TestHereDocuments(t *testing.T) {
 		"RUN a <b": false, "# RUN <<E": false,
 	} {
 		_, err := Read([]byte("FROM a\n"+text+"\n"), platform)
-		if (err != nil) != refused || refused && !strings.Contains(err.Error(), "no here-documents") {
+		if (err != nil) != refused || refused && !strings.Contains(err.Error(), "support here-documents") {
 			t.Errorf("%q: %v, want refused %t", text, err, refused)
+		}
+	}
+}
+
+// TestCheck checks that a builder with a network gets no instruction that could use it, and
+// that it gets others.
+func TestCheck(t *testing.T) {
+	for _, text := range []string{
+		"FROM a\nADD http://h/f /f", "FROM a\nADD [\"a\", \"/b\"]", "# syntax=docker/dockerfile:1\nFROM a", "\ufeff#Syntax = x\nFROM a", "// syntax=x\nFROM a",
+		"#!/bin/x\n# syntax=x\nFROM a", "#!/bin/x\n{\"syntax\": \"x\"}", " {\"syntax\":\n\"x\"}", "# a\r\n# syntax=x\r\nFROM a",
+		"FROM a\nRUN --network=host b", "FROM a\nRUN --mount=type=tmpfs,target=/x --network=host b", "FROM a\nONBUILD RUN --net\\\nwork=host b", "FROM a\nRUN --mount=\"type=x\" b",
+		"FROM a\nRUN --security=insecure b", "FROM dir:/etc", "FROM --platform=linux/amd64 oci-archive:/x", "FROM a\nCOPY --from=docker-archive:/x a b", "FROM a\nRUN --mount=type=bind,from=dir:/etc,target=/x cp /x /y",
+		strings.Repeat("\n", MaxBytes+1),
+	} {
+		if err := Check([]byte(text)); err == nil {
+			t.Errorf("%.60q passes", text)
+		}
+	}
+	for _, text := range []string{
+		"FROM docker:dind AS dir\nCOPY --from=dir a b", "FROM a\nRUN <<E\nb\nE", "# my syntax\nFROM a\nRUN echo {} '# syntax'", "FROM $X\nRUN --mount=type=cache,target=/root/.cache a --network=host -b",
+		"FROM a\nRUN -x", "FROM a\nADD b /c",
+	} {
+		if err := Check([]byte(text)); err != nil {
+			t.Errorf("%q: %v", text, err)
 		}
 	}
 }
