@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -17,7 +19,7 @@ import (
 // to an address that stands for all public ones; a connection by the proxy to a port
 // of the host's own; and a name that can't exist (RFC 6761).
 const (
-	checkHost = "127.0.0.1"
+	checkHost = "::1" // the guest serves 127.0.0.0/8 itself
 	checkPort = 9
 	checkName = "caisson-check.invalid"
 )
@@ -43,7 +45,7 @@ func (e *LeakError) Error() string {
 // Check checks, by a command in a sandbox whose connections are served, that nothing but
 // the proxy leads out, that the proxy refuses, and that names which can't exist don't.
 func Check(ctx context.Context, box sandbox.Sandbox) error {
-	public, proxy, name := publicTarget.String(), wire.ByProxy+fmt.Sprintf("%s:%d", checkHost, checkPort), wire.ByName+checkName
+	public, proxy, name := publicTarget.String(), wire.ByProxy+net.JoinHostPort(checkHost, strconv.Itoa(checkPort)), wire.ByName+checkName
 	var out, errs bytes.Buffer
 	p, err := box.Start(ctx, sandbox.Command{
 		Argv: []string{sandbox.GuestPath, wire.ReachWord, public, proxy, name}, Stdout: &out, Stderr: &errs, Timeout: checkTime, Proxy: true,

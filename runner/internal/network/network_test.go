@@ -52,7 +52,7 @@ func (endedProcess) Wait() (sandbox.Exit, error) { return sandbox.Exit{}, nil }
 func TestCheck(t *testing.T) {
 	sound := func() wire.Reach {
 		return wire.Reach{Interfaces: []string{"lo"}, Results: map[string]string{
-			publicTarget.String(): "ENETUNREACH", "proxy:127.0.0.1:9": "403", "name:" + checkName: wire.NameUnknown,
+			publicTarget.String(): "ENETUNREACH", "proxy:[::1]:9": "403", "name:" + checkName: wire.NameUnknown,
 		}}
 	}
 	if err := Check(t.Context(), reachingBox{reach: sound()}); err != nil {
@@ -62,9 +62,9 @@ func TestCheck(t *testing.T) {
 		"a route":             func(r *wire.Reach) { r.Results[publicTarget.String()] = "ETIMEDOUT" },
 		"a connection":        func(r *wire.Reach) { r.Results[publicTarget.String()] = "ok" },
 		"an interface":        func(r *wire.Reach) { r.Interfaces = append(r.Interfaces, "eth0") },
-		"a proxy that allows": func(r *wire.Reach) { r.Results["proxy:127.0.0.1:9"] = "200" },
-		"another proxy":       func(r *wire.Reach) { r.Results["proxy:127.0.0.1:9"] = "502" },
-		"no proxy":            func(r *wire.Reach) { r.Results["proxy:127.0.0.1:9"] = "ECONNREFUSED" },
+		"a proxy that allows": func(r *wire.Reach) { r.Results["proxy:[::1]:9"] = "200" },
+		"another proxy":       func(r *wire.Reach) { r.Results["proxy:[::1]:9"] = "502" },
+		"no proxy":            func(r *wire.Reach) { r.Results["proxy:[::1]:9"] = "ECONNREFUSED" },
 		"a name that exists":  func(r *wire.Reach) { r.Results["name:"+checkName] = "ok" },
 		"no answer":           func(r *wire.Reach) { r.Results = nil },
 	} {
@@ -149,7 +149,7 @@ func TestRefusedLines(t *testing.T) {
 			t.Fatalf("answer %q", got)
 		}
 	}
-	connect(t, n, 8, "127.0.0.1:9") // as the check of a sandbox does
+	connect(t, n, 8, "[::1]:9") // as the check of a sandbox does
 	list, allowed := refused(true)
 	if len(list) != 1 || list[0].Host != "b.test:443" || list[0].Reason != "not_allowed" || list[0].Count != 3 || len(allowed) != 1 {
 		t.Errorf("refused %+v, allowed %v", list, allowed)

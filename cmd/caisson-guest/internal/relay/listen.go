@@ -28,6 +28,7 @@ type Listeners struct {
 	// Hello describes them.
 	Hello wire.EgressHello
 
+	ports   []int     // of all, the proxy's first
 	streams []*socket // accepted for the host
 	names   *socket   // UDP; nil without names
 	queries *socket   // TCP
@@ -45,9 +46,9 @@ func Listen(c wire.Egress) (*Listeners, error) {
 	if err := checkLoopback(); err != nil {
 		return nil, err
 	}
-	l := &Listeners{}
+	l := &Listeners{ports: append([]int{c.Port}, c.Capture...)}
 	all, local := [4]byte{}, [4]byte{127, 0, 0, 1}
-	for _, port := range append([]int{c.Port}, c.Capture...) {
+	for _, port := range l.ports {
 		s, err := l.open(unix.SOCK_STREAM, all, port)
 		if err != nil {
 			return nil, err
@@ -57,6 +58,7 @@ func Listen(c wire.Egress) (*Listeners, error) {
 	if !c.Names {
 		return l, nil
 	}
+	l.ports = append(l.ports, wire.NamePort)
 	var err error
 	if l.names, err = l.open(unix.SOCK_DGRAM, local, wire.NamePort); err != nil {
 		return nil, err

@@ -91,9 +91,18 @@ func (s *Server) runRelay(c connection) {
 	r := &relay{s: s, conn: c, in: wire.NewRelayQueue(), out: wire.NewRelayCredit(), answered: make(chan struct{})}
 	var first [firstRead]byte
 	n := 0
-	s.slots.Do(func() {
-		_ = c.raw.Control(func(fd uintptr) { n, _ = unix.Read(int(fd), first[:]) })
-	})
+	if int(c.local.Port()) == s.l.ports[0] { // where programs speak first
+		_ = c.file.SetReadDeadline(time.Now().Add(headTime))
+		n = s.readSome(c.socket, first[:])
+		if s.serveLocal(c, first[:max(n, 0)]) {
+			return
+		}
+		_ = c.file.SetReadDeadline(time.Time{})
+	} else {
+		s.slots.Do(func() {
+			_ = c.raw.Control(func(fd uintptr) { n, _ = unix.Read(int(fd), first[:]) })
+		})
+	}
 	if n > 0 {
 		r.out.Take(n, nil)
 	}
