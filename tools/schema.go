@@ -105,8 +105,9 @@ func (c *schemaChecker) addProblem(path, message string) {
 func (c *schemaChecker) checkSchema(path string, s map[string]any) {
 	for _, key := range slices.Sorted(maps.Keys(s)) {
 		at := path + "/" + jsonschema.EscapeKey(key)
-		_, isBool := s[key].(bool)
+		_, isString := s[key].(string)
 		_, isObject := s[key].(map[string]any)
+		list, isList := s[key].([]any)
 		switch {
 		case slices.Contains(forbiddenKeywords, key):
 			c.addProblem(at, "keyword is not allowed in tool schemas")
@@ -114,8 +115,12 @@ func (c *schemaChecker) checkSchema(path string, s map[string]any) {
 			c.addProblem(at, "unknown keyword")
 		case key == "additionalProperties" && isObject:
 			c.addProblem(at, "must be true or false; a schema is not allowed here")
-		case key == "items" && isBool:
+		case key == "items" && !isObject:
 			c.addProblem(at, "must be a schema object")
+		case key == "enum" && isList && len(list) == 0:
+			c.addProblem(at, "must be a list with at least one value")
+		case (key == "title" || key == "description" || key == "format") && !isString:
+			c.addProblem(at, "must be a string")
 		}
 	}
 	c.checkChildren(path, s)

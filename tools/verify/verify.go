@@ -75,7 +75,7 @@ type input struct {
 const checksDescription = "Makes exact checks and says which of them hold: for claims about text and files that should not be taken on trust. Each check is about " +
 	"target_text, or about the workspace file at path. A check that can't be made has not passed. " +
 	"Kinds: contains, not_contains (value), contains_any, contains_all (values), regex_match (value, RE2, anywhere in the text), " +
-	"min_length (value, in characters), json_schema (schema; without references), sha256 (value, hex), file_exists (path)"
+	"min_length (value, in characters), json_schema (schema), sha256 (value, hex), file_exists (path)"
 
 func newDefinition() tools.Definition {
 	return tools.Definition{

@@ -30,7 +30,7 @@ var schemaTests = []struct {
 	{`{"type":"integer"}`, `1.0`, nil},
 	{`{"type":"integer"}`, `1e2`, nil},
 	{`{"type":"integer"}`, `1.5`, []string{"/: got number, want integer"}},
-	{`{"type":["integer","null"]}`, `"x"`, []string{"/: got string, want integer or null"}},
+	{`{"type":["integer","null"]}`, `"x"`, []string{"/: got string, want null or integer"}},
 	{`{"type":"number"}`, `1`, nil},
 	{`{"enum":[1,"x",null,[1.0]]}`, `1.0`, nil},
 	{`{"enum":[1,"x",null,[1.0]]}`, `[1]`, nil},
@@ -44,8 +44,8 @@ var schemaTests = []struct {
 	{`{"minimum":1,"maximum":2.50}`, `0.5`, []string{"/: minimum: got 0.5, want 1"}},
 	{`{"minimum":1,"maximum":2.50}`, `3`, []string{"/: maximum: got 3, want 2.5"}},
 	{`{"minimum":1,"maximum":1}`, `1`, nil},
-	{`{"exclusiveMinimum":1}`, `1`, []string{"/: exclusiveMinimum: got 1, want 1"}},
-	{`{"exclusiveMaximum":1}`, `1`, []string{"/: exclusiveMaximum: got 1, want 1"}},
+	{`{"exclusiveMinimum":1}`, `1`, []string{"/: exclusiveMinimum: got 1, want more than 1"}},
+	{`{"exclusiveMaximum":1}`, `1`, []string{"/: exclusiveMaximum: got 1, want less than 1"}},
 	{`{"multipleOf":0.01}`, `19.99`, nil},
 	{`{"multipleOf":0.01}`, `0.075`, []string{"/: multipleOf: got 0.075, want a multiple of 0.01"}},
 	{`{"minLength":2,"maxLength":2}`, `"éa"`, nil},
@@ -59,32 +59,32 @@ var schemaTests = []struct {
 	{`{"minItems":1}`, `[]`, []string{"/: minItems: got 0, want 1"}},
 	{`{"maxItems":0}`, `[1]`, []string{"/: maxItems: got 1, want 0"}},
 	{`{"uniqueItems":true}`, `[1,"1",[1],{"a":1},true,null]`, nil},
-	{`{"uniqueItems":true}`, `["x",{"a":[1.0]},{"a":[1]}]`, []string{"/: items 1 and 2 are equal"}},
-	{`{"uniqueItems":true}`, `[1,1]`, []string{"/: items 0 and 1 are equal"}},
+	{`{"uniqueItems":true}`, `["x",{"a":[1.0]},{"a":[1]}]`, []string{"/: items at 1 and 2 are equal"}},
+	{`{"uniqueItems":true}`, `[1,1]`, []string{"/: items at 0 and 1 are equal"}},
 	{`{"uniqueItems":false}`, `[1,1]`, nil},
-	{`{"contains":{"const":1}}`, `[2]`, []string{"/: minContains: got 0, want 1"}},
-	{`{"contains":{"const":1},"minContains":0,"maxContains":1}`, `[1,1]`, []string{"/: maxContains: got 2, want 1"}},
+	{`{"contains":{"const":1}}`, `[2]`, []string{"/: no items match contains schema"}},
+	{`{"contains":{"const":1},"minContains":0,"maxContains":1}`, `[1,1]`, []string{"/: max 1 items required to match contains schema, but matched 2 items at 0 1"}},
 	{`{"contains":{"const":1},"minContains":0}`, `[]`, nil},
 	{`{"properties":{"a":{"type":"string"},"b":{}},"required":["a","c"]}`, `{"a":1,"d":2}`, []string{`/: missing property "c"`, "/a: got number, want string"}},
 	{`{"properties":{"a":{}},"additionalProperties":false}`, `{"a":1,"b":2,"c":3}`, []string{`/: unknown property "b"`, `/: unknown property "c"`}},
 	{`{"additionalProperties":{"type":"string"}}`, `{"a/b":1,"c~":2}`, []string{"/a~1b: got number, want string", "/c~0: got number, want string"}},
-	{`{"patternProperties":{"^x":{"type":"string"}},"additionalProperties":false}`, `{"xa":1,"y":2}`, []string{"/xa: got number, want string", `/: unknown property "y"`}},
+	{`{"patternProperties":{"^x":{"type":"string"}},"additionalProperties":false}`, `{"xa":1,"y":2}`, []string{`/: unknown property "y"`, "/xa: got number, want string"}},
 	{`{"patternProperties":{"^x":{"type":"string"}}}`, `{"xa":1,"y":2}`, []string{"/xa: got number, want string"}},
-	{`{"properties":{"xa":{"minimum":2}},"patternProperties":{"^x":{"type":"string"}}}`, `{"xa":1}`, []string{"/xa: minimum: got 1, want 2", "/xa: got number, want string"}},
+	{`{"properties":{"xa":{"minimum":2}},"patternProperties":{"^x":{"type":"string"}}}`, `{"xa":1}`, []string{"/xa: got number, want string", "/xa: minimum: got 1, want 2"}},
 	{`{"properties":{"` + strings.Repeat("a/", 60) + `":{"type":"string"}}}`, `{"` + strings.Repeat("a/", 60) + `":1}`, []string{"/" + strings.Repeat("a~1", 38) + "a…: got number, want string"}},
-	{`{"propertyNames":{"maxLength":1}}`, `{"ab":1}`, []string{`/: property name "ab" is not accepted`}},
+	{`{"propertyNames":{"maxLength":1}}`, `{"ab":1}`, []string{`/: property name "ab" is not accepted: maxLength: got 2, want 1`}},
 	{`{"minProperties":1,"maxProperties":1}`, `{}`, []string{"/: minProperties: got 0, want 1"}},
 	{`{"maxProperties":1}`, `{"a":1,"b":2}`, []string{"/: maxProperties: got 2, want 1"}},
 	{`{"dependentRequired":{"a":["b"]}}`, `{"a":1}`, []string{`/: missing property "b", which "a" requires`}},
 	{`{"dependentRequired":{"a":["b"]}}`, `{"c":1}`, nil},
 	{`{"dependentSchemas":{"a":{"required":["b"]}}}`, `{"a":1}`, []string{`/: missing property "b"`}},
 	{`{"dependentSchemas":{"a":false}}`, `{}`, nil},
-	{`{"allOf":[{"minimum":2},{"maximum":0}]}`, `1`, []string{"/: minimum: got 1, want 2", "/: maximum: got 1, want 0"}},
-	{`{"anyOf":[{"type":"string"},{"minimum":2}]}`, `1`, []string{"/: anyOf: none of the 2 schemas accepts the value"}},
+	{`{"allOf":[{"minimum":2},{"maximum":0}]}`, `1`, []string{"/: maximum: got 1, want 0", "/: minimum: got 1, want 2"}},
+	{`{"anyOf":[{"type":"string"},{"minimum":2}]}`, `1`, []string{"/: anyOf: none of the 2 schemas accepts the value (got number, want string; minimum: got 1, want 2)"}},
 	{`{"anyOf":[{"type":"string"},{"minimum":2}]}`, `2`, nil},
-	{`{"anyOf":[{"minimum":2}]}`, `1`, []string{"/: anyOf: none of the 1 schemas accepts the value"}},
-	{`{"oneOf":[{"minimum":2}]}`, `1`, []string{"/: oneOf: 0 of the 1 schemas accept the value, want 1"}},
-	{`{"oneOf":[{"minimum":1},{"minimum":2}]}`, `2`, []string{"/: oneOf: 2 of the 2 schemas accept the value, want 1"}},
+	{`{"anyOf":[{"minimum":2}]}`, `1`, []string{"/: anyOf: none of the 1 schemas accepts the value (minimum: got 1, want 2)"}},
+	{`{"oneOf":[{"minimum":2}]}`, `1`, []string{"/: oneOf: none of the 1 schemas accepts the value (minimum: got 1, want 2)"}},
+	{`{"oneOf":[{"minimum":1},{"minimum":2}]}`, `2`, []string{"/: oneOf: the schemas 0 and 1 accept the value, want only one"}},
 	{`{"oneOf":[{"minimum":1},{"minimum":2}]}`, `1`, nil},
 	{`{"not":{"type":"null"}}`, `null`, []string{"/: not: the schema accepts the value"}},
 	{`{"if":{"type":"string"},"then":{"minLength":1},"else":{"minimum":1}}`, `""`, []string{"/: minLength: got 0, want 1"}},
@@ -126,43 +126,37 @@ func TestProblemsAreBounded(t *testing.T) {
 }
 
 func TestCompileRefuses(t *testing.T) {
+	const types = `anyOf: none of the 2 schemas accepts the value (value must be one of "array", "boolean", "integer", "null", "number", "object", "string"; `
 	tests := []struct {
 		schema string
 		want   []string
 	}{
-		{`1`, []string{"/: must be a schema, which is an object, true or false"}},
-		{`{"type":"file","enum":[],"required":["a","a"],"pattern":"(","minLength":-1,"maxItems":1.5,"minimum":"1","uniqueItems":1,"title":1}`, []string{
-			"/enum: must be a list with at least one value",
-			"/maxItems: must be a whole number of at least 0",
-			"/minLength: must be a whole number of at least 0",
-			"/minimum: must be a number",
+		{`1`, []string{"/: got number, want boolean or object"}},
+		{`{"type":"file","enum":1,"required":["a","a"],"pattern":"(","minLength":-1,"maxItems":1.5,"minimum":"1","uniqueItems":1}`, []string{
+			"/enum: got number, want array",
+			"/maxItems: got number, want integer",
+			"/minLength: minimum: got -1, want 0",
+			"/minimum: got string, want number",
 			"/pattern: error parsing regexp: missing closing ): `(`",
-			"/required: must be a list of different strings",
-			"/title: must be a string",
-			"/type: must be one of string, number, integer, boolean, null, object, array, or a list of them",
-			"/uniqueItems: must be true or false",
+			"/required: items at 0 and 1 are equal",
+			"/type: " + types + "got string, want array)",
+			"/uniqueItems: got number, want boolean",
 		}},
-		{`{"type":["null","null"],"allOf":[{"type":[]},{"required":["a",1]},{"type":[1]}]}`, []string{
-			"/allOf/0/type: must not be an empty list",
-			"/allOf/1/required: must be a list of different strings",
-			"/allOf/2/type: must be one of string, number, integer, boolean, null, object, array, or a list of them",
-			`/type: "null" is listed twice`,
+		{`{"type":["null","null"],"allOf":[{"type":[]},{"required":["a",1]}]}`, []string{
+			"/allOf/0/type: " + types + "minItems: got 0, want 1)",
+			"/allOf/1/required/1: got number, want string",
+			"/type: " + types + "items at 0 and 1 are equal)",
 		}},
-		{`{"multipleOf":0}`, []string{"/multipleOf: must be a number above 0"}},
+		{`{"multipleOf":0}`, []string{"/multipleOf: exclusiveMinimum: got 0, want more than 0"}},
 		{`{"properties":[],"patternProperties":{"(":1},"allOf":[],"dependentRequired":{"a":1}}`, []string{
-			"/allOf: must be a list with at least one value",
-			"/dependentRequired: must be a list of different strings",
-			"/patternProperties/(: must be a schema, which is an object, true or false",
-			"/patternProperties: error parsing regexp: missing closing ): `(`",
-			"/properties: must be an object",
+			"/: property name \"(\" is not accepted: error parsing regexp: missing closing ): `(`",
+			"/allOf: minItems: got 0, want 1",
+			"/dependentRequired/a: got number, want array",
+			"/patternProperties/(: got number, want boolean or object",
+			"/properties: got array, want object",
 		}},
-		{`{"anyOf":[{"$ref":"#"}],"items":[{}],"unevaluatedItems":false,"dependencies":{},"exclusiveMinimum":true}`, []string{
-			"/anyOf/0/$ref: is not supported",
-			"/dependencies: is not supported",
-			"/exclusiveMinimum: must be a number",
-			"/items: must be a schema, which is an object, true or false",
-			"/unevaluatedItems: is not supported",
-		}},
+		{`{"anyOf":[{"$ref":"#"}]}`, []string{"/: leads back to itself without going into the value"}},
+		{`{"items":{"$dynamicRef":"#x"},"dependencies":{}}`, []string{"/dependencies: is not supported in this draft", "/items/$dynamicRef: is not supported in this draft"}},
 		{`{"$schema":"https://example.com/mine"}`, []string{"/$schema: is a dialect that is not supported"}},
 	}
 	for _, tt := range tests {
@@ -186,35 +180,4 @@ func accepts(t testing.TB, schema, value string) (bool, error) {
 		return false, err
 	}
 	return s.Validate(decode(t, value)) == nil, nil
-}
-
-// A schema that compiles accepts what another implementation accepts, unless
-// that one refuses the schema.
-func FuzzValidate(f *testing.F) {
-	for _, tt := range schemaTests {
-		for i := range schemaTests {
-			if i%7 == len(tt.schema)%7 || schemaTests[i].schema == tt.schema {
-				f.Add(tt.schema, schemaTests[i].value)
-			}
-		}
-	}
-	f.Fuzz(func(t *testing.T, schema, value string) {
-		doc, err := strictjson.Decode([]byte(schema), 1<<16, 32)
-		if err != nil {
-			return
-		}
-		v, err := strictjson.Decode([]byte(value), 1<<16, 32)
-		if err != nil {
-			return
-		}
-		s, problems := Compile(doc)
-		if len(problems) > 0 {
-			return
-		}
-		problems = s.Validate(v, 3)
-		valid, err := accepts(t, schema, value)
-		if err == nil && valid != (len(problems) == 0) {
-			t.Fatalf("%s, %s: another implementation: %v, this one: %q", schema, value, valid, problems)
-		}
-	})
 }

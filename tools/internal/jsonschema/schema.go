@@ -1,0 +1,145 @@
+// Package jsonschema validates JSON values with schemas of JSON Schema, and returns
+// every problem of a value with its place.
+//
+// Package github.com/santhosh-tekuri/jsonschema/v6 does the work. This package adds
+// what schemas and values from strangers need: nothing is loaded, the work of one
+// validation is bounded, and problems are sorted, short and exact. Numbers are exact,
+// patterns are those of package regexp, and format is an annotation.
+package jsonschema
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	validator "github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
+)
+
+// Schema is a compiled schema. Any number of goroutines may use it, one at a time gets
+// its turn.
+type Schema struct {
+	compiled *validator.Schema
+	work     *work
+}
+
+// Compile compiles a schema whose numbers are json.Number, within the exponents that
+// strictjson.CheckNumber accepts. If it can't be used, the problems say why, each as
+// "path: message" with the path as a JSON pointer.
+//
+// The schema is read as [Modernize] describes. Keywords that no draft knows are
+// annotations.
+func Compile(doc any) (*Schema, []string) {
+	m := Modernize(doc)
+	if problems := slices.Concat(m.Problems, m.Ignored); len(problems) > 0 {
+		return nil, problems
+	}
+	s, _, problems := compile(m.Schema, false)
+	return s, problems
+}
+
+// CompileForeign is like [Compile] for a schema that should be usable even if a part of
+// it can't be expressed, such as that of a server's tool. The schema may accept more
+// than its author means, never less: a pattern that package regexp can't express and
+// $dynamicRef are left out, and with them, in the whole schema, keywords that would
+// refuse values wrongly then: not, if, maxContains, the unevaluated keywords, and that
+// oneOf accepts only one.
+func CompileForeign(doc any) (*Schema, []string) {
+	m := Modernize(doc)
+	if len(m.Problems) > 0 {
+		return nil, m.Problems
+	}
+	s, inexact, problems := compile(m.Schema, true)
+	if (inexact || len(m.Ignored) > 0) && len(problems) == 0 {
+		s, _, problems = compile(loosen(m.Schema, nil), true)
+	}
+	return s, problems
+}
+
+// location is the address of the schema that is compiled.
+const location = "schema:///s.json"
+
+// compile compiles a modern schema. With lenient, a pattern that can't be expressed
+// accepts every text, and inexact reports that there was one.
+func compile(doc any, lenient bool) (s *Schema, inexact bool, problems []string) {
+	s = &Schema{work: &work{}}
+	if problems := checkChains(doc); len(problems) > 0 {
+		return nil, false, problems
+	}
+	c := validator.NewCompiler()
+	c.UseLoader(validator.SchemeURLLoader{}) // without a scheme, so that nothing is loaded
+	c.UseRegexpEngine(func(text string) (validator.Regexp, error) {
+		p, err := newPattern(text)
+		if err != nil && lenient && !errors.Is(err, errPatternSize) {
+			inexact = true
+			return anyText(text), nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		return countedPattern{p, s.work}, nil
+	})
+	c.AssertFormat()
+	err := c.AddResource(location, s.work.count(doc, c))
+	if err == nil {
+		s.compiled, err = c.Compile(location)
+	}
+	if err != nil {
+		return nil, inexact, describeError(err)
+	}
+	return s, inexact, nil
+}
+
+// Validate returns the problems of a value whose numbers are json.Number, each as
+// "path: message" with the path as a JSON pointer, at most so many and then the
+// number of the others. A value that takes more than [MaxSteps] has that problem alone.
+func (s *Schema) Validate(v any, most int) []string {
+	s.work.mu.Lock()
+	defer s.work.mu.Unlock()
+	s.work.left = MaxSteps
+	return formatProblems(s.apply(v), most)
+}
+
+// ValidateInput is like [Schema.Validate] for the input of a tool. It removes optional
+// properties from v that are null although null is not valid: many models give every
+// property.
+func (s *Schema) ValidateInput(v any, most int) []string {
+	s.work.mu.Lock()
+	defer s.work.mu.Unlock()
+	s.work.left = MaxSteps
+	err := s.apply(v)
+	var dropped []nullProperty
+	// Each round may show nulls that a combination hid.
+	for range maxDropRounds {
+		nulls := findNulls(v, err)
+		if len(nulls) == 0 {
+			break
+		}
+		for _, n := range nulls {
+			delete(n.object, n.name)
+		}
+		dropped = append(dropped, nulls...)
+		err = s.apply(v)
+	}
+	if restoreRequired(dropped, err) {
+		err = s.apply(v)
+	}
+	return formatProblems(err, most)
+}
+
+var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
+
+// EscapeKey returns a key as a part of a JSON pointer, clipped.
+func EscapeKey(key string) string { return pointerEscapes.Replace(utf8text.Clip(key, 80)) }
+
+func formatPath(keys []string) string {
+	if len(keys) == 0 {
+		return "/"
+	}
+	var b strings.Builder
+	for _, key := range keys {
+		b.WriteString("/" + EscapeKey(key))
+	}
+	return b.String()
+}
