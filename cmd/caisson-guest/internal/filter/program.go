@@ -107,17 +107,19 @@ func searchRules(rules []rule) []unix.SockFilter {
 }
 
 // socketRule lets through the families of the profile: unix, internet, and
-// netlink for routes only.
+// netlink for routes only. The others get the answer of a kernel without them, which
+// programs expect: shadow's useradd gives up if the audit socket is refused by EPERM.
 func socketRule() []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(0),
-		jump(unix.BPF_JEQ, unix.AF_UNIX, 6, 0),
-		jump(unix.BPF_JEQ, unix.AF_INET, 5, 0),
-		jump(unix.BPF_JEQ, unix.AF_INET6, 4, 0),
-		jump(unix.BPF_JEQ, unix.AF_NETLINK, 0, 2),
+		jump(unix.BPF_JEQ, unix.AF_UNIX, 7, 0),
+		jump(unix.BPF_JEQ, unix.AF_INET, 6, 0),
+		jump(unix.BPF_JEQ, unix.AF_INET6, 5, 0),
+		jump(unix.BPF_JEQ, unix.AF_NETLINK, 0, 3),
 		loadArg(2),
-		jump(unix.BPF_JEQ, unix.NETLINK_ROUTE, 1, 0),
-		returnRefusal(),
+		jump(unix.BPF_JEQ, unix.NETLINK_ROUTE, 2, 0),
+		statement(unix.BPF_RET|unix.BPF_K, returnErrno(unix.EPROTONOSUPPORT)),
+		statement(unix.BPF_RET|unix.BPF_K, returnErrno(unix.EAFNOSUPPORT)),
 		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
 	}
 }
