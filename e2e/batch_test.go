@@ -258,6 +258,56 @@ probe no-name --connect-to 93.184.216.34:443:good.test:443 https://93.184.216.34
 probe fronted-other-port -p -H 'Host: evil.test' http://good.test:8081/
 `
 
+// TestBatchCheck: tasks are sound if the oracle passes and nop doesn't. Others are named with the
+// files to look at.
+func TestBatchCheck(t *testing.T) {
+	needBackend(t, "docker")
+	needBackend(t, "runc")
+	image := batchImage(t)
+	forgetBuilds(t)
+	m := newMachine(t)
+	tmp := t.TempDir()
+	m.env = append(m.env, "TMPDIR="+tmp)
+	m.harborTask(t, "sound", image, smallTask, "echo hello > hello.txt")
+	check := func(task string) outcome {
+		return m.run(t, "batch", "check", "--backend", "runc", filepath.Join(m.workspace, "tasks", task))
+	}
+	sound := check("sound")
+	sound.want(t, 0)
+	if sound.stdout != "1 of 1 tasks are sound\n" {
+		t.Error(sound.stdout)
+	}
+	m.harborTask(t, "wrong", image, smallTask, "echo good-bye > hello.txt")
+	m.harborTask(t, "broken", image, smallTask, "echo hello > hello.txt; echo a reason; exit 3")
+	m.write(t, "tasks/broken/tests/test.sh", "[ -e /app/absent ] && reward=1\necho ${reward:-0} > /logs/verifier/reward.txt\n")
+	m.harborTask(t, "easy", image, smallTask, "true")
+	m.write(t, "tasks/easy/tests/test.sh", "echo 1 > /logs/verifier/reward.txt\n")
+	for task, want := range map[string]string{"wrong": "oracle: failed, reward 0", "broken": "oracle: failed, reward 0, solution_failed: solve.sh: exit code 3", "easy": "nop: passed, reward 1"} {
+		alone := check(task)
+		alone.want(t, 60)
+		if !strings.Contains(alone.stdout, want) || !strings.Contains(alone.stdout, "0 of 1 tasks are sound") {
+			t.Errorf("%s: %s", task, alone.stdout)
+		}
+	}
+	out := m.batchDir("checked")
+	all := m.run(t, "batch", "check", "--backend", "runc", "--out", out, filepath.Join(m.workspace, "tasks"))
+	all.want(t, 60)
+	lines := strings.Split(strings.TrimSpace(all.stdout), "\n")
+	if len(lines) != 5 || lines[4] != "1 of 4 tasks are sound" {
+		t.Fatal(all.stdout)
+	}
+	for _, line := range lines[1:4] {
+		fields := strings.Fields(line)
+		text, err := os.ReadFile(fields[len(fields)-1])
+		if err != nil || fields[0] == "broken" && string(text) != "a reason\n" {
+			t.Errorf("%s: %q, %v", line, text, err)
+		}
+	}
+	if left, err := filepath.Glob(filepath.Join(tmp, "caisson-check-*")); err != nil || len(left) != 3 {
+		t.Errorf("temporary directories: %v, %v", left, err)
+	}
+}
+
 // TestBatchHosts: of allowed hosts, TLS at port 443 and requests at port 80 must name the
 // host that is connected to, in the agent's and in the verifier's phase. The control is a
 // task with a public network, in which each name reaches its server by another's connection.

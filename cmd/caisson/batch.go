@@ -54,6 +54,7 @@ type batchFlags struct {
 	models   repeatedFlag
 	taskEnv  []string
 	fleet    fleetFlags
+	check    bool // caisson batch check
 }
 
 func newBatchCommand(a *app) *cobra.Command {
@@ -62,15 +63,16 @@ func newBatchCommand(a *app) *cobra.Command {
 		Use:   "batch [flags] PATH...",
 		Short: "Run many trials of tasks, and keep their results",
 		Long: batchLong + exitHelp(map[int]string{
-			exitDone: "every trial passed", exitFailed: "the infrastructure failed trials, or a result could not be kept", exitInput: "a task can't be read or is unsupported, or the results in --out are of another batch",
+			exitDone: "every trial passed", exitFailed: "the infrastructure failed trials, or trials are suspect, or a result could not be kept", exitInput: "a task can't be read or is unsupported, or the results in --out are of another batch",
 			exitAuth: "a provider refused the key", exitLimit: "--max-cost-usd or a ceiling kept trials from running", exitUnverified: "trials did not pass", exitFatal: "", exitConflict: "", exitUnvouched: "", exitUntrusted: "", exitNoApprover: "",
 		}, usesConfig|usesInput|startsSandbox|asksModel|interruptible),
 		Example: `  caisson batch --agent oracle --agent nop ./tasks
   caisson batch --model openai/gpt-5 --attempts 4 --out results ./tasks
   caisson batch --shard 1/3 --out shard1 ./tasks
   caisson batch --nats nats://queue:4222 --results s3://bucket/run1 /tasks
+  caisson batch check ./tasks
   caisson batch show results`,
-	}, newBatchListCommand(a), newBatchShowCommand(a), newBatchMergeCommand(a), newBatchGradeCommand(a), newBatchCompareCommand(a), newBatchReportCommand(a), newBatchViewCommand(a), newBatchWorkerCommand(a))
+	}, newBatchCheckCommand(a), newBatchListCommand(a), newBatchShowCommand(a), newBatchMergeCommand(a), newBatchGradeCommand(a), newBatchCompareCommand(a), newBatchReportCommand(a), newBatchViewCommand(a), newBatchWorkerCommand(a))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return newUsageError("name the tasks: directories or .jsonl files")
@@ -82,7 +84,7 @@ func newBatchCommand(a *app) *cobra.Command {
 	flags.StringVarP(&f.out, "out", "o", "caisson-batch", "directory of the results")
 	flags.StringArrayVar(&f.agents, "agent", nil, "oracle (the task's own solution) or nop (nothing) in place of a model (repeatable)")
 	flags.IntVar(&f.attempts, "attempts", 1, "attempts of each agent at each task")
-	flags.IntVar(&f.parallel, "parallel", 0, "trials at a time at most (default: the number of processors); memory, processors and disk must suffice too")
+	f.addParallel(flags)
 	flags.IntVar(&f.retries, "retries", 2, "how often a trial is tried again after a failure of the infrastructure")
 	flags.StringVar(&f.shard, "shard", "", "run part I of N alone, as I/N (default: from SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX with their counts)")
 	f.fleet.addFlags(flags)
@@ -158,6 +160,11 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 	return b.runTrials(ctx, maxCost)
 }
 
+// addParallel adds the flag that bounds the trials at a time.
+func (f *batchFlags) addParallel(flags *pflag.FlagSet) {
+	flags.IntVar(&f.parallel, "parallel", 0, "trials at a time at most (default: the number of processors); memory, processors and disk must suffice too")
+}
+
 // addTaskEnv adds the flag that names the variables of tasks.
 func (f *batchFlags) addTaskEnv(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.taskEnv, "task-env", nil, "variable of this machine that tasks get where they refer to it as ${NAME} (repeatable)")
@@ -227,16 +234,24 @@ func (b *batchSession) runTrials(ctx context.Context, maxCost int64) error {
 		Ledger: ledger, Trials: trials, Run: b.trials.Run, Capacity: b.findCapacity(), MaxCostMicroUSD: maxCost, Retries: b.flags.retries, OnStart: p.Start, OnResult: p.Result,
 	})
 	p.Close()
+	if b.flags.check {
+		return finishCheck(ctx, b.app, ledger, trials, err)
+	}
 	return finishBatch(ctx, b.app, ledger, totals, err)
 }
 
-// finishBatch writes the reports of a batch after its trials have ended with an error or nil.
-func finishBatch(ctx context.Context, a *app, ledger *batch.Ledger, totals batch.Totals, err error) error {
+// writeReports writes the reports of a batch after its trials have ended with an error or nil. It
+// returns that error, or the one of an interruption.
+func writeReports(ctx context.Context, ledger *batch.Ledger, err error) (batch.Summary, error) {
 	summary, writeErr := batchui.WriteReports(ledger.Dir())
-	if err := errors.Join(describeEnd(err), writeErr); err != nil {
-		return err
-	}
-	if err := interruption(ctx); err != nil {
+	return summary, cmp.Or(errors.Join(describeEnd(err), writeErr), interruption(ctx))
+}
+
+// finishBatch writes the reports and the summary of a batch after its trials have ended with an
+// error or nil.
+func finishBatch(ctx context.Context, a *app, ledger *batch.Ledger, totals batch.Totals, err error) error {
+	summary, err := writeReports(ctx, ledger, err)
+	if err != nil {
 		return err
 	}
 	if err := batchui.WriteSummary(a.stdout, summary); err != nil {

@@ -191,7 +191,7 @@ func newBatchWorkerCommand(a *app) *cobra.Command {
 	flags.SortFlags = false
 	f.fleet.addFlags(flags)
 	flags.StringVarP(&f.out, "out", "o", "caisson-worker", "directory of this worker alone, on a local disk, for trials that run")
-	flags.IntVar(&f.parallel, "parallel", 0, "trials at a time at most (default: the number of processors); memory, processors and disk must suffice too")
+	f.addParallel(flags)
 	flags.IntVar(&f.retries, "retries", 2, "how often a trial is tried again after a failure of the infrastructure")
 	f.addTaskEnv(flags)
 	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")

@@ -76,16 +76,16 @@ func describeEnd(err error) error {
 
 // batchStatus returns the exit status of a batch.
 func batchStatus(t batch.Totals, s batch.Summary) int {
-	infrastructure, judged, passed := 0, 0, 0
+	undecided, judged, passed := 0, 0, 0
 	for _, a := range s.Agents {
-		infrastructure += a.Infrastructure
+		undecided += a.Infrastructure + a.Suspect
 		judged += a.Judged
 		passed += a.Passed
 	}
 	switch {
 	case t.Reached != "":
 		return exitLimit
-	case infrastructure > 0 || len(t.NotRun) > 0:
+	case undecided > 0 || len(t.NotRun) > 0:
 		return exitFailed
 	case passed < judged:
 		return exitUnverified
@@ -329,7 +329,7 @@ func newBatchGradeCommand(a *app) *cobra.Command {
 
 The verdicts go to DIR/grades and a directory of its own there. The results of the batch stay as they
 are: both verdicts are kept, and those that differ are listed.
-` + exitHelp(map[int]string{exitDone: "every verdict is the same", exitUnverified: "verdicts differ", exitFailed: "the infrastructure failed a verification"}, usesConfig|usesInput|startsSandbox|interruptible),
+` + exitHelp(map[int]string{exitDone: "every verdict is the same", exitUnverified: "verdicts differ", exitFailed: "the infrastructure failed a verification, or it is suspect"}, usesConfig|usesInput|startsSandbox|interruptible),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return newUsageError("name one directory of results")
@@ -370,7 +370,7 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err erro
 	}
 	var trials []batch.Trial
 	for _, r := range results {
-		if definition := definitions[r.Task]; definition != nil && r.Outcome.Judged() {
+		if definition := definitions[r.Task]; definition != nil && (r.Outcome.Judged() || r.Outcome == batch.Suspect) {
 			trials = append(trials, batch.Trial{Key: r.Key, Definition: definition})
 			was[r.Key] = r
 		}

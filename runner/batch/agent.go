@@ -227,7 +227,7 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 		solution = step.Solution
 	}
 	if !fileExists(filepath.Join(solution, "solve.sh")) || !r.place.root {
-		return &failure{SolutionFailed, errors.New("the task has no solution")}
+		return &failure{class: SolutionFailed, err: errors.New("the task has no solution")}
 	}
 	if err := uploadAll(ctx, r.session, uploads(upload{to: solutionDir, from: solution, executable: "solve.sh"})); err != nil {
 		return blame(r.acted, Environment, err)

@@ -24,13 +24,13 @@ type Prediction struct {
 }
 
 // WritePredictions writes the predictions of an agent's first attempts in a batch. Trials
-// that the infrastructure failed are left out.
+// that the infrastructure failed are left out. Suspect ones have a patch like any other.
 func WritePredictions(w io.Writer, dir, agent string, results []Result) error {
 	out := bufio.NewWriter(w)
 	lines := json.NewEncoder(out)
 	lines.SetEscapeHTML(false)
 	for _, r := range results {
-		if r.Agent != agent || r.Attempt != 1 || !r.Outcome.Judged() {
+		if r.Agent != agent || r.Attempt != 1 || !r.Outcome.Judged() && r.Outcome != Suspect {
 			continue
 		}
 		trial := filepath.Join(dir, TrialsDir, r.Key.Name())
@@ -85,8 +85,8 @@ type junitProblem struct {
 }
 
 // WriteJUnit writes results as a report in the form of JUnit: a suite for each agent, in
-// which a trial that did not pass is a failure, one that the infrastructure failed an
-// error, and an unsupported task skipped.
+// which a trial that did not pass is a failure, one that the infrastructure failed or that is
+// suspect an error, and an unsupported task skipped.
 func WriteJUnit(w io.Writer, s Spec, results []Result) error {
 	var all junitSuites
 	for _, agent := range s.Agents {
@@ -132,7 +132,7 @@ func (s *junitSuite) addResult(r Result) {
 	s.Tests++
 	switch r.Outcome {
 	case Passed:
-	case Infrastructure:
+	case Infrastructure, Suspect:
 		s.Errors++
 		c.Error = p
 	default:

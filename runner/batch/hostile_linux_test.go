@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
@@ -24,6 +25,7 @@ var attacked = map[string]struct {
 		"steps/one/instruction.md": "1", "steps/one/tests/test.sh": check("[ -e one ]"),
 		"steps/two/instruction.md": "2", "steps/two/tests/test.sh": check("[ -e two ] && [ -e set-up ]"), "steps/two/workdir/setup.sh": "#!/bin/sh\ntouch set-up\n",
 	}},
+	"download": {downloading, map[string]string{"tests/test.sh": download}},
 	"separate": {"artifacts = [\"answer\", \"given\", \"tree\", { source = \"kept\", exclude = [\"*.key\"] }]\n[verifier]\nenvironment_mode = \"separate\"\n", map[string]string{
 		"tests/test.sh": check("cmp answer /tests/expected || cmp tree/answer /tests/expected || cmp /logs/artifacts/link /tests/expected || cmp /logs/artifacts/kept/a.key /tests/expected"), "tests/expected": "right\n",
 	}},
@@ -72,6 +74,11 @@ var hostileAgents = []struct {
 	// What runs in the verifier's sandbox.
 	{"file", "too large a log", []string{"echo 'truncate -s 2G /logs/verifier/big' > hook"}, 0},
 	{"file", "the output's name", []string{"echo 'mkdir /logs/verifier/test-stdout.txt' > hook"}, 0},
+	// A verifier that fails for reasons that may not be the agent's.
+	{"download", "honest", []string{"echo right > answer"}, 1},
+	{"download", "wrong", []string{"echo wrong > answer"}, 0},
+	{"download", "connections of its own", []string{"echo 'nc -w 2 other.example 443; nc -w 2 mirror.example 443; echo 0 > /logs/verifier/reward.txt' > hook"}, 0},
+	{"download", "an endless test", []string{"echo 'nc -w 2 other.example 443; sleep 1000' > hook"}, 0},
 	{"separate", "another kind", []string{"rm given; mkdir given"}, 0},
 }
 
@@ -79,6 +86,7 @@ var hostileAgents = []struct {
 // reward, no hostile one passes, and none is without a verdict.
 func TestHostileAgents(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
+		m.internet(new(atomic.Int64))
 		m.o.NewModel = func(_ context.Context, agent string) (batch.Model, error) {
 			model, err := replay.Open(filepath.Join(m.top, agent+".yaml"), replay.Options{})
 			return batch.Model{Profiles: []loop.Profile{{Name: agent, Model: model}}, Close: func() {}}, err
@@ -124,6 +132,9 @@ func TestHostileAgents(t *testing.T) {
 			}
 			if !r.Outcome.Judged() || (r.Outcome == batch.Passed) != (a.reward == 1) || a.reward > 0 && got != a.reward {
 				t.Errorf("%s: %s, reward %g, %s %q", r.Agent, r.Outcome, got, r.Class, r.Cause)
+			}
+			if a.task == "download" && a.name != "wrong" && a.reward == 0 && len(r.Sessions) != 4 {
+				t.Errorf("%s: %d sessions: the verifier did not fail twice, and once without the agent's files", r.Agent, len(r.Sessions))
 			}
 		}
 	})

@@ -179,7 +179,7 @@ func scanResults(r io.Reader, f func(r Result, line []byte) error) (whole int64,
 // isSound reports whether a result that was read can be one of a trial: its name is that of
 // its key, unless it has none, and its reward can be one.
 func (r Result) isSound() bool {
-	known := r.Outcome.Judged() || r.Outcome == Infrastructure
+	known := r.Outcome.Judged() || r.Outcome == Infrastructure || r.Outcome == Suspect
 	finite := r.Reward == nil || isReward(*r.Reward/2) // a mean may be rounded up
 	return known && finite && r.Task != "" && r.Agent != "" && (r.Name == "" || r.Name == r.Key.Name())
 }

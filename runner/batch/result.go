@@ -12,14 +12,15 @@ type Outcome string
 
 // The outcomes. Passed, Failed and Limit are the agent's, and what rates count. The others
 // are in no denominator: Infrastructure is a fault of the machine, the sandbox or the
-// provider, and Unsupported a task that can't be run here. Cancelled is a trial that was
-// interrupted, and NotRun one that a limit on all trials together ended. Both have no result
-// and run again.
+// provider, Suspect a verdict that the agent may not have earned, and Unsupported a task that
+// can't be run here. Cancelled is a trial that was interrupted, and NotRun one that a limit on
+// all trials together ended. Both have no result and run again.
 const (
 	Passed         Outcome = "passed"
 	Failed         Outcome = "failed"
 	Limit          Outcome = "limit" // a limit ended the agent, and the verifier did not pass
 	Infrastructure Outcome = "infrastructure"
+	Suspect        Outcome = "suspect" // the verifier failed twice for reasons that are not the agent's
 	Cancelled      Outcome = "cancelled"
 	NotRun         Outcome = "not_run"
 	Unsupported    Outcome = "unsupported"
@@ -57,6 +58,13 @@ const (
 	MinRewardNotMet   Class = "min_reward"        // a step stayed below its least reward
 	VerifierCrashed   Class = "verifier_crashed"  // the verifier's sandbox ended by what ran in it, or its files could not be collected
 	UnverifiedOutcome Class = "unverified"        // the task has no verifier
+)
+
+// The classes of suspect trials: why the verifier failed. VerifierTimeout is one too, if the
+// agent was [Oracle].
+const (
+	VerifierNetwork Class = "verifier_network" // its connections failed
+	VerifierLimit   Class = "verifier_limit"   // it reached a limit of memory or disk
 )
 
 // Fault is one failed try of a trial for a reason of the infrastructure.

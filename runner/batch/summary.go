@@ -25,6 +25,7 @@ type Summary struct {
 	Tasks       int               `json:"tasks"`
 	Unsupported []UnsupportedTask `json:"unsupported"`
 	Agents      []AgentSummary    `json:"agents"`
+	Suspects    []SuspectTrial    `json:"suspects,omitempty"`
 	// DroppedCostUSD is decimal: the cost of tries without a result, "" for none.
 	DroppedCostUSD string `json:"dropped_cost_usd,omitempty"`
 }
@@ -35,13 +36,20 @@ type UnsupportedTask struct {
 	Reasons []string `json:"reasons"`
 }
 
+// SuspectTrial is a trial that ended as [Suspect].
+type SuspectTrial struct {
+	Key
+	Class Class  `json:"class"`
+	Cause string `json:"cause"`
+}
+
 // AgentSummary sums up the results of one agent.
 type AgentSummary struct {
 	Agent string `json:"agent"`
 	Model string `json:"model,omitempty"`
 	// Planned is the number of trials of supported tasks, NotRun of those that have no
 	// result. The rest have: rates count
-	// Judged = Passed + Failed + Limit, Infrastructure are in no rate.
+	// Judged = Passed + Failed + Limit. Infrastructure and Suspect are in no rate.
 	Planned        int `json:"planned"`
 	NotRun         int `json:"not_run"`
 	Judged         int `json:"judged"`
@@ -49,6 +57,7 @@ type AgentSummary struct {
 	Failed         int `json:"failed"`
 	Limit          int `json:"limit"`
 	Infrastructure int `json:"infrastructure"`
+	Suspect        int `json:"suspect"`
 	// Classes counts the judged trials by why they have no reward or a lower one, and
 	// Faults the tries that the infrastructure failed, those that were tried again
 	// included.
@@ -106,6 +115,14 @@ func Summarize(s Spec, results []Result) Summary {
 	if s.DroppedMicroUSD > 0 {
 		out.DroppedCostUSD = record.CostUSD(&s.DroppedMicroUSD)
 	}
+	for _, r := range results {
+		if r.Outcome == Suspect && slices.Contains(s.Agents, r.Agent) {
+			out.Suspects = append(out.Suspects, SuspectTrial{r.Key, r.Class, r.Cause})
+		}
+	}
+	slices.SortFunc(out.Suspects, func(a, b SuspectTrial) int {
+		return cmp.Or(cmp.Compare(a.Task, b.Task), cmp.Compare(a.Agent, b.Agent), cmp.Compare(a.Attempt, b.Attempt))
+	})
 	for _, agent := range s.Agents {
 		out.Agents = append(out.Agents, summarizeAgent(s, agent, results))
 	}
@@ -141,7 +158,7 @@ func summarizeAgent(s Spec, agent string, results []Result) AgentSummary {
 		rewards = append(rewards, reward)
 		byTask[r.Task] = append(byTask[r.Task], r)
 	}
-	a.NotRun = max(0, a.Planned-a.Judged-a.Infrastructure)
+	a.NotRun = max(0, a.Planned-a.Judged-a.Infrastructure-a.Suspect)
 	a.Usage.CostMicroUSD = nil // CostUSD has it, with what is unknown
 	if a.Model != "" {
 		a.CostUSD = record.CostUSD(&cost)
@@ -178,6 +195,8 @@ func (a *AgentSummary) countResult(r Result) {
 		a.Limit++
 	case Infrastructure:
 		a.Infrastructure++
+	case Suspect:
+		a.Suspect++
 	}
 	if r.Outcome.Judged() {
 		a.Judged++

@@ -40,12 +40,13 @@ func TestSummarize(t *testing.T) {
 	s.Tasks[3].Unsupported = []string{"2 GPUs"}
 	list := []Result{
 		result("task-0", "m", 1, Passed), result("task-0", "m", 2, Failed), result("task-1", "m", 1, Passed), result("task-1", "m", 2, Passed),
-		result("task-2", "m", 1, Infrastructure), result("task-2", "other", 1, Passed),
+		result("task-2", "m", 1, Infrastructure), result("task-2", "other", 1, Passed), result("task-2", "m", 2, Suspect), result("task-2", "other", 2, Suspect),
 	}
 	for i := range list {
 		list[i].Model, list[i].Usage = "p/m", limits.Usage{Rounds: 1, InputTokens: 10, CostMicroUSD: new(int64(500_000))}
 	}
 	list[1].Class = RewardMissing
+	list[6].Class, list[6].Cause, list[6].Reward = VerifierNetwork, "down", new(0.0)
 	list[3].Usage.CostMicroUSD = nil
 	list[0].Faults = []Fault{{SandboxStart, "x"}}
 	list[4].Faults = []Fault{{SandboxStart, "x"}, {SandboxLost, "y"}}
@@ -53,11 +54,14 @@ func TestSummarize(t *testing.T) {
 	if d := gocmp.Diff([]UnsupportedTask{{"task-3", []string{"2 GPUs"}}}, got.Unsupported); d != "" {
 		t.Error(d)
 	}
+	if d := gocmp.Diff([]SuspectTrial{{Key: list[6].Key, Class: VerifierNetwork, Cause: "down"}}, got.Suspects); d != "" {
+		t.Error(d)
+	}
 	a := got.Agents[0]
-	if a.Planned != 6 || a.NotRun != 1 || a.Judged != 4 || a.Passed != 3 || a.Failed != 1 || a.Infrastructure != 1 || a.JudgedTasks != 2 {
+	if a.Planned != 6 || a.NotRun != 0 || a.Suspect != 1 || a.Judged != 4 || a.Passed != 3 || a.Failed != 1 || a.Infrastructure != 1 || a.JudgedTasks != 2 {
 		t.Errorf("%+v", a)
 	}
-	if a.CostUSD != "2.000000" || a.CostUnknown != 1 || a.Usage.InputTokens != 50 || a.MedianMS != 1000 || a.TotalMS != 5000 || *a.MeanReward != 0.75 {
+	if a.CostUSD != "2.500000" || a.CostUnknown != 1 || a.Usage.InputTokens != 60 || a.MedianMS != 1000 || a.TotalMS != 6000 || *a.MeanReward != 0.75 {
 		t.Errorf("%+v", a)
 	}
 	if d := gocmp.Diff(map[Class]int{SandboxStart: 2, SandboxLost: 1}, a.Faults); d != "" {
@@ -82,13 +86,13 @@ func TestSummaryAddsUp(t *testing.T) {
 		var list []Result
 		for _, task := range s.Tasks {
 			for attempt := 1; attempt <= s.Attempts; attempt++ {
-				if o := rapid.SampledFrom([]Outcome{"", Passed, Failed, Limit, Infrastructure}).Draw(rt, "outcome"); o != "" {
+				if o := rapid.SampledFrom([]Outcome{"", Passed, Failed, Limit, Infrastructure, Suspect}).Draw(rt, "outcome"); o != "" {
 					list = append(list, result(task.ID, Nop, attempt, o))
 				}
 			}
 		}
 		a := Summarize(s, list).Agents[0]
-		if a.Planned != len(s.Tasks)*s.Attempts || a.Planned != a.NotRun+a.Judged+a.Infrastructure || a.Judged != a.Passed+a.Failed+a.Limit {
+		if a.Planned != len(s.Tasks)*s.Attempts || a.Planned != a.NotRun+a.Judged+a.Infrastructure+a.Suspect || a.Judged != a.Passed+a.Failed+a.Limit {
 			rt.Errorf("%+v", a)
 		}
 		if r := a.PassAt1; r.Value != nil && (*r.Value < 0 || *r.Value > 1 || r.Low != nil && (*r.Low > *r.Value+1e-9 || *r.High < *r.Value-1e-9)) {
@@ -110,7 +114,7 @@ func TestCompareSides(t *testing.T) {
 		a.Results = append(a.Results, result(fmt.Sprintf("task-%d", i), "x", 1, Passed), result(fmt.Sprintf("task-%d", i), "x", 2, Failed))
 		b.Results = append(b.Results, result(fmt.Sprintf("task-%d", i), "y", 1, Failed))
 	}
-	b.Results[3].Outcome = Infrastructure
+	b.Results[3].Outcome = Suspect
 	c := Compare(a, b)
 	want := []stats.Pair{{Task: "task-0", A: 0.5, AttemptsA: 2, AttemptsB: 1}, {Task: "task-2", A: 0.5, AttemptsA: 2, AttemptsB: 1}}
 	if d := gocmp.Diff(want, c.Pairs); d != "" {
@@ -126,14 +130,14 @@ func TestExports(t *testing.T) {
 	dir := t.TempDir()
 	s := spec(tasks(3))
 	s.Tasks[2].Unsupported = []string{"a\x00 <GPU>"}
-	passed, failed, infra := result("task-0", Nop, 1, Passed), result("task-1", Nop, 1, Failed), result("task-1", Nop, 2, Infrastructure)
+	passed, failed, infra, suspect := result("task-0", Nop, 1, Passed), result("task-1", Nop, 1, Failed), result("task-1", Nop, 2, Infrastructure), result("task-2", Nop, 1, Suspect)
 	failed.Class, failed.Cause = RewardMissing, "no & \x1b reward"
-	list := []Result{passed, failed, infra}
+	list := []Result{passed, failed, infra, suspect}
 	must(t, os.MkdirAll(filepath.Join(dir, TrialsDir, passed.Key.Name()), 0o755))
 	must(t, os.WriteFile(filepath.Join(dir, TrialsDir, passed.Key.Name(), PatchFile), []byte("--- a\n+++ <b>\n"), 0o644))
 	var b bytes.Buffer
 	must(t, WritePredictions(&b, dir, Nop, list))
-	if want := "{\"instance_id\":\"task-0\",\"model_name_or_path\":\"nop\",\"model_patch\":\"--- a\\n+++ <b>\\n\"}\n{\"instance_id\":\"task-1\",\"model_name_or_path\":\"nop\",\"model_patch\":\"\"}\n"; b.String() != want {
+	if want := "{\"instance_id\":\"task-0\",\"model_name_or_path\":\"nop\",\"model_patch\":\"--- a\\n+++ <b>\\n\"}\n{\"instance_id\":\"task-1\",\"model_name_or_path\":\"nop\",\"model_patch\":\"\"}\n{\"instance_id\":\"task-2\",\"model_name_or_path\":\"nop\",\"model_patch\":\"\"}\n"; b.String() != want {
 		t.Errorf("predictions: %s", b.String())
 	}
 	b.Reset()
@@ -141,7 +145,7 @@ func TestExports(t *testing.T) {
 	var suites junitSuites
 	must(t, xml.Unmarshal(b.Bytes(), &suites))
 	suite := suites.Suites[0]
-	if suite.Tests != 4 || suite.Failures != 1 || suite.Errors != 1 || suite.Skipped != 1 || suite.Time != "3.000" || len(suite.Cases) != 4 {
+	if suite.Tests != 5 || suite.Failures != 1 || suite.Errors != 2 || suite.Skipped != 1 || suite.Time != "4.000" || len(suite.Cases) != 5 || suite.Cases[3].Error == nil {
 		t.Errorf("%+v", suite)
 	}
 	if f := suite.Cases[1].Failure; f == nil || f.Type != "reward_missing" || f.Message != "no & � reward" {
@@ -181,6 +185,8 @@ func TestVerdict(t *testing.T) {
 		"full after it":             {err: blame(true, StateUnreadable, limit), outcome: Limit, class: StateUnreadable, reward: -1},
 		"disk of this machine":      {err: blame(true, StateUnreadable, syscall.ENOSPC), outcome: Infrastructure, class: Machine, reward: -1},
 		"records of this machine":   {err: blame(true, StateUnreadable, &sessiondir.StateError{}), outcome: Infrastructure, class: RecordsUnwritable, reward: -1},
+		"suspect":                   {steps: []StepResult{step("", 1), step(VerifierNetwork, 0)}, err: &failure{VerifierNetwork, errors.New("x"), true}, outcome: Suspect, class: VerifierNetwork, reward: 1. / 3},
+		"suspect after a failure":   {steps: []StepResult{step(RewardMissing), step(VerifierNetwork, 0)}, err: &failure{VerifierNetwork, errors.New("x"), true}, outcome: Failed, class: RewardMissing, reward: 0},
 		"of the provider after all": {err: blame(true, StateUnreadable, &infraError{Provider, lost}), outcome: Infrastructure, class: Provider, reward: -1},
 	} {
 		r := trialRun{steps: c.steps, trial: Trial{Definition: &task.Task{MultiStep: true, Strategy: cmp.Or(c.strategy, task.Mean), Steps: make([]task.Step, 3)}}}

@@ -41,11 +41,14 @@ const (
 	// verifier's.
 	SessionDir         = "session"
 	VerifierSessionDir = "verifier-session"
-	TrajectoryFile     = "trajectory.json" // ATIF
-	PatchFile          = "workspace.patch" // unified diff of the working directory
-	StateFile          = "state.tar"       // what the agent changed, for the verifier
-	OutputFile         = "test-stdout.txt"
-	AgentOutputFile    = "output.txt" // of the oracle's solution
+	// ControlDir has the VerifierDir and VerifierSessionDir of a run of the verifier without
+	// the agent's files.
+	ControlDir      = "control"
+	TrajectoryFile  = "trajectory.json" // ATIF
+	PatchFile       = "workspace.patch" // unified diff of the working directory
+	StateFile       = "state.tar"       // what the agent changed, for the verifier
+	OutputFile      = "test-stdout.txt"
+	AgentOutputFile = "output.txt" // of the oracle's solution
 	// StepsDir has a directory for each step of a task with steps, with its VerifierDir
 	// and StateFile.
 	StepsDir = "steps"
@@ -187,10 +190,12 @@ type quotaError struct{ limit string }
 
 func (e *quotaError) Error() string { return e.limit }
 
-// failure is a reason why a trial fails that is the agent's or the task's.
+// failure is a reason why a trial fails that is the agent's or the task's. If it is suspect, it
+// is neither's, and says nothing about the agent.
 type failure struct {
-	class Class
-	err   error
+	class   Class
+	err     error
+	suspect bool
 }
 
 func (e *failure) Error() string { return e.err.Error() }
@@ -215,7 +220,7 @@ func blame(acted bool, class Class, err error) error {
 	case of != Machine:
 		class = of
 	}
-	return &failure{class, err}
+	return &failure{class: class, err: err}
 }
 
 // setOutcome sets the outcome by the rewards, and by the error that ended the trial.
@@ -231,7 +236,8 @@ func (r *trialRun) setOutcome(err error) {
 	case errors.As(err, &infra):
 		out.Outcome, out.Class, out.Cause, out.fault = Infrastructure, infra.class, infra.Error(), err
 		return
-	case errors.As(err, &failed):
+	case errors.As(err, &failed) && failed.suspect: // its step has the class, unless one before failed
+	case failed != nil:
 		out.Class, out.Cause = failed.class, failed.Error()
 		if limit, ok := errors.AsType[*limits.ExceededError](err); ok {
 			out.Limit = string(limit.Kind)
@@ -259,6 +265,8 @@ func (r *trialRun) setOutcome(err error) {
 		out.Reward = new(mainReward(out.Rewards))
 	}
 	switch {
+	case failed != nil && failed.suspect && out.Class == failed.class:
+		out.Outcome = Suspect
 	case isPass(out.Rewards) && out.Class == "":
 		out.Outcome = Passed
 	case out.Limit != "":
@@ -328,11 +336,9 @@ func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
 	if err == nil {
 		err = r.collectState(ctx, step, dir, &left)
 	}
-	if failed, ok := errors.AsType[*failure](err); ok {
-		result.Class, result.Cause = failed.class, failed.Error()
-	}
 	result.LeftOut = left.names
 	if err != nil {
+		_ = result.note(err) // it ends the trial
 		r.steps = append(r.steps, result)
 		return false, err
 	}
@@ -355,14 +361,25 @@ func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
 	if result.Rewards = v.rewards; isPass(v.rewards) {
 		result.Class, result.Cause = "", "" // the verifier decides how the agent did
 	}
-	if failed, ok := errors.AsType[*failure](err); ok {
-		result.Class, result.Cause, err = failed.class, failed.Error(), nil
-	}
+	err = result.note(err)
 	if err == nil && len(step.MinReward) > 0 && !last && !meetsMinimum(v.rewards, step.MinReward) {
 		result.Class, result.Cause, last = MinRewardNotMet, fmt.Sprintf("step %s stayed below its least reward", step.Name), true
 	}
 	r.steps = append(r.steps, result)
 	return err == nil && !last, err
+}
+
+// note notes why a step failed, and returns the error if the trial ends by it.
+func (s *StepResult) note(err error) error {
+	failed, ok := errors.AsType[*failure](err)
+	if !ok {
+		return err
+	}
+	s.Class, s.Cause = failed.class, failed.Error()
+	if failed.suspect {
+		return err
+	}
+	return nil
 }
 
 // openSession makes a session in a place.

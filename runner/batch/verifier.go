@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// verifierTries is how often a verifier that reaches its time is run.
+// verifierTries is how often a verifier is run that fails for a reason that may not be the agent's.
 const verifierTries = 2
 
 // verification is one verification of what a step left in a directory.
@@ -35,10 +35,13 @@ type verification struct {
 	// agentClosed waits until the agent's session has ended and its files are in dir, and
 	// returns its error. Nil means that it has.
 	agentClosed func() error
+	// control reports that nothing of the agent is brought to the verifier.
+	control bool
 
 	rewards  map[string]float64
 	sessions []string
 	left     leftOut
+	doubts   doubts
 }
 
 // errVerifierTime is the error of a verifier that reached its time.
@@ -50,18 +53,22 @@ func (v *verification) verifyStep(ctx context.Context) error {
 		v.out = v.dir
 	}
 	if v.step.Verifier.Tests == "" && v.step.Verifier.Command == "" {
-		return &failure{UnverifiedOutcome, errors.New("the task has no verifier")}
+		return &failure{class: UnverifiedOutcome, err: errors.New("the task has no verifier")}
 	}
 	var err error
 	for range verifierTries {
-		if err = v.runOnce(ctx); !errors.Is(err, errVerifierTime) {
+		if err = v.runOnce(ctx); len(v.doubts) == 0 || errors.As(err, new(*infraError)) || err == nil && isPass(v.rewards) {
 			return err
 		}
 	}
-	return &failure{VerifierTimeout, fmt.Errorf("%w of %s, twice", err, v.step.Verifier.Time)}
+	if errors.Is(err, errVerifierTime) {
+		err = &failure{class: VerifierTimeout, err: fmt.Errorf("%w of %s, twice", err, v.step.Verifier.Time)}
+	}
+	return v.checkDoubts(ctx, err)
 }
 
 func (v *verification) runOnce(ctx context.Context) (err error) {
+	v.rewards, v.doubts = nil, doubts{}
 	verifier := v.step.Verifier
 	environment, p := v.trial.Definition.Environment, v.place
 	if verifier.Separate {
@@ -92,7 +99,11 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 	}
 	v.sessions = append(v.sessions, o.Dir.Session)
 	defer func() {
-		_, closed := closeSession(s, o, filepath.Join(v.out, VerifierSessionDir))
+		to := filepath.Join(v.out, VerifierSessionDir)
+		_, closed := closeSession(s, o, to)
+		if closed == nil && (err != nil || !isPass(v.rewards)) {
+			closed = v.doubts.addConnections(to)
+		}
 		err = errors.Join(err, closed, runner.CloseMounts(mounts))
 	}()
 	if mountErr != nil {
@@ -118,6 +129,9 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 		name := changedName(h)
 		return !slices.ContainsFunc(dirs, func(dir string) bool { return isWithin(name, strings.TrimSuffix(dir, "/")) }) || p.root && isHarness(name) || caches.contains(h)
 	}
+	if !p.root && v.control {
+		return nil
+	}
 	if !p.root {
 		return v.blame(restoreState(ctx, s, filepath.Join(v.dir, StateFile), hidden, append(dirs, imageDir), nil, &v.left))
 	}
@@ -130,7 +144,7 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 		return v.listLeft(p), nil
 	}
 	state := filepath.Join(v.dir, StateFile)
-	if v.step.Verifier.Separate {
+	if v.step.Verifier.Separate || v.control {
 		state, dirs = "", nil
 	}
 	if err := restoreState(ctx, s, state, hidden, dirs, list, &v.left); err != nil {
@@ -150,6 +164,9 @@ const imageDir = "/usr"
 // changed.
 func (v *verification) listLeft(p place) []upload {
 	uploads := []upload{{to: logsDir + "/agent"}, {to: logsDir + "/artifacts"}}
+	if v.control {
+		return uploads
+	}
 	if artifacts := filepath.Join(v.dir, ArtifactsDir); fileExists(artifacts) {
 		uploads = append(uploads, upload{to: logsDir + "/artifacts", from: artifacts, skip: v.isCacheOfArtifact})
 	}
@@ -229,7 +246,7 @@ func (v *verification) runTests(ctx context.Context, s *runner.Session, p place,
 	}
 	v.rewards, err = ReadRewards(dir)
 	if reward, ok := errors.AsType[*RewardError](err); ok {
-		return &failure{reward.Class, reward}
+		return &failure{class: reward.Class, err: reward}
 	}
 	return blame(v.acted, RewardUnparsable, err)
 }
@@ -267,10 +284,14 @@ func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p pl
 	switch {
 	case err != nil:
 		if limit, ok := errors.AsType[*limits.ExceededError](err); ok {
-			return ended.Status, &failure{VerifierCrashed, limit}
+			v.doubts[string(limit.Kind)] = doubtLimit
+			return ended.Status, &failure{class: VerifierCrashed, err: limit}
 		}
 		return ended.Status, blame(v.acted, VerifierCrashed, err)
+	case ended.Status.OOMKilled:
+		v.doubts[string(limits.KindMemory)] = doubtLimit
 	case ended.Status.TimedOut:
+		v.doubts[string(limits.KindWallTime)] = doubtLimit
 		return ended.Status, errVerifierTime
 	}
 	return ended.Status, nil
@@ -309,7 +330,7 @@ func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) erro
 		}
 		if !fileExists(filepath.Join(dir, StateFile)) {
 			if was.Class != "" { // that is why the agent did not get this far
-				return &failure{was.Class, errors.New(was.Cause)}
+				return &failure{was.Class, errors.New(was.Cause), was.Outcome == Suspect}
 			}
 			return nil
 		}
@@ -327,9 +348,7 @@ func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) erro
 			result.Limit = was.Steps[i].Limit
 		}
 		r.result.Sessions = append(r.result.Sessions, v.sessions...)
-		if failed, ok := errors.AsType[*failure](err); ok {
-			result.Class, result.Cause, err = failed.class, failed.Error(), nil
-		}
+		err = result.note(err)
 		r.steps = append(r.steps, result)
 		if err != nil {
 			return err

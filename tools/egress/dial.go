@@ -14,6 +14,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -213,10 +214,14 @@ func (h *hostConn) checkIdle() {
 	h.endConn(EndingIdle)
 }
 
-// Read reads from the host. It ends the connection if the budget does.
+// Read reads from the host. It ends the connection if the budget does, or if the host has
+// reset it.
 func (h *hostConn) Read(p []byte) (int, error) {
 	n, err := h.MeteredConn.Read(p)
 	h.checkBudget(err)
+	if errors.Is(err, syscall.ECONNRESET) {
+		h.endConn(EndingHost)
+	}
 	return n, err
 }
 

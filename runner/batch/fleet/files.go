@@ -175,6 +175,7 @@ func mayLink(name string) bool {
 	if rest, ok := strings.CutPrefix(name, batch.StepsDir+"/"); ok {
 		_, name, _ = strings.Cut(rest, "/")
 	}
+	name = strings.TrimPrefix(name, batch.ControlDir+"/")
 	dir, _, below := strings.Cut(name, "/")
 	return below && (dir == batch.ArtifactsDir || dir == batch.AgentDir || dir == batch.VerifierDir)
 }

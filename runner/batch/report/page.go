@@ -23,6 +23,7 @@ type page struct {
 	Version                                 string
 	Agents                                  []agentRow
 	Planned, Judged, Infrastructure, NotRun int
+	SuspectsTotal, SuspectsLeft             int
 	Foreign                                 int // results of agents that the batch does not have
 	Faults                                  []faultRow
 	FaultsLeft, AgentsLeft                  int
@@ -125,6 +126,8 @@ func newPage(title string, s batch.Spec, results []batch.Result) *page {
 		return cmp.Or(cmp.Compare(a.Task, b.Task), cmp.Compare(index[a.Agent], index[b.Agent]), cmp.Compare(a.Attempt, b.Attempt))
 	})
 	p.Faults, p.FaultsLeft = cut(countFaults(own), maxFaults)
+	p.SuspectsTotal = len(p.Suspects)
+	p.Suspects, p.SuspectsLeft = cut(p.Suspects, maxFaults)
 	p.UnsupportedTotal = len(p.Unsupported)
 	p.Unsupported, p.UnsupportedLeft = cut(p.Unsupported, maxUnsupported)
 	shown, left := cut(own, maxTrials)
@@ -156,14 +159,14 @@ func newAgentRow(i int, a batch.AgentSummary) agentRow {
 	if a.CostUSD != "" {
 		total, _ := strconv.ParseFloat(a.CostUSD, 64) // 0 for what is no number
 		row.Cost, row.PerTrial = formatDollars(total), "unknown"
-		if known := a.Judged + a.Infrastructure - a.CostUnknown; known > 0 {
+		if known := a.Judged + a.Infrastructure + a.Suspect - a.CostUnknown; known > 0 {
 			row.PerTrial = formatDollars(total / float64(known))
 		}
 	}
 	x := 0.0
-	for _, part := range []bar{{Outcome: "passed", Count: a.Passed}, {Outcome: "failed", Count: a.Failed}, {Outcome: "limit", Count: a.Limit}, {Outcome: "infrastructure", Count: a.Infrastructure}, {Outcome: "not-run", Count: a.NotRun}} {
+	for _, part := range []bar{{Outcome: "passed", Count: a.Passed}, {Outcome: "failed", Count: a.Failed}, {Outcome: "limit", Count: a.Limit}, {Outcome: "infrastructure", Count: a.Infrastructure}, {Outcome: "suspect", Count: a.Suspect}, {Outcome: "not-run", Count: a.NotRun}} {
 		if part.Count > 0 {
-			part.X, part.Width = x, chartWidth*float64(part.Count)/float64(a.Judged+a.Infrastructure+a.NotRun)
+			part.X, part.Width = x, chartWidth*float64(part.Count)/float64(a.Judged+a.Infrastructure+a.Suspect+a.NotRun)
 			x += part.Width
 			row.Bars = append(row.Bars, part)
 		}

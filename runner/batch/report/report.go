@@ -90,7 +90,7 @@ func Write(w io.Writer, title string, s batch.Spec, results []batch.Result) erro
 }
 
 // outcomes are those that trials are listed by.
-var outcomes = []batch.Outcome{batch.Passed, batch.Failed, batch.Limit, batch.Infrastructure}
+var outcomes = []batch.Outcome{batch.Passed, batch.Failed, batch.Limit, batch.Infrastructure, batch.Suspect}
 
 // filterRules returns the rules of style that hide the rows of trials whose outcome or agent
 // is not checked.

@@ -132,18 +132,20 @@ func TestFigures(t *testing.T) {
 	lost := newSampleResult(results[0].Key, began, 98) // the infrastructure fails it
 	lost.Usage.CostMicroUSD = new(int64(250_000))
 	results[0] = lost
+	results[6].Outcome, results[6].Class, results[6].Cause = batch.Suspect, batch.VerifierNetwork, "mirror.example:80 (connect)"
 	results[3].Faults = []batch.Fault{{Class: batch.SandboxStart, Cause: "no space left on device"}}
 	results = results[:len(results)-1]
 	results = append(results, batch.Result{Key: batch.Key{Task: "t0", Agent: "nop", Attempt: 1}, Outcome: batch.Failed})
 	text := textOf(t, render(t, "x", s, results))
 	for _, want := range []string{
 		"2 agents × 9 tasks × 2 attempts",
-		"32 trials: 30 judged , 1 failed by the infrastructure, 1 cancelled or not run; 1 task unsupported",
+		"32 trials: 29 judged , 1 failed by the infrastructure, 1 suspect, 1 cancelled or not run; 1 task unsupported",
 		"1 trial without a result", "1 result of agents that the last command did not name",
-		"openai/gpt-5 15 / 15 1.000", "ollama/fast 0 / 15 0.000", "$0.25 $4.00 in all", "unknown $0.00 in all, 15 unknown",
-		"15 passed · 1 infrastructure", "15 failed · 1 not run",
+		"openai/gpt-5 14 / 14 1.000", "ollama/fast 0 / 15 0.000", "$0.25 $4.00 in all", "unknown $0.00 in all, 15 unknown",
+		"14 passed · 1 infrastructure · 1 suspect", "15 failed · 1 not run",
 		"openai/gpt-5 is better than ollama/fast by 100.0 points on 8 tasks", "8 tasks in both, 1 left out. openai/gpt-5 is better on 8, worse on 0, same on 0; McNemar's exact test decides",
 		"t0 1/1 0/2", "t7 2/2 0/1", "huge no trial of openai/gpt-5 was judged",
+		"t1 openai/gpt-5 2 verifier_network mirror.example:80 (connect)", "t1 2 openai/gpt-5 suspect verifier_network",
 		"provider the provider answered 503 1 1", "sandbox_start no space left on device 2 0",
 		"Unsupported tasks They can't be run here, and are in no denominator. huge needs 2 GPUs",
 	} {
@@ -177,9 +179,9 @@ var hostile = []string{
 func newHostileBatch(text string) (batch.Spec, []batch.Result) {
 	s := batch.Spec{Version: text, Backend: text, Agents: []string{text, text + "2"}, Attempts: 2, Tasks: []batch.SpecTask{{ID: text, Checksum: text, Source: text}, {ID: text + "!", Unsupported: []string{text, text}}}}
 	var results []batch.Result
-	for i, o := range []batch.Outcome{batch.Passed, batch.Failed, batch.Limit, batch.Infrastructure} {
+	for i, o := range []batch.Outcome{batch.Passed, batch.Failed, batch.Limit, batch.Suspect, batch.Infrastructure} {
 		results = append(results, batch.Result{
-			Key: batch.Key{Task: text, Agent: s.Agents[i/2], Attempt: 1 + i%2}, Name: text, Checksum: text, Model: text, Outcome: o, Class: batch.Class(text), Cause: text,
+			Key: batch.Key{Task: text, Agent: s.Agents[min(i/2, 1)], Attempt: 1 + i - 2*min(i/2, 1)}, Name: text, Checksum: text, Model: text, Outcome: o, Class: batch.Class(text), Cause: text,
 			Limit: text, Faults: []batch.Fault{{Class: batch.Class(text), Cause: text}}, Rewards: map[string]float64{text: 1}, Image: text, Backend: text, CostUSD: text,
 		})
 	}

@@ -108,7 +108,7 @@ func writeTrialPage(w io.Writer, p *trialPage) error {
 // slashes.
 func findSessions(root *os.Root) []string {
 	var dirs []string
-	for _, pattern := range []string{batch.SessionDir, batch.VerifierSessionDir, batch.StepsDir + "/*/" + batch.VerifierSessionDir} {
+	for _, pattern := range []string{batch.SessionDir, batch.VerifierSessionDir, batch.StepsDir + "/*/" + batch.VerifierSessionDir, batch.ControlDir + "/" + batch.VerifierSessionDir, batch.StepsDir + "/*/" + batch.ControlDir + "/" + batch.VerifierSessionDir} {
 		for _, name := range []string{record.TraceFile, record.AuditFile} {
 			found, _ := fs.Glob(root.FS(), pattern+"/"+name) // the patterns are ours
 			for _, f := range found {

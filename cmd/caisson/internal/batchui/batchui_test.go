@@ -66,7 +66,7 @@ func TestProgress(t *testing.T) {
 			p.Print("note")
 			p.Close()
 			text := out.String()
-			want := "10/100 done, 0 running · 1 passed, 9 failed, 0 limit, 0 infrastructure · 3.0/min · ETA 30m0s · $0.279 of $5.00\n"
+			want := "10/100 done, 0 running · 1 passed, 9 failed, 0 limit, 0 infrastructure, 0 suspect · 3.0/min · ETA 30m0s · $0.279 of $5.00\n"
 			if columns != nil {
 				if lines := strings.Count(text, "\n"); lines != 2 || strings.Count(text, "\r") < 100 || !strings.HasSuffix(text, "\r\x1b[K10/100 done, 0 running · 1 passed, 9 fa\n") {
 					t.Errorf("%d lines, ends %q", lines, text[len(text)-60:])

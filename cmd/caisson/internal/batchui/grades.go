@@ -9,7 +9,7 @@ import (
 )
 
 // Grades counts the verdicts of a second verification: those that are the same as the first
-// ones, those that differ, and those that the infrastructure failed.
+// ones, those that differ, and those that it did not get.
 type Grades struct{ Same, Differ, Failed int }
 
 // WriteGrades lists the verdicts of a second verification that differ from those before, or
@@ -19,7 +19,7 @@ func WriteGrades(w io.Writer, graded []batch.Result, before map[batch.Key]batch.
 	for _, r := range graded {
 		was := before[r.Key]
 		switch {
-		case r.Outcome == batch.Infrastructure:
+		case !r.Outcome.Judged():
 			g.Failed++
 			fmt.Fprintf(w, "%s: not verified: %s: %q\n", r.Key.Name(), r.Class, r.Cause)
 		case r.Outcome == was.Outcome && r.Class == was.Class && equalRewards(r.Reward, was.Reward):

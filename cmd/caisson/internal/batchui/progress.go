@@ -101,7 +101,7 @@ func (p *Progress) showLine(last bool) {
 // formatLine returns the state of the batch: what is done, the outcomes, the rate of trials, the
 // time that is left at this rate, and the cost.
 func (p *Progress) formatLine(now time.Time) string {
-	parts := []string{fmt.Sprintf("%d/%d done, %d running", p.done, p.o.Total, p.running), fmt.Sprintf("%d passed, %d failed, %d limit, %d infrastructure", p.counts[batch.Passed], p.counts[batch.Failed], p.counts[batch.Limit], p.counts[batch.Infrastructure])}
+	parts := []string{fmt.Sprintf("%d/%d done, %d running", p.done, p.o.Total, p.running), fmt.Sprintf("%d passed, %d failed, %d limit, %d infrastructure, %d suspect", p.counts[batch.Passed], p.counts[batch.Failed], p.counts[batch.Limit], p.counts[batch.Infrastructure], p.counts[batch.Suspect])}
 	if minutes := now.Sub(p.began).Minutes(); p.ended > 0 && minutes > 0 {
 		rate := float64(p.ended) / minutes
 		left := time.Duration(float64(p.o.Total-p.done) / rate * float64(time.Minute))

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -18,10 +20,10 @@ import (
 // and what was left out.
 func WriteSummary(w io.Writer, s batch.Summary) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "AGENT\tPASSED\tPASS@1\t95 % CI\tFAILED\tLIMIT\tINFRA\tNOT RUN\tCOST\tMEDIAN")
+	fmt.Fprintln(t, "AGENT\tPASSED\tPASS@1\t95 % CI\tFAILED\tLIMIT\tINFRA\tSUSPECT\tNOT RUN\tCOST\tMEDIAN")
 	for _, a := range s.Agents {
-		fmt.Fprintf(t, "%s\t%d/%d\t%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\n", safeText(a.Agent), a.Passed, a.Judged, formatRate(a.PassAt1.Value), formatInterval(a.PassAt1),
-			a.Failed, a.Limit, a.Infrastructure, a.NotRun, formatCost(a), time.Duration(a.MedianMS)*time.Millisecond)
+		fmt.Fprintf(t, "%s\t%d/%d\t%s\t%s\t%d\t%d\t%d\t%d\t%d\t%s\t%s\n", safeText(a.Agent), a.Passed, a.Judged, formatRate(a.PassAt1.Value), formatInterval(a.PassAt1),
+			a.Failed, a.Limit, a.Infrastructure, a.Suspect, a.NotRun, formatCost(a), time.Duration(a.MedianMS)*time.Millisecond)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -36,6 +38,9 @@ func WriteSummary(w io.Writer, s batch.Summary) error {
 			fmt.Fprintf(w, "  %s: %s\n", c, clipText(a.FaultCauses[c], maxCause))
 		}
 		writeClasses(w, safeText(a.Agent)+": judged trials with a reason", a.Classes)
+	}
+	for _, t := range s.Suspects {
+		fmt.Fprintf(w, "suspect: %s: %s: %s\n", safeText(t.Describe()), t.Class, clipText(t.Cause, maxCause))
 	}
 	if s.DroppedCostUSD != "" {
 		fmt.Fprintf(w, "tries without a result have cost $%s\n", s.DroppedCostUSD)
@@ -116,6 +121,60 @@ func WriteResults(w io.Writer, results []batch.Result) error {
 		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", clipText(r.Task, maxTask), safeText(r.Agent), r.Attempt, r.Outcome, reward, cmp.Or(reason, "-"), r.Finished.Sub(r.Started).Round(time.Millisecond), r.Key.Name())
 	}
 	return t.Flush()
+}
+
+// WriteCheck lists the tasks of trials of oracle and nop that are unsound because oracle didn't pass
+// or nop did, and those of which one has no verdict. It returns how many tasks are of each kind.
+func WriteCheck(w io.Writer, dir string, trials []batch.Trial, results []batch.Result) (unsound, undecided int, err error) {
+	ended := map[batch.Key]batch.Result{}
+	for _, r := range results {
+		ended[r.Key] = r
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	bad, total := map[string]bool{}, map[string]bool{} // by task: unsound, or undecided
+	for _, trial := range trials {
+		r := ended[trial.Key]
+		r.Key = trial.Key
+		total[r.Task] = true
+		if r.Outcome.Judged() && (r.Outcome == batch.Passed) == (r.Agent == batch.Oracle) {
+			continue
+		}
+		if len(bad) == 0 {
+			fmt.Fprintln(t, "TASK\tPROBLEM\tLOOK AT")
+		}
+		bad[r.Task] = bad[r.Task] || r.Outcome.Judged()
+		problem := fmt.Sprintf("%s: %s", r.Agent, r.Outcome)
+		if r.Reward != nil {
+			problem += fmt.Sprintf(", reward %g", *r.Reward)
+		}
+		if r.Class != "" {
+			problem += fmt.Sprintf(", %s: %s", r.Class, r.Cause)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\n", clipText(r.Task, maxTask), clipText(problem, maxCause), safeText(evidenceOf(dir, r)))
+	}
+	for _, isUnsound := range bad {
+		if isUnsound {
+			unsound++
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return 0, 0, err
+	}
+	_, err = fmt.Fprintf(w, "%d of %d tasks are sound\n", len(total)-len(bad), len(total))
+	return unsound, len(bad) - unsound, err
+}
+
+// evidenceOf returns the output of what failed in a trial, or its directory.
+func evidenceOf(dir string, r batch.Result) string {
+	trial := filepath.Join(dir, batch.TrialsDir, r.Key.Name())
+	output := filepath.Join(trial, batch.VerifierDir, batch.OutputFile)
+	if r.Class == batch.SolutionFailed {
+		output = filepath.Join(trial, batch.AgentOutputFile)
+	}
+	if _, err := os.Stat(output); err != nil {
+		return trial
+	}
+	return output
 }
 
 // WriteComparison writes the verdict of a comparison and what it rests on.
