@@ -142,6 +142,11 @@ func (m *machine) copiesFiles(t *testing.T, session string) {
 	}
 	copied(42, session+":/tmp/up/tool", trapped+"/tree/bin/none/")
 	copied(42, session+":/tmp/tree", trapped) // its bin is a symlink there
+	if err := os.Symlink(out, filepath.Join(trapped, "out")); err != nil { // as a command makes it in the workspace
+		t.Error(err)
+	}
+	copied(42, session+":/tmp/up/tool", trapped+"/out")
+	copied(42, session+":/tmp/up/.", trapped+"/out")
 	if _, err := os.Lstat(filepath.Join(out, "tool")); err == nil {
 		t.Error("cp wrote through a symlink")
 	}

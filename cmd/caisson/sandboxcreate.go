@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -24,6 +25,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // holdWord is the name of the command that owns a sandbox in a process of its own.
@@ -414,10 +416,15 @@ func (c *copier) copyOut(ctx context.Context, from, to string) error {
 	if info, err := os.Stat(to); err == nil && !info.IsDir() || errors.Is(err, fs.ErrNotExist) && !strings.HasSuffix(to, "/") {
 		dir, name = filepath.Dir(to), filepath.Base(to)
 	}
-	if info, err := os.Stat(dir); err != nil {
+	// A command may have replaced a directory of the workspace by a symlink, and may do so now.
+	dest, err := workspace.OpenDir(dir)
+	if err != nil {
 		return notCopied(err)
-	} else if !info.IsDir() {
-		return notCopied(&fs.PathError{Op: "copy", Path: dir, Err: errors.New("not a directory")})
+	}
+	defer func() { _ = dest.Close() }() // only held
+	held := dir
+	if runtime.GOOS == "linux" {
+		held = fmt.Sprintf("/proc/self/fd/%d", dest.Fd())
 	}
 	r, w := io.Pipe()
 	unpacked := make(chan error, 1)
@@ -431,11 +438,11 @@ func (c *copier) copyOut(ctx context.Context, from, to string) error {
 		o.Links.From = ""
 	}
 	go func() {
-		err := archive.UnpackWith(r, dir, o)
+		err := archive.UnpackWith(r, held, o)
 		_ = r.CloseWithError(cmp.Or(err, errors.New("the archive has ended"))) // ends the command's output
 		unpacked <- err
 	}()
-	_, err := c.runCommand(ctx, runner.PackCommand(from, name, w))
+	_, err = c.runCommand(ctx, runner.PackCommand(from, name, w))
 	w.CloseWithError(err)
 	if unpackErr := <-unpacked; unpackErr != nil && (err == nil || errors.As(err, new(*runner.UserCommandError))) {
 		return notCopied(unpackErr)

@@ -12,6 +12,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
+	"github.com/caisson-run/caisson/runner/internal/quarantine"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
@@ -50,7 +51,8 @@ type ExecutorOptions struct {
 	WaitRecorded func(ctx context.Context) error
 	// IsFresh reports whether a file is still as the session found it.
 	IsFresh func(ctx context.Context, path string) bool
-	// AfterCommand is called when a command has ended.
+	// AfterCommand is called when a command has ended, and after a change that can make a
+	// repository.
 	AfterCommand func(ctx context.Context)
 	// Images receives the files that changes replace.
 	Images *changes.Preimages
@@ -269,8 +271,17 @@ func (x *Executor) badDir(cmd shell.Command, err error) error {
 	return &tools.Error{Class: tools.ErrorExecution, Reason: "cwd", Message: message, Visible: true, Err: err}
 }
 
-// Apply makes one change to the workspace.
+// Apply makes one change to the workspace. After one that can make a repository it looks
+// at the workspace as after a command.
 func (x *Executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+	change, err := x.apply(ctx, op)
+	if quarantine.IsPart(op.Path) || quarantine.IsPart(op.To) || quarantine.IsPart(change.Path) {
+		x.opts.AfterCommand(context.WithoutCancel(ctx))
+	}
+	return change, err
+}
+
+func (x *Executor) apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
 	g, err := x.waitReady(ctx)
 	if err != nil {
 		return workspace.Change{}, err
@@ -294,13 +305,13 @@ func (x *Executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 // ApplyAnywhere makes one change to the workspace, in a fresh sandbox if there is
 // none any more.
 func (x *Executor) ApplyAnywhere(ctx context.Context, op workspace.Op) (workspace.Change, error) {
-	change, err := x.Apply(ctx, op)
+	change, err := x.apply(ctx, op)
 	if e, ok := errors.AsType[*tools.Error](err); ok && e.Reason == ReplacedReason {
-		change, err = x.Apply(ctx, op)
+		change, err = x.apply(ctx, op)
 	}
 	if errors.Is(err, tools.ErrSandboxLost) {
 		if err = x.sandbox.startAgain(); err == nil {
-			change, err = x.Apply(ctx, op)
+			change, err = x.apply(ctx, op)
 		}
 	}
 	return change, err

@@ -330,7 +330,7 @@ func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 
 // TestExecutorKeepsWhatItChanges: the files as they were, and of no directory.
 func TestExecutorKeepsWhatItChanges(t *testing.T) {
-	x, b, _ := newExecutorBench(t, nil)
+	x, b, looks := newExecutorBench(t, nil)
 	var fresh []string
 	x.opts.IsFresh = func(_ context.Context, path string) bool {
 		fresh = append(fresh, path)
@@ -344,12 +344,26 @@ func TestExecutorKeepsWhatItChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if *looks != 0 {
+		t.Errorf("%d looks at the workspace for changes that make no repository", *looks)
+	}
+	for i, op := range []workspace.Op{
+		{Kind: workspace.OpMkdir, Path: "sub/.git/refs"}, {Kind: workspace.OpWrite, Path: "sub/.GIT", Content: []byte("gitdir: x")},
+		{Kind: workspace.OpWrite, Path: "d/HEAD"}, {Kind: workspace.OpRename, Path: "f", To: "d/commondir"},
+	} {
+		if _, err := x.Apply(t.Context(), op); err != nil || *looks != i+1 {
+			t.Errorf("%+v: %d looks, %v", op, *looks, err)
+		}
+	}
+	if _, err := x.ApplyAnywhere(t.Context(), workspace.Op{Kind: workspace.OpRename, Path: "d/commondir", To: "f"}); err != nil || *looks != 4 {
+		t.Errorf("a change of the look itself: %d looks, %v", *looks, err)
+	}
 	if text, err := os.ReadFile(b.opts.Spec.Workspace.Path + "/f"); err != nil || string(text) != "new" {
 		t.Errorf("%q, %v", text, err)
 	}
 	_, absent, known := x.opts.Images.Before("f")
 	_, noFile, directory := x.opts.Images.Before("d")
-	if diff := cmp.Diff([]string{"f"}, fresh); diff != "" || !absent || !known || noFile || directory {
+	if diff := cmp.Diff([]string{"f", "sub/.GIT", "d/HEAD"}, fresh); diff != "" || !absent || !known || noFile || directory {
 		t.Errorf("absent %v, known %v, the directory %v; asked (-want +got):\n%s", absent, known, directory, diff)
 	}
 }

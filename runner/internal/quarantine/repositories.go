@@ -94,6 +94,17 @@ func markOf(name []byte) uint8 {
 	return 0
 }
 
+// IsPart reports whether a file with this path can be a part of a repository, by the
+// names in it.
+func IsPart(path string) bool {
+	for name := range strings.SplitSeq(path, "/") {
+		if isNamed(name, ".git", ".hg", ".caisson") || markOf([]byte(name)) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // isBare reports whether git takes a directory with these entries for a
 // repository (is_git_directory in setup.c): objects and refs may be where a
 // commondir file says.
