@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -110,7 +111,11 @@ func (l *life) listTools(ctx context.Context) (toolList, error) {
 			list.tools = append(list.tools, offered)
 		}
 	}
-	slices.SortFunc(list.tools, func(a, b offeredTool) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	// Of a.b and a_b, which models are offered under one name, a_b is registered.
+	wire := func(t offeredTool) string { return strings.ReplaceAll(string(t.Name), ".", "_") }
+	slices.SortFunc(list.tools, func(a, b offeredTool) int {
+		return cmp.Or(strings.Compare(wire(a), wire(b)), strings.Compare(string(b.Name), string(a.Name)))
+	})
 	return list, nil
 }
 

@@ -137,7 +137,7 @@ func TestNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.Start(t.Context())
-	want := []string{"read_file", "s/Good-1", "s/dotted.name", "s/execute", "s/fetch", "s/mcp__other__x", "s/other/x", "s/read_file", "s/same", "t/other__x"}
+	want := []string{"read_file", "s/Good-1", "s/dotted_name", "s/execute", "s/fetch", "s/mcp__other__x", "s/other/x", "s/read_file", "s/same", "t/other__x"}
 	if got := h.names(); !slices.Equal(got, want) {
 		t.Errorf("registered %q, want %q", got, want)
 	}
@@ -150,7 +150,7 @@ func TestNames(t *testing.T) {
 			skipped[s.Name] = s.Reason
 		}
 	}
-	wantSkipped := []string{"", strings.Repeat("n", maxShownName-len("…")) + "…", "\\x1b[2J", "a b", "dotted_name", "twice", "ü"}
+	wantSkipped := []string{"", strings.Repeat("n", maxShownName-len("…")) + "…", "\\x1b[2J", "a b", "dotted.name", "twice", "ü"}
 	slices.Sort(wantSkipped)
 	if got := slices.Sorted(maps.Keys(skipped)); !slices.Equal(got, wantSkipped) {
 		t.Errorf("skipped %q, want %q", got, wantSkipped)

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -19,6 +18,8 @@ const (
 	maxLinkBytes = 500
 	// maxContent bounds the blocks of a result.
 	maxContent = 256
+	// maxComparedBytes bounds the texts that are compared with structured content.
+	maxComparedBytes = 1 << 20
 )
 
 // callOutput returns the result of a call as a tool's output.
@@ -43,24 +44,41 @@ func callOutput(result *mcp.CallToolResult) tools.Output {
 
 // haveValue reports whether texts contain all of a structured value. Most servers repeat
 // it for older clients: as JSON, or without the object that a library put around it. A
-// list may be one text per element.
+// list may be one text per element. Texts that are long together are not compared, since
+// decoded JSON takes fifty times as much memory.
 func haveValue(texts []string, value any) bool {
-	if slices.ContainsFunc(texts, func(text string) bool { return isValue(text, value) }) {
-		return true
+	size := 0
+	for _, text := range texts {
+		size += len(text)
 	}
-	object, _ := value.(map[string]any)
-	inner, ok := object["result"]
-	if !ok || len(object) > 1 {
+	if size > maxComparedBytes || len(texts) > maxContent {
 		return false
 	}
-	list, _ := inner.([]any)
-	return slices.ContainsFunc(texts, func(text string) bool { return isValue(text, inner) }) || list != nil && slices.EqualFunc(texts, list, isValue)
-}
-
-// isValue reports whether a text equals a value or is its JSON.
-func isValue(text string, value any) bool {
-	var decoded any
-	return text == value || json.Unmarshal([]byte(text), &decoded) == nil && reflect.DeepEqual(decoded, value)
+	decoded := make([]any, len(texts))
+	for i, text := range texts {
+		if json.Unmarshal([]byte(text), &decoded[i]) != nil {
+			decoded[i] = text
+		}
+	}
+	is := func(i int, value any) bool { return texts[i] == value || reflect.DeepEqual(decoded[i], value) }
+	object, _ := value.(map[string]any)
+	inner, wrapped := object["result"]
+	wrapped = wrapped && len(object) == 1
+	for i := range texts {
+		if is(i, value) || wrapped && is(i, inner) {
+			return true
+		}
+	}
+	list, ok := inner.([]any)
+	if !ok || !wrapped || len(list) != len(texts) {
+		return false
+	}
+	for i := range texts {
+		if !is(i, list[i]) {
+			return false
+		}
+	}
+	return true
 }
 
 // contentBlocks returns content as blocks. Nothing that content names is read.

@@ -63,6 +63,7 @@ func TestResults(t *testing.T) {
 		{name: "structured number in an object", result: structured(`{"result":5}`, "5"), text: "5"},
 		{name: "structured list in an object", result: structured(`{"result":["a",{"b":1}]}`, "a", `{"b":1}`), text: "a\n{\"b\":1}"},
 		{name: "structured list and one text", result: structured(`{"result":["a","b"]}`, "a"), text: "a\n{\"result\":[\"a\",\"b\"]}"},
+		{name: "structured and its long text", result: structured(`[1]`, "[1"+strings.Repeat(" ", maxComparedBytes)+"]"), text: "[1" + strings.Repeat(" ", maxComparedBytes) + "]\n[1]"},
 		{name: "image", result: img(small), images: 1},
 		{name: "image of too many pixels", result: img(pngOfSize(t, 60_000, 60_000)), text: "60000 × 60000 pixels: not shown"},
 		{name: "image of too many bytes", result: img(append(slices.Clip(small), make([]byte, 5<<20)...)), text: "not shown, at most 5242880"},

@@ -270,7 +270,7 @@ func (p Policy) Unmatched(defs []tools.Definition, servers ...string) []string {
 	var keys []string
 	for _, key := range slices.Sorted(maps.Keys(p.Tools)) {
 		if !slices.Contains(servers, serverOf(key)) && !slices.ContainsFunc(defs, func(def tools.Definition) bool {
-			return slices.Contains(ruleKeys(def.Name), key) || def.ActsAs != nil && slices.Contains(def.ActsAs(nil), tools.Name(key))
+			return slices.Contains(p.ruleKeys(def.Name), key) || def.ActsAs != nil && slices.Contains(def.ActsAs(nil), tools.Name(key))
 		}) {
 			keys = append(keys, key)
 		}
@@ -340,13 +340,17 @@ func (p Policy) restrictsTool(name tools.Name) bool {
 	return ok && mode != ModeAuto || slices.ContainsFunc(p.Tighten, func(s Policy) bool { return s.restrictsTool(name) })
 }
 
-// ruleKeys are the keys of Policy.Tools that are about a tool, the most exact
-// first.
-func ruleKeys(name tools.Name) []string {
+// ruleKeys are the keys of Policy.Tools that are about a tool, the most exact first. Each
+// name that models are offered as the same counts: a server could offer a.b beside a_b.
+func (p Policy) ruleKeys(name tools.Name) []string {
 	keys := []string{string(name)}
+	for _, key := range slices.Sorted(maps.Keys(p.Tools)) {
+		if key != string(name) && tools.Name(key).Same(name) {
+			keys = append(keys, key)
+		}
+	}
 	if server := name.Server(); server != "" {
-		wire, _ := name.LLM() // "" is no key
-		keys = append(keys, string(wire), server+"/*", server+"__*")
+		keys = append(keys, server+"/*", server+"__*")
 	}
 	return keys
 }
@@ -354,7 +358,7 @@ func ruleKeys(name tools.Name) []string {
 // rulesByName are the rules about a tool by its name, the most exact first.
 func (p Policy) rulesByName(name tools.Name) []Verdict {
 	var rules []Verdict
-	for _, key := range ruleKeys(name) {
+	for _, key := range p.ruleKeys(name) {
 		kind := "tool "
 		if strings.HasSuffix(key, "*") {
 			kind = "server "

@@ -102,6 +102,7 @@ func TestPolicyLookup(t *testing.T) {
 		{"deny of the class beats trust", Policy{Classes: map[tools.Class]Mode{tools.ClassWrite: ModeDeny}, RelaxedWorkspaces: []string{"/src"}}, write, "/src", Verdict{Mode: ModeDeny, Rule: "class write"}},
 		{"no prompts", Policy{Classes: modes, NoPrompts: true, Tools: map[string]Mode{"shell": ModePromptOnce}}, shell, "", Verdict{Mode: ModeDeny, Rule: "no prompts, tool shell"}},
 		{"no prompts holds for what a layer asks", Policy{Classes: map[tools.Class]Mode{tools.ClassExecute: ModeAuto}, NoPrompts: true, Tighten: []Policy{{Name: "project", Classes: modes}}}, shell, "", Verdict{Mode: ModeDeny, Rule: "no prompts, project: class execute"}},
+		{"a name offered as the same", Policy{Classes: modes, Tools: map[string]Mode{"srv/do.it": ModeDeny}}, mcp, "", Verdict{Mode: ModeDeny, Rule: "tool srv/do.it"}},
 		{"server in the wire form", Policy{Classes: modes, Tools: map[string]Mode{"srv__*": ModeDeny}}, mcp, "", Verdict{Mode: ModeDeny, Rule: "server srv__*"}},
 		{"a server whose name begins alike", Policy{Classes: modes, Tools: map[string]Mode{"sr/*": ModeDeny, "srv_/*": ModeDeny, "s*": ModeDeny}}, mcp, "", Verdict{Mode: ModePrompt, Rule: "tools of servers"}},
 		{"no prompts leaves auto", Policy{Classes: modes, NoPrompts: true}, classTool("r", tools.ClassRead, tools.PlaceHost), "", Verdict{Mode: ModeAuto, Rule: "class read"}},
