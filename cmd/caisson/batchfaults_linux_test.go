@@ -247,17 +247,28 @@ func TestBatchGradeKilled(t *testing.T) {
 	}
 	kill(2)
 	text, _ := b.run(0, grade...)
-	if dirs, lines := graded(); !strings.Contains(text, "8 verdicts are the same, 0 differ, 0 could not be had") || len(dirs) != 1 || lines != 2*faultTasks {
+	dirs, lines := graded()
+	if !strings.Contains(text, "8 verdicts are the same, 0 differ, 0 could not be had") || len(dirs) != 1 || lines != 2*faultTasks {
 		t.Errorf("%d verdicts in %v\n%s", lines, dirs, text)
 	}
-	kill(2*faultTasks + 2)
+	sent := filepath.Join(b.out, gradesDir, "20990101T000000.000000000") // verdicts and a state that somebody sent
+	if err := errors.Join(os.CopyFS(sent, os.DirFS(dirs[0])), os.Mkdir(filepath.Join(sent, stateDir), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	kill(4*faultTasks + 2)
+	if _, err := os.Stat(filepath.Join(sent, stateDir)); err != nil {
+		t.Errorf("a verification that was not begun here went on: %v", err)
+	}
+	if err := os.RemoveAll(sent); err != nil {
+		t.Fatal(err)
+	}
 	tasks := filepath.Join(b.top, "tasks.jsonl")
 	before, err := os.ReadFile(tasks)
 	if err := errors.Join(err, os.WriteFile(tasks, bytes.ReplaceAll(before, []byte("exit 0"), []byte("exit 3")), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	text, _ = b.run(60, grade...)
-	dirs, lines := graded()
+	dirs, lines = graded()
 	if !strings.Contains(text, "4 verdicts are the same, 4 differ, 0 could not be had") || len(dirs) != 3 || lines < 4*faultTasks+2 {
 		t.Errorf("%d verdicts in %v\n%s", lines, dirs, text)
 	}

@@ -419,8 +419,8 @@ func openGrade(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	}
 	var opened *batchSession
 	for _, e := range slices.Backward(entries) { // the names are times
-		if _, err := os.Stat(filepath.Join(grades, e.Name(), stateDir)); err != nil || !e.IsDir() {
-			continue // it has ended, or is none
+		if !e.IsDir() || !a.environ.ownsState(filepath.Join(grades, e.Name(), stateDir)) {
+			continue // it has ended, or was not begun here
 		}
 		b, err := open(e.Name())
 		switch {

@@ -25,12 +25,8 @@ import (
 	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
-// Directories of a batch while it runs: the state of its sandboxes, and the workspaces of its
-// tasks.
-const (
-	stateDir = "state"
-	workDir  = "work"
-)
+// workDir is the directory of a batch for the workspaces of its tasks while it runs.
+const workDir = "work"
 
 // batchSession is a batch that is put together.
 type batchSession struct {
@@ -66,13 +62,21 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	if err != nil {
 		return nil, describeLedger(err)
 	}
+	user, state := s.environ, filepath.Join(out, stateDir)
+	made, err := user.claimState(state)
 	defer func() {
-		if err != nil {
-			_ = ledger.Close() // nothing is in it
+		if err == nil {
+			return
 		}
+		if made { // nothing is in it
+			err = errors.Join(err, os.RemoveAll(state))
+		}
+		_ = ledger.Close() // nor here
 	}()
-	user := s.environ
-	s.environ = append(slices.Clip(slices.Clone(user)), "XDG_STATE_HOME="+filepath.Join(out, stateDir))
+	if err != nil {
+		return nil, fmt.Errorf("make the state directory of the batch: %w", err)
+	}
+	s.environ = append(slices.Clip(slices.Clone(user)), "XDG_STATE_HOME="+state)
 	bs, err := openBackends(s, nil)
 	if err != nil {
 		return nil, err
