@@ -100,6 +100,33 @@ func TestSkillsRestrictTheSession(t *testing.T) {
 	}
 }
 
+// TestSkillsLoadedTogether: of two skills that one message loads, the first that is loaded decides
+// about the other one. The control is a pair whose first skill allows it.
+func TestSkillsLoadedTogether(t *testing.T) {
+	for allowed, loads := range map[string]int{"Read": 1, "Read load_skill": 2} {
+		b := newBench(t, `
+  - calls: [{tool: load_skill, input: {name: look}}, {tool: load_skill, input: {name: change}}]
+  - calls: [{tool: write_file, input: {path: after, content: x}}]
+  - text: Done.
+`)
+		b.file(".agents/skills/look/SKILL.md", skillText("look", "allowed-tools: "+allowed+"\n", "Look."))
+		b.file(".agents/skills/change/SKILL.md", skillText("change", "allowed-tools: "+strings.Replace(allowed, "Read", "Glob", 1)+"\n", "Change."))
+		b.opts.Skills.Workspace = true
+		model := &attentive{Model: b.opts.Profiles[0].Model}
+		b.opts.Profiles = []loop.Profile{{Model: model}}
+		_, records := b.run(t.Context())
+		loaded := 0
+		for _, c := range of[record.ToolCompleted](t, records) {
+			if c.Name == skill.ToolName {
+				loaded++
+			}
+		}
+		if names := offered(model.requests[1]); loaded != loads || (names["read_file"] && names["glob"]) != (loads == 2) || names["write_file"] || b.exists("after") {
+			t.Errorf("allowed-tools %s: %d skills are loaded, and %v offered", allowed, loaded, names)
+		}
+	}
+}
+
 // TestResumedSessionKeepsItsSkills: what a loaded skill declared restricts the session
 // that goes on, though the skill is gone.
 func TestResumedSessionKeepsItsSkills(t *testing.T) {

@@ -497,12 +497,12 @@ func TestConferRefusesOptions(t *testing.T) {
 }
 
 // TestLeakedCanary checks that an answer which repeats the ID of a wrapper is reported,
-// and the ID replaced. The control is an answer that does not.
+// and the ID replaced. Rounds are counted together. The control is an answer that does not.
 func TestLeakedCanary(t *testing.T) {
 	w := newWeb(t, "page")
-	p := newProvider(t, map[string][]string{"a": {fetchCall(w.URL), "echo"}, "b": {fetchCall(w.URL), "It says page."}})
+	p := newProvider(t, map[string][]string{"a": {fetchCall(w.URL), "echo"}, "b": {fetchCall(w.URL), "It says page."}, "c": {fetchCall(w.URL), "echo\n" + fetchCall(w.URL), "echo"}})
 	got := confer(t, worker.ConferOptions{
-		Options: worker.Options{Tools: w.toolOptions(t, limits.EgressBudget{}, "fetch")}, Profiles: []loop.Profile{p.profile("a"), p.profile("b")},
+		Options: worker.Options{Tools: w.toolOptions(t, limits.EgressBudget{}, "fetch")}, Profiles: []loop.Profile{p.profile("a"), p.profile("b"), p.profile("c")},
 	})
 	if a := got.Answers[0]; !a.CanaryLeaked || strings.Count(a.Answer, "[redacted:canary]") != 2 || !strings.Contains(a.Answer, "page") {
 		t.Errorf("a leak: %+v", a)
@@ -510,7 +510,10 @@ func TestLeakedCanary(t *testing.T) {
 	if b := got.Answers[1]; b.CanaryLeaked || b.Answer != "It says page." {
 		t.Errorf("no leak: %+v", b)
 	}
-	want := []worker.CanaryLeak{{Profile: "a", Provider: "openai", Model: "a", Count: 2}}
+	if calls := statuses(got.Answers[2].InnerToolCalls); calls != "fetch=ok fetch=ok" {
+		t.Errorf("a leak in two rounds: calls %s", calls)
+	}
+	want := []worker.CanaryLeak{{Profile: "a", Provider: "openai", Model: "a", Count: 2}, {Profile: "c", Provider: "openai", Model: "c", Count: 4}}
 	if diff := cmp.Diff(want, got.CanaryLeaks); diff != "" {
 		t.Errorf("leaks (-want +got):\n%s", diff)
 	}

@@ -52,7 +52,7 @@ type request struct {
 func (r request) last() string { return r.Messages[len(r.Messages)-1].Content }
 
 // newProvider starts a server. An answer that begins with an exclamation mark is the
-// status of a failure, echo repeats the last message, and role is a valid envelope of
+// status of a failure, echo repeats the last message before what follows the word, and role is a valid envelope of
 // the role that it asks for.
 func newProvider(t testing.TB, answers map[string][]string) *provider {
 	t.Helper()
@@ -78,8 +78,8 @@ func (p *provider) serveRequest(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	text := all[min(n, len(all)-1)]
-	if text == "echo" {
-		text = req.last()
+	if rest, ok := strings.CutPrefix(text, "echo"); ok {
+		text = req.last() + rest
 	}
 	if text == "role" {
 		text = roleEnvelope(req.Messages[1].Content)

@@ -606,8 +606,12 @@ func TestSteps(t *testing.T) {
 		if len(r.Steps) != 2 || r.Class != batch.MinRewardNotMet {
 			t.Errorf("%+v", r)
 		}
-		final, _ := m.run(m.task("multi_step_reward_strategy = \"final\"\n"+fmt.Sprintf(toml, "0"), files), batch.Oracle)
-		expect(t, "final", final, batch.Passed, "", "")
+		r, _ = m.run(m.task(fmt.Sprintf(toml, "{ reward = 0.5, style = 0 }"), files), batch.Oracle)
+		if len(r.Steps) != 2 || r.Class != batch.MinRewardNotMet {
+			t.Errorf("a least reward that is missing: %+v", r)
+		}
+		final, _ := m.run(m.task("multi_step_reward_strategy = \"final\"\n"+fmt.Sprintf(toml, "0")+"min_reward = { style = 1 }\n", files), batch.Oracle)
+		expect(t, "final, with a least reward before which no step begins", final, batch.Passed, "", "")
 	})
 }
 
