@@ -278,9 +278,9 @@ type UserCommand struct {
 // PackCommand returns a command that writes a file or directory of the sandbox to w as a
 // tar archive (PAX), under a name; "." puts the content of a directory at the top.
 // Programs in the sandbox may have written its content. The exit status is
-// [archive.StatusNoFile] or [archive.StatusRefused] if there is nothing to pack, and 1 if
-// something could not be read, which standard error names. Special files below the path
-// are left out.
+// [archive.StatusNoFile] or [archive.StatusRefused] if there is nothing to pack, and
+// [archive.StatusIncomplete] if something could not be read, which standard error names.
+// Special files below the path are left out. After 1, the archive may be cut off.
 func PackCommand(path, name string, w io.Writer) UserCommand {
 	return UserCommand{Argv: []string{sandbox.GuestPath, archive.PackWord, path, name}, Stdout: w}
 }

@@ -350,7 +350,7 @@ func saveState(ctx context.Context, s *runner.Session, since, layer time.Time, d
 	err := saveArchive(ctx, s, "collect what the agent changed", file, func(w io.Writer) runner.UserCommand {
 		return runner.PackChangesCommand(since, layer, dirs, w)
 	})
-	if hasCode(err, 1) { // some files can't be read, even by their owner
+	if hasCode(err, archive.StatusIncomplete) { // some files can't be read, even by their owner
 		return nil
 	}
 	if err != nil {

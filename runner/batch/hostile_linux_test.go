@@ -26,8 +26,8 @@ var attacked = map[string]struct {
 		"steps/two/instruction.md": "2", "steps/two/tests/test.sh": check("[ -e two ] && [ -e set-up ]"), "steps/two/workdir/setup.sh": "#!/bin/sh\ntouch set-up\n",
 	}},
 	"download": {downloading, map[string]string{"tests/test.sh": download}},
-	"separate": {"artifacts = [\"answer\", \"given\", \"tree\", { source = \"kept\", exclude = [\"*.key\"] }]\n[verifier]\nenvironment_mode = \"separate\"\n", map[string]string{
-		"tests/test.sh": check("cmp answer /tests/expected || cmp tree/answer /tests/expected || cmp /logs/artifacts/link /tests/expected || cmp /logs/artifacts/kept/a.key /tests/expected"), "tests/expected": "right\n",
+	"separate": {"artifacts = [\"answer\", \"given\", \"tree\", \"/srv/answer\", \"/srv/new/answer\", { source = \"kept\", exclude = [\"*.key\"] }]\n[verifier]\nenvironment_mode = \"separate\"\n", map[string]string{
+		"tests/test.sh": check("cmp answer /tests/expected || cmp /data/answer /tests/expected || cmp /srv/new/answer /tests/expected || cmp tree/answer /tests/expected || cmp /logs/artifacts/link /tests/expected || cmp /logs/artifacts/kept/a.key /tests/expected"), "tests/expected": "right\n",
 	}},
 }
 
@@ -62,6 +62,11 @@ var hostileAgents = []struct {
 	{"steps", "unhealthy", []string{"touch one; rm given", ""}, 0},
 	// Artifacts.
 	{"separate", "honest", []string{"echo right > answer"}, 1},
+	{"separate", "honest with holes", []string{"echo right > answer; mkdir tree; truncate -s 2G tree/holes"}, 1},
+	{"separate", "honest behind a symlink of the image", []string{"echo right > /srv/answer"}, 1},
+	{"separate", "honest in a new directory behind it", []string{"mkdir /srv/new; echo right > /srv/new/answer"}, 1},
+	{"separate", "a symlink behind it", []string{"ln -s /tests/expected /srv/answer"}, 0},
+	{"separate", "a symlink in its place", []string{"rm /srv; mkdir /tmp/tests; echo x > /tmp/tests/answer; ln -s /tmp/tests /srv; ln -s /tests/expected answer"}, 0},
 	{"separate", "a symlink", []string{"ln -s /tests/expected answer"}, 0},
 	{"separate", "a symlink in a directory", []string{"mkdir tree; ln -s /tests/expected tree/answer"}, 0},
 	{"separate", "two symlinks", []string{"mkdir tree; ln -s . tree/here; ln -s here/../../tests/expected tree/answer"}, 0},

@@ -83,6 +83,7 @@ func newMachine(t testing.TB, backend string) *machine {
 	for _, name := range []string{"appended", "mode", "removed", "renamed", "replaced", "link", "kept"} {
 		write(t, m.root, map[string]string{"data/" + name + "/deep/file": name + "\n"})
 	}
+	must(t, os.Symlink("data", filepath.Join(m.root, "srv")))
 	for _, dir := range []string{"bin", "root", "tmp", "proc", "dev", "sys"} {
 		must(t, os.MkdirAll(filepath.Join(m.root, dir), 0o755))
 	}

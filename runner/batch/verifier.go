@@ -2,11 +2,13 @@ package batch
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -135,13 +137,20 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 	if !p.root {
 		return v.blame(restoreState(ctx, s, filepath.Join(v.dir, StateFile), hidden, append(dirs, imageDir), nil, &v.left))
 	}
+	var artifacts []upload
+	if v.step.Verifier.Separate && !v.control {
+		var err error
+		if artifacts, err = resolveUploads(ctx, s, v.declaredArtifacts(p)); err != nil {
+			return blame(false, Environment, err) // nothing of the agent is there yet
+		}
+	}
 	list := func() ([]upload, error) {
 		if v.agentClosed != nil {
 			if err := v.agentClosed(); err != nil {
 				return nil, err
 			}
 		}
-		return v.listLeft(p), nil
+		return append(v.listLeft(), artifacts...), nil
 	}
 	state := filepath.Join(v.dir, StateFile)
 	if v.step.Verifier.Separate || v.control {
@@ -162,7 +171,7 @@ const imageDir = "/usr"
 
 // listLeft returns the directories that are brought to the verifier beside what the agent
 // changed.
-func (v *verification) listLeft(p place) []upload {
+func (v *verification) listLeft() []upload {
 	uploads := []upload{{to: logsDir + "/agent"}, {to: logsDir + "/artifacts"}}
 	if v.control {
 		return uploads
@@ -171,7 +180,7 @@ func (v *verification) listLeft(p place) []upload {
 		uploads = append(uploads, upload{to: logsDir + "/artifacts", from: artifacts, skip: v.isCacheOfArtifact})
 	}
 	if v.step.Verifier.Separate {
-		return append(uploads, v.declaredArtifacts(p)...)
+		return uploads
 	}
 	if agent := filepath.Join(v.dir, AgentDir); fileExists(agent) {
 		uploads = append(uploads, upload{to: logsDir + "/agent", from: agent})
@@ -197,6 +206,44 @@ func (v *verification) declaredArtifacts(p place) []upload {
 		list = append(list, upload{to: a.Path(p.dirOf()), from: filepath.Join(dir, name), skip: isCacheBelow})
 	}
 	return list
+}
+
+// resolvePaths writes each path without the symlinks of the directories above it. A path that
+// ends in /. is resolved to its end.
+const resolvePaths = `for path; do
+	dir=${path%/*}
+	until cd -P -- "${dir:-/}" 2>/dev/null; do dir=${dir%/*}; done
+	echo "$(pwd -P)${path#"$dir"}"
+done`
+
+// resolveUploads returns uploads for where symlinks of the sandbox's image lead, such as that from
+// /var/run to /run, since nothing is written through a symlink. None leads to where the harness
+// puts its own files. Nothing of the agent must be in the sandbox yet.
+func resolveUploads(ctx context.Context, s *runner.Session, list []upload) ([]upload, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	argv := []string{"/bin/sh", "-c", resolvePaths, "sh"}
+	for _, u := range list {
+		if info, err := os.Lstat(u.from); err == nil && info.IsDir() {
+			u.to += "/."
+		}
+		argv = append(argv, u.to)
+	}
+	var out bytes.Buffer
+	if err := executeCommand(ctx, s, "find where artifacts belong", runner.UserCommand{Argv: argv, Stdout: &cappedWriter{&out, maxReward}}); err != nil {
+		return nil, err
+	}
+	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+	if len(lines) != len(list) {
+		return nil, fmt.Errorf("find where artifacts belong: %d paths for %d artifacts", len(lines), len(list))
+	}
+	for i, line := range lines {
+		if to := path.Clean(line); path.IsAbs(to) && !isHarness(to) {
+			list[i].to = to
+		}
+	}
+	return list, nil
 }
 
 // isCacheBelow reports whether a relative path in what a task asks for is that of a cache,

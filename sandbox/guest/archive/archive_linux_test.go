@@ -183,7 +183,7 @@ func TestPackLeavesOut(t *testing.T) {
 func TestBounds(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 5 {
-		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), make([]byte, 100), 0o644))
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), bytes.Repeat([]byte("x"), 100), 0o644))
 	}
 	whole := pack(t, dir, PackOptions{Name: ".", Bounds: Bounds{Entries: 6, Bytes: 500}})
 	for _, b := range []Bounds{{Entries: 5}, {Bytes: 499}} {
@@ -196,6 +196,14 @@ func TestBounds(t *testing.T) {
 		}
 		if n := len(describe(t, to)); n != 5 {
 			t.Errorf("%+v: %d names", b, n)
+		}
+	}
+	sparse := filepath.Join(dir, "sparse")
+	must(t, os.WriteFile(sparse, []byte("x"), 0o644))
+	must(t, os.Truncate(sparse, 10<<20))
+	for bytes, want := range map[int64]error{1 << 20: nil, 512 << 10: ErrBound} {
+		if err := Unpack(strings.NewReader(string(pack(t, sparse, PackOptions{}))), t.TempDir(), Bounds{Bytes: bytes}); !errors.Is(err, want) {
+			t.Errorf("a sparse file within %d bytes: %v", bytes, err)
 		}
 	}
 }
@@ -608,7 +616,7 @@ func FuzzUnpack(f *testing.F) {
 			return nil
 		}))
 		const there = 4 // the directory and names that were there, and a directory that is beyond the bound
-		if int64(names) > bounds.Entries+there || bytes > bounds.Bytes+int64(len("mine")) {
+		if int64(names) > bounds.Entries+there || bytes > bounds.Bytes*zerosPerByte+int64(len("mine")) {
 			t.Errorf("%d names, %d bytes", names, bytes)
 		}
 	})

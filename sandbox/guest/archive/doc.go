@@ -27,8 +27,8 @@ import (
 // [PackOptions.LayerSince], are numbers of nanoseconds since 1970; see [PackChanges].
 // WITHIN and EXCEPT are the directories of a [LinkRule], whose Mounts are the sandbox's
 // mount points. For each symlink that is left out, standard error has a line with
-// [LeftOutPrefix] and a quoted text. The exit status is 0; 1 if something could not be
-// read or written, which standard error names; 2 for wrong arguments; or one of the
+// [LeftOutPrefix] and a quoted text. The exit status is 0; 1 for an error, which standard
+// error names, and an archive that may be cut off; 2 for wrong arguments; or one of the
 // constants.
 const (
 	PackWord   = "pack"
@@ -46,6 +46,9 @@ const (
 	// StatusRefused reports that PATH is a special file, or that the archive is
 	// malformed or has an entry that is not allowed.
 	StatusRefused = 5
+	// StatusIncomplete reports that an archive is whole except for entries that could not be
+	// read, which standard error names.
+	StatusIncomplete = 6
 )
 
 // Errors of this package; test for them with errors.Is.
@@ -68,7 +71,8 @@ type Bounds struct {
 	// Entries is the largest number of entries, together with the directories that are
 	// made because no entry is one.
 	Entries int64
-	// Bytes is the largest number of bytes that all files have together.
+	// Bytes is the largest number of bytes that all files have together. When unpacking, a
+	// block of zeros counts a sixteenth of its size: it takes time, and no space.
 	Bytes int64
 }
 
@@ -99,6 +103,11 @@ func (b *budget) takeEntry(size int64) error {
 	if b.Entries > 0 && b.entries > b.Entries {
 		return fmt.Errorf("%w: more than %d entries", ErrBound, b.Entries)
 	}
+	return b.takeBytes(size)
+}
+
+// takeBytes counts bytes of a file.
+func (b *budget) takeBytes(size int64) error {
 	if b.Bytes > 0 && size > b.Bytes-b.bytes {
 		return fmt.Errorf("%w: more than %d bytes", ErrBound, b.Bytes)
 	}

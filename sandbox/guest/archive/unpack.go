@@ -133,8 +133,8 @@ func (u *unpacker) addEntry(h *tar.Header, content io.Reader) error {
 		return err
 	}
 	size := int64(0)
-	if h.Typeflag == tar.TypeReg {
-		size = h.Size
+	if h.Typeflag == tar.TypeReg { // copySparse counts the rest
+		size = h.Size / zerosPerByte
 	}
 	if err := u.budget.takeEntry(size); err != nil {
 		return err
@@ -391,7 +391,12 @@ func (u *unpacker) copySparse(f *os.File, content io.Reader, size int64) error {
 			if _, err := f.Seek(int64(len(b)), io.SeekCurrent); err != nil {
 				return err
 			}
-		} else if _, err := f.Write(b); err != nil {
+			continue
+		}
+		if err := u.budget.takeBytes(int64(len(b) - len(b)/zerosPerByte)); err != nil {
+			return err
+		}
+		if _, err := f.Write(b); err != nil {
 			return err
 		}
 	}
@@ -400,6 +405,9 @@ func (u *unpacker) copySparse(f *os.File, content io.Reader, size int64) error {
 	}
 	return nil
 }
+
+// zerosPerByte is how many bytes of zeros count as one of [Bounds].
+const zerosPerByte = 16
 
 // blockSize is the unit of holes.
 const blockSize = 64 << 10

@@ -176,7 +176,7 @@ func (c Command) pack(write func(w io.Writer, o archive.PackOptions) error) int 
 	status := 0
 	o := archive.PackOptions{LeaveOut: func(_ string, err error) error {
 		if !errors.Is(err, archive.ErrSpecial) {
-			status = failed
+			status = archive.StatusIncomplete
 		}
 		c.report(status, fmt.Errorf("left out: %w", err))
 		return nil
