@@ -16,24 +16,40 @@ import (
 // that is repeated is written once, with a count ("\u00a0{×5000}"). What is
 // printable is left alone; a backslash is not doubled, so the result is for
 // people and can't be parsed back.
-func Display(s string) (safe string, hidden bool) { return displayText(s, false) }
+func Display(s string) (safe string, hidden bool) {
+	return displayText(s, func(r rune) bool { return !needsEscape(r) })
+}
 
 // DisplayLines is [Display] for text of several lines: "\n" and "\t" stay, and
 // don't count as hidden.
-func DisplayLines(s string) (safe string, hidden bool) { return displayText(s, true) }
+func DisplayLines(s string) (safe string, hidden bool) {
+	return displayText(s, func(r rune) bool { return r == '\n' || r == '\t' || !needsEscape(r) })
+}
 
-func displayText(s string, lines bool) (string, bool) {
-	plain := func(r rune, size int) bool {
-		if r == utf8.RuneError && size == 1 {
-			return false
-		}
-		return lines && (r == '\n' || r == '\t') || !needsEscape(r)
+// CopyText makes text of several lines safe for a clipboard. It is used as it is there, not
+// looked at, so only what a terminal would obey, what reorders text, and what can hide a
+// message in it become escapes.
+func CopyText(s string) (safe string, hidden bool) {
+	lines := strings.Split(s, "\r\n")
+	for i, line := range lines {
+		var found bool
+		lines[i], found = displayText(line, func(r rune) bool {
+			reorders := r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x206f
+			hides := r >= 0xe0000 && r <= 0xe0fff // tags and variation selectors
+			return r == '\n' || r == '\t' || !unicode.IsControl(r) && !reorders && !hides
+		})
+		hidden = hidden || found
 	}
+	return strings.Join(lines, "\r\n"), hidden
+}
+
+// displayText writes the runes that are not plain, and bytes that are no UTF-8, as escapes.
+func displayText(s string, plain func(rune) bool) (string, bool) {
 	hidden := false
 	var b strings.Builder
 	for i := 0; i < len(s); {
 		r, size := utf8.DecodeRuneInString(s[i:])
-		if plain(r, size) {
+		if (r != utf8.RuneError || size > 1) && plain(r) {
 			b.WriteString(s[i : i+size])
 			i += size
 			continue

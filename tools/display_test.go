@@ -71,8 +71,8 @@ func FuzzDisplay(f *testing.F) {
 		f.Fatal("no seed holds anything unsafe, so this test shows nothing")
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		for _, lines := range []bool{false, true} {
-			safe, hidden := displayText(s, lines)
+		for lines, display := range map[bool]func(string) (string, bool){false: Display, true: DisplayLines} {
+			safe, hidden := display(s)
 			if !utf8.ValidString(safe) {
 				t.Fatalf("%q gives invalid UTF-8 %q", s, safe)
 			}
@@ -85,7 +85,7 @@ func FuzzDisplay(f *testing.F) {
 					t.Fatalf("%q was changed to %q, and nothing is said to be hidden", s, safe)
 				}
 			}
-			if again, more := displayText(safe, lines); again != safe || more {
+			if again, more := display(safe); again != safe || more {
 				t.Fatalf("%q is not safe yet: %q", safe, again)
 			}
 		}

@@ -275,18 +275,17 @@ var clipboards = []struct {
 // errNoClipboard reports that no program fills a clipboard here.
 var errNoClipboard = errors.New("no clipboard was found")
 
-// copyAnswer copies the last answer. Characters that a terminal would obey become
-// escapes.
+// copyAnswer copies the last answer, made safe by [tools.CopyText].
 func (c *chat) copyAnswer(string) bool {
 	defer c.yourTurn()
 	if c.answer == "" {
 		c.showLines("there is no answer to copy")
 		return true
 	}
-	text, hidden := tools.DisplayLines(c.answer)
+	text, hidden := tools.CopyText(c.answer)
 	note := ""
 	if hidden {
-		note = "; characters that would not be seen are written out"
+		note = "; control characters are written out"
 	}
 	name, err := c.fillClipboard(text)
 	if err == nil {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/sandbox/programs"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // newHostChat returns a chat with programs on PATH, of which those in own are in the workspace. Each writes its name and
@@ -44,13 +45,24 @@ func newHostChat(t *testing.T, names, own []string, env map[string]string) (c *c
 	}
 }
 
-// TestCopy: the clipboard gets no escapes, by no program of the workspace.
+// TestCopy: the clipboard gets no control characters, by no program of the workspace.
 func TestCopy(t *testing.T) {
 	c, written := newHostChat(t, []string{"xsel"}, []string{"xclip", "wl-copy"}, map[string]string{"DISPLAY": ":0", "WAYLAND_DISPLAY": "w"})
 	c.answer = "run\tthis:\nls\x1b[201~\nrm -rf \u202e~"
 	c.copyAnswer("")
 	if got, want := written(), "DIR/bin/xsel --clipboard --input\nrun\tthis:\nls\\x1b[201~\nrm -rf \\u202e~"; got != want {
 		t.Errorf("copied %q, want %q", got, want)
+	}
+	honest := "Voici\u00a0: 10\u202f000 €\r\n\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 \u0915\u094d\u200d\u0937 👩\u200d💻 ❤\ufe0f \u05d0\u200e\ufffd\n"
+	if got, hidden := tools.CopyText(honest); got != honest || hidden {
+		t.Errorf("%q is copied as %q", honest, got)
+	}
+	for text, want := range map[string]string{
+		"ls\rid": `ls\rid`, "\x9b\xff": `\x9b\xff`, "\u009b": `\u009b`, "\x7f": `\x7f`, "a\u2066b": `a\u2066b`, "\U000e0041": `\U000e0041`, "\U000e0100": `\U000e0100`,
+	} {
+		if got, hidden := tools.CopyText(text); got != want || !hidden {
+			t.Errorf("%q is copied as %q, hidden %t", text, got, hidden)
+		}
 	}
 	if c, written = newHostChat(t, nil, []string{"xclip"}, map[string]string{"DISPLAY": ":0"}); true {
 		c.answer = "\x1b[201~"
