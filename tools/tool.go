@@ -111,9 +111,14 @@ type Call struct {
 // before it runs. Its instance is a fresh one and is never executed.
 type Projector interface {
 	// Project changes nothing. An error means that no diff can be shown; the
-	// call is then asked about without one. It must return when ctx ends.
+	// call is then asked about without one, and its State is [Unprojected] if
+	// there is none beside the error. It must return when ctx ends.
 	Project(ctx context.Context, call *Call) (Projection, error)
 }
+
+// Unprojected is the state of a call whose projection failed. If the call could be
+// projected when it runs, it would change what no one was shown, so it must fail.
+const Unprojected = "unprojected"
 
 // Projection describes what a call would change.
 type Projection struct {

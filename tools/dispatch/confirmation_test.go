@@ -290,10 +290,11 @@ func TestApprovedWriteCarriesWhatWasShown(t *testing.T) {
 	if got := find[ConfirmationRequested](rec)[0].Confirmation; got.Diff != "-\n+new\n" || got.Changed {
 		t.Errorf("shown %+v", got)
 	}
-	// A projection that fails or panics shows no diff, and the call is still asked about.
+	// A projection that fails or panics shows no diff. The call is still asked about, and
+	// changes nothing that could have been shown.
 	for _, text := range []string{"fail", "panic"} {
-		wantText(t, roundOK(t, d, call(text, "write_file", `{"path":"b","text":"`+text+`"}`))[0], false, "written")
-		wantEvents(t, rec, text, "requested", "resolved allow by user", "called write", "completed true")
+		wantText(t, roundOK(t, d, call(text, "write_file", `{"path":"b","text":"`+text+`"}`))[0], true, "changed")
+		wantEvents(t, rec, text, "requested", "resolved allow by user", "called write", "failed execution_error")
 	}
 	if got := find[ConfirmationRequested](rec)[1].Confirmation; got.Diff != "" {
 		t.Errorf("a failed projection shows %q", got.Diff)

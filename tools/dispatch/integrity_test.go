@@ -112,7 +112,7 @@ func TestProjectionThatHangs(t *testing.T) {
 				return tools.Projection{Diff: "+x\n", State: "late"}, nil
 			}
 			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(approval.DecisionAllow, approval.ScopeOnce))}, tool)
-			start, want := time.Now(), projectTimeout
+			start, want := time.Now(), 2*projectTimeout // before the question, and before the call runs
 			if cancelAfter > 0 {
 				time.AfterFunc(cancelAfter, func() { d.Cancel(errors.New("stop")) })
 				want = cancelAfter

@@ -60,7 +60,8 @@ func TestAnswersAreBoundToWhatWasSeen(t *testing.T) {
 	}{
 		"as shown":                        {[]string{"1"}, answering(approval.DecisionAllow, approval.ScopeOnce), "1", slices.Concat(asked, ran)},
 		"changed, and shown again":        {[]string{"1", "2"}, answering(approval.DecisionAllow, approval.ScopeOnce), "2", slices.Concat(asked, asked, ran)},
-		"changed, and can't be projected": {[]string{"1", "2", ""}, answering(approval.DecisionAllow, approval.ScopeOnce), "", slices.Concat(asked, asked, ran)},
+		"changed, and can't be projected": {[]string{"1", "2", ""}, answering(approval.DecisionAllow, approval.ScopeOnce), tools.Unprojected, slices.Concat(asked, asked, ran)},
+		"projected only since":            {[]string{"", "1"}, answering(approval.DecisionAllow, approval.ScopeOnce), "1", slices.Concat(asked, asked, ran)},
 		"seen by nobody":                  {[]string{"1", "2"}, unable, "", append([]string{"requested", "resolved allow by on_prompt"}, ran...)},
 	} {
 		tool, executed := stateTool(tt.states...)

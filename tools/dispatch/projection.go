@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -35,8 +36,8 @@ func (r confirmer) projectCalls(all []*pending) {
 	wg.Wait()
 }
 
-// projectCall returns the diff of a call, an empty one if there is none or it fails. It
-// does not wait for a tool that hangs; Close does.
+// projectCall returns the diff of a call, an empty one if there is none. If it fails, the
+// state binds the call to that. It does not wait for a tool that hangs; Close does.
 func (r confirmer) projectCall(p *pending, timeout time.Duration) tools.Projection {
 	if r.ctx.Err() != nil {
 		return tools.Projection{} // a round of a closed dispatcher starts nothing
@@ -52,7 +53,7 @@ func (r confirmer) projectCall(p *pending, timeout time.Duration) tools.Projecti
 		defer func() {
 			if err != nil {
 				r.logProjectionError(call, err)
-				shown = tools.Projection{}
+				shown = tools.Projection{State: cmp.Or(shown.State, tools.Unprojected)}
 			}
 			done <- shown
 		}()
@@ -71,7 +72,7 @@ func (r confirmer) projectCall(p *pending, timeout time.Duration) tools.Projecti
 	case shown := <-done:
 		return shown
 	case <-ctx.Done():
-		return tools.Projection{}
+		return tools.Projection{State: tools.Unprojected}
 	}
 }
 

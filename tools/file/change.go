@@ -41,20 +41,30 @@ func (c *changer) Project(ctx context.Context, call *tools.Call) (tools.Projecti
 		return tools.Projection{}, err
 	}
 	p, err := ProjectedDiff(ctx, c.reader, op)
-	if err == nil {
-		p.State += " " + op.Path
+	if err != nil {
+		p.Diff = fmt.Sprintf("--- a/%s\n+++ b/%[1]s\nNo diff: %v.\n", op.Path, err)
 	}
-	return p, err
+	p.State += " " + c.identify(ctx, op)
+	return p, nil
 }
 
 // newOp returns the change that a call asks for. If its path is a symlink, the change
 // applies to the file that the symlink leads to. Only a delete applies to the symlink.
 func (c *changer) newOp(ctx context.Context, call *tools.Call) (workspace.Op, error) {
 	op, err := c.op(call.Input)
-	if err == nil && op.Kind != workspace.OpDelete {
-		op.Path, err = workspace.FollowLink(ctx, c.reader, op.Path)
+	if err == nil {
+		op.Path, err = workspace.FollowLink(ctx, c.reader, op.Path, op.Kind != workspace.OpDelete)
 	}
 	return op, err
+}
+
+// identify returns the path of a change, and the inode of a directory that it deletes:
+// no hash of a content binds such a change.
+func (c *changer) identify(ctx context.Context, op workspace.Op) string {
+	if info, err := c.reader.Lstat(ctx, op.Path); op.Recursive && err == nil && info.Type == workspace.TypeDir {
+		return fmt.Sprintf("%d %s", info.Inode, op.Path)
+	}
+	return op.Path
 }
 
 // Execute has the change made in the sandbox. Where it was shown beforehand,
@@ -67,7 +77,7 @@ func (c *changer) Execute(ctx context.Context, call *tools.Call) (tools.Output, 
 		return tools.Output{}, toolError(ctx, c.reader, err)
 	}
 	var shown string
-	if op.IfSHA256, shown, _ = strings.Cut(call.Projected, " "); op.IfSHA256 != "" && shown != op.Path {
+	if op.IfSHA256, shown, _ = strings.Cut(call.Projected, " "); call.Projected != "" && shown != c.identify(ctx, op) {
 		return tools.Output{}, refuse(string(workspace.KindConflict), "%q leads to another file since the change was shown; read it again. Nothing was changed.", op.Path)
 	}
 	change, err := c.apply.Apply(ctx, op)

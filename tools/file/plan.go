@@ -155,7 +155,7 @@ func (p *plan) moveFile(ctx context.Context, r workspace.View, s section, t *tar
 
 // targetFor returns the path's target, reading the file the first time.
 func (p *plan) targetFor(ctx context.Context, r workspace.View, name string) (*target, error) {
-	real, err := workspace.FollowLink(ctx, r, name)
+	real, err := workspace.FollowLink(ctx, r, name, true)
 	if err != nil {
 		return nil, err
 	}

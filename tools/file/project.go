@@ -28,7 +28,7 @@ func ProjectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tool
 		return tools.Projection{}, err
 	}
 	if info, err := r.Lstat(ctx, op.Path); op.Kind == workspace.OpDelete && err == nil && info.Type != workspace.TypeFile {
-		return tools.Projection{}, fmt.Errorf("project change: no diff for a %s", info.Type)
+		return tools.Projection{Diff: fmt.Sprintf("--- a/%s\n+++ /dev/null\nNo file: a %s.\n", path, info.Type)}, nil
 	}
 	before, exists, err := readCurrent(ctx, r, op.Path)
 	if err != nil {

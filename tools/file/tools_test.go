@@ -258,28 +258,60 @@ func TestSandboxLost(t *testing.T) {
 	}
 }
 
-// TestSwappedSymlink: a change is made to the file that was shown, and not to another one
-// with the same content, to which a symlink in its path leads since.
-func TestSwappedSymlink(t *testing.T) {
-	for path, suffix := range map[string]string{"link": "/f", "link/f": ""} {
+// TestSwappedPath: a change is made to what was shown, and to nothing to which its path
+// leads since, even if that has the same content or no diff could be shown.
+func TestSwappedPath(t *testing.T) {
+	relink := func(f *fixture, to string) {
+		link := filepath.Join(f.root, "link")
+		_ = os.Remove(link)
+		f.must(os.Symlink(to, link))
+	}
+	for _, c := range []struct {
+		tool          tools.Name
+		input         object
+		before, after string // where the symlink leads; "" moves the directory shown
+		target        string
+	}{
+		{"write_file", object{"path": "link", "content": "new\n"}, "shown/f", "other/f", "f"},
+		{"write_file", object{"path": "link/f", "content": "new\n"}, "shown", "other", "f"},
+		{"write_file", object{"path": "link/huge", "content": "new\n"}, "shown", "other", "huge"},
+		{"write_file", object{"path": "link", "content": "new\n"}, "nothing", "other/f", ""},
+		{"apply_patch", object{"patch": patchOf("*** Update File: link", "-same", "+new")}, "nothing", "other/f", ""},
+		{"patch_file", object{"path": "link/f", "old": "none", "new": "x"}, "shown", "other", ""},
+		{"delete_file", object{"path": "link/f"}, "shown", "other", "f"},
+		{"delete_file", object{"path": "link/d", "recursive": true}, "shown", "other", "d"},
+		{"delete_file", object{"path": "link/d", "recursive": true}, "shown", "", "d"},
+	} {
 		for _, swap := range []bool{false, true} {
 			f := newFixture(t)
-			f.file("shown/f", "same\n")
-			f.file("other/f", "same\n")
-			link := filepath.Join(f.root, "link")
-			f.must(os.Symlink("shown"+suffix, link))
-			raw, err := json.Marshal(object{"path": path, "content": "new\n"})
-			f.must(err)
-			tool := f.tools["write_file"]()
-			p, err := tool.(tools.Projector).Project(t.Context(), &tools.Call{Input: raw})
-			f.must(err)
-			if swap {
-				f.must(os.Remove(link))
-				f.must(os.Symlink("other"+suffix, link))
+			for _, dir := range []string{"shown", "other"} {
+				f.file(dir+"/f", "same\n")
+				f.file(dir+"/d/x", "same\n")
+				f.file(dir+"/huge", "")
+				f.must(os.Truncate(filepath.Join(f.root, dir, "huge"), workspace.MaxWriteBytes+1))
 			}
-			_, err = tool.Execute(t.Context(), &tools.Call{Input: raw, Projected: p.State})
-			if (err != nil) != swap || !strings.Contains(p.Diff, "+++ b/shown/f") || f.content("other/f") != "same\n" || (f.content("shown/f") == "new\n") == swap {
-				t.Errorf("%s, swapped %t: %v; shown %q", path, swap, err, p.Diff)
+			relink(f, c.before)
+			raw, err := json.Marshal(c.input)
+			f.must(err)
+			p, err := f.tools[c.tool]().(tools.Projector).Project(t.Context(), &tools.Call{Input: raw})
+			if err != nil && p.State == "" {
+				p.State = tools.Unprojected // as the dispatcher does
+			}
+			other := "other/"
+			switch {
+			case swap && c.after == "":
+				f.must(os.Rename(filepath.Join(f.root, "shown"), filepath.Join(f.root, "away")))
+				f.must(os.Rename(filepath.Join(f.root, "other"), filepath.Join(f.root, "shown")))
+				other = "shown/"
+			case swap:
+				relink(f, c.after)
+			}
+			_, err = f.tools[c.tool]().Execute(t.Context(), &tools.Call{Input: raw, Projected: p.State})
+			if made := err == nil; made != (!swap && c.target != "") || c.target != "" && !strings.Contains(p.Diff, "/shown/"+c.target) {
+				t.Errorf("%s %v, swapped %t: %v; shown %q", c.tool, c.input, swap, err, p.Diff)
+			}
+			if _, err := os.Stat(filepath.Join(f.root, other, "huge")); f.content(other+"f") != "same\n" || f.content(other+"d/x") != "same\n" || err != nil {
+				t.Errorf("%s %v, swapped %t: %v; it was done to what was not shown", c.tool, c.input, swap, err)
 			}
 		}
 	}
@@ -292,6 +324,7 @@ func TestProjection(t *testing.T) {
 	f.file("big", strings.Repeat("x\n", 600_000))
 	f.file("d/x", "")
 	f.must(os.Symlink("f", filepath.Join(f.root, "link")))
+	f.must(os.Symlink("nothing", filepath.Join(f.root, "dangling")))
 	for _, c := range []struct {
 		tool  tools.Name
 		input object
@@ -306,12 +339,11 @@ func TestProjection(t *testing.T) {
 		{tool: "write_file", input: object{"path": "bin", "content": "x"}, state: "bin", diff: "--- a/bin\n+++ b/bin\nBinary: 3 bytes before, 1 after.\n"},
 		{tool: "write_file", input: object{"path": "big", "content": ""}, state: "big", diff: "--- a/big\n+++ b/big\nToo large for a diff: 1200000 bytes before, 0 after.\n"},
 		{tool: "write_file", input: object{"path": "link", "content": "one\n2\n"}, state: "f", diff: "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"},
-		{tool: "patch_file", input: object{"path": "f", "old": "none", "new": "2"}, fails: true},
-		{tool: "patch_file", input: object{"path": "new", "old": "none", "new": "2"}, fails: true},
-		{tool: "delete_file", input: object{"path": "new"}, fails: true},
-		{tool: "delete_file", input: object{"path": "link"}, fails: true},
-		{tool: "delete_file", input: object{"path": "d", "recursive": true}, fails: true},
-		{tool: "write_file", input: object{"path": "../x", "content": ""}, fails: true},
+		{tool: "patch_file", input: object{"path": "new", "old": "none", "new": "2"}, state: " new", diff: "--- a/new\n+++ b/new\nNo diff: \"new\": no such file or directory.\n"},
+		{tool: "delete_file", input: object{"path": "new"}, state: " new", diff: "--- a/new\n+++ b/new\nNo diff: \"new\": no such file or directory.\n"},
+		{tool: "delete_file", input: object{"path": "link"}, state: " link", diff: "--- a/link\n+++ /dev/null\nNo file: a symlink.\n"},
+		{tool: "delete_file", input: object{"path": "d"}, state: " d", diff: "--- a/d\n+++ /dev/null\nNo file: a dir.\n"},
+		{tool: "write_file", input: object{"path": "dangling", "content": ""}, fails: true},
 	} {
 		raw, err := json.Marshal(c.input)
 		f.must(err)
@@ -322,9 +354,9 @@ func TestProjection(t *testing.T) {
 			continue
 		}
 		want := tools.Projection{Diff: c.diff, State: c.state}
-		switch c.state {
-		case "":
-		case "absent":
+		switch {
+		case strings.HasPrefix(c.state, " "), c.fails:
+		case c.state == "absent":
 			want.State = "absent new"
 		default:
 			want.State = hash(f.content(c.state)) + " " + c.state

@@ -102,13 +102,16 @@ func (t *tool) Project(_ context.Context, call *tools.Call) (tools.Projection, e
 		return tools.Projection{}, err
 	}
 	before, err := t.opts.Store.Read()
+	if errors.Is(err, errCorrupt) { // it will be moved aside
+		before, err = t.opts.Store.emptyNotes(), nil
+	}
 	if err != nil {
 		return tools.Projection{}, err
 	}
 	after := before
 	after.Notes = slices.Clone(before.Notes)
 	if err := t.change(in, &after, t.newAppender(call.Session)); err != nil {
-		return tools.Projection{}, toolError(err)
+		return tools.Projection{State: before.State()}, toolError(err)
 	}
 	return tools.Projection{
 		Diff:  udiff.Unified("memory before", "memory after", before.String(), after.String()),

@@ -277,6 +277,31 @@ func TestMemoryThatWasShown(t *testing.T) {
 	}
 }
 
+// TestMemoryThatCannotBeShown: a call about which a person was asked without a diff fails
+// for its own reason, and notes that can't be read are shown as they will be.
+func TestMemoryThatCannotBeShown(t *testing.T) {
+	b := newFixture(t)
+	factory := Factories(Options{Store: b.store, Redact: func(s string) string { return s }, Warn: func(string) {}})[1]
+	call := &tools.Call{Input: json.RawMessage(`{"id":"m1","text":"two"}`)}
+	p, err := factory().(tools.Projector).Project(t.Context(), call)
+	call.Projected = p.State
+	_, failed := factory().Execute(t.Context(), call)
+	if own, ok := errors.AsType[*tools.Error](failed); err == nil || !ok || own.Reason != "not_found" {
+		t.Errorf("projected %+v, %v; executed: %v", p, err, failed)
+	}
+	b.call(AddName, `{"text":"one"}`)
+	if err := os.WriteFile(filepath.Join(b.store.Dir(), notesFile), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	factory = Factories(Options{Store: b.store, Redact: func(s string) string { return s }, Warn: func(string) {}})[0]
+	call = &tools.Call{Input: json.RawMessage(`{"text":"new"}`)}
+	p, err = factory().(tools.Projector).Project(t.Context(), call)
+	call.Projected = p.State
+	if _, failed = factory().Execute(t.Context(), call); err != nil || failed != nil || !strings.Contains(p.Diff, "+m1: new") {
+		t.Errorf("projected %+v, %v; executed: %v", p, err, failed)
+	}
+}
+
 func TestMemoryIsOffByDefault(t *testing.T) {
 	for _, f := range Factories(Options{}) {
 		if def := f().Definition(); def.EnabledByDefault || def.Runs != tools.PlaceState || def.Paths != nil {

@@ -207,10 +207,11 @@ func followLinks(path string, readLink func(path string) (string, bool)) (to str
 }
 
 // FollowLink returns the path, without symlinks, of the file that a change of path
-// applies to. It fails if path is a symlink that leads outside or to nothing.
-func FollowLink(ctx context.Context, v View, path string) (string, error) {
+// applies to; if last is false, a symlink at the end is not followed. It fails if path
+// leads outside, or is a symlink to nothing that is to be followed.
+func FollowLink(ctx context.Context, v View, path string, last bool) (string, error) {
 	info, err := v.Lstat(ctx, path)
-	if err == nil && info.Type == TypeSymlink {
+	if last && err == nil && info.Type == TypeSymlink {
 		_, err = v.Stat(ctx, path)
 		if e, ok := errors.AsType[*Error](err); ok && e.Kind == KindNotFound {
 			e.Detail = "is a symlink to a file that does not exist; write that file by its own path, or delete the symlink first"
@@ -223,12 +224,16 @@ func FollowLink(ctx context.Context, v View, path string) (string, error) {
 	if err != nil {
 		return path, nil //nolint:nilerr // the change itself will say it
 	}
-	to, inside := followLinks(rel, func(name string) (string, bool) {
-		info, err := v.Lstat(ctx, name)
+	dirs, name := rel, ""
+	if !last {
+		dirs, name = splitPath(rel)
+	}
+	to, inside := followLinks(dirs, func(at string) (string, bool) {
+		info, err := v.Lstat(ctx, at)
 		return info.Target, err == nil && info.Type == TypeSymlink
 	})
 	if !inside {
 		return "", newEscapeError(path, nil)
 	}
-	return cmp.Or(to, "."), nil
+	return cmp.Or(strings.Trim(to+"/"+name, "/"), "."), nil
 }
