@@ -21,8 +21,9 @@ const (
 	bodyTime   = 30 * time.Second
 	// writeTime bounds one write of a response: a client that reads nothing is gone.
 	writeTime = time.Minute
-	// maxRequests bounds the requests that are served at once, streams among them.
-	maxRequests = 256
+	// maxRequests bounds the requests of one user that are served at once, streams among
+	// them.
+	maxRequests = 128
 	// sessionHeader has the id of a session.
 	sessionHeader = "Mcp-Session-Id"
 )
@@ -33,24 +34,24 @@ const Path = "/mcp"
 // Handler returns the handler of the streamable HTTP transport, at [Path]. The caller must
 // call [Server.Close] in the end.
 func (s *Server) Handler() http.Handler {
-	slots := make(chan struct{}, maxRequests)
+	slots := httpserver.NewQuota(maxRequests)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		user, ok := s.opts.Admit(w, r)
 		if !ok {
 			return
 		}
+		httpserver.KeepConnection(r)
 		if r.URL.Path != Path {
 			http.NotFound(w, r)
 			return
 		}
-		select {
-		case slots <- struct{}{}:
-			defer func() { <-slots }()
-		default:
+		release, ok := slots.Take(user.Name)
+		if !ok {
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "too many requests are under way", http.StatusServiceUnavailable)
 			return
 		}
+		defer release()
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		control := http.NewResponseController(w)
 		if !readBody(w, r, control) {

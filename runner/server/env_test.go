@@ -106,6 +106,16 @@ func (w *testEnv) serve(change ...func(*Options)) {
 	})
 }
 
+// openStreams returns the number of streams that are open.
+func (w *testEnv) openStreams() (n int) {
+	w.t.Helper()
+	_, after, _ := strings.Cut(w.get("/metrics").requireStatus(w.t, 200).text, "\ncaisson_event_streams ")
+	if _, err := fmt.Sscan(after, &n); err != nil {
+		w.t.Fatal(err)
+	}
+	return n
+}
+
 func (w *testEnv) options() Options {
 	return Options{
 		StateDir: w.state, Version: "test", MaxSessions: 80, MaxStreams: 256,

@@ -9,13 +9,13 @@ import (
 	"net/http"
 	"reflect"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/internal/httpserver"
 	"github.com/caisson-run/caisson/runner/record"
 )
 
@@ -53,18 +53,15 @@ func (in *eventsInput) lastSeen() (int64, error) {
 	return seq, nil
 }
 
-// streamsAPI are the operations that stream records. It counts the streams of each
-// client.
+// streamsAPI are the operations that stream records.
 type streamsAPI struct {
 	sessions *registry
 	most     int // streams per client
-
-	mu   sync.Mutex
-	open map[string]int // streams, by client
+	open     *httpserver.Quota
 }
 
 func newStreamsAPI(r *registry, most int) *streamsAPI {
-	return &streamsAPI{sessions: r, most: most, open: map[string]int{}}
+	return &streamsAPI{sessions: r, most: most, open: httpserver.NewQuota(most)}
 }
 
 func (a *streamsAPI) addOperations(o operations) {
@@ -156,21 +153,15 @@ func (a *streamsAPI) streamEvents(ctx context.Context, in *eventsInput) (*huma.S
 
 // takeStream counts a stream of a client until release is called.
 func (a *streamsAPI) takeStream(client string) (release func(), err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.open[client] >= a.most {
+	released, ok := a.open.Take(client)
+	if !ok {
 		p := newProblem(http.StatusTooManyRequests, "streams", fmt.Sprintf("this token has %d streams open, and may have no more", a.most), "Close one")
 		p.retryAfter = "5"
 		return nil, p
 	}
-	a.open[client]++
 	a.sessions.metrics.streams.Inc()
 	return func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.open[client]--; a.open[client] == 0 {
-			delete(a.open, client)
-		}
+		released()
 		a.sessions.metrics.streams.Dec()
 	}, nil
 }

@@ -293,10 +293,8 @@ func TestUnfinishedUploads(t *testing.T) {
 		t.Errorf("the control: %q, %v", got, err)
 	}
 	for _, w := range []*testEnv{w, hasty} {
-		for open := 1; open > 0; runtime.Gosched() { // their streams are released
-			w.server.streams.mu.Lock()
-			open = len(w.server.streams.open)
-			w.server.streams.mu.Unlock()
+		for w.openStreams() > 0 { // they are released
+			runtime.Gosched()
 		}
 	}
 }

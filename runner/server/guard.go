@@ -13,18 +13,19 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/runner/internal/httpserver"
 )
 
 const (
 	// answerTime bounds the time to write a response, from its first byte.
 	answerTime = time.Minute
-	// maxRequests bounds the requests that are served at once, streams not
-	// counted: each may hold a body.
-	maxRequests = 256
+	// maxRequests bounds the requests of one token that are served at once, streams not
+	// counted: each may hold a body. All requests without a token share it as well.
+	maxRequests = 128
 )
 
 // streamRoutes are the routes whose requests last as long as their client reads or
@@ -95,6 +96,7 @@ func (g *guard) guardRequests(next http.Handler) http.Handler {
 				g.writeProblem(out, r, unauthorized(out))
 				return
 			}
+			httpserver.KeepConnection(r)
 			r = r.WithContext(context.WithValue(context.WithValue(r.Context(), clientKey{}, from), responseKey{}, out))
 			if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.ContentLength != 0 {
 				// A stream takes no slot: its body would be held without one.
@@ -241,29 +243,29 @@ func (d *diagnostics) writeProblem(w http.ResponseWriter, r *http.Request, p *Pr
 	}
 }
 
-// limitRequests bounds the requests that are served at once. Streams have their
-// own bound.
+// limitRequests bounds the requests of each token that are served at once. Streams have
+// their own bound.
 func (g *guard) limitRequests(mux *http.ServeMux, next http.Handler) http.Handler {
-	slots := make(chan struct{}, maxRequests)
+	slots := httpserver.NewQuota(maxRequests)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, pattern := mux.Handler(r); streamRoutes[pattern] {
 			next.ServeHTTP(w, r)
 			return
 		}
-		select {
-		case slots <- struct{}{}:
-			out, ok := w.(*response)
-			if !ok {
-				out = &response{ResponseWriter: w}
-			}
-			out.releaseSlot = sync.OnceFunc(func() { <-slots })
-			defer out.releaseSlot()
-			next.ServeHTTP(out, r)
-		default:
-			p := newProblem(http.StatusServiceUnavailable, "overloaded", "too many requests are under way", "Try again in a second")
+		release, ok := slots.Take(clientOf(r.Context()).label)
+		if !ok {
+			p := newProblem(http.StatusServiceUnavailable, "overloaded", "too many requests of this token are under way", "Try again in a second")
 			p.retryAfter = "1"
 			g.writeProblem(w, r, p)
+			return
 		}
+		out, ok := w.(*response)
+		if !ok {
+			out = &response{ResponseWriter: w}
+		}
+		out.releaseSlot = release
+		defer release()
+		next.ServeHTTP(out, r)
 	})
 }
 

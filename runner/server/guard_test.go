@@ -20,6 +20,8 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // sendRaw sends a request as it is written, for what net/http would not send, and
@@ -265,6 +267,7 @@ func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
 		"a HEAD's":               {aliceToken, "HEAD", "/sessions/x/events", 0, 400, false},
 		"an upload's":            {aliceToken, "PUT", "/sandboxes/x/files", maxRequests, 404, false},
 		"no token, to an upload": {"", "PUT", "/sandboxes/x/files", 0, 401, false},
+		"another token's slots":  {bobToken, "POST", "/sessions", maxRequests, 422, true},
 		"the control":            {aliceToken, "POST", "/sessions", maxRequests - 1, 422, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -302,6 +305,40 @@ func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
 			held.Wait()
 		})
 	}
+}
+
+// TestConnectionsOfStrangers: connections on which nobody named a token, and connections
+// that are idle, keep nobody out. A request that is under way keeps its connection.
+func TestConnectionsOfStrangers(t *testing.T) {
+	w := newTestEnv(t, "  - text: Never asked.\n")
+	id := w.startSession("bind")
+	events := w.followEvents(id, "")
+	events.until(record.KindSessionCreated)
+	for name, request := range map[string]string{
+		"nothing": "", "healthz": "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", "no token": "GET /sessions HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"a token": "GET /sessions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + bobToken + "\r\n\r\n",
+	} {
+		var all []io.Closer
+		for range 1100 {
+			c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(w.base, "http://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, c)
+			_, _ = io.WriteString(c, request) // it may be closed already
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		if a, err := send(ctx, client, w.base, aliceToken, "GET", "/sessions/"+id, ""); err != nil || a.status != 200 {
+			t.Errorf("%s: a client with a token is kept out: %v", name, err)
+		}
+		cancel()
+		for _, c := range all {
+			_ = c.Close()
+		}
+	}
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
+	events.until(record.KindSessionEnded)
 }
 
 // TestBodiesThatNeverCome: a request that takes no body is refused at once,

@@ -13,10 +13,6 @@ import (
 	"time"
 )
 
-// maxConnections bounds the connections of one listener; further ones wait in
-// the system's queue.
-const maxConnections = 1024
-
 // Listen listens on an address: HOST:PORT, or unix:PATH for a socket that only
 // its user may use. An address that is not loopback is refused unless remote is
 // true.
@@ -31,7 +27,7 @@ func Listen(ctx context.Context, address string, remote bool) (net.Listener, err
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", address, err)
 	}
-	return &limited{Listener: l, slots: make(chan struct{}, maxConnections), closed: make(chan struct{})}, nil
+	return l, nil
 }
 
 // ErrRemote reports that other machines could reach an address.
@@ -122,45 +118,4 @@ func (s *socket) Close() error {
 	err := s.UnixListener.Close()
 	s.once.Do(func() { err = errors.Join(err, os.Remove(s.path)) })
 	return err
-}
-
-// limited accepts a bounded number of connections at once.
-type limited struct {
-	net.Listener
-	slots  chan struct{}
-	closed chan struct{}
-	once   sync.Once
-}
-
-// Accept implements net.Listener.
-func (l *limited) Accept() (net.Conn, error) {
-	select {
-	case l.slots <- struct{}{}:
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		<-l.slots
-		return nil, err
-	}
-	return &counted{Conn: conn, release: func() { <-l.slots }}, nil
-}
-
-// Close implements net.Listener.
-func (l *limited) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return l.Listener.Close()
-}
-
-type counted struct {
-	net.Conn
-	once    sync.Once
-	release func()
-}
-
-// Close implements net.Conn.
-func (c *counted) Close() error {
-	c.once.Do(c.release)
-	return c.Conn.Close()
 }

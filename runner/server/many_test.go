@@ -242,13 +242,7 @@ func TestStreamsOfAToken(t *testing.T) {
 	req := w.do(bobToken, "GET", "/sessions/"+id+"/events?after=x", "")
 	req.requireProblem(t, 400, "event_id")
 	open[0].close()
-	for {
-		w.server.streams.mu.Lock()
-		n := w.server.streams.open["alice"]
-		w.server.streams.mu.Unlock()
-		if n < 3 {
-			break
-		}
+	for w.openStreams() > 2 {
 		runtime.Gosched()
 	}
 	w.followEvents(id, "").until(record.KindSessionCreated)
@@ -283,10 +277,8 @@ func TestClientsThatVanish(t *testing.T) {
 	for live.feed.countReaders() > 0 {
 		runtime.Gosched()
 	}
-	for streams := 1; streams > 0; runtime.Gosched() {
-		w.server.streams.mu.Lock()
-		streams = len(w.server.streams.open)
-		w.server.streams.mu.Unlock()
+	for w.openStreams() > 0 {
+		runtime.Gosched()
 	}
 	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").requireStatus(t, 200)
 	if got := w.waitForTurn(id, turn); got.Reason != "cancelled" {

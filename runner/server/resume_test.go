@@ -99,9 +99,7 @@ func TestManyShortSessions(t *testing.T) {
 		}
 	}
 	sessions := len(w.server.sessions.listLive())
-	w.server.streams.mu.Lock()
-	streams := len(w.server.streams.open)
-	w.server.streams.mu.Unlock()
+	streams := w.openStreams()
 	if sessions != 0 || streams != 0 {
 		t.Errorf("%d sessions and %d streams are kept", sessions, streams)
 	}

@@ -58,6 +58,7 @@ func newHandler(o ViewOptions) http.Handler {
 	mux.HandleFunc("GET /"+batch.TrialsDir+"/{trial}/{$}", v.serveTrial)
 	mux.HandleFunc("GET /"+batch.TrialsDir+"/{trial}/{file...}", v.serveFile)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		httpserver.KeepConnection(r) // it knows the key
 		h := w.Header()
 		h.Set("Cache-Control", "no-store")
 		h.Set("Referrer-Policy", "no-referrer")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -27,6 +28,11 @@ const (
 // error of a listener counts unless ctx has ended.
 func Serve(ctx context.Context, h *http.Server, endSessions func() error, listeners ...net.Listener) error {
 	h.IdleTimeout, h.MaxHeaderBytes = idleTime, maxHeaderBytes
+	h.ConnContext, h.ConnState = withConn, trackState
+	listeners = slices.Clone(listeners)
+	for i, l := range listeners {
+		listeners[i] = newLimited(l)
+	}
 	var group errgroup.Group
 	failed := make(chan struct{}, len(listeners))
 	for _, l := range listeners {
