@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -112,7 +113,7 @@ func (h *Host) protectedDirs() runner.Protected {
 func (h *Host) openMounts(o SandboxOptions, w *runner.Workspace, target string) ([]sandbox.Mount, error) {
 	var list []runner.UserMount
 	for _, m := range o.Mounts {
-		if m != (sandbox.Mount{Path: m.Path, Target: m.Target, ReadOnly: m.ReadOnly}) {
+		if !reflect.DeepEqual(m, sandbox.Mount{Path: m.Path, Target: m.Target, ReadOnly: m.ReadOnly}) {
 			return nil, fmt.Errorf("%w: the mount at %q has more than Path, Target and ReadOnly", sandbox.ErrInvalid, m.Target)
 		}
 		list = append(list, runner.UserMount{From: m.Path, To: m.Target, ReadOnly: m.ReadOnly})

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -121,6 +122,10 @@ func TestWritableMountIsGuarded(t *testing.T) {
 	write("old/.git/config", "[core]\n")
 	write(".git/config", "[core]\n")
 	write("kept", "x")
+	write("privileged", "x")
+	if err := os.Chmod(filepath.Join(data, "privileged"), 0o755|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
 	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		b.file("Makefile", "all:\n")
 		write("Makefile", "all:\n")
@@ -170,6 +175,9 @@ func TestWritableMountIsGuarded(t *testing.T) {
 	}
 	if info, err := os.Stat(filepath.Join(data, "tool")); err != nil || info.Mode()&os.ModeSetuid != 0 {
 		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if m := b.backend.Sandboxes[0].Spec.Mounts[0]; !slices.Equal(m.Repositories, []string{"old/.git"}) || !slices.Equal(m.Privileged, []string{"privileged"}) {
+		t.Errorf("the mount protects %q and %q", m.Repositories, m.Privileged)
 	}
 	if want := fmt.Sprintf(`"mounts":[{"from":%q,"to":"/data","read_only":false}]`, data); !strings.Contains(string(records[0].Payload), want) {
 		t.Errorf("%s, want %s", records[0].Payload, want)

@@ -55,6 +55,8 @@ type Mount struct {
 	// Guarded protects repositories and Caisson's own configuration at the top
 	// of a writable bind as those of the workspace, by Spec.Git.
 	Guarded bool
+	// Repositories and Privileged are those of a guarded bind, as in [Workspace].
+	Repositories, Privileged []string
 	// Bytes is the size of a tmpfs, or the bound of a scratch directory, which
 	// the sandbox itself does not enforce. It is required for both.
 	Bytes int64

@@ -58,7 +58,7 @@ func makeHostDir(e *env, name, content string) (hostDir, error) {
 // makeRepository makes an empty repository and a configuration of Caisson's in
 // the directory.
 func (d hostDir) makeRepository() error {
-	for _, name := range []string{".git", ".caisson"} {
+	for _, name := range []string{".git", ".caisson", "sub", "sub/.git"} {
 		dir := filepath.Join(d.path, name)
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return err
@@ -106,7 +106,7 @@ func checkFurtherMounts(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	guarded := dirs["guarded"].mountAt(guardedTarget, false)
-	guarded.Guarded = true
+	guarded.Guarded, guarded.Repositories = true, []string{"sub/.git"}
 	// The open directory counts, whatever its path leads to by now.
 	if err := errors.Join(
 		os.Rename(dirs["swapped"].path, dirs["swapped"].path+"-moved"), os.Symlink("/etc", dirs["swapped"].path),
@@ -156,12 +156,12 @@ func checkContents(ctx context.Context, e *env, dirs map[string]hostDir) error {
 // host belongs to the workspace's owner; the home and what was made in it for
 // the mount points belong to commands.
 func checkWrites(ctx context.Context, e *env, dirs map[string]hostDir) error {
-	for _, dir := range []string{sandbox.HomeDir, sandbox.HomeDir + "/b", sandbox.HomeDir + "/b/c", writableTarget, tmpfsTarget, scratchTarget, homeTarget, guardedTarget} {
+	for _, dir := range []string{sandbox.HomeDir, sandbox.HomeDir + "/b", sandbox.HomeDir + "/b/c", writableTarget, tmpfsTarget, scratchTarget, homeTarget, guardedTarget, guardedTarget + "/sub"} {
 		if _, err := e.expectOutput(ctx, "touch", dir+"/by-command"); err != nil {
 			return err
 		}
 	}
-	for _, target := range []string{readOnlyTarget, swappedTarget, guardedTarget + "/.git", guardedTarget + "/.caisson"} {
+	for _, target := range []string{readOnlyTarget, swappedTarget, guardedTarget + "/.git", guardedTarget + "/.caisson", guardedTarget + "/sub/.git"} {
 		r, err := e.runProbe(ctx, "touch", target+"/by-command")
 		if err != nil {
 			return err

@@ -73,7 +73,7 @@ func (s *fakeSandbox) locate(name string) (dir, rel string, readOnly bool) {
 	for _, m := range slices.Backward(s.mounts) {
 		if inside, ok := strings.CutPrefix(name, m.Target+"/"); ok {
 			first, _, _ := strings.Cut(inside, "/")
-			guarded := m.Guarded && (first == ".git" || first == ".caisson")
+			guarded := m.Guarded && (first == ".git" || first == ".caisson" || slices.ContainsFunc(m.Repositories, func(r string) bool { return contains(r, inside) }))
 			return m.dir, inside, (m.ReadOnly || guarded) && s.backend.Fault != FaultMountWritable
 		}
 	}

@@ -68,17 +68,22 @@ func newBind(o Options, renew func() error) *bindTracker {
 
 func (b *bindTracker) WorkspaceView() workspace.View { return b.original }
 
-// PrepareSpec finds the privileged files that commands could change and waits until the
+func (b *bindTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
+	spec.Workspace.Repositories, spec.Workspace.Privileged = b.listProtected(ctx, spec)
+}
+
+// listProtected finds the privileged files that commands could change and waits until the
 // repositories are found, for the mounts that protect them. The files are looked for
 // again for each sandbox, since a command may have renamed a directory above one.
-func (b *bindTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
+func (b *bindTracker) listProtected(ctx context.Context, spec *sandbox.Spec) (repositories, files []string) {
 	anyOwner := spec.Root == sandbox.RootEphemeral || spec.User != "" && spec.User != sandbox.UserOwner
-	spec.Workspace.Privileged = b.privileges.listWritable(ctx, anyOwner)
+	files = b.privileges.listWritable(ctx, anyOwner)
 	select {
 	case <-b.repositories:
-		spec.Workspace.Repositories = b.quarantine.Nested()
+		repositories = b.quarantine.Nested()
 	case <-ctx.Done():
 	}
+	return repositories, files
 }
 
 func (b *bindTracker) StartRecording(ctx context.Context) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -42,6 +43,18 @@ func changeFromHost(dir *os.File) func(context.Context, workspace.Op) (workspace
 			return err
 		})
 		return change, err
+	}
+}
+
+// PrepareSpec also finds what the mounts of the directories must protect.
+func (m *mountsTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
+	m.Tracker.PrepareSpec(ctx, spec)
+	spec.Mounts = slices.Clone(spec.Mounts)
+	for _, b := range m.mounts {
+		i := slices.IndexFunc(spec.Mounts, func(mount sandbox.Mount) bool { return mount.Target == b.target && mount.Guarded })
+		if i >= 0 {
+			spec.Mounts[i].Repositories, spec.Mounts[i].Privileged = b.listProtected(ctx, spec)
+		}
 	}
 }
 

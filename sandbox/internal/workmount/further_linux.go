@@ -244,7 +244,7 @@ func (p *Mounts) prepareFurther(ctx context.Context, o Options, decided identity
 		if !m.Guarded {
 			continue
 		}
-		list, lost, err := listGuards(sandbox.Workspace{Dir: m.Dir}, m.source, o.Git)
+		list, lost, err := listGuards(sandbox.Workspace{Dir: m.Dir, Repositories: m.Repositories, Privileged: m.Privileged}, m.source, o.Git)
 		if err != nil {
 			return fmt.Errorf("mount of %s at %s: %w", m.source, m.Target, err)
 		}
