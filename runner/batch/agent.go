@@ -341,7 +341,7 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 	err := saveState(ctx, r.session, r.since, r.layer, r.place.changedDirs(), filepath.Join(dir, StateFile))
 	if err == nil && r.place.root {
 		state := filepath.Join(dir, StateFile)
-		err = errors.Join(extractState(state, logsDir+"/agent", filepath.Join(dir, AgentDir), nil, left), extractState(state, logsDir+"/artifacts", filepath.Join(dir, ArtifactsDir), func(h *tar.Header) bool {
+		err = errors.Join(extractState(ctx, state, logsDir+"/agent", filepath.Join(dir, AgentDir), nil, left), extractState(ctx, state, logsDir+"/artifacts", filepath.Join(dir, ArtifactsDir), func(h *tar.Header) bool {
 			return isOfArtifact(step.Artifacts, r.place.dirOf(), h)
 		}, left))
 	}

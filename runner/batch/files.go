@@ -30,7 +30,7 @@ const (
 	maxStateBytes    = 4 << 30 // of an archive of changes
 	maxCollected     = 1 << 30 // of the files of one directory
 	maxCollectedFile = 100_000
-	maxHidden        = 500_000 // files in caches and excluded files that are remembered
+	maxHidden        = 256 << 20 // bytes of memory for files in caches and excluded files that are remembered
 	transferTime     = 10 * time.Minute
 )
 
@@ -261,7 +261,7 @@ func downloadPath(ctx context.Context, s *runner.Session, from, name, to string,
 	file := to + ".tar"
 	err := saveArchive(ctx, s, "bring "+from+" out of the sandbox", file, func(w io.Writer) runner.UserCommand { return runner.PackCommand(from, name, w) })
 	if err == nil {
-		err = unpackFiltered(file, to, archive.UnpackOptions{Name: name, Links: left.ruleFor(from, name)}, func(w *archive.Writer, f *os.File) error {
+		err = unpackFiltered(ctx, file, to, archive.UnpackOptions{Name: name, Links: left.ruleFor(from, name)}, func(w *archive.Writer, f *os.File) error {
 			return copyVisible(w, f, func(h *tar.Header) bool { return isExcluded(exclude, h.Name) }, maxHidden)
 		})
 	}
@@ -273,13 +273,13 @@ func downloadPath(ctx context.Context, s *runner.Session, from, name, to string,
 }
 
 // unpackFiltered passes an archive through filter and unpacks the result below a
-// directory.
-func unpackFiltered(file, to string, o archive.UnpackOptions, filter func(w *archive.Writer, f *os.File) error) error {
+// directory. It stops when ctx ends.
+func unpackFiltered(ctx context.Context, file, to string, o archive.UnpackOptions, filter func(w *archive.Writer, f *os.File) error) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
 	}
-	o.Bounds = archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected}
+	o.Bounds, o.Done = archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected, Steps: archive.MaxSteps}, ctx.Done()
 	read, write := io.Pipe()
 	go func() {
 		defer func() { _ = f.Close() }() // only read
@@ -295,7 +295,7 @@ func unpackFiltered(file, to string, o archive.UnpackOptions, filter func(w *arc
 func isExcluded(patterns []string, name string) bool {
 	name = strings.TrimSuffix(name, "/")
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
-		for n := name; n != "." && n != "/" && n != ""; n = path.Dir(n) {
+		for n := name; n != ""; n = n[:max(0, strings.LastIndexByte(n, '/'))] {
 			if ok, _ := path.Match(pattern, path.Base(n)); ok {
 				return true
 			}
@@ -379,7 +379,7 @@ func saveArchive(ctx context.Context, s *runner.Session, what, file string, comm
 // extractState writes what an archive of changes has below a directory of the sandbox to a
 // directory of this machine, which is made. Entries that skip accepts are left out; nil accepts
 // none.
-func extractState(file, from, to string, skip func(h *tar.Header) bool, left *leftOut) error {
+func extractState(ctx context.Context, file, from, to string, skip func(h *tar.Header) bool, left *leftOut) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
@@ -396,7 +396,7 @@ func extractState(file, from, to string, skip func(h *tar.Header) bool, left *le
 		h.Name = name
 		return inside && name != "" && (skip == nil || !skip(h))
 	}
-	return unpackFiltered(file, to, archive.UnpackOptions{Links: left.ruleFor(from, "")}, func(w *archive.Writer, f *os.File) error {
+	return unpackFiltered(ctx, file, to, archive.UnpackOptions{Links: left.ruleFor(from, "")}, func(w *archive.Writer, f *os.File) error {
 		return copyEntries(w, f, keep)
 	})
 }
@@ -428,10 +428,13 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden fu
 	return err
 }
 
+// headerBytes is about what a header takes without names.
+const headerBytes = 512
+
 // copyVisible adds the entries of an archive of changes that hidden does not accept to another
 // one. If only some names of a file are hidden, such as those in a package manager's cache, the
-// file keeps the others. For that, most bounds how many hidden files are remembered. Other names
-// of further hidden files would be links to no file.
+// file keeps the others. For that, most bounds the bytes of memory with which hidden files are
+// remembered. Other names of further hidden files would be links to no file.
 func copyVisible(out *archive.Writer, f *os.File, hidden func(h *tar.Header) bool, most int) error {
 	type content struct {
 		h      tar.Header
@@ -442,7 +445,7 @@ func copyVisible(out *archive.Writer, f *os.File, hidden func(h *tar.Header) boo
 	var failed error
 	err := copyEntries(out, f, func(h *tar.Header) bool {
 		if hidden(h) {
-			if h.Typeflag == tar.TypeReg && len(left) < most {
+			if most -= 2*len(h.Name) + headerBytes; h.Typeflag == tar.TypeReg && most >= 0 { // PAX records have the name, too
 				offset, err := f.Seek(0, io.SeekCurrent)
 				if err != nil {
 					failed = cmp.Or(failed, err)

@@ -28,7 +28,7 @@ type archiveBounds struct {
 }
 
 // bounds are those of all trials.
-var bounds = archiveBounds{Bounds: archive.Bounds{Entries: 1_000_000, Bytes: 32 << 30}, packed: 5 << 30, result: 16 << 20, patch: 256 << 20}
+var bounds = archiveBounds{Bounds: archive.Bounds{Entries: 1_000_000, Bytes: 32 << 30, Steps: archive.MaxSteps}, packed: 5 << 30, result: 16 << 20, patch: 256 << 20}
 
 // transferTime bounds bringing one archive to the store or from it.
 const transferTime = 30 * time.Minute

@@ -425,6 +425,36 @@ func TestLinkRule(t *testing.T) {
 	}
 }
 
+// TestUnpackSteps: deep directories, hard links and the targets of symlinks can't keep the reader
+// busy, and no symlink of such an archive stays. The control is the same archive with a step more.
+func TestUnpackSteps(t *testing.T) {
+	deep := strings.Repeat("d/", 50)
+	for name, c := range map[string]struct {
+		entries []tar.Header
+		steps   int
+	}{
+		"directories": {[]tar.Header{file(deep + "a"), file("b"), file(deep + "c")}, 100},
+		"hard links":  {[]tar.Header{file(deep + "a"), {Typeflag: tar.TypeLink, Name: "h", Linkname: deep + "a"}}, 102},
+		// the directory, the symlink, its target, and one for the end
+		"symlinks": {[]tar.Header{file(deep + "a"), link("l", deep+"a")}, 50 + 1 + 51*52/2 + 1},
+	} {
+		for missing := range 2 {
+			_, to := place(t)
+			err := UnpackWith(bytes.NewReader(write(t, c.entries...)), to, UnpackOptions{Bounds: Bounds{Steps: c.steps - missing}, Links: &LinkRule{}})
+			_, left := os.Lstat(filepath.Join(to, "l"))
+			if errors.Is(err, ErrBound) != (missing == 1) || missing == 0 && err != nil || missing == 1 && left == nil {
+				t.Errorf("%s, %d too few: %v; the symlink: %v", name, missing, err, left)
+			}
+		}
+	}
+	done := make(chan struct{})
+	close(done)
+	_, to := place(t)
+	if err := UnpackWith(bytes.NewReader(write(t, file("d/a"))), to, UnpackOptions{Done: done}); err == nil {
+		t.Error("it was stopped, and went on")
+	}
+}
+
 // TestUnpackCut: an archive that ends within an entry, and text that is none, are
 // malformed.
 func TestUnpackCut(t *testing.T) {

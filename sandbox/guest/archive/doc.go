@@ -74,7 +74,14 @@ type Bounds struct {
 	// Bytes is the largest number of bytes that all files have together. When unpacking, a
 	// block of zeros counts a sixteenth of its size: it takes time, and no space.
 	Bytes int64
+	// Steps is the largest number of names that are looked up to unpack directories and links,
+	// each part of a path and of a symlink's target counted.
+	Steps int
 }
+
+// MaxSteps is a bound of [Bounds.Steps] for what commands made. Deep directories and the targets of
+// symlinks could keep the reader busy for hours otherwise.
+const MaxSteps = 10_000_000
 
 // BoundedWriter passes writes on until Left bytes are used up. A write with more bytes
 // fails with [ErrBound], and none of it is passed on. Err is the last error.
@@ -119,4 +126,5 @@ func (b *budget) takeBytes(size int64) error {
 type budget struct {
 	Bounds
 	entries, bytes int64
+	steps          int
 }

@@ -35,7 +35,7 @@ type LinkRule struct {
 // maxHops is how many symlinks may follow each other, as in the kernel.
 const maxHops = 40
 
-// checkLinks removes the symlinks that may not stay.
+// checkLinks removes the symlinks that may not stay. Once too many names were looked up, none may.
 func (u *unpacker) checkLinks() error {
 	own := map[string]bool{}
 	for _, name := range u.links {
@@ -43,13 +43,18 @@ func (u *unpacker) checkLinks() error {
 	}
 	type link struct{ name, target string }
 	var bad []link
+	var failed error
 	for _, name := range slices.Sorted(maps.Keys(own)) {
 		target, err := u.root.Readlink(filepath.FromSlash(name))
 		if err != nil {
 			continue // another entry took its place, or that of a directory above
 		}
-		hops := 0
-		if _, ok := u.followLink(name, own, &hops); !ok {
+		hops, ok := 0, false
+		if failed == nil {
+			_, ok = u.followLink(name, own, &hops)
+			failed = u.takeSteps("")
+		}
+		if !ok || failed != nil {
 			bad = append(bad, link{name, target})
 		}
 	}
@@ -61,7 +66,7 @@ func (u *unpacker) checkLinks() error {
 			u.o.Links.LeftOut(l.name, l.target)
 		}
 	}
-	return nil
+	return failed
 }
 
 // followLink returns the name that a symlink finally leads to. It returns false if the
@@ -99,6 +104,9 @@ func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (stri
 			continue
 		}
 		at = path.Join(at, part)
+		if u.takeSteps(at) != nil {
+			return "", false
+		}
 		info, err := u.root.Lstat(filepath.FromSlash(at))
 		if err != nil {
 			return "", false

@@ -53,6 +53,8 @@ type UnpackOptions struct {
 	Links *LinkRule
 	// Changes unpacks an archive of [PackChanges]; see [UnpackChanges].
 	Changes bool
+	// Done ends unpacking with an error when it is closed; nil never does.
+	Done <-chan struct{}
 }
 
 // UnpackWith is [Unpack] with options.
@@ -77,6 +79,19 @@ func UnpackWith(r io.Reader, dir string, o UnpackOptions) error {
 		err = fmt.Errorf("unpack: %w", err)
 	}
 	return errors.Join(err, u.leaveDirectory(), root.Close())
+}
+
+// takeSteps counts the parts of a path that is looked up.
+func (u *unpacker) takeSteps(name string) error {
+	if u.budget.steps += 1 + strings.Count(name, "/"); u.budget.Steps > 0 && u.budget.steps > u.budget.Steps {
+		return fmt.Errorf("%w: more than %d names in the paths of directories and in the targets of links", ErrBound, u.budget.Steps)
+	}
+	select {
+	case <-u.o.Done:
+		return errors.New("stopped")
+	default:
+		return nil
+	}
 }
 
 // maxPadding is the most that is read after the end of an archive.
@@ -149,8 +164,7 @@ func (u *unpacker) addEntry(h *tar.Header, content io.Reader) error {
 		if h.Typeflag != tar.TypeDir {
 			return fmt.Errorf("%w: the directory itself is no directory in the archive", ErrEntry)
 		}
-		u.noteDirectory(name, h)
-		return nil
+		return u.noteDirectory(name, h)
 	}
 	if err := u.enterDirectory(path.Dir(name)); err != nil {
 		return err
@@ -195,6 +209,9 @@ func (u *unpacker) enterDirectory(name string) error {
 	}
 	if name == "." {
 		return nil
+	}
+	if err := u.takeSteps(name); err != nil {
+		return err
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		below, made, err := u.openPlain(part, 0o755)
@@ -256,12 +273,12 @@ func (u *unpacker) addDirectory(name string, h *tar.Header) error {
 	if err != nil {
 		return err
 	}
-	u.noteDirectory(name, h)
-	return dir.Close()
+	return errors.Join(u.noteDirectory(name, h), dir.Close())
 }
 
-func (u *unpacker) noteDirectory(name string, h *tar.Header) {
+func (u *unpacker) noteDirectory(name string, h *tar.Header) error {
 	u.directories = append(u.directories, directory{name, modeOf(h), h.ModTime})
+	return u.takeSteps(name)
 }
 
 // finishDirectories sets the modes and times of directories, the innermost
@@ -333,7 +350,7 @@ func (u *unpacker) wrote(info fs.FileInfo) bool {
 // addLink makes another name of a file that the archive contains.
 func (u *unpacker) addLink(name, target string) error {
 	target, err := cleanName(target)
-	if err != nil {
+	if err = errors.Join(err, u.takeSteps(target+"/"+name)); err != nil {
 		return err
 	}
 	if info, err := u.root.Lstat(filepath.FromSlash(target)); target == name || err != nil || !info.Mode().IsRegular() || !u.wrote(info) {
@@ -353,6 +370,9 @@ func (u *unpacker) addSymlink(name, target string) error {
 			return nil
 		}
 		u.links = append(u.links, name)
+		if err := u.takeSteps(name); err != nil {
+			return err
+		}
 	}
 	return u.replaceName(name, func(last string) error { return u.dir.Symlink(target, last) })
 }

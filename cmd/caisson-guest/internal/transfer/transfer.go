@@ -133,7 +133,7 @@ func (c Command) unpackChanges(args []string) int {
 		}
 		return names
 	}
-	return c.unpack(args[0], archive.UnpackOptions{Changes: true, Links: &archive.LinkRule{
+	return c.unpack(args[0], archive.UnpackOptions{Bounds: archive.Bounds{Steps: archive.MaxSteps}, Changes: true, Links: &archive.LinkRule{
 		Within: names(args[1:except]), Except: names(args[except+1:]), Mounts: names(mounts),
 		LeftOut: func(name, target string) {
 			fmt.Fprintf(c.Stderr, "%s%q\n", archive.LeftOutPrefix, "/"+name+" -> "+target)
