@@ -14,7 +14,7 @@ trap 'rm -rf --one-file-system "$root"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 mmdebstrap --quiet --variant=minbase --include=docker.io,runc,iproute2,procps,git,curl,python3-minimal bookworm "$root"
-CGO_ENABLED=0 "$GO" test -c -o "$root/e2e.test" ./e2e
+CGO_ENABLED=0 "$GO" test -c -vet=off -ldflags='-s -w' -o "$root/e2e.test" ./e2e
 "$GO" build -C .ci -o "$root/engineping" ./engineping
 mkdir "$root/caisson"
 # The namespaces end with their first process, and mounts and network with them.

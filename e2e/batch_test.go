@@ -26,9 +26,11 @@ func batchImage(t *testing.T) string {
 	return engineImage(t, userland(t, "sleep", "rm", "chmod"), "ENV PATH=/bin")
 }
 
-// harborTask writes a Harbor task that asks for hello.txt.
+// harborTask writes a Harbor task that asks for hello.txt. What the engine builds for it is
+// removed with the test.
 func (m *machine) harborTask(t *testing.T, name, image, toml, solution string) {
 	t.Helper()
+	builtName(t, filepath.Join(m.workspace, "tasks", name, "environment"))
 	for file, text := range map[string]string{
 		"task.toml": toml, "instruction.md": "Write hello to hello.txt.\n", "environment/Dockerfile": "FROM " + image + "\nWORKDIR /app\nRUN echo given > given\n",
 		"solution/solve.sh": "#!/bin/sh\n" + solution + "\n",
@@ -76,10 +78,11 @@ func (m *machine) results(t *testing.T, out string) (outcomes map[string]string,
 // run is found before anything is.
 func TestBatch(t *testing.T) {
 	needBackend(t, "docker")
+	t.Parallel()
 	image := batchImage(t)
-	forgetBuilds(t)
 	for _, backend := range []string{"gvisor", "runc"} {
 		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
 			needBackend(t, backend)
 			m := newMachine(t)
 			m.harborTask(t, "hello", image, smallTask, "echo hello > hello.txt")
@@ -142,6 +145,7 @@ func TestBatch(t *testing.T) {
 // models.
 func TestBatchLines(t *testing.T) {
 	needBackend(t, "gvisor")
+	t.Parallel()
 	m := newMachine(t)
 	m.write(t, "tasks/repo/file", "before\n")
 	var lines strings.Builder
@@ -187,6 +191,7 @@ func TestBatchLines(t *testing.T) {
 // directory with all files, the workers end with the batch, and nothing is left.
 func TestBatchWorkers(t *testing.T) {
 	needBackend(t, "gvisor")
+	t.Parallel()
 	queue := startQueue(t, &natsserver.Options{})
 	m := newMachine(t)
 	m.write(t, "tasks/repo/file", "before\n")
@@ -263,8 +268,8 @@ probe fronted-other-port -p -H 'Host: evil.test' http://good.test:8081/
 func TestBatchCheck(t *testing.T) {
 	needBackend(t, "docker")
 	needBackend(t, "runc")
+	t.Parallel()
 	image := batchImage(t)
-	forgetBuilds(t)
 	m := newMachine(t)
 	tmp := t.TempDir()
 	m.env = append(m.env, "TMPDIR="+tmp)
@@ -314,6 +319,7 @@ func TestBatchCheck(t *testing.T) {
 func TestBatchHosts(t *testing.T) {
 	if !egresstest.InNamespace() {
 		needBackend(t, "docker")
+		t.Parallel()
 		egresstest.Run(t, len(backendNames)-1, "E2E_BIN="+binaries(t))
 		return
 	}

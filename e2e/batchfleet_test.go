@@ -61,6 +61,7 @@ func (m *machine) wantResults(t *testing.T, out string, want map[string]string) 
 // each once.
 func TestBatchFleet(t *testing.T) {
 	needBackend(t, "gvisor")
+	t.Parallel()
 	n := 12
 	if text := os.Getenv(fleetTrials); text != "" {
 		var err error
@@ -182,6 +183,7 @@ func (m *machine) compareWithOne(t *testing.T, tasks, model string, want map[str
 // ends before its first trial, and names what differs.
 func TestBatchWorkerRefuses(t *testing.T) {
 	needBackend(t, "gvisor")
+	t.Parallel()
 	queue := startQueue(t, &natsserver.Options{})
 	m := newMachine(t)
 	tasks, model, _ := m.fleetTasks(t, 2)

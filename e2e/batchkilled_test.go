@@ -40,7 +40,7 @@ func (m *machine) killedTasks(t *testing.T, image string) (model string) {
 	m.harborTask(t, "hello", image, smallTask, "echo hello > hello.txt")
 	m.harborTask(t, "changes", image, smallTask, "rm given; mkdir -p a/b; for i in 1 2 3 4 5; do echo $i > a/b/$i; done; chmod 700 a/b; echo art > /logs/artifacts/art; echo new > /new")
 	m.write(t, "tasks/changes/tests/test.sh", "#!/bin/sh\necho checking\nif [ ! -e given ] && [ \"$(cat a/b/5 /new)\" = \"5\nnew\" ]; then echo 1; else echo 0.5; fi > /logs/verifier/reward.txt\n")
-	m.harborTask(t, "slow", image, smallTask+"[agent]\ntimeout_sec = 1\n", "echo begun > begun; sleep 60")
+	m.harborTask(t, "slow", image, smallTask+"[agent]\ntimeout_sec = 3\n", "echo begun > begun; sleep 60")
 	m.harborTask(t, "empty", image, smallTask, "true")
 	m.write(t, "tasks/empty/tests/test.sh", "#!/bin/sh\nexit 0\n")
 	m.write(t, "model.yaml", "version: 1\nname: model\nturns:\n  - text: I do it.\n    calls:\n      - tool: shell\n        input: {command: echo hello > hello.txt}\n  - text: Done.\n")
@@ -58,8 +58,8 @@ func TestBatchKilled(t *testing.T) {
 	attempts := max(1, fromEnv(t, "BATCH_TRIALS", 12)/(killedTasks*(killedAgents+1)))
 	seed := fromEnv(t, "BATCH_SEED", int(time.Now().UnixNano()&0xffffff))
 	r := rand.New(rand.NewPCG(uint64(seed), 1))
+	t.Parallel()
 	image := batchImage(t)
-	forgetBuilds(t)
 	m := newMachine(t)
 	m.env = append(m.env, "TMPDIR="+filepath.Join(m.home, "tmp"))
 	if err := os.Mkdir(filepath.Join(m.home, "tmp"), 0o755); err != nil {
@@ -80,7 +80,7 @@ func TestBatchKilled(t *testing.T) {
 		case <-run.ended:
 			run.wait(t, time.Second).want(t, 60)
 			ended = true
-		case <-time.After(time.Duration(500+r.IntN(3500)) * time.Millisecond):
+		case <-time.After(time.Duration(500+r.IntN(3500+500*kills)) * time.Millisecond): // some time a trial of 3 s ends
 			if err := run.process.Process.Signal(syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
@@ -235,10 +235,11 @@ func normalArchive(t *testing.T, content string) string {
 // commands could have done either, so the trial failed, and is not tried again.
 func TestBatchSandboxKilled(t *testing.T) {
 	needBackend(t, "docker")
+	t.Parallel()
 	image := batchImage(t)
-	forgetBuilds(t)
 	for _, backend := range []string{"gvisor", "runc"} {
 		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
 			needBackend(t, backend)
 			m := newMachine(t)
 			m.harborTask(t, "hello", image, smallTask, "sleep 0.7; echo hello > hello.txt")

@@ -319,12 +319,12 @@ func TestBuildNetworkKilled(t *testing.T) {
 // infrastructure.
 func TestBatchBuildNetwork(t *testing.T) {
 	needBackend(t, "runc")
+	t.Parallel()
 	w := newBuildWorld(t)
 	m := newMachine(t)
 	w.config(t, m)
 	m.harborTask(t, "hello", w.base, smallTask, "echo hello > hello.txt")
 	m.write(t, "tasks/hello/environment/Dockerfile", "FROM "+w.base+"\nWORKDIR /app\nRUN curl -sS -f -m 20 "+w.allowed+" && echo given > given\n")
-	builtName(t, filepath.Join(m.workspace, "tasks", "hello", "environment"))
 	args := []string{"--backend", "runc", "--agent", "oracle", "--attempts", "2", "--parallel", "2", "--retries", "0"}
 	m.batch(t, append(args, "--build-network", "none")...)
 	list, err := batch.ReadResults(m.batchDir("out"))

@@ -75,7 +75,7 @@ print("READ", seen)
 // and as an ordinary user: hosts without a rule are not reached, and a key arrives at its
 // host alone and is in no file, record or process.
 func TestEgressModes(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		if !isInUsr(t, "python3") || !isInUsr(t, "curl") {
 			return
 		}

@@ -218,7 +218,7 @@ func (m *machine) generatedClient(t *testing.T, name string, document []byte) st
 	in := func(name string, args ...string) (string, error) {
 		cmd := exec.CommandContext(ctx, name, args...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod -trimpath", "GOWORK=off")
 		text, err := cmd.CombinedOutput()
 		return string(text), err
 	}

@@ -502,39 +502,6 @@ func engineImage(t testing.TB, files map[string][]byte, changes ...string) strin
 	return ref
 }
 
-// forgetBuilds removes what Caisson built on the engine for a folder, at the end
-// of the test.
-func forgetBuilds(t *testing.T) {
-	t.Helper()
-	before := map[string]bool{}
-	for _, ref := range builds(t) {
-		before[ref] = true
-	}
-	t.Cleanup(func() {
-		for _, ref := range builds(t) {
-			if before[ref] {
-				continue
-			}
-			if _, err := engine(t).ImageRemove(context.Background(), ref, image.RemoveOptions{PruneChildren: true}); err != nil {
-				t.Errorf("remove %s: %v", ref, err)
-			}
-		}
-	})
-}
-
-func builds(t *testing.T) []string {
-	t.Helper()
-	list, err := engine(t).ImageList(context.Background(), image.ListOptions{Filters: filters.NewArgs(filters.Arg("reference", "caisson/build"))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var refs []string
-	for _, i := range list {
-		refs = append(refs, i.RepoTags...)
-	}
-	return refs
-}
-
 // TestImageSources runs the same commands on the same files from each source
 // that is not a registry, on each backend.
 func TestImageSources(t *testing.T) {
@@ -572,7 +539,7 @@ func TestImageSources(t *testing.T) {
 		"build": func(t *testing.T, dir string) (string, string) {
 			needBackend(t, "docker")
 			base := engineImage(t, files, "ENV PATH=/bin")
-			forgetBuilds(t)
+			builtName(t, filepath.Join(dir, "build"))
 			unpackTo(t, map[string][]byte{
 				"build/Dockerfile": []byte("FROM " + base + "\nENV FROM_IMAGE=built\nCOPY new /marker\nRUN mkdir /made-by-run\nVOLUME /data\n"),
 				"build/new":        []byte("from the image\n"),

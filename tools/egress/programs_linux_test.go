@@ -198,7 +198,7 @@ func programGo(t *testing.T, n *internet) {
 		dir := p.t.TempDir()
 		writeFiles(p.t, dir, map[string]string{"go.mod": "module x\n\ngo 1.20\n\nrequire example.test/leaf v1.0.0\n", "x.go": "package x\n\nimport \"example.test/leaf\"\n\nconst Y = leaf.X\n", "x_test.go": "package x\n\nimport \"testing\"\n\nfunc TestX(t *testing.T) {\n\tif Y != 1 {\n\t\tt.Fatal(Y)\n\t}\n}\n"})
 		// The local registry has no checksum database.
-		p.env = append(p.env, "GONOSUMDB=*", "GOFLAGS=-mod=mod -modcacherw", "GOTOOLCHAIN=local", "GOPATH="+filepath.Join(dir, "go"), "GOCACHE="+sharedGoCache())
+		p.env = append(p.env, "GONOSUMDB=*", "GOFLAGS=-mod=mod -modcacherw -trimpath", "CGO_ENABLED=0", "GOTOOLCHAIN=local", "GOPATH="+filepath.Join(dir, "go"), "GOCACHE="+sharedGoCache())
 		p.require(dir, "go", "mod", "download")
 		p.require(dir, "go", "test", "./...")
 	})
