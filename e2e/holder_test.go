@@ -150,6 +150,19 @@ func (m *machine) copiesFiles(t *testing.T, session string) {
 	if _, err := os.Lstat(filepath.Join(out, "tool")); err == nil {
 		t.Error("cp wrote through a symlink")
 	}
+	private := filepath.Join(m.home, "private")
+	if err := os.Mkdir(private, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, stderr, status := m.exec(t, nil, session, "sh", "-c", "mkdir -p /tmp/open/new && chmod 777 /tmp/open && chmod 750 /tmp/open/new"); status != 0 {
+		t.Fatalf("%d %s", status, stderr)
+	}
+	copied(0, session+":/tmp/open/.", private)
+	for name, mode := range map[string]os.FileMode{"": 0o700, "new": 0o750} { // the latter is the control
+		if info, err := os.Stat(filepath.Join(private, name)); err != nil || info.Mode().Perm() != mode {
+			t.Errorf("%q has mode %v, want %s: %v", name, info.Mode(), mode, err)
+		}
+	}
 	copied(2, source+"/bin", trapped+"/x")
 	copied(1, session+":/tmp/none", trapped)
 	copied(1, source, session+":/proc/none")

@@ -242,7 +242,8 @@ the sandbox; the other one is a path here, or "-" for a tar archive on standard 
 A directory is copied with everything below it. If the destination is a directory, the copy is made in
 it; otherwise it gets the destination's name, whose directory must exist. A name that ends in /. means
 the content of a directory. Permission bits, modification times, symlinks and hard links are kept;
-owners, and set-user-ID and set-group-ID bits are not. Nothing is written through a symlink, and no
+owners, and set-user-ID and set-group-ID bits are not. Directories of this machine that were there keep
+their own bits and times. Nothing is written through a symlink, and no
 special file is copied. Nor is a symlink of the sandbox that leads out of what is copied, except into
 an archive: here it could lead to any file of this machine.
 
@@ -429,7 +430,7 @@ func (c *copier) copyOut(ctx context.Context, from, to string) error {
 	r, w := io.Pipe()
 	unpacked := make(chan error, 1)
 	var left []string
-	o := archive.UnpackOptions{Name: name, Links: &archive.LinkRule{From: path.Clean(from), LeftOut: func(link, target string) {
+	o := archive.UnpackOptions{Name: name, KeepExisting: true, Links: &archive.LinkRule{From: path.Clean(from), LeftOut: func(link, target string) {
 		left = append(left, link)
 		safe, _ := tools.Display(link + " leads to " + target)
 		c.app.printLines("caisson: left out: the symlink " + safe + ", which is not copied with it.")

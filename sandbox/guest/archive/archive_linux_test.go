@@ -501,6 +501,29 @@ func TestUnpackReplaces(t *testing.T) {
 	}
 }
 
+// TestUnpackKeepsExisting: the archive does not choose modes and times of directories that were
+// there, only of those that it makes. Without the option, which is the control, it does.
+func TestUnpackKeepsExisting(t *testing.T) {
+	text := write(t, tar.Header{Typeflag: tar.TypeDir, Name: ".", Mode: 0o777}, tar.Header{Typeflag: tar.TypeDir, Name: "own/", Mode: 0}, file("implied/x"),
+		tar.Header{Typeflag: tar.TypeDir, Name: "implied/", Mode: 0o711}, tar.Header{Typeflag: tar.TypeDir, Name: "new/", Mode: 0o750})
+	for keep, want := range map[bool]map[string]fs.FileMode{
+		true:  {".": 0o700, "own": 0o700, "implied": 0o711, "new": 0o750},
+		false: {".": 0o777, "own": 0, "implied": 0o711, "new": 0o750},
+	} {
+		to := t.TempDir()
+		must(t, os.Mkdir(filepath.Join(to, "own"), 0o700))
+		must(t, os.Chmod(to, 0o700))
+		must(t, UnpackWith(bytes.NewReader(text), to, UnpackOptions{KeepExisting: keep}))
+		for name, mode := range want {
+			info, err := os.Stat(filepath.Join(to, name))
+			must(t, err)
+			if recent := info.ModTime().Year() > 2000; info.Mode().Perm() != mode || recent != (mode == 0o700) {
+				t.Errorf("keep %v: %s has mode %s and time %s, want %s", keep, name, info.Mode(), info.ModTime(), mode)
+			}
+		}
+	}
+}
+
 // TestHoles: holes of files, and blocks of zeros, are neither in an archive, nor in a copy of it, nor
 // on the disk where it is unpacked. GNU tar reads the archive.
 func TestHoles(t *testing.T) {

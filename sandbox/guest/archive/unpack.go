@@ -49,6 +49,8 @@ type UnpackOptions struct {
 	// lie below it, if it is a directory. "." stands for the content of a directory. Any
 	// other entry is an error that wraps [ErrEntry]. "" allows all names.
 	Name string
+	// KeepExisting keeps the modes and times of directories that the archive does not make.
+	KeepExisting bool
 	// Links decides which symlinks stay; nil keeps all.
 	Links *LinkRule
 	// Changes unpacks an archive of [PackChanges]; see [UnpackChanges].
@@ -277,8 +279,16 @@ func (u *unpacker) addDirectory(name string, h *tar.Header) error {
 }
 
 func (u *unpacker) noteDirectory(name string, h *tar.Header) error {
+	if err := u.takeSteps(name); err != nil {
+		return err
+	}
+	if u.o.KeepExisting {
+		if info, err := u.root.Lstat(filepath.FromSlash(name)); err != nil || !u.wrote(info) {
+			return nil
+		}
+	}
 	u.directories = append(u.directories, directory{name, modeOf(h), h.ModTime})
-	return u.takeSteps(name)
+	return nil
 }
 
 // finishDirectories sets the modes and times of directories, the innermost
