@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -106,6 +107,11 @@ func (f *batchFlags) readFlags(env environ) (s batch.Shard, maxCost int64, err e
 	for _, agent := range f.agents {
 		if agent != batch.Oracle && agent != batch.Nop {
 			return s, 0, newUsageError("--agent %q: want oracle or nop; --model names a model", agent)
+		}
+	}
+	for _, model := range f.models.values {
+		if !utf8.ValidString(model) { // JSON can't have it, so results would be another agent's
+			return s, 0, newUsageError("--model %q: not UTF-8", model)
 		}
 	}
 	if f.attempts < 1 || f.parallel < 0 || f.retries < 0 {

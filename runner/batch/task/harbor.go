@@ -45,8 +45,12 @@ type harborReader struct {
 
 // loadHarbor reads a Harbor task directory. What is wrong with it is in Unsupported.
 func loadHarbor(dir string, o Options) Task {
-	t := Task{ID: filepath.Base(dir), Source: dir, Strategy: Mean}
+	name := filepath.Base(dir)
+	t := Task{ID: strings.ToValidUTF8(name, "\ufffd"), Source: dir, Strategy: Mean}
 	r := &harborReader{dir: dir, o: o, task: &t}
+	if t.ID != name { // JSON can't have it, so results would be another task's
+		r.addUnsupported("the name of the directory is not UTF-8")
+	}
 	if err := r.readTask(); err != nil {
 		r.addUnsupported("invalid: %v", err)
 	}

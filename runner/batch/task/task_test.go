@@ -394,6 +394,11 @@ func TestLoad(t *testing.T) {
 	if _, err := Load([]string{filepath.Join(dir, "absent")}, Options{}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a missing directory: %v", err)
 	}
+	write(t, filepath.Join(dir, "none", "bad\xff"), single(""))
+	list, err = Load([]string{filepath.Join(dir, "none")}, Options{})
+	if err != nil || list[0].ID != "bad\ufffd" || !slices.Equal(list[0].Unsupported, []string{"the name of the directory is not UTF-8"}) || len(list[0].Steps) != 1 {
+		t.Errorf("a name that JSON can't have: %+v, %v", list, err)
+	}
 }
 
 // FuzzHarbor: any task.toml is read or has a reason why not.
