@@ -16,7 +16,7 @@ import (
 
 // namesDir is the directory in an archive of [PackChanges] whose files are the names that
 // changed directories had: each name is followed by a NUL, those of directories by a
-// slash and a NUL.
+// slash and a NUL. A real directory with this name is left out.
 const namesDir = ".caisson-names"
 
 // PackChanges writes what has changed since a time in the directories to w, as an archive
@@ -71,6 +71,9 @@ func (p *packer) addChanges(dir string, info fs.FileInfo, since time.Time) error
 	}
 	return p.unlessUnreadable(name, readDirectory(dir, func(e fs.DirEntry) error {
 		file := filepath.Join(dir, e.Name())
+		if e.Name() == namesDir { // its entries would be read as names
+			return nil
+		}
 		if p.o.Skip != nil && p.o.Skip(file) {
 			return nil
 		}
