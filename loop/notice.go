@@ -37,11 +37,19 @@ const (
 func isNotice(text string) bool { return strings.HasPrefix(text, NoticePrefix) }
 
 // Causes of endings that no other error explains.
-var (
-	errStuck             = errors.New("the model repeated the same calls with the same results")
-	errEmptyAnswer       = errors.New("the model gave an empty answer twice in a row")
-	errCallsWithoutTools = errors.New("the model called tools though none were offered")
+var errStuck = errors.New("the model repeated the same calls with the same results")
+
+const (
+	errEmptyAnswer       AnswerError = "the model gave an empty answer twice in a row"
+	errCallsWithoutTools AnswerError = "the model called tools though none were offered"
 )
+
+// AnswerError is the reason why an answer of the model ends the turn with [StopProviderFailed],
+// although the provider did not fail.
+type AnswerError string
+
+// Error returns the reason.
+func (e AnswerError) Error() string { return string(e) }
 
 // closeLimitMessage returns the notice that requests the closing answer when a
 // limit is reached.

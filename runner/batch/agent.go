@@ -282,6 +282,10 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	if report.Err == nil {
 		report.Err = errors.New(string(report.Reason))
 	}
+	if errors.As(report.Err, new(loop.AnswerError)) { // or a model could have a new try by its answer
+		result.Class, result.Cause = AgentFailed, report.Err.Error()
+		return nil
+	}
 	switch report.Reason {
 	case loop.StopProviderFailed:
 		return &infraError{Provider, report.Err}

@@ -407,6 +407,25 @@ func TestAgentTimeout(t *testing.T) {
 	})
 }
 
+// TestEmptyAnswers: a model can't leave the denominator by its answer, and the verifier decides as
+// for any other. The control is a model that fails itself.
+func TestEmptyAnswers(t *testing.T) {
+	m := newMachine(t, "runc")
+	for _, c := range []struct {
+		name, script, test string
+		outcome            batch.Outcome
+		class              batch.Class
+	}{
+		{"not passed", "  - text: \" \"\n  - text: \" \"\n", "false", batch.Failed, batch.AgentFailed},
+		{"passed", "  - text: \" \"\n  - text: \" \"\n", "true", batch.Passed, ""},
+		{"the recording ends", "  - text: \" \"\n", "false", batch.Infrastructure, batch.Provider},
+	} {
+		m.script(c.script)
+		r, _ := m.run(m.task("", map[string]string{"tests/test.sh": check(c.test)}), "model")
+		expect(t, c.name, r, c.outcome, c.class, "")
+	}
+}
+
 func TestVerifierTimeout(t *testing.T) {
 	m := newMachine(t, "runc")
 	r, dir := m.run(m.task("[verifier]\ntimeout_sec = 0.5\n", map[string]string{"tests/test.sh": "echo 1 > /logs/verifier/reward.txt; echo begun; sleep 60\n"}), batch.Nop)

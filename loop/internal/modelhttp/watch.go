@@ -19,7 +19,7 @@ var (
 	errNoHeaders = errors.New("endpoint did not begin to answer in time")
 	errSilent    = errors.New("endpoint fell silent in the middle of its answer")
 	errSlow      = errors.New("endpoint did not end its answer in time")
-	ErrTooLarge  = errors.New("answer is larger than allowed")
+	ErrTooLarge  = loop.AnswerError("answer is larger than allowed")
 	ErrCut       = errors.New("answer broke off before it was complete")
 )
 
