@@ -144,7 +144,7 @@ func (f failingReader) Read(p []byte) (int, error) {
 func TestReadTrial(t *testing.T) {
 	setID := fileEntry("agent/setid", "x")
 	setID.Mode = 0o6755
-	text := zipped(t, resultEntry, setID, linkEntry("artifacts/bin/python", "/usr/bin/python3"), linkEntry("steps/a/verifier/reward.txt", "/etc/passwd"), linkEntry("artifacts/log", "../agent/a"), fileEntry("agent/A", "1"), fileEntry("agent/a", "2"))
+	text := zipped(t, resultEntry, setID, linkEntry("artifacts/bin/python", "/usr/bin/python3"), linkEntry("steps/a/verifier/reward.txt", "/etc/passwd"), linkEntry("control/verifier/reward.txt", "/etc/passwd"), linkEntry("artifacts/log", "../agent/a"), fileEntry("agent/A", "1"), fileEntry("agent/a", "2"))
 	dir := t.TempDir()
 	r, err := readTrial(bytes.NewReader(text), dir, smallBounds)
 	if err != nil || r.Outcome != batch.Passed {
@@ -153,7 +153,7 @@ func TestReadTrial(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(dir, "agent/setid")); err != nil || info.Mode() != 0o755 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
-	for name, want := range map[string]string{"artifacts/bin/python": "", "steps/a/verifier/reward.txt": "", "artifacts/log": "../agent/a"} {
+	for name, want := range map[string]string{"artifacts/bin/python": "", "steps/a/verifier/reward.txt": "", "control/verifier/reward.txt": "", "artifacts/log": "../agent/a"} {
 		if target, _ := os.Readlink(filepath.Join(dir, name)); target != want {
 			t.Errorf("%s leads to %q, want %q", name, target, want)
 		}
