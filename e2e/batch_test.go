@@ -112,16 +112,17 @@ func TestBatch(t *testing.T) {
 			if after, err := os.ReadFile(filepath.Join(m.batchDir("out"), batch.ResultsFile)); err != nil || string(after) != string(before) {
 				t.Errorf("the second run changed the results: %v", err)
 			}
-			graded := m.run(t, "batch", "grade", "--backend", backend, m.batchDir("out"))
+			graded := m.run(t, "batch", "grade", "--backend", backend, m.batchDir("out"), filepath.Join(m.workspace, "tasks"))
 			graded.want(t, 0)
-			if !strings.Contains(graded.stdout, "2 verdicts are the same, 0 differ") {
-				t.Error(graded.stdout)
+			if !strings.Contains(graded.stdout, "2 verdicts are the same, 0 differ") || strings.Contains(graded.stderr, "changed") {
+				t.Error(graded.stdout, graded.stderr)
 			}
 			m.write(t, "tasks/hello/tests/test.sh", "echo 0.5 > /logs/verifier/reward.txt\n")
-			graded = m.run(t, "batch", "grade", "--backend", backend, m.batchDir("out"))
+			graded = m.run(t, "batch", "grade", "--backend", backend, m.batchDir("out"), filepath.Join(m.workspace, "tasks"))
 			graded.want(t, 60)
-			if !strings.Contains(graded.stdout, "was passed (1), is failed (0.5)") || !strings.Contains(graded.stdout, "was failed (0), is failed (0.5)") {
-				t.Error(graded.stdout)
+			if !strings.Contains(graded.stdout, "was passed (1), is failed (0.5)") || !strings.Contains(graded.stdout, "was failed (0), is failed (0.5)") ||
+				!strings.Contains(graded.stderr, "changed since the trials: hello") {
+				t.Error(graded.stdout, graded.stderr)
 			}
 			m.batch(t, args...).want(t, 42) // the task is another one
 			var summary batch.Summary

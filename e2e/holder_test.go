@@ -141,7 +141,7 @@ func (m *machine) copiesFiles(t *testing.T, session string) {
 		t.Error(err)
 	}
 	copied(42, session+":/tmp/up/tool", trapped+"/tree/bin/none/")
-	copied(42, session+":/tmp/tree", trapped) // its bin is a symlink there
+	copied(42, session+":/tmp/tree", trapped)                              // its bin is a symlink there
 	if err := os.Symlink(out, filepath.Join(trapped, "out")); err != nil { // as a command makes it in the workspace
 		t.Error(err)
 	}

@@ -220,7 +220,7 @@ func TestBatchGradeKilled(t *testing.T) {
 	b, args := newManyBatch(t, faultTasks)
 	b.slowDown()
 	b.wantWhole(args...)
-	grade := []string{"batch", "grade", "--backend", "gvisor", "--parallel", "1", b.out}
+	grade := []string{"batch", "grade", "--backend", "gvisor", "--parallel", "1", b.out, filepath.Join(b.top, "tasks.jsonl")}
 	graded := func() (dirs []string, lines int) {
 		dirs, err := filepath.Glob(filepath.Join(b.out, gradesDir, "*"))
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -323,18 +324,22 @@ func readSide(arg string) (batch.Side, error) {
 func newBatchGradeCommand(a *app) *cobra.Command {
 	var f batchFlags
 	cmd := &cobra.Command{
-		Use: "grade [flags] DIR", Short: "Verify finished trials again, from what is on disk",
-		Example: `  caisson batch grade results`,
+		Use: "grade [flags] DIR PATH...", Short: "Verify finished trials again, from what is on disk",
+		Example: `  caisson batch grade results ./tasks`,
 		Long: `Verify finished trials again, from what is on disk, with the tests as they are now. No agent runs.
+
+A PATH is as for caisson batch. Tasks are never taken from where the results say, since those may come
+from somebody else, and a task can name any directory of yours as its workspace. Tasks that have changed
+since their trials are listed. Trials of other tasks are left out.
 
 The verdicts go to DIR/grades and a directory of its own there. The results of the batch stay as they
 are: both verdicts are kept, and those that differ are listed.
 ` + exitHelp(map[int]string{exitDone: "every verdict is the same", exitUnverified: "verdicts differ", exitFailed: "the infrastructure failed a verification, or it is suspect"}, usesConfig|usesInput|startsSandbox|interruptible),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return newUsageError("name one directory of results")
+			if len(args) < 2 {
+				return newUsageError("name a directory of results, and its tasks as for caisson batch")
 			}
-			return gradeBatch(cmd.Context(), a, f, args[0])
+			return gradeBatch(cmd.Context(), a, f, args[0], args[1:])
 		},
 	}
 	cmd.Flags().IntVar(&f.parallel, "parallel", 0, "verifications at a time at most (default: the number of processors)")
@@ -343,13 +348,13 @@ are: both verdicts are kept, and those that differ are listed.
 	return cmd
 }
 
-// gradeBatch verifies the trials of a batch again.
-func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err error) {
+// gradeBatch verifies the trials of a batch again, with the tasks at the paths.
+func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string, paths []string) (err error) {
 	spec, results, err := readBatch(dir)
 	if err != nil {
 		return err
 	}
-	tasks, err := loadTasks(a.environ, spec.Sources(), f.taskEnv)
+	tasks, err := loadTasks(a.environ, paths, f.taskEnv)
 	if err != nil {
 		return err
 	}
@@ -369,10 +374,24 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err erro
 		}
 	}
 	var trials []batch.Trial
+	changed, other := map[string]bool{}, map[string]bool{}
 	for _, r := range results {
-		if definition := definitions[r.Task]; definition != nil && (r.Outcome.Judged() || r.Outcome == batch.Suspect) {
+		definition := definitions[r.Task]
+		if definition == nil {
+			other[r.Task] = true
+			continue
+		}
+		if r.Checksum != definition.Checksum {
+			changed[r.Task] = true
+		}
+		if r.Outcome.Judged() || r.Outcome == batch.Suspect {
 			trials = append(trials, batch.Trial{Key: r.Key, Definition: definition})
 			was[r.Key] = r
+		}
+	}
+	for what, names := range map[string]map[string]bool{"changed since the trials": changed, "left out": other} {
+		if len(names) > 0 {
+			b.say(displayText(what + ": " + strings.Join(slices.Sorted(maps.Keys(names)), ", ")))
 		}
 	}
 	p := batchui.NewProgress(batchui.ProgressOptions{Out: a.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: b.ledger.Endings(trials)})
@@ -390,6 +409,7 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err erro
 	if err != nil {
 		return err
 	}
+	graded = slices.DeleteFunc(graded, func(r batch.Result) bool { return was[r.Key].Task == "" }) // of a verification that was killed
 	switch g := batchui.WriteGrades(a.stdout, graded, was, b.out); {
 	case g.Failed > 0:
 		return exitWith(exitFailed)

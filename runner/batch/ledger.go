@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -87,21 +86,6 @@ func (s Spec) CheckSpec(old Spec) error {
 		}
 	}
 	return nil
-}
-
-// Sources returns the paths from which the tasks were read, each once.
-func (s Spec) Sources() []string {
-	var paths []string
-	for _, t := range s.Tasks {
-		path := t.Source
-		if i := strings.LastIndex(path, ".jsonl:"); i >= 0 { // a line
-			path = path[:i+len(".jsonl")]
-		}
-		if !slices.Contains(paths, path) {
-			paths = append(paths, path)
-		}
-	}
-	return paths
 }
 
 // MismatchError reports that the results of a directory are of another batch.
