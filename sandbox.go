@@ -96,7 +96,15 @@ func (h *Host) openWorkspace(o SandboxOptions) (*runner.Workspace, error) {
 	if err := w.CheckOwner(false); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
-	h.programs.Workspace = w.Path
+	h.programs.Writable = []string{w.Path, h.o.StateDir}
+	if h.o.Programs != nil {
+		h.programs.Writable = append(h.programs.Writable, h.o.Programs.Writable...)
+	}
+	for _, m := range o.Mounts {
+		if !m.ReadOnly {
+			h.programs.Writable = append(h.programs.Writable, m.Path)
+		}
+	}
 	return w, nil
 }
 

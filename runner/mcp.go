@@ -458,7 +458,7 @@ func (m *mcpServers) launch(ctx context.Context, s mcp.Server, stderr io.Writer)
 			// In the workspace, npx and python would load what the agent put there.
 			dir = filepath.VolumeName(m.s.opts.Workspace.Path) + string(filepath.Separator)
 		}
-		p, err := hostserver.Start(append([]string{s.Command}, s.Args...), sandbox.SetVariables(append([]string{}, m.s.opts.MCP.HostEnv...), s.Env), m.s.opts.Workspace.Path, dir, stderr)
+		p, err := hostserver.Start(append([]string{s.Command}, s.Args...), sandbox.SetVariables(append([]string{}, m.s.opts.MCP.HostEnv...), s.Env), m.s.writableDirs(), dir, stderr)
 		if err != nil {
 			return nil, err
 		}

@@ -103,6 +103,17 @@ func recordMounts(list []sandbox.Mount) []record.Mount {
 	return out
 }
 
+// writableDirs returns the directories of this machine that commands can write to.
+func (s *Session) writableDirs() []string {
+	dirs := []string{s.opts.Workspace.Path}
+	for _, m := range slices.Concat(s.opts.Mounts, s.caches.Mounts) {
+		if !m.ReadOnly {
+			dirs = append(dirs, m.Path)
+		}
+	}
+	return dirs
+}
+
 // CloseMounts closes the directories of [OpenMounts].
 func CloseMounts(list []sandbox.Mount) error {
 	var errs []error

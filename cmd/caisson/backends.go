@@ -45,16 +45,17 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 		return nil, err
 	}
 	finder := &programs.Finder{Executable: s.deps.executable, Cache: s.environ.programDir(), Path: s.environ.get("PATH")}
-	here := ""
+	writable := s.writableDirs("")
 	if w != nil {
-		finder.Workspace, here = w.Path, w.Path
+		writable = append(writable, w.Path)
+		finder.Writable = writable
 	} else if w, err := workspaceFor(s.environ, ""); err == nil { // home and what holds it are none
-		here, finder.Path = w.Path, programs.CleanPath(finder.Path, w.Path)
+		finder.Writable, writable = writable, append(writable, w.Path)
 		_ = w.Close()
 	}
-	s.environ = programs.CleanEnviron(s.environ, here)
+	finder.Path, s.environ = programs.CleanPath(finder.Path, writable), programs.CleanEnviron(s.environ, writable)
 	// Some dependencies start programs too, such as credential helpers of registries.
-	if err := os.Setenv("PATH", programs.CleanPath(os.Getenv("PATH"), here)); err != nil {
+	if err := os.Setenv("PATH", programs.CleanPath(os.Getenv("PATH"), writable)); err != nil {
 		return nil, err
 	}
 	c := &s.conf

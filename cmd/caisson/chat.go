@@ -185,7 +185,7 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f runFlags, notice 
 		Plain: t.plain, Echo: t.plain && !t.interactive, Colour: t.colour, Notify: t.notify,
 		Overlay: sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges(), External: t.programRunner(), Getenv: a.environ.get,
 		Command: func(name string, args ...string) (*exec.Cmd, error) {
-			return programs.Command(ctx, s.environ, s.workspace.Path, name, args...)
+			return programs.Command(ctx, s.environ, s.writableDirs(s.workspace.Path), name, args...)
 		},
 		Switching: chat.Switching{
 			Model: cmp.Or(o.Profiles[0].Name, o.Profiles[0].Model.Info().String()), Models: slices.Sorted(maps.Keys(s.conf.Models)), Notice: notice,

@@ -148,8 +148,8 @@ const (
 	maxKeyBytes = 16 << 10
 )
 
-// readKeys runs the commands that print the keys of models, except for programs in the
-// workspace, which the agent or its author could have put there. Its errors are a
+// readKeys runs the commands that print the keys of models, except for programs in
+// directories that commands in the sandbox can write to. Its errors are a
 // *commandError.
 func (s *settings) readKeys(ctx context.Context, models []config.SelectedModel, workspace string) error {
 	for i, m := range models {
@@ -160,7 +160,7 @@ func (s *settings) readKeys(ctx context.Context, models []config.SelectedModel, 
 			models[i].APIKey = models[read].APIKey
 			continue
 		}
-		key, err := readKey(ctx, s.environ, m.KeyCommand, resolvePath(workspace))
+		key, err := readKey(ctx, s.environ, m.KeyCommand, s.writableDirs(workspace))
 		if err != nil {
 			return &commandError{Status: exitAuth, Err: err, Problem: record.Problem{
 				Cause: "the command for the key of the model " + m.Profile + " failed: " + err.Error(),
@@ -208,7 +208,7 @@ func (s *settings) readKeysOf(ctx context.Context, setting string, keys []config
 		where := setting + "." + k.Name
 		if k.Command != nil {
 			var err error
-			if k.Value, err = readKey(ctx, s.environ, k.Command, resolvePath(workspace)); err != nil {
+			if k.Value, err = readKey(ctx, s.environ, k.Command, s.writableDirs(workspace)); err != nil {
 				return nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
 					Cause: "the command for the key " + where + " failed: " + err.Error(),
 					Hint:  "Run it yourself: it has to print the key, and nothing else, to standard output.",
@@ -227,20 +227,20 @@ func (s *settings) readKeysOf(ctx context.Context, setting string, keys []config
 
 // readKey runs a command in an environment and returns the line that it prints. Errors
 // hold none of its output.
-func readKey(ctx context.Context, env environ, command []string, workspace string) (string, error) {
+func readKey(ctx context.Context, env environ, command, writable []string) (string, error) {
 	for _, path := range command[1:] {
 		if !filepath.IsAbs(path) {
 			continue
 		}
 		for _, path := range []string{path, resolvePath(path)} {
-			if inside, err := filepath.Rel(workspace, path); err == nil && filepath.IsLocal(inside) {
-				return "", fmt.Errorf("%s lies in the workspace", path)
+			if dir := programs.FindWritable(writable, path); dir != "" {
+				return "", fmt.Errorf("commands in the sandbox can write to %s: %s lies there", dir, path)
 			}
 		}
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, keyTime, fmt.Errorf("it took longer than %v", keyTime))
 	defer cancel()
-	cmd, err := programs.Command(ctx, env, workspace, command[0], command[1:]...)
+	cmd, err := programs.Command(ctx, env, writable, command[0], command[1:]...)
 	if err != nil {
 		return "", err
 	}

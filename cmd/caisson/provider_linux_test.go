@@ -10,10 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 )
 
 // TestProviderIsQuoted is acceptance case 134: what the provider says about the
@@ -72,6 +75,47 @@ func TestProviderIsQuoted(t *testing.T) {
 				t.Errorf("%d requests, want %d", requests.Load(), tc.requests)
 			}
 		})
+	}
+}
+
+// TestWritableMounts checks that no program in a directory that commands can write to runs
+// on the host: a writable mount, or Caisson's state.
+func TestWritableMounts(t *testing.T) {
+	w := newWorld(t, "  - text: done\n")
+	file, dir := filepath.Join(t.TempDir(), "config.yaml"), t.TempDir()
+	state := filepath.Join(environ(w.env).stateDir(), "caches")
+	for _, dir := range []string{dir, state} {
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "key"), []byte("#!/bin/sh\necho secret-key\n"), 0o700)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		path     string
+		readOnly bool
+		found    bool
+	}{{dir, false, false}, {dir, true, true}, {state, true, false}} {
+		t.Setenv("PATH", tt.path+":/usr/bin:/bin")
+		text := fmt.Sprintf("model: m\nmodels: {m: {model: m, base_url: 'https://m.example/v1', api_key_command: [key]}}\nmounts: [{from: %q, to: /opt/x, read_only: %t}]\n", dir, tt.readOnly)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := &settings{deps: w.app.deps, environ: append(slices.Clone(w.env), "CAISSON_CONFIG="+file, "PATH="+os.Getenv("PATH"))}
+		err := s.load(config.File{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		key, err := readKey(t.Context(), s.environ, []string{"key"}, s.writableDirs(w.dir))
+		if (err == nil && key == "secret-key") != tt.found {
+			t.Errorf("%+v: the command printed %q, %v", tt, key, err)
+		}
+		if _, err := openBackends(s, nil); err != nil {
+			t.Fatal(err)
+		}
+		for name, path := range map[string]string{"the process": os.Getenv("PATH"), "the settings": s.environ.get("PATH")} {
+			if strings.Contains(path, tt.path+":") != tt.found {
+				t.Errorf("%+v: PATH of %s is %s", tt, name, path)
+			}
+		}
 	}
 }
 
@@ -136,11 +180,11 @@ func TestKeyCommand(t *testing.T) {
 	}{
 		"printed":           {command: []string{filepath.Join(outside, "key")}, want: "secret-key"},
 		"no shell":          {command: []string{"echo", "$HOME;id"}, want: "$HOME;id"},
-		"in the workspace":  {command: []string{filepath.Join(w.dir, "key")}, err: "lies in the workspace"},
+		"in the workspace":  {command: []string{filepath.Join(w.dir, "key")}, err: "commands in the sandbox can write to"},
 		"relative":          {command: []string{"./key"}, err: "not an absolute path"},
 		"on PATH":           {command: []string{"key"}, want: "secret-key"},
-		"by a symlink":      {command: []string{filepath.Join(outside, "link")}, err: "lies in the workspace"},
-		"as an argument":    {command: []string{"sh", filepath.Join(w.dir, "key")}, err: "lies in the workspace"},
+		"by a symlink":      {command: []string{filepath.Join(outside, "link")}, err: "commands in the sandbox can write to"},
+		"as an argument":    {command: []string{"sh", filepath.Join(w.dir, "key")}, err: "commands in the sandbox can write to"},
 		"relative argument": {command: []string{"sh", "key"}, err: "exit status"},
 		"fails":             {command: []string{"sh", "-c", "echo secret-key; exit 3"}, err: "exit status 3"},
 		"nothing":           {command: []string{"true"}, err: "printed nothing"},
@@ -157,7 +201,7 @@ func TestKeyCommand(t *testing.T) {
 				ctx, cancel = context.WithTimeoutCause(ctx, 100*time.Millisecond, errors.New("it took longer than this test waits"))
 				defer cancel()
 			}
-			got, err := readKey(ctx, s.environ, tc.command, w.dir)
+			got, err := readKey(ctx, s.environ, tc.command, s.writableDirs(w.dir))
 			if got != tc.want || (err == nil) != (tc.err == "") || err != nil && (!strings.Contains(err.Error(), tc.err) || strings.Contains(err.Error(), "secret")) {
 				t.Errorf("%q, %v; want %q, %s", got, err, tc.want, tc.err)
 			}

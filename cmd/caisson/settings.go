@@ -221,6 +221,12 @@ func (s *settings) makeStateDir() error {
 	return nil
 }
 
+// writableDirs returns the directories that commands in sandboxes can write to: the
+// workspace, "" for none, mounts, and Caisson's state, which has caches and changes.
+func (s *settings) writableDirs(workspace string) []string {
+	return append(s.conf.WritableMounts(), s.environ.stateDir(), workspace)
+}
+
 // errNoStateDir returns the error for an environment that names no place for state.
 func errNoStateDir() error {
 	return &commandError{Status: exitConfig, Problem: record.Problem{

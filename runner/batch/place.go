@@ -219,7 +219,7 @@ func checkOut(ctx context.Context, g task.Git, env []string, dir string) error {
 		{"fetch", "--quiet", "--depth=1", "--no-tags", "--", g.URL, g.Commit},
 		{"checkout", "--quiet", "--detach", g.Commit},
 	} {
-		cmd, err := programs.Command(ctx, env, "", "git", append([]string{
+		cmd, err := programs.Command(ctx, env, nil, "git", append([]string{
 			"-C", dir, "-c", "protocol.allow=never", "-c", "protocol.https.allow=always", "-c", "protocol.ssh.allow=always", "-c", "protocol.file.allow=always",
 			"-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.symlinks=true",
 		}, args...)...)

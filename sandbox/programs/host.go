@@ -10,10 +10,10 @@ import (
 )
 
 // Command returns a command for a program that runs on this machine, outside of any sandbox. name is an absolute path,
-// or the name of a program on the PATH of environ. Programs in the workspace don't count, and the command's PATH has no
-// directory of the workspace. "" means no workspace. The error is a [*NotFoundError].
-func Command(ctx context.Context, environ []string, workspace, name string, args ...string) (*exec.Cmd, error) {
-	environ = CleanEnviron(environ, workspace)
+// or the name of a program on the PATH of environ. Programs in the writable directories, to which commands in
+// the sandbox can write, don't count, and the command's PATH has no directory in them. The error is a [*NotFoundError].
+func Command(ctx context.Context, environ, writable []string, name string, args ...string) (*exec.Cmd, error) {
+	environ = CleanEnviron(environ, writable)
 	candidates := []string{name}
 	if !strings.Contains(name, "/") {
 		candidates = nil
@@ -23,7 +23,7 @@ func Command(ctx context.Context, environ []string, workspace, name string, args
 			}
 		}
 	}
-	finder := &Finder{Workspace: workspace}
+	finder := &Finder{Writable: writable}
 	missing := &NotFoundError{Name: name}
 	for _, candidate := range candidates {
 		if _, err := finder.resolve(candidate); err != nil {
@@ -38,23 +38,23 @@ func Command(ctx context.Context, environ []string, workspace, name string, args
 }
 
 // CleanEnviron returns an environment with PATH cleaned by [CleanPath].
-func CleanEnviron(environ []string, workspace string) []string {
+func CleanEnviron(environ, writable []string) []string {
 	out := make([]string, len(environ))
 	for i, v := range environ {
 		if path, ok := strings.CutPrefix(v, "PATH="); ok {
-			v = "PATH=" + CleanPath(path, workspace)
+			v = "PATH=" + CleanPath(path, writable)
 		}
 		out[i] = v
 	}
 	return out
 }
 
-// CleanPath returns a value of PATH without directories in the workspace. It also drops relative and missing
-// directories, which could become directories of the workspace.
-func CleanPath(path, workspace string) string {
+// CleanPath returns a value of PATH without the writable directories and what lies in them. It also drops relative and
+// missing directories, which could become writable ones.
+func CleanPath(path string, writable []string) string {
 	var kept []string
 	for _, dir := range filepath.SplitList(path) {
-		if real, err := filepath.EvalSymlinks(dir); err == nil && filepath.IsAbs(dir) && !liesIn(workspace, real) {
+		if real, err := filepath.EvalSymlinks(dir); err == nil && filepath.IsAbs(dir) && FindWritable(writable, real) == "" {
 			kept = append(kept, dir)
 		}
 	}

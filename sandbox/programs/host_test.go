@@ -42,7 +42,7 @@ func TestCommand(t *testing.T) {
 		"symlinked directory, direct": {"", dir + "/links/xclip", ""},
 	} {
 		environ := []string{"PATH=/control", "A=b", "PATH=" + tt.path}
-		cmd, err := Command(t.Context(), environ, work, tt.program, "-x")
+		cmd, err := Command(t.Context(), environ, []string{dir + "/absent", work}, tt.program, "-x")
 		if tt.want == "" {
 			if err == nil {
 				t.Errorf("%s: %s", name, cmd.Path)
@@ -53,7 +53,7 @@ func TestCommand(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, cmd, err)
 		}
 	}
-	cmd, err := Command(context.Background(), []string{"PATH=" + work + "/bin"}, "", "xclip")
+	cmd, err := Command(context.Background(), []string{"PATH=" + work + "/bin"}, nil, "xclip")
 	if err != nil || cmd.Path != own {
 		t.Errorf("control: without a workspace: %v, %v", cmd, err)
 	}

@@ -13,15 +13,16 @@ import (
 
 // Finder finds programs: beside the executable of this process, then where the
 // configuration names them, then among those that a release build embeds, then on
-// PATH. It never returns a program in the workspace and ignores relative elements
-// of PATH, because a project could have put the program there.
+// PATH. It never returns a program in a directory that commands can write to, such as the
+// workspace, and ignores relative elements of PATH, which could name one.
 type Finder struct {
 	// Executable returns the path of this process's program, as os.Executable does.
 	Executable func() (string, error)
 	// Path is the value of PATH.
 	Path string
-	// Workspace holds no program that may be started; "" if there is none.
-	Workspace string
+	// Writable are the directories that commands can write to; "" stands for none. No
+	// program in them may be started.
+	Writable []string
 	// Cache is the directory to which embedded programs are unpacked, once per
 	// version; "" means that they can't be used.
 	Cache string
@@ -94,7 +95,7 @@ func (f *Finder) listPreferred(configured *string, names []string) []string {
 
 func (f *Finder) listOnPath(names []string) []string {
 	var candidates []string
-	for _, dir := range filepath.SplitList(CleanPath(f.Path, "")) {
+	for _, dir := range filepath.SplitList(CleanPath(f.Path, nil)) {
 		for _, name := range names {
 			candidates = append(candidates, filepath.Join(dir, name))
 		}
@@ -119,27 +120,28 @@ func (f *Finder) resolve(candidate string) (string, error) {
 		return "", errors.New("not an executable file")
 	case info.Mode().Perm()&0o002 != 0:
 		return "", errors.New("every user can write it")
-	case liesIn(f.Workspace, filepath.Dir(path)):
-		return "", errors.New("it lies in the workspace")
+	}
+	if dir := FindWritable(f.Writable, path); dir != "" {
+		return "", fmt.Errorf("commands in the sandbox can write to %s", dir)
 	}
 	return path, nil
 }
 
-// liesIn reports whether dir is root or lies below it; nothing lies in "".
-func liesIn(root, dir string) bool {
-	if root == "" {
-		return false
+// FindWritable returns the directory of writable that path is or lies in, or "".
+func FindWritable(writable []string, path string) string {
+	tops := make([]fs.FileInfo, len(writable))
+	for i, dir := range writable {
+		tops[i], _ = os.Stat(dir) // nil: nothing lies in it
 	}
-	top, err := os.Stat(root)
-	if err != nil {
-		return false
-	}
-	for ; ; dir = filepath.Dir(dir) {
-		if info, err := os.Stat(dir); err == nil && os.SameFile(info, top) {
-			return true
+	for ; ; path = filepath.Dir(path) {
+		info, err := os.Stat(path)
+		for i, top := range tops {
+			if err == nil && top != nil && os.SameFile(info, top) {
+				return writable[i]
+			}
 		}
-		if dir == filepath.Dir(dir) {
-			return false
+		if path == filepath.Dir(path) {
+			return ""
 		}
 	}
 }

@@ -30,11 +30,11 @@ type Process struct {
 	err    error
 }
 
-// Start starts a program, which [programs.Command] finds outside the workspace, with this
-// environment and nothing else of this process's. What it writes to its standard error goes
+// Start starts a program, which [programs.Command] finds outside the writable directories, with
+// this environment and nothing else of this process's. What it writes to its standard error goes
 // to stderr.
-func Start(argv, env []string, workspace, dir string, stderr io.Writer) (*Process, error) {
-	cmd, err := programs.Command(context.Background(), env, workspace, argv[0], argv[1:]...) // it outlives its start
+func Start(argv, env, writable []string, dir string, stderr io.Writer) (*Process, error) {
+	cmd, err := programs.Command(context.Background(), env, writable, argv[0], argv[1:]...) // it outlives its start
 	if err != nil {
 		return nil, err
 	}

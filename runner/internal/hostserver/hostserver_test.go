@@ -19,7 +19,7 @@ import (
 func TestServer(t *testing.T) {
 	t.Setenv("HIDDEN", "1")
 	script := `env | grep -c HIDDEN; echo "$GIVEN"; trap "" TERM; sleep 1000 & echo $!; read line; echo "$line"; while :; do sleep 0.1; done`
-	p, err := Start([]string{"sh", "-c", script}, []string{"GIVEN=value", "PATH=/usr/bin:/bin"}, "", t.TempDir(), os.Stderr)
+	p, err := Start([]string{"sh", "-c", script}, []string{"GIVEN=value", "PATH=/usr/bin:/bin"}, nil, t.TempDir(), os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func newHostChat(t *testing.T, names, own []string, env map[string]string) (c *c
 	c = &chat{Options: Options{
 		Dir: dir, Getenv: func(name string) string { return env[name] }, Queue: func(int, func()) {},
 		Command: func(name string, args ...string) (*exec.Cmd, error) {
-			return programs.Command(t.Context(), environ, dir+"/work", name, args...)
+			return programs.Command(t.Context(), environ, []string{dir + "/work"}, name, args...)
 		},
 		External: (*exec.Cmd).Run,
 	}}

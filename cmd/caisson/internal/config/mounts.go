@@ -48,6 +48,18 @@ func (c *Config) UserMounts() ([]runner.UserMount, error) {
 	return out, nil
 }
 
+// WritableMounts returns the directories that commands of sessions, and of sandboxes of
+// [AskedSandbox], may write to besides the workspace.
+func (c *Config) WritableMounts() []string {
+	var out []string
+	for _, m := range slices.Concat(c.Mounts, slices.Collect(maps.Values(c.Serve.Sandboxes.Mounts))) {
+		if from, err := expandHome(*m.From, c.home); err == nil && !m.isReadOnly() { // with an error there is no session
+			out = append(out, from)
+		}
+	}
+	return out
+}
+
 // MountError returns an error about a setting of mounts, with its place.
 func (c *Config) MountError(err error) error {
 	e := &Error{Where: "mounts", Message: err.Error(), Hint: "change the mount, or take it out", Err: err}
