@@ -185,7 +185,7 @@ func isHarmlessWord(program, word string) bool {
 const expands = "$`{*?["
 
 // matchesCommand reports whether a rule that restricts is about a command found in a
-// script, by any path of its program.
+// script, by any path of its program, with any options between the words of the rule.
 func (r commandRule) matchesCommand(name string, args []string) bool {
 	words := append([]string{name}, args...)
 	if sub, ok := strings.CutPrefix(name, "git-"); ok {
@@ -193,17 +193,20 @@ func (r commandRule) matchesCommand(name string, args []string) bool {
 	}
 	own := slices.Clone(r.words)
 	own[0] = path.Base(own[0])
+	next := 0
 	for i, word := range words {
 		switch {
-		case i == len(own):
+		case next == len(own):
 			return r.open || strings.ContainsAny(word, expands)
+		case word == own[next]:
+			next++
 		case i > 0 && strings.ContainsAny(word, expands):
 			return true // it may be any words, or none
-		case word != own[i]:
-			return false
+		case i == 0, name == "git", !strings.HasPrefix(word, "-") && (i < 2 || !strings.HasPrefix(words[i-1], "-")):
+			return false // neither an option nor an option's value; git's are skipped elsewhere
 		}
 	}
-	return len(words) == len(own)
+	return next == len(own)
 }
 
 // decideCommand returns the rule about one command; ok is false if there is none. A rule
@@ -250,7 +253,7 @@ func restrictionsIn(rules []commandRule, script string) []commandRule {
 	if len(restricting) == 0 || len(script) > maxDangerousBytes {
 		return restricting
 	}
-	s := dangerSearch{match: func(name string, args, _ []string) string {
+	s := dangerSearch{hidden: true, match: func(name string, args, _ []string) string {
 		for _, r := range restricting {
 			if r.matchesCommand(name, args) {
 				found = append(found, r)
@@ -258,7 +261,7 @@ func restrictionsIn(rules []commandRule, script string) []commandRule {
 		}
 		return ""
 	}}
-	var all scriptSearch
+	all := scriptSearch{hidden: true}
 	if all.searchScript(script, 0); all.computed {
 		return restricting
 	}

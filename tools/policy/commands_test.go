@@ -274,6 +274,13 @@ func TestRestrictionsOfComputedCommands(t *testing.T) {
 		`f() { "$@"; }; f rm a`, "mapfile -C 'rm a' -c 1 x", "env " + strings.Repeat("A=b ", 70) + "rm a", "x; (",
 		"npm run $x", "npm $x", "npm run deploy $x", "npm {run,deploy}", "npm run dep*", "npm ru[n] deploy", "npm run d?ploy",
 		"env -S'rm a'", "env --split-string='rm a'", "cat x | busybox sh", "cat x | sh /dev/stdin", "{ sh; } <<E\nrm a\nE", "(sh) <<<'rm a'", "echo rm a > >(sh)",
+		"exec <<<'rm a'; sh", "f() { sh; }; echo rm a | f", ". /dev/stdin <<<'rm a'", "source /dev/stdin <<<'rm a'", "echo rm a | . /dev/fd/0", "coproc sh; echo rm a >&${COPROC[1]}", "exec 0< <(echo rm a); bash -x", "sh < <(echo rm a)", "sh 3<x", "sh </dev/fd/3",
+		"git -c alias.x='!rm a' x", "git -c core.pager='rm a' log", "git -c core.pager=$x log", "git -c alias.x='!$y a' x", "PAGER='rm a' git log", "PAGER=$x git log", "export GIT_EDITOR='rm a'; git commit", "env EDITOR='rm a' git commit",
+		"GIT_SSH_COMMAND='rm a' git fetch", "LESSOPEN='|rm a' less f", "BASH_ENV='$(rm a)' sh x.sh", "PROMPT_COMMAND='rm a' bash x.sh", "git submodule foreach 'rm a'", "git bisect run rm a", "git rebase -x 'rm a' main",
+		"tar -I 'rm a' -cf x y", "tar -Irm -cf x y", "tar -cf x y --use-compress-program='rm a'", "tar -xf x --to-command 'rm a'", "tar -cf x y --checkpoint=1 --checkpoint-action=exec='rm a'", "tar -I \"$x\" -cf a b", "sort --compress-program=rm f", "fd -x rm a",
+		"find . -ok rm {} +", "uv run rm a", "uv run --with x rm a", "npx rm a", "npm exec rm a", "npm exec -c 'rm a'", "npm exec --call='rm a'", "pnpm dlx rm a", "yarn exec 'rm a'", "uv run $x a", "poetry run npm run deploy", "vim -c '!rm a' f", "ssh -o ProxyCommand='rm a' h", "ssh -oProxyCommand='rm a' h",
+		"rsync -e 'rm a' x y", "rsync --rsh='rm a' x y", "make SHELL='rm a'", "test -v 'a[$(rm a)]'", "[[ -v 'a[$(rm a)]' ]]", "printf -v 'a[$(rm a)]' x", "let 'a[$(rm a)]=1'", "declare 'a[$(rm a)]=1'", `x='a[$(rm a)]'; ((x))`, "x='$(rm a)'; : ${x@P}", "x=`cat f`; echo ${x@P}",
+		`test -v a[\$\(rm\ a\)]`, `test -v "a[\$(rm a)]"`, "npm --silent run deploy", "npm --prefix dir run deploy", "npm run --silent deploy", "npm --silent $x deploy",
 	} {
 		if got := decideCommandsOf(t, p, command); got.Mode != ModeDeny {
 			t.Errorf("%q: %+v", command, got)
@@ -283,6 +290,9 @@ func TestRestrictionsOfComputedCommands(t *testing.T) {
 		"[ -f a ] && cat $x", `git log "$x"`, "make CC=$CC", "for f in *.o; do cp $f ..; done", "ls | xargs -I{} cp {} ..", "find . -name '*.o' -exec cp {} .. ';'",
 		"sh run.sh $x", "sh $x", `. "$HOME/.cargo/env"`, "awk '{print $1}' $x", "python3 - <<E\nprint(1)\nE", "cat a | python3 -m json.tool", "npm run build $x", "npm ci", "trap 'echo $x' EXIT",
 		"bash -c 'echo $x'", "npm test *", "cat a | busybox wc", "{ cat; } <a", "echo a > >(cat)", "sed -i s/a/$x/ f", "echo $(date)", "hash -r", "~/bin/x $x", "cat a | sh run.sh", "command -v ls",
+		"command -v sh", "which bash", "bash --version", "bash -x run.sh", "sh <run.sh", "apt-get install bash", "PAGER=cat git log", "GIT_EDITOR=true git rebase --continue", "A=$B make test", "git -c user.name=\"$NAME\" commit -m 'rm a'", "grep -i rm f", "grep -e \"$x\" f",
+		"sed -i \"s/$a/b/\" f", "gcc -c $f", "tar -I zstd -cf x y", "tar -czf x.tgz $d", "uv run pytest -k 'a or b'", "cargo run -- $x", "npm run clean", "docker compose exec web ls $x", "test -v 'a[1]'", "awk '{print $NF}' f", "printf -v x %s a", "echo ${x@Q}", "npm --silent run build",
+		"make CC=gcc", "curl -X POST -d a=$b h", "python3 -c 'print(1)'", "go test -run $x ./...", "git commit -m \"a $x\"", "cat <<E >f\n$x\nE", "find . -name .", "sudo du -s .", "rsync -e ssh x y", "export PATH=$HOME/bin:$PATH", "declare -A a=([x]=1)", "ls | xargs bash run.sh",
 	} {
 		if got := decideCommandsOf(t, p, command); got.Mode != ModeAuto {
 			t.Errorf("control: %q: %+v", command, got)
@@ -321,6 +331,19 @@ func FuzzEntriesOfCommands(f *testing.F) {
 		}
 		if found, _ := p.DangerousIn(command); found != "" {
 			t.Fatalf("%q lets the dangerous %q run", entry, command)
+		}
+	})
+}
+
+// FuzzRestrictions checks that a denied command is found whatever stands before and after it.
+func FuzzRestrictions(f *testing.F) {
+	f.Add("git -c alias.x='!y' x", "uv run z")
+	f.Add("x='a[$(b)]'; exec <<<c", "tar -I 'd e' f")
+	f.Fuzz(func(t *testing.T, before, after string) {
+		p := promptingPolicy(t, map[string]Mode{"rm *": ModeDeny})
+		p.Classes[tools.ClassExecute] = ModeAuto
+		if got := decideCommandsOf(t, p, before+"\nrm a\n"+after); got.Mode != ModeDeny && !strings.Contains(before, "<<") && !strings.ContainsAny(before, "'\"`\\#$({") {
+			t.Errorf("%q, %q: %+v", before, after, got)
 		}
 	})
 }

@@ -15,6 +15,9 @@ type scriptSearch struct {
 	// names are the words that name what is run: commands with a slash, and the
 	// arguments of shells and interpreters. gaps describe what else is run.
 	names, gaps []string
+	// hidden searches what [hiddenScripts] finds, too. scripts counts the scripts.
+	hidden  bool
+	scripts int
 	// moved reports that a command changes the directory, so that relative names may
 	// be those of other files.
 	moved bool
@@ -28,7 +31,7 @@ const tooDeep = "the scripts that it runs: one is too long, or nested too deeply
 
 // searchScript searches a script of a shell.
 func (s *scriptSearch) searchScript(text string, depth int) {
-	if depth > maxDangerousDepth || len(text) > maxDangerousBytes {
+	if s.scripts++; depth > maxDangerousDepth || len(text) > maxDangerousBytes || s.scripts > maxDangerousSteps {
 		s.addGap(tooDeep)
 		s.computed = true
 		return
@@ -39,6 +42,11 @@ func (s *scriptSearch) searchScript(text string, depth int) {
 		s.addGap("the scripts that it runs: it can't be parsed whole")
 	}
 	syntax.Walk(file, func(n syntax.Node) bool { // of what was parsed until an error
+		if s.hidden {
+			for _, script := range hiddenScripts(n) {
+				s.searchScript(script, depth+1)
+			}
+		}
 		switch n := n.(type) {
 		case *syntax.Stmt:
 			s.searchInput(n, depth)
@@ -56,6 +64,8 @@ func (s *scriptSearch) searchScript(text string, depth int) {
 			if n.Name != nil && slices.Contains([]string{"PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "BASH_ENV", "ENV"}, n.Name.Value) {
 				s.addGap("what " + n.Name.Value + " leads to")
 			}
+		case *syntax.ParamExp: // ${x@P} expands what x holds
+			s.computed = s.computed || n.Exp != nil && n.Exp.Op == syntax.OtherParamOps && n.Exp.Word != nil && wordText(n.Exp.Word) == "P"
 		case *syntax.CallExpr:
 			if len(n.Args) > 0 {
 				s.searchCall(n.Args, depth)
@@ -87,12 +97,23 @@ func (s *scriptSearch) searchInput(stmt *syntax.Stmt, depth int) {
 	if !ok || len(call.Args) == 0 || !isRunner(wordText(call.Args[0])) {
 		return
 	}
+	given := false
 	for _, r := range stmt.Redirs {
+		text := ""
 		if r.Op == syntax.RdrIn {
-			s.addName(wordText(r.Word))
+			text = wordText(r.Word)
+			s.addName(text)
 			s.searchExpansion(r.Word)
 		}
+		given = given || (r.N == nil || r.N.Value == "0") && (r.Op == syntax.RdrIn || r.Hdoc != nil || r.Op == syntax.WordHdoc) && !isDevice(text) && !strings.HasPrefix(text, "<(")
 	}
+	words := wordTexts(call.Args)
+	if takesData(path.Base(words[0])) || words[0] == "command" && len(words) > 1 && strings.HasPrefix(words[1], "-") {
+		words = words[:1]
+	}
+	// What another command, or an earlier exec, leaves it to read.
+	name := readsProgram(words)
+	s.computed = s.computed || computesProgram(name) && (!given || !isShell(name))
 }
 
 // searchPipe adds what shells and interpreters read from a pipe.
@@ -101,7 +122,7 @@ func (s *scriptSearch) searchPipe(stmt *syntax.Stmt) {
 		if call, ok := n.(*syntax.CallExpr); ok {
 			if name := readsProgram(wordTexts(call.Args)); name != "" {
 				s.addGap("what " + name + " reads from a pipe")
-				s.computed = s.computed || isShell(name) || name == "parallel"
+				s.computed = s.computed || computesProgram(name)
 			}
 		}
 		return true
@@ -192,22 +213,35 @@ func (s *scriptSearch) searchExpansion(w *syntax.Word) bool {
 	return false
 }
 
+// computesProgram reports whether a program, by its name, runs the commands that it reads.
+func computesProgram(name string) bool {
+	return isShell(name) || slices.Contains([]string{".", "source", "parallel"}, name)
+}
+
+// isDevice reports whether a file may be one that another command writes to.
+func isDevice(name string) bool {
+	return strings.HasPrefix(name, "/dev/") || strings.HasPrefix(name, "/proc/")
+}
+
 // readsProgram returns the shell or interpreter among the words of a command that
 // reads its program from standard input, or "".
 func readsProgram(words []string) string {
 	for i, word := range words {
 		base := path.Base(word)
-		if base == "xargs" || base == "parallel" {
+		if base == "xargs" || base == "parallel" && !slices.Contains(words, ":::") {
 			return base
+		}
+		if (word == "." || word == "source") && i+1 < len(words) && isDevice(words[i+1]) {
+			return word
 		}
 		if !isShell(base) && !loadsModules(base) {
 			continue
 		}
 		for _, arg := range words[i+1:] {
 			switch {
-			case arg == "-" || arg == "-s" || strings.HasPrefix(arg, "/dev/") || strings.HasPrefix(arg, "/proc/") || isShell(path.Base(arg)):
+			case arg == "-" || arg == "-s" || isDevice(arg) || isShell(path.Base(arg)):
 				return base
-			case !strings.HasPrefix(arg, "-") || strings.HasPrefix(arg, "-c") || strings.HasPrefix(arg, "-e") || strings.HasPrefix(arg, "-m"):
+			case !strings.HasPrefix(arg, "-") || arg == "--version" || arg == "--help" || strings.HasPrefix(arg, "-c") || strings.HasPrefix(arg, "-e") || strings.HasPrefix(arg, "-m"):
 				return ""
 			}
 		}

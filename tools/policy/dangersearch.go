@@ -39,8 +39,10 @@ type dangerSearch struct {
 	// match returns how a command is shown that is searched for, or "". Redirections
 	// are the command ">". shown are the arguments as a person knows them, nil for args.
 	match func(name string, args, shown []string) string
-	steps int
-	found string
+	// hidden searches what [hiddenScripts] finds, too.
+	hidden bool
+	steps  int
+	found  string
 }
 
 // countStep counts one more searched command, and reports whether the search goes on.
@@ -66,6 +68,11 @@ func (s *dangerSearch) searchScript(text string, depth int) {
 	syntax.Walk(file, func(n syntax.Node) bool { // of what was parsed until an error
 		if s.found != "" {
 			return false
+		}
+		if s.hidden {
+			for _, script := range hiddenScripts(n) {
+				s.searchScript(script, depth+1)
+			}
 		}
 		switch n := n.(type) {
 		case *syntax.Redirect:

@@ -199,7 +199,7 @@ func isExecFlag(word string) bool {
 	name, _, _ := strings.Cut(strings.TrimLeft(word, "-"), "=")
 	name = strings.ToLower(name)
 	if slices.Contains([]string{
-		"c", "e", "i", "x", "command", "cmd", "compress-program", "config", "config-env", "config-file", "engine", "eval", "exec", "execdir", "exec-batch",
+		"c", "e", "i", "x", "call", "command", "cmd", "compress-program", "config", "config-env", "config-file", "engine", "eval", "exec", "execdir", "exec-batch",
 		"exec-path", "ext-diff", "extcmd", "fpre", "hook", "hostname-bin", "ok", "okdir", "pager", "plugin", "pre", "preprocessor", "print", "require",
 		"receive-pack", "rsh", "rsync-path", "run", "script", "shell", "ssh-command", "textconv", "to-command", "toolexec", "unzip-command", "upload-pack",
 		"use-askpass", "use-compress-program", "checkpoint-action", "vet", "vettool", "open-files-in-pager", "editor", "filter", "init-file", "rcfile", "wrapper",
