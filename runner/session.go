@@ -367,7 +367,7 @@ func (s *Session) warnOfWorktree(ctx context.Context) {
 	file, err := s.original.ReadFile(ctx, ".git", 0, workspace.MaxPathBytes)
 	dir := strings.TrimSpace(string(file.Data))
 	if err == nil && strings.HasPrefix(dir, "gitdir:") && path.Base(path.Dir(dir)) == "worktrees" {
-		s.events.recordWarning("The workspace is a linked worktree of git, whose repository commands can't change: nothing can be committed in the sandbox, whatever the mode. Commit outside of it, or work on a clone.")
+		s.events.recordWarning("The workspace is a linked worktree of git, whose repository commands can't change: nothing can be committed in the sandbox, in any mode. Commit outside the sandbox, or work on a clone.")
 	}
 }
 

@@ -263,7 +263,7 @@ func describeSession(state, id string) string {
 
 // describeOlder returns the line about an older session whose changes are kept.
 func describeOlder(state, id string) string {
-	return "kept are the changes of an older " + describeSession(state, id) + "; name it to take them"
+	return "the changes of an older " + describeSession(state, id) + " are still kept: to use them, name that session in the command"
 }
 
 func (k *keptChanges) close() error {

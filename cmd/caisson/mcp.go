@@ -385,7 +385,7 @@ func (s *sessionBuilder) startServers(ctx context.Context, u *userInterface, for
 		one, known := list.tested[name]
 		server := s.conf.MCP[name]
 		if !known {
-			one = testedServer{Name: name, Transport: server.Transport(), Skipped: []record.Ignored{}, Cause: "it was not started"}
+			one = testedServer{Name: name, Transport: server.Transport(), Skipped: []record.Ignored{}, Cause: "it was not started, and the session recorded no reason: check with caisson config show that the policy allows it"}
 		}
 		class := tools.ClassNetwork
 		if server.RunsInSandbox() {

@@ -288,7 +288,7 @@ func writeBeside(root *os.Root, name string, text []byte, mode fs.FileMode) (str
 		_, err = f.Write(text)
 		return free, errors.Join(err, f.Chmod(mode), f.Close())
 	}
-	return "", errors.New("there are too many old ones")
+	return "", fmt.Errorf("%s and %s.1 to %[1]s.999 exist already: remove those that you don't need", name, name)
 }
 
 const mcpLoginLong = `Sign in to an MCP server over HTTP (OAuth), so that sessions can use it. The address of the page is printed:

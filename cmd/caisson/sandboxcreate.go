@@ -449,7 +449,7 @@ func (c *copier) copyOut(ctx context.Context, from, to string) error {
 		return notCopied(unpackErr)
 	}
 	if err == nil && slices.Equal(left, []string{name}) {
-		return notCopied(fmt.Errorf("%s is a symlink; name what it leads to", path.Base(from)))
+		return notCopied(fmt.Errorf("%s is a symlink: name the file or directory that it points to", path.Base(from)))
 	}
 	return err
 }

@@ -453,7 +453,7 @@ func (h *serverHost) checkSandboxPolicy(s *settings, w *runner.Workspace) error 
 		workspace = w.Path
 	}
 	v := p.DecideSandbox(workspace, enabled != nil && *enabled)
-	problem := record.Problem{Hint: "Start a session in place of a sandbox, or ask the server's operator."}
+	problem := record.Problem{Hint: "Start a session instead of a sandbox, or ask the server's operator."}
 	switch {
 	case enabled != nil && !*enabled:
 		problem.Cause = "this server starts no sandboxes without a model"
@@ -463,7 +463,7 @@ func (h *serverHost) checkSandboxPolicy(s *settings, w *runner.Workspace) error 
 		problem.Cause = "the policy denies what commands of a sandbox without a model may do (" + v.Rule + ")"
 	default:
 		problem.Cause = "the policy asks about what commands of a sandbox without a model may do (" + v.Rule + "), and nothing asks in such a sandbox"
-		problem.Hint = "Start a session in place of a sandbox, or ask the server's operator to set serve.sandboxes.enabled."
+		problem.Hint = "Start a session instead of a sandbox, or ask the server's operator to set serve.sandboxes.enabled."
 	}
 	return &server.PrepareError{Code: "policy", Problem: problem}
 }

@@ -29,7 +29,7 @@ const otherBits = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
 // checkNode refuses what no file can be.
 func checkNode(kind string, size int64, target []byte, mode uint32, modified *wire.Timestamp) error {
 	if len(target) > workspace.MaxPathBytes || target != nil && kind != string(workspace.TypeSymlink) {
-		return fmt.Errorf("%w: a %.20q leads nowhere", wire.ErrProtocol, kind)
+		return fmt.Errorf("%w: a %.20q has a link target, which only a symlink of a bounded length may have", wire.ErrProtocol, kind)
 	}
 	for _, bits := range modes[workspace.Type(kind)] {
 		if modeOf(mode)&^otherBits == bits && size >= 0 {

@@ -142,7 +142,7 @@ func (s *server) newOfferedTool(t *mcp.Tool) (offeredTool, error) {
 	var o offeredTool
 	name, err := tools.ParseName(s.cfg.Name + "/" + t.Name)
 	if err != nil {
-		return o, errors.New("the name is invalid: want 1 or more letters, digits, _, -, . and /, and a short one")
+		return o, errors.New("its name is invalid: it must be short and consist of letters, digits, _, -, . and /")
 	}
 	// Icons and _meta are left out: no model and no person sees them.
 	canonical, err := json.Marshal(mcp.Tool{

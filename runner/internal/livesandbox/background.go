@@ -45,7 +45,7 @@ var (
 	errKilled     = errors.New("shell_kill")
 	errSessionEnd = errors.New("the session ends")
 	errFork       = errors.New("the session is forked")
-	errCollect    = errors.New("what the commands did is collected")
+	errCollect    = errors.New("running commands are ended before the changes in the sandbox are collected")
 )
 
 // backgrounds are the commands of a session that outlive the calls that started

@@ -216,5 +216,5 @@ func twoNames(name string) error {
 	if name == "" {
 		return nil
 	}
-	return fmt.Errorf("%w: %s has another name too (a hard link), by which commands could change it: replace it by a copy of itself", sandbox.ErrInvalid, name)
+	return fmt.Errorf("%w: %s has a second name (a hard link), through which commands could change it: replace the file with a copy", sandbox.ErrInvalid, name)
 }

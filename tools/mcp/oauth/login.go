@@ -204,7 +204,7 @@ func (o LoginOptions) checkEndpoints(authorization string, found *oauthex.AuthSe
 		case o.Allow != nil:
 			err = o.Allow(t, e.method)
 		case t.Origin != originOf(o.URL):
-			err = errors.New(t.Origin.String() + " is another origin than the server's")
+			err = errors.New(t.Origin.String() + " isn't the server's own origin: if you trust it, add it to the server's egress.allow")
 		}
 		if err != nil {
 			return "", fmt.Errorf("endpoint of the authorization server: %w", err)

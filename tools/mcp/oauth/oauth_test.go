@@ -303,14 +303,14 @@ func TestHostileServers(t *testing.T) {
 				m["authorization_endpoint"] = "https://bank.example/authorize"
 				writeJSON(w, 200, m)
 			}
-		}, "https://bank.example is another origin", false},
+		}, "https://bank.example isn't the server's own origin", false},
 		"token endpoint of another origin": {func(f *fakeServer) {
 			f.override[asMetadata] = func(w http.ResponseWriter, _ *http.Request) {
 				m := f.metadata()
 				m["token_endpoint"] = thief.URL
 				writeJSON(w, 200, m)
 			}
-		}, "another origin", false},
+		}, "own origin", false},
 		"script as the authorization endpoint": {func(f *fakeServer) {
 			f.override[asMetadata] = func(w http.ResponseWriter, _ *http.Request) {
 				m := f.metadata()

@@ -217,12 +217,12 @@ func (c *chat) openFile(text, path string) error {
 			word, err = expand.Literal(&expand.Config{Env: expand.FuncEnviron(c.Getenv)}, w)
 		}
 		if err != nil {
-			return fmt.Errorf("%q is not a program with options", text)
+			return fmt.Errorf("can't read %q as a command: want a program and its options, such as less -R", text)
 		}
 		argv = append(argv, word)
 	}
 	if len(argv) == 0 {
-		return fmt.Errorf("%q is not a program with options", text)
+		return fmt.Errorf("can't read %q as a command: want a program and its options, such as less -R", text)
 	}
 	cmd, err := c.Command(argv[0], append(argv[1:], path)...)
 	if err != nil {
