@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -673,4 +674,61 @@ func FuzzUnpack(f *testing.F) {
 			t.Errorf("%d names, %d bytes", names, bytes)
 		}
 	})
+}
+
+// TestLinksComeLast checks that a symlink that is checked isn't there before the archive is
+// whole, and that a cut archive leaves none.
+func TestLinksComeLast(t *testing.T) {
+	for _, whole := range []bool{false, true} {
+		dir := t.TempDir()
+		r, w := io.Pipe()
+		done := make(chan error, 1)
+		go func() { done <- UnpackWith(r, dir, UnpackOptions{Name: ".", Links: &LinkRule{}}) }()
+		tw := tar.NewWriter(w)
+		must(t, tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o755}))
+		must(t, tw.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: "link", Linkname: "file"}))
+		must(t, tw.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: "bad", Linkname: "/etc/passwd"}))
+		must(t, tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "file", Mode: 0o600, Size: 1024}))
+		_, err := tw.Write(make([]byte, 1024)) // the symlinks were read
+		must(t, err)
+		for _, name := range []string{"link", "bad"} {
+			if _, err := os.Lstat(filepath.Join(dir, name)); err == nil {
+				t.Errorf("%s is there before the end", name)
+			}
+		}
+		if whole {
+			must(t, tw.Close())
+			must(t, w.Close())
+		} else {
+			w.CloseWithError(errors.New("cut"))
+		}
+		if err := <-done; (err == nil) != whole {
+			t.Error(err)
+		}
+		_, err = os.Lstat(filepath.Join(dir, "link"))
+		_, bad := os.Lstat(filepath.Join(dir, "bad"))
+		if (err == nil) != whole || bad == nil {
+			t.Errorf("whole %t: %v, %v", whole, err, bad)
+		}
+	}
+}
+
+// TestRemembered checks that an archive of many entries doesn't take memory without bound.
+func TestRemembered(t *testing.T) {
+	defer func(most int) { maxRemembered = most }(maxRemembered)
+	for _, kind := range []byte{tar.TypeReg, tar.TypeDir, tar.TypeSymlink} {
+		var b bytes.Buffer
+		tw := tar.NewWriter(&b)
+		for i := range 100 {
+			must(t, tw.WriteHeader(&tar.Header{Typeflag: kind, Name: strconv.Itoa(i), Linkname: map[byte]string{tar.TypeSymlink: "a"}[kind], Mode: 0o700}))
+		}
+		must(t, tw.Close())
+		for most, want := range map[int]error{maxRemembered: nil, 2000: ErrBound} {
+			maxRemembered = most
+			if err := UnpackWith(bytes.NewReader(b.Bytes()), t.TempDir(), UnpackOptions{Links: &LinkRule{Within: []string{"."}}}); !errors.Is(err, want) {
+				t.Errorf("%c, at most %d bytes: %v, want %v", kind, most, err, want)
+			}
+		}
+		maxRemembered = 256 << 20
+	}
 }

@@ -35,12 +35,30 @@ type LinkRule struct {
 // maxHops is how many symlinks may follow each other, as in the kernel.
 const maxHops = 40
 
-// checkLinks removes the symlinks that may not stay. Once too many names were looked up, none may.
-func (u *unpacker) checkLinks() error {
+// makeLinks makes the symlinks about which u.o.Links decides, except for those that are
+// there already, and removes the ones that may not stay. Until then there are none, so an
+// archive that is cut off leaves none.
+func (u *unpacker) makeLinks() (err error) {
 	own := map[string]bool{}
-	for _, name := range u.links {
+	defer func() { err = errors.Join(err, u.checkLinks(own)) }()
+	for _, name := range slices.Sorted(maps.Keys(u.links)) {
+		if err := u.enterDirectory(path.Dir(name)); err != nil {
+			return err
+		}
+		if there, err := u.dir.Readlink(path.Base(name)); err == nil && there == u.links[name] {
+			continue
+		}
 		own[name] = true
+		if err := u.makeLink(name, u.links[name]); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// checkLinks removes those of the archive's own symlinks that may not stay. Once too many
+// names were looked up, none may.
+func (u *unpacker) checkLinks(own map[string]bool) error {
 	type link struct{ name, target string }
 	var bad []link
 	var failed error

@@ -33,6 +33,8 @@ import (
 //     set-user-ID, set-group-ID and sticky bits, extended attributes and access
 //     control lists are not restored.
 //   - Blocks of zeros become holes.
+//   - An archive with millions of entries may need more memory than is allowed. The error
+//     then wraps [ErrBound].
 //
 // Unpack stops at the first error; what it wrote stays. The error of an archive
 // that is cut off or broken wraps [ErrMalformed]. An archive that ends
@@ -51,7 +53,8 @@ type UnpackOptions struct {
 	Name string
 	// KeepExisting keeps the modes and times of directories that the archive does not make.
 	KeepExisting bool
-	// Links decides which symlinks stay; nil keeps all.
+	// Links decides which symlinks stay, which are made at the end, once the archive is
+	// whole; nil keeps all.
 	Links *LinkRule
 	// Changes unpacks an archive of [PackChanges]; see [UnpackChanges].
 	Changes bool
@@ -61,7 +64,7 @@ type UnpackOptions struct {
 
 // UnpackWith is [Unpack] with options.
 func UnpackWith(r io.Reader, dir string, o UnpackOptions) error {
-	u := unpacker{o: o, budget: budget{Bounds: o.Bounds}, written: map[fileID]struct{}{}, isRoot: filepath.Clean(dir) == "/"}
+	u := unpacker{o: o, budget: budget{Bounds: o.Bounds}, written: map[fileID]struct{}{}, links: map[string]string{}, isRoot: filepath.Clean(dir) == "/"}
 	root, err := os.OpenRoot(dir + "/.") // a pipe is refused; opening it would wait
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return fmt.Errorf("unpack: %w: %w", ErrNoDirectory, err)
@@ -70,8 +73,11 @@ func UnpackWith(r io.Reader, dir string, o UnpackOptions) error {
 		return fmt.Errorf("unpack: %w", err)
 	}
 	u.root, u.dir, u.at = root, root, "."
-	err = errors.Join(u.unpackAll(tar.NewReader(r)), u.leaveDirectory(), u.checkLinks())
+	err = u.unpackAll(tar.NewReader(r))
 	if err == nil {
+		err = u.makeLinks()
+	}
+	if err = errors.Join(err, u.leaveDirectory()); err == nil {
 		_, err = io.CopyN(io.Discard, r, maxPadding) // so that the sender can write it
 		if errors.Is(err, io.EOF) {
 			err = nil
@@ -112,11 +118,13 @@ type unpacker struct {
 	// directories are those that the archive contains, with their final modes
 	// and times.
 	directories []directory
-	// written are the files and directories that were made for the archive. links are the
-	// names of its symlinks, if o.Links decides about them.
-	written map[fileID]struct{}
-	links   []string
-	block   []byte
+	// written are the files and directories that were made for the archive. links are its
+	// symlinks by their names, if o.Links decides about them. remembered is about how many
+	// bytes they take, with directories.
+	written    map[fileID]struct{}
+	links      map[string]string
+	remembered int
+	block      []byte
 }
 
 type directory struct {
@@ -168,6 +176,7 @@ func (u *unpacker) addEntry(h *tar.Header, content io.Reader) error {
 		}
 		return u.noteDirectory(name, h)
 	}
+	delete(u.links, name)
 	if err := u.enterDirectory(path.Dir(name)); err != nil {
 		return err
 	}
@@ -253,7 +262,7 @@ func (u *unpacker) openPlain(name string, mode fs.FileMode) (dir *os.Root, made 
 		if err = u.dir.Mkdir(name, mode); err == nil {
 			made = true
 			if info, err = u.dir.Lstat(name); err == nil {
-				u.noteWritten(info)
+				err = u.noteWritten(info)
 			}
 		}
 	}
@@ -288,6 +297,17 @@ func (u *unpacker) noteDirectory(name string, h *tar.Header) error {
 		}
 	}
 	u.directories = append(u.directories, directory{name, modeOf(h), h.ModTime})
+	return u.remember(len(name))
+}
+
+// maxRemembered bounds the memory for what an archive has, in bytes.
+var maxRemembered = 256 << 20
+
+// remember counts an entry with a text that is kept until the end.
+func (u *unpacker) remember(text int) error {
+	if u.remembered += text + 96; u.remembered > maxRemembered {
+		return fmt.Errorf("%w: too many files, directories and symlinks in one archive", ErrBound)
+	}
 	return nil
 }
 
@@ -326,8 +346,8 @@ func (u *unpacker) addFile(name string, h *tar.Header, content io.Reader) error 
 	if err == nil {
 		err = f.Chmod(modeOf(h))
 	}
-	if info, statErr := f.Stat(); statErr == nil {
-		u.noteWritten(info)
+	if info, statErr := f.Stat(); statErr == nil && err == nil {
+		err = u.noteWritten(info)
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = u.setTime(u.dir, part, h.ModTime)
@@ -342,11 +362,12 @@ func (u *unpacker) addFile(name string, h *tar.Header, content io.Reader) error 
 }
 
 // noteWritten records a file or directory that was made.
-func (u *unpacker) noteWritten(info fs.FileInfo) {
+func (u *unpacker) noteWritten(info fs.FileInfo) error {
 	if id, ok := identifyFile(info); ok {
 		id.names = 0 // may change
 		u.written[id] = struct{}{}
 	}
+	return u.remember(0)
 }
 
 // wrote reports whether a file or directory was made for the archive.
@@ -371,19 +392,20 @@ func (u *unpacker) addLink(name, target string) error {
 	})
 }
 
-// addSymlink makes a symlink. If o.Links decides and the same one is there, it does
-// nothing.
+// addSymlink makes a symlink. If o.Links decides, it leaves that to makeLinks.
 func (u *unpacker) addSymlink(name, target string) error {
 	if u.o.Links != nil {
 		target = u.withoutFrom(name, target)
-		if there, err := u.dir.Readlink(path.Base(name)); err == nil && there == target {
-			return nil
-		}
-		u.links = append(u.links, name)
 		if err := u.takeSteps(name); err != nil {
 			return err
 		}
+		u.links[name] = target
+		return u.remember(len(name) + len(target))
 	}
+	return u.makeLink(name, target)
+}
+
+func (u *unpacker) makeLink(name, target string) error {
 	return u.replaceName(name, func(last string) error { return u.dir.Symlink(target, last) })
 }
 
@@ -442,10 +464,8 @@ const zerosPerByte = 16
 // blockSize is the unit of holes.
 const blockSize = 64 << 10
 
-var zeroBlock [blockSize]byte
-
-// isZero reports whether b, at most a block, is all zeros.
-func isZero(b []byte) bool { return bytes.Equal(b, zeroBlock[:len(b)]) }
+// isZero reports whether b is all zeros.
+func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }
 
 func modeOf(h *tar.Header) fs.FileMode { return fs.FileMode(h.Mode) & fs.ModePerm }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/apply"
@@ -69,10 +70,12 @@ type Applier interface {
 
 // Session serves one host. Run is its one method.
 type Session struct {
-	o      Options
-	gids   *gids
-	slots  output.Slots
-	relays *relay.Server // nil without listeners
+	o     Options
+	gids  *gids
+	slots output.Slots
+	// waiting is how many transfers wait for a thread.
+	waiting atomic.Int32
+	relays  *relay.Server // nil without listeners
 
 	budgets budgets
 

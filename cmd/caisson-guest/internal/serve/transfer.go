@@ -9,6 +9,8 @@ import (
 	"os"
 	"path"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,6 +23,50 @@ import (
 // stopWait is how long a transfer may take to end once its streams are closed. Only a
 // transfer that hangs in the kernel (a stuck file system) should need longer.
 const stopWait = 5 * time.Second
+
+// stallTime is how long no byte may move in a transfer while others wait for its thread.
+const stallTime = 30 * time.Second
+
+var errStalled = errors.New("the other end was too slow: no data moved while other transfers waited")
+
+// transferPipe is a pipe of a transfer. Reading and writing end with errStalled once no
+// byte has moved for a time, if other transfers wait then.
+type transferPipe struct {
+	file    *os.File
+	waiting *atomic.Int32
+	stall   time.Duration
+}
+
+func (s *Session) transferPipe(f *os.File) transferPipe {
+	return transferPipe{f, &s.waiting, stallTime}
+}
+
+// Read implements io.Reader.
+func (p transferPipe) Read(b []byte) (int, error) {
+	for {
+		_ = p.file.SetReadDeadline(time.Now().Add(p.stall)) // a pipe takes deadlines
+		if n, err := p.file.Read(b); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
+		}
+		if p.waiting.Load() > 0 {
+			return 0, errStalled
+		}
+	}
+}
+
+// Write implements io.Writer.
+func (p transferPipe) Write(b []byte) (written int, err error) {
+	for {
+		_ = p.file.SetWriteDeadline(time.Now().Add(p.stall))
+		n, err := p.file.Write(b[written:])
+		if written += n; !errors.Is(err, os.ErrDeadlineExceeded) {
+			return written, err
+		}
+		if n == 0 && p.waiting.Load() > 0 {
+			return written, errStalled
+		}
+	}
+}
 
 // isTransfer reports whether the guest itself runs the command.
 func (c *command) isTransfer() bool {
@@ -46,7 +92,7 @@ func (c *command) startTransfer() (p launch.Process, err error) {
 	if c.stdin != nil {
 		var in *os.File
 		in, p.Stdin = pipe()
-		run.Stdin, theirs = in, append(theirs, in)
+		run.Stdin, theirs = c.s.transferPipe(in), append(theirs, in)
 	}
 	var out, errOut *os.File
 	p.Stdout, out = pipe()
@@ -57,7 +103,7 @@ func (c *command) startTransfer() (p launch.Process, err error) {
 		}
 		return p, fmt.Errorf("start transfer: %w", err)
 	}
-	run.Stdout, run.Stderr, theirs = out, errOut, append(theirs, out, errOut)
+	run.Stdout, run.Stderr, theirs = c.s.transferPipe(out), c.s.transferPipe(errOut), append(theirs, out, errOut)
 	exit := make(chan reap.Exit, 1)
 	p.Exit, p.Release = exit, func() {}
 	c.stopTransfer = func() {
@@ -68,7 +114,10 @@ func (c *command) startTransfer() (p launch.Process, err error) {
 	}
 	go func() {
 		status := 1
-		c.s.o.Transfers.DoUnless(c.ended, func() { status = run.Run() })
+		begun := sync.OnceFunc(func() { c.s.waiting.Add(-1) })
+		c.s.waiting.Add(1)
+		c.s.o.Transfers.DoUnless(c.ended, func() { begun(); status = run.Run() })
+		begun()
 		for _, f := range theirs {
 			_ = f.Close() // only pipes
 		}
