@@ -201,6 +201,21 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
+// TestStepDirs: each step has a directory, also where names have no letters that are kept, or differ
+// in others only.
+func TestStepDirs(t *testing.T) {
+	seen := map[string]bool{filepath.Join("trial", StepsDir): true}
+	steps := []task.Step{{Name: "один"}, {Name: "пять"}, {Name: "..."}, {Name: "a b"}, {Name: "a_b"}, {Name: strings.Repeat("x", 100) + "1"}, {Name: strings.Repeat("x", 100) + "2"}}
+	r := &trialRun{dir: "trial", trial: Trial{Definition: &task.Task{MultiStep: true, Steps: steps}}}
+	for i := range steps {
+		dir := r.stepDir(i)
+		if seen[dir] || filepath.Dir(dir) != filepath.Join("trial", StepsDir) {
+			t.Errorf("step %d: %s", i, dir)
+		}
+		seen[dir] = true
+	}
+}
+
 func TestReadRewards(t *testing.T) {
 	for _, c := range []struct {
 		files string

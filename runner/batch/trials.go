@@ -318,7 +318,7 @@ func (r *trialRun) stepDir(i int) string {
 	if !r.trial.Definition.MultiStep {
 		return r.dir
 	}
-	return filepath.Join(r.dir, StepsDir, safeName(r.trial.Definition.Steps[i].Name, 100))
+	return filepath.Join(r.dir, StepsDir, fmt.Sprintf("%d-%s", i+1, safeName(r.trial.Definition.Steps[i].Name, 100)))
 }
 
 // runStep runs the agent and the verifier of a step, and reports whether the next one

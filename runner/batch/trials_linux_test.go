@@ -619,7 +619,7 @@ func TestSteps(t *testing.T) {
 		if r.Outcome != batch.Failed || r.Reward == nil || *r.Reward < 0.83 || *r.Reward > 0.84 || len(r.Steps) != 3 || r.Class != "" {
 			t.Errorf("%+v", r)
 		}
-		if read(t, dir, "steps/two/verifier/reward.txt") != "0.5\n" {
+		if read(t, dir, "steps/2-two/verifier/reward.txt") != "0.5\n" {
 			t.Error("the reward of step two is missing")
 		}
 		r, _ = m.run(m.task(fmt.Sprintf(toml, "0.6"), files), batch.Oracle)
