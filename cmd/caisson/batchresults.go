@@ -439,7 +439,8 @@ func openGrade(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	}
 	var opened *batchSession
 	for _, e := range slices.Backward(entries) { // the names are times
-		if !e.IsDir() || !a.environ.ownsState(filepath.Join(grades, e.Name(), stateDir)) {
+		if state := filepath.Join(grades, e.Name(), stateDir); !e.IsDir() || !a.environ.ownsState(state) {
+			a.warnOfState(state)
 			continue // it has ended, or was not begun here
 		}
 		b, err := open(e.Name())

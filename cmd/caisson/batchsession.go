@@ -63,6 +63,7 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 		return nil, describeLedger(err)
 	}
 	user, state := s.environ, filepath.Join(out, stateDir)
+	a.warnOfState(state)
 	made, err := user.claimState(state)
 	defer func() {
 		if err == nil {

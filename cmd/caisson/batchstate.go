@@ -39,6 +39,13 @@ func (e environ) ownsState(dir string) bool {
 	return err == nil && hmac.Equal(text, proof)
 }
 
+// warnOfState tells the user of a state directory that is not used.
+func (a *app) warnOfState(dir string) {
+	if _, err := os.Lstat(dir); err == nil && !a.environ.ownsState(dir) {
+		a.printLines(displayText("caisson: nothing in " + dir + " is used: your Caisson did not make it there. If it was copied from a batch that was killed, the same command in the original removes the sandboxes that are left"))
+	}
+}
+
 // stateProof returns the content of the proof of a state directory: a code of its device and inode.
 func (e environ) stateProof(dir string) ([]byte, error) {
 	key, err := e.stateKey()
