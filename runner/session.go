@@ -235,12 +235,22 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	return s, nil
 }
 
+// endRepeating ends the commands in the background, one of which makes a repository again
+// whenever it is renamed. It doesn't wait for them.
+func (s *Session) endRepeating(path string) {
+	go func() {
+		if n := s.exec.EndRepeating(); n > 0 {
+			s.events.recordWarning(fmt.Sprintf("%s was made again after it had been renamed, so the commands in the background were ended (%d)", path, n))
+		}
+	}()
+}
+
 // newTracker returns the tracker for the mode of the workspace.
 func (s *Session) newTracker(images *changes.Preimages) (tracker.Tracker, error) {
 	w := s.opts.Workspace
 	o := tracker.Options{
 		Session: s.opts.Dir.Session, Dir: s.dir, Path: w.Path, Workspace: w.Dir, Original: s.original, Sandbox: s.sandbox, Images: images, Log: s.log,
-		Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: w.ownerID, Change: s.exec.ApplyAnywhere, Warn: s.events.recordWarning,
+		Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: w.ownerID, Change: s.exec.ApplyAnywhere, Warn: s.events.recordWarning, Repeated: s.endRepeating,
 		User: s.opts.User.Name, Force: s.opts.Force, Mode: s.opts.Mode, CopyBytes: s.opts.CopyBytes, CopyEntries: s.opts.CopyEntries,
 	}
 	switch from := s.opts.from; {

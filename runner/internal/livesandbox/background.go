@@ -45,6 +45,7 @@ var (
 	errKilled     = errors.New("shell_kill")
 	errSessionEnd = errors.New("the session ends")
 	errFork       = errors.New("the session is forked")
+	errRepeating  = errors.New("a repository was made again after it had been renamed")
 	errCollect    = errors.New("running commands are ended before the changes in the sandbox are collected")
 )
 

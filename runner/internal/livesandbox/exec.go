@@ -94,6 +94,9 @@ func (x *Executor) EndBackground() {
 // collected, and waits for them. It returns how many there were. Others may be started.
 func (x *Executor) EndRunning() int { return x.background.endRunning(errCollect) }
 
+// EndRepeating is EndRunning for commands that make again what was renamed.
+func (x *Executor) EndRepeating() int { return x.background.endRunning(errRepeating) }
+
 // Suspend ends the commands that outlive their calls and suspends the sandbox. It
 // returns how many commands it ended; see [Sandbox.Suspend].
 func (x *Executor) Suspend(ctx context.Context, reason string) (ended int, resume func(), err error) {

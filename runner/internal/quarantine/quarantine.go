@@ -62,7 +62,10 @@ type Options struct {
 	// without protected mounts.
 	Change func(context.Context, workspace.Op) (workspace.Change, error)
 	Renew  func() error
-	Log    *zap.Logger
+	// Repeated, if set, is called when a repository is renamed that was made again after
+	// it had been renamed: what makes it still runs. It must not wait for a look.
+	Repeated func(path string)
+	Log      *zap.Logger
 }
 
 // Quarantine finds and renames repositories that appeared or were changed. It is
@@ -79,6 +82,8 @@ type Quarantine struct {
 	// directories that could not be read, by path.
 	moves, failed         map[string]record.Quarantined
 	moreMoved, moreFailed int
+	// seenBefore are the paths of renamed repositories.
+	seenBefore map[string]bool
 	// pinned are renames that failed, perhaps because of a mount.
 	pinned []pinnedMove
 }
@@ -276,6 +281,15 @@ func (q *Quarantine) renamePath(ctx context.Context, p, why string, doors *close
 		return ""
 	}
 	q.addMove(to)
+	if q.seenBefore[p] && q.opts.Repeated != nil {
+		q.opts.Repeated(p)
+	}
+	if q.seenBefore == nil {
+		q.seenBefore = map[string]bool{}
+	}
+	if len(q.seenBefore) < maxNoted {
+		q.seenBefore[p] = true
+	}
 	return to.To
 }
 

@@ -35,6 +35,8 @@ type bench struct {
 	applying func(op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error)
 	// renewed counts the sandboxes without protected mounts.
 	renewed int
+	// repeated are the repositories that were made again.
+	repeated []string
 }
 
 func newBench(t *testing.T) *bench {
@@ -58,6 +60,7 @@ func (b *bench) opened() *Quarantine {
 	return New(Options{
 		Reader: reader, Submounts: b.submounts, Git: b.git, Log: zap.NewNop(),
 		Owner: func() (int, bool) { return os.Geteuid(), true },
+		Repeated: func(path string) { b.repeated = append(b.repeated, path) },
 		Renew: func() error {
 			b.renewed++
 			return nil
@@ -451,5 +454,22 @@ func TestMountsOfALook(t *testing.T) {
 	b.submounts = []string{"sub", filepath.Join(b.dir, "x"), "/elsewhere"}
 	if diff := cmp.Diff([]string{"sub", "x"}, b.opened().newScanner().mounts); diff != "" {
 		t.Errorf("mounts (-want +got):\n%s", diff)
+	}
+}
+
+// TestRepeated: a repository that is made again after it was renamed is told of, and others
+// are not.
+func TestRepeated(t *testing.T) {
+	b := newBench(t)
+	q := b.recorded()
+	for _, name := range []string{"a", "b", "a"} {
+		if len(b.repeated) > 0 {
+			t.Errorf("before anything was repeated: %q", b.repeated)
+		}
+		b.file(name+"/.git/config", "[core]\n")
+		q.CheckAfterCommand(t.Context())
+	}
+	if !slices.Equal(b.repeated, []string{"a/.git"}) || b.exists("a/.git") {
+		t.Errorf("repeated: %q; a/.git is there: %t", b.repeated, b.exists("a/.git"))
 	}
 }

@@ -55,7 +55,7 @@ func newBind(o Options, renew func() error) *bindTracker {
 		recording: newRecording(), dir: o.Dir, path: o.Path, target: o.Target, original: o.Original, sandbox: o.Sandbox,
 		warn: o.Warn, log: o.Log, images: o.Images, repositories: make(chan struct{}),
 		quarantine: quarantine.New(quarantine.Options{
-			Reader: o.Original, Submounts: o.Submounts, Git: o.Git, Unguarded: o.Target != "", Owner: o.Owner, Change: o.Change, Renew: renew, Log: o.Log,
+			Reader: o.Original, Submounts: o.Submounts, Git: o.Git, Unguarded: o.Target != "", Owner: o.Owner, Change: o.Change, Renew: renew, Repeated: o.Repeated, Log: o.Log,
 		}),
 		privileges: &privilegeCheck{reader: o.Original, log: o.Log},
 	}

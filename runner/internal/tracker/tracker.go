@@ -152,6 +152,8 @@ type Options struct {
 	Change func(context.Context, workspace.Op) (workspace.Change, error)
 	// Warn records a warning.
 	Warn func(message string)
+	// Repeated is that of [quarantine.Options].
+	Repeated func(path string)
 
 	// Mode is overlay or copy. CopyBytes and CopyEntries bound a copy.
 	Mode                   sandbox.WorkspaceMode
