@@ -44,7 +44,7 @@ const (
 	download    = "#!/bin/sh\necho 0 > /logs/verifier/reward.txt\nwget -q -O /tmp/tool http://mirror.example/tool && [ \"$(cat answer)\" = right ] && echo 1 > /logs/verifier/reward.txt\n[ ! -e hook ] || sh hook\n"
 )
 
-// TestSuspect: a verifier whose own download fails twice says nothing about the agent.
+// TestSuspect: a verifier whose own download fails without the agent, too, says nothing about it.
 func TestSuspect(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		var down atomic.Int64
@@ -59,11 +59,11 @@ func TestSuspect(t *testing.T) {
 			sessions    int
 		}{
 			{"up", "model", 0, batch.Passed, "", 2},
-			{"up again", "model", 1, batch.Passed, "", 3},
+			{"up again", "model", 2, batch.Passed, "", 4},
 			{"down", "model", 100, batch.Suspect, batch.VerifierNetwork, 4},
 			{"down for the oracle", batch.Oracle, 100, batch.Suspect, batch.VerifierNetwork, 3},
 			{"down for nop", batch.Nop, 100, batch.Suspect, batch.VerifierNetwork, 4},
-			{"not down without the agent's files", "model", 2, batch.Failed, "", 4},
+			{"not down without the agent's files", "model", 1, batch.Failed, "", 3},
 		} {
 			down.Store(c.down)
 			r, dir := m.run(definition, c.agent)

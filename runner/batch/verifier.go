@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -19,9 +20,6 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/sandbox"
 )
-
-// verifierTries is how often a verifier is run that fails for a reason that may not be the agent's.
-const verifierTries = 2
 
 // verification is one verification of what a step left in a directory.
 type verification struct {
@@ -57,16 +55,37 @@ func (v *verification) verifyStep(ctx context.Context) error {
 	if v.step.Verifier.Tests == "" && v.step.Verifier.Command == "" {
 		return &failure{class: UnverifiedOutcome, err: errors.New("the task has no verifier")}
 	}
-	var err error
-	for range verifierTries {
-		if err = v.runOnce(ctx); len(v.doubts) == 0 || errors.As(err, new(*infraError)) || err == nil && isPass(v.rewards) {
-			return err
-		}
+	err := v.runOnce(ctx)
+	if v.isSettled(err) {
+		return v.explainTime(err)
 	}
+	known, controlErr := v.confirmDoubts(ctx)
+	if controlErr != nil {
+		return controlErr
+	}
+	if len(known) == 0 {
+		return v.explainTime(err)
+	}
+	err = v.runOnce(ctx)
+	if v.isSettled(err) {
+		return v.explainTime(err)
+	}
+	maps.DeleteFunc(v.doubts, func(what, _ string) bool { return known[what] == "" })
+	return v.judgeDoubts(v.explainTime(err))
+}
+
+// isSettled reports whether nothing raises doubts about a verification.
+func (v *verification) isSettled(err error) bool {
+	return len(v.doubts) == 0 || errors.As(err, new(*infraError)) || err == nil && isPass(v.rewards)
+}
+
+// explainTime returns the failure of a verifier that reached its time, and other errors as
+// they are.
+func (v *verification) explainTime(err error) error {
 	if errors.Is(err, errVerifierTime) {
-		err = &failure{class: VerifierTimeout, err: fmt.Errorf("%w of %s, twice", err, v.step.Verifier.Time)}
+		return &failure{class: VerifierTimeout, err: fmt.Errorf("%w of %s", err, v.step.Verifier.Time)}
 	}
-	return v.checkDoubts(ctx, err)
+	return err
 }
 
 func (v *verification) runOnce(ctx context.Context) (err error) {
@@ -103,8 +122,8 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 	defer func() {
 		to := filepath.Join(v.out, VerifierSessionDir)
 		_, closed := closeSession(s, o, to)
-		if closed == nil && (err != nil || !isPass(v.rewards)) {
-			closed = v.doubts.addConnections(to)
+		if closed == nil && (v.control || err != nil || !isPass(v.rewards)) {
+			closed = v.addConnections(to)
 		}
 		err = errors.Join(err, closed, runner.CloseMounts(mounts))
 	}()
