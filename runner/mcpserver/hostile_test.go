@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"runtime"
 	"strings"
@@ -179,6 +180,28 @@ func endSession(t *testing.T, url, user, session string) int {
 	}
 	_ = resp.Body.Close()
 	return resp.StatusCode
+}
+
+// TestSlowRequestsOfOneUser tests that bodies that never come fill the requests of their own
+// user only.
+func TestSlowRequestsOfOneUser(t *testing.T) {
+	b := newBench(t, func(o *Options) { o.Admit = admitByName })
+	url := b.listen()
+	for status := 0; status != http.StatusServiceUnavailable; {
+		c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimSuffix(strings.TrimPrefix(url, "http://"), Path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "POST "+Path+" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer alice\r\nContent-Length: 9\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		resp, _ := post(t, url, "alice", "nonesuch", "{}")
+		status = resp.StatusCode
+	}
+	if resp, _ := post(t, url, "bob", "nonesuch", "{}"); resp.StatusCode != http.StatusNotFound {
+		t.Errorf("another user: %s", resp.Status)
+	}
 }
 
 // TestSessionsBelongToTheirUser tests that a session takes no request of another user, nor

@@ -23,7 +23,7 @@ const (
 	writeTime = time.Minute
 	// maxRequests bounds the requests of one user that are served at once, streams among
 	// them.
-	maxRequests = 128
+	maxRequests = 256
 	// sessionHeader has the id of a session.
 	sessionHeader = "Mcp-Session-Id"
 )
