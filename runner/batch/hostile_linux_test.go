@@ -138,8 +138,8 @@ func TestHostileAgents(t *testing.T) {
 			if !r.Outcome.Judged() || (r.Outcome == batch.Passed) != (a.reward == 1) || a.reward > 0 && got != a.reward {
 				t.Errorf("%s: %s, reward %g, %s %q", r.Agent, r.Outcome, got, r.Class, r.Cause)
 			}
-			if a.task == "download" && a.name != "wrong" && a.reward == 0 && len(r.Sessions) != 4 {
-				t.Errorf("%s: %d sessions: the verifier did not fail twice, and once without the agent's files", r.Agent, len(r.Sessions))
+			if a.task == "download" && a.name != "wrong" && a.reward == 0 && len(r.Sessions) != 3 {
+				t.Errorf("%s: %d sessions: the verifier did not run once with the agent's files and once without them", r.Agent, len(r.Sessions))
 			}
 		}
 	})
