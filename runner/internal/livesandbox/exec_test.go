@@ -348,8 +348,10 @@ func TestExecutorKeepsWhatItChanges(t *testing.T) {
 		t.Errorf("%d looks at the workspace for changes that make no repository", *looks)
 	}
 	for i, op := range []workspace.Op{
-		{Kind: workspace.OpMkdir, Path: "sub/.git/refs"}, {Kind: workspace.OpWrite, Path: "sub/.GIT", Content: []byte("gitdir: x")},
-		{Kind: workspace.OpWrite, Path: "d/HEAD"}, {Kind: workspace.OpRename, Path: "f", To: "d/commondir"},
+		{Kind: workspace.OpMkdir, Path: "sub/.git/refs"},
+		{Kind: workspace.OpWrite, Path: "sub/.GIT", Content: []byte("gitdir: x")},
+		{Kind: workspace.OpWrite, Path: "d/HEAD"},
+		{Kind: workspace.OpRename, Path: "f", To: "d/commondir"},
 	} {
 		if _, err := x.Apply(t.Context(), op); err != nil || *looks != i+1 {
 			t.Errorf("%+v: %d looks, %v", op, *looks, err)

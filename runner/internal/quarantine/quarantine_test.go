@@ -59,7 +59,7 @@ func (b *bench) opened() *Quarantine {
 	writer := workspace.NewWriter(held, workspace.WriterOptions{})
 	return New(Options{
 		Reader: reader, Submounts: b.submounts, Git: b.git, Log: zap.NewNop(),
-		Owner: func() (int, bool) { return os.Geteuid(), true },
+		Owner:    func() (int, bool) { return os.Geteuid(), true },
 		Repeated: func(path string) { b.repeated = append(b.repeated, path) },
 		Renew: func() error {
 			b.renewed++
