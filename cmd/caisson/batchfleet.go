@@ -22,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/oci"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // fleetFlags are the flags of a batch that several machines run.
@@ -269,7 +270,7 @@ func workOnRun(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 		b.setNeeds(&b.tasks[i])
 	}
 	dir := filepath.Join(b.out, workDir, "trials")
-	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
+	if err := errors.Join(workspace.RemoveTree(dir), os.MkdirAll(dir, 0o755)); err != nil {
 		return err
 	}
 	host, err := os.Hostname()

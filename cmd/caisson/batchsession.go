@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -23,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/oci"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // workDir is the directory of a batch for the workspaces of its tasks while it runs.
@@ -70,7 +70,7 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 			return
 		}
 		if made { // nothing is in it
-			err = errors.Join(err, os.RemoveAll(state))
+			err = errors.Join(err, workspace.RemoveTree(state))
 		}
 		_ = ledger.Close() // nor here
 	}()
@@ -268,7 +268,7 @@ func (b *batchSession) sweepDead(ctx context.Context) error {
 	}
 	state := b.environ.stateDir()
 	for _, name := range []string{"sessions", "layers"} {
-		if err := os.RemoveAll(filepath.Join(state, name)); err != nil {
+		if err := workspace.RemoveTree(filepath.Join(state, name)); err != nil {
 			return fmt.Errorf("remove what a killed batch left: %w", err)
 		}
 	}
@@ -278,10 +278,10 @@ func (b *batchSession) sweepDead(ctx context.Context) error {
 // closeBatch removes what no later command needs, closes the backends, and ends the use of
 // the directory. The state directory stays if something of a sandbox could not be removed.
 func (b *batchSession) closeBatch() error {
-	err := os.RemoveAll(filepath.Join(b.out, workDir))
+	err := workspace.RemoveTree(filepath.Join(b.out, workDir))
 	ctx := context.Background() // also after an interruption
 	if _, left := b.host.Sweep(ctx); left == nil {
-		err = errors.Join(err, os.RemoveAll(filepath.Join(b.out, stateDir)))
+		err = errors.Join(err, workspace.RemoveTree(filepath.Join(b.out, stateDir)))
 	}
 	b.backends.close()
 	return errors.Join(err, b.ledger.Close())

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 const (
@@ -106,7 +106,7 @@ func (e environ) claimState(dir string) (made bool, err error) {
 	if strings.Contains(string(mounts), " "+strings.ReplaceAll(dir, " ", `\040`)+"/") {
 		return false, fmt.Errorf("%s is not a state directory of this user, and something is mounted in it", dir)
 	}
-	if err := errors.Join(overlay.RemoveTree(dir), os.Mkdir(dir, 0o700)); err != nil {
+	if err := errors.Join(workspace.RemoveTree(dir), os.Mkdir(dir, 0o700)); err != nil {
 		return false, err
 	}
 	proof, err := e.stateProof(dir)

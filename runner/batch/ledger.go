@@ -15,6 +15,7 @@ import (
 	"github.com/gofrs/flock"
 
 	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // The files of a batch, below its directory.
@@ -248,7 +249,7 @@ const trialMode = 0o700
 // Begin makes the empty directory of a trial that starts, or starts again.
 func (l *Ledger) Begin(k Key) (dir string, err error) {
 	dir = filepath.Join(l.dir, runningDir, k.Name())
-	if err := os.RemoveAll(dir); err != nil {
+	if err := workspace.RemoveTree(dir); err != nil {
 		return "", err
 	}
 	return dir, os.Mkdir(dir, trialMode)
@@ -260,7 +261,7 @@ func (l *Ledger) Finish(r Result) error {
 	r.SchemaVersion, r.Name = 1, r.Key.Name()
 	from, to := filepath.Join(l.dir, runningDir, r.Name), filepath.Join(l.dir, TrialsDir, r.Name)
 	if _, known := l.Ending(r.Key); known {
-		return os.RemoveAll(from)
+		return workspace.RemoveTree(from)
 	}
 	if err := errors.Join(os.Chmod(from, trialMode), writeJSON(filepath.Join(from, ResultFile), r)); err != nil { // files of a worker can have changed the mode
 		return err
@@ -276,7 +277,7 @@ func (l *Ledger) Finish(r Result) error {
 // Drop removes the directory of a trial that ended without a result. Its cost, in
 // millionths of a dollar, stays in the cost of the batch.
 func (l *Ledger) Drop(k Key, microUSD int64) error {
-	return errors.Join(os.RemoveAll(filepath.Join(l.dir, runningDir, k.Name())), l.AddCost(microUSD))
+	return errors.Join(workspace.RemoveTree(filepath.Join(l.dir, runningDir, k.Name())), l.AddCost(microUSD))
 }
 
 // AddCost adds the cost of a try that has no result.

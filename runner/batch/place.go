@@ -20,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 	"github.com/caisson-run/caisson/sandbox/programs"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // ImageStore resolves the images of tasks and copies directories out of them. A
@@ -127,7 +128,7 @@ func (p *places) makePlace(ctx context.Context, e task.Environment, dir string) 
 			}
 		}
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	if err := workspace.RemoveTree(dir); err != nil {
 		return out, err
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
@@ -139,7 +140,7 @@ func (p *places) makePlace(ctx context.Context, e task.Environment, dir string) 
 	}
 	if e.SkillsDir != "" {
 		out.skills = dir + "-skills"
-		err := os.RemoveAll(out.skills)
+		err := workspace.RemoveTree(out.skills)
 		if err == nil {
 			_, err = p.images.Export(ctx, out.image, e.SkillsDir, out.skills)
 		}
@@ -162,7 +163,7 @@ func (p *places) makePlace(ctx context.Context, e task.Environment, dir string) 
 	// Nothing can be mounted there, such as at / or at a symlink: the directory is part of
 	// the root, and the workspace is an empty one elsewhere.
 	out.workdir, out.target = cmp.Or(out.target, "/"), sandbox.WorkspaceDir
-	return out, errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755))
+	return out, errors.Join(workspace.RemoveTree(dir), os.Mkdir(dir, 0o755))
 }
 
 // fillWorkspace makes the workspace of a task that has one: a copy, so that nothing of a

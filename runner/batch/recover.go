@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // Repairs lists the faults that [Ledger.Load] found in a directory and repaired.
@@ -43,7 +45,7 @@ func (l *Ledger) checkTrialsDir() error {
 func (l *Ledger) removeUnfinished() error {
 	parts, err := filepath.Glob(filepath.Join(l.dir, partPrefix+"*"))
 	for _, path := range append(parts, filepath.Join(l.dir, runningDir)) {
-		err = errors.Join(err, os.RemoveAll(path))
+		err = errors.Join(err, workspace.RemoveTree(path))
 	}
 	return err
 }

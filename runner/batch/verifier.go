@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // verification is one verification of what a step left in a directory.
@@ -99,7 +100,7 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 		}
 	}
 	dir := filepath.Join(v.out, VerifierDir)
-	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
+	if err := errors.Join(workspace.RemoveTree(dir), os.MkdirAll(dir, 0o755)); err != nil {
 		return &infraError{Machine, err}
 	}
 	var mounts []sandbox.Mount
@@ -305,7 +306,7 @@ func (v *verification) runTests(ctx context.Context, s *runner.Session, p place,
 		err = downloadPath(ctx, s, logsDir+"/verifier", ".", dir, nil, &v.left)
 	}
 	if err == nil { // a file of this name is the harness's
-		err = errors.Join(os.RemoveAll(output), os.WriteFile(output, kept, 0o644))
+		err = errors.Join(workspace.RemoveTree(output), os.WriteFile(output, kept, 0o644))
 	}
 	if err != nil {
 		return blame(v.acted, VerifierCrashed, err)

@@ -18,7 +18,7 @@ import (
 	"github.com/gofrs/flock"
 	"github.com/moby/sys/atomicwriter"
 
-	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 const (
@@ -317,7 +317,7 @@ func (s *Store) removeIf(id string, isOld func(used time.Time) bool) error {
 	if err != nil || gone == "" {
 		return err
 	}
-	if err := overlay.RemoveTree(gone); err != nil {
+	if err := workspace.RemoveTree(gone); err != nil {
 		return fmt.Errorf("remove caches: %w", err)
 	}
 	return nil
@@ -383,7 +383,7 @@ func (s *Store) Expire(keep time.Duration) ([]string, error) {
 	left, err := filepath.Glob(filepath.Join(s.dir, removedPrefix+"*"))
 	errs = append(errs, err)
 	for _, dir := range left {
-		errs = append(errs, overlay.RemoveTree(dir))
+		errs = append(errs, workspace.RemoveTree(dir))
 	}
 	return removed, errors.Join(errs...)
 }

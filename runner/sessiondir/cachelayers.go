@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // CachesDir is the directory of the layers over caches, below the session's.
@@ -27,7 +28,7 @@ func OpenCacheLayers(dir *Dir, cache *os.File) (*overlay.Layers, error) {
 	l, _, err := overlay.Reopen(path, o)
 	if errors.Is(err, overlay.ErrOther) || errors.Is(err, overlay.ErrPartlyApplied) {
 		// It is a cache: what can't be used is made anew.
-		if err := overlay.RemoveTree(path); err != nil {
+		if err := workspace.RemoveTree(path); err != nil {
 			return nil, fmt.Errorf("create layers of cache: %w", err)
 		}
 		l, err = overlay.Create(path, o)
@@ -76,7 +77,7 @@ func EndCacheLayers(l *overlay.Layers, state overlay.State) error {
 	if err != nil {
 		return err
 	}
-	return overlay.RemoveTree(l.Dir())
+	return workspace.RemoveTree(l.Dir())
 }
 
 // mergeCache brings the content of layers over a cache into it.
@@ -126,7 +127,7 @@ func eachCacheLayers(session string, do func(*overlay.Layers) error) error {
 func endCache(dir string, do func(*overlay.Layers) error) error {
 	l, err := overlay.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return overlay.RemoveTree(dir)
+		return workspace.RemoveTree(dir)
 	}
 	if err != nil {
 		return err
@@ -138,5 +139,5 @@ func endCache(dir string, do func(*overlay.Layers) error) error {
 	if l.Info().State == overlay.Kept {
 		return errors.Join(err, EndCacheLayers(l, overlay.Discarded))
 	}
-	return errors.Join(err, l.Close(), overlay.RemoveTree(dir))
+	return errors.Join(err, l.Close(), workspace.RemoveTree(dir))
 }

@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // Path is the directory of a session below the state directory.
@@ -38,7 +38,7 @@ func (f *Dir) MakeWorkspace() (string, error) {
 // RemoveWorkspace removes a session's own workspace with its content, and does nothing if
 // there is none. The session must have ended.
 func RemoveWorkspace(stateDir, session string) error {
-	return overlay.RemoveTree(WorkspacePath(stateDir, session))
+	return workspace.RemoveTree(WorkspacePath(stateDir, session))
 }
 
 // makeSessionDir makes the session's directory, private to its user. It refuses a

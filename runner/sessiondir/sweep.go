@@ -11,6 +11,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // Sweep removes what sessions whose process is dead left, and no backend noted: the
@@ -169,7 +170,7 @@ func removeUnrecorded(session string) error {
 	}
 	for _, name := range names {
 		if name.Name() != LogFile {
-			if err := overlay.RemoveTree(filepath.Join(session, name.Name())); err != nil {
+			if err := workspace.RemoveTree(filepath.Join(session, name.Name())); err != nil {
 				return err
 			}
 		}

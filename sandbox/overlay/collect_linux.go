@@ -33,14 +33,14 @@ func (c *Copy) Collect(ctx context.Context) error {
 		return fmt.Errorf("collect changes: %w", err)
 	}
 	k := collector{Copy: c, copyWalk: w, next: newUpper(c.dir), inodes: map[uint64]string{}, made: map[string]bool{}}
-	err = RemoveTree(k.next) // of a Collect that was interrupted
+	err = workspace.RemoveTree(k.next) // of a Collect that was interrupted
 	if err == nil {
 		err = k.makeUpper(ctx)
 	}
 	if err == nil {
 		err = unix.Renameat2(unix.AT_FDCWD, k.next, unix.AT_FDCWD, filepath.Join(c.dir, UpperDir), unix.RENAME_EXCHANGE)
 	}
-	if err := errors.Join(err, RemoveTree(k.next)); err != nil {
+	if err := errors.Join(err, workspace.RemoveTree(k.next)); err != nil {
 		return fmt.Errorf("collect changes: %w", err)
 	}
 	c.last = k.stableEntries()

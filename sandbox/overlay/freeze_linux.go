@@ -15,6 +15,8 @@ import (
 
 	"github.com/moby/sys/atomicwriter"
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // frozenFile is a file in the directory of each frozen layer. Every session that
@@ -162,17 +164,17 @@ func newLayerName() string { return "lay_" + rand.Text() }
 func moveUpper(l *Layers, name string) error {
 	upper, next, frozen := filepath.Join(l.dir, UpperDir), newUpper(l.dir), frozenPath(l, name, UpperDir)
 	if err := makeUpperLike(next, upper); err != nil {
-		return errors.Join(err, RemoveTree(next))
+		return errors.Join(err, workspace.RemoveTree(next))
 	}
 	err := makeFrozen(l, name)
 	if err == nil {
 		err = os.Rename(upper, frozen)
 	}
 	if err != nil {
-		return errors.Join(err, RemoveTree(next))
+		return errors.Join(err, workspace.RemoveTree(next))
 	}
 	if err := os.Rename(next, upper); err != nil {
-		return errors.Join(err, os.Rename(frozen, upper), RemoveTree(next))
+		return errors.Join(err, os.Rename(frozen, upper), workspace.RemoveTree(next))
 	}
 	return nil
 }
@@ -209,7 +211,7 @@ func (l *Layers) finishFreeze() error {
 	}
 	var all []error
 	for _, path := range halfMade(l.dir) {
-		all = append(all, RemoveTree(path))
+		all = append(all, workspace.RemoveTree(path))
 	}
 	upper, next := filepath.Join(l.dir, UpperDir), newUpper(l.dir)
 	if _, err := os.Lstat(upper); isMissing(err) && len(l.lowers.Lowers) > 0 {
@@ -380,7 +382,7 @@ func removeUnused(dir string) error {
 	if err != nil && !isMissing(err) || err == nil && st.Nlink > 1 {
 		return err
 	}
-	return RemoveTree(dir)
+	return workspace.RemoveTree(dir)
 }
 
 // SweepFrozen removes the layers below frozen that no session uses any more,

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // frozen returns the directory of the frozen layers of a test.
@@ -151,7 +153,7 @@ func TestForksAreApart(t *testing.T) {
 	must(t, SweepFrozen(w.frozen()))
 	a.requireChanges(`added common`, `deleted h1`, `deleted h2`, `added own`)
 	a.unmount()
-	must(t, RemoveTree(a.layers.Dir()))
+	must(t, workspace.RemoveTree(a.layers.Dir()))
 	must(t, SweepFrozen(w.frozen()))
 	if n := w.frozenLayers(); n != 0 {
 		t.Errorf("%d frozen layers are left", n)

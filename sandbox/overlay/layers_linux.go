@@ -253,7 +253,7 @@ func SweepUnmade(dir string) (bool, error) {
 			return false, err
 		}
 	}
-	return true, RemoveTree(dir)
+	return true, workspace.RemoveTree(dir)
 }
 
 // endAs records the state and removes the layers.
@@ -291,52 +291,11 @@ func (l *Layers) removeLayers() error {
 		}
 	}
 	for _, name := range []string{WorkDir, UpperDir} {
-		if err := RemoveTree(filepath.Join(l.dir, name)); err != nil {
+		if err := workspace.RemoveTree(filepath.Join(l.dir, name)); err != nil {
 			all = append(all, fmt.Errorf("end layers: %w", err))
 		}
 	}
 	return errors.Join(all...)
-}
-
-// RemoveTree removes a directory and its content, which commands wrote, without
-// following symlinks. It first makes directories accessible that their owner
-// can't enter or change, which commands can create.
-func RemoveTree(path string) error {
-	err := os.RemoveAll(path)
-	if !errors.Is(err, fs.ErrPermission) {
-		return err
-	}
-	fd, openErr := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if openErr != nil {
-		return errors.Join(err, openErr)
-	}
-	makeAccessible(tree{fd}, ".")
-	return errors.Join(unix.Close(fd), os.RemoveAll(path))
-}
-
-// makeAccessible grants the owner every right to the directory rel and those
-// below it. It ignores errors, since the removal reports them.
-func makeAccessible(t tree, rel string) {
-	dir, err := t.openAt(rel, unix.O_PATH|unix.O_DIRECTORY)
-	if err != nil {
-		return
-	}
-	if n, err := statAt(dir, ""); err == nil && n.mode&0o700 != 0o700 {
-		// /proc is used because fchmod(2) does not accept an O_PATH descriptor.
-		_ = unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", dir), n.mode|0o700)
-	}
-	unix.Close(dir)
-	fd, err := t.openDir(rel)
-	if err != nil {
-		return
-	}
-	defer unix.Close(fd)
-	_ = eachName(fd, func(name string) error {
-		if n, err := statAt(fd, name); err == nil && n.typ == workspace.TypeDir {
-			makeAccessible(t, join(rel, name))
-		}
-		return nil
-	})
 }
 
 // readBootID returns the kernel's ID of the current boot.

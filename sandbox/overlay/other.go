@@ -83,9 +83,6 @@ func (l *Layers) Apply(context.Context, *os.File, ApplyOptions) (*Result, error)
 	return nil, ErrUnsupported
 }
 
-// RemoveTree removes a directory and its content without following symlinks.
-func RemoveTree(path string) error { return os.RemoveAll(path) }
-
 // WriteTree returns [ErrUnsupported].
 func WriteTree(context.Context, io.Writer, string, []string, *os.File, CopyBounds) error {
 	return ErrUnsupported

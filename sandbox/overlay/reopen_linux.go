@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // Reopen opens the layers in dir for another process of their session, and locks
@@ -40,7 +42,7 @@ func Reopen(dir string, o CreateOptions) (_ *Layers, state State, err error) {
 	}
 	if l.info.State != Kept {
 		state := l.info.State
-		if err := errors.Join(RemoveTree(dir), l.Close()); err != nil {
+		if err := errors.Join(workspace.RemoveTree(dir), l.Close()); err != nil {
 			return nil, "", fmt.Errorf("reopen layers: %w", err)
 		}
 		l, err = Create(dir, o)

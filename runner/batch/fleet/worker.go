@@ -21,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/results"
 	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // WorkerOptions configures [Work]. Conn, Store, Run, Tasks, RunTrial, Name and Dir are
@@ -363,10 +364,10 @@ func (w *worker) runMessage(ctx context.Context, m jetstream.Msg, t batch.Trial)
 // runTrial runs a trial and stores its result. If ctx ends there is none.
 func (w *worker) runTrial(ctx context.Context, t batch.Trial) (err error) {
 	dir := filepath.Join(w.Dir, t.Key.Name())
-	if err := os.RemoveAll(dir); err != nil {
+	if err := workspace.RemoveTree(dir); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	defer func() { err = errors.Join(err, workspace.RemoveTree(dir)) }()
 	left, err := w.askCost(ctx)
 	if err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // Settler is a tracker that applies or discards the changes so far while its session goes
@@ -75,7 +76,7 @@ func (o *overlayTracker) renewLayers(ctx context.Context) (err error) {
 		return fmt.Errorf("begin with fresh layers: %w", err)
 	}
 	dir := filepath.Join(o.dir, sessiondir.OverlayDir)
-	if err := overlay.RemoveTree(dir); err != nil {
+	if err := workspace.RemoveTree(dir); err != nil {
 		return fmt.Errorf("begin with fresh layers: %w", err)
 	}
 	layers, err := overlay.Create(dir, overlay.CreateOptions{Session: info.Session, Path: info.Workspace, Workspace: o.workspace})

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // claim holds the property of one sandbox on this machine: its entries in the
@@ -63,7 +64,7 @@ func (c *claim) removeFiles() error {
 		return fmt.Errorf("remove session files: %w", err)
 	}
 	defer func() { _ = base.Close() }()
-	if err := ownership.RemoveTree(base, filesDir); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := workspace.RemoveTreeAt(base, filesDir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove session files: %w", err)
 	}
 	return nil

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // A tree in which their owner may not enter directories, at any depth, is removed
@@ -79,5 +81,5 @@ func removeHostileTree(base string) error {
 	if err != nil {
 		return err
 	}
-	return RemoveTree(dir, "tree")
+	return workspace.RemoveTreeAt(dir, "tree")
 }

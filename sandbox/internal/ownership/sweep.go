@@ -16,6 +16,7 @@ import (
 	"github.com/gofrs/flock"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // lockFile is the lock that only one sweep of a state directory holds at a
@@ -264,7 +265,7 @@ func (o SweepOptions) undoEntry(ctx context.Context, root *os.Root, base *os.Fil
 		if e.Kind == KindMount {
 			return was, ignoreMissing(Unmount(base, e.Path))
 		}
-		return was, ignoreMissing(RemoveTree(base, e.Path))
+		return was, ignoreMissing(workspace.RemoveTreeAt(base, e.Path))
 	case KindPlaceholder:
 		return o.undoPlaceholder(ctx, root, session, *e.Placeholder)
 	default:

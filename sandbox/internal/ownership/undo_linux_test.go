@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // A directory that holds a mount is not removed: the mount may be the user's
@@ -33,7 +35,7 @@ func TestRemoveTreeEntersNoMount(t *testing.T) {
 	dir, err := os.Open(base)
 	must(t, err)
 	defer dir.Close()
-	if err := RemoveTree(dir, "session"); err == nil {
+	if err := workspace.RemoveTreeAt(dir, "session"); err == nil {
 		t.Error("the tree was removed with a mount in it")
 	}
 	if _, err := os.Stat(filepath.Join(precious, "work")); err != nil {
@@ -41,7 +43,7 @@ func TestRemoveTreeEntersNoMount(t *testing.T) {
 	}
 	must(t, Unmount(dir, "session/mounts/1"))
 	must(t, Unmount(dir, "session/mounts/1"))
-	must(t, RemoveTree(dir, "session"))
+	must(t, workspace.RemoveTreeAt(dir, "session"))
 	if _, err := os.Stat(filepath.Join(precious, "work")); err != nil {
 		t.Errorf("the mounted directory lost its file: %v", err)
 	}
@@ -58,13 +60,13 @@ func TestRemoveTreeFollowsNoLink(t *testing.T) {
 	dir, err := os.Open(filepath.Join(base, "state"))
 	must(t, err)
 	defer dir.Close()
-	if err := RemoveTree(dir, "shortcut/directory"); !errors.Is(err, unix.ELOOP) {
+	if err := workspace.RemoveTreeAt(dir, "shortcut/directory"); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("through a link: %v", err)
 	}
-	if err := RemoveTree(dir, "../outside"); !errors.Is(err, unix.EXDEV) {
+	if err := workspace.RemoveTreeAt(dir, "../outside"); !errors.Is(err, unix.EXDEV) {
 		t.Errorf("out of the directory: %v", err)
 	}
-	must(t, RemoveTree(dir, "session"))
+	must(t, workspace.RemoveTreeAt(dir, "session"))
 	for _, name := range []string{"canary", "directory"} {
 		if _, err := os.Stat(filepath.Join(outside, name)); err != nil {
 			t.Errorf("outside: %v", err)
@@ -83,7 +85,7 @@ func TestRemoveTreeOfCommands(t *testing.T) {
 	for _, name := range []string{".removed-1", "closed/inside", "many"} {
 		must(t, os.MkdirAll(filepath.Join(tree, name), 0o755))
 	}
-	for i := range 3 * removeBatch {
+	for i := range 3 * 1024 {
 		must(t, os.WriteFile(filepath.Join(tree, "many", strconv.Itoa(i)), nil, 0o600))
 	}
 	must(t, os.Link(filepath.Join(tree, "many/0"), filepath.Join(tree, "closed/link")))
@@ -91,7 +93,7 @@ func TestRemoveTreeOfCommands(t *testing.T) {
 	at, err := unix.Open(tree, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	must(t, err)
 	name := strings.Repeat("d", 100)
-	for range 5 * maxDepth { // 32 kB of path
+	for range 5 * 64 { // 32 kB of path
 		must(t, unix.Mkdirat(at, name, 0o755))
 		must(t, unix.Symlinkat(outside, at, "link"))
 		next, err := unix.Openat(at, name, unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -103,7 +105,7 @@ func TestRemoveTreeOfCommands(t *testing.T) {
 	dir, err := os.Open(base)
 	must(t, err)
 	defer dir.Close()
-	must(t, RemoveTree(dir, "tree"))
+	must(t, workspace.RemoveTreeAt(dir, "tree"))
 	if _, err := os.Lstat(tree); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the tree is left: %v", err)
 	}

@@ -93,7 +93,7 @@ func (u *cleanup) removeStagingLocked() error {
 	})
 	if u.mountsDir != nil && len(u.mounts) == 0 {
 		// RemoveTree enters no mount, so that it can't reach the workspace.
-		if err := ownership.RemoveTree(u.dir, u.mountsDir.name); err != nil {
+		if err := workspace.RemoveTreeAt(u.dir, u.mountsDir.name); err != nil {
 			errs = append(errs, err)
 		} else {
 			done = append(done, u.mountsDir.id)
@@ -118,7 +118,7 @@ func (u *cleanup) closeAll(ctx context.Context) error {
 	u.closeView()
 	errs := []error{u.removeStagingLocked()}
 	u.dirs = slices.DeleteFunc(u.dirs, func(f listedDir) bool {
-		err := ownership.RemoveTree(u.dir, f.name)
+		err := workspace.RemoveTreeAt(u.dir, f.name)
 		if err == nil {
 			u.list.Drop(f.id) // a list with a placeholder is synced whenever it is written
 		}

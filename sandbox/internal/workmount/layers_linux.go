@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/ownership"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // The directories of an overlay's layers; see package sandbox/overlay.
@@ -166,7 +166,7 @@ func (l *overlayLayers) cleanWork() {
 			continue
 		}
 		makeReadable(work, name)
-		_ = ownership.RemoveTree(work, name) // see above
+		_ = workspace.RemoveTreeAt(work, name) // see above
 	}
 }
 

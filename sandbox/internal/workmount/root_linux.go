@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // Root is the ephemeral root of one container: an overlay of an image's
@@ -157,7 +158,7 @@ func (r *Root) Close() error {
 		return fmt.Errorf("remove root: %w", err)
 	}
 	if r.layers != nil {
-		if err := ownership.RemoveTree(r.cleanup.dir, r.layers.name); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := workspace.RemoveTreeAt(r.cleanup.dir, r.layers.name); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("remove root: %w", err)
 		}
 		if err := r.cleanup.list.Forget(r.layers.id); err != nil {
