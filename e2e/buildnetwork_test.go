@@ -272,7 +272,7 @@ func TestBuildNetworkRefused(t *testing.T) {
 	for _, dockerfile := range []string{"FROM " + w.base + "\nADD " + w.forbidden + "/added /file\n", "FROM " + name + "\n"} {
 		for _, network := range []string{"public", "none"} {
 			out := w.build(t, m, dockerfile, "--build-network", network)
-			if out.status == 0 || !strings.Contains(out.stderr, "would download it with its own network") {
+			if out.status == 0 || !strings.Contains(out.stderr, "would download past the network rules") {
 				t.Errorf("ADD of a URL: status %d\n%s", out.status, out.stderr)
 			}
 		}
