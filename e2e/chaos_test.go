@@ -387,7 +387,7 @@ func (c *chaos) killEngine(t *testing.T, r *rand.Rand) func() {
 		defer close(done)
 		for {
 			select {
-			case <-time.After(time.Duration(300+r.IntN(2500)) * time.Millisecond):
+			case <-time.After(time.Duration(100+r.IntN(900)) * time.Millisecond):
 			case <-stop:
 				return
 			}

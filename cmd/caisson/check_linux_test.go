@@ -206,7 +206,7 @@ func TestCheckFlags(t *testing.T) {
 		{[]string{"--replay-ignore", "colour"}, 2, "exit_code"},
 		{[]string{"--best-of", "2", "--judge", "true", "--verify", "true"}, 2, "--judge"},
 		{[]string{"--output-schema", filepath.Join(dir, "absent")}, 42, "no such file"},
-		{[]string{"--output-schema", schema}, 42, "not supported"},
+		{[]string{"--output-schema", schema}, 42, "another document"},
 		{[]string{"--output-schema", dir}, 42, "is a directory"},
 		{[]string{"--junit", dir}, 42, "JUnit report"},
 	} {

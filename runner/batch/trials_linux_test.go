@@ -430,7 +430,7 @@ func TestVerifierTimeout(t *testing.T) {
 	m := newMachine(t, "runc")
 	r, dir := m.run(m.task("[verifier]\ntimeout_sec = 0.5\n", map[string]string{"tests/test.sh": "echo 1 > /logs/verifier/reward.txt; echo begun; sleep 60\n"}), batch.Nop)
 	expect(t, "timeout", r, batch.Failed, batch.VerifierTimeout, "")
-	if len(r.Sessions) != 3 || read(t, dir, "verifier/test-stdout.txt") != "begun\n" {
+	if len(r.Sessions) != 2 || read(t, dir, "verifier/test-stdout.txt") != "begun\n" {
 		t.Errorf("%+v", r)
 	}
 }

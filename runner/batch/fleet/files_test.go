@@ -59,7 +59,7 @@ var resultEntry = fileEntry(batch.ResultFile, `{"schema_version":1,"task":"task-
 // hostileArchives returns archives that no worker of Caisson makes.
 func hostileArchives(t testing.TB) map[string][]byte {
 	whole := zipped(t, resultEntry, fileEntry("agent/log", strings.Repeat("text ", 1000)))
-	bomb := zipped(t, resultEntry, fileEntry("agent/zeros", strings.Repeat("\x00", 2<<20)))
+	bomb := zipped(t, resultEntry, fileEntry("agent/much", strings.Repeat("x", 2<<20)))
 	many := []entry{resultEntry}
 	for range 30 {
 		many = append(many, fileEntry("agent/x", ""))

@@ -2,6 +2,7 @@ package jsonschema
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -104,12 +105,12 @@ func TestCompileForeignRefuses(t *testing.T) {
 		`{"$ref":"http://127.0.0.1/x"}`:    {"/$ref: leads to another document, and none is loaded"},
 		`{"$ref":"file:///etc/passwd#/a"}`: {"/$ref: leads to another document, and none is loaded"},
 		`{"$ref":"other.json"}`:            {"/$ref: leads to another document, and none is loaded"},
-		`{"$ref":"#/a"}`:                   {"/: the reference #/a leads to nothing"},
+		`{"$ref":"#/a"}`:                   {"/$ref: leads to a part that is no schema by its place; move it to $defs"},
 		`{"$ref":"#nowhere"}`:              {"/: the reference #nowhere leads to nothing"},
 		`{"$ref":"#/%zz"}`:                 {"/$ref: parse \"#/%zz\": invalid URL escape \"%zz\""},
 		`{"$ref":1}`:                       {"/$ref: got number, want string"},
 		`{"properties":{"a":{"$id":"https://example.com/b"}}}`:                       {"/properties/a/$id: only the whole schema can have an identifier"},
-		`{"title":"x","$ref":"#/title"}`:                                             {"/title: got string, want boolean or object"},
+		`{"title":"x","$ref":"#/title"}`:                                             {"/$ref: leads to a part that is no schema by its place; move it to $defs"},
 		`{"pattern":"` + strings.Repeat("(a|b|c){0,900}", 9) + `"}`:                  {"/pattern: pattern is too large: its repetitions multiply"},
 		`{"patternProperties":{"` + strings.Repeat("(a|b|c){0,900}", 9) + `":true}}`: {`/: property name "` + strings.Repeat("(a|b|c){0,900}", 7)[:97] + `…" is not accepted: pattern is too large: its repetitions multiply`},
 	} {
@@ -130,6 +131,46 @@ func doubling(keyword string, n int) string {
 	}
 	fmt.Fprintf(&b, `"d%d":{"required":["x"]}}}`, n)
 	return b.String()
+}
+
+// TestForeignPaths: nothing is applied that is not counted, however a reference is written.
+func TestForeignPaths(t *testing.T) {
+	hidden := strings.ReplaceAll(strings.ReplaceAll(doubling("allOf", 60), "#/$defs", "#/x"), `"$defs"`, `"x"`)
+	for _, schema := range []string{hidden, strings.ReplaceAll(hidden, "#/x/", "#%2Fx%2F")} {
+		if _, problems := CompileForeign(decode(t, schema)); len(problems) == 0 || !strings.Contains(problems[0], "no schema by its place") {
+			t.Errorf("%.60s: problems are %.200q", schema, problems)
+		}
+	}
+	escaped := compileForeignForTest(t, strings.ReplaceAll(doubling("allOf", 60), "#/$defs/", "#%2F%24defs%2F"))
+	if problems := escaped.Validate(decode(t, `{}`), 3); len(problems) != 1 || !strings.Contains(problems[0], "steps to check") {
+		t.Errorf("problems are %.200q", problems)
+	}
+	items := compileForeignForTest(t, `{`+draft7+`,"items":[{"type":"string"},{"$ref":"#/items/0"}]}`)
+	if problems := items.Validate(decode(t, `["a",1]`), 3); len(problems) != 1 || problems[0] != "/1: got number, want string" {
+		t.Errorf("a list of items: %q", problems)
+	}
+}
+
+// TestForeignMemory: problems that are long, or have many names, end a validation early.
+func TestForeignMemory(t *testing.T) {
+	var names strings.Builder
+	for i := range 5000 {
+		fmt.Fprintf(&names, `"name %d",`, i)
+	}
+	list := "[" + strings.TrimSuffix(strings.Repeat(`{"a":1},`, 20_000), ",") + "]"
+	for name, schema := range map[string]string{
+		"dependentRequired": `{"items":{"dependentRequired":{"a":[` + strings.TrimSuffix(names.String(), ",") + `]}}}`,
+		"enum":              `{"items":{"enum":["` + strings.Repeat("x", 60_000) + `"]}}`,
+		"booleans":          `{"items":{"unevaluatedProperties":false,"allOf":[` + strings.TrimSuffix(strings.Repeat("true,", 5000), ",") + `]}}`,
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		problems := compileForeignForTest(t, schema).Validate(decode(t, list), 3)
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > 400<<20 || len(problems) != 1 || !strings.Contains(problems[0], "steps to check") {
+			t.Errorf("%s: %d MiB, problems %.200q", name, took>>20, problems)
+		}
+	}
 }
 
 // Schemas that are small and would take hours end after MaxSteps.

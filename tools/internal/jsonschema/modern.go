@@ -48,17 +48,10 @@ func Modernize(doc any) Modern {
 		m.old = slices.ContainsFunc([]string{"draft-04", "draft-06", "draft-07"}, func(draft string) bool { return strings.Contains(dialect, draft) })
 	}
 	schema := m.rewrite(doc, nil)
-	if m.odd > maxOddReferences {
-		m.addProblem(nil, "%d references lead to parts that are no schemas, at most %d are accepted", m.odd, maxOddReferences)
-	}
 	slices.Sort(m.problems)
 	slices.Sort(m.ignored)
 	return Modern{schema, m.ignored, m.problems}
 }
-
-// maxOddReferences bounds the references to parts that are no schemas by themselves: the
-// library compiles the whole schema once more for each of them.
-const maxOddReferences = 20
 
 // modernizer rewrites one schema.
 type modernizer struct {
@@ -68,7 +61,6 @@ type modernizer struct {
 	// old reports a draft before 2019-09, in which the keywords beside $ref do not
 	// count.
 	old      bool
-	odd      int
 	ignored  []string
 	problems []string
 }
@@ -208,16 +200,22 @@ func mapParts(s map[string]any, path []string, replace func(part any, path []str
 	return s
 }
 
-// rewriteReference returns a reference without the schema's own identifier.
+// rewriteReference returns a reference without the schema's own identifier, in one spelling.
 func (m *modernizer) rewriteReference(ref string, path []string) string {
 	base, fragment, _ := strings.Cut(ref, "#")
 	if base != "" && base != m.id {
 		m.addProblem(path, "leads to another document, and none is loaded")
+		return ref
 	}
-	if !isSchemaPath(fragment) {
-		m.odd++
+	text, err := url.PathUnescape(fragment)
+	if err != nil {
+		return "#" + fragment // the library describes the problem
 	}
-	return "#" + m.renameItems(fragment)
+	// What is no schema by its place would be applied without being counted.
+	if text = m.renameItems(text); !isSchemaPath(text) {
+		m.addProblem(path, "leads to a part that is no schema by its place; move it to $defs")
+	}
+	return "#" + (&url.URL{Fragment: text}).EscapedFragment() // the spelling that checkChains reads
 }
 
 // renameItems follows a list of items to its new name.
@@ -272,17 +270,21 @@ func loosen(v any, path []string) any {
 	if s["patternProperties"] != nil {
 		delete(s, "additionalProperties")
 	}
-	if oneOf, ok := s["oneOf"]; ok {
+	if oneOf, ok := s["oneOf"]; ok && addToAllOf(s, map[string]any{"anyOf": oneOf}) {
 		delete(s, "oneOf")
-		addToAllOf(s, map[string]any{"anyOf": oneOf})
 	}
 	return mapParts(s, path, loosen)
 }
 
-// addToAllOf adds a schema to those that must all accept the value.
-func addToAllOf(s map[string]any, part any) {
-	all, _ := s["allOf"].([]any)
+// addToAllOf adds a schema to those that must all accept the value. It reports whether it
+// did: an allOf that is not a list is left for the library to refuse.
+func addToAllOf(s map[string]any, part any) bool {
+	all, isList := s["allOf"].([]any)
+	if s["allOf"] != nil && !isList {
+		return false
+	}
 	s["allOf"] = append(slices.Clip(all), part)
+	return true
 }
 
 // IsAnchor reports whether a plain name can be that of a schema.

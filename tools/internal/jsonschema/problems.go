@@ -80,7 +80,7 @@ func compareKeys(a, b string) int {
 // addProblems adds an error of the library, or its causes if it only groups them.
 func addProblems(to *[]problem, e *validator.ValidationError) {
 	add := func(format string, args ...any) {
-		*to = append(*to, problem{e.InstanceLocation, fmt.Sprintf(format, args...)})
+		*to = append(*to, problem{e.InstanceLocation, utf8text.Clip(fmt.Sprintf(format, args...), maxProblemBytes)})
 	}
 	bound := func(keyword string, got *big.Rat, want string, limit *big.Rat) {
 		add("%s: got %s, want %s%s", keyword, formatNumber(got), want, formatNumber(limit))

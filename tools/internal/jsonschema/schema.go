@@ -73,7 +73,7 @@ func compile(doc any, lenient bool) (s *Schema, inexact bool, problems []string)
 		p, err := newPattern(text)
 		if err != nil && lenient && !errors.Is(err, errPatternSize) {
 			inexact = true
-			return anyText(text), nil
+			return anyText{text, s.work}, nil
 		}
 		if err != nil {
 			return nil, err

@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	validator "github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
 
 // MaxSteps bounds the work of checking one value. A step takes a few microseconds: one
@@ -56,23 +58,34 @@ func (w *work) count(doc any, c *validator.Compiler) any {
 			return v
 		}
 		steps := 1 + lengthOf(s["allOf"]) + lengthOf(s["anyOf"]) + lengthOf(s["oneOf"]) + lengthOf(s["dependentSchemas"]) +
-			(len(s)+lengthOf(s["properties"])+lengthOf(s["required"])+lengthOf(s["dependentRequired"]))/8
+			countValues(s["dependentRequired"]) + (len(s)+lengthOf(s["properties"])+lengthOf(s["required"]))/8
+		unmarked := 1 // schemas that are true or false have no format
+		for _, key := range []string{"allOf", "anyOf", "oneOf"} {
+			parts, _ := s[key].([]any)
+			for _, part := range parts {
+				if _, isBool := part.(bool); isBool {
+					unmarked++
+				}
+			}
+		}
 		s = mapParts(maps.Clone(s), path, count)
 		// The library compares before it looks at the format, so this becomes a schema of its own.
 		for _, key := range []string{"enum", "const"} {
-			if values, ok := s[key]; ok && (key == "const" || lengthOf(values) > 0) {
-				steps += countValues(values)
-				delete(s, key)
-				addToAllOf(s, map[string]any{key: values})
+			values, ok := s[key]
+			if !ok || key == "enum" && lengthOf(values) == 0 || !addToAllOf(s, map[string]any{key: values}) {
+				continue
 			}
+			text, _ := strictjson.Canonical(values) // it was decoded from JSON
+			steps += 1 + countValues(values)/4 + len(text)/256
+			delete(s, key)
 		}
 		perValue := 0
 		if s["uniqueItems"] == true {
 			perValue = 4
 		}
-		format := fmt.Sprintf("steps %d %d", steps, perValue)
+		format := fmt.Sprintf("steps %d %d %d", steps, perValue, unmarked)
 		c.RegisterFormat(&validator.Format{Name: format, Validate: func(v any) error {
-			w.spend(steps + lengthOf(v)/4)
+			w.spend(steps + lengthOf(v)/4*unmarked)
 			if perValue > 0 {
 				w.spend(perValue * countValues(v))
 			}
@@ -123,10 +136,16 @@ func (p countedPattern) MatchString(text string) bool {
 }
 
 // anyText stands for a pattern that can't be expressed.
-type anyText string
+type anyText struct {
+	text string
+	work *work
+}
 
-func (p anyText) String() string        { return string(p) }
-func (anyText) MatchString(string) bool { return true }
+func (p anyText) String() string { return p.text }
+func (p anyText) MatchString(string) bool {
+	p.work.spend(1)
+	return true
+}
 
 var (
 	errLoop  = errors.New("leads back to itself without going into the value")
