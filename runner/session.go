@@ -235,12 +235,12 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	return s, nil
 }
 
-// endRepeating ends the commands in the background, one of which makes a repository again
-// whenever it is renamed. It doesn't wait for them.
+// endRepeating ends the commands in the background, one of which makes repositories
+// whenever they are renamed. It doesn't wait for them.
 func (s *Session) endRepeating(path string) {
 	go func() {
 		if n := s.exec.EndRepeating(); n > 0 {
-			s.events.recordWarning(fmt.Sprintf("%s was made again after it had been renamed, so the commands in the background were ended (%d)", path, n))
+			s.events.recordWarning(fmt.Sprintf("repositories were made again and again, the last one %s, so the commands in the background were ended (%d)", path, n))
 		}
 	}()
 }

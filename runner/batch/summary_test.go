@@ -186,6 +186,7 @@ func TestVerdict(t *testing.T) {
 		"disk of this machine":      {err: blame(true, StateUnreadable, syscall.ENOSPC), outcome: Infrastructure, class: Machine, reward: -1},
 		"records of this machine":   {err: blame(true, StateUnreadable, &sessiondir.StateError{}), outcome: Infrastructure, class: RecordsUnwritable, reward: -1},
 		"suspect":                   {steps: []StepResult{step("", 1), step(VerifierNetwork, 0)}, err: &failure{VerifierNetwork, errors.New("x"), true}, outcome: Suspect, class: VerifierNetwork, reward: 1. / 3},
+		"suspect, graded":           {steps: []StepResult{step("", 1)}, err: &failure{VerifierNetwork, errors.New("x"), true}, outcome: Suspect, class: VerifierNetwork, reward: 1. / 3},
 		"suspect after a failure":   {steps: []StepResult{step(RewardMissing), step(VerifierNetwork, 0)}, err: &failure{VerifierNetwork, errors.New("x"), true}, outcome: Failed, class: RewardMissing, reward: 0},
 		"of the provider after all": {err: blame(true, StateUnreadable, &infraError{Provider, lost}), outcome: Infrastructure, class: Provider, reward: -1},
 	} {

@@ -261,6 +261,9 @@ func (r *trialRun) setOutcome(err error) {
 			out.Class, out.Cause = s.Class, s.Cause
 		}
 	}
+	if failed != nil && failed.suspect && out.Class == "" { // as grade finds it: the agent never got to the next step
+		out.Class, out.Cause = failed.class, failed.Error()
+	}
 	if out.Rewards != nil {
 		out.Reward = new(mainReward(out.Rewards))
 	}

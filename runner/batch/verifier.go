@@ -233,7 +233,7 @@ func (v *verification) declaredArtifacts(p place) []upload {
 const resolvePaths = `for path; do
 	dir=${path%/*}
 	until cd -P -- "${dir:-/}" 2>/dev/null; do dir=${dir%/*}; done
-	echo "$(pwd -P)${path#"$dir"}"
+	printf '%s\n' "$(pwd -P)${path#"$dir"}"
 done`
 
 // resolveUploads returns uploads for where symlinks of the sandbox's image lead, such as that from

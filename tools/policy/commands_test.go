@@ -292,6 +292,7 @@ func TestRestrictionsOfComputedCommands(t *testing.T) {
 		"bash -c 'echo $x'", "npm test *", "cat a | busybox wc", "{ cat; } <a", "echo a > >(cat)", "sed -i s/a/$x/ f", "echo $(date)", "hash -r", "~/bin/x $x", "cat a | sh run.sh", "command -v ls",
 		"command -v sh", "which bash", "bash --version", "bash -x run.sh", "sh <run.sh", "apt-get install bash", "PAGER=cat git log", "GIT_EDITOR=true git rebase --continue", "A=$B make test", "git -c user.name=\"$NAME\" commit -m 'rm a'", "grep -i rm f", "grep -e \"$x\" f",
 		"sed -i \"s/$a/b/\" f", "gcc -c $f", "tar -I zstd -cf x y", "tar -czf x.tgz $d", "uv run pytest -k 'a or b'", "cargo run -- $x", "npm run clean", "docker compose exec web ls $x", "test -v 'a[1]'", "awk '{print $NF}' f", "printf -v x %s a", "echo ${x@Q}", "npm --silent run build",
+		"gcc -I1 -I2 -I3 -I4 -I5 -I6 -I7 -I8 -I9 -I10 x.c", "docker run -e A=1 -e B=2 -e C=3 -e D=4 -e E=5 -e F=6 -e G=7 -e H=8 -e I=9 -e J=10 image",
 		"make CC=gcc", "curl -X POST -d a=$b h", "python3 -c 'print(1)'", "go test -run $x ./...", "git commit -m \"a $x\"", "cat <<E >f\n$x\nE", "find . -name .", "sudo du -s .", "rsync -e ssh x y", "export PATH=$HOME/bin:$PATH", "declare -A a=([x]=1)", "ls | xargs bash run.sh",
 	} {
 		if got := decideCommandsOf(t, p, command); got.Mode != ModeAuto {

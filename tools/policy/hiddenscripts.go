@@ -35,6 +35,9 @@ func hiddenScripts(n syntax.Node) (scripts []string) {
 		}
 	case *syntax.CallExpr:
 		words := wordTexts(n.Args)
+		if len(words) > 0 && (strings.HasPrefix(words[0], "-") || strings.Contains(words[0], "=")) {
+			return // options, or their values: no program has such a name
+		}
 		for i, word := range words {
 			name, value, assigns := strings.Cut(word, "=")
 			rest := words[i+1 : min(len(words), i+1+maxRunnerWords)]

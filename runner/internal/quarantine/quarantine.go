@@ -43,6 +43,9 @@ const (
 	whyChanged = "what is obeyed or run in it was changed"
 )
 
+// maxMade is how many repositories may be made while a session runs.
+const maxMade = 8
+
 // errSlow is the cause of a scan that took too long.
 var errSlow = errors.New("no answer in time")
 
@@ -63,7 +66,8 @@ type Options struct {
 	Change func(context.Context, workspace.Op) (workspace.Change, error)
 	Renew  func() error
 	// Repeated, if set, is called when a repository is renamed that was made again after
-	// it had been renamed: what makes it still runs. It must not wait for a look.
+	// it had been renamed, or after many others: what makes them still runs. It must not
+	// wait for a look.
 	Repeated func(path string)
 	Log      *zap.Logger
 }
@@ -281,7 +285,7 @@ func (q *Quarantine) renamePath(ctx context.Context, p, why string, doors *close
 		return ""
 	}
 	q.addMove(to)
-	if q.seenBefore[p] && q.opts.Repeated != nil {
+	if (q.seenBefore[p] || len(q.seenBefore) >= maxMade) && q.opts.Repeated != nil {
 		q.opts.Repeated(p)
 	}
 	if q.seenBefore == nil {
