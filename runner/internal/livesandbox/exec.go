@@ -275,10 +275,11 @@ func (x *Executor) badDir(cmd shell.Command, err error) error {
 }
 
 // Apply makes one change to the workspace. After one that can make a repository it looks
-// at the workspace as after a command.
+// at the workspace as after a command: what git takes for one depends on names.
 func (x *Executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
 	change, err := x.apply(ctx, op)
-	if quarantine.IsPart(op.Path) || quarantine.IsPart(op.To) || quarantine.IsPart(change.Path) {
+	made := change.Created || op.Kind == workspace.OpMkdir || op.Kind == workspace.OpRename
+	if made && (quarantine.IsPart(op.Path) || quarantine.IsPart(op.To) || quarantine.IsPart(change.Path)) {
 		x.opts.AfterCommand(context.WithoutCancel(ctx))
 	}
 	return change, err

@@ -357,6 +357,9 @@ func TestExecutorKeepsWhatItChanges(t *testing.T) {
 			t.Errorf("%+v: %d looks, %v", op, *looks, err)
 		}
 	}
+	if _, err := x.Apply(t.Context(), workspace.Op{Kind: workspace.OpWrite, Path: "d/HEAD", Content: []byte("x")}); err != nil || *looks != 4 {
+		t.Errorf("a change of a file that is there: %d looks, %v", *looks, err)
+	}
 	if _, err := x.ApplyAnywhere(t.Context(), workspace.Op{Kind: workspace.OpRename, Path: "d/commondir", To: "f"}); err != nil || *looks != 4 {
 		t.Errorf("a change of the look itself: %d looks, %v", *looks, err)
 	}
@@ -365,7 +368,7 @@ func TestExecutorKeepsWhatItChanges(t *testing.T) {
 	}
 	_, absent, known := x.opts.Images.Before("f")
 	_, noFile, directory := x.opts.Images.Before("d")
-	if diff := cmp.Diff([]string{"f", "sub/.GIT", "d/HEAD"}, fresh); diff != "" || !absent || !known || noFile || directory {
+	if diff := cmp.Diff([]string{"f", "sub/.GIT", "d/HEAD", "d/HEAD"}, fresh); diff != "" || !absent || !known || noFile || directory {
 		t.Errorf("absent %v, known %v, the directory %v; asked (-want +got):\n%s", absent, known, directory, diff)
 	}
 }
