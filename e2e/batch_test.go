@@ -27,12 +27,13 @@ func batchImage(t *testing.T) string {
 }
 
 // harborTask writes a Harbor task that asks for hello.txt. What the engine builds for it is
-// removed with the test.
+// removed with the test. It has a label of its own, or the engine's cache would share it with
+// a test beside this one, which removes it.
 func (m *machine) harborTask(t *testing.T, name, image, toml, solution string) {
 	t.Helper()
 	builtName(t, filepath.Join(m.workspace, "tasks", name, "environment"))
 	for file, text := range map[string]string{
-		"task.toml": toml, "instruction.md": "Write hello to hello.txt.\n", "environment/Dockerfile": "FROM " + image + "\nWORKDIR /app\nRUN echo given > given\n",
+		"task.toml": toml, "instruction.md": "Write hello to hello.txt.\n", "environment/Dockerfile": "FROM " + image + "\nLABEL test=" + m.workspace + "\nWORKDIR /app\nRUN echo given > given\n",
 		"solution/solve.sh": "#!/bin/sh\n" + solution + "\n",
 		"tests/test.sh":     "#!/bin/sh\nread a < hello.txt; read b < given\nif [ \"$a$b\" = hellogiven ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
 	} {

