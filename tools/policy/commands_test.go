@@ -271,7 +271,7 @@ func TestRestrictionsOfComputedCommands(t *testing.T) {
 		"trap 'rm a' EXIT", "trap '$x a' EXIT", "eval $x", "eval '$x'", "eval 'x=rm; $x a'", `sh -c "$x"`, "bash -lc '$x a'", "sh <<E\nrm a\nE", "sh <<E\n$x a\nE", "sh <<<'rm a'", "sudo sh <<E\nrm a\nE",
 		"cat <<E | sh\nrm a\nE", "echo rm a | bash", "echo rm a | sudo bash -s", "cat x | parallel", "bash <(echo rm a)", ". <(echo rm a)", "source <(cat)",
 		"sudo $x a", "env A=b $x a", "timeout 5 $x", "xargs $x", "find . -exec $x {} +", "find . -exec rm {} +", "alias x=rm\nx a", "hash -p /bin/rm ls; ls a",
-		`f() { "$@"; }; f rm a`, "mapfile -C 'rm a' -c 1 x", "env " + strings.Repeat("A=b ", 70) + "rm a", "x; (",
+		`f() { "$@"; }; f rm a`, "mapfile -C 'rm a' -c 1 x", "env " + strings.Repeat("A=b ", 70) + "rm a", "docker run " + strings.Repeat("-e A=1 ", 40) + "image rm a", "x; (",
 		"npm run $x", "npm $x", "npm run deploy $x", "npm {run,deploy}", "npm run dep*", "npm ru[n] deploy", "npm run d?ploy",
 		"env -S'rm a'", "env --split-string='rm a'", "cat x | busybox sh", "cat x | sh /dev/stdin", "{ sh; } <<E\nrm a\nE", "(sh) <<<'rm a'", "echo rm a > >(sh)",
 		"exec <<<'rm a'; sh", "f() { sh; }; echo rm a | f", ". /dev/stdin <<<'rm a'", "source /dev/stdin <<<'rm a'", "echo rm a | . /dev/fd/0", "coproc sh; echo rm a >&${COPROC[1]}", "exec 0< <(echo rm a); bash -x", "sh < <(echo rm a)", "sh 3<x", "sh </dev/fd/3",

@@ -135,7 +135,7 @@ func (s *scriptSearch) searchCall(args []*syntax.Word, depth int) {
 	name := path.Base(words[0])
 	// An alias is another name of a program.
 	s.computed = s.searchExpansion(args[0]) && strings.ContainsAny(words[0], "$`*?[{<\\") || name == "alias" || name == "hash" && slices.Contains(words, "-p") ||
-		isRunner(words[0]) && len(words) > maxRunnerWords || s.computed
+		len(words) > maxRunnerWords && (isRunner(words[0]) || launchesAt(words, 1) || launchesAt(words, 2)) || s.computed
 	if strings.Contains(words[0], "/") {
 		s.addName(words[0])
 	}

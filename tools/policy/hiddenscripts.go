@@ -46,7 +46,7 @@ func hiddenScripts(n syntax.Node) (scripts []string) {
 			case assigns && (word[0] != '-' || isExecFlag(word) || namesProgram().MatchString(name)):
 				add(name, value)
 				add(name, value[strings.LastIndexByte(value, '=')+1:]) // --checkpoint-action=exec=x
-			case i < 3 && isLauncher(word) && (mayLaunch(path.Base(words[0])) || runnerSubcommand(words) != "") && !(word == "run" && slices.Contains([]string{"npm", "pnpm", "yarn"}, words[0])):
+			case launchesAt(words, i):
 				name = "command"
 				for j := range rest {
 					add(name, rest[j])
@@ -66,6 +66,13 @@ func hiddenScripts(n syntax.Node) (scripts []string) {
 		}
 	}
 	return scripts
+}
+
+// launchesAt reports whether one of a command's first words is a launcher, as in uv run: a word
+// behind it is the program.
+func launchesAt(words []string, i int) bool {
+	return i > 0 && i < 3 && i < len(words) && isLauncher(words[i]) && (mayLaunch(path.Base(words[0])) || runnerSubcommand(words) != "") &&
+		!(words[i] == "run" && slices.Contains([]string{"npm", "pnpm", "yarn"}, words[0]))
 }
 
 // quoteWords returns a command of words, which the shell may still expand if it would have.
