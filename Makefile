@@ -32,7 +32,7 @@ caisson:
 	CGO_ENABLED=0 $(GO) build $(GOFLAGS_BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/ ./cmd/caisson
 	CGO_ENABLED=0 GOOS=linux $(GO) build $(GOFLAGS_BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/ ./cmd/caisson-guest
 
-# gVisor is a module of its own (docs/design/backends.md#gvisor-from-a-go-module); 1-2 minutes the first
+# gVisor is a module of its own (docs/design/guest.md#runtimes); 1-2 minutes the first
 # time, nothing while its pinned version stays.
 $(BIN)/runsc $(BIN)/runsc-stock: $(wildcard $(RUNSC_MODULE)/* $(RUNSC_MODULE)/*/*) .ci/runsc.sh
 	@mkdir -p $(BIN)

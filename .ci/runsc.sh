@@ -15,7 +15,7 @@ if [ "${STOCK:-}" = 1 ]; then
 	exec "$GO" build "$@" gvisor.dev/gvisor/runsc
 fi
 # The seccomp filters are compiled here and not at each start, unless this
-# machine can't run what it builds (docs/design/backends.md#precompiled-seccomp-filters).
+# machine can't run what it builds (docs/design/guest.md#runtimes).
 if [ "$("$GO" env GOOS GOARCH)" = "$("$GO" env GOHOSTOS GOHOSTARCH)" ]; then
 	temporary=$(mktemp -d)
 	trap 'rm -rf "$temporary"' EXIT

@@ -164,7 +164,7 @@ func (t *tree) countEntry() error {
 }
 
 // makeDir creates a directory. All directories have mode 0755, whatever the
-// image declares: see docs/design/images.md#unpacking-layers.
+// image declares: see docs/design/mounts.md#unpacking-layers.
 func (t *tree) makeDir(s location) error {
 	if err := t.countEntry(); err != nil {
 		return err

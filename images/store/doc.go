@@ -5,5 +5,5 @@
 // It writes only below that directory, speaks to an engine only through
 // [images.Engine], and runs no program except the builder that its options name
 // and the credential helper of the user's Docker configuration. Registries,
-// archives and layers are hostile input: see docs/design/images.md#unpacking-layers.
+// archives and layers are hostile input: see docs/design/mounts.md#unpacking-layers.
 package store

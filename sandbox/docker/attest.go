@@ -64,7 +64,7 @@ func (c *engineContainer) checkLimits(hello wire.Hello) error {
 func (c *engineContainer) describe(a *sandbox.Attestation, hello wire.Hello, got container.InspectResponse) {
 	a.Runtime, a.RuntimeVersion, a.EngineVersion = got.HostConfig.Runtime, c.facts.runtime.version, c.facts.version
 	a.ImageDigest = c.image.digest
-	if !lifecycle.IsGVisor(hello) { // which loads none of the host's, see docs/design/limits.md#gvisor-does-not-load-it
+	if !lifecycle.IsGVisor(hello) { // which loads none of the host's, see docs/design/guest.md#gvisor-loads-no-profile
 		a.SeccompProfile = c.seccomp.SHA256
 	}
 	// The engine takes no such flags for a bind; those of a staged mount hold

@@ -65,7 +65,7 @@ func (p plan) buildRequest() request {
 			// The container has a network namespace with nothing but a loopback
 			// either way; this keeps the engine from starting itself once more
 			// to attach it to no network, which takes longer than the container
-			// (docs/design/backends.md#no-network-without-the-engines-hook).
+			// (docs/design/guest.md#how-a-sandbox-starts).
 			// Only then does it write an /etc/hosts, though, which it empties in
 			// every image, and a remote container can have no other. Containers that
 			// share the namespace get that one, too.

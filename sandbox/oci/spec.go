@@ -40,7 +40,7 @@ type plan struct {
 	// 1024.
 	lowPorts bool
 	// seccomp is the profile; the zero value for a runtime with a kernel of its
-	// own, see docs/design/limits.md#gvisor-does-not-load-it.
+	// own, see docs/design/guest.md#gvisor-loads-no-profile.
 	seccomp harden.Seccomp
 	// ceiling returns the host's hard limit of a name, which an ordinary user
 	// can't raise; -1 for none.

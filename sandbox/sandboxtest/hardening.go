@@ -181,7 +181,7 @@ func identityRows() []row {
 		},
 		{
 			setting:    "seccomp",
-			decided:    "gVisor loads none (docs/design/limits.md#gvisor-does-not-load-it); the guest's filter is on every command everywhere",
+			decided:    "gVisor loads none (docs/design/guest.md#gvisor-loads-no-profile); the guest's filter is on every command everywhere",
 			configured: configuredSeccomp,
 			inside:     checkSyscalls,
 		},
@@ -278,7 +278,7 @@ func placeRows() []row {
 }
 
 // pidsOf is the host's limit of processes for a limit of the container; see
-// docs/design/limits.md#limits-of-a-gvisor-sandbox for a kernel of its own.
+// docs/design/killing.md#processes-memory-and-cpu for a kernel of its own.
 func (e *env) pidsOf(n int64) int64 {
 	if e.target.OwnKernel {
 		return 4*n + 384
@@ -291,7 +291,7 @@ func limitRows() []row {
 	return []row{
 		{
 			setting: "pids",
-			decided: "gVisor counts inside, by uid; the host's limit is the second line (docs/design/limits.md#limits-of-a-gvisor-sandbox)",
+			decided: "gVisor counts inside, by uid; the host's limit is the second line (docs/design/killing.md#processes-memory-and-cpu)",
 			configured: func(e *env, s Settings) error {
 				if e.target.LimitsUnenforced {
 					return nil
@@ -342,7 +342,7 @@ func limitRows() []row {
 		},
 		{
 			setting: "ulimits",
-			decided: "core 1 byte instead of 0 (docs/design/limits.md#core-files); nproc only in gVisor, which counts it for one sandbox",
+			decided: "core 1 byte instead of 0 (docs/design/guest.md#core-files); nproc only in gVisor, which counts it for one sandbox",
 			configured: func(_ *env, s Settings) error {
 				var errs []error
 				for _, l := range harden.Rlimits(r, false) {

@@ -6,5 +6,5 @@
 // It holds facts, not mechanism. Package sandbox/oci turns them into a bundle
 // and sandbox/docker into a request to the engine. Both attest them by the same
 // names and hashes. The conformance suite checks all of them from inside. See
-// docs/design/limits.md#the-seccomp-profile for the profile.
+// docs/design/guest.md#system-calls for the profile.
 package harden

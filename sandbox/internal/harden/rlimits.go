@@ -11,7 +11,7 @@ type Rlimit struct {
 // Rlimits returns the process limits of a session. The core limit is 1 byte.
 // Only with that value does the kernel neither write a core file nor run the
 // program of a core pattern that is a pipe, as root on the host. With 0 it runs
-// the program (docs/design/limits.md#core-files).
+// the program (docs/design/guest.md#core-files).
 //
 // With the host's kernel there is no nproc limit, because it counts a UID
 // across containers; the pids limit bounds processes. A kernel of the
@@ -35,7 +35,7 @@ func Rlimits(r limits.Resources, ownKernel bool) []Rlimit {
 // HostPIDs returns the host's limit of processes for a container's limit.
 // gVisor, which has a kernel of its own, needs two threads of the host for each
 // of the container's and 50 to 60 for sentry and gofer (measured,
-// docs/design/limits.md#limits-of-a-gvisor-sandbox), with room for what they need
+// docs/design/killing.md#processes-memory-and-cpu), with room for what they need
 // under load, and dies without. The limit itself then holds inside, by
 // [Rlimits], for each identity of commands; two of them can reach it.
 func HostPIDs(pids int64, ownKernel bool) int64 {
