@@ -234,8 +234,12 @@ func (m *machine) generatedClient(t *testing.T, name string, document []byte) st
 	return filepath.Join(dir, "client")
 }
 
-// TestHTTPDocumentation runs the commands of docs/http.md, in their order, as
-// somebody would who reads it.
+// ofSandboxes is the heading in docs/http.md at which the commands for a session end
+// and those for a sandbox without a model begin.
+const ofSandboxes = "\n## Sandboxes without a model\n"
+
+// TestHTTPDocumentation runs the commands of docs/http.md for a session, in their
+// order, as a reader would.
 func TestHTTPDocumentation(t *testing.T) {
 	if _, err := exec.LookPath("curl"); err != nil {
 		lacking(t, "", "needs curl")
@@ -247,7 +251,11 @@ func TestHTTPDocumentation(t *testing.T) {
 	if err := os.WriteFile(script, []byte(turns), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	out := m.runDocument(t, readDocument(t, "docs/http.md"), "--model", "replay/"+script)
+	section, _, ok := strings.Cut(readDocument(t, "docs/http.md"), ofSandboxes)
+	if !ok {
+		t.Fatalf("docs/http.md has no section%s", ofSandboxes)
+	}
+	out := m.runDocument(t, section, "--model", "replay/"+script)
 	for _, want := range []string{`"decision":"allow"`, `"kind":"turn.completed"`, `event: end`, `"answer":"All is done."`, `"conflicts":[]`, "-old\n+new\n", `"changes":"applied"`, `"state":"ended"`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the commands don't show %s", want)
@@ -261,8 +269,9 @@ func TestHTTPDocumentation(t *testing.T) {
 	}
 }
 
-// TestServiceDocumentation runs the commands of docs/service.md that use HTTP.
-func TestServiceDocumentation(t *testing.T) {
+// TestSandboxDocumentation runs the commands of docs/http.md for a sandbox without a
+// model.
+func TestSandboxDocumentation(t *testing.T) {
 	if _, err := exec.LookPath("curl"); err != nil {
 		lacking(t, "", "needs curl")
 	}
@@ -271,14 +280,14 @@ func TestServiceDocumentation(t *testing.T) {
 		os.WriteFile(filepath.Join(m.home, "more.txt"), []byte("c\na\n"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	_, section, ok := strings.Cut(readDocument(t, "docs/service.md"), "\n## Over HTTP\n")
+	_, section, ok := strings.Cut(readDocument(t, "docs/http.md"), ofSandboxes)
 	const enabled = "serve: {sandboxes: {enabled: true}}"
 	if !strings.Contains(section, enabled) {
 		t.Errorf("the section lacks %s", enabled)
 	}
 	m.config(t, enabled)
 	out := m.runDocument(t, section)
-	for _, want := range []string{"event: exit", `"text":"a\nb\nc\nd\n"`, "\nsorted.txt\n", `"state":"ended"`} {
+	for _, want := range []string{"event: exit", `"text":"a\nb\nc\nd\n"`, `"stdout":{"text":"text"`, "\nsorted.txt\n", `"state":"ended"`} {
 		if !strings.Contains(out, want) || !ok {
 			t.Errorf("the commands don't show %s:\n%s", want, out)
 		}

@@ -271,7 +271,7 @@ func TestNoSessionApprovesItself(t *testing.T) {
 // TestSecretsStayOutOfTheAPI is acceptance case D49 for the HTTP API: with
 // secrets in the server's surroundings and in the workspace, no answer, event,
 // metric or log line has one of them, nor the token. Diffs hold what is in the
-// files, byte for byte (docs/workspace.md), and are left out. The control is what the
+// files, byte for byte (docs/sandbox.md), and are left out. The control is what the
 // session did, which is in all of them.
 func TestSecretsStayOutOfTheAPI(t *testing.T) {
 	backend := anyBackend(t)

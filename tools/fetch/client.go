@@ -109,7 +109,7 @@ type Denial struct {
 	URL, Host string
 	// Addr is the address that was refused, if the reason is an address.
 	Addr string
-	// Reason is a reason of docs/fetch.md, such as not_allowed or address.
+	// Reason is a reason of docs/egress.md, such as not_allowed or address.
 	Reason string
 	// Redirect reports whether the URL came from a redirect and not from the model.
 	Redirect bool
