@@ -18,7 +18,7 @@ import (
 
 const modulePath = "github.com/caisson-run/caisson"
 
-// ranks is the table of docs/architecture.md. A package imports lower ranks,
+// ranks are the layers of docs/architecture.md. A package imports lower ranks,
 // the packages whose folder it lies in, and nothing else of the module.
 var ranks = map[string]int{
 	"limits":             0,
