@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the tests of other people's evaluation tasks in their own images, on every
-# backend of this machine; docs/corpus.md has the tasks and their sources.
+# backend of this machine; docs/internal/corpus.md has the tasks and their sources.
 #
 #   CAISSON_CORPUS   the directory with the tasks, each under its name
 #

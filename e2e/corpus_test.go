@@ -18,7 +18,7 @@ import (
 // TestCorpus builds the tasks of other people's evaluations, and on each backend
 // runs their tests in their own images: where the image's WORKDIR is, as its
 // USER, with a writable root. It is behind a build tag and not skipped, since it
-// needs CAISSON_CORPUS; see docs/corpus.md.
+// needs CAISSON_CORPUS; see docs/internal/corpus.md.
 func TestCorpus(t *testing.T) {
 	dir := os.Getenv("CAISSON_CORPUS")
 	if dir == "" {

@@ -41,9 +41,9 @@ func readCorpus(t *testing.T) []corpusTask {
 	return list
 }
 
-// TestCorpusTable holds docs/corpus.md against the manifest.
+// TestCorpusTable holds docs/internal/corpus.md against the manifest.
 func TestCorpusTable(t *testing.T) {
-	data, err := os.ReadFile("../docs/corpus.md")
+	data, err := os.ReadFile("../docs/internal/corpus.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ touch started
 while :; do sleep 1; done`
 
 // TestSpecification9_4OnEachBackend is example 9.4 of the dispatcher specification
-// (docs/specification.md §9) as a run: the user cancels while a command that ignores SIGTERM runs. It
+// (docs/internal/specification.md §9) as a run: the user cancels while a command that ignores SIGTERM runs. It
 // gets SIGTERM, then SIGKILL with all that it started; the call ends as
 // tool.failed{cancelled} with the partial output, its result is an error, and
 // the turn is cancelled. Decided: SIGKILL comes after 5 s, not 3, and the user

@@ -15,7 +15,7 @@ import (
 )
 
 // paragraphs are the paragraphs of the documents that Caisson implements: how
-// many each section has. docs/specification.md counts them the same way.
+// many each section has. docs/internal/specification.md counts them the same way.
 var paragraphs = map[string]map[string]int{
 	"Dispatcher specification": {
 		"1": 2, "2": 1, "3.1": 3, "3.2": 2, "3.3": 2, "3.4": 5, "4": 12, "4.1": 2, "4.2": 1, "5.1": 3, "5.2": 7, "5.3": 2, "5.4": 2,
@@ -29,8 +29,8 @@ var paragraphs = map[string]map[string]int{
 	"Worker tools": {"1": 8, "2": 7, "3": 6, "4": 6, "5": 7, "6": 8, "7": 4, "8": 9},
 }
 
-// acceptanceCases are the catalogue's cases of docs/acceptance.md; those about
-// sandboxes are on docs/conformance.md. Some numbers are absent.
+// acceptanceCases are the catalogue's cases of docs/internal/acceptance.md; those about
+// sandboxes are on docs/internal/conformance.md. Some numbers are absent.
 var acceptanceCases = map[string][]int{
 	"A. The workspace, from the host":   {1, 2, 4, 5, 6, 8, 9, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24},
 	"B. What a host might run or trust": {25, 26, 28, 29, 31, 32},
@@ -41,10 +41,10 @@ var acceptanceCases = map[string][]int{
 	"G. Found by attack and use":        {101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 121, 131, 132, 133, 134, 135, 136, 138, 139, 140, 141, 144, 147, 151, 152, 157, 158, 161, 162, 163, 164, 171, 172, 181, 182, 183, 191, 192, 193},
 }
 
-// TestSpecificationTable holds docs/specification.md: every paragraph has a
+// TestSpecificationTable holds docs/internal/specification.md: every paragraph has a
 // row, each row says where, and what it names exists.
 func TestSpecificationTable(t *testing.T) {
-	p := readPage(t, "specification.md")
+	p := readPage(t, "internal/specification.md")
 	for heading, sections := range paragraphs {
 		var want, got []string
 		for _, section := range slices.Sorted(maps.Keys(sections)) {
@@ -79,10 +79,10 @@ func TestSpecificationTable(t *testing.T) {
 	p.checkNames(t)
 }
 
-// TestAcceptanceTable holds docs/acceptance.md: every case has a row with a test
+// TestAcceptanceTable holds docs/internal/acceptance.md: every case has a row with a test
 // and a control.
 func TestAcceptanceTable(t *testing.T) {
-	p := readPage(t, "acceptance.md")
+	p := readPage(t, "internal/acceptance.md")
 	for heading, cases := range acceptanceCases {
 		var want, got []string
 		for _, n := range cases {

@@ -21,7 +21,7 @@ import (
 )
 
 // TestSpecification9InRecords has the examples of the dispatcher specification
-// (docs/specification.md §9) as the records of a session: the fields that its catalogue names,
+// (docs/internal/specification.md §9) as the records of a session: the fields that its catalogue names,
 // and whose cause each record is. Decided: a failure before tool.called hangs
 // below the model's call, and so does a question; no files is an empty list, not
 // null. Example 9.4 is e2e

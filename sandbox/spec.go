@@ -202,5 +202,5 @@ type Spec struct {
 }
 
 // DefaultGrace is the default time between SIGTERM and SIGKILL, from the
-// dispatcher specification, docs/specification.md §8.
+// dispatcher specification, docs/internal/specification.md §8.
 const DefaultGrace = 5 * time.Second

@@ -1,7 +1,7 @@
 package tools
 
 // Class is the highest side effect that a tool is capable of: by capability,
-// not by typical usage (docs/specification.md §5.3).
+// not by typical usage (docs/internal/specification.md §5.3).
 type Class string
 
 // The classes, lowest first, as they are written on the wire.

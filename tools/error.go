@@ -14,7 +14,7 @@ var (
 	ErrRecord = errors.New("record could not be written")
 )
 
-// ErrorClass is the closed set of the dispatcher specification, docs/specification.md §6.
+// ErrorClass is the closed set of the dispatcher specification, docs/internal/specification.md §6.
 type ErrorClass string
 
 // The classes of tool.failed, and the one of tool.input_invalid.

@@ -212,7 +212,7 @@ func sameObject(a, b Tool) bool {
 	return false
 }
 
-// classTimeout returns the default timeout of a class (docs/specification.md §4):
+// classTimeout returns the default timeout of a class (docs/internal/specification.md §4):
 // 600 s for execute and network, else 60 s.
 func classTimeout(c Class) time.Duration {
 	if c == ClassExecute || c == ClassNetwork {

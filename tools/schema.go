@@ -16,7 +16,7 @@ const (
 	maxSchemaProperties = 256
 )
 
-// subsetKeywords is the accepted subset: the list of docs/specification.md §7, and
+// subsetKeywords is the accepted subset: the list of docs/internal/specification.md §7, and
 // const, title, default, examples, the bounds of numbers, lengths and items, and
 // pattern (docs/tools.md).
 var subsetKeywords = []string{

@@ -42,7 +42,7 @@ type Definition struct {
 	Class Class
 	Runs  Place
 	// Timeout bounds one execution from the moment it holds a slot; zero
-	// means 60 s, or 600 s for execute and network (docs/specification.md §4).
+	// means 60 s, or 600 s for execute and network (docs/internal/specification.md §4).
 	Timeout time.Duration
 	// ResultBytes bounds the text that the model sees; zero means
 	// [DefaultResultBytes].

@@ -22,11 +22,11 @@ func cases() []int {
 	return list
 }
 
-// TestConformanceTable holds docs/conformance.md against the code: every case
+// TestConformanceTable holds docs/internal/conformance.md against the code: every case
 // is there once, every check and every test that it names exists, and no check
 // is left out.
 func TestConformanceTable(t *testing.T) {
-	data, err := os.ReadFile("../../docs/conformance.md")
+	data, err := os.ReadFile("../../docs/internal/conformance.md")
 	if err != nil {
 		t.Fatal(err)
 	}

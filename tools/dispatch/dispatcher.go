@@ -19,11 +19,11 @@ import (
 // Defaults of [Options].
 const (
 	// DefaultConcurrency is the number of calls of a session that run at once
-	// (docs/specification.md §4).
+	// (docs/internal/specification.md §4).
 	DefaultConcurrency = 4
-	// DefaultConfirmTimeout bounds the wait for an answer (docs/specification.md §5.2).
+	// DefaultConfirmTimeout bounds the wait for an answer (docs/internal/specification.md §5.2).
 	DefaultConfirmTimeout = 5 * time.Minute
-	// DefaultAbandon bounds the wait for a cancelled tool (docs/specification.md §8).
+	// DefaultAbandon bounds the wait for a cancelled tool (docs/internal/specification.md §8).
 	DefaultAbandon = 30 * time.Second
 )
 

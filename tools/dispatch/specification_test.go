@@ -35,10 +35,10 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// The examples of the dispatcher specification (docs/specification.md §9) and its
+// The examples of the dispatcher specification (docs/internal/specification.md §9) and its
 // list of tests (§10), on a dispatcher as others see it, with the tools that it
 // speaks of: files are real, commands are a fake's. What a decision changed is
-// said at the test. docs/specification.md maps the rest.
+// said at the test. docs/internal/specification.md maps the rest.
 
 // specification is one session: a real workspace, and what was reported.
 type specification struct {

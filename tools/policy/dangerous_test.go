@@ -12,7 +12,7 @@ func TestDangerousCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, command := range []string{
-		// The four of the loop with four tools (docs/specification.md).
+		// The four of the loop with four tools (docs/internal/specification.md).
 		"rm -rf /", "mkfs.ext4 /dev/sdb", "echo x > /dev/sda", "dd if=/dev/zero of=x",
 		// The same, written otherwise.
 		"rm -fr /", "rm -r -f /", "rm --recursive --force /", `rm -rf "/"`, `'rm' -rf /`, `\rm -rf /`, "/bin/rm -rf /", "rm  -rf\t/", "rm -rf / --", "rm / -rf",

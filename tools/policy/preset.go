@@ -16,7 +16,7 @@ func PresetNames() []string {
 //
 //	strict     everything prompts
 //	readonly   none and read run, everything else is refused
-//	default    none and read run, everything else prompts (docs/specification.md §5.2)
+//	default    none and read run, everything else prompts (docs/internal/specification.md §5.2)
 //	sandboxed  as default, and write and execute run where the tool runs in the sandbox
 //	ci         as sandboxed, and what would prompt is refused
 //

@@ -158,7 +158,7 @@ func (s *Set) allowedLocked() (allowed []string, declared bool) {
 }
 
 // Allows reports whether the loaded skills leave a tool to the session
-// (docs/specification.md, Tool runtime): all tools are left if none of them declares
+// (docs/internal/specification.md, Tool runtime): all tools are left if none of them declares
 // allowed-tools, and otherwise those that any of them names. An entry for read_file
 // leaves load_skill, for the files of the loaded skills.
 func (s *Set) Allows(name tools.Name) bool {

@@ -26,7 +26,7 @@ type Collection struct {
 //go:embed injections.json
 var collections []byte
 
-// Collections returns the collections whose counts docs/corpus.md has.
+// Collections returns the collections of injections.json, whose counts must be found.
 func Collections(t *testing.T) []Collection {
 	t.Helper()
 	var all []Collection
@@ -44,7 +44,7 @@ func Collections(t *testing.T) []Collection {
 func (c Collection) ReadTexts(t *testing.T, dir string) []string {
 	t.Helper()
 	if dir == "" {
-		t.Fatal("CAISSON_CORPUS names no directory: docs/corpus.md has what it must hold")
+		t.Fatal("CAISSON_CORPUS names no directory: docs/internal/corpus.md has what it must hold")
 	}
 	r := reader{seen: map[string]bool{}}
 	for _, path := range c.Paths {
