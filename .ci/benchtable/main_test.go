@@ -19,6 +19,7 @@ BenchmarkSearch/grep-2   	      11	   0 ns/op	  90000000 cpu-ns	 500000000 rg-p5
 BenchmarkSearch/glob-2   	      11	   0 ns/op	  60000000 overlay-p50-ns	 50000000 p50-ns
 BenchmarkSession/bind-2         	       3	4399804733 ns/op	     25000 KiB-peak	     13592 empty-KiB-peak
 BenchmarkOutput/runc-2   	     10	   0 ns/op	  100000000 host-p50-ns	 200000000 p50-ns	 1.5 MiB-grown
+BenchmarkTrials-2   	       3	   0 ns/op	 20000000000 hand-p50-ns	 7000000000 runc-p50-ns
 BenchmarkNetwork/runc-2   	      5	   0 ns/op	 -20 KiB-more	 2.5 download-Gbit/s	 200000000 download-p50-ns	 100000000 relay-download-p50-ns
 PASS
 pkg: github.com/caisson-run/caisson/sandbox/oci
@@ -64,7 +65,12 @@ func TestTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := string(data)
-	for _, want := range []string{"# Title\n", "| cold start, gvisor / bare run of the stock runsc | 125.000 | 100.000 | 1.25 | ≤ 1.25 | met |", `dd \| cat`, "a machine\n" + end, "\n\nby hand\n"} {
+	for _, want := range []string{
+		"# Title\n", "a machine\n" + end, "\n\nby hand\n",
+		"| run `sh -c true` in a running sandbox, ms | 1.8 |  |  |  |\n",
+		"| start a sandbox and run a first command, ms |  | 125.0 |  |  |\n",
+		"| 20 trials that do nothing, s |  |  | 7.0 | 20.0, `docker run` twice a trial |\n",
+	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("page lacks %q:\n%s", want, got)
 		}
@@ -90,9 +96,16 @@ func TestRowsHaveBenchmarks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var all []metric
 	for _, r := range rows() {
-		name, _, _ := strings.Cut(r.ours.bench, "/")
-		files, err := filepath.Glob("../../" + r.ours.pkg + "/*_test.go")
+		all = append(all, r.ours)
+	}
+	for _, f := range figures() {
+		all = append(all, f.ours("docker"), f.ours("gvisor"))
+	}
+	for _, m := range all {
+		name, _, _ := strings.Cut(m.bench, "/")
+		files, err := filepath.Glob("../../" + m.pkg + "/*_test.go")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,11 +113,11 @@ func TestRowsHaveBenchmarks(t *testing.T) {
 			text, err := os.ReadFile(file)
 			return err == nil && strings.Contains(string(text), "func Benchmark"+name+"(")
 		}) {
-			t.Errorf("%s: package %s has no Benchmark%s", r.what, r.ours.pkg, name)
+			t.Errorf("%s: package %s has no Benchmark%s", m.unit, m.pkg, name)
 		}
-		measured := regexp.MustCompile(`(?m)^measure \./` + regexp.QuoteMeta(r.ours.pkg) + ` '\^Benchmark\(?([A-Za-z]+\|)*` + name + `\b`)
+		measured := regexp.MustCompile(`(?m)^measure \./` + regexp.QuoteMeta(m.pkg) + ` '\^Benchmark\(?([A-Za-z]+\|)*` + name + `\b`)
 		if !measured.Match(script) {
-			t.Errorf("%s: bench.sh does not measure Benchmark%s of %s", r.what, name, r.ours.pkg)
+			t.Errorf("%s: bench.sh does not measure Benchmark%s of %s", m.unit, name, m.pkg)
 		}
 	}
 }
