@@ -21,9 +21,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// The runtime's knobs. Three processors: a vfork holds one until its child has
-// executed, one reads frames, one moves output. A small heap: the guest's
-// memory is charged to the commands' limit, and it allocates little.
+// The runtime's knobs. Two processors: a vfork holds one until its child has
+// executed. A small heap: the guest's memory is charged to the commands' limit,
+// and it allocates little.
 const (
 	processors  = 2
 	gcPercent   = 25
