@@ -6,23 +6,22 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
-// incapable is a backend that can't run commands as root.
-type incapable struct {
-	sandboxtest.Fake
-	name string
+// refusing is a backend that makes no sandbox.
+type refusing struct {
+	sandbox.Backend // nil: nothing else is called
+	name            string
+	err             error
 }
 
-func (b *incapable) Name() string { return b.name }
+func (b *refusing) Name() string { return b.name }
 
-func (b *incapable) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	if spec.User == sandbox.UserRoot {
-		return nil, &sandbox.IncapableError{Request: "user root", Reason: "it is " + b.name, Hint: "use another"}
-	}
-	return b.Fake.Create(ctx, spec)
+func (b *refusing) Check(context.Context) (sandbox.Info, error) {
+	return sandbox.Info{Local: true}, nil
 }
+
+func (b *refusing) Create(context.Context, sandbox.Spec) (sandbox.Sandbox, error) { return nil, b.err }
 
 // TestAutoFallsBack: auto takes another backend for a sandbox that docker can't
 // hold, and reports it; a backend that was named is never replaced.
@@ -41,10 +40,10 @@ func TestAutoFallsBack(t *testing.T) {
 			h, err := NewHost(HostOptions{
 				StateDir: t.TempDir(), Environ: []string{"HOME=" + t.TempDir()}, Backends: tt.allowed, Guest: "/bin/sh", Runsc: "/bin/sh", Runc: "/bin/sh",
 				NewBackend: func(b BackendSettings) (sandbox.Backend, error) {
-					if b.Name == "docker" {
-						return &incapable{name: b.Name}, nil
+					if b.Name == "docker" { // which can't run commands as root
+						return &refusing{name: b.Name, err: &sandbox.IncapableError{Request: "user root", Reason: "it is " + b.Name, Hint: "use another"}}, nil
 					}
-					return &sandboxtest.Fake{}, nil
+					return &refusing{name: b.Name, err: sandbox.ErrInvalid}, nil
 				},
 			})
 			if err != nil {

@@ -53,6 +53,15 @@ func TestConformanceCopy(t *testing.T) {
 	sandboxtest.Run(t, target)
 }
 
+// TestFaultsOfCopies shows that the check of copies can fail. The other checks are shown to
+// on runc.
+func TestFaultsOfCopies(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, os.Geteuid())
+	b.backend = b.open(t, Options{Logger: zap.NewNop()})
+	sandboxtest.RunFaults(t, b.target(), "a copy comes back as its changes")
+}
+
 // userImages returns images of an engine whose USER is the given one; "" is that of the environment.
 func userImages(t *testing.T, host string) func(user string) images.Reference {
 	users := treeTar(t, sandboxtest.WriteUserTree)

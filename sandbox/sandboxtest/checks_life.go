@@ -73,10 +73,10 @@ func checkBadSpecs(ctx context.Context, e *env) error {
 		}
 		change(&spec)
 		sb, err := e.target.Backend.Create(ctx, spec)
-		_ = other.dir.Close()
 		if err == nil {
-			return errors.Join(fmt.Errorf("%s: no error", name), sb.Destroy(ctx))
+			return errors.Join(fmt.Errorf("%s: no error", name), sb.Destroy(ctx), other.dir.Close())
 		}
+		_ = other.dir.Close()
 		if !isInvalid(err) && !errors.Is(err, sandbox.ErrNotFound) && !errors.Is(err, sandbox.ErrUnsupported) {
 			return fmt.Errorf("%s: untyped error %w", name, err)
 		}

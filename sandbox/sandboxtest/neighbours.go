@@ -275,23 +275,7 @@ func residentMemory() (int64, error) {
 // on the host, as the user who runs the suite, without isolation. It gets
 // namespaces of its own, so that what is allowed there does not affect others.
 func (e *env) runNaive(ctx context.Context, args ...string) (string, error) {
-	return e.askOnce("naive "+strings.Join(args, " "), func() (string, error) { return naiveAs(ctx, e, nil, e.target.Probe, args...) })
-}
-
-// askOnce asks the host once for what does not change, because the suite's own
-// tests ask again and again.
-func (e *env) askOnce(question string, ask func() (string, error)) (string, error) {
-	if e.target.controls == nil {
-		return ask()
-	}
-	if answer, ok := e.target.controls.Load(question); ok {
-		return answer.(string), nil
-	}
-	answer, err := ask()
-	if err == nil {
-		e.target.controls.Store(question, answer)
-	}
-	return answer, err
+	return naiveAs(ctx, e, nil, e.target.Probe, args...)
 }
 
 // naiveAs is the same for another program, as another user if one is named.
@@ -318,13 +302,6 @@ func naiveAs(ctx context.Context, e *env, user *syscall.Credential, program stri
 
 // runPlain runs a verb on the host in the suite's own namespaces.
 func (e *env) runPlain(ctx context.Context, args ...string) (string, error) {
-	if args[0] == "kernel-files" || args[0] == "reexec" {
-		return e.askOnce(strings.Join(args, " "), func() (string, error) { return e.onHost(ctx, args...) })
-	}
-	return e.onHost(ctx, args...)
-}
-
-func (e *env) onHost(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, e.target.Probe, args...)
 	cmd.Dir = e.base
 	out, err := cmd.Output()

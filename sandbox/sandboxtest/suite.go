@@ -103,20 +103,6 @@ type Target struct {
 	Programs []string
 	// Probe overrides the path of the probe binary; "" builds it.
 	Probe string
-
-	// quick shortens the times that the suite's own tests need not wait for,
-	// and controls keeps what the host answered once.
-	quick    bool
-	controls *sync.Map
-}
-
-// shorten returns a time that a real sandbox needs, and a tenth of it for a
-// fake.
-func (t Target) shorten(d time.Duration) time.Duration {
-	if t.quick {
-		return d / 10
-	}
-	return d
 }
 
 // repeatCount returns how often a check repeats something that must never fail.
@@ -292,15 +278,11 @@ var builtProbe = sync.OnceValues(func() ([]byte, error) {
 // probeName is the probe's name in the workspace. Its mode is 0555.
 const probeName = "probe"
 
-// copyProbe puts the probe into a workspace. A fake, which does not run it, gets
-// a symlink.
+// copyProbe puts the probe into a workspace.
 func copyProbe(target Target, workspace string) error {
 	path := filepath.Join(workspace, probeName)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
-	}
-	if target.quick {
-		return os.Link(target.Probe, path)
 	}
 	data, err := os.ReadFile(target.Probe)
 	if err != nil {

@@ -428,11 +428,3 @@ func printSyscalls([]string) error {
 	}
 	return json.NewEncoder(os.Stdout).Encode(found)
 }
-
-// printNames prints the names of all attempts.
-func printNames([]string) error {
-	for name := range allAttempts() {
-		fmt.Println(name)
-	}
-	return nil
-}

@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
 // dialSandbox connects to an address, or to the proxy of this command.
@@ -37,13 +35,13 @@ func echoEgress(args []string) error {
 	if err != nil {
 		return err
 	}
-	return probing.Echo(dialSandbox, args[0], size)
+	return echo(args[0], size)
 }
 
 // firstEgress prints what a first read of a connection results in.
 func firstEgress(args []string) error {
 	for _, addr := range args {
-		text, err := probing.First(dialSandbox, addr)
+		text, err := first(addr)
 		if err != nil {
 			return err
 		}
@@ -54,7 +52,7 @@ func firstEgress(args []string) error {
 
 // holdEgress holds a connection until SIGTERM.
 func holdEgress(args []string) error {
-	c, err := probing.Hold(dialSandbox, args[0])
+	c, err := holdOpen(args[0])
 	if err != nil {
 		return err
 	}
@@ -68,7 +66,7 @@ func manyEgress(args []string) error {
 	if err != nil {
 		return err
 	}
-	count, err := probing.Many(dialSandbox, args[0], n)
+	count, err := many(args[0], n)
 	fmt.Println(count)
 	return err
 }
@@ -79,11 +77,11 @@ func stormEgress(args []string) error {
 	if err != nil {
 		return err
 	}
-	return probing.Storm(dialSandbox, args[0], n)
+	return storm(args[0], n)
 }
 
 func lookupEgress(args []string) error {
-	text, err := probing.Lookup(args[0])
+	text, err := lookUp(args[0])
 	fmt.Print(text)
 	return err
 }
@@ -169,7 +167,7 @@ func benchEgress(args []string) error {
 func measureEgress(what, addr string, n int) (time.Duration, error) {
 	switch what {
 	case "name":
-		return median(n, func() error { _, err := probing.LookupOne(addr); return err })
+		return median(n, func() error { _, err := lookUpOnce(addr); return err })
 	case "connect":
 		return median(n, func() error {
 			c, err := openEgress(addr, 'e')

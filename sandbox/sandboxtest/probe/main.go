@@ -53,7 +53,6 @@ var verbs = map[string]func(args []string) error{
 	"facts":          printFacts,
 	"syscalls":       printSyscalls,
 	"attempt":        runAttempt,
-	"names":          printNames,
 	"reexec":         reexecSelf,
 	"args":           func(a []string) error { fmt.Print(strings.Join(a, "\x00")); return nil },
 	"drip":           dripBytes,

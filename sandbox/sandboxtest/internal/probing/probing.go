@@ -26,6 +26,9 @@ func patternByte(i int64) byte {
 	return byte(' ' + (i+i/64*7+i>>16*13)%90)
 }
 
+// EchoEnd is sent by the other end of an echo when it has read all.
+const EchoEnd = "end"
+
 // PatternAt is n bytes of the stream from pos on.
 func PatternAt(pos int64, n int) []byte {
 	p := make([]byte, n)

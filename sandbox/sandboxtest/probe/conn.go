@@ -1,4 +1,6 @@
-package probing
+//go:build linux
+
+package main
 
 import (
 	"bytes"
@@ -11,21 +13,17 @@ import (
 	"sync"
 	"syscall"
 	"time"
-)
 
-// Dial connects to an address of the sandbox.
-type Dial func(addr string) (*net.TCPConn, error)
+	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
+)
 
 // egressTime bounds the wait for one connection.
 const egressTime = 30 * time.Second
 
-// EchoEnd is sent by the other end of Echo when it has read all.
-const EchoEnd = "end"
-
-// Echo sends size bytes to addr, ends its direction, and reads until the other
-// end does: the same bytes must come back, and then EchoEnd.
-func Echo(dial Dial, addr string, size int) error {
-	c, err := dial(addr)
+// echo sends size bytes to addr, ends its direction, and reads until the other
+// end does: the same bytes must come back, and then probing.EchoEnd.
+func echo(addr string, size int) error {
+	c, err := dialSandbox(addr)
 	if err != nil {
 		return err
 	}
@@ -44,16 +42,16 @@ func Echo(dial Dial, addr string, size int) error {
 	if err := errors.Join(err, <-written); err != nil {
 		return err
 	}
-	if !bytes.Equal(got, append(sent, EchoEnd...)) {
+	if !bytes.Equal(got, append(sent, probing.EchoEnd...)) {
 		return fmt.Errorf("%d bytes came back of %d, or others", len(got), len(sent))
 	}
 	return nil
 }
 
-// First connects to addr and returns what a first read results in: "reset",
+// first connects to addr and returns what a first read results in: "reset",
 // "refused", "end" or "data".
-func First(dial Dial, addr string) (string, error) {
-	c, err := dial(addr)
+func first(addr string) (string, error) {
+	c, err := dialSandbox(addr)
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENETUNREACH) { // without a loopback
 		return "refused", nil
 	}
@@ -73,9 +71,9 @@ func First(dial Dial, addr string) (string, error) {
 	return "data", nil
 }
 
-// Hold connects to addr, exchanges a byte and returns the connection.
-func Hold(dial Dial, addr string) (*net.TCPConn, error) {
-	c, err := dial(addr)
+// holdOpen connects to addr, exchanges a byte and returns the connection.
+func holdOpen(addr string) (*net.TCPConn, error) {
+	c, err := dialSandbox(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -87,14 +85,14 @@ func Hold(dial Dial, addr string) (*net.TCPConn, error) {
 	return c, err
 }
 
-// Many holds n connections to addr, each until the handler has ended it, and
+// many holds n connections to addr, each until the handler has ended it, and
 // returns how many exchanged a byte.
-func Many(dial Dial, addr string, n int) (count int, failed error) {
+func many(addr string, n int) (count int, failed error) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	for range n {
 		all.Go(func() {
-			c, err := Hold(dial, addr)
+			c, err := holdOpen(addr)
 			if err == nil {
 				_, err = io.ReadAll(c)
 			}
@@ -114,26 +112,26 @@ func Many(dial Dial, addr string, n int) (count int, failed error) {
 	return count, failed
 }
 
-// Lookups are the questions of Lookup, as network and type.
-var Lookups = []struct {
-	Network string
-	Type    uint16
+// lookups are the questions of lookUp, as network and type.
+var lookups = []struct {
+	network string
+	kind    uint16
 }{{"udp", 1}, {"udp", 28}, {"udp", 65}, {"udp", 16}, {"tcp", 1}}
 
-// Lookup asks the name server of the sandbox for a name, in each way, and returns
+// lookUp asks the name server of the sandbox for a name, in each way, and returns
 // a line for each: network, type, code, and the answers' addresses.
-func Lookup(name string) (string, error) {
+func lookUp(name string) (string, error) {
 	var text strings.Builder
-	for i, l := range Lookups {
+	for i, l := range lookups {
 		m := query(name, i)
-		answer, err := exchange(l.Network, m)
+		answer, err := exchange(l.network, m)
 		if err != nil {
 			return "", err
 		}
 		if len(answer) < len(m) || answer[1] != byte(i) {
 			return "", fmt.Errorf("answer %x", answer)
 		}
-		fmt.Fprintf(&text, "%s %d %d", l.Network, l.Type, answer[3]&0xf)
+		fmt.Fprintf(&text, "%s %d %d", l.network, l.kind, answer[3]&0xf)
 		if binary.BigEndian.Uint16(answer[6:]) == 1 && len(answer) == len(m)+16 {
 			fmt.Fprintf(&text, " %s", net.IP(answer[len(m)+12:]))
 		}
@@ -142,16 +140,16 @@ func Lookup(name string) (string, error) {
 	return text.String(), nil
 }
 
-// LookupOne asks once for the address of a name.
-func LookupOne(name string) ([]byte, error) { return exchange(Lookups[0].Network, query(name, 0)) }
+// lookUpOnce asks once for the address of a name.
+func lookUpOnce(name string) ([]byte, error) { return exchange(lookups[0].network, query(name, 0)) }
 
-// query returns the question i of Lookups.
+// query returns the question i of lookups.
 func query(name string, i int) []byte {
 	m := []byte{0, byte(i), 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}
 	for label := range strings.SplitSeq(name, ".") {
 		m = append(append(m, byte(len(label))), label...)
 	}
-	m = binary.BigEndian.AppendUint16(append(m, 0), Lookups[i].Type)
+	m = binary.BigEndian.AppendUint16(append(m, 0), lookups[i].kind)
 	return binary.BigEndian.AppendUint16(m, 1)
 }
 
@@ -181,17 +179,17 @@ func exchange(network string, message []byte) ([]byte, error) {
 	return buf[:n], err
 }
 
-// Storm makes n connections to addr, sixteen at once: some echo, some are reset
+// storm makes n connections to addr, sixteen at once: some echo, some are reset
 // at once, with bytes under way, or unread, and some send nothing. It returns an
 // error for one that had to succeed.
-func Storm(dial Dial, addr string, n int) error {
+func storm(addr string, n int) error {
 	errs := make(chan error, n)
 	slots := make(chan struct{}, 16)
 	for i := range n {
 		slots <- struct{}{}
 		go func() {
 			defer func() { <-slots }()
-			errs <- stormOnce(dial, addr, i%5)
+			errs <- stormOnce(addr, i%5)
 		}()
 	}
 	var failed error
@@ -201,14 +199,14 @@ func Storm(dial Dial, addr string, n int) error {
 	return failed
 }
 
-func stormOnce(dial Dial, addr string, kind int) error {
+func stormOnce(addr string, kind int) error {
 	switch kind {
 	case 0:
-		return Echo(dial, addr, 64<<10)
+		return echo(addr, 64<<10)
 	case 1:
-		return Echo(dial, addr, 0)
+		return echo(addr, 0)
 	}
-	c, err := dial(addr)
+	c, err := dialSandbox(addr)
 	if err != nil {
 		return err
 	}
