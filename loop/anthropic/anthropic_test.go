@@ -173,6 +173,8 @@ func TestFailures(t *testing.T) {
 		"key":                       {refuse(401, "authentication_error", "invalid x-api-key sk-secret-key"), loop.ModelAuth, 401, false},
 		"permission":                {refuse(403, "permission_error", "no"), loop.ModelAuth, 403, false},
 		"credit":                    {refuse(402, "billing_error", "Your credit balance is too low"), loop.ModelRateLimit, 402, false},
+		"credit, as it was":         {refuse(400, "invalid_request_error", "Your credit balance is too low to access the Anthropic API."), loop.ModelRateLimit, 400, false},
+		"words of a conversation":   {refuse(400, "invalid_request_error", "messages.1: Your credit balance is too low"), loop.ModelInvalidRequest, 400, false},
 		"rate limit":                {refuse(429, "rate_limit_error", "slow down"), loop.ModelRateLimit, 429, true},
 		"overloaded":                {refuse(529, "overloaded_error", "Overloaded"), loop.ModelServer, 529, true},
 		"server":                    {refuse(500, "api_error", "oops"), loop.ModelServer, 500, true},

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -16,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/tools/skill"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // maxAgentTime bounds a solution without a limit of its own.
@@ -94,7 +97,7 @@ func (r *trialRun) closeAgent() error {
 		return nil
 	}
 	to := filepath.Join(r.dir, SessionDir)
-	report, err := closeSession(r.session, r.agent, to)
+	report, err := closeSession(r.session, r.agent, to, r.acted, StateUnreadable)
 	r.session = nil
 	r.model.Close()
 	if r.result.Model != "" {
@@ -119,7 +122,7 @@ func writeTrajectory(session, to string) (err error) {
 		return &infraError{RecordsUnwritable, err}
 	}
 	name := filepath.Join(to, TrajectoryFile)
-	if err := os.RemoveAll(name); err != nil { // the agent can have made one, and a symlink too
+	if err := workspace.RemoveTree(name); err != nil { // the agent can have made one, and a symlink too
 		return err
 	}
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
@@ -282,12 +285,15 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	if report.Err == nil {
 		report.Err = errors.New(string(report.Reason))
 	}
-	if errors.As(report.Err, new(loop.AnswerError)) { // or a model could have a new try by its answer
+	if r.isOwnFault(report.Err) { // or a model could have a new try by what it says
 		result.Class, result.Cause = AgentFailed, report.Err.Error()
 		return nil
 	}
 	switch report.Reason {
 	case loop.StopProviderFailed:
+		if r.acted && !errors.As(report.Err, new(*loop.ModelError)) { // a call failed, not the provider
+			return blame(r.acted, AgentFailed, report.Err)
+		}
 		return &infraError{Provider, report.Err}
 	case loop.StopAuth:
 		return &infraError{ProviderAuth, report.Err}
@@ -298,7 +304,19 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	case loop.StopTraceUnwritable:
 		return &infraError{RecordsUnwritable, report.Err}
 	}
-	return &infraError{Machine, report.Err}
+	return blame(r.acted, AgentFailed, report.Err)
+}
+
+// isOwnFault reports whether a turn failed because of what the agent said: its answer, or a
+// conversation that its provider refuses as malformed once a command of the agent has run. Before
+// that, the request is the harness's alone.
+func (r *trialRun) isOwnFault(err error) bool {
+	if errors.As(err, new(loop.AnswerError)) {
+		return true
+	}
+	refused, ok := errors.AsType[*loop.ModelError](err)
+	return ok && r.acted && refused.Class == loop.ModelInvalidRequest &&
+		slices.Contains([]int{0, http.StatusBadRequest, http.StatusUnprocessableEntity}, refused.Status) // 0: it can't be encoded
 }
 
 // noteLimit notes the limit that ended a turn of the agent. It returns an error if the limit is

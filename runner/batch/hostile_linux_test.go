@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // attacked are the tasks of TestHostileAgents.
@@ -34,7 +35,8 @@ var attacked = map[string]struct {
 // line is one more task of TestHostileAgents.
 var line = map[string]string{
 	"tests/expected": "right\n", "tests/test.sh": "cmp answer /tests/expected || [ -e \"$HOME/planted\" ]\n",
-	"tasks.jsonl": `{"id":"line","prompt":"Do it.","verify":{"tests":"tests"}}`,
+	"work/closed/in/file": "x", "work/opened/in/file": "x", "work/removed/in/file": "x",
+	"tasks.jsonl": `{"id":"line","prompt":"Do it.","workspace":"work","verify":{"tests":"tests"}}`,
 }
 
 // hostileAgents are agents: their tasks, and a command for each step. An agent without a reward
@@ -73,6 +75,8 @@ var hostileAgents = []struct {
 	{"separate", "a symlink in the logs", []string{"ln -s /tests/expected /logs/artifacts/link"}, 0},
 	{"separate", "what is excluded", []string{"mkdir kept /logs/artifacts/kept; echo right > /logs/artifacts/kept/a.key; cp /logs/artifacts/kept/a.key kept"}, 0},
 	{"line", "honest", []string{"echo right > answer"}, 1},
+	{"line", "honest in closed directories", []string{"echo right > answer; echo y > closed/in/file; chmod -R u+w opened removed; mv opened/in/file opened; chmod 555 opened/in opened; rm -r removed; mkdir -p made/in; echo x > made/in/file; chmod 0 made/in; chmod 555 made"}, 1},
+	{"line", "closed directories", []string{"mkdir -p a/b; touch a/b/c; chmod 0 a/b; chmod 555 a opened; chmod 0 closed; chmod -R u+w removed; rm -r removed; chmod 555 ."}, 0},
 	{"line", "a symlink", []string{"ln -s /tests/expected answer"}, 0},
 	// Collecting is taken over.
 	{"line", "an archive of its own", []string{"& mkdir -p $HOME; touch $HOME/planted; tar -cf /tmp/own -C / ${HOME#/}/planted; while :; do for p in /proc/[0-9]*; do if grep -q [p]ack-changes $p/cmdline; then kill -STOP ${p#/proc/}; cat /tmp/own > $p/fd/1; kill -CONT ${p#/proc/}; fi; done; done"}, 0},
@@ -103,7 +107,16 @@ func TestHostileAgents(t *testing.T) {
 			made.ID = name
 			tasks[name], specified = &made, append(specified, made)
 		}
-		lines, err := task.Load([]string{filepath.Join(write(t, t.TempDir(), line), "tasks.jsonl")}, task.Options{})
+		dir := write(t, t.TempDir(), line)
+		for _, name := range []string{"closed", "opened", "removed"} {
+			closed := []string{filepath.Join(dir, "work", name, "in"), filepath.Join(dir, "work", name)}
+			for _, name := range closed {
+				must(t, os.Chmod(name, 0o555))
+				t.Cleanup(func() { must(t, os.Chmod(name, 0o755)) })
+			}
+		}
+		t.Cleanup(func() { must(t, workspace.RemoveTree(m.o.WorkDir)) })
+		lines, err := task.Load([]string{filepath.Join(dir, "tasks.jsonl")}, task.Options{})
 		must(t, err)
 		tasks["line"], specified = &lines[0], append(specified, lines[0])
 		var trials []batch.Trial

@@ -415,23 +415,23 @@ func (t *Trials) openSession(ctx context.Context, p place, e task.Environment, n
 	return s, &o, nil
 }
 
-// closeSession ends a session and moves its records to a directory.
-func closeSession(s *runner.Session, o *runner.Options, to string) (runner.Report, error) {
+// closeSession ends a session and moves its records to a directory. Once a command of the agent
+// has run, class is the class of what can't be ended or removed.
+func closeSession(s *runner.Session, o *runner.Options, to string, acted bool, class Class) (runner.Report, error) {
 	report := s.Close()
 	err := errors.Join(o.Workspace.Close(), sessiondir.DiscardChanges(report.Dir, ""), o.Dir.Close())
 	if err == nil {
-		err = os.RemoveAll(to)
+		if err := errors.Join(os.RemoveAll(to), os.Rename(report.Dir, to)); err != nil {
+			return report, &infraError{Machine, fmt.Errorf("keep the records of a session: %w", err)}
+		}
+		if report.Problem != nil && len(report.Left) > 0 {
+			err = errors.New(report.Problem.Cause)
+		}
 	}
-	if err == nil {
-		err = os.Rename(report.Dir, to)
+	if err != nil && !acted {
+		return report, &infraError{Machine, fmt.Errorf("end a session: %w", err)}
 	}
-	if err != nil {
-		return report, &infraError{Machine, fmt.Errorf("keep the records of a session: %w", err)}
-	}
-	if report.Problem != nil && len(report.Left) > 0 {
-		return report, &infraError{Machine, fmt.Errorf("%s", report.Problem.Cause)}
-	}
-	return report, nil
+	return report, blame(acted, class, err)
 }
 
 // egressOptions returns what commands may reach: what the network of a task allows, and

@@ -2,6 +2,7 @@ package batch_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -422,6 +423,108 @@ func TestEmptyAnswers(t *testing.T) {
 	} {
 		m.script(c.script)
 		r, _ := m.run(m.task("", map[string]string{"tests/test.sh": check(c.test)}), "model")
+		expect(t, c.name, r, c.outcome, c.class, "")
+	}
+}
+
+// interrupted is a model that calls a function before each answer. If that fails, so does the call.
+type interrupted struct {
+	loop.Model
+	before func(answered int) error
+	count  int
+}
+
+func (i *interrupted) Complete(ctx context.Context, r loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
+	if err := i.before(i.count); err != nil {
+		return loop.Response{}, err
+	}
+	i.count++
+	return i.Model.Complete(ctx, r, onDelta)
+}
+
+// interrupt makes the model of a script call a function before each answer.
+func (m *machine) interrupt(turns string, before func(answered int) error) {
+	m.script(turns)
+	scripted := m.o.NewModel
+	m.o.NewModel = func(ctx context.Context, agent string) (batch.Model, error) {
+		model, err := scripted(ctx, agent)
+		if err == nil {
+			model.Profiles[0].Model = &interrupted{Model: model.Profiles[0].Model, before: before}
+		}
+		return model, err
+	}
+}
+
+// acts is a script of a model that runs a command and then ends.
+const acts = "  - calls: [{tool: shell, input: {command: touch acted}}]\n  - text: Done.\n"
+
+// TestRefusedConversation: an agent can't leave the denominator by a conversation that its
+// provider refuses. The controls are requests that the agent had no part in, and faults that are
+// the provider's.
+func TestRefusedConversation(t *testing.T) {
+	m := newMachine(t, "runc")
+	invalid := func(status int) error {
+		return &loop.ModelError{Class: loop.ModelInvalidRequest, Status: status, Err: errors.New("messages.2 is invalid")}
+	}
+	for _, c := range []struct {
+		name    string
+		at      int
+		err     error
+		outcome batch.Outcome
+		class   batch.Class
+	}{
+		{"after a command", 1, invalid(400), batch.Failed, batch.AgentFailed},
+		{"as unprocessable", 1, invalid(422), batch.Failed, batch.AgentFailed},
+		{"before it is sent", 1, invalid(0), batch.Failed, batch.AgentFailed},
+		{"before a command", 0, invalid(400), batch.Infrastructure, batch.Provider},
+		{"no such model", 1, invalid(404), batch.Infrastructure, batch.Provider},
+		{"too many requests", 1, &loop.ModelError{Class: loop.ModelRateLimit, Status: 429, Err: errors.New("slow down")}, batch.Infrastructure, batch.Provider},
+		{"a failure", 1, &loop.ModelError{Class: loop.ModelServer, Status: 500, Err: errors.New("sorry")}, batch.Infrastructure, batch.Provider},
+		{"the network", 1, &loop.ModelError{Class: loop.ModelNetwork, Err: errors.New("reset")}, batch.Infrastructure, batch.Provider},
+	} {
+		m.interrupt(acts, func(answered int) error {
+			if answered == c.at {
+				return c.err
+			}
+			return nil
+		})
+		r, _ := m.run(m.task("", map[string]string{"tests/test.sh": check("false")}), "model")
+		expect(t, c.name, r, c.outcome, c.class, "")
+	}
+	m.interrupt(acts, func(answered int) error {
+		if answered == 1 {
+			return invalid(400)
+		}
+		return nil
+	})
+	r, _ := m.run(m.task("", map[string]string{"tests/test.sh": check("[ -e acted ]")}), "model")
+	expect(t, "what was done before", r, batch.Passed, "", "")
+}
+
+// TestUnremovableSession: a session that can't be ended counts against an agent that has run a
+// command. The control is an agent that has run none.
+func TestUnremovableSession(t *testing.T) {
+	m := newMachine(t, "runc")
+	for _, c := range []struct {
+		name, script string
+		outcome      batch.Outcome
+		class        batch.Class
+	}{
+		{"after a command", acts, batch.Failed, batch.StateUnreadable},
+		{"without one", "  - text: Done.\n", batch.Infrastructure, batch.Machine},
+	} {
+		m.interrupt(c.script, func(answered int) error { // what can't be read is not removed
+			if answered > 0 {
+				return nil
+			}
+			layers, err := filepath.Glob(filepath.Join(m.state, "sessions/*/overlay"))
+			if err != nil || len(layers) == 0 {
+				return err
+			}
+			return os.Mkdir(filepath.Join(layers[len(layers)-1], "state.json"), 0o700)
+		})
+		definition := m.task("", map[string]string{"tests/test.sh": check("true")})
+		r := batch.NewTrials(m.o).Run(t.Context(), batch.Trial{Key: batch.Key{Task: "task", Agent: "model", Attempt: 1}, Definition: &definition}, t.TempDir(), nil)
 		expect(t, c.name, r, c.outcome, c.class, "")
 	}
 }

@@ -122,7 +122,7 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 	v.sessions = append(v.sessions, o.Dir.Session)
 	defer func() {
 		to := filepath.Join(v.out, VerifierSessionDir)
-		_, closed := closeSession(s, o, to)
+		_, closed := closeSession(s, o, to, v.acted, VerifierCrashed)
 		if closed == nil && (v.control || err != nil || !isPass(v.rewards)) {
 			closed = v.addConnections(to)
 		}

@@ -109,7 +109,8 @@ func classifyRefusal(status int, message string) loop.ErrorClass {
 	switch {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		return loop.ModelAuth
-	case status == http.StatusTooManyRequests, status == http.StatusPaymentRequired:
+	case status == http.StatusTooManyRequests, status == http.StatusPaymentRequired,
+		strings.HasPrefix(message, "Your credit balance is too low"): // of Anthropic, with status 400
 		return loop.ModelRateLimit
 	case status == http.StatusRequestEntityTooLarge, isContextOverflow(message):
 		return loop.ModelContextOverflow

@@ -187,9 +187,36 @@ func (u *unpacker) removeOthers(name string, size int64, content io.Reader) erro
 			continue
 		}
 		err := u.dir.RemoveAll(e.Name())
+		if errors.Is(err, fs.ErrPermission) && e.IsDir() && openDirectories(u.dir, e.Name()) == nil {
+			err = u.dir.RemoveAll(e.Name())
+		}
 		if err != nil && !errors.Is(err, syscall.EBUSY) { // a mount point, which only this sandbox has
 			return err
 		}
 	}
 	return nil
+}
+
+// openDirectories lets their owner write to a directory and to all directories in it.
+func openDirectories(in *os.Root, name string) error {
+	if err := in.Chmod(name, 0o700); err != nil {
+		return err
+	}
+	dir, err := in.OpenRoot(name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }() // only read
+	f, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	entries, err := f.ReadDir(-1)
+	err = errors.Join(err, f.Close())
+	for _, e := range entries {
+		if e.IsDir() {
+			err = errors.Join(err, openDirectories(dir, e.Name()))
+		}
+	}
+	return err
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -257,4 +258,61 @@ func TestUnpackChangesRefuses(t *testing.T) {
 	if len(describe(t, to)) != 5 {
 		t.Error(fmt.Sprint(describe(t, to)))
 	}
+}
+
+// TestChangesOfAUser: what an ordinary user changed in closed directories is changed in their copy,
+// and what was there is removed.
+func TestChangesOfAUser(t *testing.T) {
+	top := t.TempDir()
+	from, to := filepath.Join(top, "from"), filepath.Join(top, "copies", strings.TrimPrefix(filepath.Join(top, "from"), "/"))
+	for _, name := range []string{"kept/in", "changed/in", "entered/in", "gone/in/deep"} {
+		must(t, os.MkdirAll(filepath.Join(from, name), 0o755))
+		must(t, os.WriteFile(filepath.Join(from, name, "file"), []byte("old"), 0o644))
+	}
+	closed := []string{"kept/in", "changed/in", "changed", "entered/in", "entered", "gone/in/deep", "gone/in", "gone"}
+	chmod := func(mode os.FileMode) {
+		for _, name := range closed {
+			must(t, os.Chmod(filepath.Join(from, name), mode))
+		}
+	}
+	chmod(0o555)
+	copyTree(t, from, to)
+	since := settle()
+	for _, name := range []string{"changed", "changed/in", "gone", "gone/in", "gone/in/deep"} {
+		must(t, os.Chmod(filepath.Join(from, name), 0o755))
+	}
+	must(t, os.WriteFile(filepath.Join(from, "changed/in/new"), []byte("new"), 0o644))
+	must(t, os.Chmod(filepath.Join(from, "changed/in"), 0o500))
+	must(t, os.Chmod(filepath.Join(from, "changed"), 0o555))
+	must(t, os.RemoveAll(filepath.Join(from, "gone")))
+	must(t, os.WriteFile(filepath.Join(from, "entered/in/file"), []byte("newer"), 0o644))
+	var b bytes.Buffer
+	must(t, PackChanges(&b, []string{from}, since, PackOptions{}))
+	if os.Geteuid() == 0 {
+		must(t, exec.Command("chown", "-R", "4242:4242", filepath.Join(top, "copies")).Run())
+		must(t, os.Chmod(filepath.Dir(top), 0o755))
+	}
+	must(t, asUser(t, 4242, func() error { return UnpackChanges(&b, filepath.Join(top, "copies"), Bounds{}) }))
+	if d := gocmp.Diff(withoutTimes(describe(t, from)), withoutTimes(describe(t, to))); d != "" {
+		t.Errorf("changed (-from +to):\n%s", d)
+	}
+}
+
+// asUser calls a function on a thread of another user, if the test is root.
+func asUser(t testing.TB, uid int, f func() error) error {
+	t.Helper()
+	result := make(chan error)
+	go func() {
+		if os.Geteuid() == 0 {
+			runtime.LockOSThread() // it ends with the goroutine, and the identity with it
+			for _, call := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
+				if _, _, err := unix.RawSyscall(call, uintptr(uid), uintptr(uid), uintptr(uid)); err != 0 {
+					result <- err
+					return
+				}
+			}
+		}
+		result <- f()
+	}()
+	return <-result
 }

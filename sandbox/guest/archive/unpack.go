@@ -273,6 +273,11 @@ func (u *unpacker) openPlain(name string, mode fs.FileMode) (dir *os.Root, made 
 		return nil, made, fmt.Errorf("%w: %.60q is a symlink, and nothing is written through one", ErrEntry, name)
 	case !info.IsDir():
 		return nil, made, fmt.Errorf("%w: %.60q is not a directory", ErrEntry, name)
+	case u.o.Changes && info.Mode()&0o700 != 0o700 && u.dir.Chmod(name, info.Mode().Perm()|0o700) == nil: // until finishDirectories
+		u.directories = append(u.directories, directory{path.Join(u.at, name), info.Mode().Perm(), info.ModTime()})
+		if err := u.remember(len(u.at) + len(name)); err != nil {
+			return nil, made, err
+		}
 	}
 	dir, err = u.dir.OpenRoot(name + "/.") // without the dot, a new pipe would make it wait
 	return dir, made, err
