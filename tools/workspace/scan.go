@@ -3,6 +3,7 @@ package workspace
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 )
@@ -20,26 +21,29 @@ type ScanOptions struct {
 	// gets for the entry's directory, and the path of the directory that is to be
 	// scanned: e's own path, the path that e was renamed to, or "" for none.
 	Visit func(e *ScanEntry) (mark uint8, enter string)
-	// Leave, unless it is nil, is called when a directory is done, with the marks
-	// of its entries.
+	// Leave, unless it is nil, is called when a directory has been read and everything
+	// in it is done, with the marks of its entries.
 	Leave func(dir string, marks uint8)
 	// Unread is called for each directory that could not be read whole.
 	Unread func(dir string, err error)
 	// Since holds the directories that earlier scans have read, or is nil. A directory that
-	// has not changed since then is not read again: the scan only enters the directories in
-	// it, and Leave gets its old marks.
+	// has not changed since then is not read again, nor opened unless there are others in
+	// it: the scan only enters these.
 	Since *SeenDirs
 }
 
 // SeenDirs holds the directories that scans have read. The zero value holds none. It
 // must not be used by two scans at a time.
-type SeenDirs struct{ top seenDir }
+type SeenDirs struct {
+	top seenDir
+	// held counts the directories below top.
+	held int
+}
 
 // seenDir is a directory as it was read. below holds the directories in it that were
 // entered.
 type seenDir struct {
 	state dirState
-	marks uint8
 	below map[string]*seenDir
 }
 
@@ -47,12 +51,14 @@ type seenDir struct {
 // advances its change time, which no program can set. The zero value means unknown.
 type dirState struct {
 	inode   uint64
+	mount   uint64
 	changed int64
 }
 
 // Bounds of a SeenDirs, which tests set.
 var (
-	// maxSeen bounds how many directories are held, at some 150 bytes each.
+	// maxSeen bounds how many directories are held, at some 150 bytes each. A directory
+	// with others that are not held is read each time.
 	maxSeen = 200_000
 	// changeTick is longer than the steps of change times on any file system. A second
 	// change within one step leaves the time as it is.
@@ -117,11 +123,15 @@ func (r *Reader) Scan(ctx context.Context, path string, o ScanOptions) error {
 	if rel == "." {
 		s.path = s.path[:0]
 	}
-	seen := &seenDir{}
-	if o.Since != nil {
-		seen = &o.Since.top
+	if o.Since == nil {
+		return s.scanDirectory(ctx, nil, rel, &seenDir{})
 	}
-	return s.scanDirectory(ctx, nil, rel, seen)
+	s.room = maxSeen - o.Since.held
+	err := s.scanDirectory(ctx, nil, rel, &o.Since.top)
+	if o.Since.held = maxSeen - s.room; err == nil {
+		o.Since.held = s.held
+	}
+	return err
 }
 
 // StatEntry returns what the file system knows of path, a symlink itself if it
@@ -146,7 +156,9 @@ type scan struct {
 	reader *Reader
 	o      ScanOptions
 	path   []byte // of the directory that is read; empty for the workspace
-	count  int    // of directories that were opened
+	// held counts the directories of o.Since that the scan came to, and room is how many
+	// more it can hold.
+	held, room int
 }
 
 // currentPath returns the path of the directory that is read.
@@ -164,65 +176,96 @@ func (s *scan) scanDirectory(ctx context.Context, parent *scanDir, name string, 
 	dir, restore, err := s.openDirectory(ctx, parent, name)
 	defer restore()
 	if err != nil {
-		*seen = seenDir{}
-		return s.reportUnread(ctx, err)
+		if err = s.reportUnread(ctx, err); err == nil {
+			*seen = seenDir{}
+		}
+		return err
 	}
 	defer dir.close()
-	var now dirState
-	if s.count++; s.o.Since != nil && s.count <= maxSeen {
-		now = dir.state
-	}
-	if now != (dirState{}) && now == seen.state {
-		for name, below := range seen.below {
-			if err := s.scanBelow(ctx, dir, name, below); err != nil {
-				return err
-			}
+	if s.o.Since == nil || dir.state == (dirState{}) || dir.state != seen.state {
+		marks, err := s.readDirectory(ctx, dir, seen)
+		if err != nil {
+			return err
 		}
-	} else if err := s.readDirectory(ctx, dir, now, seen); err != nil {
-		return err
-	} else if seen.state.changed > began.Add(-changeTick).UnixNano() {
-		seen.state = dirState{}
+		if seen.state.changed > began.Add(-changeTick).UnixNano() {
+			seen.state = dirState{}
+		}
+		if s.o.Leave != nil {
+			s.o.Leave(s.currentPath(), marks)
+		}
+		return nil
 	}
-	if s.o.Leave != nil {
-		s.o.Leave(s.currentPath(), seen.marks)
+	for name, below := range seen.below {
+		s.held++
+		if err := s.scanBelow(ctx, dir, name, below); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// readDirectory visits the entries of a directory whose state is now, scans the
-// directories to enter, and updates seen.
-func (s *scan) readDirectory(ctx context.Context, dir *scanDir, now dirState, seen *seenDir) error {
+// readDirectory visits the entries of a directory, scans the directories to enter, and
+// updates seen. After an error, seen still holds what it knew of directories that the
+// scan did not come to.
+func (s *scan) readDirectory(ctx context.Context, dir *scanDir, seen *seenDir) (marks uint8, err error) {
 	was := seen.below
-	*seen = seenDir{state: now, below: map[string]*seenDir{}}
+	*seen = seenDir{state: dir.state}
+	defer func() {
+		if err == nil {
+			return
+		}
+		seen.state = dirState{}
+		if was != nil {
+			maps.Copy(was, seen.below)
+			seen.below = was
+		}
+	}()
 	for {
 		names, err := runGuarded(ctx, s.reader.guard, s.currentPath(), dir.nextNames)
 		if err != nil {
 			seen.state = dirState{}
-			return s.reportUnread(ctx, err)
+			return marks, s.reportUnread(ctx, err)
 		}
 		if len(names) == 0 {
-			return nil
+			return marks, nil
 		}
 		mark, enter := s.visitBatch(ctx, dir, names)
-		seen.marks |= mark
+		marks |= mark
 		for _, name := range enter {
-			below := was[name]
-			if below == nil {
-				below = &seenDir{}
-			}
-			if now != (dirState{}) {
-				seen.below[name] = below
-			}
-			if err := s.scanBelow(ctx, dir, name, below); err != nil {
-				seen.state = dirState{}
-				return err
+			if err := s.scanBelow(ctx, dir, name, s.hold(seen, name, was[name])); err != nil {
+				return marks, err
 			}
 		}
 	}
 }
 
+// hold returns the directory name in parent, and holds it there if there is room. was is
+// the directory as it was held so far, or nil.
+func (s *scan) hold(parent *seenDir, name string, was *seenDir) *seenDir {
+	switch {
+	case was == nil && s.room <= 0:
+		parent.state = dirState{}
+		return &seenDir{}
+	case was == nil:
+		s.room--
+		was = &seenDir{}
+	}
+	s.held++
+	if parent.below == nil {
+		parent.below = map[string]*seenDir{}
+	}
+	parent.below[name] = was
+	return was
+}
+
 // scanBelow scans the directory name in dir.
 func (s *scan) scanBelow(ctx context.Context, dir *scanDir, name string, seen *seenDir) error {
+	if len(seen.below) == 0 && seen.state != (dirState{}) {
+		now, err := runGuarded(ctx, s.reader.guard, name, func(context.Context) (dirState, error) { return dir.stateOf(name) })
+		if err == nil && now == seen.state {
+			return nil
+		}
+	}
 	length := len(s.path)
 	s.pushName(name)
 	err := s.scanDirectory(ctx, dir, name, seen)

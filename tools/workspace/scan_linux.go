@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,10 +39,18 @@ func (t *tree) openScan(parent *scanDir, name string, cross bool) (*scanDir, err
 		return nil, err
 	}
 	d := &scanDir{fd: fd}
-	if st, err := statx(fd, "", unix.AT_EMPTY_PATH); err == nil {
-		d.state = dirState{st.Ino, time.Unix(st.Ctim.Unix()).UnixNano()}
-	}
+	d.state, _ = d.stateOf("")
 	return d, nil
+}
+
+// stateOf returns the state of a directory in d, or of d itself if name is "". It is
+// unknown if there is an error.
+func (d *scanDir) stateOf(name string) (dirState, error) {
+	st, err := statx(d.fd, name, unix.AT_EMPTY_PATH)
+	if err != nil {
+		return dirState{}, err
+	}
+	return dirState{st.Ino, cmp.Or(st.mount.id, st.mount.dev), time.Unix(st.Ctim.Unix()).UnixNano()}, nil
 }
 
 func (t *tree) openScanAt(parent *scanDir, name string, cross bool) (int, error) {

@@ -1,17 +1,20 @@
 package workspace
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestScan: it visits what a walk with bounds does not, keeps to the workspace,
@@ -173,15 +176,33 @@ func TestScanSince(t *testing.T) {
 			if !slices.Contains(strings.Fields(visited), must) {
 				t.Errorf("%s: visited %q, not %s", c.script, visited, must)
 			}
+			if _, left := marks[path.Dir(must)]; !left {
+				t.Errorf("%s: no marks of the directory of %s", c.script, must)
+			}
 		}
-		if !maps.Equal(marks, want) || c.want == "" && visited != "" {
-			t.Errorf("%s: visited %q, marks %v, want %v; all is %q", c.script, visited, marks, want, all)
+		for dir, mark := range marks {
+			if mark != want[dir] {
+				t.Errorf("%s: the marks of %s are %d, want %d", c.script, dir, mark, want[dir])
+			}
+		}
+		if c.want == "" && visited != "" {
+			t.Errorf("%s: visited %q of %q", c.script, visited, all)
 		}
 	}
 	change("")
 	scan(&since)
 	if visited, _ := scan(&since); visited != "" {
 		t.Errorf("control: visited %q where nothing changed", visited)
+	}
+	changeTick, maxSeen = 0, 2
+	since = SeenDirs{}
+	scan(&since)
+	for _, name := range []string{"one", "two"} {
+		change("for dir in $(find . -type d); do mkdir $dir/" + name + "; done")
+		visited, _ := scan(&since)
+		if all, _ := scan(nil); strings.Count(visited, name) != strings.Count(all, name) || since.held != maxSeen {
+			t.Errorf("visited %q of %q, and %d directories are held", visited, all, since.held)
+		}
 	}
 	for name, set := range map[string]func(){
 		"where a change may leave the time as it is": func() { changeTick = time.Hour },
@@ -195,6 +216,100 @@ func TestScanSince(t *testing.T) {
 		if all, _ := scan(nil); visited != all {
 			t.Errorf("%s: visited %q of %q", name, visited, all)
 		}
+	}
+}
+
+// TestScanGoesOn: a scan that was interrupted keeps what it has read, and an unchanged
+// directory without others is not even opened.
+func TestScanGoesOn(t *testing.T) {
+	tick := changeTick
+	t.Cleanup(func() { changeTick = tick })
+	changeTick = 0
+	root := t.TempDir()
+	const dirs, most = 1000, 400 // more than one batch
+	for i := range dirs {
+		if err := os.MkdirAll(filepath.Join(root, "a", fmt.Sprint(i)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, err := os.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	r, err := NewReader(held, ReaderOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var since SeenDirs
+	// scan returns how many of the directories it has read, of which the last one of most
+	// ends it.
+	scan := func() (read int) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		err := r.Scan(ctx, ".", ScanOptions{
+			Since: &since,
+			Visit: func(e *ScanEntry) (uint8, string) { return 0, e.Path() },
+			Leave: func(dir string, _ uint8) {
+				if strings.HasPrefix(dir, "a/") {
+					if read++; read == most {
+						cancel(errGone)
+					}
+				}
+			},
+			Unread: func(dir string, err error) { t.Errorf("%q: %v", dir, err) },
+		})
+		if (err != nil) != (read == most) {
+			t.Errorf("a scan of %d directories ended with %v", read, err)
+		}
+		return read
+	}
+	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(watch)
+	for i := range dirs {
+		if _, err := unix.InotifyAddWatch(watch, filepath.Join(root, "a", fmt.Sprint(i)), unix.IN_OPEN); err != nil {
+			t.Fatal(err)
+		}
+	}
+	opened := func() (n int) {
+		buf := make([]byte, 2*dirs*unix.SizeofInotifyEvent)
+		n, err := unix.Read(watch, buf)
+		if err != nil && !errors.Is(err, unix.EAGAIN) {
+			t.Fatal(err)
+		}
+		return max(0, n) / unix.SizeofInotifyEvent
+	}
+	for _, want := range []int{most, most, dirs - 2*most, 0} {
+		if read := scan(); read != want {
+			t.Errorf("read %d directories, want %d", read, want)
+		}
+		if got := opened(); got != want {
+			t.Errorf("opened %d directories, want %d", got, want)
+		}
+	}
+	if since.held != dirs+1 {
+		t.Errorf("%d directories are held", since.held)
+	}
+	if err := os.WriteFile(filepath.Join(root, "a", "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	err = r.Scan(ctx, ".", ScanOptions{
+		Since: &since,
+		Visit: func(e *ScanEntry) (uint8, string) {
+			cancel(errGone)
+			return 0, e.Path()
+		},
+		Unread: func(string, error) {},
+	})
+	if err == nil {
+		t.Error("control: a scan was not interrupted")
+	}
+	if scan(); opened() > 0 {
+		t.Error("a scan that was interrupted at once has forgotten directories")
 	}
 }
 

@@ -55,6 +55,9 @@ func (t *tree) openScanFile(rel string, cross bool) (*os.File, error) {
 	return t.root.Open(name)
 }
 
+// stateOf returns an unknown state.
+func (d *scanDir) stateOf(string) (dirState, error) { return d.state, nil }
+
 func (d *scanDir) close() { _ = d.file.Close() }
 
 // nextNames returns the next entries; none are the end.

@@ -197,7 +197,7 @@ func (b *backgrounds) finishCommand(watched context.Context, g *generation, j *b
 			_ = b.x.sandbox.retireSandbox(g, end.Kill.Left) // who calls next meets what comes of it
 		}
 		if !errors.Is(cause, errSessionEnd) {
-			b.x.opts.AfterCommand(context.WithoutCancel(watched))
+			b.x.afterCommand(watched)
 		}
 	}
 	b.mu.Lock()

@@ -52,7 +52,7 @@ type ExecutorOptions struct {
 	// IsFresh reports whether a file is still as the session found it.
 	IsFresh func(ctx context.Context, path string) bool
 	// AfterCommand is called when a command has ended, and after a change that can make a
-	// repository.
+	// repository. It returns when ctx ends, whether it is through or not.
 	AfterCommand func(ctx context.Context)
 	// Images receives the files that changes replace.
 	Images *changes.Preimages
@@ -165,9 +165,19 @@ func (x *Executor) settle(ctx context.Context, g *generation, exit sandbox.Exit,
 		}
 	}
 	if !errors.Is(err, tools.ErrSandboxLost) { // else the session ends
-		x.opts.AfterCommand(context.WithoutCancel(ctx))
+		x.afterCommand(ctx)
 	}
 	return err
+}
+
+// afterCommandWait bounds how long a result waits for AfterCommand.
+const afterCommandWait = time.Second
+
+// afterCommand looks at the workspace after a command, even a cancelled one.
+func (x *Executor) afterCommand(ctx context.Context) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), afterCommandWait, context.DeadlineExceeded)
+	defer cancel()
+	x.opts.AfterCommand(ctx)
 }
 
 // lookEvery is the time between two looks at the workspace while a program runs that
@@ -280,7 +290,7 @@ func (x *Executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 	change, err := x.apply(ctx, op)
 	made := change.Created || op.Kind == workspace.OpMkdir || op.Kind == workspace.OpRename
 	if made && (quarantine.IsPart(op.Path) || quarantine.IsPart(op.To) || quarantine.IsPart(change.Path)) {
-		x.opts.AfterCommand(context.WithoutCancel(ctx))
+		x.afterCommand(ctx)
 	}
 	return change, err
 }

@@ -21,12 +21,12 @@ import (
 )
 
 const (
-	// cheapEntries is the size up to which a workspace is compared whole after each command:
-	// 1 µs an entry on two quiet cores and 10 on busy ones (BenchmarkSnapshot), so it costs
-	// less than a command. In a larger one, only the directories that changed are read.
+	// cheapEntries is the size up to which the repositories that a workspace had are compared
+	// after each command: 1 µs an entry on two quiet cores and 10 on busy ones
+	// (BenchmarkSnapshot), so it costs less than a command.
 	cheapEntries = 1000
-	// afterCommandTime bounds the look after a command. The look at the end finds the rest.
-	afterCommandTime = 5 * time.Second
+	// lookTime bounds one look after a command. The look at the end finds the rest.
+	lookTime = time.Minute
 	// maxNoted bounds the renames that are listed, and those that failed; beyond
 	// it they are counted.
 	maxNoted = 1000
@@ -48,6 +48,9 @@ const maxMade = 8
 
 // errSlow is the cause of a scan that took too long.
 var errSlow = errors.New("no answer in time")
+
+// errTurnsOver is the cause of a look that the one at the end replaces.
+var errTurnsOver = errors.New("the turns are over")
 
 // Options configures a [Quarantine]. Reader, Owner, Change, Renew and Log are
 // required.
@@ -79,8 +82,17 @@ type Quarantine struct {
 	// found are the repositories at the session's start.
 	found *repositories
 
+	// looks are the looks after commands, which CheckAtEnd ends.
+	looks     context.Context
+	stopLooks context.CancelCauseFunc
+	// next, under asked, is closed when the look is over that is to begin next, nil if none
+	// is. looking reports whether looks are under way.
+	asked   sync.Mutex
+	next    chan struct{}
+	looking bool
+
 	mu sync.Mutex
-	// seen are the directories of a large workspace as the last look found them.
+	// seen are the directories of the workspace as the last look found them.
 	seen workspace.SeenDirs
 	// moves are the renames by new path, failed those that failed, and the
 	// directories that could not be read, by path.
@@ -99,7 +111,9 @@ func New(o Options) *Quarantine {
 	if o.Unguarded {
 		o.Git = sandbox.GitReadOnly
 	}
-	return &Quarantine{opts: o}
+	q := &Quarantine{opts: o}
+	q.looks, q.stopLooks = context.WithCancelCause(context.Background())
+	return q
 }
 
 // Record finds the repositories of the workspace as it is, and returns their paths.
@@ -124,23 +138,58 @@ func (q *Quarantine) Nested() []string { return q.found.listNested() }
 func (q *Quarantine) Scripts() []string { return q.found.scripts }
 
 // CheckAfterCommand renames repositories that a command made. In a small workspace it
-// also renames those that the command changed.
+// also renames those that the command changed. It returns when ctx ends: the look goes on
+// in the background then, until CheckAtEnd. There is one look at a time, so that a caller
+// may share the next one with others.
 func (q *Quarantine) CheckAfterCommand(ctx context.Context) {
-	ctx, cancel := context.WithTimeoutCause(ctx, afterCommandTime, errSlow)
+	if !q.found.whole { // it is unknown which ones are new
+		return
+	}
+	q.asked.Lock()
+	if q.next == nil {
+		q.next = make(chan struct{})
+	}
+	over := q.next
+	if !q.looking {
+		q.looking = true
+		go q.lookWhileAsked()
+	}
+	q.asked.Unlock()
+	select {
+	case <-over:
+	case <-ctx.Done():
+	}
+}
+
+// lookWhileAsked looks for new repositories until no caller waits for a look.
+func (q *Quarantine) lookWhileAsked() {
+	for {
+		q.asked.Lock()
+		over := q.next
+		q.next, q.looking = nil, over != nil
+		q.asked.Unlock()
+		if over == nil {
+			return
+		}
+		q.look()
+		close(over)
+	}
+}
+
+// look renames what commands made since the last look.
+func (q *Quarantine) look() {
+	ctx, cancel := context.WithTimeoutCause(q.looks, lookTime, errSlow)
 	defer cancel()
 	q.mu.Lock() // one opens and closes directories at a time
 	defer q.mu.Unlock()
-	switch {
-	case !q.found.whole: // it is unknown which ones are new
-	case q.found.entries <= cheapEntries:
-		q.renameNew(ctx, false, nil)
-	default:
-		q.renameNew(ctx, false, &q.seen)
+	if ctx.Err() == nil { // else CheckAtEnd has looked, or will
+		q.renameNew(ctx, false)
 	}
 }
 
 // CheckAtEnd renames what is left when the turns are over.
 func (q *Quarantine) CheckAtEnd() {
+	q.stopLooks(errTurnsOver)
 	ctx, cancel := context.WithTimeoutCause(context.Background(), repositoriesTime, errSlow)
 	defer cancel()
 	q.mu.Lock()
@@ -148,24 +197,31 @@ func (q *Quarantine) CheckAtEnd() {
 	// An interruption of the session ends the renames that are under way, and
 	// all that follow: they are tried once more.
 	q.failed, q.moreFailed, q.pinned = nil, 0, nil
-	q.renameNew(ctx, true, nil)
+	q.renameNew(ctx, true)
 	q.movePinned(ctx)
 }
 
-// renameNew renames, in one pass over the workspace, every repository that was not there
-// when the session began, and every one in which git or hg would obey something else than
-// before: a git of the host, a prompt or an editor would run what its configuration says
-// as soon as a user enters the directory, or at one above it that has it as a submodule.
-// A repository that the first scan may have missed could be the user's own, and is only
-// reported. The last call also checks the files that ordinary work may change. With
-// since, only repositories that appeared in changed directories are renamed, even at a
-// known path.
-func (q *Quarantine) renameNew(ctx context.Context, last bool, since *workspace.SeenDirs) {
+// renameNew renames every repository that was not there when the session began, and every
+// one in which git or hg would obey something else than before: a git of the host, a prompt
+// or an editor would run what its configuration says as soon as a user enters the directory,
+// or at one above it that has it as a submodule. A repository that the first scan may have
+// missed could be the user's own, and is only reported.
+//
+// The last call reads the whole workspace, and also checks the files that ordinary work may
+// change. Others only read the directories that changed, and only compare the repositories
+// that were there if the workspace was small.
+func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 	doors := q.closedDirectories()
 	s := q.newScanner()
 	s.open = func(dir string) (func(), error) { return q.openDirectory(ctx, doors, dir) }
+	since := &q.seen
+	if last {
+		since = nil
+	} else if q.found.entries <= cheapEntries {
+		q.checkKnown(ctx, s, doors)
+	}
 	check := func(p string, typ workspace.Type) (enter string) {
-		if _, known := q.found.known[p]; known && since != nil {
+		if _, known := q.found.known[p]; known && !last {
 			if st, err := s.reader.StatEntry(ctx, p); err != nil || st.Inode == q.found.inodes[p] {
 				return "" // the same one
 			}
@@ -195,6 +251,17 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool, since *workspace.
 	if err != nil {
 		q.opts.Log.Warn("look for repositories", zap.Error(err))
 		q.addFailure(record.Quarantined{Path: ".", Why: "the look for repositories did not end: " + err.Error()})
+	}
+}
+
+// checkKnown renames the repositories that were there when the session began, still are,
+// and were changed.
+func (q *Quarantine) checkKnown(ctx context.Context, s *scanner, doors *closedDirectories) {
+	for _, p := range q.found.listPaths() {
+		st, err := s.reader.StatEntry(ctx, p)
+		if err == nil && (entryToRename(p) == p || s.isBare(ctx, p)) {
+			q.checkEntry(ctx, s, p, st.Type, doors)
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
@@ -169,6 +170,110 @@ func TestQuarantineAfterACommand(t *testing.T) {
 	}
 }
 
+// TestLooksGoOn: a command waits for its look no longer than it wants to. Looks run one at
+// a time, and one that was asked for begins after that. The last look ends them.
+func TestLooksGoOn(t *testing.T) {
+	b := newBench(t)
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	b.applying = func(_ workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
+		begun <- struct{}{}
+		<-goOn
+		return do()
+	}
+	q := b.recorded()
+	over, cancel := context.WithCancelCause(t.Context())
+	cancel(nil)
+	b.change("mkdir -p a/.git")
+	q.CheckAfterCommand(over)
+	<-begun
+	b.change("mkdir -p b/.git")
+	q.CheckAfterCommand(over) // this look and the next one are the same
+	waited := make(chan struct{})
+	go func() {
+		q.CheckAfterCommand(t.Context())
+		close(waited)
+	}()
+	goOn <- struct{}{}
+	select {
+	case <-begun: // either within the first look, or in the second one
+	case <-waited:
+		t.Fatal("a look was over before it began")
+	}
+	goOn <- struct{}{}
+	<-waited
+	if got := q.renamed(); !slices.Equal(got, []string{"a/.git", "b/.git"}) || b.exists("b/.git") {
+		t.Errorf("renamed %q", got)
+	}
+	b.change("mkdir -p c/.git")
+	q.CheckAfterCommand(over)
+	<-begun
+	b.change("mkdir -p d/.git")
+	q.CheckAfterCommand(over)
+	go func() {
+		goOn <- struct{}{}
+		for range begun {
+			goOn <- struct{}{}
+		}
+	}()
+	q.CheckAtEnd()
+	q.CheckAfterCommand(t.Context())
+	close(begun)
+	if len(q.failed) > 0 || b.exists("c/.git") || b.exists("d/.git") {
+		t.Errorf("renamed %q, failed %v", q.renamed(), q.failures())
+	}
+}
+
+// TestAWorkspaceThatGrows: however large a small workspace becomes, the repositories that
+// it had are compared after each command.
+func TestAWorkspaceThatGrows(t *testing.T) {
+	b := newBench(t)
+	b.change("mkdir -p sub/.git b/refs b/objects bare/refs bare/objects; : >b/HEAD; : >bare/HEAD")
+	q := b.recorded()
+	b.change(fmt.Sprintf("seq %d | xargs mkdir; rm -r b/objects; echo x >b/config", 2*cheapEntries))
+	q.CheckAfterCommand(t.Context())
+	if got := q.renamed(); len(got) > 0 || len(q.failed) > 0 {
+		t.Errorf("renamed %q, failed %v", got, q.failures())
+	}
+	b.change("echo x >sub/.git/config; echo x >bare/config")
+	q.CheckAfterCommand(t.Context())
+	if got := q.renamed(); !slices.Equal(got, []string{"bare/HEAD", "sub/.git"}) || len(q.failed) > 0 {
+		t.Errorf("renamed %q, failed %v", got, q.failures())
+	}
+}
+
+// BenchmarkLook measures a look in a workspace where nothing changes.
+func BenchmarkLook(b *testing.B) {
+	for _, dirs := range []int{50_000, 200_000} {
+		b.Run(fmt.Sprint(dirs), func(b *testing.B) {
+			dir := b.TempDir()
+			for i := range dirs {
+				if err := os.MkdirAll(filepath.Join(dir, fmt.Sprint(i/5000), fmt.Sprint(i/50), fmt.Sprint(i)), 0o755); err != nil {
+					b.Fatal(err)
+				}
+			}
+			held, err := os.Open(dir)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer held.Close()
+			reader, err := workspace.NewReader(held, workspace.ReaderOptions{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			q := New(Options{Reader: reader, Log: zap.NewNop()})
+			q.Record(b.Context())
+			<-time.After(4 * time.Second) // until a change advances each directory's time
+			q.CheckAfterCommand(b.Context())
+			for b.Loop() {
+				q.CheckAfterCommand(b.Context())
+			}
+			if len(q.failed) > 0 {
+				b.Error(q.failures())
+			}
+		})
+	}
+}
+
 // TestAPlaceholderThatFills: an empty .git is nothing until it is filled.
 func TestAPlaceholderThatFills(t *testing.T) {
 	for _, entries := range []int{cheapEntries, cheapEntries + 1} {
@@ -219,7 +324,7 @@ func TestWhatIsQuarantined(t *testing.T) {
 				c.found(q.found)
 			}
 			b.change(c.during)
-			q.renameNew(t.Context(), true, nil)
+			q.renameNew(t.Context(), true)
 			if diff := cmp.Diff(c.renamed, q.renamed()); diff != "" {
 				t.Errorf("renamed (-want +got):\n%s", diff)
 			}
@@ -236,7 +341,7 @@ func TestARenamedRepositoryIsNoBareOne(t *testing.T) {
 	b := newBench(t)
 	q := b.recorded()
 	b.change("mkdir -p sub/.git/objects sub/.git/refs; echo 'ref: refs/heads/main' >sub/.git/HEAD")
-	q.renameNew(t.Context(), false, nil)
+	q.renameNew(t.Context(), false)
 	list := q.List(t.Context())
 	if len(list) != 1 || !regexp.MustCompile(`^sub/\.git\.quarantined-[0-9A-Z]{26}$`).MatchString(list[0].To) {
 		t.Fatalf("renamed %+v", list)
@@ -275,7 +380,7 @@ func TestALookThatDoesNotEndIsReported(t *testing.T) {
 	b.file("hooks/pre-commit", "touch FIRED\n")
 	want := map[string]string{".": "the look for repositories did not end: " + errSlow.Error()}
 	for _, when := range []string{"behind the scan", "before it"} {
-		q.renameNew(ctx, true, nil)
+		q.renameNew(ctx, true)
 		if got := q.failures(); !maps.Equal(got, want) {
 			t.Errorf("%s: failed %q", when, got)
 		}

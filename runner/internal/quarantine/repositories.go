@@ -112,6 +112,17 @@ func isBare(marks uint8) bool {
 	return marks&markHead != 0 && (marks&markCommon != 0 || marks&markObjects != 0 && marks&markRefs != 0)
 }
 
+// isBare reports whether git takes the directory dir for a repository.
+func (s *scanner) isBare(ctx context.Context, dir string) bool {
+	var marks uint8
+	for _, name := range []string{"HEAD", "objects", "refs", "commondir"} {
+		if _, err := s.reader.StatEntry(ctx, path.Join(dir, name)); err == nil {
+			marks |= markOf([]byte(name))
+		}
+	}
+	return isBare(marks)
+}
+
 // repositoryKind is the kind of repository that an entry's name suggests.
 type repositoryKind int
 
