@@ -22,6 +22,7 @@ const modulePath = "github.com/caisson-run/caisson"
 // the packages whose folder it lies in, and nothing else of the module.
 var ranks = map[string]int{
 	"limits":             0,
+	"limits/state":       0,
 	"images":             0,
 	"tools/safeurl":      0,
 	"tools/egress/ca":    0,

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // ChangeLogFile is the name of the change log, which lies beside the files whose
@@ -85,7 +87,7 @@ func appendChange(dir string, c Change) error {
 		return fmt.Errorf("encode change: %w", err)
 	}
 	path := filepath.Join(dir, ChangeLogFile)
-	return withFileLock(path, "change log", func() error {
+	return withLock(path, func() error {
 		if err := appendLine(path, line); err != nil {
 			return fmt.Errorf("write change log: %w", err)
 		}
@@ -116,7 +118,7 @@ func appendLine(path string, line []byte) (err error) {
 	}
 	_, err = f.Write(append(line, '\n'))
 	if err == nil {
-		err = errors.Join(f.Sync(), syncDir(filepath.Dir(path)))
+		err = errors.Join(f.Sync(), state.SyncDir(filepath.Dir(path)))
 	}
 	if err != nil { // the change is not made: its line must not stay
 		return errors.Join(err, f.Truncate(size))

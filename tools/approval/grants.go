@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -155,7 +156,8 @@ func (g *Grants) changeGrants(edit func([]Grant) []Grant) error {
 }
 
 func parseGrants(text []byte) (grantsFile, error) {
-	file, err := decodeState[grantsFile](text)
+	var file grantsFile
+	err := state.Decode(text, &file)
 	switch {
 	case err != nil:
 		return file, err

@@ -1,7 +1,6 @@
 package approval
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,18 +10,15 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/gofrs/flock"
-	"github.com/moby/sys/atomicwriter"
-
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
 
 // maxStateBytes bounds a file of lasting answers: some ten thousand entries.
 const maxStateBytes = 4 << 20
 
-// stateLockTimeout bounds the wait for another process, which holds the lock
-// for a millisecond.
-const stateLockTimeout = 5 * time.Second
+// lockTime bounds the wait for another process, which holds the lock for a millisecond.
+const lockTime = 5 * time.Second
 
 // stateFile is one JSON file of what a person decided for good. It belongs
 // outside every workspace. It is read anew for each call, under a lock that
@@ -65,7 +61,7 @@ func (s *stateFile[T]) load() (content T, err error) {
 	if _, err := os.Lstat(s.path); errors.Is(err, fs.ErrNotExist) {
 		return content, nil // without making a directory
 	}
-	err = s.withLock(func() (err error) {
+	err = withLock(s.path, func() (err error) {
 		content, err = s.read()
 		return err
 	})
@@ -76,7 +72,7 @@ func (s *stateFile[T]) load() (content T, err error) {
 // change log. A corrupt file counts as empty. Nothing is written if edit changes
 // nothing or the log cannot be written.
 func (s *stateFile[T]) change(edit func(T) T) error {
-	return s.withLock(func() error { return s.changeLocked(edit) })
+	return withLock(s.path, func() error { return s.changeLocked(edit) })
 }
 
 func (s *stateFile[T]) changeLocked(edit func(T) T) error {
@@ -101,7 +97,6 @@ func (s *stateFile[T]) changeLocked(edit func(T) T) error {
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", s.what, err)
 	}
-	text = append(text, '\n')
 	err = appendChange(filepath.Dir(s.path), Change{
 		Time: s.now().UTC().Truncate(time.Microsecond), By: s.author.By, File: filepath.Base(s.path),
 		Removed: s.redactEntries(removed), Added: s.redactEntries(added),
@@ -109,7 +104,10 @@ func (s *stateFile[T]) changeLocked(edit func(T) T) error {
 	if err != nil {
 		return fmt.Errorf("change %s: %w", s.what, err)
 	}
-	return s.write(text)
+	if err := state.Replace(s.path, append(text, '\n')); err != nil {
+		return fmt.Errorf("write %s: %w", s.what, err)
+	}
+	return nil
 }
 
 func (s *stateFile[T]) encodeEntries(content T) ([]json.RawMessage, error) {
@@ -133,43 +131,27 @@ func (s *stateFile[T]) redactEntries(entries []json.RawMessage) []json.RawMessag
 	return entries
 }
 
-func (s *stateFile[T]) withLock(f func() error) error { return withFileLock(s.path, s.what, f) }
-
-// withFileLock calls f while it holds the lock of a file against other processes. The
-// lock is a file of its own, because the file itself is replaced.
-func withFileLock(path, what string, f func() error) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fmt.Errorf("make directory of %s: %w", what, err)
+// withLock calls f while no other process changes a file.
+func withLock(path string, f func() error) error {
+	lock, err := state.Acquire(context.Background(), path+".lock", lockTime)
+	if err != nil {
+		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), stateLockTimeout, errors.New("held by another process"))
-	defer cancel()
-	lock := flock.New(path+".lock", flock.SetPermissions(0o600))
-	if _, err := lock.TryLockContext(ctx, 5*time.Millisecond); err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return fmt.Errorf("lock %s %s: %w", what, path, err)
-	}
-	return errors.Join(f(), lock.Close())
+	return errors.Join(f(), lock.Release())
 }
 
 // read returns the content of the file, the zero T if there is none.
 func (s *stateFile[T]) read() (content T, err error) {
-	info, err := os.Lstat(s.path)
-	if errors.Is(err, fs.ErrNotExist) {
+	text, err := state.Read(s.path, maxStateBytes)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return content, nil
-	}
-	if err != nil {
+	case err != nil && !errors.Is(err, state.ErrDamaged):
 		return content, fmt.Errorf("read %s: %w", s.what, err)
+	case err == nil:
+		_, err = strictjson.Decode(text, maxStateBytes, 8)
 	}
-	if !info.Mode().IsRegular() || info.Size() > maxStateBytes {
-		return content, s.moveAside(fmt.Errorf("not a regular file of at most %d bytes", maxStateBytes))
-	}
-	text, err := os.ReadFile(s.path)
-	if err != nil {
-		return content, fmt.Errorf("read %s: %w", s.what, err)
-	}
-	if _, err = strictjson.Decode(text, maxStateBytes, 8); err == nil {
+	if err == nil {
 		content, err = s.parse(text)
 	}
 	if err != nil {
@@ -180,36 +162,6 @@ func (s *stateFile[T]) read() (content T, err error) {
 }
 
 func (s *stateFile[T]) moveAside(cause error) error {
-	corrupt := &CorruptError{
-		What: s.what, Path: s.path, Quarantine: s.path + ".corrupt-" + s.now().UTC().Format("20060102T150405.000000000"), Err: cause,
-	}
-	if err := os.Rename(s.path, corrupt.Quarantine); err != nil {
-		corrupt.Quarantine = ""
-		corrupt.Err = errors.Join(cause, err)
-	}
-	return corrupt
-}
-
-// write replaces the file: whole or not at all, and on disk before it returns.
-func (s *stateFile[T]) write(text []byte) error {
-	if err := atomicwriter.WriteFile(s.path, text, 0o600); err != nil {
-		return fmt.Errorf("write %s: %w", s.what, err)
-	}
-	return syncDir(filepath.Dir(s.path))
-}
-
-// decodeState decodes what this package wrote, and nothing else.
-func decodeState[T any](text []byte) (content T, err error) {
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	err = dec.Decode(&content)
-	return content, err
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("sync directory: %w", err)
-	}
-	return errors.Join(f.Sync(), f.Close())
+	to, err := state.SetAside(s.path, s.now())
+	return &CorruptError{What: s.what, Path: s.path, Quarantine: to, Err: errors.Join(cause, err)}
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // TrustedWorkspace is a workspace whose own configuration counts, bound to the
@@ -112,7 +114,8 @@ func (t *Trust) changeWorkspaces(edit func([]TrustedWorkspace) []TrustedWorkspac
 }
 
 func parseTrust(text []byte) (trustFile, error) {
-	file, err := decodeState[trustFile](text)
+	var file trustFile
+	err := state.Decode(text, &file)
 	if err != nil {
 		return file, err
 	}

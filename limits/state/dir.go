@@ -1,0 +1,86 @@
+package state
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// DirError reports a directory that can't hold state, or that others could change.
+type DirError struct {
+	Path string
+	// Reason is the predicate of a sentence, such as "belongs to another user".
+	Reason string
+	Err    error // nil if Reason says everything
+}
+
+// Error names the directory and the reason.
+func (e *DirError) Error() string { return "the state directory " + e.Path + " " + e.Reason }
+
+// Unwrap returns the cause.
+func (e *DirError) Unwrap() error { return e.Err }
+
+// CheckDir returns a [DirError] for a directory that can't be trusted with state: what is in
+// it is believed because it is there. A symlink is refused, because the owner of the directory
+// that contains it chooses its target.
+func CheckDir(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return &DirError{Path: path, Reason: "can't be read: " + err.Error(), Err: err}
+	}
+	why := "is not a directory (a symlink does not count)"
+	if info.IsDir() {
+		why = UnsafeReason(info)
+	}
+	if why != "" {
+		return &DirError{Path: path, Reason: why}
+	}
+	return nil
+}
+
+// OpenDir opens a directory that can be trusted with state; see [CheckDir].
+func OpenDir(path string) (*os.Root, error) {
+	if err := CheckDir(path); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return nil, &DirError{Path: path, Reason: "can't be opened: " + err.Error(), Err: err}
+	}
+	info, err := root.Stat(".")
+	if err != nil || UnsafeReason(info) != "" {
+		return nil, errors.Join(&DirError{Path: path, Reason: "was replaced", Err: err}, root.Close())
+	}
+	return root, nil
+}
+
+// useTime is how exactly [MarkUsed] records a use.
+const useTime = time.Hour
+
+// MarkUsed records in a file's times that it is used now, to the hour: the times may be part
+// of what identifies the file. An error is ignored: what expires too early is made again.
+func MarkUsed(path string) {
+	now := time.Now()
+	if info, err := os.Stat(path); err == nil && now.Sub(info.ModTime()).Abs() < useTime {
+		return
+	}
+	_ = os.Chtimes(path, now, now)
+}
+
+// Expire removes the entries of a directory that were not changed or marked as used since
+// the time before, if match accepts their names. It goes on after an error. A missing
+// directory has no entries.
+func Expire(dir string, before time.Time, match func(name string) bool) error {
+	entries, err := os.ReadDir(dir)
+	errs := []error{IgnoreMissing(err)}
+	for _, e := range entries {
+		if !match(e.Name()) {
+			continue
+		}
+		if info, err := e.Info(); err == nil && info.ModTime().Before(before) {
+			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
