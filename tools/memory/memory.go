@@ -10,6 +10,7 @@ import (
 
 	"github.com/aymanbagabas/go-udiff"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -102,7 +103,7 @@ func (t *tool) Project(_ context.Context, call *tools.Call) (tools.Projection, e
 		return tools.Projection{}, err
 	}
 	before, err := t.opts.Store.Read()
-	if errors.Is(err, errCorrupt) { // it will be moved aside
+	if errors.Is(err, state.ErrDamaged) { // it will be moved aside
 		before, err = t.opts.Store.emptyNotes(), nil
 	}
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/dispatch"
 )
@@ -329,14 +330,11 @@ func TestMemoryIsOffByDefault(t *testing.T) {
 // TestMemoryLock checks that waiting for the lock ends with the call's context.
 func TestMemoryLock(t *testing.T) {
 	s := NewStore(t.TempDir(), "/w")
-	if err := os.MkdirAll(s.Dir(), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	unlock, err := s.lock(t.Context())
+	lock, err := state.TryAcquire(filepath.Join(s.Dir(), lockFile))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unlock()
+	defer func() { _ = lock.Release() }()
 	gone := errors.New("the call is over")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(gone)

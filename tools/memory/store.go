@@ -1,23 +1,18 @@
 package memory
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/gofrs/flock"
-	"github.com/moby/sys/atomicwriter"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // Bounds of the notes of one workspace. A model reads them all at the start of a
@@ -29,8 +24,8 @@ const (
 	maxFileBytes = 1 << 20
 )
 
-// lockTimeout limits the wait for another process that changes the same notes.
-const lockTimeout = 5 * time.Second
+// lockTime limits the wait for another process that changes the same notes.
+const lockTime = 5 * time.Second
 
 // Errors of a [Store].
 var (
@@ -93,47 +88,29 @@ func (s *Store) Dir() string { return s.dir }
 // Read returns the notes, without any if there is no file yet. It fails if the
 // file was not written by a Store; the next change then moves it aside.
 func (s *Store) Read() (Notes, error) {
-	root, err := os.OpenRoot(s.dir)
+	text, err := state.Read(s.path(), maxFileBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s.emptyNotes(), nil
 	}
+	var n Notes
+	if err == nil {
+		n, err = s.parseNotes(text)
+	}
 	if err != nil {
 		return Notes{}, fmt.Errorf("read memory: %w", err)
 	}
-	defer func() { _ = root.Close() }() // only read
-	return s.readFile(root)
+	return n, nil
 }
+
+func (s *Store) path() string { return filepath.Join(s.dir, notesFile) }
 
 func (s *Store) emptyNotes() Notes { return Notes{Version: fileVersion, Workspace: s.workspace} }
-
-// errCorrupt means that the file was not written by a Store.
-var errCorrupt = errors.New("the file is not one of ours")
-
-func (s *Store) readFile(root *os.Root) (Notes, error) {
-	if info, err := root.Lstat(notesFile); errors.Is(err, fs.ErrNotExist) {
-		return s.emptyNotes(), nil
-	} else if err == nil && !info.Mode().IsRegular() {
-		return Notes{}, fmt.Errorf("read memory: %w: no regular file", errCorrupt)
-	}
-	f, err := root.Open(notesFile)
-	if err != nil {
-		return Notes{}, fmt.Errorf("read memory: %w", err)
-	}
-	defer func() { _ = f.Close() }() // only read
-	text, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
-	if err != nil {
-		return Notes{}, fmt.Errorf("read memory: %w", err)
-	}
-	return s.parseNotes(text)
-}
 
 // parseNotes parses a file. It is strict: it accepts only files of this
 // workspace, version and shape, within the bounds.
 func (s *Store) parseNotes(text []byte) (Notes, error) {
 	var n Notes
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	err := dec.Decode(&n)
+	err := state.Decode(text, &n)
 	switch {
 	case err != nil:
 	case n.Version != fileVersion:
@@ -144,7 +121,7 @@ func (s *Store) parseNotes(text []byte) (Notes, error) {
 		err = n.checkBounds()
 	}
 	if err != nil {
-		return Notes{}, fmt.Errorf("read memory: %w: %w", errCorrupt, err)
+		return Notes{}, fmt.Errorf("%w: %w", state.ErrDamaged, err)
 	}
 	return n, nil
 }
@@ -186,27 +163,17 @@ func (n Notes) String() string {
 // error. If ifState is not "", the notes must have this [Notes.State]. A file
 // that can't be read is moved aside first; aside is then its new name.
 func (s *Store) Change(ctx context.Context, ifState string, f func(n *Notes) error) (after Notes, aside string, err error) {
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return Notes{}, "", fmt.Errorf("change memory: %w", err)
-	}
-	root, err := os.OpenRoot(s.dir)
+	lock, err := state.Acquire(ctx, filepath.Join(s.dir, lockFile), lockTime)
 	if err != nil {
 		return Notes{}, "", fmt.Errorf("change memory: %w", err)
 	}
-	defer func() { _ = root.Close() }() // the file is synced already
-	unlock, err := s.lock(ctx)
-	if err != nil {
-		return Notes{}, "", err
-	}
-	defer unlock()
-	n, err := s.readFile(root)
-	if errors.Is(err, errCorrupt) {
-		aside = fmt.Sprintf("%s.corrupt-%s", notesFile, s.now().UTC().Format("20060102T150405.000000000"))
-		if err := root.Rename(notesFile, aside); err != nil {
+	defer func() { err = errors.Join(err, lock.Release()) }()
+	n, err := s.Read()
+	if errors.Is(err, state.ErrDamaged) {
+		if aside, err = state.SetAside(s.path(), s.now()); err != nil {
 			return Notes{}, "", fmt.Errorf("change memory: %w", err)
 		}
-		n = s.emptyNotes()
-		err = nil
+		n, aside = s.emptyNotes(), filepath.Base(aside)
 	}
 	if err != nil {
 		return Notes{}, "", err
@@ -220,31 +187,10 @@ func (s *Store) Change(ctx context.Context, ifState string, f func(n *Notes) err
 	if err := n.checkBounds(); err != nil {
 		return n, aside, err
 	}
-	return n, aside, s.writeNotes(n)
-}
-
-// lock excludes other processes. The kernel releases the lock of a process that
-// was killed.
-func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, lockTimeout, errors.New("another process holds the notes"))
-	defer cancel()
-	l := flock.New(filepath.Join(s.dir, lockFile), flock.SetPermissions(0o600))
-	if ok, err := l.TryLockContext(ctx, 20*time.Millisecond); err != nil || !ok {
-		return nil, fmt.Errorf("lock memory: %w", errors.Join(err, context.Cause(ctx)))
+	if err := state.ReplaceJSON(s.path(), n); err != nil {
+		return n, aside, fmt.Errorf("write memory: %w", err)
 	}
-	return func() { _ = l.Close() }, nil // the kernel unlocks in any case
-}
-
-// writeNotes replaces the file atomically.
-func (s *Store) writeNotes(n Notes) error {
-	text, err := json.MarshalIndent(n, "", "  ")
-	if err == nil {
-		err = atomicwriter.WriteFile(filepath.Join(s.dir, notesFile), append(text, '\n'), 0o600)
-	}
-	if err != nil {
-		return fmt.Errorf("write memory: %w", err)
-	}
-	return nil
+	return n, aside, nil
 }
 
 // appendNote appends a note with a new ID.
