@@ -14,9 +14,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gofrs/flock"
-	"github.com/moby/sys/atomicwriter"
 	"golang.org/x/oauth2"
+
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // Store keeps the tokens of servers, each in a file of its own that only its owner can read. It is safe for concurrent
@@ -70,20 +70,15 @@ func (s *Store) tokenPath(server, url string) string {
 // loadToken returns a token, nil if there is none.
 func (s *Store) loadToken(server, url string) (*storedToken, error) {
 	path := s.tokenPath(server, url)
-	info, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	text, err := state.Read(path, maxFileBytes)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("read token: %w", err)
-	case !info.Mode().IsRegular() || info.Size() > maxFileBytes:
-		return nil, fmt.Errorf("read token: %s is not a regular file of at most %d bytes", path, maxFileBytes)
-	case info.Mode().Perm()&0o077 != 0:
-		return nil, fmt.Errorf("read token: others than its owner have rights to %s", path)
 	}
-	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("read token: %w", err)
+		return nil, fmt.Errorf("read token %s: %w", path, err)
+	}
+	if info, err := os.Lstat(path); err != nil || info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("read token: others than its owner have rights to %s", path)
 	}
 	var t storedToken
 	if json.Unmarshal(text, &t) != nil || t.Server != server || t.URL != url { // the error could quote it
@@ -94,11 +89,7 @@ func (s *Store) loadToken(server, url string) (*storedToken, error) {
 
 // saveToken replaces a token, whole or not at all. The caller holds its lock.
 func (s *Store) saveToken(t *storedToken) error {
-	text, err := json.MarshalIndent(t, "", "  ")
-	if err == nil {
-		err = atomicwriter.WriteFile(s.tokenPath(t.Server, t.URL), append(text, '\n'), 0o600)
-	}
-	if err != nil {
+	if err := state.ReplaceJSON(s.tokenPath(t.Server, t.URL), t); err != nil {
 		return fmt.Errorf("store token: %w", err)
 	}
 	return nil
@@ -106,19 +97,11 @@ func (s *Store) saveToken(t *storedToken) error {
 
 // withLock calls f while it holds the lock of a token.
 func (s *Store) withLock(ctx context.Context, server, url string, f func() error) error {
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return fmt.Errorf("make directory of tokens: %w", err)
+	lock, err := state.Acquire(ctx, s.tokenPath(server, url)+".lock", lockTime)
+	if err != nil {
+		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, lockTime, errors.New("another process holds it"))
-	defer cancel()
-	lock := flock.New(s.tokenPath(server, url)+".lock", flock.SetPermissions(0o600))
-	if _, err := lock.TryLockContext(ctx, 20*time.Millisecond); err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return fmt.Errorf("lock token: %w", err)
-	}
-	return errors.Join(f(), lock.Close())
+	return errors.Join(f(), lock.Release())
 }
 
 // listFiles returns the files of a server's tokens, at any URL.
@@ -140,15 +123,12 @@ func (s *Store) listFiles(server string) ([]string, error) {
 func (s *Store) Remove(ctx context.Context, server string) (bool, error) {
 	files, err := s.listFiles(server)
 	for _, path := range files {
-		lock := flock.New(path+".lock", flock.SetPermissions(0o600))
-		wait, cancel := context.WithTimeoutCause(ctx, lockTime, errors.New("another process holds it"))
-		_, lockErr := lock.TryLockContext(wait, 20*time.Millisecond)
-		cancel()
+		lock, lockErr := state.Acquire(ctx, path+".lock", lockTime)
 		if lockErr != nil {
-			err = errors.Join(err, fmt.Errorf("lock token: %w", lockErr))
+			err = errors.Join(err, lockErr)
 			continue
 		}
-		err = errors.Join(err, os.Remove(path), lock.Close())
+		err = errors.Join(err, os.Remove(path), lock.Release())
 	}
 	return len(files) > 0, err
 }
