@@ -1,11 +1,9 @@
 package ledger
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"math"
@@ -13,10 +11,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/moby/sys/atomicwriter"
 	"github.com/oklog/ulid/v2"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 const (
@@ -190,29 +188,23 @@ func (d *document) checkDocument() error {
 // readDocument returns the content of the file, an empty one if there is no file. A file that
 // is not exactly what was written is an error: nothing of it counts as zero.
 func (l *Ledger) readDocument() (*document, error) {
-	if err := checkOwned(l.path(), false); errors.Is(err, fs.ErrNotExist) {
+	info, err := os.Lstat(l.path())
+	if errors.Is(err, fs.ErrNotExist) {
 		return &document{Version: version}, nil
-	} else if err != nil {
-		return nil, l.fileError(err)
 	}
-	f, err := os.Open(l.path())
 	if err != nil {
 		return nil, l.fileError(err)
 	}
-	defer func() { _ = f.Close() }() // only read
-	text, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
-	if err != nil {
+	if why := state.UnsafeReason(info); why != "" {
+		return nil, l.fileError(errors.New("it " + why))
+	}
+	text, err := state.Read(l.path(), maxBytes)
+	if err != nil && !errors.Is(err, state.ErrDamaged) {
 		return nil, l.fileError(err)
 	}
 	var doc document
-	if len(text) > maxBytes {
-		err = fmt.Errorf("it is longer than %d bytes", maxBytes)
-	} else {
-		dec := json.NewDecoder(bytes.NewReader(text))
-		dec.DisallowUnknownFields()
-		if err = dec.Decode(&doc); err == nil && len(bytes.TrimSpace(text[dec.InputOffset():])) > 0 {
-			err = errors.New("something follows its content")
-		}
+	if err == nil {
+		err = state.Decode(text, &doc)
 	}
 	if err == nil {
 		err = doc.checkDocument()
@@ -233,7 +225,7 @@ func (l *Ledger) writeDocument(doc *document) error {
 	if len(text) > maxBytes {
 		return l.fileError(errors.New("it has too many users, profiles or requests under way"))
 	}
-	if err := atomicwriter.WriteFile(l.path(), append(text, '\n'), 0o600); err != nil {
+	if err := state.Replace(l.path(), append(text, '\n')); err != nil {
 		return l.fileError(err)
 	}
 	return nil

@@ -12,10 +12,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gofrs/flock"
 	"github.com/oklog/ulid/v2"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/loop"
 )
 
@@ -57,7 +57,7 @@ type Ledger struct {
 	opts Options
 	dir  string
 	// holder is the lock that shows other processes that this ledger is open.
-	holder *flock.Flock
+	holder *state.Lock
 	id     string
 	// noLock leaves the lock out, for tests.
 	noLock bool
@@ -104,19 +104,20 @@ func Open(ctx context.Context, o Options) (*Ledger, error) {
 		return nil, l.fileError(err)
 	}
 	for _, dir := range []string{o.StateDir, l.dir} {
-		if err := checkOwned(dir, true); err != nil {
+		if err := state.CheckDir(dir); err != nil {
 			return nil, &FileError{Path: dir, Err: err}
 		}
 	}
-	l.holder = flock.New(l.holderPath(l.id), flock.SetPermissions(0o600))
 	err := l.withLock(ctx, func() error {
 		if _, err := l.readDocument(); err != nil {
 			return err
 		}
 		// Under the lock: no other process looks at the file before it is locked.
-		if ok, err := l.holder.TryLock(); err != nil || !ok {
-			return l.fileError(cmp.Or(err, errors.New("a new file is locked")))
+		holder, err := state.TryAcquire(l.holderPath(l.id))
+		if err != nil {
+			return l.fileError(err)
 		}
+		l.holder = holder
 		return l.removeRemains()
 	})
 	if err != nil {
@@ -126,10 +127,7 @@ func Open(ctx context.Context, o Options) (*Ledger, error) {
 }
 
 // Close ends the ledger. Reservations that were not settled no longer count.
-func (l *Ledger) Close() error {
-	err := os.Remove(l.holder.Path())
-	return errors.Join(err, l.holder.Close())
-}
+func (l *Ledger) Close() error { return l.holder.Remove() }
 
 // ForUser returns the ledger as one user has it; its requests count for that user.
 func (l *Ledger) ForUser(user string) loop.Ledger { return userLedger{l, user} }
@@ -269,15 +267,10 @@ func (l *Ledger) isDead(holder string) bool {
 	if holder == l.id {
 		return false
 	}
-	if _, err := os.Lstat(l.holderPath(holder)); err != nil {
-		return errors.Is(err, fs.ErrNotExist)
-	}
-	lock := flock.New(l.holderPath(holder), flock.SetFlag(os.O_RDWR))
-	free, err := lock.TryLock()
-	if err != nil || !free {
+	if held, err := state.IsHeld(l.holderPath(holder)); held || err != nil {
 		return false // it lives, or this can't be told
 	}
-	_ = errors.Join(os.Remove(lock.Path()), lock.Close()) // a file that stays does no harm
+	_ = os.Remove(l.holderPath(holder)) // a file that stays does no harm
 	return true
 }
 
@@ -318,13 +311,11 @@ func (l *Ledger) withLock(ctx context.Context, f func() error) error {
 	if l.noLock {
 		return f()
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, lockTime, errors.New("another process has held its lock for too long"))
-	defer cancel()
-	lock := flock.New(filepath.Join(l.dir, "lock"), flock.SetPermissions(0o600))
-	if _, err := lock.TryLockContext(ctx, time.Millisecond); err != nil {
-		return l.fileError(cmp.Or(context.Cause(ctx), err))
+	lock, err := state.Acquire(ctx, filepath.Join(l.dir, "lock"), lockTime)
+	if err != nil {
+		return l.fileError(err)
 	}
-	return errors.Join(f(), lock.Close())
+	return errors.Join(f(), lock.Release())
 }
 
 func (l *Ledger) path() string { return filepath.Join(l.dir, "ledger.json") }

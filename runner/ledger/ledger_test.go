@@ -294,7 +294,7 @@ func TestUnusableFiles(t *testing.T) {
 			must(t, os.Rename(file, filepath.Join(dir, "x")))
 			must(t, os.Symlink("x", file))
 		}},
-		"directory":        {prepare: func(t *testing.T, _, file string) { must(t, os.Remove(file)); must(t, os.Mkdir(file, 0o700)) }},
+		"directory":        {prepare: func(t *testing.T, _, file string) { must(t, os.Remove(file)); must(t, os.Mkdir(file, 0o700)) }, corrupt: true},
 		"shared directory": {text: valid, prepare: func(t *testing.T, dir, _ string) { must(t, os.Chmod(dir, 0o770)) }},
 		"symlinked directory": {text: valid, prepare: func(t *testing.T, dir, _ string) {
 			must(t, os.Rename(dir, dir+".x"))
