@@ -13,53 +13,46 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox/overlay"
-	"github.com/caisson-run/caisson/tools"
 )
 
 // applyFlags are the flags of caisson apply.
 type applyFlags struct {
-	workspace string
-	dryRun    bool
-	rest      bool
-	gitConfig bool
-	linksOut  bool
-	discard   bool
-	json      bool
+	Workspace string `flag:"workspace" doc:"directory that the session worked on (default: the session's own, or the working directory)"`
+	DryRun    bool   `flag:"dry-run" doc:"list the changes, and do nothing"`
+	Rest      bool   `flag:"skip-conflicts" doc:"apply the changes that don't conflict"`
+	GitConfig bool   `flag:"with-git-config" doc:"also apply files that git on the host obeys or runs: read them first"`
+	LinksOut  bool   `flag:"with-symlinks-out" doc:"also apply symlinks that lead out of the workspace: look at their targets first"`
+	Discard   bool   `flag:"discard" doc:"remove the changes instead"`
+	JSON      bool   `flag:"json" doc:"write the result as one JSON object to standard output"`
 }
-
-const applyLong = `Apply the changes of a run in overlay mode to its workspace.
-
-A file that changed in the workspace since the run began is a conflict: nothing is applied then,
-unless --skip-conflicts applies the rest. Each file is replaced whole or not at all; the next apply
-continues one that was killed. Files that a git of the host obeys or runs (config, hooks, attributes
-of a repository), symlinks that lead out of the workspace, special files and .caisson are left out
-and listed.
-
-What the run wrote to caches is kept with its first change that is applied.
-
-Changes that were applied completely are no longer kept. The rest is kept until it is applied,
-discarded, or expires (keep_changes).
-`
 
 func newApplyCommand(a *app) *cobra.Command {
 	var f applyFlags
-	cmd := &cobra.Command{
-		Use:     "apply [flags] [SESSION]",
-		Short:   "Apply the changes of an overlay run",
-		Long:    applyLong + exitHelp(map[int]string{exitFailed: "a change could not be applied, or the apply did not finish"}, usesConfig|usesInput|appliesChanges|interruptible),
+	return newCommand(&cobra.Command{
+		Use: "apply [flags] [SESSION]", Short: "Apply the changes of an overlay run", Args: wantArgs(0, 1, "one session"),
+		Long: `Apply the changes of a run in overlay mode to its workspace.
+
+A file that changed in the workspace since the run began is a conflict. With a conflict, nothing is applied,
+unless --skip-conflicts applies the rest. Each file is replaced as a whole or not at all; if an apply is
+killed, the next one continues it. Some changes are left out and listed: files that git on the host obeys
+or runs (config, hooks, attributes of a repository), symlinks that lead out of the workspace, special
+files, and .caisson.
+
+Files that the run wrote to caches are kept once its first change is applied.
+
+Changes that were applied completely are no longer kept. The rest is kept until it is applied,
+discarded, or expires (keep_changes).
+`,
 		Example: "  caisson apply --dry-run\n  caisson apply --skip-conflicts ses_01JD\n  caisson apply --discard",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return newUsageError("apply takes one session, got %d arguments", len(args))
-			}
-			if f.discard && (f.dryRun || f.rest || f.gitConfig || f.linksOut) {
+			if f.Discard && (f.DryRun || f.Rest || f.GitConfig || f.LinksOut) {
 				return newUsageError("--discard applies nothing, so it takes no other choice")
 			}
-			k, err := openKept(a, firstArgument(args), f.workspace)
+			k, err := openKept(a, firstArgument(args), f.Workspace)
 			if err != nil {
-				return tellUnchanged(a, err, f.json, func(i overlay.Info) any {
+				return tellUnchanged(a, err, f.JSON, func(i overlay.Info) any {
 					return appliedDocument{
-						Session: i.Session, Workspace: i.Workspace, State: i.State, DryRun: f.dryRun,
+						Session: i.Session, Workspace: i.Workspace, State: i.State, DryRun: f.DryRun,
 						Applied: []overlay.Change{}, Conflicts: []overlay.Change{}, LeftOut: []overlay.Change{}, Failed: []record.PathNote{},
 					}
 				})
@@ -69,17 +62,7 @@ func newApplyCommand(a *app) *cobra.Command {
 			defer stop()
 			return k.apply(ctx, f)
 		},
-	}
-	flags := cmd.Flags()
-	flags.SortFlags = false
-	flags.StringVar(&f.workspace, "workspace", "", "directory that the session worked on (default: the session's own, or the working directory)")
-	flags.BoolVar(&f.dryRun, "dry-run", false, "list the changes, and do nothing")
-	flags.BoolVar(&f.rest, "skip-conflicts", false, "apply what does not conflict")
-	flags.BoolVar(&f.gitConfig, "with-git-config", false, "also apply what a git of the host obeys or runs: read it first")
-	flags.BoolVar(&f.linksOut, "with-symlinks-out", false, "also apply symlinks that lead out of the workspace: look at their targets first")
-	flags.BoolVar(&f.discard, "discard", false, "remove the changes instead")
-	flags.BoolVar(&f.json, "json", false, "write what was done as one JSON object to standard output")
-	return cmd
+	}, &f, usesConfig|usesInput|appliesChanges|interruptible, statuses{exitFailed: "a change could not be applied, or the apply did not finish"})
 }
 
 // apply does what the flags say.
@@ -93,7 +76,7 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	if err := k.removeSandbox(ctx, false); err != nil {
 		return err
 	}
-	if f.discard {
+	if f.Discard {
 		k.layers.SetUser(runner.LocalUser())
 		if err := k.layers.End(overlay.Discarded); err != nil {
 			return keptError(k.layers.Info(), err)
@@ -107,8 +90,8 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	if err != nil {
 		return err
 	}
-	o := overlay.ApplyOptions{Rest: f.rest, GitConfig: f.gitConfig, LinksOut: f.linksOut, DryRun: f.dryRun}
-	if !f.json {
+	o := overlay.ApplyOptions{Rest: f.Rest, GitConfig: f.GitConfig, LinksOut: f.LinksOut, DryRun: f.DryRun}
+	if !f.JSON {
 		k.warnAbout(changes, o)
 	}
 	k.layers.SetUser(runner.LocalUser())
@@ -116,12 +99,12 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	if r == nil {
 		return keptError(k.layers.Info(), err)
 	}
-	if !f.dryRun && !r.Refused && (len(r.Applied) > 0 || r.State == overlay.Applied) {
+	if !f.DryRun && !r.Refused && (len(r.Applied) > 0 || r.State == overlay.Applied) {
 		k.tellCaches(sessiondir.MergeCaches(ctx, k.sessionDir()))
 	}
 	status := k.exitStatus(ctx, r, f, err)
-	if f.json {
-		return cmp.Or(k.applyJSON(r, f.dryRun, err), status)
+	if f.JSON {
+		return cmp.Or(k.applyJSON(r, f.DryRun, err), status)
 	}
 	k.tellApplied(r, f, err)
 	return status
@@ -146,7 +129,7 @@ func (k *keptChanges) exitStatus(ctx context.Context, r *overlay.Result, f apply
 		return interrupted
 	case err != nil || len(r.Failed) > 0:
 		return exitWith(exitFailed)
-	case r.Refused, len(r.Conflicts) > 0 && !f.rest:
+	case r.Refused, len(r.Conflicts) > 0 && !f.Rest:
 		return exitWith(exitConflict)
 	}
 	return nil
@@ -158,11 +141,11 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	k.tell(ui.Failed(listFailures(r), k.colour))
 	switch n := len(r.Applied); {
 	case r.Refused:
-		reportError(k.app, &commandError{Problem: record.Problem{
+		reportError(k.app, record.Problem{
 			Cause: "nothing is applied: " + formatCount(len(r.Conflicts), "change conflicts", "changes conflict") + " with what changed in the workspace since the run began",
 			Hint:  "Look at caisson diff " + session + "; --skip-conflicts applies the rest.",
-		}})
-	case f.dryRun:
+		})
+	case f.DryRun:
 		for i := range r.Applied {
 			fmt.Fprintf(k.app.stdout, "%-8s %s\n", r.Applied[i].Kind, overlay.Quote(r.Applied[i].Path))
 		}
@@ -174,9 +157,7 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 		}
 	}
 	if err != nil {
-		reportError(k.app, &commandError{Problem: record.Problem{
-			Cause: "the apply did not finish: " + err.Error(), Hint: "Fix that and run it again: it goes on where it stopped.",
-		}})
+		reportError(k.app, record.Problem{Cause: "the apply did not finish: " + err.Error(), Hint: "Fix that and run it again: it continues where it stopped."})
 	}
 }
 
@@ -185,11 +166,6 @@ func formatCount(n int, one, more string) string {
 		return "1 " + one
 	}
 	return fmt.Sprintf("%d %s", n, more)
-}
-
-func makeSafe(s string) string {
-	safe, _ := tools.Display(s)
-	return safe
 }
 
 func listFailures(r *overlay.Result) []record.PathNote {
@@ -218,18 +194,10 @@ type appliedDocument struct {
 func (k *keptChanges) applyJSON(r *overlay.Result, dryRun bool, err error) error {
 	doc := appliedDocument{
 		Session: k.layers.Info().Session, Workspace: k.workspace.Path, State: r.State, DryRun: dryRun, Refused: r.Refused,
-		Applied: orEmpty(r.Applied), Conflicts: orEmpty(r.Conflicts), LeftOut: orEmpty(r.LeftOut), Failed: orEmpty(listFailures(r)), Unread: r.Unread,
+		Applied: record.NonNil(r.Applied), Conflicts: record.NonNil(r.Conflicts), LeftOut: record.NonNil(r.LeftOut), Failed: record.NonNil(listFailures(r)), Unread: r.Unread,
 	}
 	if err != nil {
 		doc.Error = err.Error()
 	}
-	return writeDocument(k.app.stdout, doc)
-}
-
-// orEmpty makes an empty list of none, for JSON.
-func orEmpty[T any](list []T) []T {
-	if list == nil {
-		return []T{}
-	}
-	return list
+	return writeJSON(k.app.stdout, doc)
 }

@@ -27,105 +27,80 @@ const defaultPhraseTool = "shell"
 
 // approvalFlags are the flags of the commands about approvals.
 type approvalFlags struct {
-	tool, workspace string
-	all, json       bool
+	Tool      string `flag:"tool" doc:"a tool: its name, or the form that models write (server__tool)"`
+	Workspace string `flag:"workspace" doc:"directory of the workspace (default: the working directory; for list and --all, every workspace)"`
+	JSON      bool   `flag:"json" doc:"write JSON"`
 }
 
 func newApprovalsCommand(a *app) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use: "approvals", Short: "List, add and revoke lasting approvals, and show their log",
-		Long: "Answers that hold for good are kept in $XDG_STATE_HOME/caisson/approvals.json, by tool, workspace\n" +
-			"and, for commands, the whole command. They answer prompts of the policy; a denial of the policy\n" +
-			"stays one. A change takes effect at once, in running sessions too.",
+		Long: `Caisson keeps lasting answers in $XDG_STATE_HOME/caisson/approvals.json, by tool, workspace and, for
+commands, the whole command. They answer prompts of the policy, and never override a denial of the policy.
+A change takes effect at once, also in running sessions.`,
 	}, newApprovalsListCommand(a), newApprovalsRevokeCommand(a), newApprovalsTrustCommand(a), newApprovalsLogCommand(a))
 }
 
 func newApprovalsListCommand(a *app) *cobra.Command {
 	var f approvalFlags
-	cmd := &cobra.Command{
-		Use:   "list [flags]",
-		Short: "List lasting approvals and refusals",
-		Long: "List the stored answers of every workspace, or of one tool or workspace. An empty list is no error.\n" +
-			exitHelp(nil, usesConfig|usesInput),
+	return newCommand(&cobra.Command{
+		Use: "list [flags]", Short: "List lasting approvals and refusals", Args: noArgs,
+		Long:    "List the stored answers of every workspace, or of one tool or workspace. It is no error if there are none.\n",
 		Example: "  caisson approvals list\n  caisson approvals list --tool shell --workspace .",
-		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			match, err := f.grantFilter(a.environ, "")
 			if err != nil {
 				return err
 			}
-			return listApprovals(a, match, f.json)
+			return listApprovals(a, match, f.JSON)
 		},
-	}
-	f.addFlags(cmd, "every workspace")
-	return cmd
+	}, &f, usesConfig|usesInput, nil)
 }
 
 func newApprovalsRevokeCommand(a *app) *cobra.Command {
-	var f approvalFlags
-	cmd := &cobra.Command{
-		Use:   "revoke [flags] [PHRASE]",
-		Short: "Revoke lasting approvals and refusals",
-		Long: `Revoke one command's stored answers (PHRASE, as list shows it), a tool's (--tool), or with --all every
-one of a tool or a workspace: --all needs --tool or --workspace, and "*" for every one of them.
+	var f struct {
+		approvalFlags
+		All bool `flag:"all" doc:"every stored answer of the tool or the workspace"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "revoke [flags] [PHRASE]", Short: "Revoke lasting approvals and refusals", Args: wantArgs(0, 1, "one phrase, in quotes"),
+		Long: `Revoke the stored answers for one command (PHRASE, as list shows it), for a tool (--tool), or with --all
+for every command of a tool or a workspace. --all needs --tool or --workspace; "*" means all of them.
 
-Without --workspace a PHRASE, and a tool without --all, is revoked in the working directory,
-and --all --tool in every workspace. A tool whose answers are about commands needs a PHRASE or --all.
-` + exitHelp(map[int]string{exitFailed: "nothing matched"}, usesConfig|usesInput),
+Without --workspace, a PHRASE or a tool is revoked in the working directory, and --all --tool in every
+workspace. A tool with answers about commands needs a PHRASE or --all.
+`,
 		Example: `  caisson approvals revoke "git status"
   caisson approvals revoke --tool write_file
   caisson approvals revoke --tool notion/create-pages --all
   caisson approvals revoke --workspace ./old --all`,
-		RunE: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return newUsageError("one phrase, in quotes; got %d arguments", len(args))
-			}
-			return revokeApprovals(a, f, args)
-		},
-	}
-	f.addFlags(cmd, "the working directory")
-	cmd.Flags().BoolVar(&f.all, "all", false, "every stored answer of the tool or the workspace")
-	return cmd
+		RunE: func(_ *cobra.Command, args []string) error { return revokeApprovals(a, f.approvalFlags, f.All, args) },
+	}, &f, usesConfig|usesInput, statuses{exitFailed: "nothing matched"})
 }
 
 func newApprovalsTrustCommand(a *app) *cobra.Command {
 	var f approvalFlags
-	cmd := &cobra.Command{
-		Use:   "trust [flags] PHRASE",
-		Short: "Approve one complete command for good",
-		Long: `Approve a command for good, in one workspace. PHRASE is one complete command, and covers that
-command alone: not with other arguments, not as a part of another.
+	return newCommand(&cobra.Command{
+		Use: "trust [flags] PHRASE", Short: "Approve one complete command for good", Args: wantArgs(1, 1, "one phrase, in quotes"),
+		Long: `Approve a command for good, in one workspace. PHRASE is one complete command. The approval covers
+that command alone: not with other arguments, and not as a part of another command.
 
-These can't be approved for good: text that the shell expands, joins or redirects, commands that set
-variables or can run other programs (env, find, make, -c, -exec, --pre, …), and commands that the
-policy calls dangerous. A phrase that is approved already is no error.
-` + exitHelp(nil, usesConfig|usesInput),
+These can't be approved for good: text that the shell expands, joins or redirects; commands that set
+variables or can run other programs (env, find, make, -c, -exec, --pre, …); and commands that the policy
+calls dangerous. It is no error if the phrase is approved already.
+`,
 		Example: `  caisson approvals trust "git status"
   caisson approvals trust --workspace ./project "go test ./..."`,
-		RunE: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return newUsageError("one phrase, in quotes; got %d arguments", len(args))
-			}
-			return trustPhrase(a, f, args[0])
-		},
-	}
-	f.addFlags(cmd, "the working directory")
-	return cmd
-}
-
-func (f *approvalFlags) addFlags(cmd *cobra.Command, where string) {
-	cmd.Flags().SortFlags = false
-	cmd.Flags().StringVar(&f.tool, "tool", "", "a tool: its name, or the form that models write (server__tool)")
-	cmd.Flags().StringVar(&f.workspace, "workspace", "", "directory of the workspace (default: "+where+")")
-	cmd.Flags().BoolVar(&f.json, "json", false, "write JSON")
+		RunE: func(_ *cobra.Command, args []string) error { return trustPhrase(a, f, args[0]) },
+	}, &f, usesConfig|usesInput, nil)
 }
 
 // toolName returns the canonical name of --tool, "" for any.
 func (f approvalFlags) toolName() (tools.Name, error) {
-	if f.tool == "" || f.tool == anything {
+	if f.Tool == "" || f.Tool == anything {
 		return "", nil
 	}
-	name, err := tools.OperatorName(f.tool)
+	name, err := tools.OperatorName(f.Tool)
 	if err != nil {
 		return "", newUsageError("--tool: %v", err)
 	}
@@ -143,8 +118,8 @@ func (f approvalFlags) grantFilter(env environ, directory string) (func(approval
 		return nil, err
 	}
 	workspace := ""
-	if f.workspace != "" {
-		directory = f.workspace
+	if f.Workspace != "" {
+		directory = f.Workspace
 	}
 	if directory != "" && directory != anything {
 		if workspace, err = namedWorkspace(env, directory); err != nil {
@@ -165,49 +140,40 @@ func listApprovals(a *app, match func(approval.Grant) bool, asJSON bool) error {
 	slices.SortStableFunc(list, func(a, b approval.Grant) int {
 		return cmp.Or(strings.Compare(a.Workspace, b.Workspace), strings.Compare(string(a.Tool), string(b.Tool)), strings.Compare(a.Phrase, b.Phrase))
 	})
-	if asJSON {
-		return writeJSON(a.stdout, append([]approval.Grant{}, list...))
-	}
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(a.stdout, "Nothing is approved or refused for good.")
-		return err
-	}
-	return printGrants(a, list)
+	return a.show(asJSON, record.NonNil(list), func(p *page) {
+		if len(list) == 0 {
+			p.line("Nothing is approved or refused for good.")
+		}
+		describeGrants(p, list)
+	})
 }
 
-// printGrants writes a list, a workspace after the other.
-func printGrants(a *app, list []approval.Grant) error {
-	var errs []error
-	say := func(text string) {
-		safe, _ := tools.Display(text)
-		_, err := fmt.Fprintln(a.stdout, strings.TrimRight(safe, " "))
-		errs = append(errs, err)
-	}
+// describeGrants lists answers by workspace.
+func describeGrants(p *page, list []approval.Grant) {
 	workspace := ""
 	for _, g := range list {
 		if g.Workspace != workspace {
 			workspace = g.Workspace
-			say(workspace)
+			p.line("%s", workspace)
 		}
 		bound := g.Phrase
 		if g.Definition != "" {
 			bound += " (definition " + g.Definition[:min(len(g.Definition), 12)] + ")"
 		}
-		say(fmt.Sprintf("  %-5s %s  %s  %s", g.Decision, g.Created.Format("2006-01-02"), g.Tool, strings.TrimSpace(bound)))
+		p.line("  %-5s %s  %s  %s", g.Decision, g.Created.Format("2006-01-02"), g.Tool, strings.TrimSpace(bound))
 	}
-	return errors.Join(errs...)
 }
 
-func revokeApprovals(a *app, f approvalFlags, args []string) error {
+func revokeApprovals(a *app, f approvalFlags, all bool, args []string) error {
 	directory := "."
 	switch {
-	case f.all && len(args) > 0:
+	case all && len(args) > 0:
 		return newUsageError("a phrase or --all, not both")
-	case f.all && f.tool == "" && f.workspace == "":
+	case all && f.Tool == "" && f.Workspace == "":
 		return newUsageError(`--all needs --tool or --workspace; --all --workspace "*" revokes everything`)
-	case f.all:
+	case all:
 		directory = ""
-	case len(args) == 0 && (f.tool == "" || f.tool == anything):
+	case len(args) == 0 && (f.Tool == "" || f.Tool == anything):
 		return newUsageError("name a phrase, a tool (--tool), or --all with --tool or --workspace")
 	}
 	match, err := f.grantFilter(a.environ, directory)
@@ -220,7 +186,7 @@ func revokeApprovals(a *app, f approvalFlags, args []string) error {
 		return err
 	}
 	named := match
-	if !f.all {
+	if !all {
 		phrase := ""
 		if len(args) > 0 {
 			phrase = storedForm(args[0])
@@ -234,11 +200,10 @@ func revokeApprovals(a *app, f approvalFlags, args []string) error {
 	if err != nil {
 		return stateProblem(err)
 	}
-	if f.json {
-		return writeJSON(a.stdout, append([]approval.Grant{}, removed...))
-	}
-	_, err = fmt.Fprintf(a.stdout, "Revoked %d:\n", len(removed))
-	return errors.Join(err, printGrants(a, removed))
+	return a.show(f.JSON, record.NonNil(removed), func(p *page) {
+		p.line("Revoked %d:", len(removed))
+		describeGrants(p, removed)
+	})
 }
 
 // storedForm is a phrase as it is stored; what can't be stored stays as it is,
@@ -252,7 +217,7 @@ func storedForm(phrase string) string {
 
 // nothingMatched returns the reason why nothing was revoked.
 func nothingMatched(list []approval.Grant, named func(approval.Grant) bool, args []string) error {
-	p := record.Problem{Cause: "nothing matched, and nothing was revoked", Hint: "caisson approvals list shows what is stored."}
+	hint := "caisson approvals list shows what is stored."
 	others := 0
 	for _, g := range list {
 		if named(g) {
@@ -261,11 +226,11 @@ func nothingMatched(list []approval.Grant, named func(approval.Grant) bool, args
 	}
 	switch {
 	case others > 0 && len(args) == 0:
-		p.Hint = fmt.Sprintf("Its %d stored answers are about commands: name one, or take all with --all.", others)
+		hint = fmt.Sprintf("Its %d stored answers are about commands: name one, or revoke all of them with --all.", others)
 	case others > 0:
-		p.Hint = fmt.Sprintf("There are %d others; a phrase is compared whole. caisson approvals list shows them.", others)
+		hint = fmt.Sprintf("There are %d others. A phrase must match the whole command; caisson approvals list shows them.", others)
 	}
-	return &commandError{Status: exitFailed, Problem: p}
+	return newFailure(exitFailed, nil, "nothing matched, and nothing was revoked", hint)
 }
 
 // trustedPhrase is the output of caisson approvals trust --json.
@@ -276,8 +241,8 @@ type trustedPhrase struct {
 }
 
 func trustPhrase(a *app, f approvalFlags, text string) error {
-	if f.tool == "" {
-		f.tool = defaultPhraseTool
+	if f.Tool == "" {
+		f.Tool = defaultPhraseTool
 	}
 	name, err := f.toolName()
 	if err != nil {
@@ -301,7 +266,7 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 	if err != nil {
 		return err
 	}
-	w, err := workspaceFor(a.environ, f.workspace)
+	w, err := workspaceFor(a.environ, f.Workspace)
 	if err != nil {
 		return err
 	}
@@ -317,7 +282,7 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 			return stateProblem(err)
 		}
 	}
-	if f.json {
+	if f.JSON {
 		list, err := store.List()
 		if i := slices.IndexFunc(list, answer.SameKey); err == nil && i >= 0 {
 			answer.Grant = list[i]
@@ -331,9 +296,7 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 	case known:
 		said = "was refused for good, and is approved now"
 	}
-	line, _ := tools.Display(fmt.Sprintf("%s: %s %s, in %s.", name, phrase, said, w.Path))
-	_, err = fmt.Fprintln(a.stdout, line)
-	return err
+	return a.say("%s: %s %s, in %s.", name, phrase, said, w.Path)
 }
 
 // trustablePhrase is a phrase as it is stored. It refuses what could never take
@@ -341,10 +304,7 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 func trustablePhrase(conf *config.Config, text string) (string, error) {
 	phrase, err := policy.StaticPhrase(text)
 	if err != nil {
-		return "", &commandError{Status: exitInput, Err: err, Problem: record.Problem{
-			Cause: fmt.Sprintf("%q can't be approved for good: %v", text, err),
-			Hint:  "Approve it when it is asked about, or name one complete command of plain words.",
-		}}
+		return "", newFailure(exitInput, err, fmt.Sprintf("%q can't be approved for good: %v", text, err), "Approve it when it is asked about, or name one complete command of plain words.")
 	}
 	p, err := conf.ToolPolicy("default")
 	if err != nil {
@@ -355,10 +315,8 @@ func trustablePhrase(conf *config.Config, text string) (string, error) {
 		return "", err
 	}
 	if danger != "" {
-		return "", &commandError{Status: exitInput, Problem: record.Problem{
-			Cause: fmt.Sprintf("%q can't be approved for good: the policy calls it dangerous (%s), and what is dangerous is asked about each time", text, danger),
-			Hint:  "Approve it when it is asked about, or name a narrower command.",
-		}}
+		return "", newFailure(exitInput, nil, fmt.Sprintf("%q can't be approved for good: the policy calls it dangerous (%s), and what is dangerous is asked about each time", text, danger),
+			"Approve it when it is asked about, or name a narrower command.")
 	}
 	return phrase, nil
 }
@@ -388,66 +346,47 @@ func newAuthor(a *app, by string) approval.Author {
 	return approval.Author{By: by, Redact: redact.New(knownSecrets(a)).JSON}
 }
 
-const approvalsLogLong = `Show each change of lasting approvals and of trusted workspaces, the oldest first: the time, the user,
-the command or session, and the entries that were removed (-) and added (+). A change is logged before
-it is made.
+func newApprovalsLogCommand(a *app) *cobra.Command {
+	var f struct {
+		JSON bool `flag:"json" doc:"write a JSON array"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "log [flags]", Short: "Show who changed approvals and trusted workspaces", Args: noArgs,
+		Long: `Show each change of lasting approvals and of trusted workspaces, oldest first: the time, the user, the
+command or session, and the entries that were removed (-) and added (+). Caisson logs a change before it
+makes it.
 
 The log is $XDG_STATE_HOME/caisson/changes.jsonl, a plain file of yours.
-`
-
-func newApprovalsLogCommand(a *app) *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:     "log [flags]",
-		Short:   "Show who changed approvals and trusted workspaces",
-		Long:    approvalsLogLong + exitHelp(nil, usesConfig),
+`,
 		Example: "  caisson approvals log\n  caisson approvals log --json | jq '.[] | select(.file==\"trust.json\")'",
-		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := needState(a.environ); err != nil {
 				return err
 			}
-			return showChanges(a, asJSON)
+			changes, err := approval.ReadChanges(a.environ.stateDir())
+			if err != nil {
+				err = stateProblem(err) // what could be read is shown
+			}
+			return errors.Join(a.show(f.JSON, record.NonNil(changes), func(p *page) {
+				if len(changes) == 0 && err == nil {
+					p.line("Nothing was approved, refused or trusted for good yet.")
+				}
+				describeChanges(p, changes)
+			}), err)
 		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON array")
-	return cmd
+	}, &f, usesConfig, nil)
 }
 
-func showChanges(a *app, asJSON bool) error {
-	changes, err := approval.ReadChanges(a.environ.stateDir())
-	if err != nil {
-		err = stateProblem(err)
-	}
-	var shown error
-	switch {
-	case asJSON:
-		shown = writeJSON(a.stdout, append([]approval.Change{}, changes...))
-	case len(changes) > 0:
-		shown = printChanges(a, changes)
-	case err == nil:
-		_, shown = fmt.Fprintln(a.stdout, "Nothing was approved, refused or trusted for good yet.")
-	}
-	return errors.Join(shown, err)
-}
-
-func printChanges(a *app, changes []approval.Change) error {
-	var errs []error
-	printLine := func(format string, args ...any) {
-		text, _ := tools.Display(fmt.Sprintf(format, args...))
-		_, err := fmt.Fprintln(a.stdout, strings.TrimRight(text, " "))
-		errs = append(errs, err)
-	}
+func describeChanges(p *page, changes []approval.Change) {
 	for _, c := range changes {
-		printLine("%s  %s  %s", begunText(c.Time, time.DateTime), whoText(c), c.By)
+		p.line("%s  %s  %s", begunText(c.Time, time.DateTime), whoText(c), c.By)
 		for _, e := range c.Removed {
-			printLine("  - %s", entryText(c.File, e))
+			p.line("  - %s", entryText(c.File, e))
 		}
 		for _, e := range c.Added {
-			printLine("  + %s", entryText(c.File, e))
+			p.line("  + %s", entryText(c.File, e))
 		}
 	}
-	return errors.Join(errs...)
 }
 
 func whoText(c approval.Change) string {
@@ -457,8 +396,8 @@ func whoText(c approval.Change) string {
 	return fmt.Sprintf("%s (%d)", c.User, c.UID)
 }
 
-// entryText is one entry of a file of answers, in words; as it stands there where
-// it can't be read.
+// entryText describes one entry of a file of answers. An entry that can't be read stays as
+// it is.
 func entryText(file string, entry json.RawMessage) string {
 	switch file {
 	case approvalsFile:

@@ -9,102 +9,91 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/batchui"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/task"
-	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/tools"
 )
 
-const batchLong = `Run many trials of tasks, and keep their results.
-
-A PATH is a Harbor task directory (schema 1.0 to 1.4), a directory of them, or a file of JSON lines. A
-trial is one attempt of one agent at one task: it works in a fresh sandbox. The verifier runs in another
-fresh one, on the agent's files but with tests and a reward file that the agent never reached.
-
-The directory of --out is the state: results.jsonl and a directory for each trial. The same command
-again runs what has no result, whatever ended the one before, and keeps the rest.
-
-Failures of the machine, of sandboxes and of providers are tried again (--retries) and never counted as
-the agent's. What a task asks for and can't get is found before the first trial: it ends the batch with
-status 42, or with --skip-unsupported is listed in every report and in no denominator.
-
-The settings below apply to each trial, except for --max-cost-usd and --model: the first bounds all
-trials together, and the second may be given several times. Network, working directory, root and user
-are those of the task. Docker has no root inside, so auto takes gvisor for Harbor tasks.
-`
+// trialFlags are the flags of all commands that run trials or verify them.
+type trialFlags struct {
+	Parallel int      `flag:"parallel" doc:"run at most this many at a time (default: the number of processors); memory, processors and disk must suffice too"`
+	TaskEnv  []string `flag:"task-env" doc:"variable of this machine that tasks get if they refer to it as ${NAME} (repeatable)"`
+}
 
 // batchFlags are the flags of caisson batch.
 type batchFlags struct {
-	settings config.File
-	profile  string
-	out      string
-	agents   []string
-	attempts int
-	parallel int
-	retries  int
-	shard    string
-	skip     bool
+	Out      string   `flag:"out,o" default:"caisson-batch" doc:"directory of the results"`
+	Agents   []string `flag:"agent" doc:"oracle (the task's own solution) or nop (nothing) instead of a model (repeatable)"`
+	Attempts int      `flag:"attempts" default:"1" doc:"attempts of each agent at each task"`
+	Retries  int      `flag:"retries" default:"2" doc:"how often a trial is tried again after a failure of the infrastructure"`
+	Shard    string   `flag:"shard" doc:"run only part I of N, as I/N (default: from SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX with their counts)"`
+	Skip     bool     `flag:"skip-unsupported" doc:"leave out tasks that can't be run here"`
+	trialFlags
+	fleetFlags
+	WorkerTimeout time.Duration `flag:"worker-timeout" default:"60s" doc:"time after which the trials of a worker that sends no heartbeat are given to others"`
+	profileFlag
+	Settings config.File `groups:"Model,Policy,Sandbox,Limits"`
 	maxCost  string
 	models   repeatedFlag
-	taskEnv  []string
-	fleet    fleetFlags
 	check    bool // caisson batch check
 }
 
 func newBatchCommand(a *app) *cobra.Command {
 	var f batchFlags
-	cmd := newGroup(&cobra.Command{
-		Use:   "batch [flags] PATH...",
-		Short: "Run many trials of tasks, and keep their results",
-		Long: batchLong + exitHelp(map[int]string{
-			exitDone: "every trial passed", exitFailed: "the infrastructure failed trials, or trials are suspect, or a result could not be kept", exitInput: "a task can't be read or is unsupported, or the results in --out are of another batch",
-			exitAuth: "a provider refused the key", exitLimit: "--max-cost-usd or a ceiling kept trials from running", exitUnverified: "trials did not pass", exitFatal: "", exitConflict: "", exitUnvouched: "", exitUntrusted: "", exitNoApprover: "",
-		}, usesConfig|usesInput|startsSandbox|asksModel|interruptible),
+	cmd := newCommand(newGroup(&cobra.Command{
+		Use: "batch [flags] PATH...", Short: "Run many trials of tasks, and keep their results",
+		Long: `Run many trials of tasks, and keep their results.
+
+A PATH is a Harbor task directory (schema 1.0 to 1.4), a directory of them, or a file of JSON lines. A
+trial is one attempt of one agent at one task, in a fresh sandbox. The verifier runs in another fresh
+sandbox, on the agent's files but with tests and a reward file that the agent never reached.
+
+The directory of --out is the state: results.jsonl and a directory for each trial. Run the same command
+again to run the trials that have no result; it keeps the other results.
+
+Failures of the machine, of sandboxes and of providers are tried again (--retries) and never counted as
+the agent's. If a task asks for something that is not available here, the batch ends with status 42 before
+the first trial; with --skip-unsupported, every report lists the task, and no rate includes it.
+
+The settings below apply to each trial, with two exceptions: --max-cost-usd limits all trials together,
+and --model can be given several times. The task decides about network, working directory, root and user.
+Docker has no root inside, so auto uses gvisor for Harbor tasks.
+`,
 		Example: `  caisson batch --agent oracle --agent nop ./tasks
   caisson batch --model openai/gpt-5 --attempts 4 --out results ./tasks
   caisson batch --shard 1/3 --out shard1 ./tasks
   caisson batch --nats nats://queue:4222 --results s3://bucket/run1 /tasks
   caisson batch check ./tasks
   caisson batch show results`,
-	}, newBatchCheckCommand(a), newBatchListCommand(a), newBatchShowCommand(a), newBatchMergeCommand(a), newBatchGradeCommand(a), newBatchCompareCommand(a), newBatchReportCommand(a), newBatchViewCommand(a), newBatchWorkerCommand(a))
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return newUsageError("name the tasks: directories or .jsonl files")
-		}
-		return runBatch(cmd.Context(), a, f, args)
-	}
-	flags := cmd.Flags()
-	flags.SortFlags = false
-	flags.StringVarP(&f.out, "out", "o", "caisson-batch", "directory of the results")
-	flags.StringArrayVar(&f.agents, "agent", nil, "oracle (the task's own solution) or nop (nothing) in place of a model (repeatable)")
-	flags.IntVar(&f.attempts, "attempts", 1, "attempts of each agent at each task")
-	f.addParallel(flags)
-	flags.IntVar(&f.retries, "retries", 2, "how often a trial is tried again after a failure of the infrastructure")
-	flags.StringVar(&f.shard, "shard", "", "run part I of N alone, as I/N (default: from SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX with their counts)")
-	f.fleet.addFlags(flags)
-	f.fleet.addTimeout(flags)
-	f.addTaskEnv(flags)
-	flags.BoolVar(&f.skip, "skip-unsupported", false, "leave out tasks that can't be run here")
-	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
-	addSettings(cmd, &f.settings, "Model", "Policy", "Sandbox", "Limits")
-	model := cmd.Flags().Lookup("model")
+	}, newBatchCheckCommand(a), newBatchListCommand(a), newBatchShowCommand(a), newBatchMergeCommand(a), newBatchGradeCommand(a), newBatchCompareCommand(a), newBatchReportCommand(a), newBatchViewCommand(a), newBatchWorkerCommand(a)),
+		&f, usesConfig|usesInput|startsSandbox|asksModel|interruptible, statuses{
+			exitDone: "every trial passed", exitFailed: "the infrastructure failed trials, or trials are suspect, or a result could not be kept", exitInput: "a task can't be read or is unsupported, or the results in --out are of another batch",
+			exitAuth: "a provider refused the key", exitLimit: "--max-cost-usd or a ceiling kept trials from running", exitUnverified: "trials did not pass", exitFatal: "", exitConflict: "", exitUnvouched: "", exitUntrusted: "", exitNoApprover: "",
+		})
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { return runBatch(cmd.Context(), a, f, args) }
+	cmd.Args = needTasks
+	model, maxCost := cmd.Flags().Lookup("model"), cmd.Flags().Lookup("max-cost-usd")
 	f.models.settingFlag = *model.Value.(*settingFlag)
 	model.Value, model.Usage = &f.models, model.Usage+" (repeatable)"
-	maxCost := cmd.Flags().Lookup("max-cost-usd")
 	maxCost.Value, maxCost.Usage = &textFlag{text: &f.maxCost, kind: "USD"}, "US dollars that all trials may cost together; none starts when they are used up"
 	return cmd
 }
 
+// needTasks and oneBatch check the arguments of commands about batches.
+var (
+	needTasks = wantArgs(1, -1, "tasks: directories or .jsonl files")
+	oneBatch  = wantArgs(1, 1, "one directory of results")
+)
+
 // readFlags reads the flags that are not settings.
 func (f *batchFlags) readFlags(env environ) (s batch.Shard, maxCost int64, err error) {
-	for _, agent := range f.agents {
+	for _, agent := range f.Agents {
 		if agent != batch.Oracle && agent != batch.Nop {
 			return s, 0, newUsageError("--agent %q: want oracle or nop; --model names a model", agent)
 		}
@@ -114,7 +103,7 @@ func (f *batchFlags) readFlags(env environ) (s batch.Shard, maxCost int64, err e
 			return s, 0, newUsageError("--model %q: not UTF-8", model)
 		}
 	}
-	if f.attempts < 1 || f.parallel < 0 || f.retries < 0 {
+	if f.Attempts < 1 || f.Parallel < 0 || f.Retries < 0 {
 		return s, 0, newUsageError("--attempts must be positive, and --parallel and --retries not negative")
 	}
 	if f.maxCost != "" {
@@ -124,7 +113,7 @@ func (f *batchFlags) readFlags(env environ) (s batch.Shard, maxCost int64, err e
 		}
 		maxCost = int64(d)
 	}
-	s, err = batchui.ParseShard(f.shard, env.get)
+	s, err = batchui.ParseShard(f.Shard, env.get)
 	if err != nil {
 		err = &usageError{err}
 	}
@@ -137,19 +126,22 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 	if err != nil {
 		return err
 	}
-	if err := f.fleet.check(); err != nil {
+	if err := f.fleetFlags.check(); err != nil {
 		return err
 	}
-	tasks, err := loadTasks(a.environ, paths, f.taskEnv)
+	if f.WorkerTimeout != 0 && (f.WorkerTimeout < time.Second || f.WorkerTimeout > time.Hour) {
+		return newUsageError("--worker-timeout %s: want 1s to 1h", f.WorkerTimeout)
+	}
+	tasks, err := loadTasks(a.environ, paths, f.TaskEnv)
 	if err != nil {
 		return err
 	}
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
+	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), a.warn, a.exit)
 	defer stop()
-	if f.fleet.servers != "" {
+	if f.Servers != "" {
 		return coordinateBatch(ctx, a, &f, paths, tasks, shard, maxCost)
 	}
-	b, err := openBatch(ctx, a, force, &f, tasks, f.out)
+	b, err := openBatch(ctx, a, force, &f, tasks, f.Out)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
@@ -166,16 +158,6 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 	return b.runTrials(ctx, maxCost)
 }
 
-// addParallel adds the flag that bounds the trials at a time.
-func (f *batchFlags) addParallel(flags *pflag.FlagSet) {
-	flags.IntVar(&f.parallel, "parallel", 0, "trials at a time at most (default: the number of processors); memory, processors and disk must suffice too")
-}
-
-// addTaskEnv adds the flag that names the variables of tasks.
-func (f *batchFlags) addTaskEnv(flags *pflag.FlagSet) {
-	flags.StringArrayVar(&f.taskEnv, "task-env", nil, "variable of this machine that tasks get where they refer to it as ${NAME} (repeatable)")
-}
-
 // loadTasks reads tasks. They get no variables of the machine but the named ones: who wrote
 // a task may want the user's keys.
 func loadTasks(env environ, paths, variables []string) ([]task.Task, error) {
@@ -186,7 +168,7 @@ func loadTasks(env environ, paths, variables []string) ([]task.Task, error) {
 		return env.lookup(name)
 	}})
 	if err != nil {
-		return nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "caisson batch --help and docs/batch.md describe tasks."}}
+		return nil, newFailure(exitInput, err, "", "caisson batch --help and docs/batch.md describe tasks.")
 	}
 	return tasks, nil
 }
@@ -211,33 +193,31 @@ func (b *batchSession) refuseUnsupported() error {
 			if len(t.Variables) > 0 {
 				hint = "Give them variables with --task-env NAME, or "
 			}
-			text, _ := tools.Display(fmt.Sprintf("unsupported: %s: %s", t.ID, strings.Join(t.Unsupported, "; ")))
-			b.app.printLines(text)
+			b.app.printLines(makeSafe(fmt.Sprintf("unsupported: %s: %s", t.ID, strings.Join(t.Unsupported, "; "))))
 		}
 	}
-	if n == 0 || b.flags.skip {
+	if n == 0 || b.flags.Skip {
 		return nil
 	}
-	return &commandError{Status: exitInput, Problem: record.Problem{
-		Cause: fmt.Sprintf("%d of %s can't be run here", n, formatCount(len(b.tasks), "task", "tasks")), Hint: cmp.Or(hint, "Fix what is invalid, or ") + "leave them out with --skip-unsupported: they stand in every report, and in no rate.",
-	}}
+	return newFailure(exitInput, nil, fmt.Sprintf("%d of %s can't be run here", n, formatCount(len(b.tasks), "task", "tasks")),
+		cmp.Or(hint, "Fix what is invalid, or ")+"leave them out with --skip-unsupported: they stand in every report, and in no rate.")
 }
 
 // runTrials runs the trials.
 func (b *batchSession) runTrials(ctx context.Context, maxCost int64) error {
 	spec := batch.Spec{
-		Version: programVersion(), Backend: b.choice.Chosen, Tasks: batch.NewSpecTasks(b.tasks), Agents: b.agents, Attempts: b.flags.attempts, Shard: b.shard,
+		Version: programVersion(), Backend: b.choice.Chosen, Tasks: batch.NewSpecTasks(b.tasks), Agents: b.agents, Attempts: b.flags.Attempts, Shard: b.shard,
 		Settings: map[string]string{"image": *b.conf.Image},
 	}
 	ledger := b.ledger
 	if err := b.load(ctx, spec); err != nil {
 		return err
 	}
-	trials := batch.Plan(b.tasks, b.agents, b.flags.attempts, b.shard)
+	trials := batch.Plan(b.tasks, b.agents, b.flags.Attempts, b.shard)
 	p := batchui.NewProgress(batchui.ProgressOptions{Out: b.app.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: ledger.Endings(trials), MaxCostMicroUSD: maxCost})
 	b.say = p.Print
 	totals, err := batch.Run(ctx, batch.Options{
-		Ledger: ledger, Trials: trials, Run: b.trials.Run, Capacity: b.findCapacity(), MaxCostMicroUSD: maxCost, Retries: b.flags.retries, OnStart: p.Start, OnResult: p.Result,
+		Ledger: ledger, Trials: trials, Run: b.trials.Run, Capacity: b.findCapacity(), MaxCostMicroUSD: maxCost, Retries: b.flags.Retries, OnStart: p.Start, OnResult: p.Result,
 	})
 	p.Close()
 	if b.flags.check {
@@ -269,10 +249,9 @@ func finishBatch(ctx context.Context, a *app, ledger *batch.Ledger, totals batch
 			dir = near
 		}
 	}
-	text, _ := tools.Display(fmt.Sprintf("caisson: the report is %s; caisson batch ls %s lists the trials", filepath.Join(dir, "report.html"), dir))
-	a.printLines(text)
+	a.warn(fmt.Sprintf("the report is %s; caisson batch ls %s lists the trials", filepath.Join(dir, "report.html"), dir))
 	if totals.Reached != "" {
-		a.printLines(displayText(fmt.Sprintf("caisson: %s not run: %s; the same command with a higher --max-cost-usd runs them", formatCount(len(totals.NotRun), "trial was", "trials were"), totals.Reached)))
+		a.warn(fmt.Sprintf("%s not run: %s; the same command with a higher --max-cost-usd runs them", formatCount(len(totals.NotRun), "trial was", "trials were"), totals.Reached))
 	}
 	return exitWith(batchStatus(totals, summary))
 }

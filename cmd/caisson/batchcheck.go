@@ -8,47 +8,45 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/batchui"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner/batch"
 )
 
 func newBatchCheckCommand(a *app) *cobra.Command {
-	f := batchFlags{agents: []string{batch.Oracle, batch.Nop}, attempts: 1, retries: 2, check: true}
-	cmd := &cobra.Command{
-		Use: "check [flags] PATH...", Short: "Check that tasks can be solved, and aren't solved already",
-		Example: `  caisson batch check ./tasks/hello
-  caisson batch check --backend runc --out checked ./tasks`,
-		Long: `Run each task twice: oracle runs the task's own solution and must pass, and nop does nothing and must
-fail. Other tasks are listed with the reason and the file to look at. No model is asked.
+	var f struct {
+		Out string `flag:"out,o" doc:"directory of the results (default: a temporary one)"`
+		trialFlags
+		Settings config.File `groups:"Sandbox"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "check [flags] PATH...", Short: "Check that tasks can be solved, and aren't solved already", Args: needTasks,
+		Long: `Run each task twice: oracle runs the task's own solution and must pass, and nop does nothing and must fail.
+The command lists the other tasks with the reason and the file to look at. It asks no model.
 
 A PATH is as for caisson batch. Tasks that are lines of JSON have no solution, so oracle can't pass.
 Without --out, the results are in a temporary directory, which is removed if all tasks are sound.
-` + exitHelp(map[int]string{
-			exitDone: "oracle passed and nop failed on every task", exitUnverified: "a task is unsound", exitInput: "a task can't be read or is unsupported, or --out has results of another batch",
-			exitFailed: "no task is unsound, but the infrastructure failed trials or trials are suspect",
-		}, usesConfig|usesInput|startsSandbox|interruptible),
+`,
+		Example: `  caisson batch check ./tasks/hello
+  caisson batch check --backend runc --out checked ./tasks`,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if len(args) == 0 {
-				return newUsageError("name the tasks: directories or .jsonl files")
-			}
-			if f.out == "" {
-				if f.out, err = os.MkdirTemp("", "caisson-check-"); err != nil {
+			if f.Out == "" {
+				if f.Out, err = os.MkdirTemp("", "caisson-check-"); err != nil {
 					return err
 				}
 				defer func() {
 					if !errors.As(err, new(*exitError)) {
-						err = errors.Join(err, os.RemoveAll(f.out))
+						err = errors.Join(err, os.RemoveAll(f.Out))
 					}
 				}()
 			}
-			return runBatch(cmd.Context(), a, f, args)
+			return runBatch(cmd.Context(), a, batchFlags{
+				Agents: []string{batch.Oracle, batch.Nop}, Attempts: 1, Retries: 2, Out: f.Out, trialFlags: f.trialFlags, Settings: f.Settings, check: true,
+			}, args)
 		},
-	}
-	flags := cmd.Flags()
-	flags.StringVarP(&f.out, "out", "o", "", "directory of the results (default: a temporary one)")
-	f.addParallel(flags)
-	f.addTaskEnv(flags)
-	addSettings(cmd, &f.settings, "Sandbox")
-	return cmd
+	}, &f, usesConfig|usesInput|startsSandbox|interruptible, statuses{
+		exitDone: "oracle passed and nop failed on every task", exitUnverified: "a task is unsound", exitInput: "a task can't be read or is unsupported, or --out has results of another batch",
+		exitFailed: "no task is unsound, but the infrastructure failed trials or trials are suspect",
+	})
 }
 
 // finishCheck writes which tasks are unsound after the trials of a check have ended with an error

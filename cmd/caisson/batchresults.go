@@ -20,10 +20,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/batchui"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/report"
 	"github.com/caisson-run/caisson/runner/batch/task"
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
@@ -39,24 +39,7 @@ func readBatch(dir string) (batch.Spec, []batch.Result, error) {
 			return spec, results, nil
 		}
 	}
-	return spec, nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "Name a directory that caisson batch --out has written."}}
-}
-
-// describeLedger returns the error of a directory that can't be used.
-func describeLedger(err error) error {
-	hint := "Choose another directory with --out."
-	switch {
-	case errors.Is(err, batch.ErrInUse):
-		hint = "Wait for its end, or choose another directory with --out."
-	case errors.As(err, new(*batch.TrialError)):
-		hint = "Bring back what is missing; or remove the directory of that trial, and it runs again."
-	case errors.Is(err, batch.ErrDamagedSpec):
-		hint = "Bring back " + batch.SpecFile + ", or remove it: the finished trials stay, and the same command goes on."
-	case errors.Is(err, batch.ErrForeign), errors.As(err, new(*batch.NameError)), errors.As(err, new(*batch.MismatchError)):
-	default:
-		return err
-	}
-	return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: hint}}
+	return spec, nil, newFailure(exitInput, err, "", "Name a directory that caisson batch --out has written.")
 }
 
 // describeEnd returns the error of a fault that ended a batch.
@@ -72,7 +55,7 @@ func describeEnd(err error) error {
 	case batch.Ceiling:
 		status, hint = exitLimit, "Raise the ceiling in the configuration, or wait for the end of its period."
 	}
-	return &commandError{Status: status, Err: err, Problem: record.Problem{Cause: end.Error(), Hint: hint + " The same command then goes on with the trials that have no result."}}
+	return newFailure(status, err, end.Error(), hint+" The same command then goes on with the trials that have no result.")
 }
 
 // batchStatus returns the exit status of a batch.
@@ -95,40 +78,37 @@ func batchStatus(t batch.Totals, s batch.Summary) int {
 }
 
 func newBatchListCommand(a *app) *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use: "ls [flags] DIR", Short: "List the trials of a batch",
+	var f struct {
+		JSON bool `flag:"json" doc:"write the results as one JSON document"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "ls [flags] DIR", Short: "List the trials of a batch", Args: oneBatch,
+		Long:    "List the trials of a batch that have a result, by task, agent and attempt.\n",
 		Example: `  caisson batch ls results`,
-		Long:    "List the trials of a batch that have a result, by task, agent and attempt.\n" + exitHelp(nil, usesInput),
 		RunE: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return newUsageError("name one directory of results")
-			}
 			_, results, err := readBatch(args[0])
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return writeDocument(a.stdout, results)
+			if f.JSON {
+				return writeJSON(a.stdout, results)
 			}
 			return batchui.WriteResults(a.stdout, results)
 		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write the results as one JSON document")
-	return cmd
+	}, &f, usesInput, nil)
 }
 
 func newBatchShowCommand(a *app) *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use: "show [flags] DIR [TRIAL]", Short: "Show the summary of a batch, or one trial",
-		Example: `  caisson batch show results
-  caisson batch show results hello__oracle__1`,
-		Long: "Show what the results of a batch come to, also while it runs, or one trial: its result and its files.\nTRIAL is the last column of caisson batch ls, or the beginning of it.\n" + exitHelp(nil, usesInput),
+	var f struct {
+		JSON bool `flag:"json" doc:"write the summary as one JSON document"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "show [flags] DIR [TRIAL]", Short: "Show the summary of a batch, or one trial", Args: wantArgs(1, 2, "one directory of results, and at most one trial"),
+		Long: `Show a summary of the results of a batch, also while it runs, or one trial: its result and its files.
+TRIAL is the last column of caisson batch ls, or the beginning of it.
+`,
+		Example: "  caisson batch show results\n  caisson batch show results hello__oracle__1",
 		RunE: func(_ *cobra.Command, args []string) error {
-			if len(args) < 1 || len(args) > 2 {
-				return newUsageError("name one directory of results, and a trial or none")
-			}
 			spec, results, err := readBatch(args[0])
 			if err != nil {
 				return err
@@ -137,14 +117,12 @@ func newBatchShowCommand(a *app) *cobra.Command {
 				return showTrial(a, args[0], args[1], results)
 			}
 			summary := batch.Summarize(spec, results)
-			if asJSON {
-				return writeDocument(a.stdout, summary)
+			if f.JSON {
+				return writeJSON(a.stdout, summary)
 			}
 			return batchui.WriteSummary(a.stdout, summary)
 		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write the summary as one JSON document")
-	return cmd
+	}, &f, usesInput, nil)
 }
 
 // showTrial writes the result of a trial as JSON, and where its files are.
@@ -156,95 +134,90 @@ func showTrial(a *app, dir, name string, results []batch.Result) error {
 		}
 	}
 	if len(found) != 1 {
-		return &commandError{Status: exitInput, Problem: record.Problem{Cause: fmt.Sprintf("%d trials have a name that begins with %q", len(found), name), Hint: "caisson batch ls lists them."}}
+		return newFailure(exitInput, nil, fmt.Sprintf("%d trials have a name that begins with %q", len(found), name), "caisson batch ls lists them.")
 	}
-	return writeDocument(a.stdout, struct {
+	return writeJSON(a.stdout, struct {
 		batch.Result
 		Dir string `json:"dir"`
 	}{found[0], filepath.Join(dir, batch.TrialsDir, found[0].Key.Name())})
 }
 
 func newBatchMergeCommand(a *app) *cobra.Command {
-	var out string
-	cmd := &cobra.Command{
-		Use: "merge --out DIR DIR...", Short: "Make one batch of several, such as shards",
+	var f struct {
+		Out string `flag:"out,o" doc:"directory of the merged batch"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "merge --out DIR DIR...", Short: "Make one batch of several, such as shards", Args: wantArgs(1, -1, "directories to merge"),
+		Long: `Make one batch of several that have the same tasks, such as the shards of a job. The files of trials are
+hard links if possible. If several batches have the same trial, its first result is kept.
+`,
 		Example: `  caisson batch merge --out merged shard1 shard2 shard3`,
-		Long:    "Make one batch of several that have the same tasks, such as the shards of a job. The files of trials are\nhard links where that is possible. A trial that several have keeps its first result.\n" + exitHelp(nil, usesInput),
 		RunE: func(_ *cobra.Command, args []string) error {
-			if out == "" || len(args) == 0 {
+			if f.Out == "" {
 				return newUsageError("name --out and the directories to merge")
 			}
-			twice, err := batch.Merge(out, args)
+			twice, err := batch.Merge(f.Out, args)
 			if err != nil {
-				return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "Merge batches of the same tasks into a directory of their own."}}
+				return newFailure(exitInput, err, "", "Merge batches of the same tasks into a directory of their own.")
 			}
 			for _, k := range twice {
-				fmt.Fprintf(a.stderr, "caisson: %q, %s, attempt %d has several results; the first one is kept\n", k.Task, k.Agent, k.Attempt)
+				a.warn(fmt.Sprintf("%q, %s, attempt %d has several results; the first one is kept", k.Task, k.Agent, k.Attempt))
 			}
-			summary, err := batchui.WriteReports(out)
+			summary, err := batchui.WriteReports(f.Out)
 			if err != nil {
 				return err
 			}
 			return batchui.WriteSummary(a.stdout, summary)
 		},
-	}
-	cmd.Flags().StringVarP(&out, "out", "o", "", "directory of the merged batch")
-	return cmd
+	}, &f, usesInput, nil)
 }
 
 func newBatchReportCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use: "report DIR", Short: "Write the reports of a batch again",
+	return newCommand(&cobra.Command{
+		Use: "report DIR", Short: "Write the reports of a batch again", Args: oneBatch,
+		Long: `Write the reports of a batch again, also while it runs: report.html, summary.json, junit.xml and the
+predictions. caisson batch and caisson batch merge write them at their end. report.html is one file that
+runs no script; it links to the directories of trials beside it.
+`,
 		Example: `  caisson batch report results`,
-		Long: `Write the files that are made of the results of a batch again, also while it runs: report.html,
-summary.json, junit.xml and the predictions. caisson batch and caisson batch merge write them at their
-end. report.html is one file that runs no script; it links to the directories of trials beside it.
-` + exitHelp(nil, usesInput),
 		RunE: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return newUsageError("name one directory of results")
-			}
 			if _, _, err := readBatch(args[0]); err != nil {
 				return err
 			}
 			if _, err := batchui.WriteReports(args[0]); err != nil {
 				return err
 			}
-			fmt.Fprintln(a.stdout, filepath.Join(args[0], report.File))
-			return nil
+			return a.say("%s", filepath.Join(args[0], report.File))
 		},
-	}
+	}, nil, usesInput, nil)
 }
 
 func newBatchViewCommand(a *app) *cobra.Command {
-	var port uint16
-	cmd := &cobra.Command{
-		Use: "view [flags] DIR", Short: "Show a batch in a browser, with a page for each trial",
+	var f struct {
+		Port uint16 `flag:"port" doc:"port to listen on (default: any that is free)"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "view [flags] DIR", Short: "Show a batch in a browser, with a page for each trial", Args: oneBatch,
+		Long: `Serve report.html and a page for each trial on this machine's loopback, also while the batch runs, until an
+interrupt. A trial's page has its verdict, the patch, the verifier's output, its other attempts, its files
+and what happened in its sessions. The address contains a key, which is needed to read the pages.
+`,
 		Example: `  caisson batch view results`,
-		Long: `Serve report.html and a page for each trial on this machine's loopback, also while the batch runs, until
-an interrupt. A trial's page has its verdict, the patch, the verifier's output, its other attempts, its files
-and what happened in its sessions. The address has a key: only who knows it can read the pages.
-` + exitHelp(nil, usesInput),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return newUsageError("name one directory of results")
-			}
 			if _, _, err := readBatch(args[0]); err != nil {
 				return err
 			}
 			ctx, _, _, stop := handleInterrupts(cmd.Context(), a.takeSignals(), func(string) {}, a.exit)
 			defer stop()
-			l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
+			l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(f.Port))))
 			if err != nil {
-				return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "Choose another --port."}}
+				return newFailure(exitInput, err, "", "Choose another --port.")
 			}
 			key := rand.Text()
 			fmt.Fprintf(a.stdout, "http://%s/%s/\n", l.Addr(), key)
 			return report.Serve(ctx, l, key, report.ViewOptions{Dir: args[0], Title: batchui.Title(args[0]), Story: writeStory})
 		},
-	}
-	cmd.Flags().Uint16Var(&port, "port", 0, "port to listen on (default: any that is free)")
-	return cmd
+	}, &f, usesInput, nil)
 }
 
 // writeStory writes the page of the session in a directory.
@@ -257,21 +230,19 @@ func writeStory(w io.Writer, dir string) error {
 }
 
 func newBatchCompareCommand(a *app) *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use: "compare [flags] A B", Short: "Compare two agents on the tasks that both have attempted",
-		Example: `  caisson batch compare results:openai/gpt-5 results:ollama/qwen3
-  caisson batch compare before after`,
+	var f struct {
+		JSON bool `flag:"json" doc:"write the comparison as one JSON document"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "compare [flags] A B", Short: "Compare two agents on the tasks that both have attempted", Args: wantArgs(2, 2, "two directories of results, or DIR:AGENT"),
 		Long: `Compare two agents, paired by task: tasks in both batches with equal checksums and at least one judged
 trial a side. Attempts at one task are averaged. With several attempts the 95 % t-interval over tasks
-decides, with one attempt McNemar's exact test. What is left out is listed.
+decides, with one attempt McNemar's exact test. The output lists the tasks that are left out.
 
 A and B are directories of results with one agent, or DIR:AGENT.
-` + exitHelp(nil, usesInput),
+`,
+		Example: "  caisson batch compare results:openai/gpt-5 results:ollama/qwen3\n  caisson batch compare before after",
 		RunE: func(_ *cobra.Command, args []string) error {
-			if len(args) != 2 {
-				return newUsageError("name two directories of results, or DIR:AGENT")
-			}
 			x, err := readSide(args[0])
 			if err != nil {
 				return err
@@ -284,14 +255,12 @@ A and B are directories of results with one agent, or DIR:AGENT.
 				x.Name, y.Name = x.Agent, y.Agent
 			}
 			c := batch.Compare(x, y)
-			if asJSON {
-				return writeDocument(a.stdout, batchui.NewComparisonDocument(c, x.Name, y.Name))
+			if f.JSON {
+				return writeJSON(a.stdout, batchui.NewComparisonDocument(c, x.Name, y.Name))
 			}
 			return batchui.WriteComparison(a.stdout, c, x.Name, y.Name)
 		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write the comparison as one JSON document")
-	return cmd
+	}, &f, usesInput, nil)
 }
 
 // readSide reads one side of a comparison.
@@ -314,38 +283,32 @@ func readSide(arg string) (batch.Side, error) {
 		agent = spec.Agents[0]
 	}
 	if !slices.Contains(spec.Agents, agent) {
-		return batch.Side{}, &commandError{Status: exitInput, Problem: record.Problem{
-			Cause: fmt.Sprintf("%s has the agents %s", dir, strings.Join(spec.Agents, ", ")), Hint: "Name one of them as DIR:AGENT.",
-		}}
+		return batch.Side{}, newFailure(exitInput, nil, fmt.Sprintf("%s has the agents %s", dir, strings.Join(spec.Agents, ", ")), "Name one of them as DIR:AGENT.")
 	}
 	return batch.Side{Name: arg, Agent: agent, Spec: spec, Results: results}, nil
 }
 
 func newBatchGradeCommand(a *app) *cobra.Command {
-	var f batchFlags
-	cmd := &cobra.Command{
-		Use: "grade [flags] DIR PATH...", Short: "Verify finished trials again, from what is on disk",
-		Example: `  caisson batch grade results ./tasks`,
-		Long: `Verify finished trials again, from what is on disk, with the tests as they are now. No agent runs.
-
-A PATH is as for caisson batch. Tasks are never taken from where the results say, since those may come
-from somebody else, and a task can name any directory of yours as its workspace. Tasks that have changed
-since their trials are listed. Trials of other tasks are left out.
-
-The verdicts go to DIR/grades and a directory of its own there. The results of the batch stay as they
-are: both verdicts are kept, and those that differ are listed.
-` + exitHelp(map[int]string{exitDone: "every verdict is the same", exitUnverified: "verdicts differ", exitFailed: "the infrastructure failed a verification, or it is suspect"}, usesConfig|usesInput|startsSandbox|interruptible),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) < 2 {
-				return newUsageError("name a directory of results, and its tasks as for caisson batch")
-			}
-			return gradeBatch(cmd.Context(), a, f, args[0], args[1:])
-		},
+	var f struct {
+		trialFlags
+		Settings config.File `groups:"Sandbox"`
 	}
-	cmd.Flags().IntVar(&f.parallel, "parallel", 0, "verifications at a time at most (default: the number of processors)")
-	f.addTaskEnv(cmd.Flags())
-	addSettings(cmd, &f.settings, "Sandbox")
-	return cmd
+	return newCommand(&cobra.Command{
+		Use: "grade [flags] DIR PATH...", Short: "Verify finished trials again, from what is on disk", Args: wantArgs(2, -1, "a directory of results and its tasks, as for caisson batch"),
+		Long: `Verify finished trials again, from what is on disk, with the current tests. No agent runs.
+
+A PATH is as for caisson batch. Tasks are never taken from where the results say, because results may
+come from somebody else, and a task can name any directory of yours as its workspace. The output lists
+tasks that have changed since their trials. Trials of other tasks are left out.
+
+The verdicts go to a new directory in DIR/grades. The results of the batch stay unchanged: both verdicts
+are kept, and the output lists the ones that differ.
+`,
+		Example: `  caisson batch grade results ./tasks`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return gradeBatch(cmd.Context(), a, batchFlags{trialFlags: f.trialFlags, Settings: f.Settings}, args[0], args[1:])
+		},
+	}, &f, usesConfig|usesInput|startsSandbox|interruptible, statuses{exitDone: "every verdict is the same", exitUnverified: "verdicts differ", exitFailed: "the infrastructure failed a verification, or it is suspect"})
 }
 
 // gradeBatch verifies the trials of a batch again, with the tasks at the paths.
@@ -354,13 +317,13 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string, paths []s
 	if err != nil {
 		return err
 	}
-	tasks, err := loadTasks(a.environ, paths, f.taskEnv)
+	tasks, err := loadTasks(a.environ, paths, f.TaskEnv)
 	if err != nil {
 		return err
 	}
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
+	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), a.warn, a.exit)
 	defer stop()
-	f.attempts = spec.Attempts
+	f.Attempts = spec.Attempts
 	b, err := openGrade(ctx, a, force, &f, tasks, dir, spec)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
@@ -391,7 +354,7 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string, paths []s
 	}
 	for what, names := range map[string]map[string]bool{"changed since the trials": changed, "left out": other} {
 		if len(names) > 0 {
-			b.say(displayText(what + ": " + strings.Join(slices.Sorted(maps.Keys(names)), ", ")))
+			b.say(makeSafe(what + ": " + strings.Join(slices.Sorted(maps.Keys(names)), ", ")))
 		}
 	}
 	p := batchui.NewProgress(batchui.ProgressOptions{Out: a.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: b.ledger.Endings(trials)})

@@ -20,7 +20,6 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/oci"
-	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -54,13 +53,13 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	if err != nil {
 		return nil, err
 	}
-	s, err := loadBatchSettings(a, f.settings, f.profile, out)
+	s, err := loadBatchSettings(a, f.Settings, f.Profile, out)
 	if err != nil {
 		return nil, err
 	}
 	ledger, err := batch.LockLedger(out)
 	if err != nil {
-		return nil, describeLedger(err)
+		return nil, explain(err, ledgerFaults)
 	}
 	user, state := s.environ, filepath.Join(out, stateDir)
 	a.warnOfState(state)
@@ -82,7 +81,7 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	if err != nil {
 		return nil, err
 	}
-	b := &batchSession{backends: bs, ledger: ledger, app: a, flags: f, user: user, out: out, tasks: tasks, say: func(text string) { a.printLines("caisson: " + text) }}
+	b := &batchSession{backends: bs, ledger: ledger, app: a, flags: f, user: user, out: out, tasks: tasks, say: a.warn}
 	defer func() {
 		if err != nil {
 			bs.close()
@@ -113,7 +112,7 @@ func (b *batchSession) chooseBackend(ctx context.Context) (batch.TrialOptions, e
 func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*batch.Trials, error) {
 	image, err := images.ParseLocalReference(*b.conf.Image)
 	if err != nil {
-		return nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{Cause: "the image can't be used: " + err.Error(), Hint: "Change --image, or image in the configuration."}}
+		return nil, newFailure(exitConfig, err, "the image can't be used: "+err.Error(), "Change --image, or image in the configuration.")
 	}
 	resources, err := b.conf.SandboxResources()
 	if err != nil {
@@ -151,7 +150,7 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	o.StateDir, o.WorkDir, o.Images, o.DefaultImage, o.NewModel = b.environ.stateDir(), filepath.Join(b.out, workDir), store, image, b.newModel
 	o.GitEnv = gitEnviron(b.environ)
 	session := &o.Session
-	session.User, session.Secrets, session.Version = localUser(&b.conf), slices.Concat(b.knownSecrets(), environSecrets(b.user, b.flags.taskEnv...)), programVersion()
+	session.User, session.Secrets, session.Version = localUser(&b.conf), slices.Concat(b.knownSecrets(), environSecrets(b.user, b.flags.TaskEnv...)), programVersion()
 	session.Resources, session.Env, session.Egress, session.Force = resources, variables, egress, force
 	session.ModelOptions = runner.ModelOptions{Budget: b.conf.Limits.Budget(), Canary: *b.conf.Canary, InstructionTexts: instructionTexts(instructions)}
 	session.PolicyOptions = runner.PolicyOptions{Policy: policy, OnPrompt: dispatch.OnPrompt(*b.conf.OnPrompt), Concurrency: int(*b.conf.Concurrency)}
@@ -162,7 +161,7 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 // findAgents returns the agents of the batch: those that are named, or the model of the
 // configuration. A model that can't be made is an error now.
 func (b *batchSession) findAgents(f batchFlags) ([]string, error) {
-	agents := slices.Concat(f.agents, f.models.values)
+	agents := slices.Concat(f.Agents, f.models.values)
 	if len(agents) == 0 {
 		selected, err := b.conf.SelectModels(b.user)
 		if err != nil {
@@ -188,7 +187,7 @@ func (b *batchSession) findAgents(f batchFlags) ([]string, error) {
 // findCapacity returns what all trials may use together: nine tenths of the memory, and of the
 // disk that is free.
 func (b *batchSession) findCapacity() batch.Capacity {
-	c := batch.Capacity{Trials: cmp.Or(b.flags.parallel, runtime.GOMAXPROCS(0)), MilliCPUs: int64(runtime.GOMAXPROCS(0)) * 1000, MemoryBytes: machineMemory() / 10 * 9}
+	c := batch.Capacity{Trials: cmp.Or(b.flags.Parallel, runtime.GOMAXPROCS(0)), MilliCPUs: int64(runtime.GOMAXPROCS(0)) * 1000, MemoryBytes: machineMemory() / 10 * 9}
 	if free := batchui.FreeDisk(b.out); free > 0 {
 		c.StorageBytes = free / 10 * 9
 	}
@@ -204,7 +203,7 @@ func (b *batchSession) prepareTasks(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if len(t.Unsupported) > 0 || len(batch.Plan(b.tasks[i:i+1], []string{batch.Nop}, b.flags.attempts, b.shard)) == 0 {
+		if len(t.Unsupported) > 0 || len(batch.Plan(b.tasks[i:i+1], []string{batch.Nop}, b.flags.Attempts, b.shard)) == 0 {
 			continue
 		}
 		b.setNeeds(t)
@@ -214,8 +213,7 @@ func (b *batchSession) prepareTasks(ctx context.Context) {
 		}
 		reason, err := b.trials.Prepare(ctx, t)
 		if err != nil {
-			text, _ := tools.Display(fmt.Sprintf("%s: the environment is not ready: %v", t.ID, err))
-			b.say(text)
+			b.say(makeSafe(fmt.Sprintf("%s: the environment is not ready: %v", t.ID, err)))
 		}
 		if reason != "" {
 			t.Unsupported = append(t.Unsupported, reason)
@@ -237,7 +235,7 @@ func (b *batchSession) setNeeds(t *task.Task) {
 // killed left.
 func (b *batchSession) load(ctx context.Context, spec batch.Spec) error {
 	if err := b.ledger.Load(spec); err != nil {
-		return describeLedger(err)
+		return explain(err, ledgerFaults)
 	}
 	for _, text := range batchui.DescribeRepairs(b.ledger.Repairs()) {
 		b.say(text)

@@ -41,7 +41,7 @@ func (e environ) ownsState(dir string) bool {
 // warnOfState tells the user of a state directory that is not used.
 func (a *app) warnOfState(dir string) {
 	if _, err := os.Lstat(dir); err == nil && !a.environ.ownsState(dir) {
-		a.printLines(displayText("caisson: nothing in " + dir + " is used: your Caisson did not make it there. If it was copied from a batch that was killed, the same command in the original removes the sandboxes that are left"))
+		a.warn("nothing in " + dir + " is used: your Caisson did not make it there. If it was copied from a batch that was killed, the same command in the original removes the sandboxes that are left")
 	}
 }
 

@@ -16,10 +16,8 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/caches"
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools"
 )
 
 // maxAttempts bounds the attempts of one task.
@@ -62,37 +60,37 @@ type bestOf struct {
 // checkBestOf checks the flags of a run of several attempts, and sets what they need.
 func (f *runFlags) checkBestOf() error {
 	switch {
-	case f.attempts == 0 && f.judge == "":
+	case f.Attempts == 0 && f.Judge == "":
 		return nil
-	case f.attempts < 1 || f.attempts > maxAttempts:
-		return newUsageError("--judge needs --best-of with 1 to %d attempts, got %d", maxAttempts, f.attempts)
-	case strings.TrimSpace(f.judge) == "":
+	case f.Attempts < 1 || f.Attempts > maxAttempts:
+		return newUsageError("--judge needs --best-of with 1 to %d attempts, got %d", maxAttempts, f.Attempts)
+	case strings.TrimSpace(f.Judge) == "":
 		return newUsageError("--best-of needs --judge with the command that judges an attempt")
 	}
-	if f.settings.Mode == nil {
-		f.settings.Mode = new(string(sandbox.ModeOverlay))
+	if f.Settings.Mode == nil {
+		f.Settings.Mode = new(string(sandbox.ModeOverlay))
 	}
-	if !sandbox.WorkspaceMode(*f.settings.Mode).KeepsChanges() {
-		return newUsageError("--best-of needs overlay or copy mode, not --mode %s", *f.settings.Mode)
+	if !sandbox.WorkspaceMode(*f.Settings.Mode).KeepsChanges() {
+		return newUsageError("--best-of needs overlay or copy mode, not --mode %s", *f.Settings.Mode)
 	}
 	return nil
 }
 
 // runBestOf makes several attempts at a task, one after the other, and keeps the best.
 func runBestOf(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text string, force <-chan struct{}) (err error) {
-	answer, err := openOutput(f.output, "-o", "answer")
+	answer, err := openOutput(f.Output, "-o", "answer")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, answer.Close()) }()
-	patch, err := openOutput(f.patch, "--patch-out", "patch")
+	patch, err := openOutput(f.Patch, "--patch-out", "patch")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, patch.Close()) }()
 	var all bestOf
 	var best *attempt
-	for i := range f.attempts {
+	for i := range f.Attempts {
 		tried, failed := runAttempt(ctx, a, s, f, text, i+1, force)
 		if tried != nil {
 			all.Attempts = append(all.Attempts, tried)
@@ -115,8 +113,8 @@ func runBestOf(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text 
 			err = errors.Join(err, sessiondir.DiscardChanges(t.report.Dir, by))
 		}
 	}
-	if f.json {
-		err = errors.Join(err, writeDocument(a.stdout, all))
+	if f.JSON {
+		err = errors.Join(err, writeJSON(a.stdout, all))
 	} else if len(all.Attempts) > 0 {
 		err = errors.Join(err, all.writeTable(a))
 	}
@@ -124,10 +122,8 @@ func runBestOf(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text 
 	case err != nil:
 		return err
 	case best == nil:
-		return &commandError{Status: exitFailed, Problem: record.Problem{
-			Cause: fmt.Sprintf("none of %d attempts passed the judge, and nothing of them is kept", len(all.Attempts)),
-			Hint:  "caisson trace show with a session of the table shows what an attempt did.",
-		}}
+		return newFailure(exitFailed, nil, fmt.Sprintf("none of %d attempts passed the judge, and nothing of them is kept", len(all.Attempts)),
+			"caisson trace show with a session of the table shows what an attempt did.")
 	}
 	return finishBest(ctx, a, f, best, answer, patch)
 }
@@ -152,9 +148,9 @@ func (t *attempt) score() float64 {
 // runAttempt makes one attempt and has it judged. Its error is a reason why the others
 // would fail too.
 func runAttempt(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text string, number int, force <-chan struct{}) (*attempt, error) {
-	u := newInterface(a, f.json)
+	u := newInterface(a, f.JSON)
 	defer u.close(ctx)
-	u.printNotice(fmt.Sprintf("attempt %d of %d", number, f.attempts))
+	u.printNotice(fmt.Sprintf("attempt %d of %d", number, f.Attempts))
 	o, done, err := s.sessionOptions(ctx, text, u)
 	if err != nil {
 		return nil, err
@@ -162,7 +158,7 @@ func runAttempt(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text
 	defer done()
 	o.Broker, o.Force = u.newBroker(), force
 	o.Warner = func(warn func(string)) { u.warn.Store(&warn) }
-	if !f.json {
+	if !f.JSON {
 		o.Mirror, o.Live = u.showRecord, u.showDelta
 	}
 	// Attempts see nothing of each other.
@@ -177,7 +173,7 @@ func runAttempt(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text
 	t := &attempt{Number: number, Session: o.Dir.Session, Verdict: verdictNoAnswer}
 	turn, err := session.Start(o.Task)
 	if err == nil && turn.Report().Reason == loop.StopAnswered {
-		err = judgeAttempt(ctx, session, f.judge, t)
+		err = judgeAttempt(ctx, session, f.Judge, t)
 	} else {
 		err = nil // it is in the report
 	}
@@ -232,7 +228,7 @@ func (w *tailWriter) Write(p []byte) (int, error) {
 // lastLine returns the last line that is not empty, safe to show.
 func (w *tailWriter) lastLine() string {
 	text := strings.TrimSpace(string(w.text))
-	safe, _ := tools.Display(strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:]))
+	safe := makeSafe(strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:]))
 	const most = 200
 	if len(safe) > most {
 		safe = strings.ToValidUTF8(safe[:most], "")
@@ -242,27 +238,24 @@ func (w *tailWriter) lastLine() string {
 
 // writeTable shows the attempts on standard error.
 func (b *bestOf) writeTable(a *app) error {
-	rows := [][]string{{"ATTEMPT", "VERDICT", "SCORE", "TOKENS", "COST", "TIME", "SESSION", "JUDGE SAID"}}
-	for _, t := range b.Attempts {
-		verdict, score := t.Verdict, "-"
-		if t.Kept {
-			verdict += ", kept"
-		}
-		if t.Score != nil {
-			score = strconv.FormatFloat(*t.Score, 'g', -1, 64)
-		}
-		cost := t.CostUSD
-		if t.report.Usage.CostMicroUSD != nil {
-			cost = "$" + cost
-		}
-		took := (time.Duration(t.WallMS) * time.Millisecond).Round(100 * time.Millisecond)
-		rows = append(rows, []string{strconv.Itoa(t.Number), verdict, score, strconv.FormatInt(t.Tokens, 10), cost, took.String(), t.Session, cmp.Or(t.Said, "-")})
-	}
-	columns := 0
-	if a.terminal(a.stderr) {
-		columns, _ = a.size()
-	}
-	return ui.WriteTable(a.stderr, columns, rows)
+	return table[*attempt]{
+		titles: []string{"ATTEMPT", "VERDICT", "SCORE", "TOKENS", "COST", "TIME", "SESSION", "JUDGE SAID"},
+		cells: func(t *attempt) []string {
+			verdict, score := t.Verdict, "-"
+			if t.Kept {
+				verdict += ", kept"
+			}
+			if t.Score != nil {
+				score = strconv.FormatFloat(*t.Score, 'g', -1, 64)
+			}
+			cost := t.CostUSD
+			if t.report.Usage.CostMicroUSD != nil {
+				cost = "$" + cost
+			}
+			took := (time.Duration(t.WallMS) * time.Millisecond).Round(100 * time.Millisecond)
+			return []string{strconv.Itoa(t.Number), verdict, score, strconv.FormatInt(t.Tokens, 10), cost, took.String(), t.Session, cmp.Or(t.Said, "-")}
+		},
+	}.write(a, a.stderr, b.Attempts)
 }
 
 // finishBest writes the answer and the diff of the best attempt, and applies its
@@ -272,16 +265,16 @@ func finishBest(ctx context.Context, a *app, f runFlags, best *attempt, answer, 
 	if err := errors.Join(writeResult(answer, "answer", withNewline(r.Answer)), writeResult(patch, "patch", r.Patch)); err != nil {
 		return err
 	}
-	if !f.json {
+	if !f.JSON {
 		a.printLines(ui.Summary(r, wantsColour(a, a.stderr))...)
 		if err := printAnswer(a, r.Answer); err != nil {
 			return err
 		}
 	}
-	if !f.apply || r.Unapproved > 0 || r.ExitStatus != exitDone || r.Overlay == nil || r.Overlay.Changes == 0 {
+	if !f.Apply || r.Unapproved > 0 || r.ExitStatus != exitDone || r.Overlay == nil || r.Overlay.Changes == 0 {
 		return exitWith(r.ExitStatus)
 	}
-	k, err := openKept(a, best.Session, f.workspace)
+	k, err := openKept(a, best.Session, f.Workspace)
 	if err != nil {
 		return err
 	}

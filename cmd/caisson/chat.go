@@ -35,71 +35,52 @@ const chatRounds = 25
 // plainEnv makes conversations plain.
 const plainEnv = "CAISSON_PLAIN"
 
-const chatLong = `Talk with an agent about a workspace. --plain is for screen readers and simple terminals: lines
-alone, no colours and no escape sequences; CAISSON_PLAIN=1 and TERM=dumb choose it too.
+func newChatCommand(a *app) *cobra.Command {
+	var f struct {
+		Plain bool `flag:"plain" doc:"only lines, without colours and escape sequences: for screen readers"`
+		sessionFlags
+	}
+	return newCommand(&cobra.Command{
+		Use: "chat [flags]", Short: "Talk with an agent about a workspace", Args: noArgs,
+		Long: `Talk with an agent about a workspace. --plain is for screen readers and simple terminals: it writes only
+lines, without colours and escape sequences; CAISSON_PLAIN=1 and TERM=dumb choose it too.
 
-The agent works on an overlay of the workspace, and asks nothing in it; afterwards /diff shows what
-has changed. With --mode bind, and where there are no overlays, it asks before it writes or runs
-something.
+The agent works on an overlay of the workspace, where it asks you nothing; afterwards, /diff shows the
+changes. With --mode bind, or if overlays don't work here, it asks before it writes or runs something.
 
-Enter sends a message, or queues it while a turn runs; Ctrl+J, Alt+Enter and Shift+Enter begin a
+Enter sends a message, or queues it while a turn runs. Ctrl+J, Alt+Enter and Shift+Enter begin a new
 line, Ctrl+X opens $EDITOR, Up recalls, Ctrl+C stops the turn. /help lists commands and keys.
 
---resume goes on with a session of caisson chat or caisson run, under the same id: with its last turn
-if that has no end, and otherwise with the next message. The draft comes back.
+--resume continues a session of caisson chat or caisson run, under the same id: its last turn if that did
+not end, otherwise with your next message. It restores the draft.
 
-Standard input and standard error must be a terminal. With --plain, standard input may also be a
-file or a pipe: each line is a message, and no one is asked.
-`
-
-func newChatCommand(a *app) *cobra.Command {
-	var f runFlags
-	var plain bool
-	cmd := &cobra.Command{
-		Use:   "chat [flags]",
-		Short: "Talk with an agent about a workspace",
-		Long:  chatLong + exitHelp(map[int]string{exitFailed: "something was left behind", exitLimit: "", exitNoApprover: "", exitInterrupted: "ended by a signal (129: hang-up, 143: terminated)"}, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|asksModel|interruptible),
+Standard input and standard error must be a terminal. With --plain, standard input may also be a file or
+a pipe: each line is a message, and Caisson asks no questions.
+`,
 		Example: `  caisson chat
   caisson chat --workspace ~/src/project --model anthropic/claude-sonnet-4-5
   caisson chat --resume last
   caisson chat --plain`,
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			f.named = cmd.Flags().Changed("workspace")
-			return runChat(cmd.Context(), a, f, plain)
+			f.complete(cmd)
+			return runChat(cmd.Context(), a, f.sessionFlags, f.Plain)
 		},
-	}
-	flags := cmd.Flags()
-	flags.SortFlags = false
-	flags.BoolVar(&plain, "plain", false, "lines alone, without colours and escape sequences: for screen readers")
-	flags.StringVar(&f.workspace, "workspace", ".", "directory that the agent works on")
-	flags.StringVar(&f.resume, "resume", "", "go on with a SESSION: its id, or last for the newest one on the workspace")
-	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
-	flags.BoolVar(&f.project.require, "require-trust", false, "end with status 55 where the workspace is not trusted (caisson trust)")
-	flags.BoolVar(&f.project.ignore, "ignore-project-config", false, "leave out the workspace's own settings, though it is trusted")
-	flags.StringArrayVar(&f.submounts, "submount", nil, "accept a mount inside the workspace (repeatable)")
-	addSettings(cmd, &f.settings)
-	return cmd
+	}, &f, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|asksModel|interruptible,
+		statuses{exitFailed: "something was left behind", exitLimit: "", exitNoApprover: "", exitInterrupted: "ended by a signal (129: hang-up, 143: terminated)"})
 }
 
 // runChat holds a conversation to its end.
-func runChat(ctx context.Context, a *app, f runFlags, plain bool) error {
+func runChat(ctx context.Context, a *app, f sessionFlags, plain bool) error {
 	plain = plain || a.environ.get(plainEnv) != "" || a.environ.get("TERM") == "dumb"
 	interactive := a.terminal(a.stdin) && a.terminal(a.stderr)
 	if !interactive && !plain {
-		return &commandError{Status: exitInput, Problem: record.Problem{
-			Cause: "a conversation needs a terminal, at standard input and standard error",
-			Hint:  "caisson run does one task without one; --plain takes one message per line.",
-		}}
-	}
-	if f.submounts != nil {
-		f.settings.Submounts = f.submounts
+		return newFailure(exitInput, nil, "a conversation needs a terminal, at standard input and standard error", "caisson run does one task without one; --plain takes one message per line.")
 	}
 	t := newChatTerminal(a, plain, interactive)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer t.close(ctx)
-	var before *runFlags // with which to go back if the next session can't be opened
+	var before *sessionFlags // with which to go back if the next session can't be opened
 	for notice := ""; ; {
 		end, err := t.holdConversation(ctx, f, notice)
 		switch {
@@ -113,7 +94,7 @@ func runChat(ctx context.Context, a *app, f runFlags, plain bool) error {
 		case end.Next == nil || end.Report.ExitStatus == exitFatal || end.Report.ExitStatus == exitUnvouched || len(end.Report.Left) > 0:
 			return exitWith(t.finish(ctx, end))
 		default:
-			back := f.continueWith(chat.Next{Session: end.Report.Session, Model: valueOf(f.settings.Model)})
+			back := f.continueWith(chat.Next{Session: end.Report.Session, Model: valueOf(f.Settings.Model)})
 			before, f, notice = &back, f.continueWith(*end.Next), ""
 			if end.Next.Session == end.Report.Session {
 				notice = "the next turns use " + end.Next.Model
@@ -124,17 +105,17 @@ func runChat(ctx context.Context, a *app, f runFlags, plain bool) error {
 
 // continueWith returns the flags with which a conversation goes on: the settings that a
 // session keeps are not those of another one.
-func (f runFlags) continueWith(n chat.Next) runFlags {
-	f.resume, f.named = n.Session, false
-	f.settings.Mode, f.settings.Workdir, f.settings.Image, f.settings.Backend, f.settings.Model = nil, nil, nil, nil, nil
+func (f sessionFlags) continueWith(n chat.Next) sessionFlags {
+	f.Resume, f.named = n.Session, false
+	f.Settings.Mode, f.Settings.Workdir, f.Settings.Image, f.Settings.Backend, f.Settings.Model = nil, nil, nil, nil, nil
 	if n.Model != "" {
-		f.settings.Model = &n.Model
+		f.Settings.Model = &n.Model
 	}
 	return f
 }
 
 // holdConversation holds a conversation in one session, which is closed at its end.
-func (t *chatTerminal) holdConversation(ctx context.Context, f runFlags, notice string) (chat.End, error) {
+func (t *chatTerminal) holdConversation(ctx context.Context, f sessionFlags, notice string) (chat.End, error) {
 	a := t.app
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -147,11 +128,11 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f runFlags, notice 
 	if err != nil {
 		return chat.End{}, err
 	}
-	conf, err := loadChatSettings(a, f.settings, f.profile)
+	conf, err := loadChatSettings(a, f.Settings, f.Profile)
 	if err != nil {
 		return chat.End{}, err
 	}
-	s, err := openBuilder(conf, f.workspace, f.project)
+	s, err := openBuilder(conf, f.Workspace, f.projectOptions)
 	if err != nil {
 		return chat.End{}, err
 	}
@@ -197,7 +178,7 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f runFlags, notice 
 
 // prepareNext finds the session that the conversation is to go on with, and checks what can
 // be checked before the current one is closed.
-func (f runFlags) prepareNext(a *app, n chat.Next, current string) (chat.Next, error) {
+func (f sessionFlags) prepareNext(a *app, n chat.Next, current string) (chat.Next, error) {
 	fail := func(err error) (chat.Next, error) {
 		p := describeError(err).Problem
 		return n, errors.New(strings.TrimPrefix(strings.TrimSpace(p.Cause+". "+p.Hint), "--model: "))
@@ -212,7 +193,7 @@ func (f runFlags) prepareNext(a *app, n chat.Next, current string) (chat.Next, e
 	case id != current && sessiondir.SessionLives(sessiondir.Path(a.environ.stateDir(), id)):
 		return fail(fmt.Errorf("session %s: %w", id, sessiondir.ErrAlive))
 	}
-	conf, err := loadChatSettings(a, next.settings, next.profile)
+	conf, err := loadChatSettings(a, next.Settings, next.Profile)
 	if err != nil {
 		return fail(err)
 	}
@@ -291,9 +272,7 @@ func (t *chatTerminal) openTerminal() error {
 	}
 	if !t.plain {
 		if err := t.takeTerminal(); err != nil {
-			return &commandError{Status: exitInput, Err: err, Problem: record.Problem{
-				Cause: "the terminal can't be read key by key: " + err.Error(), Hint: "--plain reads it line by line.",
-			}}
+			return newFailure(exitInput, err, "the terminal can't be read key by key: "+err.Error(), "--plain reads it line by line.")
 		}
 	}
 	t.keyboard.Start()

@@ -27,33 +27,29 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-const diffLong = `Show the changes of a run in overlay mode that have not been applied: a unified diff on standard
-output that git apply and patch -p1 accept. Lines that begin with "# " name binary files, large ones
-and other changes that a diff can't hold, and conflicts: files that changed in the workspace since
-the run began.
-
-SESSION is a session's id, the beginning of it, or "last" for the newest. Without one it is the newest
-overlay session on the workspace. The session and its task are written to standard error.
-`
-
 func newDiffCommand(a *app) *cobra.Command {
-	var workspace string
-	var stat, asJSON bool
-	cmd := &cobra.Command{
-		Use:     "diff [flags] [SESSION]",
-		Short:   "Show the changes of an overlay run",
-		Long:    diffLong + exitHelp(nil, usesConfig|usesInput),
+	var f struct {
+		Workspace string `flag:"workspace" doc:"directory that the session worked on (default: the session's own, or the working directory)"`
+		Stat      bool   `flag:"stat" doc:"list the files with their counts of lines"`
+		JSON      bool   `flag:"json" doc:"write one JSON object instead of the diff"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "diff [flags] [SESSION]", Short: "Show the changes of an overlay run", Args: wantArgs(0, 1, "one session"),
+		Long: `Show the changes of a run in overlay mode that have not been applied: a unified diff on standard output
+that git apply and patch -p1 accept. Lines that begin with "# " name binary files, large files and other
+changes that a diff can't hold, and conflicts: files that changed in the workspace since the run began.
+
+SESSION is a session's id, the beginning of it, or "last" for the newest. The default is the newest overlay
+session on the workspace. Standard error shows the session and its task.
+`,
 		Example: "  caisson diff\n  caisson diff --stat ses_01JD\n  caisson diff > changes.patch && git apply --check changes.patch",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return newUsageError("diff takes one session, got %d arguments", len(args))
-			}
-			if stat && asJSON {
+			if f.Stat && f.JSON {
 				return newUsageError("--stat or --json, not both")
 			}
-			k, err := openKept(a, firstArgument(args), workspace)
+			k, err := openKept(a, firstArgument(args), f.Workspace)
 			if err != nil {
-				return tellUnchanged(a, err, asJSON, func(i overlay.Info) any {
+				return tellUnchanged(a, err, f.JSON, func(i overlay.Info) any {
 					return keptDocument{
 						Session: i.Session, Workspace: i.Workspace, Began: i.Began, Changes: []keptChange{}, HostExecuted: []record.HostExecuted{},
 					}
@@ -65,21 +61,9 @@ func newDiffCommand(a *app) *cobra.Command {
 			if err := k.removeSandbox(ctx, true); err != nil {
 				return err
 			}
-			return k.showDiff(ctx, stat, asJSON, wantsColour(a, a.stdout))
+			return k.showDiff(ctx, f.Stat, f.JSON, wantsColour(a, a.stdout))
 		},
-	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().StringVar(&workspace, "workspace", "", "directory that the session worked on (default: the session's own, or the working directory)")
-	cmd.Flags().BoolVar(&stat, "stat", false, "list the files with their counts of lines")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write one JSON object instead of the diff")
-	return cmd
-}
-
-func firstArgument(args []string) string {
-	if len(args) == 0 {
-		return ""
-	}
-	return args[0]
+	}, &f, usesConfig|usesInput, nil)
 }
 
 // stopOnSignal ends the context at the first signal.
@@ -114,23 +98,17 @@ func (k *keptChanges) showDiff(ctx context.Context, stat, asJSON, colour bool) e
 	if err != nil {
 		return keptError(k.layers.Info(), err)
 	}
+	shown := text.String()
 	switch {
 	case asJSON:
 		return k.showJSON(list, stats)
 	case stat:
-		for _, l := range ui.Stat(changes.List(list, stats), colour) {
-			if _, err := io.WriteString(k.app.stdout, l+"\n"); err != nil {
-				return err
-			}
-		}
+		shown = withNewline(strings.Join(ui.Stat(changes.List(list, stats), colour), "\n"))
 	case k.app.terminal(k.app.stdout):
-		if _, err := io.WriteString(k.app.stdout, ui.Diff(text.String(), colour)); err != nil {
-			return err
-		}
-	default:
-		if _, err := io.WriteString(k.app.stdout, text.String()); err != nil {
-			return err
-		}
+		shown = ui.Diff(shown, colour)
+	}
+	if _, err := io.WriteString(k.app.stdout, shown); err != nil {
+		return err
 	}
 	k.warnAbout(list, overlay.ApplyOptions{})
 	return nil
@@ -182,7 +160,7 @@ func (k *keptChanges) showJSON(list *overlay.Changes, stats *overlay.Stats) erro
 	for i, c := range list.List {
 		doc.Changes = append(doc.Changes, keptChange{c, stats.Files[i]})
 	}
-	return writeDocument(k.app.stdout, doc)
+	return writeJSON(k.app.stdout, doc)
 }
 
 // keptChanges are the changes of one overlay session, open with the directory that
@@ -317,9 +295,7 @@ func (bs *backends) removeSandbox(ctx context.Context, session string, running b
 	if len(failures) > 0 {
 		cause += ": " + strings.Join(failures, "; ")
 	}
-	return &commandError{Status: exitInput, Err: overlay.ErrBusy, Problem: record.Problem{
-		Cause: cause, Hint: "Look at caisson sandbox ls, fix what caisson sandbox gc reports, and try again; nothing was changed.",
-	}}
+	return newFailure(exitInput, overlay.ErrBusy, cause, "Look at caisson sandbox ls, fix what caisson sandbox gc reports, and try again; nothing was changed.")
 }
 
 // readChanges reads the changes.
@@ -368,20 +344,9 @@ func tellUnchanged(a *app, err error, asJSON bool, document func(overlay.Info) a
 		a.printLines(describeOlder(state, unchanged.Older))
 	}
 	if asJSON {
-		return writeDocument(a.stdout, document(unchanged.Info))
+		return writeJSON(a.stdout, document(unchanged.Info))
 	}
 	return nil
-}
-
-// writeDocument writes one JSON object for people and programs: characters that a
-// terminal would obey or hide are escaped, and mean the same.
-func writeDocument(w io.Writer, document any) error {
-	text, err := json.MarshalIndent(document, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode: %w", err)
-	}
-	_, err = w.Write(append(record.SafeJSON(text), '\n'))
-	return err
 }
 
 // tell writes lines to standard error.

@@ -30,35 +30,37 @@ type describedFinding struct {
 	status int // the exit status of a failure
 }
 
-const doctorLong = `Check the machine, the configuration, the policy, the backends, the image and the model. Then start one
-sandbox on an empty directory, as caisson run would: it must start, and a command in it may reach neither
-the network nor this machine. The configured MCP servers are started on such a directory too. --quick
-starts none of them.
-
-A warning is something to know; a failure would stop caisson run. Both have a hint with the fix. No model
-is asked anything, and nothing is fetched.
-
-The exit status is that of the first check that failed.
-`
+// doctorFlags are the flags of caisson doctor.
+type doctorFlags struct {
+	JSON  bool `flag:"json" doc:"write the findings as a JSON array"`
+	Quick bool `flag:"quick" doc:"start no sandbox"`
+	profileFlag
+	Settings config.File
+}
 
 func newDoctorCommand(a *app) *cobra.Command {
-	var settings config.File
-	var profile string
-	var asJSON, quick bool
-	cmd := &cobra.Command{
-		Use:   "doctor [flags]",
-		Short: "Check what this machine can run, with cause and hint",
-		Long:  doctorLong + exitHelp(nil, usesConfig|usesInput|startsSandbox|interruptible),
+	var f doctorFlags
+	return newCommand(&cobra.Command{
+		Use: "doctor [flags]", Short: "Check what this machine can run, with cause and hint", Args: noArgs,
+		Long: `Check the machine, the configuration, the policy, the backends, the image and the model. Then start one
+sandbox on an empty directory, as caisson run would: it must start, and a command in it may reach neither
+the network nor this machine. The configured MCP servers are started on such a directory too. --quick
+skips both.
+
+A warning is something to know; a failure would stop caisson run. Both come with a hint. The doctor asks
+no model anything and fetches nothing.
+
+The exit status is that of the first failed check.
+`,
 		Example: `  caisson doctor
   caisson doctor --backend gvisor --image debian:bookworm-slim
   caisson doctor --quick --json | jq -r '.[] | select(.result != "ok") | .hint'`,
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, _, _, stop := handleInterrupts(cmd.Context(), a.takeSignals(), func(string) {}, a.exit)
 			defer stop()
-			findings := describeFindings(runChecks(ctx, a, settings, profile, quick))
+			findings := describeFindings(runChecks(ctx, a, f.Settings, f.Profile, f.Quick))
 			if err := interruption(ctx); err != nil {
-				return err // what was found is of a machine on which nothing was allowed to end
+				return err // the checks that it cut short say nothing about the machine
 			}
 			status := exitDone
 			for _, f := range findings {
@@ -66,15 +68,9 @@ func newDoctorCommand(a *app) *cobra.Command {
 					status = f.status
 				}
 			}
-			return cmp.Or(showFindings(a, findings, asJSON), exitWith(status))
+			return cmp.Or(showFindings(a, findings, f.JSON), exitWith(status))
 		},
-	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write the findings as a JSON array")
-	cmd.Flags().BoolVar(&quick, "quick", false, "start no sandbox")
-	cmd.Flags().StringVar(&profile, "profile", "", "settings of profiles.NAME in the configuration")
-	addSettings(cmd, &settings)
-	return cmd
+	}, &f, usesConfig|usesInput|startsSandbox|interruptible, nil)
 }
 
 // runChecks runs all checks. Without a readable configuration, the others would check
@@ -174,7 +170,7 @@ func startDoctorServers(ctx context.Context, a *app, s *settings, servers []doct
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // it is empty
 	own := *s
-	b, err := openBuilder(&own, dir, projectOptions{ignore: true})
+	b, err := openBuilder(&own, dir, projectOptions{Ignore: true})
 	if err != nil {
 		fail(err)
 		return
@@ -273,28 +269,6 @@ func (bs *backends) testSandbox(ctx context.Context, image doctor.Finding) []doc
 	}.Run(ctx)
 }
 
-// adviceTexts are the hints that name this program's flags and commands; %s is the
-// subject of the finding.
-var adviceTexts = map[doctor.Advice]string{
-	doctor.AdviseOtherBackend:    "Don't run anything on this backend here: choose another with --backend, and report this.",
-	doctor.AdviseRuncUpdate:      "Install runc 1.2.8, 1.3.3, 1.4.0 or newer, unless your distribution has fixed this one; until then use images that you trust, or --backend gvisor.",
-	doctor.AdviseNamespaces:      namespacesHint,
-	doctor.AdviseOverlay:         "As root: modprobe overlay; --mode bind needs none.",
-	doctor.AdviseOtherImage:      "Use an image that has what commands need: --image, or image in the configuration.",
-	doctor.AdviseImage:           "Name an existing image: --image, or image in the configuration.",
-	doctor.AdvisePull:            "caisson images pull %s fetches it now.",
-	doctor.AdvisePrune:           "caisson images prune --all removes the images that no session uses; or set XDG_CACHE_HOME to a directory on a larger disk.",
-	doctor.AdviseListSandboxes:   "caisson sandbox ls shows the cause.",
-	doctor.AdviseCollect:         "caisson sandbox gc removes it; so does the next run.",
-	doctor.AdviseCollectLater:    "caisson sandbox gc removes what is left once this caisson has ended.",
-	doctor.AdviseTrustAgain:      "Read the copy; caisson trust stores anew what you trust.",
-	doctor.AdviseUntrust:         "caisson untrust %s forgets it; caisson trust stores its present settings.",
-	doctor.AdviseRevokeTool:      "caisson approvals revoke --tool %s removes it.",
-	doctor.AdviseRevokeDenied:    "Change the policy, or revoke it with caisson approvals revoke.",
-	doctor.AdviseRevoke:          "Revoke it with caisson approvals revoke.",
-	doctor.AdviseRevokeDirectory: "caisson approvals revoke --workspace %s --all removes them.",
-}
-
 // describeFindings puts findings into this program's words.
 func describeFindings(findings []doctor.Finding) []describedFinding {
 	out := make([]describedFinding, 0, len(findings))
@@ -333,7 +307,7 @@ func describeAdvice(f doctor.Finding) string {
 			"runc":   "Install runc or crun, keep caisson-guest beside caisson, or name them under programs: in the configuration.",
 		}[f.Subject]
 	}
-	return strings.ReplaceAll(adviceTexts[f.Advice], "%s", f.Subject)
+	return hintFor(f.Advice, f.Subject)
 }
 
 // The columns of a finding: its result, its check, and its text, whose further lines
@@ -381,7 +355,7 @@ func showFindings(a *app, findings []describedFinding, asJSON bool) error {
 // indentText makes text safe to show and breaks it at a width, 0 for none, so that
 // it stays in its column, after begin.
 func indentText(text, begin string, width int) string {
-	safe, _ := tools.Display(text)
+	safe := makeSafe(text)
 	if width == 0 {
 		return begin + safe
 	}

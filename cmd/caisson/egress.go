@@ -19,56 +19,45 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
-	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
 func newEgressCommand(a *app) *cobra.Command {
 	return newGroup(&cobra.Command{
-		Use: "egress", Short: "What commands may reach: check a URL, suggest rules for what was refused",
-		Long: "What the commands of a session may reach, by the settings egress. Without a rule they have no network.",
+		Use: "egress", Short: "Check which hosts commands may reach, and suggest rules for refused ones",
+		Long: "Show what the commands of a session may reach, by the settings egress. Without a rule they have no network.",
 	}, newEgressCheckCommand(a), newEgressSuggestCommand(a))
 }
 
-const egressCheckLong = `Print what the settings decide about a connection of a command, and the rule that decides. URL is an
-http or https URL, tls://HOST, tcp://HOST:PORT, or HOST:PORT, for which tls is assumed at port 443.
-
-Nothing is connected to and no name is resolved. Where a host is at an address that is not public, a
-command is refused when it connects, unless egress.private names the network.
-`
+// egressCheckFlags are the flags of caisson egress check.
+type egressCheckFlags struct {
+	Method    string `flag:"method" default:"GET" doc:"METHOD of the request, if Caisson can read requests"`
+	Workspace string `flag:"workspace" doc:"also use the own settings of this workspace"`
+	profileFlag
+	JSON     bool        `flag:"json" doc:"write a JSON object"`
+	settings config.File // those of egress alone
+}
 
 func newEgressCheckCommand(a *app) *cobra.Command {
 	var f egressCheckFlags
-	cmd := &cobra.Command{
-		Use:   "check [flags] URL",
-		Short: "Print the decision about a connection, and its rule",
-		Long:  egressCheckLong + exitHelp(map[int]string{exitFailed: "it is refused, or asked about"}, usesConfig|usesInput),
+	cmd := newCommand(&cobra.Command{
+		Use: "check [flags] URL", Short: "Print the decision about a connection, and its rule", Args: wantArgs(1, 1, "one URL"),
+		Long: `Print what the settings decide about a connection of a command, and the rule that decides. URL is an
+http or https URL, tls://HOST, tcp://HOST:PORT, or HOST:PORT, which means tls at port 443.
+
+The command makes no connection and resolves no name. If a host has an address that is not public, a
+connection is refused when it is made, unless egress.private names the network.
+`,
 		Example: "  caisson egress check https://registry.npmjs.org/left-pad\n" +
 			"  caisson egress check --egress-allow tls://example.com example.com:443",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return newUsageError("%s takes one URL, got %d arguments", cmd.CommandPath(), len(args))
-			}
-			return checkEgress(a, f, args[0])
-		},
-	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().StringVar(&f.method, "method", http.MethodGet, "METHOD of the request, where Caisson reads requests")
-	cmd.Flags().StringVar(&f.workspace, "workspace", "", "also the own settings of this workspace")
-	cmd.Flags().StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
-	cmd.Flags().BoolVar(&f.asJSON, "json", false, "write a JSON object")
+		RunE: func(_ *cobra.Command, args []string) error { return checkEgress(a, f, args[0]) },
+	}, &f, usesConfig|usesInput, statuses{exitFailed: "it is refused, or asked about"})
 	for _, s := range config.Settings() {
 		if strings.HasPrefix(s.Key, "egress.") {
 			cmd.Flags().Var(&settingFlag{setting: s, file: &f.settings}, s.Flag, s.Usage)
 		}
 	}
 	return cmd
-}
-
-type egressCheckFlags struct {
-	settings                   config.File
-	method, workspace, profile string
-	asJSON                     bool
 }
 
 // egressDecision is the output of caisson egress check --json.
@@ -84,19 +73,9 @@ type egressDecision struct {
 }
 
 func checkEgress(a *app, f egressCheckFlags, raw string) error {
-	s, err := loadSettings(a, f.settings, f.profile)
+	s, err := loadSettingsFor(a, f.settings, f.Profile, f.Workspace, projectOptions{})
 	if err != nil {
 		return err
-	}
-	if f.workspace != "" {
-		w, err := workspaceFor(a.environ, f.workspace)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = w.Close() }() // only read
-		if err := cmp.Or(s.loadFor(w.Path), s.useProject(w, projectOptions{})); err != nil {
-			return err
-		}
 	}
 	o, _, err := s.conf.EgressOptions()
 	if err != nil {
@@ -104,17 +83,11 @@ func checkEgress(a *app, f egressCheckFlags, raw string) error {
 	}
 	target, err := parseEgressTarget(raw)
 	if err != nil {
-		return &commandError{Status: exitInput, Err: err, Problem: record.Problem{
-			Cause: fmt.Sprintf("%s is not what a command can connect to: %v", raw, err), Hint: "Write https://example.com/path, or example.com:443.",
-		}}
+		return newFailure(exitInput, err, fmt.Sprintf("%s is not what a command can connect to: %v", raw, err), "Write https://example.com/path, or example.com:443.")
 	}
-	d := decideEgress(o, target, strings.ToUpper(f.method))
+	d := decideEgress(o, target, strings.ToUpper(f.Method))
 	d.URL = raw
-	if f.asJSON {
-		err = writeJSON(a.stdout, d)
-	} else {
-		_, err = fmt.Fprintln(a.stdout, d.describe())
-	}
+	err = a.show(f.JSON, d, func(p *page) { p.line("%s", d.describe()) })
 	if err == nil && d.Decision != "allow" {
 		return exitWith(exitFailed)
 	}
@@ -123,10 +96,10 @@ func checkEgress(a *app, f egressCheckFlags, raw string) error {
 
 // describe returns the decision for people.
 func (d egressDecision) describe() string {
-	text := fmt.Sprintf("%-5s  %s", d.Decision, makeSafeLine(d.URL))
+	text := fmt.Sprintf("%-5s  %s", d.Decision, d.URL)
 	switch {
 	case d.Reason == reasonNoNetwork:
-		return text + "  commands have no network: egress has no rule"
+		return text + "  commands have no network: egress has no rules"
 	case d.Decision == "allow":
 		return text + fmt.Sprintf("  by %s; Caisson sees %s", d.Rule, d.Sees)
 	case d.Rule != "":
@@ -213,30 +186,27 @@ func decideEgress(o runner.EgressOptions, t egressTarget, method string) egressD
 	return out
 }
 
-const egressSuggestLong = `Print the rules that the refused connections of a session's commands lacked, as a part of the
-configuration. SESSION is as for caisson trace show.
-
-Commands chose these hosts, and what they run may be anyone's: add only rules that you expect. A rule
-for a path, https://HOST/PATH, allows less than one for a host.
-`
-
 func newEgressSuggestCommand(a *app) *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:     "suggest [flags] SESSION",
-		Short:   "Print rules for what a session's commands were refused",
-		Long:    egressSuggestLong + exitHelp(nil, usesConfig|usesInput),
+	var f struct {
+		JSON bool `flag:"json" doc:"write a JSON array"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "suggest [flags] SESSION", Short: "Print rules for what a session's commands were refused", Args: oneSession,
+		Long: `Print the rules that would have allowed the refused connections of a session's commands, as a part of
+the configuration. SESSION is as for caisson trace show.
+
+Commands chose these hosts, and the code they run may be anyone's: add only rules that you expect. A
+rule for a path, https://HOST/PATH, allows less than a rule for a host.
+`,
 		Example: "  caisson egress suggest last",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			s, err := traceSession(a.environ, cmd, args)
+		RunE: func(_ *cobra.Command, args []string) error {
+			s, err := traceSession(a.environ, args[0])
 			if err != nil {
 				return err
 			}
-			return suggestEgress(a, s, asJSON)
+			return suggestEgress(a, s, f.JSON)
 		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON array")
-	return cmd
+	}, &f, usesConfig|usesInput, nil)
 }
 
 // egressSuggestion is a rule that refused connections lacked.
@@ -262,21 +232,16 @@ func suggestEgress(a *app, s trace.Session, asJSON bool) error {
 		return err
 	}
 	if overview.Damage != "" {
-		if err := reportDamage(a.stderr, overview); err != nil {
-			return err
-		}
+		reportDamage(a, overview)
 	}
 	slices.SortStableFunc(list, func(a, b egressSuggestion) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Host, b.Host))
 	})
-	if asJSON {
-		return writeJSON(a.stdout, list)
+	if len(list) == 0 && !asJSON {
+		a.warn("no connection of the session's commands was refused")
+		return nil
 	}
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(a.stderr, "caisson: no connection of the session's commands was refused")
-		return err
-	}
-	return printSuggestions(a, list)
+	return a.show(asJSON, list, func(p *page) { describeSuggestions(p, list) })
 }
 
 // addSuggestion adds a refusal to a list.
@@ -328,24 +293,24 @@ func suggestRule(p record.NetworkDenied) string {
 	return r.String()
 }
 
-// printSuggestions writes a part of a configuration.
-func printSuggestions(a *app, list []egressSuggestion) error {
-	var lines, others []string
+// describeSuggestions adds a part of a configuration to a page.
+func describeSuggestions(p *page, list []egressSuggestion) {
+	var others page
 	for _, s := range list {
-		safe, _ := tools.Display(cmp.Or(s.Rule, s.Host))
 		times := fmt.Sprintf("%s, %d times", s.Reason, s.Count)
-		switch {
-		case s.Rule == "":
-			others = append(others, fmt.Sprintf("# %s: refused (%s); no rule of allow changes that", safe, times))
-		case s.Methods != nil:
-			lines = append(lines, fmt.Sprintf("    - {url: %s, methods: [%s]}  # %s", strconv.Quote(safe), strings.Join(s.Methods, ", "), times))
-		default:
-			lines = append(lines, fmt.Sprintf("    - %s  # %s", safe, times))
+		if s.Rule == "" {
+			others.line("# %s: refused (%s); no rule of allow changes that", s.Host, times)
+			continue
+		}
+		if p.Len() == 0 {
+			p.line("egress:")
+			p.line("  allow:")
+		}
+		if s.Methods != nil {
+			p.line("    - {url: %s, methods: [%s]}  # %s", strconv.Quote(makeSafe(s.Rule)), strings.Join(s.Methods, ", "), times)
+		} else {
+			p.line("    - %s  # %s", s.Rule, times)
 		}
 	}
-	if len(lines) > 0 {
-		lines = slices.Concat([]string{"egress:", "  allow:"}, lines)
-	}
-	_, err := fmt.Fprintln(a.stdout, strings.Join(slices.Concat(lines, others), "\n"))
-	return err
+	p.WriteString(others.String())
 }

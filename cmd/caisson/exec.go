@@ -30,38 +30,37 @@ const (
 	exitNoProgram = 127 // there is no such program, as the guest or a shell reports
 )
 
-// execStatuses describes the exit statuses of a command that stands for another.
-func execStatuses() string {
-	const own = `
+const execStatusHelp = `
 The exit status is the command's own, or 128 plus the number of the signal that ended it. A command may
 end with one of these numbers itself, which is passed on as it is:
 `
-	return own + exitHelp(map[int]string{
-		exitDone: "", exitUsage: "", exitTimedOut: "the command's time was over", exitOwn: "a failure of Caisson, also a wrong flag; the reason is on standard error",
-		126: "the program can't be executed", exitNoProgram: "there is no such program", exitInterrupted: "interrupted (129: hang-up, 143: terminated)",
-	}, 0)
+
+// execExits are the exit statuses of a command that stands for another.
+var execExits = statuses{
+	exitDone: "", exitUsage: "", exitTimedOut: "the command's time was over", exitOwn: "a failure of Caisson, also a wrong flag; the reason is on standard error",
+	126: "the program can't be executed", exitNoProgram: "there is no such program", exitInterrupted: "interrupted (129: hang-up, 143: terminated)",
 }
 
 const execLong = `Run one command in a fresh sandbox, without a model, and remove the sandbox.
 
-The sandbox is that of caisson run: the workspace, without network, with the mounts, caches, variables
-and limits of the configuration. The policy is not asked, as you order the command yourself, and it is
-recorded in a session of its own (caisson trace show). Standard input is passed on with -i; output
-comes as it is written. There is no terminal inside.
+The sandbox is that of caisson run: the workspace, no network, and the mounts, caches, variables and
+limits of the configuration. The policy does not apply, because you order the command yourself. Caisson
+records it in a session of its own (caisson trace show). -i passes standard input on; output appears as
+it is written. There is no terminal in the sandbox.
 
 Ctrl-C cancels the command: SIGTERM to everything that it started, SIGKILL after the grace period.
-A second one kills the sandbox.
+A second Ctrl-C kills the sandbox.
 `
 
 const sandboxExecLong = `Run a command in a live sandbox of another Caisson process of this user.
 
 ID is a session of caisson sandbox ls, the beginning of one, "last" for the newest of them, or a
 container's name. The process that owns the session runs the command, as the same user and with the
-same limits as the agent's own commands, and records it in the session. Standard input is passed on
-with -i; output comes as it is written. There is no terminal inside.
+same limits as the agent's own commands, and records it in the session. -i passes standard input on;
+output appears as it is written. There is no terminal in the sandbox.
 
 Ctrl-C cancels the command: SIGTERM to everything that it started, SIGKILL after the grace period.
-A second one ends this program without waiting for that. A command ends with its session.
+A second Ctrl-C ends this program without waiting for that. A command ends with its session.
 `
 
 // maxTaskText bounds the command in the description of its session; its own records have
@@ -70,28 +69,27 @@ const maxTaskText = 500
 
 // execFlags are the flags of both commands that run one in a sandbox.
 type execFlags struct {
-	dir     string
-	timeout time.Duration
-	stdin   bool
+	Dir     string        `flag:"dir,C" doc:"working directory in the container, at or below the workspace's path"`
+	Timeout time.Duration `flag:"timeout" doc:"wall time of the command (default: command_time of the configuration)"`
+	Stdin   bool          `flag:"stdin,i" doc:"pass standard input on"`
 }
 
-// addTo adds the flags to a command, which ends with 125 for those that are wrong.
-func (f *execFlags) addTo(cmd *cobra.Command) {
-	cmd.Flags().SetInterspersed(false) // what follows the first argument is the command's
-	cmd.Flags().StringVarP(&f.dir, "dir", "C", "", "working directory in the container, at or below the workspace's path")
-	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "wall time of the command (default: command_time of the configuration)")
-	cmd.Flags().BoolVarP(&f.stdin, "stdin", "i", false, "pass standard input on")
+// ownFlagErrors makes a command end with 125 for a wrong flag, and leaves the flags after the
+// first argument to the command that it runs.
+func ownFlagErrors(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().SetInterspersed(false)
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return ownFailure(&usageError{suggestFlag(cmd, err)}) })
+	return cmd
 }
 
 // command returns the command with the program's streams. It calls begin before each read
 // and write. If output can't be written, the command is cancelled.
 func (f *execFlags) command(a *app, argv []string, begin func(), cancel context.CancelCauseFunc) runner.UserCommand {
 	c := runner.UserCommand{
-		Argv: argv, Dir: f.dir, Timeout: f.timeout,
+		Argv: argv, Dir: f.Dir, Timeout: f.Timeout,
 		Stdout: &cancellingWriter{to: a.stdout, begin: begin, cancel: cancel}, Stderr: &cancellingWriter{to: a.stderr, begin: begin, cancel: cancel},
 	}
-	if f.stdin {
+	if f.Stdin {
 		c.Stdin = beginningReader{a.stdin, begin}
 	}
 	return c
@@ -149,24 +147,20 @@ func ownFailure(err error) error {
 }
 
 func newExecCommand(a *app) *cobra.Command {
-	var f execFlags
-	var w workspaceFlags
-	cmd := &cobra.Command{
-		Use:   "exec [flags] [--] COMMAND [ARGUMENT...]",
-		Short: "Run one command in a fresh sandbox",
-		Long:  execLong + execStatuses(),
+	var f struct {
+		workspaceFlags `groups:"Sandbox"`
+		execFlags
+	}
+	return ownFlagErrors(newCommand(&cobra.Command{
+		Use: "exec [flags] [--] COMMAND [ARGUMENT...]", Short: "Run one command in a fresh sandbox", Long: execLong + execStatusHelp,
 		Example: `  caisson exec -- make test
   caisson exec --image debian:bookworm-slim -- cat /etc/os-release
   caisson exec --mode overlay --timeout 10m -- ./configure && caisson diff
   tar c src | caisson exec -i -C /workspace/copy -- tar x`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return ownFailure(execInFresh(cmd.Context(), a, f, w, args))
+			return ownFailure(execInFresh(cmd.Context(), a, f.execFlags, f.workspaceFlags, args))
 		},
-	}
-	cmd.Flags().SortFlags = false
-	w.addTo(cmd, "Sandbox")
-	f.addTo(cmd)
-	return cmd
+	}, &f, 0, execExits))
 }
 
 // execInFresh runs one command in a session of its own.
@@ -174,10 +168,10 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 	switch {
 	case len(argv) == 0:
 		return newUsageError("caisson exec needs a command")
-	case f.timeout < 0:
-		return newUsageError("--timeout %s is negative", f.timeout)
+	case f.Timeout < 0:
+		return newUsageError("--timeout %s is negative", f.Timeout)
 	}
-	s, err := openSessionBuilder(a, w.settings, w.profile, w.workspace, w.project)
+	s, err := openSessionBuilder(a, w)
 	if err != nil {
 		return err
 	}
@@ -263,10 +257,8 @@ func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface,
 
 func newSandboxExecCommand(a *app) *cobra.Command {
 	var f execFlags
-	cmd := &cobra.Command{
-		Use:   "exec [flags] ID [--] COMMAND [ARGUMENT...]",
-		Short: "Run a command in a live sandbox",
-		Long:  sandboxExecLong + execStatuses(),
+	return ownFlagErrors(newCommand(&cobra.Command{
+		Use: "exec [flags] ID [--] COMMAND [ARGUMENT...]", Short: "Run a command in a live sandbox", Long: sandboxExecLong + execStatusHelp,
 		Example: `  caisson sandbox exec ses_01J… -- ps aux
   caisson sandbox exec last -- ls -l /tmp
   caisson sandbox exec ses_01J… sh -c 'ls -l /workspace | head'
@@ -274,9 +266,7 @@ func newSandboxExecCommand(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return ownFailure(execInLive(cmd.Context(), a, f, args))
 		},
-	}
-	f.addTo(cmd)
-	return cmd
+	}, &f, 0, execExits))
 }
 
 // execInLive runs a command in a session that another process owns.
@@ -287,8 +277,8 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 	switch {
 	case len(args) < 2:
 		return newUsageError("caisson sandbox exec needs a session and a command")
-	case f.timeout < 0:
-		return newUsageError("--timeout %s is negative", f.timeout)
+	case f.Timeout < 0:
+		return newUsageError("--timeout %s is negative", f.Timeout)
 	}
 	bs, err := openDefaultBackends(a)
 	if err != nil {
@@ -302,7 +292,7 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 	notices := []string{"cancelling the command; once more to end without waiting", "leaving; the command is being ended"}
 	say := func(string) {
 		if len(notices) > 0 {
-			fmt.Fprintln(a.stderr, "caisson: "+notices[0])
+			a.warn(notices[0])
 			notices = notices[1:]
 		}
 	}

@@ -2,9 +2,9 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -88,28 +88,105 @@ func addSettings(cmd *cobra.Command, file *config.File, groups ...string) {
 	}
 }
 
-// workspaceFlags are the flags of a command that opens a session without a model: its
-// workspace, and settings.
-type workspaceFlags struct {
-	settings  config.File
-	profile   string
-	workspace string
-	project   projectOptions
+// newCommand completes a command: with flags, a pointer to a struct as for addFlags or nil,
+// and with its exit statuses in help.
+func newCommand(cmd *cobra.Command, flags any, traits commandTraits, own statuses) *cobra.Command {
+	cmd.Long = strings.TrimSuffix(cmd.Long, "\n") + "\n" + exitHelp(own, traits)
+	cmd.Flags().SortFlags = false
+	if flags != nil {
+		addFlags(cmd, reflect.ValueOf(flags).Elem())
+	}
+	return cmd
 }
 
-// addTo adds the flags to a command, with the settings of some groups, or of all.
-func (f *workspaceFlags) addTo(cmd *cobra.Command, groups ...string) {
+// addFlags adds a flag for each field of a struct with the tag flag: its name and, after a
+// comma, its letter. The tag doc has its text in help, and default its default. A list with the
+// tag split may be one value with commas. An embedded struct adds its own flags, and a
+// [config.File] all settings, or those of the groups in the tag groups of it or of the struct.
+func addFlags(cmd *cobra.Command, to reflect.Value, groups ...string) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.workspace, "workspace", ".", "directory that is worked on")
-	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
-	flags.BoolVar(&f.project.require, "require-trust", false, "refuse a workspace that is not trusted (caisson trust)")
-	flags.BoolVar(&f.project.ignore, "ignore-project-config", false, "leave out the workspace's own settings, though it is trusted")
-	addSettings(cmd, &f.settings, groups...)
+	for field, value := range to.Fields() {
+		if !field.IsExported() && !field.Anonymous {
+			continue
+		}
+		groups := groups
+		if text, ok := field.Tag.Lookup("groups"); ok {
+			groups = strings.Split(text, ",")
+		}
+		name, letter, _ := strings.Cut(field.Tag.Get("flag"), ",")
+		doc := field.Tag.Get("doc")
+		switch {
+		case field.Type == reflect.TypeFor[config.File]():
+			addSettings(cmd, value.Addr().Interface().(*config.File), groups...)
+			continue
+		case field.Anonymous:
+			addFlags(cmd, value, groups...)
+			continue
+		case name == "":
+			continue
+		}
+		switch p := value.Addr().Interface().(type) {
+		case *string:
+			flags.StringVarP(p, name, letter, "", doc)
+		case *bool:
+			flags.BoolVarP(p, name, letter, false, doc)
+		case *int:
+			flags.IntVarP(p, name, letter, 0, doc)
+		case *uint16:
+			flags.Uint16VarP(p, name, letter, 0, doc)
+		case *time.Duration:
+			flags.DurationVarP(p, name, letter, 0, doc)
+		case *[]string:
+			if _, split := field.Tag.Lookup("split"); split {
+				flags.StringSliceVarP(p, name, letter, nil, doc)
+			} else {
+				flags.StringArrayVarP(p, name, letter, nil, doc)
+			}
+		default:
+			panic("no flag can have the type " + field.Type.String())
+		}
+		if text, ok := field.Tag.Lookup("default"); ok {
+			f := flags.Lookup(name)
+			if err := f.Value.Set(text); err != nil {
+				panic(err)
+			}
+			f.DefValue = f.Value.String()
+		}
+	}
 }
 
-func newUsageError(format string, args ...any) error {
-	return &usageError{fmt.Errorf(format, args...)}
+// profileFlag, projectFlags and workspaceFlags are flags that several commands have.
+type profileFlag struct {
+	Profile string `flag:"profile" doc:"use the settings of profiles.NAME in the configuration"`
 }
+
+// projectOptions select how a command treats a workspace's own settings.
+type projectOptions struct {
+	Require bool `flag:"require-trust" doc:"refuse a workspace that is not trusted (caisson trust)"`
+	Ignore  bool `flag:"ignore-project-config" doc:"ignore the workspace's own settings, even if it is trusted"`
+}
+
+// workspaceFlags are the flags of a command that opens a session without a model.
+type workspaceFlags struct {
+	Workspace string `flag:"workspace" default:"." doc:"directory to work in"`
+	profileFlag
+	projectOptions
+	Settings config.File
+}
+
+// wantArgs returns a check of the number of arguments, which what describes. most is -1 for
+// any number.
+func wantArgs(least, most int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) < least || most >= 0 && len(args) > most {
+			return newUsageError("%s takes %s, got %s", cmd.CommandPath(), what, formatCount(len(args), "argument", "arguments"))
+		}
+		return nil
+	}
+}
+
+// firstArgument returns the only argument, "" if there is none.
+func firstArgument(args []string) string { return firstOr(args, "") }
 
 // helpColumns is the width of the flags in help.
 const helpColumns = 80
@@ -300,7 +377,7 @@ func completeLiveSessions(env environ) ([]cobra.Completion, cobra.ShellCompDirec
 // listSessions are the newest sessions, with when they began and what was asked.
 func listSessions(env environ, keep func(trace.Entry) bool) ([]cobra.Completion, cobra.ShellCompDirective) {
 	const order = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
-	state, err := traceState(env)
+	state, err := findState(env)
 	if err != nil {
 		return nil, order
 	}
@@ -317,10 +394,10 @@ func listSessions(env environ, keep func(trace.Entry) bool) ([]cobra.Completion,
 	return out, order
 }
 
-// oneLine is the beginning of a text, safe to show.
+// oneLine returns the beginning of a text, safe to show.
 func oneLine(text string) string {
 	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")
-	safe, _ := tools.Display(text)
+	safe := makeSafe(text)
 	if r := []rune(safe); len(r) > 40 {
 		safe = string(r[:40]) + "…"
 	}

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,8 +15,6 @@ import (
 	"github.com/caisson-run/caisson/images/store"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/doctor"
-	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/tools"
 )
 
 func newImagesCommand(a *app) *cobra.Command {
@@ -27,136 +23,112 @@ func newImagesCommand(a *app) *cobra.Command {
 	}, newImagesListCommand(a), newImagesPullCommand(a), newImagesExportCommand(a), newImagesRemoveCommand(a), newImagesPruneCommand(a))
 }
 
-const imagesListLong = `List the images of the cache, below $XDG_CACHE_HOME/caisson/images.
-
-DIGEST is the pinned digest, which each start uses until caisson images pull renews it. USED is the
-time of the last session on the image; "now" means that one is running.
-`
-
 func newImagesListCommand(a *app) *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:     "ls [flags]",
-		Short:   "List the images of the cache",
-		Long:    imagesListLong + exitHelp(map[int]string{exitFailed: imagesFailed}, usesConfig),
+	var f struct {
+		JSON bool `flag:"json" doc:"write a JSON array"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "ls [flags]", Short: "List the images of the cache", Args: noArgs,
+		Long: `List the images of the cache, below $XDG_CACHE_HOME/caisson/images.
+
+DIGEST is the pinned digest, which each start uses until caisson images pull renews it. USED is when
+the last session on the image ended, or "now" if one is running.
+`,
 		Example: "  caisson images ls\n  caisson images ls --json | jq -r '.[].digest'",
-		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return withImages(cmd.Context(), a, nil, func(s *store.Store, _ *caisson.Host) error {
 				list, err := s.List(cmd.Context())
 				if err != nil {
 					return err
 				}
-				return showImages(a.stdout, list, asJSON, time.Now())
+				return showImages(a, list, f.JSON)
 			})
 		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON array")
-	return cmd
+	}, &f, usesConfig, statuses{exitFailed: imagesFailed})
 }
 
-const imagesPullLong = `Resolve each name again, pin it to its present digest, fetch and unpack the image.
-
-A start uses the pinned digest of a name without asking a registry; the first start on a name pins
-it. So pull renews an image, and prepares a machine for a time without network. Running sessions keep
-their image. Names, oci-layout:DIR, docker-archive:FILE and build:DIR can be pulled.
-`
-
 func newImagesPullCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "pull REF...",
-		Short: "Fetch images and pin their names to the present digests",
-		Long: imagesPullLong + exitHelp(map[int]string{exitFailed: imagesFailed, exitAuth: imagesRefused, exitInput: imagesMissing},
-			usesConfig|interruptible),
+	return newCommand(&cobra.Command{
+		Use: "pull REF...", Short: "Fetch images and pin their names to the present digests",
+		Long: `Resolve each name again, pin it to its present digest, fetch and unpack the image.
+
+A start uses the pinned digest of a name without asking a registry; the first start on a name pins it.
+So pull renews an image, and prepares a machine to work without network. Running sessions keep their
+image. Names, oci-layout:DIR, docker-archive:FILE and build:DIR can be pulled.
+`,
 		Example: "  caisson images pull debian:bookworm-slim\n  caisson images pull localhost:5000/team/tools@sha256:…",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			refs, err := imageArguments(args)
 			if err != nil {
 				return err
 			}
-			p := newPulling(a)
-			defer p.Close()
-			ctx, _, _, stop := handleInterrupts(cmd.Context(), a.takeSignals(), func(string) {}, a.exit)
-			defer stop()
-			err = withImages(ctx, a, p.Report, func(s *store.Store, _ *caisson.Host) error {
+			return fetchImages(cmd.Context(), a, func(ctx context.Context, s *store.Store, pulled func()) error {
 				for _, ref := range refs {
 					got, err := s.Pull(ctx, ref)
-					p.Close()
-					if err != nil {
-						return err
+					pulled()
+					if err == nil {
+						err = a.say("%s %s", ref, got.Digest)
 					}
-					name, _ := tools.Display(ref.String())
-					if _, err := fmt.Fprintf(a.stdout, "%s %s\n", name, got.Digest); err != nil {
+					if err != nil {
 						return err
 					}
 				}
 				return nil
 			})
-			if err != nil {
-				return cmp.Or(interruption(ctx), err)
-			}
-			return nil
 		},
-	}
+	}, nil, usesConfig|interruptible, fetchExits)
 }
 
-const imagesExportLong = `Copy a directory of an image, by default its WORKDIR, into DIR, which must be empty or missing: to
-work on the files that an image brings, with DIR as the workspace. Without it a workspace that is
-mounted there (--workdir image) hides them.
+// fetchImages runs do with the image store and shows how downloads progress until do calls pulled.
+func fetchImages(ctx context.Context, a *app, do func(ctx context.Context, s *store.Store, pulled func()) error) error {
+	p := newPulling(a)
+	defer p.Close()
+	ctx, _, _, stop := handleInterrupts(ctx, a.takeSignals(), func(string) {}, a.exit)
+	defer stop()
+	err := withImages(ctx, a, p.Report, func(s *store.Store, _ *caisson.Host) error { return do(ctx, s, p.Close) })
+	if err != nil {
+		return cmp.Or(interruption(ctx), err)
+	}
+	return nil
+}
+
+func newImagesExportCommand(a *app) *cobra.Command {
+	var f struct {
+		Path string `flag:"path" doc:"directory of the image (default its WORKDIR)"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "export [flags] REF DIR", Short: "Copy a directory of an image, such as its WORKDIR", Args: wantArgs(2, 2, "an image and a directory, such as team/task:1 ./task"),
+		Long: `Copy a directory of an image, by default its WORKDIR, into DIR, which must be empty or missing. You can
+then use DIR as the workspace to work on the files of the image. Otherwise a workspace that is mounted
+there (--workdir image) hides them.
 
 The files are yours. Permissions are kept, set-user-ID bits are not. Symlinks are copied as they are,
 wherever they lead. The image is fetched and unpacked first if it is not in the cache.
-`
-
-func newImagesExportCommand(a *app) *cobra.Command {
-	var path string
-	cmd := &cobra.Command{
-		Use:   "export [flags] REF DIR",
-		Short: "Copy a directory of an image, such as its WORKDIR",
-		Long: imagesExportLong + exitHelp(map[int]string{exitFailed: imagesFailed, exitAuth: imagesRefused, exitInput: imagesMissing},
-			usesConfig|interruptible),
+`,
 		Example: "  caisson images export team/task:1 ./task\n  caisson run --workspace ./task --image team/task:1 --workdir image 'Make the tests pass.'",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 2 {
-				return newUsageError("an image and a directory are needed, such as team/task:1 ./task")
-			}
 			refs, err := imageArguments(args[:1])
 			if err != nil {
 				return err
 			}
-			p := newPulling(a)
-			defer p.Close()
-			ctx, _, _, stop := handleInterrupts(cmd.Context(), a.takeSignals(), func(string) {}, a.exit)
-			defer stop()
-			err = withImages(ctx, a, p.Report, func(s *store.Store, _ *caisson.Host) error {
-				done, err := s.Export(ctx, refs[0], path, args[1])
-				p.Close()
+			return fetchImages(cmd.Context(), a, func(ctx context.Context, s *store.Store, pulled func()) error {
+				done, err := s.Export(ctx, refs[0], f.Path, args[1])
+				pulled()
 				if err != nil {
 					return err
 				}
-				text, _ := tools.Display(fmt.Sprintf("%s: %d entries, %s copied to %s", done.Path, done.Entries, limits.FormatSize(done.Bytes), args[1]))
-				_, err = fmt.Fprintln(a.stdout, text)
-				return err
+				return a.say("%s: %d entries, %s copied to %s", done.Path, done.Entries, limits.FormatSize(done.Bytes), args[1])
 			})
-			if err != nil {
-				return cmp.Or(interruption(ctx), err)
-			}
-			return nil
 		},
-	}
-	cmd.Flags().StringVar(&path, "path", "", "directory of the image (default its WORKDIR)")
-	return cmd
+	}, &f, usesConfig|interruptible, fetchExits)
 }
 
-const imagesRemoveLong = `Forget images and free content that no other image needs. An image that a session uses is not
-removed. The next start on a name fetches it again, and pins its digest at that time.
-`
-
 func newImagesRemoveCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:     "rm REF...",
-		Short:   "Remove images from the cache",
-		Long:    imagesRemoveLong + exitHelp(map[int]string{exitFailed: imagesFailed, exitInput: imagesMissing}, usesConfig),
+	return newCommand(&cobra.Command{
+		Use: "rm REF...", Short: "Remove images from the cache",
+		Long: `Forget images and free content that no other image needs. An image that a session uses is not
+removed. The next start on a name fetches it again, and pins its digest at that time.
+`,
 		Example: "  caisson images rm debian:bookworm-slim",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			refs, err := imageArguments(args)
@@ -169,61 +141,51 @@ func newImagesRemoveCommand(a *app) *cobra.Command {
 					gone, err := s.Remove(cmd.Context(), ref)
 					total = addPruned(total, gone)
 					if err != nil {
-						return errors.Join(err, showPruned(a.stdout, total))
+						return errors.Join(err, showPruned(a, total))
 					}
 				}
-				return showPruned(a.stdout, total)
+				return showPruned(a, total)
 			})
 		},
-	}
+	}, nil, usesConfig, statuses{exitFailed: imagesFailed, exitInput: imagesMissing})
 }
 
-const imagesPruneLong = `Forget images that no session has used for a while. Free content that no image needs, and the
+func newImagesPruneCommand(a *app) *cobra.Command {
+	var f struct {
+		Unused time.Duration `flag:"unused" default:"720h" doc:"how long an image must not have been used"`
+		All    bool          `flag:"all" doc:"every image that no session uses now"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "prune [flags]", Short: "Remove images that no session has used for a while", Args: noArgs,
+		Long: `Forget images that no session has used for a while. Free content that no image needs, and the
 leftovers of dead processes. Images that Caisson loaded into or built on the Docker engine are removed
 after the same time. Images that sessions use stay, and so does everything else on the engine.
-`
-
-// pruneTime is when an image counts as unused: longer than a holiday.
-const pruneTime = 30 * 24 * time.Hour
-
-func newImagesPruneCommand(a *app) *cobra.Command {
-	var unused time.Duration
-	var all bool
-	cmd := &cobra.Command{
-		Use:     "prune [flags]",
-		Short:   "Remove images that no session has used for a while",
-		Long:    imagesPruneLong + exitHelp(map[int]string{exitFailed: imagesFailed}, usesConfig),
+`,
 		Example: "  caisson images prune\n  caisson images prune --unused 24h",
-		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
-			case all && cmd.Flags().Changed("unused"):
+			case f.All && cmd.Flags().Changed("unused"):
 				return newUsageError("--all or --unused, not both")
-			case all:
-				unused = 0
-			case unused <= 0:
-				return newUsageError("--unused %s: the time must be more than 0; --all removes what no session uses now", unused)
+			case f.All:
+				f.Unused = 0
+			case f.Unused <= 0:
+				return newUsageError("--unused %s: the time must be more than 0; --all removes what no session uses now", f.Unused)
 			}
 			return withImages(cmd.Context(), a, nil, func(s *store.Store, host *caisson.Host) error {
-				gone, err := s.Prune(cmd.Context(), unused)
-				err = errors.Join(err, showPruned(a.stdout, gone))
+				gone, err := s.Prune(cmd.Context(), f.Unused)
+				err = errors.Join(err, showPruned(a, gone))
 				engine := host.ImageEngine(cmd.Context())
 				if engine == nil {
 					return err
 				}
-				n, engineErr := engine.Prune(cmd.Context(), unused)
-				engineErr = errors.Join(engineErr, engine.Close())
+				n, engineErr := engine.Prune(cmd.Context(), f.Unused)
 				if n > 0 {
-					_, shown := fmt.Fprintf(a.stdout, "%d images of Caisson removed from the engine\n", n)
-					err = errors.Join(err, shown)
+					err = errors.Join(err, a.say("%d images of Caisson removed from the engine", n))
 				}
-				return errors.Join(err, engineErr)
+				return errors.Join(err, engineErr, engine.Close())
 			})
 		},
-	}
-	cmd.Flags().DurationVar(&unused, "unused", pruneTime, "how long an image must not have been used")
-	cmd.Flags().BoolVar(&all, "all", false, "everything that no session uses now")
-	return cmd
+	}, &f, usesConfig, statuses{exitFailed: imagesFailed})
 }
 
 // withImages opens the store, with report as its progress, and does something
@@ -264,10 +226,7 @@ func imageArguments(args []string) ([]images.Reference, error) {
 // newPulling shows progress on standard error.
 func newPulling(a *app) *ui.PullProgress {
 	p := &ui.PullProgress{
-		Say: func(text string) {
-			safe, _ := tools.Display(text)
-			fmt.Fprintln(a.stderr, "caisson: "+safe) // who does not read it does not want it
-		},
+		Say:   func(text string) { fmt.Fprintln(a.stderr, "caisson: "+makeSafe(text)) },
 		Width: func() int { columns, _ := a.size(); return columns }, Now: time.Now, Pause: ui.LinePause,
 	}
 	if a.terminal(a.stderr) && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != "" {
@@ -293,7 +252,7 @@ type listedImage struct {
 }
 
 // showImages writes images as a table, or as JSON.
-func showImages(w io.Writer, list []images.Image, asJSON bool, now time.Time) error {
+func showImages(a *app, list []images.Image, asJSON bool) error {
 	if asJSON {
 		out := []listedImage{}
 		for _, i := range list {
@@ -302,19 +261,14 @@ func showImages(w io.Writer, list []images.Image, asJSON bool, now time.Time) er
 				Created: knownTime(i.Created), Pulled: knownTime(i.Pulled), Used: knownTime(i.Used), InUse: i.InUse, Unpacked: i.Unpacked, Config: i.Config,
 			})
 		}
-		return writeJSON(w, out)
+		return writeJSON(a.stdout, out)
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "IMAGE\tDIGEST\tPLATFORM\tSIZE\tPULLED\tUSED")
-	for _, i := range list {
-		name, _ := tools.Display(i.Reference.String())
-		used := doctor.FormatAge(i.Used, now)
-		if i.InUse {
-			used = "now"
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", name, doctor.ShortenDigest(i.Digest), i.Platform, limits.FormatSize(i.Size), doctor.FormatAge(i.Pulled, now), used)
-	}
-	return t.Flush()
+	return showTable(a, false, list, table[images.Image]{
+		titles: []string{"IMAGE", "DIGEST", "PLATFORM", "SIZE", "PULLED", "USED"},
+		cells: func(i images.Image) []string {
+			return []string{i.Reference.String(), doctor.ShortenDigest(i.Digest), i.Platform, limits.FormatSize(i.Size), usedText(i.Pulled, false), usedText(i.Used, i.InUse)}
+		},
+	})
 }
 
 // knownTime is a time, or nil for none.
@@ -334,58 +288,25 @@ func addPruned(a, b store.Pruned) store.Pruned {
 }
 
 // showPruned lists what was removed and what was kept.
-func showPruned(w io.Writer, p store.Pruned) error {
-	var errs []error
-	line := func(format string, args ...any) {
-		text, _ := tools.Display(fmt.Sprintf(format, args...))
-		_, err := fmt.Fprintln(w, text)
-		errs = append(errs, err)
-	}
-	for _, i := range p.Images {
-		line("removed  %s  %s", i.Reference, doctor.ShortenDigest(i.Digest))
-	}
-	for _, i := range p.Kept {
-		line("kept     %s: a session uses it", i.Reference)
-	}
-	if p.Orphans > 0 {
-		line("removed  %d things that dead processes left half made", p.Orphans)
-	}
-	line("%s freed", limits.FormatSize(p.Bytes))
-	return errors.Join(errs...)
+func showPruned(a *app, gone store.Pruned) error {
+	return a.show(false, nil, func(p *page) {
+		for _, i := range gone.Images {
+			p.line("removed  %s  %s", i.Reference, doctor.ShortenDigest(i.Digest))
+		}
+		for _, i := range gone.Kept {
+			p.line("kept     %s: a session uses it", i.Reference)
+		}
+		if gone.Orphans > 0 {
+			p.line("removed  %d things that dead processes left unfinished", gone.Orphans)
+		}
+		p.line("%s freed", limits.FormatSize(gone.Bytes))
+	})
 }
 
 // What exit statuses mean to the commands about images.
 const (
 	imagesFailed  = "a registry can't be reached, or the image is in use"
-	imagesRefused = "a registry refuses the credentials"
 	imagesMissing = "there is no such image, or it can't be used here"
 )
 
-// imageFailure turns an error of package images into what people read.
-func imageFailure(err error) error {
-	if _, ok := errors.AsType[*commandError](err); ok || explainError(err) != nil {
-		return err
-	}
-	if e, ok := errors.AsType[*images.BuildError](err); ok {
-		return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: buildHint(e)}}
-	}
-	for _, class := range []struct {
-		err    error
-		status int
-		hint   string
-	}{
-		{images.ErrUnauthorized, exitAuth, "Log in with docker login: Caisson takes the credentials from there."},
-		{images.ErrUnreachable, exitFailed, "Check the name, the network and the proxies; caisson images ls shows what is there without a network."},
-		{images.ErrDigest, exitFailed, "Try again; if it stays, the registry or something on the way changes content: ask who runs it."},
-		{images.ErrRefused, exitInput, "Use an image that you trust, or ask who made this one."},
-		{images.ErrInUse, exitFailed, "End the session that uses it: caisson sandbox ls shows it."},
-		{images.ErrNotFound, exitInput, "Check the name or path; caisson images ls lists what is there."},
-		{images.ErrUnsupported, exitInput, "Use an image for this machine, from a source that works here: see docs/images.md."},
-		{images.ErrInvalid, exitInput, "Images are host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR, or a name such as debian:bookworm-slim."},
-	} {
-		if errors.Is(err, class.err) {
-			return &commandError{Status: class.status, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: class.hint}}
-		}
-	}
-	return err
-}
+var fetchExits = statuses{exitFailed: imagesFailed, exitAuth: "a registry refuses the credentials", exitInput: imagesMissing}

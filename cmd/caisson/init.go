@@ -17,22 +17,8 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/project"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools"
 )
-
-const initLong = `Look at a workspace, and print the settings with which its builds and tests run in the sandbox. PATH is
-a directory, by default the working directory.
-
-Build tools are recognised by the names of files at the top and one directory below it, such as go.mod,
-package.json, pyproject.toml, Cargo.toml and pom.xml. No file is opened, and no program is run. With
-image host, directories of toolchains on your PATH that the image lacks are among the settings.
-
-The settings go below workspaces: in your configuration file, never into the workspace. On a terminal you
-are asked whether to write them; --write writes them without asking. Comments and order of the file stay,
-and what is there already is not changed.
-`
 
 // initAnswer is the output of caisson init --json.
 type initAnswer struct {
@@ -59,23 +45,28 @@ type initSetting struct {
 }
 
 func newInitCommand(a *app) *cobra.Command {
-	var asJSON, write bool
-	cmd := &cobra.Command{
-		Use:     "init [flags] [PATH]",
-		Short:   "Print, or write, the settings that a workspace's builds need",
-		Long:    initLong + exitHelp(nil, usesConfig|usesInput),
+	var f struct {
+		Write bool `flag:"write" doc:"write the settings to your configuration file"`
+		JSON  bool `flag:"json" doc:"write JSON"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "init [flags] [PATH]", Short: "Print, or write, the settings that a workspace's builds need", Args: wantArgs(0, 1, "one directory"),
+		Long: `Look at a workspace, and print the settings that its builds and tests need to run in the sandbox. PATH is
+a directory, by default the working directory.
+
+The command recognises build tools by file names, such as go.mod, package.json, pyproject.toml, Cargo.toml
+and pom.xml, at the top and one directory below it. It opens no file and runs no program. With image host,
+the settings include directories of toolchains on your PATH that the image lacks.
+
+The settings belong below workspaces: in your configuration file, never in the workspace. On a terminal,
+the command asks you whether to write them; --write writes them without asking. It keeps the comments, the
+order and everything else in the file.
+`,
 		Example: "  caisson init\n  caisson init --write ~/src/project",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return newUsageError("init takes one directory, got %d arguments", len(args))
-			}
-			return initWorkspace(cmd.Context(), a, firstArgument(args), write, asJSON)
+			return initWorkspace(cmd.Context(), a, firstArgument(args), f.Write, f.JSON)
 		},
-	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().BoolVar(&write, "write", false, "write the settings to your configuration file")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	return cmd
+	}, &f, usesConfig|usesInput, nil)
 }
 
 func initWorkspace(ctx context.Context, a *app, directory string, write, asJSON bool) error {
@@ -94,7 +85,7 @@ func initWorkspace(ctx context.Context, a *app, directory string, write, asJSON 
 	answer := initAnswer{Workspace: w.Path, Tools: []foundTool{}, Programs: []initProgram{}, Settings: []initSetting{}}
 	found, partial, err := project.Find(ctx, w.Dir, w.Path)
 	if err != nil {
-		return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: "the workspace can't be read: " + err.Error()}}
+		return newFailure(exitInput, err, "the workspace can't be read: "+err.Error(), "")
 	}
 	answer.Partial = partial
 	for _, f := range found {
@@ -116,7 +107,7 @@ func initWorkspace(ctx context.Context, a *app, directory string, write, asJSON 
 		answer.File = edit.Path
 	}
 	if !asJSON {
-		if err := needed.showInit(a, answer, additions); err != nil {
+		if err := a.show(false, nil, func(p *page) { needed.describeInit(p, answer, additions) }); err != nil {
 			return err
 		}
 		if edit != nil && !write {
@@ -133,9 +124,7 @@ func initWorkspace(ctx context.Context, a *app, directory string, write, asJSON 
 	case asJSON:
 		return writeJSON(a.stdout, answer)
 	case answer.Written:
-		shown, _ := tools.Display(edit.Path)
-		_, err := fmt.Fprintf(a.stdout, "Written to %s.\n", shown)
-		return err
+		return a.say("Written to %s.", edit.Path)
 	}
 	return nil
 }
@@ -148,9 +137,7 @@ type missingSettings struct{ *settings }
 func (s missingSettings) editFor(w *runner.Workspace, additions []config.Addition) (*config.Edit, error) {
 	path, _ := s.environ.configPath()
 	if path == "" {
-		return nil, &commandError{Status: exitConfig, Problem: record.Problem{
-			Cause: "there is no place for a configuration: neither HOME nor XDG_CONFIG_HOME is an absolute path", Hint: "Set HOME, or CAISSON_CONFIG.",
-		}}
+		return nil, newFailure(exitConfig, nil, "there is no place for a configuration: neither HOME nor XDG_CONFIG_HOME is an absolute path", "Set HOME, or CAISSON_CONFIG.")
 	}
 	workspace := resolvePath(w.Path)
 	if err := s.checkSettingsOf(w); err != nil {
@@ -165,10 +152,7 @@ func (s missingSettings) editFor(w *runner.Workspace, additions []config.Additio
 		return nil, writeProblem(path, err)
 	}
 	if target == workspace || strings.HasPrefix(target, workspace+string(filepath.Separator)) {
-		return nil, &commandError{Status: exitConfig, Problem: record.Problem{
-			Cause: "the configuration file " + path + " is in the workspace, where commands can change it",
-			Hint:  "Keep it elsewhere, and name it with CAISSON_CONFIG.",
-		}}
+		return nil, newFailure(exitConfig, nil, "the configuration file "+path+" is in the workspace, where commands can change it", "Keep it elsewhere, and name it with CAISSON_CONFIG.")
 	}
 	return edit, nil
 }
@@ -178,9 +162,7 @@ func writeProblem(path string, err error) error {
 	if e, ok := errors.AsType[*config.Error](err); ok {
 		return e
 	}
-	return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
-		Cause: "the configuration file " + path + " can't be written: " + err.Error(), Hint: "Make it writable, or name another with CAISSON_CONFIG.",
-	}}
+	return newFailure(exitConfig, err, "the configuration file "+path+" can't be written: "+err.Error(), "Make it writable, or name another with CAISSON_CONFIG.")
 }
 
 // askToWrite asks on a terminal whether to write the settings. Elsewhere the answer is no.
@@ -188,8 +170,7 @@ func askToWrite(a *app, path string) bool {
 	if !a.terminal(a.stdin) || !a.terminal(a.stderr) {
 		return false
 	}
-	shown, _ := tools.Display(path)
-	fmt.Fprintf(a.stderr, "Write them to %s? [y/N] ", shown)
+	fmt.Fprintf(a.stderr, "Write them to %s? [y/N] ", makeSafe(path))
 	line, err := bufio.NewReader(a.stdin).ReadString('\n')
 	if err != nil {
 		fmt.Fprintln(a.stderr)
@@ -275,55 +256,47 @@ func findProgram(path, name, workspace string) string {
 	return ""
 }
 
-// showInit writes what was found and the settings as text. Nothing in it is as the
-// workspace has it: names are escaped.
-func (s missingSettings) showInit(a *app, answer initAnswer, additions []config.Addition) error {
-	var errs []error
-	say := func(format string, args ...any) {
-		text, _ := tools.Display(fmt.Sprintf(format, args...))
-		_, err := fmt.Fprintln(a.stdout, text)
-		errs = append(errs, err)
-	}
+// describeInit adds what was found and the settings to a page.
+func (s missingSettings) describeInit(p *page, answer initAnswer, additions []config.Addition) {
 	if answer.Partial {
-		say("%s has many files, and not all names were read.", answer.Workspace)
+		p.line("%s has many files, and not all names were read.", answer.Workspace)
 	}
 	if len(answer.Tools) == 0 {
-		say("%s has no build tool that is recognised. Looked for, at the top and one directory below it:", answer.Workspace)
-		say("  %s", strings.Join(project.Files(), ", "))
-		return errors.Join(errs...)
+		p.line("%s has no build tool that is recognised. Looked for, at the top and one directory below it:", answer.Workspace)
+		p.line("  %s", strings.Join(project.Files(), ", "))
+		return
 	}
-	say("%s:", answer.Workspace)
+	p.line("%s:", answer.Workspace)
 	for _, t := range answer.Tools {
-		say("  %-8s  %s", t.Tool, t.File)
+		p.line("  %-8s  %s", t.Tool, t.File)
 	}
-	for _, p := range answer.Programs {
+	for _, program := range answer.Programs {
 		switch {
-		case p.Path == "":
-			say("  %-8s  is not on PATH: install it, or use an image that has it", p.Name)
-		case p.Absent && len(p.Toolchains) == 0:
-			say("  %-8s  %s, which image host can't show: use an image that has it", p.Name, p.Path)
-		case p.Absent:
-			say("  %-8s  %s, which image host lacks without the setting host_image", p.Name, p.Path)
-		case p.Inside != "":
-			say("  %-8s  %s; not %s, which image host lacks without the setting host_image", p.Name, p.Inside, p.Path)
+		case program.Path == "":
+			p.line("  %-8s  is not on PATH: install it, or use an image that has it", program.Name)
+		case program.Absent && len(program.Toolchains) == 0:
+			p.line("  %-8s  %s, which image host can't show: use an image that has it", program.Name, program.Path)
+		case program.Absent:
+			p.line("  %-8s  %s, which image host lacks without the setting host_image", program.Name, program.Path)
+		case program.Inside != "":
+			p.line("  %-8s  %s; not %s, which image host lacks without the setting host_image", program.Name, program.Inside, program.Path)
 		default:
-			say("  %-8s  %s", p.Name, p.Path)
+			p.line("  %-8s  %s", program.Name, program.Path)
 		}
 	}
 	if len(answer.Programs) == 0 {
-		say("Whether image %s has their programs is not known.", *s.conf.Image)
+		p.line("Whether image %s has their programs is not known.", *s.conf.Image)
 	}
 	if len(additions) == 0 {
-		say("The configuration needs nothing more.")
-		return errors.Join(errs...)
+		p.line("The configuration needs nothing more.")
+		return
 	}
-	say("")
-	say("Settings for %s:", answer.File)
-	say("")
+	p.line("")
+	p.line("Settings for %s:", answer.File)
+	p.line("")
 	for line := range strings.Lines(config.LinesFor(config.ShortenHome(resolvePath(answer.Workspace), s.environ.home()), additions)) {
-		say("%s", strings.TrimSuffix(line, "\n"))
+		p.line("%s", strings.TrimSuffix(line, "\n"))
 	}
-	return errors.Join(errs...)
 }
 
 // goProxy is where the sandbox has the modules that this machine has downloaded.

@@ -234,7 +234,7 @@ func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *
 		u.reportEnd(r)
 	}
 	if err != nil && (r.Reason == loop.StopAnswered || r.Answer != "") {
-		reportError(u.app, &commandError{Problem: record.Problem{Cause: err.Error(), Hint: "The answer is in " + r.Dir + "/report.json."}})
+		reportError(u.app, record.Problem{Cause: err.Error(), Hint: "The answer is in " + r.Dir + "/report.json."})
 		return exitFailed
 	}
 	return r.ExitStatus
@@ -274,12 +274,12 @@ func (u *userInterface) reportEnd(r runner.Report) {
 	if r.Reason == loop.StopSandboxStart && u.render.Warned(p.Cause) {
 		p = record.Problem{Cause: "a call needed the sandbox, which could not start: see the warning above"}
 	}
-	reportError(u.app, &commandError{Problem: p})
+	reportError(u.app, p)
 }
 
 // reportProblem shows a problem that no record has.
 func (u *userInterface) reportProblem(p record.Problem) {
-	u.tell.Queue(len(p.Cause), func() { reportError(u.app, &commandError{Problem: p}) })
+	u.tell.Queue(len(p.Cause), func() { reportError(u.app, p) })
 }
 
 // printAnswer writes the answer to standard output: as it is to a file or a
@@ -315,9 +315,7 @@ func openOutput(path, flag, result string) (*outfile.File, error) {
 	}
 	f, err := outfile.Open(path)
 	if err != nil {
-		return nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{
-			Cause: fmt.Sprintf("the %s can't be written to %s: %v", result, path, err), Hint: "Name a file that you can write with " + flag + ".",
-		}}
+		return nil, newFailure(exitInput, err, fmt.Sprintf("the %s can't be written to %s: %v", result, path, err), "Name a file that you can write with "+flag+".")
 	}
 	return f, nil
 }

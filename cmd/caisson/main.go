@@ -204,7 +204,7 @@ func execute(ctx context.Context, a *app, guard *ci.Guard, args []string) int {
 		if e.Status == exitUsage && e.Hint == "" {
 			e.Hint = cmd.CommandPath() + " --help lists what there is."
 		}
-		reportError(a, e)
+		reportError(a, e.Problem)
 		return e.Status
 	}
 	return exitDone
@@ -343,27 +343,6 @@ func versionLine() string {
 		with = "with " + strings.Join(names, " and ")
 	}
 	return fmt.Sprintf("caisson %s %s %s/%s, %s", programVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH, with)
-}
-
-// modulePath is the path of this module.
-const modulePath = "github.com/caisson-run/caisson"
-
-// installHint returns how a program that was not found is installed: in the way in
-// which this one was.
-func installHint(name string) string {
-	switch name {
-	case "caisson-guest", "runsc":
-	default:
-		return "Install it, or name it under programs: in the configuration."
-	}
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
-		install := map[string]string{
-			"caisson-guest": modulePath + "/cmd/caisson-guest@" + info.Main.Version,
-			"runsc":         modulePath + "/sandbox/oci/runsc@latest",
-		}[name]
-		return "Install it beside caisson: CGO_ENABLED=0 go install " + install
-	}
-	return "Build it with make build, keep it beside caisson, or name it under programs: in the configuration."
 }
 
 // programVersion returns the version stamped by the build, or that of the module.

@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -31,34 +31,22 @@ func newMCPCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// mcpFlags are the flags of the commands about servers.
-type mcpFlags struct {
-	workspaceFlags
-
-	json bool
-}
-
 func newMCPListCommand(a *app) *cobra.Command {
-	var f mcpFlags
-	cmd := &cobra.Command{
-		Use:   "ls [flags]",
-		Short: "List the MCP servers: where they run, what they may reach, the policy's mode",
-		Long: `List the MCP servers of a session on the workspace, and start none. A server that is left out, and why,
-is on standard error.
-
-The mode is that of the policy of a run without a terminal (ci, or the configuration's own) for a tool
-that policy.tools does not name.
-` + exitHelp(nil, usesConfig|usesInput),
-		Example: "  caisson mcp ls\n  caisson mcp ls --workspace ./project --json",
-		Args:    noArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return listServers(a, f)
-		},
+	var f struct {
+		JSON           bool `flag:"json" doc:"write JSON"`
+		workspaceFlags `groups:"Task"`
 	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().BoolVar(&f.json, "json", false, "write JSON")
-	f.addTo(cmd, "Task")
-	return cmd
+	return newCommand(&cobra.Command{
+		Use: "ls [flags]", Short: "List the MCP servers: where they run, what they may reach, the policy's mode", Args: noArgs,
+		Long: `List the MCP servers of a session on the workspace, and start none. Standard error lists the servers
+that are left out, and why.
+
+The mode comes from the policy of a run without a terminal (ci, or the one in the configuration), for a
+tool that policy.tools does not name.
+`,
+		Example: "  caisson mcp ls\n  caisson mcp ls --workspace ./project --json",
+		RunE:    func(*cobra.Command, []string) error { return listServers(a, f.workspaceFlags, f.JSON) },
+	}, &f, usesConfig|usesInput, nil)
 }
 
 // listedServers is the output of caisson mcp ls --json.
@@ -91,65 +79,35 @@ type listedServer struct {
 	Exclude []string `json:"exclude,omitempty"`
 }
 
-func listServers(a *app, f mcpFlags) error {
-	s, done, err := loadWorkspaceSettings(a, f.workspaceFlags)
+func listServers(a *app, f workspaceFlags, asJSON bool) error {
+	s, err := loadSettingsFor(a, f.Settings, f.Profile, f.Workspace, f.projectOptions)
 	if err != nil {
 		return err
 	}
-	defer done()
 	list, err := s.describeServers()
 	if err != nil {
 		return err
 	}
-	if f.json {
+	if asJSON {
 		return writeJSON(a.stdout, listedServers{list, record.NonNil(s.ignored)})
 	}
 	for _, i := range s.ignored {
-		line, _ := tools.Display(i.Name + ": " + i.Why)
-		a.printLines("caisson: not used: " + line)
+		a.warn("not used: " + i.Name + ": " + i.Why)
 	}
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(a.stdout, "There are no MCP servers. mcpServers in the configuration lists them.")
-		return err
-	}
-	rows := [][]string{{"SERVER", "TRANSPORT", "RUNS", "MODE", "MAY REACH", "SOURCE", "WHAT"}}
-	for _, one := range list {
-		name, runs := one.Name, one.Runs
-		if !one.Used {
-			runs = "left out"
-		}
-		what := cmp.Or(one.URL, strings.Join(one.Command, " "))
-		reach := cmp.Or(strings.Join(one.Egress, ", "), "nothing")
-		if one.Runs == runsOnHost {
-			reach = "anything"
-		}
-		row := []string{name, one.Transport, runs, string(one.Mode), reach, config.ShortenHome(one.Source, a.environ.home()), what}
-		for i := range row {
-			row[i], _ = tools.Display(row[i])
-		}
-		rows = append(rows, row)
-	}
-	return a.writeTable(rows)
-}
-
-// loadWorkspaceSettings loads the settings for a workspace, with its own where they
-// count. The function that comes with them closes the workspace.
-func loadWorkspaceSettings(a *app, f workspaceFlags) (*settings, func(), error) {
-	s, err := loadSettings(a, f.settings, f.profile)
-	if err != nil {
-		return nil, nil, err
-	}
-	w, err := workspaceFor(a.environ, f.workspace)
-	if err != nil {
-		return nil, nil, err
-	}
-	if err = s.loadFor(w.Path); err == nil {
-		err = s.useProject(w, f.project)
-	}
-	if err != nil {
-		return nil, nil, errors.Join(err, w.Close())
-	}
-	return s, func() { _ = w.Close() }, nil // only read
+	return showTable(a, false, list, table[listedServer]{
+		titles: []string{"SERVER", "TRANSPORT", "RUNS", "MODE", "MAY REACH", "SOURCE", "WHAT"},
+		cells: func(one listedServer) []string {
+			runs, reach := one.Runs, cmp.Or(strings.Join(one.Egress, ", "), "nothing")
+			if one.Runs == runsOnHost {
+				reach = "anything"
+			}
+			if !one.Used {
+				runs = "left out"
+			}
+			return []string{one.Name, one.Transport, runs, string(one.Mode), reach, config.ShortenHome(one.Source, a.environ.home()), cmp.Or(one.URL, strings.Join(one.Command, " "))}
+		},
+		none: "There are no MCP servers. mcpServers in the configuration lists them.",
+	})
 }
 
 // Where servers run.
@@ -172,11 +130,11 @@ func (s *settings) describeServers() ([]listedServer, error) {
 	redactor := redact.New(s.knownSecrets())
 	clean := func(text string) string { return string(redactor.Bytes([]byte(text))) }
 	list := []listedServer{}
-	for _, name := range sortedNames(s.conf.MCP) {
+	for _, name := range slices.Sorted(maps.Keys(s.conf.MCP)) {
 		in := s.conf.MCP[name]
 		one := listedServer{
 			Name: name, Source: s.conf.Servers().Source(name), Transport: in.Transport(), Runs: runsInSandbox, Used: slices.Contains(used, name),
-			URL: clean(in.URL), Env: sortedNames(in.Env), Headers: sortedNames(in.Headers), Secrets: sortedNames(in.Egress.Secrets),
+			URL: clean(in.URL), Env: slices.Sorted(maps.Keys(in.Env)), Headers: slices.Sorted(maps.Keys(in.Headers)), Secrets: slices.Sorted(maps.Keys(in.Egress.Secrets)),
 			Include: in.Include, Exclude: in.Exclude, Egress: []string{},
 		}
 		def := tools.Definition{Name: tools.Name(name + "/tool"), Class: tools.ClassExecute, Runs: tools.PlaceSandbox}
@@ -205,15 +163,6 @@ func (s *settings) describeServers() ([]listedServer, error) {
 		list = append(list, one)
 	}
 	return list, nil
-}
-
-func sortedNames[V any](m map[string]V) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 // serverOptions returns the MCP servers of a session with these options. Their keys have
@@ -247,31 +196,24 @@ func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, er
 	return o, nil
 }
 
-const mcpTestLong = `Start the MCP servers in a fresh sandbox, as a session on the workspace would, list what each offers, and
-end them. With a NAME only that one is started. No tool is called, and no model is asked anything.
-
-A server that a session would not have, because mcp_use or disabled leaves it out, can be named too.
-The policy does not count: a server starts though no call of its tools would run.
-`
-
 func newMCPTestCommand(a *app) *cobra.Command {
-	var f mcpFlags
-	cmd := &cobra.Command{
-		Use:     "test [flags] [NAME]",
-		Short:   "Start the MCP servers in a fresh sandbox, and list their tools",
-		Long:    mcpTestLong + exitHelp(map[int]string{exitFailed: "a server did not start, or something was left behind"}, usesConfig|usesInput|startsSandbox|runsCommands|interruptible),
+	var f struct {
+		JSON           bool `flag:"json" doc:"write JSON"`
+		workspaceFlags `groups:"Task,Sandbox"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "test [flags] [NAME]", Short: "Start the MCP servers in a fresh sandbox, and list their tools", Args: wantArgs(0, 1, "the name of one server"),
+		Long: `Start the MCP servers in a fresh sandbox, as a session on the workspace would, list what each offers, and
+end them. With a NAME, start only that one. No tool is called, and no model is asked anything.
+
+NAME can also be a server that a session would not have because of mcp_use or disabled. A server starts
+even if the policy denies all its tools.
+`,
 		Example: "  caisson mcp test\n  caisson mcp test github --json",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return newUsageError("mcp test takes the name of one server, got %d arguments", len(args))
-			}
-			return testServers(cmd.Context(), a, f, firstArgument(args))
+			return testServers(cmd.Context(), a, f.workspaceFlags, firstArgument(args), f.JSON)
 		},
-	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().BoolVar(&f.json, "json", false, "write JSON")
-	f.addTo(cmd, "Task", "Sandbox")
-	return cmd
+	}, &f, usesConfig|usesInput|startsSandbox|runsCommands|interruptible, statuses{exitFailed: "a server did not start, or something was left behind"})
 }
 
 // testedServer is a server as caisson mcp test tells it.
@@ -301,8 +243,8 @@ type testedTool struct {
 }
 
 // testServers starts the servers, or the named one, and shows how that went.
-func testServers(ctx context.Context, a *app, f mcpFlags, name string) error {
-	s, err := openSessionBuilder(a, f.settings, f.profile, f.workspace, f.project)
+func testServers(ctx context.Context, a *app, f workspaceFlags, name string, asJSON bool) error {
+	s, err := openSessionBuilder(a, f)
 	if err != nil {
 		return err
 	}
@@ -315,7 +257,7 @@ func testServers(ctx context.Context, a *app, f mcpFlags, name string) error {
 		return err
 	}
 	if len(used) == 0 {
-		return &commandError{Status: exitInput, Problem: record.Problem{Cause: "there is no MCP server to test", Hint: "caisson mcp ls lists those of the configuration."}}
+		return newFailure(exitInput, nil, "there is no MCP server to test", "caisson mcp ls lists those of the configuration.")
 	}
 	u := newInterface(a, false)
 	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
@@ -332,10 +274,7 @@ func testServers(ctx context.Context, a *app, f mcpFlags, name string) error {
 			status = max(status, exitFailed)
 		}
 	}
-	if f.json {
-		return cmp.Or(writeJSON(a.stdout, tested), exitWith(status))
-	}
-	return cmp.Or(showTested(a, tested), exitWith(status))
+	return cmp.Or(a.show(asJSON, tested, func(p *page) { describeTested(p, tested) }), exitWith(status))
 }
 
 // selectServer leaves one server alone; "" leaves those of a session.
@@ -345,9 +284,7 @@ func (s *settings) selectServer(name string) error {
 	}
 	server, known := s.conf.MCP[name]
 	if !known {
-		return &commandError{Status: exitInput, Problem: record.Problem{
-			Cause: fmt.Sprintf("there is no MCP server %q", name), Hint: "caisson mcp ls lists those of the configuration, and why one of the workspace does not count.",
-		}}
+		return newFailure(exitInput, nil, fmt.Sprintf("there is no MCP server %q", name), "caisson mcp ls lists those of the configuration, and why one of the workspace does not count.")
 	}
 	server.Disabled = false
 	s.conf.MCP, s.conf.MCPUse = config.MCPServers{name: server}, nil
@@ -458,38 +395,31 @@ func (t testedServer) hint() string {
 // hashPrefix is the length of the shown beginning of a hash.
 const hashPrefix = 12
 
-func showTested(a *app, list []testedServer) error {
-	var errs []error
-	say := func(format string, args ...any) {
-		text, _ := tools.Display(fmt.Sprintf(format, args...))
-		_, err := fmt.Fprintln(a.stdout, text)
-		errs = append(errs, err)
-	}
+func describeTested(p *page, list []testedServer) {
 	for _, one := range list {
 		took := (time.Duration(one.WallMS) * time.Millisecond).String()
 		if !one.Started {
-			say("%s: did not start, after %s: %s", one.Name, took, one.Cause)
+			p.line("%s: did not start, after %s: %s", one.Name, took, one.Cause)
 			for line := range strings.Lines(one.Stderr) {
-				say("    | %s", strings.TrimRight(line, "\n"))
+				p.line("    | %s", strings.TrimRight(line, "\n"))
 			}
 			if hint := one.hint(); hint != "" {
-				say("    %s", hint)
+				p.line("    %s", hint)
 			}
 			continue
 		}
-		say("%s: %s %s, by %s in the protocol of %s, after %s: %d tools", one.Name, one.Title, one.Version, one.Transport, one.Protocol, took, len(one.Tools))
+		p.line("%s: %s %s, by %s in the protocol of %s, after %s: %d tools", one.Name, one.Title, one.Version, one.Transport, one.Protocol, took, len(one.Tools))
 		for _, t := range one.Tools {
-			say("    %s  %s  sha256 %.*s", t.Name, t.Class, hashPrefix, t.SHA256)
+			p.line("    %s  %s  sha256 %.*s", t.Name, t.Class, hashPrefix, t.SHA256)
 		}
 		for _, i := range one.Skipped {
-			say("    skipped: %s: %s", i.Name, i.Why)
+			p.line("    skipped: %s: %s", i.Name, i.Why)
 		}
 		if one.Resources {
-			say("    It has resources.")
+			p.line("    It has resources.")
 		}
 		if one.Prompts {
-			say("    It has prompts.")
+			p.line("    It has prompts.")
 		}
 	}
-	return errors.Join(errs...)
 }

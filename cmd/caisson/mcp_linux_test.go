@@ -445,7 +445,7 @@ func TestMCPLogin(t *testing.T) {
 		t.Errorf("logout: %d, %s", status, out)
 	}
 	test(exitFailed, "caisson mcp login a")
-	for name, want := range map[string]string{"c": "no server of type http", "ci": "need no signing in", "x": "there is no MCP server"} {
+	for name, want := range map[string]string{"c": "not a server of type http", "ci": "need no signing in", "x": "there is no MCP server"} {
 		if status, _, stderr := h.run(t, nil, "mcp", "login", name); status != exitInput || !strings.Contains(stderr, want) {
 			t.Errorf("login %s: status %d, %s", name, status, stderr)
 		}

@@ -18,38 +18,37 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/mcpclients"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/mcplogin"
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-const mcpAddLong = `Print the configuration with which an MCP client starts caisson mcp on a workspace, and the file where it
-belongs. ARGUMENTS are further flags of caisson mcp.
-
-With --write the file is extended: the change is shown, on a terminal you are asked, and the old file is
-kept beside it with .bak at its end. Nothing else of the file changes. A file with comments in JSON, and
-one where the name has another server, is not changed.
-`
-
 // mcpAddFlags are the flags of caisson mcp add-to.
 type mcpAddFlags struct {
-	workspace, name   string
-	list, write, json bool
+	List      bool   `flag:"list" doc:"list the clients and their files"`
+	Workspace string `flag:"workspace" default:"." doc:"directory to work in; the project of clients that are configured in it"`
+	Name      string `flag:"name" default:"caisson" doc:"name of the server in the client"`
+	Write     bool   `flag:"write" doc:"write the file"`
+	JSON      bool   `flag:"json" doc:"with --list: write JSON"`
 }
 
 func newMCPAddCommand(a *app) *cobra.Command {
 	var f mcpAddFlags
-	cmd := &cobra.Command{
-		Use:   "add-to CLIENT [flags] [-- ARGUMENTS...]",
-		Short: "Print or write the configuration of a client for caisson mcp",
-		Long:  mcpAddLong + exitHelp(map[int]string{exitFailed: "the file was not written: it can't be extended, or the answer was no"}, usesInput),
+	return newCommand(&cobra.Command{
+		Use: "add-to CLIENT [flags] [-- ARGUMENTS...]", Short: "Print or write the configuration of a client for caisson mcp",
+		Long: `Print the configuration with which an MCP client starts caisson mcp on a workspace, and the file where it
+belongs. ARGUMENTS are further flags of caisson mcp.
+
+With --write, add it to the file: the command shows the change, asks you if it runs on a terminal, and
+keeps the old file beside it with .bak at its end. Nothing else in the file changes. A JSON file with
+comments is not changed, nor one in which the name belongs to another server.
+`,
 		Example: `  caisson mcp add-to --list
   caisson mcp add-to claude-code
   caisson mcp add-to cursor --workspace ~/src/project --write -- --mode overlay --egress-preset npm`,
 		RunE: func(_ *cobra.Command, args []string) error {
-			if f.list {
+			if f.List {
 				return listMCPClients(a, f)
 			}
 			if len(args) == 0 {
@@ -57,15 +56,7 @@ func newMCPAddCommand(a *app) *cobra.Command {
 			}
 			return addToClient(a, f, args[0], args[1:])
 		},
-	}
-	flags := cmd.Flags()
-	flags.SortFlags = false
-	flags.BoolVar(&f.list, "list", false, "list the clients and their files")
-	flags.StringVar(&f.workspace, "workspace", ".", "directory that is worked on; the project of clients that are configured in it")
-	flags.StringVar(&f.name, "name", "caisson", "name of the server in the client")
-	flags.BoolVar(&f.write, "write", false, "write the file")
-	flags.BoolVar(&f.json, "json", false, "with --list: write JSON")
-	return cmd
+	}, &f, usesInput, statuses{exitFailed: "the file was not written: it can't be extended, or the answer was no"})
 }
 
 func clientNames() []string {
@@ -80,7 +71,7 @@ func clientNames() []string {
 func clientPlaces(a *app, project string) (mcpclients.Places, error) {
 	home := a.environ.home()
 	if home == "" {
-		return mcpclients.Places{}, &commandError{Status: exitInput, Problem: record.Problem{Cause: "HOME is not an absolute path", Hint: "Set HOME."}}
+		return mcpclients.Places{}, newFailure(exitInput, nil, "HOME is not an absolute path", "Set HOME.")
 	}
 	return mcpclients.Places{
 		Home: home, Project: project, OS: runtime.GOOS,
@@ -91,7 +82,7 @@ func clientPlaces(a *app, project string) (mcpclients.Places, error) {
 
 // listMCPClients lists the clients and their files.
 func listMCPClients(a *app, f mcpAddFlags) error {
-	project, err := filepath.Abs(f.workspace)
+	project, err := filepath.Abs(f.Workspace)
 	if err != nil {
 		return err
 	}
@@ -99,30 +90,24 @@ func listMCPClients(a *app, f mcpAddFlags) error {
 	if err != nil {
 		return err
 	}
-	type listed struct {
-		Name   string `json:"name"`
-		Title  string `json:"title"`
-		File   string `json:"file"`
-		Exists bool   `json:"exists"`
-	}
-	list := []listed{}
-	rows := [][]string{{"CLIENT", "FILE", "IS THERE"}}
+	list := []listedClient{}
 	for _, c := range mcpclients.All() {
-		l := listed{Name: c.Name, Title: c.Title, File: c.File(places)}
+		l := listedClient{Name: c.Name, Title: c.Title, File: c.File(places)}
 		_, err := os.Stat(l.File)
 		l.Exists = err == nil
 		list = append(list, l)
-		there := "no"
-		if l.Exists {
-			there = "yes"
-		}
-		shown, _ := tools.Display(l.File)
-		rows = append(rows, []string{l.Name, shown, there})
 	}
-	if f.json {
-		return writeJSON(a.stdout, list)
-	}
-	return a.writeTable(rows)
+	return showTable(a, f.JSON, list, table[listedClient]{titles: []string{"CLIENT", "FILE", "IS THERE"}, cells: func(l listedClient) []string {
+		return []string{l.Name, l.File, map[bool]string{true: "yes", false: "no"}[l.Exists]}
+	}})
+}
+
+// listedClient is a client as caisson mcp add-to --list shows it.
+type listedClient struct {
+	Name   string `json:"name"`
+	Title  string `json:"title"`
+	File   string `json:"file"`
+	Exists bool   `json:"exists"`
 }
 
 // maxClientFile bounds the configuration of a client.
@@ -134,7 +119,7 @@ func addToClient(a *app, f mcpAddFlags, client string, more []string) error {
 	if !ok {
 		return newUsageError("there is no client %q; there are %s", client, strings.Join(clientNames(), ", "))
 	}
-	w, err := workspaceFor(a.environ, f.workspace)
+	w, err := workspaceFor(a.environ, f.Workspace)
 	if err != nil {
 		return err
 	}
@@ -148,7 +133,7 @@ func addToClient(a *app, f mcpAddFlags, client string, more []string) error {
 	if err != nil {
 		return fmt.Errorf("find the program: %w", err)
 	}
-	server := mcpclients.Server{Name: f.name, Command: program, Args: []string{"mcp"}}
+	server := mcpclients.Server{Name: f.Name, Command: program, Args: []string{"mcp"}}
 	if named := c.Workspace(project); named != "" {
 		server.Args = append(server.Args, "--workspace", named)
 	}
@@ -159,13 +144,12 @@ func addToClient(a *app, f mcpAddFlags, client string, more []string) error {
 	if real, err := filepath.EvalSymlinks(path); err == nil && !inProject {
 		path = real // the symlink stays
 	}
-	if !f.write {
+	if !f.Write {
 		text, err := c.Snippet(server)
 		if err != nil {
 			return err
 		}
-		shown, _ := tools.Display(path)
-		fmt.Fprintf(a.stderr, "%s reads this from %s, where it goes beside what is there:\n", c.Title, shown)
+		fmt.Fprintf(a.stderr, "%s reads this from %s. Add it to what is there:\n", c.Title, makeSafe(path))
 		if c.Note != "" {
 			fmt.Fprintln(a.stderr, c.Note)
 		}
@@ -206,8 +190,12 @@ func openWithoutLinks(dir, name string) (*os.Root, error) {
 // writeToClient shows the change to a client's file, and makes it if the user wants it.
 // The file is below dir, and nothing outside of dir is read or written.
 func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, dir, path string) error {
+	const byHand = "Add the server by hand."
 	refused := func(cause, hint string, err error) error {
-		return &commandError{Status: exitFailed, Err: err, Problem: record.Problem{Cause: cause, Hint: hint}}
+		if err != nil {
+			cause += ": " + err.Error()
+		}
+		return newFailure(exitFailed, err, cause, hint)
 	}
 	name, err := filepath.Rel(dir, path)
 	if err != nil {
@@ -215,7 +203,7 @@ func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, dir, p
 	}
 	root, err := openWithoutLinks(dir, name)
 	if err != nil {
-		return refused("the file can't be written: "+err.Error(), "Add the server by hand.", err)
+		return refused("the file can't be written", byHand, err)
 	}
 	defer func() { _ = root.Close() }()
 	info, err := root.Stat(name)
@@ -224,24 +212,24 @@ func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, dir, p
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		return refused("the file can't be read: "+err.Error(), "Add the server by hand.", err)
+		return refused("the file can't be read", byHand, err)
 	case !info.Mode().IsRegular() || info.Size() > maxClientFile:
-		return refused(path+" is no regular file of at most 4 MiB", "Add the server by hand.", nil)
+		return refused(path+" is not a regular file of at most 4 MiB", byHand, nil)
 	default:
 		mode = info.Mode().Perm()
 		if before, err = root.ReadFile(name); err != nil {
-			return refused("the file can't be read: "+err.Error(), "Add the server by hand.", err)
+			return refused("the file can't be read", byHand, err)
 		}
 	}
 	after, err := c.Add(before, server)
 	switch {
 	case errors.Is(err, mcpclients.ErrPresent):
-		fmt.Fprintln(a.stderr, "caisson: nothing to do: it is in "+makeSafe(path))
+		a.warn("nothing to do: it is in " + path)
 		return nil
 	case errors.Is(err, mcpclients.ErrOther):
-		return refused(fmt.Sprintf("%s has another server %q", path, server.Name), "Choose another --name, or change that server by hand.", err)
+		return refused(fmt.Sprintf("%s has another server %q", path, server.Name), "Choose another --name, or change that server by hand.", nil)
 	case err != nil:
-		return refused(path+": "+err.Error(), "Add by hand what caisson mcp add-to prints without --write.", err)
+		return refused(path, "Add by hand what caisson mcp add-to prints without --write.", err)
 	}
 	diff, _ := tools.DisplayLines(udiff.Unified(path, path, string(before), string(after)))
 	fmt.Fprint(a.stderr, diff)
@@ -249,11 +237,11 @@ func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, dir, p
 		return refused("nothing was written", "", nil)
 	}
 	if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		return refused("the directory can't be made: "+err.Error(), "Add the server by hand.", err)
+		return refused("the directory can't be made", byHand, err)
 	}
 	if before != nil {
 		if _, err := writeBeside(root, name+".bak", before, mode); err != nil {
-			return refused("the old file can't be kept: "+err.Error(), "Add the server by hand.", err)
+			return refused("the old file can't be kept", byHand, err)
 		}
 	}
 	written, err := writeBeside(root, name+".new", after, mode)
@@ -261,9 +249,9 @@ func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, dir, p
 		err = root.Rename(written, name)
 	}
 	if err != nil {
-		return refused("the file can't be written: "+err.Error(), "Add the server by hand.", err)
+		return refused("the file can't be written", byHand, err)
 	}
-	fmt.Fprintln(a.stderr, "caisson: written to "+makeSafe(path))
+	a.warn("written to " + path)
 	if c.Note != "" {
 		fmt.Fprintln(a.stderr, c.Note)
 	}
@@ -291,45 +279,36 @@ func writeBeside(root *os.Root, name string, text []byte, mode fs.FileMode) (str
 	return "", fmt.Errorf("%s and %s.1 to %[1]s.999 exist already: remove those that you don't need", name, name)
 }
 
-const mcpLoginLong = `Sign in to an MCP server over HTTP (OAuth), so that sessions can use it. The address of the page is printed:
-open it in a browser on this machine. The browser comes back to a port of 127.0.0.1, and the token is
-stored in the state directory, for this server and its url alone. Sessions use and refresh it.
-
-Requests are under the rules of the server: its authorization server must be at the origin of url, or
-in egress.allow of the server. On another machine, forward the port to it: ssh -L 8719:127.0.0.1:8719,
-and --port 8719.
-`
-
 // loginTime bounds how long a person may take to sign in.
 const loginTime = 10 * time.Minute
 
 func newMCPLoginCommand(a *app) *cobra.Command {
-	var f mcpFlags
-	var port int
-	cmd := &cobra.Command{
-		Use:     "login NAME [flags]",
-		Short:   "Sign in to an MCP server over HTTP",
-		Long:    mcpLoginLong + exitHelp(map[int]string{exitFailed: "there is no token: the server or its authorization server refused, or nobody signed in"}, usesConfig|usesInput|interruptible),
+	var f struct {
+		Port           uint16 `flag:"port" doc:"port of 127.0.0.1 that the browser comes back to (default: any)"`
+		workspaceFlags `groups:"Task"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "login NAME [flags]", Short: "Sign in to an MCP server over HTTP", Args: wantArgs(1, 1, "the name of a server"),
+		Long: `Sign in to an MCP server over HTTP (OAuth), so that sessions can use it. The command prints the address of
+a page: open it in a browser on this machine. The browser returns to a port of 127.0.0.1, and Caisson
+stores the token in the state directory, for this server and its url alone. Sessions use and refresh it.
+
+Requests follow the rules of the server: its authorization server must be at the origin of url, or in
+egress.allow of the server. To sign in on another machine, forward the port to it with
+ssh -L 8719:127.0.0.1:8719, and use --port 8719.
+`,
 		Example: "  caisson mcp login tracker",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 || port < 0 || port > 65535 {
-				return newUsageError("mcp login takes the name of a server, and a port up to 65535")
-			}
-			return loginToServer(cmd.Context(), a, f, args[0], port)
+			return loginToServer(cmd.Context(), a, f.workspaceFlags, args[0], int(f.Port))
 		},
-	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().IntVar(&port, "port", 0, "port of 127.0.0.1 that the browser comes back to (default: any)")
-	f.addTo(cmd, "Task")
-	return cmd
+	}, &f, usesConfig|usesInput|interruptible, statuses{exitFailed: "there is no token: the server or its authorization server refused, or nobody signed in"})
 }
 
-func loginToServer(ctx context.Context, a *app, f mcpFlags, name string, port int) error {
-	s, done, err := loadWorkspaceSettings(a, f.workspaceFlags)
+func loginToServer(ctx context.Context, a *app, f workspaceFlags, name string, port int) error {
+	s, err := loadSettingsFor(a, f.Settings, f.Profile, f.Workspace, f.projectOptions)
 	if err != nil {
 		return err
 	}
-	defer done()
 	if err := s.selectServer(name); err != nil {
 		return err
 	}
@@ -337,80 +316,71 @@ func loginToServer(ctx context.Context, a *app, f mcpFlags, name string, port in
 	if err != nil {
 		return err
 	}
-	in := s.conf.MCP[name]
-	problem := record.Problem{}
-	switch {
-	case in.Transport() != config.MCPHTTP:
-		problem = record.Problem{Cause: name + " is no server of type http", Hint: "Servers with a command get keys by env or egress.secrets, servers of type sse by headers."}
-	case in.HasAuthorization():
-		problem = record.Problem{Cause: name + " has Authorization in headers, which is used as it is", Hint: "Take it out of the configuration to sign in."}
-	case server.OAuth.Grant == oauth.GrantClient:
-		problem = record.Problem{Cause: name + " uses client_credentials, which need no signing in", Hint: "caisson mcp test " + name + " shows whether they work."}
-	case a.environ.stateDir() == "":
-		return errNoStateDir()
+	state, err := findState(a.environ)
+	if err != nil {
+		return err
 	}
-	if problem.Cause != "" {
-		return &commandError{Status: exitInput, Problem: problem}
+	cause, hint := "", ""
+	switch in := s.conf.MCP[name]; {
+	case in.Transport() != config.MCPHTTP:
+		cause, hint = name+" is not a server of type http", "Servers with a command get keys by env or egress.secrets, servers of type sse by headers."
+	case in.HasAuthorization():
+		cause, hint = name+" has Authorization in headers, which is used as it is", "Remove it from the configuration to sign in."
+	case server.OAuth.Grant == oauth.GrantClient:
+		cause, hint = name+" uses client_credentials, which need no signing in", "caisson mcp test "+name+" shows whether they work."
+	}
+	if cause != "" {
+		return newFailure(exitInput, nil, cause, hint)
 	}
 	ctx, stop := stopOnSignal(ctx, a)
 	defer stop()
 	ctx, cancel := context.WithTimeoutCause(ctx, loginTime, errors.New("nobody signed in within "+loginTime.String()))
 	defer cancel()
 	err = mcplogin.Run(ctx, oauth.LoginOptions{
-		Server: oauth.Server{Name: name, URL: server.URL, Config: server.OAuth, Store: mcplogin.Store(a.environ.stateDir())}, Port: port,
+		Server: oauth.Server{Name: name, URL: server.URL, Config: server.OAuth, Store: mcplogin.Store(state)}, Port: port,
 		Show: func(address, issuer string) {
-			shown, _ := tools.Display(address)
 			_, _ = fmt.Fprintf(a.stdout, "%s will issue a token, and %s (%s) will get it.\nOpen this address in a browser on this machine, and sign in:\n\n  %s\n\n",
-				issuer, name, safeurl.String(server.URL), shown)
+				issuer, name, safeurl.String(server.URL), makeSafe(address))
 		},
 	}, server.Egress)
 	switch {
 	case err == nil:
-		_, err = fmt.Fprintf(a.stdout, "Signed in to %s. caisson mcp test %s lists its tools.\n", name, name)
-		return err
+		return a.say("Signed in to %s. caisson mcp test %s lists its tools.", name, name)
 	case errors.Is(err, oauth.ErrNotNeeded):
-		_, err = fmt.Fprintf(a.stdout, "%s asks for no token: there is no need to sign in.\n", name)
-		return err
+		return a.say("%s asks for no token: there is no need to sign in.", name)
 	}
 	return cmp.Or(interruption(ctx), loginError(name, err))
 }
 
-// loginError returns a login that failed in words.
+// loginError describes a login that failed.
 func loginError(name string, err error) error {
-	cause, _ := tools.Display(err.Error())
-	problem := record.Problem{Cause: "can't sign in to " + name + ": " + cause}
+	hint := ""
 	if denied, ok := errors.AsType[*mcplogin.DeniedError](err); ok {
-		problem.Hint = fmt.Sprintf("If %s is right, add it to the server: egress: {allow: [{url: \"%s/\", methods: [GET, POST]}]}.", denied.Host, denied.Origin())
+		hint = fmt.Sprintf("If %s is right, add it to the server: egress: {allow: [{url: \"%s/\", methods: [GET, POST]}]}.", denied.Host, denied.Origin())
 	}
-	return &commandError{Status: exitFailed, Problem: problem, Err: err}
+	return newFailure(exitFailed, err, "can't sign in to "+name+": "+err.Error(), hint)
 }
 
 func newMCPLogoutCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "logout NAME",
-		Short: "Remove the token of an MCP server",
+	return newCommand(&cobra.Command{
+		Use: "logout NAME", Short: "Remove the token of an MCP server", Args: wantArgs(1, 1, "the name of a server"),
 		Long: `Remove the tokens of an MCP server from this machine. The authorization server is not told: withdraw the
-access there too if the tokens may be known to others.
-` + exitHelp(nil, usesInput),
+access there too if others may know the tokens.
+`,
 		Example: "  caisson mcp logout tracker",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return newUsageError("mcp logout takes the name of a server")
-			}
-			store := mcplogin.Store(a.environ.stateDir())
-			if store == nil {
-				return errNoStateDir()
-			}
-			had, err := store.Remove(cmd.Context(), args[0])
+			state, err := findState(a.environ)
 			if err != nil {
 				return err
 			}
-			text := "There is no token of %s.\n"
-			if had {
-				text = "The token of %s is removed.\n"
+			had, err := mcplogin.Store(state).Remove(cmd.Context(), args[0])
+			switch {
+			case err != nil:
+				return err
+			case had:
+				return a.say("The token of %s is removed.", args[0])
 			}
-			_, err = fmt.Fprintf(a.stdout, text, makeSafeLine(args[0]))
-			return err
+			return a.say("There is no token of %s.", args[0])
 		},
-	}
+	}, nil, usesInput, nil)
 }

@@ -25,36 +25,33 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-const mcpLong = `Offer the sandboxed tools to another agent: a server of the Model Context Protocol (MCP). The agent reads
-and writes files and runs commands in a container of its own, under the policy and with records as in
-caisson run. docs/mcp.md describes it, and caisson mcp add-to registers it with an agent. The other
-subcommands are about MCP servers whose tools Caisson's own model can load.
-
-It serves one client on standard input and output, until that closes its input. With --listen it serves
-many over streamable HTTP, at the path /mcp; every request needs a bearer token, as for caisson serve.
-
-Clients work on --workspace. With --root, a client that names roots of its own works on the first one
-that is at or below a --root; one outside is refused. Without a policy, that is ci: calls are never asked
-about, and what would need an answer is refused. The client can't answer.
-
-SIGINT or SIGTERM ends the sessions and removes their containers; a second one kills running commands.
-Standard error has the log, one JSON object per line.
-`
-
 // mcpServeFlags are the flags of caisson mcp.
 type mcpServeFlags struct {
-	serveFlags
-
-	workspace string
-	named     bool // the command line has --workspace
+	Workspace  string `flag:"workspace" default:"." doc:"directory to work in"`
+	serveFlags `groups:"Policy,Sandbox,Limits,Output"`
+	named      bool // the command line has --workspace
 }
 
 func newMCPServeCommand(a *app) *cobra.Command {
 	var f mcpServeFlags
-	cmd := &cobra.Command{
-		Use:   "mcp [flags]",
-		Short: "Offer the sandboxed tools to another agent by MCP, and list MCP servers",
-		Long:  mcpLong + exitHelp(map[int]string{exitFailed: "the client sent what is no message of the protocol, or something was left behind"}, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|interruptible),
+	return newCommand(&cobra.Command{
+		Use: "mcp [flags]", Short: "Offer the sandboxed tools to another agent by MCP, and list MCP servers",
+		Long: `Offer the sandboxed tools to another agent: a server of the Model Context Protocol (MCP). The agent reads
+and writes files and runs commands in a container of its own, under the policy and with records as in
+caisson run. docs/mcp.md describes it, and caisson mcp add-to registers it with an agent. The other
+subcommands are about MCP servers whose tools Caisson's own model can load.
+
+It serves one client on standard input and output, until the client closes its input. With --listen it
+serves many over streamable HTTP, at the path /mcp; every request needs a bearer token, as for caisson
+serve (by default in mcp.token in the state directory).
+
+Clients work on --workspace. With --root, a client that names roots of its own works on the first one
+that is at or below a --root; others are refused. The default policy is ci, because the client can't
+answer questions: calls that need an answer are refused.
+
+SIGINT or SIGTERM ends the sessions and removes their containers; a second one kills running commands.
+Standard error has the log, one JSON object per line.
+`,
 		Example: `  caisson mcp --workspace ~/src/project
   caisson mcp --root ~/src --mode overlay --egress-preset npm
   caisson mcp --listen 127.0.0.1:8718 --workspace ~/src/project
@@ -67,20 +64,7 @@ func newMCPServeCommand(a *app) *cobra.Command {
 			f.named = cmd.Flags().Changed("workspace")
 			return runMCPServer(cmd.Context(), a, f)
 		},
-	}
-	flags := cmd.Flags()
-	flags.SortFlags = false
-	flags.StringVar(&f.workspace, "workspace", ".", "directory that is worked on")
-	flags.StringArrayVar(&f.roots, "root", nil, "directory at or below which a client's own roots may be (repeatable)")
-	flags.StringArrayVar(&f.listen, "listen", nil, "serve over HTTP on this address: HOST:PORT or unix:PATH (repeatable)")
-	flags.BoolVar(&f.remote, "allow-remote", false, "accept addresses that other machines reach; only with tokens in the configuration")
-	flags.StringVar(&f.tokenFile, "token-file", "", "file for the token that is made at start (default: mcp.token in the state directory)")
-	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log more")
-	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
-	flags.BoolVar(&f.project.require, "require-trust", false, "refuse a workspace that is not trusted (caisson trust)")
-	flags.BoolVar(&f.project.ignore, "ignore-project-config", false, "leave out the workspace's own settings, though it is trusted")
-	addSettings(cmd, &f.settings, "Policy", "Sandbox", "Limits", "Output")
-	return cmd
+	}, &f, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|interruptible, statuses{exitFailed: "the client sent something that is not a message of the protocol, or something was left behind"})
 }
 
 // mcpHost makes the sessions of clients of MCP. Its methods are safe for concurrent use.
@@ -100,12 +84,12 @@ func (h *mcpHost) defaultPreset(bool) string { return "ci" }
 
 // runMCPServer serves clients until the only one is gone or ctx ends.
 func runMCPServer(ctx context.Context, a *app, f mcpServeFlags) (err error) {
-	f.settings.Serve.Listen = f.listen
-	if f.remote {
-		f.settings.Serve.AllowRemote = new(true)
+	f.Settings.Serve.Listen = f.Listen
+	if f.Remote {
+		f.Settings.Serve.AllowRemote = new(true)
 	}
-	if f.tokenFile == "" {
-		f.tokenFile = filepath.Join(a.environ.stateDir(), "mcp.token")
+	if f.TokenFile == "" {
+		f.TokenFile = filepath.Join(a.environ.stateDir(), "mcp.token")
 	}
 	h := &mcpHost{flags: f}
 	ctx, err = h.open(ctx, a, f.serveFlags)
@@ -125,11 +109,11 @@ func runMCPServer(ctx context.Context, a *app, f mcpServeFlags) (err error) {
 		h.say("backend none: calls can only read until one can be used: " + unusable.Cause + ". " + unusable.Hint)
 	}
 	o := mcpserver.Options{
-		Open: h.openClient, AsksRoots: len(f.roots) > 0, Describe: describeToClient, Ended: h.noteEnd, Version: programVersion(), Logger: h.log,
+		Open: h.openClient, AsksRoots: len(f.Roots) > 0, Describe: describeToClient, Ended: h.noteEnd, Version: programVersion(), Logger: h.log,
 	}
 	keepTidy := h.cleanPeriodically(ctx)
 	defer keepTidy()
-	if len(f.listen) > 0 {
+	if len(f.Listen) > 0 {
 		return h.serveHTTP(ctx, o)
 	}
 	srv, err := mcpserver.New(o)
@@ -145,16 +129,16 @@ func runMCPServer(ctx context.Context, a *app, f mcpServeFlags) (err error) {
 
 // openRoots opens the roots, or the workspace as the only one.
 func (h *mcpHost) openRoots() (err error) {
-	paths := h.flags.roots
+	paths := h.flags.Roots
 	if len(paths) == 0 {
-		w, err := h.base.openWorkspace(h.flags.workspace)
+		w, err := h.base.openWorkspace(h.flags.Workspace)
 		if err != nil {
 			return err
 		}
-		h.flags.workspace, paths = w.Path, []string{w.Path}
+		h.flags.Workspace, paths = w.Path, []string{w.Path}
 		_ = w.Close() // it was only looked for
 	}
-	if h.roots, err = openRoots(paths); err != nil || len(h.flags.listen) == 0 {
+	if h.roots, err = openRoots(paths); err != nil || len(h.flags.Listen) == 0 {
 		return err
 	}
 	return h.checkPlaces()
@@ -262,8 +246,8 @@ func (h *mcpHost) logWarning(r record.Record, _ []byte) {
 
 // chooseWorkspace returns the workspace of a client.
 func (h *mcpHost) chooseWorkspace(c mcpserver.Client) (string, error) {
-	if len(h.flags.roots) == 0 || len(c.Roots) == 0 && h.flags.named {
-		return h.flags.workspace, nil
+	if len(h.flags.Roots) == 0 || len(c.Roots) == 0 && h.flags.named {
+		return h.flags.Workspace, nil
 	}
 	for _, uri := range c.Roots {
 		path, ok := pathOfURI(uri)
@@ -279,7 +263,7 @@ func (h *mcpHost) chooseWorkspace(c mcpserver.Client) (string, error) {
 		named := tools.Elide(strings.Join(c.Roots, ", "), maxTaskText)
 		problem = record.Problem{
 			Cause: "no root of the client is an existing directory at or below one of this server: " + named,
-			Hint:  "Open a directory below " + strings.Join(h.flags.roots, ", ") + ", or start caisson mcp with another --root.",
+			Hint:  "Open a directory below " + strings.Join(h.flags.Roots, ", ") + ", or start caisson mcp with another --root.",
 		}
 	}
 	return "", &commandError{Status: exitInput, Problem: problem}

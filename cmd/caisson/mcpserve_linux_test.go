@@ -28,7 +28,7 @@ func TestClientsChooseBelowRoots(t *testing.T) {
 		roots []string
 		want  string // the workspace, or a part of the error
 	}{
-		"no --root":          {flags: mcpServeFlags{workspace: outside}, roots: []string{uri(inside)}, want: outside},
+		"no --root":          {flags: mcpServeFlags{Workspace: outside}, roots: []string{uri(inside)}, want: outside},
 		"inside":             {roots: []string{uri(inside)}, want: inside},
 		"the root itself":    {roots: []string{uri(filepath.Join(top, "src")) + "/"}, want: filepath.Join(top, "src")},
 		"the first inside":   {roots: []string{"https://example.com/", uri(outside), uri(inside)}, want: inside},
@@ -38,11 +38,11 @@ func TestClientsChooseBelowRoots(t *testing.T) {
 		"not there":          {roots: []string{uri(inside) + "/none"}, want: "no root of the client"},
 		"of another machine": {roots: []string{"file://elsewhere" + inside}, want: "no root of the client"},
 		"none":               {want: "names no root"},
-		"none, --workspace":  {flags: mcpServeFlags{workspace: outside, named: true}, want: outside},
+		"none, --workspace":  {flags: mcpServeFlags{Workspace: outside, named: true}, want: outside},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name != "no --root" {
-				tt.flags.roots = []string{filepath.Join(top, "src")}
+				tt.flags.Roots = []string{filepath.Join(top, "src")}
 			}
 			h := &mcpHost{flags: tt.flags}
 			var err error

@@ -24,7 +24,6 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/ledger"
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools/egress/secret"
 )
@@ -40,18 +39,13 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 			if errors.Is(err, fs.ErrNotExist) {
 				status = exitInput
 			}
-			return nil, nil, &commandError{Status: status, Err: err, Problem: record.Problem{
-				Cause: "the recording can't be played: " + err.Error(),
-				Hint:  "Name a script, a trace.jsonl or an ATIF file: --model replay/FILE.",
-			}}
+			return nil, nil, newFailure(status, err, "the recording can't be played: "+err.Error(), "Name a script, a trace.jsonl or an ATIF file: --model replay/FILE.")
 		}
 		return model, func() {}, nil
 	}
 	if m.APIKey == "" && m.KeyNeeded {
-		return nil, nil, &commandError{Status: exitAuth, Problem: record.Problem{
-			Cause: "there is no key for the model " + m.Profile + ": " + m.KeyEnv + " is not set",
-			Hint:  "Set it to your key, or name another model with --model; --model replay/FILE needs none.",
-		}}
+		return nil, nil, newFailure(exitAuth, nil, "there is no key for the model "+m.Profile+": "+m.KeyEnv+" is not set",
+			"Set it to your key, or name another model with --model; --model replay/FILE needs none.")
 	}
 	if m.Provider == "anthropic" {
 		model, err := anthropic.New(anthropic.Options{
@@ -89,9 +83,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 
 // unusableModel is the error of a profile that its provider's package refuses.
 func unusableModel(err error) error {
-	return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
-		Cause: "the model can't be used: " + err.Error(), Hint: "Check base_url and the model's profile.",
-	}}
+	return newFailure(exitConfig, err, "the model can't be used: "+err.Error(), "Check base_url and the model's profile.")
 }
 
 // noModel returns the error for a missing key, if that is why there is no model.
@@ -100,7 +92,7 @@ func noModel(err error) error {
 	if !ok || !errors.Is(err, config.ErrNoModel) {
 		return err
 	}
-	return &commandError{Status: exitAuth, Err: err, Problem: record.Problem{Cause: e.Message, Hint: makeSentence(e.Hint)}}
+	return newFailure(exitAuth, err, e.Message, makeSentence(e.Hint))
 }
 
 // makeProfiles makes the selected models. The function that comes with them ends them.
@@ -162,10 +154,8 @@ func (s *settings) readKeys(ctx context.Context, models []config.SelectedModel, 
 		}
 		key, err := readKey(ctx, s.environ, m.KeyCommand, s.writableDirs(workspace))
 		if err != nil {
-			return &commandError{Status: exitAuth, Err: err, Problem: record.Problem{
-				Cause: "the command for the key of the model " + m.Profile + " failed: " + err.Error(),
-				Hint:  "Run the program of models." + m.Profile + ".api_key_command yourself: it has to print the key, and nothing else, to standard output.",
-			}}
+			return newFailure(exitAuth, err, "the command for the key of the model "+m.Profile+" failed: "+err.Error(),
+				"Run the program of models."+m.Profile+".api_key_command yourself: it has to print the key, and nothing else, to standard output.")
 		}
 		models[i].APIKey = key
 	}
@@ -209,10 +199,7 @@ func (s *settings) readKeysOf(ctx context.Context, setting string, keys []config
 		if k.Command != nil {
 			var err error
 			if k.Value, err = readKey(ctx, s.environ, k.Command, s.writableDirs(workspace)); err != nil {
-				return nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
-					Cause: "the command for the key " + where + " failed: " + err.Error(),
-					Hint:  "Run it yourself: it has to print the key, and nothing else, to standard output.",
-				}}
+				return nil, newFailure(exitConfig, err, "the command for the key "+where+" failed: "+err.Error(), "Run it yourself: it has to print the key, and nothing else, to standard output.")
 			}
 		} else if k.Value = s.environ.get(k.Env); k.Value == "" {
 			return nil, &config.Error{Where: where, Message: "the variable " + k.Env + " is not set", Hint: "set it, or take the key out"}

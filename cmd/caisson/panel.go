@@ -15,7 +15,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/panel"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/worker"
@@ -31,100 +30,91 @@ import (
 
 // panelFlags are the flags of caisson confer and caisson coordinate.
 type panelFlags struct {
-	settings config.File
-	profile  string
-	file     string
-	json     bool
-	check    checkFlags
-	tools    []string
-	// command is confer or coordinate.
-	command string
-	// models are those of confer, the others those of coordinate.
-	models, critics       []string
-	proposer, synthesizer string
+	File  string   `flag:"file,f" doc:"read the question from FILE"`
+	Tools []string `flag:"worker-tools" split:"," doc:"TOOLS that the models may call: fetch, verify"`
+	JSON  bool     `flag:"json" doc:"write the whole response to standard output, as JSON"`
+	profileFlag
+	formatFlag
+	Settings config.File `groups:"Model,Limits"`
 }
 
-// addTo adds the flags that both commands have.
-func (f *panelFlags) addTo(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	flags.StringVarP(&f.file, "file", "f", "", "read the question from FILE")
-	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
-	flags.StringSliceVar(&f.tools, "worker-tools", nil, "TOOLS that the models may call: fetch, verify")
-	flags.Func("worker-tool-cost-cap-usd", "US dollars that one model with tools may cost, instead of `USD` in workers.cost_cap_usd", func(text string) error {
+// addCaps adds the flags that bound the cost of workers.
+func (f *panelFlags) addCaps(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().Func("worker-tool-cost-cap-usd", "US dollars that one model with tools may cost, instead of `USD` in workers.cost_cap_usd", func(text string) error {
 		usd, err := config.ParseDollars(text)
-		f.settings.Workers.CostCap = &usd
+		f.Settings.Workers.CostCap = &usd
 		return err
 	})
-	flags.Func("worker-tool-cost-cap-mode", "above the cap: warn, enforce or off, instead of the `MODE` in workers.cost_cap_mode", func(text string) error {
+	cmd.Flags().Func("worker-tool-cost-cap-mode", "above the cap: warn, enforce or off, instead of the `MODE` in workers.cost_cap_mode", func(text string) error {
 		if !slices.Contains([]string{"warn", "enforce", "off"}, text) {
 			return errors.New("want warn, enforce or off")
 		}
-		f.settings.Workers.CostCapMode = &text
+		f.Settings.Workers.CostCapMode = &text
 		return nil
 	})
-	flags.StringVar(&f.check.schema, "output-schema", "", "the answer must be JSON, valid by the JSON Schema in FILE; one retry")
-	flags.BoolVar(&f.json, "json", false, "write the whole response to standard output, as JSON")
-	addSettings(cmd, &f.settings, "Model", "Limits")
+	return cmd
 }
 
 const panelLong = `
-The question is the argument, the content of -f FILE, or standard input where the only argument is
-"-". Standard input beside a question is its context: data, in a wrapper.
+The question is the argument, the content of -f FILE, or standard input if the only argument is "-". With
+a question, standard input is its context: data, in a wrapper.
 
 The models have no tools and no workspace. --worker-tools lets each of them call fetch, within
-fetch.allow of the configuration, and verify, on texts, at most twice. Nothing else can be called.
-Limits of tokens, cost and time hold for all models together.
+fetch.allow of the configuration, and verify, on texts, at most twice. They can call nothing else.
+The limits of tokens, cost and time apply to all models together.
 `
 
 const panelExit = usesConfig | usesInput | asksModel | interruptible
 
 func newConferCommand(a *app) *cobra.Command {
-	var f panelFlags
-	cmd := &cobra.Command{
-		Use:   "confer [flags] [QUESTION] [-]",
-		Short: "Ask several models the same question",
+	var f struct {
+		Models []string `flag:"models" split:"," doc:"MODELS to ask, with commas between them (default: the one of --model)"`
+		panelFlags
+	}
+	return f.addCaps(newCommand(&cobra.Command{
+		Use: "confer [flags] [QUESTION] [-]", Short: "Ask several models the same question",
 		Long: `Ask several models the same question, at the same time. No model sees the answer of another.
 
-Standard output has the answers, each under the name of its model; with --output-schema a line of
-JSON for each valid one. Standard error has a line for each model.
-` + panelLong + exitHelp(map[int]string{exitFailed: "no model answered", exitLimit: "a limit was reached, and no model answered", exitFormat: "no answer is valid (--output-schema)"}, panelExit),
+Standard output has the answers, each under the name of its model; with --output-schema, a line of JSON
+for each valid one. Standard error has a line for each model.
+` + panelLong,
 		Example: `  caisson confer --models fast,careful "is this a race?" - < main.go
   caisson confer --models fast,careful --worker-tools fetch --json "what does RFC 9110 say about 425?"`,
-		RunE: func(cmd *cobra.Command, args []string) error { return runConfer(cmd.Context(), a, f, args) },
-	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().StringSliceVar(&f.models, "models", nil, "MODELS to ask, with commas between them (default: the one of --model)")
-	f.addTo(cmd)
-	return cmd
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runConfer(cmd.Context(), a, f.panelFlags, f.Models, args)
+		},
+	}, &f, panelExit, statuses{exitFailed: "no model answered", exitLimit: "a limit was reached, and no model answered", exitFormat: "no answer is valid (--output-schema)"}))
+}
+
+// coordinateFlags are the flags of caisson coordinate.
+type coordinateFlags struct {
+	Proposer    string   `flag:"proposer" doc:"MODEL that proposes"`
+	Critics     []string `flag:"critics" split:"," doc:"MODELS that criticise, with commas between them"`
+	Synthesizer string   `flag:"synthesizer" doc:"MODEL that combines; it never has tools"`
+	panelFlags
 }
 
 func newCoordinateCommand(a *app) *cobra.Command {
-	var f panelFlags
-	cmd := &cobra.Command{
-		Use:   "coordinate [flags] [QUESTION] [-]",
-		Short: "Ask models to propose, to criticise and to combine an answer",
-		Long: `Ask one model for a proposal, others what they think of it, and one for the answer with both before it.
+	var f coordinateFlags
+	return f.addCaps(newCommand(&cobra.Command{
+		Use: "coordinate [flags] [QUESTION] [-]", Short: "Ask models to propose, to criticise and to combine an answer",
+		Long: `Ask one model for a proposal, others to criticise it, and one to write the answer from the proposal and the
+criticism.
 
-Standard output has the answer; with --output-schema JSON that is valid, or nothing. Standard error
-has a line for each model. The model of --model takes every part for which none is named.
-` + panelLong + exitHelp(map[int]string{exitFailed: "a part has no answer", exitLimit: "a limit was reached", exitFormat: "an answer is not valid"}, panelExit),
+Standard output has the answer; with --output-schema, valid JSON or nothing. Standard error has a line
+for each model. The model of --model takes every part for which you name none.
+` + panelLong,
 		Example: `  caisson coordinate --critics fast,careful "should this be a queue?"
   caisson coordinate --proposer fast --critics careful --synthesizer careful --json -f question.txt`,
 		RunE: func(cmd *cobra.Command, args []string) error { return runCoordinate(cmd.Context(), a, f, args) },
-	}
-	flags := cmd.Flags()
-	flags.SortFlags = false
-	flags.StringVar(&f.proposer, "proposer", "", "MODEL that proposes")
-	flags.StringSliceVar(&f.critics, "critics", nil, "MODELS that criticise, with commas between them")
-	flags.StringVar(&f.synthesizer, "synthesizer", "", "MODEL that combines; it never has tools")
-	f.addTo(cmd)
-	return cmd
+	}, &f, panelExit, statuses{exitFailed: "a part has no answer", exitLimit: "a limit was reached", exitFormat: "an answer is not valid"}))
 }
 
 // panelRun is one call of either command.
 type panelRun struct {
 	app      *app
 	flags    panelFlags
+	command  string // confer or coordinate
 	options  worker.Options
 	profiles []loop.Profile
 	close    func()
@@ -137,19 +127,19 @@ type panelRun struct {
 
 // openPanel reads the settings, makes the models, and returns the options of workers. An
 // empty name is the configured model.
-func openPanel(ctx context.Context, a *app, f panelFlags, args, names []string) (_ *panelRun, err error) {
-	format, err := f.check.readFormat()
+func openPanel(ctx context.Context, a *app, command string, f panelFlags, args, names []string) (_ *panelRun, err error) {
+	format, err := f.readFormat()
 	if err != nil {
 		return nil, err
 	}
-	question, err := readTask(a, args, f.file)
+	question, err := readTask(a, args, f.File)
 	if err != nil {
 		return nil, err
 	}
 	if question == "" {
 		return nil, newUsageError("a question is needed: as the argument, by -f FILE, or - for standard input")
 	}
-	s, err := loadSettings(a, f.settings, f.profile)
+	s, err := loadSettings(a, f.Settings, f.Profile)
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +162,7 @@ func openPanel(ctx context.Context, a *app, f panelFlags, args, names []string) 
 	if err := s.readKeys(ctx, selected, here); err != nil {
 		return nil, err
 	}
-	r := &panelRun{app: a, flags: f}
+	r := &panelRun{app: a, flags: f, command: command}
 	r.options = worker.Options{Question: question, Budget: s.conf.Limits.Budget(), Emit: r.handleEvent}
 	if format != nil {
 		r.options.Format = &worker.Format{Request: format.Request, Check: format.Check}
@@ -224,7 +214,7 @@ func (r *panelRun) openRecords(s *settings, dir *sessiondir.Dir, hidden []redact
 		return err
 	}
 	r.first, err = r.records.Write(record.Entry{Actor: record.ActorSystem, Payload: record.SessionCreated{
-		Version: programVersion(), Task: r.flags.command + ": " + r.options.Question, Policy: "ci", OnPrompt: string(dispatch.OnPromptDeny), Client: runner.LocalUser(),
+		Version: programVersion(), Task: r.command + ": " + r.options.Question, Policy: "ci", OnPrompt: string(dispatch.OnPromptDeny), Client: runner.LocalUser(),
 		Budget: record.NewBudget(r.options.Budget), Tools: []record.OfferedTool{}, Configuration: record.NonNil(s.recordSources()),
 		FilesLoaded: []record.LoadedFile{}, MCPServers: []record.MCPServer{}, MCPSkipped: []record.Ignored{},
 	}})
@@ -271,7 +261,7 @@ func (f panelFlags) workerTools(s *settings) (worker.ToolOptions, error) {
 	}
 	policy, err := s.conf.ToolPolicy("ci")
 	return worker.ToolOptions{
-		Names: f.tools, Factories: []tools.Factory{fetches, verify.New(verify.Options{})}, Policy: policy,
+		Names: f.Tools, Factories: []tools.Factory{fetches, verify.New(verify.Options{})}, Policy: policy,
 		CostCap: workerOptions(&s.conf, nil).CostCap,
 	}, err
 }
@@ -285,11 +275,9 @@ func (r *panelRun) handleEvent(e worker.Event) error {
 	}
 	switch e := e.(type) {
 	case worker.ToolCalled:
-		name, _ := tools.Display(e.Worker + ": " + e.Name)
-		r.app.printLines(fmt.Sprintf("%s: %s (call %d)", name, e.Status, e.Hop))
+		r.app.printLines(makeSafe(fmt.Sprintf("%s: %s: %s (call %d)", e.Worker, e.Name, e.Status, e.Hop)))
 	case worker.CostWarned:
-		name, _ := tools.Display(e.Worker)
-		r.app.printLines(fmt.Sprintf("%s: cost %.4f USD, above the cap of %.4f USD", name, e.ObservedUSD, e.CapUSD))
+		r.app.printLines(makeSafe(fmt.Sprintf("%s: cost %.4f USD, above the cap of %.4f USD", e.Worker, e.ObservedUSD, e.CapUSD)))
 	}
 	return nil
 }
@@ -298,10 +286,10 @@ func (r *panelRun) handleEvent(e worker.Event) error {
 // worker that determines the outcome.
 func (r *panelRun) report(ctx context.Context, response any, text string, answers []worker.Answer, report *worker.ToolReport, decisive worker.Answer) error {
 	for _, a := range answers {
-		r.app.printLines(panel.DescribeWorker(a))
+		r.app.printLines(describeWorker(a))
 	}
-	r.app.printLines(panel.DescribeTools(report)...)
-	if r.flags.json {
+	r.app.printLines(describeToolReport(report)...)
+	if r.flags.JSON {
 		text, err := json.Marshal(response)
 		if err == nil {
 			_, err = fmt.Fprintf(r.app.stdout, "%s\n", record.SafeJSON(text))
@@ -333,20 +321,16 @@ func invalidPanel(err error) error {
 	if !errors.Is(err, worker.ErrInvalid) {
 		return err
 	}
-	return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
-		Cause: err.Error(), Hint: "A limit of cost, and an enforced cap, need the price of every model: set price in its profile.",
-	}}
+	return newFailure(exitConfig, err, "", "A limit of cost, and an enforced cap, need the price of every model: set price in its profile.")
 }
 
-func runConfer(ctx context.Context, a *app, f panelFlags, args []string) error {
-	f.command = "confer"
-	names := f.models
+func runConfer(ctx context.Context, a *app, f panelFlags, names, args []string) error {
 	if len(names) == 0 {
 		names = []string{""}
 	}
-	ctx, _, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
+	ctx, _, _, stop := handleInterrupts(ctx, a.takeSignals(), a.warn, a.exit)
 	defer stop()
-	r, err := openPanel(ctx, a, f, args, names)
+	r, err := openPanel(ctx, a, "confer", f, args, names)
 	if err != nil {
 		return err
 	}
@@ -355,21 +339,20 @@ func runConfer(ctx context.Context, a *app, f panelFlags, args []string) error {
 	var text string
 	var decisive worker.Answer
 	if err == nil {
-		text, decisive = panel.FormatConference(got, r.options.Format != nil), panel.FindAnswer(got.Answers)
+		text, decisive = formatConference(got, r.options.Format != nil), decisiveAnswer(got.Answers)
 		err = r.report(ctx, got, text, got.Answers, got.Tools, decisive)
 	}
 	return r.endRecords(ctx, got.Usage.Total.Usage, text, decisive, invalidPanel(err))
 }
 
-func runCoordinate(ctx context.Context, a *app, f panelFlags, args []string) error {
-	f.command = "coordinate"
-	critics := f.critics
+func runCoordinate(ctx context.Context, a *app, f coordinateFlags, args []string) error {
+	critics := f.Critics
 	if len(critics) == 0 {
 		critics = []string{""}
 	}
-	ctx, _, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
+	ctx, _, _, stop := handleInterrupts(ctx, a.takeSignals(), a.warn, a.exit)
 	defer stop()
-	r, err := openPanel(ctx, a, f, args, slices.Concat([]string{f.proposer, f.synthesizer}, critics))
+	r, err := openPanel(ctx, a, "coordinate", f.panelFlags, args, slices.Concat([]string{f.Proposer, f.Synthesizer}, critics))
 	if err != nil {
 		return err
 	}
@@ -383,4 +366,73 @@ func runCoordinate(ctx context.Context, a *app, f panelFlags, args []string) err
 		err = r.report(ctx, got, text, got.Workers, got.Tools, decisive)
 	}
 	return r.endRecords(ctx, got.Usage.Total.Usage, text, decisive, invalidPanel(err))
+}
+
+// formatConference returns the answers of a conference as Markdown. If a form was asked
+// for, it returns a line of JSON for each valid one instead.
+func formatConference(c worker.Conference, form bool) string {
+	var b strings.Builder
+	for _, a := range c.Answers {
+		switch {
+		case form && a.Status == worker.StatusAnswered:
+			line, _ := json.Marshal(struct { // the answer is valid JSON
+				Profile string          `json:"profile"`
+				Answer  json.RawMessage `json:"answer"`
+			}{a.Profile, json.RawMessage(a.Answer)})
+			b.Write(append(line, '\n'))
+		case form:
+		case a.Status == worker.StatusAnswered:
+			fmt.Fprintf(&b, "## %s\n\n%s\n\n", a.Profile, strings.TrimSpace(a.Answer))
+		}
+	}
+	return strings.TrimRight(b.String(), "\n")
+}
+
+// describeWorker returns one line, safe for display, about a worker that has ended.
+func describeWorker(a worker.Answer) string {
+	var parts []string
+	if a.Role != "" {
+		parts = append(parts, string(a.Role))
+	}
+	parts = append(parts, a.Profile+": "+string(a.Status))
+	for _, c := range a.InnerToolCalls {
+		parts = append(parts, c.Name+" "+string(c.Status))
+	}
+	parts = append(parts, fmt.Sprintf("%d tokens", a.Usage.Tokens()), record.CostUSD(a.Usage.CostMicroUSD)+" USD", (time.Duration(a.WallMS) * time.Millisecond).Round(100*time.Millisecond).String())
+	line := strings.Join(parts, ", ")
+	if a.Error != nil {
+		line += ": " + a.Error.Message
+	}
+	if len(a.Problems) > 0 {
+		line += ": " + strings.Join(a.Problems, "; ")
+	}
+	return makeSafe(tools.Elide(line, 2000))
+}
+
+// describeToolReport returns lines, safe for display, about tools that were asked for.
+func describeToolReport(r *worker.ToolReport) []string {
+	if r == nil {
+		return nil
+	}
+	var lines []string
+	if len(r.Rejected) > 0 {
+		lines = append(lines, "workers can't call "+makeSafe(tools.Elide(strings.Join(r.Rejected, ", "), 1000))+"; they can call "+cmp.Or(strings.Join(r.Accepted, ", "), "nothing"))
+	}
+	if r.CostCap != nil && r.CostCap.OperatorPrompt != "" {
+		lines = append(lines, r.CostCap.OperatorPrompt)
+	}
+	return lines
+}
+
+// decisiveAnswer returns the worker that determines the outcome of a conference: the first
+// one that answered, or else the first one that is invalid, or failed.
+func decisiveAnswer(answers []worker.Answer) worker.Answer {
+	for _, status := range []worker.Status{worker.StatusAnswered, worker.StatusInvalid} {
+		for _, a := range answers {
+			if a.Status == status {
+				return a
+			}
+		}
+	}
+	return answers[0]
 }

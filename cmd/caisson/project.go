@@ -19,13 +19,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// projectOptions select how a command treats a workspace's own settings.
-type projectOptions struct {
-	// require refuses an untrusted workspace; ignore leaves its settings out,
-	// trusted or not.
-	require, ignore bool
-}
-
 // trustFile and approvalsFile are the files of what a person decided for good.
 const (
 	trustFile     = "trust.json"
@@ -116,9 +109,7 @@ func (o *ownError) Error() string { return o.err.Error() }
 func (o *ownError) Unwrap() error { return o.err }
 
 func projectError(w *runner.Workspace, err error) error {
-	return &ownError{&commandError{Status: exitConfig, Err: err, Problem: record.Problem{
-		Cause: "the own settings of " + w.Path + " can't be used: " + err.Error(), Hint: "Fix the file, or remove it.",
-	}}}
+	return &ownError{newFailure(exitConfig, err, "the own settings of "+w.Path+" can't be used: "+err.Error(), "Fix the file, or remove it.")}
 }
 
 // untrustedError reports a workspace that is not trusted, where that is required.
@@ -156,7 +147,7 @@ func (s *settings) checkStartable(w *runner.Workspace) error {
 // notes why they don't where they don't. It is called before anything is started.
 func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
 	own, err := readOwn(w)
-	if err != nil && o.require {
+	if err != nil && o.Require {
 		return err
 	}
 	if err != nil {
@@ -175,10 +166,10 @@ func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
 	if known && !trusted {
 		why = "it is not as it was when the workspace was trusted"
 	}
-	if !trusted && o.require {
+	if !trusted && o.Require {
 		return &untrustedError{w.Path, why}
 	}
-	if trusted && !o.ignore {
+	if trusted && !o.Ignore {
 		s.instructions = entry.Instructions
 	}
 	whyNot := ""
@@ -187,9 +178,9 @@ func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
 		whyNot = why
 	case !trusted:
 		whyNot = why + "; caisson trust --dry-run shows what it would do"
-	case o.ignore && s.forClients:
+	case o.Ignore && s.forClients:
 		whyNot = "this server does not use them"
-	case o.ignore:
+	case o.Ignore:
 		whyNot = "--ignore-project-config"
 	}
 	s.ignoreFile(config.ProjectPath, own.config, whyNot, entry, "what it tightened is not tightened now")
@@ -238,13 +229,14 @@ func workspaceFor(env environ, directory string) (*runner.Workspace, error) {
 // needState refuses to work without a place for state, or with one that others
 // can write: what is in it is believed.
 func needState(env environ) error {
-	if dir := env.stateDir(); dir != "" {
-		if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
-			return nil // it is made when something is stored
-		}
-		return sessiondir.CheckStateDir(dir)
+	dir, err := findState(env)
+	if err != nil {
+		return err
 	}
-	return errNoStateDir()
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil // it is made when something is stored
+	}
+	return sessiondir.CheckStateDir(dir)
 }
 
 // namedWorkspace returns the path of a workspace, which need not exist.
@@ -269,15 +261,11 @@ func warnCorrupt(a *app, err error) error {
 		}
 		return stateProblem(err)
 	}
-	reportError(a, &commandError{Problem: record.Problem{
-		Cause: corrupt.Error(), Hint: "It counts as empty. Look at what was moved aside, and answer again.",
-	}})
+	reportError(a, record.Problem{Cause: corrupt.Error(), Hint: "It counts as empty. Look at what was moved aside, and answer again."})
 	return nil
 }
 
 // stateProblem is a file of answers that can't be read or written.
 func stateProblem(err error) error {
-	return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
-		Cause: err.Error(), Hint: "Look at the state directory, $XDG_STATE_HOME/caisson; nothing was stored.",
-	}}
+	return newFailure(exitConfig, err, "", "Look at the state directory, $XDG_STATE_HOME/caisson; nothing was stored.")
 }

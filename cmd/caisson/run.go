@@ -7,68 +7,74 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/resumed"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// runFlags are the flags that only caisson run has.
+// runFlags are the flags of caisson run.
 type runFlags struct {
-	settings  config.File
-	profile   string
-	workspace string
-	file      string
-	output    string
-	patch     string
-	apply     bool
-	submounts []string
-	json      bool
-	noStream  bool
-	attempts  int
-	judge     string
-	resume    string
-	named     bool // the command line has --workspace
-	project   projectOptions
-	check     checkFlags
+	File     string `flag:"file,f" doc:"read the task from FILE"`
+	Output   string `flag:"output,o" doc:"also write the answer to FILE"`
+	Apply    bool   `flag:"apply" doc:"use overlay mode, and apply the changes at the end of a run that answered"`
+	Patch    string `flag:"patch-out" doc:"use overlay mode, and write the unified diff of the changes to FILE"`
+	Attempts int    `flag:"best-of" doc:"use overlay or copy mode, make N attempts, and keep the changes of the best"`
+	Judge    string `flag:"judge" doc:"shell COMMAND that judges an attempt of --best-of, in a fresh sandbox"`
+	JSON     bool   `flag:"json" doc:"write the records to standard output, one a line"`
+	NoStream bool   `flag:"no-stream" doc:"don't stream the model's answer"`
+	checkFlags
+	sessionFlags
+}
+
+// sessionFlags are the flags of caisson run and caisson chat.
+type sessionFlags struct {
+	Resume    string   `flag:"resume" doc:"resume a SESSION: its id, or last for the newest one on the workspace"`
+	Submounts []string `flag:"submount" doc:"accept a mount inside the workspace (repeatable)"`
+	workspaceFlags
+	named bool // the command line has --workspace
+}
+
+// complete reads what the command line has beside the values of flags.
+func (f *sessionFlags) complete(cmd *cobra.Command) {
+	f.named = cmd.Flags().Changed("workspace")
+	if f.Submounts != nil {
+		f.Settings.Submounts = f.Submounts
+	}
 }
 
 const runLong = `Run one agent task on a workspace, to its end.
 
-The task is the argument, the content of -f FILE, or standard input where the only argument is "-".
-Standard input beside a task, from a pipe or a file, is its context: data of at most 1 MiB. A pipe
-that is silent for three seconds is left out; "-" beside the task waits for it.
+The task is the argument, the content of -f FILE, or standard input if the only argument is "-". With a
+task, standard input from a pipe or a file is its context: data of at most 1 MiB. Caisson leaves out a
+pipe that is silent for three seconds; with "-" beside the task, it waits for it.
 
-Standard error shows the agent's actions. Standard output has the answer alone, or with --json the
-records, one per line.
+Standard error shows the agent's actions. Standard output has only the answer, or with --json the records,
+one per line.
 
---best-of makes N attempts, one after the other, each on a layer of its own over the same
-workspace. After an answer --judge runs in a fresh sandbox on the result, without caches: exit
-status 0 passes, and a number on the last line of its standard output is a score. The changes of the
-best are kept, as caisson diff and caisson apply find them; those of the others are removed. A table
-on standard error, or with --json one object on standard output, has verdicts and costs.
+--best-of makes N attempts, one after the other, each on its own layer over the same workspace. After an
+answer, --judge runs in a fresh sandbox on the result, without caches: exit status 0 means passed, and a
+number on the last line of its standard output is a score. Caisson keeps the changes of the best attempt
+for caisson diff and caisson apply, and removes the others. Verdicts and costs are in a table on standard
+error, or with --json in one object on standard output.
 
---resume goes on with a session whose process was killed, interrupted or has ended, under the same
-id: without TASK with its last turn if that has no answer, otherwise with TASK as another turn. Calls
-that were under way are not run again. The session keeps workspace, mode, image, backend and model;
-policy and limits are those of now.
+--resume continues a session whose process was killed, interrupted or has ended, under the same id. Without
+TASK, it continues the last turn if that has no answer; with TASK, it starts another turn. Interrupted
+calls are not run again. The session keeps its workspace, mode, image, backend and model; the policy and
+the limits are the current ones.
 
-After an answer --output-schema validates it, and --verify runs a command in a fresh sandbox on the
-result: a failed check is not applied and has an exit status of its own. Standard output then has
-JSON that is valid, or nothing. In CI the run is reported there: see docs/ci.md.
+After an answer, --output-schema validates it, and --verify runs a command in a fresh sandbox on the
+result. If a check fails, the result is not applied, and the exit status says which check. Standard
+output then has valid JSON, or nothing. In CI, the run is reported there: see docs/ci.md.
 
-Every setting below is also an environment variable, CAISSON_ and its name in capitals with
-underscores, and a key of $XDG_CONFIG_HOME/caisson/config.yaml.
+Every setting below is also an environment variable (CAISSON_ and its name in capitals with underscores)
+and a key of $XDG_CONFIG_HOME/caisson/config.yaml.
 `
 
 func newRunCommand(a *app) *cobra.Command {
 	var f runFlags
-	cmd := &cobra.Command{
-		Use:   "run [flags] [TASK] [-]",
-		Short: "Run one agent task on a workspace, to its end",
-		Long:  runLong + exitHelp(map[int]string{exitUnverified: "the result was not verified (--verify)", exitFormat: "the answer is not valid (--output-schema)"}, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|asksModel|appliesChanges|interruptible),
+	cmd := newCommand(&cobra.Command{
+		Use: "run [flags] [TASK] [-]", Short: "Run one agent task on a workspace, to its end", Long: runLong,
 		Example: `  caisson run "make the tests pass"
   git diff | caisson run "review this"
   caisson run --backend gvisor --policy ci --json - < task.txt
@@ -76,72 +82,56 @@ func newRunCommand(a *app) *cobra.Command {
   caisson run --resume last
   caisson run --best-of 4 --judge "make test" "fix the build"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			f.named = cmd.Flags().Changed("workspace")
+			f.complete(cmd)
 			return runTask(cmd.Context(), a, f, args)
 		},
-	}
-	flags := cmd.Flags()
-	flags.SortFlags = false
-	flags.StringVar(&f.workspace, "workspace", ".", "directory that the agent works on")
-	flags.StringVarP(&f.file, "file", "f", "", "read the task from FILE")
-	flags.StringVar(&f.resume, "resume", "", "go on with a SESSION: its id, or last for the newest one on the workspace")
-	flags.StringVarP(&f.output, "output", "o", "", "also write the answer to FILE")
-	flags.BoolVar(&f.apply, "apply", false, "overlay mode, and bring the changes in at the end of a run that answered")
-	flags.StringVar(&f.patch, "patch-out", "", "overlay mode, and write the unified diff of the changes to FILE")
-	flags.IntVar(&f.attempts, "best-of", 0, "overlay or copy mode, N attempts, and keep the changes of the best")
-	flags.StringVar(&f.judge, "judge", "", "shell COMMAND that judges an attempt of --best-of, in a fresh sandbox")
-	flags.BoolVar(&f.json, "json", false, "write the records to standard output, one a line")
-	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
-	flags.BoolVar(&f.project.require, "require-trust", false, "end with status 55 where the workspace is not trusted (caisson trust)")
-	flags.BoolVar(&f.project.ignore, "ignore-project-config", false, "leave out the workspace's own settings, though it is trusted")
-	flags.StringArrayVar(&f.submounts, "submount", nil, "accept a mount inside the workspace (repeatable)")
-	flags.BoolVar(&f.noStream, "no-stream", false, "don't stream the model's answer")
-	f.check.addTo(cmd)
-	addSettings(cmd, &f.settings)
+	}, &f, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|asksModel|appliesChanges|interruptible,
+		statuses{exitUnverified: "the result was not verified (--verify)", exitFormat: "the answer is not valid (--output-schema)"})
+	f.strictSet = func() bool { return cmd.Flags().Changed("replay-strict") }
 	return cmd
 }
 
 // runTask runs one task to its end.
 func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error) {
-	if f.noStream {
-		f.settings.Stream = new(false)
+	if f.NoStream {
+		f.Settings.Stream = new(false)
 	}
-	if f.submounts != nil {
-		f.settings.Submounts = f.submounts
-	}
-	if err := errors.Join(f.impliesOverlay(), f.checkBestOf(), f.check.validateFlags(a, f.attempts)); err != nil {
+	if err := errors.Join(f.impliesOverlay(), f.checkBestOf(), f.validateFlags(a, f.Attempts)); err != nil {
 		return err
 	}
-	report, err := f.check.openReport(a)
+	report, err := f.openReport(a)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, report.closeFiles(ctx, err)) }()
-	format, err := f.check.readFormat()
+	format, err := f.readFormat()
 	if err != nil {
 		return err
 	}
-	text, err := readTask(a, args, f.file)
+	text, err := readTask(a, args, f.File)
 	if err != nil {
 		return err
+	}
+	if f.Resume != "" && f.Attempts > 0 {
+		return newUsageError("--best-of starts sessions of its own, and can't resume one")
 	}
 	session, err := f.findResumed(a)
 	if err != nil {
 		return err
 	}
-	s, err := openSessionBuilder(a, f.settings, f.profile, f.workspace, f.project)
+	s, err := openSessionBuilder(a, f.workspaceFlags)
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	s.resume = session
-	s.apply, s.verifies = f.apply, f.check.verify != ""
-	if f.attempts > 0 {
+	s.apply, s.verifies = f.Apply, f.Verify != ""
+	if f.Attempts > 0 {
 		ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
 		defer stop()
 		return runBestOf(ctx, a, s, f, text, force)
 	}
-	u := newInterface(a, f.json)
+	u := newInterface(a, f.JSON)
 	ctx, force, cancel, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
 	defer stop()
 	defer u.close(ctx)
@@ -152,15 +142,15 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error)
 		return cmp.Or(interruption(ctx), err)
 	}
 	defer done()
-	o.Apply = f.apply
+	o.Apply = f.Apply
 	report.setChecks(&o, u, format)
 	o.Broker, o.Mirror, o.Live = u.newBroker(), u.showRecord, u.showDelta
 	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
-	answer, err := openOutput(f.output, "-o", "answer")
+	answer, err := openOutput(f.Output, "-o", "answer")
 	if err != nil {
 		return err
 	}
-	patch, err := openOutput(f.patch, "--patch-out", "patch")
+	patch, err := openOutput(f.Patch, "--patch-out", "patch")
 	if err != nil {
 		return errors.Join(err, answer.Close())
 	}
@@ -172,48 +162,43 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error)
 		u.reportProblem(record.Problem{Cause: "the patch can't be written: " + err.Error(), Hint: "It is in " + r.Dir + "/workspace.patch."})
 		r.ExitStatus = max(r.ExitStatus, exitFailed)
 	}
-	if err := report.reportRun(r, f.patch); err != nil {
+	if err := report.reportRun(r, f.Patch); err != nil {
 		u.reportProblem(record.Problem{Cause: "the report can't be written: " + err.Error(), Hint: "It is in " + r.Dir + "/report.json."})
 		r.ExitStatus = max(r.ExitStatus, exitFailed)
 	}
 	return exitWith(u.finishRun(ctx, r, answer))
 }
 
-// findResumed returns the id of the session to go on with, "" for none, and sets the
-// settings that it keeps.
-func (f *runFlags) findResumed(a *app) (string, error) {
-	if f.resume == "" {
+// findResumed returns the id of the session to resume, "" for none, and sets the settings
+// that it keeps.
+func (f *sessionFlags) findResumed(a *app) (string, error) {
+	if f.Resume == "" {
 		return "", nil
 	}
-	if f.attempts > 0 {
-		return "", newUsageError("--best-of starts sessions of its own, and can't go on with one")
-	}
-	s, err := resumed.Find(a.environ.stateDir(), f.resume, f.workspace)
+	s, err := findResumable(a.environ.stateDir(), f.Resume, f.Workspace)
 	if err != nil {
 		return "", err
 	}
-	s.Fill(&f.settings)
-	if f.resume != trace.Last && !f.named {
-		f.workspace = s.Created.Workspace
+	s.fill(&f.Settings)
+	if f.Resume != trace.Last && !f.named {
+		f.Workspace = s.Created.Workspace
 	}
-	if !s.Exists() {
-		return "", &commandError{Status: exitInput, Problem: record.Problem{
-			Cause: "the workspace of session " + s.ID + " is gone: " + s.Created.Workspace, Hint: "Put the directory back, or start a new session.",
-		}}
+	if !s.exists() {
+		return "", newFailure(exitInput, nil, "the workspace of session "+s.ID+" is gone: "+s.Created.Workspace, "Put the directory back, or start a new session.")
 	}
 	return s.ID, nil
 }
 
 // impliesOverlay sets the mode that --apply and --patch-out need.
 func (f *runFlags) impliesOverlay() error {
-	if !f.apply && f.patch == "" {
+	if !f.Apply && f.Patch == "" {
 		return nil
 	}
-	if f.settings.Mode == nil {
-		f.settings.Mode = new(string(sandbox.ModeOverlay))
+	if f.Settings.Mode == nil {
+		f.Settings.Mode = new(string(sandbox.ModeOverlay))
 	}
-	if !sandbox.WorkspaceMode(*f.settings.Mode).KeepsChanges() {
-		return newUsageError("--apply and --patch-out need overlay or copy mode, not --mode %s", *f.settings.Mode)
+	if !sandbox.WorkspaceMode(*f.Settings.Mode).KeepsChanges() {
+		return newUsageError("--apply and --patch-out need overlay or copy mode, not --mode %s", *f.Settings.Mode)
 	}
 	return nil
 }

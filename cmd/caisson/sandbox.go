@@ -1,28 +1,21 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/caisson-run/caisson/runner/doctor"
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
 	"github.com/caisson-run/caisson/sandbox/oci"
-	"github.com/caisson-run/caisson/tools"
 )
 
 func newSandboxCommand(a *app) *cobra.Command {
@@ -32,23 +25,22 @@ func newSandboxCommand(a *app) *cobra.Command {
 		newSandboxHoldCommand(a))
 }
 
-const listLong = `List this user's sandboxes on all backends: those that run, and the remains of those whose Caisson
-process is dead, which caisson sandbox gc removes.
+func newSandboxListCommand(a *app) *cobra.Command {
+	var f struct {
+		JSON bool `flag:"json" doc:"write a JSON array"`
+		All  bool `flag:"all" doc:"also sandboxes of other users and machines that share the engine"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "ls [flags]", Short: "List sandboxes, live and dead", Args: noArgs,
+		Long: `List this user's sandboxes on all backends: running ones, and the remains of those whose Caisson process
+is dead, which caisson sandbox gc removes.
 
 OWNER is the pid of the Caisson process that made it, "dead" if that process is gone, or "elsewhere"
 if it runs on another machine or in another PID namespace. STATE is the state that the engine or
-runtime reports; "gone" means that the container is gone and other things of the sandbox are left.
+runtime reports; "gone" means that the container is gone and other parts of the sandbox are left.
 The container of a session is called caisson-SESSION.
-`
-
-func newSandboxListCommand(a *app) *cobra.Command {
-	var asJSON, all bool
-	cmd := &cobra.Command{
-		Use:     "ls [flags]",
-		Short:   "List sandboxes, live and dead",
-		Long:    listLong + exitHelp(map[int]string{exitFailed: "a backend could not be asked"}, usesConfig),
+`,
 		Example: "  caisson sandbox ls\n  caisson sandbox ls --json | jq -r '.[].session'",
-		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			bs, err := openDefaultBackends(a)
 			if err != nil {
@@ -56,36 +48,46 @@ func newSandboxListCommand(a *app) *cobra.Command {
 			}
 			defer bs.close()
 			found, failures := bs.listSandboxes(cmd.Context())
-			if !all {
+			if !f.All {
 				found = slices.DeleteFunc(found, isForeign)
 			}
-			err = errors.Join(showListings(a.stdout, found, asJSON, time.Now()), showFailures(a.stderr, failures))
-			if err == nil && len(failures) > 0 {
-				return exitWith(exitFailed)
-			}
-			return err
+			return a.endWithFailures(showTable(a, f.JSON, found, table[sandbox.Listing]{
+				titles: []string{"SESSION", "BACKEND", "STATE", "OWNER", "SINCE", "MEMORY", "IMAGE", "WORKSPACE"},
+				cells: func(l sandbox.Listing) []string {
+					return []string{l.Session, l.Backend, string(l.State), ownerText(l), usedText(l.Since, false), memoryText(l.MemoryBytes), l.Image, l.Workspace}
+				},
+			}), failures)
 		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON array")
-	cmd.Flags().BoolVar(&all, "all", false, "also those of other users and machines that share the engine")
-	return cmd
+	}, &f, usesConfig, statuses{exitFailed: "a backend could not be asked"})
 }
 
-const collectLong = `Remove the remains of sandboxes of dead Caisson processes, on all backends: containers, bundles,
+// endWithFailures writes failures after which a command continued. It returns err, or else
+// the status of a command with failures.
+func (a *app) endWithFailures(err error, failures []string) error {
+	var p page
+	for _, text := range failures {
+		p.line("caisson: %s", strings.TrimSpace(text))
+	}
+	_, told := io.WriteString(a.stderr, p.String())
+	if err = errors.Join(err, told); err == nil && len(failures) > 0 {
+		return exitWith(exitFailed)
+	}
+	return err
+}
+
+func newSandboxCollectCommand(a *app) *cobra.Command {
+	var f struct {
+		JSON bool `flag:"json" doc:"write a JSON object: removed, left, failures"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "gc [flags]", Short: "Remove the remains of dead sandboxes", Args: noArgs,
+		Long: `Remove the remains of sandboxes of dead Caisson processes, on all backends: containers, bundles,
 cgroups, mounts, directories, placeholders in workspaces. Each start does the same. Nothing of a live
 Caisson process is touched.
 
 The output lists everything that was removed, and everything that was left with the reason.
-`
-
-func newSandboxCollectCommand(a *app) *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:     "gc [flags]",
-		Short:   "Remove the remains of dead sandboxes",
-		Long:    collectLong + exitHelp(map[int]string{exitFailed: "something could not be removed"}, usesConfig),
+`,
 		Example: "  caisson sandbox gc\n  caisson sandbox gc --json | jq '.left'",
-		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			bs, err := openDefaultBackends(a)
 			if err != nil {
@@ -93,15 +95,13 @@ func newSandboxCollectCommand(a *app) *cobra.Command {
 			}
 			defer bs.close()
 			c := bs.collectOrphans(cmd.Context())
-			err = c.showCollection(a, asJSON)
-			if err == nil && len(c.Failures) > 0 {
-				return exitWith(exitFailed)
+			err = a.show(f.JSON, c, c.describe)
+			if f.JSON && len(c.Failures) > 0 {
+				return cmp.Or(err, exitWith(exitFailed))
 			}
-			return err
+			return a.endWithFailures(err, c.Failures)
 		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON object: removed, left, failures")
-	return cmd
+	}, &f, usesConfig, statuses{exitFailed: "something could not be removed"})
 }
 
 // backendNames are all backends, in the order in which they are asked.
@@ -249,71 +249,20 @@ func (bs *backends) checkRemains(ctx context.Context, session string, swept erro
 	if swept != nil {
 		cause += "; " + swept.Error()
 	}
-	return &commandError{Status: exitSandboxStart, Err: swept, Problem: record.Problem{Cause: cause, Hint: "caisson sandbox gc tries again, and lists what is left."}}
+	return newFailure(exitSandboxStart, swept, cause, "caisson sandbox gc tries again, and lists what is left.")
 }
 
-// showCollection writes it for people, or as JSON.
-func (c collection) showCollection(a *app, asJSON bool) error {
-	if asJSON {
-		return writeJSON(a.stdout, c)
-	}
-	var errs []error
-	line := func(format string, args ...any) {
-		text, _ := tools.Display(fmt.Sprintf(format, args...))
-		_, err := fmt.Fprintln(a.stdout, text)
-		errs = append(errs, err)
-	}
+// describe adds the result to a page, without the failures.
+func (c collection) describe(p *page) {
 	for _, r := range c.Removed {
-		line("removed  %-12s %s  (session %s, owner %s)", r.Kind, r.Name, r.Session, r.Owner)
+		p.line("removed  %-12s %s  (session %s, owner %s)", r.Kind, r.Name, r.Session, r.Owner)
 	}
 	for _, l := range c.Left {
-		what := l.File
-		if what == "" {
-			what = l.Session + " on " + l.Backend
-		}
-		line("left     %s: %s", what, l.Why)
+		p.line("left     %s: %s", cmp.Or(l.File, l.Session+" on "+l.Backend), l.Why)
 	}
 	if len(c.Removed)+len(c.Left)+len(c.Failures) == 0 {
-		line("nothing is left of dead sandboxes")
+		p.line("nothing is left of dead sandboxes")
 	}
-	return errors.Join(append(errs, showFailures(a.stderr, c.Failures))...)
-}
-
-func showFailures(w io.Writer, failures []string) error {
-	var errs []error
-	for _, f := range failures {
-		text, _ := tools.Display(f)
-		_, err := fmt.Fprintf(w, "caisson: %s\n", strings.TrimRight(text, "\n"))
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-func writeJSON(w io.Writer, v any) error {
-	var text bytes.Buffer
-	enc := json.NewEncoder(&text)
-	enc.SetIndent("", "  ")
-	if err := enc.Encode(v); err != nil {
-		return err
-	}
-	_, err := w.Write(record.SafeJSON(text.Bytes()))
-	return err
-}
-
-// showListings writes sandboxes as a table, or as JSON.
-func showListings(w io.Writer, found []sandbox.Listing, asJSON bool, now time.Time) error {
-	if asJSON {
-		return writeJSON(w, found)
-	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "SESSION\tBACKEND\tSTATE\tOWNER\tSINCE\tMEMORY\tIMAGE\tWORKSPACE")
-	for _, l := range found {
-		image, _ := tools.Display(l.Image)
-		workspace, _ := tools.Display(l.Workspace)
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			l.Session, l.Backend, l.State, ownerText(l), doctor.FormatAge(l.Since, now), memoryText(l.MemoryBytes), image, workspace)
-	}
-	return t.Flush()
 }
 
 func ownerText(l sandbox.Listing) string {

@@ -31,55 +31,40 @@ import (
 // holdWord is the name of the command that owns a sandbox in a process of its own.
 const holdWord = "hold"
 
-// defaultTTL is how long a sandbox stays without a command.
-const defaultTTL = time.Hour
-
-const createLong = `Create a sandbox, without an agent, that stays until it is removed, and print its id.
-
-A process of its own owns it and runs the commands of caisson sandbox exec and cp. The sandbox and
-that process end by caisson sandbox rm, after the time of --ttl without a command, or if the process
-is killed. Then nothing is left but the records, and in overlay mode the changes (caisson diff,
-caisson apply).
-
-The settings of caisson run that concern the sandbox are flags here too.
-`
-
+// createFlags are the flags of caisson sandbox create.
 type createFlags struct {
-	workspaceFlags
-	ttl time.Duration
+	TTL            time.Duration `flag:"ttl" default:"1h" doc:"end the sandbox after this time without a command"`
+	workspaceFlags `groups:"Sandbox"`
 }
 
 func newSandboxCreateCommand(a *app) *cobra.Command {
-	cmd := newCreateCommand("create", func(ctx context.Context, f *createFlags) error { return createSandbox(ctx, a, f) })
-	cmd.Short = "Create a sandbox that stays, without an agent"
-	cmd.Long = createLong + exitHelp(map[int]string{exitFailed: "the sandbox could not be created"}, usesConfig|usesInput|startsSandbox|runsCommands|interruptible)
-	cmd.Example = `  id=$(caisson sandbox create --image oci-archive:python.tar --workspace project)
+	var f createFlags
+	return newCommand(&cobra.Command{
+		Use: "create [flags]", Short: "Create a sandbox that stays, without an agent", Args: noArgs,
+		Long: `Create a sandbox, without an agent, that stays until it is removed, and print its id.
+
+The sandbox belongs to a process of its own, which runs the commands of caisson sandbox exec and cp. Both
+end with caisson sandbox rm, after the time of --ttl without a command, or if the process is killed. Then
+nothing is left except the records, and in overlay mode the changes (caisson diff, caisson apply).
+
+The settings of caisson run that concern the sandbox are flags here too.
+`,
+		Example: `  id=$(caisson sandbox create --image oci-archive:python.tar --workspace project)
   caisson sandbox exec $id -- python3 -m pytest
   caisson sandbox cp results.json $id:/workspace/
-  caisson sandbox rm $id`
-	return cmd
+  caisson sandbox rm $id`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return createSandbox(cmd.Context(), a, &f) },
+	}, &f, usesConfig|usesInput|startsSandbox|runsCommands|interruptible, statuses{exitFailed: "the sandbox could not be created"})
 }
 
 // newSandboxHoldCommand returns the command of the process that owns a sandbox. It has
 // the flags of create, which starts it.
 func newSandboxHoldCommand(a *app) *cobra.Command {
-	cmd := newCreateCommand(holdWord, func(ctx context.Context, f *createFlags) error { return holdSandbox(ctx, a, f) })
-	cmd.Short, cmd.Hidden = "Own the sandbox of caisson sandbox create", true
-	return cmd
-}
-
-// newCreateCommand returns a command with the flags of a sandbox without an agent.
-func newCreateCommand(use string, run func(ctx context.Context, f *createFlags) error) *cobra.Command {
-	f := &createFlags{}
-	cmd := &cobra.Command{
-		Use:  use + " [flags]",
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), f) },
-	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().DurationVar(&f.ttl, "ttl", defaultTTL, "end the sandbox after this time without a command")
-	f.addTo(cmd, "Sandbox")
-	return cmd
+	var f createFlags
+	return newCommand(&cobra.Command{
+		Use: holdWord + " [flags]", Short: "Own the sandbox of caisson sandbox create", Args: noArgs, Hidden: true,
+		RunE: func(cmd *cobra.Command, _ []string) error { return holdSandbox(cmd.Context(), a, &f) },
+	}, &f, 0, nil)
 }
 
 // isHolder reports whether the arguments are those of a process that owns a sandbox.
@@ -89,8 +74,8 @@ func isHolder(args []string) bool {
 
 // createSandbox starts the process that owns a sandbox and waits until it runs.
 func createSandbox(ctx context.Context, a *app, f *createFlags) error {
-	if f.ttl <= 0 {
-		return newUsageError("--ttl %s: want a time above zero", f.ttl)
+	if f.TTL <= 0 {
+		return newUsageError("--ttl %s: want a time above zero", f.TTL)
 	}
 	program, err := a.executable()
 	if err != nil {
@@ -98,8 +83,7 @@ func createSandbox(ctx context.Context, a *app, f *createFlags) error {
 	}
 	args := slices.Clone(a.args)
 	args[slices.Index(args, "create")] = holdWord
-	say := func(text string) { a.printLines("caisson: " + text) }
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), say, a.exit)
+	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), a.warn, a.exit)
 	defer stop()
 	id, err := detach.Start(ctx, program, args, a.stderr, force)
 	if e, ok := errors.AsType[*detach.EndedError](err); ok { // it has printed why
@@ -118,7 +102,7 @@ func holdSandbox(ctx context.Context, a *app, f *createFlags) error {
 	if err != nil {
 		return newUsageError("caisson sandbox hold is not for people: %v", err)
 	}
-	s, err := openSessionBuilder(a, f.settings, f.profile, f.workspace, f.project)
+	s, err := openSessionBuilder(a, f.workspaceFlags)
 	if err != nil {
 		return err
 	}
@@ -148,7 +132,7 @@ func holdSandbox(ctx context.Context, a *app, f *createFlags) error {
 		err = parent.Ready(id)
 	}
 	if err == nil {
-		watch.Wait(ctx, session, f.ttl)
+		watch.Wait(ctx, session, f.TTL)
 	}
 	r := session.Close()
 	u.showEnd(ctx, r)
@@ -158,29 +142,20 @@ func holdSandbox(ctx context.Context, a *app, f *createFlags) error {
 	return exitWith(r.ExitStatus)
 }
 
-const removeLong = `End sandboxes of caisson sandbox create, and wait until nothing is left of them. Running commands get
+func newSandboxRemoveCommand(a *app) *cobra.Command {
+	return newCommand(&cobra.Command{
+		Use: "rm ID...", Short: "End sandboxes of caisson sandbox create", Args: wantArgs(1, -1, "sessions"),
+		Long: `End sandboxes of caisson sandbox create, and wait until nothing is left of them. Running commands get
 SIGTERM, and SIGKILL after the grace period. Each id is printed once its sandbox is gone.
 
-ID is a session of caisson sandbox ls, or the beginning of one. A sandbox that belongs to caisson run
-or caisson serve is refused: it ends there.
-`
-
-func newSandboxRemoveCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "rm ID...",
-		Short: "End sandboxes of caisson sandbox create",
-		Long: removeLong + exitHelp(map[int]string{
-			exitFailed: "a part of a sandbox could not be removed", exitInput: "there is no such sandbox, or it belongs to a run or a server",
-			exitSandboxLost: "the end of a sandbox is not known",
-		}, usesConfig|interruptible),
+ID is a session of caisson sandbox ls, or the beginning of one. A sandbox that belongs to caisson run or
+caisson serve is refused: it ends with them.
+`,
 		Example: "  caisson sandbox rm ses_01J…",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return newUsageError("caisson sandbox rm needs a session")
-			}
-			return removeSandboxes(cmd.Context(), a, args)
-		},
-	}
+		RunE:    func(cmd *cobra.Command, args []string) error { return removeSandboxes(cmd.Context(), a, args) },
+	}, nil, usesConfig|interruptible, statuses{
+		exitFailed: "a part of a sandbox could not be removed", exitInput: "there is no such sandbox, or it belongs to a run or a server", exitSandboxLost: "the end of a sandbox is not known",
+	})
 }
 
 // removeSandboxes ends sandboxes, and goes on after an error.
@@ -205,7 +180,7 @@ func removeSandboxes(ctx context.Context, a *app, ids []string) error {
 		if err = cmp.Or(interruption(ctx), err); err != nil && first == nil {
 			first = err
 		} else if err != nil {
-			reportError(a, describeError(err))
+			reportError(a, describeError(err).Problem)
 		}
 		if ctx.Err() != nil {
 			break
@@ -225,49 +200,35 @@ func reportLeft(a *app, session string) error {
 	case err != nil:
 		return err
 	case o.Ended == nil:
-		return &commandError{Status: exitSandboxLost, Problem: record.Problem{
-			Cause: "the process of sandbox " + session + " died before its end", Hint: "caisson sandbox gc removes what is left.",
-		}}
+		return newFailure(exitSandboxLost, nil, "the process of sandbox "+session+" died before its end", "caisson sandbox gc removes what is left.")
 	case len(o.Ended.Left) > 0:
-		return &commandError{Status: exitFailed, Problem: record.Problem{
-			Cause: fmt.Sprintf("a part of sandbox %s could not be removed: %s", session, strings.Join(o.Ended.Left, ", ")), Hint: "caisson sandbox gc tries again.",
-		}}
+		return newFailure(exitFailed, nil, fmt.Sprintf("a part of sandbox %s could not be removed: %s", session, strings.Join(o.Ended.Left, ", ")), "caisson sandbox gc tries again.")
 	}
 	return nil
 }
 
-const copyLong = `Copy files between this machine and a live sandbox. One of the two names is ID:PATH, with the path in
+func newSandboxCopyCommand(a *app) *cobra.Command {
+	return newCommand(&cobra.Command{
+		Use: "cp SOURCE DESTINATION", Short: "Copy files into or out of a live sandbox", Args: wantArgs(2, 2, "a source and a destination"),
+		Long: `Copy files between this machine and a live sandbox. One of the two names is ID:PATH, with the path in
 the sandbox; the other one is a path here, or "-" for a tar archive on standard output or input.
 
-A directory is copied with everything below it. If the destination is a directory, the copy is made in
-it; otherwise it gets the destination's name, whose directory must exist. A name that ends in /. means
-the content of a directory. Permission bits, modification times, symlinks and hard links are kept;
-owners, and set-user-ID and set-group-ID bits are not. Directories of this machine that were there keep
-their own bits and times. Nothing is written through a symlink, and no
-special file is copied. Nor is a symlink of the sandbox that leads out of what is copied, except into
-an archive: here it could lead to any file of this machine.
+A directory is copied with everything below it. If the destination is a directory, the copy goes into
+it; otherwise the copy gets the destination's name, whose directory must exist. A name that ends in /.
+means the content of a directory. Permission bits, modification times, symlinks and hard links are kept;
+owners, set-user-ID and set-group-ID bits are not. Existing directories of this machine keep their own
+bits and times. Nothing is written through a symlink. Special files are not copied, nor symlinks of the
+sandbox that lead out of the copied files, except into an archive: here they could lead to any file of
+this machine.
 
-In the sandbox, the files are read and written by its commands' user, with its commands' limits. What
-comes out of it was written by its commands: treat it like any file of a stranger.
-`
-
-func newSandboxCopyCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "cp SOURCE DESTINATION",
-		Short: "Copy files into or out of a live sandbox",
-		Long: copyLong + exitHelp(map[int]string{
-			exitFailed: "not everything could be copied", exitInput: "there is no such live sandbox or path",
-		}, usesConfig|runsCommands|interruptible),
+In the sandbox, the commands' user reads and writes the files, within the commands' limits. The sandbox's
+commands wrote the files that you get: treat them like files of a stranger.
+`,
 		Example: `  caisson sandbox cp project/. ses_01J…:/workspace
   caisson sandbox cp ses_01J…:/workspace/report.xml .
   caisson sandbox cp ses_01J…:/workspace - | tar -tf -`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 2 {
-				return newUsageError("caisson sandbox cp needs a source and a destination; got %d names", len(args))
-			}
-			return copyFiles(cmd.Context(), a, args[0], args[1])
-		},
-	}
+		RunE: func(cmd *cobra.Command, args []string) error { return copyFiles(cmd.Context(), a, args[0], args[1]) },
+	}, nil, usesConfig|runsCommands|interruptible, statuses{exitFailed: "not everything could be copied", exitInput: "there is no such live sandbox or path"})
 }
 
 // splitCopyName splits ID:PATH. A name with a slash before its first colon is a path of
@@ -335,9 +296,7 @@ func (c *copier) runCommand(ctx context.Context, command runner.UserCommand) (in
 	if r.Status.Signal != 0 || r.Status.TimedOut || r.Status.OOMKilled || cause == "" {
 		cause = strings.TrimSpace(fmt.Sprintf("it ended with %s. %s", statusText(r), cause))
 	}
-	return r.Status.Code, &commandError{Status: exitFailed, Problem: record.Problem{
-		Cause: "in the sandbox: " + cause, Hint: "What was copied before stays; caisson sandbox cp --help has the rules.",
-	}}
+	return r.Status.Code, newFailure(exitFailed, nil, "in the sandbox: "+cause, "What was copied before stays; caisson sandbox cp --help has the rules.")
 }
 
 // statusText describes how a command ended that did not succeed.
@@ -395,8 +354,7 @@ func (c *copier) leaveOut(name string, err error) error {
 	if !errors.Is(err, archive.ErrSpecial) {
 		return err
 	}
-	safe, _ := tools.Display(name)
-	c.app.printLines("caisson: left out: " + safe + " is a special file.")
+	c.app.warn("left out: " + name + " is a special file.")
 	return nil
 }
 
@@ -432,8 +390,7 @@ func (c *copier) copyOut(ctx context.Context, from, to string) error {
 	var left []string
 	o := archive.UnpackOptions{Name: name, KeepExisting: true, Links: &archive.LinkRule{From: path.Clean(from), LeftOut: func(link, target string) {
 		left = append(left, link)
-		safe, _ := tools.Display(link + " leads to " + target)
-		c.app.printLines("caisson: left out: the symlink " + safe + ", which is not copied with it.")
+		c.app.warn("left out: the symlink " + link + " leads to " + target + ", which is not copied with it.")
 	}}}
 	if !path.IsAbs(from) {
 		o.Links.From = ""
@@ -459,9 +416,7 @@ func isContent(name string) bool { return name == "." || strings.HasSuffix(name,
 
 // notCopied is the error of a path of this machine.
 func notCopied(err error) error {
-	return &commandError{Status: exitInput, Err: err, Problem: record.Problem{
-		Cause: "the files can't be copied: " + err.Error(), Hint: "Name a path of this machine that is there and fits; caisson sandbox cp --help has the rules.",
-	}}
+	return newFailure(exitInput, err, "the files can't be copied: "+err.Error(), "Name a path of this machine that is there and fits; caisson sandbox cp --help has the rules.")
 }
 
 // boundedBuffer keeps the first bytes that are written to it.

@@ -20,7 +20,6 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/resumed"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/server"
@@ -29,65 +28,47 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// serveFlags are the flags of caisson serve.
+// serveFlags are the flags of caisson serve, which caisson mcp has too.
 type serveFlags struct {
-	settings  config.File
-	profile   string
-	project   projectOptions
-	listen    []string
-	remote    bool
-	roots     []string
-	tokenFile string
-	verbose   bool
+	Roots     []string `flag:"root" doc:"directory that holds workspaces, or is one (repeatable)"`
+	Listen    []string `flag:"listen" doc:"address for HTTP: HOST:PORT or unix:PATH (repeatable)"`
+	Remote    bool     `flag:"allow-remote" doc:"accept addresses that other machines reach; only with tokens in the configuration"`
+	TokenFile string   `flag:"token-file" doc:"file for the token that is made at start (default: in the state directory)"`
+	Verbose   bool     `flag:"verbose,v" doc:"log every request"`
+	profileFlag
+	projectOptions
+	Settings config.File
 }
-
-const serveLong = `Serve the HTTP API: many sessions at once, each in a container of its own; their records as a
-stream of events; their confirmations, changes and metrics. docs/http.md describes it, and so
-does the server at /openapi.json.
-
-It listens on ` + config.DefaultListen + `, or on a unix socket that only its user may use, and every request
-needs a bearer token. Without tokens in the configuration (serve.tokens) one is made at each start
-and written to a file that only its user may read; its path is printed, and never the token.
-Workspaces are at or below a --root, and no request of a client is milder than the settings
-here. Confirmations wait for a client, and are refused when their time is over.
-
-SIGINT or SIGTERM ends the sessions and removes their containers; a second one kills running commands.
-Standard error has the log, one JSON object per line.
-`
 
 func newServeCommand(a *app) *cobra.Command {
 	var f serveFlags
-	cmd := &cobra.Command{
-		Use:   "serve --root DIR [flags]",
-		Short: "Serve the HTTP API: many sessions at once",
-		Long:  serveLong + exitHelp(map[int]string{exitFailed: "the server failed, or something of a session was left behind"}, usesConfig|usesInput|startsSandbox),
+	return newCommand(&cobra.Command{
+		Use: "serve --root DIR [flags]", Short: "Serve the HTTP API: many sessions at once", Args: noArgs,
+		Long: `Serve the HTTP API: many sessions at once, each in a container of its own; their records as a stream of
+events; their confirmations, changes and metrics. docs/http.md describes the API, and so does the server
+at /openapi.json.
+
+The server listens on ` + config.DefaultListen + `, or on a unix socket that only its user may use. Every request needs
+a bearer token. Without tokens in the configuration (serve.tokens), it makes one at each start, writes it
+to a file that only its user may read (serve.token in the state directory), and prints that path, never
+the token. Workspaces are at or below a --root, and a client can't loosen the settings here.
+Confirmations wait for a client, and are refused when their time is over.
+
+SIGINT or SIGTERM ends the sessions and removes their containers; a second one kills running commands.
+Standard error has the log, one JSON object per line.
+`,
 		Example: `  caisson serve --root ~/work
   caisson serve --root /srv/work --listen unix:/run/user/1000/caisson.sock --backend gvisor
   curl -H "Authorization: Bearer $(cat ~/.local/state/caisson/serve.token)" http://127.0.0.1:8717/sessions`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runServer(cmd.Context(), a, f)
-		},
-	}
-	flags := cmd.Flags()
-	flags.SortFlags = false
-	flags.StringArrayVar(&f.roots, "root", nil, "directory at or below which workspaces are (repeatable)")
-	flags.StringArrayVar(&f.listen, "listen", nil, "address: HOST:PORT or unix:PATH (repeatable; default "+config.DefaultListen+")")
-	flags.BoolVar(&f.remote, "allow-remote", false, "accept addresses that other machines reach; only with tokens in the configuration")
-	flags.StringVar(&f.tokenFile, "token-file", "", "file for the token that is made at start (default: serve.token in the state directory)")
-	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log every request")
-	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
-	flags.BoolVar(&f.project.require, "require-trust", false, "refuse sessions on workspaces that are not trusted (caisson trust)")
-	flags.BoolVar(&f.project.ignore, "ignore-project-config", false, "leave out the workspaces' own settings, though they are trusted")
-	addSettings(cmd, &f.settings)
-	return cmd
+		RunE: func(cmd *cobra.Command, _ []string) error { return runServer(cmd.Context(), a, f) },
+	}, &f, usesConfig|usesInput|startsSandbox, statuses{exitFailed: "the server failed, or something of a session was left behind"})
 }
 
 // runServer serves the API until it is interrupted.
 func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
-	f.settings.Serve = config.Serve{Listen: f.listen, Roots: f.roots}
-	if f.remote {
-		f.settings.Serve.AllowRemote = new(true)
+	f.Settings.Serve = config.Serve{Listen: f.Listen, Roots: f.Roots}
+	if f.Remote {
+		f.Settings.Serve.AllowRemote = new(true)
 	}
 	h := &serverHost{}
 	ctx, err = h.open(ctx, a, f)
@@ -146,7 +127,7 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 // context that it returns ends at the first interrupt. Unless there is an error, the host
 // must be closed.
 func (h *serverHost) open(ctx context.Context, a *app, f serveFlags) (context.Context, error) {
-	s, err := loadServerSettings(a, f.settings, f.profile)
+	s, err := loadServerSettings(a, f.Settings, f.Profile)
 	if err != nil {
 		return ctx, err
 	}
@@ -154,7 +135,7 @@ func (h *serverHost) open(ctx context.Context, a *app, f serveFlags) (context.Co
 	if err != nil {
 		return ctx, err
 	}
-	h.app, h.flags, h.base, h.log = a, f, base, serveLog(a, f.verbose)
+	h.app, h.flags, h.base, h.log = a, f, base, serveLog(a, f.Verbose)
 	base.setLogger(h.log)
 	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), h.say, a.exit)
 	h.force = force
@@ -220,7 +201,7 @@ func (h *serverHost) openListeners(ctx context.Context) ([]net.Listener, error) 
 		if errors.Is(err, server.ErrRemote) {
 			hint = "Name 127.0.0.1 or a unix socket, or say --allow-remote where other machines are to reach it; a proxy in front of it can add TLS."
 		}
-		return nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: "the server can't " + err.Error(), Hint: hint}}
+		return nil, newFailure(exitInput, err, "the server can't "+err.Error(), hint)
 	}
 	return out, nil
 }
@@ -299,8 +280,8 @@ func (h *serverHost) loadTokens() (*tokens, error) {
 }
 
 func (h *serverHost) tokenPath() string {
-	if h.flags.tokenFile != "" {
-		return h.flags.tokenFile
+	if h.flags.TokenFile != "" {
+		return h.flags.TokenFile
 	}
 	return filepath.Join(h.app.environ.stateDir(), "serve.token")
 }
@@ -322,9 +303,7 @@ func readToken(path string) ([]byte, error) {
 // Two servers don't share one: the second would take the token from the first.
 func makeToken(path string) (_ *tokens, err error) {
 	refused := func(err error) error {
-		return &commandError{Status: exitInput, Err: err, Problem: record.Problem{
-			Cause: fmt.Sprintf("the token can't be written to %s: %v", path, err), Hint: "Name another file with --token-file, or tokens under serve in the configuration.",
-		}}
+		return newFailure(exitInput, err, fmt.Sprintf("the token can't be written to %s: %v", path, err), "Name another file with --token-file, or tokens under serve in the configuration.")
 	}
 	t := &tokens{path: path, lock: flock.New(path+".lock", flock.SetPermissions(0o600)), list: []server.Token{server.NewToken("local", server.RoleAdmin)}}
 	held, err := t.lock.TryLock()
@@ -356,7 +335,7 @@ func (t *tokens) close() error {
 // resumeSession makes the options of a session that a client goes on with. It keeps its
 // workspace, its mode, and the preset that was laid over the server's policy last.
 func (h *serverHost) resumeSession(ctx context.Context, session string, in server.ResumeSession) (runner.Options, func(), error) {
-	found, err := resumed.Find(h.app.environ.stateDir(), session, "")
+	found, err := findResumable(h.app.environ.stateDir(), session, "")
 	if e, ok := errors.AsType[*trace.Error](err); ok && e.Reason == trace.Unreadable {
 		err = &runner.ResumeError{Reason: runner.ResumeDamaged, Session: session, Err: err}
 	} else if ok {
@@ -391,7 +370,7 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 	var s *settings
 	var w *runner.Workspace
 	if in.Workspace == "" {
-		s, err = loadClientSettings(h.app, h.flags.settings, h.flags.profile)
+		s, err = loadClientSettings(h.app, h.flags.Settings, h.flags.Profile)
 	} else if s, w, err = h.openWorkspace(in.Workspace); err == nil {
 		ends = append(ends, func() { _ = w.Close() }) // it was only read
 		err = s.checkStartable(w)

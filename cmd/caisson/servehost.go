@@ -95,7 +95,7 @@ func (h *serverHost) openWorkspace(workspace string) (_ *settings, w *runner.Wor
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := loadClientSettings(h.app, h.flags.settings, h.flags.profile)
+	s, err := loadClientSettings(h.app, h.flags.Settings, h.flags.Profile)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -107,7 +107,7 @@ func (h *serverHost) openWorkspace(workspace string) (_ *settings, w *runner.Wor
 	}
 	err = h.roots.checkWorkspace(w)
 	if err == nil {
-		err = s.useProject(w, h.flags.project)
+		err = s.useProject(w, h.flags.projectOptions)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, w.Close())
@@ -336,9 +336,7 @@ func openRoots(paths []string) (_ roots, err error) {
 	var out roots
 	for _, path := range paths {
 		refused := func(err error) error {
-			return errors.Join(&commandError{Status: exitInput, Err: err, Problem: record.Problem{
-				Cause: fmt.Sprintf("the root %s can't be used: %v", path, err), Hint: "Name an existing directory with --root.",
-			}}, out.close())
+			return errors.Join(newFailure(exitInput, err, fmt.Sprintf("the root %s can't be used: %v", path, err), "Name an existing directory with --root."), out.close())
 		}
 		abs, err := filepath.Abs(path)
 		if err == nil {
@@ -436,7 +434,7 @@ func (r roots) checkWorkspace(w *runner.Workspace) error {
 // workspace. The state directory is in none: no workspace may hold it.
 func (h *serverHost) checkPlaces() error {
 	type place struct{ where, path string }
-	places := []place{{"token-file", h.flags.tokenFile}}
+	places := []place{{"token-file", h.flags.TokenFile}}
 	for label, t := range h.base.conf.Serve.Tokens {
 		if t.File != nil {
 			places = append(places, place{"serve.tokens." + label, *t.File})

@@ -14,7 +14,6 @@ import (
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/caches"
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -49,12 +48,12 @@ type sessionBuilder struct {
 
 // openSessionBuilder reads the settings and opens the workspace, in this order, so that
 // a mistake in either is reported before anything is started.
-func openSessionBuilder(a *app, flags config.File, profile, workspace string, project projectOptions) (*sessionBuilder, error) {
-	s, err := loadSettings(a, flags, profile)
+func openSessionBuilder(a *app, f workspaceFlags) (*sessionBuilder, error) {
+	s, err := loadSettings(a, f.Settings, f.Profile)
 	if err != nil {
 		return nil, err
 	}
-	return openBuilder(s, workspace, project)
+	return openBuilder(s, f.Workspace, f.projectOptions)
 }
 
 // openBuilder is [openSessionBuilder] with settings that were read.
@@ -165,9 +164,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	var o runner.Options
 	image, err := images.ParseLocalReference(*s.conf.Image)
 	if err != nil {
-		return o, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
-			Cause: "the image can't be used: " + err.Error(), Hint: "Change --image, or image in the configuration.",
-		}}
+		return o, newFailure(exitConfig, err, "the image can't be used: "+err.Error(), "Change --image, or image in the configuration.")
 	}
 	if !s.conf.Requirements.AllowsImage(image.String()) {
 		return o, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Hint: "choose what the administrator's file allows"}

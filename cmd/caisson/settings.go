@@ -201,22 +201,46 @@ func (s *settings) load(asked config.File) (err error) {
 	return err
 }
 
+// loadSettingsFor reads the settings for a workspace, with its own if they count; "" is no
+// workspace.
+func loadSettingsFor(a *app, flags config.File, profile, workspace string, project projectOptions) (*settings, error) {
+	s, err := loadSettings(a, flags, profile)
+	if err != nil || workspace == "" {
+		return s, err
+	}
+	w, err := workspaceFor(a.environ, workspace)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = w.Close() }() // only read
+	if err := s.loadFor(w.Path); err != nil {
+		return nil, err
+	}
+	return s, s.useProject(w, project)
+}
+
 // loadConfig returns the settings without flags and without a workspace's own.
 func loadConfig(a *app, profile string) (config.Config, error) {
 	s, err := loadSettings(a, config.File{}, profile)
 	return s.conf, err
 }
 
+// findState returns the state directory, which need not exist.
+func findState(env environ) (string, error) {
+	if state := env.stateDir(); state != "" {
+		return state, nil
+	}
+	return "", newFailure(exitConfig, nil, "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path", "Set HOME, or XDG_STATE_HOME.")
+}
+
 // makeStateDir makes the state directory.
 func (s *settings) makeStateDir() error {
-	state := s.environ.stateDir()
-	if state == "" {
-		return errNoStateDir()
+	state, err := findState(s.environ)
+	if err != nil {
+		return err
 	}
 	if err := os.MkdirAll(state, 0o700); err != nil {
-		return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
-			Cause: "the state directory can't be made: " + err.Error(), Hint: "Set XDG_STATE_HOME to a directory that you can write.",
-		}}
+		return newFailure(exitConfig, err, "the state directory can't be made: "+err.Error(), "Set XDG_STATE_HOME to a directory that you can write.")
 	}
 	return nil
 }
@@ -225,14 +249,6 @@ func (s *settings) makeStateDir() error {
 // workspace, "" for none, mounts, and Caisson's state, which has caches and changes.
 func (s *settings) writableDirs(workspace string) []string {
 	return append(s.conf.WritableMounts(), s.environ.stateDir(), workspace)
-}
-
-// errNoStateDir returns the error for an environment that names no place for state.
-func errNoStateDir() error {
-	return &commandError{Status: exitConfig, Problem: record.Problem{
-		Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
-		Hint:  "Set HOME, or XDG_STATE_HOME.",
-	}}
 }
 
 // loadFor reads the settings anew if the user's file has some for single workspaces. A path
@@ -284,9 +300,7 @@ func (s *settings) checkSettingsOf(w *runner.Workspace) error {
 	if s.workspaceDir == "" || resolvePath(w.Path) == s.workspaceDir {
 		return nil
 	}
-	return &commandError{Status: exitInput, Problem: record.Problem{
-		Cause: "the workspace " + w.Path + " was replaced while it was opened", Hint: "Run the command again, and find out who replaced it.",
-	}}
+	return newFailure(exitInput, nil, "the workspace "+w.Path+" was replaced while it was opened", "Run the command again, and find out who replaced it.")
 }
 
 // recordSources returns where the settings came from, for the records.

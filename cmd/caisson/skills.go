@@ -1,20 +1,21 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/skills"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/skill"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-const skillsLong = "The skills that a session on the workspace can load: directories with a SKILL.md in .agents/skills and\n" +
+const skillsLong = "Show the skills that a session on the workspace can load: directories with a SKILL.md in .agents/skills and\n" +
 	".claude/skills of the workspace, in skills beside your configuration, and in skill_dirs.\n"
 
 func newSkillsCommand(a *app) *cobra.Command {
@@ -24,86 +25,79 @@ func newSkillsCommand(a *app) *cobra.Command {
 
 // skillFlags are the flags of the commands about skills.
 type skillFlags struct {
-	workspace, profile string
-	json               bool
+	Workspace string `flag:"workspace" default:"." doc:"directory of the workspace"`
+	profileFlag
+	JSON bool `flag:"json" doc:"write JSON"`
 }
 
-func (f *skillFlags) addTo(cmd *cobra.Command) {
-	cmd.Flags().SortFlags = false
-	cmd.Flags().StringVar(&f.workspace, "workspace", ".", "directory of the workspace")
-	cmd.Flags().StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
-	cmd.Flags().BoolVar(&f.json, "json", false, "write JSON")
+// foundSkills is the output of caisson skills list --json.
+type foundSkills struct {
+	Skills  []skill.Info    `json:"skills"`
+	Ignored []skill.Ignored `json:"ignored"`
 }
 
 func newSkillsListCommand(a *app) *cobra.Command {
 	var f skillFlags
-	cmd := &cobra.Command{
-		Use:     "list [flags]",
-		Short:   "List the skills, and those that can't be used",
-		Long:    skillsLong + "\nWhat can't be used, and why, is on standard error. No sandbox and no model is needed.\n" + exitHelp(nil, usesConfig|usesInput),
+	return newCommand(&cobra.Command{
+		Use: "list [flags]", Short: "List the skills, and those that can't be used", Args: noArgs,
+		Long:    skillsLong + "\nStandard error lists the skills that can't be used, and why. No sandbox and no model is needed.\n",
 		Example: "  caisson skills list\n  caisson skills list --workspace ./project --json",
-		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			found, err := f.findSkills(cmd.Context(), a)
 			if err != nil {
 				return err
 			}
-			return listSkills(a, found, f.json)
+			if f.JSON {
+				return writeJSON(a.stdout, found)
+			}
+			for _, i := range found.Ignored {
+				a.warn("not used: " + i.Name + ": " + i.Why)
+			}
+			return showTable(a, false, found.Skills, table[skill.Info]{
+				titles: []string{"SKILL", "TRUST", "TOOLS", "PATH", "WHAT IT DOES"},
+				cells: func(s skill.Info) []string {
+					about, _, _ := strings.Cut(strings.Join(strings.Fields(s.Description), " "), ". ")
+					return []string{s.Name, string(s.Trust), skillTools(s), s.Path, about}
+				},
+				none: "There are no skills.",
+			})
 		},
-	}
-	f.addTo(cmd)
-	return cmd
+	}, &f, usesConfig|usesInput, nil)
 }
 
 func newSkillsShowCommand(a *app) *cobra.Command {
 	var f skillFlags
-	cmd := &cobra.Command{
-		Use:     "show [flags] NAME",
-		Short:   "Show a skill: its text, and the tools that it allows",
-		Long:    "Show the text of a skill, and which tools are left while it is loaded.\n" + exitHelp(nil, usesConfig|usesInput),
+	return newCommand(&cobra.Command{
+		Use: "show [flags] NAME", Short: "Show a skill: its text, and the tools that it allows", Args: wantArgs(1, 1, "the name of one skill"),
+		Long:    "Show the text of a skill, and which tools are left while it is loaded.\n",
 		Example: "  caisson skills show release",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return newUsageError("show takes the name of one skill, got %d arguments", len(args))
-			}
 			found, err := f.findSkills(cmd.Context(), a)
 			if err != nil {
 				return err
 			}
 			for _, s := range found.Skills {
-				if s.Name == args[0] && f.json {
-					return writeJSON(a.stdout, s)
-				}
 				if s.Name == args[0] {
-					return skills.Write(a.stdout, s)
+					return a.show(f.JSON, s, func(p *page) { describeSkill(p, s) })
 				}
 			}
-			cause := fmt.Sprintf("there is no skill %q", args[0])
-			return &commandError{Status: exitInput, Problem: record.Problem{Cause: cause, Hint: "caisson skills list lists them, and those that can't be used."}}
+			return newFailure(exitInput, nil, fmt.Sprintf("there is no skill %q", args[0]), "caisson skills list lists the skills, and those that can't be used.")
 		},
-	}
-	f.addTo(cmd)
-	return cmd
+	}, &f, usesConfig|usesInput, nil)
 }
 
 // findSkills returns the skills that a session on the workspace would have.
-func (f *skillFlags) findSkills(ctx context.Context, a *app) (skills.Found, error) {
-	found := skills.Found{Skills: []skill.Info{}, Ignored: []skill.Ignored{}}
-	s, err := loadSettings(a, config.File{}, f.profile)
+func (f *skillFlags) findSkills(ctx context.Context, a *app) (foundSkills, error) {
+	var found foundSkills
+	s, err := loadSettingsFor(a, config.File{}, f.Profile, f.Workspace, projectOptions{})
 	if err != nil {
 		return found, err
 	}
-	w, err := workspaceFor(a.environ, f.workspace)
+	w, err := workspaceFor(a.environ, f.Workspace)
 	if err != nil {
 		return found, err
 	}
 	defer func() { _ = w.Close() }()
-	if err := s.loadFor(w.Path); err != nil {
-		return found, err
-	}
-	if err := s.useProject(w, projectOptions{}); err != nil {
-		return found, err
-	}
 	options, err := skillOptions(&s.conf, a.environ)
 	if err != nil {
 		return found, err
@@ -121,20 +115,35 @@ func (f *skillFlags) findSkills(ctx context.Context, a *app) (skills.Found, erro
 		return found, err
 	}
 	set := options.Find(ctx, reader, w.Path, s.instructions)
-	return skills.Found{Skills: set.Infos(known), Ignored: record.NonNil(set.Ignored())}, nil
+	return foundSkills{record.NonNil(set.Infos(known)), record.NonNil(set.Ignored())}, nil
 }
 
-func listSkills(a *app, found skills.Found, asJSON bool) error {
-	if asJSON {
-		return writeJSON(a.stdout, found)
+// skillTools returns the tools that are left while the skill is loaded.
+func skillTools(s skill.Info) string {
+	if s.AllowedTools == nil {
+		return "all"
 	}
-	for _, i := range found.Ignored {
-		line, _ := tools.Display(i.Name + ": " + i.Why)
-		a.printLines("caisson: not used: " + line)
+	names := make([]string, 0, len(s.Tools))
+	for _, name := range s.Tools {
+		names = append(names, string(name))
 	}
-	if len(found.Skills) == 0 {
-		_, err := fmt.Fprintln(a.stdout, "There are no skills.")
-		return err
+	return cmp.Or(strings.Join(names, " "), "none")
+}
+
+// describeSkill adds one skill to a page.
+func describeSkill(p *page, s skill.Info) {
+	p.line("%s: %s, %d bytes, %s", s.Name, s.Path, s.Bytes, s.Trust)
+	p.line("sha256 %s", s.SHA256)
+	p.line("tools while it is loaded: %s", skillTools(s))
+	if len(s.Unknown) > 0 {
+		p.line("dropped, no tools here: %s", strings.Join(s.Unknown, " "))
 	}
-	return a.writeTable(found.Rows())
+	if len(s.Patterns) > 0 {
+		p.line("patterns that are not enforced: %s", strings.Join(s.Patterns, " "))
+	}
+	for _, warning := range s.Warnings {
+		p.line("warning: %s", warning)
+	}
+	text, _ := tools.DisplayLines("\n" + s.Description + "\n\n" + s.Body + "\n")
+	p.WriteString(text)
 }

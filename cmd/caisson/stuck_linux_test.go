@@ -58,7 +58,7 @@ func TestARecordThatNobodyReadsHoldsNothingUp(t *testing.T) {
 			if got := w.run(append([]string{"--json"}, tc.args...)...); got != tc.want {
 				t.Errorf("status %d, want %d", got, tc.want)
 			}
-			if tc.want != 0 && !strings.Contains(stderr.String(), "What was done is in the workspace") && !strings.Contains(stderr.String(), "a limit was reached") {
+			if tc.want != 0 && !strings.Contains(stderr.String(), "changes are in the workspace") && !strings.Contains(stderr.String(), "a limit was reached") {
 				t.Errorf("standard error says %q", stderr.String())
 			}
 		})

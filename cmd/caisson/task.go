@@ -11,19 +11,18 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-
-	"github.com/caisson-run/caisson/cmd/caisson/internal/answer"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ci"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/junit"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/outfile"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/verify"
 )
 
 // maxTaskBytes bounds a task.
@@ -146,9 +145,7 @@ func readTask(a *app, args []string, file string) (string, error) {
 func readTaskFile(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return "", &commandError{Status: exitInput, Err: err, Problem: record.Problem{
-			Cause: fmt.Sprintf("the task can't be read: %v", err), Hint: "Name a file that is there.",
-		}}
+		return "", newFailure(exitInput, err, fmt.Sprintf("the task can't be read: %v", err), "Name a file that is there.")
 	}
 	defer func() { _ = f.Close() }() // only read
 	return readBounded(f, file)
@@ -156,42 +153,34 @@ func readTaskFile(file string) (string, error) {
 
 // checkFlags are the flags of caisson run for checks of the result, and for their reports.
 type checkFlags struct {
-	schema      string
-	verify      string
-	verifyJUnit string
-	junit       string
-	report      string
-	strict      bool
+	formatFlag
+	Verify      string   `flag:"verify" doc:"shell COMMAND that verifies the result, in a fresh sandbox, before it is applied"`
+	VerifyJUnit string   `flag:"verify-junit" doc:"PATTERN of JUnit reports that --verify writes, for annotations"`
+	JUnit       string   `flag:"junit" doc:"write the outcome and the checks to FILE, as JUnit XML"`
+	Report      string   `flag:"report" default:"auto" doc:"report to a CI system: auto, github or none"`
+	Strict      bool     `flag:"replay-strict" doc:"end with status 1 if tools of a replay return something else (default in CI)"`
+	Ignore      []string `flag:"replay-ignore" split:"," doc:"FIELDS of results that may differ, such as result,shell.exit_code"`
 	strictSet   func() bool
-	ignore      []string
 }
 
-// addTo adds the flags to a command.
-func (f *checkFlags) addTo(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	flags.StringVar(&f.schema, "output-schema", "", "the answer must be JSON, valid by the JSON Schema in FILE; one retry")
-	flags.StringVar(&f.verify, "verify", "", "shell COMMAND that verifies the result, in a fresh sandbox, before it is applied")
-	flags.StringVar(&f.verifyJUnit, "verify-junit", "", "PATTERN of JUnit reports that --verify writes, for annotations")
-	flags.StringVar(&f.junit, "junit", "", "write the outcome and the checks to FILE, as JUnit XML")
-	flags.StringVar(&f.report, "report", "auto", "report to a CI system: auto, github or none")
-	flags.BoolVar(&f.strict, "replay-strict", false, "end with status 1 if tools of a replay return something else (default in CI)")
-	flags.StringSliceVar(&f.ignore, "replay-ignore", nil, "FIELDS of results that may differ, such as result,shell.exit_code")
-	f.strictSet = func() bool { return flags.Changed("replay-strict") }
+// formatFlag is the flag for the form of the answer.
+type formatFlag struct {
+	Schema string `flag:"output-schema" doc:"the answer must be JSON, valid by the JSON Schema in FILE; one retry"`
 }
 
 // validateFlags checks the flags. attempts is that of --best-of.
 func (f *checkFlags) validateFlags(a *app, attempts int) error {
 	switch {
-	case attempts > 0 && (f.schema != "" || f.verify != "" || f.junit != ""):
+	case attempts > 0 && (f.Schema != "" || f.Verify != "" || f.JUnit != ""):
 		return newUsageError("--best-of has --judge to check attempts: it does not go with --verify, --output-schema and --junit")
-	case f.verifyJUnit != "" && f.verify == "":
+	case f.VerifyJUnit != "" && f.Verify == "":
 		return newUsageError("--verify-junit needs --verify with the command that writes the reports")
-	case !slices.Contains([]string{"auto", "github", "none"}, f.report):
-		return newUsageError("--report is auto, github or none, not %q", f.report)
-	case f.report == "github" && a.environ.get("GITHUB_ACTIONS") == "":
+	case !slices.Contains([]string{"auto", "github", "none"}, f.Report):
+		return newUsageError("--report is auto, github or none, not %q", f.Report)
+	case f.Report == "github" && a.environ.get("GITHUB_ACTIONS") == "":
 		return newUsageError("--report github needs GITHUB_ACTIONS and the files that GitHub's runner names, such as GITHUB_STEP_SUMMARY")
 	}
-	for _, field := range f.ignore {
+	for _, field := range f.Ignore {
 		if !slices.Contains(replay.Fields(), field[strings.LastIndexByte(field, '.')+1:]) {
 			return newUsageError("--replay-ignore takes %s, or one of them behind a tool and a dot, not %q", strings.Join(replay.Fields(), ", "), field)
 		}
@@ -202,7 +191,7 @@ func (f *checkFlags) validateFlags(a *app, attempts int) error {
 // isStrict reports whether a replay must return what it did before.
 func (f *checkFlags) isStrict(env environ) bool {
 	if f.strictSet() {
-		return f.strict
+		return f.Strict
 	}
 	if v := env.get("CI"); v != "" && v != "false" && v != "0" {
 		return true
@@ -212,27 +201,27 @@ func (f *checkFlags) isStrict(env environ) bool {
 
 // ignoresField reports whether a difference of a replay does not count.
 func (f *checkFlags) ignoresField(d replay.Difference) bool {
-	return slices.Contains(f.ignore, d.What) || slices.Contains(f.ignore, string(d.Tool)+"."+d.What)
+	return slices.Contains(f.Ignore, d.What) || slices.Contains(f.Ignore, string(d.Tool)+"."+d.What)
 }
 
 // readFormat returns the form of the answer, nil for any.
-func (f *checkFlags) readFormat() (*runner.AnswerFormat, error) {
-	if f.schema == "" {
+func (f formatFlag) readFormat() (*runner.AnswerFormat, error) {
+	if f.Schema == "" {
 		return nil, nil
 	}
-	text, err := readSchema(f.schema)
+	text, err := readSchema(f.Schema)
 	var format *runner.AnswerFormat
 	if err == nil {
-		format, err = answer.NewFormat(text)
+		format, err = newAnswerFormat(text)
 	}
 	if err != nil {
-		return nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{
-			Cause: fmt.Sprintf("%s can't be the schema of the answer: %v", f.schema, err),
-			Hint:  "Name a file with a JSON Schema of draft 2020-12 with --output-schema.",
-		}}
+		return nil, newFailure(exitInput, err, fmt.Sprintf("%s can't be the schema of the answer: %v", f.Schema, err), "Name a file with a JSON Schema of draft 2020-12 with --output-schema.")
 	}
 	return format, nil
 }
+
+// maxSchemaBytes bounds a schema: the model gets it with the task.
+const maxSchemaBytes = 256 << 10
 
 func readSchema(name string) ([]byte, error) {
 	file, err := os.Open(name)
@@ -240,11 +229,27 @@ func readSchema(name string) ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = file.Close() }() // only read
-	text, err := io.ReadAll(io.LimitReader(file, answer.MaxSchemaBytes+1))
-	if err == nil && len(text) > answer.MaxSchemaBytes {
-		err = fmt.Errorf("it is longer than %d KiB", answer.MaxSchemaBytes>>10)
+	text, err := io.ReadAll(io.LimitReader(file, maxSchemaBytes+1))
+	if err == nil && len(text) > maxSchemaBytes {
+		err = fmt.Errorf("it is longer than %d KiB", maxSchemaBytes>>10)
 	}
 	return bytes.TrimPrefix(text, []byte("\ufeff")), err
+}
+
+// newAnswerFormat returns the form of an answer that is one JSON value, valid by a JSON Schema
+// of draft 2020-12.
+func newAnswerFormat(schema []byte) (*runner.AnswerFormat, error) {
+	compiled, err := verify.CompileSchema(schema)
+	if err != nil {
+		return nil, fmt.Errorf("the schema %w", err)
+	}
+	return &runner.AnswerFormat{
+		Request: "Your answer must be one JSON value and nothing else: no explanation and no code fence. It must be valid by this JSON Schema:\n\n" + strings.TrimSpace(string(schema)),
+		Check: func(text string) (string, []string) {
+			value := worker.TrimFence(text)
+			return value, compiled.Check(value)
+		},
+	}, nil
 }
 
 // runReport is where a run is reported besides the terminal.
@@ -254,26 +259,26 @@ type runReport struct {
 	junit  *outfile.File
 	github *ci.GitHub
 	replay bool
-	// started reports that there was a session, whose end is reported.
+	// started is set if there was a session, whose end is reported.
 	started bool
 }
 
 // openReport opens the files of a report before the run.
 func (f checkFlags) openReport(a *app) (*runReport, error) {
 	r := &runReport{flags: f, app: a}
-	if f.report != "none" && a.environ.get("GITHUB_ACTIONS") != "" {
+	if f.Report != "none" && a.environ.get("GITHUB_ACTIONS") != "" {
 		guarded, _ := a.stderr.(*ci.Stream)
 		r.github = ci.NewGitHub(a.environ.get, guarded.Guard())
 	}
 	var err error
-	r.junit, err = openOutput(f.junit, "--junit", "JUnit report")
+	r.junit, err = openOutput(f.JUnit, "--junit", "JUnit report")
 	return r, err
 }
 
 // setChecks sets the checks of a session.
 func (r *runReport) setChecks(o *runner.Options, u *userInterface, format *runner.AnswerFormat) {
 	o.Format = format
-	o.Verify = runner.VerifyOptions{Command: r.flags.verify, Files: r.flags.verifyJUnit}
+	o.Verify = runner.VerifyOptions{Command: r.flags.Verify, Files: r.flags.VerifyJUnit}
 	if o.Profiles[0].Model.Info().Provider == "replay" {
 		r.replay = true
 		o.Differences, o.StrictReplay = u.listDifferences, r.flags.isStrict(r.app.environ)
@@ -287,7 +292,7 @@ func (r *runReport) setChecks(o *runner.Options, u *userInterface, format *runne
 // reportRun reports a run that has ended. patch is the file of --patch-out, "" for none.
 func (r *runReport) reportRun(report runner.Report, patch string) error {
 	r.started = true
-	err := junit.Write(r.junit, report, junit.Checks{Format: r.flags.schema != "", Verify: r.flags.verify != "", Replay: r.replay}, time.Now())
+	err := junit.Write(r.junit, report, junit.Checks{Format: r.flags.Schema != "", Verify: r.flags.Verify != "", Replay: r.replay}, time.Now())
 	if r.github != nil {
 		if r.github.Patch = patch; patch == "" && report.Patch != "" {
 			r.github.Patch = report.Dir + "/workspace.patch"

@@ -15,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/runner"
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/memory"
@@ -25,31 +24,27 @@ import (
 func newToolsCommand(a *app) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use: "tools", Short: "List the tools, and call one without a model",
-		Long: "The tools that a model is offered: their class, the place where they run, and the policy's mode.\n" +
+		Long: "Show the tools that a model is offered: their class, the place where they run, and the policy's mode.\n" +
 			"A call runs one as a session would, under the same policy, with records.",
 	}, newToolsListCommand(a), newToolsCallCommand(a))
 }
 
 func newToolsListCommand(a *app) *cobra.Command {
-	var asJSON bool
-	var profile string
-	cmd := &cobra.Command{
-		Use:   "ls [flags] [NAME...]",
-		Short: "List the tools: class, place, mode of the policy",
-		Long: `List the tools of a session: Caisson's own and those that the configuration declares. With names, the
-definition that a model gets: the description and the schema of the arguments.
-
-The mode is that of the policy of a run without a terminal (ci, or the configuration's own), for a
-workspace that is not trusted. A tool that is off is not offered; the configuration turns it on.
-` + exitHelp(nil, usesConfig|usesInput),
-		Example: "  caisson tools ls\n  caisson tools ls shell apply_patch\n  caisson tools ls --json",
-		RunE: func(_ *cobra.Command, args []string) error {
-			return listTools(a, profile, args, asJSON)
-		},
+	var f struct {
+		JSON bool `flag:"json" doc:"as JSON, with descriptions and schemas"`
+		profileFlag
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON, with descriptions and schemas")
-	cmd.Flags().StringVar(&profile, "profile", "", "settings of profiles.NAME in the configuration")
-	return cmd
+	return newCommand(&cobra.Command{
+		Use: "ls [flags] [NAME...]", Short: "List the tools: class, place, mode of the policy",
+		Long: `List the tools of a session: Caisson's own and those that the configuration declares. With names, show
+the definition that a model gets: the description and the schema of the arguments.
+
+The mode comes from the policy of a run without a terminal (ci, or the one in the configuration), for a
+workspace that is not trusted. A tool that is off is not offered; the configuration can turn it on.
+`,
+		Example: "  caisson tools ls\n  caisson tools ls shell apply_patch\n  caisson tools ls --json",
+		RunE:    func(_ *cobra.Command, args []string) error { return listTools(a, f.Profile, args, f.JSON) },
+	}, &f, usesConfig|usesInput, nil)
 }
 
 // listedTool is a tool as tools ls tells it.
@@ -94,15 +89,13 @@ func listTools(a *app, profile string, names []string, asJSON bool) error {
 	if list, err = selectTools(list, names); err != nil {
 		return err
 	}
-	if asJSON {
-		return writeJSON(a.stdout, list)
-	} else if len(names) > 0 {
+	if len(names) > 0 && !asJSON {
 		return describeTools(a.stdout, list)
 	}
-	return tabulateTools(a, list)
+	return showTable(a, asJSON, list, table[listedTool]{titles: []string{"TOOL", "CLASS", "RUNS", "MODE", "WHAT IT DOES"}, cells: toolCells})
 }
 
-// toolsOf are the tools that a session with this configuration has, off or on.
+// toolsOf returns the tools of a session with this configuration, including those that are off.
 func toolsOf(conf *config.Config) ([]tools.Definition, error) {
 	fetching, err := conf.FetchOptions()
 	if err != nil {
@@ -154,26 +147,20 @@ func isDeclared(conf *config.Config, name tools.Name) bool {
 }
 
 func noTool(name string) error {
-	return &commandError{Status: exitInput, Problem: record.Problem{
-		Cause: fmt.Sprintf("there is no tool %q", name), Hint: "caisson tools ls lists them, and caisson mcp test those of MCP servers.",
-	}}
+	return newFailure(exitInput, nil, fmt.Sprintf("there is no tool %q", name), "caisson tools ls lists them, and caisson mcp test those of MCP servers.")
 }
 
-func tabulateTools(a *app, list []listedTool) error {
-	rows := [][]string{{"TOOL", "CLASS", "RUNS", "MODE", "WHAT IT DOES"}}
-	for _, one := range list {
-		mode := string(one.Mode)
-		if !one.Enabled {
-			mode = "off"
-		}
-		what, _, _ := strings.Cut(one.Description, ". ")
-		what, _ = tools.Display(strings.TrimSuffix(what, "."))
-		if i := strings.IndexAny(what, ",:("); i > 0 && len(what) > 90 {
-			what = strings.TrimSpace(what[:i])
-		}
-		rows = append(rows, []string{string(one.Name), string(one.Class), string(one.Runs), mode, what})
+func toolCells(one listedTool) []string {
+	mode := string(one.Mode)
+	if !one.Enabled {
+		mode = "off"
 	}
-	return a.writeTable(rows)
+	what, _, _ := strings.Cut(one.Description, ". ")
+	what = strings.TrimSuffix(what, ".")
+	if i := strings.IndexAny(what, ",:("); i > 0 && len(what) > 90 {
+		what = strings.TrimSpace(what[:i])
+	}
+	return []string{string(one.Name), string(one.Class), string(one.Runs), mode, what}
 }
 
 func describeTools(w io.Writer, list []listedTool) error {
@@ -207,39 +194,30 @@ func describePlace(p tools.Place) string {
 	return "the sandbox"
 }
 
-const callLong = `Call one tool as a session would, without a model: under the same policy, in the same sandbox, with
-records of its own (caisson trace show). A tool that only reads starts no sandbox. SERVER/TOOL is a tool of
-an MCP server, which is started for the call.
-
-ARGUMENTS is the JSON object of the call, as a model writes it; "-" reads it from standard input, and
-none is {}. Standard output has the text for the model, --json the result as one JSON object.
-
-Every setting of caisson run that is not about the model is a flag here too.
-`
-
+// callFlags are the flags of caisson tools call.
 type callFlags struct {
+	JSON bool `flag:"json" doc:"write the result as JSON"`
 	workspaceFlags
-
-	json bool
 }
 
 func newToolsCallCommand(a *app) *cobra.Command {
 	var f callFlags
-	cmd := &cobra.Command{
-		Use:   "call [flags] NAME [ARGUMENTS | -]",
-		Short: "Call one tool without a model",
-		Long:  callLong + exitHelp(nil, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|interruptible),
+	return newCommand(&cobra.Command{
+		Use: "call [flags] NAME [ARGUMENTS | -]", Short: "Call one tool without a model", Args: wantArgs(1, 2, "the name of a tool and one JSON object"),
+		Long: `Call one tool as a session would, without a model: under the same policy, in the same sandbox, with its
+own records (caisson trace show). A read-only tool starts no sandbox. SERVER/TOOL is a tool of an MCP
+server, which is started for the call.
+
+ARGUMENTS is the JSON object of the call, as a model writes it; "-" reads it from standard input. The
+default is {}. Standard output has the text for the model; with --json, the result as one JSON object.
+
+Every setting of caisson run that is not about the model is a flag here too.
+`,
 		Example: `  caisson tools call read_file '{"path": "go.mod"}'
   caisson tools call shell '{"command": "go test ./..."}' --backend gvisor
   caisson tools call apply_patch - < arguments.json`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return callTool(cmd.Context(), a, f, args)
-		},
-	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().BoolVar(&f.json, "json", false, "write the result as JSON")
-	f.addTo(cmd)
-	return cmd
+		RunE: func(cmd *cobra.Command, args []string) error { return callTool(cmd.Context(), a, f, args) },
+	}, &f, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|interruptible, nil)
 }
 
 // callTool opens a session without a model and makes one call in it.
@@ -248,7 +226,7 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	if err != nil {
 		return err
 	}
-	s, err := openSessionBuilder(a, f.settings, f.profile, f.workspace, f.project)
+	s, err := openSessionBuilder(a, f.workspaceFlags)
 	if err != nil {
 		return err
 	}
@@ -273,13 +251,13 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	result, err := session.Call(ctx, name, input)
 	r := session.Close()
 	if err != nil { // the report has the cause
-		return u.finishCall(ctx, r, name, nil, f.json)
+		return u.finishCall(ctx, r, name, nil, f.JSON)
 	}
 	redact := redact.New(s.knownSecrets())
 	for i, b := range result.Content {
 		result.Content[i].Text = string(redact.Bytes([]byte(b.Text)))
 	}
-	return u.finishCall(ctx, r, name, &result, f.json)
+	return u.finishCall(ctx, r, name, &result, f.JSON)
 }
 
 // selectTool returns the name of a tool, one of the session's own or of an MCP server, and
@@ -313,10 +291,6 @@ func (s *sessionBuilder) selectTool(defs []tools.Definition, asked string) (tool
 func readArguments(a *app, args []string) (json.RawMessage, error) {
 	text := "{}"
 	switch {
-	case len(args) == 0:
-		return nil, newUsageError("a tool's name is needed; caisson tools ls lists them")
-	case len(args) > 2:
-		return nil, newUsageError("a tool's name and one JSON object; got %d arguments", len(args))
 	case len(args) == 2 && args[1] == "-":
 		var err error
 		if text, err = readBounded(a.stdin, "standard input"); err != nil {

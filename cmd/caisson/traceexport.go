@@ -13,43 +13,39 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
-const traceExportLong = `Write a session for other programs.
+func newTraceExportCommand(a *app) *cobra.Command {
+	var f struct {
+		Format string `flag:"format" default:"jsonl" doc:"jsonl, json or atif"`
+		Output string `flag:"output,o" doc:"file to write (default: standard output)"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "export [flags] SESSION", Short: "Write a session as JSON lines, JSON or an ATIF trajectory", Args: oneSession,
+		Long: `Write a session for other programs.
 
   jsonl   its records as they are, one per line
   json    one JSON array of them
   atif    a trajectory of the Agent Trajectory Interchange Format (ATIF v1.7), which
           caisson run --model replay/FILE plays again
 
-Keys that the environment and the configuration name, and text with the shape of a well-known key,
-are replaced once more.
-`
-
-func newTraceExportCommand(a *app) *cobra.Command {
-	var format, path string
-	cmd := &cobra.Command{
-		Use:     "export [flags] SESSION",
-		Short:   "Write a session as JSON lines, JSON or an ATIF trajectory",
-		Long:    traceExportLong + exitHelp(map[int]string{exitFailed: "it can't be written"}, usesConfig|usesInput),
+Keys that the environment and the configuration name are replaced again, and so is text with the shape
+of a well-known key.
+`,
 		Example: "  caisson trace export --format atif -o trajectory.json ses_01JD",
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: func(_ *cobra.Command, args []string) error {
 			write, ok := map[string]func(io.Writer, trace.Session) (trace.Overview, error){
 				"jsonl": trace.Lines, "json": trace.JSON, "atif": trace.ATIF,
-			}[format]
+			}[f.Format]
 			if !ok {
-				return newUsageError("there is no format %q; there are jsonl, json and atif", format)
+				return newUsageError("there is no format %q; there are jsonl, json and atif", f.Format)
 			}
-			return exportTrace(a, cmd, args, path, write)
+			return exportTrace(a, args[0], f.Output, write)
 		},
-	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().StringVar(&format, "format", "jsonl", "jsonl, json or atif")
-	cmd.Flags().StringVarP(&path, "output", "o", "", "file to write (default: standard output)")
-	return cmd
+	}, &f, usesConfig|usesInput, statuses{exitFailed: "it can't be written"})
 }
 
 // exportTrace writes a session to a file or standard output, without secrets.
-func exportTrace(a *app, cmd *cobra.Command, args []string, path string, write func(io.Writer, trace.Session) (trace.Overview, error)) error {
-	s, err := traceSession(a.environ, cmd, args)
+func exportTrace(a *app, name, path string, write func(io.Writer, trace.Session) (trace.Overview, error)) error {
+	s, err := traceSession(a.environ, name)
 	if err != nil {
 		return err
 	}
@@ -66,18 +62,16 @@ func exportTrace(a *app, cmd *cobra.Command, args []string, path string, write f
 	if err = errors.Join(err, safe.Close()); err != nil { // half of it would be taken for the whole
 		err = errors.Join(err, f.Empty())
 	}
-	err = errors.Join(err, f.Close())
-	if err != nil {
+	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
 	if over.Damage != "" {
-		err = reportDamage(a.stderr, over)
+		reportDamage(a, over)
 	}
 	if safe.Changed() {
-		_, told := fmt.Fprintln(a.stderr, "caisson: keys that are in these records were left out of the export; their hash chain doesn't hold in it")
-		err = errors.Join(err, told)
+		a.warn("keys that are in these records were left out of the export; their hash chain doesn't hold in it")
 	}
-	return err
+	return nil
 }
 
 // knownSecrets are the keys that the environment and the configuration name. A
@@ -97,74 +91,67 @@ func knownSecrets(a *app) []redact.Secret {
 	return all
 }
 
-const traceHTMLLong = `Write a session as one HTML page: a timeline of turns, model calls, tool calls, waits for answers and
+func newTraceHTMLCommand(a *app) *cobra.Command {
+	var f struct {
+		Output string `flag:"output,o" doc:"file to write (default: standard output)"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "html [flags] SESSION", Short: "Write a session as one HTML page", Args: oneSession,
+		Long: `Write a session as one HTML page: a timeline of turns, model calls, tool calls, waits for answers and
 the sandbox; questions, refusals and changes; all messages with inputs, results and diffs.
 
-The page is one file that loads nothing and runs no script, and its policy forbids both. The output of
-tools and models is shown as text, whatever it holds.
-`
-
-func newTraceHTMLCommand(a *app) *cobra.Command {
-	var path string
-	cmd := &cobra.Command{
-		Use:     "html [flags] SESSION",
-		Short:   "Write a session as one HTML page",
-		Long:    traceHTMLLong + exitHelp(map[int]string{exitFailed: "it can't be written"}, usesConfig|usesInput),
+The page is one file. It loads nothing and runs no script, and its policy forbids both. It shows the
+output of tools and models as plain text.
+`,
 		Example: "  caisson trace html -o session.html ses_01JD",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return exportTrace(a, cmd, args, path, trace.HTML)
-		},
-	}
-	cmd.Flags().StringVarP(&path, "output", "o", "", "file to write (default: standard output)")
-	return cmd
+		RunE:    func(_ *cobra.Command, args []string) error { return exportTrace(a, args[0], f.Output, trace.HTML) },
+	}, &f, usesConfig|usesInput, statuses{exitFailed: "it can't be written"})
 }
-
-const traceVerifyLong = `Verify that a session's records are as they were written: seq without gaps, and each record's hash in
-the next one. The long values in files must have the hashes that their records name, and so must the
-requests of commands in egress.jsonl, whose hash is in session.ended.
-
-The chain can't show that records are missing at the end: a session without session.ended is reported
-as cut short, which a kill causes too. Nor can it show that a whole chain was forged: keep the hash of
-the last record elsewhere, and compare.
-`
 
 func newTraceVerifyCommand(a *app) *cobra.Command {
-	var all, asJSON bool
-	cmd := &cobra.Command{
-		Use:     "verify [flags] SESSION | --all",
-		Short:   "Verify that records were not changed",
-		Long:    traceVerifyLong + exitHelp(map[int]string{exitFailed: "records were changed, are missing or can't be read"}, usesConfig|usesInput),
+	var f struct {
+		All  bool `flag:"all" doc:"every session of this user"`
+		JSON bool `flag:"json" doc:"write a JSON array"`
+	}
+	return newCommand(&cobra.Command{
+		Use: "verify [flags] SESSION | --all", Short: "Verify that records were not changed",
+		Long: `Verify that a session's records are as they were written: seq has no gaps, and each record has the
+hash of the one before. Long values in files must have the hashes that their records name, and so must
+the requests of commands in egress.jsonl, whose hash is in session.ended.
+
+The chain can't show that records are missing at the end: a session without session.ended is reported
+as cut short, which can also be the result of a kill. Nor can it show that someone forged a whole chain:
+keep the hash of the last record elsewhere, and compare.
+`,
 		Example: "  caisson trace verify ses_01JD\n  caisson trace verify --all --json | jq '.[] | select(.ok|not)'",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var list []trace.Session
-			if all && len(args) > 0 {
+			if f.All && len(args) > 0 {
 				return newUsageError("a session or --all, not both")
 			}
-			if all {
-				state, err := traceState(a.environ)
+			if f.All {
+				state, err := findState(a.environ)
 				if err != nil {
 					return err
 				}
-				if list, err = trace.All(state); err != nil {
-					return err
-				}
-			} else {
-				s, err := traceSession(a.environ, cmd, args)
+				list, err := trace.All(state)
 				if err != nil {
 					return err
 				}
-				list = []trace.Session{s}
+				return verifySessions(a, list, f.JSON)
 			}
-			return verifySessions(a, list, asJSON)
+			if err := oneSession(cmd, args); err != nil {
+				return err
+			}
+			s, err := traceSession(a.environ, args[0])
+			if err != nil {
+				return err
+			}
+			return verifySessions(a, []trace.Session{s}, f.JSON)
 		},
-	}
-	cmd.Flags().SortFlags = false
-	cmd.Flags().BoolVar(&all, "all", false, "every session of this user")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON array")
-	return cmd
+	}, &f, usesConfig|usesInput, statuses{exitFailed: "records were changed, are missing or can't be read"})
 }
 
-// verifySessions verifies sessions and goes on after a damaged one.
+// verifySessions verifies sessions and continues after a damaged one.
 func verifySessions(a *app, list []trace.Session, asJSON bool) error {
 	status := exitDone
 	verdicts := []trace.Verdict{}
@@ -179,25 +166,19 @@ func verifySessions(a *app, list []trace.Session, asJSON bool) error {
 		if !v.OK {
 			status = exitFailed
 		}
-		if asJSON {
-			verdicts = append(verdicts, v)
-			continue
-		}
-		if _, err := fmt.Fprintln(a.stdout, verdictText(v)); err != nil {
-			return err
-		}
+		verdicts = append(verdicts, v)
 	}
-	if asJSON {
-		err := writeJSON(a.stdout, verdicts)
-		return cmp.Or(err, exitWith(status))
-	}
-	return exitWith(status)
+	return cmp.Or(a.show(asJSON, verdicts, func(p *page) {
+		for _, v := range verdicts {
+			p.line("%s", verdictText(v))
+		}
+	}), exitWith(status))
 }
 
 func verdictText(v trace.Verdict) string {
-	text := fmt.Sprintf("%s  ok: %d records", makeSafeLine(v.Session), v.Records)
+	text := fmt.Sprintf("%s  ok: %d records", v.Session, v.Records)
 	if !v.OK {
-		text = fmt.Sprintf("%s  CHANGED: %s (%d good records before)", makeSafeLine(v.Session), makeSafeLine(v.Damage), v.Records)
+		text = fmt.Sprintf("%s  CHANGED: %s (%d good records before)", v.Session, trimPoint(v.Damage), v.Records)
 	}
 	if v.Omitted > 0 {
 		text += fmt.Sprintf(", %d removed after their time", v.Omitted)

@@ -1,11 +1,11 @@
-package answer
+package main
 
 import (
 	"strings"
 	"testing"
 )
 
-const schema = `{
+const answerSchema = `{
   "$defs": {"item": {"type": "object", "properties": {"name": {"type": "string"}, "next": {"$ref": "#/$defs/count"}}, "required": ["name"], "additionalProperties": false},
             "count": {"type": "integer", "minimum": 1},
             "tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
@@ -16,7 +16,7 @@ const schema = `{
 }`
 
 func TestFormat(t *testing.T) {
-	f, err := NewFormat([]byte(schema))
+	f, err := newAnswerFormat([]byte(answerSchema))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestSchemaIsRefused(t *testing.T) {
 		`{"$defs":{"a":{"allOf":[{"$ref":"#/$defs/a"}]}},"$ref":"#/$defs/a"}`: "leads back to itself",
 		"[" + strings.Repeat("1,", 10_000) + "1]":                             "parts",
 	} {
-		if _, err := NewFormat([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := newAnswerFormat([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.60s: %v, want %q", text, err, want)
 		}
 	}
