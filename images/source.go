@@ -16,8 +16,9 @@ type Source interface {
 	// package's classes.
 	RootFS(ctx context.Context, ref Reference) (root *RootFS, release func(), err error)
 	// OwnedRootFS is RootFS with the owners, groups and modes that the image's
-	// files have, for a root that commands may write to. It needs root; without
-	// it the error wraps ErrUnsupported.
+	// files have, for a root that commands may write to. If this process is not
+	// root, its user owns all files, and may always read files and write to
+	// directories.
 	OwnedRootFS(ctx context.Context, ref Reference) (root *RootFS, release func(), err error)
 	// Resolve returns the image that a reference names now, without fetching
 	// its layers.

@@ -43,16 +43,17 @@ const maxSkipped = 20
 // can read them and the cache can always be removed. Modification times of
 // files are kept.
 //
-// With owners, which needs root, owners, groups and permission bits are those of
-// the layers, and the sticky bits of directories: for a root that several users
-// write to.
+// With owners, owners, groups and permission bits are those of the layers, and the
+// sticky bits of directories: for a root that several users write to. If the caller is
+// not root, it owns everything all the same, and may always read files and write to
+// directories.
 func Unpack(ctx context.Context, dir string, layers []Layer, limits Limits, owners bool, report func(l Layer, done int64)) (Result, error) {
 	t, err := openTree(dir, limits)
 	if err != nil {
 		return Result{}, err
 	}
 	defer t.closeDirs()
-	u := unpacker{tree: t, limits: limits, owners: owners, buffer: make([]byte, 256<<10), seed: maphash.MakeSeed()}
+	u := unpacker{tree: t, limits: limits, owners: owners, isRoot: os.Geteuid() == 0, buffer: make([]byte, 256<<10), seed: maphash.MakeSeed()}
 	for i, l := range layers {
 		u.touched = nil
 		if i > 0 {
@@ -70,6 +71,7 @@ type unpacker struct {
 	tree    *tree
 	limits  Limits
 	owners  bool
+	isRoot  bool // so that the caller can set owners
 	buffer  []byte
 	done    Result
 	read    int64 // bytes of the archives so far
@@ -263,6 +265,9 @@ func (u *unpacker) makeDir(h *tar.Header, s location) error {
 	if h.Mode&0o1000 != 0 {
 		mode |= fs.ModeSticky
 	}
+	if !u.isRoot {
+		return s.dir.Chmod(s.base, mode|0o700)
+	}
 	if err := s.dir.Lchown(s.base, h.Uid, h.Gid); err != nil {
 		return err
 	}
@@ -280,9 +285,13 @@ func (u *unpacker) writeFile(r *layerReader, archive io.Reader, h *tar.Header, s
 	}
 	n, err := u.copyContent(r, f, archive)
 	mode := plainMode(h.Mode)
-	if err == nil && u.owners {
+	if u.owners {
 		mode = fs.FileMode(h.Mode & 0o777)
-		err = f.Chown(h.Uid, h.Gid)
+		if !u.isRoot {
+			mode |= 0o400
+		} else if err == nil {
+			err = f.Chown(h.Uid, h.Gid)
+		}
 	}
 	if err == nil {
 		err = f.Chmod(mode)
@@ -338,7 +347,7 @@ func (u *unpacker) makeSymlink(h *tar.Header, s location) error {
 		return err
 	}
 	u.done.Entries++
-	if err := s.dir.Symlink(target, s.base); err != nil || !u.owners {
+	if err := s.dir.Symlink(target, s.base); err != nil || !u.owners || !u.isRoot {
 		return err
 	}
 	return s.dir.Lchown(s.base, h.Uid, h.Gid)

@@ -3,10 +3,10 @@
 package store
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -17,7 +17,8 @@ import (
 )
 
 // TestOwnedRootFS: files of an image have their owners and modes where they are
-// asked for, without set-user-ID, beside the tree without.
+// asked for, without set-user-ID, beside the tree without. For an ordinary user all
+// files are that user's.
 func TestOwnedRootFS(t *testing.T) {
 	item := func(it imagetest.Item, mode int64, uid, gid int) imagetest.Item {
 		it.Mode, it.Uid, it.Gid = mode, uid, gid
@@ -30,12 +31,6 @@ func TestOwnedRootFS(t *testing.T) {
 	)})
 	ref := mustParse(t, "oci-layout:"+dir+":x")
 	s := openStore(t, storeDir(t))
-	if os.Geteuid() != 0 {
-		if _, _, err := s.OwnedRootFS(t.Context(), ref); !errors.Is(err, images.ErrUnsupported) {
-			t.Errorf("%v, want ErrUnsupported", err)
-		}
-		return
-	}
 	plain, releasePlain := rootfs(t, s, ref)
 	owned, release, err := s.OwnedRootFS(t.Context(), ref)
 	if err != nil {
@@ -52,6 +47,12 @@ func TestOwnedRootFS(t *testing.T) {
 		"home/link":     {"0:0 Lrwxrwxrwx", "1000:1000 Lrwxrwxrwx"},
 		"bin":           {"0:0 drwxr-xr-x", "0:0 drwxr-x---"}, // of a lower layer too
 	} {
+		if uid := os.Geteuid(); uid != 0 {
+			for i := range want {
+				_, mode, _ := strings.Cut(want[i], " ")
+				want[i] = fmt.Sprintf("%d:%d %s", uid, os.Getegid(), mode)
+			}
+		}
 		if got := [2]string{ownerAndMode(t, plain.Dir, name), ownerAndMode(t, owned.Dir, name)}; got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}

@@ -172,6 +172,9 @@ func writeImage(t testing.TB, root, file string, c v1.Config) {
 // builtProgram returns a program of this repository, which make builds.
 func builtProgram(t testing.TB, name string) string {
 	t.Helper()
+	if dir := os.Getenv(userDir); dir != "" {
+		return filepath.Join(dir, name)
+	}
 	path, err := filepath.Abs(filepath.Join("../../bin", name))
 	must(t, err)
 	if _, err := os.Stat(path); err != nil {
