@@ -17,8 +17,9 @@ import (
 
 // frameLimits bound what a stdio server may send.
 type frameLimits struct {
-	// lineBytes bounds one line, and depth the nesting of its JSON.
-	lineBytes, depth int
+	// lineBytes bounds one line, depth the nesting of its JSON, and values the values in it,
+	// of which a decoded one takes up to some 200 bytes.
+	lineBytes, depth, values int
 	// noiseLines and noiseBytes bound lines that hold no message, in a row.
 	noiseLines, noiseBytes int
 	// lines and bytes bound the rates.
@@ -38,7 +39,7 @@ func (p pace) newLimiter() *rate.Limiter { return rate.NewLimiter(p.limit, p.bur
 // defaultFrameLimits are far above what servers need. Other clients skip lines that
 // hold no message, without a bound: many servers print a banner or log there.
 var defaultFrameLimits = frameLimits{
-	lineBytes: 8 << 20, depth: 128,
+	lineBytes: 8 << 20, depth: 128, values: 200_000,
 	noiseLines: 1000, noiseBytes: 1 << 20,
 	lines: pace{1000, 10_000}, bytes: pace{32 << 20, 256 << 20},
 	unanswered: 64,
@@ -112,7 +113,7 @@ func (f *framer) parseLine(line []byte) (jsonrpc.Message, error) {
 	// A line without the member that every message has is a log record or the like, even if
 	// it quotes a message.
 	first, batch := bytes.CutPrefix(line, []byte("["))
-	depth, versioned := scanObject(bytes.TrimSpace(first))
+	depth, values, versioned := scanObject(bytes.TrimSpace(first))
 	if !versioned || batch && !json.Valid(line) {
 		return nil, f.addNoise(line)
 	}
@@ -123,6 +124,8 @@ func (f *framer) parseLine(line []byte) (jsonrpc.Message, error) {
 		return nil, &ProtocolError{"a message that is not valid UTF-8"}
 	case depth > f.limits.depth:
 		return nil, &ProtocolError{fmt.Sprintf("a message nested deeper than %d", f.limits.depth)}
+	case values > f.limits.values:
+		return nil, &ProtocolError{fmt.Sprintf("a message with more than %d values", f.limits.values)}
 	case !json.Valid(line):
 		return nil, &ProtocolError{"a message that is not valid JSON"}
 	}
@@ -203,11 +206,11 @@ func (f *framer) noteWritten(msg jsonrpc.Message) {
 	}
 }
 
-// scanObject returns how deeply the object at the start of a text nests, and whether it
-// has a member "jsonrpc". The text need not be valid.
-func scanObject(text []byte) (deepest int, versioned bool) {
+// scanObject returns how deeply the object at the start of a text nests, how many values
+// are in it at most, and whether it has a member "jsonrpc". The text need not be valid.
+func scanObject(text []byte) (deepest, values int, versioned bool) {
 	if len(text) == 0 || text[0] != '{' {
-		return 0, false
+		return 0, 0, false
 	}
 	depth := 0
 	for i := 0; i < len(text); i++ {
@@ -222,14 +225,17 @@ func scanObject(text []byte) (deepest int, versioned bool) {
 			if depth == 1 && bytes.HasPrefix(text[start:], []byte(`"jsonrpc"`)) && bytes.HasPrefix(bytes.TrimLeft(text[min(i+1, len(text)):], " \t"), []byte(":")) {
 				versioned = true
 			}
+		case ',':
+			values++
 		case '{', '[':
+			values++ // the first one in it, if there is one
 			depth++
 			deepest = max(deepest, depth)
 		case '}', ']':
 			if depth--; depth == 0 {
-				return deepest, versioned
+				return deepest, values, versioned
 			}
 		}
 	}
-	return deepest, versioned
+	return deepest, values, versioned
 }

@@ -18,7 +18,7 @@ import (
 // unlimited are limits that nothing in these tests reaches: the control that a limit,
 // and not something else, stopped a server.
 var unlimited = frameLimits{
-	lineBytes: 1 << 30, depth: 1 << 30, noiseLines: 1 << 30, noiseBytes: 1 << 30,
+	lineBytes: 1 << 30, depth: 1 << 30, values: 1 << 30, noiseLines: 1 << 30, noiseBytes: 1 << 30,
 	lines: pace{rate.Inf, 0}, bytes: pace{rate.Inf, 0}, unanswered: 1 << 30,
 }
 
@@ -100,6 +100,12 @@ func TestFloods(t *testing.T) {
 		}},
 		{name: "deeper JSON", want: "nested deeper", send: func(c *rawConn, _ message) error {
 			return c.send(`{"jsonrpc":"2.0","method":"notifications/unknown","params":{"x":` + strings.Repeat("[", 1e5) + strings.Repeat("]", 1e5) + `}}`)
+		}},
+		{name: "many values", send: func(c *rawConn, _ message) error {
+			return c.send(`{"jsonrpc":"2.0","method":"notifications/unknown","params":{"x":[` + strings.Repeat("0,", 199_000) + `0]}}`)
+		}},
+		{name: "too many values", want: "more than 200000 values", limited: true, send: func(c *rawConn, _ message) error {
+			return c.send(`{"jsonrpc":"2.0","method":"notifications/unknown","params":{"x":[` + strings.Repeat("[],", 100_000) + `0]}}`)
 		}},
 		{name: "notifications", want: "faster", limited: true, send: func(c *rawConn, _ message) error {
 			return repeat(c, 12_000, `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}}`)

@@ -455,11 +455,34 @@ func FuzzNesting(f *testing.F) {
 	f.Add("data: {\"a\":[1,\"]}\\\"\"]}\n\n", 3)
 	f.Fuzz(func(t *testing.T, text string, cut int) {
 		var whole, parts nesting
-		want := whole.scanBytes([]byte(text), true)
+		deepest, values := whole.scanBytes([]byte(text), true)
 		cut = min(max(cut, 0), len(text))
-		got := max(parts.scanBytes([]byte(text[:cut]), true), parts.scanBytes([]byte(text[cut:]), true))
-		if got != want || parts.depth != whole.depth {
-			t.Errorf("%q cut at %d: %d, want %d", text, cut, got, want)
+		firstDeepest, firstValues := parts.scanBytes([]byte(text[:cut]), true)
+		nextDeepest, nextValues := parts.scanBytes([]byte(text[cut:]), true)
+		if max(firstDeepest, nextDeepest) != deepest || max(firstValues, nextValues) != values || parts != whole {
+			t.Errorf("%q cut at %d: %d deep with %d values, then %d with %d, want %d with %d", text, cut, firstDeepest, firstValues, nextDeepest, nextValues, deepest, values)
 		}
 	})
+}
+
+// TestValuesOverHTTP: the bound is for one message, whatever text comes between messages.
+func TestValuesOverHTTP(t *testing.T) {
+	for _, test := range []struct {
+		stream bool
+		text   string
+		want   bool // that it is refused
+	}{
+		{true, strings.Repeat("data: [1,2,3,4]\n\n", 10), false},
+		{true, "data: [1,2,3,\ndata: 4,5]\n\n", true},
+		{true, "data: [1,2,3,4,5]\n\ndata: 1\n\n", true},
+		{false, "[1,\n\n2,3,4,5]", true},
+		{false, "[1,2,3,4]", false},
+	} {
+		guard := &guardTransport{limits: defaultHTTPLimits, lines: defaultHTTPLimits.lines.newLimiter(), bytes: defaultHTTPLimits.bytes.newLimiter()}
+		guard.limits.values = 4
+		body := &guardedBody{t: guard, stream: test.stream, left: 1000}
+		if err := body.check([]byte(test.text)); (err != nil) != test.want {
+			t.Errorf("%q: %v", test.text, err)
+		}
+	}
 }

@@ -19,8 +19,9 @@ import (
 
 // httpLimits bound what a server over HTTP may send.
 type httpLimits struct {
-	// messageBytes bounds a message and an event, and depth the nesting of its JSON.
-	messageBytes, depth int
+	// messageBytes bounds a message and an event, depth the nesting of its JSON, and values
+	// the values in it.
+	messageBytes, depth, values int
 	// errorBytes bounds the body of a response that is none of success.
 	errorBytes int
 	// lines and bytes bound the rates of all streams together.
@@ -34,7 +35,7 @@ type httpLimits struct {
 
 // defaultHTTPLimits are those of stdio servers, where both have them.
 var defaultHTTPLimits = httpLimits{
-	messageBytes: defaultFrameLimits.lineBytes, depth: defaultFrameLimits.depth, errorBytes: 64 << 10,
+	messageBytes: defaultFrameLimits.lineBytes, depth: defaultFrameLimits.depth, values: defaultFrameLimits.values, errorBytes: 64 << 10,
 	lines: pace{4 * defaultFrameLimits.lines.limit, 4 * defaultFrameLimits.lines.burst}, // an event has up to four
 	bytes: defaultFrameLimits.bytes, streamWait: 3 * time.Second, streams: pace{2, 16},
 }
@@ -261,8 +262,12 @@ func (b *guardedBody) Read(p []byte) (int, error) {
 }
 
 func (b *guardedBody) check(p []byte) error {
-	if b.scanBytes(p, b.stream) > b.t.limits.depth {
+	deepest, values := b.scanBytes(p, b.stream)
+	if deepest > b.t.limits.depth {
 		return &ProtocolError{fmt.Sprintf("a message nested deeper than %d", b.t.limits.depth)}
+	}
+	if values > b.t.limits.values {
+		return &ProtocolError{fmt.Sprintf("a message with more than %d values", b.t.limits.values)}
 	}
 	if b.stream {
 		if !b.t.takeStream(bytes.Count(p, []byte{'\n'}), len(p)) {
@@ -282,20 +287,21 @@ func (b *guardedBody) Close() error {
 	return b.inner.Close()
 }
 
-// nesting follows how deeply JSON nests in a text that comes in parts.
+// nesting follows how deeply JSON nests, and how many values are in it, in a text that
+// comes in parts.
 type nesting struct {
-	depth             int
+	depth, values     int
 	inString, escaped bool
 	lineBegun         bool
 }
 
-// scanBytes returns how deeply the text has nested so far since the last message. In a stream
-// of events each line is a text of its own, and an empty line ends a message.
-func (n *nesting) scanBytes(p []byte, stream bool) (deepest int) {
+// scanBytes returns how deeply a message in p nests, and how many values one has so far. In
+// a stream of events each line is a text of its own, and an empty line ends a message.
+func (n *nesting) scanBytes(p []byte, stream bool) (deepest, values int) {
 	for _, c := range p {
 		if c == '\n' && stream {
 			if !n.lineBegun {
-				n.depth = 0
+				n.depth, n.values = 0, 0
 			}
 			n.inString, n.escaped, n.lineBegun = false, false, false
 			continue
@@ -309,12 +315,16 @@ func (n *nesting) scanBytes(p []byte, stream bool) (deepest int) {
 		case c == '"':
 			n.inString = !n.inString
 		case n.inString:
+		case c == ',':
+			n.values++
 		case c == '{' || c == '[':
+			n.values++ // the first one in it, if there is one
 			n.depth++
 			deepest = max(deepest, n.depth)
 		case c == '}' || c == ']':
 			n.depth = max(0, n.depth-1)
 		}
+		values = max(values, n.values)
 	}
-	return deepest
+	return deepest, values
 }
