@@ -50,18 +50,18 @@ const mcpStreamable = "streamable-http"
 // MCPBase holds the keys of an MCP server that other clients have too, and those that
 // only narrow. A trusted workspace's .mcp.json can have them.
 type MCPBase struct {
-	Type         string            `yaml:"type" words:"stdio http streamable-http sse" doc:"transport: stdio, http (streamable-http is the same) or sse, its predecessor; by default stdio with command, and http with url"`
-	Command      string            `yaml:"command" doc:"program of a stdio server; it runs in the session's sandbox"`
+	Type         string            `yaml:"type" words:"stdio http streamable-http sse" doc:"transport: stdio, http (or streamable-http) or sse, the older one; the default is stdio with command, and http with url"`
+	Command      string            `yaml:"command" doc:"program of a stdio server, which runs in the session's sandbox"`
 	Args         []string          `yaml:"args" doc:"arguments of the program"`
 	Env          map[string]Secret `yaml:"env" doc:"variables of the program, by name; the values are kept out of all output and records" each:"value of a variable"`
-	Cwd          string            `yaml:"cwd" doc:"working directory in the sandbox, from / on or relative to the workspace; by default a home of the server's own, and / with on_host"`
+	Cwd          string            `yaml:"cwd" doc:"working directory in the sandbox, absolute or relative to the workspace; the default is a separate home for the server, and / with on_host"`
 	URL          string            `yaml:"url" doc:"address of a server that is reached over HTTP"`
 	Headers      map[string]Secret `yaml:"headers" doc:"headers of each request to url, by name; the values are kept out of all output and records" each:"value of a header"`
 	OAuth        MCPOAuth          `yaml:"oauth" doc:"how Caisson signs in to a server with url, unless headers has Authorization"`
-	Timeout      *Count            `yaml:"timeout" doc:"milliseconds of one call, as other clients write call_timeout"`
-	Include      []string          `yaml:"include" doc:"tools that are offered, by their names at the server; * at the end of one stands for the rest; by default all"`
-	Exclude      []string          `yaml:"exclude" doc:"tools that are not offered, written like include"`
-	StartTimeout *Duration         `yaml:"start_timeout" doc:"longest time until the server has listed its tools"`
+	Timeout      *Count            `yaml:"timeout" doc:"time of one call in milliseconds; other clients write call_timeout this way"`
+	Include      []string          `yaml:"include" doc:"tools to offer, by their names at the server; a name may end in *; the default is all"`
+	Exclude      []string          `yaml:"exclude" doc:"tools not to offer, written like include"`
+	StartTimeout *Duration         `yaml:"start_timeout" doc:"longest time until the server lists its tools"`
 	CallTimeout  *Duration         `yaml:"call_timeout" doc:"longest time of one call"`
 	Disabled     bool              `yaml:"disabled" doc:"leave the server out"`
 }
@@ -70,9 +70,9 @@ type MCPBase struct {
 type MCPServer struct {
 	MCPBase   `yaml:",inline"`
 	OnHost    bool      `yaml:"on_host" doc:"run the program on this machine, as you and outside the sandbox; it can do whatever you can"`
-	Memory    *Size     `yaml:"memory" doc:"memory of the program beside the sandbox's own; half of it is the size of its home"`
-	Processes *Count    `yaml:"processes" doc:"processes and threads of the program beside the sandbox's own"`
-	Egress    MCPEgress `yaml:"egress" doc:"what the program may reach, with no other server and no command; without a rule it has no network; for a url, hosts that it names for signing in"`
+	Memory    *Size     `yaml:"memory" doc:"memory of the program, in addition to the sandbox's; half of it is the size of its home"`
+	Processes *Count    `yaml:"processes" doc:"processes and threads of the program, in addition to the sandbox's"`
+	Egress    MCPEgress `yaml:"egress" doc:"hosts that this program may reach, independent of other servers and commands; without a rule it has no network; for a url, hosts that it names for signing in"`
 
 	// project is set if the workspace's file has the server.
 	project bool
@@ -80,9 +80,9 @@ type MCPServer struct {
 
 // MCPOAuth is the client that Caisson is at the authorization server of an MCP server.
 type MCPOAuth struct {
-	ClientID     string   `yaml:"client_id" doc:"identifier of a registered client; without it one is registered when you sign in"`
+	ClientID     string   `yaml:"client_id" doc:"identifier of a registered client; by default, signing in registers one"`
 	ClientSecret Secret   `yaml:"client_secret" doc:"secret of the client; it is kept out of all output and records, and goes to the authorization server that the server names"`
-	Scopes       []string `yaml:"scopes" doc:"scopes to ask for, in place of those that the server names"`
+	Scopes       []string `yaml:"scopes" doc:"scopes to ask for, instead of the ones that the server names"`
 	Grant        string   `yaml:"grant" words:"authorization_code client_credentials" doc:"authorization_code (the default), with caisson mcp login, or client_credentials, which needs client_id and client_secret"`
 }
 
@@ -112,11 +112,11 @@ var scopeToken = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompil
 
 // MCPEgress bounds what one server may reach.
 type MCPEgress struct {
-	Presets PresetNames             `yaml:"presets" doc:"package managers whose public registries the server may read from, such as npm for npx"`
-	Allow   EgressRules             `yaml:"allow" doc:"what the server may reach, written like egress.allow"`
-	Deny    EgressRules             `yaml:"deny" doc:"what the server may not reach; egress.deny counts too"`
-	Private map[string][]string     `yaml:"private" doc:"networks that are not public, by the host of allow or url that may be there" each:"networks or addresses, such as 10.1.2.0/24"`
-	Secrets map[string]EgressSecret `yaml:"secrets" doc:"keys that the server uses without having them, written like egress.secrets" each:"one key"`
+	Presets PresetNames             `yaml:"presets" doc:"package managers whose public registries the server may read, such as npm for npx"`
+	Allow   EgressRules             `yaml:"allow" doc:"hosts that the server may reach, written like egress.allow"`
+	Deny    EgressRules             `yaml:"deny" doc:"hosts that the server may not reach, in addition to egress.deny"`
+	Private map[string][]string     `yaml:"private" doc:"private networks that a host of allow or url may be in, by host" each:"networks or addresses, such as 10.1.2.0/24"`
+	Secrets map[string]EgressSecret `yaml:"secrets" doc:"keys that the server can use but not see, written like egress.secrets" each:"one key"`
 }
 
 // MCPNames are names of servers, or none alone.

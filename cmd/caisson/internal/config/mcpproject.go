@@ -19,11 +19,11 @@ const MCPPath = ".mcp.json"
 
 // MCPRestrictions are an administrator's bounds for MCP servers.
 type MCPRestrictions struct {
-	Servers         []string `yaml:"servers" doc:"names of servers that there may be; one ending in * allows what begins like it; absent means any, empty none"`
-	Commands        []string `yaml:"commands" doc:"programs of servers with their arguments, one space between them; one ending in * allows what begins like it; absent means any, empty none"`
-	Hosts           []string `yaml:"hosts" doc:"hosts that servers with url may be at; *.example.com allows those below it; absent means any, empty none"`
+	Servers         []string `yaml:"servers" doc:"allowed names of servers; a name may end in *; absent means any, empty none"`
+	Commands        []string `yaml:"commands" doc:"allowed programs of servers with their arguments, separated by one space; an entry may end in *; absent means any, empty none"`
+	Hosts           []string `yaml:"hosts" doc:"allowed hosts of servers with url; *.example.com allows its subdomains; absent means any, empty none"`
 	RefuseOnHost    bool     `yaml:"refuse_on_host" doc:"refuse on_host"`
-	RefuseWorkspace bool     `yaml:"refuse_workspace" doc:"let no .mcp.json of a workspace count"`
+	RefuseWorkspace bool     `yaml:"refuse_workspace" doc:"ignore the .mcp.json of workspaces"`
 }
 
 // refuses returns why a server is not allowed, "" if it is.

@@ -115,7 +115,7 @@ func TestTags(t *testing.T) {
 	}
 	for _, file := range []reflect.Type{reflect.TypeFor[File](), reflect.TypeFor[Project](), reflect.TypeFor[Requirements]()} {
 		for _, k := range keysOf(file) {
-			if listen := "without one " + DefaultListen; k.name == "serve.listen" && !strings.HasSuffix(k.tag.Get("doc"), listen) {
+			if listen := "the default is " + DefaultListen; k.name == "serve.listen" && !strings.HasSuffix(k.tag.Get("doc"), listen) {
 				t.Errorf("%s does not end with %q", k.name, listen)
 			}
 		}

@@ -11,21 +11,21 @@ import (
 // Service is the long-lived program of the sandbox.
 type Service struct {
 	Run         *string     `yaml:"run" flag:"service" value:"WHAT" group:"Sandbox" shown:"none" enum:"none image command" doc:"program that runs beside the commands: none, image (its ENTRYPOINT and CMD) or command (service.command)"`
-	Command     []string    `yaml:"command" doc:"the program and its arguments, which run unless run names another"`
+	Command     []string    `yaml:"command" doc:"the program and its arguments; it runs unless run says otherwise"`
 	Dir         *string     `yaml:"dir" doc:"its working directory in the sandbox; the image's WORKDIR otherwise"`
 	AsAgent     *bool       `yaml:"as_agent" default:"false" doc:"run it as the user of the commands, which can then stop and read it"`
-	StartTime   *Duration   `yaml:"start_time" default:"5m" doc:"longest wait until it is healthy"`
-	HealthCheck HealthCheck `yaml:"health_check" doc:"the check that ends its start, in place of the image's HEALTHCHECK"`
+	StartTime   *Duration   `yaml:"start_time" default:"5m" doc:"longest time until it is healthy"`
+	HealthCheck HealthCheck `yaml:"health_check" doc:"the health check that it must pass to have started, instead of the image's HEALTHCHECK"`
 }
 
 // HealthCheck is a health check with the names of Docker Compose.
 type HealthCheck struct {
-	Test          []string  `yaml:"test" doc:"CMD and a program with its arguments, CMD-SHELL and a command for the shell, or NONE"`
-	Interval      *Duration `yaml:"interval" doc:"between tests; 30s by default"`
-	Timeout       *Duration `yaml:"timeout" doc:"of one test; 30s by default"`
-	StartPeriod   *Duration `yaml:"start_period" doc:"time in which failures do not count"`
-	StartInterval *Duration `yaml:"start_interval" doc:"between tests in the start period; 5s by default"`
-	Retries       *Count    `yaml:"retries" doc:"failures in a row after which the start has failed; 3 by default"`
+	Test          []string  `yaml:"test" doc:"CMD and a program with its arguments, CMD-SHELL and a shell command, or NONE"`
+	Interval      *Duration `yaml:"interval" doc:"time between tests; the default is 30s"`
+	Timeout       *Duration `yaml:"timeout" doc:"longest time of one test; the default is 30s"`
+	StartPeriod   *Duration `yaml:"start_period" doc:"time after the start in which failures do not count"`
+	StartInterval *Duration `yaml:"start_interval" doc:"time between tests in the start period; the default is 5s"`
+	Retries       *Count    `yaml:"retries" doc:"number of failures in a row after which the start has failed; the default is 3"`
 }
 
 // UserService returns the service of the sandbox, nil for none.

@@ -42,68 +42,68 @@ import (
 //	names    for a map: the allowed names
 type File struct {
 	Model                 *string          `yaml:"model" flag:"model" value:"MODEL" group:"Model" doc:"model profile, or provider/model: openai/NAME, anthropic/NAME, ollama/NAME, replay/FILE; by default openai/gpt-6.2-sol with OPENAI_API_KEY, else anthropic/claude-sonnet-5-5 with ANTHROPIC_API_KEY"`
-	Models                map[string]Model `yaml:"models" doc:"model profiles, by name; selecting one selects all of it" each:"one model profile"`
+	Models                map[string]Model `yaml:"models" doc:"model profiles, by name; selecting one selects all its settings" each:"one model profile"`
 	Backend               *string          `yaml:"backend" flag:"backend" value:"NAME" group:"Sandbox" default:"auto" enum:"auto docker gvisor runc" doc:"where commands run: auto, docker, gvisor or runc"`
 	Image                 *string          `yaml:"image" flag:"image" value:"REF" group:"Sandbox" default:"host" doc:"root filesystem: host, an image's name, rootfs:DIR, oci-layout:DIR, docker-archive:FILE or build:DIR"`
-	WritableRoot          *bool            `yaml:"writable_root" flag:"writable-root" group:"Sandbox" default:"false" doc:"let commands write to the files of the image, in a layer that is thrown away with the sandbox"`
+	WritableRoot          *bool            `yaml:"writable_root" flag:"writable-root" group:"Sandbox" default:"false" doc:"let commands write to the files of the image, in a layer that is removed with the sandbox"`
 	Workdir               *string          `yaml:"workdir" flag:"workdir" value:"PATH" group:"Sandbox" default:"/workspace" doc:"where the workspace is mounted in the container: a path, or image for the image's own WORKDIR"`
 	Bounds                `yaml:",inline"`
-	CopyBytes             *Size             `yaml:"copy_bytes" group:"Sandbox" default:"256MiB" doc:"largest size of a workspace that mode copy sends; its copy, which is in memory, may grow to four times this"`
+	CopyBytes             *Size             `yaml:"copy_bytes" group:"Sandbox" default:"256MiB" doc:"largest workspace that mode copy sends; the copy is in memory, and may grow to four times this size"`
 	CopyEntries           *Count            `yaml:"copy_entries" group:"Sandbox" default:"100000" doc:"largest number of files and directories that mode copy sends"`
-	CopyCheckpoint        *string           `yaml:"copy_checkpoint" flag:"copy-checkpoint" value:"WHEN" group:"Sandbox" default:"turn" enum:"turn never" doc:"when changes of mode copy are brought back before the end: turn, while the model is asked, so that a fresh sandbox has them after a loss; or never"`
-	Service               Service           `yaml:"service" doc:"a long-lived program of the sandbox, such as the server that an image starts"`
+	CopyCheckpoint        *string           `yaml:"copy_checkpoint" flag:"copy-checkpoint" value:"WHEN" group:"Sandbox" default:"turn" enum:"turn never" doc:"when mode copy saves changes before the end: turn, while the model is asked, so that a sandbox that replaces a lost one has them; or never"`
+	Service               Service           `yaml:"service" doc:"a long-running program in the sandbox, such as the server that an image starts"`
 	KeepChanges           *Duration         `yaml:"keep_changes" flag:"keep-changes" value:"TIME" group:"Output" default:"336h" doc:"how long changes of overlay runs wait to be applied, such as 336h"`
-	KeepSessions          *Duration         `yaml:"keep_sessions" flag:"keep-sessions" value:"TIME" group:"Output" default:"2160h" doc:"how long records are kept whole, such as 2160h; then their audit records stay"`
-	Env                   map[string]string `yaml:"env" doc:"variables of the commands in the sandbox, by name" each:"value of a variable"`
-	EnvFrom               VariableNames     `yaml:"env_from" flag:"env-from" value:"NAMES" group:"Sandbox" doc:"variables of caisson's own environment that commands get too; their values are kept out of records; the flag has commas between them"`
-	Mounts                Mounts            `yaml:"mounts" flag:"mount" value:"MOUNTS" group:"Sandbox" doc:"directories of this machine that commands see; the flag has FROM:TO or FROM:TO:ro, with commas between them"`
-	Caches                CacheNames        `yaml:"caches" flag:"cache" value:"NAMES" group:"Sandbox" doc:"caches that the sessions of a workspace share: go, npm, pip, cargo, maven, apt, or a directory such as ~/.gradle; the flag has commas between them"`
-	KeepCaches            *Duration         `yaml:"keep_caches" flag:"keep-caches" value:"TIME" group:"Output" default:"720h" doc:"how long caches are kept that no session uses, such as 720h"`
-	Submounts             []string          `yaml:"submounts" doc:"mounts inside the workspace that are accepted"`
+	KeepSessions          *Duration         `yaml:"keep_sessions" flag:"keep-sessions" value:"TIME" group:"Output" default:"2160h" doc:"how long complete records are kept, such as 2160h; after that, only audit records are kept"`
+	Env                   map[string]string `yaml:"env" doc:"variables for commands in the sandbox, by name" each:"value of a variable"`
+	EnvFrom               VariableNames     `yaml:"env_from" flag:"env-from" value:"NAMES" group:"Sandbox" doc:"variables of caisson's own environment that commands also get; their values are kept out of records; separate them with commas in the flag"`
+	Mounts                Mounts            `yaml:"mounts" flag:"mount" value:"MOUNTS" group:"Sandbox" doc:"directories of this machine that commands see; in the flag, FROM:TO or FROM:TO:ro, separated by commas"`
+	Caches                CacheNames        `yaml:"caches" flag:"cache" value:"NAMES" group:"Sandbox" doc:"caches that the sessions of a workspace share: go, npm, pip, cargo, maven, apt, or a directory such as ~/.gradle; separate them with commas in the flag"`
+	KeepCaches            *Duration         `yaml:"keep_caches" flag:"keep-caches" value:"TIME" group:"Output" default:"720h" doc:"how long unused caches are kept, such as 720h"`
+	Submounts             []string          `yaml:"submounts" doc:"accepted mounts inside the workspace"`
 	Policy                *Policy           `yaml:"policy" doc:"which calls run, prompt or are refused"`
 	Concurrency           *Count            `yaml:"concurrency" flag:"concurrency" value:"N" group:"Limits" doc:"tool calls that run at once, at most 64"`
-	ConfirmTimeout        *Duration         `yaml:"confirm_timeout" flag:"confirm-timeout" value:"TIME" group:"Policy" doc:"wait for an answer to a confirmation"`
-	Grace                 *Duration         `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"between SIGTERM and SIGKILL when a command is cancelled"`
-	Fetch                 Fetch             `yaml:"fetch" doc:"what the fetch tool may reach; without allow it is off"`
-	Workers               Workers           `yaml:"workers" doc:"models that the model may ask by the tools confer and coordinate; without models they are off"`
+	ConfirmTimeout        *Duration         `yaml:"confirm_timeout" flag:"confirm-timeout" value:"TIME" group:"Policy" doc:"how long a confirmation waits for an answer"`
+	Grace                 *Duration         `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"time between SIGTERM and SIGKILL when a command is cancelled"`
+	Fetch                 Fetch             `yaml:"fetch" doc:"what the fetch tool may reach; without allow the tool is off"`
+	Workers               Workers           `yaml:"workers" doc:"models that the model may ask with the tools confer and coordinate; without models the tools are off"`
 	Egress                Egress            `yaml:"egress" doc:"what commands may reach; without a rule they have no network"`
 	Docker                Docker            `yaml:"docker" doc:"the Docker engine"`
 	Stream                *bool             `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
 	CallerOwnsFiles       *bool             `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
 	AcceptSystemWorkspace *bool             `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
 	Sandbox               Sandbox           `yaml:"sandbox" doc:"how sandboxes are started"`
-	HostImage             HostImage         `yaml:"host_image" doc:"what image host has beside the machine's /usr"`
+	HostImage             HostImage         `yaml:"host_image" doc:"what image host contains in addition to the machine's /usr"`
 	Images                Images            `yaml:"images" doc:"how images are fetched"`
-	Programs              Programs          `yaml:"programs" doc:"absolute paths of what is not beside the executable or on PATH"`
+	Programs              Programs          `yaml:"programs" doc:"absolute paths of programs that are neither beside the executable nor on PATH"`
 	Chat                  Chat              `yaml:"chat" doc:"how caisson chat behaves"`
-	Serve                 Serve             `yaml:"serve" doc:"how caisson serve serves; its sessions have the rest of the file"`
-	Telemetry             Telemetry         `yaml:"telemetry" doc:"export of spans and metrics by OTLP; the variables of OpenTelemetry win over it"`
+	Serve                 Serve             `yaml:"serve" doc:"settings of caisson serve; its sessions use the rest of the file"`
+	Telemetry             Telemetry         `yaml:"telemetry" doc:"export of spans and metrics by OTLP; OpenTelemetry's own variables override it"`
 	MCP                   MCPServers        `yaml:"mcpServers" doc:"MCP servers whose tools the model can load, by name; their tools prompt until policy.tools names them" each:"one server"`
-	MCPUse                MCPNames          `yaml:"mcp_use" flag:"mcp" value:"NAMES" group:"Task" doc:"MCP servers that a session has, or none; by default all; the flag has commas between them"`
+	MCPUse                MCPNames          `yaml:"mcp_use" flag:"mcp" value:"NAMES" group:"Task" doc:"MCP servers that a session uses, or none; the default is all; separate them with commas in the flag"`
 	MCPEnv                VariableNames     `yaml:"mcp_env" doc:"variables of caisson's own environment that the .mcp.json of a trusted workspace may refer to"`
-	Tools                 Tools             `yaml:"tools" doc:"commands that the model is offered as tools of their own, by name; they run in the sandbox" each:"one tool"`
-	Instructions          *string           `yaml:"instructions" doc:"instructions for the model, which count as the operator's; so does AGENTS.md beside the configuration"`
-	InstructionsFile      *string           `yaml:"instructions_file" flag:"instructions" value:"FILE" group:"Task" doc:"file with further instructions of the operator"`
-	SkillDirs             []string          `yaml:"skill_dirs" doc:"further directories of your skills, from / or ~/ on, beside skills in the configuration directory"`
-	MemoryTools           *bool             `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes at a session's start"`
+	Tools                 Tools             `yaml:"tools" doc:"commands to offer to the model as tools, by name; they run in the sandbox" each:"one tool"`
+	Instructions          *string           `yaml:"instructions" doc:"the operator's instructions to the model, in addition to AGENTS.md beside the configuration"`
+	InstructionsFile      *string           `yaml:"instructions_file" flag:"instructions" value:"FILE" group:"Task" doc:"file with more of the operator's instructions"`
+	SkillDirs             []string          `yaml:"skill_dirs" doc:"more directories with your skills, in addition to skills in the configuration directory; a path begins with / or ~/"`
+	MemoryTools           *bool             `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes when a session starts"`
 
 	// Profiles are named sets of these settings, Workspaces those of one workspace by
 	// its path; neither has any itself.
 	Profiles   map[string]File `yaml:"profiles" doc:"named sets of these settings"`
-	Workspaces map[string]File `yaml:"workspaces" doc:"settings for one workspace, by its path (from / or ~/ on); they count more than a profile"`
+	Workspaces map[string]File `yaml:"workspaces" doc:"settings for one workspace, by its path, which begins with / or ~/; they override a profile"`
 }
 
 // Workers are the models that the model may ask.
 type Workers struct {
-	Models      []string `yaml:"models" doc:"model profiles, or provider/model, that may be asked; the session pays for them and its limits count them"`
-	Tools       []string `yaml:"tools" words:"fetch verify" doc:"tools that they may call if the model asks for it: fetch, as for the session, and verify, on texts"`
-	CostCap     *Dollars `yaml:"cost_cap_usd" doc:"US dollars that one of them with tools may cost in a call"`
+	Models      []string `yaml:"models" doc:"model profiles, or provider/model, that the model may ask; the session pays for them, and they count toward its limits"`
+	Tools       []string `yaml:"tools" words:"fetch verify" doc:"tools that these models may call if the model asks for it: fetch, as for the session, and verify, on texts"`
+	CostCap     *Dollars `yaml:"cost_cap_usd" doc:"US dollars that one of these models with tools may cost in a call"`
 	CostCapMode *string  `yaml:"cost_cap_mode" default:"warn" enum:"warn enforce off" doc:"above the cap: warn, enforce (no further calls of its tools) or off"`
 }
 
 // Chat holds the settings of caisson chat.
 type Chat struct {
-	Notify *string `yaml:"notify" default:"osc9" enum:"off bell osc9" doc:"how a chat asks for attention when a question waits, or when a long turn has ended in a terminal without focus: off, bell, or osc9, a bell and a notification of the terminal"`
+	Notify *string `yaml:"notify" default:"osc9" enum:"off bell osc9" doc:"how a chat asks for attention when a question waits, or when a long turn ends in a terminal without focus: off, bell, or osc9 (a bell and a notification of the terminal)"`
 }
 
 // Bounds are the settings that a trusted workspace's own file and an
@@ -111,18 +111,18 @@ type Chat struct {
 // switches get a value that stands further left in the tag tighten.
 type Bounds struct {
 	Git  *string `yaml:"git" flag:"git" value:"MODE" group:"Sandbox" default:"ro" enum:"ro commit" tighten:"ro commit" doc:"what commands may do to .git: ro or commit"`
-	User *string `yaml:"user" flag:"user" value:"WHO" group:"Sandbox" default:"owner" enum:"owner image root" tighten:"owner image root" doc:"user of commands: owner, without privileges; image, the image's USER; or root, of the container alone (gvisor, runc, docker with runsc)"`
+	User *string `yaml:"user" flag:"user" value:"WHO" group:"Sandbox" default:"owner" enum:"owner image root" tighten:"owner image root" doc:"user of commands: owner, without privileges; image, the image's USER; or root, only in the container (gvisor, runc, docker with runsc)"`
 	// Mode is "bind" unless a layer or the requirements say otherwise.
-	Mode *string `yaml:"mode" flag:"mode" value:"MODE" group:"Sandbox" enum:"bind overlay copy" tighten:"copy overlay bind" doc:"how the workspace is mounted: bind; overlay, which leaves it untouched; or copy, which sends it, such as to an engine on another machine"`
+	Mode *string `yaml:"mode" flag:"mode" value:"MODE" group:"Sandbox" enum:"bind overlay copy" tighten:"copy overlay bind" doc:"how commands get the workspace: bind, which changes it directly; overlay, which leaves it unchanged; or copy, which sends it, for example to an engine on another machine"`
 	// CacheUse is "writable" unless a layer or the requirements say otherwise.
 	CacheUse         *string   `yaml:"cache_use" flag:"cache-use" value:"HOW" group:"Sandbox" shown:"writable" enum:"writable frozen none" tighten:"none frozen writable" doc:"how commands use the caches: writable, frozen (what they write is dropped) or none"`
-	OnPrompt         *string   `yaml:"on_prompt" flag:"on-prompt" value:"WHAT" group:"Policy" default:"deny" enum:"deny fail allow" tighten:"deny fail allow" doc:"with no one to ask: deny, fail or allow"`
-	RefuseLost       *bool     `yaml:"refuse_lost" flag:"refuse-lost" group:"Sandbox" default:"false" tighten:"true false" doc:"don't run where the sandbox lacks a protection"`
-	InstructionFiles *bool     `yaml:"instruction_files" flag:"instruction-files" group:"Task" default:"true" tighten:"false true" doc:"send the workspace's AGENTS.md to the model: as data, or as the operator's where caisson trust has it as it is"`
-	Canary           *bool     `yaml:"canary" flag:"canary" group:"Task" default:"false" tighten:"true false" doc:"mark the model's instructions with a token, which is replaced, and recorded as a warning, where an answer or a call repeats it"`
-	Skills           *string   `yaml:"skills" flag:"skills" value:"WHICH" group:"Task" default:"all" enum:"all user off" tighten:"off user all" doc:"skills that the model can load: all; user, without those of the workspace; or off"`
-	Limits           Limits    `yaml:"limits" doc:"of a run; a key that is missing is no limit"`
-	Resources        Resources `yaml:"resources" doc:"of a sandbox"`
+	OnPrompt         *string   `yaml:"on_prompt" flag:"on-prompt" value:"WHAT" group:"Policy" default:"deny" enum:"deny fail allow" tighten:"deny fail allow" doc:"what to do about a prompt if nobody can be asked: deny, fail or allow"`
+	RefuseLost       *bool     `yaml:"refuse_lost" flag:"refuse-lost" group:"Sandbox" default:"false" tighten:"true false" doc:"don't run if the sandbox lacks a protection"`
+	InstructionFiles *bool     `yaml:"instruction_files" flag:"instruction-files" group:"Task" default:"true" tighten:"false true" doc:"send the workspace's AGENTS.md to the model: as the operator's instructions if this version is trusted (caisson trust), otherwise as data"`
+	Canary           *bool     `yaml:"canary" flag:"canary" group:"Task" default:"false" tighten:"true false" doc:"mark the model's instructions with a token; if an answer or a call repeats it, Caisson replaces it and records a warning"`
+	Skills           *string   `yaml:"skills" flag:"skills" value:"WHICH" group:"Task" default:"all" enum:"all user off" tighten:"off user all" doc:"skills that the model can load: all; user (none from the workspace); or off"`
+	Limits           Limits    `yaml:"limits" doc:"limits of a run; without a key there is no limit"`
+	Resources        Resources `yaml:"resources" doc:"resources of a sandbox"`
 }
 
 // Limits bound one run. A missing one is no limit, but for rounds.
@@ -132,9 +132,9 @@ type Limits struct {
 	Tokens    *Count        `yaml:"max_tokens" flag:"max-tokens" value:"N" group:"Limits" doc:"input and output tokens in the run"`
 	Cost      *Dollars      `yaml:"max_cost_usd" flag:"max-cost-usd" value:"USD" group:"Limits" doc:"US dollars that the run may cost, by the price in the model's profile, such as 0.50"`
 	Timeout   *Duration     `yaml:"timeout" flag:"timeout" value:"TIME" group:"Limits" doc:"wall time of the run, such as 10m"`
-	Session   SessionLimits `yaml:"session" doc:"of a session, however many turns it has"`
-	Day       CeilingLimits `yaml:"day" doc:"of all sessions of a user together, from midnight UTC on"`
-	Month     CeilingLimits `yaml:"month" doc:"of all sessions of a user together, from the first of the month on"`
+	Session   SessionLimits `yaml:"session" doc:"limits of a session, over all its turns"`
+	Day       CeilingLimits `yaml:"day" doc:"limits of all sessions of a user together, per day (UTC)"`
+	Month     CeilingLimits `yaml:"month" doc:"limits of all sessions of a user together, per month"`
 }
 
 // CeilingLimits bound what all sessions use together in a day or a month.
@@ -146,8 +146,8 @@ type CeilingLimits struct {
 
 // ProfileLimits bound what all users together use of one model profile.
 type ProfileLimits struct {
-	Day   CeilingLimits `yaml:"day" doc:"of all sessions and users together, from midnight UTC on"`
-	Month CeilingLimits `yaml:"month" doc:"of all sessions and users together, from the first of the month on"`
+	Day   CeilingLimits `yaml:"day" doc:"limits of all sessions of all users together, per day (UTC)"`
+	Month CeilingLimits `yaml:"month" doc:"limits of all sessions of all users together, per month"`
 }
 
 // SessionLimits bound all turns of one session together.
@@ -155,7 +155,7 @@ type SessionLimits struct {
 	ToolCalls *Count    `yaml:"max_tool_calls" doc:"tool calls in the session"`
 	Tokens    *Count    `yaml:"max_tokens" doc:"input and output tokens in the session"`
 	Cost      *Dollars  `yaml:"max_cost_usd" doc:"US dollars that the session may cost, by the prices of its model"`
-	Timeout   *Duration `yaml:"timeout" doc:"wall time of the session, from when it was opened"`
+	Timeout   *Duration `yaml:"timeout" doc:"wall time of the session since it was opened"`
 }
 
 // Resources bound one sandbox.
@@ -164,7 +164,7 @@ type Resources struct {
 	CPUs        *CPUs     `yaml:"cpus" flag:"cpus" value:"N" group:"Sandbox" shown:"all; serve: 2" doc:"processors of the sandbox, such as 1.5"`
 	PIDs        *Count    `yaml:"pids" flag:"pids" value:"N" group:"Sandbox" doc:"processes and threads in the sandbox"`
 	Tmp         *Size     `yaml:"tmp" flag:"tmp-size" value:"SIZE" group:"Sandbox" shown:"half of the memory; serve: 512MiB" doc:"size of /tmp in the sandbox, which is memory"`
-	Home        *Size     `yaml:"home" doc:"bound of the home directory in the sandbox, which is on disk (on Linux)"`
+	Home        *Size     `yaml:"home" doc:"size of the home directory in the sandbox, which is on disk (on Linux)"`
 	Shm         *Size     `yaml:"shm" doc:"size of /dev/shm in the sandbox"`
 	OpenFiles   *Count    `yaml:"open_files" flag:"open-files" value:"N" group:"Sandbox" doc:"open files per process in the sandbox"`
 	CommandTime *Duration `yaml:"command_time" flag:"command-time" value:"TIME" group:"Sandbox" doc:"wall time of one command"`
@@ -174,43 +174,43 @@ type Resources struct {
 type Model struct {
 	Provider        *string           `yaml:"provider" words:"openai anthropic ollama replay" doc:"openai (and servers that speak its protocol), anthropic, ollama (its own API), or replay"`
 	Model           *string           `yaml:"model" doc:"the model's name at its provider"`
-	API             *string           `yaml:"api" words:"chat responses" doc:"of provider openai: responses, or chat (Chat Completions); responses at OpenAI's own address by default, chat at others"`
-	BaseURL         *string           `yaml:"base_url" doc:"address of the server, for another one than the provider's own"`
+	API             *string           `yaml:"api" words:"chat responses" doc:"API of provider openai: responses, or chat (Chat Completions); the default is responses at OpenAI's own address, and chat elsewhere"`
+	BaseURL         *string           `yaml:"base_url" doc:"address of the server, if it is not the provider's own"`
 	APIKeyEnv       *string           `yaml:"api_key_env" doc:"name of the environment variable that holds the key; never the key"`
 	APIKeyCommand   []string          `yaml:"api_key_command" doc:"program and arguments that print the key, run without a shell when the model is first needed"`
 	Headers         map[string]string `yaml:"headers" doc:"headers of each request, by name" each:"value of a header; $NAME is that of a variable"`
-	Fallback        []string          `yaml:"fallback" doc:"profiles, or provider/model, that are asked in this order when this one fails before its answer begins"`
-	ReasoningEffort *string           `yaml:"reasoning_effort" words:"none minimal low medium high xhigh max" doc:"how much the model reasons; providers know some of the words"`
-	ThinkingTokens  *Count            `yaml:"thinking_tokens" doc:"budget of reasoning of older models of anthropic, below max_output_tokens"`
-	ToolProtocol    *string           `yaml:"tool_protocol" words:"native tags" doc:"how the model calls tools: native, which is the default, or by tags in its text, for models without function calling"`
+	Fallback        []string          `yaml:"fallback" doc:"profiles, or provider/model, to ask in this order if this one fails before its answer begins"`
+	ReasoningEffort *string           `yaml:"reasoning_effort" words:"none minimal low medium high xhigh max" doc:"how much the model reasons; each provider knows some of these words"`
+	ThinkingTokens  *Count            `yaml:"thinking_tokens" doc:"reasoning budget of anthropic's older models, less than max_output_tokens"`
+	ToolProtocol    *string           `yaml:"tool_protocol" words:"native tags" doc:"how the model calls tools: native (the default), or tags in its text, for models without function calling"`
 	Temperature     *Number           `yaml:"temperature" doc:"sampling temperature"`
-	MaxOutputTokens *Count            `yaml:"max_output_tokens" doc:"tokens of one answer"`
-	Limits          ProfileLimits     `yaml:"limits" doc:"of the profile per day and month, for all users together"`
-	ContextWindow   *Count            `yaml:"context_window" doc:"tokens that the model can take; an ollama server reserves memory for them"`
-	Price           *Price            `yaml:"price" doc:"US dollars per million tokens, for a model whose price is not known, or another price than the known one"`
-	MaxRetries      *Retries          `yaml:"max_retries" doc:"times that a request is sent again that failed before its answer began, 0 to 20; 2 by default"`
-	MaxRetryDelay   *Duration         `yaml:"max_retry_delay" doc:"longest wait before a request is sent again; 2m by default"`
-	HeaderTimeout   *Duration         `yaml:"header_timeout" doc:"longest wait for the first byte of an answer; 10m by default"`
-	IdleTimeout     *Duration         `yaml:"idle_timeout" doc:"longest silence within an answer; 2m by default"`
-	AnswerTimeout   *Duration         `yaml:"answer_timeout" doc:"longest time of an answer from its headers to its end; 1h by default"`
+	MaxOutputTokens *Count            `yaml:"max_output_tokens" doc:"most tokens of one answer"`
+	Limits          ProfileLimits     `yaml:"limits" doc:"limits of the profile per day and month, for all users together"`
+	ContextWindow   *Count            `yaml:"context_window" doc:"size of the model's context in tokens; an ollama server reserves memory for it"`
+	Price           *Price            `yaml:"price" doc:"US dollars per million tokens, if the model's price is not known or differs from the known one"`
+	MaxRetries      *Retries          `yaml:"max_retries" doc:"how often to send a request again that failed before its answer began, 0 to 20; the default is 2"`
+	MaxRetryDelay   *Duration         `yaml:"max_retry_delay" doc:"longest wait before a request is sent again; the default is 2m"`
+	HeaderTimeout   *Duration         `yaml:"header_timeout" doc:"longest wait for the first byte of an answer; the default is 10m"`
+	IdleTimeout     *Duration         `yaml:"idle_timeout" doc:"longest silence within an answer; the default is 2m"`
+	AnswerTimeout   *Duration         `yaml:"answer_timeout" doc:"longest time of an answer from its headers to its end; the default is 1h"`
 }
 
 // Price is in US dollars per million tokens.
 type Price struct {
-	Input       Number      `yaml:"input" doc:"of input"`
-	CachedInput *Number     `yaml:"cached_input" doc:"of input that the provider had cached; that of input by default"`
-	CacheWrite  *Number     `yaml:"cache_write" doc:"of input that the provider wrote to its cache; that of input by default"`
-	Output      Number      `yaml:"output" doc:"of output"`
+	Input       Number      `yaml:"input" doc:"price of input"`
+	CachedInput *Number     `yaml:"cached_input" doc:"price of input that the provider had cached; the default is the price of input"`
+	CacheWrite  *Number     `yaml:"cache_write" doc:"price of input that the provider wrote to its cache; the default is the price of input"`
+	Output      Number      `yaml:"output" doc:"price of output"`
 	Tiers       []PriceTier `yaml:"tiers" doc:"prices of requests with a long input: a list of above, in tokens, with input, cached_input, cache_write and output"`
 }
 
 // PriceTier is the price of requests with a long input.
 type PriceTier struct {
-	Above       Count   `yaml:"above" doc:"tokens of input, cached ones too, above which this price counts for the whole request"`
-	Input       Number  `yaml:"input" doc:"of input"`
-	CachedInput *Number `yaml:"cached_input" doc:"of input that the provider had cached; that of input by default"`
-	CacheWrite  *Number `yaml:"cache_write" doc:"of input that the provider wrote to its cache; that of input by default"`
-	Output      Number  `yaml:"output" doc:"of output"`
+	Above       Count   `yaml:"above" doc:"tokens of input, including cached ones, above which this price applies to the whole request"`
+	Input       Number  `yaml:"input" doc:"price of input"`
+	CachedInput *Number `yaml:"cached_input" doc:"price of input that the provider had cached; the default is the price of input"`
+	CacheWrite  *Number `yaml:"cache_write" doc:"price of input that the provider wrote to its cache; the default is the price of input"`
+	Output      Number  `yaml:"output" doc:"price of output"`
 }
 
 // perToken returns the price for the loop, nil if it is unknown. Cached tokens cost what
@@ -235,7 +235,7 @@ func (p *Price) perToken() *limits.Price {
 // Policy decides which calls run, prompt or are refused.
 type Policy struct {
 	PolicyRules       `yaml:",inline"`
-	RelaxedWorkspaces []string          `yaml:"relaxed_workspaces" doc:"directories (from / or ~/ on) at and below which WRITE is auto"`
+	RelaxedWorkspaces []string          `yaml:"relaxed_workspaces" doc:"directories in which WRITE is auto, with everything below; a path begins with / or ~/"`
 	RelaxedModes      map[string]string `yaml:"relaxed_modes" names:"none read write execute network" words:"auto prompt_once prompt deny" doc:"modes by class in relaxed workspaces" each:"mode of a class in relaxed workspaces"`
 }
 
@@ -245,46 +245,46 @@ type PolicyRules struct {
 	Default           map[string]string `yaml:"default" names:"none read write execute network" words:"auto prompt_once prompt deny" doc:"modes by class" each:"mode of a class"`
 	Tools             map[string]string `yaml:"tools" words:"auto prompt_once prompt deny" doc:"modes by tool: a canonical name, its wire form, or server/*" each:"mode of a tool"`
 	Commands          map[string]string `yaml:"commands" words:"auto prompt deny" doc:"modes by command, for every tool that runs commands: a phrase such as go test, or one that ends with \" *\" for further words" each:"mode of a command"`
-	DangerousCommands []string          `yaml:"dangerous_commands" doc:"patterns of commands that are asked about although they are auto: a name and what must be among its arguments"`
+	DangerousCommands []string          `yaml:"dangerous_commands" doc:"patterns of commands to ask about even if their mode is auto: a name and what must be among its arguments"`
 }
 
 // Fetch bounds what the fetch tool may reach.
 type Fetch struct {
-	Allow       FetchRules          `yaml:"allow" flag:"fetch-allow" value:"URLS" group:"Policy" doc:"what the fetch tool may reach: origins and paths; the flag has commas between them"`
-	Private     map[string][]string `yaml:"private" doc:"networks that are not public, by the host of allow that may be there" each:"networks or addresses, such as 10.1.2.0/24"`
+	Allow       FetchRules          `yaml:"allow" flag:"fetch-allow" value:"URLS" group:"Policy" doc:"origins and paths that the fetch tool may reach; separate them with commas in the flag"`
+	Private     map[string][]string `yaml:"private" doc:"private networks that a host of allow may be in, by host" each:"networks or addresses, such as 10.1.2.0/24"`
 	FetchLimits `yaml:",inline"`
-	Proxy       *string `yaml:"proxy" doc:"http or https proxy that makes the connections; the environment's does not count"`
+	Proxy       *string `yaml:"proxy" doc:"http or https proxy that makes the connections; the environment's proxy is not used"`
 }
 
 // FetchLimits bound one fetch, and those of a session together.
 type FetchLimits struct {
 	MaxBytes     *Size     `yaml:"max_bytes" doc:"size of one response, decoded"`
 	Timeout      *Duration `yaml:"timeout" doc:"time of one fetch, redirects included"`
-	SessionBytes *Size     `yaml:"session_bytes" doc:"what a session may exchange with all servers, in both directions"`
+	SessionBytes *Size     `yaml:"session_bytes" doc:"bytes that a session may exchange with all servers, in both directions"`
 	SessionHosts *Count    `yaml:"session_hosts" doc:"different hosts that a session may fetch from"`
 }
 
 // FetchBounds are the settings of fetches in a workspace's own file and in
 // requirements.
 type FetchBounds struct {
-	Allow         FetchRules `yaml:"allow" doc:"what may be allowed; absent means anything, empty nothing"`
-	RefusePrivate *bool      `yaml:"refuse_private" tighten:"true false" doc:"refuse fetch.private, and fetch.proxy, behind which private networks can't be seen"`
+	Allow         FetchRules `yaml:"allow" doc:"what allow may contain; absent means anything, empty nothing"`
+	RefusePrivate *bool      `yaml:"refuse_private" tighten:"true false" doc:"refuse fetch.private and fetch.proxy: Caisson can't see private networks behind a proxy"`
 	FetchLimits   `yaml:",inline"`
 }
 
 // Egress bounds what commands may reach. See docs/egress.md.
 type Egress struct {
-	Presets      PresetNames             `yaml:"presets" flag:"egress-preset" value:"NAMES" group:"Sandbox" doc:"package managers whose public registries commands may read from: apt, cargo, go, maven, npm, pip; the flag has commas between them"`
-	Git          []EgressGit             `yaml:"git" doc:"https URLs of git repositories, or of what they are below, that commands may fetch from; with url and push: true they may push too"`
-	Allow        EgressRules             `yaml:"allow" flag:"egress-allow" value:"RULES" group:"Sandbox" doc:"what commands may reach: https://HOST/PATH, http://HOST/PATH, tls://HOST, tcp://HOST:PORT, host://HOST or public; the flag has commas between them"`
-	Deny         EgressRules             `yaml:"deny" doc:"what commands and the fetch tool may not reach, whatever allows it"`
-	Private      map[string][]string     `yaml:"private" doc:"networks that are not public, by the host of allow that may be there" each:"networks or addresses, such as 10.1.2.0/24"`
-	Proxy        *string                 `yaml:"proxy" doc:"http or https proxy that makes the connections; the environment's does not count"`
-	Secrets      map[string]EgressSecret `yaml:"secrets" doc:"keys that commands use without having them, by the variable that has a placeholder" each:"one key"`
-	CA           []string                `yaml:"ca" doc:"files with certificates of authorities that are trusted too, on this machine and in the sandbox, from / or ~/ on"`
-	Cache        *string                 `yaml:"cache" default:"session" enum:"session shared off" doc:"where files of the presets' registries are kept: for the session, shared by all sessions of the user, or off"`
-	Lock         *string                 `yaml:"lock" doc:"file, from / or ~/ on, that pins the content of each file of the presets' registries; one that does not exist is written at the session's end"`
-	Capture      *bool                   `yaml:"capture" default:"true" doc:"let programs that ignore proxies connect by name, to ports 22, 80, 443 and those of rules"`
+	Presets      PresetNames             `yaml:"presets" flag:"egress-preset" value:"NAMES" group:"Sandbox" doc:"package managers whose public registries commands may read: apt, cargo, go, maven, npm, pip; separate them with commas in the flag"`
+	Git          []EgressGit             `yaml:"git" doc:"https URLs of git repositories, or of directories with repositories, that commands may fetch from; with url and push: true they may also push"`
+	Allow        EgressRules             `yaml:"allow" flag:"egress-allow" value:"RULES" group:"Sandbox" doc:"what commands may reach: https://HOST/PATH, http://HOST/PATH, tls://HOST, tcp://HOST:PORT, host://HOST or public; separate them with commas in the flag"`
+	Deny         EgressRules             `yaml:"deny" doc:"what commands and the fetch tool may not reach, even if a rule allows it"`
+	Private      map[string][]string     `yaml:"private" doc:"private networks that a host of allow may be in, by host" each:"networks or addresses, such as 10.1.2.0/24"`
+	Proxy        *string                 `yaml:"proxy" doc:"http or https proxy that makes the connections; the environment's proxy is not used"`
+	Secrets      map[string]EgressSecret `yaml:"secrets" doc:"keys that commands can use but not see, by the variable that has a placeholder" each:"one key"`
+	CA           []string                `yaml:"ca" doc:"files with certificates of more authorities to trust, on this machine and in the sandbox; a path begins with / or ~/"`
+	Cache        *string                 `yaml:"cache" default:"session" enum:"session shared off" doc:"how long files of the presets' registries are kept: session; shared, by all sessions of the user; or off"`
+	Lock         *string                 `yaml:"lock" doc:"file that pins the content of each file of the presets' registries; if it does not exist, it is written at the session's end; its path begins with / or ~/"`
+	Capture      *bool                   `yaml:"capture" default:"true" doc:"let programs that ignore proxies connect by name, to ports 22, 80, 443 and the ports in rules"`
 	EgressBounds `yaml:",inline"`
 
 	// within are the lists of requirements and workspaces, which narrow Allow.
@@ -295,15 +295,15 @@ type Egress struct {
 type EgressSecret struct {
 	From    *string     `yaml:"from" doc:"env: and the variable of caisson's own environment that holds the key"`
 	Command []string    `yaml:"command" doc:"program and arguments that print the key, run without a shell when a session begins"`
-	To      EgressRules `yaml:"to" doc:"https URLs that the key is sent to, with what is below them"`
-	Header  *string     `yaml:"header" doc:"header that has it; Authorization by default"`
+	To      EgressRules `yaml:"to" doc:"https URLs that the key is sent to, with everything below them"`
+	Header  *string     `yaml:"header" doc:"header that has the key; the default is Authorization"`
 }
 
 // EgressBounds are the settings of egress that a workspace's own file and requirements
 // can make stricter.
 type EgressBounds struct {
-	Unknown *string      `yaml:"unknown" default:"deny" enum:"deny prompt" tighten:"deny prompt" doc:"hosts that no rule is about: deny, or prompt, which asks once per host and port"`
-	Budget  EgressLimits `yaml:"budget" doc:"of all connections of a session's commands"`
+	Unknown *string      `yaml:"unknown" default:"deny" enum:"deny prompt" tighten:"deny prompt" doc:"what to do about hosts without a rule: deny, or prompt, which asks once per host and port"`
+	Budget  EgressLimits `yaml:"budget" doc:"limits of all connections of a session's commands"`
 }
 
 // EgressLimits bound the connections of a session's commands together.
@@ -317,38 +317,38 @@ type EgressLimits struct {
 // EgressRestrictions are the settings of egress in a workspace's own file and in
 // requirements.
 type EgressRestrictions struct {
-	Allow         EgressRules `yaml:"allow" doc:"what may be allowed; absent means anything, empty nothing"`
-	Deny          EgressRules `yaml:"deny" doc:"what is refused too"`
-	RefusePrivate *bool       `yaml:"refuse_private" tighten:"true false" doc:"refuse egress.private, and egress.proxy, behind which private networks can't be seen"`
+	Allow         EgressRules `yaml:"allow" doc:"what allow may contain; absent means anything, empty nothing"`
+	Deny          EgressRules `yaml:"deny" doc:"rules that are refused in addition"`
+	RefusePrivate *bool       `yaml:"refuse_private" tighten:"true false" doc:"refuse egress.private and egress.proxy: Caisson can't see private networks behind a proxy"`
 	EgressBounds  `yaml:",inline"`
 }
 
 // Sandbox holds how sandboxes are started.
 type Sandbox struct {
-	Pool *Count `yaml:"pool" doc:"sandboxes that are started ahead, for a process with many sessions"`
+	Pool *Count `yaml:"pool" doc:"number of sandboxes to start in advance, for a process with many sessions"`
 }
 
 // Docker names the engine, and one of its runtimes.
 type Docker struct {
-	Host    *string `yaml:"host" flag:"docker-host" value:"URL" group:"Sandbox" doc:"Docker engine; DOCKER_HOST and contexts count otherwise"`
+	Host    *string `yaml:"host" flag:"docker-host" value:"URL" group:"Sandbox" doc:"address of the Docker engine; the default comes from DOCKER_HOST and contexts"`
 	Runtime *string `yaml:"runtime" flag:"docker-runtime" value:"NAME" group:"Sandbox" doc:"runtime of the Docker engine, such as runsc"`
 }
 
 // HostImage lists what image host has beside the machine's /usr.
 type HostImage struct {
-	Toolchains []string `yaml:"toolchains" doc:"directories (from / or ~/ on) that are shown read-only at their own path"`
-	Mask       []string `yaml:"mask" doc:"directories below /usr or a toolchain that are hidden"`
+	Toolchains []string `yaml:"toolchains" doc:"directories to show read-only at their own path, which begins with / or ~/"`
+	Mask       []string `yaml:"mask" doc:"directories below /usr or a toolchain to hide"`
 }
 
 // Images holds how images are fetched.
 type Images struct {
-	BuildNetwork *string  `yaml:"build_network" flag:"build-network" value:"WHAT" group:"Sandbox" default:"none" enum:"none public" doc:"network of the commands of a Dockerfile (build:DIR): none; or public, public addresses and what egress.allow has (default of batch)"`
-	PlainHTTP    []string `yaml:"plain_http" doc:"registries, as host or host:port, that are spoken to without TLS; loopback needs no entry"`
+	BuildNetwork *string  `yaml:"build_network" flag:"build-network" value:"WHAT" group:"Sandbox" default:"none" enum:"none public" doc:"network of the commands of a Dockerfile (build:DIR): none; or public, for public addresses and the hosts of egress.allow (the default of batch)"`
+	PlainHTTP    []string `yaml:"plain_http" doc:"registries without TLS, as host or host:port; loopback needs no entry"`
 }
 
 // Mount is a directory of this machine that commands see.
 type Mount struct {
-	From     *string `yaml:"from" json:"from" doc:"the directory, from / or ~/ on"`
+	From     *string `yaml:"from" json:"from" doc:"the directory; its path begins with / or ~/"`
 	To       *string `yaml:"to" json:"to" doc:"its path in the sandbox"`
 	ReadOnly *bool   `yaml:"read_only" json:"read_only,omitempty" doc:"commands can't change it"`
 }
@@ -369,28 +369,28 @@ const DefaultListen = "127.0.0.1:8717"
 // Serve holds the settings of caisson serve. Its sessions have the rest of the
 // file.
 type Serve struct {
-	Listen      []string               `yaml:"listen" doc:"addresses, HOST:PORT or unix:PATH (absolute); without one 127.0.0.1:8717"`
-	AllowRemote *bool                  `yaml:"allow_remote" doc:"let listen name addresses that other machines reach"`
-	Roots       []string               `yaml:"roots" doc:"absolute directories: the workspaces of sessions are at or below one"`
-	Hosts       []string               `yaml:"hosts" doc:"names, or names and ports, that the server goes by besides localhost and its addresses"`
-	Tokens      map[string]TokenSource `yaml:"tokens" doc:"bearer tokens, by the label of who holds them; without one a token is made at each start" each:"where a token comes from: env or file"`
-	Models      []string               `yaml:"models" doc:"model profiles that clients may name; without it all of models, and the configured model"`
+	Listen      []string               `yaml:"listen" doc:"addresses, HOST:PORT or unix:PATH (absolute); the default is 127.0.0.1:8717"`
+	AllowRemote *bool                  `yaml:"allow_remote" doc:"allow addresses in listen that other machines can reach"`
+	Roots       []string               `yaml:"roots" doc:"absolute directories that contain the workspaces of sessions, or are one"`
+	Hosts       []string               `yaml:"hosts" doc:"more names of the server, with or without ports, besides localhost and its addresses"`
+	Tokens      map[string]TokenSource `yaml:"tokens" doc:"bearer tokens, by a label for their holder; without one, each start makes a token" each:"where a token comes from: env or file"`
+	Models      []string               `yaml:"models" doc:"model profiles that clients may name; the default is all profiles of models, and the configured model"`
 	Images      []string               `yaml:"images" doc:"images that clients may name besides the configured one"`
-	MaxSessions *Count                 `yaml:"max_sessions" doc:"sessions that live at once"`
-	MaxStreams  *Count                 `yaml:"max_streams" doc:"event streams and copies of files that one token may have open"`
-	MaxTransfer *Size                  `yaml:"max_transfer" doc:"size of one copy of files into a sandbox or out of it; without it 1GiB"`
+	MaxSessions *Count                 `yaml:"max_sessions" doc:"most sessions at once"`
+	MaxStreams  *Count                 `yaml:"max_streams" doc:"most event streams and copies of files that one token may have open"`
+	MaxTransfer *Size                  `yaml:"max_transfer" doc:"largest copy of files into or out of a sandbox; the default is 1GiB"`
 	IdleTime    *Duration              `yaml:"idle_time" doc:"how long a session without a turn is kept"`
-	Sandboxes   ServeSandboxes         `yaml:"sandboxes" doc:"sandboxes without a model: if they start, and what clients may choose for them, by name; their other settings are those of the file"`
+	Sandboxes   ServeSandboxes         `yaml:"sandboxes" doc:"sandboxes without a model: whether they start, and what clients may choose for them, by name; their other settings come from the rest of the file"`
 	OpenMetrics *bool                  `yaml:"open_metrics" doc:"serve /metrics without a token"`
 }
 
 // ServeSandboxes are the choices of clients for sandboxes without a model.
 type ServeSandboxes struct {
-	Enabled   *bool                `yaml:"enabled" doc:"true starts them although the server's own policy asks about writing or executing, false starts none; by default they start only if the policy lets both run"`
+	Enabled   *bool                `yaml:"enabled" doc:"true starts them even if the server's own policy asks about writing or executing, false starts none; by default they start only if the policy allows both without asking"`
 	Images    map[string]string    `yaml:"images" doc:"images, by the name that clients use" each:"an image, as for image"`
 	Mounts    map[string]Mount     `yaml:"mounts" doc:"directories of this machine, by the name that clients use" each:"one directory"`
-	Resources map[string]Resources `yaml:"resources" doc:"sizes, by the name that clients use; what one leaves out is that of resources" each:"one size"`
-	MaxTTL    *Duration            `yaml:"max_ttl" doc:"longest time that a sandbox may stay without a command; without it 24h"`
+	Resources map[string]Resources `yaml:"resources" doc:"sizes, by the name that clients use; missing keys have the values of resources" each:"one size"`
+	MaxTTL    *Duration            `yaml:"max_ttl" doc:"longest time that a sandbox may stay without a command; the default is 24h"`
 }
 
 // TokenSource is where a token comes from, Env or File and never the token
@@ -398,24 +398,24 @@ type ServeSandboxes struct {
 type TokenSource struct {
 	Env   *string  `yaml:"env" doc:"name of the environment variable that holds the token; never the token"`
 	File  *string  `yaml:"file" doc:"absolute path of the file that holds the token"`
-	Roles []string `yaml:"roles" words:"read run approve admin" doc:"what the token's holder may do: read, run (start, message, cancel and end sessions), approve (answer for a call or a session), admin (all of it, answers for good, apply); without it read and run"`
+	Roles []string `yaml:"roles" words:"read run approve admin" doc:"what the token's holder may do: read, run (start, message, cancel and end sessions), approve (answer for a call or a session), admin (all of these, lasting answers, apply); the default is read and run"`
 }
 
 // Tool is a command that the model is offered as a tool of its own. It has
 // either a Command or a Script.
 type Tool struct {
-	Description string     `yaml:"description" doc:"what it does, for the model"`
+	Description string     `yaml:"description" doc:"description of the tool, for the model"`
 	InputSchema ToolSchema `yaml:"input_schema" doc:"JSON Schema of its arguments: strings, numbers, booleans, and lists of these"`
-	Command     []string   `yaml:"command" doc:"the program and its arguments; {{name}} is the model's value of an argument"`
-	Script      string     `yaml:"script" doc:"a script for sh in place of command; it has its arguments as $ARG_NAME"`
-	Class       string     `yaml:"class" doc:"execute, or write where it only changes files"`
+	Command     []string   `yaml:"command" doc:"the program and its arguments; {{name}} stands for the model's value of an argument"`
+	Script      string     `yaml:"script" doc:"a script for sh instead of command; it gets its arguments as $ARG_NAME"`
+	Class       string     `yaml:"class" doc:"execute, or write if it only changes files"`
 	Cwd         string     `yaml:"cwd" doc:"working directory, relative to the workspace"`
-	Timeout     Duration   `yaml:"timeout" doc:"time of one run"`
-	Paths       []string   `yaml:"paths" doc:"arguments that are paths of the workspace"`
-	Parallel    bool       `yaml:"parallel" doc:"let calls run beside other commands"`
+	Timeout     Duration   `yaml:"timeout" doc:"longest time of one run"`
+	Paths       []string   `yaml:"paths" doc:"arguments that are paths in the workspace"`
+	Parallel    bool       `yaml:"parallel" doc:"allow calls while other commands run"`
 
 	// RequiresAdmin withholds the tool from clients over HTTP without the role admin.
-	RequiresAdmin bool `yaml:"requires_admin" doc:"offer it to administrators alone: to clients with the role admin, and to people at the command line unless requirements refuse that"`
+	RequiresAdmin bool `yaml:"requires_admin" doc:"offer it only to administrators: to clients with the role admin, and to people at the command line unless requirements refuse that"`
 
 	declared shell.Declared
 }
@@ -426,7 +426,7 @@ type Tool struct {
 // image, engine or program, and takes nothing from the environment.
 type Project struct {
 	Bounds `yaml:",inline"`
-	Policy *PolicyRules       `yaml:"policy" doc:"modes that calls have at least"`
+	Policy *PolicyRules       `yaml:"policy" doc:"least strict modes that calls may have"`
 	Fetch  FetchBounds        `yaml:"fetch" doc:"what the fetch tool may reach at most"`
 	Egress EgressRestrictions `yaml:"egress" doc:"what commands may reach at most"`
 }
@@ -435,18 +435,18 @@ type Project struct {
 // resources are lowered to it, the policy's modes raised to it, and a choice
 // that it does not allow is an error.
 type Requirements struct {
-	Backends              []string        `yaml:"backends" doc:"backends that may be chosen; absent means any"`
-	Images                []string        `yaml:"images" doc:"images that may be chosen; one ending in * allows what begins like it"`
-	Mounts                []string        `yaml:"mounts" doc:"directories that may be mounted, with what is in them; absent means any, empty none"`
-	WritableMounts        []string        `yaml:"writable_mounts" doc:"those of them that commands may change; absent means all"`
-	EnvFrom               []string        `yaml:"env_from" doc:"variables that env_from may name; one ending in * allows what begins like it, empty none"`
+	Backends              []string        `yaml:"backends" doc:"allowed backends; absent means any"`
+	Images                []string        `yaml:"images" doc:"allowed images; a name may end in *"`
+	Mounts                []string        `yaml:"mounts" doc:"directories that may be mounted, with everything in them; absent means any, empty none"`
+	WritableMounts        []string        `yaml:"writable_mounts" doc:"directories of these that commands may change; absent means all"`
+	EnvFrom               []string        `yaml:"env_from" doc:"variables that env_from may name; a name may end in *; empty means none"`
 	RefuseCallerOwnsFiles bool            `yaml:"refuse_caller_owns_files" doc:"refuse caller_owns_files"`
 	RefuseSystemWorkspace bool            `yaml:"refuse_system_workspace" doc:"refuse accept_system_workspace"`
 	RefuseWritableRoot    bool            `yaml:"refuse_writable_root" doc:"refuse writable_root"`
-	MCP                   MCPRestrictions `yaml:"mcp" doc:"what MCP servers may be"`
+	MCP                   MCPRestrictions `yaml:"mcp" doc:"allowed MCP servers"`
 	RefuseLocalAdmin      bool            `yaml:"refuse_local_admin" doc:"don't let people at the command line use tools that require an administrator"`
 	Bounds                `yaml:",inline"`
-	Policy                *Policy            `yaml:"policy" doc:"modes that calls have at least"`
+	Policy                *Policy            `yaml:"policy" doc:"least strict modes that calls may have"`
 	Fetch                 FetchBounds        `yaml:"fetch" doc:"what the fetch tool may reach at most"`
 	Egress                EgressRestrictions `yaml:"egress" doc:"what commands may reach at most"`
 }

@@ -10,7 +10,7 @@ import (
 type Telemetry struct {
 	Endpoint *string           `yaml:"endpoint" doc:"address of a collector that receives OTLP over HTTP, such as http://localhost:4318"`
 	Headers  map[string]string `yaml:"headers" doc:"headers of each request to it, by name" each:"value of a header; $NAME is that of a variable"`
-	Content  *bool             `yaml:"content" default:"false" doc:"export messages, arguments and results too"`
+	Content  *bool             `yaml:"content" default:"false" doc:"also export messages, arguments and results"`
 }
 
 // Options returns the options of an exporter. A header whose variable is not set is an
