@@ -15,7 +15,6 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 mmdebstrap --quiet --variant=minbase --include=docker.io,runc,iproute2,procps,git,curl,python3-minimal bookworm "$root"
 CGO_ENABLED=0 "$GO" test -c -vet=off -ldflags='-s -w' -o "$root/e2e.test" ./e2e
-"$GO" build -C .ci -o "$root/engineping" ./engineping
 mkdir "$root/caisson"
 # The namespaces end with their first process, and mounts and network with them.
 unshare --mount --net --ipc --uts --pid --fork --kill-child sh -eu -s "$root" "$RUN" <<'EOF'
@@ -36,7 +35,7 @@ exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin sh -eu -s "$2" <<'INSIDE'
 ip link set lo up
 dockerd >/var/log/dockerd 2>&1 </dev/null &
 tries=0
-until /engineping 2>/dev/null; do
+until curl -sf -m 2 -o /dev/null --unix-socket /var/run/docker.sock http://engine/_ping; do
 	tries=$((tries + 1))
 	[ "$tries" -le 60 ] || { tail -n 20 /var/log/dockerd >&2; exit 1; }
 	sleep 1
