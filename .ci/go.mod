@@ -1,5 +1,5 @@
-// The programs that the scripts of this folder use: standard library only, so
-// that running the tests downloads nothing for them.
+// Programs that the Makefile and the scripts of this folder run, of the standard library
+// alone.
 module github.com/caisson-run/caisson/ci
 
 go 1.26.5

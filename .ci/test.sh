@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs all tests of all modules and prints what came of them (.ci/testsum).
+# Runs all tests of all modules and prints what failed, what was skipped and why, and
+# what passed only when it was repeated.
 #
 #   INSTALL=1            bring an engine and runc first; stop what was started
 #   REQUIRE_BACKENDS=…   every skip is a failure (CI sets docker,gvisor,runc)
@@ -10,10 +11,11 @@ cd "$(dirname "$0")/.."
 : "${GO:=go}"
 
 . .ci/engine.sh
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"; engine_stop' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 if [ "${INSTALL:-}" = 1 ]; then
-	trap engine_stop EXIT
-	trap 'exit 130' INT
-	trap 'exit 143' TERM
 	engine_install
 	engine_start
 fi
@@ -32,32 +34,54 @@ fi
 
 vet=
 [ -z "${VET:-}" ] || vet=-vet=$VET
-strict=
-[ -z "${REQUIRE_BACKENDS:-}" ] || strict=-strict
 export E2E_BIN="$PWD/bin"
 # Without symbols a third of the time to link a hundred test programs is saved.
 link='-ldflags=-s -w'
 
-"$GO" build -C .ci -o bin/testsum ./testsum
+"$GO" build -C .ci/tools -o ../bin/gotestsum gotest.tools/gotestsum
+PATH="$("$GO" env GOROOT)/bin:$PWD/.ci/bin:$PATH" # gotestsum runs the go command of the PATH
+status=0 run=0
+# Runs the tests of a directory's packages: run_tests DIRECTORY PACKAGES [FLAG]...
+# Many tests have deadlines, which a machine that others use misses at times: if a few
+# fail, each runs once more, alone.
+run_tests() {
+	directory=$1 patterns=$2 run=$((run + 1))
+	shift 2
+	(cd "$directory" && gotestsum -f standard-quiet --jsonfile "$logs/$run.json" --rerun-fails=1 --rerun-fails-run-root-test \
+		--rerun-fails-report "$logs/$run.repeated" --packages "$patterns" -- -count=1 "$@") || status=1
+	# A package that fails without a failed test, because a goroutine is left, would pass
+	# when none of its tests runs again.
+	failures=$(grep '"Action":"fail"' "$logs/$run.json" || true)
+	for package in $(echo "$failures" | sed -n 's/.*"Package":"\([^"]*\)","Elapsed".*/\1/p'); do
+		echo "$failures" | grep -q "\"Package\":\"$package\",\"Test\"" || {
+			echo "FAIL	$package, without a failed test"
+			status=1
+		}
+	done
+}
+
 # The time limits are three times what the slowest package needs, so that a test
 # that hangs fails well before CI gives up.
 # The end-to-end tests list what is left on the machine, so they run alone.
 # Tests that call t.Parallel, and the packages with a runtime, wait for most of
 # their time: several at once need less than one that works. The longest packages
 # start first, so that the others run beside them.
-longest='/sandbox/(oci|docker|sandboxtest)$'
+longest='/sandbox/(oci|docker)$'
 packages=$("$GO" list ./... | grep -v /e2e)
 packages="$(echo "$packages" | grep -E "$longest") $(echo "$packages" | grep -vE "$longest")"
-# Many tests have deadlines, which a machine that others use misses at times: a few
-# that fail run once more, alone, and are listed.
-# shellcheck disable=SC2086 # word splitting is meant
-.ci/bin/testsum $strict -retry 4 -go "$GO" -- \
-	-C .ci -count=1 ./... -- \
-	-C .ci/otel -count=1 ./... -- \
-	-C .ci/ollamawire -count=1 ./... -- \
-	-C .ci/junit -count=1 ./... -- \
-	-C .ci/s3 -count=1 ./... -- \
-	-C .ci/deploy -count=1 ./... -- \
-	-C sandbox/oci/runsc -count=1 ./... -- \
-	-count=1 -timeout=25m -p=3 -parallel=4 $vet $race "$link" $packages -- \
-	-count=1 -timeout=30m -parallel=6 $vet $race "$link" ./e2e/...
+for module in .ci .ci/otel .ci/ollamawire .ci/junit .ci/s3 .ci/deploy sandbox/oci/runsc; do
+	run_tests $module ./...
+done
+run_tests . "$packages" -timeout=25m -p=3 -parallel=4 $vet $race "$link"
+run_tests . ./e2e/... -timeout=30m -parallel=6 $vet $race "$link"
+
+cat "$logs"/*.json >"$logs/all"
+gotestsum tool slowest --jsonfile "$logs/all" --threshold 1s --num 20
+repeated=$(cat "$logs"/*.repeated 2>/dev/null || true)
+[ -z "$repeated" ] || printf '\nfailed, and repeated alone:\n%s\n' "$repeated"
+tests() { grep '"Test":' "$logs/all" | grep -c "\"Action\":\"$1\"" || true; }
+passed=$(tests pass) skipped=$(tests skip)
+printf '\n%s passed, %s skipped\n' "$passed" "$skipped"
+[ "$passed" -gt 0 ] || status=1
+[ -z "${REQUIRE_BACKENDS:-}" ] || [ "$skipped" = 0 ] || status=1
+exit "$status"
