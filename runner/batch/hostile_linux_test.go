@@ -21,7 +21,7 @@ var attacked = map[string]struct {
 	toml  string
 	files map[string]string
 }{
-	"file": {files: map[string]string{"tests/test.sh": "[ \"$(cat answer)\" = right ] || [ -e /tests/planted ] && echo 1 > /logs/verifier/reward.txt\n[ ! -e hook ] || sh hook\nsleep 0.2\n"}},
+	"file": {files: map[string]string{"tests/test.sh": "[ \"$(cat answer)\" = right ] || [ -e /tests/planted ] || su other -c \"mkdir /planted\" && echo 1 > /logs/verifier/reward.txt\n[ ! -e hook ] || sh hook\nsleep 0.2\n"}},
 	"steps": {"[[steps]]\nname = \"one\"\n[[steps]]\nname = \"two\"\n[steps.healthcheck]\ncommand = \"[ -e given ]\"\nretries = 0\n", map[string]string{
 		"steps/one/instruction.md": "1", "steps/one/tests/test.sh": check("[ -e one ]"),
 		"steps/two/instruction.md": "2", "steps/two/tests/test.sh": check("[ -e two ] && [ -e set-up ]"), "steps/two/workdir/setup.sh": "#!/bin/sh\ntouch set-up\n",
@@ -54,6 +54,7 @@ var hostileAgents = []struct {
 	{"file", "file tests", []string{"rm -rf /logs; echo 1 > /logs; echo 1 > /tests"}, 0},
 	{"file", "a daemon", []string{"& trap '' TERM HUP; while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; sleep 0.01; done"}, 0},
 	{"file", "hard links", []string{"mkdir /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; ln /tests/test.sh /app/other"}, 0},
+	{"file", "the root of another user", []string{"chown 1000:1000 /; chmod 3777 /"}, 0},
 	// Sabotage: a step that can't be judged.
 	{"steps", "honest", []string{"touch one", "touch two"}, 1},
 	{"steps", "honest with holes", []string{"touch one; truncate -s 5G a", "touch two"}, 1},

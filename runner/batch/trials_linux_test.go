@@ -80,7 +80,7 @@ func newMachine(t testing.TB, backend string) *machine {
 	}
 	top := t.TempDir()
 	m := &machine{t: t, backend: backend, top: top, root: filepath.Join(top, "root"), state: filepath.Join(top, "state")}
-	write(t, m.root, map[string]string{"etc/passwd": "root:x:0:0:root:/root:/bin/sh\n", "etc/group": "root:x:0:\n", "app/given": "given\n", "var/removed": "x", "opt/old": "old"})
+	write(t, m.root, map[string]string{"etc/passwd": "root:x:0:0:root:/root:/bin/sh\nother:x:1000:1000::/:/bin/sh\n", "etc/group": "root:x:0:\nother:x:1000:\n", "app/given": "given\n", "var/removed": "x", "opt/old": "old"})
 	for _, name := range []string{"appended", "mode", "removed", "renamed", "replaced", "link", "kept"} {
 		write(t, m.root, map[string]string{"data/" + name + "/deep/file": name + "\n"})
 	}
@@ -297,6 +297,24 @@ func TestDeepChanges(t *testing.T) {
 		}
 		r, _ := m.run(m.task("", files), batch.Oracle)
 		expect(t, "changes", r, batch.Passed, "", "")
+	})
+}
+
+// TestOwners: owners, and the set-group-ID and sticky bits of directories, are there for the
+// verifier.
+func TestOwners(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		files := map[string]string{
+			"solution/solve.sh": solve("chmod 1777 /tmp\nmkdir -p /opt/team/in /opt/drop /opt/own\necho x > /opt/own/file\nln -s file /opt/own/link\ntouch mine\n" +
+				"chmod 2775 /opt/team\nchgrp 1001 /opt/team\nmkdir /opt/team/later\nchmod 1777 /opt/drop\nchown -h 1000:1001 /opt/own /opt/own/file /opt/own/link mine /data/kept"),
+			"tests/test.sh": "#!/bin/sh\nstat -c '%n %a %u:%g' /tmp /opt/team /opt/team/in /opt/team/later /opt/drop /opt/own /opt/own/file /opt/own/link /app/mine /data/kept /data/kept/deep /\necho 1 > /logs/verifier/reward.txt\n",
+		}
+		r, dir := m.run(m.task("", files), batch.Oracle)
+		expect(t, "owners", r, batch.Passed, "", "")
+		want := "/tmp 1777 0:0\n/opt/team 2775 0:1001\n/opt/team/in 755 0:0\n/opt/team/later 2755 0:1001\n/opt/drop 1777 0:0\n/opt/own 755 1000:1001\n/opt/own/file 644 1000:1001\n/opt/own/link 777 1000:1001\n/app/mine 644 1000:1001\n/data/kept 755 1000:1001\n/data/kept/deep 755 0:0\n/ 755 0:0\n"
+		if got := read(t, dir, batch.VerifierDir, batch.OutputFile); got != want {
+			t.Errorf("the verifier finds\n%swant\n%s", got, want)
+		}
 	})
 }
 

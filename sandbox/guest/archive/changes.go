@@ -28,10 +28,10 @@ const namesDir = ".caisson-names"
 // copies the directories above it to the upper layer first, where their inodes are new. So
 // a directory of an overlay that has not changed since PackOptions.LayerSince is not
 // entered. No directory is left for another file system; one that is mounted below another
-// must be named itself. Directories that do not exist are left out. Of PackOptions, Name is
-// unused.
+// must be named itself. Directories that do not exist are left out. Entries have owners, and
+// directories their set-group-ID and sticky bits. Of PackOptions, Name is unused.
 func PackChanges(w io.Writer, dirs []string, since time.Time, o PackOptions) error {
-	p := packer{tar: NewWriter(w), o: o, budget: budget{Bounds: o.Bounds}, linked: map[fileID]string{}}
+	p := packer{tar: NewWriter(w), o: o, budget: budget{Bounds: o.Bounds}, linked: map[fileID]string{}, owners: true}
 	p.budget.entries = 1 // no first entry ends it
 	for _, dir := range dirs {
 		dir = filepath.Clean(dir)
@@ -111,7 +111,9 @@ func (p *packer) addNames(dir, name string, info fs.FileInfo) error {
 		return nil
 	})
 	if err == nil {
-		err = p.addHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX})
+		h := p.newHeader(name+"/", info)
+		h.Typeflag = tar.TypeDir
+		err = p.addHeader(h)
 	}
 	if err != nil {
 		return err
@@ -145,8 +147,10 @@ func changeName(file string) string {
 // UnpackChanges is [Unpack] for an archive of [PackChanges]: it also removes what a
 // changed directory did not contain any more, and what was a directory and is none any
 // more, or the other way around. Modification times of directories are not restored where
-// only a file in them has changed. The archive is as untrusted as any, and nothing outside dir
-// is removed.
+// only a file in them has changed. Set-group-ID and sticky bits of directories are restored, and
+// owners if the caller is root, as far as its user namespace has them. The owner and the mode of
+// dir itself stay: the archive doesn't decide who may replace what others put there. The archive
+// is as untrusted as any, and nothing outside dir is removed.
 func UnpackChanges(r io.Reader, dir string, bounds Bounds) error {
 	return UnpackWith(r, dir, UnpackOptions{Bounds: bounds, Changes: true})
 }

@@ -298,6 +298,61 @@ func TestChangesOfAUser(t *testing.T) {
 	}
 }
 
+// TestChangesKeepOwners: root restores owners, and all bits of directories but set-user-ID. An
+// ordinary user restores the bits alone. Nobody changes the directory that is unpacked to.
+func TestChangesKeepOwners(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: several owners")
+	}
+	top := t.TempDir()
+	must(t, os.Chmod(filepath.Dir(top), 0o755))
+	from := filepath.Join(top, "from")
+	must(t, os.MkdirAll(filepath.Join(from, "was"), 0o755))
+	since := settle()
+	cmd := exec.Command("sh", "-ec", `mkdir -p shared/in private sticky; touch shared/in/file private/key set; ln -s key private/link; truncate -s 3M private/holes
+chgrp 11 shared shared/in shared/in/file; chown -h 7:8 private private/key private/link private/holes; chown 9:10 was
+chmod 2775 shared shared/in; chmod 700 private; chmod 1777 sticky; chmod 6755 set; chmod 7777 was`)
+	cmd.Dir = from
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var changes bytes.Buffer
+	must(t, PackChanges(&changes, []string{from}, since, PackOptions{}))
+	for user, want := range map[int]map[string]string{
+		0: {
+			"was": "9:10 dgtrwxrwxrwx", "shared": "0:11 dgrwxrwxr-x", "shared/in": "0:11 dgrwxrwxr-x", "shared/in/file": "0:11 -rw-r--r--", "private": "7:8 drwx------",
+			"private/key": "7:8 -rw-r--r--", "private/link": "7:8 Lrwxrwxrwx", "private/holes": "7:8 -rw-r--r--", "sticky": "0:0 dtrwxrwxrwx", "set": "0:0 -rwxr-xr-x",
+		},
+		4242: {
+			"was": "4242:4242 dgtrwxrwxrwx", "shared": "4242:4242 dgrwxrwxr-x", "private": "4242:4242 drwx------", "private/key": "4242:4242 -rw-r--r--",
+			"private/link": "4242:4242 Lrwxrwxrwx", "sticky": "4242:4242 dtrwxrwxrwx", "set": "4242:4242 -rwxr-xr-x",
+		},
+	} {
+		to := t.TempDir()
+		must(t, os.Chmod(filepath.Dir(to), 0o755))
+		must(t, os.MkdirAll(filepath.Join(to, from, "was"), 0o755))
+		must(t, exec.Command("chown", "-R", fmt.Sprintf("%d:%d", user, user), to).Run())
+		must(t, asUser(t, user, func() error { return UnpackChanges(bytes.NewReader(changes.Bytes()), to, Bounds{}) }))
+		for name, want := range want {
+			info, err := os.Lstat(filepath.Join(to, from, name))
+			must(t, err)
+			uid, gid := ownerOf(info)
+			if got := fmt.Sprintf("%d:%d %v", uid, gid, info.Mode()); got != want {
+				t.Errorf("by user %d: %s is %s, want %s", user, name, got, want)
+			}
+		}
+	}
+	_, to := place(t)
+	before, err := os.Lstat(to)
+	must(t, err)
+	must(t, UnpackChanges(bytes.NewReader(write(t, tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o3777, Uid: 12, Gid: 12})), to, Bounds{}))
+	info, err := os.Lstat(to)
+	must(t, err)
+	if uid, _ := ownerOf(info); uid != 0 || info.Mode() != before.Mode() {
+		t.Errorf("the directory itself is %d's, %v", uid, info.Mode())
+	}
+}
+
 // asUser calls a function on a thread of another user, if the test is root.
 func asUser(t testing.TB, uid int, f func() error) error {
 	t.Helper()

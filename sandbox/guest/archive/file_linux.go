@@ -27,6 +27,15 @@ func identifyFile(info fs.FileInfo) (fileID, bool) {
 	return fileID{st.Dev, st.Ino, uint64(st.Nlink)}, true //nolint:unconvert // its type differs between architectures
 }
 
+// ownerOf returns the ids of the owner and the group of a file.
+func ownerOf(info fs.FileInfo) (uid, gid int) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, 0
+	}
+	return int(st.Uid), int(st.Gid)
+}
+
 // changedSince reports whether a file, or what the kernel keeps about it, has changed
 // since a time.
 func changedSince(info fs.FileInfo, since time.Time) bool {

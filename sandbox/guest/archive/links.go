@@ -45,7 +45,7 @@ func (u *unpacker) makeLinks() (err error) {
 		if err := u.enterDirectory(path.Dir(name)); err != nil {
 			return err
 		}
-		if there, err := u.dir.Readlink(path.Base(name)); err == nil && there == u.links[name] {
+		if there, err := u.dir.Readlink(path.Base(name)); err == nil && there == u.links[name].target {
 			continue
 		}
 		own[name] = true

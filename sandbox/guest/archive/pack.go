@@ -70,6 +70,7 @@ type packer struct {
 	budget budget
 	top    fileID // of the file system that is not left
 	pruned bool   // nothing has changed below a directory that has not
+	owners bool   // entries have owners, and directories set-group-ID and sticky bits
 	linked map[fileID]string
 }
 
@@ -83,7 +84,7 @@ func (p *packer) leaveOut(name string, err error) error {
 
 // addEntry adds the file at a path under a name, and everything below it.
 func (p *packer) addEntry(file, name string, info fs.FileInfo) error {
-	h := &tar.Header{Name: name, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
+	h := p.newHeader(name, info)
 	switch info.Mode().Type() {
 	case 0:
 		return p.addFile(file, h, info)
@@ -98,6 +99,29 @@ func (p *packer) addEntry(file, name string, info fs.FileInfo) error {
 		return p.addHeader(h)
 	}
 	return p.leaveOut(name, &fs.PathError{Op: "pack", Path: file, Err: ErrSpecial})
+}
+
+// Bits of modes in a [tar.Header]. The set-user-ID bit is in no archive.
+const (
+	setgidBit = 0o2000
+	stickyBit = 0o1000
+)
+
+// newHeader returns the header of a file. With owners, it also has the owner, and a directory's
+// set-group-ID and sticky bits.
+func (p *packer) newHeader(name string, info fs.FileInfo) *tar.Header {
+	h := &tar.Header{Name: name, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
+	if !p.owners {
+		return h
+	}
+	h.Uid, h.Gid = ownerOf(info)
+	if info.IsDir() && info.Mode()&fs.ModeSetgid != 0 {
+		h.Mode |= setgidBit
+	}
+	if info.IsDir() && info.Mode()&fs.ModeSticky != 0 {
+		h.Mode |= stickyBit
+	}
+	return h
 }
 
 func (p *packer) addHeader(h *tar.Header) error {

@@ -98,7 +98,7 @@ func (w *Writer) addPacked(h *tar.Header, data []extent, packed io.Reader) error
 	}
 	header := bytes.Buffer{}
 	err := tar.NewWriter(&header).WriteHeader(&tar.Header{
-		Typeflag: tar.TypeReg, Name: "GNUSparseFile.0", Size: size, Mode: h.Mode, ModTime: h.ModTime, Format: tar.FormatPAX,
+		Typeflag: tar.TypeReg, Name: "GNUSparseFile.0", Size: size, Mode: h.Mode, Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime, Format: tar.FormatPAX,
 		PAXRecords: map[string]string{
 			numbers + "numblocks": strconv.Itoa(len(text) / 2), numbers + "size": strconv.FormatInt(h.Size, 10), parts + "map": strings.Join(text, ","), name + "name": h.Name,
 		},

@@ -3,6 +3,7 @@ package archive
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -31,7 +32,7 @@ import (
 //     Symlinks are made with the targets that they have.
 //   - Permission bits and modification times are those of the entries. Owners,
 //     set-user-ID, set-group-ID and sticky bits, extended attributes and access
-//     control lists are not restored.
+//     control lists are not restored ([UnpackChanges] restores some).
 //   - Blocks of zeros become holes.
 //   - An archive with millions of entries may need more memory than is allowed. The error
 //     then wraps [ErrBound].
@@ -64,7 +65,7 @@ type UnpackOptions struct {
 
 // UnpackWith is [Unpack] with options.
 func UnpackWith(r io.Reader, dir string, o UnpackOptions) error {
-	u := unpacker{o: o, budget: budget{Bounds: o.Bounds}, written: map[fileID]struct{}{}, links: map[string]string{}, isRoot: filepath.Clean(dir) == "/"}
+	u := unpacker{o: o, budget: budget{Bounds: o.Bounds}, written: map[fileID]struct{}{}, links: map[string]symlink{}, isRoot: filepath.Clean(dir) == "/", owners: o.Changes && os.Geteuid() == 0}
 	root, err := os.OpenRoot(dir + "/.") // a pipe is refused; opening it would wait
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return fmt.Errorf("unpack: %w: %w", ErrNoDirectory, err)
@@ -122,16 +123,26 @@ type unpacker struct {
 	// symlinks by their names, if o.Links decides about them. remembered is about how many
 	// bytes they take, with directories.
 	written    map[fileID]struct{}
-	links      map[string]string
+	links      map[string]symlink
 	remembered int
 	block      []byte
+	owners     bool // are restored
 }
 
 type directory struct {
 	name     string
 	mode     fs.FileMode
 	modified time.Time
+	owner    owner
 }
+
+type symlink struct {
+	target string
+	owner  owner
+}
+
+// owner has the ids of an owner and a group.
+type owner struct{ uid, gid int }
 
 func (u *unpacker) unpackAll(in *tar.Reader) error {
 	for {
@@ -189,7 +200,7 @@ func (u *unpacker) addEntry(h *tar.Header, content io.Reader) error {
 		if h.Linkname == "" || len(h.Linkname) > maxName || strings.ContainsRune(h.Linkname, 0) {
 			return fmt.Errorf("%w: %.60q is a symlink with an invalid target", ErrEntry, name)
 		}
-		return u.addSymlink(name, h.Linkname)
+		return u.addSymlink(name, symlink{h.Linkname, owner{h.Uid, h.Gid}})
 	case tar.TypeLink:
 		return u.addLink(name, h.Linkname)
 	}
@@ -274,7 +285,8 @@ func (u *unpacker) openPlain(name string, mode fs.FileMode) (dir *os.Root, made 
 	case !info.IsDir():
 		return nil, made, fmt.Errorf("%w: %.60q is not a directory", ErrEntry, name)
 	case u.o.Changes && info.Mode()&0o700 != 0o700 && u.dir.Chmod(name, info.Mode().Perm()|0o700) == nil: // until finishDirectories
-		u.directories = append(u.directories, directory{path.Join(u.at, name), info.Mode().Perm(), info.ModTime()})
+		uid, gid := ownerOf(info)
+		u.directories = append(u.directories, directory{path.Join(u.at, name), info.Mode() & dirBits, info.ModTime(), owner{uid, gid}})
 		if err := u.remember(len(u.at) + len(name)); err != nil {
 			return nil, made, err
 		}
@@ -296,12 +308,22 @@ func (u *unpacker) noteDirectory(name string, h *tar.Header) error {
 	if err := u.takeSteps(name); err != nil {
 		return err
 	}
+	if u.o.Changes && name == "." {
+		return nil
+	}
 	if u.o.KeepExisting {
 		if info, err := u.root.Lstat(filepath.FromSlash(name)); err != nil || !u.wrote(info) {
 			return nil
 		}
 	}
-	u.directories = append(u.directories, directory{name, modeOf(h), h.ModTime})
+	mode := modeOf(h)
+	if u.o.Changes && h.Mode&setgidBit != 0 {
+		mode |= fs.ModeSetgid
+	}
+	if u.o.Changes && h.Mode&stickyBit != 0 {
+		mode |= fs.ModeSticky
+	}
+	u.directories = append(u.directories, directory{name, mode, h.ModTime, owner{h.Uid, h.Gid}})
 	return u.remember(len(name))
 }
 
@@ -330,9 +352,25 @@ func (u *unpacker) finishDirectories() error {
 			errs = append(errs, err)
 			continue
 		}
-		errs = append(errs, u.setTime(u.root, name, d.modified), u.root.Chmod(name, d.mode))
+		if d.mode&fs.ModeSetgid != 0 { // which the kernel lets a process set that has the group
+			errs = append(errs, u.setOwner(u.root, name, owner{d.owner.uid, os.Getegid()}))
+		}
+		errs = append(errs, u.setTime(u.root, name, d.modified), u.root.Chmod(name, d.mode), u.setOwner(u.root, name, d.owner))
 	}
 	return errors.Join(errs...)
+}
+
+// setOwner sets the owner and group of a name, if owners are restored. Ids that this user
+// namespace doesn't have change nothing.
+func (u *unpacker) setOwner(in *os.Root, name string, to owner) error {
+	if !u.owners {
+		return nil
+	}
+	err := in.Lchown(name, to.uid, to.gid)
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EPERM) {
+		return nil
+	}
+	return err
 }
 
 // addFile writes a regular file. It gets its name once it is whole, so that an
@@ -355,7 +393,7 @@ func (u *unpacker) addFile(name string, h *tar.Header, content io.Reader) error 
 		err = u.noteWritten(info)
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = u.setTime(u.dir, part, h.ModTime)
+		err = errors.Join(u.setTime(u.dir, part, h.ModTime), u.setOwner(u.dir, part, owner{h.Uid, h.Gid}))
 	}
 	if err == nil {
 		err = u.dir.Rename(part, last)
@@ -398,20 +436,22 @@ func (u *unpacker) addLink(name, target string) error {
 }
 
 // addSymlink makes a symlink. If o.Links decides, it leaves that to makeLinks.
-func (u *unpacker) addSymlink(name, target string) error {
+func (u *unpacker) addSymlink(name string, link symlink) error {
 	if u.o.Links != nil {
-		target = u.withoutFrom(name, target)
+		link.target = u.withoutFrom(name, link.target)
 		if err := u.takeSteps(name); err != nil {
 			return err
 		}
-		u.links[name] = target
-		return u.remember(len(name) + len(target))
+		u.links[name] = link
+		return u.remember(len(name) + len(link.target))
 	}
-	return u.makeLink(name, target)
+	return u.makeLink(name, link)
 }
 
-func (u *unpacker) makeLink(name, target string) error {
-	return u.replaceName(name, func(last string) error { return u.dir.Symlink(target, last) })
+func (u *unpacker) makeLink(name string, link symlink) error {
+	return u.replaceName(name, func(last string) error {
+		return cmp.Or(u.dir.Symlink(link.target, last), u.setOwner(u.dir, last, link.owner))
+	})
 }
 
 // replaceName makes a name that may exist, except as a directory.
@@ -471,6 +511,9 @@ const blockSize = 64 << 10
 
 // isZero reports whether b is all zeros.
 func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }
+
+// dirBits are the bits of a directory's mode that [UnpackChanges] restores.
+const dirBits = fs.ModePerm | fs.ModeSetgid | fs.ModeSticky
 
 func modeOf(h *tar.Header) fs.FileMode { return fs.FileMode(h.Mode) & fs.ModePerm }
 
