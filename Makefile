@@ -96,9 +96,8 @@ count: ## print sizes, names, phrases and inner references of PKG
 	@$(GO) build -C .ci -o bin/count ./count
 	@.ci/bin/count -go $(GO) $(PKG)
 
-mutate: ## change PKG in small ways and list the changes that its tests miss; MUTATE="-sample 100 -with ./e2e"
-	@$(GO) build -C .ci -o bin/mutate ./mutate
-	@.ci/bin/mutate -go $(GO) $(MUTATE) $(PKG)
+mutate: ## change the directory PKG in small ways and list the changes that its tests miss
+	$(GO) run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0 unleash $(PKG)
 
 vuln: ## look for known vulnerabilities in what is linked (needs the network)
 	$(TOOL) govulncheck ./...

@@ -61,11 +61,6 @@ func Start(t testing.TB, o Options) *Guest {
 	if o.Stage {
 		o.Binds = append(o.Binds, plan.Bind{Source: stage, Path: ".caisson/stage", File: true, ReadOnly: true})
 	}
-	// Where .ci/mutate records what a test reaches. The guest finds it without
-	// an environment by the domain name of its UTS namespace.
-	if trace := os.Getenv("MUTANT_TRACE"); trace != "" {
-		o.Binds = append(o.Binds, plan.Bind{Source: trace, Path: ".mutants", File: true})
-	}
 	text, err := json.Marshal(plan.Plan{Root: t.TempDir(), Guest: guest, Workspace: o.Workspace, Binds: o.Binds})
 	if err != nil {
 		t.Fatal(err)
