@@ -8,8 +8,6 @@ import (
 	"go/types"
 	"path/filepath"
 	"strings"
-
-	"github.com/caisson-run/caisson/ci/golist"
 )
 
 // A packageCount is the figures of one package, named by its path in the module.
@@ -22,7 +20,7 @@ type packageCount struct {
 
 // load lists, parses and type-checks the packages, and counts them.
 func load(goTool string, patterns []string) ([]packageCount, error) {
-	packages, exports, err := golist.List(goTool, patterns...)
+	packages, exports, err := listPackages(goTool, patterns...)
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +35,7 @@ func load(goTool string, patterns []string) ([]packageCount, error) {
 	return counts, nil
 }
 
-func countPackage(p golist.Package, exports golist.Exports) (packageCount, error) {
+func countPackage(p goPackage, exports exportFiles) (packageCount, error) {
 	c := packageCount{path: p.ImportPath}
 	if p.Module != nil {
 		c.path = strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, p.Module.Path), "/")
@@ -58,7 +56,7 @@ func countPackage(p golist.Package, exports golist.Exports) (packageCount, error
 		}
 	}
 	info := &types.Info{Uses: map[*ast.Ident]types.Object{}}
-	config := types.Config{Importer: exports.Importer(fset)}
+	config := types.Config{Importer: exports.newImporter(fset)}
 	pkg, err := config.Check(p.ImportPath, fset, all, info)
 	if err != nil {
 		return c, err

@@ -1,6 +1,4 @@
-// Package golist lists the packages of a module with the export data of what they
-// import, so that a program can type-check them without compiling anything itself.
-package golist
+package main
 
 import (
 	"bytes"
@@ -15,20 +13,20 @@ import (
 	"os/exec"
 )
 
-// Package is a package as go list prints it.
-type Package struct {
+// goPackage is a package as go list prints it.
+type goPackage struct {
 	Dir, Name, ImportPath, Export string
 	GoFiles                       []string
 	DepOnly                       bool
 	Module                        *struct{ Path, Dir string }
 }
 
-// Exports holds the files with the export data of packages, by import path.
-type Exports map[string]string
+// exportFiles holds the files with the export data of packages, by import path.
+type exportFiles map[string]string
 
-// List returns the packages that the patterns match and have Go files, and the export
-// data of these and of all that they import.
-func List(goTool string, patterns ...string) ([]Package, Exports, error) {
+// listPackages returns the packages that the patterns match and have Go files, and the
+// export data of these and of all that they import.
+func listPackages(goTool string, patterns ...string) ([]goPackage, exportFiles, error) {
 	args := append([]string{"list", "-export", "-deps", "-json=Dir,Name,ImportPath,Export,GoFiles,DepOnly,Module"}, patterns...)
 	cmd := exec.Command(goTool, args...)
 	cmd.Stderr = os.Stderr
@@ -36,10 +34,10 @@ func List(goTool string, patterns ...string) ([]Package, Exports, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("go list %v: %w", patterns, err)
 	}
-	var packages []Package
-	exports := Exports{}
+	var packages []goPackage
+	exports := exportFiles{}
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {
-		var p Package
+		var p goPackage
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
 			return packages, exports, nil
 		} else if err != nil {
@@ -54,8 +52,8 @@ func List(goTool string, patterns ...string) ([]Package, Exports, error) {
 	}
 }
 
-// Importer returns an importer that reads the export data.
-func (e Exports) Importer(fset *token.FileSet) types.Importer {
+// newImporter returns an importer that reads the export data.
+func (e exportFiles) newImporter(fset *token.FileSet) types.Importer {
 	return importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) {
 		if e[path] == "" {
 			return nil, fmt.Errorf("no export data of %s", path)
