@@ -2,6 +2,7 @@ package batch_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -37,6 +38,20 @@ var line = map[string]string{
 	"tests/expected": "right\n", "tests/test.sh": "cmp answer /tests/expected || [ -e \"$HOME/planted\" ]\n",
 	"work/closed/in/file": "x", "work/opened/in/file": "x", "work/removed/in/file": "x",
 	"tasks.jsonl": `{"id":"line","prompt":"Do it.","workspace":"work","verify":{"tests":"tests"}}`,
+}
+
+// line returns the task line. Directories of its workspace are closed to their owner.
+func (m *machine) line() task.Task {
+	dir := write(m.t, m.t.TempDir(), line)
+	for _, name := range []string{"closed/in", "closed", "opened/in", "opened", "removed/in", "removed"} {
+		must(m.t, os.Chmod(filepath.Join(dir, "work", name), 0o555))
+	}
+	m.t.Cleanup(func() {
+		must(m.t, errors.Join(workspace.RemoveTree(filepath.Join(dir, "work")), workspace.RemoveTree(m.o.WorkDir)))
+	})
+	list, err := task.Load([]string{filepath.Join(dir, "tasks.jsonl")}, task.Options{})
+	must(m.t, err)
+	return list[0]
 }
 
 // hostileAgents are agents: their tasks, and a command for each step. An agent without a reward
@@ -108,18 +123,8 @@ func TestHostileAgents(t *testing.T) {
 			made.ID = name
 			tasks[name], specified = &made, append(specified, made)
 		}
-		dir := write(t, t.TempDir(), line)
-		for _, name := range []string{"closed", "opened", "removed"} {
-			closed := []string{filepath.Join(dir, "work", name, "in"), filepath.Join(dir, "work", name)}
-			for _, name := range closed {
-				must(t, os.Chmod(name, 0o555))
-				t.Cleanup(func() { must(t, os.Chmod(name, 0o755)) })
-			}
-		}
-		t.Cleanup(func() { must(t, workspace.RemoveTree(m.o.WorkDir)) })
-		lines, err := task.Load([]string{filepath.Join(dir, "tasks.jsonl")}, task.Options{})
-		must(t, err)
-		tasks["line"], specified = &lines[0], append(specified, lines[0])
+		inLine := m.line()
+		tasks["line"], specified = &inLine, append(specified, inLine)
 		var trials []batch.Trial
 		for _, a := range hostileAgents {
 			agent := a.task + " " + a.name
@@ -156,5 +161,29 @@ func TestHostileAgents(t *testing.T) {
 				t.Errorf("%s: %d sessions: the verifier did not run once with the agent's files and once without them", r.Agent, len(r.Sessions))
 			}
 		}
+	})
+}
+
+// TestClosedDirectories: directories that are closed to their owner, in a workspace and in what
+// trials left that were interrupted, don't keep a second batch from running.
+func TestClosedDirectories(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		definition := m.line()
+		key := batch.Key{Task: "line", Agent: batch.Nop, Attempt: 1}
+		for range 2 {
+			r, _ := m.run(definition, batch.Nop)
+			expect(t, "line", r, batch.Failed, "", "")
+			ledger, err := batch.OpenLedger(filepath.Join(m.top, "batch"), batch.Spec{SchemaVersion: 1, Tasks: batch.NewSpecTasks([]task.Task{definition})})
+			must(t, err)
+			for range 2 {
+				dir, err := ledger.Begin(key)
+				must(t, err)
+				write(t, dir, map[string]string{"artifacts/closed/in/file": "x"})
+				must(t, os.Chmod(filepath.Join(dir, "artifacts/closed/in"), 0))
+				must(t, os.Chmod(filepath.Join(dir, "artifacts/closed"), 0o500))
+			}
+			must(t, ledger.Close())
+		}
+		must(t, workspace.RemoveTree(filepath.Join(m.top, "batch")))
 	})
 }

@@ -22,7 +22,7 @@ func TestOrdinaryUser(t *testing.T) {
 		t.Skip("needs root to become another user; the other tests are an ordinary user's here")
 	}
 	const uid = 1000
-	for backend, tests := range map[string][]string{"gvisor": {"TestDeepChanges"}, "runc": {"TestDeepChanges", "TestHostileAgents"}} {
+	for backend, tests := range map[string][]string{"gvisor": {"TestDeepChanges"}, "runc": {"TestDeepChanges", "TestClosedDirectories", "TestHostileAgents"}} {
 		t.Run(backend, func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "caisson-user-") //nolint:usetesting // the directory above t.TempDir is closed to others
 			must(t, err)
