@@ -41,7 +41,7 @@ func ExampleNewSandbox_caches() {
 
 // Run an agent on a workspace until its task is done.
 func ExampleRun() {
-	model, err := openai.New(openai.Options{Model: "gpt-6.2-sol", API: openai.Responses, BaseURL: os.Getenv("OPENAI_BASE_URL"), APIKey: os.Getenv("OPENAI_API_KEY")})
+	model, err := openai.New(openai.Options{ModelOptions: loop.ModelOptions{Model: "gpt-6.2-sol", BaseURL: os.Getenv("OPENAI_BASE_URL"), APIKey: os.Getenv("OPENAI_API_KEY")}, API: openai.Responses})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func ExampleRun_tool() {
 	schema := `{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}`
 	add := tools.NewFunc(tools.Definition{Name: "add", Description: "Adds two numbers.", Class: tools.ClassNone, InputSchema: []byte(schema)},
 		func(_ context.Context, in struct{ A, B int }) (string, error) { return fmt.Sprint(in.A + in.B), nil })
-	model, err := openai.New(openai.Options{Model: "gpt-6.2-sol", API: openai.Responses, BaseURL: os.Getenv("OPENAI_BASE_URL"), APIKey: os.Getenv("OPENAI_API_KEY")})
+	model, err := openai.New(openai.Options{ModelOptions: loop.ModelOptions{Model: "gpt-6.2-sol", BaseURL: os.Getenv("OPENAI_BASE_URL"), APIKey: os.Getenv("OPENAI_API_KEY")}, API: openai.Responses})
 	if err != nil {
 		log.Fatal(err)
 	}

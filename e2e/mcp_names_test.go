@@ -63,7 +63,7 @@ func TestServerNames(t *testing.T) {
 		}}
 		provider := httptest.NewServer(p)
 		defer provider.Close()
-		model, err := openai.New(openai.Options{Model: "m", BaseURL: provider.URL, APIKey: "key-of-the-test"})
+		model, err := openai.New(openai.Options{ModelOptions: loop.ModelOptions{Model: "m", BaseURL: provider.URL, APIKey: "key-of-the-test"}})
 		if err != nil {
 			t.Fatal(err)
 		}

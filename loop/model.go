@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
@@ -20,6 +23,44 @@ type Model interface {
 	Complete(ctx context.Context, req Request, onDelta func(Delta)) (Response, error)
 	// Info returns the identity of the model, for records.
 	Info() ModelInfo
+}
+
+// ModelOptions is what the packages of all providers take to make a [Model]. Model is
+// required; zero fields mean defaults.
+type ModelOptions struct {
+	// Model is the endpoint's name of the model.
+	Model string
+	// BaseURL is the endpoint's URL; "" means the provider's own.
+	BaseURL string
+	// APIKey is the key or bearer token; "" means none.
+	APIKey string
+	// Temperature is the sampling temperature; nil means the endpoint's default.
+	Temperature *float64
+	// MaxOutputTokens is the longest answer of a request that sets none, with the
+	// model's reasoning; zero means the provider's default.
+	MaxOutputTokens int64
+	// ReasoningEffort is how much the model reasons, in the endpoint's words; "" means
+	// its default.
+	ReasoningEffort string
+	// Headers are sent with each request, besides the usual ones.
+	Headers map[string]string
+	// HeaderTimeout is the longest wait for the first byte of an answer; zero means 10
+	// minutes, because a model may have to be loaded, and a long answer without streaming
+	// can take that long.
+	HeaderTimeout time.Duration
+	// IdleTimeout is the longest pause within an answer; zero means 2 minutes.
+	IdleTimeout time.Duration
+	// AnswerTimeout is the longest time from the headers of an answer to its end; zero
+	// means an hour.
+	AnswerTimeout time.Duration
+	// MaxResponseBytes is the largest answer on the wire; zero means 64 MiB.
+	MaxResponseBytes int64
+	// HTTPClient is the HTTP client; nil means a new one for the model, which honours the
+	// usual proxy variables. Nothing else is read from the environment.
+	HTTPClient *http.Client
+	// Logger receives notes about adapted requests and endpoints that differ from the
+	// standard; nil discards them.
+	Logger *zap.Logger
 }
 
 // ModelInfo identifies a model.

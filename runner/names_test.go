@@ -111,7 +111,7 @@ func TestNamesOnBothSides(t *testing.T) {
 	}}
 	provider := httptest.NewServer(w)
 	defer provider.Close()
-	model, err := openai.New(openai.Options{Model: "m", BaseURL: provider.URL, APIKey: testKey})
+	model, err := openai.New(openai.Options{ModelOptions: loop.ModelOptions{Model: "m", BaseURL: provider.URL, APIKey: testKey}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -68,7 +68,7 @@ func TestRequest(t *testing.T) {
 		)}},
 		MaxOutputTokens: 77,
 	}
-	o := ollama.Options{Model: "m", Stream: true, ContextWindow: 8192, Temperature: new(0.5), ReasoningEffort: "high"}
+	o := ollama.Options{ModelOptions: loop.ModelOptions{Model: "m", Temperature: new(0.5), ReasoningEffort: "high"}, Stream: true, ContextWindow: 8192}
 	got, _ := exchange(t, o, req, api.ChatResponse{Message: api.Message{Role: "assistant", Content: "Done."}, Done: true})
 	if got.Model != "m" || !*got.Stream || *got.Truncate || *got.Shift || got.Think.String() != "high" {
 		t.Errorf("request %+v", got)
@@ -115,7 +115,7 @@ func TestAnswer(t *testing.T) {
 	last := piece(api.Message{Role: "assistant"})
 	last.Done, last.DoneReason = true, "stop"
 	last.Metrics = api.Metrics{TotalDuration: time.Second, PromptEvalCount: 26, EvalCount: 9}
-	_, got := exchange(t, ollama.Options{Model: "m", Stream: true}, loop.Request{Messages: []loop.Message{loop.NewText(loop.RoleUser, "Go.")}},
+	_, got := exchange(t, ollama.Options{ModelOptions: loop.ModelOptions{Model: "m"}, Stream: true}, loop.Request{Messages: []loop.Message{loop.NewText(loop.RoleUser, "Go.")}},
 		piece(api.Message{Role: "assistant", Thinking: "hm"}),
 		piece(api.Message{Role: "assistant", Content: "Look"}),
 		piece(api.Message{Role: "assistant", Content: "ing."}),

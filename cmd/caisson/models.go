@@ -47,34 +47,25 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		return nil, nil, newFailure(exitAuth, nil, "there is no key for the model "+m.Profile+": "+m.KeyEnv+" is not set",
 			"Set it to your key, or name another model with --model; --model replay/FILE needs none.")
 	}
-	if m.Provider == "anthropic" {
-		model, err := anthropic.New(anthropic.Options{
-			Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Temperature: m.Temperature, MaxOutputTokens: m.MaxOutputTokens,
-			ReasoningEffort: m.ReasoningEffort, ThinkingTokens: m.ThinkingTokens, Headers: m.Headers,
-			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, AnswerTimeout: m.AnswerTimeout, Logger: s.logger,
-		})
-		if err != nil {
-			return nil, nil, unusableModel(err)
+	o := loop.ModelOptions{
+		Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Temperature: m.Temperature, MaxOutputTokens: m.MaxOutputTokens, ReasoningEffort: m.ReasoningEffort,
+		Headers: m.Headers, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, AnswerTimeout: m.AnswerTimeout, Logger: s.logger,
+	}
+	var (
+		model interface {
+			loop.Model
+			Close()
 		}
-		return model, model.Close, nil
+		err error
+	)
+	switch m.Provider {
+	case "anthropic":
+		model, err = anthropic.New(anthropic.Options{ModelOptions: o, ThinkingTokens: m.ThinkingTokens})
+	case "ollama":
+		model, err = ollama.New(ollama.Options{ModelOptions: o, ContextWindow: m.ContextWindow, Stream: s.stream})
+	default:
+		model, err = openai.New(openai.Options{ModelOptions: o, API: openai.API(m.API), Stream: s.stream})
 	}
-	if m.Provider == "ollama" {
-		model, err := ollama.New(ollama.Options{
-			Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, ContextWindow: m.ContextWindow, Stream: s.stream, Temperature: m.Temperature,
-			MaxOutputTokens: m.MaxOutputTokens, ReasoningEffort: m.ReasoningEffort, Headers: m.Headers,
-			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, AnswerTimeout: m.AnswerTimeout, Logger: s.logger,
-		})
-		if err != nil {
-			return nil, nil, unusableModel(err)
-		}
-		return model, model.Close, nil
-	}
-	o := openai.Options{
-		Model: m.Name, API: openai.API(m.API), BaseURL: m.BaseURL, APIKey: m.APIKey, Stream: s.stream, Temperature: m.Temperature,
-		MaxOutputTokens: m.MaxOutputTokens, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, AnswerTimeout: m.AnswerTimeout, Logger: s.logger,
-		Headers: m.Headers, ReasoningEffort: m.ReasoningEffort,
-	}
-	model, err := openai.New(o)
 	if err != nil {
 		return nil, nil, unusableModel(err)
 	}

@@ -17,9 +17,7 @@ func TestModelServer(t *testing.T) {
 	base := aimocktest.Start(t)
 	sent := &wiretest.RecordingTransport{}
 	newModel := func(thinking int64) loop.Model {
-		m, err := anthropic.New(anthropic.Options{
-			Model: "claude-opus-4-5", BaseURL: base, APIKey: "test", ThinkingTokens: thinking, HTTPClient: &http.Client{Transport: sent},
-		})
+		m, err := anthropic.New(anthropic.Options{ModelOptions: loop.ModelOptions{Model: "claude-opus-4-5", BaseURL: base, APIKey: "test", HTTPClient: &http.Client{Transport: sent}}, ThinkingTokens: thinking})
 		if err != nil {
 			t.Fatal(err)
 		}

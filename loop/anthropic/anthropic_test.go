@@ -71,7 +71,7 @@ func sendEvents(w http.ResponseWriter, values ...string) {
 
 func (e *endpoint) newModel(t *testing.T, change func(*anthropic.Options)) *anthropic.Model {
 	t.Helper()
-	o := anthropic.Options{Model: "claude-x", BaseURL: e.URL, APIKey: "sk-secret-key"}
+	o := anthropic.Options{ModelOptions: loop.ModelOptions{Model: "claude-x", BaseURL: e.URL, APIKey: "sk-secret-key"}}
 	if change != nil {
 		change(&o)
 	}
@@ -362,11 +362,11 @@ func TestWhole(t *testing.T) {
 func TestInvalidOptions(t *testing.T) {
 	for name, o := range map[string]anthropic.Options{
 		"no model":       {},
-		"no URL":         {Model: "m", BaseURL: "::"},
-		"another scheme": {Model: "m", BaseURL: "ftp://h"},
-		"credentials":    {Model: "m", BaseURL: "https://u:p@h"},
-		"negative":       {Model: "m", MaxOutputTokens: -1},
-		"no answer left": {Model: "m", MaxOutputTokens: 1000, ThinkingTokens: 1000},
+		"no URL":         {ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "::"}},
+		"another scheme": {ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "ftp://h"}},
+		"credentials":    {ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "https://u:p@h"}},
+		"negative":       {ModelOptions: loop.ModelOptions{Model: "m", MaxOutputTokens: -1}},
+		"no answer left": {ModelOptions: loop.ModelOptions{Model: "m", MaxOutputTokens: 1000}, ThinkingTokens: 1000},
 	} {
 		if _, err := anthropic.New(o); !errors.Is(err, anthropic.ErrInvalid) || strings.Contains(err.Error(), "u:p") {
 			t.Errorf("%s: %v", name, err)

@@ -34,15 +34,13 @@ func New(o Options) (*Model, error) {
 		return nil, err
 	}
 	m := &Model{options: o}
-	m.endpoint, err = modelhttp.NewEndpoint(modelhttp.Options{
-		BaseURL: o.BaseURL, APIKey: o.APIKey, Client: o.HTTPClient,
-		HeaderTimeout: o.HeaderTimeout, IdleTimeout: o.IdleTimeout, AnswerTimeout: o.AnswerTimeout, MaxResponseBytes: o.MaxResponseBytes,
-	}, DefaultBaseURL)
+	m.endpoint, err = modelhttp.NewEndpoint(o.ModelOptions, DefaultBaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
+	m.options.ModelOptions = m.endpoint.ModelOptions
 	opts := []option.RequestOption{
-		option.WithHTTPClient(m.endpoint.Client),
+		option.WithHTTPClient(m.endpoint.HTTPClient),
 		option.WithBaseURL(strings.TrimSuffix(strings.TrimSuffix(m.endpoint.BaseURL, "/"), "/v1") + "/"),
 		option.WithMaxRetries(0), // the loop retries
 	}
@@ -97,7 +95,7 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(
 	if err != nil {
 		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
 	}
-	w := &modelhttp.Watcher{Options: m.endpoint.Options}
+	w := &modelhttp.Watcher{ModelOptions: m.options.ModelOptions}
 	opts := []option.RequestOption{option.WithMiddleware(w.Middleware)}
 	if reasoning := m.reasoningConfig(params); reasoning != nil {
 		// The library prints a warning to standard error if the field is set.

@@ -14,7 +14,7 @@ import (
 func newAdapter() wiretest.Adapter {
 	return wiretest.Adapter{
 		New: func(t *testing.T, url string, to wiretest.Timeouts) loop.Model {
-			m, err := anthropic.New(anthropic.Options{Model: "m", BaseURL: url, APIKey: "test", HeaderTimeout: to.Header, IdleTimeout: to.Idle, AnswerTimeout: to.Answer})
+			m, err := anthropic.New(anthropic.Options{ModelOptions: loop.ModelOptions{Model: "m", BaseURL: url, APIKey: "test", HeaderTimeout: to.Header, IdleTimeout: to.Idle, AnswerTimeout: to.Answer}})
 			if err != nil {
 				t.Fatal(err)
 			}

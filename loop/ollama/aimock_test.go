@@ -16,7 +16,7 @@ import (
 func TestModelServer(t *testing.T) {
 	base := aimocktest.Start(t)
 	newModel := func(stream bool) loop.Model {
-		m, err := ollama.New(ollama.Options{Model: "mock", BaseURL: base, Stream: stream})
+		m, err := ollama.New(ollama.Options{ModelOptions: loop.ModelOptions{Model: "mock", BaseURL: base}, Stream: stream})
 		if err != nil {
 			t.Fatal(err)
 		}

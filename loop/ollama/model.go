@@ -37,13 +37,11 @@ func New(o Options) (*Model, error) {
 		return nil, err
 	}
 	m := &Model{options: o}
-	m.endpoint, err = modelhttp.NewEndpoint(modelhttp.Options{
-		BaseURL: o.BaseURL, APIKey: o.APIKey, Client: o.HTTPClient,
-		HeaderTimeout: o.HeaderTimeout, IdleTimeout: o.IdleTimeout, AnswerTimeout: o.AnswerTimeout, MaxResponseBytes: o.MaxResponseBytes,
-	}, DefaultBaseURL)
+	m.endpoint, err = modelhttp.NewEndpoint(o.ModelOptions, DefaultBaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
+	m.options.ModelOptions = m.endpoint.ModelOptions
 	return m, nil
 }
 
@@ -90,7 +88,7 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(
 	if err != nil {
 		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
 	}
-	w := &modelhttp.Watcher{Options: m.endpoint.Options}
+	w := &modelhttp.Watcher{ModelOptions: m.options.ModelOptions}
 	post, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(m.endpoint.BaseURL, "/")+"/api/chat", bytes.NewReader(body))
 	if err != nil {
 		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: errors.New("the base URL can't be used")}
@@ -102,7 +100,7 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(
 	for name, value := range m.options.Headers {
 		post.Header.Set(name, value)
 	}
-	res, err := w.Middleware(post, m.endpoint.Client.Do)
+	res, err := w.Middleware(post, m.endpoint.HTTPClient.Do)
 	if err != nil {
 		return loop.Response{}, w.ModelError(err)
 	}

@@ -31,7 +31,7 @@ func newEndpoint(t *testing.T, answer func(n int, w http.ResponseWriter, r *http
 // newModel returns a model of the endpoint.
 func (e *endpoint) newModel(t *testing.T, change func(*ollama.Options)) *ollama.Model {
 	t.Helper()
-	o := ollama.Options{Model: "m", BaseURL: e.URL, Stream: true}
+	o := ollama.Options{ModelOptions: loop.ModelOptions{Model: "m", BaseURL: e.URL}, Stream: true}
 	if change != nil {
 		change(&o)
 	}
@@ -249,15 +249,15 @@ func TestCancel(t *testing.T) {
 func TestOptions(t *testing.T) {
 	for name, o := range map[string]ollama.Options{
 		"no model":    {},
-		"not a URL":   {Model: "m", BaseURL: "localhost:11434"},
-		"credentials": {Model: "m", BaseURL: "http://u:p@localhost"},
-		"negative":    {Model: "m", ContextWindow: -1},
+		"not a URL":   {ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "localhost:11434"}},
+		"credentials": {ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "http://u:p@localhost"}},
+		"negative":    {ModelOptions: loop.ModelOptions{Model: "m"}, ContextWindow: -1},
 	} {
 		if _, err := ollama.New(o); !errors.Is(err, ollama.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	m, err := ollama.New(ollama.Options{Model: "m"})
+	m, err := ollama.New(ollama.Options{ModelOptions: loop.ModelOptions{Model: "m"}})
 	if err != nil || m.Info().BaseURL != ollama.DefaultBaseURL {
 		t.Errorf("%+v, %v", m.Info(), err)
 	}

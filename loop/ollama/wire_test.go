@@ -14,7 +14,7 @@ import (
 func newAdapter() wiretest.Adapter {
 	return wiretest.Adapter{
 		New: func(t *testing.T, url string, to wiretest.Timeouts) loop.Model {
-			m, err := ollama.New(ollama.Options{Model: "m", BaseURL: url, Stream: true, HeaderTimeout: to.Header, IdleTimeout: to.Idle, AnswerTimeout: to.Answer})
+			m, err := ollama.New(ollama.Options{ModelOptions: loop.ModelOptions{Model: "m", BaseURL: url, HeaderTimeout: to.Header, IdleTimeout: to.Idle, AnswerTimeout: to.Answer}, Stream: true})
 			if err != nil {
 				t.Fatal(err)
 			}

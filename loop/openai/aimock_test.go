@@ -16,10 +16,7 @@ import (
 func TestModelServer(t *testing.T) {
 	base := aimocktest.Start(t)
 	newModel := func(api openai.API, stream bool) loop.Model {
-		m, err := openai.New(openai.Options{
-			Model: "mock", API: api, BaseURL: base + "/v1", APIKey: "test", Stream: stream,
-			Headers: map[string]string{"X-Test-Id": string(api)}, // requests are counted apart
-		})
+		m, err := openai.New(openai.Options{ModelOptions: loop.ModelOptions{Model: "mock", BaseURL: base + "/v1", APIKey: "test", Headers: map[string]string{"X-Test-Id": string(api)}}, API: api, Stream: stream})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,9 +43,7 @@ func TestReasoningIsSentBack(t *testing.T) {
 	base := aimocktest.Start(t)
 	sent := &wiretest.RecordingTransport{}
 	for mode, stream := range map[string]bool{"whole": false, "stream": true} {
-		m, err := openai.New(openai.Options{
-			Model: "gpt-5", API: openai.Responses, BaseURL: base + "/v1", APIKey: "test", Stream: stream, HTTPClient: &http.Client{Transport: sent},
-		})
+		m, err := openai.New(openai.Options{ModelOptions: loop.ModelOptions{Model: "gpt-5", BaseURL: base + "/v1", APIKey: "test", HTTPClient: &http.Client{Transport: sent}}, API: openai.Responses, Stream: stream})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -111,7 +111,7 @@ func TestRetryable(t *testing.T) {
 // TestUnreachable checks that the error names the endpoint and the cause.
 func TestUnreachable(t *testing.T) {
 	const address = "127.0.0.1:1" // the kernel never assigns this port
-	m, err := openai.New(openai.Options{Model: "m", BaseURL: "http://" + address + "/v1", APIKey: "sk-secret-key"})
+	m, err := openai.New(openai.Options{ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "http://" + address + "/v1", APIKey: "sk-secret-key"}})
 	if err != nil {
 		t.Fatal(err)
 	}

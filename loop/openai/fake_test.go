@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/loop/openai"
 )
@@ -24,7 +25,7 @@ func newEndpoint(t *testing.T, answer func(n int, w http.ResponseWriter, r *http
 // newModel returns a model of the endpoint.
 func (e *endpoint) newModel(t *testing.T, change func(*openai.Options)) *openai.Model {
 	t.Helper()
-	o := openai.Options{Model: "m", BaseURL: e.URL + "/v1", APIKey: "sk-secret-key"}
+	o := openai.Options{ModelOptions: loop.ModelOptions{Model: "m", BaseURL: e.URL + "/v1", APIKey: "sk-secret-key"}}
 	if change != nil {
 		change(&o)
 	}

@@ -43,16 +43,14 @@ func New(o Options) (*Model, error) {
 		return nil, err
 	}
 	m := &Model{options: o}
-	m.endpoint, err = modelhttp.NewEndpoint(modelhttp.Options{
-		BaseURL: o.BaseURL, APIKey: o.APIKey, Client: o.HTTPClient,
-		HeaderTimeout: o.HeaderTimeout, IdleTimeout: o.IdleTimeout, AnswerTimeout: o.AnswerTimeout, MaxResponseBytes: o.MaxResponseBytes,
-	}, DefaultBaseURL)
+	m.endpoint, err = modelhttp.NewEndpoint(o.ModelOptions, DefaultBaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
+	m.options.ModelOptions = m.endpoint.ModelOptions
 	m.quirks.Store(&quirks{})
 	opts := []option.RequestOption{
-		option.WithHTTPClient(m.endpoint.Client),
+		option.WithHTTPClient(m.endpoint.HTTPClient),
 		option.WithBaseURL(m.endpoint.BaseURL),
 		option.WithMaxRetries(0), // the loop retries
 	}
@@ -106,7 +104,7 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 
 // sendRequest sends the request once and returns the answer.
 func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onDelta func(loop.Delta)) (loop.Response, error) {
-	w := &modelhttp.Watcher{Options: m.endpoint.Options}
+	w := &modelhttp.Watcher{ModelOptions: m.options.ModelOptions}
 	var res *http.Response
 	opts := []option.RequestOption{
 		option.WithMiddleware(func(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {

@@ -173,12 +173,12 @@ func TestRefusedParameters(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	for name, o := range map[string]openai.Options{
 		"no model":       {},
-		"no scheme":      {Model: "m", BaseURL: "localhost:11434/v1"},
-		"another scheme": {Model: "m", BaseURL: "ftp://localhost/v1"},
-		"no host":        {Model: "m", BaseURL: "http:///v1"},
-		"not a URL":      {Model: "m", BaseURL: "http://[::1"},
-		"credentials":    {Model: "m", BaseURL: "http://user:secret@localhost/v1"},
-		"negative idle":  {Model: "m", IdleTimeout: -1},
+		"no scheme":      {ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "localhost:11434/v1"}},
+		"another scheme": {ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "ftp://localhost/v1"}},
+		"no host":        {ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "http:///v1"}},
+		"not a URL":      {ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "http://[::1"}},
+		"credentials":    {ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "http://user:secret@localhost/v1"}},
+		"negative idle":  {ModelOptions: loop.ModelOptions{Model: "m", IdleTimeout: -1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := openai.New(o)
@@ -193,7 +193,7 @@ func TestNewRefuses(t *testing.T) {
 }
 
 func TestInfo(t *testing.T) {
-	m, err := openai.New(openai.Options{Model: "m"})
+	m, err := openai.New(openai.Options{ModelOptions: loop.ModelOptions{Model: "m"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 func newAdapter(api openai.API, done string) wiretest.Adapter {
 	return wiretest.Adapter{
 		New: func(t *testing.T, url string, to wiretest.Timeouts) loop.Model {
-			m, err := openai.New(openai.Options{Model: "m", API: api, BaseURL: url + "/v1", APIKey: "test", Stream: true, HeaderTimeout: to.Header, IdleTimeout: to.Idle, AnswerTimeout: to.Answer})
+			m, err := openai.New(openai.Options{ModelOptions: loop.ModelOptions{Model: "m", BaseURL: url + "/v1", APIKey: "test", HeaderTimeout: to.Header, IdleTimeout: to.Idle, AnswerTimeout: to.Answer}, API: api, Stream: true})
 			if err != nil {
 				t.Fatal(err)
 			}

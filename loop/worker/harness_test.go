@@ -122,7 +122,7 @@ const roundUSD = 0.00012
 // profile returns a profile of one of the models, without retries.
 func (p *provider) profile(model string) loop.Profile {
 	p.t.Helper()
-	m, err := openai.New(openai.Options{Model: model, BaseURL: p.URL + "/v1", APIKey: "sk-test"})
+	m, err := openai.New(openai.Options{ModelOptions: loop.ModelOptions{Model: model, BaseURL: p.URL + "/v1", APIKey: "sk-test"}})
 	if err != nil {
 		p.t.Fatal(err)
 	}

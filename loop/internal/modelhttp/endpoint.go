@@ -8,10 +8,13 @@ import (
 	"net/url"
 	"time"
 
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// Defaults of Options.
+// Defaults of [loop.ModelOptions].
 const (
 	defaultHeaderTimeout = 10 * time.Minute // a model may have to be loaded first
 	defaultIdleTimeout   = 2 * time.Minute
@@ -22,7 +25,7 @@ const (
 
 // Endpoint is the endpoint of a model.
 type Endpoint struct {
-	Options
+	loop.ModelOptions
 	// ownsClient reports whether NewEndpoint made the client.
 	ownsClient bool
 }
@@ -30,19 +33,25 @@ type Endpoint struct {
 // NewEndpoint returns an endpoint with defaults for zero options. Its client has a
 // transport of its own then: closing its idle connections does not affect other users
 // of the default one. defaultURL is the URL if o has none.
-func NewEndpoint(o Options, defaultURL string) (Endpoint, error) {
+func NewEndpoint(o loop.ModelOptions, defaultURL string) (Endpoint, error) {
+	if o.Model == "" {
+		return Endpoint{}, errors.New("no model name")
+	}
 	o.BaseURL = cmp.Or(o.BaseURL, defaultURL)
 	if err := checkBaseURL(o.BaseURL, defaultURL); err != nil {
 		return Endpoint{}, err
 	}
-	if o.HeaderTimeout < 0 || o.IdleTimeout < 0 || o.AnswerTimeout < 0 || o.MaxResponseBytes < 0 {
+	if o.HeaderTimeout < 0 || o.IdleTimeout < 0 || o.AnswerTimeout < 0 || o.MaxResponseBytes < 0 || o.MaxOutputTokens < 0 {
 		return Endpoint{}, errors.New("negative number")
 	}
 	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, defaultHeaderTimeout)
 	o.IdleTimeout = cmp.Or(o.IdleTimeout, defaultIdleTimeout)
 	o.AnswerTimeout = cmp.Or(o.AnswerTimeout, defaultAnswerTimeout)
 	o.MaxResponseBytes = cmp.Or(o.MaxResponseBytes, defaultResponseBytes)
-	e := Endpoint{Options: o, ownsClient: o.Client == nil}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	e := Endpoint{ModelOptions: o, ownsClient: o.HTTPClient == nil}
 	client := http.Client{}
 	if e.ownsClient {
 		transport, ok := http.DefaultTransport.(*http.Transport)
@@ -51,19 +60,19 @@ func NewEndpoint(o Options, defaultURL string) (Endpoint, error) {
 		}
 		client.Transport = transport.Clone()
 	} else {
-		client = *o.Client
+		client = *o.HTTPClient
 	}
 	if client.CheckRedirect == nil {
 		client.CheckRedirect = checkRedirect
 	}
-	e.Client = &client
+	e.HTTPClient = &client
 	return e, nil
 }
 
 // Close closes idle connections of the endpoint's own client.
 func (e Endpoint) Close() {
 	if e.ownsClient {
-		e.Client.CloseIdleConnections()
+		e.HTTPClient.CloseIdleConnections()
 	}
 }
 

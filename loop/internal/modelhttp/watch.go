@@ -26,22 +26,10 @@ var (
 // maxErrorBytes is the number of bytes that are read of an error's body.
 const maxErrorBytes = 64 << 10
 
-// Options configures an endpoint and the bounds of its requests.
-type Options struct {
-	BaseURL, APIKey string
-	// HeaderTimeout is the longest wait for the first byte of an answer,
-	// IdleTimeout the longest pause within it, AnswerTimeout the longest time from
-	// its headers to its end, and MaxResponseBytes its largest size.
-	HeaderTimeout, IdleTimeout, AnswerTimeout time.Duration
-	MaxResponseBytes                          int64
-	// Client is the HTTP client; nil means a new one.
-	Client *http.Client
-}
-
 // Watcher observes one request. It records a refusal, and bounds the waits and the
 // size of the answer.
 type Watcher struct {
-	Options
+	loop.ModelOptions
 	// Response is the answer, or nil if there is none or a refusal.
 	Response *http.Response
 
