@@ -49,8 +49,8 @@ type ExceededError struct {
 
 // Error returns a message with the kind, the use and the limit.
 func (e *ExceededError) Error() string {
-	if e.Dir != "" {
-		return fmt.Sprintf("limit %s reached: %s uses %d of %d", e.Kind, e.Dir, e.Used, e.Limit)
+	if e.Kind == KindDisk {
+		return e.diskText()
 	}
 	what := string(e.Kind)
 	if e.Period != "" {
@@ -64,4 +64,16 @@ func (e *ExceededError) Error() string {
 		text += fmt.Sprintf(", and the next request needs up to %d", e.Needed)
 	}
 	return text
+}
+
+func (e *ExceededError) diskText() string {
+	switch {
+	case e.Dir != "" && e.Files:
+		return fmt.Sprintf("%s holds more than %d files, or directories deeper than any build needs", e.Dir, e.Limit)
+	case e.Dir != "":
+		return fmt.Sprintf("%s holds more than %d MiB", e.Dir, e.Limit>>20)
+	case e.Files:
+		return fmt.Sprintf("the disk that the workspace is on has room for less than %d more files (inodes), which the host keeps", e.Limit)
+	}
+	return fmt.Sprintf("the disk that the workspace is on has less than %d MiB left, which the host keeps", e.Limit>>20)
 }

@@ -40,7 +40,7 @@ func TestBackgroundOutlivesItsCall(t *testing.T) {
 		"started in the background: background-1",
 		"[background-1: running for 0s; 7 bytes; lines 1 to 1, the end]\\nso far\\n",
 		"background-1 was ended: killed by signal 15 (SIGTERM)", "Nothing of it is left.", "It wrote 7 bytes",
-		"[background-1: killed by signal 15 (SIGTERM) (ended by us) after ",
+		"[background-1: killed by signal 15 (SIGTERM) (cancelled) after ",
 		"background-1 had ended before",
 		`no background command with the handle \"background-2\"`,
 		`no background command with the handle \"../../etc/passwd\"`,
@@ -120,7 +120,7 @@ func TestBackgroundLosesItsSandbox(t *testing.T) {
 		}
 	}
 	ended := of[record.BackgroundEnded](t, records)
-	if len(ended) != 1 || ended[0].EndedBy != "sandbox_lost" || ended[0].ExitCode != -1 || ended[0].Error == "" {
+	if len(ended) != 1 || ended[0].EndedBy != "sandbox_lost" || ended[0].Code != -1 || ended[0].Error == "" {
 		t.Errorf("ended: %+v", ended)
 	}
 	if lost := of[record.SandboxLost](t, records); len(lost) != 1 || !lost[0].Restarting {

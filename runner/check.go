@@ -156,8 +156,8 @@ func Verify(ctx context.Context, s *Session, o VerifyOptions) (v record.Verifica
 	if err == nil && r.Reason == loop.StopCancelled {
 		err = context.Cause(ctx)
 	}
-	status := result.Status
-	v.Passed, v.ExitCode, v.Signal, v.TimedOut, v.OOMKilled = status.Success(), status.Code, status.Signal, status.TimedOut, status.OOMKilled
+	v.ExitStatus = result.Status
+	v.Passed = v.Success()
 	return v, files, errors.Join(err, sessiondir.DiscardChanges(r.Dir, ""))
 }
 

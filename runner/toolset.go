@@ -239,7 +239,7 @@ func (c checker) RunCheck(ctx context.Context, cmd verify.Command) (verify.Ended
 	}
 	out := r.Stdout
 	ended := verify.Ended{
-		ExitStatus: r.Status, DiskFull: r.DiskReserve > 0, Stdout: string(out.Head),
+		Exit: r.Exit, Stdout: string(out.Head),
 		Cut: out.Total > int64(len(out.Head)+len(out.Tail)),
 	}
 	if ended.Cut {

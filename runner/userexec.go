@@ -101,10 +101,7 @@ func (u *userCommands) serveRequest(ctx context.Context, r execapi.Request, stdi
 	if err != nil {
 		return execapi.Result{Failure: &execapi.Failure{Kind: string(err.Kind), Cause: err.Cause, Hint: err.Hint}}
 	}
-	return execapi.Result{
-		Code: result.Status.Code, Signal: result.Status.Signal, TimedOut: result.Status.TimedOut, Cancelled: result.Status.Cancelled,
-		OOMKilled: result.Status.OOMKilled, Killed: result.Killed, Left: result.Left,
-	}
+	return execapi.Result{Status: result.Status, Killed: result.Killed, Left: result.Left}
 }
 
 // runCommand runs one command to its end, recorded before and after as that of a client
@@ -124,12 +121,12 @@ func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client str
 		Output: sandbox.OutputLimits{Live: unbounded}, Timeout: c.Timeout,
 	})
 	ended := record.UserCommandEnded{
-		ExecID: id, ExitCode: exit.Status.Code, Signal: exit.Status.Signal, TimedOut: exit.Status.TimedOut,
-		Cancelled: exit.Status.Cancelled, OOMKilled: exit.Status.OOMKilled, Stdout: out.recordStream(), Stderr: errOut.recordStream(),
+		ExecID: id, ExitStatus: exit.Status, Stdout: out.recordStream(), Stderr: errOut.recordStream(),
 		WallMS: exit.Wall.Milliseconds(), CPUMS: exit.CPU.Milliseconds(), Kill: exit.Kill,
 	}
 	if err != nil {
-		ended.ExitCode, ended.Error = -1, err.Error()
+		ended.Code = -1
+		ended.Error = err.Error()
 	}
 	if _, recordErr := u.events.recordUser(ended, started); recordErr != nil {
 		u.log.Error("record a user's command", zap.Error(recordErr))
@@ -389,10 +386,7 @@ func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand
 	if f := r.Failure; f != nil {
 		return UserResult{}, &UserCommandError{Kind: FaultKind(f.Kind), Cause: f.Cause, Hint: f.Hint}
 	}
-	return UserResult{
-		Status: sandbox.ExitStatus{Code: r.Code, Signal: r.Signal, OOMKilled: r.OOMKilled, TimedOut: r.TimedOut, Cancelled: r.Cancelled},
-		Killed: r.Killed, Left: r.Left,
-	}, nil
+	return UserResult{Status: r.Status, Killed: r.Killed, Left: r.Left}, nil
 }
 
 // dialOwner connects to the process that owns a session.

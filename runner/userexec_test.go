@@ -95,7 +95,7 @@ func TestUserCommand(t *testing.T) {
 		}
 		if r.Kind == record.KindUserCommandEnded {
 			var p record.UserCommandEnded
-			if err := json.Unmarshal(r.Payload, &p); err != nil || p.ExitCode != 7 || p.Stdout.Bytes != 5 || p.ExecID == "" {
+			if err := json.Unmarshal(r.Payload, &p); err != nil || p.Code != 7 || p.Stdout.Bytes != 5 || p.ExecID == "" {
 				t.Errorf("ended: %+v, %v", p, err)
 			}
 		}
@@ -125,7 +125,7 @@ func TestUserCommandMeetsALoss(t *testing.T) {
 	if report.ExitStatus != OutcomeSandboxLost {
 		t.Errorf("the session ended with %d", report.ExitStatus)
 	}
-	if ended := of[record.UserCommandEnded](t, records); len(ended) != 1 || ended[0].Error == "" || ended[0].ExitCode != -1 {
+	if ended := of[record.UserCommandEnded](t, records); len(ended) != 1 || ended[0].Error == "" || ended[0].Code != -1 {
 		t.Errorf("ended: %+v", ended)
 	}
 }

@@ -34,11 +34,11 @@ func TestChecksGetWhatACommandWrote(t *testing.T) {
 	}}
 	x := newTestExecutor(t, backend, nil)
 	got, err := checker{x}.RunCheck(t.Context(), verify.Command{Script: "short"})
-	if err != nil || got != (verify.Ended{ExitStatus: sandbox.ExitStatus{Code: 3}, Stdout: "short"}) {
+	if err != nil || got.Status != (sandbox.ExitStatus{Code: 3}) || got.Stdout != "short" || got.Cut {
 		t.Errorf("%+v, %v", got, err)
 	}
 	got, err = checker{x}.RunCheck(t.Context(), verify.Command{Script: "long"})
-	if head, tail, _ := strings.Cut(got.Stdout, "\n"); err != nil || !got.Cut || got.Code != 0 || got.DiskFull || len(head) != captureBytes || len(tail) != captureBytes {
+	if head, tail, _ := strings.Cut(got.Stdout, "\n"); err != nil || !got.Cut || got.Status.Code != 0 || got.Exceeded != nil || len(head) != captureBytes || len(tail) != captureBytes {
 		t.Errorf("%d bytes, cut: %t, %v", len(got.Stdout), got.Cut, err)
 	}
 	backend.Scripts["whole"] = fakesandbox.WriteText(long[:captureBytes+1])
@@ -60,7 +60,7 @@ func TestChecksGetWhatACommandWrote(t *testing.T) {
 			return diskwatch.Room{Bytes: 4 * diskwatch.Reserve, Files: -1}
 		}
 	})
-	if got, err := (checker{x}).RunCheck(t.Context(), verify.Command{Script: "fill"}); err != nil || !got.DiskFull {
+	if got, err := (checker{x}).RunCheck(t.Context(), verify.Command{Script: "fill"}); err != nil || got.Exceeded == nil {
 		t.Errorf("on a full disk: %+v, %v", got, err)
 	}
 }

@@ -7,19 +7,19 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// ExitStatus describes how a command ended. It is a value, never an error.
+// ExitStatus describes how a command ended. It is a value, never an error. Records embed it.
 type ExitStatus struct {
-	// Code is 0 to 255, or -1 if Signal is set.
-	Code int `json:"code"`
+	// Code is 0 to 255, or -1 if a signal ended the command or it did not run.
+	Code int `json:"exit_code"`
 	// Signal is the number of the signal that ended the command, or 0.
 	Signal int `json:"signal,omitempty"`
-	// OOMKilled reports whether the kernel's counters show an out-of-memory
-	// kill while the command ran. It is never inferred from a status of 137.
-	OOMKilled bool `json:"oom_killed,omitempty"`
 	// TimedOut reports whether the command's own timeout ended it.
 	TimedOut bool `json:"timed_out,omitempty"`
 	// Cancelled reports whether the caller's context ended the command.
 	Cancelled bool `json:"cancelled,omitempty"`
+	// OOMKilled reports whether the kernel's counters show an out-of-memory
+	// kill while the command ran. It is never inferred from a status of 137.
+	OOMKilled bool `json:"oom_killed,omitempty"`
 }
 
 // Success reports whether the exit code is 0 and nothing forced the end.
@@ -27,22 +27,50 @@ func (s ExitStatus) Success() bool {
 	return s == ExitStatus{}
 }
 
-// String returns the status for messages, such as "exit code 1" or "signal 9
-// (timed out)".
-func (s ExitStatus) String() string {
-	text := fmt.Sprintf("exit code %d", s.Code)
-	if s.Signal != 0 {
-		text = fmt.Sprintf("signal %d", s.Signal)
+// Cause returns why the command was ended: "timed out", "out of memory" or "cancelled".
+// It is "" if the command ended by itself.
+func (s ExitStatus) Cause() string {
+	switch {
+	case s.TimedOut:
+		return "timed out"
+	case s.OOMKilled:
+		return "out of memory"
+	case s.Cancelled:
+		return "cancelled"
 	}
-	for _, f := range []struct {
-		set  bool
-		text string
-	}{{s.OOMKilled, "out of memory"}, {s.TimedOut, "timed out"}, {s.Cancelled, "cancelled"}} {
-		if f.set {
-			text += " (" + f.text + ")"
-		}
+	return ""
+}
+
+// String returns the exit code or the signal, and the cause: "exit code 1", or
+// "signal 15 (SIGTERM), timed out".
+func (s ExitStatus) String() string {
+	text := s.exitText()
+	if cause := s.Cause(); cause != "" {
+		text += ", " + cause
 	}
 	return text
+}
+
+// exitText returns "exit code 3", "signal 9 (SIGKILL)", or the number alone of a signal
+// without a name.
+func (s ExitStatus) exitText() string {
+	name, named := signalNames[s.Signal]
+	switch {
+	case named:
+		return fmt.Sprintf("signal %d (%s)", s.Signal, name)
+	case s.Signal != 0:
+		return fmt.Sprintf("signal %d", s.Signal)
+	case s.Code < 0:
+		return "no exit code"
+	}
+	return fmt.Sprintf("exit code %d", s.Code)
+}
+
+// signalNames are the signals of Linux, where commands run.
+var signalNames = map[int]string{
+	1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
+	9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
+	24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }
 
 // Exit is the result of a command.
@@ -66,9 +94,41 @@ type Exit struct {
 	// /dev/shm) that had no space left at the end of a command that failed.
 	Full []string
 	// Exceeded is set if the command was killed because it exceeded its
-	// [Command].MaxTasks (limits.KindPIDs) or MaxMemory (limits.KindMemory).
+	// [Command].MaxTasks (limits.KindPIDs) or MaxMemory (limits.KindMemory), or
+	// because it filled the disk or a directory (limits.KindDisk). Backends don't set
+	// the last; who watches the disk does.
 	Exceeded *limits.ExceededError
 	Kill     KillReport
+}
+
+// Cause returns why the command was ended, as [ExitStatus.Cause] does, or which limit it
+// exceeded.
+func (e Exit) Cause() string {
+	switch x := e.Exceeded; {
+	case x == nil || e.Status.TimedOut:
+		return e.Status.Cause()
+	case x.Kind == limits.KindDisk && x.Dir != "":
+		return x.Dir + " is full"
+	case x.Kind == limits.KindDisk:
+		return "disk nearly full"
+	case x.Kind == limits.KindPIDs:
+		return "limit of processes"
+	}
+	return "out of memory"
+}
+
+// Ending returns how the command ended in a few words: the cause, the shortage that it met,
+// or else its exit code or signal.
+func (e Exit) Ending() string {
+	switch cause := e.Cause(); {
+	case cause != "":
+		return cause
+	case e.PIDsLimitHit:
+		return "limit of processes"
+	case len(e.Full) > 0:
+		return "no space left"
+	}
+	return e.Status.exitText()
 }
 
 // Stream is one output stream of a command that has ended.

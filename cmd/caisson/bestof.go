@@ -200,7 +200,7 @@ func judgeAttempt(ctx context.Context, session *runner.Session, command string, 
 	if err != nil {
 		return fmt.Errorf("judge attempt %d: %w", t.Number, err)
 	}
-	status := v.ExitCode
+	status := v.Code
 	if v.Signal > 0 {
 		status = 128 + v.Signal
 	}

@@ -294,22 +294,9 @@ func (c *copier) runCommand(ctx context.Context, command runner.UserCommand) (in
 	}
 	cause, _ := tools.DisplayLines(strings.TrimSpace(text.String()))
 	if r.Status.Signal != 0 || r.Status.TimedOut || r.Status.OOMKilled || cause == "" {
-		cause = strings.TrimSpace(fmt.Sprintf("it ended with %s. %s", statusText(r), cause))
+		cause = strings.TrimSpace(fmt.Sprintf("it ended with %s. %s", r.Status, cause))
 	}
 	return r.Status.Code, newFailure(exitFailed, nil, "in the sandbox: "+cause, "What was copied before stays; caisson sandbox cp --help has the rules.")
-}
-
-// statusText describes how a command ended that did not succeed.
-func statusText(r runner.UserResult) string {
-	switch {
-	case r.Status.TimedOut:
-		return "its time limit"
-	case r.Status.OOMKilled:
-		return "no memory left"
-	case r.Status.Signal != 0:
-		return fmt.Sprintf("signal %d", r.Status.Signal)
-	}
-	return fmt.Sprintf("status %d", r.Status.Code)
 }
 
 // copyIn copies a file or directory of this machine into the sandbox.

@@ -13,10 +13,8 @@ type BackgroundEnded struct {
 	Handle string `json:"handle"`
 	// EndedBy is "itself", "timeout", "shell_kill", "session_end", "fork", "collect"
 	// (before what a trial left was collected), "disk_full", "cancelled" (with the call, before it had the handle), or "sandbox_lost".
-	EndedBy   string `json:"ended_by"`
-	ExitCode  int    `json:"exit_code"` // -1 where a signal ended it or it was lost
-	Signal    int    `json:"signal,omitempty"`
-	OOMKilled bool   `json:"oom_killed,omitempty"`
+	EndedBy string `json:"ended_by"`
+	sandbox.ExitStatus
 	// Stdout and Stderr describe its output.
 	Stdout UserStream         `json:"stdout"`
 	Stderr UserStream         `json:"stderr"`

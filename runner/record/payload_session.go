@@ -370,11 +370,8 @@ type Verification struct {
 	Passed  bool   `json:"passed"`
 	Command string `json:"command"`
 	// Session is the session of the command; absent where there is none.
-	Session   string `json:"session,omitempty"`
-	ExitCode  int    `json:"exit_code"`
-	Signal    int    `json:"signal,omitempty"`
-	TimedOut  bool   `json:"timed_out,omitempty"`
-	OOMKilled bool   `json:"oom_killed,omitempty"`
+	Session string `json:"session,omitempty"`
+	sandbox.ExitStatus
 	// Output is the end of what the command wrote; OutputOmitted counts the bytes
 	// before it.
 	Output        string `json:"output,omitempty"`
@@ -391,14 +388,8 @@ func (v Verification) String() string {
 		return "passed"
 	case v.Error != "":
 		return "not run: " + v.Error
-	case v.TimedOut:
-		return "its time was over"
-	case v.OOMKilled:
-		return "it was out of memory"
-	case v.Signal > 0:
-		return fmt.Sprintf("signal %d", v.Signal)
 	}
-	return fmt.Sprintf("exit code %d", v.ExitCode)
+	return v.ExitStatus.String()
 }
 
 // Difference is a difference between the result of a tool and that of the run that was

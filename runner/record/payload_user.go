@@ -21,12 +21,8 @@ type UserCommandStarted struct {
 
 // UserCommandEnded is how it ended.
 type UserCommandEnded struct {
-	ExecID    string `json:"exec_id"`
-	ExitCode  int    `json:"exit_code"` // -1 where a signal ended it or it did not run
-	Signal    int    `json:"signal,omitempty"`
-	TimedOut  bool   `json:"timed_out,omitempty"`
-	Cancelled bool   `json:"cancelled,omitempty"`
-	OOMKilled bool   `json:"oom_killed,omitempty"`
+	ExecID string `json:"exec_id"`
+	sandbox.ExitStatus
 	// Stdout and Stderr describe the output that the user received; it is not kept.
 	Stdout UserStream         `json:"stdout"`
 	Stderr UserStream         `json:"stderr"`

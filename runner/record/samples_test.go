@@ -25,6 +25,7 @@ func samples() []Payload {
 		Limits:  sandbox.AttestedLimits{MemoryBytes: 2 << 30, PIDs: 256, MilliCPUs: 2000},
 	}
 	usage := limits.Usage{Rounds: 2, ToolCalls: 1, InputTokens: 100, OutputTokens: 20, CostMicroUSD: new(int64(1234))}
+	ended := sandbox.ExitStatus{Code: -1, Signal: 9, TimedOut: true, Cancelled: true, OOMKilled: true}
 	exceeded := &Limit{Kind: limits.KindMemory, Limit: 2 << 30, Used: 2<<30 + 1}
 	model := loop.ModelInfo{Provider: "openai", Model: "gpt-5", BaseURL: "https://api.openai.com/v1"}
 	call := ModelCall{Round: 1, Profile: "main", Attempt: 2, Purpose: loop.PurposeSummary, Model: model}
@@ -78,11 +79,11 @@ func samples() []Payload {
 		SandboxRestarted{Restart: 1, Attestation: att, StartMS: 131},
 		UserCommandStarted{ExecID: "exe_1", Argv: []string{"sh", "-c", "ls"}, Dir: "/workspace/sub", Env: []string{"TZ"}, PID: 4712, Client: "uid:1000"},
 		UserCommandEnded{
-			ExecID: "exe_1", ExitCode: -1, Signal: 9, TimedOut: true, Cancelled: true, OOMKilled: true, Error: "lost", Stdout: UserStream{Bytes: 3, SHA256: "ab"},
+			ExecID: "exe_1", ExitStatus: ended, Error: "lost", Stdout: UserStream{Bytes: 3, SHA256: "ab"},
 			Stderr: UserStream{SHA256: "cd"}, WallMS: 7, CPUMS: 2, Kill: sandbox.KillReport{Method: "gid", Terminated: 1, Killed: 1},
 		},
 		BackgroundEnded{
-			CallID: "tu_1", Handle: "background-1", EndedBy: "shell_kill", ExitCode: -1, Signal: 15, OOMKilled: true, Error: "lost",
+			CallID: "tu_1", Handle: "background-1", EndedBy: "shell_kill", ExitStatus: ended, Error: "lost",
 			Stdout: UserStream{Bytes: 3, SHA256: "ab"}, Stderr: UserStream{SHA256: "cd"}, WallMS: 7, CPUMS: 2,
 			Kill: sandbox.KillReport{Method: "gid", Terminated: 1},
 		},
@@ -139,7 +140,7 @@ func samples() []Payload {
 		TurnCompleted{Reason: loop.StopAnswered, Limit: &Limit{Kind: limits.KindTokens, Limit: 100, Used: 120}, ModelCalls: 2, ToolCalls: 1, Usage: usage, WallMS: 4000},
 		TurnCancelled{Reason: "interrupted", By: "user", Client: "http:alice", ModelCalls: 1, ToolCalls: 1, Usage: usage, WallMS: 4000},
 		Verification{
-			Passed: false, Command: "make test", Session: "ses_01JD0000000000000000000003", ExitCode: 2, Signal: 9, TimedOut: true, OOMKilled: true,
+			Passed: false, Command: "make test", Session: "ses_01JD0000000000000000000003", ExitStatus: ended,
 			Output: "FAIL", OutputOmitted: 7, WallMS: 4100, Error: "the sandbox was lost",
 		},
 		SessionResumed{SessionCreated: created, Unfinished: "trn_1", Interrupted: []string{"tu_1"}, TornBytes: 17, Changes: "kept"},

@@ -20,7 +20,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner"
-	"github.com/caisson-run/caisson/sandbox"
 	guestarchive "github.com/caisson-run/caisson/sandbox/guest/archive"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -139,14 +138,10 @@ func (t *transfer) runCommand(command runner.UserCommand) *Problem {
 	cause, _ := tools.DisplayLines(strings.TrimSpace(text.String()))
 	cause = strings.TrimRight(cause, ".")
 	switch s := r.Status; {
-	case s == (sandbox.ExitStatus{}):
+	case s.Success():
 		return nil
-	case s.TimedOut:
-		cause = "the command that copies reached its time limit"
-	case s.OOMKilled:
-		cause = "the command that copies ran out of memory"
-	case s.Signal != 0 || cause == "":
-		cause = fmt.Sprintf("the command that copies ended with status %d, signal %d. %s", s.Code, s.Signal, cause)
+	case s.Cause() != "" || s.Signal != 0 || cause == "":
+		cause = strings.TrimSpace(fmt.Sprintf("the command that copies ended with %s. %s", s, cause))
 	case s.Code == guestarchive.StatusNoFile:
 		return newProblem(http.StatusNotFound, "no_file", cause, "Name a file or directory of the sandbox")
 	case s.Code == guestarchive.StatusNoDirectory:

@@ -119,7 +119,7 @@ func TestFiles(t *testing.T) {
 		t.Errorf("recorded as a command of %q", last.Client)
 	}
 	for _, c := range w.commandsEnded(id) {
-		if c.ExitCode != 0 || c.Error != "" {
+		if c.Code != 0 || c.Error != "" {
 			t.Errorf("recorded %+v", c)
 		}
 	}

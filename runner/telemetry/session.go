@@ -453,7 +453,7 @@ func (s *session) endExec(r record.Record) {
 		return
 	}
 	delete(s.execs, p.ExecID)
-	span := s.startSpan(start, "execute_command", trace.SpanKindInternal, keyConversation.String(s.id), attribute.Int("process.exit.code", p.ExitCode))
+	span := s.startSpan(start, "execute_command", trace.SpanKindInternal, keyConversation.String(s.id), attribute.Int("process.exit.code", p.Code))
 	switch {
 	case p.TimedOut:
 		setError(span, "timeout")

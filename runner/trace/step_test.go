@@ -11,6 +11,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // TestStepsKnowEveryKind: a kind that is added to the catalogue is told, or is
@@ -51,10 +52,10 @@ func TestStepsNameSignals(t *testing.T) {
 		record.ToolCompleted{CallID: "1", Name: "shell", Metadata: map[string]any{"exit_code": -1, "signal": 9}},
 		record.ToolCalled{CallID: "2", Name: "shell"},
 		record.ToolCompleted{CallID: "2", Name: "shell", Metadata: map[string]any{"exit_code": -1, "signal": 15, "timed_out": true}},
-		record.BackgroundEnded{Handle: "background-1", EndedBy: "shell_kill", ExitCode: -1, Signal: 15},
+		record.BackgroundEnded{Handle: "background-1", EndedBy: "shell_kill", ExitStatus: sandbox.ExitStatus{Code: -1, Signal: 15}},
 		record.UserCommandStarted{ExecID: "3", Argv: []string{"sleep"}},
-		record.UserCommandEnded{ExecID: "3", ExitCode: -1, Signal: 2},
-		record.UserCommandEnded{ExecID: "4", ExitCode: 1}, // the control
+		record.UserCommandEnded{ExecID: "3", ExitStatus: sandbox.ExitStatus{Code: -1, Signal: 2}},
+		record.UserCommandEnded{ExecID: "4", ExitStatus: sandbox.ExitStatus{Code: 1}}, // the control
 	} {
 		raw, err := json.Marshal(p)
 		if err != nil {
@@ -64,7 +65,7 @@ func TestStepsNameSignals(t *testing.T) {
 	}
 	steps.Close()
 	text := strings.Join(told, "\n")
-	for _, want := range []string{"SIGKILL", "timed out", "background-1 ended by shell_kill, SIGTERM", "sleep (SIGINT)", "4 (exit code 1)"} {
+	for _, want := range []string{"SIGKILL", "timed out", "background-1 ended by shell_kill, signal 15 (SIGTERM)", "sleep: signal 2 (SIGINT)", "4: exit code 1"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("nothing says %q:\n%s", want, text)
 		}

@@ -235,7 +235,7 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 			if !p.Success {
 				c.Status = CallUnsuccess
 			}
-			c.Modified, c.Ending, c.Diff = p.FilesModified, tools.CommandEnding(p.Metadata), cutMiddle(p.Diff, maxText)
+			c.Modified, c.Ending, c.Diff = p.FilesModified, commandEnding(p.Metadata), cutMiddle(p.Diff, maxText)
 		})
 	case record.KindToolFailed:
 		return withPayload(r, func(p record.ToolFailed) {
@@ -368,7 +368,7 @@ func (s *Steps) handleSandboxRecord(r record.Record) bool {
 		return withPayload(r, func(p record.SandboxLost) { s.visitStep(r, StepSandbox, "lost: "+p.Cause, true) })
 	case record.KindBackgroundEnded:
 		return withPayload(r, func(p record.BackgroundEnded) {
-			step := s.newStep(r, StepBackground, fmt.Sprintf("%s ended by %s, %s, after %s", cutMiddle(p.Handle, 200), cutMiddle(p.EndedBy, 200), tools.CommandEnd(p.ExitCode, p.Signal), formatDuration(fromMilliseconds(p.WallMS))), p.Error != "")
+			step := s.newStep(r, StepBackground, fmt.Sprintf("%s ended by %s, %s, after %s", cutMiddle(p.Handle, 200), cutMiddle(p.EndedBy, 200), p.ExitStatus, formatDuration(fromMilliseconds(p.WallMS))), p.Error != "")
 			step.Start = r.Time.Add(-fromMilliseconds(p.WallMS))
 			s.visit(step)
 		})
@@ -399,8 +399,8 @@ func (s *Steps) handleSandboxRecord(r record.Record) bool {
 				step.Start, step.Text = begun.Start, begun.Text
 				delete(s.exec, p.ExecID)
 			}
-			step.Failed = p.ExitCode != 0
-			step.Text = fmt.Sprintf("%s (%s)", step.Text, tools.CommandEnd(p.ExitCode, p.Signal))
+			step.Failed = p.Code != 0
+			step.Text = fmt.Sprintf("%s: %s", step.Text, p.ExitStatus)
 			s.visit(step)
 		})
 	}

@@ -169,19 +169,12 @@ func (r Ended) killText(handle string, endedBefore bool) string {
 
 // State describes the outcome in a few words.
 func (r Ended) State() string {
-	switch {
-	case r.Lost:
+	if r.Lost {
 		return "lost with its sandbox"
-	case r.Status.TimedOut:
-		return r.exitText() + " (timed out)"
-	case r.DiskDir != "":
-		return r.exitText() + " (stopped: " + r.DiskDir + " is full)"
-	case r.DiskReserve > 0:
-		return r.exitText() + " (stopped: the disk is nearly full)"
-	case r.Status.OOMKilled:
-		return r.exitText() + " (out of memory)"
-	case r.Status.Cancelled:
-		return r.exitText() + " (ended by us)"
 	}
-	return r.exitText()
+	text := r.exitText()
+	if cause := r.Cause(); cause != "" {
+		text += " (" + cause + ")"
+	}
+	return text
 }

@@ -87,7 +87,7 @@ func TestKill(t *testing.T) {
 	}{
 		"terminated": {
 			end: Ended{Result: Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}, Wall: 3 * time.Second}}, Bytes: 7}, success: true,
-			want: []string{"background-1 was ended: killed by signal 15 (SIGTERM) (ended by us) after 3 s\n", "Nothing of it is left.", "It wrote 7 bytes"},
+			want: []string{"background-1 was ended: killed by signal 15 (SIGTERM) (cancelled) after 3 s\n", "Nothing of it is left.", "It wrote 7 bytes"},
 		},
 		"forced": {
 			end: Ended{Result: Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9, Cancelled: true}, Kill: sandbox.KillReport{Killed: 2}}}}, success: true,

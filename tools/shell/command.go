@@ -29,13 +29,6 @@ const MaxScriptBytes = 128<<10 - 1
 // Result is the outcome of a command. The zero value is exit code 0 without output.
 type Result struct {
 	sandbox.Exit
-	// DiskReserve is the number of bytes that commands must leave free on the
-	// host's file system, if the command was ended because fewer were left. It is
-	// a number of files (inodes) if DiskFiles is set. If DiskDir is set, it is
-	// the bound of that directory of the sandbox, which the command exceeded.
-	DiskReserve int64
-	DiskFiles   bool
-	DiskDir     string
 	// Refused lists connections of the command that were refused, and Allowed the rules
 	// of what it may reach; both are empty if nothing was refused. They are safe for
 	// display.

@@ -8,11 +8,12 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
 
 // succeeded reports whether the command ended by itself with exit code 0.
-func (r Result) succeeded() bool { return r.Status.Success() && r.DiskReserve == 0 }
+func (r Result) succeeded() bool { return r.Status.Success() && r.Exceeded == nil }
 
 func (c Capture) omittedBytes() int64 { return c.Total - int64(len(c.Head)) - int64(len(c.Tail)) }
 
@@ -38,10 +39,11 @@ func formatReport(r Result, timeout time.Duration, limit int) (text string, cut 
 
 // exitText returns the exit code or the signal, for the beginning of a report.
 func (r Result) exitText() string {
-	if r.Status.Signal != 0 {
-		return "killed by " + tools.SignalText(r.Status.Signal)
+	bare := sandbox.ExitStatus{Code: r.Status.Code, Signal: r.Status.Signal}
+	if bare.Signal != 0 {
+		return "killed by " + bare.String()
 	}
-	return fmt.Sprintf("exit code %d", r.Status.Code)
+	return bare.String()
 }
 
 // crossedDevices reports whether the command failed and its output names EXDEV.
@@ -64,10 +66,16 @@ func (r Result) endNotes(timeout time.Duration) []string {
 	add(r.Status.OOMKilled, "The kernel killed a process because the sandbox ran out of memory.")
 	add(r.PIDsLimitHit, "The sandbox's limit of processes was reached, and it could start no more.")
 	add(len(r.Full) > 0, "No space is left in %s, which %s bounded and in memory; remove what is not needed, or use the workspace.", strings.Join(r.Full, " and "), areIs(len(r.Full)))
-	add(r.DiskDir != "" && !r.DiskFiles, "The command was stopped: %s holds more than %d MiB. Remove what is not needed there, or use the workspace.", r.DiskDir, r.DiskReserve>>20)
-	add(r.DiskDir != "" && r.DiskFiles, "The command was stopped: %s holds more than %d files, or directories deeper than any build needs. Remove what is not needed there, or use the workspace.", r.DiskDir, r.DiskReserve)
-	add(r.DiskDir == "" && r.DiskReserve > 0 && !r.DiskFiles, "The command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps. Remove what is not needed.", r.DiskReserve>>20)
-	add(r.DiskDir == "" && r.DiskReserve > 0 && r.DiskFiles, "The command was stopped: the disk that the workspace is on has room for less than %d more files (inodes), which the host keeps. Remove files that are not needed.", r.DiskReserve)
+	if x := r.Exceeded; x != nil {
+		cure := "Remove what is not needed."
+		switch {
+		case x.Dir != "":
+			cure = "Remove what is not needed there, or use the workspace."
+		case x.Files:
+			cure = "Remove files that are not needed."
+		}
+		add(true, "The command was stopped: %v. %s", x, cure)
+	}
 	add(r.Status.Code == 127 && bytes.Contains(r.Stderr.Head, []byte("apply_patch")), "apply_patch is a tool, not a program: call the tool, with the whole patch as its argument.")
 	add(r.crossedDevices(), "Directories can't be renamed between mounts, nor, in overlay mode or below a writable root, if they were there before the session. Use mv, which copies; for git mv OLD NEW, use mv OLD NEW && git add -A OLD NEW.")
 	add(r.Status.Cancelled, "The command was cancelled.")
@@ -287,15 +295,17 @@ func resultMetadata(r Result) map[string]any {
 	if len(r.Refused) > 0 {
 		m["network"] = map[string]any{"refused": r.Refused[:min(len(r.Refused), maxRefusedMetadata)], "refused_hosts": len(r.Refused)}
 	}
-	switch {
-	case r.DiskDir != "" && r.DiskFiles:
-		m["full"], m["full_files"] = append(r.Full, r.DiskDir), r.DiskReserve
-	case r.DiskDir != "":
-		m["full"], m["full_bytes"] = append(r.Full, r.DiskDir), r.DiskReserve
-	case r.DiskReserve > 0 && r.DiskFiles:
-		m["disk_reserve_files"] = r.DiskReserve
-	case r.DiskReserve > 0:
-		m["disk_reserve_bytes"] = r.DiskReserve
+	if x := r.Exceeded; x != nil {
+		key := "disk_reserve"
+		if x.Dir != "" {
+			key = "full"
+			m["full"] = append(r.Full, x.Dir)
+		}
+		unit := "_bytes"
+		if x.Files {
+			unit = "_files"
+		}
+		m[key+unit] = x.Limit
 	}
 	return m
 }

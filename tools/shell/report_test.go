@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -54,13 +55,13 @@ func TestReport(t *testing.T) {
 		{"such a rename that the command made up for", Result{Stdout: kept("EXDEV: cross-device link\n")}, "exit code 0 after 0.00 s\nstdout (25 bytes):\nEXDEV: cross-device link\nstderr: empty\n"},
 		{
 			"disk",
-			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15}}, DiskReserve: 1 << 30},
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15}, Exceeded: &limits.ExceededError{Kind: limits.KindDisk, Limit: 1 << 30}}},
 			"killed by signal 15 (SIGTERM) after 0.00 s\n" +
 				"The command was stopped: the disk that the workspace is on has less than 1024 MiB left, which the host keeps. Remove what is not needed.\nstdout: empty\nstderr: empty\n",
 		},
 		{
 			"files on the disk",
-			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9}}, DiskReserve: 1500, DiskFiles: true},
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9}, Exceeded: &limits.ExceededError{Kind: limits.KindDisk, Limit: 1500, Files: true}}},
 			"killed by signal 9 (SIGKILL) after 0.00 s\n" +
 				"The command was stopped: the disk that the workspace is on has room for less than 1500 more files (inodes), which the host keeps. Remove files that are not needed.\nstdout: empty\nstderr: empty\n",
 		},

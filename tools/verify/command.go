@@ -16,10 +16,7 @@ type Command struct {
 
 // Ended is the outcome of a command.
 type Ended struct {
-	sandbox.ExitStatus
-	// DiskFull reports whether the command was stopped because the host's disk was
-	// nearly full.
-	DiskFull bool
+	sandbox.Exit
 	// Stdout is the standard output. If Cut is set, bytes are missing in its middle.
 	Stdout string
 	Cut    bool

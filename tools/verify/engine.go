@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/tools/workspace"
-
-	"github.com/caisson-run/caisson/tools"
 )
 
 // engine makes checks.
@@ -147,19 +145,17 @@ func (e *engine) checkShell(ctx context.Context, c check, left *time.Duration) (
 
 // result returns the result of the shell check c for a command's outcome.
 func (d Ended) result(c check, timeout time.Duration) Result {
-	switch {
-	case d.TimedOut:
+	switch cause := d.Cause(); {
+	case d.Status.TimedOut:
 		return Result{Reason: fmt.Sprintf("timed out after %v", timeout)}
-	case d.OOMKilled:
-		return Result{Reason: "killed: out of memory"}
-	case d.DiskFull:
-		return Result{Reason: "ended: the host's disk is nearly full"}
-	case d.Signal != 0:
-		return Result{Reason: "killed by " + tools.SignalText(d.Signal)}
+	case cause != "":
+		return Result{Reason: "ended: " + cause}
+	case d.Status.Signal != 0:
+		return Result{Reason: "killed by " + d.Status.String()}
 	}
-	r := Result{ExitCode: new(d.Code), Reason: fmt.Sprintf("exit code %d", d.Code)}
+	r := Result{ExitCode: new(d.Status.Code), Reason: d.Status.String()}
 	switch {
-	case float64(d.Code) != c.Exit:
+	case float64(d.Status.Code) != c.Exit:
 		r.Reason += fmt.Sprintf(", expected %.0f; standard output begins: %s", c.Exit, quoteClipped(d.Stdout))
 	case c.Stdout != "" && !strings.Contains(d.Stdout, c.Stdout):
 		r.Reason += fmt.Sprintf(", and %s is not in its standard output", quoteClipped(c.Stdout))

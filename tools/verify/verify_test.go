@@ -268,8 +268,8 @@ func (s *fakeRunner) RunCheck(_ context.Context, c Command) (Ended, error) {
 
 func TestShell(t *testing.T) {
 	s := &fakeRunner{answers: map[string]Ended{
-		"true": {}, "false": {ExitStatus: sandbox.ExitStatus{Code: 1}, Stdout: "why not"}, "three": {ExitStatus: sandbox.ExitStatus{Code: 3}, Stdout: "three"}, "slow": {ExitStatus: sandbox.ExitStatus{Code: -1, TimedOut: true, Signal: 15}},
-		"oom": {ExitStatus: sandbox.ExitStatus{Code: -1, Signal: 9, OOMKilled: true}}, "killed": {ExitStatus: sandbox.ExitStatus{Code: -1, Signal: 9}}, "long": {Stdout: "beginning", Cut: true},
+		"true": {}, "false": {Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 1}}, Stdout: "why not"}, "three": {Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 3}}, Stdout: "three"}, "slow": {Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, TimedOut: true, Signal: 15}}},
+		"oom": {Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9, OOMKilled: true}}}, "killed": {Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9}}}, "long": {Stdout: "beginning", Cut: true},
 	}}
 	f := newFixture(t, s)
 	for _, tt := range []struct {
@@ -283,7 +283,7 @@ func TestShell(t *testing.T) {
 		{`{"kind":"shell","cmd":"three","expect_exit":3.0,"expect_stdout_contains":"four"}`, `exit code 3, and "four" is not in its standard output`, false, 3},
 		{`{"kind":"shell","cmd":"long","expect_stdout_contains":"x"}`, `exit code 0, and "x" is not in its standard output, of which only`, false, 0},
 		{`{"kind":"shell","cmd":"slow","timeout_seconds":2}`, "timed out after 2s", false, -1},
-		{`{"kind":"shell","cmd":"oom"}`, "killed: out of memory", false, -1},
+		{`{"kind":"shell","cmd":"oom"}`, "ended: out of memory", false, -1},
 		{`{"kind":"shell","cmd":"killed"}`, "killed by signal 9 (SIGKILL)", false, -1},
 		{`{"kind":"shell"}`, "needs cmd", false, -1},
 		{`{"kind":"shell","cmd":"true","path":"x"}`, "path means nothing for shell", false, -1},

@@ -21,7 +21,10 @@
 // closed, which cancels its command.
 package execapi
 
-import "github.com/caisson-run/caisson/sandbox/guest/wire"
+import (
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
 
 // Request describes the command to run.
 //
@@ -43,11 +46,7 @@ type Request struct {
 
 // Result is the end of the command, or the reason why it was not run.
 type Result struct {
-	Code      int  `json:"code"` // -1 where Signal is set
-	Signal    int  `json:"signal,omitempty"`
-	TimedOut  bool `json:"timed_out,omitempty"`
-	Cancelled bool `json:"cancelled,omitempty"`
-	OOMKilled bool `json:"oom_killed,omitempty"`
+	Status sandbox.ExitStatus `json:"status"`
 	// Killed counts the processes that had to be killed, Left those that could
 	// not be.
 	Killed int `json:"killed,omitempty"`

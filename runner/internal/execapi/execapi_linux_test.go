@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
@@ -58,7 +59,7 @@ func echo(_ context.Context, r Request, stdin io.Reader, stdout, stderr io.Write
 		}
 	}
 	stderr.Write(bytes.Join(r.Argv, []byte("|")))
-	return Result{Code: 7, Killed: int(min(r.PID, 1))}
+	return Result{Status: sandbox.ExitStatus{Code: 7}, Killed: int(min(r.PID, 1))}
 }
 
 func TestRun(t *testing.T) {
@@ -68,11 +69,11 @@ func TestRun(t *testing.T) {
 	argv := [][]byte{[]byte("a"), []byte("b c"), []byte("\xff\x00")}
 	r, err := Run(t.Context(), dial(t, dir), Request{Argv: argv}, Streams{Stdin: bytes.NewReader(input), Stdout: &stdout, Stderr: &stderr}, nil)
 	must(t, err)
-	if r != (Result{Code: 7, Killed: 1}) || !bytes.Equal(stdout.Bytes(), input) || stderr.String() != "a|b c|\xff\x00" {
+	if r != (Result{Status: sandbox.ExitStatus{Code: 7}, Killed: 1}) || !bytes.Equal(stdout.Bytes(), input) || stderr.String() != "a|b c|\xff\x00" {
 		t.Errorf("%+v, %d bytes, %q", r, stdout.Len(), &stderr)
 	}
 	stdout.Reset()
-	if r, err = Run(t.Context(), dial(t, dir), Request{Argv: argv}, Streams{Stdout: &stdout, Stderr: io.Discard}, nil); r.Code != 7 || stdout.Len() > 0 {
+	if r, err = Run(t.Context(), dial(t, dir), Request{Argv: argv}, Streams{Stdout: &stdout, Stderr: io.Discard}, nil); r.Status.Code != 7 || stdout.Len() > 0 {
 		t.Errorf("without stdin: %+v %v", r, err)
 	}
 }
@@ -85,7 +86,7 @@ func TestStdinThatNobodyReads(t *testing.T) {
 		if string(r.Argv[0]) == "wait" {
 			<-ctx.Done()
 		}
-		return Result{Code: -1, Cancelled: ctx.Err() != nil}
+		return Result{Status: sandbox.ExitStatus{Code: -1, Cancelled: ctx.Err() != nil}}
 	})
 	for _, program := range []string{"end", "wait"} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -93,7 +94,7 @@ func TestStdinThatNobodyReads(t *testing.T) {
 		r, err := Run(ctx, dial(t, dir), Request{Argv: [][]byte{[]byte(program)}}, Streams{
 			Stdin: endless{}, Stdout: writer(func([]byte) { cancel() }), Stderr: io.Discard,
 		}, nil)
-		if err != nil || r.Code != -1 || r.Cancelled != (program == "wait") {
+		if err != nil || r.Status.Code != -1 || r.Status.Cancelled != (program == "wait") {
 			t.Errorf("%s: %+v %v", program, r, err)
 		}
 	}
@@ -118,7 +119,7 @@ func TestBadPeers(t *testing.T) {
 			t.Error("a request without an argument vector came through")
 		}
 		if bytes.Equal(r.Argv[0], []byte("echo")) {
-			return Result{Code: 3}
+			return Result{Status: sandbox.ExitStatus{Code: 3}}
 		}
 		<-ctx.Done()
 		causes <- context.Cause(ctx)
@@ -175,7 +176,7 @@ func TestBadPeers(t *testing.T) {
 				}
 			}
 			r, err := Run(t.Context(), dial(t, dir), Request{Argv: [][]byte{[]byte("echo")}}, Streams{Stdout: io.Discard, Stderr: io.Discard}, nil)
-			if err != nil || r.Code != 3 {
+			if err != nil || r.Status.Code != 3 {
 				t.Errorf("afterwards: %+v %v", r, err)
 			}
 		})
@@ -191,14 +192,14 @@ func TestClose(t *testing.T) {
 		if !errors.Is(context.Cause(ctx), cause) {
 			t.Errorf("cancelled with %v", context.Cause(ctx))
 		}
-		return Result{Code: -1, Cancelled: true}
+		return Result{Status: sandbox.ExitStatus{Code: -1, Cancelled: true}}
 	})
 	go func() {
 		<-running
 		server.Close(cause)
 	}()
 	r, err := Run(t.Context(), dial(t, dir), Request{Argv: [][]byte{[]byte("x")}}, Streams{Stdout: io.Discard, Stderr: io.Discard}, nil)
-	if err != nil || !r.Cancelled {
+	if err != nil || !r.Status.Cancelled {
 		t.Errorf("%+v %v", r, err)
 	}
 	server.Close(cause)
@@ -220,7 +221,7 @@ func TestNothingFollowsHalfAFrame(t *testing.T) {
 			go func() {
 				_, err := output{out, channelStdout}.Write([]byte("some output"))
 				wrote <- err
-				sendResult(ours, out, Result{Code: 7})
+				sendResult(ours, out, Result{Status: sandbox.ExitStatus{Code: 7}})
 				ours.Close()
 			}()
 			head := make([]byte, wire.HeaderSize+len("some"))

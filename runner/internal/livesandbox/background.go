@@ -181,11 +181,12 @@ func (b *backgrounds) finishCommand(watched context.Context, g *generation, j *b
 		end.Wall = time.Since(j.begun)
 	}
 	if full, ok := errors.AsType[*limits.ExceededError](cause); ok && exit.Status.Cancelled {
-		end.Status.Cancelled, end.DiskReserve, end.DiskFiles, end.DiskDir = false, full.Limit, full.Files, full.Dir
+		end.Status.Cancelled = false
+		end.Exceeded = full
 	}
 	end.Refused, end.Allowed = j.refused(true)
 	b.x.addKilled(end.Result)
-	record := backgroundEnded(j, exit, end, cause)
+	record := backgroundEnded(j, end, cause)
 	if err != nil {
 		record.Error = err.Error()
 	}
@@ -443,21 +444,21 @@ func (g *backgroundLog) closeFile() (total int64) {
 
 // backgroundEnded is the record of an end; cause is why its context ended, nil
 // if it did not.
-func backgroundEnded(j *background, exit sandbox.Exit, end shell.Ended, cause error) record.BackgroundEnded {
+func backgroundEnded(j *background, end shell.Ended, cause error) record.BackgroundEnded {
 	p := record.BackgroundEnded{
-		CallID: j.callID, Handle: j.handle, EndedBy: "itself",
-		ExitCode: exit.Status.Code, Signal: exit.Status.Signal, OOMKilled: exit.Status.OOMKilled,
-		Stdout: record.UserStream{Bytes: exit.Stdout.Total, SHA256: exit.Stdout.SHA256}, Stderr: record.UserStream{Bytes: exit.Stderr.Total, SHA256: exit.Stderr.SHA256},
-		WallMS: end.Wall.Milliseconds(), CPUMS: exit.CPU.Milliseconds(), Kill: exit.Kill,
+		CallID: j.callID, Handle: j.handle, EndedBy: "itself", ExitStatus: end.Status,
+		Stdout: record.UserStream{Bytes: end.Exit.Stdout.Total, SHA256: end.Exit.Stdout.SHA256}, Stderr: record.UserStream{Bytes: end.Exit.Stderr.Total, SHA256: end.Exit.Stderr.SHA256},
+		WallMS: end.Wall.Milliseconds(), CPUMS: end.CPU.Milliseconds(), Kill: end.Kill,
 	}
 	switch {
 	case end.Lost:
-		p.EndedBy, p.ExitCode = "sandbox_lost", -1
-	case end.DiskReserve > 0:
+		p.EndedBy = "sandbox_lost"
+		p.Code = -1
+	case end.Exceeded != nil:
 		p.EndedBy = "disk_full"
-	case exit.Status.TimedOut:
+	case end.Status.TimedOut:
 		p.EndedBy = "timeout"
-	case !exit.Status.Cancelled:
+	case !end.Status.Cancelled:
 	case errors.Is(cause, errKilled):
 		p.EndedBy = "shell_kill"
 	case errors.Is(cause, errFork):

@@ -254,7 +254,7 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 			b.finishCommand(ctx, g, j, endedProcess{exit: c.exit, err: c.err})
 			b.wait.Done()
 			end, was, err := b.End(t.Context(), j.handle)
-			if err != nil || !was || end.Lost != (c.err != nil) || end.DiskReserve != c.reserve || end.DiskFiles != (c.reserve > 0) || end.Bytes != c.exit.Stdout.Total {
+			if err != nil || !was || end.Lost != (c.err != nil) || (end.Exceeded == full) != (c.reserve > 0) || end.Bytes != c.exit.Stdout.Total {
 				t.Errorf("%+v, %t, %v", end, was, err)
 			}
 			if end.Status.Cancelled != (c.exit.Status.Cancelled && c.reserve == 0) {

@@ -245,7 +245,7 @@ func TestBackgroundEndNamesItsCause(t *testing.T) {
 		"sandbox_lost": {lost: true, cause: errKilled},
 	} {
 		end := shell.Ended{Result: shell.Result{Exit: c.exit}, Lost: c.lost}
-		if got := backgroundEnded(&background{}, c.exit, end, c.cause).EndedBy; got != want {
+		if got := backgroundEnded(&background{}, end, c.cause).EndedBy; got != want {
 			t.Errorf("ended by %s, want %s", got, want)
 		}
 	}

@@ -49,7 +49,7 @@ func filling(t *testing.T) *Executor {
 // and that nobody cancelled it.
 func TestDiskFull(t *testing.T) {
 	r, err := filling(t).Run(t.Context(), shell.Command{Script: "fill", Command: sandbox.Command{Stdout: discard{}, Stderr: discard{}}})
-	if err != nil || r.DiskReserve != diskwatch.Reserve || r.Status.Cancelled || r.Status.Signal != 15 {
+	if err != nil || r.Exceeded == nil || r.Exceeded.Limit != diskwatch.Reserve || r.Status.Cancelled || r.Status.Signal != 15 {
 		t.Errorf("%+v, %v", r, err)
 	}
 }

@@ -129,7 +129,7 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	p, err := g.sandbox.Start(watched, start)
 	full, isFull := errors.AsType[*limits.ExceededError](context.Cause(watched))
 	if isFull && err != nil { // it ended before it began
-		return shell.Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1}}, DiskReserve: full.Limit, DiskFiles: full.Files, DiskDir: full.Dir}, nil
+		return shell.Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1}, Exceeded: full}}, nil
 	}
 	if err != nil {
 		return shell.Result{}, fmt.Errorf("start command: %w", x.badDir(cmd, x.sandbox.checkLoss(g, err)))
@@ -138,7 +138,8 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	done()
 	result := shell.Result{Exit: exit, Stdout: stdout.finishCapture(exit.Stdout), Stderr: stderr.finishCapture(exit.Stderr)}
 	if full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched)); ok && exit.Status.Cancelled {
-		result.Status.Cancelled, result.DiskReserve, result.DiskFiles, result.DiskDir = false, full.Limit, full.Files, full.Dir
+		result.Status.Cancelled = false
+		result.Exceeded = full
 	}
 	result.Refused, result.Allowed = refused(false)
 	x.addKilled(result)
@@ -258,17 +259,10 @@ func (x *Executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox
 // diskFull returns an error if a watched command was ended because it filled the disk.
 func diskFull(watched context.Context) error {
 	full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched))
-	switch {
-	case !ok || full.Kind != limits.KindDisk:
+	if !ok || full.Kind != limits.KindDisk {
 		return nil
-	case full.Dir != "" && full.Files:
-		return fmt.Errorf("the command was stopped: %s holds more than %d files, or directories that are too deep: %w", full.Dir, full.Limit, full)
-	case full.Dir != "":
-		return fmt.Errorf("the command was stopped: %s holds more than %d MiB: %w", full.Dir, full.Limit>>20, full)
-	case full.Files:
-		return fmt.Errorf("the command was stopped: the disk that the workspace is on has room for less than %d more files (inodes), which the host keeps: %w", full.Limit, full)
 	}
-	return fmt.Errorf("the command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps: %w", full.Limit>>20, full)
+	return fmt.Errorf("the command was stopped: %w", full)
 }
 
 // badDir turns the refusal of a working directory into a failure that the model

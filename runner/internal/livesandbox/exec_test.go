@@ -175,7 +175,7 @@ func TestExecutorEndsWhatFillsTheDisk(t *testing.T) {
 			})
 			x.disk = diskwatch.New(func() diskwatch.Room { return diskwatch.Room{Bytes: free.Load(), Files: -1} }, nil)
 			r, err := x.Run(t.Context(), command("fill"))
-			if err != nil || (r.DiskReserve == diskwatch.Reserve) != tc.ended || r.Status.Cancelled || (r.Status.Code == -1) == tc.starts {
+			if err != nil || (r.Exceeded != nil && r.Exceeded.Limit == diskwatch.Reserve) != tc.ended || r.Status.Cancelled || (r.Status.Code == -1) == tc.starts {
 				t.Errorf("%+v, %v", r, err)
 			}
 		})

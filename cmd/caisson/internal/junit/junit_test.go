@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // element is an element of the schema: its required and optional attributes, and its
@@ -115,7 +116,7 @@ func written(t testing.TB, r runner.Report, c Checks) string {
 func TestWrite(t *testing.T) {
 	all := Checks{Format: true, Verify: true, Replay: true}
 	failed := report(loop.StopAnswered, runner.OutcomeUnverified)
-	failed.Verification = &record.Verification{Command: "make test", ExitCode: 2, Output: "FAIL: cart\n", WallMS: 400}
+	failed.Verification = &record.Verification{Command: "make test", ExitStatus: sandbox.ExitStatus{Code: 2}, Output: "FAIL: cart\n", WallMS: 400}
 	limited := report(loop.StopLimit, runner.OutcomeLimit)
 	limited.Problem = &record.Problem{Cause: "a limit was reached", Hint: "Raise it."}
 	invalid := report(loop.StopAnswered, runner.OutcomeFormat)

@@ -1,4 +1,4 @@
-package tools
+package trace
 
 import "testing"
 
@@ -11,7 +11,7 @@ func TestCommandEnding(t *testing.T) {
 		{"", nil},
 		{"exit code 0", map[string]any{"exit_code": 0.0, "signal": 0.0}},
 		{"exit code 3", map[string]any{"exit_code": 3}},
-		{"SIGKILL", map[string]any{"exit_code": -1.0, "signal": 9.0}},
+		{"signal 9 (SIGKILL)", map[string]any{"exit_code": -1.0, "signal": 9.0}},
 		{"signal 40", map[string]any{"exit_code": -1.0, "signal": 40.0}},
 		{"no exit code", map[string]any{"exit_code": -1.0}},
 		{"out of memory", map[string]any{"exit_code": 0.0, "oom_killed": true}},
@@ -20,11 +20,8 @@ func TestCommandEnding(t *testing.T) {
 		{"limit of processes", map[string]any{"exit_code": 2.0, "pids_limit_hit": true}},
 		{"no space left", map[string]any{"exit_code": 1.0, "full": []any{"/tmp"}}},
 	} {
-		if got := CommandEnding(tt.metadata); got != tt.want {
+		if got := commandEnding(tt.metadata); got != tt.want {
 			t.Errorf("%v: %q, want %q", tt.metadata, got, tt.want)
 		}
-	}
-	if got := SignalText(15); got != "signal 15 (SIGTERM)" {
-		t.Errorf("got %q", got)
 	}
 }
