@@ -12,7 +12,8 @@ cd "$(dirname "$0")/.."
 
 . .ci/engine.sh
 logs=$(mktemp -d)
-trap 'rm -rf "$logs"; engine_stop' EXIT
+modules=
+trap '[ -z "$modules" ] || kill "$modules" 2>/dev/null; rm -rf "$logs"; engine_stop' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 if [ "${INSTALL:-}" = 1 ]; then
@@ -69,10 +70,20 @@ run_tests() {
 longest='/sandbox/(oci|docker)$'
 packages=$("$GO" list ./... | grep -v /e2e)
 packages="$(echo "$packages" | grep -E "$longest") $(echo "$packages" | grep -vE "$longest")"
-for module in .ci .ci/otel .ci/ollamawire .ci/junit .ci/s3 .ci/deploy sandbox/oci/runsc; do
-	run_tests $module ./...
-done
+# What the other modules and the end-to-end tests compile takes the processors while the
+# packages wait.
+(
+	for module in .ci .ci/otel .ci/ollamawire .ci/junit .ci/s3 .ci/deploy sandbox/oci/runsc; do
+		run_tests $module ./...
+	done
+	"$GO" test -c -o /dev/null $vet $race "$link" ./e2e || status=1
+	exit "$status"
+) >"$logs/modules" 2>&1 &
+modules=$! run=100
 run_tests . "$packages" -timeout=25m -p=3 -parallel=4 $vet $race "$link"
+wait "$modules" || status=1
+modules=
+cat "$logs/modules"
 run_tests . ./e2e/... -timeout=30m -parallel=6 $vet $race "$link"
 
 cat "$logs"/*.json >"$logs/all"
