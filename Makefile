@@ -19,7 +19,7 @@ RUNSC_MODULE := sandbox/oci/runsc
 TOOL := $(GO) tool -modfile=.ci/tools/go.mod
 
 .DEFAULT_GOAL := help
-.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e fresh deploy-test corpus injections skills bench projects cover count vuln mutate man release check clean
+.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e fresh deploy-test corpus injections skills bench projects cover vuln mutate man release check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -91,10 +91,6 @@ projects: build ## run real projects with what caisson init writes, beside the h
 
 cover: build ## print the coverage of all packages
 	@sh .ci/cover.sh
-
-count: ## print sizes, names, phrases and inner references of PKG
-	@$(GO) build -C .ci -o bin/count ./count
-	@.ci/bin/count -go $(GO) $(PKG)
 
 mutate: ## change the directory PKG in small ways and list the changes that its tests miss
 	$(GO) run github.com/go-gremlins/gremlins/cmd/gremlins@v0.6.0 unleash $(PKG)

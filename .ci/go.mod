@@ -1,4 +1,4 @@
-// Programs that the Makefile and the scripts of this folder run, of the standard library
+// A program that bench.sh runs, of the standard library
 // alone.
 module github.com/caisson-run/caisson/ci
 
