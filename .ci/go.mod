@@ -1,5 +1,4 @@
-// A program that bench.sh runs, of the standard library
-// alone.
+// The program that bench.sh runs. It needs the standard library only.
 module github.com/caisson-run/caisson/ci
 
 go 1.26.5
