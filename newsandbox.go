@@ -96,14 +96,17 @@ func (h *Host) openWorkspace(o SandboxOptions) (*runner.Workspace, error) {
 	if err := w.CheckOwner(false); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
-	h.programs.Writable = []string{w.Path, h.o.StateDir}
-	if h.o.Programs != nil {
-		h.programs.Writable = append(h.programs.Writable, h.o.Programs.Writable...)
-	}
+	writable := []string{w.Path, h.o.StateDir}
 	for _, m := range o.Mounts {
 		if !m.ReadOnly {
-			h.programs.Writable = append(h.programs.Writable, m.Path)
+			writable = append(writable, m.Path)
 		}
+	}
+	h.programs.Writable = func() []string {
+		if h.o.Programs == nil || h.o.Programs.Writable == nil {
+			return writable
+		}
+		return append(h.o.Programs.Writable(), writable...)
 	}
 	return w, nil
 }

@@ -37,6 +37,9 @@ type MCPOptions struct {
 	// HostEnv is the environment of servers on the host, as NAME=value: PATH, HOME, TMPDIR
 	// and LANG. Each has its own variables beside them.
 	HostEnv []string
+	// Writable returns directories that commands of other sessions can write to. No server
+	// on the host is a program in them. Nil means none.
+	Writable func() []string
 	// Tokens has the tokens of servers that people have signed in to. Nil: none is used.
 	Tokens *oauth.Store
 	// MachineMemory is the memory of the machine that runs sandboxes, in bytes; zero is
@@ -458,7 +461,11 @@ func (m *mcpServers) launch(ctx context.Context, s mcp.Server, stderr io.Writer)
 			// In the workspace, npx and python would load what the agent put there.
 			dir = filepath.VolumeName(m.s.opts.Workspace.Path) + string(filepath.Separator)
 		}
-		p, err := hostserver.Start(append([]string{s.Command}, s.Args...), sandbox.SetVariables(append([]string{}, m.s.opts.MCP.HostEnv...), s.Env), m.s.writableDirs(), dir, stderr)
+		writable := m.s.writableDirs()
+		if m.s.opts.MCP.Writable != nil {
+			writable = append(writable, m.s.opts.MCP.Writable()...)
+		}
+		p, err := hostserver.Start(append([]string{s.Command}, s.Args...), sandbox.SetVariables(append([]string{}, m.s.opts.MCP.HostEnv...), s.Env), writable, dir, stderr)
 		if err != nil {
 			return nil, err
 		}

@@ -34,6 +34,7 @@ const engineTime = 10 * time.Second
 type backends struct {
 	*settings
 	host   *caisson.Host
+	finder *programs.Finder
 	pools  []*pool.Pool
 	logger *zap.Logger
 }
@@ -45,13 +46,17 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 		return nil, err
 	}
 	finder := &programs.Finder{Executable: s.deps.executable, Cache: s.environ.programDir(), Path: s.environ.get("PATH")}
-	writable := s.writableDirs("")
+	workspace := ""
 	if w != nil {
-		writable = append(writable, w.Path)
-		finder.Writable = writable
-	} else if w, err := workspaceFor(s.environ, ""); err == nil { // home and what holds it are none
-		finder.Writable, writable = writable, append(writable, w.Path)
-		_ = w.Close()
+		workspace = w.Path
+	}
+	finder.Writable = func() []string { return s.writableDirs(workspace) }
+	writable := finder.Writable()
+	if w == nil {
+		if here, err := workspaceFor(s.environ, ""); err == nil { // home and what holds it are none
+			writable = append(writable, here.Path)
+			_ = here.Close()
+		}
 	}
 	finder.Path, s.environ = programs.CleanPath(finder.Path, writable), programs.CleanEnviron(s.environ, writable)
 	// Some dependencies start programs too, such as credential helpers of registries.
@@ -77,7 +82,22 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &backends{settings: s, host: host, logger: zap.NewNop()}, nil
+	return &backends{settings: s, host: host, finder: finder, logger: zap.NewNop()}, nil
+}
+
+// findProgramIn returns a program that lies in a directory and that all sandboxes of these
+// backends need, caisson-guest or a runtime. It returns "" if there is none.
+func (bs *backends) findProgramIn(dir string) string {
+	c := &bs.conf.Programs
+	guest, _ := bs.finder.Find(c.Guest, "caisson-guest")
+	runsc, _ := bs.finder.Find(c.Runsc, "runsc")
+	runc, _ := bs.finder.Find(c.Runc, "runc", "crun")
+	for _, program := range []string{guest, runsc, runc} {
+		if program != "" && programs.FindWritable([]string{dir}, program) != "" {
+			return program
+		}
+	}
+	return ""
 }
 
 // openDefaultBackends makes the host from the settings without flags.

@@ -185,6 +185,7 @@ func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, er
 	for _, skipped := range s.conf.SkippedServers {
 		o.Skipped = append(o.Skipped, record.Ignored(skipped))
 	}
+	o.Writable = s.workspaces.list
 	for _, name := range []string{"PATH", "HOME", "TMPDIR", "LANG"} {
 		if value, ok := s.environ.lookup(name); ok {
 			o.HostEnv = append(o.HostEnv, name+"="+value)

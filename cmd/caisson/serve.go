@@ -131,6 +131,7 @@ func (h *serverHost) open(ctx context.Context, a *app, f serveFlags) (context.Co
 	if err != nil {
 		return ctx, err
 	}
+	s.workspaces = &h.workspaces
 	base, err := openBackends(s, nil)
 	if err != nil {
 		return ctx, err

@@ -622,3 +622,63 @@ func TestServeLogHasNoControls(t *testing.T) {
 		t.Errorf("the log has %q", out.String())
 	}
 }
+
+// TestServerRunsNoProgramsOfWorkspaces: once a session has a directory, no program in it runs
+// on the host, for no session. Before that, a directory in a root is like any other.
+func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
+	home := t.TempDir()
+	for _, name := range []string{"bin/key", "tools/caisson", "tools/caisson-guest", "tools/runsc", "one/file", "two/file"} {
+		path := filepath.Join(home, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("#!/bin/sh\necho secret-key\n"), 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(home, "bin") + ":/usr/bin:/bin"
+	t.Setenv("PATH", path)
+	a := newApp(make(chan os.Signal), func(int) {})
+	a.stderr, a.environ = io.Discard, []string{"HOME=" + home, "PATH=" + path}
+	a.executable = func() (string, error) { return filepath.Join(home, "tools/caisson"), nil }
+	a.backend = fakeBackends
+	settings := config.File{Model: new("m"), Models: map[string]config.Model{"m": {Model: new("m"), BaseURL: new("https://m.example/v1")}}}
+	h := &serverHost{}
+	if _, err := h.open(t.Context(), &a, serveFlags{Settings: settings}); err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	var err error
+	if h.roots, err = openRoots([]string{home}); err != nil {
+		t.Fatal(err)
+	}
+	defer h.roots.close()
+	open := func(workspace string) *sessionBuilder {
+		t.Helper()
+		b, err := h.openSession(workspace, config.Asked{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			b.close()
+			b.workspace.Close()
+		})
+		return b
+	}
+	check := func(b *sessionBuilder, found bool) {
+		t.Helper()
+		key, err := readKey(t.Context(), b.environ, []string{"key"}, b.writableDirs(b.workspace.Path))
+		if (err == nil && key == "secret-key") != found {
+			t.Errorf("%s: the command printed %q, %v", b.workspace.Path, key, err)
+		}
+		if _, err := b.finder.Find(new(filepath.Join(home, "bin/key")), "none"); (err == nil) != found {
+			t.Errorf("%s: the program was looked for: %v", b.workspace.Path, err)
+		}
+	}
+	one := open("one")
+	check(one, true)
+	open("bin")
+	check(one, false)
+	check(open("two"), false)
+	_, err = h.openSession("tools", config.Asked{})
+	if cause := errors.Unwrap(err); cause == nil || !strings.Contains(cause.Error(), filepath.Join(home, "tools/caisson-guest")) {
+		t.Errorf("a workspace with programs of the server: %v", err)
+	}
+}

@@ -31,11 +31,12 @@ type serverHost struct {
 	app   *app
 	flags serveFlags
 	// base has the settings of the start; shared is the backend of all sessions.
-	base    *backends
-	shared  atomic.Pointer[readyBackend]
-	roots   roots
-	log     *zap.Logger
-	secrets []server.Token
+	base       *backends
+	shared     atomic.Pointer[readyBackend]
+	roots      roots
+	workspaces workspaceSet
+	log        *zap.Logger
+	secrets    []server.Token
 	// force is closed at the second interrupt. close undoes open.
 	force <-chan struct{}
 	close func()
@@ -138,8 +139,19 @@ func (h *serverHost) openSession(workspace string, asked config.Asked) (_ *sessi
 	return h.newBuilder(s, w, wishes)
 }
 
-// newBuilder returns the builder of a session with what a client asks for.
+// newBuilder returns the builder of a session with what a client asks for. From now on, no
+// program in the session's workspace runs on this machine. So the workspace can't hold a
+// program that the server runs for all sessions.
 func (h *serverHost) newBuilder(s *settings, w *runner.Workspace, wishes config.File) (*sessionBuilder, error) {
+	if program := h.base.findProgramIn(w.Path); program != "" {
+		return nil, &server.PrepareError{Code: "refused", Err: fmt.Errorf("%s lies in the workspace %s", program, w.Path), Problem: record.Problem{
+			Cause: "the workspace holds a program that this server runs on its own machine", Hint: "Work on another directory.",
+		}}
+	}
+	s.workspaces = &h.workspaces
+	if _, _, below := h.roots.findRoot(w.Path); below { // else it is new and empty
+		h.workspaces.add(w.Path)
+	}
 	if err := s.load(wishes); err != nil {
 		return nil, err
 	}

@@ -144,6 +144,8 @@ type settings struct {
 	serverKeys map[string][]secret.Secret
 	// shared is set if the process has many sessions, which share the machine.
 	shared bool
+	// workspaces are those of a server's sessions, nil for other commands.
+	workspaces *workspaceSet
 	// forClients leaves the flags of this program out of errors and facts: clients of
 	// the server have none.
 	forClients bool
@@ -246,9 +248,37 @@ func (s *settings) makeStateDir() error {
 }
 
 // writableDirs returns the directories that commands in sandboxes can write to: the
-// workspace, "" for none, mounts, and Caisson's state, which has caches and changes.
+// workspace, "" for none, mounts, Caisson's state, which has caches and changes, and the
+// workspaces of a server's other sessions.
 func (s *settings) writableDirs(workspace string) []string {
-	return append(s.conf.WritableMounts(), s.environ.stateDir(), workspace)
+	return append(append(s.conf.WritableMounts(), s.environ.stateDir(), workspace), s.workspaces.list()...)
+}
+
+// workspaceSet holds the workspaces that sessions of a server have had since it started:
+// what their commands wrote there must not run on this machine for another session. It
+// doesn't hold the roots, which can be a home directory with programs on PATH: a directory
+// in a root only counts once a session has it. It is safe for concurrent use.
+type workspaceSet struct {
+	mu    sync.Mutex
+	paths []string
+}
+
+func (w *workspaceSet) add(path string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !slices.Contains(w.paths, path) {
+		w.paths = append(w.paths, path)
+	}
+}
+
+// list returns the workspaces; a nil set has none.
+func (w *workspaceSet) list() []string {
+	if w == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.paths)
 }
 
 // loadFor reads the settings anew if the user's file has some for single workspaces. A path

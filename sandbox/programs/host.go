@@ -23,7 +23,7 @@ func Command(ctx context.Context, environ, writable []string, name string, args 
 			}
 		}
 	}
-	finder := &Finder{Writable: writable}
+	finder := &Finder{Writable: func() []string { return writable }}
 	missing := &NotFoundError{Name: name}
 	for _, candidate := range candidates {
 		if _, err := finder.resolve(candidate); err != nil {

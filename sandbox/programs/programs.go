@@ -20,9 +20,9 @@ type Finder struct {
 	Executable func() (string, error)
 	// Path is the value of PATH.
 	Path string
-	// Writable are the directories that commands can write to; "" stands for none. No
-	// program in them may be started.
-	Writable []string
+	// Writable returns the directories that commands can write to; "" stands for none. No
+	// program in them may be started. It is called for each program; nil means none.
+	Writable func() []string
 	// Cache is the directory to which embedded programs are unpacked, once per
 	// version; "" means that they can't be used.
 	Cache string
@@ -121,7 +121,10 @@ func (f *Finder) resolve(candidate string) (string, error) {
 	case info.Mode().Perm()&0o002 != 0:
 		return "", errors.New("every user can write it")
 	}
-	if dir := FindWritable(f.Writable, path); dir != "" {
+	if f.Writable == nil {
+		return path, nil
+	}
+	if dir := FindWritable(f.Writable(), path); dir != "" {
 		return "", fmt.Errorf("commands in the sandbox can write to %s", dir)
 	}
 	return path, nil

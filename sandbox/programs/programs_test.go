@@ -78,8 +78,8 @@ func TestFindRefuses(t *testing.T) {
 		"found":              {Finder{}, 0o755, ""},
 		"writable by all":    {Finder{}, 0o757, "every user can write it"},
 		"not executable":     {Finder{}, 0o644, "not an executable file"},
-		"in the workspace":   {Finder{Writable: []string{"", dir}}, 0o755, "commands in the sandbox can write to"},
-		"beside a workspace": {Finder{Writable: []string{t.TempDir()}}, 0o755, ""},
+		"in the workspace":   {Finder{Writable: func() []string { return []string{"", dir} }}, 0o755, "commands in the sandbox can write to"},
+		"beside a workspace": {Finder{Writable: func() []string { return []string{t.TempDir()} }}, 0o755, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := os.Chmod(path, tt.mode); err != nil {

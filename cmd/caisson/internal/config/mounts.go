@@ -49,7 +49,7 @@ func (c *Config) UserMounts() ([]runner.UserMount, error) {
 }
 
 // WritableMounts returns the directories that commands of sessions, and of sandboxes of
-// [AskedSandbox], may write to besides the workspace.
+// [AskedSandbox], may write to besides workspaces.
 func (c *Config) WritableMounts() []string {
 	var out []string
 	for _, m := range slices.Concat(c.Mounts, slices.Collect(maps.Values(c.Serve.Sandboxes.Mounts))) {
