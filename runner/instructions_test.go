@@ -152,6 +152,7 @@ func TestWhichInstructionFile(t *testing.T) {
 		"none":                     {},
 		"off":                      {files: map[string]string{"AGENTS.md": "a"}, off: true},
 		"AGENTS.md":                {files: map[string]string{"AGENTS.md": "a", "CLAUDE.md": "c"}, want: "AGENTS.md 1 false"},
+		"French":                   {files: map[string]string{"AGENTS.md": "Attention\u00a0: non\u202f!"}, want: "AGENTS.md 20 false"},
 		"CLAUDE.md as fallback":    {files: map[string]string{"CLAUDE.md": "c"}, want: "CLAUDE.md 1 false"},
 		"an empty one":             {files: map[string]string{"AGENTS.md": " \n", "CLAUDE.md": "c"}, want: "CLAUDE.md 1 false"},
 		"too long":                 {files: map[string]string{"AGENTS.md": long}, want: fmt.Sprintf("AGENTS.md %d true", len(long))},
@@ -194,6 +195,9 @@ func TestWhichInstructionFile(t *testing.T) {
 				t.Errorf("%d messages", len(messages))
 			}
 			text := messageText(messages[len(messages)-1])
+			if name == "French" && !strings.Contains(text, "Attention\u00a0: non\u202f!") {
+				t.Errorf("the model gets %q", text)
+			}
 			if strings.Contains(text, "\u200b") || strings.Contains(text, order) || len(text) > MaxInstructionBytes+2000 {
 				t.Errorf("the model gets %d bytes: %.200q", len(text), text)
 			}

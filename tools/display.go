@@ -26,6 +26,16 @@ func DisplayLines(s string) (safe string, hidden bool) {
 	return displayText(s, func(r rune) bool { return r == '\n' || r == '\t' || !needsEscape(r) })
 }
 
+// ModelLines is [DisplayLines] for text that a model reads. It keeps blanks of any width,
+// which French puts before a colon, and joiners, without which words and emoji change.
+func ModelLines(s string) string {
+	safe, _ := displayText(s, func(r rune) bool {
+		joins := r == 0x200c || r == 0x200d
+		return r == '\n' || r == '\t' || joins || unicode.Is(unicode.Zs, r) || !needsEscape(r)
+	})
+	return safe
+}
+
 // CopyText makes text of several lines safe for a clipboard. It is used as it is there, not
 // looked at, so only what a terminal would obey, what reorders text, and what can hide a
 // message in it become escapes.

@@ -51,6 +51,17 @@ func TestDisplay(t *testing.T) {
 	}
 }
 
+// TestModelLines: blanks and joiners stay, and what hides or reorders text doesn't.
+func TestModelLines(t *testing.T) {
+	const plain = "Qui\u202f? «\u00a0Moi\u00a0»\n\t\u3000👩\u200d💻 می\u200cخواهم ❤\ufe0f"
+	if got := ModelLines(plain); got != plain {
+		t.Errorf("it became %q", got)
+	}
+	if got := ModelLines("a\x1b\u202e\u200b\u2060\U000e0041\r\xff"); got != `a\x1b\u202e\u200b\u2060\U000e0041\r\xff` {
+		t.Errorf("it became %q", got)
+	}
+}
+
 // unsafeRune is the test's own idea of what a terminal must not get, made from
 // categories and not from the code under test.
 func unsafeRune(r rune, lines bool) bool {

@@ -120,7 +120,7 @@ func (t *loadTool) noSkill(name string) error {
 
 // describeSkill returns the text of a skill that is loaded.
 func (t *loadTool) describeSkill(ctx context.Context, one Skill) string {
-	body, _ := tools.DisplayLines(one.Body)
+	body := tools.ModelLines(one.Body)
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Skill %s\n\n", one.Name)
 	switch one.Trust {
@@ -220,7 +220,7 @@ func (t *loadTool) readFile(ctx context.Context, one Skill, file string) (tools.
 	if !utf8.Valid(content.Data) && !content.Truncated {
 		return refuse("not_text", fmt.Sprintf("%s of skill %s is not UTF-8 text.", shown, one.Name), nil)
 	}
-	text, _ := tools.DisplayLines(strings.ToValidUTF8(strings.ReplaceAll(string(content.Data), "\r\n", "\n"), ""))
+	text := tools.ModelLines(strings.ToValidUTF8(strings.ReplaceAll(string(content.Data), "\r\n", "\n"), ""))
 	if content.Truncated {
 		text += fmt.Sprintf("\n\nThe file has %d bytes; these are the first %d.", content.Size, len(content.Data))
 	}
