@@ -16,11 +16,11 @@ const IdentityDir = "/run/identity"
 
 // IdentityBase returns the number to which an identity other than 0 is added
 // for its user and its group, in a container where the agent's commands run as
-// uid and gid. The identities follow the groups that mark commands (30000 to
-// 49999), where images and distributions have no accounts, and leave out uid
-// and gid.
+// uid and gid. The identities lie above the numbers that useradd gives (to 60000), which
+// goes on from the largest that is taken, and below those that systemd gives (from 61184).
+// They leave out uid and gid.
 func IdentityBase(uid, gid int) int {
-	base := 50000
+	base := 61000
 	for inRange(uid, base) || inRange(gid, base) {
 		base += MaxIdentity + 1
 	}

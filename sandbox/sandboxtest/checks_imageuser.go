@@ -189,7 +189,7 @@ func checkImageUserRefused(ctx context.Context, e *env) error {
 		return nil // which another check asserts
 	}
 	var wrong []error
-	for i, user := range []string{"toor", "ghost", imageUser + ":ghosts", "50001"} {
+	for i, user := range []string{"toor", "ghost", imageUser + ":ghosts", "61001"} {
 		other, err := e.startImageUser(ctx, fmt.Sprintf("refused-%d", i), user, func(*env) {})
 		if err == nil {
 			wrong = append(wrong, fmt.Errorf("USER %q is taken", user), other.close(context.WithoutCancel(ctx)))
