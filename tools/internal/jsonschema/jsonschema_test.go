@@ -104,7 +104,30 @@ func TestValidate(t *testing.T) {
 			t.Errorf("%s, %s: problems (-want +got):\n%s", tt.schema, tt.value, diff)
 		}
 		if valid, err := accepts(t, tt.schema, tt.value); err != nil || valid != (len(tt.want) == 0) {
-			t.Errorf("%s, %s: another implementation: %v, %v", tt.schema, tt.value, valid, err)
+			t.Errorf("%s, %s: the library alone: %v, %v", tt.schema, tt.value, valid, err)
+		}
+	}
+}
+
+// TestLargeBounds: a bound that no machine's integer holds is no other one.
+func TestLargeBounds(t *testing.T) {
+	const large = "18446744073709551615" // -1 where only the last 64 bits count
+	for _, tt := range []struct {
+		schema, value string
+		valid         bool
+	}{
+		{`{"maxLength":` + large + `}`, `"a"`, true},
+		{`{"maxItems":1e30}`, `[1]`, true},
+		{`{"items":{"maxProperties":` + large + `}}`, `[{"a":1}]`, true},
+		{`{"contains":{},"maxContains":` + large + `}`, `[1]`, true},
+		{`{"minLength":` + large + `}`, `"a"`, false},
+		{`{"minItems":` + large + `}`, `[1]`, false},
+	} {
+		s, problems := Compile(decode(t, tt.schema))
+		if len(problems) > 0 {
+			t.Errorf("%s is refused: %q", tt.schema, problems)
+		} else if got := s.Validate(decode(t, tt.value), 10); (len(got) == 0) != tt.valid {
+			t.Errorf("%s, %s: %q", tt.schema, tt.value, got)
 		}
 	}
 }
@@ -167,7 +190,8 @@ func TestCompileRefuses(t *testing.T) {
 	}
 }
 
-// accepts reports whether another implementation accepts a value.
+// accepts reports whether the library alone, without what this package does to schemas,
+// accepts a value.
 func accepts(t testing.TB, schema, value string) (bool, error) {
 	t.Helper()
 	c := oracle.NewCompiler()

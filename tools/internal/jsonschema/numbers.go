@@ -2,7 +2,9 @@ package jsonschema
 
 import (
 	"encoding/json"
+	"math"
 	"math/big"
+	"strconv"
 )
 
 // WriteIntegers returns a value in which whole numbers of 64 bits are written as
@@ -28,6 +30,21 @@ func WriteIntegers(v any) any {
 		return object
 	}
 	return v
+}
+
+// sizeKeywords are the keywords whose numbers the library converts to an int.
+var sizeKeywords = []string{
+	"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains",
+}
+
+// clampSize returns a number that an int holds in place of a larger one: no value is that
+// large.
+func clampSize(n json.Number) json.Number {
+	r, _ := new(big.Rat).SetString(string(n)) // strictjson.CheckNumber accepted it
+	if r.IsInt() && r.Num().Cmp(big.NewInt(math.MaxInt)) > 0 {
+		return json.Number(strconv.Itoa(math.MaxInt))
+	}
+	return n
 }
 
 // formatNumber returns a number of JSON in decimal, exactly.

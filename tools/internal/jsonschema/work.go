@@ -1,6 +1,7 @@
 package jsonschema
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -69,6 +70,11 @@ func (w *work) count(doc any, c *validator.Compiler) any {
 			}
 		}
 		s = mapParts(maps.Clone(s), path, count)
+		for _, key := range sizeKeywords {
+			if n, ok := s[key].(json.Number); ok {
+				s[key] = clampSize(n)
+			}
+		}
 		// The library compares before it looks at the format, so this becomes a schema of its own.
 		for _, key := range []string{"enum", "const"} {
 			values, ok := s[key]
