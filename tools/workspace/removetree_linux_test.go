@@ -1,0 +1,191 @@
+package workspace
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A tree in which their owner may not enter directories, at any depth, is removed
+// by root and by an ordinary user.
+func TestRemoveHostileTree(t *testing.T) {
+	for name, uid := range map[string]int{"caller": os.Geteuid(), "user": 4242} {
+		t.Run(name, func(t *testing.T) {
+			if os.Geteuid() != 0 && uid != os.Geteuid() {
+				t.Skip("needs root: another user")
+			}
+			base := t.TempDir()
+			must(t, os.Chmod(filepath.Dir(base), 0o755))
+			must(t, os.Chown(base, uid, -1))
+			errs := make(chan error)
+			go func() {
+				runtime.LockOSThread() // it ends with the goroutine, and the identity with it
+				if uid != os.Geteuid() {
+					if _, _, err := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); err != 0 {
+						errs <- err
+						return
+					}
+				}
+				errs <- removeHostileTree(base)
+			}()
+			must(t, <-errs)
+			if _, err := os.Lstat(filepath.Join(base, "tree")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the tree is still there: %v", err)
+			}
+		})
+	}
+}
+
+// removeHostileTree makes a tree in base and removes it.
+func removeHostileTree(base string) error {
+	dir, err := os.Open(base)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	const levels = 400 // paths end at some 100
+	at, err := unix.FcntlInt(dir.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	for i := 0; i < levels && err == nil; i++ {
+		name := fmt.Sprintf("a-directory-with-a-longer-name-%d", i)
+		if i == 0 {
+			name = "tree"
+		}
+		if err = unix.Mkdirat(at, name, 0o700); err != nil {
+			break
+		}
+		next, openErr := unix.Openat(at, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err = openErr; err != nil {
+			break
+		}
+		for _, make := range []func() error{
+			func() error { return unix.Mkdirat(next, ".removed-1", 0) }, // the name of a moved directory
+			func() error { return unix.Symlinkat("/", next, "link") },
+			func() error { return unix.Mknodat(next, "pipe", unix.S_IFIFO, 0) },
+		} {
+			err = errors.Join(err, make())
+		}
+		if i > 0 {
+			err = errors.Join(err, unix.Fchmod(at, uint32(i%2)*0o500))
+		}
+		unix.Close(at)
+		at = next
+	}
+	unix.Close(at)
+	if err != nil {
+		return err
+	}
+	return RemoveTreeAt(dir, "tree")
+}
+
+// A directory that holds a mount is not removed: the mount may be the user's
+// workspace.
+func TestRemoveTreeEntersNoMount(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mounts")
+	}
+	base := t.TempDir()
+	precious := filepath.Join(base, "precious")
+	must(t, os.MkdirAll(precious, 0o755))
+	must(t, os.WriteFile(filepath.Join(precious, "work"), []byte("x"), 0o644))
+	point := filepath.Join(base, "session/mounts/1")
+	must(t, os.MkdirAll(point, 0o755))
+	must(t, unix.Mount(precious, point, "", unix.MS_BIND, ""))
+	defer unix.Unmount(point, unix.MNT_DETACH)
+	// Positive control: the mount shows the file where a removal would find it.
+	if _, err := os.Stat(filepath.Join(point, "work")); err != nil {
+		t.Fatalf("control: %v", err)
+	}
+	dir, err := os.Open(base)
+	must(t, err)
+	defer dir.Close()
+	if err := RemoveTreeAt(dir, "session"); err == nil {
+		t.Error("the tree was removed with a mount in it")
+	}
+	if _, err := os.Stat(filepath.Join(precious, "work")); err != nil {
+		t.Fatalf("the mounted directory lost its file: %v", err)
+	}
+	must(t, unix.Unmount(point, 0))
+	must(t, RemoveTreeAt(dir, "session"))
+	if _, err := os.Stat(filepath.Join(precious, "work")); err != nil {
+		t.Errorf("the mounted directory lost its file: %v", err)
+	}
+}
+
+func TestRemoveTreeFollowsNoLink(t *testing.T) {
+	base := t.TempDir()
+	outside := filepath.Join(base, "outside")
+	must(t, os.MkdirAll(filepath.Join(outside, "directory"), 0o755))
+	must(t, os.WriteFile(filepath.Join(outside, "canary"), []byte("x"), 0o644))
+	must(t, os.MkdirAll(filepath.Join(base, "state/session"), 0o755))
+	must(t, os.Symlink(outside, filepath.Join(base, "state/session/link")))
+	must(t, os.Symlink(outside, filepath.Join(base, "state/shortcut")))
+	dir, err := os.Open(filepath.Join(base, "state"))
+	must(t, err)
+	defer dir.Close()
+	if err := RemoveTreeAt(dir, "shortcut/directory"); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("through a link: %v", err)
+	}
+	if err := RemoveTreeAt(dir, "../outside"); !errors.Is(err, unix.EXDEV) {
+		t.Errorf("out of the directory: %v", err)
+	}
+	must(t, RemoveTreeAt(dir, "session"))
+	for _, name := range []string{"canary", "directory"} {
+		if _, err := os.Stat(filepath.Join(outside, name)); err != nil {
+			t.Errorf("outside: %v", err)
+		}
+	}
+}
+
+// Commands may have made the tree: deeper than any path can be, with more
+// entries than are read at once, with directories that their owner can't enter,
+// and with names that the removal uses itself.
+func TestRemoveTreeOfCommands(t *testing.T) {
+	base := t.TempDir()
+	outside := filepath.Join(base, "outside")
+	must(t, os.MkdirAll(filepath.Join(outside, "directory"), 0o755))
+	tree := filepath.Join(base, "tree")
+	for _, name := range []string{".removed-1", "closed/inside", "many"} {
+		must(t, os.MkdirAll(filepath.Join(tree, name), 0o755))
+	}
+	for i := range 3 * 1024 {
+		must(t, os.WriteFile(filepath.Join(tree, "many", strconv.Itoa(i)), nil, 0o600))
+	}
+	must(t, os.Link(filepath.Join(tree, "many/0"), filepath.Join(tree, "closed/link")))
+	must(t, os.Chmod(filepath.Join(tree, "closed"), 0))
+	at, err := unix.Open(tree, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	name := strings.Repeat("d", 100)
+	for range 5 * 64 { // 32 kB of path
+		must(t, unix.Mkdirat(at, name, 0o755))
+		must(t, unix.Symlinkat(outside, at, "link"))
+		next, err := unix.Openat(at, name, unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		must(t, err)
+		unix.Close(at)
+		at = next
+	}
+	unix.Close(at)
+	dir, err := os.Open(base)
+	must(t, err)
+	defer dir.Close()
+	must(t, RemoveTreeAt(dir, "tree"))
+	if _, err := os.Lstat(tree); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the tree is left: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(outside, "directory")); err != nil {
+		t.Errorf("outside: %v", err)
+	}
+}
