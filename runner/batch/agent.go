@@ -269,7 +269,7 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 		return r.noteLimit(result, record.NewLimit(limit), nil)
 	}
 	if err != nil {
-		return &infraError{Machine, err}
+		return r.blameTurn(Machine, err)
 	}
 	report, _ := t.Wait(ctx) // its reason is more exact than the error
 	r.acted = r.acted || report.Usage.ToolCalls > 0 && r.session.Status().Attestation != nil
@@ -291,10 +291,10 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	}
 	switch report.Reason {
 	case loop.StopProviderFailed:
-		if r.acted && !errors.As(report.Err, new(*loop.ModelError)) { // a call failed, not the provider
-			return blame(r.acted, AgentFailed, report.Err)
+		if errors.As(report.Err, new(*loop.ModelError)) {
+			return &infraError{Provider, report.Err}
 		}
-		return &infraError{Provider, report.Err}
+		return r.blameTurn(Provider, report.Err) // a call can have failed, and not the provider
 	case loop.StopAuth:
 		return &infraError{ProviderAuth, report.Err}
 	case loop.StopSandboxStart:
@@ -304,7 +304,16 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	case loop.StopTraceUnwritable:
 		return &infraError{RecordsUnwritable, report.Err}
 	}
-	return blame(r.acted, AgentFailed, report.Err)
+	return r.blameTurn(Machine, report.Err)
+}
+
+// blameTurn returns the error of a turn that the agent may have caused once a command of it has
+// run. Before that, the class is the infrastructure's.
+func (r *trialRun) blameTurn(class Class, err error) error {
+	if !r.acted {
+		return &infraError{class, err}
+	}
+	return blame(true, AgentFailed, err)
 }
 
 // isOwnFault reports whether a turn failed because of what the agent said: its answer, or a

@@ -520,6 +520,18 @@ func TestRefusedConversation(t *testing.T) {
 	})
 	r, _ := m.run(m.task("", map[string]string{"tests/test.sh": check("[ -e acted ]")}), "model")
 	expect(t, "what was done before", r, batch.Passed, "", "")
+	files := map[string]string{}
+	for _, step := range []string{"one", "two"} {
+		files["steps/"+step+"/instruction.md"], files["steps/"+step+"/tests/test.sh"] = step, check("[ -e acted ] && [ ! -e again ]")
+	}
+	m.interrupt(acts+"  - calls: [{tool: shell, input: {command: touch again}}]\n  - text: Done.\n", func(answered int) error {
+		if answered == 3 {
+			return invalid(400)
+		}
+		return nil
+	})
+	r, _ = m.run(m.task("[[steps]]\nname = \"one\"\n[[steps]]\nname = \"two\"\n", files), "model")
+	expect(t, "in a later step", r, batch.Failed, batch.AgentFailed, "")
 }
 
 // TestUnremovableSession: a session that can't be ended counts against an agent that has run a
