@@ -7,12 +7,12 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/internal/history"
 	"github.com/caisson-run/caisson/runner/internal/tracker"
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
@@ -95,7 +95,7 @@ func (p *resumption) hasChanges() bool { return p != nil && p.changes == overlay
 
 // reopenOverlay returns the tracker of the changes that the session had.
 func (p *resumption) reopenOverlay(o tracker.Options) (tracker.Tracker, error) {
-	t, state, err := tracker.ReopenOverlay(o)
+	t, ended, err := tracker.ReopenOverlay(o)
 	reason := map[error]ResumeReason{overlay.ErrBusy: ResumeApplying, overlay.ErrPartlyApplied: ResumePartlyApplied, overlay.ErrOther: ResumeOtherWorkspace}
 	for cause, reason := range reason {
 		if errors.Is(err, cause) {
@@ -103,9 +103,9 @@ func (p *resumption) reopenOverlay(o tracker.Options) (tracker.Tracker, error) {
 		}
 	}
 	if err != nil {
-		return nil, &sessiondir.StateError{Path: o.Dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
+		return nil, &state.DirError{Path: o.Dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}
-	p.changes = state
+	p.changes = ended
 	return t, nil
 }
 

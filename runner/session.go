@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
@@ -120,7 +121,7 @@ type Session struct {
 // Its sandbox is made by the first turn whose tools may need it, or the first
 // call that does. Cancelling ctx ends the turn that runs, and no other is started.
 // Its error wraps a [Fault] of kind [FaultInvalidLimits] or [FaultRecords], a
-// [WorkspaceError], a [ResumeError], a [sessiondir.StateError] or [overlay.ErrUnsupported]
+// [WorkspaceError], a [ResumeError], a [state.DirError] or [overlay.ErrUnsupported]
 // if the caller can do something about it.
 func Open(ctx context.Context, o Options) (*Session, error) {
 	s, err := newSession(ctx, o)
@@ -185,7 +186,7 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 		}
 	}
 	if s.rec, err = record.NewRecorder(records); err != nil {
-		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't be written: " + err.Error(), Err: err}
+		return nil, &state.DirError{Path: s.dir, Reason: "can't be written: " + err.Error(), Err: err}
 	}
 	s.events = newEventRecorder(s.rec, o.Live)
 	restorePast(s)

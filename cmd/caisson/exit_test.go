@@ -14,10 +14,10 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/server"
-	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
@@ -93,7 +93,7 @@ func TestPrepareErrors(t *testing.T) {
 			t.Errorf("%v: %+v, want %s", err, got, want)
 		}
 	}
-	for _, err := range []error{&runner.WorkspaceError{Op: "open", Path: "/w"}, &sessiondir.StateError{Path: "/s"}, errors.New("any")} {
+	for _, err := range []error{&runner.WorkspaceError{Op: "open", Path: "/w"}, &state.DirError{Path: "/s"}, errors.New("any")} {
 		if got := prepareError(err); !errors.Is(got, err) || errors.As(got, new(*server.PrepareError)) {
 			t.Errorf("%v became %v", err, got)
 		}

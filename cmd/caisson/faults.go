@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/fleet"
@@ -237,7 +238,7 @@ func describeError(err error) *commandError {
 // explainLibrary returns the status and the hint of an error whose facts decide them, nil for
 // any other.
 func explainLibrary(err error) *commandError {
-	if e, ok := errors.AsType[*sessiondir.StateError](err); ok {
+	if e, ok := errors.AsType[*state.DirError](err); ok {
 		return newFailure(exitConfig, err, e.Error(), "Make it a directory that you own and no one else can write, or set XDG_STATE_HOME to one.")
 	}
 	if e, ok := errors.AsType[*ledger.FileError](err); ok {

@@ -12,9 +12,9 @@ import (
 	"slices"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -236,7 +236,7 @@ func needState(env environ) error {
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil // it is made when something is stored
 	}
-	return sessiondir.CheckStateDir(dir)
+	return state.CheckDir(dir)
 }
 
 // namedWorkspace returns the path of a workspace, which need not exist.

@@ -15,12 +15,12 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/server"
-	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/policy"
@@ -309,7 +309,7 @@ func prepareError(err error) error {
 	if r, ok := errors.AsType[*server.PrepareError](err); ok {
 		return r
 	}
-	if errors.As(err, new(*runner.WorkspaceError)) || errors.As(err, new(*sessiondir.StateError)) {
+	if errors.As(err, new(*runner.WorkspaceError)) || errors.As(err, new(*state.DirError)) {
 		return err
 	}
 	if own, ok := errors.AsType[*ownError](err); ok {

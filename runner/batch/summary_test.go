@@ -18,9 +18,9 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner/batch/stats"
 	"github.com/caisson-run/caisson/runner/batch/task"
-	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -184,7 +184,7 @@ func TestVerdict(t *testing.T) {
 		"lost after it":             {err: blame(true, StateUnreadable, lost), outcome: Failed, class: SandboxLost, reward: -1},
 		"full after it":             {err: blame(true, StateUnreadable, limit), outcome: Limit, class: StateUnreadable, reward: -1},
 		"disk of this machine":      {err: blame(true, StateUnreadable, syscall.ENOSPC), outcome: Infrastructure, class: Machine, reward: -1},
-		"records of this machine":   {err: blame(true, StateUnreadable, &sessiondir.StateError{}), outcome: Infrastructure, class: RecordsUnwritable, reward: -1},
+		"records of this machine":   {err: blame(true, StateUnreadable, &state.DirError{}), outcome: Infrastructure, class: RecordsUnwritable, reward: -1},
 		"suspect":                   {steps: []StepResult{step("", 1), step(VerifierNetwork, 0)}, err: &failure{VerifierNetwork, errors.New("x"), true}, outcome: Suspect, class: VerifierNetwork, reward: 1. / 3},
 		"suspect, graded":           {steps: []StepResult{step("", 1)}, err: &failure{VerifierNetwork, errors.New("x"), true}, outcome: Suspect, class: VerifierNetwork, reward: 1. / 3},
 		"suspect after a failure":   {steps: []StepResult{step(RewardMissing), step(VerifierNetwork, 0)}, err: &failure{VerifierNetwork, errors.New("x"), true}, outcome: Failed, class: RewardMissing, reward: 0},

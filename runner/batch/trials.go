@@ -15,6 +15,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch/task"
@@ -287,7 +288,7 @@ func classOf(err error) Class {
 		return SandboxStart
 	case errors.Is(err, sandbox.ErrLost), command != nil && slices.Contains([]runner.FaultKind{runner.FaultCommandLost, runner.FaultReplaced, runner.FaultSandboxLost}, command.Kind):
 		return SandboxLost
-	case errors.As(err, new(*sessiondir.StateError)), command != nil && command.Kind == runner.FaultRecords:
+	case errors.As(err, new(*state.DirError)), command != nil && command.Kind == runner.FaultRecords:
 		return RecordsUnwritable
 	}
 	return Machine

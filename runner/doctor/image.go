@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner"
-	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
@@ -149,7 +149,7 @@ func CheckImageStore(dir string) Finding {
 		there = filepath.Dir(there)
 	}
 	if there == dir {
-		if err := sessiondir.CheckStateDir(dir); err != nil {
+		if err := state.CheckDir(dir); err != nil {
 			return Finding{Check: check, Result: Warning, Err: err, Hint: "Make it a directory that you own and that no other user can write, or set XDG_CACHE_HOME to one."}
 		}
 	}
@@ -170,7 +170,7 @@ const leastState = 1 << 30
 // CheckState checks the directory of sessions and answers.
 func CheckState(dir string, temporary []string) Finding {
 	const check = "state directory"
-	if err := sessiondir.CheckStateDir(dir); err != nil {
+	if err := state.CheckDir(dir); err != nil {
 		return failed(check, err)
 	}
 	if err := programs.CheckExec(dir); err != nil {

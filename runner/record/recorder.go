@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -226,16 +226,10 @@ func (r *Recorder) fsyncPath(path string) error {
 		return err
 	}
 	defer func() { _ = f.Close() }() // nothing was written through it
-	if err := r.opts.Sync(f); err != nil && !isUnsyncable(err) {
+	if err := r.opts.Sync(f); err != nil && !state.IsUnsyncable(err) {
 		return err
 	}
 	return nil
-}
-
-// isUnsyncable reports whether err means that a file system, or a system, has no
-// sync of directories.
-func isUnsyncable(err error) bool {
-	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) || errors.Is(err, os.ErrPermission)
 }
 
 // Synced returns the number of the last record that is on the disk.
@@ -289,17 +283,4 @@ func (r *Recorder) failLocked(err error) error {
 	}
 	r.err = fmt.Errorf("%w: %w", tools.ErrRecord, err)
 	return r.err
-}
-
-// SyncDir puts the names in a directory on the disk, where its file system can.
-func SyncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = dir.Close() }() // nothing was written through it
-	if err := dir.Sync(); err != nil && !isUnsyncable(err) {
-		return err
-	}
-	return nil
 }

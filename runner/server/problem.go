@@ -10,6 +10,7 @@ import (
 	"github.com/oklog/ulid/v2"
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -197,7 +198,7 @@ func (d *diagnostics) asProblem(what string, err error) *Problem {
 	e := &PrepareError{Err: err}
 	if w, ok := errors.AsType[*runner.WorkspaceError](err); ok {
 		e.Code, e.Problem = "input", record.Problem{Cause: w.Error(), Hint: "Name another directory."}
-	} else if errors.As(err, new(*sessiondir.StateError)) {
+	} else if errors.As(err, new(*state.DirError)) {
 		e.Code = "configuration"
 	} else if f, ok := errors.AsType[runner.Fault](err); ok && f.Kind == runner.FaultInvalidLimits {
 		e.Code, e.Problem = "configuration", record.Problem{Cause: f.Error(), Hint: "Change the limits, or ask the server's operator."}

@@ -14,10 +14,10 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
@@ -115,7 +115,7 @@ func TestProblemsKeepTheHostToThemselves(t *testing.T) {
 		status int
 		code   string
 	}{
-		"state directory":  {&sessiondir.StateError{Path: "/host/state", Err: host}, 503, "configuration"},
+		"state directory":  {&state.DirError{Path: "/host/state", Err: host}, 503, "configuration"},
 		"records":          {runner.Fault{Kind: runner.FaultRecords, Dir: "/host/records", Err: host}, 503, "records"},
 		"no overlay":       {fmt.Errorf("mount /host/layers: %w", overlay.ErrUnsupported), 503, "sandbox"},
 		"configuration":    {&PrepareError{Code: "configuration", Err: host}, 503, "configuration"},

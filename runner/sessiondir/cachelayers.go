@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -63,7 +64,7 @@ func DropCaches(session string) error {
 // dropDeadCaches is DropCaches for a session whose process may live.
 func dropDeadCaches(session string) error {
 	if _, err := os.Lstat(filepath.Join(session, CachesDir)); err != nil || LivesIn(session) {
-		return ignoreMissing(err)
+		return state.IgnoreMissing(err)
 	}
 	if err := DropCaches(session); !errors.Is(err, overlay.ErrBusy) {
 		return err
@@ -111,7 +112,7 @@ func eachCacheLayers(session string, do func(*overlay.Layers) error) error {
 	above := filepath.Join(session, CachesDir)
 	names, err := os.ReadDir(above)
 	if err != nil {
-		return ignoreMissing(err)
+		return state.IgnoreMissing(err)
 	}
 	var errs []error
 	for _, name := range names {

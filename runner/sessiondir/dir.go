@@ -51,7 +51,7 @@ type Dir struct {
 }
 
 // Create makes the directory of a new session. It refuses a state directory that
-// others could change, with a [StateError].
+// others could change, with a [state.DirError].
 func Create(stateDir string, secrets []redact.Secret) (*Dir, error) {
 	session := record.NewID("ses")
 	dir, err := makeSessionDir(stateDir, session)

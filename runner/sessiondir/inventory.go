@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/gofrs/flock"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // inventoryFile returns the name, in a session's directory, of the list of repositories
@@ -44,15 +44,14 @@ func KeepInventory(dir, workspace string, repositories []string) (remove func() 
 	if err != nil {
 		return nil, fmt.Errorf("keep inventory: %w", err)
 	}
-	lock := flock.New(path, flock.SetFlag(os.O_CREATE|os.O_RDWR), flock.SetPermissions(0o600))
-	if ok, err := lock.TryLock(); err != nil || !ok {
-		return nil, fmt.Errorf("keep inventory: lock held %v: %w", !ok, err)
+	lock, err := state.TryAcquire(path)
+	if err != nil {
+		return nil, fmt.Errorf("keep inventory: %w", err)
 	}
 	if err := os.WriteFile(path, text, 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("keep inventory: %w", err), lock.Close())
+		return nil, errors.Join(fmt.Errorf("keep inventory: %w", err), lock.Release())
 	}
-	// Removed while it is locked: no session takes it for a dead one's.
-	return func() error { return errors.Join(os.Remove(path), lock.Close()) }, nil
+	return lock.Remove, nil
 }
 
 // NewRepository is a repository that appeared while a session worked that was
@@ -67,8 +66,16 @@ func TakeNewRepositories(dir, workspace string, now []string) ([]NewRepository, 
 	var errs []error
 	for _, sibling := range append([]string{dir}, Siblings(dir)...) { // dir's is that of an earlier process
 		path := filepath.Join(sibling, inventoryFile(workspace))
-		before, ok := readDeadInventory(path)
-		if !ok || before.Workspace != workspace {
+		if _, err := os.Lstat(path); err != nil {
+			continue
+		}
+		lock, err := state.TryAcquire(path)
+		if err != nil {
+			continue // its session lives
+		}
+		before, ok := readInventory(path, workspace)
+		if !ok {
+			errs = append(errs, lock.Release())
 			continue
 		}
 		known := map[string]bool{}
@@ -80,7 +87,7 @@ func TakeNewRepositories(dir, workspace string, now []string) ([]NewRepository, 
 				out = append(out, NewRepository{Path: p, Session: filepath.Base(sibling)})
 			}
 		}
-		errs = append(errs, ignoreMissing(os.Remove(path)))
+		errs = append(errs, lock.Remove())
 	}
 	return out, errors.Join(errs...)
 }
@@ -91,12 +98,7 @@ func TakeNewRepositories(dir, workspace string, now []string) ([]NewRepository, 
 func Neighbours(dir, workspace string) []string {
 	var out []string
 	for _, sibling := range Siblings(dir) {
-		text, err := os.ReadFile(filepath.Join(sibling, inventoryFile(workspace)))
-		if err != nil {
-			continue
-		}
-		var other inventory
-		if json.Unmarshal(text, &other) == nil && other.Workspace == workspace && LivesIn(sibling) {
+		if _, ok := readInventory(filepath.Join(sibling, inventoryFile(workspace)), workspace); ok && LivesIn(sibling) {
 			out = append(out, filepath.Base(sibling))
 		}
 	}
@@ -119,23 +121,9 @@ func Siblings(dir string) []string {
 	return out
 }
 
-// readDeadInventory reads the list of a session that is dead.
-func readDeadInventory(path string) (inventory, bool) {
-	if _, err := os.Lstat(path); err != nil {
-		return inventory{}, false
-	}
-	lock := flock.New(path, flock.SetFlag(os.O_RDWR))
-	if ok, err := lock.TryLock(); err != nil || !ok {
-		return inventory{}, false
-	}
-	defer func() { _ = lock.Close() }() // nothing was written
+// readInventory reads a list and reports whether it is a list of the workspace.
+func readInventory(path, workspace string) (list inventory, ok bool) {
 	text, err := os.ReadFile(path)
-	if err != nil {
-		return inventory{}, false
-	}
-	var found inventory
-	if err := json.Unmarshal(text, &found); err != nil {
-		return inventory{}, false
-	}
-	return found, true
+	ok = err == nil && json.Unmarshal(text, &list) == nil && list.Workspace == workspace
+	return list, ok
 }

@@ -10,12 +10,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
 // OpenChanges opens the layers of the overlay session with the given id, or with the
 // only id that begins with it. The caller closes them. It fails with a
-// [ChangesError], an [UnchangedError] or a [StateError].
+// [ChangesError], an [UnchangedError] or a [state.DirError].
 func OpenChanges(stateDir, session string) (*overlay.Layers, error) {
 	names, err := sessionNames(stateDir)
 	if err != nil {
@@ -208,7 +209,7 @@ func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
 func DiscardChanges(session, by string) error {
 	l, err := overlay.Open(filepath.Join(session, OverlayDir))
 	if err != nil {
-		return ignoreMissing(err)
+		return state.IgnoreMissing(err)
 	}
 	if state := l.Info().State; state == overlay.Kept || state == overlay.Empty {
 		if err := l.Lock(); err != nil {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -66,5 +67,5 @@ func hasUnreportedPatch(dir string) bool {
 
 // RemovePatchMark removes the mark in a session's directory, if there is one.
 func RemovePatchMark(dir string) error {
-	return ignoreMissing(os.Remove(filepath.Join(dir, PatchMarkFile)))
+	return state.IgnoreMissing(os.Remove(filepath.Join(dir, PatchMarkFile)))
 }

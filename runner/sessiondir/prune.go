@@ -14,6 +14,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
@@ -133,7 +134,7 @@ func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err
 		if out, err = os.CreateTemp(dir, ".audit-*"); err != nil {
 			return nil, err
 		}
-		defer func() { _ = errors.Join(out.Close(), ignoreMissing(os.Remove(out.Name()))) }() // what was renamed is gone
+		defer func() { _ = errors.Join(out.Close(), state.IgnoreMissing(os.Remove(out.Name()))) }() // what was renamed is gone
 	}
 	a, err := writeAudit(out, trace)
 	switch {
@@ -266,7 +267,7 @@ func placeAudit(out *os.File, dir string) error {
 	if err := os.Rename(out.Name(), filepath.Join(dir, record.AuditFile)); err != nil {
 		return err
 	}
-	return record.SyncDir(dir)
+	return state.SyncDir(dir)
 }
 
 // bulk removes what a shortened session does not keep, after place has put in
@@ -291,7 +292,7 @@ func bulk(dir string, stays []string, dry bool, place func() error) (int64, erro
 	}
 	for _, path := range files {
 		// A directory is empty by now, or holds what stays.
-		if err := ignoreMissing(os.Remove(path)); err != nil && !nonEmpty(path) {
+		if err := state.IgnoreMissing(os.Remove(path)); err != nil && !nonEmpty(path) {
 			return size, err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 )
@@ -22,11 +23,11 @@ var (
 )
 
 // Reopen opens the directory of a session whose process is gone, to go on with the
-// session. What the process left and no cleanup list names is removed. It fails with a [StateError] for a directory that another user owns or could
+// session. What the process left and no cleanup list names is removed. It fails with a [state.DirError] for a directory that another user owns or could
 // change, and otherwise with [ErrAlive] or [ErrNoRecords].
 func Reopen(stateDir, session string, secrets []redact.Secret) (_ *Dir, err error) {
 	defer func() {
-		if err != nil && !errors.As(err, new(*StateError)) {
+		if err != nil && !errors.As(err, new(*state.DirError)) {
 			err = fmt.Errorf("reopen session %s: %w", session, err)
 		}
 	}()
@@ -38,7 +39,7 @@ func Reopen(stateDir, session string, secrets []redact.Secret) (_ *Dir, err erro
 		return nil, ErrNoRecords
 	}
 	for _, path := range []string{stateDir, filepath.Dir(dir), dir} {
-		if err := CheckStateDir(path); err != nil {
+		if err := state.CheckDir(path); err != nil {
 			return nil, err
 		}
 	}
@@ -53,7 +54,7 @@ func Reopen(stateDir, session string, secrets []redact.Secret) (_ *Dir, err erro
 	}()
 	// Retention removes the trace while it holds the log, which it removes last.
 	if _, err := os.Lstat(filepath.Join(dir, record.TraceFile)); err != nil {
-		return nil, errors.Join(ErrNoRecords, ignoreMissing(err))
+		return nil, errors.Join(ErrNoRecords, state.IgnoreMissing(err))
 	}
 	// A sweep leaves it alone from now on: this process holds the log.
 	if err := removeUnnoted(dir); err != nil {
@@ -92,7 +93,7 @@ func openOwnLog(dir string) (*os.File, error) {
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(ErrNoRecords, ignoreMissing(err), file.Close())
+		return nil, errors.Join(ErrNoRecords, state.IgnoreMissing(err), file.Close())
 	}
 	return file, nil
 }

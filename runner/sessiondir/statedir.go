@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -24,7 +25,7 @@ func (f *Dir) MakeWorkspace() (string, error) {
 	path := WorkspacePath(filepath.Dir(filepath.Dir(f.Path)), f.Session)
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
 	if err == nil {
-		err = CheckStateDir(filepath.Dir(path))
+		err = state.CheckDir(filepath.Dir(path))
 	}
 	if err == nil {
 		err = os.Mkdir(path, 0o755)
@@ -50,7 +51,7 @@ func makeSessionDir(stateDir, session string) (string, error) {
 		return "", stateError(stateDir, "can't be made: "+err.Error(), err)
 	}
 	for _, path := range []string{stateDir, filepath.Dir(dir)} {
-		if err := CheckStateDir(path); err != nil {
+		if err := state.CheckDir(path); err != nil {
 			return "", err
 		}
 	}
@@ -60,33 +61,6 @@ func makeSessionDir(stateDir, session string) (string, error) {
 	return dir, nil
 }
 
-// CheckStateDir returns a [StateError] for a directory that can't be trusted with
-// state.
-func CheckStateDir(path string) error {
-	info, err := os.Lstat(path)
-	if err != nil {
-		return stateError(path, "can't be read: "+err.Error(), err)
-	}
-	if why := unsafeReason(info); why != "" {
-		return stateError(path, why, nil)
-	}
-	return nil
-}
-
-// StateError reports a directory that can't hold state, or that others could change.
-type StateError struct {
-	Path string
-	// Reason is the predicate of a sentence, such as "belongs to another user".
-	Reason string
-	Err    error // nil where Reason is all
-}
-
-// Error names the directory and the reason.
-func (e *StateError) Error() string { return "the state directory " + e.Path + " " + e.Reason }
-
-// Unwrap returns the cause.
-func (e *StateError) Unwrap() error { return e.Err }
-
 func stateError(path, reason string, err error) error {
-	return &StateError{Path: path, Reason: reason, Err: err}
+	return &state.DirError{Path: path, Reason: reason, Err: err}
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -44,7 +45,7 @@ func Sweep(stateDir string) (int, error) {
 func sweepOutput(session string) error {
 	dir := filepath.Join(session, OutputDir)
 	if _, err := os.Lstat(dir); err != nil || LivesIn(session) {
-		return ignoreMissing(err)
+		return state.IgnoreMissing(err)
 	}
 	return os.RemoveAll(dir)
 }
@@ -54,7 +55,7 @@ func sweepOutput(session string) error {
 func sweepWorkspaces(stateDir string) (removed int, err error) {
 	entries, err := os.ReadDir(sandbox.WorkspacesDir(stateDir))
 	if err != nil {
-		return 0, ignoreMissing(err)
+		return 0, state.IgnoreMissing(err)
 	}
 	var errs []error
 	for _, e := range entries {
@@ -92,7 +93,7 @@ func Remains(stateDir, session string) []string {
 	if rel, relErr := filepath.Rel(stateDir, dir); relErr == nil {
 		dir = rel
 	}
-	if ignoreMissing(err) != nil {
+	if state.IgnoreMissing(err) != nil {
 		return append(left, dir)
 	}
 	for _, e := range inside {
@@ -112,7 +113,7 @@ func sweepSession(stateDir, session string) (bool, error) {
 	if _, err := os.Lstat(dir); err != nil {
 		info, err := os.Lstat(session)
 		if err != nil || hasRecords(session) || time.Since(info.ModTime()) < makingTime {
-			return false, ignoreMissing(err)
+			return false, state.IgnoreMissing(err)
 		}
 		_ = os.Remove(session) // it is empty if the process was killed before it made the log
 		if LivesIn(session) || mayHaveRun(stateDir, session) {
@@ -137,7 +138,7 @@ func removeUnnoted(session string) error {
 	socket := filepath.Join(session, SandboxDir, sandbox.ExecSocket)
 	var socketErr error
 	if info, err := os.Lstat(socket); err == nil && info.Mode().Type() == fs.ModeSocket {
-		socketErr = ignoreMissing(os.Remove(socket))
+		socketErr = state.IgnoreMissing(os.Remove(socket))
 	}
 	_, err := overlay.SweepUnmade(filepath.Join(session, OverlayDir))
 	return errors.Join(socketErr, err)
@@ -147,7 +148,7 @@ func removeUnnoted(session string) error {
 func hasRecords(session string) bool {
 	for _, name := range []string{record.TraceFile, record.AuditFile} {
 		info, err := os.Lstat(filepath.Join(session, name))
-		if err == nil && info.Size() > 0 || ignoreMissing(err) != nil {
+		if err == nil && info.Size() > 0 || state.IgnoreMissing(err) != nil {
 			return true
 		}
 	}
@@ -158,7 +159,7 @@ func hasRecords(session string) bool {
 // that make a sandbox alone, has a sandbox or changes.
 func mayHaveRun(stateDir, session string) bool {
 	changes, err := os.ReadDir(filepath.Join(session, OverlayDir, overlay.UpperDir))
-	return len(changes) > 0 || ignoreMissing(err) != nil || hasRemains(stateDir, session)
+	return len(changes) > 0 || state.IgnoreMissing(err) != nil || hasRemains(stateDir, session)
 }
 
 // removeUnrecorded removes the directory of a dead session in which nothing ran. It is
@@ -175,7 +176,7 @@ func removeUnrecorded(session string) error {
 			}
 		}
 	}
-	return errors.Join(ignoreMissing(os.Remove(filepath.Join(session, LogFile))), os.Remove(session))
+	return errors.Join(state.IgnoreMissing(os.Remove(filepath.Join(session, LogFile))), os.Remove(session))
 }
 
 // LivesIn reports whether the process of the session with the given directory lives,
@@ -187,13 +188,6 @@ func LivesIn(session string) bool {
 	}
 	defer func() { _ = log.Close() }() // gives up the lock, too
 	return held(log)
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // SessionLives reports whether the process of the session whose directory dir is

@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
@@ -66,7 +67,7 @@ type overlayTracker struct {
 }
 
 // NewOverlay makes the layers of an overlay and returns its tracker. Its error
-// wraps [overlay.ErrUnsupported] or a [sessiondir.StateError] if there can be none.
+// wraps [overlay.ErrUnsupported] or a [state.DirError] if there can be none.
 func NewOverlay(o Options) (Tracker, error) {
 	layers, err := overlay.Create(filepath.Join(o.Dir, sessiondir.OverlayDir), overlay.CreateOptions{
 		Session: o.Session, Path: o.Path, Workspace: o.Workspace,
@@ -75,7 +76,7 @@ func NewOverlay(o Options) (Tracker, error) {
 		return nil, fmt.Errorf("overlay workspaces are not available here: %w", err)
 	}
 	if err != nil {
-		return nil, &sessiondir.StateError{Path: o.Dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
+		return nil, &state.DirError{Path: o.Dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}
 	return newOverlayTracker(o, layers), nil
 }
@@ -134,7 +135,7 @@ func (o *overlayTracker) Freeze(ctx context.Context) (bool, error) {
 func (o *overlayTracker) Fork(of Options) (Tracker, error) {
 	layers, err := o.layers.Fork(filepath.Join(of.Dir, sessiondir.OverlayDir), of.Session)
 	if err != nil {
-		return nil, &sessiondir.StateError{Path: of.Dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
+		return nil, &state.DirError{Path: of.Dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}
 	fork := newOverlayTracker(of, layers)
 	fork.recorded = true
