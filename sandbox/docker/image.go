@@ -11,13 +11,12 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
-	"time"
 
-	"github.com/gofrs/flock"
 	dockerspec "github.com/moby/docker-image-spec/specs-go/v1"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
 )
@@ -155,16 +154,13 @@ func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.Roo
 // processes: the second would leave an image without a name.
 func (b *Backend) lockImport(ctx context.Context) (func(), error) {
 	b.importing.Lock()
-	lock := flock.New(filepath.Join(b.options.StateDir, "docker-import.lock"))
-	if _, err := lock.TryLockContext(ctx, 20*time.Millisecond); err != nil {
+	lock, err := state.Acquire(ctx, filepath.Join(b.options.StateDir, "docker-import.lock"), state.Forever)
+	if err != nil {
 		b.importing.Unlock()
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
 		return nil, fmt.Errorf("wait for another import: %w", err)
 	}
 	return func() {
-		_ = lock.Close()
+		_ = lock.Release() // the lock ends with the process at the latest
 		b.importing.Unlock()
 	}, nil
 }

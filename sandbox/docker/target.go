@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
@@ -30,7 +31,7 @@ func (c *engineContainer) checkTargets(ctx context.Context) error {
 	sum := sha256.Sum256([]byte(c.image.id + "\x00" + strings.Join(targets, "\x00")))
 	checked := filepath.Join(lifecycle.CacheDir(c.backend.options.StateDir), lifecycle.TargetPrefix+hex.EncodeToString(sum[:16]))
 	if _, err := os.Stat(checked); err == nil {
-		lifecycle.MarkUsed(checked)
+		state.MarkUsed(checked)
 		return nil
 	}
 	created, err := c.remote.createContainer(ctx, c.asked.withoutMounts(targets))

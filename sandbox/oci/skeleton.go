@@ -11,7 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
-	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // skeletonFor returns the directory with an image's mount points, symlinks and
@@ -27,7 +27,7 @@ func skeletonFor(image *images.RootFS, dir string) (string, error) {
 	}
 	name := filepath.Join(dir, "rootfs-"+hex.EncodeToString(sum.Sum(nil))[:32])
 	if _, err := os.Stat(name); err == nil {
-		lifecycle.MarkUsed(name)
+		state.MarkUsed(name)
 		return name, nil
 	}
 	temp, err := os.MkdirTemp(dir, ".rootfs-*")

@@ -2,16 +2,16 @@ package admission
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/gofrs/flock"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // Memory is the machine's memory, in bytes.
@@ -47,11 +47,11 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 	if err != nil || memory.Total == 0 {
 		return "", err
 	}
-	lock := s.newLock("memory.lock") // held for a millisecond
-	defer func() { _ = lock.Close() }()
-	if _, err := lock.TryLockContext(ctx, time.Millisecond); err != nil {
-		return "", errors.Join(context.Cause(ctx), err)
+	lock, err := state.Acquire(ctx, filepath.Join(s.dir, "memory.lock"), state.Forever)
+	if err != nil {
+		return "", err
 	}
+	defer func() { _ = lock.Release() }() // the lock ends with the process at the latest
 	free, sum, count, err := s.sumReservations()
 	if err != nil {
 		return "", err

@@ -12,8 +12,8 @@ import (
 
 	"github.com/gofrs/flock"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // DefaultWait is the longest time for which a start waits. 64 sessions on two
@@ -105,13 +105,13 @@ var errWaitTooLong = errors.New("the wait is over")
 
 // makeDir creates the directory of the lock files and checks its permissions.
 func (s *Semaphore) makeDir() error {
-	if err := ownership.CheckStateDir(s.opts.StateDir); err != nil {
+	if err := state.CheckDir(s.opts.StateDir); err != nil {
 		return err
 	}
 	if err := os.Mkdir(s.dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return ownership.CheckStateDir(s.dir)
+	return state.CheckDir(s.dir)
 }
 
 // newLock returns a lock on a file of the directory. The lock is not taken yet.

@@ -1,12 +1,12 @@
 package lifecycle
 
 import (
-	"errors"
-	"io/fs"
-	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // cacheTime is the time for which an entry of the cache is kept after the last
@@ -23,37 +23,11 @@ func CacheDir(stateDir string) string { return filepath.Join(stateDir, "cache") 
 // mount point that was found to be free of symlinks.
 const TargetPrefix = "target-"
 
-// markTime is how exactly the last use of an entry is recorded. To record it changes the
-// identity of the file; see [RecallFact].
-const markTime = time.Hour
-
-// MarkUsed records that an entry of the cache is used now.
-func MarkUsed(name string) {
-	now := time.Now()
-	if info, err := os.Stat(name); err == nil && now.Sub(info.ModTime()).Abs() < markTime {
-		return
-	}
-	_ = os.Chtimes(name, now, now) // an entry that is pruned too early is made again
-}
-
 // pruneCache removes what no start has used for cacheTime, and what a start
 // that was killed left incomplete.
 func pruneCache(dir string, now time.Time) error {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	var errs []error
-	for _, e := range entries {
-		name := strings.TrimPrefix(strings.TrimPrefix(e.Name(), "."), "tmp-") // atomicwriter's
-		if !strings.HasPrefix(name, "guest-") && !strings.HasPrefix(name, "rootfs-") && !strings.HasPrefix(name, TargetPrefix) && !strings.HasPrefix(name, factPrefix) {
-			continue
-		}
-		if info, err := e.Info(); err == nil && now.Sub(info.ModTime()) > cacheTime {
-			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
-		}
-	}
-	return errors.Join(errs...)
+	return state.Expire(dir, now.Add(-cacheTime), func(name string) bool {
+		name = strings.TrimPrefix(strings.TrimPrefix(name, "."), "tmp-") // atomicwriter's
+		return slices.ContainsFunc([]string{"guest-", "rootfs-", TargetPrefix, factPrefix}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	})
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/moby/sys/atomicwriter"
+
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // factPrefix begins the names of the files of [RecallFact].
@@ -32,7 +34,7 @@ func RecallFact(cacheDir, kind, path string) (fact string, keep func(fact string
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%+v", kind, path, id))
 	name := filepath.Join(cacheDir, factPrefix+hex.EncodeToString(sum[:16]))
 	if text, err := os.ReadFile(name); err == nil {
-		MarkUsed(name)
+		state.MarkUsed(name)
 		fact = string(text)
 	}
 	return fact, func(fact string) {

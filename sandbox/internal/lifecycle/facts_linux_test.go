@@ -75,7 +75,7 @@ func TestRecallFact(t *testing.T) {
 	if len(entries) != 2 {
 		t.Errorf("%d facts are kept, want 2", len(entries))
 	}
-	must(t, pruneCache(cache, time.Now().Add(cacheTime+markTime)))
+	must(t, pruneCache(cache, time.Now().Add(cacheTime+2*time.Hour)))
 	if entries, err := os.ReadDir(cache); err != nil || len(entries) > 0 {
 		t.Errorf("facts that are not pruned: %v, %v", entries, err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/moby/sys/atomicwriter"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
@@ -69,7 +70,7 @@ func (c *guestCopier) reuseOrCopy() (GuestCopy, error) {
 	defer c.mu.Unlock()
 	if g := c.latest; g.source != nil && sameFile(g.source, info) {
 		if _, err := os.Stat(g.Path); err == nil {
-			MarkUsed(g.Path)
+			state.MarkUsed(g.Path)
 			return g, nil
 		}
 	}
@@ -95,7 +96,7 @@ func copyGuest(source, dir string) (GuestCopy, error) {
 	}
 	g := nameGuestCopy(dir, sum)
 	if have, err := recallHash(dir, g.Path); err == nil && have == sum {
-		MarkUsed(g.Path)
+		state.MarkUsed(g.Path)
 		return g, nil
 	}
 	data, err := os.ReadFile(source)

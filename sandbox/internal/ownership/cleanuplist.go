@@ -13,8 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gofrs/flock"
-
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -49,7 +48,7 @@ type CleanupList struct {
 	mu     sync.Mutex
 	root   *os.Root // nil once closed
 	dir    string   // its path, for locks
-	lock   *flock.Flock
+	lock   *state.Lock
 	doc    document
 	next   int
 	synced bool // whether the directory was synced since the file contains a placeholder
@@ -82,7 +81,7 @@ type numberedEntry struct {
 // CleanupOptions describes the cleanup list to open. All fields except Image
 // and Workspace, which are for listings, are required.
 type CleanupOptions struct {
-	// StateDir is the state directory; see [CheckStateDir].
+	// StateDir is the state directory; see [state.CheckDir].
 	StateDir string
 	// Backend is the name of the backend that will sweep it.
 	Backend string
@@ -97,7 +96,7 @@ type CleanupOptions struct {
 
 // OpenCleanupList creates the cleanup list of a session. It returns
 // sandbox.ErrInvalid for a directory that is not the session's and if the
-// session already has a list, and [ErrStateDir] for an unsafe state directory.
+// session already has a list, and a [state.DirError] for an unsafe state directory.
 func OpenCleanupList(o CleanupOptions) (*CleanupList, error) {
 	if !isPlainWord(o.Session) || !isPlainWord(o.Backend) {
 		return nil, fmt.Errorf("open cleanup list: %w: session %q or backend %q is not a plain word", sandbox.ErrInvalid, o.Session, o.Backend)
@@ -113,30 +112,31 @@ func OpenCleanupList(o CleanupOptions) (*CleanupList, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open cleanup list: %w", err)
 	}
-	j := &CleanupList{root: root, dir: filepath.Join(o.StateDir, listDir), lock: ownerLock(o.StateDir, o.Session), doc: document{
+	j := &CleanupList{root: root, dir: filepath.Join(o.StateDir, listDir), doc: document{
 		Version: listVersion, Backend: o.Backend, Session: o.Session, Owner: o.Owner, Dir: dir,
 		Began: time.Now().UTC().Truncate(time.Second), Image: limitText(o.Image), Workspace: limitText(o.Workspace),
 	}}
 	if err := j.createFile(); err != nil {
-		return nil, errors.Join(fmt.Errorf("open cleanup list: %w", err), j.lock.Close(), root.Close())
+		return nil, errors.Join(fmt.Errorf("open cleanup list: %w", err), j.lock.Release(), root.Close())
 	}
 	return j, nil
 }
 
-func (j *CleanupList) createFile() error {
-	locked, err := j.lock.TryLock()
-	if err != nil {
+func (j *CleanupList) createFile() (err error) {
+	j.lock, err = state.TryAcquire(filepath.Join(j.dir, lockName(j.doc.Session)))
+	held := errors.Is(err, state.ErrHeld)
+	if err != nil && !held {
 		return err
 	}
-	if _, err := j.root.Lstat(j.fileName()); err == nil || !locked {
+	if _, err := j.root.Lstat(j.fileName()); err == nil || held {
 		return fmt.Errorf("%w: session %s has one: %w", sandbox.ErrInvalid, j.doc.Session, fs.ErrExist)
 	}
 	return j.writeFile()
 }
 
-// ownerLock returns the lock that the owner of a session's cleanup list holds.
-func ownerLock(stateDir, session string) *flock.Flock {
-	return flock.New(filepath.Join(stateDir, listDir, lockName(session)))
+// ownerLock returns the path of the lock that the owner of a session's cleanup list holds.
+func ownerLock(stateDir, session string) string {
+	return filepath.Join(stateDir, listDir, lockName(session))
 }
 
 func lockName(session string) string { return "." + session + ".lock" }
@@ -252,7 +252,7 @@ func (j *CleanupList) giveUpLocked() error {
 		return nil
 	}
 	j.doc.Abandoned = true
-	if err := errors.Join(j.writeFile(), j.lock.Unlock()); err != nil {
+	if err := errors.Join(j.writeFile(), j.lock.Release()); err != nil {
 		return fmt.Errorf("give up cleanup list: %w", err)
 	}
 	return nil
@@ -267,7 +267,7 @@ func (j *CleanupList) Close() error {
 		return nil
 	}
 	defer func() {
-		_ = j.lock.Close()
+		_ = j.lock.Release()
 		_ = j.root.Close()
 		j.root = nil
 	}()
@@ -333,18 +333,10 @@ func (j *CleanupList) writeFile() error {
 		return err
 	}
 	if durable && !j.synced {
-		err = syncDir(j.root)
+		err = state.SyncDir(j.dir)
 	}
 	j.synced = durable
 	return err
-}
-
-func syncDir(root *os.Root) error {
-	d, err := root.Open(".")
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // limitText makes a user's text fit for a cleanup list, which is read back

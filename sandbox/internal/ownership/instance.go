@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // instanceFile contains the random part of an instance ID.
@@ -19,14 +21,11 @@ const instanceFile = "instance"
 // at the first call. It is a hash of a random number in the directory and of
 // the machine's own ID, so that a home directory on a network file system has a
 // different one on each machine. The directory must exist and belong to the
-// caller alone (see [CheckStateDir]).
+// caller alone (see [state.CheckDir]).
 func Instance(stateDir string) (string, error) {
-	if err := CheckStateDir(stateDir); err != nil {
-		return "", err
-	}
-	root, err := os.OpenRoot(stateDir)
+	root, err := state.OpenDir(stateDir)
 	if err != nil {
-		return "", fmt.Errorf("open state directory: %w", err)
+		return "", err
 	}
 	defer func() { _ = root.Close() }()
 	seed, err := readSeed(root)

@@ -75,7 +75,7 @@ func must(t *testing.T, err error) {
 func sessionDir(stateDir string) string { return filepath.Join(stateDir, "sessions", testSession) }
 
 // state makes a state directory with the directory of the test's session.
-func state(t *testing.T) (dir string, self Identity) {
+func makeState(t *testing.T) (dir string, self Identity) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "state")
 	must(t, os.MkdirAll(sessionDir(dir), 0o700))
@@ -104,7 +104,7 @@ func sweep(t *testing.T, dir string, self Identity) ([]sandbox.Orphan, error) {
 }
 
 func TestFate(t *testing.T) {
-	_, self := state(t)
+	_, self := makeState(t)
 	if self.PID != os.Getpid() || self.Fate(self.Instance) != Alive || !self.Alive() {
 		t.Errorf("this process is %v: %+v", self.Fate(self.Instance), self)
 	}
@@ -139,7 +139,7 @@ func TestFate(t *testing.T) {
 
 // A process that was killed and not yet waited for owns nothing any more.
 func TestFateOfAZombie(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	child := helper(t, dir)
 	id := self
 	id.PID = child.Process.Pid
@@ -185,7 +185,7 @@ func TestParseStat(t *testing.T) {
 }
 
 func TestLabels(t *testing.T) {
-	_, self := state(t)
+	_, self := makeState(t)
 	id, session, err := FromLabels(self.Labels(testSession))
 	must(t, err)
 	if diff := cmp.Diff(self, id); diff != "" || session != testSession {
@@ -203,13 +203,13 @@ func TestLabels(t *testing.T) {
 }
 
 func TestInstanceIsStable(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	again, err := Instance(dir)
 	must(t, err)
 	if again != self.Instance {
 		t.Errorf("instance %q, then %q", self.Instance, again)
 	}
-	other, _ := state(t)
+	other, _ := makeState(t)
 	if id, err := Instance(other); err != nil || id == again {
 		t.Errorf("another directory has instance %q too (%v)", id, err)
 	}
@@ -232,7 +232,7 @@ func TestUnsafeStateDirectory(t *testing.T) {
 		"a file": func(dir string) error { return errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, self := state(t)
+			dir, self := makeState(t)
 			session := sessionDir(dir)
 			must(t, spoil(dir))
 			_, err := OpenCleanupList(CleanupOptions{StateDir: dir, Backend: "docker", Session: testSession, Owner: self, Dir: session})
@@ -247,7 +247,7 @@ func TestUnsafeStateDirectory(t *testing.T) {
 }
 
 func TestCleanupList(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	j := openList(t, dir, self)
 	if _, err := OpenCleanupList(CleanupOptions{StateDir: dir, Backend: "docker", Session: testSession, Owner: self, Dir: sessionDir(dir)}); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("a second cleanup list: %v", err)
@@ -307,7 +307,7 @@ func list(t *testing.T, dir string) []string {
 }
 
 func TestEntriesThatAreRefused(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	j := openList(t, dir, self)
 	for _, e := range []Entry{
 		{},
@@ -340,7 +340,7 @@ func TestEntriesThatAreRefused(t *testing.T) {
 }
 
 func TestCleanupListOfAnotherDirectoryIsRefused(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	for _, sub := range []string{dir, filepath.Dir(dir), os.TempDir(), filepath.Join(dir, "sessions")} {
 		_, err := OpenCleanupList(CleanupOptions{StateDir: dir, Backend: "docker", Session: testSession, Owner: self, Dir: sub})
 		if !errors.Is(err, sandbox.ErrInvalid) {
@@ -375,7 +375,7 @@ func helper(t *testing.T, stateDir string, entries ...Entry) *exec.Cmd {
 }
 
 func TestSweepLeavesTheLivingAlone(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	must(t, os.Mkdir(filepath.Join(sessionDir(dir), "bundle"), 0o700))
 	child := helper(t, dir, Entry{Kind: KindDirectory, Path: "bundle"})
 	left, err := sweep(t, dir, self)
@@ -400,7 +400,7 @@ func TestSweepLeavesTheLivingAlone(t *testing.T) {
 
 // An owner in another PID namespace can't be seen, but holds its lock.
 func TestSweepOfAnUnknownOwner(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	elsewhere := self
 	elsewhere.PIDNamespace = "pid:[1]"
 	must(t, os.Mkdir(filepath.Join(sessionDir(dir), "bundle"), 0o700))
@@ -410,7 +410,7 @@ func TestSweepOfAnUnknownOwner(t *testing.T) {
 	if left, err := sweep(t, dir, self); len(left) > 0 || err != nil {
 		t.Fatalf("swept while its owner held the lock: %v %v", left, err)
 	}
-	must(t, j.lock.Close()) // as the kernel does when a process dies
+	must(t, j.lock.Release()) // as the kernel does when a process dies
 	if left, err := sweep(t, dir, self); len(left) != 1 || err != nil {
 		t.Errorf("swept %v %v, want the directory", left, err)
 	}
@@ -421,7 +421,7 @@ func TestSweepOfAnUnknownOwner(t *testing.T) {
 func TestSweepWaitsForChildrenOfDeadOwner(t *testing.T) {
 	for name, release := range map[string]time.Duration{"a child executes": childTime / 8, "a child hangs": time.Hour} {
 		t.Run(name, func(t *testing.T) {
-			dir, self := state(t)
+			dir, self := makeState(t)
 			dead := self
 			dead.Start++ // another process had this PID
 			j := openList(t, dir, dead)
@@ -430,7 +430,7 @@ func TestSweepWaitsForChildrenOfDeadOwner(t *testing.T) {
 			var released atomic.Bool
 			timer := time.AfterFunc(release, func() {
 				released.Store(true)
-				if err := j.lock.Unlock(); err != nil {
+				if err := j.lock.Release(); err != nil {
 					t.Error(err)
 				}
 			})
@@ -453,7 +453,7 @@ func TestSweepWaitsForChildrenOfDeadOwner(t *testing.T) {
 
 // A process releases what it could not remove, and may sweep itself.
 func TestSweepOfWhatWasGivenUp(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	must(t, os.Mkdir(filepath.Join(sessionDir(dir), "bundle"), 0o700))
 	j := openList(t, dir, self)
 	_, err := j.Add(Entry{Kind: KindDirectory, Path: "bundle"})
@@ -471,7 +471,7 @@ func TestSweepOfWhatWasGivenUp(t *testing.T) {
 }
 
 func TestSweepGoesOnAfterAnErrorAndKeepsWhatIsLeft(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	must(t, os.Mkdir(filepath.Join(sessionDir(dir), "bundle"), 0o700))
 	j := openList(t, dir, self)
 	_, err := j.Add(Entry{Kind: KindContainer, Name: "caisson-x"}, Entry{Kind: KindDirectory, Path: "bundle"})
@@ -520,7 +520,7 @@ func TestDamagedCleanupLists(t *testing.T) {
 		"strange volume":         func(d *document) { d.Entries[0].Entry = Entry{Kind: KindVolume, Name: "data"} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, self := state(t)
+			dir, self := makeState(t)
 			doc := good(self)
 			spoil(&doc)
 			data, err := json.Marshal(doc)
@@ -533,7 +533,7 @@ func TestDamagedCleanupLists(t *testing.T) {
 		"not an object": `[]`, "huge": `"` + strings.Repeat("x", maxListSize) + `"`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, self := state(t)
+			dir, self := makeState(t)
 			requireSetAside(t, dir, self, []byte(data))
 		})
 	}
@@ -552,12 +552,12 @@ func TestDamagedCleanupLists(t *testing.T) {
 			if bytes.Equal(data, whole) || json.Unmarshal(data, &forgiving) != nil {
 				t.Fatal("control: encoding/json does not read it either")
 			}
-			dir, self := state(t)
+			dir, self := makeState(t)
 			requireSetAside(t, dir, self, data)
 		})
 	}
 	// Positive control: the same cleanup list, unspoiled, is acted on.
-	dir, self := state(t)
+	dir, self := makeState(t)
 	data, err := json.Marshal(good(self))
 	must(t, err)
 	plant(t, dir, data)
@@ -569,7 +569,7 @@ func TestDamagedCleanupLists(t *testing.T) {
 // owned is an identity of this test's own.
 func owned(t *testing.T) Identity {
 	t.Helper()
-	_, self := state(t)
+	_, self := makeState(t)
 	return self
 }
 
@@ -582,7 +582,7 @@ func TestCleanupListsThatAreNoFiles(t *testing.T) {
 		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, self := state(t)
+			dir, self := makeState(t)
 			must(t, os.Mkdir(filepath.Join(dir, listDir), 0o700))
 			must(t, make(filepath.Join(dir, listDir, testSession+".json")))
 			if left, err := sweep(t, dir, self); err == nil || len(left) > 0 {
@@ -601,7 +601,7 @@ func TestCleanupListsThatAreNoFiles(t *testing.T) {
 // A damaged cleanup list of a session that lives costs it nothing: its next note
 // writes the cleanup list anew.
 func TestDamagedCleanupListOfALiveSession(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	j := openList(t, dir, self)
 	_, err := j.Add(Entry{Kind: KindDirectory, Path: "bundle"})
 	must(t, err)
@@ -621,7 +621,7 @@ func TestDamagedCleanupListOfALiveSession(t *testing.T) {
 // Begun and killed: the lock and the half written cleanup list are removed in time,
 // and not those of a session that is just beginning.
 func TestStrays(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	must(t, os.Mkdir(filepath.Join(dir, listDir), 0o700))
 	old := time.Now().Add(-2 * strayTime)
 	for _, name := range []string{lockName("ses_old"), ".ses_old.json.new", lockName("ses_new"), ".ses_new.json.new"} {
@@ -652,7 +652,7 @@ func TestSweepTidiesTheDirectory(t *testing.T) {
 		"more":   {func(dir string) error { return os.WriteFile(filepath.Join(dir, "other"), nil, 0o600) }, []string{"other"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, self := state(t)
+			dir, self := makeState(t)
 			own := filepath.Join(sessionDir(dir), "sandbox")
 			must(t, os.Mkdir(own, 0o700))
 			must(t, tt.plant(own))
@@ -680,7 +680,7 @@ func TestSweepTidiesTheDirectory(t *testing.T) {
 // A lease begins when a thing is made, also in a process that began long ago. An
 // hour's difference of clocks does not end one.
 func TestRenewedLease(t *testing.T) {
-	_, self := state(t)
+	_, self := makeState(t)
 	self.Lease = time.Now().Add(-time.Hour)
 	if fresh := self.WithNewLease(); fresh.Expired(time.Now().Add(LeaseTime-time.Hour)) || fresh.Expired(time.Now().Add(-time.Hour)) ||
 		fresh.PID != self.PID || !self.Expired(time.Now()) {
@@ -716,7 +716,7 @@ func requireSetAside(t *testing.T, dir string, self Identity, data []byte) {
 }
 
 func TestCleanupListOfAnotherVersionStays(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	plant(t, dir, []byte(`{"version":3,"backend":"docker","novelty":{}}`))
 	if _, err := sweep(t, dir, self); !errors.Is(err, errOtherVersion) {
 		t.Errorf("error %v", err)
@@ -727,7 +727,7 @@ func TestCleanupListOfAnotherVersionStays(t *testing.T) {
 }
 
 func TestConcurrentSweeps(t *testing.T) {
-	dir, self := state(t)
+	dir, self := makeState(t)
 	const sessions = 8
 	for i := range sessions {
 		session := fmt.Sprintf("ses_%d", i)
@@ -790,7 +790,7 @@ func FuzzParseList(f *testing.F) {
 }
 
 func TestLease(t *testing.T) {
-	_, self := state(t)
+	_, self := makeState(t)
 	if now := time.Now(); self.Expired(now) || !self.Expired(now.Add(LeaseTime+time.Minute)) {
 		t.Errorf("lease %v at %v", self.Lease, now)
 	}

@@ -9,9 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
-	"github.com/gofrs/flock"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // placeholderLock serialises what all sessions of a state directory do with
@@ -24,11 +23,11 @@ const placeholderLock = ".placeholders.lock"
 // detach it from the other's container, see rmdir in mount_namespaces(7).)
 // Reserve returns fs.ErrExist if another file has the name.
 func (j *CleanupList) Reserve(ctx context.Context, workspace *os.File, p Placeholder) (int, error) {
-	unlock, err := j.lockPlaceholders(ctx)
+	lock, err := lockPlaceholders(ctx, j.dir)
 	if err != nil {
 		return 0, err
 	}
-	defer unlock()
+	defer func() { _ = lock.Release() }() // the lock ends with the process at the latest
 	if ino, err := p.findInode(workspace); err == nil {
 		p.Ino = ino
 		shared, err := isShared(j.root, j.doc.Session, p)
@@ -61,11 +60,11 @@ func (j *CleanupList) Reserve(ctx context.Context, workspace *os.File, p Placeho
 // Release releases a placeholder. The last session that shares it removes it if
 // it is unchanged. A changed one belongs to the user and stays.
 func (j *CleanupList) Release(ctx context.Context, workspace *os.File, id int) error {
-	unlock, err := j.lockPlaceholders(ctx)
+	lock, err := lockPlaceholders(ctx, j.dir)
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer func() { _ = lock.Release() }() // the lock ends with the process at the latest
 	p, ok := j.findPlaceholder(id)
 	if !ok {
 		return nil
@@ -93,19 +92,13 @@ func (j *CleanupList) findPlaceholder(id int) (Placeholder, bool) {
 	return *j.doc.Entries[i].Placeholder, true
 }
 
-func (j *CleanupList) lockPlaceholders(ctx context.Context) (func(), error) {
-	return lockPlaceholders(ctx, j.dir)
-}
-
-func lockPlaceholders(ctx context.Context, journals string) (func(), error) {
-	lock := flock.New(filepath.Join(journals, placeholderLock))
-	if _, err := lock.TryLockContext(ctx, 5*time.Millisecond); err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
+// lockPlaceholders takes the lock of the directory of the cleanup lists.
+func lockPlaceholders(ctx context.Context, dir string) (*state.Lock, error) {
+	lock, err := state.Acquire(ctx, filepath.Join(dir, placeholderLock), state.Forever)
+	if err != nil {
 		return nil, fmt.Errorf("wait for another session's placeholders: %w", err)
 	}
-	return func() { _ = lock.Close() }, nil // the lock ends with the process at the latest
+	return lock, nil
 }
 
 // isShared reports whether the cleanup list of another session contains the

@@ -13,8 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gofrs/flock"
-
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -49,11 +48,11 @@ func Sweep(ctx context.Context, o SweepOptions) ([]sandbox.Orphan, error) {
 		return nil, fmt.Errorf("sweep: %w", err)
 	}
 	defer func() { _ = root.Close() }()
-	lock := flock.New(filepath.Join(o.StateDir, listDir, lockFile))
-	if _, err := lock.TryLockContext(ctx, 20*time.Millisecond); err != nil {
+	lock, err := state.Acquire(ctx, filepath.Join(o.StateDir, listDir, lockFile), state.Forever)
+	if err != nil {
 		return nil, fmt.Errorf("sweep: wait for another sweep: %w", err)
 	}
-	defer func() { _ = lock.Close() }()
+	defer func() { _ = lock.Release() }() // the lock ends with the process at the latest
 
 	var left []sandbox.Orphan
 	var errs []error
@@ -99,11 +98,9 @@ func pruneStrays(stateDir string, root *os.Root) error {
 		if _, err := root.Lstat(session + ".json"); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		lock := ownerLock(stateDir, session)
-		if locked, err := lock.TryLock(); err == nil && locked {
-			errs = append(errs, ignoreMissing(root.Remove("."+session+".json.new")), removeListFiles(root, session))
+		if lock, err := state.TryAcquire(ownerLock(stateDir, session)); err == nil {
+			errs = append(errs, state.IgnoreMissing(root.Remove("."+session+".json.new")), removeListFiles(root, session), lock.Release())
 		}
-		_ = lock.Close() // the lock ends with the process at the latest
 	}
 	return errors.Join(errs...)
 }
@@ -166,12 +163,12 @@ func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string)
 	if doc.Backend != o.Backend {
 		return nil, nil
 	}
-	lock := ownerLock(o.StateDir, doc.Session)
-	defer func() { _ = lock.Close() }()
-	if !o.isOrphaned(ctx, doc, lock) {
+	lock, orphaned := o.lockOrphaned(ctx, doc)
+	if !orphaned {
 		return nil, nil
 	}
-	j := &CleanupList{root: root, lock: lock, doc: doc}
+	defer func() { _ = lock.Release() }() // as above
+	j := &CleanupList{root: root, dir: filepath.Join(o.StateDir, listDir), doc: doc}
 	for _, r := range doc.Entries {
 		j.next = max(j.next, r.ID)
 	}
@@ -187,36 +184,30 @@ func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string)
 	return left, removeListFiles(root, doc.Session)
 }
 
-// isOrphaned reports whether the owner of a cleanup list is dead or gave it up:
+// lockOrphaned reports whether the owner of a cleanup list is dead or gave it up:
 // its process is known to be gone, or can't be seen from here or gave up, and
-// no longer holds its lock.
-func (o SweepOptions) isOrphaned(ctx context.Context, doc document, lock *flock.Flock) bool {
-	fate := doc.Owner.Fate(o.Instance)
-	if fate == Unknown || doc.Abandoned {
-		locked, err := lock.TryLock()
-		return err == nil && locked
+// no longer holds its lock, which is then held.
+func (o SweepOptions) lockOrphaned(ctx context.Context, doc document) (*state.Lock, bool) {
+	path := ownerLock(o.StateDir, doc.Session)
+	switch fate := doc.Owner.Fate(o.Instance); {
+	case fate == Unknown || doc.Abandoned:
+		lock, err := state.TryAcquire(path)
+		return lock, err == nil
+	case fate == Dead:
+		// A child that the owner had forked keeps the lock until it executes its
+		// program, for example the runtime: before that nothing shows whose child it
+		// is, and it would begin its work after the sweep.
+		if lock, err := state.Acquire(ctx, path, childTime); err == nil {
+			_ = lock.Release() // nothing depends on it: the owner is dead
+		}
+		return nil, true
 	}
-	if fate == Dead {
-		waitForChildren(ctx, lock)
-	}
-	return fate == Dead
+	return nil, false
 }
 
 // childTime bounds the wait for the children of a dead owner. It is long for
 // what a child does between fork and exec, even on a busy machine.
 const childTime = 2 * time.Second
-
-// waitForChildren waits until the lock of a dead owner is free. A child that
-// the owner had forked keeps the lock until it executes its program, for
-// example the runtime: before that nothing shows whose child it is, and it would
-// begin its work after the sweep.
-func waitForChildren(ctx context.Context, lock *flock.Flock) {
-	ctx, cancel := context.WithTimeoutCause(ctx, childTime, errors.New("a child of the dead owner holds its lock"))
-	defer cancel()
-	if locked, err := lock.TryLockContext(ctx, time.Millisecond); err == nil && locked {
-		_ = lock.Unlock() // nothing depends on it: the owner is dead
-	}
-}
 
 // undoList removes what is in one cleanup list. After an error nothing of a
 // later kind is touched: a directory is not removed while a mount may be left
@@ -263,9 +254,9 @@ func (o SweepOptions) undoEntry(ctx context.Context, root *os.Root, base *os.Fil
 		}
 		was := existsBelow(base, e.Path)
 		if e.Kind == KindMount {
-			return was, ignoreMissing(Unmount(base, e.Path))
+			return was, state.IgnoreMissing(Unmount(base, e.Path))
 		}
-		return was, ignoreMissing(workspace.RemoveTreeAt(base, e.Path))
+		return was, state.IgnoreMissing(workspace.RemoveTreeAt(base, e.Path))
 	case KindPlaceholder:
 		return o.undoPlaceholder(ctx, root, session, *e.Placeholder)
 	default:
@@ -275,11 +266,11 @@ func (o SweepOptions) undoEntry(ctx context.Context, root *os.Root, base *os.Fil
 
 // undoPlaceholder removes a placeholder that no other session shares.
 func (o SweepOptions) undoPlaceholder(ctx context.Context, root *os.Root, session string, p Placeholder) (bool, error) {
-	unlock, err := lockPlaceholders(ctx, filepath.Join(o.StateDir, listDir))
+	lock, err := lockPlaceholders(ctx, filepath.Join(o.StateDir, listDir))
 	if err != nil {
 		return false, err
 	}
-	defer unlock()
+	defer func() { _ = lock.Release() }() // as above
 	shared, err := isShared(root, session, p)
 	if shared || err != nil {
 		return false, err
@@ -289,13 +280,6 @@ func (o SweepOptions) undoPlaceholder(ctx context.Context, root *os.Root, sessio
 		return false, nil // the user's now, or gone
 	}
 	return err == nil, err
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 // readListFile reads a regular file of the directory, whole, within a bound.

@@ -112,7 +112,7 @@ func TestPlaceholderUnderAnUnreadableCleanupList(t *testing.T) {
 		"another version": "",
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir, self := state(t)
+			dir, self := makeState(t)
 			workspace, p := placeholderFixture(t, ".git")
 			held, err := os.Open(workspace)
 			must(t, err)
