@@ -13,8 +13,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/moby/sys/atomicwriter"
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // applyLog lists what an apply is going to change. It is written before the
@@ -82,10 +83,10 @@ func (l *Layers) writeLogFile(name string, j applyLog) error {
 	if err := errors.Join(all...); err != nil {
 		return fmt.Errorf("write journal: %w", err)
 	}
-	if err := atomicwriter.WriteFile(filepath.Join(l.dir, name), text.Bytes(), 0o600); err != nil {
+	if err := state.Replace(filepath.Join(l.dir, name), text.Bytes()); err != nil {
 		return fmt.Errorf("write journal: %w", err)
 	}
-	return syncDirectory(l.dir)
+	return nil
 }
 
 // extendApplyLog adds a run and its changes to the previous log, and writes it.
@@ -117,15 +118,6 @@ func recordApplied(l *Layers, r *Result) error {
 		return fmt.Errorf("remove journal: %w", err)
 	}
 	return nil
-}
-
-// syncDirectory syncs a directory.
-func syncDirectory(path string) error {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(unix.Fsync(fd), unix.Close(fd))
 }
 
 // tempPrefix returns the prefix of the names of temporary files of a run.

@@ -16,6 +16,7 @@ import (
 	"github.com/moby/sys/atomicwriter"
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -222,7 +223,7 @@ func (l *Layers) finishFreeze() error {
 		all = append(all, err)
 	}
 	links, err := os.ReadDir(filepath.Join(l.dir, lowersDir))
-	all = append(all, ignoreMissing(err))
+	all = append(all, state.IgnoreMissing(err))
 	for _, link := range links {
 		if !slices.Contains(l.lowers.Lowers, link.Name()) {
 			all = append(all, dropLower(l, link.Name()))
@@ -353,7 +354,7 @@ func dropLowers(l *Layers) error {
 	links := filepath.Join(l.dir, lowersDir)
 	names, err := os.ReadDir(links)
 	if err != nil {
-		return ignoreMissing(err)
+		return state.IgnoreMissing(err)
 	}
 	var all []error
 	for _, name := range names {
@@ -362,13 +363,13 @@ func dropLowers(l *Layers) error {
 	if err := errors.Join(all...); err != nil {
 		return err
 	}
-	return ignoreMissing(os.Remove(links))
+	return state.IgnoreMissing(os.Remove(links))
 }
 
 // dropLower releases one frozen layer.
 func dropLower(l *Layers, name string) error {
 	link := filepath.Join(l.dir, lowersDir, name)
-	if err := ignoreMissing(os.Remove(link)); err != nil {
+	if err := state.IgnoreMissing(os.Remove(link)); err != nil {
 		return err
 	}
 	return removeUnused(frozenPath(l, name, ""))
@@ -391,7 +392,7 @@ func removeUnused(dir string) error {
 func SweepFrozen(frozen string) error {
 	names, err := os.ReadDir(frozen)
 	if err != nil {
-		return ignoreMissing(err)
+		return state.IgnoreMissing(err)
 	}
 	var all []error
 	for _, name := range names {

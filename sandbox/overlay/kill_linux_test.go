@@ -17,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // The environment of TestFreezeLoop, the child process of TestKillInFreeze: the
@@ -243,7 +245,7 @@ func requireTidy(t *testing.T, w *testEnv, forks []*testEnv) {
 	used := map[string]bool{}
 	for _, f := range append(forks, w) {
 		names, err := os.ReadDir(filepath.Join(f.layers.Dir(), lowersDir))
-		must(t, errors.Join(ignoreMissing(err)))
+		must(t, errors.Join(state.IgnoreMissing(err)))
 		if len(names) != len(f.layers.Lowers()) {
 			t.Errorf("%d links to %d frozen layers", len(names), len(f.layers.Lowers()))
 		}
@@ -259,7 +261,7 @@ func requireTidy(t *testing.T, w *testEnv, forks []*testEnv) {
 		}
 	}
 	names, err := os.ReadDir(w.frozen())
-	must(t, ignoreMissing(err))
+	must(t, state.IgnoreMissing(err))
 	for _, name := range names {
 		if !used[name.Name()] {
 			t.Errorf("the frozen layer %s is left", name.Name())

@@ -15,6 +15,7 @@ import (
 	"github.com/moby/sys/atomicwriter"
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -246,7 +247,7 @@ func (l *Layers) Sweep() error {
 // them, and reports whether it did. The process must be gone.
 func SweepUnmade(dir string) (bool, error) {
 	if _, err := os.Lstat(dir); err != nil {
-		return false, ignoreMissing(err)
+		return false, state.IgnoreMissing(err)
 	}
 	for _, name := range []string{stateFile, baseFile} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); !isMissing(err) {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -148,7 +149,7 @@ func (w *writer) stageFile(c *Change, dir int, name string) error {
 	s := stagedFile{c: c, dir: held, name: name, temp: tempName(w.run, w.count)}
 	s.out, err = w.copyFile(held, s.temp, c)
 	if err != nil {
-		return errors.Join(err, ignoreMissing(unix.Unlinkat(held, s.temp, 0)), unix.Close(held))
+		return errors.Join(err, state.IgnoreMissing(unix.Unlinkat(held, s.temp, 0)), unix.Close(held))
 	}
 	w.staged = append(w.staged, s)
 	if len(w.staged) >= maxStaged {
@@ -184,7 +185,7 @@ func (w *writer) flushStaged() error {
 			}
 		}
 		if err != nil || ends != nil {
-			err = errors.Join(err, ignoreMissing(unix.Unlinkat(s.dir, s.temp, 0)))
+			err = errors.Join(err, state.IgnoreMissing(unix.Unlinkat(s.dir, s.temp, 0)))
 		}
 		unix.Close(s.dir)
 		if err != nil && ends == nil {
@@ -258,19 +259,11 @@ func (w *writer) replaceEntry(dir int, name string, c *Change, make func(temp st
 	w.count++
 	temp := tempName(w.run, w.count)
 	if err := make(temp); err != nil {
-		return errors.Join(err, ignoreMissing(unix.Unlinkat(dir, temp, 0)))
+		return errors.Join(err, state.IgnoreMissing(unix.Unlinkat(dir, temp, 0)))
 	}
 	err := w.renameTemp(dir, temp, name, c)
 	if err != nil {
-		err = errors.Join(err, ignoreMissing(unix.Unlinkat(dir, temp, 0)))
-	}
-	return err
-}
-
-// ignoreMissing returns nil for ENOENT, and other errors as they are.
-func ignoreMissing(err error) error {
-	if errors.Is(err, unix.ENOENT) {
-		return nil
+		err = errors.Join(err, state.IgnoreMissing(unix.Unlinkat(dir, temp, 0)))
 	}
 	return err
 }
