@@ -8,9 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
-	"github.com/gofrs/flock"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // The locks of a store are flock(2) locks on files in its directory locks. The
@@ -26,18 +25,11 @@ import (
 //
 // Lock files are removed only under the exclusive store lock and locked for the
 // first time only under the shared one, so that no process holds a lock that
-// others can't see. KEY.make alone is awaited without the store lock: at worst
-// two processes make the same tree and one rename wins.
+// others can't see. KEY.make alone is awaited without the store lock:
+// [state.Acquire] notices that a file was removed.
 const (
 	lockStore = "store"
 	lockFetch = "fetch"
-)
-
-// The intervals at which locks are polled. The store's lock is held for
-// moments, a tree's while it is downloaded and unpacked.
-const (
-	pollStore = 2 * time.Millisecond
-	pollMake  = 50 * time.Millisecond
 )
 
 // locks are the locks and temporary directories of the store in dir.
@@ -46,57 +38,37 @@ type locks struct{ dir string }
 func (k locks) lockPath(name string) string { return filepath.Join(k.dir, "locks", name) }
 
 // lock acquires a lock and returns the function that releases it.
-func (k locks) lock(ctx context.Context, name string, shared bool, poll time.Duration) (func(), error) {
-	l := flock.New(k.lockPath(name))
-	take := l.TryLockContext
+func (k locks) lock(ctx context.Context, name string, shared bool) (func(), error) {
+	acquire := state.Acquire
 	if shared {
-		take = l.TryRLockContext
+		acquire = state.AcquireShared
 	}
-	if _, err := take(ctx, poll); err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return nil, errors.Join(fmt.Errorf("lock image store: %w", err), l.Close())
+	l, err := acquire(ctx, k.lockPath(name), state.Forever)
+	if err != nil {
+		return nil, fmt.Errorf("lock image store: %w", err)
 	}
-	return func() { _ = l.Close() }, nil // the kernel releases the lock in any case
-}
-
-// tryLock acquires an exclusive lock if it is free.
-func (k locks) tryLock(name string) (release func(), ok bool, err error) {
-	l := flock.New(k.lockPath(name))
-	ok, err = l.TryLock()
-	if err != nil || !ok {
-		return nil, false, errors.Join(err, l.Close())
-	}
-	return func() { _ = l.Close() }, true, nil // as above
+	return func() { _ = l.Release() }, nil // the kernel releases the lock in any case
 }
 
 // acquireLease takes a lease on a tree, which need not exist yet. The tree is
 // not removed until release is called.
 func (k locks) acquireLease(ctx context.Context, key string) (release func(), err error) {
-	unlock, err := k.lock(ctx, lockStore, true, pollStore)
+	unlock, err := k.lock(ctx, lockStore, true)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	return k.lock(ctx, key+".use", true, pollStore)
+	return k.lock(ctx, key+".use", true)
 }
 
 // isLeased reports whether a session has a lease on a tree. The caller holds
 // the exclusive store lock.
-func (k locks) isLeased(key string) (bool, error) {
-	release, ok, err := k.tryLock(key + ".use")
-	if err != nil || !ok {
-		return true, err
-	}
-	release()
-	return false, nil
-}
+func (k locks) isLeased(key string) (bool, error) { return state.IsHeld(k.lockPath(key + ".use")) }
 
 // makeTemp creates a directory below tmp, on the store's file system. It
 // belongs to this process until remove is called or the process ends.
 func (k locks) makeTemp(ctx context.Context) (dir string, remove func() error, err error) {
-	unlock, err := k.lock(ctx, lockStore, true, pollStore)
+	unlock, err := k.lock(ctx, lockStore, true)
 	if err != nil {
 		return "", nil, err
 	}
@@ -110,19 +82,17 @@ func (k locks) makeTempLocked() (dir string, remove func() error, err error) {
 	if err != nil {
 		return "", nil, fmt.Errorf("make temporary directory: %w", err)
 	}
-	l := flock.New(dir + ".lock")
-	if _, err := l.TryLock(); err != nil {
-		return "", nil, errors.Join(fmt.Errorf("lock temporary directory: %w", err), os.Remove(dir), l.Close())
+	l, err := state.TryAcquire(dir + ".lock")
+	if err != nil {
+		return "", nil, errors.Join(fmt.Errorf("lock temporary directory: %w", err), os.Remove(dir))
 	}
-	return dir, func() error {
-		return errors.Join(os.RemoveAll(dir), os.Remove(dir+".lock"), l.Close())
-	}, nil
+	return dir, func() error { return errors.Join(os.RemoveAll(dir), l.Remove()) }, nil
 }
 
 // sweepOrphans removes the temporary directories of dead processes and returns
 // their number and size.
 func (k locks) sweepOrphans(ctx context.Context) (count int, bytes int64, err error) {
-	unlock, err := k.lock(ctx, lockStore, false, pollStore)
+	unlock, err := k.lock(ctx, lockStore, false)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -131,14 +101,14 @@ func (k locks) sweepOrphans(ctx context.Context) (count int, bytes int64, err er
 	errs := []error{err}
 	for _, d := range dead {
 		bytes += diskSize(d.dir)
-		errs = append(errs, os.RemoveAll(d.dir), os.Remove(d.lock.Path()), d.lock.Close())
+		errs = append(errs, os.RemoveAll(d.dir), d.lock.Remove())
 	}
 	return len(dead), bytes, errors.Join(errs...)
 }
 
 type orphan struct {
 	dir  string
-	lock *flock.Flock // held
+	lock *state.Lock
 }
 
 // lockOrphans locks the temporary directories whose process is gone.
@@ -156,16 +126,15 @@ func (k locks) lockOrphans() ([]orphan, error) {
 			continue
 		}
 		seen[dir] = true
-		l := flock.New(dir + ".lock")
-		switch ok, err := l.TryLock(); {
+		l, err := state.TryAcquire(dir + ".lock")
+		switch {
+		case errors.Is(err, state.ErrHeld):
 		case err != nil:
-			errs = append(errs, err, l.Close())
-		case ok && !pathExists(dir): // its process has just removed it
-			errs = append(errs, os.Remove(l.Path()), l.Close())
-		case ok:
-			dead = append(dead, orphan{dir, l})
+			errs = append(errs, err)
+		case !pathExists(dir): // its process has just removed it
+			errs = append(errs, l.Remove())
 		default:
-			errs = append(errs, l.Close())
+			dead = append(dead, orphan{dir, l})
 		}
 	}
 	return dead, errors.Join(errs...)

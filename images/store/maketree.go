@@ -15,6 +15,7 @@ import (
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/images/layer"
 	"github.com/caisson-run/caisson/images/store/internal/reader"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // makeTree unpacks f unless its tree of that key is intact. The caller has a lease on the
@@ -24,17 +25,15 @@ func (s *Store) makeTree(ctx context.Context, ref images.Reference, f *foundImag
 	if s.trees.isIntact(key) {
 		return nil
 	}
-	unlock, ok, err := s.locks.tryLock(key + ".make")
+	lock, err := state.TryAcquire(s.locks.lockPath(key + ".make"))
+	if errors.Is(err, state.ErrHeld) {
+		s.reports.sendReport(Progress{Reference: ref, Phase: PhaseWait})
+		lock, err = state.Acquire(ctx, s.locks.lockPath(key+".make"), state.Forever)
+	}
 	if err != nil {
 		return fmt.Errorf("lock image store: %w", err)
 	}
-	if !ok {
-		s.reports.sendReport(Progress{Reference: ref, Phase: PhaseWait})
-		if unlock, err = s.locks.lock(ctx, key+".make", false, pollMake); err != nil {
-			return err
-		}
-	}
-	defer unlock()
+	defer func() { _ = lock.Release() }() // the kernel releases it in any case
 	if s.trees.isIntact(key) || s.trees.verifyTree(ctx, key) {
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/internal/digest"
 	"github.com/caisson-run/caisson/images/store/internal/reader"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // describeRecord returns a record's image.
@@ -38,7 +39,7 @@ func describeRecord(s *Store, r *record) images.Image {
 // List returns the images that the store knows, sorted by reference. It leaves
 // out damaged records, which Prune removes.
 func (s *Store) List(ctx context.Context) ([]images.Image, error) {
-	unlock, err := s.locks.lock(ctx, lockStore, false, pollStore)
+	unlock, err := s.locks.lock(ctx, lockStore, false)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +123,7 @@ func (s *Store) collectGarbage(ctx context.Context, drop func(path string, r *re
 // detachUnused does the quick part under the store's lock: it removes records
 // and moves unreferenced trees and blobs to a temporary directory.
 func (s *Store) detachUnused(ctx context.Context, done *Pruned, drop func(path string, r *record) bool) (trash string, remove func() error, err error) {
-	unlock, err := s.locks.lock(ctx, lockStore, false, pollStore)
+	unlock, err := s.locks.lock(ctx, lockStore, false)
 	if err != nil {
 		return "", nil, err
 	}
@@ -182,11 +183,14 @@ func (s *Store) forgetRecords(done *Pruned, drop func(path string, r *record) bo
 // dropBlobs moves unreferenced blobs to trash. While an image is being fetched
 // it does nothing, since that image's record may not be written yet.
 func (s *Store) dropBlobs(left []*record, trash string) error {
-	release, ok, err := s.locks.tryLock(lockFetch)
-	if err != nil || !ok {
+	lock, err := state.TryAcquire(s.locks.lockPath(lockFetch))
+	if errors.Is(err, state.ErrHeld) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
-	defer release()
+	defer func() { _ = lock.Release() }() // the kernel releases it in any case
 	named := map[string]bool{}
 	for _, r := range left {
 		for _, b := range r.Blobs {

@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/layer"
 	"github.com/caisson-run/caisson/images/store/internal/reader"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // Options configures a [Store].
@@ -153,8 +154,8 @@ func makeDirs(dir string) error {
 	if !info.IsDir() {
 		return fmt.Errorf("image store %s: %w: not a directory", dir, images.ErrInvalid)
 	}
-	if err := checkOwner(dir, info); err != nil {
-		return err
+	if why := state.UnsafeReason(info); why != "" {
+		return fmt.Errorf("image store %s: %w: it %s: use a directory of your own", dir, images.ErrInvalid, why)
 	}
 	for _, sub := range []string{"blobs/sha256", "trees", "refs", "locks", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
@@ -167,7 +168,7 @@ func makeDirs(dir string) error {
 // withImage finds ref and calls do with it, under the fetch lock. If do
 // succeeds, the use of ref is recorded.
 func (s *Store) withImage(ctx context.Context, ref images.Reference, refresh bool, do func(f *foundImage) error) error {
-	unlock, err := s.locks.lock(ctx, lockFetch, true, pollStore)
+	unlock, err := s.locks.lock(ctx, lockFetch, true)
 	if err != nil {
 		return err
 	}

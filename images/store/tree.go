@@ -16,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/images/internal/digest"
 	"github.com/caisson-run/caisson/images/layer"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // treeVersion is part of every tree's key. Increment it when unpacking changes,
@@ -194,15 +195,11 @@ func (t trees) dropLocks() error {
 		if !ok || pathExists(t.treePath(key)) {
 			continue
 		}
-		release, free, err := t.locks.tryLock(e.Name())
-		if err != nil {
-			return err
+		lock, err := state.TryAcquire(t.locks.lockPath(e.Name()))
+		if err == nil {
+			err = lock.Remove()
 		}
-		if free {
-			err = os.Remove(t.locks.lockPath(e.Name()))
-			release()
-		}
-		if err != nil {
+		if err != nil && !errors.Is(err, state.ErrHeld) {
 			return err
 		}
 	}
