@@ -1,6 +1,7 @@
 package caches
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -15,9 +16,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gofrs/flock"
 	"github.com/moby/sys/atomicwriter"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -72,7 +73,7 @@ type Lease struct {
 
 	dir     string // of the workspace
 	configs []*os.File
-	lock    *flock.Flock
+	lock    *state.Lock
 }
 
 // Close closes the directories and ends the lease.
@@ -85,7 +86,7 @@ func (l *Lease) Close() error {
 		errs = append(errs, f.Close())
 	}
 	_ = os.Chtimes(l.lock.Path(), time.Time{}, time.Now()) // the caches were used until now
-	return errors.Join(append(errs, l.lock.Close())...)
+	return errors.Join(append(errs, l.lock.Release())...)
 }
 
 // Open opens the caches of a workspace with the given mount points, and makes those that
@@ -96,19 +97,18 @@ func (s *Store) Open(workspace string, owner Owner, targets []string) (_ *Lease,
 			err = fmt.Errorf("open caches: %w", err)
 		}
 	}()
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return nil, err
-	}
-	unlock, err := s.lockStore()
+	store, err := s.lockStore()
 	if err != nil {
 		return nil, err
 	}
-	defer unlock()
+	defer func() { _ = store.Release() }() // the lock ends with the process at the latest
 	name := workspaceID(workspace, owner)
-	l := &Lease{lock: flock.New(filepath.Join(s.dir, name+lockSuffix), flock.SetFlag(os.O_CREATE|os.O_RDWR), flock.SetPermissions(0o600))}
-	if err := l.lock.RLock(); err != nil { // others hold it for a moment at most
+	// Others hold it exclusively for a moment at most.
+	lock, err := state.AcquireShared(context.Background(), filepath.Join(s.dir, name+lockSuffix), state.Forever)
+	if err != nil {
 		return nil, err
 	}
+	l := &Lease{lock: lock}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.Close())
@@ -187,12 +187,8 @@ func openCache(path string, owner Owner) (*os.File, error) {
 }
 
 // lockStore waits for the lock of the store.
-func (s *Store) lockStore() (unlock func(), err error) {
-	l := flock.New(filepath.Join(s.dir, "lock"), flock.SetFlag(os.O_CREATE|os.O_RDWR), flock.SetPermissions(0o600))
-	if err := l.Lock(); err != nil {
-		return nil, err
-	}
-	return func() { _ = l.Close() }, nil
+func (s *Store) lockStore() (*state.Lock, error) {
+	return state.Acquire(context.Background(), filepath.Join(s.dir, "lock"), state.Forever)
 }
 
 // Entry describes the caches of one workspace.
@@ -275,10 +271,8 @@ func (s *Store) readUse(id string) (last time.Time, inUse bool) {
 	if err != nil {
 		return time.Time{}, false
 	}
-	l := flock.New(path, flock.SetFlag(os.O_RDWR))
-	free, err := l.TryLock()
-	_ = l.Close()
-	return info.ModTime(), err == nil && !free
+	inUse, err = state.IsHeld(path)
+	return info.ModTime(), err == nil && inUse
 }
 
 // sizeOf adds up the files below a directory. It follows no symlink, also while a
@@ -330,11 +324,11 @@ func (s *Store) takeAway(id string, isOld func(used time.Time) bool) (string, er
 	if _, err := os.Lstat(dir); err != nil {
 		return "", fmt.Errorf("remove caches: %w", err)
 	}
-	unlock, err := s.lockStore()
+	lock, err := s.lockStore()
 	if err != nil {
 		return "", fmt.Errorf("remove caches: %w", err)
 	}
-	defer unlock()
+	defer func() { _ = lock.Release() }() // as in Open
 	used, inUse := s.readUse(id)
 	switch {
 	case inUse:
@@ -346,7 +340,7 @@ func (s *Store) takeAway(id string, isOld func(used time.Time) bool) (string, er
 	if err := os.Rename(dir, to); err != nil {
 		return "", fmt.Errorf("remove caches: %w", err)
 	}
-	if err := os.Remove(filepath.Join(s.dir, id+lockSuffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := state.IgnoreMissing(os.Remove(filepath.Join(s.dir, id+lockSuffix))); err != nil {
 		return to, fmt.Errorf("remove caches: %w", err)
 	}
 	return to, nil
