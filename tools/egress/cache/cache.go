@@ -33,6 +33,8 @@ import (
 	"time"
 
 	"github.com/moby/sys/atomicwriter"
+
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // Kind is the kind of a URL.
@@ -89,12 +91,17 @@ func Open(dir string, o Options) (*Cache, error) {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, fmt.Errorf("create a cache: %w", err)
 		}
-		if err := checkOwner(filepath.Join(dir, sub)); err != nil {
-			return nil, err
+		info, err := os.Stat(filepath.Join(dir, sub))
+		if err != nil {
+			return nil, fmt.Errorf("open a cache: %w", err)
+		}
+		if why := state.UnsafeReason(info); why != "" { // entries have no secret that shows who wrote them
+			return nil, fmt.Errorf("open a cache: %s %s", filepath.Join(dir, sub), why)
 		}
 	}
-	if err := c.removeOldDownloads(); err != nil {
-		return nil, err
+	old := func(string) bool { return true } // what processes that were killed left
+	if err := state.Expire(filepath.Join(dir, "tmp"), c.now().Add(-24*time.Hour), old); err != nil {
+		return nil, fmt.Errorf("remove from a cache: %w", err)
 	}
 	return c, c.removeUnused()
 }
@@ -207,9 +214,7 @@ func (c *Cache) readEntry(name, url, accept string) (entry, *os.File, bool) {
 		_ = f.Close()
 		return entry{}, nil, false
 	}
-	if now := c.now(); now.Sub(info.ModTime()) > time.Hour {
-		_ = os.Chtimes(f.Name(), now, now) // for removeUnused
-	}
+	state.MarkUsed(f.Name())
 	return e, f, true
 }
 
@@ -337,11 +342,11 @@ func (c *Cache) removeUnused() error {
 	var total int64
 	err := filepath.WalkDir(filepath.Join(c.dir, "content"), func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
-			return ignoreMissing(err)
+			return state.IgnoreMissing(err)
 		}
 		info, err := d.Info()
 		if err != nil {
-			return ignoreMissing(err)
+			return state.IgnoreMissing(err)
 		}
 		list = append(list, content{path: path, size: info.Size(), used: info.ModTime()})
 		total += info.Size()
@@ -356,22 +361,22 @@ func (c *Cache) removeUnused() error {
 			if total <= c.opts.MaxBytes/10*9 {
 				break
 			}
-			if err := os.Remove(one.path); ignoreMissing(err) != nil {
+			if err := os.Remove(one.path); state.IgnoreMissing(err) != nil {
 				return fmt.Errorf("remove from a cache: %w", err)
 			}
 			total -= one.size
 		}
 		err = filepath.WalkDir(filepath.Join(c.dir, "entries"), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() {
-				return ignoreMissing(err)
+				return state.IgnoreMissing(err)
 			}
 			var e entry
 			text, err := os.ReadFile(path)
 			if err != nil || json.Unmarshal(text, &e) != nil || len(e.SHA256) != 2*sha256.Size {
-				return ignoreMissing(os.Remove(path))
+				return state.IgnoreMissing(os.Remove(path))
 			}
 			if _, err := os.Lstat(c.contentPath(e.SHA256)); errors.Is(err, fs.ErrNotExist) {
-				return ignoreMissing(os.Remove(path))
+				return state.IgnoreMissing(os.Remove(path))
 			}
 			return nil
 		})
@@ -380,28 +385,4 @@ func (c *Cache) removeUnused() error {
 	c.used = total
 	c.mu.Unlock()
 	return err
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-// removeOldDownloads removes what processes that were killed left behind.
-func (c *Cache) removeOldDownloads() error {
-	dir := filepath.Join(c.dir, "tmp")
-	list, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("list a cache: %w", err)
-	}
-	for _, d := range list {
-		if info, err := d.Info(); err == nil && c.now().Sub(info.ModTime()) > 24*time.Hour {
-			if err := os.Remove(filepath.Join(dir, d.Name())); ignoreMissing(err) != nil {
-				return fmt.Errorf("remove from a cache: %w", err)
-			}
-		}
-	}
-	return nil
 }

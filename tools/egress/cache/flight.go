@@ -15,9 +15,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
-	"github.com/gofrs/flock"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // flight is one download, which all requests for its URL wait for. The download
@@ -43,11 +42,8 @@ type flight struct {
 // since the answer isn't one to keep.
 var errNotKept = errors.New("the answer is not kept")
 
-// The causes of contexts that end.
-var (
-	errNobodyWaits = errors.New("no request waits for the download any more")
-	errLockBusy    = errors.New("another process downloads the same")
-)
+// errNobodyWaits is the cause if a download is cancelled.
+var errNobodyWaits = errors.New("no request waits for the download any more")
 
 // keptHeaders are the headers of an answer that are kept. Cookies are not.
 var keptHeaders = []string{"Content-Type", "Content-Disposition", "Etag", "Last-Modified", "X-Pypi-Last-Serial"}
@@ -260,13 +256,11 @@ func (c *Cache) lockDownload(ctx context.Context, name string) (unlock func()) {
 	if c.opts.Temporary { // no other process uses it
 		return func() {}
 	}
-	lock := flock.New(filepath.Join(c.dir, "tmp", name+".lock"))
-	ctx, cancel := context.WithTimeoutCause(ctx, c.lockTime, errLockBusy)
-	defer cancel()
-	if ok, err := lock.TryLockContext(ctx, 20*time.Millisecond); err != nil || !ok {
+	lock, err := state.Acquire(ctx, filepath.Join(c.dir, "tmp", name+".lock"), c.lockTime)
+	if err != nil {
 		return func() {}
 	}
-	return func() { _ = lock.Unlock() }
+	return func() { _ = lock.Release() }
 }
 
 // receiveBody reads the body of an answer that is kept. The last piece may only be sent
