@@ -12,8 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gofrs/flock"
-
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -147,7 +146,7 @@ func (r Result) Ending() Ending {
 // results.jsonl lacks, and drops those of trials that have no directory.
 type Ledger struct {
 	dir  string
-	lock *flock.Flock
+	lock *state.Lock
 
 	mu      sync.Mutex
 	spec    Spec
@@ -188,15 +187,14 @@ func LockLedger(dir string) (*Ledger, error) {
 	if len(entries) > 0 && !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == lockFile || e.Name() == SpecFile }) {
 		return nil, fmt.Errorf("%s: %w", dir, ErrForeign)
 	}
-	l := &Ledger{dir: dir, lock: flock.New(filepath.Join(dir, lockFile))}
-	held, err := l.lock.TryLock()
-	if err == nil && !held {
-		err = fmt.Errorf("%s: %w", dir, ErrInUse)
+	lock, err := state.TryAcquire(filepath.Join(dir, lockFile))
+	if errors.Is(err, state.ErrHeld) {
+		return nil, fmt.Errorf("%s: %w", dir, ErrInUse)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return l, nil
+	return &Ledger{dir: dir, lock: lock}, nil
 }
 
 // Load reads what the directory has of a batch, and repairs it: [Ledger.Repairs] returns
@@ -266,7 +264,7 @@ func (l *Ledger) Finish(r Result) error {
 	if err := errors.Join(os.Chmod(from, trialMode), writeJSON(filepath.Join(from, ResultFile), r)); err != nil { // files of a worker can have changed the mode
 		return err
 	}
-	if err := errors.Join(os.Rename(from, to), syncDir(filepath.Join(l.dir, TrialsDir))); err != nil {
+	if err := errors.Join(os.Rename(from, to), state.SyncDir(filepath.Join(l.dir, TrialsDir))); err != nil {
 		return err
 	}
 	l.mu.Lock()
@@ -356,7 +354,7 @@ func (l *Ledger) Close() error {
 		err = l.file.Close()
 	}
 	_ = os.Remove(filepath.Join(l.dir, runningDir)) // it stays if a trial is in it
-	return errors.Join(err, l.lock.Unlock())
+	return errors.Join(err, l.lock.Release())
 }
 
 // ReadSpec returns the spec of the batch in a directory. Its error wraps [ErrNoBatch] if
@@ -433,14 +431,5 @@ func WriteFile(path string, write func(w io.Writer) error) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("write %s: %w", path, err), os.Remove(f.Name()))
 	}
-	return syncDir(filepath.Dir(path))
-}
-
-// syncDir makes renames in a directory last.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return state.SyncDir(filepath.Dir(path))
 }

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -101,7 +102,7 @@ func (l *Ledger) recoverResults(s Spec) error {
 			return err
 		}
 	}
-	return syncDir(l.dir)
+	return state.SyncDir(l.dir)
 }
 
 // rewriteResults replaces results.jsonl by its lines of finished trials.

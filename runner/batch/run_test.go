@@ -343,5 +343,5 @@ func TestResultCannotBeKept(t *testing.T) {
 	if err == nil || ran.Load() != 3 {
 		t.Errorf("%v after %d trials", err, ran.Load())
 	}
-	_ = l.lock.Unlock()
+	_ = l.lock.Release()
 }
