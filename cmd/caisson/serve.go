@@ -13,13 +13,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gofrs/flock"
-	"github.com/moby/sys/atomicwriter"
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/server"
@@ -246,7 +245,7 @@ const maxTokenBytes = 4096
 type tokens struct {
 	list []server.Token
 	path string
-	lock *flock.Flock
+	lock *state.Lock
 }
 
 // loadTokens returns the configured tokens, or makes one.
@@ -302,27 +301,22 @@ func readToken(path string) ([]byte, error) {
 
 // makeToken makes a token and writes it to a file that only its user may read.
 // Two servers don't share one: the second would take the token from the first.
-func makeToken(path string) (_ *tokens, err error) {
+func makeToken(path string) (*tokens, error) {
 	refused := func(err error) error {
 		return newFailure(exitInput, err, fmt.Sprintf("the token can't be written to %s: %v", path, err), "Name another file with --token-file, or tokens under serve in the configuration.")
 	}
-	t := &tokens{path: path, lock: flock.New(path+".lock", flock.SetPermissions(0o600)), list: []server.Token{server.NewToken("local", server.RoleAdmin)}}
-	held, err := t.lock.TryLock()
+	lock, err := state.TryAcquire(path + ".lock")
+	if errors.Is(err, state.ErrHeld) {
+		return nil, refused(errors.New("another server uses it"))
+	}
 	if err != nil {
 		return nil, refused(err)
 	}
-	if !held {
-		return nil, refused(errors.New("another server uses it"))
+	token := server.NewToken("local", server.RoleAdmin)
+	if err := state.Replace(path, []byte(token.Value+"\n")); err != nil {
+		return nil, errors.Join(refused(err), lock.Release())
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, t.lock.Close())
-		}
-	}()
-	if err := atomicwriter.WriteFile(path, []byte(t.list[0].Value+"\n"), 0o600); err != nil {
-		return nil, refused(err)
-	}
-	return t, nil
+	return &tokens{path: path, lock: lock, list: []server.Token{token}}, nil
 }
 
 // close removes the file of a token that was made: it opens nothing any more.
@@ -330,7 +324,7 @@ func (t *tokens) close() error {
 	if t.path == "" {
 		return nil
 	}
-	return errors.Join(os.Remove(t.path), t.lock.Close())
+	return errors.Join(os.Remove(t.path), t.lock.Release())
 }
 
 // resumeSession makes the options of a session that a client goes on with. It keeps its
