@@ -35,7 +35,8 @@ func AcquireShared(ctx context.Context, path string, wait time.Duration) (*Lock,
 	return acquire(ctx, path, wait, (*flock.Flock).TryRLock)
 }
 
-// TryAcquire takes the exclusive lock on a file, or returns [ErrHeld] at once.
+// TryAcquire takes the exclusive lock on a file, or returns [ErrHeld] at once. It makes no
+// directory.
 func TryAcquire(path string) (*Lock, error) { return Acquire(context.Background(), path, 0) }
 
 // The pauses between two tries. Most locks are held for a millisecond.
@@ -45,8 +46,10 @@ const (
 )
 
 func acquire(ctx context.Context, path string, wait time.Duration, try func(*flock.Flock) (bool, error)) (*Lock, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("lock: %w", err)
+	if wait > 0 {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return nil, fmt.Errorf("lock: %w", err)
+		}
 	}
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("lock %s: %w", path, context.Cause(ctx))

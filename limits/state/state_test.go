@@ -182,6 +182,9 @@ func TestLockStates(t *testing.T) {
 	must(t, two.Release())
 	held(false)
 	must(t, (*Lock)(nil).Release())
+	if _, err := TryAcquire(filepath.Join(filepath.Dir(path), "none", "lock")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("in a missing directory: %v", err)
+	}
 }
 
 // TestLockWait checks the bounds of a wait.

@@ -330,7 +330,7 @@ func TestMemoryIsOffByDefault(t *testing.T) {
 // TestMemoryLock checks that waiting for the lock ends with the call's context.
 func TestMemoryLock(t *testing.T) {
 	s := NewStore(t.TempDir(), "/w")
-	lock, err := state.TryAcquire(filepath.Join(s.Dir(), lockFile))
+	lock, err := state.Acquire(t.Context(), filepath.Join(s.Dir(), lockFile), lockTime)
 	if err != nil {
 		t.Fatal(err)
 	}
