@@ -10,6 +10,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/batchui"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 func newBatchCheckCommand(a *app) *cobra.Command {
@@ -35,7 +36,7 @@ Without --out, the results are in a temporary directory, which is removed if all
 				}
 				defer func() {
 					if !errors.As(err, new(*exitError)) {
-						err = errors.Join(err, os.RemoveAll(f.Out))
+						err = errors.Join(err, workspace.RemoveTree(f.Out))
 					}
 				}()
 			}

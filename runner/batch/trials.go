@@ -24,6 +24,7 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // Paths in the sandboxes of tasks with an image of their own.
@@ -422,7 +423,7 @@ func closeSession(s *runner.Session, o *runner.Options, to string, acted bool, c
 	report := s.Close()
 	err := errors.Join(o.Workspace.Close(), sessiondir.DiscardChanges(report.Dir, ""), o.Dir.Close())
 	if err == nil {
-		if err := errors.Join(os.RemoveAll(to), os.Rename(report.Dir, to)); err != nil {
+		if err := errors.Join(workspace.RemoveTree(to), os.Rename(report.Dir, to)); err != nil {
 			return report, &infraError{Machine, fmt.Errorf("keep the records of a session: %w", err)}
 		}
 		if report.Problem != nil && len(report.Left) > 0 {

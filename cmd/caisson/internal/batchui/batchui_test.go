@@ -200,3 +200,17 @@ func TestWriteReports(t *testing.T) {
 		t.Errorf("%v, no title", err)
 	}
 }
+
+// TestWriteCheck: a trial without a result did not run, and its task has no verdict.
+func TestWriteCheck(t *testing.T) {
+	trials := []batch.Trial{
+		{Key: batch.Key{Task: "t", Agent: batch.Oracle, Attempt: 1}},
+		{Key: batch.Key{Task: "t", Agent: batch.Nop, Attempt: 1}},
+	}
+	results := []batch.Result{{Key: trials[0].Key, Outcome: batch.Passed}}
+	var out bytes.Buffer
+	unsound, undecided, err := WriteCheck(&out, t.TempDir(), trials, results)
+	if err != nil || unsound != 0 || undecided != 1 || !strings.Contains(out.String(), "nop: did not run ") || !strings.Contains(out.String(), "0 of 1 tasks are sound") {
+		t.Errorf("%d unsound, %d undecided, %v:\n%s", unsound, undecided, err, out.String())
+	}
+}

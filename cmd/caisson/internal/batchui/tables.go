@@ -143,7 +143,7 @@ func WriteCheck(w io.Writer, dir string, trials []batch.Trial, results []batch.R
 			fmt.Fprintln(t, "TASK\tPROBLEM\tLOOK AT")
 		}
 		bad[r.Task] = bad[r.Task] || r.Outcome.Judged()
-		problem := fmt.Sprintf("%s: %s", r.Agent, r.Outcome)
+		problem := fmt.Sprintf("%s: %s", r.Agent, cmp.Or(string(r.Outcome), "did not run"))
 		if r.Reward != nil {
 			problem += fmt.Sprintf(", reward %g", *r.Reward)
 		}
