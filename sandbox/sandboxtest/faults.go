@@ -515,7 +515,6 @@ type faultyConn struct {
 	uid    int             // 0 for its own
 	lost   bool            // belongs to no command
 	failed func(err error) // is called when Read fails
-
 }
 
 func (c *faultyConn) UID() (int, bool) {
