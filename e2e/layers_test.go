@@ -22,7 +22,7 @@ const modulePath = "github.com/caisson-run/caisson"
 // the packages whose folder it lies in, and nothing else of the module.
 var ranks = map[string]int{
 	"limits":             0,
-	"limits/state":       0,
+	"limits/state":       -1, // for the caches at rank 0 too
 	"images":             0,
 	"tools/safeurl":      0,
 	"tools/egress/ca":    0,
