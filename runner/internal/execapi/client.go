@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
@@ -78,9 +80,13 @@ func receiveResult(conn io.Reader, s Streams, credit *wire.Credit) (Result, erro
 				return Result{}, err
 			}
 		case f.Type == wire.TypeEnd:
-			var r Result
+			const none = math.MinInt
+			r := Result{Status: sandbox.ExitStatus{Code: none}}
 			if err := json.Unmarshal(f.Payload, &r); err != nil {
 				return Result{}, fmt.Errorf("%w: %w", wire.ErrProtocol, err)
+			}
+			if r.Status.Code == none && r.Failure == nil { // or its failure would pass for a success
+				return Result{}, fmt.Errorf("%w: a result without a status; the session's process may be another version", wire.ErrProtocol)
 			}
 			return r, nil
 		default:
@@ -95,7 +101,7 @@ func receiveResult(conn io.Reader, s Streams, credit *wire.Credit) (Result, erro
 // sendStdin sends standard input as far as credit allows.
 func sendStdin(frames *wire.Writer, stdin io.Reader, credit *wire.Credit) {
 	buf := make([]byte, wire.MaxData)
-	to := output{frames, channelStdin}
+	to := output{frames: frames, channel: channelStdin}
 	for {
 		most := credit.Take(len(buf), nil)
 		if most == 0 {

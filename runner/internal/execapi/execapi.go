@@ -12,7 +12,7 @@
 //	                                       ◀─  credit: more bytes of stdin allowed
 //	                                       ◀─  data on channels 1 and 2: stdout, stderr
 //	cancel, or closing the connection      ─▶  ends the command, as Ctrl-C does
-//	                                       ◀─  end     {"code":0}
+//	                                       ◀─  end     {"status":{"exit_code":0}}
 //
 // A request for the end of the session, {"end":true}, has the same answer at once.
 //
@@ -74,6 +74,7 @@ const (
 type output struct {
 	frames  *wire.Writer
 	channel uint8
+	before  func() // is called before each frame; may be nil
 }
 
 // Write sends p in frames of at most [wire.MaxData] bytes.
@@ -81,6 +82,9 @@ func (o output) Write(p []byte) (int, error) {
 	sent := 0
 	for sent < len(p) {
 		piece := p[sent:min(len(p), sent+wire.MaxData)]
+		if o.before != nil {
+			o.before()
+		}
 		if err := o.frames.Send(wire.Frame{Stream: stream, Type: wire.TypeData, Channel: o.channel, Payload: piece}); err != nil {
 			return sent, err
 		}

@@ -100,6 +100,27 @@ func TestStdinThatNobodyReads(t *testing.T) {
 	}
 }
 
+// TestOutputAfterACancellation tests that a program which writes late in its grace period
+// loses neither this output nor its result.
+func TestOutputAfterACancellation(t *testing.T) {
+	dir, _ := listening(t, func(ctx context.Context, _ Request, _ io.Reader, stdout, _ io.Writer) Result {
+		stdout.Write([]byte("running "))
+		<-ctx.Done()
+		time.Sleep(resultTime + 100*time.Millisecond)
+		stdout.Write([]byte("late"))
+		return Result{Status: sandbox.ExitStatus{Code: 7, Cancelled: true}}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var got bytes.Buffer
+	r, err := Run(ctx, dial(t, dir), Request{Argv: [][]byte{[]byte("x")}}, Streams{
+		Stdout: writer(func(p []byte) { got.Write(p); cancel() }), Stderr: io.Discard,
+	}, nil)
+	if err != nil || r.Status.Code != 7 || got.String() != "running late" {
+		t.Errorf("%q, %+v, %v", got.String(), r, err)
+	}
+}
+
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
@@ -150,12 +171,12 @@ func TestBadPeers(t *testing.T) {
 		"an unknown kind": {func(t *testing.T, c net.Conn) { request(t, c); c.Write([]byte{0, 0, 0, 0, 0, 0, 0, stream, 99, 0}) }, wire.ErrProtocol},
 		"data of another channel": {func(t *testing.T, c net.Conn) {
 			request(t, c)
-			output{wire.NewWriter(c), channelStdout}.Write([]byte("x"))
+			output{wire.NewWriter(c), channelStdout, nil}.Write([]byte("x"))
 		}, wire.ErrProtocol},
 		"data after the end of stdin": {func(t *testing.T, c net.Conn) {
 			request(t, c)
 			must(t, wire.NewWriter(c).Send(wire.Frame{Stream: stream, Type: wire.TypeEOF}))
-			output{wire.NewWriter(c), channelStdin}.Write([]byte("x"))
+			output{wire.NewWriter(c), channelStdin, nil}.Write([]byte("x"))
 		}, wire.ErrProtocol},
 		"a second request": {func(t *testing.T, c net.Conn) {
 			request(t, c)
@@ -163,7 +184,7 @@ func TestBadPeers(t *testing.T) {
 		}, wire.ErrProtocol},
 		"more stdin than allowed": {func(t *testing.T, c net.Conn) {
 			request(t, c)
-			output{wire.NewWriter(c), channelStdin}.Write(make([]byte, wire.Window+1))
+			output{wire.NewWriter(c), channelStdin, nil}.Write(make([]byte, wire.Window+1))
 		}, wire.ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -219,7 +240,7 @@ func TestNothingFollowsHalfAFrame(t *testing.T) {
 			out := wire.NewWriter(ours)
 			wrote := make(chan error)
 			go func() {
-				_, err := output{out, channelStdout}.Write([]byte("some output"))
+				_, err := output{out, channelStdout, nil}.Write([]byte("some output"))
 				wrote <- err
 				sendResult(ours, out, Result{Status: sandbox.ExitStatus{Code: 7}})
 				ours.Close()

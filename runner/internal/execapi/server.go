@@ -30,7 +30,7 @@ type Handler func(ctx context.Context, r Request, stdin io.Reader, stdout, stder
 // Handlers serve the requests of peers.
 type Handlers struct {
 	Run Handler
-	// End begins the end of the session and returns at once. Nil refuses to.
+	// End begins the end of the session and returns at once. If it is nil, such requests are refused.
 	End func()
 }
 
@@ -135,10 +135,18 @@ func (s *Server) endSession() Result {
 func (s *Server) runCommand(ctx context.Context, conn *net.UnixConn, in *wire.Reader, frames *wire.Writer, r Request) Result {
 	ctx, cancel := context.WithCancelCause(ctx)
 	input := &stdin{queue: wire.NewQueue(), frames: frames}
-	// After a cancellation, output that the peer does not read delays nothing.
-	stop := context.AfterFunc(ctx, func() {
+	// After a cancellation, output that the peer does not read delays nothing: each write is
+	// bounded, the one under way too. Later ones get a new bound, since the command may
+	// write until the end of its grace period.
+	bound := func() {
 		_ = conn.SetWriteDeadline(time.Now().Add(resultTime)) // fails on a closed one, whose writes fail too
-	})
+	}
+	stop := context.AfterFunc(ctx, bound)
+	before := func() {
+		if ctx.Err() != nil {
+			bound()
+		}
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -150,7 +158,7 @@ func (s *Server) runCommand(ctx context.Context, conn *net.UnixConn, in *wire.Re
 	if r.Stdin {
 		from = input
 	}
-	result := s.handlers.Run(ctx, r, from, output{frames, channelStdout}, output{frames, channelStderr})
+	result := s.handlers.Run(ctx, r, from, output{frames, channelStdout, before}, output{frames, channelStderr, before})
 	stop()
 	_ = conn.CloseRead() // ends readPeer
 	<-done
@@ -195,7 +203,7 @@ type stdin struct {
 	rest   []byte
 }
 
-// Read waits for input. It fails with [io.ErrUnexpectedEOF] where the peer went
+// Read waits for input. It fails with [io.ErrUnexpectedEOF] if the peer went
 // away before the end.
 func (in *stdin) Read(p []byte) (int, error) {
 	if len(in.rest) == 0 {
