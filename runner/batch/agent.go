@@ -268,6 +268,9 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	if limit, ok := errors.AsType[*limits.ExceededError](err); ok { // an earlier step has used what all may
 		return r.noteLimit(result, record.NewLimit(limit), nil)
 	}
+	if fault, ok := errors.AsType[runner.Fault](err); ok && fault.Kind == runner.FaultInvalidLimits { // of the task
+		return &infraError{Machine, err}
+	}
 	if err != nil {
 		return r.blameTurn(Machine, err)
 	}
@@ -317,14 +320,20 @@ func (r *trialRun) blameTurn(class Class, err error) error {
 }
 
 // isOwnFault reports whether a turn failed because of what the agent said: its answer, or a
-// conversation that its provider refuses as malformed once a command of the agent has run. Before
-// that, the request is the harness's alone.
+// conversation that its provider refuses, as malformed or by its content (403), once a command of
+// the agent has run. Before that, the request is the harness's alone.
 func (r *trialRun) isOwnFault(err error) bool {
 	if errors.As(err, new(loop.AnswerError)) {
 		return true
 	}
 	refused, ok := errors.AsType[*loop.ModelError](err)
-	return ok && r.acted && refused.Class == loop.ModelInvalidRequest &&
+	switch {
+	case !ok || !r.acted:
+		return false
+	case refused.Class == loop.ModelAuth:
+		return refused.Status == http.StatusForbidden
+	}
+	return refused.Class == loop.ModelInvalidRequest &&
 		slices.Contains([]int{0, http.StatusBadRequest, http.StatusUnprocessableEntity}, refused.Status) // 0: it can't be encoded
 }
 

@@ -339,6 +339,14 @@ func copyEntries(out *archive.Writer, r io.Reader, keep func(h *tar.Header) bool
 			continue
 		}
 		h.Format = tar.FormatPAX
+		if os.Geteuid() != 0 { // or what its owner closed in the sandbox couldn't be read here
+			switch h.Typeflag {
+			case tar.TypeDir:
+				h.Mode |= 0o700
+			case tar.TypeReg:
+				h.Mode |= 0o400
+			}
+		}
 		if err := out.Copy(h, in); err != nil {
 			return err
 		}

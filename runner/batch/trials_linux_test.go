@@ -303,6 +303,9 @@ func TestDeepChanges(t *testing.T) {
 // TestOwners: owners, and the set-group-ID and sticky bits of directories, are there for the
 // verifier.
 func TestOwners(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: several owners")
+	}
 	backends(t, func(t *testing.T, m *machine) {
 		files := map[string]string{
 			"solution/solve.sh": solve("chmod 1777 /tmp\nmkdir -p /opt/team/in /opt/drop /opt/own\necho x > /opt/own/file\nln -s file /opt/own/link\ntouch mine\n" +
@@ -497,6 +500,7 @@ func TestRefusedConversation(t *testing.T) {
 		{"after a command", 1, invalid(400), batch.Failed, batch.AgentFailed},
 		{"as unprocessable", 1, invalid(422), batch.Failed, batch.AgentFailed},
 		{"before it is sent", 1, invalid(0), batch.Failed, batch.AgentFailed},
+		{"by its content", 1, &loop.ModelError{Class: loop.ModelAuth, Status: 403, Err: errors.New("flagged")}, batch.Failed, batch.AgentFailed},
 		{"before a command", 0, invalid(400), batch.Infrastructure, batch.Provider},
 		{"no such model", 1, invalid(404), batch.Infrastructure, batch.Provider},
 		{"too many requests", 1, &loop.ModelError{Class: loop.ModelRateLimit, Status: 429, Err: errors.New("slow down")}, batch.Infrastructure, batch.Provider},

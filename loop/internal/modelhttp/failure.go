@@ -110,7 +110,7 @@ func classifyRefusal(status int, message string) loop.ErrorClass {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		return loop.ModelAuth
 	case status == http.StatusTooManyRequests, status == http.StatusPaymentRequired,
-		strings.HasPrefix(message, "Your credit balance is too low"): // of Anthropic, with status 400
+		status == http.StatusBadRequest && strings.HasPrefix(message, "Your credit balance is too low"): // of Anthropic
 		return loop.ModelRateLimit
 	case status == http.StatusRequestEntityTooLarge, isContextOverflow(message):
 		return loop.ModelContextOverflow
