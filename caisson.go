@@ -19,6 +19,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 
 	"github.com/caisson-run/caisson/limits"
@@ -41,9 +42,8 @@ type Options struct {
 	SandboxOptions
 
 	// Profiles are the models that answer the agent's requests, with their prices and
-	// limits; see [loop.Options]. The caller closes the models after the session. None
-	// are for a session without turns, in which the program itself makes calls and runs
-	// commands.
+	// limits; see [loop.Options]. The caller closes the models after the session. A session
+	// without turns, in which the program itself makes calls and runs commands, needs none.
 	Profiles []loop.Profile
 	// Policy decides which tool calls run; the zero value is the preset "ci": what runs
 	// in the sandbox or only reads is allowed, everything else is refused.
@@ -196,7 +196,7 @@ func newEgressOptions(list []string) (runner.EgressOptions, error) {
 		if slices.Contains(preset.Names(), s) {
 			p, err := preset.New(s, preset.Options{})
 			if err != nil {
-				return o, fmt.Errorf("open session: Options.Egress: %w", err)
+				return o, fmt.Errorf("Options.Egress: %w", err)
 			}
 			o.Presets = append(o.Presets, p)
 			o.Policy.Allow = append(o.Policy.Allow, p.Rules...)
@@ -204,7 +204,7 @@ func newEgressOptions(list []string) (runner.EgressOptions, error) {
 		}
 		r, err := rule.ParseEgress(s)
 		if err != nil {
-			return o, fmt.Errorf("open session: Options.Egress: %w", err)
+			return o, fmt.Errorf("Options.Egress: %w", err)
 		}
 		o.Policy.Allow = append(o.Policy.Allow, r)
 	}
@@ -226,10 +226,13 @@ func (s *Session) Ask(ctx context.Context, message string) (string, error) {
 // Exec runs a command of the user in the session's sandbox, beside the agent's and with
 // the same limits, and waits for its end. The records show it, Policy is not asked, and the
 // sandbox starts if need be. If ctx ends, the command gets SIGTERM, and SIGKILL after the
-// grace period; its output until then is still delivered. The fields Env, Identity,
-// NoLinks, Output and Grace of c must be zero.
+// grace period; its output until then is still delivered. Fields of c other than Argv,
+// Dir, Timeout and the streams must be zero.
 func (s *Session) Exec(ctx context.Context, c sandbox.Command) (sandbox.ExitStatus, error) {
-	if c.Env != nil || c.Identity != 0 || c.NoLinks || c.Output != (sandbox.OutputLimits{}) || c.Grace != 0 {
+	other := c
+	other.Argv, other.Dir, other.Timeout = nil, "", 0
+	other.Stdin, other.Stdout, other.Stderr = nil, nil, nil
+	if !reflect.ValueOf(other).IsZero() { // a bound that has no effect must not go unnoticed
 		return sandbox.ExitStatus{}, fmt.Errorf("run command: %w: it has more than Argv, Dir, Timeout and streams", sandbox.ErrInvalid)
 	}
 	r, err := s.session.Exec(ctx, runner.UserCommand{

@@ -219,6 +219,9 @@ func TestOpen(t *testing.T) {
 	if status, err := s.Exec(t.Context(), sandbox.Command{Argv: []string{"sh", "-c", "cat; echo made >file; exit 3"}, Stdin: strings.NewReader("in"), Stdout: &out}); err != nil || status.Code != 3 || out.String() != "in" {
 		t.Errorf("a command: %v, %v, output %q", status, err, &out)
 	}
+	if _, err := s.Exec(t.Context(), sandbox.Command{Argv: []string{"true"}, MaxMemory: 1 << 30}); !errors.Is(err, sandbox.ErrInvalid) {
+		t.Errorf("a bound that has no effect: %v", err)
+	}
 	if _, err := s.Exec(t.Context(), sandbox.Command{Argv: []string{"true"}, Identity: 1}); !errors.Is(err, sandbox.ErrInvalid) {
 		t.Errorf("a command of another identity: %v", err)
 	}

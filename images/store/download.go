@@ -24,14 +24,14 @@ func (s *Store) downloadLayers(ctx context.Context, im *reader.Image, reg *reade
 	seen := map[string]bool{}
 	var all int64
 	for _, l := range im.Layers {
+		if l.Size > s.o.Limits.Bytes-all { // no size is negative, and the sum can't overflow
+			return fmt.Errorf("image %s: %w: its layers have more than %d bytes", im.Ref, images.ErrRefused, s.o.Limits.Bytes)
+		}
 		all += l.Size
 		if !seen[l.Digest] && !s.blobs.hasBlob(l.Digest) {
 			missing = append(missing, l)
 		}
 		seen[l.Digest] = true
-	}
-	if all > s.o.Limits.Bytes {
-		return fmt.Errorf("image %s: %w: its layers have %d bytes: want at most %d", im.Ref, images.ErrRefused, all, s.o.Limits.Bytes)
 	}
 	if len(missing) == 0 {
 		return nil

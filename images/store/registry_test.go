@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -22,6 +23,8 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/internal/digest"
 	"github.com/caisson-run/caisson/images/internal/imagetest"
+	"github.com/caisson-run/caisson/images/layer"
+	"github.com/caisson-run/caisson/images/store/internal/reader"
 )
 
 func TestRegistryFaults(t *testing.T) {
@@ -274,4 +277,14 @@ func TestRetry(t *testing.T) {
 	_, release := rootfs(t, s, reg.ref(t, "x:1"))
 	release()
 	noHalves(t, s)
+}
+
+// TestSizesThatOverflow tests that layers whose sizes add up to a negative number are refused
+// before anything is downloaded.
+func TestSizesThatOverflow(t *testing.T) {
+	s := openStore(t, storeDir(t))
+	im := &reader.Image{Layers: []layer.Layer{{Digest: "sha256:a", Size: math.MaxInt64}, {Digest: "sha256:b", Size: math.MaxInt64}}}
+	if err := s.downloadLayers(t.Context(), im, nil); !errors.Is(err, images.ErrRefused) {
+		t.Errorf("%v, want ErrRefused", err)
+	}
 }

@@ -259,11 +259,14 @@ func (c *Client) fetchHop(ctx context.Context, t rule.Target) (_ Response, next 
 	return res, next, err
 }
 
-// notAllowedFailure returns the failure for a URL that is not on the allowlist.
-// It lists what is allowed.
+// notAllowedFailure returns the failure for a URL that is denied, or not on the allowlist,
+// which it lists.
 func (c *Client) notAllowedFailure(t rule.Target) error {
 	if len(c.opts.Allow) == 0 {
 		return newDenied("not_allowed", "nothing may be fetched in this session")
+	}
+	if rule.AllowsTarget(c.opts.Allow, t) {
+		return newDenied("not_allowed", "%s is denied in this session", clipText(t.String(), 200))
 	}
 	const maxListed = 20
 	var list []string

@@ -22,6 +22,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
 // serveHello responds with a short text.
@@ -106,6 +107,14 @@ func TestNotAllowed(t *testing.T) {
 		some.requireRefused(u, why)
 	}
 	c.requireUntouched(t)
+	secret, err := rule.ParseEgress(c.url + "/guide/secret/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	denied := newLocalFixture(t, Options{Deny: []rule.Rule{secret}}, c.url+"/guide/")
+	if _, err := denied.get(c.url + "/guide/secret/x"); err == nil || !strings.Contains(err.Error(), "is denied in this session") || strings.Contains(err.Error(), "allowlist") {
+		t.Errorf("a denied page of an allowed place: %v", err)
+	}
 	d := some.requireRefused(strings.Replace(c.url, "//", "//user:hunter2@", 1)+"/a\u202eb", "userinfo")
 	if strings.Contains(fmt.Sprint(d), "hunter2") || strings.Contains(d.URL, "\u202e") {
 		t.Errorf("recorded %+v", d)

@@ -139,6 +139,7 @@ func TestOutputLooks(t *testing.T) {
 		"tail of all":     {`{"handle":"long","tail":9}`, ", the end]", "after\n"},
 		"tail of nothing": {`{"handle":"empty","tail":3}`, "bytes 0 to 0, the end]", ""},
 		"pattern":         {`{"handle":"command-0001-stdout","pattern":"line 99[0-2]$"}`, "3 matches in 1001 lines]", "991: line 990\n992: line 991\n993: line 992\n"},
+		"pattern, from 0": {`{"handle":"command-0001-stdout","pattern":"line 990$","offset":0}`, "1 match in 1001 lines]", "991: line 990\n"},
 		"pattern, more":   {`{"handle":"command-0001-stdout","pattern":"line","limit":1}`, "1 match; there are more: go on with offset 2]", "1: line 1\n"},
 		"pattern, on":     {`{"handle":"command-0001-stdout","pattern":"LINE 1000","ignore_case":true,"offset":900}`, "1 match in 102 lines]", "1001: line 1000\n"},
 		"no match":        {`{"handle":"command-0001-stdout","pattern":"nowhere"}`, "0 matches in 1001 lines]", ""},

@@ -204,6 +204,7 @@ func (p *page) showLines(first, count int64) error {
 
 // showMatches shows matching lines with their numbers, from the line first.
 func (p *page) showMatches(re *regexp.Regexp, first, most int64) error {
+	first = max(first, 1)
 	number, found := int64(0), int64(0)
 	long := 0
 	var b strings.Builder
