@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -39,6 +40,9 @@ type backends struct {
 	logger *zap.Logger
 }
 
+// pathLock guards changes of this process's PATH.
+var pathLock sync.Mutex
+
 // openBackends makes the host from the settings. Nothing is started, and no engine is
 // contacted. w is nil where the command has no workspace.
 func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
@@ -51,6 +55,8 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 		workspace = w.Path
 	}
 	finder.Writable = func() []string { return s.writableDirs(workspace) }
+	pathLock.Lock() // sessions of a server open at once
+	defer pathLock.Unlock()
 	writable := finder.Writable()
 	if w == nil {
 		if here, err := workspaceFor(s.environ, ""); err == nil { // home and what holds it are none

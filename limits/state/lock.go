@@ -45,6 +45,10 @@ const (
 	lastPause  = 16 * time.Millisecond
 )
 
+// maxGone is how often a lock file may be removed between its opening and its locking before a
+// try counts as one that failed.
+const maxGone = 100
+
 func acquire(ctx context.Context, path string, wait time.Duration, try func(*flock.Flock) (bool, error)) (*Lock, error) {
 	if wait > 0 {
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -57,6 +61,7 @@ func acquire(ctx context.Context, path string, wait time.Duration, try func(*flo
 	file := flock.New(path)
 	ctx, cancel := context.WithTimeoutCause(ctx, wait, ErrHeld)
 	defer cancel()
+	gone := 0
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		ok, err := try(file)
 		if err != nil {
@@ -67,6 +72,9 @@ func acquire(ctx context.Context, path string, wait time.Duration, try func(*flo
 		}
 		if ok {
 			_ = file.Close() // its holder has removed the file meanwhile
+			if gone++; gone < maxGone {
+				continue // nobody holds it: even a caller that doesn't wait can have it
+			}
 		}
 		select {
 		case <-time.After(pause):

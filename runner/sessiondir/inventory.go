@@ -1,6 +1,7 @@
 package sessiondir
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/caisson-run/caisson/limits/state"
 )
@@ -32,6 +34,9 @@ type inventory struct {
 	Repositories [][]byte `json:"repositories"`
 }
 
+// inventoryTime bounds the wait for a session that compares an inventory.
+const inventoryTime = 5 * time.Second
+
 // KeepInventory writes and locks the list of the repositories of the session whose
 // directory is dir. remove removes it.
 func KeepInventory(dir, workspace string, repositories []string) (remove func() error, err error) {
@@ -44,7 +49,7 @@ func KeepInventory(dir, workspace string, repositories []string) (remove func() 
 	if err != nil {
 		return nil, fmt.Errorf("keep inventory: %w", err)
 	}
-	lock, err := state.TryAcquire(path)
+	lock, err := state.Acquire(context.Background(), path, inventoryTime) // another session may compare an earlier one
 	if err != nil {
 		return nil, fmt.Errorf("keep inventory: %w", err)
 	}

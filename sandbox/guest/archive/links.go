@@ -46,6 +46,9 @@ func (u *unpacker) makeLinks() (err error) {
 			return err
 		}
 		if there, err := u.dir.Readlink(path.Base(name)); err == nil && there == u.links[name].target {
+			if err := u.setOwner(u.dir, path.Base(name), u.links[name].owner); err != nil {
+				return err
+			}
 			continue
 		}
 		own[name] = true

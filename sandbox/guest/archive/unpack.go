@@ -361,14 +361,16 @@ func (u *unpacker) finishDirectories() error {
 }
 
 // setOwner sets the owner and group of a name, if owners are restored. Ids that this user
-// namespace doesn't have change nothing.
+// namespace or the mount doesn't have change nothing.
 func (u *unpacker) setOwner(in *os.Root, name string, to owner) error {
 	if !u.owners {
 		return nil
 	}
 	err := in.Lchown(name, to.uid, to.gid)
-	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EPERM) {
-		return nil
+	for _, absent := range []error{syscall.EINVAL, syscall.EOVERFLOW, syscall.EPERM, errors.ErrUnsupported} {
+		if errors.Is(err, absent) {
+			return nil
+		}
 	}
 	return err
 }
