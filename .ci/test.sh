@@ -41,18 +41,20 @@ link='-ldflags=-s -w'
 
 "$GO" build -C .ci/tools -o ../bin/gotestsum gotest.tools/gotestsum
 PATH="$("$GO" env GOROOT)/bin:$PWD/.ci/bin:$PATH" # gotestsum runs the go command of the PATH
-status=0 run=0
+status=0 run=0 slowly=
 # Runs the tests of a directory's packages: run_tests DIRECTORY PACKAGES [FLAG]...
 # Many tests have deadlines, which a machine that others use misses at times: if a few
 # fail, each runs once more, alone.
 run_tests() {
 	directory=$1 patterns=$2 run=$((run + 1))
 	shift 2
-	(cd "$directory" && gotestsum -f standard-quiet --jsonfile "$logs/$run.json" --rerun-fails=1 --rerun-fails-run-root-test \
+	(cd "$directory" && $slowly gotestsum -f standard-quiet --jsonfile "$logs/$run.json" --rerun-fails=1 --rerun-fails-run-root-test \
 		--rerun-fails-report "$logs/$run.repeated" --packages "$patterns" -- -count=1 "$@") || status=1
 	# A package that fails without a failed test, because a goroutine is left, would pass
 	# when none of its tests runs again.
 	failures=$(grep '"Action":"fail"' "$logs/$run.json" || true)
+	# After a crash of the runtime, tests that had not run would not be missed either.
+	! grep '"Output":"fatal error: ' "$logs/$run.json" || status=1
 	for package in $(echo "$failures" | sed -n 's/.*"Package":"\([^"]*\)","Elapsed".*/\1/p'); do
 		echo "$failures" | grep -q "\"Package\":\"$package\",\"Test\"" || {
 			echo "FAIL	$package, without a failed test"
@@ -73,7 +75,9 @@ packages="$(echo "$packages" | grep -E "$longest") $(echo "$packages" | grep -vE
 # What the other modules and the end-to-end tests compile takes the processors while the
 # packages wait. Some tests of e2e only read the source.
 source='^Test(Anchors|CommandLineText|CorpusTable|Design.*|DocumentLinks|GuestLinksLittle|InitAllocations|Layers.*|Libraries.*|RootPackageIsSmall|.*Table|TablesSeeFaults)$'
+# They are nice, so that no test of the others misses a deadline for them.
 (
+	slowly='nice -n 15'
 	for module in .ci .ci/otel .ci/ollamawire .ci/junit .ci/s3 .ci/deploy sandbox/oci/runsc; do
 		run_tests $module ./...
 	done
@@ -81,7 +85,7 @@ source='^Test(Anchors|CommandLineText|CorpusTable|Design.*|DocumentLinks|GuestLi
 	exit "$status"
 ) >"$logs/modules" 2>&1 &
 modules=$! run=100
-run_tests . "$packages" -timeout=25m -p=3 -parallel=4 $vet $race "$link"
+run_tests . "$packages" -timeout=45m -p=3 -parallel=4 $vet $race "$link"
 wait "$modules" || status=1
 modules=
 cat "$logs/modules"

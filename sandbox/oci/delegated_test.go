@@ -145,7 +145,10 @@ func TestUserDelegated(t *testing.T) {
 		if err != nil || exit.Status.Success() || !strings.Contains(errs.String(), "fork") {
 			t.Errorf("70 processes: %v, %v, %.200s", exit.Status, err, errs.String())
 		}
-		exit, err = sandbox.Run(t.Context(), sb, sandbox.Command{Argv: []string{"sh", "-c", "head -c 400m /dev/zero | tail -c 399m | wc -c"}, Timeout: 20 * time.Second})
+		exit, err = sandbox.Run(t.Context(), sb, sandbox.Command{Argv: []string{"sh", "-c", "head -c 400m /dev/zero | tail -c 399m | wc -c"}, Timeout: 5 * time.Minute})
+		if exit.Status.TimedOut {
+			t.Fatal("400 MiB took five minutes")
+		}
 		if k == GVisor { // where it ends the sandbox
 			<-sb.Done()
 		}
