@@ -82,7 +82,7 @@ func (v Spilled) copyTo(w io.Writer, dir string) error {
 	case err != nil:
 		return fmt.Errorf("its value %s can't be read: %w", v.Path, err)
 	case n != int64(v.Bytes) || hex.EncodeToString(sum.Sum(nil)) != v.SHA256:
-		return fmt.Errorf("its value %s was changed: it has not the size and hash that the record says", v.Path)
+		return fmt.Errorf("its value %s was changed: its size or hash differs from the record", v.Path)
 	}
 	return nil
 }

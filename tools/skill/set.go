@@ -10,7 +10,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Trust is whose text a skill is.
+// Trust says whose text a skill counts as.
 type Trust string
 
 // The levels of trust, as records have them.
@@ -29,7 +29,7 @@ type Skill struct {
 	Document
 
 	Trust Trust
-	// Path is that of the SKILL.md, relative to the workspace; for the operator's
+	// Path is the path of the SKILL.md, relative to the workspace; for the operator's
 	// skills it is for display. It may hold control characters.
 	Path string
 	// Bytes is the size of the file, SHA256 the hex hash of it.

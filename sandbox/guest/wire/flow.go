@@ -25,8 +25,8 @@ func newCredit(window int) *Credit {
 	return &Credit{n: window, window: window, wake: make(chan struct{}, 1)}
 }
 
-// Grant adds what the receiver granted. More than the window in all is
-// [ErrProtocol].
+// Grant adds what the receiver granted. It returns [ErrProtocol] if the credit would exceed
+// the window.
 func (c *Credit) Grant(n uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

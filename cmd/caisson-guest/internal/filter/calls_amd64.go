@@ -11,7 +11,7 @@ const auditArch = unix.AUDIT_ARCH_X86_64
 // foreignBit marks calls of the x32 ABI (__X32_SYSCALL_BIT).
 const foreignBit = 0x40000000
 
-// refusedHere lists those of this processor only.
+// refusedHere lists the refused calls that only this processor has.
 var refusedHere = []uint32{unix.SYS_IOPL, unix.SYS_IOPERM, unix.SYS_MODIFY_LDT}
 
 // Calls that only this processor has, with the argument that holds the mode, or

@@ -11,7 +11,7 @@ const auditArch = unix.AUDIT_ARCH_AARCH64
 // foreignBit is zero: there is no second ABI with the same audit value.
 const foreignBit = 0
 
-// refusedHere lists those of this processor only.
+// refusedHere lists the refused calls that only this processor has.
 var refusedHere []uint32
 
 // Calls that only this processor has: none.

@@ -82,8 +82,8 @@ func (s Slots) WriteAll(to syscall.RawConn, b []byte) (err error) {
 	return err
 }
 
-// Pump reads one stream of a command. Run it in a goroutine; the other methods
-// are safe for concurrent use.
+// Pump reads one stream of a command. Run does, in a goroutine of its own; Finish and
+// Abandon may be called meanwhile.
 type Pump struct {
 	o       Options
 	src     *os.File
