@@ -205,7 +205,7 @@ func TestDistantEngine(t *testing.T) {
 	})
 	took := time.Since(began)
 	t.Logf("searched %d files in %v", files, took)
-	if err != nil || files != 4952 || found != "src/77/7" || took > 5*time.Second {
+	if err != nil || files != 4952 || found != "src/77/7" || took > time.Minute { // a question for each file takes minutes
 		t.Errorf("searched %d files in %v, found %q: %v", files, took, found, err)
 	}
 	began = time.Now()
