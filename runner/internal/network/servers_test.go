@@ -66,7 +66,7 @@ func TestServers(t *testing.T) {
 		notify(7)
 		called, refused := n.TrackCommand("tu_1", "npm ci")
 		called(8)
-		const agent, one, none = 10001, 50001, 50002
+		const agent, one, none = 10001, 61001, 61002
 		agentWant := "502" // the name is resolved, which fails
 		if reserved {
 			agentWant = "403"
