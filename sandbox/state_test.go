@@ -68,9 +68,9 @@ func TestExitStatus(t *testing.T) {
 	}{
 		{ExitStatus{}, "exit code 0", true},
 		{ExitStatus{Code: 3}, "exit code 3", false},
-		{ExitStatus{TimedOut: true}, "exit code 0 (timed out)", false},
-		{ExitStatus{Code: -1, Signal: 9, OOMKilled: true}, "signal 9 (out of memory)", false},
-		{ExitStatus{Code: -1, Signal: 15, Cancelled: true}, "signal 15 (cancelled)", false},
+		{ExitStatus{TimedOut: true}, "exit code 0, timed out", false},
+		{ExitStatus{Code: -1, Signal: 9, OOMKilled: true}, "signal 9 (SIGKILL), out of memory", false},
+		{ExitStatus{Code: -1, Signal: 15, Cancelled: true}, "signal 15 (SIGTERM), cancelled", false},
 	} {
 		if tt.status.String() != tt.text || tt.status.Success() != tt.success {
 			t.Errorf("%+v: %q success %t, want %q %t", tt.status, tt.status, tt.status.Success(), tt.text, tt.success)
