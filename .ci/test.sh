@@ -48,7 +48,7 @@ status=0 run=0 slowly=
 run_tests() {
 	directory=$1 patterns=$2 run=$((run + 1))
 	shift 2
-	(cd "$directory" && $slowly gotestsum -f standard-quiet --jsonfile "$logs/$run.json" --rerun-fails=1 --rerun-fails-run-root-test \
+	(cd "$directory" && $slowly gotestsum -f standard-quiet --jsonfile "$logs/$run.json" --rerun-fails=1 \
 		--rerun-fails-report "$logs/$run.repeated" --packages "$patterns" -- -count=1 "$@") || status=1
 	# A package that fails without a failed test, because a goroutine is left, would pass
 	# when none of its tests runs again.
@@ -63,13 +63,10 @@ run_tests() {
 	done
 }
 
-# The time limits are three times what the slowest package needs, so that a test
-# that hangs fails well before CI gives up.
-# The end-to-end tests list what is left on the machine, so they run alone.
-# Tests that call t.Parallel, and the packages with a runtime, wait for most of
-# their time: several at once need less than one that works. The longest packages
-# start first, so that the others run beside them.
-longest='/sandbox/(oci|docker)$'
+# The end-to-end tests list what is left on the machine, so they run alone. The other
+# packages wait for most of their time, so several run at once, the longest first. The
+# time limits are three times what these need.
+longest='/(sandbox/(oci|docker)|runner/batch)$'
 packages=$("$GO" list ./... | grep -v /e2e)
 packages="$(echo "$packages" | grep -E "$longest") $(echo "$packages" | grep -vE "$longest")"
 # What the other modules and the end-to-end tests compile takes the processors while the

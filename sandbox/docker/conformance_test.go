@@ -37,7 +37,7 @@ func TestConformance(t *testing.T) {
 	target.UserImageRefused = os.Geteuid() != 0
 	target.WritableImage = images.Reference{Scheme: images.SchemeName, Value: writable}
 	if dir := os.Getenv(memberHelper); dir != "" {
-		target.Probe, target.FloodBytes, target.Brief = filepath.Join(dir, "probe"), 16<<20, true
+		target.Probe, target.Brief, target.SameInside = filepath.Join(dir, "probe"), true, true
 		target.Pause = nil // root's run has waited for it
 	}
 	sandboxtest.Run(t, target)
@@ -49,7 +49,7 @@ func TestConformanceCopy(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	b.backend = b.open(t, Options{Logger: zap.NewNop()})
 	target := b.target()
-	target.OnCopies, target.Brief, target.FloodBytes = true, true, 16<<20
+	target.OnCopies, target.Brief, target.SameInside = true, true, true
 	sandboxtest.Run(t, target)
 }
 

@@ -35,7 +35,7 @@ func TestPooled(t *testing.T) {
 		target.UserImage = nil // the bed has no images
 		p, err := pool.New(b.backend, pool.Options{Size: 2, StateDir: b.state})
 		must(t, err)
-		target.Backend, target.Brief, target.FloodBytes = p, true, 16<<20
+		target.Backend, target.Brief, target.SameInside = p, true, true
 		sandboxtest.Run(t, target)
 		must(t, p.Close())
 	})

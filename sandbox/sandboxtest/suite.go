@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -75,6 +76,9 @@ type Target struct {
 	// Brief makes repetitions fewer, for a second run of a backend that differs
 	// in its user or in its runtime.
 	Brief bool
+	// SameInside leaves out the checks of streams, commands, cancellation and load: for
+	// a second run of a backend that only makes its sandboxes in another way.
+	SameInside bool
 	// NoOverlay reports whether this backend has no overlay mode here, and must
 	// refuse it.
 	NoOverlay bool
@@ -144,14 +148,21 @@ type check struct {
 
 // allChecks returns the whole suite, in the order in which it runs.
 func allChecks() []check {
-	var all []check
-	for _, group := range [][]check{
-		streamChecks(), commandChecks(), cancelChecks(), fileChecks(), mountChecks(), isolationChecks(), identityChecks(), kernelChecks(), hostChecks(), setIDChecks(), egressChecks(),
-		userChecks(), imageUserChecks(), sessionChecks(), rootChecks(), limitChecks(), loadChecks(), lifeChecks(),
-	} {
-		all = append(all, group...)
-	}
-	return all
+	return slices.Concat(streamChecks(), commandChecks(), cancelChecks(), fileChecks(), mountChecks(), isolationChecks(), identityChecks(), kernelChecks(), hostChecks(),
+		setIDChecks(), egressChecks(), userChecks(), imageUserChecks(), sessionChecks(), rootChecks(), limitChecks(), loadChecks(), lifeChecks())
+}
+
+// insideChecks returns the checks that don't depend on how the sandbox was made.
+func insideChecks() []check {
+	return slices.Concat(streamChecks(), commandChecks(), cancelChecks(), loadChecks())
+}
+
+// checks returns the checks that the target is held to.
+func (t Target) checks() []check {
+	return slices.DeleteFunc(allChecks(), func(c check) bool {
+		return c.programs && t.NoPrograms || c.writable && t.WritableImage.Scheme == "" || c.user && t.UserImage == nil || c.shared && t.OnCopies ||
+			t.SameInside && slices.ContainsFunc(insideChecks(), func(other check) bool { return other.name == c.name })
+	})
 }
 
 // checkTime bounds one check, starts of sandboxes included.
@@ -172,10 +183,7 @@ func Run(t *testing.T, target Target) {
 	}
 	waiting, ended := startWaiting(t, shared)
 	defer ended()
-	for _, c := range allChecks() {
-		if c.programs && target.NoPrograms || c.writable && target.WritableImage.Scheme == "" || c.user && target.UserImage == nil || c.shared && target.OnCopies {
-			continue
-		}
+	for _, c := range target.checks() {
 		t.Run(c.name, func(t *testing.T) {
 			var err error
 			if result, ok := waiting[c.name]; ok {
@@ -203,7 +211,7 @@ func startWaiting(t *testing.T, shared *env) (results map[string]chan error, end
 	results = map[string]chan error{}
 	var all sync.WaitGroup
 	if f := flag.Lookup("test.run"); f == nil || !strings.Contains(f.Value.String(), "/") {
-		for _, c := range allChecks() {
+		for _, c := range shared.target.checks() {
 			if !c.waits {
 				continue
 			}

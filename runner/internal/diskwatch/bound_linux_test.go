@@ -119,7 +119,7 @@ func TestBound(t *testing.T) {
 		t.Fatal("not ended")
 	}
 	var e *limits.ExceededError
-	if !errors.As(context.Cause(ctx), &e) || e.Kind != limits.KindDisk || e.Dir != "/home/agent" || e.Limit != most || e.Used < 2*most || e.Files {
+	if !errors.As(context.Cause(ctx), &e) || e.Kind != limits.KindDisk || e.Dir != "/home/agent" || e.Limit != most || e.Used <= most || e.Files { // it may be counted before it is whole
 		t.Errorf("ended with %v", context.Cause(ctx))
 	}
 	stop()
