@@ -76,7 +76,7 @@ source='^Test(Anchors|CommandLineText|CorpusTable|Design.*|DocumentLinks|GuestLi
 (
 	slowly='nice -n 15'
 	for module in .ci .ci/otel .ci/ollamawire .ci/junit .ci/s3 .ci/deploy sandbox/oci/runsc; do
-		run_tests $module ./...
+		run_tests $module ./... -timeout=45m # some build servers
 	done
 	run_tests . ./e2e $vet $race "$link" -run "$source"
 	exit "$status"
@@ -86,7 +86,7 @@ run_tests . "$packages" -timeout=45m -p=3 -parallel=4 $vet $race "$link"
 wait "$modules" || status=1
 modules=
 cat "$logs/modules"
-run_tests . ./e2e/... -timeout=30m -parallel=6 $vet $race "$link" -skip "$source"
+run_tests . ./e2e/... -timeout=45m -parallel=6 $vet $race "$link" -skip "$source"
 
 cat "$logs"/*.json >"$logs/all"
 gotestsum tool slowest --jsonfile "$logs/all" --threshold 1s --num 20
