@@ -20,7 +20,10 @@ func commandEnding(metadata map[string]any) string {
 	code, ran := number("exit_code")
 	signal, killed := number("signal")
 	exit := sandbox.Exit{
-		Status:       sandbox.ExitStatus{Code: code, Signal: signal, TimedOut: metadata["timed_out"] == true, OOMKilled: metadata["oom_killed"] == true},
+		Status: sandbox.ExitStatus{
+			Code: code, Signal: signal,
+			TimedOut: metadata["timed_out"] == true, Cancelled: metadata["cancelled"] == true, OOMKilled: metadata["oom_killed"] == true,
+		},
 		PIDsLimitHit: metadata["pids_limit_hit"] == true,
 	}
 	if metadata["full"] != nil {
