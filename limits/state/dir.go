@@ -16,14 +16,13 @@ type DirError struct {
 }
 
 // Error names the directory and the reason.
-func (e *DirError) Error() string { return "the state directory " + e.Path + " " + e.Reason }
+func (e *DirError) Error() string { return "the directory " + e.Path + " " + e.Reason }
 
 // Unwrap returns the cause.
 func (e *DirError) Unwrap() error { return e.Err }
 
-// CheckDir returns a [DirError] for a directory that can't be trusted with state: what is in
-// it is believed because it is there. A symlink is refused, because the owner of the directory
-// that contains it chooses its target.
+// CheckDir returns a [DirError] for a directory that another user owns or can write to. Stores
+// believe what is in their directories, so nobody else may change it. Symlinks are refused.
 func CheckDir(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -55,11 +54,12 @@ func OpenDir(path string) (*os.Root, error) {
 	return root, nil
 }
 
-// useTime is how exactly [MarkUsed] records a use.
+// useTime is the age from which [MarkUsed] sets times anew.
 const useTime = time.Hour
 
-// MarkUsed records in a file's times that it is used now, to the hour: the times may be part
-// of what identifies the file. An error is ignored: what expires too early is made again.
+// MarkUsed sets a file's times to now, for [Expire], unless they are less than an hour old.
+// Some callers identify a file by its times, so they don't change at each use. An error is
+// ignored: a file that expires too early is made again.
 func MarkUsed(path string) {
 	now := time.Now()
 	if info, err := os.Stat(path); err == nil && now.Sub(info.ModTime()).Abs() < useTime {

@@ -35,10 +35,13 @@ func Read(path string, limit int64) ([]byte, error) {
 	}
 	defer func() { _ = f.Close() }() // only read
 	text, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(text)) > limit {
-		err = damaged
+	if err != nil {
+		return nil, err
 	}
-	return text, err
+	if int64(len(text)) > limit {
+		return nil, damaged
+	}
+	return text, nil
 }
 
 // Decode decodes a JSON document that a store wrote. It returns an error for unknown

@@ -16,16 +16,17 @@ import (
 // [Lock] of this one.
 var ErrHeld = errors.New("another process holds it")
 
-// Forever as the wait for a lock means to wait until the context ends.
+// Forever is a wait for a lock that only the end of the context ends.
 const Forever time.Duration = math.MaxInt64
 
-// Lock is a lock between processes on a file, which it makes if it is missing. A file that
-// is replaced needs another one for its lock. The kernel releases the lock when the process
-// ends, however it ends.
+// Lock is a lock on a file, held by one process at a time. The kernel releases it when the
+// process ends, even after a crash. Lock a file of its own and not the data: [Replace] puts
+// another file in place of the locked one.
 type Lock struct{ file *flock.Flock }
 
-// Acquire waits for the exclusive lock on a file and makes the file's directory if it is
-// missing. After wait the error is [ErrHeld]; if ctx ends, it is the cause.
+// Acquire takes the exclusive lock on a file, which it makes if it is missing, and waits while
+// others hold the lock. If they still hold it after wait, the error wraps [ErrHeld]; if ctx
+// ends, it wraps the cause. With a wait, Acquire also makes the file's directory.
 func Acquire(ctx context.Context, path string, wait time.Duration) (*Lock, error) {
 	return acquire(ctx, path, wait, (*flock.Flock).TryLock)
 }
@@ -35,8 +36,7 @@ func AcquireShared(ctx context.Context, path string, wait time.Duration) (*Lock,
 	return acquire(ctx, path, wait, (*flock.Flock).TryRLock)
 }
 
-// TryAcquire takes the exclusive lock on a file, or returns [ErrHeld] at once. It makes no
-// directory.
+// TryAcquire is [Acquire] without a wait. It makes no directory.
 func TryAcquire(path string) (*Lock, error) { return Acquire(context.Background(), path, 0) }
 
 // The pauses between two tries. Most locks are held for a millisecond.

@@ -35,7 +35,7 @@ func TestRead(t *testing.T) {
 		"file": nil, "long": ErrDamaged, "directory": ErrDamaged, "symlink": ErrDamaged, "none": fs.ErrNotExist,
 	} {
 		text, err := Read(at(name), 4)
-		if !errors.Is(err, want) || err == nil && string(text) != "1234" {
+		if !errors.Is(err, want) || err == nil && string(text) != "1234" || err != nil && text != nil {
 			t.Errorf("%s: %q, %v", name, text, err)
 		}
 	}
