@@ -141,6 +141,10 @@ func (q *Quarantine) Scripts() []string { return q.found.scripts }
 // also renames those that the command changed. It returns when ctx ends: the look goes on
 // in the background then, until CheckAtEnd. There is one look at a time, so that a caller
 // may share the next one with others.
+//
+// Other commands may run meanwhile: those of later calls, or in the background. A repository
+// that one of them is still making is renamed all the same, and the command fails. It is live
+// already, and nothing else bounds how long such a command could keep it so.
 func (q *Quarantine) CheckAfterCommand(ctx context.Context) {
 	if !q.found.whole { // it is unknown which ones are new
 		return
@@ -248,11 +252,14 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 		s.changedObeyed(ctx, q.found.obeyed, func(p, why string) { q.renamePath(ctx, p, why, doors) })
 		err = contextError(ctx)
 	}
-	if err != nil {
+	if err != nil && !isReplaced(ctx) {
 		q.opts.Log.Warn("look for repositories", zap.Error(err))
 		q.addFailure(record.Quarantined{Path: ".", Why: "the look for repositories did not end: " + err.Error()})
 	}
 }
+
+// isReplaced reports whether the look at the end does all that a look with ctx leaves.
+func isReplaced(ctx context.Context) bool { return errors.Is(context.Cause(ctx), errTurnsOver) }
 
 // checkKnown renames the repositories that were there when the session began, still are,
 // and were changed.
@@ -344,6 +351,9 @@ func (q *Quarantine) renamePath(ctx context.Context, p, why string, doors *close
 		restore := doors.openParents(ctx, p)
 		_, err = q.opts.Change(ctx, op)
 		restore()
+	}
+	if err != nil && isReplaced(ctx) {
+		return ""
 	}
 	if err != nil {
 		q.opts.Log.Warn("quarantine", zap.String("path", p), zap.Error(err))

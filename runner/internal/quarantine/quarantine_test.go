@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
@@ -181,6 +182,8 @@ func TestLooksGoOn(t *testing.T) {
 		return do()
 	}
 	q := b.recorded()
+	core, logged := observer.New(zap.WarnLevel)
+	q.opts.Log = zap.New(core)
 	over, cancel := context.WithCancelCause(t.Context())
 	cancel(nil)
 	b.change("mkdir -p a/.git")
@@ -220,6 +223,9 @@ func TestLooksGoOn(t *testing.T) {
 	close(begun)
 	if len(q.failed) > 0 || b.exists("c/.git") || b.exists("d/.git") {
 		t.Errorf("renamed %q, failed %v", q.renamed(), q.failures())
+	}
+	if logged.Len() > 0 {
+		t.Errorf("the end of the turns is logged as %v", logged.All())
 	}
 }
 
