@@ -27,14 +27,21 @@ func DisplayLines(s string) (safe string, hidden bool) {
 }
 
 // ModelLines is [DisplayLines] for text that a model reads. It keeps blanks of any width,
-// which French puts before a colon, and joiners, without which words and emoji change.
+// which French puts before a colon, and one joiner behind a visible character: without it,
+// words and emoji change. Several in a row can hide a message.
 func ModelLines(s string) string {
+	last := ' '
 	safe, _ := displayText(s, func(r rune) bool {
-		joins := r == 0x200c || r == 0x200d
+		before := last
+		last = r
+		joins := isJoiner(r) && !isJoiner(before) && !unicode.IsSpace(before)
 		return r == '\n' || r == '\t' || joins || unicode.Is(unicode.Zs, r) || !needsEscape(r)
 	})
 	return safe
 }
+
+// isJoiner reports whether r is the zero-width joiner or non-joiner.
+func isJoiner(r rune) bool { return r == 0x200c || r == 0x200d }
 
 // CopyText makes text of several lines safe for a clipboard. It is used as it is there, not
 // looked at, so only what a terminal would obey, what reorders text, and what can hide a

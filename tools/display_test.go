@@ -51,11 +51,14 @@ func TestDisplay(t *testing.T) {
 	}
 }
 
-// TestModelLines: blanks and joiners stay, and what hides or reorders text doesn't.
+// TestModelLines: blanks and single joiners stay, and what hides or reorders text doesn't.
 func TestModelLines(t *testing.T) {
 	const plain = "Qui\u202f? «\u00a0Moi\u00a0»\n\t\u3000👩\u200d💻 می\u200cخواهم ❤\ufe0f"
 	if got := ModelLines(plain); got != plain {
 		t.Errorf("it became %q", got)
+	}
+	if got := ModelLines("\u200da\u200d\u200cb\u200c\u200c \u200d\n\u200cc\u200d"); got != `\u200d`+"a\u200d"+`\u200c`+"b\u200c"+`\u200c \u200d`+"\n"+`\u200c`+"c\u200d" {
+		t.Errorf("joiners became %q", got)
 	}
 	if got := ModelLines("a\x1b\u202e\u200b\u2060\U000e0041\r\xff"); got != `a\x1b\u202e\u200b\u2060\U000e0041\r\xff` {
 		t.Errorf("it became %q", got)
