@@ -84,6 +84,10 @@ func Check(text []byte) error {
 		case err != nil:
 		case word == "RUN" && strings.HasPrefix(rest, "--") && !plainRun().MatchString(rest):
 			err = fmt.Errorf("RUN %s: the only option of RUN that is supported is --mount, with a value of letters, digits and ._/=,:@-", rest)
+		case word == "COPY" && strings.HasPrefix(rest, "--") && !plainCopy().MatchString(rest):
+			err = fmt.Errorf("COPY %s: options of COPY have no quotes and escapes, and --from has no variables", rest)
+		case word == "FROM" && !plainFrom().MatchString(rest):
+			err = fmt.Errorf("FROM %s: name an image without quotes and escapes, and with variables only behind its first / or :", rest)
 		case transport().MatchString(text):
 			err = fmt.Errorf("%q: the image may be a file outside of the build's directory: name an image of a registry", text)
 		}
@@ -101,6 +105,14 @@ var (
 	// --network=host would be another one.
 	plainRun = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^(?:--mount=[A-Za-z0-9._/=,:@-]+\s+)+(?:[^-]|-[^-])`)
+	})
+	// plainCopy matches the text after COPY if all builders read the same options, and plainFrom
+	// the text after FROM if no variable decides what kind of image it names.
+	plainCopy = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^(?:--(?:from=[A-Za-z0-9._/:@-]+|(?:chown|chmod|exclude)=[A-Za-z0-9._/:@${}*?-]+|(?:link|parents)(?:=\w+)?)\s+)+(?:[^-]|-[^-])`)
+	})
+	plainFrom = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`(?i)^(?:--platform=[a-z0-9._/${}-]+\s+)*[a-z0-9._-]+(?:[/:@][a-z0-9._/:@${}+-]*)?(?:\s+AS\s+[a-z0-9._-]+)?$`)
 	})
 	// transport matches an image that buildah reads from this machine's files.
 	transport = sync.OnceValue(func() *regexp.Regexp {

@@ -76,6 +76,8 @@ func TestCheck(t *testing.T) {
 		"#!/bin/x\n# syntax=x\nFROM a", "#!/bin/x\n{\"syntax\": \"x\"}", " {\"syntax\":\n\"x\"}", "# a\r\n# syntax=x\r\nFROM a",
 		"FROM a\nRUN --network=host b", "FROM a\nRUN --mount=type=tmpfs,target=/x --network=host b", "FROM a\nONBUILD RUN --net\\\nwork=host b", "FROM a\nRUN --mount=\"type=x\" b",
 		"FROM a\nRUN --security=insecure b", "FROM dir:/etc", "FROM --platform=linux/amd64 oci-archive:/x", "FROM a\nCOPY --from=docker-archive:/x a b", "FROM a\nRUN --mount=type=bind,from=dir:/etc,target=/x cp /x /y",
+		"ARG X=dir:/etc\nFROM $X", "ARG X=dir\nFROM $X:/etc", "ARG X=d\nFROM ${X}ir:/etc", "FROM ${X:-dir:/etc}", `FROM d\ir:/etc`, `FROM "d"ir:/etc`, "from $X AS b", "ONBUILD FROM $X", "FROM --platform=$P $X",
+		"FROM a\nCOPY --from=$X a b", "FROM a\nCOPY --from=${X} a b", "FROM a\nCOPY --chown=0 --from=$X a b", "FROM a\nCOPY --fr\\om=dir:/etc a b", "FROM a\nCOPY --from=\"d\"ir:/etc a b",
 		strings.Repeat("\n", MaxBytes+1),
 	} {
 		if err := Check([]byte(text)); err == nil {
@@ -83,8 +85,8 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	for _, text := range []string{
-		"FROM docker:dind AS dir\nCOPY --from=dir a b", "FROM a\nRUN <<E\nb\nE", "# my syntax\nFROM a\nRUN echo {} '# syntax'", "FROM $X\nRUN --mount=type=cache,target=/root/.cache a --network=host -b",
-		"FROM a\nRUN -x", "FROM a\nADD b /c",
+		"FROM docker:dind AS dir\nCOPY --from=dir a b", "FROM a\nRUN <<E\nb\nE", "# my syntax\nFROM a\nRUN echo {} '# syntax'", "FROM a\nRUN --mount=type=cache,target=/root/.cache a --network=host -b",
+		"FROM a\nRUN -x", "FROM a\nADD b /c", "ARG V=1\nFROM golang:${V} AS b\nFROM --platform=$BUILDPLATFORM r.example:5000/a/$X@sha256:0", "FROM a\nCOPY --chown=$U:$G --chmod=644 --link --from=b:1 a $D", "FROM a\nCOPY $X --from=b c",
 	} {
 		if err := Check([]byte(text)); err != nil {
 			t.Errorf("%q: %v", text, err)
