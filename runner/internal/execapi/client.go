@@ -36,10 +36,6 @@ func Run(ctx context.Context, conn net.Conn, r Request, s Streams, abandon <-cha
 	defer credit.Close()
 	r.Stdin = s.Stdin != nil
 	if err := frames.SendJSON(stream, wire.TypeOpen, r); err != nil {
-		// An owner that refuses sends its reason and closes before it reads.
-		if refused, received := receiveResult(conn, s, credit); received == nil {
-			return refused, nil
-		}
 		return Result{}, fmt.Errorf("%w: %w", errHungUp, err)
 	}
 	stop := context.AfterFunc(ctx, func() {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,9 +35,14 @@ func must(t *testing.T, err error) {
 // may be, and closes it with the test.
 func listening(t *testing.T, handle Handler) (string, *Server) {
 	t.Helper()
+	return listeningFor(t, Handlers{Run: handle})
+}
+
+func listeningFor(t *testing.T, handlers Handlers) (string, *Server) {
+	t.Helper()
 	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 30))
 	must(t, os.Mkdir(dir, 0o700))
-	s, err := Listen(t.Context(), dir, socket, Handlers{Run: handle})
+	s, err := Listen(t.Context(), dir, socket, handlers)
 	must(t, err)
 	t.Cleanup(func() { s.Close(errors.New("the test ends")) })
 	return dir, s
@@ -266,12 +272,17 @@ func TestNothingFollowsHalfAFrame(t *testing.T) {
 	}
 }
 
-// Too many at once are told so, and one that gives up is let go.
+// Too many at once are told so, and one that gives up is let go. The session can be ended
+// meanwhile.
 func TestManyPeers(t *testing.T) {
 	release := make(chan struct{})
-	dir, _ := listening(t, func(context.Context, Request, io.Reader, io.Writer, io.Writer) Result {
-		<-release
-		return Result{}
+	var ended atomic.Bool
+	dir, _ := listeningFor(t, Handlers{
+		Run: func(context.Context, Request, io.Reader, io.Writer, io.Writer) Result {
+			<-release
+			return Result{}
+		},
+		End: func() { ended.Store(true) },
 	})
 	results := make(chan Result)
 	for range maxPeers + 4 {
@@ -285,6 +296,11 @@ func TestManyPeers(t *testing.T) {
 		if r := <-results; r.Failure == nil || !strings.Contains(r.Failure.Cause, "already") {
 			t.Errorf("one too many: %+v", r)
 		}
+	}
+	conn := dial(t, dir)
+	must(t, wire.NewWriter(conn).SendJSON(stream, wire.TypeOpen, Request{End: true}))
+	if r, err := receiveResult(conn, Streams{}, nil); err != nil || r.Failure != nil || !ended.Load() {
+		t.Errorf("the end of the session: %+v, %v", r.Failure, err)
 	}
 	abandon := make(chan struct{})
 	close(abandon)
@@ -321,7 +337,7 @@ func TestDialRefuses(t *testing.T) {
 	}
 }
 
-// The helper's deadline keeps a peer that says nothing from holding a slot.
+// The deadline ends the connection of a peer that says nothing.
 func TestSilentPeerIsLetGo(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for the deadline of a silent peer")

@@ -97,15 +97,6 @@ func (s *Server) servePeer(ctx context.Context, conn *net.UnixConn) {
 		return // another user's process
 	}
 	frames := wire.NewWriter(conn)
-	select {
-	case s.slots <- struct{}{}:
-		defer func() { <-s.slots }()
-	default:
-		sendResult(conn, frames, Result{Failure: &Failure{
-			Kind: "busy", Cause: fmt.Sprintf("%d commands of users run in this session already", maxPeers), Hint: "Wait until one ends.",
-		}})
-		return
-	}
 	_ = conn.SetReadDeadline(time.Now().Add(requestTime)) // works on an open socket
 	in := wire.NewReader(conn)
 	f, err := in.Next()
@@ -117,6 +108,15 @@ func (s *Server) servePeer(ctx context.Context, conn *net.UnixConn) {
 	r.PID = pid
 	if r.End {
 		sendResult(conn, frames, s.endSession())
+		return
+	}
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	default:
+		sendResult(conn, frames, Result{Failure: &Failure{
+			Kind: "busy", Cause: fmt.Sprintf("%d commands of users run in this session already", maxPeers), Hint: "Wait until one ends.",
+		}})
 		return
 	}
 	sendResult(conn, frames, s.runCommand(ctx, conn, in, frames, r))
