@@ -624,16 +624,17 @@ func TestServeLogHasNoControls(t *testing.T) {
 }
 
 // TestServerRunsNoProgramsOfWorkspaces: once a session has a directory, no program in it runs
-// on the host, for no session. Before that, a directory in a root is like any other.
+// on the host, for no session. Before that, a directory in a root is like any other. So no
+// session may have one of PATH, or with one in it.
 func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
 	home := t.TempDir()
-	for _, name := range []string{"bin/key", "tools/caisson", "tools/caisson-guest", "tools/runsc", "one/file", "two/file"} {
+	for _, name := range []string{"keys/key", "outer/bin/other", "tools/caisson", "tools/caisson-guest", "tools/runsc", "one/file", "two/file"} {
 		path := filepath.Join(home, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("#!/bin/sh\necho secret-key\n"), 0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	path := filepath.Join(home, "bin") + ":/usr/bin:/bin"
+	path := filepath.Join(home, "outer/bin") + ":/usr/bin:/bin"
 	t.Setenv("PATH", path)
 	a := newApp(make(chan os.Signal), func(int) {})
 	a.stderr, a.environ = io.Discard, []string{"HOME=" + home, "PATH=" + path}
@@ -664,19 +665,28 @@ func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
 	}
 	check := func(b *sessionBuilder, found bool) {
 		t.Helper()
-		key, err := readKey(t.Context(), b.environ, []string{"key"}, b.writableDirs(b.workspace.Path))
+		key, err := readKey(t.Context(), b.environ, []string{filepath.Join(home, "keys/key")}, b.writableDirs(b.workspace.Path))
 		if (err == nil && key == "secret-key") != found {
 			t.Errorf("%s: the command printed %q, %v", b.workspace.Path, key, err)
 		}
-		if _, err := b.finder.Find(new(filepath.Join(home, "bin/key")), "none"); (err == nil) != found {
+		if _, err := b.finder.Find(new(filepath.Join(home, "keys/key")), "none"); (err == nil) != found {
 			t.Errorf("%s: the program was looked for: %v", b.workspace.Path, err)
 		}
 	}
 	one := open("one")
 	check(one, true)
-	open("bin")
+	open("keys")
 	check(one, false)
 	check(open("two"), false)
+	for _, workspace := range []string{"outer", "outer/bin"} {
+		var refused *server.PrepareError
+		if _, err := h.openSession(workspace, config.Asked{}); !errors.As(err, &refused) || !strings.Contains(refused.Problem.Cause, filepath.Join(home, "outer/bin")) {
+			t.Errorf("workspace %s: %v", workspace, err)
+		}
+	}
+	if key, err := readKey(t.Context(), one.environ, []string{"other"}, one.writableDirs(one.workspace.Path)); err != nil || key != "secret-key" {
+		t.Errorf("a program of PATH printed %q, %v", key, err)
+	}
 	_, err = h.openSession("tools", config.Asked{})
 	if cause := errors.Unwrap(err); cause == nil || !strings.Contains(cause.Error(), filepath.Join(home, "tools/caisson-guest")) {
 		t.Errorf("a workspace with programs of the server: %v", err)

@@ -141,11 +141,17 @@ func (h *serverHost) openSession(workspace string, asked config.Asked) (_ *sessi
 
 // newBuilder returns the builder of a session with what a client asks for. From now on, no
 // program in the session's workspace runs on this machine. So the workspace can't hold a
-// program that the server runs for all sessions.
+// program that the server runs for all sessions, nor a directory of PATH, unless the operator
+// named it as a root.
 func (h *serverHost) newBuilder(s *settings, w *runner.Workspace, wishes config.File) (*sessionBuilder, error) {
 	if program := h.base.findProgramIn(w.Path); program != "" {
 		return nil, &server.PrepareError{Code: "refused", Err: fmt.Errorf("%s lies in the workspace %s", program, w.Path), Problem: record.Problem{
 			Cause: "the workspace holds a program that this server runs on its own machine", Hint: "Work on another directory.",
+		}}
+	}
+	if dir := h.base.findPathDir(w.Path); dir != "" && !slices.ContainsFunc(h.roots, func(r root) bool { return r.path == w.Path }) {
+		return nil, &server.PrepareError{Code: "refused", Problem: record.Problem{
+			Cause: fmt.Sprintf("the workspace holds %s, which is in the server's PATH: no session could use its programs any more", dir), Hint: "Work on another directory.",
 		}}
 	}
 	s.workspaces = &h.workspaces
