@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/outfile"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/caches"
@@ -195,7 +195,7 @@ const judgeTail = 4 << 10
 // judgeAttempt runs the judge in a fresh sandbox on the result of an attempt, and drops
 // what it changes.
 func judgeAttempt(ctx context.Context, session *runner.Session, command string, t *attempt) error {
-	out := &tailWriter{}
+	out := &limits.Tail{Size: judgeTail}
 	v, _, err := runner.Verify(ctx, session, runner.VerifyOptions{Command: command, Stdout: out})
 	if err != nil {
 		return fmt.Errorf("judge attempt %d: %w", t.Number, err)
@@ -208,26 +208,16 @@ func judgeAttempt(ctx context.Context, session *runner.Session, command string, 
 	if v.Passed {
 		t.Verdict = verdictPassed
 	}
-	t.Said = out.lastLine()
+	t.Said = lastLine(out.String())
 	if n, err := strconv.ParseFloat(t.Said, 64); err == nil && !math.IsNaN(n) && !math.IsInf(n, 0) {
 		t.Score = &n
 	}
 	return nil
 }
 
-// tailWriter keeps the end of what is written.
-type tailWriter struct{ text []byte }
-
-// Write keeps the end of p.
-func (w *tailWriter) Write(p []byte) (int, error) {
-	w.text = append(w.text, p[max(0, len(p)-judgeTail):]...)
-	w.text = bytes.Clone(w.text[max(0, len(w.text)-judgeTail):])
-	return len(p), nil
-}
-
 // lastLine returns the last line that is not empty, safe to show.
-func (w *tailWriter) lastLine() string {
-	text := strings.TrimSpace(string(w.text))
+func lastLine(text string) string {
+	text = strings.TrimSpace(text)
 	safe := makeSafe(strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:]))
 	const most = 200
 	if len(safe) > most {

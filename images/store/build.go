@@ -9,11 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/dockerfile"
+	"github.com/caisson-run/caisson/limits"
 )
 
 // buildOutside builds the Dockerfile in ref's directory with the builder that
@@ -78,7 +78,7 @@ func runBuilder(ctx context.Context, o *Options, progress io.Writer, program str
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = o.BuilderEnv
 	cmd.Dir = "/"
-	last := &outputTail{}
+	last := &limits.Tail{Size: 2048}
 	cmd.Stdout = io.MultiWriter(progress, last)
 	cmd.Stderr = cmd.Stdout
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -87,33 +87,9 @@ func runBuilder(ctx context.Context, o *Options, progress io.Writer, program str
 		if ctx.Err() != nil {
 			return fmt.Errorf("build: %w", context.Cause(ctx))
 		}
-		return fmt.Errorf("build: %w: %s %s: %w: %q", images.ErrInvalid, filepath.Base(program), args[0], err, last.trimmedText())
+		return fmt.Errorf("build: %w: %s %s: %w: %q", images.ErrInvalid, filepath.Base(program), args[0], err, strings.TrimSpace(last.String()))
 	}
 	return nil
-}
-
-// outputTail keeps the last bytes written to it.
-type outputTail struct {
-	mu   sync.Mutex
-	data []byte
-}
-
-const tailBytes = 2048
-
-func (t *outputTail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.data = append(t.data, p...)
-	if len(t.data) > tailBytes {
-		t.data = append(t.data[:0], t.data[len(t.data)-tailBytes:]...)
-	}
-	return len(p), nil
-}
-
-func (t *outputTail) trimmedText() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.TrimSpace(string(t.data))
 }
 
 // lineWriter calls line for each line written to it, cut at 4 KiB.

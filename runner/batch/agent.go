@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -162,7 +163,7 @@ func (r *trialRun) awaitHealth(ctx context.Context, h *task.HealthCheck) error {
 	defer cancel()
 	began, failed := time.Now(), 0
 	for {
-		var output tail
+		output := limits.Tail{Size: maxTail}
 		c := r.place.newCommand("/bin/sh", "-c", h.Command)
 		c.Timeout, c.Stdout, c.Stderr = h.Timeout, &output, &output
 		result, err := r.session.Exec(ctx, c)
@@ -181,7 +182,7 @@ func (r *trialRun) awaitHealth(ctx context.Context, h *task.HealthCheck) error {
 			failed++
 		}
 		if failed > h.Retries {
-			return fmt.Errorf("the health check %q failed %d times: %s: %s", h.Command, failed, result.Status, output.String())
+			return fmt.Errorf("the health check %q failed %d times: %s: %s", h.Command, failed, result.Status, strings.ToValidUTF8(output.String(), "�"))
 		}
 		select {
 		case <-time.After(max(interval, minHealthInterval)):
@@ -319,9 +320,10 @@ func (r *trialRun) blameTurn(class Class, err error) error {
 	return blame(true, AgentFailed, err)
 }
 
-// isOwnFault reports whether a turn failed because of what the agent said: its answer, or a
-// conversation that its provider refuses, as malformed or by its content (403), once a command of
-// the agent has run. Before that, the request is the harness's alone.
+// isOwnFault reports whether a turn failed because of what the agent said: its answer, which its
+// provider may have failed to parse, or a conversation that its provider refuses, as malformed or
+// by its content (403), once a command of the agent has run. Before that, the request is the
+// harness's alone.
 func (r *trialRun) isOwnFault(err error) bool {
 	if errors.As(err, new(loop.AnswerError)) {
 		return true

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/runner/redact"
@@ -57,7 +58,7 @@ func (e *statusError) Error() string {
 func executeCommand(ctx context.Context, s *runner.Session, what string, c runner.UserCommand) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, transferTime, errTransferTime)
 	defer cancel()
-	var stderr tail
+	stderr := limits.Tail{Size: maxTail}
 	if c.Stderr == nil {
 		c.Stderr = &stderr
 	} else {
@@ -71,7 +72,7 @@ func executeCommand(ctx context.Context, s *runner.Session, what string, c runne
 		return fmt.Errorf("%s: %w", what, cause)
 	}
 	if !r.Status.Success() {
-		return &statusError{what, r.Status, stderr.String()}
+		return &statusError{what, r.Status, strings.ToValidUTF8(stderr.String(), "�")}
 	}
 	return nil
 }
@@ -82,20 +83,8 @@ func hasCode(err error, code int) bool {
 	return ok && e.status == sandbox.ExitStatus{Code: code}
 }
 
-// tail keeps the end of what is written.
-type tail struct{ text []byte }
-
-// maxTail bounds what a tail keeps, in bytes.
+// maxTail bounds what is kept of a command's output, in bytes.
 const maxTail = 1000
-
-// Write keeps the end of p.
-func (t *tail) Write(p []byte) (int, error) {
-	t.text = append(t.text, p[max(0, len(p)-maxTail):]...)
-	t.text = t.text[max(0, len(t.text)-maxTail):]
-	return len(p), nil
-}
-
-func (t *tail) String() string { return strings.ToValidUTF8(string(t.text), "�") }
 
 // leftOut names the agent's files that were not brought elsewhere, such as symlinks that lead
 // out. As a writer, it takes the standard error of a command that reports them.

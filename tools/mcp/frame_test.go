@@ -128,19 +128,3 @@ func BenchmarkManyValues(b *testing.B) {
 		})
 	}
 }
-
-func TestTail(t *testing.T) {
-	var tl tail
-	for i := range 1000 {
-		_, _ = io.WriteString(&tl, strings.Repeat(string(rune('a'+i%26)), 997))
-	}
-	_, _ = tl.Write(bytes.Repeat([]byte("z"), 3))
-	kept, total := tl.lastBytes()
-	if total != 997_003 || len(kept) != tailBytes || !strings.HasSuffix(kept, "zzz") || len(tl.kept) > 2*tailBytes {
-		t.Errorf("kept %d of %d, ends %q", len(kept), total, kept[len(kept)-5:])
-	}
-	_, _ = tl.Write(bytes.Repeat([]byte("y"), 1<<20))
-	if kept, _ := tl.lastBytes(); len(kept) != tailBytes || strings.Trim(kept, "y") != "" {
-		t.Errorf("after a long write: kept %d", len(kept))
-	}
-}

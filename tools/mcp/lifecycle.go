@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
@@ -64,7 +65,7 @@ func (s *server) openLink(ctx context.Context) (link, error) {
 	if s.cfg.Command == "" {
 		return s.openHTTP()
 	}
-	var stderr tail
+	stderr := limits.Tail{Size: tailBytes}
 	proc, err := s.set.opts.Launch(ctx, s.cfg, &stderr)
 	if err != nil {
 		return nil, &launchError{err}

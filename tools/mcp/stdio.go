@@ -10,9 +10,13 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/caisson-run/caisson/limits"
 )
 
 const (
+	// tailBytes is how much is kept of what a server writes to its standard error.
+	tailBytes = 64 << 10
 	// writeTime bounds the wait for a server to read what was sent to it.
 	writeTime = 30 * time.Second
 	// drainTime bounds the wait for what an ended process has written last.
@@ -24,7 +28,7 @@ const (
 type stdioLink struct {
 	proc   Process
 	framer *framer
-	errors *tail
+	errors *limits.Tail
 
 	messages chan jsonrpc.Message
 	writes   chan stdioWrite
@@ -43,7 +47,7 @@ type stdioWrite struct {
 }
 
 // newStdioLink returns the link to a process that runs. The caller must stop it.
-func newStdioLink(proc Process, errors *tail, limits frameLimits) *stdioLink {
+func newStdioLink(proc Process, errors *limits.Tail, limits frameLimits) *stdioLink {
 	l := &stdioLink{
 		proc: proc, framer: newFramer(proc.Stdout(), errors, limits), errors: errors,
 		messages: make(chan jsonrpc.Message), writes: make(chan stdioWrite),
@@ -110,7 +114,7 @@ func (l *stdioLink) endSignal() <-chan struct{} { return l.ended }
 
 func (l *stdioLink) endCause() error { return l.cause }
 
-func (l *stdioLink) stderrTail() (string, int64) { return l.errors.lastBytes() }
+func (l *stdioLink) stderrTail() (string, int64) { return l.errors.String(), l.errors.Total() }
 
 // stopServer implements [link].
 func (l *stdioLink) stopServer(ctx context.Context) error {

@@ -1,0 +1,41 @@
+package limits
+
+import "sync"
+
+// Tail is a writer that keeps the last Size bytes. It is safe for concurrent use, and its Write
+// never fails.
+type Tail struct {
+	Size int
+
+	mu    sync.Mutex
+	kept  []byte
+	total int64
+}
+
+// Write keeps the end of p.
+func (t *Tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.total += int64(len(p))
+	n := len(p)
+	p = p[max(0, n-t.Size):]
+	if len(t.kept)+len(p) > 2*t.Size { // not at each write
+		t.kept = append(t.kept[:0], t.kept[len(t.kept)-t.Size:]...)
+	}
+	t.kept = append(t.kept, p...)
+	return n, nil
+}
+
+// String returns the last bytes.
+func (t *Tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.kept[max(0, len(t.kept)-t.Size):])
+}
+
+// Total returns the number of bytes that were written.
+func (t *Tail) Total() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.total
+}
