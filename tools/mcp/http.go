@@ -37,7 +37,7 @@ func (s *server) openHTTP() (link, error) {
 	l := &httpLink{ended: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	sse := s.cfg.SSE || s.oldSSE
-	if l.guard, err = newGuardTransport(l.ctx, client.Transport, s.cfg, sse, l.endLink); err != nil {
+	if l.guard, err = newGuardTransport(l.ctx, client.Transport, s.cfg, newHTTPLimits(s.set.limits), sse, l.endLink); err != nil {
 		return nil, &launchError{err}
 	}
 	own := &http.Client{Transport: l.guard, CheckRedirect: checkRedirect}

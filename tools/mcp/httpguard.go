@@ -33,11 +33,13 @@ type httpLimits struct {
 	streams pace
 }
 
-// defaultHTTPLimits are those of stdio servers, where both have them.
-var defaultHTTPLimits = httpLimits{
-	messageBytes: defaultFrameLimits.lineBytes, depth: defaultFrameLimits.depth, values: defaultFrameLimits.values, errorBytes: 64 << 10,
-	lines: pace{4 * defaultFrameLimits.lines.limit, 4 * defaultFrameLimits.lines.burst}, // an event has up to four
-	bytes: defaultFrameLimits.bytes, streamWait: 3 * time.Second, streams: pace{2, 16},
+// newHTTPLimits returns the limits for servers over HTTP by those of stdio servers.
+func newHTTPLimits(stdio frameLimits) httpLimits {
+	return httpLimits{
+		messageBytes: stdio.lineBytes, depth: stdio.depth, values: stdio.values, errorBytes: 64 << 10,
+		lines: pace{4 * stdio.lines.limit, 4 * stdio.lines.burst}, // an event has up to four
+		bytes: stdio.bytes, streamWait: 3 * time.Second, streams: pace{2, 16},
+	}
 }
 
 // guardTransport sends the requests to one server: to its own origin alone, with the
@@ -61,7 +63,7 @@ type guardTransport struct {
 }
 
 // newGuardTransport returns the transport of a link to a server; ctx is the link's.
-func newGuardTransport(ctx context.Context, next http.RoundTripper, s Server, oldSSE bool, violate func(error)) (*guardTransport, error) {
+func newGuardTransport(ctx context.Context, next http.RoundTripper, s Server, limits httpLimits, oldSSE bool, violate func(error)) (*guardTransport, error) {
 	if next == nil {
 		return nil, errors.New("HTTP client without a transport")
 	}
@@ -69,7 +71,6 @@ func newGuardTransport(ctx context.Context, next http.RoundTripper, s Server, ol
 	if err != nil {
 		return nil, err
 	}
-	limits := defaultHTTPLimits
 	return &guardTransport{
 		next: next, ctx: ctx, origin: originOf(u), headers: s.Headers, limits: limits, oldSSE: oldSSE, violate: violate,
 		streams: limits.streams.newLimiter(), lines: limits.lines.newLimiter(), bytes: limits.bytes.newLimiter(),
