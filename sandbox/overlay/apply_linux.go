@@ -263,7 +263,8 @@ func lockLayers(path string) (release func(), err error) {
 }
 
 // lockDirectory locks a directory against another apply. The lock ends with its
-// descriptor, even if the process is killed.
+// descriptor, even if the process is killed. [state.Lock] is for files by their path; this
+// one is on the very directory that is open.
 func lockDirectory(dir *os.File) (release func(), err error) {
 	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -278,7 +279,9 @@ func lockDirectory(dir *os.File) (release func(), err error) {
 		return nil, fmt.Errorf("lock %s: %w", dir.Name(), err)
 	}
 	return func() {
-		_ = unlockFile(fd) // closing it does the same, later
+		// A process that is being started may have a copy of the descriptor: with it, a
+		// directory that is only closed stays locked until that process executes its program.
+		_ = unix.Flock(fd, unix.LOCK_UN)
 		unix.Close(fd)
 	}, nil
 }

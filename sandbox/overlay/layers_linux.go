@@ -27,7 +27,7 @@ type Layers struct {
 	lowers lowersList
 	// lock is held since Create or Lock; nil means that the layers are only
 	// read.
-	lock *os.File
+	lock *state.Lock
 }
 
 // Create creates the layers of a new session in the directory dir, which must
@@ -163,35 +163,23 @@ func (l *Layers) Lock() error {
 
 // acquireLock takes the lock, or returns [ErrBusy].
 func (l *Layers) acquireLock() error {
-	f, err := os.OpenFile(filepath.Join(l.dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return fmt.Errorf("lock layers: %w", err)
-	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	lock, err := state.TryAcquire(filepath.Join(l.dir, lockFile))
+	if errors.Is(err, state.ErrHeld) {
 		err = ErrBusy
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("lock layers: %w", err), f.Close())
+		return fmt.Errorf("lock layers: %w", err)
 	}
-	l.lock = f
+	l.lock = lock
 	return nil
 }
 
 // Close releases the lock. The layers stay.
 func (l *Layers) Close() error {
-	if l.lock == nil {
-		return nil
-	}
 	lock := l.lock
 	l.lock = nil
-	return errors.Join(unlockFile(int(lock.Fd())), lock.Close())
+	return lock.Release()
 }
-
-// unlockFile releases the lock of a file that is about to be closed. A process that is being
-// started may have a copy of the descriptor, with which a file that is only closed stays
-// locked until that process executes its program.
-func unlockFile(fd int) error { return unix.Flock(fd, unix.LOCK_UN) }
 
 // Same returns [ErrOther] unless dir is the directory of the session.
 func (l *Layers) Same(dir *os.File) error {

@@ -6,7 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/gofrs/flock"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // acquisition is the state of one call of [Semaphore.Acquire].
@@ -15,9 +15,9 @@ type acquisition struct {
 	request   Request
 	lease     *Lease
 	began     time.Time
-	head      *flock.Flock // nil until it is acquired
-	queued    bool         // reports whether it holds semaphore.queue
-	reason    string       // the current reason of the wait
+	head      *state.Lock // nil until it is acquired
+	queued    bool        // reports whether it holds semaphore.queue
+	reason    string      // the current reason of the wait
 }
 
 // acquireAll acquires what the start needs, in this order: the place at the
@@ -28,22 +28,13 @@ func (a *acquisition) acquireAll(ctx context.Context) error {
 	if err := a.waitForQueue(ctx, starts); err != nil {
 		return err
 	}
-	head := s.newLock(s.opts.Group + ".head")
-	defer func() {
-		if a.head == nil {
-			_ = head.Close() // held by another process
+	head := s.file(s.opts.Group + ".head")
+	if err := a.pollUntilFree(ctx, func() (reason string, err error) {
+		a.head, err = tryLock(head)
+		if err == nil && a.head == nil && !holderStopped(head) { // a stopped one (Ctrl-Z) is skipped
+			reason = starts
 		}
-	}()
-	if err := a.pollUntilFree(ctx, func() (string, error) {
-		switch ok, err := tryLock(head); {
-		case err != nil:
-			return "", err
-		case ok:
-			a.head = head
-		case !holderStopped(head):
-			return starts, nil
-		}
-		return "", nil // a stopped holder (Ctrl-Z) is skipped
+		return reason, err
 	}); err != nil {
 		return err
 	}
@@ -117,19 +108,15 @@ func (a *acquisition) notifyReason(reason string) {
 func (a *acquisition) acquireSlot() (bool, error) {
 	most := a.semaphore.opts.Starts
 	for n := 0; n < most; n++ {
-		slot := a.semaphore.newLock(fmt.Sprintf("%s-%d.slot", a.semaphore.opts.Group, n))
-		ok, err := tryLock(slot)
-		if err != nil {
-			return false, err
-		}
-		if ok {
+		file := a.semaphore.file(fmt.Sprintf("%s-%d.slot", a.semaphore.opts.Group, n))
+		slot, err := tryLock(file)
+		if err != nil || slot != nil {
 			a.lease.slot = slot
-			return true, nil
+			return slot != nil, err
 		}
-		if holderStopped(slot) {
+		if holderStopped(file) {
 			most++
 		}
-		_ = slot.Close() // held by another process
 	}
 	return false, nil
 }
@@ -137,9 +124,7 @@ func (a *acquisition) acquireSlot() (bool, error) {
 // leaveQueue releases the head of the group and the head of this process's
 // queue.
 func (a *acquisition) leaveQueue() {
-	if a.head != nil {
-		_ = a.head.Close() // the lock ends with the process at the latest
-	}
+	_ = a.head.Release() // the lock ends with the process at the latest
 	if a.queued {
 		<-a.semaphore.queue
 	}

@@ -3,15 +3,15 @@ package admission
 import (
 	"sync"
 
-	"github.com/gofrs/flock"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // Lease is the permission under which one sandbox starts and runs. The methods
 // of a nil Lease do nothing. It is safe for concurrent use.
 type Lease struct {
 	mu     sync.Mutex
-	slot   *flock.Flock
-	memory *flock.Flock
+	slot   *state.Lock
+	memory *state.Lock
 }
 
 // FinishStart lets the next sandbox start. Further calls do nothing.
@@ -21,10 +21,7 @@ func (l *Lease) FinishStart() {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.slot != nil {
-		_ = l.slot.Close() // the lock ends with the process at the latest
-		l.slot = nil
-	}
+	_ = l.slot.Release() // the lock ends with the process at the latest
 }
 
 // Close releases the memory that is reserved for the sandbox. It calls
@@ -36,8 +33,5 @@ func (l *Lease) Close() {
 	l.FinishStart()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.memory != nil {
-		_ = l.memory.Close() // as in FinishStart
-		l.memory = nil
-	}
+	_ = l.memory.Release() // as in FinishStart
 }

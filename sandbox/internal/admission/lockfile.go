@@ -7,21 +7,24 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gofrs/flock"
+	"github.com/caisson-run/caisson/limits/state"
 )
 
-// tryLock takes a lock if it is free, and writes the PID of this process into
-// its file. It reports whether it took the lock.
-func tryLock(lock *flock.Flock) (bool, error) {
-	ok, err := lock.TryLock()
-	if !ok || err != nil {
-		return false, err
+// tryLock takes the lock on a file, and writes the PID of this process into the file. It
+// returns nil if another process holds the lock.
+func tryLock(path string) (*state.Lock, error) {
+	lock, err := state.TryAcquire(path)
+	if errors.Is(err, state.ErrHeld) {
+		return nil, nil
 	}
-	if err := writePID(lock.Path()); err != nil {
-		_ = lock.Close() // the error counts
-		return false, err
+	if err == nil {
+		err = writePID(path)
 	}
-	return true, nil
+	if err != nil {
+		_ = lock.Release() // the error counts
+		return nil, err
+	}
+	return lock, nil
 }
 
 // writePID writes this process's PID over the content of a file. It does not
@@ -41,8 +44,8 @@ func writePID(path string) error {
 // PID in the file may belong to another process, if it is outdated or from
 // another PID namespace. A wrong result only affects the order of starts, never
 // the bound on memory.
-func holderStopped(lock *flock.Flock) bool {
-	data, err := os.ReadFile(lock.Path())
+func holderStopped(path string) bool {
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return false
 	}

@@ -2,13 +2,11 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
-
-	"github.com/gofrs/flock"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/limits/state"
@@ -47,7 +45,7 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 	if err != nil || memory.Total == 0 {
 		return "", err
 	}
-	lock, err := state.Acquire(ctx, filepath.Join(s.dir, "memory.lock"), state.Forever)
+	lock, err := state.Acquire(ctx, s.file("memory.lock"), state.Forever)
 	if err != nil {
 		return "", err
 	}
@@ -58,7 +56,7 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 	}
 	defer func() {
 		if a.lease.memory == nil {
-			_ = free.Close() // not needed
+			_ = free.Release() // not needed
 		}
 	}()
 	need := expectedUse(a.request.MemoryBytes)
@@ -80,32 +78,27 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 // sumReservations returns the sum and the number of the reservations that are
 // held, and takes the lock of the first free one. A reservation is free if it
 // was never used or if its holder is gone. The caller must hold memory.lock.
-func (s *Semaphore) sumReservations() (free *flock.Flock, sum int64, count int, err error) {
+func (s *Semaphore) sumReservations() (free *state.Lock, sum int64, count int, err error) {
 	for n := 0; ; n++ {
-		lock := s.newLock(fmt.Sprintf("%d.memory", n))
-		_, missing := os.Stat(lock.Path())
+		path := s.file(fmt.Sprintf("%d.memory", n))
+		_, missing := os.Stat(path)
 		if free != nil && missing != nil {
 			return free, sum, count, nil // no later file has been used
 		}
-		ours, err := lock.TryLock()
-		if ours && free == nil {
+		switch lock, err := state.TryAcquire(path); {
+		case err == nil && free == nil:
 			free = lock
-			continue
-		}
-		_ = lock.Close() // it was only probed
-		if err != nil {
-			if free != nil {
-				_ = free.Close() // the error counts
-			}
+		case err == nil:
+			_ = lock.Release() // it was only probed
+		case !errors.Is(err, state.ErrHeld):
+			_ = free.Release() // the error counts
 			return nil, 0, 0, err
-		}
-		if ours {
-			continue
-		}
-		if data, err := os.ReadFile(lock.Path()); err == nil {
-			bytes, _ := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
-			sum += max(bytes, 0)
-			count++
+		default:
+			if data, err := os.ReadFile(path); err == nil {
+				bytes, _ := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+				sum += max(bytes, 0)
+				count++
+			}
 		}
 	}
 }

@@ -10,8 +10,6 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/gofrs/flock"
-
 	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -114,10 +112,8 @@ func (s *Semaphore) makeDir() error {
 	return state.CheckDir(s.dir)
 }
 
-// newLock returns a lock on a file of the directory. The lock is not taken yet.
-func (s *Semaphore) newLock(name string) *flock.Flock {
-	return flock.New(filepath.Join(s.dir, name), flock.SetPermissions(0o600))
-}
+// file returns the path of a file of the directory.
+func (s *Semaphore) file(name string) string { return filepath.Join(s.dir, name) }
 
 // isPlainName reports whether a name can be part of a file name.
 func isPlainName(word string) bool {

@@ -295,7 +295,7 @@ func TestFreeReservationsDoNotCount(t *testing.T) {
 	acquire(t, s)
 	free, sum, count, err := s.sumReservations()
 	must(t, err)
-	must(t, free.Close())
+	must(t, free.Release())
 	if count != 1 || sum != expectedUse(2<<30) {
 		t.Errorf("%d reservations of %d bytes", count, sum)
 	}

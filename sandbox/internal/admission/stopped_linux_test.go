@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -49,12 +50,9 @@ func TestStoppedHolderIsSkipped(t *testing.T) {
 			must(t, s.makeDir())
 			holder := startProcess(t)
 			for _, name := range locks {
-				lock := s.newLock(name)
-				ok, err := lock.TryLock()
-				if !ok || err != nil {
-					t.Fatal(ok, err)
-				}
-				t.Cleanup(func() { lock.Close() })
+				lock, err := state.TryAcquire(s.file(name))
+				must(t, err)
+				t.Cleanup(func() { lock.Release() })
 				must(t, os.WriteFile(lock.Path(), []byte(strconv.Itoa(holder.Process.Pid)+"\n"), 0o600))
 			}
 			if _, err := s.Acquire(t.Context(), Request{}); !errors.Is(err, sandbox.ErrUnavailable) {

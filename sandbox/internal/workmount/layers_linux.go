@@ -30,7 +30,7 @@ type overlayLayers struct {
 }
 
 // openLayers opens, locks and checks the layers for files of uid. The lock is
-// flock(2) on the directory itself, which a process that applies or removes the
+// flock(2) on the open directory itself, not on a file by its path as [state.Lock], which a process that applies or removes the
 // layers takes too: an overlay whose upper layer changes by other means is
 // undefined (overlayfs.rst, "Changes to underlying filesystems"), and so are
 // two overlays with one upper layer.
