@@ -13,7 +13,14 @@ cd "$(dirname "$0")/.."
 . .ci/engine.sh
 logs=$(mktemp -d)
 modules=
-trap '[ -z "$modules" ] || kill "$modules" 2>/dev/null; rm -rf "$logs"; engine_stop' EXIT
+# Ends a process and all that it started: end_tree PID.
+end_tree() {
+	set -- "$1" $(cat /proc/"$1"/task/*/children 2>/dev/null)
+	kill "$1" 2>/dev/null || true
+	shift
+	for child; do end_tree "$child"; done
+}
+trap '[ -z "$modules" ] || end_tree "$modules"; rm -rf "$logs"; engine_stop' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 if [ "${INSTALL:-}" = 1 ]; then

@@ -125,18 +125,21 @@ func cutOffArchive(t *testing.T, s sandbox.Sandbox, beginning []byte) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	r, w := io.Pipe()
+	over := make(chan struct{})
 	go func() {
+		defer close(over)
 		_, _ = w.Write(beginning) // the command may end before
-		for {
+		for ctx.Err() == nil {
 			if out, _ := Shell(t, s, "ls -A /tmp/cut/in 2>&1"); strings.Contains(out, ".part") {
-				break
+				cancel(errors.New("the client went away"))
 			}
 		}
-		cancel(errors.New("the client went away"))
 	}()
 	Shell(t, s, "mkdir -p /tmp/cut/in && cd /tmp/cut/in && printf old > $(printf 'f\\377')")
 	exit, err := sandbox.Run(ctx, s, sandbox.Command{Argv: []string{sandbox.GuestPath, archive.UnpackWord, "/tmp/cut"}, Stdin: r})
 	_ = r.CloseWithError(io.ErrClosedPipe) // always nil
+	cancel(nil)
+	<-over
 	must(t, err)
 	if out, _ := Shell(t, s, "cd /tmp/cut/in && ls -A | wc -l && cat f*"); !exit.Status.Cancelled || out != "1\nold" {
 		t.Errorf("an unpacking that was cut off: %v, left %q", exit.Status, out)
