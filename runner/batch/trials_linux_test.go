@@ -505,6 +505,7 @@ func TestRefusedConversation(t *testing.T) {
 		{"no such model", 1, invalid(404), batch.Infrastructure, batch.Provider},
 		{"too many requests", 1, &loop.ModelError{Class: loop.ModelRateLimit, Status: 429, Err: errors.New("slow down")}, batch.Infrastructure, batch.Provider},
 		{"a failure", 1, &loop.ModelError{Class: loop.ModelServer, Status: 500, Err: errors.New("sorry")}, batch.Infrastructure, batch.Provider},
+		{"by what it wrote", 0, &loop.ModelError{Class: loop.ModelServer, Status: 500, Err: loop.AnswerError("can't be parsed")}, batch.Failed, batch.AgentFailed},
 		{"the network", 1, &loop.ModelError{Class: loop.ModelNetwork, Err: errors.New("reset")}, batch.Infrastructure, batch.Provider},
 	} {
 		m.interrupt(acts, func(answered int) error {

@@ -8,8 +8,10 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -36,6 +38,27 @@ func (e *StreamError) Error() string {
 type refusal struct {
 	status  int
 	message string
+}
+
+// errUnparsed is wrapped by a refusal of what the model wrote.
+const errUnparsed = loop.AnswerError("the endpoint can't parse the model's answer")
+
+// unparsed matches the messages of servers that fail because of what their model wrote, now or
+// in an earlier answer: the parsers of Ollama (harmony, model/parsers), llama.cpp (common/chat)
+// and vLLM (openai-harmony).
+var unparsed = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`error parsing tool call|XML syntax error on line \d|^expected element type <|^failed to parse (XML|JSON): |` +
+		`incomplete GLM tool call|mismatched arg_key and arg_value counts|failed to parse Laguna JSON|` +
+		`Failed to parse input at pos \d|Failed to parse tool call arguments as JSON|Invalid diff: '|` +
+		`unexpected tokens remaining in message header|while expecting start token \d|no channel value found in header`)
+})
+
+// Unwrap returns a [loop.AnswerError] if the model's own words caused the failure.
+func (e *refusal) Unwrap() error {
+	if e.status >= http.StatusInternalServerError && unparsed().MatchString(e.message) {
+		return errUnparsed
+	}
+	return nil
 }
 
 // Error returns a message with the status and the message of the endpoint.

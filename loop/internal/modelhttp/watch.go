@@ -119,11 +119,13 @@ type boundedBody struct {
 func (b *boundedBody) Read(p []byte) (int, error) {
 	timer := time.AfterFunc(b.idle, func() { b.cancel(errSilent) })
 	defer timer.Stop()
-	if b.left <= 0 {
+	if b.left < 0 {
 		return 0, ErrTooLarge
 	}
-	n, err := b.body.Read(p[:min(int64(len(p)), b.left)])
-	b.left -= int64(n)
+	n, err := b.body.Read(p[:min(int64(len(p)), b.left+1)])
+	if b.left -= int64(n); b.left < 0 {
+		return n - 1, ErrTooLarge
+	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		switch cause := context.Cause(b.ctx); {
 		case errors.Is(cause, errSilent):
