@@ -53,7 +53,7 @@ func checkCancelBefore(ctx context.Context, e *env) error {
 		return errors.New("start with a cancelled context succeeded")
 	}
 	if !errors.Is(err, errTest) {
-		return fmt.Errorf("error %w does not wrap the cause", err)
+		return errorf("error %w does not wrap the cause", err)
 	}
 	return nil
 }
@@ -115,7 +115,7 @@ func (e *env) expectGone(ctx context.Context, m string) error {
 	}
 	seen, err := e.countRunning(ctx, control)
 	if err != nil || seen == 0 {
-		return fmt.Errorf("positive control: a running process is not seen (%d, %w)", seen, err)
+		return errorf("positive control: a running process is not seen (%d, %w)", seen, err)
 	}
 	cancel()
 	if _, err := waitProcess(ctx, p); err != nil {

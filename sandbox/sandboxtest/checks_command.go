@@ -163,7 +163,7 @@ func checkDir(ctx context.Context, e *env) error {
 	}
 	for _, dir := range []string{"/workspace/missing", "/workspace/" + probeName, "/workspace/out", "/workspace/out/etc"} {
 		if _, err := e.run(ctx, sandbox.Command{Argv: probeArgv("cwd"), Dir: dir}); !isInvalid(err) {
-			return fmt.Errorf("dir %q: error %w, want ErrInvalid", dir, err)
+			return errorf("dir %q: error %w, want ErrInvalid", dir, err)
 		}
 	}
 	return nil
@@ -185,7 +185,7 @@ func checkInvalid(ctx context.Context, e *env) error {
 		"negative time":   {Argv: []string{"true"}, Timeout: -time.Second},
 	} {
 		if _, err := e.run(ctx, cmd); !isInvalid(err) {
-			return fmt.Errorf("%s: error %w, want ErrInvalid", name, err)
+			return errorf("%s: error %w, want ErrInvalid", name, err)
 		}
 	}
 	return nil
@@ -218,7 +218,7 @@ func checkArguments(ctx context.Context, e *env) error {
 	huge := slices.Repeat([]string{strings.Repeat("y", 100<<10)}, 30)
 	r, err = e.runProbe(ctx, append([]string{"args"}, huge...)...)
 	if err == nil && r.Status.Code != 126 || err != nil && !isInvalid(err) {
-		return fmt.Errorf("3 MB of arguments: %s, %w; want ErrInvalid or code 126", r.Status, err)
+		return errorf("3 MB of arguments: %s, %w; want ErrInvalid or code 126", r.Status, err)
 	}
 	_, err = e.expectOutput(ctx, "exit", "0")
 	return err

@@ -144,7 +144,7 @@ func expectNoEgress(ctx context.Context, e *env, err error) error {
 	}
 	left, listErr := e.target.Leftovers(e.session)
 	if !errors.Is(err, sandbox.ErrUnavailable) || len(left) > 0 {
-		return fmt.Errorf("error %w, want ErrUnavailable; left are %q", err, left)
+		return errorf("error %w, want ErrUnavailable; left are %q", err, left)
 	}
 	return listErr
 }
@@ -182,7 +182,7 @@ func checkEgressConns(ctx context.Context, e *env) error {
 		return fmt.Errorf("the guest kept the capability of low ports: %q", at.GuestCapabilities)
 	}
 	if out, err := e.expectOutput(ctx, "egress-first", proxyOf(1)); err != nil || out != "reset\n" {
-		return fmt.Errorf("without a handler: %q, %w", out, err)
+		return errorf("without a handler: %q, %w", out, err)
 	}
 	h := &egressHandler{}
 	if err := serveEgress(e, h); err != nil {
@@ -202,7 +202,7 @@ func checkEgressConns(ctx context.Context, e *env) error {
 		}
 		c, err := h.last()
 		if err != nil || !r.Status.Success() {
-			return fmt.Errorf("identity %d: %s %q: %w", identity, r.Status, r.errOut, err)
+			return errorf("identity %d: %s %q: %w", identity, r.Status, r.errOut, err)
 		}
 		want, _, _ := strings.Cut(at.User, ":")
 		if (strconv.Itoa(c.uid) == want) != (identity == 0) || !c.known {
@@ -382,7 +382,7 @@ func checkEgressRoots(ctx context.Context, e *env) error {
 		return fmt.Errorf("bundle.pem lacks the certificate: %q", out)
 	}
 	if r, err := e.runProbe(ctx, "touch", sandbox.EgressDir+"/ca.pem"); err != nil || r.Status.Success() {
-		return fmt.Errorf("a command writes ca.pem: %w", err)
+		return errorf("a command writes ca.pem: %w", err)
 	}
 	number := 0
 	r, err := e.run(ctx, sandbox.Command{Argv: probeArgv("env"), NotifyNumber: func(n int) { number = n }})

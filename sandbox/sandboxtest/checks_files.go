@@ -130,7 +130,7 @@ func checkTarget(ctx context.Context, e *env) (err error) {
 	}
 	for _, dir := range []string{sandbox.WorkspaceDir, "/srv", other.mountPoint + "s"} {
 		if _, err := other.run(ctx, sandbox.Command{Argv: []string{probe, "cwd"}, Dir: dir}); !isInvalid(err) {
-			return fmt.Errorf("dir %q: error %w, want ErrInvalid", dir, err)
+			return errorf("dir %q: error %w, want ErrInvalid", dir, err)
 		}
 	}
 	if _, err := other.sb.Apply(ctx, writeOp(other.mountPoint+"/by-apply")); err != nil {
@@ -145,7 +145,7 @@ func checkTarget(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	if r, err := other.runProbe(ctx, "touch", ".git/config"); err != nil || r.Status.Success() != other.copied {
-		return fmt.Errorf("a command wrote to the repository: %s, %w", r.Status, err)
+		return errorf("a command wrote to the repository: %s, %w", r.Status, err)
 	}
 	return errors.Join(other.hostHolds(ctx, "by-apply", []byte("x")), other.hostHolds(ctx, "sub/by-command", []byte("x")))
 }
@@ -154,7 +154,7 @@ func checkTarget(ctx context.Context, e *env) (err error) {
 func wantKind(err error, kinds ...workspace.Kind) error {
 	we, ok := errors.AsType[*workspace.Error](err)
 	if !ok {
-		return fmt.Errorf("no workspace error: %w", err)
+		return errorf("no workspace error: %w", err)
 	}
 	if !slices.Contains(kinds, we.Kind) {
 		return fmt.Errorf("kind %s, want %v: %w", we.Kind, kinds, err)
@@ -188,7 +188,7 @@ func checkDeleteMkdirRename(ctx context.Context, e *env) error {
 		return err
 	}
 	if _, err := os.Lstat(at); !errors.Is(err, os.ErrNotExist) || c.Removed < 3 {
-		return fmt.Errorf("after delete: %w, removed %d", err, c.Removed)
+		return errorf("after delete: %w, removed %d", err, c.Removed)
 	}
 	return nil
 }
@@ -277,7 +277,7 @@ func checkOverlay(ctx context.Context, e *env) (err error) {
 			return errors.Join(errors.New("overlay mode is taken, and can't be had"), other.close(context.WithoutCancel(ctx)))
 		}
 		if !errors.Is(err, sandbox.ErrUnsupported) {
-			return fmt.Errorf("overlay mode: %w, want ErrUnsupported", err)
+			return errorf("overlay mode: %w, want ErrUnsupported", err)
 		}
 		return errors.Join(other.layers.Close(), other.nothingLeft())
 	}
@@ -301,10 +301,10 @@ func checkOverlay(ctx context.Context, e *env) (err error) {
 	for _, name := range []string{"by-command", "by-apply", frozenFile} {
 		f, err := view.ReadFile(ctx, other.mountPoint+"/"+name, 0, 100)
 		if err != nil || string(f.Data) != "x" {
-			return fmt.Errorf("the view's %s: %q, %w", name, f.Data, err)
+			return errorf("the view's %s: %q, %w", name, f.Data, err)
 		}
 		if _, err := os.Lstat(filepath.Join(other.workspace, name)); !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("%s is in the workspace itself: %w", name, err)
+			return errorf("%s is in the workspace itself: %w", name, err)
 		}
 	}
 	// The control: in bind mode a command's file is there.
@@ -364,7 +364,7 @@ var copiedChanges = []string{
 // is collected as changes of the workspace, which stays as it is.
 func checkCopy(ctx context.Context, e *env) (err error) {
 	if err := e.sb.Collect(ctx); !e.copied && !errors.Is(err, sandbox.ErrState) {
-		return fmt.Errorf("collected from a workspace that is no copy: %w, want ErrState", err)
+		return errorf("collected from a workspace that is no copy: %w, want ErrState", err)
 	}
 	other := newEnv(e.target, filepath.Join(e.base, "copied"))
 	other.copied, other.plant = true, plantCopied
@@ -374,7 +374,7 @@ func checkCopy(ctx context.Context, e *env) (err error) {
 			return errors.Join(errors.New("copy mode is taken, and can't be had"), other.close(context.WithoutCancel(ctx)))
 		}
 		if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "overlay") {
-			return fmt.Errorf("copy mode: %w, want ErrUnsupported and the mode to use", err)
+			return errorf("copy mode: %w, want ErrUnsupported and the mode to use", err)
 		}
 		return errors.Join(other.layers.Close(), other.nothingLeft())
 	}
@@ -399,11 +399,11 @@ func checkCopy(ctx context.Context, e *env) (err error) {
 		}
 	}
 	if target, err := os.Readlink(filepath.Join(other.layersDir, overlay.UpperDir, "tolink")); err != nil || target != "/etc" {
-		return fmt.Errorf("the symlink leads to %q, %w", target, err)
+		return errorf("the symlink leads to %q, %w", target, err)
 	}
 	f, err := other.sb.View().ReadFile(ctx, sandbox.WorkspaceDir+"/changed", 0, 100)
 	if err != nil || string(f.Data) != "changed" {
-		return fmt.Errorf("the view's file: %q, %w", f.Data, err)
+		return errorf("the view's file: %q, %w", f.Data, err)
 	}
 	if _, err := other.sb.Apply(ctx, workspace.Op{Kind: workspace.OpDelete, Path: "by-command"}); err != nil {
 		return err
@@ -458,7 +458,7 @@ func checkCollected(ctx context.Context, e *env, want []string) error {
 	}
 	for _, name := range []string{"changed", "gone", "opaque/old", "moved/f", "tolink/f"} {
 		if text, err := os.ReadFile(filepath.Join(e.workspace, name)); err != nil || string(text) != "planted" {
-			return fmt.Errorf("the workspace's own %s holds %q, %w", name, text, err)
+			return errorf("the workspace's own %s holds %q, %w", name, text, err)
 		}
 	}
 	return nil

@@ -317,13 +317,13 @@ func checkTrickyDirs(ctx context.Context, e *env) error {
 		}
 		r, err := e.run(ctx, sandbox.Command{Argv: probeArgv("cwd"), Dir: sandbox.WorkspaceDir + "/" + name})
 		if !isInvalid(err) {
-			return fmt.Errorf("working directory %s (to %s): error %w, out %q; want ErrInvalid", name, to, err, r.out)
+			return errorf("working directory %s (to %s): error %w, out %q; want ErrInvalid", name, to, err, r.out)
 		}
 	}
 	for n := range 20 {
 		dir := fmt.Sprintf("/proc/self/fd/%d", n)
 		if _, err := e.run(ctx, sandbox.Command{Argv: probeArgv("cwd"), Dir: dir}); !isInvalid(err) {
-			return fmt.Errorf("working directory %s: %w, want ErrInvalid", dir, err)
+			return errorf("working directory %s: %w, want ErrInvalid", dir, err)
 		}
 	}
 	if err := linkInside(ctx, e); err != nil {
@@ -332,7 +332,7 @@ func checkTrickyDirs(ctx context.Context, e *env) error {
 	// The control: the host's kernel follows the symlink.
 	info, err := os.Stat(filepath.Join(e.workspace, "up"))
 	if err != nil || !info.IsDir() {
-		return fmt.Errorf("positive control: %w", err)
+		return errorf("positive control: %w", err)
 	}
 	return removedDir(ctx, e)
 }
@@ -353,7 +353,7 @@ func linkInside(ctx context.Context, e *env) error {
 		}
 		cmd.NoLinks = true
 		if r, err := e.run(ctx, cmd); !isInvalid(err) {
-			return fmt.Errorf("working directory %s without links: error %w, out %q; want ErrInvalid", dir, err, r.out)
+			return errorf("working directory %s without links: error %w, out %q; want ErrInvalid", dir, err, r.out)
 		}
 	}
 	for _, dir := range []string{"real/deep", "real", ""} {
@@ -381,7 +381,7 @@ func removedDir(ctx context.Context, e *env) error {
 		return err
 	}
 	if _, err := e.run(ctx, sandbox.Command{Argv: probeArgv("cwd"), Dir: sandbox.WorkspaceDir + "/gone"}); !isInvalid(err) {
-		return fmt.Errorf("a directory that is gone: %w, want ErrInvalid", err)
+		return errorf("a directory that is gone: %w, want ErrInvalid", err)
 	}
 	cancel()
 	_, err = waitProcess(ctx, p)
@@ -423,7 +423,7 @@ func checkHostSockets(ctx context.Context, e *env) error {
 	}
 	control := &env{target: e.target, base: e.workspace}
 	if host, err := control.runPlain(ctx, "connect", "host.sock", "host.fifo"); err != nil || host != "host.sock\nhost.fifo\n" {
-		return fmt.Errorf("positive control: the host reaches %q, %w", host, err)
+		return errorf("positive control: the host reaches %q, %w", host, err)
 	}
 	return nil
 }

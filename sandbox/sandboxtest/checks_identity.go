@@ -36,14 +36,14 @@ func (e *env) runAs(ctx context.Context, identity int, args ...string) (result, 
 func checkIdentityRange(ctx context.Context, e *env) error {
 	for _, n := range []int{-1, sandbox.MaxIdentity + 1} {
 		if _, err := e.runAs(ctx, n, "exit", "0"); !isInvalid(err) {
-			return fmt.Errorf("identity %d: error %w, want ErrInvalid", n, err)
+			return errorf("identity %d: error %w, want ErrInvalid", n, err)
 		}
 	}
 	want := sandbox.MaxIdentity + 1
 	if e.target.SingleUID {
 		want = 1
 		if _, err := e.runAs(ctx, 1, "exit", "0"); !errors.Is(err, sandbox.ErrUnsupported) {
-			return fmt.Errorf("identity 1, where there is one: error %w, want ErrUnsupported", err)
+			return errorf("identity 1, where there is one: error %w, want ErrUnsupported", err)
 		}
 		if err := attestsLoss(e, "identity"); err != nil {
 			return err
@@ -219,7 +219,7 @@ func checkIdentityFiles(ctx context.Context, e *env) error {
 	defer os.RemoveAll(open)
 	r, err := e.runAs(ctx, 1, "read", "open/text")
 	if err != nil || r.out != "text" {
-		return fmt.Errorf("identity 1 reads %q %q: %w", r.out, r.errOut, err)
+		return errorf("identity 1 reads %q %q: %w", r.out, r.errOut, err)
 	}
 	if r, err = e.runAs(ctx, 1, "touch", "open/made"); err != nil {
 		return err
@@ -236,7 +236,7 @@ func checkIdentityFiles(ctx context.Context, e *env) error {
 		return fmt.Errorf("identity 1 was told %s, and the host has %d files", r.Status, len(entries))
 	}
 	if out, err := e.runAs(ctx, 0, "touch", "open/made"); err != nil || !out.Status.Success() && !attested {
-		return fmt.Errorf("positive control: the agent's command: %s %q, %w", out.Status, out.errOut, err)
+		return errorf("positive control: the agent's command: %s %q, %w", out.Status, out.errOut, err)
 	}
 	r, err = e.run(ctx, sandbox.Command{Argv: probeArgv("env"), Identity: 1})
 	if err != nil {

@@ -59,7 +59,7 @@ func (e *env) startImageUser(ctx context.Context, name, user string, change func
 		return nil, errors.Join(errors.New("user image is accepted"), other.close(context.WithoutCancel(ctx)))
 	case e.target.UserImageRefused:
 		if incapable, ok := errors.AsType[*sandbox.IncapableError](err); !ok || incapable.Hint == "" {
-			return nil, fmt.Errorf("user image: %w, want an IncapableError with a hint", err)
+			return nil, errorf("user image: %w, want an IncapableError with a hint", err)
 		}
 		return nil, other.nothingLeft()
 	}
@@ -155,7 +155,7 @@ func checkImageIdentity(ctx context.Context, e *env) error {
 		return err
 	}
 	if err := e.checkUnprivileged(f); err != nil || f.UID == imageUID || f.GID != f.UID {
-		return fmt.Errorf("identity 1 is user %d and group %d: %w", f.UID, f.GID, err)
+		return errorf("identity 1 is user %d and group %d: %w", f.UID, f.GID, err)
 	}
 	reached, err := attackIdentity(ctx, e, 0, 1)
 	if err == nil && len(reached) > 0 {
@@ -196,11 +196,11 @@ func checkImageUserRefused(ctx context.Context, e *env) error {
 			continue
 		}
 		if reason, ok := errors.AsType[*images.UserError](err); !ok || reason.Hint == "" || !errors.Is(err, sandbox.ErrInvalid) {
-			wrong = append(wrong, fmt.Errorf("USER %q: %w, want ErrInvalid and a UserError", user, err))
+			wrong = append(wrong, errorf("USER %q: %w, want ErrInvalid and a UserError", user, err))
 		}
 		left, err := e.target.Leftovers(other.session)
 		if err != nil || len(left) > 0 {
-			wrong = append(wrong, fmt.Errorf("USER %q: left: %q, %w", user, left, err))
+			wrong = append(wrong, errorf("USER %q: left: %q, %w", user, left, err))
 		}
 	}
 	return errors.Join(wrong...)

@@ -207,13 +207,13 @@ func checkPaused(ctx context.Context, e *env) error {
 	longer, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer stop()
 	if _, err := waitProcess(longer, p); !errors.Is(err, sandbox.ErrLost) {
-		return fmt.Errorf("command: %w, want ErrLost", err)
+		return errorf("command: %w, want ErrLost", err)
 	}
 	if err := waitDone(e.sb); err != nil {
 		return err
 	}
 	if !errors.Is(e.sb.Err(), sandbox.ErrLost) {
-		return fmt.Errorf("sandbox: %w, want ErrLost", e.sb.Err())
+		return errorf("sandbox: %w, want ErrLost", e.sb.Err())
 	}
 	return nil
 }
@@ -238,14 +238,14 @@ func expectDeath(ctx context.Context, e *env, kind limits.Kind, err error) error
 	select {
 	case <-e.sb.Done():
 	case <-ctx.Done():
-		return fmt.Errorf("the sandbox survived; command: %w", err)
+		return errorf("the sandbox survived; command: %w", err)
 	}
 	var exceeded *limits.ExceededError
 	if lost := e.sb.Err(); !errors.Is(lost, sandbox.ErrLost) || !errors.As(lost, &exceeded) || exceeded.Kind != kind {
-		return fmt.Errorf("sandbox ended with %w, want the loss to limit %s", lost, kind)
+		return errorf("sandbox ended with %w, want the loss to limit %s", lost, kind)
 	}
 	if !errors.Is(err, sandbox.ErrLost) {
-		return fmt.Errorf("command ended with %w, want ErrLost", err)
+		return errorf("command ended with %w, want ErrLost", err)
 	}
 	return nil
 }
@@ -319,7 +319,7 @@ func checkPIDs(ctx context.Context, e *env) error {
 		return fmt.Errorf("the result says that the pids limit was hit: %t, want %t", exit.PIDsLimitHit, e.target.CountsForks)
 	}
 	if r, err := e.runProbe(ctx, "exit", "0"); err != nil || r.PIDsLimitHit || r.Status.OOMKilled {
-		return fmt.Errorf("a command that met no limit: %+v, %w", r.Exit, err)
+		return errorf("a command that met no limit: %+v, %w", r.Exit, err)
 	}
 	return e.expectWorking(ctx)
 }

@@ -140,14 +140,14 @@ func checkFurtherMounts(ctx context.Context, e *env) (err error) {
 func checkContents(ctx context.Context, e *env, dirs map[string]hostDir) error {
 	for target, want := range map[string]string{readOnlyTarget: "read-only", writableTarget: "writable", swappedTarget: "swapped", homeTarget: "in-home"} {
 		if got, err := e.expectOutput(ctx, "read", target+"/content"); err != nil || got != want {
-			return fmt.Errorf("%s: %q, %w; want %q", target, got, err, want)
+			return errorf("%s: %q, %w; want %q", target, got, err, want)
 		}
 	}
 	if err := os.WriteFile(filepath.Join(dirs["writable"].path, "content"), []byte("changed outside"), 0o644); err != nil {
 		return err
 	}
 	if got, err := e.expectOutput(ctx, "read", writableTarget+"/content"); err != nil || got != "changed outside" {
-		return fmt.Errorf("%s after a change of the host: %q, %w", writableTarget, got, err)
+		return errorf("%s after a change of the host: %q, %w", writableTarget, got, err)
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func checkWrites(ctx context.Context, e *env, dirs map[string]hostDir) error {
 	}
 	for _, name := range []string{"writable", "in-home"} {
 		if got, err := ownerOf(filepath.Join(dirs[name].path, "by-command")); err != nil || got != want {
-			return fmt.Errorf("what a command made in a mount belongs to %s (%w), want the workspace's owner %s", got, err, want)
+			return errorf("what a command made in a mount belongs to %s (%w), want the workspace's owner %s", got, err, want)
 		}
 	}
 	return nil
@@ -219,7 +219,7 @@ func checkLayeredMount(ctx context.Context, e *env) (err error) {
 			return errors.Join(errors.New("layers are taken, and can't be had"), other.close(context.WithoutCancel(ctx)))
 		}
 		if !errors.Is(err, sandbox.ErrUnsupported) {
-			return fmt.Errorf("a mount with layers: %w, want ErrUnsupported", err)
+			return errorf("a mount with layers: %w, want ErrUnsupported", err)
 		}
 		return other.nothingLeft()
 	}
@@ -249,7 +249,7 @@ func addLayered(e *env) (remove func() error, err error) {
 func checkLayered(ctx context.Context, e *env) error {
 	m := e.mounts[len(e.mounts)-1]
 	if got, err := e.expectOutput(ctx, "read", writableTarget+"/content"); err != nil || got != "lower" {
-		return fmt.Errorf("%q, %w; want lower", got, err)
+		return errorf("%q, %w; want lower", got, err)
 	}
 	for _, name := range []string{"content", "by-command"} {
 		if _, err := e.expectOutput(ctx, "touch", writableTarget+"/"+name); err != nil {
@@ -259,10 +259,10 @@ func checkLayered(ctx context.Context, e *env) error {
 	kept, readErr := os.ReadFile(filepath.Join(m.Layers, "upper/by-command"))
 	content, err := os.ReadFile(filepath.Join(m.Path, "content"))
 	if err := errors.Join(err, readErr); err != nil || string(content) != "lower" || string(kept) != "x" {
-		return fmt.Errorf("the directory has %q, the layers %q: %w", content, kept, err)
+		return errorf("the directory has %q, the layers %q: %w", content, kept, err)
 	}
 	if _, err := os.Lstat(filepath.Join(m.Path, "by-command")); !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("a command's file is in the directory itself: %w", err)
+		return errorf("a command's file is in the directory itself: %w", err)
 	}
 	return nil
 }
@@ -331,7 +331,7 @@ func expectRefused(ctx context.Context, e *env, mounts ...sandbox.Mount) error {
 		return errors.Join(errors.New("it is taken"), other.close(context.WithoutCancel(ctx)))
 	}
 	if !errors.Is(err, sandbox.ErrInvalid) || !strings.Contains(err.Error(), "mount") {
-		return fmt.Errorf("%w, want ErrInvalid and what was mounted", err)
+		return errorf("%w, want ErrInvalid and what was mounted", err)
 	}
 	return other.nothingLeft()
 }

@@ -217,7 +217,7 @@ func programCheck(name, script, forbidden string) func(ctx context.Context, e *e
 		// What was there before keeps its bits.
 		info, err := os.Stat(filepath.Join(inside, "planted"))
 		if err != nil || info.Mode()&fs.ModeSetuid == 0 {
-			return fmt.Errorf("the set-user-ID file of the workspace: %v, %w", info, err)
+			return errorf("the set-user-ID file of the workspace: %v, %w", info, err)
 		}
 		if err := os.Remove(filepath.Join(inside, "planted")); err != nil {
 			return err

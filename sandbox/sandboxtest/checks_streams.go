@@ -294,7 +294,7 @@ func peakMemory() (int64, error) {
 	_, rest, ok := strings.Cut(string(data), "VmHWM:")
 	var kb int64
 	if _, err := fmt.Sscan(rest, &kb); err != nil || !ok {
-		return 0, fmt.Errorf("no VmHWM: %w", err)
+		return 0, errorf("no VmHWM: %w", err)
 	}
 	return kb << 10, nil
 }

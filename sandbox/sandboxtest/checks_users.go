@@ -39,7 +39,7 @@ func (e *env) startUser(ctx context.Context, policy sandbox.UserPolicy, refused 
 	case refused:
 		incapable, ok := errors.AsType[*sandbox.IncapableError](err)
 		if !ok || incapable.Hint == "" || !errors.Is(err, sandbox.ErrUnsupported) {
-			return nil, fmt.Errorf("user %s: %w, want an IncapableError with a hint", policy, err)
+			return nil, errorf("user %s: %w, want an IncapableError with a hint", policy, err)
 		}
 		return nil, other.nothingLeft()
 	}
@@ -89,7 +89,7 @@ func checkRootLayers(ctx context.Context, e *env) error {
 		return fmt.Errorf("in an overlay: %w", err)
 	}
 	if names, err := os.ReadDir(e.workspace); err != nil || len(names) != 2 {
-		return fmt.Errorf("the workspace has %v (%w), want the probe and %s", names, err, foreignFile)
+		return errorf("the workspace has %v (%w), want the probe and %s", names, err, foreignFile)
 	}
 	return nil
 }
@@ -359,7 +359,7 @@ func checkHostRoot(ctx context.Context, e *env) error {
 		return errors.Join(errors.New("it was made"), other.close(context.WithoutCancel(ctx)))
 	}
 	if !errors.Is(err, sandbox.ErrUnsupported) {
-		return fmt.Errorf("refused with %w, want ErrUnsupported", err)
+		return errorf("refused with %w, want ErrUnsupported", err)
 	}
 	return nil
 }
@@ -393,7 +393,7 @@ func checkWritableRoot(ctx context.Context, e *env) error {
 		return fmt.Errorf("the next sandbox sees %q, the first one began with %q", after, before)
 	}
 	if now, err := digest(); err != nil || now != unchanged {
-		return fmt.Errorf("the image's files were changed (%w)", err)
+		return errorf("the image's files were changed (%w)", err)
 	}
 	return nil
 }

@@ -378,7 +378,7 @@ func (w *signalWriter) waitSeen(ctx context.Context, sb sandbox.Sandbox) error {
 	case <-w.seen:
 		return nil
 	case <-sb.Done():
-		return fmt.Errorf("no %q in %q: sandbox ended: %w", w.want, w.String(), sb.Err())
+		return errorf("no %q in %q: sandbox ended: %w", w.want, w.String(), sb.Err())
 	case <-ctx.Done():
 		return fmt.Errorf("no %q in %q: %w", w.want, w.String(), context.Cause(ctx))
 	}

@@ -49,7 +49,7 @@ func allLoads() []load {
 
 func toldFlood(_ Target, r result, err, _ error) error {
 	if err != nil || !r.Status.TimedOut || r.Stdout.Total <= r.Stdout.Live || r.Stderr.Total <= r.Stderr.Live {
-		return fmt.Errorf("%+v, %w: want a timeout, and counts beyond what was passed on", r.Exit, err)
+		return errorf("%+v, %w: want a timeout, and counts beyond what was passed on", r.Exit, err)
 	}
 	return nil
 }
@@ -58,7 +58,7 @@ func toldForks(t Target, r result, err, lost error) error {
 	var exceeded *limits.ExceededError
 	if t.LimitsKillSandbox && !t.PIDsSpareSandbox {
 		if !errors.Is(err, sandbox.ErrLost) || !errors.As(lost, &exceeded) || exceeded.Kind != limits.KindPIDs {
-			return fmt.Errorf("command %w, sandbox %w: want the loss to the pids limit", err, lost)
+			return errorf("command %w, sandbox %w: want the loss to the pids limit", err, lost)
 		}
 		return nil
 	}
@@ -66,7 +66,7 @@ func toldForks(t Target, r result, err, lost error) error {
 	// thread does. What it began is then killed after its end.
 	ended := r.Status.TimedOut || r.Kill.AfterExit
 	if err != nil || !ended || r.Kill.Left != 0 || r.PIDsLimitHit != t.CountsForks {
-		return fmt.Errorf("%+v, %w: want a timeout, nothing left, and the pids limit named: %t", r.Exit, err, t.CountsForks)
+		return errorf("%+v, %w: want a timeout, nothing left, and the pids limit named: %t", r.Exit, err, t.CountsForks)
 	}
 	return nil
 }
@@ -76,31 +76,31 @@ func toldMemory(t Target, r result, err, lost error) error {
 	switch {
 	case t.LimitsKillSandbox:
 		if !errors.Is(err, sandbox.ErrLost) || !errors.As(lost, &exceeded) || exceeded.Kind != limits.KindMemory {
-			return fmt.Errorf("command %w, sandbox %w: want the loss to the memory limit", err, lost)
+			return errorf("command %w, sandbox %w: want the loss to the memory limit", err, lost)
 		}
 	case err != nil || !r.Status.OOMKilled:
-		return fmt.Errorf("%+v, %w: want killed out of memory", r.Exit, err)
+		return errorf("%+v, %w: want killed out of memory", r.Exit, err)
 	}
 	return nil
 }
 
 func toldFull(_ Target, r result, err, _ error) error {
 	if err != nil || !slices.Equal(r.Full, []string{"/tmp"}) || !strings.Contains(r.out, "ENOSPC") {
-		return fmt.Errorf("%+v, %q, %w: want ENOSPC, and /tmp named", r.Exit, r.out, err)
+		return errorf("%+v, %q, %w: want ENOSPC, and /tmp named", r.Exit, r.out, err)
 	}
 	return nil
 }
 
 func toldFiles(_ Target, r result, err, _ error) error {
 	if err != nil || strings.TrimSpace(r.out) != "EMFILE" {
-		return fmt.Errorf("%+v, %q, %w: want EMFILE", r.Exit, r.out, err)
+		return errorf("%+v, %q, %w: want EMFILE", r.Exit, r.out, err)
 	}
 	return nil
 }
 
 func toldTime(_ Target, r result, err, _ error) error {
 	if err != nil || !r.Status.TimedOut || r.Kill.Left != 0 || r.CPU <= 0 {
-		return fmt.Errorf("%+v, %w: want a timeout, nothing left, CPU time told", r.Exit, err)
+		return errorf("%+v, %w: want a timeout, nothing left, CPU time told", r.Exit, err)
 	}
 	return nil
 }
@@ -316,6 +316,18 @@ func (e *env) runPlain(ctx context.Context, args ...string) (string, error) {
 var errSkip = errors.New("skipped")
 
 func skipError(why string) error { return fmt.Errorf("%w: %s", errSkip, why) }
+
+var errNone = errors.New("no error")
+
+// errorf is [fmt.Errorf] for errors that may be nil.
+func errorf(format string, args ...any) error {
+	for i, a := range args {
+		if a == nil {
+			args[i] = errNone
+		}
+	}
+	return fmt.Errorf(format, args...)
+}
 
 // onTerminal runs a verb on the host with a controlling terminal, a pair that
 // is made for it.
