@@ -1,9 +1,10 @@
 package workspace
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io"
+	"math"
 	"os"
 	"path/filepath"
 
@@ -27,118 +28,197 @@ func RemoveTree(path string) error {
 
 // RemoveTreeAt is [RemoveTree] for a path below a directory, without symlinks.
 func RemoveTreeAt(base *os.File, name string) error {
-	parent, err := unix.Openat2(int(base.Fd()), filepath.Dir(name), &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinMount,
-	})
+	parent, err := openat2(int(base.Fd()), filepath.Dir(name), unix.O_PATH|unix.O_DIRECTORY, inDir)
 	if err != nil {
 		return fmt.Errorf("remove directory %s: %w", name, err)
 	}
 	defer unix.Close(parent)
-	r := treeRemover{top: -1}
-	if err := r.remove(parent, filepath.Base(name), 0); err != nil && !errors.Is(err, unix.ENOENT) {
+	last := filepath.Base(name)
+	err = unix.Unlinkat(parent, last, 0)
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) {
+		r := removal{parent: parent, path: name, open: openToRemove, most: math.MaxInt}
+		err = r.removeTree(context.Background(), last)
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("remove directory %s: %w", name, err)
 	}
 	return nil
 }
 
-// withinMount resolves within one mount, without symlinks.
-const withinMount = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
-
-// maxRemoveDepth bounds the recursion, and with it the open directories. What lies
-// deeper is moved to the top and removed from there.
-const maxRemoveDepth = 64
-
-// removeBatch is the number of names that are read at once.
-const removeBatch = 1024
-
-// treeRemover removes one tree.
-type treeRemover struct {
-	top   int // descriptor of the topmost directory; -1 before it is open
-	moved int // how many directories were moved there
+// openToRemove opens a directory on the parent's mount for reading, after making it accessible
+// if it is this user's.
+func openToRemove(parent int, name string) (int, statResult, error) {
+	at, err := openat2(parent, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, inDir)
+	if err != nil {
+		return -1, statResult{}, err
+	}
+	f, err := statx(at, "", unix.AT_EMPTY_PATH)
+	if err == nil && int(f.Uid) == os.Geteuid() && f.Mode&0o700 != 0o700 {
+		err = chmodHeld(at, 0o700)
+	}
+	if err != nil {
+		_ = unix.Close(at)
+		return -1, f, err
+	}
+	fd, err := openForReading(at)
+	return fd, f, err
 }
 
-func (r *treeRemover) remove(parent int, name string, depth int) error {
-	err := unix.Unlinkat(parent, name, 0)
-	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
+// removal is one recursive removal. It holds one directory open at a time and goes
+// back up by "..", which must then be the very directory that it came from; so
+// depth costs no descriptors and no path is ever built.
+type removal struct {
+	parent int    // descriptor of the directory that the tree is in
+	path   string // of the tree
+	// open opens a directory for reading, if it is on the tree's mount.
+	open          func(parent int, name string) (int, statResult, error)
+	most          int // entries
+	seen, removed int
+	frames        []frame
+	dir           int
+}
+
+// frame is a directory on the way down: its name in the one above, what it is,
+// and the names in it that are still to be removed.
+type frame struct {
+	name     string
+	dev, ino uint64
+	left     []dirName
+}
+
+// removeBatch bounds the bytes of names that a frame holds.
+const removeBatch = 1 << 20
+
+// removeTree removes the directory name of the parent.
+func (r *removal) removeTree(ctx context.Context, name string) (err error) {
+	if r.dir, err = r.reopenParent(); err != nil {
 		return err
 	}
-	dir, err := openToRemove(parent, name)
+	defer func() { _ = unix.Close(r.dir) }()
+	if err := r.enterDirectory(name); err != nil {
+		return err
+	}
+	for len(r.frames) > 0 {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := r.removeNext(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeNext removes one entry of the current directory, or enters it. If there
+// is none left, it removes the directory itself from its parent.
+func (r *removal) removeNext() error {
+	top := &r.frames[len(r.frames)-1]
+	if len(top.left) == 0 {
+		names, err := r.readNames()
+		if err != nil {
+			return err
+		}
+		if len(names) == 0 {
+			return r.leaveDirectory()
+		}
+		top.left = names
+	}
+	e := top.left[0]
+	top.left = top.left[1:]
+	var err error = unix.EISDIR
+	if e.typ != TypeDir {
+		err = r.unlinkEntry(e.name, 0)
+	}
+	if errors.Is(err, unix.EISDIR) {
+		err = r.unlinkEntry(e.name, unix.AT_REMOVEDIR)
+	}
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
+		err = r.enterDirectory(e.name)
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove %q: %w", e.name, err)
+	}
+	return nil
+}
+
+func (r *removal) unlinkEntry(name string, flags int) error {
+	err := retry(func() error { return unix.Unlinkat(r.dir, name, flags) })
+	switch {
+	case err == nil:
+		r.removed++
+	case errors.Is(err, unix.ENOENT): // removed meanwhile
+		return nil
+	}
+	return err
+}
+
+// readNames reads names in the current directory.
+func (r *removal) readNames() ([]dirName, error) {
+	if _, err := unix.Seek(r.dir, 0, unix.SEEK_SET); err != nil {
+		return nil, err
+	}
+	names, _, err := readNames(r.dir, removeBatch)
+	if r.seen += len(names); r.seen > r.most {
+		return nil, &Error{
+			Kind: KindTooLarge, Path: abbreviatePath(r.path),
+			Detail: fmt.Sprintf("holds more than %d entries; %d were deleted", r.most, r.removed),
+		}
+	}
+	if errors.Is(err, unix.ENOENT) { // the directory was removed meanwhile
+		return nil, nil
+	}
+	return names, err
+}
+
+// enterDirectory goes down into name.
+func (r *removal) enterDirectory(name string) error {
+	fd, f, err := r.open(r.dir, name)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = dir.Close() }()
-	if depth > maxRemoveDepth {
-		return r.moveUp(parent, name) // which takes permission to change it, too
-	}
-	if depth == 0 {
-		r.top = int(dir.Fd())
-	}
-	for {
-		if err := r.removeEntries(dir, depth); err != nil {
-			return err
-		}
-		// Not empty: directories were moved here, or entries skipped because the
-		// directory changed while it was read.
-		if err := unix.Unlinkat(parent, name, unix.AT_REMOVEDIR); !errors.Is(err, unix.ENOTEMPTY) {
-			return err
-		}
-		if _, err := dir.Seek(0, io.SeekStart); err != nil {
-			return err
-		}
-	}
+	_ = unix.Close(r.dir)
+	r.dir = fd
+	r.frames = append(r.frames, frame{name: name, dev: f.Dev, ino: f.Ino})
+	return nil
 }
 
-// removeEntries removes the entries of a directory as they are read.
-func (r *treeRemover) removeEntries(dir *os.File, depth int) error {
-	for {
-		names, err := dir.Readdirnames(removeBatch)
-		if errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		for _, n := range names {
-			if err := r.remove(int(dir.Fd()), n, depth+1); err != nil && !errors.Is(err, unix.ENOENT) {
-				return fmt.Errorf("%s: %w", n, err)
-			}
-		}
-	}
-}
-
-// moveUp moves a directory to the topmost one.
-func (r *treeRemover) moveUp(parent int, name string) error {
-	for {
-		r.moved++
-		err := unix.Renameat2(parent, name, r.top, fmt.Sprintf(".removed-%d", r.moved), unix.RENAME_NOREPLACE)
-		if !errors.Is(err, unix.EEXIST) {
-			return err
-		}
-	}
-}
-
-// openToRemove opens a directory for reading, after making it accessible if it
-// is this user's.
-func openToRemove(parent int, name string) (*os.File, error) {
-	at, err := unix.Openat2(parent, name, &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: withinMount,
-	})
+// leaveDirectory goes back up and removes the directory that it came from.
+func (r *removal) leaveDirectory() error {
+	last := r.frames[len(r.frames)-1]
+	r.frames = r.frames[:len(r.frames)-1]
+	up, err := r.openParent()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer unix.Close(at)
-	var st unix.Stat_t
-	if err := unix.Fstat(at, &st); err != nil {
-		return nil, err
+	_ = unix.Close(r.dir)
+	r.dir = up
+	return r.unlinkEntry(last.name, unix.AT_REMOVEDIR)
+}
+
+func (r *removal) openParent() (int, error) {
+	if len(r.frames) == 0 {
+		return r.reopenParent()
 	}
-	self := fmt.Sprintf("/proc/self/fd/%d", at)
-	if int(st.Uid) == os.Geteuid() && st.Mode&0o700 != 0o700 {
-		if err := unix.Chmod(self, 0o700); err != nil {
-			return nil, err
+	want := r.frames[len(r.frames)-1]
+	fd, err := openat(r.dir, "..", unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return -1, err
+	}
+	f, err := statx(fd, "", unix.AT_EMPTY_PATH)
+	if err == nil && (f.Dev != want.dev || f.Ino != want.ino) {
+		err = &Error{
+			Kind: KindConflict, Path: abbreviatePath(r.path),
+			Detail: fmt.Sprintf("was moved while it was being deleted; %d entries were deleted", r.removed),
 		}
 	}
-	fd, err := unix.Openat(at, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		_ = unix.Close(fd)
+		return -1, err
 	}
-	return os.NewFile(uintptr(fd), name), nil
+	return fd, nil
+}
+
+// reopenParent returns another descriptor of the parent.
+func (r *removal) reopenParent() (int, error) {
+	return unix.FcntlInt(uintptr(r.parent), unix.F_DUPFD_CLOEXEC, 0)
 }

@@ -517,31 +517,31 @@ func TestDeleteWhileItsTreeChanges(t *testing.T) {
 	l.file("other/x", "")
 	w := l.writerIn(false)
 	before := openFiles(t)
-	enter := func(then func(*removal, dirEntry) error) error {
+	enter := func(then func(*removal) error) error {
 		l.must(os.MkdirAll(l.path("tree/sub/deep"), 0o755))
 		p, err := w.findEntry("tree", false)
 		l.must(err)
 		defer p.close()
-		r := removal{mount: w.tree.mount, most: w.maxRemove, change: &Change{Path: "tree"}}
-		r.dir, err = p.reopenDir()
+		r := removal{parent: p.dir, path: "tree", open: w.tree.openOnMount, most: w.maxRemove}
+		r.dir, err = r.reopenParent()
 		l.must(err)
 		defer func() { _ = unix.Close(r.dir) }()
 		for _, name := range []string{"tree", "sub", "deep"} {
 			l.must(r.enterDirectory(name))
 		}
-		return then(&r, p)
+		return then(&r)
 	}
-	err := enter(func(r *removal, p dirEntry) error {
+	err := enter(func(r *removal) error {
 		l.file("tree/sub/deep/x", "")
-		return r.leaveDirectory(p)
+		return r.leaveDirectory()
 	})
 	if !errors.Is(err, unix.ENOTEMPTY) {
 		t.Errorf("a directory that is not empty: %v", err)
 	}
 	l.must(os.Remove(l.path("tree/sub/deep/x")))
-	err = enter(func(r *removal, p dirEntry) error {
+	err = enter(func(r *removal) error {
 		l.must(os.Rename(l.path("tree/sub/deep"), l.path("other/deep")))
-		return r.removeNext(p)
+		return r.removeNext()
 	})
 	if kindOf(err) != KindConflict || l.content("other/deep") != "directory" {
 		t.Errorf("the delete goes on in another directory: %v, it is %s", err, l.content("other/deep"))

@@ -12,17 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultMaxRemove bounds a recursive delete: a node_modules directory has some
+// defaultMaxRemove bounds a recursive delete: a node_modules directory has some
 // ten thousand entries, a million is a mistake or an attack.
-const DefaultMaxRemove = 1_000_000
+const defaultMaxRemove = 1_000_000
 
-// WriterOptions configures a [Writer]; every zero means the default.
+// WriterOptions configures a [Writer].
 type WriterOptions struct {
 	// HostPath and ContainerPath are absolute spellings of the workspace,
 	// accepted in front of a path; "" accepts none. They are never opened.
 	HostPath, ContainerPath string
-	// MaxRemove bounds the files and directories that one delete removes.
-	MaxRemove int
 }
 
 // Writer changes files below one directory. Only the guest links it: it runs
@@ -54,11 +52,10 @@ type Writer struct {
 // makes every Apply fail.
 func NewWriter(dir *os.File, o WriterOptions) *Writer {
 	t, err := newTree(dir)
-	setDefault(&o.MaxRemove, DefaultMaxRemove)
 	return &Writer{
 		tree: t, broken: err,
 		prefixes:  newPrefixes(o.HostPath, o.ContainerPath),
-		maxRemove: o.MaxRemove,
+		maxRemove: defaultMaxRemove,
 	}
 }
 
