@@ -90,6 +90,7 @@ type ScanStat struct {
 	Mode    uint32
 	Links   uint64
 	Size    int64
+	Blocks  int64 // of 512 bytes, on the disk
 	Inode   uint64
 	UID     uint32
 	GID     uint32

@@ -119,7 +119,7 @@ func (d *scanDir) stat(name string) (ScanStat, error) {
 		return ScanStat{}, err
 	}
 	out := ScanStat{
-		Type: typeOf(st.Mode), Mode: st.Mode & 0o7777, Links: st.links, Size: st.Size, Inode: st.Ino,
+		Type: typeOf(st.Mode), Mode: st.Mode & 0o7777, Links: st.links, Size: st.Size, Blocks: st.Blocks, Inode: st.Ino,
 		UID: st.Uid, GID: st.Gid, ModTime: time.Unix(st.Mtim.Unix()), ChangeTime: time.Unix(st.Ctim.Unix()),
 	}
 	if out.Type == TypeSymlink {

@@ -81,7 +81,7 @@ func (d *scanDir) stat(name string) (ScanStat, error) {
 		return ScanStat{}, err
 	}
 	info := infoOf(fi)
-	out := ScanStat{Type: info.Type, Mode: uint32(fi.Mode().Perm()), Links: 1, Size: fi.Size(), ModTime: fi.ModTime(), ChangeTime: fi.ModTime()}
+	out := ScanStat{Type: info.Type, Mode: uint32(fi.Mode().Perm()), Links: 1, Size: fi.Size(), Blocks: (fi.Size() + 511) / 512, ModTime: fi.ModTime(), ChangeTime: fi.ModTime()}
 	if out.Type == TypeSymlink {
 		out.Target, err = d.tree.root.Readlink(path)
 	}

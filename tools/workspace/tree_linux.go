@@ -233,6 +233,7 @@ func statx(at int, name string, flags int) (statResult, error) {
 		f.mount = mountID{id: x.Mnt_id}
 	}
 	f.Mode, f.Size, f.Ino, f.Dev = uint32(x.Mode), int64(x.Size), x.Ino, unix.Mkdev(x.Dev_major, x.Dev_minor)
+	f.Blocks = int64(x.Blocks)
 	f.Uid, f.Gid, f.links = x.Uid, x.Gid, uint64(x.Nlink)
 	f.Mtim = unix.NsecToTimespec(x.Mtime.Sec*1e9 + int64(x.Mtime.Nsec))
 	f.Ctim = unix.NsecToTimespec(x.Ctime.Sec*1e9 + int64(x.Ctime.Nsec))

@@ -1,16 +1,18 @@
 package diskwatch
 
 import (
+	"context"
 	"errors"
-	"fmt"
-	"io"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // maxDepth bounds the depth of a directory, and the open descriptors of a walk.
-// Anything deeper counts as more than the bound.
+// Anything deeper counts as more than the bound, as does a path that is too long.
 const maxDepth = 128
 
 func openDir(path string) (*os.File, error) {
@@ -19,103 +21,52 @@ func openDir(path string) (*os.File, error) {
 
 // countUse returns the use of a directory, or more than most as soon as it is
 // more. Commands may change the directory meanwhile in any way. No symlink is
-// followed. The blocks of a file with several names count once.
-func countUse(dir *os.File, most use) use {
-	w := walk{most: most, seen: map[[2]uint64]bool{}}
-	w.addEntries(dir, 0)
-	return w.use
-}
-
-// walk is one walk of a directory.
-type walk struct {
-	use
-	most use
-	seen map[[2]uint64]bool // files with several names, by device and inode
-}
-
-func (w *walk) isOver() bool { return w.bytes > w.most.bytes || w.files > w.most.files }
-
-// addEntries adds what is in an open directory. What can't be read is gone by
-// now.
-func (w *walk) addEntries(dir *os.File, depth int) {
-	if _, err := dir.Seek(0, io.SeekStart); err != nil {
-		return
+// followed. The blocks of a file with several names count once. What can't be read is
+// gone by now.
+func countUse(dir *os.File, most use) (found use) {
+	r, err := workspace.NewReader(dir, workspace.ReaderOptions{OwnThread: true})
+	if err != nil {
+		return use{}
 	}
-	for {
-		names, err := dir.Readdirnames(1024)
-		for _, name := range names {
-			w.addEntry(dir, name, depth)
-			if w.isOver() {
-				return
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	w := workspace.NewWriter(dir, workspace.WriterOptions{})
+	seen := map[uint64]bool{} // files with several names
+	_ = r.Scan(ctx, ".", workspace.ScanOptions{
+		// A directory that its owner, who is this user, may not enter is opened for its
+		// owner: otherwise a command could hide what it writes.
+		Open: func(name string) (restore func(), err error) {
+			_, err = w.Apply(ctx, workspace.Op{Kind: workspace.OpChmod, Path: name, Mode: 0o500, Add: true})
+			return func() {}, err
+		},
+		Visit: func(e *workspace.ScanEntry) (mark uint8, enter string) {
+			st, err := e.Stat()
+			if err != nil {
+				return 0, ""
 			}
-		}
-		if err != nil || len(names) == 0 {
-			return
-		}
-	}
-}
-
-func (w *walk) addEntry(dir *os.File, name string, depth int) {
-	var st unix.Stat_t
-	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return
-	}
-	w.files++
-	id := [2]uint64{st.Dev, st.Ino}
-	isDir := st.Mode&unix.S_IFMT == unix.S_IFDIR
-	if isDir || st.Nlink < 2 || !w.seen[id] {
-		w.bytes += st.Blocks * 512
-	}
-	if !isDir {
-		if st.Nlink > 1 {
-			w.seen[id] = true
-		}
-		return
-	}
-	if depth == maxDepth {
-		w.files = w.most.files + 1
-		return
-	}
-	below, err := openEntry(dir, name)
-	if err != nil {
-		return
-	}
-	defer func() { _ = below.Close() }()
-	w.addEntries(below, depth+1)
-}
-
-// openEntry opens a directory. One that its owner, who is this user, may not
-// enter is opened for its owner: otherwise a command could hide what it writes.
-func openEntry(dir *os.File, name string) (*os.File, error) {
-	how := &unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
-	}
-	fd, err := unix.Openat2(int(dir.Fd()), name, how)
-	if err == nil {
-		if unix.Faccessat(fd, ".", unix.X_OK, unix.AT_EACCESS) == nil {
-			return os.NewFile(uintptr(fd), name), nil
-		}
-		unix.Close(fd)
-	} else if !errors.Is(err, unix.EACCES) {
-		return nil, err
-	}
-	held := *how
-	held.Flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
-	at, err := unix.Openat2(int(dir.Fd()), name, &held)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(at)
-	var st unix.Stat_t
-	if err := unix.Fstat(at, &st); err != nil {
-		return nil, err
-	}
-	if err := unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", at), st.Mode&0o7777|0o500); err != nil {
-		return nil, err
-	}
-	if fd, err = unix.Openat2(int(dir.Fd()), name, how); err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), name), nil
+			found.files++
+			isDir := st.Type == workspace.TypeDir
+			if isDir || st.Links < 2 || !seen[st.Inode] {
+				found.bytes += st.Blocks * 512
+			}
+			if isDir {
+				enter = e.Path()
+			} else if st.Links > 1 {
+				seen[st.Inode] = true
+			}
+			if strings.Count(enter, "/") == maxDepth {
+				found.files = most.files + 1
+			}
+			if found.bytes > most.bytes || found.files > most.files {
+				cancel()
+			}
+			return 0, enter
+		},
+		Unread: func(_ string, err error) {
+			if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindTooLarge {
+				found.files = most.files + 1
+			}
+		},
+	})
+	return found
 }
