@@ -142,30 +142,6 @@ func (o ReadOptions) withDefaults() ReadOptions {
 	return o
 }
 
-// treeOrder compares paths name by name, so that a directory precedes its
-// content.
-func treeOrder(a, b string) int {
-	i := 0
-	for i < len(a) && i < len(b) && a[i] == b[i] {
-		i++
-	}
-	switch {
-	case i == len(a) && i == len(b):
-		return 0
-	case i == len(a):
-		return -1
-	case i == len(b):
-		return 1
-	case a[i] == '/':
-		return -1
-	case b[i] == '/':
-		return 1
-	case a[i] < b[i]:
-		return -1
-	}
-	return 1
-}
-
 // join returns the path of name in the directory dir.
 func join(dir, name string) string {
 	if dir == "." {

@@ -71,7 +71,7 @@ func (k *collector) makeUpper(ctx context.Context) error {
 		return err
 	}
 	k.made["."] = true
-	changed := slices.DeleteFunc(slices.SortedFunc(maps.Keys(k.entries), treeOrder), func(path string) bool {
+	changed := slices.DeleteFunc(slices.SortedFunc(maps.Keys(k.entries), workspace.TreeOrder), func(path string) bool {
 		was, ok := k.sent[path]
 		return ok && was.isSame(k.entries[path]) && !was.fromUpper
 	})
@@ -166,7 +166,7 @@ func (k *collector) makeDirectory(path string) error {
 }
 
 func (k *collector) setDirectoryModes() error {
-	for _, path := range slices.Backward(slices.SortedFunc(maps.Keys(k.made), treeOrder)) {
+	for _, path := range slices.Backward(slices.SortedFunc(maps.Keys(k.made), workspace.TreeOrder)) {
 		if path == "." {
 			continue
 		}

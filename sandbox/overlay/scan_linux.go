@@ -52,7 +52,7 @@ func (l *Layers) Changes(ctx context.Context, original *os.File, o ReadOptions) 
 		return nil, err
 	}
 	s.List = slices.DeleteFunc(s.List, func(c Change) bool { return done.paths[c.Path] || begun.isTemporary(base(c.Path)) })
-	slices.SortFunc(s.List, func(a, b Change) int { return treeOrder(a.Path, b.Path) })
+	slices.SortFunc(s.List, func(a, b Change) int { return workspace.TreeOrder(a.Path, b.Path) })
 	if err := markConflicts(l, s.List, s.lower); err != nil {
 		return nil, fmt.Errorf("read changes: %w", err)
 	}

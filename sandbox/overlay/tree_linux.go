@@ -1,8 +1,6 @@
 package overlay
 
 import (
-	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -158,35 +156,13 @@ func eachName(dir int, visit func(name string) error) error {
 		if n <= 0 {
 			return nil
 		}
-		for rest := buf[:n]; len(rest) > 0; {
-			var name string
-			name, rest = nextName(rest)
-			if name == "" || name == "." || name == ".." {
-				continue
-			}
+		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
+		for _, name := range names {
 			if err := visit(name); err != nil {
 				return err
 			}
 		}
 	}
-}
-
-// nextName returns the first name in buf and the rest of buf. The content of
-// buf is records of getdents64(2); see linux_dirent64.
-func nextName(buf []byte) (string, []byte) {
-	const header = 19
-	if len(buf) < header {
-		return "", nil
-	}
-	size := int(binary.NativeEndian.Uint16(buf[16:18]))
-	if size < header || size > len(buf) {
-		return "", nil
-	}
-	name := buf[header:size]
-	if i := bytes.IndexByte(name, 0); i >= 0 {
-		name = name[:i]
-	}
-	return string(name), buf[size:]
 }
 
 // openFile opens the regular file rel for reading. It returns an error for any

@@ -38,23 +38,22 @@ func firstNames(names []dirName, keep int) (first []dirName, cut bool) {
 	return names, false
 }
 
-// treeOrder compares paths name by name, so that a directory is followed by what
+// TreeOrder compares paths name by name, so that a directory is followed by what
 // is in it ("a", "a/b", "a.b") where plain strings would not be.
-func treeOrder(a, b Entry) int {
+func TreeOrder(a, b string) int {
 	i := 0
-	for i < len(a.Path) && i < len(b.Path) && a.Path[i] == b.Path[i] {
+	for i < len(a) && i < len(b) && a[i] == b[i] {
 		i++
 	}
-	if i == len(a.Path) || i == len(b.Path) {
-		return cmp.Compare(len(a.Path), len(b.Path))
-	}
 	switch {
-	case a.Path[i] == '/':
+	case i == len(a) || i == len(b):
+		return cmp.Compare(len(a), len(b))
+	case a[i] == '/':
 		return -1
-	case b.Path[i] == '/':
+	case b[i] == '/':
 		return 1
 	}
-	return cmp.Compare(a.Path[i], b.Path[i])
+	return cmp.Compare(a[i], b[i])
 }
 
 // addIncomplete adds a directory to an incomplete list.

@@ -24,7 +24,7 @@ func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, err
 		if err := l.listTree(ctx, path); err != nil {
 			return Listing{}, err
 		}
-		slices.SortFunc(l.Entries, treeOrder)
+		slices.SortFunc(l.Entries, func(a, b Entry) int { return TreeOrder(a.Path, b.Path) })
 		return l.Listing, nil
 	})
 }

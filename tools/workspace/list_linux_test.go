@@ -280,7 +280,7 @@ func TestTreeOrder(t *testing.T) {
 	sorted := []Entry{{Path: "a"}, {Path: "a/b"}, {Path: "a/b/c"}, {Path: "a/c"}, {Path: "a "}, {Path: "a.b"}, {Path: "ab"}}
 	got := slices.Clone(sorted)
 	slices.Reverse(got)
-	slices.SortFunc(got, treeOrder)
+	slices.SortFunc(got, func(a, b Entry) int { return TreeOrder(a.Path, b.Path) })
 	if d := cmp.Diff(paths(sorted), paths(got)); d != "" {
 		t.Errorf("order (-want +got):\n%s", d)
 	}
