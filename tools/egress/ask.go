@@ -32,27 +32,23 @@ type questions struct {
 	ctx   context.Context
 	conns *sync.WaitGroup
 
-	mu         sync.Mutex
-	total      int // that were asked
-	open       map[endpoint]*question
-	allowed    map[grant]bool
-	refused    map[endpoint]string // the notes of people who denied
-	generation int                 // counts policies, so that no answer outlives its own
-	guard      func(func(error))   // recovers from a panic of ask, when it is deferred
+	mu      sync.Mutex
+	total   int // that were asked
+	open    map[endpoint]*question
+	allowed map[grant]bool
+	refused map[endpoint]string // the notes of people who denied
+	guard   func(func(error))   // recovers from a panic of ask, when it is deferred
 }
 
 // question is one open question.
 type question struct {
-	command    int
-	generation int
-	waiters    int
-	cancel     context.CancelCauseFunc
-	done       chan struct{}
-	// These are set when done is closed. Current reports whether the policy is still
-	// the one under which the question was asked.
-	answer  Answer
-	current bool
-	err     error
+	command int
+	waiters int
+	cancel  context.CancelCauseFunc
+	done    chan struct{}
+	// These are set when done is closed.
+	answer Answer
+	err    error
 }
 
 // errUnwaited is the cause of the end of a question for whose answer no connection
@@ -91,14 +87,6 @@ func (qs *questions) countAsked() int {
 	return qs.total
 }
 
-// forgetAllowed forgets the answers that allow.
-func (qs *questions) forgetAllowed() {
-	qs.mu.Lock()
-	defer qs.mu.Unlock()
-	clear(qs.allowed)
-	qs.generation++
-}
-
 // forgetCommand forgets the answers that allow for one command.
 func (qs *questions) forgetCommand(command int) {
 	qs.mu.Lock()
@@ -130,7 +118,7 @@ func (qs *questions) awaitAnswer(ctx context.Context, r request) (forThis bool, 
 		f.err = q.err
 		return false, f
 	case q.answer.Verdict == VerdictOnce:
-		return q.current && q.command == 0 && r.command == 0, nil
+		return q.command == 0 && r.command == 0, nil
 	case q.answer.Verdict == VerdictAlways:
 		return false, nil
 	}
@@ -161,7 +149,7 @@ func (qs *questions) joinQuestion(at endpoint, r request) (*question, error) {
 		return nil, newRefusal(rule.ReasonTooManyQuestions, "too many questions about hosts; %s can't be asked about", r.host)
 	}
 	ctx, cancel := context.WithCancelCause(qs.ctx)
-	q := &question{command: r.command, generation: qs.generation, waiters: 1, cancel: cancel, done: make(chan struct{})}
+	q := &question{command: r.command, waiters: 1, cancel: cancel, done: make(chan struct{})}
 	qs.total++
 	qs.open[at] = q
 	display, err := idna.Display.ToUnicode(r.host)
@@ -182,7 +170,7 @@ func (qs *questions) joinQuestion(at endpoint, r request) (*question, error) {
 }
 
 // settleQuestion takes the answer to a question. One that comes when no connection
-// waits any more, or when there is another policy, allows nothing.
+// waits any more allows nothing.
 func (qs *questions) settleQuestion(ctx context.Context, at endpoint, q *question, answer Answer, err error) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
@@ -198,13 +186,12 @@ func (qs *questions) settleQuestion(ctx context.Context, at endpoint, q *questio
 	if q.err != nil {
 		return
 	}
-	q.current = q.generation == qs.generation
 	switch answer.Verdict {
 	case VerdictAlways:
-		qs.allowed[grant{at, 0}] = q.current
+		qs.allowed[grant{at, 0}] = true
 	case VerdictOnce:
 		if q.command != 0 {
-			qs.allowed[grant{at, q.command}] = q.current
+			qs.allowed[grant{at, q.command}] = true
 		}
 	default:
 		qs.refused[at] = answer.Reason

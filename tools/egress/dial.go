@@ -35,8 +35,6 @@ type hostConn struct {
 	start  time.Time
 	timer  *time.Timer   // of the idle time
 	done   chan struct{} // closed when the end is reported
-	// policy is that under which the address was allowed last. The server's lock guards it.
-	policy *rule.Policy
 
 	requests atomic.Int64
 
@@ -67,7 +65,7 @@ func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn
 			s.conns.Done()
 		}
 	}()
-	h := &hostConn{s: s, start: time.Now(), done: make(chan struct{}), policy: f.policy, opened: Opened{
+	h := &hostConn{s: s, start: time.Now(), done: make(chan struct{}), opened: Opened{
 		ID: s.opts.Numbers.Add(1), Command: r.command, Way: r.way, Host: r.host, Port: r.port,
 		Rule: f.decision.Rule.String(), Asked: f.answer != (rule.Rule{}),
 	}}
@@ -115,7 +113,7 @@ func takeConnection(budget *limits.Egress, host string) error {
 func (s *Server) newDialer(f *flow, r request) *rule.Dialer {
 	return &rule.Dialer{
 		Guard: s.opts.Guard, Resolver: s.opts.Resolver, PublicOnly: f.decision.PublicOnly,
-		Refuse: refuseDenied(s.currentPolicy(), r.host, r.port),
+		Refuse: refuseDenied(s.policy, r.host, r.port),
 	}
 }
 

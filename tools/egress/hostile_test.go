@@ -124,50 +124,6 @@ func TestKeptConnections(t *testing.T) {
 	awaitTrue(t, "one connection is kept", func() bool { return f.Totals().Open == 1 })
 }
 
-// TestAddressOfKeptConnection checks that a connection that an earlier policy allowed
-// isn't used for a request of a later one that denies its address.
-func TestAddressOfKeptConnection(t *testing.T) {
-	var requests, conns atomic.Int64
-	at := startServer(t, func(conn *net.TCPConn) {
-		conns.Add(1)
-		br := bufio.NewReader(conn)
-		for {
-			if _, err := http.ReadRequest(br); err != nil {
-				return
-			}
-			requests.Add(1)
-			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-		}
-	})
-	address := fmt.Sprintf("localhost:%d", portOf(t, at))
-	f := newFixture(t, func(o *Options) { o.Guard = allowLoopback(t) }, "http://"+address+"/")
-	conn := f.connectProxy()
-	br := bufio.NewReader(conn)
-	get := func() int {
-		_, _ = fmt.Fprintf(conn, "GET http://%s/ HTTP/1.1\r\nHost: %s\r\n\r\n", address, address)
-		res, err := http.ReadResponse(br, &http.Request{Method: http.MethodGet})
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, _ = io.Copy(io.Discard, res.Body)
-		return res.StatusCode
-	}
-	for range 2 { // the control
-		if status := get(); status != http.StatusOK || conns.Load() != 1 {
-			t.Fatalf("status %d, with %d connections", status, conns.Load())
-		}
-	}
-	f.SetPolicy(newPolicy(t, "http://"+address+"/", "-tcp://127.0.0.0/8:*"))
-	for range 2 {
-		if status := get(); status != http.StatusForbidden {
-			t.Errorf("status %d for an address that is denied", status)
-		}
-	}
-	if n := requests.Load(); n != 2 {
-		t.Errorf("the host got %d requests, want 2", n)
-	}
-}
-
 // TestOnceEndsWithCommand checks that an answer for one command isn't one for the
 // command of another sandbox that has its number.
 func TestOnceEndsWithCommand(t *testing.T) {

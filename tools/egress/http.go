@@ -327,7 +327,7 @@ func (x *httpConn) forwardRequest(ctx context.Context, w http.ResponseWriter, re
 		x.answerRefused(w, r, asRefusal(ctx, err))
 		return
 	}
-	defer x.s.endFlow(f)
+	defer f.cancel(nil)
 	a := &attempt{request: r, flow: f, target: t}
 	if _, err := x.s.opts.Secrets.Apply(req, t, a.misplaced.Store); err != nil {
 		x.answerRefused(w, r, asRefusal(ctx, err))
@@ -395,9 +395,6 @@ func (s *Server) gotConn(a *attempt, conn net.Conn) {
 	}
 	a.conn = h
 	h.requests.Add(1)
-	if !s.restrictFlow(a.flow, a.request, h, 0) {
-		h.endConn(EndingPolicy) // before the request is written
-	}
 }
 
 // readResponse refuses a response that can't be passed on, and hashes the body of

@@ -236,7 +236,6 @@ const (
 	EndingProgram  = "program"   // the program ended or reset it
 	EndingHost     = "host"      // the host reset it
 	EndingIdle     = "idle"      // no byte for too long
-	EndingPolicy   = "policy"    // a new policy doesn't allow it
 	EndingFailed   = "failed"    // an error of Caisson itself
 	EndingCanceled = "cancelled" // its context ended: with the command, the session, or both directions of the program
 )

@@ -64,10 +64,7 @@ func asRefusal(ctx context.Context, err error) *refusal {
 	if f, ok := errors.AsType[*refusal](err); ok {
 		return f
 	}
-	if context.Cause(ctx) != nil {
-		if errors.Is(context.Cause(ctx), errPolicy) {
-			return newRefusal(rule.ReasonNotAllowed, "the policy has changed")
-		}
+	if ctx.Err() != nil {
 		return nil
 	}
 	if bad, ok := errors.AsType[*rule.Error](err); ok {

@@ -88,7 +88,7 @@ func (s *Server) fetchFile(r request, t rule.Target) func(context.Context, http.
 		var f *flow
 		end := func() {
 			if f != nil {
-				s.endFlow(f)
+				f.cancel(nil)
 			}
 			stop()
 			cancel(nil)

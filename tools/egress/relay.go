@@ -2,7 +2,6 @@ package egress
 
 import (
 	"context"
-	"errors"
 	"io"
 	"sync"
 )
@@ -47,11 +46,8 @@ func relayConn(ctx context.Context, c *client, h *hostConn) error {
 // endingOf returns the ending of a connection that fails: that of ctx if it ended,
 // because failures follow from that.
 func endingOf(ctx context.Context, failed string) string {
-	switch cause := context.Cause(ctx); {
-	case cause == nil:
+	if ctx.Err() == nil {
 		return failed
-	case errors.Is(cause, errPolicy):
-		return EndingPolicy
 	}
 	return EndingCanceled
 }

@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -65,35 +64,6 @@ func TestRedirects(t *testing.T) {
 		if err == nil && (res.StatusCode != http.StatusForbidden || detailsOf(res) != want) || err != nil && want != "" {
 			t.Errorf("%s: %v, %v", to, res, err)
 		}
-	}
-}
-
-// TestPolicyChange checks that a new policy applies to the next request of a
-// connection whose TLS was ended before, and ends one that it refuses.
-func TestPolicyChange(t *testing.T) {
-	begun := make(chan struct{}, 1)
-	server := startSecure(t, func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/v1/slow" {
-			begun <- struct{}{}
-			<-r.Context().Done()
-		}
-	})
-	s := newSession(t, server, nil, "https://localhost:"+server.port+"/")
-	c := s.client("h2")
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if res, _ := do(t, c, "GET", server.url("/v1/slow"), nil, nil); res.StatusCode != http.StatusForbidden {
-			t.Errorf("the request that was under way: %s", res.Status)
-		}
-	})
-	<-begun
-	s.SetPolicy(newPolicy(t, "https://localhost:"+server.port+"/v2/"))
-	wg.Wait()
-	if res, _ := do(t, c, "GET", server.url("/v1/"), nil, nil); detailsOf(res) != "path" {
-		t.Errorf("the next request: %s", res.Status)
-	}
-	if res, _ := do(t, c, "GET", server.url("/v2/"), nil, nil); res.StatusCode != http.StatusOK {
-		t.Errorf("what the new policy allows: %s", res.Status)
 	}
 }
 

@@ -54,7 +54,7 @@ func (t roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	end := sync.OnceFunc(func() {
 		cancel(nil)
 		if f != nil {
-			s.endFlow(f)
+			f.cancel(nil)
 		}
 		s.conns.Done()
 	})

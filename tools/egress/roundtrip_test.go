@@ -71,12 +71,10 @@ func TestRoundTripper(t *testing.T) {
 	}
 }
 
-// TestRoundTripperEnds checks that open responses end with the server, with the policy
-// and with the budget, also those that are not read.
+// TestRoundTripperEnds checks that open responses end with the server and with the budget, also those that are not read.
 func TestRoundTripperEnds(t *testing.T) {
 	for name, end := range map[string]func(f *session){
 		"closed": func(f *session) { f.Close() },
-		"policy": func(f *session) { f.SetPolicy(nil) },
 		"budget": func(*session) {},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -39,20 +38,17 @@ type Server struct {
 	names   *Names
 	denials denials
 
+	policy *rule.Policy
+	asked  *questions
+
 	mu     sync.Mutex
 	closed bool
-	policy *rule.Policy
-	flows  map[*flow]struct{}
-	asked  *questions
 }
 
 var _ sandbox.EgressHandler = (*Server)(nil)
 
-// The causes of contexts that end.
-var (
-	errClosed = errors.New("the session's network is closed")
-	errPolicy = errors.New("the session's policy has changed")
-)
+// errClosed is the cause of contexts that end.
+var errClosed = errors.New("the session's network is closed")
 
 // New returns a server for one session. It must be closed.
 func New(o Options) (*Server, error) {
@@ -62,7 +58,7 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{
 		opts: o, times: defaultTimeouts, slots: make(chan struct{}, maxConns), streams: make(chan struct{}, maxRequests),
-		policy: o.Policy, names: o.Names, flows: map[*flow]struct{}{},
+		policy: o.Policy, names: o.Names,
 	}
 	s.guardCallbacks()
 	s.files, s.client = newTransport(s, maxFileConns), newTransport(s, maxClientConns)
@@ -71,21 +67,6 @@ func New(o Options) (*Server, error) {
 	s.asked = newQuestions(s.ctx, &s.conns, o.Ask)
 	s.asked.guard = s.recoverPanic
 	return s, nil
-}
-
-// SetPolicy replaces the policy. What the new one doesn't allow is closed, and
-// answers to questions are forgotten except for refusals.
-func (s *Server) SetPolicy(p *rule.Policy) {
-	if p == nil {
-		p = &rule.Policy{}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.policy = p
-	s.asked.forgetAllowed()
-	for f := range s.flows {
-		f.recheckPolicy(p)
-	}
 }
 
 // Close ends all connections and questions, waits until they are over, and reports
@@ -185,42 +166,15 @@ type request struct {
 // flow is something that the policy allowed, while it lasts.
 type flow struct {
 	decision rule.Decision
-	policy   *rule.Policy // that allowed it
 	// answer is the rule of the answer to a question that allowed the flow, or the
 	// zero value.
 	answer rule.Rule
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	// decide repeats the decision for another policy.
-	decide func(*rule.Policy) rule.Decision
-	// way must stay allowed at the host, if it is known. The other fields are
-	// those of the connection, if there is one.
-	way    rule.Ways
-	dialer *rule.Dialer
-	host   string
-	port   uint16
-	addr   netip.Addr
-}
-
-// recheckPolicy ends the flow if a policy doesn't allow it, and reports whether it
-// does. The server's lock is held.
-func (f *flow) recheckPolicy(p *rule.Policy) bool {
-	d := f.decide(p)
-	allowed := d.Allowed() && (f.way == 0 || d.Ways&(f.way|rule.WayAny) != 0)
-	if allowed && f.addr.IsValid() {
-		dialer := *f.dialer
-		dialer.PublicOnly = d.PublicOnly
-		dialer.Refuse = refuseDenied(p, f.host, f.port)
-		allowed = dialer.CheckAddr(f.host, f.port, f.addr) == nil
-	}
-	if !allowed {
-		f.cancel(errPolicy)
-	}
-	return allowed
 }
 
 // admitRequest decides whether a request is allowed, and asks about it if need be. The
-// flow must be ended. The error is a *refusal or the cause of ctx.
+// flow must be cancelled. The error is a *refusal or the cause of ctx.
 func (s *Server) admitRequest(ctx context.Context, r request, decide func(*rule.Policy) rule.Decision) (*flow, error) {
 	if !r.userKnown {
 		return nil, newRefusal(rule.ReasonUser, "the user of the program is unknown")
@@ -231,77 +185,28 @@ func (s *Server) admitRequest(ctx context.Context, r request, decide func(*rule.
 	if err := s.opts.Secrets.CheckHost(r.host); err != nil {
 		return nil, asRefusal(ctx, err)
 	}
-	forThis := false       // whether a question was answered for this connection alone
-	var asked *rule.Policy // under which it was asked
+	forThis := false // whether a question was answered for this connection alone
 	for {
-		f, d, canAsk, under := s.decideRequest(ctx, r, decide, func(p *rule.Policy) bool { return forThis && p == asked })
-		if f != nil {
+		d := decide(s.policy)
+		var answer rule.Rule
+		if !d.Allowed() && (forThis || s.asked.isGranted(r)) {
+			answer = rule.AnswerRule(r.host, r.port)
+			d = decide(s.policy.WithAnswer(answer))
+		}
+		if d.Allowed() {
+			f := &flow{decision: d, answer: answer}
+			f.ctx, f.cancel = context.WithCancelCause(ctx)
 			return f, nil
 		}
-		if !canAsk {
+		if answer != (rule.Rule{}) || !s.asked.canAsk(r, d, s.policy, decide) {
 			return nil, refuseDecision(r, d)
 		}
-		asked = under
 		var err error
 		forThis, err = s.asked.awaitAnswer(ctx, r)
 		if err != nil {
 			return nil, err
 		}
 	}
-}
-
-// decideRequest decides whether a request is allowed, by the policy in force or by an
-// answer: one that allows it in general, or if isAnswered reports so for the policy. It
-// returns a flow if it is. Otherwise it reports whether a person can be asked.
-func (s *Server) decideRequest(ctx context.Context, r request, decide func(*rule.Policy) rule.Decision, isAnswered func(*rule.Policy) bool) (f *flow, d rule.Decision, canAsk bool, under *rule.Policy) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	d = decide(s.policy)
-	var answer rule.Rule
-	if !d.Allowed() && (isAnswered(s.policy) || s.asked.isGranted(r)) {
-		answer = rule.AnswerRule(r.host, r.port)
-		d = decide(s.policy.WithAnswer(answer))
-	}
-	if d.Allowed() {
-		return s.newFlow(ctx, d, answer, decide), d, false, s.policy
-	}
-	return nil, d, answer == (rule.Rule{}) && s.asked.canAsk(r, d, s.policy, decide), s.policy
-}
-
-// newFlow adds a flow. The server's lock is held, so that no policy is set between
-// the decision and the flow.
-func (s *Server) newFlow(ctx context.Context, d rule.Decision, answer rule.Rule, decide func(*rule.Policy) rule.Decision) *flow {
-	f := &flow{decision: d, policy: s.policy, answer: answer, decide: decide}
-	f.ctx, f.cancel = context.WithCancelCause(ctx)
-	s.flows[f] = struct{}{}
-	return f
-}
-
-// endFlow removes a flow.
-func (s *Server) endFlow(f *flow) {
-	s.mu.Lock()
-	delete(s.flows, f)
-	s.mu.Unlock()
-	f.cancel(nil)
-}
-
-// restrictFlow records the connection of a flow, and which way must stay allowed. It
-// ends the flow if that is not allowed any more, and reports whether it is: the
-// connection may be one that was made under an earlier policy.
-func (s *Server) restrictFlow(f *flow, r request, h *hostConn, way rule.Ways) bool {
-	dialer := s.newDialer(f, r)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f.way, f.host, f.port, f.dialer = way, r.host, r.port, dialer
-	if addr, ok := h.RemoteAddr().(*net.TCPAddr); ok && s.opts.Upstream == nil {
-		f.addr = addr.AddrPort().Addr().Unmap()
-	}
-	// SetPolicy didn't know the fields that were set here.
-	if (f.policy != s.policy || h.policy != s.policy) && !f.recheckPolicy(s.policy) {
-		return false
-	}
-	h.policy = s.policy
-	return true
 }
 
 // refuseDenied returns what a dialer refuses besides its guard: addresses that the
@@ -313,13 +218,6 @@ func refuseDenied(p *rule.Policy, host string, port uint16) func(netip.Addr) err
 		}
 		return nil
 	}
-}
-
-// currentPolicy returns the policy in force.
-func (s *Server) currentPolicy() *rule.Policy {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.policy
 }
 
 // canAsk reports whether a person can be asked about a request: about a name that

@@ -19,7 +19,7 @@ func (c *client) serveTunnel(ctx context.Context, r request, established func() 
 	s := c.s
 	h, f, err := s.openTunnel(ctx, r)
 	if f != nil {
-		defer s.endFlow(f)
+		defer f.cancel(nil)
 	}
 	if err != nil {
 		refuse(asRefusal(ctx, err))
@@ -79,7 +79,7 @@ func (c *client) serveReadable(f *flow, r request) {
 	case c.first == firstTLS && ways&rule.WayHTTPS != 0 && s.opts.Authority != nil:
 		c.serveEndedTLS(ctx, r)
 	case c.first == firstTLS && ways&rule.WayTLS != 0:
-		h, err := s.connectOpaque(f, r)
+		h, err := s.connectHost(ctx, f, r)
 		if err != nil {
 			c.refuseConn(r, asRefusal(ctx, err))
 			return
@@ -108,22 +108,8 @@ func (s *Server) openTunnel(ctx context.Context, r request) (*hostConn, *flow, e
 	if ways&rule.WayAny == 0 && ways&(rule.WayHTTP|rule.WayHTTPS) != 0 {
 		return nil, f, nil
 	}
-	h, err := s.connectOpaque(f, r)
-	return h, f, err
-}
-
-// connectOpaque makes the connection for a relay.
-func (s *Server) connectOpaque(f *flow, r request) (*hostConn, error) {
 	h, err := s.connectHost(f.ctx, f, r)
-	if err != nil {
-		return nil, err
-	}
-	way := rule.WayAny
-	if f.decision.Ways&rule.WayAny == 0 {
-		way = rule.WayTLS
-	}
-	s.restrictFlow(f, r, h, way)
-	return h, nil
+	return h, f, err
 }
 
 // extensionECH is the extension of TLS that hides the name in the first message.
