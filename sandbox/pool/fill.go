@@ -172,7 +172,7 @@ func (p *Pool) watchReady(b *bucket, r *readySandbox) {
 // runMaintenance replaces old sandboxes and removes buckets that are not used
 // any more.
 func (p *Pool) runMaintenance() {
-	tick := time.NewTicker(max(p.opts.MaxAge/4, time.Millisecond))
+	tick := time.NewTicker(maxAge / 4)
 	defer tick.Stop()
 	for {
 		select {
@@ -195,9 +195,9 @@ func (p *Pool) discardOld() (need []*bucket) {
 	defer p.mu.Unlock()
 	now := time.Now()
 	for name, b := range p.buckets {
-		unused := now.Sub(b.lastUsed) > p.opts.Forget
+		unused := now.Sub(b.lastUsed) > forgetTime
 		old := 0
-		for old < len(b.ready) && (unused || now.Sub(b.ready[old].started) > p.opts.MaxAge*3/4) {
+		for old < len(b.ready) && (unused || now.Sub(b.ready[old].started) > maxAge*3/4) {
 			p.discardReadyLocked(b.ready[old])
 			old++
 		}

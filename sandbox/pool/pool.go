@@ -23,22 +23,17 @@ type Options struct {
 	// StateDir is Caisson's state directory. Ready sandboxes have their
 	// directories in "pool" below it.
 	StateDir string
-	// MaxAge is the maximum age of a sandbox that Create returns. Older ones
-	// are replaced. Zero means [DefaultMaxAge].
-	MaxAge time.Duration
-	// Forget is the time without a Create or Prepare after which the sandboxes
-	// of a spec are removed. Zero means [DefaultForget].
-	Forget time.Duration
 	// Logger receives errors of the background work; nil discards them.
 	Logger *zap.Logger
 }
 
-// Defaults of [Options]. A sandbox older than DefaultMaxAge may have an
-// outdated image or outdated programs of the machine. A sandbox that is not
-// used for DefaultForget is not worth its memory.
 const (
-	DefaultMaxAge = 10 * time.Minute
-	DefaultForget = time.Hour
+	// maxAge is the maximum age of a sandbox that Create returns. An older one may
+	// have an outdated image or outdated programs of the machine, and is replaced.
+	maxAge = 10 * time.Minute
+	// forgetTime is the time without a Create or Prepare after which the sandboxes of
+	// a spec are removed.
+	forgetTime = time.Hour
 )
 
 // startTimeout bounds a start in the background. A start that would have to
@@ -78,14 +73,8 @@ var _ sandbox.Backend = (*Pool)(nil)
 // sandbox.ErrInvalid if the options are invalid. It starts no sandbox before
 // the first Create or Prepare.
 func New(backend sandbox.Backend, o Options) (*Pool, error) {
-	if backend == nil || o.Size <= 0 || !filepath.IsAbs(o.StateDir) || o.MaxAge < 0 || o.Forget < 0 {
+	if backend == nil || o.Size <= 0 || !filepath.IsAbs(o.StateDir) {
 		return nil, fmt.Errorf("make pool: %w: size %d, state directory %q", sandbox.ErrInvalid, o.Size, o.StateDir)
-	}
-	if o.MaxAge == 0 {
-		o.MaxAge = DefaultMaxAge
-	}
-	if o.Forget == 0 {
-		o.Forget = DefaultForget
 	}
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
@@ -109,7 +98,7 @@ func (p *Pool) List(ctx context.Context) ([]sandbox.Listing, error) { return p.b
 // sandboxes whose owners are dead.
 func (p *Pool) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	left, err := p.backend.Sweep(ctx)
-	return left, errors.Join(err, removeEmpty(p.dir, time.Now().Add(-p.opts.Forget)))
+	return left, errors.Join(err, removeEmpty(p.dir, time.Now().Add(-forgetTime)))
 }
 
 // Create returns a ready sandbox or starts one; see sandbox.Backend. Its errors
@@ -132,7 +121,7 @@ func (p *Pool) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 		if r == nil {
 			return p.createNow(ctx, spec)
 		}
-		if err := r.checkUsable(ctx, p.opts.MaxAge); err != nil {
+		if err := r.checkUsable(ctx, maxAge); err != nil {
 			p.opts.Logger.Info("replacing a ready sandbox", zap.String("sandbox", r.sandbox.ID()), zap.Error(err))
 			p.discardReady(r)
 			continue

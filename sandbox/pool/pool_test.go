@@ -400,20 +400,20 @@ func TestUnusableIsReplaced(t *testing.T) {
 // TestOldSandboxesAreReplaced checks that old sandboxes are replaced, and that
 // unused ones are removed.
 func TestOldSandboxesAreReplaced(t *testing.T) {
-	runWithFakeClock(t, Options{MaxAge: time.Minute, Forget: 10 * time.Minute}, func(t *testing.T, b *env) {
+	runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
 		waitUntilIdle(t)
-		time.Sleep(5 * time.Minute)
+		time.Sleep(forgetTime * 3 / 4)
 		waitUntilIdle(t)
 		b.backend.update(func() {
 			if len(b.backend.made) < 3 || len(b.backend.alive) != 1 || b.backend.alive[b.backend.made[0]] {
 				t.Errorf("made %v, alive %v", b.backend.made, b.backend.alive)
 			}
 		})
-		if sb, warm := b.create(t, b.spec(t)); !warm || time.Since(sb.(*pooledSandbox).ready.started) > time.Minute {
+		if sb, warm := b.create(t, b.spec(t)); !warm || time.Since(sb.(*pooledSandbox).ready.started) > maxAge {
 			t.Error("no young one")
 		}
-		time.Sleep(20 * time.Minute)
+		time.Sleep(2 * forgetTime)
 		waitUntilIdle(t)
 		if n := b.backend.countAlive(); n != 1 { // the one that Create returned
 			t.Errorf("%d are alive long after the last Create", n)
@@ -611,11 +611,11 @@ func TestStartAheadDoesNotWait(t *testing.T) {
 // TestStuckSandboxIsRetried checks that a sandbox which can't be destroyed is
 // tried again until it can.
 func TestStuckSandboxIsRetried(t *testing.T) {
-	runWithFakeClock(t, Options{MaxAge: time.Minute, Forget: 5 * time.Minute}, func(t *testing.T, b *env) {
+	runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
 		waitUntilIdle(t)
 		b.backend.update(func() { b.backend.refuseDestroy = true })
-		time.Sleep(10 * time.Minute) // it becomes old and is replaced, and the spec is forgotten
+		time.Sleep(2 * forgetTime) // it becomes old and is replaced, and the spec is forgotten
 		waitUntilIdle(t)
 		stuck := b.backend.countAlive()
 		if stuck == 0 {
@@ -627,7 +627,7 @@ func TestStuckSandboxIsRetried(t *testing.T) {
 		}
 		b.pool.mu.Unlock()
 		b.backend.update(func() { b.backend.refuseDestroy = false })
-		time.Sleep(time.Minute)
+		time.Sleep(maxAge)
 		waitUntilIdle(t)
 		if n := b.backend.countAlive(); n != 0 {
 			t.Errorf("%d are alive", n)
@@ -656,7 +656,7 @@ func TestBucketInUseIsNotForgotten(t *testing.T) {
 	runWithFakeClock(t, Options{Size: 1}, func(t *testing.T, b *env) {
 		// The start ends between two rounds of the maintenance. At the same
 		// moment, either could come first.
-		start := DefaultForget + time.Second
+		start := forgetTime + time.Second
 		b.backend.update(func() { b.backend.onCreate = func(sandbox.Spec) { time.Sleep(start) } })
 		slow := b.spec(t)
 		var sb sandbox.Sandbox
@@ -737,7 +737,7 @@ func TestSweepRemovesEmptyDirectories(t *testing.T) {
 	for _, dir := range []string{old, young, filepath.Join(used, "bundle")} {
 		must(t, os.MkdirAll(dir, 0o700))
 	}
-	long := time.Now().Add(-2 * DefaultForget)
+	long := time.Now().Add(-2 * forgetTime)
 	must(t, os.Chtimes(old, long, long))
 	must(t, os.Chtimes(used, long, long))
 	_, err := b.pool.Sweep(t.Context())
@@ -753,7 +753,7 @@ func TestSweepRemovesEmptyDirectories(t *testing.T) {
 }
 
 func TestInvalid(t *testing.T) {
-	for _, o := range []Options{{StateDir: "/x"}, {Size: 1}, {Size: 1, StateDir: "x"}, {Size: 1, StateDir: "/x", MaxAge: -1}} {
+	for _, o := range []Options{{StateDir: "/x"}, {Size: 1}, {Size: 1, StateDir: "x"}} {
 		if _, err := New(&fakeBackend{}, o); !errors.Is(err, sandbox.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}
