@@ -168,8 +168,8 @@ func (c *Client) followRedirects(ctx context.Context, r Request) (last string, _
 				c.cache.put(first.String(), res)
 			}
 			return res.URL, res, nil
-		case len(passed) >= c.opts.Redirects:
-			return at.String(), Response{}, newFailure("redirects", "%s redirects more than %d times", first.Origin, c.opts.Redirects)
+		case len(passed) >= maxRedirects:
+			return at.String(), Response{}, newFailure("redirects", "%s redirects more than %d times", first.Origin, maxRedirects)
 		}
 		passed = append(passed, at.String())
 		at, err = c.resolveRedirect(at, first, next, r.Asked)

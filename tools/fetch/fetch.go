@@ -66,10 +66,9 @@ func newDefinition(o Options) tools.Definition {
   "required": ["url"],
   "additionalProperties": false
 }`),
-		Class:       tools.ClassRead,
-		Runs:        tools.PlaceHost,
-		Timeout:     o.Timeout + callMargin,
-		ResultBytes: o.ResultBytes,
+		Class:   tools.ClassRead,
+		Runs:    tools.PlaceHost,
+		Timeout: o.Timeout + callMargin,
 		Aliases: map[string]string{
 			"uri": "url", "link": "url", "href": "url", "start_index": "offset", "max_length": "limit", "max_bytes": "limit",
 			"refresh": "force_refresh",
@@ -128,7 +127,7 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 // formatOutput returns the result for the model: the facts of the response, a
 // window of its text, and how to continue.
 func (t *tool) formatOutput(in input, res Response, p page) tools.Output {
-	maxBytes := max(t.def.ResultBytes-headBytes, 256)
+	maxBytes := tools.DefaultResultBytes - headBytes
 	from, to := selectWindow(p.text, int(min(in.Offset, maxTextBytes*2)), int(min(max(in.Limit, 0), float64(maxBytes))), maxBytes)
 	var b strings.Builder
 	writeHead(&b, res)

@@ -13,7 +13,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
-	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
@@ -27,13 +26,12 @@ const (
 	DefaultTimeout = 30 * time.Second
 	// DefaultIdle is the default timeout of the wait for the next byte.
 	DefaultIdle = 10 * time.Second
-	// DefaultRedirects is the default number of redirects that are followed.
-	DefaultRedirects = 5
 )
 
 // Bounds that can't be configured.
 const (
 	maxHeaderBytes = 64 << 10
+	maxRedirects   = 5
 	// connectTime is the timeout of the connection to the proxy.
 	connectTime = 10 * time.Second
 	// maxCacheBytes is the maximum size of the cached responses of one session.
@@ -58,9 +56,6 @@ type Options struct {
 	// and Idle the wait for the next byte. Zero means the default.
 	MaxBytes      int64
 	Timeout, Idle time.Duration
-	// Redirects is the number of redirects that are followed. Zero means the
-	// default, a negative number none.
-	Redirects int
 	// Proxy is the proxy through which connections are made. Nil means none,
 	// regardless of the environment. The proxy resolves names, so it must also
 	// check their addresses: Caisson dials only the proxy.
@@ -75,9 +70,6 @@ type Options struct {
 	Dir string
 	// Agent is the User-Agent. "" means Caisson.
 	Agent string
-	// ResultBytes is the maximum size of the text for the model. Zero means
-	// [tools.DefaultResultBytes].
-	ResultBytes int
 	// Denied is called for each connection that the policy refuses, before the
 	// call ends. It may be nil, else it must be safe for concurrent use. An error
 	// that wraps tools.ErrRecord ends the run.
@@ -94,17 +86,15 @@ func (o Options) withDefaults() (Options, error) {
 		return o, errors.New("no Egress")
 	case o.Hosts == nil:
 		return o, errors.New("no Hosts")
-	case o.MaxBytes < 0 || o.Timeout < 0 || o.Idle < 0 || o.ResultBytes < 0:
-		return o, errors.New("bounds must not be negative: MaxBytes, Timeout, Idle, ResultBytes")
+	case o.MaxBytes < 0 || o.Timeout < 0 || o.Idle < 0:
+		return o, errors.New("bounds must not be negative: MaxBytes, Timeout, Idle")
 	case o.Proxy != nil && (o.Proxy.Scheme != "http" && o.Proxy.Scheme != "https" || o.Proxy.Hostname() == ""):
 		return o, fmt.Errorf("proxy %s: only http and https proxies with a host are used", o.Proxy.Redacted())
 	}
 	o.MaxBytes = cmp.Or(o.MaxBytes, DefaultMaxBytes)
 	o.Timeout = cmp.Or(o.Timeout, DefaultTimeout)
 	o.Idle = cmp.Or(o.Idle, DefaultIdle)
-	o.Redirects = max(cmp.Or(o.Redirects, DefaultRedirects), 0)
 	o.Agent = cmp.Or(o.Agent, "Caisson")
-	o.ResultBytes = cmp.Or(o.ResultBytes, tools.DefaultResultBytes)
 	if o.Resolver == nil {
 		o.Resolver = &net.Resolver{PreferGo: true}
 	}
