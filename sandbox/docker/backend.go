@@ -68,15 +68,11 @@ type Options struct {
 // Backend creates sandboxes with one engine. The caller must close it after its
 // sandboxes were destroyed. It is safe for concurrent use.
 type Backend struct {
-	options   Options
-	endpoint  endpoint
-	times     deadlines
+	options Options
+	connection
 	self      ownership.Identity
 	lifecycle *lifecycle.Backend
-
-	mu     sync.Mutex // held while connecting
-	remote *remote    // nil until connected
-	facts  facts
+	facts     facts // once it is connected
 	// importing serialises imports of the host image in this process.
 	importing sync.Mutex
 }
@@ -128,7 +124,7 @@ func New(o Options) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make docker backend: %w", err)
 	}
-	b := &Backend{options: o, endpoint: e, times: defaultDeadlines()}
+	b := &Backend{options: o, connection: connection{endpoint: e, times: defaultDeadlines()}}
 	b.lifecycle = lifecycle.New(lifecycle.Options{
 		Name: Name, StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.HostImage, Images: o.Images,
 		Semaphore: semaphore, Copies: true, Remote: !e.isLocal(), EngineMounts: e.isLocal(), EngineSocket: strings.TrimPrefix(e.host, "unix://"), GIDBase: markGIDs, Probe: true, Silence: silence, Logger: o.Logger,
@@ -170,12 +166,7 @@ func (b *Backend) Name() string { return Name }
 // start.
 func (b *Backend) Close() error {
 	b.lifecycle.Close()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.remote == nil {
-		return nil
-	}
-	return b.remote.engine.Close()
+	return b.connection.Close()
 }
 
 // Create creates one container and returns it running and attested; see
@@ -228,25 +219,16 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	return info, nil
 }
 
-// connect returns the engine. The first call dials and examines it; a failure
-// is not remembered.
+// connect returns the engine and its properties.
 func (b *Backend) connect(ctx context.Context) (*remote, facts, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.remote != nil {
-		return b.remote, b.facts, nil
-	}
-	r, err := dialEngine(ctx, b.endpoint, b.times)
+	r, err := b.connectWith(ctx, func(r *remote) (err error) {
+		b.facts, err = examineEngine(ctx, r, b.options.Runtime)
+		return err
+	})
 	if err != nil {
-		return nil, facts{}, b.endpoint.wrapError(err)
+		return nil, facts{}, err
 	}
-	f, err := examineEngine(ctx, r, b.options.Runtime)
-	if err != nil {
-		_ = r.engine.Close() // nothing was done with it
-		return nil, facts{}, b.endpoint.wrapError(err)
-	}
-	b.remote, b.facts = r, f
-	return r, f, nil
+	return r, b.facts, nil
 }
 
 // examineEngine reads the properties of an engine and refuses one that can't

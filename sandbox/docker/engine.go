@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/docker/docker/api/types"
@@ -85,6 +86,45 @@ func dialEngine(ctx context.Context, e endpoint, times deadlines) (*remote, erro
 	}
 	c.NegotiateAPIVersionPing(ping)
 	return &remote{engine: c, endpoint: e, api: c.ClientVersion(), deadlines: times}, nil
+}
+
+// connection is the connection to an engine, which the first call makes.
+type connection struct {
+	endpoint endpoint
+	times    deadlines
+
+	mu     sync.Mutex // held while connecting
+	remote *remote    // nil until connected
+}
+
+// connectWith returns the engine. The first call dials it and calls examine; a failure
+// is not remembered.
+func (c *connection) connectWith(ctx context.Context, examine func(*remote) error) (*remote, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.remote != nil {
+		return c.remote, nil
+	}
+	r, err := dialEngine(ctx, c.endpoint, c.times)
+	if err != nil {
+		return nil, c.endpoint.wrapError(err)
+	}
+	if err := examine(r); err != nil {
+		_ = r.engine.Close() // nothing was done with it
+		return nil, c.endpoint.wrapError(err)
+	}
+	c.remote = r
+	return r, nil
+}
+
+// Close closes idle connections to the engine.
+func (c *connection) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.remote == nil {
+		return nil
+	}
+	return c.remote.engine.Close()
 }
 
 // attachContainer opens the one connection to a container's standard input and output.

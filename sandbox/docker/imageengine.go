@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
@@ -14,13 +13,7 @@ import (
 // ImageEngine is an engine as a source of images: those that it has, and those
 // that it builds. It creates no container. The caller must close it. It is safe
 // for concurrent use.
-type ImageEngine struct {
-	endpoint endpoint
-	times    deadlines
-
-	mu     sync.Mutex // held while connecting
-	remote *remote    // nil until connected
-}
+type ImageEngine struct{ connection }
 
 var _ images.Engine = (*ImageEngine)(nil)
 
@@ -32,7 +25,7 @@ func NewImageEngine(host string, getenv func(string) string) (*ImageEngine, erro
 	if err != nil {
 		return nil, fmt.Errorf("find engine: %w", err)
 	}
-	return &ImageEngine{endpoint: e, times: defaultDeadlines()}, nil
+	return &ImageEngine{connection{endpoint: e, times: defaultDeadlines()}}, nil
 }
 
 // Check returns an error if the engine does not answer.
@@ -41,34 +34,12 @@ func (e *ImageEngine) Check(ctx context.Context) error {
 	return err
 }
 
-// Close closes idle connections to the engine.
-func (e *ImageEngine) Close() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.remote == nil {
-		return nil
-	}
-	return e.remote.engine.Close()
-}
-
-// connect dials the engine at the first call; a failure is not remembered.
+// connect returns the engine.
 func (e *ImageEngine) connect(ctx context.Context) (*remote, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.remote != nil {
-		return e.remote, nil
-	}
-	r, err := dialEngine(ctx, e.endpoint, e.times)
-	if err != nil {
-		return nil, e.endpoint.wrapError(err)
-	}
-	// The first answer shows whether the engine accepts this version of its API.
-	if _, err := r.version(ctx); err != nil {
-		_ = r.engine.Close() // nothing was done with it
-		return nil, e.endpoint.wrapError(err)
-	}
-	e.remote = r
-	return r, nil
+	return e.connectWith(ctx, func(r *remote) error {
+		_, err := r.version(ctx) // shows whether the engine accepts this version of its API
+		return err
+	})
 }
 
 // ImageID implements [images.Engine].
