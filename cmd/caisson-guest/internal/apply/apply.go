@@ -31,17 +31,17 @@ type Options struct {
 	Workspace, HostWorkspace string
 }
 
-func (o Options) newPool() (*identity.Pool, error) {
-	return identity.NewPool(identity.PoolOptions{UID: o.UID, GID: o.GID, Separate: o.Separate, Root: o.Root, Threads: Threads})
-}
-
-// openWorkspace opens the workspace as a command would.
-func (o Options) openWorkspace(p *identity.Pool) (dir *os.File, err error) {
-	p.Do(func() { dir, err = os.Open(o.Workspace) })
+// open starts the threads, and opens the workspace as a command would.
+func (o Options) open() (threads *identity.Pool, dir *os.File, err error) {
+	threads, err = identity.NewPool(identity.PoolOptions{UID: o.UID, GID: o.GID, Separate: o.Separate, Root: o.Root, Threads: Threads})
 	if err != nil {
-		return nil, fmt.Errorf("open workspace: %w", err)
+		return nil, nil, err
 	}
-	return dir, nil
+	threads.Do(func() { dir, err = os.Open(o.Workspace) })
+	if err != nil {
+		return nil, nil, fmt.Errorf("open workspace: %w", err)
+	}
+	return threads, dir, nil
 }
 
 // Appliers make changes. They live as long as the process and are safe for
@@ -53,11 +53,7 @@ type Appliers struct {
 
 // New starts the threads and opens the workspace.
 func New(o Options) (*Appliers, error) {
-	threads, err := o.newPool()
-	if err != nil {
-		return nil, err
-	}
-	dir, err := o.openWorkspace(threads)
+	threads, dir, err := o.open()
 	if err != nil {
 		return nil, err
 	}

@@ -16,11 +16,7 @@ type Readers struct {
 
 // NewReaders starts the threads and opens the workspace.
 func NewReaders(o Options) (*Readers, error) {
-	threads, err := o.newPool()
-	if err != nil {
-		return nil, err
-	}
-	dir, err := o.openWorkspace(threads)
+	threads, dir, err := o.open()
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@
 package observe
 
 import (
+	"errors"
 	"os"
 	"slices"
 	"strconv"
@@ -29,6 +30,18 @@ func readMounts() mountinfo {
 		return nil
 	}
 	return parseMounts(string(data))
+}
+
+// MountPoints returns the mount points of this sandbox, files among them. None are an
+// error: it has a root.
+func MountPoints() (points []string, err error) {
+	for _, m := range readMounts() {
+		points = append(points, m.path)
+	}
+	if points == nil {
+		err = errors.New("the mounts of the sandbox can't be read")
+	}
+	return points, err
 }
 
 func parseMounts(text string) mountinfo {

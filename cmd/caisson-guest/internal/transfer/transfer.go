@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -19,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/observe"
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
@@ -89,7 +89,7 @@ func (c Command) packChanges(args []string) int {
 	if err := errors.Join(err, layerErr); err != nil {
 		return c.report(wrongUsage, err)
 	}
-	mounts, err := mountPoints()
+	mounts, err := observe.MountPoints()
 	if err != nil {
 		return c.report(failed, err)
 	}
@@ -120,7 +120,7 @@ func (c Command) unpackChanges(args []string) int {
 	if except < 1 {
 		return c.report(wrongUsage, fmt.Errorf("usage: unpack-changes DIRECTORY [WITHIN...] %s [EXCEPT...]", archive.ExceptWord))
 	}
-	mounts, err := mountPoints()
+	mounts, err := observe.MountPoints()
 	if err != nil {
 		return c.report(failed, err)
 	}
@@ -139,36 +139,6 @@ func (c Command) unpackChanges(args []string) int {
 			fmt.Fprintf(c.Stderr, "%s%q\n", archive.LeftOutPrefix, "/"+name+" -> "+target)
 		},
 	}})
-}
-
-// mountPoints returns the mount points of this sandbox, files among them.
-func mountPoints() (points []string, err error) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); len(fields) > 4 {
-			points = append(points, unescapeOctal(fields[4]))
-		}
-	}
-	return points, nil
-}
-
-// unescapeOctal replaces \NNN, by which the kernel writes spaces and backslashes (proc(5)).
-func unescapeOctal(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if i+3 < len(s) && s[i] == '\\' {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }
 
 // pack writes an archive to standard output and returns an exit status.
