@@ -161,23 +161,12 @@ func (l *overlayLayers) cleanWork() {
 		return
 	}
 	for _, name := range names {
-		// The kernel's directory is mostly empty, and closed also to its owner.
-		if unix.Unlinkat(int(work.Fd()), name, unix.AT_REMOVEDIR) == nil {
-			continue
+		// The kernel's directory is mostly empty. This process may not open another
+		// user's, but may remove it.
+		if unix.Unlinkat(int(work.Fd()), name, unix.AT_REMOVEDIR) != nil {
+			_ = workspace.RemoveTreeAt(work, name) // see above
 		}
-		makeReadable(work, name)
-		_ = workspace.RemoveTreeAt(work, name) // see above
 	}
-}
-
-// makeReadable opens a directory to its owner, if possible.
-func makeReadable(work *os.File, name string) {
-	f, err := openBelow(work, name, unix.O_PATH|unix.O_DIRECTORY)
-	if err != nil {
-		return
-	}
-	defer func() { _ = f.Close() }()
-	_ = os.Chmod(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), 0o700) // its removal fails then
 }
 
 // probeFileSystem does in the work directory what overlayfs does there: user
