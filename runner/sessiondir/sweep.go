@@ -201,7 +201,3 @@ func SessionLives(dir string) bool {
 	}
 	return LivesIn(dir)
 }
-
-// Lives reports whether the process of a session lives, or can't be known to be
-// gone.
-func Lives(stateDir, session string) bool { return LivesIn(Path(stateDir, session)) }
