@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -134,11 +132,12 @@ func startCorrection(s *Session, problems []string) bool {
 func Verify(ctx context.Context, s *Session, o VerifyOptions) (v record.Verification, files []byte, err error) {
 	began := time.Now()
 	v = record.Verification{Command: o.Command}
-	out := &verifyOutput{}
+	out := &limits.Tail{Size: maxVerifyOutput}
 	defer func() {
 		redactor := redact.New(s.opts.Secrets)
-		v.Output, files = string(redactor.Bytes(out.tail)), redactor.Bytes(files)
-		v.OutputOmitted, v.WallMS = out.total-int64(len(out.tail)), time.Since(began).Milliseconds()
+		kept := []byte(out.String())
+		v.Output, files = string(redactor.Bytes(kept)), redactor.Bytes(files)
+		v.OutputOmitted, v.WallMS = out.Total()-int64(len(kept)), time.Since(began).Milliseconds()
 		if err != nil {
 			v.Passed, v.Error = false, string(redactor.Bytes([]byte(err.Error())))
 		}
@@ -183,40 +182,11 @@ var errSlowFiles = errors.New("reading the reports takes longer than a minute")
 func readVerifyFiles(ctx context.Context, s *Session, pattern string) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errSlowFiles)
 	defer cancel()
-	w := &boundedBuffer{limit: MaxVerifyFiles}
+	w := &limits.Head{Size: MaxVerifyFiles}
 	// Unquoted, $1 is split and expanded by the shell.
 	const script = `for f in $1; do if [ -f "$f" ]; then cat -- "$f"; fi; done`
 	_, err := s.Exec(ctx, UserCommand{Argv: []string{"/bin/sh", "-c", script, "sh", pattern}, Stdout: w})
-	return w.text, err
-}
-
-// boundedBuffer keeps the beginning of what is written.
-type boundedBuffer struct {
-	limit int
-	text  []byte
-}
-
-// Write keeps p, as far as there is room.
-func (b *boundedBuffer) Write(p []byte) (int, error) {
-	b.text = append(b.text, p[:min(len(p), b.limit-len(b.text))]...)
-	return len(p), nil
-}
-
-// verifyOutput keeps the end of what is written, by any goroutine.
-type verifyOutput struct {
-	mu    sync.Mutex
-	tail  []byte
-	total int64
-}
-
-// Write keeps the end of p.
-func (w *verifyOutput) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.total += int64(len(p))
-	w.tail = append(w.tail, p[max(0, len(p)-maxVerifyOutput):]...)
-	w.tail = slices.Delete(w.tail, 0, max(0, len(w.tail)-maxVerifyOutput))
-	return len(p), nil
+	return w.Bytes(), err
 }
 
 // addChecks fills in what the checks of a session found, and reports whether its result

@@ -224,7 +224,7 @@ func readKey(ctx context.Context, env environ, command, writable []string) (stri
 	}
 	// A relative path among the arguments must not name a file of the workspace.
 	cmd.Dir, cmd.WaitDelay = string(filepath.Separator), time.Second
-	out := &boundedBuffer{most: maxKeyBytes + 1}
+	out := &limits.Head{Size: maxKeyBytes + 1}
 	cmd.Stdout = out
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
@@ -236,7 +236,7 @@ func readKey(ctx context.Context, env environ, command, writable []string) (stri
 	switch {
 	case key == "":
 		return "", fmt.Errorf("%s printed nothing", command[0])
-	case out.Len() > maxKeyBytes:
+	case len(out.Bytes()) > maxKeyBytes:
 		return "", fmt.Errorf("%s printed more than %d bytes", command[0], maxKeyBytes)
 	case strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return "", fmt.Errorf("%s printed more than a key: white space, or characters that no key has", command[0])

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -19,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/detach"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
@@ -283,7 +283,7 @@ type copier struct {
 // runCommand runs a command that packs or unpacks, and returns its status. Its standard error is
 // the error's text.
 func (c *copier) runCommand(ctx context.Context, command runner.UserCommand) (int, error) {
-	text := &boundedBuffer{most: 4 << 10}
+	text := &limits.Head{Size: 4 << 10}
 	command.Stderr, command.Abandon = text, c.abandon
 	r, err := runner.RunUserCommand(ctx, c.stateDir, c.session, command)
 	switch {
@@ -404,16 +404,4 @@ func isContent(name string) bool { return name == "." || strings.HasSuffix(name,
 // notCopied is the error of a path of this machine.
 func notCopied(err error) error {
 	return newFailure(exitInput, err, "the files can't be copied: "+err.Error(), "Name a path of this machine that is there and fits; caisson sandbox cp --help has the rules.")
-}
-
-// boundedBuffer keeps the first bytes that are written to it.
-type boundedBuffer struct {
-	bytes.Buffer
-	most int
-}
-
-// Write keeps what fits, and never fails.
-func (b *boundedBuffer) Write(p []byte) (int, error) {
-	b.Buffer.Write(p[:min(len(p), max(0, b.most-b.Len()))])
-	return len(p), nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	guestarchive "github.com/caisson-run/caisson/sandbox/guest/archive"
 	"github.com/caisson-run/caisson/tools"
@@ -126,7 +127,7 @@ type transfer struct {
 
 // runCommand runs a command that packs or unpacks, to its end.
 func (t *transfer) runCommand(command runner.UserCommand) *Problem {
-	text := &firstBytes{most: 4 << 10}
+	text := &limits.Head{Size: 4 << 10}
 	command.Stderr, command.Client = text, clientOf(t.ctx).name()
 	r, err := t.live.run.Exec(t.ctx, command)
 	switch {
@@ -476,16 +477,4 @@ func (h *heldResponse) committed() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.started
-}
-
-// firstBytes keeps the first bytes that are written to it.
-type firstBytes struct {
-	bytes.Buffer
-	most int
-}
-
-// Write keeps what fits, and never fails.
-func (b *firstBytes) Write(p []byte) (int, error) {
-	b.Buffer.Write(p[:min(len(p), max(0, b.most-b.Len()))])
-	return len(p), nil
 }
