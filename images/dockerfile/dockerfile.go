@@ -85,7 +85,7 @@ func Check(text []byte) error {
 		case word == "RUN" && strings.HasPrefix(rest, "--") && !plainRun().MatchString(rest):
 			err = fmt.Errorf("RUN %s: the only option of RUN that is supported is --mount, with a value of letters, digits and ._/=,:@-", rest)
 		case word == "COPY" && strings.HasPrefix(rest, "--") && !plainCopy().MatchString(rest):
-			err = fmt.Errorf("COPY %s: options of COPY have no quotes and escapes, and --from has no variables", rest)
+			err = fmt.Errorf("COPY %s: its options may have no quotes and escapes, and the image it copies from no variables", rest)
 		case word == "FROM" && !plainFrom().MatchString(rest):
 			err = fmt.Errorf("FROM %s: name an image without quotes and escapes, and with variables only behind its first / or :", rest)
 		case transport().MatchString(text):
