@@ -19,7 +19,7 @@ var ErrHeld = errors.New("another process holds it")
 // Forever is a wait for a lock that only the end of the context ends.
 const Forever time.Duration = math.MaxInt64
 
-// Lock is a lock on a file, held by one process at a time. The kernel releases it when the
+// Lock is a lock on a file, held by one process at a time or shared. The kernel releases it when the
 // process ends, even after a crash. Lock a file of its own and not the data: [Replace] puts
 // another file in place of the locked one.
 type Lock struct{ file *flock.Flock }
