@@ -27,7 +27,6 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
-	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/dispatch"
@@ -108,82 +107,50 @@ func Run(ctx context.Context, o Options, task string) (Report, error) {
 // Session is a session of many turns: one sandbox, which the first tool call that may
 // need it starts, and one history. Its methods may be called by one goroutine at a time.
 type Session struct {
-	host    *Host
 	session *runner.Session
-	dir     *sessiondir.Dir
-	work    *runner.Workspace
-	mounts  []sandbox.Mount
+	parts   *parts
 }
 
 // Open opens a session. Cancelling ctx ends the turn that runs, and no other starts.
 // The caller must close the session.
 func Open(ctx context.Context, o Options) (*Session, error) {
-	h, err := NewHost(o.HostOptions)
+	s, err := openSession(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("open session: %w", err)
-	}
-	s := &Session{host: h}
-	if err := s.openSession(ctx, o); err != nil {
-		return nil, errors.Join(fmt.Errorf("open session: %w", err), s.closeAll())
 	}
 	return s, nil
 }
 
-func (s *Session) openSession(ctx context.Context, o Options) (err error) {
+func openSession(ctx context.Context, o Options) (_ *Session, err error) {
 	if o.Policy.Classes == nil {
 		if o.Policy, err = policy.Preset("ci"); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	image, resources, err := o.withDefaults()
+	egress, err := newEgressOptions(o.Egress)
 	if err != nil {
-		return err
-	}
-	if s.work, err = s.host.openWorkspace(o.SandboxOptions); err != nil {
-		return err
+		return nil, err
 	}
 	var secrets []redact.Secret
 	for name, value := range o.Secrets {
 		secrets = append(secrets, redact.Secret{Name: name, Value: value})
 	}
-	if s.dir, err = sessiondir.Create(s.host.o.StateDir, secrets); err != nil {
-		return err
-	}
-	s.host.SetLogger(s.dir.Log)
-	target, err := s.host.MountPoint(ctx, image, o.Target)
+	p, err := openParts(ctx, o.SandboxOptions, secrets)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if s.mounts, err = s.host.openMounts(o.SandboxOptions, s.work, target); err != nil {
-		return err
-	}
-	caches, err := s.host.cacheOptions(o.SandboxOptions)
-	if err != nil {
-		return err
-	}
-	egress, err := newEgressOptions(o.Egress)
-	if err != nil {
-		return err
-	}
-	backend, choice, err := s.host.Choose(ctx, o.Backend, nil)
-	if err != nil {
-		return err
-	}
-	if err := s.host.CheckUser(ctx, image, o.User); err != nil {
-		return err
-	}
-	removed, _ := s.host.Sweep(ctx) // the log has what could not be removed; the session needs none of it
-	s.session, err = runner.Open(ctx, runner.Options{
-		Dir: s.dir, User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.work, Secrets: secrets, Removed: removed,
+	defer p.CloseOnError(&err)
+	session, err := runner.Open(ctx, runner.Options{
+		Dir: p.dir, User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: p.work, Secrets: secrets, Removed: p.removed,
 		SandboxOptions: runner.SandboxOptions{
-			Backend: backend, Choice: choice, Image: image, ImageName: o.Image, Root: o.Root, UserPolicy: o.User, Service: o.Service, Mode: o.Mode, CopyBytes: o.CopyBytes, CopyEntries: o.CopyEntries, Target: target, Resources: resources, Env: o.Env,
-			Mounts: s.mounts, Caches: caches, Egress: egress,
+			Backend: p.backend, Choice: p.choice, Image: p.image, ImageName: o.Image, Root: o.Root, UserPolicy: o.User, Service: o.Service, Mode: o.Mode, CopyBytes: o.CopyBytes, CopyEntries: o.CopyEntries, Target: p.target, Resources: p.resources, Env: o.Env,
+			Mounts: p.mounts, Caches: p.caches, Egress: egress,
 		},
 		ModelOptions:  runner.ModelOptions{Profiles: o.Profiles, Budget: o.Budget, SessionBudget: o.SessionBudget, Instructions: o.Instructions},
 		PolicyOptions: runner.PolicyOptions{Policy: o.Policy, OnPrompt: dispatch.OnPromptDeny},
 		ToolOptions:   runner.ToolOptions{Tools: o.Tools},
 	})
-	return err
+	return &Session{session, p}, err
 }
 
 // newEgressOptions returns what commands may reach by a list of presets and rules.
@@ -261,7 +228,7 @@ func (s *Session) Close() Report {
 	if r.Problem != nil {
 		report.Err = &sessionError{*r.Problem, r.Err}
 	}
-	report.Err = errors.Join(report.Err, s.closeAll())
+	report.Err = errors.Join(report.Err, s.parts.Close())
 	return report
 }
 
@@ -281,15 +248,3 @@ func (e *sessionError) Error() string {
 
 // Unwrap returns the error of the session.
 func (e *sessionError) Unwrap() error { return e.cause }
-
-// closeAll closes what the session was opened with.
-func (s *Session) closeAll() error {
-	errs := []error{runner.CloseMounts(s.mounts)}
-	if s.dir != nil {
-		errs = append(errs, s.dir.Close())
-	}
-	if s.work != nil {
-		errs = append(errs, s.work.Close())
-	}
-	return errors.Join(append(errs, s.host.Close())...)
-}

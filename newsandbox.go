@@ -14,6 +14,9 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/caches"
+	"github.com/caisson-run/caisson/runner/closers"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -142,93 +145,118 @@ func (h *Host) cacheOptions(o SandboxOptions) (runner.CacheOptions, error) {
 	return runner.CacheOptions{Store: caches.NewStore(h.o.StateDir), Caches: list, Use: use}, nil
 }
 
+// parts are what a sandbox is made of. Closing them undoes what was opened for it, after the
+// sandbox.
+type parts struct {
+	closers.Stack
+	host      *Host
+	image     images.Reference
+	resources limits.Resources
+	work      *runner.Workspace
+	dir       *sessiondir.Dir
+	target    string
+	mounts    []sandbox.Mount
+	caches    runner.CacheOptions
+	backend   sandbox.Backend
+	choice    record.BackendChoice
+	removed   []sandbox.Orphan // by dead processes
+}
+
+// openParts opens the parts of a sandbox, whose session has secrets.
+func openParts(ctx context.Context, o SandboxOptions, secrets []redact.Secret) (_ *parts, err error) {
+	p := &parts{}
+	defer p.CloseOnError(&err)
+	if p.host, err = NewHost(o.HostOptions); err != nil {
+		return nil, err
+	}
+	p.Push(p.host.Close)
+	if p.image, p.resources, err = o.withDefaults(); err != nil {
+		return nil, err
+	}
+	if p.work, err = p.host.openWorkspace(o); err != nil {
+		return nil, err
+	}
+	p.Push(p.work.Close)
+	if p.dir, err = sessiondir.Create(p.host.o.StateDir, secrets); err != nil {
+		return nil, err
+	}
+	p.Push(p.dir.Close)
+	p.host.SetLogger(p.dir.Log)
+	if p.target, err = p.host.MountPoint(ctx, p.image, o.Target); err != nil {
+		return nil, err
+	}
+	if err := p.host.CheckUser(ctx, p.image, o.User); err != nil {
+		return nil, err
+	}
+	if p.mounts, err = p.host.openMounts(o, p.work, p.target); err != nil {
+		return nil, err
+	}
+	p.Push(func() error { return runner.CloseMounts(p.mounts) })
+	if p.caches, err = p.host.cacheOptions(o); err != nil {
+		return nil, err
+	}
+	if p.backend, p.choice, err = p.host.Choose(ctx, o.Backend, nil); err != nil {
+		return nil, err
+	}
+	p.removed, _ = p.host.Sweep(ctx) // the log has what could not be removed; the sandbox needs none of it
+	return p, nil
+}
+
 // NewSandbox starts a sandbox without a model, for programs that run commands
 // themselves. Destroy removes it with everything that was made for it; in overlay and copy
 // mode the changes are discarded. If this process is killed, the sandbox ends, and the next
 // start of a sandbox removes what is left.
 func NewSandbox(ctx context.Context, o SandboxOptions) (sandbox.Sandbox, error) {
-	h, err := NewHost(o.HostOptions)
+	s, err := startSandbox(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("start sandbox: %w", err)
-	}
-	s := &ownedSandbox{undo: []func() error{h.Close}}
-	if err := s.startSandbox(ctx, h, o); err != nil {
-		return nil, errors.Join(fmt.Errorf("start sandbox: %w", err), s.cleanUp())
 	}
 	return s, nil
 }
 
-// ownedSandbox is a sandbox with the host that it was made with.
+// ownedSandbox is a sandbox with the parts that it was made of.
 type ownedSandbox struct {
 	sandbox.Sandbox
-	undo []func() error
+	parts *parts
 
 	once sync.Once
 	err  error
 }
 
-func (s *ownedSandbox) startSandbox(ctx context.Context, h *Host, o SandboxOptions) error {
-	image, resources, err := o.withDefaults()
+func startSandbox(ctx context.Context, o SandboxOptions) (_ *ownedSandbox, err error) {
+	p, err := openParts(ctx, o, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	work, err := h.openWorkspace(o)
+	defer p.CloseOnError(&err)
+	kept, err := runner.OpenCaches(p.dir, p.work, o.Mode, p.caches)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s.undo = append(s.undo, work.Close)
-	dir, err := sessiondir.Create(h.o.StateDir, nil)
-	if err != nil {
-		return err
-	}
-	s.undo = append(s.undo, dir.Close)
-	h.SetLogger(dir.Log)
-	target, err := h.MountPoint(ctx, image, o.Target)
-	if err != nil {
-		return err
-	}
-	if err := h.CheckUser(ctx, image, o.User); err != nil {
-		return err
-	}
-	mounts, err := h.openMounts(o, work, target)
-	if err != nil {
-		return err
-	}
-	s.undo = append(s.undo, func() error { return runner.CloseMounts(mounts) })
-	cacheOptions, err := h.cacheOptions(o)
-	if err != nil {
-		return err
-	}
-	backend, _, err := h.Choose(ctx, o.Backend, nil)
-	if err != nil {
-		return err
-	}
-	_, _ = h.Sweep(ctx) // the log has what could not be removed; the sandbox needs none of it
-	kept, err := runner.OpenCaches(dir, work, o.Mode, cacheOptions)
-	if err != nil {
-		return err
-	}
-	s.undo = append(s.undo, func() error { kept.End(false); return nil })
+	p.PushFunc(func() { kept.End(false) })
 	spec := sandbox.Spec{
-		Session: dir.Session, Image: image, Root: o.Root, User: o.User, Service: o.Service, Resources: resources, Dir: filepath.Join(dir.Path, "sandbox"),
-		Workspace: sandbox.Workspace{Path: work.Path, Dir: work.Dir, Target: target, Mode: o.Mode, CopyBytes: o.CopyBytes, CopyEntries: o.CopyEntries},
-		Mounts:    slices.Concat(mounts, kept.Mounts), Env: slices.Concat(kept.Env, o.Env),
+		Session: p.dir.Session, Image: p.image, Root: o.Root, User: o.User, Service: o.Service, Resources: p.resources, Dir: filepath.Join(p.dir.Path, "sandbox"),
+		Workspace: sandbox.Workspace{Path: p.work.Path, Dir: p.work.Dir, Target: p.target, Mode: o.Mode, CopyBytes: o.CopyBytes, CopyEntries: o.CopyEntries},
+		Mounts:    slices.Concat(p.mounts, kept.Mounts), Env: slices.Concat(kept.Env, o.Env),
 	}
 	if o.Mode.KeepsChanges() {
-		layers, err := overlay.Create(filepath.Join(dir.Path, "overlay"), overlay.CreateOptions{Session: dir.Session, Path: work.Path, Workspace: work.Dir})
+		layers, err := overlay.Create(filepath.Join(p.dir.Path, "overlay"), overlay.CreateOptions{Session: p.dir.Session, Path: p.work.Path, Workspace: p.work.Dir})
 		if err != nil {
-			return err
+			return nil, err
 		}
-		s.undo = append(s.undo, func() error {
+		p.Push(func() error {
 			return errors.Join(layers.End(overlay.Discarded), layers.Close(), os.RemoveAll(layers.Dir()))
 		})
-		if err := layers.Record(ctx, work.Dir); err != nil {
-			return err
+		if err := layers.Record(ctx, p.work.Dir); err != nil {
+			return nil, err
 		}
 		spec.Workspace.Layers = layers.Dir()
 	}
-	s.Sandbox, err = kept.Creator(backend, func(message string) { h.currentLogger().Warn(message) }).Create(ctx, spec)
-	return err
+	box, err := kept.Creator(p.backend, func(message string) { p.host.currentLogger().Warn(message) }).Create(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return &ownedSandbox{Sandbox: box, parts: p}, nil
 }
 
 // Destroy implements [sandbox.Sandbox]. What the sandbox was made with is kept until
@@ -237,14 +265,6 @@ func (s *ownedSandbox) Destroy(ctx context.Context) error {
 	if err := s.Sandbox.Destroy(ctx); err != nil {
 		return err
 	}
-	s.once.Do(func() { s.err = s.cleanUp() })
+	s.once.Do(func() { s.err = s.parts.Close() })
 	return s.err
-}
-
-func (s *ownedSandbox) cleanUp() error {
-	var errs []error
-	for _, undo := range slices.Backward(s.undo) {
-		errs = append(errs, undo())
-	}
-	return errors.Join(errs...)
 }

@@ -80,9 +80,10 @@ var ranks = map[string]int{
 	"loop/tags":               5,
 	"loop/worker":             6,
 
-	"runner/prose":  2,
-	"runner/redact": 5,
-	"runner/record": 6,
+	"runner/closers": 0,
+	"runner/prose":   2,
+	"runner/redact":  5,
+	"runner/record":  6,
 
 	"runner/caches":     7,
 	"runner/changes":    7,

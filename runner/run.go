@@ -76,20 +76,6 @@ func (s *Session) writeCreated() error {
 	return nil
 }
 
-// abortStart undoes a session whose first record can't be written.
-func (s *Session) abortStart(err error) error {
-	s.unforced()
-	s.end(errClosed)
-	s.mcp.close()
-	if s.network != nil {
-		s.network.Close()
-	}
-	err = errors.Join(err, s.rec.Close())
-	s.tracker.DiscardState()
-	s.caches.End(s.past != nil)
-	return Fault{Kind: FaultRecords, Session: s.opts.Dir.Session, Dir: s.dir, Err: err}
-}
-
 // shutdown takes everything down, writes the last record and the report.
 func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	s.mcp.close()

@@ -8,7 +8,6 @@ package runner
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"path"
 	"path/filepath"
@@ -23,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/runner/closers"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/internal/network"
@@ -123,23 +123,19 @@ type Session struct {
 // Its error wraps a [Fault] of kind [FaultInvalidLimits] or [FaultRecords], a
 // [WorkspaceError], a [ResumeError], a [state.DirError] or [overlay.ErrUnsupported]
 // if the caller can do something about it.
-func Open(ctx context.Context, o Options) (*Session, error) {
-	s, err := newSession(ctx, o)
+func Open(ctx context.Context, o Options) (_ *Session, err error) {
+	var undo closers.Stack
+	defer undo.CloseOnError(&err)
+	s, err := newSession(ctx, o, &undo)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.start(ctx); err != nil {
-		return nil, err
-	}
-	return s, nil
-}
-
-// start records the session's beginning.
-func (s *Session) start(ctx context.Context) error {
 	s.ctx, s.end = context.WithCancelCause(ctx)
+	undo.PushFunc(func() { s.end(errClosed) })
 	s.unforced = s.sandbox.CloseOn(s.opts.Force)
+	undo.PushFunc(s.unforced)
 	if err := s.writeCreated(); err != nil {
-		return s.abortStart(err)
+		return nil, Fault{Kind: FaultRecords, Session: s.opts.Dir.Session, Dir: s.dir, Err: err}
 	}
 	if s.opts.Beside != nil {
 		s.beside.Go(func() {
@@ -148,11 +144,12 @@ func (s *Session) start(ctx context.Context) error {
 			}
 		})
 	}
-	return nil
+	return s, nil
 }
 
-// newSession makes the session's trace and its tools, and starts nothing.
-func newSession(ctx context.Context, o Options) (_ *Session, err error) {
+// newSession makes the session's trace and its tools, and starts nothing. undo gets what
+// removes them again.
+func newSession(ctx context.Context, o Options, undo *closers.Stack) (_ *Session, err error) {
 	if err := o.checkRequired(); err != nil {
 		return nil, err
 	}
@@ -188,51 +185,44 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	if s.rec, err = record.NewRecorder(records); err != nil {
 		return nil, &state.DirError{Path: s.dir, Reason: "can't be written: " + err.Error(), Err: err}
 	}
+	undo.Push(s.rec.Close)
 	s.events = newEventRecorder(s.rec, o.Live)
 	restorePast(s)
 	original, err := workspace.NewReader(o.Workspace.Dir, workspace.ReaderOptions{
 		HostPath: o.Workspace.Path, ContainerPath: o.mountPoint(), MaxEntries: readerEntries,
 	})
 	if err != nil {
-		_ = s.rec.Close() // nothing is in it
 		return nil, &WorkspaceError{Op: "read", Path: o.Workspace.Path, Err: err}
 	}
 	s.original = original
 	if s.caches, err = OpenCaches(o.Dir, o.Workspace, o.Mode, o.Caches); err != nil {
-		return nil, errors.Join(fmt.Errorf("open session: %w", err), s.rec.Close())
+		return nil, fmt.Errorf("open session: %w", err)
 	}
+	undo.PushFunc(func() { s.caches.End(s.past != nil) })
 	if s.network, err = newNetwork(s); err != nil {
-		s.caches.End(s.past != nil)
-		return nil, errors.Join(fmt.Errorf("open session: %w", err), s.rec.Close())
+		return nil, fmt.Errorf("open session: %w", err)
 	}
-	defer func() {
-		if err != nil && s.network != nil {
-			s.network.Close()
-		}
-	}()
+	if s.network != nil {
+		undo.PushFunc(func() { s.network.Close() })
+	}
 	images := changes.NewPreimages(s.dir)
 	s.sandbox = livesandbox.New(ctx, s.liveSandboxOptions())
 	s.exec = livesandbox.NewExecutor(s.sandbox, s.executorOptions(images))
 	s.users = &userCommands{exec: s.exec, events: s.events, sync: s.rec.Sync, hint: o.hint, log: s.log, session: o.Dir.Session, dir: s.dir, endSession: o.EndRequested}
 	s.patches = &patchMarker{dir: s.dir, workspace: o.Workspace.Path, mode: o.workspaceMode(), warn: s.events.recordWarning, log: s.log}
 	if s.tracker, err = s.newTracker(images); err != nil {
-		s.caches.End(s.past != nil)
-		return nil, errors.Join(err, s.rec.Close())
+		return nil, err
 	}
+	undo.PushFunc(s.tracker.DiscardState)
 	s.skills = findSkills(ctx, s)
 	restoreLoaded(s)
 	if s.tools, err = s.newDispatcher(); err != nil {
-		_ = s.rec.Close() // nothing is in it
-		s.tracker.DiscardState()
-		s.caches.End(s.past != nil)
 		return nil, fmt.Errorf("open session: %w", err)
 	}
 	if s.mcp, err = newMCPServers(s); err != nil {
-		_ = s.rec.Close() // nothing is in it
-		s.tracker.DiscardState()
-		s.caches.End(s.past != nil)
 		return nil, fmt.Errorf("open session: %w", err)
 	}
+	undo.PushFunc(s.mcp.close)
 	return s, nil
 }
 

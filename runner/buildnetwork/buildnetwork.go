@@ -18,11 +18,11 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/closers"
 	"github.com/caisson-run/caisson/runner/internal/network"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools/shell"
 )
 
 // Options configure the networks of builds. All but Log are required.
@@ -56,49 +56,66 @@ const memory = 128 << 20
 
 // Open opens a network for the build of the directory dir. The caller must close it.
 func Open(ctx context.Context, o Options, dir string) (_ *images.BuildNetwork, err error) {
-	b := &build{opts: o, dir: dir}
-	defer func() {
-		if err != nil {
-			_, closeErr := b.closeNetwork()
-			err = errors.Join(err, closeErr)
-		}
-	}()
-	if b.opts.Log == nil {
-		b.opts.Log = zap.NewNop()
+	var undo closers.Stack
+	defer undo.CloseOnError(&err)
+	if o.Log == nil {
+		o.Log = zap.NewNop()
 	}
-	if b.session, err = sessiondir.Create(o.StateDir, nil); err != nil {
+	session, err := sessiondir.Create(o.StateDir, nil)
+	if err != nil {
 		return nil, err
 	}
-	if b.work, err = runner.MakeWorkspace(b.session); err != nil {
+	undo.Push(session.Close)
+	work, err := runner.MakeWorkspace(session)
+	if err != nil {
 		return nil, err
 	}
-	b.records = &recordFile{dir: filepath.Join(o.Records, b.session.Session), first: Begun{Dir: dir, Session: b.session.Session}}
+	undo.Push(func() error {
+		return errors.Join(work.Close(), sessiondir.RemoveWorkspace(o.StateDir, session.Session))
+	})
+	records := &recordFile{dir: filepath.Join(o.Records, session.Session), first: Begun{Dir: dir, Session: session.Session}}
 	for _, r := range o.Egress.Policy.Allow {
-		b.records.first.Allow = append(b.records.first.Allow, r.Describe())
+		records.first.Allow = append(records.first.Allow, r.Describe())
 	}
 	for _, r := range o.Egress.Policy.Deny {
-		b.records.first.Deny = append(b.records.first.Deny, r.Describe())
+		records.first.Deny = append(records.first.Deny, r.Describe())
 	}
-	b.network, err = network.New(network.Options{
+	net, err := network.New(network.Options{
 		Policy: o.Egress.Policy, Private: o.Egress.Private, Upstream: o.Egress.Upstream, Budget: o.Egress.Budget, Capture: true,
-		Dir: b.records.dir, Record: func(_ string, p record.Payload, sync bool) error { return b.records.writeRecord(p.Kind(), p, sync) }, Log: b.opts.Log,
+		Dir: records.dir, Record: func(_ string, p record.Payload, sync bool) error { return records.writeRecord(p.Kind(), p, sync) }, Log: o.Log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	_, b.refused = b.network.TrackCommand(call, "")
-	plan := *b.network.Plan()
+	undo.Push(func() error {
+		net.Close()
+		return records.closeFile()
+	})
+	var refused []string
+	_, endCommand := net.TrackCommand(call, "")
+	undo.PushFunc(func() {
+		list, _ := endCommand(true)
+		for _, r := range list {
+			refused = append(refused, fmt.Sprintf("%s (%s)", r.Host, r.Reason))
+		}
+	})
+	plan := *net.Plan()
 	plan.Shared = true
 	resources := limits.DefaultResources()
 	resources.MemoryBytes, resources.PIDs, resources.TmpBytes, resources.ShmBytes, resources.HomeBytes = memory, limits.MinPIDs, 1<<20, 1<<20, 1<<20
-	b.sandbox, err = o.Backend.Create(ctx, sandbox.Spec{
-		Session: b.session.Session, Image: images.Reference{Scheme: images.SchemeHost}, Dir: filepath.Join(b.session.Path, sessiondir.SandboxDir),
-		Workspace: sandbox.Workspace{Path: b.work.Path, Dir: b.work.Dir}, Resources: resources, Egress: &plan,
+	box, err := o.Backend.Create(ctx, sandbox.Spec{
+		Session: session.Session, Image: images.Reference{Scheme: images.SchemeHost}, Dir: filepath.Join(session.Path, sessiondir.SandboxDir),
+		Workspace: sandbox.Workspace{Path: work.Path, Dir: work.Dir}, Resources: resources, Egress: &plan,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := b.network.BindSandbox(ctx, b.sandbox); err != nil {
+	undo.Push(func() error {
+		ctx, cancel := context.WithTimeoutCause(context.Background(), closeTime, errors.New("the network of a build was not removed in time"))
+		defer cancel()
+		return box.Destroy(ctx)
+	})
+	if err := net.BindSandbox(ctx, box); err != nil {
 		return nil, err
 	}
 	proxy := map[string]string{}
@@ -107,47 +124,11 @@ func Open(ctx context.Context, o Options, dir string) (_ *images.BuildNetwork, e
 			proxy[name] = value
 		}
 	}
-	return &images.BuildNetwork{Container: b.sandbox.Attestation().Container, Proxy: proxy, Close: b.closeNetwork}, nil
-}
-
-// build is the network of one build.
-type build struct {
-	opts    Options
-	dir     string
-	session *sessiondir.Dir
-	work    *runner.Workspace
-	records *recordFile
-	network *network.Network
-	sandbox sandbox.Sandbox
-	refused func(ended bool) ([]shell.Refused, []string)
+	return &images.BuildNetwork{Container: box.Attestation().Container, Proxy: proxy, Close: func() ([]string, error) {
+		err := undo.Close()
+		return refused, err
+	}}, nil
 }
 
 // closeTime bounds the removal of the sandbox.
 const closeTime = time.Minute
-
-// closeNetwork is Close of images.BuildNetwork, also for a network that was opened in part.
-func (b *build) closeNetwork() (refused []string, err error) {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), closeTime, errors.New("the network of a build was not removed in time"))
-	defer cancel()
-	var errs []error
-	if b.sandbox != nil {
-		errs = append(errs, b.sandbox.Destroy(ctx))
-	}
-	if b.refused != nil {
-		list, _ := b.refused(true)
-		for _, r := range list {
-			refused = append(refused, fmt.Sprintf("%s (%s)", r.Host, r.Reason))
-		}
-	}
-	if b.network != nil {
-		b.network.Close()
-		errs = append(errs, b.records.closeFile())
-	}
-	if b.work != nil {
-		errs = append(errs, b.work.Close(), sessiondir.RemoveWorkspace(b.opts.StateDir, b.session.Session))
-	}
-	if b.session != nil {
-		errs = append(errs, b.session.Close())
-	}
-	return refused, errors.Join(errs...)
-}

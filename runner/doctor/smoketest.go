@@ -18,6 +18,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/closers"
 	"github.com/caisson-run/caisson/runner/internal/network"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -105,28 +106,17 @@ func (t SmokeTest) Run(ctx context.Context) []Finding {
 
 // start makes the sandbox; undo ends it and removes what was made for it.
 func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sandbox.Sandbox, took time.Duration, undo func() error, err error) {
-	var undos []func() error
-	all := func() error {
-		var errs []error
-		for _, f := range slices.Backward(undos) {
-			errs = append(errs, f())
-		}
-		return errors.Join(errs...)
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, all())
-		}
-	}()
+	var undos closers.Stack
+	defer undos.CloseOnError(&err)
 	records, err := sessiondir.Create(t.StateDir, nil)
 	if err != nil {
 		return nil, 0, nil, err
 	}
-	undos = append(undos, records.Close)
+	undos.Push(records.Close)
 	// The state directory itself is refused as a workspace.
 	path, err := makeWorkspace(".", os.TempDir(), filepath.Dir(t.StateDir), "..")
 	if path != "" {
-		undos = append(undos, func() error { return os.RemoveAll(path) })
+		undos.Push(func() error { return os.RemoveAll(path) })
 	}
 	if err != nil {
 		return nil, 0, nil, fmt.Errorf("make a workspace: %w", err)
@@ -135,7 +125,7 @@ func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sand
 	if err != nil {
 		return nil, 0, nil, fmt.Errorf("open the workspace: %w", err)
 	}
-	undos = append(undos, dir.Close)
+	undos.Push(dir.Close)
 	spec := sandbox.Spec{
 		Session: records.Session, Image: t.Image, Root: t.Root, User: t.User, Git: t.Git, Resources: t.Resources, Dir: filepath.Join(records.Path, "sandbox"),
 		Workspace: sandbox.Workspace{Path: path, Dir: dir, Mode: t.Mode, Target: t.Target}, CallerOwnsFiles: true,
@@ -148,7 +138,7 @@ func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sand
 		if err != nil {
 			return nil, 0, nil, fmt.Errorf("%w: overlay workspaces are not available here: %w", sandbox.ErrUnsupported, err)
 		}
-		undos = append(undos, func() error {
+		undos.Push(func() error {
 			return errors.Join(layers.End(overlay.Discarded), layers.Close(), os.RemoveAll(layers.Dir()))
 		})
 		if err := layers.Record(ctx, dir); err != nil {
@@ -162,8 +152,8 @@ func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sand
 		return nil, 0, nil, err
 	}
 	took = time.Since(began)
-	undos = append(undos, func() error { return box.Destroy(context.WithoutCancel(ctx)) })
-	return box, took, all, nil
+	undos.Push(func() error { return box.Destroy(context.WithoutCancel(ctx)) })
+	return box, took, undos.Close, nil
 }
 
 // makeWorkspace makes an empty directory that is as much like the workspace as
