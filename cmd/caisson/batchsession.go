@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/runner/closers"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/oci"
 	"github.com/caisson-run/caisson/tools/dispatch"
@@ -61,18 +62,15 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	if err != nil {
 		return nil, explain(err, ledgerFaults)
 	}
+	var undo closers.Stack
+	defer undo.CloseOnError(&err)
+	undo.PushFunc(func() { _ = ledger.Close() }) // nothing is in it
 	user, state := s.environ, filepath.Join(out, stateDir)
 	a.warnOfState(state)
 	made, err := user.claimState(state)
-	defer func() {
-		if err == nil {
-			return
-		}
-		if made { // nothing is in it
-			err = errors.Join(err, workspace.RemoveTree(state))
-		}
-		_ = ledger.Close() // nor here
-	}()
+	if made {
+		undo.Push(func() error { return workspace.RemoveTree(state) }) // nor here
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make the state directory of the batch: %w", err)
 	}
@@ -81,12 +79,8 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	if err != nil {
 		return nil, err
 	}
+	undo.PushFunc(bs.close)
 	b := &batchSession{backends: bs, ledger: ledger, app: a, flags: f, user: user, out: out, tasks: tasks, say: a.warn}
-	defer func() {
-		if err != nil {
-			bs.close()
-		}
-	}()
 	b.setLogger(zap.NewNop())
 	if b.trials, err = b.newTrials(ctx, force); err != nil {
 		return nil, err

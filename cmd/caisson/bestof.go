@@ -151,15 +151,14 @@ func runAttempt(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text
 	u := newInterface(a, f.JSON)
 	defer u.close(ctx)
 	u.printNotice(fmt.Sprintf("attempt %d of %d", number, f.Attempts))
-	o, done, err := s.sessionOptions(ctx, text, u)
+	defer s.endSession()
+	o, err := s.sessionOptions(ctx, text, u)
 	if err != nil {
 		return nil, err
 	}
-	defer done()
-	o.Broker, o.Force = u.newBroker(), force
-	o.Warner = func(warn func(string)) { u.warn.Store(&warn) }
-	if !f.JSON {
-		o.Mirror, o.Live = u.showRecord, u.showDelta
+	u.attach(&o, force)
+	if f.JSON {
+		o.Mirror, o.Live = nil, nil
 	}
 	// Attempts see nothing of each other.
 	o.Memory = nil

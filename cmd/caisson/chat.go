@@ -142,11 +142,10 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f sessionFlags, not
 	}
 	s.chat, s.resume = true, resumed
 	t.attention = *s.conf.Chat.Notify
-	o, done, err := s.sessionOptions(ctx, "", t.userInterface)
+	o, err := s.sessionOptions(ctx, "", t.userInterface)
 	if err != nil {
 		return chat.End{}, cmp.Or(interruption(ctx), err)
 	}
-	defer done()
 	t.redactor.Store(redact.New(o.Secrets))
 	force := make(chan struct{})
 	o.Broker, o.Mirror, o.Live = t.newBroker(), t.showRecord, t.showDelta

@@ -17,7 +17,6 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -181,11 +180,10 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 	ctx, force, cancel, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
 	defer stop()
 	defer u.close(ctx)
-	session, done, err := s.openWithoutModel(ctx, u, force, tools.Elide("caisson exec "+strings.Join(argv, " "), maxTaskText), nil)
+	session, err := s.openWithoutModel(ctx, u, force, tools.Elide("caisson exec "+strings.Join(argv, " "), maxTaskText), nil)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
-	defer done()
 	// From its first byte on, the terminal is the command's.
 	begin := sync.OnceFunc(func() {
 		_ = u.out.Drain(ctx) // the rest comes later
@@ -211,48 +209,22 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 }
 
 // openWithoutModel opens a session for calls and commands that the user orders, described
-// by task. Closing force ends it at once. change may change its options; nil does not. The
-// caller must call done after the session.
-func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface, force <-chan struct{}, task string, change func(*runner.Options)) (_ *runner.Session, done func(), err error) {
-	if err := s.readEgressKeys(ctx, s.workspace.Path); err != nil {
-		return nil, nil, err
-	}
-	if s.servers {
-		if err := s.readServerKeys(ctx, s.workspace.Path); err != nil {
-			return nil, nil, err
-		}
-	}
-	hidden := s.knownSecrets()
-	dir, err := sessiondir.Create(s.environ.stateDir(), hidden)
+// by task. Closing force ends it at once. change may change its options; nil does not.
+func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface, force <-chan struct{}, task string, change func(*runner.Options)) (*runner.Session, error) {
+	o, err := s.modelessOptions(ctx, task, u)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	done = func() { _ = dir.Close() } // an empty directory that stays does no harm
-	s.setLogger(dir.Log)
-	o, err := s.sandboxOptions(ctx, u)
-	if err == nil && s.servers {
-		o.MCP, err = s.serverOptions(o)
-	}
-	if err == nil {
-		o.Dir, o.Task, o.Secrets = dir, task, hidden
-		o.InstructionFiles, o.InstructionTexts = false, nil
-		o.Broker, o.Live = u.newBroker(), u.showDelta
-		o.Mirror = func(r record.Record, _ []byte) {
-			if isWarning(r) {
-				u.out.Queue(len(r.Payload), func() { u.render.Record(r) })
-			}
-		}
-		o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
-		if change != nil {
-			change(&o)
-		}
-		var session *runner.Session
-		if session, err = runner.Open(ctx, o); err == nil {
-			return session, done, nil
+	u.attach(&o, force)
+	o.Mirror = func(r record.Record, _ []byte) {
+		if isWarning(r) {
+			u.out.Queue(len(r.Payload), func() { u.render.Record(r) })
 		}
 	}
-	done()
-	return nil, nil, err
+	if change != nil {
+		change(&o)
+	}
+	return runner.Open(ctx, o)
 }
 
 func newSandboxExecCommand(a *app) *cobra.Command {

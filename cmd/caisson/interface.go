@@ -240,6 +240,13 @@ func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *
 	return r.ExitStatus
 }
 
+// attach shows a session with these options, and asks its questions. Closing force ends it at
+// once.
+func (u *userInterface) attach(o *runner.Options, force <-chan struct{}) {
+	o.Broker, o.Mirror, o.Live, o.Force = u.newBroker(), u.showRecord, u.showDelta, force
+	o.Warner = func(warn func(string)) { u.warn.Store(&warn) }
+}
+
 // showEnd writes what is queued, and the notices of a session without a model.
 func (u *userInterface) showEnd(ctx context.Context, r runner.Report) {
 	u.finished = true

@@ -301,7 +301,7 @@ func (s *sessionBuilder) startServers(ctx context.Context, u *userInterface, for
 		return server.RunsInSandbox()
 	})
 	list := &serverList{tested: map[string]testedServer{}}
-	session, done, err := s.openWithoutModel(ctx, u, force, "caisson mcp test", func(o *runner.Options) {
+	session, err := s.openWithoutModel(ctx, u, force, "caisson mcp test", func(o *runner.Options) {
 		mirror := o.Mirror
 		o.Mirror = func(r record.Record, line []byte) {
 			if !list.add(r) { // the result has it
@@ -312,7 +312,6 @@ func (s *sessionBuilder) startServers(ctx context.Context, u *userInterface, for
 	if err != nil {
 		return nil, runner.Report{}, err
 	}
-	defer done()
 	offered, err := session.StartServers(ctx)
 	r := session.Close()
 	if err != nil {

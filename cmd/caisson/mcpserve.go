@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net/url"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -21,7 +20,6 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/server"
-	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -198,33 +196,16 @@ func (h *mcpHost) openClient(ctx context.Context, c mcpserver.Client) (_ *mcpser
 	if err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
-	ends := []func(){b.close}
-	done := func() {
-		for _, end := range slices.Backward(ends) {
-			end()
-		}
-	}
 	defer func() {
 		if err != nil {
-			done()
+			b.close()
 		}
 	}()
-	if err := b.readEgressKeys(ctx, w.Path); err != nil {
-		return nil, err
-	}
-	hidden := append(b.knownSecrets(), h.tokenSecrets()...)
-	dir, err := sessiondir.Create(h.app.environ.stateDir(), hidden)
+	o, err := b.modelessOptions(ctx, tools.Elide(strings.TrimSpace("caisson mcp "+c.Name+" "+c.Version), maxTaskText), h)
 	if err != nil {
 		return nil, err
 	}
-	ends = append(ends, func() { _ = dir.Close() }) // an empty directory that stays does no harm
-	b.setLogger(dir.Log)
-	o, err := b.sandboxOptions(ctx, h)
-	if err != nil {
-		return nil, err
-	}
-	o.Dir, o.Task, o.Secrets, o.Force = dir, tools.Elide(strings.TrimSpace("caisson mcp "+c.Name+" "+c.Version), maxTaskText), hidden, h.force
-	o.InstructionFiles, o.InstructionTexts, o.Skills = false, nil, runner.SkillOptions{} // the client's model has its own
+	o.Force, o.Skills = h.force, runner.SkillOptions{} // the client's model has its own
 	o.Mirror = h.logWarning
 	if c.User.Name != "" {
 		o.User = c.User
@@ -233,8 +214,8 @@ func (h *mcpHost) openClient(ctx context.Context, c mcpserver.Client) (_ *mcpser
 	if err != nil {
 		return nil, err
 	}
-	h.log.Info("session begins", zap.String("session", dir.Session), zap.String("workspace", w.Path), zap.String("policy", o.Policy.Name))
-	return &mcpserver.Session{Runner: session, Redact: redact.New(hidden), Done: done}, nil
+	h.log.Info("session begins", zap.String("session", b.dir.Session), zap.String("workspace", w.Path), zap.String("policy", o.Policy.Name))
+	return &mcpserver.Session{Runner: session, Redact: redact.New(b.hidden), Done: b.close}, nil
 }
 
 // logWarning logs the warnings of a session.

@@ -23,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/closers"
 	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools/egress/secret"
@@ -86,24 +87,16 @@ func noModel(err error) error {
 	return newFailure(exitAuth, err, e.Message, makeSentence(e.Hint))
 }
 
-// makeProfiles makes the selected models. The function that comes with them ends them.
-func (s *settings) makeProfiles(selected []config.SelectedModel, m modelSettings) ([]loop.Profile, func(), error) {
-	var (
-		out  []loop.Profile
-		ends []func()
-	)
-	end := func() {
-		for _, f := range ends {
-			f()
-		}
-	}
+// openModels makes the selected models, and opens the ledger of what they cost, nil if none
+// is needed. ends gets what closes them.
+func (s *settings) openModels(ctx context.Context, selected []config.SelectedModel, m modelSettings, ends *closers.Stack) ([]loop.Profile, *ledger.Ledger, error) {
+	var out []loop.Profile
 	for _, sel := range selected {
 		model, closeModel, err := s.deps.model(sel, m)
 		if err != nil {
-			end()
 			return nil, nil, err
 		}
-		ends = append(ends, closeModel)
+		ends.PushFunc(closeModel)
 		if sel.ToolProtocol == "tags" {
 			model = tags.New(model)
 		}
@@ -112,7 +105,11 @@ func (s *settings) makeProfiles(selected []config.SelectedModel, m modelSettings
 			MaxRetries: sel.MaxRetries, MaxRetryDelay: sel.MaxRetryDelay,
 		})
 	}
-	return out, end, nil
+	counts, err := s.openLedger(ctx, selected)
+	if counts != nil {
+		ends.PushFunc(func() { _ = counts.Close() }) // what stays is removed by the next one
+	}
+	return out, counts, err
 }
 
 // workerOptions returns the options of the tools that ask models, which are profiles; those
@@ -280,7 +277,7 @@ func gitEnviron(env environ) []string {
 }
 
 // newModel makes the model of one trial.
-func (b *batchSession) newModel(ctx context.Context, agent string) (batch.Model, error) {
+func (b *batchSession) newModel(ctx context.Context, agent string) (_ batch.Model, err error) {
 	conf := b.conf
 	conf.Model = &agent
 	if bound, err := config.ParseDollars(b.flags.maxCost); err == nil {
@@ -293,21 +290,10 @@ func (b *batchSession) newModel(ctx context.Context, agent string) (batch.Model,
 	if err := b.readKeys(ctx, selected, ""); err != nil {
 		return batch.Model{}, err
 	}
-	profiles, closeModels, err := b.makeProfiles(selected, modelSettings{stream: false, differs: func(replay.Difference) {}, logger: zap.NewNop()})
-	if err != nil {
-		return batch.Model{}, err
-	}
 	own := *b.settings
 	own.environ = b.user
-	counts, err := own.openLedger(ctx, selected)
-	if err != nil {
-		closeModels()
-		return batch.Model{}, err
-	}
-	return batch.Model{Profiles: profiles, Ledger: counts, Close: func() {
-		closeModels()
-		if counts != nil {
-			_ = counts.Close() // what stays is removed by the next one
-		}
-	}}, nil
+	var ends closers.Stack
+	defer ends.CloseOnError(&err)
+	profiles, counts, err := own.openModels(ctx, selected, modelSettings{stream: false, differs: func(replay.Difference) {}, logger: zap.NewNop()}, &ends)
+	return batch.Model{Profiles: profiles, Ledger: counts, Close: func() { _ = ends.Close() }}, err
 }

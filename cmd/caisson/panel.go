@@ -19,6 +19,8 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/closers"
+	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -117,7 +119,7 @@ type panelRun struct {
 	command  string // confer or coordinate
 	options  worker.Options
 	profiles []loop.Profile
-	close    func()
+	ends     closers.Stack
 	// records belong to a session without a workspace. first is the id of the first record,
 	// and call the id of the call that the workers belong to.
 	records     *record.Recorder
@@ -170,17 +172,7 @@ func openPanel(ctx context.Context, a *app, command string, f panelFlags, args, 
 	if r.options.Tools, err = f.workerTools(s); err != nil {
 		return nil, err
 	}
-	var ends []func()
-	r.close = func() {
-		for _, end := range slices.Backward(ends) {
-			end()
-		}
-	}
-	defer func() {
-		if err != nil {
-			r.close()
-		}
-	}()
+	defer r.ends.CloseOnError(&err)
 	if err := s.makeStateDir(); err != nil {
 		return nil, err
 	}
@@ -189,23 +181,19 @@ func openPanel(ctx context.Context, a *app, command string, f panelFlags, args, 
 	if err != nil {
 		return nil, err
 	}
-	ends = append(ends, func() { _ = dir.Close() }) // an empty directory does no harm
-	var closeModels func()
-	if r.profiles, closeModels, err = s.makeProfiles(selected, modelSettings{logger: dir.Log}); err != nil {
-		return nil, err
-	}
-	ends = append(ends, closeModels)
-	counts, err := s.openLedger(ctx, selected)
-	if err != nil {
+	r.ends.PushFunc(func() { _ = dir.Close() }) // an empty directory does no harm
+	var counts *ledger.Ledger
+	if r.profiles, counts, err = s.openModels(ctx, selected, modelSettings{logger: dir.Log}, &r.ends); err != nil {
 		return nil, err
 	}
 	if counts != nil {
 		r.options.Ledger = counts.ForUser(runner.LocalUser())
-		ends = append(ends, func() { _ = counts.Close() }) // what stays is removed by the next one
 	}
 	r.options.Session, r.options.Logger = dir.Session, dir.Log
 	return r, r.openRecords(s, dir, hidden)
 }
+
+func (r *panelRun) close() { _ = r.ends.Close() } // of no function does the error matter
 
 // openRecords begins the records of the command.
 func (r *panelRun) openRecords(s *settings, dir *sessiondir.Dir, hidden []redact.Secret) (err error) {

@@ -137,15 +137,13 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error)
 	defer u.close(ctx)
 	u.broken = func() { cancel(&runner.Interrupted{Signal: sigpipe}) }
 
-	o, done, err := s.sessionOptions(ctx, text, u)
+	o, err := s.sessionOptions(ctx, text, u)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
-	defer done()
 	o.Apply = f.Apply
 	report.setChecks(&o, u, format)
-	o.Broker, o.Mirror, o.Live = u.newBroker(), u.showRecord, u.showDelta
-	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
+	u.attach(&o, force)
 	answer, err := openOutput(f.Output, "-o", "answer")
 	if err != nil {
 		return err

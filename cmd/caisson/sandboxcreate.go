@@ -114,7 +114,7 @@ func holdSandbox(ctx context.Context, a *app, f *createFlags) error {
 	defer u.close(ctx)
 	watch := runner.NewCommandWatch()
 	var id string
-	session, done, err := s.openWithoutModel(ctx, u, force, "caisson sandbox create", func(o *runner.Options) {
+	session, err := s.openWithoutModel(ctx, u, force, "caisson sandbox create", func(o *runner.Options) {
 		id, o.EndRequested = o.Dir.Session, func() { cancel(nil) }
 		show := o.Mirror
 		o.Mirror = func(r record.Record, line []byte) {
@@ -125,7 +125,6 @@ func holdSandbox(ctx context.Context, a *app, f *createFlags) error {
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
-	defer done()
 	// The first command starts the sandbox, and shows that it runs commands.
 	if _, err = session.Exec(ctx, runner.UserCommand{Argv: []string{sandbox.GuestPath, "version"}}); err == nil {
 		_ = u.out.Drain(ctx)

@@ -20,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/closers"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -350,15 +351,10 @@ func (h *serverHost) resumeSession(ctx context.Context, session string, in serve
 
 // prepareSandbox makes the options of a sandbox without a model that a client asks for.
 func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (o runner.Options, _ func(), err error) {
-	var ends []func()
-	done := func() {
-		for _, end := range slices.Backward(ends) {
-			end()
-		}
-	}
+	var undo closers.Stack // of no function does the error matter
 	defer func() {
 		if err != nil {
-			done()
+			_ = undo.Close()
 			err = prepareError(err)
 		}
 	}()
@@ -367,7 +363,7 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 	if in.Workspace == "" {
 		s, err = loadClientSettings(h.app, h.flags.Settings, h.flags.Profile)
 	} else if s, w, err = h.openWorkspace(in.Workspace); err == nil {
-		ends = append(ends, func() { _ = w.Close() }) // it was only read
+		undo.PushFunc(func() { _ = w.Close() }) // it was only read
 		err = s.checkStartable(w)
 	}
 	if err != nil {
@@ -376,14 +372,14 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 	if err := h.checkSandboxPolicy(s, w); err != nil {
 		return o, nil, err
 	}
-	hidden := append(s.knownSecrets(config.SelectedModel{}), h.tokenSecrets()...)
+	hidden := append(s.knownSecrets(), h.tokenSecrets()...)
 	dir, err := sessiondir.Create(h.app.environ.stateDir(), hidden)
 	if err != nil {
 		return o, nil, err
 	}
-	ends = append(ends, func() { _ = dir.Close() }) // an empty directory that stays does no harm
+	undo.PushFunc(func() { _ = dir.Close() }) // an empty directory that stays does no harm
 	if w == nil {
-		ends = append(ends, func() {
+		undo.PushFunc(func() {
 			if err := errors.Join(sessiondir.DiscardChanges(dir.Path, ""), sessiondir.RemoveWorkspace(h.app.environ.stateDir(), dir.Session)); err != nil {
 				h.log.Error("remove the workspace of a sandbox", zap.String("session", dir.Session), zap.Error(err))
 			}
@@ -391,7 +387,7 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 		if w, err = runner.MakeWorkspace(dir); err != nil {
 			return o, nil, err
 		}
-		ends = append(ends, func() { _ = w.Close() }) // it is removed next
+		undo.PushFunc(func() { _ = w.Close() }) // it is removed next
 	}
 	wishes, err := s.conf.AskSandbox(config.AskedSandbox{Mode: in.Mode, Image: in.Image, Mounts: in.Mounts, Resources: in.Resources})
 	if err != nil {
@@ -401,18 +397,17 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 	if err != nil {
 		return o, nil, err
 	}
-	ends = append(ends, func() {
+	undo.PushFunc(func() {
 		b.backends.close()
 		_ = runner.CloseMounts(b.mounts) // only directories
 	})
-	b.orders = true
+	b.orders, b.dir, b.hidden = true, dir, hidden
 	b.setLogger(dir.Log)
 	if o, err = b.sandboxOptions(ctx, h); err != nil {
 		return o, nil, err
 	}
-	o.Dir, o.Secrets, o.InstructionFiles, o.InstructionTexts = dir, hidden, false, nil
-	o.Skills = runner.SkillOptions{}
-	return o, done, nil
+	o.InstructionFiles, o.InstructionTexts, o.Skills = false, nil, runner.SkillOptions{}
+	return o, func() { _ = undo.Close() }, nil
 }
 
 // checkSandboxPolicy refuses a sandbox without a model if the policy denies or asks about

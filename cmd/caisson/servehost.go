@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/closers"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/server"
@@ -124,11 +125,9 @@ func (h *serverHost) openSession(workspace string, asked config.Asked) (_ *sessi
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			_ = w.Close() // nothing was done with it
-		}
-	}()
+	var undo closers.Stack
+	defer undo.CloseOnError(&err)
+	undo.PushFunc(func() { _ = w.Close() }) // nothing was done with it
 	if err := s.checkStartable(w); err != nil {
 		return nil, err
 	}
@@ -168,7 +167,7 @@ func (h *serverHost) newBuilder(s *settings, w *runner.Workspace, wishes config.
 	if err != nil {
 		return nil, err
 	}
-	return &sessionBuilder{backends: bs, workspace: w, shared: h.shared.Load()}, nil
+	return &sessionBuilder{backends: bs, workspace: w, tokens: h.tokenSecrets(), shared: h.shared.Load()}, nil
 }
 
 // shareBackend chooses the backend that all sessions share. Where none was named
@@ -202,17 +201,20 @@ func (h *serverHost) prepareSession(ctx context.Context, in server.NewSession) (
 }
 
 // buildSession makes the options of a new session, or of one to go on with.
-func (h *serverHost) buildSession(ctx context.Context, in server.NewSession, resume string) (runner.Options, func(), error) {
-	var none runner.Options
+func (h *serverHost) buildSession(ctx context.Context, in server.NewSession, resume string) (o runner.Options, done func(), err error) {
 	asked := askedBy(in)
 	s, err := h.openSession(in.Workspace, asked)
 	if err != nil {
-		return none, nil, prepareError(err)
+		return o, nil, prepareError(err)
 	}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
 	s.resume = resume
-	o, done, err := s.sessionOptions(ctx, in.Title, h)
+	o, err = s.sessionOptions(ctx, in.Title, h)
 	if err != nil {
-		s.close()
 		if c, ok := errors.AsType[*config.Error](err); ok && errors.Is(err, config.ErrUnknownPrice) {
 			const named = "name a model that has a price in the server's configuration"
 			switch own := asked.Turn.CostMicroUSD != nil && c.Where == "limits.max_cost_usd" || asked.Session.CostMicroUSD != nil && c.Where == "limits.session.max_cost_usd"; {
@@ -222,33 +224,25 @@ func (h *serverHost) buildSession(ctx context.Context, in server.NewSession, res
 				err = requestError(&config.Error{Where: "model", Message: c.Message, Hint: named, Err: c})
 			}
 		}
-		return none, nil, prepareError(err)
+		return o, nil, prepareError(err)
 	}
 	if in.Policy != "" {
 		stricter, err := policy.Preset(in.Policy)
 		if err != nil {
-			done()
-			s.close()
-			return none, nil, requestError(err)
+			return o, nil, requestError(err)
 		}
 		server := o.Policy
 		o.Policy.Tighten = append(slices.Clone(o.Policy.Tighten), stricter)
 		o.Policy.NoPrompts = o.Policy.NoPrompts || stricter.NoPrompts
 		o.Policy.Name += "+" + in.Policy
 		if text := notGranted(stricter, o.Policy, s.workspace.Path); text != "" {
-			done()
-			s.close()
-			return none, nil, requestError(&config.Error{
+			return o, nil, requestError(&config.Error{
 				Where: "policy", Message: fmt.Sprintf("with the server's policy %s, %s would be another one: %s", server.Name, in.Policy, text),
 				Hint: "ask for a stricter one, or leave it out",
 			})
 		}
 	}
-	o.Secrets = append(o.Secrets, h.tokenSecrets()...)
-	return o, func() {
-		done()
-		s.close()
-	}, nil
+	return o, s.close, nil
 }
 
 // tokenSecrets returns the tokens of clients, which no record may hold.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/caches"
+	"github.com/caisson-run/caisson/runner/closers"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -28,6 +28,12 @@ type sessionBuilder struct {
 	*backends
 	workspace *runner.Workspace
 	mounts    []sandbox.Mount // opened for the session
+	// dir is the session's directory, and hidden its secrets. ends closes it, and the models.
+	dir    *sessiondir.Dir
+	hidden []redact.Secret
+	ends   closers.Stack
+	// tokens are secrets of a server.
+	tokens []redact.Secret
 	// apply is set if the run applies its changes by itself.
 	apply bool
 	// verifies is set if the run verifies its result in a sandbox.
@@ -35,7 +41,7 @@ type sessionBuilder struct {
 	// reads is set if the command, as far as is known, needs no sandbox, and orders if it
 	// needs one whatever the policy, and reports what the image lacks by itself.
 	reads, orders bool
-	// servers is set if a session without a model has the MCP servers too.
+	// servers is set if the session has the MCP servers.
 	servers bool
 	// resume is the id of the session to go on with, "" for a new one.
 	resume string
@@ -57,7 +63,7 @@ func openSessionBuilder(a *app, f workspaceFlags) (*sessionBuilder, error) {
 }
 
 // openBuilder is [openSessionBuilder] with settings that were read.
-func openBuilder(s *settings, workspace string, project projectOptions) (_ *sessionBuilder, err error) {
+func openBuilder(s *settings, workspace string, project projectOptions) (*sessionBuilder, error) {
 	w, err := s.openWorkspace(workspace)
 	if err != nil {
 		return nil, err
@@ -73,79 +79,83 @@ func openBuilder(s *settings, workspace string, project projectOptions) (_ *sess
 }
 
 func (s *sessionBuilder) close() {
+	s.endSession()
 	s.backends.close()
 	_ = errors.Join(runner.CloseMounts(s.mounts), s.workspace.Close())
 }
 
-// sessionOptions puts a session together: its directory, the model, then the backend.
-// done ends what was made; it is called where there is no error.
-func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u reporter) (_ runner.Options, done func(), err error) {
+// endSession closes what was opened for one session alone. Another one can follow.
+func (s *sessionBuilder) endSession() { _ = s.ends.Close() } // of no function does the error matter
+
+// sessionOptions puts a session with models together: its directory, the models, then the
+// backend.
+func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u reporter) (runner.Options, error) {
+	var o runner.Options
 	selected, err := s.conf.SelectModels(s.environ)
 	if err != nil {
-		return runner.Options{}, nil, noModel(err)
+		return o, noModel(err)
 	}
 	asked, err := config.SelectWorkers(&s.conf, s.environ)
 	if err != nil {
-		return runner.Options{}, nil, err
+		return o, err
 	}
 	own := len(selected)
 	selected = append(selected, asked...)
 	if err := s.readKeys(ctx, selected, s.workspace.Path); err != nil {
-		return runner.Options{}, nil, err
+		return o, err
 	}
-	if err := cmp.Or(s.readEgressKeys(ctx, s.workspace.Path), s.readServerKeys(ctx, s.workspace.Path)); err != nil {
-		return runner.Options{}, nil, err
+	s.servers = true
+	if err := s.openDir(ctx, selected...); err != nil {
+		return o, err
 	}
-	hidden := s.knownSecrets(selected...)
-	dir, err := s.openDir(hidden)
+	profiles, counts, err := s.openModels(ctx, selected, modelSettings{stream: *s.conf.Stream, differs: u.reportDifference, logger: s.dir.Log}, &s.ends)
 	if err != nil {
-		return runner.Options{}, nil, err
+		return o, err
 	}
-	s.setLogger(dir.Log)
-	profiles, closeModels, err := s.makeProfiles(selected, modelSettings{stream: *s.conf.Stream, differs: u.reportDifference, logger: dir.Log})
-	if err != nil {
-		return runner.Options{}, nil, errors.Join(err, dir.Close())
-	}
-	counts, err := s.openLedger(ctx, selected)
-	if err != nil {
-		closeModels()
-		return runner.Options{}, nil, errors.Join(err, dir.Close())
-	}
-	end := func() {
-		closeModels()
-		if counts != nil {
-			_ = counts.Close() // what stays is removed by the next one
+	if text == "" && s.shared == nil && !s.chat && s.resume == "" {
+		if text = recordedTask(profiles[0].Model); text == "" {
+			return o, newUsageError("a task is needed: as the argument, by -f FILE, or - for standard input")
 		}
-		_ = dir.Close() // an empty directory that stays does no harm
 	}
-	needed := s.shared == nil && !s.chat && s.resume == ""
-	if text == "" && needed {
-		text = recordedTask(profiles[0].Model)
-	}
-	var o runner.Options
-	if text == "" && needed {
-		err = newUsageError("a task is needed: as the argument, by -f FILE, or - for standard input")
-	} else {
-		o, err = s.sandboxOptions(ctx, u)
-	}
-	if err == nil {
-		o.MCP, err = s.serverOptions(o)
-	}
-	if err != nil {
-		end()
-		return runner.Options{}, nil, err
-	}
-	o.Dir, o.Task, o.Secrets, o.Profiles, o.Ledger = dir, text, hidden, profiles[:own:own], counts
-	o.Workers = workerOptions(&s.conf, profiles[own:])
-	return o, end, nil
+	o, err = s.sandboxOptions(ctx, u)
+	o.Task, o.Profiles, o.Ledger, o.Workers = text, profiles[:own:own], counts, workerOptions(&s.conf, profiles[own:])
+	return o, err
 }
 
-// openDir makes the directory of a new session, or opens that of the one to go on with.
-func (s *sessionBuilder) openDir(hidden []redact.Secret) (*sessiondir.Dir, error) {
-	if s.resume == "" {
-		return sessiondir.Create(s.environ.stateDir(), hidden)
+// modelessOptions puts a session for calls and commands together that task describes.
+func (s *sessionBuilder) modelessOptions(ctx context.Context, task string, u reporter) (runner.Options, error) {
+	if err := s.openDir(ctx); err != nil {
+		return runner.Options{}, err
 	}
-	return sessiondir.Reopen(s.environ.stateDir(), s.resume, hidden)
+	o, err := s.sandboxOptions(ctx, u)
+	o.Task, o.InstructionFiles, o.InstructionTexts = task, false, nil
+	return o, err
+}
+
+// openDir reads the keys that commands and servers use, and makes the directory of a new
+// session, or opens that of the one to go on with. Its records have no secret of the models.
+func (s *sessionBuilder) openDir(ctx context.Context, models ...config.SelectedModel) error {
+	if err := s.readEgressKeys(ctx, s.workspace.Path); err != nil {
+		return err
+	}
+	if s.servers {
+		if err := s.readServerKeys(ctx, s.workspace.Path); err != nil {
+			return err
+		}
+	}
+	s.hidden = append(s.knownSecrets(models...), s.tokens...)
+	open := func() (*sessiondir.Dir, error) { return sessiondir.Create(s.environ.stateDir(), s.hidden) }
+	if s.resume != "" {
+		open = func() (*sessiondir.Dir, error) { return sessiondir.Reopen(s.environ.stateDir(), s.resume, s.hidden) }
+	}
+	dir, err := open()
+	if err != nil {
+		return err
+	}
+	s.dir = dir
+	s.ends.PushFunc(func() { _ = dir.Close() }) // an empty directory that stays does no harm
+	s.setLogger(dir.Log)
+	return nil
 }
 
 // reporter receives notices while a session is made.
@@ -159,7 +169,7 @@ type reporter interface {
 	defaultPreset(appliedLater bool) string
 }
 
-// sandboxOptions is everything of a session but its model and its user.
+// sandboxOptions is everything of a session but its models. Its directory is open.
 func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner.Options, error) {
 	var o runner.Options
 	image, err := images.ParseLocalReference(*s.conf.Image)
@@ -245,8 +255,8 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 			return o, err
 		}
 	}
-	return runner.Options{
-		User: localUser(&s.conf), Workspace: s.workspace,
+	o = runner.Options{
+		Dir: s.dir, Secrets: s.hidden, User: localUser(&s.conf), Workspace: s.workspace,
 		SandboxOptions: runner.SandboxOptions{
 			Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image, Service: s.conf.UserService(), Root: s.conf.Root(), UserPolicy: sandbox.UserPolicy(*s.conf.User), Submounts: s.conf.Submounts,
 			Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), CopyBytes: int64(*s.conf.CopyBytes), CopyEntries: int64(*s.conf.CopyEntries), NoCheckpoints: *s.conf.CopyCheckpoint == "never", Target: target, Resources: resources, Grace: time.Duration(*s.conf.Grace),
@@ -264,7 +274,11 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		ToolOptions: runner.ToolOptions{Fetch: fetching, Memory: s.openMemory(), Skills: skills, Declared: s.conf.Tools.Declared()},
 		Hooks:       runner.Hooks{Observe: observe, Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }, Beside: beside},
 		Version:     programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: removed, Warnings: warnings,
-	}, nil
+	}
+	if s.servers {
+		o.MCP, err = s.serverOptions(o)
+	}
+	return o, err
 }
 
 // instructionTexts returns the operator's instructions for a session.

@@ -243,11 +243,10 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
 	defer stop()
 	defer u.close(ctx)
-	session, done, err := s.openWithoutModel(ctx, u, force, "caisson tools call "+string(name), nil)
+	session, err := s.openWithoutModel(ctx, u, force, "caisson tools call "+string(name), nil)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
-	defer done()
 	result, err := session.Call(ctx, name, input)
 	r := session.Close()
 	if err != nil { // the report has the cause
