@@ -2,7 +2,6 @@ package runner
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -167,7 +166,7 @@ func (j *eventRecorder) recordWaiting(call string) (due bool, _ error) {
 // recordStart records that a call begins; what writes, executes or reaches a network
 // is due on the disk before it does. The caller holds mu.
 func (j *eventRecorder) recordStart(e dispatch.Called) (due bool, _ error) {
-	err := j.putCall(e.CallID, j.caller, newToolCalled(e))
+	err := j.putCall(e.CallID, j.caller, record.ToolCalled(e))
 	return e.Class != tools.ClassNone && e.Class != tools.ClassRead, err
 }
 
@@ -222,9 +221,7 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 			Message: fmt.Sprintf("the model repeated the ID of a wrapper around untrusted text, or the canary of its instructions, %d times; it is replaced", e.Count),
 		})
 	case loop.CallRefused:
-		f := dispatch.Failed{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message}
-		j.addDenial(f)
-		return j.putCall(e.CallID, record.ActorTool, newToolFailed(f))
+		return j.recordFailed(record.ToolFailed{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message, FilesModified: []string{}})
 	case loop.BudgetWarning:
 		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.BudgetWarning{What: e.Kind, Limit: e.Limit, Used: e.Used, Period: e.Period, Profile: e.Profile})
 	case loop.ContextShortened:
@@ -365,12 +362,11 @@ func isClientAnswer(e dispatch.Event) bool {
 func (j *eventRecorder) toolRecord(e dispatch.Event) error {
 	switch e := e.(type) {
 	case dispatch.Completed:
-		return j.putCall(e.CallID, record.ActorTool, newToolCompleted(e))
+		return j.putCall(e.CallID, record.ActorTool, record.ToolCompleted(e))
 	case dispatch.Failed:
-		j.addDenial(e)
-		return j.putCall(e.CallID, record.ActorTool, newToolFailed(e))
+		return j.recordFailed(record.ToolFailed(e))
 	case dispatch.InputInvalid:
-		return j.putCall(e.CallID, record.ActorTool, record.ToolInputInvalid{CallID: e.CallID, Name: e.Name, Errors: record.NonNil(e.Messages)})
+		return j.putCall(e.CallID, record.ActorTool, record.ToolInputInvalid(e))
 	case dispatch.ConfirmationRequested:
 		return j.putCall(e.Confirmation.CallID, record.ActorSystem, newConfirmationRequested(e.Confirmation))
 	case dispatch.ConfirmationResolved:
@@ -378,11 +374,9 @@ func (j *eventRecorder) toolRecord(e dispatch.Event) error {
 		if e.By == "user" {
 			actor = record.ActorUser
 		}
-		return j.putCall(e.CallID, actor, record.ConfirmationResolved{
-			CallID: e.CallID, RequestID: e.ConfirmationID, Decision: e.Decision, Scope: e.Scope, By: e.By, Client: e.Client, Reason: e.Reason,
-		})
+		return j.putCall(e.CallID, actor, record.ConfirmationResolved(e.Resolution))
 	case dispatch.ConfirmationAttempted:
-		return j.putRecord(nil, j.parentRecord(e.CallID), record.ActorUser, newConfirmationAttempted(e))
+		return j.putRecord(nil, j.parentRecord(e.CallID), record.ActorUser, record.ConfirmationAttempted(e.Attempt))
 	case dispatch.Warning:
 		return j.putRecord(nil, j.parentRecord(e.CallID), record.ActorSystem, record.Warning{CallID: e.CallID, Message: e.Message})
 	}
@@ -397,36 +391,13 @@ func (j *eventRecorder) parentRecord(call string) string {
 	return j.answer
 }
 
-func (j *eventRecorder) addDenial(e dispatch.Failed) {
+// recordFailed records a call that failed, and keeps it for the report if it was refused.
+func (j *eventRecorder) recordFailed(e record.ToolFailed) error {
 	switch e.Class {
 	case tools.ErrorPermissionDenied, tools.ErrorUserDenied, tools.ErrorConfirmationTimeout:
 		j.tally.denials = append(j.tally.denials, record.Denial{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason})
 	}
-}
-
-func newToolCalled(e dispatch.Called) record.ToolCalled {
-	return record.ToolCalled{
-		CallID: e.CallID, Name: e.Name, InputHash: e.InputHash, InputBytes: e.InputBytes,
-		Class: e.Class, Rule: e.Rule, Summary: e.Summary,
-	}
-}
-
-func newToolCompleted(e dispatch.Completed) record.ToolCompleted {
-	p := record.ToolCompleted{
-		CallID: e.CallID, Name: e.Name, Success: e.Success, OutputBytes: e.OutputBytes, Truncated: e.Truncated,
-		LatencyMS: e.Latency.Milliseconds(), FilesModified: record.NonNil(e.FilesModified), Metadata: e.Metadata, Diff: e.Diff,
-	}
-	if e.Command != "" {
-		p.Command = &e.Command
-	}
-	return p
-}
-
-func newToolFailed(e dispatch.Failed) record.ToolFailed {
-	return record.ToolFailed{
-		CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message, ErrorID: e.ErrorID,
-		LatencyMS: e.Latency.Milliseconds(), FilesModified: record.NonNil(e.FilesModified), Partial: e.Partial,
-	}
+	return j.putCall(e.CallID, record.ActorTool, e)
 }
 
 // maxRecordedDiff bounds the diff of a record; the file itself is in the
@@ -444,23 +415,4 @@ func newConfirmationRequested(c approval.Confirmation) record.ConfirmationReques
 		Runs: c.Runs, Dangerous: c.Dangerous, Notices: c.Notices, Covers: c.Covers, Changed: c.Changed, Scopes: c.Scopes, Phrase: c.Phrase, Definition: c.Definition, Redefined: c.Redefined,
 		ExpiresAt: c.Expires.UTC().Format(record.TimeLayout),
 	}
-}
-
-// newConfirmationAttempted is an answer that changed nothing. What a stranger gave as an id is
-// cut: it is a record all the same.
-func newConfirmationAttempted(e dispatch.ConfirmationAttempted) record.ConfirmationAttempted {
-	const most = 128
-	p := record.ConfirmationAttempted{
-		RequestID: strings.ToValidUTF8(e.ConfirmationID[:min(len(e.ConfirmationID), most)], ""), CallID: e.CallID,
-		Decision: e.Decision, Scope: e.Scope, By: e.Client, Outcome: record.AttemptResolved, Recorded: e.Recorded, RecordedBy: e.By, Omitted: e.Omitted,
-	}
-	switch {
-	case e.Forbidden:
-		p.Outcome = record.AttemptForbidden
-	case e.Recorded == "":
-		p.Outcome = record.AttemptUnknown
-	case e.By == "timeout":
-		p.Outcome = record.AttemptExpired
-	}
-	return p
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -68,13 +67,13 @@ func TestCallsOfTheSandboxAreRecordedBehindIt(t *testing.T) {
 func TestAnswersThatChangeNothingAreRecorded(t *testing.T) {
 	rec := newJournalRecorder(t, record.RecorderOptions{})
 	j := newEventRecorder(rec, nil)
-	stranger := strings.Repeat("é", 1000)
-	for _, e := range []approval.Attempt{
-		{ConfirmationID: "00ff", CallID: "tu_1", Decision: approval.DecisionDeny, Client: "http", Recorded: approval.DecisionAllow, By: "user"},
-		{ConfirmationID: "00ff", CallID: "tu_1", Decision: approval.DecisionAllow, Scope: approval.ScopeSession, Client: "http", Recorded: approval.DecisionTimeout, By: "timeout"},
-		{ConfirmationID: stranger, Decision: approval.DecisionAllow, Client: "http"},
-	} {
-		if err := j.toolEvent(dispatch.ConfirmationAttempted{Attempt: e}); err != nil {
+	want := []record.ConfirmationAttempted{
+		{RequestID: "00ff", CallID: "tu_1", Decision: "deny", By: "http", Outcome: approval.AttemptResolved, Recorded: "allow", RecordedBy: "user"},
+		{RequestID: "00ff", CallID: "tu_1", Decision: "allow", Scope: "session", By: "http", Outcome: approval.AttemptExpired, Recorded: "timeout", RecordedBy: "timeout"},
+		{RequestID: "stranger", Decision: "allow", By: "http", Outcome: approval.AttemptUnknown},
+	}
+	for _, e := range want {
+		if err := j.toolEvent(dispatch.ConfirmationAttempted{Attempt: approval.Attempt(e)}); err != nil {
 			t.Fatal(err)
 		}
 		if last := len(recordsOf(t, rec)); rec.Synced() != int64(last) {
@@ -91,11 +90,6 @@ func TestAnswersThatChangeNothingAreRecorded(t *testing.T) {
 			t.Fatalf("record %d is %s: %v", r.Seq, r.Kind, err)
 		}
 		got = append(got, p)
-	}
-	want := []record.ConfirmationAttempted{
-		{RequestID: "00ff", CallID: "tu_1", Decision: "deny", By: "http", Outcome: record.AttemptResolved, Recorded: "allow", RecordedBy: "user"},
-		{RequestID: "00ff", CallID: "tu_1", Decision: "allow", Scope: "session", By: "http", Outcome: record.AttemptExpired, Recorded: "timeout", RecordedBy: "timeout"},
-		{RequestID: strings.Repeat("é", 64), Decision: "allow", By: "http", Outcome: record.AttemptUnknown},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -152,7 +146,7 @@ func TestNothingRunsBehindAnAuditRecordThatIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	full = syscall.ENOSPC
-	err := j.toolEvent(dispatch.ConfirmationResolved{CallID: "tu_1", ConfirmationID: "00ff", Decision: approval.DecisionAllow, By: "user"})
+	err := j.toolEvent(dispatch.ConfirmationResolved{Resolution: approval.Resolution{CallID: "tu_1", RequestID: "00ff", Decision: approval.DecisionAllow, By: "user"}})
 	if !errors.Is(err, tools.ErrRecord) || !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("resolved: %v", err)
 	}
@@ -194,7 +188,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		ofLoop(loop.ModelCallCompleted{}),
 		message(loop.RoleAssistant),
 		ofTools(dispatch.ConfirmationRequested{Confirmation: approval.Confirmation{CallID: "a"}}),
-		ofTools(dispatch.ConfirmationResolved{CallID: "a", By: "user"}),
+		ofTools(dispatch.ConfirmationResolved{Resolution: approval.Resolution{CallID: "a", By: "user"}}),
 		ofTools(dispatch.ConfirmationAttempted{Attempt: approval.Attempt{CallID: "a"}}),
 		ofTools(dispatch.Called{CallID: "a", Class: tools.ClassExecute}),
 		ofTools(dispatch.OutputDelta{CallID: "a"}),
@@ -203,7 +197,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		ofTools(dispatch.Completed{CallID: "a"}),
 		message(loop.RoleTool, loop.Block{ToolResult: &loop.ToolResult{ToolUseID: "a"}}),
 		func() error { return j.recordBackground(record.BackgroundEnded{CallID: "a"}) },
-		ofTools(dispatch.ConfirmationResolved{CallID: "b", By: "session"}),
+		ofTools(dispatch.ConfirmationResolved{Resolution: approval.Resolution{CallID: "b", By: "session"}}),
 		ofTools(dispatch.InputInvalid{CallID: "b"}),
 		ofLoop(loop.CallRefused{CallID: "c", Class: tools.ErrorPermissionDenied}),
 		message(loop.RoleTool, loop.Block{Text: &loop.Text{}}, loop.Block{ToolResult: &loop.ToolResult{ToolUseID: "none"}}),
@@ -411,8 +405,12 @@ func TestJournalSyncsWhatActs(t *testing.T) {
 		{"a call that writes", true, func() error { return j.toolEvent(dispatch.Called{CallID: "e", Class: tools.ClassWrite}) }},
 		{"its end", false, func() error { return j.toolEvent(dispatch.Completed{CallID: "e"}) }},
 		{"a call of the network", true, func() error { return j.toolEvent(dispatch.Called{CallID: "f", Class: tools.ClassNetwork}) }},
-		{"an answer of the policy", false, func() error { return j.toolEvent(dispatch.ConfirmationResolved{CallID: "g", By: "session"}) }},
-		{"an answer of a user", true, func() error { return j.toolEvent(dispatch.ConfirmationResolved{CallID: "g", By: "user"}) }},
+		{"an answer of the policy", false, func() error {
+			return j.toolEvent(dispatch.ConfirmationResolved{Resolution: approval.Resolution{CallID: "g", By: "session"}})
+		}},
+		{"an answer of a user", true, func() error {
+			return j.toolEvent(dispatch.ConfirmationResolved{Resolution: approval.Resolution{CallID: "g", By: "user"}})
+		}},
 	} {
 		if err := step.do(); err != nil {
 			t.Fatal(err)

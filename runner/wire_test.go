@@ -3,7 +3,6 @@ package runner
 import (
 	"encoding/json"
 	"reflect"
-	"strings"
 	"testing"
 	"time"
 
@@ -11,31 +10,22 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
-	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
-// TestRecordsSayWhatWasShown: every field of the records of a confirmation and of
-// a completed call is filled from its event. The control is an event that says
-// nothing, whose fields are seen to be empty.
+// TestRecordsSayWhatWasShown: every field of the record of a confirmation is filled
+// from its event. The control is an event that says nothing, whose fields are seen to
+// be empty.
 func TestRecordsSayWhatWasShown(t *testing.T) {
 	shown := newConfirmationRequested(approval.Confirmation{
 		ID: "00ff", CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Dangerous: "rm -rf /", Input: "{}", Summary: "rm -rf /",
 		Exact: json.RawMessage(`{}`), InputHash: "cd", Projected: []string{"a"}, Diff: "+a", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Hidden: true, Changed: true,
 		Scopes: []approval.Scope{approval.ScopeOnce}, Phrase: "rm -rf /", Definition: "ef", Redefined: true, Expires: time.Unix(1, 0),
 	})
-	ended := newToolCompleted(dispatch.Completed{
-		CallID: "tu_1", Name: "shell", Success: true, OutputBytes: 1, Truncated: true, Latency: time.Second, FilesModified: []string{"a"}, Command: "ls", Metadata: map[string]any{"a": 1}, Diff: "+a",
-	})
-	for _, record := range []any{shown, ended} {
-		if empty := emptyFields(record); len(empty) > 0 {
-			t.Errorf("%T says nothing of %q", record, empty)
-		}
+	if empty := emptyFields(shown); len(empty) > 0 {
+		t.Errorf("%T says nothing of %q", shown, empty)
 	}
 	if shown.Command == nil || *shown.Command != "rm -rf /" || newConfirmationRequested(approval.Confirmation{Class: tools.ClassWrite, Summary: "a"}).Command != nil {
 		t.Error("a command is recorded of each call that executes one, and of no other")
-	}
-	if newToolCompleted(dispatch.Completed{}).Command != nil {
-		t.Error("a command is recorded of a call that had none")
 	}
 	if empty := emptyFields(newConfirmationRequested(approval.Confirmation{})); len(empty) < 15 {
 		t.Errorf("of an event that says nothing only %q are empty", empty)
@@ -53,24 +43,6 @@ func emptyFields(record any) []string {
 		}
 	}
 	return names
-}
-
-func TestAttemptsAreRecordedWithTheirOutcome(t *testing.T) {
-	long := strings.Repeat("x", 127)
-	for want, e := range map[record.AttemptOutcome]approval.Attempt{
-		record.AttemptForbidden: {ConfirmationID: "00ff", Forbidden: true, Recorded: approval.DecisionAllow, By: "timeout"},
-		record.AttemptUnknown:   {ConfirmationID: long + "é and more"},
-		record.AttemptExpired:   {ConfirmationID: "00ff", Recorded: approval.DecisionDeny, By: "timeout"},
-		record.AttemptResolved:  {ConfirmationID: "00ff", Recorded: approval.DecisionDeny, By: "http:alice"},
-	} {
-		got := newConfirmationAttempted(dispatch.ConfirmationAttempted{Attempt: e})
-		if got.Outcome != want {
-			t.Errorf("%+v: %q, want %q", e, got.Outcome, want)
-		}
-		if want == record.AttemptUnknown && got.RequestID != long {
-			t.Errorf("an id of a stranger is recorded as %q", got.RequestID)
-		}
-	}
 }
 
 func TestAmountsOfRecords(t *testing.T) {

@@ -165,7 +165,7 @@ func (g *gateway) receiveEvent(e dispatch.Event) error {
 		return g.started(e)
 	case dispatch.InputInvalid:
 		g.mu.Lock()
-		g.problems = e.Messages
+		g.problems = e.Errors
 		g.mu.Unlock()
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
 // TurnStarted opens a turn; the user's message follows.
@@ -188,51 +189,16 @@ func (c ContextCompactionFailed) String() string {
 
 // ToolCalled reports that a call holds its slot and starts. Its input is in the
 // assistant's message.
-type ToolCalled struct {
-	CallID     string      `json:"tool_use_id"`
-	Name       tools.Name  `json:"tool_name"`
-	InputHash  string      `json:"input_hash"` // SHA-256 of the canonical JSON
-	InputBytes int         `json:"input_size_bytes"`
-	Class      tools.Class `json:"side_effects"`
-	Rule       string      `json:"rule"`    // the policy's, that let it run or asked
-	Summary    string      `json:"summary"` // one line, safe to show
-}
+type ToolCalled dispatch.Called
 
 // ToolCompleted is the end of a call that ran to its end.
-type ToolCompleted struct {
-	CallID        string         `json:"tool_use_id"`
-	Name          tools.Name     `json:"tool_name"`
-	Success       bool           `json:"success"`
-	OutputBytes   int            `json:"output_size_bytes"`
-	Truncated     bool           `json:"truncated,omitempty"` // the tool gave more than that
-	LatencyMS     int64          `json:"latency_ms"`
-	FilesModified []string       `json:"files_modified"`
-	Command       *string        `json:"command_executed"`
-	Metadata      map[string]any `json:"metadata,omitempty"`
-	// Diff is the change of files that no one was asked about, as it was projected just
-	// before the call ran: safe to show, and elided in the middle where it is long.
-	Diff string `json:"diff,omitempty"`
-}
+type ToolCompleted dispatch.Completed
 
 // ToolFailed is the end of a call that did not.
-type ToolFailed struct {
-	CallID        string           `json:"tool_use_id"`
-	Name          tools.Name       `json:"tool_name"`
-	Class         tools.ErrorClass `json:"error_class"`
-	Reason        string           `json:"reason,omitempty"`
-	Message       string           `json:"error_message"`
-	ErrorID       string           `json:"error_id,omitempty"`
-	LatencyMS     int64            `json:"latency_ms"`
-	FilesModified []string         `json:"files_modified"`
-	Partial       string           `json:"partial_output,omitempty"`
-}
+type ToolFailed dispatch.Failed
 
 // ToolInputInvalid is the end of a call whose input the schema refuses.
-type ToolInputInvalid struct {
-	CallID string     `json:"tool_use_id"`
-	Name   tools.Name `json:"tool_name"`
-	Errors []string   `json:"validation_errors"`
-}
+type ToolInputInvalid dispatch.InputInvalid
 
 // ConfirmationRequested asks a person.
 type ConfirmationRequested struct {
@@ -284,52 +250,13 @@ type ToolActivated struct {
 }
 
 // ConfirmationResolved is the answer to a question.
-type ConfirmationResolved struct {
-	CallID    string            `json:"tool_use_id"`
-	RequestID string            `json:"confirmation_request_id"`
-	Decision  approval.Decision `json:"decision"`
-	Scope     approval.Scope    `json:"scope,omitempty"`
-	By        string            `json:"by"`               // user, session, grant, on_prompt, timeout, cancel
-	Client    string            `json:"client,omitempty"` // the label of the client that a user answered at
-	// Reason is why the user refused, in their words, for the model.
-	Reason string `json:"reason,omitempty"`
-}
+type ConfirmationResolved approval.Resolution
 
 // ConfirmationAttempted is an answer that changed nothing: the decision that
 // was recorded before stands, or there was no such question.
 //
 //	{"confirmation_request_id":"00ff…","tool_use_id":"tu_…","decision":"allow","scope":"once","by":"http","outcome":"resolved_already","recorded_decision":"deny","recorded_by":"user"}
-type ConfirmationAttempted struct {
-	// RequestID is as the client gave it, cut to 128 bytes.
-	RequestID string            `json:"confirmation_request_id"`
-	CallID    string            `json:"tool_use_id,omitempty"`
-	Decision  approval.Decision `json:"decision"` // what the client wanted
-	Scope     approval.Scope    `json:"scope,omitempty"`
-	By        string            `json:"by"` // the client's label
-	Outcome   AttemptOutcome    `json:"outcome"`
-	// Recorded is the decision that stands and RecordedBy who made it, as in
-	// [ConfirmationResolved]; absent where the question is unknown.
-	Recorded   approval.Decision `json:"recorded_decision,omitempty"`
-	RecordedBy string            `json:"recorded_by,omitempty"`
-	// Omitted counts attempts before this one that have no record, because
-	// there were too many.
-	Omitted int `json:"omitted,omitempty"`
-}
-
-// AttemptOutcome is why an answer changed nothing.
-type AttemptOutcome string
-
-// The outcomes.
-const (
-	// AttemptResolved: another answer was first.
-	AttemptResolved AttemptOutcome = "resolved_already"
-	// AttemptExpired: the clock was first.
-	AttemptExpired AttemptOutcome = "expired"
-	// AttemptUnknown: the session never asked this.
-	AttemptUnknown AttemptOutcome = "unknown"
-	// AttemptForbidden: the client's roles do not allow this answer.
-	AttemptForbidden AttemptOutcome = "forbidden"
-)
+type ConfirmationAttempted approval.Attempt
 
 // BudgetWarning reports that four fifths of a limit are used.
 type BudgetWarning struct {

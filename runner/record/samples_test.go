@@ -109,7 +109,7 @@ func samples() []Payload {
 		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: "user", Client: "terminal", Reason: "use make test"},
 		ConfirmationAttempted{
 			RequestID: "00ff", CallID: "tu_1", Decision: approval.DecisionDeny, Scope: approval.ScopeSession, By: "http",
-			Outcome: AttemptResolved, Recorded: approval.DecisionAllow, RecordedBy: "user", Omitted: 3,
+			Outcome: approval.AttemptResolved, Recorded: approval.DecisionAllow, RecordedBy: "user", Omitted: 3,
 		},
 		ToolActivated{CallID: "tu_1", Name: "github/search", Definition: "ef", By: "search"},
 		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "sh test.sh"},

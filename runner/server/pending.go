@@ -139,5 +139,5 @@ func answeredBy(r approval.Resolution) string {
 }
 
 func newResolution(r approval.Resolution, turn string) Resolution {
-	return Resolution{Confirmation: r.ConfirmationID, Turn: turn, CallID: r.CallID, Decision: r.Decision, Scope: r.Scope, By: r.By, Client: r.Client, Reason: r.Reason}
+	return Resolution{Confirmation: r.RequestID, Turn: turn, CallID: r.CallID, Decision: r.Decision, Scope: r.Scope, By: r.By, Client: r.Client, Reason: r.Reason}
 }

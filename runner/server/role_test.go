@@ -231,7 +231,7 @@ func TestRecordsNameTheActingUser(t *testing.T) {
 		if p.Client != who && p.By != who {
 			t.Errorf("%s does not name %s: %s", r.Kind, who, r.Payload)
 		}
-		if r.Kind == record.KindConfirmationAttempted && p.Outcome != string(record.AttemptForbidden) {
+		if r.Kind == record.KindConfirmationAttempted && p.Outcome != string(approval.AttemptForbidden) {
 			t.Errorf("the refused answer has the outcome %s", p.Outcome)
 		}
 		if r.Kind == record.KindTurnCancelled && p.By != "user" {

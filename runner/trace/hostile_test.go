@@ -69,7 +69,7 @@ func newHostileSession(t *testing.T, text string) Session {
 	w.put(0, record.ActorSystem, record.SandboxStarted{Attestation: att})
 	w.put(0, record.ActorSystem, record.ConfirmationRequested{CallID: text, Name: tools.Name(text), Class: tools.Class(text), Summary: text, Diff: "+" + text, Hidden: true})
 	w.put(time.Second, record.ActorUser, record.ConfirmationResolved{CallID: text, Decision: approval.Decision(text), Scope: approval.Scope(text), By: text, Client: text, Reason: text})
-	w.put(0, record.ActorUser, record.ConfirmationAttempted{RequestID: text, Decision: approval.Decision(text), By: text, Outcome: record.AttemptOutcome(text)})
+	w.put(0, record.ActorUser, record.ConfirmationAttempted{RequestID: text, Decision: approval.Decision(text), By: text, Outcome: approval.AttemptOutcome(text)})
 	w.put(0, record.ActorAgent, record.ToolCalled{CallID: text, Name: tools.Name(text), Class: tools.Class(text), Rule: text, Summary: text})
 	w.put(0, record.ActorTool, record.NetworkDenied{CallID: text, URL: text, Host: text, Reason: text})
 	w.put(time.Second, record.ActorTool, record.ToolFailed{CallID: text, Name: tools.Name(text), Class: tools.ErrorClass(text), Reason: text, Message: text, FilesModified: []string{text}})

@@ -166,7 +166,7 @@ func newShopSession(t *testing.T, state string) Session {
 	w.put(0, record.ActorTool, record.NetworkDenied{CallID: "tu_6", URL: "http://169.254.169.254/latest/meta-data/", Host: "169.254.169.254:80", Reason: "no entry of the allowlist permits it"})
 	w.put(time.Millisecond, record.ActorTool, record.ToolFailed{CallID: "tu_6", Name: "fetch", Class: tools.ErrorPermissionDenied, Reason: "egress", Message: "The operator's policy does not permit this address.", LatencyMS: 1})
 	w.put(4200*time.Millisecond, record.ActorUser, record.ConfirmationResolved{CallID: "tu_5", RequestID: "00ff", Decision: approval.DecisionAllow, Scope: approval.ScopeOnce, By: "user", Client: "terminal"})
-	w.put(20*time.Millisecond, record.ActorUser, record.ConfirmationAttempted{CallID: "tu_5", RequestID: "00ff", Decision: approval.DecisionDeny, By: "http", Outcome: record.AttemptResolved, Recorded: approval.DecisionAllow, RecordedBy: "user"})
+	w.put(20*time.Millisecond, record.ActorUser, record.ConfirmationAttempted{CallID: "tu_5", RequestID: "00ff", Decision: approval.DecisionDeny, By: "http", Outcome: approval.AttemptResolved, Recorded: approval.DecisionAllow, RecordedBy: "user"})
 	w.called("tu_5", "patch_file", tools.ClassWrite, "checkout/total.go")
 	w.done("tu_5", "patch_file", 14*time.Millisecond, record.ToolCompleted{Success: true, OutputBytes: 61, FilesModified: []string{"checkout/total.go"}})
 	w.result("tu_5", "Patched checkout/total.go: replaced 1 place.", false)

@@ -41,40 +41,55 @@ func (e *ResolvedError) Unwrap() error { return ErrResolved }
 
 // Resolution is the recorded result of a confirmation.
 type Resolution struct {
-	ConfirmationID string
-	CallID         string
-	Decision       Decision
+	CallID    string   `json:"tool_use_id"`
+	RequestID string   `json:"confirmation_request_id"` // of the confirmation
+	Decision  Decision `json:"decision"`
 	// Scope is how long the answer holds; it may be less than was asked for.
-	Scope Scope
+	Scope Scope `json:"scope,omitempty"`
 	// By is who answered: ByUser; BySession or ByGrant, an earlier answer that was kept
-	// for the session or stored (ConfirmationID is then ""); ByOnPrompt if no one could
+	// for the session or stored (RequestID is then ""); ByOnPrompt if no one could
 	// be asked; ByTimeout; ByCancel.
-	By string
+	By string `json:"by"`
 	// Client is the label of the client that answered, "" for none.
-	Client string
+	Client string `json:"client,omitempty"`
 	// Reason is why a person refused, as in [Answer].
-	Reason string
+	Reason string `json:"reason,omitempty"`
 }
 
 // Attempt is an answer that changed nothing: it came after another one, after the end
 // of the time, or for a confirmation that does not exist.
 type Attempt struct {
-	// ConfirmationID is that of the answer; CallID is "" if it is unknown.
-	ConfirmationID, CallID string
-	// Decision, Scope and Client are those of the answer.
-	Decision Decision
-	Scope    Scope
-	Client   string
-	// Forbidden reports whether the client lacked the permission for this answer.
-	Forbidden bool
-	// Recorded is the decision that stands and By who made it; "" if the confirmation
-	// is unknown.
-	Recorded Decision
-	By       string
+	// RequestID is as the client gave it, cut to 128 bytes; CallID is "" if it is unknown.
+	RequestID string `json:"confirmation_request_id"`
+	CallID    string `json:"tool_use_id,omitempty"`
+	// Decision and Scope are those of the answer, By is the label of its client.
+	Decision Decision       `json:"decision"`
+	Scope    Scope          `json:"scope,omitempty"`
+	By       string         `json:"by"`
+	Outcome  AttemptOutcome `json:"outcome"`
+	// Recorded is the decision that stands and RecordedBy who made it, as in
+	// [Resolution]; "" if the confirmation is unknown.
+	Recorded   Decision `json:"recorded_decision,omitempty"`
+	RecordedBy string   `json:"recorded_by,omitempty"`
 	// Omitted is the number of attempts before this one that were not reported,
 	// because there were too many.
-	Omitted int
+	Omitted int `json:"omitted,omitempty"`
 }
+
+// AttemptOutcome is why an answer changed nothing.
+type AttemptOutcome string
+
+// The outcomes.
+const (
+	// AttemptResolved: another answer was first.
+	AttemptResolved AttemptOutcome = "resolved_already"
+	// AttemptExpired: the clock was first.
+	AttemptExpired AttemptOutcome = "expired"
+	// AttemptUnknown: the session never asked this.
+	AttemptUnknown AttemptOutcome = "unknown"
+	// AttemptForbidden: the client's roles do not allow this answer.
+	AttemptForbidden AttemptOutcome = "forbidden"
+)
 
 // maxPast bounds the resolved confirmations that a broker remembers, so that late
 // answers learn the decision. A round asks at most 256 times.
@@ -246,18 +261,16 @@ func (b *Broker) Misdirected(id string, a Answer, label string) error {
 // Forbidden reports an answer from a client without the permission for it. The
 // confirmation stays pending. The error is that of the recorder.
 func (b *Broker) Forbidden(id string, a Answer, label string) error {
-	attempt := newAttempt(id, a, cleanLabel(label))
-	attempt.Forbidden = true
-	return b.reportAttempt(attempt)
+	return b.reportAttempt(newAttempt(id, a, cleanLabel(label), AttemptForbidden))
 }
 
 // cleanLabel bounds text from a client.
 func cleanLabel(s string) string { return utf8text.Clip(utf8text.Repair(s), maxLabelBytes) }
 
 // newAttempt returns the report of an answer that changes nothing, bounded.
-func newAttempt(id string, a Answer, label string) Attempt {
+func newAttempt(id string, a Answer, label string, outcome AttemptOutcome) Attempt {
 	return Attempt{
-		ConfirmationID: cleanLabel(id), Client: label,
+		RequestID: cleanLabel(id), By: label, Outcome: outcome,
 		Decision: Decision(cleanLabel(string(a.Decision))),
 		Scope:    Scope(cleanLabel(string(a.Scope))),
 	}
@@ -270,10 +283,15 @@ func (b *Broker) rejectAnswer(id string, a Answer, label string, past outcome, k
 	if past.err != nil {
 		return Resolution{}, fmt.Errorf("answer %q: %w", id, past.err)
 	}
-	attempt := newAttempt(id, a, label)
+	attempt := newAttempt(id, a, label, AttemptUnknown)
 	var err error = &ResolvedError{past.resolution}
 	if known {
-		attempt.CallID, attempt.Recorded, attempt.By = past.resolution.CallID, past.resolution.Decision, past.resolution.By
+		r := past.resolution
+		attempt.CallID, attempt.Recorded, attempt.RecordedBy = r.CallID, r.Decision, r.By
+		attempt.Outcome = AttemptResolved
+		if r.By == ByTimeout {
+			attempt.Outcome = AttemptExpired
+		}
 	} else {
 		err = fmt.Errorf("answer %q: %w", id, ErrUnknownConfirmation)
 	}

@@ -59,7 +59,7 @@ func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Reso
 		if err := d.out.emit(ConfirmationRequested{c}); err != nil {
 			return approval.Resolution{}, err
 		}
-		r := approval.Resolution{ConfirmationID: c.ID, CallID: q.CallID, Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: approval.ByOnPrompt}
+		r := approval.Resolution{RequestID: c.ID, CallID: q.CallID, Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: approval.ByOnPrompt}
 		return r, d.emitResolution(r)
 	}
 	request := d.opts.Broker.Request(ctx, c)
@@ -81,7 +81,7 @@ func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Reso
 // resolveHost returns the resolution by a reply, and stores an answer of scope always.
 func (d *Dispatcher) resolveHost(c approval.Confirmation, first approval.Reply, key approval.Grant) approval.Resolution {
 	r := approval.Resolution{
-		ConfirmationID: c.ID, CallID: c.CallID, Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: first.By,
+		RequestID: c.ID, CallID: c.CallID, Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: first.By,
 		Client: first.Client, Reason: first.Answer.Reason,
 	}
 	switch first.By {
@@ -132,7 +132,5 @@ func (d *Dispatcher) describeHost(q HostQuestion) (approval.Confirmation, error)
 }
 
 func (d *Dispatcher) emitResolution(r approval.Resolution) error {
-	return d.out.emit(ConfirmationResolved{
-		CallID: r.CallID, ConfirmationID: r.ConfirmationID, Decision: r.Decision, Scope: r.Scope, By: r.By, Client: r.Client, Reason: r.Reason,
-	})
+	return d.out.emit(ConfirmationResolved{r})
 }

@@ -119,7 +119,7 @@ func TestAnswersAtTheSameMoment(t *testing.T) {
 				recorded = append(recorded, ev)
 			}
 		}
-		want := []ConfirmationResolved{{CallID: id, ConfirmationID: won.ConfirmationID, Decision: won.Decision, Scope: won.Scope, By: won.By, Client: won.Client, Reason: won.Reason}}
+		want := []ConfirmationResolved{{won}}
 		if diff := cmp.Diff(want, recorded); diff != "" {
 			t.Errorf("question %d: recorded (-told +recorded):\n%s", n, diff)
 		}
@@ -134,7 +134,7 @@ func TestAnswersAtTheSameMoment(t *testing.T) {
 	}
 	for _, a := range attempts {
 		omitted += a.Omitted
-		if a.Recorded == "" || a.CallID == "" || a.Client == "" {
+		if a.Recorded == "" || a.CallID == "" || a.By == "" || a.Outcome != approval.AttemptResolved {
 			t.Errorf("attempt %+v does not say what it met", a)
 		}
 	}
@@ -313,7 +313,7 @@ func TestOtherClientsAreToldOfTheDecision(t *testing.T) {
 			}()
 			roundOK(t, d, call("a", "shell", `{}`))
 			synctest.Wait()
-			tt.want.CallID, tt.want.ConfirmationID = "a", find[ConfirmationRequested](rec)[0].Confirmation.ID
+			tt.want.CallID, tt.want.RequestID = "a", find[ConfirmationRequested](rec)[0].Confirmation.ID
 			for range 2 {
 				late, ok := errors.AsType[*approval.ResolvedError](causes[0])
 				if !ok || late.Resolution != tt.want || late.Error() != "confirmation is resolved already: "+tt.text {
@@ -434,8 +434,8 @@ func TestAnswersThatCantCount(t *testing.T) {
 	answering.Wait()
 	id := find[ConfirmationRequested](rec)[0].Confirmation.ID
 	want := []ConfirmationAttempted{
-		{approval.Attempt{ConfirmationID: id, Client: "wrong turn", Decision: approval.DecisionAllow, Scope: approval.ScopeOnce}},
-		{approval.Attempt{ConfirmationID: id, Client: "reader", Decision: approval.DecisionAllow, Scope: approval.ScopeOnce, Forbidden: true}},
+		{approval.Attempt{RequestID: id, By: "wrong turn", Decision: approval.DecisionAllow, Scope: approval.ScopeOnce, Outcome: approval.AttemptUnknown}},
+		{approval.Attempt{RequestID: id, By: "reader", Decision: approval.DecisionAllow, Scope: approval.ScopeOnce, Outcome: approval.AttemptForbidden}},
 	}
 	if diff := cmp.Diff(want, find[ConfirmationAttempted](rec)); diff != "" {
 		t.Errorf("attempts (-want +got):\n%s", diff)
@@ -558,7 +558,7 @@ func TestNoClockMakesAQuestionLonger(t *testing.T) {
 			if diff := cmp.Diff([]string{"requested", "resolved timeout by timeout", "failed confirmation_timeout"}, events); diff != "" {
 				t.Errorf("%s: events (-want +got):\n%s", name, diff)
 			}
-			if got := find[ConfirmationAttempted](rec); len(got) != 1 || got[0].Recorded != approval.DecisionTimeout {
+			if got := find[ConfirmationAttempted](rec); len(got) != 1 || got[0].Recorded != approval.DecisionTimeout || got[0].Outcome != approval.AttemptExpired {
 				t.Errorf("%s: attempts %+v", name, got)
 			}
 		})
@@ -596,8 +596,8 @@ func TestFloodOfAttempts(t *testing.T) {
 	for _, a := range find[ConfirmationAttempted](rec) {
 		reported++
 		omitted += a.Omitted
-		if len(a.ConfirmationID)+len(a.Decision)+len(a.Scope)+len(a.Client) > 4*128 {
-			t.Errorf("an attempt of %d bytes", len(a.ConfirmationID))
+		if len(a.RequestID)+len(a.Decision)+len(a.Scope)+len(a.By) > 4*128 {
+			t.Errorf("an attempt of %d bytes", len(a.RequestID))
 		}
 	}
 	if warnings := find[Warning](rec); len(warnings) != 1 {

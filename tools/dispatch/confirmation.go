@@ -96,7 +96,7 @@ func (r confirmer) applyEarlierAnswer(p *pending) (fail *tools.Error, found bool
 	} else {
 		return nil, false
 	}
-	if err := r.emit(ConfirmationResolved{CallID: p.call.ID, Decision: decision, Scope: scope, By: by}); err != nil {
+	if err := r.emit(ConfirmationResolved{approval.Resolution{CallID: p.call.ID, Decision: decision, Scope: scope, By: by}}); err != nil {
 		return r.cancelledError(err), true
 	}
 	return denialOf(decision), true
@@ -278,7 +278,7 @@ func (r confirmer) followLeader(p *pending, leader *confirmation) *tools.Error {
 	case "":
 		return leader.fail // cancelled before it was requested
 	}
-	if err := r.emit(ConfirmationResolved{CallID: p.call.ID, Decision: leader.decision, Scope: approval.ScopeSession, By: by}); err != nil {
+	if err := r.emit(ConfirmationResolved{approval.Resolution{CallID: p.call.ID, Decision: leader.decision, Scope: approval.ScopeSession, By: by}}); err != nil {
 		return r.cancelledError(err)
 	}
 	return leader.fail
@@ -395,11 +395,12 @@ func (r confirmer) countUnapproved(d approval.Decision) {
 // know. An answer that can't be recorded does not count: the call fails.
 func (r confirmer) recordResolution(p *pending, first approval.Reply, d approval.Decision, s approval.Scope) *tools.Error {
 	p.confirm.decision, p.confirm.by, p.confirm.reason = d, first.By, first.Answer.Reason
-	err := r.emit(ConfirmationResolved{
-		CallID: p.call.ID, ConfirmationID: p.confirm.id, Decision: d, Scope: s, By: first.By, Client: first.Client, Reason: p.confirm.reason,
-	})
+	resolution := approval.Resolution{
+		CallID: p.call.ID, RequestID: p.confirm.id, Decision: d, Scope: s, By: first.By, Client: first.Client, Reason: p.confirm.reason,
+	}
+	err := r.emit(ConfirmationResolved{resolution})
 	if q := p.confirm.request; q != nil {
-		r.d.opts.Broker.Record(q, approval.Resolution{ConfirmationID: q.ID, CallID: q.CallID, Decision: d, Scope: s, By: first.By, Client: first.Client, Reason: p.confirm.reason}, err)
+		r.d.opts.Broker.Record(q, resolution, err)
 	}
 	if err != nil {
 		return r.cancelledError(err)

@@ -1,14 +1,12 @@
 package dispatch
 
 import (
-	"time"
-
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // Event is one step of a call, as the dispatcher reports it. The set is
-// sealed. Events carry no wire tags: runner renders them as records.
+// sealed. Those with JSON tags are the payloads of records.
 //
 // A call's events come in order: ConfirmationRequested and its
 // ConfirmationResolved, none or one pair, and one more each time that what was
@@ -20,17 +18,17 @@ type Event interface{ toolEvent() }
 
 // Called is a call that holds its slot and starts to run.
 type Called struct {
-	CallID string
-	Name   tools.Name
+	CallID string     `json:"tool_use_id"`
+	Name   tools.Name `json:"tool_name"`
 	// InputHash is the hex SHA-256 of the canonical JSON (keys sorted) of the
 	// input after aliases were rewritten; InputBytes its length.
-	InputHash  string
-	InputBytes int
-	Class      tools.Class
+	InputHash  string      `json:"input_hash"`
+	InputBytes int         `json:"input_size_bytes"`
+	Class      tools.Class `json:"side_effects"`
 	// Rule is the rule of the policy that let it run or asked; see [policy.Verdict].
-	Rule string
+	Rule string `json:"rule"`
 	// Summary is one line for people, made safe: the command, or the path.
-	Summary string
+	Summary string `json:"summary"`
 }
 
 // OutputDelta is a piece of live output. It is never stored.
@@ -43,63 +41,48 @@ type OutputDelta struct {
 // Completed is the terminal event of a call that ran to its end, with or
 // without success.
 type Completed struct {
-	CallID  string
-	Name    tools.Name
-	Success bool
+	CallID  string     `json:"tool_use_id"`
+	Name    tools.Name `json:"tool_name"`
+	Success bool       `json:"success"`
 	// OutputBytes is the size of the result for the model; Truncated reports that
 	// the tool gave more.
-	OutputBytes   int
-	Truncated     bool
-	Latency       time.Duration
-	FilesModified []string
-	Command       string
-	Metadata      map[string]any
-	// Diff is the change of files that no one was asked about, safe for display and
-	// elided in the middle where it is long; "" for none.
-	Diff string
+	OutputBytes   int            `json:"output_size_bytes"`
+	Truncated     bool           `json:"truncated,omitempty"`
+	LatencyMS     int64          `json:"latency_ms"`
+	FilesModified []string       `json:"files_modified"` // never nil
+	Command       *string        `json:"command_executed"`
+	Metadata      map[string]any `json:"metadata,omitempty"`
+	// Diff is the change of files that no one was asked about, as it was projected just
+	// before the call ran: safe for display and elided in the middle if it is long.
+	Diff string `json:"diff,omitempty"`
 }
 
 // Failed is the terminal event of a call that did not.
 type Failed struct {
-	CallID  string
-	Name    tools.Name
-	Class   tools.ErrorClass
-	Reason  string
-	Message string // as the model sees it
-	// ErrorID names the log entry where Message is generic.
-	ErrorID       string
-	Latency       time.Duration
-	FilesModified []string
-	Partial       string
-	// OutputBytes is the size of what the model gets.
-	OutputBytes int
-	// Ran reports that Called came before.
-	Ran bool
+	CallID  string           `json:"tool_use_id"`
+	Name    tools.Name       `json:"tool_name"`
+	Class   tools.ErrorClass `json:"error_class"`
+	Reason  string           `json:"reason,omitempty"`
+	Message string           `json:"error_message"` // as the model sees it
+	// ErrorID names the log entry if Message is generic.
+	ErrorID       string   `json:"error_id,omitempty"`
+	LatencyMS     int64    `json:"latency_ms"`
+	FilesModified []string `json:"files_modified"` // never nil
+	Partial       string   `json:"partial_output,omitempty"`
 }
 
 // InputInvalid is the terminal event of a call whose input the schema refuses.
 type InputInvalid struct {
-	CallID   string
-	Name     tools.Name
-	Messages []string
+	CallID string     `json:"tool_use_id"`
+	Name   tools.Name `json:"tool_name"`
+	Errors []string   `json:"validation_errors"`
 }
 
 // ConfirmationRequested asks for an answer; see [approval.Confirmation].
 type ConfirmationRequested struct{ Confirmation approval.Confirmation }
 
 // ConfirmationResolved is the resolution of a confirmation.
-type ConfirmationResolved struct {
-	CallID         string
-	ConfirmationID string
-	Decision       approval.Decision
-	Scope          approval.Scope
-	// By is as in [approval.Resolution].
-	By string
-	// Client is the label of the client that a user answered at, or "".
-	Client string
-	// Reason is why the user refused, as in [approval.Answer].
-	Reason string
-}
+type ConfirmationResolved struct{ approval.Resolution }
 
 // ConfirmationAttempted is an answer that changed nothing; see [approval.Attempt].
 type ConfirmationAttempted struct{ approval.Attempt }

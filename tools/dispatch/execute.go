@@ -78,7 +78,6 @@ func (r *round) executeCall(p *pending) {
 		return
 	}
 	p.ticket.announceStart()
-	p.ran = true
 	diff := confirmer{r}.projectUnasked(p)
 	start := time.Now()
 	out, err, cause := r.executeTool(p)
@@ -236,11 +235,15 @@ func (r *round) completeCall(p *pending, out tools.Output, diff string, took tim
 	}
 	p.result.Content, p.result.IsError = content, !out.Success
 	p.result.Output, p.result.Duration = out, took
-	_ = r.emit(Completed{
+	done := Completed{
 		CallID: p.call.ID, Name: p.call.Name, Success: out.Success, OutputBytes: blocksSize(content),
-		Truncated: cut || out.Truncated, Latency: took, FilesModified: out.FilesModified, Command: out.Command,
+		Truncated: cut || out.Truncated, LatencyMS: took.Milliseconds(), FilesModified: append([]string{}, out.FilesModified...),
 		Metadata: out.Metadata, Diff: diff,
-	})
+	}
+	if out.Command != "" {
+		done.Command = &out.Command
+	}
+	_ = r.emit(done)
 }
 
 // refuseCall ends a call that did not run.
@@ -272,7 +275,7 @@ func (r *round) failCall(p *pending, fail *tools.Error, out tools.Output, took t
 	p.result.Output, p.result.Duration = out, took
 	_ = r.emit(Failed{
 		CallID: p.call.ID, Name: p.call.Name, Class: fail.Class, Reason: fail.Reason, Message: message, ErrorID: id,
-		Latency: took, FilesModified: out.FilesModified, Partial: partial, OutputBytes: len(text), Ran: p.ran,
+		LatencyMS: took.Milliseconds(), FilesModified: append([]string{}, out.FilesModified...), Partial: partial,
 	})
 }
 

@@ -55,8 +55,8 @@ func TestInvalidInputNeverRuns(t *testing.T) {
 	wantText(t, results[0], true, "The input is not valid:\n- /path: got number, want string\n- /text: got number, want string")
 	wantText(t, results[1], true, "The input is not valid:\n- arguments are not JSON: unexpected end at byte 12")
 	want := []InputInvalid{
-		{CallID: "a", Name: "read_file", Messages: []string{"/path: got number, want string", "/text: got number, want string"}},
-		{CallID: "b", Name: "read_file", Messages: []string{"arguments are not JSON: unexpected end at byte 12"}},
+		{CallID: "a", Name: "read_file", Errors: []string{"/path: got number, want string", "/text: got number, want string"}},
+		{CallID: "b", Name: "read_file", Errors: []string{"arguments are not JSON: unexpected end at byte 12"}},
 	}
 	if diff := cmp.Diff(want, find[InputInvalid](rec)); diff != "" || len(rec.all()) != 2 {
 		t.Errorf("events %v (-want +got):\n%s", rec.all(), diff)
@@ -69,7 +69,7 @@ func TestDenyModeAsksNobody(t *testing.T) {
 	r := roundOK(t, d, call("a", "shell", `{}`))[0]
 	wantEvents(t, rec, "a", "failed permission_denied")
 	wantText(t, r, true, `The policy refuses tool "shell" (class execute); don't try it again in this session.`)
-	if f := find[Failed](rec)[0]; f.Reason != "mode_deny" || f.Latency != 0 || r.Class != tools.ErrorPermissionDenied || d.Unapproved() != 0 {
+	if f := find[Failed](rec)[0]; f.Reason != "mode_deny" || f.LatencyMS != 0 || r.Class != tools.ErrorPermissionDenied || d.Unapproved() != 0 {
 		t.Errorf("failed %+v, %d unapproved", f, d.Unapproved())
 	}
 }
@@ -114,7 +114,7 @@ func TestTimeoutStartsWithTheSlot(t *testing.T) {
 		wantText(t, results[1], true, "Timed out after 10s.\nOutput until then:\na part")
 		wantText(t, results[2], false, "whole")
 		wantEvents(t, rec, "b", "called read", "failed timeout")
-		if f := find[Failed](rec)[0]; f.Latency != 10*time.Second || f.Partial != "a part" {
+		if f := find[Failed](rec)[0]; f.LatencyMS != 10_000 || f.Partial != "a part" {
 			t.Errorf("failed %+v", f)
 		}
 		slow.def.Name, slow.def.Timeout = "slower", 2*time.Second
@@ -147,7 +147,7 @@ func TestCancelledToolNeverCompletes(t *testing.T) {
 		wantEvents(t, rec, "a", "called write", "failed cancelled")
 		wantEvents(t, rec, "b", "failed cancelled") // waited for its turn
 		for _, f := range find[Failed](rec) {
-			if f.Ran != (f.CallID == "a") || f.Ran != (len(f.FilesModified) == 1) {
+			if (f.CallID == "a") != (len(f.FilesModified) == 1) {
 				t.Errorf("failed %+v", f)
 			}
 		}
@@ -327,8 +327,8 @@ func TestResultsAreBoundedAndRepaired(t *testing.T) {
 	}
 	done := find[Completed](rec)[0]
 	want := Completed{
-		CallID: "a", Name: "probe", OutputBytes: len(blocksText(r.Content)), Truncated: true, Latency: done.Latency,
-		Command: "probe", Metadata: map[string]any{"exit_code": 1},
+		CallID: "a", Name: "probe", OutputBytes: len(blocksText(r.Content)), Truncated: true, LatencyMS: done.LatencyMS,
+		FilesModified: []string{}, Command: new("probe"), Metadata: map[string]any{"exit_code": 1},
 	}
 	if diff := cmp.Diff(want, done); diff != "" {
 		t.Errorf("tool.completed (-want +got):\n%s", diff)
@@ -458,12 +458,12 @@ func TestResultsAreComplete(t *testing.T) {
 				t.Errorf("%q: %v, %+v", text, r.Duration, r.Output)
 			}
 			if text == "fail" {
-				if f := find[Failed](rec)[0]; f.Latency != time.Second || !slices.Equal(f.FilesModified, []string{"a"}) {
+				if f := find[Failed](rec)[0]; f.LatencyMS != 1000 || !slices.Equal(f.FilesModified, []string{"a"}) {
 					t.Errorf("%q: %+v", text, f)
 				}
 				continue
 			}
-			if c := find[Completed](rec)[i]; c.Latency != time.Second || c.Truncated != (text == "cut") {
+			if c := find[Completed](rec)[i]; c.LatencyMS != 1000 || c.Truncated != (text == "cut") {
 				t.Errorf("%q: %+v", text, c)
 			}
 		}
@@ -559,7 +559,7 @@ func TestExampleWorkspaceEscape(t *testing.T) {
 		}
 	}
 	wantEvents(t, rec, "out_0", "failed permission_denied")
-	if f := find[Failed](rec)[0]; f.Reason != "workspace_escape" || f.Ran || f.Message != `"../../etc/passwd": outside the workspace` {
+	if f := find[Failed](rec)[0]; f.Reason != "workspace_escape" || f.Message != `"../../etc/passwd": outside the workspace` {
 		t.Errorf("tool.failed is %+v", f)
 	}
 	for i, path := range []string{"README.md", "/home/me/p/README.md", "/workspace/README.md", "a/../b", "."} {
@@ -600,7 +600,7 @@ func TestExampleCancelShell(t *testing.T) {
 		wantText(t, r, true, "Cancelled. Files changed before that: package-lock.json.\nOutput until then:\nadded 1 package")
 		wantEvents(t, rec, "tu_01HZ_d", "called execute", "delta stdout added 1 package", "failed cancelled")
 		f := find[Failed](rec)[0]
-		if f.Partial != "added 1 package" || !f.Ran || f.Latency != 2*time.Minute+5*time.Second || len(f.FilesModified) != 1 {
+		if f.Partial != "added 1 package" || f.LatencyMS != 125_000 || len(f.FilesModified) != 1 {
 			t.Errorf("tool.failed is %+v", f)
 		}
 		wantText(t, roundOK(t, d, call("next", "shell", `{}`))[0], false, "fine") // a later round isn't cancelled

@@ -393,7 +393,7 @@ func (p *played) problems() []string {
 			asked[ev.Confirmation.ID] = ev.Confirmation
 		case ConfirmationResolved:
 			if p.failFrom == 0 || i+1 < p.failFrom {
-				resolved[ev.ConfirmationID] = ev
+				resolved[ev.RequestID] = ev
 			}
 		case Called:
 			if got := p.inputs[ev.CallID]; got != "" && got != ev.InputHash {
@@ -416,7 +416,7 @@ func (p *played) problems() []string {
 	}
 	matches := func(r approval.Resolution, id string) bool {
 		ev, ok := resolved[id]
-		return ok && r == approval.Resolution{ConfirmationID: id, CallID: ev.CallID, Decision: ev.Decision, Scope: ev.Scope, By: ev.By, Client: ev.Client}
+		return ok && r == ev.Resolution
 	}
 	for _, h := range p.heard {
 		late, isLate := errors.AsType[*approval.ResolvedError](h.err)
@@ -476,10 +476,10 @@ func eventProblems(events []Event, calls []tools.Call, slots int) []string {
 			delete(last, ev.Confirmation.CallID)
 			answered[ev.Confirmation.CallID] = false
 		case ConfirmationResolved:
-			if ev.ConfirmationID != "" && open[ev.ConfirmationID] != ev.CallID {
-				add("question %s of %s is resolved and was not open", ev.ConfirmationID, ev.CallID)
+			if ev.RequestID != "" && open[ev.RequestID] != ev.CallID {
+				add("question %s of %s is resolved and was not open", ev.RequestID, ev.CallID)
 			}
-			delete(open, ev.ConfirmationID)
+			delete(open, ev.RequestID)
 			last[ev.CallID], answered[ev.CallID] = ev, true
 		case Called:
 			if was, asked := answered[ev.CallID]; called[ev.CallID] || asked && (!was || last[ev.CallID].Decision != approval.DecisionAllow) {
@@ -500,9 +500,7 @@ func eventProblems(events []Event, calls []tools.Call, slots int) []string {
 				add("call %s completed and never ran", ev.CallID)
 			}
 		case Failed:
-			if delete(now, ev.CallID); ev.Ran != called[ev.CallID] {
-				add("call %s failed, ran %t", ev.CallID, ev.Ran)
-			}
+			delete(now, ev.CallID)
 		}
 	}
 	return problems
@@ -588,16 +586,15 @@ func TestSequenceCheckSeesFaults(t *testing.T) {
 	began := func(id string) Event { return Called{CallID: id, Class: tools.ClassWrite} }
 	done := func(id string) Event { return Completed{CallID: id} }
 	ask := ConfirmationRequested{approval.Confirmation{ID: "1", CallID: "a"}}
-	yes := ConfirmationResolved{CallID: "a", ConfirmationID: "1", Decision: approval.DecisionAllow}
-	no := ConfirmationResolved{CallID: "a", ConfirmationID: "1", Decision: approval.DecisionDeny}
+	yes := ConfirmationResolved{approval.Resolution{CallID: "a", RequestID: "1", Decision: approval.DecisionAllow}}
+	no := ConfirmationResolved{approval.Resolution{CallID: "a", RequestID: "1", Decision: approval.DecisionDeny}}
 	rest := []Event{began("b"), done("b")}
 	for name, events := range map[string][]Event{
 		"no end":                 {began("a")},
-		"two ends":               {began("a"), done("a"), Failed{CallID: "a", Ran: true}},
+		"two ends":               {began("a"), done("a"), Failed{CallID: "a"}},
 		"output after":           {began("a"), done("a"), OutputDelta{CallID: "a"}},
 		"another's end":          {began("a"), done("b")},
 		"never ran":              {done("a")},
-		"ran, and says not":      {began("a"), Failed{CallID: "a"}},
 		"twice":                  {began("a"), began("a"), done("a")},
 		"not allowed yet":        {ask, began("a"), done("a")},
 		"refused":                {ask, no, began("a"), done("a")},
@@ -626,8 +623,8 @@ func TestSequenceCheckSeesFaults(t *testing.T) {
 		t.Errorf("a good session is refused: %q", wrong)
 	}
 	for name, h := range map[string]heard{
-		"two who were first":      {id: "1", label: "late", told: told{resolution: approval.Resolution{ConfirmationID: "1", CallID: "a", Decision: approval.DecisionAllow, By: "user", Client: "late"}}},
-		"told of something else":  {id: "1", told: told{err: &approval.ResolvedError{Resolution: approval.Resolution{ConfirmationID: "1", CallID: "a", Decision: approval.DecisionDeny}}}},
+		"two who were first":      {id: "1", label: "late", told: told{resolution: approval.Resolution{RequestID: "1", CallID: "a", Decision: approval.DecisionAllow, By: "user", Client: "late"}}},
+		"told of something else":  {id: "1", told: told{err: &approval.ResolvedError{Resolution: approval.Resolution{RequestID: "1", CallID: "a", Decision: approval.DecisionDeny}}}},
 		"unknown, though it was":  {id: "1", told: told{err: approval.ErrUnknownConfirmation}},
 		"a failure without cause": {id: "1", told: told{err: tools.ErrRecord}},
 	} {

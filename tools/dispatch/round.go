@@ -44,9 +44,8 @@ type pending struct {
 	// confirm is set if an answer is needed.
 	confirm *confirmation
 	ticket  *ticket
-	// ran reports that Called was reported, ended that the scan ended the call.
-	ran, ended bool
-	result     tools.Result
+	ended   bool // by the scan
+	result  tools.Result
 }
 
 // Round runs all calls of one assistant message and returns one result each,
@@ -294,7 +293,7 @@ func (r *round) rejectInput(p *pending, problems []string) {
 	text := "The input is not valid:\n- " + strings.Join(problems, "\n- ")
 	p.result.IsError, p.result.Class = true, tools.ErrorValidation
 	p.result.Content = []tools.Block{{Text: r.boundText(p, text)}}
-	_ = r.emit(InputInvalid{CallID: p.call.ID, Name: p.call.Name, Messages: problems})
+	_ = r.emit(InputInvalid{CallID: p.call.ID, Name: p.call.Name, Errors: problems})
 }
 
 // warn tells operators and users of a fact.

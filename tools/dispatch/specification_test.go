@@ -218,8 +218,8 @@ func spell(ev dispatch.Event) (id, text string) {
 		if len(ev.FilesModified) > 0 {
 			text += fmt.Sprintf(", files_modified: %q", ev.FilesModified)
 		}
-		if ev.Command != "" {
-			text += fmt.Sprintf(", command_executed: %q", ev.Command)
+		if ev.Command != nil {
+			text += fmt.Sprintf(", command_executed: %q", *ev.Command)
 		}
 		return ev.CallID, text + "}"
 	case dispatch.Failed:
@@ -232,7 +232,7 @@ func spell(ev dispatch.Event) (id, text string) {
 		}
 		return ev.CallID, text + "}"
 	case dispatch.InputInvalid:
-		return ev.CallID, fmt.Sprintf("tool.input_invalid {validation_errors: %d}", len(ev.Messages))
+		return ev.CallID, fmt.Sprintf("tool.input_invalid {validation_errors: %d}", len(ev.Errors))
 	case dispatch.ConfirmationRequested:
 		c := ev.Confirmation
 		return c.CallID, fmt.Sprintf("tool.confirmation_requested {tool_name: %s, side_effects: %s, input_summary: %s, projected_modifications: %q}",
@@ -309,7 +309,7 @@ func TestSpecification9_2WorkspaceEscape(t *testing.T) {
 	r := s.round(use("tu_01HZ_b", "read_file", `{"path": "../../etc/passwd"}`))[0]
 	s.wantResult(r, "tu_01HZ_b", true, outside)
 	s.wantEvents("tu_01HZ_b", "tool.failed {error_class: permission_denied, reason: workspace_escape}")
-	if f := s.failed("tu_01HZ_b"); f.Message != outside || f.Ran {
+	if f := s.failed("tu_01HZ_b"); f.Message != outside {
 		t.Errorf("tool.failed is %+v", f)
 	}
 }
