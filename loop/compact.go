@@ -103,7 +103,7 @@ func (t *turn) requestSummary(ctx context.Context, messages []Message) (Response
 // newSummary returns a summary without text of the history before the index cut. It
 // keeps the first head messages and those that began the turn.
 func newSummary(history []Message, before *Summary, turnStart, head, cut int) *Summary {
-	s := &Summary{Messages: before.absoluteIndex(cut)}
+	s := &Summary{Messages: before.absoluteIndex(cut), Kept: []int{}}
 	begun := turnStart // where the messages end that began the turn
 	for begun < cut && (history[begun].Role == RoleSystem || history[begun].Role == RoleUser) {
 		begun++

@@ -8,8 +8,7 @@ import (
 )
 
 // Event is an event of a turn, reported through [Options].Emit. The types of this
-// package are the only ones. They have no JSON tags: runner encodes them as
-// records.
+// package are the only ones. Those with JSON tags are the payloads of records.
 type Event interface{ loopEvent() }
 
 // MessageAdded reports a new message in the history.
@@ -17,14 +16,14 @@ type MessageAdded struct{ Message Message }
 
 // ModelCall identifies one attempt of a model call.
 type ModelCall struct {
-	Round   int // from 1; 0 for the closing completion and other calls
-	Profile string
-	Attempt int // from 1; each request of a round to one profile counts
+	Round   int    `json:"round"` // from 1; 0 for the closing completion and other calls
+	Profile string `json:"profile"`
+	Attempt int    `json:"attempt"` // from 1; each request of a round to one profile counts
 	// Purpose is the use of the answer, "" for an answer in the conversation.
-	Purpose Purpose
+	Purpose Purpose `json:"purpose,omitempty"`
 	// Model is the model of the profile. Of an answer, its name is the one that
 	// the provider reported, if any.
-	Model ModelInfo
+	Model ModelInfo `json:"model"`
 }
 
 // Purpose is the use of a model call's answer.
@@ -38,37 +37,38 @@ const PurposeSummary Purpose = "summary"
 type ModelCallStarted struct {
 	ModelCall
 
-	Tools int // the number of tools offered
+	Tools int `json:"tools_offered"` // the number of tools offered
 }
 
 // ModelCallCompleted reports the successful end of a model call.
 type ModelCallCompleted struct {
 	ModelCall
 
-	Latency    time.Duration
-	FirstDelta time.Duration // the time until the first delta; 0 without one
-	Usage      limits.Usage
-	Finish     string
-	ToolCalls  int
+	LatencyMS    int64        `json:"latency_ms"`
+	FirstDeltaMS *int64       `json:"first_delta_ms,omitempty"` // nil if nothing was streamed
+	Usage        limits.Usage `json:"usage"`
+	Finish       string       `json:"finish"` // the provider's word
+	ToolCalls    int          `json:"tool_calls"`
 }
 
 // ModelCallFailed reports the failure of a model call.
 type ModelCallFailed struct {
 	ModelCall
 
-	Class   ErrorClass
-	Status  int
-	Message string // for users; without the provider's details
-	ErrorID string // identifies the log entry
+	Class   ErrorClass `json:"error_class"`
+	Status  int        `json:"http_status,omitempty"`
+	Message string     `json:"error_message"`      // for users; without the provider's details
+	ErrorID string     `json:"error_id,omitempty"` // identifies the log entry
 	// Retry is the repetition of the request, or nil if it is not repeated.
-	Retry *Retry
+	Retry *Retry `json:"retry,omitempty"`
 }
 
 // Retry is the repetition of a failed request after a delay.
 type Retry struct {
 	// Number counts the retries of the request from 1; Most is the largest one.
-	Number, Most int
-	Delay        time.Duration
+	Number  int   `json:"number"`
+	Most    int   `json:"most"`
+	DelayMS int64 `json:"delay_ms"` // rounded up
 }
 
 // ProfileChanged reports that a profile failed and another one is asked in its place,
@@ -101,11 +101,12 @@ type TurnEnded struct {
 
 // BudgetWarning reports that four fifths of a limit are used, once per limit.
 type BudgetWarning struct {
-	Kind        limits.Kind
-	Limit, Used int64
+	What  limits.Kind `json:"kind"`
+	Limit int64       `json:"limit"`
+	Used  int64       `json:"used"`
 	// Period and Profile are those of a ceiling, see [limits.ExceededError].
-	Period  limits.Period
-	Profile string
+	Period  limits.Period `json:"period,omitempty"`
+	Profile string        `json:"profile,omitempty"`
 }
 
 // CallRefused reports a tool call that the loop answered itself, without the
@@ -125,27 +126,29 @@ type CallRefused struct {
 // ContextShortened reports that further old tool results are shortened in
 // requests, because the model's context window is nearly full.
 type ContextShortened struct {
-	Results int   // the number of results
-	Bytes   int64 // the number of bytes left out
+	Results int   `json:"results"` // the number of results
+	Bytes   int64 `json:"bytes"`   // the number of bytes left out
 }
 
 // ContextCompacted reports that a summary replaces the oldest messages in requests,
 // because the model's context window is nearly full and shortened results are not
 // enough. It replaces the summary before it, if any.
 type ContextCompacted struct {
-	Summary Summary
-	Profile string // that wrote the summary
-	Model   ModelInfo
-	Usage   limits.Usage // of the answer, which a ModelCallCompleted has counted
+	Summary
+
+	Profile string       `json:"profile"` // that wrote the summary
+	Model   ModelInfo    `json:"model"`
+	Usage   limits.Usage `json:"usage"` // of the answer, which a ModelCallCompleted has counted
 	// BytesBefore is the size of what is replaced, BytesAfter that of the summary.
-	BytesBefore, BytesAfter int64
+	BytesBefore int64 `json:"bytes_before"`
+	BytesAfter  int64 `json:"bytes_after"`
 }
 
 // ContextCompactionFailed reports that there is no usable summary. Requests go on with
 // the messages.
 type ContextCompactionFailed struct {
-	Reason  CompactionFailure
-	Profile string
+	Reason  CompactionFailure `json:"reason"` // model_failed, empty, cut, too_long
+	Profile string            `json:"profile"`
 }
 
 // CanaryLeaked reports that an answer repeated the canary of the system prompt, or IDs of

@@ -285,7 +285,7 @@ func TestBudgetWarnings(t *testing.T) {
 			got = append(got, w)
 		}
 	}
-	if diff := cmp.Diff([]BudgetWarning{{Kind: limits.KindRounds, Limit: 5, Used: 4}}, got); diff != "" {
+	if diff := cmp.Diff([]BudgetWarning{{What: limits.KindRounds, Limit: 5, Used: 4}}, got); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
 }

@@ -108,7 +108,7 @@ func (t *turn) requestCompletion(ctx context.Context, c *pendingCall) (Response,
 		failed := t.describeFailure(ctx, call, err)
 		delay, again := t.profile.retryDelay(err, retries)
 		if again = again && !c.shown && ctx.Err() == nil; again {
-			failed.Retry = &Retry{Number: retries + 1, Most: *t.profile.MaxRetries, Delay: delay}
+			failed.Retry = &Retry{Number: retries + 1, Most: *t.profile.MaxRetries, DelayMS: (delay + time.Millisecond - 1).Milliseconds()}
 		}
 		t.emit(failed)
 		if !again || t.emitErr != nil {
@@ -132,7 +132,7 @@ func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pending
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	started := time.Now()
-	var firstDelta time.Duration
+	var firstDelta *int64
 	stream := t.view.canaries.Stream()
 	show := func(text string) {
 		if text == "" || c.purpose != "" || t.emitErr != nil {
@@ -148,8 +148,8 @@ func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pending
 	}, func(d Delta) {
 		c.shown = true
 		c.shownBytes += int64(len(d.Text))
-		if firstDelta == 0 {
-			firstDelta = time.Since(started)
+		if firstDelta == nil {
+			firstDelta = new(time.Since(started).Milliseconds())
 		}
 		show(stream.Write(d.Text))
 	})
@@ -166,7 +166,7 @@ func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pending
 	t.meter.Add(used)
 	call.Model.Model = cmp.Or(boundName(resp.Model), call.Model.Model)
 	t.emit(ModelCallCompleted{
-		ModelCall: call, Latency: time.Since(started), FirstDelta: firstDelta, Usage: used,
+		ModelCall: call, LatencyMS: time.Since(started).Milliseconds(), FirstDeltaMS: firstDelta, Usage: used,
 		Finish: boundName(resp.Finish), ToolCalls: len(resp.Message.toolUses()),
 	})
 	return resp, &used, nil
@@ -236,7 +236,7 @@ func (t *turn) emitWarnings() {
 	}
 	if t.nearWindow() && !t.nearWarned {
 		t.nearWarned = true
-		t.emit(BudgetWarning{Kind: limits.KindContext, Limit: t.profile.ContextWindow, Used: t.view.tokens})
+		t.emit(BudgetWarning{What: limits.KindContext, Limit: t.profile.ContextWindow, Used: t.view.tokens})
 	}
 }
 

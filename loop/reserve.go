@@ -143,7 +143,7 @@ func (p Profile) makeDemand(input int64) limits.Demand {
 
 // newBudgetWarning returns the event for a limit of which four fifths are used.
 func newBudgetWarning(e limits.ExceededError) BudgetWarning {
-	return BudgetWarning{Kind: e.Kind, Limit: e.Limit, Used: e.Used, Period: e.Period, Profile: e.Profile}
+	return BudgetWarning{What: e.Kind, Limit: e.Limit, Used: e.Used, Period: e.Period, Profile: e.Profile}
 }
 
 // countedInput is the number of input tokens that the provider counted for a request.

@@ -307,7 +307,7 @@ func TestLedgerLowersTheAnswer(t *testing.T) {
 	}
 	warned := 0
 	for _, e := range events {
-		if w, ok := e.(BudgetWarning); ok && w.Kind == limits.KindTokens {
+		if w, ok := e.(BudgetWarning); ok && w.What == limits.KindTokens {
 			warned++
 		}
 	}

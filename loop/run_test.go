@@ -251,8 +251,8 @@ func TestDeltas(t *testing.T) {
 			case TextDelta:
 				texts = append(texts, e.Text)
 			case ModelCallCompleted:
-				if e.FirstDelta != time.Second || e.Latency != 3*time.Second {
-					t.Errorf("first delta after %v, the whole after %v", e.FirstDelta, e.Latency)
+				if e.FirstDeltaMS == nil || *e.FirstDeltaMS != 1000 || e.LatencyMS != 3000 {
+					t.Errorf("%+v", e)
 				}
 			}
 		}
@@ -318,7 +318,7 @@ func TestWarningsFollowUsage(t *testing.T) {
 		case ModelCallStarted:
 			got = append(got, "request")
 		case BudgetWarning:
-			got = append(got, string(e.Kind))
+			got = append(got, string(e.What))
 		}
 	}
 	if diff := cmp.Diff([]string{"request", "tool_calls", "request", "tokens"}, got); diff != "" {

@@ -13,14 +13,15 @@ import (
 // Summary stands for the oldest messages of a conversation. Requests have its text in
 // their place.
 type Summary struct {
-	Text string
+	Text string `json:"summary"`
 	// Messages is the number of messages, from the start of the conversation, that the
-	// summary stands for.
-	Messages int
+	// summary stands for. In records, these are the message records, without turns of
+	// calls that a user made; in a fork they follow its parent's.
+	Messages int `json:"messages"`
 	// Kept are the indexes of those among them that requests still have, ascending:
 	// the system prompt, the messages that began the conversation, and those that
 	// began the turn in which the summary was made.
-	Kept []int
+	Kept []int `json:"kept"`
 }
 
 // errSummaryMismatch is the error of a summary that belongs to another conversation.

@@ -78,7 +78,7 @@ func TestShortensNearTheWindow(t *testing.T) {
 			warned = append(warned, e)
 		}
 	}
-	if shortenedResults < 3 || len(warned) != 1 || warned[0].Kind != limits.KindContext {
+	if shortenedResults < 3 || len(warned) != 1 || warned[0].What != limits.KindContext {
 		t.Errorf("%d results shortened, warnings %v", shortenedResults, warned)
 	}
 	last := model.requests[len(model.requests)-1].Messages

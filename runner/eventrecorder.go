@@ -3,7 +3,6 @@ package runner
 import (
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
@@ -195,22 +194,11 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 		return j.recordMessage(e.Message)
 	case loop.ModelCallStarted:
 		j.tally.modelCalls++
-		return j.putRecord(&j.asked, j.turnRec, record.ActorAgent, record.ModelCallStarted{ModelCall: record.ModelCall(e.ModelCall), Tools: e.Tools})
+		return j.putRecord(&j.asked, j.turnRec, record.ActorAgent, record.ModelCallStarted(e))
 	case loop.ModelCallCompleted:
-		p := record.ModelCallCompleted{
-			ModelCall: record.ModelCall(e.ModelCall), LatencyMS: e.Latency.Milliseconds(), Usage: e.Usage, Finish: e.Finish, ToolCalls: e.ToolCalls,
-		}
-		if e.FirstDelta > 0 {
-			p.FirstDeltaMS = new(e.FirstDelta.Milliseconds())
-		}
-		return j.putRecord(&j.answer, j.asked, record.ActorAgent, p)
+		return j.putRecord(&j.answer, j.asked, record.ActorAgent, record.ModelCallCompleted(e))
 	case loop.ModelCallFailed:
-		j.tally.modelFailure = record.ModelCallFailed{
-			ModelCall: record.ModelCall(e.ModelCall), Class: e.Class, Status: e.Status, Message: e.Message, ErrorID: e.ErrorID,
-		}
-		if e.Retry != nil {
-			j.tally.modelFailure.Retry = &record.ModelRetry{Number: e.Retry.Number, Most: e.Retry.Most, DelayMS: (e.Retry.Delay + time.Millisecond - 1).Milliseconds()}
-		}
+		j.tally.modelFailure = record.ModelCallFailed(e)
 		return j.putRecord(&j.answer, j.asked, record.ActorAgent, j.tally.modelFailure)
 	case loop.ProfileChanged:
 		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.Warning{
@@ -223,14 +211,11 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 	case loop.CallRefused:
 		return j.recordFailed(record.ToolFailed{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message, FilesModified: []string{}})
 	case loop.BudgetWarning:
-		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.BudgetWarning{What: e.Kind, Limit: e.Limit, Used: e.Used, Period: e.Period, Profile: e.Profile})
+		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.BudgetWarning(e))
 	case loop.ContextShortened:
 		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.ContextShortened(e))
 	case loop.ContextCompacted:
-		return j.putRecord(nil, j.answer, record.ActorSystem, record.ContextCompacted{
-			Summary: e.Summary.Text, Messages: e.Summary.Messages, Kept: record.NonNil(e.Summary.Kept), Profile: e.Profile, Model: e.Model,
-			Usage: e.Usage, BytesBefore: e.BytesBefore, BytesAfter: e.BytesAfter,
-		})
+		return j.putRecord(nil, j.answer, record.ActorSystem, record.ContextCompacted(e))
 	case loop.ContextCompactionFailed:
 		return j.putRecord(nil, j.answer, record.ActorSystem, record.ContextCompactionFailed(e))
 	case loop.TurnEnded:

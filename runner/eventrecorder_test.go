@@ -215,7 +215,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		own(record.Warning{}),
 		ofLoop(loop.TurnStarted{Turn: "2"}),
 		ofLoop(loop.ModelCallStarted{}),
-		ofLoop(loop.ModelCallCompleted{FirstDelta: time.Second}),
+		ofLoop(loop.ModelCallCompleted{FirstDeltaMS: new(int64(1000))}),
 		ofTools(dispatch.Failed{CallID: "e", Class: tools.ErrorCancelled}),
 		ofTools(dispatch.Called{CallID: "f", Class: tools.ClassWrite}), // which waits
 		ofTools(dispatch.Completed{CallID: "f"}),

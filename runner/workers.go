@@ -45,18 +45,18 @@ func newModelRecord(call string, e worker.ModelEvent) (record.Actor, record.Payl
 	switch of := e.Event.(type) {
 	case loop.ModelCallCompleted:
 		return record.ActorWorker, record.WorkerModelCall{
-			CallID: call, Worker: e.Worker, ModelCall: record.ModelCall(of.ModelCall), LatencyMS: of.Latency.Milliseconds(), Usage: of.Usage, Finish: of.Finish,
+			CallID: call, Worker: e.Worker, ModelCall: of.ModelCall, LatencyMS: of.LatencyMS, Usage: of.Usage, Finish: of.Finish,
 		}
 	case loop.ModelCallFailed:
 		return record.ActorWorker, record.WorkerModelCall{
-			CallID: call, Worker: e.Worker, ModelCall: record.ModelCall(of.ModelCall), Class: of.Class, Status: of.Status, Message: of.Message, ErrorID: of.ErrorID,
+			CallID: call, Worker: e.Worker, ModelCall: of.ModelCall, Class: of.Class, Status: of.Status, Message: of.Message, ErrorID: of.ErrorID,
 		}
 	case loop.CanaryLeaked:
 		return record.ActorSystem, record.Warning{
 			CallID: call, Message: fmt.Sprintf("%s repeated the ID of a wrapper around untrusted text %d times; it is replaced", e.Worker, of.Count),
 		}
 	case loop.BudgetWarning:
-		return record.ActorSystem, record.BudgetWarning{What: of.Kind, Limit: of.Limit, Used: of.Used, Period: of.Period, Profile: of.Profile}
+		return record.ActorSystem, record.BudgetWarning(of)
 	}
 	return "", nil
 }

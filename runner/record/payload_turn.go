@@ -72,55 +72,14 @@ type TurnCancelled struct {
 	WallMS     int64        `json:"wall_ms"`
 }
 
-// ModelCall identifies one request to a model.
-type ModelCall struct {
-	Round   int    `json:"round"` // from 1; 0 for a closing completion
-	Profile string `json:"profile"`
-	Attempt int    `json:"attempt"` // from 1 in each round
-	// Purpose is the use of the answer: absent for one in the conversation, summary
-	// for one that replaces old messages.
-	Purpose loop.Purpose `json:"purpose,omitempty"`
-	// Model is the model of the profile. In an answer, its name is the one that
-	// the provider reports.
-	Model loop.ModelInfo `json:"model"`
-}
-
 // ModelCallStarted reports a request to the model.
-type ModelCallStarted struct {
-	ModelCall
-
-	Tools int `json:"tools_offered"`
-}
+type ModelCallStarted loop.ModelCallStarted
 
 // ModelCallCompleted reports its answer.
-type ModelCallCompleted struct {
-	ModelCall
-
-	LatencyMS int64 `json:"latency_ms"`
-	// FirstDeltaMS is absent where nothing was streamed.
-	FirstDeltaMS *int64       `json:"first_delta_ms,omitempty"`
-	Usage        limits.Usage `json:"usage"`
-	Finish       string       `json:"finish"` // the provider's word
-	ToolCalls    int          `json:"tool_calls"`
-}
+type ModelCallCompleted loop.ModelCallCompleted
 
 // ModelCallFailed reports that there is no answer.
-type ModelCallFailed struct {
-	ModelCall
-
-	Class   loop.ErrorClass `json:"error_class"`
-	Status  int             `json:"http_status,omitempty"`
-	Message string          `json:"error_message"`
-	ErrorID string          `json:"error_id,omitempty"` // names the log's entry
-	Retry   *ModelRetry     `json:"retry,omitempty"`    // absent if the request is not repeated
-}
-
-// ModelRetry is the repetition of a failed request.
-type ModelRetry struct {
-	Number  int   `json:"number"` // from 1
-	Most    int   `json:"most"`
-	DelayMS int64 `json:"delay_ms"`
-}
+type ModelCallFailed loop.ModelCallFailed
 
 // Message is one message of the history, whole: what resume, replay and
 // exports are made from.
@@ -135,10 +94,7 @@ type Message struct {
 
 // ContextShortened reports that further old tool results are shortened in requests,
 // because the model's context window is nearly full.
-type ContextShortened struct {
-	Results int   `json:"results"`
-	Bytes   int64 `json:"bytes"` // what is left out
-}
+type ContextShortened loop.ContextShortened
 
 // String describes what was shortened.
 func (c ContextShortened) String() string {
@@ -149,22 +105,7 @@ func (c ContextShortened) String() string {
 // last one of a session counts.
 //
 //	{"summary":"The tests of …","messages":240,"kept":[0,1],"profile":"main","model":{…},"usage":{…},"bytes_before":310221,"bytes_after":4210}
-type ContextCompacted struct {
-	Summary string `json:"summary"`
-	// Messages is how many messages of the conversation, from the first, the summary
-	// stands for: those of the message records, without turns of calls that a user
-	// made, and in a fork behind those of its parent. Kept are the indexes, from 0, of
-	// those among them that requests still have.
-	Messages int            `json:"messages"`
-	Kept     []int          `json:"kept"`
-	Profile  string         `json:"profile"` // that wrote it
-	Model    loop.ModelInfo `json:"model"`
-	// Usage is that of the summary's call, whose llm.call_completed has it too.
-	Usage limits.Usage `json:"usage"`
-	// BytesBefore is the size of what is replaced, BytesAfter that of the summary.
-	BytesBefore int64 `json:"bytes_before"`
-	BytesAfter  int64 `json:"bytes_after"`
-}
+type ContextCompacted loop.ContextCompacted
 
 // String describes what was replaced.
 func (c ContextCompacted) String() string {
@@ -173,10 +114,7 @@ func (c ContextCompacted) String() string {
 
 // ContextCompactionFailed reports that a summary could not be used. Requests go on with
 // the messages.
-type ContextCompactionFailed struct {
-	Reason  loop.CompactionFailure `json:"reason"` // model_failed, empty, cut, too_long
-	Profile string                 `json:"profile"`
-}
+type ContextCompactionFailed loop.ContextCompactionFailed
 
 // String describes the failure.
 func (c ContextCompactionFailed) String() string {
@@ -259,14 +197,7 @@ type ConfirmationResolved approval.Resolution
 type ConfirmationAttempted approval.Attempt
 
 // BudgetWarning reports that four fifths of a limit are used.
-type BudgetWarning struct {
-	What  limits.Kind `json:"kind"`
-	Limit int64       `json:"limit"`
-	Used  int64       `json:"used"`
-	// Period and Profile are those of a ceiling, as [Limit] has them.
-	Period  limits.Period `json:"period,omitempty"`
-	Profile string        `json:"profile,omitempty"`
-}
+type BudgetWarning loop.BudgetWarning
 
 // String describes how near the limit is.
 func (b BudgetWarning) String() string {

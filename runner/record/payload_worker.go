@@ -15,7 +15,7 @@ type WorkerModelCall struct {
 	// CallID is the call of confer or coordinate, and Worker the worker's name in it.
 	CallID string `json:"tool_use_id"`
 	Worker string `json:"worker"`
-	ModelCall
+	loop.ModelCall
 
 	LatencyMS int64        `json:"latency_ms"`
 	Usage     limits.Usage `json:"usage"`

@@ -28,7 +28,7 @@ func samples() []Payload {
 	ended := sandbox.ExitStatus{Code: -1, Signal: 9, TimedOut: true, Cancelled: true, OOMKilled: true}
 	exceeded := &Limit{Kind: limits.KindMemory, Limit: 2 << 30, Used: 2<<30 + 1}
 	model := loop.ModelInfo{Provider: "openai", Model: "gpt-5", BaseURL: "https://api.openai.com/v1"}
-	call := ModelCall{Round: 1, Profile: "main", Attempt: 2, Purpose: loop.PurposeSummary, Model: model}
+	call := loop.ModelCall{Round: 1, Profile: "main", Attempt: 2, Purpose: loop.PurposeSummary, Model: model}
 	created := SessionCreated{
 		Version: "0.1.0", Task: "make the test pass", Workspace: "/home/me/p", WorkspaceMode: "bind", WorkspaceID: "17-1795170000000000000", Git: "ro",
 		Backend: BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no local engine answered"},
@@ -66,11 +66,11 @@ func samples() []Payload {
 		ModelCallCompleted{ModelCall: call, LatencyMS: 812, FirstDeltaMS: new(int64(120)), Usage: usage, Finish: "tool_calls", ToolCalls: 1},
 		ModelCallFailed{
 			ModelCall: call, Class: loop.ModelRateLimit, Status: 429, Message: "the provider refuses", ErrorID: "err_1",
-			Retry: &ModelRetry{Number: 1, Most: 2, DelayMS: 500},
+			Retry: &loop.Retry{Number: 1, Most: 2, DelayMS: 500},
 		},
 		ContextShortened{Results: 3, Bytes: 41_000},
 		ContextCompacted{
-			Summary: "The tests of <a> fail.", Messages: 240, Kept: []int{0, 1}, Profile: "main", Model: call.Model, Usage: usage,
+			Summary: loop.Summary{Text: "The tests of <a> fail.", Messages: 240, Kept: []int{0, 1}}, Profile: "main", Model: call.Model, Usage: usage,
 			BytesBefore: 310_221, BytesAfter: 4210,
 		},
 		ContextCompactionFailed{Reason: loop.CompactionTooLong, Profile: "main"},

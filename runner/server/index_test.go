@@ -50,8 +50,8 @@ func writeLong(tb testing.TB, state string, n int) int {
 	put(record.ActorUser, record.TurnStarted{})
 	for round := 1; written < n-8; round++ {
 		id := fmt.Sprintf("tu_%d", round)
-		put(record.ActorAgent, record.ModelCallStarted{ModelCall: record.ModelCall{Round: round}, Tools: 8})
-		put(record.ActorAgent, record.ModelCallCompleted{ModelCall: record.ModelCall{Round: round}, Finish: "tool_calls", ToolCalls: 1})
+		put(record.ActorAgent, record.ModelCallStarted{ModelCall: loop.ModelCall{Round: round}, Tools: 8})
+		put(record.ActorAgent, record.ModelCallCompleted{ModelCall: loop.ModelCall{Round: round}, Finish: "tool_calls", ToolCalls: 1})
 		put(record.ActorAgent, record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
 			{Text: &loop.Text{Text: "I look at the next file, and run its test."}},
 			{ToolUse: &loop.ToolUse{ID: id, Name: "shell", Input: json.RawMessage(`{"command":"go test ./store -run TestCart"}`)}},

@@ -119,11 +119,11 @@ func aTurn() (map[int]record.Payload, map[int]string) {
 	return map[int]record.Payload{
 		0: record.SessionCreated{Model: model, Tools: []record.OfferedTool{{Name: tools.Name("shell")}}},
 		1: record.TurnStarted{},
-		2: record.ModelCallStarted{ModelCall: record.ModelCall{Round: 1, Profile: "p", Attempt: 1, Model: model}},
-		3: record.ModelCallCompleted{ModelCall: record.ModelCall{Model: model}, FirstDeltaMS: new(int64(250)), Finish: "tool_calls", Usage: limits.Usage{InputTokens: 5, CachedInputTokens: 7, OutputTokens: 3}},
+		2: record.ModelCallStarted{ModelCall: loop.ModelCall{Round: 1, Profile: "p", Attempt: 1, Model: model}},
+		3: record.ModelCallCompleted{ModelCall: loop.ModelCall{Model: model}, FirstDeltaMS: new(int64(250)), Finish: "tool_calls", Usage: limits.Usage{InputTokens: 5, CachedInputTokens: 7, OutputTokens: 3}},
 		4: record.ConfirmationRequested{CallID: "tu_1", Name: "shell"},
-		5: record.ModelCallStarted{ModelCall: record.ModelCall{Round: 2, Profile: "p", Attempt: 1, Model: model}},
-		6: record.ModelCallFailed{ModelCall: record.ModelCall{Model: model}, Class: "rate_limited", Status: 429, Message: "secret words"},
+		5: record.ModelCallStarted{ModelCall: loop.ModelCall{Round: 2, Profile: "p", Attempt: 1, Model: model}},
+		6: record.ModelCallFailed{ModelCall: loop.ModelCall{Model: model}, Class: "rate_limited", Status: 429, Message: "secret words"},
 		7: record.TurnCancelled{Reason: "interrupted"},
 	}, map[int]string{3: "c", 6: "f"}
 }
@@ -426,8 +426,8 @@ func TestContinuedTurn(t *testing.T) {
 func TestSpansOfWorkers(t *testing.T) {
 	c := newCollector(t, accept)
 	e, _ := open(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL, "OTEL_EXPORTER_OTLP_COMPRESSION": "none"})
-	model := func(name string) record.ModelCall {
-		return record.ModelCall{Round: 1, Profile: name, Attempt: 1, Model: loop.ModelInfo{Provider: "openai", Model: name}}
+	model := func(name string) loop.ModelCall {
+		return loop.ModelCall{Round: 1, Profile: name, Attempt: 1, Model: loop.ModelInfo{Provider: "openai", Model: name}}
 	}
 	observe(t, e, map[int]record.Payload{
 		0: record.SessionCreated{Model: loop.ModelInfo{Provider: "openai", Model: "gpt"}, Tools: []record.OfferedTool{{Name: "confer"}}},

@@ -32,8 +32,8 @@ func newStrangeSession(t *testing.T, state string) Session {
 	w.turn = "trn_01JD0000000000000000000000"
 	w.put(0, record.ActorUser, record.TurnStarted{})
 	w.put(0, record.ActorUser, record.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "Do <b>strange</b> things & more."}}}})
-	w.put(0, record.ActorAgent, record.ModelCallStarted{ModelCall: record.ModelCall{Round: 1}})
-	w.put(0, record.ActorAgent, record.ModelCallFailed{ModelCall: record.ModelCall{Round: 1}, Class: loop.ModelRateLimit, Message: "slow down"})
+	w.put(0, record.ActorAgent, record.ModelCallStarted{ModelCall: loop.ModelCall{Round: 1}})
+	w.put(0, record.ActorAgent, record.ModelCallFailed{ModelCall: loop.ModelCall{Round: 1}, Class: loop.ModelRateLimit, Message: "slow down"})
 	w.model(1, time.Second, "I try.", newToolUse("tu_1", "read_file", `{"path":"long"}`), loop.ToolUse{ID: "tu_2", Name: "shell", Input: json.RawMessage(`{}`), InputError: "line 1: no object", Raw: `{"command": "ec`})
 	w.called("tu_1", "read_file", tools.ClassRead, "long")
 	w.done("tu_1", "read_file", time.Second, record.ToolCompleted{Success: true})

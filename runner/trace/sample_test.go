@@ -92,7 +92,7 @@ func (w *writer) created(task string) {
 
 // model is one model call with an answer and calls.
 func (w *writer) model(round int, takes time.Duration, text string, calls ...loop.ToolUse) {
-	call := record.ModelCall{Round: round, Profile: "main", Attempt: 1, Model: loop.ModelInfo{Provider: "openai", Model: "gpt-5"}}
+	call := loop.ModelCall{Round: round, Profile: "main", Attempt: 1, Model: loop.ModelInfo{Provider: "openai", Model: "gpt-5"}}
 	w.put(10*time.Millisecond, record.ActorAgent, record.ModelCallStarted{ModelCall: call, Tools: 5})
 	w.put(takes, record.ActorAgent, record.ModelCallCompleted{
 		ModelCall: call, LatencyMS: takes.Milliseconds(), Finish: "tool_calls", ToolCalls: len(calls),
@@ -254,8 +254,8 @@ func TestSessionsWithoutATask(t *testing.T) {
 			for _, text := range []string{tc.message, "what the workspace says"} {
 				w.put(0, record.ActorUser, record.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}})
 			}
-			w.put(0, record.ActorAgent, record.ModelCallStarted{ModelCall: record.ModelCall{Round: 1}})
-			w.put(300*time.Microsecond, record.ActorAgent, record.ModelCallCompleted{ModelCall: record.ModelCall{Round: 1}})
+			w.put(0, record.ActorAgent, record.ModelCallStarted{ModelCall: loop.ModelCall{Round: 1}})
+			w.put(300*time.Microsecond, record.ActorAgent, record.ModelCallCompleted{ModelCall: loop.ModelCall{Round: 1}})
 			w.turn = ""
 		}
 		w.put(100*time.Microsecond, record.ActorSystem, record.SessionEnded{Reason: loop.StopAnswered, CostUSD: "unknown"})

@@ -135,7 +135,7 @@ func TestStepsOfWorkers(t *testing.T) {
 		}
 		shown = append(shown, text)
 	})
-	call := record.ModelCall{Round: 1, Profile: "careful"}
+	call := loop.ModelCall{Round: 1, Profile: "careful"}
 	for i, p := range []record.Payload{
 		record.WorkerModelCall{CallID: "1", Worker: "critic careful", ModelCall: call, Usage: limits.Usage{Rounds: 1, InputTokens: 100, OutputTokens: 10, CostMicroUSD: new(int64(120))}},
 		record.WorkerModelCall{CallID: "1", Worker: "critic careful", ModelCall: call, Class: loop.ModelServer, Message: "It failed."},

@@ -88,7 +88,7 @@ func (s *Steps) handleRecord(r record.Record) bool {
 	case record.KindContextCompacted:
 		return withPayload(r, func(p record.ContextCompacted) {
 			step := s.newStep(r, StepContext, p.String(), false)
-			step.Detail = cutMiddle(p.Summary, maxText)
+			step.Detail = cutMiddle(p.Text, maxText)
 			s.visit(step)
 		})
 	case record.KindCompactionFailed:

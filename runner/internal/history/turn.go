@@ -106,7 +106,7 @@ func (r *reader) endModelCall(rec record.Record, p record.ModelCallCompleted) {
 // applySummary replaces the oldest messages by a summary.
 func (r *reader) applySummary(rec record.Record, p record.ContextCompacted) error {
 	r.countSummary()
-	next := &loop.Summary{Text: p.Summary, Messages: p.Messages, Kept: p.Kept}
+	next := &p.Summary
 	trimmed, err := next.TrimHistory(r.past.Messages, r.past.Summary)
 	if err != nil {
 		return fmt.Errorf("record %d: %w", rec.Seq, err)

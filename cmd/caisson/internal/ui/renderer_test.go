@@ -55,10 +55,10 @@ func session() []any {
 			Ignored: []record.Ignored{{Name: ".mcp.json", Why: "the workspace is not trusted"}},
 			Removed: []sandbox.Orphan{{Kind: "container", Name: "c1", Owner: "pid 7"}},
 		},
-		record.ModelCallStarted{ModelCall: record.ModelCall{Round: 1}},
+		record.ModelCallStarted{ModelCall: loop.ModelCall{Round: 1}},
 		runner.Delta{Stream: "answer", Text: "I run the "},
 		runner.Delta{Stream: "answer", Text: "test."},
-		record.ModelCallCompleted{ModelCall: record.ModelCall{Round: 1}},
+		record.ModelCallCompleted{ModelCall: loop.ModelCall{Round: 1}},
 		record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: "I run the test."}}, use}},
 		record.SandboxStarted{StartMS: 200, Attestation: sandbox.Attestation{
 			Runtime: "runsc", RuntimeVersion: "1", User: "10001:10001", Seccomp: "filter", Network: "none",
