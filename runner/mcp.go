@@ -117,23 +117,9 @@ type mcpServer struct {
 	problem string
 }
 
-// runsInSandbox reports whether a server runs in the session's sandbox.
-func (s MCPServer) runsInSandbox() bool { return s.Command != "" && !s.OnHost }
-
-// place returns where a server runs, as records have it.
-func (s MCPServer) place() string {
-	switch {
-	case s.Command == "":
-		return "remote"
-	case s.OnHost:
-		return "host"
-	}
-	return "sandbox"
-}
-
 // withDefaults returns the server with its budget.
 func (s MCPServer) withDefaults() MCPServer {
-	if s.runsInSandbox() {
+	if s.InSandbox() {
 		if s.Memory == 0 {
 			s.Memory = DefaultMCPMemory
 		}
@@ -157,7 +143,7 @@ func assignServers(o Options) ([]*mcpServer, error) {
 	var list []*mcpServer
 	for _, one := range o.MCP.Servers {
 		s := &mcpServer{MCPServer: one.withDefaults()}
-		if s.runsInSandbox() {
+		if s.InSandbox() {
 			s.identity = identity
 			identity++
 			fit.Servers++
@@ -182,7 +168,7 @@ func assignServers(o Options) ([]*mcpServer, error) {
 // budgets of the servers in it.
 func sandboxResources(r limits.Resources, servers []*mcpServer) limits.Resources {
 	for _, s := range servers {
-		if s.runsInSandbox() {
+		if s.InSandbox() {
 			r.MemoryBytes += s.Memory
 			r.PIDs += int64(s.Processes)
 		}
@@ -195,7 +181,7 @@ func sandboxResources(r limits.Resources, servers []*mcpServer) limits.Resources
 func serverHomes(servers []*mcpServer) []int64 {
 	var homes []int64
 	for _, s := range servers {
-		if s.runsInSandbox() {
+		if s.InSandbox() {
 			homes = append(homes, make([]int64, s.identity-len(homes))...)
 			homes[s.identity-1] = s.Memory / 2
 		}
@@ -209,7 +195,7 @@ func networkServers(o Options, servers []*mcpServer) ([]network.Server, error) {
 	var list []network.Server
 	for _, s := range servers {
 		one := network.Server{Name: s.Name, Identity: s.identity, Policy: s.Egress.Policy, Secrets: s.Egress.Secrets, Private: s.Egress.Private, Presets: s.Egress.Presets}
-		switch s.place() {
+		switch s.Place() {
 		case "host":
 			continue
 		case "remote":
@@ -270,7 +256,7 @@ func newMCPServers(s *Session) (*mcpServers, error) {
 // mayCall reports whether a policy lets any tool of the server be called.
 func (s MCPServer) mayCall(p policy.Policy, workspace string) bool {
 	class, runs := tools.ClassExecute, tools.PlaceSandbox
-	if !s.runsInSandbox() {
+	if !s.InSandbox() {
 		class, runs = tools.ClassNetwork, tools.PlaceHost
 	}
 	return p.AllowsServer(s.Name, class, runs, workspace)
@@ -310,7 +296,7 @@ func (m *mcpServers) startServers(names []string) {
 		go func() {
 			defer close(m.started)
 			// The time that a server may take is not the sandbox's.
-			if slices.ContainsFunc(names, func(name string) bool { return m.servers[name].runsInSandbox() }) {
+			if slices.ContainsFunc(names, func(name string) bool { return m.servers[name].InSandbox() }) {
 				_ = m.s.exec.WaitReady(m.ctx) // the start of each server reports it
 			}
 			m.set.Start(m.ctx, names...)
@@ -355,7 +341,7 @@ func (s *Session) StartServers(ctx context.Context) ([]mcp.Tool, error) {
 	if s.ctx.Err() != nil {
 		return nil, fmt.Errorf("start servers: %w: %w", ErrOver, context.Cause(s.ctx))
 	}
-	if slices.ContainsFunc(s.servers, func(one *mcpServer) bool { return one.runsInSandbox() }) {
+	if slices.ContainsFunc(s.servers, func(one *mcpServer) bool { return one.InSandbox() }) {
 		s.sandbox.EnsureStarted()
 	}
 	s.startServices()

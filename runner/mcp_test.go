@@ -158,7 +158,7 @@ func TestServerInSandbox(t *testing.T) {
 		t.Errorf("created with %+v", created.MCPServers)
 	}
 	started, stopped := of[record.MCPServerStarted](t, records), of[record.MCPServerStopped](t, records)
-	if len(started) != 2 || len(stopped) != 2 || started[0].ToolCount != 1 || started[0].Version != "1.2" || started[0].Tools[0].SHA256 == "" {
+	if len(started) != 2 || len(stopped) != 2 || started[0].ToolCount != 1 || started[0].Version != "1.2" || started[0].Tools[0].Hash == "" {
 		t.Errorf("started %+v, stopped %+v", started, stopped)
 	}
 	for _, p := range stopped {

@@ -18,28 +18,21 @@ func (m *mcpServers) report(e mcp.Event) {
 	var p record.Payload
 	switch e := e.(type) {
 	case mcp.ServerStarted:
-		one := m.servers[e.Server]
 		m.setProblem(e.Server, "")
-		p = record.MCPServerStarted{
-			Server: e.Server, Transport: e.Transport, Runs: one.place(), Identity: m.identityOf(one), Protocol: e.Protocol, Title: e.Title, Version: e.Version,
-			Tools: recordMCPTools(e.Tools), ToolCount: len(e.Tools), Skipped: recordMCPSkipped(e.Skipped), Resources: e.Resources, Prompts: e.Prompts,
-			Restarts: e.Restarts, WallMS: e.Took.Milliseconds(),
-		}
+		e.Identity = m.identityOf(m.servers[e.Server])
+		e.Tools, e.Skipped = firstListed(e.Tools), firstListed(e.Skipped)
+		p = record.MCPServerStarted(e)
 	case mcp.ServerFailed:
-		m.setProblem(e.Server, "it did not start: "+errorText(e.Err))
-		p = record.MCPServerFailed{Server: e.Server, Transport: e.Transport, Cause: errorText(e.Err), Stderr: e.Stderr, GivenUp: e.GivenUp, WallMS: e.Took.Milliseconds()}
+		m.setProblem(e.Server, "it did not start: "+e.Cause)
+		p = record.MCPServerFailed(e)
 	case mcp.ServerStopped:
 		m.setProblem(e.Server, "it has stopped")
-		p = record.MCPServerStopped{
-			Server: e.Server, Transport: e.Transport, Cause: errorText(e.Err), Calls: e.Calls, Stderr: e.Stderr, StderrBytes: e.StderrBytes, GivenUp: e.GivenUp,
-			WallMS: e.Ran.Milliseconds(),
-		}
+		p = record.MCPServerStopped(e)
 	case mcp.ToolsChanged:
-		p = record.MCPToolsChanged{
-			Server: e.Server, Added: recordMCPTools(e.Added), Changed: recordMCPTools(e.Changed), Removed: recordMCPTools(e.Removed), Skipped: recordMCPSkipped(e.Skipped),
-		}
+		e.Added, e.Changed, e.Removed, e.Skipped = firstListed(e.Added), firstListed(e.Changed), firstListed(e.Removed), firstListed(e.Skipped)
+		p = record.MCPToolsChanged(e)
 	case mcp.RequestRefused:
-		p = record.MCPRequestRefused{Server: e.Server, Method: e.Method, Reason: e.Reason, Count: e.Count}
+		p = record.MCPRequestRefused(e)
 	case mcp.ServerRestarting:
 		m.s.log.Info("MCP server starts again", zap.String("server", e.Server), zap.Int("attempt", e.Attempt), zap.Duration("wait", e.Wait))
 		return
@@ -61,46 +54,21 @@ func (m *mcpServers) identityOf(s *mcpServer) int {
 	return s.identity
 }
 
-// errorText returns the text of an error, "" for nil.
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
-func recordMCPTools(list []mcp.Tool) []record.MCPTool {
-	out := []record.MCPTool{}
-	for _, t := range list[:min(len(list), record.MaxListed)] {
-		one := record.MCPTool{Name: t.Name, SHA256: t.Hash}
-		if _, rest, _ := strings.Cut(string(t.Name), "/"); rest != t.Raw {
-			one.Raw = t.Raw
-		}
-		out = append(out, one)
-	}
-	return out
-}
-
-func recordMCPSkipped(list []mcp.Skipped) []record.Ignored {
-	out := []record.Ignored{}
-	for _, s := range list[:min(len(list), record.MaxListed)] {
-		out = append(out, record.Ignored{Name: s.Name, Why: s.Reason})
-	}
-	return out
-}
+// firstListed returns the part of a list that a record has, never nil.
+func firstListed[T any](list []T) []T { return record.NonNil(list[:min(len(list), record.MaxListed)]) }
 
 // recordMCPServers returns what the first record has of the servers.
 func recordMCPServers(servers []*mcpServer) []record.MCPServer {
 	out := []record.MCPServer{}
 	for _, s := range servers {
 		one := record.MCPServer{
-			Name: s.Name, Transport: s.Transport(), Runs: s.place(), Identity: s.identity, Command: s.Command, Env: variableNames(s.Env),
+			Name: s.Name, Transport: s.Transport(), Runs: s.Place(), Identity: s.identity, Command: s.Command, Env: variableNames(s.Env),
 			Headers: slices.Sorted(maps.Keys(s.Headers)), Source: s.Source, Secrets: recordSecrets(s.Egress.Secrets),
 		}
 		if s.URL != "" {
 			one.URL, _, _ = strings.Cut(safeurl.String(s.URL), "?")
 		}
-		if s.runsInSandbox() {
+		if s.InSandbox() {
 			one.Processes, one.MemoryBytes = s.Processes, s.Memory
 		}
 		if p := s.Egress.Policy; p != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/mcp"
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 	"github.com/caisson-run/caisson/tools/policy"
 )
@@ -219,17 +220,17 @@ even if the policy denies all its tools.
 
 // testedServer is a server as caisson mcp test tells it.
 type testedServer struct {
-	Name      string           `json:"name"`
-	Transport string           `json:"transport"`
-	Runs      string           `json:"runs,omitempty"`
-	Started   bool             `json:"started"`
-	Protocol  string           `json:"protocol,omitempty"`
-	Title     string           `json:"title,omitempty"`
-	Version   string           `json:"version,omitempty"`
-	Tools     []testedTool     `json:"tools"`
-	Skipped   []record.Ignored `json:"skipped"`
-	Resources bool             `json:"resources"`
-	Prompts   bool             `json:"prompts"`
+	Name      string        `json:"name"`
+	Transport string        `json:"transport"`
+	Runs      string        `json:"runs,omitempty"`
+	Started   bool          `json:"started"`
+	Protocol  string        `json:"protocol,omitempty"`
+	Title     string        `json:"title,omitempty"`
+	Version   string        `json:"version,omitempty"`
+	Tools     []testedTool  `json:"tools"`
+	Skipped   []mcp.Skipped `json:"skipped"`
+	Resources bool          `json:"resources"`
+	Prompts   bool          `json:"prompts"`
 	// Cause is why it did not start, Stderr the end of its standard error.
 	Cause  string `json:"cause,omitempty"`
 	Stderr string `json:"stderr,omitempty"`
@@ -322,7 +323,7 @@ func (s *sessionBuilder) startServers(ctx context.Context, u *userInterface, for
 		one, known := list.tested[name]
 		server := s.conf.MCP[name]
 		if !known {
-			one = testedServer{Name: name, Transport: server.Transport(), Skipped: []record.Ignored{}, Cause: "it was not started, and the session recorded no reason: check with caisson config show that the policy allows it"}
+			one = testedServer{Name: name, Transport: server.Transport(), Skipped: []mcp.Skipped{}, Cause: "it was not started, and the session recorded no reason: check with caisson config show that the policy allows it"}
 		}
 		class := tools.ClassNetwork
 		if server.RunsInSandbox() {
@@ -363,7 +364,7 @@ func (l *serverList) add(r record.Record) bool {
 		if json.Unmarshal(r.Payload, &p) != nil {
 			return false
 		}
-		one = testedServer{Name: p.Server, Transport: p.Transport, Cause: p.Cause, Stderr: p.Stderr, WallMS: p.WallMS, Skipped: []record.Ignored{}}
+		one = testedServer{Name: p.Server, Transport: p.Transport, Cause: p.Cause, Stderr: p.Stderr, WallMS: p.WallMS, Skipped: []mcp.Skipped{}}
 	case record.KindMCPServerStopped:
 		return true
 	default:

@@ -3,7 +3,7 @@ package record
 import (
 	"fmt"
 
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/mcp"
 )
 
 // MCPServer describes a configured server of [SessionCreated].
@@ -33,89 +33,33 @@ type MCPServer struct {
 	Source      string `json:"source,omitempty"`
 }
 
-// MCPTool is one tool of a server.
-type MCPTool struct {
-	Name tools.Name `json:"name"`
-	// Raw is the server's own name for it, absent where that is the part of Name behind
-	// the slash.
-	Raw string `json:"raw,omitempty"`
-	// SHA256 is the hash of its definition.
-	SHA256 string `json:"sha256"`
-}
-
 // MCPServerStarted reports a server that is ready, after a restart too. Texts are the
-// server's own, safe to show and bounded.
+// server's own, safe to show and bounded. Tools are at most [MaxListed] of ToolCount.
 //
 //	{"server":"github","transport":"stdio","runs":"sandbox","identity":1,"protocol":"2025-06-18","title":"GitHub","version":"1.0.0","tools":[{"name":"github/search","sha256":"…"}],"skipped":[],"wall_ms":412}
-type MCPServerStarted struct {
-	Server    string `json:"server"`
-	Transport string `json:"transport"`
-	Runs      string `json:"runs"`
-	Identity  int    `json:"identity,omitempty"`
-	Protocol  string `json:"protocol"`
-	Title     string `json:"title,omitempty"`
-	Version   string `json:"version,omitempty"`
-	// Tools are at most [MaxListed] of ToolCount; Skipped names those left out, and why.
-	Tools     []MCPTool `json:"tools"`
-	ToolCount int       `json:"tool_count"`
-	Skipped   []Ignored `json:"skipped"`
-	Resources bool      `json:"resources,omitempty"`
-	Prompts   bool      `json:"prompts,omitempty"`
-	Restarts  int       `json:"restarts,omitempty"`
-	WallMS    int64     `json:"wall_ms"`
-}
+type MCPServerStarted mcp.ServerStarted
 
 // MCPServerFailed reports a start that failed. Its tools are not offered.
 //
 //	{"server":"github","transport":"stdio","cause":"the server ended: exit code 1","stderr":"Error: no token","given_up":true,"wall_ms":80}
-type MCPServerFailed struct {
-	Server    string `json:"server"`
-	Transport string `json:"transport"`
-	Cause     string `json:"cause"`
-	// Stderr is the end of what it wrote to its standard error.
-	Stderr  string `json:"stderr,omitempty"`
-	GivenUp bool   `json:"given_up,omitempty"` // no other start is tried
-	WallMS  int64  `json:"wall_ms"`
-}
+type MCPServerFailed mcp.ServerFailed
 
 // MCPServerStopped reports the end of a server that had started.
 //
 //	{"server":"github","transport":"stdio","cause":"the server ended: signal 9","calls":1,"stderr":"","stderr_bytes":0,"wall_ms":8123}
-type MCPServerStopped struct {
-	Server    string `json:"server"`
-	Transport string `json:"transport"`
-	// Cause is absent at the session's end.
-	Cause string `json:"cause,omitempty"`
-	// Calls counts the calls that failed with it.
-	Calls       int    `json:"calls,omitempty"`
-	Stderr      string `json:"stderr,omitempty"`
-	StderrBytes int64  `json:"stderr_bytes,omitempty"`
-	GivenUp     bool   `json:"given_up,omitempty"`
-	WallMS      int64  `json:"wall_ms"`
-}
+type MCPServerStopped mcp.ServerStopped
 
 // MCPToolsChanged reports that a running server offers other tools than before. Each list
 // has at most [MaxListed].
 //
 //	{"server":"github","added":[],"changed":[{"name":"github/search","sha256":"…"}],"removed":[],"skipped":[]}
-type MCPToolsChanged struct {
-	Server  string    `json:"server"`
-	Added   []MCPTool `json:"added"`
-	Changed []MCPTool `json:"changed"`
-	Removed []MCPTool `json:"removed"`
-	Skipped []Ignored `json:"skipped"`
-}
+type MCPToolsChanged mcp.ToolsChanged
 
 // MCPRequestRefused reports requests of a server that were refused, such as for sampling
 // or elicitation.
 //
 //	{"server":"github","method":"sampling/createMessage","reason":"not allowed","count":1}
-type MCPRequestRefused struct {
-	Server string `json:"server"`
-	Method string `json:"method"`
-	Reason string `json:"reason"`
-	Count  int    `json:"count"`
-}
+type MCPRequestRefused mcp.RequestRefused
 
 // Kind implements [Payload].
 func (MCPServerStarted) Kind() Kind { return KindMCPServerStarted }

@@ -10,6 +10,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/mcp"
 )
 
 // samples holds one filled payload of each kind, for the golden files.
@@ -89,14 +90,14 @@ func samples() []Payload {
 		},
 		MCPServerStarted{
 			Server: "github", Transport: "stdio", Runs: "sandbox", Identity: 1, Protocol: "2025-06-18", Title: "GitHub", Version: "1.0.0",
-			Tools: []MCPTool{{Name: "github/search_code", Raw: "search.code", SHA256: "ab"}}, ToolCount: 1, Skipped: []Ignored{{Name: "bad name", Why: "its name is invalid"}},
+			Tools: []mcp.Tool{{Name: "github/search_code", Raw: "search.code", Hash: "ab"}}, ToolCount: 1, Skipped: []mcp.Skipped{{Name: "bad name", Why: "its name is invalid"}},
 			Resources: true, Prompts: true, Restarts: 1, WallMS: 412,
 		},
 		MCPServerFailed{Server: "github", Transport: "stdio", Cause: "exit code 1", Stderr: "no token", GivenUp: true, WallMS: 80},
 		MCPServerStopped{Server: "github", Transport: "stdio", Cause: "signal 9", Calls: 1, Stderr: "killed", StderrBytes: 6, GivenUp: true, WallMS: 8123},
 		MCPToolsChanged{
-			Server: "github", Added: []MCPTool{}, Changed: []MCPTool{{Name: "github/search_code", SHA256: "cd"}}, Removed: []MCPTool{{Name: "github/old", SHA256: "ef"}},
-			Skipped: []Ignored{},
+			Server: "github", Added: []mcp.Tool{}, Changed: []mcp.Tool{{Name: "github/search_code", Hash: "cd"}}, Removed: []mcp.Tool{{Name: "github/old", Hash: "ef"}},
+			Skipped: []mcp.Skipped{},
 		},
 		MCPRequestRefused{Server: "github", Method: "sampling/createMessage", Reason: "not allowed", Count: 2},
 		ConfirmationRequested{

@@ -44,6 +44,7 @@ type toolList struct {
 // offeredTool is one tool of a server.
 type offeredTool struct {
 	Tool
+	raw string // the server's own name
 	def tools.Definition
 }
 
@@ -52,9 +53,9 @@ func (t *toolList) skipTool(raw, format string, args ...any) {
 	switch len(t.skipped) {
 	case maxSkipped + 1:
 	case maxSkipped:
-		t.skipped = append(t.skipped, Skipped{Name: "…", Reason: "and more"})
+		t.skipped = append(t.skipped, Skipped{Name: "…", Why: "and more"})
 	default:
-		t.skipped = append(t.skipped, Skipped{Name: oneLine(raw, maxShownName), Reason: oneLine(fmt.Sprintf(format, args...), maxLogBytes)})
+		t.skipped = append(t.skipped, Skipped{Name: oneLine(raw, maxShownName), Why: oneLine(fmt.Sprintf(format, args...), maxLogBytes)})
 	}
 }
 
@@ -176,7 +177,10 @@ func (s *server) newOfferedTool(t *mcp.Tool) (offeredTool, error) {
 	if strings.TrimSpace(description) == "" {
 		description = "(The server describes this tool with nothing.)"
 	}
-	o.Tool = Tool{Name: name, Raw: t.Name, Hash: hex.EncodeToString(sum[:])}
+	o.Tool, o.raw = Tool{Name: name, Hash: hex.EncodeToString(sum[:])}, t.Name
+	if _, rest, _ := strings.Cut(string(name), "/"); rest != t.Name {
+		o.Raw = t.Name
+	}
 	o.def = tools.Definition{
 		Name: name, Description: cleanText(description, maxDescriptionBytes), InputSchema: text, FullSchema: true, Hash: o.Hash,
 		Class: s.toolClass(), Runs: s.toolPlace(), Timeout: s.cfg.maxCallTime(), EnabledByDefault: true,
@@ -187,7 +191,7 @@ func (s *server) newOfferedTool(t *mcp.Tool) (offeredTool, error) {
 // toolClass returns the class of the server's tools. What a server says about it counts
 // for nothing.
 func (s *server) toolClass() tools.Class {
-	if s.cfg.inSandbox() {
+	if s.cfg.InSandbox() {
 		return tools.ClassExecute
 	}
 	return tools.ClassNetwork
@@ -195,7 +199,7 @@ func (s *server) toolClass() tools.Class {
 
 // toolPlace returns where the server's tools run.
 func (s *server) toolPlace() tools.Place {
-	if s.cfg.inSandbox() {
+	if s.cfg.InSandbox() {
 		return tools.PlaceSandbox
 	}
 	return tools.PlaceHost

@@ -100,7 +100,7 @@ func TestPoisonedDefinitions(t *testing.T) {
 			}
 			found, ok := h.registry.Find("a/x")
 			if test.skipped != "" {
-				if ok || len(started[0].Skipped) != 1 || started[0].Skipped[0].Name != "x" || !strings.Contains(started[0].Skipped[0].Reason, test.skipped) {
+				if ok || len(started[0].Skipped) != 1 || started[0].Skipped[0].Name != "x" || !strings.Contains(started[0].Skipped[0].Why, test.skipped) {
 					t.Errorf("skipped: %+v, want %q", started[0].Skipped, test.skipped)
 				}
 				return
@@ -147,7 +147,7 @@ func TestNames(t *testing.T) {
 	skipped := map[string]string{}
 	for _, e := range eventsOf[ServerStarted](h) {
 		for _, s := range e.Skipped {
-			skipped[s.Name] = s.Reason
+			skipped[s.Name] = s.Why
 		}
 	}
 	wantSkipped := []string{"", strings.Repeat("n", maxShownName-len("…")) + "…", "\\x1b[2J", "a b", "dotted.name", "twice", "ü"}
@@ -193,7 +193,7 @@ func TestPages(t *testing.T) {
 	}
 	want := map[string]string{"three": "", "stuck": "pages that repeat", "ever": "more than 100 pages"}
 	for _, e := range eventsOf[ServerStarted](h) {
-		if why := want[e.Server]; len(e.Skipped) != min(len(why), 1) || why != "" && !strings.Contains(e.Skipped[0].Reason, why) {
+		if why := want[e.Server]; len(e.Skipped) != min(len(why), 1) || why != "" && !strings.Contains(e.Skipped[0].Why, why) {
 			t.Errorf("%s skipped %+v, want %q", e.Server, e.Skipped, why)
 		}
 	}

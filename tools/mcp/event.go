@@ -7,61 +7,77 @@ import (
 )
 
 // Event is passed to [Options].Report: a [ServerStarted], [ServerFailed],
-// [ServerStopped], [ServerRestarting], [ToolsChanged] or [RequestRefused]. Texts that
-// come from a server are cleaned of control characters and bounded.
+// [ServerStopped], [ServerRestarting], [ToolsChanged] or [RequestRefused]. Those with
+// JSON tags are the payloads of records. Texts that come from a server are cleaned of
+// control characters and bounded.
 type Event interface{ isEvent() }
 
 // Tool identifies one tool of a server.
 type Tool struct {
-	// Name is canonical: server/tool. Raw is the server's own name for it.
-	Name tools.Name
-	Raw  string
+	// Name is canonical: server/tool. Raw is the server's own name for it, "" if it is
+	// the part of Name behind the slash.
+	Name tools.Name `json:"name"`
+	Raw  string     `json:"raw,omitempty"`
 	// Hash is the hex SHA-256 of the definition's canonical JSON.
-	Hash string
+	Hash string `json:"sha256"`
 }
 
 // Skipped is something of a server that is not offered.
 type Skipped struct {
-	// Name is the raw name, safe for display and bounded. Reason is a phrase.
-	Name, Reason string
+	Name string `json:"name"` // the raw name, safe for display and bounded
+	Why  string `json:"why"`  // a phrase
 }
 
 // ServerStarted reports a server that is ready, after a restart too.
 type ServerStarted struct {
-	Server, Transport string
+	Server    string `json:"server"`
+	Transport string `json:"transport"` // stdio, http or sse
+	// Runs is as [Server.Place] returns it. Identity is that of the server's commands in
+	// the sandbox, which [Options].Report adds.
+	Runs     string `json:"runs"`
+	Identity int    `json:"identity,omitempty"`
 	// Protocol is the negotiated version; Title and Version are the name and the
 	// version that the server declares.
-	Protocol, Title, Version string
-	Tools                    []Tool
-	Skipped                  []Skipped
-	Resources, Prompts       bool
+	Protocol  string    `json:"protocol"`
+	Title     string    `json:"title,omitempty"`
+	Version   string    `json:"version,omitempty"`
+	Tools     []Tool    `json:"tools"`
+	ToolCount int       `json:"tool_count"`
+	Skipped   []Skipped `json:"skipped"`
+	Resources bool      `json:"resources,omitempty"`
+	Prompts   bool      `json:"prompts,omitempty"`
 	// Restarts counts the starts before this one.
-	Restarts int
-	Took     time.Duration
+	Restarts int   `json:"restarts,omitempty"`
+	WallMS   int64 `json:"wall_ms"`
 }
 
 // ServerFailed reports a start that failed. GivenUp: no other will be tried.
 type ServerFailed struct {
-	Server, Transport string
-	Err               error
+	Server    string `json:"server"`
+	Transport string `json:"transport"`
+	Cause     string `json:"cause"` // the text of Err
+	Err       error  `json:"-"`
 	// Stderr is the end of what the server wrote to its standard error.
-	Stderr  string
-	GivenUp bool
-	Took    time.Duration
+	Stderr  string `json:"stderr,omitempty"`
+	GivenUp bool   `json:"given_up,omitempty"`
+	WallMS  int64  `json:"wall_ms"`
 }
 
 // ServerStopped reports the end of a server that had started.
 type ServerStopped struct {
-	Server, Transport string
-	// Err is why; nil after Close. Calls counts the calls that it failed.
-	Err   error
-	Calls int
+	Server    string `json:"server"`
+	Transport string `json:"transport"`
+	// Err is why, and Cause its text; nil and "" after Close. Calls counts the calls that
+	// it failed.
+	Cause string `json:"cause,omitempty"`
+	Err   error  `json:"-"`
+	Calls int    `json:"calls,omitempty"`
 	// Stderr is the end of what the server wrote to its standard error, and
-	// StderrBytes all of it.
-	Stderr      string
-	StderrBytes int64
-	GivenUp     bool
-	Ran         time.Duration
+	// StderrBytes its whole length.
+	Stderr      string `json:"stderr,omitempty"`
+	StderrBytes int64  `json:"stderr_bytes,omitempty"`
+	GivenUp     bool   `json:"given_up,omitempty"`
+	WallMS      int64  `json:"wall_ms"`
 }
 
 // ServerRestarting reports a start that will be tried after Wait.
@@ -74,16 +90,20 @@ type ServerRestarting struct {
 
 // ToolsChanged reports that a running server offers other tools than before.
 type ToolsChanged struct {
-	Server                  string
-	Added, Changed, Removed []Tool
-	Skipped                 []Skipped
+	Server  string    `json:"server"`
+	Added   []Tool    `json:"added"`
+	Changed []Tool    `json:"changed"`
+	Removed []Tool    `json:"removed"`
+	Skipped []Skipped `json:"skipped"`
 }
 
 // RequestRefused reports requests of a server that were refused: sampling,
 // elicitation, unknown methods. It is reported once per method, and Count is 1.
 type RequestRefused struct {
-	Server, Method, Reason string
-	Count                  int
+	Server string `json:"server"`
+	Method string `json:"method"`
+	Reason string `json:"reason"`
+	Count  int    `json:"count"`
 }
 
 func (ServerStarted) isEvent()    {}

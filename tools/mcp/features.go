@@ -95,7 +95,7 @@ func (s *Set) featureTools() []tools.Factory {
 			Class: tools.ClassExecute, Runs: tools.PlaceSandbox, EnabledByDefault: true,
 			ActsAs: func(input json.RawMessage) []tools.Name { return s.actsAs(f.name, input) },
 		}
-		if slices.ContainsFunc(s.servers, func(srv *server) bool { return !srv.cfg.inSandbox() }) {
+		if slices.ContainsFunc(s.servers, func(srv *server) bool { return !srv.cfg.InSandbox() }) {
 			def.Class, def.Runs = tools.ClassNetwork, tools.PlaceHost
 		}
 		factories = append(factories, func() tools.Tool { return &featureTool{set: s, def: def, run: f.run} })

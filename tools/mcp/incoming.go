@@ -81,7 +81,7 @@ func (l *life) refuseRequest(method, reason string) {
 	l.refused[method] = true
 	l.mu.Unlock()
 	if !seen {
-		l.server.reportEvent(RequestRefused{Server: l.server.cfg.Name, Method: method, Reason: reason})
+		l.server.reportEvent(RequestRefused{Server: l.server.cfg.Name, Method: method, Reason: reason, Count: 1})
 	}
 }
 

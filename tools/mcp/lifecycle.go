@@ -149,9 +149,10 @@ func (s *server) startServer(ctx context.Context) (*life, error) {
 	changes := s.registerTools(offer)
 	handshake := l.session.InitializeResult()
 	event := ServerStarted{
-		Server: s.cfg.Name, Transport: s.usedTransport(), Protocol: oneLine(handshake.ProtocolVersion, maxShownName),
-		Tools: s.offeredTools(), Skipped: s.redactSkipped(changes.Skipped), Restarts: s.restarts, Took: time.Since(began),
+		Server: s.cfg.Name, Transport: s.usedTransport(), Runs: s.cfg.Place(), Protocol: oneLine(handshake.ProtocolVersion, maxShownName),
+		Tools: s.offeredTools(), Skipped: s.redactSkipped(changes.Skipped), Restarts: s.restarts, WallMS: time.Since(began).Milliseconds(),
 	}
+	event.ToolCount = len(event.Tools)
 	if info := handshake.ServerInfo; info != nil {
 		event.Title, event.Version = oneLine(info.Name, maxShownName), oneLine(info.Version, maxShownName)
 	}
@@ -179,14 +180,17 @@ func (s *server) endLife(l *life, err error, final bool) {
 	}
 	stderr, total := l.link.stderrTail()
 	event := ServerStopped{
-		Server: s.cfg.Name, Transport: s.usedTransport(), Err: err, Calls: calls,
-		Stderr: s.redactText(lastLines(stderr, shownStderr)), StderrBytes: total, GivenUp: final, Ran: time.Since(l.began),
+		Server: s.cfg.Name, Transport: s.usedTransport(), Calls: calls,
+		Stderr: s.redactText(lastLines(stderr, shownStderr)), StderrBytes: total, GivenUp: final, WallMS: time.Since(l.began).Milliseconds(),
 	}
 	if errors.Is(err, ErrClosed) {
-		event.Err, event.GivenUp = nil, false
+		event.GivenUp = false
 		s.giveUp(ErrClosed)
-	} else if final {
-		s.giveUp(err)
+	} else {
+		event.Err, event.Cause = err, err.Error()
+		if final {
+			s.giveUp(err)
+		}
 	}
 	s.reportEvent(event)
 }
@@ -199,8 +203,8 @@ func (s *server) failStart(err error, took time.Duration, final bool) {
 	}
 	if !closed {
 		s.reportEvent(ServerFailed{
-			Server: s.cfg.Name, Transport: s.usedTransport(), Err: err,
-			Stderr: s.redactText(lastLines(s.lastStderr, shownStderr)), GivenUp: final, Took: took,
+			Server: s.cfg.Name, Transport: s.usedTransport(), Err: err, Cause: err.Error(),
+			Stderr: s.redactText(lastLines(s.lastStderr, shownStderr)), GivenUp: final, WallMS: took.Milliseconds(),
 		})
 	}
 	s.lastStderr = ""
@@ -272,7 +276,7 @@ func (s *server) registerTools(offer toolList) ToolsChanged {
 		}
 		switch err := s.registerTool(t); {
 		case err != nil:
-			offer.skipTool(t.Raw, "%s", registrationProblem(err))
+			offer.skipTool(t.raw, "%s", registrationProblem(err))
 			if had {
 				changes.Removed = append(changes.Removed, old.Tool)
 			}
@@ -370,7 +374,7 @@ func (s *server) redactText(text string) string {
 
 func (s *server) redactSkipped(list []Skipped) []Skipped {
 	for i := range list {
-		list[i].Name, list[i].Reason = s.redactText(list[i].Name), s.redactText(list[i].Reason)
+		list[i].Name, list[i].Why = s.redactText(list[i].Name), s.redactText(list[i].Why)
 	}
 	return list
 }

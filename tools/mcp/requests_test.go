@@ -56,7 +56,7 @@ func TestServerRequests(t *testing.T) {
 					t.Errorf("error %s, want method not found", answer.Error)
 				}
 				refused := eventsOf[RequestRefused](h)
-				if got := len(refused) == 1 && refused[0].Method == test.method; got != test.refused {
+				if got := len(refused) == 1 && refused[0].Method == test.method && refused[0].Count == 1; got != test.refused {
 					t.Errorf("refused: %+v", refused)
 				}
 			})

@@ -84,8 +84,19 @@ func (s Server) callTimeout() time.Duration { return cmp.Or(s.CallTimeout, Defau
 // maxCallTime bounds a call, however much progress it makes.
 func (s Server) maxCallTime() time.Duration { return max(s.callTimeout(), MaxCallTime) }
 
-// inSandbox reports whether the server runs in the session's sandbox.
-func (s Server) inSandbox() bool { return s.Command != "" && !s.OnHost }
+// InSandbox reports whether the server runs in the session's sandbox.
+func (s Server) InSandbox() bool { return s.Command != "" && !s.OnHost }
+
+// Place returns where the server runs: sandbox, host, or remote if it has a URL.
+func (s Server) Place() string {
+	switch {
+	case s.Command == "":
+		return "remote"
+	case s.OnHost:
+		return "host"
+	}
+	return "sandbox"
+}
 
 // offersTool reports whether the operator lets a tool be offered.
 func (s Server) offersTool(raw string) bool {

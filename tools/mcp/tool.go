@@ -43,7 +43,7 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 				Message: fmt.Sprintf("the server changed or removed %s; look it up again", t.offered.Name),
 			}
 		}
-		params := &mcp.CallToolParams{Name: t.offered.Raw, Arguments: call.Input}
+		params := &mcp.CallToolParams{Name: t.offered.raw, Arguments: call.Input}
 		params.SetProgressToken(token)
 		result, err := l.session.CallTool(ctx, params)
 		if err != nil {
