@@ -110,7 +110,7 @@ func (m *mcpServers) listForSearch() []discovery.Server {
 func (j *eventRecorder) recordActivated(a discovery.Activation) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.putRecord(nil, j.parentRecord(a.CallID), record.ActorTool, record.ToolActivated{CallID: a.CallID, Name: a.Name, Definition: a.Definition, By: a.By})
+	return j.putRecord(nil, j.parentRecord(a.CallID), record.ActorTool, record.ToolActivated(a))
 }
 
 // refuseTool returns the reason and the message of a call of a tool that the session may

@@ -390,14 +390,11 @@ func (j *eventRecorder) recordFailed(e record.ToolFailed) error {
 const maxRecordedDiff = 64 << 10
 
 func newConfirmationRequested(c approval.Confirmation) record.ConfirmationRequested {
-	var command *string
+	p := record.ConfirmationRequested(c.Question)
 	if c.Class == tools.ClassExecute {
-		command = &c.Summary
+		p.CommandLine = &c.Summary
 	}
-	return record.ConfirmationRequested{
-		CallID: c.CallID, Name: c.Name, Class: c.Class, RequestID: c.ID, Summary: c.Summary, Command: command,
-		InputHash: c.InputHash, Display: c.Input, Hidden: c.Hidden, Projected: record.NonNil(c.Projected), Diff: tools.Elide(c.Diff, maxRecordedDiff),
-		Runs: c.Runs, Dangerous: c.Dangerous, Notices: c.Notices, Covers: c.Covers, Changed: c.Changed, Scopes: c.Scopes, Phrase: c.Phrase, Definition: c.Definition, Redefined: c.Redefined,
-		ExpiresAt: c.Expires.UTC().Format(record.TimeLayout),
-	}
+	p.Projected, p.Diff = record.NonNil(c.Projected), tools.Elide(c.Diff, maxRecordedDiff)
+	p.ExpiresAt = c.Expires.UTC().Format(record.TimeLayout)
+	return p
 }

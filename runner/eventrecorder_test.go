@@ -187,7 +187,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		ofLoop(loop.TextDelta{Text: "so"}),
 		ofLoop(loop.ModelCallCompleted{}),
 		message(loop.RoleAssistant),
-		ofTools(dispatch.ConfirmationRequested{Confirmation: approval.Confirmation{CallID: "a"}}),
+		ofTools(dispatch.ConfirmationRequested{Confirmation: approval.Confirmation{Question: approval.Question{CallID: "a"}}}),
 		ofTools(dispatch.ConfirmationResolved{Resolution: approval.Resolution{CallID: "a", By: "user"}}),
 		ofTools(dispatch.ConfirmationAttempted{Attempt: approval.Attempt{CallID: "a"}}),
 		ofTools(dispatch.Called{CallID: "a", Class: tools.ClassExecute}),

@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"encoding/json"
 	"reflect"
 	"testing"
 	"time"
@@ -16,15 +15,15 @@ import (
 // from its event. The control is an event that says nothing, whose fields are seen to
 // be empty.
 func TestRecordsSayWhatWasShown(t *testing.T) {
-	shown := newConfirmationRequested(approval.Confirmation{
+	shown := newConfirmationRequested(approval.Confirmation{Question: approval.Question{
 		ID: "00ff", CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Dangerous: "rm -rf /", Input: "{}", Summary: "rm -rf /",
-		Exact: json.RawMessage(`{}`), InputHash: "cd", Projected: []string{"a"}, Diff: "+a", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Hidden: true, Changed: true,
-		Scopes: []approval.Scope{approval.ScopeOnce}, Phrase: "rm -rf /", Definition: "ef", Redefined: true, Expires: time.Unix(1, 0),
-	})
+		InputHash: "cd", Projected: []string{"a"}, Diff: "+a", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Hidden: true, Changed: true,
+		Scopes: []approval.Scope{approval.ScopeOnce}, Phrase: "rm -rf /", Definition: "ef", Redefined: true,
+	}, Expires: time.Unix(1, 0)})
 	if empty := emptyFields(shown); len(empty) > 0 {
 		t.Errorf("%T says nothing of %q", shown, empty)
 	}
-	if shown.Command == nil || *shown.Command != "rm -rf /" || newConfirmationRequested(approval.Confirmation{Class: tools.ClassWrite, Summary: "a"}).Command != nil {
+	if shown.CommandLine == nil || *shown.CommandLine != "rm -rf /" || newConfirmationRequested(approval.Confirmation{Question: approval.Question{Class: tools.ClassWrite, Summary: "a"}}).CommandLine != nil {
 		t.Error("a command is recorded of each call that executes one, and of no other")
 	}
 	if empty := emptyFields(newConfirmationRequested(approval.Confirmation{})); len(empty) < 15 {

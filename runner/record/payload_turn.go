@@ -11,8 +11,8 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/discovery"
 	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
@@ -139,53 +139,13 @@ type ToolFailed dispatch.Failed
 type ToolInputInvalid dispatch.InputInvalid
 
 // ConfirmationRequested asks a person.
-type ConfirmationRequested struct {
-	CallID    string      `json:"tool_use_id"`
-	Name      tools.Name  `json:"tool_name"`
-	Class     tools.Class `json:"side_effects"`
-	RequestID string      `json:"confirmation_request_id"`
-	Summary   string      `json:"input_summary"`
-	// Command is the command in one line, where the call executes one.
-	Command   *string  `json:"command_summary"`
-	InputHash string   `json:"input_hash"`
-	Display   string   `json:"display"` // the input, safe to show
-	Hidden    bool     `json:"hidden_characters"`
-	Projected []string `json:"projected_modifications"`
-	Diff      string   `json:"diff,omitempty"`
-	// Runs is where the call would run, Dangerous the part that the policy calls
-	// dangerous. Notices describe parts of the text that are easily overlooked.
-	Runs      tools.Place `json:"runs,omitempty"`
-	Dangerous string      `json:"dangerous,omitempty"`
-	Notices   []string    `json:"notices,omitempty"`
-	// Covers are the files whose content the answer covers: where one changes
-	// before the call runs, the question is put again.
-	Covers []string `json:"covers,omitempty"`
-	// Changed reports that the question was put before, and that what was shown
-	// has changed since.
-	Changed bool `json:"changed,omitempty"`
-	// Scopes are how long an answer could hold, and Phrase the command that an
-	// answer for good would have been bound to.
-	Scopes    []approval.Scope `json:"scopes,omitempty"`
-	Phrase    string           `json:"phrase,omitempty"`
-	ExpiresAt string           `json:"expires_at"` // RFC 3339
-	// Definition is the hash of the definition of a server's tool, to which answers for
-	// longer than the call are bound. Redefined reports that the tool was allowed before,
-	// with another definition.
-	Definition string `json:"definition,omitempty"`
-	Redefined  bool   `json:"redefined,omitempty"`
-}
+type ConfirmationRequested approval.Question
 
 // ToolActivated is a tool of a server that the model has loaded, and is offered from then
 // on. A session that goes on has the tools that were loaded before.
 //
 //	{"tool_use_id":"tu_1","tool_name":"github/search","definition":"…","by":"search"}
-type ToolActivated struct {
-	CallID string     `json:"tool_use_id"` // of search_tools or load_tool
-	Name   tools.Name `json:"tool_name"`   // of the tool that was loaded
-	// Definition is the hash of its definition.
-	Definition string `json:"definition"`
-	By         string `json:"by"` // search or load
-}
+type ToolActivated discovery.Activation
 
 // ConfirmationResolved is the answer to a question.
 type ConfirmationResolved approval.Resolution

@@ -101,8 +101,8 @@ func samples() []Payload {
 		},
 		MCPRequestRefused{Server: "github", Method: "sampling/createMessage", Reason: "not allowed", Count: 2},
 		ConfirmationRequested{
-			CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, RequestID: "00ff", Summary: "rm -r build", Command: new("rm -r build"),
-			InputHash: "cd", Display: `{"command":"rm -r build"}`, Projected: []string{}, Diff: "-a\n+b\n", ExpiresAt: "2026-11-20T10:05:00Z",
+			CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, ID: "00ff", Summary: "rm -r build", CommandLine: new("rm -r build"),
+			InputHash: "cd", Input: `{"command":"rm -r build"}`, Projected: []string{}, Diff: "-a\n+b\n", ExpiresAt: "2026-11-20T10:05:00Z",
 			Runs: tools.PlaceSandbox, Dangerous: "rm -r build", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Changed: true,
 			Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeAlways}, Phrase: "rm -r build",
 			Definition: "ef", Redefined: true,

@@ -295,7 +295,7 @@ func TestNobodyAnswers(t *testing.T) {
 	id := w.startSession("bind")
 	f := w.followEvents(id, "")
 	turn := w.startTurn(id, "go")
-	request := payload[record.ConfirmationRequested](t, f.until(record.KindConfirmationRequested)).RequestID
+	request := payload[record.ConfirmationRequested](t, f.until(record.KindConfirmationRequested)).ID
 	f.close() // no client is connected any more
 	if got := w.waitForTurn(id, turn); got.Reason != "answered" {
 		t.Errorf("the turn ended %+v", got)

@@ -43,7 +43,7 @@ func oldSession(t *testing.T, state string, age time.Duration) string {
 		record.SessionCreated{Task: "t"},
 		record.TurnStarted{},
 		record.Warning{Message: strings.Repeat("bulk ", 20_000)},
-		record.ConfirmationRequested{CallID: "tu_1", RequestID: "00ff", Diff: strings.Repeat("+line\n", 20_000)},
+		record.ConfirmationRequested{CallID: "tu_1", ID: "00ff", Diff: strings.Repeat("+line\n", 20_000)},
 		record.ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: approval.DecisionAllow, By: "user"},
 		record.ToolCalled{CallID: "tu_1"},
 		record.TurnCompleted{},

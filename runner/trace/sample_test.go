@@ -161,7 +161,7 @@ func newShopSession(t *testing.T, state string) Session {
 	w.result("tu_4", "exit code 1 after 3.4 s\nstdout (233 bytes):\n--- FAIL: TestTotalAbove100 (0.00s)\n    total_test.go:31: Total = 11790, want 11295\nFAIL\nFAIL\tshop/checkout\t0.004s\n", false)
 	w.model(3, 1500*time.Millisecond, "I take the second addition out.", newToolUse("tu_5", "patch_file", `{"path":"checkout/total.go","old":"\tif sum > 100_00 {\n\t\tsum += ship\n\t}\n","new":""}`), newToolUse("tu_6", "fetch", `{"url":"http://169.254.169.254/latest/meta-data/"}`))
 	diff := "--- a/checkout/total.go\n+++ b/checkout/total.go\n@@ -5,9 +5,6 @@\n \tfor _, i := range items {\n \t\tsum += i.Price\n \t}\n-\tif sum > 100_00 {\n-\t\tsum += ship\n-\t}\n \treturn sum\n }\n"
-	w.put(time.Millisecond, record.ActorSystem, record.ConfirmationRequested{CallID: "tu_5", Name: "patch_file", Class: tools.ClassWrite, RequestID: "00ff", Summary: "checkout/total.go", Diff: diff, Projected: []string{"checkout/total.go"}})
+	w.put(time.Millisecond, record.ActorSystem, record.ConfirmationRequested{CallID: "tu_5", Name: "patch_file", Class: tools.ClassWrite, ID: "00ff", Summary: "checkout/total.go", Diff: diff, Projected: []string{"checkout/total.go"}})
 	w.called("tu_6", "fetch", tools.ClassRead, "http://169.254.169.254/latest/meta-data/")
 	w.put(0, record.ActorTool, record.NetworkDenied{CallID: "tu_6", URL: "http://169.254.169.254/latest/meta-data/", Host: "169.254.169.254:80", Reason: "no entry of the allowlist permits it"})
 	w.put(time.Millisecond, record.ActorTool, record.ToolFailed{CallID: "tu_6", Name: "fetch", Class: tools.ErrorPermissionDenied, Reason: "egress", Message: "The operator's policy does not permit this address.", LatencyMS: 1})
@@ -187,7 +187,7 @@ func newShopSession(t *testing.T, state string) Session {
 	w.model(1, 1100*time.Millisecond, "I push the branch.", newToolUse("tu_8", "shell", `{"command":"git push origin HEAD","timeout_seconds":"soon"}`), newToolUse("tu_9", "shell", `{"command":"git push origin HEAD"}`))
 	w.put(0, record.ActorTool, record.ToolInputInvalid{CallID: "tu_8", Name: "shell", Errors: []string{"/timeout_seconds: got string, want integer"}})
 	w.result("tu_8", "The input is invalid:\n/timeout_seconds: got string, want integer", true)
-	w.put(0, record.ActorSystem, record.ConfirmationRequested{CallID: "tu_9", Name: "shell", Class: tools.ClassExecute, RequestID: "00fe", Summary: "git push origin HEAD"})
+	w.put(0, record.ActorSystem, record.ConfirmationRequested{CallID: "tu_9", Name: "shell", Class: tools.ClassExecute, ID: "00fe", Summary: "git push origin HEAD"})
 	w.put(2600*time.Millisecond, record.ActorUser, record.ConfirmationResolved{CallID: "tu_9", RequestID: "00fe", Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: "user", Client: "terminal", Reason: "use make test"})
 	w.put(0, record.ActorTool, record.ToolFailed{CallID: "tu_9", Name: "shell", Class: tools.ErrorUserDenied, Reason: "user", Message: "The user denied this operation."})
 	w.result("tu_9", "The user denied this operation.", true)

@@ -92,7 +92,7 @@ func TestRecordReturnsTheChangedStep(t *testing.T) {
 	call := loop.Block{ToolUse: &loop.ToolUse{ID: "1", Name: "shell", Input: []byte(`{}`)}}
 	add(record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: "First."}}, call}})
 	for i := range maxAsked + 5 {
-		asked := add(record.ConfirmationRequested{CallID: "1", RequestID: fmt.Sprint(i), Summary: "make"})
+		asked := add(record.ConfirmationRequested{CallID: "1", ID: fmt.Sprint(i), Summary: "make"})
 		if n := len(asked.Call.Asked); n > maxAsked || asked.Call.Asked[n-1].ID != fmt.Sprint(i) {
 			t.Fatalf("question %d: got %+v", i, asked.Call.Asked)
 		}

@@ -262,7 +262,7 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 			if c.Summary == "" {
 				c.Summary = cutMiddle(p.Summary, maxText)
 			}
-			c.addQuestion(Question{ID: p.RequestID, At: r.Time, Diff: cutMiddle(p.Diff, maxText), Display: cutMiddle(p.Display, maxText), Hidden: p.Hidden})
+			c.addQuestion(Question{ID: p.ID, At: r.Time, Diff: cutMiddle(p.Diff, maxText), Display: cutMiddle(p.Input, maxText), Hidden: p.Hidden})
 		})
 	case record.KindConfirmationResolved:
 		return withPayload(r, func(p record.ConfirmationResolved) { s.resolveQuestion(r, p) })

@@ -35,7 +35,7 @@ func bind(t *testing.T, b *Broker, to Binding) {
 func TestFirstAnswerClosesItsQuestion(t *testing.T) {
 	broker := NewBroker(BrokerOptions{Attended: true})
 	open := func(id string) *Request {
-		return broker.Request(t.Context(), Confirmation{ID: id, Expires: time.Now().Add(time.Hour)})
+		return broker.Request(t.Context(), Confirmation{Question: Question{ID: id}, Expires: time.Now().Add(time.Hour)})
 	}
 	first, second := open("first"), open("second")
 	defer second.cancel()
@@ -73,7 +73,7 @@ func TestWhoIsShownAQuestion(t *testing.T) {
 	detach()
 	ctx, cancel := context.WithCancel(t.Context())
 	open := func(ctx context.Context, id string) *Request {
-		return broker.Request(ctx, Confirmation{ID: id, Expires: time.Now().Add(time.Hour)})
+		return broker.Request(ctx, Confirmation{Question: Question{ID: id}, Expires: time.Now().Add(time.Hour)})
 	}
 	early, answered, ended := open(t.Context(), "early"), open(t.Context(), "answered"), open(ctx, "ended")
 	broker.Deliver(answered, ended)
@@ -141,7 +141,7 @@ func TestThePastIsBounded(t *testing.T) {
 		if err := answer(i); !errors.Is(err, ErrUnknownConfirmation) {
 			t.Fatalf("an unknown one gives %v", err)
 		}
-		broker.Record(broker.Request(t.Context(), Confirmation{ID: fmt.Sprint(i), Expires: time.Now().Add(time.Hour)}), Resolution{}, nil)
+		broker.Record(broker.Request(t.Context(), Confirmation{Question: Question{ID: fmt.Sprint(i)}, Expires: time.Now().Add(time.Hour)}), Resolution{}, nil)
 	}
 	if len(broker.past) != maxPast || len(broker.pastIDs) != maxPast || len(broker.pending) != 0 {
 		t.Fatalf("%d and %d are kept, %d wait", len(broker.past), len(broker.pastIDs), len(broker.pending))

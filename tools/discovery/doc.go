@@ -29,11 +29,11 @@ const (
 
 // Activation is a tool that was loaded.
 type Activation struct {
-	CallID string
-	Name   tools.Name
+	CallID string     `json:"tool_use_id"` // of search_tools or load_tool
+	Name   tools.Name `json:"tool_name"`
 	// Definition is [tools.Definition].Hash, By BySearch or ByLoad.
-	Definition string
-	By         string
+	Definition string `json:"definition"`
+	By         string `json:"by"`
 }
 
 // Server is one server of the session.

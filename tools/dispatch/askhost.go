@@ -116,9 +116,11 @@ func (d *Dispatcher) describeHost(q HostQuestion) (approval.Confirmation, error)
 	summary, _ := tools.Display("connect to " + q.phrase())
 	dir, _ := tools.Display(d.opts.Workspace)
 	c := approval.Confirmation{
-		ID: randomHex(16), CallID: q.CallID, Seq: int(d.confirmations.Add(1)), Name: approval.HostTool, Class: tools.ClassNetwork, Runs: tools.PlaceSandbox,
-		Workspace: dir, Input: input, Summary: summary, Exact: exact, InputHash: hashInput(exact), Hidden: hidden,
-		Scopes: []approval.Scope{approval.ScopeOnce}, Expires: time.Now().Add(d.opts.ConfirmTimeout),
+		Question: approval.Question{
+			ID: randomHex(16), CallID: q.CallID, Name: approval.HostTool, Class: tools.ClassNetwork, Runs: tools.PlaceSandbox,
+			Input: input, Summary: summary, InputHash: hashInput(exact), Hidden: hidden, Scopes: []approval.Scope{approval.ScopeOnce},
+		},
+		Seq: int(d.confirmations.Add(1)), Workspace: dir, Exact: exact, Expires: time.Now().Add(d.opts.ConfirmTimeout),
 	}
 	if q.Display != "" && q.Display != q.Host {
 		name, _ := tools.Display(q.Display)

@@ -165,11 +165,14 @@ func (r confirmer) describeCall(p *pending) approval.Confirmation {
 	dir, _ := tools.Display(r.d.opts.Workspace)
 	danger, _ := tools.Display(p.dangerous)
 	c := approval.Confirmation{
-		ID: randomHex(16), CallID: p.call.ID, Seq: int(r.d.confirmations.Add(1)), Name: p.call.Name, Class: p.tool.Definition.Class,
-		Runs: p.tool.Definition.Runs, Workspace: dir, Dangerous: danger,
-		Input: input, Summary: p.summary, Exact: bytes.Clone(p.call.Input), InputHash: p.hash,
-		RequiresAdmin: p.tool.Definition.RequiresAdmin, Changed: p.confirm.again, Scopes: []approval.Scope{approval.ScopeOnce}, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
-		Projected: paths, Diff: shownDiff, DiffElided: shownDiff != diff, Notices: tools.InputNotices(p.call.Input), Hidden: hidden || hiddenPath || hiddenDiff,
+		Question: approval.Question{
+			ID: randomHex(16), CallID: p.call.ID, Name: p.call.Name, Class: p.tool.Definition.Class,
+			Runs: p.tool.Definition.Runs, Dangerous: danger, Input: input, Summary: p.summary, InputHash: p.hash,
+			Changed: p.confirm.again, Scopes: []approval.Scope{approval.ScopeOnce},
+			Projected: paths, Diff: shownDiff, Notices: tools.InputNotices(p.call.Input), Hidden: hidden || hiddenPath || hiddenDiff,
+		},
+		Seq: int(r.d.confirmations.Add(1)), Workspace: dir, Exact: bytes.Clone(p.call.Input), DiffElided: shownDiff != diff,
+		RequiresAdmin: p.tool.Definition.RequiresAdmin, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
 		As: p.remember.As, Command: p.remember.Command,
 	}
 	for _, phrase := range p.confirm.shown.NotCovered {

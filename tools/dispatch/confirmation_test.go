@@ -768,10 +768,13 @@ func TestExampleDenied(t *testing.T) {
 	wantText(t, r, true, "The user denied this operation.")
 	wantEvents(t, rec, "tu_01HZ_c", "requested", "resolved deny by user", "failed user_denied")
 	want := approval.Confirmation{
-		ID: shown.ID, CallID: "tu_01HZ_c", Seq: 1, Name: "write_file", Class: tools.ClassWrite, Runs: tools.PlaceSandbox, Summary: "src/auth.ts",
-		Input: `{"path":"src/auth.ts","text":"x"}`, Exact: []byte(`{"path":"src/auth.ts","text":"x"}`),
-		InputHash: hashInput([]byte(`{"path":"src/auth.ts","text":"x"}`)), Projected: []string{"src/auth.ts"},
-		Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeSession}, Expires: shown.Expires,
+		Question: approval.Question{
+			ID: shown.ID, CallID: "tu_01HZ_c", Name: "write_file", Class: tools.ClassWrite, Runs: tools.PlaceSandbox, Summary: "src/auth.ts",
+			Input:     `{"path":"src/auth.ts","text":"x"}`,
+			InputHash: hashInput([]byte(`{"path":"src/auth.ts","text":"x"}`)), Projected: []string{"src/auth.ts"},
+			Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeSession},
+		},
+		Seq: 1, Exact: []byte(`{"path":"src/auth.ts","text":"x"}`), Expires: shown.Expires,
 	}
 	if diff := cmp.Diff(want, shown); diff != "" {
 		t.Errorf("confirmation (-want +got):\n%s", diff)

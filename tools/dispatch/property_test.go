@@ -585,7 +585,7 @@ func TestSequenceCheckSeesFaults(t *testing.T) {
 	calls := []tools.Call{call("a", "do_write", `{"path":"x"}`), call("b", "do_write", `{"path":"x"}`)}
 	began := func(id string) Event { return Called{CallID: id, Class: tools.ClassWrite} }
 	done := func(id string) Event { return Completed{CallID: id} }
-	ask := ConfirmationRequested{approval.Confirmation{ID: "1", CallID: "a"}}
+	ask := ConfirmationRequested{approval.Confirmation{Question: approval.Question{ID: "1", CallID: "a"}}}
 	yes := ConfirmationResolved{approval.Resolution{CallID: "a", RequestID: "1", Decision: approval.DecisionAllow}}
 	no := ConfirmationResolved{approval.Resolution{CallID: "a", RequestID: "1", Decision: approval.DecisionDeny}}
 	rest := []Event{began("b"), done("b")}
@@ -598,7 +598,7 @@ func TestSequenceCheckSeesFaults(t *testing.T) {
 		"twice":                  {began("a"), began("a"), done("a")},
 		"not allowed yet":        {ask, began("a"), done("a")},
 		"refused":                {ask, no, began("a"), done("a")},
-		"asked again":            {ask, yes, ConfirmationRequested{approval.Confirmation{ID: "2", CallID: "a"}}, began("a"), done("a")},
+		"asked again":            {ask, yes, ConfirmationRequested{approval.Confirmation{Question: approval.Question{ID: "2", CallID: "a"}}}, began("a"), done("a")},
 		"two answers":            {ask, no, yes, began("a"), done("a")},
 		"an answer to no one":    {yes, began("a"), done("a")},
 		"two writes of one path": {began("a"), began("b"), done("a"), done("b")},
@@ -633,7 +633,7 @@ func TestSequenceCheckSeesFaults(t *testing.T) {
 			t.Errorf("%s is not seen", name)
 		}
 	}
-	p.heard, p.events = nil, append([]Event{ConfirmationRequested{approval.Confirmation{ID: "2", CallID: "b"}}}, good...)
+	p.heard, p.events = nil, append([]Event{ConfirmationRequested{approval.Confirmation{Question: approval.Question{ID: "2", CallID: "b"}}}}, good...)
 	if len(p.problems()) == 0 {
 		t.Error("a question without an end is not seen")
 	}

@@ -43,7 +43,7 @@ func TestDiffMarksWords(t *testing.T) {
 
 func TestQuestionsMarkWords(t *testing.T) {
 	long := strings.Repeat("word ", 30)
-	q := question{Confirmation: approval.Confirmation{Diff: "-total = sum\n+total = sum - rebate\n-" + long + "old\n+" + long + "new\n"}, style: style{true}}
+	q := question{Confirmation: approval.Confirmation{Question: approval.Question{Diff: "-total = sum\n+total = sum - rebate\n-" + long + "old\n+" + long + "new\n"}}, style: style{true}}
 	s := q.diffLines(60)
 	var rows []string
 	for _, row := range s.rows {

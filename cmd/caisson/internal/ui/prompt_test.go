@@ -17,11 +17,11 @@ import (
 )
 
 func confirmation() approval.Confirmation {
-	return approval.Confirmation{
+	return approval.Confirmation{Question: approval.Question{
 		Name: "shell", Class: tools.ClassExecute, Input: `{"command":"rm -r build"}`,
 		Projected: []string{"build"}, Diff: "--- a\n+++ b\n-old\n+new\n", Hidden: true,
 		Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeSession},
-	}
+	}}
 }
 
 // person is a terminal's user: it types into a pipe when it is told to.
@@ -279,8 +279,8 @@ func TestTheQuestionsThatWaitAreListed(t *testing.T) {
 // that the diff shows.
 func TestArgumentsAreLeftToTheDiff(t *testing.T) {
 	c := approval.Confirmation{
-		Name: "patch_file", Class: tools.ClassWrite, Diff: "--- a/x\n+++ b/x\n context\n-old text\n+new text\n+more\n",
-		Exact: []byte(`{"path":"x","old":"old text\n","new":"text\nmore\n","hidden":"context\n","other":"text"}`),
+		Question: approval.Question{Name: "patch_file", Class: tools.ClassWrite, Diff: "--- a/x\n+++ b/x\n context\n-old text\n+new text\n+more\n"},
+		Exact:    []byte(`{"path":"x","old":"old text\n","new":"text\nmore\n","hidden":"context\n","other":"text"}`),
 	}
 	q := question{c, place{1, 1}, style{}}
 	lines, whole := q.boundedLines(time.Now(), 80, 30)

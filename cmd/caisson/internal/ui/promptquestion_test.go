@@ -26,9 +26,12 @@ import (
 func TestAWholeQuestion(t *testing.T) {
 	now := time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 	c := approval.Confirmation{
-		Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Workspace: "/home/me/project", Input: `{"command":"git status"}`,
-		Dangerous: "rm -r /", Phrase: "git status", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Expires: now.Add(5*time.Minute - 400*time.Millisecond), Changed: true,
-		Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeSession, approval.ScopeAlways},
+		Question: approval.Question{
+			Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Input: `{"command":"git status"}`,
+			Dangerous: "rm -r /", Phrase: "git status", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Changed: true,
+			Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeSession, approval.ScopeAlways},
+		},
+		Workspace: "/home/me/project", Expires: now.Add(5*time.Minute - 400*time.Millisecond),
 	}
 	got, whole := question{c, place{2, 3}, style{}}.boundedLines(now, 120, 30)
 	want := []string{
@@ -79,7 +82,7 @@ func TestArgumentsOfAQuestion(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, s := range (question{approval.Confirmation{Exact: exact, Diff: tt.diff}, place{}, style{}}).argumentLines(100, longToDiff) {
+		for _, s := range (question{approval.Confirmation{Exact: exact, Question: approval.Question{Diff: tt.diff}}, place{}, style{}}).argumentLines(100, longToDiff) {
 			got = append(got, s.rows...)
 		}
 		if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -509,9 +512,12 @@ func (w *writer) Write(p []byte) (int, error) {
 func TestEveryFieldIsMadeSafe(t *testing.T) {
 	for _, sequence := range escapes {
 		c := approval.Confirmation{
-			Name: tools.Name(sequence), Class: tools.Class(sequence), Runs: tools.PlaceHost, Workspace: sequence, Dangerous: sequence,
-			Input: sequence, Projected: []string{sequence}, Diff: "+" + sequence + "\n", Phrase: sequence, Notices: []string{sequence}, Covers: []string{sequence},
-			Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeAlways},
+			Question: approval.Question{
+				Name: tools.Name(sequence), Class: tools.Class(sequence), Runs: tools.PlaceHost, Dangerous: sequence,
+				Input: sequence, Projected: []string{sequence}, Diff: "+" + sequence + "\n", Phrase: sequence, Notices: []string{sequence}, Covers: []string{sequence},
+				Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeAlways},
+			},
+			Workspace: sequence,
 		}
 		shown := strings.Join(question{c, place{1, 1}, style{on: true}}.allLines(time.Now(), 80), "\n")
 		if found := raw(shown); len(found) > 0 {
@@ -524,8 +530,10 @@ func TestEveryFieldIsMadeSafe(t *testing.T) {
 // this has changed since it was allowed.
 func TestQuestionAboutAServersTool(t *testing.T) {
 	c := approval.Confirmation{
-		Name: "srv/do_it", Class: tools.ClassNetwork, Exact: []byte(`{"a":1}`), Description: "Does it.", Definition: "ef", Redefined: true,
-		Workspace: "/p", Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeAlways},
+		Question: approval.Question{
+			Name: "srv/do_it", Class: tools.ClassNetwork, Definition: "ef", Redefined: true, Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeAlways},
+		},
+		Exact: []byte(`{"a":1}`), Description: "Does it.", Workspace: "/p",
 	}
 	shown := strings.Join(question{c, place{1, 1}, style{}}.allLines(time.Now(), 120), "\n")
 	for _, want := range []string{
