@@ -26,25 +26,26 @@ const (
 // ExceededError is the error of an operation that a limit ended. The timeout of
 // a command is not one: it is part of the command's exit.
 type ExceededError struct {
-	Kind Kind
+	Kind Kind `json:"kind"`
 	// Limit is the limit and Used the use at that time, in the unit of Kind.
-	Limit, Used int64
+	Limit int64 `json:"limit"`
+	Used  int64 `json:"used"`
 	// Needed is the least that the refused operation needs, if Used is below Limit.
-	Needed int64
+	Needed int64 `json:"needed,omitempty"`
 	// Reserved is the part of Used that is reserved for requests that are under way.
-	Reserved int64
+	Reserved int64 `json:"reserved,omitempty"`
 	// Files reports whether Limit and Used of [KindDisk] count files (inodes)
 	// rather than bytes.
-	Files bool
+	Files bool `json:"-"`
 	// Dir is the directory of the sandbox that exceeded its own bound, such as
 	// the home; "" if it was the host's file system. Limit and Used of
 	// [KindDisk] are then that bound and the use.
-	Dir string
+	Dir string `json:"-"`
 	// Period is that of a [Ceiling], "" for other limits. Until is its end, and
 	// Profile the model profile that the ceiling is for, "" if it is for all.
-	Period  Period
-	Until   time.Time
-	Profile string
+	Period  Period     `json:"period,omitempty"`
+	Until   *time.Time `json:"until,omitempty"`
+	Profile string     `json:"profile,omitempty"`
 }
 
 // Error returns a message with the kind, the use and the limit.

@@ -233,7 +233,7 @@ func (j *eventRecorder) turnEnded(e loop.TurnEnded) error {
 		return j.putRecord(nil, j.turnRec, record.ActorSystem, p)
 	}
 	return j.putRecord(nil, j.turnRec, record.ActorSystem, record.TurnCompleted{
-		Reason: e.Reason, Truncated: e.Truncated, Limit: record.NewLimit(e.Limit), ModelCalls: t.modelCalls, ToolCalls: t.toolCalls,
+		Reason: e.Reason, Truncated: e.Truncated, Limit: (*record.Limit)(e.Limit), ModelCalls: t.modelCalls, ToolCalls: t.toolCalls,
 		Usage: e.Usage, WallMS: e.Wall.Milliseconds(),
 	})
 }

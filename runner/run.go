@@ -92,7 +92,7 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	r := Report{
 		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: record.SessionEnded{
-			Turns: s.turns, Answer: s.answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: record.NewLimit(out.Limit), Usage: s.used,
+			Turns: s.turns, Answer: s.answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: (*record.Limit)(out.Limit), Usage: s.used,
 			CostUSD: record.CostUSD(s.used.CostMicroUSD), WallMS: time.Since(s.begun).Milliseconds(), Network: reached,
 		},
 	}

@@ -293,7 +293,7 @@ func finishTurn(s *Session, t *Turn, out loop.Outcome, cause error) {
 		s.end(out.Err) // the sandbox of a session is started once
 	}
 	t.report = TurnReport{
-		Turn: t.ID, Reason: out.Reason, Answer: s.answerOf(out), Truncated: out.Truncated, Limit: record.NewLimit(out.Limit),
+		Turn: t.ID, Reason: out.Reason, Answer: s.answerOf(out), Truncated: out.Truncated, Limit: (*record.Limit)(out.Limit),
 		Usage: out.Usage, CostUSD: record.CostUSD(out.Usage.CostMicroUSD), WallMS: time.Since(t.begun).Milliseconds(), Err: out.Err,
 	}
 	s.turn, s.ended = nil, t

@@ -267,7 +267,7 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	}
 	t, err := r.session.StartFor(r.agent.User, step.Instruction, runner.TurnOptions{Budget: budget})
 	if limit, ok := errors.AsType[*limits.ExceededError](err); ok { // an earlier step has used what all may
-		return r.noteLimit(result, record.NewLimit(limit), nil)
+		return r.noteLimit(result, (*record.Limit)(limit), nil)
 	}
 	if fault, ok := errors.AsType[runner.Fault](err); ok && fault.Kind == runner.FaultInvalidLimits { // of the task
 		return &infraError{Machine, err}

@@ -204,7 +204,7 @@ func (l *Ledger) findCeilings(doc *document, user, profile string) []standing {
 					continue
 				}
 				s := standing{key: fmt.Sprint(of.key, p, used.Since, k), ExceededError: limits.ExceededError{
-					Kind: k, Limit: *limit, Used: used.amount(k), Period: p, Until: p.End(used.Since), Profile: of.profile,
+					Kind: k, Limit: *limit, Used: used.amount(k), Period: p, Until: new(p.End(used.Since)), Profile: of.profile,
 				}}
 				for _, r := range doc.Reservations {
 					if of.reserved(r) {

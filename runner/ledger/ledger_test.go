@@ -89,16 +89,16 @@ func TestCeilings(t *testing.T) {
 	}{
 		"no ceiling of this profile": {},
 		"all fit exactly":            {user: perDay(2, 200, 200), profile: perDay(2, 200, 200)},
-		"requests":                   {user: perDay(1, 0, 0), want: &limits.ExceededError{Kind: limits.KindRequests, Limit: 1, Used: 1, Period: limits.PeriodDay, Until: tomorrow}},
-		"tokens":                     {user: perDay(0, 199, 0), want: &limits.ExceededError{Kind: limits.KindTokens, Limit: 199, Used: 100, Needed: 100, Period: limits.PeriodDay, Until: tomorrow}},
-		"cost":                       {user: perDay(0, 0, 199), want: &limits.ExceededError{Kind: limits.KindCost, Limit: 199, Used: 100, Needed: 100, Period: limits.PeriodDay, Until: tomorrow}},
-		"nothing left":               {user: perDay(0, 100, 0), want: &limits.ExceededError{Kind: limits.KindTokens, Limit: 100, Used: 100, Period: limits.PeriodDay, Until: tomorrow}},
-		"month":                      {user: limits.Ceilings{Month: perDay(1, 0, 0).Day}, want: &limits.ExceededError{Kind: limits.KindRequests, Limit: 1, Used: 1, Period: limits.PeriodMonth, Until: nextMonth}},
-		"profile":                    {profile: perDay(1, 0, 0), want: &limits.ExceededError{Kind: limits.KindRequests, Limit: 1, Used: 1, Period: limits.PeriodDay, Until: tomorrow, Profile: "main"}},
-		"the user's is named first":  {user: perDay(1, 0, 0), profile: perDay(1, 0, 0), want: &limits.ExceededError{Kind: limits.KindRequests, Limit: 1, Used: 1, Period: limits.PeriodDay, Until: tomorrow}},
+		"requests":                   {user: perDay(1, 0, 0), want: &limits.ExceededError{Kind: limits.KindRequests, Limit: 1, Used: 1, Period: limits.PeriodDay, Until: &tomorrow}},
+		"tokens":                     {user: perDay(0, 199, 0), want: &limits.ExceededError{Kind: limits.KindTokens, Limit: 199, Used: 100, Needed: 100, Period: limits.PeriodDay, Until: &tomorrow}},
+		"cost":                       {user: perDay(0, 0, 199), want: &limits.ExceededError{Kind: limits.KindCost, Limit: 199, Used: 100, Needed: 100, Period: limits.PeriodDay, Until: &tomorrow}},
+		"nothing left":               {user: perDay(0, 100, 0), want: &limits.ExceededError{Kind: limits.KindTokens, Limit: 100, Used: 100, Period: limits.PeriodDay, Until: &tomorrow}},
+		"month":                      {user: limits.Ceilings{Month: perDay(1, 0, 0).Day}, want: &limits.ExceededError{Kind: limits.KindRequests, Limit: 1, Used: 1, Period: limits.PeriodMonth, Until: &nextMonth}},
+		"profile":                    {profile: perDay(1, 0, 0), want: &limits.ExceededError{Kind: limits.KindRequests, Limit: 1, Used: 1, Period: limits.PeriodDay, Until: &tomorrow, Profile: "main"}},
+		"the user's is named first":  {user: perDay(1, 0, 0), profile: perDay(1, 0, 0), want: &limits.ExceededError{Kind: limits.KindRequests, Limit: 1, Used: 1, Period: limits.PeriodDay, Until: &tomorrow}},
 		"the day's is named first": {
 			user: limits.Ceilings{Month: perDay(1, 0, 0).Day}, profile: perDay(0, 100, 0),
-			want: &limits.ExceededError{Kind: limits.KindTokens, Limit: 100, Used: 100, Period: limits.PeriodDay, Until: tomorrow, Profile: "main"},
+			want: &limits.ExceededError{Kind: limits.KindTokens, Limit: 100, Used: 100, Period: limits.PeriodDay, Until: &tomorrow, Profile: "main"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -200,7 +200,7 @@ func TestPeriods(t *testing.T) {
 	} {
 		now = step.now
 		entry, e := reserve(t, l, "alice", "main", 100)
-		if free := e == nil; free != step.free || !free && (e.Period != step.kind || e.Until != time.Date(2026, 11, 24, 0, 0, 0, 0, time.UTC)) {
+		if free := e == nil; free != step.free || !free && (e.Period != step.kind || *e.Until != time.Date(2026, 11, 24, 0, 0, 0, 0, time.UTC)) {
 			t.Errorf("%s: %v", step.what, e)
 		}
 		if e == nil {
@@ -209,7 +209,7 @@ func TestPeriods(t *testing.T) {
 	}
 	use(t, l, "alice", "main", 100)
 	now = noon.AddDate(0, 0, 2)
-	if _, e := reserve(t, l, "alice", "main", 51); e == nil || e.Period != limits.PeriodMonth || e.Until != time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC) {
+	if _, e := reserve(t, l, "alice", "main", 51); e == nil || e.Period != limits.PeriodMonth || *e.Until != time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC) {
 		t.Errorf("the month's ceiling on the third day: %v", e)
 	}
 	now = time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/caisson-run/caisson/limits"
 )
@@ -30,22 +29,8 @@ type Budget struct {
 	WallTimeMS   *int64 `json:"wall_time_ms,omitempty"`
 }
 
-// Limit is a *limits.ExceededError on the wire, in the kind's own unit.
-type Limit struct {
-	Kind  limits.Kind `json:"kind"`
-	Limit int64       `json:"limit"`
-	Used  int64       `json:"used"`
-	// Needed is the least that the next request could have used; absent where all of
-	// the limit was used.
-	Needed int64 `json:"needed,omitempty"`
-	// Reserved is the part of Used that requests under way have reserved.
-	Reserved int64 `json:"reserved,omitempty"`
-	// Period, Until and Profile are those of a ceiling: day or month, its end, and the
-	// model profile that it is for, absent where it is for all.
-	Period  limits.Period `json:"period,omitempty"`
-	Until   *time.Time    `json:"until,omitempty"`
-	Profile string        `json:"profile,omitempty"`
-}
+// Limit is a limit that was reached.
+type Limit limits.ExceededError
 
 // String describes the limit, what was used of it and what was needed.
 func (l Limit) String() string {
@@ -100,18 +85,6 @@ func NewResources(r limits.Resources) Resources {
 		TmpBytes: r.TmpBytes, HomeBytes: r.HomeBytes, ShmBytes: r.ShmBytes,
 		OpenFiles: r.OpenFiles, CommandTimeMS: r.CommandTime.Milliseconds(),
 	}
-}
-
-// NewLimit returns the limit that was reached, or nil.
-func NewLimit(e *limits.ExceededError) *Limit {
-	if e == nil {
-		return nil
-	}
-	out := &Limit{Kind: e.Kind, Limit: e.Limit, Used: e.Used, Needed: e.Needed, Reserved: e.Reserved, Period: e.Period, Profile: e.Profile}
-	if !e.Until.IsZero() {
-		out.Until = &e.Until
-	}
-	return out
 }
 
 // NewBudget returns the budget that a record holds.

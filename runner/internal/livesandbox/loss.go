@@ -115,7 +115,7 @@ func (c *Sandbox) replaceGeneration(g *generation, why loss) error {
 	if c.opts.Copy && again {
 		g.back = back
 	}
-	err := c.opts.Record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: record.NewLimit(why.limit), Restarting: again, Workspace: g.back})
+	err := c.opts.Record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: (*record.Limit)(why.limit), Restarting: again, Workspace: g.back})
 	if err != nil {
 		return err
 	}
@@ -161,6 +161,6 @@ func (c *Sandbox) recordUnnoticedLoss(g *generation) error {
 	c.opts.Log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(cause))
 	why := lossOf(cause)
 	// A trace that can't be written is found again by the last record.
-	_ = c.opts.Record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: record.NewLimit(why.limit)})
+	_ = c.opts.Record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: (*record.Limit)(why.limit)})
 	return gone
 }
