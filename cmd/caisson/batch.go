@@ -38,8 +38,8 @@ type batchFlags struct {
 	fleetFlags
 	WorkerTimeout time.Duration `flag:"worker-timeout" default:"60s" doc:"time after which the trials of a worker that sends no heartbeat are given to others"`
 	profileFlag
-	Settings config.File `groups:"Model,Policy,Sandbox,Limits"`
-	maxCost  string
+	Settings config.File     `groups:"Model,Policy,Sandbox,Limits"`
+	maxCost  *config.Dollars // of all trials together
 	models   repeatedFlag
 	check    bool // caisson batch check
 }
@@ -81,7 +81,7 @@ Docker has no root inside, so auto uses gvisor for Harbor tasks.
 	model, maxCost := cmd.Flags().Lookup("model"), cmd.Flags().Lookup("max-cost-usd")
 	f.models.settingFlag = *model.Value.(*settingFlag)
 	model.Value, model.Usage = &f.models, model.Usage+" (repeatable)"
-	maxCost.Value, maxCost.Usage = &textFlag{text: &f.maxCost, kind: "USD"}, "US dollars that all trials may cost together; none starts when they are used up"
+	maxCost.Usage = "US dollars that all trials may cost together; none starts when they are used up"
 	return cmd
 }
 
@@ -106,12 +106,8 @@ func (f *batchFlags) readFlags(env environ) (s batch.Shard, maxCost int64, err e
 	if f.Attempts < 1 || f.Parallel < 0 || f.Retries < 0 {
 		return s, 0, newUsageError("--attempts must be positive, and --parallel and --retries not negative")
 	}
-	if f.maxCost != "" {
-		d, err := config.ParseDollars(f.maxCost)
-		if err != nil || d <= 0 {
-			return s, 0, newUsageError("--max-cost-usd %q: want a positive amount, such as 0.50", f.maxCost)
-		}
-		maxCost = int64(d)
+	if f.maxCost = f.Settings.Limits.Cost; f.maxCost != nil {
+		maxCost, f.Settings.Limits.Cost = int64(*f.maxCost), nil // it is no limit of each trial
 	}
 	s, err = batchui.ParseShard(f.Shard, env.get)
 	if err != nil {

@@ -63,16 +63,6 @@ func (f *repeatedFlag) Set(v string) error {
 	return f.settingFlag.Set(v)
 }
 
-// textFlag is a flag whose text is read later.
-type textFlag struct {
-	text *string
-	kind string
-}
-
-func (f *textFlag) Set(v string) error { *f.text = v; return nil }
-func (f *textFlag) String() string     { return *f.text }
-func (f *textFlag) Type() string       { return f.kind }
-
 // addSettings adds the flags of the settings of some groups, or of all, which write to
 // file.
 func addSettings(cmd *cobra.Command, file *config.File, groups ...string) {
@@ -277,7 +267,7 @@ func addCompletion(root *cobra.Command, env environ) {
 		"caisson tools ls": completeTools, "caisson tools call": completeTools, "caisson trust": completeDirectories, "caisson untrust": completeDirectories, "caisson config schema": completeWords("user", "project", "requirements"),
 	}
 	flags := map[string]candidates{
-		"workspace": completeDirectories, "tool": completeTools, "profile": completeProfiles, "model": completeModels, "format": completeWords("jsonl", "json", "atif"), "report": completeWords("auto", "github", "none"),
+		"workspace": completeDirectories, "tool": completeTools, "profile": completeKeys(func(c config.Config) map[string]config.File { return c.Profiles }), "model": completeKeys(func(c config.Config) map[string]config.Model { return c.Models }), "format": completeWords("jsonl", "json", "atif"), "report": completeWords("auto", "github", "none"),
 	}
 	for _, s := range config.Settings() {
 		if s.Words != nil {
@@ -424,19 +414,10 @@ func completeTools(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeProfiles and models are those of the user's file, where it can be read.
-func completeProfiles(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
-	conf, err := loadConfig(&app{environ: env}, "")
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
+// completeKeys returns the names in a map of the user's file, none if it can't be read.
+func completeKeys[T any](of func(config.Config) map[string]T) candidates {
+	return func(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+		conf, _ := loadConfig(&app{environ: env}, "")
+		return slices.Sorted(maps.Keys(of(conf))), cobra.ShellCompDirectiveNoFileComp
 	}
-	return slices.Sorted(maps.Keys(conf.Profiles)), cobra.ShellCompDirectiveNoFileComp
-}
-
-func completeModels(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
-	conf, err := loadConfig(&app{environ: env}, "")
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return slices.Sorted(maps.Keys(conf.Models)), cobra.ShellCompDirectiveNoFileComp
 }

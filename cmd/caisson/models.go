@@ -280,8 +280,8 @@ func gitEnviron(env environ) []string {
 func (b *batchSession) newModel(ctx context.Context, agent string) (_ batch.Model, err error) {
 	conf := b.conf
 	conf.Model = &agent
-	if bound, err := config.ParseDollars(b.flags.maxCost); err == nil {
-		conf.Limits.Cost = &bound // which needs the price
+	if b.flags.maxCost != nil {
+		conf.Limits.Cost = b.flags.maxCost // which needs the price
 	}
 	selected, err := conf.SelectModels(b.user)
 	if err != nil {
