@@ -60,15 +60,11 @@ type Step struct {
 
 // TurnEnd is the result of a turn.
 type TurnEnd struct {
-	// Reason is loop.StopCancelled for every cancelled turn; Step.Text has the cause.
-	Reason loop.StopReason
-	// Answer is the last text of the model, whole, if Reason is loop.StopAnswered.
-	Answer    string
-	Truncated bool
-	// Limit is what ended it, if Reason is loop.StopLimit.
-	Limit  *record.Limit
-	Usage  limits.Usage
-	WallMS int64
+	// TurnCompleted has the reason loop.StopCancelled for every cancelled turn; Step.Text
+	// has the cause.
+	record.TurnCompleted
+	// Answer is the last text of the model, whole, if the reason is loop.StopAnswered.
+	Answer string
 }
 
 // ModelCall is one call of the model.

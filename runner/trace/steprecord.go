@@ -63,7 +63,7 @@ func (s *Steps) handleRecord(r record.Record) bool {
 		})
 	case record.KindTurnCompleted:
 		return withPayload(r, func(p record.TurnCompleted) {
-			e := TurnEnd{Reason: p.Reason, Truncated: p.Truncated, Limit: p.Limit, Usage: p.Usage, WallMS: p.WallMS}
+			e := TurnEnd{TurnCompleted: p}
 			if p.Reason == loop.StopAnswered {
 				e.Answer = s.answer
 			}
@@ -75,7 +75,7 @@ func (s *Steps) handleRecord(r record.Record) bool {
 			if p.Client != "" {
 				reason += " by " + cutMiddle(p.Client, 200)
 			}
-			s.visitTurnEnd(r, reason, TurnEnd{Reason: loop.StopCancelled, Usage: p.Usage, WallMS: p.WallMS})
+			s.visitTurnEnd(r, reason, TurnEnd{TurnCompleted: record.TurnCompleted{Reason: loop.StopCancelled, Usage: p.Usage, WallMS: p.WallMS}})
 		})
 	case record.KindWarning:
 		return withPayload(r, func(p record.Warning) { s.visitStep(r, StepWarning, p.Message, false) })
