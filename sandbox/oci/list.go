@@ -28,7 +28,7 @@ func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed
 
 // chargedMemory returns the memory that the session's cgroup is charged with,
 // or 0 if it has none.
-func chargedMemory(entries []ownership.Entry) int64 {
+func chargedMemory(entries []ownership.NumberedEntry) int64 {
 	for _, e := range entries {
 		if e.Kind != ownership.KindCgroup {
 			continue

@@ -90,5 +90,5 @@ type Connection interface {
 // Listed is a listed sandbox, with the entries of its cleanup list.
 type Listed struct {
 	sandbox.Listing
-	Entries []ownership.Entry
+	Entries []ownership.NumberedEntry
 }

@@ -49,18 +49,18 @@ type CleanupList struct {
 	root   *os.Root // nil once closed
 	dir    string   // its path, for locks
 	lock   *state.Lock
-	doc    document
+	doc    Document
 	next   int
 	synced bool // whether the directory was synced since the file contains a placeholder
 }
 
-// document is the content of a cleanup list's file.
-type document struct {
+// Document is the content of a cleanup list's file.
+type Document struct {
 	Version int      `json:"version"`
 	Backend string   `json:"backend"`
 	Session string   `json:"session"`
 	Owner   Identity `json:"owner"`
-	Dir     string   `json:"dir"`
+	Dir     string   `json:"dir"` // of the session, relative to the state directory
 	// Began, Image and Workspace are for people who list sandboxes.
 	Began     time.Time `json:"began"`
 	Image     string    `json:"image"`
@@ -69,11 +69,11 @@ type document struct {
 	// remove everything: any process may then remove the rest, even if the
 	// owner is alive.
 	Abandoned bool            `json:"abandoned,omitempty"`
-	Entries   []numberedEntry `json:"entries"`
+	Entries   []NumberedEntry `json:"entries"`
 }
 
-// numberedEntry is an entry with its number in the list.
-type numberedEntry struct {
+// NumberedEntry is an entry with its number in the list.
+type NumberedEntry struct {
 	ID int `json:"id"`
 	Entry
 }
@@ -112,7 +112,7 @@ func OpenCleanupList(o CleanupOptions) (*CleanupList, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open cleanup list: %w", err)
 	}
-	j := &CleanupList{root: root, dir: filepath.Join(o.StateDir, listDir), doc: document{
+	j := &CleanupList{root: root, dir: filepath.Join(o.StateDir, listDir), doc: Document{
 		Version: listVersion, Backend: o.Backend, Session: o.Session, Owner: o.Owner, Dir: dir,
 		Began: time.Now().UTC().Truncate(time.Second), Image: limitText(o.Image), Workspace: limitText(o.Workspace),
 	}}
@@ -182,7 +182,7 @@ func (j *CleanupList) Add(entries ...Entry) ([]int, error) {
 		}
 		j.next++
 		ids = append(ids, j.next)
-		j.doc.Entries = append(slices.Clip(j.doc.Entries), numberedEntry{ID: j.next, Entry: e})
+		j.doc.Entries = append(slices.Clip(j.doc.Entries), NumberedEntry{ID: j.next, Entry: e})
 	}
 	if err := j.writeFile(); err != nil {
 		j.doc.Entries = before
@@ -224,8 +224,8 @@ func (j *CleanupList) Drop(ids ...int) {
 	j.doc.Entries = j.entriesWithout(ids)
 }
 
-func (j *CleanupList) entriesWithout(ids []int) []numberedEntry {
-	return slices.DeleteFunc(slices.Clone(j.doc.Entries), func(r numberedEntry) bool { return slices.Contains(ids, r.ID) })
+func (j *CleanupList) entriesWithout(ids []int) []NumberedEntry {
+	return slices.DeleteFunc(slices.Clone(j.doc.Entries), func(r NumberedEntry) bool { return slices.Contains(ids, r.ID) })
 }
 
 // Entries returns a copy of the entries, in the order in which they were added.
@@ -289,10 +289,10 @@ func removeListFiles(root *os.Root, session string) error {
 func (j *CleanupList) fileName() string { return j.doc.Session + ".json" }
 
 func (j *CleanupList) indexOf(id int) int {
-	return slices.IndexFunc(j.doc.Entries, func(r numberedEntry) bool { return r.ID == id })
+	return slices.IndexFunc(j.doc.Entries, func(r NumberedEntry) bool { return r.ID == id })
 }
 
-func (j *CleanupList) replaceEntries(entries []numberedEntry) error {
+func (j *CleanupList) replaceEntries(entries []NumberedEntry) error {
 	before := j.doc.Entries
 	j.doc.Entries = entries
 	if err := j.writeFile(); err != nil {
@@ -321,7 +321,7 @@ func (j *CleanupList) writeFile() error {
 	if err != nil {
 		return err
 	}
-	durable := slices.ContainsFunc(j.doc.Entries, func(r numberedEntry) bool { return r.Kind == KindPlaceholder })
+	durable := slices.ContainsFunc(j.doc.Entries, func(r NumberedEntry) bool { return r.Kind == KindPlaceholder })
 	_, err = f.Write(append(data, '\n'))
 	if err == nil && durable {
 		err = f.Sync()
@@ -349,43 +349,43 @@ func limitText(s string) string {
 // must be what [CleanupList] writes, byte for byte: a repeated key, another
 // spelling of one, an unknown field or text after the document is damage. For a
 // list of another version ([errOtherVersion]) it returns the backend alone.
-func parseList(name string, data []byte) (document, error) {
+func parseList(name string, data []byte) (Document, error) {
 	var head struct {
 		Version int    `json:"version"`
 		Backend string `json:"backend"`
 	}
 	// The version first: another version's other fields may mean anything.
 	if json.Unmarshal(data, &head) == nil && head.Version > 0 && head.Version != listVersion {
-		return document{Backend: head.Backend}, fmt.Errorf("version %d: %w", head.Version, errOtherVersion)
+		return Document{Backend: head.Backend}, fmt.Errorf("version %d: %w", head.Version, errOtherVersion)
 	}
-	var doc document
+	var doc Document
 	if err := json.Unmarshal(data, &doc); err != nil {
-		return document{}, err
+		return Document{}, err
 	}
 	again, err := json.Marshal(doc)
 	if err != nil {
-		return document{}, err
+		return Document{}, err
 	}
 	if !bytes.Equal(again, bytes.TrimSuffix(data, []byte("\n"))) {
-		return document{}, errors.New("it is not as Caisson writes it: a field is repeated, unknown or spelled otherwise")
+		return Document{}, errors.New("it is not as Caisson writes it: a field is repeated, unknown or spelled otherwise")
 	}
 	switch {
 	case doc.Version != listVersion:
-		return document{}, fmt.Errorf("version %d", doc.Version)
+		return Document{}, fmt.Errorf("version %d", doc.Version)
 	case !isPlainWord(doc.Session) || doc.Session+".json" != name:
-		return document{}, fmt.Errorf("session %q does not fit the file's name", doc.Session)
+		return Document{}, fmt.Errorf("session %q does not fit the file's name", doc.Session)
 	case !isPlainWord(doc.Backend):
-		return document{}, fmt.Errorf("backend %q", doc.Backend)
+		return Document{}, fmt.Errorf("backend %q", doc.Backend)
 	}
 	if err := checkSessionDir(doc.Dir, doc.Session); err != nil {
-		return document{}, err
+		return Document{}, err
 	}
 	for i, r := range doc.Entries {
 		if err := r.Validate(doc.Session); err != nil {
-			return document{}, fmt.Errorf("entry %d: %w", r.ID, err)
+			return Document{}, fmt.Errorf("entry %d: %w", r.ID, err)
 		}
-		if r.ID <= 0 || slices.ContainsFunc(doc.Entries[:i], func(o numberedEntry) bool { return o.ID == r.ID }) {
-			return document{}, fmt.Errorf("entry %d: its number is not its own", r.ID)
+		if r.ID <= 0 || slices.ContainsFunc(doc.Entries[:i], func(o NumberedEntry) bool { return o.ID == r.ID }) {
+			return Document{}, fmt.Errorf("entry %d: its number is not its own", r.ID)
 		}
 	}
 	return doc, nil

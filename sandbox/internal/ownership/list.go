@@ -4,27 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Summary is the content of a cleanup list.
-type Summary struct {
-	Session, Backend string
-	// Dir is the session's directory, relative to the state directory.
-	Dir              string
-	Image, Workspace string
-	Began            time.Time
-	Owner            Identity
-	GivenUp          bool
-	Entries          []Entry
-}
-
 // ReadLists returns the content of the cleanup lists of one backend. It changes
 // nothing. Its error names the lists that can't be read; the others are
 // returned all the same.
-func ReadLists(stateDir, backend string) ([]Summary, error) {
+func ReadLists(stateDir, backend string) ([]Document, error) {
 	root, err := openListDir(stateDir, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -37,14 +24,14 @@ func ReadLists(stateDir, backend string) ([]Summary, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list cleanup lists: %w", err)
 	}
-	var found []Summary
+	var found []Document
 	var errs []error
 	for _, name := range names {
 		data, err := readListFile(root, name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // its session ended meanwhile
 		}
-		var doc document
+		var doc Document
 		if err == nil {
 			doc, err = parseList(name, data)
 		}
@@ -55,29 +42,18 @@ func ReadLists(stateDir, backend string) ([]Summary, error) {
 			continue
 		}
 		if doc.Backend == backend {
-			found = append(found, doc.summary())
+			found = append(found, doc)
 		}
 	}
 	return found, errors.Join(errs...)
 }
 
-func (d document) summary() Summary {
-	n := Summary{
-		Session: d.Session, Backend: d.Backend, Dir: d.Dir, Image: d.Image, Workspace: d.Workspace, Began: d.Began,
-		Owner: d.Owner, GivenUp: d.Abandoned,
-	}
-	for _, r := range d.Entries {
-		n.Entries = append(n.Entries, r.Entry)
-	}
-	return n
-}
-
 // Listing returns the listing of the sandbox, without what the engine or
 // runtime knows.
-func (n Summary) Listing(instance string) sandbox.Listing {
+func (n Document) Listing(instance string) sandbox.Listing {
 	l := sandbox.Listing{
 		Session: n.Session, Backend: n.Backend, Image: n.Image, Workspace: n.Workspace, Since: n.Began,
-		State: sandbox.ListedUnknown, Owner: n.Owner.ListedOwner(instance), GivenUp: n.GivenUp,
+		State: sandbox.ListedUnknown, Owner: n.Owner.ListedOwner(instance), GivenUp: n.Abandoned,
 	}
 	for _, e := range n.Entries {
 		if e.Kind == KindContainer {

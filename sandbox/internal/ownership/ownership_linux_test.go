@@ -498,26 +498,26 @@ func TestSweepGoesOnAfterAnErrorAndKeepsWhatIsLeft(t *testing.T) {
 }
 
 func TestDamagedCleanupLists(t *testing.T) {
-	good := func(self Identity) document {
+	good := func(self Identity) Document {
 		self.PID, self.Start = 1<<22+1, 1 // above every pid_max: dead
-		return document{
+		return Document{
 			Version: listVersion, Backend: "docker", Session: testSession, Owner: self, Dir: "sessions/" + testSession,
-			Entries: []numberedEntry{{ID: 1, Entry: Entry{Kind: KindDirectory, Path: "bundle"}}},
+			Entries: []NumberedEntry{{ID: 1, Entry: Entry{Kind: KindDirectory, Path: "bundle"}}},
 		}
 	}
-	for name, spoil := range map[string]func(*document){
-		"directory of the state": func(d *document) { d.Dir = "." },
-		"directory outside":      func(d *document) { d.Dir = "../" + testSession },
-		"another's directory":    func(d *document) { d.Dir = "sessions/ses_other" },
-		"path outside":           func(d *document) { d.Entries[0].Path = "../ses_other" },
-		"absolute path":          func(d *document) { d.Entries[0].Path = "/etc" },
-		"unknown kind":           func(d *document) { d.Entries[0].Kind = "file" },
-		"another session":        func(d *document) { d.Session = "ses_other" },
-		"no backend":             func(d *document) { d.Backend = "" },
-		"version 0":              func(d *document) { d.Version = 0 },
-		"a number twice":         func(d *document) { d.Entries = append(d.Entries, d.Entries[0]) },
-		"a number below 1":       func(d *document) { d.Entries[0].ID = -1 },
-		"strange volume":         func(d *document) { d.Entries[0].Entry = Entry{Kind: KindVolume, Name: "data"} },
+	for name, spoil := range map[string]func(*Document){
+		"directory of the state": func(d *Document) { d.Dir = "." },
+		"directory outside":      func(d *Document) { d.Dir = "../" + testSession },
+		"another's directory":    func(d *Document) { d.Dir = "sessions/ses_other" },
+		"path outside":           func(d *Document) { d.Entries[0].Path = "../ses_other" },
+		"absolute path":          func(d *Document) { d.Entries[0].Path = "/etc" },
+		"unknown kind":           func(d *Document) { d.Entries[0].Kind = "file" },
+		"another session":        func(d *Document) { d.Session = "ses_other" },
+		"no backend":             func(d *Document) { d.Backend = "" },
+		"version 0":              func(d *Document) { d.Version = 0 },
+		"a number twice":         func(d *Document) { d.Entries = append(d.Entries, d.Entries[0]) },
+		"a number below 1":       func(d *Document) { d.Entries[0].ID = -1 },
+		"strange volume":         func(d *Document) { d.Entries[0].Entry = Entry{Kind: KindVolume, Name: "data"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, self := makeState(t)
@@ -548,7 +548,7 @@ func TestDamagedCleanupLists(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			data := bytes.Replace(whole, []byte(change[0]), []byte(change[1]), 1)
-			var forgiving document
+			var forgiving Document
 			if bytes.Equal(data, whole) || json.Unmarshal(data, &forgiving) != nil {
 				t.Fatal("control: encoding/json does not read it either")
 			}

@@ -147,7 +147,7 @@ func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // its session ended meanwhile
 	}
-	var doc document
+	var doc Document
 	if err == nil {
 		doc, err = parseList(name, data)
 	}
@@ -187,7 +187,7 @@ func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string)
 // lockOrphaned reports whether the owner of a cleanup list is dead or gave it up:
 // its process is known to be gone, or can't be seen from here or gave up, and
 // no longer holds its lock, which is then held.
-func (o SweepOptions) lockOrphaned(ctx context.Context, doc document) (*state.Lock, bool) {
+func (o SweepOptions) lockOrphaned(ctx context.Context, doc Document) (*state.Lock, bool) {
 	path := ownerLock(o.StateDir, doc.Session)
 	switch fate := doc.Owner.Fate(o.Instance); {
 	case fate == Unknown || doc.Abandoned:
