@@ -245,7 +245,7 @@ func (s *settings) checkModel() doctor.Finding {
 	models = append(models, asked...)
 	var details []string
 	for _, m := range models {
-		name := m.Provider + "/" + m.Name
+		name := m.Provider + "/" + m.Model
 		if m.BaseURL != "" {
 			name += " at " + safeurl.String(m.BaseURL)
 		}

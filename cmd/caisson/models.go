@@ -32,7 +32,7 @@ import (
 // makeModel makes a real model. Its errors are a *commandError.
 func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), error) {
 	if m.Provider == "replay" {
-		model, err := replay.Open(m.Name, replay.Options{
+		model, err := replay.Open(m.Model, replay.Options{
 			Report: s.differs, Logger: s.logger,
 		})
 		if err != nil {
@@ -48,10 +48,8 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		return nil, nil, newFailure(exitAuth, nil, "there is no key for the model "+m.Profile+": "+m.KeyEnv+" is not set",
 			"Set it to your key, or name another model with --model; --model replay/FILE needs none.")
 	}
-	o := loop.ModelOptions{
-		Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Temperature: m.Temperature, MaxOutputTokens: m.MaxOutputTokens, ReasoningEffort: m.ReasoningEffort,
-		Headers: m.Headers, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, AnswerTimeout: m.AnswerTimeout, Logger: s.logger,
-	}
+	o := m.ModelOptions
+	o.Logger = s.logger
 	var (
 		model interface {
 			loop.Model

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/policy"
 )
@@ -267,28 +268,28 @@ models:
 		err     string
 	}{
 		"key alone": {"", []string{"OPENAI_API_KEY=k", "ANTHROPIC_API_KEY=a"}, SelectedModel{
-			Profile: "openai/gpt-6.2-sol", Provider: "openai", Name: "gpt-6.2-sol", API: "responses", KeyEnv: "OPENAI_API_KEY", APIKey: "k", KeyNeeded: true,
+			Profile: "openai/gpt-6.2-sol", Provider: "openai", ModelOptions: loop.ModelOptions{Model: "gpt-6.2-sol", APIKey: "k"}, API: "responses", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true,
 			Price: new(openAIWritePrice(2, 0.10, 10)), ContextWindow: 922_000,
 		}, ""},
 		"other key": {"", []string{"ANTHROPIC_API_KEY=a"}, SelectedModel{
-			Profile: "anthropic/claude-sonnet-5-5", Provider: "anthropic", Name: "claude-sonnet-5-5", KeyEnv: "ANTHROPIC_API_KEY", APIKey: "a", KeyNeeded: true,
+			Profile: "anthropic/claude-sonnet-5-5", Provider: "anthropic", ModelOptions: loop.ModelOptions{Model: "claude-sonnet-5-5", APIKey: "a"}, KeyEnv: "ANTHROPIC_API_KEY", KeyNeeded: true,
 			Price: new(claudePrice(2, 0.10, 10)), ContextWindow: 1_000_000,
 		}, ""},
-		"address alone": {"", []string{"OPENAI_BASE_URL=http://h/v1"}, SelectedModel{Profile: "openai/gpt-6.2-sol", Provider: "openai", Name: "gpt-6.2-sol", API: "chat", BaseURL: "http://h/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
+		"address alone": {"", []string{"OPENAI_BASE_URL=http://h/v1"}, SelectedModel{Profile: "openai/gpt-6.2-sol", Provider: "openai", ModelOptions: loop.ModelOptions{Model: "gpt-6.2-sol", BaseURL: "http://h/v1"}, API: "chat", KeyEnv: "OPENAI_API_KEY"}, ""},
 		"nothing":       {"", nil, SelectedModel{}, "model: no model is configured, and the environment holds no OPENAI_API_KEY, ANTHROPIC_API_KEY, OPENAI_BASE_URL or ANTHROPIC_BASE_URL"},
-		"api":           {"api", nil, SelectedModel{Profile: "api", Provider: "openai", Name: "m", API: "chat", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
-		"api elsewhere": {"elsewhere", nil, SelectedModel{Profile: "elsewhere", Provider: "openai", Name: "m", API: "responses", BaseURL: "http://h/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
-		"named, no key": {"openai/m", nil, SelectedModel{Profile: "openai/m", Provider: "openai", Name: "m", API: "responses", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
-		"slash in name": {"openai/a/b", nil, SelectedModel{Profile: "openai/a/b", Provider: "openai", Name: "a/b", API: "responses", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
-		"replay":        {"replay//x/y.yaml", nil, SelectedModel{Profile: "replay//x/y.yaml", Provider: "replay", Name: "/x/y.yaml"}, ""},
-		"no key leaked": {"local", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "local", Provider: "openai", API: "chat", Name: "qwen3", BaseURL: "http://127.0.0.1:1/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
-		"profile's key": {"keyed", []string{"OPENAI_API_KEY=k", "X_KEY=x"}, SelectedModel{Profile: "keyed", Provider: "openai", API: "chat", Name: "m", BaseURL: "https://x/v1", KeyEnv: "X_KEY", APIKey: "x", KeyNeeded: true, Price: &limits.Price{Input: 1, CachedInput: 0.1, CacheWrite: 1, Output: 2}}, ""},
-		"long requests": {"tiered", nil, SelectedModel{Profile: "tiered", Provider: "openai", API: "chat", Name: "m", BaseURL: "https://x/v1", KeyEnv: "OPENAI_API_KEY", Price: &limits.Price{
+		"api":           {"api", nil, SelectedModel{Profile: "api", Provider: "openai", ModelOptions: loop.ModelOptions{Model: "m"}, API: "chat", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
+		"api elsewhere": {"elsewhere", nil, SelectedModel{Profile: "elsewhere", Provider: "openai", ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "http://h/v1"}, API: "responses", KeyEnv: "OPENAI_API_KEY"}, ""},
+		"named, no key": {"openai/m", nil, SelectedModel{Profile: "openai/m", Provider: "openai", ModelOptions: loop.ModelOptions{Model: "m"}, API: "responses", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
+		"slash in name": {"openai/a/b", nil, SelectedModel{Profile: "openai/a/b", Provider: "openai", ModelOptions: loop.ModelOptions{Model: "a/b"}, API: "responses", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
+		"replay":        {"replay//x/y.yaml", nil, SelectedModel{Profile: "replay//x/y.yaml", Provider: "replay", ModelOptions: loop.ModelOptions{Model: "/x/y.yaml"}}, ""},
+		"no key leaked": {"local", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "local", Provider: "openai", API: "chat", ModelOptions: loop.ModelOptions{Model: "qwen3", BaseURL: "http://127.0.0.1:1/v1"}, KeyEnv: "OPENAI_API_KEY"}, ""},
+		"profile's key": {"keyed", []string{"OPENAI_API_KEY=k", "X_KEY=x"}, SelectedModel{Profile: "keyed", Provider: "openai", API: "chat", ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "https://x/v1", APIKey: "x"}, KeyEnv: "X_KEY", KeyNeeded: true, Price: &limits.Price{Input: 1, CachedInput: 0.1, CacheWrite: 1, Output: 2}}, ""},
+		"long requests": {"tiered", nil, SelectedModel{Profile: "tiered", Provider: "openai", API: "chat", ModelOptions: loop.ModelOptions{Model: "m", BaseURL: "https://x/v1"}, KeyEnv: "OPENAI_API_KEY", Price: &limits.Price{
 			Input: 1, CachedInput: 1, CacheWrite: 1, Output: 2,
 			Tiers: []limits.PriceTier{{Above: 1000, Input: 2, CachedInput: 0.2, CacheWrite: 2, Output: 3}, {Above: 2000, Input: 4, CachedInput: 4, CacheWrite: 4, Output: 6}},
 		}}, ""},
-		"ollama":           {"ollama/qwen3:8b", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "ollama/qwen3:8b", Provider: "ollama", Name: "qwen3:8b", BaseURL: "http://127.0.0.1:11434"}, ""},
-		"ollama elsewhere": {"ollama/qwen3", []string{"OLLAMA_HOST=gpu.example"}, SelectedModel{Profile: "ollama/qwen3", Provider: "ollama", Name: "qwen3", BaseURL: "http://gpu.example:11434"}, ""},
+		"ollama":           {"ollama/qwen3:8b", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "ollama/qwen3:8b", Provider: "ollama", ModelOptions: loop.ModelOptions{Model: "qwen3:8b", BaseURL: "http://127.0.0.1:11434"}}, ""},
+		"ollama elsewhere": {"ollama/qwen3", []string{"OLLAMA_HOST=gpu.example"}, SelectedModel{Profile: "ollama/qwen3", Provider: "ollama", ModelOptions: loop.ModelOptions{Model: "qwen3", BaseURL: "http://gpu.example:11434"}}, ""},
 		"no profile":       {"other", nil, SelectedModel{}, "--model: there is no model profile other (there are api, elsewhere, keyed, local, tiered)"},
 		"other provider":   {"acme/m", nil, SelectedModel{}, "--model: there is no provider acme"},
 	} {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/worker"
 )
 
@@ -55,34 +56,27 @@ type SelectedModel struct {
 	Profile string
 	// Provider is openai, anthropic, ollama or replay.
 	Provider string
-	// Name is the model's, or the file that replay plays.
-	Name    string
-	BaseURL string
+	// ModelOptions.Model may be the file that replay plays. Headers have the values of the
+	// variables in SecretHeaders.
+	loop.ModelOptions
 	// API is chat or responses where the provider is openai.
 	API string
 	// KeyEnv names the variable that APIKey came from. KeyNeeded is set if the
 	// provider can't be used without a key.
-	KeyEnv, APIKey string
-	KeyNeeded      bool
+	KeyEnv    string
+	KeyNeeded bool
 	// KeyCommand prints the key; nil if no command does.
-	KeyCommand []string
-	// Headers are sent with each request. SecretHeaders names the variables whose
-	// values are among them.
-	Headers       map[string]string
+	KeyCommand    []string
 	SecretHeaders []string
-	// ReasoningEffort is the provider's word, or "".
-	ReasoningEffort string
 	// ToolProtocol is native or tags; "" means native.
 	ToolProtocol string
 	// ThinkingTokens is the budget of anthropic's reasoning, or 0.
-	ThinkingTokens  int64
-	Temperature     *float64
-	MaxOutputTokens int64
-	ContextWindow   int64
-	// MaxRetries is nil where the loop's own default counts; so is a time of zero.
-	MaxRetries                                               *int
-	MaxRetryDelay, HeaderTimeout, IdleTimeout, AnswerTimeout time.Duration
-	// Price is nil where it is unknown.
+	ThinkingTokens int64
+	ContextWindow  int64
+	// MaxRetries is nil if the loop's own default counts; so is a time of zero.
+	MaxRetries    *int
+	MaxRetryDelay time.Duration
+	// Price is nil if it is unknown.
 	Price *limits.Price
 }
 
@@ -175,11 +169,12 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 		m = Model{Provider: &provider, Model: &model}
 	}
 	out := SelectedModel{
-		Profile: name, Provider: valueOr(m.Provider, "openai"), Name: valueOr(m.Model, ""), Price: m.Price.perToken(),
-		MaxOutputTokens: int64(valueOr(m.MaxOutputTokens, 0)), ContextWindow: int64(valueOr(m.ContextWindow, 0)),
-		ToolProtocol: valueOr(m.ToolProtocol, ""), ReasoningEffort: valueOr(m.ReasoningEffort, ""), ThinkingTokens: int64(valueOr(m.ThinkingTokens, 0)), KeyCommand: m.APIKeyCommand,
-		MaxRetryDelay: time.Duration(valueOr(m.MaxRetryDelay, 0)), HeaderTimeout: time.Duration(valueOr(m.HeaderTimeout, 0)), IdleTimeout: time.Duration(valueOr(m.IdleTimeout, 0)),
-		AnswerTimeout: time.Duration(valueOr(m.AnswerTimeout, 0)),
+		Profile: name, Provider: valueOr(m.Provider, "openai"), Price: m.Price.perToken(), ContextWindow: int64(valueOr(m.ContextWindow, 0)),
+		ModelOptions: loop.ModelOptions{
+			Model: valueOr(m.Model, ""), MaxOutputTokens: int64(valueOr(m.MaxOutputTokens, 0)), ReasoningEffort: valueOr(m.ReasoningEffort, ""),
+			HeaderTimeout: time.Duration(valueOr(m.HeaderTimeout, 0)), IdleTimeout: time.Duration(valueOr(m.IdleTimeout, 0)), AnswerTimeout: time.Duration(valueOr(m.AnswerTimeout, 0)),
+		},
+		ToolProtocol: valueOr(m.ToolProtocol, ""), ThinkingTokens: int64(valueOr(m.ThinkingTokens, 0)), KeyCommand: m.APIKeyCommand, MaxRetryDelay: time.Duration(valueOr(m.MaxRetryDelay, 0)),
 	}
 	if m.Temperature != nil {
 		out.Temperature = new(float64(*m.Temperature))
@@ -187,7 +182,7 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 	if m.MaxRetries != nil {
 		out.MaxRetries = new(int(*m.MaxRetries))
 	}
-	if out.Name == "" {
+	if out.Model == "" {
 		return out, &Error{Where: "models." + name, Message: "the profile names no model", Hint: "add model: to it"}
 	}
 	if out.Provider == "replay" {

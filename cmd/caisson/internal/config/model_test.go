@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
 )
 
 func TestFallbackProfiles(t *testing.T) {
@@ -58,15 +59,15 @@ func TestProfileHeadersAndKeys(t *testing.T) {
 		want    SelectedModel
 		err     string
 	}{
-		"headers":          {"headers: {X-Title: tests, X-Secret: $TOKEN}", SelectedModel{Headers: map[string]string{"X-Title": "tests", "X-Secret": "s3"}, SecretHeaders: []string{"TOKEN"}, KeyEnv: "OPENAI_API_KEY", APIKey: "k"}, ""},
+		"headers":          {"headers: {X-Title: tests, X-Secret: $TOKEN}", SelectedModel{ModelOptions: loop.ModelOptions{Headers: map[string]string{"X-Title": "tests", "X-Secret": "s3"}, APIKey: "k"}, SecretHeaders: []string{"TOKEN"}, KeyEnv: "OPENAI_API_KEY"}, ""},
 		"unset variable":   {"headers: {X-Secret: $NONE}", SelectedModel{}, "the variable NONE is not set"},
 		"bad name":         {`headers: {"X Y": a}`, SelectedModel{}, "the header is not valid"},
 		"two lines":        {`headers: {X-Y: "a\r\nHost: b"}`, SelectedModel{}, "the header is not valid"},
 		"variable's lines": {"headers: {X-Y: $LINES}", SelectedModel{}, "the header is not valid"},
 		"ours":             {"headers: {content-length: 5}", SelectedModel{}, "the header is set by the program itself"},
-		"effort":           {"reasoning_effort: low", SelectedModel{ReasoningEffort: "low", KeyEnv: "OPENAI_API_KEY", APIKey: "k"}, ""},
+		"effort":           {"reasoning_effort: low", SelectedModel{ModelOptions: loop.ModelOptions{ReasoningEffort: "low", APIKey: "k"}, KeyEnv: "OPENAI_API_KEY"}, ""},
 		"key command":      {"api_key_command: [pass, show, x]", SelectedModel{KeyCommand: []string{"pass", "show", "x"}}, ""},
-		"elsewhere":        {"api_key_command: [pass], base_url: 'https://h/v1'", SelectedModel{KeyCommand: []string{"pass"}, BaseURL: "https://h/v1"}, ""},
+		"elsewhere":        {"api_key_command: [pass], base_url: 'https://h/v1'", SelectedModel{KeyCommand: []string{"pass"}, ModelOptions: loop.ModelOptions{BaseURL: "https://h/v1"}}, ""},
 		"no such api":      {"provider: anthropic, api: chat", SelectedModel{}, "the provider anthropic has one API only"},
 		"empty command":    {"api_key_command: []", SelectedModel{}, "it names no program"},
 		"two keys":         {"api_key_command: [pass], api_key_env: X", SelectedModel{}, "the profile has api_key_env too"},
@@ -83,7 +84,7 @@ func TestProfileHeadersAndKeys(t *testing.T) {
 				}
 				return
 			}
-			tt.want.Profile, tt.want.Provider, tt.want.Name, tt.want.KeyNeeded = "m", "openai", "x", true
+			tt.want.Profile, tt.want.Provider, tt.want.Model, tt.want.KeyNeeded = "m", "openai", "x", true
 			tt.want.API = "responses"
 			if tt.want.BaseURL != "" {
 				tt.want.API = "chat"

@@ -123,7 +123,7 @@ func isSnapshot(s string) bool {
 
 // addKnown sets what the profile leaves open and is known of the model.
 func (s *SelectedModel) addKnown() {
-	k, ok := findKnown(s.Provider, s.Name)
+	k, ok := findKnown(s.Provider, s.Model)
 	if !ok {
 		return
 	}
