@@ -58,10 +58,7 @@ func (p *process) checkExit(x wire.Exit) (sandbox.Exit, error) {
 	return sandbox.Exit{
 		Status: status, Stdout: stdout, Stderr: stderr,
 		Wall: x.Wall, CPU: x.CPU, PeakMemory: x.PeakMemory, PIDsLimitHit: x.PIDsLimitHit, Full: x.Full, Exceeded: exceeded,
-		Kill: sandbox.KillReport{
-			Method: x.Kill.Method, Terminated: x.Kill.Terminated, Killed: x.Kill.Killed,
-			AfterExit: x.Kill.AfterExit, Left: x.Kill.Left, KillTime: x.Kill.KillTime,
-		},
+		Kill: sandbox.KillReport(x.Kill),
 	}, nil
 }
 
