@@ -75,7 +75,7 @@ func showConfig(a *app, f configFlags) error {
 		keys = append(keys, valueOf(m.APIKeyEnv))
 	}
 	shown := shownConfig{
-		Settings: s.conf.Effective(config.HiddenValues(a.environ, keys...)), Sources: s.recordSources(), Ignored: record.NonNil(s.ignored), Notes: []string{},
+		Settings: s.conf.Effective(config.HiddenValues(a.environ, keys...)), Sources: s.conf.Sources, Ignored: record.NonNil(s.ignored), Notes: []string{},
 	}
 	if note := doctor.DescribeNotBinding(policy, defs); note != "" {
 		shown.Notes = append(shown.Notes, note+". "+doctor.NotBindingHint)
@@ -221,7 +221,7 @@ func holdsMetadata(text string) bool {
 // checkRequirements describes the administrator's file.
 func (s *settings) checkRequirements() doctor.Finding {
 	const check = "requirements"
-	i := slices.IndexFunc(s.conf.Sources, func(src config.Source) bool { return src.Name == "requirements" })
+	i := slices.IndexFunc(s.conf.Sources, func(src record.Source) bool { return src.Name == "requirements" })
 	if i < 0 {
 		return doctor.Finding{Check: check, Result: doctor.OK, Detail: "none at " + s.deps.requirements}
 	}

@@ -183,9 +183,7 @@ func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, er
 		one.Egress.Secrets = s.serverKeys[name]
 		o.Servers = append(o.Servers, one)
 	}
-	for _, skipped := range s.conf.SkippedServers {
-		o.Skipped = append(o.Skipped, record.Ignored(skipped))
-	}
+	o.Skipped = append(o.Skipped, s.conf.SkippedServers...)
 	o.Writable = s.workspaces.list
 	for _, name := range []string{"PATH", "HOME", "TMPDIR", "LANG"} {
 		if value, ok := s.environ.lookup(name); ok {

@@ -203,7 +203,7 @@ func (r *panelRun) openRecords(s *settings, dir *sessiondir.Dir, hidden []redact
 	}
 	r.first, err = r.records.Write(record.Entry{Actor: record.ActorSystem, Payload: record.SessionCreated{
 		Version: programVersion(), Task: r.command + ": " + r.options.Question, Policy: "ci", OnPrompt: string(dispatch.OnPromptDeny), Client: runner.LocalUser(),
-		Budget: record.NewBudget(r.options.Budget), Tools: []record.OfferedTool{}, Configuration: record.NonNil(s.recordSources()),
+		Budget: record.NewBudget(r.options.Budget), Tools: []record.OfferedTool{}, Configuration: record.NonNil(s.conf.Sources),
 		FilesLoaded: []record.LoadedFile{}, MCPServers: []record.MCPServer{}, MCPSkipped: []record.Ignored{},
 	}})
 	return err

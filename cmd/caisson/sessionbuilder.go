@@ -273,7 +273,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		},
 		ToolOptions: runner.ToolOptions{Fetch: fetching, Memory: s.openMemory(), Skills: skills, Declared: s.conf.Tools.Declared()},
 		Hooks:       runner.Hooks{Observe: observe, Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }, Beside: beside},
-		Version:     programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: removed, Warnings: warnings,
+		Version:     programVersion(), Sources: s.conf.Sources, Ignored: s.ignored, Removed: removed, Warnings: warnings,
 	}
 	if s.servers {
 		o.MCP, err = s.serverOptions(o)

@@ -333,15 +333,6 @@ func (s *settings) checkSettingsOf(w *runner.Workspace) error {
 	return newFailure(exitInput, nil, "the workspace "+w.Path+" was replaced while it was opened", "Run the command again, and find out who replaced it.")
 }
 
-// recordSources returns where the settings came from, for the records.
-func (s *settings) recordSources() []record.Source {
-	var out []record.Source
-	for _, src := range s.conf.Sources {
-		out = append(out, record.Source{Name: src.Name, Path: src.Path, SHA256: src.SHA256})
-	}
-	return out
-}
-
 // secretSuffixes end the names of variables that hold keys, as programs
 // usually name them.
 var secretSuffixes = []string{"_API_KEY", "_ACCESS_KEY", "_SECRET_KEY", "_SECRET", "_TOKEN", "_PASSWORD"}

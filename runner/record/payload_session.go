@@ -2,6 +2,7 @@ package record
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
@@ -130,6 +131,9 @@ type Source struct {
 	Path   string `json:"path,omitempty"`
 	SHA256 string `json:"sha256,omitempty"`
 }
+
+// String returns the name, and the path if there is one.
+func (s Source) String() string { return strings.TrimSpace(s.Name + " " + s.Path) }
 
 // Ignored is something that was found and does not count.
 type Ignored struct {

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // Options says where settings come from.
@@ -60,9 +61,9 @@ type Config struct {
 	// already.
 	Project Project
 	// SkippedServers are servers of a trusted workspace's .mcp.json that can't be used.
-	SkippedServers []SkippedServer
+	SkippedServers []record.Ignored
 	// Sources lists what was read, the weakest first.
-	Sources []Source
+	Sources []record.Source
 
 	origins origins
 	// user and required are the files of the user and the administrator.
@@ -72,12 +73,6 @@ type Config struct {
 	// asksOnPrompt is set if a flag or the environment has on_prompt.
 	asksOnPrompt bool
 }
-
-// Source is one place that settings came from. SHA256 is that of the file.
-type Source struct{ Name, Path, SHA256 string }
-
-// String returns the name, and the path if there is one.
-func (s Source) String() string { return strings.TrimSpace(s.Name + " " + s.Path) }
 
 // Load reads all layers. Its errors are [Error]s.
 func Load(o Options) (Config, error) {
@@ -91,7 +86,7 @@ func Load(o Options) (Config, error) {
 		resources = *o.Resources
 	}
 	builtin := builtinFile(resources)
-	c.addLayer(builtin.Over(o.Builtin), Source{Name: "built-in"})
+	c.addLayer(builtin.Over(o.Builtin), record.Source{Name: "built-in"})
 	if err := c.loadUser(o, getenv); err != nil {
 		return Config{}, err
 	}
@@ -112,9 +107,9 @@ func Load(o Options) (Config, error) {
 		return Config{}, err
 	}
 	if found {
-		c.addLayer(env, Source{Name: "environment"})
+		c.addLayer(env, record.Source{Name: "environment"})
 	}
-	c.addLayer(o.Flags, Source{Name: "flags"})
+	c.addLayer(o.Flags, record.Source{Name: "flags"})
 	if !o.NameKeys {
 		c.origins.nameSettings()
 	}
@@ -138,7 +133,7 @@ func Load(o Options) (Config, error) {
 }
 
 // addLayer puts a layer over what is there.
-func (c *Config) addLayer(f File, from Source) {
+func (c *Config) addLayer(f File, from record.Source) {
 	c.File = c.Over(f)
 	for _, v := range listValues(f) {
 		c.origins[v.Key] = from.String()
@@ -160,7 +155,7 @@ func (c *Config) loadProject(o Options) error {
 	if err := c.tightenBy(p); err != nil {
 		return err
 	}
-	from := Source{Name: "project", Path: o.Project.Path, SHA256: o.Project.SHA256()}
+	from := record.Source{Name: "project", Path: o.Project.Path, SHA256: o.Project.SHA256()}
 	c.origins.noteChanges(before, c.File, from.String())
 	c.Sources = append(c.Sources, from)
 	return nil
@@ -193,7 +188,7 @@ func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
 			}
 		}
 	}
-	c.addLayer(user, Source{"user", o.Path, hashHex(text)})
+	c.addLayer(user, record.Source{Name: "user", Path: o.Path, SHA256: hashHex(text)})
 	return nil
 }
 
@@ -209,7 +204,7 @@ func (c *Config) loadProfile(o Options) error {
 		}
 		return &Error{Where: o.Path, Message: "there is no profile " + o.Profile + "; " + have, Hint: "name one of these, or add it under profiles:"}
 	}
-	c.addLayer(p, Source{Name: "profile", Path: o.Profile})
+	c.addLayer(p, record.Source{Name: "profile", Path: o.Profile})
 	return nil
 }
 
@@ -224,7 +219,7 @@ func (c *Config) loadWorkspace(o Options) error {
 			return &Error{Where: o.Path, Message: "workspaces: " + err.Error(), Hint: "write the path from / or ~/ on"}
 		}
 		if path == o.Workspace {
-			c.addLayer(c.Workspaces[name], Source{Name: "workspace", Path: name})
+			c.addLayer(c.Workspaces[name], record.Source{Name: "workspace", Path: name})
 		}
 	}
 	return nil
@@ -250,7 +245,7 @@ func (c *Config) loadRequirements(o Options, getenv func(string) (string, bool))
 		return err
 	}
 	c.required = layerText{o.Requirements, text}
-	c.Sources = append(c.Sources, Source{"requirements", o.Requirements, hashHex(text)})
+	c.Sources = append(c.Sources, record.Source{Name: "requirements", Path: o.Requirements, SHA256: hashHex(text)})
 	return nil
 }
 

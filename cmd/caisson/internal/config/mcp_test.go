@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // loadMCP reads files as the user's, the workspace's .mcp.json and the administrator's.
@@ -138,9 +140,9 @@ func TestProjectServers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]SkippedServer{
-		{"leak", "it refers to ${HOME_SECRET}, and mcp_env of your configuration does not have HOME_SECRET"},
-		{"mine", "your own configuration has a server of this name"},
+	if diff := cmp.Diff([]record.Ignored{
+		{Name: "leak", Why: "it refers to ${HOME_SECRET}, and mcp_env of your configuration does not have HOME_SECRET"},
+		{Name: "mine", Why: "your own configuration has a server of this name"},
 	}, c.SkippedServers); diff != "" {
 		t.Error(diff)
 	}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 	"mvdan.cc/sh/v3/syntax"
+
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // MCPPath is where a workspace lists MCP servers, in the form that other clients read
@@ -54,9 +56,6 @@ func allowsHost(patterns []string, address string) bool {
 		return host == strings.ToLower(p)
 	})
 }
-
-// SkippedServer is a server of a workspace that a session does not have.
-type SkippedServer struct{ Name, Why string }
 
 // ProjectServers are the servers of a workspace's .mcp.json as they stand there.
 type ProjectServers map[string]MCPBase
@@ -204,7 +203,9 @@ func loadProjectServers(c *Config, o Options, getenv func(string) (string, bool)
 		return err
 	}
 	layer := File{MCP: MCPServers{}}
-	skip := func(name, why string) { c.SkippedServers = append(c.SkippedServers, SkippedServer{name, why}) }
+	skip := func(name, why string) {
+		c.SkippedServers = append(c.SkippedServers, record.Ignored{Name: name, Why: why})
+	}
 	for _, name := range sortedKeys(servers) {
 		if _, own := c.MCP[name]; own {
 			skip(name, "your own configuration has a server of this name")
@@ -221,7 +222,7 @@ func loadProjectServers(c *Config, o Options, getenv func(string) (string, bool)
 		}
 		layer.MCP[name] = one
 	}
-	c.addLayer(layer, Source{Name: "project", Path: o.ProjectServers.Path, SHA256: o.ProjectServers.SHA256()})
+	c.addLayer(layer, record.Source{Name: "project", Path: o.ProjectServers.Path, SHA256: o.ProjectServers.SHA256()})
 	return nil
 }
 
@@ -234,7 +235,7 @@ func checkServers(c *Config) error {
 		switch {
 		case why == "" || s.Disabled:
 		case s.project:
-			c.SkippedServers = append(c.SkippedServers, SkippedServer{name, why})
+			c.SkippedServers = append(c.SkippedServers, record.Ignored{Name: name, Why: why})
 			c.MCP = withoutServer(c.MCP, name)
 		default:
 			return &Error{Where: "mcpServers." + name, Message: why, Hint: "choose what the administrator's file allows, or set disabled: true"}

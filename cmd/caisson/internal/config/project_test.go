@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/policy"
 )
@@ -132,7 +133,7 @@ policy: {tools: {write_file: deny, fetch: prompt}, default: {execute: prompt}, d
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
-	last := c.Sources[slices.IndexFunc(c.Sources, func(s Source) bool { return s.Name == "project" })]
+	last := c.Sources[slices.IndexFunc(c.Sources, func(s record.Source) bool { return s.Name == "project" })]
 	if last.SHA256 != mine.SHA256() || last.Path != ProjectPath {
 		t.Errorf("source %+v", last)
 	}
