@@ -9,7 +9,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner/changes"
-	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/internal/quarantine"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -22,19 +21,9 @@ import (
 // start, and quarantines and clears what is dangerous and new.
 type bindTracker struct {
 	*recording
+	Options
 
-	dir  string // the session's
-	path string // the workspace's
-	// target is the mount point of a directory that is not the workspace, or "".
-	target   string
-	original *workspace.Reader
-	sandbox  *livesandbox.Sandbox
-	warn     func(message string)
-	log      *zap.Logger
-
-	// images are the files that tools changed, as they were before, files all
-	// files of the workspace when the sandbox began to start.
-	images     *changes.Preimages
+	// files are all files of the workspace when the sandbox began to start.
 	files      *changes.FileStates
 	privileges *privilegeCheck
 	quarantine *quarantine.Quarantine
@@ -52,8 +41,7 @@ func NewBind(o Options) Tracker { return newBind(o, o.Sandbox.StartUnguarded) }
 // from being renamed.
 func newBind(o Options, renew func() error) *bindTracker {
 	b := &bindTracker{
-		recording: newRecording(), dir: o.Dir, path: o.Path, target: o.Target, original: o.Original, sandbox: o.Sandbox,
-		warn: o.Warn, log: o.Log, images: o.Images, repositories: make(chan struct{}),
+		recording: newRecording(), Options: o, repositories: make(chan struct{}),
 		quarantine: quarantine.New(quarantine.Options{
 			Reader: o.Original, Submounts: o.Submounts, Git: o.Git, Unguarded: o.Target != "", Owner: o.Owner, Change: o.Change, Renew: renew, Repeated: o.Repeated, Log: o.Log,
 		}),
@@ -66,7 +54,7 @@ func newBind(o Options, renew func() error) *bindTracker {
 	return b
 }
 
-func (b *bindTracker) WorkspaceView() workspace.View { return b.original }
+func (b *bindTracker) WorkspaceView() workspace.View { return b.Original }
 
 func (b *bindTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
 	spec.Workspace.Repositories, spec.Workspace.Privileged = b.listProtected(ctx, spec)
@@ -99,15 +87,15 @@ func (b *bindTracker) StartRecording(ctx context.Context) {
 func (b *bindTracker) recordFiles(ctx context.Context) {
 	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
 	defer cancel()
-	files, err := changes.TakeFileStates(ctx, b.original, b.dir)
+	files, err := changes.TakeFileStates(ctx, b.Original, b.Dir)
 	if err != nil {
-		b.log.Warn("scan workspace", zap.Error(err))
+		b.Log.Warn("scan workspace", zap.Error(err))
 		files = &changes.FileStates{} // nothing is known
 	}
 	b.files = files
 	b.privileges.was, b.privileges.before, err = b.privileges.findPrivileged(ctx, true)
 	if err != nil {
-		b.log.Warn("scan workspace", zap.Error(err))
+		b.Log.Warn("scan workspace", zap.Error(err))
 		b.privileges.before = &snapshot{} // nothing is known
 	}
 }
@@ -117,8 +105,8 @@ func (b *bindTracker) findRepositories(ctx context.Context) {
 	defer close(b.repositories)
 	b.reportNewRepositories(b.quarantine.Record(ctx))
 	if scripts := b.quarantine.Scripts(); len(scripts) > 0 {
-		b.warn(fmt.Sprintf("In %s git runs shell text of its configuration: %s. Files that it reads are not watched: look at what the session changed before you run git there.",
-			b.path, quarantine.ShowBytes(strings.Join(scripts, ", "))))
+		b.Warn(fmt.Sprintf("In %s git runs shell text of its configuration: %s. Files that it reads are not watched: look at what the session changed before you run git there.",
+			b.Path, quarantine.ShowBytes(strings.Join(scripts, ", "))))
 	}
 }
 
@@ -127,35 +115,35 @@ func (b *bindTracker) findRepositories(ctx context.Context) {
 // its own, the changes of the other. It keeps the list of the current repositories
 // for the next session, in case this one is killed.
 func (b *bindTracker) reportNewRepositories(paths []string) {
-	suspects, err := sessiondir.TakeNewRepositories(b.dir, b.path, paths)
+	suspects, err := sessiondir.TakeNewRepositories(b.Dir, b.Path, paths)
 	if err != nil {
-		b.log.Warn("remove inventory", zap.Error(err))
+		b.Log.Warn("remove inventory", zap.Error(err))
 	}
 	for _, r := range suspects {
-		b.warn(fmt.Sprintf("%s appeared while the session %s worked here, which was killed: look at its configuration before git does", quarantine.ShowBytes(changes.PathInMount(b.target, r.Path)), r.Session))
+		b.Warn(fmt.Sprintf("%s appeared while the session %s worked here, which was killed: look at its configuration before git does", quarantine.ShowBytes(changes.PathInMount(b.Target, r.Path)), r.Session))
 	}
-	remove, err := sessiondir.KeepInventory(b.dir, b.path, paths)
+	remove, err := sessiondir.KeepInventory(b.Dir, b.Path, paths)
 	if err != nil {
-		b.log.Warn("keep inventory", zap.Error(err))
+		b.Log.Warn("keep inventory", zap.Error(err))
 		return
 	}
 	b.forget = func() {
 		if err := remove(); err != nil {
-			b.log.Warn("remove inventory", zap.Error(err))
+			b.Log.Warn("remove inventory", zap.Error(err))
 		}
 	}
 	where := "this workspace too, in bind mode"
-	if b.target != "" {
-		where = b.path + " too"
+	if b.Target != "" {
+		where = b.Path + " too"
 	}
-	for _, session := range sessiondir.Neighbours(b.dir, b.path) {
-		b.warn(fmt.Sprintf("The session %s works on %s: what either of them changes is seen, and listed, by both.", session, where))
+	for _, session := range sessiondir.Neighbours(b.Dir, b.Path) {
+		b.Warn(fmt.Sprintf("The session %s works on %s: what either of them changes is seen, and listed, by both.", session, where))
 	}
 }
 
 func (b *bindTracker) IsFresh(ctx context.Context, name string) bool {
-	rel, err := b.original.Relative(name)
-	return err == nil && b.files.IsFresh(ctx, b.original, rel)
+	rel, err := b.Original.Relative(name)
+	return err == nil && b.files.IsFresh(ctx, b.Original, rel)
 }
 
 // CheckAfterCommand renames repositories that a command made; see
@@ -166,17 +154,17 @@ func (b *bindTracker) CheckAfterCommand(ctx context.Context) { b.quarantine.Chec
 // change of the workspace, and those are made inside. If a command made its sandbox
 // end to get around it, a fresh one is started for this.
 func (b *bindTracker) CheckAtEnd() {
-	if !b.sandbox.IsUntouched() && b.isDone() { // else nothing has run, or the file system is stuck
+	if !b.Sandbox.IsUntouched() && b.isDone() { // else nothing has run, or the file system is stuck
 		b.quarantine.CheckAtEnd()
 	}
 }
 
 func (b *bindTracker) FindDifferences(ctx context.Context) (changes.Differences, error) {
-	return b.files.Compare(ctx, b.original, b.images)
+	return b.files.Compare(ctx, b.Original, b.Images)
 }
 
 func (b *bindTracker) AddChanges(end *record.SessionEnded, _ bool) (patch string, refused bool) {
-	if b.sandbox.IsUntouched() {
+	if b.Sandbox.IsUntouched() {
 		return "", false // nothing can have run
 	}
 	r := &sessionChanges{SessionEnded: end}
@@ -188,12 +176,12 @@ func (b *bindTracker) AddChanges(end *record.SessionEnded, _ bool) (patch string
 	r.Cleared = b.privileges.clearNew(found)
 	d, diffErr := b.FindDifferences(ctx)
 	if diffErr != nil {
-		b.log.Warn("scan workspace", zap.Error(diffErr))
+		b.Log.Warn("scan workspace", zap.Error(diffErr))
 		d.Incomplete = true
 	}
 	r.setDifferences(d)
 	if err != nil {
-		b.log.Warn("scan workspace", zap.Error(err))
+		b.Log.Warn("scan workspace", zap.Error(err))
 		r.Incomplete = true
 		return r.patch, false
 	}
@@ -205,8 +193,8 @@ func (b *bindTracker) DiscardState() {}
 
 func (b *bindTracker) ReleaseState() {
 	var err error
-	if b.images != nil {
-		err = b.images.Close()
+	if b.Images != nil {
+		err = b.Images.Close()
 	}
 	b.waitStarted()
 	if b.forget != nil {
@@ -216,6 +204,6 @@ func (b *bindTracker) ReleaseState() {
 		err = errors.Join(err, b.files.Close())
 	}
 	if err != nil {
-		b.log.Warn("remove scratch files", zap.Error(err))
+		b.Log.Warn("remove scratch files", zap.Error(err))
 	}
 }

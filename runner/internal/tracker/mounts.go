@@ -51,7 +51,7 @@ func (m *mountsTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
 	m.Tracker.PrepareSpec(ctx, spec)
 	spec.Mounts = slices.Clone(spec.Mounts)
 	for _, b := range m.mounts {
-		i := slices.IndexFunc(spec.Mounts, func(mount sandbox.Mount) bool { return mount.Target == b.target && mount.Guarded })
+		i := slices.IndexFunc(spec.Mounts, func(mount sandbox.Mount) bool { return mount.Target == b.Target && mount.Guarded })
 		if i >= 0 {
 			spec.Mounts[i].Repositories, spec.Mounts[i].Privileged = b.listProtected(ctx, spec)
 		}
@@ -96,7 +96,7 @@ func (m *mountsTracker) FindDifferences(ctx context.Context) (changes.Difference
 		}
 		var of changes.Differences
 		of, err = b.FindDifferences(ctx)
-		d = d.WithMount(b.target, of)
+		d = d.WithMount(b.Target, of)
 	}
 	return d, err
 }
@@ -125,21 +125,21 @@ func (m *mountsTracker) AddChanges(end *record.SessionEnded, apply bool) (patch 
 func (b *bindTracker) addTo(end *record.SessionEnded, of record.SessionEnded) {
 	d := changes.Differences{
 		Changed: end.Changed, ChangedOmitted: end.ChangedOmitted, HostExecuted: end.HostExecuted, HostExecutedOmitted: end.HostExecutedOmitted,
-	}.WithMount(b.target, changes.Differences{
+	}.WithMount(b.Target, changes.Differences{
 		Changed: of.Changed, ChangedOmitted: of.ChangedOmitted, HostExecuted: of.HostExecuted, HostExecutedOmitted: of.HostExecutedOmitted,
 	})
 	end.Changed, end.ChangedOmitted, end.ChangedCount = d.Changed, d.ChangedOmitted, d.Count
 	end.HostExecuted, end.HostExecutedOmitted = d.HostExecuted, d.HostExecutedOmitted
 	end.Incomplete = end.Incomplete || of.Incomplete
 	for _, q := range of.Quarantined {
-		q.Path = changes.PathInMount(b.target, q.Path)
+		q.Path = changes.PathInMount(b.Target, q.Path)
 		if q.To != "" {
-			q.To = changes.PathInMount(b.target, q.To)
+			q.To = changes.PathInMount(b.Target, q.To)
 		}
 		end.Quarantined = append(end.Quarantined, q)
 	}
 	for _, c := range of.Cleared {
-		c.Path = changes.PathInMount(b.target, c.Path)
+		c.Path = changes.PathInMount(b.Target, c.Path)
 		end.Cleared = append(end.Cleared, c)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -45,22 +44,12 @@ func boundOverlay(o *record.OverlayResult) {
 // the upper layer holds the changes.
 type overlayTracker struct {
 	*recording
+	Options
 
-	dir       string // of the session
-	workspace *os.File
-	layers    *overlay.Layers
-	reader    *livesandbox.View
-	sandbox   *livesandbox.Sandbox
-	images    *changes.Preimages
-	log       *zap.Logger
-	mode      sandbox.WorkspaceMode
-	// copyBytes and copyEntries bound a copy, and uncollected reports that not all
-	// of it could be collected.
-	copyBytes, copyEntries int64
-	uncollected            atomic.Bool
-	// user is recorded as the user who applies the changes; closing force ends that.
-	user  string
-	force <-chan struct{}
+	layers *overlay.Layers
+	reader *livesandbox.View
+	// uncollected reports that not all of a copy could be collected.
+	uncollected atomic.Bool
 	// recorded reports that the layers know the original directory, and reopened that
 	// they were there before the session was opened.
 	recorded, reopened bool
@@ -103,22 +92,19 @@ func ReopenOverlay(o Options) (Tracker, overlay.State, error) {
 }
 
 func newOverlayTracker(o Options, layers *overlay.Layers) *overlayTracker {
-	return &overlayTracker{
-		recording: newRecording(), dir: o.Dir, workspace: o.Workspace, layers: layers, reader: livesandbox.NewView(o.Sandbox, o.Original),
-		sandbox: o.Sandbox, mode: o.Mode, copyBytes: o.CopyBytes, copyEntries: o.CopyEntries, images: o.Images, log: o.Log, user: o.User, force: o.Force,
-	}
+	return &overlayTracker{recording: newRecording(), Options: o, layers: layers, reader: livesandbox.NewView(o.Sandbox, o.Original)}
 }
 
 func (o *overlayTracker) WorkspaceView() workspace.View { return o.reader }
 
 func (o *overlayTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
-	if o.mode == sandbox.ModeCopy {
+	if o.Mode == sandbox.ModeCopy {
 		// What is sent must not be older than what is recorded. A failed
 		// recording ends the start elsewhere.
 		_ = o.WaitRecorded(ctx)
 	}
-	spec.Workspace.Mode, spec.Workspace.Layers, spec.Workspace.Lowers = o.mode, o.layers.Dir(), o.layers.Lowers()
-	spec.Workspace.CopyBytes, spec.Workspace.CopyEntries = o.copyBytes, o.copyEntries
+	spec.Workspace.Mode, spec.Workspace.Layers, spec.Workspace.Lowers = o.Mode, o.layers.Dir(), o.layers.Lowers()
+	spec.Workspace.CopyBytes, spec.Workspace.CopyEntries = o.CopyBytes, o.CopyEntries
 }
 
 // Freeze freezes what the session has changed, and reports whether it could change
@@ -128,7 +114,7 @@ func (o *overlayTracker) Freeze(ctx context.Context) (bool, error) {
 	if !o.recorded {
 		return false, nil
 	}
-	return true, o.layers.Freeze(ctx, sessiondir.FrozenLayers(o.dir))
+	return true, o.layers.Freeze(ctx, sessiondir.FrozenLayers(o.Dir))
 }
 
 // Fork returns the tracker of another session on what was frozen.
@@ -155,8 +141,8 @@ func (o *overlayTracker) StartRecording(ctx context.Context) {
 func (o *overlayTracker) recordLower(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
 	defer cancel()
-	if err := o.layers.Record(ctx, o.workspace); err != nil {
-		o.log.Error("record workspace", zap.Error(err))
+	if err := o.layers.Record(ctx, o.Workspace); err != nil {
+		o.Log.Error("record workspace", zap.Error(err))
 		return &livesandbox.StartError{Cause: err}
 	}
 	o.recorded = true
@@ -175,17 +161,17 @@ func (o *overlayTracker) CheckAtEnd() {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), livesandbox.CollectTime, errScanSlow)
 	defer cancel()
 	if err := o.collectChanges(ctx); err != nil {
-		o.log.Error("collect changes", zap.Error(err))
+		o.Log.Error("collect changes", zap.Error(err))
 		o.uncollected.Store(true)
 	}
 }
 
 // collectChanges brings the changes of a copy into the layers.
 func (o *overlayTracker) collectChanges(ctx context.Context) error {
-	if o.mode != sandbox.ModeCopy || o.sandbox.IsUntouched() {
+	if o.Mode != sandbox.ModeCopy || o.Sandbox.IsUntouched() {
 		return nil
 	}
-	return o.sandbox.Collect(ctx)
+	return o.Sandbox.Collect(ctx)
 }
 
 func (o *overlayTracker) FindDifferences(ctx context.Context) (changes.Differences, error) {
@@ -193,11 +179,11 @@ func (o *overlayTracker) FindDifferences(ctx context.Context) (changes.Differenc
 	if _, ok := errors.AsType[*overlay.IncompleteError](collectErr); collectErr != nil && !ok {
 		return changes.Differences{}, collectErr
 	}
-	list, err := o.layers.Changes(ctx, o.workspace, changes.ReadBounds)
+	list, err := o.layers.Changes(ctx, o.Workspace, changes.ReadBounds)
 	if err != nil {
 		return changes.Differences{}, err
 	}
-	d, err := changes.ReadOverlay(ctx, o.layers, o.workspace, list)
+	d, err := changes.ReadOverlay(ctx, o.layers, o.Workspace, list)
 	d.Incomplete = d.Incomplete || collectErr != nil
 	return d, err
 }
@@ -212,22 +198,22 @@ func (o *overlayTracker) AddChanges(end *record.SessionEnded, apply bool) (patch
 // addDifferences adds what the upper layer holds, and the whole diff.
 func (o *overlayTracker) addDifferences(r *sessionChanges) {
 	o.waitStarted()
-	if !o.recorded || o.sandbox.IsUntouched() { // nothing can have run
+	if !o.recorded || o.Sandbox.IsUntouched() { // nothing can have run
 		r.Overlay = &record.OverlayResult{State: overlay.Empty}
 		return
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), ScanTime, errScanSlow)
 	defer cancel()
-	list, err := o.layers.Changes(ctx, o.workspace, changes.ReadBounds)
+	list, err := o.layers.Changes(ctx, o.Workspace, changes.ReadBounds)
 	if err != nil {
-		o.log.Warn("read changes", zap.Error(err))
+		o.Log.Warn("read changes", zap.Error(err))
 		r.Incomplete = true
 		r.Overlay = &record.OverlayResult{State: overlay.Kept}
 		return
 	}
-	d, err := changes.ReadOverlay(ctx, o.layers, o.workspace, list)
+	d, err := changes.ReadOverlay(ctx, o.layers, o.Workspace, list)
 	if err != nil {
-		o.log.Warn("make diff", zap.Error(err))
+		o.Log.Warn("make diff", zap.Error(err))
 		d = changes.List(list, &overlay.Stats{Files: make([]overlay.FileStat, len(list.List))})
 		d.Incomplete, d.Patch = true, ""
 	}
@@ -241,7 +227,7 @@ func (o *overlayTracker) addDifferences(r *sessionChanges) {
 func (o *overlayTracker) DiscardState() {
 	if o.reopened { // what it has is the session's
 		if err := o.layers.Close(); err != nil {
-			o.log.Warn("close layers", zap.Error(err))
+			o.Log.Warn("close layers", zap.Error(err))
 		}
 		return
 	}
@@ -249,8 +235,8 @@ func (o *overlayTracker) DiscardState() {
 }
 
 func (o *overlayTracker) ReleaseState() {
-	if err := o.images.Close(); err != nil {
-		o.log.Warn("remove scratch files", zap.Error(err))
+	if err := o.Images.Close(); err != nil {
+		o.Log.Warn("remove scratch files", zap.Error(err))
 	}
 	o.waitStarted()
 }
@@ -260,7 +246,7 @@ func (o *overlayTracker) ReleaseState() {
 func (o *overlayTracker) endLayers(r *sessionChanges, apply bool) {
 	defer func() {
 		if err := o.layers.Close(); err != nil {
-			o.log.Warn("close layers", zap.Error(err))
+			o.Log.Warn("close layers", zap.Error(err))
 		}
 	}()
 	// What could not be taken down may still write.
@@ -269,7 +255,7 @@ func (o *overlayTracker) endLayers(r *sessionChanges, apply bool) {
 	case !gone:
 	case r.Overlay == nil, r.Overlay.Changes == 0 && !r.Incomplete:
 		if err := o.layers.End(overlay.Empty); err != nil {
-			o.log.Warn("remove layers", zap.Error(err))
+			o.Log.Warn("remove layers", zap.Error(err))
 			r.Left = append(r.Left, err.Error())
 		}
 		if r.Overlay != nil {
@@ -284,17 +270,17 @@ func (o *overlayTracker) endLayers(r *sessionChanges, apply bool) {
 func (o *overlayTracker) applyLayers(r *sessionChanges) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	if o.force != nil {
+	if o.Force != nil {
 		go func() {
 			select {
-			case <-o.force: // the second request: it stops between two files
+			case <-o.Force: // the second request: it stops between two files
 				cancel(errors.New("interrupted"))
 			case <-ctx.Done():
 			}
 		}()
 	}
-	o.layers.SetUser(o.user)
-	done, err := o.layers.Apply(ctx, o.workspace, overlay.ApplyOptions{
+	o.layers.SetUser(o.User)
+	done, err := o.layers.Apply(ctx, o.Workspace, overlay.ApplyOptions{
 		MaxEntries: changes.ReadBounds.MaxEntries, MaxTextBytes: changes.ReadBounds.MaxTextBytes,
 	})
 	if done != nil {
@@ -309,7 +295,7 @@ func (o *overlayTracker) applyLayers(r *sessionChanges) {
 		boundOverlay(r.Overlay)
 	}
 	if err != nil {
-		o.log.Error("apply changes", zap.Error(err))
+		o.Log.Error("apply changes", zap.Error(err))
 		r.Overlay.Failed = append(r.Overlay.Failed, record.PathNote{Path: ".", Why: err.Error()})
 	}
 }

@@ -27,13 +27,13 @@ type Settler interface {
 // Apply implements [Settler].
 func (o *overlayTracker) Apply(ctx context.Context) (*overlay.Result, error) {
 	o.waitStarted()
-	if !o.recorded || o.sandbox.IsUntouched() { // nothing can have run
+	if !o.recorded || o.Sandbox.IsUntouched() { // nothing can have run
 		return &overlay.Result{State: overlay.Empty}, nil
 	}
 	bounds := overlay.ApplyOptions{MaxEntries: changes.ReadBounds.MaxEntries, MaxTextBytes: changes.ReadBounds.MaxTextBytes}
 	try := bounds
 	try.DryRun = true
-	r, err := o.layers.Apply(ctx, o.workspace, try)
+	r, err := o.layers.Apply(ctx, o.Workspace, try)
 	if err != nil {
 		return nil, err
 	}
@@ -41,8 +41,8 @@ func (o *overlayTracker) Apply(ctx context.Context) (*overlay.Result, error) {
 		r.Refused, r.Applied = true, nil
 		return r, nil
 	}
-	o.layers.SetUser(o.user)
-	r, err = o.layers.Apply(ctx, o.workspace, bounds)
+	o.layers.SetUser(o.User)
+	r, err = o.layers.Apply(ctx, o.Workspace, bounds)
 	if err != nil || r.State != overlay.Applied {
 		return r, err
 	}
@@ -52,10 +52,10 @@ func (o *overlayTracker) Apply(ctx context.Context) (*overlay.Result, error) {
 // Discard implements [Settler].
 func (o *overlayTracker) Discard(ctx context.Context) error {
 	o.waitStarted()
-	if !o.recorded || o.sandbox.IsUntouched() {
+	if !o.recorded || o.Sandbox.IsUntouched() {
 		return nil
 	}
-	o.layers.SetUser(o.user)
+	o.layers.SetUser(o.User)
 	if err := o.layers.End(overlay.Discarded); err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (o *overlayTracker) Discard(ctx context.Context) error {
 func (o *overlayTracker) renewLayers(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
-			o.log.Error("begin with fresh layers", zap.Error(err))
+			o.Log.Error("begin with fresh layers", zap.Error(err))
 			o.err, o.recorded = &livesandbox.StartError{Cause: err}, false
 		}
 	}()
@@ -75,18 +75,18 @@ func (o *overlayTracker) renewLayers(ctx context.Context) (err error) {
 	if err := o.layers.Close(); err != nil {
 		return fmt.Errorf("begin with fresh layers: %w", err)
 	}
-	dir := filepath.Join(o.dir, sessiondir.OverlayDir)
+	dir := filepath.Join(o.Dir, sessiondir.OverlayDir)
 	if err := workspace.RemoveTree(dir); err != nil {
 		return fmt.Errorf("begin with fresh layers: %w", err)
 	}
-	layers, err := overlay.Create(dir, overlay.CreateOptions{Session: info.Session, Path: info.Workspace, Workspace: o.workspace})
+	layers, err := overlay.Create(dir, overlay.CreateOptions{Session: info.Session, Path: info.Workspace, Workspace: o.Workspace})
 	if err != nil {
 		return fmt.Errorf("begin with fresh layers: %w", err)
 	}
 	o.layers = layers
 	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
 	defer cancel()
-	if err := layers.Record(ctx, o.workspace); err != nil {
+	if err := layers.Record(ctx, o.Workspace); err != nil {
 		return fmt.Errorf("begin with fresh layers: %w", err)
 	}
 	return nil
