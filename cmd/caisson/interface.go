@@ -265,8 +265,7 @@ func isWarning(r record.Record) bool {
 	case record.KindWarning, record.KindSandboxLost, record.KindNetworkDenied, record.KindMCPServerFailed:
 		return true
 	case record.KindSandboxStarted:
-		var p record.SandboxStarted
-		return json.Unmarshal(r.Payload, &p) == nil && len(p.Attestation.Lost) > 0
+		return len(record.PayloadOf[record.SandboxStarted](r).Attestation.Lost) > 0
 	}
 	return false
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -349,19 +348,13 @@ func (l *serverList) add(r record.Record) bool {
 	var one testedServer
 	switch r.Kind {
 	case record.KindMCPServerStarted:
-		var p record.MCPServerStarted
-		if json.Unmarshal(r.Payload, &p) != nil {
-			return false
-		}
+		p := record.PayloadOf[record.MCPServerStarted](r)
 		one = testedServer{
 			Name: p.Server, Transport: p.Transport, Runs: p.Runs, Started: true, Protocol: p.Protocol, Title: p.Title, Version: p.Version,
 			Skipped: record.NonNil(p.Skipped), Resources: p.Resources, Prompts: p.Prompts, WallMS: p.WallMS,
 		}
 	case record.KindMCPServerFailed:
-		var p record.MCPServerFailed
-		if json.Unmarshal(r.Payload, &p) != nil {
-			return false
-		}
+		p := record.PayloadOf[record.MCPServerFailed](r)
 		one = testedServer{Name: p.Server, Transport: p.Transport, Cause: p.Cause, Stderr: p.Stderr, WallMS: p.WallMS, Skipped: []mcp.Skipped{}}
 	case record.KindMCPServerStopped:
 		return true

@@ -63,6 +63,14 @@ func Decode(text []byte) (Record, error) {
 	}, nil
 }
 
+// PayloadOf returns the payload of a record that this program wrote. One that can't be read,
+// or that was moved to a file, is the zero value.
+func PayloadOf[P Payload](r Record) P {
+	var p P
+	_ = json.Unmarshal(r.Payload, &p)
+	return p
+}
+
 // marshalUnescaped is json.Marshal without escapes for HTML.
 func marshalUnescaped(v any) ([]byte, error) {
 	var buf bytes.Buffer

@@ -2,7 +2,6 @@ package server
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -99,8 +98,7 @@ func readPast(id, dir string) (past, error) {
 	}
 	p.last, p.seq = rec.Time, rec.Seq
 	if rec.Kind == record.KindSessionEnded {
-		p.ended = &record.SessionEnded{}
-		_ = json.Unmarshal(rec.Payload, p.ended)
+		p.ended = new(record.PayloadOf[record.SessionEnded](rec))
 	}
 	return p, nil
 }

@@ -80,7 +80,7 @@ func (s *session) addMessage(r record.Record) {
 	if !s.content || s.turn == nil {
 		return
 	}
-	p := decodePayload[record.Message](r)
+	p := record.PayloadOf[record.Message](r)
 	m := message{Role: string(p.Role), Parts: []part{}}
 	if s.history.arguments == nil {
 		s.history.arguments = map[string]string{}

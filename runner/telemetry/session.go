@@ -2,7 +2,6 @@ package telemetry
 
 import (
 	"context"
-	"encoding/json"
 	"slices"
 	"sync"
 	"time"
@@ -100,21 +99,21 @@ func (s *session) observeRecord(r record.Record) {
 	}
 	switch r.Kind {
 	case record.KindSessionCreated, record.KindSessionResumed:
-		p := decodePayload[record.SessionCreated](r) // session.resumed has its fields too
+		p := record.PayloadOf[record.SessionCreated](r) // session.resumed has its fields too
 		s.model = p.Model
 		for _, t := range p.Tools {
 			s.offered[t.Name] = true
 		}
-		s.unfinished = decodePayload[record.SessionResumed](r).Unfinished
+		s.unfinished = record.PayloadOf[record.SessionResumed](r).Unfinished
 	case record.KindSessionEnded:
 		s.endAll(r.Time)
 	case record.KindTurnStarted:
 		s.startTurn(r)
 	case record.KindTurnCompleted:
-		p := decodePayload[record.TurnCompleted](r)
+		p := record.PayloadOf[record.TurnCompleted](r)
 		s.endTurn(r.Time, string(p.Reason), p)
 	case record.KindTurnCancelled:
-		p := decodePayload[record.TurnCancelled](r)
+		p := record.PayloadOf[record.TurnCancelled](r)
 		s.endTurn(r.Time, string(loop.StopCancelled), record.TurnCompleted{
 			Reason: loop.StopCancelled, ModelCalls: p.ModelCalls, ToolCalls: p.ToolCalls, Usage: p.Usage,
 		})
@@ -127,7 +126,7 @@ func (s *session) observeRecord(r record.Record) {
 	case record.KindMessage:
 		s.addMessage(r)
 	case record.KindSandboxStarted:
-		p := decodePayload[record.SandboxStarted](r)
+		p := record.PayloadOf[record.SandboxStarted](r)
 		if s.turn == nil && len(s.execs) == 0 {
 			// The turn began the start, and had its answer before.
 			s.turn = s.last
@@ -135,10 +134,10 @@ func (s *session) observeRecord(r record.Record) {
 		}
 		s.addSandbox(r.Time, p.StartMS, p.Attestation)
 	case record.KindSandboxRestarted:
-		p := decodePayload[record.SandboxRestarted](r)
+		p := record.PayloadOf[record.SandboxRestarted](r)
 		s.addSandbox(r.Time, p.StartMS, p.Attestation)
 	case record.KindUserCommandStarted:
-		s.execs[decodePayload[record.UserCommandStarted](r).ExecID] = r.Time
+		s.execs[record.PayloadOf[record.UserCommandStarted](r).ExecID] = r.Time
 	case record.KindUserCommandEnded:
 		s.endExec(r)
 	default:
@@ -150,64 +149,56 @@ func (s *session) observeRecord(r record.Record) {
 func (s *session) observeCall(r record.Record) {
 	switch r.Kind {
 	case record.KindConfirmationRequested:
-		p := decodePayload[record.ConfirmationRequested](r)
+		p := record.PayloadOf[record.ConfirmationRequested](r)
 		c := s.callOf(p.CallID, p.Name, r.Time)
 		c.class, c.approvals = p.Class, append(c.approvals, approval{start: r.Time})
 	case record.KindConfirmationResolved:
-		p := decodePayload[record.ConfirmationResolved](r)
+		p := record.PayloadOf[record.ConfirmationResolved](r)
 		if c := s.calls[p.CallID]; c != nil && len(c.approvals) > 0 {
 			a := &c.approvals[len(c.approvals)-1]
 			a.end, a.resolved = r.Time, p
 		}
 	case record.KindToolCalled:
-		p := decodePayload[record.ToolCalled](r)
+		p := record.PayloadOf[record.ToolCalled](r)
 		s.callOf(p.CallID, p.Name, r.Time).class = p.Class
 	case record.KindToolCompleted:
-		p := decodePayload[record.ToolCompleted](r)
+		p := record.PayloadOf[record.ToolCompleted](r)
 		s.endCall(p.CallID, p.Name, r.Time, p.LatencyMS, "", attribute.Bool("caisson.tool.success", p.Success))
 	case record.KindToolFailed:
-		p := decodePayload[record.ToolFailed](r)
+		p := record.PayloadOf[record.ToolFailed](r)
 		s.endCall(p.CallID, p.Name, r.Time, p.LatencyMS, string(p.Class))
 	case record.KindToolInputInvalid:
-		p := decodePayload[record.ToolInputInvalid](r)
+		p := record.PayloadOf[record.ToolInputInvalid](r)
 		s.endCall(p.CallID, p.Name, r.Time, 0, "input_invalid")
 	case record.KindWorkerModelCall:
 		s.addWorkerChat(r)
 	case record.KindWorkerToolCall:
-		p := decodePayload[record.WorkerToolCall](r)
+		p := record.PayloadOf[record.WorkerToolCall](r)
 		s.addEvent(r, attribute.String("caisson.worker.call_status", p.Status))
 	case record.KindBudgetWarning:
-		s.addEvent(r, attribute.String("caisson.limit.kind", string(decodePayload[record.BudgetWarning](r).What)))
+		s.addEvent(r, attribute.String("caisson.limit.kind", string(record.PayloadOf[record.BudgetWarning](r).What)))
 	case record.KindNetworkClosed:
-		p := decodePayload[record.NetworkClosed](r)
+		p := record.PayloadOf[record.NetworkClosed](r)
 		s.addEvent(r, attribute.String("server.address", p.Host), attribute.Int64("caisson.network.sent", p.Sent), attribute.Int64("caisson.network.received", p.Received))
 	case record.KindNetworkDenied:
-		p := decodePayload[record.NetworkDenied](r)
+		p := record.PayloadOf[record.NetworkDenied](r)
 		s.addEvent(r, attribute.String("server.address", p.Host), attribute.String("caisson.network.reason", p.Reason))
 	case record.KindMCPServerStarted:
-		p := decodePayload[record.MCPServerStarted](r)
+		p := record.PayloadOf[record.MCPServerStarted](r)
 		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server), attribute.Int("caisson.mcp.tools", p.ToolCount), attribute.Int64("caisson.mcp.start_ms", p.WallMS))
 	case record.KindMCPServerFailed:
-		s.addEvent(r, attribute.String("caisson.mcp.server", decodePayload[record.MCPServerFailed](r).Server))
+		s.addEvent(r, attribute.String("caisson.mcp.server", record.PayloadOf[record.MCPServerFailed](r).Server))
 	case record.KindMCPServerStopped:
-		s.addEvent(r, attribute.String("caisson.mcp.server", decodePayload[record.MCPServerStopped](r).Server))
+		s.addEvent(r, attribute.String("caisson.mcp.server", record.PayloadOf[record.MCPServerStopped](r).Server))
 	case record.KindMCPToolsChanged:
-		s.addEvent(r, attribute.String("caisson.mcp.server", decodePayload[record.MCPToolsChanged](r).Server))
+		s.addEvent(r, attribute.String("caisson.mcp.server", record.PayloadOf[record.MCPToolsChanged](r).Server))
 	case record.KindMCPRequestRefused:
-		p := decodePayload[record.MCPRequestRefused](r)
+		p := record.PayloadOf[record.MCPRequestRefused](r)
 		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server), attribute.String("mcp.method.name", p.Method))
 	case record.KindSandboxLost, record.KindWarning, record.KindWorkerInputInvalid, record.KindWorkerCostWarning,
 		record.KindContextShortened, record.KindContextCompacted, record.KindCompactionFailed:
 		s.addEvent(r)
 	}
-}
-
-// decodePayload returns a record's payload. What can't be read is the zero value: records are
-// the session's own.
-func decodePayload[P record.Payload](r record.Record) P {
-	var p P
-	_ = json.Unmarshal(r.Payload, &p)
-	return p
 }
 
 // abandonSpans ends the spans of a session that goes on beyond the program, or was cut off.
@@ -256,7 +247,7 @@ func clientLinks(r record.Record) []trace.Link {
 	if r.Kind != record.KindTurnStarted {
 		return nil
 	}
-	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": decodePayload[record.TurnStarted](r).Traceparent})
+	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": record.PayloadOf[record.TurnStarted](r).Traceparent})
 	if to := trace.SpanContextFromContext(ctx); to.IsValid() {
 		return []trace.Link{{SpanContext: to}}
 	}
@@ -305,7 +296,7 @@ func setError(span trace.Span, reason string) attribute.KeyValue {
 }
 
 func (s *session) startChat(r record.Record) {
-	p := decodePayload[record.ModelCallStarted](r)
+	p := record.PayloadOf[record.ModelCallStarted](r)
 	s.releaseSpans(nil) // what was held has no content
 	labels := modelAttributes(p.Model)
 	span := s.startSpan(r.Time, "chat "+p.Model.Model, trace.SpanKindClient, slices.Concat(labels, []attribute.KeyValue{
@@ -324,7 +315,7 @@ func (s *session) completeChat(r record.Record) {
 		return
 	}
 	delete(s.chats, r.Parent)
-	p := decodePayload[record.ModelCallCompleted](r)
+	p := record.PayloadOf[record.ModelCallCompleted](r)
 	c.labels = append(c.labels, keyResponseModel.String(p.Model.Model))
 	c.span.SetAttributes(keyFinish.StringSlice([]string{p.Finish}), keyResponseModel.String(p.Model.Model))
 	c.span.SetAttributes(usageAttributes(p.Usage)...)
@@ -345,7 +336,7 @@ func (s *session) failChat(r record.Record) {
 	if c == nil {
 		return
 	}
-	p := decodePayload[record.ModelCallFailed](r)
+	p := record.PayloadOf[record.ModelCallFailed](r)
 	if p.Status != 0 {
 		c.span.SetAttributes(attribute.Int("http.response.status_code", p.Status))
 	}
@@ -354,7 +345,7 @@ func (s *session) failChat(r record.Record) {
 
 // addWorkerChat makes the span of a worker's request.
 func (s *session) addWorkerChat(r record.Record) {
-	p := decodePayload[record.WorkerModelCall](r)
+	p := record.PayloadOf[record.WorkerModelCall](r)
 	took, labels := time.Duration(p.LatencyMS)*time.Millisecond, modelAttributes(p.Model)
 	span := s.startSpan(r.Time.Add(-took), "chat "+p.Model.Model, trace.SpanKindClient, slices.Concat(labels, usageAttributes(p.Usage), []attribute.KeyValue{
 		keyConversation.String(s.id), attribute.String("caisson.profile", p.Profile), attribute.Int("caisson.attempt", p.Attempt), attribute.String("caisson.purpose", "worker"),
@@ -447,7 +438,7 @@ func (s *session) addSandbox(at time.Time, startMS int64, a sandbox.Attestation)
 
 // endExec makes the span of a command that the user ran.
 func (s *session) endExec(r record.Record) {
-	p := decodePayload[record.UserCommandEnded](r)
+	p := record.PayloadOf[record.UserCommandEnded](r)
 	start, ok := s.execs[p.ExecID]
 	if !ok {
 		return

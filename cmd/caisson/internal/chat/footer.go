@@ -2,7 +2,6 @@ package chat
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"sync"
@@ -38,26 +37,19 @@ func (s *Status) AddRecord(r record.Record) {
 	defer s.mu.Unlock()
 	switch r.Kind {
 	case record.KindSessionCreated, record.KindSessionResumed: // whose payload begins alike
-		var p record.SessionCreated
-		if json.Unmarshal(r.Payload, &p) == nil {
-			s.spent, s.unknown, s.changed = 0, false, 0 // of an earlier session
-			s.model, s.mode, s.limit = p.Model.Model, p.WorkspaceMode, p.Budget.CostMicroUSD
-			s.sandbox = cmp.Or(p.Backend.Chosen, "no sandbox yet")
-		}
+		p := record.PayloadOf[record.SessionCreated](r)
+		s.spent, s.unknown, s.changed = 0, false, 0 // of an earlier session
+		s.model, s.mode, s.limit = p.Model.Model, p.WorkspaceMode, p.Budget.CostMicroUSD
+		s.sandbox = cmp.Or(p.Backend.Chosen, "no sandbox yet")
 	case record.KindSandboxStarted, record.KindSandboxRestarted:
-		var p record.SandboxStarted
-		if json.Unmarshal(r.Payload, &p) == nil {
-			s.sandbox = p.Attestation.Backend + ", network " + p.Attestation.Network
-		}
+		p := record.PayloadOf[record.SandboxStarted](r)
+		s.sandbox = p.Attestation.Backend + ", network " + p.Attestation.Network
 	case record.KindModelCallCompleted:
-		var p record.ModelCallCompleted
-		if json.Unmarshal(r.Payload, &p) == nil {
-			s.model = cmp.Or(p.Model.Model, s.model)
-			s.addCost(p.Usage)
-		}
+		p := record.PayloadOf[record.ModelCallCompleted](r)
+		s.model = cmp.Or(p.Model.Model, s.model)
+		s.addCost(p.Usage)
 	case record.KindWorkerModelCall:
-		var p record.WorkerModelCall
-		if json.Unmarshal(r.Payload, &p) == nil && p.Class == "" {
+		if p := record.PayloadOf[record.WorkerModelCall](r); p.Class == "" {
 			s.addCost(p.Usage)
 		}
 	case record.KindTurnStarted:

@@ -1,7 +1,6 @@
 package ui
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -84,17 +83,17 @@ func (v *view) addRecord(r record.Record) []string {
 	}
 	switch r.Kind {
 	case record.KindSessionCreated:
-		return v.addCreated(decode[record.SessionCreated](r))
+		return v.addCreated(record.PayloadOf[record.SessionCreated](r))
 	case record.KindSessionResumed:
-		return v.addCreated(decode[record.SessionResumed](r).SessionCreated)
+		return v.addCreated(record.PayloadOf[record.SessionResumed](r).SessionCreated)
 	case record.KindSandboxStarted:
-		p := decode[record.SandboxStarted](r)
+		p := record.PayloadOf[record.SandboxStarted](r)
 		return v.addAttested(p.Attestation, fmt.Sprintf("in %d ms", p.StartMS))
 	case record.KindSandboxRestarted:
-		p := decode[record.SandboxRestarted](r)
+		p := record.PayloadOf[record.SandboxRestarted](r)
 		return v.addAttested(p.Attestation, fmt.Sprintf("again (%d), on the same workspace", p.Restart))
 	case record.KindSandboxLost:
-		p := decode[record.SandboxLost](r)
+		p := record.PayloadOf[record.SandboxLost](r)
 		return []string{v.style.red("! sandbox lost: " + safeLine(p.Cause))}
 	case record.KindTurnStarted:
 		v.turn, v.said, v.since = true, false, r.Time
@@ -107,49 +106,49 @@ func (v *view) addRecord(r record.Record) []string {
 		v.asking = false
 	case record.KindModelCallFailed:
 		v.asking = false
-		p := decode[record.ModelCallFailed](r)
+		p := record.PayloadOf[record.ModelCallFailed](r)
 		lines := v.addAnswer(v.answer.takeRest())
 		if p.Retry != nil {
 			return append(lines, v.style.yellow("! "+retryText(p)))
 		}
 		return append(lines, v.style.red(fmt.Sprintf("! the model failed (%s): %s", p.Class, safeLine(p.Message))))
 	case record.KindMessage:
-		return v.addMessage(decode[record.Message](r))
+		return v.addMessage(record.PayloadOf[record.Message](r))
 	case record.KindBudgetWarning:
-		return v.addBudget(decode[record.BudgetWarning](r))
+		return v.addBudget(record.PayloadOf[record.BudgetWarning](r))
 	case record.KindContextShortened:
-		return []string{v.style.dim(decode[record.ContextShortened](r).String())}
+		return []string{v.style.dim(record.PayloadOf[record.ContextShortened](r).String())}
 	case record.KindContextCompacted:
-		return []string{v.style.dim(decode[record.ContextCompacted](r).String())}
+		return []string{v.style.dim(record.PayloadOf[record.ContextCompacted](r).String())}
 	case record.KindCompactionFailed:
-		return []string{v.style.yellow("! " + safeLine(decode[record.ContextCompactionFailed](r).String()))}
+		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.ContextCompactionFailed](r).String()))}
 	case record.KindVerification:
-		return v.addVerification(decode[record.Verification](r))
+		return v.addVerification(record.PayloadOf[record.Verification](r))
 	case record.KindWorkerToolCall:
-		return []string{v.style.dim("  " + safeLine(decode[record.WorkerToolCall](r).String()))}
+		return []string{v.style.dim("  " + safeLine(record.PayloadOf[record.WorkerToolCall](r).String()))}
 	case record.KindWorkerCostWarning:
-		return []string{v.style.yellow("! " + safeLine(decode[record.WorkerCostWarning](r).String()))}
+		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.WorkerCostWarning](r).String()))}
 	case record.KindNetworkDenied: // to a command of the user; the result of a call has its own
-		return []string{v.style.yellow("! " + safeLine(decode[record.NetworkDenied](r).String()))}
+		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.NetworkDenied](r).String()))}
 	case record.KindMCPServerStarted:
-		return []string{v.style.dim(safeLine(decode[record.MCPServerStarted](r).String()))}
+		return []string{v.style.dim(safeLine(record.PayloadOf[record.MCPServerStarted](r).String()))}
 	case record.KindMCPServerFailed:
-		p := decode[record.MCPServerFailed](r)
+		p := record.PayloadOf[record.MCPServerFailed](r)
 		text := p.String()
 		if strings.Contains(p.Cause, oauth.ErrSignIn.Error()) {
 			text += ": caisson mcp login " + p.Server
 		}
 		return []string{v.style.yellow("! " + safeLine(text))}
 	case record.KindMCPServerStopped:
-		if p := decode[record.MCPServerStopped](r); p.Cause != "" {
+		if p := record.PayloadOf[record.MCPServerStopped](r); p.Cause != "" {
 			return []string{v.style.yellow("! " + safeLine(p.String()))}
 		}
 	case record.KindMCPToolsChanged:
-		return []string{v.style.yellow("! " + safeLine(decode[record.MCPToolsChanged](r).String()))}
+		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.MCPToolsChanged](r).String()))}
 	case record.KindMCPRequestRefused:
-		return []string{v.style.yellow("! " + safeLine(decode[record.MCPRequestRefused](r).String()))}
+		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.MCPRequestRefused](r).String()))}
 	case record.KindWarning:
-		p := decode[record.Warning](r)
+		p := record.PayloadOf[record.Warning](r)
 		if p.Requested {
 			return []string{v.style.green("✓") + " " + safeLine(p.Message)}
 		}
@@ -209,7 +208,7 @@ func (v *view) addCall(r record.Record, c *trace.Call) []string {
 	case record.KindToolCalled:
 		v.running = append(v.running, &call{id: c.ID, what: v.callText(c), since: r.Time})
 	case record.KindNetworkDenied:
-		p := decode[record.NetworkDenied](r)
+		p := record.PayloadOf[record.NetworkDenied](r)
 		if p.Way != "" && len(c.Denied) <= maxRefusals { // a refused fetch is a call that failed
 			return []string{v.style.yellow("! " + safeLine(p.String()))}
 		}
@@ -402,14 +401,6 @@ func (v *view) addDelta(d runner.Delta) []string {
 		}
 	}
 	return nil
-}
-
-func decode[T record.Payload](r record.Record) T {
-	var p T
-	// What our own encoder wrote decodes; a payload that was moved to a file
-	// shows as its empty self.
-	_ = json.Unmarshal(r.Payload, &p)
-	return p
 }
 
 func firstLine(s string) string {
