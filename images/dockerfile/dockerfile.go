@@ -87,7 +87,7 @@ func Check(text []byte) error {
 		case word == "COPY" && strings.HasPrefix(rest, "--") && !plainCopy().MatchString(rest):
 			err = fmt.Errorf("COPY %s: its options may have no quotes and escapes, and the image it copies from no variables", rest)
 		case word == "FROM" && !plainFrom().MatchString(rest):
-			err = fmt.Errorf("FROM %s: name an image without quotes and escapes, and with variables only behind its first / or :", rest)
+			err = fmt.Errorf("FROM %s: name an image without quotes and escapes, and with variables only behind its first slash or colon", rest)
 		case transport().MatchString(text):
 			err = fmt.Errorf("%q: the image may be a file outside of the build's directory: name an image of a registry", text)
 		}

@@ -28,8 +28,8 @@ func countUse(dir *os.File, most use) (found use) {
 	if err != nil {
 		return use{}
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
 	w := workspace.NewWriter(dir, workspace.WriterOptions{})
 	seen := map[uint64]bool{} // files with several names
 	_ = r.Scan(ctx, ".", workspace.ScanOptions{
@@ -58,7 +58,7 @@ func countUse(dir *os.File, most use) (found use) {
 				found.files = most.files + 1
 			}
 			if found.bytes > most.bytes || found.files > most.files {
-				cancel()
+				cancel(nil)
 			}
 			return 0, enter
 		},
