@@ -38,7 +38,7 @@ func (s *Session) Call(ctx context.Context, name tools.Name, input json.RawMessa
 // if a turn of the model runs, or [ErrOver].
 func CallTool(ctx context.Context, s *Session, c ToolCall) (loop.ToolResult, error) {
 	s.mcp.waitTool(ctx, c.Name)
-	t, budget, err := joinCalls(s)
+	t, budget, err := s.turns.joinCalls()
 	if err != nil {
 		return loop.ToolResult{}, err
 	}
@@ -75,7 +75,7 @@ func CallTool(ctx context.Context, s *Session, c ToolCall) (loop.ToolResult, err
 	if result != nil {
 		s.events.outputs.Delete(result.ToolUseID)
 	}
-	leaveCalls(s, t, out, context.Cause(callCtx))
+	s.turns.leaveCalls(t, out, context.Cause(callCtx))
 	switch {
 	case out.Err != nil:
 		return loop.ToolResult{}, fmt.Errorf("call %s: %w", c.Name, out.Err)
@@ -89,7 +89,7 @@ func CallTool(ctx context.Context, s *Session, c ToolCall) (loop.ToolResult, err
 // must not change what they point to.
 func OfferedTools(s *Session) []tools.Definition { return s.tools.Definitions() }
 
-// callTurn is the turn of calls that are made at the same time. Session.mu guards all but
+// callTurn is the turn of calls that are made at the same time. turns.mu guards all but
 // ctx and startErr, which don't change.
 type callTurn struct {
 	ctx context.Context //nolint:containedctx // the contexts of the calls derive from it
@@ -103,57 +103,55 @@ type callTurn struct {
 
 // joinCalls begins a call: in the turn of the calls that run, or in a new one. It returns
 // the call's budget.
-func joinCalls(s *Session) (*Turn, limits.Budget, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	t := s.turn
+func (v *turns) joinCalls() (*Turn, limits.Budget, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	t := v.running
 	switch {
 	case t == nil || t.calls == nil:
 		t = &Turn{calls: &callTurn{}}
-		if err := admitTurn(s, t); err != nil {
+		if err := v.admit(t); err != nil {
 			return nil, limits.Budget{}, err
 		}
-	case s.closing || s.ctx.Err() != nil:
+	case v.closing || v.ctx.Err() != nil:
 		return nil, limits.Budget{}, fmt.Errorf("start call: %w: it is closed", ErrOver)
 	default:
-		if err := s.breaker.Check(limits.StepToolCall); err != nil {
+		if err := v.breaker.Check(limits.StepToolCall); err != nil {
 			return nil, limits.Budget{}, fmt.Errorf("start call: %w: %w", ErrOver, err)
 		}
 	}
-	budget := s.breaker.Turn(s.opts.Budget)
-	s.breaker.Add(limits.Usage{ToolCalls: 1}) // before the next one begins
-	if s.turn == nil {
-		ctx, cancel := context.WithCancelCause(s.ctx)
-		t.calls.ctx, t.cancel, t.done = ctx, cancel, make(chan struct{})
-		s.turn, s.user = t, s.opts.User
-		s.events.beginTurn(s.user.Name, "", record.ActorUser, func() record.TurnCancelled { return cancellationRecord(t.calls.cause) })
-		t.calls.startErr = s.events.loopEvent(loop.TurnStarted{Turn: t.ID, Budget: budget})
+	budget := v.breaker.Turn(v.opts.Budget)
+	v.breaker.Add(limits.Usage{ToolCalls: 1}) // before the next one begins
+	if v.running == nil {
+		t.calls.ctx = v.begin(t, v.opts.User)
+		v.events.beginTurn(v.user.Name, "", record.ActorUser, func() record.TurnCancelled { return cancellationRecord(t.calls.cause) })
+		t.calls.startErr = v.events.loopEvent(loop.TurnStarted{Turn: t.ID, Budget: budget})
 	}
 	t.calls.open++
 	return t, budget, nil
 }
 
 // leaveCalls ends a call, and with the last one the turn.
-func leaveCalls(s *Session, t *Turn, out loop.Outcome, cause error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (v *turns) leaveCalls(t *Turn, out loop.Outcome, cause error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	charge := out.Usage
 	charge.ToolCalls = max(charge.ToolCalls-1, 0) // joinCalls has counted one
-	s.breaker.Add(charge)
-	s.breaker.AddEstimate(out.Estimate)
+	v.breaker.Add(charge)
+	v.breaker.AddEstimate(out.Estimate)
 	t.calls.addOutcome(out, cause)
 	if t.calls.open--; t.calls.open > 0 {
 		return
 	}
 	all := t.calls.outcome
-	if err := cmp.Or(t.calls.startErr, s.events.loopEvent(loop.TurnEnded{
+	if err := cmp.Or(t.calls.startErr, v.events.loopEvent(loop.TurnEnded{
 		Turn: t.ID, Reason: all.Reason, Truncated: all.Truncated, Usage: all.Usage, Wall: time.Since(t.begun),
 	})); err != nil && all.Reason != loop.StopTraceUnwritable {
 		all.Reason, all.Err = loop.StopTraceUnwritable, err
 	}
-	all.History = s.history
+	all.History = v.history
 	t.cancel(nil)
-	finishTurn(s, t, all, t.calls.cause)
+	v.finish(t, all, t.calls.cause)
 }
 
 // addOutcome adds the outcome of one call, and the cause with which its context ended. The

@@ -81,8 +81,8 @@ func TestCallBesideTurns(t *testing.T) {
 	if turn := startTurn(t, s, "one"); turn.Answer != "First." {
 		t.Errorf("%+v", turn)
 	}
-	if roles := s.history[0].Role; roles != loop.RoleSystem || len(s.history) != 4 {
-		t.Errorf("the history of the model: %+v", s.history)
+	if roles := s.turns.history[0].Role; roles != loop.RoleSystem || len(s.turns.history) != 4 {
+		t.Errorf("the history of the model: %+v", s.turns.history)
 	}
 	r := s.Close()
 	if r.Answer != "First." || r.Turns != 2 {

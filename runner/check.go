@@ -64,16 +64,14 @@ const reasonVerify = "the result is verified"
 // finishTask makes the checks of [CheckOptions] on the result of the first turn, which
 // has ended.
 func finishTask(ctx context.Context, s *Session) {
-	if s.last.Reason != loop.StopAnswered || !checkAnswer(s) || s.opts.Verify.Command == "" {
+	if s.turns.last.Reason != loop.StopAnswered || !checkAnswer(s) || s.opts.Verify.Command == "" {
 		return
 	}
 	v, files, err := Verify(ctx, s, s.opts.Verify)
-	s.mu.Lock()
 	s.verification, s.verifyFiles = &v, files
 	if cause := context.Cause(ctx); err != nil && cause != nil {
-		s.last.Reason, s.last.Err, s.ended.cause = loop.StopCancelled, err, cause
+		s.turns.cancelLast(err, cause)
 	}
-	s.mu.Unlock()
 	_ = s.events.writeRecord(v) // what can't be recorded ends the session at the next record
 }
 
@@ -84,19 +82,17 @@ func checkAnswer(s *Session) bool {
 	if f == nil {
 		return true
 	}
-	accepted, problems := f.Check(s.last.Answer)
+	accepted, problems := f.Check(s.turns.last.Answer)
 	if len(problems) > 0 {
 		s.events.recordWarning("the answer does not have the form that was asked for, and the model is asked again: " + strings.Join(problems, "; "))
 		if !startCorrection(s, problems) {
 			return false
 		}
-		accepted, problems = f.Check(s.last.Answer)
+		accepted, problems = f.Check(s.turns.last.Answer)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.answerProblems = problems
 	if len(problems) == 0 {
-		s.last.Answer = accepted
+		s.turns.setAnswer(accepted)
 	}
 	return len(problems) == 0
 }
@@ -104,11 +100,11 @@ func checkAnswer(s *Session) bool {
 // startCorrection asks the model to correct its answer, and reports whether it answered.
 // The problems are kept if nothing is left of the budget.
 func startCorrection(s *Session, problems []string) bool {
-	now := s.begun
+	now := s.turns.begun
 	left, err := limits.NewSessionBreaker(s.opts.Budget, func() time.Time { return now })
 	if err == nil {
 		now = time.Now()
-		left.Add(s.used)
+		left.Add(s.turns.used)
 		err = left.Check(limits.StepRound)
 	}
 	if err != nil {

@@ -100,9 +100,7 @@ func (s *Session) Differences(ctx context.Context) (changes.Differences, error) 
 		return changes.Differences{}, fmt.Errorf("compare workspace: %w", err)
 	}
 	defer done()
-	s.mu.Lock()
-	began := s.turn != nil || s.ended != nil || s.past.hasChanges() || s.users.hasRun()
-	s.mu.Unlock()
+	began := s.turns.haveBegun() || s.past.hasChanges() || s.users.hasRun()
 	if !began {
 		return changes.Differences{}, nil // nothing has run
 	}

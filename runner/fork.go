@@ -76,11 +76,11 @@ func (s *Session) Fork(ctx context.Context, n int) ([]*Session, error) {
 // forkSession makes n sessions that go on from s, whose commands end for a reason, with
 // options that configure changes. In bind mode they share the workspace.
 func forkSession(ctx context.Context, s *Session, n int, reason string, configure func(number int, o *Options)) ([]*Session, error) {
-	done, err := s.calls.exclude(func() error { return holdTurns(s) })
+	done, err := s.calls.exclude(s.turns.hold)
 	if err != nil {
 		return nil, err
 	}
-	defer done(func() { releaseTurns(s) })
+	defer done(s.turns.release)
 	ended, resume, err := s.exec.Suspend(ctx, reason)
 	if err != nil {
 		return nil, err
@@ -95,8 +95,8 @@ func forkSession(ctx context.Context, s *Session, n int, reason string, configur
 	if !ok { // there is nothing to share but the workspace
 		changed = nil
 	}
-	point := &forkPoint{parent: parentOf(s), history: slices.Clip(slices.Clone(s.history)), view: s.view.Clone(), skills: s.skills.Clone(), loaded: s.loaded.Names(), changed: changed, notice: s.prompt.notice}
-	if !s.sandbox.IsUntouched() && len(s.history) > 0 {
+	point := &forkPoint{parent: parentOf(s), history: slices.Clip(slices.Clone(s.turns.history)), view: s.turns.view.Clone(), skills: s.skills.Clone(), loaded: s.loaded.Names(), changed: changed, notice: s.prompt.notice}
+	if !s.sandbox.IsUntouched() && len(s.turns.history) > 0 {
 		point.notice = forkNotice(ended)
 		s.prompt.notice = point.notice
 	}
@@ -120,29 +120,11 @@ func forkSession(ctx context.Context, s *Session, n int, reason string, configur
 	return forks, nil
 }
 
-// holdTurns lets no turn of a session begin. Its error wraps [ErrBusy] or [ErrOver].
-func holdTurns(s *Session) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := checkIdle(s); err != nil {
-		return err
-	}
-	s.forking = true
-	return nil
-}
-
-// releaseTurns lets turns begin again.
-func releaseTurns(s *Session) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.forking = false
-}
-
 // parentOf returns the place in the records of a session at which it is forked.
 func parentOf(s *Session) record.Parent {
 	p := record.Parent{Session: s.opts.Dir.Session}
-	if s.ended != nil {
-		p.Turn = s.ended.ID
+	if ended := s.turns.ended; ended != nil {
+		p.Turn = ended.ID
 	}
 	p.Seq, p.SHA256 = s.rec.Head()
 	return p

@@ -73,8 +73,6 @@ type resumption struct {
 	// changes is the state of the layers that an overlay or a copy had: they are still
 	// there if it is [overlay.Kept]. It is "" in bind mode.
 	changes overlay.State
-	// unfinished is the turn that can be continued, nil once it is or another one began.
-	unfinished *history.Turn
 }
 
 // isOpened reports whether the model has all of the messages with which a session begins.
@@ -172,15 +170,8 @@ func restorePast(s *Session) {
 	if p == nil {
 		return
 	}
-	s.begun = s.begun.Add(-p.Active)
-	s.turns, s.used, s.history = p.Turns, p.Used, p.Messages
-	s.view = loop.NewView(p.Summary)
-	s.breaker.Add(p.Used)
-	s.breaker.AddTime(p.Active)
+	s.turns.restore(p)
 	s.events.restorePast(p.Past)
-	if p.Unfinished() {
-		p.unfinished = p.Last
-	}
 	for _, f := range s.opts.Profiles {
 		if m, ok := f.Model.(interface{ Skip(answers int) }); ok { // it plays a recording
 			m.Skip(p.Answers[f.Model.Info().String()])
@@ -202,7 +193,7 @@ func (j *eventRecorder) restorePast(p *history.Past) {
 func writeResumed(s *Session, created record.SessionCreated) error {
 	p := s.past
 	r := record.SessionResumed{
-		SessionCreated: created, Interrupted: record.NonNil(loop.UnansweredCalls(s.history)), TornBytes: p.Torn, Changes: string(p.changes),
+		SessionCreated: created, Interrupted: record.NonNil(loop.UnansweredCalls(s.turns.history)), TornBytes: p.Torn, Changes: string(p.changes),
 	}
 	if p.Unfinished() {
 		r.Unfinished = p.Last.ID
@@ -215,21 +206,21 @@ func writeResumed(s *Session, created record.SessionCreated) error {
 		s.prompt.notice = noticeOf(note)
 		return nil
 	}
-	had := len(s.history)
+	had := len(s.turns.history)
 	var err error
-	if s.history, err = loop.AnswerInterrupted(s.history, p.Last.EndedCalls, note, s.events.loopEvent); err != nil {
+	if s.turns.history, err = loop.AnswerInterrupted(s.turns.history, p.Last.EndedCalls, note, s.events.loopEvent); err != nil {
 		return err
 	}
-	if len(s.history) == had && p.mustTell(s.opts) {
+	if len(s.turns.history) == had && p.mustTell(s.opts) {
 		s.prompt.notice = noticeOf(note)
 	}
 	if !p.Last.Direct {
 		return nil
 	}
-	s.history = s.history[:p.Last.Start] // the model is not told of it
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return abandonUnfinished(s)
+	s.turns.history = s.turns.history[:p.Last.Start] // the model is not told of it
+	s.turns.mu.Lock()
+	defer s.turns.mu.Unlock()
+	return s.turns.abandonUnfinished()
 }
 
 // mustTell reports whether the model has to know of the fresh sandbox even though no call
@@ -272,22 +263,21 @@ type Recap struct {
 // RecapOf returns the recap of a session that goes on, before its next turn begins. That
 // of another session is zero.
 func RecapOf(s *Session) Recap {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	p := s.past
 	if p == nil {
 		return Recap{}
 	}
-	r := Recap{Message: p.lastMessage(), Unfinished: p.unfinished != nil, Turns: p.Turns, Used: p.Used}
+	unfinished := s.turns.unfinishedTurn()
+	r := Recap{Message: p.lastMessage(), Unfinished: unfinished != nil, Turns: p.Turns, Used: p.Used}
 	if r.Message == continueMessage {
 		r.Message = "" // no person wrote it
 	}
 	switch {
 	case p.Last == nil:
-	case p.unfinished != nil && p.Turns == 1:
-		r.Used = p.unfinished.Used
-	case p.unfinished != nil:
-		r.Used = p.Used.Plus(p.unfinished.Used)
+	case unfinished != nil && p.Turns == 1:
+		r.Used = unfinished.Used
+	case unfinished != nil:
+		r.Used = p.Used.Plus(unfinished.Used)
 	case p.Last.Reason == loop.StopAnswered && len(p.Messages) > p.Last.Start:
 		if last := p.Messages[len(p.Messages)-1]; last.Role == loop.RoleAssistant {
 			for _, b := range last.Blocks {
@@ -321,20 +311,16 @@ func describeResumed(o Options, p *resumption) string {
 	return text
 }
 
-// abandonUnfinished ends the turn that could have been continued. The caller holds s.mu.
-func abandonUnfinished(s *Session) error {
-	if s.past == nil || s.past.unfinished == nil {
+// abandonUnfinished ends the turn that could have been continued. The caller holds v.mu.
+func (v *turns) abandonUnfinished() error {
+	t := v.unfinished
+	if t == nil {
 		return nil
 	}
-	t := s.past.unfinished
-	s.past.unfinished = nil
-	if s.turns == 1 {
-		s.used = t.Used
-	} else {
-		s.used = s.used.Plus(t.Used)
-	}
-	s.breaker.Add(t.Used)
-	return s.events.loopEvent(loop.TurnEnded{Turn: t.ID, Reason: loop.StopCancelled, Usage: t.Used, Wall: t.Elapsed})
+	v.unfinished = nil
+	v.addUsed(t.Used)
+	v.breaker.Add(t.Used)
+	return v.events.loopEvent(loop.TurnEnded{Turn: t.ID, Reason: loop.StopCancelled, Usage: t.Used, Wall: t.Elapsed})
 }
 
 // noticeOf returns the message for a note, or "".
@@ -357,19 +343,15 @@ func Continue(s *Session) (*Turn, error) { return ContinueFor(s, s.opts.User, Tu
 // may use, whoever began it; the options are as for [Session.StartFor]. Its errors
 // wrap a [ResumeError], or are those of [Session.StartFor].
 func ContinueFor(s *Session, user User, o TurnOptions) (*Turn, error) {
-	s.mu.Lock()
 	p := s.past
-	if p == nil || s.ended != nil || s.turn != nil {
-		s.mu.Unlock()
+	if p == nil || s.turns.haveBegun() {
 		return nil, fmt.Errorf("continue turn: %w", &ResumeError{Reason: ResumeNothing, Session: s.opts.Dir.Session})
 	}
-	t := p.unfinished
-	s.mu.Unlock()
 	if reason := p.checkContinued(); reason != "" {
 		return nil, fmt.Errorf("continue turn: %w", &ResumeError{Reason: reason, Session: s.opts.Dir.Session})
 	}
 	switch {
-	case t != nil:
+	case s.turns.unfinishedTurn() != nil:
 		return continueTurn(s, user, o.Budget)
 	case p.Last == nil:
 		return s.StartFor(user, p.lastMessage(), o)
@@ -383,23 +365,23 @@ func continueTurn(s *Session, user User, lower limits.Budget) (*Turn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("continue turn: %w", err)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := checkIdle(s); err != nil {
+	s.turns.mu.Lock()
+	defer s.turns.mu.Unlock()
+	if err := s.turns.checkIdle(); err != nil {
 		return nil, fmt.Errorf("continue turn: %w", err)
 	}
-	was := s.past.unfinished
+	was := s.turns.unfinished
 	if was == nil || len(s.opts.Profiles) == 0 {
 		return nil, fmt.Errorf("continue turn: %w", &ResumeError{Reason: ResumeNothing, Session: s.opts.Dir.Session})
 	}
-	if err := s.breaker.Check(limits.StepToolCall); err != nil {
+	if err := s.turns.breaker.Check(limits.StepToolCall); err != nil {
 		return nil, fmt.Errorf("continue turn: %w: %w", ErrOver, err)
 	}
-	s.past.unfinished = nil
+	s.turns.unfinished = nil
 	t := &Turn{ID: was.ID, begun: time.Now().Add(-was.Elapsed)}
 	launchTurn(s, t, user, func(o *loop.Options) {
 		configureModel(s, o)
-		o.Budget = s.breaker.Turn(budget)
+		o.Budget = s.turns.breaker.Turn(budget)
 		o.Messages = s.past.restOfOpening(&s.prompt)
 		o.Unfinished = &loop.Unfinished{Start: was.Start, Used: was.Used}
 	})
@@ -426,14 +408,4 @@ func (p *resumption) restOfOpening(c *promptContext) []loop.Message {
 		c.notice = ""
 	}
 	return messages
-}
-
-// keepFailure keeps why the turn of [Run] could not start, for the report.
-func keepFailure(s *Session, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.last = loop.Outcome{Reason: loop.StopCancelled, Err: err, History: s.history}
-	if e, ok := errors.AsType[*limits.ExceededError](err); ok {
-		s.last.Reason, s.last.Limit, s.last.Truncated = loop.StopLimit, e, true
-	}
 }

@@ -44,7 +44,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 		<-t.Done()
 		finishTask(ctx, s)
 	} else {
-		keepFailure(s, err)
+		s.turns.keepFailure(err)
 	}
 	return s.Close(), nil // what kept the turn from starting is in the report
 }
@@ -92,8 +92,8 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	r := Report{
 		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: record.SessionEnded{
-			Turns: s.turns, Answer: s.answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: (*record.Limit)(out.Limit), Usage: s.used,
-			CostUSD: record.CostUSD(s.used.CostMicroUSD), WallMS: time.Since(s.begun).Milliseconds(), Network: reached,
+			Turns: s.turns.count, Answer: s.opts.answerOf(out), Client: s.turns.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: (*record.Limit)(out.Limit), Usage: s.turns.used,
+			CostUSD: record.CostUSD(s.turns.used.CostMicroUSD), WallMS: time.Since(s.turns.begun).Milliseconds(), Network: reached,
 		},
 	}
 	if i, ok := errors.AsType[*Interrupted](cause); ok && out.Reason == loop.StopCancelled {
@@ -116,14 +116,14 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 // answerOf returns the answer of a turn, or "". If a turn ended for another reason,
 // earlier text of the model is no answer, but the closing completion is one. It must have
 // the form of answers too, and the model is not asked again.
-func (s *Session) answerOf(out loop.Outcome) string {
+func (o *Options) answerOf(out loop.Outcome) string {
 	switch {
 	case out.Reason == loop.StopAnswered:
 		return out.Answer
 	case !out.Closing:
 		return ""
-	case s.opts.Format != nil:
-		accepted, problems := s.opts.Format.Check(out.Answer)
+	case o.Format != nil:
+		accepted, problems := o.Format.Check(out.Answer)
 		if len(problems) > 0 {
 			return ""
 		}

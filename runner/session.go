@@ -51,7 +51,6 @@ const readerEntries = 500_000
 //	          └────────── the sandbox is lost, ctx ends ─────────▶ over: Close it
 type Session struct {
 	opts   Options
-	begun  time.Time
 	dir    string
 	log    *zap.Logger
 	rec    *record.Recorder
@@ -76,26 +75,8 @@ type Session struct {
 	ctx context.Context //nolint:containedctx // the contexts of its turns derive from it
 	end context.CancelCauseFunc
 
-	mu      sync.Mutex
-	turn    *Turn // the one that runs, or nil
-	turns   int
-	closing bool
-	forking bool
-	// user is who started the turn that runs, or the last one; closedBy is the
-	// label of the user who closed the session.
-	user     User
-	closedBy string
-	// ended is the last turn that has ended, last how, and used what all have
-	// used together.
-	ended *Turn
-	last  loop.Outcome
-	used  limits.Usage
-	// breaker bounds what all turns use together.
-	breaker *limits.SessionBreaker
-	// history holds the messages with which the next turn begins, and view how
-	// requests show them.
-	history []loop.Message
-	view    *loop.View
+	// turns are those of the model and of calls.
+	turns turns
 	// verification, verifyFiles and answerProblems are the results of the checks.
 	verification   *record.Verification
 	verifyFiles    []byte
@@ -131,6 +112,7 @@ func Open(ctx context.Context, o Options) (_ *Session, err error) {
 		return nil, err
 	}
 	s.ctx, s.end = context.WithCancelCause(ctx)
+	s.turns.ctx, s.turns.end = s.ctx, s.end
 	undo.PushFunc(func() { s.end(errClosed) })
 	s.unforced = s.sandbox.CloseOn(s.opts.Force)
 	undo.PushFunc(s.unforced)
@@ -153,18 +135,16 @@ func newSession(ctx context.Context, o Options, undo *closers.Stack) (_ *Session
 	if err := o.checkRequired(); err != nil {
 		return nil, err
 	}
-	s := &Session{
-		opts: o, user: o.User, begun: time.Now(), dir: o.Dir.Path, log: o.Dir.Log,
-		calls: newCallGroup(), view: loop.NewView(nil),
-	}
+	s := &Session{opts: o, dir: o.Dir.Path, log: o.Dir.Log, calls: newCallGroup()}
+	s.turns = turns{opts: &s.opts, user: o.User, begun: time.Now(), view: loop.NewView(nil)}
 	if o.from != nil {
-		s.view = o.from.view.Clone()
-		s.history, s.prompt.notice = o.from.history, o.from.notice
+		s.turns.view = o.from.view.Clone()
+		s.turns.history, s.prompt.notice = o.from.history, o.from.notice
 	}
 	if s.servers, err = assignServers(o); err != nil {
 		return nil, Fault{Kind: FaultSandboxStart, Err: err}
 	}
-	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
+	if s.turns.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
 		return nil, Fault{Kind: FaultInvalidLimits, Err: fmt.Errorf("session %w", err)}
 	}
 	for _, p := range slices.Concat(o.Profiles, o.Workers.Profiles) {
@@ -187,6 +167,7 @@ func newSession(ctx context.Context, o Options, undo *closers.Stack) (_ *Session
 	}
 	undo.Push(s.rec.Close)
 	s.events = newEventRecorder(s.rec, o.Live)
+	s.turns.events = s.events
 	restorePast(s)
 	original, err := workspace.NewReader(o.Workspace.Dir, workspace.ReaderOptions{
 		HostPath: o.Workspace.Path, ContainerPath: o.mountPoint(), MaxEntries: readerEntries,
@@ -440,19 +421,13 @@ func (s *Session) closeTools() {
 // mayUse reports whether the turn may use a tool: it is permitted, and our own or loaded.
 // A user needs nothing loaded.
 func (s *Session) mayUse(def tools.Definition) bool {
-	s.mu.Lock()
-	direct := len(s.opts.Profiles) == 0 || s.turn != nil && s.turn.calls != nil
-	s.mu.Unlock()
-	return s.permits(def) && (direct || s.loaded.Has(def.Name))
+	return s.permits(def) && (len(s.opts.Profiles) == 0 || s.turns.isDirect() || s.loaded.Has(def.Name))
 }
 
 // permits reports whether the user of the turn may use a tool, and the loaded skills
 // leave it.
 func (s *Session) permits(def tools.Definition) bool {
-	s.mu.Lock()
-	user := s.user
-	s.mu.Unlock()
-	return user.MayUse(def) && s.skills.Allows(def.Name)
+	return s.turns.currentUser().MayUse(def) && s.skills.Allows(def.Name)
 }
 
 // newCreated returns the first record.

@@ -55,11 +55,11 @@ func settleChanges(ctx context.Context, s *Session, reason string, do func(track
 	if !ok || !s.opts.isOverlay() {
 		return fmt.Errorf("%w: the workspace is in %s mode, where nothing waits to be applied", sandbox.ErrUnsupported, s.opts.workspaceMode())
 	}
-	release, err := s.calls.exclude(func() error { return holdTurns(s) })
+	release, err := s.calls.exclude(s.turns.hold)
 	if err != nil {
 		return err
 	}
-	defer release(func() { releaseTurns(s) })
+	defer release(s.turns.release)
 	_, resume, err := s.exec.Suspend(ctx, reason)
 	if err != nil {
 		return err

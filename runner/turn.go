@@ -122,18 +122,18 @@ func (s *Session) StartFor(user User, message string, o TurnOptions) (*Turn, err
 		return nil, errors.New("start turn: the message is empty")
 	}
 	t := &Turn{traceparent: record.ParseTraceparent(o.Traceparent)}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := admitTurn(s, t); err != nil {
+	s.turns.mu.Lock()
+	defer s.turns.mu.Unlock()
+	if err := s.turns.admit(t); err != nil {
 		return nil, err
 	}
-	if s.turns == 1 {
-		t.begun = s.begun // its time is that of the session
+	if s.turns.count == 1 {
+		t.begun = s.turns.begun // its time is that of the session
 	}
 	launchTurn(s, t, user, func(o *loop.Options) {
 		configureModel(s, o)
-		o.Budget = s.breaker.Turn(budget)
-		o.Messages = s.prompt.openingMessages(message, len(s.history) == 0)
+		o.Budget = s.turns.breaker.Turn(budget)
+		o.Messages = s.prompt.openingMessages(message, len(s.turns.history) == 0)
 	})
 	return t, nil
 }
@@ -154,58 +154,22 @@ func lowerBudget(o Options, lower limits.Budget) (limits.Budget, error) {
 
 // configureModel sets what the turns of models have in common.
 func configureModel(s *Session, o *loop.Options) {
-	o.Profiles, o.History, o.View = s.opts.Profiles, s.history, s.view
+	o.Profiles, o.History, o.View = s.opts.Profiles, s.turns.history, s.turns.view
 	o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: s.opts.mountPoint(), Network: s.opts.Egress.enabled(), Instructions: boundary.Join(s.prompt.operator, "\n\n"), Canary: s.opts.Canary})
 }
 
-// checkIdle returns an error that wraps [ErrBusy] or [ErrOver] unless a turn could
-// begin. The caller holds its mu.
-func checkIdle(s *Session) error {
-	switch {
-	case s.turn != nil:
-		return fmt.Errorf("%w: %s", ErrBusy, s.turn.ID)
-	case s.forking:
-		return fmt.Errorf("%w: none before the session is forked", ErrBusy)
-	case s.closing:
-		return fmt.Errorf("%w: it is closed", ErrOver)
-	case s.ctx.Err() != nil && s.turns > 0:
-		return fmt.Errorf("%w: %w", ErrOver, context.Cause(s.ctx))
-	}
-	return nil
-}
-
-// admitTurn begins t as the next turn if the session takes one. The caller holds s.mu.
-func admitTurn(s *Session, t *Turn) error {
-	if err := checkIdle(s); err != nil {
-		return fmt.Errorf("start turn: %w", err)
-	}
-	if err := abandonUnfinished(s); err != nil {
-		return fmt.Errorf("start turn: %w: %w", ErrOver, err)
-	}
-	// Nothing left of any limit is nothing left for a turn.
-	if err := s.breaker.Check(limits.StepToolCall); err != nil {
-		return fmt.Errorf("start turn: %w: %w", ErrOver, err)
-	}
-	t.ID, t.begun = record.NewID("trn"), time.Now()
-	s.turns++
-	return nil
-}
-
-// launchTurn runs a turn in the background. The caller holds s.mu.
+// launchTurn runs a turn in the background. The caller holds s.turns.mu.
 func launchTurn(s *Session, t *Turn, user User, configure func(*loop.Options)) {
-	ctx, cancel := context.WithCancelCause(s.ctx)
-	t.cancel, t.done = cancel, make(chan struct{})
-	s.turn = t
-	s.user = user
+	ctx := s.turns.begin(t, user)
 	s.events.beginTurn(user.Name, t.traceparent, record.ActorAgent, func() record.TurnCancelled { return cancellationRecord(context.Cause(ctx)) })
 	go func() {
 		out := s.runTurn(ctx, t, user, configure)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.breaker.Add(out.Usage)
-		s.breaker.AddEstimate(out.Estimate)
-		finishTurn(s, t, out, context.Cause(ctx))
-		cancel(nil)
+		s.turns.mu.Lock()
+		defer s.turns.mu.Unlock()
+		s.turns.breaker.Add(out.Usage)
+		s.turns.breaker.AddEstimate(out.Estimate)
+		s.turns.finish(t, out, context.Cause(ctx))
+		t.cancel(nil)
 	}()
 }
 
@@ -224,7 +188,7 @@ func turnOptions(s *Session, t *Turn, user User) loop.Options {
 // runTurn runs one turn of the model.
 func (s *Session) runTurn(ctx context.Context, t *Turn, user User, configure func(*loop.Options)) loop.Outcome {
 	o := turnOptions(s, t, user)
-	o.Started, o.Budget = t.begun, s.breaker.Turn(s.opts.Budget)
+	o.Started, o.Budget = t.begun, s.turns.breaker.Turn(s.opts.Budget)
 	o.Emit = func(e loop.Event) error {
 		if _, ok := e.(loop.ModelCallStarted); ok {
 			s.exec.StartCheckpoint()
@@ -242,7 +206,7 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, user User, configure fun
 	}
 	out, err := loop.Run(ctx, o)
 	if err != nil { // options of ours that make no sense
-		return loop.Outcome{Reason: loop.StopProviderFailed, Err: err, History: s.history}
+		return loop.Outcome{Reason: loop.StopProviderFailed, Err: err, History: s.turns.history}
 	}
 	if out.Reason == loop.StopAnswered {
 		s.sandbox.WaitStarted(ctx)
@@ -279,27 +243,6 @@ func (v *services) endAll() {
 	}
 }
 
-// finishTurn keeps the outcome of a turn and closes its Done channel. The caller holds
-// s.mu.
-func finishTurn(s *Session, t *Turn, out loop.Outcome, cause error) {
-	s.last, s.history = out, out.History
-	if s.turns == 1 {
-		s.used = out.Usage
-	} else {
-		s.used = s.used.Plus(out.Usage)
-	}
-	t.cause = cause
-	if out.Reason == loop.StopSandboxStart {
-		s.end(out.Err) // the sandbox of a session is started once
-	}
-	t.report = TurnReport{
-		Turn: t.ID, Reason: out.Reason, Answer: s.answerOf(out), Truncated: out.Truncated, Limit: (*record.Limit)(out.Limit),
-		Usage: out.Usage, CostUSD: record.CostUSD(out.Usage.CostMicroUSD), WallMS: time.Since(t.begun).Milliseconds(), Err: out.Err,
-	}
-	s.turn, s.ended = nil, t
-	close(t.done)
-}
-
 // Close cancels the turn that runs, takes everything down and returns the report:
 // the last turn's reason and its answer, and what the whole session used. A second
 // call returns the same report.
@@ -312,10 +255,7 @@ func (s *Session) CloseFor(client string) Report {
 		if client != "" {
 			cause = &CancelledByUser{client}
 		}
-		s.mu.Lock()
-		s.closing, s.closedBy = true, client
-		t := s.turn
-		s.mu.Unlock()
+		t := s.turns.close(client)
 		if t != nil {
 			t.Cancel(cause)
 		}
@@ -323,15 +263,15 @@ func (s *Session) CloseFor(client string) Report {
 		if t != nil {
 			<-t.Done()
 		}
-		s.mu.Lock()
-		if err := abandonUnfinished(s); err != nil {
+		s.turns.mu.Lock()
+		if err := s.turns.abandonUnfinished(); err != nil {
 			s.log.Error("end turn", zap.Error(err)) // the last record fails too
 		}
-		s.mu.Unlock()
-		out, ended := s.last, error(nil)
+		s.turns.mu.Unlock()
+		out, ended := s.turns.last, error(nil)
 		switch {
-		case s.ended != nil:
-			ended = s.ended.cause
+		case s.turns.ended != nil:
+			ended = s.turns.ended.cause
 		case out.Reason == "":
 			out, ended = s.users.endOutcome(context.Cause(s.ctx))
 		}
@@ -362,25 +302,7 @@ type Status struct {
 
 // Status returns the current state of the session.
 func (s *Session) Status() Status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	st := Status{Turns: s.turns, Usage: s.used}
+	st := s.turns.status()
 	st.Attestation, st.Restarts, _ = s.sandbox.EndFacts()
-	if s.turn != nil {
-		st.Turn = s.turn.ID
-	}
-	if s.ended != nil {
-		st.Last = &s.ended.report
-	}
-	switch cause := context.Cause(s.ctx); {
-	case s.closing:
-		st.Over = "closed"
-	case cause != nil:
-		st.Over = cause.Error()
-	default:
-		if err := s.breaker.Check(limits.StepToolCall); err != nil {
-			st.Over = err.Error()
-		}
-	}
 	return st
 }

@@ -268,7 +268,7 @@ func TestTimeOfTurns(t *testing.T) {
 	b := newBench(t, "  - text: First.\n  - text: Second.\n")
 	b.opts.Budget.WallTime = new(24 * time.Hour)
 	s := b.opened()
-	s.begun = s.begun.Add(-time.Hour)
+	s.turns.begun = s.turns.begun.Add(-time.Hour)
 	hour := time.Hour.Milliseconds()
 	if first, second := startTurn(t, s, "one"), startTurn(t, s, "two"); first.WallMS < hour || second.WallMS >= hour {
 		t.Errorf("the turns took %d and %d ms", first.WallMS, second.WallMS)

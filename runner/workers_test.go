@@ -337,7 +337,7 @@ func TestWorkersShareTheSessionsBudgets(t *testing.T) {
 	if used := r.Usage.CostMicroUSD; used == nil || *used != 2*requestUSD || len(m.requests) != 2 {
 		t.Errorf("the session is charged %v for %d requests", used, len(m.requests))
 	}
-	if left := s.breaker.Used().CostMicroUSD; *left != 2*requestUSD {
+	if left := s.turns.breaker.Used().CostMicroUSD; *left != 2*requestUSD {
 		t.Errorf("its breaker counts %d", *left)
 	}
 
@@ -347,7 +347,7 @@ func TestWorkersShareTheSessionsBudgets(t *testing.T) {
 	b.opts.Budget.Tokens = new(int64(50_000))
 	s = b.opened()
 	startTurn(t, s, "go")
-	out := s.last
+	out := s.turns.last
 	s.Close()
 	if out.Estimate.InputTokens < 100 {
 		t.Errorf("what no provider counted is estimated as %+v", out.Estimate)
