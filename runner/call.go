@@ -24,9 +24,9 @@ type ToolCall struct {
 	Output func(stream, text string)
 }
 
-// Call is [CallTool] without live output.
+// Call is [Session.CallTool] without live output.
 func (s *Session) Call(ctx context.Context, name tools.Name, input json.RawMessage) (loop.ToolResult, error) {
-	return CallTool(ctx, s, ToolCall{Name: name, Input: input})
+	return s.CallTool(ctx, ToolCall{Name: name, Input: input})
 }
 
 // CallTool runs one tool call of [Options].User without the model, and returns its result.
@@ -36,7 +36,7 @@ func (s *Session) Call(ctx context.Context, name tools.Name, input json.RawMessa
 // are a turn, which ends with the last of them. If ctx ends, the call alone is cancelled.
 // The error is why there is no result; that of a call which can't begin wraps [ErrBusy],
 // if a turn of the model runs, or [ErrOver].
-func CallTool(ctx context.Context, s *Session, c ToolCall) (loop.ToolResult, error) {
+func (s *Session) CallTool(ctx context.Context, c ToolCall) (loop.ToolResult, error) {
 	s.mcp.waitTool(ctx, c.Name)
 	t, budget, err := s.turns.joinCalls()
 	if err != nil {
@@ -46,7 +46,7 @@ func CallTool(ctx context.Context, s *Session, c ToolCall) (loop.ToolResult, err
 	defer cancel(nil)
 	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
 	s.startServices()
-	o := turnOptions(s, t, s.opts.User)
+	o := s.turnOptions(t, s.opts.User)
 	o.Budget, o.Calls = budget, []loop.ToolUse{{Name: c.Name, Raw: string(c.Input)}}
 	o.Emit = func(e loop.Event) error { // the beginning and the end of the turn are those of all calls
 		switch e.(type) {
@@ -87,7 +87,7 @@ func CallTool(ctx context.Context, s *Session, c ToolCall) (loop.ToolResult, err
 
 // OfferedTools returns the tools that [Options].User may use, sorted by name. The caller
 // must not change what they point to.
-func OfferedTools(s *Session) []tools.Definition { return s.tools.Definitions() }
+func (s *Session) OfferedTools() []tools.Definition { return s.tools.Definitions() }
 
 // callTurn is the turn of calls that are made at the same time. turns.mu guards all but
 // ctx and startErr, which don't change.

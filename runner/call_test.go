@@ -239,7 +239,7 @@ func TestCallsAtTheSameTime(t *testing.T) {
 			if i == 0 {
 				callCtx = ctx
 			}
-			r, err := CallTool(callCtx, s, ToolCall{Name: "waits", Output: func(_, text string) { outputs.Store(i, text) }})
+			r, err := s.CallTool(callCtx, ToolCall{Name: "waits", Output: func(_, text string) { outputs.Store(i, text) }})
 			if i == 0 {
 				if !errors.Is(err, cause) {
 					t.Errorf("the cancelled call: %v", err)

@@ -18,7 +18,7 @@ import (
 
 // CheckOptions configures what is checked once the model has answered. What does not
 // pass is not applied. The zero value checks nothing. [Run] makes the checks; a caller
-// of [Open] makes them itself, with [Verify].
+// of [Open] makes them itself, with [Session.Verify].
 type CheckOptions struct {
 	// Format is the form that the answer must have; nil accepts any text.
 	Format *AnswerFormat
@@ -63,11 +63,11 @@ const reasonVerify = "the result is verified"
 
 // finishTask makes the checks of [CheckOptions] on the result of the first turn, which
 // has ended.
-func finishTask(ctx context.Context, s *Session) {
-	if s.turns.last.Reason != loop.StopAnswered || !checkAnswer(s) || s.opts.Verify.Command == "" {
+func (s *Session) finishTask(ctx context.Context) {
+	if s.turns.last.Reason != loop.StopAnswered || !s.checkAnswer() || s.opts.Verify.Command == "" {
 		return
 	}
-	v, files, err := Verify(ctx, s, s.opts.Verify)
+	v, files, err := s.Verify(ctx, s.opts.Verify)
 	s.verification, s.verifyFiles = &v, files
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		s.turns.cancelLast(err, cause)
@@ -77,7 +77,7 @@ func finishTask(ctx context.Context, s *Session) {
 
 // checkAnswer reports whether the answer has its form. The model has one more turn to
 // correct it, with what is left of the budget.
-func checkAnswer(s *Session) bool {
+func (s *Session) checkAnswer() bool {
 	f := s.opts.Format
 	if f == nil {
 		return true
@@ -85,7 +85,7 @@ func checkAnswer(s *Session) bool {
 	accepted, problems := f.Check(s.turns.last.Answer)
 	if len(problems) > 0 {
 		s.events.recordWarning("the answer does not have the form that was asked for, and the model is asked again: " + strings.Join(problems, "; "))
-		if !startCorrection(s, problems) {
+		if !s.startCorrection(problems) {
 			return false
 		}
 		accepted, problems = f.Check(s.turns.last.Answer)
@@ -99,7 +99,7 @@ func checkAnswer(s *Session) bool {
 
 // startCorrection asks the model to correct its answer, and reports whether it answered.
 // The problems are kept if nothing is left of the budget.
-func startCorrection(s *Session, problems []string) bool {
+func (s *Session) startCorrection(problems []string) bool {
 	now := s.turns.begun
 	left, err := limits.NewSessionBreaker(s.opts.Budget, func() time.Time { return now })
 	if err == nil {
@@ -125,7 +125,7 @@ func startCorrection(s *Session, problems []string) bool {
 // the agent could have written to but the workspace. In overlay and copy mode what the
 // command changes is dropped. Commands of s in the background end, and its sandbox is
 // taken down. The error is also in the verification, which has not passed then.
-func Verify(ctx context.Context, s *Session, o VerifyOptions) (v record.Verification, files []byte, err error) {
+func (s *Session) Verify(ctx context.Context, o VerifyOptions) (v record.Verification, files []byte, err error) {
 	began := time.Now()
 	v = record.Verification{Command: o.Command}
 	out := &limits.Tail{Size: maxVerifyOutput}
@@ -138,7 +138,7 @@ func Verify(ctx context.Context, s *Session, o VerifyOptions) (v record.Verifica
 			v.Passed, v.Error = false, string(redactor.Bytes([]byte(err.Error())))
 		}
 	}()
-	verifier, err := openVerifier(ctx, s)
+	verifier, err := s.openVerifier(ctx)
 	if err != nil {
 		return v, nil, err
 	}
@@ -157,8 +157,8 @@ func Verify(ctx context.Context, s *Session, o VerifyOptions) (v record.Verifica
 }
 
 // openVerifier opens the session of a verification.
-func openVerifier(ctx context.Context, s *Session) (*Session, error) {
-	forks, err := forkSession(ctx, s, 1, reasonVerify, func(_ int, o *Options) {
+func (s *Session) openVerifier(ctx context.Context) (*Session, error) {
+	forks, err := s.openForks(ctx, 1, reasonVerify, func(_ int, o *Options) {
 		o.Task = "verify: " + o.Task
 		o.Profiles, o.Memory, o.InstructionFiles, o.Declared, o.Tools = nil, nil, false, nil, nil
 		o.Skills, o.Workers = SkillOptions{}, WorkerOptions{}
@@ -187,7 +187,7 @@ func readVerifyFiles(ctx context.Context, s *Session, pattern string) ([]byte, e
 
 // addChecks fills in what the checks of a session found, and reports whether its result
 // passed them.
-func addChecks(s *Session, r *Report) bool {
+func (s *Session) addChecks(r *Report) bool {
 	r.Verification, r.VerifyFiles, r.AnswerProblems = s.verification, s.verifyFiles, s.answerProblems
 	if s.opts.Differences != nil {
 		r.Differences = s.opts.Differences()

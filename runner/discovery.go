@@ -116,7 +116,7 @@ func (j *eventRecorder) recordActivated(a discovery.Activation) error {
 // refuseTool returns the reason and the message of a call of a tool that the session may
 // not use, "" for none. One that the policy denies can't be loaded: its refusal is as the
 // policy's of other tools.
-func refuseTool(s *Session, def tools.Definition) (reason, message string) {
+func (s *Session) refuseTool(def tools.Definition) (reason, message string) {
 	reason, message = s.skills.Refusal(def.Name)
 	switch {
 	case reason != "" || !s.permits(def):
@@ -129,7 +129,7 @@ func refuseTool(s *Session, def tools.Definition) (reason, message string) {
 
 // restoreLoaded loads the tools of servers that the session, or the one that it is a fork
 // of, has loaded before.
-func restoreLoaded(s *Session) {
+func (s *Session) restoreLoaded() {
 	if s.past != nil {
 		s.loaded.Add(s.past.Activated...)
 	}

@@ -78,7 +78,7 @@ func (o Options) asksHosts() bool {
 }
 
 // newNetwork returns the network of the session's commands, nil for none.
-func newNetwork(s *Session) (*network.Network, error) {
+func (s *Session) newNetwork() (*network.Network, error) {
 	e := s.opts.Egress
 	servers, err := networkServers(s.opts, s.servers)
 	if err != nil {

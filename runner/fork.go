@@ -65,7 +65,7 @@ func (s *Session) Fork(ctx context.Context, n int) ([]*Session, error) {
 	if !s.opts.isOverlay() {
 		return nil, fmt.Errorf("fork session: %w: the workspace is in %s mode, and only overlay and copy have layers that can be shared", sandbox.ErrUnsupported, s.opts.workspaceMode())
 	}
-	forks, err := forkSession(ctx, s, n, reasonFork, s.opts.OnFork)
+	forks, err := s.openForks(ctx, n, reasonFork, s.opts.OnFork)
 	if err != nil {
 		return nil, fmt.Errorf("fork session: %w", err)
 	}
@@ -73,9 +73,9 @@ func (s *Session) Fork(ctx context.Context, n int) ([]*Session, error) {
 	return forks, nil
 }
 
-// forkSession makes n sessions that go on from s, whose commands end for a reason, with
+// openForks makes n sessions that go on from s, whose commands end for a reason, with
 // options that configure changes. In bind mode they share the workspace.
-func forkSession(ctx context.Context, s *Session, n int, reason string, configure func(number int, o *Options)) ([]*Session, error) {
+func (s *Session) openForks(ctx context.Context, n int, reason string, configure func(number int, o *Options)) ([]*Session, error) {
 	done, err := s.calls.exclude(s.turns.hold)
 	if err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func forkSession(ctx context.Context, s *Session, n int, reason string, configur
 	if !ok { // there is nothing to share but the workspace
 		changed = nil
 	}
-	point := &forkPoint{parent: parentOf(s), history: slices.Clip(slices.Clone(s.turns.history)), view: s.turns.view.Clone(), skills: s.skills.Clone(), loaded: s.loaded.Names(), changed: changed, notice: s.prompt.notice}
+	point := &forkPoint{parent: s.asParent(), history: slices.Clip(slices.Clone(s.turns.history)), view: s.turns.view.Clone(), skills: s.skills.Clone(), loaded: s.loaded.Names(), changed: changed, notice: s.prompt.notice}
 	if !s.sandbox.IsUntouched() && len(s.turns.history) > 0 {
 		point.notice = forkNotice(ended)
 		s.prompt.notice = point.notice
@@ -120,8 +120,8 @@ func forkSession(ctx context.Context, s *Session, n int, reason string, configur
 	return forks, nil
 }
 
-// parentOf returns the place in the records of a session at which it is forked.
-func parentOf(s *Session) record.Parent {
+// asParent returns the place in the records of a session at which it is forked.
+func (s *Session) asParent() record.Parent {
 	p := record.Parent{Session: s.opts.Dir.Session}
 	if ended := s.turns.ended; ended != nil {
 		p.Turn = ended.ID

@@ -165,7 +165,7 @@ func readPast(o Options) (*resumption, error) {
 }
 
 // restorePast sets the state of a session that goes on.
-func restorePast(s *Session) {
+func (s *Session) restorePast() {
 	p := s.past
 	if p == nil {
 		return
@@ -190,7 +190,7 @@ func (j *eventRecorder) restorePast(p *history.Past) {
 
 // writeResumed writes session.resumed, whose settings are created, and a result for each
 // call that was under way.
-func writeResumed(s *Session, created record.SessionCreated) error {
+func (s *Session) writeResumed(created record.SessionCreated) error {
 	p := s.past
 	r := record.SessionResumed{
 		SessionCreated: created, Interrupted: record.NonNil(loop.UnansweredCalls(s.turns.history)), TornBytes: p.Torn, Changes: string(p.changes),
@@ -253,16 +253,16 @@ func isSandboxNotice(m loop.Message) bool {
 type Recap struct {
 	// Message is that of the last turn, and Answer the one of the model; "" for none.
 	Message, Answer string
-	// Unfinished reports that the turn has no end: [Continue] goes on with it.
+	// Unfinished reports that the turn has no end: [Session.Continue] goes on with it.
 	Unfinished bool
 	// Turns counts the turns, and Used is their usage.
 	Turns int
 	Used  limits.Usage
 }
 
-// RecapOf returns the recap of a session that goes on, before its next turn begins. That
+// Recap returns the recap of a session that goes on, before its next turn begins. That
 // of another session is zero.
-func RecapOf(s *Session) Recap {
+func (s *Session) Recap() Recap {
 	p := s.past
 	if p == nil {
 		return Recap{}
@@ -334,15 +334,15 @@ func noticeOf(note string) boundary.Text {
 // continueMessage begins a turn that goes on with one which ended without an answer.
 const continueMessage = loop.NoticePrefix + "Go on with the task."
 
-// Continue is [ContinueFor] with [Options].User and no lower limits.
-func Continue(s *Session) (*Turn, error) { return ContinueFor(s, s.opts.User, TurnOptions{}) }
+// Continue is [Session.ContinueFor] with [Options].User and no lower limits.
+func (s *Session) Continue() (*Turn, error) { return s.ContinueFor(s.opts.User, TurnOptions{}) }
 
 // ContinueFor goes on with the last turn of a session that goes on. A turn without an end,
 // whose process was killed, gets it now; after one that ended without an answer, such as
 // by a limit, another one asks the model to go on. The turn offers the tools that the user
 // may use, whoever began it; the options are as for [Session.StartFor]. Its errors
 // wrap a [ResumeError], or are those of [Session.StartFor].
-func ContinueFor(s *Session, user User, o TurnOptions) (*Turn, error) {
+func (s *Session) ContinueFor(user User, o TurnOptions) (*Turn, error) {
 	p := s.past
 	if p == nil || s.turns.haveBegun() {
 		return nil, fmt.Errorf("continue turn: %w", &ResumeError{Reason: ResumeNothing, Session: s.opts.Dir.Session})
@@ -352,7 +352,7 @@ func ContinueFor(s *Session, user User, o TurnOptions) (*Turn, error) {
 	}
 	switch {
 	case s.turns.unfinishedTurn() != nil:
-		return continueTurn(s, user, o.Budget)
+		return s.continueTurn(user, o.Budget)
 	case p.Last == nil:
 		return s.StartFor(user, p.lastMessage(), o)
 	}
@@ -360,7 +360,7 @@ func ContinueFor(s *Session, user User, o TurnOptions) (*Turn, error) {
 }
 
 // continueTurn continues the turn that has no end, for a user.
-func continueTurn(s *Session, user User, lower limits.Budget) (*Turn, error) {
+func (s *Session) continueTurn(user User, lower limits.Budget) (*Turn, error) {
 	budget, err := lowerBudget(s.opts, lower)
 	if err != nil {
 		return nil, fmt.Errorf("continue turn: %w", err)
@@ -379,8 +379,8 @@ func continueTurn(s *Session, user User, lower limits.Budget) (*Turn, error) {
 	}
 	s.turns.unfinished = nil
 	t := &Turn{ID: was.ID, begun: time.Now().Add(-was.Elapsed)}
-	launchTurn(s, t, user, func(o *loop.Options) {
-		configureModel(s, o)
+	s.launchTurn(t, user, func(o *loop.Options) {
+		s.configureModel(o)
 		o.Budget = s.turns.breaker.Turn(budget)
 		o.Messages = s.past.restOfOpening(&s.prompt)
 		o.Unfinished = &loop.Unfinished{Start: was.Start, Used: was.Used}

@@ -282,14 +282,14 @@ func TestRecap(t *testing.T) {
 		text(loop.RoleUser, loop.NoticePrefix+settleNotice+"its changes were applied."), text(loop.RoleUser, "second"), text(loop.RoleAssistant, "second answer"),
 	}}
 	want := Recap{Message: "second", Answer: "second answer", Turns: 2, Used: past.Used}
-	if diff := cmp.Diff(want, RecapOf(&Session{past: &resumption{Past: past}})); diff != "" {
+	if diff := cmp.Diff(want, (&Session{past: &resumption{Past: past}}).Recap()); diff != "" {
 		t.Errorf("recap (-want +got):\n%s", diff)
 	}
 	past.Last.Reason, want.Answer = loop.StopCancelled, ""
-	if diff := cmp.Diff(want, RecapOf(&Session{past: &resumption{Past: past}})); diff != "" {
+	if diff := cmp.Diff(want, (&Session{past: &resumption{Past: past}}).Recap()); diff != "" {
 		t.Errorf("recap of a turn that was stopped (-want +got):\n%s", diff)
 	}
-	if got := RecapOf(&Session{}); got != (Recap{}) {
+	if got := (&Session{}).Recap(); got != (Recap{}) {
 		t.Errorf("recap of a new session: %+v", got)
 	}
 }

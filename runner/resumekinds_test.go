@@ -166,7 +166,7 @@ func TestContinueForUser(t *testing.T) {
 		if err := s.tools.Register(func() tools.Tool { return &adminProbe{&ran} }); err != nil {
 			t.Fatal(err)
 		}
-		turn, err := ContinueFor(s, user, TurnOptions{})
+		turn, err := s.ContinueFor(user, TurnOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,10 +185,10 @@ func TestContinueWithLowerLimits(t *testing.T) {
 	b.cut(record.KindToolCompleted)
 	c := b.goOn(turns)
 	s := c.opened()
-	if _, err := ContinueFor(s, c.opts.User, TurnOptions{Budget: limits.Budget{Rounds: new(int64(21))}}); !errors.As(err, new(*limits.RaisedError)) {
+	if _, err := s.ContinueFor(c.opts.User, TurnOptions{Budget: limits.Budget{Rounds: new(int64(21))}}); !errors.As(err, new(*limits.RaisedError)) {
 		t.Errorf("with higher limits: %v", err)
 	}
-	turn, err := ContinueFor(s, c.opts.User, TurnOptions{Budget: limits.Budget{Rounds: new(int64(2))}})
+	turn, err := s.ContinueFor(c.opts.User, TurnOptions{Budget: limits.Budget{Rounds: new(int64(2))}})
 	if err != nil {
 		t.Fatal(err)
 	}

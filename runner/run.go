@@ -36,13 +36,13 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	}
 	var t *Turn
 	if o.Task == "" {
-		t, err = Continue(s)
+		t, err = s.Continue()
 	} else {
 		t, err = s.Start(o.Task)
 	}
 	if err == nil {
 		<-t.Done()
-		finishTask(ctx, s)
+		s.finishTask(ctx)
 	} else {
 		s.turns.keepFailure(err)
 	}
@@ -56,7 +56,7 @@ func (s *Session) writeCreated() error {
 	s.prompt.notice, s.prompt.ignored = kept.notice, append(kept.ignored, s.prompt.ignored...)
 	created := s.newCreated(s.tools.Definitions())
 	if s.past != nil {
-		if err := writeResumed(s, created); err != nil {
+		if err := s.writeResumed(created); err != nil {
 			return err
 		}
 	} else if err := s.events.writeRecord(created); err != nil {
@@ -102,7 +102,7 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	s.addFacts(&r)
 	r.Unapproved = s.tools.Unapproved()
 	r.Changed, r.HostExecuted = []record.Changed{}, []record.HostExecuted{}
-	apply := addChecks(s, &r) && s.opts.Apply && r.Reason == loop.StopAnswered && r.Unapproved == 0
+	apply := s.addChecks(&r) && s.opts.Apply && r.Reason == loop.StopAnswered && r.Unapproved == 0
 	r.Patch, r.ApplyRefused = s.tracker.AddChanges(&r.SessionEnded, apply)
 	s.endCaches(&r, apply)
 	problems := problemDescriber{opts: s.opts, dir: s.dir, failure: s.events.currentTally().modelFailure}

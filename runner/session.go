@@ -98,7 +98,7 @@ type Session struct {
 }
 
 // Open makes a session, or goes on with one whose directory is from [sessiondir.Reopen];
-// see [Continue]. It makes its trace, with session.created in it, and its tools.
+// see [Session.Continue]. It makes its trace, with session.created in it, and its tools.
 // Its sandbox is made by the first turn whose tools may need it, or the first
 // call that does. Cancelling ctx ends the turn that runs, and no other is started.
 // Its error wraps a [Fault] of kind [FaultInvalidLimits] or [FaultRecords], a
@@ -168,7 +168,7 @@ func newSession(ctx context.Context, o Options, undo *closers.Stack) (_ *Session
 	undo.Push(s.rec.Close)
 	s.events = newEventRecorder(s.rec, o.Live)
 	s.turns.events = s.events
-	restorePast(s)
+	s.restorePast()
 	original, err := workspace.NewReader(o.Workspace.Dir, workspace.ReaderOptions{
 		HostPath: o.Workspace.Path, ContainerPath: o.mountPoint(), MaxEntries: readerEntries,
 	})
@@ -180,7 +180,7 @@ func newSession(ctx context.Context, o Options, undo *closers.Stack) (_ *Session
 		return nil, fmt.Errorf("open session: %w", err)
 	}
 	undo.PushFunc(func() { s.caches.End(s.past != nil) })
-	if s.network, err = newNetwork(s); err != nil {
+	if s.network, err = s.newNetwork(); err != nil {
 		return nil, fmt.Errorf("open session: %w", err)
 	}
 	if s.network != nil {
@@ -195,8 +195,8 @@ func newSession(ctx context.Context, o Options, undo *closers.Stack) (_ *Session
 		return nil, err
 	}
 	undo.PushFunc(s.tracker.DiscardState)
-	s.skills = findSkills(ctx, s)
-	restoreLoaded(s)
+	s.skills = s.findSkills(ctx)
+	s.restoreLoaded()
 	if s.tools, err = s.newDispatcher(); err != nil {
 		return nil, fmt.Errorf("open session: %w", err)
 	}
@@ -370,7 +370,7 @@ func (s *Session) dispatcherOptions() dispatch.Options {
 	return dispatch.Options{
 		Session: s.opts.Dir.Session, Workspace: s.opts.Workspace.Path, Mount: s.opts.mountPoint(),
 		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout, Concurrency: s.opts.Concurrency,
-		Allow: s.mayUse, Refusal: func(def tools.Definition) (reason, message string) { return refuseTool(s, def) },
+		Allow: s.mayUse, Refusal: func(def tools.Definition) (reason, message string) { return s.refuseTool(def) },
 		Grants: s.opts.Grants.As(approval.Author{By: "session " + s.opts.Dir.Session, Redact: redact.New(s.opts.Secrets).JSON}),
 		Emit:   s.events.toolEvent, Abandon: s.opts.abandonTime(),
 		Scope: func(path string) error {
@@ -392,7 +392,7 @@ func (s *Session) newDispatcher() (*dispatch.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := newToolset(s).listFactories()
+	all, err := s.newToolset().listFactories()
 	if err != nil {
 		return nil, err
 	}

@@ -21,9 +21,9 @@ import (
 // Its errors wrap [sandbox.ErrUnsupported] in bind mode, and [ErrBusy] or [ErrOver] as
 // those of [Session.Start]. If the result is not nil after an error, changes may have
 // been applied.
-func ApplyChanges(ctx context.Context, s *Session) (*overlay.Result, error) {
+func (s *Session) ApplyChanges(ctx context.Context) (*overlay.Result, error) {
 	var r *overlay.Result
-	err := settleChanges(ctx, s, "its changes were applied to the workspace", func(t tracker.Settler) (done string, err error) {
+	err := s.settleChanges(ctx, "its changes were applied to the workspace", func(t tracker.Settler) (done string, err error) {
 		r, err = t.Apply(ctx)
 		if err == nil && r.State == overlay.Applied {
 			done = countOf(len(r.Applied), "change") + " of the session applied to the workspace, at the user's request"
@@ -37,9 +37,9 @@ func ApplyChanges(ctx context.Context, s *Session) (*overlay.Result, error) {
 }
 
 // DiscardChanges removes what a session in overlay or copy mode has changed so far, and
-// lets it go on with the workspace as it is. It is otherwise as [ApplyChanges].
-func DiscardChanges(ctx context.Context, s *Session) error {
-	err := settleChanges(ctx, s, "its changes were discarded", func(t tracker.Settler) (done string, err error) {
+// lets it go on with the workspace as it is. It is otherwise as [Session.ApplyChanges].
+func (s *Session) DiscardChanges(ctx context.Context) error {
+	err := s.settleChanges(ctx, "its changes were discarded", func(t tracker.Settler) (done string, err error) {
 		return "the changes of the session were discarded, at the user's request", t.Discard(ctx)
 	})
 	if err != nil {
@@ -50,7 +50,7 @@ func DiscardChanges(ctx context.Context, s *Session) error {
 
 // settleChanges calls do while nothing uses the workspace of a session. do returns what it has
 // done, which is recorded, and which the model is told.
-func settleChanges(ctx context.Context, s *Session, reason string, do func(tracker.Settler) (done string, err error)) error {
+func (s *Session) settleChanges(ctx context.Context, reason string, do func(tracker.Settler) (done string, err error)) error {
 	changed, ok := s.tracker.(tracker.Settler)
 	if !ok || !s.opts.isOverlay() {
 		return fmt.Errorf("%w: the workspace is in %s mode, where nothing waits to be applied", sandbox.ErrUnsupported, s.opts.workspaceMode())

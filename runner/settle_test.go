@@ -31,11 +31,11 @@ func TestSettle(t *testing.T) {
 	l := &listener{Model: b.opts.Profiles[0].Model}
 	b.opts.Profiles = []loop.Profile{{Model: l}}
 	s := b.opened()
-	if r, err := ApplyChanges(t.Context(), s); err != nil || r.State != overlay.Empty {
+	if r, err := s.ApplyChanges(t.Context()); err != nil || r.State != overlay.Empty {
 		t.Errorf("before anything ran: %+v, %v", r, err)
 	}
 	startTurn(t, s, "begin")
-	r, err := ApplyChanges(t.Context(), s)
+	r, err := s.ApplyChanges(t.Context())
 	if err != nil || r.State != overlay.Applied || len(r.Applied) != 2 || b.read("greet.sh") != "Hello\n" || b.read("made") != "made\n" {
 		t.Fatalf("%+v, %v: greet.sh is %q", r, err, b.read("greet.sh"))
 	}
@@ -49,7 +49,7 @@ func TestSettle(t *testing.T) {
 	if b.read("greet.sh") != "Hello\n" {
 		t.Error("the overlay is none any more")
 	}
-	if err := DiscardChanges(t.Context(), s); err != nil {
+	if err := s.DiscardChanges(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	startTurn(t, s, "again")
@@ -68,7 +68,7 @@ func TestSettleConflict(t *testing.T) {
 	s := b.opened()
 	startTurn(t, s, "begin")
 	b.file("greet.sh", "the user's\n")
-	r, err := ApplyChanges(t.Context(), s)
+	r, err := s.ApplyChanges(t.Context())
 	if err != nil || !r.Refused || len(r.Conflicts) != 1 || b.read("greet.sh") != "the user's\n" {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -80,7 +80,7 @@ func TestSettleConflict(t *testing.T) {
 func TestSettleIsRefused(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: wait}}]\n  - text: done\n")
 	s := b.opened()
-	if _, err := ApplyChanges(t.Context(), s); !errors.Is(err, sandbox.ErrUnsupported) {
+	if _, err := s.ApplyChanges(t.Context()); !errors.Is(err, sandbox.ErrUnsupported) {
 		t.Errorf("in bind mode: %v", err)
 	}
 	s.Close()
@@ -93,12 +93,12 @@ func TestSettleIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-running
-	if err := DiscardChanges(t.Context(), s); !errors.Is(err, ErrBusy) {
+	if err := s.DiscardChanges(t.Context()); !errors.Is(err, ErrBusy) {
 		t.Errorf("during a turn: %v", err)
 	}
 	turn.Cancel(errors.New("enough"))
 	s.Close()
-	if err := DiscardChanges(t.Context(), s); !errors.Is(err, ErrOver) {
+	if err := s.DiscardChanges(t.Context()); !errors.Is(err, ErrOver) {
 		t.Errorf("after the end: %v", err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 
 // findSkills returns the skills of a session as they are now, before anything of it can
 // change them. A fork has those of its parent.
-func findSkills(ctx context.Context, s *Session) *skill.Set {
+func (s *Session) findSkills(ctx context.Context) *skill.Set {
 	o := s.opts
 	if o.from != nil {
 		return o.from.skillsFor(o.Skills)
@@ -50,8 +50,8 @@ type SkillReport struct {
 	Tools []tools.Name `json:"tools" nullable:"false" doc:"tools that a turn of the asking client would be offered now: those of its role that the loaded skills leave"`
 }
 
-// SkillsOf returns the skills of a session as it has loaded them so far, for a user.
-func SkillsOf(s *Session, u User) SkillReport {
+// Skills returns the skills of a session as it has loaded them so far, for a user.
+func (s *Session) Skills(u User) SkillReport {
 	known := s.tools.Names()
 	r := SkillReport{Skills: s.skills.Infos(known), Ignored: record.NonNil(s.skills.Ignored()), Tools: []tools.Name{}}
 	for _, name := range known {

@@ -61,7 +61,7 @@ type toolset struct {
 }
 
 // newToolset returns the tools of a session. It needs the session's executor.
-func newToolset(s *Session) toolset {
+func (s *Session) newToolset() toolset {
 	return toolset{
 		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.WorkspaceView(), exec: s.exec, skills: s.skills, known: func() []tools.Name { return s.tools.Names() }, patches: s.patches, log: s.log,
 		mayUse: s.mayUse, permits: s.permits, registered: func() []tools.Definition { return s.tools.Registered() }, servers: func() []discovery.Server { return s.mcp.listForSearch() }, waitServer: func(ctx context.Context, server string) error { return s.mcp.waitSearch(ctx, server) }, loaded: &s.loaded, activated: s.events.recordActivated,

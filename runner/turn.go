@@ -46,7 +46,7 @@ type Turn struct {
 	done   chan struct{}
 	report TurnReport
 	cause  error
-	// calls is set in a turn of [CallTool].
+	// calls is set in a turn of [Session.CallTool].
 	calls *callTurn
 }
 
@@ -130,8 +130,8 @@ func (s *Session) StartFor(user User, message string, o TurnOptions) (*Turn, err
 	if s.turns.count == 1 {
 		t.begun = s.turns.begun // its time is that of the session
 	}
-	launchTurn(s, t, user, func(o *loop.Options) {
-		configureModel(s, o)
+	s.launchTurn(t, user, func(o *loop.Options) {
+		s.configureModel(o)
 		o.Budget = s.turns.breaker.Turn(budget)
 		o.Messages = s.prompt.openingMessages(message, len(s.turns.history) == 0)
 	})
@@ -153,13 +153,13 @@ func lowerBudget(o Options, lower limits.Budget) (limits.Budget, error) {
 }
 
 // configureModel sets what the turns of models have in common.
-func configureModel(s *Session, o *loop.Options) {
+func (s *Session) configureModel(o *loop.Options) {
 	o.Profiles, o.History, o.View = s.opts.Profiles, s.turns.history, s.turns.view
 	o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: s.opts.mountPoint(), Network: s.opts.Egress.enabled(), Instructions: boundary.Join(s.prompt.operator, "\n\n"), Canary: s.opts.Canary})
 }
 
 // launchTurn runs a turn in the background. The caller holds s.turns.mu.
-func launchTurn(s *Session, t *Turn, user User, configure func(*loop.Options)) {
+func (s *Session) launchTurn(t *Turn, user User, configure func(*loop.Options)) {
 	ctx := s.turns.begin(t, user)
 	s.events.beginTurn(user.Name, t.traceparent, record.ActorAgent, func() record.TurnCancelled { return cancellationRecord(context.Cause(ctx)) })
 	go func() {
@@ -174,7 +174,7 @@ func launchTurn(s *Session, t *Turn, user User, configure func(*loop.Options)) {
 }
 
 // turnOptions returns what the turns of a user have in common.
-func turnOptions(s *Session, t *Turn, user User) loop.Options {
+func (s *Session) turnOptions(t *Turn, user User) loop.Options {
 	o := loop.Options{
 		Dispatcher: s.tools, Session: s.opts.Dir.Session, Turn: t.ID, Logger: s.log,
 		Emit: func(e loop.Event) error { return s.events.loopEvent(e) },
@@ -187,7 +187,7 @@ func turnOptions(s *Session, t *Turn, user User) loop.Options {
 
 // runTurn runs one turn of the model.
 func (s *Session) runTurn(ctx context.Context, t *Turn, user User, configure func(*loop.Options)) loop.Outcome {
-	o := turnOptions(s, t, user)
+	o := s.turnOptions(t, user)
 	o.Started, o.Budget = t.begun, s.turns.breaker.Turn(s.opts.Budget)
 	o.Emit = func(e loop.Event) error {
 		if _, ok := e.(loop.ModelCallStarted); ok {

@@ -310,7 +310,7 @@ func TestModelIsToldOfTheNetwork(t *testing.T) {
 		b.opts.Egress.Policy = p
 		s := b.opened()
 		var o loop.Options
-		configureModel(s, &o)
+		s.configureModel(&o)
 		shell, _ := s.tools.Lookup(string(tools.NameShell))
 		for _, text := range []string{string(o.System), shell.Description} {
 			none := strings.Contains(text, "is no network in it") || strings.Contains(text, "without network")

@@ -195,7 +195,7 @@ const judgeTail = 4 << 10
 // what it changes.
 func judgeAttempt(ctx context.Context, session *runner.Session, command string, t *attempt) error {
 	out := &limits.Tail{Size: judgeTail}
-	v, _, err := runner.Verify(ctx, session, runner.VerifyOptions{Command: command, Stdout: out})
+	v, _, err := session.Verify(ctx, runner.VerifyOptions{Command: command, Stdout: out})
 	if err != nil {
 		return fmt.Errorf("judge attempt %d: %w", t.Number, err)
 	}

@@ -23,7 +23,7 @@ func (c *client) listTools(ctx context.Context) (*mcp.ListToolsResult, error) {
 		return nil, &jsonrpc.Error{Code: codeUnavailable, Message: c.server.opts.Describe(err)}
 	}
 	out := &mcp.ListToolsResult{Tools: []*mcp.Tool{}, Cacheable: mcp.Cacheable{CacheScope: "private"}}
-	for _, def := range runner.OfferedTools(s.Runner) {
+	for _, def := range s.Runner.OfferedTools() {
 		name, err := def.Name.LLM()
 		if err != nil {
 			continue // no registered tool has such a name
@@ -73,7 +73,7 @@ func (c *client) callTool(ctx context.Context, p *mcp.CallToolParamsRaw) (*mcp.C
 		defer progress.stopSending()
 		call.Output = progress.addOutput
 	}
-	result, err := runner.CallTool(ctx, s.Runner, call)
+	result, err := s.Runner.CallTool(ctx, call)
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, runner.ErrOver) {
 			err = cmp.Or(context.Cause(c.ctx), cause)
@@ -88,7 +88,7 @@ func (c *client) callTool(ctx context.Context, p *mcp.CallToolParamsRaw) (*mcp.C
 		}
 		out.Content = append(out.Content, &mcp.TextContent{Text: redactText(s.Redact, b.Text)})
 	}
-	if !slices.ContainsFunc(runner.OfferedTools(s.Runner), func(def tools.Definition) bool { return isCalled(def.Name, p.Name) }) {
+	if !slices.ContainsFunc(s.Runner.OfferedTools(), func(def tools.Definition) bool { return isCalled(def.Name, p.Name) }) {
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: textOf(out)}
 	}
 	return out, nil

@@ -8,7 +8,7 @@
 //	──────                                 ──────
 //	initialize ──────────────────────────▶ admission: MaxSessions
 //	tools/list, tools/call ──────────────▶ the first one opens the session: Options.Open
-//	tools/call ──────────────────────────▶ runner.CallTool, beside the client's other calls
+//	tools/call ──────────────────────────▶ Session.CallTool, beside the client's other calls
 //	notifications/progress ◀────────────── live output, at most twice a second
 //	notifications/cancelled ─────────────▶ the context of the call ends
 //	end of input, DELETE, idle too long ─▶ Session.Close: container gone, records kept

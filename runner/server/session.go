@@ -154,7 +154,7 @@ func (s *session) startTurn(in NewTurn, from client, traceparent string) (*runne
 	var t *runner.Turn
 	var err error
 	if in.Continue {
-		t, err = runner.ContinueFor(s.run, from.runnerUser(), o)
+		t, err = s.run.ContinueFor(from.runnerUser(), o)
 	} else {
 		t, err = s.run.StartFor(from.runnerUser(), in.Message, o)
 	}
@@ -350,7 +350,7 @@ func (s *session) sessionView(whole bool) Session {
 	v.setFacts(s.facts, whole)
 	s.recMu.Unlock()
 	if whole {
-		v.Unfinished = runner.RecapOf(s.run).Unfinished
+		v.Unfinished = s.run.Recap().Unfinished
 		v.Attestation, v.Restarts = st.Attestation, st.Restarts
 		if st.Last != nil {
 			v.LastTurn = new(turnView(*st.Last))

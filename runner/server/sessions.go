@@ -122,7 +122,7 @@ func (a sessionsAPI) listSkills(ctx context.Context, id string) (runner.SkillRep
 	if err != nil {
 		return runner.SkillReport{}, err
 	}
-	return runner.SkillsOf(live.run, clientOf(ctx).runnerUser()), nil
+	return live.run.Skills(clientOf(ctx).runnerUser()), nil
 }
 
 func (a sessionsAPI) listSessions(limit int, before string) (SessionList, error) {

@@ -330,7 +330,7 @@ func (c *chat) follow(turn *runner.Turn) {
 // goOn shows the recap of a session that is resumed, and goes on with its last turn if
 // that has no end.
 func (c *chat) goOn() {
-	r := runner.RecapOf(c.Session)
+	r := c.Session.Recap()
 	if c.Switching.Notice != "" {
 		c.showLines(safeText(c.Switching.Notice))
 	}
@@ -347,7 +347,7 @@ func (c *chat) goOn() {
 	if !r.Unfinished {
 		return
 	}
-	turn, err := runner.Continue(c.Session)
+	turn, err := c.Session.Continue()
 	if err != nil {
 		c.showLines(ui.ErrorLine(describeOver(err), c.Colour))
 		return

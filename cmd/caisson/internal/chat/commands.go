@@ -13,7 +13,6 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -146,7 +145,7 @@ func (c *chat) showChanges(d changes.Differences, err error) {
 // applyChanges brings the changes into the workspace, all or none.
 func (c *chat) applyChanges(string) bool {
 	return c.settleChanges(func() []string {
-		r, err := runner.ApplyChanges(c.ctx, c.Session)
+		r, err := c.Session.ApplyChanges(c.ctx)
 		if err != nil {
 			return []string{ui.ErrorLine(describeSettling(err), c.Colour)}
 		}
@@ -156,7 +155,7 @@ func (c *chat) applyChanges(string) bool {
 
 func (c *chat) discardChanges(string) bool {
 	return c.settleChanges(func() []string {
-		if err := runner.DiscardChanges(c.ctx, c.Session); err != nil {
+		if err := c.Session.DiscardChanges(c.ctx); err != nil {
 			return []string{ui.ErrorLine(describeSettling(err), c.Colour)}
 		}
 		return nil // the record of it was shown
