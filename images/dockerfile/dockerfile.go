@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"unicode/utf8"
 )
 
 // Bounds of a Dockerfile.
@@ -71,6 +72,9 @@ func Check(text []byte) error {
 	if len(text) > MaxBytes {
 		return fmt.Errorf("it is larger than %d bytes", MaxBytes)
 	}
+	if !utf8.Valid(text) { // for builders that split options at bytes: 0x85 and 0xA0 are spaces to them
+		return errors.New("it is no UTF-8: save it as UTF-8")
+	}
 	if m := frontend().Find(text); m != nil {
 		return fmt.Errorf("%q: another program would read the rest, with the builder's network: remove this line", bytes.TrimSpace(m))
 	}
@@ -85,10 +89,10 @@ func Check(text []byte) error {
 		case word == "RUN" && strings.HasPrefix(rest, "--") && !plainRun().MatchString(rest):
 			err = fmt.Errorf("RUN %s: the only option of RUN that is supported is --mount, with a value of letters, digits and ._/=,:@-", rest)
 		case word == "COPY" && strings.HasPrefix(rest, "--") && !plainCopy().MatchString(rest):
-			err = fmt.Errorf("COPY %s: its options may have no quotes and escapes, and the image it copies from no variables", rest)
-		case word == "FROM" && !plainFrom().MatchString(rest):
+			err = fmt.Errorf("COPY %s: the values of --chown, --chmod and --exclude may have letters, digits and ./_:@${}*?=,+[]!~-, and that of --from letters, digits and ./_:@-; --link and --parents are supported too", rest)
+		case word == "FROM" && strings.ContainsAny(rest, "$\\\"'`") && !plainFrom().MatchString(rest): // else transport decides
 			err = fmt.Errorf("FROM %s: name an image without quotes and escapes, and with variables only behind its first slash or colon", rest)
-		case transport().MatchString(text):
+		case transport().MatchString(word + " " + rest):
 			err = fmt.Errorf("%q: the image may be a file outside of the build's directory: name an image of a registry", text)
 		}
 	}
@@ -109,7 +113,7 @@ var (
 	// plainCopy matches the text after COPY if all builders read the same options, and plainFrom
 	// the text after FROM if no variable decides what kind of image it names.
 	plainCopy = sync.OnceValue(func() *regexp.Regexp {
-		return regexp.MustCompile(`^(?:--(?:from=[A-Za-z0-9._/:@-]+|(?:chown|chmod|exclude)=[A-Za-z0-9._/:@${}*?-]+|(?:link|parents)(?:=\w+)?)\s+)+(?:[^-]|-[^-])`)
+		return regexp.MustCompile(`^(?:--(?:from=[A-Za-z0-9._/:@-]+|(?:chown|chmod|exclude)=[A-Za-z0-9._/:@${}*?=,+\[\]!~-]+|(?:link|parents)(?:=\w+)?)\s+)+(?:[^-]|-[^-])`)
 	})
 	plainFrom = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`(?i)^(?:--platform=[a-z0-9._/${}-]+\s+)*[a-z0-9._-]+(?:[/:@][a-z0-9._/:@${}+-]*)?(?:\s+AS\s+[a-z0-9._-]+)?$`)

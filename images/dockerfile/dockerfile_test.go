@@ -78,6 +78,9 @@ func TestCheck(t *testing.T) {
 		"FROM a\nRUN --security=insecure b", "FROM dir:/etc", "FROM --platform=linux/amd64 oci-archive:/x", "FROM a\nCOPY --from=docker-archive:/x a b", "FROM a\nRUN --mount=type=bind,from=dir:/etc,target=/x cp /x /y",
 		"ARG X=dir:/etc\nFROM $X", "ARG X=dir\nFROM $X:/etc", "ARG X=d\nFROM ${X}ir:/etc", "FROM ${X:-dir:/etc}", `FROM d\ir:/etc`, `FROM "d"ir:/etc`, "from $X AS b", "ONBUILD FROM $X", "FROM --platform=$P $X",
 		"FROM a\nCOPY --from=$X a b", "FROM a\nCOPY --from=${X} a b", "FROM a\nCOPY --chown=0 --from=$X a b", "FROM a\nCOPY --fr\\om=dir:/etc a b", "FROM a\nCOPY --from=\"d\"ir:/etc a b",
+		"FROM a\nCOPY \xa0--from=$X a b", "FROM a\nRUN \x85--network=host b", "FROM a\nRUN --mount=type=cache,target=/x \xa0--network=host b", "FROM \xa0--platform=$P $X",
+		"FROM a\nRUN --mount=type=cache,target=/x\u00a0--network=host b", "FROM a\nRUN --mount=type=cache,target=/\u0160 --network=host b", "FROM a\nCOPY --chown=0\u0085--from=$X a b", "FROM --platform=\u00a0x $X",
+		"FROM\vdir:/etc", "FROM\v$X", "FROM a\nCOPY --chown=0;1 a b",
 		strings.Repeat("\n", MaxBytes+1),
 	} {
 		if err := Check([]byte(text)); err == nil {
@@ -87,6 +90,8 @@ func TestCheck(t *testing.T) {
 	for _, text := range []string{
 		"FROM docker:dind AS dir\nCOPY --from=dir a b", "FROM a\nRUN <<E\nb\nE", "# my syntax\nFROM a\nRUN echo {} '# syntax'", "FROM a\nRUN --mount=type=cache,target=/root/.cache a --network=host -b",
 		"FROM a\nRUN -x", "FROM a\nADD b /c", "ARG V=1\nFROM golang:${V} AS b\nFROM --platform=$BUILDPLATFORM r.example:5000/a/$X@sha256:0", "FROM a\nCOPY --chown=$U:$G --chmod=644 --link --from=b:1 a $D", "FROM a\nCOPY $X --from=b c",
+		"FROM a\nRUN python3 <<EOF\nfrom os import path\nEOF", "FROM a\nCOPY <<EOF /app.py\nfrom flask import Flask, request\nEOF", "FROM a\nRUN psql <<EOF\nSELECT a\nFROM t WHERE b > 1;\nEOF",
+		"FROM a\nCOPY --chmod=u=rwX,go=rX a b", "FROM a\nCOPY --chmod=+x --exclude=*.[ch] --exclude=!~a a b", "FROM a\nRUN echo \u00a0--x",
 	} {
 		if err := Check([]byte(text)); err != nil {
 			t.Errorf("%q: %v", text, err)
