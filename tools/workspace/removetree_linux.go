@@ -64,9 +64,9 @@ func openToRemove(parent int, name string) (int, statResult, error) {
 	return fd, f, err
 }
 
-// removal is one recursive removal. It holds one directory open at a time and goes
-// back up by "..", which must then be the very directory that it came from; so
-// depth costs no descriptors and no path is ever built.
+// removal is one recursive removal. It holds one directory open at a time, and the names of
+// one batch of its entries. It goes back up by "..", which must then be the very directory
+// that it came from; so depth costs no descriptors, and no path is ever built.
 type removal struct {
 	parent int    // descriptor of the directory that the tree is in
 	path   string // of the tree
@@ -76,18 +76,19 @@ type removal struct {
 	seen, removed int
 	frames        []frame
 	dir           int
+	// left are the names in dir that were read at the offset at and are still to be removed.
+	left []dirName
+	at   int64
 }
 
-// frame is a directory on the way down: its name in the one above, what it is,
-// and the names in it that are still to be removed.
+// frame is a directory on the way down: its name in the one above, what it is, and the
+// offset at which to read on in it. Its names are read again on the way up: commands choose
+// how many directories there are, and how many names in each.
 type frame struct {
 	name     string
 	dev, ino uint64
-	left     []dirName
+	at       int64
 }
-
-// removeBatch bounds the bytes of names that a frame holds.
-const removeBatch = 1 << 20
 
 // removeTree removes the directory name of the parent.
 func (r *removal) removeTree(ctx context.Context, name string) (err error) {
@@ -102,7 +103,7 @@ func (r *removal) removeTree(ctx context.Context, name string) (err error) {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err := r.removeNext(); err != nil {
+		if err := r.removeNext(ctx); err != nil {
 			return err
 		}
 	}
@@ -111,20 +112,19 @@ func (r *removal) removeTree(ctx context.Context, name string) (err error) {
 
 // removeNext removes one entry of the current directory, or enters it. If there
 // is none left, it removes the directory itself from its parent.
-func (r *removal) removeNext() error {
-	top := &r.frames[len(r.frames)-1]
-	if len(top.left) == 0 {
-		names, err := r.readNames()
+func (r *removal) removeNext(ctx context.Context) error {
+	if len(r.left) == 0 {
+		names, err := r.readNames(ctx)
 		if err != nil {
 			return err
 		}
 		if len(names) == 0 {
 			return r.leaveDirectory()
 		}
-		top.left = names
+		r.left = names
 	}
-	e := top.left[0]
-	top.left = top.left[1:]
+	e := r.left[0]
+	r.left = r.left[1:]
 	var err error = unix.EISDIR
 	if e.typ != TypeDir {
 		err = r.unlinkEntry(e.name, 0)
@@ -152,12 +152,16 @@ func (r *removal) unlinkEntry(name string, flags int) error {
 	return err
 }
 
-// readNames reads names in the current directory.
-func (r *removal) readNames() ([]dirName, error) {
-	if _, err := unix.Seek(r.dir, 0, unix.SEEK_SET); err != nil {
-		return nil, err
+// readNames reads the next names in the current directory. It goes back to the beginning only
+// at the end: ext4 scans the blocks of removed names again.
+func (r *removal) readNames(ctx context.Context) ([]dirName, error) {
+	names, err := r.nextNames(ctx)
+	if err == nil && len(names) == 0 {
+		// Commands may have added names, and some file systems skip names after removals.
+		if _, err = unix.Seek(r.dir, 0, unix.SEEK_SET); err == nil {
+			names, err = r.nextNames(ctx)
+		}
 	}
-	names, _, err := readNames(r.dir, removeBatch)
 	if r.seen += len(names); r.seen > r.most {
 		return nil, &Error{
 			Kind: KindTooLarge, Path: abbreviatePath(r.path),
@@ -170,6 +174,14 @@ func (r *removal) readNames() ([]dirName, error) {
 	return names, err
 }
 
+// nextNames reads names where the last ones ended.
+func (r *removal) nextNames(ctx context.Context) (names []dirName, err error) {
+	if r.at, err = unix.Seek(r.dir, 0, unix.SEEK_CUR); err != nil {
+		return nil, err
+	}
+	return (&scanDir{fd: r.dir}).nextNames(ctx)
+}
+
 // enterDirectory goes down into name.
 func (r *removal) enterDirectory(name string) error {
 	fd, f, err := r.open(r.dir, name)
@@ -178,6 +190,11 @@ func (r *removal) enterDirectory(name string) error {
 	}
 	_ = unix.Close(r.dir)
 	r.dir = fd
+	if n := len(r.frames); n > 0 {
+		r.frames[n-1].at = r.at
+	}
+	r.seen -= len(r.left) // they are read again
+	r.left = nil
 	r.frames = append(r.frames, frame{name: name, dev: f.Dev, ino: f.Ino})
 	return nil
 }
@@ -210,6 +227,9 @@ func (r *removal) openParent() (int, error) {
 			Kind: KindConflict, Path: abbreviatePath(r.path),
 			Detail: fmt.Sprintf("was moved while it was being deleted; %d entries were deleted", r.removed),
 		}
+	}
+	if err == nil {
+		_, err = unix.Seek(fd, want.at, unix.SEEK_SET)
 	}
 	if err != nil {
 		_ = unix.Close(fd)

@@ -72,7 +72,7 @@ func removeHostileTree(base string) error {
 			break
 		}
 		for _, make := range []func() error{
-			func() error { return unix.Mkdirat(next, ".removed-1", 0) }, // the name of a moved directory
+			func() error { return unix.Mkdirat(next, ".removed-1", 0) },
 			func() error { return unix.Symlinkat("/", next, "link") },
 			func() error { return unix.Mknodat(next, "pipe", unix.S_IFIFO, 0) },
 		} {
@@ -151,8 +151,7 @@ func TestRemoveTreeFollowsNoLink(t *testing.T) {
 }
 
 // Commands may have made the tree: deeper than any path can be, with more
-// entries than are read at once, with directories that their owner can't enter,
-// and with names that the removal uses itself.
+// entries than are read at once, and with directories that their owner can't enter.
 func TestRemoveTreeOfCommands(t *testing.T) {
 	base := t.TempDir()
 	outside := filepath.Join(base, "outside")
@@ -187,5 +186,82 @@ func TestRemoveTreeOfCommands(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(outside, "directory")); err != nil {
 		t.Errorf("outside: %v", err)
+	}
+}
+
+// TestRemoveTreeHoldsFewNames tests that the memory of a removal does not grow with the
+// names in the directories on the way down.
+func TestRemoveTreeHoldsFewNames(t *testing.T) {
+	const levels, links = 30, 400
+	const most = levels * links * 255 / 8
+	base := t.TempDir()
+	dir, err := os.Open(base)
+	must(t, err)
+	defer dir.Close()
+	must(t, os.WriteFile(filepath.Join(base, "file"), nil, 0o600))
+	must(t, os.Mkdir(filepath.Join(base, "tree"), 0o700))
+	at, err := unix.Open(filepath.Join(base, "tree"), unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	for i := range levels {
+		must(t, unix.Mkdirat(at, "directory", 0o700))
+		for j := range links {
+			must(t, unix.Linkat(int(dir.Fd()), "file", at, fmt.Sprintf("%0255d", i*links+j), 0))
+		}
+		next, err := unix.Openat(at, "directory", unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		must(t, err)
+		unix.Close(at)
+		at = next
+	}
+	unix.Close(at)
+	var before, now runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	var peak uint64
+	r := removal{parent: int(dir.Fd()), path: "tree", most: levels * (links + 1)}
+	r.open = func(parent int, name string) (int, statResult, error) {
+		runtime.GC()
+		runtime.ReadMemStats(&now)
+		peak = max(peak, now.HeapAlloc)
+		return openToRemove(parent, name)
+	}
+	must(t, r.removeTree(t.Context(), "tree"))
+	if held := int64(peak) - int64(before.HeapAlloc); held > most {
+		t.Errorf("%d bytes held on the way down, want at most %d", held, most)
+	}
+	if r.removed != levels*(links+1)+1 {
+		t.Errorf("removed %d", r.removed)
+	}
+}
+
+// TestRemoveTreeReadsOn tests that a removal reads a directory once and then looks for names
+// that were added meanwhile.
+func TestRemoveTreeReadsOn(t *testing.T) {
+	base := t.TempDir()
+	for i := range 200 {
+		must(t, os.WriteFile(filepath.Join(base, fmt.Sprintf("%0200d", i)), nil, 0o600))
+	}
+	fd, err := unix.Open(base, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(fd)
+	r := removal{dir: fd, most: 1000}
+	seen := map[string]bool{}
+	for len(seen) < 200 {
+		names, err := r.readNames(t.Context())
+		must(t, err)
+		for _, e := range names {
+			if seen[e.name] {
+				t.Fatalf("a name is read again after %d of 200", len(seen))
+			}
+			seen[e.name] = true
+			must(t, os.Remove(filepath.Join(base, e.name)))
+		}
+	}
+	must(t, os.WriteFile(filepath.Join(base, "added"), nil, 0o600))
+	if names, err := r.readNames(t.Context()); err != nil || len(names) != 1 || names[0].name != "added" {
+		t.Errorf("at the end: %v, %v", names, err)
+	}
+	must(t, os.Remove(filepath.Join(base, "added")))
+	if names, err := r.readNames(t.Context()); err != nil || len(names) > 0 {
+		t.Errorf("in the empty directory: %v, %v", names, err)
 	}
 }

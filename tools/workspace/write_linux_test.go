@@ -541,7 +541,7 @@ func TestDeleteWhileItsTreeChanges(t *testing.T) {
 	l.must(os.Remove(l.path("tree/sub/deep/x")))
 	err = enter(func(r *removal) error {
 		l.must(os.Rename(l.path("tree/sub/deep"), l.path("other/deep")))
-		return r.removeNext()
+		return r.removeNext(t.Context())
 	})
 	if kindOf(err) != KindConflict || l.content("other/deep") != "directory" {
 		t.Errorf("the delete goes on in another directory: %v, it is %s", err, l.content("other/deep"))
