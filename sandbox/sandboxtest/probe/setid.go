@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -269,8 +270,12 @@ func inheritBit(make func(path string) error) func(path string) error {
 	}
 }
 
-// turns is how often inTurn tries.
-const turns = 300
+// turns is how often inTurn tries at least, and turnTime how long it may wait on a busy
+// machine until the name is the directory for once.
+const (
+	turns    = 300
+	turnTime = 20 * time.Second
+)
 
 // inTurn changes the mode of a name that is a directory and a file in turn. The
 // file stays for its mode to be seen.
@@ -298,7 +303,8 @@ func inTurn(path string) error {
 		stopped <- err
 	}()
 	set := false
-	for range turns {
+	began := time.Now()
+	for i := 0; i < turns || !set && time.Since(began) < turnTime; i++ {
 		set = unix.Chmod(name, 0o2755) == nil || set
 	}
 	stop <- true
