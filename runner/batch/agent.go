@@ -321,9 +321,9 @@ func (r *trialRun) blameTurn(class Class, err error) error {
 }
 
 // isOwnFault reports whether a turn failed because of what the agent said: its answer, which its
-// provider may have failed to parse, or a conversation that its provider refuses, as malformed or
-// by its content (403), once a command of the agent has run. Before that, the request is the
-// harness's alone.
+// provider may have failed to parse, even before its first command, or a conversation that its
+// provider refuses, as malformed or by its content (403), once a command of the agent has run.
+// Before that, the request is the harness's alone.
 func (r *trialRun) isOwnFault(err error) bool {
 	if errors.As(err, new(loop.AnswerError)) {
 		return true

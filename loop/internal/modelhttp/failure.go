@@ -38,6 +38,8 @@ func (e *StreamError) Error() string {
 type refusal struct {
 	status  int
 	message string
+	// guessed reports whether the endpoint sent no status with the message.
+	guessed bool
 }
 
 // errUnparsed is wrapped by a refusal of what the model wrote.
@@ -47,15 +49,21 @@ const errUnparsed = loop.AnswerError("the endpoint can't parse the model's answe
 // in an earlier answer: the parsers of Ollama (harmony, model/parsers), llama.cpp (common/chat)
 // and vLLM (openai-harmony).
 var unparsed = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`error parsing tool call|XML syntax error on line \d|^expected element type <|^failed to parse (XML|JSON): |` +
+	return regexp.MustCompile(`error parsing tool call|XML syntax error on line \d|^expected element type <|` +
 		`incomplete GLM tool call|mismatched arg_key and arg_value counts|failed to parse Laguna JSON|` +
 		`Failed to parse input at pos \d|Failed to parse tool call arguments as JSON|Invalid diff: '|` +
 		`unexpected tokens remaining in message header|while expecting start token \d|no channel value found in header`)
 })
 
+// unparsed500 matches messages of Ollama that another server may write about something else. It
+// sends them with the status 500, or within a stream without one.
+var unparsed500 = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^failed to parse (XML|JSON): `) })
+
 // Unwrap returns a [loop.AnswerError] if the model's own words caused the failure.
 func (e *refusal) Unwrap() error {
-	if e.status >= http.StatusInternalServerError && unparsed().MatchString(e.message) {
+	switch {
+	case e.status >= http.StatusInternalServerError && unparsed().MatchString(e.message),
+		(e.status == http.StatusInternalServerError || e.guessed) && unparsed500().MatchString(e.message):
 		return errUnparsed
 	}
 	return nil
@@ -75,12 +83,12 @@ func (w *Watcher) ModelError(err error) error {
 	inStream, ok := errors.AsType[*StreamError](err)
 	switch {
 	case ok:
-		status := embeddedStatus(inStream.Body)
+		status, known := embeddedStatus(inStream.Body)
 		message := w.redactKey(extractMessage(inStream.Body))
 		class := classifyRefusal(status, message)
 		return &loop.ModelError{
 			Class: class, Status: status, ProviderMessage: messageForUsers(class, message),
-			Retryable: !inStream.Begun && isRetriable(status, nil, message), Err: &refusal{status: status, message: message},
+			Retryable: !inStream.Begun && isRetriable(status, nil, message), Err: &refusal{status: status, message: message, guessed: !known},
 		}
 	case w.status != 0:
 		message := w.redactKey(extractMessage(w.body))
@@ -261,8 +269,8 @@ var errorStatuses = map[string]int{
 }
 
 // embeddedStatus returns the HTTP status that the body of an error inside an answer
-// names or implies; the default is 502.
-func embeddedStatus(body []byte) int {
+// names or implies, or 502 and false.
+func embeddedStatus(body []byte) (status int, known bool) {
 	type description struct {
 		Code, Status, Type LooseString
 	}
@@ -274,19 +282,19 @@ func embeddedStatus(body []byte) int {
 	for _, d := range []description{envelope.Error, envelope.description} {
 		for _, s := range []LooseString{d.Code, d.Status} {
 			if n, err := strconv.Atoi(string(s)); err == nil && n >= 400 && n < 600 {
-				return n
+				return n, true
 			}
 		}
 		for _, s := range []LooseString{d.Code, d.Type} {
 			if status := errorStatuses[string(s)]; status != 0 {
-				return status
+				return status, true
 			}
 		}
 	}
 	if text := strings.ToLower(string(body)); strings.Contains(text, "rate_limit") || strings.Contains(text, "rate limit") {
-		return http.StatusTooManyRequests
+		return http.StatusTooManyRequests, true
 	}
-	return http.StatusBadGateway
+	return http.StatusBadGateway, false
 }
 
 // parseRetryAfter returns the delay that the endpoint asked for, or zero.

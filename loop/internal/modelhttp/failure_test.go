@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"strings"
 	"testing"
@@ -35,6 +36,8 @@ func TestUnparsedAnswers(t *testing.T) {
 		"no words":           {502, ``, false},
 		"a crash":            {500, `{"error":"llama runner process has terminated: exit status 2"}`, false},
 		"a gateway":          {502, `{"error":{"message":"upstream failed: could not read the response body"}}`, false},
+		"a gateway's XML":    {502, `{"error":{"code":502,"message":"failed to parse XML: upstream sent HTML"}}`, false},
+		"an overload":        {503, `{"error":{"code":503,"message":"failed to parse JSON: unexpected end of input"}}`, false},
 		"a bad request":      {400, `{"error":{"message":"Failed to parse input at pos 3"}}`, false}, // the request's
 	} {
 		for where, err := range map[string]error{
@@ -65,4 +68,10 @@ func TestBoundedBody(t *testing.T) {
 		}
 		_ = b.Close()
 	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	unlimited := &boundedBody{body: io.NopCloser(strings.NewReader("1234")), left: math.MaxInt64, idle: time.Minute, end: time.NewTimer(time.Minute), ctx: ctx, cancel: cancel}
+	if got, err := io.ReadAll(unlimited); err != nil || string(got) != "1234" {
+		t.Errorf("without a limit, it is read as %q, %v", got, err)
+	}
+	_ = unlimited.Close()
 }

@@ -122,7 +122,7 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	if b.left < 0 {
 		return 0, ErrTooLarge
 	}
-	n, err := b.body.Read(p[:min(int64(len(p)), b.left+1)])
+	n, err := b.body.Read(p[:min(int64(len(p))-1, b.left)+1])
 	if b.left -= int64(n); b.left < 0 {
 		return n - 1, ErrTooLarge
 	}
