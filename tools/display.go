@@ -34,11 +34,19 @@ func ModelLines(s string) string {
 	safe, _ := displayText(s, func(r rune) bool {
 		before := last
 		last = r
-		joins := isJoiner(r) && !isJoiner(before) && !unicode.IsSpace(before)
-		return r == '\n' || r == '\t' || joins || unicode.Is(unicode.Zs, r) || !needsEscape(r)
+		switch {
+		case r == emojiStyle && (isJoiner(before) || before == emojiStyle || unicode.IsSpace(before)):
+			return false
+		case isJoiner(r):
+			return !isJoiner(before) && !unicode.IsSpace(before)
+		}
+		return r == '\n' || r == '\t' || unicode.Is(unicode.Zs, r) || !needsEscape(r)
 	})
 	return safe
 }
+
+// emojiStyle is the variation selector that shows a character as an emoji.
+const emojiStyle = 0xfe0f
 
 // isJoiner reports whether r is the zero-width joiner or non-joiner.
 func isJoiner(r rune) bool { return r == 0x200c || r == 0x200d }

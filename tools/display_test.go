@@ -53,12 +53,15 @@ func TestDisplay(t *testing.T) {
 
 // TestModelLines: blanks and single joiners stay, and what hides or reorders text doesn't.
 func TestModelLines(t *testing.T) {
-	const plain = "Qui\u202f? «\u00a0Moi\u00a0»\n\t\u3000👩\u200d💻 می\u200cخواهم ❤\ufe0f"
+	const plain = "Qui\u202f? «\u00a0Moi\u00a0»\n\t\u3000👩\u200d💻 می\u200cخواهم ❤\ufe0f ❤\ufe0f\u200d🔥"
 	if got := ModelLines(plain); got != plain {
 		t.Errorf("it became %q", got)
 	}
 	if got := ModelLines("\u200da\u200d\u200cb\u200c\u200c \u200d\n\u200cc\u200d"); got != `\u200d`+"a\u200d"+`\u200c`+"b\u200c"+`\u200c \u200d`+"\n"+`\u200c`+"c\u200d" {
 		t.Errorf("joiners became %q", got)
+	}
+	if got := ModelLines("a\ufe0f\u200d\ufe0f\u200cb\ufe0f\ufe0f\u200c\ufe0f \ufe0f"); got != "a\ufe0f\u200d"+`\ufe0f`+"\u200cb\ufe0f"+`\ufe0f`+"\u200c"+`\ufe0f \ufe0f` {
+		t.Errorf("joiners and variation selectors became %q", got)
 	}
 	if got := ModelLines("a\x1b\u202e\u200b\u2060\U000e0041\r\xff"); got != `a\x1b\u202e\u200b\u2060\U000e0041\r\xff` {
 		t.Errorf("it became %q", got)
