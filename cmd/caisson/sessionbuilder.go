@@ -133,7 +133,7 @@ func (s *sessionBuilder) modelessOptions(ctx context.Context, task string, u rep
 }
 
 // openDir reads the keys that commands and servers use, and makes the directory of a new
-// session, or opens that of the one to go on with. Its records have no secret of the models.
+// session, or opens that of the one to go on with. models are those whose keys its records must not have.
 func (s *sessionBuilder) openDir(ctx context.Context, models ...config.SelectedModel) error {
 	if err := s.readEgressKeys(ctx, s.workspace.Path); err != nil {
 		return err
@@ -169,7 +169,7 @@ type reporter interface {
 	defaultPreset(appliedLater bool) string
 }
 
-// sandboxOptions is everything of a session but its models. Its directory is open.
+// sandboxOptions is everything of a session but its models. openDir comes before.
 func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner.Options, error) {
 	var o runner.Options
 	image, err := images.ParseLocalReference(*s.conf.Image)

@@ -33,7 +33,7 @@ type ServerStarted struct {
 	Server    string `json:"server"`
 	Transport string `json:"transport"` // stdio, http or sse
 	// Runs is as [Server.Place] returns it. Identity is that of the server's commands in
-	// the sandbox, which [Options].Report adds.
+	// the sandbox. It is zero here: the receiver of [Options].Report sets it.
 	Runs     string `json:"runs"`
 	Identity int    `json:"identity,omitempty"`
 	// Protocol is the negotiated version; Title and Version are the name and the
