@@ -90,7 +90,8 @@ type ScanStat struct {
 	Mode    uint32
 	Links   uint64
 	Size    int64
-	Blocks  int64 // of 512 bytes, on the disk
+	Blocks  int64  // of 512 bytes, on the disk
+	Device  uint64 // on which Inode is unique; 0 if the system does not tell it
 	Inode   uint64
 	UID     uint32
 	GID     uint32

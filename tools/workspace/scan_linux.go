@@ -119,8 +119,8 @@ func (d *scanDir) stat(name string) (ScanStat, error) {
 		return ScanStat{}, err
 	}
 	out := ScanStat{
-		Type: typeOf(st.Mode), Mode: st.Mode & 0o7777, Links: st.links, Size: st.Size, Blocks: st.Blocks, Inode: st.Ino,
-		UID: st.Uid, GID: st.Gid, ModTime: time.Unix(st.Mtim.Unix()), ChangeTime: time.Unix(st.Ctim.Unix()),
+		Type: typeOf(st.Mode), Mode: st.Mode & 0o7777, Links: st.links, Size: st.Size, Blocks: st.Blocks,
+		Device: st.Dev, Inode: st.Ino, UID: st.Uid, GID: st.Gid, ModTime: time.Unix(st.Mtim.Unix()), ChangeTime: time.Unix(st.Ctim.Unix()),
 	}
 	if out.Type == TypeSymlink {
 		out.Target, err = readLink(d.fd, name)

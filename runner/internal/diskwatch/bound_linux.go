@@ -3,6 +3,7 @@ package diskwatch
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"strings"
 
@@ -21,17 +22,33 @@ func openDir(path string) (*os.File, error) {
 
 // countUse returns the use of a directory, or more than most as soon as it is
 // more. Commands may change the directory meanwhile in any way. No symlink is
-// followed. The blocks of a file with several names count once. What can't be read is
-// gone by now.
-func countUse(dir *os.File, most use) (found use) {
+// followed. The blocks of a file with several names count once. If there is something that
+// this user may not read, even in a second walk, it counts as more than the bound: commands
+// could hide there what they write.
+func countUse(dir *os.File, most use) use {
+	found, denied := walk(dir, most)
+	if denied {
+		found, denied = walk(dir, most) // a command may have changed a mode in between
+	}
+	if denied {
+		found.files = most.files + 1
+	}
+	return found
+}
+
+// fileID identifies a file. Subvolumes of btrfs have the same inodes on different devices.
+type fileID struct{ device, inode uint64 }
+
+// walk counts what it can read, and reports whether it was denied something.
+func walk(dir *os.File, most use) (found use, denied bool) {
 	r, err := workspace.NewReader(dir, workspace.ReaderOptions{OwnThread: true})
 	if err != nil {
-		return use{}
+		return use{}, false
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	w := workspace.NewWriter(dir, workspace.WriterOptions{})
-	seen := map[uint64]bool{} // files with several names
+	seen := map[fileID]bool{} // files with several names
 	_ = r.Scan(ctx, ".", workspace.ScanOptions{
 		// A directory that its owner, who is this user, may not enter is opened for its
 		// owner: otherwise a command could hide what it writes.
@@ -41,18 +58,20 @@ func countUse(dir *os.File, most use) (found use) {
 		},
 		Visit: func(e *workspace.ScanEntry) (mark uint8, enter string) {
 			st, err := e.Stat()
-			if err != nil {
+			if err != nil { // it is gone by now, or the directory was closed again
+				denied = denied || errors.Is(err, fs.ErrPermission)
 				return 0, ""
 			}
 			found.files++
+			id := fileID{st.Device, st.Inode}
 			isDir := st.Type == workspace.TypeDir
-			if isDir || st.Links < 2 || !seen[st.Inode] {
+			if isDir || st.Links < 2 || !seen[id] {
 				found.bytes += st.Blocks * 512
 			}
 			if isDir {
 				enter = e.Path()
 			} else if st.Links > 1 {
-				seen[st.Inode] = true
+				seen[id] = true
 			}
 			if strings.Count(enter, "/") == maxDepth {
 				found.files = most.files + 1
@@ -63,10 +82,11 @@ func countUse(dir *os.File, most use) (found use) {
 			return 0, enter
 		},
 		Unread: func(_ string, err error) {
+			denied = denied || errors.Is(err, fs.ErrPermission)
 			if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindTooLarge {
 				found.files = most.files + 1
 			}
 		},
 	})
-	return found
+	return found, denied
 }

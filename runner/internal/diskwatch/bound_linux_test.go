@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 const unlimited = math.MaxInt64
@@ -78,6 +79,50 @@ func TestCountUse(t *testing.T) {
 		got <- countUse(dir, use{unlimited, unlimited})
 	}()
 	check(t, <-got)
+}
+
+// TestCountUseOfHiddenFiles tests that a directory which can't be read counts as too much.
+func TestCountUseOfHiddenFiles(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: another user")
+	}
+	base := t.TempDir()
+	must(t, os.Chmod(filepath.Dir(base), 0o755))
+	must(t, os.Chmod(base, 0o755))
+	must(t, os.Mkdir(filepath.Join(base, "closed"), 0o700))
+	dir, err := openDir(base)
+	must(t, err)
+	defer dir.Close()
+	if got := countUse(dir, use{unlimited, 1000}); got.files != 1 {
+		t.Errorf("used %+v as root", got)
+	}
+	got := make(chan use)
+	go func() {
+		runtime.LockOSThread() // it ends with the goroutine, and the identity with it
+		_, _, _ = unix.RawSyscall(unix.SYS_SETRESUID, 4242, 4242, 4242)
+		got <- countUse(dir, use{unlimited, 1000})
+	}()
+	if got := <-got; got.files != 1001 {
+		t.Errorf("used %+v as another user, want more than the bound", got)
+	}
+}
+
+// TestDeviceOfEntries tests that entries have their device, by which countUse tells files with
+// the same inode apart.
+func TestDeviceOfEntries(t *testing.T) {
+	dir := t.TempDir()
+	f, err := os.OpenFile(dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	must(t, err)
+	defer f.Close()
+	r, err := workspace.NewReader(f, workspace.ReaderOptions{})
+	must(t, err)
+	st, err := r.StatEntry(t.Context(), ".")
+	must(t, err)
+	var want unix.Stat_t
+	must(t, unix.Stat(dir, &want))
+	if st.Device != want.Dev || st.Device == 0 {
+		t.Errorf("device %d, want %d", st.Device, want.Dev)
+	}
 }
 
 // What is too deep to count counts as too much.
