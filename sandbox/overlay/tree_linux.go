@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -156,13 +157,24 @@ func eachName(dir int, visit func(name string) error) error {
 		if n <= 0 {
 			return nil
 		}
-		_, _, names := unix.ParseDirent(buf[:n], -1, nil)
-		for _, name := range names {
+		for rest := buf[:n]; len(rest) > 0; {
+			var name string
+			if name, rest = nextName(rest); name == "." || name == ".." {
+				continue
+			}
 			if err := visit(name); err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// nextName takes one record of getdents64(2) off buf: d_ino u64, d_off s64, d_reclen u16,
+// d_type u8, d_name[]. Unlike [unix.ParseDirent], it keeps entries with the inode 0: some
+// FUSE file systems report no inodes.
+func nextName(buf []byte) (name string, rest []byte) {
+	size := binary.NativeEndian.Uint16(buf[16:])
+	return unix.ByteSliceToString(buf[19:size]), buf[size:]
 }
 
 // openFile opens the regular file rel for reading. It returns an error for any
