@@ -143,8 +143,8 @@ func (q *Quarantine) Scripts() []string { return q.found.scripts }
 // may share the next one with others.
 //
 // Other commands may run meanwhile: those of later calls, or in the background. A repository
-// that one of them is still making is renamed all the same, and the command fails. It is live
-// already, and nothing else bounds how long such a command could keep it so.
+// that one of them is still making is renamed all the same, and the command fails. Git on the
+// host would obey it already, and nothing else bounds for how long.
 func (q *Quarantine) CheckAfterCommand(ctx context.Context) {
 	if !q.found.whole { // it is unknown which ones are new
 		return
@@ -353,7 +353,10 @@ func (q *Quarantine) renamePath(ctx context.Context, p, why string, doors *close
 		restore()
 	}
 	if err != nil && isReplaced(ctx) {
-		return ""
+		// The sandbox may have renamed it, and only its answer was lost.
+		if _, err = q.opts.Reader.StatEntry(context.WithoutCancel(ctx), to.To); err != nil {
+			return ""
+		}
 	}
 	if err != nil {
 		q.opts.Log.Warn("quarantine", zap.String("path", p), zap.Error(err))

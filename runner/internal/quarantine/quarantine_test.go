@@ -135,6 +135,25 @@ func (q *Quarantine) failures() map[string]string {
 	return out
 }
 
+// TestQuarantineWithoutAnAnswer: a rename is kept although the turns ended before the sandbox
+// answered.
+func TestQuarantineWithoutAnAnswer(t *testing.T) {
+	b := newBench(t)
+	q := b.recorded()
+	b.change("mkdir .hg")
+	b.applying = func(_ workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
+		_, err := do()
+		q.stopLooks(errTurnsOver)
+		return workspace.Change{}, errors.Join(err, context.Canceled)
+	}
+	q.CheckAfterCommand(t.Context())
+	b.applying = nil
+	q.CheckAtEnd()
+	if got := q.renamed(); !slices.Equal(got, []string{".hg"}) || len(q.failed) > 0 {
+		t.Errorf("renamed %q, failed %v", got, q.failed)
+	}
+}
+
 // TestQuarantineAfterACommand: in a large workspace too, what is new is found after
 // each command. Only in a small one is what changed.
 func TestQuarantineAfterACommand(t *testing.T) {
