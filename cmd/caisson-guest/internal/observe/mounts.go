@@ -4,6 +4,7 @@ package observe
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -24,6 +25,7 @@ type mountLine struct {
 	options          []string // of the mount and of the file system
 }
 
+// readMounts returns the mount table, or nil if it can't be read.
 func readMounts() mountinfo {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -32,14 +34,18 @@ func readMounts() mountinfo {
 	return parseMounts(string(data))
 }
 
-// MountPoints returns the mount points of this sandbox, files among them. None are an
-// error: it has a root.
+// MountPoints returns the mount points of this sandbox, including files. An empty list is an
+// error, because every sandbox has a root.
 func MountPoints() (points []string, err error) {
-	for _, m := range readMounts() {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("read the mounts of the sandbox: %w", err)
+	}
+	for _, m := range parseMounts(string(data)) {
 		points = append(points, m.path)
 	}
 	if points == nil {
-		err = errors.New("the mounts of the sandbox can't be read")
+		err = errors.New("the sandbox's list of mounts is empty")
 	}
 	return points, err
 }
