@@ -316,6 +316,30 @@ func TestManyPeers(t *testing.T) {
 	}
 }
 
+// TestSilentPeersAreBounded tests that a request waits while too many connections request
+// nothing.
+func TestSilentPeersAreBounded(t *testing.T) {
+	dir, _ := listeningFor(t, Handlers{Run: echo, End: func() {}})
+	silent := make([]net.Conn, maxConns)
+	for i := range silent {
+		silent[i] = dial(t, dir)
+	}
+	conn := dial(t, dir)
+	must(t, wire.NewWriter(conn).SendJSON(stream, wire.TypeOpen, Request{End: true}))
+	must(t, conn.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a request beyond the bound: %v, want no answer", err)
+	}
+	must(t, conn.SetReadDeadline(time.Time{}))
+	must(t, silent[0].Close())
+	if r, err := receiveResult(conn, Streams{}, nil); err != nil || r.Failure != nil {
+		t.Errorf("after another one left: %+v, %v", r.Failure, err)
+	}
+	for _, c := range silent {
+		c.Close()
+	}
+}
+
 // A socket that nobody listens on any more is no session; a link in its place,
 // or in its folder's, is not followed.
 func TestDialRefuses(t *testing.T) {

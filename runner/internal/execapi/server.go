@@ -16,6 +16,9 @@ import (
 const (
 	// maxPeers bounds the concurrent commands of one session.
 	maxPeers = 16
+	// maxConns bounds the open connections of one session, those that have requested nothing
+	// yet among them. Any more wait.
+	maxConns = 4 * maxPeers
 	// requestTime bounds the wait for a peer's request.
 	requestTime = 5 * time.Second
 	// resultTime bounds how long a peer that does not read delays the end of its
@@ -41,7 +44,8 @@ type Server struct {
 	handlers Handlers
 	stop     context.CancelCauseFunc
 	peers    sync.WaitGroup
-	slots    chan struct{}
+	slots    chan struct{} // of commands
+	conns    chan struct{} // the open connections
 	once     sync.Once
 }
 
@@ -53,7 +57,7 @@ var errPeerGone = errors.New("the client that requested it went away")
 // Commands end with ctx.
 func newServer(ctx context.Context, l *net.UnixListener, remove func(), handlers Handlers) *Server {
 	ctx, stop := context.WithCancelCause(ctx)
-	s := &Server{listener: l, remove: remove, handlers: handlers, stop: stop, slots: make(chan struct{}, maxPeers)}
+	s := &Server{listener: l, remove: remove, handlers: handlers, stop: stop, slots: make(chan struct{}, maxPeers), conns: make(chan struct{}, maxConns)}
 	s.peers.Go(func() { s.acceptPeers(ctx) })
 	return s
 }
@@ -83,8 +87,12 @@ func (s *Server) acceptPeers(ctx context.Context) {
 				return
 			}
 		}
+		s.conns <- struct{}{} // soon: only commands keep one open for long
 		s.peers.Go(func() {
-			defer func() { _ = conn.Close() }() // everything was sent, or can't be
+			defer func() {
+				_ = conn.Close() // everything was sent, or can't be
+				<-s.conns
+			}()
 			s.servePeer(ctx, conn)
 		})
 	}
