@@ -344,14 +344,15 @@ func (s *Session) Continue() (*Turn, error) { return s.ContinueFor(s.opts.User, 
 // wrap a [ResumeError], or are those of [Session.StartFor].
 func (s *Session) ContinueFor(user User, o TurnOptions) (*Turn, error) {
 	p := s.past
-	if p == nil || s.turns.haveBegun() {
+	unfinished, begun := s.turns.resumable()
+	if p == nil || begun {
 		return nil, fmt.Errorf("continue turn: %w", &ResumeError{Reason: ResumeNothing, Session: s.opts.Dir.Session})
 	}
 	if reason := p.checkContinued(); reason != "" {
 		return nil, fmt.Errorf("continue turn: %w", &ResumeError{Reason: reason, Session: s.opts.Dir.Session})
 	}
 	switch {
-	case s.turns.unfinishedTurn() != nil:
+	case unfinished != nil:
 		return s.continueTurn(user, o.Budget)
 	case p.Last == nil:
 		return s.StartFor(user, p.lastMessage(), o)

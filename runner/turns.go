@@ -22,7 +22,8 @@ type turns struct {
 	// ctx and end are the session's.
 	ctx context.Context //nolint:containedctx // the contexts of the turns derive from it
 	end context.CancelCauseFunc
-	// begun is when the session began, less the time between its processes.
+	// begun is when this process began the session, moved back by the time for which earlier
+	// ones worked on it.
 	begun time.Time
 	// breaker bounds what all turns use together.
 	breaker *limits.SessionBreaker
@@ -119,7 +120,8 @@ func (v *turns) finish(t *Turn, out loop.Outcome, cause error) {
 	close(t.done)
 }
 
-// addUsed adds what the last turn has used. The caller holds v.mu.
+// addUsed adds what the last turn has used. The use of the first turn is not added to the zero
+// value, whose cost is unknown: the sum's would be, too. The caller holds v.mu.
 func (v *turns) addUsed(u limits.Usage) {
 	if v.count > 1 {
 		u = v.used.Plus(u)
@@ -172,6 +174,13 @@ func (v *turns) currentUser() User {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.user
+}
+
+// resumable returns the turn to resume, or nil, and whether this process has begun a turn.
+func (v *turns) resumable() (unfinished *history.Turn, begun bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.unfinished, v.running != nil || v.ended != nil
 }
 
 // unfinishedTurn returns the turn to resume, or nil.
