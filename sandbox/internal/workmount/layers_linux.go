@@ -30,10 +30,10 @@ type overlayLayers struct {
 }
 
 // openLayers opens, locks and checks the layers for files of uid. The lock is
-// flock(2) on the open directory itself, not on a file by its path as [state.Lock], which a process that applies or removes the
-// layers takes too: an overlay whose upper layer changes by other means is
-// undefined (overlayfs.rst, "Changes to underlying filesystems"), and so are
-// two overlays with one upper layer.
+// flock(2) on the open directory itself, not on a file by its path as [state.Lock].
+// A process that applies or removes the layers takes the directory's lock too: an
+// overlay whose upper layer changes by other means is undefined (overlayfs.rst,
+// "Changes to underlying filesystems"), and so are two overlays with one upper layer.
 func openLayers(where, stateDir string, uid int) (_ *overlayLayers, err error) {
 	dir, err := os.OpenFile(where, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -161,8 +161,8 @@ func (l *overlayLayers) cleanWork() {
 		return
 	}
 	for _, name := range names {
-		// The kernel's directory is mostly empty. This process may not open another
-		// user's, but may remove it.
+		// The kernel's directory is mostly empty. This process can't open another
+		// user's, but can remove it.
 		if unix.Unlinkat(int(work.Fd()), name, unix.AT_REMOVEDIR) != nil {
 			_ = workspace.RemoveTreeAt(work, name) // see above
 		}
