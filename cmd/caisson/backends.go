@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -102,17 +101,6 @@ func (bs *backends) findProgramIn(dir string) string {
 	for _, program := range []string{guest, runsc, runc} {
 		if program != "" && programs.FindWritable([]string{dir}, program) != "" {
 			return program
-		}
-	}
-	return ""
-}
-
-// findPathDir returns a directory of PATH that is, or lies in, the given one. It returns "" if
-// there is none.
-func (bs *backends) findPathDir(dir string) string {
-	for _, on := range filepath.SplitList(bs.finder.Path) {
-		if programs.CleanPath(on, []string{dir}) != programs.CleanPath(on, nil) {
-			return on
 		}
 	}
 	return ""

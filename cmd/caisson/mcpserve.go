@@ -136,8 +136,14 @@ func (h *mcpHost) openRoots() (err error) {
 		h.flags.Workspace, paths = w.Path, []string{w.Path}
 		_ = w.Close() // it was only looked for
 	}
-	if h.roots, err = openRoots(paths); err != nil || len(h.flags.Listen) == 0 {
+	if h.roots, err = openRoots(paths); err != nil {
 		return err
+	}
+	if path, err := h.roots.resolve(h.flags.Workspace); err == nil && h.flags.named { // else a client learns why
+		h.named = path
+	}
+	if len(h.flags.Listen) == 0 {
+		return nil
 	}
 	return h.checkPlaces()
 }

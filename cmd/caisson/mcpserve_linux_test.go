@@ -60,3 +60,25 @@ func TestClientsChooseBelowRoots(t *testing.T) {
 		})
 	}
 }
+
+// TestMCPNamedWorkspace: the workspace that the operator named beside the roots is known, so that
+// it may hold a directory of PATH.
+func TestMCPNamedWorkspace(t *testing.T) {
+	top := withoutLinks(t.TempDir())
+	for _, tt := range []struct {
+		flags mcpServeFlags
+		want  string
+	}{
+		{mcpServeFlags{Workspace: filepath.Join(top, "a"), named: true}, filepath.Join(top, "a")},
+		{mcpServeFlags{Workspace: "a", named: true}, filepath.Join(top, "a")},
+		{mcpServeFlags{Workspace: ".", named: false}, ""},
+		{mcpServeFlags{Workspace: filepath.Dir(top), named: true}, ""},
+	} {
+		tt.flags.Roots = []string{top}
+		h := &mcpHost{flags: tt.flags}
+		if err := h.openRoots(); err != nil || h.named != tt.want {
+			t.Errorf("%+v: %q, %v; want %q", tt.flags, h.named, err, tt.want)
+		}
+		_ = h.roots.close()
+	}
+}

@@ -636,6 +636,7 @@ func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
 	}
 	path := filepath.Join(home, "outer/bin") + ":/usr/bin:/bin"
 	t.Setenv("PATH", path)
+	t.Chdir(filepath.Join(home, "outer")) // the server's own lookups leave it out; sessions don't
 	a := newApp(make(chan os.Signal), func(int) {})
 	a.stderr, a.environ = io.Discard, []string{"HOME=" + home, "PATH=" + path}
 	a.executable = func() (string, error) { return filepath.Join(home, "tools/caisson"), nil }
@@ -680,8 +681,10 @@ func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
 	check(open("two"), false)
 	for _, workspace := range []string{"outer", "outer/bin"} {
 		var refused *server.PrepareError
-		if _, err := h.openSession(workspace, config.Asked{}); !errors.As(err, &refused) || !strings.Contains(refused.Problem.Cause, filepath.Join(home, "outer/bin")) {
+		if _, err := h.openSession(workspace, config.Asked{}); !errors.As(err, &refused) || !strings.Contains(refused.Problem.Cause, "PATH") {
 			t.Errorf("workspace %s: %v", workspace, err)
+		} else if cause := refused.Err; cause == nil || !strings.Contains(cause.Error(), filepath.Join(home, "outer/bin")) || strings.Contains(refused.Problem.Cause, home) {
+			t.Errorf("workspace %s: %q, %v", workspace, refused.Problem.Cause, cause)
 		}
 	}
 	if key, err := readKey(t.Context(), one.environ, []string{"other"}, one.writableDirs(one.workspace.Path)); err != nil || key != "secret-key" {
@@ -691,4 +694,15 @@ func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
 	if cause := errors.Unwrap(err); cause == nil || !strings.Contains(cause.Error(), filepath.Join(home, "tools/caisson-guest")) {
 		t.Errorf("a workspace with programs of the server: %v", err)
 	}
+	inHome := h.roots
+	if h.roots, err = openRoots([]string{filepath.Join(home, "outer")}); err != nil { // the operator's own choice
+		t.Fatal(err)
+	}
+	defer h.roots.close()
+	open(".")
+	if key, err := readKey(t.Context(), one.environ, []string{"other"}, one.writableDirs(one.workspace.Path)); err == nil {
+		t.Errorf("a program of a root that has a session printed %q", key)
+	}
+	h.roots, h.named = inHome, filepath.Join(home, "outer/bin")
+	open("outer/bin")
 }

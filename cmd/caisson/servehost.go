@@ -23,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/policy"
 )
@@ -35,6 +36,7 @@ type serverHost struct {
 	base       *backends
 	shared     atomic.Pointer[readyBackend]
 	roots      roots
+	named      string // the workspace that the operator named beside the roots, or ""
 	workspaces workspaceSet
 	log        *zap.Logger
 	secrets    []server.Token
@@ -141,16 +143,16 @@ func (h *serverHost) openSession(workspace string, asked config.Asked) (_ *sessi
 // newBuilder returns the builder of a session with what a client asks for. From now on, no
 // program in the session's workspace runs on this machine. So the workspace can't hold a
 // program that the server runs for all sessions, nor a directory of PATH, unless the operator
-// named it as a root.
+// named the workspace.
 func (h *serverHost) newBuilder(s *settings, w *runner.Workspace, wishes config.File) (*sessionBuilder, error) {
 	if program := h.base.findProgramIn(w.Path); program != "" {
 		return nil, &server.PrepareError{Code: "refused", Err: fmt.Errorf("%s lies in the workspace %s", program, w.Path), Problem: record.Problem{
 			Cause: "the workspace holds a program that this server runs on its own machine", Hint: "Work on another directory.",
 		}}
 	}
-	if dir := h.base.findPathDir(w.Path); dir != "" && !slices.ContainsFunc(h.roots, func(r root) bool { return r.path == w.Path }) {
-		return nil, &server.PrepareError{Code: "refused", Problem: record.Problem{
-			Cause: fmt.Sprintf("the workspace holds %s, which is in the server's PATH: no session could use its programs any more", dir), Hint: "Work on another directory.",
+	if dir := h.findPathDir(w.Path); dir != "" && w.Path != h.named && !slices.ContainsFunc(h.roots, func(r root) bool { return r.path == w.Path }) {
+		return nil, &server.PrepareError{Code: "refused", Err: fmt.Errorf("%s lies in the workspace %s", dir, w.Path), Problem: record.Problem{
+			Cause: "the workspace holds a directory of the server's PATH: no session could use its programs any more", Hint: "Work on another directory.",
 		}}
 	}
 	s.workspaces = &h.workspaces
@@ -168,6 +170,17 @@ func (h *serverHost) newBuilder(s *settings, w *runner.Workspace, wishes config.
 		return nil, err
 	}
 	return &sessionBuilder{backends: bs, workspace: w, tokens: h.tokenSecrets(), shared: h.shared.Load()}, nil
+}
+
+// findPathDir returns a directory of the PATH of sessions that is, or lies in, the given one.
+// It returns "" if there is none.
+func (h *serverHost) findPathDir(dir string) string {
+	for _, on := range filepath.SplitList(h.app.environ.get("PATH")) {
+		if programs.CleanPath(on, []string{dir}) != programs.CleanPath(on, nil) {
+			return on
+		}
+	}
+	return ""
 }
 
 // shareBackend chooses the backend that all sessions share. Where none was named
