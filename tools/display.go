@@ -34,22 +34,13 @@ func ModelLines(s string) string {
 	safe, _ := displayText(s, func(r rune) bool {
 		before := last
 		last = r
-		switch {
-		case r == emojiStyle && (isJoiner(before) || before == emojiStyle || unicode.IsSpace(before)):
-			return false
-		case isJoiner(r):
-			return !isJoiner(before) && !unicode.IsSpace(before)
+		if utf8text.IsJoiner(r) {
+			return utf8text.MayJoin(before, r)
 		}
 		return r == '\n' || r == '\t' || unicode.Is(unicode.Zs, r) || !needsEscape(r)
 	})
 	return safe
 }
-
-// emojiStyle is the variation selector that shows a character as an emoji.
-const emojiStyle = 0xfe0f
-
-// isJoiner reports whether r is the zero-width joiner or non-joiner.
-func isJoiner(r rune) bool { return r == 0x200c || r == 0x200d }
 
 // CopyText makes text of several lines safe for a clipboard. It is used as it is there, not
 // looked at, so only what a terminal would obey, what reorders text, and what can hide a

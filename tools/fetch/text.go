@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/net/html/charset"
 	"golang.org/x/text/transform"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // Bounds of the conversion of a body.
@@ -136,14 +138,16 @@ func isHTML(r Response, text string) bool {
 
 // removeInvisible removes the characters that a model reads and a person doesn't
 // see: controls, marks that reorder text, tags and zero-width characters. It keeps
-// joiners, which occur in words and emoji.
+// joiners that occur in words and emoji.
 func removeInvisible(text string) (cleaned string, hidden int) {
 	text = strings.ReplaceAll(text, "\r\n", "\n")
+	last := ' '
 	return strings.Map(func(r rune) rune {
-		if isInvisible(r) {
+		if isInvisible(r) || utf8text.IsJoiner(r) && !utf8text.MayJoin(last, r) {
 			hidden++
 			return -1
 		}
+		last = r
 		return r
 	}, text), hidden
 }

@@ -70,6 +70,10 @@ func TestHidden(t *testing.T) {
 	if err != nil || p.text != "a[2Jbcdefgh\nij 👨‍👩‍👧" || len(p.notes) != 1 {
 		t.Errorf("%q, %q, %v", p.text, p.notes, err)
 	}
+	p, err = newPage(Response{MediaType: "text/plain", Body: []byte("❤\ufe0f\u200d🔥 a\u200d\u200b\u200c\ufe0f\u200db\ufe0f\ufe0f \u200cc")}, false)
+	if err != nil || p.text != "❤\ufe0f\u200d🔥 a\u200db\ufe0f c" || len(p.notes) != 1 || !strings.HasPrefix(p.notes[0], "6 invisible") {
+		t.Errorf("joiners: %q, %q, %v", p.text, p.notes, err)
+	}
 }
 
 // TestCharsets is the part of case 68 about charsets and wrong types.

@@ -4,6 +4,7 @@ package utf8text
 import (
 	"fmt"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -14,6 +15,19 @@ func Repair(s string) string {
 		s = strings.ToValidUTF8(s, "\ufffd")
 	}
 	return strings.ReplaceAll(s, "\x00", "␀")
+}
+
+// emojiStyle is the variation selector that shows a character as an emoji.
+const emojiStyle = '\ufe0f'
+
+// IsJoiner reports whether r is the zero-width joiner, the non-joiner or the variation selector
+// of emoji. They occur in words and emoji, but many of them can hide a message.
+func IsJoiner(r rune) bool { return r == '\u200c' || r == '\u200d' || r == emojiStyle }
+
+// MayJoin reports whether a joiner may stay behind the character before it: one behind each that
+// can be seen, and after the variation selector another one.
+func MayJoin(before, r rune) bool {
+	return !unicode.IsSpace(before) && (!IsJoiner(before) || before == emojiStyle && r != emojiStyle)
 }
 
 // Clip returns at most the first n bytes of s, whole runes and "…" at the end if
