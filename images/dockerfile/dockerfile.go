@@ -92,6 +92,8 @@ func Check(text []byte) error {
 			err = fmt.Errorf("COPY %s: the values of --chown, --chmod and --exclude may have letters, digits and ./_:@${}*?=,+[]!~-, and that of --from letters, digits and ./_:@-; --link and --parents are supported too", rest)
 		case word == "FROM" && strings.ContainsAny(rest, "$\\\"'`") && !plainFrom().MatchString(rest): // else transport decides
 			err = fmt.Errorf("FROM %s: name an image without quotes and escapes, and with variables only behind its first slash or colon", rest)
+		case hidesNext(rest):
+			err = fmt.Errorf("%s %s: end here-documents with a word without \\ and #", word, rest)
 		case transport().MatchString(word + " " + rest):
 			err = fmt.Errorf("%q: the image may be a file outside of the build's directory: name an image of a registry", text)
 		}
@@ -123,6 +125,19 @@ var (
 		return regexp.MustCompile(`(?i)(?:^FROM\s.*|from=["']?)\b(?:containers-storage|dir|docker-archive|docker-daemon|oci|oci-archive|ostree|sif|tarball):`)
 	})
 )
+
+// hidesNext reports whether an instruction may have a here-document whose last line would be
+// read here as a comment, as empty or as continued, and so hide the next instruction.
+func hidesNext(rest string) bool {
+	return strings.Contains(quoted().ReplaceAllString(rest, "q"), "<<") && slices.ContainsFunc(delimiters().FindAllString(rest, -1), func(word string) bool {
+		odd := strings.ContainsAny(word, `\#`) || strings.HasSuffix(word, `''`) || strings.HasSuffix(word, `""`)
+		return odd && !strings.HasPrefix(word, "<<<") // which is a string of the shell
+	})
+}
+
+var delimiters = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`<<+(?:[^\s'"<]|'[^']*(?:'|$)|"[^"]*(?:"|$))+`)
+})
 
 // ReadFile reads a regular file of at most limit bytes. It doesn't wait for a pipe.
 func ReadFile(root *os.Root, name string, limit int64) ([]byte, error) {

@@ -80,6 +80,7 @@ func TestCheck(t *testing.T) {
 		"FROM a\nCOPY --from=$X a b", "FROM a\nCOPY --from=${X} a b", "FROM a\nCOPY --chown=0 --from=$X a b", "FROM a\nCOPY --fr\\om=dir:/etc a b", "FROM a\nCOPY --from=\"d\"ir:/etc a b",
 		"FROM a\nCOPY \xa0--from=$X a b", "FROM a\nRUN \x85--network=host b", "FROM a\nRUN --mount=type=cache,target=/x \xa0--network=host b", "FROM \xa0--platform=$P $X",
 		"FROM a\nRUN --mount=type=cache,target=/x\u00a0--network=host b", "FROM a\nRUN --mount=type=cache,target=/\u0160 --network=host b", "FROM a\nCOPY --chown=0\u0085--from=$X a b", "FROM --platform=\u00a0x $X",
+		"FROM a\nRUN <<'E\\'\nx\nE\\\nRUN --network=host b", "FROM a\nRUN <<-'#'\nx \\\n#\nRUN --network=host b", "FROM a\nRUN a <<''\nx \\\n\nRUN --network=host b",
 		"FROM\vdir:/etc", "FROM\v$X", "FROM a\nCOPY --chown=0;1 a b",
 		strings.Repeat("\n", MaxBytes+1),
 	} {
@@ -91,6 +92,7 @@ func TestCheck(t *testing.T) {
 		"FROM docker:dind AS dir\nCOPY --from=dir a b", "FROM a\nRUN <<E\nb\nE", "# my syntax\nFROM a\nRUN echo {} '# syntax'", "FROM a\nRUN --mount=type=cache,target=/root/.cache a --network=host -b",
 		"FROM a\nRUN -x", "FROM a\nADD b /c", "ARG V=1\nFROM golang:${V} AS b\nFROM --platform=$BUILDPLATFORM r.example:5000/a/$X@sha256:0", "FROM a\nCOPY --chown=$U:$G --chmod=644 --link --from=b:1 a $D", "FROM a\nCOPY $X --from=b c",
 		"FROM a\nRUN python3 <<EOF\nfrom os import path\nEOF", "FROM a\nCOPY <<EOF /app.py\nfrom flask import Flask, request\nEOF", "FROM a\nRUN psql <<EOF\nSELECT a\nFROM t WHERE b > 1;\nEOF",
+		"FROM a\nRUN <<'E' # b\nc\nE", "FROM a\nRUN echo $((1<<2)) && cat <<<\"\\n\"", "FROM a\nRUN sh -c \"cat <<\\n#\"",
 		"FROM a\nCOPY --chmod=u=rwX,go=rX a b", "FROM a\nCOPY --chmod=+x --exclude=*.[ch] --exclude=!~a a b", "FROM a\nRUN echo \u00a0--x",
 	} {
 		if err := Check([]byte(text)); err != nil {
