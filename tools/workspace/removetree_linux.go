@@ -64,8 +64,13 @@ func openToRemove(parent int, name string) (int, statResult, error) {
 	return fd, f, err
 }
 
+// keptBatches is how many directories above the current one keep the names that were read in
+// them and are still to be removed. Commands choose how many directories there are, and how
+// many names in each.
+const keptBatches = 64
+
 // removal is one recursive removal. It holds one directory open at a time, and the names of
-// one batch of its entries. It goes back up by "..", which must then be the very directory
+// one batch of its entries and of a few above it. It goes back up by "..", which must then be the very directory
 // that it came from; so depth costs no descriptors, and no path is ever built.
 type removal struct {
 	parent int    // descriptor of the directory that the tree is in
@@ -81,12 +86,12 @@ type removal struct {
 	at   int64
 }
 
-// frame is a directory on the way down: its name in the one above, what it is, and the
-// offset at which to read on in it. Its names are read again on the way up: commands choose
-// how many directories there are, and how many names in each.
+// frame is a directory on the way down: its name in the one above, what it is, the names
+// that it keeps, and the offset at which to read on in it.
 type frame struct {
 	name     string
 	dev, ino uint64
+	left     []dirName
 	at       int64
 }
 
@@ -188,13 +193,19 @@ func (r *removal) enterDirectory(name string) error {
 	if err != nil {
 		return err
 	}
-	_ = unix.Close(r.dir)
-	r.dir = fd
-	if n := len(r.frames); n > 0 {
+	if n := len(r.frames); n > keptBatches {
 		r.frames[n-1].at = r.at
+		r.seen -= len(r.left) // they are read again
+	} else if n > 0 {
+		above := &r.frames[n-1]
+		above.left = r.left
+		if above.at, err = unix.Seek(r.dir, 0, unix.SEEK_CUR); err != nil {
+			_ = unix.Close(fd)
+			return err
+		}
 	}
-	r.seen -= len(r.left) // they are read again
-	r.left = nil
+	_ = unix.Close(r.dir)
+	r.dir, r.left = fd, nil
 	r.frames = append(r.frames, frame{name: name, dev: f.Dev, ino: f.Ino})
 	return nil
 }
@@ -209,6 +220,9 @@ func (r *removal) leaveDirectory() error {
 	}
 	_ = unix.Close(r.dir)
 	r.dir = up
+	if n := len(r.frames); n > 0 {
+		r.left, r.frames[n-1].left = r.frames[n-1].left, nil
+	}
 	return r.unlinkEntry(last.name, unix.AT_REMOVEDIR)
 }
 
