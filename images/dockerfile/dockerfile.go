@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -93,7 +94,7 @@ func Check(text []byte) error {
 		case word == "FROM" && strings.ContainsAny(rest, "$\\\"'`") && !plainFrom().MatchString(rest): // else transport decides
 			err = fmt.Errorf("FROM %s: name an image without quotes and escapes, and with variables only behind its first slash or colon", rest)
 		case hidesNext(rest):
-			err = fmt.Errorf("%s %s: end here-documents with a word without \\ and #", word, rest)
+			err = fmt.Errorf("%s %s: end here-documents with a plain word, such as EOF", word, rest)
 		case transport().MatchString(word + " " + rest):
 			err = fmt.Errorf("%q: the image may be a file outside of the build's directory: name an image of a registry", text)
 		}
@@ -130,7 +131,7 @@ var (
 // read here as a comment, as empty or as continued, and so hide the next instruction.
 func hidesNext(rest string) bool {
 	return strings.Contains(quoted().ReplaceAllString(rest, "q"), "<<") && slices.ContainsFunc(delimiters().FindAllString(rest, -1), func(word string) bool {
-		odd := strings.ContainsAny(word, `\#`) || strings.HasSuffix(word, `''`) || strings.HasSuffix(word, `""`)
+		odd := strings.ContainsAny(word, `\#`) || strings.Contains(word, "${") || strings.ContainsFunc(word, unicode.IsSpace) || strings.HasSuffix(word, `''`) || strings.HasSuffix(word, `""`)
 		return odd && !strings.HasPrefix(word, "<<<") // which is a string of the shell
 	})
 }

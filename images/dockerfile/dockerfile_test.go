@@ -80,7 +80,7 @@ func TestCheck(t *testing.T) {
 		"FROM a\nCOPY --from=$X a b", "FROM a\nCOPY --from=${X} a b", "FROM a\nCOPY --chown=0 --from=$X a b", "FROM a\nCOPY --fr\\om=dir:/etc a b", "FROM a\nCOPY --from=\"d\"ir:/etc a b",
 		"FROM a\nCOPY \xa0--from=$X a b", "FROM a\nRUN \x85--network=host b", "FROM a\nRUN --mount=type=cache,target=/x \xa0--network=host b", "FROM \xa0--platform=$P $X",
 		"FROM a\nRUN --mount=type=cache,target=/x\u00a0--network=host b", "FROM a\nRUN --mount=type=cache,target=/\u0160 --network=host b", "FROM a\nCOPY --chown=0\u0085--from=$X a b", "FROM --platform=\u00a0x $X",
-		"FROM a\nRUN <<'E\\'\nx\nE\\\nRUN --network=host b", "FROM a\nRUN <<-'#'\nx \\\n#\nRUN --network=host b", "FROM a\nRUN a <<''\nx \\\n\nRUN --network=host b",
+		"FROM a\nRUN <<'E\\'\nx\nE\\\nRUN --network=host b", "FROM a\nRUN <<-'#'\nx \\\n#\nRUN --network=host b", "FROM a\nRUN a <<''\nx \\\n\nRUN --network=host b", "FROM a\nRUN a <<' '\nx \\\n \nRUN --network=host b", "FROM a\nRUN a <<\"${X:- }\"\nx \\\n \nRUN --network=host b",
 		"FROM\vdir:/etc", "FROM\v$X", "FROM a\nCOPY --chown=0;1 a b",
 		strings.Repeat("\n", MaxBytes+1),
 	} {
