@@ -152,7 +152,7 @@ func (h *serverHost) newBuilder(s *settings, w *runner.Workspace, wishes config.
 	}
 	if dir := h.findPathDir(w.Path); dir != "" && w.Path != h.named && !slices.ContainsFunc(h.roots, func(r root) bool { return r.path == w.Path }) {
 		return nil, &server.PrepareError{Code: "refused", Err: fmt.Errorf("%s lies in the workspace %s", dir, w.Path), Problem: record.Problem{
-			Cause: "the workspace holds a directory of the server's PATH: no session could use its programs any more", Hint: "Work on another directory.",
+			Cause: "the workspace holds a directory of the server's PATH: no session could use its programs any more", Hint: "Work on another directory, or start the server with --root for this one.",
 		}}
 	}
 	s.workspaces = &h.workspaces

@@ -87,7 +87,12 @@ func (s *Server) acceptPeers(ctx context.Context) {
 				return
 			}
 		}
-		s.conns <- struct{}{} // soon: only commands keep one open for long
+		select {
+		case s.conns <- struct{}{}: // soon: only commands keep one open for long
+		case <-ctx.Done():
+			_ = conn.Close() // nothing was sent
+			return
+		}
 		s.peers.Go(func() {
 			defer func() {
 				_ = conn.Close() // everything was sent, or can't be
