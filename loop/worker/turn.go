@@ -82,6 +82,7 @@ func (w *workerTurn) answerQuestion(ctx context.Context) Answer {
 		Answer: text, Problems: problems, Truncated: w.truncated, WallMS: time.Since(w.started).Milliseconds(), InnerToolCalls: w.calls,
 		CanaryLeaked: w.leaks > 0, leaks: w.leaks,
 	}
+	a.Usage.CostMicroUSD = new(int64) // a worker that asked nothing costs nothing
 	if w.used != nil {
 		a.Usage = *w.used
 	}
