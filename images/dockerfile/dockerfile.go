@@ -90,7 +90,7 @@ func Check(text []byte) error {
 		case word == "RUN" && strings.HasPrefix(rest, "--") && !plainRun().MatchString(rest):
 			err = fmt.Errorf("RUN %s: the only option of RUN that is supported is --mount, with a value of letters, digits and ._/=,:@-", rest)
 		case word == "COPY" && strings.HasPrefix(rest, "--") && !plainCopy().MatchString(rest):
-			err = fmt.Errorf("COPY %s: the values of --chown, --chmod and --exclude may have letters, digits and ./_:@${}*?=,+[]!~-, and that of --from letters, digits and ./_:@-; --link and --parents are supported too", rest)
+			err = fmt.Errorf("COPY %s: its options are limited: chown, chmod and exclude to letters, digits and ./_:@${}*?=,+[]!~-, from to letters, digits and ./_:@-, and link and parents to words", rest)
 		case word == "FROM" && strings.ContainsAny(rest, "$\\\"'`") && !plainFrom().MatchString(rest): // else transport decides
 			err = fmt.Errorf("FROM %s: name an image without quotes and escapes, and with variables only behind its first slash or colon", rest)
 		case hidesNext(rest):
