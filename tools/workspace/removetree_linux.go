@@ -70,8 +70,9 @@ func openToRemove(parent int, name string) (int, statResult, error) {
 const keptBatches = 64
 
 // removal is one recursive removal. It holds one directory open at a time, and the names of
-// one batch of its entries and of a few above it. It goes back up by "..", which must then be the very directory
-// that it came from; so depth costs no descriptors, and no path is ever built.
+// one batch of its entries and of a few above it. It goes back up by "..", which must then be
+// the very directory that it came from; so depth costs no descriptors, and no path is ever
+// built.
 type removal struct {
 	parent int    // descriptor of the directory that the tree is in
 	path   string // of the tree
@@ -136,6 +137,9 @@ func (r *removal) removeNext(ctx context.Context) error {
 	}
 	if errors.Is(err, unix.EISDIR) {
 		err = r.unlinkEntry(e.name, unix.AT_REMOVEDIR)
+	}
+	if errors.Is(err, unix.ENOTDIR) { // it was replaced after its name was read
+		err = r.unlinkEntry(e.name, 0)
 	}
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
 		err = r.enterDirectory(e.name)

@@ -265,3 +265,31 @@ func TestRemoveTreeReadsOn(t *testing.T) {
 		t.Errorf("in the empty directory: %v, %v", names, err)
 	}
 }
+
+// TestRemoveTreeOfDirectories tests that a removal that comes back from a subdirectory goes on
+// with the names that it has read.
+func TestRemoveTreeOfDirectories(t *testing.T) {
+	base := t.TempDir()
+	const count = 1000
+	for i := range count {
+		must(t, os.MkdirAll(filepath.Join(base, "tree", fmt.Sprint(i), "d"), 0o700))
+	}
+	dir, err := os.Open(base)
+	must(t, err)
+	defer dir.Close()
+	r := removal{parent: int(dir.Fd()), path: "tree", most: 3 * count}
+	reads, left := 0, 0
+	r.open = func(parent int, name string) (int, statResult, error) {
+		if len(r.frames) == 1 {
+			if len(r.left) >= left {
+				reads++
+			}
+			left = len(r.left)
+		}
+		return openToRemove(parent, name)
+	}
+	must(t, r.removeTree(t.Context(), "tree"))
+	if reads > count/20 || r.removed != 2*count+1 {
+		t.Errorf("%d reads of %d names, %d removed", reads, count, r.removed)
+	}
+}
