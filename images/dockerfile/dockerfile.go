@@ -74,7 +74,7 @@ func Check(text []byte) error {
 		return fmt.Errorf("it is larger than %d bytes", MaxBytes)
 	}
 	if !utf8.Valid(text) { // for builders that split options at bytes: 0x85 and 0xA0 are spaces to them
-		return errors.New("it is no UTF-8: save it as UTF-8")
+		return errors.New("it is not valid UTF-8: save it as UTF-8")
 	}
 	if m := frontend().Find(text); m != nil {
 		return fmt.Errorf("%q: another program would read the rest, with the builder's network: remove this line", bytes.TrimSpace(m))

@@ -33,7 +33,7 @@ type workerTurn struct {
 	// history and view are those of the requests so far, used and wall their sums.
 	history []loop.Message
 	view    *loop.View
-	used    *limits.Usage
+	used    limits.Usage
 	started time.Time
 	// rounds counts the requests, without what the loop repeats.
 	rounds int
@@ -56,6 +56,7 @@ type workerTurn struct {
 func (p *panel) newWorker(a assignment) *workerTurn {
 	a.profile.Name = cmp.Or(a.profile.Name, a.profile.Model.Info().String())
 	w := &workerTurn{panel: p, task: a, name: p.nameWorker(a), system: SystemPrompt, view: loop.NewView(nil)}
+	w.used.CostMicroUSD = new(int64) // known: who has asked nothing costs nothing
 	w.task.tools = a.tools && len(p.tools.accepted) > 0
 	if w.task.tools {
 		w.system += "\n\n" + strings.TrimSuffix(p.tools.describeTools(), "\n")
@@ -80,11 +81,7 @@ func (w *workerTurn) answerQuestion(ctx context.Context) Answer {
 	a := Answer{
 		Profile: w.task.profile.Name, Provider: info.Provider, Model: info.Model, Role: w.task.role, Status: StatusAnswered,
 		Answer: text, Problems: problems, Truncated: w.truncated, WallMS: time.Since(w.started).Milliseconds(), InnerToolCalls: w.calls,
-		CanaryLeaked: w.leaks > 0, leaks: w.leaks,
-	}
-	a.Usage.CostMicroUSD = new(int64) // a worker that asked nothing costs nothing
-	if w.used != nil {
-		a.Usage = *w.used
+		Usage: w.used, CanaryLeaked: w.leaks > 0, leaks: w.leaks,
 	}
 	if w.task.tools && w.panel.cap.enabled() {
 		s := w.observeCost()
@@ -181,11 +178,7 @@ func (w *workerTurn) requestAnswer(ctx context.Context, message string) (string,
 		return "", err
 	}
 	w.history, w.truncated = out.History, out.Truncated
-	used := out.Usage
-	if w.used != nil {
-		used = w.used.Plus(used)
-	}
-	w.used = &used
+	w.used = w.used.Plus(out.Usage)
 	w.warnOfCost()
 	if out.Reason != loop.StopAnswered {
 		return "", &failedTurn{out, failure}
@@ -212,10 +205,7 @@ func numberRound(e loop.Event, round int) loop.Event {
 
 // observeCost returns the state of the cost cap.
 func (w *workerTurn) observeCost() CostCapState {
-	s := w.panel.cap.observe(limits.Usage{CostMicroUSD: new(int64(0))})
-	if w.used != nil {
-		s = w.panel.cap.observe(*w.used)
-	}
+	s := w.panel.cap.observe(w.used)
 	s.Blocked = w.blocked
 	return s
 }
