@@ -360,7 +360,7 @@ func (k *keptChanges) tell(lines ...[]string) {
 func (k *keptChanges) warnAbout(c *overlay.Changes, o overlay.ApplyOptions) {
 	conflicts, left := changes.Notes(c.List, o)
 	k.tell(ui.Conflicts(conflicts, k.colour), ui.LeftOut(left, k.colour),
-		ui.HostExecuted(changes.HostExecuted(c, o), k.colour))
+		ui.HostExecuted(changes.HostExecuted(c, o), 0, k.colour))
 	for _, dir := range c.Unread {
 		fmt.Fprintf(k.app.stderr, "! can't be read, and is not applied: %s\n", overlay.Quote(dir))
 	}

@@ -218,7 +218,7 @@ func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface,
 	u.attach(&o, force)
 	o.Mirror = func(r record.Record, _ []byte) {
 		if isWarning(r) {
-			u.out.Queue(len(r.Payload), func() { u.render.Record(r) })
+			u.out.Queue(len(r.Payload), func() { u.render.RecordWarning(r) })
 		}
 	}
 	if change != nil {

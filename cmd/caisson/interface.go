@@ -67,7 +67,7 @@ func newInterface(a *app, json bool) *userInterface {
 	if u.tell = u.out; json {
 		u.tell = ui.NewAsyncWriter()
 	}
-	opts := ui.Options{Out: a.stderr, Live: live && !json, Colour: u.colour, Reflow: breaksLinesAnew(a.environ)}
+	opts := ui.Options{Out: a.stderr, Live: live && !json, Colour: u.colour, Reflow: breaksLinesAnew(a.environ), Untold: a.environ.untold}
 	if a.terminal(a.stderr) {
 		opts.Size = a.size
 	}

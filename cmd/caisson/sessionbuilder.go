@@ -233,7 +233,11 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	}
 	warnings := egressWarnings
 	if needed && !s.orders {
-		warnings = append(warnings, s.absentWarnings(ctx, image)...)
+		absent := s.absentWarnings(ctx, image)
+		if !s.forClients {
+			absent = s.environ.untold(absent)
+		}
+		warnings = append(warnings, absent...)
 	}
 	ready := s.shared
 	var beside func(ctx context.Context) []string

@@ -102,12 +102,4 @@ func (l *changeList) countChanges() record.ChangeCount {
 
 // compareDanger orders what a host executes: a new file is seen more easily than a
 // change in one that was trusted.
-func compareDanger(a, b record.HostExecuted) int {
-	switch {
-	case a.Added == b.Added:
-		return 0
-	case b.Added:
-		return -1
-	}
-	return 1
-}
+func compareDanger(a, b record.HostExecuted) int { return compareFlags(a.Added, b.Added) }

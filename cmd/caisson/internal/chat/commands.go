@@ -127,7 +127,7 @@ func (c *chat) showChanges(d changes.Differences, err error) {
 		return
 	}
 	c.Status.setChanged(d.Count.Files)
-	notes := slices.Concat(ui.Conflicts(d.Conflicts, c.Colour), ui.LeftOut(d.LeftOut, c.Colour), ui.HostExecuted(d.HostExecuted, c.Colour))
+	notes := slices.Concat(ui.Conflicts(d.Conflicts, c.Colour), ui.LeftOut(d.LeftOut, c.Colour), ui.HostExecuted(d.HostExecuted, d.HostExecutedOmitted, c.Colour))
 	text := ui.Diff(d.Patch, c.Colour)
 	lines := append(strings.Split(strings.TrimSuffix(text, "\n"), "\n"), notes...)
 	lines = append(lines, ui.Stat(d, c.Colour)...)

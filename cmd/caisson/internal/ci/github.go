@@ -15,6 +15,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/junit"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -103,21 +104,10 @@ func (g *GitHub) errorsOf(r runner.Report, failures []junit.Failure) []string {
 // warningsOf returns the annotations for what to read before anything else does.
 func (g *GitHub) warningsOf(r runner.Report) []string {
 	var all []string
-	for _, h := range r.HostExecuted {
-		all = append(all, formatAnnotation("warning", g.repositoryPath(h.Path), 0, "read this first", h.Path+": "+hostText(h)))
+	for _, group := range changes.GroupHostExecuted(r.HostExecuted) {
+		all = append(all, formatAnnotation("warning", g.repositoryPath(group.Files[0].Path), 0, "read this first", group.String()))
 	}
 	return firstAnnotations("warning", all)
-}
-
-// hostText describes what would run, obey or follow a file.
-func hostText(h record.HostExecuted) string {
-	switch {
-	case h.Deleted:
-		return "is gone, and what it forbade to " + h.By
-	case h.Target != "":
-		return "leads to " + h.Target
-	}
-	return h.By + " runs or obeys it"
 }
 
 // firstAnnotations returns as many as GitHub shows. The last counts the others.

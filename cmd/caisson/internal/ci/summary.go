@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -97,9 +98,7 @@ func readFirstSection(r runner.Report) string {
 		}
 		return q.Path + " was renamed to " + q.To
 	})
-	return section + listSection("Read these first: programs of the host would run or obey them", r.HostExecuted, func(h record.HostExecuted) string {
-		return elidePath(h.Path) + ": " + hostText(h)
-	})
+	return section + listSection("Read these first: programs of the host would run or obey them", changes.GroupHostExecuted(r.HostExecuted), changes.HostGroup.String)
 }
 
 func changesSection(r runner.Report) string {

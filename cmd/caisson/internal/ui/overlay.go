@@ -153,18 +153,15 @@ func editLines(c *trace.Call, s style) []string {
 }
 
 // HostExecuted warns of files that a program of the host would run, and of deleted
-// ones that bounded it.
-func HostExecuted(files []record.HostExecuted, colour bool) []string {
+// ones that bounded it, those of a directory in one line. omitted counts files that are not
+// listed.
+func HostExecuted(files []record.HostExecuted, omitted int, colour bool) []string {
 	s := style{colour}
-	return firstFew(files, func(h record.HostExecuted) string {
-		if h.Target != "" {
-			return s.yellow(safeLine(fmt.Sprintf("! %s is a symlink that leads out of the workspace, to %s", h.Path, h.Target)))
-		}
-		if h.Deleted {
-			return s.yellow(safeLine(fmt.Sprintf("! %s was deleted: what it asked of %s counts no more", h.Path, h.By)))
-		}
-		return s.yellow(safeLine(fmt.Sprintf("! read %s before you go on: %s runs or obeys it", h.Path, h.By)))
-	})
+	lines := firstFew(changes.GroupHostExecuted(files), func(g changes.HostGroup) string { return s.yellow(safeLine("! " + g.String())) })
+	if omitted > 0 {
+		lines = append(lines, s.yellow(fmt.Sprintf("! … and %s that programs of this machine run or obey", formatCount(omitted, "other file"))))
+	}
+	return lines
 }
 
 // Conflicts lists what is not applied because its original changed.

@@ -50,6 +50,8 @@ type Options struct {
 	// OnSuspend is called as the region leaves the screen for a question, and with false
 	// as it comes back. It must not call the renderer. Nil does nothing.
 	OnSuspend func(suspended bool)
+	// Untold returns what the user should hear of facts about this machine. Nil returns all.
+	Untold func(facts []string) []string
 	// Words replaces signs such as ✓ by words.
 	Words bool
 }
@@ -113,6 +115,9 @@ func New(o Options) *Renderer {
 	if o.Redact != nil {
 		r.view.redact = o.Redact
 	}
+	if o.Untold != nil {
+		r.view.untold = o.Untold
+	}
 	if o.Live {
 		r.done.Go(r.redrawRegion)
 	}
@@ -152,6 +157,17 @@ func (r *Renderer) Record(rec record.Record) {
 		}
 	}
 	r.commitLines(r.view.addRecord(rec))
+}
+
+// RecordWarning shows only the warnings in a record.
+func (r *Renderer) RecordWarning(rec record.Record) {
+	if rec.Kind != record.KindSandboxStarted {
+		r.Record(rec)
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.commitLines(r.view.lostLines(record.PayloadOf[record.SandboxStarted](rec).Attestation))
 }
 
 // Warned reports whether a warning that was shown holds the given text.

@@ -3,6 +3,7 @@ package ui
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -414,4 +415,54 @@ func TestTrimCents(t *testing.T) {
 			t.Errorf("%s becomes %s, want %s", amount, got, want)
 		}
 	}
+}
+
+// TestDependenciesBuryNothing: what a package manager installs takes one line of the summary,
+// behind what a person must read.
+func TestDependenciesBuryNothing(t *testing.T) {
+	var r runner.Report
+	for i := range 83 {
+		r.HostExecuted = append(r.HostExecuted, record.HostExecuted{Path: fmt.Sprintf("node_modules/m%02d/package.json", i), By: "node", Added: true})
+	}
+	r.HostExecuted = append(r.HostExecuted, record.HostExecuted{Path: "web/src/tools/x/Makefile", By: "make", Added: true})
+	r.HostExecutedOmitted = 7
+	want := []string{
+		"! read web/src/tools/x/Makefile before you go on: make runs or obeys it",
+		"! read 83 new files in node_modules before you go on: node runs or obeys them",
+		"! … and 7 other files that programs of this machine run or obey",
+	}
+	if diff := cmp.Diff(want, Notices(r, false)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestFactsAreToldOnce: a sandbox names the protections that it lacks if they are news, and
+// nothing else as a warning.
+func TestFactsAreToldOnce(t *testing.T) {
+	var out bytes.Buffer
+	known := ""
+	r := New(Options{Out: &out, Untold: func(facts []string) []string {
+		return slices.DeleteFunc(slices.Clone(facts), func(f string) bool { return f == known })
+	}})
+	payload, err := json.Marshal(record.SandboxStarted{Attestation: sandbox.Attestation{Runtime: "runsc", Lost: []string{"no cgroups", "no users"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	started := record.Record{Kind: record.KindSandboxStarted, Payload: payload}
+	for _, tc := range []struct {
+		known string
+		show  func(record.Record)
+		want  string
+	}{
+		{"", r.RecordWarning, "! not protected here: no cgroups\n! not protected here: no users\n"},
+		{"no cgroups", r.RecordWarning, "! not protected here: no users\n"},
+		{"no users", r.Record, "● sandbox started in 0 ms: runsc , commands as  with no capabilities, seccomp , network , memory not limited, processes not limited\n! not protected here: no cgroups\n"},
+	} {
+		known = tc.known
+		out.Reset()
+		if tc.show(started); out.String() != tc.want {
+			t.Errorf("%q known: %q, want %q", tc.known, out.String(), tc.want)
+		}
+	}
+	r.Close()
 }

@@ -1,7 +1,6 @@
 package ui
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -46,12 +45,7 @@ func notRenamed(r runner.Report) int {
 // noticeLines returns the other lines on what to look at before anything else does.
 func noticeLines(r runner.Report, s style) []string {
 	var lines []string
-	hosted := slices.Clone(r.HostExecuted)
-	// Of each kind, what is nearest to the top first: nothing scrolls it away.
-	slices.SortStableFunc(hosted, func(a, b record.HostExecuted) int {
-		return cmp.Or(dangerText(a)-dangerText(b), strings.Count(a.Path, "/")-strings.Count(b.Path, "/"))
-	})
-	lines = append(lines, HostExecuted(hosted, s.on)...)
+	lines = append(lines, HostExecuted(r.HostExecuted, r.HostExecutedOmitted, s.on)...)
 	lines = append(lines, firstFew(r.Quarantined[notRenamed(r):], func(q record.Quarantined) string {
 		if q.Why != "" {
 			return s.yellow(safeLine(fmt.Sprintf("! %s was renamed to %s: %s", q.Path, q.To, q.Why)))
@@ -84,15 +78,6 @@ func privilegeLines(c record.Cleared) string {
 		names = append(names, "capabilities")
 	}
 	return strings.Join(names, " and ")
-}
-
-// dangerText orders what a host executes: a new file is seen more easily than a
-// change in one that was trusted.
-func dangerText(h record.HostExecuted) int {
-	if h.Added {
-		return 1
-	}
-	return 0
 }
 
 // firstFew renders the first of a list and the count of the others.

@@ -46,6 +46,8 @@ type view struct {
 	answer            answerText
 	said              bool
 	redact            func(string) string
+	// untold returns those of some facts that the user should hear of.
+	untold func(facts []string) []string
 	// warned are the warnings that were shown.
 	warned []string
 	// sandbox is "" until the container runs, where one was chosen.
@@ -73,7 +75,9 @@ func (t *tail) addText(s string) {
 }
 
 func newView(s style) *view {
-	return &view{style: s, steps: trace.NewSteps(nil), redact: func(text string) string { return text }}
+	return &view{
+		style: s, steps: trace.NewSteps(nil), redact: func(text string) string { return text }, untold: func(facts []string) []string { return facts },
+	}
 }
 
 // addRecord adds one record and returns its lines on the screen.

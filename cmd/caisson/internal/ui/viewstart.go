@@ -89,8 +89,13 @@ func (v *view) addAttested(a sandbox.Attestation, how string) []string {
 	}
 	head := fmt.Sprintf("● sandbox started %s: %s %s, commands as %s with %s, seccomp %s, network %s, %s, %s",
 		how, a.Runtime, a.RuntimeVersion, a.User, caps, a.Seccomp, a.Network, memory, processes)
-	lines := []string{v.style.cyan(safeLine(head))}
-	for _, l := range a.Lost {
+	return append([]string{v.style.cyan(safeLine(head))}, v.lostLines(a)...)
+}
+
+// lostLines warns of protections that the sandbox lacks.
+func (v *view) lostLines(a sandbox.Attestation) []string {
+	var lines []string
+	for _, l := range v.untold(a.Lost) {
 		lines = append(lines, v.style.yellow("! not protected here: "+safeLine(l)))
 	}
 	return lines

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestFactsAreToldOnceADay: a fact is told again after a day, and if nothing could be kept.
+func TestFactsAreToldOnceADay(t *testing.T) {
+	state := t.TempDir()
+	env := environ{"XDG_STATE_HOME=" + state}
+	check := func(facts, want []string) {
+		t.Helper()
+		if diff := cmp.Diff(want, env.untold(facts)); diff != "" {
+			t.Errorf("of %q (-want +got):\n%s", facts, diff)
+		}
+	}
+	if err := os.Mkdir(env.stateDir(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	check([]string{"a"}, []string{"a"})
+	check([]string{"a", "b"}, []string{"b"})
+	check([]string{"a", "b"}, nil)
+	check(nil, nil)
+	path := filepath.Join(env.stateDir(), toldFile)
+	now := time.Now()
+	for name, text := range map[string]any{
+		"old": map[string]time.Time{"a": now.Add(-tellAt), "b": now}, "from the future": map[string]time.Time{"a": now.Add(time.Hour), "b": now},
+	} {
+		stored, err := json.Marshal(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, stored, 0o600); err != nil {
+			t.Fatal(name, err)
+		}
+		check([]string{"a", "b"}, []string{"a"})
+	}
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check([]string{"a"}, []string{"a"})
+	check([]string{"a"}, nil)
+	env = nil
+	check([]string{"a"}, []string{"a"})
+	check([]string{"a"}, []string{"a"})
+}

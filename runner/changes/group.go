@@ -1,0 +1,140 @@
+package changes
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// HostGroup is files that programs of the host would run, obey or follow, and of which a
+// person reads in one line: a single file, or all files of one kind in a directory.
+type HostGroup struct {
+	// Dir is the directory, "" for a single file.
+	Dir   string
+	Files []record.HostExecuted
+}
+
+// groupFrom is the number of files in a directory from which they are one group.
+const groupFrom = 4
+
+// dependencyDirs are the directories that package managers fill. Everything in one of them
+// is in one group.
+var dependencyDirs = []string{"node_modules", "vendor", ".venv", "venv", "site-packages", "target", ".tox", ".cargo", ".yarn"}
+
+// GroupHostExecuted groups files. Changes in what was trusted come before new files, those of
+// the project before its dependencies, and those nearest to the top first.
+func GroupHostExecuted(list []record.HostExecuted) []HostGroup {
+	type key struct{ kind, dir string }
+	keyOf := func(h record.HostExecuted) key {
+		dir, _ := groupDir(h.Path)
+		return key{kindOf(h), dir}
+	}
+	sorted := slices.Clone(list)
+	slices.SortStableFunc(sorted, func(a, b record.HostExecuted) int {
+		_, dependencyA := groupDir(a.Path)
+		_, dependencyB := groupDir(b.Path)
+		return cmp.Or(compareDanger(a, b), compareFlags(dependencyA, dependencyB), cmp.Compare(strings.Count(a.Path, "/"), strings.Count(b.Path, "/")), strings.Compare(a.Path, b.Path))
+	})
+	count := map[key]int{}
+	for _, h := range sorted {
+		count[keyOf(h)]++
+	}
+	var groups []HostGroup
+	at := map[key]int{}
+	for _, h := range sorted {
+		k := keyOf(h)
+		i, begun := at[k]
+		switch {
+		case k.dir == "" || count[k] < groupFrom:
+			groups = append(groups, HostGroup{Files: []record.HostExecuted{h}})
+		case !begun:
+			at[k] = len(groups)
+			groups = append(groups, HostGroup{Dir: k.dir, Files: []record.HostExecuted{h}})
+		default:
+			groups[i].Files = append(groups[i].Files, h)
+		}
+	}
+	return groups
+}
+
+// groupDir returns the directory whose files are grouped with a file, "" at the top, and
+// reports whether a package manager fills it.
+func groupDir(name string) (dir string, dependencies bool) {
+	parts := strings.Split(path.Dir(name), "/")
+	if i := slices.IndexFunc(parts, func(p string) bool { return slices.Contains(dependencyDirs, p) }); i >= 0 {
+		return strings.Join(parts[:i+1], "/"), true
+	}
+	if len(parts) == 1 && parts[0] == "." {
+		return "", false
+	}
+	return strings.Join(parts, "/"), false
+}
+
+// kindOf names the kind of a file, for the text of its group.
+func kindOf(h record.HostExecuted) string {
+	switch {
+	case h.Target != "":
+		return "symlinks"
+	case h.Deleted:
+		return "deleted files"
+	case h.Added:
+		return "new files"
+	}
+	return "changed files"
+}
+
+// String tells a person what to look at, and why.
+func (g HostGroup) String() string {
+	h := g.Files[0]
+	if g.Dir == "" {
+		switch {
+		case h.Target != "":
+			return h.Path + " is a symlink that leads out of the workspace, to " + h.Target
+		case h.Deleted:
+			return h.Path + " was deleted: what it asked of " + h.By + " counts no more"
+		}
+		return "read " + h.Path + " before you go on: " + h.By + " runs or obeys it"
+	}
+	programs, verb := g.programs()
+	files := fmt.Sprintf("%d %s in %s", len(g.Files), kindOf(h), g.Dir)
+	switch {
+	case h.Target != "":
+		return files + " lead out of the workspace, the first to " + h.Target
+	case h.Deleted:
+		return files + ": what they asked of " + programs + " counts no more"
+	}
+	return "read " + files + " before you go on: " + programs + verb + " them"
+}
+
+// programs names what would run or obey the files, and the verb for it. Of several, the most
+// frequent come first, each with the number of its files.
+func (g HostGroup) programs() (names, verb string) {
+	count := map[string]int{}
+	for _, h := range g.Files {
+		count[h.By]++
+	}
+	list := slices.SortedFunc(maps.Keys(count), func(a, b string) int { return cmp.Or(count[b]-count[a], strings.Compare(a, b)) })
+	if len(list) == 1 {
+		return list[0], " runs or obeys"
+	}
+	for i, name := range list {
+		list[i] = fmt.Sprintf("%s (%d)", name, count[name])
+	}
+	return strings.Join(list, ", "), " run or obey"
+}
+
+// compareFlags orders what is not set before what is.
+func compareFlags(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
