@@ -313,7 +313,21 @@ func (p *EgressPlan) CommandEnv(env, session []string, number int) []string {
 		own[i] = name + "=" + strings.ReplaceAll(value, ProxyPlaceholder, p.proxyURL(number))
 	}
 	env = slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(offlineEnv, v) })
-	return SetVariables(env, slices.Concat(p.rootVariables(), own, session, p.ProxyVariables(number)))
+	return SetVariables(env, slices.Concat(p.rootVariables(), own, joinGoProxy(session, own), p.ProxyVariables(number)))
+}
+
+// joinGoProxy returns the variables of a session in which the plan's GOPROXY, if there is
+// one, follows a directory with modules: those that the directory lacks are downloaded.
+func joinGoProxy(session, plan []string) []string {
+	session = slices.Clone(session)
+	for i, v := range session {
+		for _, own := range plan {
+			if proxy, ok := strings.CutPrefix(own, "GOPROXY="); ok && strings.HasPrefix(v, "GOPROXY=file://") && !strings.ContainsAny(v, ",|") {
+				session[i] = v + "," + proxy
+			}
+		}
+	}
+	return session
 }
 
 // AccessEnv returns an environment with what [Command].Proxy adds for the command with

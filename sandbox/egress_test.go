@@ -118,6 +118,24 @@ func TestCommandEnv(t *testing.T) {
 	}
 }
 
+// TestCommandEnvJoinsGoProxies checks that modules of a session's directory count, and that
+// the plan's proxy has the others.
+func TestCommandEnvJoinsGoProxies(t *testing.T) {
+	p := sandbox.EgressPlan{Env: []string{"GOPROXY={proxy}/go"}}
+	for own, want := range map[string]string{
+		"file:///mods":     "file:///mods,http://127.80.0.7:61080/go",
+		"file:///mods,off": "file:///mods,off",
+		"off":              "off",
+	} {
+		if env := p.CommandEnv(nil, []string{"GOPROXY=" + own}, 7); !slices.Contains(env, "GOPROXY="+want) {
+			t.Errorf("%s: %q", own, env)
+		}
+	}
+	if env := (&sandbox.EgressPlan{}).CommandEnv(nil, []string{"GOPROXY=file:///mods"}, 7); !slices.Contains(env, "GOPROXY=file:///mods") {
+		t.Errorf("without the preset: %q", env)
+	}
+}
+
 // roots returns a certificate in PEM.
 func roots(t *testing.T) []byte {
 	t.Helper()

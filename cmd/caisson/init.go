@@ -27,6 +27,8 @@ type initAnswer struct {
 	Partial   bool          `json:"partial"`
 	Programs  []initProgram `json:"programs"`
 	Settings  []initSetting `json:"settings"`
+	// Presets are the egress presets of the tools that the settings, with those above, lack.
+	Presets []string `json:"presets"`
 	// File is the configuration file; Written is set if it has the settings now.
 	File    string `json:"file"`
 	Written bool   `json:"written"`
@@ -46,8 +48,8 @@ type initSetting struct {
 
 func newInitCommand(a *app) *cobra.Command {
 	var f struct {
-		Write bool `flag:"write" doc:"write the settings to your configuration file"`
-		JSON  bool `flag:"json" doc:"write JSON"`
+		initFlags
+		JSON bool `flag:"json" doc:"write JSON"`
 	}
 	return newCommand(&cobra.Command{
 		Use: "init [flags] [PATH]", Short: "Print, or write, the settings that a workspace's builds need", Args: wantArgs(0, 1, "one directory"),
@@ -58,18 +60,27 @@ The command recognises build tools by file names, such as go.mod, package.json, 
 and pom.xml, at the top and one directory below it. It opens no file and runs no program. With image host,
 the settings include directories of toolchains on your PATH that the image lacks.
 
+Commands have no network unless you allow it. With --egress, the settings let them download packages
+from the public registries of these tools, or those in your own ~/.npmrc, pip.conf and the like.
+
 The settings belong below workspaces: in your configuration file, never in the workspace. On a terminal,
-the command asks you whether to write them; --write writes them without asking. It keeps the comments, the
-order and everything else in the file.
+the command asks you whether to allow the registries, and whether to write the settings; --write writes
+them without asking. It keeps the comments, the order and everything else in the file.
 `,
-		Example: "  caisson init\n  caisson init --write ~/src/project",
+		Example: "  caisson init\n  caisson init --egress --write ~/src/project",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return initWorkspace(cmd.Context(), a, firstArgument(args), f.Write, f.JSON)
+			return initWorkspace(cmd.Context(), a, firstArgument(args), f.initFlags, f.JSON)
 		},
 	}, &f, usesConfig|usesInput, nil)
 }
 
-func initWorkspace(ctx context.Context, a *app, directory string, write, asJSON bool) error {
+// initFlags are what caisson init may do.
+type initFlags struct {
+	Egress bool `flag:"egress" doc:"let commands download packages from the registries of the build tools"`
+	Write  bool `flag:"write" doc:"write the settings to your configuration file"`
+}
+
+func initWorkspace(ctx context.Context, a *app, directory string, f initFlags, asJSON bool) error {
 	w, err := workspaceFor(a.environ, directory)
 	if err != nil {
 		return err
@@ -82,7 +93,7 @@ func initWorkspace(ctx context.Context, a *app, directory string, write, asJSON 
 	if err := s.loadFor(w.Path); err != nil {
 		return err
 	}
-	answer := initAnswer{Workspace: w.Path, Tools: []foundTool{}, Programs: []initProgram{}, Settings: []initSetting{}}
+	answer := initAnswer{Workspace: w.Path, Tools: []foundTool{}, Programs: []initProgram{}, Settings: []initSetting{}, Presets: []string{}}
 	found, partial, err := project.Find(ctx, w.Dir, w.Path)
 	if err != nil {
 		return newFailure(exitInput, err, "the workspace can't be read: "+err.Error(), "")
@@ -95,7 +106,16 @@ func initWorkspace(ctx context.Context, a *app, directory string, write, asJSON 
 	if answer.Programs, err = needed.findPrograms(ctx, w, found); err != nil {
 		return err
 	}
+	typed := bufio.NewReader(a.stdin)
 	additions := needed.suggestSettings(found, answer.Programs)
+	if presets := needed.suggestPresets(found); len(presets.Items) > 0 {
+		f.Egress = f.Egress || !asJSON && !f.Write && askYes(a, typed, "Let commands in "+answer.Workspace+" download packages ("+strings.Join(presets.Items, ", ")+")?")
+		if f.Egress {
+			additions = append(additions, presets)
+		} else {
+			answer.Presets = presets.Items
+		}
+	}
 	for _, add := range additions {
 		answer.Settings = append(answer.Settings, initSetting{add.Key(), add.Value(), add.Comment})
 	}
@@ -110,11 +130,11 @@ func initWorkspace(ctx context.Context, a *app, directory string, write, asJSON 
 		if err := a.show(false, nil, func(p *page) { needed.describeInit(p, answer, additions) }); err != nil {
 			return err
 		}
-		if edit != nil && !write {
-			write = askToWrite(a, edit.Path)
+		if edit != nil && !f.Write {
+			f.Write = askYes(a, typed, "Write them to "+edit.Path+"?")
 		}
 	}
-	if edit != nil && write {
+	if edit != nil && f.Write {
 		if err := edit.Write(); err != nil {
 			return writeProblem(edit.Path, err)
 		}
@@ -165,13 +185,13 @@ func writeProblem(path string, err error) error {
 	return newFailure(exitConfig, err, "the configuration file "+path+" can't be written: "+err.Error(), "Make it writable, or name another with CAISSON_CONFIG.")
 }
 
-// askToWrite asks on a terminal whether to write the settings. Elsewhere the answer is no.
-func askToWrite(a *app, path string) bool {
+// askYes asks a question on a terminal. Elsewhere the answer is no.
+func askYes(a *app, typed *bufio.Reader, question string) bool {
 	if !a.terminal(a.stdin) || !a.terminal(a.stderr) {
 		return false
 	}
-	fmt.Fprintf(a.stderr, "Write them to %s? [y/N] ", makeSafe(path))
-	line, err := bufio.NewReader(a.stdin).ReadString('\n')
+	fmt.Fprintf(a.stderr, "%s [y/N] ", makeSafe(question))
+	line, err := typed.ReadString('\n')
 	if err != nil {
 		fmt.Fprintln(a.stderr)
 		return false
@@ -287,6 +307,9 @@ func (s missingSettings) describeInit(p *page, answer initAnswer, additions []co
 	if len(answer.Programs) == 0 {
 		p.line("Whether image %s has their programs is not known.", *s.conf.Image)
 	}
+	if len(answer.Presets) > 0 {
+		p.line("Commands have no network; --egress lets them download packages (%s).", strings.Join(answer.Presets, ", "))
+	}
 	if len(additions) == 0 {
 		p.line("The configuration needs nothing more.")
 		return
@@ -329,8 +352,20 @@ func (s missingSettings) suggestSettings(found []project.Found, programs []initP
 	})
 }
 
+// suggestPresets returns the egress presets that the tools of a workspace need to download
+// packages, without those that are set.
+func (s missingSettings) suggestPresets(found []project.Found) config.Addition {
+	a := config.Addition{Keys: []string{"egress", "presets"}, Inherited: flowScalars(s.conf.Egress.Presets), Comment: "registries that commands may download from"}
+	for _, f := range found {
+		if f.Preset != "" && !f.Vendored && !slices.Contains(s.conf.Egress.Presets, f.Preset) && !slices.Contains(a.Items, f.Preset) {
+			a.Items = append(a.Items, f.Preset)
+		}
+	}
+	return a
+}
+
 // findModules returns the directory of the modules that this machine has downloaded, "" if
-// a workspace does not use them, or has its own. Nothing can be downloaded in the sandbox.
+// a workspace does not use them, or has its own.
 func findModules(env environ, f project.Found) string {
 	modules := env.get("GOMODCACHE")
 	if !filepath.IsAbs(modules) {

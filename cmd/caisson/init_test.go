@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"os"
 	"path/filepath"
@@ -75,14 +76,30 @@ func TestSuggest(t *testing.T) {
 	}
 }
 
-func TestAskToWrite(t *testing.T) {
+// TestSuggestPresets checks that each ecosystem's preset is suggested once, beside those that
+// the configuration has.
+func TestSuggestPresets(t *testing.T) {
+	found := []project.Found{
+		{Tool: project.Tool{Preset: "npm"}}, {Tool: project.Tool{Preset: "npm"}}, {Tool: project.Tool{Preset: "go"}, Vendored: true},
+		{Tool: project.Tool{Preset: "pip"}}, {Tool: project.Tool{Preset: "cargo"}}, {},
+	}
+	s := &settings{}
+	s.conf.Egress.Presets = []string{"cargo"}
+	got := (missingSettings{s}).suggestPresets(found)
+	const want = "workspaces:\n  ~/app:\n    egress: {presets: [cargo, npm, pip]}  # registries that commands may download from\n"
+	if text := config.LinesFor("~/app", []config.Addition{got}); text != want {
+		t.Errorf("settings:\n%s\nwant:\n%s", text, want)
+	}
+}
+
+func TestAskYes(t *testing.T) {
 	for _, tt := range []struct {
 		typed          string
 		terminal, want bool
 	}{{"y\n", true, true}, {" YES \n", true, true}, {"\n", true, false}, {"y", true, false}, {"no\n", true, false}, {"y\n", false, false}} {
 		var out bytes.Buffer
-		a := &app{stdin: strings.NewReader(tt.typed), stderr: &out, terminal: func(any) bool { return tt.terminal }}
-		if got := askToWrite(a, "/x\x1b[2J"); got != tt.want {
+		a := &app{stderr: &out, terminal: func(any) bool { return tt.terminal }}
+		if got := askYes(a, bufio.NewReader(strings.NewReader(tt.typed)), "Write them to /x\x1b[2J?"); got != tt.want {
 			t.Errorf("%q on a terminal %v: %v", tt.typed, tt.terminal, got)
 		}
 		if strings.Contains(out.String(), "\x1b") || tt.terminal != strings.Contains(out.String(), "Write them to /x") {

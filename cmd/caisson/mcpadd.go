@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -233,7 +234,7 @@ func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, dir, p
 	}
 	diff, _ := tools.DisplayLines(udiff.Unified(path, path, string(before), string(after)))
 	fmt.Fprint(a.stderr, diff)
-	if a.terminal(a.stdin) && a.terminal(a.stderr) && !askToWrite(a, path) {
+	if a.terminal(a.stdin) && a.terminal(a.stderr) && !askYes(a, bufio.NewReader(a.stdin), "Write it to "+path+"?") {
 		return refused("nothing was written", "", nil)
 	}
 	if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {

@@ -21,22 +21,24 @@ type Tool struct {
 	Programs []string
 	// Cache is the cache that it fills, as the setting caches has it, "" for none.
 	Cache string
+	// Preset is the egress preset of its registries, "" for none.
+	Preset string
 
 	files []string
 }
 
 // tools are the tools that are recognised.
 var tools = []Tool{
-	{Name: "Go", files: []string{"go.mod", "go.work"}, Programs: []string{"go"}, Cache: "go"},
-	{Name: "Node.js", files: []string{"package.json"}, Programs: []string{"node", "npm"}, Cache: "npm"},
-	{Name: "Yarn", files: []string{"yarn.lock"}, Programs: []string{"yarn"}, Cache: "~/.cache/yarn"},
-	{Name: "pnpm", files: []string{"pnpm-lock.yaml"}, Programs: []string{"pnpm"}, Cache: "~/.local/share/pnpm/store"},
-	{Name: "Python", files: []string{"pyproject.toml", "requirements.txt", "setup.py"}, Programs: []string{"python3"}, Cache: "pip"},
-	{Name: "uv", files: []string{"uv.lock"}, Programs: []string{"uv"}, Cache: "pip"},
-	{Name: "Poetry", files: []string{"poetry.lock"}, Programs: []string{"poetry"}, Cache: "~/.cache/pypoetry"},
-	{Name: "Rust", files: []string{"Cargo.toml"}, Programs: []string{"cargo", "rustc"}},
-	{Name: "Maven", files: []string{"pom.xml"}, Programs: []string{"java", "mvn"}, Cache: "maven"},
-	{Name: "Gradle", files: []string{"build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts"}, Programs: []string{"java", "gradle"}, Cache: "~/.gradle"},
+	{Name: "Go", files: []string{"go.mod", "go.work"}, Programs: []string{"go"}, Cache: "go", Preset: "go"},
+	{Name: "Node.js", files: []string{"package.json"}, Programs: []string{"node", "npm"}, Cache: "npm", Preset: "npm"},
+	{Name: "Yarn", files: []string{"yarn.lock"}, Programs: []string{"yarn"}, Cache: "~/.cache/yarn", Preset: "npm"},
+	{Name: "pnpm", files: []string{"pnpm-lock.yaml"}, Programs: []string{"pnpm"}, Cache: "~/.local/share/pnpm/store", Preset: "npm"},
+	{Name: "Python", files: []string{"pyproject.toml", "requirements.txt", "setup.py"}, Programs: []string{"python3"}, Cache: "pip", Preset: "pip"},
+	{Name: "uv", files: []string{"uv.lock"}, Programs: []string{"uv"}, Cache: "pip", Preset: "pip"},
+	{Name: "Poetry", files: []string{"poetry.lock"}, Programs: []string{"poetry"}, Cache: "~/.cache/pypoetry", Preset: "pip"},
+	{Name: "Rust", files: []string{"Cargo.toml"}, Programs: []string{"cargo", "rustc"}, Preset: "cargo"},
+	{Name: "Maven", files: []string{"pom.xml"}, Programs: []string{"java", "mvn"}, Cache: "maven", Preset: "maven"},
+	{Name: "Gradle", files: []string{"build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts"}, Programs: []string{"java", "gradle"}, Cache: "~/.gradle", Preset: "maven"},
 }
 
 // wrappers are the files by which a workspace brings a program itself.
@@ -92,7 +94,7 @@ func Find(ctx context.Context, dir *os.File, hostPath string) (found []Found, pa
 				continue
 			}
 			f := Found{Tool: tools[i], File: e.Path, Dir: at}
-			f.Vendored = dirs[path.Join(at, "vendor")] && slices.Contains([]string{"Go", "Rust"}, f.Name) || dirs[path.Join(at, "node_modules")] && f.Name == "Node.js"
+			f.Vendored = dirs[path.Join(at, "vendor")] && slices.Contains([]string{"Go", "Rust"}, f.Name)
 			f.Programs = slices.DeleteFunc(slices.Clone(f.Programs), func(name string) bool { return wrappers[name] != "" && files[path.Join(at, wrappers[name])] })
 			found = append(found, f)
 		}

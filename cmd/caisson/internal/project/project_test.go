@@ -46,7 +46,7 @@ func TestFind(t *testing.T) {
 		"all at the top":   {[]string{"go.mod", "package.json", "pyproject.toml", "requirements.txt", "Cargo.toml", "pom.xml", "uv.lock"}, []string{"Rust Cargo.toml [cargo rustc]", "Go go.mod [go]", "Node.js package.json [node npm]", "Maven pom.xml [java mvn]", "Python pyproject.toml [python3]", "uv uv.lock [uv]"}},
 		"one level below":  {[]string{"a/go.mod", "b/go.mod", "web/package.json", "node_modules/package.json", "vendor/go.mod", ".hidden/Cargo.toml", "testdata/pom.xml"}, []string{"Go a/go.mod [go]", "Node.js web/package.json [node npm]"}},
 		"the top wins":     {[]string{"a/go.mod", "go.work"}, []string{"Go go.work [go]"}},
-		"vendored":         {[]string{"go.mod", "vendor/modules.txt", "package.json", "node_modules/"}, []string{"Go go.mod [go] vendored", "Node.js package.json [node npm] vendored"}},
+		"vendored":         {[]string{"go.mod", "vendor/modules.txt", "package.json", "node_modules/"}, []string{"Go go.mod [go] vendored", "Node.js package.json [node npm]"}},
 		"its own programs": {[]string{"pom.xml", "mvnw", "build.gradle.kts", "gradlew"}, []string{"Gradle build.gradle.kts [java]", "Maven pom.xml [java]"}},
 	} {
 		t.Run(name, func(t *testing.T) {
