@@ -189,7 +189,7 @@ func newSession(ctx context.Context, o Options, undo *closers.Stack) (_ *Session
 	images := changes.NewPreimages(s.dir)
 	s.sandbox = livesandbox.New(ctx, s.liveSandboxOptions())
 	s.exec = livesandbox.NewExecutor(s.sandbox, s.executorOptions(images))
-	s.users = &userCommands{exec: s.exec, events: s.events, sync: s.rec.Sync, hint: o.hint, log: s.log, session: o.Dir.Session, dir: s.dir, endSession: o.EndRequested}
+	s.users = &userCommands{exec: s.exec, offline: !o.Egress.enabled(), events: s.events, sync: s.rec.Sync, hint: o.hint, log: s.log, session: o.Dir.Session, dir: s.dir, endSession: o.EndRequested}
 	s.patches = &patchMarker{dir: s.dir, workspace: o.Workspace.Path, mode: o.workspaceMode(), warn: s.events.recordWarning, log: s.log}
 	if s.tracker, err = s.newTracker(images); err != nil {
 		return nil, err
@@ -361,7 +361,7 @@ func (s *Session) executorOptions(images *changes.Preimages) livesandbox.Executo
 		WaitRecorded:     func(ctx context.Context) error { return s.tracker.WaitRecorded(ctx) },
 		IsFresh:          func(ctx context.Context, path string) bool { return s.tracker.IsFresh(ctx, path) },
 		AfterCommand:     func(ctx context.Context) { s.tracker.CheckAfterCommand(ctx) },
-		RecordBackground: s.events.recordBackground, Handles: s.past.lastHandle(), Log: s.log,
+		RecordBackground: s.events.recordBackground, Handles: s.past.lastHandle(), Offline: !s.opts.Egress.enabled(), Log: s.log,
 	}
 }
 

@@ -31,6 +31,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/preset"
 )
 
 // userCommands runs what users request in the
@@ -42,6 +43,8 @@ type userCommands struct {
 	sync   func() error
 	hint   func(Fault) string
 	log    *zap.Logger
+	// offline is set if commands have no network.
+	offline bool
 	// session is the id, dir the directory of the records.
 	session, dir string
 	// endSession is Options.EndRequested.
@@ -134,7 +137,11 @@ func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client str
 	if err != nil {
 		return UserResult{}, u.notRun(err)
 	}
-	return UserResult{Status: exit.Status, Killed: exit.Kill.Killed, Left: exit.Kill.Left}, nil
+	result := UserResult{Status: exit.Status, Killed: exit.Kill.Killed, Left: exit.Kill.Left}
+	if u.offline && !exit.Status.Success() {
+		result.NeedsPreset = preset.NeededBy(out.tail, errOut.tail)
+	}
+	return result, nil
 }
 
 // unbounded lets all of a command's output through: the client's reading bounds it.
@@ -198,7 +205,11 @@ type counted struct {
 	mu    sync.Mutex
 	sum   hash.Hash
 	total int64
+	tail  []byte // the last maxCountedTail bytes, at least
 }
+
+// maxCountedTail bounds the end of a command's output in which its need of a network shows.
+const maxCountedTail = 16 << 10
 
 // newCounted returns a counted writer to w; nil discards the output.
 func newCounted(w io.Writer) *counted {
@@ -214,6 +225,10 @@ func (c *counted) Write(p []byte) (int, error) {
 	defer c.mu.Unlock()
 	c.total += int64(n)
 	c.sum.Write(p[:n])
+	c.tail = append(c.tail, p[max(0, n-maxCountedTail):n]...)
+	if over := len(c.tail) - maxCountedTail; over > maxCountedTail {
+		c.tail = slices.Delete(c.tail, 0, over)
+	}
 	return n, err
 }
 
@@ -322,6 +337,9 @@ type UserResult struct {
 	// Killed is the number of processes that had to be killed, Left of those
 	// that could not be.
 	Killed, Left int
+	// NeedsPreset names the egress preset that a command without a network lacked, "" for
+	// none. [RunUserCommand] does not tell.
+	NeedsPreset string
 }
 
 // Exec runs a command of a user in the session's sandbox, without the model, and

@@ -108,6 +108,39 @@ func TestUserCommand(t *testing.T) {
 	}
 }
 
+// TestUserCommandNeedsPreset checks that a failed command without a network tells which
+// preset it lacked, in a session's own process.
+func TestUserCommandNeedsPreset(t *testing.T) {
+	for _, c := range []struct {
+		name, want string
+		network    bool
+		code       int
+	}{
+		{name: "npm", want: "npm", code: 1},
+		{name: "npm that succeeds", code: 0},
+		{name: "npm with a network", code: 1, network: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, "")
+			b.backend.Scripts["npm"] = func(_ context.Context, _ *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
+				fmt.Fprint(cmd.Stderr, strings.Repeat("npm warn old\n", 5000)+"npm error code ENOT")
+				fmt.Fprint(cmd.Stderr, "CACHED\n")
+				return sandbox.ExitStatus{Code: c.code}
+			}
+			s, err := Open(t.Context(), b.opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			s.users.offline = s.users.offline && !c.network
+			r, err := s.Exec(t.Context(), UserCommand{Argv: []string{"run", "npm"}})
+			if err != nil || r.NeedsPreset != c.want {
+				t.Errorf("%+v, %v", r, err)
+			}
+		})
+	}
+}
+
 // A sandbox that is lost under a user's command is 45 for the user, never an
 // exit of the command, and ends the session as any loss does.
 func TestUserCommandMeetsALoss(t *testing.T) {

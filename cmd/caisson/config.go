@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
@@ -137,6 +138,9 @@ func (s *settings) checkConfig() []doctor.Finding {
 			})
 		}
 	}
+	for _, key := range s.conf.UnusedPrivate() {
+		findings = append(findings, doctor.Finding{Check: check, Result: doctor.Warning, Detail: key + " has no effect: no rule is for this host", Hint: "Add a rule or preset for the host, or remove the entry."})
+	}
 	return append(slices.Concat(findings, checkFetch(s.conf.Fetch), checkServe(s.conf.Serve, s.environ)), s.checkRequirements())
 }
 
@@ -202,20 +206,11 @@ func checkFetch(f config.Fetch) []doctor.Finding {
 	return append([]doctor.Finding{{Check: check, Result: doctor.OK, Detail: fmt.Sprintf("on, for %s", strings.Join(f.Allow, ", "))}}, findings...)
 }
 
-// metadata are the addresses at which clouds answer machines.
-var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
-
-// holdsMetadata reports whether a network, or an address, holds one of them.
+// holdsMetadata reports whether a network, or an address, holds the address of a cloud's
+// metadata service.
 func holdsMetadata(text string) bool {
-	prefix, err := netip.ParsePrefix(text)
-	if err != nil {
-		ip, err := netip.ParseAddr(text)
-		if err != nil {
-			return false
-		}
-		prefix = netip.PrefixFrom(ip, ip.BitLen())
-	}
-	return slices.ContainsFunc(metadata, prefix.Contains)
+	networks, err := rule.ParseNetworks([]string{text})
+	return err == nil && slices.ContainsFunc(networks, rule.HoldsMetadata)
 }
 
 // checkRequirements describes the administrator's file.

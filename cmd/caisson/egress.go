@@ -196,7 +196,8 @@ func newEgressSuggestCommand(a *app) *cobra.Command {
 the configuration. SESSION is as for caisson trace show.
 
 Commands chose these hosts, and the code they run may be anyone's: add only rules that you expect. A
-rule for a path, https://HOST/PATH, allows less than a rule for a host.
+rule for a path, https://HOST/PATH, allows less than a rule for a host. A public registry is suggested
+as its preset, and a host at an address that is not public as an entry of egress.private.
 `,
 		Example: "  caisson egress suggest last",
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -211,8 +212,11 @@ rule for a path, https://HOST/PATH, allows less than a rule for a host.
 
 // egressSuggestion is a rule that refused connections lacked.
 type egressSuggestion struct {
-	// Rule is "" where no rule of allow would help.
-	Rule string `json:"rule,omitempty"`
+	// Rule is "" where no rule of allow would help. Preset is the preset of the registry,
+	// Private the address that egress.private lacks, as an entry on one line.
+	Rule    string `json:"rule,omitempty"`
+	Preset  string `json:"preset,omitempty"`
+	Private string `json:"private,omitempty"`
 	// Methods are those that were refused, of a rule of http or https.
 	Methods []string `json:"methods,omitempty"`
 	Host    string   `json:"host"`
@@ -246,12 +250,21 @@ func suggestEgress(a *app, s trace.Session, asJSON bool) error {
 
 // addSuggestion adds a refusal to a list.
 func addSuggestion(list []egressSuggestion, p record.NetworkDenied) []egressSuggestion {
-	s := egressSuggestion{Rule: suggestRule(p), Host: p.Host, Reason: p.Reason, Count: max(p.Count, 1)}
+	s := egressSuggestion{Host: p.Host, Reason: p.Reason, Count: max(p.Count, 1)}
+	switch key, item := config.Lacking(p); key {
+	case "presets":
+		s.Preset = item
+	case "private":
+		s.Private = item
+	default:
+		s.Rule = suggestRule(p)
+	}
 	if p.Method != "" && s.Rule != "" && p.Method != http.MethodGet && p.Method != http.MethodHead {
 		s.Methods = []string{p.Method}
 	}
 	same := func(o egressSuggestion) bool {
-		return o.Rule == s.Rule && slices.Equal(o.Methods, s.Methods) && (s.Rule != "" || o.Host == s.Host && o.Reason == s.Reason)
+		return o.Rule == s.Rule && o.Preset == s.Preset && o.Private == s.Private && slices.Equal(o.Methods, s.Methods) &&
+			(s.Rule+s.Preset+s.Private != "" || o.Host == s.Host && o.Reason == s.Reason)
 	}
 	if at := slices.IndexFunc(list, same); at >= 0 {
 		list[at].Count += s.Count
@@ -295,22 +308,34 @@ func suggestRule(p record.NetworkDenied) string {
 
 // describeSuggestions adds a part of a configuration to a page.
 func describeSuggestions(p *page, list []egressSuggestion) {
-	var others page
+	var presets []string
+	var private, allow, others page
 	for _, s := range list {
 		times := fmt.Sprintf("%s, %d times", s.Reason, s.Count)
-		if s.Rule == "" {
+		switch {
+		case s.Preset != "":
+			presets = append(presets, s.Preset)
+		case s.Private != "":
+			private.line("    %s  # %s", s.Private, times)
+		case s.Rule == "":
 			others.line("# %s: refused (%s); no rule of allow changes that", s.Host, times)
-			continue
+		case s.Methods != nil:
+			allow.line("    - {url: %s, methods: [%s]}  # %s", strconv.Quote(makeSafe(s.Rule)), strings.Join(s.Methods, ", "), times)
+		default:
+			allow.line("    - %s  # %s", s.Rule, times)
 		}
-		if p.Len() == 0 {
-			p.line("egress:")
-			p.line("  allow:")
-		}
-		if s.Methods != nil {
-			p.line("    - {url: %s, methods: [%s]}  # %s", strconv.Quote(makeSafe(s.Rule)), strings.Join(s.Methods, ", "), times)
-		} else {
-			p.line("    - %s  # %s", s.Rule, times)
-		}
+	}
+	if len(presets)+private.Len()+allow.Len() > 0 {
+		p.line("egress:")
+	}
+	if len(presets) > 0 {
+		p.line("  presets: [%s]", strings.Join(presets, ", "))
+	}
+	if private.Len() > 0 {
+		p.WriteString("  private:\n" + private.String())
+	}
+	if allow.Len() > 0 {
+		p.WriteString("  allow:\n" + allow.String())
 	}
 	p.WriteString(others.String())
 }

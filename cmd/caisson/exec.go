@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
@@ -200,6 +201,9 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 		for _, text := range s.absentWarnings(ctx, image) {
 			a.printLines("caisson: " + text)
 		}
+	}
+	if text := ui.PresetAdvice(result.NeedsPreset); text != "" {
+		a.printLines("caisson: " + text)
 	}
 	if status == exitDone && err == nil && r.ExitStatus != exitDone {
 		u.reportEnd(r)

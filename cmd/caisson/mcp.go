@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/preset"
 	"github.com/caisson-run/caisson/tools/mcp"
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 	"github.com/caisson-run/caisson/tools/policy"
@@ -378,8 +379,10 @@ func (t testedServer) hint() string {
 		return "Name a program of the image. With image host, host_image.toolchains in the configuration adds yours; caisson doctor prints the line."
 	case strings.Contains(t.Cause, "start timed out"):
 		return "Give it a longer start_timeout. One that npx or uvx starts is fetched anew in each sandbox: a program of the image, or of a directory under mounts, starts faster."
-	case slices.ContainsFunc([]string{"ENOTFOUND", "EAI_AGAIN", "ENOTCACHED", "not found in the cache", "Network connectivity is disabled"}, func(text string) bool { return strings.Contains(t.Stderr, text) }):
-		return "It has no network but its own: add egress to the server, such as {presets: [npm]} for npx."
+	case preset.NeededBy([]byte(t.Stderr)) != "":
+		return "It has no network but its own: add egress: {presets: [" + preset.NeededBy([]byte(t.Stderr)) + "]} to the server."
+	case strings.Contains(t.Stderr, "ENOTFOUND"), strings.Contains(t.Stderr, "EAI_AGAIN"):
+		return "It has no network but its own: add egress to the server, with the hosts that it needs."
 	}
 	return ""
 }

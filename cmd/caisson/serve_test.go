@@ -373,7 +373,6 @@ func TestServeSaysWhoseSettingsAreWrong(t *testing.T) {
 	s := startServe(t, "fetch: {allow: [\"https://lan.example/\"], private: {lan.example: [10.1.2.3]}}\n").up()
 	for own, says := range map[string]string{
 		"resources: {pids: 32}\n":   "resources.pids: 32 is less than",
-		"fetch: {allow: []}\n":      "fetch.private.lan.example",
 		"model: openai/other\n":     "can only tighten",
 		"limits: {max_rounds: 0}\n": "want a whole number of at least 1",
 	} {

@@ -34,6 +34,8 @@ type Result struct {
 	// display.
 	Refused []Refused
 	Allowed []string
+	// Offline is set if the command had no network.
+	Offline bool
 	// Notice is a sentence about the sandbox that the model was not told yet, or "".
 	Notice string
 	// Stdout and Stderr are the captured output.

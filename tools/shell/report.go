@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/preset"
 )
 
 // succeeded reports whether the command ended by itself with exit code 0.
@@ -53,6 +54,15 @@ func (r Result) crossedDevices() bool {
 	})
 }
 
+// neededPreset returns the egress preset that the command lacked, "" for none. A pipe may
+// hide that its first program failed, so the exit status does not count.
+func (r Result) neededPreset() string {
+	if !r.Offline {
+		return ""
+	}
+	return preset.NeededBy(r.Stdout.Head, r.Stdout.Tail, r.Stderr.Head, r.Stderr.Tail)
+}
+
 // endNotes returns sentences about why the command was ended and which processes
 // it left.
 func (r Result) endNotes(timeout time.Duration) []string {
@@ -83,6 +93,8 @@ func (r Result) endNotes(timeout time.Duration) []string {
 	add(r.KilledProcesses() > 0 && !r.Kill.AfterExit, "%s did not stop when asked and had to be killed.", countNoun(r.KilledProcesses(), "process"))
 	add(r.Kill.Left > 0, "%s could not be killed.", countNoun(r.Kill.Left, "process"))
 	notes = append(notes, r.networkNotes()...)
+	name := r.neededPreset()
+	add(name != "", "Commands of this session have no network, which this one needed to download packages. The user can allow the registries with the egress preset %s; nothing that a command does can.", name)
 	add(r.Notice != "", "%s", r.Notice)
 	return notes
 }
@@ -257,6 +269,10 @@ func bytesText(n int64) string {
 // record of its own.
 const maxRefusedMetadata = 50
 
+// PresetKey is the metadata of a result that names the egress preset that the command
+// lacked.
+const PresetKey = "needs_preset"
+
 // resultMetadata returns the metadata of a result for records.
 func resultMetadata(r Result) map[string]any {
 	m := map[string]any{
@@ -294,6 +310,9 @@ func resultMetadata(r Result) map[string]any {
 	}
 	if len(r.Refused) > 0 {
 		m["network"] = map[string]any{"refused": r.Refused[:min(len(r.Refused), maxRefusedMetadata)], "refused_hosts": len(r.Refused)}
+	}
+	if name := r.neededPreset(); name != "" {
+		m[PresetKey] = name
 	}
 	if x := r.Exceeded; x != nil {
 		key := "disk_reserve"

@@ -80,6 +80,17 @@ func TestReport(t *testing.T) {
 			"exit code 0 after 0.00 s\n" + strings.Repeat("network refused: "+tools.Elide(strings.Repeat("a", 300), 100)+" (not_allowed)\n", 5) + "network refused: and 2 more\n" +
 				"network allowed: tls://" + strings.Repeat("b", 100) + ", tls://" + strings.Repeat("b", 100) + " and 7 more\nstdout: empty\nstderr: empty\n",
 		},
+		{
+			"no network",
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 1}}, Offline: true, Stderr: kept("npm error code ENOTCACHED\n")},
+			"exit code 1 after 0.00 s\nCommands of this session have no network, which this one needed to download packages. The user can allow the registries with the egress preset npm; nothing that a command does can.\n" +
+				"stdout: empty\nstderr (26 bytes):\nnpm error code ENOTCACHED\n",
+		},
+		{
+			"a network that has no such file",
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 1}}, Stderr: kept("npm error code ENOTCACHED\n")},
+			"exit code 1 after 0.00 s\nstdout: empty\nstderr (26 bytes):\nnpm error code ENOTCACHED\n",
+		},
 		{"another signal", Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 34}}}, "killed by signal 34 after 0.00 s\nstdout: empty\nstderr: empty\n"},
 		{
 			"timeout",

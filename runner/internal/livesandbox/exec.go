@@ -61,6 +61,8 @@ type ExecutorOptions struct {
 	// Handles is the largest number of a handle that an earlier process of the session
 	// gave to a command in the background.
 	Handles int
+	// Offline is set if the agent's commands have no network.
+	Offline bool
 	Log     *zap.Logger
 }
 
@@ -136,7 +138,7 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	}
 	exit, err := p.Wait()
 	done()
-	result := shell.Result{Exit: exit, Stdout: stdout.finishCapture(exit.Stdout), Stderr: stderr.finishCapture(exit.Stderr)}
+	result := shell.Result{Exit: exit, Offline: x.opts.Offline, Stdout: stdout.finishCapture(exit.Stdout), Stderr: stderr.finishCapture(exit.Stderr)}
 	if full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched)); ok && exit.Status.Cancelled {
 		result.Status.Cancelled = false
 		result.Exceeded = full

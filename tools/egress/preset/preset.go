@@ -5,6 +5,7 @@
 package preset
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"net/url"
@@ -44,6 +45,32 @@ type Preset struct {
 type Mirror struct {
 	Path string // with / at both ends
 	URL  string // with / at its end
+}
+
+// NeededBy returns the name of the preset that a program without a network lacked,
+// according to its output, "" for none.
+func NeededBy(output ...[]byte) string {
+	for i := range table {
+		for _, text := range table[i].offline {
+			if slices.ContainsFunc(output, func(part []byte) bool { return bytes.Contains(part, []byte(text)) }) {
+				return table[i].name
+			}
+		}
+	}
+	return ""
+}
+
+// For returns the name of the preset with a public registry at a host, "" for none.
+func For(host string) string {
+	if host == "sum.golang.org" { // go asks it if no proxy has the checksum database
+		return "go"
+	}
+	for i := range table {
+		if slices.ContainsFunc(table[i].sources, func(s source) bool { u, err := url.Parse(s.url); return err == nil && u.Hostname() == host }) {
+			return table[i].name
+		}
+	}
+	return ""
 }
 
 // Options configure presets.

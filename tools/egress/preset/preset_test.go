@@ -309,3 +309,33 @@ func FuzzIndex(f *testing.F) {
 		}
 	})
 }
+
+// TestNeededBy has what programs print in a sandbox without a network.
+func TestNeededBy(t *testing.T) {
+	for output, want := range map[string]string{
+		"npm error code ENOTCACHED\nnpm error request to https://registry.npmjs.org/left-pad failed: cache mode is 'only-if-cached' but no cached response is available.": "npm",
+		"error Error: getaddrinfo EAI_AGAIN registry.yarnpkg.com":                                                                                           "npm",
+		"go: golang.org/x/example/hello@latest: module lookup disabled by GOPROXY=off":                                                                      "go",
+		"golang.org/x/example@v0.1.0: reading file:///home/agent/.goproxy/golang.org/x/example/@v/v0.1.0.zip: no such file or directory":                    "go",
+		"ERROR: Could not find a version that satisfies the requirement requests (from versions: none)\nERROR: No matching distribution found for requests": "pip",
+		"Because x was not found in the cache and you require x, your requirements are unsatisfiable":                                                       "pip",
+		"As a reminder, you're using offline mode (--offline) which can sometimes cause surprising resolution failures":                                     "cargo",
+		"Cannot access central (https://repo.maven.apache.org/maven2) in offline mode and the artifact a:b:jar:2.6 has not been downloaded from it before.": "maven",
+		"W: Failed to fetch http://deb.debian.org/debian/dists/bookworm/InRelease  Temporary failure resolving 'deb.debian.org'":                            "apt",
+		"fatal: unable to access 'https://github.com/a/b/': Could not resolve host: github.com":                                                             "",
+		"\"resolved\": \"https://registry.npmjs.org/left-pad/-/left-pad-1.3.0.tgz\"":                                                                        "",
+		"": "",
+	} {
+		if got := NeededBy(nil, []byte(output)); got != want {
+			t.Errorf("%q needs %q, want %q", output, got, want)
+		}
+	}
+}
+
+func TestFor(t *testing.T) {
+	for host, want := range map[string]string{"registry.yarnpkg.com": "npm", "sum.golang.org": "go", "proxy.golang.org": "go", "files.pythonhosted.org": "pip", "example.com": "", "": ""} {
+		if got := For(host); got != want {
+			t.Errorf("%q has the preset %q, want %q", host, got, want)
+		}
+	}
+}

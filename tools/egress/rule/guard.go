@@ -34,6 +34,12 @@ var metadataAddrs = []netip.Addr{
 	netip.MustParseAddr("168.63.129.16"),   // Azure's agent
 }
 
+// HoldsMetadata reports whether a network, or an address, has one of a cloud's metadata
+// service.
+func HoldsMetadata(network netip.Prefix) bool {
+	return slices.ContainsFunc(metadataAddrs, network.Contains)
+}
+
 // Guard decides which addresses of a host may be dialled: public ones that are not
 // this machine's own, and those that the configuration names for the host. It is
 // safe for concurrent use.

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools/egress/ca"
 	"github.com/caisson-run/caisson/tools/egress/preset"
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -372,7 +374,7 @@ func (e *Egress) parseOptions(home, workspace string) (runner.EgressOptions, []s
 	for _, path := range ignored {
 		warnings = append(warnings, "egress.presets: "+path+" does not count: it is in the workspace, where commands can change it")
 	}
-	o.Private, err = parsePrivate("egress", e.Private, o.Policy.Allow)
+	o.Private, err = parsePrivate("egress", e.Private)
 	if err != nil || !e.isConfigured() {
 		return runner.EgressOptions{}, nil, err
 	}
@@ -390,22 +392,72 @@ func (b EgressLimits) egressBudget() limits.EgressBudget {
 	}
 }
 
-// parsePrivate reads the networks of hosts that need not be public. A host that no
-// rule allows is a mistake: its entry would do nothing. Key is that of the settings.
-func parsePrivate(key string, private map[string][]string, allow []rule.Rule) (map[string][]netip.Prefix, error) {
+// parsePrivate reads the networks of hosts that need not be public. Key is that of the
+// settings.
+func parsePrivate(key string, private map[string][]string) (map[string][]netip.Prefix, error) {
 	out := map[string][]netip.Prefix{}
 	for _, host := range sortedKeys(private) {
-		where := key + ".private." + host
-		if !slices.ContainsFunc(allow, func(r rule.Rule) bool { return r.IsFor(host) }) {
-			return nil, &Error{Where: where, Message: "no entry of " + key + ".allow is for this host", Hint: "add one, or take this out"}
-		}
 		networks, err := rule.ParseNetworks(private[host])
 		if err != nil {
-			return nil, &Error{Where: where, Message: strings.ReplaceAll(err.Error(), "\n", ", "), Hint: "write networks as 10.1.2.0/24, or addresses"}
+			return nil, &Error{Where: key + ".private." + host, Message: strings.ReplaceAll(err.Error(), "\n", ", "), Hint: "write networks as 10.1.2.0/24, or addresses"}
 		}
 		out[host] = networks
 	}
 	return out, nil
+}
+
+// UnusedPrivate returns the entries of egress.private and fetch.private that do nothing,
+// because no rule is for their host.
+func (c *Config) UnusedPrivate() []string {
+	var out []string
+	add := func(key string, private map[string][]netip.Prefix, allow []rule.Rule) {
+		for _, host := range sortedKeys(private) {
+			if !slices.ContainsFunc(allow, func(r rule.Rule) bool { return r.IsFor(host) }) {
+				out = append(out, key+".private."+host)
+			}
+		}
+	}
+	if o, _, err := c.EgressOptions(); err == nil && o.Policy != nil && !o.Ask { // else a person may allow the host
+		add("egress", o.Private, o.Policy.Allow)
+	}
+	if o, err := c.FetchOptions(); err == nil {
+		add("fetch", o.Private, o.Allow)
+	}
+	return out
+}
+
+// Lacking returns the setting of egress, without its place there, that would allow a
+// refused connection to a public registry, or to an address that is not public: its key,
+// and the item or entry on one line. The key is "" for others.
+func Lacking(p record.NetworkDenied) (key, item string) {
+	host, _, err := net.SplitHostPort(p.Host)
+	if err != nil {
+		host = p.Host
+	}
+	addr, _ := netip.ParseAddr(p.Addr)
+	switch {
+	case p.Rule != "": // no setting outweighs egress.deny
+	case p.Reason == rule.ReasonNotAllowed && p.Way != "" && preset.For(host) != "":
+		return "presets", preset.For(host)
+	case p.Reason == rule.ReasonAddress && addr.IsValid() && !addr.IsLinkLocalUnicast() && !rule.HoldsMetadata(netip.PrefixFrom(addr, addr.BitLen())):
+		return "private", FlowScalar(host) + ": [" + FlowScalar(p.Addr) + "]"
+	}
+	return "", ""
+}
+
+// LineToAllow returns the line of a configuration with what [Lacking] returns, or "".
+func LineToAllow(p record.NetworkDenied) string {
+	key, item := Lacking(p)
+	line := map[string]string{"presets": "presets: [" + item + "]", "private": "private: {" + item + "}"}[key]
+	switch {
+	case line == "":
+		return ""
+	case p.Server != "":
+		return "mcpServers: {" + FlowScalar(p.Server) + ": {egress: {" + line + "}}}"
+	case p.Way == "":
+		return "fetch: {" + line + "}"
+	}
+	return "egress: {" + line + "}"
 }
 
 // parseProxy reads the address of an http or https proxy.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
@@ -214,8 +215,7 @@ func TestEgressMistakes(t *testing.T) {
 		"egress: {allow: [{url: \"tls://a.test\", method: GET}]}":              "method",
 		"egress: {allow: [[a]]}":                                               "a rule is needed here",
 		"egress: {deny: [nonsense]}":                                           "is not a rule",
-		"egress: {private: {a.test: [10.0.0.0/8]}}":                            "no entry of egress.allow is for this host",
-		"egress: {allow: [\"tls://b.test\"], private: {a.test: [10.0.0.0/8]}}": "no entry of egress.allow is for this host",
+		"egress: {private: {a.test: [nonsense]}}":                              "invalid network",
 		"egress: {allow: [\"tls://a.test\"], private: {a.test: [nonsense]}}":   "invalid network",
 		"egress: {allow: [\"tls://a.test\"], private: {a.test: [10.1.2.3/8]}}": "invalid network",
 		"egress: {allow: [\"tls://a.test\"], proxy: \"socks5://p:1\"}":         "not the address of an http or https proxy",
@@ -271,6 +271,55 @@ func TestBuildNetwork(t *testing.T) {
 		}
 		if !o.Policy.DecideHost("b.example.com", 443).Allowed() || o.Policy.DecideHost("bad.example.com", 443).Allowed() || len(o.Private["db.lan"]) != 1 || o.Budget.Bytes == 0 {
 			t.Errorf("%+v", o)
+		}
+	}
+}
+
+// TestUnusedPrivate checks that an entry of private that no rule is for is reported, and
+// not where commands have no network, or a person may allow the host.
+func TestUnusedPrivate(t *testing.T) {
+	const private = "private: {a.test: [10.1.2.3]}"
+	for text, want := range map[string][]string{
+		"{" + private + "}":                                           nil,
+		"{presets: [npm], " + private + "}":                           {"egress.private.a.test"},
+		"{presets: [npm], unknown: prompt, " + private + "}":          nil,
+		"{allow: [\"tls://a.test\"], " + private + "}":                nil,
+		"{presets: [npm], private: {registry.npmjs.org: [10.1.2.3]}}": nil,
+	} {
+		c, err := loadFetch(t, "egress: "+text, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, warnings, err := c.EgressOptions()
+		if diff := cmp.Diff(want, c.UnusedPrivate()); err != nil || diff != "" || len(warnings) > 0 {
+			t.Errorf("%s: %v\n%s", text, err, diff)
+		}
+		if o.Ask && len(o.Private) != 1 {
+			t.Errorf("%s: an answer could not reach %v", text, o.Private)
+		}
+	}
+}
+
+// TestLineToAllow checks which refused connections have a line that would allow them.
+func TestLineToAllow(t *testing.T) {
+	for _, tt := range []struct {
+		denied record.NetworkDenied
+		want   string
+	}{
+		{record.NetworkDenied{Host: "registry.npmjs.org:443", Way: "connect", Reason: "not_allowed"}, "egress: {presets: [npm]}"},
+		{record.NetworkDenied{Host: "sum.golang.org", Way: "name", Reason: "not_allowed"}, "egress: {presets: [go]}"},
+		{record.NetworkDenied{Host: "pypi.org:443", Way: "connect", Reason: "not_allowed", Server: "docs"}, "mcpServers: {docs: {egress: {presets: [pip]}}}"},
+		{record.NetworkDenied{Host: "npm.corp:443", Way: "http", Reason: "address", Addr: "10.1.2.3"}, `egress: {private: {npm.corp: ["10.1.2.3"]}}`},
+		{record.NetworkDenied{Host: "wiki.corp:443", Reason: "address", Addr: "fd00::1"}, `fetch: {private: {wiki.corp: ["fd00::1"]}}`},
+		{record.NetworkDenied{Host: "npm.corp:443", Way: "http", Reason: "address", Addr: "10.1.2.3", Rule: "tcp://10.0.0.0/8:*"}, ""},
+		{record.NetworkDenied{Host: "evil.test:80", Way: "http", Reason: "address", Addr: "169.254.169.254"}, ""},
+		{record.NetworkDenied{Host: "evil.test:80", Way: "http", Reason: "address", Addr: "fd00:ec2::254"}, ""},
+		{record.NetworkDenied{Host: "registry.npmjs.org:443", Reason: "not_allowed"}, ""}, // a fetch
+		{record.NetworkDenied{Host: "registry.npmjs.org:443", Way: "http", Reason: "method"}, ""},
+		{record.NetworkDenied{Host: "example.com:443", Way: "connect", Reason: "not_allowed"}, ""},
+	} {
+		if got := LineToAllow(tt.denied); got != tt.want {
+			t.Errorf("%+v: %q, want %q", tt.denied, got, tt.want)
 		}
 	}
 }

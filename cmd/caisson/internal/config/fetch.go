@@ -89,7 +89,7 @@ func (f *Fetch) parseOptions(denied EgressRules) (runner.FetchOptions, error) {
 	if o.Deny, err = denied.parseAll("egress.deny"); err != nil {
 		return o, err
 	}
-	if o.Private, err = parsePrivate("fetch", f.Private, o.Allow); err != nil {
+	if o.Private, err = parsePrivate("fetch", f.Private); err != nil {
 		return o, err
 	}
 	if f.Proxy != nil {

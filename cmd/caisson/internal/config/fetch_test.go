@@ -81,7 +81,7 @@ func TestFetchNarrows(t *testing.T) {
 	}{
 		"nothing": {allow: []string{"https://Docs.example.com", "https://api.example.com/v1/", "http://wiki.lan:8080/public"}, hosts: 7},
 		"nothing is allowed": {
-			requirements: "fetch: {allow: []}", allow: []string{}, hosts: 7, fails: "fetch.private.wiki.lan: no entry of fetch.allow is for this host",
+			requirements: "fetch: {allow: []}", allow: []string{}, hosts: 7,
 		},
 		"a path of one, an origin of none, more of another": {
 			requirements: `fetch: {allow: ["https://docs.example.com/guide", "https://other.example.com/", "https://api.example.com/", "http://wiki.lan:8080/"], session_hosts: 3}`,
@@ -121,7 +121,7 @@ func TestFetchMistakes(t *testing.T) {
 		"fetch: {allow: [\"https://*.example.com/\"]}":                                    "wildcard",
 		"fetch: {allow: [\"https://a.test/?q\"]}":                                         "query",
 		"fetch: {allow: [\"https://u:p@a.test/\"]}":                                       "user name",
-		"fetch: {private: {a.test: [10.0.0.0/8]}}":                                        "no entry of fetch.allow is for this host",
+		"fetch: {private: {a.test: [nonsense]}}":                                          "invalid network",
 		"fetch: {allow: [\"https://a.test/\"], private: {a.test: [nonsense]}}":            "invalid network",
 		"fetch: {allow: [\"https://a.test/\"], private: {a.test: [10.1.2.3/8]}}":          "invalid network",
 		"fetch: {allow: [\"https://a.test/\"], private: {a.test: [\"::ffff:10.0.0.1\"]}}": "invalid network",

@@ -333,7 +333,13 @@ mcpServers:
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = c.Servers().Egress("a")
+	if o, err := c.Servers().Egress("a"); err != nil || o.Policy != nil { // an entry that is not used yet
+		t.Errorf("%+v, %v", o, err)
+	}
+	c, err = loadMCP(t, "mcpServers:\n  a: {command: x, egress: {private: {db.lan: [nonsense]}}}", "", "")
+	if err == nil {
+		_, err = c.Servers().Egress("a")
+	}
 	if e, ok := errors.AsType[*Error](err); !ok || e.Where != "mcpServers.a.egress.private.db.lan" {
 		t.Error(err)
 	}

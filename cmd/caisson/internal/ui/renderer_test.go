@@ -72,11 +72,12 @@ func session() []any {
 		record.NetworkDenied{CallID: "tu_1", Host: "b.test:443", Reason: "not_allowed"},
 		record.NetworkDenied{CallID: "tu_1", Host: "c.test", Way: "name", Reason: "not_allowed", Count: 2},
 		record.NetworkDenied{CallID: "tu_1", Host: "d.test", Way: "name", Reason: "not_allowed"},
-		record.ToolCompleted{CallID: "tu_1", Name: "shell", LatencyMS: 1200, Metadata: map[string]any{"exit_code": 1}},
+		record.ToolCompleted{CallID: "tu_1", Name: "shell", LatencyMS: 1200, Metadata: map[string]any{"exit_code": 1, "needs_preset": "npm"}},
 		record.ToolCalled{CallID: "tu_2", Name: "patch_file", Summary: "a.sh"},
 		record.ToolCompleted{CallID: "tu_2", Name: "patch_file", LatencyMS: 3, Success: true, FilesModified: []string{"a.sh"}, Diff: "--- a/a.sh\n+++ b/a.sh\n@@ -1 +1,2 @@\n-echo a\n+\techo b\n+✓ done\n"},
 		record.ToolFailed{CallID: "tu_3", Name: "fetch", Class: tools.ErrorPermissionDenied, Message: "not allowed\nmore"},
 		record.ToolInputInvalid{CallID: "tu_4", Name: "glob", Errors: []string{"/pattern: missing"}},
+		record.NetworkDenied{Host: "registry.npmjs.org:443", Way: "connect", Reason: "not_allowed"},
 		record.NetworkDenied{Host: "db.lan:5432", Addr: "10.0.0.5", Reason: "address", Count: 3},
 		record.BudgetWarning{What: limits.KindTokens, Limit: 100, Used: 81},
 		record.SandboxLost{Cause: "the container reached its limit"},
@@ -100,6 +101,7 @@ I run the test.
     five
     progress 99%
     six
+! commands have no network: --egress-preset npm lets them download packages
 ✓ patch_file a.sh  3ms
     @@ -1 +1,2 @@
     -echo a
@@ -107,7 +109,8 @@ I run the test.
     +✓ done
 ✗ fetch  permission_denied: not allowed
 ✗ glob  invalid input: /pattern: missing
-! refused to connect to db.lan:5432: address 10.0.0.5 (3 times)
+! refused to connect to registry.npmjs.org:443: not_allowed. If you expect that, add egress: {presets: [npm]}
+! refused to connect to db.lan:5432: address 10.0.0.5 (3 times). If you expect that, add fetch: {private: {db.lan: ["10.0.0.5"]}}
 ! 81 of 100 tokens used
 ! sandbox lost: the container reached its limit
 ! the model failed (server_error): the provider failed

@@ -9,6 +9,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
@@ -16,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
+	"github.com/caisson-run/caisson/tools/shell"
 )
 
 const (
@@ -133,7 +135,7 @@ func (v *view) addRecord(r record.Record) []string {
 	case record.KindWorkerCostWarning:
 		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.WorkerCostWarning](r).String()))}
 	case record.KindNetworkDenied: // to a command of the user; the result of a call has its own
-		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.NetworkDenied](r).String()))}
+		return []string{v.style.yellow("! " + safeLine(deniedText(record.PayloadOf[record.NetworkDenied](r))))}
 	case record.KindMCPServerStarted:
 		return []string{v.style.dim(safeLine(record.PayloadOf[record.MCPServerStarted](r).String()))}
 	case record.KindMCPServerFailed:
@@ -214,10 +216,11 @@ func (v *view) addCall(r record.Record, c *trace.Call) []string {
 	case record.KindNetworkDenied:
 		p := record.PayloadOf[record.NetworkDenied](r)
 		if p.Way != "" && len(c.Denied) <= maxRefusals { // a refused fetch is a call that failed
-			return []string{v.style.yellow("! " + safeLine(p.String()))}
+			return []string{v.style.yellow("! " + safeLine(deniedText(p)))}
 		}
 	case record.KindToolCompleted:
-		return v.addCompleted(c)
+		name, _ := record.PayloadOf[record.ToolCompleted](r).Metadata[shell.PresetKey].(string)
+		return append(v.addCompleted(c), v.adviseOnce(PresetAdvice(name))...)
 	case record.KindToolFailed:
 		ended := v.endCall(c)
 		head := v.endedLine(v.style.red("✗"), ended.what, v.style.red(failedText(c)))
@@ -229,6 +232,32 @@ func (v *view) addCall(r record.Record, c *trace.Call) []string {
 		return v.addResolved(c)
 	}
 	return nil
+}
+
+// adviseOnce returns the line of an advice, unless it was shown before or is "".
+func (v *view) adviseOnce(text string) []string {
+	if text == "" || slices.Contains(v.warned, text) {
+		return nil
+	}
+	v.warned = append(v.warned, text)
+	return []string{v.style.yellow("! " + safeLine(text))}
+}
+
+// PresetAdvice returns how to give commands the network that one lacked, by the name of an
+// egress preset. It is "" for "".
+func PresetAdvice(name string) string {
+	if name == "" {
+		return ""
+	}
+	return "commands have no network: --egress-preset " + name + " lets them download packages"
+}
+
+// deniedText describes a refused connection, and the setting that would allow it.
+func deniedText(p record.NetworkDenied) string {
+	if line := config.LineToAllow(p); line != "" {
+		return p.String() + ". If you expect that, add " + line
+	}
+	return p.String()
 }
 
 // failedText returns the reason of a failed call, once.
