@@ -50,7 +50,7 @@ func newBatchCommand(a *app) *cobra.Command {
 		Use: "batch [flags] PATH...", Short: "Run many trials of tasks, and keep their results",
 		Long: `Run many trials of tasks, and keep their results.
 
-A PATH is a Harbor task directory (schema 1.0 to 1.4), a directory of them, or a file of JSON lines. A
+A PATH is a Harbor task directory (schema 1.0 to 1.4) or a file of JSON lines, or a directory of these. A
 trial is one attempt of one agent at one task, in a fresh sandbox. The verifier runs in another fresh
 sandbox, on the agent's files but with tests and a reward file that the agent never reached.
 

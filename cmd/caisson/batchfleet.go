@@ -20,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/results"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/sandbox/oci"
+	"github.com/caisson-run/caisson/tools/safeurl"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -112,6 +113,9 @@ func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string,
 	totals, err := fleet.Coordinate(ctx, fleet.CoordinatorOptions{
 		Conn: conn, Store: store, Ledger: ledger, Spec: spec, Paths: paths, Trials: trials, MaxCostMicroUSD: maxCost, AckWait: f.WorkerTimeout,
 		OnResult: func(r batch.Result) { p.Start(r.Key); p.Result(r) }, Report: func(text string) { p.Print(makeSafe(text)) },
+		OnIdle: func() {
+			p.Print(makeSafe("no worker takes trials: start workers with caisson batch worker --nats " + safeurl.InText(f.Servers) + " --results " + f.Results))
+		},
 	})
 	p.Close()
 	return finishBatch(ctx, a, ledger, totals, describeEnd(explain(err, fleetFaults)))

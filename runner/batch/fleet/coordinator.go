@@ -40,10 +40,11 @@ type CoordinatorOptions struct {
 	Interval time.Duration
 	// AckWait replaces [AckWait] unless it is zero.
 	AckWait time.Duration
-	// OnResult is called for each result that arrives, and Report with what went wrong and
-	// is tried again. Both may be nil.
+	// OnResult is called for each result that arrives, Report with what went wrong and is
+	// tried again, and OnIdle once a minute while no worker takes trials. All may be nil.
 	OnResult func(batch.Result)
 	Report   func(text string)
+	OnIdle   func()
 }
 
 // maxFailures is how often a result is read that is damaged, or can't be kept here.
@@ -129,6 +130,11 @@ type coordinator struct {
 	open     map[string]batch.Trial
 	failures map[string]int
 	damaged  DamagedError
+	// consumers are those of the queue, delivered counts what they had delivered at the last
+	// look, and idleAt is when OnIdle was called last.
+	consumers []jetstream.Consumer
+	delivered uint64
+	idleAt    time.Time
 }
 
 // collectAll returns when no trial is open, the cost is used up or ctx has ended.
@@ -144,6 +150,10 @@ func (c *coordinator) collectAll(ctx context.Context) error {
 				c.Report(fmt.Sprintf("the queue can't be filled, which is tried again: %v", fillErr))
 			}
 		}
+		if round%5 == 2 && c.isIdle(ctx) && time.Since(c.idleAt) >= reportAgain && c.OnIdle != nil {
+			c.idleAt = time.Now()
+			c.OnIdle()
+		}
 		if err := c.collectResults(ctx); err != nil {
 			return err
 		}
@@ -156,6 +166,22 @@ func (c *coordinator) collectAll(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// isIdle reports whether no worker has a trial or waits for one, nor took one since the
+// last look.
+func (c *coordinator) isIdle(ctx context.Context) bool {
+	delivered := uint64(0)
+	for _, consumer := range c.consumers {
+		info, err := consumer.Info(ctx)
+		if err != nil || info.NumWaiting > 0 || info.NumAckPending > 0 {
+			return false
+		}
+		delivered += info.Delivered.Consumer
+	}
+	before := c.delivered
+	c.delivered = delivered
+	return len(c.consumers) > 0 && delivered == before
 }
 
 // costLeft returns what a trial may cost that starts now, in millionths of a dollar.
@@ -250,14 +276,16 @@ func (c *coordinator) openStream(ctx context.Context) (jetstream.Stream, error) 
 	if err != nil {
 		return nil, err
 	}
+	c.consumers = nil
 	for _, b := range c.run.list() {
-		_, err := stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
+		consumer, err := stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
 			Durable: consumerName(b), FilterSubject: fmt.Sprintf("caisson.%s.%d.*", c.run.Batch, b), AckPolicy: jetstream.AckExplicitPolicy,
 			AckWait: c.AckWait, MaxAckPending: maxAckPending, MaxDeliver: -1,
 		})
 		if err != nil {
 			return nil, err
 		}
+		c.consumers = append(c.consumers, consumer)
 	}
 	return stream, nil
 }

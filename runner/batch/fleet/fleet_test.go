@@ -141,6 +141,7 @@ type testBatch struct {
 	results atomic.Int64
 	maxCost int64
 	report  func(text string) // of workers; nil logs
+	idle    func()            // of the coordinator
 }
 
 func newBatch(t testing.TB, urls string, list []task.Task) *testBatch {
@@ -159,7 +160,7 @@ func (b *testBatch) coordinate(ctx context.Context) (batch.Totals, error) {
 	return Coordinate(ctx, CoordinatorOptions{
 		Conn: connect(b.t, b.urls), Store: b.store, Ledger: b.ledger, Spec: testSpec(b.tasks), Paths: []string{"/tasks"},
 		Trials: batch.Plan(b.tasks, []string{batch.Nop}, 1, batch.Shard{}), Interval: 50 * time.Millisecond, AckWait: 2 * time.Second,
-		MaxCostMicroUSD: b.maxCost, OnResult: func(batch.Result) { b.results.Add(1) }, Report: func(text string) { b.t.Log(text) },
+		MaxCostMicroUSD: b.maxCost, OnResult: func(batch.Result) { b.results.Add(1) }, Report: func(text string) { b.t.Log(text) }, OnIdle: b.idle,
 	})
 }
 
@@ -265,6 +266,32 @@ func TestFleet(t *testing.T) {
 	}
 	if totals, err = b.coordinate(t.Context()); err != nil || totals.Kept != 60 || totals.Ran != 0 {
 		t.Errorf("again: %+v, %v", totals, err)
+	}
+}
+
+// TestIdle: a coordinator reports that no worker takes trials, and not while one does.
+func TestIdle(t *testing.T) {
+	s := startServer(t, "one", 0, "")
+	for _, works := range []bool{false, true} {
+		b := newBatch(t, s.ClientURL(), testTasks(3, 1))
+		b.trial = time.Second
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var idle atomic.Int64
+		b.idle = func() {
+			idle.Add(1)
+			cancel(nil)
+		}
+		var worker sync.WaitGroup
+		if works {
+			worker.Go(func() { _ = b.work(t.Context(), "w", 1, trialOf(b.trial, b.log)) })
+		}
+		totals, err := b.coordinate(ctx)
+		must(t, err)
+		worker.Wait()
+		if (idle.Load() == 0) != works || (totals.Ran == 3) != works {
+			t.Errorf("with a worker %v: reported %d times, %+v", works, idle.Load(), totals)
+		}
+		cancel(nil)
 	}
 }
 

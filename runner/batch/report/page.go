@@ -29,6 +29,8 @@ type page struct {
 	FaultsLeft, AgentsLeft                  int
 	UnsupportedTotal, UnsupportedLeft       int
 	Comparisons                             []comparison
+	ByTask                                  []taskRow
+	TasksLeft                               int
 	Trials                                  []trialRow
 	TrialsLeft                              int
 	Outcomes                                []batch.Outcome
@@ -95,6 +97,27 @@ type pairRow struct {
 	Row        int // of the first trial of the task, -1 without one
 }
 
+// taskRow has the results of all agents at a task.
+type taskRow struct {
+	Task  string
+	Row   int // of the first trial of the task, -1 without one
+	Cells []taskCell
+}
+
+// taskCell has the results of one agent at a task.
+type taskCell struct{ Passed, Judged int }
+
+// Outcome is the outcome of all judged trials, "" if they differ or there are none.
+func (c taskCell) Outcome() batch.Outcome {
+	switch {
+	case c.Judged > 0 && c.Passed == c.Judged:
+		return batch.Passed
+	case c.Judged > 0 && c.Passed == 0:
+		return batch.Failed
+	}
+	return ""
+}
+
 // trialRow is a trial of the list.
 type trialRow struct {
 	batch.Result
@@ -140,7 +163,34 @@ func newPage(title string, s batch.Spec, results []batch.Result) *page {
 		p.Trials = append(p.Trials, newTrialRow(r, index[r.Agent]))
 	}
 	p.compareAgents(s, own, first)
+	p.listTasks(own, first)
 	return p
+}
+
+// listTasks lists the tasks by the agents, in the order of the leaderboard. results are
+// sorted by task.
+func (p *page) listTasks(results []batch.Result, first map[string]int) {
+	column := map[string]int{}
+	for i, a := range p.Agents {
+		column[a.Agent] = i
+	}
+	var all []taskRow
+	for _, r := range results {
+		if len(all) == 0 || all[len(all)-1].Task != r.Task {
+			row, ok := first[r.Task]
+			if !ok {
+				row = -1
+			}
+			all = append(all, taskRow{r.Task, row, make([]taskCell, len(p.Agents))})
+		}
+		if cell := &all[len(all)-1].Cells[column[r.Agent]]; r.Outcome.Judged() {
+			cell.Judged++
+			if r.Outcome == batch.Passed {
+				cell.Passed++
+			}
+		}
+	}
+	p.ByTask, p.TasksLeft = cut(all, maxTasks)
 }
 
 // cut returns the first n of a list, and how many are left.

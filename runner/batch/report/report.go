@@ -31,6 +31,7 @@ const (
 	maxTrials      = 10_000 // rows of trials
 	maxFaults      = 100    // rows of failures of the infrastructure
 	maxAgents      = 6      // agents that are compared with each other
+	maxTasks       = 1_000  // rows of tasks
 	maxPairs       = 200    // tasks on which two agents differ, and tasks left out, for each comparison
 	maxUnsupported = 1_000  // rows of tasks that can't be run
 )

@@ -144,7 +144,7 @@ func TestFigures(t *testing.T) {
 		"openai/gpt-5 14 / 14 1.000", "ollama/fast 0 / 15 0.000", "$0.25 $4.00 in all", "unknown $0.00 in all, 15 unknown",
 		"14 passed · 1 infrastructure · 1 suspect", "15 failed · 1 not run",
 		"openai/gpt-5 is better than ollama/fast by 100.0 points on 8 tasks", "8 tasks in both, 1 left out. openai/gpt-5 is better on 8, worse on 0, same on 0; McNemar's exact test decides",
-		"t0 1/1 0/2", "t7 2/2 0/1", "huge no trial of openai/gpt-5 was judged",
+		"Tasks Passed of judged attempts, by agent. Task openai/gpt-5 ollama/fast t0 1/1 0/2 t1 1/1 0/2", "t7 2/2 0/1 Failures of", "huge no trial of openai/gpt-5 was judged",
 		"t1 openai/gpt-5 2 verifier_network mirror.example:80 (connect)", "t1 2 openai/gpt-5 suspect verifier_network",
 		"provider the provider answered 503 1 1", "sandbox_start no space left on device 2 0",
 		"Unsupported tasks They can't be run here, and are in no denominator. huge needs 2 GPUs",

@@ -22,7 +22,8 @@ type Comparison struct {
 	// RateA and RateB are the means over tasks, and Difference is RateA-RateB. They
 	// are NaN without pairs.
 	RateA, RateB, Difference float64
-	// Interval is that of Difference, by Student's distribution over tasks.
+	// Interval is that of Difference, by Student's distribution over tasks, from -1 to 1 at
+	// most.
 	Interval Interval
 	// P is the exact p-value of McNemar's test on Better and Worse.
 	P float64
@@ -62,7 +63,7 @@ func Compare(pairs []Pair) Comparison {
 		}
 	}
 	c.RateA, c.RateB, c.Difference = Mean(a), Mean(b), Mean(differences)
-	c.P, c.Interval = McNemar(c.Better, c.Worse), TInterval(differences)
+	c.P, c.Interval = McNemar(c.Better, c.Worse), TInterval(differences).clamp(-1, 1)
 	c.ByTest = one || len(pairs) < 2 || sampleDeviation(differences) == 0
 	c.Verdict = c.findVerdict()
 	return c
@@ -110,6 +111,9 @@ func (c Comparison) swapSides() Comparison {
 func (c Comparison) describeEvidence() string {
 	if c.ByTest {
 		return fmt.Sprintf("better on %d, worse on %d; McNemar's exact p = %.2g", c.Better, c.Worse, c.P)
+	}
+	if c.Interval == (Interval{-1, 1}) {
+		return "too few tasks: the 95 % CI has all differences from -100 to 100 points"
 	}
 	return fmt.Sprintf("95 %% CI %.1f to %.1f", 100*c.Interval.Low, 100*c.Interval.High)
 }

@@ -22,7 +22,11 @@ var unknown = Interval{math.NaN(), math.NaN()}
 func (i Interval) Known() bool { return !math.IsNaN(i.Low) && !math.IsNaN(i.High) }
 
 // clampToRate returns i within [0, 1].
-func (i Interval) clampToRate() Interval { return Interval{max(0, i.Low), min(1, i.High)} }
+func (i Interval) clampToRate() Interval { return i.clamp(0, 1) }
+
+func (i Interval) clamp(low, high float64) Interval {
+	return Interval{max(low, i.Low), min(high, i.High)}
+}
 
 // PassAtK returns the unbiased estimate of the probability that at least one of k
 // attempts passes, from n attempts of which passed did: 1 - C(n-passed, k)/C(n, k), as in

@@ -394,6 +394,12 @@ func TestLoad(t *testing.T) {
 	if _, err := Load([]string{filepath.Join(dir, "absent")}, Options{}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a missing directory: %v", err)
 	}
+	lines := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(lines, "b.jsonl"), []byte("\ufeff{\"id\":\"two\",\"prompt\":\"x\"}\n"), 0o644))
+	must(t, os.WriteFile(filepath.Join(lines, "a.jsonl"), []byte("{\"id\":\"one\",\"prompt\":\"x\"}\n"), 0o644))
+	if list, err = Load([]string{lines}, Options{}); err != nil || len(list) != 2 || list[0].ID != "one" || list[1].ID != "two" {
+		t.Errorf("a directory of .jsonl files: %+v, %v", list, err)
+	}
 	write(t, filepath.Join(dir, "none", "bad\xff"), single(""))
 	list, err = Load([]string{filepath.Join(dir, "none")}, Options{})
 	if err != nil || list[0].ID != "bad\ufffd" || !slices.Equal(list[0].Unsupported, []string{"the name of the directory is not UTF-8"}) || len(list[0].Steps) != 1 {

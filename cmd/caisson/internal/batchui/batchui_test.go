@@ -52,6 +52,19 @@ func TestParseShard(t *testing.T) {
 	}
 }
 
+// TestCauseKeepsItsEnd: the fix stands at the end of a cause, which a summary must not cut off.
+func TestCauseKeepsItsEnd(t *testing.T) {
+	cause := "sandbox could not start: " + strings.Repeat("tried /some/path, ", 50) + "and failed: set programs.runsc"
+	var out bytes.Buffer
+	s := batch.Summary{Suspects: []batch.SuspectTrial{{Class: "sandbox_start", Cause: cause}}, Agents: []batch.AgentSummary{{Agent: "m", FaultCauses: map[batch.Class]string{"sandbox_start": cause}}}}
+	if err := WriteSummary(&out, s); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out.String(), "set programs.runsc"); n != 2 || out.Len() > 2000 {
+		t.Errorf("%d causes keep their ends:\n%s", n, out.String())
+	}
+}
+
 // TestProgress: a terminal has one line that is drawn again, anything else a line a minute.
 func TestProgress(t *testing.T) {
 	for _, columns := range []func() int{nil, func() int { return 40 }} {

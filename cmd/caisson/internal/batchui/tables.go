@@ -35,12 +35,12 @@ func WriteSummary(w io.Writer, s batch.Summary) error {
 		}
 		writeClasses(w, safeText(a.Agent)+": tries that the infrastructure failed", a.Faults)
 		for _, c := range slices.Sorted(maps.Keys(a.FaultCauses)) {
-			fmt.Fprintf(w, "  %s: %s\n", c, clipText(a.FaultCauses[c], maxCause))
+			fmt.Fprintf(w, "  %s: %s\n", c, clipCause(a.FaultCauses[c]))
 		}
 		writeClasses(w, safeText(a.Agent)+": judged trials with a reason", a.Classes)
 	}
 	for _, t := range s.Suspects {
-		fmt.Fprintf(w, "suspect: %s: %s: %s\n", safeText(t.Describe()), t.Class, clipText(t.Cause, maxCause))
+		fmt.Fprintf(w, "suspect: %s: %s: %s\n", safeText(t.Describe()), t.Class, clipCause(t.Cause))
 	}
 	if s.DroppedCostUSD != "" {
 		fmt.Fprintf(w, "tries without a result have cost $%s\n", s.DroppedCostUSD)
@@ -75,6 +75,16 @@ func clipText(text string, most int) string {
 		return string(runes)
 	}
 	return string(runes[:most-1]) + "…"
+}
+
+// clipCause returns a cause in safe form, without its middle if it is long: what to do about
+// it stands at its end.
+func clipCause(text string) string {
+	runes := []rune(safeText(text))
+	if len(runes) <= maxCause {
+		return string(runes)
+	}
+	return string(runes[:maxCause/2]) + " … " + string(runes[len(runes)-maxCause/2:])
 }
 
 func formatRate(v *float64) string {
@@ -150,7 +160,7 @@ func WriteCheck(w io.Writer, dir string, trials []batch.Trial, results []batch.R
 		if r.Class != "" {
 			problem += fmt.Sprintf(", %s: %s", r.Class, r.Cause)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\n", clipText(r.Task, maxTask), clipText(problem, maxCause), safeText(evidenceOf(dir, r)))
+		fmt.Fprintf(t, "%s\t%s\t%s\n", clipText(r.Task, maxTask), clipCause(problem), safeText(evidenceOf(dir, r)))
 	}
 	for _, isUnsound := range bad {
 		if isUnsound {
