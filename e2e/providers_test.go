@@ -20,7 +20,7 @@ import (
 // appends, so that a second run is seen.
 const providerCommand = "echo once >> result.txt"
 
-// provider is a kind of model profile, and a server of its protocol. Each answer counts
+// provider is a kind of model, and a server of its protocol. Each answer counts
 // 100 tokens of input and 10 of output.
 type provider struct {
 	name string

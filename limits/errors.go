@@ -42,7 +42,7 @@ type ExceededError struct {
 	// [KindDisk] are then that bound and the use.
 	Dir string `json:"-"`
 	// Period is that of a [Ceiling], "" for other limits. Until is its end, and
-	// Profile the model profile that the ceiling is for, "" if it is for all.
+	// Profile is the name of the model that the ceiling is for, "" if it is for all.
 	Period  Period     `json:"period,omitempty"`
 	Until   *time.Time `json:"until,omitempty"`
 	Profile string     `json:"profile,omitempty"`
@@ -58,7 +58,7 @@ func (e *ExceededError) Error() string {
 		what += " per " + string(e.Period)
 	}
 	if e.Profile != "" {
-		what += " of profile " + e.Profile
+		what += " of model " + e.Profile
 	}
 	text := fmt.Sprintf("limit %s reached: used %d of %d", what, e.Used, e.Limit)
 	if e.Needed > 0 {

@@ -202,7 +202,7 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 		return j.putRecord(&j.answer, j.asked, record.ActorAgent, j.tally.modelFailure)
 	case loop.ProfileChanged:
 		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.Warning{
-			Message: fmt.Sprintf("the model profile %s failed (%s); %s is asked instead", e.From, e.Class, e.To),
+			Message: fmt.Sprintf("the model %s failed (%s); %s is asked instead", e.From, e.Class, e.To),
 		})
 	case loop.CanaryLeaked:
 		return j.putRecord(nil, j.answer, record.ActorSystem, record.Warning{

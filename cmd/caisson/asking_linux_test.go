@@ -49,7 +49,7 @@ func TestRunAsksModels(t *testing.T) {
 		"limit of cost":       {config: permitted + "workers: {models: [fast]}\n", args: []string{"--max-cost-usd", "1"}, asks: 1},
 		"off":                 {config: permitted, status: exitDone, errs: "not permitted"},
 		"not permitted":       {config: "policy: {preset: ci}\nworkers: {models: [fast]}\n", errs: "The policy refuses tool"},
-		"unknown model":       {config: permitted + "workers: {models: [fats]}\n", status: exitConfig, errs: "there is no model profile fats"},
+		"unknown model":       {config: permitted + "workers: {models: [fats]}\n", status: exitConfig, errs: "there is no model fats"},
 		"named twice":         {config: permitted + "workers: {models: [fast, fast]}\n", status: exitConfig, errs: "the model fast is named twice"},
 		"too many":            {config: permitted + "workers: {models: [" + strings.TrimSuffix(many(16), ", ") + "]}\n", status: exitConfig, errs: "at most 15"},
 		"tool of an agent":    {config: permitted + "workers: {models: [fast], tools: [shell]}\n", status: exitConfig, errs: "can't be given the tool shell"},

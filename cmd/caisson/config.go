@@ -281,11 +281,11 @@ func checkOne(s *settings, m config.SelectedModel) doctor.Finding {
 	case err == nil && base.Scheme == "http" && m.APIKey != "" && !isLoopback(base.Host):
 		return warn("the key and all that the model reads go over the network without TLS", "Use https:// in base_url.")
 	case m.Provider != "replay" && m.Price == nil && (err != nil || !isLoopback(base.Host)):
-		return warn("its price is unknown, and so is what a run costs", "Add a price to its profile under models:.")
+		return warn("its price is unknown, and so is what a run costs", "Add its price under models.")
 	}
 	if m.Provider == "ollama" && m.ContextWindow == 0 {
 		return warn("its context window is the server's default, which is often too short: a longer conversation ends the run",
-			"Add context_window to its profile under models:, as many tokens as the model has and the memory allows.")
+			"Add its context_window under models, as many tokens as the model has and the memory allows.")
 	}
 	return doctor.Finding{Result: doctor.OK}
 }

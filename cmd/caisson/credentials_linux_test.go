@@ -39,7 +39,7 @@ func TestCredentialsInURLs(t *testing.T) {
 		"engine":                {[]string{"DOCKER_HOST=tcp://me:password-11@127.0.0.1:1?x=hunter2-in-query"}, "", []string{"run", "--backend", "docker", "--model", "replay/SCRIPT", task}, "127.0.0.1:1"},
 		"engine, ssh":           {[]string{"DOCKER_HOST=ssh://s3cret-user-8:password-11@engine.test"}, "", []string{"run", "--backend", "docker", "--model", "replay/SCRIPT", task}, "engine.test"},
 		"engine, no address":    {[]string{"DOCKER_HOST=me:password-11@engine.test"}, "", []string{"run", "--backend", "docker", "--model", "replay/SCRIPT", task}, "engine.test"},
-		"engine, broken":        {[]string{"DOCKER_HOST=tcp://me:password-11@127.0.0.1:port"}, "", []string{"run", "--backend", "docker", "--model", "replay/SCRIPT", task}, "invalid port"},
+		"engine, broken":        {[]string{"DOCKER_HOST=tcp://me:password-11@127.0.0.1:port"}, "", []string{"run", "--backend", "docker", "--model", "replay/SCRIPT", task}, `"tcp://127.0.0.1:port" (from DOCKER_HOST)`},
 		"proxy":                 {[]string{"HTTP_PROXY=http://me:password-11@127.0.0.1:1", "https_proxy=http://correct-horse-9@127.0.0.1:1"}, "", []string{"run", "--backend", "gvisor", "--model", "replay/SCRIPT", task}, "done"},
 		"doctor":                {[]string{"OPENAI_BASE_URL=" + failing.URL + "/v1?api-key=hunter2-in-query", "DOCKER_HOST=tcp://me:password-11@127.0.0.1:1"}, "", []string{"doctor"}, "127.0.0.1:1"},
 		"doctor, JSON":          {[]string{"OPENAI_BASE_URL=" + failing.URL + "/v1?api-key=hunter2-in-query", "DOCKER_HOST=tcp://me:password-11@127.0.0.1:1"}, "", []string{"doctor", "--json"}, "127.0.0.1:1"},

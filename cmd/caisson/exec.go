@@ -155,6 +155,7 @@ func newExecCommand(a *app) *cobra.Command {
 		Use: "exec [flags] [--] COMMAND [ARGUMENT...]", Short: "Run one command in a fresh sandbox", Long: execLong + execStatusHelp,
 		Example: `  caisson exec -- make test
   caisson exec --image debian:bookworm-slim -- cat /etc/os-release
+  caisson exec --image node:24 -e CI=1 -v ~/data:/data:ro -w /app -- npm test
   caisson exec --mode overlay --timeout 10m -- ./configure && caisson diff
   tar c src | caisson exec -i -C /workspace/copy -- tar x`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -122,8 +122,13 @@ func exitHelp(own statuses, traits commandTraits) string {
 
 // reportError prints a failure on standard error, as one paragraph.
 func reportError(a *app, p record.Problem) {
-	cause, hint := makeSafe(safeurl.InText(p.Cause)), makeSafe(safeurl.InText(p.Hint))
+	cause, hint := makeSafe(safeurl.InText(oneParagraph(p.Cause))), makeSafe(safeurl.InText(p.Hint))
 	a.printLines(strings.TrimRight(fmt.Sprintf("caisson: %s. %s", strings.TrimRight(cause, ".\n "), hint), " "))
+}
+
+// oneParagraph returns an error of several lines, such as joined errors, as one line.
+func oneParagraph(text string) string {
+	return strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' }), "; ")
 }
 
 // printLines prints lines, which must be safe, on standard error. On a terminal they are

@@ -75,6 +75,17 @@ func TestStatusesOfRunnerErrors(t *testing.T) {
 	}
 }
 
+// TestJoinedErrorsAreOneParagraph: errors of several lines are reported without escapes.
+func TestJoinedErrorsAreOneParagraph(t *testing.T) {
+	var out strings.Builder
+	a := &app{stderr: &out, deps: deps{}, terminal: func(any) bool { return false }}
+	reportError(a, describeError(errors.Join(errors.New("first"), errors.New("second"))).Problem)
+	a.warn(errors.Join(errors.New("third"), errors.New("fourth")).Error())
+	if want := "caisson: first; second.\ncaisson: third; fourth\n"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+}
+
 // TestPrepareErrors: what a client of the server reads about an error names no flag, no
 // command, and no file or variable of the server's host, and errors that the server words
 // reach it as they are.

@@ -283,10 +283,10 @@ func firstOr(list []string, otherwise string) string {
 	return otherwise
 }
 
-// makeSentence turns a hint of the configuration into a sentence.
+// makeSentence turns a hint of the configuration into a sentence; "" stays "".
 func makeSentence(s string) string {
-	if s == "" {
-		return "Fix it there."
+	if s == "" || strings.HasSuffix(s, "?") {
+		return strings.ToUpper(s[:min(1, len(s))]) + s[min(1, len(s)):]
 	}
 	return strings.ToUpper(s[:1]) + s[1:] + "."
 }

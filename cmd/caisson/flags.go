@@ -28,6 +28,9 @@ type settingFlag struct {
 
 // Set implements pflag.Value.
 func (f *settingFlag) Set(v string) error {
+	if f.setting.List && f.text != "" { // given before
+		v = f.text + "," + v
+	}
 	f.text = v
 	err := f.setting.Set(f.file, v, "--"+f.setting.Flag)
 	if e, ok := errors.AsType[*config.Error](err); ok {
@@ -49,6 +52,31 @@ func (f *settingFlag) Type() string {
 
 var _ pflag.Value = (*settingFlag)(nil)
 
+// variableFlag is a flag for variables of commands, as docker run has it.
+type variableFlag struct{ file *config.File }
+
+// Set implements pflag.Value.
+func (f variableFlag) Set(v string) error {
+	name, value, ok := strings.Cut(v, "=")
+	switch {
+	case name == "":
+		return errors.New("want NAME=VALUE, or NAME for a variable of caisson's own environment")
+	case !ok:
+		f.file.MoreEnvFrom = append(f.file.MoreEnvFrom, name)
+		return nil
+	case f.file.Env == nil:
+		f.file.Env = map[string]string{}
+	}
+	f.file.Env[name] = value
+	return nil
+}
+
+// String implements pflag.Value.
+func (variableFlag) String() string { return "" }
+
+// Type implements pflag.Value. Help shows it for the value.
+func (variableFlag) Type() string { return "NAME=VALUE" }
+
 // repeatedFlag is a flag of one value that may be given several times.
 type repeatedFlag struct {
 	settingFlag
@@ -64,17 +92,24 @@ func (f *repeatedFlag) Set(v string) error {
 }
 
 // addSettings adds the flags of the settings of some groups, or of all, which write to
-// file.
+// file. A setting has its letter unless another flag of the command has it.
 func addSettings(cmd *cobra.Command, file *config.File, groups ...string) {
 	for _, s := range config.Settings() {
 		if groups != nil && !slices.Contains(groups, s.Group) {
 			continue
 		}
-		flag := cmd.Flags().VarPF(&settingFlag{setting: s, file: file}, s.Flag, "", s.Usage)
+		letter := s.Letter
+		if letter != "" && cmd.Flags().ShorthandLookup(letter) != nil {
+			letter = ""
+		}
+		flag := cmd.Flags().VarPF(&settingFlag{setting: s, file: file}, s.Flag, letter, s.Usage)
 		flag.DefValue = s.Default // help shows it
 		if s.Value == "" {
 			flag.NoOptDefVal = "true"
 		}
+	}
+	if groups == nil || slices.Contains(groups, "Sandbox") {
+		cmd.Flags().VarP(variableFlag{file}, "env", "e", "variable of commands, or NAME for one of caisson's own environment (repeatable)")
 	}
 }
 
@@ -189,7 +224,7 @@ var flagGroups = []flagGroup{
 	{"Checks", []string{"output-schema", "verify", "verify-junit", "replay-strict", "replay-ignore"}},
 	{"Model", []string{"no-stream"}},
 	{"Policy", nil},
-	{"Sandbox", []string{"submount"}},
+	{"Sandbox", []string{"env", "submount"}},
 	{"Limits", nil},
 	{"Output", []string{"json", "output", "patch-out", "junit", "report", "verbose", "help"}},
 }

@@ -73,7 +73,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 
 // unusableModel is the error of a profile that its provider's package refuses.
 func unusableModel(err error) error {
-	return newFailure(exitConfig, err, "the model can't be used: "+err.Error(), "Check base_url and the model's profile.")
+	return newFailure(exitConfig, err, "the model can't be used: "+err.Error(), "Check base_url and its other settings under models.")
 }
 
 // noModel returns the error for a missing key, if that is why there is no model.

@@ -44,7 +44,7 @@ func (a *app) say(format string, args ...any) error {
 }
 
 // warn writes a line about this program to standard error.
-func (a *app) warn(text string) { a.printLines("caisson: " + makeSafe(text)) }
+func (a *app) warn(text string) { a.printLines("caisson: " + makeSafe(oneParagraph(text))) }
 
 // table is a list in columns: their titles, and the cells of an entry.
 type table[T any] struct {

@@ -309,7 +309,7 @@ func invalidPanel(err error) error {
 	if !errors.Is(err, worker.ErrInvalid) {
 		return err
 	}
-	return newFailure(exitConfig, err, "", "A limit of cost, and an enforced cap, need the price of every model: set price in its profile.")
+	return newFailure(exitConfig, err, "", "A limit of cost, and an enforced cap, need the price of every model: set its price under models.")
 }
 
 func runConfer(ctx context.Context, a *app, f panelFlags, names, args []string) error {

@@ -86,7 +86,7 @@ func TestPanelCommands(t *testing.T) {
 		"all are gone":           {args: []string{"confer", "--models", "gone", "so?"}, status: exitAuth, errs: "refused the key"},
 		"question of a pipe":     {args: []string{"confer", "--models", "no", "-"}, stdin: "so?", out: "## no\n\nNo.\n"},
 		"no question":            {args: []string{"confer"}, status: exitUsage, errs: "a question is needed"},
-		"no such model":          {args: []string{"confer", "--models", "nope", "so?"}, status: exitConfig, errs: "no model profile nope"},
+		"no such model":          {args: []string{"confer", "--models", "nope", "so?"}, status: exitConfig, errs: "no model nope"},
 		"form":                   {args: []string{"confer", "--models", "yes,seven", "--output-schema", schema, "so?"}, out: `{"profile":"seven","answer":7}` + "\n", errs: "yes: invalid"},
 		"no form":                {args: []string{"confer", "--models", "yes", "--output-schema", schema, "so?"}, status: exitFormat},
 		"tool":                   {args: []string{"confer", "--models", "fetches", "--worker-tools", "fetch,shell", "so?"}, out: "## fetches\n\nIt says 7.\n", errs: "workers can't call shell; they can call fetch"},

@@ -148,7 +148,7 @@ func TestFallbackModel(t *testing.T) {
 		t.Errorf("status %d\n%s%s", status, out.String(), errs.String())
 	}
 	for _, want := range []string{
-		`"profile":"first","attempt":1,`, `"error_class":"server_error","http_status":503`, "the model profile first failed (server_error); second is asked instead",
+		`"profile":"first","attempt":1,`, `"error_class":"server_error","http_status":503`, "the model first failed (server_error); second is asked instead",
 		`"profile":"second","attempt":2,"model":{"provider":"openai","model":"answering-1"`, `"cost_micro_usd":2000002`,
 	} {
 		if !strings.Contains(out.String(), want) {

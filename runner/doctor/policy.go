@@ -133,15 +133,25 @@ func namesOf(defs []tools.Definition) []string {
 
 // NearestWord returns the word that a misspelt one is likely to mean, "" where
 // none is like it: at most a third of its letters are wrong, or two of a shorter
-// word, because two swapped letters count as two.
+// word. Two swapped letters are likelier than any other mistake.
 func NearestWord(misspelt string, words []string) string {
 	best, least := "", min(max(len(misspelt)/3, 2), len(misspelt)-1)+1
 	for _, w := range words {
-		if n := levenshtein.Distance(strings.ToLower(misspelt), strings.ToLower(w), nil); n < least {
+		n := levenshtein.Distance(strings.ToLower(misspelt), strings.ToLower(w), nil)
+		if n == 2 && sortLetters(misspelt) == sortLetters(w) {
+			n = 0
+		}
+		if n < least {
 			best, least = w, n
 		}
 	}
 	return best
+}
+
+func sortLetters(word string) string {
+	letters := []byte(strings.ToLower(word))
+	slices.Sort(letters)
+	return string(letters)
 }
 
 // checkUnasked returns a warning for each call that leaves the sandbox without a prompt.

@@ -73,7 +73,7 @@ func ofCeiling(p limits.Period, profile string) string {
 	}
 	text := " per " + string(p)
 	if profile != "" {
-		text += " with profile " + profile
+		text += " with model " + profile
 	}
 	return text
 }

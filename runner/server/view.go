@@ -38,7 +38,7 @@ const (
 type NewSession struct {
 	Workspace string         `json:"workspace" minLength:"1" maxLength:"4096" doc:"directory that the agent works on: absolute, or below the only root; it lies at or below a root of the server"`
 	Title     string         `json:"title,omitempty" maxLength:"400" doc:"a word about the session, for lists; without one it is the first message"`
-	Model     string         `json:"model,omitempty" maxLength:"200" doc:"a model profile of the server's configuration"`
+	Model     string         `json:"model,omitempty" maxLength:"200" doc:"the name of a model of the server's configuration"`
 	Policy    string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is laid over the server's policy: it can only make it stricter"`
 	Mode      string         `json:"mode,omitempty" enum:"bind,overlay,copy" doc:"how the workspace is mounted; overlay and copy leave it untouched until changes are applied"`
 	Image     string         `json:"image,omitempty" maxLength:"1000" doc:"root filesystem: the server's own, or one that its configuration lists"`
@@ -49,7 +49,7 @@ type NewSession struct {
 // ResumeSession has the settings that a client changes in a resumed session. Its workspace and its
 // mode stay, and so do its model, image and stricter policy where the client names no other.
 type ResumeSession struct {
-	Model  string         `json:"model,omitempty" maxLength:"200" doc:"a model profile of the server's configuration; without it the session's own"`
+	Model  string         `json:"model,omitempty" maxLength:"200" doc:"the name of a model of the server's configuration; without it the session's own"`
 	Policy string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is laid over the server's policy; without it the one that was laid over it last"`
 	Image  string         `json:"image,omitempty" maxLength:"1000" doc:"root filesystem; without it the session's own"`
 	Skills string         `json:"skills,omitempty" enum:"all,user,off" doc:"as for a new session; without it those of the server"`

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/docker/docker/client"
 	"github.com/docker/go-connections/tlsconfig"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -28,6 +29,11 @@ type endpoint struct {
 // wrapError adds the engine's address to an error.
 func (e endpoint) wrapError(err error) error {
 	return fmt.Errorf("engine at %s (from %s): %w", e.host, e.from, err)
+}
+
+// notAddress returns the error for an address that can't be read.
+func (e endpoint) notAddress() error {
+	return fmt.Errorf("%w: engine address %q (from %s) is not like unix:///var/run/docker.sock", sandbox.ErrInvalid, e.host, e.from)
 }
 
 // isLocal reports whether the engine may share this machine's file system. The
@@ -70,6 +76,9 @@ func fromHost(host, from string, getenv func(string) string) (endpoint, error) {
 	if err := checkScheme(e); err != nil {
 		return endpoint{}, err
 	}
+	if _, err := client.ParseHostURL(host); err != nil { // an error that can have credentials
+		return endpoint{}, e.notAddress()
+	}
 	dir := getenv("DOCKER_CERT_PATH")
 	if dir == "" || !strings.HasPrefix(host, "tcp://") {
 		return e, nil
@@ -89,7 +98,7 @@ func checkScheme(e endpoint) error {
 	scheme, rest, ok := strings.Cut(e.host, "://")
 	switch {
 	case !ok || rest == "":
-		return fmt.Errorf("%w: engine address %q (from %s) is not like unix:///var/run/docker.sock", sandbox.ErrInvalid, e.host, e.from)
+		return e.notAddress()
 	case scheme == "unix" || scheme == "tcp" || scheme == "npipe":
 		return nil
 	}

@@ -54,6 +54,7 @@ func TestResolveEndpoint(t *testing.T) {
 		{name: "damaged configuration", env: map[string]string{"DOCKER_CONFIG": broken}, err: sandbox.ErrUnavailable},
 		{name: "ssh", env: map[string]string{"DOCKER_HOST": "ssh://me@there"}, err: sandbox.ErrUnsupported},
 		{name: "no scheme", host: "/var/run/docker.sock", err: sandbox.ErrInvalid},
+		{name: "no URL", env: map[string]string{"DOCKER_HOST": "tcp://[::1"}, err: sandbox.ErrInvalid},
 		{name: "no address", host: "unix://", err: sandbox.ErrInvalid},
 		{name: "missing certificates", env: map[string]string{"DOCKER_HOST": "tcp://h:2376", "DOCKER_CERT_PATH": "/nowhere"}, err: sandbox.ErrUnavailable},
 	} {

@@ -40,14 +40,20 @@ func String(raw string) string {
 	}
 	user, rest := cutUser(rest)
 	if err != nil && ok && user == "" {
-		return scheme + "[an address that can't be parsed]" // may be cut off in a text, before its "@"
+		return scheme + "(unreadable)" // may be cut off in a text, before its "@"
 	}
 	rest, _, _ = strings.Cut(rest, "?")
 	return scheme + rest
 }
 
-// InText returns text with every URL in it replaced by the result of [String].
-func InText(text string) string { return urlPattern().ReplaceAllStringFunc(text, String) }
+// InText returns text with every URL in it replaced by the result of [String]. Punctuation
+// after a URL is no part of it.
+func InText(text string) string {
+	return urlPattern().ReplaceAllStringFunc(text, func(raw string) string {
+		trimmed := strings.TrimRight(raw, ".:;!?")
+		return String(trimmed) + raw[len(trimmed):]
+	})
+}
 
 // Secrets returns the parts of a URL that must not be displayed, each as written
 // and decoded: the user information, the password, and the values of the query.

@@ -58,6 +58,11 @@ func TestOtherURLsAreAsWritten(t *testing.T) {
 	if got := Secrets("https://host/?api-version=2026-01-01"); len(got) > 0 {
 		t.Errorf("a version is a secret: %q", got)
 	}
+	// A text may pass through InText more than once, and end in a URL that can't be read.
+	once := InText("the engine tcp://127.0.0.1:1. Is it running? It is at tcp://[::1: no")
+	if want := "the engine tcp://127.0.0.1:1. Is it running? It is at tcp://(unreadable): no"; once != want || InText(once) != want {
+		t.Errorf("%q, then %q, want %q", once, InText(once), want)
+	}
 	if text := "see https://host/a and b@c.org, ok"; InText(text) != text {
 		t.Errorf("%q became %q", text, InText(text))
 	}

@@ -30,22 +30,35 @@ func TestBadFilesAreRefusedWithTheirPlace(t *testing.T) {
 		text         string
 		line, column int
 		message      string
+		hint         string
 	}{
-		"unknown key":        {"backend: runc\nbackned: docker\n", 2, 1, `unknown field "backned"`},
-		"unknown nested key": {"limits:\n  max_rounds: 3\n  rounds: 4\n", 3, 3, `unknown field "rounds"`},
-		"duplicate":          {"image: host\nimage: host\n", 2, 1, `mapping key "image" already defined at [1:1]`},
-		"wrong type":         {"image: [host]\n", 1, 8, "cannot unmarshal []interface {} into Go struct field File.Image of type string"},
-		"list for a number":  {"limits:\n  max_rounds: [1]\n", 2, 15, "a single value is needed here"},
-		"zero limit":         {"limits:\n  max_rounds: 0\n", 2, 15, `invalid count "0": want a whole number of at least 1; leave the setting out for no limit`},
-		"bad size":           {"resources: {memory: 2 potatoes}\n", 1, 21, `invalid size "2 potatoes": want bytes or a number with a unit, such as 512m or 2GiB`},
-		"bad time":           {"grace: 5\n", 1, 8, `invalid duration "5": want a number with a unit, such as 90s or 10m`},
-		"unset variable":     {"image: ${NOPE}\n", 1, 8, "${NOPE} is not set in the environment; set it, or write ${NOPE:-default}"},
-		"command":            {"image: ${$(id)}\n", 1, 8, "${$(id)} names no variable"},
-		"two documents":      {"image: host\n---\nimage: host\n", 3, 6, "a second document; a configuration file holds one"},
-		"nested profiles":    {"profiles: {a: {profiles: {b: {}}}}\n", 0, 0, "profile a holds profiles or workspaces of its own"},
-		"nested workspaces":  {"workspaces: {/a: {profiles: {b: {}}}}\n", 0, 0, "workspace /a holds profiles or workspaces of its own"},
-		"relative workspace": {"workspaces: {a: {}}\n", 0, 0, "workspaces: a is not an absolute path"},
-		"no YAML":            {"image: 'host\n", 1, 8, "could not find end character of single-quoted text"},
+		"unknown key":        {"backend: runc\nbackned: docker\n", 2, 1, `unknown field "backned"`, "did you mean backend?"},
+		"unknown nested key": {"limits:\n  max_rounds: 3\n  max_round: 4\n", 3, 3, `unknown field "max_round"`, "did you mean max_rounds?"},
+		"key of a section":   {"image: host\nmax_rounds: 3\n", 2, 1, `unknown field "max_rounds"`, "did you mean limits.max_rounds?"},
+		"class as a key":     {"policy: {execute: deny}\n", 1, 10, `unknown field "execute"`, "did you mean policy.default.execute or policy.relaxed_modes.execute?"},
+		"key of a profile":   {"profiles:\n  ci:\n    polcy: {}\n", 3, 5, `unknown field "polcy"`, "did you mean policy?"},
+		"key of a workspace": {"workspaces: {/a: {limits: {timout: 1h}}}\n", 1, 28, `unknown field "timout"`, "did you mean timeout?"},
+		"key of a model":     {"models:\n  fast:\n    modle: x\n", 3, 5, `unknown field "modle"`, "did you mean model?"},
+		"key of a server":    {"mcpServers:\n  a: {comand: x}\n", 2, 7, `unknown field "comand"`, "did you mean command?"},
+		"key in a list":      {"mounts:\n  - {form: /a, to: /b}\n", 2, 6, `unknown field "form"`, "did you mean from?"},
+		"key like no other":  {"docker:\n  socket: x\n", 2, 3, `unknown field "socket"`, "the keys here are host, runtime"},
+		"in a long section":  {"nothing: x\n", 1, 1, `unknown field "nothing"`, "docs/settings.md lists the keys"},
+		"word for a switch":  {"stream: yess\n", 1, 9, "true or false is needed here", ""},
+		"list for a section": {"limits: [a]\n", 1, 9, "keys with their values are needed here, such as {key: value}", ""},
+		"word for a list":    {"submounts: a\n", 1, 12, "a list is needed here, such as [a, b]", ""},
+		"duplicate":          {"image: host\nimage: host\n", 2, 1, `mapping key "image" already defined at [1:1]`, ""},
+		"wrong type":         {"image: [host]\n", 1, 8, "a single value is needed here", ""},
+		"list for a number":  {"limits:\n  max_rounds: [1]\n", 2, 15, "a single value is needed here", ""},
+		"zero limit":         {"limits:\n  max_rounds: 0\n", 2, 15, `invalid count "0": want a whole number of at least 1; leave the setting out for no limit`, ""},
+		"bad size":           {"resources: {memory: 2 potatoes}\n", 1, 21, `invalid size "2 potatoes": want bytes or a number with a unit, such as 512m or 2GiB`, ""},
+		"bad time":           {"grace: 5\n", 1, 8, `invalid duration "5": want a number with a unit, such as 90s or 10m`, ""},
+		"unset variable":     {"image: ${NOPE}\n", 1, 8, "${NOPE} is not set in the environment; set it, or write ${NOPE:-default}", ""},
+		"command":            {"image: ${$(id)}\n", 1, 8, "${$(id)} names no variable", ""},
+		"two documents":      {"image: host\n---\nimage: host\n", 3, 6, "a second document; a configuration file holds one", ""},
+		"nested profiles":    {"profiles: {a: {profiles: {b: {}}}}\n", 0, 0, "profile a holds profiles or workspaces of its own", ""},
+		"nested workspaces":  {"workspaces: {/a: {profiles: {b: {}}}}\n", 0, 0, "workspace /a holds profiles or workspaces of its own", ""},
+		"relative workspace": {"workspaces: {a: {}}\n", 0, 0, "workspaces: a is not an absolute path", ""},
+		"no YAML":            {"image: 'host\n", 1, 8, "could not find end character of single-quoted text", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := write(t, "config.yaml", tc.text)
@@ -53,6 +66,9 @@ func TestBadFilesAreRefusedWithTheirPlace(t *testing.T) {
 			e, ok := errors.AsType[*Error](err)
 			if !ok {
 				t.Fatalf("got %v", err)
+			}
+			if e.Hint != tc.hint && tc.hint != "" {
+				t.Errorf("hint %q, want %q", e.Hint, tc.hint)
 			}
 			want := Error{Where: path, Line: tc.line, Column: tc.column, Message: tc.message, Hint: e.Hint}
 			if diff := cmp.Diff(want, *e); diff != "" {
@@ -140,6 +156,17 @@ func TestUnknownNames(t *testing.T) {
 				t.Errorf("got %v, want %s", err, tc.want)
 			}
 		})
+	}
+}
+
+// TestUnreadableFileBlamesItsOwnPlace: the hint names the variable only if it named the file.
+func TestUnreadableFileBlamesItsOwnPlace(t *testing.T) {
+	for _, named := range []bool{false, true} {
+		_, err := Load(Options{Path: t.TempDir(), Needed: named})
+		e, ok := errors.AsType[*Error](err)
+		if !ok || e.Message != "is a directory" || strings.Contains(e.Hint, "CAISSON_CONFIG") != named {
+			t.Errorf("named by CAISSON_CONFIG %v: %v, hint %q", named, err, e.Hint)
+		}
 	}
 }
 
@@ -290,7 +317,7 @@ models:
 		}}, ""},
 		"ollama":           {"ollama/qwen3:8b", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "ollama/qwen3:8b", Provider: "ollama", ModelOptions: loop.ModelOptions{Model: "qwen3:8b", BaseURL: "http://127.0.0.1:11434"}}, ""},
 		"ollama elsewhere": {"ollama/qwen3", []string{"OLLAMA_HOST=gpu.example"}, SelectedModel{Profile: "ollama/qwen3", Provider: "ollama", ModelOptions: loop.ModelOptions{Model: "qwen3", BaseURL: "http://gpu.example:11434"}}, ""},
-		"no profile":       {"other", nil, SelectedModel{}, "--model: there is no model profile other (there are api, elsewhere, keyed, local, tiered)"},
+		"no profile":       {"other", nil, SelectedModel{}, "--model: there is no model other (there are api, elsewhere, keyed, local, tiered)"},
 		"other provider":   {"acme/m", nil, SelectedModel{}, "--model: there is no provider acme"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -100,7 +100,7 @@ func (r EgressRules) parseAll(where string) ([]rule.Rule, error) {
 	for _, one := range r {
 		parsed, err := one.parse()
 		if err != nil {
-			return nil, &Error{Where: where, Message: err.Error()}
+			return nil, &Error{Where: where, Item: one.URL, Message: err.Error()}
 		}
 		out = append(out, parsed)
 	}
@@ -170,7 +170,7 @@ func (e *Egress) parsePresets(home, workspace string, o *runner.EgressOptions) (
 	for _, name := range e.Presets {
 		p, err := preset.New(name, preset.Options{Registries: registries})
 		if err != nil {
-			return nil, &Error{Where: "egress.presets", Message: err.Error()}
+			return nil, &Error{Where: "egress.presets", Item: name, Message: err.Error()}
 		}
 		o.Presets = append(o.Presets, p)
 		o.Policy.Allow = append(o.Policy.Allow, p.Rules...)
@@ -178,7 +178,7 @@ func (e *Egress) parsePresets(home, workspace string, o *runner.EgressOptions) (
 	for _, g := range e.Git {
 		r, err := rule.ParseGit(g.URL, g.Push)
 		if err != nil {
-			return nil, &Error{Where: "egress.git", Message: err.Error()}
+			return nil, &Error{Where: "egress.git", Item: g.URL, Message: err.Error()}
 		}
 		o.Policy.Allow = append(o.Policy.Allow, r)
 		if g.Push {
@@ -244,14 +244,14 @@ func (e *Egress) readFiles(home string, o *runner.EgressOptions) error {
 	for _, name := range e.CA {
 		path, err := expandHome(name, home)
 		if err != nil {
-			return &Error{Where: "egress.ca", Message: err.Error(), Hint: "write it from / or ~/ on"}
+			return &Error{Where: "egress.ca", Item: name, Message: err.Error(), Hint: "write it from / or ~/ on"}
 		}
 		text, err := os.ReadFile(path)
 		if err == nil {
 			_, err = ca.ReadRoots(text)
 		}
 		if err != nil {
-			return &Error{Where: "egress.ca", Message: path + ": " + err.Error(), Hint: "name a file of certificates in PEM, without keys"}
+			return &Error{Where: "egress.ca", Item: name, Message: path + ": " + err.Error(), Hint: "name a file of certificates in PEM, without keys"}
 		}
 		o.CA = append(append(o.CA, bytes.TrimSpace(text)...), '\n')
 	}

@@ -220,7 +220,7 @@ func TestEgressMistakes(t *testing.T) {
 		"egress: {allow: [\"tls://a.test\"], private: {a.test: [10.1.2.3/8]}}": "invalid network",
 		"egress: {allow: [\"tls://a.test\"], proxy: \"socks5://p:1\"}":         "not the address of an http or https proxy",
 		"egress: {unknown: ask}":                                               "is none of deny, prompt",
-		"egress: {capture: 3}":                                                 "bool",
+		"egress: {capture: 3}":                                                 "true or false",
 		"egress: {budget: {upload: 0}}":                                        "invalid size",
 		"egress: {budget: {hosts: 0}}":                                         "at least 1",
 		"egress: {nonsense: 1}":                                                "nonsense",

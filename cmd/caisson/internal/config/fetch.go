@@ -61,7 +61,7 @@ func parseRules(where string, list []string) ([]rule.Rule, error) {
 	for _, s := range list {
 		r, err := rule.ParseFetch(s)
 		if err != nil {
-			return nil, &Error{Where: where, Message: err.Error(), Hint: "write origins and paths, such as https://docs.example.com/guide/"}
+			return nil, &Error{Where: where, Item: s, Message: err.Error(), Hint: "write origins and paths, such as https://docs.example.com/guide/"}
 		}
 		out = append(out, r)
 	}

@@ -80,7 +80,7 @@ func OperatorSkillDirs(c *Config, configDir string) ([]SkillDir, error) {
 	for _, name := range c.SkillDirs {
 		path, err := expandHome(name, c.home)
 		if err != nil {
-			return nil, c.addPlace(&Error{Where: "skill_dirs", Message: err.Error(), Hint: "write it from / or ~/ on"})
+			return nil, c.addPlace(&Error{Where: "skill_dirs", Item: name, Message: err.Error(), Hint: "write it from / or ~/ on"})
 		}
 		dirs = append(dirs, SkillDir{filepath.Clean(path), ShortenHome(filepath.Clean(path), c.home)})
 	}

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/runner/record"
 )
 
@@ -109,6 +110,13 @@ func Load(o Options) (Config, error) {
 	if found {
 		c.addLayer(env, record.Source{Name: "environment"})
 	}
+	if o.Flags.MoreEnvFrom != nil {
+		lower := c.EnvFrom
+		if o.Flags.EnvFrom != nil {
+			lower = o.Flags.EnvFrom
+		}
+		o.Flags.EnvFrom = slices.Concat(lower, o.Flags.MoreEnvFrom)
+	}
 	c.addLayer(o.Flags, record.Source{Name: "flags"})
 	if !o.NameKeys {
 		c.origins.nameSettings()
@@ -126,8 +134,11 @@ func Load(o Options) (Config, error) {
 		return Config{}, c.addPlace(err)
 	}
 	c.origins.noteChanges(before, c.File, "requirements")
-	if c.Requirements.Mode == nil && c.origins["mode"] == "requirements" {
-		c.origins["mode"] = "built-in" // it has no value before the requirements are known
+	// They have no value before the requirements are known.
+	for key, required := range map[string]*string{"mode": c.Requirements.Mode, "cache_use": c.Requirements.CacheUse} {
+		if required == nil && c.origins[key] == "requirements" {
+			c.origins[key] = "built-in"
+		}
 	}
 	return c, nil
 }
@@ -173,7 +184,11 @@ func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
 		return e
 	}
 	if err != nil {
-		return &Error{Where: o.Path, Message: errors.Unwrap(err).Error(), Hint: "fix the file, or unset CAISSON_CONFIG"}
+		hint := "make it a file that you can read"
+		if o.Needed {
+			hint = "name a file that you can read with CAISSON_CONFIG, or unset it"
+		}
+		return &Error{Where: o.Path, Message: errors.Unwrap(err).Error(), Hint: hint}
 	}
 	var user File
 	if err := parse(o.Path, text, getenv, &user); err != nil {
@@ -260,6 +275,14 @@ func (c *Config) checkValues() error {
 	if err := checkWords("requirements.", reflect.ValueOf(c.Requirements)); err != nil {
 		return err
 	}
+	for prefix, p := range map[string]*Policy{"policy.": c.Policy, "requirements.policy.": c.Requirements.Policy} {
+		if p == nil {
+			continue
+		}
+		if err := checkModes(prefix, reflect.ValueOf(*p)); err != nil {
+			return err
+		}
+	}
 	if c.Concurrency != nil && *c.Concurrency > MaxConcurrency {
 		return &Error{Where: "concurrency", Message: fmt.Sprintf("%d tool calls at once are more than %d", *c.Concurrency, MaxConcurrency)}
 	}
@@ -293,7 +316,11 @@ func FromEnviron(environ, others []string) (File, bool, error) {
 		}
 		s, ok := byEnv[name]
 		if !ok {
-			return File{}, false, &Error{Where: name, Message: "no setting has this environment variable", Hint: "unset it, or see caisson run --help for the names"}
+			e := &Error{Where: name, Message: "no setting has this environment variable", Hint: "unset it, or see docs/settings.md for the names"}
+			if near := doctor.NearestWord(name, sortedKeys(byEnv)); near != "" {
+				e.Hint = "did you mean " + near + "?"
+			}
+			return File{}, false, e
 		}
 		if err := s.Set(&f, value, name); err != nil {
 			return File{}, false, err

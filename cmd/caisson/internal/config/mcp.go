@@ -215,7 +215,7 @@ var foreignKeys = map[string]string{
 
 // explainServerKey adds to the error about an unknown key what Caisson calls it.
 func explainServerKey(y yaml.Error) error {
-	e := &Error{Message: y.GetMessage()}
+	e := &Error{Message: describeYAML(y)}
 	if t := y.GetToken(); t != nil && t.Position != nil {
 		e.Line, e.Column = t.Position.Line, t.Position.Column
 	}

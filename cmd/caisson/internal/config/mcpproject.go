@@ -268,7 +268,7 @@ func (r Servers) Used() ([]string, error) {
 					hint = "it is skipped: " + s.Why
 				}
 			}
-			return nil, r.conf.addPlace(&Error{Where: "mcp_use", Message: fmt.Sprintf("there is no server %q", name), Hint: hint})
+			return nil, r.conf.addPlace(&Error{Where: "mcp_use", Item: name, Message: fmt.Sprintf("there is no server %q", name), Hint: hint})
 		}
 	}
 	var names []string

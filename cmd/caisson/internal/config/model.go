@@ -52,7 +52,7 @@ func BaseURLVariables() []string {
 
 // SelectedModel is a model that was chosen, its key looked up unless a command prints it.
 type SelectedModel struct {
-	// Profile is the name of the profile, or provider/model.
+	// Profile is its name in models, or provider/model.
 	Profile string
 	// Provider is openai, anthropic, ollama or replay.
 	Provider string
@@ -112,7 +112,7 @@ func selectModels(c *Config, environ []string) ([]SelectedModel, error) {
 	where := "models." + name + ".fallback"
 	for _, fallback := range c.Models[name].Fallback {
 		if slices.ContainsFunc(out, func(m SelectedModel) bool { return m.Profile == fallback }) {
-			return nil, &Error{Where: where, Message: "the profile " + fallback + " is asked already", Hint: "name each profile once, and not the profile itself"}
+			return nil, &Error{Where: where, Item: fallback, Message: "the model " + fallback + " is asked already", Hint: "name each model once, and not the model itself"}
 		}
 		m, err := c.selectModel(fallback, where, getenv)
 		if err != nil {
@@ -135,14 +135,14 @@ func selectWorkers(c *Config, environ []string) ([]SelectedModel, error) {
 	var out []SelectedModel
 	for _, name := range c.Workers.Models {
 		if slices.ContainsFunc(out, func(m SelectedModel) bool { return m.Profile == name }) {
-			return nil, &Error{Where: where, Message: "the model " + name + " is named twice", Hint: "name each model once"}
+			return nil, &Error{Where: where, Item: name, Message: "the model " + name + " is named twice", Hint: "name each model once"}
 		}
 		m, err := c.selectModel(name, where, getenv)
 		if err != nil {
 			return nil, err
 		}
 		if c.Workers.CostCap != nil && valueOr(c.Workers.CostCapMode, "") == string(worker.CostEnforce) && m.Price == nil && m.Provider != "replay" {
-			return nil, &Error{Where: "workers.cost_cap_mode", Message: "the price of the model " + name + " is unknown, so that nothing would hold the cap", Hint: "give its profile under models: a price, or set the mode warn"}
+			return nil, &Error{Where: "workers.cost_cap_mode", Message: "the price of the model " + name + " is unknown, so that nothing would hold the cap", Hint: "give it a price under models, or set the mode warn"}
 		}
 		out = append(out, m)
 	}
@@ -151,7 +151,7 @@ func selectWorkers(c *Config, environ []string) ([]SelectedModel, error) {
 	}
 	for _, name := range c.Workers.Tools {
 		if !worker.IsPermitted(name) {
-			return nil, &Error{Where: "workers.tools", Message: "these models can't be given the tool " + name, Hint: "name fetch, verify or both"}
+			return nil, &Error{Where: "workers.tools", Item: name, Message: "these models can't be given the tool " + name, Hint: "name fetch, verify or both"}
 		}
 	}
 	return out, nil
@@ -164,7 +164,7 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 	if !ok {
 		provider, model, ok := strings.Cut(name, "/")
 		if !ok || model == "" {
-			return SelectedModel{}, &Error{Where: where, Message: "there is no model profile " + name + listProfiles(f.Models), Hint: "name a profile of models:, or provider/model such as openai/gpt-6.2-sol"}
+			return SelectedModel{}, &Error{Where: where, Item: name, Message: "there is no model " + name + listModels(f.Models), Hint: "name a model of models, or provider/model such as openai/gpt-6.2-sol"}
 		}
 		m = Model{Provider: &provider, Model: &model}
 	}
@@ -183,7 +183,7 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 		out.MaxRetries = new(int(*m.MaxRetries))
 	}
 	if out.Model == "" {
-		return out, &Error{Where: "models." + name, Message: "the profile names no model", Hint: "add model: to it"}
+		return out, &Error{Where: "models." + name, Message: "the model's name at its provider is missing", Hint: "add it, such as model: gpt-6.2-sol"}
 	}
 	if out.Provider == "replay" {
 		return out, nil
@@ -218,7 +218,7 @@ func (s *SelectedModel) setAddress(m Model, p provider, getenv func(string) (str
 		where := "models." + s.Profile + ".api_key_command"
 		switch {
 		case m.APIKeyEnv != nil:
-			return &Error{Where: where, Message: "the profile has api_key_env too", Hint: "remove one of them"}
+			return &Error{Where: where, Message: "the model has api_key_env too", Hint: "remove one of them"}
 		case len(m.APIKeyCommand) == 0 || m.APIKeyCommand[0] == "":
 			return &Error{Where: where, Message: "it names no program", Hint: "write the program and its arguments as a list, such as [pass, show, openai]"}
 		}
@@ -329,7 +329,7 @@ func (l *Limits) checkPrice(s SelectedModel, own ProfileLimits) error {
 			return &Error{
 				Where:   limit.where,
 				Message: fmt.Sprintf("the price of the model %s is unknown, so that nothing would hold the limit of %s US dollars", s.Profile, limit.set),
-				Hint:    "give its profile under models: a price, in US dollars per million tokens: {input: 1.25, output: 10}; 0 where it costs nothing",
+				Hint:    "give it a price under models, in US dollars per million tokens: {input: 1.25, output: 10}; 0 if it costs nothing",
 				Err:     ErrUnknownPrice,
 			}
 		}
@@ -337,7 +337,7 @@ func (l *Limits) checkPrice(s SelectedModel, own ProfileLimits) error {
 	return nil
 }
 
-func listProfiles(models map[string]Model) string {
+func listModels(models map[string]Model) string {
 	if len(models) == 0 {
 		return ""
 	}

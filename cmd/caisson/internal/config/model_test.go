@@ -24,9 +24,9 @@ func TestFallbackProfiles(t *testing.T) {
 		"a model":     {"[openai/gpt-5-mini]", []string{"main", "openai/gpt-5-mini"}, ""},
 		"in order":    {"[openai/b, other, openai/a]", []string{"main", "openai/b", "other", "openai/a"}, ""},
 		"not further": {"[chain]", []string{"main", "chain"}, ""},
-		"itself":      {"[main]", nil, "the profile main is asked already"},
-		"twice":       {"[other, other]", nil, "the profile other is asked already"},
-		"unknown":     {"[none]", nil, "there is no model profile none (there are chain, main, other)"},
+		"itself":      {"[main]", nil, "the model main is asked already"},
+		"twice":       {"[other, other]", nil, "the model other is asked already"},
+		"unknown":     {"[none]", nil, "there is no model none (there are chain, main, other)"},
 		"no provider": {"[acme/x]", nil, "there is no provider acme"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,7 +70,7 @@ func TestProfileHeadersAndKeys(t *testing.T) {
 		"elsewhere":        {"api_key_command: [pass], base_url: 'https://h/v1'", SelectedModel{KeyCommand: []string{"pass"}, ModelOptions: loop.ModelOptions{BaseURL: "https://h/v1"}}, ""},
 		"no such api":      {"provider: anthropic, api: chat", SelectedModel{}, "the provider anthropic has one API only"},
 		"empty command":    {"api_key_command: []", SelectedModel{}, "it names no program"},
-		"two keys":         {"api_key_command: [pass], api_key_env: X", SelectedModel{}, "the profile has api_key_env too"},
+		"two keys":         {"api_key_command: [pass], api_key_env: X", SelectedModel{}, "the model has api_key_env too"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := Load(Options{Path: write(t, "config.yaml", "model: m\nmodels: {m: {model: x, "+tt.profile+"}}\n")})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -15,17 +16,25 @@ import (
 // Mounts are directories of this machine that commands see.
 type Mounts []Mount
 
-// setText parses the value of a flag: FROM:TO or FROM:TO:ro, with commas between them.
+// setText parses the value of a flag: FROM:TO or FROM:TO:ro, with commas between them. A
+// directory that begins with . is below the working directory.
 func (m *Mounts) setText(text string) error {
 	*m = nil
 	for one := range strings.SplitSeq(text, ",") {
 		from, to, ok := strings.Cut(strings.TrimSpace(one), ":")
 		to, access, named := strings.Cut(to, ":")
-		if !ok || from == "" || to == "" || named && access != "ro" {
+		if !ok || from == "" || to == "" || named && access != "ro" && access != "rw" {
 			return fmt.Errorf("invalid mount %q: want FROM:TO or FROM:TO:ro", one)
 		}
+		if from == "." || from == ".." || strings.HasPrefix(from, "./") || strings.HasPrefix(from, "../") {
+			abs, err := filepath.Abs(from)
+			if err != nil {
+				return err
+			}
+			from = abs
+		}
 		mount := Mount{From: &from, To: &to}
-		if named {
+		if access == "ro" {
 			mount.ReadOnly = new(true)
 		}
 		*m = append(*m, mount)
@@ -66,26 +75,45 @@ func (c *Config) MountError(err error) error {
 	if errors.Is(err, runner.ErrWritableMount) {
 		e.Hint = "make the mount read_only, or use mode bind"
 	}
+	mount, ok := errors.AsType[*runner.MountError](err)
+	for _, m := range c.Mounts {
+		if from, err := expandHome(*m.From, c.home); ok && err == nil && from == mount.From {
+			e.Item = *m.From
+		}
+	}
 	return c.addPlace(e)
 }
 
 // checkMounts refuses mounts that are not complete.
 func checkMounts(c *Config) error {
-	for _, m := range slices.Concat(c.Mounts, slices.Collect(maps.Values(c.Serve.Sandboxes.Mounts))) {
-		var err error
-		switch {
-		case m.From == nil || m.To == nil:
-			err = errors.New("a mount needs from and to")
-		case !path.IsAbs(*m.To) || path.Clean(*m.To) != *m.To:
-			err = fmt.Errorf("%q is no absolute path of the sandbox in its shortest form", *m.To)
-		case !strings.HasPrefix(*m.From, "/") && !strings.HasPrefix(*m.From, "~/"):
-			err = fmt.Errorf("%q does not begin with / or ~/", *m.From)
+	for _, m := range c.Mounts {
+		if err := m.check("mounts"); err != nil {
+			return err
 		}
-		if err != nil {
-			return &Error{Where: "mounts", Message: err.Error(), Hint: "write from as a path from / or ~/ on, and to as one from / on"}
+	}
+	for _, name := range sortedKeys(c.Serve.Sandboxes.Mounts) {
+		if err := c.Serve.Sandboxes.Mounts[name].check(joinKey("serve.sandboxes.mounts", name)); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// check refuses a mount that is not complete. Its error is an [Error] at where.
+func (m Mount) check(where string) error {
+	e := &Error{Where: where, Item: valueOr(m.From, valueOr(m.To, "")), Hint: "write from as a path from / or ~/ on, and to as one from / on"}
+	switch {
+	case m.From == nil || m.To == nil:
+		e.Message = "a mount needs from and to"
+	case !path.IsAbs(*m.To) || path.Clean(*m.To) != *m.To:
+		e.Message = fmt.Sprintf("%q is no absolute path of the sandbox in its shortest form", *m.To)
+		e.Item = *m.To
+	case !strings.HasPrefix(*m.From, "/") && !strings.HasPrefix(*m.From, "~/"):
+		e.Message = fmt.Sprintf("%q does not begin with / or ~/", *m.From)
+	default:
+		return nil
+	}
+	return e
 }
 
 // CacheNames are names of caches.
@@ -97,10 +125,14 @@ func (n *CacheNames) setText(text string) error { return (*VariableNames)(n).set
 // Parse returns the caches of these names. Its error is an [Error].
 func (n CacheNames) Parse() ([]caches.Cache, error) {
 	list, err := caches.ParseList(n)
-	if err != nil {
-		return nil, &Error{Where: "caches", Message: err.Error()}
+	if err == nil {
+		return list, nil
 	}
-	return list, nil
+	e := &Error{Where: "caches", Message: err.Error()}
+	if i := slices.IndexFunc(n, func(name string) bool { _, err := caches.Parse(name); return err != nil }); i >= 0 {
+		e.Item = n[i]
+	}
+	return nil, e
 }
 
 // checkCaches refuses names that no cache has.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"unicode/utf8"
 
@@ -17,6 +18,8 @@ type Error struct {
 	// Where is the file, CAISSON_… or --flag, or the setting's key. File is the
 	// file that a key stands in, "" where that is not known.
 	Where, File string
+	// Item is the item of a list that can't be used, "" for all of it.
+	Item string
 	// Line and Column count from 1; 0 where there are none.
 	Line, Column int
 	Message      string
@@ -90,7 +93,11 @@ func parseWith(name string, text []byte, prepare func(body ast.Node) error, dst 
 	if err := prepare(body); err != nil {
 		return errorInFile(name, err)
 	}
-	return errorInFile(name, yaml.NodeToValue(body, dst, yaml.Strict()))
+	err = errorInFile(name, yaml.NodeToValue(body, dst, yaml.Strict()))
+	if e, ok := errors.AsType[*Error](err); ok && e.Hint == "" {
+		e.Hint = suggestKey(e, body, reflect.TypeOf(dst))
+	}
+	return err
 }
 
 // errorInFile turns an error of the YAML library, or one of ours, into an [Error]
@@ -103,13 +110,12 @@ func errorInFile(name string, err error) error {
 		e.Where = name
 		return e
 	}
-	e := &Error{Where: name, Message: err.Error()}
+	e := &Error{Where: name, Message: strings.TrimSpace(err.Error())}
 	if y, ok := errors.AsType[yaml.Error](err); ok {
-		e.Message = y.GetMessage()
+		e.Message = describeYAML(y)
 		if t := y.GetToken(); t != nil && t.Position != nil {
 			e.Line, e.Column = t.Position.Line, t.Position.Column
 		}
 	}
-	e.Message = strings.TrimSpace(e.Message)
 	return e
 }

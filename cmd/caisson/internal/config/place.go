@@ -38,7 +38,7 @@ func (c *Config) addPlace(err error) error {
 		e.Where = cmp.Or(c.origins.flagOrVariable(key), e.Where)
 		return err
 	}
-	if line, column := findKey(file.text, key); line > 0 {
+	if line, column := findKey(file.text, key, e.Item); line > 0 {
 		e.File, e.Line, e.Column = file.path, line, column
 	}
 	return err
@@ -79,6 +79,11 @@ func (o origins) nameSettings() {
 			o[s.Key] = fromVariable + s.Env()
 		}
 	}
+	for key, origin := range o {
+		if origin == "flags" && strings.HasPrefix(key, "env.") {
+			o[key] = fromFlag + "--env"
+		}
+	}
 }
 
 // flagOrVariable returns the flag or variable that a setting came from, "" if it came
@@ -106,15 +111,18 @@ func (o origins) find(key string) string {
 }
 
 // findKey returns the place of a key's value, or of the nearest key above it
-// that is there; 0 where there is none.
-func findKey(text []byte, key string) (line, column int) {
+// that is there; 0 where there is none. If the value is a list, it is the place of item.
+func findKey(text []byte, key, item string) (line, column int) {
 	file, err := parser.ParseBytes(text, 0)
 	if err != nil {
 		return 0, 0
 	}
 	longest := 0
 	for _, doc := range file.Docs {
-		eachKey(doc.Body, "", func(path string, n ast.Node) {
+		eachKey(doc.Body, "", func(path string, n, value ast.Node) {
+			if list, ok := value.(*ast.SequenceNode); ok && path == key {
+				n = findItem(list, item, n)
+			}
 			t := n.GetToken()
 			if len(path) > longest && (path == key || strings.HasPrefix(key, path+".")) && t != nil && t.Position != nil {
 				longest, line, column = len(path), t.Position.Line, t.Position.Column
@@ -124,16 +132,38 @@ func findKey(text []byte, key string) (line, column int) {
 	return line, column
 }
 
-// eachKey calls f for each key below n with its value, or with the key itself
-// where the value has several lines.
-func eachKey(n ast.Node, above string, f func(path string, n ast.Node)) {
+// findItem returns the text in a list, or in a mapping of it, that is item, and otherwise
+// if there is none.
+func findItem(list *ast.SequenceNode, item string, otherwise ast.Node) ast.Node {
+	v := itemVisitor{item: item, found: otherwise}
+	ast.Walk(&v, list)
+	return v.found
+}
+
+// itemVisitor looks for a text.
+type itemVisitor struct {
+	item  string
+	found ast.Node
+}
+
+// Visit implements ast.Visitor.
+func (v *itemVisitor) Visit(n ast.Node) ast.Visitor {
+	if text, ok := n.(*ast.StringNode); ok && v.item != "" && text.Value == v.item {
+		v.found = n
+	}
+	return v
+}
+
+// eachKey calls f for each key below n with the node that shows its place, which is the
+// value, or the key itself if the value has several lines, and with the value.
+func eachKey(n ast.Node, above string, f func(path string, n, value ast.Node)) {
 	entry := func(v *ast.MappingValueNode) {
 		path := joinKey(above, v.Key.GetToken().Value)
 		switch v.Value.(type) {
 		case *ast.MappingNode, *ast.MappingValueNode, *ast.SequenceNode:
-			f(path, v.Key)
+			f(path, v.Key, v.Value)
 		default:
-			f(path, v.Value)
+			f(path, v.Value, v.Value)
 		}
 		eachKey(v.Value, path, f)
 	}

@@ -21,16 +21,23 @@ func TestFaultsHavePlaces(t *testing.T) {
 		"backend":           {user: "# mine\nbackend: podman\n", want: `USER:2:10: backend: "podman" is none of`},
 		"preset":            {user: "policy:\n  default: {read: auto}\n  preset: lax\n", want: "USER:3:11: policy.preset: "},
 		"preset, one line":  {user: "policy: {preset: lax}\n", want: "USER:1:18: policy.preset: "},
-		"a mode":            {user: "grace: 5s\npolicy:\n  default: {read: maybe}\n", want: "USER:2:1: policy: "},
+		"a mode":            {user: "grace: 5s\npolicy:\n  default: {read: maybe}\n", want: "USER:3:19: policy.default.read: \"maybe\" is none of auto"},
+		"a mode of a tool":  {user: "policy:\n  tools: {shell: alow}\n", want: "USER:2:18: policy.tools.shell: \"alow\" is none of auto"},
+		"a class":           {user: "policy:\n  default: {exec: deny}\n", want: "USER:2:3: policy.default: \"exec\" is none of none, read, write, execute, network"},
 		"concurrency":       {user: "concurrency: 65\n", want: "USER:1:14: concurrency: "},
 		"program":           {user: "programs:\n  runsc: bin/runsc\n", want: "USER:2:10: programs.runsc: "},
 		"resources":         {user: "resources:\n  memory: 1k\n", want: "USER:2:11: resources.memory: 1KiB is less than a sandbox needs, which is 64MiB"},
 		"model":             {user: "model: quick\nmodels:\n  fast: {model: x}\n", want: "USER:1:8: model: "},
-		"profile of models": {user: "model: a.b/c\nmodels:\n  a.b/c:\n    temperature: 1\n", want: "models.a.b/c: the profile names no model"},
+		"profile of models": {user: "model: a.b/c\nmodels:\n  a.b/c:\n    temperature: 1\n", want: "models.a.b/c: the model's name at its provider is missing"},
 		"workspace":         {user: "workspaces:\n  /w:\n    env:\n      LD_X: y\n", workspace: "/w", want: "USER:4:13: env.LD_X: "},
-		"mounts":            {user: "git: ro\nmounts: [{from: /a}]\n", want: "USER:2:1: mounts: a mount needs from and to"},
-		"mount point":       {user: "mounts: [{from: /a, to: /b/../proc}]\n", want: "USER:1:1: mounts: \"/b/../proc\" is no absolute path of the sandbox"},
-		"caches":            {user: "caches: [go, yum]\n", want: "USER:1:1: caches: no cache has the name \"yum\""},
+		"mounts":            {user: "git: ro\nmounts: [{from: /a}]\n", want: "USER:2:17: mounts: a mount needs from and to"},
+		"mount point":       {user: "mounts: [{from: /a, to: /b/../proc}]\n", want: "USER:1:25: mounts: \"/b/../proc\" is no absolute path of the sandbox"},
+		"caches":            {user: "caches: [go, yum]\n", want: "USER:1:14: caches: no cache has the name \"yum\""},
+		"env_from":          {user: "env_from:\n  - A\n  - B C\n", want: "USER:3:5: env_from: \"B C\" is not"},
+		"fetch":             {user: "fetch:\n  allow:\n    - https://a.example/\n    - b.example\n", want: "USER:4:7: fetch.allow: \"b.example\""},
+		"presets":           {user: "egress:\n  presets: [go, npmm]\n", want: "USER:2:17: egress.presets: unknown preset \"npmm\""},
+		"serve mounts":      {user: "mounts: []\nserve: {sandboxes: {mounts: {data: {from: data, to: /data}}}}\n", want: "USER:2:30: serve.sandboxes.mounts.data: \"data\" does not begin"},
+		"fallback":          {user: "model: a\nmodels:\n  a: {model: x, fallback: [b, a]}\n  b: {model: y}\n", want: "USER:3:31: models.a.fallback: the model a is asked already"},
 		"required mounts":   {user: "mounts: [{from: /srv/data/x, to: /x}, {from: /srv/database, to: /y}]\n", required: "mounts: [/srv/data]\n", want: "requirements: mounts /srv/database is not allowed"},
 		"read-only mounts":  {user: "mounts: [{from: /srv/a, to: /x, read_only: true}, {from: /srv/b, to: /y}]\n", required: "writable_mounts: []\n", want: "requirements: mounts /srv/b is not allowed"},
 		"required env_from": {user: "env_from: [CI_A, B]\n", required: "env_from: [CI_*]\n", want: "requirements: env_from B is not allowed"},
@@ -38,9 +45,9 @@ func TestFaultsHavePlaces(t *testing.T) {
 		"profile":           {user: "backend: auto\nprofiles:\n  fast:\n    backend: podman\n", profile: "fast", want: "USER:4:14: backend: "},
 		"requirements":      {required: "mode: both\n", want: "REQUIRED:1:7: requirements.mode: "},
 		"their preset":      {required: "policy:\n  preset: lax\n", want: "REQUIRED:2:11: requirements.policy.preset: "},
-		"variable":          {user: "model: x/y\n", environ: []string{"CAISSON_MODEL=quick"}, want: "CAISSON_MODEL: there is no model profile"},
-		"flag":              {user: "model: x/y\n", flags: File{Model: new("quick")}, want: "--model: there is no model profile"},
-		"client":            {flags: File{Model: new("x/y")}, asked: File{Model: new("quick")}, want: "model: there is no model profile"},
+		"variable":          {user: "model: x/y\n", environ: []string{"CAISSON_MODEL=quick"}, want: "CAISSON_MODEL: there is no model quick"},
+		"flag":              {user: "model: x/y\n", flags: File{Model: new("quick")}, want: "--model: there is no model quick"},
+		"client":            {flags: File{Model: new("x/y")}, asked: File{Model: new("quick")}, want: "model: there is no model quick"},
 		"preset variable":   {user: "policy: {preset: ci}\n", environ: []string{"CAISSON_POLICY=lax"}, want: "CAISSON_POLICY: "},
 		"concurrency flag":  {user: "concurrency: 3\n", flags: File{Concurrency: new(Count(65))}, want: "--concurrency: 65 tool calls"},
 		"resource variable": {environ: []string{"CAISSON_OPEN_FILES=3"}, want: "CAISSON_OPEN_FILES: 3 is less than"},
@@ -67,6 +74,12 @@ func TestFaultsHavePlaces(t *testing.T) {
 			}
 			if err == nil {
 				_, err = c.SelectModels(o.Environ)
+			}
+			if err == nil {
+				_, err = c.FetchOptions()
+			}
+			if err == nil {
+				_, _, err = c.EgressOptions()
 			}
 			want := strings.NewReplacer("USER", o.Path, "REQUIRED", o.Requirements).Replace(tc.want)
 			if err == nil || !strings.HasPrefix(err.Error(), want) {

@@ -134,7 +134,7 @@ func resolveFolders(folders []string, home string) ([]string, error) {
 	for _, folder := range folders {
 		path, err := resolveFolder(folder, home)
 		if err != nil {
-			return nil, &Error{Where: "policy.relaxed_workspaces", Message: err.Error(), Hint: "write it from / or ~/ on"}
+			return nil, &Error{Where: "policy.relaxed_workspaces", Item: folder, Message: err.Error(), Hint: "write it from / or ~/ on"}
 		}
 		out = append(out, path)
 	}

@@ -57,7 +57,7 @@ func ParseProject(f ProjectFile) (Project, error) {
 	if err != nil {
 		return p, err
 	}
-	return p, p.check(f.Path)
+	return p, p.check(f)
 }
 
 // checkNesting refuses a file that the YAML library would need too much memory for.
@@ -113,9 +113,14 @@ func explainForeign(e *Error) error {
 }
 
 // check refuses values that would loosen, or that mean nothing.
-func (p Project) check(where string) error {
+func (p Project) check(f ProjectFile) error {
+	wrong := func(key, item, message, hint string) error {
+		e := &Error{Where: f.Path, Message: key + ": " + message, Hint: hint}
+		e.Line, e.Column = findKey(f.Text, key, item)
+		return e
+	}
 	loosens := func(key, got, only string) error {
-		return &Error{Where: where, Message: fmt.Sprintf("%s: %s would loosen, and a workspace can only tighten", key, got), Hint: "write " + only + ", or take the key out"}
+		return wrong(key, "", got+" would loosen, and a workspace can only tighten", "write "+only+", or take the key out")
 	}
 	for _, k := range keysOf(reflect.TypeFor[Project]()) {
 		order := k.tagWords("tighten")
@@ -127,8 +132,16 @@ func (p Project) check(where string) error {
 			return loosens(k.name, wordOf(v), strings.Join(stricter, " or "))
 		}
 	}
-	if _, err := parseRules(where+": fetch.allow", p.Fetch.Allow); err != nil || p.Policy == nil {
-		return err
+	if _, err := parseRules("fetch.allow", p.Fetch.Allow); err != nil {
+		e := err.(*Error) //nolint:errorlint // parseRules returns no other
+		return wrong(e.Where, e.Item, e.Message, e.Hint)
+	}
+	if p.Policy == nil {
+		return nil
+	}
+	if err := checkModes("policy.", reflect.ValueOf(*p.Policy)); err != nil {
+		e := err.(*Error) //nolint:errorlint // checkModes returns no other
+		return wrong(e.Where, "", e.Message, e.Hint)
 	}
 	for _, group := range []struct {
 		key   string
@@ -136,18 +149,18 @@ func (p Project) check(where string) error {
 	}{{"policy.default", p.Policy.Default}, {"policy.tools", p.Policy.Tools}, {"policy.commands", p.Policy.Commands}} {
 		for _, name := range sortedKeys(group.modes) {
 			if group.modes[name] == string(policy.ModeAuto) {
-				return loosens(group.key+"."+name, "auto", "prompt or deny")
+				return loosens(joinKey(group.key, name), "auto", "prompt or deny")
 			}
 		}
 	}
 	for _, layer := range p.Policy.tighteningLayers() {
 		if err := layer.Validate(); err != nil {
-			return &Error{Where: where, Message: strings.TrimPrefix(err.Error(), "check policy: ")}
+			return wrong("policy", "", strings.TrimPrefix(err.Error(), "check policy: "), "")
 		}
 	}
 	if p.Policy.Preset != nil {
 		if _, err := policy.Preset(*p.Policy.Preset); err != nil {
-			return &Error{Where: where, Message: "policy.preset: " + err.Error()}
+			return wrong("policy.preset", "", err.Error(), "")
 		}
 	}
 	return nil

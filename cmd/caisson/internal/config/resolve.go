@@ -37,7 +37,7 @@ func (c *Config) Variables(getenv func(string) (string, bool)) ([]string, error)
 	for _, name := range slices.Compact(slices.Sorted(slices.Values(c.EnvFrom))) {
 		value, ok := getenv(name)
 		if !ok {
-			return nil, c.addPlace(&Error{Where: "env_from", Message: name + " is not set in caisson's environment", Hint: "export it, or take it out of env_from"})
+			return nil, c.addPlace(&Error{Where: "env_from", Item: name, Message: name + " is not set in caisson's environment", Hint: "export it, or take it out of env_from"})
 		}
 		out = append(out, name+"="+value)
 	}
@@ -46,23 +46,23 @@ func (c *Config) Variables(getenv func(string) (string, bool)) ([]string, error)
 
 // checkVariables refuses variables that a sandbox does not take.
 func checkVariables(c *Config) error {
-	check := func(where, v string) error {
+	check := func(where, item, v string) error {
 		if err := sandbox.CheckVariables([]string{v}); err != nil {
-			return &Error{Where: where, Message: strings.TrimPrefix(err.Error(), sandbox.ErrInvalid.Error()+": ")}
+			return &Error{Where: where, Item: item, Message: strings.TrimPrefix(err.Error(), sandbox.ErrInvalid.Error()+": ")}
 		}
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
-		if err := check("env."+name, name+"="+c.Env[name]); err != nil {
+		if err := check(joinKey("env", name), "", name+"="+c.Env[name]); err != nil {
 			return err
 		}
 	}
 	for _, name := range c.EnvFrom {
-		if err := check("env_from", name+"="); err != nil {
+		if err := check("env_from", name, name+"="); err != nil {
 			return err
 		}
 		if _, both := c.Env[name]; both {
-			return &Error{Where: "env_from", Message: name + " is in env too", Hint: "keep one of them"}
+			return &Error{Where: "env_from", Item: name, Message: name + " is in env too", Hint: "keep one of them"}
 		}
 	}
 	return nil
@@ -90,7 +90,7 @@ func (c *Config) Toolchains() ([]string, error) {
 	for _, dir := range c.HostImage.Toolchains {
 		path, err := expandHome(dir, c.home)
 		if err != nil {
-			return nil, c.addPlace(&Error{Where: "host_image.toolchains", Message: err.Error(), Hint: "write it from / or ~/ on"})
+			return nil, c.addPlace(&Error{Where: "host_image.toolchains", Item: dir, Message: err.Error(), Hint: "write it from / or ~/ on"})
 		}
 		out = append(out, path)
 	}
@@ -148,7 +148,7 @@ func (l Limits) Ceilings() limits.Ceilings {
 	return limits.Ceilings{Day: l.Day.ceiling(), Month: l.Month.ceiling()}
 }
 
-// ProfileCeilings returns the ceilings of model profiles, by their names.
+// ProfileCeilings returns the ceilings of models, by their names.
 func (f *File) ProfileCeilings() map[string]limits.Ceilings {
 	out := map[string]limits.Ceilings{}
 	for name, m := range f.Models {

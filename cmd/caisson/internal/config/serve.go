@@ -58,7 +58,7 @@ func (c *Config) Ask(a Asked) (File, error) {
 			allowed = slices.Contains(c.Serve.Models, *a.Model)
 		}
 		if !allowed {
-			return f, refused("model", "model "+*a.Model+" is not one that clients may name", "name a profile of models: that serve.models allows")
+			return f, refused("model", "model "+*a.Model+" is not one that clients may name", "name one of models that serve.models allows")
 		}
 		f.Model = a.Model
 	}

@@ -31,6 +31,7 @@ import (
 //	doc      what the setting is; required
 //	flag     the flag, and in capitals with underscores after CAISSON_ the
 //	         environment variable
+//	letter   the flag's short form, as in docker run
 //	value    the kind of value in help, such as SIZE; none for a switch
 //	group    the group of the flag in help
 //	default  the built-in value, as a file has it; builtin has those of libraries
@@ -41,51 +42,53 @@ import (
 //	each     for a map: what an entry is
 //	names    for a map: the allowed names
 type File struct {
-	Model                 *string          `yaml:"model" flag:"model" value:"MODEL" group:"Model" doc:"model profile, or provider/model: openai/NAME, anthropic/NAME, ollama/NAME, replay/FILE; by default openai/gpt-6.2-sol with OPENAI_API_KEY, else anthropic/claude-sonnet-5-5 with ANTHROPIC_API_KEY"`
-	Models                map[string]Model `yaml:"models" doc:"model profiles, by name; selecting one selects all its settings" each:"one model profile"`
-	Backend               *string          `yaml:"backend" flag:"backend" value:"NAME" group:"Sandbox" default:"auto" enum:"auto docker gvisor runc" doc:"where commands run: auto, docker, gvisor or runc"`
-	Image                 *string          `yaml:"image" flag:"image" value:"REF" group:"Sandbox" default:"host" doc:"root filesystem: host, an image's name, rootfs:DIR, oci-layout:DIR, docker-archive:FILE or build:DIR"`
-	WritableRoot          *bool            `yaml:"writable_root" flag:"writable-root" group:"Sandbox" default:"false" doc:"let commands write to the files of the image, in a layer that is removed with the sandbox"`
-	Workdir               *string          `yaml:"workdir" flag:"workdir" value:"PATH" group:"Sandbox" default:"/workspace" doc:"where the workspace is mounted in the container: a path, or image for the image's own WORKDIR"`
-	Bounds                `yaml:",inline"`
-	CopyBytes             *Size             `yaml:"copy_bytes" group:"Sandbox" default:"256MiB" doc:"largest workspace that mode copy sends; the copy is in memory, and may grow to four times this size"`
-	CopyEntries           *Count            `yaml:"copy_entries" group:"Sandbox" default:"100000" doc:"largest number of files and directories that mode copy sends"`
-	CopyCheckpoint        *string           `yaml:"copy_checkpoint" flag:"copy-checkpoint" value:"WHEN" group:"Sandbox" default:"turn" enum:"turn never" doc:"when mode copy saves changes before the end: turn, while the model is asked, so that a sandbox that replaces a lost one has them; or never"`
-	Service               Service           `yaml:"service" doc:"a long-running program in the sandbox, such as the server that an image starts"`
-	KeepChanges           *Duration         `yaml:"keep_changes" flag:"keep-changes" value:"TIME" group:"Output" default:"336h" doc:"how long changes of overlay runs wait to be applied, such as 336h"`
-	KeepSessions          *Duration         `yaml:"keep_sessions" flag:"keep-sessions" value:"TIME" group:"Output" default:"2160h" doc:"how long complete records are kept, such as 2160h; after that, only audit records are kept"`
-	Env                   map[string]string `yaml:"env" doc:"variables for commands in the sandbox, by name" each:"value of a variable"`
-	EnvFrom               VariableNames     `yaml:"env_from" flag:"env-from" value:"NAMES" group:"Sandbox" doc:"variables of caisson's own environment that commands also get; their values are kept out of records; separate them with commas in the flag"`
-	Mounts                Mounts            `yaml:"mounts" flag:"mount" value:"MOUNTS" group:"Sandbox" doc:"directories of this machine that commands see; in the flag, FROM:TO or FROM:TO:ro, separated by commas"`
-	Caches                CacheNames        `yaml:"caches" flag:"cache" value:"NAMES" group:"Sandbox" doc:"caches that the sessions of a workspace share: go, npm, pip, cargo, maven, apt, or a directory such as ~/.gradle; separate them with commas in the flag"`
-	KeepCaches            *Duration         `yaml:"keep_caches" flag:"keep-caches" value:"TIME" group:"Output" default:"720h" doc:"how long unused caches are kept, such as 720h"`
-	Submounts             []string          `yaml:"submounts" doc:"accepted mounts inside the workspace"`
-	Policy                *Policy           `yaml:"policy" doc:"which calls run, prompt or are refused"`
-	Concurrency           *Count            `yaml:"concurrency" flag:"concurrency" value:"N" group:"Limits" doc:"tool calls that run at once, at most 64"`
-	ConfirmTimeout        *Duration         `yaml:"confirm_timeout" flag:"confirm-timeout" value:"TIME" group:"Policy" doc:"how long a confirmation waits for an answer"`
-	Grace                 *Duration         `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"time between SIGTERM and SIGKILL when a command is cancelled"`
-	Fetch                 Fetch             `yaml:"fetch" doc:"what the fetch tool may reach; without allow the tool is off"`
-	Workers               Workers           `yaml:"workers" doc:"models that the model may ask with the tools confer and coordinate; without models the tools are off"`
-	Egress                Egress            `yaml:"egress" doc:"what commands may reach; without a rule they have no network"`
-	Docker                Docker            `yaml:"docker" doc:"the Docker engine"`
-	Stream                *bool             `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
-	CallerOwnsFiles       *bool             `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
-	AcceptSystemWorkspace *bool             `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
-	Sandbox               Sandbox           `yaml:"sandbox" doc:"how sandboxes are started"`
-	HostImage             HostImage         `yaml:"host_image" doc:"what image host contains in addition to the machine's /usr"`
-	Images                Images            `yaml:"images" doc:"how images are fetched"`
-	Programs              Programs          `yaml:"programs" doc:"absolute paths of programs that are neither beside the executable nor on PATH"`
-	Chat                  Chat              `yaml:"chat" doc:"how caisson chat behaves"`
-	Serve                 Serve             `yaml:"serve" doc:"settings of caisson serve; its sessions use the rest of the file"`
-	Telemetry             Telemetry         `yaml:"telemetry" doc:"export of spans and metrics by OTLP; OpenTelemetry's own variables override it"`
-	MCP                   MCPServers        `yaml:"mcpServers" doc:"MCP servers whose tools the model can load, by name; their tools prompt until policy.tools names them" each:"one server"`
-	MCPUse                MCPNames          `yaml:"mcp_use" flag:"mcp" value:"NAMES" group:"Task" doc:"MCP servers that a session uses, or none; the default is all; separate them with commas in the flag"`
-	MCPEnv                VariableNames     `yaml:"mcp_env" doc:"variables of caisson's own environment that the .mcp.json of a trusted workspace may refer to"`
-	Tools                 Tools             `yaml:"tools" doc:"commands to offer to the model as tools, by name; they run in the sandbox" each:"one tool"`
-	Instructions          *string           `yaml:"instructions" doc:"the operator's instructions to the model, in addition to AGENTS.md beside the configuration"`
-	InstructionsFile      *string           `yaml:"instructions_file" flag:"instructions" value:"FILE" group:"Task" doc:"file with more of the operator's instructions"`
-	SkillDirs             []string          `yaml:"skill_dirs" doc:"more directories with your skills, in addition to skills in the configuration directory; a path begins with / or ~/"`
-	MemoryTools           *bool             `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes when a session starts"`
+	Model          *string          `yaml:"model" flag:"model" value:"MODEL" group:"Model" doc:"name of one of models, or provider/model: openai/NAME, anthropic/NAME, ollama/NAME, replay/FILE; by default openai/gpt-6.2-sol with OPENAI_API_KEY, else anthropic/claude-sonnet-5-5 with ANTHROPIC_API_KEY"`
+	Models         map[string]Model `yaml:"models" doc:"models, by name; selecting one selects all its settings" each:"one model"`
+	Backend        *string          `yaml:"backend" flag:"backend" value:"NAME" group:"Sandbox" default:"auto" enum:"auto docker gvisor runc" doc:"where commands run: auto, docker, gvisor or runc"`
+	Image          *string          `yaml:"image" flag:"image" value:"REF" group:"Sandbox" default:"host" doc:"root filesystem: host, an image's name, rootfs:DIR, oci-layout:DIR, docker-archive:FILE or build:DIR"`
+	WritableRoot   *bool            `yaml:"writable_root" flag:"writable-root" group:"Sandbox" default:"false" doc:"let commands write to the files of the image, in a layer that is removed with the sandbox"`
+	Workdir        *string          `yaml:"workdir" flag:"workdir" letter:"w" value:"PATH" group:"Sandbox" default:"/workspace" doc:"where the workspace is mounted in the container: a path, or image for the image's own WORKDIR"`
+	Bounds         `yaml:",inline"`
+	CopyBytes      *Size             `yaml:"copy_bytes" group:"Sandbox" default:"256MiB" doc:"largest workspace that mode copy sends; the copy is in memory, and may grow to four times this size"`
+	CopyEntries    *Count            `yaml:"copy_entries" group:"Sandbox" default:"100000" doc:"largest number of files and directories that mode copy sends"`
+	CopyCheckpoint *string           `yaml:"copy_checkpoint" flag:"copy-checkpoint" value:"WHEN" group:"Sandbox" default:"turn" enum:"turn never" doc:"when mode copy saves changes before the end: turn, while the model is asked, so that a sandbox that replaces a lost one has them; or never"`
+	Service        Service           `yaml:"service" doc:"a long-running program in the sandbox, such as the server that an image starts"`
+	KeepChanges    *Duration         `yaml:"keep_changes" flag:"keep-changes" value:"TIME" group:"Output" default:"336h" doc:"how long changes of overlay runs wait to be applied, such as 336h"`
+	KeepSessions   *Duration         `yaml:"keep_sessions" flag:"keep-sessions" value:"TIME" group:"Output" default:"2160h" doc:"how long complete records are kept, such as 2160h; after that, only audit records are kept"`
+	Env            map[string]string `yaml:"env" doc:"variables for commands in the sandbox, by name" each:"value of a variable"`
+	EnvFrom        VariableNames     `yaml:"env_from" flag:"env-from" value:"NAMES" group:"Sandbox" doc:"variables of caisson's own environment that commands also get; their values are kept out of records; separate them with commas in the flag"`
+	// MoreEnvFrom are names that the command line adds to EnvFrom.
+	MoreEnvFrom           VariableNames `yaml:"-"`
+	Mounts                Mounts        `yaml:"mounts" flag:"mount" letter:"v" value:"MOUNTS" group:"Sandbox" doc:"directories of this machine that commands see; in the flag, FROM:TO or FROM:TO:ro, separated by commas"`
+	Caches                CacheNames    `yaml:"caches" flag:"cache" value:"NAMES" group:"Sandbox" doc:"caches that the sessions of a workspace share: go, npm, pip, cargo, maven, apt, or a directory such as ~/.gradle; separate them with commas in the flag"`
+	KeepCaches            *Duration     `yaml:"keep_caches" flag:"keep-caches" value:"TIME" group:"Output" default:"720h" doc:"how long unused caches are kept, such as 720h"`
+	Submounts             []string      `yaml:"submounts" doc:"accepted mounts inside the workspace"`
+	Policy                *Policy       `yaml:"policy" doc:"which calls run, prompt or are refused"`
+	Concurrency           *Count        `yaml:"concurrency" flag:"concurrency" value:"N" group:"Limits" doc:"tool calls that run at once, at most 64"`
+	ConfirmTimeout        *Duration     `yaml:"confirm_timeout" flag:"confirm-timeout" value:"TIME" group:"Policy" doc:"how long a confirmation waits for an answer"`
+	Grace                 *Duration     `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"time between SIGTERM and SIGKILL when a command is cancelled"`
+	Fetch                 Fetch         `yaml:"fetch" doc:"what the fetch tool may reach; without allow the tool is off"`
+	Workers               Workers       `yaml:"workers" doc:"models that the model may ask with the tools confer and coordinate; without models the tools are off"`
+	Egress                Egress        `yaml:"egress" doc:"what commands may reach; without a rule they have no network"`
+	Docker                Docker        `yaml:"docker" doc:"the Docker engine"`
+	Stream                *bool         `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
+	CallerOwnsFiles       *bool         `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
+	AcceptSystemWorkspace *bool         `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
+	Sandbox               Sandbox       `yaml:"sandbox" doc:"how sandboxes are started"`
+	HostImage             HostImage     `yaml:"host_image" doc:"what image host contains in addition to the machine's /usr"`
+	Images                Images        `yaml:"images" doc:"how images are fetched"`
+	Programs              Programs      `yaml:"programs" doc:"absolute paths of programs that are neither beside the executable nor on PATH"`
+	Chat                  Chat          `yaml:"chat" doc:"how caisson chat behaves"`
+	Serve                 Serve         `yaml:"serve" doc:"settings of caisson serve; its sessions use the rest of the file"`
+	Telemetry             Telemetry     `yaml:"telemetry" doc:"export of spans and metrics by OTLP; OpenTelemetry's own variables override it"`
+	MCP                   MCPServers    `yaml:"mcpServers" doc:"MCP servers whose tools the model can load, by name; their tools prompt until policy.tools names them" each:"one server"`
+	MCPUse                MCPNames      `yaml:"mcp_use" flag:"mcp" value:"NAMES" group:"Task" doc:"MCP servers that a session uses, or none; the default is all; separate them with commas in the flag"`
+	MCPEnv                VariableNames `yaml:"mcp_env" doc:"variables of caisson's own environment that the .mcp.json of a trusted workspace may refer to"`
+	Tools                 Tools         `yaml:"tools" doc:"commands to offer to the model as tools, by name; they run in the sandbox" each:"one tool"`
+	Instructions          *string       `yaml:"instructions" doc:"the operator's instructions to the model, in addition to AGENTS.md beside the configuration"`
+	InstructionsFile      *string       `yaml:"instructions_file" flag:"instructions" value:"FILE" group:"Task" doc:"file with more of the operator's instructions"`
+	SkillDirs             []string      `yaml:"skill_dirs" doc:"more directories with your skills, in addition to skills in the configuration directory; a path begins with / or ~/"`
+	MemoryTools           *bool         `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes when a session starts"`
 
 	// Profiles are named sets of these settings, Workspaces those of one workspace by
 	// its path; neither has any itself.
@@ -95,7 +98,7 @@ type File struct {
 
 // Workers are the models that the model may ask.
 type Workers struct {
-	Models      []string `yaml:"models" doc:"model profiles, or provider/model, that the model may ask; the session pays for them, and they count toward its limits"`
+	Models      []string `yaml:"models" doc:"names of models, or provider/model, that the model may ask; the session pays for them, and they count toward its limits"`
 	Tools       []string `yaml:"tools" words:"fetch verify" doc:"tools that these models may call if the model asks for it: fetch, as for the session, and verify, on texts"`
 	CostCap     *Dollars `yaml:"cost_cap_usd" doc:"US dollars that one of these models with tools may cost in a call"`
 	CostCapMode *string  `yaml:"cost_cap_mode" default:"warn" enum:"warn enforce off" doc:"above the cap: warn, enforce (no further calls of its tools) or off"`
@@ -111,7 +114,7 @@ type Chat struct {
 // switches get a value that stands further left in the tag tighten.
 type Bounds struct {
 	Git  *string `yaml:"git" flag:"git" value:"MODE" group:"Sandbox" default:"ro" enum:"ro commit" tighten:"ro commit" doc:"what commands may do to .git: ro or commit"`
-	User *string `yaml:"user" flag:"user" value:"WHO" group:"Sandbox" default:"owner" enum:"owner image root" tighten:"owner image root" doc:"user of commands: owner, without privileges; image, the image's USER; or root, only in the container (gvisor, runc, docker with runsc)"`
+	User *string `yaml:"user" flag:"user" letter:"u" value:"WHO" group:"Sandbox" default:"owner" enum:"owner image root" tighten:"owner image root" doc:"user of commands: owner, without privileges; image, the image's USER; or root, only in the container (gvisor, runc, docker with runsc)"`
 	// Mode is "bind" unless a layer or the requirements say otherwise.
 	Mode *string `yaml:"mode" flag:"mode" value:"MODE" group:"Sandbox" enum:"bind overlay copy" tighten:"copy overlay bind" doc:"how commands get the workspace: bind, which changes it directly; overlay, which leaves it unchanged; or copy, which sends it, for example to an engine on another machine"`
 	// CacheUse is "writable" unless a layer or the requirements say otherwise.
@@ -130,7 +133,7 @@ type Limits struct {
 	Rounds    *Count        `yaml:"max_rounds" flag:"max-rounds" value:"N" group:"Limits" default:"50" doc:"model calls in the run"`
 	ToolCalls *Count        `yaml:"max_tool_calls" flag:"max-tool-calls" value:"N" group:"Limits" doc:"tool calls in the run"`
 	Tokens    *Count        `yaml:"max_tokens" flag:"max-tokens" value:"N" group:"Limits" doc:"input and output tokens in the run"`
-	Cost      *Dollars      `yaml:"max_cost_usd" flag:"max-cost-usd" value:"USD" group:"Limits" doc:"US dollars that the run may cost, by the price in the model's profile, such as 0.50"`
+	Cost      *Dollars      `yaml:"max_cost_usd" flag:"max-cost-usd" value:"USD" group:"Limits" doc:"US dollars that the run may cost, by the price of the model, such as 0.50"`
 	Timeout   *Duration     `yaml:"timeout" flag:"timeout" value:"TIME" group:"Limits" doc:"wall time of the run, such as 10m"`
 	Session   SessionLimits `yaml:"session" doc:"limits of a session, over all its turns"`
 	Day       CeilingLimits `yaml:"day" doc:"limits of all sessions of a user together, per day (UTC)"`
@@ -144,7 +147,7 @@ type CeilingLimits struct {
 	Cost     *Dollars `yaml:"max_cost_usd" doc:"US dollars, by the prices of the models"`
 }
 
-// ProfileLimits bound what all users together use of one model profile.
+// ProfileLimits bound what all users together use of one model.
 type ProfileLimits struct {
 	Day   CeilingLimits `yaml:"day" doc:"limits of all sessions of all users together, per day (UTC)"`
 	Month CeilingLimits `yaml:"month" doc:"limits of all sessions of all users together, per month"`
@@ -170,7 +173,7 @@ type Resources struct {
 	CommandTime *Duration `yaml:"command_time" flag:"command-time" value:"TIME" group:"Sandbox" doc:"wall time of one command"`
 }
 
-// Model is one model profile. Selecting it selects all of it.
+// Model is one model and how it is asked. Selecting it selects all of it.
 type Model struct {
 	Provider        *string           `yaml:"provider" words:"openai anthropic ollama replay" doc:"openai (and servers that speak its protocol), anthropic, ollama (its own API), or replay"`
 	Model           *string           `yaml:"model" doc:"the model's name at its provider"`
@@ -179,13 +182,13 @@ type Model struct {
 	APIKeyEnv       *string           `yaml:"api_key_env" doc:"name of the environment variable that holds the key; never the key"`
 	APIKeyCommand   []string          `yaml:"api_key_command" doc:"program and arguments that print the key, run without a shell when the model is first needed"`
 	Headers         map[string]string `yaml:"headers" doc:"headers of each request, by name" each:"value of a header; $NAME is that of a variable"`
-	Fallback        []string          `yaml:"fallback" doc:"profiles, or provider/model, to ask in this order if this one fails before its answer begins"`
+	Fallback        []string          `yaml:"fallback" doc:"names of models, or provider/model, to ask in this order if this one fails before its answer begins"`
 	ReasoningEffort *string           `yaml:"reasoning_effort" words:"none minimal low medium high xhigh max" doc:"how much the model reasons; each provider knows some of these words"`
 	ThinkingTokens  *Count            `yaml:"thinking_tokens" doc:"reasoning budget of anthropic's older models, less than max_output_tokens"`
 	ToolProtocol    *string           `yaml:"tool_protocol" words:"native tags" doc:"how the model calls tools: native (the default), or tags in its text, for models without function calling"`
 	Temperature     *Number           `yaml:"temperature" doc:"sampling temperature"`
 	MaxOutputTokens *Count            `yaml:"max_output_tokens" doc:"most tokens of one answer"`
-	Limits          ProfileLimits     `yaml:"limits" doc:"limits of the profile per day and month, for all users together"`
+	Limits          ProfileLimits     `yaml:"limits" doc:"limits of the model per day and month, for all users together"`
 	ContextWindow   *Count            `yaml:"context_window" doc:"size of the model's context in tokens; an ollama server reserves memory for it"`
 	Price           *Price            `yaml:"price" doc:"US dollars per million tokens, if the model's price is not known or differs from the known one"`
 	MaxRetries      *Retries          `yaml:"max_retries" doc:"how often to send a request again that failed before its answer began, 0 to 20; the default is 2"`
@@ -374,7 +377,7 @@ type Serve struct {
 	Roots       []string               `yaml:"roots" doc:"absolute directories that contain the workspaces of sessions, or are one"`
 	Hosts       []string               `yaml:"hosts" doc:"more names of the server, with or without ports, besides localhost and its addresses"`
 	Tokens      map[string]TokenSource `yaml:"tokens" doc:"bearer tokens, by a label for their holder; without one, each start makes a token" each:"where a token comes from: env or file"`
-	Models      []string               `yaml:"models" doc:"model profiles that clients may name; the default is all profiles of models, and the configured model"`
+	Models      []string               `yaml:"models" doc:"names of models that clients may use; the default is all of models, and the configured model"`
 	Images      []string               `yaml:"images" doc:"images that clients may name besides the configured one"`
 	MaxSessions *Count                 `yaml:"max_sessions" doc:"most sessions at once"`
 	MaxStreams  *Count                 `yaml:"max_streams" doc:"most event streams and copies of files that one token may have open"`

@@ -110,8 +110,10 @@ func (k key) valueIn(v reflect.Value) reflect.Value {
 
 // Setting is one setting that a flag and an environment variable can have.
 type Setting struct {
-	// Flag is the flag's name, Key the key in files.
-	Flag, Key string
+	// Flag is the flag's name, Letter its short form or "", Key the key in files.
+	Flag, Letter, Key string
+	// List is set if the value is a list, with commas between the items.
+	List bool
 	// Value is the kind of value in help, such as SIZE; "" for a switch.
 	Value string
 	// Group is the group of the flag in help, Usage its text there, Default the
@@ -137,7 +139,7 @@ var listSettings = sync.OnceValue(func() []Setting {
 	for _, k := range keysOf(reflect.TypeFor[File]()) {
 		if flag := k.tag.Get("flag"); flag != "" && k.index != nil { // not in an entry of a map
 			out = append(out, Setting{
-				Flag: flag, Key: k.name, Value: k.tag.Get("value"), Group: k.tag.Get("group"), Usage: k.tag.Get("doc"),
+				Flag: flag, Letter: k.tag.Get("letter"), List: k.typ.Kind() == reflect.Slice, Key: k.name, Value: k.tag.Get("value"), Group: k.tag.Get("group"), Usage: k.tag.Get("doc"),
 				Default: cmp.Or(k.tag.Get("shown"), defaults[k.name]), Words: k.words(), key: k,
 			})
 		}
@@ -275,8 +277,40 @@ func checkWords(prefix string, v reflect.Value) error {
 		if k.tagWords("enum") == nil || k.index == nil {
 			continue
 		}
-		if word := v.FieldByIndex(k.index); !word.IsNil() && !slices.Contains(k.tagWords("enum"), word.Elem().String()) {
-			return &Error{Where: prefix + k.name, Message: fmt.Sprintf("%q is none of %s", word.Elem().String(), strings.Join(k.tagWords("enum"), ", "))}
+		if word := v.FieldByIndex(k.index); !word.IsNil() {
+			if err := checkWord(prefix+k.name, word.Elem().String(), k.tagWords("enum")); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// checkWord refuses a word that is not in a list. Its error is an [Error] at where.
+func checkWord(where, word string, words []string) error {
+	if slices.Contains(words, word) {
+		return nil
+	}
+	return &Error{Where: where, Message: fmt.Sprintf("%q is none of %s", word, strings.Join(words, ", "))}
+}
+
+// checkModes refuses classes and modes that no policy has. v is the struct of the policy,
+// and its error is an [Error] at the entry below prefix.
+func checkModes(prefix string, v reflect.Value) error {
+	for _, k := range keysOf(v.Type()) {
+		modes, ok := reflect.TypeAssert[map[string]string](v.FieldByIndex(k.index))
+		if !ok {
+			continue
+		}
+		for _, name := range sortedKeys(modes) {
+			if names := k.tagWords("names"); names != nil {
+				if err := checkWord(prefix+k.name, name, names); err != nil {
+					return err
+				}
+			}
+			if err := checkWord(joinKey(prefix+k.name, name), modes[name], k.tagWords("words")); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -93,7 +93,7 @@ func TestBadToolsAreRefusedWithTheirPlace(t *testing.T) {
 		"a time":            {"tools:\n  probe:\n    description: x\n    timeout: 5\n    command: [ls]\n", 4, 14, "invalid duration"},
 		"paths":             {"tools:\n  probe:\n    description: x\n" + schema + "    paths: [z]\n    command: [ls]\n", 5, 5, `"z" is no argument`},
 		"a schema's ref":    {"tools:\n  probe:\n    description: x\n    command: [ls]\n    input_schema: {type: object, properties: {x: {type: string, $ref: '#'}}}\n", 5, 5, "$ref"},
-		"no schema":         {"tools:\n  probe:\n    description: x\n    command: [ls]\n    input_schema: [1]\n", 5, 19, "mapping"},
+		"no schema":         {"tools:\n  probe:\n    description: x\n    command: [ls]\n    input_schema: [1]\n", 5, 19, "keys with their values"},
 		"a list":            {"tools: [probe]\n", 1, 8, "declared by their names"},
 		"in a profile":      {"profiles:\n  ci:\n    tools:\n      probe: {description: x}\n", 4, 7, "either command"},
 	} {

@@ -1,0 +1,122 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/token"
+
+	"github.com/caisson-run/caisson/runner/doctor"
+)
+
+// describeYAML returns an error of the YAML library without the types of Go.
+func describeYAML(err yaml.Error) string {
+	switch err := err.(type) { //nolint:errorlint // yaml.Error is what errors.As found
+	case *yaml.TypeError:
+		return wantedHere(err.DstType.Kind())
+	case *yaml.UnexpectedNodeTypeError:
+		if err.Expected == ast.MappingType {
+			return wantedHere(reflect.Map)
+		}
+		return wantedHere(reflect.Slice)
+	}
+	return strings.TrimSpace(err.GetMessage())
+}
+
+// wantedHere returns the error about a value of another kind.
+func wantedHere(kind reflect.Kind) string {
+	switch kind {
+	case reflect.Bool:
+		return "true or false is needed here"
+	case reflect.Slice:
+		return "a list is needed here, such as [a, b]"
+	case reflect.Map, reflect.Struct:
+		return "keys with their values are needed here, such as {key: value}"
+	}
+	return "a single value is needed here"
+}
+
+// maxListedKeys is how many keys of a section a hint lists.
+const maxListedKeys = 10
+
+// suggestKey returns the hint for the unknown key at e in a file of type t: the key that
+// was likely meant, or the keys that are possible. It is "" for any other error.
+func suggestKey(e *Error, body ast.Node, t reflect.Type) string {
+	m := unknownField().FindStringSubmatch(e.Message)
+	if m == nil {
+		return ""
+	}
+	name, beside := m[1], keysBeside(body, t, token.Position{Line: e.Line, Column: e.Column})
+	elsewhere := map[string][]string{}
+	for _, k := range keysOf(t) {
+		elsewhere[k.field.name] = append(elsewhere[k.field.name], k.name)
+		for _, entry := range k.tagWords("names") {
+			elsewhere[entry] = append(elsewhere[entry], k.name+"."+entry)
+		}
+	}
+	near := doctor.NearestWord(name, beside)
+	if at := elsewhere[name]; near == "" && len(at) > 0 && len(at) <= 3 {
+		near = strings.Join(at, " or ")
+	}
+	switch {
+	case near != "":
+		return fmt.Sprintf("did you mean %s?", near)
+	case len(beside) > 0 && len(beside) <= maxListedKeys:
+		return "the keys here are " + strings.Join(beside, ", ")
+	}
+	return "docs/settings.md lists the keys"
+}
+
+// keysBeside returns the keys that can stand where one is in n, a value of type t; nil if
+// no key is there.
+func keysBeside(n ast.Node, t reflect.Type, at token.Position) []string {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch n := n.(type) {
+	case *ast.SequenceNode:
+		for _, item := range n.Values {
+			if t.Kind() != reflect.Slice {
+				return nil
+			}
+			if found := keysBeside(item, t.Elem(), at); found != nil {
+				return found
+			}
+		}
+	case *ast.MappingValueNode:
+		return keysBesideEntry(n, t, at)
+	case *ast.MappingNode:
+		for _, entry := range n.Values {
+			if found := keysBesideEntry(entry, t, at); found != nil {
+				return found
+			}
+		}
+	}
+	return nil
+}
+
+func keysBesideEntry(n *ast.MappingValueNode, t reflect.Type, at token.Position) []string {
+	types := map[string]reflect.Type{}
+	if t.Kind() == reflect.Struct {
+		for _, f := range fieldsOf(t) {
+			types[f.name] = f.typ
+		}
+		if t == reflect.TypeFor[File]() {
+			types["profiles"], types["workspaces"] = reflect.TypeFor[map[string]File](), reflect.TypeFor[map[string]File]()
+		}
+	}
+	if p := n.Key.GetToken().Position; p.Line == at.Line && p.Column == at.Column {
+		return sortedKeys(types)
+	}
+	inner := types[keyText(n.Key)]
+	if t.Kind() == reflect.Map {
+		inner = t.Elem()
+	}
+	if inner == nil {
+		return nil
+	}
+	return keysBeside(n.Value, inner, at)
+}
