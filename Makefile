@@ -26,11 +26,9 @@ help: ## list the targets
 
 build: caisson $(BIN)/runsc ## build caisson, caisson-guest and gVisor's runsc into bin/
 
-# The guest runs in containers, whatever this system is.
 caisson:
 	@mkdir -p $(BIN)
-	CGO_ENABLED=0 $(GO) build $(GOFLAGS_BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/ ./cmd/caisson
-	CGO_ENABLED=0 GOOS=linux $(GO) build $(GOFLAGS_BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/ ./cmd/caisson-guest
+	CGO_ENABLED=0 $(GO) build $(GOFLAGS_BUILD) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/ ./cmd/caisson ./cmd/caisson-guest
 
 # gVisor is a module of its own (docs/design/guest.md#runtimes); 1-2 minutes the first
 # time, nothing while its pinned version stays.
@@ -104,7 +102,7 @@ check: ## format, vet, lint, layers and short tests: what to run before a commit
 man: ## write the man pages of the commands to bin/man
 	$(GO) test ./cmd/caisson -count=1 -run '^TestManPages$$' -man $(CURDIR)/$(BIN)/man
 
-release: ## build dist/caisson-GOOS-GOARCH: one file with caisson-guest and runsc inside
+release: ## build dist/caisson-linux-GOARCH: one file with caisson-guest and runsc inside
 	@sh .ci/release.sh
 
 clean: ## remove what the targets built

@@ -1,4 +1,4 @@
-//go:build linux && s3
+//go:build s3
 
 package e2e
 

@@ -1,4 +1,4 @@
-//go:build linux && corpus
+//go:build corpus
 
 package e2e
 

@@ -17,13 +17,13 @@ import (
 // startsPrograms are the files that start programs of the host without programs.Command, and
 // which ones.
 var startsPrograms = map[string]string{
-	"sandbox/programs/host.go":                    "those that are looked up there",
-	"sandbox/oci/runtime.go":                      "an absolute path of programs.Finder",
-	"images/store/build.go":                       "an absolute path of programs.Finder",
-	"sandbox/internal/workmount/userns_linux.go":  "an absolute path of programs.Finder",
-	"sandbox/docker/backend.go":                   "an absolute path of the engine's configuration",
-	"cmd/caisson/internal/detach/detach_linux.go": "this program",
-	"sandbox/oci/namespaces_linux.go":             "none: it does not exist",
+	"sandbox/programs/host.go":              "those that are looked up there",
+	"sandbox/oci/runtime.go":                "an absolute path of programs.Finder",
+	"images/store/build.go":                 "an absolute path of programs.Finder",
+	"sandbox/internal/workmount/userns.go":  "an absolute path of programs.Finder",
+	"sandbox/docker/backend.go":             "an absolute path of the engine's configuration",
+	"cmd/caisson/internal/detach/detach.go": "this program",
+	"sandbox/oci/namespaces.go":             "none: it does not exist",
 }
 
 // TestHostPrograms: all programs that run on the host are found by one lookup, which finds none

@@ -1,4 +1,4 @@
-//go:build linux && projects
+//go:build projects
 
 package e2e
 

@@ -22,9 +22,9 @@ type Resources struct {
 	// fill together exceed three quarters of MemoryBytes, all of them shrink by
 	// the same factor. The attestation has the actual sizes.
 	TmpBytes int64
-	// HomeBytes is the bound of the home directory of commands. On Linux the
-	// home is on disk, and the runner ends commands that exceed the bound.
-	// Elsewhere it is the size of a tmpfs.
+	// HomeBytes is the bound of the home directory of commands. The home is
+	// on disk, and the runner ends commands that exceed the bound; with a
+	// remote engine, it is a tmpfs of this size.
 	HomeBytes int64
 	// ShmBytes is the size of the tmpfs at /dev/shm.
 	ShmBytes int64

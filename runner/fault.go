@@ -46,7 +46,7 @@ const (
 	FaultCommand     FaultKind = "command"      // the command can't be run as given
 	FaultCommandLost FaultKind = "command_lost" // its sandbox was lost
 	FaultReplaced    FaultKind = "replaced"     // a fresh sandbox took the place of its own
-	FaultDisk        FaultKind = "disk"         // the host's disk is nearly full
+	FaultDisk        FaultKind = "disk"         // the host's disk, or a directory of the sandbox, is full
 	FaultUnreachable FaultKind = "unreachable"  // the session does not answer
 	FaultNotLive     FaultKind = "not_live"     // no process owns the session
 	FaultEndUnknown  FaultKind = "end_unknown"  // the connection ended before the command did
@@ -105,7 +105,7 @@ var hints = map[FaultKind]string{
 	FaultCommand:       "Name a program, and a directory at or below the workspace's path in the container.",
 	FaultCommandLost:   "The command is not run again.",
 	FaultReplaced:      "Ask again: a fresh sandbox runs.",
-	FaultDisk:          "Remove what is not needed on that disk.",
+	FaultDisk:          "Remove what is not needed there.",
 	FaultUnreachable:   "Name a session that runs.",
 	FaultNotLive:       "Name a session that runs.",
 }

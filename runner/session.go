@@ -102,8 +102,7 @@ type Session struct {
 // Its sandbox is made by the first turn whose tools may need it, or the first
 // call that does. Cancelling ctx ends the turn that runs, and no other is started.
 // Its error wraps a [Fault] of kind [FaultInvalidLimits] or [FaultRecords], a
-// [WorkspaceError], a [ResumeError], a [state.DirError] or [overlay.ErrUnsupported]
-// if the caller can do something about it.
+// [WorkspaceError], a [ResumeError] or a [state.DirError] if the caller can do something about it.
 func Open(ctx context.Context, o Options) (_ *Session, err error) {
 	var undo closers.Stack
 	defer undo.CloseOnError(&err)

@@ -42,7 +42,7 @@ type Attestation struct {
 
 	Workspace       string `json:"workspace"`        // host path
 	WorkspaceTarget string `json:"workspace_target"` // mount point in the container
-	WorkspaceMode   string `json:"workspace_mode"`   // "bind" or "overlay"
+	WorkspaceMode   string `json:"workspace_mode"`   // "bind", "overlay" or "copy"
 	WorkspaceOwner  string `json:"workspace_owner"`  // uid:gid of new files on the host
 	IDMapped        bool   `json:"id_mapped"`
 	Git             string `json:"git"`

@@ -95,8 +95,8 @@ type Exit struct {
 	Full []string
 	// Exceeded is set if the command was killed because it exceeded its
 	// [Command].MaxTasks (limits.KindPIDs) or MaxMemory (limits.KindMemory), or
-	// because it filled the disk or a directory (limits.KindDisk). Backends don't set
-	// the last; who watches the disk does.
+	// because it filled the disk or a directory (limits.KindDisk). The last is set
+	// by the runner, which watches the disk, and not by backends.
 	Exceeded *limits.ExceededError
 	Kill     KillReport
 }

@@ -14,8 +14,8 @@ const (
 	// WorkspaceDir is the mount point of the workspace, unless Workspace.Target
 	// is another one.
 	WorkspaceDir = "/workspace"
-	// HomeDir is the commands' home directory, which is empty at the start. On
-	// Linux it is a scratch directory ([MountScratch]), elsewhere a tmpfs.
+	// HomeDir is the commands' home directory, which is empty at the start. It is
+	// a scratch directory ([MountScratch]), or a tmpfs with a remote engine.
 	HomeDir = "/home/agent"
 	// GuestPath is the mount point of the guest's binary, which is read-only.
 	GuestPath = "/.caisson/guest"

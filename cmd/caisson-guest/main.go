@@ -1,5 +1,3 @@
-//go:build linux
-
 // Command caisson-guest is PID 1 of every container that Caisson makes. It
 // starts and ends commands and changes the workspace for the host, with which
 // it communicates over its standard input and output (package

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -45,8 +46,7 @@ func (a *app) warnOfState(dir string) {
 	}
 }
 
-// stateProof returns the content of the proof of a state directory: a code of its device and inode,
-// or on Windows of its path.
+// stateProof returns the content of the proof of a state directory: a code of its device and inode.
 func (e environ) stateProof(dir string) ([]byte, error) {
 	key, err := e.stateKey()
 	if err != nil {
@@ -56,12 +56,12 @@ func (e environ) stateProof(dir string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	identity, err := directoryIdentity(dir, info)
-	if err != nil {
-		return nil, err
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return nil, errors.ErrUnsupported
 	}
 	code := hmac.New(sha256.New, key)
-	_, err = fmt.Fprintln(code, identity)
+	_, err = fmt.Fprintln(code, st.Dev, st.Ino)
 	return fmt.Appendf(nil, "%x\n", code.Sum(nil)), err
 }
 

@@ -197,7 +197,7 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
-	status, err := endOfCommand(ctx, a, result)
+	status, err := endOfCommand(ctx, a, result, "--memory gives it more.")
 	if image, err := images.ParseLocalReference(*s.conf.Image); err == nil && status == exitNoProgram {
 		for _, text := range s.absentWarnings(ctx, image) {
 			a.printLines("caisson: " + text)
@@ -281,13 +281,13 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
-	status, err := endOfCommand(ctx, a, r)
+	status, err := endOfCommand(ctx, a, r, "Its session was started with too little: see --memory there.")
 	return cmp.Or(err, exitWith(status))
 }
 
 // endOfCommand returns the exit status of a command's end, or why it was cancelled, and
-// prints what no status can tell.
-func endOfCommand(ctx context.Context, a *app, r runner.UserResult) (status int, _ error) {
+// prints what no status can tell. moreMemory is the hint if there was too little.
+func endOfCommand(ctx context.Context, a *app, r runner.UserResult, moreMemory string) (status int, _ error) {
 	if r.Left > 0 {
 		a.printLines(fmt.Sprintf("caisson: %d processes of the command could not be killed; the session replaces its sandbox.", r.Left))
 	}
@@ -298,7 +298,7 @@ func endOfCommand(ctx context.Context, a *app, r runner.UserResult) (status int,
 		a.printLines("caisson: the command's time was over. --timeout gives it more.")
 		return exitTimedOut, nil
 	case r.Status.OOMKilled:
-		a.printLines("caisson: the sandbox was out of memory while the command ran. --memory gives it more.")
+		a.printLines("caisson: the sandbox was out of memory while the command ran. " + moreMemory)
 	case r.Status.Cancelled:
 		a.printLines("caisson: the command was cancelled, because its session ends.")
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
 // TestSessionHints: the hints of faults name flags and commands of this program, and an
@@ -59,7 +58,7 @@ func TestStatusesOfRunnerErrors(t *testing.T) {
 	for want, errs := range map[int][]error{
 		exitFailed:       {&runner.UserCommandError{Kind: runner.FaultOther}, &runner.UserCommandError{Kind: "busy"}, &runner.UserCommandError{Kind: runner.FaultDisk}},
 		exitInput:        {&runner.UserCommandError{Kind: runner.FaultNotLive}, &runner.UserCommandError{Kind: runner.FaultCommand}, &runner.UserCommandError{Kind: runner.FaultNotHeld}, fmt.Errorf("create: %w", &sandbox.MountError{Err: sandbox.ErrInvalid})},
-		exitSandboxStart: {&runner.UserCommandError{Kind: runner.FaultSandboxStart}, fmt.Errorf("open: %w", overlay.ErrUnsupported)},
+		exitSandboxStart: {&runner.UserCommandError{Kind: runner.FaultSandboxStart}},
 		exitSandboxLost:  {&runner.UserCommandError{Kind: runner.FaultCommandLost}, &runner.UserCommandError{Kind: runner.FaultReplaced}, &runner.UserCommandError{Kind: runner.FaultEndUnknown}},
 		exitFatal:        {&runner.UserCommandError{Kind: runner.FaultRecords}, runner.Fault{Kind: runner.FaultRecords, Dir: "/s", Err: syscall.ENOSPC}},
 		exitConfig:       {runner.Fault{Kind: runner.FaultInvalidLimits, Err: errors.New("limits")}},

@@ -20,7 +20,6 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -270,8 +269,6 @@ func explainLibrary(err error) *commandError {
 		return newFailure(exitInput, err, "", "caisson trace ls lists sessions. Old ones lose their records, and can't be resumed.")
 	case ok:
 		return newFailure(exitInput, err, "", hintFor(resume.Reason, resume.Session))
-	case errors.Is(err, overlay.ErrUnsupported):
-		return newFailure(exitSandboxStart, err, "", "Use --mode bind, on a copy of the directory if need be.")
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -292,7 +291,7 @@ func (c *copier) runCommand(ctx context.Context, command runner.UserCommand) (in
 		return 0, nil
 	}
 	cause, _ := tools.DisplayLines(strings.TrimSpace(text.String()))
-	if r.Status.Signal != 0 || r.Status.TimedOut || r.Status.OOMKilled || cause == "" {
+	if r.Status.Cause() != "" || r.Status.Signal != 0 || cause == "" {
 		cause = strings.TrimSpace(fmt.Sprintf("it ended with %s. %s", r.Status, cause))
 	}
 	return r.Status.Code, newFailure(exitFailed, nil, "in the sandbox: "+cause, "What was copied before stays; caisson sandbox cp --help has the rules.")
@@ -367,10 +366,7 @@ func (c *copier) copyOut(ctx context.Context, from, to string) error {
 		return notCopied(err)
 	}
 	defer func() { _ = dest.Close() }() // only held
-	held := dir
-	if runtime.GOOS == "linux" {
-		held = fmt.Sprintf("/proc/self/fd/%d", dest.Fd())
-	}
+	held := fmt.Sprintf("/proc/self/fd/%d", dest.Fd())
 	r, w := io.Pipe()
 	unpacked := make(chan error, 1)
 	var left []string

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -161,9 +160,7 @@ func loadSettings(a *app, flags config.File, profile string) (*settings, error) 
 func loadChatSettings(a *app, flags config.File, profile string) (*settings, error) {
 	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile}
 	s.builtin.Limits.Rounds = new(config.Count(chatRounds))
-	if runtime.GOOS == "linux" {
-		s.builtin.Mode = new(string(sandbox.ModeOverlay))
-	}
+	s.builtin.Mode = new(string(sandbox.ModeOverlay))
 	return s, s.load(config.File{})
 }
 

@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -61,9 +60,9 @@ var etcPatterns = []string{
 
 // RootFS describes the image host: the host's own programs, read-only, over a
 // skeleton with none of its data. It reads directories and writes nothing. It
-// fails with [images.ErrUnsupported] on other systems than Linux and if the
-// host has no /usr or no shell, and with [images.ErrInvalid] for a toolchain or
-// mask that is not absolute or would show more than a toolchain.
+// fails with [images.ErrUnsupported] if the host has no /usr or no shell, and
+// with [images.ErrInvalid] for a toolchain or mask that is not absolute or would
+// show more than a toolchain.
 func RootFS(ctx context.Context, o Options) (*images.RootFS, error) {
 	b, err := newBuilder(ctx, &o)
 	if err != nil {
@@ -83,9 +82,6 @@ func RootFS(ctx context.Context, o Options) (*images.RootFS, error) {
 
 // newBuilder returns a builder that has all of the image but its environment.
 func newBuilder(ctx context.Context, o *Options) (*builder, error) {
-	if runtime.GOOS != "linux" {
-		return nil, fmt.Errorf("%w: host needs Linux: use an image of the engine instead", images.ErrUnsupported)
-	}
 	o.Root = filepath.Clean("/" + o.Root)
 	b := &builder{root: o.Root, fs: &images.RootFS{Reference: images.Reference{Scheme: images.SchemeHost}, Dirs: mountPoints(), Files: mountFiles()}}
 	if o.Workspace != "" {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -43,13 +42,6 @@ func machine(t *testing.T, entries ...string) string {
 	return root
 }
 
-func needsLinux(t *testing.T) {
-	t.Helper()
-	if runtime.GOOS != "linux" {
-		t.Skip("needs linux")
-	}
-}
-
 // binds gives the binds as path=source below root.
 func binds(r *images.RootFS, root string) map[string]string {
 	m := map[string]string{}
@@ -69,7 +61,6 @@ var merged = []string{
 }
 
 func TestHostMerged(t *testing.T) {
-	needsLinux(t)
 	root := machine(t, merged...)
 	r, err := RootFS(t.Context(), Options{Root: root})
 	if err != nil {
@@ -106,7 +97,6 @@ func TestHostMerged(t *testing.T) {
 }
 
 func TestHostNotMerged(t *testing.T) {
-	needsLinux(t)
 	root := machine(t, "usr/bin/env", "usr/lib/", "bin/sh", "lib/libc.so", "sbin/init")
 	r, err := RootFS(t.Context(), Options{Root: root})
 	if err != nil {
@@ -119,7 +109,6 @@ func TestHostNotMerged(t *testing.T) {
 }
 
 func TestHostWithoutShellIsUnsupported(t *testing.T) {
-	needsLinux(t)
 	for _, entries := range [][]string{{"usr/bin/env"}, {"bin/sh"}} {
 		if _, err := RootFS(t.Context(), Options{Root: machine(t, entries...)}); !errors.Is(err, images.ErrUnsupported) {
 			t.Errorf("%v: %v, want ErrUnsupported", entries, err)
@@ -128,7 +117,6 @@ func TestHostWithoutShellIsUnsupported(t *testing.T) {
 }
 
 func TestHostDigest(t *testing.T) {
-	needsLinux(t)
 	root := machine(t, merged...)
 	digest := func(o Options) string {
 		o.Root = root
@@ -154,7 +142,6 @@ func TestHostDigest(t *testing.T) {
 }
 
 func TestHostToolchainsAndMasks(t *testing.T) {
-	needsLinux(t)
 	root := machine(t, merged...)
 	r, err := RootFS(t.Context(), Options{
 		Root: root, Toolchains: []string{"/opt/go", "/usr/local/go", "/root/.cargo/"}, Mask: []string{"/usr/share", "/usr/absent"},
@@ -205,7 +192,6 @@ var userMachine = append([]string{
 }, merged...)
 
 func TestHostSearchPath(t *testing.T) {
-	needsLinux(t)
 	root := machine(t, userMachine...)
 	if err := os.Chmod(filepath.Join(root, "usr/local/open/bin"), 0o777); err != nil {
 		t.Fatal(err)
@@ -245,7 +231,6 @@ func TestHostSearchPath(t *testing.T) {
 }
 
 func TestHostVariables(t *testing.T) {
-	needsLinux(t)
 	root := machine(t, userMachine...)
 	o := Options{
 		Root: root, Toolchains: []string{"/home/me/.rustup", "/opt/jdk", "/home/me/.cargo/bin"},
@@ -262,7 +247,6 @@ func TestHostVariables(t *testing.T) {
 }
 
 func TestFindAbsent(t *testing.T) {
-	needsLinux(t)
 	root := machine(t, userMachine...)
 	if err := os.Chmod(filepath.Join(root, "opt/go/bin"), 0o777); err != nil {
 		t.Fatal(err)
@@ -308,7 +292,6 @@ func TestFindAbsent(t *testing.T) {
 
 // TestHostHere builds the image of the machine that runs the test.
 func TestHostHere(t *testing.T) {
-	needsLinux(t)
 	if _, err := os.Stat("/bin/sh"); err != nil {
 		t.Skip("needs /bin/sh")
 	}

@@ -1,5 +1,3 @@
-//go:build unix
-
 package host
 
 import (
@@ -94,7 +92,6 @@ func TestSkeletonTar(t *testing.T) {
 }
 
 func TestDirectory(t *testing.T) {
-	needsLinux(t)
 	dir := machine(t, "usr/bin/sh", "bin -> usr/bin", "etc/passwd", "home/user/secret", "dev/null", "var/lib/x", "tmp/left", ".dockerenv")
 	before := imagetest.Snapshot(t, dir)
 	r, err := Directory(t.Context(), dir)
@@ -120,7 +117,6 @@ func TestDirectory(t *testing.T) {
 }
 
 func TestDirectoryErrors(t *testing.T) {
-	needsLinux(t)
 	if _, err := Directory(t.Context(), filepath.Join(t.TempDir(), "absent")); !errors.Is(err, images.ErrNotFound) {
 		t.Errorf("absent: %v", err)
 	}

@@ -211,7 +211,7 @@ func (s *Store) Resolve(ctx context.Context, ref images.Reference) (images.Image
 
 // RootFS implements [images.Source]. An image that isn't cached is fetched and
 // unpacked once, however many callers need it; the others wait. Canceling ctx
-// stops waiting and fetching and leaves nothing incomplete. RootFS needs Linux.
+// stops waiting and fetching and leaves nothing incomplete.
 //
 // Errors wrap [images.ErrInvalid], [images.ErrUnsupported],
 // [images.ErrNotFound], [images.ErrUnauthorized], [images.ErrUnreachable],
@@ -246,9 +246,6 @@ func (s *Store) rootFS(ctx context.Context, ref images.Reference, owners bool) (
 
 // leaseTree takes a lease on the tree of f and makes the tree if it is missing.
 func (s *Store) leaseTree(ctx context.Context, ref images.Reference, f *foundImage, key string) (*images.RootFS, func(), error) {
-	if runtime.GOOS != "linux" {
-		return nil, nil, fmt.Errorf("image %s: %w: a root filesystem can be unpacked only on Linux: use an engine", ref, images.ErrUnsupported)
-	}
 	release, err := s.locks.acquireLease(ctx, key)
 	if err != nil {
 		return nil, nil, err
@@ -285,19 +282,12 @@ func (s *Store) Archive(ctx context.Context, ref images.Reference, w io.Writer) 
 	return id, err
 }
 
-// Pull resolves ref again, pins the result and fetches it. On Linux it is
-// unpacked too. Running sessions keep the image that they have.
+// Pull resolves ref again, pins the result and fetches and unpacks
+// it. Running sessions keep the image that they have.
 func (s *Store) Pull(ctx context.Context, ref images.Reference) (images.Image, error) {
 	var im images.Image
 	release := func() {}
 	err := s.withImage(ctx, ref, true, func(f *foundImage) error {
-		if runtime.GOOS != "linux" {
-			if _, err := f.open(ctx); err != nil {
-				return err
-			}
-			im = describeRecord(s, f.record)
-			return nil
-		}
 		_, leased, err := s.leaseTree(ctx, ref, f, f.record.Tree)
 		if err != nil {
 			return err

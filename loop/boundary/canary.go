@@ -41,8 +41,8 @@ const (
 // Plant returns a line with a fresh token, for a text that must stay secret.
 func Plant() Text { return Text(plantedBefore + newNonce() + plantedBehind) }
 
-// WatchPlanted looks for the tokens that [Plant] made for a text. It must not have words of
-// others: they could have tokens of their choice replaced in answers.
+// WatchPlanted looks for the tokens that [Plant] made for a text. The text must not
+// contain words of others, who could then have tokens of their choice replaced in answers.
 func (c *Canaries) WatchPlanted(text string) {
 	for before := range strings.SplitSeq(text, plantedBehind) {
 		id := before[max(len(before)-nonceDigits, 0):]
@@ -90,9 +90,9 @@ func (c *Canaries) WatchWrappers(text string) {
 	}
 }
 
-// Redact returns text without tokens, and how many were in it: as they are, with
-// characters between theirs or in another alphabet, escaped, reversed, as hexadecimal
-// digits or in base64.
+// Redact returns text without tokens, and how many were in it. It finds a token as it is,
+// with other characters in between, in another alphabet, escaped, reversed, in hexadecimal
+// and in base64.
 func (c *Canaries) Redact(text string) (safe string, leaks int) {
 	if c == nil {
 		return text, 0

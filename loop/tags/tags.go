@@ -124,8 +124,7 @@ func cutCall(text string) (before string, call loop.ToolUse, closed bool) {
 }
 
 // ParseCall returns the first call in the text of an answer. found reports whether there
-// is a tag at all, and problem why its content is no call: Raw is a JSON object, or "",
-// only if that is "".
+// is a tag. problem says why its content is no call; if it is "", Raw is a JSON object or "".
 func ParseCall(text string) (call loop.ToolUse, problem string, found bool) {
 	if !strings.Contains(text, openTag) {
 		return call, "", false
@@ -297,7 +296,6 @@ func renderCall(u loop.ToolUse) string {
 // renderResult returns a result as text of the user: the wrapper of the loop, behind a
 // line that names the call.
 func renderResult(r loop.ToolResult, name string) string {
-	var parts []string
 	what := "Result"
 	if r.IsError {
 		what = "Error"
@@ -305,7 +303,7 @@ func renderResult(r loop.ToolResult, name string) string {
 	if name == "" {
 		what += `: the tag had no JSON object with "name" and "args"`
 	}
-	parts = append(parts, what+":")
+	parts := []string{what + ":"}
 	for _, b := range r.Content {
 		if b.Image != nil {
 			parts = append(parts, "[an image, which can't be sent as text]")

@@ -348,6 +348,9 @@ func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p pl
 	c.Stdout, c.Stderr, c.Env, c.Timeout = output, output, v.step.Verifier.Env, v.step.Verifier.Time
 	c.Argv = append([]string{"/bin/sh", "-c", `exec "$@" 2>&1`, "sh"}, c.Argv...)
 	ended, err := s.Exec(ctx, c)
+	if ended.Status.OOMKilled {
+		v.doubts[string(limits.KindMemory)] = doubtLimit
+	}
 	switch {
 	case err != nil:
 		if limit, ok := errors.AsType[*limits.ExceededError](err); ok {
@@ -355,8 +358,6 @@ func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p pl
 			return ended.Status, &failure{class: VerifierCrashed, err: limit}
 		}
 		return ended.Status, blame(v.acted, VerifierCrashed, err)
-	case ended.Status.OOMKilled:
-		v.doubts[string(limits.KindMemory)] = doubtLimit
 	case ended.Status.TimedOut:
 		v.doubts[string(limits.KindWallTime)] = doubtLimit
 		return ended.Status, errVerifierTime

@@ -23,8 +23,8 @@ const (
 	// heartbeat is the time between two comments on a quiet stream: shorter
 	// than the 60 s after which proxies commonly cut a silent connection.
 	heartbeat = 15 * time.Second
-	// writeTime is how long one event may wait for a reader. It is dropped
-	// then, and can come back with Last-Event-ID.
+	// writeTime is how long a write may wait for a reader. A slower one is
+	// disconnected, and can come back with Last-Event-ID.
 	writeTime = 10 * time.Second
 	// pollEvery is the interval at which the trace of another process's session is
 	// polled.
@@ -266,8 +266,12 @@ func (st *stream) sendAll(ctx context.Context) error {
 			return context.Cause(ctx)
 		case <-st.sessions.stopped:
 			// The sessions have ended: send what remains.
-			if end, err := st.catchUp(); err != nil || end != "" {
-				return errors.Join(err, st.sendEvent("end", StreamEnd{State: end}))
+			end, err := st.catchUp()
+			switch {
+			case err != nil:
+				return err
+			case end != "":
+				return st.sendEvent("end", StreamEnd{State: end})
 			}
 			return errStopping
 		}
@@ -365,7 +369,7 @@ func (st *eventWriter) begin() error {
 // sendEvent sends one event without an id.
 func (st *eventWriter) sendEvent(name string, v any) error { return st.sendNumbered("", name, v) }
 
-// sendNumbered sends one event with an id.
+// sendNumbered sends one event, without an id if id is "".
 func (st *eventWriter) sendNumbered(id, name string, v any) error {
 	var buf bytes.Buffer
 	if id != "" {

@@ -15,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
 // Problem is an error in the format of RFC 9457. Code, and Type, which is made
@@ -117,7 +116,6 @@ var prepareCauses = map[string]string{
 	"model": "the model can't be used", "sandbox": "the sandbox can't be used", "records": "the records of a session can't be written",
 	string(runner.FaultSandboxStart): "the sandbox could not start", string(runner.FaultCommandLost): "the sandbox was lost while the command ran",
 	string(runner.FaultReplaced): "a fresh sandbox took the place of one that was lost, and the command did not run in it",
-	string(runner.FaultDisk):     "the disk of the server is nearly full",
 }
 
 // Hints of errors that have none of their own.
@@ -204,8 +202,6 @@ func (d *diagnostics) asProblem(what string, err error) *Problem {
 		e.Code, e.Problem = "configuration", record.Problem{Cause: f.Error(), Hint: "Change the limits, or ask the server's operator."}
 	} else if ok {
 		e.Code = "records"
-	} else if errors.Is(err, overlay.ErrUnsupported) {
-		e.Code, e.Problem = "sandbox", record.Problem{Cause: "mode overlay can't be used with this workspace", Hint: "Ask for mode bind, on a copy of the workspace if need be."}
 	} else {
 		return d.internalProblem(what, err)
 	}

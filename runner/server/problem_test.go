@@ -1,5 +1,3 @@
-//go:build linux
-
 package server
 
 import (
@@ -19,7 +17,6 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
 // TestHintsOfFaultsSpeakToClients: each kind of fault has a hint, in words for clients.
@@ -117,7 +114,6 @@ func TestProblemsKeepTheHostToThemselves(t *testing.T) {
 	}{
 		"state directory":  {&state.DirError{Path: "/host/state", Err: host}, 503, "configuration"},
 		"records":          {runner.Fault{Kind: runner.FaultRecords, Dir: "/host/records", Err: host}, 503, "records"},
-		"no overlay":       {fmt.Errorf("mount /host/layers: %w", overlay.ErrUnsupported), 503, "sandbox"},
 		"configuration":    {&PrepareError{Code: "configuration", Err: host}, 503, "configuration"},
 		"model":            {&PrepareError{Code: "model", Err: host}, 503, "model"},
 		"sandbox":          {&PrepareError{Code: "sandbox", Err: host}, 503, "sandbox"},

@@ -332,6 +332,8 @@ func (d *diagnostics) commandProblem(id string, err error) *Problem {
 		return d.internalProblem("run command", err)
 	case e.Kind == runner.FaultCommand: // it is about the request
 		return fromProblem(http.StatusUnprocessableEntity, "command", record.Problem{Cause: e.Cause, Hint: e.Hint})
+	case e.Kind == runner.FaultDisk: // the host's disk or a directory of the sandbox: the cause tells
+		return fromProblem(http.StatusInsufficientStorage, "disk", record.Problem{Cause: e.Cause, Hint: e.Hint})
 	}
 	return d.prepareProblem("run command in "+id, &PrepareError{Code: string(e.Kind), Err: err})
 }

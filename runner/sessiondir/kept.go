@@ -221,8 +221,8 @@ func DiscardChanges(session, by string) error {
 	return errors.Join(err, l.Close(), DropCaches(session))
 }
 
-// expire ends layers that were opened, and returns how, "" for not at all. What was read before they
-// were locked may have changed since: where it has, they are left alone.
+// expire ends opened layers and returns their new state, or "" if they changed between Open and Lock
+// and are left alone.
 func expire(l *overlay.Layers) (overlay.State, error) {
 	if err := l.Lock(); err != nil {
 		return "", err

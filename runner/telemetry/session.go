@@ -453,7 +453,7 @@ func (s *session) endExec(r record.Record) {
 	case p.OOMKilled:
 		setError(span, "oom_killed")
 	case p.Error != "":
-		setError(span, "sandbox_lost")
+		setError(span, "_OTHER") // OpenTelemetry's word for an error of no known type
 	}
 	span.End(trace.WithTimestamp(r.Time))
 }

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"runtime"
 
 	"github.com/docker/docker/api/types/container"
 
@@ -101,7 +100,7 @@ func (c *engineContainer) checkAccount() error {
 	if c.facts.base.IsNamespace() {
 		return checkRange(id)
 	}
-	if runtime.GOOS != "linux" || os.Geteuid() == 0 || id.UID == os.Geteuid() && len(id.Groups) == 0 && (c.prep.Account.GID == 0 || id.GID == os.Getegid()) {
+	if os.Geteuid() == 0 || id.UID == os.Geteuid() && len(id.Groups) == 0 && (c.prep.Account.GID == 0 || id.GID == os.Getegid()) {
 		return nil
 	}
 	return &sandbox.IncapableError{

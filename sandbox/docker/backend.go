@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -213,7 +212,7 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 		Backend: Name, Runtime: f.runtime.name, RuntimeVersion: f.runtime.version, RuntimePath: f.runtime.path,
 		EngineVersion: f.version, Local: b.endpoint.isLocal(), Remapped: f.base.IsNamespace(),
 	}
-	if os.Geteuid() != 0 && runtime.GOOS == "linux" {
+	if os.Geteuid() != 0 {
 		info.Lost = append(info.Lost, workmount.LostFlags)
 	}
 	return info, nil

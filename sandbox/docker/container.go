@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -113,7 +112,7 @@ func (c *engineContainer) Identity(m *workmount.Mounts) lifecycle.Identity {
 		return lifecycle.RootIdentity(c.prep.Spec, c.facts.base)
 	}
 	id := lifecycle.Identity{
-		CommandUID: m.CommandUID, CommandGID: m.CommandGID, ForeignFiles: runtime.GOOS == "linux" && !m.IDMapped, Workspace: c.prep.ImageIdentity(),
+		CommandUID: m.CommandUID, CommandGID: m.CommandGID, ForeignFiles: !m.IDMapped, Workspace: c.prep.ImageIdentity(),
 	}
 	id.Workspace.Base = c.facts.base
 	return id

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,7 +41,7 @@ func (e endpoint) notAddress() error {
 // isLocal reports whether the engine may share this machine's file system. The
 // guest proves that it does.
 func (e endpoint) isLocal() bool {
-	return strings.HasPrefix(e.host, "unix://") || strings.HasPrefix(e.host, "npipe://")
+	return strings.HasPrefix(e.host, "unix://")
 }
 
 // resolveEndpoint finds the engine as the docker command does: the configured
@@ -99,10 +101,10 @@ func checkScheme(e endpoint) error {
 	switch {
 	case !ok || rest == "":
 		return e.notAddress()
-	case scheme == "unix" || scheme == "tcp" || scheme == "npipe":
+	case scheme == "unix" || scheme == "tcp":
 		return nil
 	}
-	return fmt.Errorf("%w: engine address %q (from %s): only unix, npipe and tcp: use an engine on this machine, which can mount the workspace",
+	return fmt.Errorf("%w: engine address %q (from %s): only unix and tcp: use an engine on this machine, which can mount the workspace",
 		sandbox.ErrUnsupported, e.host, e.from)
 }
 
@@ -170,4 +172,10 @@ func fromContext(dir, name string) (endpoint, error) {
 func fileExists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
+}
+
+const defaultHost = "unix:///var/run/docker.sock"
+
+func dialNetwork(ctx context.Context, network, address string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, network, address)
 }

@@ -48,6 +48,7 @@ func readBack(asked request, got container.InspectResponse) error {
 		{"shared memory", want.ShmSize, have.ShmSize},
 		{"pids", valueOf(want.PidsLimit), valueOf(have.PidsLimit)},
 		{"out-of-memory killer off", false, have.OomKillDisable != nil && *have.OomKillDisable},
+		{"out-of-memory score", want.OomScoreAdj, have.OomScoreAdj},
 		{"engine's init", false, have.Init != nil && *have.Init},
 		{"entry point", strings.Join(asked.config.Entrypoint, " "), strings.Join(got.Config.Entrypoint, " ")},
 		{"arguments", "", strings.Join(got.Config.Cmd, " ")},

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,7 +30,7 @@ func findBase(f facts, local bool) (workmount.Base, error) {
 		return workmount.Base{}, fmt.Errorf("%w: it remaps user ids (userns-remap), and "+format, append([]any{sandbox.ErrUnsupported}, args...)...)
 	}
 	switch {
-	case runtime.GOOS != "linux" || !local || os.Geteuid() != 0:
+	case !local || os.Geteuid() != 0:
 		return refuse("only root of its machine can map the files of a workspace to them: run as root there, use an engine without remapping, or the gvisor backend")
 	case f.runtime.ownKernel():
 		return refuse("its runtime %s is gVisor: use its runtime runc (docker.runtime), an engine without remapping, or the gvisor backend", f.runtime.name)

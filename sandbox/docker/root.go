@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -27,7 +26,7 @@ func (b *Backend) checkRoot(f facts) error {
 	case !f.runtime.ownKernel():
 		err.Reason = fmt.Sprintf("root in a container of the engine's runtime %s would be root of its machine to the kernel", f.runtime.name)
 		err.Hint = "use the gvisor or the runc backend, a runtime of the engine that is gVisor's runsc (docker.runtime), or an engine with userns-remap"
-	case runtime.GOOS != "linux" || !b.endpoint.isLocal() || os.Geteuid() != 0:
+	case !b.endpoint.isLocal() || os.Geteuid() != 0:
 		// gVisor's gofer is root of the host, and acts with the ids of commands.
 		err.Reason = "files that root makes would be those of root of the engine's machine, because only root of that machine can map ids"
 		err.Hint = "use the gvisor or the runc backend, or run as root on the engine's machine"

@@ -5,17 +5,19 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"runtime"
 	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
 )
 
 // checkSystem returns an error if this system can't run the backend.
 func (b *Backend) checkSystem() error {
-	if runtime.GOOS != "linux" {
-		return fmt.Errorf("%s is not Linux: use the docker backend: %w", runtime.GOOS, sandbox.ErrUnsupported)
-	}
 	if !b.rootless {
 		return checkMounts()
 	}
@@ -70,4 +72,116 @@ func explainFailure(err error) error {
 		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err
+}
+
+// ownSession makes a program the leader of a session of its own, so that a
+// terminal's signals don't reach what it starts.
+func ownSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+
+// takeLease makes every other open of a file wait until dropLease, or until its
+// holder ends. Not every file system can.
+func takeLease(f *os.File) error {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	return err
+}
+
+func dropLease(f *os.File) error {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
+	return err
+}
+
+// startInCgroups starts a program in cgroups, from its first instruction on. On v2
+// the kernel can do that. On v1 a child is in the cgroups of the thread that
+// forks it, so a thread is moved there, which ends afterwards: it may not move
+// back to a cgroup of root's.
+func startInCgroups(dirs []string, cmd *exec.Cmd) error {
+	result := make(chan error)
+	thread := 0
+	start := func() {
+		runtime.LockOSThread() // and not unlocked, so that the thread ends
+		thread = unix.Gettid()
+		result <- startHere(dirs, cmd)
+	}
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != os.Getpid() {
+			start()
+			return
+		}
+		// The main thread never ends. Another one is used while it is held.
+		inner := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(inner)
+			start()
+		}()
+		<-inner
+		runtime.UnlockOSThread()
+	}()
+	err := <-result
+	ended := fmt.Sprintf("/proc/self/task/%d", thread)
+	for deadline := time.Now().Add(settleTime); time.Now().Before(deadline); pauseBriefly() {
+		if _, err := os.Stat(ended); err != nil {
+			break
+		}
+	}
+	return err
+}
+
+func startHere(dirs []string, cmd *exec.Cmd) error {
+	for _, dir := range dirs {
+		if hasFile(dir, "tasks") {
+			if err := writeCgroup(dir, "tasks", "0"); err != nil {
+				return fmt.Errorf("enter cgroup %s: %w", dir, err)
+			}
+			continue
+		}
+		f, err := os.Open(dir)
+		if err != nil {
+			return fmt.Errorf("enter cgroup %s: %w", dir, err)
+		}
+		defer func() { _ = f.Close() }()
+		if cmd.SysProcAttr == nil {
+			cmd.SysProcAttr = &syscall.SysProcAttr{}
+		}
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(f.Fd())
+	}
+	return cmd.Start()
+}
+
+// isWritable reports whether this process may make entries in a directory.
+func isWritable(dir string) bool { return unix.Access(dir, unix.W_OK) == nil }
+
+// onCgroupFS reports whether a directory is a cgroup. It returns fs.ErrNotExist
+// for a missing one.
+func onCgroupFS(dir string) (bool, error) {
+	var fsys unix.Statfs_t
+	if err := unix.Statfs(dir, &fsys); errors.Is(err, unix.ENOENT) {
+		return false, fs.ErrNotExist
+	} else if err != nil {
+		return false, err
+	}
+	return fsys.Type == unix.CGROUP_SUPER_MAGIC || fsys.Type == unix.CGROUP2_SUPER_MAGIC, nil
+}
+
+// pauseBriefly waits for a millisecond: a dead process may be counted a moment
+// longer.
+func pauseBriefly() {
+	_, _ = unix.Poll(nil, 1) // a bounded pause
+}
+
+// hardLimit returns the hard limit of this process if it can't raise it, and -1
+// if it can or there is none. The limit nproc is that of the sandbox's own
+// kernel.
+func (b *Backend) hardLimit(name string) int64 {
+	which := map[string]int{
+		"core": unix.RLIMIT_CORE, "fsize": unix.RLIMIT_FSIZE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,
+		"nofile": unix.RLIMIT_NOFILE, "stack": unix.RLIMIT_STACK,
+	}
+	id, ok := which[name]
+	var l unix.Rlimit
+	if !ok || !b.rootless || unix.Getrlimit(id, &l) != nil || l.Max > 1<<62 {
+		return -1
+	}
+	return int64(l.Max)
 }

@@ -52,7 +52,9 @@ func stripSession(spec sandbox.Spec) sandbox.Spec {
 }
 
 // specKey returns the key of a spec's bucket: everything that a sandbox depends
-// on, with the workspace's device and inode instead of its descriptor.
+// on, with the workspace's device and inode instead of its descriptor. A field of
+// Spec that is a pointer must be replaced here by its value, as Egress is: %#v
+// prints its address, and no two specs would be equal.
 func specKey(spec sandbox.Spec) (string, error) {
 	spec = stripSession(spec)
 	dir, err := dirIdentity(spec.Workspace.Dir)

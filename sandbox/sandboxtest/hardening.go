@@ -1,5 +1,3 @@
-//go:build linux
-
 package sandboxtest
 
 import (
@@ -177,7 +175,7 @@ func identityRows() []row {
 		{
 			setting:    "no_new_privs",
 			configured: func(_ *env, s Settings) error { return compareSetting("no_new_privs", s.NoNewPrivs, true) },
-			inside:     checkPlantedHere,
+			inside:     checkNoNewPrivs,
 		},
 		{
 			setting:    "seccomp",

@@ -1,5 +1,3 @@
-//go:build linux
-
 package sandboxtest
 
 import (
@@ -18,9 +16,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// checkPlantedHere asserts the bit itself; that it holds is a check of the
-// suite, with a workspace of its own.
-func checkPlantedHere(ctx context.Context, e *env) error {
+// checkNoNewPrivs checks the bit of a command. checkPlanted shows that it has an
+// effect.
+func checkNoNewPrivs(ctx context.Context, e *env) error {
 	f, err := e.readFacts(ctx)
 	if err != nil {
 		return err
@@ -202,8 +200,8 @@ func sameMount(e *env, m mountLine) error {
 	return nil
 }
 
-// sameDevice is a device of the host's that stands for one which an ordinary
-// user's runtime can't make.
+// sameDevice accepts only the harmless devices: the runtime of an ordinary user
+// can't make them, and binds those of the host.
 func sameDevice(m mountLine) error {
 	if !slices.Contains([]string{"null", "zero", "full", "random", "urandom", "tty", "console"}, path.Base(m.point)) {
 		return errors.New("a device that is not planned")

@@ -106,7 +106,7 @@ type BrokerOptions struct {
 	// even if no client is attached, or none could ask anyone.
 	Attended bool
 	// Uptime is a clock that nothing sets and that runs while the machine sleeps; nil
-	// means CLOCK_BOOTTIME on Linux and none elsewhere. It must not call the broker.
+	// means CLOCK_BOOTTIME. It must not call the broker.
 	Uptime func() time.Duration
 }
 

@@ -178,7 +178,7 @@ func (a *patchApplier) markPatch(p *plan) (unmark func(), err error) {
 func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause error) (_ tools.Output, over bool, _ error) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(parent), undoTime, errors.New("undoing the patch took too long"))
 	defer cancel()
-	_, answered := errors.AsType[*workspace.Error](cause)
+	reported, answered := errors.AsType[*workspace.Error](cause)
 	lost := isLost(cause)
 	for i, s := range slices.Backward(steps) {
 		if answered && i == len(steps)-1 {
@@ -190,8 +190,7 @@ func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause
 	}
 	changed, notes := p.findDifferences(ctx, a.reader)
 	text := fmt.Sprintf("The patch failed at step %d of %d", len(steps), len(p.steps()))
-	reported, ok := errors.AsType[*workspace.Error](cause)
-	if ok {
+	if answered {
 		text += ": " + strings.TrimSuffix(reported.Error(), ".")
 	}
 	if len(changed) == 0 {
@@ -203,7 +202,7 @@ func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause
 		text += " Directories that were made for it are left: " + strings.Join(made, ", ") + "."
 	}
 	fail := &tools.Error{Class: tools.ErrorExecution, Reason: "patch_failed", Message: text, Visible: true, Err: cause}
-	if ok {
+	if answered {
 		fail.Reason = string(reported.Kind)
 	}
 	if parent.Err() != nil { // the message then reports that the call was cancelled

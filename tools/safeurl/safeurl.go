@@ -21,7 +21,7 @@ var urlPattern = sync.OnceValue(func() *regexp.Regexp {
 func String(raw string) string {
 	u, err := url.Parse(raw)
 	switch {
-	case strings.HasPrefix(raw, "unix://"), strings.HasPrefix(raw, "npipe://"):
+	case strings.HasPrefix(raw, "unix://"):
 		return raw // a path
 	case err == nil && u.User == nil && u.RawQuery == "" && !hasUserInfo(raw):
 		return raw
@@ -59,7 +59,7 @@ func InText(text string) string {
 // and decoded: the user information, the password, and the values of the query.
 // A user name next to a password is not secret, and neither is an API version.
 func Secrets(raw string) []string {
-	if strings.HasPrefix(raw, "unix://") || strings.HasPrefix(raw, "npipe://") {
+	if strings.HasPrefix(raw, "unix://") {
 		return nil
 	}
 	var out []string

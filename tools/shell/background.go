@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -77,7 +78,7 @@ func NewKill(opts Options) (tools.Factory, error) {
 		return nil, errors.New("make shell_kill tool: no background commands")
 	}
 	if opts.Grace == 0 {
-		opts.Grace = defaultGrace
+		opts.Grace = sandbox.DefaultGrace
 	}
 	def := killDefinition(opts)
 	return func() tools.Tool { return &killTool{background: opts.Background, def: def} }, nil

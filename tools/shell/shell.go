@@ -22,9 +22,6 @@ const Name = tools.NameShell
 // sets 600 s for tools that execute.
 const DefaultTimeout = 10 * time.Minute
 
-// defaultGrace is the default of Options.Grace, as in the dispatcher specification.
-const defaultGrace = 5 * time.Second
-
 // stopMargin is added to the command's timeout and grace period for the
 // dispatcher's timeout, so that the command's always expires first. It is the time
 // to kill the command and to confirm its end.
@@ -74,10 +71,10 @@ func New(r commandRunner, opts Options) (tools.Factory, error) {
 		return nil, fmt.Errorf("make shell tool: grace is %v, must not be negative", opts.Grace)
 	}
 	if opts.Grace == 0 {
-		opts.Grace = defaultGrace
+		opts.Grace = sandbox.DefaultGrace
 	}
 	if opts.Mount == "" {
-		opts.Mount = "/workspace"
+		opts.Mount = sandbox.WorkspaceDir
 	}
 	if opts.ResultBytes == 0 {
 		opts.ResultBytes = tools.DefaultResultBytes

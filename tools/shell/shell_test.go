@@ -204,7 +204,7 @@ func TestOwnTimeoutComesFirst(t *testing.T) {
 			d, events := dispatcherFor(t, runnerFunc(func(ctx context.Context, cmd Command) (Result, error) {
 				const killAndProof = 5 * time.Second
 				select {
-				case <-time.After(cmd.Timeout + max(grace, defaultGrace) + killAndProof):
+				case <-time.After(cmd.Timeout + max(grace, sandbox.DefaultGrace) + killAndProof):
 					return Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9, TimedOut: true}}}, nil
 				case <-ctx.Done():
 					return Result{}, context.Cause(ctx)

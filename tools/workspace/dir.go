@@ -1,8 +1,17 @@
 package workspace
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/binary"
+	"errors"
+	"io/fs"
 	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // maxDirNames bounds the names that are held of one directory, as [Capacity] does
@@ -62,4 +71,252 @@ func addIncomplete(list []string, directory string) []string {
 		list = append(list, directory)
 	}
 	return list
+}
+
+// direntBytes is the buffer of one getdents64(2); the C library uses 32 KiB.
+const direntBytes = 32 << 10
+
+// direntBuffers hold such buffers, of which a search would need thousands.
+var direntBuffers = sync.Pool{New: func() any { return new([direntBytes]byte) }}
+
+// readDir returns the first entries of the directory rel by name, as many as
+// the capacity allows, and whether there are more. Unless follow is set, the
+// directory itself must not be a symlink.
+func (t *tree) readDir(rel string, follow bool, capacity Capacity) ([]Entry, bool, error) {
+	fd, err := t.openDir(rel, follow)
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	names, more, err := readNames(fd, capacity.Bytes)
+	if err != nil {
+		return nil, false, err
+	}
+	names, cut := firstNames(names, capacity.Entries)
+	entries := make([]Entry, 0, len(names))
+	for _, d := range names {
+		e := Entry{Path: joinPath(rel, d.name), Type: d.typ}
+		switch err := t.describeEntry(fd, d.name, &e); {
+		case err == nil && !capacity.Fits(e):
+			return entries, true, nil
+		case err == nil:
+			capacity.Take(e)
+			entries = append(entries, e)
+		case !errors.Is(err, unix.ENOENT): // removed meanwhile otherwise
+			return nil, false, err
+		}
+	}
+	return entries, more || cut, nil
+}
+
+// describeEntry fills in what reading the directory does not return: the size
+// of files and the target of symlinks. It does not stat directories, because
+// one that is the mount point of a stuck file system would not answer.
+func (t *tree) describeEntry(dir int, name string, e *Entry) error {
+	if e.Type == TypeDir {
+		e.Mode = fs.ModeDir
+		return nil
+	}
+	f, err := statx(dir, name, 0)
+	if err != nil {
+		return err
+	}
+	if f.mount != t.mount {
+		e.Type, e.Mode = TypeMount, modeOf(f.Mode).Type()
+		return nil
+	}
+	e.Type, e.Mode, e.Inode = typeOf(f.Mode), modeOf(f.Mode), f.Ino
+	e.ModTime, e.ChangeTime = time.Unix(f.Mtim.Unix()), time.Unix(f.Ctim.Unix())
+	switch e.Type {
+	case TypeFile:
+		e.Size = f.Size
+	case TypeSymlink:
+		// Not a symlink any more by now: then it has no target to tell.
+		e.Target, _ = readLink(dir, name)
+	}
+	return nil
+}
+
+// readNames reads a directory to its end, or to [maxDirNames] or that many bytes.
+func readNames(fd int, most int64) (names []dirName, more bool, err error) {
+	array := direntBuffers.Get().(*[direntBytes]byte)
+	defer direntBuffers.Put(array)
+	buf := array[:]
+	for {
+		n := 0
+		err := retry(func() (err error) {
+			n, err = unix.Getdents(fd, buf)
+			return err
+		})
+		if err != nil || n <= 0 {
+			return names, false, err
+		}
+		for rest := buf[:n]; len(rest) > 0; {
+			var d dirName
+			d, rest = nextDirent(rest)
+			if d.name == "" || d.name == "." || d.name == ".." {
+				continue
+			}
+			most -= int64(len(d.name))
+			if len(names) == maxDirNames || most < 0 {
+				return names, true, nil
+			}
+			names = append(names, d)
+		}
+	}
+}
+
+const direntHeader = 19
+
+// nextDirent takes one record of getdents64(2) off buf: struct linux_dirent64
+// is d_ino u64, d_off s64, d_reclen u16, d_type u8, d_name[]
+// (include/linux/dirent.h). A record that makes no sense ends the buffer.
+func nextDirent(buf []byte) (dirName, []byte) {
+	if len(buf) < direntHeader {
+		return dirName{}, nil
+	}
+	size := int(binary.NativeEndian.Uint16(buf[16:18]))
+	if size < direntHeader || size > len(buf) {
+		return dirName{}, nil
+	}
+	name := buf[direntHeader:size]
+	if i := bytes.IndexByte(name, 0); i >= 0 {
+		name = name[:i]
+	}
+	// d_type is the file type's bits of st_mode, shifted (DTTOIF).
+	return dirName{typ: typeOf(uint32(buf[18]) << 12), name: string(name)}, buf[size:]
+}
+
+// dirHandle is an open directory, from which what is in it is opened. It is
+// closed when all have released it: a call that was given up may still be in it.
+type dirHandle struct {
+	users atomic.Int32
+	// tree is the one that fd is in: the Reader's, or its lower layer's.
+	tree *tree
+	fd   int
+	// upper and lower are the same directory in the layers of an overlay, -1
+	// if it is not in both. What is not in upper comes from lower.
+	upper, lower int
+}
+
+func newDirHandle() *dirHandle {
+	h := &dirHandle{fd: -1, upper: -1, lower: -1}
+	h.users.Store(1)
+	return h
+}
+
+// acquire reports whether the handle is still open; then it stays open until it
+// is released once more.
+func (h *dirHandle) acquire() bool {
+	for {
+		n := h.users.Load()
+		if n == 0 {
+			return false
+		}
+		if h.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (h *dirHandle) release() {
+	if h.users.Add(-1) > 0 {
+		return
+	}
+	for _, fd := range []int{h.fd, h.upper, h.lower} {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+// openDir opens the directory name in above, which must not be a symlink; or,
+// where above is nil, the one that rel leads to.
+func (h *dirHandle) openDir(t *tree, above *dirHandle, rel, name string) (err error) {
+	if above == nil {
+		h.tree = t
+		h.fd, err = t.openDir(rel, true)
+		if err != nil || t.layers == nil {
+			return err
+		}
+		return t.layers.withDescriptors(func(upper, lower int) error { return h.openLayers(t.layers, upper, lower, rel) })
+	}
+	h.tree = above.tree
+	if above.upper >= 0 {
+		err = h.openLayers(h.tree.layers, above.upper, above.lower, name)
+		if err != nil || h.fd >= 0 {
+			return err
+		}
+	}
+	fd, err := h.tree.openAt(above.fd, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+	if err != nil {
+		return err
+	}
+	h.fd, err = openForReading(fd)
+	return err
+}
+
+// openLayers opens a directory of an overlay in its layers. Where the upper one
+// doesn't have it, it is the lower one's alone, whole, and is read there, which
+// costs half; that holds because the overlay follows no redirects.
+func (h *dirHandle) openLayers(l *layers, upperAt, lowerAt int, rel string) error {
+	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW
+	lower, err := openat2(lowerAt, rel, flags, resolve|unix.RESOLVE_NO_SYMLINKS)
+	if err != nil {
+		return nil //nolint:nilerr // the overlay itself has it
+	}
+	upper, err := openat2(upperAt, rel, flags, resolve|unix.RESOLVE_NO_SYMLINKS)
+	switch {
+	case err == nil:
+		h.upper, h.lower = upper, lower
+		return nil
+	case !errors.Is(err, unix.ENOENT):
+		_ = unix.Close(lower)
+		return nil
+	}
+	fd, err := openForReading(lower)
+	if err != nil {
+		return nil //nolint:nilerr // as above
+	}
+	if h.fd >= 0 {
+		_ = unix.Close(h.fd)
+	}
+	h.tree, h.fd = l.lower, fd
+	return nil
+}
+
+// readNames returns the names in the directory, in order, with their types.
+func (h *dirHandle) readNames(_ *tree, _ string, most int64) ([]dirName, bool, error) {
+	names, more, err := readNames(h.fd, most)
+	if err != nil {
+		return nil, false, err
+	}
+	for i := range names {
+		if names[i].typ != TypeOther {
+			continue
+		}
+		// The file system doesn't tell types.
+		f, err := statx(h.fd, names[i].name, 0)
+		if err == nil {
+			names[i].typ = typeOf(f.Mode)
+		}
+	}
+	names, _ = firstNames(names, len(names))
+	return names, more, nil
+}
+
+// openFile opens the regular file name in the directory, which must not be a
+// symlink.
+func (h *dirHandle) openFile(_ *tree, _, name string) (node, Info, error) {
+	return asRegular(h.tree.openAt(h.fd, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_NOFOLLOW))
+}
+
+// layers are those of an overlay.
+type layers struct{ upper, lower *tree }
+
+// withDescriptors calls f with the descriptors of both.
+func (l *layers) withDescriptors(f func(upper, lower int) error) error {
+	return l.upper.withDescriptor(func(upper int) error {
+		return l.lower.withDescriptor(func(lower int) error { return f(upper, lower) })
+	})
 }

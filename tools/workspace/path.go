@@ -28,15 +28,9 @@ func newPrefixes(host, container string) prefixes {
 		if p == "" {
 			return ""
 		}
-		return path.Clean(strings.ReplaceAll(p, `\`, "/"))
+		return path.Clean(p)
 	}
-	p := prefixes{container: clean(container)}
-	if pathSeparator == '\\' {
-		p.host = clean(host)
-	} else if host != "" {
-		p.host = path.Clean(host)
-	}
-	return p
+	return prefixes{host: clean(host), container: clean(container)}
 }
 
 // relativePath returns name relative to the workspace, cleaned: ".." removes
@@ -63,19 +57,15 @@ func (p prefixes) stripPrefix(name string) (string, *Error) {
 	if e := checkSpelling(name); e != nil {
 		return "", e
 	}
-	rest := name
-	if pathSeparator == '\\' {
-		rest = strings.ReplaceAll(rest, `\`, "/")
+	if !path.IsAbs(name) {
+		return name, nil
 	}
-	if isAbsolute(rest) {
-		after, ok := cutPrefix(rest, p.container)
-		if !ok {
-			after, ok = cutPrefix(rest, p.host)
-		}
-		if !ok {
-			return "", newEscapeError(name, nil)
-		}
-		rest = after
+	rest, ok := cutPrefix(name, p.container)
+	if !ok {
+		rest, ok = cutPrefix(name, p.host)
+	}
+	if !ok {
+		return "", newEscapeError(name, nil)
 	}
 	return rest, nil
 }
@@ -101,14 +91,6 @@ func cutPrefix(name, prefix string) (string, bool) {
 		rest = "."
 	}
 	return rest, true
-}
-
-// isAbsolute knows a leading slash and, on Windows, a drive or a share.
-func isAbsolute(name string) bool {
-	if strings.HasPrefix(name, "/") {
-		return true
-	}
-	return pathSeparator == '\\' && len(name) >= 2 && name[1] == ':'
 }
 
 func checkSpelling(name string) *Error {

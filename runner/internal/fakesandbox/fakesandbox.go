@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package fakesandbox provides a sandbox backend whose commands are Go functions, for
 // tests of sessions. Only tests import it.
 package fakesandbox

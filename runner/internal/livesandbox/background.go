@@ -13,7 +13,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
@@ -180,10 +179,7 @@ func (b *backgrounds) finishCommand(watched context.Context, g *generation, j *b
 	if end.Wall == 0 {
 		end.Wall = time.Since(j.begun)
 	}
-	if full, ok := errors.AsType[*limits.ExceededError](cause); ok && exit.Status.Cancelled {
-		end.Status.Cancelled = false
-		end.Exceeded = full
-	}
+	blameDisk(watched, &end.Exit)
 	end.Refused, end.Allowed = j.refused(true)
 	b.x.addKilled(end.Result)
 	record := backgroundEnded(j, end, cause)

@@ -139,10 +139,7 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	exit, err := p.Wait()
 	done()
 	result := shell.Result{Exit: exit, Offline: x.opts.Offline, Stdout: stdout.finishCapture(exit.Stdout), Stderr: stderr.finishCapture(exit.Stderr)}
-	if full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched)); ok && exit.Status.Cancelled {
-		result.Status.Cancelled = false
-		result.Exceeded = full
-	}
+	blameDisk(watched, &result.Exit)
 	result.Refused, result.Allowed = refused(false)
 	x.addKilled(result)
 	result.Notice = x.sandbox.takeNotice(g)
@@ -252,10 +249,21 @@ func (x *Executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox
 	if err != nil {
 		return exit, err
 	}
-	if full := diskFull(watched); full != nil && exit.Status.Cancelled {
-		return exit, full
+	if blameDisk(watched, &exit) {
+		return exit, diskFull(watched)
 	}
 	return exit, nil
+}
+
+// blameDisk makes the end of a watched command that was cancelled because it filled
+// a disk one that exceeded a limit, and reports whether it was.
+func blameDisk(watched context.Context, exit *sandbox.Exit) bool {
+	full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched))
+	if !ok || !exit.Status.Cancelled {
+		return false
+	}
+	exit.Status.Cancelled, exit.Exceeded = false, full
+	return true
 }
 
 // diskFull returns an error if a watched command was ended because it filled the disk.

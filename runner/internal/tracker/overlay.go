@@ -3,7 +3,6 @@ package tracker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -56,14 +55,11 @@ type overlayTracker struct {
 }
 
 // NewOverlay makes the layers of an overlay and returns its tracker. Its error
-// wraps [overlay.ErrUnsupported] or a [state.DirError] if there can be none.
+// is a [state.DirError].
 func NewOverlay(o Options) (Tracker, error) {
 	layers, err := overlay.Create(filepath.Join(o.Dir, sessiondir.OverlayDir), overlay.CreateOptions{
 		Session: o.Session, Path: o.Path, Workspace: o.Workspace,
 	})
-	if errors.Is(err, overlay.ErrUnsupported) {
-		return nil, fmt.Errorf("overlay workspaces are not available here: %w", err)
-	}
 	if err != nil {
 		return nil, &state.DirError{Path: o.Dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -90,12 +89,8 @@ func IsGVisor(hello wire.Hello) bool {
 
 // verifyMounts compares the device and inode of each mount with the file that
 // was opened: an engine that sees other mounts than this process, or a path
-// that was replaced, results in another file. Files are not comparable where
-// the engine runs in a virtual machine.
+// that was replaced, results in another file.
 func (o *observation) verifyMounts() error {
-	if runtime.GOOS != "linux" {
-		return nil
-	}
 	m := o.prep.Mounts
 	for i, b := range m.Binds {
 		if i == 0 && m.Mode == sandbox.ModeCopy {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -93,9 +92,8 @@ func (p *Preparation) furtherMounts() []sandbox.Mount {
 }
 
 // hasScratchHome reports whether the home is a scratch directory. A remote
-// engine has no directory of this machine, and other systems than Linux run
-// engines in a virtual machine, which shares directories slowly.
-func (p *Preparation) hasScratchHome() bool { return runtime.GOOS == "linux" && !p.Remote }
+// engine has no directory of this machine.
+func (p *Preparation) hasScratchHome() bool { return !p.Remote }
 
 // copyGrowth is the factor by which a copy of the workspace may grow.
 const copyGrowth = 4

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"runtime"
 	"slices"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -88,7 +87,7 @@ func (i Identity) command() ids {
 // nearly always has, and nothing else.
 func UsualMounts() *Mounts {
 	id := commandIDs
-	if runtime.GOOS == "linux" && os.Geteuid() != 0 {
+	if os.Geteuid() != 0 {
 		id = ids{os.Geteuid(), os.Getegid()}
 	}
 	return &Mounts{CommandUID: id.uid, CommandGID: id.gid}

@@ -3,11 +3,17 @@ package workmount
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
@@ -161,3 +167,401 @@ func (p *Mounts) RemoveStaging() error { return p.cleanup.removeStaging() }
 // unchanged. Call it when the container is gone. It is idempotent. After an
 // error it may be called again, and what is left stays in the cleanup list.
 func (p *Mounts) Close(ctx context.Context) error { return p.cleanup.closeAll(ctx) }
+
+func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
+	path, err := resolvedPath(o.Workspace.Dir)
+	if err != nil {
+		return nil, err
+	}
+	work, err := examinePlace(o.Workspace.Dir, "workspace "+path)
+	if err != nil {
+		return nil, err
+	}
+	if err := work.checkProtected(o, sandbox.WorkspacesDir(o.StateDir)); err != nil {
+		return nil, err
+	}
+	mounts, err := listSubmounts(work.what, path, o.Workspace.Submounts)
+	if err != nil {
+		return nil, err
+	}
+	further, err := examineFurther(o, work)
+	if errors.Is(err, sandbox.ErrInvalid) {
+		err = &sandbox.MountError{Err: err}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if o.Workspace.Mode.KeepsChanges() && len(mounts) > 0 {
+		return nil, fmt.Errorf("workspace %s: %w: other file systems are mounted in it (%s), which mode %s would not show: unmount them, or use bind mode",
+			path, sandbox.ErrUnsupported, strings.Join(mounts, ", "), o.Workspace.Mode)
+	}
+	p, plan, err := newMounts(o, path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close(context.WithoutCancel(ctx)))
+		}
+	}()
+	defer o.openNamespaceAhead(plan)()
+	p.cleanup.further = further
+	if err := p.makeScratch(o.Further); err != nil {
+		return nil, err
+	}
+	if err := p.prepareFurther(ctx, o, plan); err != nil {
+		return nil, err
+	}
+	if o.isCopy() {
+		if err := p.prepareCopy(ctx, o, plan); err != nil {
+			return nil, err
+		}
+		return p, nil
+	}
+	if o.isOverlay() {
+		if err := p.prepareOverlay(ctx, o, plan); err != nil {
+			return nil, err
+		}
+		return p, nil
+	}
+	var list []guard
+	if !o.Workspace.Unguarded {
+		var lost []string
+		if list, lost, err = listGuards(o.Workspace, path, o.Git); err != nil {
+			return nil, fmt.Errorf("workspace %s: %w", path, err)
+		}
+		p.Lost = append(p.Lost, lost...)
+	}
+	if err := p.reserveNames(ctx, o.Workspace.Dir, p.Path, list, plan); err != nil {
+		return nil, err
+	}
+	if list, err = linkWorktrees(p, list, plan); err != nil {
+		return nil, err
+	}
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("prepare workspace: %w", err)
+	}
+	if err := p.bindAll(o, plan, mounts, list); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// openNamespaceAhead makes the user namespace of the id map, unless one is kept, while
+// names are reserved. An error shows when the namespace is needed. The function that it
+// returns waits for the end.
+func (o Options) openNamespaceAhead(decided identityPlan) (wait func()) {
+	if !decided.idmap || o.UserNamespaces == nil {
+		return func() {}
+	}
+	var made sync.WaitGroup
+	made.Go(func() {
+		if f, err := o.UserNamespaces.openFor(o.Holder, idMaps{decided.files, o.Identity}); err == nil {
+			_ = f.Close() // one is kept
+		}
+	})
+	return made.Wait
+}
+
+// newMounts decides on the identities and opens what everything else needs.
+func newMounts(o Options, path string) (*Mounts, identityPlan, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(o.Workspace.Dir.Fd()), &st); err != nil {
+		return nil, identityPlan{}, fmt.Errorf("examine workspace: %w", err)
+	}
+	runner, owner := ids{os.Geteuid(), os.Getegid()}, ids{int(st.Uid), int(st.Gid)}
+	decided, err := decideIdentity(o.Identity, runner, owner, path, o.CallerOwnsFiles, func() bool {
+		return unix.Faccessat(int(o.Workspace.Dir.Fd()), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS) == nil
+	})
+	if err != nil {
+		return nil, identityPlan{}, err
+	}
+	dir, err := os.OpenFile(o.Dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, identityPlan{}, fmt.Errorf("open session directory: %w", err)
+	}
+	return &Mounts{
+		Path: path, Target: o.Workspace.MountPoint(),
+		scratch: map[string]string{},
+		cleanup: &cleanup{list: o.Cleanup, base: o.Dir, dir: dir, workspace: o.Workspace.Dir},
+	}, decided, nil
+}
+
+// reserveNames makes the placeholders, as the owner of their directory.
+// Existing placeholders of other sessions are shared.
+func (p *Mounts) reserveNames(ctx context.Context, dir *os.File, name string, list []guard, decided identityPlan) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return fmt.Errorf("examine %s: %w", name, err)
+	}
+	for _, g := range list {
+		place := ownership.Placeholder{
+			Workspace: name, WorkspaceDev: st.Dev, WorkspaceIno: st.Ino, Name: g.name,
+			UID: decided.files.uid, GID: decided.files.gid,
+		}
+		if !place.IsReservable() {
+			continue
+		}
+		id, err := p.cleanup.list.Reserve(ctx, dir, place)
+		switch {
+		case err == nil:
+			p.cleanup.placeholders = append(p.cleanup.placeholders, placeholderOf{id, dir})
+		case !g.reserve && errors.Is(err, fs.ErrExist): // the user's own
+		default:
+			return reserveError(name, err)
+		}
+	}
+	return nil
+}
+
+func reserveError(path string, err error) error {
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("workspace %s: %w: its owner can't write to it: %w", path, sandbox.ErrInvalid, err)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("workspace %s: %w: it was changed while it was prepared: try again: %w", path, sandbox.ErrUnavailable, err)
+	}
+	return fmt.Errorf("reserve names in workspace: %w", err)
+}
+
+// bindAll makes the binds: staged if the plan demands it, and by path if this
+// process turns out not to be allowed to mount.
+func (p *Mounts) bindAll(o Options, decided identityPlan, submounts []string, list []guard) error {
+	wanted := append([]guard{{name: "."}}, submountGuards(submounts)...)
+	return p.bindWanted(o, decided, append(wanted, list...), len(submounts))
+}
+
+// prepareCopy makes no mount of the workspace itself.
+func (p *Mounts) prepareCopy(ctx context.Context, o Options, decided identityPlan) error {
+	if err := context.Cause(ctx); err != nil {
+		return fmt.Errorf("prepare workspace: %w", err)
+	}
+	if err := p.bindWanted(o, decided, nil, 0); err != nil {
+		return err
+	}
+	p.Binds = []Bind{{Target: p.Target, Dir: true}}
+	var err error
+	p.cleanup.layers, err = openLayers(o.Workspace.Layers, o.StateDir, decided.files.uid)
+	return err
+}
+
+// bindWanted makes the binds that are wanted, the first of which are the
+// workspace and its submounts, and those of the further mounts.
+func (p *Mounts) bindWanted(o Options, decided identityPlan, wanted []guard, submounts int) error {
+	if decided.stage {
+		err := p.stageAll(o, &decided, wanted, submounts)
+		if err == nil {
+			p.setIdentity(decided)
+			return nil
+		}
+		if !errors.Is(err, errNoMounts) {
+			return fmt.Errorf("mount workspace: %w", err)
+		}
+		o.Log.Info("staging mounts are not possible", zap.Error(err))
+		if err := p.cleanup.discardStaging(); err != nil {
+			return err
+		}
+		p.Binds, p.Further = nil, nil
+		if decided.want.Root || decided.want.Base.IsNamespace() || decided.command != decided.files || len(decided.want.Groups) > 0 {
+			if decided, err = decided.withoutIDMap(p.Path, err); err != nil {
+				return err
+			}
+		}
+		decided.stage, decided.lost = false, append(decided.lost, LostFlags)
+	}
+	for i, g := range wanted {
+		f, err := openGuard(p, g, i, submounts)
+		if err != nil {
+			return err
+		}
+		switch {
+		case g.name == ownConfig:
+			err = p.coverGuard(f, g)
+		case g.from != "":
+			err = p.addBind(f, g, g.from)
+		default:
+			err = p.addBind(f, g, path.Join(p.Path, g.name))
+		}
+		_ = f.Close()
+		if err != nil {
+			return err
+		}
+	}
+	p.setIdentity(decided)
+	return p.bindFurther(o, decided)
+}
+
+// coverDir is the directory, below Options.Dir, of the file that covers a
+// guard.
+const coverDir = "cover"
+
+// coverGuard hides a guard under an empty file or directory of the session's
+// own. It is for the workspace's configuration, which nothing inside needs: its
+// name is guarded only if it existed, so that a command of another session may
+// just have made it and may be exchanging it for a symlink, and gVisor can't
+// find out afterwards what was mounted.
+func (p *Mounts) coverGuard(f *os.File, g guard) error {
+	empty, err := p.cleanup.makeCover(f, coverDir)
+	if err != nil {
+		return fmt.Errorf("cover %s: %w", g.name, err)
+	}
+	defer func() { _ = empty.Close() }()
+	return p.addBind(empty, g, empty.Name())
+}
+
+// makeCover makes an empty file or directory, as f is one, in a new directory of
+// the session's, and opens it.
+func (u *cleanup) makeCover(f *os.File, dir string) (*os.File, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	ids, err := u.list.Add(ownership.Entry{Kind: ownership.KindDirectory, Path: dir})
+	if err != nil {
+		return nil, err
+	}
+	u.dirs = append(u.dirs, listedDir{id: ids[0], name: dir})
+	place := filepath.Join(u.base, dir, "empty")
+	if err := os.Mkdir(filepath.Dir(place), 0o755); err != nil {
+		return nil, err
+	}
+	if info.IsDir() {
+		err = os.Mkdir(place, 0o755)
+	} else {
+		err = os.WriteFile(place, nil, 0o444)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.OpenFile(place, unix.O_PATH|unix.O_NOFOLLOW, 0)
+}
+
+func submountGuards(names []string) []guard {
+	var list []guard
+	for _, n := range names {
+		list = append(list, guard{name: n})
+	}
+	return list
+}
+
+// setIdentity takes over the result of the plan.
+func (p *Mounts) setIdentity(decided identityPlan) {
+	p.CommandUID, p.CommandGID = decided.command.uid, decided.command.gid
+	p.OwnerUID, p.OwnerGID = decided.files.uid, decided.files.gid
+	p.IDMapped, p.Staged = decided.idmap, decided.stage
+	p.Lost = append(p.Lost, decided.lost...)
+}
+
+// stageAll stages every bind. If ids can't be mapped, it changes the plan once
+// and begins again.
+func (p *Mounts) stageAll(o Options, decided *identityPlan, wanted []guard, submounts int) (err error) {
+	s := &stager{dir: p.cleanup.dir, list: o.Cleanup, cleanup: p.cleanup, attachLayers: o.attachLayers}
+	if decided.idmap {
+		s.userns, err = o.UserNamespaces.openFor(o.Holder, idMaps{decided.files, o.Identity})
+		if err != nil {
+			err = fmt.Errorf("%w: %w", errNoIDMap, err)
+		} else {
+			defer func() { _ = s.userns.Close() }()
+		}
+	}
+	if err == nil && o.Identity.Root && !o.Identity.Base.IsNamespace() && len(p.cleanup.scratch) > 0 {
+		if s.scratch, err = o.UserNamespaces.openFor(o.Holder, idMaps{ids{FirstID, FirstID}, o.Identity}); err != nil {
+			return err
+		}
+		defer func() { _ = s.scratch.Close() }()
+	}
+	if err == nil {
+		if err = s.makeMountsDir(mountsDir, len(wanted)+p.cleanup.countOverlay()+p.cleanup.countFurther()); err != nil {
+			return err
+		}
+		err = p.stageWanted(s, wanted, submounts)
+	}
+	if err == nil {
+		err = p.stageFurther(s, *decided)
+	}
+	if !errors.Is(err, errNoIDMap) {
+		return err
+	}
+	if err := p.cleanup.discardStaging(); err != nil {
+		return err
+	}
+	p.Binds, p.Further = nil, nil
+	if *decided, err = decided.withoutIDMap(p.Path, err); err != nil {
+		return err
+	}
+	return p.stageAll(o, decided, wanted, submounts)
+}
+
+func (p *Mounts) stageWanted(s *stager, wanted []guard, submounts int) error {
+	if p.cleanup.layers != nil {
+		return p.stageOverlay(s, wanted[1:])
+	}
+	for i, g := range wanted {
+		if err := p.stageOne(s, g, i, submounts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Mounts) stageOne(s *stager, g guard, index, submounts int) error {
+	f, err := openGuard(p, g, index, submounts)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	return p.stageFile(s, f, g, s.userns)
+}
+
+// stageFile stages the file f, with the ids of userns, and adds it to the
+// binds.
+func (p *Mounts) stageFile(s *stager, f *os.File, g guard, userns *os.File) error {
+	mount, err := s.cloneMount(int(f.Fd()), g.readOnly, userns)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = mount.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	source, err := s.attachMount(mount, info.IsDir())
+	if err != nil {
+		return err
+	}
+	return p.addBind(f, g, source)
+}
+
+// openGuard opens one of the wanted files: the workspace itself, then the named
+// submounts, then the guards.
+func openGuard(p *Mounts, g guard, index, submounts int) (*os.File, error) {
+	if g.from != "" {
+		return os.OpenFile(g.from, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	}
+	if index > 0 && index <= submounts {
+		return openMounted(p.cleanup.workspace, g.name, unix.O_PATH)
+	}
+	return openBelow(p.cleanup.workspace, g.name, unix.O_PATH)
+}
+
+func (p *Mounts) addBind(f *os.File, g guard, source string) error {
+	target := path.Join(p.Target, g.name)
+	if g.target != "" {
+		target = g.target
+	}
+	b, err := p.cleanup.newBind(f, source, target, g.readOnly)
+	p.Binds = append(p.Binds, b)
+	return err
+}
+
+// newBind returns the bind of the file f by the path source.
+func (u *cleanup) newBind(f *os.File, source, target string, readOnly bool) (Bind, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return Bind{}, fmt.Errorf("examine what is mounted at %s: %w", target, err)
+	}
+	return Bind{
+		Source: source, Target: target, ReadOnly: readOnly, Private: strings.HasPrefix(source, u.base+"/"),
+		Dir: st.Mode&unix.S_IFMT == unix.S_IFDIR, Device: st.Dev, Inode: st.Ino,
+	}, nil
+}

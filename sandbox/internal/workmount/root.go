@@ -1,9 +1,17 @@
 package workmount
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // RootOptions configures [StageRoot]. Image, Dir and Cleanup are required.
@@ -31,3 +39,213 @@ const (
 // imageMountsDir is the directory of the mounts of an image's binds, below the
 // session's directory.
 const imageMountsDir = "image-mounts"
+
+// Root is the ephemeral root of one container: an overlay of an image's
+// directory and of a layer of its own. The caller of [StageRoot] must call
+// [Root.Close].
+type Root struct {
+	// Path is the staged root. Layer is the directory that contains everything
+	// that was written.
+	Path, Layer string
+
+	cleanup *cleanup
+	layers  *listedDir // nil once it is removed
+	opened  []*os.File // the layers of an overlay that is mounted later
+}
+
+// StageRoot mounts an ephemeral root below o.Dir. After an error nothing is
+// left. It returns ErrUnsupported if this process or the file system can't have
+// an overlay.
+func StageRoot(o RootOptions) (_ *Root, err error) {
+	image, err := os.OpenFile(o.Image, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open image: %w", err)
+	}
+	defer func() { _ = image.Close() }()
+	dir, err := os.OpenFile(o.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open session directory: %w", err)
+	}
+	r := &Root{cleanup: &cleanup{list: o.Cleanup, base: o.Dir, dir: dir}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.Close())
+		}
+	}()
+	layers, err := r.makeLayers(o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = layers.Close() }()
+	if err := r.mountLayers(o, image, layers); err != nil {
+		return nil, rootError(o, err)
+	}
+	return r, nil
+}
+
+// makeLayers makes the two directories of the layer, once they are in the
+// cleanup list.
+func (r *Root) makeLayers(o RootOptions) (*os.File, error) {
+	id, err := o.Cleanup.Add(ownership.Entry{Kind: ownership.KindDirectory, Path: rootLayersDir})
+	if err != nil {
+		return nil, err
+	}
+	r.layers = &listedDir{id: id[0], name: rootLayersDir}
+	base := filepath.Join(o.Dir, rootLayersDir)
+	r.Layer = filepath.Join(base, upperName)
+	for _, name := range []string{base, r.Layer, filepath.Join(base, workName)} {
+		if err := os.Mkdir(name, 0o700); err != nil {
+			return nil, fmt.Errorf("make layer of root: %w", err)
+		}
+	}
+	// It becomes the container's root directory.
+	if err := errors.Join(os.Chmod(r.Layer, 0o755), os.Chown(r.Layer, o.UID, o.GID)); err != nil {
+		return nil, fmt.Errorf("make layer of root: %w", err)
+	}
+	f, err := openBelow(r.cleanup.dir, rootLayersDir, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, fmt.Errorf("open layer of root: %w", err)
+	}
+	if err := (&overlayLayers{path: base, dir: f}).probeFileSystem(); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("root: %w: the file system of %s can't hold an overlay's layer (%w): "+
+			"use a state directory (XDG_STATE_HOME) on a local disk, such as ext4, xfs or btrfs", sandbox.ErrUnsupported, base, err)
+	}
+	return f, nil
+}
+
+// mountLayers mounts the overlay and attaches it. Only the image's mount has the
+// id map: what is written has the ids of the container's user namespace on the
+// disk too, so that nothing in it belongs to the host's root.
+func (r *Root) mountLayers(o RootOptions, image, layers *os.File) error {
+	s := &stager{dir: r.cleanup.dir, list: o.Cleanup, cleanup: r.cleanup}
+	if err := s.makeMountsDir(rootMountsDir, overlayMounts+1); err != nil {
+		return err
+	}
+	lower, err := s.cloneMount(int(image.Fd()), true, o.UserNamespace)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lower.Close() }()
+	own, err := s.cloneMount(int(layers.Fd()), false, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = own.Close() }()
+	s.userns = o.UserNamespace
+	merged, err := s.mountOverlay(own, lower)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = merged.Close() }()
+	if readOnly, err := isReadOnlyMount(merged); err != nil || readOnly {
+		return errors.Join(err, unix.EROFS)
+	}
+	r.Path, err = s.attachMount(merged, true)
+	return err
+}
+
+// isReadOnlyMount reports whether the kernel mounted an overlay read-only,
+// because it could not use the work directory.
+func isReadOnlyMount(merged *os.File) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(merged.Fd()), &st); err != nil {
+		return false, fmt.Errorf("examine overlay: %w", err)
+	}
+	return st.Flags&unix.ST_RDONLY != 0, nil
+}
+
+// rootError adds a hint to the error for a root that can't be mounted.
+func rootError(o RootOptions, err error) error {
+	switch {
+	case errors.Is(err, errNoMounts), errors.Is(err, errNoIDMap):
+		return fmt.Errorf("root: %w: this process may not mount an overlay of the image (%w): run as root, or use the docker backend", sandbox.ErrUnsupported, err)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EREMOTE), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EROFS):
+		return fmt.Errorf("root: %w: no overlay can be made of the image %s and a layer in %s (%w): "+
+			"keep both on a local disk (XDG_CACHE_HOME, XDG_STATE_HOME), or use the docker backend", sandbox.ErrUnsupported, o.Image, o.Dir, err)
+	}
+	return fmt.Errorf("mount root: %w", err)
+}
+
+// RemoveStaging removes the staged mount. Call it once the container runs and
+// holds a mount of its own. A second call does nothing.
+func (r *Root) RemoveStaging() error { return r.cleanup.removeStaging() }
+
+// Close removes the mount and the layer with everything in it. Call it when the
+// container is gone. It is idempotent. After an error it may be called again,
+// and what is left stays in the cleanup list.
+func (r *Root) Close() error {
+	if r.cleanup.dir == nil {
+		return nil
+	}
+	closeAll(r.opened...)
+	r.opened = nil
+	if err := r.cleanup.removeStaging(); err != nil {
+		return fmt.Errorf("remove root: %w", err)
+	}
+	if r.layers != nil {
+		if err := workspace.RemoveTreeAt(r.cleanup.dir, r.layers.name); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("remove root: %w", err)
+		}
+		if err := r.cleanup.list.Forget(r.layers.id); err != nil {
+			return fmt.Errorf("remove root: %w", err)
+		}
+		r.layers = nil
+	}
+	err := r.cleanup.dir.Close()
+	r.cleanup.dir = nil
+	if err != nil {
+		return fmt.Errorf("remove root: %w", err)
+	}
+	return nil
+}
+
+// ImageBinds are mounts of an image's files with other owners, for an engine
+// that mounts them by their paths. The caller of [StageImage] must call
+// [ImageBinds.Close].
+type ImageBinds struct {
+	// Paths are the paths of the mounts.
+	Paths []string
+
+	cleanup *cleanup
+}
+
+// StageImage attaches a read-only mount of each source below o.Dir, with the ids
+// of o.UserNamespace. After an error nothing is left.
+func StageImage(o RootOptions, sources []string) (_ *ImageBinds, err error) {
+	dir, err := os.OpenFile(o.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open session directory: %w", err)
+	}
+	b := &ImageBinds{cleanup: &cleanup{list: o.Cleanup, base: o.Dir, dir: dir}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.Close())
+		}
+	}()
+	s := &stager{dir: dir, list: o.Cleanup, cleanup: b.cleanup}
+	if err := s.makeMountsDir(imageMountsDir, len(sources)); err != nil {
+		return nil, err
+	}
+	for _, source := range sources {
+		f, err := os.OpenFile(source, unix.O_PATH|unix.O_NOFOLLOW, 0)
+		if err != nil {
+			return nil, fmt.Errorf("mount image: %w", err)
+		}
+		path, err := s.stageClone(f, true, o.UserNamespace)
+		_ = f.Close()
+		if err != nil {
+			return nil, ownersError(source, err)
+		}
+		b.Paths = append(b.Paths, path)
+	}
+	return b, nil
+}
+
+// RemoveStaging removes the mounts. Call it once the container runs and holds
+// mounts of its own. A second call does nothing.
+func (b *ImageBinds) RemoveStaging() error { return b.cleanup.removeStaging() }
+
+// Close removes the mounts. It is idempotent. After an error it may be called
+// again, and what is left stays in the cleanup list.
+func (b *ImageBinds) Close() error { return b.cleanup.closeAll(context.Background()) }

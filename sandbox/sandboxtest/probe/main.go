@@ -1,5 +1,3 @@
-//go:build linux
-
 // Command probe is run by the conformance suite inside a sandbox: a static
 // program whose verbs do one small thing each and report the result. It runs as
 // an ordinary command, without privilege, on any root filesystem.

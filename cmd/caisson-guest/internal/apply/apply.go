@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package apply makes changes to the workspace, and reads it for a host that
 // can't see it, as the identity of commands, so that the kernel refuses to the
 // guest what it refuses to them.

@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package boot brings the guest up: it takes over the connection, reads the
 // configuration, restricts itself, reports what it observes, and serves.
 package boot
@@ -89,7 +87,7 @@ func keepFromCommands() {
 	}
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		return // a kernel without either: the probe of a command tells
+		return // neither close_range nor /proc: the probe finds what is still open
 	}
 	for _, e := range entries {
 		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > 2 {

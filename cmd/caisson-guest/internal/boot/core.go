@@ -1,5 +1,3 @@
-//go:build linux
-
 package boot
 
 import "golang.org/x/sys/unix"

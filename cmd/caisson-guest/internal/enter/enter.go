@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package enter is the guest's binary outside a container: for an ordinary user
 // it mounts overlays, of the workspace and of other directories, in a user and
 // mount namespace of its own, and becomes the runtime there, which then sees them.

@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package filter makes the second seccomp filter, the one that every command
 // runs under in addition to the runtime's profile.
 //

@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package identity reads and changes the credentials of threads.
 //
 // Linux keeps credentials for each thread; the functions here use raw system

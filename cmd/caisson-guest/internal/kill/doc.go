@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package kill finds every process that a command started, ends it, and proves
 // that none is left.
 //

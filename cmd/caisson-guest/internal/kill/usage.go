@@ -1,5 +1,3 @@
-//go:build linux
-
 package kill
 
 // Usage is the use of a command's processes at a moment.

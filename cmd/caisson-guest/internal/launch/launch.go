@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package launch starts a command's process by way of the spawner and ties it
 // to the wait loop: directly where the guest may change identities, under a
 // shim where it may not.

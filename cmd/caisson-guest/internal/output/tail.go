@@ -1,5 +1,3 @@
-//go:build linux
-
 package output
 
 // Tail keeps the last bytes that were written to it. It allocates when it is

@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package probe runs when the guest's binary is started as a command: it tries
 // what a command must not be able to do, and reports the results.
 package probe

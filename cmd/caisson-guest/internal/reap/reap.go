@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package reap waits for processes: for those that the guest started, and for
 // the orphans that every container's PID 1 inherits. It is the only place in
 // the guest that calls wait; os/exec beside it would lose statuses.

@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package serve is the guest's end of the protocol: it reads frames, keeps the
 // streams that are open, and runs a command or a change behind each.
 //

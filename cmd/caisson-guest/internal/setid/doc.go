@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package setid keeps commands from making set-user-ID and set-group-ID files.
 //
 // The commands' seccomp filter (package filter) sees the mode of a system call

@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package spawn starts commands.
 //
 // One goroutine is locked to one thread, the spawner. When it starts it empties

@@ -1,5 +1,3 @@
-//go:build linux
-
 package spawn
 
 import (
@@ -45,14 +43,14 @@ func (o oomScore) setScore(score []byte) bool {
 	return err == nil
 }
 
-// raiseScore raises the guest's score, which the next child inherits. Call restore then.
+// raiseScore raises the guest's score, which the next child inherits. Call restoreScore then.
 func (o oomScore) raiseScore() {
 	if o.file != nil {
 		o.setScore(highestScore)
 	}
 }
 
-// restoreScore undoes raise.
+// restoreScore undoes raiseScore.
 func (o oomScore) restoreScore() {
 	if o.file != nil {
 		o.setScore(o.own)

@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package transfer gets files into a sandbox and out of it. The guest runs these commands
 // itself: the sandbox's commands could stop a process with their identity, and write its
 // output in its place.

@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package warm makes the threads that the guest will ever need before the first
 // command runs. At the limit of processes a thread can't be made, and the Go
 // runtime dies of that; with idle threads at hand it makes none.

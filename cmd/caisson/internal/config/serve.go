@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"reflect"
@@ -146,7 +147,7 @@ func chooseOffered[T any](where, name string, offered map[string]T) (T, error) {
 
 func (f *File) askLimits(a Asked, c File) error {
 	turn, session := a.Turn, a.Session
-	return firstError(
+	return cmp.Or(
 		setLimit("limits.max_rounds", turn.Rounds, c.Limits.Rounds, &f.Limits.Rounds),
 		setLimit("limits.max_tool_calls", turn.ToolCalls, c.Limits.ToolCalls, &f.Limits.ToolCalls),
 		setLimit("limits.max_tokens", turn.Tokens, c.Limits.Tokens, &f.Limits.Tokens),
@@ -179,14 +180,5 @@ func setLimit[T ~int64](where string, asked *int64, configured *T, to **T) error
 		return &Error{Where: where, Message: message, Hint: "ask for less, or leave it out"}
 	}
 	*to = new(T(*asked))
-	return nil
-}
-
-func firstError(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
 	return nil
 }

@@ -167,7 +167,7 @@ type Resources struct {
 	CPUs        *CPUs     `yaml:"cpus" flag:"cpus" value:"N" group:"Sandbox" shown:"all; serve: 2" doc:"processors of the sandbox, such as 1.5"`
 	PIDs        *Count    `yaml:"pids" flag:"pids" value:"N" group:"Sandbox" doc:"processes and threads in the sandbox"`
 	Tmp         *Size     `yaml:"tmp" flag:"tmp-size" value:"SIZE" group:"Sandbox" shown:"half of the memory; serve: 512MiB" doc:"size of /tmp in the sandbox, which is memory"`
-	Home        *Size     `yaml:"home" doc:"size of the home directory in the sandbox, which is on disk (on Linux)"`
+	Home        *Size     `yaml:"home" doc:"size of the home directory in the sandbox, which is on disk"`
 	Shm         *Size     `yaml:"shm" doc:"size of /dev/shm in the sandbox"`
 	OpenFiles   *Count    `yaml:"open_files" flag:"open-files" value:"N" group:"Sandbox" doc:"open files per process in the sandbox"`
 	CommandTime *Duration `yaml:"command_time" flag:"command-time" value:"TIME" group:"Sandbox" doc:"wall time of one command"`

@@ -8,13 +8,7 @@
 // It imports the standard library and golang.org/x/sys alone.
 package detach
 
-import (
-	"errors"
-	"fmt"
-)
-
-// ErrUnsupported reports a system without sessions of processes.
-var ErrUnsupported = errors.New("a process of its own needs Linux")
+import "fmt"
 
 // EndedError reports a child that ended before it was ready.
 type EndedError struct {

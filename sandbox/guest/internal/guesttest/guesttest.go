@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package guesttest starts the real guest for tests: the binary is built once a
 // test process and run as PID 1 of fresh namespaces, over pipes.
 package guesttest

@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package filtertest makes seccomp filters for tests of calls that fail.
 package filtertest
 

@@ -1,5 +1,3 @@
-//go:build linux
-
 // Command stage turns a process in fresh namespaces into a small container and
 // becomes the guest in it. It is for tests of the guest on a machine without a
 // container runtime; it makes no claim to be one.

@@ -1,5 +1,0 @@
-//go:build !linux
-
-package doctor
-
-func kernelFeatures(func() error) []feature { return nil }

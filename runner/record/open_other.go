@@ -1,5 +1,0 @@
-//go:build !unix
-
-package record
-
-const nonblock = 0

@@ -1,0 +1,417 @@
+package workspace
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// How openat2(2) resolves a path: below the directory, through no magic link
+// of /proc, onto no other mount. Linux follows at most 40 symlinks in one path.
+const (
+	resolve  = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
+	maxLinks = 40
+)
+
+// maxRetries bounds how often a resolution is tried again that the kernel
+// gave up because something was renamed or mounted meanwhile (EAGAIN); after
+// that the walk takes over, which needs no such luck.
+const maxRetries = 64
+
+// tree resolves paths below one directory. It owns nothing: the directory stays
+// its opener's.
+type tree struct {
+	dir *os.File
+	// walking is set if openat2 is missing (before Linux 5.6, or refused by a
+	// seccomp profile), so that paths are walked name by name.
+	walking atomic.Bool
+	mount   mountID
+	local   bool
+	// layers are set if the directory is the root of an overlay that they
+	// make.
+	layers *layers
+}
+
+// newTree verifies that dir is a directory and that openat2 really confines.
+func newTree(dir *os.File) (*tree, error) {
+	t := &tree{dir: dir}
+	err := t.withDescriptor(func(fd int) error {
+		f, err := statx(fd, "", unix.AT_EMPTY_PATH)
+		if err != nil {
+			return err
+		}
+		if typeOf(f.Mode) != TypeDir {
+			return unix.ENOTDIR
+		}
+		t.mount, t.local = f.mount, isLocal(fd)
+		out, err := openat2(fd, "..", unix.O_PATH, resolve)
+		if err == nil {
+			_ = unix.Close(out)
+		}
+		t.walking.Store(!errors.Is(err, unix.EXDEV))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("hold directory: %w", err)
+	}
+	return t, nil
+}
+
+// newTreeOf is newTree of a directory that may be the root of an overlay.
+func newTreeOf(dir *os.File, o Layers) (*tree, error) {
+	t, err := newTree(dir)
+	if err != nil || o.Upper == nil || o.Lower == nil {
+		return t, err
+	}
+	upper, err := newTree(o.Upper)
+	if err != nil {
+		return nil, fmt.Errorf("upper layer: %w", err)
+	}
+	lower, err := newTree(o.Lower)
+	if err != nil {
+		return nil, fmt.Errorf("lower layer: %w", err)
+	}
+	t.local = upper.local && lower.local
+	if !upper.walking.Load() && !lower.walking.Load() {
+		t.layers = &layers{upper, lower}
+	}
+	return t, nil
+}
+
+// withDescriptor calls f with the directory's descriptor and keeps the file
+// alive meanwhile. It does not use File.Fd, which would change the descriptor's
+// mode.
+func (t *tree) withDescriptor(f func(fd int) error) error {
+	raw, err := t.dir.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	if err := raw.Control(func(fd uintptr) { inner = f(int(fd)) }); err != nil {
+		return err
+	}
+	return inner
+}
+
+// openPath opens rel below the directory. The caller closes the descriptor.
+func (t *tree) openPath(rel string, flags int) (int, error) {
+	got := -1
+	err := t.withDescriptor(func(fd int) (err error) {
+		got, err = t.openAt(fd, rel, flags)
+		return err
+	})
+	return got, err
+}
+
+// openAt opens rel below the directory at, which is one of this tree.
+func (t *tree) openAt(at int, rel string, flags int) (int, error) {
+	if !t.walking.Load() {
+		fd, err := openat2(at, rel, flags, resolve)
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.ENOSYS) {
+			return fd, t.explainCrossing(at, rel, flags, err)
+		}
+	}
+	w := walk{mount: t.mount}
+	return w.openPath(at, rel, flags)
+}
+
+// openDir opens the directory rel for reading; it must not be a symlink unless
+// follow says so.
+func (t *tree) openDir(rel string, follow bool) (int, error) {
+	flags := unix.O_PATH | unix.O_DIRECTORY
+	if !follow {
+		flags |= unix.O_NOFOLLOW
+	}
+	fd, err := t.openPath(rel, flags)
+	if err != nil {
+		return -1, err
+	}
+	return openForReading(fd)
+}
+
+// openDirAt opens the directory name in at for reading, if it is no symlink.
+func openDirAt(at int, name string) (int, error) {
+	fd, err := openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
+	if err != nil {
+		return -1, err
+	}
+	return openForReading(fd)
+}
+
+// openForReading opens a directory for reading that was opened with O_PATH, and
+// closes that. Directories are opened in these two steps because gVisor follows
+// a symlink for O_DIRECTORY|O_NOFOLLOW unless O_PATH is set (probed with the
+// runsc that Caisson builds); Linux does not.
+func openForReading(dir int) (int, error) {
+	defer func() { _ = unix.Close(dir) }()
+	return openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY)
+}
+
+// explainCrossing tells the two causes of EXDEV apart. It resolves the path a
+// second time, by walking, because a walk stops at a mount without touching the
+// file system that is mounted there. It opens nothing, and its result is used
+// for the error alone.
+func (t *tree) explainCrossing(at int, rel string, flags int, err error) error {
+	if !errors.Is(err, unix.EXDEV) {
+		return err
+	}
+	w := walk{mount: t.mount}
+	fd, again := w.openPath(at, rel, unix.O_PATH|flags&unix.O_NOFOLLOW)
+	if again == nil {
+		_ = unix.Close(fd)
+	}
+	if errors.Is(again, ErrMount) {
+		return fmt.Errorf("%w: %w", ErrMount, err)
+	}
+	return fmt.Errorf("%w: %w", errEscape, err)
+}
+
+func openat2(at int, rel string, flags int, resolve uint64) (int, error) {
+	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Resolve: resolve}
+	for range maxRetries {
+		fd, err := unix.Openat2(at, rel, &how)
+		switch {
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+			runtime.Gosched()
+		default:
+			return fd, err
+		}
+	}
+	return -1, unix.EAGAIN
+}
+
+// isEscape reports whether err is one of those by which the resolvers report a
+// path that leads outside.
+func isEscape(err error) bool { return errors.Is(err, errEscape) }
+
+// mountID distinguishes mounts: by the kernel's id if there is one (Linux
+// 5.8), else by device, which does not see a bind mount of the same device.
+type mountID struct {
+	id  uint64
+	dev uint64
+}
+
+func mountOf(fd int) (mountID, error) {
+	f, err := statx(fd, "", unix.AT_EMPTY_PATH)
+	return f.mount, err
+}
+
+// statResult is the result of statx for a name or a descriptor.
+type statResult struct {
+	unix.Stat_t
+	mount mountID
+	links uint64 // Nlink's width is the architecture's
+}
+
+// statx describes name in the directory at, never through a symlink and never
+// triggering an automount. It asks no server (AT_STATX_DONT_SYNC): the root of a
+// stuck file system that is mounted there would not answer, and what a lookup
+// has just returned is fresh enough to tell mounts and types apart.
+func statx(at int, name string, flags int) (statResult, error) {
+	var x unix.Statx_t
+	flags |= unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	err := retry(func() error {
+		return unix.Statx(at, name, flags|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &x)
+	})
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+		return fstatat(at, name, flags)
+	}
+	if err != nil {
+		return statResult{}, err
+	}
+	f := statResult{mount: mountID{dev: unix.Mkdev(x.Dev_major, x.Dev_minor)}}
+	if x.Mask&unix.STATX_MNT_ID != 0 {
+		f.mount = mountID{id: x.Mnt_id}
+	}
+	f.Mode, f.Size, f.Ino, f.Dev = uint32(x.Mode), int64(x.Size), x.Ino, unix.Mkdev(x.Dev_major, x.Dev_minor)
+	f.Blocks = int64(x.Blocks)
+	f.Uid, f.Gid, f.links = x.Uid, x.Gid, uint64(x.Nlink)
+	f.Mtim = unix.NsecToTimespec(x.Mtime.Sec*1e9 + int64(x.Mtime.Nsec))
+	f.Ctim = unix.NsecToTimespec(x.Ctime.Sec*1e9 + int64(x.Ctime.Nsec))
+	return f, nil
+}
+
+func fstatat(at int, name string, flags int) (statResult, error) {
+	var f statResult
+	err := retry(func() error { return unix.Fstatat(at, name, &f.Stat_t, flags) })
+	f.mount = mountID{dev: f.Dev}
+	f.links = uint64(f.Nlink) //nolint:unconvert // see links
+	return f, err
+}
+
+func retry(f func() error) error {
+	for {
+		if err := f(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// readLink returns the target of the symlink name in the directory at.
+func readLink(at int, name string) (string, error) {
+	buf := make([]byte, MaxPathBytes+1)
+	n := 0
+	err := retry(func() (err error) {
+		n, err = unix.Readlinkat(at, name, buf)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	return strings.Clone(string(buf[:n])), nil
+}
+
+// isLocal reports whether a directory is on a file system of this machine's own
+// kernel and disks. Network and FUSE file systems are not, nor is overlayfs,
+// whose layers may be on one of those.
+func isLocal(fd int) bool {
+	var fs unix.Statfs_t
+	if err := retry(func() error { return unix.Fstatfs(fd, &fs) }); err != nil {
+		return false
+	}
+	switch fs.Type {
+	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC,
+		unix.TMPFS_MAGIC, unix.RAMFS_MAGIC, zfsMagic, bcachefsMagic:
+		return true
+	}
+	return false
+}
+
+// Magic numbers that x/sys does not name: ZFS (include/os/linux/zfs/sys in
+// openzfs/zfs) and bcachefs (BCACHEFS_STATFS_MAGIC).
+const (
+	zfsMagic      = 0x2fc12fc1
+	bcachefsMagic = 0xca451a4e
+)
+
+// stat describes the file that rel leads to, lstat the one that rel names,
+// without opening it.
+func (t *tree) stat(rel string) (Info, error) { return t.statPath(rel, unix.O_PATH) }
+
+func (t *tree) lstat(rel string) (Info, error) { return t.statPath(rel, unix.O_PATH|unix.O_NOFOLLOW) }
+
+func (t *tree) statPath(rel string, flags int) (Info, error) {
+	fd, err := t.openPath(rel, flags)
+	if err != nil {
+		return Info{}, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return Info{}, err
+	}
+	info := infoOf(&st)
+	if info.Type == TypeSymlink {
+		info.Target, err = readLink(fd, "")
+	}
+	return info, err
+}
+
+// openFile opens a regular file for reading. Nothing else is waited for:
+// O_NONBLOCK lets a FIFO open at once, and the type of the opened file is then checked.
+func (t *tree) openFile(rel string) (node, Info, error) {
+	return asRegular(t.openPath(rel, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY))
+}
+
+// asRegular returns fd as a node if it is a regular file, and closes it
+// otherwise.
+func asRegular(fd int, err error) (node, Info, error) {
+	if err != nil {
+		return node{}, Info{}, err
+	}
+	n := node{fd: fd}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		n.close()
+		return node{}, Info{}, err
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return n, infoOf(&st), nil
+	case unix.S_IFDIR:
+		err = unix.EISDIR
+	default:
+		err = errNotRegular
+	}
+	n.close()
+	return node{}, Info{}, err
+}
+
+// node is an open file or directory.
+type node struct{ fd int }
+
+func (n node) close() { _ = unix.Close(n.fd) }
+
+// readAt reads once; 0 and nil mean the end.
+func (n node) readAt(p []byte, off int64) (got int, err error) {
+	err = retry(func() error {
+		got, err = unix.Pread(n.fd, p, off)
+		return err
+	})
+	return max(got, 0), err
+}
+
+func infoOf(st *unix.Stat_t) Info {
+	return Info{
+		Type:    typeOf(st.Mode),
+		Size:    st.Size,
+		Mode:    modeOf(st.Mode),
+		ModTime: time.Unix(st.Mtim.Unix()),
+		Inode:   st.Ino,
+	}
+}
+
+func typeOf(mode uint32) Type {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return TypeFile
+	case unix.S_IFDIR:
+		return TypeDir
+	case unix.S_IFLNK:
+		return TypeSymlink
+	case unix.S_IFIFO:
+		return TypeFIFO
+	case unix.S_IFSOCK:
+		return TypeSocket
+	case unix.S_IFCHR, unix.S_IFBLK:
+		return TypeDevice
+	}
+	return TypeOther
+}
+
+func modeOf(mode uint32) fs.FileMode {
+	m := fs.FileMode(mode & 0o777)
+	for _, b := range []struct {
+		bits uint32
+		mode fs.FileMode
+	}{
+		{unix.S_ISUID, fs.ModeSetuid}, {unix.S_ISGID, fs.ModeSetgid}, {unix.S_ISVTX, fs.ModeSticky},
+	} {
+		if mode&b.bits != 0 {
+			m |= b.mode
+		}
+	}
+	switch typeOf(mode) {
+	case TypeDir:
+		m |= fs.ModeDir
+	case TypeSymlink:
+		m |= fs.ModeSymlink
+	case TypeFIFO:
+		m |= fs.ModeNamedPipe
+	case TypeSocket:
+		m |= fs.ModeSocket
+	case TypeDevice:
+		m |= fs.ModeDevice
+		if mode&unix.S_IFMT == unix.S_IFCHR {
+			m |= fs.ModeCharDevice
+		}
+	}
+	return m
+}
