@@ -286,6 +286,25 @@ func TestCallOfServerTool(t *testing.T) {
 	}
 }
 
+// TestCallNeedsApproval checks that a call that nobody is asked about is told from one of a
+// tool that is not there, and from one that the policy denies.
+func TestCallNeedsApproval(t *testing.T) {
+	h := newServerWorkspace(t, `{}`, "mcpServers: {good: {url: '"+serveMCP(t)+"/mcp'}}\npolicy: {preset: ci, tools: {good/denied: deny, good/hello: auto}}\n")
+	for name, want := range map[string]struct {
+		status int
+		says   string
+	}{
+		"good/other":  {exitNoApprover, "good/other needs an approval"},
+		"good/denied": {exitFailed, "the policy denies good/denied"},
+		"good/hello":  {exitDone, ""},
+	} {
+		status, out, stderr := h.run(t, nil, "tools", "call", name, "{}")
+		if status != want.status || !strings.Contains(stderr, want.says) || strings.Contains(out, "There is no tool") {
+			t.Errorf("%s: status %d, %s%s", name, status, out, stderr)
+		}
+	}
+}
+
 // TestListOfABrokenProject: a trusted file that can't be read is an error of the list.
 func TestListOfABrokenProject(t *testing.T) {
 	h := newServerWorkspace(t, `{"mcpServers": {"a": {"command": "x", "hooks": {}}}}`, "")

@@ -16,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/memory"
 	"github.com/caisson-run/caisson/tools/policy"
@@ -243,6 +244,9 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
 	defer stop()
 	defer u.close(ctx)
+	if err := s.checkServerCall(name, u.defaultPreset(sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges())); err != nil {
+		return err
+	}
 	session, err := s.openWithoutModel(ctx, u, force, "caisson tools call "+string(name), nil)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
@@ -284,6 +288,31 @@ func (s *sessionBuilder) selectTool(defs []tools.Definition, asked string) (tool
 	server := s.conf.MCP[name.Server()]
 	s.servers, s.reads, s.orders = true, !server.RunsInSandbox(), server.RunsInSandbox()
 	return name, nil
+}
+
+// checkServerCall refuses a tool of an MCP server that the policy denies, because its server
+// would not be started. Preset is the policy if none is set.
+func (s *sessionBuilder) checkServerCall(name tools.Name, preset string) error {
+	if name.Server() == "" {
+		return nil
+	}
+	p, err := s.conf.ToolPolicy(preset)
+	if err != nil {
+		return err
+	}
+	def := tools.Definition{Name: name, Class: tools.ClassNetwork, Runs: tools.PlaceHost}
+	if server := s.conf.MCP[name.Server()]; server.RunsInSandbox() {
+		def.Class, def.Runs = tools.ClassExecute, tools.PlaceSandbox
+	}
+	v := p.Decide(def, s.workspace.Path)
+	if v.Mode != policy.ModeDeny {
+		return nil
+	}
+	hint := "To allow it, add policy: {tools: {" + config.FlowScalar(string(name)) + ": auto}} to the configuration."
+	if p.NoPrompts = false; p.Decide(def, s.workspace.Path).Mode == policy.ModePrompt {
+		return newFailure(exitNoApprover, nil, fmt.Sprintf("%s needs an approval, and this policy asks nobody (%s)", name, v.Rule), "On a terminal, --policy default asks. "+hint)
+	}
+	return newFailure(exitFailed, nil, fmt.Sprintf("the policy denies %s (%s)", name, v.Rule), hint)
 }
 
 // readArguments returns the JSON object of a call.
