@@ -159,5 +159,9 @@ func (e *ModelError) Error() string { return fmt.Sprintf("model %s: %v", e.Class
 // Unwrap returns e.Err.
 func (e *ModelError) Unwrap() error { return e.Err }
 
+// ErrQuota is wrapped by a [ModelError] of a quota that is used up and that time alone does
+// not restore.
+var ErrQuota = errors.New("the quota is used up")
+
 // ErrNoModel is the error of [Run] for options without a model.
 var ErrNoModel = errors.New("no model configured")

@@ -116,7 +116,7 @@ const allowClass = " Or allow the class of the call in the policy."
 func (f Fault) Hint() string {
 	switch f.Kind {
 	case FaultModel:
-		return modelHint(f.Model) + f.detail()
+		return modelHint(f) + f.detail()
 	case FaultModelKey:
 		return "Check the key and what it may use." + f.detail()
 	case FaultSandboxStart:
@@ -149,7 +149,7 @@ func startHint(err error) string {
 	case errors.As(err, new(*images.UserError)):
 		return "Choose another user of commands, or another image."
 	case errors.Is(err, sandbox.ErrNoNamespaces):
-		return "Allow this user to make user namespaces, also in the seccomp and AppArmor profiles of a container around it, or use the docker backend."
+		return "Allow this user to make user namespaces, also in the seccomp and AppArmor profiles of a container around it, or use the docker backend. No process in a chroot can make them."
 	}
 	return cmp.Or(ProgramHint(err), "Check the engine or runtime, or choose another backend or image.")
 }
@@ -171,9 +171,12 @@ func ProgramHint(err error) string {
 }
 
 // modelHint returns what to do about a failed request to the model.
-func modelHint(class loop.ErrorClass) string {
-	switch class {
+func modelHint(f Fault) string {
+	switch f.Model {
 	case loop.ModelRateLimit:
+		if errors.Is(f.Err, loop.ErrQuota) {
+			return "Waiting does not help: check the account's plan and billing, or use another model."
+		}
 		return "Wait and run it again, or allow more retries (max_retries)."
 	case loop.ModelServer:
 		return "The fault is the provider's: run it again later."

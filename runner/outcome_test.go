@@ -103,6 +103,10 @@ func TestProviderHints(t *testing.T) {
 			t.Errorf("%s: %q does not name %q", class, got, want)
 		}
 	}
+	used := Fault{Kind: FaultModel, Model: loop.ModelRateLimit, Err: &loop.ModelError{Class: loop.ModelRateLimit, Err: loop.ErrQuota}}
+	if got := used.Hint(); !strings.Contains(got, "billing") || strings.Contains(got, "run it again") {
+		t.Errorf("a quota that is used up has the hint %q", got)
+	}
 }
 
 func TestCancelledSessionsTellWhereChangesAre(t *testing.T) {

@@ -101,6 +101,9 @@ func TestRetryable(t *testing.T) {
 			if !ok || failure.Class != tt.class || failure.Retryable != tt.retryable || failure.RetryAfter != tt.after {
 				t.Errorf("error %#v, want class %s, retryable %v, after %v", failure, tt.class, tt.retryable, tt.after)
 			}
+			if errors.Is(err, loop.ErrQuota) != (name == "quota that is used up") {
+				t.Errorf("error %#v is one of a quota, or should be", failure)
+			}
 			if len(e.Requests()) != 1 {
 				t.Errorf("%d requests", len(e.Requests()))
 			}

@@ -59,9 +59,12 @@ var unparsed = sync.OnceValue(func() *regexp.Regexp {
 // sends them with the status 500, or within a stream without one.
 var unparsed500 = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^failed to parse (XML|JSON): `) })
 
-// Unwrap returns a [loop.AnswerError] if the model's own words caused the failure.
+// Unwrap returns a [loop.AnswerError] if the model's own words caused the failure, and
+// [loop.ErrQuota] if the account's quota did.
 func (e *refusal) Unwrap() error {
 	switch {
+	case isQuota(e.status, e.message):
+		return loop.ErrQuota
 	case e.status >= http.StatusInternalServerError && unparsed().MatchString(e.message),
 		(e.status == http.StatusInternalServerError || e.guessed) && unparsed500().MatchString(e.message):
 		return errUnparsed

@@ -89,9 +89,14 @@ func isRetriable(status int, header http.Header, message string) bool {
 	case http.StatusPaymentRequired: // of OpenRouter, where other requests hold the rest
 		return header.Get("Retry-After") != ""
 	case http.StatusTooManyRequests:
-		return !strings.Contains(message, "insufficient_quota")
+		return !isQuota(status, message)
 	}
 	return status >= http.StatusInternalServerError
+}
+
+// isQuota reports whether a refusal is about a quota that is used up.
+func isQuota(status int, message string) bool {
+	return status == http.StatusTooManyRequests && strings.Contains(message, "insufficient_quota")
 }
 
 // recordRefusal records a refusal and empties its body. The library could not decode
