@@ -25,6 +25,7 @@ const (
 	Heading
 	Code
 	Rule
+	Table
 )
 
 // Block is one block of a text. Lists and quotes are in the prefixes of their blocks.
@@ -39,6 +40,10 @@ type Block struct {
 	Gap bool
 	// Spans are the content of a paragraph or a heading.
 	Spans []Span
+	// Rows are those of a table, each with the same number of cells. The first has the names of
+	// the columns. Right has the columns that end at the right.
+	Rows  [][]Cell
+	Right []bool
 	// Language is the word behind the fence of code, and Lines are its lines.
 	Language string
 	Lines    []string
@@ -50,6 +55,9 @@ type Span struct {
 	Bold, Italic, Code bool
 }
 
+// Cell is the content of a table's cell.
+type Cell []Span
+
 const (
 	// maxText bounds the Markdown that is parsed: a longer text is one paragraph.
 	maxText = 256 << 10
@@ -58,6 +66,8 @@ const (
 	// maxOpeners bounds brackets, and blanks with markers in front of a line: parsing
 	// takes their number squared.
 	maxOpeners = 2000
+	// maxCells bounds the cells of all tables. Other tables are text.
+	maxCells = 2000
 )
 
 // Parse returns the blocks of a text.
@@ -91,6 +101,7 @@ func isCostly(markdown string) bool {
 type divider struct {
 	source []byte
 	blocks []Block
+	cells  int // of all tables so far
 }
 
 // appendBlock appends a block.
@@ -140,7 +151,11 @@ func (d *divider) addBlock(n ast.Node, first, rest string, depth int) {
 		}
 		b.Spans = []Span{{Text: strings.Join(lines, "\n")}}
 	default:
-		b.Spans = d.spansOf(n, Span{})
+		if b.Rows, b.Right = d.tableOf(n); b.Rows != nil {
+			b.Kind = Table
+		} else {
+			b.Spans = d.spansOf(n, Span{})
+		}
 	}
 	if b.Kind == Code && strings.TrimSpace(first) != "" && first != rest { // the marker of an item stands alone
 		d.appendBlock(Block{First: first, Rest: rest, Gap: b.Gap})

@@ -6,6 +6,7 @@ import (
 	_ "embed" // the page's template and style
 	"errors"
 	"fmt"
+	"html"
 	"html/template"
 	"io"
 	"path/filepath"
@@ -15,6 +16,8 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/runner/prose"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -49,7 +52,11 @@ var pageTemplate = sync.OnceValue(func() *template.Template {
 			}
 			return formatDollars(formatMicroUSD(*n))
 		},
-		"diff":  diffLines,
+		"diff":   diffLines,
+		"groups": changes.GroupHostExecuted,
+		"prose": func(s string) template.HTML {
+			return template.HTML(prose.HTML(prose.Parse(s), prose.Escapes{Text: html.EscapeString, Code: html.EscapeString})) //nolint:gosec // it is escaped
+		},
 		"clock": func(t time.Time) string { return t.UTC().Format("15:04:05.000") },
 		"date": func(t time.Time) string {
 			if t.IsZero() {

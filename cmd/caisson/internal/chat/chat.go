@@ -342,7 +342,7 @@ func (c *chat) goOn() {
 	}
 	c.answer = r.Answer
 	if c.Switching.Notice == "" {
-		c.showLines(ui.RecapLines(r.Message, r.Answer, filepath.Base(c.Dir), c.Colour)...)
+		c.showLines(ui.RecapLines(r.Message, r.Answer, filepath.Base(c.Dir), c.Renderer.Columns(), c.Colour)...)
 	}
 	if !r.Unfinished {
 		return

@@ -3,6 +3,7 @@ package ci
 import (
 	"bytes"
 	"fmt"
+	"html"
 	"io"
 	"os"
 	"path/filepath"
@@ -142,7 +143,7 @@ func parseOutputs(t *testing.T, text string) map[string]string {
 	return values
 }
 
-var ourTags = regexp.MustCompile(`</?(code|pre|details|summary)>`)
+var ourTags = regexp.MustCompile(`</?(code|pre|details|summary|p|h[3-6]|strong|em|table|tr|th|td|ul|li|blockquote)>|<ol start="[0-9]+">|</ol>|<hr>|<br>`)
 
 // markup returns the tags and the headings of a summary, and whatever else in it could be
 // markup.
@@ -169,7 +170,8 @@ func markup(summary string) (tags []string, foreign string) {
 // rendered. The control is the same texts without the reporter's escapes.
 func TestHostileReports(t *testing.T) {
 	wanted, benign, _ := reported(t, filledReport("benign"))
-	wantTags, foreign := markup(benign)
+	_, foreign := markup(benign)
+	wantTags, _ := markup(regexp.MustCompile(`(?s)### Answer\n.*### Diff\n`).ReplaceAllString(benign, ""))
 	if foreign != "" || len(wanted) != maxAnnotations+2 || len(wantTags) < 40 {
 		t.Fatalf("benign: %d annotations, %d tags, foreign %q", len(wanted), len(wantTags), foreign)
 	}
@@ -193,8 +195,17 @@ func TestHostileReports(t *testing.T) {
 			}
 		}
 		tags, foreign := markup(summary)
+		before, answer, _ := strings.Cut(summary, "### Answer\n")
+		answer, after, _ := strings.Cut(answer, "### Diff\n")
+		tags, _ = markup(before + after)
 		if foreign != "" || len(summary) > maxSummary || len(text) < 1000 && !slices.Equal(tags, wantTags) {
 			t.Errorf("text %d: %d bytes of summary, %d tags instead of %d, foreign %q", i, len(summary), len(tags), len(wantTags), foreign)
+		}
+		// Of the answer, Markdown is rendered, and no word becomes a link.
+		for _, word := range strings.Fields(regexp.MustCompile(`(?s)<(code|pre)>.*?</(code|pre)>|<[^>]*>`).ReplaceAllString(answer, " ")) {
+			if plain := html.UnescapeString(word); strings.ContainsAny(plain, "@#:/") || strings.Contains(plain, "www.") || strings.HasPrefix(plain, "GH-") {
+				t.Errorf("text %d: %q of the answer is not code", i, plain)
+			}
 		}
 		if strings.ContainsAny(summary, "\x00\x1b\u202e\u200b\u009b\r") {
 			t.Errorf("text %d: what is not seen is in the summary", i)
@@ -209,6 +220,21 @@ func TestHostileReports(t *testing.T) {
 		_, foreign = markup(text)
 		if i < 2 && len(control.Obeyed)+len(citest.Others(text)) == 0 || i >= 3 && i < 6 && foreign == "" {
 			t.Errorf("control: text %d means nothing where it is not escaped", i)
+		}
+	}
+}
+
+// TestSummaryShowsTheAnswer: the summary has the answer's Markdown, and the diff.
+func TestSummaryShowsTheAnswer(t *testing.T) {
+	r := runner.Report{SessionEnded: record.SessionEnded{Answer: "It **works**.\n\n- one `x=1`\n\n| a | b |\n|---|---|\n| 1 | see #12 |"}, Patch: "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+new\n"}
+	got := html.UnescapeString(renderSummary(r, 0, maxSummary))
+	for _, want := range []string{
+		"### Answer\n\n<p>It <strong>works</strong>.</p>\n<ul>\n<li><p>one <code>x=1</code></p>\n</li>\n</ul>\n",
+		"<table>\n<tr><th>a</th><th>b</th></tr>\n<tr><td>1</td><td>see <code>#12</code></td></tr>\n</table>\n",
+		"### Diff\n\n<details><summary>Show the diff</summary>\n\n<pre>--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+new</pre>",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the summary lacks %q:\n%s", want, got)
 		}
 	}
 }

@@ -2,11 +2,14 @@ package ci
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/runner/prose"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -27,7 +30,7 @@ func renderSummary(r runner.Report, failures, room int) string {
 	var b strings.Builder
 	const omitted = "\nThe rest does not fit: see the report of the session.\n"
 	for _, section := range []string{
-		outcomeSection(r), problemSection(r), verifySection(r, failures), differencesSection(r), readFirstSection(r), changesSection(r), refusalsSection(r), answerSection(r),
+		outcomeSection(r), problemSection(r), verifySection(r, failures), differencesSection(r), readFirstSection(r), changesSection(r), refusalsSection(r), answerSection(r), patchSection(r),
 	} {
 		if b.Len()+len(section)+len(omitted) > room {
 			if room-b.Len() >= len(omitted) {
@@ -123,8 +126,31 @@ func answerSection(r runner.Report) string {
 	if r.Answer == "" {
 		return ""
 	}
-	return "\n### Answer\n\n" + preText(r.Answer)
+	return "\n### Answer\n\n" + prose.HTML(prose.Parse(tools.Elide(r.Answer, maxPart)), prose.Escapes{Text: plainText, Code: escapeMarkdown})
 }
+
+func patchSection(r runner.Report) string {
+	if r.Patch == "" {
+		return ""
+	}
+	return "\n### Diff\n" + detailsText("Show the diff", r.Patch)
+}
+
+// plainText returns text as HTML. A word that GitHub would make a link of is code: it looks
+// for mentions, issues, commits and addresses in no code.
+func plainText(text string) string {
+	words := strings.Split(text, " ")
+	for i, w := range words {
+		words[i] = escapeMarkdown(w)
+		if strings.ContainsAny(w, "@#:/") || strings.Contains(strings.ToLower(w), "www.") || linkedWord().MatchString(w) {
+			words[i] = "<code>" + words[i] + "</code>"
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// linkedWord finds numbers of issues, and hashes of commits.
+var linkedWord = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?i)gh-[0-9]|[0-9a-f]{7}`) })
 
 // listSection returns a heading and the first of a list, "" for an empty one.
 func listSection[T any](title string, list []T, text func(T) string) string {

@@ -81,15 +81,16 @@ func (a *answerText) openText() string {
 	return string(open[:bytes.LastIndexAny(open, " \n\t")+1])
 }
 
-// answerLines returns the Markdown of a model as lines that are safe.
-func answerLines(text string, redact func(string) string, colour bool) []string {
+// answerLines returns the Markdown of a model as lines that are safe, for a terminal of so
+// many columns.
+func answerLines(text string, columns int, redact func(string) string, colour bool) []string {
 	text = strings.TrimRight(redact(text), " \r\n")
 	if text == "" {
 		return nil
 	}
-	lines := Prose(text, 0, colour)
+	lines := Prose(text, columns, colour)
 	for i, l := range lines {
-		lines[i] = strings.ReplaceAll(l, "\t", "    ")
+		lines[i] = replaceTabs(l)
 	}
 	return lines
 }

@@ -35,7 +35,7 @@ func MessageLines(text string, colour bool) []string {
 
 // RecapLines returns the beginnings of the last message and its answer, of a chat that goes
 // on. They end with how to see all of it.
-func RecapLines(message, answer, session string, colour bool) []string {
+func RecapLines(message, answer, session string, columns int, colour bool) []string {
 	const mostMessage, mostAnswer = 5, 20
 	var out []string
 	cut := false
@@ -44,7 +44,7 @@ func RecapLines(message, answer, session string, colour bool) []string {
 		cut = len(lines) > mostMessage
 		out = lines[:min(len(lines), mostMessage)]
 	}
-	lines := answerLines(answer, func(text string) string { return text }, colour)
+	lines := answerLines(answer, columns, func(text string) string { return text }, colour)
 	cut = cut || len(lines) > mostAnswer
 	out = append(out, lines[:min(len(lines), mostAnswer)]...)
 	if cut {

@@ -3,6 +3,8 @@ package ui
 import (
 	"strings"
 
+	"github.com/charmbracelet/x/ansi"
+
 	"github.com/caisson-run/caisson/runner/prose"
 )
 
@@ -11,8 +13,8 @@ import (
 const blankInCode = "\ue000"
 
 // Prose returns the Markdown of a model as lines that are safe, broken at blanks for a
-// terminal of so many columns; 0 breaks none. Code is never broken, and nothing is drawn
-// at its left. Without colour the markers of the Markdown stay.
+// terminal of so many columns; 0 breaks none. Nothing is drawn at the left of code. Without
+// colour the markers of the Markdown stay.
 func Prose(markdown string, columns int, colour bool) []string {
 	s := style{colour}
 	var lines []string
@@ -23,11 +25,20 @@ func Prose(markdown string, columns int, colour bool) []string {
 		switch b.Kind {
 		case prose.Code:
 			lines = append(lines, "```"+b.Language)
-			lines = append(lines, b.Lines...)
+			for _, l := range b.Lines {
+				lines = append(lines, wrapCode(l, columns)...)
+			}
 			lines = append(lines, "```")
 			continue
 		case prose.Rule:
 			lines = append(lines, b.First+"---")
+			continue
+		case prose.Table:
+			first := b.First
+			for _, row := range s.tableRows(b, columns-1-len(b.Rest)) {
+				lines = append(lines, strings.TrimRight(first+row, " "))
+				first = b.Rest
+			}
 			continue
 		}
 		first := b.First
@@ -42,16 +53,26 @@ func Prose(markdown string, columns int, colour bool) []string {
 	return lines
 }
 
-// wrapProse breaks a line that is no code, but for rows of tables.
+// wrapProse breaks a line that is no code.
 func wrapProse(line string, columns int, rest string) []string {
 	rows := []string{line}
-	if columns > 0 && !strings.HasPrefix(line, "|") {
+	if columns > 0 {
 		rows = WrapWords(line, max(columns-1, 1), rest)
 	}
 	for i, row := range rows {
 		rows[i] = strings.ReplaceAll(row, blankInCode, " ")
 	}
 	return rows
+}
+
+// wrapCode breaks a line of code at blanks, if it is too long for the terminal.
+func wrapCode(line string, columns int) []string {
+	expanded := strings.ReplaceAll(line, "\t", strings.Repeat(" ", 8))
+	if columns <= 0 || ansi.StringWidth(expanded) < columns {
+		return []string{line}
+	}
+	body := strings.TrimLeft(expanded, " ")
+	return WrapWords(expanded, max(columns-1, 1), expanded[:len(expanded)-len(body)]+"  ")
 }
 
 // renderSpans returns the content of a block, each line of it with its styles whole.

@@ -17,9 +17,9 @@ func TestProse(t *testing.T) {
 		"Run `go test ./store -run Total` and", "*then* read the page", "(https://example.org/a?b=c), see image:", "plan (p.png).", "",
 		"- one that is longer than the width of", "  this narrow terminal", "  1. two", "",
 		"> said", "",
-		"```sh", "\tgo test ./... -run 'a very long line that no one may break' && echo \\x1b[31m", "```", "",
+		"```sh", "        go test ./... -run 'a very long", "          line that no one may break' &&", "          echo \\x1b[31m", "```", "",
 		"<b>x</b>", "",
-		"| a | b | a row of a table that is longer than the terminal |",
+		"| a | b | a row of a table that is", "longer than the terminal |",
 	}
 	if diff := cmp.Diff(want, Prose(proseSample, 41, false)); diff != "" {
 		t.Error(diff)
@@ -42,6 +42,39 @@ func TestProseObeysNothing(t *testing.T) {
 		for _, line := range Prose(text, 0, false) {
 			if strings.ContainsAny(line, "\x1b\x07\r\u009b\u202e\ue000") {
 				t.Errorf("%q is shown as %q", text, line)
+			}
+		}
+	}
+}
+
+// TestTables: a table is as wide as the terminal allows, and no word of it is broken.
+func TestTables(t *testing.T) {
+	const table = "- a list:\n\n  Name | **What it is** | Lines\n  --- |:---:| ---:\n  `go.mod` | a file that names `all of` it | 6\n  long.txt | b\\|c | 120\n"
+	for columns, want := range map[int]string{
+		0: "- a list:\n\n" +
+			"  Name     │ **What** **it** **is**          │ Lines\n" +
+			"  ─────────┼─────────────────────────────────┼──────\n" +
+			"  `go.mod` │ a file that names `all` `of` it │     6\n" +
+			"  long.txt │ b|c                             │   120",
+		40: "- a list:\n\n" +
+			"  Name     │ **What** **it**    │ Lines\n" +
+			"           │ **is**             │\n" +
+			"  ─────────┼────────────────────┼──────\n" +
+			"  `go.mod` │ a file that names  │     6\n" +
+			"           │ `all` `of` it      │\n" +
+			"  ─────────┼────────────────────┼──────\n" +
+			"  long.txt │ b|c                │   120",
+		24: "- a list:\n\n" +
+			"  Name ─ `go.mod`\n  **What** **it**\n    **is** ─ a file\n    that names `all`\n    `of` it\n  Lines ─ 6\n\n" +
+			"  Name ─ long.txt\n  **What** **it**\n    **is** ─ b|c\n  Lines ─ 120",
+	} {
+		got := strings.Join(Prose(table, columns, false), "\n")
+		if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")); diff != "" {
+			t.Errorf("%d columns (-want +got):\n%s\n%s", columns, diff, got)
+		}
+		for _, row := range Prose(table, columns, true) {
+			if columns > 0 && ansi.StringWidth(row) >= columns || strings.Count(row, "\x1b[")%2 != 0 {
+				t.Errorf("%d columns: %q", columns, row)
 			}
 		}
 	}

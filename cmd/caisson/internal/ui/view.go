@@ -407,7 +407,7 @@ func (v *view) addMessage(m record.Message) []string {
 // addAnswer returns the lines of a paragraph of a chat, with an empty one between
 // paragraphs.
 func (v *view) addAnswer(text string) []string {
-	lines := answerLines(text, v.redact, v.style.on)
+	lines := answerLines(text, v.columns, v.redact, v.style.on)
 	if len(lines) == 0 {
 		return nil
 	}

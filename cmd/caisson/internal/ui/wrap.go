@@ -44,13 +44,13 @@ func isCombining(word string) bool {
 }
 
 // Wrap breaks lines at blanks into rows of a terminal of so many columns. Code between
-// fences, what is indented as far as code, and rows of tables are left to the terminal.
+// fences, and what is indented as far as code, are left to the terminal.
 func Wrap(lines []string, columns int) []string {
 	var rows []string
 	fenced := false
 	for _, l := range lines {
 		fence := strings.HasPrefix(strings.TrimSpace(l), "```")
-		if fence || fenced || strings.HasPrefix(l, verbatimIndent) || strings.HasPrefix(l, "|") {
+		if fence || fenced || strings.HasPrefix(l, verbatimIndent) {
 			rows = append(rows, l)
 		} else {
 			rows = append(rows, WrapWords(l, max(columns-1, 1), hangingIndent(l))...)
