@@ -253,6 +253,9 @@ func newChatTerminal(a *app, plain, interactive bool) *chatTerminal {
 			return t.keyboard.Pressed(ctx, wait, a.pressed)
 		},
 	}
+	if !plain {
+		t.prompt.Keys = t.keyboard.SetSingle
+	}
 	return t
 }
 

@@ -122,7 +122,7 @@ func (u *userInterface) newBroker() *approval.Broker {
 	}
 	b := approval.NewBroker(approval.BrokerOptions{})
 	b.Attach("terminal", &orderedApprover{u.out, &ui.Prompt{
-		In: u.app.stdin, Out: u.render, Pressed: u.app.pressed, Pending: b.Pending,
+		In: u.app.stdin, Out: u.render, Pressed: u.app.pressed, Keys: u.app.keys, Pending: b.Pending,
 	}})
 	return b
 }

@@ -85,6 +85,8 @@ type app struct {
 	// pressed drops what was typed at standard input and reports whether a key was
 	// pressed within a time.
 	pressed func(ctx context.Context, wait time.Duration) (bool, error)
+	// keys makes standard input deliver single keys, or lines again; nil can't.
+	keys func(on bool)
 }
 
 // deps are the dependencies of sessions.
@@ -115,8 +117,14 @@ type modelSettings struct {
 
 // newApp returns the app of the real program.
 func newApp(signals <-chan os.Signal, exit func(int)) app {
+	keys := ui.SingleKeys(os.Stdin)
 	return app{
-		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, signals: signals, exit: exit, patience: patience, stdinWait: stdinWait,
+		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, signals: signals, keys: keys,
+		exit: func(status int) {
+			keys(false)
+			exit(status)
+		},
+		patience: patience, stdinWait: stdinWait,
 		terminal: isTerminal,
 		size: func() (int, int) {
 			if columns, rows, err := term.GetSize(int(os.Stderr.Fd())); err == nil && columns > 0 && rows > 0 {

@@ -125,7 +125,7 @@ func newWorld(t *testing.T, turns string) *world {
 	}
 	d := newApp(make(chan os.Signal), func(int) { t.Error("the program was ended where it stands") })
 	d.stdin, d.stdout, d.stderr = strings.NewReader(""), io.Discard, io.Discard
-	d.requirements = ""
+	d.requirements, d.keys = "", nil
 	d.executable = func() (string, error) { return filepath.Join(root, "bin", "caisson"), nil }
 	d.backend = func(s caisson.BackendSettings) (sandbox.Backend, error) { return &fakeBackend{name: s.Name}, nil }
 	return &world{
@@ -150,6 +150,7 @@ func onTerminal(t *testing.T, term string, answers []string, turns string, args 
 	w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
 		return ui.KeyPressed(ctx, slave, time.Millisecond)
 	}
+	w.app.keys = ui.SingleKeys(slave)
 	w.env = append(w.env, "TERM="+term)
 	status = w.run(args...)
 	// The program's reader may still wait at the terminal, as it does until the
@@ -325,6 +326,60 @@ func TestKeysThatComeEarlyAreDropped(t *testing.T) {
 	}
 	if n, err := unix.IoctlGetInt(int(slave.Fd()), unix.TIOCINQ); n != 0 || err != nil {
 		t.Errorf("%d bytes are left, %v", n, err)
+	}
+}
+
+// TestSingleKeysOfATerminal: a key arrives without Enter and isn't echoed, and the terminal is
+// then as it was, also after it was asked twice.
+func TestSingleKeysOfATerminal(t *testing.T) {
+	master, slave := openTerminal(t)
+	termios := func() unix.Termios {
+		t.Helper()
+		now, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return *now
+	}
+	before := termios()
+	keys := ui.SingleKeys(slave)
+	keys(true)
+	keys(true)
+	fmt.Fprint(master, "y")
+	buf := make([]byte, 10)
+	if n, err := slave.Read(buf); err != nil || string(buf[:n]) != "y" {
+		t.Errorf("read %q, %v", buf[:n], err)
+	}
+	if n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCINQ); n != 0 || err != nil {
+		t.Errorf("%d bytes are echoed, %v", n, err)
+	}
+	if termios() == before {
+		t.Error("the control: the terminal collects lines")
+	}
+	keys(false)
+	keys(false)
+	if after := termios(); after != before {
+		t.Errorf("the terminal is left as %+v, was %+v", after, before)
+	}
+}
+
+// TestOneKeyAllows: a run needs no Enter, and Ctrl-D ends the questions.
+func TestOneKeyAllows(t *testing.T) {
+	for answer, want := range map[string]bool{"y": true, "y\n": true, "n": false, "\x04": false} {
+		w := newWorld(t, "  - calls: [{tool: write_file, input: {path: one, content: x}}]\n  - text: done\n")
+		master, slave := openTerminal(t)
+		seen := watch(master, []string{answer})
+		w.app.stdin, w.app.stderr = slave, slave
+		w.app.size = func() (int, int) { return 100, 30 }
+		w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) { return ui.KeyPressed(ctx, slave, 0) }
+		w.app.keys = ui.SingleKeys(slave)
+		w.env = append(w.env, "TERM=xterm")
+		w.run()
+		fmt.Fprint(slave, endMark)
+		<-seen.done
+		if _, err := os.Stat(filepath.Join(w.dir, "one")); (err == nil) != want {
+			t.Errorf("%q allows: %t\n%s", answer, err == nil, seen)
+		}
 	}
 }
 

@@ -32,8 +32,10 @@ type Keyboard struct {
 	keys chan key
 	file *pausableFile // nil where reading can't be interrupted
 
-	mu      sync.Mutex
-	asking  bool
+	mu     sync.Mutex
+	asking bool
+	// single is set if a key is an answer.
+	single  bool
 	typed   string
 	answers chan string
 	ended   bool
@@ -130,11 +132,18 @@ func (k *Keyboard) routeKey(pressed key) {
 	}
 	typed, done, changed := k.answerKey(pressed)
 	if changed && k.raw {
-		k.echo(typed, done)
+		k.echo(strings.TrimSuffix(typed, "\n"), done)
 	}
 	if done {
 		k.deliverAnswer(typed)
 	}
+}
+
+// SetSingle makes keys answers that the question shows itself, or lines again.
+func (k *Keyboard) SetSingle(on bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.single = on
 }
 
 // answerKey adds a key to the answer, and reports whether that is complete. A paste is
@@ -143,11 +152,17 @@ func (k *Keyboard) answerKey(pressed key) (typed string, done, changed bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
+	case k.single && pressed.kind == keyEnter:
+		return "\n", true, false
+	case k.single && pressed.kind == keyText && !pressed.ctrl && !pressed.alt:
+		return pressed.text, true, false
+	case k.single:
+		return "", false, false
 	case pressed.kind == keyLine:
-		return pressed.text, true, true
+		return pressed.text + "\n", true, true
 	case pressed.kind == keyEnter:
 		typed, k.typed = k.typed, ""
-		return typed, true, true
+		return typed + "\n", true, true
 	case pressed.kind == keyBackspace && k.typed != "":
 		_, size := lastCharacter(k.typed)
 		k.typed = k.typed[:len(k.typed)-size]
@@ -177,7 +192,7 @@ func (k *Keyboard) deliverAnswer(answer string) {
 	defer k.mu.Unlock()
 	if k.asking && !k.ended {
 		select {
-		case k.answers <- answer + "\n":
+		case k.answers <- answer:
 		default:
 		}
 	}
@@ -203,7 +218,7 @@ func (k *Keyboard) dropTyped() {
 	}
 }
 
-// Read returns the next answer to a question, a line. It implements io.Reader.
+// Read returns the next answer to a question, a line or a key. It implements io.Reader.
 func (k *Keyboard) Read(p []byte) (int, error) {
 	answer, ok := <-k.answers
 	if !ok {

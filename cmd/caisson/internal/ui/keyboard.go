@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,4 +46,34 @@ func KeyPressed(ctx context.Context, tty *os.File, wait time.Duration) (pressed 
 		}
 	}
 	return false, context.Cause(ctx)
+}
+
+// SingleKeys returns a function that makes a terminal deliver keys as they are pressed, without
+// echo, or lines as before. Keys still send signals.
+func SingleKeys(tty *os.File) func(on bool) {
+	var mu sync.Mutex
+	var lines *unix.Termios // while it delivers keys
+	return func(on bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		fd := int(tty.Fd())
+		if !on {
+			if lines != nil {
+				_ = unix.IoctlSetTermios(fd, unix.TCSETS, lines) // the terminal may be gone
+				lines = nil
+			}
+			return
+		}
+		now, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+		if err != nil {
+			return // no terminal: lines
+		}
+		if lines == nil {
+			lines = now
+		}
+		keys := *now
+		keys.Lflag &^= unix.ICANON | unix.ECHO
+		keys.Cc[unix.VMIN], keys.Cc[unix.VTIME] = 1, 0
+		_ = unix.IoctlSetTermios(fd, unix.TCSETS, &keys) // or it stays with lines, which answer too
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/tools/approval"
@@ -24,6 +25,9 @@ type Prompt struct {
 	// it is told, and reports whether there was one, which it drops too. Nil drops
 	// only what was read.
 	Pressed func(ctx context.Context, wait time.Duration) (bool, error)
+	// Keys makes In deliver single keys, which terminals then don't echo, or lines again. If
+	// it is nil, In delivers lines.
+	Keys func(on bool)
 	// Pending returns the waiting confirmations, the oldest first, as a broker
 	// does, for their order and count. Nil knows only those of Approve.
 	Pending func() []approval.Confirmation
@@ -36,24 +40,32 @@ type Prompt struct {
 	// reading is set while a read is under way: the last question was withdrawn
 	// before anything was typed. It belongs to the question on the screen.
 	reading bool
+	// single is set while In delivers single keys.
+	single bool
 }
 
-// typedLine is one read of standard input, which on a terminal is one line, and
-// when it was read.
+// typedLine is one read of standard input, which on a terminal is one line or one key,
+// and when it was read.
 type typedLine struct {
 	text string
 	at   time.Time
 	err  error
 }
 
-// quietTime is how long no key may have been pressed before one counts.
-const quietTime = 500 * time.Millisecond
+const (
+	// quietTime is how long no key may have been pressed before one counts.
+	quietTime = 500 * time.Millisecond
+	// enterTime is how long an Enter behind a key is waited for, which is dropped.
+	enterTime = 200 * time.Millisecond
+	// pageRows is the least number of rows that v shows at once: terminals scroll back.
+	pageRows = 200
+)
 
 // errInputEnded is returned once standard input has ended.
 var errInputEnded = errors.New("standard input ended")
 
-// Approve shows one confirmation and waits for one of the keys that it names,
-// and Enter; "?" explains them. Everything else is no. Nothing is allowed that
+// Approve shows one confirmation and waits for one of the keys that it names, or for
+// a line with it; "?" explains them. Any other line is no. Nothing is allowed that
 // was not shown whole, in the question or page by page. A key counts once the question
 // is shown and the keyboard was quiet for a while. The end of input is an error, and
 // no later question is shown. If another client or the timeout is first, the question
@@ -88,22 +100,24 @@ func (p *Prompt) Approve(ctx context.Context, c approval.Confirmation) (approval
 func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, error) {
 	c := q.Confirmation
 	columns, rows := p.Out.terminalSize()
-	room := rows - len(choiceRows(choices(c, true, true), columns))
+	room := rows - len(choiceRows(choices(c, true, true, p.Keys != nil), columns))
 	lines, seen := q.boundedLines(time.Now(), columns, room)
 	p.Out.writeDirect(lines...)
 	if err := p.awaitQuiet(ctx); err != nil {
 		return approval.Answer{}, err
 	}
 	shown := time.Now()
+	p.setKeys(true)
+	defer p.setKeys(false)
 	for {
-		p.Out.choose(choices(c, seen, len(p.queue.listWaiting(p.Pending)) > 1))
+		p.Out.choose(choices(c, seen, len(p.queue.listWaiting(p.Pending)) > 1, p.single))
 		text, err := p.readTyped(ctx, shown)
 		if err != nil {
 			return approval.Answer{}, err
 		}
 		switch text {
 		case "?":
-			p.Out.writeDirect(keys(c, columns)...)
+			p.Out.writeDirect(keys(c, columns, p.single)...)
 			continue
 		case "l":
 			p.Out.writeDirect(waitingLines(p.queue.listWaiting(p.Pending), c, columns)...)
@@ -119,17 +133,41 @@ func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, erro
 			continue
 		}
 		answer, known := decideKey(text, c)
+		if p.single && text == "r" {
+			known = true
+			if answer.Reason, err = p.askReason(ctx, shown); err != nil {
+				return approval.Answer{}, err
+			}
+		}
 		if n := utf8.RuneCountInString(answer.Reason); n > approval.MaxReasonCharacters {
 			p.Out.writeDirect(q.style.yellow(fmt.Sprintf("  the reason has %d characters; the model gets the first %d", n, approval.MaxReasonCharacters)))
 		}
-		if answer.Decision == approval.DecisionAllow && !seen {
+		switch {
+		case answer.Decision == approval.DecisionAllow && !seen:
 			p.Out.writeDirect(q.style.yellow("  not all of it was shown: nothing is allowed before v has shown the whole"))
 			continue
-		}
-		if !known {
+		case !known && p.single && utf8.RuneCountInString(text) == 1:
+			p.Out.writeDirect(q.style.dim("  that is none of these keys"))
+			continue
+		case !known:
 			p.Out.writeDirect(q.style.dim("  that is none of these keys, so it is no"))
 		}
 		return answer, nil
+	}
+}
+
+// askReason asks for the reason of a refusal, which is a line.
+func (p *Prompt) askReason(ctx context.Context, shown time.Time) (string, error) {
+	p.setKeys(false)
+	p.Out.choose("  no, because > ")
+	return p.readTyped(ctx, shown)
+}
+
+// setKeys makes In deliver single keys, if it can, or lines again.
+func (p *Prompt) setKeys(on bool) {
+	if p.Keys != nil && p.single != on {
+		p.Keys(on)
+		p.single = on
 	}
 }
 
@@ -161,7 +199,7 @@ func (p *Prompt) showPage(ctx context.Context, q question, shown time.Time) (who
 	choice := func() string {
 		return fmt.Sprintf("  %s more: Enter next, e to the end, q back > ", formatCount(len(rows), "row"))
 	}
-	for size := max(height-len(choiceRows(choice(), columns)), 1); ; {
+	for size := max(height-len(choiceRows(choice(), columns)), pageRows); ; {
 		n := min(size, len(rows))
 		p.Out.writeDirect(rows[:n]...)
 		if rows = rows[n:]; len(rows) == 0 {
@@ -175,27 +213,56 @@ func (p *Prompt) showPage(ctx context.Context, q question, shown time.Time) (who
 			return false, paged, err
 		case text == "e":
 			size = len(rows)
-		case text != "":
+		case strings.TrimSpace(text) != "":
 			return false, paged, nil
 		}
 	}
 }
 
 // readTyped returns the next line that was typed after a moment, without the blanks
-// around it.
+// around it, or the next key.
 func (p *Prompt) readTyped(ctx context.Context, after time.Time) (string, error) {
 	for {
 		select {
 		case got := <-p.readLine():
 			p.reading = false
 			switch {
-			case got.text == "" && got.err != nil:
+			case got.text == "" && got.err != nil, p.single && got.text == endOfInput:
 				return "", errInputEnded
-			case got.at.After(after):
+			case !got.at.After(after):
+			case !p.single:
 				return strings.TrimSpace(got.text), nil
+			case strings.HasSuffix(got.text, "\n"):
+				p.Out.writeDirect(safeLine(strings.TrimSpace(got.text)))
+				return strings.TrimSpace(got.text), nil
+			case isKey(got.text): // and no sequence, and nothing that was pasted
+				p.Out.writeDirect(got.text)
+				return got.text, p.dropEnter(ctx)
 			}
 		case <-ctx.Done():
 			return "", context.Cause(ctx)
+		}
+	}
+}
+
+// endOfInput is the key Ctrl-D, which a terminal delivers as such if it collects no lines.
+const endOfInput = "\x04"
+
+// isKey reports whether a text is a single character that can be shown.
+func isKey(text string) bool {
+	r, size := utf8.DecodeRuneInString(text)
+	return size == len(text) && r != utf8.RuneError && unicode.IsGraphic(r)
+}
+
+// dropEnter drops what follows a key at once: the Enter of someone who thinks that it is
+// needed, or the rest of a word.
+func (p *Prompt) dropEnter(ctx context.Context) error {
+	if p.Pressed == nil {
+		return nil
+	}
+	for {
+		if pressed, err := p.Pressed(ctx, enterTime); err != nil || !pressed {
+			return err
 		}
 	}
 }

@@ -275,34 +275,119 @@ func TestTheQuestionsThatWaitAreListed(t *testing.T) {
 	}
 }
 
-// A question leaves arguments to the diff where it would not fit otherwise, and only those
-// that the diff shows.
+// A question leaves arguments to the diff that shows them, and only those.
 func TestArgumentsAreLeftToTheDiff(t *testing.T) {
 	c := approval.Confirmation{
 		Question: approval.Question{Name: "patch_file", Class: tools.ClassWrite, Diff: "--- a/x\n+++ b/x\n context\n-old text\n+new text\n+more\n"},
-		Exact:    []byte(`{"path":"x","old":"old text\n","new":"text\nmore\n","hidden":"context\n","other":"text"}`),
+		Exact:    []byte(`{"path":"x","old":"old text\n","new":"text\nmore\n","hidden":"context\n","all":true}`),
 	}
 	q := question{c, place{1, 1}, style{}}
 	lines, whole := q.boundedLines(time.Now(), 80, 30)
-	if text := strings.Join(lines, "\n"); !whole || strings.Contains(text, "old: see the diff") {
-		t.Errorf("whole is %t, and there is room:\n%s", whole, text)
-	}
-	lines, whole = q.boundedLines(time.Now(), 80, len(lines)-1)
-	text := strings.Join(lines, "\n")
-	for _, want := range []string{"  old: see the diff", "  path: x", "  | context", "  other: text", "  +new text"} {
-		if !whole || !strings.Contains(text, want) {
-			t.Errorf("whole is %t, without %q:\n%s", whole, want, text)
+	for _, text := range []string{strings.Join(lines, "\n"), strings.Join(q.allLines(time.Now(), 80), "\n")} {
+		for _, want := range []string{"  new, old, path: see the diff", "  | context", "  all: true", "  +new text"} {
+			if !whole || !strings.Contains(text, want) {
+				t.Errorf("whole is %t, without %q:\n%s", whole, want, text)
+			}
 		}
 	}
 	for name, change := range map[string]func(*question){
 		"of a command":          func(q *question) { q.Class = tools.ClassExecute },
 		"of a diff that is cut": func(q *question) { q.DiffElided = true },
+		"without a diff":        func(q *question) { q.Diff = "" },
 	} {
 		changed := q
 		change(&changed)
-		if lines, _ := changed.boundedLines(time.Now(), 80, 5); strings.Contains(strings.Join(lines, "\n"), "old: see the diff") {
+		if lines, _ := changed.boundedLines(time.Now(), 80, 5); strings.Contains(strings.Join(lines, "\n"), "see the diff") {
 			t.Errorf("arguments %s are left to the diff:\n%s", name, strings.Join(lines, "\n"))
 		}
+	}
+}
+
+// pressing is a person whose terminal delivers single keys while it is asked to, and lines
+// otherwise. It gets the texts one by one, each as soon as the choices stand there.
+func pressing(t *testing.T, texts ...string) *person {
+	t.Helper()
+	p := newPerson(t)
+	single := false
+	p.Keys = func(on bool) { single = on }
+	p.out.onWrite = func(written string) {
+		if strings.HasSuffix(written, " > ") && len(texts) > 0 {
+			text := texts[0]
+			texts = texts[1:]
+			if !single && !strings.HasSuffix(text, "\n") {
+				t.Errorf("%q is typed where a line is read", text)
+			}
+			go func() { _, _ = io.WriteString(p.typing, text) }()
+		}
+	}
+	t.Cleanup(func() {
+		if single || len(texts) > 0 {
+			t.Errorf("single keys: %t, not typed: %q", single, texts)
+		}
+	})
+	return p
+}
+
+// TestOneKeyAnswers: a key needs no Enter, and a line still answers.
+func TestOneKeyAnswers(t *testing.T) {
+	long := confirmation()
+	long.Diff = "--- /dev/null\n+++ b/long\n" + strings.Repeat("+line\n", 120)
+	for name, tc := range map[string]struct {
+		c     approval.Confirmation
+		typed []string
+		want  approval.Answer
+		shown string
+	}{
+		"y":                     {confirmation(), []string{"y"}, approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeOnce}, "? help > y\n"},
+		"a line":                {confirmation(), []string{"y\n"}, approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeOnce}, "? help > y\n"},
+		"a":                     {confirmation(), []string{"a"}, approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeSession}, ""},
+		"n":                     {confirmation(), []string{"n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, ""},
+		"Enter":                 {confirmation(), []string{"\n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, ""},
+		"a reason":              {confirmation(), []string{"r", "use make\n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, Reason: "use make"}, "no, because >"},
+		"no reason":             {confirmation(), []string{"r", "\n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, ""},
+		"another key":           {confirmation(), []string{"x", " ", "y"}, approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeOnce}, "that is none of these keys\n"},
+		"another line":          {confirmation(), []string{"yess\n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, "none of these keys, so it is no\n"},
+		"a file of 120 lines":   {long, []string{"v", "y"}, approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeOnce}, strings.Repeat("  +line\n", 120)},
+		"not seen, help, a key": {long, []string{"y", "?", "n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, "n  refuse this call; so does Enter\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := pressing(t, tc.typed...)
+			got, err := p.Approve(t.Context(), tc.c)
+			if err != nil || got != tc.want || !strings.Contains(p.out.String(), tc.shown) {
+				t.Errorf("%+v, %v, want %+v and %q:\n%s", got, err, tc.want, tc.shown, p.out)
+			}
+		})
+	}
+	t.Run("no key", func(t *testing.T) {
+		for _, text := range []string{"\x1b[A", "yy", "\x00", "\xff"} { // a sequence, a paste
+			p := pressing(t, text)
+			ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, io.EOF)
+			if got, err := p.Approve(ctx, confirmation()); !errors.Is(err, io.EOF) {
+				t.Errorf("%q answers %+v, %v", text, got, err)
+			}
+			cancel()
+		}
+	})
+	t.Run("the end", func(t *testing.T) {
+		if got, err := pressing(t, "\x04").Approve(t.Context(), confirmation()); !errors.Is(err, errInputEnded) {
+			t.Errorf("Ctrl-D answers %+v, %v", got, err)
+		}
+	})
+}
+
+// TestEnterBehindAKeyIsDropped: what comes at once behind a key is no answer to what the key
+// asked for.
+func TestEnterBehindAKeyIsDropped(t *testing.T) {
+	p := pressing(t, "v", "y")
+	var waited []time.Duration
+	p.Pressed = func(_ context.Context, wait time.Duration) (bool, error) {
+		waited = append(waited, wait)
+		return len(waited) == 2, nil // an Enter behind v
+	}
+	got, err := p.Approve(t.Context(), confirmation())
+	want := []time.Duration{quietTime, enterTime, enterTime, enterTime}
+	if err != nil || got.Decision != approval.DecisionAllow || !slices.Equal(waited, want) {
+		t.Errorf("%+v, %v, waited %v, want %v", got, err, waited, want)
 	}
 }
 
@@ -325,7 +410,7 @@ func TestALongAnswerShowsItsEnd(t *testing.T) {
 	r := New(Options{Out: out, Size: func() (int, int) { return 40, 24 }, Chat: true})
 	defer r.Close()
 	resume := r.Suspend()
-	r.choose(choices(confirmation(), true, true))
+	r.choose(choices(confirmation(), true, true, false))
 	reason := "n " + strings.Repeat("a long reason ", 5) + "ends"
 	for i := range reason {
 		r.Retype(reason[:i+1], false)
@@ -346,7 +431,7 @@ func TestAnAnswerOnAResizedScreen(t *testing.T) {
 	r := New(Options{Out: out, Size: func() (int, int) { return out.columns, 24 }, Reflow: true, Chat: true})
 	defer r.Close()
 	defer r.Suspend()()
-	r.choose(choices(confirmation(), true, true))
+	r.choose(choices(confirmation(), true, true, false))
 	reason := ""
 	for _, columns := range []int{50, 90, 43, 99, 60} {
 		out.resize(columns, 24)

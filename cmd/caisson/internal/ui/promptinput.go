@@ -19,21 +19,11 @@ const (
 	maxBlanks = 64
 )
 
-// detail is how much of the arguments a question shows.
-type detail int
-
-// The details: all arguments, all but long ones of a call with a diff, and of the rest all
-// but those of several rows of which every line stands in the diff.
-const (
-	everything detail = iota
-	longToDiff
-	shownToDiff
-)
-
 // argumentLines returns the input as a person reads it, one section an argument and
 // every one of them: a text of several lines as lines behind a bar, so that none of
-// them can pass for one of ours.
-func (q question) argumentLines(columns int, d detail) []section {
+// them can pass for one of ours. Arguments of which the diff shows every line are left to it,
+// and unless everything is asked for, all long ones of a call with a diff.
+func (q question) argumentLines(columns int, everything bool) []section {
 	var input map[string]json.RawMessage
 	if json.Unmarshal(q.Exact, &input) != nil {
 		text := q.Input // which the dispatcher has cut
@@ -48,12 +38,11 @@ func (q question) argumentLines(columns int, d detail) []section {
 	var sections []section
 	var left []string
 	for _, key := range slices.Sorted(maps.Keys(input)) {
-		rows := q.argumentLine(key, input[key], columns, d)
-		if d == shownToDiff && len(rows) > 1 && q.isInDiff(input[key]) {
+		if q.isInDiff(input[key]) {
 			left = append(left, key)
 			continue
 		}
-		sections = append(sections, section{rows: rows})
+		sections = append(sections, section{rows: q.argumentLine(key, input[key], columns, everything)})
 	}
 	if len(left) > 0 {
 		sections = append(sections, section{rows: wrapForeign("  ", strings.Join(left, ", ")+": see the diff", columns)})
@@ -65,7 +54,7 @@ func (q question) argumentLines(columns int, d detail) []section {
 // text, as one that is added or removed or as a part of one.
 func (q question) isInDiff(value json.RawMessage) bool {
 	var text string
-	if json.Unmarshal(value, &text) != nil || text == "" || q.Class == tools.ClassExecute || q.DiffElided {
+	if q.Diff == "" || q.Class == tools.ClassExecute || q.DiffElided || json.Unmarshal(value, &text) != nil || text == "" {
 		return false
 	}
 	var changed []string
@@ -82,13 +71,13 @@ func (q question) isInDiff(value json.RawMessage) bool {
 	return true
 }
 
-func (q question) argumentLine(key string, value json.RawMessage, columns int, d detail) []string {
+func (q question) argumentLine(key string, value json.RawMessage, columns int, everything bool) []string {
 	var text string
 	if json.Unmarshal(value, &text) != nil || text == "" {
 		return wrapForeign("  ", key+": "+string(value), columns)
 	}
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-	if q.Diff != "" && q.Class != tools.ClassExecute && d != everything && (len(text) > inDiffBytes || len(lines) > 1) {
+	if q.Diff != "" && q.Class != tools.ClassExecute && !everything && (len(text) > inDiffBytes || len(lines) > 1) {
 		return wrapForeign("  ", fmt.Sprintf("%s: %s in %s, see the diff", key, formatCount(len(text), "byte"), formatCount(len(lines), "line")), columns)
 	}
 	if !strings.Contains(text, "\n") {

@@ -30,7 +30,7 @@ type section struct {
 
 // allSections returns the exact bytes that would run, the class, the place, what would
 // change, what hides, and what a lasting answer would mean.
-func (q question) allSections(now time.Time, columns int, d detail) []section {
+func (q question) allSections(now time.Time, columns int, everything bool) []section {
 	ours := func(paint func(string) string, text string) section {
 		return section{wrapSentence(text, columns), paint}
 	}
@@ -44,7 +44,7 @@ func (q question) allSections(now time.Time, columns int, d detail) []section {
 	if q.Description != "" {
 		all = append(all, ours(q.style.dim, "  the server "+q.Name.Server()+" says of it: "+strings.ReplaceAll(q.Description, "\n", " ")))
 	}
-	all = append(all, q.argumentLines(columns, d)...)
+	all = append(all, q.argumentLines(columns, everything)...)
 	if q.Hidden {
 		all = append(all, ours(q.style.red, "  it holds characters that terminals don't show; they are written as escapes"))
 	}
@@ -78,10 +78,7 @@ func (q question) allSections(now time.Time, columns int, d detail) []section {
 // many parts for that, and reports whether it is whole. Each part that is too long
 // keeps its first and its last rows, so that the end of a command is always shown.
 func (q question) boundedLines(now time.Time, columns, rows int) (lines []string, whole bool) {
-	all := q.allSections(now, columns, longToDiff)
-	if totalLines(all, rows) > rows {
-		all = q.allSections(now, columns, shownToDiff)
-	}
+	all := q.allSections(now, columns, false)
 	share := rows
 	for share > minShare && totalLines(all, share) > rows {
 		share--
@@ -103,7 +100,7 @@ func (q question) boundedLines(now time.Time, columns, rows int) (lines []string
 // allLines returns all that there is to know about the question, in rows.
 func (q question) allLines(now time.Time, columns int) []string {
 	var rows []string
-	for _, s := range q.allSections(now, columns, everything) {
+	for _, s := range q.allSections(now, columns, true) {
 		for _, row := range s.rows {
 			rows = append(rows, s.paintedLines(row))
 		}
@@ -228,8 +225,8 @@ func paintDiff(s style, row string, part changedPart) string {
 
 func offers(c approval.Confirmation, s approval.Scope) bool { return slices.Contains(c.Scopes, s) }
 
-// keys explains each key.
-func keys(c approval.Confirmation, columns int) []string {
+// keys explains each key. Single ones answer without Enter.
+func keys(c approval.Confirmation, columns int, single bool) []string {
 	lines := []string{"  y  allow this call, and nothing else"}
 	if c.Name == approval.HostTool {
 		lines[0] = "  y  allow this command to connect to this host and port, and nothing else"
@@ -241,11 +238,14 @@ func keys(c approval.Confirmation, columns int) []string {
 		q := question{Confirmation: c}
 		lines = append(lines, "  A  allow for good: "+safeLine(q.lastingLines()), "  d  refuse for good: the same; caisson approvals takes both back")
 	}
-	lines = append(lines,
-		"  v  page the whole, with what the question leaves out",
-		"  l  list the questions that wait",
-		"  n  refuse this call; so do Enter alone and every other key",
-		"     what follows n on its line is the reason, which the model is told: n use make test")
+	lines = append(lines, "  v  show the whole, with what the question leaves out", "  l  list the questions that wait")
+	if single {
+		lines = append(lines, "  n  refuse this call; so does Enter", "  r  refuse it, and type the reason, which the model is told")
+	} else {
+		lines = append(lines,
+			"  n  refuse this call; so do Enter alone and every other key",
+			"     what follows n on its line is the reason, which the model is told: n use make test")
+	}
 	var rows []string
 	for _, l := range lines {
 		rows = append(rows, WrapWords(l, columns-1, "     ")...)
@@ -268,8 +268,9 @@ func waitingLines(waiting []approval.Confirmation, c approval.Confirmation, colu
 	return append(lines, "  * is asked now; the others follow in this order")
 }
 
-// choices names the keys that mean something. Before the whole was seen, none allows.
-func choices(c approval.Confirmation, seen, others bool) string {
+// choices names the keys that mean something. Before the whole was seen, none allows. Single
+// keys answer without Enter.
+func choices(c approval.Confirmation, seen, others, single bool) string {
 	var keys []string
 	if seen {
 		keys = append(keys, "y once")
@@ -282,7 +283,11 @@ func choices(c approval.Confirmation, seen, others bool) string {
 	} else {
 		keys = append(keys, "v whole, then y")
 	}
-	keys = append(keys, "n no (or n and why)")
+	if single {
+		keys = append(keys, "n no", "r no and why")
+	} else {
+		keys = append(keys, "n no (or n and why)")
+	}
 	if offers(c, approval.ScopeAlways) {
 		keys = append(keys, "d never")
 	}

@@ -51,7 +51,7 @@ func TestAWholeQuestion(t *testing.T) {
 	if !whole {
 		t.Error("it is not whole")
 	}
-	if got, want := choices(c, true, false), "  y once, a this session, A always, n no (or n and why), d never, ? help > "; got != want {
+	if got, want := choices(c, true, false, false), "  y once, a this session, A always, n no (or n and why), d never, ? help > "; got != want {
 		t.Errorf("choices %q, want %q", got, want)
 	}
 	c.Phrase, c.Name, c.Class = "", "write_file", tools.ClassWrite
@@ -73,7 +73,8 @@ func TestArgumentsOfAQuestion(t *testing.T) {
 		{map[string]any{"command": "git status", "background": true, "timeout_seconds": 30}, "", []string{"  background: true", "  command: git status", "  timeout_seconds: 30"}},
 		{map[string]any{"command": forged}, "", []string{"  command:", "  | ls", "  | ? shell wants to run, class none", "  |   y once, n no > "}},
 		{map[string]any{"command": "a\r\x1b[2Jb", "x\x1b": ""}, "", []string{`  command: a\r\x1b[2Jb`, `  x\x1b: ""`}},
-		{map[string]any{"content": "a\nb\n", "path": "x"}, "+a\n+b\n", []string{"  content: 4 bytes in 2 lines, see the diff", "  path: x"}},
+		{map[string]any{"content": "a\nb\n", "path": "x"}, "+a\n+c\n", []string{"  content: 4 bytes in 2 lines, see the diff", "  path: x"}},
+		{map[string]any{"content": "a\nb\n", "path": "x"}, "+a\n+b\n", []string{"  path: x", "  content: see the diff"}},
 		{map[string]any{"command": "ls\n"}, "", []string{"  command:", "  | ls"}},
 		{map[string]any{"list": []string{"a\x1b"}}, "", []string{`  list: ["a\u001b"]`}},
 	} {
@@ -82,7 +83,7 @@ func TestArgumentsOfAQuestion(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, s := range (question{approval.Confirmation{Exact: exact, Question: approval.Question{Diff: tt.diff}}, place{}, style{}}).argumentLines(100, longToDiff) {
+		for _, s := range (question{approval.Confirmation{Exact: exact, Question: approval.Question{Diff: tt.diff}}, place{}, style{}}).argumentLines(100, false) {
 			got = append(got, s.rows...)
 		}
 		if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -195,7 +196,7 @@ func TestNothingIsAllowedThatWasNotSeen(t *testing.T) {
 	long.Exact, _ = json.Marshal(map[string]string{"command": strings.Repeat("true\n", 400) + "rm -rf /important"})
 	short := confirmation()
 	allow, deny := approval.DecisionAllow, approval.DecisionDeny
-	pages := slices.Repeat([]string{""}, 17) // of 24 rows
+	pages := slices.Repeat([]string{""}, 2) // of 200 rows
 	for name, tt := range map[string]struct {
 		c     approval.Confirmation
 		typed []string
