@@ -26,7 +26,7 @@ func (s *Session) ApplyChanges(ctx context.Context) (*overlay.Result, error) {
 	err := s.settleChanges(ctx, "its changes were applied to the workspace", func(t tracker.Settler) (done string, err error) {
 		r, err = t.Apply(ctx)
 		if err == nil && r.State == overlay.Applied {
-			done = countOf(len(r.Applied), "change") + " of the session applied to the workspace, at the user's request"
+			done = overlay.CountText(r.Applied) + " of the session applied to the workspace, at the user's request"
 		}
 		return done, err
 	})

@@ -41,7 +41,7 @@ func TestSettle(t *testing.T) {
 		t.Errorf("after it was applied: %+v, %v", d.Count, err)
 	}
 	startTurn(t, s, "more")
-	if !strings.Contains(l.heard, "2 changes of the session applied to the workspace") {
+	if !strings.Contains(l.heard, "2 files of the session applied to the workspace") {
 		t.Errorf("the model is not told: %s", l.heard)
 	}
 	if b.read("greet.sh") != "Hello\n" {

@@ -139,7 +139,7 @@ func (k *keptChanges) exitStatus(ctx context.Context, r *overlay.Result, f apply
 func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	session := k.layers.Info().Session
 	k.tell(ui.Failed(listFailures(r), k.colour))
-	switch n := len(r.Applied); {
+	switch {
 	case r.Refused:
 		reportError(k.app, record.Problem{
 			Cause: "nothing is applied: " + formatCount(len(r.Conflicts), "change conflicts", "changes conflict") + " with what changed in the workspace since the run began",
@@ -149,9 +149,9 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 		for i := range r.Applied {
 			fmt.Fprintf(k.app.stdout, "%-8s %s\n", r.Applied[i].Kind, overlay.Quote(r.Applied[i].Path))
 		}
-		k.app.printLines(fmt.Sprintf("%s would be applied to %s", formatCount(n, "change", "changes"), makeSafe(k.workspace.Path)))
+		k.app.printLines(fmt.Sprintf("would be applied to %s: %s", makeSafe(k.workspace.Path), overlay.CountText(r.Applied)))
 	default:
-		k.app.printLines(fmt.Sprintf("%s applied to %s", formatCount(n, "change is", "changes are"), makeSafe(k.workspace.Path)))
+		k.app.printLines(fmt.Sprintf("applied to %s: %s", makeSafe(k.workspace.Path), overlay.CountText(r.Applied)))
 		if left := len(r.Conflicts) + len(r.LeftOut) + len(r.Failed) + len(r.Unread); left > 0 {
 			k.app.printLines(fmt.Sprintf("%s kept: caisson diff %s shows them, caisson apply --discard %s removes them", formatCount(left, "change is", "changes are"), session, session))
 		}

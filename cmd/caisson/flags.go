@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/runner/trace"
@@ -213,8 +216,13 @@ func wantArgs(least, most int, what string) cobra.PositionalArgs {
 // firstArgument returns the only argument, "" if there is none.
 func firstArgument(args []string) string { return firstOr(args, "") }
 
-// helpColumns is the width of the flags in help.
-const helpColumns = 80
+const (
+	// helpColumns is the width of the flags in help that no terminal shows, and
+	// maxHelpColumns the most columns of a terminal that help uses.
+	helpColumns, maxHelpColumns = 80, 110
+	// columnsKey is the annotation of the root command with the columns of the terminal.
+	columnsKey = "columns"
+)
 
 // flagGroups are the groups of flags of commands that take settings, in their
 // order in help, with the flags that are no settings: those have a group of their
@@ -252,19 +260,64 @@ func groupsByFlag() map[string]int {
 	return out
 }
 
-// setHelp has help show flags in groups, within the width of a terminal.
-func setHelp(root *cobra.Command) {
+// setHelp has help show flags in groups, within the width of the terminal.
+func setHelp(a *app, root *cobra.Command) {
 	const plain = "Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}"
+	columns := 0
+	if a.stdout != nil && a.terminal(a.stdout) {
+		columns, _ = a.size()
+		columns = min(columns-1, maxHelpColumns)
+		root.Annotations = map[string]string{columnsKey: strconv.Itoa(columns)}
+	}
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		text := strings.TrimSpace(cmp.Or(cmd.Long, cmd.Short)) + "\n\n" + cmd.UsageString()
+		if columns > 0 {
+			text = fitHelp(text, columns)
+		}
+		_, _ = io.WriteString(cmd.OutOrStdout(), text) // nobody reads it
+	})
 	cobra.AddTemplateFunc("groupedFlags", groupedFlags)
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), plain, "{{groupedFlags .}}", 1))
+}
+
+// fitHelp breaks a text anew for so many columns: paragraphs whose lines have no indentation,
+// and single lines with one, below what follows their last wide gap.
+func fitHelp(text string, columns int) string {
+	var out []string
+	joins := false
+	for line := range strings.SplitSeq(text, "\n") {
+		plain := line != "" && !strings.HasPrefix(line, " ")
+		if plain && joins {
+			out[len(out)-1] += " " + line
+		} else {
+			out = append(out, line)
+		}
+		joins = plain && !strings.HasSuffix(line, ":")
+	}
+	var rows []string
+	for _, line := range out {
+		indent := 0
+		if strings.HasPrefix(line, " ") {
+			indent = len(line) - len(strings.TrimLeft(line, " ")) + 2
+			if gap := strings.LastIndex(line, "  "); gap >= indent && gap < columns/2 {
+				indent = gap + 2
+			}
+		}
+		rows = append(rows, ui.WrapWords(line, columns, strings.Repeat(" ", indent))...)
+	}
+	return strings.Join(rows, "\n")
 }
 
 // groupedFlags returns the flags of a command as help shows them: in groups
 // where it takes settings.
 func groupedFlags(cmd *cobra.Command) string {
 	local := cmd.LocalFlags()
+	columns, err := strconv.Atoi(cmd.Root().Annotations[columnsKey])
+	if err != nil { // no terminal
+		columns = helpColumns
+	}
 	if local.Lookup("backend") == nil {
-		return "Flags:\n" + formatFlags(local)
+		return "Flags:\n" + formatFlags(local, columns)
 	}
 	groupOf := groupsByFlag()
 	sets := make([]*pflag.FlagSet, len(flagGroups))
@@ -276,14 +329,14 @@ func groupedFlags(cmd *cobra.Command) string {
 	var out []string
 	for i, g := range flagGroups {
 		if sets[i].HasAvailableFlags() {
-			out = append(out, g.title+":\n"+formatFlags(sets[i]))
+			out = append(out, g.title+":\n"+formatFlags(sets[i], columns))
 		}
 	}
 	return strings.Join(out, "\n\n")
 }
 
-func formatFlags(flags *pflag.FlagSet) string {
-	return strings.TrimRight(flags.FlagUsagesWrapped(helpColumns), " \n")
+func formatFlags(flags *pflag.FlagSet, columns int) string {
+	return strings.TrimRight(flags.FlagUsagesWrapped(columns), " \n")
 }
 
 // completed is how many sessions a shell is offered, the newest first.

@@ -1,6 +1,10 @@
 package main
 
 import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"unicode"
@@ -45,6 +49,68 @@ func TestHelp(t *testing.T) {
 	})
 	if seen < 20 {
 		t.Errorf("%d commands were seen", seen)
+	}
+}
+
+// TestHelpFitsTheTerminal: help is as wide as the terminal, within reason.
+func TestHelpFitsTheTerminal(t *testing.T) {
+	for columns, most := range map[int]int{60: 59, 100: 99, 200: maxHelpColumns} {
+		for _, args := range [][]string{{"--help"}, {"run", "--help"}, {"help", "trace", "ls"}} {
+			w := newWorld(t, "")
+			var out bytes.Buffer
+			w.app.stdout = &out
+			w.app.terminal = func(stream any) bool { return stream == &out }
+			w.app.size = func() (int, int) { return columns, 24 }
+			if status := run(t.Context(), args, w.env, w.app); status != 0 {
+				t.Errorf("%q: status %d", args, status)
+			}
+			widest := 0
+			for line := range strings.Lines(out.String()) {
+				if n := len([]rune(strings.TrimRight(line, "\n"))); len(strings.Fields(line)) > 1 {
+					widest = max(widest, n)
+				}
+			}
+			if widest > most || columns > 60 && widest < 75 {
+				t.Errorf("%q at %d columns: the widest line has %d:\n%s", args, columns, widest, &out)
+			}
+		}
+	}
+}
+
+// TestNoCommand: without a command, help is shown, or a conversation begins, where one can.
+func TestNoCommand(t *testing.T) {
+	for _, model := range []string{"", "replay/none.yaml"} {
+		w := newWorld(t, "")
+		var out, errs bytes.Buffer
+		w.app.stdout, w.app.stderr = &out, &errs
+		w.app.terminal = func(any) bool { return true }
+		w.app.size = func() (int, int) { return 80, 24 }
+		if model != "" {
+			dir := filepath.Join(filepath.Dir(w.dir), "home", ".config", "caisson")
+			if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "config.yaml"), []byte("model: "+model+"\n"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		run(t.Context(), nil, w.env, w.app)
+		if talks := strings.Contains(errs.String(), "this is caisson chat; caisson --help lists all commands"); talks != (model != "") || talks == strings.Contains(out.String(), "Available Commands") {
+			t.Errorf("model %q: out %q, errors %q", model, &out, &errs)
+		}
+	}
+}
+
+// TestBrokenPipe: a reader that has read enough is no error.
+func TestBrokenPipe(t *testing.T) {
+	r, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	r.Close()
+	w := newWorld(t, "")
+	var errs bytes.Buffer
+	w.app.stdout, w.app.stderr = out, &errs
+	if status := run(t.Context(), []string{"config", "show"}, w.env, w.app); status != exitPipe || errs.Len() > 0 {
+		t.Errorf("status %d, %q", status, &errs)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"runtime"
@@ -207,6 +208,9 @@ func execute(ctx context.Context, a *app, guard *ci.Guard, args []string) int {
 	if e, ok := errors.AsType[*exitError](err); ok {
 		return e.status
 	}
+	if isBrokenPipe(a, err) {
+		return exitPipe
+	}
 	if err != nil {
 		e := describeError(err)
 		if e.Status == exitUsage && e.Hint == "" {
@@ -218,8 +222,17 @@ func execute(ctx context.Context, a *app, guard *ci.Guard, args []string) int {
 	return exitDone
 }
 
+// isBrokenPipe reports whether err is that nobody reads standard output any more, such as head,
+// which has read enough.
+func isBrokenPipe(a *app, err error) bool {
+	e, ok := errors.AsType[*fs.PathError](err)
+	f, isFile := a.stdout.(*os.File)
+	return ok && isFile && e.Path == f.Name() && errors.Is(err, syscall.EPIPE)
+}
+
 // newRoot makes the command tree.
 func newRoot(a *app) *cobra.Command {
+	talk := newChatCommand(a)
 	root := newGroup(&cobra.Command{
 		Use:   "caisson",
 		Short: "Run an agent's tool calls where they can do no harm",
@@ -227,14 +240,35 @@ func newRoot(a *app) *cobra.Command {
 			"executes runs in one container a session, without network, and nothing is left of it afterwards.",
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
-	}, newRunCommand(a), newChatCommand(a), newBatchCommand(a), newConferCommand(a), newCoordinateCommand(a), newExecCommand(a), newInitCommand(a), newDiffCommand(a), newApplyCommand(a), newSandboxCommand(a), newImagesCommand(a), newCachesCommand(a), newEgressCommand(a), newMCPCommand(a), newServeCommand(a), newApprovalsCommand(a),
+	}, newRunCommand(a), talk, newBatchCommand(a), newConferCommand(a), newCoordinateCommand(a), newExecCommand(a), newInitCommand(a), newDiffCommand(a), newApplyCommand(a), newSandboxCommand(a), newImagesCommand(a), newCachesCommand(a), newEgressCommand(a), newMCPCommand(a), newServeCommand(a), newApprovalsCommand(a),
 		newTrustCommand(a), newUntrustCommand(a), newConfigCommand(a), newTraceCommand(a), newToolsCommand(a), newSkillsCommand(a), newDoctorCommand(a), newVersionCommand(a))
+	help := root.RunE
+	root.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 || !canTalk(a) {
+			return help(cmd, args)
+		}
+		a.warn("this is caisson chat; caisson --help lists all commands")
+		talk.SetContext(cmd.Context())
+		return talk.RunE(talk, nil)
+	}
 	root.Version = programVersion()
 	root.SetVersionTemplate(versionLine() + "\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{suggestFlag(cmd, err)} })
-	setHelp(root)
+	setHelp(a, root)
 	addCompletion(root, a.environ)
 	return root
+}
+
+// canTalk reports whether a conversation can begin: on a terminal, with a model.
+func canTalk(a *app) bool {
+	if !a.terminal(a.stdin) || !a.terminal(a.stdout) || !a.terminal(a.stderr) {
+		return false
+	}
+	s, err := loadChatSettings(a, config.File{}, "")
+	if err == nil {
+		_, err = s.conf.SelectModels(s.environ)
+	}
+	return err == nil
 }
 
 // newGroup completes a command that only has subcommands.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,9 +57,9 @@ func newTraceListCommand(a *app) *cobra.Command {
 		Use: "ls [flags]", Short: "List sessions, the newest first", Args: noArgs,
 		Long: `List sessions, the newest first: time, state, cost and task.
 
-STATE is "live", the reason and exit status of the end, "cut short" for a session that was killed, or
-"damaged" if its first or last record can't be read. The command reads only the first records, up to
-the task, and the last one: caisson trace verify reads all.
+STATE is "live", the reason and exit status of the end, the end of the command of caisson exec, "cut
+short" for a session that was killed, or "damaged" if its first or last record can't be read. The
+command reads only the first records, up to the task, and the last two: caisson trace verify reads all.
 `,
 		Example: "  caisson trace ls\n  caisson trace ls --json --limit 0 | jq -r '.[] | select(.state==\"cut short\").session'",
 		RunE: func(*cobra.Command, []string) error {
@@ -101,7 +102,7 @@ func begunText(t time.Time, layout string) string {
 func stateText(e trace.Entry) string {
 	text := string(e.State)
 	if e.State == trace.StateEnded && e.ExitStatus != nil {
-		text = fmt.Sprintf("%s (%d)", e.Reason, *e.ExitStatus)
+		text = cmp.Or(e.Command, fmt.Sprintf("%s (%d)", e.Reason, *e.ExitStatus))
 	}
 	if e.Pruned {
 		text += ", pruned"

@@ -101,7 +101,7 @@ func newTraceHTMLCommand(a *app) *cobra.Command {
 the sandbox; questions, refusals and changes; all messages with inputs, results and diffs.
 
 The page is one file. It loads nothing and runs no script, and its policy forbids both. It shows the
-output of tools and models as plain text.
+output of tools as plain text, and the Markdown of models without links and pictures.
 `,
 		Example: "  caisson trace html -o session.html ses_01JD",
 		RunE:    func(_ *cobra.Command, args []string) error { return exportTrace(a, args[0], f.Output, trace.HTML) },

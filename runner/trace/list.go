@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
@@ -43,6 +44,8 @@ type Entry struct {
 	WallMS     int64  `json:"wall_ms,omitempty"`
 	Records    int64  `json:"records"`
 	Bytes      int64  `json:"bytes"` // of the trace
+	// Command is how the command of a session without a turn ended, as of caisson exec.
+	Command string `json:"command,omitempty"`
 	// Pruned reports that retention has removed all but the audit records.
 	Pruned bool `json:"pruned,omitempty"`
 	// Damage is the error of the record that can't be read.
@@ -112,13 +115,19 @@ func readEntry(s Session) (Entry, bool) {
 
 // readLast sets the fields of the last record.
 func (e *Entry) readLast(f *os.File) error {
-	rec, err := ReadLast(f)
+	rec, before, err := readEnd(f)
 	if err != nil {
 		return err
 	}
 	e.Last, e.Records = rec.Time, rec.Seq
 	if p, ok := decodePayload[record.SessionEnded](rec); ok {
 		e.Reason, e.ExitStatus, e.CostUSD, e.WallMS = string(p.Reason), &p.ExitStatus, p.CostUSD, p.WallMS
+	}
+	if c, ok := decodePayload[record.UserCommandEnded](before); ok && e.Reason == string(runner.StopNoTurn) {
+		e.Command = c.ExitStatus.String()
+		if c.Error != "" {
+			e.Command = "did not run"
+		}
 	}
 	return nil
 }
@@ -189,19 +198,30 @@ func ReadBegin(r io.Reader) (Begin, error) {
 
 // ReadLast reads the last whole line of a file of records.
 func ReadLast(f *os.File) (record.Record, error) {
+	last, _, err := readEnd(f)
+	return last, err
+}
+
+// readEnd reads the last record of a trace, and the one before if that can be read with it.
+func readEnd(f *os.File) (last, before record.Record, err error) {
 	size, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
-		return record.Record{}, err
+		return last, before, err
 	}
 	// A torn line may follow the last whole one.
 	tail := make([]byte, min(size, 2*record.MaxLineBytes))
 	if _, err := f.ReadAt(tail, size-int64(len(tail))); err != nil && !errors.Is(err, io.EOF) {
-		return record.Record{}, err
+		return last, before, err
 	}
 	end := bytes.LastIndexByte(tail, '\n')
 	begin := bytes.LastIndexByte(tail[:max(end, 0)], '\n') + 1
 	if end < 0 || begin == 0 && size > int64(len(tail)) {
-		return record.Record{}, errors.New("the last line is too long for a record")
+		return last, before, errors.New("the last line is too long for a record")
 	}
-	return record.Decode(tail[begin:end])
+	if begin > 0 {
+		from := bytes.LastIndexByte(tail[:begin-1], '\n') + 1
+		before, _ = record.Decode(tail[from : begin-1]) // it may be cut
+	}
+	last, err = record.Decode(tail[begin:end])
+	return last, before, err
 }

@@ -10,8 +10,10 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // TestReadBegin reads the task of a session from its first records, of which the
@@ -57,6 +59,45 @@ func TestReadBegin(t *testing.T) {
 	for _, none := range []string{"", `{"seq":1`} {
 		if _, err := ReadBegin(strings.NewReader(none)); !errors.Is(err, io.EOF) {
 			t.Errorf("%q: got %v, want io.EOF", none, err)
+		}
+	}
+}
+
+// TestListNamesTheCommand: a session without a turn is listed with the end of its command.
+func TestListNamesTheCommand(t *testing.T) {
+	ended := func(reason loop.StopReason) record.SessionEnded {
+		return record.SessionEnded{Reason: reason, CostUSD: "unknown"}
+	}
+	for name, c := range map[string]struct {
+		payloads []record.Payload
+		want     string
+	}{
+		"exec":            {[]record.Payload{record.UserCommandEnded{ExitStatus: sandbox.ExitStatus{Code: 3}}, ended(runner.StopNoTurn)}, "exit code 3"},
+		"no program":      {[]record.Payload{record.UserCommandEnded{Error: "lost"}, ended(runner.StopNoTurn)}, "did not run"},
+		"a conversation":  {[]record.Payload{record.UserCommandEnded{}, ended(loop.StopAnswered)}, ""},
+		"nothing":         {[]record.Payload{ended(runner.StopNoTurn)}, ""},
+		"the only record": {nil, ""},
+	} {
+		state := t.TempDir()
+		dir := sessiondir.Path(state, "ses_1")
+		var lines strings.Builder
+		for i, p := range append([]record.Payload{record.SessionCreated{}}, c.payloads...) {
+			raw, err := json.Marshal(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := record.Encode(record.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines.Write(append(text, '\n'))
+		}
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "trace.jsonl"), []byte(lines.String()), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		list, err := List(state, 0)
+		if err != nil || len(list) != 1 || list[0].Command != c.want || list[0].Damage != "" {
+			t.Errorf("%s: %+v, %v", name, list, err)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"strings"
 	"unicode/utf8"
@@ -62,6 +63,31 @@ func (c *Change) isDir() bool {
 // File reports whether the change is one of a file or symlink, rather than of a
 // directory alone.
 func (c *Change) File() bool { return !c.isDir() }
+
+// CountText counts changes as people do: the files, and beside them the directories that were
+// made, removed or given another mode.
+func CountText(list []Change) string {
+	count := func(n int, one, more string) string {
+		if n == 1 {
+			return "1 " + one
+		}
+		return fmt.Sprintf("%d %s", n, more)
+	}
+	files := 0
+	for i := range list {
+		if list[i].File() {
+			files++
+		}
+	}
+	dirs := len(list) - files
+	switch {
+	case dirs == 0:
+		return count(files, "file", "files")
+	case files == 0:
+		return count(dirs, "directory", "directories")
+	}
+	return count(files, "file", "files") + " and " + count(dirs, "directory", "directories")
+}
 
 // MarshalJSON returns the change as `caisson diff --json` prints it. A path
 // that is invalid UTF-8 is also encoded as its bytes.

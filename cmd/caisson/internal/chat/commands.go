@@ -75,7 +75,8 @@ func (c *chat) runCommand(name, rest string) bool {
 	if i < 0 {
 		safe, _ := displayText(name)
 		c.showLines(ui.ErrorLine("there is no command "+safe+": /help lists them", c.Colour))
-		return false
+		c.yourTurn()
+		return true // it stays in the history: the next command must not follow it in the draft
 	}
 	if !c.Plain {
 		c.showLines(ui.CommandLines(strings.TrimSpace(name+" "+rest), c.Colour)...)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools"
@@ -70,6 +71,21 @@ func TestCopy(t *testing.T) {
 	}
 	if text, err := os.ReadFile(filepath.Join(c.Dir, "answer.md")); err != nil || string(text) != `\x1b[201~` || written() != "" {
 		t.Errorf("the file has %q, %v", text, err)
+	}
+}
+
+// TestUnknownCommand: what is no command leaves the draft, so that the next command is one.
+func TestUnknownCommand(t *testing.T) {
+	c := &chat{notes: time.NewTimer(time.Hour), Options: Options{Dir: t.TempDir(), Queue: func(int, func()) {}}}
+	for _, k := range "/foo" {
+		c.composer.pressKey(key{kind: keyText, text: string(k)})
+	}
+	c.sendDraft()
+	if c.composer.text != "" {
+		t.Errorf("the draft is %q", c.composer.text)
+	}
+	if !slices.Equal(c.composer.history, []string{"/foo"}) {
+		t.Errorf("the history has %q", c.composer.history)
 	}
 }
 

@@ -39,14 +39,16 @@ func (s *Status) AddRecord(r record.Record) {
 	case record.KindSessionCreated, record.KindSessionResumed: // whose payload begins alike
 		p := record.PayloadOf[record.SessionCreated](r)
 		s.spent, s.unknown, s.changed = 0, false, 0 // of an earlier session
-		s.model, s.mode, s.limit = p.Model.Model, p.WorkspaceMode, p.Budget.CostMicroUSD
+		s.model, s.mode, s.limit = p.Model.String(), p.WorkspaceMode, p.Budget.CostMicroUSD
 		s.sandbox = cmp.Or(p.Backend.Chosen, "no sandbox yet")
 	case record.KindSandboxStarted, record.KindSandboxRestarted:
 		p := record.PayloadOf[record.SandboxStarted](r)
 		s.sandbox = p.Attestation.Backend + ", network " + p.Attestation.Network
 	case record.KindModelCallCompleted:
 		p := record.PayloadOf[record.ModelCallCompleted](r)
-		s.model = cmp.Or(p.Model.Model, s.model)
+		if p.Model.Model != "" {
+			s.model = p.Model.String()
+		}
 		s.addCost(p.Usage)
 	case record.KindWorkerModelCall:
 		if p := record.PayloadOf[record.WorkerModelCall](r); p.Class == "" {

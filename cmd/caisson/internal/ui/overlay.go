@@ -194,7 +194,11 @@ func describeKept(r runner.Report, s style) []string {
 	case o.State == overlay.Empty:
 		return out
 	case o.State == overlay.Applied:
-		return append(out, s.green(fmt.Sprintf("applied to the workspace: %s", formatCount(o.Applied, "change"))))
+		what := formatCount(r.ChangedCount.Files, "file")
+		if r.ChangedCount.Files == 0 {
+			what = formatCount(o.Applied, "change") // of directories
+		}
+		return append(out, s.green("applied to the workspace: "+what))
 	case o.Applied > 0:
 		out = append(out, s.green(fmt.Sprintf("applied to the workspace: %s of %d", formatCount(o.Applied, "change"), o.Changes)))
 	default:
