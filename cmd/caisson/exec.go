@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
@@ -140,7 +141,7 @@ func ownFailure(err error) error {
 	}
 	e := *describeError(err)
 	e.Status = exitOwn
-	if errors.As(err, new(*usageError)) {
+	if errors.As(err, new(*usageError)) && !as[*pflag.InvalidValueError](err) {
 		e.Hint = "--help describes it."
 	}
 	return &e

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"io"
 	"maps"
@@ -14,9 +15,13 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/mcpclients"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/images/store"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/caches"
 	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/tools"
@@ -345,17 +350,22 @@ const completed = 30
 // candidates returns the completions of one word of the command line.
 type candidates func(env environ) ([]cobra.Completion, cobra.ShellCompDirective)
 
-// addCompletion adds the completion of sessions, tools, profiles and the words of
-// settings. It runs at each press of the tab key, so it starts and asks nothing.
-func addCompletion(root *cobra.Command, env environ) {
+// addCompletion adds the completion of what the user has, such as sessions and images, and
+// the words of settings. It runs at each press of the tab key, so it starts and asks nothing.
+func addCompletion(root *cobra.Command, a *app) {
 	addBashFallback(root)
+	env, servers := a.environ, completeKeys(func(c config.Config) map[string]config.MCPServer { return c.MCP })
+	pulled := func(environ) ([]cobra.Completion, cobra.ShellCompDirective) { return completeImages(a) }
 	arguments := map[string]candidates{
 		"caisson diff": completeSessions, "caisson apply": completeSessions, "caisson sandbox exec": completeLiveSessions, "caisson sandbox rm": completeLiveSessions, "caisson sandbox cp": completeLiveSessions,
 		"caisson trace show": completeSessions, "caisson trace verify": completeSessions, "caisson trace export": completeSessions, "caisson trace html": completeSessions, "caisson egress suggest": completeSessions,
 		"caisson tools ls": completeTools, "caisson tools call": completeTools, "caisson trust": completeDirectories, "caisson untrust": completeDirectories, "caisson config schema": completeWords("user", "project", "requirements"),
+		"caisson images rm": pulled, "caisson images export": pulled, "caisson images pull": pulled, "caisson caches rm": completeCaches,
+		"caisson mcp add-to": completeClients, "caisson mcp test": servers, "caisson mcp login": servers, "caisson mcp logout": servers,
 	}
 	flags := map[string]candidates{
 		"workspace": completeDirectories, "tool": completeTools, "profile": completeKeys(func(c config.Config) map[string]config.File { return c.Profiles }), "model": completeKeys(func(c config.Config) map[string]config.Model { return c.Models }), "format": completeWords("jsonl", "json", "atif"), "report": completeWords("auto", "github", "none"),
+		"image": pulled, "resume": completeSessions, "cache": completeWords(caches.Presets()...), "mcp": servers,
 	}
 	for _, s := range config.Settings() {
 		if s.Words != nil {
@@ -375,7 +385,14 @@ func addCompletion(root *cobra.Command, env environ) {
 			if cmd.Flags().Lookup(name) == nil {
 				continue
 			}
-			err := cmd.RegisterFlagCompletionFunc(name, func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) { return c(env) })
+			err := cmd.RegisterFlagCompletionFunc(name, func(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+				words, directive := c(env)
+				var out []cobra.Completion
+				for _, word := range words {
+					out = append(out, typed[:strings.LastIndexByte(typed, ',')+1]+word) // of a list
+				}
+				return out, directive
+			})
 			if err != nil {
 				panic(err) // the flag is there, and has none yet
 			}
@@ -450,6 +467,37 @@ func completeSessions(env environ) ([]cobra.Completion, cobra.ShellCompDirective
 
 func completeLiveSessions(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return listSessions(env, func(e trace.Entry) bool { return e.State == trace.StateLive })
+}
+
+// completeImages are the images of the cache.
+func completeImages(a *app) (out []cobra.Completion, _ cobra.ShellCompDirective) {
+	_ = withImages(context.Background(), a, nil, func(s *store.Store, _ *caisson.Host) error {
+		list, err := s.List(context.Background())
+		for _, i := range list {
+			out = append(out, i.Reference.String())
+		}
+		return err
+	})
+	return out, cobra.ShellCompDirectiveDefault // or a path
+}
+
+// completeCaches are the IDs of caches, with their workspaces.
+func completeCaches(env environ) (out []cobra.Completion, _ cobra.ShellCompDirective) {
+	if state, err := findState(env); err == nil {
+		list, _ := caches.NewStore(state).List()
+		for _, e := range list {
+			out = append(out, cobra.CompletionWithDesc(e.ID, makeSafe(e.Workspace)))
+		}
+	}
+	return out, cobra.ShellCompDirectiveDefault // or a workspace
+}
+
+// completeClients are the MCP clients that Caisson knows.
+func completeClients(environ) (out []cobra.Completion, _ cobra.ShellCompDirective) {
+	for _, c := range mcpclients.All() {
+		out = append(out, cobra.CompletionWithDesc(c.Name, c.Title))
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
 // listSessions are the newest sessions, with when they began and what was asked.

@@ -213,7 +213,7 @@ func execute(ctx context.Context, a *app, guard *ci.Guard, args []string) int {
 	}
 	if err != nil {
 		e := describeError(err)
-		if e.Status == exitUsage && e.Hint == "" {
+		if e.Status == exitUsage && e.Hint == "" && !as[*pflag.InvalidValueError](err) { // which has what is wanted
 			e.Hint = cmd.CommandPath() + " --help lists what there is."
 		}
 		reportError(a, e.Problem)
@@ -255,7 +255,7 @@ func newRoot(a *app) *cobra.Command {
 	root.SetVersionTemplate(versionLine() + "\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{suggestFlag(cmd, err)} })
 	setHelp(a, root)
-	addCompletion(root, a.environ)
+	addCompletion(root, a)
 	return root
 }
 

@@ -26,6 +26,17 @@ func describeYAML(err yaml.Error) string {
 	return strings.TrimSpace(err.GetMessage())
 }
 
+// hintYAML returns what to do about an error of the YAML library, "" if it says so itself.
+func hintYAML(err yaml.Error) string {
+	switch text := err.GetMessage(); {
+	case strings.Contains(text, "already defined"):
+		return "keep one of them"
+	case strings.Contains(text, "\t"):
+		return "indent with spaces"
+	}
+	return ""
+}
+
 // wantedHere returns the error about a value of another kind.
 func wantedHere(kind reflect.Kind) string {
 	switch kind {

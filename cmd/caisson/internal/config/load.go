@@ -213,11 +213,11 @@ func (c *Config) loadProfile(o Options) error {
 	}
 	p, ok := c.Profiles[o.Profile]
 	if !ok {
-		have := "it has none"
+		have, hint := "it has none", "add it under profiles"
 		if len(c.Profiles) > 0 {
-			have = "it has " + strings.Join(slices.Sorted(maps.Keys(c.Profiles)), ", ")
+			have, hint = "it has "+strings.Join(slices.Sorted(maps.Keys(c.Profiles)), ", "), "name one of these, or add it under profiles"
 		}
-		return &Error{Where: o.Path, Message: "there is no profile " + o.Profile + "; " + have, Hint: "name one of these, or add it under profiles:"}
+		return &Error{Where: o.Path, Message: "there is no profile " + o.Profile + "; " + have, Hint: hint}
 	}
 	c.addLayer(p, record.Source{Name: "profile", Path: o.Profile})
 	return nil

@@ -112,7 +112,7 @@ var scopeToken = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompil
 
 // MCPEgress bounds what one server may reach.
 type MCPEgress struct {
-	Presets PresetNames             `yaml:"presets" doc:"package managers whose public registries the server may read, such as npm for npx"`
+	Presets PresetNames             `yaml:"presets" words:"apt cargo go maven npm pip" doc:"package managers whose public registries the server may read, such as npm for npx"`
 	Allow   EgressRules             `yaml:"allow" doc:"hosts that the server may reach, written like egress.allow"`
 	Deny    EgressRules             `yaml:"deny" doc:"hosts that the server may not reach, in addition to egress.deny"`
 	Private map[string][]string     `yaml:"private" doc:"private networks that a host of allow or url may be in, by host" each:"networks or addresses, such as 10.1.2.0/24"`

@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/worker"
+	"github.com/caisson-run/caisson/runner/doctor"
 )
 
 // defaultModels are the models that are used without a configured one: the first for
@@ -164,7 +165,7 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 	if !ok {
 		provider, model, ok := strings.Cut(name, "/")
 		if !ok || model == "" {
-			return SelectedModel{}, &Error{Where: where, Item: name, Message: "there is no model " + name + listModels(f.Models), Hint: "name a model of models, or provider/model such as openai/gpt-6.2-sol"}
+			return SelectedModel{}, &Error{Where: where, Item: name, Message: "there is no model " + name + listModels(f.Models), Hint: modelHint(f.Models, name)}
 		}
 		m = Model{Provider: &provider, Model: &model}
 	}
@@ -335,6 +336,14 @@ func (l *Limits) checkPrice(s SelectedModel, own ProfileLimits) error {
 		}
 	}
 	return nil
+}
+
+// modelHint returns what to write instead of a model that is not there.
+func modelHint(models map[string]Model, name string) string {
+	if near := doctor.NearestWord(name, sortedKeys(models)); near != "" {
+		return "did you mean " + near + "?"
+	}
+	return "name its provider too, such as openai/" + name + ", or add it to models"
 }
 
 func listModels(models map[string]Model) string {

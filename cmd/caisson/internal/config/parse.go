@@ -112,7 +112,7 @@ func errorInFile(name string, err error) error {
 	}
 	e := &Error{Where: name, Message: strings.TrimSpace(err.Error())}
 	if y, ok := errors.AsType[yaml.Error](err); ok {
-		e.Message = describeYAML(y)
+		e.Message, e.Hint = describeYAML(y), hintYAML(y)
 		if t := y.GetToken(); t != nil && t.Position != nil {
 			e.Line, e.Column = t.Position.Line, t.Position.Column
 		}

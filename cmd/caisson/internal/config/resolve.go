@@ -48,7 +48,7 @@ func (c *Config) Variables(getenv func(string) (string, bool)) ([]string, error)
 func checkVariables(c *Config) error {
 	check := func(where, item, v string) error {
 		if err := sandbox.CheckVariables([]string{v}); err != nil {
-			return &Error{Where: where, Item: item, Message: strings.TrimPrefix(err.Error(), sandbox.ErrInvalid.Error()+": ")}
+			return &Error{Where: where, Item: item, Message: strings.TrimPrefix(err.Error(), sandbox.ErrInvalid.Error()+": "), Hint: "take it out"}
 		}
 		return nil
 	}

@@ -277,7 +277,7 @@ type FetchBounds struct {
 
 // Egress bounds what commands may reach. See docs/egress.md.
 type Egress struct {
-	Presets      PresetNames             `yaml:"presets" flag:"egress-preset" value:"NAMES" group:"Sandbox" doc:"package managers whose public registries commands may read: apt, cargo, go, maven, npm, pip; separate them with commas in the flag"`
+	Presets      PresetNames             `yaml:"presets" flag:"egress-preset" value:"NAMES" group:"Sandbox" words:"apt cargo go maven npm pip" doc:"package managers whose public registries commands may read: apt, cargo, go, maven, npm, pip; separate them with commas in the flag"`
 	Git          []EgressGit             `yaml:"git" doc:"https URLs of git repositories, or of directories with repositories, that commands may fetch from; with url and push: true they may also push"`
 	Allow        EgressRules             `yaml:"allow" flag:"egress-allow" value:"RULES" group:"Sandbox" doc:"what commands may reach: https://HOST/PATH, http://HOST/PATH, tls://HOST, tcp://HOST:PORT, host://HOST or public; separate them with commas in the flag"`
 	Deny         EgressRules             `yaml:"deny" doc:"what commands and the fetch tool may not reach, even if a rule allows it"`

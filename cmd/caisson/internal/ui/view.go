@@ -159,7 +159,7 @@ func (v *view) addRecord(r record.Record) []string {
 			return []string{v.style.green("✓") + " " + safeLine(p.Message)}
 		}
 		v.warned = append(v.warned, p.Message)
-		return []string{v.style.yellow("! " + safeLine(p.Message))}
+		return []string{v.style.yellow("! " + safeLine(strings.ReplaceAll(p.Message, "\n", "; ")))} // joined errors
 	}
 	return nil
 }
