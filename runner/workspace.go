@@ -3,9 +3,11 @@ package runner
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -279,4 +281,13 @@ func mayOwn(owner, self int, known, accept bool) bool {
 
 func (w *Workspace) sandboxSpec(target string, submounts []string) sandbox.Workspace {
 	return sandbox.Workspace{Path: w.Path, Dir: w.Dir, Target: target, Submounts: submounts}
+}
+
+// fileOwners returns the owner of a directory and this process's user.
+func fileOwners(info fs.FileInfo) (owner, self int, known bool) {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, 0, false
+	}
+	return int(stat.Uid), os.Geteuid(), true
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -114,4 +115,14 @@ func (f *Dir) Close() error {
 		err = errors.Join(err, os.Remove(filepath.Join(f.Path, LogFile)), os.Remove(f.Path))
 	}
 	return err
+}
+
+// hold marks a session's log as that of a process that lives: the kernel takes
+// the lock away with the process.
+func hold(log *os.File) error { return syscall.Flock(int(log.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) }
+
+// held reports whether a process has locked a log. Callers don't lock it for each
+// other.
+func held(log *os.File) bool {
+	return syscall.Flock(int(log.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil
 }

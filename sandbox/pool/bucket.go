@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -141,4 +143,22 @@ func duplicateDir(f *os.File) (*os.File, error) {
 		return nil, fmt.Errorf("hold workspace: %w", err)
 	}
 	return d, nil
+}
+
+// dirIdentity returns a string that identifies the directory of a descriptor.
+func dirIdentity(f *os.File) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return "", fmt.Errorf("examine workspace: %w", err)
+	}
+	return fmt.Sprintf("%d:%d", st.Dev, st.Ino), nil
+}
+
+// duplicateFile returns a second descriptor of the file.
+func duplicateFile(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -176,4 +177,11 @@ func writeProgram(from fs.FS, s programSum, path string) (err error) {
 	}
 	_ = os.Chtimes(out.Name(), unpackedTime, unpackedTime) // isIntact reads it if that fails
 	return os.Rename(out.Name(), path)
+}
+
+// onlyCallerWrites reports whether a file belongs to the user of this process and no
+// other user can write it.
+func onlyCallerWrites(info fs.FileInfo) bool {
+	s, ok := info.Sys().(*syscall.Stat_t)
+	return ok && int(s.Uid) == os.Geteuid() && info.Mode().Perm()&0o022 == 0
 }

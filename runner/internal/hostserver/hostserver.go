@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"syscall"
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox/programs"
@@ -104,4 +105,16 @@ func (p *Process) Stop(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("stop server: %w", context.Cause(ctx))
 	}
+}
+
+// setGroup gives a program a process group of its own.
+func setGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
+
+// killGroup sends SIGTERM, or SIGKILL if hard, to the process group of a program.
+func killGroup(cmd *exec.Cmd, hard bool) {
+	signal := syscall.SIGTERM
+	if hard {
+		signal = syscall.SIGKILL
+	}
+	_ = syscall.Kill(-cmd.Process.Pid, signal) // it may be gone
 }

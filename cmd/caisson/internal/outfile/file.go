@@ -8,7 +8,9 @@ package outfile
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"syscall"
 
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -76,4 +78,10 @@ func (f *File) checkName() error {
 		return fmt.Errorf("%s was removed or replaced while the run went on", f.file.Name())
 	}
 	return nil
+}
+
+// manyNames reports whether a file has more than one hard link.
+func manyNames(info fs.FileInfo) bool {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && stat.Nlink > 1
 }
