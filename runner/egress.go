@@ -37,6 +37,8 @@ type EgressOptions struct {
 	// Ask asks about hosts that no rule is about, through the broker of the session. It
 	// has no effect where the policy of the session denies the class network.
 	Ask bool
+	// AskAddress also asks about addresses in private networks of hosts that were allowed so.
+	AskAddress bool
 	// Capture lets programs that ignore proxies connect by name.
 	Capture bool
 	// Presets are the networks of package managers, whose rules Policy has. GitFetch and
@@ -111,6 +113,7 @@ func (s *Session) newNetwork() (*network.Network, error) {
 		o.CacheDir = e.CacheDir
 	}
 	if s.opts.asksHosts() {
+		o.AskAddress = e.AskAddress
 		o.Ask = func(ctx context.Context, q dispatch.HostQuestion) (approval.Resolution, error) {
 			return s.tools.AskHost(ctx, q)
 		}

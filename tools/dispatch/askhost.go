@@ -21,6 +21,8 @@ type HostQuestion struct {
 	// Display is the Unicode form of Host, "" if it is the same.
 	Display string `json:"in_unicode,omitempty"`
 	Port    uint16 `json:"port"`
+	// Addr is set if the host is allowed, and has this address in a private network.
+	Addr string `json:"private_address,omitempty"`
 	// Command is the command that wants to connect.
 	Command string `json:"command"`
 	// Rule is the rule that allowing amounts to.
@@ -28,7 +30,13 @@ type HostQuestion struct {
 }
 
 // phrase returns what a lasting answer is bound to.
-func (q HostQuestion) phrase() string { return net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port))) }
+func (q HostQuestion) phrase() string {
+	text := net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))
+	if q.Addr != "" {
+		text += " at the private address " + q.Addr
+	}
+	return text
+}
 
 // grant returns the key of a stored answer.
 func (q HostQuestion) grant(workspace string) approval.Grant {

@@ -52,6 +52,13 @@ func TestAskHost(t *testing.T) {
 	if r := asked(exampleQuestion); r.By != approval.ByGrant || r.Decision != approval.DecisionAllow || len(shown) != 2 {
 		t.Errorf("an answer that was stored: %+v after %d questions", r, len(shown))
 	}
+	private := exampleQuestion
+	private.Addr = "10.1.2.3"
+	answer.Scope = approval.ScopeOnce
+	if r := asked(private); r.By != approval.ByUser || len(shown) != 3 || !strings.HasSuffix(shown[2].Summary, ":443 at the private address 10.1.2.3") {
+		t.Errorf("the stored answer covers an address: %+v, %+v", r, shown[len(shown)-1])
+	}
+	shown = shown[:2]
 	other := exampleQuestion
 	other.Port = 8443
 	answer = approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeAlways, Reason: "use the mirror"}
@@ -61,7 +68,7 @@ func TestAskHost(t *testing.T) {
 	if r := asked(other); r.By != approval.ByGrant || r.Decision != approval.DecisionDeny || len(shown) != 3 {
 		t.Errorf("a stored denial: %+v", r)
 	}
-	wantEvents(t, rec, "a", "requested", "resolved allow by user", "requested", "resolved allow by user", "resolved allow by grant",
+	wantEvents(t, rec, "a", "requested", "resolved allow by user", "requested", "resolved allow by user", "resolved allow by grant", "requested", "resolved allow by user",
 		"requested", "resolved deny by user", "resolved deny by grant")
 	elsewhere := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "default"), Grants: grants, Workspace: "/other", OnPrompt: OnPromptAllow})
 	if r, err := elsewhere.AskHost(t.Context(), exampleQuestion); err != nil || r.Decision != approval.DecisionDeny || r.By != approval.ByOnPrompt {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"sync"
 
 	"golang.org/x/net/idna"
@@ -11,10 +12,12 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// endpoint is the subject of a question and its answer.
+// endpoint is the subject of a question and its answer. Addr is the address that is not
+// public of a host that is allowed, or the zero value in a question about the host.
 type endpoint struct {
 	host string
 	port uint16
+	addr netip.Addr
 }
 
 // grant is an answer that allows an endpoint, for one command or for the session
@@ -64,7 +67,7 @@ func newQuestions(ctx context.Context, conns *sync.WaitGroup, ask func(context.C
 func (qs *questions) isGranted(r request) bool {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
-	at := endpoint{r.host, r.port}
+	at := endpoint{r.host, r.port, r.addr}
 	return qs.allowed[grant{at, 0}] || qs.allowed[grant{at, r.command}]
 }
 
@@ -73,7 +76,7 @@ func (qs *questions) isNameGranted(host string) bool {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	for g, ok := range qs.allowed {
-		if ok && g.host == host {
+		if ok && g.host == host && !g.addr.IsValid() {
 			return true
 		}
 	}
@@ -98,7 +101,7 @@ func (qs *questions) forgetCommand(command int) {
 // decided again. It reports whether the answer allows it for this connection alone.
 // The error is a *refusal or the cause of ctx.
 func (qs *questions) awaitAnswer(ctx context.Context, r request) (forThis bool, err error) {
-	at := endpoint{r.host, r.port}
+	at := endpoint{r.host, r.port, r.addr}
 	q, err := qs.joinQuestion(at, r)
 	if err != nil {
 		return false, err
@@ -123,6 +126,18 @@ func (qs *questions) awaitAnswer(ctx context.Context, r request) (forThis bool, 
 		return false, nil
 	}
 	return false, refuseAsked(r, q.answer.Reason)
+}
+
+// awaitAddress asks about an address in a private network of a host that a person has
+// allowed. It returns nil if the answer allows the address.
+func (qs *questions) awaitAddress(ctx context.Context, r request, addr netip.Addr) error {
+	r.addr = addr
+	for !qs.isGranted(r) {
+		if forThis, err := qs.awaitAnswer(ctx, r); forThis || err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // refuseAsked returns the refusal of a person.
@@ -156,7 +171,7 @@ func (qs *questions) joinQuestion(at endpoint, r request) (*question, error) {
 	if err != nil {
 		display = r.host
 	}
-	ask := Question{Host: r.host, Display: display, Port: r.port, Command: r.command, Rule: rule.AnswerRule(r.host, r.port).String()}
+	ask := Question{Host: r.host, Display: display, Port: r.port, Addr: r.addr, Command: r.command, Rule: rule.AnswerRule(r.host, r.port).String()}
 	qs.conns.Go(func() {
 		var answer Answer
 		var err error

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -302,5 +303,59 @@ func TestBudgets(t *testing.T) {
 	}
 	if got := f.try(WayConnect, "localhost", int(canary.port)); got.typed != string(limits.KindEgressHosts) {
 		t.Errorf("second host: %+v", got)
+	}
+}
+
+// TestQuestionAboutAddress checks that a person who has allowed a host is asked about its
+// address in a private network, and about no other that is not public.
+func TestQuestionAboutAddress(t *testing.T) {
+	for name, tt := range map[string]struct {
+		addr    string
+		off     bool
+		second  Verdict
+		asked   int
+		reached bool
+		reason  string
+	}{
+		"allowed":           {addr: "10.9.9.9", second: VerdictOnce, asked: 2, reached: true},
+		"denied":            {addr: "10.9.9.9", second: VerdictDeny, asked: 2, reason: rule.ReasonAskedDenied},
+		"may not be asked":  {addr: "10.9.9.9", off: true, second: VerdictOnce, asked: 1, reason: rule.ReasonAddress},
+		"metadata":          {addr: "169.254.169.254", second: VerdictOnce, asked: 1, reason: rule.ReasonAddress},
+		"this machine's":    {addr: "127.0.0.2", second: VerdictOnce, asked: 1, reason: rule.ReasonAddress},
+		"no public network": {addr: "192.0.2.1", second: VerdictOnce, asked: 1, reason: rule.ReasonAddress},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCanary(t, "127.0.0.1:0")
+			var now atomic.Value // the address of the host; after the answer one that the test can reach
+			now.Store(tt.addr)
+			var asked []Question
+			f := newFixture(t, func(o *Options) {
+				o.Guard, o.AskAddress = allowLoopback(t, "npm.corp"), !tt.off
+				o.Resolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+					client, server := net.Pipe()
+					go answerDNS(server, now.Load().(string))
+					return client, nil
+				}}
+				o.Ask = func(_ context.Context, q Question) (Answer, error) {
+					asked = append(asked, q)
+					if !q.Addr.IsValid() {
+						return Answer{Verdict: VerdictOnce}, nil
+					}
+					now.Store("127.0.0.1")
+					return Answer{Verdict: tt.second}, nil
+				}
+			})
+			conn := f.connectTo("127.80.0.1:61080", nil)
+			at := fmt.Sprintf("npm.corp:%d", c.port)
+			_, _ = fmt.Fprintf(conn, "GET http://%s/ HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", at, at)
+			got := readAnswer(conn)
+			_ = conn.Close()
+			if got.reached != tt.reached || got.typed != tt.reason || len(asked) != tt.asked {
+				t.Errorf("%+v, asked %+v", got, asked)
+			}
+			if tt.asked == 2 && (asked[1].Addr.String() != tt.addr || asked[1].Host != "npm.corp" || asked[1].Command != 1) {
+				t.Errorf("asked %+v", asked[1])
+			}
+		})
 	}
 }

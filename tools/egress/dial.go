@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -84,6 +85,17 @@ func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn
 		}
 	}()
 	conn, err := s.opts.dialHost(ctx, dialer, r)
+	for s.opts.AskAddress && f.answer != (rule.Rule{}) {
+		refused, ok := errors.AsType[*rule.AddressError](err)
+		if !ok || !refused.IsNetwork() || slices.Contains(dialer.Named, refused.Addr) {
+			break
+		}
+		if err = s.asked.awaitAddress(ctx, r, refused.Addr); err != nil {
+			break
+		}
+		dialer.Named = append(dialer.Named, refused.Addr)
+		conn, err = s.opts.dialHost(ctx, dialer, r)
+	}
 	if err != nil {
 		failed := asRefusal(ctx, err)
 		if failed == nil {

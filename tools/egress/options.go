@@ -58,6 +58,9 @@ type Options struct {
 	// which it does when no connection waits for the answer any more. An error
 	// refuses. Nil means that such hosts are refused.
 	Ask func(ctx context.Context, q Question) (Answer, error)
+	// AskAddress also asks about the address of a host that Ask has allowed, if it is in a
+	// private network. Otherwise the connection is refused.
+	AskAddress bool
 	// Opened is called before a connection is made, and must return only when the
 	// record is on disk. An error means that the connection isn't made.
 	Opened func(Opened) error
@@ -187,6 +190,8 @@ type Question struct {
 	// for names in ASCII.
 	Host, Display string
 	Port          uint16
+	// Addr is set if the host is allowed, and has this address in a private network.
+	Addr netip.Addr
 	// Command is the number of the command that wants to connect, or 0 if that is
 	// unknown.
 	Command int

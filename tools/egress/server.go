@@ -161,6 +161,8 @@ type request struct {
 	plain bool
 	// method and url are those of an HTTP request, for reports.
 	method, url string
+	// addr is that of a question about an address.
+	addr netip.Addr
 }
 
 // flow is something that the policy allowed, while it lasts.

@@ -64,7 +64,9 @@ type Options struct {
 	Record func(call string, p record.Payload, sync bool) error
 	// Ask asks about a host; nil refuses all that no rule is about.
 	Ask func(ctx context.Context, q dispatch.HostQuestion) (approval.Resolution, error)
-	Log *zap.Logger
+	// AskAddress is that of [egress.Options].
+	AskAddress bool
+	Log        *zap.Logger
 }
 
 // Network is the network of one session. It is safe for concurrent use.
@@ -123,7 +125,7 @@ func New(o Options) (*Network, error) {
 	agent := &member{n: n}
 	agent.report(&server)
 	if o.Ask != nil {
-		server.Ask = n.ask
+		server.Ask, server.AskAddress = n.ask, o.AskAddress
 	}
 	if err := n.prepare(&server); err != nil {
 		return nil, fmt.Errorf("make network: %w", err)
@@ -293,6 +295,9 @@ func (n *Network) ask(ctx context.Context, q egress.Question) (egress.Answer, er
 		return egress.Answer{}, errNoCommand
 	}
 	question := dispatch.HostQuestion{CallID: c.call, Host: q.Host, Port: q.Port, Command: text, Rule: q.Rule}
+	if q.Addr.IsValid() {
+		question.Addr = q.Addr.String()
+	}
 	if q.Display != q.Host {
 		question.Display = q.Display
 	}

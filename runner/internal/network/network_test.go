@@ -222,6 +222,9 @@ func TestAsk(t *testing.T) {
 	if len(asked) != 2 || asked[0] != want || asked[1] != want {
 		t.Errorf("asked %+v", asked)
 	}
+	if _, err := n.ask(t.Context(), egress.Question{Host: "a.test", Display: "a.test", Port: 443, Addr: netip.MustParseAddr("10.1.2.3"), Command: 7, Rule: "tls://a.test"}); err != nil || asked[2].Addr != "10.1.2.3" {
+		t.Errorf("an address: %+v, %v", asked, err)
+	}
 	resolution.Scope = approval.ScopeAlways
 	if a, err := ask(7); err != nil || a.Verdict != egress.VerdictAlways {
 		t.Errorf("always: %+v, %v", a, err)

@@ -81,6 +81,12 @@ func (e *AddressError) Error() string {
 // Unwrap returns why the address is refused.
 func (e *AddressError) Unwrap() error { return e.Err }
 
+// IsNetwork reports whether the address is refused only because it is in a private network
+// (RFC 1918, RFC 4193), and not as this machine's or a metadata service's, or by a rule.
+func (e *AddressError) IsNetwork() bool {
+	return e.Rule == (Rule{}) && e.Addr.IsPrivate() && !errors.Is(e.Err, errOwnAddr) && !errors.Is(e.Err, errMetadata)
+}
+
 // ResolveError reports that a name could not be resolved.
 type ResolveError struct {
 	Host string
@@ -193,6 +199,8 @@ type Dialer struct {
 	Resolver *net.Resolver
 	// PublicOnly ignores the private networks of Guard.
 	PublicOnly bool
+	// Named are further addresses that the host may have.
+	Named []netip.Addr
 	// Refuse returns an error for a further address that may not be dialled.
 	Refuse func(netip.Addr) error
 }
@@ -209,11 +217,24 @@ func (d *Dialer) CheckLiteral(host string, port uint16) error {
 
 // CheckAddr returns the error of Dial if the host may not be dialled at an address.
 func (d *Dialer) CheckAddr(host string, port uint16, addr netip.Addr) error {
-	c, err := d.Guard.newCheck(host, port, d.PublicOnly)
+	c, err := d.newCheck(host, port)
 	if err != nil {
 		return err
 	}
 	return d.checkAddr(c, addr)
+}
+
+// newCheck returns the check for a host.
+func (d *Dialer) newCheck(host string, port uint16) (*check, error) {
+	c, err := d.Guard.newCheck(host, port, d.PublicOnly)
+	if err != nil {
+		return nil, err
+	}
+	c.named = slices.Clone(c.named)
+	for _, addr := range d.Named {
+		c.named = append(c.named, netip.PrefixFrom(addr, addr.BitLen()))
+	}
+	return c, nil
 }
 
 func (d *Dialer) checkAddr(c *check, addr netip.Addr) error {
@@ -228,7 +249,7 @@ func (d *Dialer) checkAddr(c *check, addr netip.Addr) error {
 // socket's address is checked again before it connects. Its error is an
 // *AddressError, *ResolveError or *ConnectError, or one of Refuse.
 func (d *Dialer) Dial(ctx context.Context, host string, port uint16) (net.Conn, error) {
-	c, err := d.Guard.newCheck(host, port, d.PublicOnly)
+	c, err := d.newCheck(host, port)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package rule
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 )
@@ -50,6 +51,33 @@ func TestInternalAddresses(t *testing.T) {
 	}
 	if err := dial("docs.example.com", 22, "93.184.216.34"); err == nil {
 		t.Error("another port may be dialled")
+	}
+}
+
+// TestNamedOfDialer checks that an address that a dialer names is allowed, alone, and which
+// refusals are because of a private network.
+func TestNamedOfDialer(t *testing.T) {
+	g, err := NewGuard(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &Dialer{Guard: g, Named: []netip.Addr{netip.MustParseAddr("10.1.2.3")}}
+	for addr, isNetwork := range map[string]bool{"10.1.2.4": true, "fd00::1": true, "127.0.0.1": false, "169.254.169.254": false, "fd00:ec2::254": false, "100.100.100.200": false, "192.0.2.1": false} {
+		refused, ok := errors.AsType[*AddressError](d.CheckAddr("a.test", 80, netip.MustParseAddr(addr)))
+		if !ok || refused.IsNetwork() != isNetwork {
+			t.Errorf("%s: %v, in a private network %v", addr, refused, !isNetwork)
+		}
+	}
+	if err := d.CheckAddr("a.test", 80, d.Named[0]); err != nil {
+		t.Error(err)
+	}
+	own := &AddressError{Addr: netip.MustParseAddr("10.1.2.4"), Err: errOwnAddr}
+	if own.IsNetwork() {
+		t.Error("an address of this machine is taken for one of a private network")
+	}
+	d.Refuse = func(netip.Addr) error { return &AddressError{Host: "a.test", Rule: Rule{kind: kindTCP}} }
+	if refused, ok := errors.AsType[*AddressError](d.CheckAddr("a.test", 80, d.Named[0])); !ok || refused.IsNetwork() {
+		t.Errorf("an address that a rule denies: %v", refused)
 	}
 }
 

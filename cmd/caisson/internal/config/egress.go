@@ -286,6 +286,7 @@ func (e *Egress) narrowTo(where string, b EgressRestrictions) error {
 			Hint: "take them out; only public addresses are connected to",
 		}
 	}
+	e.publicOnly = e.publicOnly || b.RefusePrivate != nil && *b.RefusePrivate
 	tightenValue(reflect.ValueOf(&e.EgressBounds).Elem(), reflect.ValueOf(b.EgressBounds))
 	return nil
 }
@@ -364,7 +365,7 @@ func (e *Egress) parseOptions(home, workspace string) (runner.EgressOptions, []s
 		}
 	}
 	o := runner.EgressOptions{
-		Policy: &rule.Policy{Allow: allow, Within: e.within, Deny: deny}, Ask: *e.Unknown == unknownPrompt,
+		Policy: &rule.Policy{Allow: allow, Within: e.within, Deny: deny}, Ask: *e.Unknown == unknownPrompt, AskAddress: !e.publicOnly,
 		Capture: *e.Capture, Budget: e.Budget.egressBudget(),
 	}
 	ignored, err := e.parsePresets(home, workspace, &o)

@@ -323,3 +323,22 @@ func TestLineToAllow(t *testing.T) {
 		}
 	}
 }
+
+// TestRefusePrivateAsksNobody checks that nobody is asked about private addresses if
+// requirements or a workspace refuse them.
+func TestRefusePrivateAsksNobody(t *testing.T) {
+	for _, tt := range []struct {
+		project, requirements string
+		asks                  bool
+	}{
+		{"", "", true}, {"egress: {refuse_private: true}", "", false}, {"", "egress: {refuse_private: true}", false}, {"egress: {}", "egress: {}", true},
+	} {
+		c, err := loadFetch(t, "egress: {unknown: prompt}", tt.project, tt.requirements)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o, _, err := c.EgressOptions(); err != nil || !o.Ask || o.AskAddress != tt.asks {
+			t.Errorf("%+v: %+v, %v", tt, o, err)
+		}
+	}
+}

@@ -292,6 +292,8 @@ type Egress struct {
 
 	// within are the lists of requirements and workspaces, which narrow Allow.
 	within [][]rule.Rule
+	// publicOnly is set if one of them refuses addresses that are not public.
+	publicOnly bool
 }
 
 // EgressSecret is a key that commands use without having it. It has From or Command.
