@@ -6,9 +6,18 @@
 // if this process is killed.
 //
 // [Run] does one task, [Open] a session of many turns, calls and commands, [NewSandbox]
-// starts a sandbox without a session, and [Doctor] checks what this machine can run. They need
-// caisson-guest and, for the gvisor backend, runsc: beside the program, on PATH, or
-// named in [HostOptions].
+// starts a sandbox without a session, and [Doctor] checks what this machine can run.
+//
+// They need caisson-guest and, for the gvisor backend, runsc: beside the program, on PATH, or
+// named in [HostOptions]. In a module that requires this one, the first command builds your
+// program with a caisson-guest of the same version into bin, and the second adds runsc, which
+// is a module of its own:
+//
+//	CGO_ENABLED=0 go build -o bin/ . github.com/caisson-run/caisson/cmd/caisson-guest
+//	CGO_ENABLED=0 GOBIN=$PWD/bin go install github.com/caisson-run/caisson/sandbox/oci/runsc@latest
+//
+// With the backends docker and runc, the first is enough. In a checkout of this repository,
+// make build makes both programs.
 //
 // This package, sandbox, images, limits, tools, tools/policy, loop, loop/openai,
 // loop/anthropic and sandbox/sandboxtest are the public API. The other packages may change in any version.
