@@ -237,7 +237,8 @@ func newRoot(a *app) *cobra.Command {
 		Use:   "caisson",
 		Short: "Run an agent's tool calls where they can do no harm",
 		Long: "Caisson runs an LLM agent on a workspace. What only reads runs in this process; what writes or\n" +
-			"executes runs in one container a session, without network, and nothing is left of it afterwards.",
+			"executes runs in one container a session, without network, and nothing is left of it afterwards.\n\n" +
+			"Without a command, caisson chat begins if a model is configured and this is a terminal.",
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}, newRunCommand(a), talk, newBatchCommand(a), newConferCommand(a), newCoordinateCommand(a), newExecCommand(a), newInitCommand(a), newDiffCommand(a), newApplyCommand(a), newSandboxCommand(a), newImagesCommand(a), newCachesCommand(a), newEgressCommand(a), newMCPCommand(a), newServeCommand(a), newApprovalsCommand(a),
