@@ -19,6 +19,10 @@ var ErrHeld = errors.New("another process holds it")
 // Forever is a wait for a lock that only the end of the context ends.
 const Forever time.Duration = math.MaxInt64
 
+// ReleaseTime bounds how long the lock of a killed process seems to be held: a program that
+// the process was starting has copies of its descriptors until it is executed.
+const ReleaseTime = 2 * time.Second
+
 // Lock is a lock on a file, held by one process at a time or shared. The kernel releases it when the
 // process ends, even after a crash. Lock a file of its own and not the data: [Replace] puts
 // another file in place of the locked one.

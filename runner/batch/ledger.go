@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -187,7 +188,7 @@ func LockLedger(dir string) (*Ledger, error) {
 	if len(entries) > 0 && !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == lockFile || e.Name() == SpecFile }) {
 		return nil, fmt.Errorf("%s: %w", dir, ErrForeign)
 	}
-	lock, err := state.TryAcquire(filepath.Join(dir, lockFile))
+	lock, err := state.Acquire(context.Background(), filepath.Join(dir, lockFile), state.ReleaseTime)
 	if errors.Is(err, state.ErrHeld) {
 		return nil, fmt.Errorf("%s: %w", dir, ErrInUse)
 	}

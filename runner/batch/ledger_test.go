@@ -8,10 +8,12 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner/batch/task"
 )
 
@@ -113,6 +115,18 @@ func TestLedgerAfterAnyDeath(t *testing.T) {
 			rt.Errorf("%d lines for %d trials, left %v, %v", lines, len(want), left, parts)
 		}
 	})
+}
+
+// TestLedgerAfterKill: a copy of the lock's descriptor outlives a killed process for a moment,
+// in a program that it was starting.
+func TestLedgerAfterKill(t *testing.T) {
+	dir := t.TempDir()
+	copied, err := state.TryAcquire(filepath.Join(dir, lockFile))
+	must(t, err)
+	time.AfterFunc(state.ReleaseTime/10, func() { _ = copied.Release() })
+	l, err := LockLedger(dir)
+	must(t, err)
+	must(t, l.Close())
 }
 
 func TestLedgerRefuses(t *testing.T) {

@@ -10,10 +10,12 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 )
@@ -118,8 +120,15 @@ func (f *Dir) Close() error {
 }
 
 // hold marks a session's log as that of a process that lives: the kernel takes
-// the lock away with the process.
-func hold(log *os.File) error { return syscall.Flock(int(log.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) }
+// the lock away with the process. It waits for the lock of one that was just killed.
+func hold(log *os.File) error {
+	for end := time.Now().Add(state.ReleaseTime); ; time.Sleep(10 * time.Millisecond) {
+		err := syscall.Flock(int(log.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil || time.Now().After(end) {
+			return err
+		}
+	}
+}
 
 // held reports whether a process has locked a log. Callers don't lock it for each
 // other.
