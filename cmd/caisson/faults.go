@@ -282,10 +282,14 @@ func firstOr(list []string, otherwise string) string {
 
 // makeSentence turns a hint of the configuration into a sentence; "" stays "".
 func makeSentence(s string) string {
-	if s == "" || strings.HasSuffix(s, "?") {
-		return strings.ToUpper(s[:min(1, len(s))]) + s[min(1, len(s)):]
+	if s == "" {
+		return ""
 	}
-	return strings.ToUpper(s[:1]) + s[1:] + "."
+	s = strings.ToUpper(s[:1]) + s[1:]
+	if strings.HasSuffix(s, "?") {
+		return s
+	}
+	return s + "."
 }
 
 // sessionHint returns what to do about a fault of a session, at a command line.

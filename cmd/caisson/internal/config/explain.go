@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -14,11 +15,11 @@ import (
 
 // describeYAML returns an error of the YAML library without the types of Go.
 func describeYAML(err yaml.Error) string {
-	switch err := err.(type) { //nolint:errorlint // yaml.Error is what errors.As found
-	case *yaml.TypeError:
-		return wantedHere(err.DstType.Kind())
-	case *yaml.UnexpectedNodeTypeError:
-		if err.Expected == ast.MappingType {
+	if e, ok := errors.AsType[*yaml.TypeError](err); ok {
+		return wantedHere(e.DstType.Kind())
+	}
+	if e, ok := errors.AsType[*yaml.UnexpectedNodeTypeError](err); ok {
+		if e.Expected == ast.MappingType {
 			return wantedHere(reflect.Map)
 		}
 		return wantedHere(reflect.Slice)
