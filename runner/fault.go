@@ -105,7 +105,7 @@ var hints = map[FaultKind]string{
 	FaultCommand:       "Name a program, and a directory at or below the workspace's path in the container.",
 	FaultCommandLost:   "The command is not run again.",
 	FaultReplaced:      "Ask again: a fresh sandbox runs.",
-	FaultDisk:          "Remove what is not needed there.",
+	FaultDisk:          "Remove what is not needed on that disk or in that directory.",
 	FaultUnreachable:   "Name a session that runs.",
 	FaultNotLive:       "Name a session that runs.",
 }
