@@ -80,8 +80,12 @@ func TestSuggest(t *testing.T) {
 // the configuration has.
 func TestSuggestPresets(t *testing.T) {
 	found := []project.Found{
-		{Tool: project.Tool{Preset: "npm"}}, {Tool: project.Tool{Preset: "npm"}}, {Tool: project.Tool{Preset: "go"}, Vendored: true},
-		{Tool: project.Tool{Preset: "pip"}}, {Tool: project.Tool{Preset: "cargo"}}, {},
+		{Tool: project.Tool{Preset: "npm"}},
+		{Tool: project.Tool{Preset: "npm"}},
+		{Tool: project.Tool{Preset: "go"}, Vendored: true},
+		{Tool: project.Tool{Preset: "pip"}},
+		{Tool: project.Tool{Preset: "cargo"}},
+		{},
 	}
 	s := &settings{}
 	s.conf.Egress.Presets = []string{"cargo"}

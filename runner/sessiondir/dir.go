@@ -122,7 +122,7 @@ func (f *Dir) Close() error {
 // hold marks a session's log as that of a process that lives: the kernel takes
 // the lock away with the process. It waits for the lock of one that was just killed.
 func hold(log *os.File) error {
-	for end := time.Now().Add(state.ReleaseTime); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(state.ReleaseTime); ; <-time.After(10 * time.Millisecond) {
 		err := syscall.Flock(int(log.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil || time.Now().After(end) {
 			return err

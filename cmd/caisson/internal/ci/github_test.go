@@ -194,15 +194,15 @@ func TestHostileReports(t *testing.T) {
 				}
 			}
 		}
-		tags, foreign := markup(summary)
+		_, foreign := markup(summary)
 		before, answer, _ := strings.Cut(summary, "### Answer\n")
 		answer, after, _ := strings.Cut(answer, "### Diff\n")
-		tags, _ = markup(before + after)
+		tags, _ := markup(before + after)
 		if foreign != "" || len(summary) > maxSummary || len(text) < 1000 && !slices.Equal(tags, wantTags) {
 			t.Errorf("text %d: %d bytes of summary, %d tags instead of %d, foreign %q", i, len(summary), len(tags), len(wantTags), foreign)
 		}
 		// Of the answer, Markdown is rendered, and no word becomes a link.
-		for _, word := range strings.Fields(regexp.MustCompile(`(?s)<(code|pre)>.*?</(code|pre)>|<[^>]*>`).ReplaceAllString(answer, " ")) {
+		for word := range strings.FieldsSeq(regexp.MustCompile(`(?s)<(code|pre)>.*?</(code|pre)>|<[^>]*>`).ReplaceAllString(answer, " ")) {
 			if plain := html.UnescapeString(word); strings.ContainsAny(plain, "@#:/") || strings.Contains(plain, "www.") || strings.HasPrefix(plain, "GH-") {
 				t.Errorf("text %d: %q of the answer is not code", i, plain)
 			}
