@@ -54,7 +54,7 @@ func TestAutoFallsBack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = b.Create(t.Context(), sandbox.Spec{User: sandbox.UserRoot})
+			_, err = b.Create(t.Context(), sandbox.Spec{Setup: sandbox.Setup{User: sandbox.UserRoot}})
 			if got := errors.As(err, new(*sandbox.IncapableError)); got != tt.incapable || (told != "") == tt.incapable {
 				t.Errorf("error %v, told %q", err, told)
 			}

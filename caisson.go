@@ -152,7 +152,7 @@ func openSession(ctx context.Context, o Options) (_ *Session, err error) {
 	session, err := runner.Open(ctx, runner.Options{
 		Dir: p.dir, User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: p.work, Secrets: secrets, Removed: p.removed,
 		SandboxOptions: runner.SandboxOptions{
-			Backend: p.backend, Choice: p.choice, Image: p.image, ImageName: o.Image, Root: o.Root, UserPolicy: o.User, Service: o.Service, Mode: o.Mode, CopyBytes: o.CopyBytes, CopyEntries: o.CopyEntries, Target: p.target, Resources: p.resources, Env: o.Env,
+			Backend: p.backend, Choice: p.choice, Setup: p.setup, ImageName: o.Image, Mode: o.Mode, CopyBytes: o.CopyBytes, CopyEntries: o.CopyEntries, Target: p.target, Env: o.Env,
 			Mounts: p.mounts, Caches: p.caches, Egress: egress,
 		},
 		ModelOptions:  runner.ModelOptions{Profiles: o.Profiles, Budget: o.Budget, SessionBudget: o.SessionBudget, Instructions: o.Instructions},

@@ -45,7 +45,7 @@ func Doctor(ctx context.Context, o Options) ([]Finding, error) {
 	found := append(CheckMachine(), doctor.CheckState(h.o.StateDir, []string{os.TempDir()}), checked)
 	found = append(found, h.CheckBackends(ctx, backend)...)
 	found = append(found, doctor.SmokeTest{
-		Image: image, ImageOK: checked.Result == doctor.OK, Resources: resources, Mode: cmp.Or(o.Mode, sandbox.ModeBind), StateDir: h.o.StateDir,
+		Setup: sandbox.Setup{Image: image, Resources: resources}, ImageOK: checked.Result == doctor.OK, Mode: cmp.Or(o.Mode, sandbox.ModeBind), StateDir: h.o.StateDir,
 		Choose: func(ctx context.Context) (sandbox.Backend, []string, error) {
 			var notes []string
 			b, _, err := h.Choose(ctx, backend, func(note string) { notes = append(notes, note) })

@@ -149,17 +149,16 @@ func (h *Host) cacheOptions(o SandboxOptions) (runner.CacheOptions, error) {
 // sandbox.
 type parts struct {
 	closers.Stack
-	host      *Host
-	image     images.Reference
-	resources limits.Resources
-	work      *runner.Workspace
-	dir       *sessiondir.Dir
-	target    string
-	mounts    []sandbox.Mount
-	caches    runner.CacheOptions
-	backend   sandbox.Backend
-	choice    record.BackendChoice
-	removed   []sandbox.Orphan // by dead processes
+	host    *Host
+	setup   sandbox.Setup
+	work    *runner.Workspace
+	dir     *sessiondir.Dir
+	target  string
+	mounts  []sandbox.Mount
+	caches  runner.CacheOptions
+	backend sandbox.Backend
+	choice  record.BackendChoice
+	removed []sandbox.Orphan // by dead processes
 }
 
 // openParts opens the parts of a sandbox, whose session has secrets.
@@ -170,7 +169,8 @@ func openParts(ctx context.Context, o SandboxOptions, secrets []redact.Secret) (
 		return nil, err
 	}
 	p.Push(p.host.Close)
-	if p.image, p.resources, err = o.withDefaults(); err != nil {
+	p.setup.Root, p.setup.User, p.setup.Service = o.Root, o.User, o.Service
+	if p.setup.Image, p.setup.Resources, err = o.withDefaults(); err != nil {
 		return nil, err
 	}
 	if p.work, err = p.host.openWorkspace(o); err != nil {
@@ -182,10 +182,10 @@ func openParts(ctx context.Context, o SandboxOptions, secrets []redact.Secret) (
 	}
 	p.Push(p.dir.Close)
 	p.host.SetLogger(p.dir.Log)
-	if p.target, err = p.host.MountPoint(ctx, p.image, o.Target); err != nil {
+	if p.target, err = p.host.MountPoint(ctx, p.setup.Image, o.Target); err != nil {
 		return nil, err
 	}
-	if err := p.host.CheckUser(ctx, p.image, o.User); err != nil {
+	if err := p.host.CheckUser(ctx, p.setup.Image, o.User); err != nil {
 		return nil, err
 	}
 	if p.mounts, err = p.host.openMounts(o, p.work, p.target); err != nil {
@@ -235,7 +235,7 @@ func startSandbox(ctx context.Context, o SandboxOptions) (_ *ownedSandbox, err e
 	}
 	p.PushFunc(func() { kept.End(false) })
 	spec := sandbox.Spec{
-		Session: p.dir.Session, Image: p.image, Root: o.Root, User: o.User, Service: o.Service, Resources: p.resources, Dir: filepath.Join(p.dir.Path, "sandbox"),
+		Session: p.dir.Session, Setup: p.setup, Dir: filepath.Join(p.dir.Path, "sandbox"),
 		Workspace: sandbox.Workspace{Path: p.work.Path, Dir: p.work.Dir, Target: p.target, Mode: o.Mode, CopyBytes: o.CopyBytes, CopyEntries: o.CopyEntries},
 		Mounts:    slices.Concat(p.mounts, kept.Mounts), Env: slices.Concat(kept.Env, o.Env),
 	}

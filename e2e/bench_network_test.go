@@ -205,7 +205,7 @@ func (s *networkBench) startSession(b *testing.B, egress runner.EgressOptions) s
 	caught := &caughtBackend{Backend: s.backend}
 	session, err := runner.Open(b.Context(), runner.Options{
 		Dir: dir, Workspace: work,
-		SandboxOptions: runner.SandboxOptions{Backend: caught, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources(), Egress: egress},
+		SandboxOptions: runner.SandboxOptions{Backend: caught, Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}, Egress: egress},
 		PolicyOptions:  runner.PolicyOptions{Policy: rules},
 	})
 	if err != nil {

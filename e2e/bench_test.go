@@ -269,9 +269,8 @@ func (s *bench) startSpec(b testing.TB, change func(*sandbox.Spec)) sandbox.Sand
 func (s *bench) spec(session, dir string) sandbox.Spec {
 	return sandbox.Spec{
 		Session:   session,
-		Image:     images.Reference{Scheme: images.SchemeHost},
+		Setup:     sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()},
 		Workspace: sandbox.Workspace{Path: s.dir.Name(), Dir: s.dir},
-		Resources: limits.DefaultResources(),
 		Dir:       dir,
 	}
 }

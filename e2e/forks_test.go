@@ -93,7 +93,7 @@ func newForkBench(t *testing.T, backend, turns string) *forkBench {
 	}
 	f.opts = runner.Options{
 		Dir: dir, Task: "work", Workspace: w,
-		SandboxOptions: runner.SandboxOptions{Backend: f.counted, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources(), Mode: sandbox.ModeOverlay},
+		SandboxOptions: runner.SandboxOptions{Backend: f.counted, Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}, Mode: sandbox.ModeOverlay},
 		ModelOptions:   runner.ModelOptions{Budget: limits.Budget{Rounds: new(int64(20))}},
 		PolicyOptions:  runner.PolicyOptions{Policy: rules},
 	}

@@ -128,7 +128,7 @@ func openServers(t testing.TB, backend string, change func(o *runner.Options), s
 	}
 	o := runner.Options{
 		Dir: folder, Task: "use servers", Workspace: w,
-		SandboxOptions: runner.SandboxOptions{Backend: b.backend, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()},
+		SandboxOptions: runner.SandboxOptions{Backend: b.backend, Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}},
 		ModelOptions:   runner.ModelOptions{Budget: limits.Budget{Rounds: new(int64(50))}},
 		PolicyOptions:  runner.PolicyOptions{Policy: rules},
 		ToolOptions:    runner.ToolOptions{MCP: runner.MCPOptions{Servers: servers, HostEnv: []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}}},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
 )
@@ -67,7 +68,7 @@ func TestDefinitionsOfOptions(t *testing.T) {
 	if defs, err := DefinitionsOf(ToolOptions{}, -1); err == nil {
 		t.Errorf("commands of less than no time: %d definitions", len(defs))
 	}
-	below := toolset{opts: Options{SandboxOptions: SandboxOptions{Grace: -1}}, hostRoot: "/", reader: &livesandbox.View{}, exec: &livesandbox.Executor{}, log: zap.NewNop()}
+	below := toolset{opts: Options{SandboxOptions: SandboxOptions{Setup: sandbox.Setup{Grace: -1}}}, hostRoot: "/", reader: &livesandbox.View{}, exec: &livesandbox.Executor{}, log: zap.NewNop()}
 	if all, err := below.listFactories(); err == nil {
 		t.Errorf("a grace period below zero: %d tools", len(all))
 	}

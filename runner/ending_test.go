@@ -311,7 +311,7 @@ func TestWhatASandboxLacksCanBeRefused(t *testing.T) {
 
 func TestACancelledCallIsAbandonedAfterHalfAMinute(t *testing.T) {
 	for grace, want := range map[time.Duration]time.Duration{0: 30 * time.Second, time.Second: 30 * time.Second, time.Minute: 85 * time.Second} {
-		if got := (SandboxOptions{Grace: grace}).abandonTime(); got != want {
+		if got := (SandboxOptions{Setup: sandbox.Setup{Grace: grace}}).abandonTime(); got != want {
 			t.Errorf("grace %v: %v, want %v", grace, got, want)
 		}
 	}

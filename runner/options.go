@@ -6,7 +6,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/worker"
@@ -69,20 +68,12 @@ type SandboxOptions struct {
 	// Backend makes the sandbox; Choice records how it was chosen.
 	Backend sandbox.Creator
 	Choice  record.BackendChoice
-	// Image is the root file system, ImageName its name as the user wrote it; ""
-	// makes it up from Image.
-	Image     images.Reference
+	// Setup is what each sandbox has. The Watch of its Service is the session's.
+	sandbox.Setup
+	// ImageName is the image's name as the user wrote it; "" makes it up from Image.
 	ImageName string
-	// Root is the access to the image's files; the zero value is read-only.
-	Root sandbox.RootMode
-	// UserPolicy is the user that commands run as; "" means sandbox.UserOwner.
-	UserPolicy sandbox.UserPolicy
-	// Service is the long-lived program of the sandbox; nil is none. Its Watch is the
-	// session's.
-	Service *sandbox.Service
 	// Submounts are mounts in the workspace that are accepted.
 	Submounts []string
-	Git       sandbox.GitMode
 	// Mode is how the workspace is mounted; the zero value is bind. In overlay
 	// and copy mode the directory is not changed, and the changes are kept in the session's
 	// directory.
@@ -100,8 +91,7 @@ type SandboxOptions struct {
 	// Apply applies the changes of an overlay session at its end if the model
 	// answered, no call was refused for want of an approver, and the sandbox is
 	// gone.
-	Apply     bool
-	Resources limits.Resources
+	Apply bool
 	// Mounts are directories of the user that commands see, from [OpenMounts]. A
 	// writable one has the protection of the workspace; in overlay mode there can be
 	// none.
@@ -112,11 +102,7 @@ type SandboxOptions struct {
 	Egress EgressOptions
 	// Env are variables of the commands, as [sandbox.Spec] has them. Records have
 	// their names. Options.Secrets must have the values that are secret.
-	Env   []string
-	Grace time.Duration // zero means sandbox.DefaultGrace
-	// CallerOwnsFiles accepts that new files belong to the user who runs
-	// Caisson in a workspace of another user.
-	CallerOwnsFiles bool
+	Env []string
 	// RefuseLost refuses a sandbox whose attestation names lost protections.
 	RefuseLost bool
 

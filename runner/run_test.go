@@ -68,7 +68,7 @@ func newBenchIn(t *testing.T, root, turns string) *bench {
 	t.Cleanup(func() { folder.Close() })
 	b.opts = Options{
 		Dir: folder, Task: "do it", Workspace: w, Secrets: []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}},
-		SandboxOptions: SandboxOptions{Backend: b.backend, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()},
+		SandboxOptions: SandboxOptions{Backend: b.backend, Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}},
 		ModelOptions:   ModelOptions{Budget: limits.Budget{Rounds: new(int64(20))}},
 		PolicyOptions:  PolicyOptions{Policy: policy},
 	}

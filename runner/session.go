@@ -311,12 +311,13 @@ func variableNames(env []string) []string {
 }
 
 func (s *Session) sandboxSpec() sandbox.Spec {
-	return sandbox.Spec{
-		Session: s.opts.Dir.Session, Image: s.opts.Image, Root: s.opts.Root, User: s.opts.UserPolicy, Workspace: s.opts.Workspace.sandboxSpec(s.opts.Target, s.opts.Submounts),
-		Git: s.opts.Git, Service: s.opts.Service, Resources: sandboxResources(s.opts.Resources, s.servers), Homes: serverHomes(s.servers), Dir: filepath.Join(s.dir, sessiondir.SandboxDir),
-		Mounts: slices.Concat(s.opts.Mounts, s.caches.Mounts), Env: slices.Concat(s.caches.Env, s.opts.Env), Grace: s.opts.Grace, CallerOwnsFiles: s.opts.CallerOwnsFiles, Notify: s.opts.Notify,
-		Egress: s.network.Plan(),
+	spec := sandbox.Spec{
+		Session: s.opts.Dir.Session, Setup: s.opts.Setup, Workspace: s.opts.Workspace.sandboxSpec(s.opts.Target, s.opts.Submounts),
+		Homes: serverHomes(s.servers), Dir: filepath.Join(s.dir, sessiondir.SandboxDir), Notify: s.opts.Notify,
+		Mounts: slices.Concat(s.opts.Mounts, s.caches.Mounts), Env: slices.Concat(s.caches.Env, s.opts.Env), Egress: s.network.Plan(),
 	}
+	spec.Resources = sandboxResources(s.opts.Resources, s.servers)
+	return spec
 }
 
 // liveSandboxOptions returns the options of the session's sandbox. They need its
@@ -443,7 +444,7 @@ func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 	p := record.SessionCreated{
 		WorkspaceID: overlay.IdentifyDir(o.Workspace.Dir), Profile: o.profileName(),
 		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceTarget: s.opts.mountPoint(), WorkspaceMode: s.opts.workspaceMode(), Git: string(git),
-		Backend: o.Choice, Image: name, Root: string(cmp.Or(o.Root, sandbox.RootReadOnly)), UserPolicy: string(cmp.Or(o.UserPolicy, sandbox.UserOwner)), Model: o.modelInfo(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
+		Backend: o.Choice, Image: name, Root: string(cmp.Or(o.Root, sandbox.RootReadOnly)), UserPolicy: string(cmp.Or(o.Setup.User, sandbox.UserOwner)), Model: o.modelInfo(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
 		Resources: record.NewResources(o.Resources), Service: recordService(o.Service), Mounts: recordMounts(o.Mounts), Caches: recordCaches(o.Caches), Egress: recordEgress(o, s.network), Env: variableNames(o.Env), Budget: record.NewBudget(o.Budget), SessionBudget: record.NewBudget(o.SessionBudget), Tools: []record.OfferedTool{},
 		Configuration: record.NonNil(o.Sources), Ignored: append(o.Ignored, s.prompt.ignored...),
 		FilesLoaded: record.NonNil(s.prompt.loaded), Skills: recordSkills(s.skills), MCPServers: recordMCPServers(s.servers), MCPSkipped: record.NonNil(o.MCP.Skipped), Removed: o.Removed,

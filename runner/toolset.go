@@ -166,7 +166,7 @@ func Definitions() ([]tools.Definition, error) { return DefinitionsOf(ToolOption
 // and this limit of a command's time has; zero is the default. Those that are off are
 // among them, with EnabledByDefault false.
 func DefinitionsOf(o ToolOptions, commandTime time.Duration) ([]tools.Definition, error) {
-	opts := Options{ToolOptions: o, SandboxOptions: SandboxOptions{Resources: limits.Resources{CommandTime: commandTime}}}
+	opts := Options{ToolOptions: o, SandboxOptions: SandboxOptions{Setup: sandbox.Setup{Resources: limits.Resources{CommandTime: commandTime}}}}
 	all, err := toolset{opts: opts, hostRoot: "/", reader: &livesandbox.View{}, exec: &livesandbox.Executor{}, log: zap.NewNop()}.listFactories()
 	if err != nil {
 		return nil, fmt.Errorf("list tools: %w", err)

@@ -66,7 +66,7 @@ func TestChecksGetWhatACommandWrote(t *testing.T) {
 // TestVerifyToolsNeedTime: no command of a check can run in less than a second.
 func TestVerifyToolsNeedTime(t *testing.T) {
 	for limit, fails := range map[time.Duration]bool{time.Second: false, time.Millisecond: true} {
-		ts := toolset{reader: fakesandbox.LostView{}, opts: Options{SandboxOptions: SandboxOptions{Resources: limits.Resources{CommandTime: limit}}}}
+		ts := toolset{reader: fakesandbox.LostView{}, opts: Options{SandboxOptions: SandboxOptions{Setup: sandbox.Setup{Resources: limits.Resources{CommandTime: limit}}}}}
 		if _, err := ts.verifyTools(); (err != nil) != fails {
 			t.Errorf("%v: %v", limit, err)
 		}

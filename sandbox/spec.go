@@ -146,20 +146,13 @@ const (
 	DefaultCopyEntries = 100_000
 )
 
-// Spec describes a sandbox to create. Create reads it and does not keep it.
-type Spec struct {
-	// Session is the ID of the session (ses_ and a ULID); it names the
-	// container.
-	Session string
+// Setup is the part of a [Spec] that users choose and that reaches it unchanged.
+type Setup struct {
 	// Image is the image to run.
 	Image images.Reference
 	// Root is the access to the image's files; the zero value means
 	// RootReadOnly. RootEphemeral needs an image other than host.
 	Root RootMode
-	// Workspace is mounted read-write.
-	Workspace Workspace
-	// Mounts are more directories, in any order.
-	Mounts []Mount
 	// Git is the protection of the workspace's repository; the zero value means
 	// GitReadOnly.
 	Git GitMode
@@ -171,6 +164,24 @@ type Spec struct {
 	Service *Service
 	// Resources are the limits; they must be valid, see limits.Resources.
 	Resources limits.Resources
+	// Grace is the time between SIGTERM and SIGKILL on cancellation; zero means
+	// [DefaultGrace].
+	Grace time.Duration
+	// CallerOwnsFiles accepts that files which commands create belong to the
+	// user who runs Caisson, although another user owns the workspace.
+	CallerOwnsFiles bool
+}
+
+// Spec describes a sandbox to create. Create reads it and does not keep it.
+type Spec struct {
+	// Session is the ID of the session (ses_ and a ULID); it names the
+	// container.
+	Session string
+	Setup
+	// Workspace is mounted read-write.
+	Workspace Workspace
+	// Mounts are more directories, in any order.
+	Mounts []Mount
 	// Homes are the sizes in bytes of the homes of identities 1, 2 and so on, each
 	// with its directory for temporary files. A home with a size is a file system
 	// in memory of its own, which counts against Resources.MemoryBytes; the others
@@ -189,12 +200,6 @@ type Spec struct {
 	// [EgressHandler] allows; nil means none. The sandbox of a Spec with one
 	// implements [EgressServer].
 	Egress *EgressPlan
-	// Grace is the time between SIGTERM and SIGKILL on cancellation; zero means
-	// [DefaultGrace].
-	Grace time.Duration
-	// CallerOwnsFiles accepts that files which commands create belong to the
-	// user who runs Caisson, although another user owns the workspace.
-	CallerOwnsFiles bool
 	// Notify is called with a short reason each time Create has to wait: for
 	// other starts, memory, or an engine. It must return at once, and may be
 	// nil.

@@ -259,7 +259,7 @@ func (bs *backends) testSandbox(ctx context.Context, image doctor.Finding) []doc
 	}
 	reach, _, err := bs.conf.EgressOptions() // its error is the configuration's finding
 	return doctor.SmokeTest{
-		Image: ref, Root: bs.conf.Root(), User: sandbox.UserPolicy(*bs.conf.User), ImageOK: image.Result == doctor.OK, Resources: resources, Git: sandbox.GitMode(*bs.conf.Git), Mode: sandbox.WorkspaceMode(*bs.conf.Mode), Target: target,
+		Setup: bs.conf.SandboxSetup(ref, resources), ImageOK: image.Result == doctor.OK, Mode: sandbox.WorkspaceMode(*bs.conf.Mode), Target: target,
 		RefuseLost: *bs.conf.RefuseLost, StateDir: bs.environ.stateDir(), Egress: err == nil && reach.Policy != nil,
 		Choose: func(ctx context.Context) (sandbox.Backend, []string, error) {
 			var notes []string

@@ -262,11 +262,11 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	o = runner.Options{
 		Dir: s.dir, Secrets: s.hidden, User: localUser(&s.conf), Workspace: s.workspace,
 		SandboxOptions: runner.SandboxOptions{
-			Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image, Service: s.conf.UserService(), Root: s.conf.Root(), UserPolicy: sandbox.UserPolicy(*s.conf.User), Submounts: s.conf.Submounts,
-			Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), CopyBytes: int64(*s.conf.CopyBytes), CopyEntries: int64(*s.conf.CopyEntries), NoCheckpoints: *s.conf.CopyCheckpoint == "never", Target: target, Resources: resources, Grace: time.Duration(*s.conf.Grace),
+			Backend: ready.backend, Choice: ready.choice, Setup: s.conf.SandboxSetup(image, resources), ImageName: *s.conf.Image, Submounts: s.conf.Submounts,
+			Mode: sandbox.WorkspaceMode(*s.conf.Mode), CopyBytes: int64(*s.conf.CopyBytes), CopyEntries: int64(*s.conf.CopyEntries), NoCheckpoints: *s.conf.CopyCheckpoint == "never", Target: target,
 			Env: variables, Mounts: s.mounts, Egress: egress,
-			Caches:          runner.CacheOptions{Store: caches.NewStore(s.environ.stateDir()), Caches: cached, Use: caches.Use(*s.conf.CacheUse)},
-			CallerOwnsFiles: *s.conf.CallerOwnsFiles, RefuseLost: *s.conf.File.RefuseLost,
+			Caches:     runner.CacheOptions{Store: caches.NewStore(s.environ.stateDir()), Caches: cached, Use: caches.Use(*s.conf.CacheUse)},
+			RefuseLost: *s.conf.File.RefuseLost,
 		},
 		ModelOptions: runner.ModelOptions{
 			Budget: s.conf.Limits.Budget(), SessionBudget: s.conf.Limits.Session.Budget(), InstructionFiles: *s.conf.File.InstructionFiles, Canary: *s.conf.Canary, InstructionTexts: instructionTexts(instructions), TrustedInstructions: s.instructions,

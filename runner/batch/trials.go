@@ -401,7 +401,7 @@ func (t *Trials) openSession(ctx context.Context, p place, e task.Environment, n
 	o.Dir, o.Workspace, o.Image, o.ImageName, o.Target, o.Mode = dir, work, p.image, p.name, p.target, sandbox.ModeOverlay
 	o.Apply, o.Env, o.Egress = false, slices.Concat(o.Env, e.Env), egressOptions(o.Egress, n)
 	if p.root {
-		o.Root, o.UserPolicy = sandbox.RootEphemeral, sandbox.UserRoot
+		o.Root, o.Setup.User = sandbox.RootEphemeral, sandbox.UserRoot
 	}
 	if e.MemoryBytes > 0 {
 		o.Resources.MemoryBytes = max(e.MemoryBytes, limits.MinMemoryBytes)

@@ -135,7 +135,7 @@ func newMachine(t testing.TB, backend string) *machine {
 		StateDir: m.state, WorkDir: filepath.Join(top, "work"), Images: store, DefaultImage: host, GitEnv: []string{"PATH=" + os.Getenv("PATH")},
 		Session: runner.Options{
 			User:           runner.User{Name: runner.LocalUser(), Admin: true},
-			SandboxOptions: runner.SandboxOptions{Backend: chosen, Choice: choice, Resources: resources},
+			SandboxOptions: runner.SandboxOptions{Backend: chosen, Choice: choice, Setup: sandbox.Setup{Resources: resources}},
 			PolicyOptions:  runner.PolicyOptions{Policy: p, OnPrompt: dispatch.OnPromptDeny},
 		},
 	}

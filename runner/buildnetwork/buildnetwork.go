@@ -104,8 +104,8 @@ func Open(ctx context.Context, o Options, dir string) (_ *images.BuildNetwork, e
 	resources := limits.DefaultResources()
 	resources.MemoryBytes, resources.PIDs, resources.TmpBytes, resources.ShmBytes, resources.HomeBytes = memory, limits.MinPIDs, 1<<20, 1<<20, 1<<20
 	box, err := o.Backend.Create(ctx, sandbox.Spec{
-		Session: session.Session, Image: images.Reference{Scheme: images.SchemeHost}, Dir: filepath.Join(session.Path, sessiondir.SandboxDir),
-		Workspace: sandbox.Workspace{Path: work.Path, Dir: work.Dir}, Resources: resources, Egress: &plan,
+		Session: session.Session, Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: resources},
+		Dir: filepath.Join(session.Path, sessiondir.SandboxDir), Workspace: sandbox.Workspace{Path: work.Path, Dir: work.Dir}, Egress: &plan,
 	})
 	if err != nil {
 		return nil, err

@@ -44,13 +44,10 @@ const (
 type SmokeTest struct {
 	// Choose returns the backend that a session would have, and its notes.
 	Choose func(ctx context.Context) (sandbox.Backend, []string, error)
-	Image  images.Reference
-	Root   sandbox.RootMode
-	User   sandbox.UserPolicy
+	// Setup is that of a session. Its service is not started.
+	Setup sandbox.Setup
 	// ImageOK is set if the image's check succeeded.
 	ImageOK    bool
-	Resources  limits.Resources
-	Git        sandbox.GitMode
 	Mode       sandbox.WorkspaceMode
 	Target     string // as in sandbox.Workspace
 	RefuseLost bool
@@ -67,10 +64,10 @@ func SkipSmokeTest(why string) []Finding {
 // Run starts a sandbox on an empty directory, as a session would, checks that a
 // command in it reaches nothing outside, and removes everything that it made.
 func (t SmokeTest) Run(ctx context.Context) []Finding {
-	if !t.ImageOK && t.Image.Scheme != images.SchemeHost {
+	if !t.ImageOK && t.Setup.Image.Scheme != images.SchemeHost {
 		return SkipSmokeTest("not tried: the image is not here, see above")
 	}
-	if t.Image.Scheme == images.SchemeBuild {
+	if t.Setup.Image.Scheme == images.SchemeBuild {
 		return SkipSmokeTest("not tried: the image would be built first")
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, smokeTestTime, fmt.Errorf("%w: no sandbox ran within %s", sandbox.ErrUnavailable, smokeTestTime))
@@ -127,9 +124,10 @@ func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sand
 	}
 	undos.Push(dir.Close)
 	spec := sandbox.Spec{
-		Session: records.Session, Image: t.Image, Root: t.Root, User: t.User, Git: t.Git, Resources: t.Resources, Dir: filepath.Join(records.Path, "sandbox"),
-		Workspace: sandbox.Workspace{Path: path, Dir: dir, Mode: t.Mode, Target: t.Target}, CallerOwnsFiles: true,
+		Session: records.Session, Setup: t.Setup, Dir: filepath.Join(records.Path, "sandbox"),
+		Workspace: sandbox.Workspace{Path: path, Dir: dir, Mode: t.Mode, Target: t.Target},
 	}
+	spec.Service, spec.CallerOwnsFiles = nil, true
 	if t.Egress {
 		spec.Egress = &sandbox.EgressPlan{Names: true}
 	}

@@ -115,7 +115,7 @@ func (b *bench) open(ctx context.Context, c Client) (*Session, error) {
 	}
 	s, err := runner.Open(ctx, runner.Options{
 		Dir: dir, Workspace: w, Secrets: secrets, User: c.User,
-		SandboxOptions: runner.SandboxOptions{Backend: b.backend, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()},
+		SandboxOptions: runner.SandboxOptions{Backend: b.backend, Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}},
 		PolicyOptions:  runner.PolicyOptions{Policy: rules},
 	})
 	if err != nil {

@@ -176,7 +176,7 @@ func prepare(state, turns, rules string, in NewSession, backend sandbox.Backend,
 		Dir: folder, Workspace: ws, Version: "test",
 		SandboxOptions: runner.SandboxOptions{
 			Backend: backend, Choice: record.BackendChoice{Asked: "fake", Chosen: "fake"},
-			Image: images.Reference{Scheme: images.SchemeHost}, Mode: sandbox.WorkspaceMode(in.Mode), Resources: limits.DefaultResources(),
+			Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}, Mode: sandbox.WorkspaceMode(in.Mode),
 		},
 		ModelOptions:  runner.ModelOptions{Profiles: []loop.Profile{{Model: model}}, Budget: limits.Budget{Rounds: new(int64(40))}},
 		PolicyOptions: runner.PolicyOptions{Policy: preset},
@@ -209,7 +209,7 @@ func (w *testEnv) prepareSandbox(_ context.Context, in NewSandbox) (runner.Optio
 		Dir: folder, Workspace: ws, Version: "test",
 		SandboxOptions: runner.SandboxOptions{
 			Backend: w.backend, Choice: record.BackendChoice{Asked: "fake", Chosen: "fake"},
-			Image: images.Reference{Scheme: images.SchemeHost}, Mode: sandbox.WorkspaceMode(in.Mode), Resources: limits.DefaultResources(),
+			Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}, Mode: sandbox.WorkspaceMode(in.Mode),
 		},
 	}
 	if w.opts != nil {

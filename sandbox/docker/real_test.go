@@ -149,8 +149,8 @@ func (b *bed) spec(t testing.TB, session string) sandbox.Spec {
 	must(t, err)
 	t.Cleanup(func() { held.Close() })
 	return sandbox.Spec{
-		Session: session, Image: images.Reference{Scheme: images.SchemeHost}, Dir: dir,
-		Workspace: sandbox.Workspace{Path: b.workspace, Dir: held}, Resources: limits.DefaultResources(),
+		Session: session, Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}, Dir: dir,
+		Workspace: sandbox.Workspace{Path: b.workspace, Dir: held},
 	}
 }
 

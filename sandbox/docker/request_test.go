@@ -26,7 +26,7 @@ var update = flag.Bool("update", false, "rewrite golden files")
 
 func testPlan() plan {
 	p := plan{
-		spec: sandbox.Spec{Session: "ses_1", Resources: limits.DefaultResources()},
+		spec: sandbox.Spec{Session: "ses_1", Setup: sandbox.Setup{Resources: limits.DefaultResources()}},
 		image: rootImage{
 			id: "sha256:11", binds: []images.Bind{{Source: "/usr", Path: "/usr", IsDir: true}}, masks: []string{"/usr/secret"},
 			config: images.Config{Volumes: []string{"/data", "/data/", "/tmp", "/workspace"}},

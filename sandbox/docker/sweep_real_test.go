@@ -37,8 +37,8 @@ func ownUntilKilled(dir string) error {
 	}
 	ctx := context.Background()
 	s, err := b.Create(ctx, sandbox.Spec{
-		Session: session, Image: images.Reference{Scheme: images.SchemeHost}, Dir: own,
-		Workspace: sandbox.Workspace{Path: held.Name(), Dir: held}, Resources: limits.DefaultResources(),
+		Session: session, Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}, Dir: own,
+		Workspace: sandbox.Workspace{Path: held.Name(), Dir: held},
 	})
 	if err != nil {
 		return err

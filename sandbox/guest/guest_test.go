@@ -18,7 +18,7 @@ func clean() { guesttest.Clean() }
 func dial(t testing.TB, o guesttest.Options, change ...func(*guest.Options)) (*guest.Conn, *guesttest.Guest) {
 	t.Helper()
 	g := guesttest.Start(t, o)
-	spec := sandbox.Spec{Resources: limits.DefaultResources()}
+	spec := sandbox.Spec{Setup: sandbox.Setup{Resources: limits.DefaultResources()}}
 	spec.Workspace.Path = g.Workspace
 	options := guest.Options{Conn: g.Conn, Config: guest.NewConfig(spec)}
 	for _, f := range change {

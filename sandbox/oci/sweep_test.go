@@ -41,8 +41,8 @@ func ownUntilKilled(dir string) error {
 		return err
 	}
 	spec := sandbox.Spec{
-		Session: "ses_orphan", Image: images.Reference{Scheme: images.SchemeHost}, Dir: session,
-		Workspace: sandbox.Workspace{Path: f[4], Dir: held}, Resources: limits.DefaultResources(),
+		Session: "ses_orphan", Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}, Dir: session,
+		Workspace: sandbox.Workspace{Path: f[4], Dir: held},
 	}
 	if layers := filepath.Join(f[3], "layers"); exists(layers) {
 		spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, layers

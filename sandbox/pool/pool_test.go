@@ -187,8 +187,8 @@ func (b *env) spec(t testing.TB) sandbox.Spec {
 	own := filepath.Join(b.state, "sessions", session)
 	must(t, os.MkdirAll(own, 0o700))
 	return sandbox.Spec{
-		Session: session, Dir: own, Image: images.Reference{Scheme: images.SchemeHost},
-		Workspace: sandbox.Workspace{Path: b.dir, Dir: dir}, Resources: limits.DefaultResources(),
+		Session: session, Dir: own, Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()},
+		Workspace: sandbox.Workspace{Path: b.dir, Dir: dir},
 	}
 }
 

@@ -104,13 +104,10 @@ func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
 	}
 	spec := sandbox.Spec{
 		Session:   e.session,
-		Image:     e.target.Image,
+		Setup:     sandbox.Setup{Image: e.target.Image, User: e.user, Service: e.service, Resources: r},
 		Workspace: sandbox.Workspace{Path: e.workspace, Dir: dir, Target: e.mountPoint},
 		Mounts:    e.mounts,
-		User:      e.user,
-		Service:   e.service,
 		Egress:    e.egress,
-		Resources: r,
 		Dir:       state,
 		Env:       sessionVariables,
 	}

@@ -58,7 +58,7 @@ func newServiceBed(t *testing.T, change func(*Options)) *serviceBed {
 	}
 	o := Options{
 		Backend: b.backend, Fail: func(error) {},
-		Spec: sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}, Service: &sandbox.Service{Args: []string{"serve"}}},
+		Spec: sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}, Setup: sandbox.Setup{Service: &sandbox.Service{Args: []string{"serve"}}}},
 		Record: func(p record.Payload) error {
 			b.mu.Lock()
 			defer b.mu.Unlock()

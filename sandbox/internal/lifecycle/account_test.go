@@ -24,7 +24,7 @@ func TestAttestAccount(t *testing.T) {
 		"gVisor":               {kernel: "Linux version 4.4.0 gVisor"},
 	} {
 		p := &Preparation{
-			Spec: sandbox.Spec{User: sandbox.UserImage}, Mounts: &workmount.Mounts{IDMapped: true},
+			Spec: sandbox.Spec{Setup: sandbox.Setup{User: sandbox.UserImage}}, Mounts: &workmount.Mounts{IDMapped: true},
 			Account: images.UserAccount{UID: os.Getuid()}, Identity: Identity{Workspace: workmount.Identity{Base: tt.base}},
 		}
 		var a sandbox.Attestation

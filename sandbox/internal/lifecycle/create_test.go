@@ -123,8 +123,8 @@ func newFake(t *testing.T, d *fakeDriver) (*Backend, sandbox.Spec) {
 	b := New(Options{Name: "fake", StateDir: state, GuestPath: program, Semaphore: semaphore, StartTime: time.Minute, Logger: zaptest.NewLogger(t)}, d)
 	t.Cleanup(b.Close)
 	return b, sandbox.Spec{
-		Session: "ses_1", Image: images.Reference{Scheme: images.SchemeHost}, Dir: dir,
-		Workspace: sandbox.Workspace{Path: work, Dir: held}, Resources: limits.DefaultResources(),
+		Session: "ses_1", Setup: sandbox.Setup{Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()}, Dir: dir,
+		Workspace: sandbox.Workspace{Path: work, Dir: held},
 	}
 }
 

@@ -76,6 +76,14 @@ func (c *Config) Root() sandbox.RootMode {
 	return sandbox.RootReadOnly
 }
 
+// SandboxSetup returns what each sandbox with an image has.
+func (c *Config) SandboxSetup(image images.Reference, resources limits.Resources) sandbox.Setup {
+	return sandbox.Setup{
+		Image: image, Root: c.Root(), Git: sandbox.GitMode(*c.Git), User: sandbox.UserPolicy(*c.User), Service: c.UserService(),
+		Resources: resources, Grace: time.Duration(*c.Grace), CallerOwnsFiles: *c.CallerOwnsFiles,
+	}
+}
+
 // checkRoot refuses a root that would be this machine's own directories.
 func checkRoot(c *Config) error {
 	if *c.WritableRoot && *c.Image == string(images.SchemeHost) {
