@@ -41,6 +41,11 @@ func (f *fleetFlags) check() error {
 	return nil
 }
 
+// idleText is the text for a coordinator from which no worker takes trials.
+func (f *fleetFlags) idleText() string {
+	return "no worker takes trials: start workers with caisson batch worker --nats " + safeurl.List(f.Servers) + " --results " + f.Results
+}
+
 // open opens the store and connects to NATS; report is called when the connection is lost
 // or made again.
 func (f *fleetFlags) open(ctx context.Context, env environ, report func(string)) (results.Store, *fleet.Conn, error) {
@@ -114,7 +119,7 @@ func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string,
 		Conn: conn, Store: store, Ledger: ledger, Spec: spec, Paths: paths, Trials: trials, MaxCostMicroUSD: maxCost, AckWait: f.WorkerTimeout,
 		OnResult: func(r batch.Result) { p.Start(r.Key); p.Result(r) }, Report: func(text string) { p.Print(makeSafe(text)) },
 		OnIdle: func() {
-			p.Print(makeSafe("no worker takes trials: start workers with caisson batch worker --nats " + safeurl.InText(f.Servers) + " --results " + f.Results))
+			p.Print(makeSafe(f.idleText()))
 		},
 	})
 	p.Close()

@@ -46,6 +46,16 @@ func String(raw string) string {
 	return scheme + rest
 }
 
+// List returns a list of URLs, which commas separate, with each replaced by the result of
+// [String]. They may lack a scheme.
+func List(raw string) string {
+	list := strings.Split(raw, ",")
+	for i, one := range list {
+		list[i] = String(strings.TrimSpace(one))
+	}
+	return strings.Join(list, ",")
+}
+
 // InText returns text with every URL in it replaced by the result of [String]. Punctuation
 // after a URL is no part of it.
 func InText(text string) string {
