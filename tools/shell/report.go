@@ -55,7 +55,8 @@ func (r Result) crossedDevices() bool {
 }
 
 // neededPreset returns the egress preset that the command lacked, "" for none. A pipe may
-// hide that its first program failed, so the exit status does not count.
+// hide that its first program failed, so the exit status does not count, but only whole
+// phrases of programs do.
 func (r Result) neededPreset() string {
 	if !r.Offline {
 		return ""

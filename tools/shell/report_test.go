@@ -87,6 +87,17 @@ func TestReport(t *testing.T) {
 				"stdout: empty\nstderr (26 bytes):\nnpm error code ENOTCACHED\n",
 		},
 		{
+			"no network, of a program in a pipe",
+			Result{Offline: true, Stdout: kept("npm error code ENOTCACHED\n")},
+			"exit code 0 after 0.00 s\nCommands of this session have no network, which this one needed to download packages. The user can allow the registries with the egress preset npm; nothing that a command does can.\n" +
+				"stdout (26 bytes):\nnpm error code ENOTCACHED\nstderr: empty\n",
+		},
+		{
+			"a log of such a program",
+			Result{Offline: true, Stdout: kept("ci.log:3: ENOTCACHED\n")},
+			"exit code 0 after 0.00 s\nstdout (21 bytes):\nci.log:3: ENOTCACHED\nstderr: empty\n",
+		},
+		{
 			"a network that has no such file",
 			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 1}}, Stderr: kept("npm error code ENOTCACHED\n")},
 			"exit code 1 after 0.00 s\nstdout: empty\nstderr (26 bytes):\nnpm error code ENOTCACHED\n",

@@ -5,12 +5,13 @@
 package preset
 
 import (
-	"bytes"
 	"fmt"
 	"maps"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/caisson-run/caisson/tools/egress/cache"
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -50,15 +51,22 @@ type Mirror struct {
 // NeededBy returns the name of the preset that a program without a network lacked,
 // according to its output, "" for none.
 func NeededBy(output ...[]byte) string {
-	for i := range table {
-		for _, text := range table[i].offline {
-			if slices.ContainsFunc(output, func(part []byte) bool { return bytes.Contains(part, []byte(text)) }) {
-				return table[i].name
-			}
+	for i, pattern := range offlinePatterns() {
+		if slices.ContainsFunc(output, pattern.Match) {
+			return table[i].name
 		}
 	}
 	return ""
 }
+
+// offlinePatterns are the patterns of the table, by row.
+var offlinePatterns = sync.OnceValue(func() []*regexp.Regexp {
+	var all []*regexp.Regexp
+	for i := range table {
+		all = append(all, regexp.MustCompile("(?m)"+strings.Join(table[i].offline, "|")))
+	}
+	return all
+})
 
 // For returns the name of the preset with a public registry at a host, "" for none.
 func For(host string) string {

@@ -323,12 +323,26 @@ func TestNeededBy(t *testing.T) {
 		"Cannot access central (https://repo.maven.apache.org/maven2) in offline mode and the artifact a:b:jar:2.6 has not been downloaded from it before.": "maven",
 		"W: Failed to fetch http://deb.debian.org/debian/dists/bookworm/InRelease  Temporary failure resolving 'deb.debian.org'":                            "apt",
 		"fatal: unable to access 'https://github.com/a/b/': Could not resolve host: github.com":                                                             "",
+		"not found in the cache\nreading file:///a: no such file\nENOTCACHED\nlookup proxy.golang.org":                                                      "",
+		"table.go:77: offline: ENOTCACHED, not found in the cache, No matching distribution found for":                                                      "",
+		"a_test.go:9: \"npm error code ENOTCACHED\"":                                                                                                        "",
 		"\"resolved\": \"https://registry.npmjs.org/left-pad/-/left-pad-1.3.0.tgz\"":                                                                        "",
 		"": "",
 	} {
 		if got := NeededBy(nil, []byte(output)); got != want {
 			t.Errorf("%q needs %q, want %q", output, got, want)
 		}
+	}
+}
+
+// TestTableNeedsNothing checks that a command that prints the table itself lacks no preset.
+func TestTableNeedsNothing(t *testing.T) {
+	text, err := os.ReadFile("table.go")
+	if err != nil || !bytes.Contains(text, []byte("ENOTCACHED")) {
+		t.Fatalf("control: %v", err)
+	}
+	if got := NeededBy(text); got != "" {
+		t.Errorf("the table needs %q", got)
 	}
 }
 

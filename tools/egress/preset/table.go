@@ -33,7 +33,8 @@ type data struct {
 	files   map[string]string
 	mirror  string // path of the proxy that stands for the registry
 	java    bool
-	// offline are texts that programs print when they need a registry and have no network.
+	// offline are patterns of whole phrases that programs print when they need a registry and
+	// have no network. A part of one would also match in files and logs that a command shows.
 	offline []string
 	facts   []Fact
 }
@@ -44,7 +45,7 @@ var table = []data{
 		sources: []source{{url: "https://proxy.golang.org/", kind: kindGo, registry: true}},
 		env:     []string{"GOPROXY=" + ProxyPlaceholder + "/go"},
 		mirror:  "/go/",
-		offline: []string{"disabled by GOPROXY=off", "reading file:///", "lookup proxy.golang.org", "lookup sum.golang.org"},
+		offline: []string{`: module lookup disabled by GOPROXY=off$`, `: reading file:///[^\s\\]+/@v/`, `dial tcp: lookup (proxy|sum)\.golang\.org`},
 		facts: []Fact{
 			{"a proxy serves the checksum database below /sumdb/", "Go Modules Reference, Checksum database; Go 1.26"},
 			{"go.sum and go.mod hold no address of a proxy", "Go Modules Reference, go.sum files; Go 1.26"},
@@ -59,7 +60,7 @@ var table = []data{
 			{url: "https://registry.yarnpkg.com/", kind: kindNPM},
 		},
 		env:     []string{"npm_config_update_notifier=false", "npm_config_fund=false"},
-		offline: []string{"ENOTCACHED", "ERR_PNPM_NO_OFFLINE", "ENOTFOUND registry.", "EAI_AGAIN registry."},
+		offline: []string{`^npm (error|ERR!) code ENOTCACHED`, `^\s*ERR_PNPM_NO_OFFLINE_`, `getaddrinfo (ENOTFOUND|EAI_AGAIN) registry\.`},
 		facts: []Fact{
 			{"npm audit posts the list of packages to /-/npm/v1/security/", "npm Docs, npm audit; npm 11"},
 			{"the setting cafile overrides NODE_EXTRA_CA_CERTS", "tried with npm 11.19"},
@@ -74,7 +75,7 @@ var table = []data{
 			{url: "https://files.pythonhosted.org/packages/", kind: kindPyFile},
 		},
 		env:     []string{"PIP_DISABLE_PIP_VERSION_CHECK=1"},
-		offline: []string{"No matching distribution found for", "not found in the cache", "Network connectivity is disabled"},
+		offline: []string{`^ERROR: No matching distribution found for `, `Because [\w.-]+ was not found in the cache and you require `, `Network connectivity is disabled, but \w`},
 		facts: []Fact{
 			{"links of an index have the digest of their file", "Simple repository API, PyPA specifications, version 1.1"},
 			{"PIP_CERT and REQUESTS_CA_BUNDLE name the roots", "pip documentation, HTTPS Certificates; pip 23.2"},
@@ -88,7 +89,7 @@ var table = []data{
 			{url: "https://crates.io/api/v1/crates/"},
 		},
 		env:     []string{"CARGO_REGISTRIES_CRATES_IO_PROTOCOL=sparse", "CARGO_NET_GIT_FETCH_WITH_CLI=true"},
-		offline: []string{"you're using offline mode (", "attempting to make an HTTP request, but"},
+		offline: []string{`As a reminder, you're using offline mode \(`, `attempting to make an HTTP request, but --offline \w`},
 		facts: []Fact{
 			{"the sparse protocol is the default since 1.70", "The Cargo Book, Registry Protocols; cargo 1.95"},
 			{"each line of an index has the SHA-256 of a crate", "The Cargo Book, Index Format; cargo 1.95"},
@@ -106,7 +107,7 @@ var table = []data{
 		files:   map[string]string{"settings.xml": mavenSettings},
 		mirror:  "/maven/",
 		java:    true,
-		offline: []string{") in offline mode and the artifact"},
+		offline: []string{`Cannot access \S+ \(.+\) in offline mode and the artifact `},
 		facts: []Fact{
 			{"MAVEN_ARGS is read by 3.9 and later; older ones need -s", "Configuring Apache Maven; Maven 3.9"},
 			{"the block of http repositories is a mirror, and mirrors of the user's settings come first", "Guide to Mirror Settings; Maven 3.8"},
@@ -125,7 +126,7 @@ var table = []data{
 		},
 		env:     []string{"APT_CONFIG=" + FilesPlaceholder + "/apt.conf"},
 		files:   map[string]string{"apt.conf": aptConfig},
-		offline: []string{"Temporary failure resolving '"},
+		offline: []string{`^(W: Failed to fetch .*|E: Failed to fetch .*|\s+)Temporary failure resolving '`},
 		facts: []Fact{
 			{"apt creates a state directory whose last part is apt", "tried with apt 2.6, without privileges"},
 			{"packages are signed, so that http suffices", "apt-secure(8); apt 2.6"},
