@@ -128,10 +128,9 @@ func (qs *questions) awaitAnswer(ctx context.Context, r request) (forThis bool, 
 	return false, refuseAsked(r, q.answer.Reason)
 }
 
-// awaitAddress asks about an address in a private network of a host that a person has
-// allowed. It returns nil if the answer allows the address.
-func (qs *questions) awaitAddress(ctx context.Context, r request, addr netip.Addr) error {
-	r.addr = addr
+// awaitAddress asks about the address of a request, in a private network, of a host that a
+// person has allowed. It returns nil if the answer allows the address.
+func (qs *questions) awaitAddress(ctx context.Context, r request) error {
 	for !qs.isGranted(r) {
 		if forThis, err := qs.awaitAnswer(ctx, r); forThis || err != nil {
 			return err

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -312,12 +313,14 @@ func TestQuestionAboutAddress(t *testing.T) {
 	for name, tt := range map[string]struct {
 		addr    string
 		off     bool
+		then    string // after the second answer
 		second  Verdict
 		asked   int
 		reached bool
 		reason  string
 	}{
 		"allowed":           {addr: "10.9.9.9", second: VerdictOnce, asked: 2, reached: true},
+		"another one then":  {addr: "10.9.9.9", then: "10.9.9.8", second: VerdictAlways, asked: 2, reason: rule.ReasonAddress},
 		"denied":            {addr: "10.9.9.9", second: VerdictDeny, asked: 2, reason: rule.ReasonAskedDenied},
 		"may not be asked":  {addr: "10.9.9.9", off: true, second: VerdictOnce, asked: 1, reason: rule.ReasonAddress},
 		"metadata":          {addr: "169.254.169.254", second: VerdictOnce, asked: 1, reason: rule.ReasonAddress},
@@ -341,7 +344,7 @@ func TestQuestionAboutAddress(t *testing.T) {
 					if !q.Addr.IsValid() {
 						return Answer{Verdict: VerdictOnce}, nil
 					}
-					now.Store("127.0.0.1")
+					now.Store(cmp.Or(tt.then, "127.0.0.1"))
 					return Answer{Verdict: tt.second}, nil
 				}
 			})

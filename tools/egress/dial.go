@@ -84,18 +84,7 @@ func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn
 			h.reportClosed(ending)
 		}
 	}()
-	conn, err := s.opts.dialHost(ctx, dialer, r)
-	for s.opts.AskAddress && f.answer != (rule.Rule{}) {
-		refused, ok := errors.AsType[*rule.AddressError](err)
-		if !ok || !refused.IsNetwork() || slices.Contains(dialer.Named, refused.Addr) {
-			break
-		}
-		if err = s.asked.awaitAddress(ctx, r, refused.Addr); err != nil {
-			break
-		}
-		dialer.Named = append(dialer.Named, refused.Addr)
-		conn, err = s.opts.dialHost(ctx, dialer, r)
-	}
+	conn, err := s.dialAllowed(ctx, f, dialer, r)
 	if err != nil {
 		failed := asRefusal(ctx, err)
 		if failed == nil {
@@ -108,6 +97,32 @@ func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn
 	h.Conn, h.Budget = conn, s.opts.Budget
 	h.timer = time.AfterFunc(s.times.idle, h.checkIdle)
 	return h, nil
+}
+
+// dialAllowed connects to a host that a flow allows. If a person allowed it, its address in a
+// private network is asked about, once: the name may have another one at each look-up.
+func (s *Server) dialAllowed(ctx context.Context, f *flow, dialer *rule.Dialer, r request) (net.Conn, error) {
+	conn, err := s.opts.dialHost(ctx, dialer, r)
+	for asked := false; s.opts.AskAddress && f.answer != (rule.Rule{}); {
+		refused, ok := errors.AsType[*rule.AddressError](err)
+		if !ok || !refused.IsNetwork() || slices.Contains(dialer.Named, refused.Addr) {
+			break
+		}
+		at := r
+		at.addr = refused.Addr
+		if !s.asked.isGranted(at) {
+			if asked {
+				break
+			}
+			asked = true
+			if err := s.asked.awaitAddress(ctx, at); err != nil {
+				return nil, err
+			}
+		}
+		dialer.Named = append(dialer.Named, refused.Addr)
+		conn, err = s.opts.dialHost(ctx, dialer, r)
+	}
+	return conn, err
 }
 
 // takeConnection takes a connection to a host from the budget.

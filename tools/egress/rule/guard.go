@@ -135,16 +135,33 @@ func (g *Guard) newCheck(host string, port uint16, publicOnly bool) (*check, err
 	}
 	c.named = networks
 	c.guardian = ssrf.New(ssrf.WithPorts(port), ssrf.WithAllowedV4Prefixes(v4...), ssrf.WithAllowedV6Prefixes(v6...))
+	var err error
+	c.own, err = ownAddrs()
+	return c, err
+}
+
+// ownAddrs returns the addresses of this machine's interfaces.
+func ownAddrs() ([]netip.Addr, error) {
 	interfaces, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, fmt.Errorf("list this machine's addresses: %w", err)
 	}
+	var own []netip.Addr
 	for _, a := range interfaces {
 		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			c.own = append(c.own, p.Addr().Unmap())
+			own = append(own, p.Addr().Unmap())
 		}
 	}
-	return c, nil
+	return own, nil
+}
+
+// IsOfMachine reports whether an address leads to this machine, to its link, or to a cloud's
+// metadata service, so that no name of the Internet should have it.
+func IsOfMachine(addr netip.Addr) bool {
+	addr = addr.Unmap()
+	own, err := ownAddrs()
+	return err != nil || addr.IsLoopback() || addr.IsUnspecified() || addr.IsLinkLocalUnicast() ||
+		slices.Contains(metadataAddrs, addr) || slices.Contains(own, addr)
 }
 
 // errOwnAddr and errMetadata are why an address that may be public is refused.

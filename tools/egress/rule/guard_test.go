@@ -81,6 +81,28 @@ func TestNamedOfDialer(t *testing.T) {
 	}
 }
 
+// TestIsOfMachine checks the addresses that no name should have, with those of this machine's
+// interfaces.
+func TestIsOfMachine(t *testing.T) {
+	own, err := ownAddrs()
+	if err != nil || len(own) == 0 {
+		t.Fatalf("control: %v, %v", own, err)
+	}
+	for _, s := range []string{"127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", "169.254.1.1", "fe80::1", "169.254.169.254", "100.100.100.200"} {
+		own = append(own, netip.MustParseAddr(s))
+	}
+	for _, addr := range own {
+		if !IsOfMachine(addr) {
+			t.Errorf("%s may be allowed for a name", addr)
+		}
+	}
+	for _, s := range []string{"10.254.253.252", "fd00::1:2:3", "100.64.9.9"} {
+		if IsOfMachine(netip.MustParseAddr(s)) {
+			t.Errorf("%s is taken for this machine's", s)
+		}
+	}
+}
+
 // TestNamedAddresses checks that addresses of this machine and of metadata services
 // are only dialled if they are named themselves.
 func TestNamedAddresses(t *testing.T) {

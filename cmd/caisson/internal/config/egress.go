@@ -429,7 +429,8 @@ func (c *Config) UnusedPrivate() []string {
 
 // Lacking returns the setting of egress, without its place there, that would allow a
 // refused connection to a public registry, or to an address that is not public: its key,
-// and the item or entry on one line. The key is "" for others.
+// and the item or entry on one line. The key is "" for others: a name that leads to this
+// machine or a metadata service may be an attack.
 func Lacking(p record.NetworkDenied) (key, item string) {
 	host, _, err := net.SplitHostPort(p.Host)
 	if err != nil {
@@ -440,7 +441,7 @@ func Lacking(p record.NetworkDenied) (key, item string) {
 	case p.Rule != "": // no setting outweighs egress.deny
 	case p.Reason == rule.ReasonNotAllowed && p.Way != "" && preset.For(host) != "":
 		return "presets", preset.For(host)
-	case p.Reason == rule.ReasonAddress && addr.IsValid() && !addr.IsLinkLocalUnicast() && !rule.HoldsMetadata(netip.PrefixFrom(addr, addr.BitLen())):
+	case p.Reason == rule.ReasonAddress && addr.IsValid() && (host == rule.HostName || !rule.IsOfMachine(addr)):
 		return "private", FlowScalar(host) + ": [" + FlowScalar(p.Addr) + "]"
 	}
 	return "", ""

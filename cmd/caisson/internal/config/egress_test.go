@@ -314,6 +314,10 @@ func TestLineToAllow(t *testing.T) {
 		{record.NetworkDenied{Host: "npm.corp:443", Way: "http", Reason: "address", Addr: "10.1.2.3", Rule: "tcp://10.0.0.0/8:*"}, ""},
 		{record.NetworkDenied{Host: "evil.test:80", Way: "http", Reason: "address", Addr: "169.254.169.254"}, ""},
 		{record.NetworkDenied{Host: "evil.test:80", Way: "http", Reason: "address", Addr: "fd00:ec2::254"}, ""},
+		{record.NetworkDenied{Host: "evil.test:80", Way: "http", Reason: "address", Addr: "127.8.0.1"}, ""},
+		{record.NetworkDenied{Host: "evil.test:80", Way: "http", Reason: "address", Addr: "::ffff:127.0.0.1"}, ""},
+		{record.NetworkDenied{Host: "evil.test:80", Way: "http", Reason: "address", Addr: "0.0.0.0"}, ""},
+		{record.NetworkDenied{Host: rule.HostName + ":80", Way: "http", Reason: "address", Addr: "127.0.0.1"}, `egress: {private: {host.caisson.internal: ["127.0.0.1"]}}`},
 		{record.NetworkDenied{Host: "registry.npmjs.org:443", Reason: "not_allowed"}, ""}, // a fetch
 		{record.NetworkDenied{Host: "registry.npmjs.org:443", Way: "http", Reason: "method"}, ""},
 		{record.NetworkDenied{Host: "example.com:443", Way: "connect", Reason: "not_allowed"}, ""},
