@@ -110,14 +110,7 @@ func Load(o Options) (Config, error) {
 	if found {
 		c.addLayer(env, record.Source{Name: "environment"})
 	}
-	if o.Flags.MoreEnvFrom != nil {
-		lower := c.EnvFrom
-		if o.Flags.EnvFrom != nil {
-			lower = o.Flags.EnvFrom
-		}
-		o.Flags.EnvFrom = slices.Concat(lower, o.Flags.MoreEnvFrom)
-	}
-	c.addLayer(o.Flags, record.Source{Name: "flags"})
+	c.addFlags(o.Flags)
 	if !o.NameKeys {
 		c.origins.nameSettings()
 	}
@@ -150,6 +143,31 @@ func (c *Config) addLayer(f File, from record.Source) {
 		c.origins[v.Key] = from.String()
 	}
 	c.Sources = append(c.Sources, from)
+}
+
+// addFlags puts the settings of the command line over what is there. A variable in env
+// replaces one in env_from below, and the reverse.
+func (c *Config) addFlags(flags File) {
+	c.EnvFrom = slices.DeleteFunc(slices.Clone(c.EnvFrom), func(name string) bool { _, there := flags.Env[name]; return there })
+	c.Env = maps.Clone(c.Env)
+	for _, name := range slices.Concat(flags.EnvFrom, flags.MoreEnvFrom) {
+		delete(c.Env, name)
+		delete(c.origins, joinKey("env", name))
+	}
+	if flags.MoreEnvFrom != nil {
+		lower, from := c.EnvFrom, c.origins["env_from"]
+		if flags.EnvFrom != nil {
+			lower, from = flags.EnvFrom, "flags"
+		}
+		for _, name := range lower {
+			c.origins["env_from."+name] = from
+		}
+		for _, name := range flags.MoreEnvFrom {
+			c.origins["env_from."+name] = fromFlag + "--env"
+		}
+		flags.EnvFrom = slices.Concat(lower, flags.MoreEnvFrom)
+	}
+	c.addLayer(flags, record.Source{Name: "flags"})
 }
 
 // loadProject lays a trusted workspace's own file over what is below it, where
@@ -196,10 +214,13 @@ func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
 	}
 	c.user = layerText{o.Path, text}
 	c.Profiles, c.Workspaces = user.Profiles, user.Workspaces
-	for kind, sets := range map[string]map[string]File{"profile ": c.Profiles, "workspace ": c.Workspaces} {
-		for name, set := range sets {
-			if set.Profiles != nil || set.Workspaces != nil {
-				return &Error{Where: o.Path, Message: kind + name + " holds profiles or workspaces of its own", Hint: "they don't nest"}
+	for _, of := range []struct {
+		kind string
+		sets map[string]File
+	}{{"profile ", c.Profiles}, {"workspace ", c.Workspaces}} {
+		for _, name := range sortedKeys(of.sets) {
+			if set := of.sets[name]; set.Profiles != nil || set.Workspaces != nil {
+				return &Error{Where: o.Path, Message: of.kind + name + " holds profiles or workspaces of its own", Hint: "they don't nest"}
 			}
 		}
 	}
@@ -275,11 +296,14 @@ func (c *Config) checkValues() error {
 	if err := checkWords("requirements.", reflect.ValueOf(c.Requirements)); err != nil {
 		return err
 	}
-	for prefix, p := range map[string]*Policy{"policy.": c.Policy, "requirements.policy.": c.Requirements.Policy} {
-		if p == nil {
+	for _, p := range []struct {
+		prefix string
+		policy *Policy
+	}{{"policy.", c.Policy}, {"requirements.policy.", c.Requirements.Policy}} {
+		if p.policy == nil {
 			continue
 		}
-		if err := checkModes(prefix, reflect.ValueOf(*p)); err != nil {
+		if err := checkModes(p.prefix, reflect.ValueOf(*p.policy)); err != nil {
 			return err
 		}
 	}

@@ -24,7 +24,7 @@ func (c *Config) addPlace(err error) error {
 	}
 	file, key := c.user, e.Where
 	rest, required := strings.CutPrefix(key, "requirements.")
-	origin := c.origins.find(key)
+	origin := cmp.Or(c.origins[key+"."+e.Item], c.origins.find(key))
 	name, profile := strings.CutPrefix(origin, "profile ")
 	path, workspace := strings.CutPrefix(origin, "workspace ")
 	switch {
@@ -35,7 +35,7 @@ func (c *Config) addPlace(err error) error {
 	case workspace:
 		key = joinKey("workspaces", path) + "." + key
 	case !strings.HasPrefix(origin, "user "):
-		e.Where = cmp.Or(c.origins.flagOrVariable(key), e.Where)
+		e.Where = cmp.Or(c.origins.flagOrVariable(key, e.Item), e.Where)
 		return err
 	}
 	if line, column := findKey(file.text, key, e.Item); line > 0 {
@@ -71,26 +71,32 @@ func (o origins) noteChanges(before []Value, f File, from string) {
 
 // nameSettings names the flag or variable of each setting that came from one.
 func (o origins) nameSettings() {
+	byKey := map[string]Setting{}
 	for _, s := range Settings() {
-		switch o[s.Key] {
-		case "flags":
-			o[s.Key] = fromFlag + "--" + s.Flag
-		case "environment":
-			o[s.Key] = fromVariable + s.Env()
-		}
+		byKey[s.Key] = s
 	}
 	for key, origin := range o {
-		if origin == "flags" && strings.HasPrefix(key, "env.") {
+		s, ok := byKey[key]
+		if strings.HasPrefix(key, "env_from.") { // an item of the list
+			s, ok = byKey["env_from"], true
+		}
+		switch {
+		case origin == "flags" && strings.HasPrefix(key, "env."):
 			o[key] = fromFlag + "--env"
+		case origin == "flags" && ok:
+			o[key] = fromFlag + "--" + s.Flag
+		case origin == "environment" && ok:
+			o[key] = fromVariable + s.Env()
 		}
 	}
 }
 
-// flagOrVariable returns the flag or variable that a setting came from, "" if it came
-// from elsewhere.
-func (o origins) flagOrVariable(key string) string {
+// flagOrVariable returns the flag or variable that a setting, or an item of its list, came
+// from, "" if it came from elsewhere.
+func (o origins) flagOrVariable(key, item string) string {
+	origin := cmp.Or(o[key+"."+item], o[key])
 	for _, prefix := range []string{fromFlag, fromVariable} {
-		if name, ok := strings.CutPrefix(o[key], prefix); ok {
+		if name, ok := strings.CutPrefix(origin, prefix); ok {
 			return name
 		}
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -84,6 +85,51 @@ func TestFaultsHavePlaces(t *testing.T) {
 			want := strings.NewReplacer("USER", o.Path, "REQUIRED", o.Requirements).Replace(tc.want)
 			if err == nil || !strings.HasPrefix(err.Error(), want) {
 				t.Errorf("%v, want %s…", err, want)
+			}
+		})
+	}
+}
+
+// TestVariablesOfFlags checks that a variable of the command line replaces one of the file, and
+// that errors name what each came from.
+func TestVariablesOfFlags(t *testing.T) {
+	for name, tc := range map[string]struct {
+		user, required string
+		flags          File
+		want           string
+	}{
+		"the file":           {user: "env_from: [TOKEN]\n", want: "TOKEN=own"},
+		"value":              {user: "env_from: [TOKEN]\n", flags: File{Env: map[string]string{"TOKEN": "x"}}, want: "TOKEN=x"},
+		"name":               {user: "env: {TOKEN: x, A: b}\n", flags: File{MoreEnvFrom: []string{"TOKEN"}}, want: "A=b TOKEN=own"},
+		"name of --env-from": {user: "env: {TOKEN: x, A: b}\n", flags: File{EnvFrom: []string{"TOKEN"}}, want: "A=b TOKEN=own"},
+		"two flags":          {flags: File{Env: map[string]string{"TOKEN": "x"}, MoreEnvFrom: []string{"TOKEN"}}, want: "--env: TOKEN is in env too; keep one of them"},
+		"unset":              {user: "env_from: [TOKEN]\n", flags: File{MoreEnvFrom: []string{"UNSET"}}, want: "--env: UNSET is not set in caisson's environment; export it, or write NAME=VALUE"},
+		"unset of the file":  {user: "env_from:\n  - UNSET\n", flags: File{MoreEnvFrom: []string{"TOKEN"}}, want: "USER:2:5: env_from: UNSET is not set in caisson's environment; export it, or take it out of env_from"},
+		"unset of --env-from": {flags: File{EnvFrom: []string{"UNSET"}, MoreEnvFrom: []string{"TOKEN"}},
+			want: "--env-from: UNSET is not set in caisson's environment; export it, or take it out of env_from"},
+		"required": {user: "env_from: [TOKEN]\n", required: "env_from: [CI_*]\n", flags: File{MoreEnvFrom: []string{"CI_A"}},
+			want: "requirements: env_from TOKEN is not allowed on this machine; choose what the administrator's file allows"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			o := Options{Environ: []string{"TOKEN=own"}, Flags: tc.flags, RequirementsUID: os.Getuid()}
+			o.Path, o.Requirements = filepath.Join(dir, "config.yaml"), filepath.Join(dir, "requirements.yaml")
+			for path, text := range map[string]string{o.Path: tc.user, o.Requirements: tc.required} {
+				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c, err := Load(o)
+			var got []string
+			if err == nil {
+				got, err = c.Variables(newLookup(o.Environ))
+			}
+			text := strings.Join(got, " ")
+			if e, ok := errors.AsType[*Error](err); ok {
+				text = e.Error() + "; " + e.Hint
+			}
+			if want := strings.ReplaceAll(tc.want, "USER", o.Path); text != want {
+				t.Errorf("%s, want %s", text, want)
 			}
 		})
 	}

@@ -29,7 +29,7 @@ func (c *Config) checkChoices() error {
 	r := c.Requirements
 	forbidden := func(key, got string) error {
 		return &Error{
-			Where: "requirements", Message: cmp.Or(c.origins.flagOrVariable(key), key) + " " + got + " is not allowed on this machine",
+			Where: "requirements", Message: cmp.Or(c.origins.flagOrVariable(key, got), key) + " " + got + " is not allowed on this machine",
 			Hint: "choose what the administrator's file allows",
 		}
 	}

@@ -37,7 +37,11 @@ func (c *Config) Variables(getenv func(string) (string, bool)) ([]string, error)
 	for _, name := range slices.Compact(slices.Sorted(slices.Values(c.EnvFrom))) {
 		value, ok := getenv(name)
 		if !ok {
-			return nil, c.addPlace(&Error{Where: "env_from", Item: name, Message: name + " is not set in caisson's environment", Hint: "export it, or take it out of env_from"})
+			hint := "export it, or take it out of env_from"
+			if c.origins.flagOrVariable("env_from", name) == "--env" {
+				hint = "export it, or write NAME=VALUE"
+			}
+			return nil, c.addPlace(&Error{Where: "env_from", Item: name, Message: name + " is not set in caisson's environment", Hint: hint})
 		}
 		out = append(out, name+"="+value)
 	}
