@@ -22,13 +22,12 @@ type Options struct {
 }
 
 // ErrNoTask is the error for a path that is neither a task, nor contains any.
-var ErrNoTask = errors.New("no tasks: want a directory with task.toml, a directory of such directories or of .jsonl files, or a .jsonl file")
+var ErrNoTask = errors.New("no tasks: want a directory with task.toml, a .jsonl file, or a directory of these")
 
-// Load reads the tasks at the paths: each a Harbor task directory, a directory of such
-// directories, a file of JSON lines, or a directory of such files and no tasks. They are in
-// the order of the paths, and those of a directory in the order of their names. Two tasks of one id are an error. An
-// invalid task of a directory is unsupported, with the reason; an invalid line is an
-// error of type [*Error].
+// Load reads the tasks at the paths: each a Harbor task directory, a file of JSON lines, or a
+// directory of these. They are in the order of the paths, and the tasks of a directory in the
+// order of their names, Harbor's first. Two tasks of one id are an error. An invalid Harbor
+// task is unsupported, with the reason; an invalid line is an error of type [*Error].
 func Load(paths []string, o Options) ([]Task, error) {
 	if o.Lookup == nil {
 		o.Lookup = func(string) (string, bool) { return "", false }
@@ -81,9 +80,6 @@ func loadPath(path string, o Options) ([]Task, error) {
 		if dir := filepath.Join(path, e.Name()); isTask(dir) {
 			list = append(list, loadHarbor(dir, o))
 		}
-	}
-	if len(list) > 0 {
-		return list, nil
 	}
 	for _, e := range entries {
 		if filepath.Ext(e.Name()) != ".jsonl" {

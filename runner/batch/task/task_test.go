@@ -400,6 +400,14 @@ func TestLoad(t *testing.T) {
 	if list, err = Load([]string{lines}, Options{}); err != nil || len(list) != 2 || list[0].ID != "one" || list[1].ID != "two" {
 		t.Errorf("a directory of .jsonl files: %+v, %v", list, err)
 	}
+	write(t, filepath.Join(lines, "z"), single(""))
+	if list, err = Load([]string{lines}, Options{}); err != nil || len(list) != 3 || list[0].ID != "z" || list[1].ID != "one" || list[2].ID != "two" {
+		t.Errorf("a directory of both: %+v, %v", list, err)
+	}
+	must(t, os.WriteFile(filepath.Join(lines, "c.jsonl"), []byte("{\"id\":\"z\",\"prompt\":\"x\"}\n"), 0o644))
+	if _, err = Load([]string{lines}, Options{}); err == nil || !strings.Contains(err.Error(), `another task is also called "z"`) {
+		t.Errorf("one id in both: %v", err)
+	}
 	write(t, filepath.Join(dir, "none", "bad\xff"), single(""))
 	list, err = Load([]string{filepath.Join(dir, "none")}, Options{})
 	if err != nil || list[0].ID != "bad\ufffd" || !slices.Equal(list[0].Unsupported, []string{"the name of the directory is not UTF-8"}) || len(list[0].Steps) != 1 {
