@@ -82,7 +82,7 @@ func Coordinate(ctx context.Context, o CoordinatorOptions) (batch.Totals, error)
 	if err != nil {
 		return batch.Totals{}, err
 	}
-	c := &coordinator{CoordinatorOptions: o, js: js, open: map[string]batch.Trial{}, failures: map[string]int{}}
+	c := &coordinator{CoordinatorOptions: o, js: js, open: map[string]batch.Trial{}, failures: map[string]int{}, delivered: math.MaxUint64}
 	for _, t := range o.Trials {
 		if _, done := o.Ledger.Ending(t.Key); done {
 			c.totals.Kept++
@@ -131,7 +131,7 @@ type coordinator struct {
 	failures map[string]int
 	damaged  DamagedError
 	// consumers are those of the queue, delivered counts what they had delivered at the last
-	// look, and idleAt is when OnIdle was called last.
+	// look (there was none: the maximum), and idleAt is when OnIdle was called last.
 	consumers []jetstream.Consumer
 	delivered uint64
 	idleAt    time.Time

@@ -277,13 +277,23 @@ func TestIdle(t *testing.T) {
 		b.trial = time.Second
 		ctx, cancel := context.WithCancelCause(t.Context())
 		var idle atomic.Int64
+		var took atomic.Bool
 		b.idle = func() {
+			if works && !took.Load() {
+				return // the worker is only starting
+			}
 			idle.Add(1)
 			cancel(nil)
 		}
+		run := trialOf(b.trial, b.log)
 		var worker sync.WaitGroup
 		if works {
-			worker.Go(func() { _ = b.work(t.Context(), "w", 1, trialOf(b.trial, b.log)) })
+			worker.Go(func() {
+				_ = b.work(t.Context(), "w", 1, func(ctx context.Context, trial batch.Trial, dir string, budget *int64) batch.Result {
+					took.Store(true)
+					return run(ctx, trial, dir, budget)
+				})
+			})
 		}
 		totals, err := b.coordinate(ctx)
 		must(t, err)
