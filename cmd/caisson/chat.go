@@ -239,11 +239,12 @@ func newChatTerminal(a *app, plain, interactive bool) *chatTerminal {
 	t.userInterface = u
 	o := ui.Options{
 		Out: a.stderr, Live: !plain, Colour: u.colour, Reflow: breaksLinesAnew(a.environ), Parked: isScreen(a.environ), Chat: true, Words: plain,
-		Redact: t.redact, Untold: a.environ.untold, Footer: t.status.Footer,
+		Redact: t.redact, Footer: t.status.Footer,
 		OnSuspend: func(on bool) { t.keyboard.Ask(on) },
 	}
 	if a.terminal(a.stderr) {
 		o.Size = a.size
+		u.untold, o.Untold = a.environ.untold, a.environ.untold
 	}
 	t.keyboard = chat.NewKeyboard(a.stdin, !plain, func(typed string, done bool) { u.render.Retype(typed, done) })
 	u.render = ui.New(o)

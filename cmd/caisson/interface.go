@@ -46,6 +46,8 @@ type userInterface struct {
 	out, tell *ui.AsyncWriter
 	// broken is called when the reader of the records has gone.
 	broken func()
+	// untold returns what is news to a person; nil if each run tells everything.
+	untold func(workspace string, facts []string) []string
 	// finished is set once the end was shown or given up.
 	finished bool
 	// warn records a warning, once there is a session that can.
@@ -67,9 +69,13 @@ func newInterface(a *app, json bool) *userInterface {
 	if u.tell = u.out; json {
 		u.tell = ui.NewAsyncWriter()
 	}
-	opts := ui.Options{Out: a.stderr, Live: live && !json, Colour: u.colour, Reflow: breaksLinesAnew(a.environ), Untold: a.environ.untold}
+	opts := ui.Options{Out: a.stderr, Live: live && !json, Colour: u.colour, Reflow: breaksLinesAnew(a.environ)}
 	if a.terminal(a.stderr) {
 		opts.Size = a.size
+	}
+	if !json && a.terminal(a.stderr) { // a person saw what was told
+		u.untold = a.environ.untold
+		opts.Untold = u.untold
 	}
 	u.render = ui.New(opts)
 	return u
@@ -101,6 +107,14 @@ func (u *userInterface) flush(ctx context.Context) bool {
 		all = u.tell.Close(ctx, u.app.patience, false) && all
 	}
 	return all
+}
+
+// news returns the facts about this machine that the user should hear of.
+func (u *userInterface) news(facts []string) []string {
+	if u.untold == nil {
+		return facts
+	}
+	return u.untold("", facts)
 }
 
 // defaultPreset is the policy where none is named: a person can be asked, or not, and

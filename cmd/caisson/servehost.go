@@ -53,14 +53,11 @@ func (h *serverHost) reportDifference(d replay.Difference) {
 	h.log.Warn("the replay differs: " + d.String())
 }
 
-// defaultPreset asks about everything that does something, because clients are there to
-// answer, unless they apply the changes afterwards.
-func (h *serverHost) defaultPreset(appliedLater bool) string {
-	if appliedLater {
-		return "sandboxed"
-	}
-	return "default"
-}
+// news returns all facts: they are recorded.
+func (h *serverHost) news(facts []string) []string { return facts }
+
+// defaultPreset asks about everything that does something: clients are there to answer.
+func (h *serverHost) defaultPreset(bool) string { return "default" }
 
 func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
 	conf := h.base.conf.Serve

@@ -165,6 +165,8 @@ type reporter interface {
 	printNotice(text string)
 	recordWarning(text string)
 	reportDifference(d replay.Difference)
+	// news returns the facts about this machine that someone should hear of.
+	news(facts []string) []string
 	// defaultPreset returns the policy if none is named.
 	defaultPreset(appliedLater bool) string
 }
@@ -233,11 +235,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	}
 	warnings := egressWarnings
 	if needed && !s.orders {
-		absent := s.absentWarnings(ctx, image)
-		if !s.forClients {
-			absent = s.environ.untold(absent)
-		}
-		warnings = append(warnings, absent...)
+		warnings = append(warnings, u.news(s.absentWarnings(ctx, image))...)
 	}
 	ready := s.shared
 	var beside func(ctx context.Context) []string

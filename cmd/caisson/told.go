@@ -17,10 +17,10 @@ const (
 	tellAt   = 24 * time.Hour
 )
 
-// untold returns the facts about this machine that the user was not told within a day, and
-// keeps that they are told now. If that can't be kept, they are told again: caisson doctor
-// tells them each time.
-func (e environ) untold(facts []string) []string {
+// untold returns the facts that the user was not told within a day, and keeps that they are
+// told now. They are about a workspace, or about this machine if that is "". If it can't be
+// kept, they are told again: caisson doctor tells them each time.
+func (e environ) untold(workspace string, facts []string) []string {
 	if len(facts) == 0 || e.stateDir() == "" {
 		return facts
 	}
@@ -31,7 +31,7 @@ func (e environ) untold(facts []string) []string {
 	}
 	var fresh []string
 	for _, fact := range facts {
-		if at, ok := told[fact]; !ok || at.After(now) || now.Sub(at) >= tellAt {
+		if at, ok := told[workspace+"\n"+fact]; !ok || at.After(now) || now.Sub(at) >= tellAt {
 			fresh = append(fresh, fact)
 		}
 	}
@@ -44,7 +44,7 @@ func (e environ) untold(facts []string) []string {
 		}
 	}
 	for _, fact := range fresh {
-		told[fact] = now
+		told[workspace+"\n"+fact] = now
 	}
 	if text, err := json.Marshal(told); err == nil && len(text) <= maxTold {
 		_ = state.Replace(path, text) // or they are told again

@@ -16,7 +16,7 @@ func TestFactsAreToldOnceADay(t *testing.T) {
 	env := environ{"XDG_STATE_HOME=" + state}
 	check := func(facts, want []string) {
 		t.Helper()
-		if diff := cmp.Diff(want, env.untold(facts)); diff != "" {
+		if diff := cmp.Diff(want, env.untold("/w", facts)); diff != "" {
 			t.Errorf("of %q (-want +got):\n%s", facts, diff)
 		}
 	}
@@ -27,10 +27,13 @@ func TestFactsAreToldOnceADay(t *testing.T) {
 	check([]string{"a", "b"}, []string{"b"})
 	check([]string{"a", "b"}, nil)
 	check(nil, nil)
+	if got := env.untold("/other", []string{"a"}); len(got) != 1 {
+		t.Error("what was told of one workspace is not told of another")
+	}
 	path := filepath.Join(env.stateDir(), toldFile)
 	now := time.Now()
 	for name, text := range map[string]any{
-		"old": map[string]time.Time{"a": now.Add(-tellAt), "b": now}, "from the future": map[string]time.Time{"a": now.Add(time.Hour), "b": now},
+		"old": map[string]time.Time{"/w\na": now.Add(-tellAt), "/w\nb": now}, "from the future": map[string]time.Time{"/w\na": now.Add(time.Hour), "/w\nb": now},
 	} {
 		stored, err := json.Marshal(text)
 		if err != nil {

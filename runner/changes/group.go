@@ -12,7 +12,8 @@ import (
 )
 
 // HostGroup is files that programs of the host would run, obey or follow, and of which a
-// person reads in one line: a single file, or all files of one kind in a directory.
+// person reads in one line: a single file, or all files of one kind in a directory. Symlinks of
+// a group lead to one place.
 type HostGroup struct {
 	// Dir is the directory, "" for a single file.
 	Dir   string
@@ -23,16 +24,16 @@ type HostGroup struct {
 const groupFrom = 4
 
 // dependencyDirs are the directories that package managers fill. Everything in one of them
-// is in one group.
-var dependencyDirs = []string{"node_modules", "vendor", ".venv", "venv", "site-packages", "target", ".tox", ".cargo", ".yarn"}
+// is in one group. A directory that a tool obeys, such as .cargo, is none.
+var dependencyDirs = []string{"node_modules", "vendor", ".venv", "venv", "site-packages", "target", ".tox"}
 
 // GroupHostExecuted groups files. Changes in what was trusted come before new files, those of
 // the project before its dependencies, and those nearest to the top first.
 func GroupHostExecuted(list []record.HostExecuted) []HostGroup {
-	type key struct{ kind, dir string }
+	type key struct{ kind, dir, target string }
 	keyOf := func(h record.HostExecuted) key {
 		dir, _ := groupDir(h.Path)
-		return key{kindOf(h), dir}
+		return key{kindOf(h), dir, h.Target}
 	}
 	sorted := slices.Clone(list)
 	slices.SortStableFunc(sorted, func(a, b record.HostExecuted) int {
@@ -96,7 +97,7 @@ func (g HostGroup) String() string {
 		case h.Target != "":
 			return h.Path + " is a symlink that leads out of the workspace, to " + h.Target
 		case h.Deleted:
-			return h.Path + " was deleted: what it asked of " + h.By + " counts no more"
+			return h.Path + " was deleted: what it asked of " + h.By + " no longer matters"
 		}
 		return "read " + h.Path + " before you go on: " + h.By + " runs or obeys it"
 	}
@@ -104,9 +105,9 @@ func (g HostGroup) String() string {
 	files := fmt.Sprintf("%d %s in %s", len(g.Files), kindOf(h), g.Dir)
 	switch {
 	case h.Target != "":
-		return files + " lead out of the workspace, the first to " + h.Target
+		return files + " lead out of the workspace, to " + h.Target
 	case h.Deleted:
-		return files + ": what they asked of " + programs + " counts no more"
+		return files + ": what they asked of " + programs + " no longer matters"
 	}
 	return "read " + files + " before you go on: " + programs + verb + " them"
 }

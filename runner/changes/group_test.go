@@ -16,6 +16,7 @@ func TestGroups(t *testing.T) {
 		{Path: "ci/deep/in/the/tree/Makefile", By: "make"},
 		{Path: "sub/.caisson/config.yaml", By: "an agent", Deleted: true},
 		{Path: "new.mk", By: "make", Added: true},
+		{Path: "links/far", By: bySymlink, Target: "/home/u/.ssh/authorized_keys", Added: true},
 		{Path: "web/package.json", By: node, Added: true},
 	}
 	for i := range 83 {
@@ -26,7 +27,8 @@ func TestGroups(t *testing.T) {
 			record.HostExecuted{Path: fmt.Sprintf("web/node_modules/m%d/Makefile", i), By: "make", Added: true},
 			record.HostExecuted{Path: fmt.Sprintf(".github/workflows/%d.yml", i), By: "CI"},
 			record.HostExecuted{Path: fmt.Sprintf("links/%d", i), By: bySymlink, Target: "/etc", Added: i > 0},
-			record.HostExecuted{Path: fmt.Sprintf("old/.caisson/%d", i), By: "an agent", Deleted: true})
+			record.HostExecuted{Path: fmt.Sprintf("old/.caisson/%d", i), By: "an agent", Deleted: true},
+			record.HostExecuted{Path: fmt.Sprintf(".cargo/%d.toml", i), By: "cargo", Added: true})
 	}
 	var got []string
 	files := 0
@@ -35,12 +37,14 @@ func TestGroups(t *testing.T) {
 		files += len(g.Files)
 	}
 	want := []string{
-		"4 symlinks in links lead out of the workspace, the first to /etc",
+		"4 symlinks in links lead out of the workspace, to /etc",
 		"read 4 changed files in .github/workflows before you go on: CI runs or obeys them",
-		"4 deleted files in old/.caisson: what they asked of an agent counts no more",
-		"sub/.caisson/config.yaml was deleted: what it asked of an agent counts no more",
+		"4 deleted files in old/.caisson: what they asked of an agent no longer matters",
+		"sub/.caisson/config.yaml was deleted: what it asked of an agent no longer matters",
 		"read ci/deep/in/the/tree/Makefile before you go on: make runs or obeys it",
 		"read new.mk before you go on: make runs or obeys it",
+		"read 4 new files in .cargo before you go on: cargo runs or obeys them",
+		"links/far is a symlink that leads out of the workspace, to /home/u/.ssh/authorized_keys",
 		"read web/package.json before you go on: node, bun, deno or their tools runs or obeys it",
 		"read 87 new files in web/node_modules before you go on: node, bun, deno or their tools (83), make (4) run or obey them",
 	}

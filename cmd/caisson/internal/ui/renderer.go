@@ -50,8 +50,8 @@ type Options struct {
 	// OnSuspend is called as the region leaves the screen for a question, and with false
 	// as it comes back. It must not call the renderer. Nil does nothing.
 	OnSuspend func(suspended bool)
-	// Untold returns what the user should hear of facts about this machine. Nil returns all.
-	Untold func(facts []string) []string
+	// Untold returns what the user should hear of facts about a workspace. Nil returns all.
+	Untold func(workspace string, facts []string) []string
 	// Words replaces signs such as ✓ by words.
 	Words bool
 }

@@ -290,7 +290,7 @@ func TestSummary(t *testing.T) {
 		" 5 files changed, 2 insertions(+), 1 deletion(-), and 4 files whose lines are not counted",
 		"! read Makefile before you go on: make runs or obeys it",
 		"! l is a symlink that leads out of the workspace, to /etc",
-		"! sub/.caisson/config.yaml was deleted: what it asked of an agent counts no more",
+		"! sub/.caisson/config.yaml was deleted: what it asked of an agent no longer matters",
 		"cost unknown · 10 tokens in, 7 out · 1 model call, 2 tool calls · 4.2 s · records in /s",
 	}
 	if diff := cmp.Diff(want, Summary(r, false)); diff != "" {
@@ -442,7 +442,7 @@ func TestDependenciesBuryNothing(t *testing.T) {
 func TestFactsAreToldOnce(t *testing.T) {
 	var out bytes.Buffer
 	known := ""
-	r := New(Options{Out: &out, Untold: func(facts []string) []string {
+	r := New(Options{Out: &out, Untold: func(_ string, facts []string) []string {
 		return slices.DeleteFunc(slices.Clone(facts), func(f string) bool { return f == known })
 	}})
 	payload, err := json.Marshal(record.SandboxStarted{Attestation: sandbox.Attestation{Runtime: "runsc", Lost: []string{"no cgroups", "no users"}}})

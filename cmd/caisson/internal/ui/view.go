@@ -49,7 +49,7 @@ type view struct {
 	said              bool
 	redact            func(string) string
 	// untold returns those of some facts that the user should hear of.
-	untold func(facts []string) []string
+	untold func(workspace string, facts []string) []string
 	// warned are the warnings that were shown.
 	warned []string
 	// sandbox is "" until the container runs, where one was chosen.
@@ -78,7 +78,7 @@ func (t *tail) addText(s string) {
 
 func newView(s style) *view {
 	return &view{
-		style: s, steps: trace.NewSteps(nil), redact: func(text string) string { return text }, untold: func(facts []string) []string { return facts },
+		style: s, steps: trace.NewSteps(nil), redact: func(text string) string { return text }, untold: func(_ string, facts []string) []string { return facts },
 	}
 }
 

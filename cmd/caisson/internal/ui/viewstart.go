@@ -95,7 +95,7 @@ func (v *view) addAttested(a sandbox.Attestation, how string) []string {
 // lostLines warns of protections that the sandbox lacks.
 func (v *view) lostLines(a sandbox.Attestation) []string {
 	var lines []string
-	for _, l := range v.untold(a.Lost) {
+	for _, l := range v.untold(a.Workspace, a.Lost) {
 		lines = append(lines, v.style.yellow("! not protected here: "+safeLine(l)))
 	}
 	return lines
