@@ -306,7 +306,7 @@ func makeToken(path string) (*tokens, error) {
 	refused := func(err error) error {
 		return newFailure(exitInput, err, fmt.Sprintf("the token can't be written to %s: %v", path, err), "Name another file with --token-file, or tokens under serve in the configuration.")
 	}
-	lock, err := state.Acquire(context.Background(), path+".lock", state.ReleaseTime)
+	lock, err := state.TryAcquire(path + ".lock")
 	if errors.Is(err, state.ErrHeld) {
 		return nil, refused(errors.New("another server uses it"))
 	}
