@@ -255,7 +255,7 @@ func newChatTerminal(a *app, plain, interactive bool) *chatTerminal {
 		},
 	}
 	if !plain {
-		t.prompt.Keys = t.keyboard.SetSingle
+		t.prompt.Keys = t.keyboard
 	}
 	return t
 }

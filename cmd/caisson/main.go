@@ -86,8 +86,8 @@ type app struct {
 	// pressed drops what was typed at standard input and reports whether a key was
 	// pressed within a time.
 	pressed func(ctx context.Context, wait time.Duration) (bool, error)
-	// keys makes standard input deliver single keys, or lines again; nil can't.
-	keys func(on bool)
+	// keys makes standard input deliver single keys; nil can't.
+	keys ui.Keys
 }
 
 // deps are the dependencies of sessions.
@@ -118,11 +118,11 @@ type modelSettings struct {
 
 // newApp returns the app of the real program.
 func newApp(signals <-chan os.Signal, exit func(int)) app {
-	keys := ui.SingleKeys(os.Stdin)
+	keys := ui.NewTerminalKeys(os.Stdin)
 	return app{
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, signals: signals, keys: keys,
 		exit: func(status int) {
-			keys(false)
+			keys.SetSingle(false)
 			exit(status)
 		},
 		patience: patience, stdinWait: stdinWait,

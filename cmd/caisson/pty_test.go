@@ -150,7 +150,7 @@ func onTerminal(t *testing.T, term string, answers []string, turns string, args 
 	w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
 		return ui.KeyPressed(ctx, slave, time.Millisecond)
 	}
-	w.app.keys = ui.SingleKeys(slave)
+	w.app.keys = ui.NewTerminalKeys(slave)
 	w.env = append(w.env, "TERM="+term)
 	status = w.run(args...)
 	// The program's reader may still wait at the terminal, as it does until the
@@ -342,9 +342,9 @@ func TestSingleKeysOfATerminal(t *testing.T) {
 		return *now
 	}
 	before := termios()
-	keys := ui.SingleKeys(slave)
-	keys(true)
-	keys(true)
+	keys := ui.NewTerminalKeys(slave)
+	keys.SetSingle(true)
+	keys.SetSingle(true)
 	fmt.Fprint(master, "y")
 	buf := make([]byte, 10)
 	if n, err := slave.Read(buf); err != nil || string(buf[:n]) != "y" {
@@ -353,11 +353,21 @@ func TestSingleKeysOfATerminal(t *testing.T) {
 	if n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCINQ); n != 0 || err != nil {
 		t.Errorf("%d bytes are echoed, %v", n, err)
 	}
+	fmt.Fprint(master, "lso")
+	if text, err := keys.Typed(t.Context(), time.Minute); err != nil || !strings.HasPrefix(text, "l") {
+		t.Errorf("typed %q, %v", text, err)
+	}
+	for text := "o"; text != ""; { // the rest
+		var err error
+		if text, err = keys.Typed(t.Context(), 10*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if termios() == before {
 		t.Error("the control: the terminal collects lines")
 	}
-	keys(false)
-	keys(false)
+	keys.SetSingle(false)
+	keys.SetSingle(false)
 	if after := termios(); after != before {
 		t.Errorf("the terminal is left as %+v, was %+v", after, before)
 	}
@@ -372,7 +382,7 @@ func TestOneKeyAllows(t *testing.T) {
 		w.app.stdin, w.app.stderr = slave, slave
 		w.app.size = func() (int, int) { return 100, 30 }
 		w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) { return ui.KeyPressed(ctx, slave, 0) }
-		w.app.keys = ui.SingleKeys(slave)
+		w.app.keys = ui.NewTerminalKeys(slave)
 		w.env = append(w.env, "TERM=xterm")
 		w.run()
 		fmt.Fprint(slave, endMark)

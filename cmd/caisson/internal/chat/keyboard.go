@@ -21,6 +21,9 @@ const escapeTime = 50 * time.Millisecond
 // maxAnswer bounds a typed answer to a question, with its reason.
 const maxAnswer = 1000
 
+// maxRest bounds the keys that follow one and wait to be read.
+const maxRest = 64
+
 // Keyboard reads a terminal, and hands what is typed to the composer or, while a question
 // stands there, to the question. It is safe for concurrent use.
 type Keyboard struct {
@@ -44,7 +47,7 @@ type Keyboard struct {
 // NewKeyboard returns the keyboard of a terminal, or of another input if it is one of
 // lines. echo shows what was typed as an answer so far; only raw keyboards call it.
 func NewKeyboard(in io.Reader, raw bool, echo func(typed string, done bool)) *Keyboard {
-	k := &Keyboard{in: in, raw: raw, echo: echo, keys: make(chan key, 64), answers: make(chan string, 1)}
+	k := &Keyboard{in: in, raw: raw, echo: echo, keys: make(chan key, 64), answers: make(chan string, maxRest)}
 	if f, ok := in.(*os.File); ok {
 		k.file = newPausableFile(f)
 	}
@@ -144,10 +147,29 @@ func (k *Keyboard) SetSingle(on bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.single = on
+	k.dropTyped()
 }
 
+// Typed returns what is typed next as an answer, "" if nothing is for a while.
+func (k *Keyboard) Typed(ctx context.Context, wait time.Duration) (string, error) {
+	select {
+	case answer, ok := <-k.answers:
+		if !ok {
+			return "", nil // the next read reports the end
+		}
+		return answer, nil
+	case <-time.After(wait):
+		return "", nil
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+}
+
+// otherKey is the answer of a key without a character, and of a paste.
+const otherKey = "\x1b"
+
 // answerKey adds a key to the answer, and reports whether that is complete. A paste is
-// none: it would be keys.
+// no keys.
 func (k *Keyboard) answerKey(pressed key) (typed string, done, changed bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -157,7 +179,7 @@ func (k *Keyboard) answerKey(pressed key) (typed string, done, changed bool) {
 	case k.single && pressed.kind == keyText && !pressed.ctrl && !pressed.alt:
 		return pressed.text, true, false
 	case k.single:
-		return "", false, false
+		return otherKey, true, false
 	case pressed.kind == keyLine:
 		return pressed.text + "\n", true, true
 	case pressed.kind == keyEnter:
@@ -190,7 +212,7 @@ func lastCharacter(text string) (string, int) {
 func (k *Keyboard) deliverAnswer(answer string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.asking && !k.ended {
+	if k.asking && !k.ended && (k.single || len(k.answers) == 0) {
 		select {
 		case k.answers <- answer:
 		default:
@@ -212,9 +234,11 @@ func (k *Keyboard) dropTyped() {
 	if k.ended {
 		return
 	}
-	select {
-	case <-k.answers:
-	default:
+	for len(k.answers) > 0 {
+		select {
+		case <-k.answers:
+		default: // it was read
+		}
 	}
 }
 

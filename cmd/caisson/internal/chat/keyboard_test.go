@@ -61,6 +61,34 @@ func TestEarlyBytesAnswerNothing(t *testing.T) {
 	}
 }
 
+// Keys that come together with one, and others than characters, follow it: a question sees that
+// they are a text.
+func TestKeysThatFollowAreTyped(t *testing.T) {
+	for text, want := range map[string]string{"A": "A", "Also": "Also", "y\r": "y\n", "y\x1b[A": "y" + otherKey, "y\x1b[200~y\x1b[201~": "y" + otherKey} {
+		k := NewKeyboard(nil, true, func(string, bool) {})
+		k.Ask(true)
+		k.SetSingle(true)
+		var d keyDecoder
+		for _, pressed := range d.addBytes([]byte(text)) {
+			k.routeKey(pressed)
+		}
+		got := ""
+		for {
+			typed, err := k.Typed(t.Context(), time.Millisecond)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if typed == "" {
+				break
+			}
+			got += typed
+		}
+		if got != want {
+			t.Errorf("of %q, %q is typed", text, got)
+		}
+	}
+}
+
 // A keyboard that was closed leaves its input alone: what is typed afterwards stays there.
 func TestAClosedKeyboardReadsNothing(t *testing.T) {
 	for _, closed := range []bool{true, false} {

@@ -28,6 +28,58 @@ func KeyPressed(ctx context.Context, tty *os.File, wait time.Duration) (pressed 
 	defer func() { // drops what was typed since
 		err = errors.Join(err, unix.IoctlSetTermios(fd, unix.TCSETSF, lines))
 	}()
+	return awaitKey(ctx, fd, wait)
+}
+
+// TerminalKeys makes a terminal deliver keys as they are pressed, without echo, or lines as
+// before. Keys still send signals.
+type TerminalKeys struct {
+	tty   *os.File
+	mu    sync.Mutex
+	lines *unix.Termios // while it delivers keys
+}
+
+// NewTerminalKeys returns the keys of a terminal, which delivers lines.
+func NewTerminalKeys(tty *os.File) *TerminalKeys { return &TerminalKeys{tty: tty} }
+
+// SetSingle makes the terminal deliver keys, or lines.
+func (k *TerminalKeys) SetSingle(on bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	fd := int(k.tty.Fd())
+	if !on {
+		if k.lines != nil {
+			_ = unix.IoctlSetTermios(fd, unix.TCSETS, k.lines) // the terminal may be gone
+			k.lines = nil
+		}
+		return
+	}
+	now, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	if err != nil {
+		return // no terminal: lines
+	}
+	if k.lines == nil {
+		k.lines = now
+	}
+	keys := *now
+	keys.Lflag &^= unix.ICANON | unix.ECHO
+	keys.Cc[unix.VMIN], keys.Cc[unix.VTIME] = 1, 0
+	_ = unix.IoctlSetTermios(fd, unix.TCSETS, &keys) // or it stays with lines, which answer too
+}
+
+// Typed returns what is typed next, "" if nothing is for a while.
+func (k *TerminalKeys) Typed(ctx context.Context, wait time.Duration) (string, error) {
+	fd := int(k.tty.Fd())
+	if ready, err := awaitKey(ctx, fd, wait); err != nil || !ready {
+		return "", err
+	}
+	buf := make([]byte, 4096)
+	n, err := unix.Read(fd, buf)
+	return string(buf[:max(n, 0)]), err
+}
+
+// awaitKey waits for a key, and reports whether there is one to read.
+func awaitKey(ctx context.Context, fd int, wait time.Duration) (bool, error) {
 	const step = 50 * time.Millisecond
 	for until := time.Now().Add(wait); ctx.Err() == nil; {
 		left := time.Until(until)
@@ -39,41 +91,9 @@ func KeyPressed(ctx context.Context, tty *os.File, wait time.Duration) (pressed 
 		switch {
 		case err != nil && !errors.Is(err, unix.EINTR):
 			return false, err
-		case n > 0 && ready[0].Revents&unix.POLLIN == 0: // hung up
-			return false, nil
-		case n > 0:
-			return true, nil
+		case n > 0: // without input, it hung up
+			return ready[0].Revents&unix.POLLIN != 0, nil
 		}
 	}
 	return false, context.Cause(ctx)
-}
-
-// SingleKeys returns a function that makes a terminal deliver keys as they are pressed, without
-// echo, or lines as before. Keys still send signals.
-func SingleKeys(tty *os.File) func(on bool) {
-	var mu sync.Mutex
-	var lines *unix.Termios // while it delivers keys
-	return func(on bool) {
-		mu.Lock()
-		defer mu.Unlock()
-		fd := int(tty.Fd())
-		if !on {
-			if lines != nil {
-				_ = unix.IoctlSetTermios(fd, unix.TCSETS, lines) // the terminal may be gone
-				lines = nil
-			}
-			return
-		}
-		now, err := unix.IoctlGetTermios(fd, unix.TCGETS)
-		if err != nil {
-			return // no terminal: lines
-		}
-		if lines == nil {
-			lines = now
-		}
-		keys := *now
-		keys.Lflag &^= unix.ICANON | unix.ECHO
-		keys.Cc[unix.VMIN], keys.Cc[unix.VTIME] = 1, 0
-		_ = unix.IoctlSetTermios(fd, unix.TCSETS, &keys) // or it stays with lines, which answer too
-	}
 }

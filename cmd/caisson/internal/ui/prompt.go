@@ -25,9 +25,8 @@ type Prompt struct {
 	// it is told, and reports whether there was one, which it drops too. Nil drops
 	// only what was read.
 	Pressed func(ctx context.Context, wait time.Duration) (bool, error)
-	// Keys makes In deliver single keys, which terminals then don't echo, or lines again. If
-	// it is nil, In delivers lines.
-	Keys func(on bool)
+	// Keys makes In deliver single keys. If it is nil, In delivers lines.
+	Keys Keys
 	// Pending returns the waiting confirmations, the oldest first, as a broker
 	// does, for their order and count. Nil knows only those of Approve.
 	Pending func() []approval.Confirmation
@@ -44,6 +43,15 @@ type Prompt struct {
 	single bool
 }
 
+// Keys is a keyboard that can deliver single keys.
+type Keys interface {
+	// SetSingle makes it deliver single keys, which terminals then don't echo, or lines again.
+	SetSingle(on bool)
+	// Typed returns what is typed next while it delivers single keys, "" if nothing is for a
+	// while.
+	Typed(ctx context.Context, wait time.Duration) (string, error)
+}
+
 // typedLine is one read of standard input, which on a terminal is one line or one key,
 // and when it was read.
 type typedLine struct {
@@ -55,8 +63,9 @@ type typedLine struct {
 const (
 	// quietTime is how long no key may have been pressed before one counts.
 	quietTime = 500 * time.Millisecond
-	// enterTime is how long an Enter behind a key is waited for, which is dropped.
-	enterTime = 200 * time.Millisecond
+	// alone is how long nothing but Enter may follow a key: what goes on is a text, and no
+	// answer. Most people take less time from letter to letter.
+	alone = 400 * time.Millisecond
 	// pageRows is the least number of rows that v shows at once: terminals scroll back.
 	pageRows = 200
 )
@@ -67,7 +76,7 @@ var errInputEnded = errors.New("standard input ended")
 // Approve shows one confirmation and waits for one of the keys that it names, or for
 // a line with it; "?" explains them. Any other line is no. Nothing is allowed that
 // was not shown whole, in the question or page by page. A key counts once the question
-// is shown and the keyboard was quiet for a while. The end of input is an error, and
+// is shown and the keyboard was quiet for a while, and if nothing but Enter follows it at once. The end of input is an error, and
 // no later question is shown. If another client or the timeout is first, the question
 // reports it.
 func (p *Prompt) Approve(ctx context.Context, c approval.Confirmation) (approval.Answer, error) {
@@ -116,6 +125,9 @@ func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, erro
 			return approval.Answer{}, err
 		}
 		switch text {
+		case noKey:
+			p.Out.writeDirect(q.style.dim("  that was no single key, so it answers nothing"))
+			continue
 		case "?":
 			p.Out.writeDirect(keys(c, columns, p.single)...)
 			continue
@@ -159,14 +171,19 @@ func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, erro
 // askReason asks for the reason of a refusal, which is a line.
 func (p *Prompt) askReason(ctx context.Context, shown time.Time) (string, error) {
 	p.setKeys(false)
-	p.Out.choose("  no, because > ")
-	return p.readTyped(ctx, shown)
+	for began, first := time.Now(), true; ; first = false {
+		p.Out.choose("  no, because > ")
+		reason, err := p.readTyped(ctx, shown)
+		if err != nil || reason != "" || !first || time.Since(began) > alone {
+			return reason, err
+		} // or the Enter of someone who thinks that r needs it
+	}
 }
 
 // setKeys makes In deliver single keys, if it can, or lines again.
 func (p *Prompt) setKeys(on bool) {
 	if p.Keys != nil && p.single != on {
-		p.Keys(on)
+		p.Keys.SetSingle(on)
 		p.single = on
 	}
 }
@@ -211,6 +228,7 @@ func (p *Prompt) showPage(ctx context.Context, q question, shown time.Time) (who
 		switch {
 		case err != nil:
 			return false, paged, err
+		case text == noKey:
 		case text == "e":
 			size = len(rows)
 		case strings.TrimSpace(text) != "":
@@ -222,28 +240,58 @@ func (p *Prompt) showPage(ctx context.Context, q question, shown time.Time) (who
 // readTyped returns the next line that was typed after a moment, without the blanks
 // around it, or the next key.
 func (p *Prompt) readTyped(ctx context.Context, after time.Time) (string, error) {
+	line := ""
 	for {
 		select {
 		case got := <-p.readLine():
 			p.reading = false
 			switch {
-			case got.text == "" && got.err != nil, p.single && got.text == endOfInput:
+			case got.text == "" && got.err != nil && line == "", p.single && got.text == endOfInput:
 				return "", errInputEnded
 			case !got.at.After(after):
 			case !p.single:
-				return strings.TrimSpace(got.text), nil
+				// What was typed while the terminal began to collect lines comes by itself.
+				if line += got.text; got.err != nil || strings.HasSuffix(line, "\n") {
+					return strings.TrimSpace(line), nil
+				}
 			case strings.HasSuffix(got.text, "\n"):
 				p.Out.writeDirect(safeLine(strings.TrimSpace(got.text)))
 				return strings.TrimSpace(got.text), nil
-			case isKey(got.text): // and no sequence, and nothing that was pasted
-				p.Out.writeDirect(got.text)
-				return got.text, p.dropEnter(ctx)
+			default:
+				return p.endKey(ctx, got.text)
 			}
 		case <-ctx.Done():
 			return "", context.Cause(ctx)
 		}
 	}
 }
+
+// endKey returns a key once it is known that nothing or one Enter follows. All else was a
+// sequence, a paste or a text, of which no part is a key: it is dropped. What follows r is
+// the reason.
+func (p *Prompt) endKey(ctx context.Context, key string) (string, error) {
+	single := isKey(key)
+	if single {
+		p.Out.writeDirect(key)
+	} else {
+		p.Out.writeDirect("")
+	}
+	rest, more := "", key != "r"
+	for more {
+		typed, err := p.Keys.Typed(ctx, alone)
+		if err != nil {
+			return "", err
+		}
+		rest, more = rest+typed, typed != ""
+	}
+	if !single || rest != "" && rest != "\n" {
+		return noKey, nil
+	}
+	return key, nil
+}
+
+// noKey stands for what was typed and is no single key. No line has it.
+const noKey = "\n"
 
 // endOfInput is the key Ctrl-D, which a terminal delivers as such if it collects no lines.
 const endOfInput = "\x04"
@@ -252,19 +300,6 @@ const endOfInput = "\x04"
 func isKey(text string) bool {
 	r, size := utf8.DecodeRuneInString(text)
 	return size == len(text) && r != utf8.RuneError && unicode.IsGraphic(r)
-}
-
-// dropEnter drops what follows a key at once: the Enter of someone who thinks that it is
-// needed, or the rest of a word.
-func (p *Prompt) dropEnter(ctx context.Context) error {
-	if p.Pressed == nil {
-		return nil
-	}
-	for {
-		if pressed, err := p.Pressed(ctx, enterTime); err != nil || !pressed {
-			return err
-		}
-	}
 }
 
 // readLine begins to read a line, unless a read is under way. Nothing is read while

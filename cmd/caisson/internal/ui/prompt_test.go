@@ -303,26 +303,54 @@ func TestArgumentsAreLeftToTheDiff(t *testing.T) {
 	}
 }
 
-// pressing is a person whose terminal delivers single keys while it is asked to, and lines
-// otherwise. It gets the texts one by one, each as soon as the choices stand there.
+// keyboard delivers single keys while it is asked to, and lines otherwise.
+type keyboard struct {
+	single bool
+	reads  chan string
+}
+
+func (k *keyboard) SetSingle(on bool) { k.single = on }
+
+func (k *keyboard) Read(p []byte) (int, error) {
+	text, ok := <-k.reads
+	if !ok {
+		return 0, io.EOF
+	}
+	return copy(p, text), nil
+}
+
+func (k *keyboard) Typed(context.Context, time.Duration) (string, error) {
+	select {
+	case text := <-k.reads:
+		return text, nil
+	default:
+		return "", nil
+	}
+}
+
+// pressing is a person at a keyboard, which gets the texts one by one, each as soon as the
+// choices stand there. Bars separate what is typed fast, but read one after another.
 func pressing(t *testing.T, texts ...string) *person {
 	t.Helper()
 	p := newPerson(t)
-	single := false
-	p.Keys = func(on bool) { single = on }
+	k := &keyboard{reads: make(chan string, 100)}
+	p.In, p.Keys = k, k
 	p.out.onWrite = func(written string) {
 		if strings.HasSuffix(written, " > ") && len(texts) > 0 {
 			text := texts[0]
 			texts = texts[1:]
-			if !single && !strings.HasSuffix(text, "\n") {
+			if !k.single && !strings.HasSuffix(text, "\n") {
 				t.Errorf("%q is typed where a line is read", text)
 			}
-			go func() { _, _ = io.WriteString(p.typing, text) }()
+			for read := range strings.SplitSeq(text, "|") {
+				k.reads <- read
+			}
 		}
 	}
 	t.Cleanup(func() {
-		if single || len(texts) > 0 {
-			t.Errorf("single keys: %t, not typed: %q", single, texts)
+		close(k.reads)
+		if k.single || len(texts) > 0 || len(k.reads) > 0 {
+			t.Errorf("single keys: %t, not typed: %q, not read: %d", k.single, texts, len(k.reads))
 		}
 	})
 	return p
@@ -344,7 +372,9 @@ func TestOneKeyAnswers(t *testing.T) {
 		"n":                     {confirmation(), []string{"n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, ""},
 		"Enter":                 {confirmation(), []string{"\n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, ""},
 		"a reason":              {confirmation(), []string{"r", "use make\n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, Reason: "use make"}, "no, because >"},
-		"no reason":             {confirmation(), []string{"r", "\n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, ""},
+		"a fast reason":         {confirmation(), []string{"r", "use| make\n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, Reason: "use make"}, "no, because >"},
+		"Enter and a reason":    {confirmation(), []string{"r", "\n", "use make\n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, Reason: "use make"}, "no, because >"},
+		"no reason":             {confirmation(), []string{"r", "\n", "\n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, ""},
 		"another key":           {confirmation(), []string{"x", " ", "y"}, approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeOnce}, "that is none of these keys\n"},
 		"another line":          {confirmation(), []string{"yess\n"}, approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, "none of these keys, so it is no\n"},
 		"a file of 120 lines":   {long, []string{"v", "y"}, approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeOnce}, strings.Repeat("  +line\n", 120)},
@@ -358,16 +388,6 @@ func TestOneKeyAnswers(t *testing.T) {
 			}
 		})
 	}
-	t.Run("no key", func(t *testing.T) {
-		for _, text := range []string{"\x1b[A", "yy", "\x00", "\xff"} { // a sequence, a paste
-			p := pressing(t, text)
-			ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, io.EOF)
-			if got, err := p.Approve(ctx, confirmation()); !errors.Is(err, io.EOF) {
-				t.Errorf("%q answers %+v, %v", text, got, err)
-			}
-			cancel()
-		}
-	})
 	t.Run("the end", func(t *testing.T) {
 		if got, err := pressing(t, "\x04").Approve(t.Context(), confirmation()); !errors.Is(err, errInputEnded) {
 			t.Errorf("Ctrl-D answers %+v, %v", got, err)
@@ -375,19 +395,26 @@ func TestOneKeyAnswers(t *testing.T) {
 	})
 }
 
-// TestEnterBehindAKeyIsDropped: what comes at once behind a key is no answer to what the key
-// asked for.
-func TestEnterBehindAKeyIsDropped(t *testing.T) {
-	p := pressing(t, "v", "y")
-	var waited []time.Duration
-	p.Pressed = func(_ context.Context, wait time.Duration) (bool, error) {
-		waited = append(waited, wait)
-		return len(waited) == 2, nil // an Enter behind v
-	}
-	got, err := p.Approve(t.Context(), confirmation())
-	want := []time.Duration{quietTime, enterTime, enterTime, enterTime}
-	if err != nil || got.Decision != approval.DecisionAllow || !slices.Equal(waited, want) {
-		t.Errorf("%+v, %v, waited %v, want %v", got, err, waited, want)
+// TestTextIsNoKey: a key with which a text or a sequence begins, or that is a part of one,
+// answers nothing. The question is asked again, and takes one key or one with Enter.
+func TestTextIsNoKey(t *testing.T) {
+	c := confirmation()
+	c.Scopes = append(c.Scopes, approval.ScopeAlways)
+	for _, text := range []string{
+		"A|l|s|o| |a|d|d| |t|e|s|t|s", "y|e|s| |p|l|e|a|s|e|\n", "a|nd", "d|o", "y|\n|\n", "y|y", "v|y",
+		"yy", "\x00", "\xff", "\x1b[A", "\x1b[|A", "\x1b|y", "\x1b[200~|y|\n",
+	} {
+		for next, want := range map[string]approval.Answer{
+			"n":    {Decision: approval.DecisionDeny, Scope: approval.ScopeOnce},
+			"A":    {Decision: approval.DecisionAllow, Scope: approval.ScopeAlways},
+			"y|\n": {Decision: approval.DecisionAllow, Scope: approval.ScopeOnce},
+		} {
+			p := pressing(t, text, next)
+			got, err := p.Approve(t.Context(), c)
+			if err != nil || got != want || strings.Count(p.out.String(), "that was no single key") != 1 {
+				t.Errorf("%q, then %q: %+v, %v\n%s", text, next, got, err, p.out)
+			}
+		}
 	}
 }
 
