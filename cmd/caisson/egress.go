@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -191,11 +192,11 @@ func newEgressSuggestCommand(a *app) *cobra.Command {
 		JSON bool `flag:"json" doc:"write a JSON array"`
 	}
 	return newCommand(&cobra.Command{
-		Use: "suggest [flags] SESSION", Short: "Print rules for what a session's commands were refused", Args: oneSession,
-		Long: `Print the rules that would have allowed the refused connections of a session's commands, as a part of
-the configuration. SESSION is as for caisson trace show.
+		Use: "suggest [flags] SESSION", Short: "Print rules for what a session was refused", Args: oneSession,
+		Long: `Print the rules that would have allowed the refused connections of a session's commands and MCP servers,
+as a part of the configuration. SESSION is as for caisson trace show.
 
-Commands chose these hosts, and the code they run may be anyone's: add only rules that you expect. A
+Programs chose these hosts, and the code they run may be anyone's: add only rules that you expect. A
 rule for a path, https://HOST/PATH, allows less than a rule for a host. A public registry is suggested
 as its preset, and a host at an address that is not public as an entry of egress.private.
 `,
@@ -212,6 +213,8 @@ as its preset, and a host at an address that is not public as an entry of egress
 
 // egressSuggestion is a rule that refused connections lacked.
 type egressSuggestion struct {
+	// Server is the MCP server that was refused, "" for the agent's commands.
+	Server string `json:"server,omitempty"`
 	// Rule is "" where no rule of allow would help. Preset is the preset of the registry,
 	// Private the address that egress.private lacks, as an entry on one line.
 	Rule    string `json:"rule,omitempty"`
@@ -242,7 +245,7 @@ func suggestEgress(a *app, s trace.Session, asJSON bool) error {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Host, b.Host))
 	})
 	if len(list) == 0 && !asJSON {
-		a.warn("no connection of the session's commands was refused")
+		a.warn("no connection of the session's commands or MCP servers was refused")
 		return nil
 	}
 	return a.show(asJSON, list, func(p *page) { describeSuggestions(p, list) })
@@ -250,7 +253,7 @@ func suggestEgress(a *app, s trace.Session, asJSON bool) error {
 
 // addSuggestion adds a refusal to a list.
 func addSuggestion(list []egressSuggestion, p record.NetworkDenied) []egressSuggestion {
-	s := egressSuggestion{Host: p.Host, Reason: p.Reason, Count: max(p.Count, 1)}
+	s := egressSuggestion{Server: p.Server, Host: p.Host, Reason: p.Reason, Count: max(p.Count, 1)}
 	switch key, item := config.Lacking(p); key {
 	case "presets":
 		s.Preset = item
@@ -263,7 +266,7 @@ func addSuggestion(list []egressSuggestion, p record.NetworkDenied) []egressSugg
 		s.Methods = []string{p.Method}
 	}
 	same := func(o egressSuggestion) bool {
-		return o.Rule == s.Rule && o.Preset == s.Preset && o.Private == s.Private && slices.Equal(o.Methods, s.Methods) &&
+		return o.Server == s.Server && o.Rule == s.Rule && o.Preset == s.Preset && o.Private == s.Private && slices.Equal(o.Methods, s.Methods) &&
 			(s.Rule+s.Preset+s.Private != "" || o.Host == s.Host && o.Reason == s.Reason)
 	}
 	if at := slices.IndexFunc(list, same); at >= 0 {
@@ -306,36 +309,70 @@ func suggestRule(p record.NetworkDenied) string {
 	return r.String()
 }
 
-// describeSuggestions adds a part of a configuration to a page.
+// describeSuggestions adds a part of a configuration to a page. Commands and each MCP server
+// have their own egress.
 func describeSuggestions(p *page, list []egressSuggestion) {
-	var presets []string
-	var private, allow, others page
+	byServer := map[string][]egressSuggestion{}
 	for _, s := range list {
-		times := fmt.Sprintf("%s, %d times", s.Reason, s.Count)
+		byServer[s.Server] = append(byServer[s.Server], s)
+	}
+	servers := slices.Sorted(maps.Keys(byServer))
+	begun := false // the section mcpServers
+	for _, name := range servers {
+		section, indent := formatEgress(byServer[name]), ""
+		if name != "" && section != "" {
+			if !begun {
+				p.line("mcpServers:")
+			}
+			begun, indent = true, "    "
+			p.line("  %s:", config.FlowScalar(name))
+		}
+		for line := range strings.Lines(section) {
+			p.WriteString(indent + line)
+		}
+	}
+	for _, s := range list {
+		if s.Rule+s.Preset+s.Private != "" {
+			continue
+		}
+		of := ""
+		if s.Server != "" {
+			of = " of the MCP server " + s.Server
+		}
+		p.line("# %s%s: refused (%s); no rule of allow changes that", s.Host, of, s.times())
+	}
+}
+
+// times describes how often a connection was refused, and why.
+func (s *egressSuggestion) times() string { return fmt.Sprintf("%s, %d times", s.Reason, s.Count) }
+
+// formatEgress returns the section egress with suggestions, "" if they are only refusals.
+func formatEgress(list []egressSuggestion) string {
+	var presets []string
+	var private, allow, section page
+	for _, s := range list {
 		switch {
 		case s.Preset != "":
 			presets = append(presets, s.Preset)
 		case s.Private != "":
-			private.line("    %s  # %s", s.Private, times)
-		case s.Rule == "":
-			others.line("# %s: refused (%s); no rule of allow changes that", s.Host, times)
+			private.line("    %s  # %s", s.Private, s.times())
 		case s.Methods != nil:
-			allow.line("    - {url: %s, methods: [%s]}  # %s", strconv.Quote(makeSafe(s.Rule)), strings.Join(s.Methods, ", "), times)
-		default:
-			allow.line("    - %s  # %s", s.Rule, times)
+			allow.line("    - {url: %s, methods: [%s]}  # %s", strconv.Quote(makeSafe(s.Rule)), strings.Join(s.Methods, ", "), s.times())
+		case s.Rule != "":
+			allow.line("    - %s  # %s", s.Rule, s.times())
 		}
 	}
 	if len(presets)+private.Len()+allow.Len() > 0 {
-		p.line("egress:")
+		section.line("egress:")
 	}
 	if len(presets) > 0 {
-		p.line("  presets: [%s]", strings.Join(presets, ", "))
+		section.line("  presets: [%s]", strings.Join(presets, ", "))
 	}
 	if private.Len() > 0 {
-		p.WriteString("  private:\n" + private.String())
+		section.WriteString("  private:\n" + private.String())
 	}
 	if allow.Len() > 0 {
-		p.WriteString("  allow:\n" + allow.String())
+		section.WriteString("  allow:\n" + allow.String())
 	}
-	p.WriteString(others.String())
+	return section.String()
 }

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// TestSuggestionsOfServers checks that what an MCP server lacked is suggested for it, and not
+// for commands.
+func TestSuggestionsOfServers(t *testing.T) {
+	var list []egressSuggestion
+	for _, p := range []record.NetworkDenied{
+		{Host: "registry.npmjs.org:443", Way: "connect", Reason: "not_allowed", Server: "docs"},
+		{Host: "npm.corp:443", Way: "connect", Reason: "address", Addr: "10.1.2.3", Server: "docs"},
+		{Host: "a.example:443", Way: "connect", Reason: "not_allowed", Server: "b: c"},
+		{Host: "a.example:443", Way: "connect", Reason: "not_allowed", Count: 2},
+		{Host: "a.example:443", Way: "connect", Reason: "not_allowed", Server: "b: c"},
+		{Host: "evil.example:80", Way: "http", Reason: "address", Addr: "127.0.0.1", Server: "docs"},
+	} {
+		list = addSuggestion(list, p)
+	}
+	var p page
+	describeSuggestions(&p, list)
+	want := `egress:
+  allow:
+    - tls://a.example  # not_allowed, 2 times
+mcpServers:
+  "b: c":
+    egress:
+      allow:
+        - tls://a.example  # not_allowed, 2 times
+  docs:
+    egress:
+      presets: [npm]
+      private:
+        npm.corp: ["10.1.2.3"]  # address, 1 times
+# evil.example:80 of the MCP server docs: refused (address, 1 times); no rule of allow changes that
+`
+	if d := cmp.Diff(want, p.String()); d != "" {
+		t.Error(d)
+	}
+	p.Reset()
+	describeSuggestions(&p, addSuggestion(nil, record.NetworkDenied{Host: "evil.example:80", Way: "http", Reason: "address", Addr: "127.0.0.1", Server: "docs"}))
+	if want := "# evil.example:80 of the MCP server docs: refused (address, 1 times); no rule of allow changes that\n"; p.String() != want {
+		t.Errorf("only a refusal: %q", p.String())
+	}
+}
