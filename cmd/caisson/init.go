@@ -106,6 +106,11 @@ func initWorkspace(ctx context.Context, a *app, directory string, f initFlags, a
 	if answer.Programs, err = needed.findPrograms(ctx, w, found); err != nil {
 		return err
 	}
+	if !asJSON {
+		if err := a.show(false, nil, func(p *page) { needed.describeFound(p, answer) }); err != nil {
+			return err
+		}
+	}
 	typed := bufio.NewReader(a.stdin)
 	additions := needed.suggestSettings(found, answer.Programs)
 	if presets := needed.suggestPresets(found); len(presets.Items) > 0 {
@@ -127,7 +132,7 @@ func initWorkspace(ctx context.Context, a *app, directory string, f initFlags, a
 		answer.File = edit.Path
 	}
 	if !asJSON {
-		if err := a.show(false, nil, func(p *page) { needed.describeInit(p, answer, additions) }); err != nil {
+		if err := a.show(false, nil, func(p *page) { needed.describeSettings(p, answer, additions) }); err != nil {
 			return err
 		}
 		if edit != nil && !f.Write {
@@ -276,8 +281,8 @@ func findProgram(path, name, workspace string) string {
 	return ""
 }
 
-// describeInit adds what was found and the settings to a page.
-func (s missingSettings) describeInit(p *page, answer initAnswer, additions []config.Addition) {
+// describeFound adds what was found to a page.
+func (s missingSettings) describeFound(p *page, answer initAnswer) {
 	if answer.Partial {
 		p.line("%s has many files, and not all names were read.", answer.Workspace)
 	}
@@ -307,11 +312,20 @@ func (s missingSettings) describeInit(p *page, answer initAnswer, additions []co
 	if len(answer.Programs) == 0 {
 		p.line("Whether image %s has their programs is not known.", *s.conf.Image)
 	}
+}
+
+// describeSettings adds the settings that the tools need to a page.
+func (s missingSettings) describeSettings(p *page, answer initAnswer, additions []config.Addition) {
+	if len(answer.Tools) == 0 {
+		return
+	}
 	if len(answer.Presets) > 0 {
-		p.line("Commands have no network; --egress lets them download packages (%s).", strings.Join(answer.Presets, ", "))
+		p.line("Commands can't download packages of %s; --egress allows it.", strings.Join(answer.Presets, ", "))
 	}
 	if len(additions) == 0 {
-		p.line("The configuration needs nothing more.")
+		if len(answer.Presets) == 0 {
+			p.line("The configuration needs nothing more.")
+		}
 		return
 	}
 	p.line("")
