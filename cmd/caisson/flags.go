@@ -367,10 +367,12 @@ func addCompletion(root *cobra.Command, a *app) {
 		"workspace": completeDirectories, "tool": completeTools, "profile": completeKeys(func(c config.Config) map[string]config.File { return c.Profiles }), "model": completeKeys(func(c config.Config) map[string]config.Model { return c.Models }), "format": completeWords("jsonl", "json", "atif"), "report": completeWords("auto", "github", "none"),
 		"image": pulled, "resume": completeSessions, "cache": completeWords(caches.Presets()...), "mcp": servers,
 	}
+	lists := map[string]bool{} // the flags that take several words
 	for _, s := range config.Settings() {
 		if s.Words != nil {
 			flags[s.Flag] = completeWords(s.Words...)
 		}
+		lists[s.Flag] = s.List
 	}
 	visitCommands(root, func(cmd *cobra.Command) {
 		if c, ok := arguments[cmd.CommandPath()]; ok {
@@ -387,9 +389,15 @@ func addCompletion(root *cobra.Command, a *app) {
 			}
 			err := cmd.RegisterFlagCompletionFunc(name, func(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 				words, directive := c(env)
+				if !lists[name] {
+					return words, directive
+				}
+				before := typed[:strings.LastIndexByte(typed, ',')+1]
 				var out []cobra.Completion
 				for _, word := range words {
-					out = append(out, typed[:strings.LastIndexByte(typed, ',')+1]+word) // of a list
+					if !slices.Contains(strings.Split(before, ","), word) {
+						out = append(out, before+word)
+					}
 				}
 				return out, directive
 			})
