@@ -113,7 +113,7 @@ func (c Comparison) describeEvidence() string {
 		return fmt.Sprintf("better on %d, worse on %d; McNemar's exact p = %.2g", c.Better, c.Worse, c.P)
 	}
 	if c.Interval == (Interval{-1, 1}) {
-		return "too few tasks: the 95 % CI has all differences from -100 to 100 points"
+		return "too few tasks: the 95 % CI is -100 to 100 points"
 	}
 	return fmt.Sprintf("95 %% CI %.1f to %.1f", 100*c.Interval.Low, 100*c.Interval.High)
 }

@@ -128,7 +128,7 @@ func TestCompare(t *testing.T) {
 		{"no variance, several attempts", many(6, 0.5, 0.25, 4), BetterA, "x is better than y by 25.0 points on 6 tasks (better on 6, worse on 0; McNemar's exact p = 0.031)."},
 		{"interval", append(many(20, 1, 0.5, 2), many(10, 0.5, 0.5, 2)...), BetterA, "x is better than y by 33.3 points on 30 tasks (95 % CI 24.4 to 42.3)."},
 		{"interval below", append(many(20, 0.5, 1, 2), many(10, 0.5, 0.5, 2)...), BetterB, "y is better than x by 33.3 points on 30 tasks (95 % CI 24.4 to 42.3)."},
-		{"interval with zero", append(many(2, 1, 0.5, 2), many(1, 0, 0.5, 2)...), CannotTell, "Can't tell: the difference of 16.7 points on 3 tasks is within what chance makes (too few tasks: the 95 % CI has all differences from -100 to 100 points)."},
+		{"interval with zero", append(many(2, 1, 0.5, 2), many(1, 0, 0.5, 2)...), CannotTell, "Can't tell: the difference of 16.7 points on 3 tasks is within what chance makes (too few tasks: the 95 % CI is -100 to 100 points)."},
 		{"bounded", append(many(2, 1, 0.5, 2), many(2, 0.5, 0.5, 2)...), CannotTell, "Can't tell: the difference of 25.0 points on 4 tasks is within what chance makes (95 % CI -20.9 to 70.9)."},
 		{"bounded on one side", append(many(2, 1, 0, 2), many(1, 0.5, 0, 2)...), BetterA, "x is better than y by 83.3 points on 3 tasks (95 % CI 11.6 to 100.0)."},
 	} {

@@ -42,13 +42,13 @@ func hintYAML(err yaml.Error) string {
 func wantedHere(kind reflect.Kind) string {
 	switch kind {
 	case reflect.Bool:
-		return "true or false is needed here"
+		return "write true or false"
 	case reflect.Slice:
 		return "a list is needed here, such as [a, b]"
 	case reflect.Map, reflect.Struct:
 		return "keys with their values are needed here, such as {key: value}"
 	}
-	return "a single value is needed here"
+	return "write one value, not a list or section"
 }
 
 // maxListedKeys is how many keys of a section a hint lists.

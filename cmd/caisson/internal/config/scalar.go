@@ -136,7 +136,7 @@ func (v *Number) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(v, n, 
 func unmarshalScalar[T any](dst *T, n ast.Node, parse func(string) (T, error)) error {
 	text, ok := scalarText(n)
 	if !ok {
-		return errorAt(n, errors.New("a single value is needed here"))
+		return errorAt(n, errors.New("write one value, not a list or section"))
 	}
 	v, err := parse(text)
 	if err != nil {
