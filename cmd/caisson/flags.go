@@ -117,7 +117,7 @@ func addSettings(cmd *cobra.Command, file *config.File, groups ...string) {
 		}
 	}
 	if groups == nil || slices.Contains(groups, "Sandbox") {
-		cmd.Flags().VarP(variableFlag{file}, "env", "e", "variable of commands, or NAME for one of caisson's own environment (repeatable)")
+		cmd.Flags().VarP(variableFlag{file}, "env", "e", "set a variable for commands; NAME alone passes on caisson's own (repeatable)")
 	}
 }
 
