@@ -68,8 +68,16 @@ func (w *htmlWriter) writeTable(rows [][]Cell) {
 }
 
 func (w *htmlWriter) spans(spans []Span) string {
-	var b strings.Builder
+	var joined []Span // a link's text is a span, but no word in HTML
 	for _, s := range spans {
+		if last := len(joined) - 1; last >= 0 && !s.Code && joined[last] == (Span{joined[last].Text, s.Bold, s.Italic, false}) {
+			joined[last].Text += s.Text
+		} else if s.Text != "" {
+			joined = append(joined, s)
+		}
+	}
+	var b strings.Builder
+	for _, s := range joined {
 		lines := strings.Split(s.Text, "\n")
 		for i, line := range lines {
 			if s.Code {

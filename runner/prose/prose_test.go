@@ -225,6 +225,7 @@ func TestHTML(t *testing.T) {
 		"# A\na **b *c*** `d<` [e](f)\ng": "<h3>A</h3>\n<p>a <strong>b </strong><strong><em>c</em></strong> <code>d&lt;</code> e (f)<br>\ng</p>\n",
 		"- a\n- b\n  1. c\n  2. d\n\n     e\n- f\n\ng": "<ul>\n<li><p>a</p>\n</li>\n<li><p>b</p>\n<ol start=\"1\">\n<li><p>c</p>\n</li>\n<li><p>d</p>\n<p>e</p>\n</li>\n</ol>\n" +
 			"</li>\n<li><p>f</p>\n</li>\n</ul>\n<p>g</p>\n",
+		"**a[b](c)** GH-[1](2)":                       "<p><strong>ab (c)</strong> GH-1 (2)</p>\n",
 		"> a\n>\n> - b\n\nc":                          "<blockquote>\n<p>a</p>\n<ul>\n<li><p>b</p>\n</li>\n</ul>\n</blockquote>\n<p>c</p>\n",
 		"3. a\n   ```\n   <b>\n\n   ```\n4. c\n\n---": "<ol start=\"3\">\n<li><p>a</p>\n</li>\n</ol>\n\n<pre>&lt;b&gt;\n</pre>\n<ol start=\"4\">\n<li><p>c</p>\n</li>\n</ol>\n<hr>\n",
 		"a|b\n-|-\n1|`<`":                             "<table>\n<tr><th>a</th><th>b</th></tr>\n<tr><td>1</td><td><code>&lt;</code></td></tr>\n</table>\n",

@@ -27,7 +27,7 @@ var hostileReportTexts = []string{
 	"x,file=/etc/passwd,line=1::owned\n::add-mask::e",
 	"%0A::error::x%0D%3A%2C",
 	"</code></pre><script>alert(1)</script><img src=x onerror=alert(1)>\n\n# Heading\n\n- [x](javascript:1) ![i](http://evil/p.png) <http://evil>\n",
-	"`code` **bold** _it_ ~~no~~ | a | b |\n|---|---|\n@octocat #1 owner/repo#1 GH-1 :tada: http://evil.example www.evil.example a@b.c",
+	"`code` **bold** _it_ ~~no~~ | a | b |\n|---|---|\n@octocat #1 owner/repo#1 GH-1 :tada: http://evil.example www.evil.example a@b.c GH-[123](x) ww[w.evil.example](x)",
 	"```\n</details>\n```\n&lt;b&gt; &#60;b&#62; &amp;#60; <!-- -->",
 	"\u202egnp.exe\u200b\x1b]8;;http://evil\x07\x00\x9b31m",
 	"\nEOF\nstatus<<EOF\n0\nEOF\nreason=answered\n",
