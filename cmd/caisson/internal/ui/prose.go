@@ -8,6 +8,9 @@ import (
 	"github.com/caisson-run/caisson/runner/prose"
 )
 
+// maxCells is the width of a table without a terminal.
+const maxCells = 200
+
 // blankInCode stands for a blank at which a line must not be broken. Foreign text that is
 // safe to show has none: it is a character of private use.
 const blankInCode = "\ue000"
@@ -35,7 +38,11 @@ func Prose(markdown string, columns int, colour bool) []string {
 			continue
 		case prose.Table:
 			first := b.First
-			for _, row := range s.tableRows(b, columns-1-len(b.Rest)) {
+			cells := maxCells
+			if columns > 0 {
+				cells = max(columns-1-len(b.Rest), 1)
+			}
+			for _, row := range s.tableRows(b, cells) {
 				lines = append(lines, strings.TrimRight(first+row, " "))
 				first = b.Rest
 			}

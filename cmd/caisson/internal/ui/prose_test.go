@@ -79,3 +79,24 @@ func TestTables(t *testing.T) {
 		}
 	}
 }
+
+// TestTablesAreBounded: the widest cell of a table does not widen all its rows, also where there
+// is no terminal, and none behind the prefix of a list.
+func TestTablesAreBounded(t *testing.T) {
+	for name, cell := range map[string]string{"a word": strings.Repeat("x", 50_000), "words": strings.Repeat("word ", 10_000)} {
+		table := "|a|b|\n|-|-|\n|" + cell + "|y|\n" + strings.Repeat("|x|y|\n", 700)
+		deep := strings.Repeat("999999999. ", 6)
+		nested := deep + strings.ReplaceAll(table, "\n", "\n"+strings.Repeat(" ", len(deep)))
+		for _, columns := range []int{0, 60, 80} {
+			for _, text := range []string{table, nested} {
+				size := 0
+				for _, row := range Prose(text, columns, false) {
+					size += len(row)
+				}
+				if size > 2<<20 {
+					t.Errorf("%s, %d columns: %d bytes of %d", name, columns, size, len(text))
+				}
+			}
+		}
+	}
+}

@@ -9,8 +9,7 @@ import (
 	"github.com/caisson-run/caisson/runner/prose"
 )
 
-// tableRows returns a table in rows of at most so many cells of a terminal; 0 or less is no
-// bound. Words are never broken: if they don't fit beside each other, each row of the table
+// tableRows returns a table in rows of at most so many cells of a terminal. Words are never broken: if they don't fit beside each other, each row of the table
 // becomes a list.
 func (s style) tableRows(b prose.Block, cells int) []string {
 	words := make([][][]string, len(b.Rows)) // of each cell
@@ -30,14 +29,10 @@ func (s style) tableRows(b prose.Block, cells int) []string {
 	for _, w := range widths {
 		room -= w
 	}
-	switch {
-	case cells <= 0:
-		widths = natural
-	case room < 0:
+	if room < 0 {
 		return s.tableList(words, cells)
-	default:
-		widen(widths, natural, room)
 	}
+	widen(widths, natural, room)
 	return s.layTable(words, widths, b.Right)
 }
 
@@ -115,7 +110,7 @@ func (s style) tableList(words [][][]string, cells int) []string {
 		}
 		for k, list := range row {
 			line := strings.Join(slices.Concat(words[0][k], []string{"─"}, list), " ")
-			out = append(out, WrapWords(line, max(cells, 1), "  ")...)
+			out = append(out, WrapWords(line, cells, "  ")...)
 		}
 	}
 	return out
