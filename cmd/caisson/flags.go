@@ -2,10 +2,10 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"io"
 	"maps"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/mcpclients"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
@@ -286,7 +285,8 @@ func setHelp(a *app, root *cobra.Command) {
 }
 
 // fitHelp breaks a text anew for so many columns: paragraphs whose lines have no indentation,
-// and single lines with one, below what follows their last wide gap.
+// and single lines with one, below what follows their last wide gap. Commands stay whole, so
+// that they can be copied.
 func fitHelp(text string, columns int) string {
 	var out []string
 	joins := false
@@ -301,6 +301,10 @@ func fitHelp(text string, columns int) string {
 	}
 	var rows []string
 	for _, line := range out {
+		if strings.HasPrefix(line, "  caisson ") {
+			rows = append(rows, line)
+			continue
+		}
 		indent := 0
 		if strings.HasPrefix(line, " ") {
 			indent = len(line) - len(strings.TrimLeft(line, " ")) + 2
@@ -355,17 +359,16 @@ type candidates func(env environ) ([]cobra.Completion, cobra.ShellCompDirective)
 func addCompletion(root *cobra.Command, a *app) {
 	addBashFallback(root)
 	env, servers := a.environ, completeKeys(func(c config.Config) map[string]config.MCPServer { return c.MCP })
-	pulled := func(environ) ([]cobra.Completion, cobra.ShellCompDirective) { return completeImages(a) }
 	arguments := map[string]candidates{
 		"caisson diff": completeSessions, "caisson apply": completeSessions, "caisson sandbox exec": completeLiveSessions, "caisson sandbox rm": completeLiveSessions, "caisson sandbox cp": completeLiveSessions,
 		"caisson trace show": completeSessions, "caisson trace verify": completeSessions, "caisson trace export": completeSessions, "caisson trace html": completeSessions, "caisson egress suggest": completeSessions,
 		"caisson tools ls": completeTools, "caisson tools call": completeTools, "caisson trust": completeDirectories, "caisson untrust": completeDirectories, "caisson config schema": completeWords("user", "project", "requirements"),
-		"caisson images rm": pulled, "caisson images export": pulled, "caisson images pull": pulled, "caisson caches rm": completeCaches,
+		"caisson images rm": completeImages, "caisson images export": completeImages, "caisson images pull": completeImages, "caisson caches rm": completeCaches,
 		"caisson mcp add-to": completeClients, "caisson mcp test": servers, "caisson mcp login": servers, "caisson mcp logout": servers,
 	}
 	flags := map[string]candidates{
 		"workspace": completeDirectories, "tool": completeTools, "profile": completeKeys(func(c config.Config) map[string]config.File { return c.Profiles }), "model": completeKeys(func(c config.Config) map[string]config.Model { return c.Models }), "format": completeWords("jsonl", "json", "atif"), "report": completeWords("auto", "github", "none"),
-		"image": pulled, "resume": completeSessions, "cache": completeWords(caches.Presets()...), "mcp": servers,
+		"image": completeImages, "resume": completeSessions, "cache": completeWords(caches.Presets()...), "mcp": servers,
 	}
 	lists := map[string]bool{} // the flags that take several words
 	for _, s := range config.Settings() {
@@ -478,15 +481,12 @@ func completeLiveSessions(env environ) ([]cobra.Completion, cobra.ShellCompDirec
 }
 
 // completeImages are the images of the cache.
-func completeImages(a *app) (out []cobra.Completion, _ cobra.ShellCompDirective) {
-	_ = withImages(context.Background(), a, nil, func(s *store.Store, _ *caisson.Host) error {
-		list, err := s.List(context.Background())
-		for _, i := range list {
-			out = append(out, i.Reference.String())
-		}
-		return err
-	})
-	return out, cobra.ShellCompDirectiveDefault // or a path
+func completeImages(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if env.cacheDir() == "" {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	names, _ := store.References(filepath.Join(env.cacheDir(), "images"))
+	return names, cobra.ShellCompDirectiveDefault // or a path
 }
 
 // completeCaches are the IDs of caches, with their workspaces.

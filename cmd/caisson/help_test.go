@@ -66,9 +66,12 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 			}
 			widest := 0
 			for line := range strings.Lines(out.String()) {
-				if n := len([]rune(strings.TrimRight(line, "\n"))); len(strings.Fields(line)) > 1 {
+				if n := len([]rune(strings.TrimRight(line, "\n"))); len(strings.Fields(line)) > 1 && !strings.HasPrefix(line, "  caisson ") {
 					widest = max(widest, n)
 				}
+			}
+			if example := "\n  caisson trace ls --json --limit 0 | jq -r '.[] | select(.state==\"cut short\").session'\n"; args[0] == "help" && !strings.Contains(out.String(), example) {
+				t.Errorf("%d columns break an example:\n%s", columns, &out)
 			}
 			if widest > most || columns > 60 && widest < 75 {
 				t.Errorf("%q at %d columns: the widest line has %d:\n%s", args, columns, widest, &out)

@@ -62,6 +62,20 @@ func (s *Store) List(ctx context.Context) ([]images.Image, error) {
 	return list, nil
 }
 
+// References returns the references of the images that the store in dir has records of, sorted.
+// It makes nothing, and waits for no lock.
+func References(dir string) ([]string, error) {
+	list, _, err := records{dir: dir}.listRecords()
+	var names []string
+	for _, r := range list {
+		if ref, err := images.ParseReference(r.Reference); err == nil {
+			names = append(names, ref.String())
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), err
+}
+
 // Remove forgets ref and frees the content that no other image needs. It fails
 // with [images.ErrNotFound], and with [images.ErrInUse] while a session uses
 // it.
