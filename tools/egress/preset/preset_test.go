@@ -320,6 +320,7 @@ func TestNeededBy(t *testing.T) {
 		"ERROR: Could not find a version that satisfies the requirement requests (from versions: none)\nERROR: No matching distribution found for requests": "pip",
 		"Because x was not found in the cache and you require x, your requirements are unsatisfiable":                                                       "pip",
 		"As a reminder, you're using offline mode (--offline) which can sometimes cause surprising resolution failures":                                     "cargo",
+		"  attempting to make an HTTP request, but --frozen was specified":                                                                                  "cargo",
 		"Cannot access central (https://repo.maven.apache.org/maven2) in offline mode and the artifact a:b:jar:2.6 has not been downloaded from it before.": "maven",
 		"W: Failed to fetch http://deb.debian.org/debian/dists/bookworm/InRelease  Temporary failure resolving 'deb.debian.org'":                            "apt",
 		"fatal: unable to access 'https://github.com/a/b/': Could not resolve host: github.com":                                                             "",

@@ -89,7 +89,7 @@ var table = []data{
 			{url: "https://crates.io/api/v1/crates/"},
 		},
 		env:     []string{"CARGO_REGISTRIES_CRATES_IO_PROTOCOL=sparse", "CARGO_NET_GIT_FETCH_WITH_CLI=true"},
-		offline: []string{`As a reminder, you're using offline mode \(`, `attempting to make an HTTP request, but --offline \w`},
+		offline: []string{`As a reminder, you're using offline mode \(`, `attempting to make an HTTP request, but \W+\w+ was specified`},
 		facts: []Fact{
 			{"the sparse protocol is the default since 1.70", "The Cargo Book, Registry Protocols; cargo 1.95"},
 			{"each line of an index has the SHA-256 of a crate", "The Cargo Book, Index Format; cargo 1.95"},
