@@ -202,8 +202,8 @@ func hintFor(kind any, subject string) string {
 }
 
 // namespacesHint is the hint for [sandbox.ErrNoNamespaces].
-const namespacesHint = "No process in a chroot can make them: run Caisson outside it. In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, if AppArmor confines it) " +
-	"and run Caisson as an ordinary user; runc needs --security-opt systempaths=unconfined too. Elsewhere allow this user to make user namespaces, or use the docker backend."
+const namespacesHint = "In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, if AppArmor confines it) " +
+	"and run Caisson as an ordinary user; runc needs --security-opt systempaths=unconfined too. Elsewhere allow this user to make user namespaces, or use the docker backend. In a chroot, run Caisson outside it."
 
 // describeError turns any error into a message with a hint, and its exit status.
 func describeError(err error) *commandError {

@@ -236,8 +236,9 @@ func newRoot(a *app) *cobra.Command {
 	root := newGroup(&cobra.Command{
 		Use:   "caisson",
 		Short: "Run an agent's tool calls where they can do no harm",
-		Long: "Caisson runs an LLM agent on a workspace. What only reads runs in this process; what writes or\n" +
-			"executes runs in one container a session, without network, and nothing is left of it afterwards.\n\n" +
+		Long: "Caisson runs an LLM agent on a workspace. Read-only tools run in this process. Anything that\n" +
+			"writes or executes runs in one container per session, without a network unless you allow it; the\n" +
+			"container is removed afterwards.\n\n" +
 			"Without a command, caisson chat begins if a model is configured and this is a terminal.",
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},

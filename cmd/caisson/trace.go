@@ -57,9 +57,10 @@ func newTraceListCommand(a *app) *cobra.Command {
 		Use: "ls [flags]", Short: "List sessions, the newest first", Args: noArgs,
 		Long: `List sessions, the newest first: time, state, cost and task.
 
-STATE is "live", the reason and exit status of the end, the end of the command of caisson exec, "cut
-short" for a session that was killed, or "damaged" if its first or last record can't be read. The
-command reads only the first records, up to the task, and the last two: caisson trace verify reads all.
+STATE is "live"; how the session ended, as reason and exit status, or for caisson exec how its command
+ended; "cut short" for a session that was killed; or "damaged" if its first or last record can't be
+read. The command reads only the first records, up to the task, and the last two: caisson trace verify
+reads all.
 `,
 		Example: "  caisson trace ls\n  caisson trace ls --json --limit 0 | jq -r '.[] | select(.state==\"cut short\").session'",
 		RunE: func(*cobra.Command, []string) error {

@@ -99,9 +99,9 @@ func (g HostGroup) String() string {
 		case h.Deleted:
 			return h.Path + " was deleted: what it asked of " + h.By + " no longer matters"
 		}
-		return "read " + h.Path + " before you go on: " + h.By + " runs or obeys it"
+		return "read " + h.Path + " before you go on: " + h.By + " may run or obey it"
 	}
-	programs, verb := g.programs()
+	programs := g.programs()
 	files := fmt.Sprintf("%d %s in %s", len(g.Files), kindOf(h), g.Dir)
 	switch {
 	case h.Target != "":
@@ -109,24 +109,24 @@ func (g HostGroup) String() string {
 	case h.Deleted:
 		return files + ": what they asked of " + programs + " no longer matters"
 	}
-	return "read " + files + " before you go on: " + programs + verb + " them"
+	return "read " + files + " before you go on: " + programs + " may run or obey them"
 }
 
-// programs names what would run or obey the files, and the verb for it. Of several, the most
+// programs names what may run or obey the files. Of several, the most
 // frequent come first, each with the number of its files.
-func (g HostGroup) programs() (names, verb string) {
+func (g HostGroup) programs() string {
 	count := map[string]int{}
 	for _, h := range g.Files {
 		count[h.By]++
 	}
 	list := slices.SortedFunc(maps.Keys(count), func(a, b string) int { return cmp.Or(count[b]-count[a], strings.Compare(a, b)) })
 	if len(list) == 1 {
-		return list[0], " runs or obeys"
+		return list[0]
 	}
 	for i, name := range list {
 		list[i] = fmt.Sprintf("%s (%d)", name, count[name])
 	}
-	return strings.Join(list, ", "), " run or obey"
+	return strings.Join(list, ", ")
 }
 
 // compareFlags orders what is not set before what is.

@@ -38,15 +38,15 @@ func TestGroups(t *testing.T) {
 	}
 	want := []string{
 		"4 symlinks in links lead out of the workspace, to /etc",
-		"read 4 changed files in .github/workflows before you go on: CI runs or obeys them",
+		"read 4 changed files in .github/workflows before you go on: CI may run or obey them",
 		"4 deleted files in old/.caisson: what they asked of an agent no longer matters",
 		"sub/.caisson/config.yaml was deleted: what it asked of an agent no longer matters",
-		"read ci/deep/in/the/tree/Makefile before you go on: make runs or obeys it",
-		"read new.mk before you go on: make runs or obeys it",
-		"read 4 new files in .cargo before you go on: cargo runs or obeys them",
+		"read ci/deep/in/the/tree/Makefile before you go on: make may run or obey it",
+		"read new.mk before you go on: make may run or obey it",
+		"read 4 new files in .cargo before you go on: cargo may run or obey them",
 		"links/far is a symlink that leads out of the workspace, to /home/u/.ssh/authorized_keys",
-		"read web/package.json before you go on: node, bun, deno or their tools runs or obeys it",
-		"read 87 new files in web/node_modules before you go on: node, bun, deno or their tools (83), make (4) run or obey them",
+		"read web/package.json before you go on: node, bun, deno or their tools may run or obey it",
+		"read 87 new files in web/node_modules before you go on: node, bun, deno or their tools (83), make (4) may run or obey them",
 	}
 	if diff := cmp.Diff(want, got); diff != "" || files != len(list) {
 		t.Errorf("%d of %d files (-want +got):\n%s", files, len(list), diff)

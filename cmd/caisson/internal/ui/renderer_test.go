@@ -288,7 +288,7 @@ func TestSummary(t *testing.T) {
 		" old.bin       | deleted",
 		" … and 2 more",
 		" 5 files changed, 2 insertions(+), 1 deletion(-), and 4 files whose lines are not counted",
-		"! read Makefile before you go on: make runs or obeys it",
+		"! read Makefile before you go on: make may run or obey it",
 		"! l is a symlink that leads out of the workspace, to /etc",
 		"! sub/.caisson/config.yaml was deleted: what it asked of an agent no longer matters",
 		"cost unknown · 10 tokens in, 7 out · 1 model call, 2 tool calls · 4.2 s · records in /s",
@@ -428,8 +428,8 @@ func TestDependenciesBuryNothing(t *testing.T) {
 	r.HostExecuted = append(r.HostExecuted, record.HostExecuted{Path: "web/src/tools/x/Makefile", By: "make", Added: true})
 	r.HostExecutedOmitted = 7
 	want := []string{
-		"! read web/src/tools/x/Makefile before you go on: make runs or obeys it",
-		"! read 83 new files in node_modules before you go on: node runs or obeys them",
+		"! read web/src/tools/x/Makefile before you go on: make may run or obey it",
+		"! read 83 new files in node_modules before you go on: node may run or obey them",
 		"! … and 7 other files that programs of this machine run or obey",
 	}
 	if diff := cmp.Diff(want, Notices(r, false)); diff != "" {

@@ -49,7 +49,7 @@ func trustWords(trust string) string {
 	case "trusted":
 		return "instructions that you trust"
 	}
-	return "untrusted data; caisson trust makes it your instructions"
+	return "untrusted data; to make it instructions, run caisson trust"
 }
 
 // shortReason leaves the detail of an error to the records and to the doctor.
