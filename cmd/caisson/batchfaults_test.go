@@ -159,8 +159,15 @@ func TestBatchFaults(t *testing.T) {
 		"two processes": func(b *manyBatch, args []string) {
 			cmd, stderr := b.start(args...)
 			b.awaitResults(1)
+			// The second one waits for the lock of a process that was killed, which this must outlast.
+			if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+				b.t.Fatal(err)
+			}
 			second, secondErr := b.start(args...)
 			b.wantEnd(second, secondErr, 42, "another process runs a batch in this directory")
+			if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+				b.t.Fatal(err)
+			}
 			b.wantEnd(cmd, stderr, 60, "")
 		},
 		"full disk": func(b *manyBatch, args []string) {
