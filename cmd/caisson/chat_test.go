@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -147,16 +148,20 @@ func TestAPlainConversation(t *testing.T) {
 // and a paste, answer nothing.
 func TestAQuestionOfAConversation(t *testing.T) {
 	for _, tt := range []struct {
-		answer string
+		answer []step
 		ran    bool
-	}{{"y\r", true}, {"y", true}, {"n\r", false}, {"\x1b[200~y\r\x1b[201~n\r", false}} {
-		_, shown, w := chatOn(t, "xterm", []step{
+	}{
+		{[]step{{"? help", "y\r"}}, true}, {[]step{{"? help", "y"}}, true}, {[]step{{"? help", "n\r"}}, false},
+		{[]step{{"? help", "\x1b[200~y\r\x1b[201~"}, {"no single key", "n\r"}}, false},
+		{[]step{{"? help", "yes please\r"}, {"no single key", "n\r"}}, false},
+	} {
+		_, shown, w := chatOn(t, "xterm", slices.Concat([]step{
 			{"› ", "make it\ry\r"}, // the second line waits for the turn's end
-			{"? help", tt.answer},
+		}, tt.answer, []step{
 			{"the end", ""},
 			{"the end", ""}, // of the second turn
 			{"› ", "/quit\r"},
-		}, "  - calls: [{tool: write_file, input: {path: one, content: x}}]\n  - text: the end\n  - text: the end\n", "--mode", "bind")
+		}), "  - calls: [{tool: write_file, input: {path: one, content: x}}]\n  - text: the end\n  - text: the end\n", "--mode", "bind")
 		if !strings.Contains(shown, "\a\x1b]9;caisson: a question waits\a") {
 			t.Errorf("nothing draws attention:\n%q", shown)
 		}
