@@ -151,7 +151,9 @@ func TestAQuestionOfAConversation(t *testing.T) {
 		answer []step
 		ran    bool
 	}{
-		{[]step{{"? help", "y\r"}}, true}, {[]step{{"? help", "y"}}, true}, {[]step{{"? help", "n\r"}}, false},
+		{[]step{{"? help", "y\r"}}, true},
+		{[]step{{"? help", "y"}}, true},
+		{[]step{{"? help", "n\r"}}, false},
 		{[]step{{"? help", "\x1b[200~y\r\x1b[201~"}, {"no single key", "n\r"}}, false},
 		{[]step{{"? help", "yes please\r"}, {"no single key", "n\r"}}, false},
 	} {

@@ -86,7 +86,7 @@ func TestSecrets(t *testing.T) {
 // TestList checks the URLs of a list, also without a scheme.
 func TestList(t *testing.T) {
 	for raw, want := range map[string]string{
-		"me:hunter22@a:4222":                               "a:4222",
+		"me:hunter22@a:4222": "a:4222",
 		"nats://me:hunter22@a:4222, tls://me:hunter22@b:1": "nats://a:4222,tls://b:1",
 		"a:4222,hunter22@b,me:hunter22@[::1]:4222":         "a:4222,b,[::1]:4222",
 		"a:4222": "a:4222",

@@ -105,10 +105,14 @@ func TestVariablesOfFlags(t *testing.T) {
 		"two flags":          {flags: File{Env: map[string]string{"TOKEN": "x"}, MoreEnvFrom: []string{"TOKEN"}}, want: "--env: TOKEN is in env too; keep one of them"},
 		"unset":              {user: "env_from: [TOKEN]\n", flags: File{MoreEnvFrom: []string{"UNSET"}}, want: "--env: UNSET is not set in caisson's environment; export it, or write NAME=VALUE"},
 		"unset of the file":  {user: "env_from:\n  - UNSET\n", flags: File{MoreEnvFrom: []string{"TOKEN"}}, want: "USER:2:5: env_from: UNSET is not set in caisson's environment; export it, or take it out of env_from"},
-		"unset of --env-from": {flags: File{EnvFrom: []string{"UNSET"}, MoreEnvFrom: []string{"TOKEN"}},
-			want: "--env-from: UNSET is not set in caisson's environment; export it, or take it out of env_from"},
-		"required": {user: "env_from: [TOKEN]\n", required: "env_from: [CI_*]\n", flags: File{MoreEnvFrom: []string{"CI_A"}},
-			want: "requirements: env_from TOKEN is not allowed on this machine; choose what the administrator's file allows"},
+		"unset of --env-from": {
+			flags: File{EnvFrom: []string{"UNSET"}, MoreEnvFrom: []string{"TOKEN"}},
+			want:  "--env-from: UNSET is not set in caisson's environment; export it, or take it out of env_from",
+		},
+		"required": {
+			user: "env_from: [TOKEN]\n", required: "env_from: [CI_*]\n", flags: File{MoreEnvFrom: []string{"CI_A"}},
+			want: "requirements: env_from TOKEN is not allowed on this machine; choose what the administrator's file allows",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
