@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -445,7 +444,7 @@ func (m *mcpServers) launch(ctx context.Context, s mcp.Server, stderr io.Writer)
 		dir := s.Dir
 		if dir == "" {
 			// In the workspace, npx and python would load what the agent put there.
-			dir = filepath.VolumeName(m.s.opts.Workspace.Path) + string(filepath.Separator)
+			dir = "/"
 		}
 		writable := m.s.writableDirs()
 		if m.s.opts.MCP.Writable != nil {

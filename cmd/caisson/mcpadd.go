@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
@@ -75,7 +74,7 @@ func clientPlaces(a *app, project string) (mcpclients.Places, error) {
 		return mcpclients.Places{}, newFailure(exitInput, nil, "HOME is not an absolute path", "Set HOME.")
 	}
 	return mcpclients.Places{
-		Home: home, Project: project, OS: runtime.GOOS,
+		Home: home, Project: project,
 		ConfigHome: cmp.Or(absoluteOrEmpty(a.environ.get("XDG_CONFIG_HOME")), filepath.Join(home, ".config")),
 		CodexHome:  cmp.Or(absoluteOrEmpty(a.environ.get("CODEX_HOME")), filepath.Join(home, ".codex")),
 	}, nil

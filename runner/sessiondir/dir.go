@@ -124,7 +124,7 @@ func (f *Dir) Close() error {
 func hold(log *os.File) error {
 	for end := time.Now().Add(state.ReleaseTime); ; <-time.After(10 * time.Millisecond) {
 		err := syscall.Flock(int(log.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil || time.Now().After(end) {
+		if !errors.Is(err, syscall.EWOULDBLOCK) || time.Now().After(end) {
 			return err
 		}
 	}

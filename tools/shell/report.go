@@ -95,7 +95,7 @@ func (r Result) endNotes(timeout time.Duration) []string {
 	add(r.Kill.Left > 0, "%s could not be killed.", countNoun(r.Kill.Left, "process"))
 	notes = append(notes, r.networkNotes()...)
 	name := r.neededPreset()
-	add(name != "", "Commands of this session have no network, which this one needed to download packages. The user can allow the registries with the egress preset %s; nothing that a command does can.", name)
+	add(name != "", "Commands of this session have no network, which this one needed to download packages. The user can allow the registries with the egress preset %s. A command can't.", name)
 	add(r.Notice != "", "%s", r.Notice)
 	return notes
 }

@@ -83,13 +83,13 @@ func TestReport(t *testing.T) {
 		{
 			"no network",
 			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 1}}, Offline: true, Stderr: kept("npm error code ENOTCACHED\n")},
-			"exit code 1 after 0.00 s\nCommands of this session have no network, which this one needed to download packages. The user can allow the registries with the egress preset npm; nothing that a command does can.\n" +
+			"exit code 1 after 0.00 s\nCommands of this session have no network, which this one needed to download packages. The user can allow the registries with the egress preset npm. A command can't.\n" +
 				"stdout: empty\nstderr (26 bytes):\nnpm error code ENOTCACHED\n",
 		},
 		{
 			"no network, of a program in a pipe",
 			Result{Offline: true, Stdout: kept("npm error code ENOTCACHED\n")},
-			"exit code 0 after 0.00 s\nCommands of this session have no network, which this one needed to download packages. The user can allow the registries with the egress preset npm; nothing that a command does can.\n" +
+			"exit code 0 after 0.00 s\nCommands of this session have no network, which this one needed to download packages. The user can allow the registries with the egress preset npm. A command can't.\n" +
 				"stdout (26 bytes):\nnpm error code ENOTCACHED\nstderr: empty\n",
 		},
 		{

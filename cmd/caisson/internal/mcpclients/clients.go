@@ -40,8 +40,6 @@ type Places struct {
 	// Home and Project are absolute. ConfigHome is XDG_CONFIG_HOME or its default, CodexHome
 	// is CODEX_HOME or its default.
 	Home, ConfigHome, CodexHome, Project string
-	// OS is as in runtime.GOOS.
-	OS string
 }
 
 func plainEntry(command string, args []string) map[string]any {
@@ -61,12 +59,7 @@ func All() []Client {
 		},
 		{
 			Name: "claude-desktop", Title: "Claude Desktop", keys: []string{"mcpServers"}, entry: plainEntry, Note: "Quit and start it again afterwards.",
-			file: func(p Places) string {
-				if p.OS == "darwin" {
-					return filepath.Join(p.Home, "Library", "Application Support", "Claude", "claude_desktop_config.json")
-				}
-				return filepath.Join(p.ConfigHome, "Claude", "claude_desktop_config.json")
-			},
+			file: func(p Places) string { return filepath.Join(p.ConfigHome, "Claude", "claude_desktop_config.json") },
 		},
 		{
 			Name: "codex", Title: "Codex", keys: []string{"mcp_servers"}, toml: true, entry: plainEntry,

@@ -108,7 +108,7 @@ func TestAddRefuses(t *testing.T) {
 
 // TestFiles tests where each client is configured.
 func TestFiles(t *testing.T) {
-	p := Places{Home: "/h", ConfigHome: "/h/.config", CodexHome: "/h/.codex", Project: "/p", OS: "linux"}
+	p := Places{Home: "/h", ConfigHome: "/h/.config", CodexHome: "/h/.codex", Project: "/p"}
 	want := map[string]string{
 		"claude-code": "/p/.mcp.json", "claude-desktop": "/h/.config/Claude/claude_desktop_config.json", "codex": "/h/.codex/config.toml",
 		"cursor": "/h/.cursor/mcp.json", "gemini-cli": "/h/.gemini/settings.json", "opencode": "/h/.config/opencode/opencode.json",
