@@ -75,6 +75,9 @@ func TestSequencesOfAChat(t *testing.T) {
 				c.waitFor(t, ", class ")
 				time.Sleep(time.Second) // until keys count
 				c.send(t, "n no\x1b[A\t\x02 reason\r")
+				c.waitFor(t, "it answers nothing")
+				time.Sleep(time.Second)
+				c.send(t, "n")
 			}
 		}
 		c.waitFor(t, "the end")
