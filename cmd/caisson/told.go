@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/caisson-run/caisson/limits/state"
@@ -49,5 +48,5 @@ func (e environ) untold(workspace string, facts []string) []string {
 	if text, err := json.Marshal(told); err == nil && len(text) <= maxTold {
 		_ = state.Replace(path, text) // or they are told again
 	}
-	return slices.Clip(fresh)
+	return fresh
 }

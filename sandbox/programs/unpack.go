@@ -11,8 +11,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
+
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // maxProgramBytes bounds an unpacked program.
@@ -104,7 +105,7 @@ var unpackedTime = time.Date(2000, time.January, 1, 0, 0, 0, 0, time.UTC)
 // another time is read: file systems and backups don't all keep times.
 func isIntact(path, sum string) bool {
 	info, err := os.Lstat(path)
-	if err != nil || !info.Mode().IsRegular() || info.Mode().Perm()&0o222 != 0 || !onlyCallerWrites(info) {
+	if err != nil || !info.Mode().IsRegular() || info.Mode().Perm()&0o222 != 0 || state.UnsafeReason(info) != "" {
 		return false
 	}
 	if info.ModTime().Equal(unpackedTime) {
@@ -133,7 +134,7 @@ func makePrivateDir(dir string) error {
 		if err != nil {
 			return err
 		}
-		if !info.IsDir() || !onlyCallerWrites(info) {
+		if !info.IsDir() || state.UnsafeReason(info) != "" {
 			return fmt.Errorf("%s: not a directory that only its owner, the calling user, can write", d)
 		}
 	}
@@ -177,11 +178,4 @@ func writeProgram(from fs.FS, s programSum, path string) (err error) {
 	}
 	_ = os.Chtimes(out.Name(), unpackedTime, unpackedTime) // isIntact reads it if that fails
 	return os.Rename(out.Name(), path)
-}
-
-// onlyCallerWrites reports whether a file belongs to the user of this process and no
-// other user can write it.
-func onlyCallerWrites(info fs.FileInfo) bool {
-	s, ok := info.Sys().(*syscall.Stat_t)
-	return ok && int(s.Uid) == os.Geteuid() && info.Mode().Perm()&0o022 == 0
 }
