@@ -3,7 +3,6 @@ package changes
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -12,8 +11,8 @@ import (
 )
 
 // HostGroup is files that programs of the host would run, obey or follow, and of which a
-// person reads in one line: a single file, or all files of one kind in a directory. Symlinks of
-// a group lead to one place.
+// person reads in one line: a single file, or all files of one kind in a directory that
+// the same program reads. Symlinks of a group lead to one place.
 type HostGroup struct {
 	// Dir is the directory, "" for a single file.
 	Dir   string
@@ -24,16 +23,16 @@ type HostGroup struct {
 const groupFrom = 4
 
 // dependencyDirs are the directories that package managers fill. Everything in one of them
-// is in one group. A directory that a tool obeys, such as .cargo, is none.
+// is in one group for each program. A directory that a tool obeys, such as .cargo, is none.
 var dependencyDirs = []string{"node_modules", "vendor", ".venv", "venv", "site-packages", "target", ".tox"}
 
 // GroupHostExecuted groups files. Changes in what was trusted come before new files, those of
 // the project before its dependencies, and those nearest to the top first.
 func GroupHostExecuted(list []record.HostExecuted) []HostGroup {
-	type key struct{ kind, dir, target string }
+	type key struct{ kind, dir, by, target string }
 	keyOf := func(h record.HostExecuted) key {
 		dir, _ := groupDir(h.Path)
-		return key{kindOf(h), dir, h.Target}
+		return key{kindOf(h), dir, h.By, h.Target}
 	}
 	sorted := slices.Clone(list)
 	slices.SortStableFunc(sorted, func(a, b record.HostExecuted) int {
@@ -101,32 +100,14 @@ func (g HostGroup) String() string {
 		}
 		return "read " + h.Path + " before you go on: " + h.By + " may run or obey it"
 	}
-	programs := g.programs()
 	files := fmt.Sprintf("%d %s in %s", len(g.Files), kindOf(h), g.Dir)
 	switch {
 	case h.Target != "":
 		return files + " lead out of the workspace, to " + h.Target
 	case h.Deleted:
-		return files + ": what they asked of " + programs + " no longer matters"
+		return files + ": what they asked of " + h.By + " no longer matters"
 	}
-	return "read " + files + " before you go on: " + programs + " may run or obey them"
-}
-
-// programs names what may run or obey the files. Of several, the most
-// frequent come first, each with the number of its files.
-func (g HostGroup) programs() string {
-	count := map[string]int{}
-	for _, h := range g.Files {
-		count[h.By]++
-	}
-	list := slices.SortedFunc(maps.Keys(count), func(a, b string) int { return cmp.Or(count[b]-count[a], strings.Compare(a, b)) })
-	if len(list) == 1 {
-		return list[0]
-	}
-	for i, name := range list {
-		list[i] = fmt.Sprintf("%s (%d)", name, count[name])
-	}
-	return strings.Join(list, ", ")
+	return "read " + files + " before you go on: " + h.By + " may run or obey them"
 }
 
 // compareFlags orders what is not set before what is.

@@ -16,6 +16,7 @@ func TestGroups(t *testing.T) {
 		{Path: "ci/deep/in/the/tree/Makefile", By: "make"},
 		{Path: "sub/.caisson/config.yaml", By: "an agent", Deleted: true},
 		{Path: "new.mk", By: "make", Added: true},
+		{Path: "web/node_modules/x/.envrc", By: "a shell", Added: true},
 		{Path: "links/far", By: bySymlink, Target: "/home/u/.ssh/authorized_keys", Added: true},
 		{Path: "web/package.json", By: node, Added: true},
 	}
@@ -46,7 +47,9 @@ func TestGroups(t *testing.T) {
 		"read 4 new files in .cargo before you go on: cargo may run or obey them",
 		"links/far is a symlink that leads out of the workspace, to /home/u/.ssh/authorized_keys",
 		"read web/package.json before you go on: node, bun, deno or their tools may run or obey it",
-		"read 87 new files in web/node_modules before you go on: node, bun, deno or their tools (83), make (4) may run or obey them",
+		"read 4 new files in web/node_modules before you go on: make may run or obey them",
+		"read 83 new files in web/node_modules before you go on: node, bun, deno or their tools may run or obey them",
+		"read web/node_modules/x/.envrc before you go on: a shell may run or obey it",
 	}
 	if diff := cmp.Diff(want, got); diff != "" || files != len(list) {
 		t.Errorf("%d of %d files (-want +got):\n%s", files, len(list), diff)
