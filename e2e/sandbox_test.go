@@ -161,6 +161,7 @@ func (m *machine) refusesToExec(t *testing.T, session string) {
 		{[]string{"ses_none", "true"}, 125, "no live session"},
 		{[]string{"../" + session, "true"}, 125, "no live session"},
 		{[]string{"-C", "/etc", session, "true"}, 125, "not below /workspace"},
+		{[]string{"-C", "sub", session, "true"}, 125, "write /workspace/sub"},
 		{[]string{"--timeout", "-1s", session, "true"}, 125, "negative"},
 		{[]string{session, ""}, 125, "no program"},
 		{[]string{session, "/etc/passwd"}, 126, "permission denied"},

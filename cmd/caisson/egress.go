@@ -33,7 +33,7 @@ func newEgressCommand(a *app) *cobra.Command {
 // egressCheckFlags are the flags of caisson egress check.
 type egressCheckFlags struct {
 	Method    string `flag:"method" default:"GET" doc:"METHOD of the request, if Caisson can read requests"`
-	Workspace string `flag:"workspace" doc:"also use the own settings of this workspace"`
+	Workspace string `flag:"workspace" doc:"directory whose settings are used (default: the working directory)"`
 	profileFlag
 	JSON     bool        `flag:"json" doc:"write a JSON object"`
 	settings config.File // those of egress alone
@@ -74,7 +74,10 @@ type egressDecision struct {
 }
 
 func checkEgress(a *app, f egressCheckFlags, raw string) error {
-	s, err := loadSettingsFor(a, f.settings, f.Profile, f.Workspace, projectOptions{})
+	s, err := loadSettingsFor(a, f.settings, f.Profile, cmp.Or(f.Workspace, "."), projectOptions{})
+	if f.Workspace == "" && as[*runner.WorkspaceError](err) { // such as the home directory
+		s, err = loadSettingsFor(a, f.settings, f.Profile, "", projectOptions{})
+	}
 	if err != nil {
 		return err
 	}

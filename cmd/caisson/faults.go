@@ -377,7 +377,7 @@ func workspaceHint(e *runner.WorkspaceError) string {
 	case e.Op == "own":
 		return "Run caisson as its owner or as root, or own new files yourself with --caller-owns-files."
 	case e.Op == "accept" && as[*runner.SystemDirError](e.Err):
-		return "Give the task a directory of its own with --workspace, or accept this one with --accept-system-workspace."
+		return "Give the task a directory of its own with --workspace, or accept this one with the setting accept_system_workspace."
 	case e.Op == "accept":
 		return "Give the task a directory of its own with --workspace."
 	}

@@ -159,7 +159,7 @@ func addFlags(cmd *cobra.Command, to reflect.Value, groups ...string) {
 		}
 		switch p := value.Addr().Interface().(type) {
 		case *string:
-			flags.StringVarP(p, name, letter, "", doc)
+			flags.VarP((*textFlag)(p), name, letter, doc)
 		case *bool:
 			flags.BoolVarP(p, name, letter, false, doc)
 		case *int:
@@ -185,6 +185,22 @@ func addFlags(cmd *cobra.Command, to reflect.Value, groups ...string) {
 			f.DefValue = f.Value.String()
 		}
 	}
+}
+
+// textFlag is the value of a flag that takes a text. It refuses an empty one, which is the
+// value of a variable that isn't set: --verify "$TESTS" would verify nothing.
+type textFlag string
+
+func (f *textFlag) String() string { return string(*f) }
+func (f *textFlag) Type() string   { return "string" }
+
+// Set implements [pflag.Value].
+func (f *textFlag) Set(text string) error {
+	if text == "" {
+		return errors.New("it is empty; leave the flag out, or give it a value")
+	}
+	*f = textFlag(text)
+	return nil
 }
 
 // profileFlag, projectFlags and workspaceFlags are flags that several commands have.

@@ -82,6 +82,9 @@ type initFlags struct {
 
 func initWorkspace(ctx context.Context, a *app, directory string, f initFlags, asJSON bool) error {
 	w, err := workspaceFor(a.environ, directory)
+	if as[*runner.WorkspaceError](err) {
+		return newFailure(exitInput, err, "", "Name the directory of a project: caisson init PATH.")
+	}
 	if err != nil {
 		return err
 	}
@@ -149,7 +152,7 @@ func initWorkspace(ctx context.Context, a *app, directory string, f initFlags, a
 	case asJSON:
 		return writeJSON(a.stdout, answer)
 	case answer.Written:
-		return a.say("Written to %s.", edit.Path)
+		return a.say("Written to %s. To try them, run caisson exec with a command there, such as your tests.", edit.Path)
 	}
 	return nil
 }

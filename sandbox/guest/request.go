@@ -3,6 +3,7 @@ package guest
 import (
 	"cmp"
 	"fmt"
+	"path"
 	"strings"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -101,6 +102,9 @@ func (o Options) withBounds(r wire.Exec) (wire.Exec, error) {
 func relativeDir(mountPoint, dir string) (string, error) {
 	if len(dir) > maxDir || strings.ContainsRune(dir, 0) {
 		return "", invalidError("the working directory's path is too long or holds a NUL")
+	}
+	if dir != "" && dir[0] != '/' {
+		return "", invalidError(fmt.Sprintf("working directory %q is not an absolute path: write %s", dir, path.Join(mountPoint, dir)))
 	}
 	rest, ok := strings.CutPrefix(dir, mountPoint)
 	if dir != "" && (!ok || rest != "" && rest[0] != '/') {

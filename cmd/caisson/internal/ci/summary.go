@@ -112,7 +112,7 @@ func changesSection(r runner.Report) string {
 		return elidePath(c.Path) + ": " + c.Change
 	})
 	if o := r.Overlay; o != nil {
-		section += fmt.Sprintf("\n%d changes: %s, %d applied\n", o.Changes, codeText(string(o.State)), o.Applied)
+		section += fmt.Sprintf("\nChanges: %d, %s, %d applied\n", o.Changes, codeText(string(o.State)), o.Applied)
 		section += listSection("Conflicts", o.Conflicts, func(n record.PathNote) string { return elidePath(n.Path) + ": " + n.Why })
 	}
 	return section

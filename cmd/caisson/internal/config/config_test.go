@@ -42,7 +42,7 @@ func TestBadFilesAreRefusedWithTheirPlace(t *testing.T) {
 		"key of a server":    {"mcpServers:\n  a: {comand: x}\n", 2, 7, `unknown field "comand"`, "did you mean command?"},
 		"key in a list":      {"mounts:\n  - {form: /a, to: /b}\n", 2, 6, `unknown field "form"`, "did you mean from?"},
 		"key like no other":  {"docker:\n  socket: x\n", 2, 3, `unknown field "socket"`, "the keys here are host, runtime"},
-		"in a long section":  {"nothing: x\n", 1, 1, `unknown field "nothing"`, "docs/settings.md lists the keys"},
+		"in a long section":  {"nothing: x\n", 1, 1, `unknown field "nothing"`, "the keys are listed in docs/settings.md"},
 		"word for a switch":  {"stream: yess\n", 1, 9, "write true or false", ""},
 		"list for a section": {"limits: [a]\n", 1, 9, "keys with their values are needed here, such as {key: value}", ""},
 		"word for a list":    {"submounts: a\n", 1, 12, "a list is needed here, such as [a, b]", ""},

@@ -79,7 +79,7 @@ func suggestKey(e *Error, body ast.Node, t reflect.Type) string {
 	case len(beside) > 0 && len(beside) <= maxListedKeys:
 		return "the keys here are " + strings.Join(beside, ", ")
 	}
-	return "docs/settings.md lists the keys"
+	return "the keys are listed in docs/settings.md"
 }
 
 // keysBeside returns the keys that can stand where one is in n, a value of type t; nil if
