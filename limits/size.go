@@ -1,6 +1,9 @@
 package limits
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // FormatSize returns a number of bytes with a unit, such as 1.5 GiB.
 func FormatSize(n int64) string {
@@ -15,4 +18,18 @@ func FormatSize(n int64) string {
 		return fmt.Sprintf("%d B", n)
 	}
 	return fmt.Sprintf("%.1f %s", value, unit)
+}
+
+// FormatCount returns a number and its noun, such as "1 file", "2 entries" or "3 processes".
+func FormatCount(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	if stem, ok := strings.CutSuffix(noun, "y"); ok {
+		return fmt.Sprintf("%d %sies", n, stem)
+	}
+	if strings.HasSuffix(noun, "ch") || strings.HasSuffix(noun, "s") {
+		return fmt.Sprintf("%d %ses", n, noun)
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/caches"
@@ -156,7 +157,7 @@ func openFork(ctx context.Context, o Options, point *forkPoint, configure func(o
 func forkNotice(ended int) boundary.Text {
 	text := boundary.Text("The session was continued in a fresh sandbox on the same workspace: files of the workspace are kept; /tmp, the home directory and running programs are gone.")
 	if ended > 0 {
-		text += boundary.Sprintf(" %s in the background ended.", boundary.Text(countOf(ended, "command")))
+		text += boundary.Sprintf(" %s in the background ended.", boundary.Text(limits.FormatCount(ended, "command")))
 	}
 	return text + " Handles of earlier commands and their kept output may not be known any more."
 }
@@ -164,5 +165,5 @@ func forkNotice(ended int) boundary.Text {
 // forkWarning names the forks of a session.
 func forkWarning(forks []*Session) string {
 	return fmt.Sprintf("the session was forked into %s, from %s on; its sandbox starts again when a call needs it",
-		countOf(len(forks), "session"), forks[0].opts.Dir.Session)
+		limits.FormatCount(len(forks), "session"), forks[0].opts.Dir.Session)
 }

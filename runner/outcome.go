@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/internal/quarantine"
@@ -190,7 +191,7 @@ func (d problemDescriber) describeCause(f Fault, r Report) string {
 	case FaultNoAnswer:
 		return unapprovedCalls(r) + ": the input for answers ended at a question, and nothing was asked after it"
 	case FaultConflicts:
-		return fmt.Sprintf("the task is done, and nothing of it was applied: %s changed in the workspace meanwhile, such as %s", countOf(len(r.Overlay.Conflicts), "file"), r.Overlay.Conflicts[0].Path)
+		return fmt.Sprintf("the task is done, and nothing of it was applied: %s changed in the workspace meanwhile, such as %s", limits.FormatCount(len(r.Overlay.Conflicts), "file"), r.Overlay.Conflicts[0].Path)
 	case FaultNotApplied:
 		failed := r.Overlay.Failed
 		return fmt.Sprintf("the task is done, and %d of its changes could not be applied: %s: %s", len(failed), failed[0].Path, failed[0].Why)
@@ -199,7 +200,7 @@ func (d problemDescriber) describeCause(f Fault, r Report) string {
 	case FaultUnverified:
 		return fmt.Sprintf("the verification of the result failed: %s: %s", tools.Elide(r.Verification.Command, 200), r.Verification)
 	case FaultReplay:
-		return fmt.Sprintf("the tools of the replay returned something else than before, in %s: the first is %s", countOf(len(r.Differences), "place"), r.Differences[0])
+		return fmt.Sprintf("the tools of the replay returned something else than before, in %s: the first is %s", limits.FormatCount(len(r.Differences), "place"), r.Differences[0])
 	case FaultLeft:
 		if r.Reason == StopNoTurn {
 			return "something of the sandbox could not be removed: " + r.Left[0]
@@ -213,7 +214,7 @@ func (d problemDescriber) describeCause(f Fault, r Report) string {
 func unapprovedCalls(r Report) string {
 	calls := "a call"
 	if r.Reason == loop.StopAnswered {
-		calls = countOf(r.Unapproved, "call")
+		calls = limits.FormatCount(r.Unapproved, "call")
 	}
 	return calls + " needed an approval and got none"
 }
@@ -254,14 +255,6 @@ func (d problemDescriber) redactProblem(p *record.Problem) *record.Problem {
 	}
 	redact := redact.New(d.opts.Secrets)
 	return &record.Problem{Cause: string(redact.Bytes([]byte(p.Cause))), Hint: string(redact.Bytes([]byte(p.Hint)))}
-}
-
-// countOf returns a number and its noun.
-func countOf(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 func errText(err error) string {

@@ -306,7 +306,7 @@ func describeResumed(o Options, p *resumption) string {
 	}
 	text := resumeNotice + " in a fresh sandbox: " + files + "; /tmp, the home directory and running programs are gone."
 	if n := len(p.Background); n > 0 {
-		text += fmt.Sprintf(" %s in the background ended.", countOf(n, "command"))
+		text += fmt.Sprintf(" %s in the background ended.", limits.FormatCount(n, "command"))
 	}
 	return text
 }

@@ -327,7 +327,7 @@ func UnpackChangesCommand(dir string, within, except []string, r io.Reader) User
 // for them. It must not be called while a turn runs. The next message tells the model.
 func (s *Session) EndBackground() {
 	if ended := s.exec.EndRunning(); ended > 0 {
-		s.prompt.notice = loop.NoticePrefix + boundary.Sprintf("%s in the background ended with the last message.", boundary.Text(countOf(ended, "command")))
+		s.prompt.notice = loop.NoticePrefix + boundary.Sprintf("%s in the background ended with the last message.", boundary.Text(limits.FormatCount(ended, "command")))
 	}
 }
 

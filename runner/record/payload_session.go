@@ -322,22 +322,15 @@ type ChangeCount struct {
 
 // String returns the count as diff --stat does.
 func (n ChangeCount) String() string {
-	files := formatPlural(n.Files, "file") + " changed"
+	files := limits.FormatCount(n.Files, "file") + " changed"
 	if n.Files > 0 && n.Uncounted == n.Files {
 		return files + ", lines not counted"
 	}
-	text := fmt.Sprintf("%s, %s(+), %s(-)", files, formatPlural(n.Insertions, "insertion"), formatPlural(n.Deletions, "deletion"))
+	text := fmt.Sprintf("%s, %s(+), %s(-)", files, limits.FormatCount(n.Insertions, "insertion"), limits.FormatCount(n.Deletions, "deletion"))
 	if n.Uncounted > 0 {
-		text += fmt.Sprintf(", and %s whose lines are not counted", formatPlural(n.Uncounted, "file"))
+		text += fmt.Sprintf(", and %s whose lines are not counted", limits.FormatCount(n.Uncounted, "file"))
 	}
 	return text
-}
-
-func formatPlural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // OverlayResult is the result of the changes of an overlay session.

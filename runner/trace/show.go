@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -106,7 +107,7 @@ func (p *printer) writeHead(o Overview) {
 	if o.Outcome() == "answered" {
 		status = p.paint("32", o.Outcome())
 	}
-	p.printf("%s  %s · %s · %s · %s · %s\n", p.bold(displayLine(o.Session)), status, formatDuration(o.Wall()), o.Cost(), formatPlural(o.ModelCalls, "model call"), formatPlural(o.ToolCalls, "tool call"))
+	p.printf("%s  %s · %s · %s · %s · %s\n", p.bold(displayLine(o.Session)), status, formatDuration(o.Wall()), o.Cost(), limits.FormatCount(o.ModelCalls, "model call"), limits.FormatCount(o.ToolCalls, "tool call"))
 	fact := func(name, text string) {
 		if text != "" {
 			p.printf("  %s %s\n", p.dim(fmt.Sprintf("%-11s", name)), displayLine(text))

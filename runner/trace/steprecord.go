@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
@@ -321,7 +322,7 @@ func (r *Reached) add(p record.NetworkClosed) {
 
 // Words describes the connections in one line.
 func (r Reached) Words() string {
-	text := fmt.Sprintf("%s to %s: %s bytes sent, %s received", formatPlural(r.Connections, "connection"), r.Host, formatCount(r.Sent), formatCount(r.Received))
+	text := fmt.Sprintf("%s to %s: %s bytes sent, %s received", limits.FormatCount(r.Connections, "connection"), r.Host, formatCount(r.Sent), formatCount(r.Received))
 	if r.Ending != "" {
 		text += ", ended by " + r.Ending
 	}

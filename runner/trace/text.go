@@ -73,14 +73,6 @@ func formatCount(n int64) string {
 	return s
 }
 
-// formatPlural formats a count and its noun, in the plural unless n is 1.
-func formatPlural(n int, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	return fmt.Sprintf("%d %s", n, noun)
-}
-
 // formatDollars formats a decimal cost with two digits, or four below one dollar.
 func formatDollars(usd string) string {
 	f, err := strconv.ParseFloat(usd, 64)

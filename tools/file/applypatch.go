@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -273,7 +274,7 @@ func (p *plan) output() tools.Output {
 			continue
 		}
 		files = append(files, t.path)
-		size := plural(len(t.after.content), "byte")
+		size := limits.FormatCount(len(t.after.content), "byte")
 		switch {
 		case t.to != "":
 			continue
@@ -284,7 +285,7 @@ func (p *plan) output() tools.Output {
 		case !t.after.exists:
 			fmt.Fprintf(&b, "deleted %s", shown(t.path))
 		default:
-			fmt.Fprintf(&b, "changed %s (%s, now %s)", shown(t.path), plural(t.hunks, "hunk"), size)
+			fmt.Fprintf(&b, "changed %s (%s, now %s)", shown(t.path), limits.FormatCount(t.hunks, "hunk"), size)
 		}
 		if t.loosest > exact {
 			b.WriteString(" [" + t.loosest.words() + "]")

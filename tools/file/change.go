@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -135,7 +136,7 @@ func writeFile() kind {
 			if c.Created {
 				verb = "Created"
 			}
-			return fmt.Sprintf("%s %s (%s).", verb, shown(c.Path), plural(int(c.Bytes), "byte"))
+			return fmt.Sprintf("%s %s (%s).", verb, shown(c.Path), limits.FormatCount(int(c.Bytes), "byte"))
 		},
 	}
 }
@@ -176,7 +177,7 @@ func patchFile() kind {
 			})
 		},
 		report: func(c workspace.Change) string {
-			return fmt.Sprintf("Patched %s: replaced %s (now %s).", shown(c.Path), plural(c.Replacements, "place"), plural(int(c.Bytes), "byte"))
+			return fmt.Sprintf("Patched %s: replaced %s (now %s).", shown(c.Path), limits.FormatCount(c.Replacements, "place"), limits.FormatCount(int(c.Bytes), "byte"))
 		},
 	}
 }
@@ -211,7 +212,7 @@ func deleteFile() kind {
 		},
 		report: func(c workspace.Change) string {
 			if c.Removed > 1 {
-				return fmt.Sprintf("Deleted %s (%s).", shown(c.Path), plural(c.Removed, "entry"))
+				return fmt.Sprintf("Deleted %s (%s).", shown(c.Path), limits.FormatCount(c.Removed, "entry"))
 			}
 			return fmt.Sprintf("Deleted %s.", shown(c.Path))
 		},

@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -83,7 +84,7 @@ func (g *globber) run(ctx context.Context, in globInput) (tools.Output, error) {
 	}
 	if more {
 		out.Truncated = true
-		addNote(&out, plural(found, "file")+" shown, there are more: narrow the pattern or the path")
+		addNote(&out, limits.FormatCount(found, "file")+" shown, there are more: narrow the pattern or the path")
 	}
 	end.addNotes(&out)
 	noteNames(&out, odd)

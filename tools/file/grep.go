@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -284,16 +285,16 @@ func (g *grepped) output(end outcome) tools.Output {
 	}
 	if g.more {
 		out.Truncated = true
-		addNote(&out, fmt.Sprintf("%s shown, there are more: narrow the pattern, the path or the glob", plural(g.found, "match")))
+		addNote(&out, fmt.Sprintf("%s shown, there are more: narrow the pattern, the path or the glob", limits.FormatCount(g.found, "match")))
 	}
 	if g.large > 0 {
-		addNote(&out, plural(g.large, "file")+" over 8 MiB not searched; use the shell")
+		addNote(&out, limits.FormatCount(g.large, "file")+" over 8 MiB not searched; use the shell")
 	}
 	if g.long > 0 {
-		addNote(&out, plural(g.long, "line")+" searched in the first 32 KiB only")
+		addNote(&out, limits.FormatCount(g.long, "line")+" searched in the first 32 KiB only")
 	}
 	if g.unread > 0 {
-		addNote(&out, plural(g.unread, "file")+" could not be read")
+		addNote(&out, limits.FormatCount(g.unread, "file")+" could not be read")
 	}
 	end.addNotes(&out)
 	out.Metadata = map[string]any{"matches": g.found, "files": g.files, "binary_files": g.binary}

@@ -2,9 +2,7 @@ package file
 
 import (
 	"encoding/json"
-	"fmt"
 	"maps"
-	"strings"
 )
 
 // pathAliases are the names of path arguments in other tools.
@@ -40,18 +38,4 @@ func (c count) orDefault(n, most int) int {
 		return n
 	}
 	return int(min(int64(c), int64(most)))
-}
-
-// plural returns "1 file", "2 files".
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	if stem, ok := strings.CutSuffix(noun, "y"); ok {
-		return fmt.Sprintf("%d %sies", n, stem)
-	}
-	if strings.HasSuffix(noun, "ch") {
-		return fmt.Sprintf("%d %ses", n, noun)
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -148,7 +149,7 @@ func cutLine(line []byte, length int) (text string, cut bool) {
 		for at > lineBytes-utf8.UTFMax && at < len(line) && !utf8.RuneStart(line[at]) {
 			at--
 		}
-		return markInvalid(line[:at]) + " [… " + plural(length-at, "more byte") + " of this line]", true
+		return markInvalid(line[:at]) + " [… " + limits.FormatCount(length-at, "more byte") + " of this line]", true
 	}
 	return markInvalid(line), false
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -69,7 +70,7 @@ func (l *lister) run(ctx context.Context, in listDirInput) (tools.Output, error)
 	switch {
 	case cut || list.Truncated:
 		out.Truncated = true
-		addNote(&out, fmt.Sprintf("%s shown, there are more: list a directory below, or use glob", plural(strings.Count(b.String(), "\n"), "entry")))
+		addNote(&out, fmt.Sprintf("%s shown, there are more: list a directory below, or use glob", limits.FormatCount(strings.Count(b.String(), "\n"), "entry")))
 	case len(entries) == 0:
 		addNote(&out, "the directory is empty")
 	}
@@ -106,7 +107,7 @@ func entryLine(e workspace.Entry) string {
 	case workspace.TypeDir:
 		return name + "/\n"
 	case workspace.TypeFile:
-		return fmt.Sprintf("%s  (%s)\n", name, plural(int(e.Size), "byte"))
+		return fmt.Sprintf("%s  (%s)\n", name, limits.FormatCount(int(e.Size), "byte"))
 	case workspace.TypeSymlink:
 		return fmt.Sprintf("%s -> %s\n", name, shown(e.Target))
 	}
@@ -124,6 +125,6 @@ func shownAll(paths []string) []string {
 // noteNames explains quoted names with \x in them.
 func noteNames(out *tools.Output, odd int) {
 	if odd > 0 {
-		addNote(out, plural(odd, "name")+` with \x escapes can't be given to a tool: their bytes are no UTF-8; use the shell`)
+		addNote(out, limits.FormatCount(odd, "name")+` with \x escapes can't be given to a tool: their bytes are no UTF-8; use the shell`)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"unicode/utf16"
 	"unicode/utf8"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/internal/picture"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -105,7 +106,7 @@ func (f *fileReader) showUTF16(ctx context.Context, head workspace.File, w windo
 	out := w.output(v, head)
 	addNote(&out, "decoded from UTF-16; patch_file works on the file's own bytes and will not find this text")
 	if bad > 0 {
-		addNote(&out, "lossy: "+plural(bad, "place")+" not valid UTF-16 shown as �")
+		addNote(&out, "lossy: "+limits.FormatCount(bad, "place")+" not valid UTF-16 shown as �")
 	}
 	return out, nil
 }
@@ -134,7 +135,7 @@ func decodeUTF16(b []byte) (decoded string, bad int) {
 // output describes the view.
 func (w window) output(v *view, f workspace.File) tools.Output {
 	out := textOutput(v.text.String())
-	total, lines := strconv.Itoa(v.lines), plural(v.lines, "line")
+	total, lines := strconv.Itoa(v.lines), limits.FormatCount(v.lines, "line")
 	if !v.whole {
 		total = "more than " + total
 	}
@@ -155,11 +156,11 @@ func (w window) output(v *view, f workspace.File) tools.Output {
 	}
 	if v.cutLines > 0 {
 		out.Truncated = true
-		addNote(&out, plural(v.cutLines, "line")+" longer than "+strconv.Itoa(lineBytes)+" bytes shortened")
+		addNote(&out, limits.FormatCount(v.cutLines, "line")+" longer than "+strconv.Itoa(lineBytes)+" bytes shortened")
 	}
 	if v.badBytes+v.nuls > 0 {
 		addNote(&out, fmt.Sprintf("lossy: %s that are not UTF-8 shown as �, %s as ␀; don't patch or rewrite what holds them",
-			plural(v.badBytes, "byte"), plural(v.nuls, "NUL")))
+			limits.FormatCount(v.badBytes, "byte"), limits.FormatCount(v.nuls, "NUL")))
 	}
 	if v.crlf > 0 {
 		addNote(&out, `lines end in \r\n`)
@@ -194,7 +195,7 @@ func describeFile(f workspace.File) tools.Output {
 	const peek = 128
 	first := f.Data[:min(len(f.Data), peek)]
 	return textOutput(fmt.Sprintf("[binary file, %d bytes, %s; not shown. Its first %s, escaped:]\n%s\n",
-		f.Size, http.DetectContentType(f.Data), plural(len(first), "byte"), strconv.QuoteToASCII(string(first))))
+		f.Size, http.DetectContentType(f.Data), limits.FormatCount(len(first), "byte"), strconv.QuoteToASCII(string(first))))
 }
 
 var _ io.Reader = (*fileStream)(nil)

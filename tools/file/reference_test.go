@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -129,7 +130,7 @@ func (r *reference) grep(in grepInput, most int) string {
 		b.WriteString("[no matches]\n")
 	}
 	if more {
-		fmt.Fprintf(&b, "[%s shown, there are more: narrow the pattern, the path or the glob]\n", plural(found, "match"))
+		fmt.Fprintf(&b, "[%s shown, there are more: narrow the pattern, the path or the glob]\n", limits.FormatCount(found, "match"))
 	}
 	return b.String()
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/egress/preset"
@@ -90,9 +91,9 @@ func (r Result) endNotes(timeout time.Duration) []string {
 	add(r.Status.Code == 127 && bytes.Contains(r.Stderr.Head, []byte("apply_patch")), "apply_patch is a tool, not a program: call the tool, with the whole patch as its argument.")
 	add(r.crossedDevices(), "Directories can't be renamed between mounts, nor, in overlay mode or below a writable root, if they were there before the session. Use mv, which copies; for git mv OLD NEW, use mv OLD NEW && git add -A OLD NEW.")
 	add(r.Status.Cancelled, "The command was cancelled.")
-	add(r.Kill.AfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", countNoun(r.KilledProcesses(), "process"), wasWere(r.KilledProcesses()))
-	add(r.KilledProcesses() > 0 && !r.Kill.AfterExit, "%s did not stop when asked and had to be killed.", countNoun(r.KilledProcesses(), "process"))
-	add(r.Kill.Left > 0, "%s could not be killed.", countNoun(r.Kill.Left, "process"))
+	add(r.Kill.AfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", limits.FormatCount(r.KilledProcesses(), "process"), wasWere(r.KilledProcesses()))
+	add(r.KilledProcesses() > 0 && !r.Kill.AfterExit, "%s did not stop when asked and had to be killed.", limits.FormatCount(r.KilledProcesses(), "process"))
+	add(r.Kill.Left > 0, "%s could not be killed.", limits.FormatCount(r.Kill.Left, "process"))
 	notes = append(notes, r.networkNotes()...)
 	name := r.neededPreset()
 	add(name != "", "Commands of this session have no network, which this one needed to download packages. The user can allow the registries with the egress preset %s. A command can't.", name)
@@ -158,13 +159,6 @@ func wasWere(n int) string {
 		return "was"
 	}
 	return "were"
-}
-
-func countNoun(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ses", n, noun)
 }
 
 // formatSeconds formats a duration for display, such as 0.04 s, 12.3 s or 600 s.

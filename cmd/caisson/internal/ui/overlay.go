@@ -6,6 +6,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
@@ -144,7 +145,7 @@ func editLines(c *trace.Call, s style) []string {
 	}
 	lines = strings.Split(Diff(strings.Join(lines, "\n"), s.on), "\n")
 	if more > 0 {
-		lines = append(lines, s.dim("… "+formatCount(more, "more line")))
+		lines = append(lines, s.dim("… "+limits.FormatCount(more, "more line")))
 	}
 	for i, l := range lines {
 		lines[i] = verbatimIndent + l
@@ -159,7 +160,7 @@ func HostExecuted(files []record.HostExecuted, omitted int, colour bool) []strin
 	s := style{colour}
 	lines := firstFew(changes.GroupHostExecuted(files), func(g changes.HostGroup) string { return s.yellow(safeLine("! " + g.String())) })
 	if omitted > 0 {
-		lines = append(lines, s.yellow(fmt.Sprintf("! … and %s that programs of this machine run or obey", formatCount(omitted, "other file"))))
+		lines = append(lines, s.yellow(fmt.Sprintf("! … and %s that programs of this machine run or obey", limits.FormatCount(omitted, "other file"))))
 	}
 	return lines
 }
@@ -194,13 +195,13 @@ func describeKept(r runner.Report, s style) []string {
 	case o.State == overlay.Empty:
 		return out
 	case o.State == overlay.Applied:
-		what := formatCount(r.ChangedCount.Files, "file")
+		what := limits.FormatCount(r.ChangedCount.Files, "file")
 		if r.ChangedCount.Files == 0 {
-			what = formatCount(o.Applied, "change") // of directories
+			what = limits.FormatCount(o.Applied, "change") // of directories
 		}
 		return append(out, s.green("applied to the workspace: "+what))
 	case o.Applied > 0:
-		out = append(out, s.green(fmt.Sprintf("applied to the workspace: %s of %d", formatCount(o.Applied, "change"), o.Changes)))
+		out = append(out, s.green(fmt.Sprintf("applied to the workspace: %s of %d", limits.FormatCount(o.Applied, "change"), o.Changes)))
 	default:
 		out = append(out, "the workspace is as it was; the changes are kept:")
 	}

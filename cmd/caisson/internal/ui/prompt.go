@@ -11,6 +11,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
@@ -214,7 +215,7 @@ func (p *Prompt) showPage(ctx context.Context, q question, shown time.Time) (who
 	columns, height := p.Out.terminalSize()
 	rows := q.allLines(time.Now(), columns)
 	choice := func() string {
-		return fmt.Sprintf("  %s more: Enter next, e to the end, q back > ", formatCount(len(rows), "row"))
+		return fmt.Sprintf("  %s more: Enter next, e to the end, q back > ", limits.FormatCount(len(rows), "row"))
 	}
 	for size := max(height-len(choiceRows(choice(), columns)), pageRows); ; {
 		n := min(size, len(rows))

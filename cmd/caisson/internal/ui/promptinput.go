@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -78,7 +79,7 @@ func (q question) argumentLine(key string, value json.RawMessage, columns int, e
 	}
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if q.Diff != "" && q.Class != tools.ClassExecute && !everything && (len(text) > inDiffBytes || len(lines) > 1) {
-		return wrapForeign("  ", fmt.Sprintf("%s: %s in %s, see the diff", key, formatCount(len(text), "byte"), formatCount(len(lines), "line")), columns)
+		return wrapForeign("  ", fmt.Sprintf("%s: %s in %s, see the diff", key, limits.FormatCount(len(text), "byte"), limits.FormatCount(len(lines), "line")), columns)
 	}
 	if !strings.Contains(text, "\n") {
 		return wrapForeign("  ", key+": "+text, columns)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 )
@@ -133,7 +134,7 @@ func elideRows(rows []string, n int) []string {
 	tail := n / 2
 	head := n - 1 - tail
 	kept := slices.Clone(rows[:head])
-	kept = append(kept, fmt.Sprintf("  … %s not shown: press v", formatCount(len(rows)-head-tail, "row")))
+	kept = append(kept, fmt.Sprintf("  … %s not shown: press v", limits.FormatCount(len(rows)-head-tail, "row")))
 	return append(kept, rows[len(rows)-tail:]...)
 }
 

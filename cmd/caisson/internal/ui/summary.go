@@ -164,7 +164,7 @@ func costLine(r runner.Report) string {
 	u := r.Usage
 	return fmt.Sprintf("%s · %d tokens in, %d out · %s, %s · %s.%d s · records in %s",
 		cost, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens, u.OutputTokens,
-		formatCount(int(u.Rounds), "model call"), formatCount(int(u.ToolCalls), "tool call"),
+		limits.FormatCount(int(u.Rounds), "model call"), limits.FormatCount(int(u.ToolCalls), "tool call"),
 		fmt.Sprint(r.WallMS/1000), r.WallMS%1000/100, safeLine(r.Dir))
 }
 
@@ -173,11 +173,4 @@ func trimCents(amount string) string {
 	whole, part, _ := strings.Cut(amount, ".")
 	part = strings.TrimRight(part, "0")
 	return whole + "." + part + strings.Repeat("0", max(2-len(part), 0))
-}
-
-func formatCount(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -64,7 +65,7 @@ func shortReason(why string) string {
 func boundsText(p record.SessionCreated) string {
 	var parts []string
 	if p.Budget.Rounds != nil {
-		parts = append(parts, "at most "+formatCount(int(*p.Budget.Rounds), "round"))
+		parts = append(parts, "at most "+limits.FormatCount(int(*p.Budget.Rounds), "round"))
 	}
 	if p.Budget.WallTimeMS != nil {
 		parts = append(parts, formatElapsed(time.Duration(*p.Budget.WallTimeMS)*time.Millisecond))
