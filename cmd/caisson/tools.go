@@ -127,19 +127,13 @@ func selectTools(list []listedTool, names []string) ([]listedTool, error) {
 	}
 	var kept []listedTool
 	for _, name := range names {
-		i := slices.IndexFunc(list, func(t listedTool) bool { return isCalled(t.Name, name) })
+		i := slices.IndexFunc(list, func(t listedTool) bool { return t.Name.Same(tools.Name(name)) })
 		if i < 0 {
 			return nil, noTool(name)
 		}
 		kept = append(kept, list[i])
 	}
 	return kept, nil
-}
-
-// isCalled reports whether a tool has a name, in either of its forms.
-func isCalled(name tools.Name, asked string) bool {
-	wire, err := name.LLM()
-	return string(name) == asked || err == nil && string(wire) == asked
 }
 
 func isDeclared(conf *config.Config, name tools.Name) bool {
@@ -266,7 +260,7 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 // selectTool returns the name of a tool, one of the session's own or of an MCP server, and
 // prepares the session for a call of it.
 func (s *sessionBuilder) selectTool(defs []tools.Definition, asked string) (tools.Name, error) {
-	i := slices.IndexFunc(defs, func(def tools.Definition) bool { return isCalled(def.Name, asked) })
+	i := slices.IndexFunc(defs, func(def tools.Definition) bool { return def.Name.Same(tools.Name(asked)) })
 	if i >= 0 {
 		name := defs[i].Name
 		if name == worker.ConferName || name == worker.CoordinateName {

@@ -89,7 +89,7 @@ func (s *Store) unpackTree(ctx context.Context, im *reader.Image, temp, key stri
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(facts{end, entries, bytes, bootID()})
+	data, err := json.Marshal(facts{end, entries, bytes, state.BootID()})
 	if err != nil {
 		return err
 	}

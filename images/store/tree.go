@@ -91,7 +91,7 @@ func (t trees) readFacts(key string) (facts, error) {
 // it.
 func (t trees) isIntact(key string) bool {
 	f, err := t.readFacts(key)
-	return err == nil && f.Boot == bootID()
+	return err == nil && f.Boot == state.BootID()
 }
 
 // verifyTree walks a tree of an earlier boot and reports whether it is
@@ -105,7 +105,7 @@ func (t trees) verifyTree(ctx context.Context, key string) bool {
 	if err != nil || entries != f.Entries || size != f.Bytes {
 		return false
 	}
-	f.Boot = bootID()
+	f.Boot = state.BootID()
 	data, err := json.Marshal(f)
 	if err != nil {
 		return false
@@ -149,15 +149,6 @@ func measureTree(dir string) (entries int, bytes int64, err error) {
 		return nil
 	})
 	return entries, bytes, err
-}
-
-// bootID identifies this boot of the machine; it is empty if unknown.
-func bootID() string {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(data))
 }
 
 // dropTrees moves the unreferenced trees without a lease to trash and removes

@@ -3,6 +3,7 @@ package state
 import (
 	"io/fs"
 	"os"
+	"strings"
 	"syscall"
 )
 
@@ -20,4 +21,14 @@ func UnsafeReason(info fs.FileInfo) string {
 		return "can be written by other users"
 	}
 	return ""
+}
+
+// BootID returns the ID that changes with each start of the machine; random(4). It is empty if
+// unknown.
+func BootID() string {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
 }

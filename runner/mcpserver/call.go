@@ -88,16 +88,10 @@ func (c *client) callTool(ctx context.Context, p *mcp.CallToolParamsRaw) (*mcp.C
 		}
 		out.Content = append(out.Content, &mcp.TextContent{Text: redactText(s.Redact, b.Text)})
 	}
-	if !slices.ContainsFunc(s.Runner.OfferedTools(), func(def tools.Definition) bool { return isCalled(def.Name, p.Name) }) {
+	if !slices.ContainsFunc(s.Runner.OfferedTools(), func(def tools.Definition) bool { return def.Name.Same(tools.Name(p.Name)) }) {
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: textOf(out)}
 	}
 	return out, nil
-}
-
-// isCalled reports whether a tool has a name, in either form.
-func isCalled(name tools.Name, asked string) bool {
-	wire, err := name.LLM()
-	return string(name) == asked || err == nil && string(wire) == asked
 }
 
 // newFailure returns the result of a call that has none of its own.

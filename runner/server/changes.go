@@ -153,8 +153,8 @@ func waitClosed(ctx context.Context, closed <-chan struct{}) error {
 
 func diffView(id string, d changes.Differences) (Diff, string) {
 	out := Diff{
-		Session: id, Files: orEmpty(d.Changed), FilesOmitted: d.ChangedOmitted, Count: d.Count,
-		HostExecuted: orEmpty(d.HostExecuted), HostExecutedOmitted: d.HostExecutedOmitted, Conflicts: orEmpty(d.Conflicts), LeftOut: orEmpty(d.LeftOut),
+		Session: id, Files: record.NonNil(d.Changed), FilesOmitted: d.ChangedOmitted, Count: d.Count,
+		HostExecuted: record.NonNil(d.HostExecuted), HostExecutedOmitted: d.HostExecutedOmitted, Conflicts: record.NonNil(d.Conflicts), LeftOut: record.NonNil(d.LeftOut),
 		Incomplete: d.Incomplete,
 	}
 	out.setPatch(d.Patch)
@@ -201,11 +201,11 @@ func (a changesAPI) readPastDiff(ctx context.Context, id, dir string) (Diff, str
 	default:
 		return Diff{}, "", newProblem(http.StatusGone, "no_changes", "session "+id+" was interrupted, and kept no list of what it changed", "What it did in bind mode is in the workspace")
 	}
-	out.Files, out.FilesOmitted, out.Count = orEmpty(report.Changed), report.ChangedOmitted, report.ChangedCount
-	out.HostExecuted, out.HostExecutedOmitted, out.Incomplete = orEmpty(report.HostExecuted), report.HostExecutedOmitted, report.Incomplete
+	out.Files, out.FilesOmitted, out.Count = record.NonNil(report.Changed), report.ChangedOmitted, report.ChangedCount
+	out.HostExecuted, out.HostExecutedOmitted, out.Incomplete = record.NonNil(report.HostExecuted), report.HostExecutedOmitted, report.Incomplete
 	if report.Overlay != nil {
 		out.Changes = a.layersState(dir, report.Overlay)
-		out.Conflicts, out.LeftOut = orEmpty(report.Overlay.Conflicts), orEmpty(report.Overlay.LeftOut)
+		out.Conflicts, out.LeftOut = record.NonNil(report.Overlay.Conflicts), record.NonNil(report.Overlay.LeftOut)
 	}
 	patch, err := os.ReadFile(filepath.Join(dir, "workspace.patch"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

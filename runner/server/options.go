@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -92,18 +93,12 @@ const (
 
 // setDefaults replaces zero values by the defaults.
 func (o *Options) setDefaults() {
-	defaultTo(&o.MaxSessions, DefaultMaxSessions)
-	defaultTo(&o.MaxStreams, DefaultMaxStreams)
-	defaultTo(&o.IdleTime, DefaultIdleTime)
-	defaultTo(&o.MaxSandboxTTL, DefaultMaxSandboxTTL)
-	defaultTo(&o.headerTime, headerTime)
-	defaultTo(&o.bodyTime, bodyTime)
-	defaultTo(&o.copyTime, copyTime)
-	defaultTo(&o.MaxTransfer, DefaultMaxTransfer)
-}
-
-func defaultTo[T int | int64 | time.Duration](v *T, def T) {
-	if *v == 0 {
-		*v = def
-	}
+	o.MaxSessions = cmp.Or(o.MaxSessions, DefaultMaxSessions)
+	o.MaxStreams = cmp.Or(o.MaxStreams, DefaultMaxStreams)
+	o.IdleTime = cmp.Or(o.IdleTime, DefaultIdleTime)
+	o.MaxSandboxTTL = cmp.Or(o.MaxSandboxTTL, DefaultMaxSandboxTTL)
+	o.headerTime = cmp.Or(o.headerTime, headerTime)
+	o.bodyTime = cmp.Or(o.bodyTime, bodyTime)
+	o.copyTime = cmp.Or(o.copyTime, copyTime)
+	o.MaxTransfer = cmp.Or(o.MaxTransfer, DefaultMaxTransfer)
 }

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 )
@@ -67,9 +68,9 @@ func (c *confirmations) listPending() []Confirmation {
 		}
 		v := Confirmation{
 			ID: p.ID, Turn: turn, CallID: p.CallID, Name: p.Name, Class: p.Class, Seq: p.Seq, Runs: p.Runs, Summary: p.Summary, Display: p.Input,
-			Exact: p.Exact, InputHash: p.InputHash, Projected: orEmpty(p.Projected), Diff: p.Diff, Dangerous: p.Dangerous, Phrase: p.Phrase, Elided: p.DiffElided, Notices: p.Notices, Covers: p.Covers, Hidden: p.Hidden, Changed: p.Changed, Admin: p.RequiresAdmin,
+			Exact: p.Exact, InputHash: p.InputHash, Projected: record.NonNil(p.Projected), Diff: p.Diff, Dangerous: p.Dangerous, Phrase: p.Phrase, Elided: p.DiffElided, Notices: p.Notices, Covers: p.Covers, Hidden: p.Hidden, Changed: p.Changed, Admin: p.RequiresAdmin,
 			Description: p.Description, Definition: p.Definition, Redefined: p.Redefined,
-			Scopes: orEmpty(p.Scopes), Expires: p.Expires.UTC(),
+			Scopes: record.NonNil(p.Scopes), Expires: p.Expires.UTC(),
 		}
 		list = append(list, v)
 	}

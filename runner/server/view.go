@@ -220,13 +220,6 @@ type Resolution struct {
 	Reason       string            `json:"reason,omitempty" doc:"why it was denied, as the model is told"`
 }
 
-func orEmpty[T any](s []T) []T {
-	if s == nil {
-		return []T{}
-	}
-	return s
-}
-
 // titleRunes bounds a title in lists.
 const titleRunes = 120
 

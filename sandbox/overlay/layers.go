@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/moby/sys/atomicwriter"
@@ -137,7 +136,7 @@ type Layers struct {
 // workspace, because the merged root shows those. The caller must call
 // [Layers.Record] before anything is written. After an error nothing is left.
 func Create(dir string, o CreateOptions) (_ *Layers, err error) {
-	info := Info{Version: 1, Session: o.Session, Workspace: o.Path, Began: time.Now().UTC(), State: Kept, Boot: readBootID()}
+	info := Info{Version: 1, Session: o.Session, Workspace: o.Path, Began: time.Now().UTC(), State: Kept, Boot: state.BootID()}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(o.Workspace.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("create layers: examine workspace: %w", err)
@@ -292,7 +291,7 @@ func (l *Layers) Same(dir *os.File) error {
 	born := readBirthTime(int(dir.Fd()))
 	switch i := l.info; {
 	case st.Ino != i.Inode,
-		st.Dev != i.Device && readBootID() == i.Boot,
+		st.Dev != i.Device && state.BootID() == i.Boot,
 		born != 0 && i.Born != 0 && born != i.Born:
 		return fmt.Errorf("%w: session %s worked on %s as it was then", ErrOther, i.Session, i.Workspace)
 	}
@@ -387,13 +386,4 @@ func (l *Layers) removeLayers() error {
 		}
 	}
 	return errors.Join(all...)
-}
-
-// readBootID returns the kernel's ID of the current boot.
-func readBootID() string {
-	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(text))
 }

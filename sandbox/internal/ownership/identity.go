@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/caisson-run/caisson/limits/state"
 )
 
 // Identity identifies one Caisson process, across restarts of processes and of
@@ -79,7 +81,7 @@ func Self(instance string) (Identity, error) {
 	}
 	return Identity{
 		Instance:     instance,
-		Boot:         bootID(),
+		Boot:         state.BootID(),
 		PIDNamespace: pidNamespace(),
 		PID:          os.Getpid(),
 		Start:        start,
@@ -92,7 +94,7 @@ func (id Identity) Fate(instance string) Fate {
 	switch {
 	case id.PID <= 0:
 		return Unknown
-	case id.Boot != bootID():
+	case id.Boot != state.BootID():
 		// The same state directory on the same machine: it was restarted. Any
 		// other may be another machine that shares the engine.
 		if id.Instance != "" && id.Instance == instance {

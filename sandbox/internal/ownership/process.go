@@ -4,19 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
-
-// bootID returns the ID that changes with each start of the machine; random(4).
-func bootID() string {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(data))
-}
 
 func pidNamespace() string {
 	name, err := os.Readlink("/proc/self/ns/pid")
