@@ -261,11 +261,7 @@ func CommandNumber(addr netip.Addr) int {
 // last 20 bits.
 var nameNet = netip.MustParsePrefix("127.96.0.0/12")
 
-// MaxNameNumber is the highest number of a name.
-const MaxNameNumber = 1<<20 - 1
-
-// NameAddr returns the address of the name with this number, from 1 to
-// MaxNameNumber.
+// NameAddr returns the address of the name with this number, from 1 to 1<<20 - 1.
 func NameAddr(number int) netip.Addr {
 	a := nameNet.Addr().As4()
 	a[1] |= byte(number >> 16)

@@ -123,10 +123,3 @@ func (f *feed) takeDeltas(sub *subscription) (deltas []delta, seq int64, ended b
 	deltas, sub.deltas, sub.bytes = sub.deltas, nil, 0
 	return deltas, f.seq, f.ended
 }
-
-// countReaders returns the number of readers.
-func (f *feed) countReaders() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return len(f.subs)
-}

@@ -307,3 +307,10 @@ func (d *deadlined) FlushError() error           { return nil }
 
 // SetWriteDeadline sets one that is over.
 func (d *deadlined) SetWriteDeadline(time.Time) error { return d.conn.SetWriteDeadline(d.limit) }
+
+// countReaders returns the number of readers.
+func (f *feed) countReaders() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.subs)
+}

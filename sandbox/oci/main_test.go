@@ -96,15 +96,21 @@ func runtimePath(t testing.TB, k Kind) string {
 	t.Helper()
 	built, err := filepath.Abs(filepath.Join("..", "..", "bin"))
 	must(t, err)
-	path, err := Find(RuntimeName(k), built+string(filepath.ListSeparator)+os.Getenv("PATH"))
+	path, err := Find(runtimeName(k), built+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	if err == nil {
 		return path
 	}
 	if slices.Contains(strings.Split(os.Getenv("REQUIRE_BACKENDS"), ","), string(k)) {
 		t.Fatalf("REQUIRE_BACKENDS has %s: %v", k, err)
 	}
-	t.Skipf("needs %s: %v", RuntimeName(k), err)
+	t.Skipf("needs %s: %v", runtimeName(k), err)
 	return ""
+}
+
+// runtimeName is the name of a kind's binary: runsc or runc.
+func runtimeName(k Kind) string {
+	t, _ := traitsOf(k)
+	return t.binary
 }
 
 // bed is a state directory, a workspace and a backend.

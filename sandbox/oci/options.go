@@ -67,12 +67,6 @@ func (o *Options) setDefaults() error {
 	return nil
 }
 
-// RuntimeName is the name of a kind's binary: runsc or runc.
-func RuntimeName(k Kind) string {
-	t, _ := traitsOf(k)
-	return t.binary
-}
-
 // Find finds a program of Caisson: beside our own executable, then in
 // the directories of searchPath, of which those that are not absolute are left
 // out, so that nothing is taken from the directory that we happen to be in. It

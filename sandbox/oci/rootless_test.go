@@ -57,7 +57,7 @@ func asUserWith(t *testing.T, k Kind, test string, add func(dir string)) {
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 	must(t, os.Chown(dir, userID, userID))
-	for name, from := range map[string]string{"test": os.Args[0], "guest": guestPath(t), RuntimeName(k): path, "probe": sandboxtest.BuildProbe(t)} {
+	for name, from := range map[string]string{"test": os.Args[0], "guest": guestPath(t), runtimeName(k): path, "probe": sandboxtest.BuildProbe(t)} {
 		must(t, copyProgram(from, filepath.Join(dir, name)))
 	}
 	add(dir)

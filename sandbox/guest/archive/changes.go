@@ -20,7 +20,7 @@ import (
 const namesDir = ".caisson-names"
 
 // PackChanges writes what has changed since a time in the directories to w, as an archive
-// for [UnpackChanges]. The names of the entries are absolute paths without the first
+// for [UnpackOptions.Changes]. The names of the entries are absolute paths without the first
 // slash. A file has changed if the kernel has touched its inode since (st_ctime), which
 // programs without the right to set the clock can't fake. The kernel's time of a change may
 // be 10 ms early, so since must be so much before the first one. A directory that has changed is
@@ -142,17 +142,6 @@ func changeName(file string) string {
 		return "."
 	}
 	return name
-}
-
-// UnpackChanges is [Unpack] for an archive of [PackChanges]: it also removes what a
-// changed directory did not contain any more, and what was a directory and is none any
-// more, or the other way around. Modification times of directories are not restored where
-// only a file in them has changed. Set-group-ID and sticky bits of directories are restored, and
-// owners if the caller is root, as far as its user namespace has them. The owner and the mode of
-// dir itself stay: the archive doesn't decide who may replace what others put there. The archive
-// is as untrusted as any, and nothing outside dir is removed.
-func UnpackChanges(r io.Reader, dir string, bounds Bounds) error {
-	return UnpackWith(r, dir, UnpackOptions{Bounds: bounds, Changes: true})
 }
 
 // maxNames bounds the names of one directory in bytes.

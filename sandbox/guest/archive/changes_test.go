@@ -86,7 +86,7 @@ func TestChanges(t *testing.T) {
 		}
 		var b bytes.Buffer
 		must(t, PackChanges(&b, []string{from}, since, PackOptions{}))
-		must(t, UnpackChanges(&b, filepath.Join(top, "copies"), Bounds{}))
+		must(t, UnpackWith(&b, filepath.Join(top, "copies"), UnpackOptions{Changes: true}))
 		if d := gocmp.Diff(withoutTimes(describe(t, from)), withoutTimes(describe(t, to))); d != "" {
 			rt.Errorf("changed (-from +to):\n%s", d)
 		}
@@ -174,7 +174,7 @@ mkdir -p made/a/b/c; echo x > made/a/b/c/file
 		entered[filepath.Dir(path)] = true
 		return false
 	}}))
-	must(t, UnpackChanges(&b, copies, Bounds{}))
+	must(t, UnpackWith(&b, copies, UnpackOptions{Changes: true}))
 	lines := func(dir string) []string { // without other names of a file: a copy-up makes them two files, of which one keeps the count
 		list := withoutTimes(describe(t, dir))
 		for i, l := range list {
@@ -240,7 +240,7 @@ func TestUnpackChangesRefuses(t *testing.T) {
 	} {
 		top, to := place(t)
 		before := describe(t, filepath.Join(top, "outside"))
-		if err := UnpackChanges(bytes.NewReader(text), to, Bounds{}); !errors.Is(err, ErrEntry) {
+		if err := UnpackWith(bytes.NewReader(text), to, UnpackOptions{Changes: true}); !errors.Is(err, ErrEntry) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if d := gocmp.Diff(before, describe(t, filepath.Join(top, "outside"))); d != "" {
@@ -248,7 +248,7 @@ func TestUnpackChangesRefuses(t *testing.T) {
 		}
 	}
 	top, to := place(t) // a symlink that goes is not followed
-	must(t, UnpackChanges(bytes.NewReader(write(t, names(namesDir+"/names", "y"))), to, Bounds{}))
+	must(t, UnpackWith(bytes.NewReader(write(t, names(namesDir+"/names", "y"))), to, UnpackOptions{Changes: true}))
 	if n := len(describe(t, filepath.Join(top, "outside"))); n != 2 || len(describe(t, to)) != 1 {
 		t.Errorf("%d names outside, and inside %q", n, describe(t, to))
 	}
@@ -292,7 +292,7 @@ func TestChangesOfAUser(t *testing.T) {
 		must(t, exec.Command("chown", "-R", "4242:4242", filepath.Join(top, "copies")).Run())
 		must(t, os.Chmod(filepath.Dir(top), 0o755))
 	}
-	must(t, asUser(t, 4242, func() error { return UnpackChanges(&b, filepath.Join(top, "copies"), Bounds{}) }))
+	must(t, asUser(t, 4242, func() error { return UnpackWith(&b, filepath.Join(top, "copies"), UnpackOptions{Changes: true}) }))
 	if d := gocmp.Diff(withoutTimes(describe(t, from)), withoutTimes(describe(t, to))); d != "" {
 		t.Errorf("changed (-from +to):\n%s", d)
 	}
@@ -332,7 +332,7 @@ chmod 2775 shared shared/in; chmod 700 private; chmod 1777 sticky; chmod 6755 se
 		must(t, os.Chmod(filepath.Dir(to), 0o755))
 		must(t, os.MkdirAll(filepath.Join(to, from, "was"), 0o755))
 		must(t, exec.Command("chown", "-R", fmt.Sprintf("%d:%d", user, user), to).Run())
-		must(t, asUser(t, user, func() error { return UnpackChanges(bytes.NewReader(changes.Bytes()), to, Bounds{}) }))
+		must(t, asUser(t, user, func() error { return UnpackWith(bytes.NewReader(changes.Bytes()), to, UnpackOptions{Changes: true}) }))
 		for name, want := range want {
 			info, err := os.Lstat(filepath.Join(to, from, name))
 			must(t, err)
@@ -345,7 +345,7 @@ chmod 2775 shared shared/in; chmod 700 private; chmod 1777 sticky; chmod 6755 se
 	_, to := place(t)
 	before, err := os.Lstat(to)
 	must(t, err)
-	must(t, UnpackChanges(bytes.NewReader(write(t, tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o3777, Uid: 12, Gid: 12})), to, Bounds{}))
+	must(t, UnpackWith(bytes.NewReader(write(t, tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o3777, Uid: 12, Gid: 12})), to, UnpackOptions{Changes: true}))
 	info, err := os.Lstat(to)
 	must(t, err)
 	if uid, _ := ownerOf(info); uid != 0 || info.Mode() != before.Mode() {

@@ -32,7 +32,7 @@ import (
 //     Symlinks are made with the targets that they have.
 //   - Permission bits and modification times are those of the entries. Owners,
 //     set-user-ID, set-group-ID and sticky bits, extended attributes and access
-//     control lists are not restored ([UnpackChanges] restores some).
+//     control lists are not restored ([UnpackOptions.Changes] restores some).
 //   - Blocks of zeros become holes.
 //   - An archive with millions of entries may need more memory than is allowed. The error
 //     then wraps [ErrBound].
@@ -57,7 +57,13 @@ type UnpackOptions struct {
 	// Links decides which symlinks stay, which are made at the end, once the archive is
 	// whole; nil keeps all.
 	Links *LinkRule
-	// Changes unpacks an archive of [PackChanges]; see [UnpackChanges].
+	// Changes unpacks an archive of [PackChanges]. It also removes what a changed directory
+	// did not contain any more, and what was a directory and is none any more, or the other
+	// way around. Modification times of directories are not restored where only a file in
+	// them has changed. Set-group-ID and sticky bits of directories are restored, and owners
+	// if the caller is root, as far as its user namespace has them. The owner and the mode of
+	// dir itself stay: the archive doesn't decide who may replace what others put there. The
+	// archive is as untrusted as any, and nothing outside dir is removed.
 	Changes bool
 	// Done ends unpacking with an error when it is closed; nil never does.
 	Done <-chan struct{}
@@ -514,7 +520,7 @@ const blockSize = 64 << 10
 // isZero reports whether b is all zeros.
 func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }
 
-// dirBits are the bits of a directory's mode that [UnpackChanges] restores.
+// dirBits are the bits of a directory's mode that [UnpackOptions.Changes] restores.
 const dirBits = fs.ModePerm | fs.ModeSetgid | fs.ModeSticky
 
 func modeOf(h *tar.Header) fs.FileMode { return fs.FileMode(h.Mode) & fs.ModePerm }

@@ -52,7 +52,7 @@ func TestSeccompDerivation(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(got, want) {
-				t.Errorf("%s differs from the profile derived from the engine's; review, raise SeccompVersion, run with -update (-file +derived):\n%s",
+				t.Errorf("%s differs from the profile derived from the engine's; review, run with -update (-file +derived):\n%s",
 					file, cmp.Diff(string(got), string(want)))
 			}
 		})

@@ -11,10 +11,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// SeccompVersion is the version of the profile. It increases with every change
-// of the lists, so that records of different versions can be told apart.
-const SeccompVersion = 1
-
 // The profiles, one per processor architecture. They are generated from
 // github.com/moby/profiles/seccomp and our restrictions of it by `go test
 // ./sandbox/internal/harden -run TestSeccompDerivation -update`. The same test

@@ -59,7 +59,6 @@ func (p *Mounts) planNamespace(o Options, decided identityPlan, list []guard) er
 	if err := p.bindUnstaged(o, decided, list); err != nil {
 		return err
 	}
-	p.Staged = true // below the session's directory, where no other process can write
 	p.Lost = append(p.Lost, LostOthers)
 	return nil
 }

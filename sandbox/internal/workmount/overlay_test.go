@@ -42,7 +42,7 @@ func TestOverlayOfEveryOwner(t *testing.T) {
 				f.overlaid(t)
 				f.attachLayers = attach
 				p := f.prepare(t)
-				if !p.Staged || !p.IDMapped || p.Mode != sandbox.ModeOverlay || len(p.Lost) > 0 || len(p.Binds) != 1 {
+				if !p.IDMapped || p.Mode != sandbox.ModeOverlay || len(p.Lost) > 0 || len(p.Binds) != 1 {
 					t.Errorf("%+v", p)
 				}
 				f.open(t)

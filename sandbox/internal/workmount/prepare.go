@@ -118,9 +118,6 @@ type Mounts struct {
 	Volume *Volume
 	// IDMapped reports whether the mounts have an id map.
 	IDMapped bool
-	// Staged reports whether sources are mounts below Options.Dir, with nosuid
-	// and nodev; otherwise they are the workspace's own paths.
-	Staged bool
 	// Lost names protections that are missing here, one sentence each.
 	Lost []string
 
@@ -448,7 +445,7 @@ func submountGuards(names []string) []guard {
 func (p *Mounts) setIdentity(decided identityPlan) {
 	p.CommandUID, p.CommandGID = decided.command.uid, decided.command.gid
 	p.OwnerUID, p.OwnerGID = decided.files.uid, decided.files.gid
-	p.IDMapped, p.Staged = decided.idmap, decided.stage
+	p.IDMapped = decided.idmap
 	p.Lost = append(p.Lost, decided.lost...)
 }
 

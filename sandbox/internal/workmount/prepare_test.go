@@ -142,8 +142,8 @@ func TestFilesBelongToTheOwner(t *testing.T) {
 			must(t, os.Chmod(filepath.Join(f.dir, "shared"), 0o775|os.ModeSetgid))
 			p := f.prepare(t)
 			f.open(t)
-			if !p.Staged || !p.IDMapped || len(p.Lost) != 0 {
-				t.Fatalf("staged %v, mapped %v, lost %q", p.Staged, p.IDMapped, p.Lost)
+			if !p.IDMapped || len(p.Lost) != 0 {
+				t.Fatalf("mapped %v, lost %q", p.IDMapped, p.Lost)
 			}
 			if (ids{p.OwnerUID, p.OwnerGID}) != owner || (ids{p.CommandUID, p.CommandGID}) != commandIDs {
 				t.Errorf("owner %d:%d, commands %d:%d", p.OwnerUID, p.OwnerGID, p.CommandUID, p.CommandGID)
