@@ -416,7 +416,7 @@ func (r roots) containsPath(path string) bool {
 		return false
 	}
 	at := ""
-	for part := range strings.SplitSeq(filepath.ToSlash(rel), "/") {
+	for part := range strings.SplitSeq(rel, "/") {
 		at = filepath.Join(at, part)
 		info, err := root.dir.Lstat(at)
 		if err != nil {

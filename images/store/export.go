@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"strings"
 
 	"github.com/caisson-run/caisson/images"
@@ -131,18 +130,17 @@ func (c treeCopy) copyTree(ctx context.Context) error {
 		if c.done.Entries++; c.done.Entries > c.limits.Entries {
 			return fmt.Errorf("%w: more than %d entries", images.ErrRefused, c.limits.Entries)
 		}
-		name := filepath.FromSlash(p)
 		switch e.Type() {
 		case fs.ModeDir:
-			return c.to.Mkdir(name, 0o755)
+			return c.to.Mkdir(p, 0o755)
 		case fs.ModeSymlink:
-			target, err := c.from.Readlink(name)
+			target, err := c.from.Readlink(p)
 			if err != nil {
 				return err
 			}
-			return c.to.Symlink(target, name)
+			return c.to.Symlink(target, p)
 		case 0:
-			return c.copyFile(ctx, name)
+			return c.copyFile(ctx, p)
 		}
 		return nil // the store unpacks no device
 	})

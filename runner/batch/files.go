@@ -201,7 +201,6 @@ func (u upload) writeTo(w *archive.Writer) error {
 		if err != nil {
 			return err
 		}
-		rel = filepath.ToSlash(rel)
 		switch {
 		case u.skip == nil || !u.skip(rel):
 		case d.IsDir():

@@ -219,7 +219,7 @@ func (v *verification) declaredArtifacts(p place) []upload {
 	defer func() { _ = root.Close() }() // only read
 	var list []upload
 	for _, a := range v.step.Artifacts {
-		name := filepath.FromSlash(a.Name())
+		name := a.Name()
 		if _, err := root.Lstat(name); err != nil { // also what is reached by a symlink that leads out
 			continue
 		}

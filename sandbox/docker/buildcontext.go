@@ -9,7 +9,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"syscall"
 
@@ -138,7 +137,7 @@ func (c *buildContext) isIgnored(name string) (bool, error) {
 	if slices.Contains([]string{dockerfile, ignoreFile}, name) {
 		return false, nil
 	}
-	ignored, err := c.ignore.MatchesOrParentMatches(filepath.FromSlash(name))
+	ignored, err := c.ignore.MatchesOrParentMatches(name)
 	if err != nil {
 		return false, fmt.Errorf("%w: %s: %w", images.ErrInvalid, ignoreFile, err)
 	}

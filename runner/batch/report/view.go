@@ -108,7 +108,7 @@ func (v *viewer) serveFile(w http.ResponseWriter, r *http.Request) {
 		if !slices.Contains(findSessions(root), name) {
 			err = fs.ErrNotExist
 		}
-		writePage(w, err, func(out io.Writer) error { return v.Story(out, filepath.Join(root.Name(), filepath.FromSlash(name))) })
+		writePage(w, err, func(out io.Writer) error { return v.Story(out, filepath.Join(root.Name(), name)) })
 		return
 	}
 	f, err := openFile(root, name)
@@ -170,14 +170,14 @@ func openFile(root *os.Root, name string) (*os.File, error) {
 	if !fs.ValidPath(name) {
 		return nil, fs.ErrNotExist
 	}
-	info, err := root.Lstat(filepath.FromSlash(name))
+	info, err := root.Lstat(name)
 	if err == nil && !info.Mode().IsRegular() {
 		err = fs.ErrNotExist
 	}
 	if err != nil {
 		return nil, err
 	}
-	return root.Open(filepath.FromSlash(name))
+	return root.Open(name)
 }
 
 // isText reports whether a file begins with text.

@@ -123,7 +123,7 @@ func hashTree(dir string) (string, error) {
 		if err != nil {
 			return err
 		}
-		return hashEntry(sum, path, filepath.ToSlash(name), d)
+		return hashEntry(sum, path, name, d)
 	})
 	return "sha256:" + hex.EncodeToString(sum.Sum(nil)), err
 }

@@ -137,7 +137,7 @@ func ChangedDirectory(entry string) string {
 
 // changeName returns the name in an archive of changes of a clean absolute path.
 func changeName(file string) string {
-	name := strings.TrimPrefix(filepath.ToSlash(file), "/")
+	name := strings.TrimPrefix(file, "/")
 	if name == "" {
 		return "."
 	}

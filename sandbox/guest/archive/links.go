@@ -66,7 +66,7 @@ func (u *unpacker) checkLinks(own map[string]bool) error {
 	var bad []link
 	var failed error
 	for _, name := range slices.Sorted(maps.Keys(own)) {
-		target, err := u.root.Readlink(filepath.FromSlash(name))
+		target, err := u.root.Readlink(name)
 		if err != nil {
 			continue // another entry took its place, or that of a directory above
 		}
@@ -80,7 +80,7 @@ func (u *unpacker) checkLinks(own map[string]bool) error {
 		}
 	}
 	for _, l := range bad {
-		if err := u.root.Remove(filepath.FromSlash(l.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := u.root.Remove(l.name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("leave %.60q out: %w", l.name, err)
 		}
 		if u.o.Links.LeftOut != nil {
@@ -99,7 +99,7 @@ func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (stri
 	if u.isRoot && contains("proc", name) { // another process would find other files there
 		return "", false
 	}
-	target, err := u.root.Readlink(filepath.FromSlash(name))
+	target, err := u.root.Readlink(name)
 	if err != nil {
 		return "", false
 	}
@@ -128,7 +128,7 @@ func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (stri
 		if u.takeSteps(at) != nil {
 			return "", false
 		}
-		info, err := u.root.Lstat(filepath.FromSlash(at))
+		info, err := u.root.Lstat(at)
 		if err != nil {
 			return "", false
 		}
@@ -144,7 +144,7 @@ func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (stri
 
 // mayLeadTo reports whether a symlink may lead to name, which is no symlink.
 func (u *unpacker) mayLeadTo(name string) bool {
-	info, err := u.root.Lstat(filepath.FromSlash(name))
+	info, err := u.root.Lstat(name)
 	if err != nil {
 		return false
 	}
@@ -184,7 +184,7 @@ func (u *unpacker) withoutFrom(name, target string) string {
 	if err != nil {
 		return target
 	}
-	return filepath.ToSlash(relative)
+	return relative
 }
 
 // contains reports whether a name is a directory or lies below it.

@@ -54,7 +54,7 @@ func Pack(w io.Writer, name string, o PackOptions) error {
 		return fmt.Errorf("pack: %w", err)
 	}
 	p.top, _ = identifyFile(info)
-	if err := p.addEntry(name, path.Clean(filepath.ToSlash(o.Name)), info); err != nil {
+	if err := p.addEntry(name, path.Clean(o.Name), info); err != nil {
 		return fmt.Errorf("pack: %w", err)
 	}
 	if err := p.tar.Close(); err != nil {
@@ -265,7 +265,7 @@ func cleanName(name string) (string, error) {
 		}
 	}
 	name = path.Clean(name)
-	if local := filepath.FromSlash(name); !filepath.IsLocal(local) {
+	if !filepath.IsLocal(name) {
 		return "", fmt.Errorf("%w: %.60q is no name on this system", ErrEntry, name)
 	}
 	return name, nil

@@ -318,7 +318,7 @@ func (u *unpacker) noteDirectory(name string, h *tar.Header) error {
 		return nil
 	}
 	if u.o.KeepExisting {
-		if info, err := u.root.Lstat(filepath.FromSlash(name)); err != nil || !u.wrote(info) {
+		if info, err := u.root.Lstat(name); err != nil || !u.wrote(info) {
 			return nil
 		}
 	}
@@ -353,15 +353,14 @@ func (u *unpacker) finishDirectories() error {
 		if i+1 < len(u.directories) && u.directories[i+1].name == d.name {
 			continue // the archive has it again
 		}
-		name := filepath.FromSlash(d.name)
-		if info, err := u.root.Lstat(name); err != nil || !info.IsDir() {
+		if info, err := u.root.Lstat(d.name); err != nil || !info.IsDir() {
 			errs = append(errs, err)
 			continue
 		}
 		if d.mode&fs.ModeSetgid != 0 { // which the kernel lets a process set that has the group
-			errs = append(errs, u.setOwner(u.root, name, owner{d.owner.uid, os.Getegid()}))
+			errs = append(errs, u.setOwner(u.root, d.name, owner{d.owner.uid, os.Getegid()}))
 		}
-		errs = append(errs, u.setTime(u.root, name, d.modified), u.root.Chmod(name, d.mode), u.setOwner(u.root, name, d.owner))
+		errs = append(errs, u.setTime(u.root, d.name, d.modified), u.root.Chmod(d.name, d.mode), u.setOwner(u.root, d.name, d.owner))
 	}
 	return errors.Join(errs...)
 }
@@ -435,11 +434,11 @@ func (u *unpacker) addLink(name, target string) error {
 	if err = errors.Join(err, u.takeSteps(target+"/"+name)); err != nil {
 		return err
 	}
-	if info, err := u.root.Lstat(filepath.FromSlash(target)); target == name || err != nil || !info.Mode().IsRegular() || !u.wrote(info) {
+	if info, err := u.root.Lstat(target); target == name || err != nil || !info.Mode().IsRegular() || !u.wrote(info) {
 		return fmt.Errorf("%w: %.60q is a hard link to %.60q, which is no file of the archive", ErrEntry, name, target)
 	}
 	return u.replaceName(name, func(string) error {
-		return u.root.Link(filepath.FromSlash(target), filepath.FromSlash(name))
+		return u.root.Link(target, name)
 	})
 }
 

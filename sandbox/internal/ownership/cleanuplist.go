@@ -151,11 +151,7 @@ func relativeDir(base, dir string) (string, error) {
 	if dir, err = filepath.EvalSymlinks(dir); err != nil {
 		return "", err
 	}
-	rel, err := filepath.Rel(base, dir)
-	if err != nil {
-		return "", err
-	}
-	return filepath.ToSlash(rel), nil
+	return filepath.Rel(base, dir)
 }
 
 // Session returns the session's ID.

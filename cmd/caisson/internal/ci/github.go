@@ -160,7 +160,7 @@ func (g *GitHub) repositoryPath(name string) string {
 	if err != nil || !filepath.IsLocal(at) {
 		return ""
 	}
-	return filepath.ToSlash(at)
+	return at
 }
 
 func hasHidden(name string) bool {
