@@ -66,14 +66,9 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		model, err = openai.New(openai.Options{ModelOptions: o, API: openai.API(m.API), Stream: s.stream})
 	}
 	if err != nil {
-		return nil, nil, unusableModel(err)
+		return nil, nil, newFailure(exitConfig, err, "the model can't be used: "+err.Error(), "Check base_url and its other settings under models.")
 	}
 	return model, model.Close, nil
-}
-
-// unusableModel is the error of a profile that its provider's package refuses.
-func unusableModel(err error) error {
-	return newFailure(exitConfig, err, "the model can't be used: "+err.Error(), "Check base_url and its other settings under models.")
 }
 
 // noModel returns the error for a missing key, if that is why there is no model.

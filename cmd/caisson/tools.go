@@ -81,9 +81,10 @@ func listTools(a *app, profile string, names []string, asJSON bool) error {
 	list := make([]listedTool, 0, len(all))
 	for _, def := range all {
 		v := policy.Decide(def, "")
+		_, declared := conf.Tools[string(def.Name)]
 		list = append(list, listedTool{
 			Name: def.Name, Class: def.Class, Runs: def.Runs, Enabled: localUser(&conf).MayUse(def), Admin: def.RequiresAdmin,
-			Mode: v.Mode, Rule: v.Rule, Declared: isDeclared(&conf, def.Name), Description: def.Description,
+			Mode: v.Mode, Rule: v.Rule, Declared: declared, Description: def.Description,
 			InputSchema: def.InputSchema, Aliases: def.Aliases, TimeoutS: def.Timeout.Seconds(), ResultBytes: def.ResultBytes,
 		})
 	}
@@ -134,11 +135,6 @@ func selectTools(list []listedTool, names []string) ([]listedTool, error) {
 		kept = append(kept, list[i])
 	}
 	return kept, nil
-}
-
-func isDeclared(conf *config.Config, name tools.Name) bool {
-	_, ok := conf.Tools[string(name)]
-	return ok
 }
 
 func noTool(name string) error {

@@ -8,15 +8,8 @@ import (
 	"sync"
 
 	"github.com/caisson-run/caisson/images"
-	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/images/layer"
 )
-
-// defaultAccounts returns the account of commands unless the options set
-// others.
-func defaultAccounts() []images.Account {
-	return []images.Account{{Name: "agent", UID: host.DefaultUID, GID: host.DefaultGID, Home: "/home/agent"}}
-}
 
 var accountName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/images/layer"
 	"github.com/caisson-run/caisson/images/store/internal/reader"
 	"github.com/caisson-run/caisson/limits/state"
@@ -112,7 +113,7 @@ func New(o Options) (*Store, error) {
 		o.Transport = reader.DefaultTransport()
 	}
 	if o.Accounts == nil {
-		o.Accounts = defaultAccounts()
+		o.Accounts = []images.Account{{Name: "agent", UID: host.DefaultUID, GID: host.DefaultGID, Home: "/home/agent"}}
 	}
 	for _, a := range o.Accounts {
 		if err := validateAccount(a); err != nil {

@@ -90,11 +90,6 @@ func (c CostCap) observe(used limits.Usage) CostCapState {
 	return s
 }
 
-// refusalReason returns why a call is refused.
-func (s CostCapState) refusalReason() string {
-	return fmt.Sprintf("the cost so far, %.4f USD, is above the cap of %.4f USD", *s.ObservedUSD, s.CapUSD)
-}
-
 // CostCapReport is the state of the cap of all workers that have tools.
 type CostCapReport struct {
 	CapUSD      float64         `json:"cap_usd"`

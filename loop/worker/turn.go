@@ -259,7 +259,8 @@ func (w *workerTurn) decideCall(ctx context.Context, hop int, call loop.ToolUse,
 	}
 	if s := w.observeCost(); w.panel.cap.Mode == CostEnforce && s.Exceeded {
 		w.final, w.blocked = true, true
-		return outcome{status: CallCostCapExceeded, refusal: refusal{Reason: "cost_cap_exceeded: " + s.refusalReason()}}, nil
+		reason := fmt.Sprintf("cost_cap_exceeded: the cost so far, %.4f USD, is above the cap of %.4f USD", *s.ObservedUSD, s.CapUSD)
+		return outcome{status: CallCostCapExceeded, refusal: refusal{Reason: reason}}, nil
 	}
 	if problem != "" {
 		return outcome{status: CallParseError, refusal: refusal{Reason: "parse_error: " + problem, OperatorHint: `Write <tool_call>{"name": "NAME", "args": {…}}</tool_call>, with valid JSON.`}}, nil

@@ -31,7 +31,9 @@ type Cgroups struct {
 }
 
 // CheckMachine checks the kernel, the cgroups, the namespaces and the user ids.
-func CheckMachine(m Machine) []Finding { return newMachine(m).check() }
+func CheckMachine(m Machine) []Finding {
+	return machine{Machine: m, proc: "/proc", etc: "/etc", uid: os.Geteuid(), features: kernelFeatures(m.Mount)}.check()
+}
 
 // machine is the system as the checks see it. Tests have their own.
 type machine struct {
@@ -39,10 +41,6 @@ type machine struct {
 	proc, etc string // /proc and /etc
 	uid       int
 	features  []feature
-}
-
-func newMachine(m Machine) machine {
-	return machine{Machine: m, proc: "/proc", etc: "/etc", uid: os.Geteuid(), features: kernelFeatures(m.Mount)}
 }
 
 // feature is a feature of the kernel that Caisson needs, or uses if present.

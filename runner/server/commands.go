@@ -45,10 +45,6 @@ type commands struct {
 	running int
 }
 
-func newCommands() *commands {
-	return &commands{byID: map[string]*command{}, byKey: map[string]*command{}}
-}
-
 // command is one command of a sandbox.
 type command struct {
 	id string

@@ -60,10 +60,6 @@ type streamsAPI struct {
 	open     *httpserver.Quota
 }
 
-func newStreamsAPI(r *registry, most int) *streamsAPI {
-	return &streamsAPI{sessions: r, most: most, open: httpserver.NewQuota(most)}
-}
-
 func (a *streamsAPI) addOperations(o operations) {
 	op := o.newOperation(http.MethodGet, "/sessions/{id}/events", "followSession", "Follow a session's records",
 		`Server-sent events. A record is an event without a name, its id the record's seq, its data one line of JSON: the Record schema, as in trace.jsonl.

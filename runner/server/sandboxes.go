@@ -218,7 +218,10 @@ func (a sandboxesAPI) startSandbox(ctx context.Context, in NewSandbox, from clie
 	live.prepare = func(ctx context.Context) (runner.Options, func(), error) {
 		return a.sessions.opts.PrepareSandbox(ctx, in)
 	}
-	live.sandbox = &liveSandbox{watch: runner.NewCommandWatch(), commands: newCommands(), ttl: ttl}
+	live.sandbox = &liveSandbox{
+		watch: runner.NewCommandWatch(), ttl: ttl,
+		commands: &commands{byID: map[string]*command{}, byKey: map[string]*command{}},
+	}
 	live.sandbox.ctx, live.sandbox.end = context.WithCancelCause(context.Background())
 	live.onClosed = ended
 	if err := a.sessions.startLive(ctx, live); err != nil {

@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
@@ -9,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -159,7 +157,8 @@ func fromContext(dir, name string) (endpoint, error) {
 	}
 	options := tlsconfig.Options{InsecureSkipVerify: docker.SkipTLSVerify}
 	for file, field := range map[string]*string{"ca.pem": &options.CAFile, "cert.pem": &options.CertFile, "key.pem": &options.KeyFile} {
-		if path := filepath.Join(keys, file); fileExists(path) {
+		path := filepath.Join(keys, file)
+		if _, err := os.Stat(path); err == nil {
 			*field = path
 		}
 	}
@@ -169,13 +168,4 @@ func fromContext(dir, name string) (endpoint, error) {
 	return e, nil
 }
 
-func fileExists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
 const defaultHost = "unix:///var/run/docker.sock"
-
-func dialNetwork(ctx context.Context, network, address string) (net.Conn, error) {
-	return new(net.Dialer).DialContext(ctx, network, address)
-}

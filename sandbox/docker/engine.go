@@ -165,5 +165,5 @@ func dialEndpoint(ctx context.Context, e endpoint) (net.Conn, error) {
 	if e.tls != nil {
 		return (&tls.Dialer{Config: e.tls}).DialContext(ctx, url.Scheme, url.Host)
 	}
-	return dialNetwork(ctx, url.Scheme, url.Host)
+	return new(net.Dialer).DialContext(ctx, url.Scheme, url.Host)
 }

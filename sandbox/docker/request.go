@@ -212,7 +212,8 @@ func (p plan) mounts() []mount.Mount {
 			continue // it is one of the tmpfs mounts
 		}
 		if i == 0 && p.work.Volume != nil {
-			list = append(list, volumeMount(volumeName(p.spec.Session), b.Target))
+			// By default an engine copies the image's files into an empty volume.
+			list = append(list, mount.Mount{Type: mount.TypeVolume, Source: volumeName(p.spec.Session), Target: b.Target, VolumeOptions: &mount.VolumeOptions{NoCopy: true}})
 			continue
 		}
 		list = append(list, bind(b.Source, b.Target, b.ReadOnly))

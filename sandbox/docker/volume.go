@@ -10,7 +10,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/filters"
-	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/volume"
 	"go.uber.org/zap"
 
@@ -54,12 +53,6 @@ func (c *engineContainer) makeVolume(ctx context.Context) error {
 		return fmt.Errorf("make volume %s: %w: the engine has another one of this name", name, sandbox.ErrUnavailable)
 	}
 	return nil
-}
-
-// volumeMount mounts a volume as it is: by default an engine copies the image's
-// files into an empty one.
-func volumeMount(name, target string) mount.Mount {
-	return mount.Mount{Type: mount.TypeVolume, Source: name, Target: target, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}
 }
 
 // checkVolume returns an error unless the engine mounted the open directories of a

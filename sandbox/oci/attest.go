@@ -52,16 +52,11 @@ func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Att
 // hasMountFlags reports whether all mounts of directories have nosuid and
 // nodev. The runtime sets them also where workmount could not.
 func (c *container) hasMountFlags(hello wire.Hello) bool {
-	return !slices.ContainsFunc(directoryMounts(hello), func(m wire.Mount) bool {
+	directories := slices.Concat([]wire.Mount{hello.Workspace}, hello.Submounts, hello.Further)
+	return !slices.ContainsFunc(directories, func(m wire.Mount) bool {
 		// gVisor serves no device of the host's, and does not show nodev.
 		return !slices.Contains(m.Options, "nosuid") || !c.plan.traits.ownKernel && !slices.Contains(m.Options, "nodev")
 	})
-}
-
-// directoryMounts returns the workspace's mount, those in it and the further
-// ones, as observed inside.
-func directoryMounts(hello wire.Hello) []wire.Mount {
-	return slices.Concat([]wire.Mount{hello.Workspace}, hello.Submounts, hello.Further)
 }
 
 // verifyContainer returns every way in which the container is weaker than was requested,

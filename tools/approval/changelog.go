@@ -126,11 +126,6 @@ func appendLine(path string, line []byte) (err error) {
 	return nil
 }
 
-// diffEntries returns the entries, as JSON, that are in before only and in after only.
-func diffEntries(before, after []json.RawMessage) (removed, added []json.RawMessage) {
-	return entriesMissing(before, after), entriesMissing(after, before)
-}
-
 // entriesMissing returns the entries of list that other lacks.
 func entriesMissing(list, other []json.RawMessage) []json.RawMessage {
 	known := map[string]bool{}

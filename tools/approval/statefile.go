@@ -89,7 +89,8 @@ func (s *stateFile[T]) changeLocked(edit func(T) T) error {
 	if err != nil {
 		return err
 	}
-	removed, added := diffEntries(before, after)
+	removed := entriesMissing(before, after)
+	added := entriesMissing(after, before)
 	if len(removed)+len(added) == 0 {
 		return nil
 	}
@@ -156,12 +157,8 @@ func (s *stateFile[T]) read() (content T, err error) {
 	}
 	if err != nil {
 		var none T
-		return none, s.moveAside(err)
+		to, asideErr := state.SetAside(s.path, s.now())
+		return none, &CorruptError{What: s.what, Path: s.path, Quarantine: to, Err: errors.Join(err, asideErr)}
 	}
 	return content, nil
-}
-
-func (s *stateFile[T]) moveAside(cause error) error {
-	to, err := state.SetAside(s.path, s.now())
-	return &CorruptError{What: s.what, Path: s.path, Quarantine: to, Err: errors.Join(cause, err)}
 }

@@ -38,17 +38,12 @@ func (q HostQuestion) phrase() string {
 	return text
 }
 
-// grant returns the key of a stored answer.
-func (q HostQuestion) grant(workspace string) approval.Grant {
-	return approval.Grant{Tool: approval.HostTool, Workspace: workspace, Phrase: q.phrase()}
-}
-
 // AskHost asks about a host, unless a stored answer is about it, and returns what was
 // recorded: by whom, allow or deny, once or always. It returns when ctx ends, and then
 // denies. If no one can be asked it denies, whatever OnPrompt is: a host is no call
 // that someone has seen. Its error is that of a record that could not be written.
 func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Resolution, error) {
-	key := q.grant(d.opts.Workspace)
+	key := approval.Grant{Tool: approval.HostTool, Workspace: d.opts.Workspace, Phrase: q.phrase()}
 	if d.opts.Grants != nil {
 		decision, found, err := d.opts.Grants.Find(key)
 		if err != nil {

@@ -55,14 +55,10 @@ func (d *denials) addDenied(x Denied) {
 	}
 }
 
-// takeOf returns the refusals of a command, and forgets them.
-func (d *denials) takeOf(command int) []Denied {
-	return d.takeIf(func(x Denied) bool { return x.Command == command })
-}
-
 // reportRest reports the refusals that are not reported yet.
 func (d *denials) reportRest() { d.takeIf(func(Denied) bool { return true }) }
 
+// takeIf returns the refusals that match, and forgets them.
 func (d *denials) takeIf(matches func(Denied) bool) []Denied {
 	type counted struct {
 		Denied

@@ -85,7 +85,9 @@ func (s *Server) Close() {
 // Denials returns the refusals of a command, in the order of their first
 // occurrence, and forgets them. Those of captured connections and lookups, whose
 // command is unknown, have the number 0.
-func (s *Server) Denials(command int) []Denied { return s.denials.takeOf(command) }
+func (s *Server) Denials(command int) []Denied {
+	return s.denials.takeIf(func(x Denied) bool { return x.Command == command })
+}
 
 // EndCommand forgets the answers that allow hosts for a command. It must be called
 // when the command is over: another sandbox of the session counts commands anew.

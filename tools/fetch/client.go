@@ -298,7 +298,7 @@ func (c *Client) sendRequest(ctx context.Context, t rule.Target) (Response, stri
 		return Response{}, "", err
 	}
 	defer func() { _ = res.Body.Close() }() // an unread rest is not needed
-	if location := res.Header.Get("Location"); location != "" && isRedirect(res.StatusCode) {
+	if location := res.Header.Get("Location"); location != "" && slices.Contains([]int{301, 302, 303, 307, 308}, res.StatusCode) {
 		return Response{Status: res.StatusCode}, location, nil
 	}
 	out := Response{Status: res.StatusCode}
@@ -317,10 +317,6 @@ func (c *Client) sendRequest(ctx context.Context, t rule.Target) (Response, stri
 	sum := sha256.Sum256(out.Body)
 	out.SHA256 = hex.EncodeToString(sum[:])
 	return out, "", nil
-}
-
-func isRedirect(status int) bool {
-	return slices.Contains([]int{301, 302, 303, 307, 308}, status)
 }
 
 // newTransport returns a transport for one request to one origin. It uses

@@ -101,12 +101,9 @@ func identifyScript(ctx context.Context, view workspace.View, at string, room in
 	case err != nil:
 		err = fmt.Errorf("identify script: %w", err)
 	case !f.Truncated:
-		state, used = hexSum(f.Data), max(int64(len(f.Data)), 1)
+		sum := sha256.Sum256(f.Data)
+		state = hex.EncodeToString(sum[:])
+		used = max(int64(len(f.Data)), 1)
 	}
 	return state, used, err
-}
-
-func hexSum(data []byte) string {
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:])
 }

@@ -129,7 +129,7 @@ func parseDangerous(patterns []string, mountPoint string) ([]dangerPattern, erro
 }
 
 func (p dangerPattern) matchesCommand(name string, args []string) bool {
-	if !anyGlob(p.words[0].alternatives, name) {
+	if !slices.ContainsFunc(p.words[0].alternatives, func(g globPattern) bool { return g.match(name) }) {
 		return false
 	}
 	for _, w := range p.words[1:] {
@@ -161,10 +161,6 @@ func argMatches(alternatives []globPattern, arg string) bool {
 // isCluster reports whether a word begins as short flags do.
 func isCluster(word string) bool {
 	return strings.HasPrefix(word, "-") && !strings.HasPrefix(word, "--")
-}
-
-func anyGlob(patterns []globPattern, s string) bool {
-	return slices.ContainsFunc(patterns, func(g globPattern) bool { return g.match(s) })
 }
 
 // globPattern matches a whole text: between its parts anything may stand.

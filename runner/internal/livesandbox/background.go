@@ -65,10 +65,6 @@ type backgrounds struct {
 	wait   sync.WaitGroup
 }
 
-func newBackgrounds(x *Executor, ended func(record.BackgroundEnded) error, log *zap.Logger) *backgrounds {
-	return &backgrounds{x: x, ended: ended, log: log, all: map[string]*background{}}
-}
-
 // background is one command.
 type background struct {
 	handle, callID string

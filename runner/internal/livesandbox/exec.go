@@ -72,7 +72,7 @@ func NewExecutor(sandbox *Sandbox, o ExecutorOptions) *Executor {
 	if o.Room != nil {
 		x.disk = diskwatch.New(o.Room, sandbox.KillCurrent)
 	}
-	x.background = newBackgrounds(x, o.RecordBackground, o.Log)
+	x.background = &backgrounds{x: x, ended: o.RecordBackground, log: o.Log, all: map[string]*background{}}
 	sandbox.services = serviceBounds{
 		waitRecorded: o.WaitRecorded, redact: func(text string) string { return string(x.spill.redact.Bytes([]byte(text))) },
 		watchDisk: func(ctx context.Context, g *generation) (context.Context, func()) {

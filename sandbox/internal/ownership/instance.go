@@ -35,12 +35,8 @@ func Instance(stateDir string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read instance id in %s: %w", stateDir, err)
 	}
-	return instanceID(seed), nil
-}
-
-func instanceID(seed string) string {
 	sum := sha256.Sum256([]byte(seed + "\x00" + machineID()))
-	return hex.EncodeToString(sum[:16])
+	return hex.EncodeToString(sum[:16]), nil
 }
 
 func readSeed(root *os.Root) (string, error) {

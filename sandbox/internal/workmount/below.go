@@ -15,11 +15,6 @@ func openBelow(workspace *os.File, name string, flags uint64) (*os.File, error) 
 	return openBeneath(workspace, name, flags, unix.RESOLVE_NO_XDEV)
 }
 
-// openMounted is openBelow for a named submount, which is a mount.
-func openMounted(workspace *os.File, name string, flags uint64) (*os.File, error) {
-	return openBeneath(workspace, name, flags, 0)
-}
-
 func openBeneath(workspace *os.File, name string, flags, extra uint64) (*os.File, error) {
 	how := &unix.OpenHow{
 		// Without O_NOFOLLOW: with it, and O_PATH, a symlink at the end is no error

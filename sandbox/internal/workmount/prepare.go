@@ -536,7 +536,7 @@ func openGuard(p *Mounts, g guard, index, submounts int) (*os.File, error) {
 		return os.OpenFile(g.from, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	}
 	if index > 0 && index <= submounts {
-		return openMounted(p.cleanup.workspace, g.name, unix.O_PATH)
+		return openBeneath(p.cleanup.workspace, g.name, unix.O_PATH, 0) // it is a mount
 	}
 	return openBelow(p.cleanup.workspace, g.name, unix.O_PATH)
 }
