@@ -5,7 +5,7 @@ import (
 
 	"github.com/yuin/goldmark/ast"
 	"github.com/yuin/goldmark/parser"
-	gmtext "github.com/yuin/goldmark/text"
+	"github.com/yuin/goldmark/text"
 	"github.com/yuin/goldmark/util"
 )
 
@@ -35,9 +35,9 @@ func (d *divider) tableOf(n ast.Node) (rows [][]Cell, right []bool) {
 			return nil, nil
 		}
 		row := make([]Cell, columns)
-		for k, text := range found {
-			in := &divider{source: []byte(text + "\n")}
-			if p := cells.Parse(gmtext.NewReader(in.source)).FirstChild(); p != nil {
+		for k, cell := range found {
+			in := &divider{source: []byte(cell + "\n")}
+			if p := cells.Parse(text.NewReader(in.source)).FirstChild(); p != nil {
 				row[k] = in.spansOf(p, Span{})
 			}
 		}
