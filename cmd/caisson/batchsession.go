@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"syscall"
 
 	"go.uber.org/zap"
 
@@ -182,7 +183,7 @@ func (b *batchSession) findAgents(f batchFlags) ([]string, error) {
 // disk that is free.
 func (b *batchSession) findCapacity() batch.Capacity {
 	c := batch.Capacity{Trials: cmp.Or(b.flags.Parallel, runtime.GOMAXPROCS(0)), MilliCPUs: int64(runtime.GOMAXPROCS(0)) * 1000, MemoryBytes: machineMemory() / 10 * 9}
-	if free := batchui.FreeDisk(b.out); free > 0 {
+	if free := freeDisk(b.out); free > 0 {
 		c.StorageBytes = free / 10 * 9
 	}
 	return c
@@ -277,4 +278,18 @@ func (b *batchSession) closeBatch() error {
 	}
 	b.backends.close()
 	return errors.Join(err, b.ledger.Close())
+}
+
+// freeDisk returns the bytes that are free where a directory is or will be, 0 if that is
+// unknown.
+func freeDisk(dir string) int64 {
+	for ; ; dir = filepath.Dir(dir) {
+		var fs syscall.Statfs_t
+		if err := syscall.Statfs(dir, &fs); err == nil {
+			return int64(fs.Bavail) * int64(fs.Bsize) //nolint:unconvert // their types differ between systems
+		}
+		if dir == filepath.Dir(dir) {
+			return 0
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/outfile"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
@@ -346,4 +348,47 @@ func writeResult(f *outfile.File, result, text string) error {
 		return fmt.Errorf("write %s: %w", result, err)
 	}
 	return nil
+}
+
+// toldFile has the facts about this machine that the user was told, and when; maxTold bounds
+// it.
+const (
+	toldFile = "told.json"
+	maxTold  = 64 << 10
+	tellAt   = 24 * time.Hour
+)
+
+// untold returns the facts that the user was not told within a day, and keeps that they are
+// told now. They are about a workspace, or about this machine if that is "". If it can't be
+// kept, they are told again: caisson doctor tells them each time.
+func (e environ) untold(workspace string, facts []string) []string {
+	if len(facts) == 0 || e.stateDir() == "" {
+		return facts
+	}
+	path, now := filepath.Join(e.stateDir(), toldFile), time.Now()
+	told := map[string]time.Time{}
+	if text, err := state.Read(path, maxTold); err == nil && state.Decode(text, &told) != nil {
+		told = map[string]time.Time{}
+	}
+	var fresh []string
+	for _, fact := range facts {
+		if at, ok := told[workspace+"\n"+fact]; !ok || at.After(now) || now.Sub(at) >= tellAt {
+			fresh = append(fresh, fact)
+		}
+	}
+	if len(fresh) == 0 {
+		return nil
+	}
+	for fact, at := range told {
+		if now.Sub(at) >= tellAt {
+			delete(told, fact)
+		}
+	}
+	for _, fact := range fresh {
+		told[workspace+"\n"+fact] = now
+	}
+	if text, err := json.Marshal(told); err == nil && len(text) <= maxTold {
+		_ = state.Replace(path, text) // or they are told again
+	}
+	return fresh
 }

@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"os/signal"
 	"runtime"
 	"runtime/debug"
 	"strconv"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -139,4 +141,76 @@ func receiveConfig(frames *wire.Reader) (wire.Config, error) {
 		return c, fmt.Errorf("read configuration: %w: caisson and caisson-guest must be of one build", err)
 	}
 	return c, c.Validate()
+}
+
+// forbidCores sets the limit of core files to 1 byte, at which the kernel
+// neither writes one nor runs the program of a core pattern that is a pipe; at 0
+// it runs it, as root on the host (coredump_pipe in fs/coredump.c). A limit that
+// is 0 for good, an ordinary user's, stays so.
+func forbidCores() error {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_CORE, &l); err != nil {
+		return err
+	}
+	bytes := min(l.Max, 1)
+	return unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: bytes, Max: bytes})
+}
+
+// faults are the signals of faults, which the Go runtime turns into panics.
+var faults = []unix.Signal{unix.SIGILL, unix.SIGTRAP, unix.SIGBUS, unix.SIGFPE, unix.SIGSEGV, unix.SIGSTKFLT, unix.SIGSYS}
+
+// lastSignal is the highest signal of Linux.
+const lastSignal = 64
+
+// ignoreSignals makes the guest survive every signal that a command of its own
+// user can send. The kernel drops a signal to PID 1 from inside its namespace
+// unless PID 1 handles it, and the Go runtime handles nearly all: some end the
+// program. Those of faults get the default action back, which is dropped so; a
+// real fault then ends the guest without a stack. All others are received and
+// left alone. None is set to be ignored, because commands would inherit that.
+func ignoreSignals() error {
+	var others []os.Signal
+	for n := unix.Signal(1); n <= lastSignal; n++ {
+		if n != unix.SIGCHLD && n != unix.SIGURG { // of the wait loop and the scheduler
+			others = append(others, n)
+		}
+	}
+	for _, n := range faults {
+		var action [4]uint64 // struct sigaction: SIG_DFL, no flags
+		if _, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(n), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0); errno != 0 {
+			return errno
+		}
+	}
+	signal.Notify(make(chan os.Signal, 1), others...)
+	return nil
+}
+
+// firstSilence is how long the guest waits for its configuration: five times as
+// long as a host waits for a whole start.
+const firstSilence = 5 * time.Minute
+
+// listener reads the connection and fails if nothing arrives for too long. An
+// engine that was killed in the middle of a start can leave a container that is
+// not recorded anywhere, whose standard input its shim holds open for ever.
+type listener struct {
+	in *os.File
+	// silence bounds each wait; zero does not.
+	silence time.Duration
+}
+
+// Read waits for bytes. A file that can't be waited for with a bound is read
+// without one.
+func (l *listener) Read(p []byte) (int, error) {
+	var until time.Time
+	if l.silence > 0 {
+		until = time.Now().Add(l.silence)
+	}
+	if err := l.in.SetReadDeadline(until); err != nil && !errors.Is(err, os.ErrNoDeadline) {
+		return 0, fmt.Errorf("listen to host: %w", err)
+	}
+	n, err := l.in.Read(p)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("the host was silent for %v", l.silence)
+	}
+	return n, err
 }

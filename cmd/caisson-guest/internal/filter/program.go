@@ -205,3 +205,72 @@ func statement(code uint16, k uint32) unix.SockFilter { return unix.SockFilter{C
 func jump(test uint16, k uint32, yes, no uint8) unix.SockFilter {
 	return unix.SockFilter{Code: unix.BPF_JMP | test | unix.BPF_K, K: k, Jt: yes, Jf: no}
 }
+
+// tioclinux is TIOCLINUX, which x/sys does not name for every processor.
+const tioclinux = 0x541c
+
+// refused lists the system calls of every processor that no command needs.
+var refused = []uint32{
+	// Namespaces, mounts and roots.
+	unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_CHROOT, unix.SYS_PIVOT_ROOT,
+	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_MOUNT_SETATTR, unix.SYS_MOVE_MOUNT,
+	unix.SYS_OPEN_TREE, unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK,
+	unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD,
+	unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_FANOTIFY_INIT,
+	// Other processes.
+	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV,
+	unix.SYS_KCMP, unix.SYS_PIDFD_GETFD,
+	// Kernel interfaces with a history.
+	unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD,
+	unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER,
+	unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
+	unix.SYS_KEXEC_LOAD, unix.SYS_KEXEC_FILE_LOAD, unix.SYS_REBOOT,
+	unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_DELETE_MODULE,
+	// State of the whole machine.
+	unix.SYS_ACCT, unix.SYS_SYSLOG, unix.SYS_SETTIMEOFDAY, unix.SYS_CLOCK_SETTIME,
+	unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME, unix.SYS_VHANGUP,
+}
+
+// Protect returns a filter for root commands, in addition to [Program]: they
+// have the guest's user, and so the kernel's permission to signal and to limit
+// it. It refuses the calls that do so to processes and threads with ids up to
+// last, which are the guest's: it starts before all others.
+func Protect(last uint32) []unix.SockFilter {
+	rules := []rule{
+		{unix.SYS_KILL, refuseUpTo(last)},
+		{unix.SYS_TKILL, refuseUpTo(last)},
+		{unix.SYS_TGKILL, refuseUpTo(last)},
+		{unix.SYS_RT_SIGQUEUEINFO, refuseUpTo(last)},
+		{unix.SYS_RT_TGSIGQUEUEINFO, refuseUpTo(last)},
+		// The process is in a descriptor. Programs fall back to kill.
+		{unix.SYS_PIDFD_SEND_SIGNAL, returnValue(returnErrno(unix.ENOSYS))},
+		{unix.SYS_PRLIMIT64, refuseOthersLimits()},
+	}
+	return assemble(rules)
+}
+
+// refuseUpTo refuses a first argument from 1 to last.
+func refuseUpTo(last uint32) []unix.SockFilter {
+	return []unix.SockFilter{
+		loadArg(0),
+		jump(unix.BPF_JEQ, 0, 1, 0),
+		jump(unix.BPF_JGE, last+1, 0, 1),
+		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		returnRefusal(),
+	}
+}
+
+// refuseOthersLimits refuses prlimit64(pid, resource, new, old) with new limits
+// for another process than the caller, which is pid 0.
+func refuseOthersLimits() []unix.SockFilter {
+	return []unix.SockFilter{
+		loadArg(0),
+		jump(unix.BPF_JEQ, 0, 4, 0),
+		loadArg(2),
+		jump(unix.BPF_JEQ, 0, 0, 3),
+		loadWord(offsetArgs + 8*2 + 4),
+		jump(unix.BPF_JEQ, 0, 0, 1),
+		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		returnRefusal(),
+	}
+}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
 // The methods by which a command's processes are found.
@@ -358,4 +360,169 @@ func pause(next <-chan struct{}, most time.Duration) {
 	case <-next:
 	case <-timer.C:
 	}
+}
+
+// Usage is the use of a command's processes at a moment.
+type Usage struct {
+	// Tasks is the number of processes and threads, Memory what they have in memory,
+	// in bytes, without what they share with files.
+	Tasks  int
+	Memory int64
+}
+
+// Usages returns the usage of commands, by one scan for all of them.
+func (k *Killer) Usages(marks []Mark) map[Mark]Usage {
+	all := map[Mark]Usage{}
+	add := func(m Mark, p *process) {
+		u := all[m]
+		u.Tasks += p.threads
+		u.Memory += p.memory
+		all[m] = u
+	}
+	if k.method == MethodSubreaper {
+		for _, m := range marks {
+			_ = k.visitProcesses(m, func(p *process) { add(m, p) }) // the next scan may succeed
+		}
+		return all
+	}
+	k.scanning.Lock()
+	defer k.scanning.Unlock()
+	_ = scanProcesses(k.proc, k.self, func(p *process) {
+		if p.dead {
+			return
+		}
+		for _, m := range marks {
+			if p.hasGroup(m.Group) {
+				add(m, p)
+				return
+			}
+		}
+	})
+	return all
+}
+
+// Report collects the proof of one command's end. It is for one goroutine.
+type Report struct {
+	// terminated are the processes that were listed before they got SIGTERM,
+	// killed those that scans met.
+	terminated, killed map[int]struct{}
+	// allKilled is how many were seen to end by a SIGKILL to all.
+	allKilled int
+	afterExit bool
+	left      int
+	time      time.Duration
+}
+
+// maxReported bounds the pids that a report remembers; a chain of forks has no end.
+const maxReported = 1 << 16
+
+// addTerminated returns true for a process that was not listed before.
+func (r *Report) addTerminated(pid int) bool {
+	if _, ok := r.terminated[pid]; ok || len(r.terminated) == maxReported {
+		return false
+	}
+	if r.terminated == nil {
+		r.terminated = map[int]struct{}{}
+	}
+	r.terminated[pid] = struct{}{}
+	return true
+}
+
+// addKilled returns true for a process that was not met before.
+func (r *Report) addKilled(pid int) bool {
+	if _, ok := r.killed[pid]; ok || len(r.killed) == maxReported {
+		return !ok
+	}
+	if r.killed == nil {
+		r.killed = map[int]struct{}{}
+	}
+	r.killed[pid] = struct{}{}
+	return true
+}
+
+// killCount returns how many processes were killed.
+func (r *Report) killCount() int { return len(r.killed) + r.allKilled }
+
+func (r *Report) setDuration(start time.Time) {
+	if r.killCount() > 0 {
+		r.time += time.Since(start)
+	}
+}
+
+// Left is the number of processes that could not be killed.
+func (r *Report) Left() int { return r.left }
+
+// Unreaped records that the command's own process was killed but did not end.
+func (r *Report) Unreaped() { r.left = max(r.left, 1) }
+
+// AfterExit records that the processes that were killed had been left when the
+// command itself had ended.
+func (r *Report) AfterExit() { r.afterExit = r.killCount() > 0 || r.left > 0 }
+
+// Wire returns the report. The method is set if anything was signalled.
+func (r *Report) Wire(method string) wire.Kill {
+	k := wire.Kill{
+		Terminated: len(r.terminated), Killed: r.killCount(),
+		AfterExit: r.afterExit, Left: r.left, KillTime: r.time,
+	}
+	if k.Terminated > 0 || k.Killed > 0 || k.Left > 0 {
+		k.Method = method
+	}
+	return k
+}
+
+// isOnly reports whether exactly one command runs.
+func (k *Killer) isOnly() bool {
+	return k.method == MethodGroup && k.self == 1 && k.commands.Load() == 1
+}
+
+// runAlone runs f while one command runs and none can be launched. It returns
+// false, without running f, if that is not possible at once.
+func (k *Killer) runAlone(f func()) bool {
+	if !k.isOnly() || !k.launching.TryLock() {
+		return false
+	}
+	defer k.launching.Unlock()
+	if !k.isOnly() {
+		return false
+	}
+	f()
+	return true
+}
+
+// terminateAll sends SIGTERM to everything but the guest, and wakes what is
+// stopped, if that is one command's. What is forked between the listing and the
+// signal gets it too, but is not counted.
+func (k *Killer) terminateAll(r *Report) bool {
+	return k.runAlone(func() {
+		_ = listProcesses(k.proc, k.self, func(_, pid int, _ string) { r.addTerminated(pid) })
+		_ = unix.Kill(-1, unix.SIGTERM)
+		_ = unix.Kill(-1, unix.SIGCONT)
+	})
+}
+
+// killAll kills everything but the guest, if that is one command's, and waits
+// until all is reaped, or for killBound.
+//
+// Linux signals all processes in one step, which no fork slips through. gVisor
+// signals what there was when the call began: the call is repeated until the
+// guest has no children, and each one takes far less than a fork does.
+func (k *Killer) killAll(r *Report, start time.Time) bool {
+	return k.runAlone(func() {
+		before := k.children.Killed()
+		for wait := 500 * time.Microsecond; ; wait = min(2*wait, 5*time.Millisecond) {
+			next := k.children.Next()
+			_ = unix.Kill(-1, unix.SIGKILL)
+			if k.children.Drain() {
+				r.left = 0
+				break
+			}
+			if time.Since(start) > killBound {
+				r.left = max(1, countProcesses(k.proc, k.self))
+				break
+			}
+			pause(next, wait)
+		}
+		r.allKilled = k.children.Killed() - before
+	})
 }

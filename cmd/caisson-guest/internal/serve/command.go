@@ -245,3 +245,93 @@ func (c *command) writeAll(stdin *os.File, b []byte) error {
 	}
 	return c.s.slots.WriteAll(raw, b)
 }
+
+// gids assigns supplementary groups that mark commands. It goes round, so that
+// a group is reused as late as possible.
+type gids struct {
+	mu          sync.Mutex
+	base, count uint32
+	next        uint32
+	used        map[uint32]struct{}
+}
+
+func newGIDs(base, count uint32) *gids {
+	return &gids{base: base, count: count, used: map[uint32]struct{}{}}
+}
+
+// acquire returns a group that no command has; ok is false if all are in use.
+func (g *gids) acquire() (gid uint32, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for range g.count {
+		gid = g.base + g.next
+		g.next = (g.next + 1) % g.count
+		if _, used := g.used[gid]; !used {
+			g.used[gid] = struct{}{}
+			return gid, true
+		}
+	}
+	return 0, false
+}
+
+// release makes a group available again. It must not be called for a group
+// whose processes could not all be killed.
+func (g *gids) release(gid uint32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.used, gid)
+}
+
+// stuckTime is when a start is taken for stuck: another command of the same
+// identity can stop a child between its change of identity and its exec, and
+// the guest would wait for it. Waking it is harmless.
+const stuckTime = time.Second
+
+// clock bounds a command's time, and first watches over its start. It is one
+// timer for both, because each new one may wake the runtime's poller.
+type clock struct {
+	// expired is closed when the command's time is over.
+	expired chan struct{}
+
+	mu       sync.Mutex
+	timer    *time.Timer
+	timeout  time.Duration
+	began    time.Time
+	starting bool
+	over     bool
+}
+
+// newClock starts a clock. Wake is called as long as the start is stuck.
+func newClock(timeout time.Duration, wake func()) *clock {
+	c := &clock{expired: make(chan struct{}), timeout: timeout, began: time.Now(), starting: true}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.timer = time.AfterFunc(stuckTime, func() { c.fireAfter(wake) })
+	return c
+}
+
+func (c *clock) fireAfter(wake func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.starting:
+		c.timer.Reset(stuckTime)
+		go wake()
+	case !c.over && time.Since(c.began) >= c.timeout: // not a late call from before launched
+		c.over = true
+		close(c.expired)
+	}
+}
+
+// startTimeout records that the start is over: from now on the command's
+// timeout counts.
+func (c *clock) startTimeout() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.starting {
+		c.starting = false
+		c.timer.Reset(max(0, c.timeout-time.Since(c.began)))
+	}
+}
+
+func (c *clock) stop() { c.timer.Stop() }

@@ -1,10 +1,12 @@
 package spawn
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -288,4 +290,182 @@ func (s *Spawner) spawnChild(r Request) (Child, error) {
 		return Child{}, s.explainError(r, program, err)
 	}
 	return Child{PID: pid, Stdin: p.ours[0], Stdout: p.ours[1], Stderr: p.ours[2]}, nil
+}
+
+// oomScore makes commands the first that the kernel kills when the container's
+// memory runs out. They would inherit the guest's own score, and if a file
+// system in memory is full, the guest can be the largest process. A score can
+// be raised without a capability, and lowered again to the old value. The zero
+// value does nothing.
+type oomScore struct {
+	file *os.File
+	own  []byte
+}
+
+// highestScore is OOM_SCORE_ADJ_MAX of Linux (include/uapi/linux/oom.h).
+var highestScore = []byte("1000")
+
+// ownOOMScore is the file of this process's score.
+const ownOOMScore = "/proc/self/oom_score_adj"
+
+// openOOMScore opens the file of a score. It returns the zero value where the
+// kernel does not let it.
+func openOOMScore(file string) oomScore {
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		return oomScore{}
+	}
+	own := make([]byte, 16)
+	n, _ := f.ReadAt(own, 0)
+	o := oomScore{file: f, own: bytes.TrimSpace(own[:n])}
+	if n == 0 || !o.setScore(highestScore) || !o.setScore(o.own) {
+		_ = f.Close()
+		return oomScore{}
+	}
+	return o
+}
+
+func (o oomScore) setScore(score []byte) bool {
+	_, err := o.file.WriteAt(score, 0)
+	return err == nil
+}
+
+// raiseScore raises the guest's score, which the next child inherits. Call restoreScore then.
+func (o oomScore) raiseScore() {
+	if o.file != nil {
+		o.setScore(highestScore)
+	}
+}
+
+// restoreScore undoes raiseScore.
+func (o oomScore) restoreScore() {
+	if o.file != nil {
+		o.setScore(o.own)
+	}
+}
+
+// pipes are the pipes of one child, both sides.
+type pipes struct {
+	ours  [3]*os.File // ours[0] is nil without a pipe for standard input
+	files []uintptr   // the child's descriptors from 0 on
+	made  []int       // those of them that are ours to close
+}
+
+// openPipes makes the pipes. They are made by the commands' identity: a pipe belongs
+// to who made it, and a command opens its own again by /dev/stdout.
+func (p *pipes) openPipes(null uintptr, stdin bool) error {
+	p.files = []uintptr{null}
+	for n := range p.ours {
+		if n == 0 && !stdin {
+			continue
+		}
+		if err := p.openOne(n); err != nil {
+			p.closeChild()
+			p.closeOurs()
+			return fmt.Errorf("make pipe: %w", err)
+		}
+	}
+	return nil
+}
+
+// openOne makes the pipe for the child's descriptor n. Our side does not block,
+// so that the runtime's poller and not a thread waits for it; the child's does.
+func (p *pipes) openOne(n int) error {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return err
+	}
+	child, ours := fds[1], fds[0]
+	if n == 0 {
+		child, ours = fds[0], fds[1]
+		p.files = p.files[:0]
+	}
+	if err := unix.SetNonblock(ours, true); err != nil {
+		return errors.Join(err, unix.Close(child), unix.Close(ours))
+	}
+	p.files = append(p.files, uintptr(child))
+	p.made = append(p.made, child)
+	p.ours[n] = os.NewFile(uintptr(ours), "pipe")
+	return nil
+}
+
+// closeChild closes the child's sides, which the child has by now.
+func (p *pipes) closeChild() {
+	for _, fd := range p.made {
+		_ = unix.Close(fd)
+	}
+	p.made = nil
+}
+
+func (p *pipes) closeOurs() {
+	for _, f := range p.ours {
+		_ = f.Close() // of nil it fails
+	}
+}
+
+// affinity restricts each command to as many processors as its limit of CPU
+// time amounts to, so that programs which ask how many there are (nproc,
+// runtime.NumCPU, sched_getaffinity) start as many threads and no more. It works
+// without a cgroup, for ordinary users, and in gVisor. The time itself is bounded
+// elsewhere; a command may widen its set and gains nothing.
+type affinity struct {
+	all  unix.CPUSet
+	list []int // the processors of all
+	n    int
+}
+
+// newAffinity is nil where the limit is not below what there is.
+func newAffinity(milliCPUs int64) *affinity {
+	a := &affinity{n: int((milliCPUs + 999) / 1000)}
+	if milliCPUs <= 0 || unix.SchedGetaffinity(0, &a.all) != nil {
+		return nil
+	}
+	for cpu := range len(a.all) * int(unsafe.Sizeof(a.all[0])) * 8 {
+		if a.all.IsSet(cpu) {
+			a.list = append(a.list, cpu)
+		}
+	}
+	if a.n >= len(a.list) {
+		return nil
+	}
+	return a
+}
+
+// restrictThread limits the calling thread, and so the next child, to the processors
+// from the one on that it runs on: the kernel has just chosen that one, so that
+// commands and sessions spread as the kernel spreads them. Call restore then.
+func (a *affinity) restrictThread() {
+	if a == nil {
+		return
+	}
+	set := a.cpuWindow(currentCPU())
+	_ = unix.SchedSetaffinity(0, &set) // a matter of speed, and of what programs see
+}
+
+// restoreThread undoes restrict.
+func (a *affinity) restoreThread() {
+	if a != nil {
+		_ = unix.SchedSetaffinity(0, &a.all)
+	}
+}
+
+// cpuWindow is n processors, from cpu on and around.
+func (a *affinity) cpuWindow(cpu int) (set unix.CPUSet) {
+	at := 0
+	for i, c := range a.list {
+		if c == cpu {
+			at = i
+		}
+	}
+	for i := range a.n {
+		set.Set(a.list[(at+i)%len(a.list)])
+	}
+	return set
+}
+
+// currentCPU returns the processor that the calling thread runs on.
+func currentCPU() int {
+	var cpu uint32 // stays 0 if the call fails
+	_, _, _ = unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0)
+	return int(cpu)
 }
