@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
+
 	"github.com/caisson-run/caisson/images"
 )
 
@@ -248,4 +250,46 @@ func hashFile(name string) (string, error) {
 // escapeGlob quotes the characters that filepath.Glob would interpret.
 func escapeGlob(p string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(p)
+}
+
+// accountFiles returns the synthetic files of /etc: root, the accounts and the user
+// "nobody", no password, nothing of the host's users or names.
+func accountFiles(accounts []images.Account) []images.File {
+	users, groups := []byte("root:x:0:0:root:/root:/usr/sbin/nologin\n"), []byte("root:x:0:\n")
+	for _, a := range accounts {
+		users = fmt.Appendf(users, "%s:x:%d:%d:%s:%s:/bin/sh\n", a.Name, a.UID, a.GID, a.Name, a.Home)
+		groups = fmt.Appendf(groups, "%s:x:%d:\n", a.Name, a.GID)
+	}
+	return []images.File{
+		{Path: "/etc/passwd", Content: append(users, "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"...)},
+		{Path: "/etc/group", Content: append(groups, "nogroup:x:65534:\n"...)},
+		{Path: "/etc/hosts", Content: []byte(images.Hosts)},
+		{Path: "/etc/hostname", Content: []byte(images.Hostname + "\n")},
+	}
+}
+
+// addSubmounts adds a bind for every mount below a bound directory, because
+// binds are not recursive: a /usr/local on its own filesystem would be empty
+// otherwise.
+func (b *builder) addSubmounts(ctx context.Context) error {
+	mounts, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return fmt.Errorf("list mounts: %w", err)
+	}
+	for _, bind := range slices.Clone(b.fs.Binds) {
+		for _, m := range mounts {
+			if !bind.IsDir || !isBelow(m.Mountpoint, bind.Source) {
+				continue
+			}
+			info, err := os.Stat(m.Mountpoint)
+			if err != nil {
+				continue // unreadable, or covered by a later mount
+			}
+			p := filepath.Join(bind.Path, strings.TrimPrefix(m.Mountpoint, bind.Source))
+			if !slices.ContainsFunc(b.fs.Binds, func(have images.Bind) bool { return have.Path == p }) {
+				b.fs.Binds = append(b.fs.Binds, images.Bind{Source: m.Mountpoint, Path: p, IsDir: info.IsDir()})
+			}
+		}
+	}
+	return context.Cause(ctx)
 }
