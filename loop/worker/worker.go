@@ -322,3 +322,105 @@ func (p *panel) nameWorker(a assignment) string {
 func sortedNames(set map[string]bool) []string {
 	return append([]string{}, slices.Sorted(maps.Keys(set))...)
 }
+
+// Event is an event of a worker, reported through [Options].Emit. The types of this
+// package are the only ones.
+type Event interface {
+	// Kind is the event's name in records and logs.
+	Kind() string
+}
+
+// ToolStarted reports that a call of a worker is permitted and begins. A [ToolCalled]
+// follows it.
+type ToolStarted struct {
+	Worker string `json:"worker"`
+	// CallID is that of the call, which no other one of the session has.
+	CallID string `json:"inner_call_id"`
+}
+
+// ToolCalled reports a call of a worker and its result.
+type ToolCalled struct {
+	Worker string `json:"worker"`
+	InnerCall
+	// CallID is that of [ToolStarted], "" for a call that did not run.
+	CallID string `json:"inner_call_id,omitempty"`
+	// Summary is one line about the input, safe for display, and InputHash its hex
+	// SHA-256; "" for a call that did not run.
+	Summary   string `json:"summary,omitempty"`
+	InputHash string `json:"input_hash,omitempty"`
+}
+
+// InputRefused reports a call whose arguments the tool's schema refused.
+type InputRefused struct {
+	Worker string `json:"worker"`
+	Hop    int    `json:"hop"`
+	Name   string `json:"name"`
+	// SchemaError lists their problems.
+	SchemaError string `json:"schema_error"`
+}
+
+// CostWarned reports, once for each worker, that its cost is above the cap.
+type CostWarned struct {
+	Worker      string  `json:"worker"`
+	CapUSD      float64 `json:"cap_usd"`
+	ObservedUSD float64 `json:"observed_usd"`
+}
+
+// ModelEvent is an event of the loop around a worker's request.
+type ModelEvent struct {
+	Worker string
+	Event  loop.Event
+}
+
+// Kind implements [Event].
+func (ToolStarted) Kind() string { return "worker_inner_call_started" }
+
+// Kind implements [Event].
+func (ToolCalled) Kind() string { return "worker_inner_call" }
+
+// Kind implements [Event].
+func (InputRefused) Kind() string { return "worker_inner_validation_fail" }
+
+// Kind implements [Event].
+func (CostWarned) Kind() string { return "worker_tool_cost_warning" }
+
+// Kind implements [Event].
+func (ModelEvent) Kind() string { return "worker_model_event" }
+
+// ConferOptions configures [Confer]. Question and Profiles are required.
+type ConferOptions struct {
+	Options
+
+	// Profiles are the models, each of which is asked once.
+	Profiles []loop.Profile
+}
+
+// Conference is the response of [Confer].
+type Conference struct {
+	// Answers are those of the profiles, in their order.
+	Answers []Answer `json:"answers"`
+	// Tools is nil if no tools were asked for.
+	Tools *ToolReport `json:"worker_tools,omitempty"`
+	Usage Accounting  `json:"usage"`
+	// CanaryLeaks are the answers that repeated a token which marks untrusted text. The
+	// token is replaced in them.
+	CanaryLeaks []CanaryLeak `json:"canary_leaks,omitempty"`
+}
+
+// Confer asks several models the same question, at the same time. No model sees the
+// answer of another. A model that fails does not end the others. The error is non-nil
+// for invalid options, and then wraps [ErrInvalid] or [loop.ErrNoModel], and for an error
+// of Emit.
+func Confer(ctx context.Context, o ConferOptions) (Conference, error) {
+	p, ctx, stop, err := newPanel(ctx, o.Options, o.Profiles)
+	if err != nil {
+		return Conference{}, err
+	}
+	defer stop()
+	var all []assignment
+	for _, profile := range o.Profiles {
+		all = append(all, assignment{profile: profile, question: o.Question, format: o.Format, tools: true})
+	}
+	answers := p.askAll(ctx, all)
+	return Conference{Answers: answers, Tools: p.tools.newReport(p.cap, answers), Usage: newAccounting(answers), CanaryLeaks: listLeaks(answers)}, p.emitError()
+}

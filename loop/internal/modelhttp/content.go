@@ -2,8 +2,14 @@ package modelhttp
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // Bounds of an answer's content. The longest outputs of models have 128,000 tokens,
@@ -62,3 +68,70 @@ func (l *List[T]) UnmarshalJSON(data []byte) error {
 	}
 	return nil
 }
+
+// WireName returns the wire form of a tool's name in the history. A name that the
+// model made up may have none. Its invalid characters are replaced then, because
+// endpoints refuse a conversation with an invalid name.
+func WireName(n tools.Name, maxBytes int) string {
+	if wire, err := n.LLMWithin(maxBytes); err == nil {
+		return string(wire)
+	}
+	clean := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' {
+			return r
+		}
+		return '_'
+	}, string(n))
+	return cmp.Or(clean[:min(len(clean), maxBytes)], "unknown")
+}
+
+// JoinText returns the text blocks of a message, joined by newlines.
+func JoinText(m loop.Message) string {
+	var parts []string
+	for _, b := range m.Blocks {
+		if b.Text != nil {
+			parts = append(parts, b.Text.Text)
+		}
+	}
+	return strings.Join(parts, "\n")
+}
+
+// StaleReasoning is reasoning that a provider refused, which is not sent again. Newer
+// models accept a block only after the very conversation that it was made in, and a
+// conversation whose old results were shortened is another one. The zero value is ready,
+// and safe for concurrent use.
+type StaleReasoning struct {
+	mu         sync.Mutex
+	signatures map[string]bool
+}
+
+// Add adds the reasoning in messages, and reports whether there is any that was not
+// known.
+func (s *StaleReasoning) Add(messages []loop.Message) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	added := false
+	for _, m := range messages {
+		for _, b := range m.Blocks {
+			if b.Thinking == nil || s.signatures[signatureOf(b.Thinking)] {
+				continue
+			}
+			if s.signatures == nil {
+				s.signatures = map[string]bool{}
+			}
+			s.signatures[signatureOf(b.Thinking)] = true
+			added = true
+		}
+	}
+	return added
+}
+
+// Has reports whether the reasoning was refused.
+func (s *StaleReasoning) Has(t *loop.Thinking) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.signatures[signatureOf(t)]
+}
+
+// signatureOf returns what identifies a block of reasoning.
+func signatureOf(t *loop.Thinking) string { return t.Signature + t.Redacted }
