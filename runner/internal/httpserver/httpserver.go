@@ -2,12 +2,14 @@
 package httpserver
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -62,4 +64,150 @@ func Serve(ctx context.Context, h *http.Server, endSessions func() error, listen
 		err = errors.Join(err, serveErr)
 	}
 	return err
+}
+
+// maxConnections bounds the connections of one listener.
+const maxConnections = 1024
+
+// limited accepts a bounded number of connections at once. For a new one beyond that it
+// closes the oldest one that has no request of a client whose token is known: others could
+// otherwise keep all of them.
+type limited struct {
+	net.Listener
+	freed *sync.Cond // of mu
+	mu    sync.Mutex
+	// open counts the connections. idle has those that may be closed, oldest first.
+	open   int
+	idle   list.List
+	closed bool
+}
+
+func newLimited(l net.Listener) *limited {
+	limit := &limited{Listener: l}
+	limit.freed = sync.NewCond(&limit.mu)
+	return limit
+}
+
+// Accept implements net.Listener.
+func (l *limited) Accept() (net.Conn, error) {
+	accepted, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: accepted, l: l}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.open == maxConnections && !l.closed {
+		if oldest := l.idle.Front(); oldest != nil {
+			_ = oldest.Value.(*conn).closeHeld() // its client may be gone
+		} else {
+			l.freed.Wait()
+		}
+	}
+	if l.closed {
+		return nil, errors.Join(net.ErrClosed, accepted.Close())
+	}
+	l.open++
+	c.idle = l.idle.PushBack(c)
+	return c, nil
+}
+
+// Close implements net.Listener.
+func (l *limited) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	l.freed.Broadcast()
+	return l.Listener.Close()
+}
+
+// conn is a connection of limited.
+type conn struct {
+	net.Conn
+	l      *limited
+	idle   *list.Element // its place in l.idle; nil during a request of a known client
+	closed bool
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	return c.closeHeld()
+}
+
+// closeHeld is Close for callers that hold the mutex of the listener.
+func (c *conn) closeHeld() error {
+	if !c.closed {
+		c.closed = true
+		c.l.open--
+		c.setBusy()
+		c.l.freed.Broadcast()
+	}
+	return c.Conn.Close()
+}
+
+// setBusy keeps the connection from being closed for others.
+func (c *conn) setBusy() {
+	if c.idle != nil {
+		c.l.idle.Remove(c.idle)
+		c.idle = nil
+	}
+}
+
+// trackState is for http.Server.ConnState.
+func trackState(nc net.Conn, state http.ConnState) {
+	c := nc.(*conn)
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	if state == http.StateIdle && c.idle == nil && !c.closed {
+		c.idle = c.l.idle.PushBack(c)
+		c.l.freed.Broadcast()
+	}
+}
+
+type connKey struct{}
+
+// KeepConnection keeps the connection of a request open until its end. Handlers call it
+// once they know that the client may use the server.
+func KeepConnection(r *http.Request) {
+	c, ok := r.Context().Value(connKey{}).(*conn)
+	if !ok {
+		return // another server's
+	}
+	c.l.mu.Lock()
+	defer c.l.mu.Unlock()
+	c.setBusy()
+}
+
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+// Quota bounds what each client has under way at once.
+type Quota struct {
+	most int
+	mu   sync.Mutex
+	open map[string]int
+}
+
+// NewQuota returns a quota of a number for each client.
+func NewQuota(most int) *Quota { return &Quota{most: most, open: map[string]int{}} }
+
+// Take takes one of a client's until release is called, which may be repeated. It reports
+// whether there was one.
+func (q *Quota) Take(client string) (release func(), ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.open[client] >= q.most {
+		return nil, false
+	}
+	q.open[client]++
+	return sync.OnceFunc(func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if q.open[client]--; q.open[client] == 0 {
+			delete(q.open, client)
+		}
+	}), true
 }
