@@ -3,7 +3,9 @@ package guest
 import (
 	"fmt"
 	"maps"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -88,3 +90,20 @@ func networkName(interfaces []string) string {
 // knownLimit turns "no limit" into "not known": an attestation contains no
 // limit that was not read.
 func knownLimit(n int64) int64 { return max(n, 0) }
+
+// HostNamespaces returns the inode numbers of the calling process's namespaces,
+// of the kinds that every container must have to itself, for [Expectation].
+func HostNamespaces() map[string]uint64 {
+	out := map[string]uint64{}
+	for _, kind := range []string{"ipc", "mnt", "net", "pid", "uts"} {
+		link, err := os.Readlink("/proc/self/ns/" + kind) // "pid:[4026531836]"
+		if err != nil {
+			continue
+		}
+		_, number, _ := strings.Cut(link, "[")
+		if n, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64); err == nil {
+			out[kind] = n
+		}
+	}
+	return out
+}

@@ -2,9 +2,11 @@ package wire
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 )
 
 // Sizes and bounds of the protocol, in bytes.
@@ -167,4 +169,155 @@ func (r *Reader) buffer(n int) []byte {
 	}
 	r.buf = make([]byte, n, max(n, 512))
 	return r.buf
+}
+
+// Block is a buffer whose content can be sent as data frames without a copy:
+// before each [MaxData] bytes there is room for a header. One goroutine uses it.
+type Block struct {
+	buf  []byte
+	size int
+}
+
+// NewBlock returns a Block for size bytes of payload.
+func NewBlock(size int) *Block {
+	pieces := (size + MaxData - 1) / MaxData
+	return &Block{buf: make([]byte, size+pieces*HeaderSize), size: size}
+}
+
+// Size is the number of bytes of payload that fit.
+func (b *Block) Size() int { return b.size }
+
+// pieceStride is the distance between the headers of a Block.
+const pieceStride = HeaderSize + MaxData
+
+// Pieces returns the parts of the block for the first n bytes of payload, in
+// order, each of at most MaxData bytes: to read into, or that were read.
+func (b *Block) Pieces(n int) [][]byte { return b.Range(0, n) }
+
+// Range is Pieces from byte at on: its first piece is the rest of the one that
+// at lies in.
+func (b *Block) Range(at, n int) [][]byte {
+	pieces := make([][]byte, 0, n/MaxData+2)
+	for end := at + n; at < end; {
+		skip := at % MaxData
+		from := at/MaxData*pieceStride + HeaderSize + skip
+		length := min(end-at, MaxData-skip)
+		pieces = append(pieces, b.buf[from:from+length])
+		at += length
+	}
+	return pieces
+}
+
+// encodeFrames encodes n bytes from at on as data frames in place and returns them.
+// At must be at the begin of a piece.
+func (b *Block) encodeFrames(stream uint32, channel uint8, at, n int) []byte {
+	first := at / MaxData * pieceStride
+	end := first
+	for _, piece := range b.Range(at, n) {
+		h := Frame{Stream: stream, Type: TypeData, Channel: channel, Payload: piece}.encodeHeader()
+		copy(b.buf[end:], h[:])
+		end += HeaderSize + len(piece)
+	}
+	return b.buf[first:end]
+}
+
+// SendBlock writes n bytes of a block, from byte at on, as data frames. Where at
+// is at the begin of a piece nothing is copied and all goes out by one Write;
+// elsewhere the rest of the piece that it lies in goes before. It fails as Send
+// does.
+func (w *Writer) SendBlock(stream uint32, channel uint8, b *Block, at, n int) error {
+	if stream == 0 || channel > 2 || at < 0 || n <= 0 || at+n > b.size {
+		return fmt.Errorf("%w: %d bytes of a block of %d on channel %d of stream %d", ErrProtocol, n, b.size, channel, stream)
+	}
+	if skip := at % MaxData; skip != 0 {
+		rest := min(n, MaxData-skip)
+		if err := w.Send(Frame{Stream: stream, Type: TypeData, Channel: channel, Payload: b.Range(at, rest)[0]}); err != nil {
+			return err
+		}
+		if at, n = at+rest, n-rest; n == 0 {
+			return nil
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.writeFrames(b.encodeFrames(stream, channel, at, n))
+}
+
+// Writer encodes frames. It is safe for concurrent use: frames never mix, and
+// the destination gets whole frames in each Write.
+type Writer struct {
+	mu  sync.Mutex
+	dst io.Writer
+	buf []byte
+	err error
+}
+
+// NewWriter returns a Writer to dst, which it never closes.
+func NewWriter(dst io.Writer) *Writer { return &Writer{dst: dst} }
+
+// Send writes frames, together and in order, by one Write. Payloads are not
+// kept. Where one breaks the bounds it fails with [ErrProtocol] and writes
+// nothing; after the destination failed, every call fails with its error.
+func (w *Writer) Send(frames ...Frame) error { return w.SendAfter(nil, frames...) }
+
+// SendAfter is Send, and calls before, unless it is nil, when it is the turn of
+// these frames, not while others are written. It must not send.
+func (w *Writer) SendAfter(before func(), frames ...Frame) error {
+	for _, f := range frames {
+		if err := checkHeader(len(f.Payload), f.Stream, f.Type, f.Channel); err != nil {
+			return err
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if before != nil {
+		before()
+	}
+	w.buf = w.buf[:0]
+	for _, f := range frames {
+		h := f.encodeHeader()
+		w.buf = append(append(w.buf, h[:]...), f.Payload...)
+	}
+	err := w.writeFrames(w.buf)
+	if cap(w.buf) > HeaderSize+MaxData {
+		w.buf = nil
+	}
+	return err
+}
+
+// writeFrames writes encoded frames. The lock is held.
+func (w *Writer) writeFrames(encoded []byte) error {
+	if w.err != nil {
+		return w.err
+	}
+	if _, err := w.dst.Write(encoded); err != nil {
+		w.err = fmt.Errorf("write frame: %w", err)
+	}
+	return w.err
+}
+
+// SendJSON writes one frame whose payload is v as JSON.
+func (w *Writer) SendJSON(stream uint32, typ Type, v any) error {
+	f, err := JSON(stream, typ, v)
+	if err != nil {
+		return err
+	}
+	return w.Send(f)
+}
+
+// JSON makes a frame whose payload is v as JSON.
+func JSON(stream uint32, typ Type, v any) (Frame, error) {
+	payload, err := json.Marshal(v)
+	if err != nil {
+		return Frame{}, fmt.Errorf("encode frame type %d: %w", typ, err)
+	}
+	return Frame{Stream: stream, Type: typ, Payload: payload}, nil
+}
+
+// SendCredit grants the sender of a channel n bytes more.
+func (w *Writer) SendCredit(stream uint32, channel uint8, n uint32) error {
+	return w.Send(Frame{
+		Stream: stream, Type: TypeCredit, Channel: channel,
+		Payload: binary.BigEndian.AppendUint32(nil, n),
+	})
 }

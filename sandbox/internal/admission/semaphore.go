@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/limits/state"
@@ -125,4 +129,89 @@ func isPlainName(word string) bool {
 		}
 	}
 	return word != "" && len(word) <= 100
+}
+
+// isStopped reports whether a process is stopped (T) or traced (t), by the
+// third field of /proc/PID/stat; see proc(5). The second field is the program's
+// name in parentheses and may contain any character.
+func isStopped(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, ok := bytes.Cut(data[bytes.LastIndexByte(data, ')')+1:], []byte(" "))
+	return ok && len(rest) > 0 && (rest[0] == 'T' || rest[0] == 't')
+}
+
+// tryLock takes the lock on a file, and writes the PID of this process into the file. It
+// returns nil if another process holds the lock.
+func tryLock(path string) (*state.Lock, error) {
+	lock, err := state.TryAcquire(path)
+	if errors.Is(err, state.ErrHeld) {
+		return nil, nil
+	}
+	if err == nil {
+		err = writePID(path)
+	}
+	if err != nil {
+		_ = lock.Release() // the error counts
+		return nil, err
+	}
+	return lock, nil
+}
+
+// writePID writes this process's PID over the content of a file. It does not
+// truncate the file: some file systems then write it out at once, which takes
+// longer than everything else.
+func writePID(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(f, "%-10d\n", os.Getpid())
+	return errors.Join(err, f.Close())
+}
+
+// holderStopped reports whether the process that holds a lock is stopped, for
+// instance by Ctrl-Z. Such a process keeps its locks and makes no progress. The
+// PID in the file may belong to another process, if it is outdated or from
+// another PID namespace. A wrong result only affects the order of starts, never
+// the bound on memory.
+func holderStopped(path string) bool {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return false
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	return err == nil && pid > 0 && pid != os.Getpid() && isStopped(pid)
+}
+
+// Lease is the permission under which one sandbox starts and runs. The methods
+// of a nil Lease do nothing. It is safe for concurrent use.
+type Lease struct {
+	mu     sync.Mutex
+	slot   *state.Lock
+	memory *state.Lock
+}
+
+// FinishStart lets the next sandbox start. Further calls do nothing.
+func (l *Lease) FinishStart() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = l.slot.Release() // the lock ends with the process at the latest
+}
+
+// Close releases the memory that is reserved for the sandbox. It calls
+// FinishStart. Further calls do nothing.
+func (l *Lease) Close() {
+	if l == nil {
+		return
+	}
+	l.FinishStart()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = l.memory.Release() // as in FinishStart
 }

@@ -1,10 +1,19 @@
 package lifecycle
 
 import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strconv"
 
+	"software.sslmate.com/src/go-pkcs12"
+
+	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
@@ -77,4 +86,185 @@ func (o *observation) describeEgress() *sandbox.AttestedEgress {
 	}
 	own, _ := expectedListeners(e)
 	return &sandbox.AttestedEgress{Listening: own, Capture: e.Capture}
+}
+
+// nameFiles make programs look names up at the guest, after /etc/hosts. Libraries
+// ask 127.0.0.1 too where an image has no resolv.conf.
+var nameFiles = []struct{ name, path, text string }{
+	{"resolv.conf", "/etc/resolv.conf", "nameserver 127.0.0.1\n"},
+	// That of a host may ask services which don't run here, and end there.
+	{"nsswitch.conf", "/etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nprotocols: files\nservices: files\nethers: files\nrpc: files\n"},
+}
+
+// systemBundles are the files in which distributions have all certificates, as
+// crypto/x509 looks for them: Debian's, Fedora's, SUSE's, Alpine's.
+var systemBundles = []string{
+	"/etc/ssl/certs/ca-certificates.crt",
+	"/etc/pki/tls/certs/ca-bundle.crt",
+	"/etc/ssl/ca-bundle.pem",
+	"/etc/pki/tls/cacert.pem",
+	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+	"/etc/ssl/cert.pem",
+	"/var/lib/ca-certificates/ca-bundle.pem",
+}
+
+// maxBundle bounds the certificates of an image: Debian's are 220 KiB.
+const maxBundle = 4 << 20
+
+// netDir is the directory of certificates in that of the session's files.
+const netDir = "net"
+
+// NeedsImageFiles reports whether AddEgressFiles reads the image.
+func (p *Preparation) NeedsImageFiles() bool {
+	e := p.Spec.Egress
+	return !p.Remote && e != nil && (e.Names || len(e.Roots)+len(e.Files) > 0)
+}
+
+// addHosts plans a mount over /etc/hosts of an unpacked root file system. In an exported
+// container, that file is empty.
+func (p *Preparation) addHosts() error {
+	if p.Image.Reference.Scheme != images.SchemeRootFS {
+		return nil
+	}
+	return p.replaceFile(rootFiles{p.Image}, "/etc/hosts", HostsFile, false)
+}
+
+// AddEgressFiles makes the files by which programs look up names and trust
+// certificates, and plans their mounts, for an image with these files. It may
+// change Image.
+func (p *Preparation) AddEgressFiles(files ImageFiles) error {
+	if !p.NeedsImageFiles() {
+		return nil
+	}
+	if p.Image != nil {
+		image := *p.Image
+		image.Binds, image.Dirs = slices.Clone(image.Binds), slices.Clone(image.Dirs)
+		p.Image = &image
+	}
+	p.egress = nil
+	if p.Spec.Egress.Names {
+		for _, f := range nameFiles {
+			if err := p.Files.Write(f.name, f.text); err != nil {
+				return err
+			}
+			if err := p.replaceFile(files, f.path, f.name, true); err != nil {
+				return err
+			}
+		}
+	}
+	if len(p.Spec.Egress.Roots)+len(p.Spec.Egress.Files) == 0 {
+		return nil
+	}
+	if err := p.addEgressDir(); err != nil || len(p.Spec.Egress.Roots) == 0 {
+		return err
+	}
+	return p.addRoots(files)
+}
+
+// addEgressDir makes the directory of the plan's files, and plans its mount.
+func (p *Preparation) addEgressDir() error {
+	dir := p.Files.Path(netDir)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return fmt.Errorf("make session files: %w", err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { // whatever the umask is
+		return fmt.Errorf("make session files: %w", err)
+	}
+	for name, text := range p.Spec.Egress.Files {
+		if err := p.Files.Write(netDir+"/"+name, text); err != nil {
+			return err
+		}
+	}
+	if p.hasSkeleton() {
+		p.Image.Dirs = append(p.Image.Dirs, images.Dir{Path: sandbox.EgressDir, Mode: 0o755})
+	}
+	p.egress = append(p.egress, images.Bind{Source: dir, Path: sandbox.EgressDir, IsDir: true})
+	return nil
+}
+
+// replaceFile plans the mount of one of the session's files over one of the
+// image, which keeps one that is a symlink: it leads nowhere in a sandbox, or to
+// another one. add mounts it too where the image does not have the file and its
+// skeleton can have a mount point.
+func (p *Preparation) replaceFile(files ImageFiles, path, name string, add bool) error {
+	mode, err := files.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if add && p.hasSkeleton() && !slices.ContainsFunc(p.Image.Binds, func(b images.Bind) bool { return isBelow(path, b.Path) }) {
+			p.Image.Binds = append(p.Image.Binds, images.Bind{Source: p.Files.Path(name), Path: path})
+		}
+		return nil
+	case err != nil:
+		return fmt.Errorf("examine %s of image %s: %w", path, p.Spec.Image, err)
+	case !mode.IsRegular():
+		return nil
+	}
+	if p.hasSkeleton() {
+		if i := slices.IndexFunc(p.Image.Binds, func(b images.Bind) bool { return b.Path == path }); i >= 0 {
+			p.Image.Binds[i].Source = p.Files.Path(name)
+			return nil
+		}
+	}
+	p.egress = append(p.egress, images.Bind{Source: p.Files.Path(name), Path: path})
+	return nil
+}
+
+// hasSkeleton reports whether the container's root is made of the parts of Image.
+func (p *Preparation) hasSkeleton() bool {
+	return p.Image != nil && p.Spec.Root != sandbox.RootEphemeral
+}
+
+// addRoots adds the certificates to the directory: those of the plan, and a bundle
+// with the image's, which is mounted over the image's own.
+func (p *Preparation) addRoots(files ImageFiles) error {
+	plan := p.Spec.Egress
+	var own []byte
+	for _, name := range systemBundles {
+		mode, err := files.Lstat(name)
+		if err == nil && mode.IsRegular() {
+			own, err = files.ReadFile(name, maxBundle)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("read certificates of image %s: %w", p.Spec.Image, err)
+		}
+		if len(own) > 0 {
+			break
+		}
+	}
+	bundle := bytes.Join([][]byte{bytes.TrimSpace(own), bytes.TrimSpace(plan.Roots), nil}, []byte("\n"))
+	content := map[string][]byte{"ca.pem": plan.Roots, "bundle.pem": bundle}
+	if plan.JavaRoots {
+		store, err := javaStore(bundle)
+		if err != nil {
+			return err
+		}
+		content["java.p12"] = store
+	}
+	for name, text := range content {
+		if err := p.Files.Write(netDir+"/"+name, string(text)); err != nil {
+			return err
+		}
+	}
+	for _, name := range systemBundles {
+		if err := p.replaceFile(files, name, netDir+"/bundle.pem", false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// javaStore returns a trust store of the certificates of a bundle, without those
+// that this program can't read.
+func javaStore(bundle []byte) ([]byte, error) {
+	var list []*x509.Certificate
+	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
+		if cert, err := x509.ParseCertificate(block.Bytes); err == nil {
+			list = append(list, cert)
+		}
+	}
+	store, err := pkcs12.Modern.EncodeTrustStore(list, sandbox.JavaPassword)
+	if err != nil {
+		return nil, fmt.Errorf("make trust store for Java: %w", err)
+	}
+	return store, nil
 }

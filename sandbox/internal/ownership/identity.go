@@ -1,12 +1,19 @@
 package ownership
 
 import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/limits/state"
 )
@@ -152,4 +159,175 @@ func isPlainWord(s string) bool {
 		}
 	}
 	return true
+}
+
+func pidNamespace() string {
+	name, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return ""
+	}
+	return name
+}
+
+func startTime(pid int) (uint64, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	_, start, err := parseStat(string(data))
+	return start, err
+}
+
+// processFate asks the kernel first: with hidepid, the process of another user
+// has no directory in /proc but kill(2) returns EPERM.
+func processFate(pid int, start uint64) Fate {
+	if err := unix.Kill(pid, 0); errors.Is(err, unix.ESRCH) {
+		return Dead
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return Unknown
+	}
+	state, now, err := parseStat(string(data))
+	switch {
+	case err != nil:
+		return Unknown
+	case now != start:
+		return Dead
+	case state == 'Z' || state == 'X':
+		// Killed and not yet waited for. A Go program's first thread ends with
+		// the process only, so that a zombie holds nothing any more.
+		return Dead
+	}
+	return Alive
+}
+
+// The labels of a container. Their prefix is the project's name reversed, as
+// Docker's guidelines for labels demand.
+const (
+	LabelSchema       = "io.caisson.schema"
+	LabelSession      = "io.caisson.session"
+	LabelInstance     = "io.caisson.instance"
+	LabelBoot         = "io.caisson.boot"
+	LabelPIDNamespace = "io.caisson.pidns"
+	LabelPID          = "io.caisson.pid"
+	LabelStart        = "io.caisson.start"
+	LabelLease        = "io.caisson.lease"
+)
+
+// schemaVersion is the version of the set of labels. Containers with another
+// one are not touched.
+const schemaVersion = "1"
+
+// Labels returns the owner and the session as labels of a container.
+func (id Identity) Labels(session string) map[string]string {
+	return map[string]string{
+		LabelSchema:       schemaVersion,
+		LabelSession:      session,
+		LabelInstance:     id.Instance,
+		LabelBoot:         id.Boot,
+		LabelPIDNamespace: id.PIDNamespace,
+		LabelPID:          strconv.Itoa(id.PID),
+		LabelStart:        strconv.FormatUint(id.Start, 10),
+		LabelLease:        id.Lease.UTC().Format(time.RFC3339),
+	}
+}
+
+// FromLabels is the inverse of [Identity.Labels]. It returns an error for
+// labels of another schema and for labels that Labels can't have written: such
+// a container has no known owner and is left alone.
+func FromLabels(labels map[string]string) (id Identity, session string, err error) {
+	if v := labels[LabelSchema]; v != schemaVersion {
+		return Identity{}, "", fmt.Errorf("parse owner labels: schema %q is not %q", v, schemaVersion)
+	}
+	session = labels[LabelSession]
+	if !isPlainWord(session) {
+		return Identity{}, "", fmt.Errorf("parse owner labels: session %q", session)
+	}
+	id = Identity{
+		Instance:     labels[LabelInstance],
+		Boot:         labels[LabelBoot],
+		PIDNamespace: labels[LabelPIDNamespace],
+	}
+	if id.PID, err = strconv.Atoi(labels[LabelPID]); err != nil || id.PID <= 0 {
+		return Identity{}, "", fmt.Errorf("parse owner labels: pid %q", labels[LabelPID])
+	}
+	if id.Start, err = strconv.ParseUint(labels[LabelStart], 10, 64); err != nil {
+		return Identity{}, "", fmt.Errorf("parse owner labels: start time: %w", err)
+	}
+	if id.Lease, err = time.Parse(time.RFC3339, labels[LabelLease]); err != nil {
+		return Identity{}, "", fmt.Errorf("parse owner labels: lease: %w", err)
+	}
+	return id, session, nil
+}
+
+// instanceFile contains the random part of an instance ID.
+const instanceFile = "instance"
+
+// Instance returns the ID of a state directory on this machine, and creates it
+// at the first call. It is a hash of a random number in the directory and of
+// the machine's own ID, so that a home directory on a network file system has a
+// different one on each machine. The directory must exist and belong to the
+// caller alone (see [state.CheckDir]).
+func Instance(stateDir string) (string, error) {
+	root, err := state.OpenDir(stateDir)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = root.Close() }()
+	seed, err := readSeed(root)
+	if errors.Is(err, fs.ErrNotExist) {
+		seed, err = makeSeed(root)
+	}
+	if err != nil {
+		return "", fmt.Errorf("read instance id in %s: %w", stateDir, err)
+	}
+	sum := sha256.Sum256([]byte(seed + "\x00" + machineID()))
+	return hex.EncodeToString(sum[:16]), nil
+}
+
+func readSeed(root *os.Root) (string, error) {
+	data, err := root.ReadFile(instanceFile)
+	if err != nil {
+		return "", err
+	}
+	seed := strings.TrimSpace(string(data))
+	if len(seed) != 32 || !isPlainWord(seed) {
+		return "", fmt.Errorf("file %q is damaged: remove it", instanceFile)
+	}
+	return seed, nil
+}
+
+// makeSeed writes a new seed, or returns that of another process that was
+// first: link(2) fails on an existing name, and shows whole files only.
+func makeSeed(root *os.Root) (string, error) {
+	raw := make([]byte, 16)
+	if _, err := rand.Read(raw); err != nil {
+		return "", err
+	}
+	seed := hex.EncodeToString(raw)
+	temp := "." + instanceFile + "-" + seed
+	if err := root.WriteFile(temp, []byte(seed+"\n"), 0o600); err != nil {
+		return "", err
+	}
+	defer func() { _ = root.Remove(temp) }() // a file that stays does no harm
+	if err := root.Link(temp, instanceFile); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	return readSeed(root)
+}
+
+// machineID returns text that distinguishes this machine from others that share
+// a home directory.
+func machineID() string {
+	for _, name := range []string{"/etc/machine-id", "/var/lib/dbus/machine-id"} {
+		if data, err := os.ReadFile(filepath.Clean(name)); err == nil && len(data) > 0 {
+			return strings.TrimSpace(string(data))
+		}
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return name
 }

@@ -3,6 +3,7 @@ package workmount
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"path/filepath"
@@ -235,4 +236,132 @@ func isRoot(dir int) (bool, error) {
 		return false, err
 	}
 	return here.Dev == root.Dev && here.Ino == root.Ino, nil
+}
+
+// linkGuards returns the guards of a .git file, as linked worktrees and
+// submodules have it: one line with the path of the repository. A repository
+// elsewhere is out of the commands' reach. One in the workspace could be
+// written by them, so it is guarded too. Below a subdirectory it can't be
+// guarded, because the subdirectory could be renamed.
+func linkGuards(workspace *os.File, base string) (list []guard, lost []string, err error) {
+	content, err := readSmall(workspace, gitName)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read %s: %w", gitName, err)
+	}
+	list = []guard{{name: gitName, readOnly: true}}
+	lost = []string{"the workspace's repository lies elsewhere and is not mounted: git does not work in the sandbox"}
+	target, ok := strings.CutPrefix(content, "gitdir:")
+	if !ok {
+		return list, lost, nil // git refuses such a file too
+	}
+	target = strings.TrimSpace(target)
+	if !filepath.IsAbs(target) {
+		target = filepath.Join(base, target)
+	}
+	inside, err := filepath.Rel(base, realPrefix(target))
+	if err != nil || !filepath.IsLocal(inside) {
+		if w, ok := linkedWorktree(base, realPrefix(target)); ok {
+			list[0].worktree, lost = w, nil
+		}
+		return list, lost, nil // no relative path: elsewhere
+	}
+	kind, err := kindOf(workspace, inside)
+	if err != nil || !isBindable(kind) || inside == "." || strings.ContainsRune(inside, filepath.Separator) {
+		return nil, nil, fmt.Errorf("%w: %s leads to %q in the workspace, where it can't be protected: make .git a directory", sandbox.ErrInvalid, gitName, inside)
+	}
+	if err := errors.Join(checkCommonDir(workspace, inside), checkSymlinks(workspace, base, inside)); err != nil {
+		return nil, nil, err
+	}
+	return append(list, guard{name: inside, readOnly: true}), nil, nil
+}
+
+// realPrefix resolves the symlinks in a path as far as it exists: if the
+// existing part is in the workspace, commands could create the rest.
+func realPrefix(target string) string {
+	target = filepath.Clean(target)
+	rest := ""
+	for at := target; ; at = filepath.Dir(at) {
+		if real, err := filepath.EvalSymlinks(at); err == nil {
+			return filepath.Join(real, rest)
+		}
+		if at == filepath.Dir(at) {
+			return target
+		}
+		rest = filepath.Join(filepath.Base(at), rest)
+	}
+}
+
+// maxConfig is the most that is read of a repository's configuration, in bytes.
+const maxConfig = 256 << 10
+
+// lostConfigured returns what the repository's own configuration, which
+// commands can't change, makes git execute in places that they can write: a
+// directory of hooks, as husky configures it (core.hooksPath), or a file system
+// monitor. `git status` executes both. Other keys that make a shell execute
+// something are not examined.
+func lostConfigured(workspace *os.File, base, repo string) []string {
+	f, err := openBelow(workspace, path.Join(repo, "config"), unix.O_RDONLY|unix.O_NONBLOCK)
+	if err != nil {
+		return nil // there is none, or it is elsewhere
+	}
+	defer func() { _ = f.Close() }()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxConfig))
+	if err != nil {
+		return nil
+	}
+	var lost []string
+	for _, key := range []string{"hooksPath", "fsmonitor"} {
+		value := coreValue(string(text), key)
+		if program, _, _ := strings.Cut(value, " "); key == "fsmonitor" && strings.Contains(program, "/") {
+			value = program
+		} else if key == "fsmonitor" {
+			continue // a switch, or a program of PATH
+		}
+		if inside := pathInWorkspace(base, repo, value); inside != "" {
+			lost = append(lost, fmt.Sprintf("git on this machine runs what is in %q (core.%s of the repository), which commands can write: look at it before you use git", inside, key))
+		}
+	}
+	return lost
+}
+
+// coreValue returns the last value of a key of the section core
+// (git-config(1)), or "".
+func coreValue(config, key string) (value string) {
+	section := ""
+	for line := range strings.Lines(config) {
+		line = strings.TrimSpace(line)
+		if head, rest, ok := strings.Cut(line, "]"); ok && strings.HasPrefix(head, "[") {
+			section, line = strings.TrimSpace(head[1:]), strings.TrimSpace(rest)
+		}
+		name, text, ok := strings.Cut(line, "=")
+		if !ok || !strings.EqualFold(section, "core") || !strings.EqualFold(strings.TrimSpace(name), key) {
+			continue
+		}
+		value = strings.TrimSpace(text)
+		if quoted, ok := strings.CutPrefix(value, `"`); ok {
+			value, _, _ = strings.Cut(quoted, `"`)
+		} else if i := strings.IndexAny(value, "#;"); i >= 0 {
+			value = strings.TrimSpace(value[:i])
+		}
+	}
+	return value
+}
+
+// pathInWorkspace returns the path in the workspace that value leads to, or ""
+// if that is outside or in the repository's directory.
+func pathInWorkspace(base, repo, value string) string {
+	if value == "" || strings.HasPrefix(value, "~") {
+		return ""
+	}
+	if !filepath.IsAbs(value) {
+		value = filepath.Join(base, value)
+	}
+	inside, err := filepath.Rel(base, realPrefix(value))
+	if err != nil || !filepath.IsLocal(inside) || inside == repo || strings.HasPrefix(inside, repo+"/") {
+		return ""
+	}
+	return inside
 }
