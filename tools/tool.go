@@ -3,6 +3,8 @@ package tools
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"time"
 )
 
@@ -179,3 +181,147 @@ type Result struct {
 	// Duration is from holding a slot to the end; zero where nothing ran.
 	Duration time.Duration
 }
+
+// NewFunc returns a Factory for a tool that is one function. Each call decodes its
+// input, which has passed def.InputSchema, into an In; the returned text is the
+// result. run is called by several goroutines if calls run in parallel. The model
+// sees an error only if it is an [Error] that is visible. The tool is enabled, and
+// runs on the host unless def has another place.
+func NewFunc[In any](def Definition, run func(ctx context.Context, in In) (text string, err error)) Factory {
+	def.EnabledByDefault = true
+	if def.Runs == "" {
+		def.Runs = PlaceHost
+	}
+	return func() Tool { return &funcTool[In]{def, run} }
+}
+
+type funcTool[In any] struct {
+	def Definition
+	run func(ctx context.Context, in In) (string, error)
+}
+
+// Definition implements [Tool].
+func (t *funcTool[In]) Definition() Definition { return t.def }
+
+// Execute implements [Tool].
+func (t *funcTool[In]) Execute(ctx context.Context, call *Call) (Output, error) {
+	var in In
+	if err := json.Unmarshal(call.Input, &in); err != nil {
+		return Output{}, fmt.Errorf("decode %s input: %w", t.def.Name, err)
+	}
+	text, err := t.run(ctx, in)
+	if err != nil {
+		return Output{}, err
+	}
+	return Output{Content: []Block{{Text: text}}, Success: true}, nil
+}
+
+// Class is the highest side effect that a tool is capable of: by capability,
+// not by typical usage (docs/internal/specification.md §5.3).
+type Class string
+
+// The classes, lowest first, as they are written on the wire.
+const (
+	ClassNone    Class = "none"    // pure computation
+	ClassRead    Class = "read"    // reads the workspace
+	ClassWrite   Class = "write"   // changes files of the workspace
+	ClassExecute Class = "execute" // runs arbitrary code
+	ClassNetwork Class = "network" // changes external state
+)
+
+// Place is where a tool runs.
+type Place string
+
+// The places. What writes workspace files or executes code must run in the
+// sandbox, or its registration fails.
+const (
+	PlaceHost    Place = "host"
+	PlaceSandbox Place = "sandbox"
+	// PlaceState is state of Caisson's own on the host, outside every workspace:
+	// for the tools of stateTools alone, which name no path.
+	PlaceState Place = "state"
+)
+
+// Valid reports whether c is one of the classes.
+func (c Class) Valid() bool {
+	switch c {
+	case ClassNone, ClassRead, ClassWrite, ClassExecute, ClassNetwork:
+		return true
+	}
+	return false
+}
+
+func (p Place) isValid() bool { return p == PlaceHost || p == PlaceSandbox || p == PlaceState }
+
+// Names of the tools whose restrictions also bind the tools that do their work;
+// see [Definition].ActsAs.
+const (
+	NameShell Name = "shell"
+
+	NameSearchTools Name = "search_tools"
+	NameLoadTool    Name = "load_tool"
+	NameReadFile    Name = "read_file"
+	NameWriteFile   Name = "write_file"
+	NamePatchFile   Name = "patch_file"
+	NameDeleteFile  Name = "delete_file"
+)
+
+// stateTools are the tools that keep state of ours on the host. None of them can
+// reach a file of a workspace: a test of the layers holds that.
+func stateTools() []Name { return []Name{"memory_add", "memory_replace", "memory_consolidate"} }
+
+// Errors that end the run instead of travelling in a result; a tool, or the
+// adapter that it calls, returns one that wraps them, and
+// [dispatch.Dispatcher].Round passes it on.
+var (
+	// ErrSandboxStart: the container could not be started.
+	ErrSandboxStart = errors.New("sandbox could not start")
+	// ErrSandboxLost: the container is gone and can't be had again.
+	ErrSandboxLost = errors.New("sandbox lost")
+	// ErrRecord: an event could not be recorded, so nothing more may run.
+	ErrRecord = errors.New("record could not be written")
+)
+
+// ErrorClass is the closed set of the dispatcher specification, docs/internal/specification.md §6.
+type ErrorClass string
+
+// The classes of tool.failed, and the one of tool.input_invalid.
+const (
+	ErrorNotFound            ErrorClass = "not_found"
+	ErrorValidation          ErrorClass = "validation_error"
+	ErrorPermissionDenied    ErrorClass = "permission_denied"
+	ErrorUserDenied          ErrorClass = "user_denied"
+	ErrorTimeout             ErrorClass = "timeout"
+	ErrorExecution           ErrorClass = "execution_error"
+	ErrorCancelled           ErrorClass = "cancelled"
+	ErrorConfirmationTimeout ErrorClass = "confirmation_timeout"
+)
+
+// Error is a failure that the model is told about in its own words. The zero
+// value is not useful.
+type Error struct {
+	Class ErrorClass
+	// Reason tells causes of one class apart: "mode_deny",
+	// "no_approver", "workspace_escape", …; it is recorded.
+	Reason string
+	// Message is for the model: what is wrong and what would help.
+	Message string
+	// Visible allows Message to be shown; otherwise the model gets a
+	// generic text with an error id, and Message and Err go to the log.
+	Visible bool
+	// Partial is the output until the failure, bounded.
+	Partial string
+	// Err is the cause, for the log.
+	Err error
+}
+
+// Error returns the message, or the class if there is none.
+func (e *Error) Error() string {
+	if e.Message == "" {
+		return string(e.Class)
+	}
+	return e.Message
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }

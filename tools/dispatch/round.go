@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"path"
+	"slices"
 	"strings"
 	"sync"
 
@@ -14,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 	"github.com/caisson-run/caisson/tools/policy"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // round is the calls of one assistant message on their way.
@@ -335,4 +339,116 @@ func hiddenInJSON(input []byte) bool {
 			return true
 		}
 	}
+}
+
+// nameScope checks a path by its name alone: no ".." that leaves, absolute
+// only at or below one of the workspace's roots.
+func nameScope(roots ...string) func(string) error {
+	return func(p string) error {
+		if strings.ContainsRune(p, 0) {
+			return &workspace.Error{Kind: workspace.KindInvalid, Path: p, Detail: "a path can't hold a NUL"}
+		}
+		clean := path.Clean(p)
+		if !path.IsAbs(clean) && clean != ".." && !strings.HasPrefix(clean, "../") {
+			return nil
+		}
+		for _, root := range roots {
+			if root != "" && within(clean, root) {
+				return nil
+			}
+		}
+		return &workspace.Error{Kind: workspace.KindEscape, Path: p, Detail: "outside the workspace"}
+	}
+}
+
+// scopeFailure turns the answer of a scope checker into the failure of the
+// call, or nil if the tool itself will report the problem with the path.
+func scopeFailure(err error) *tools.Error {
+	if err == nil {
+		return nil
+	}
+	var we *workspace.Error
+	if !errors.As(err, &we) {
+		return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "scope_unknown", Err: err}
+	}
+	switch we.Kind {
+	case workspace.KindEscape:
+		return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "workspace_escape", Message: we.Error(), Visible: true, Err: err}
+	case workspace.KindInvalid:
+		return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "invalid_path", Message: we.Error(), Visible: true, Err: err}
+	}
+	return nil
+}
+
+// Bounds of the answer to an unknown name: with thousands of tools of servers, it would
+// fill the model's context.
+const (
+	maxNamedTools = 40
+	maxNearTools  = 3
+	leastNearness = 0.6
+)
+
+// unknownTool is the failure of a call of a tool that is not there: it names those that a
+// name is likely to mean, and the tools that are offered, our own first.
+func unknownTool(name tools.Name, offered []tools.Definition) *tools.Error {
+	var known []string
+	for _, servers := range []bool{false, true} {
+		for _, def := range offered {
+			if wire, err := def.Name.LLM(); err == nil && (def.Name.Server() != "") == servers {
+				known = append(known, string(wire))
+			}
+		}
+	}
+	rest := ""
+	if more := len(known) - maxNamedTools; more > 0 {
+		known, rest = known[:maxNamedTools], fmt.Sprintf(" and %d more", more)
+	}
+	if slices.ContainsFunc(offered, func(def tools.Definition) bool { return def.Name == tools.NameSearchTools }) {
+		rest += fmt.Sprintf(". %s finds and loads tools of servers", tools.NameSearchTools)
+	}
+	shown, _ := tools.Display(string(name))
+	message := fmt.Sprintf("There is no tool %q.%s The tools are: %s%s.", shown, hintAtTools(name, offered), strings.Join(known, ", "), rest)
+	return &tools.Error{Class: tools.ErrorNotFound, Reason: "unknown_tool", Message: message, Visible: true}
+}
+
+// equivalentTools returns those of the offered tools that an unknown name is likely
+// to mean: the same one in another spelling, or what other programs call so.
+func equivalentTools(name tools.Name, offered []tools.Definition) []tools.Name {
+	var found []tools.Name
+	for _, def := range offered {
+		if tools.IsSpelling(string(name), def.Name) {
+			found = append(found, def.Name)
+		}
+	}
+	return found[:min(len(found), maxNearTools)]
+}
+
+// nearTools returns the few of the offered tools whose names are most like an unknown one.
+func nearTools(name tools.Name, offered []tools.Definition) []tools.Name {
+	var names []tools.Name
+	for _, def := range offered {
+		names = append(names, def.Name)
+	}
+	return tools.NearestNames(string(name), names, leastNearness, maxNearTools)
+}
+
+// hintAtTools names the tools to use for an unknown name, "" for none.
+func hintAtTools(name tools.Name, offered []tools.Definition) string {
+	if quoted := quoteNames(equivalentTools(name, offered)); quoted != "" {
+		return " Use " + quoted + " instead."
+	}
+	if quoted := quoteNames(nearTools(name, offered)); quoted != "" {
+		return " Did you mean " + quoted + "?"
+	}
+	return ""
+}
+
+func quoteNames(names []tools.Name) string {
+	var quoted []string
+	for _, name := range names {
+		if wire, err := name.LLM(); err == nil {
+			quoted = append(quoted, fmt.Sprintf("%q", wire))
+		}
+	}
+	return strings.Join(quoted, ", ")
 }
