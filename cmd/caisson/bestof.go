@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caisson-run/caisson/cmd/caisson/internal/outfile"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
@@ -249,7 +248,7 @@ func (b *bestOf) writeTable(a *app) error {
 
 // finishBest writes the answer and the diff of the best attempt, and applies its
 // changes if that was asked for.
-func finishBest(ctx context.Context, a *app, f runFlags, best *attempt, answer, patch *outfile.File) error {
+func finishBest(ctx context.Context, a *app, f runFlags, best *attempt, answer, patch *outputFile) error {
 	r := best.report
 	if err := errors.Join(writeResult(answer, "answer", withNewline(r.Answer)), writeResult(patch, "patch", r.Patch)); err != nil {
 		return err

@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/caisson-run/caisson/cmd/caisson/internal/outfile"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/loop"
@@ -229,7 +228,7 @@ func (u *userInterface) listDifferences() []record.Difference {
 // finishRun shows the end of a run and returns its exit status. It writes the records
 // first. A pipe without a reader is left after a while, a terminal that is held only
 // after an interruption.
-func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *outfile.File) int {
+func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *outputFile) int {
 	if len(r.AnswerProblems) > 0 {
 		r.Answer = "" // standard output has JSON that is valid, or nothing
 	}
@@ -331,11 +330,11 @@ func withNewline(s string) string {
 }
 
 // openOutput opens the file that a flag names for a result, nil where it names none.
-func openOutput(path, flag, result string) (*outfile.File, error) {
+func openOutput(path, flag, result string) (*outputFile, error) {
 	if path == "" {
 		return nil, nil
 	}
-	f, err := outfile.Open(path)
+	f, err := openOutputFile(path)
 	if err != nil {
 		return nil, newFailure(exitInput, err, fmt.Sprintf("the %s can't be written to %s: %v", result, path, err), "Name a file that you can write with "+flag+".")
 	}
@@ -343,7 +342,7 @@ func openOutput(path, flag, result string) (*outfile.File, error) {
 }
 
 // writeResult writes a result as it is.
-func writeResult(f *outfile.File, result, text string) error {
+func writeResult(f *outputFile, result, text string) error {
 	if _, err := io.WriteString(f, text); err != nil {
 		return fmt.Errorf("write %s: %w", result, err)
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/mcplogin"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
@@ -169,7 +168,7 @@ func (s *settings) describeServers() ([]listedServer, error) {
 // serverOptions returns the MCP servers of a session with these options. Their keys have
 // been read.
 func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, error) {
-	o := runner.MCPOptions{Tokens: mcplogin.Store(s.environ.stateDir())}
+	o := runner.MCPOptions{Tokens: tokenStore(s.environ.stateDir())}
 	names, err := s.conf.Servers().Used()
 	if err != nil {
 		return o, err

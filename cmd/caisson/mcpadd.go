@@ -17,7 +17,6 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/mcpclients"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/mcplogin"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
@@ -336,8 +335,8 @@ func loginToServer(ctx context.Context, a *app, f workspaceFlags, name string, p
 	defer stop()
 	ctx, cancel := context.WithTimeoutCause(ctx, loginTime, errors.New("nobody signed in within "+loginTime.String()))
 	defer cancel()
-	err = mcplogin.Run(ctx, oauth.LoginOptions{
-		Server: oauth.Server{Name: name, URL: server.URL, Config: server.OAuth, Store: mcplogin.Store(state)}, Port: port,
+	err = obtainToken(ctx, oauth.LoginOptions{
+		Server: oauth.Server{Name: name, URL: server.URL, Config: server.OAuth, Store: tokenStore(state)}, Port: port,
 		Show: func(address, issuer string) {
 			_, _ = fmt.Fprintf(a.stdout, "%s will issue a token, and %s (%s) will get it.\nOpen this address in a browser on this machine, and sign in:\n\n  %s\n\n",
 				issuer, name, safeurl.String(server.URL), makeSafe(address))
@@ -355,7 +354,7 @@ func loginToServer(ctx context.Context, a *app, f workspaceFlags, name string, p
 // loginError describes a login that failed.
 func loginError(name string, err error) error {
 	hint := ""
-	if denied, ok := errors.AsType[*mcplogin.DeniedError](err); ok {
+	if denied, ok := errors.AsType[*loginDeniedError](err); ok {
 		hint = fmt.Sprintf("If %s is right, add it to the server: egress: {allow: [{url: \"%s/\", methods: [GET, POST]}]}.", denied.Host, denied.Origin())
 	}
 	return newFailure(exitFailed, err, "can't sign in to "+name+": "+err.Error(), hint)
@@ -373,7 +372,7 @@ access there too if others may know the tokens.
 			if err != nil {
 				return err
 			}
-			had, err := mcplogin.Store(state).Remove(cmd.Context(), args[0])
+			had, err := tokenStore(state).Remove(cmd.Context(), args[0])
 			switch {
 			case err != nil:
 				return err

@@ -13,7 +13,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/mcplogin"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
@@ -369,7 +368,7 @@ func (s *settings) knownSecrets(models ...config.SelectedModel) []redact.Secret 
 	for name, value := range s.conf.Servers().Secrets() {
 		printed = append(printed, redact.Secret{Name: name, Value: value})
 	}
-	if store := mcplogin.Store(s.environ.stateDir()); store != nil {
+	if store := tokenStore(s.environ.stateDir()); store != nil {
 		for name, server := range s.conf.MCP {
 			for _, value := range store.Secrets(name, server.URL) {
 				printed = append(printed, redact.Secret{Name: "token of MCP server " + name, Value: value})

@@ -13,7 +13,6 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ci"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/junit"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/outfile"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/loop/replay"
@@ -256,7 +255,7 @@ func newAnswerFormat(schema []byte) (*runner.AnswerFormat, error) {
 type runReport struct {
 	flags  checkFlags
 	app    *app
-	junit  *outfile.File
+	junit  *outputFile
 	github *ci.GitHub
 	replay bool
 	// started is set if there was a session, whose end is reported.

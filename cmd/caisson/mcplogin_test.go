@@ -1,4 +1,4 @@
-package mcplogin
+package main
 
 import (
 	"cmp"
@@ -18,8 +18,8 @@ import (
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
-// rulesFor returns the rules of a server on this machine: its own origin, and further ones.
-func rulesFor(t *testing.T, origins ...string) runner.EgressOptions {
+// loginRulesFor returns the rules of a server on this machine: its own origin, and further ones.
+func loginRulesFor(t *testing.T, origins ...string) runner.EgressOptions {
 	t.Helper()
 	o := runner.EgressOptions{
 		Policy: &rule.Policy{}, Private: map[string][]netip.Prefix{"127.0.0.1": {netip.MustParsePrefix("127.0.0.1/32")}},
@@ -38,9 +38,9 @@ func rulesFor(t *testing.T, origins ...string) runner.EgressOptions {
 	return o
 }
 
-// TestRules: an authorization server at another origin than the server's own gets requests only where the rules of the
+// TestLoginRules: an authorization server at another origin than the server's own gets requests only where the rules of the
 // server allow that, and a metadata service never does.
-func TestRules(t *testing.T) {
+func TestLoginRules(t *testing.T) {
 	var issuer, named, authorize string
 	var requests atomic.Int32
 	answer := func(w http.ResponseWriter, v any) {
@@ -76,8 +76,8 @@ func TestRules(t *testing.T) {
 	defer server.Close()
 	origin = server.URL
 	login := func(rules runner.EgressOptions) error {
-		return Run(t.Context(), oauth.LoginOptions{
-			Server: oauth.Server{Name: "s", URL: origin + "/mcp", Config: oauth.Config{ClientID: "c"}, Store: Store(t.TempDir())},
+		return obtainToken(t.Context(), oauth.LoginOptions{
+			Server: oauth.Server{Name: "s", URL: origin + "/mcp", Config: oauth.Config{ClientID: "c"}, Store: tokenStore(t.TempDir())},
 			Show: func(address, _ string) {
 				u, _ := url.Parse(address)
 				go func() {
@@ -90,33 +90,33 @@ func TestRules(t *testing.T) {
 	}
 
 	named = issuer
-	err := login(rulesFor(t, origin))
-	denied, ok := errors.AsType[*DeniedError](err)
+	err := login(loginRulesFor(t, origin))
+	denied, ok := errors.AsType[*loginDeniedError](err)
 	if !ok || requests.Load() > 0 || denied.Origin() != issuer {
 		t.Errorf("without a rule: %v, %d requests", err, requests.Load())
 	}
-	if err := login(rulesFor(t, origin, issuer)); err != nil || requests.Load() == 0 {
+	if err := login(loginRulesFor(t, origin, issuer)); err != nil || requests.Load() == 0 {
 		t.Errorf("control, with a rule: %v, %d requests", err, requests.Load())
 	}
 	// The browser's requests are decided on like those of this process.
 	authorize = "https://bank.example"
 	requests.Store(0)
-	if err := login(rulesFor(t, origin, issuer)); !errors.As(err, &denied) || denied.Origin() != authorize || requests.Load() != 1 {
+	if err := login(loginRulesFor(t, origin, issuer)); !errors.As(err, &denied) || denied.Origin() != authorize || requests.Load() != 1 {
 		t.Errorf("authorization endpoint without a rule: %v, %d requests", err, requests.Load())
 	}
-	if err := login(rulesFor(t, origin, issuer, authorize)); err != nil {
+	if err := login(loginRulesFor(t, origin, issuer, authorize)); err != nil {
 		t.Errorf("control, with a rule: %v", err)
 	}
 	authorize = ""
 	// The address of the server has no rule for others, even if a name stands for them.
 	requests.Store(0)
 	named = "https://169.254.169.254"
-	if err := login(rulesFor(t, origin, issuer)); err == nil || requests.Load() > 0 {
+	if err := login(loginRulesFor(t, origin, issuer)); err == nil || requests.Load() > 0 {
 		t.Errorf("metadata service: %v, %d requests", err, requests.Load())
 	}
 	named = strings.Replace(issuer, "127.0.0.1", "localhost", 1)
 	issuer = named
-	if err := login(rulesFor(t, origin, named)); err == nil || requests.Load() > 0 { // no private network is for this name
+	if err := login(loginRulesFor(t, origin, named)); err == nil || requests.Load() > 0 { // no private network is for this name
 		t.Errorf("name of a private address: %v, %d requests", err, requests.Load())
 	}
 }

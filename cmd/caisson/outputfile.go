@@ -1,9 +1,4 @@
-// Package outfile writes the files that a command was told to leave its results in:
-// an answer, a patch, an export. A file is opened before the agent runs, and held, so
-// that nothing that happens to its name meanwhile changes where the result goes.
-//
-// It imports tools/workspace alone of this module.
-package outfile
+package main
 
 import (
 	"errors"
@@ -15,13 +10,15 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// File is an open file for results. A nil File discards what is written.
-type File struct{ file *os.File }
+// outputFile is an open file for results: an answer, a patch, an export. It is opened before
+// the agent runs, and held, so that nothing that happens to its name meanwhile changes where
+// the result goes. A nil outputFile discards what is written.
+type outputFile struct{ file *os.File }
 
-// Open creates or empties a file. A directory reached through a link that an earlier
+// openOutputFile creates or empties a file. A directory reached through a link that an earlier
 // session could have made, and a name that is a link, a pipe, or one of several names
 // of a file, is refused: what lies in a workspace may have been put there for this.
-func Open(path string) (*File, error) {
+func openOutputFile(path string) (*outputFile, error) {
 	f, err := workspace.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, err
@@ -39,11 +36,11 @@ func Open(path string) (*File, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &File{f}, nil
+	return &outputFile{f}, nil
 }
 
 // Write implements io.Writer.
-func (f *File) Write(p []byte) (int, error) {
+func (f *outputFile) Write(p []byte) (int, error) {
 	if f == nil {
 		return len(p), nil
 	}
@@ -51,7 +48,7 @@ func (f *File) Write(p []byte) (int, error) {
 }
 
 // Empty removes what was written. Nothing is written after it.
-func (f *File) Empty() error {
+func (f *outputFile) Empty() error {
 	if f == nil {
 		return nil
 	}
@@ -60,7 +57,7 @@ func (f *File) Empty() error {
 
 // Close closes the file. It fails where the file's name leads to another file by now:
 // what was written is not where it was asked for.
-func (f *File) Close() error {
+func (f *outputFile) Close() error {
 	if f == nil {
 		return nil
 	}
@@ -68,7 +65,7 @@ func (f *File) Close() error {
 }
 
 // checkName reports a file that was removed or replaced since it was opened.
-func (f *File) checkName() error {
+func (f *outputFile) checkName() error {
 	written, err := f.file.Stat()
 	if err != nil {
 		return fmt.Errorf("examine %s: %w", f.file.Name(), err)

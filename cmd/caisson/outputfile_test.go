@@ -1,4 +1,4 @@
-package outfile
+package main
 
 import (
 	"io"
@@ -27,7 +27,7 @@ func TestReplacedOutput(t *testing.T) {
 				t.Fatal(err)
 			}
 			path := filepath.Join(dir, "answer")
-			f, err := Open(path)
+			f, err := openOutputFile(path)
 			if err != nil {
 				t.Fatal(err)
 			}

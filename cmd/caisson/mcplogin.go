@@ -1,5 +1,4 @@
-// Package mcplogin signs in to MCP servers, outside of any session.
-package mcplogin
+package main
 
 import (
 	"context"
@@ -17,23 +16,23 @@ import (
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
-// Store returns the store of tokens in a state directory, nil for "".
-func Store(stateDir string) *oauth.Store {
+// tokenStore returns the store of tokens in a state directory, nil for "".
+func tokenStore(stateDir string) *oauth.Store {
 	if stateDir == "" {
 		return nil
 	}
 	return oauth.NewStore(filepath.Join(stateDir, "mcp-tokens"))
 }
 
-// DeniedError reports that the server named a host that the rules for it don't allow.
-type DeniedError struct {
+// loginDeniedError reports that the server named a host that the rules for it don't allow.
+type loginDeniedError struct {
 	// Host is the refused host, with a port other than 443; Reason one of the reasons of package rule.
 	Host, Reason string
 	Err          error
 }
 
 // Origin returns the origin of the host, which has TLS unless it is this machine.
-func (e *DeniedError) Origin() string {
+func (e *loginDeniedError) Origin() string {
 	for _, local := range []string{"localhost", "127.", "[::1]"} {
 		if strings.HasPrefix(e.Host, local) {
 			return "http://" + e.Host
@@ -43,16 +42,16 @@ func (e *DeniedError) Origin() string {
 }
 
 // Error returns the host and what followed.
-func (e *DeniedError) Error() string {
+func (e *loginDeniedError) Error() string {
 	return "the server names " + e.Host + " for signing in, which is refused (" + e.Reason + "): " + e.Err.Error()
 }
 
 // Unwrap returns what followed.
-func (e *DeniedError) Unwrap() error { return e.Err }
+func (e *loginDeniedError) Unwrap() error { return e.Err }
 
-// Run obtains a token for a server and stores it, see [oauth.Login]. All requests are under the rules of the server, as
-// those of a session are. Its error is a *[DeniedError] if one of them was refused.
-func Run(ctx context.Context, o oauth.LoginOptions, rules runner.EgressOptions) error {
+// obtainToken obtains a token for a server and stores it, see [oauth.Login]. All requests are under the rules of the server, as
+// those of a session are. Its error is a *loginDeniedError if one of them was refused.
+func obtainToken(ctx context.Context, o oauth.LoginOptions, rules runner.EgressOptions) error {
 	guard, err := rule.NewGuard(rules.Private)
 	if err != nil {
 		return err
@@ -62,12 +61,12 @@ func Run(ctx context.Context, o oauth.LoginOptions, rules runner.EgressOptions) 
 		return err
 	}
 	var mu sync.Mutex
-	var denied *DeniedError
+	var denied *loginDeniedError
 	deny := func(host string, port uint16, reason string) {
 		mu.Lock()
 		defer mu.Unlock()
 		if denied == nil {
-			denied = &DeniedError{Host: host, Reason: reason}
+			denied = &loginDeniedError{Host: host, Reason: reason}
 			if port != 0 && port != 443 {
 				denied.Host = net.JoinHostPort(host, strconv.Itoa(int(port)))
 			}
