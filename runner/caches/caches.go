@@ -5,6 +5,7 @@
 //	STATE/caches/ID/workspace.json  the workspace, its owner
 //	STATE/caches/ID/NAME            one cache; NAME is its escaped mount point
 //	STATE/caches/ID/.NAME           a file that Caisson makes for the tools of a cache
+//	STATE/caches/ID/SERVER.KEY.tar  what an MCP server installed, which no sandbox mounts
 //	STATE/caches/ID.lock            shared while a session uses the caches
 //	STATE/caches/lock               held while caches are opened or removed
 //

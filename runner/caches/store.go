@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/url"
 	"os"
@@ -29,6 +30,8 @@ const (
 	removedPrefix = ".removed-"
 	// configPrefix begins the names of directories with a ConfigFile.
 	configPrefix = "."
+	// archiveSuffix ends the names of files with what a server of tools installed.
+	archiveSuffix = ".tar"
 )
 
 // ErrBusy reports caches that a session uses.
@@ -156,6 +159,34 @@ func (l *Lease) OpenConfig(f ConfigFile) (Dir, error) {
 	return d, nil
 }
 
+// Archive returns the path of an archive of what a server of tools installed, which need
+// not exist. Each definition of the server has its key.
+func (l *Lease) Archive(server, key string) string {
+	return filepath.Join(l.dir, server+"."+key+archiveSuffix)
+}
+
+// WriteArchive replaces the archives of the server, whatever their keys, by one at the path
+// with the content that write writes. It changes nothing if that is empty.
+func WriteArchive(path string, write func(io.Writer) error) error {
+	dir, name := filepath.Split(path)
+	f, err := os.CreateTemp(dir, configPrefix+"archive-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // unless it was renamed
+	err = write(f)
+	size, sizeErr := f.Seek(0, io.SeekCurrent)
+	if err := errors.Join(err, sizeErr, f.Close()); err != nil || size == 0 {
+		return err
+	}
+	server, _, _ := strings.Cut(name, ".")
+	old, err := filepath.Glob(filepath.Join(dir, server+".*"+archiveSuffix))
+	for _, name := range old {
+		err = errors.Join(err, state.IgnoreMissing(os.Remove(name)))
+	}
+	return errors.Join(err, os.Rename(f.Name(), path))
+}
+
 // openCache opens a cache's directory, which it makes if it is missing. Its parent
 // belongs to this process's user alone.
 func openCache(path string, owner Owner) (*os.File, error) {
@@ -195,7 +226,8 @@ func (s *Store) lockStore() (*state.Lock, error) {
 type Entry struct {
 	ID        string `json:"id"`
 	Workspace string `json:"workspace"`
-	// Caches are the mount points, Bytes is the size of the files in them.
+	// Caches are the mount points, and the MCP servers of which something is kept. Bytes is
+	// the size of the files.
 	Caches []string `json:"caches"`
 	Bytes  int64    `json:"bytes"`
 	// Used is the end of the last session that used them, InUse reports that one does.
@@ -254,6 +286,12 @@ func (s *Store) describeCaches(id string) (Entry, error) {
 		return e, err
 	}
 	for _, name := range names {
+		if server, _, _ := strings.Cut(name.Name(), "."); !name.IsDir() && server != "" && strings.HasSuffix(name.Name(), archiveSuffix) {
+			e.Caches = append(e.Caches, "MCP server "+server)
+			if info, err := name.Info(); err == nil {
+				e.Bytes += info.Size()
+			}
+		}
 		if target, err := url.PathUnescape(name.Name()); err == nil && name.IsDir() && !strings.HasPrefix(name.Name(), configPrefix) {
 			e.Caches = append(e.Caches, shortenHome(target))
 			e.Bytes += sizeOf(filepath.Join(dir, name.Name()))

@@ -2,6 +2,7 @@ package caches
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -253,5 +254,55 @@ func TestParseUse(t *testing.T) {
 	}
 	if got, err := ParseUse("forzen"); err == nil || got != "" {
 		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestArchive checks that an archive replaces the others of its server alone, that nothing
+// replaces it if writing fails or there is nothing to write, and that it is listed and
+// removed with the caches.
+func TestArchive(t *testing.T) {
+	s := NewStore(t.TempDir())
+	l, err := s.Open("/w", self, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	failure := errors.New("the disk is full")
+	write := func(server, key, text string, fails error) {
+		t.Helper()
+		err := WriteArchive(l.Archive(server, key), func(w io.Writer) error {
+			_, err := io.WriteString(w, text)
+			return errors.Join(err, fails)
+		})
+		if !errors.Is(err, fails) {
+			t.Errorf("%s %s: %v", server, key, err)
+		}
+	}
+	write("one", "old", "1", nil)
+	write("one-b", "old", "22", nil)
+	write("one", "new", "333", nil)
+	write("one", "new", "4444", failure)
+	write("one", "new", "", nil)
+	names, err := os.ReadDir(l.dir)
+	got := map[string]string{}
+	for _, name := range names {
+		text, err := os.ReadFile(filepath.Join(l.dir, name.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[name.Name()] = string(text)
+	}
+	delete(got, recordFile)
+	if diff := cmp.Diff(map[string]string{"one.new.tar": "333", "one-b.old.tar": "22"}, got); diff != "" || err != nil {
+		t.Error(diff, err)
+	}
+	list, err := s.List()
+	if err != nil || len(list) != 1 {
+		t.Fatal(list, err)
+	}
+	if diff := cmp.Diff([]string{"MCP server one-b", "MCP server one"}, list[0].Caches); diff != "" || list[0].Bytes != 5 {
+		t.Error(diff, list[0].Bytes)
+	}
+	if err := errors.Join(l.Close(), s.Remove(list[0].ID)); err != nil {
+		t.Error(err)
 	}
 }
