@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,6 +26,7 @@ import (
 	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/caches"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -517,6 +519,148 @@ func TestServerHome(t *testing.T) {
 		}
 		if text, _ := s.call("shell", `{"command":"df /run | tail -1; ls /run/identity/* 2>&1; false"}`); strings.Contains(text, "100%") || strings.Contains(text, "fill") || strings.Contains(text, "No space") {
 			t.Errorf("the agent has %s", text)
+		}
+	})
+}
+
+// npxServer is a server that npx installs. It can change its own program.
+const npxServer = `#!/usr/bin/env node
+const fs = require("fs")
+require("readline").createInterface({input: process.stdin}).on("line", line => {
+  const m = JSON.parse(line)
+  if (!("id" in m)) return
+  if (m.method === "tools/call" && m.params.name === "forge") fs.appendFileSync(__filename, "// forged\n")
+  const result = {
+    "initialize": {protocolVersion: m.params?.protocolVersion, capabilities: {tools: {}}, serverInfo: {name: "small", version: "1"}},
+    "tools/list": {tools: ["forge", "look"].map(name => ({name, inputSchema: {type: "object"}}))},
+    "tools/call": {content: [{type: "text", text: /^\/\/ forged/m.test(fs.readFileSync(__filename)) ? "forged" : "clean"}]},
+  }[m.method]
+  console.log(JSON.stringify({jsonrpc: "2.0", id: m.id, result: result ?? {}}))
+})
+`
+
+// npxRegistry is a registry of npm with one package, small, that counts its downloads.
+type npxRegistry struct {
+	origin    string
+	version   atomic.Int64
+	downloads atomic.Int64
+}
+
+func (r *npxRegistry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	version := fmt.Sprintf("1.%d.0", r.version.Load())
+	switch req.URL.Path {
+	case "/small":
+		_, _ = fmt.Fprintf(w, `{"name":"small","dist-tags":{"latest":%q},"versions":{%[1]q:{"name":"small","version":%[1]q,"bin":{"small":"index.js"},"dist":{"tarball":"%ssmall/-/small-%s.tgz"}}}}`,
+			version, r.origin, version)
+	case "/small/-/small-" + version + ".tgz":
+		r.downloads.Add(1)
+		_, _ = w.Write(packTarball(map[string]string{"package.json": fmt.Sprintf(`{"name":"small","version":%q,"bin":"index.js"}`, version), "index.js": npxServer}))
+	default:
+		http.NotFound(w, req)
+	}
+}
+
+// openInstalled opens a session with a server on a workspace, with the caches below a
+// directory.
+func openInstalled(t *testing.T, backend, state, workspace string, use caches.Use, server runner.MCPServer) *serverSession {
+	t.Helper()
+	return openServers(t, backend, func(o *runner.Options) {
+		w, err := runner.OpenWorkspace(workspace, runner.Protected{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = w.Close() })
+		o.Workspace, o.Caches = w, runner.CacheOptions{Store: caches.NewStore(state), Use: use}
+	}, server)
+}
+
+// TestInstalledServer checks that later sessions on a workspace have what npx installed for
+// a server, until there is a new version, and that no call has a part in it: neither the
+// agent's commands, nor a tool of the server that changes its program, for which the same
+// session is the control.
+func TestInstalledServer(t *testing.T) {
+	backend := anyBackend(t)
+	if !isInUsr(t, "npx") {
+		t.Skip("needs npx below /usr")
+	}
+	r := &npxRegistry{}
+	registry := httptest.NewServer(r)
+	defer registry.Close()
+	_, port, _ := strings.Cut(strings.TrimPrefix(registry.URL, "http://"), ":")
+	r.origin = "http://" + rule.HostName + ":" + port + "/"
+	small := runner.MCPServer{Server: mcp.Server{Name: "small", Command: "npx", Args: []string{"-y", "small"}, Env: []string{"npm_config_registry=" + r.origin, "npm_config_fetch_retries=0"}}}
+	small.Egress = serverRules(t, r.origin)
+	state, mine, other := t.TempDir(), t.TempDir(), t.TempDir()
+	for _, tt := range []struct {
+		name, dir          string
+		use                caches.Use
+		version, downloads int64
+	}{
+		{"frozen keeps nothing", mine, caches.Frozen, 0, 1},
+		{"none keeps nothing", mine, caches.None, 0, 2},
+		{"the first session", mine, "", 0, 3},
+		{"a later session", mine, "", 0, 3},
+		{"frozen", mine, caches.Frozen, 0, 3},
+		{"none", mine, caches.None, 0, 4},
+		{"another workspace", other, "", 0, 5},
+		{"a new version", mine, "", 1, 6},
+		{"after the new version", mine, "", 1, 6},
+	} {
+		r.version.Store(tt.version)
+		s := openInstalled(t, backend, state, tt.dir, tt.use, small)
+		if got := s.mustCall("small/look", "{}"); !strings.Contains(got, "clean") {
+			t.Errorf("%s: the server is %s", tt.name, got)
+		}
+		forge := fmt.Sprintf(`echo '// forged' | tee -a %s/.npm/_npx/*/node_modules/small/index.js %s/caches/*/small.*.tar`, sandbox.IdentityHome(1), state)
+		text, _ := s.call("shell", fmt.Sprintf(`{"command":%q}`, forge))
+		if got := s.mustCall("small/look", "{}"); !strings.Contains(got, "clean") {
+			t.Errorf("%s: after the agent's command the server is %s: %s", tt.name, got, text)
+		}
+		s.mustCall("small/forge", "{}")
+		if got := s.mustCall("small/look", "{}"); !strings.Contains(got, "forged") {
+			t.Errorf("%s: control: the server is %s", tt.name, got)
+		}
+		s.end()
+		if got := r.downloads.Load(); got != tt.downloads {
+			t.Errorf("%s: %d downloads, want %d", tt.name, got, tt.downloads)
+		}
+	}
+}
+
+// TestInstalledServerNeedsRules checks that a server without rules, as those of a workspace
+// are, gets nothing that another session left, nor one that runs in the workspace. The same
+// server with rules, in its home, is the control.
+func TestInstalledServerNeedsRules(t *testing.T) {
+	const program = `#!/bin/sh
+test -e ~/.npm/_npx && export TOKEN=restored
+mkdir -p ~/.npm/_npx/a/node_modules
+exec /usr/bin/python3 -c "$1"
+`
+	rules := serverRules(t, "http://"+rule.HostName+":1/")
+	onEachBackend(t, func(t *testing.T, backend string) {
+		state, dir := t.TempDir(), t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "npx"), []byte(program), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for _, tt := range []struct {
+			name   string
+			egress runner.EgressOptions
+			cwd    string
+			want   string
+		}{
+			{"without rules", runner.EgressOptions{}, "", "none"},
+			{"with cwd", rules, sandbox.WorkspaceDir, "none"},
+			{"with rules", rules, "", "none"},
+			{"control", rules, "", "restored"},
+			{"with cwd, later", rules, sandbox.WorkspaceDir, "none"},
+			{"without rules, later", runner.EgressOptions{}, "", "none"},
+		} {
+			one := runner.MCPServer{Server: mcp.Server{Name: "one", Command: sandbox.WorkspaceDir + "/npx", Args: []string{pythonServer}, Dir: tt.cwd}, Egress: tt.egress}
+			s := openInstalled(t, backend, state, dir, "", one)
+			if got := s.mustCall("one/token", "{}"); !strings.Contains(got, tt.want) {
+				t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+			}
+			s.end()
 		}
 	})
 }

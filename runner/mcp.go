@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/caches"
 	"github.com/caisson-run/caisson/runner/internal/hostserver"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/internal/network"
@@ -101,6 +102,8 @@ type mcpServers struct {
 	cancel context.CancelCauseFunc
 	// started is closed when the first start of all servers is over.
 	started chan struct{}
+	// installs has what servers installed in earlier sessions; nil keeps nothing.
+	installs *caches.Lease
 	// refused runs once, to record the servers that are not started.
 	refused sync.Once
 }
@@ -248,8 +251,11 @@ func newMCPServers(s *Session) (*mcpServers, error) {
 		o.Servers = append(o.Servers, one.Server)
 	}
 	var err error
-	m.set, err = mcp.NewSet(o)
-	return m, err
+	if m.set, err = mcp.NewSet(o); err != nil {
+		return nil, err
+	}
+	m.openInstalls()
+	return m, nil
 }
 
 // mayCall reports whether a policy lets any tool of the server be called.
@@ -435,6 +441,9 @@ func (m *mcpServers) close() {
 	case <-m.started:
 	case <-ctx.Done():
 	}
+	if m.installs != nil {
+		_ = m.installs.Close()
+	}
 }
 
 // launch implements [mcp.Options].Launch.
@@ -456,6 +465,7 @@ func (m *mcpServers) launch(ctx context.Context, s mcp.Server, stderr io.Writer)
 		}
 		return p, nil
 	}
+	m.restoreInstall(ctx, one)
 	notify, ended := m.s.network.TrackServer(s.Name)
 	p, err := m.s.exec.StartServer(ctx, func(a sandbox.Attestation) (sandbox.Command, error) {
 		cmd, err := m.command(one, a)

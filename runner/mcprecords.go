@@ -42,6 +42,14 @@ func (m *mcpServers) report(e mcp.Event) {
 	if err := m.s.events.writeRecord(p); err != nil {
 		m.s.log.Error("record MCP server", zap.Error(err))
 	}
+	switch e := e.(type) {
+	case mcp.ServerStarted:
+		if e.Restarts == 0 { // no call is possible before this returns
+			m.saveInstall(m.servers[e.Server])
+		}
+	case mcp.ServerFailed:
+		m.dropInstall(m.servers[e.Server])
+	}
 }
 
 // identityOf returns the identity as which a server runs.

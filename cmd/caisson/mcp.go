@@ -377,7 +377,7 @@ func (t testedServer) hint() string {
 	case strings.Contains(t.Cause, "exit code 127"):
 		return "Name a program of the image. With image host, host_image.toolchains in the configuration adds yours; caisson doctor prints the line."
 	case strings.Contains(t.Cause, "start timed out"):
-		return "Give it a longer start_timeout. One that npx or uvx starts is fetched anew in each sandbox: a program of the image, or of a directory under mounts, starts faster."
+		return "Give it a longer start_timeout. The first session on a workspace installs one that npx or uvx starts: a program of the image, or of a directory under mounts, starts faster."
 	case preset.NeededBy([]byte(t.Stderr)) != "":
 		return "It has no network but its own: add egress: {presets: [" + preset.NeededBy([]byte(t.Stderr)) + "]} to the server."
 	case strings.Contains(t.Stderr, "ENOTFOUND"), strings.Contains(t.Stderr, "EAI_AGAIN"):

@@ -1,0 +1,153 @@
+package runner
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/runner/caches"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/mcp"
+)
+
+// installers are programs that install the server that they start, and the directories below
+// the home where they do.
+var installers = map[string]string{
+	"npx": ".npm/_npx",
+	"uvx": ".cache/uv .local/share/uv",
+}
+
+// The scripts run in the home of a server, with its installDirs as arguments. If a
+// server starts again, it has the same home, and there is nothing to restore.
+const (
+	restoreScript = `test -e "$1" || { tar -xf - && : >.restored; } || { rm -rf "$@"; false; }`
+	// saveScript writes nothing if nothing was installed since it was restored. A program
+	// that only starts changes the uppermost directories, for locks.
+	saveScript = `set -- $(ls -d "$@" 2>/dev/null); test $# -gt 0 || exit 0
+test -e .restored && test -z "$(find "$@" -mindepth 2 -type d -newer .restored | head -n 1)" || tar -cf - "$@"`
+)
+
+// errInstallSize is the error if what a server installed is larger than its memory, half of
+// which is its home: a file with holes can be.
+var errInstallSize = errors.New("it is larger than the memory of the server")
+
+// openInstalls opens what servers installed in earlier sessions on the workspace, if any
+// server installs itself.
+func (m *mcpServers) openInstalls() {
+	o := m.s.opts
+	installs := func(s *mcpServer) bool { return s.installDirs() != "" }
+	if o.Caches.Store == nil || o.Caches.Use == caches.None || !slices.ContainsFunc(m.s.servers, installs) {
+		return
+	}
+	dir, err := filepath.EvalSymlinks(o.Workspace.Path)
+	if err == nil {
+		m.installs, err = o.Caches.Store.Open(dir, cacheOwner(o.Workspace), nil)
+	}
+	if err != nil {
+		m.s.log.Warn("open what MCP servers installed", zap.Error(err))
+	}
+}
+
+// installDirs returns the directories where the server installs itself, "" if they are not
+// kept. A server without rules has no network and can install nothing: one of the workspace,
+// whose definition the agent's commands may have written, is such a server. In a directory
+// of the workspace, their files could tell npx what to install.
+func (s *mcpServer) installDirs() string {
+	if !s.InSandbox() || s.Egress.Policy == nil || s.Dir != "" {
+		return ""
+	}
+	return installers[path.Base(s.Command)]
+}
+
+// install returns the path of the archive of what a server installed, "" if none is kept.
+// The same server of another image or with other arguments has another one.
+func (m *mcpServers) install(s *mcpServer) string {
+	if m.installs == nil || s.installDirs() == "" {
+		return ""
+	}
+	text := fmt.Sprintf("%q", append([]string{m.s.opts.Image.String(), s.Command}, s.Args...))
+	return m.installs.Archive(s.Name, fmt.Sprintf("%x", sha256.Sum256([]byte(text)))[:16])
+}
+
+// restoreInstall unpacks what a server installed in an earlier session into its home. A
+// server without it installs itself again.
+func (m *mcpServers) restoreInstall(ctx context.Context, s *mcpServer) {
+	f, err := os.Open(m.install(s))
+	if errors.Is(err, os.ErrNotExist) { // as "" doesn't either
+		return
+	}
+	if err == nil {
+		err = m.runInHome(ctx, s, restoreScript, f, io.Discard)
+		_ = f.Close()
+	}
+	if err != nil {
+		m.s.log.Warn("restore what MCP server installed", zap.String("server", s.Name), zap.Error(err))
+	}
+}
+
+// saveInstall keeps what a server installed, for later sessions. The server has just
+// started for the first time and no tool of it was called, so the agent has no part in it.
+func (m *mcpServers) saveInstall(s *mcpServer) {
+	archive := m.install(s)
+	if archive == "" || m.s.opts.Caches.Use == caches.Frozen {
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(m.ctx, mcp.DefaultStartTimeout, errSlow)
+	defer cancel()
+	err := caches.WriteArchive(archive, func(w io.Writer) error {
+		return m.runInHome(ctx, s, saveScript, strings.NewReader(""), w)
+	})
+	if err != nil {
+		m.s.log.Warn("keep what MCP server installed", zap.String("server", s.Name), zap.Error(err))
+	}
+}
+
+// dropInstall removes what is kept of a server that didn't start: the next session would
+// meet the same.
+func (m *mcpServers) dropInstall(s *mcpServer) {
+	if archive := m.install(s); archive != "" && m.s.opts.Caches.Use != caches.Frozen {
+		_ = os.Remove(archive)
+	}
+}
+
+// runInHome runs a script as a server, in its home and without its variables and network.
+func (m *mcpServers) runInHome(ctx context.Context, s *mcpServer, script string, in io.Reader, out io.Writer) error {
+	p, err := m.s.exec.StartServer(ctx, func(a sandbox.Attestation) (sandbox.Command, error) {
+		cmd, err := m.command(s, a)
+		cmd.Argv = append([]string{"sh", "-c", script, "sh"}, strings.Fields(s.installDirs())...)
+		cmd.Variables = nil
+		cmd.Proxy = false
+		return cmd, err
+	}, io.Discard, func() {})
+	if err != nil {
+		return err
+	}
+	ended := context.AfterFunc(ctx, func() { _ = p.Stop(context.Background()) })
+	defer ended()
+	go func() {
+		_, _ = io.Copy(p.Stdin(), in) // the script may want less
+		_ = p.Stdin().Close()
+	}()
+	n, err := io.Copy(out, io.LimitReader(p.Stdout(), s.Memory+1))
+	if n > s.Memory {
+		err = errInstallSize
+	}
+	if err != nil {
+		return errors.Join(err, p.Stop(ctx))
+	}
+	err = p.Wait()
+	if end, ok := errors.AsType[*livesandbox.ExitError](err); ok && end.Status.Success() {
+		return nil
+	}
+	return err
+}
