@@ -188,7 +188,7 @@ func (r *removal) nextNames(ctx context.Context) (names []dirName, err error) {
 	if r.at, err = unix.Seek(r.dir, 0, unix.SEEK_CUR); err != nil {
 		return nil, err
 	}
-	return (&scanDir{fd: r.dir}).nextNames(ctx)
+	return nextNames(ctx, r.dir, make([]byte, batchBytes), nil)
 }
 
 // enterDirectory goes down into name.

@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,14 +30,30 @@ type ScanOptions struct {
 	// scanned: e's own path, the path that e was renamed to, or "" for none.
 	Visit func(e *ScanEntry) (mark uint8, enter string)
 	// Leave, unless it is nil, is called when a directory has been read and everything
-	// in it is done, with the marks of its entries.
-	Leave func(dir string, marks uint8)
+	// in it is done.
+	Leave func(dir *ScanDirectory)
 	// Unread is called for each directory that could not be read whole.
 	Unread func(dir string, err error)
 	// Since holds the directories that earlier scans have read, or is nil. A directory that
 	// has not changed since then is not read again, nor opened unless there are others in
 	// it: the scan only enters these.
 	Since *SeenDirs
+	// Stat reads the metadata of many entries at a time, if Visit needs that of most.
+	Stat bool
+	// Parallel scans up to four directories at a time, below directories that Open did not
+	// open. The functions are then called for several directories at once, and Leave for
+	// a directory perhaps before those in it.
+	Parallel bool
+}
+
+// ScanDirectory is a directory that a scan reads.
+type ScanDirectory struct {
+	// Path is its path relative to the workspace.
+	Path string
+	// Marks are those that Visit returned for its entries.
+	Marks uint8
+	// Value is for Visit and Leave.
+	Value any
 }
 
 // SeenDirs holds the directories that scans have read. The zero value holds none. It
@@ -73,10 +92,20 @@ var (
 // ScanEntry is one entry that a scan visits. It is valid during that visit.
 type ScanEntry struct {
 	Type Type
+	// Dir is the directory that it is in.
+	Dir *ScanDirectory
 
 	path []byte
 	base int
+	// read is the result of Stat if there is one, else stat gets it.
+	read *statRead
 	stat func(name string) (ScanStat, error)
+}
+
+// statRead is the metadata of an entry, or why it could not be read.
+type statRead struct {
+	st  ScanStat
+	err error
 }
 
 // Path returns the entry's path relative to the workspace, its very bytes.
@@ -86,7 +115,12 @@ func (e *ScanEntry) Path() string { return string(e.path) }
 func (e *ScanEntry) Name() []byte { return e.path[e.base:] }
 
 // Stat returns what the file system knows of the entry; no symlink is followed.
-func (e *ScanEntry) Stat() (ScanStat, error) { return e.stat(string(e.Name())) }
+func (e *ScanEntry) Stat() (ScanStat, error) {
+	if e.read != nil {
+		return e.read.st, e.read.err
+	}
+	return e.stat(string(e.Name()))
+}
 
 // ScanStat holds the metadata of one entry.
 type ScanStat struct {
@@ -107,9 +141,24 @@ type ScanStat struct {
 	Target string
 }
 
-// scanBatch is the size in bytes of the entries that a scan reads at a time. A
-// level of the tree holds no more than the directories among them.
-const scanBatch = 8 << 10
+const (
+	// batchBytes is the size of the entries that a scan reads at a time. A level of the
+	// tree holds no more than the directories among them.
+	batchBytes = 8 << 10
+	// maxScanners bounds the directories that are scanned at a time.
+	maxScanners = 4
+)
+
+// scanBatch holds the entries that are read at a time, with their metadata if that is
+// read, too.
+type scanBatch struct {
+	buf   [batchBytes]byte
+	names []dirName
+	stats []statRead
+}
+
+// batches are those that no scan uses.
+var batches = sync.Pool{New: func() any { return new(scanBatch) }}
 
 // Scan visits every entry below path, however many there are: it keeps nothing
 // of an entry that it has visited. Unlike Walk it is in no order, follows no
@@ -126,17 +175,31 @@ func (r *Reader) Scan(ctx context.Context, path string, o ScanOptions) error {
 	if r.remote != nil {
 		return errors.ErrUnsupported
 	}
-	s := scan{reader: r, o: o, path: []byte(rel)}
+	s := scan{scanning: &scanning{reader: r, o: o, failed: make(chan error, 1)}, path: []byte(rel)}
 	if rel == "." {
 		s.path = s.path[:0]
 	}
-	if o.Since == nil {
-		return s.scanDirectory(ctx, nil, rel, &seenDir{})
+	if o.Parallel {
+		s.scanners = make(chan struct{}, min(runtime.GOMAXPROCS(0), maxScanners))
+		s.scanners <- struct{}{}
 	}
-	s.room = maxSeen - o.Since.held
-	err := s.scanDirectory(ctx, nil, rel, &o.Since.top)
-	if o.Since.held = maxSeen - s.room; err == nil {
-		o.Since.held = s.held
+	top := &seenDir{}
+	if o.Since != nil {
+		top = &o.Since.top
+		s.room.Store(int64(maxSeen - o.Since.held))
+	}
+	err := s.scanDirectory(ctx, nil, rel, top)
+	s.end()
+	s.running.Wait()
+	select {
+	case err = <-s.failed:
+	default:
+	}
+	if o.Since != nil {
+		o.Since.held = maxSeen - int(s.room.Load())
+		if err == nil {
+			o.Since.held = int(s.held.Load())
+		}
 	}
 	return err
 }
@@ -158,14 +221,35 @@ func (r *Reader) StatEntry(ctx context.Context, path string) (ScanStat, error) {
 	return st, nil
 }
 
-// scan is one call of Scan.
+// scan is one goroutine of a call of Scan.
 type scan struct {
+	*scanning
+	path []byte // of the directory that is read; empty for the workspace
+	// batch is nil if there is none yet, or if a call that was given up may still use it.
+	batch *scanBatch
+	// opened counts the directories above that Open opened. They must not be closed before
+	// everything below is done.
+	opened int
+}
+
+// scanning is what the goroutines of a scan share.
+type scanning struct {
 	reader *Reader
 	o      ScanOptions
-	path   []byte // of the directory that is read; empty for the workspace
 	// held counts the directories of o.Since that the scan came to, and room is how many
 	// more it can hold.
-	held, room int
+	held, room atomic.Int64
+	// scanners has an element for each goroutine that scans, and running waits for those
+	// beside the first. failed gets their first error.
+	scanners chan struct{}
+	running  sync.WaitGroup
+	failed   chan error
+}
+
+// belowDir is a directory to be scanned.
+type belowDir struct {
+	name string
+	seen *seenDir
 }
 
 // currentPath returns the path of the directory that is read.
@@ -190,31 +274,30 @@ func (s *scan) scanDirectory(ctx context.Context, parent *scanDir, name string, 
 	}
 	defer dir.close()
 	if s.o.Since == nil || dir.state == (dirState{}) || dir.state != seen.state {
-		marks, err := s.readDirectory(ctx, dir, seen)
-		if err != nil {
+		d := &ScanDirectory{Path: s.currentPath()}
+		if err := s.readDirectory(ctx, dir, d, seen); err != nil {
 			return err
 		}
 		if seen.state.changed > began.Add(-changeTick).UnixNano() {
 			seen.state = dirState{}
 		}
 		if s.o.Leave != nil {
-			s.o.Leave(s.currentPath(), marks)
+			s.o.Leave(d)
 		}
 		return nil
 	}
-	for name, below := range seen.below {
-		s.held++
-		if err := s.scanBelow(ctx, dir, name, below); err != nil {
-			return err
-		}
+	below := make([]belowDir, 0, len(seen.below))
+	for name, seen := range seen.below {
+		s.held.Add(1)
+		below = append(below, belowDir{name, seen})
 	}
-	return nil
+	return s.scanBelow(ctx, dir, below)
 }
 
 // readDirectory visits the entries of a directory, scans the directories to enter, and
 // updates seen. After an error, seen still holds what it knew of directories that the
 // scan did not come to.
-func (s *scan) readDirectory(ctx context.Context, dir *scanDir, seen *seenDir) (marks uint8, err error) {
+func (s *scan) readDirectory(ctx context.Context, dir *scanDir, d *ScanDirectory, seen *seenDir) (err error) {
 	was := seen.below
 	*seen = seenDir{state: dir.state}
 	defer func() {
@@ -228,36 +311,53 @@ func (s *scan) readDirectory(ctx context.Context, dir *scanDir, seen *seenDir) (
 		}
 	}()
 	for {
-		names, err := runGuarded(ctx, s.reader.guard, s.currentPath(), dir.nextNames)
+		batch, err := s.nextBatch(ctx, dir, d.Path)
 		if err != nil {
 			seen.state = dirState{}
-			return marks, s.reportUnread(ctx, err)
+			return s.reportUnread(ctx, err)
 		}
-		if len(names) == 0 {
-			return marks, nil
+		if len(batch.names) == 0 {
+			return nil
 		}
-		mark, enter := s.visitBatch(ctx, dir, names)
-		marks |= mark
-		for _, name := range enter {
-			if err := s.scanBelow(ctx, dir, name, s.hold(seen, name, was[name])); err != nil {
-				return marks, err
-			}
+		var below []belowDir
+		for _, name := range s.visitBatch(ctx, dir, d, batch) {
+			below = append(below, belowDir{name, s.hold(seen, name, was[name])})
+		}
+		if err := s.scanBelow(ctx, dir, below); err != nil {
+			return err
 		}
 	}
+}
+
+// nextBatch returns the next entries of a directory, which are valid until the next call;
+// none are the end.
+func (s *scan) nextBatch(ctx context.Context, dir *scanDir, path string) (*scanBatch, error) {
+	batch := s.batch
+	if batch == nil {
+		batch, _ = batches.Get().(*scanBatch)
+	}
+	s.batch = nil // a call that is given up keeps it
+	_, err := runGuarded(ctx, s.reader.guard, path, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, dir.readBatch(ctx, batch, s.o.Stat)
+	})
+	if err == nil {
+		s.batch = batch
+	}
+	return batch, err
 }
 
 // hold returns the directory name in parent, and holds it there if there is room. was is
 // the directory as it was held so far, or nil.
 func (s *scan) hold(parent *seenDir, name string, was *seenDir) *seenDir {
 	switch {
-	case was == nil && s.room <= 0:
+	case was == nil && s.room.Add(-1) < 0:
+		s.room.Add(1)
 		parent.state = dirState{}
 		return &seenDir{}
 	case was == nil:
-		s.room--
 		was = &seenDir{}
 	}
-	s.held++
+	s.held.Add(1)
 	if parent.below == nil {
 		parent.below = map[string]*seenDir{}
 	}
@@ -265,8 +365,50 @@ func (s *scan) hold(parent *seenDir, name string, was *seenDir) *seenDir {
 	return was
 }
 
-// scanBelow scans the directory name in dir.
-func (s *scan) scanBelow(ctx context.Context, dir *scanDir, name string, seen *seenDir) error {
+// scanBelow scans directories in dir. It hands over half of them to a goroutine that
+// begins then, whenever there is room for one.
+func (s *scan) scanBelow(ctx context.Context, dir *scanDir, below []belowDir) error {
+	for len(below) > 0 {
+		if half := len(below) / 2; half > 0 && s.opened == 0 && s.handOver(ctx, dir, below[len(below)-half:]) {
+			below = below[:len(below)-half]
+		}
+		if err := s.scanNamed(ctx, dir, below[0].name, below[0].seen); err != nil {
+			return err
+		}
+		below = below[1:]
+	}
+	return nil
+}
+
+// handOver has another goroutine scan directories in dir, if there is room for one.
+func (s *scan) handOver(ctx context.Context, dir *scanDir, below []belowDir) bool {
+	select {
+	case s.scanners <- struct{}{}:
+	default:
+		return false
+	}
+	fd, err := unix.FcntlInt(uintptr(dir.fd), unix.F_DUPFD_CLOEXEC, 0) // dir may be closed soon
+	if err != nil {
+		<-s.scanners
+		return false
+	}
+	other := &scan{scanning: s.scanning, path: slices.Clone(s.path)}
+	s.running.Go(func() {
+		dir := &scanDir{fd: fd}
+		defer other.end()
+		defer dir.close()
+		if err := other.scanBelow(ctx, dir, below); err != nil {
+			select {
+			case s.failed <- err:
+			default: // there is an error already
+			}
+		}
+	})
+	return true
+}
+
+// scanNamed scans the directory name in dir.
+func (s *scan) scanNamed(ctx context.Context, dir *scanDir, name string, seen *seenDir) error {
 	if len(seen.below) == 0 && seen.state != (dirState{}) {
 		now, err := runGuarded(ctx, s.reader.guard, name, func(context.Context) (dirState, error) { return dir.stateOf(name) })
 		if err == nil && now == seen.state {
@@ -280,6 +422,16 @@ func (s *scan) scanBelow(ctx context.Context, dir *scanDir, name string, seen *s
 	return err
 }
 
+// end lets other goroutines begin, and other scans use the batch.
+func (s *scan) end() {
+	if s.batch != nil {
+		batches.Put(s.batch)
+	}
+	if s.scanners != nil {
+		<-s.scanners
+	}
+}
+
 // pushName makes name the last one of the path.
 func (s *scan) pushName(name string) {
 	if len(s.path) > 0 {
@@ -289,28 +441,31 @@ func (s *scan) pushName(name string) {
 }
 
 // visitBatch visits one batch of entries and returns the names to be entered.
-func (s *scan) visitBatch(ctx context.Context, dir *scanDir, names []dirName) (marks uint8, enter []string) {
+func (s *scan) visitBatch(ctx context.Context, dir *scanDir, d *ScanDirectory, batch *scanBatch) (enter []string) {
 	length := len(s.path)
-	stat := func(name string) (ScanStat, error) {
+	e := ScanEntry{Dir: d, stat: func(name string) (ScanStat, error) {
 		return runGuarded(ctx, s.reader.guard, name, func(context.Context) (ScanStat, error) { return dir.stat(name) })
-	}
-	for _, d := range names {
-		s.pushName(d.name)
-		e := ScanEntry{Type: d.typ, path: s.path, base: len(s.path) - len(d.name), stat: stat}
+	}}
+	for i, n := range batch.names {
+		s.pushName(n.name)
+		e.Type, e.path, e.base = n.typ, s.path, len(s.path)-len(n.name)
+		if s.o.Stat {
+			e.read = &batch.stats[i]
+		}
 		if e.Type == TypeOther { // the file system tells no types
-			if st, err := stat(d.name); err == nil {
+			if st, err := e.Stat(); err == nil {
 				e.Type = st.Type
 			}
 		}
 		mark, into := s.o.Visit(&e)
-		marks |= mark
+		d.Marks |= mark
 		s.path = s.path[:length]
 		if into != "" {
 			_, name := splitPath(into)
 			enter = append(enter, name)
 		}
 	}
-	return marks, enter
+	return enter
 }
 
 // openDirectory opens a directory that can be listed and searched.
@@ -320,7 +475,13 @@ func (s *scan) openDirectory(ctx context.Context, parent *scanDir, name string) 
 		return nil, restore, &Error{Kind: KindTooLarge, Path: abbreviatePath(s.currentPath()), Detail: "its path is longer than 4095 bytes"}
 	}
 	cross := slices.Contains(s.o.Mounts, s.currentPath())
-	open := func(context.Context) (*scanDir, error) { return s.reader.tree.openScan(parent, name, cross) }
+	open := func(context.Context) (*scanDir, error) {
+		d, err := s.reader.tree.openScan(parent, name, cross)
+		if err == nil && s.o.Since != nil {
+			d.state, _ = d.stateOf("")
+		}
+		return d, err
+	}
 	dir, err = runGuarded(ctx, s.reader.guard, s.currentPath(), open)
 	if s.o.Open == nil || !errors.Is(err, errClosedDir) {
 		return dir, restore, err
@@ -330,7 +491,8 @@ func (s *scan) openDirectory(ctx context.Context, parent *scanDir, name string) 
 		return nil, restore, failed
 	}
 	dir, err = runGuarded(ctx, s.reader.guard, s.currentPath(), open)
-	return dir, undo, err
+	s.opened++
+	return dir, func() { s.opened--; undo() }, err
 }
 
 // reportUnread reports the directory that is read, unless the scan itself has ended.
@@ -379,9 +541,7 @@ func (t *tree) openScan(parent *scanDir, name string, cross bool) (*scanDir, err
 	if err != nil {
 		return nil, err
 	}
-	d := &scanDir{fd: fd}
-	d.state, _ = d.stateOf("")
-	return d, nil
+	return &scanDir{fd: fd}, nil
 }
 
 // stateOf returns the state of a directory in d, or of d itself if name is "". It is
@@ -425,32 +585,47 @@ func (t *tree) openScanAt(parent *scanDir, name string, cross bool) (int, error)
 
 func (d *scanDir) close() { _ = unix.Close(d.fd) }
 
-// nextNames returns the next entries; none are the end.
-func (d *scanDir) nextNames(ctx context.Context) ([]dirName, error) {
-	buf := make([]byte, scanBatch)
-	for {
+// readBatch reads the next entries; none are the end. With stat it also reads their
+// metadata.
+func (d *scanDir) readBatch(ctx context.Context, b *scanBatch, stat bool) (err error) {
+	b.stats = b.stats[:0]
+	b.names, err = nextNames(ctx, d.fd, b.buf[:], b.names[:0])
+	if !stat {
+		return err
+	}
+	for _, n := range b.names {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		st, err := d.stat(n.name)
+		b.stats = append(b.stats, statRead{st, err})
+	}
+	return err
+}
+
+// nextNames appends the next entries of a directory to names; none are the end. It uses
+// buf.
+func nextNames(ctx context.Context, fd int, buf []byte, names []dirName) ([]dirName, error) {
+	for len(names) == 0 {
 		if ctx.Err() != nil { // given up: the descriptor may be another file's by now
-			return nil, context.Cause(ctx)
+			return names, context.Cause(ctx)
 		}
 		n := 0
 		err := retry(func() (err error) {
-			n, err = unix.Getdents(d.fd, buf)
+			n, err = unix.Getdents(fd, buf)
 			return err
 		})
 		if err != nil || n <= 0 {
-			return nil, err
+			return names, err
 		}
-		var names []dirName
 		for rest := buf[:n]; len(rest) > 0; {
 			var e dirName
 			if e, rest = nextDirent(rest); e.name != "" && e.name != "." && e.name != ".." {
 				names = append(names, e)
 			}
 		}
-		if len(names) > 0 {
-			return names, nil
-		}
 	}
+	return names, nil
 }
 
 // stat describes one entry of the directory.

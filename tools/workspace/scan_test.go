@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -11,6 +12,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -64,7 +67,7 @@ func TestScan(t *testing.T) {
 			}
 			return mark, ""
 		},
-		Leave:  func(dir string, marks uint8) { left[dir] = marks },
+		Leave:  func(dir *ScanDirectory) { left[dir.Path] = dir.Marks },
 		Unread: func(dir string, err error) { t.Errorf("%q: %v", dir, err) },
 	})
 	make(err)
@@ -146,7 +149,7 @@ func TestScanSince(t *testing.T) {
 				}
 				return mark, ""
 			},
-			Leave:  func(dir string, mark uint8) { marks[dir] = mark },
+			Leave:  func(dir *ScanDirectory) { marks[dir.Path] = dir.Marks },
 			Unread: func(dir string, err error) { t.Errorf("%q: %v", dir, err) },
 		})
 		if err != nil {
@@ -250,8 +253,8 @@ func TestScanGoesOn(t *testing.T) {
 		err := r.Scan(ctx, ".", ScanOptions{
 			Since: &since,
 			Visit: func(e *ScanEntry) (uint8, string) { return 0, e.Path() },
-			Leave: func(dir string, _ uint8) {
-				if strings.HasPrefix(dir, "a/") {
+			Leave: func(dir *ScanDirectory) {
+				if strings.HasPrefix(dir.Path, "a/") {
 					if read++; read == most {
 						cancel(errGone)
 					}
@@ -394,5 +397,121 @@ func BenchmarkScan(b *testing.B) {
 		if err != nil || entries != 10_100 {
 			b.Fatal(entries, err)
 		}
+	}
+}
+
+// TestScanInParallel: it visits the same as another scan, several directories at a time,
+// and no function is called once it has returned.
+func TestScanInParallel(t *testing.T) {
+	root := t.TempDir()
+	for i := range 300 {
+		dir := filepath.Join(root, fmt.Sprint(i%4), fmt.Sprint(i%20), fmt.Sprint(i))
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for j := range i % 7 {
+			if err := errors.Join(os.WriteFile(filepath.Join(dir, fmt.Sprint("f", j)), make([]byte, i), 0o644), os.Symlink(fmt.Sprint(i, j), filepath.Join(dir, fmt.Sprint("l", j)))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	held, err := os.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	r, err := NewReader(held, ReaderOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// scan returns what was visited, and the directories that were left with their entries.
+	scan := func(ctx context.Context, o ScanOptions, each func(e *ScanEntry)) (visited map[string]ScanStat, left map[string]int, err error) {
+		visited, left = map[string]ScanStat{}, map[string]int{}
+		var mu sync.Mutex
+		returned := false
+		o.Visit = func(e *ScanEntry) (uint8, string) {
+			each(e)
+			st, err := e.Stat()
+			n, _ := e.Dir.Value.(int)
+			e.Dir.Value = n + 1
+			mu.Lock()
+			defer mu.Unlock()
+			if _, twice := visited[e.Path()]; twice || err != nil && ctx.Err() == nil || returned {
+				t.Errorf("%s: twice %t, after the end %t, %v", e.Path(), twice, returned, err)
+			}
+			if visited[e.Path()] = st; e.Type == TypeDir {
+				return 0, e.Path()
+			}
+			return 0, ""
+		}
+		o.Leave = func(d *ScanDirectory) {
+			mu.Lock()
+			defer mu.Unlock()
+			left[d.Path], _ = d.Value.(int)
+		}
+		o.Unread = func(dir string, err error) { t.Errorf("%q: %v", dir, err) }
+		err = r.Scan(ctx, ".", o)
+		mu.Lock()
+		defer mu.Unlock()
+		returned = true
+		return visited, left, err
+	}
+	none := func(*ScanEntry) {}
+	want, wantLeft, err := scan(t.Context(), ScanOptions{}, none)
+	if err != nil || len(want) < 1500 {
+		t.Fatal(len(want), err)
+	}
+	for range 20 {
+		got, left, err := scan(t.Context(), ScanOptions{Parallel: true, Stat: true}, none)
+		if err != nil || !maps.Equal(got, want) || !maps.Equal(left, wantLeft) {
+			t.Errorf("visited %d entries of %d, left %d directories of %d: %v", len(got), len(want), len(left), len(wantLeft), err)
+		}
+	}
+	if runtime.GOMAXPROCS(0) > 1 {
+		// The first visits in two directories wait for each other.
+		var mu sync.Mutex
+		tops, met := map[string]bool{}, make(chan struct{})
+		if _, _, err := scan(t.Context(), ScanOptions{Parallel: true}, func(e *ScanEntry) {
+			top, _, below := strings.Cut(e.Path(), "/")
+			mu.Lock()
+			wait := below && !tops[top] && len(tops) < 2
+			if below {
+				tops[top] = true
+			}
+			mu.Unlock()
+			if !wait {
+				return
+			}
+			select {
+			case met <- struct{}{}:
+			case <-met:
+			case <-time.After(time.Minute):
+				t.Error("no two directories are scanned at a time")
+			}
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+	// One that is interrupted can be continued.
+	tick := changeTick
+	t.Cleanup(func() { changeTick = tick })
+	changeTick = 0
+	var since SeenDirs
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var visits atomic.Int32
+	_, before, err := scan(ctx, ScanOptions{Parallel: true, Since: &since}, func(*ScanEntry) {
+		if visits.Add(1) == 800 {
+			cancel(errGone)
+		}
+	})
+	if !errors.Is(err, errGone) {
+		t.Errorf("an interrupted scan: %v", err)
+	}
+	_, after, err := scan(t.Context(), ScanOptions{Parallel: true, Since: &since}, none)
+	if err != nil || len(before)+len(after) != len(wantLeft) {
+		t.Errorf("left %d and %d directories of %d: %v", len(before), len(after), len(wantLeft), err)
+	}
+	if _, left, err := scan(t.Context(), ScanOptions{Parallel: true, Since: &since}, none); err != nil || len(left) != 0 || since.held != len(wantLeft)-1 {
+		t.Errorf("where nothing changed: left %d directories of %d, holds %d: %v", len(left), len(wantLeft), since.held, err)
 	}
 }

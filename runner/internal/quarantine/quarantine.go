@@ -224,7 +224,10 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 	} else if q.found.entries <= cheapEntries {
 		q.checkKnown(ctx, s, doors)
 	}
+	var mu sync.Mutex
 	check := func(p string, typ workspace.Type) (enter string) {
+		mu.Lock()
+		defer mu.Unlock()
 		if _, known := q.found.known[p]; known && !last {
 			if st, err := s.reader.StatEntry(ctx, p); err != nil || st.Inode == q.found.inodes[p] {
 				return "" // the same one
@@ -233,7 +236,7 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 		return q.checkEntry(ctx, s, p, typ, doors)
 	}
 	err := s.reader.Scan(ctx, ".", workspace.ScanOptions{
-		Mounts: s.mounts, Open: s.open, Since: since,
+		Mounts: s.mounts, Open: s.open, Since: since, Parallel: true,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
 			if kindOfEntry(e) != noRepository {
 				// In it may lie what is a bare repository under any name.
@@ -241,12 +244,16 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 			}
 			return markOf(e.Name()), enterDirectory(e)
 		},
-		Leave: func(dir string, marks uint8) {
-			if isBare(marks) {
-				check(dir, workspace.TypeDir)
+		Leave: func(dir *workspace.ScanDirectory) {
+			if isBare(dir.Marks) {
+				check(dir.Path, workspace.TypeDir)
 			}
 		},
-		Unread: func(dir string, err error) { q.noteUnread(ctx, dir, err) },
+		Unread: func(dir string, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			q.noteUnread(ctx, dir, err)
+		},
 	})
 	if err == nil && last {
 		s.changedObeyed(ctx, q.found.obeyed, func(p, why string) { q.renamePath(ctx, p, why, doors) })

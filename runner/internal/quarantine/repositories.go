@@ -7,6 +7,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -152,29 +154,39 @@ func kindOfEntry(e *workspace.ScanEntry) repositoryKind {
 // directories in seen.
 func findRepositories(ctx context.Context, s *scanner, git sandbox.GitMode, seen *workspace.SeenDirs) (*repositories, error) {
 	r := &repositories{known: map[string]string{}, inodes: map[string]uint64{}, obeyed: map[string]obeyedFile{}, closed: map[string]closedDirectory{}, unfinished: map[string]bool{}, whole: true}
+	var mu sync.Mutex
+	var entries atomic.Int64
+	add := func(p string) {
+		mu.Lock()
+		defer mu.Unlock()
+		r.addRepository(p)
+	}
 	err := s.reader.Scan(ctx, ".", workspace.ScanOptions{
-		Mounts: s.mounts, Since: seen,
+		Mounts: s.mounts, Since: seen, Parallel: true,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
-			s.entries++
+			entries.Add(1)
 			if kindOfEntry(e) != noRepository {
-				r.addRepository(e.Path())
+				add(e.Path())
 				return 0, ""
 			}
 			return markOf(e.Name()), enterDirectory(e)
 		},
-		Leave: func(dir string, marks uint8) {
-			if isBare(marks) {
-				r.addRepository(dir)
+		Leave: func(dir *workspace.ScanDirectory) {
+			if isBare(dir.Marks) {
+				add(dir.Path)
 			}
 		},
 		Unread: func(dir string, _ error) {
 			st, err := s.reader.StatEntry(ctx, dir)
+			mu.Lock()
+			defer mu.Unlock()
 			r.addClosed(dir, st, err)
 		},
 	})
 	if err != nil {
 		return nil, err
 	}
+	s.entries += int(entries.Load())
 	for _, p := range r.listPaths() {
 		if st, err := s.reader.StatEntry(ctx, p); err == nil {
 			r.inodes[p] = st.Inode
