@@ -29,6 +29,9 @@ const (
 type scanner struct {
 	reader *workspace.Reader
 	mounts []string
+	// protected reports whether mounts protect a repository, so that nothing is read of it
+	// except its configuration; nil reads all.
+	protected func(p string) bool
 	// open makes a closed directory accessible; nil leaves it closed.
 	open func(dir string) (restore func(), err error)
 	// entries counts what was visited.

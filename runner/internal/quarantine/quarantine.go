@@ -281,7 +281,7 @@ func (q *Quarantine) checkKnown(ctx context.Context, s *scanner, doors *closedDi
 
 // newScanner returns a scanner of the workspace's own directory.
 func (q *Quarantine) newScanner() *scanner {
-	s := &scanner{reader: q.opts.Reader}
+	s := &scanner{reader: q.opts.Reader, protected: q.isProtected}
 	for _, name := range q.opts.Submounts { // absolute, or relative to the workspace
 		if rel, err := q.opts.Reader.Relative(name); err == nil {
 			s.mounts = append(s.mounts, rel)
@@ -290,14 +290,20 @@ func (q *Quarantine) newScanner() *scanner {
 	return s
 }
 
+// isProtected reports whether a mount protects all of a repository that was there when the
+// session began.
+func (q *Quarantine) isProtected(p string) bool {
+	return isGuarded(p) && !q.opts.Unguarded && (p != ".git" || q.opts.Git != sandbox.GitCommit)
+}
+
 // checkEntry renames a repository that is new or was changed. It returns the path of the
 // directory to scan: the new name, or a placeholder's path.
 func (q *Quarantine) checkEntry(ctx context.Context, s *scanner, p string, typ workspace.Type, doors *closedDirectories) string {
 	was, known := q.found.known[p]
 	name := entryToRename(p)
 	switch {
-	case known && isGuarded(p) && !q.opts.Unguarded && (p != ".git" || q.opts.Git != sandbox.GitCommit):
-		return "" // its mount protects it
+	case known && q.isProtected(p):
+		return ""
 	case !known && p == ".git" && typ == workspace.TypeDir && q.isEmpty(ctx, p):
 		return p // the sandbox's own placeholder, and nothing to git as long as it is empty
 	case !known && !q.found.coversPath(name):

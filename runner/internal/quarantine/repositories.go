@@ -29,7 +29,7 @@ const (
 type repositories struct {
 	// known are the fingerprints by path: of the directories .git and .hg, of files
 	// and symlinks of these names, and of directories that are bare repositories;
-	// "" where one could not be read whole.
+	// "" where one could not be read whole, or a mount protects it.
 	known map[string]string
 	// inodes are the inodes of the known repositories, by path.
 	inodes map[string]uint64
@@ -191,11 +191,14 @@ func findRepositories(ctx context.Context, s *scanner, git sandbox.GitMode, seen
 		if st, err := s.reader.StatEntry(ctx, p); err == nil {
 			r.inodes[p] = st.Inode
 		}
-		f, err := s.computeFingerprint(ctx, p, skippedEntries(p, git)...)
-		if err != nil {
-			return nil, err
+		f := &fingerprint{}
+		if s.protected == nil || !s.protected(p) {
+			var err error
+			if f, err = s.computeFingerprint(ctx, p, skippedEntries(p, git)...); err != nil {
+				return nil, err
+			}
+			r.known[p] = f.hashLines()
 		}
-		r.known[p] = f.hashLines()
 		if isNamed(path.Base(p), ".hg", ".caisson") {
 			continue
 		}

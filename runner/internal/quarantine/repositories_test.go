@@ -2,6 +2,7 @@ package quarantine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -14,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -424,6 +427,37 @@ func TestWhatOrdinaryWorkWrites(t *testing.T) {
 	}{{".git", sandbox.GitCommit, true}, {".git", sandbox.GitReadOnly, false}, {"a/.git", sandbox.GitCommit, false}} {
 		if got := skippedEntries(c.p, c.git); (len(got) > 0) != c.want || c.want && !slices.Contains(got, "hooks") {
 			t.Errorf("%s, %s: %q", c.p, c.git, got)
+		}
+	}
+}
+
+// TestProtectedRepositoriesAreNotRead: objects count only where commands can write them.
+func TestProtectedRepositoriesAreNotRead(t *testing.T) {
+	dir, l := lookAt(t, map[string]string{".git/config": "[core]\n\teditor = ./e\n", ".git/HEAD": "", ".git/objects/aa/x": "", "e": ""})
+	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(watch)
+	if _, err := unix.InotifyAddWatch(watch, filepath.Join(dir, ".git/objects"), unix.IN_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		Options
+		want bool
+	}{
+		{Options{Git: sandbox.GitReadOnly}, false},
+		{Options{Git: sandbox.GitCommit}, true},
+		{Options{Unguarded: true}, true},
+	} {
+		c.Reader, c.Log = l.reader, zap.NewNop()
+		q := New(c.Options)
+		if known := q.Record(t.Context()); !slices.Equal(known, []string{".git"}) || q.found.obeyed["e"].why == "" {
+			t.Errorf("%v: known are %q, obeyed %v", c.Git, known, q.found.obeyed)
+		}
+		n, err := unix.Read(watch, make([]byte, 1<<16))
+		if got := n > 0; got != c.want || err != nil && !errors.Is(err, unix.EAGAIN) {
+			t.Errorf("%v, unguarded %t: objects were read: %t, %v", c.Git, c.Unguarded, got, err)
 		}
 	}
 }
