@@ -85,6 +85,10 @@ type SandboxOptions struct {
 	// end, and ends a session whose sandbox is lost. Otherwise they are collected while
 	// the model is asked, and a fresh sandbox goes on from there.
 	NoCheckpoints bool
+	// NoDiffs leaves out diffs in bind mode, and so keeps no copies of files at the start. A
+	// file that a command writes again with its old content then counts as changed, unless
+	// a program of the host would run or obey it.
+	NoDiffs bool
 	// Target is where the workspace is mounted in the container; empty means
 	// sandbox.WorkspaceDir. See sandbox.Workspace.
 	Target string

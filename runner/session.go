@@ -220,7 +220,7 @@ func (s *Session) endRepeating(path string) {
 func (s *Session) newTracker(images *changes.Preimages) (tracker.Tracker, error) {
 	w := s.opts.Workspace
 	o := tracker.Options{
-		Session: s.opts.Dir.Session, Dir: s.dir, Path: w.Path, Workspace: w.Dir, Original: s.original, Sandbox: s.sandbox, Images: images, Log: s.log,
+		Session: s.opts.Dir.Session, Dir: s.dir, Path: w.Path, Workspace: w.Dir, Original: s.original, Sandbox: s.sandbox, Images: images, NoDiffs: s.opts.NoDiffs, Log: s.log,
 		Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: w.ownerID, Change: s.exec.ApplyAnywhere, Warn: s.events.recordWarning, Repeated: s.endRepeating,
 		User: s.opts.User.Name, Force: s.opts.Force, Mode: s.opts.Mode, CopyBytes: s.opts.CopyBytes, CopyEntries: s.opts.CopyEntries,
 	}

@@ -215,13 +215,14 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 }
 
 // openWithoutModel opens a session for calls and commands that the user orders, described
-// by task. Closing force ends it at once. change may change its options; nil does not.
+// by task and without diffs in bind mode. Closing force ends it at once. change may change its options; nil does not.
 func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface, force <-chan struct{}, task string, change func(*runner.Options)) (*runner.Session, error) {
 	o, err := s.modelessOptions(ctx, task, u)
 	if err != nil {
 		return nil, err
 	}
 	u.attach(&o, force)
+	o.NoDiffs = true
 	o.Mirror = func(r record.Record, _ []byte) {
 		if isWarning(r) {
 			u.out.Queue(len(r.Payload), func() { u.render.RecordWarning(r) })

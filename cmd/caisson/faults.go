@@ -149,7 +149,7 @@ var hints = map[any]string{
 	sessiondir.NoChangesHere: "caisson run --mode overlay keeps changes; --workspace names another directory.",
 	sessiondir.NoSession:     "The end of a run shows its session. All of them are in %s/sessions.",
 	sessiondir.ManySessions:  "Write more of the id: %s is one of them.",
-	sessiondir.NoneKept:      "workspace.patch in its directory shows what can be shown; caisson run --mode overlay keeps changes.",
+	sessiondir.NoneKept:      "If its directory has a workspace.patch, that shows what can be shown; caisson run --mode overlay keeps changes.",
 	sessiondir.Unreadable:    "Look at its directory below %s.",
 	sessiondir.ChangesGone:   "workspace.patch in the session's directory still shows their text.",
 

@@ -46,9 +46,9 @@ func ReadOverlay(ctx context.Context, l *overlay.Layers, dir *os.File, changes *
 
 // Compare returns what differs from f in the workspace of r. images has the content of
 // files before their first change by a tool; nil makes no diffs.
-func (f *FileStates) Compare(ctx context.Context, r *workspace.Reader, images *Preimages) (Differences, error) {
+func (f *FileStates) Compare(ctx context.Context, r *workspace.Reader, images *Preimages, look Look) (Differences, error) {
 	var list changeList
-	whole, err := f.compareFiles(ctx, r, func(c fileChange) {
+	whole, err := f.compareFiles(ctx, r, look, func(c fileChange) {
 		changed := record.Changed{Path: c.path, Change: c.change}
 		target := ""
 		if c.stat != nil {

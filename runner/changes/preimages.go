@@ -91,10 +91,10 @@ func (p *Preimages) Close() error {
 // diffFile returns the unified diff of one changed file since the session's start,
 // with the number of inserted and deleted lines; ok is false if there is none. The
 // old content of files that no WRITE tool changed comes from before.
-func (p *Preimages) diffFile(ctx context.Context, r workspace.View, c record.Changed, before func(string) ([]byte, bool, bool)) (text string, added, removed int, ok bool) {
+func (p *Preimages) diffFile(ctx context.Context, r workspace.View, c record.Changed, before func(path, change string) ([]byte, bool, bool)) (text string, added, removed int, ok bool) {
 	content, absent, known := p.Before(c.Path)
 	if !known {
-		content, absent, known = before(c.Path)
+		content, absent, known = before(c.Path, c.Change)
 	}
 	if !known || absent != (c.Change == "added") {
 		return "", 0, 0, false

@@ -13,8 +13,13 @@ import (
 type scratch struct {
 	mu   sync.Mutex
 	file *os.File
-	size int64
+	size int64 // with what is in buffer
+	// buffer is what is yet to be written.
+	buffer []byte
 }
+
+// bufferBytes is the size from which text is written.
+const bufferBytes = 256 << 10
 
 // extent is a piece of a scratch file.
 type extent struct {
@@ -38,16 +43,31 @@ func (s *scratch) appendText(text []byte) (extent, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := extent{s.size, len(text)}
-	n, err := s.file.WriteAt(text, s.size)
-	s.size += int64(n)
-	if err != nil {
-		return extent{}, fmt.Errorf("write scratch file: %w", err)
+	s.buffer = append(s.buffer, text...)
+	s.size += int64(len(text))
+	if len(s.buffer) < bufferBytes {
+		return e, nil
 	}
-	return e, nil
+	return e, s.flush()
+}
+
+// flush writes the buffer. The caller holds mu.
+func (s *scratch) flush() error {
+	if _, err := s.file.WriteAt(s.buffer, s.size-int64(len(s.buffer))); err != nil {
+		return fmt.Errorf("write scratch file: %w", err)
+	}
+	s.buffer = s.buffer[:0]
+	return nil
 }
 
 // readExtent returns a piece of the file.
 func (s *scratch) readExtent(e extent) ([]byte, error) {
+	s.mu.Lock()
+	err := s.flush()
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
 	text := make([]byte, e.length)
 	if _, err := s.file.ReadAt(text, e.offset); err != nil && e.length > 0 {
 		return nil, fmt.Errorf("read scratch file: %w", err)

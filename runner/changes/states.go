@@ -1,24 +1,34 @@
 package changes
 
 import (
-	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"hash/maphash"
-	"io"
 	"path"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Bounds of what a session keeps of its workspace's files as they were.
+// Bounds of what a session keeps of its workspace's files as they were. Tests change the
+// first three.
+var (
+	// maxStateBytes bounds the names of the files that are told apart, on the disk: those
+	// of some eight million.
+	maxStateBytes int64 = 256 << 20
+	// maxStateDirs bounds the directories with files that are told apart, at some 50 bytes
+	// of memory each.
+	maxStateDirs = 500_000
+	// pieceBytes is the size from which the files of a directory are written to the disk.
+	pieceBytes = 64 << 10
+)
+
 const (
-	// maxFileStates bounds the files that are told apart: 32 bytes of memory each.
-	maxFileStates = 500_000
 	// keptFiles files of at most keptFileBytes each, together at most keptFilesBytes,
 	// are kept whole, on the disk: what commands change in them can be shown.
 	keptFiles      = 20_000
@@ -45,80 +55,60 @@ func stampOf(st *workspace.ScanStat) stamp {
 	}
 }
 
-// FileStates are the files of a workspace as they were when a session began:
-// a keyed hash of each path leads to a keyed hash of its [stamp]. Their paths,
-// and the content of some, are in a scratch file. The zero value knows nothing.
-// It is safe for concurrent use once it is made.
+// FileStates are the files of a workspace as they were when a session began. Memory has a
+// keyed hash of the path of each directory with files; it leads to their names in a scratch
+// file, each with a keyed hash of the file's [stamp]. The content of some files is in
+// another one. The zero value knows nothing. It is safe for concurrent use once it is made.
 type FileStates struct {
-	seed  maphash.Seed
-	known map[uint64]fileState
-	// content has the files that are kept whole, by their number.
-	content map[uint32]extent
-	scratch *scratch
-	names   *scratch // each path behind its length, in the order of their numbers
-	count   uint32
+	seed maphash.Seed
+	dirs map[uint64]dirStates
+	// names has the directories, and content the files that are kept whole, by the hashes
+	// of their paths. toKeep are those that can be.
+	names, contents *scratch
+	content         map[uint64]keptFile
+	toKeep          []keptFile
 	// taken is a change time that none of the files has passed.
 	taken time.Time
 	// whole reports whether everything was looked at; cut reports whether there
-	// were more than maxFileStates.
+	// were more files than the bounds allow.
 	whole, cut bool
+
+	mu sync.Mutex // guards all of it while it is made
+	// keptBytes is the size of toKeep.
+	keptBytes int64
 }
 
-// fileState is one file as it was.
-type fileState struct {
-	stamp  uint64
-	mode   uint32
+// dirStates leads to the files of one directory: to the last piece of them, before which
+// comes the place of the piece before.
+type dirStates struct {
+	last   extent
 	number uint32 // from 0
 }
 
-// TakeFileStates looks at the files of a workspace. What lies in repositories is
-// left out: other checks see to it. Scratch files are made in dir.
-func TakeFileStates(ctx context.Context, r *workspace.Reader, dir string) (_ *FileStates, err error) {
-	f := &FileStates{seed: maphash.MakeSeed(), known: map[uint64]fileState{}, content: map[uint32]extent{}, whole: true}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, f.Close())
-		}
-	}()
-	if f.scratch, err = newScratch(dir); err != nil {
-		return nil, err
-	}
-	if f.names, err = newScratch(dir); err != nil {
-		return nil, err
-	}
-	names := bufio.NewWriter(f.names.file)
-	var failed error
-	err = scanFiles(ctx, r, func(e *workspace.ScanEntry) {
-		st, err := e.Stat()
-		switch {
-		case err != nil:
-			f.whole = false
-			return
-		case f.count >= maxFileStates:
-			f.cut = true
-			return
-		}
-		p, number := e.Path(), f.count
-		f.count++
-		f.known[maphash.String(f.seed, p)] = fileState{stamp: maphash.Comparable(f.seed, stampOf(&st)), mode: st.Mode, number: number}
-		if st.ChangeTime.After(f.taken) {
-			f.taken = st.ChangeTime
-		}
-		if _, err := names.Write(append(binary.AppendUvarint(nil, uint64(len(p))), p...)); err != nil && failed == nil {
-			failed = err
-		}
-		if err := f.keepContent(ctx, r, p, number, &st); err != nil && failed == nil {
-			failed = err
-		}
-	}, func(string) { f.whole = false })
-	return f, errors.Join(err, failed, names.Flush())
+// keptFile is a file whose content is kept, or is to be kept.
+type keptFile struct {
+	path string // "" once it is kept
+	mode uint32
+	at   extent
 }
 
-// scanFiles visits everything but directories, and what lies in repositories.
-// It calls unread for directories that can't be read.
-func scanFiles(ctx context.Context, r *workspace.Reader, visit func(e *workspace.ScanEntry), unread func(dir string)) error {
+// Look is what else a pass over the files of a workspace is used for. Its functions are
+// called for several directories at once. They get all that the pass meets, directories
+// included; it stays out of directories with the name .git.
+type Look struct {
+	Visit  func(e *workspace.ScanEntry)
+	Unread func(dir string)
+}
+
+// scanFiles visits everything but directories, and what lies in repositories. It calls
+// unread for directories that can't be read. It does so for several directories at once.
+func (l Look) scanFiles(ctx context.Context, r *workspace.Reader, visit func(e *workspace.ScanEntry), leave func(*workspace.ScanDirectory), unread func()) error {
 	return r.Scan(ctx, ".", workspace.ScanOptions{
+		Stat: true, Parallel: true,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
+			if l.Visit != nil {
+				l.Visit(e)
+			}
 			switch {
 			case string(e.Name()) == ".git":
 			case e.Type == workspace.TypeDir:
@@ -128,29 +118,245 @@ func scanFiles(ctx context.Context, r *workspace.Reader, visit func(e *workspace
 			}
 			return 0, ""
 		},
-		Unread: func(dir string, _ error) { unread(dir) },
+		Leave: leave,
+		Unread: func(dir string, _ error) {
+			if l.Unread != nil {
+				l.Unread(dir)
+			}
+			unread()
+		},
 	})
 }
 
-// keepContent keeps a file's content, within the bounds. A file that can't be read
-// is not kept.
-func (f *FileStates) keepContent(ctx context.Context, r *workspace.Reader, p string, number uint32, st *workspace.ScanStat) error {
-	if st.Type != workspace.TypeFile || st.Size > keptFileBytes || len(f.content) >= keptFiles || f.scratch.size+st.Size > keptFilesBytes {
+// TakeFileStates looks at the files of a workspace. What lies in repositories is
+// left out: other checks see to it. Scratch files are made in dir.
+func TakeFileStates(ctx context.Context, r *workspace.Reader, dir string, look Look) (_ *FileStates, err error) {
+	f := &FileStates{seed: maphash.MakeSeed(), dirs: map[uint64]dirStates{}, content: map[uint64]keptFile{}, whole: true}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	if f.contents, err = newScratch(dir); err != nil {
+		return nil, err
+	}
+	if f.names, err = newScratch(dir); err != nil {
+		return nil, err
+	}
+	var failed error
+	write := func(p *piece) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		failed = cmp.Or(failed, f.addPiece(p))
+	}
+	partial := func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.whole = false
+	}
+	err = look.scanFiles(ctx, r, func(e *workspace.ScanEntry) {
+		st, err := e.Stat()
+		if err != nil {
+			partial()
+			return
+		}
+		p, _ := e.Dir.Value.(*piece)
+		if p == nil {
+			p = &piece{dir: e.Dir.Path}
+			e.Dir.Value = p
+		}
+		p.addFile(e.Name(), f.hashStamp(&st))
+		if st.ChangeTime.After(p.taken) {
+			p.taken = st.ChangeTime
+		}
+		if len(p.files) >= pieceBytes {
+			write(p)
+		}
+		f.noteContent(e, &st)
+	}, func(d *workspace.ScanDirectory) {
+		if p, ok := d.Value.(*piece); ok {
+			write(p)
+		}
+	}, partial)
+	return f, errors.Join(err, failed)
+}
+
+func (f *FileStates) hashStamp(st *workspace.ScanStat) uint64 {
+	return maphash.Comparable(f.seed, stampOf(st))
+}
+
+// piece holds files of a directory that are yet to be written.
+type piece struct {
+	dir   string
+	files []byte // each with the length of its name, its name and the hash of its stamp
+	last  extent // the piece before
+	taken time.Time
+}
+
+func (p *piece) addFile(name []byte, stamp uint64) {
+	p.files = append(binary.AppendUvarint(p.files, uint64(len(name))), name...)
+	p.files = binary.NativeEndian.AppendUint64(p.files, stamp)
+}
+
+// addPiece writes the files of p, which is empty then. The caller holds mu.
+func (f *FileStates) addPiece(p *piece) (err error) {
+	if p.taken.After(f.taken) {
+		f.taken = p.taken
+	}
+	key := maphash.String(f.seed, p.dir)
+	at, known := f.dirs[key]
+	switch {
+	case len(p.files) == 0:
 		return nil
+	case f.names.size+int64(len(p.files)) > maxStateBytes || !known && len(f.dirs) >= maxStateDirs:
+		f.cut = true
+	default:
+		text := make([]byte, 0, len(p.files)+len(p.dir)+4*binary.MaxVarintLen64)
+		for _, n := range []int64{p.last.offset, int64(p.last.length), int64(len(p.dir))} {
+			text = binary.AppendUvarint(text, uint64(n)) //nolint:gosec // it is not negative
+		}
+		p.last, err = f.names.appendText(append(append(text, p.dir...), p.files...))
+		if !known {
+			at.number = uint32(len(f.dirs)) //nolint:gosec // bounded
+		}
+		at.last = p.last
+		f.dirs[key] = at
 	}
-	file, err := r.ReadFile(ctx, p, 0, keptFileBytes)
-	if err != nil || file.Truncated || int64(len(file.Data)) != st.Size {
-		return ctx.Err()
-	}
-	at, err := f.scratch.appendText(file.Data)
-	if err == nil {
-		f.content[number] = at
-	}
+	p.files = p.files[:0]
 	return err
 }
 
+// noteContent notes a file whose content can be kept, within the bounds.
+func (f *FileStates) noteContent(e *workspace.ScanEntry, st *workspace.ScanStat) {
+	if st.Type != workspace.TypeFile || st.Size > keptFileBytes {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.toKeep) < keptFiles && f.keptBytes+st.Size <= keptFilesBytes {
+		f.keptBytes += st.Size
+		f.toKeep = append(f.toKeep, keptFile{path: e.Path(), mode: st.Mode, at: extent{length: int(st.Size)}})
+	}
+}
+
+// KeepContents keeps the contents of files, within bounds: then changes in them can be
+// shown, and a file that is written again as it was has not changed. With onlyExecuted it
+// keeps those that a host would run or obey. A file that can't be read is not kept.
+func (f *FileStates) KeepContents(ctx context.Context, r *workspace.Reader, onlyExecuted bool) error {
+	for _, k := range f.toKeep {
+		if onlyExecuted && !isHostExecuted(k.path) {
+			continue
+		}
+		file, err := r.ReadFile(ctx, k.path, 0, keptFileBytes)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil || file.Truncated || len(file.Data) != k.at.length {
+			continue
+		}
+		if k.at, err = f.contents.appendText(file.Data); err != nil {
+			return err
+		}
+		key := maphash.String(f.seed, k.path)
+		k.path = ""
+		f.content[key] = k
+	}
+	f.toKeep = nil
+	return nil
+}
+
+// dirFiles are the files of one directory as they were.
+type dirFiles struct {
+	dirStates
+	path string
+	// text has the files as in a piece, at offsets.
+	text    []byte
+	offsets []uint32
+	// seen are the files that were found; next is the one behind the last of them.
+	seen []bool
+	next int
+	// index has the files by the hashes of their names, once they come in another order.
+	index map[uint64]uint32
+}
+
+// readDir returns the files of a directory; one of which nothing is known has none.
+func (f *FileStates) readDir(dir string) (*dirFiles, error) {
+	at, known := f.dirs[maphash.String(f.seed, dir)]
+	if !known {
+		return &dirFiles{path: dir}, nil
+	}
+	return f.readFiles(at)
+}
+
+// readFiles returns the files of a directory.
+func (f *FileStates) readFiles(at dirStates) (*dirFiles, error) {
+	d := &dirFiles{dirStates: at}
+	var pieces [][]byte
+	for size := 0; at.last.length > 0; {
+		text, err := f.names.readExtent(at.last)
+		if err != nil {
+			return nil, err
+		}
+		number := func() int64 {
+			n, width := binary.Uvarint(text)
+			text = text[width:]
+			return int64(n) //nolint:gosec // written by addPiece
+		}
+		at.last = extent{number(), int(number())}
+		length := number()
+		d.path, text = string(text[:length]), text[length:]
+		pieces = append(pieces, text)
+		size += len(text)
+	}
+	slices.Reverse(pieces)
+	d.text = pieces[0]
+	if len(pieces) > 1 {
+		d.text = bytes.Join(pieces, nil)
+	}
+	for at := 0; at < len(d.text); {
+		d.offsets = append(d.offsets, uint32(at)) //nolint:gosec // see maxStateBytes
+		length, width := binary.Uvarint(d.text[at:])
+		at += width + int(length) + 8 //nolint:gosec // written by addFile
+	}
+	d.seen = make([]bool, len(d.offsets))
+	return d, nil
+}
+
+// file returns the name of a file and the hash of its stamp.
+func (d *dirFiles) file(i int) (name []byte, stamp uint64) {
+	text := d.text[d.offsets[i]:]
+	length, width := binary.Uvarint(text)
+	text = text[width:]
+	return text[:length], binary.NativeEndian.Uint64(text[length:])
+}
+
+// find returns the file with a name, and the hash of its stamp. Usually it is the one
+// behind the last: a directory that did not change is read in the same order.
+func (d *dirFiles) find(seed maphash.Seed, name []byte) (i int, stamp uint64, ok bool) {
+	if d.next < len(d.offsets) {
+		if is, stamp := d.file(d.next); bytes.Equal(is, name) {
+			d.next++
+			return d.next - 1, stamp, true
+		}
+	}
+	if d.index == nil {
+		d.index = make(map[uint64]uint32, len(d.offsets))
+		for i := range d.offsets {
+			name, _ := d.file(i)
+			d.index[maphash.Bytes(seed, name)] = uint32(i) //nolint:gosec // bounded
+		}
+	}
+	at, ok := d.index[maphash.Bytes(seed, name)]
+	if !ok {
+		return 0, 0, false
+	}
+	d.next = int(at) + 1
+	_, stamp = d.file(int(at))
+	return int(at), stamp, true
+}
+
 // isIncomplete reports whether there may have been files that are not known.
-func (f *FileStates) isIncomplete() bool { return f.known == nil || !f.whole || f.cut }
+func (f *FileStates) isIncomplete() bool { return f.dirs == nil || !f.whole || f.cut }
 
 // IsFresh reports whether the file at p is as it was, by its own metadata. Where that
 // can't be known it is not.
@@ -162,28 +368,28 @@ func (f *FileStates) IsFresh(ctx context.Context, r *workspace.Reader, p string)
 // isFresh reports whether path, which st describes, or nil where there is
 // nothing, is as it was.
 func (f *FileStates) isFresh(p string, st *workspace.ScanStat) bool {
-	was, ok := f.known[maphash.String(f.seed, p)]
+	d, err := f.readDir(path.Dir(p))
+	if err != nil {
+		return false
+	}
+	_, was, ok := d.find(f.seed, []byte(path.Base(p)))
 	if st == nil {
 		return !ok && !f.isIncomplete()
 	}
-	return ok && was.stamp == maphash.Comparable(f.seed, stampOf(st))
+	return ok && was == f.hashStamp(st)
 }
 
-// contentBefore returns the former content of a file. known reports whether it is
-// known, and absent whether there was no file.
-func (f *FileStates) contentBefore(p string) (content []byte, absent, known bool) {
-	if f.known == nil {
-		return nil, false, false
-	}
-	was, ok := f.known[maphash.String(f.seed, p)]
-	if !ok {
+// contentBefore returns the former content of a file that changed. known reports whether
+// it is known, and absent whether there was no file.
+func (f *FileStates) contentBefore(p, change string) (content []byte, absent, known bool) {
+	if change == "added" {
 		return nil, true, !f.isIncomplete()
 	}
-	at, ok := f.content[was.number]
+	k, ok := f.content[maphash.String(f.seed, p)]
 	if !ok {
 		return nil, false, false
 	}
-	content, err := f.scratch.readExtent(at)
+	content, err := f.contents.readExtent(k.at)
 	return content, false, err == nil
 }
 
@@ -194,82 +400,138 @@ type fileChange struct {
 	stat *workspace.ScanStat
 }
 
+// comparison is one comparison of the files with those that are there.
+type comparison struct {
+	*FileStates
+	reader *workspace.Reader
+
+	mu    sync.Mutex
+	visit func(fileChange)
+	whole bool
+	err   error
+	// seen are the files that were found, by the numbers of their directories. It is nil
+	// for a directory that has none of its files, and empty if all were found.
+	seen [][]bool
+}
+
 // compareFiles calls visit for each file that has changed, in no order. A file
 // with the same content and mode has not changed, if its content is known. whole
 // reports whether every file could be examined.
-func (f *FileStates) compareFiles(ctx context.Context, r *workspace.Reader, visit func(fileChange)) (whole bool, _ error) {
-	if f.known == nil {
-		return false, nil
-	}
-	whole = true
-	seen := make([]bool, f.count)
-	err := scanFiles(ctx, r, func(e *workspace.ScanEntry) {
-		st, err := e.Stat()
-		if err != nil {
-			whole = false
-			return
-		}
-		p := e.Path()
-		was, ok := f.known[maphash.String(f.seed, p)]
-		switch {
-		case ok && was.stamp == maphash.Comparable(f.seed, stampOf(&st)):
-			seen[was.number] = true
-		case ok:
-			seen[was.number] = true
-			if !f.isRewritten(ctx, r, p, was, &st) {
-				visit(fileChange{path: p, change: "modified", stat: &st})
-			}
-		case !f.isIncomplete() || st.ChangeTime.After(f.taken):
-			visit(fileChange{path: p, change: "added", stat: &st})
-		}
-	}, func(string) { whole = false })
-	if err != nil {
+func (f *FileStates) compareFiles(ctx context.Context, r *workspace.Reader, look Look, visit func(fileChange)) (whole bool, _ error) {
+	c := &comparison{FileStates: f, reader: r, visit: visit, whole: f.dirs != nil, seen: make([][]bool, len(f.dirs))}
+	err := look.scanFiles(ctx, r, func(e *workspace.ScanEntry) { c.compareFile(ctx, e) }, c.leaveDir, func() { c.fail(nil) })
+	if err = cmp.Or(err, c.err); err != nil {
 		return false, err
 	}
-	return whole, f.visitMissing(ctx, r, seen, whole, visit)
+	return c.whole, c.visitMissing(ctx)
+}
+
+// fail notes that a file could not be examined, and an error that ends the comparison.
+func (c *comparison) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.whole = false
+	c.err = cmp.Or(c.err, err)
+}
+
+// compareFile compares one file with its state before.
+func (c *comparison) compareFile(ctx context.Context, e *workspace.ScanEntry) {
+	if c.dirs == nil {
+		return
+	}
+	d, _ := e.Dir.Value.(*dirFiles)
+	if d == nil {
+		var err error
+		if d, err = c.readDir(e.Dir.Path); err != nil {
+			c.fail(err)
+			return
+		}
+		e.Dir.Value = d
+	}
+	st, err := e.Stat()
+	if err != nil {
+		c.fail(nil)
+		return
+	}
+	i, was, ok := d.find(c.seed, e.Name())
+	if ok {
+		d.seen[i] = true
+	}
+	change := fileChange{stat: &st}
+	switch {
+	case ok && was == c.hashStamp(&st):
+		return
+	case ok:
+		change.change = "modified"
+	case !c.isIncomplete() || st.ChangeTime.After(c.taken):
+		change.change = "added"
+	default:
+		return
+	}
+	change.path = e.Path()
+	if ok && c.isRewritten(ctx, change.path, &st) {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.visit(change)
+}
+
+// leaveDir keeps which files of a directory were found.
+func (c *comparison) leaveDir(dir *workspace.ScanDirectory) {
+	d, ok := dir.Value.(*dirFiles)
+	if !ok || len(d.seen) == 0 {
+		return
+	}
+	if !slices.Contains(d.seen, false) {
+		d.seen = []bool{}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.seen[d.number] = d.seen
 }
 
 // isRewritten reports whether a file was written again with the content and mode
 // that it had.
-func (f *FileStates) isRewritten(ctx context.Context, r *workspace.Reader, p string, was fileState, st *workspace.ScanStat) bool {
-	at, ok := f.content[was.number]
-	if !ok || st.Type != workspace.TypeFile || st.Mode != was.mode || st.Size != int64(at.length) {
+func (c *comparison) isRewritten(ctx context.Context, p string, st *workspace.ScanStat) bool {
+	k, ok := c.content[maphash.String(c.seed, p)]
+	if !ok || st.Type != workspace.TypeFile || st.Mode != k.mode || st.Size != int64(k.at.length) {
 		return false
 	}
-	file, err := r.ReadFile(ctx, p, 0, keptFileBytes)
+	file, err := c.reader.ReadFile(ctx, p, 0, keptFileBytes)
 	if err != nil || file.Truncated {
 		return false
 	}
-	content, err := f.scratch.readExtent(at)
+	content, err := c.contents.readExtent(k.at)
 	return err == nil && bytes.Equal(content, file.Data)
 }
 
-// visitMissing calls visit for the files that were not seen. Where not
+// visitMissing calls visit for the files that were not found. Where not
 // everything could be looked at, it makes sure that they are gone.
-func (f *FileStates) visitMissing(ctx context.Context, r *workspace.Reader, seen []bool, whole bool, visit func(fileChange)) error {
-	names := bufio.NewReader(io.NewSectionReader(f.names.file, 0, 1<<62))
-	for i := range seen {
-		length, err := binary.ReadUvarint(names)
-		if err != nil {
-			return fmt.Errorf("read file names: %w", err)
-		}
-		if seen[i] {
-			if _, err := names.Discard(int(length)); err != nil {
-				return fmt.Errorf("read file names: %w", err)
-			}
+func (c *comparison) visitMissing(ctx context.Context) error {
+	for _, at := range c.dirs {
+		seen := c.seen[at.number]
+		if seen != nil && len(seen) == 0 {
 			continue
 		}
-		name := make([]byte, length)
-		if _, err := io.ReadFull(names, name); err != nil {
-			return fmt.Errorf("read file names: %w", err)
+		d, err := c.readFiles(at)
+		if err != nil {
+			return err
 		}
-		if !whole {
-			_, err := r.StatEntry(ctx, string(name))
-			if e, ok := errors.AsType[*workspace.Error](err); !ok || e.Kind != workspace.KindNotFound {
+		for i := range d.offsets {
+			if seen != nil && seen[i] {
 				continue
 			}
+			name, _ := d.file(i)
+			p := path.Join(d.path, string(name))
+			if !c.whole {
+				_, err := c.reader.StatEntry(ctx, p)
+				if e, ok := errors.AsType[*workspace.Error](err); !ok || e.Kind != workspace.KindNotFound {
+					continue
+				}
+			}
+			c.visit(fileChange{path: p, change: "deleted"})
 		}
-		visit(fileChange{path: string(name), change: "deleted"})
 	}
 	return nil
 }
@@ -277,7 +539,7 @@ func (f *FileStates) visitMissing(ctx context.Context, r *workspace.Reader, seen
 // Close removes the scratch files.
 func (f *FileStates) Close() error {
 	var all []error
-	for _, s := range []*scratch{f.scratch, f.names} {
+	for _, s := range []*scratch{f.contents, f.names} {
 		if s != nil {
 			all = append(all, s.close())
 		}

@@ -44,15 +44,15 @@ func TestSnapshotKeepsNoLongTargets(t *testing.T) {
 		return int64(m.HeapAlloc)
 	}
 	before := heap()
-	s, err := TakeFileStates(t.Context(), r, t.TempDir())
+	s, err := TakeFileStates(t.Context(), r, t.TempDir(), Look{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
 	grown := heap() - before
 	t.Logf("%d bytes are held of %d links", grown, links)
-	if s.count != links || s.isIncomplete() || grown > 2<<20 {
-		t.Errorf("%d bytes are held of %d links, incomplete %v", grown, s.count, s.isIncomplete())
+	if n := len(filesOf(t, s)); n != links || s.isIncomplete() || grown > 2<<20 {
+		t.Errorf("%d bytes are held of %d links, incomplete %v", grown, n, s.isIncomplete())
 	}
 	if list := changesSince(t, s, r); len(list) != 0 {
 		t.Errorf("nothing has changed: %v", list)
@@ -80,10 +80,26 @@ func TestLongTargetsDiffer(t *testing.T) {
 func changesSince(t *testing.T, f *FileStates, r *workspace.Reader) map[string]string {
 	t.Helper()
 	list := map[string]string{}
-	if _, err := f.compareFiles(t.Context(), r, func(c fileChange) { list[c.path] = c.change }); err != nil {
+	if _, err := f.compareFiles(t.Context(), r, Look{}, func(c fileChange) { list[c.path] = c.change }); err != nil {
 		t.Fatal(err)
 	}
 	return list
+}
+
+// filesOf returns the names of all files.
+func filesOf(t *testing.T, f *FileStates) (names []string) {
+	t.Helper()
+	for _, at := range f.dirs {
+		d, err := f.readFiles(at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range d.offsets {
+			name, _ := d.file(i)
+			names = append(names, string(name))
+		}
+	}
+	return names
 }
 
 // openReader returns a reader of a directory.
@@ -115,11 +131,14 @@ func TestFileStates(t *testing.T) {
 	script(`mkdir -p a/b .git sub/.git; for f in same rewritten replaced content mode gone a/b/deep moved type; do echo "$f" > $f; done
 		ln -s same link; ln -s same relink; echo x > .git/config; echo x > sub/.git/x; head -c 300000 /dev/zero > large; : > empty; mkfifo pipe; echo odd > $'\xff\n'`)
 	r := openReader(t, dir)
-	f, err := TakeFileStates(t.Context(), r, t.TempDir())
+	f, err := TakeFileStates(t.Context(), r, t.TempDir(), Look{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
+	if err := f.KeepContents(t.Context(), r, false); err != nil {
+		t.Fatal(err)
+	}
 	script(`echo rewritten > rewritten; cp replaced t; mv t replaced; touch -r same stamp; echo CONTENT > content; touch -r stamp content; rm stamp; chmod 600 mode; rm gone
 		echo more > a/b/deep; mv moved moved2; rm type; ln -s same type; ln -sfn empty relink; head -c 300000 /dev/zero > large; : > empty; echo n > new; echo y > .git/config; echo y > sub/.git/x; rm pipe; mkfifo pipe
 		rm $'\xff\n'`)
@@ -136,13 +155,13 @@ func TestFileStates(t *testing.T) {
 			t.Errorf("%s: fresh %v, %v", p, !want, err)
 		}
 	}
-	if text, absent, known := f.contentBefore("content"); string(text) != "content\n" || absent || !known {
+	if text, absent, known := f.contentBefore("content", "modified"); string(text) != "content\n" || absent || !known {
 		t.Errorf("content was %q, absent %v, known %v", text, absent, known)
 	}
-	if _, absent, known := f.contentBefore("new"); !absent || !known {
+	if _, absent, known := f.contentBefore("new", "added"); !absent || !known {
 		t.Error("a new file is not known to be one")
 	}
-	if _, _, known := f.contentBefore("large"); known {
+	if _, _, known := f.contentBefore("large", "modified"); known {
 		t.Error("a large file is kept")
 	}
 }
@@ -155,12 +174,12 @@ func TestUnknownFileStates(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := openReader(t, dir)
-	f, err := TakeFileStates(t.Context(), r, t.TempDir())
+	f, err := TakeFileStates(t.Context(), r, t.TempDir(), Look{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	f.known, f.cut, f.count = map[uint64]fileState{}, true, 0
+	f.dirs, f.cut = map[uint64]dirStates{}, true
 	if list := changesSince(t, f, r); len(list) != 0 {
 		t.Errorf("what may have been there is listed: %v", list)
 	}
@@ -175,7 +194,7 @@ func TestUnknownFileStates(t *testing.T) {
 	if list := changesSince(t, f, r); len(list) != 1 || list["b"] != "added" {
 		t.Errorf("changed: %v", list)
 	}
-	if _, _, known := (&FileStates{}).contentBefore("a"); known {
+	if _, _, known := (&FileStates{}).contentBefore("a", "added"); known {
 		t.Error("nothing is known of nothing")
 	}
 }

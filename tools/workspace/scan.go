@@ -448,7 +448,8 @@ func (s *scan) visitBatch(ctx context.Context, dir *scanDir, d *ScanDirectory, b
 	}}
 	for i, n := range batch.names {
 		s.pushName(n.name)
-		e.Type, e.path, e.base = n.typ, s.path, len(s.path)-len(n.name)
+		e.Type = n.typ
+		e.path, e.base = s.path, len(s.path)-len(n.name)
 		if s.o.Stat {
 			e.read = &batch.stats[i]
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 
@@ -27,8 +28,11 @@ type bindTracker struct {
 	files      *changes.FileStates
 	privileges *privilegeCheck
 	quarantine *quarantine.Quarantine
-	// repositories is closed when quarantine knows the repositories of the start.
-	repositories chan struct{}
+	// repositories is closed when quarantine knows the repositories of the start, and
+	// looked when privileges knows the files.
+	repositories, looked chan struct{}
+	// prepared reports that there was a sandbox, whose commands may have moved files.
+	prepared atomic.Bool
 	// forget removes the list of repositories that is kept for the case that
 	// this session is killed; nil if there is none.
 	forget func()
@@ -41,7 +45,7 @@ func NewBind(o Options) Tracker { return newBind(o, o.Sandbox.StartUnguarded) }
 // from being renamed.
 func newBind(o Options, renew func() error) *bindTracker {
 	b := &bindTracker{
-		recording: newRecording(), Options: o, repositories: make(chan struct{}),
+		recording: newRecording(), Options: o, repositories: make(chan struct{}), looked: make(chan struct{}),
 		quarantine: quarantine.New(quarantine.Options{
 			Reader: o.Original, Submounts: o.Submounts, Git: o.Git, Unguarded: o.Target != "", Owner: o.Owner, Change: o.Change, Renew: renew, Repeated: o.Repeated, Log: o.Log,
 		}),
@@ -60,12 +64,21 @@ func (b *bindTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
 	spec.Workspace.Repositories, spec.Workspace.Privileged = b.listProtected(ctx, spec)
 }
 
-// listProtected finds the privileged files that commands could change and waits until the
+// listProtected waits until the privileged files that commands could change and the
 // repositories are found, for the mounts that protect them. The files are looked for
-// again for each sandbox, since a command may have renamed a directory above one.
+// again for each further sandbox, since a command may have renamed a directory above one.
 func (b *bindTracker) listProtected(ctx context.Context, spec *sandbox.Spec) (repositories, files []string) {
+	select {
+	case <-b.looked:
+	case <-ctx.Done():
+		return nil, nil
+	}
+	found := b.privileges.was
+	if b.prepared.Swap(true) {
+		found = b.privileges.findAgain(ctx)
+	}
 	anyOwner := spec.Root == sandbox.RootEphemeral || spec.User != "" && spec.User != sandbox.UserOwner
-	files = b.privileges.listWritable(ctx, anyOwner)
+	files = b.privileges.listWritable(ctx, found, anyOwner)
 	select {
 	case <-b.repositories:
 		repositories = b.quarantine.Nested()
@@ -87,16 +100,27 @@ func (b *bindTracker) StartRecording(ctx context.Context) {
 func (b *bindTracker) recordFiles(ctx context.Context) {
 	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
 	defer cancel()
-	files, err := changes.TakeFileStates(ctx, b.Original, b.Dir)
-	if err != nil {
-		b.Log.Warn("scan workspace", zap.Error(err))
+	b.lookAtFiles(ctx)
+	close(b.looked)
+	if err := b.files.KeepContents(ctx, b.Original, b.NoDiffs); err != nil {
+		b.Log.Warn("keep files as they are", zap.Error(err))
+	}
+}
+
+// lookAtFiles looks at all files in one pass.
+func (b *bindTracker) lookAtFiles(ctx context.Context) {
+	look, err := b.privileges.newLook(true)
+	files, failed := changes.TakeFileStates(ctx, b.Original, b.Dir, changes.Look{Visit: look.visit, Unread: look.skip})
+	if failed != nil {
+		b.Log.Warn("scan workspace", zap.Error(failed))
 		files = &changes.FileStates{} // nothing is known
+		look, err = b.privileges.findPrivileged(ctx, true)
 	}
 	b.files = files
-	b.privileges.was, b.privileges.before, err = b.privileges.findPrivileged(ctx, true)
+	b.privileges.was, b.privileges.before = look.found, look.snap
 	if err != nil {
 		b.Log.Warn("scan workspace", zap.Error(err))
-		b.privileges.before = &snapshot{} // nothing is known
+		b.privileges.before = snapshot{} // nothing is known
 	}
 }
 
@@ -160,7 +184,16 @@ func (b *bindTracker) CheckAtEnd() {
 }
 
 func (b *bindTracker) FindDifferences(ctx context.Context) (changes.Differences, error) {
-	return b.files.Compare(ctx, b.Original, b.Images)
+	return b.compare(ctx, changes.Look{})
+}
+
+// compare compares the files with those of the start in a pass that look uses, too.
+func (b *bindTracker) compare(ctx context.Context, look changes.Look) (changes.Differences, error) {
+	images := b.Images
+	if b.NoDiffs {
+		images = nil
+	}
+	return b.files.Compare(ctx, b.Original, images, look)
 }
 
 func (b *bindTracker) AddChanges(end *record.SessionEnded, _ bool) (patch string, refused bool) {
@@ -172,20 +205,15 @@ func (b *bindTracker) AddChanges(end *record.SessionEnded, _ bool) (patch string
 	ctx, cancel := context.WithTimeoutCause(context.Background(), ScanTime, errScanSlow)
 	defer cancel()
 	r.Quarantined = b.quarantine.List(ctx)
-	found, after, err := b.privileges.findPrivileged(ctx, false)
-	r.Cleared = b.privileges.clearNew(found)
-	d, diffErr := b.FindDifferences(ctx)
-	if diffErr != nil {
-		b.Log.Warn("scan workspace", zap.Error(diffErr))
-		d.Incomplete = true
-	}
+	look, err := b.privileges.newLook(false)
+	d, diffErr := b.compare(ctx, changes.Look{Visit: look.visit, Unread: look.skip})
+	r.Cleared = b.privileges.clearNew(look.found)
 	r.setDifferences(d)
-	if err != nil {
+	if err = errors.Join(err, diffErr); err != nil {
 		b.Log.Warn("scan workspace", zap.Error(err))
 		r.Incomplete = true
-		return r.patch, false
 	}
-	r.Incomplete = r.Incomplete || b.privileges.before.isIncomplete() || after.isIncomplete()
+	r.Incomplete = r.Incomplete || b.privileges.before.isIncomplete() || look.snap.isIncomplete()
 	return r.patch, false
 }
 

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"go.uber.org/zap"
 
@@ -27,49 +28,114 @@ type privilegeCheck struct {
 	// was are the privileged files of the session's start, and before reports how
 	// much of the workspace was scanned then.
 	was    privileged
-	before *snapshot
+	before snapshot
 }
 
-// findPrivileged scans the workspace for privileged files; withSum also reads
-// their contents.
-func (c *privilegeCheck) findPrivileged(ctx context.Context, withSum bool) (privileged, *snapshot, error) {
-	found := privileged{}
-	if err := c.addFile(found, ".", withSum); err != nil {
-		return nil, nil, err
-	}
+// privilegeLook finds the privileged files among those that a pass meets.
+type privilegeLook struct {
+	check   *privilegeCheck
+	withSum bool
+
+	mu    sync.Mutex
+	found privileged
+	// snap reports how much of the workspace the pass met, if it came to its end.
+	snap snapshot
+}
+
+// newLook returns a look that knows the workspace's own directory; withSum also reads the
+// contents of privileged files.
+func (c *privilegeCheck) newLook(withSum bool) (*privilegeLook, error) {
+	l := &privilegeLook{check: c, withSum: withSum, found: privileged{}, snap: snapshot{whole: true}}
+	return l, l.addFile(".")
+}
+
+// visit looks at one entry. What lies in repositories is left out: see package quarantine.
+func (l *privilegeLook) visit(e *workspace.ScanEntry) {
 	// Capabilities of files without execute permission have no effect.
 	const executable, setUID, setID = 0o111, 0o4000, 0o6000
-	snap, err := takeSnapshot(ctx, c.reader, func(e *workspace.ScanEntry) error {
-		var mode uint32
-		switch e.Type {
-		case workspace.TypeFile:
-			mode = executable | setID
-		case workspace.TypeDir:
-			mode = setUID
-		default:
-			return nil
-		}
-		if c.files == nil {
-			return nil
-		}
-		st, err := e.Stat()
-		if err != nil || st.Mode&mode == 0 {
-			return err
-		}
-		return c.addFile(found, e.Path(), withSum)
-	})
-	return found, snap, err
+	var mode uint32
+	switch e.Type {
+	case workspace.TypeFile:
+		mode = executable | setID
+	case workspace.TypeDir:
+		mode = setUID
+	default:
+		return
+	}
+	st, err := e.Stat()
+	if err == nil && (st.Mode&mode == 0 || inRepository(e.Dir.Path)) {
+		return
+	}
+	if err == nil {
+		err = l.addFile(e.Path())
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.snap.whole = false
+	}
 }
 
-// listWritable lists the privileged files that commands could write to: files that the
-// workspace's owner owns (with anyOwner, anyone's), and files that others may write.
-func (c *privilegeCheck) listWritable(ctx context.Context, anyOwner bool) []string {
+// skip notes a directory that can't be read.
+func (l *privilegeLook) skip(dir string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.snap.unread) < unreadDirectories && !inRepository(dir) {
+		l.snap.unread = append(l.snap.unread, dir)
+	}
+}
+
+// addFile adds the file or directory at path if it has privileges.
+func (l *privilegeLook) addFile(path string) error {
+	if l.check.files == nil {
+		return nil
+	}
+	f, err := l.check.files.Read(path, l.withSum)
+	if err != nil {
+		l.check.log.Debug("read privileges of file", zap.String("path", path), zap.Error(err))
+		return err
+	}
+	if f.Any() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.found[path] = f
+	}
+	return nil
+}
+
+// findPrivileged scans the workspace for privileged files.
+func (c *privilegeCheck) findPrivileged(ctx context.Context, withSum bool) (*privilegeLook, error) {
+	l, err := c.newLook(withSum)
+	if err != nil {
+		return l, err
+	}
+	return l, c.reader.Scan(ctx, ".", workspace.ScanOptions{
+		Stat: true, Parallel: true,
+		Visit: func(e *workspace.ScanEntry) (uint8, string) {
+			l.visit(e)
+			if e.Type == workspace.TypeDir && !isRepository(string(e.Name())) {
+				return 0, e.Path()
+			}
+			return 0, ""
+		},
+		Unread: func(dir string, _ error) { l.skip(dir) },
+	})
+}
+
+// findAgain returns the privileged files that are there now.
+func (c *privilegeCheck) findAgain(ctx context.Context) privileged {
 	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
 	defer cancel()
-	found, _, err := c.findPrivileged(ctx, false)
+	look, err := c.findPrivileged(ctx, false)
 	if err != nil {
 		c.log.Warn("look for privileged files", zap.Error(err))
 	}
+	return look.found
+}
+
+// listWritable lists the files of found that commands could write to: files that the
+// workspace's owner owns (with anyOwner, anyone's), and files that others may write.
+func (c *privilegeCheck) listWritable(ctx context.Context, found privileged, anyOwner bool) []string {
 	top, topErr := c.reader.StatEntry(ctx, ".")
 	var out []string
 	for _, path := range slices.Sorted(maps.Keys(found)) {
@@ -80,22 +146,6 @@ func (c *privilegeCheck) listWritable(ctx context.Context, anyOwner bool) []stri
 		}
 	}
 	return out
-}
-
-// addFile adds the file or directory at path to found if it has privileges.
-func (c *privilegeCheck) addFile(found privileged, path string, withSum bool) error {
-	if c.files == nil {
-		return nil
-	}
-	f, err := c.files.Read(path, withSum)
-	if err != nil {
-		c.log.Debug("read privileges of file", zap.String("path", path), zap.Error(err))
-		return err
-	}
-	if f.Any() {
-		found[path] = f
-	}
-	return nil
 }
 
 // hadBefore reports whether a file had all of its privileges when the snapshot p was
@@ -162,31 +212,14 @@ func (s *snapshot) knowsPath(p string) bool {
 	return !slices.ContainsFunc(s.unread, func(dir string) bool { return dir == "." || strings.HasPrefix(p, dir+"/") })
 }
 
-// takeSnapshot scans the workspace and calls visit for each entry, whose error
-// reports that it could not be read. What lies in repositories is left out:
-// see package quarantine. It keeps nothing of an entry, however many there are.
-func takeSnapshot(ctx context.Context, r *workspace.Reader, visit func(*workspace.ScanEntry) error) (*snapshot, error) {
-	s := &snapshot{whole: true}
-	err := r.Scan(ctx, ".", workspace.ScanOptions{
-		Visit: func(e *workspace.ScanEntry) (uint8, string) {
-			if err := visit(e); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				s.whole = false
-			}
-			if e.Type == workspace.TypeDir && !isRepository(string(e.Name())) {
-				return 0, e.Path()
-			}
-			return 0, ""
-		},
-		Unread: func(dir string, _ error) {
-			if len(s.unread) < unreadDirectories {
-				s.unread = append(s.unread, dir)
-			}
-		},
-	})
-	if err != nil {
-		return nil, err
+// inRepository reports whether a directory is a repository, or lies in one.
+func inRepository(dir string) bool {
+	for name := range strings.SplitSeq(dir, "/") {
+		if isRepository(name) {
+			return true
+		}
 	}
-	return s, nil
+	return false
 }
 
 // isRepository reports whether a name is that of a repository, on file systems that

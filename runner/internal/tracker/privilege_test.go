@@ -60,7 +60,7 @@ func modeOf(t *testing.T, path string) uint32 {
 func TestPrivilegesOfUnknownFilesStay(t *testing.T) {
 	dir, c := newPrivilegeCheck(t)
 	makeFile(t, dir, "mine", 0o4755)
-	c.before = &snapshot{}
+	c.before = snapshot{}
 	found, err := c.files.Read("mine", false)
 	if err != nil {
 		t.Fatal(err)
@@ -80,10 +80,11 @@ func TestPrivilegesOfUnknownFilesStay(t *testing.T) {
 func TestAReplacedFileIsNotCleared(t *testing.T) {
 	dir, c := newPrivilegeCheck(t)
 	makeFile(t, dir, "mine", 0o4755)
-	var err error
-	if c.was, c.before, err = c.findPrivileged(t.Context(), true); err != nil {
+	look, err := c.findPrivileged(t.Context(), true)
+	if err != nil {
 		t.Fatal(err)
 	}
+	c.before = look.snap
 	found, err := c.files.Read("mine", true)
 	if err != nil {
 		t.Fatal(err)
@@ -109,12 +110,12 @@ func TestPrivilegesThatCannotBeRead(t *testing.T) {
 	if err := unix.Chmod(filepath.Join(dir, "dir"), 0o4755); err != nil {
 		t.Fatal(err)
 	}
-	if _, snap, err := c.findPrivileged(t.Context(), true); err != nil || snap.isIncomplete() {
-		t.Fatalf("control: %+v, %v", snap, err)
+	if look, err := c.findPrivileged(t.Context(), true); err != nil || look.snap.isIncomplete() {
+		t.Fatalf("control: %+v, %v", look.snap, err)
 	}
 	ended, cancel := context.WithCancelCause(t.Context())
 	cancel(errScanSlow)
-	if _, _, err := c.findPrivileged(ended, true); !errors.Is(err, errScanSlow) {
+	if _, err := c.findPrivileged(ended, true); !errors.Is(err, errScanSlow) {
 		t.Errorf("a look that did not end: %v", err)
 	}
 	elsewhere := t.TempDir()
@@ -131,11 +132,11 @@ func TestPrivilegesThatCannotBeRead(t *testing.T) {
 	if c.files, err = workspace.NewPrivileges(held); err != nil {
 		t.Fatal(err)
 	}
-	if _, snap, err := c.findPrivileged(t.Context(), true); err != nil || !snap.isIncomplete() {
-		t.Errorf("what can't be read: %+v, %v", snap, err)
+	if look, err := c.findPrivileged(t.Context(), true); err != nil || !look.snap.isIncomplete() {
+		t.Errorf("what can't be read: %+v, %v", look.snap, err)
 	}
 	held.Close()
-	if _, _, err := c.findPrivileged(t.Context(), true); err == nil {
+	if _, err := c.findPrivileged(t.Context(), true); err == nil {
 		t.Error("the workspace itself can't be read")
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/quarantine"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -38,9 +39,14 @@ func BenchmarkSnapshot(b *testing.B) {
 			}
 			b.Run("files", func(b *testing.B) {
 				for b.Loop() {
-					if _, err := takeSnapshot(b.Context(), reader, func(e *workspace.ScanEntry) error { _, err := e.Stat(); return err }); err != nil {
+					f, err := changes.TakeFileStates(b.Context(), reader, root, changes.Look{})
+					if err != nil {
 						b.Fatal(err)
 					}
+					if _, err := f.Compare(b.Context(), reader, nil, changes.Look{}); err != nil {
+						b.Fatal(err)
+					}
+					f.Close()
 				}
 			})
 			b.Run("repositories", func(b *testing.B) {

@@ -138,9 +138,11 @@ type Options struct {
 	Sandbox   *livesandbox.Sandbox
 	// Target is the mount point of a directory for [WithMounts].
 	Target string
-	// Images are the files that tools changed, as they were before.
-	Images *changes.Preimages
-	Log    *zap.Logger
+	// Images are the files that tools changed, as they were before. NoDiffs makes no diffs
+	// in bind mode.
+	Images  *changes.Preimages
+	NoDiffs bool
+	Log     *zap.Logger
 
 	// Submounts are mounts in the workspace that are accepted, and Git is the mode of
 	// its repositories.
