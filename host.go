@@ -360,7 +360,8 @@ func (f *fallback) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 }
 
 // Sweep removes what sessions of dead processes left, on all backends, and returns what
-// it found. It goes on after an error, logs it, and returns it joined with the others.
+// it found. If there are many, it leaves directories of some to the next call. It goes on
+// after an error, logs it, and returns it joined with the others.
 func (h *Host) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, sweepTime, errors.New("no answer in time"))
 	defer cancel()
@@ -388,7 +389,7 @@ func (h *Host) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 			h.currentLogger().Warn("remove what dead processes left", zap.String("backend", name), zap.Error(err))
 		}
 	}
-	if _, err := sessiondir.Sweep(h.o.StateDir); err != nil {
+	if _, err := sessiondir.SweepPending(h.o.StateDir); err != nil {
 		h.currentLogger().Warn("remove what dead sessions left", zap.Error(err))
 		errs = append(errs, err)
 	}

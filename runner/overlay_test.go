@@ -369,8 +369,12 @@ func TestChangesExpire(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Close(); err != nil {
+	long := time.Now().Add(-time.Hour)
+	if err := errors.Join(l.Close(), os.Chtimes(filepath.Dir(dead), long, long)); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := sessiondir.Sweep(state); err != nil { // a start finds only what Create made
+		t.Error(err)
 	}
 	if gone, err := sessiondir.ExpireChanges(state, time.Hour); err != nil || len(gone) != 0 {
 		t.Errorf("expired %v, %v", gone, err)

@@ -146,15 +146,21 @@ func TestPatchWhoseSandboxIsLost(t *testing.T) {
 func (b *bench) leaveMark(mark sessiondir.PatchMark) (session, dir string) {
 	b.t.Helper()
 	session = "ses_00000000000000000000000000"
-	dir = sessiondir.Path(filepath.Join(filepath.Dir(b.dir), "state"), session)
+	state := filepath.Join(filepath.Dir(b.dir), "state")
+	dir = sessiondir.Path(state, session)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		b.t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, sessiondir.LogFile), nil, 0o600); err != nil {
-		b.t.Fatal(err)
+	for _, name := range []string{sessiondir.LogFile, record.TraceFile} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("{}\n"), 0o600); err != nil {
+			b.t.Fatal(err)
+		}
 	}
 	m := &patchMarker{dir: dir, workspace: mark.Workspace, mode: mark.Mode}
 	if _, err := m.markPatch(mark.Paths); err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := sessiondir.Sweep(state); err != nil { // a start finds only what Create made
 		b.t.Fatal(err)
 	}
 	return session, dir

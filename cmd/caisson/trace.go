@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -229,8 +228,8 @@ func newTracePruneCommand(a *app) *cobra.Command {
 	return newCommand(&cobra.Command{
 		Use: "prune [flags]", Short: "Shorten old sessions to their audit records", Args: noArgs,
 		Long: `Shorten old sessions to their audit records: questions and answers, refusals, the sandbox, the end.
-These records stay as they were, in audit.jsonl. Messages, outputs, patches and logs are removed. Each
-start does the same for a few sessions.
+These records stay as they were, in audit.jsonl. Messages, outputs, patches and logs are removed. Starts
+do the same for some sessions, once an hour.
 
 A session is old when its last record is older than keep_sessions in the configuration (90 days). A
 session stays whole if it runs, keeps changes that were not applied, has a sandbox that is not gone, or
@@ -284,19 +283,9 @@ func describePruned(p *page, r sessiondir.PruneReport, dry bool) {
 	}
 }
 
-// startPruneSessions and startPruneTime bound the pruning at one start.
-const (
-	startPruneSessions = 4
-	startPruneTime     = time.Second
-)
-
 // pruneSessions shortens some old sessions at a start, and returns the failures.
 func (s *settings) pruneSessions(ctx context.Context) []string {
-	o := pruneOptions(s.environ.stateDir(), s.conf.KeepSessions, false)
-	o.Most = startPruneSessions
-	ctx, cancel := context.WithTimeoutCause(ctx, startPruneTime, errors.New("the rest is for the next start"))
-	defer cancel()
-	if _, err := sessiondir.Prune(ctx, o); err != nil && ctx.Err() == nil {
+	if err := sessiondir.PruneNext(ctx, pruneOptions(s.environ.stateDir(), s.conf.KeepSessions, false)); err != nil {
 		return []string{"old sessions could not be shortened (caisson trace prune): " + err.Error()}
 	}
 	return nil

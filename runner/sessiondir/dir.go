@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -104,19 +105,34 @@ func List(stateDir string) ([]string, error) {
 	return ids, nil
 }
 
+// Find returns the IDs of the sessions whose ID begins with name, with or without ses_. It
+// does not list all sessions for a whole ID.
+func Find(stateDir, name string) ([]string, error) {
+	if _, whole := sessionBegan(name); whole && strings.HasPrefix(name, "ses_") {
+		if info, err := os.Lstat(Path(stateDir, name)); err == nil && info.IsDir() {
+			return []string{name}, nil
+		}
+		return nil, nil
+	}
+	names, err := List(stateDir)
+	return slices.DeleteFunc(names, func(id string) bool {
+		return !strings.HasPrefix(id, name) && !strings.HasPrefix(id, "ses_"+name)
+	}), err
+}
+
 // Close closes the log. What a session that never began left is removed.
 func (f *Dir) Close() error {
+	stateDir := filepath.Dir(filepath.Dir(f.Path))
 	// Only while it is empty: what a backend could not remove, it reported. The
 	// log is let go after it, so that no sweep takes it for a dead one's.
-	rm := os.Remove(filepath.Join(f.Path, SandboxDir))
-	err := f.file.Close()
-	if rm != nil {
+	rm := state.IgnoreMissing(os.Remove(filepath.Join(f.Path, SandboxDir)))
+	if _, none := os.Lstat(filepath.Join(f.Path, record.TraceFile)); rm != nil || !errors.Is(none, fs.ErrNotExist) {
+		return errors.Join(settle(stateDir, f.Session), f.file.Close())
+	}
+	if err := errors.Join(f.file.Close(), os.Remove(filepath.Join(f.Path, LogFile)), os.Remove(f.Path)); err != nil {
 		return err
 	}
-	if _, none := os.Lstat(filepath.Join(f.Path, record.TraceFile)); errors.Is(none, fs.ErrNotExist) {
-		err = errors.Join(err, os.Remove(filepath.Join(f.Path, LogFile)), os.Remove(f.Path))
-	}
-	return err
+	return settle(stateDir, f.Session)
 }
 
 // hold marks a session's log as that of a process that lives: the kernel takes

@@ -10,10 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/limits/state"
 )
+
+const inventoryPrefix = "repositories-"
 
 // inventoryFile returns the name, in a session's directory, of the list of repositories
 // that it found in its workspace or another directory. A live session holds a lock on it and removes it
@@ -21,7 +24,7 @@ import (
 // quarantine what its commands made.
 func inventoryFile(workspace string) string {
 	sum := sha256.Sum256([]byte(workspace))
-	return "repositories-" + hex.EncodeToString(sum[:4]) + ".json"
+	return inventoryPrefix + hex.EncodeToString(sum[:4]) + ".json"
 }
 
 // MaxSiblings bounds the sessions whose directories are read, the newest first.
@@ -110,20 +113,39 @@ func Neighbours(dir, workspace string) []string {
 	return out
 }
 
-// Siblings returns the directories of the newest other sessions, the newest first.
+// Siblings returns the directories of the newest other sessions that live or left
+// something, the newest first.
 func Siblings(dir string) []string {
-	entries, err := os.ReadDir(filepath.Dir(dir))
+	names, err := marked(filepath.Dir(filepath.Dir(dir)), pendingDir)
 	if err != nil {
 		return nil
 	}
-	slices.Reverse(entries) // ids sort by time
+	slices.Reverse(names) // ids sort by time
 	var out []string
-	for _, e := range entries[:min(len(entries), MaxSiblings)] {
-		if sibling := filepath.Join(filepath.Dir(dir), e.Name()); sibling != dir {
+	for _, name := range names[:min(len(names), MaxSiblings)] {
+		if sibling := filepath.Join(filepath.Dir(dir), name); sibling != dir {
 			out = append(out, sibling)
 		}
 	}
 	return out
+}
+
+// hasInventory reports whether the session in dir left an inventory of a directory that
+// still exists, for the next session on it.
+func hasInventory(dir string) bool {
+	entries, _ := os.ReadDir(dir)
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		if !strings.HasPrefix(e.Name(), inventoryPrefix) {
+			return false
+		}
+		var list inventory
+		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil || json.Unmarshal(text, &list) != nil {
+			return false
+		}
+		_, err = os.Stat(list.Workspace)
+		return err == nil
+	})
 }
 
 // readInventory reads a list and reports whether it is a list of the workspace.

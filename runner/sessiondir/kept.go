@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/limits/state"
@@ -18,9 +17,9 @@ import (
 // only id that begins with it. The caller closes them. It fails with a
 // [ChangesError], an [UnchangedError] or a [state.DirError].
 func OpenChanges(stateDir, session string) (*overlay.Layers, error) {
-	names, err := sessionNames(stateDir)
+	names, err := Find(stateDir, session)
 	if err != nil {
-		return nil, err
+		return nil, stateError(stateDir, "can't be read: "+err.Error(), err)
 	}
 	return namedChanges(stateDir, session, names)
 }
@@ -43,6 +42,7 @@ func OpenLastChanges(stateDir string, dir *os.File, path string) (*overlay.Layer
 		switch info := l.Info(); {
 		case info.State == overlay.Discarded && info.By == "":
 		case info.State == overlay.Kept && info.Recorded && newest == nil:
+			markChanged(Path(stateDir, name))
 			return l, nil
 		case info.State == overlay.Kept && info.Recorded:
 			return nil, goneError(*newest, info.Session)
@@ -65,9 +65,6 @@ func sessionNames(stateDir string) ([]string, error) {
 }
 
 func namedChanges(stateDir, session string, names []string) (*overlay.Layers, error) {
-	names = slices.DeleteFunc(names, func(name string) bool {
-		return !strings.HasPrefix(name, session) && !strings.HasPrefix(name, "ses_"+session)
-	})
 	switch len(names) {
 	case 0:
 		return nil, &ChangesError{Reason: NoSession, Session: session, StateDir: stateDir}
@@ -85,6 +82,7 @@ func namedChanges(stateDir, session string, names []string) (*overlay.Layers, er
 	if l.Info().State != overlay.Kept {
 		return nil, goneError(l.Info(), "")
 	}
+	markChanged(Path(stateDir, names[0]))
 	return l, nil
 }
 
@@ -164,42 +162,68 @@ func goneError(i overlay.Info, older string) error {
 	return &ChangesError{Reason: ChangesGone, Session: i.Session, State: i.State, At: i.At, Older: older, Err: overlay.ErrGone}
 }
 
-// ExpireChanges removes the changes of sessions that began longer than keep ago
-// and that were not applied. It leaves alone what is in use. It returns the
-// sessions whose changes it removed, and goes on after an error.
+// expireTime bounds the time that one call of [ExpireChanges] takes.
+const expireTime = time.Second
+
+// ExpireChanges removes the changes of sessions that began longer than keep ago and that
+// were not applied. It also removes the rest of layers if a process was killed before
+// anything ran, or while it applied or discarded the changes. It leaves alone what is in
+// use. It returns the sessions whose changes it removed, and goes on after an error. If
+// there is much to do, it leaves some to the next call.
 func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
-	names, err := sessionNames(stateDir)
-	if err != nil {
-		return nil, err
+	kept, err := marked(stateDir, keptDir)
+	pending, pendingErr := marked(stateDir, pendingDir)
+	if err := errors.Join(err, pendingErr); err != nil {
+		return nil, stateError(stateDir, "can't be read: "+err.Error(), err)
 	}
+	kept = slices.DeleteFunc(kept, func(name string) bool {
+		began, ok := sessionBegan(name)
+		return ok && time.Since(began) < keep
+	})
 	var gone []string
 	var all []error
-	for _, name := range names {
-		l, err := overlay.Open(filepath.Join(Path(stateDir, name), OverlayDir))
-		if err == nil {
-			if err := errors.Join(l.Sweep(), l.Close()); err != nil && !errors.Is(err, overlay.ErrBusy) {
-				all = append(all, err)
-			}
+	end := time.Now().Add(expireTime)
+	for i, name := range slices.Concat(pending, kept) {
+		if time.Now().After(end) {
+			break
 		}
-		if err != nil || l.Info().State != overlay.Kept {
-			// Without changes of the workspace, what was written to caches goes.
-			all = append(all, dropDeadCaches(Path(stateDir, name)))
-			continue
-		}
-		if l.Info().Recorded && time.Since(l.Info().Began) < keep {
-			continue
-		}
-		state, err := expire(l)
-		switch {
-		case errors.Is(err, overlay.ErrBusy): // it runs, is being applied, or is mounted still
-		case err != nil:
-			all = append(all, err)
-		case state == overlay.Expired:
+		expired, err := expireSession(stateDir, name, keep)
+		if expired {
 			gone = append(gone, name)
-			all = append(all, DropCaches(Path(stateDir, name)))
 		}
+		if err == nil && i >= len(pending) {
+			_, err = sweepSession(stateDir, name)
+		}
+		all = append(all, err)
 	}
 	return gone, errors.Join(all...)
+}
+
+// expireSession is [ExpireChanges] for one session. It reports whether it removed changes.
+func expireSession(stateDir, name string, keep time.Duration) (bool, error) {
+	dir := Path(stateDir, name)
+	l, err := overlay.Open(filepath.Join(dir, OverlayDir))
+	var swept error
+	if err == nil {
+		if swept = errors.Join(l.Sweep(), l.Close()); errors.Is(swept, overlay.ErrBusy) {
+			swept = nil
+		}
+	}
+	if err != nil || l.Info().State != overlay.Kept {
+		// Without changes of the workspace, what was written to caches goes.
+		return false, errors.Join(swept, dropDeadCaches(dir))
+	}
+	if l.Info().Recorded && time.Since(l.Info().Began) < keep {
+		return false, swept
+	}
+	state, err := expire(l)
+	switch {
+	case errors.Is(err, overlay.ErrBusy): // it runs, is being applied, or is mounted still
+		return false, swept
+	case err == nil && state == overlay.Expired:
+		return true, errors.Join(swept, DropCaches(dir))
+	}
+	return false, errors.Join(swept, err)
 }
 
 // DiscardChanges removes the changes that the session with the given directory keeps,
@@ -211,6 +235,7 @@ func DiscardChanges(session, by string) error {
 	if err != nil {
 		return state.IgnoreMissing(err)
 	}
+	markChanged(session)
 	if state := l.Info().State; state == overlay.Kept || state == overlay.Empty {
 		if err := l.Lock(); err != nil {
 			return err

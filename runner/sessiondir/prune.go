@@ -25,8 +25,6 @@ type PruneOptions struct {
 	// Keep is for how long after its last record a session stays whole; it must
 	// be positive.
 	Keep time.Duration
-	// Most bounds the sessions that are shortened in one call; 0 is all.
-	Most int
 	// DryRun changes nothing.
 	DryRun bool
 	// Now is the clock; nil is time.Now.
@@ -64,29 +62,95 @@ type NotPruned struct {
 // may be evidence. Oldest first; it goes on after an error. A call that is
 // killed is finished by the next.
 func Prune(ctx context.Context, o PruneOptions) (PruneReport, error) {
-	report := PruneReport{Pruned: []Pruned{}, Left: []NotPruned{}}
-	if o.Keep <= 0 {
-		return report, fmt.Errorf("prune sessions: a time of %s to keep them is no time", o.Keep)
-	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	before := o.Now().Add(-o.Keep)
-	names, err := sessionNames(o.StateDir)
+	names, err := oldSessions(o)
 	if err != nil {
-		return report, err
+		return PruneReport{Pruned: []Pruned{}, Left: []NotPruned{}}, err
 	}
+	report, looked, err := pruneSessions(ctx, o, names)
+	if looked < len(names) {
+		err = errors.Join(err, context.Cause(ctx))
+	}
+	return report, err
+}
+
+const (
+	// prunedFile, in the state directory, has the id of the session that [PruneNext] looked
+	// at last. It was last changed when PruneNext found no more to do.
+	prunedFile = "pruned"
+	// pruneEvery is how long PruneNext does nothing then.
+	pruneEvery = time.Hour
+	// pruneTime bounds how long it shortens sessions.
+	pruneTime = 200 * time.Millisecond
+)
+
+// PruneNext is [Prune] for a start: it goes on behind the session at which the last call
+// stopped, for a short time, and begins with the oldest once a day. If it has found no more
+// to do, it does nothing for an hour, or for o.Keep if that is shorter.
+func PruneNext(ctx context.Context, o PruneOptions) error {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	now := o.Now()
+	path := filepath.Join(o.StateDir, prunedFile)
+	var after []byte
+	if info, err := os.Lstat(path); err == nil {
+		last := info.ModTime()
+		if now.Sub(last) < min(pruneEvery, o.Keep) {
+			return nil
+		}
+		if last.UTC().YearDay() == now.UTC().YearDay() {
+			after, _ = state.Read(path, 100) // without it, this is the first call of the day
+		}
+	}
+	if err := os.WriteFile(path, after, 0o600); err != nil { // other starts leave it to this one
+		return fmt.Errorf("prune sessions: %w", err)
+	}
+	names, err := oldSessions(o)
+	if err != nil {
+		return err
+	}
+	next, found := slices.BinarySearch(names, string(after))
+	if found {
+		next++
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, pruneTime, errors.New("the rest is for the next start"))
+	defer cancel()
+	_, looked, err := pruneSessions(ctx, o, names[next:])
+	next += looked
+	if next > 0 {
+		err = errors.Join(err, os.WriteFile(path, []byte(names[next-1]), 0o600))
+	}
+	if next < len(names) {
+		now = now.Add(-pruneEvery) // the next start goes on
+	}
+	return errors.Join(err, os.Chtimes(path, now, now))
+}
+
+// oldSessions returns the sessions that began longer ago than o.Keep, the oldest first.
+func oldSessions(o PruneOptions) ([]string, error) {
+	if o.Keep <= 0 {
+		return nil, fmt.Errorf("prune sessions: a time of %s to keep them is no time", o.Keep)
+	}
+	names, err := sessionNames(o.StateDir)
+	before := o.Now().Add(-o.Keep)
+	return slices.DeleteFunc(names, func(name string) bool {
+		began, ok := sessionBegan(name)
+		return !ok || !began.Before(before)
+	}), err
+}
+
+// pruneSessions shortens sessions until ctx ends, and returns how many it looked at. That
+// ctx ended is no error.
+func pruneSessions(ctx context.Context, o PruneOptions, names []string) (PruneReport, int, error) {
+	report := PruneReport{Pruned: []Pruned{}, Left: []NotPruned{}}
+	before := o.Now().Add(-o.Keep)
 	var errs []error
-	for _, name := range names { // ids sort by time
+	for i, name := range names {
 		if ctx.Err() != nil {
-			errs = append(errs, context.Cause(ctx))
-			break
-		}
-		if o.Most > 0 && len(report.Pruned) == o.Most {
-			break
-		}
-		if began, ok := sessionBegan(name); !ok || !began.Before(before) {
-			continue
+			return report, i, errors.Join(errs...)
 		}
 		p, err := pruneSession(o, name, before)
 		why, left := errors.AsType[notPrunedError](err)
@@ -99,7 +163,7 @@ func Prune(ctx context.Context, o PruneOptions) (PruneReport, error) {
 			report.Pruned = append(report.Pruned, *p)
 		}
 	}
-	return report, errors.Join(errs...)
+	return report, len(names), errors.Join(errs...)
 }
 
 // sessionBegan reads the time in a session's id.

@@ -2,6 +2,7 @@ package sessiondir
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -286,23 +287,54 @@ func TestPruneTakesATraceWithoutRecords(t *testing.T) {
 	}
 }
 
-func TestPruneIsBounded(t *testing.T) {
+func TestPruneOptions(t *testing.T) {
 	state := t.TempDir()
-	first := oldSession(t, state, 103*day)
-	for i := range 3 {
-		oldSession(t, state, time.Duration(102-i)*day)
-	}
-	report := prune(t, PruneOptions{StateDir: state, Most: 1})
-	if len(report.Pruned) != 1 || report.Pruned[0].Session != first {
-		t.Errorf("report %+v, want the oldest, %s", report, first)
-	}
-	if n := len(prune(t, PruneOptions{StateDir: state}).Pruned); n != 3 {
-		t.Errorf("%d pruned then", n)
-	}
 	if _, err := Prune(t.Context(), PruneOptions{StateDir: state}); err == nil {
 		t.Error("a time of zero is accepted")
 	}
 	if report := prune(t, PruneOptions{StateDir: filepath.Join(state, "none")}); len(report.Pruned) != 0 {
 		t.Errorf("report %+v", report)
+	}
+}
+
+// TestPruneNext: starts shorten what is old, once an hour, each session once a day.
+func TestPruneNext(t *testing.T) {
+	state := t.TempDir()
+	clock := time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
+	isWhole := func(session string) bool {
+		_, err := os.Lstat(filepath.Join(Path(state, session), record.TraceFile))
+		return err == nil
+	}
+	start := func(after time.Duration) {
+		clock = clock.Add(after)
+		for range 20 { // on a busy machine one doesn't get far
+			if err := PruneNext(t.Context(), PruneOptions{StateDir: state, Keep: 90 * day, Now: func() time.Time { return clock }}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	first, second, young := oldSession(t, state, 102*day), oldSession(t, state, 100*day), oldSession(t, state, 80*day)
+	cancelled, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("the session ends"))
+	if err := PruneNext(cancelled, PruneOptions{StateDir: state, Keep: 90 * day, Now: func() time.Time { return clock }}); err != nil || !isWhole(first) {
+		t.Errorf("cancelled: %v", err)
+	}
+	start(time.Second)
+	if isWhole(first) || isWhole(second) || !isWhole(young) {
+		t.Errorf("the first is whole: %v, the second: %v, the young: %v", isWhole(first), isWhole(second), isWhole(young))
+	}
+	before, later := oldSession(t, state, 101*day), oldSession(t, state, 99*day)
+	if start(30 * time.Minute); !isWhole(before) || !isWhole(later) {
+		t.Error("a start looked again within the hour")
+	}
+	if start(31 * time.Minute); !isWhole(before) || isWhole(later) {
+		t.Errorf("within the day, before where the last start stopped: whole %v; behind it: %v", isWhole(before), isWhole(later))
+	}
+	if start(24 * time.Hour); isWhole(before) {
+		t.Error("the next day begins with the oldest")
+	}
+	text, err := os.ReadFile(filepath.Join(state, prunedFile))
+	if err != nil || string(text) != later {
+		t.Errorf("the last session looked at is %q, want %s; %v", text, later, err)
 	}
 }

@@ -57,7 +57,7 @@ func Reopen(stateDir, session string, secrets []redact.Secret) (_ *Dir, err erro
 		return nil, errors.Join(ErrNoRecords, state.IgnoreMissing(err))
 	}
 	// A sweep leaves it alone from now on: this process holds the log.
-	if err := removeUnnoted(dir); err != nil {
+	if err := errors.Join(mark(stateDir, pendingDir, session), removeUnnoted(dir)); err != nil {
 		return nil, stateError(dir, "can't be cleaned up: "+err.Error(), err)
 	}
 	return &Dir{Session: session, Path: dir, Log: newLog(file, secrets), file: file, resume: true}, nil

@@ -1,6 +1,7 @@
 package sessiondir
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -47,15 +48,20 @@ func RemoveWorkspace(stateDir, session string) error {
 // what runs are believed because they are there.
 func makeSessionDir(stateDir, session string) (string, error) {
 	dir := Path(stateDir, session)
-	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+	pending := filepath.Join(stateDir, pendingDir)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(dir), 0o700), os.MkdirAll(pending, 0o700)); err != nil {
 		return "", stateError(stateDir, "can't be made: "+err.Error(), err)
 	}
-	for _, path := range []string{stateDir, filepath.Dir(dir)} {
+	for _, path := range []string{stateDir, filepath.Dir(dir), pending} {
 		if err := state.CheckDir(path); err != nil {
 			return "", err
 		}
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	err := mark(stateDir, pendingDir, session)
+	if err == nil {
+		err = os.Mkdir(dir, 0o700)
+	}
+	if err != nil {
 		return "", stateError(dir, "can't be made: "+err.Error(), err)
 	}
 	return dir, nil

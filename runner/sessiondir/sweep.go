@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/caisson-run/caisson/limits/state"
@@ -19,35 +21,62 @@ import (
 // socket on which users were answered, the sandbox's directory where that leaves it
 // empty, the output that was kept of commands, a workspace of the session's own, layers
 // that were not made yet, the whole directory of a session in which nothing ran, and
-// frozen layers that no session needs. Records and logs stay. It goes on after an error
-// and returns how many directories of sandboxes and workspaces it removed.
+// frozen layers that no session needs. Records and logs stay. It looks at all sessions,
+// goes on after an error and returns how many directories of sandboxes and workspaces it
+// removed.
 func Sweep(stateDir string) (int, error) {
-	names, err := List(stateDir)
+	all, err := List(stateDir)
+	pending, pendingErr := marked(stateDir, pendingDir)
+	kept, keptErr := marked(stateDir, keptDir)
+	if err := errors.Join(err, pendingErr, keptErr); err != nil {
+		return 0, fmt.Errorf("sweep sessions: %w", err)
+	}
+	all = slices.Concat(all, pending, kept)
+	slices.Sort(all)
+	return sweep(stateDir, slices.Compact(all), func(int) bool { return false })
+}
+
+const (
+	// sweepTime bounds the time that [SweepPending] takes for sessions.
+	sweepTime = 5 * time.Millisecond
+	// sweptAlways is the number of sessions that it looks at whatever that takes, so that
+	// a start on a busy machine, too, removes what the last session left.
+	sweptAlways = 20
+)
+
+// SweepPending is [Sweep] for a start. It looks only at sessions that live or left
+// something. If these are many, it looks at some of them, and the next call at others.
+func SweepPending(stateDir string) (int, error) {
+	names, err := marked(stateDir, pendingDir)
 	if err != nil {
 		return 0, fmt.Errorf("sweep sessions: %w", err)
 	}
+	if len(names) > sweptAlways {
+		// Some may have to wait for long, and must not keep the others from their turn.
+		first := rand.IntN(len(names))
+		names = slices.Concat(names[first:], names[:first])
+	}
+	end := time.Now().Add(sweepTime)
+	return sweep(stateDir, names, func(swept int) bool { return swept >= sweptAlways && time.Now().After(end) })
+}
+
+// sweep sweeps sessions until enough are swept, then the workspaces and the frozen layers.
+func sweep(stateDir string, names []string, enough func(swept int) bool) (int, error) {
 	removed := 0
 	var errs []error
-	for _, name := range names {
-		swept, err := sweepSession(stateDir, Path(stateDir, name))
+	for i, name := range names {
+		if enough(i) {
+			break
+		}
+		swept, err := sweepSession(stateDir, name)
 		if swept {
 			removed++
 		}
-		errs = append(errs, err, sweepOutput(Path(stateDir, name)))
+		errs = append(errs, err)
 	}
 	gone, err := sweepWorkspaces(stateDir)
 	errs = append(errs, err, overlay.SweepFrozen(FrozenLayers(Path(stateDir, "x"))))
 	return removed + gone, errors.Join(errs...)
-}
-
-// sweepOutput removes the output of commands that the process of a session kept, if it is
-// dead.
-func sweepOutput(session string) error {
-	dir := filepath.Join(session, OutputDir)
-	if _, err := os.Lstat(dir); err != nil || LivesIn(session) {
-		return state.IgnoreMissing(err)
-	}
-	return os.RemoveAll(dir)
 }
 
 // sweepWorkspaces removes the workspaces that dead sessions had of their own, once their
@@ -106,30 +135,59 @@ func Remains(stateDir, session string) []string {
 // lock its log. The sandbox's directory is the last of them.
 const makingTime = time.Minute
 
-// sweepSession sweeps the directory of one session, and reports whether it removed the
-// sandbox's.
-func sweepSession(stateDir, session string) (bool, error) {
-	dir := filepath.Join(session, SandboxDir)
-	if _, err := os.Lstat(dir); err != nil {
-		info, err := os.Lstat(session)
-		if err != nil || hasRecords(session) || time.Since(info.ModTime()) < makingTime {
-			return false, state.IgnoreMissing(err)
+// sweepSession sweeps one session unless it lives, and reports whether it removed the
+// sandbox's directory. It marks the session by what is left.
+func sweepSession(stateDir, name string) (removed bool, err error) {
+	session := Path(stateDir, name)
+	log, err := os.Open(filepath.Join(session, LogFile))
+	if err == nil {
+		defer func() { _ = log.Close() }() // gives up the lock, too
+		if held(log) {
+			return false, mark(stateDir, pendingDir, name)
 		}
+	}
+	switch {
+	case state.IgnoreMissing(err) != nil, inTheMaking(stateDir, name):
+		return false, nil // it may live
+	case err != nil:
 		_ = os.Remove(session) // it is empty if the process was killed before it made the log
-		if LivesIn(session) || mayHaveRun(stateDir, session) {
-			return false, nil
+	default:
+		if removed, err = sweepDead(stateDir, session); err != nil {
+			return removed, err
 		}
-		return false, removeUnrecorded(session)
 	}
-	if LivesIn(session) {
-		return false, nil
+	return removed, settle(stateDir, name)
+}
+
+// inTheMaking reports whether [Create] may be making the directory of a session.
+func inTheMaking(stateDir, name string) bool {
+	session := Path(stateDir, name)
+	for _, made := range []string{SandboxDir, OutputDir} {
+		if _, err := os.Lstat(filepath.Join(session, made)); err == nil {
+			return false
+		}
 	}
-	err := removeUnnoted(session)
-	if hasRecords(session) || mayHaveRun(stateDir, session) {
-		// It may hold what a backend noted and could not remove yet.
-		return os.Remove(dir) == nil, err
+	info, err := os.Lstat(session)
+	if errors.Is(err, fs.ErrNotExist) {
+		info, err = os.Lstat(filepath.Join(stateDir, pendingDir, name))
 	}
-	return true, errors.Join(err, removeUnrecorded(session))
+	return err == nil && time.Since(info.ModTime()) < makingTime && !hasRecords(session)
+}
+
+// sweepDead sweeps the directory of a session whose process is dead, and reports whether
+// it removed the sandbox's.
+func sweepDead(stateDir, session string) (bool, error) {
+	dir := filepath.Join(session, SandboxDir)
+	_, missing := os.Lstat(dir)
+	err := os.RemoveAll(filepath.Join(session, OutputDir))
+	if missing == nil {
+		err = errors.Join(err, removeUnnoted(session))
+	}
+	if !hasRecords(session) && !mayHaveRun(stateDir, session) {
+		return missing == nil, errors.Join(err, removeUnrecorded(session))
+	}
+	// It may hold what a backend noted and could not remove yet.
+	return os.Remove(dir) == nil, err
 }
 
 // removeUnnoted removes what the dead process of a session made and no backend noted: the
@@ -176,7 +234,7 @@ func removeUnrecorded(session string) error {
 			}
 		}
 	}
-	return errors.Join(state.IgnoreMissing(os.Remove(filepath.Join(session, LogFile))), os.Remove(session))
+	return errors.Join(state.IgnoreMissing(os.Remove(filepath.Join(session, LogFile))), state.IgnoreMissing(os.Remove(session)))
 }
 
 // LivesIn reports whether the process of the session with the given directory lives,

@@ -312,21 +312,24 @@ func (l *Layers) End(state State) error {
 	return l.endAs(state)
 }
 
-// Sweep removes the rest of layers whose End was interrupted. Of others it removes
-// what was left half made. It may lock the layers.
-func (l *Layers) Sweep() error {
+// Interrupted reports whether a process was killed while it ended the layers or made
+// others of them, so that [Layers.Sweep] has something to do.
+func (l *Layers) Interrupted() bool {
 	if l.info.State == Kept {
-		if isUnfinished(l) {
-			return l.Lock()
-		}
-		return nil
+		return isUnfinished(l)
 	}
 	_, upper := os.Lstat(filepath.Join(l.dir, UpperDir))
 	_, lowers := os.Lstat(filepath.Join(l.dir, lowersDir))
-	if errors.Is(upper, fs.ErrNotExist) && errors.Is(lowers, fs.ErrNotExist) {
+	return !errors.Is(upper, fs.ErrNotExist) || !errors.Is(lowers, fs.ErrNotExist)
+}
+
+// Sweep removes the rest of layers whose End was interrupted. Of others it removes
+// what was left half made. It may lock the layers.
+func (l *Layers) Sweep() error {
+	if !l.Interrupted() {
 		return nil
 	}
-	if err := l.Lock(); err != nil {
+	if err := l.Lock(); err != nil || l.info.State == Kept {
 		return err
 	}
 	return l.removeLayers()
