@@ -10,6 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // Run does one session: one task, to its end. In a session that goes on ([Open]) it does
@@ -61,6 +62,10 @@ func (s *Session) writeCreated() error {
 		}
 	} else if err := s.events.writeRecord(created); err != nil {
 		return err
+	} else if created.Model.Provider != "" {
+		if err := sessiondir.SetLast(s.dir, created.Workspace); err != nil {
+			s.log.Warn("open session", zap.Error(err))
+		}
 	}
 	if s.opts.Warner != nil {
 		s.opts.Warner(s.events.recordWarning)

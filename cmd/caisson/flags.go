@@ -531,7 +531,7 @@ func listSessions(env environ, keep func(trace.Entry) bool) ([]cobra.Completion,
 	if err != nil {
 		return nil, order
 	}
-	list, err := trace.List(state, completed)
+	list, err := trace.List(state, completed, nil)
 	if err != nil {
 		return nil, order
 	}

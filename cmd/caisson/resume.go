@@ -53,15 +53,20 @@ func findLastResumable(stateDir, workspace string) (resumableSession, error) {
 	if real, err := filepath.EvalSymlinks(dir); err == nil && workspace == "." {
 		dir = real
 	}
+	matches := func(id string) bool {
+		s, err := readResumable(trace.Session{ID: id, Path: filepath.Join(sessiondir.Path(stateDir, id), record.TraceFile)})
+		return err == nil && s.Created.Workspace == dir && s.Created.Model.Provider != ""
+	}
+	if id, ok := sessiondir.Last(stateDir, dir); ok && matches(id) {
+		return findResumable(stateDir, id, workspace)
+	}
 	names, err := sessiondir.List(stateDir)
 	if err != nil {
 		return resumableSession{}, &trace.Error{Reason: trace.NotListed, Name: stateDir, Err: err}
 	}
 	for _, id := range slices.Backward(names) { // ids sort by time
-		path := filepath.Join(sessiondir.Path(stateDir, id), record.TraceFile)
-		s, err := readResumable(trace.Session{ID: id, Path: path})
-		if err == nil && s.Created.Workspace == dir && s.Created.Model.Provider != "" {
-			return s, s.readSettings(path)
+		if matches(id) {
+			return findResumable(stateDir, id, workspace)
 		}
 	}
 	return resumableSession{}, &trace.Error{Reason: trace.NoSession, Name: "on " + dir}

@@ -70,7 +70,7 @@ reads all.
 			if err != nil {
 				return err
 			}
-			list, err := trace.List(state, f.Limit)
+			list, err := trace.List(state, f.Limit, nil)
 			if err != nil {
 				return err
 			}
@@ -296,12 +296,11 @@ const mostListed = 10
 
 // listResumable returns the newest sessions with a model and a message on a workspace.
 func listResumable(a *app, workspace string) ([]trace.Entry, error) {
-	list, err := trace.List(a.environ.stateDir(), 0)
+	list, err := trace.List(a.environ.stateDir(), mostListed, func(e trace.Entry) bool {
+		return e.Workspace == workspace && e.Model != "" && e.Task != "" && !e.Pruned && e.State != trace.StateDamaged
+	})
 	if err != nil {
 		return nil, describeError(err)
 	}
-	list = slices.DeleteFunc(list, func(e trace.Entry) bool {
-		return e.Workspace != workspace || e.Model == "" || e.Task == "" || e.Pruned || e.State == trace.StateDamaged
-	})
-	return list[:min(len(list), mostListed)], nil
+	return list, nil
 }

@@ -1,7 +1,10 @@
 package sessiondir
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 
@@ -65,6 +68,34 @@ func makeSessionDir(stateDir, session string) (string, error) {
 		return "", stateError(dir, "can't be made: "+err.Error(), err)
 	}
 	return dir, nil
+}
+
+// lastFile is the file with the id of the last session with a model on a workspace.
+func lastFile(stateDir, workspace string) string {
+	sum := sha256.Sum256([]byte(workspace))
+	return filepath.Join(stateDir, "last", hex.EncodeToString(sum[:16]))
+}
+
+// SetLast notes that the session whose directory is dir is the last one with a model on a
+// workspace.
+func SetLast(dir, workspace string) error {
+	path := lastFile(filepath.Dir(filepath.Dir(dir)), workspace)
+	err := os.MkdirAll(filepath.Dir(path), 0o700)
+	if err == nil {
+		err = os.WriteFile(path, []byte(filepath.Base(dir)), 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("note the last session: %w", err)
+	}
+	return nil
+}
+
+// Last returns the id that [SetLast] noted. The session may be gone. There may be none, with
+// a session on the workspace all the same: then [List] has it.
+func Last(stateDir, workspace string) (string, bool) {
+	text, err := state.Read(lastFile(stateDir, workspace), 100)
+	_, ok := sessionBegan(string(text))
+	return string(text), err == nil && ok
 }
 
 func stateError(path, reason string, err error) error {

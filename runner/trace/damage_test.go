@@ -81,7 +81,7 @@ func TestReadersReportDamage(t *testing.T) {
 			if v.OK != tc.ok || v.Ended != tc.ended && tc.ok || v.Torn != tc.torn || !strings.Contains(v.Damage, tc.damage) || tc.damage == "" && v.Damage != "" {
 				t.Errorf("verdict %+v", v)
 			}
-			list, err := List(filepath.Dir(filepath.Dir(s.Dir)), 0)
+			list, err := List(filepath.Dir(filepath.Dir(s.Dir)), 0, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -225,7 +225,7 @@ func TestFindSession(t *testing.T) {
 	if _, err := Find(filepath.Join(state, "none"), Last); err == nil || !strings.Contains(err.Error(), "no sessions yet") {
 		t.Errorf("the last of none: %v", err)
 	}
-	if list, err := List(filepath.Join(state, "none"), 0); err != nil || len(list) != 0 {
+	if list, err := List(filepath.Join(state, "none"), 0, nil); err != nil || len(list) != 0 {
 		t.Errorf("no state: %v, %v", list, err)
 	}
 }
@@ -252,7 +252,7 @@ func TestListIsNewestFirst(t *testing.T) {
 	for range 3 {
 		ids = append(ids, newShopSession(t, state).ID)
 	}
-	list, err := List(state, 2)
+	list, err := List(state, 2, nil)
 	if err != nil || len(list) != 2 || list[0].Session < list[1].Session {
 		t.Fatalf("%+v, %v", list, err)
 	}
@@ -373,7 +373,7 @@ func TestLiveSessionIsRead(t *testing.T) {
 	}
 	check := func(live bool, state State, outcome string) {
 		t.Helper()
-		list, err := List(w.state, 0)
+		list, err := List(w.state, 0, nil)
 		if err != nil || len(list) != 1 || list[0].State != state {
 			t.Errorf("listed %+v, %v, want %s", list, err, state)
 		}

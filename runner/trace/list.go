@@ -52,10 +52,13 @@ type Entry struct {
 	Damage string `json:"damage,omitempty"`
 }
 
-// List returns the newest sessions, at most limit of them, or all if limit is 0.
-// Directories without a record are left out. Its errors are of type
-// [*Error].
-func List(stateDir string, limit int) ([]Entry, error) {
+// List returns the newest sessions that keep accepts, at most limit of them, or all if
+// limit is 0. A nil keep accepts all. Directories without a record are left out. Its errors
+// are of type [*Error].
+func List(stateDir string, limit int, keep func(Entry) bool) ([]Entry, error) {
+	if keep == nil {
+		keep = func(Entry) bool { return true }
+	}
 	names, err := listSessions(stateDir)
 	if err != nil {
 		return nil, err
@@ -66,14 +69,15 @@ func List(stateDir string, limit int) ([]Entry, error) {
 			break
 		}
 		s, err := sessionInDir(sessiondir.Path(stateDir, name))
-		if e, ok := errors.AsType[*Error](err); ok && e.Reason == Unreadable {
-			list = append(list, Entry{Session: s.ID, State: StateDamaged, Damage: e.Err.Error()})
+		var entry Entry
+		ok := false
+		if e, unreadable := errors.AsType[*Error](err); unreadable && e.Reason == Unreadable {
+			entry, ok = Entry{Session: s.ID, State: StateDamaged, Damage: e.Err.Error()}, true
+		} else if err == nil {
+			entry, ok = readEntry(s)
 		}
-		if err != nil {
-			continue
-		}
-		if e, ok := readEntry(s); ok {
-			list = append(list, e)
+		if ok && keep(entry) {
+			list = append(list, entry)
 		}
 	}
 	return list, nil

@@ -95,7 +95,7 @@ func TestListNamesTheCommand(t *testing.T) {
 		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "trace.jsonl"), []byte(lines.String()), 0o600)); err != nil {
 			t.Fatal(err)
 		}
-		list, err := List(state, 0)
+		list, err := List(state, 0, nil)
 		if err != nil || len(list) != 1 || list[0].Command != c.want || list[0].Damage != "" {
 			t.Errorf("%s: %+v, %v", name, list, err)
 		}
@@ -115,7 +115,7 @@ func TestUnreadableSessions(t *testing.T) {
 	if err := os.Symlink(record.TraceFile, loop); err != nil {
 		t.Fatal(err)
 	}
-	list, err := List(state, 0)
+	list, err := List(state, 0, nil)
 	if err != nil || len(list) != 1 || list[0].Session != "ses_1" || list[0].State != StateDamaged || list[0].Damage == "" {
 		t.Errorf("listed %+v, %v", list, err)
 	}
@@ -137,7 +137,7 @@ func TestUnreadableSessions(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Chmod(closed, 0o700) })
-	if list, err := List(state, 0); err != nil || len(list) != 2 || !strings.Contains(list[0].Damage, "permission denied") {
+	if list, err := List(state, 0, nil); err != nil || len(list) != 2 || !strings.Contains(list[0].Damage, "permission denied") {
 		t.Errorf("listed %+v, %v", list, err)
 	}
 	if _, err := Find(state, "ses_2"); !isReason(err, Unreadable) {

@@ -260,7 +260,7 @@ func TestSessionsWithoutATask(t *testing.T) {
 		}
 		w.put(100*time.Microsecond, record.ActorSystem, record.SessionEnded{Reason: loop.StopAnswered, CostUSD: "unknown"})
 		s := w.close()
-		list, err := List(state, 0)
+		list, err := List(state, 0, nil)
 		if err != nil || len(list) != 1 || list[0].Task != tc.want {
 			t.Errorf("%+v: listed as %+v, %v", tc, list, err)
 		}

@@ -36,11 +36,11 @@ func Find(stateDir, name string) (Session, error) {
 	if strings.ContainsRune(name, filepath.Separator) || strings.HasSuffix(name, ".jsonl") {
 		return sessionAtPath(name)
 	}
-	names, err := listSessions(stateDir)
-	if err != nil {
-		return Session{}, err
-	}
 	if name == Last {
+		names, err := listSessions(stateDir)
+		if err != nil {
+			return Session{}, err
+		}
 		for _, id := range slices.Backward(names) {
 			if s, err := sessionInDir(sessiondir.Path(stateDir, id)); err == nil {
 				return s, nil
@@ -48,9 +48,10 @@ func Find(stateDir, name string) (Session, error) {
 		}
 		return Session{}, &Error{Reason: NoSessions}
 	}
-	names = slices.DeleteFunc(names, func(id string) bool {
-		return !strings.HasPrefix(id, name) && !strings.HasPrefix(id, "ses_"+name)
-	})
+	names, err := sessiondir.Find(stateDir, name)
+	if err != nil {
+		return Session{}, notListed(stateDir, err)
+	}
 	switch len(names) {
 	case 0:
 		return Session{}, &Error{Reason: NoSession, Name: name}
@@ -64,9 +65,13 @@ func Find(stateDir, name string) (Session, error) {
 func listSessions(stateDir string) ([]string, error) {
 	names, err := sessiondir.List(stateDir)
 	if err != nil {
-		return nil, &Error{Reason: NotListed, Name: filepath.Dir(sessiondir.Path(stateDir, "x")), Err: err}
+		return nil, notListed(stateDir, err)
 	}
 	return names, nil
+}
+
+func notListed(stateDir string, err error) error {
+	return &Error{Reason: NotListed, Name: filepath.Dir(sessiondir.Path(stateDir, "x")), Err: err}
 }
 
 // sessionInDir returns the session whose directory is dir.
