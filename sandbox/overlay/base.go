@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
+	"time"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -19,24 +21,36 @@ import (
 
 // Record walks the original directory and records its state. It lets
 // [Layers.Changes] distinguish later changes of the original from those of the
-// session. Nothing may write to the merged directory before Record returns.
+// session. Nothing may write to the merged directory before Record returns,
+// unless [Layers.RecordTime] was called: Record then replaces that record, and
+// what changed in the original since counts as a later change. After an error
+// that record stays. Such a call of Record may run beside [Layers.IsUnchanged].
 func (l *Layers) Record(ctx context.Context, original *os.File) error {
 	return l.writeBase(func(encode func(any) error) (baseTrailer, error) {
-		r := recorder{tree: tree{int(original.Fd())}, encode: encode}
+		r := recorder{tree: tree{int(original.Fd())}, encode: encode, since: math.MaxInt64}
+		if l.info.Recorded { // commands may have run
+			r.since = l.info.recordedAt().UnixNano()
+		}
 		err := r.recordTree(ctx)
 		return baseTrailer{End: true, Entries: r.count, Whole: !r.truncated, Unread: r.unread}, err
 	})
 }
 
-// RecordTime takes the place of [Layers.Record] for a directory that is too
-// large to be walked. A change of an entry of the original then counts as later
-// if its change time is.
+// RecordTime records the time instead of the state of the original directory. A
+// change of an entry then counts as later if its change time is. The deletion of
+// an entry that the session changed, and the move of a directory, can't be told.
 func (l *Layers) RecordTime() error {
 	return l.writeBase(func(func(any) error) (baseTrailer, error) { return baseTrailer{End: true, TimeOnly: true}, nil })
 }
 
-// writeBase writes base.json with the stamps that record encodes.
+// writeBase writes base.json with the stamps that record encodes. If it replaces
+// another record, l stays as it is.
 func (l *Layers) writeBase(record func(encode func(any) error) (baseTrailer, error)) (err error) {
+	info := l.info
+	if !info.Recorded {
+		info.Recorded = true
+		info.BaseAt = time.Now().UTC()
+	}
 	path := filepath.Join(l.dir, baseFile)
 	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -45,8 +59,7 @@ func (l *Layers) writeBase(record func(encode func(any) error) (baseTrailer, err
 	w := bufio.NewWriterSize(f, 256<<10)
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
-	l.info.Recorded = true
-	err = enc.Encode(l.info)
+	err = enc.Encode(info)
 	if err == nil {
 		var end baseTrailer
 		if end, err = record(enc.Encode); err == nil {
@@ -62,7 +75,21 @@ func (l *Layers) writeBase(record func(encode func(any) error) (baseTrailer, err
 	if err := os.Rename(path+".new", path); err != nil {
 		return fmt.Errorf("record workspace: %w", err)
 	}
+	if !l.info.Recorded {
+		l.info = info
+	}
 	return nil
+}
+
+// isLater reports whether a change time is later than since. The kernel's clock of
+// files is up to 10 ms behind, so a change just after since may count as earlier; no
+// command runs so soon. File systems that keep whole seconds round down.
+func isLater(ctime, since int64) bool {
+	const second = int64(time.Second)
+	if ctime%second == 0 {
+		return ctime >= since-since%second
+	}
+	return ctime > since
 }
 
 // baseTrailer is the last line of base.json. Without it the file is incomplete.
@@ -81,6 +108,7 @@ type baseTrailer struct {
 type recorder struct {
 	tree        tree
 	encode      func(any) error
+	since       int64 // what changed after this time counts as a later change
 	count       int
 	textBytes   int // bytes of paths and symlink targets
 	truncated   bool
@@ -109,19 +137,20 @@ func (r *recorder) recordTree(ctx context.Context) error {
 		return err
 	}
 	defer unix.Close(dir)
-	return r.recordDirectory(ctx, ".", dir, 0)
+	return r.recordDirectory(ctx, ".", dir, 0, false)
 }
 
 // errTruncated ends a walk that has reached a bound.
 var errTruncated = errors.New("too much to record")
 
-// recordDirectory records the content of one open directory.
-func (r *recorder) recordDirectory(ctx context.Context, rel string, dir, depth int) error {
+// recordDirectory records the content of one open directory. All of it counts as
+// later if the directory may have been moved here.
+func (r *recorder) recordDirectory(ctx context.Context, rel string, dir, depth int, moved bool) error {
 	err := eachName(dir, func(name string) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		return r.recordEntry(ctx, join(rel, name), name, dir, depth)
+		return r.recordEntry(ctx, join(rel, name), name, dir, depth, moved)
 	})
 	switch {
 	case errors.Is(err, errTruncated):
@@ -135,7 +164,7 @@ func (r *recorder) recordDirectory(ctx context.Context, rel string, dir, depth i
 }
 
 // recordEntry records name in an open directory, and its content.
-func (r *recorder) recordEntry(ctx context.Context, path, name string, dir, depth int) error {
+func (r *recorder) recordEntry(ctx context.Context, path, name string, dir, depth int, moved bool) error {
 	n, err := statAt(dir, name)
 	if isMissing(err) {
 		return nil
@@ -145,12 +174,13 @@ func (r *recorder) recordEntry(ctx context.Context, path, name string, dir, dept
 		return nil
 	}
 	s := stampOf(path, n)
+	s.Late = moved || isLater(n.ctime, r.since)
 	r.textBytes += len(path) + len(s.Target)
 	if r.textBytes > MaxTextBytes || r.count >= MaxEntries {
 		return errTruncated
 	}
 	r.count++
-	if n.typ == workspace.TypeFile && isIndex(path) {
+	if n.typ == workspace.TypeFile && isIndex(path) && !s.Late {
 		s.Index = r.tree.hashIndexAt(path)
 	}
 	if err := r.encode(s); err != nil || n.typ != workspace.TypeDir {
@@ -168,13 +198,21 @@ func (r *recorder) recordEntry(ctx context.Context, path, name string, dir, dept
 		return nil
 	}
 	defer unix.Close(below)
-	if err := r.recordDirectory(ctx, path, below, depth+1); err != nil {
+	if err := r.recordDirectory(ctx, path, below, depth+1, moved || r.changed(below) && r.changed(dir)); err != nil {
 		return err
 	}
 	if r.truncated {
 		return errTruncated
 	}
 	return nil
+}
+
+// changed reports whether an open directory changed since the time from which on
+// that counts. A directory that was moved has, and so has the one that it was
+// moved to.
+func (r *recorder) changed(dir int) bool {
+	n, err := statAt(dir, "")
+	return err != nil || isLater(n.ctime, r.since)
 }
 
 // stampOf returns the stamp of a node.
@@ -194,8 +232,9 @@ func stampOf(path string, n *node) stamp {
 	return s
 }
 
-// readStamps reads the recorded state of the original and calls visit for each stamp.
-func (l *Layers) readStamps(visit func(stamp)) (baseTrailer, error) {
+// readStamps reads the recorded state of the original and sets the stamps of
+// changes, by their paths.
+func (l *Layers) readStamps(at map[string]*Change) (baseTrailer, error) {
 	var end baseTrailer
 	f, err := os.Open(stampsPath(l))
 	if err != nil {
@@ -219,6 +258,9 @@ func (l *Layers) readStamps(visit func(stamp)) (baseTrailer, error) {
 			}
 			return end, nil
 		default:
+			if path, ok := plainPath(line); ok && at[string(path)] == nil {
+				continue // of most stamps nothing else is needed
+			}
 			var s stamp
 			if err := json.Unmarshal(line, &s); err != nil {
 				return end, fmt.Errorf("read base: %w", err)
@@ -226,7 +268,19 @@ func (l *Layers) readStamps(visit func(stamp)) (baseTrailer, error) {
 			if s.Bytes != nil {
 				s.Path = string(s.Bytes)
 			}
-			visit(s)
+			if c := at[s.Path]; c != nil {
+				c.base = &s
+			}
 		}
 	}
+}
+
+// plainPath returns the path in the line of a stamp if nothing in it is escaped.
+func plainPath(line []byte) (path []byte, ok bool) {
+	rest, ok := bytes.CutPrefix(line, []byte(`{"p":"`))
+	end := bytes.IndexAny(rest, `"\`)
+	if !ok || end < 0 || rest[end] != '"' {
+		return nil, false
+	}
+	return rest[:end], true
 }

@@ -23,11 +23,7 @@ func markConflicts(l *Layers, list []Change, lower tree) error {
 	for i := range list {
 		at[list[i].Path] = &list[i]
 	}
-	end, err := l.readStamps(func(st stamp) {
-		if c := at[st.Path]; c != nil {
-			c.base = &st
-		}
-	})
+	end, err := l.readStamps(at)
 	if err != nil {
 		return err
 	}
@@ -55,7 +51,7 @@ func markConflicts(l *Layers, list []Change, lower tree) error {
 		if c.Conflict == conflictDiffers && c.base.Index != "" && c.base.Index == lower.hashIndexAt(c.Path) {
 			c.Conflict = "" // git only refreshed its metadata of files
 		}
-		if c.Conflict == conflictDiffers && c.Kind == Mode && c.base.Type == c.was.typ && c.base.Mode == c.was.mode {
+		if c.Conflict == conflictDiffers && c.Kind == Mode && !c.base.Late && c.base.Type == c.was.typ && c.base.Mode == c.was.mode {
 			c.Conflict = "" // it was rewritten with the content that the session also has
 		}
 		if c.Conflict != "" {
@@ -80,8 +76,8 @@ func markConflicts(l *Layers, list []Change, lower tree) error {
 
 // findConflict describes how the original of a change differs from its recorded
 // state, or returns "". The parameter touched reports whether a killed apply
-// had begun with the change.
-func findConflict(c *Change, touched bool, known func(string) bool, began int64) string {
+// had begun with the change, and since is when the recording began.
+func findConflict(c *Change, touched bool, known func(string) bool, since int64) string {
 	isDirectory := c.was != nil && c.was.typ == workspace.TypeDir
 	switch {
 	case c.Path == ".":
@@ -92,7 +88,7 @@ func findConflict(c *Change, touched bool, known func(string) bool, began int64)
 		}
 		return conflictVanished
 	case c.base != nil:
-		if c.base.matches(c.was, touched) || touched && isDirectory {
+		if !c.base.Late && c.base.matches(c.was, touched) || touched && isDirectory {
 			return ""
 		}
 		return conflictDiffers
@@ -103,7 +99,7 @@ func findConflict(c *Change, touched bool, known func(string) bool, began int64)
 			return "" // both created the directory; its content is checked by itself
 		}
 		return conflictAppeared
-	case c.was.ctime >= began:
+	case isLater(c.was.ctime, since):
 		return conflictAppeared
 	}
 	return conflictUnknown

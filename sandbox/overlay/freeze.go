@@ -144,15 +144,34 @@ func isUpperEmpty(l *Layers) (bool, error) {
 		return false, err
 	}
 	defer s.close()
+	return changesNothing(s[0].fd, s[1].fd)
+}
+
+// changesNothing reports whether an upper directory shows the one below it as it is.
+func changesNothing(upper, lower int) (bool, error) {
 	var top, below unix.Stat_t
-	if err := errors.Join(unix.Fstat(s[0].fd, &top), unix.Fstat(s[1].fd, &below)); err != nil {
+	if err := errors.Join(unix.Fstat(upper, &top), unix.Fstat(lower, &below)); err != nil {
 		return false, err
 	}
-	err = eachName(s[0].fd, func(string) error { return errNotEmpty })
+	err := eachName(upper, func(string) error { return errNotEmpty })
 	if errors.Is(err, errNotEmpty) {
 		return false, nil
 	}
 	return top.Mode == below.Mode, err
+}
+
+// IsUnchanged reports whether the layers certainly hold no changes. It does not need
+// the record of the original directory.
+func (l *Layers) IsUnchanged(original *os.File) (bool, error) {
+	s, err := l.openStack()
+	if err != nil {
+		return false, fmt.Errorf("read changes: %w", err)
+	}
+	defer s.close()
+	if len(s) > 1 {
+		return false, nil
+	}
+	return changesNothing(s[0].fd, int(original.Fd()))
 }
 
 // errNotEmpty ends a walk of a directory that has entries.

@@ -138,7 +138,7 @@ func TestForksAreApart(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(w.merged, "common")); err != nil || string(got) != "common\n" {
 		t.Errorf("the session's: %q, %v", got, err)
 	}
-	if info := a.layers.Info(); info.Session != "a" || !info.Began.After(w.layers.Info().Began) || !info.BaseAt.Equal(w.layers.Info().Began) {
+	if info := a.layers.Info(); info.Session != "a" || !info.Began.After(w.layers.Info().Began) || !info.BaseAt.Equal(w.layers.Info().BaseAt) {
 		t.Errorf("the fork is %+v", info)
 	}
 	// The last one that needs the layer removes it, also where a session's

@@ -83,8 +83,8 @@ type Info struct {
 	Session   string    `json:"session"`
 	Workspace string    `json:"workspace"` // path, for messages
 	Began     time.Time `json:"began"`
-	// BaseAt is when the state of the directory was recorded, if that was for
-	// another session, which this one is a fork of.
+	// BaseAt is when the recording of the directory began: in a fork, that of the
+	// first session. Layers of earlier versions don't have it.
 	BaseAt time.Time `json:"base_at,omitzero"`
 	// Device, Inode and Born (nanoseconds, 0 if unknown) identify the
 	// directory. Device numbers change with each Boot.
@@ -92,8 +92,8 @@ type Info struct {
 	Inode  uint64 `json:"inode"`
 	Born   int64  `json:"born"`
 	Boot   string `json:"boot"`
-	// Recorded reports whether the state of the directory was recorded. No
-	// command ran before.
+	// Recorded reports whether the state of the directory was recorded, or at
+	// least the time. No command ran before.
 	Recorded bool `json:"recorded"`
 	// State is the state of the layers, and At the time of its last change.
 	State State     `json:"state"`
@@ -102,7 +102,7 @@ type Info struct {
 	By string `json:"by,omitempty"`
 }
 
-// recordedAt returns the time before which the state of the directory was recorded.
+// recordedAt returns the time from which on changes of the directory are later ones.
 func (i Info) recordedAt() time.Time {
 	if i.BaseAt.IsZero() {
 		return i.Began
@@ -121,7 +121,7 @@ type CreateOptions struct {
 }
 
 // Layers are the layers of one session. The caller must close them. They are
-// not safe for concurrent use.
+// not safe for concurrent use; [Layers.Record] has an exception.
 type Layers struct {
 	dir    string
 	info   Info
@@ -134,7 +134,8 @@ type Layers struct {
 // Create creates the layers of a new session in the directory dir, which must
 // not exist, and locks them. The upper layer gets the owner and mode of the
 // workspace, because the merged root shows those. The caller must call
-// [Layers.Record] before anything is written. After an error nothing is left.
+// [Layers.Record] or [Layers.RecordTime] before anything is written. After an
+// error nothing is left.
 func Create(dir string, o CreateOptions) (_ *Layers, err error) {
 	info := Info{Version: 1, Session: o.Session, Workspace: o.Path, Began: time.Now().UTC(), State: Kept, Boot: state.BootID()}
 	var st unix.Stat_t

@@ -45,6 +45,9 @@ type stamp struct {
 	Target []byte `json:"l,omitempty"`
 	// Index is the [hashIndex] of a git index.
 	Index string `json:"x,omitempty"`
+	// Late reports that the entry may have changed since the session began: the
+	// stamp then is not of the state that commands saw.
+	Late bool `json:"late,omitempty"`
 }
 
 // matches reports whether n is still in the recorded state. If loose is set, it

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -351,6 +352,69 @@ func TestConflictsRefuseAllOrTheirOwn(t *testing.T) {
 	runScript(t, w.original, `echo user >> src/fine.c`)
 	if got := w.listChanges(); slices.ContainsFunc(got, func(l string) bool { return strings.Contains(l, "fine.c") }) {
 		t.Errorf("changes: %q", got)
+	}
+}
+
+// passTick waits until the kernel gives files a later time than before.
+func passTick() { time.Sleep(20 * time.Millisecond) }
+
+// TestRecordBesideCommands: the user changes files after commands may run and before
+// the walk reaches them. The control are files that only the session changed.
+func TestRecordBesideCommands(t *testing.T) {
+	w := newTestEnv(t, func(dir string) {
+		runScript(t, dir, `for f in both session later mode; do echo old > $f; done; mkdir -p in/place in/other quiet/busy; echo p > in/place/f; echo o > in/other/f; echo b > quiet/busy/f; echo q > quiet/f`)
+	})
+	runScript(t, w.merged, `for f in both session later new in/place/f quiet/busy/f quiet/f; do echo agent >> $f; done; chmod 700 mode; rm -r in/other`)
+	w.unmount()
+	passTick()
+	runScript(t, w.original, `echo user > both; echo user > new; chmod 640 mode; mv in/place in/gone; mv in/other in/place; : > quiet/busy/new`)
+	must(t, w.layers.Record(t.Context(), w.dir))
+	runScript(t, w.original, `echo user > later`)
+	w.requireChanges(
+		`modified both CONFLICT`,
+		`modified in/place/f CONFLICT`,
+		`modified later CONFLICT`,
+		`mode mode CONFLICT`,
+		`modified new CONFLICT`,
+		`modified quiet/busy/f`,
+		`modified quiet/f`,
+		`modified session`,
+	)
+}
+
+// TestTimeIsRecorded: with the time alone, the user's changes since are conflicts.
+func TestTimeIsRecorded(t *testing.T) {
+	w := newTestEnv(t, func(dir string) { runScript(t, dir, `for f in both session gone; do echo old > $f; done`) })
+	must(t, w.layers.RecordTime())
+	if same, err := w.layers.IsUnchanged(w.dir); err != nil || !same {
+		t.Errorf("before any change: %v, %v", same, err)
+	}
+	runScript(t, w.merged, `for f in both session new; do echo agent > $f; done; rm gone`)
+	if same, err := w.layers.IsUnchanged(w.dir); err != nil || same {
+		t.Errorf("after changes: %v, %v", same, err)
+	}
+	w.unmount()
+	passTick()
+	runScript(t, w.original, `echo user > both; echo user > new; echo user > gone`)
+	w.requireChanges(`modified both CONFLICT`, `deleted gone CONFLICT`, `modified new CONFLICT`, `modified session`)
+}
+
+// A file system that keeps seconds gives a file of half past a second the whole one.
+func TestIsLater(t *testing.T) {
+	const second = int64(time.Second)
+	for _, c := range []struct {
+		ctime, since int64
+		later        bool
+	}{
+		{9*second + 4, 9*second + 5, false},
+		{9*second + 5, 9*second + 5, false},
+		{9*second + 6, 9*second + 5, true},
+		{9 * second, 9*second + 5, true},
+		{8 * second, 9*second + 5, false},
+	} {
+		if got := isLater(c.ctime, c.since); got != c.later {
+			t.Errorf("%d after %d: %v", c.ctime, c.since, got)
+		}
 	}
 }
 

@@ -53,8 +53,10 @@ func (l *Layers) Changes(ctx context.Context, original *os.File, o ReadOptions) 
 	}
 	s.List = slices.DeleteFunc(s.List, func(c Change) bool { return done.paths[c.Path] || begun.isTemporary(base(c.Path)) })
 	slices.SortFunc(s.List, func(a, b Change) int { return workspace.TreeOrder(a.Path, b.Path) })
-	if err := markConflicts(l, s.List, s.lower); err != nil {
-		return nil, fmt.Errorf("read changes: %w", err)
+	if len(s.List) > 0 { // the state of a large directory takes time to read
+		if err := markConflicts(l, s.List, s.lower); err != nil {
+			return nil, fmt.Errorf("read changes: %w", err)
+		}
 	}
 	s.markLeftOut(s.lookUp, s.readLink)
 	return &s.Changes, nil

@@ -92,6 +92,11 @@ func NewReader(dir *os.File, o ReaderOptions) (*Reader, error) {
 	}, nil
 }
 
+// IsLocal reports whether the directory is certainly on a file system of this
+// machine's own kernel and disks: no other machine or program changes it, or sets its
+// change times.
+func (r *Reader) IsLocal() bool { return r.tree != nil && r.tree.local }
+
 func (o ReaderOptions) withDefaults() ReaderOptions {
 	setDefault(&o.MaxFileBytes, DefaultMaxFileBytes)
 	setDefault(&o.MaxEntries, DefaultMaxEntries)

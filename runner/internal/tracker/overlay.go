@@ -3,6 +3,7 @@ package tracker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -49,9 +50,15 @@ type overlayTracker struct {
 	reader *livesandbox.View
 	// uncollected reports that not all of a copy could be collected.
 	uncollected atomic.Bool
-	// recorded reports that the layers know the original directory, and reopened that
-	// they were there before the session was opened.
+	// recorded reports that the layers know the original directory, or since when it may
+	// differ, and reopened that they were there before the session was opened.
 	recorded, reopened bool
+	// walked is closed when nothing records the original directory any more, and endWalk
+	// ends that. Both are set before recording is done.
+	walked  chan struct{}
+	endWalk context.CancelCauseFunc
+	// onWalk is called before the walk, in tests. It may be nil.
+	onWalk func(context.Context)
 }
 
 // NewOverlay makes the layers of an overlay and returns its tracker. Its error
@@ -88,7 +95,10 @@ func ReopenOverlay(o Options) (Tracker, overlay.State, error) {
 }
 
 func newOverlayTracker(o Options, layers *overlay.Layers) *overlayTracker {
-	return &overlayTracker{recording: newRecording(), Options: o, layers: layers, reader: livesandbox.NewView(o.Sandbox, o.Original)}
+	t := &overlayTracker{recording: newRecording(), Options: o, layers: layers, reader: livesandbox.NewView(o.Sandbox, o.Original)}
+	t.walked, t.endWalk = make(chan struct{}), func(error) {}
+	close(t.walked)
+	return t
 }
 
 func (o *overlayTracker) WorkspaceView() workspace.View { return o.reader }
@@ -110,6 +120,9 @@ func (o *overlayTracker) Freeze(ctx context.Context) (bool, error) {
 	if !o.recorded {
 		return false, nil
 	}
+	if err := o.waitWalked(ctx); err != nil {
+		return false, err
+	}
 	return true, o.layers.Freeze(ctx, sessiondir.FrozenLayers(o.Dir))
 }
 
@@ -129,20 +142,72 @@ func (o *overlayTracker) StartRecording(ctx context.Context) {
 	if o.isDone() { // of the session that this one is a fork of
 		return
 	}
-	o.runInBackground(func() error { return o.recordLower(ctx) })
+	o.runInBackground(func() error {
+		if err := o.recordLower(ctx); err != nil {
+			o.Log.Error("record workspace", zap.Error(err))
+			return &livesandbox.StartError{Cause: err}
+		}
+		o.recorded = true
+		return nil
+	})
 }
 
 // recordLower records the original directory, the lower layer. If that fails, changes
-// can't be told from what was there, so nothing may run.
+// can't be told from what was there, so nothing may run. In overlay mode commands need
+// not wait for the walk, as they don't change the directory: until it is over, or if it
+// fails, the time of its beginning is what is known.
 func (o *overlayTracker) recordLower(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
-	defer cancel()
-	if err := o.layers.Record(ctx, o.Workspace); err != nil {
-		o.Log.Error("record workspace", zap.Error(err))
-		return &livesandbox.StartError{Cause: err}
+	if o.Mode == sandbox.ModeCopy || !o.Original.IsLocal() { // another machine's clock may differ
+		ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
+		defer cancel()
+		return o.layers.Record(ctx, o.Workspace)
 	}
-	o.recorded = true
+	if err := o.layers.RecordTime(); err != nil {
+		return err
+	}
+	o.startWalk(ctx)
 	return nil
+}
+
+// startWalk begins to record the original directory beside commands. The end of ctx
+// doesn't end that: a session that is interrupted keeps its changes.
+func (o *overlayTracker) startWalk(ctx context.Context) {
+	ctx, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	walked := make(chan struct{})
+	o.walked, o.endWalk = walked, end
+	go func() {
+		defer close(walked)
+		defer end(nil)
+		ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
+		defer cancel()
+		if o.onWalk != nil {
+			o.onWalk(ctx)
+		}
+		if err := o.layers.Record(ctx, o.Workspace); err != nil && !errors.Is(err, errUnneeded) {
+			o.Log.Warn("record workspace", zap.Error(err))
+		}
+	}()
+}
+
+// errUnneeded is the cause of the end of a walk whose record nothing needs.
+var errUnneeded = errors.New("it is not needed any more")
+
+// waitWalked waits for the end of the walk. The second request to end the session ends it.
+func (o *overlayTracker) waitWalked(ctx context.Context) error {
+	select {
+	case <-o.walked:
+	case <-o.Force:
+		o.dropWalk()
+	case <-ctx.Done():
+		return fmt.Errorf("wait for workspace: %w", context.Cause(ctx))
+	}
+	return nil
+}
+
+// dropWalk ends the walk. Nothing writes to the layers afterwards.
+func (o *overlayTracker) dropWalk() {
+	o.endWalk(errUnneeded)
+	<-o.walked
 }
 
 // IsFresh returns false: the diff is read from the layers.
@@ -171,6 +236,9 @@ func (o *overlayTracker) collectChanges(ctx context.Context) error {
 }
 
 func (o *overlayTracker) FindDifferences(ctx context.Context) (changes.Differences, error) {
+	if err := o.waitWalked(ctx); err != nil {
+		return changes.Differences{}, err
+	}
 	collectErr := o.collectChanges(ctx)
 	if _, ok := errors.AsType[*overlay.IncompleteError](collectErr); collectErr != nil && !ok {
 		return changes.Differences{}, collectErr
@@ -194,10 +262,12 @@ func (o *overlayTracker) AddChanges(end *record.SessionEnded, apply bool) (patch
 // addDifferences adds what the upper layer holds, and the whole diff.
 func (o *overlayTracker) addDifferences(r *sessionChanges) {
 	o.waitStarted()
-	if !o.recorded || o.Sandbox.IsUntouched() { // nothing can have run
+	// Nothing can have run, or it has changed nothing. What is left may still write.
+	if !o.recorded || o.Sandbox.IsUntouched() || len(r.Left) == 0 && o.isUnchanged() {
 		r.Overlay = &record.OverlayResult{State: overlay.Empty}
 		return
 	}
+	_ = o.waitWalked(context.Background()) // it takes no longer than ScanTime
 	ctx, cancel := context.WithTimeoutCause(context.Background(), ScanTime, errScanSlow)
 	defer cancel()
 	list, err := o.layers.Changes(ctx, o.Workspace, changes.ReadBounds)
@@ -220,6 +290,15 @@ func (o *overlayTracker) addDifferences(r *sessionChanges) {
 	boundOverlay(r.Overlay)
 }
 
+// isUnchanged reports whether no command has changed anything. It doesn't need the walk.
+func (o *overlayTracker) isUnchanged() bool {
+	if o.Mode == sandbox.ModeCopy { // perhaps not all could be collected
+		return false
+	}
+	unchanged, err := o.layers.IsUnchanged(o.Workspace)
+	return unchanged && err == nil // reading the changes fails with the same error
+}
+
 func (o *overlayTracker) DiscardState() {
 	if o.reopened { // what it has is the session's
 		if err := o.layers.Close(); err != nil {
@@ -235,11 +314,13 @@ func (o *overlayTracker) ReleaseState() {
 		o.Log.Warn("remove scratch files", zap.Error(err))
 	}
 	o.waitStarted()
+	o.dropWalk()
 }
 
 // endLayers applies the changes if apply is set,
 // removes layers without changes, and releases the lock.
 func (o *overlayTracker) endLayers(r *sessionChanges, apply bool) {
+	o.dropWalk()
 	defer func() {
 		if err := o.layers.Close(); err != nil {
 			o.Log.Warn("close layers", zap.Error(err))

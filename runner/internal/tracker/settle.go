@@ -30,6 +30,9 @@ func (o *overlayTracker) Apply(ctx context.Context) (*overlay.Result, error) {
 	if !o.recorded || o.Sandbox.IsUntouched() { // nothing can have run
 		return &overlay.Result{State: overlay.Empty}, nil
 	}
+	if err := o.waitWalked(ctx); err != nil {
+		return nil, err
+	}
 	bounds := overlay.ApplyOptions{MaxEntries: changes.ReadBounds.MaxEntries, MaxTextBytes: changes.ReadBounds.MaxTextBytes}
 	try := bounds
 	try.DryRun = true
@@ -55,6 +58,7 @@ func (o *overlayTracker) Discard(ctx context.Context) error {
 	if !o.recorded || o.Sandbox.IsUntouched() {
 		return nil
 	}
+	o.dropWalk()
 	o.layers.SetUser(o.User)
 	if err := o.layers.End(overlay.Discarded); err != nil {
 		return err
@@ -84,9 +88,7 @@ func (o *overlayTracker) renewLayers(ctx context.Context) (err error) {
 		return fmt.Errorf("begin with fresh layers: %w", err)
 	}
 	o.layers = layers
-	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
-	defer cancel()
-	if err := layers.Record(ctx, o.Workspace); err != nil {
+	if err := o.recordLower(ctx); err != nil {
 		return fmt.Errorf("begin with fresh layers: %w", err)
 	}
 	return nil
