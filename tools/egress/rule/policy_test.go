@@ -287,6 +287,7 @@ func TestDecideRequest(t *testing.T) {
 		{"POST", "https://a.test/v1/x", "method"},
 		{"GET", "https://a.test/v2", "path"},
 		{"GET", "https://a.test/v1/..%2fv2/", "not_allowed"}, // a denied path may be meant
+		{"GET", "https://a.test/v1/@a%2fb", "not_allowed"},
 		{"GET", "https://a.test/v1/%2e%2e/v2/", "path"},
 		{"GET", "https://a.test/v1//Admin/x", "not_allowed"},
 		{"GET", "http://a.test/v1/x", "path"},

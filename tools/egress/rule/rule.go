@@ -338,12 +338,13 @@ func (r Rule) coversHost(host string, port uint16) bool {
 }
 
 // allowsTarget reports whether a rule of http or https allows a URL, whatever its
-// method. An ambiguous path is only allowed by a rule that allows every path.
+// method. An ambiguous path is only allowed by a rule that allows every path, or if it is
+// so by names of npm packages alone.
 func (r Rule) allowsTarget(t Target) bool {
 	if string(r.kind) != t.Scheme || !r.coversHost(t.Host, t.Port) || r.git != "" {
 		return false
 	}
-	return r.path == "/" || !t.ambiguous && coversPath(r.path, t.Path)
+	return r.path == "/" || (!t.ambiguous || t.hasOnlyScopes()) && coversPath(r.path, t.Path)
 }
 
 // allowsGit reports whether a rule for git repositories allows a request. An

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -255,6 +256,20 @@ func canonicalPath(escaped string) (canonical string, ambiguous bool, err error)
 func isAmbiguous(segment string) bool {
 	plain, err := url.PathUnescape(segment)
 	return err != nil || !utf8.ValidString(plain) || strings.ContainsAny(plain, "/\\%") || strings.ContainsFunc(plain, unicode.IsControl) || likeDots(plain)
+}
+
+// scopedName is a package's name with a scope, as npm sends it. It is one name below a
+// directory or two, but never leads out of it.
+var scopedName = regexp.MustCompile(`^@[0-9A-Za-z][0-9A-Za-z._~-]*%2[Ff][0-9A-Za-z][0-9A-Za-z._~-]*$`)
+
+// hasOnlyScopes reports whether names of npm packages are all that is ambiguous in the path.
+func (t Target) hasOnlyScopes() bool {
+	for segment := range strings.SplitSeq(t.Path, "/") {
+		if isAmbiguous(segment) && !scopedName.MatchString(segment) {
+			return false
+		}
+	}
+	return true
 }
 
 // lookAlikes replaces the characters that best-fit tables turn into dots and

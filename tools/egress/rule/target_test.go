@@ -147,6 +147,7 @@ func TestRules(t *testing.T) {
 			[]string{"https://docs.test/guide", "https://docs.test/guide/", "https://docs.test/guide/a", "https://docs.test/x/../guide/a", "https://docs.test/guide?q"},
 			[]string{
 				"https://docs.test/", "https://docs.test/guidebook", "https://docs.test/guide/../secret", "https://docs.test/guide/%2e%2e/secret",
+				"https://docs.test/@a%2fguide/x", "https://docs.test/guide/../@a%2fb", "https://docs.test/guide/@a%2fb/../../x",
 				"https://docs.test/guide/..%2fsecret", "https://docs.test/guide/%2e%2e%2fsecret", "https://docs.test/guide/..%5csecret",
 				"https://docs.test/guide/%252e%252e/secret", "https://docs.test/guide/..;/secret", "https://docs.test/Guide/", "https://docs.test//guide/",
 			},
@@ -208,6 +209,7 @@ func TestPathsThatServersReadDifferently(t *testing.T) {
 		"..%c2%a0/", "..%e3%80%80/", "..%e2%80%8b/", ".%e2%80%8b./", "..%ef%bb%bf/", ".%20./", ".%20/", ".../", // what is trimmed
 		"..;/", "..;a=b/", ".;/", "..%20;x/", "．．;x/", "..%3b/",
 		"..%2f", "..%5c", "%252e%252e/", "a%2fb",
+		"@a%2fb/..%2f", "@a%2fb%2f", "@a%2f..%2f", "@a%5cb", "@a%252fb", "x@a%2fb", "@%2f", "@..%2f", "@a%2f%2e.%2f", "@a;x%2fb", "@a%2fb/@a%2f..%2f", // no scopes of npm
 	} {
 		u := "https://docs.test/guide/" + path + "secret"
 		if Allows([]Rule{rule}, u) {
@@ -223,6 +225,7 @@ func TestPathsThatServersReadDifferently(t *testing.T) {
 	for _, path := range []string{
 		"a", "a/", "", "a//b", "a%20b", "a%20", "%20a", "%20", "a.b", ".a", "a.", "..a", "a..", "a...b", "main...feature", ".well-known/x", "v1.2", "%2ehidden", "a%2eb", "x;v=1", ";x", "a;..",
 		"über", "%C3%BCber", "日本語", "日本。語", "%E6%97%A5%E6%9C%AC", "Ａ／Ｂ", "１００％", "½", "a％2e", "e%CC%81", "naïve%20café", "👩%E2%80%8D💻", "ﬁle", "@scope", "~user", "a+b", "(x)", "a:b", "a,b", "C%23", "wiki/What%3F",
+		"@org%2fpkg", "@org%2Fpkg.js/-/pkg.js-1.0.0.tgz", // of npm
 	} {
 		u := "https://docs.test/guide/" + path
 		if !Allows([]Rule{rule}, u) {
