@@ -3,6 +3,8 @@ package record
 import (
 	"cmp"
 	"fmt"
+	"net"
+	"strings"
 )
 
 // NetworkOpened reports that a command, or a server of tools, is about to be connected to a host. It is on the
@@ -47,8 +49,26 @@ type NetworkClosed struct {
 	Ending   string `json:"ending"` // done, program, host, idle, policy, cancelled, or the reason of a refusal
 }
 
-// EndingDone is the ending of a connection that both sides have closed.
-const EndingDone = "done"
+// Endings of connections: both sides have closed it; the host's name has no address.
+const (
+	EndingDone    = "done"
+	EndingResolve = "resolve"
+)
+
+// Warning returns what a person should know of the end, "" for nothing.
+func (c NetworkClosed) Warning() string {
+	if c.Ending != EndingResolve {
+		return ""
+	}
+	host, _, err := net.SplitHostPort(c.Host)
+	if err != nil {
+		host = c.Host
+	}
+	if c.Server != "" {
+		return "MCP server " + c.Server + " could not resolve " + host
+	}
+	return "could not resolve " + host
+}
 
 // NetworkDenied reports that the egress policy refused a connection, before
 // anything was sent.
@@ -138,6 +158,27 @@ type Egress struct {
 	// that pins them.
 	Cache string `json:"cache,omitempty"`
 	Lock  string `json:"lock,omitempty"`
+}
+
+// Words describes the network of commands in a few words; attested is that of their sandbox.
+func (e *Egress) Words(attested string) string {
+	if e == nil {
+		return attested
+	}
+	if e.Unknown == "prompt" && len(e.Allow) == 0 {
+		return "as answered"
+	}
+	text := "1 rule"
+	if n := len(e.Allow); n != 1 {
+		text = fmt.Sprintf("%d rules", n)
+	}
+	if len(e.Presets) > 0 {
+		text += " (presets " + strings.Join(e.Presets, ", ") + ")"
+	}
+	if e.Unknown == "prompt" {
+		text += ", others as answered"
+	}
+	return text
 }
 
 // EgressSecret is a key that commands use without having it.

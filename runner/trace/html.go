@@ -269,7 +269,7 @@ func (o Overview) Protections() []Protection {
 		return "no"
 	}
 	return []Protection{
-		{"Network", a.Network, a.Network == "none"},
+		{"Network", o.Egress.Words(a.Network), a.Network == "none"},
 		{"Read-only root", yes(a.RootReadOnly), a.RootReadOnly},
 		{"No new privileges", yes(a.NoNewPrivileges), a.NoNewPrivileges},
 		{"Capabilities", caps, len(a.Capabilities) == 0},

@@ -20,7 +20,9 @@ type Overview struct {
 	Created *record.SessionCreated
 	Ended   *record.SessionEnded
 	// Sandbox is the attestation of the last container that was started.
-	Sandbox     *sandbox.Attestation
+	Sandbox *sandbox.Attestation
+	// Egress is what commands may reach, nil for nothing.
+	Egress      *record.Egress
 	Begun, Last time.Time
 	Live        bool
 	Pruned      bool
@@ -109,7 +111,11 @@ func (o *Overview) addRecord(r record.Record) {
 	switch r.Kind {
 	case record.KindSessionCreated:
 		if p, ok := decodePayload[record.SessionCreated](r); ok && o.Created == nil {
-			o.Created, o.Task = &p, p.Task
+			o.Created, o.Task, o.Egress = &p, p.Task, p.Egress
+		}
+	case record.KindSessionResumed:
+		if p, ok := decodePayload[record.SessionResumed](r); ok {
+			o.Egress = p.Egress
 		}
 	case record.KindSandboxStarted:
 		if p, ok := decodePayload[record.SandboxStarted](r); ok {

@@ -86,6 +86,7 @@ func (w *writer) created(task string) {
 			{Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox},
 			{Name: "fetch", Class: tools.ClassRead, Runs: tools.PlaceHost},
 		},
+		Egress:        &record.Egress{Allow: []string{"https://proxy.golang.org/"}, Presets: []string{"go"}, Unknown: "deny"},
 		Configuration: []record.Source{{Name: "built-in"}}, Ignored: []record.Ignored{{Name: ".mcp.json", Why: "the workspace is not trusted"}},
 	})
 }
@@ -228,6 +229,13 @@ func TestSamplePage(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the page does not say %q", want)
 		}
+	}
+	if o, err := Read(s, nil); err != nil || o.Protections()[0] != (Protection{"Network", "1 rule (presets go)", true}) {
+		t.Errorf("the panel of the sandbox does not say what commands may reach: %+v, %v", o.Protections(), err)
+	}
+	out.Reset()
+	if _, err := Show(&out, s, ShowOptions{}); strings.Count(out.String(), "network: 1 rule (presets go), ") != 2 {
+		t.Errorf("the head and the sandbox's line do not say what commands may reach: %v\n%s", err, out.String())
 	}
 	out.Reset()
 	if _, err := Show(&out, s, ShowOptions{}); err != nil || !strings.Contains(out.String(), html.UnescapeString(sampleCount)) {

@@ -127,7 +127,7 @@ func (p *printer) writeHead(o Overview) {
 		fact("caisson", c.Version)
 	}
 	if a := o.Sandbox; a != nil {
-		fact("sandbox", a.Backend+", image "+a.Image+", "+formatProtections(*a))
+		fact("sandbox", a.Backend+", image "+a.Image+", "+formatProtections(*a, o.Egress))
 	}
 	p.printf("\n")
 }

@@ -176,6 +176,7 @@ type Steps struct {
 	open          map[string]*Step
 	order         []string
 	exec          map[string]Step
+	egress        *record.Egress // what commands may reach
 	seq           int64
 }
 

@@ -19,12 +19,14 @@ func (s *Steps) handleRecord(r record.Record) bool {
 	switch r.Kind {
 	case record.KindSessionCreated:
 		return withPayload(r, func(p record.SessionCreated) {
+			s.egress = p.Egress
 			for _, t := range p.Tools {
 				s.classes[t.Name] = t.Class
 			}
 		})
 	case record.KindSessionResumed:
 		return withPayload(r, func(p record.SessionResumed) {
+			s.egress = p.Egress
 			for _, t := range p.Tools {
 				s.classes[t.Name] = t.Class
 			}
@@ -409,14 +411,14 @@ func (s *Steps) handleSandboxRecord(r record.Record) bool {
 }
 
 func (s *Steps) visitSandbox(r record.Record, a sandbox.Attestation, ms int64, what string) {
-	step := s.newStep(r, StepSandbox, fmt.Sprintf("%s %s in %d ms: %s", a.Backend, what, ms, formatProtections(a)), len(a.Lost) > 0)
+	step := s.newStep(r, StepSandbox, fmt.Sprintf("%s %s in %d ms: %s", a.Backend, what, ms, formatProtections(a, s.egress)), len(a.Lost) > 0)
 	step.Start = r.Time.Add(-fromMilliseconds(ms))
 	s.visit(step)
 }
 
-// formatProtections returns an attestation in one line.
-func formatProtections(a sandbox.Attestation) string {
-	parts := []string{"network " + a.Network, "user " + a.User, "seccomp " + a.Seccomp}
+// formatProtections returns an attestation, and what commands may reach, in one line.
+func formatProtections(a sandbox.Attestation, reach *record.Egress) string {
+	parts := []string{"network: " + reach.Words(a.Network), "user " + a.User, "seccomp " + a.Seccomp}
 	if a.RootReadOnly {
 		parts = append(parts, "read-only root")
 	}

@@ -2,6 +2,7 @@ package network
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -123,6 +124,12 @@ func TestServers(t *testing.T) {
 			if _, err := transport.RoundTrip(req); err == nil || !strings.Contains(err.Error(), want) { //nolint:bodyclose // it fails
 				t.Errorf("%s: %v, want %q", url, err, want)
 			}
+		}
+		if !slices.ContainsFunc(*records, func(p record.Payload) bool {
+			c, ok := p.(record.NetworkClosed)
+			return ok && c.Warning() == "MCP server remote could not resolve remote.invalid"
+		}) {
+			t.Errorf("nobody is warned of the name without an address: %+v", *records)
 		}
 	}
 }
