@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -223,6 +222,9 @@ type egressSuggestion struct {
 	Rule    string `json:"rule,omitempty"`
 	Preset  string `json:"preset,omitempty"`
 	Private string `json:"private,omitempty"`
+	// Registry is the preset in which the user's own registry has the place of the refused
+	// public one.
+	Registry string `json:"registry,omitempty"`
 	// Methods are those that were refused, of a rule of http or https.
 	Methods []string `json:"methods,omitempty"`
 	Host    string   `json:"host"`
@@ -232,10 +234,20 @@ type egressSuggestion struct {
 
 func suggestEgress(a *app, s trace.Session, asJSON bool) error {
 	list := []egressSuggestion{}
+	var reach *record.Egress
+	var unresolved []string
 	overview, err := trace.Read(s, func(r record.Record) {
-		var p record.NetworkDenied
-		if r.Kind == p.Kind() && json.Unmarshal(r.Payload, &p) == nil && p.Way != "" {
-			list = addSuggestion(list, p)
+		switch r.Kind {
+		case record.KindSessionCreated, record.KindSessionResumed: // whose payload begins alike
+			reach = record.PayloadOf[record.SessionCreated](r).Egress
+		case record.KindNetworkDenied:
+			if p := record.PayloadOf[record.NetworkDenied](r); p.Way != "" {
+				list = addSuggestion(list, p, reach)
+			}
+		case record.KindNetworkClosed:
+			if w := record.PayloadOf[record.NetworkClosed](r).Warning(); w != "" && !slices.Contains(unresolved, w) {
+				unresolved = append(unresolved, w)
+			}
 		}
 	})
 	if err != nil {
@@ -247,6 +259,9 @@ func suggestEgress(a *app, s trace.Session, asJSON bool) error {
 	slices.SortStableFunc(list, func(a, b egressSuggestion) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Host, b.Host))
 	})
+	for _, w := range unresolved {
+		a.warn(makeSafe(w))
+	}
 	if len(list) == 0 && !asJSON {
 		a.warn("no connection of the session's commands or MCP servers was refused")
 		return nil
@@ -254,14 +269,16 @@ func suggestEgress(a *app, s trace.Session, asJSON bool) error {
 	return a.show(asJSON, list, func(p *page) { describeSuggestions(p, list) })
 }
 
-// addSuggestion adds a refusal to a list.
-func addSuggestion(list []egressSuggestion, p record.NetworkDenied) []egressSuggestion {
+// addSuggestion adds a refusal to a list; reach is what commands may reach.
+func addSuggestion(list []egressSuggestion, p record.NetworkDenied, reach *record.Egress) []egressSuggestion {
 	s := egressSuggestion{Server: p.Server, Host: p.Host, Reason: p.Reason, Count: max(p.Count, 1)}
-	switch key, item := config.Lacking(p); key {
+	switch key, item := config.Lacking(p, reach); key {
 	case "presets":
 		s.Preset = item
 	case "private":
 		s.Private = item
+	case config.ReplacedRegistry:
+		s.Registry = item
 	default:
 		s.Rule = suggestRule(p)
 	}
@@ -342,7 +359,11 @@ func describeSuggestions(p *page, list []egressSuggestion) {
 		if s.Server != "" {
 			of = " of the MCP server " + s.Server
 		}
-		p.line("# %s%s: refused (%s); no rule of allow changes that", s.Host, of, s.times())
+		why := "no rule of allow changes that"
+		if s.Registry != "" {
+			why = config.ReplacedAdvice(s.Registry)
+		}
+		p.line("# %s%s: refused (%s); %s", s.Host, of, s.times(), why)
 	}
 }
 

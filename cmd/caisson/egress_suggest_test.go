@@ -20,7 +20,7 @@ func TestSuggestionsOfServers(t *testing.T) {
 		{Host: "a.example:443", Way: "connect", Reason: "not_allowed", Server: "b: c"},
 		{Host: "evil.example:80", Way: "http", Reason: "address", Addr: "127.0.0.1", Server: "docs"},
 	} {
-		list = addSuggestion(list, p)
+		list = addSuggestion(list, p, nil)
 	}
 	var p page
 	describeSuggestions(&p, list)
@@ -43,8 +43,20 @@ mcpServers:
 		t.Error(d)
 	}
 	p.Reset()
-	describeSuggestions(&p, addSuggestion(nil, record.NetworkDenied{Host: "evil.example:80", Way: "http", Reason: "address", Addr: "127.0.0.1", Server: "docs"}))
+	describeSuggestions(&p, addSuggestion(nil, record.NetworkDenied{Host: "evil.example:80", Way: "http", Reason: "address", Addr: "127.0.0.1", Server: "docs"}, nil))
 	if want := "# evil.example:80 of the MCP server docs: refused (address, 1 times); no rule of allow changes that\n"; p.String() != want {
 		t.Errorf("only a refusal: %q", p.String())
+	}
+}
+
+// TestSuggestNotThePublicRegistry checks that the public registry isn't suggested if a preset
+// has the user's own in its place.
+func TestSuggestNotThePublicRegistry(t *testing.T) {
+	reach := &record.Egress{Presets: []string{"pip"}, Allow: []string{"https://pip.corp.test/simple/", "https://pypi.org/pypi/"}}
+	denied := record.NetworkDenied{Host: "pypi.org:443", URL: "https://pypi.org/simple/x/", Way: "connect", Reason: "path", Method: "GET"}
+	var p page
+	describeSuggestions(&p, addSuggestion(nil, denied, reach))
+	if want := "# pypi.org:443: refused (path, 1 times); the preset pip allows your own registry in its place\n"; p.String() != want {
+		t.Errorf("%q, want %q", p.String(), want)
 	}
 }

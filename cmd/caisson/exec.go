@@ -224,7 +224,7 @@ func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface,
 	u.attach(&o, force)
 	o.NoDiffs = true
 	o.Mirror = func(r record.Record, _ []byte) {
-		if isWarning(r) {
+		if r.Kind == record.KindSessionCreated || isWarning(r) {
 			u.out.Queue(len(r.Payload), func() { u.render.RecordWarning(r) })
 		}
 	}

@@ -279,6 +279,8 @@ func isWarning(r record.Record) bool {
 	switch r.Kind {
 	case record.KindWarning, record.KindSandboxLost, record.KindNetworkDenied, record.KindMCPServerFailed:
 		return true
+	case record.KindNetworkClosed:
+		return record.PayloadOf[record.NetworkClosed](r).Warning() != ""
 	case record.KindSandboxStarted:
 		return len(record.PayloadOf[record.SandboxStarted](r).Attestation.Lost) > 0
 	}

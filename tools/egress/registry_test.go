@@ -22,7 +22,7 @@ import (
 // server.
 func newRegistrySession(t testing.TB, server *secureServer, keep *cache.Cache, lock *cache.Lock, edit func(*Options)) *session {
 	t.Helper()
-	p, err := preset.New("go", preset.Options{Registries: map[string][]string{"go": {server.url("/")}}})
+	p, err := preset.New("go", preset.Options{Registries: map[string][]preset.Registry{"go": {{URL: server.url("/")}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,27 +14,45 @@ import (
 // maxConfigBytes bounds the configuration files of package managers.
 const maxConfigBytes = 1 << 20
 
-// ReadRegistries returns the registries that the configuration of package managers in
-// a home directory names, by preset, for [Options.Registries]. A preset whose program
-// names none is absent. Credentials in those files are not used. Files in the workspace,
-// an absolute path or "", are not read, because commands can change them; ignored are
-// those that exist.
-func ReadRegistries(home, workspace string) (registries map[string][]string, ignored []string, err error) {
-	out := map[string][]string{}
+// Registry is a registry that the configuration of a package manager names.
+type Registry struct {
+	URL string
+	// For is the part of the packages that programs take from it: a scope of npm, such as
+	// @org, or [Extra]. "" is all others, which then are not in the public registry.
+	For string
+}
+
+// Extra is [Registry.For] of registries that a program asks beside its own.
+const Extra = "extra"
+
+// Places are directories of this machine.
+type Places struct {
+	// Home is the user's directory, Config the one in XDG_CONFIG_HOME or its default.
+	Home, Config string
+	// Workspace is the session's; "" is none.
+	Workspace string
+}
+
+// ReadRegistries returns the registries that the user's own configuration of package
+// managers names, by preset, for [Options.Registries]. A preset whose program names none is
+// absent. Credentials in those files are not used. Files in the workspace are not read,
+// because commands can change them; ignored are those that exist.
+func ReadRegistries(at Places) (registries map[string][]Registry, ignored []string, err error) {
+	out := map[string][]Registry{}
 	var failed []error
 	for _, f := range []struct {
-		preset string
-		path   string
-		parse  func(section, key, value string) []string
+		preset    string
+		dir, name string
+		parse     func(section, key, value string) []Registry
 	}{
-		{"npm", ".npmrc", parseNPM},
-		{"pip", ".config/pip/pip.conf", parsePip},
-		{"pip", ".pip/pip.conf", parsePip},
-		{"cargo", ".cargo/config.toml", parseCargo},
-		{"go", ".config/go/env", parseGo},
+		{"npm", at.Home, ".npmrc", parseNPM},
+		{"pip", at.Home, ".pip/pip.conf", parsePip}, // the next one is stronger
+		{"pip", at.Config, "pip/pip.conf", parsePip},
+		{"cargo", at.Home, ".cargo/config.toml", parseCargo},
+		{"go", at.Config, "go/env", parseGo},
 	} {
-		path := filepath.Join(home, f.path)
-		if isWithin(path, workspace) {
+		path := filepath.Join(f.dir, f.name)
+		if isWithin(path, at.Workspace) {
 			if _, err := os.Lstat(path); err == nil {
 				ignored = append(ignored, path)
 			}
@@ -44,14 +63,14 @@ func ReadRegistries(home, workspace string) (registries map[string][]string, ign
 			failed = append(failed, err)
 			continue
 		}
-		for _, s := range parseConfig(text, f.parse) {
-			base, err := registryURL(s)
+		for _, r := range parseConfig(text, f.parse) {
+			r.URL, err = registryURL(r.URL)
 			if err != nil {
 				failed = append(failed, fmt.Errorf("%s: %w", path, err))
 				continue
 			}
-			if !slices.Contains(out[f.preset], base) {
-				out[f.preset] = append(out[f.preset], base)
+			if !slices.Contains(out[f.preset], r) {
+				out[f.preset] = append(out[f.preset], r)
 			}
 		}
 	}
@@ -91,8 +110,8 @@ func readConfig(path string) (string, error) {
 
 // parseConfig calls parse with the settings of a file of lines such as key=value, in
 // sections, and returns what it returns.
-func parseConfig(text string, parse func(section, key, value string) []string) []string {
-	var out []string
+func parseConfig(text string, parse func(section, key, value string) []Registry) []Registry {
+	var out []Registry
 	section, key := "", ""
 	for line := range strings.Lines(text) {
 		trimmed := strings.TrimSpace(line)
@@ -116,34 +135,95 @@ func parseConfig(text string, parse func(section, key, value string) []string) [
 	return out
 }
 
-func parseNPM(_, key, value string) []string {
-	if key == "registry" || strings.HasPrefix(key, "@") && strings.HasSuffix(key, ":registry") {
-		return []string{value}
+func parseNPM(_, key, value string) []Registry {
+	if key == "registry" {
+		return []Registry{{URL: value}}
+	}
+	if scope, ok := strings.CutSuffix(key, ":registry"); ok && strings.HasPrefix(scope, "@") {
+		return []Registry{{URL: value, For: scope}}
 	}
 	return nil
 }
 
-func parsePip(section, key, value string) []string {
-	if (section == "global" || section == "install") && (key == "index-url" || key == "extra-index-url") {
-		return strings.Fields(value)
+func parsePip(section, key, value string) (list []Registry) {
+	use, ok := map[string]string{"index-url": "", "extra-index-url": Extra}[key]
+	if section != "global" && section != "install" || !ok {
+		return nil
 	}
-	return nil
+	for s := range strings.FieldsSeq(value) {
+		list = append(list, Registry{URL: s, For: use})
+	}
+	return list
 }
 
-func parseCargo(section, key, value string) []string {
+func parseCargo(section, key, value string) []Registry {
 	if strings.HasPrefix(section, "source.") && key == "registry" || strings.HasPrefix(section, "registries.") && key == "index" {
 		if strings.HasPrefix(value, "sparse+") {
-			return []string{value}
+			return []Registry{{URL: value}}
 		}
 	}
 	return nil
 }
 
-func parseGo(_, key, value string) []string {
+func parseGo(_, key, value string) (list []Registry) {
 	if key != "GOPROXY" {
 		return nil
 	}
-	return slices.DeleteFunc(strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == '|' }), func(s string) bool {
-		return s == "direct" || s == "off"
-	})
+	for s := range strings.FieldsFuncSeq(value, func(r rune) bool { return r == ',' || r == '|' }) {
+		if s != "direct" && s != "off" {
+			list = append(list, Registry{URL: s})
+		}
+	}
+	return list
+}
+
+// configureNPM makes npm, pnpm and Yarn use the user's own registries. The variable is the
+// only way that all three read; names of scopes can't be in one that shells pass on.
+func configureNPM(p *Preset, own []Registry) {
+	scopes := ""
+	for _, r := range own {
+		if r.For == "" {
+			p.Env = append(p.Env, "npm_config_registry="+r.URL)
+			continue
+		}
+		scopes += r.For + ":registry=" + r.URL + "\n"
+	}
+	if scopes != "" {
+		p.Files = map[string]string{"npmrc": scopes}
+		p.Env = append(p.Env, "npm_config_globalconfig="+FilesPlaceholder+"/npmrc")
+	}
+}
+
+// configurePip makes pip use the user's own indexes. It takes those without TLS only if their
+// hosts are trusted, as they must be in the user's own configuration.
+func configurePip(p *Preset, own []Registry) {
+	var extra, trusted []string
+	for _, r := range own {
+		if r.For == "" {
+			p.Env = append(p.Env, "PIP_INDEX_URL="+r.URL)
+		} else {
+			extra = append(extra, r.URL)
+		}
+		if u, err := url.Parse(r.URL); err == nil && u.Scheme == "http" {
+			trusted = append(trusted, u.Host)
+		}
+		for _, l := range pipLayouts {
+			if base, ok := strings.CutSuffix(r.URL, l.index); ok {
+				p.sources = append(p.sources, source{url: base + l.files, kind: kindPyFile})
+			}
+		}
+	}
+	if len(extra) > 0 {
+		p.Env = append(p.Env, "PIP_EXTRA_INDEX_URL="+strings.Join(extra, " "))
+	}
+	if len(trusted) > 0 {
+		p.Env = append(p.Env, "PIP_TRUSTED_HOST="+strings.Join(trusted, " "))
+	}
+}
+
+// pipLayouts are where servers have the files of an index.
+var pipLayouts = []struct{ index, files string }{
+	{"/simple/", "/packages/"}, // Artifactory, Nexus, pypiserver
+	{"/simple/", "/files/"},    // GitLab
+	{"/+simple/", "/+f/"},      // devpi
 }

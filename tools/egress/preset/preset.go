@@ -81,11 +81,21 @@ func For(host string) string {
 	return ""
 }
 
+// PublicRegistry returns the URL of the public registry of a preset.
+func PublicRegistry(name string) string {
+	for i := range table {
+		if table[i].name == name {
+			return table[i].sources[0].url
+		}
+	}
+	return ""
+}
+
 // Options configure presets.
 type Options struct {
-	// Registries are URLs of registries, by the name of a preset, instead of the
-	// public ones. Their servers have the same layout.
-	Registries map[string][]string
+	// Registries are the user's own registries, by the name of a preset. Their servers have
+	// the layout of the public ones.
+	Registries map[string][]Registry
 	// Push lists the URLs of git repositories that may be pushed to, Fetch those that
 	// may be fetched from.
 	Fetch, Push []string
@@ -112,17 +122,26 @@ func New(name string, o Options) (*Preset, error) {
 		return nil, fmt.Errorf("unknown preset %q, want one of %s", name, strings.Join(Names(), ", "))
 	}
 	d := &table[at]
-	p := &Preset{Name: name, Env: d.env, Files: d.files, NeedsJavaRoots: d.java}
+	p := &Preset{Name: name, Env: slices.Clone(d.env), Files: d.files, NeedsJavaRoots: d.java}
 	p.sources = slices.Clone(d.sources)
-	if own := o.Registries[name]; len(own) > 0 {
+	own := slices.Clone(o.Registries[name])
+	if slices.ContainsFunc(own, func(r Registry) bool { return r.For == "" }) {
 		p.sources = slices.DeleteFunc(p.sources, func(s source) bool { return s.registry })
-		for _, s := range own {
-			base, err := registryURL(s)
-			if err != nil {
-				return nil, fmt.Errorf("preset %s: registry: %w", name, err)
-			}
-			p.sources = append(p.sources, source{url: base, kind: d.sources[0].kind, registry: true})
+	}
+	for i := range own {
+		base, err := registryURL(own[i].URL)
+		if err != nil {
+			return nil, fmt.Errorf("preset %s: registry: %w", name, err)
 		}
+		own[i].URL = base
+		for _, s := range d.sources {
+			if path, ok := strings.CutPrefix(s.url, d.sources[0].url); ok && s.registry {
+				p.sources = append(p.sources, source{url: base + path, methods: s.methods, kind: s.kind, registry: true})
+			}
+		}
+	}
+	if d.configure != nil {
+		d.configure(p, own)
 	}
 	for _, s := range p.sources {
 		r, err := rule.ParseEgress(s.url)

@@ -173,17 +173,19 @@ func TestRegistries(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, ignored, err := ReadRegistries(home, filepath.Join(home, "src"))
-	want := map[string][]string{
-		"npm": {"https://npm.corp.test/api/npm/", "https://npm.pkg.test/"}, "pip": {"https://pip.corp.test/simple/", "https://a.test/simple/", "https://b.test/simple/"},
-		"cargo": {"https://cargo.corp.test/index/"}, "go": {"https://go.corp.test/", "https://proxy.golang.org/"},
+	config := filepath.Join(home, ".config")
+	got, ignored, err := ReadRegistries(Places{home, config, filepath.Join(home, "src")})
+	want := map[string][]Registry{
+		"npm":   {{"https://npm.corp.test/api/npm/", ""}, {"https://npm.pkg.test/", "@org"}},
+		"pip":   {{"https://pip.corp.test/simple/", ""}, {"https://a.test/simple/", Extra}, {"https://b.test/simple/", Extra}},
+		"cargo": {{"https://cargo.corp.test/index/", ""}}, "go": {{"https://go.corp.test/", ""}, {"https://proxy.golang.org/", ""}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil || len(ignored) > 0 {
 		t.Errorf("%v, ignored %v\n%s", err, ignored, diff)
 	}
 	// What commands can change must not widen what the next session reaches.
-	for _, workspace := range []string{home, filepath.Join(home, ".config")} {
-		some, ignored, err := ReadRegistries(home, workspace)
+	for _, workspace := range []string{home, config} {
+		some, ignored, err := ReadRegistries(Places{home, config, workspace})
 		if err != nil || len(some["go"]) > 0 || !slices.Contains(ignored, filepath.Join(home, ".config/go/env")) {
 			t.Errorf("in the workspace %s: %v, ignored %v, %v", workspace, some, ignored, err)
 		}
@@ -192,10 +194,10 @@ func TestRegistries(t *testing.T) {
 	if err := os.Symlink(filepath.Join(home, ".npmrc"), filepath.Join(linked, ".npmrc")); err != nil {
 		t.Fatal(err)
 	}
-	if some, ignored, err := ReadRegistries(linked, home); err != nil || len(some) > 0 || len(ignored) != 1 {
+	if some, ignored, err := ReadRegistries(Places{linked, linked, home}); err != nil || len(some) > 0 || len(ignored) != 1 {
 		t.Errorf("through a symlink: %v, ignored %v, %v", some, ignored, err)
 	}
-	if some, _, err := ReadRegistries(linked, t.TempDir()); err != nil || len(some) != 1 {
+	if some, _, err := ReadRegistries(Places{linked, linked, t.TempDir()}); err != nil || len(some) != 1 {
 		t.Errorf("the control has %v, %v", some, err)
 	}
 	p := newPreset(t, "npm", Options{Registries: got})
@@ -212,11 +214,93 @@ func TestRegistries(t *testing.T) {
 	if m := newPreset(t, "go", Options{Registries: got}).Mirrors; len(m) != 1 || m[0].URL != "https://go.corp.test/" {
 		t.Errorf("the mirrors are %v", m)
 	}
-	if empty, _, err := ReadRegistries(t.TempDir(), ""); err != nil || len(empty) > 0 {
+	if empty, _, err := ReadRegistries(Places{Home: t.TempDir(), Config: t.TempDir()}); err != nil || len(empty) > 0 {
 		t.Errorf("an empty home: %v, %v", empty, err)
 	}
-	if _, err := New("npm", Options{Registries: map[string][]string{"npm": {"ftp://x.test/"}}}); err == nil {
+	if _, err := New("npm", Options{Registries: map[string][]Registry{"npm": {{URL: "ftp://x.test/"}}}}); err == nil {
 		t.Error("a registry of ftp is accepted")
+	}
+}
+
+// TestOwnRegistries checks that programs use the user's own registries, without the
+// credentials in their URLs, and that a registry beside the public one doesn't replace it.
+func TestOwnRegistries(t *testing.T) {
+	for _, tt := range []struct {
+		preset string
+		own    []Registry
+		env    []string // beside those of every user
+		npmrc  string
+		rules  []string
+	}{
+		{preset: "npm", rules: []string{"https://registry.npmjs.org/", "https://registry.npmjs.org/-/npm/v1/security/", "https://registry.yarnpkg.com/"}},
+		{
+			preset: "npm", own: []Registry{{URL: "https://me:secret@npm.corp.test/api/npm?x=secret"}},
+			env:   []string{"npm_config_registry=https://npm.corp.test/api/npm/"},
+			rules: []string{"https://registry.yarnpkg.com/", "https://npm.corp.test/api/npm/", "https://npm.corp.test/api/npm/-/npm/v1/security/"},
+		},
+		{
+			preset: "npm", own: []Registry{{"https://u:secret@npm.org.test", "@org"}},
+			env: []string{"npm_config_globalconfig=" + FilesPlaceholder + "/npmrc"}, npmrc: "@org:registry=https://npm.org.test/\n",
+			rules: []string{
+				"https://registry.npmjs.org/", "https://registry.npmjs.org/-/npm/v1/security/", "https://registry.yarnpkg.com/",
+				"https://npm.org.test/", "https://npm.org.test/-/npm/v1/security/",
+			},
+		},
+		{
+			preset: "pip", own: []Registry{{"https://me:secret@pip.corp.test/simple", ""}, {"http://a.test:81/root/+simple/", Extra}, {"https://b.test/x", Extra}},
+			env: []string{"PIP_INDEX_URL=https://pip.corp.test/simple/", "PIP_EXTRA_INDEX_URL=http://a.test:81/root/+simple/ https://b.test/x/", "PIP_TRUSTED_HOST=a.test:81"},
+			rules: []string{
+				"https://pypi.org/pypi/", "https://files.pythonhosted.org/packages/", "https://pip.corp.test/simple/", "http://a.test:81/root/+simple/", "https://b.test/x/",
+				"https://pip.corp.test/packages/", "https://pip.corp.test/files/", "http://a.test:81/root/+f/",
+			},
+		},
+		{
+			preset: "pip", own: []Registry{{"https://b.test/x", Extra}}, env: []string{"PIP_EXTRA_INDEX_URL=https://b.test/x/"},
+			rules: []string{"https://pypi.org/simple/", "https://pypi.org/pypi/", "https://files.pythonhosted.org/packages/", "https://b.test/x/"},
+		},
+	} {
+		p := newPreset(t, tt.preset, Options{Registries: map[string][]Registry{tt.preset: tt.own}})
+		if diff := cmp.Diff(append(newPreset(t, tt.preset, Options{}).Env, tt.env...), p.Env); diff != "" {
+			t.Errorf("%s %v:\n%s", tt.preset, tt.own, diff)
+		}
+		if p.Files["npmrc"] != tt.npmrc {
+			t.Errorf("%v: the file is %q", tt.own, p.Files["npmrc"])
+		}
+		var rules []string
+		for _, r := range p.Rules {
+			rules = append(rules, r.String())
+		}
+		if diff := cmp.Diff(tt.rules, rules); diff != "" {
+			t.Errorf("%s %v:\n%s", tt.preset, tt.own, diff)
+		}
+		if text := fmt.Sprint(p.Env, p.Files, rules); strings.Contains(text, "secret") {
+			t.Errorf("credentials are in %s", text)
+		}
+	}
+}
+
+// TestPipConfigurations checks that pip's file in XDG_CONFIG_HOME is stronger than the old one.
+func TestPipConfigurations(t *testing.T) {
+	home, config := t.TempDir(), t.TempDir()
+	for path, host := range map[string]string{filepath.Join(home, ".pip"): "old", filepath.Join(home, ".config/pip"): "unused", filepath.Join(config, "pip"): "new"} {
+		err := os.MkdirAll(path, 0o700)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(path, "pip.conf"), []byte("[global]\nindex-url = https://"+host+".test/simple\n"), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	own, _, err := ReadRegistries(Places{Home: home, Config: config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Registry{{URL: "https://old.test/simple/"}, {URL: "https://new.test/simple/"}}, own["pip"]); diff != "" {
+		t.Error(diff)
+	}
+	env := newPreset(t, "pip", Options{Registries: own}).Env
+	if last := env[len(env)-1]; last != "PIP_INDEX_URL=https://new.test/simple/" {
+		t.Errorf("the last variable, which counts, is %s", last)
 	}
 }
 
@@ -278,13 +362,13 @@ func TestDigests(t *testing.T) {
 func FuzzConfig(f *testing.F) {
 	f.Add("registry=https://a.test/\n[global]\nindex-url = https://b.test\n    https://c.test\n[source.x]\nregistry = \"sparse+https://d.test\"\nGOPROXY=https://e.test|direct")
 	f.Fuzz(func(t *testing.T, text string) {
-		for _, parse := range []func(section, key, value string) []string{parseNPM, parsePip, parseCargo, parseGo} {
+		for _, parse := range []func(section, key, value string) []Registry{parseNPM, parsePip, parseCargo, parseGo} {
 			for _, s := range parseConfig(text, parse) {
-				base, err := registryURL(s)
+				base, err := registryURL(s.URL)
 				if err != nil {
 					continue
 				}
-				if strings.Contains(base, "@") && !strings.Contains(s[strings.Index(s, "://")+3:], "/") {
+				if strings.Contains(base, "@") && !strings.Contains(s.URL[strings.Index(s.URL, "://")+3:], "/") {
 					t.Errorf("%q keeps credentials: %q", s, base)
 				}
 			}

@@ -33,6 +33,9 @@ type data struct {
 	files   map[string]string
 	mirror  string // path of the proxy that stands for the registry
 	java    bool
+	// configure makes programs use the user's own registries; nil if the mirror is enough, or
+	// if the program can't be made to.
+	configure func(p *Preset, own []Registry)
 	// offline are patterns of whole phrases that programs print when they need a registry and
 	// have no network. A part of one would also match in files and logs that a command shows.
 	offline []string
@@ -59,8 +62,9 @@ var table = []data{
 			{url: "https://registry.npmjs.org/-/npm/v1/security/", methods: []string{"POST"}, registry: true},
 			{url: "https://registry.yarnpkg.com/", kind: kindNPM},
 		},
-		env:     []string{"npm_config_update_notifier=false", "npm_config_fund=false"},
-		offline: []string{`^npm (error|ERR!) code ENOTCACHED`, `^\s*ERR_PNPM_NO_OFFLINE_`, `getaddrinfo (ENOTFOUND|EAI_AGAIN) registry\.`},
+		env:       []string{"npm_config_update_notifier=false", "npm_config_fund=false"},
+		configure: configureNPM,
+		offline:   []string{`^npm (error|ERR!) code ENOTCACHED`, `^\s*ERR_PNPM_NO_OFFLINE_`, `getaddrinfo (ENOTFOUND|EAI_AGAIN) registry\.`},
 		facts: []Fact{
 			{"npm audit posts the list of packages to /-/npm/v1/security/", "npm Docs, npm audit; npm 11"},
 			{"the setting cafile overrides NODE_EXTRA_CA_CERTS", "tried with npm 11.19"},
@@ -74,8 +78,9 @@ var table = []data{
 			{url: "https://pypi.org/pypi/", kind: kindIndex},
 			{url: "https://files.pythonhosted.org/packages/", kind: kindPyFile},
 		},
-		env:     []string{"PIP_DISABLE_PIP_VERSION_CHECK=1"},
-		offline: []string{`^ERROR: No matching distribution found for `, `Because [\w.-]+ was not found in the cache and you require `, `Network connectivity is disabled, but \w`},
+		env:       []string{"PIP_DISABLE_PIP_VERSION_CHECK=1"},
+		configure: configurePip,
+		offline:   []string{`^ERROR: No matching distribution found for `, `Because [\w.-]+ was not found in the cache and you require `, `Network connectivity is disabled, but \w`},
 		facts: []Fact{
 			{"links of an index have the digest of their file", "Simple repository API, PyPA specifications, version 1.1"},
 			{"PIP_CERT and REQUESTS_CA_BUNDLE name the roots", "pip documentation, HTTPS Certificates; pip 23.2"},

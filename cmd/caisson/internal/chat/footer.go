@@ -21,6 +21,7 @@ type Status struct {
 	model   string
 	sandbox string
 	mode    string
+	egress  *record.Egress
 	changed int
 	// spent is in millionths of a US dollar, unknown if a price is missing; limit is nil
 	// for none.
@@ -40,10 +41,11 @@ func (s *Status) AddRecord(r record.Record) {
 		p := record.PayloadOf[record.SessionCreated](r)
 		s.spent, s.unknown, s.changed = 0, false, 0 // of an earlier session
 		s.model, s.mode, s.limit = p.Model.String(), p.WorkspaceMode, p.Budget.CostMicroUSD
+		s.egress = p.Egress
 		s.sandbox = cmp.Or(p.Backend.Chosen, "no sandbox yet")
 	case record.KindSandboxStarted, record.KindSandboxRestarted:
 		p := record.PayloadOf[record.SandboxStarted](r)
-		s.sandbox = p.Attestation.Backend + ", network " + p.Attestation.Network
+		s.sandbox = p.Attestation.Backend + ", network: " + s.egress.Words(p.Attestation.Network)
 	case record.KindModelCallCompleted:
 		p := record.PayloadOf[record.ModelCallCompleted](r)
 		if p.Model.Model != "" {

@@ -159,10 +159,10 @@ func (n *PresetNames) setText(text string) error { return (*VariableNames)(n).se
 // parsePresets returns the presets, for the registries that the user's own
 // configuration of the package managers names, and their rules. Ignored are the files of
 // that configuration which do not count.
-func (e *Egress) parsePresets(home, workspace string, o *runner.EgressOptions) (ignored []string, err error) {
-	var registries map[string][]string
-	if len(e.Presets) > 0 && home != "" {
-		registries, ignored, err = preset.ReadRegistries(home, workspace)
+func (e *Egress) parsePresets(at preset.Places, o *runner.EgressOptions) (ignored []string, err error) {
+	var registries map[string][]preset.Registry
+	if len(e.Presets) > 0 && at.Home != "" {
+		registries, ignored, err = preset.ReadRegistries(at)
 		if err != nil {
 			return nil, &Error{Where: "egress.presets", Message: "a configuration of a package manager can't be used: " + err.Error(), Hint: "fix that file, or write rules in egress.allow instead of the preset"}
 		}
@@ -305,7 +305,7 @@ const (
 // EgressOptions returns what the commands of a session may reach, and warnings about
 // it. Options without a policy are for commands without a network.
 func (c *Config) EgressOptions() (runner.EgressOptions, []string, error) {
-	o, warnings, err := c.Egress.parseOptions(c.home, c.workspace)
+	o, warnings, err := c.Egress.parseOptions(c.places(c.workspace))
 	if err == nil && o.Policy != nil {
 		_, err = c.Egress.parseKeys(c.Env, c.EnvFrom)
 	}
@@ -321,7 +321,7 @@ func (c *Config) EgressOptions() (runner.EgressOptions, []string, error) {
 func TaskEgress(c *Config) (runner.EgressOptions, error) {
 	e := c.Egress
 	e.Allow, e.Presets, e.Git, e.Private, e.Lock, e.Unknown = nil, nil, nil, nil, nil, new(unknownPrompt)
-	o, _, err := e.parseOptions(c.home, "")
+	o, _, err := e.parseOptions(c.places(""))
 	o.Ask = false
 	return o, c.addPlace(err)
 }
@@ -336,7 +336,7 @@ func BuildNetwork(c *Config) (*runner.EgressOptions, error) {
 	e := c.Egress
 	e.CA, e.Lock = nil, nil
 	e.Allow = append(EgressRules{{URL: "public"}}, e.Allow...)
-	o, _, err := e.parseOptions(c.home, "")
+	o, _, err := e.parseOptions(c.places(""))
 	if err != nil {
 		return nil, c.addPlace(err)
 	}
@@ -347,9 +347,14 @@ func BuildNetwork(c *Config) (*runner.EgressOptions, error) {
 // buildNone is the value of build_network for none.
 const buildNone = "none"
 
-// parseOptions returns the options without keys, and warnings; home is the directory of
-// the user, "" for none, and workspace that of the session.
-func (e *Egress) parseOptions(home, workspace string) (runner.EgressOptions, []string, error) {
+// places returns where the configuration of package managers is, for a workspace.
+func (c *Config) places(workspace string) preset.Places {
+	return preset.Places{Home: c.home, Config: c.configHome, Workspace: workspace}
+}
+
+// parseOptions returns the options without keys, and warnings. Places without a Home have
+// no configuration of package managers.
+func (e *Egress) parseOptions(at preset.Places) (runner.EgressOptions, []string, error) {
 	deny, err := e.Deny.parseAll("egress.deny")
 	if err != nil {
 		return runner.EgressOptions{}, nil, err
@@ -368,8 +373,8 @@ func (e *Egress) parseOptions(home, workspace string) (runner.EgressOptions, []s
 		Policy: &rule.Policy{Allow: allow, Within: e.within, Deny: deny}, Ask: *e.Unknown == unknownPrompt, AskAddress: !e.publicOnly,
 		Capture: *e.Capture, Budget: e.Budget.egressBudget(),
 	}
-	ignored, err := e.parsePresets(home, workspace, &o)
-	if err := cmp.Or(err, e.readFiles(home, &o)); err != nil {
+	ignored, err := e.parsePresets(at, &o)
+	if err := cmp.Or(err, e.readFiles(at.Home, &o)); err != nil {
 		return runner.EgressOptions{}, nil, err
 	}
 	for _, path := range ignored {
@@ -427,29 +432,52 @@ func (c *Config) UnusedPrivate() []string {
 	return out
 }
 
+// ReplacedRegistry is the key of [Lacking] for a public registry in whose place the preset has
+// the user's own: no setting should allow it, because anybody can publish there.
+const ReplacedRegistry = "registry"
+
 // Lacking returns the setting of egress, without its place there, that would allow a
 // refused connection to a public registry, or to an address that is not public: its key,
 // and the item or entry on one line. The key is "" for others: a name that leads to this
-// machine or a metadata service may be an attack.
-func Lacking(p record.NetworkDenied) (key, item string) {
+// machine or a metadata service may be an attack, and so may the address of one. The session's
+// commands may reach what e describes.
+func Lacking(p record.NetworkDenied, e *record.Egress) (key, item string) {
 	host, _, err := net.SplitHostPort(p.Host)
 	if err != nil {
 		host = p.Host
 	}
 	addr, _ := netip.ParseAddr(p.Addr)
+	name := preset.For(host)
+	registry := preset.PublicRegistry(name)
 	switch {
 	case p.Rule != "": // no setting outweighs egress.deny
-	case p.Reason == rule.ReasonNotAllowed && p.Way != "" && preset.For(host) != "":
-		return "presets", preset.For(host)
-	case p.Reason == rule.ReasonAddress && addr.IsValid() && (host == rule.HostName || !rule.IsOfMachine(addr)):
+	case p.Way != "" && name != "" && (p.Reason == rule.ReasonNotAllowed || p.Reason == rule.ReasonPath && strings.HasPrefix(p.URL, registry)):
+		switch {
+		case e == nil || p.Server != "" || !slices.Contains(e.Presets, name):
+			return "presets", name
+		case !slices.Contains(e.Allow, registry): // else a bound of the rules refuses it
+			return ReplacedRegistry, name
+		}
+	case p.Reason == rule.ReasonAddress && addr.IsValid() && (host == rule.HostName || !rule.IsOfMachine(addr) || host == p.Addr && isOwnLiteral(addr)):
 		return "private", FlowScalar(host) + ": [" + FlowScalar(p.Addr) + "]"
 	}
 	return "", ""
 }
 
+// isOwnLiteral reports whether an address that a rule allows can be this machine's in a
+// network, and is nothing worse.
+func isOwnLiteral(addr netip.Addr) bool {
+	return addr.IsGlobalUnicast() && !addr.Is4In6() && !rule.HoldsMetadata(netip.PrefixFrom(addr, addr.BitLen()))
+}
+
+// ReplacedAdvice returns why the public registry of a preset was refused.
+func ReplacedAdvice(name string) string {
+	return "the preset " + name + " allows your own registry in its place"
+}
+
 // LineToAllow returns the line of a configuration with what [Lacking] returns, or "".
-func LineToAllow(p record.NetworkDenied) string {
-	key, item := Lacking(p)
+func LineToAllow(p record.NetworkDenied, e *record.Egress) string {
+	key, item := Lacking(p, e)
 	line := map[string]string{"presets": "presets: [" + item + "]", "private": "private: {" + item + "}"}[key]
 	switch {
 	case line == "":

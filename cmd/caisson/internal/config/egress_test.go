@@ -1,6 +1,12 @@
 package config
 
 import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -300,8 +306,78 @@ func TestUnusedPrivate(t *testing.T) {
 	}
 }
 
+// ownAddress returns an IPv4 address of this machine beside loopback.
+func ownAddress(t *testing.T) string {
+	t.Helper()
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() && p.Addr().IsGlobalUnicast() {
+			return p.Addr().String()
+		}
+	}
+	t.Skip("this machine has no address but that of loopback")
+	return ""
+}
+
+// TestReplacedRegistry checks that nobody is told to allow the public registry if a preset
+// has the user's own in its place.
+func TestReplacedRegistry(t *testing.T) {
+	own := &record.Egress{Presets: []string{"npm", "pip"}, Allow: []string{"https://npm.corp.test/", "https://pypi.org/pypi/"}}
+	public := &record.Egress{Presets: []string{"npm"}, Allow: []string{"https://registry.npmjs.org/"}}
+	npm := record.NetworkDenied{Host: "registry.npmjs.org:443", Way: "connect", Reason: "not_allowed"}
+	pip := record.NetworkDenied{Host: "pypi.org:443", URL: "https://pypi.org/simple/x/", Way: "connect", Reason: "path"}
+	server := npm
+	server.Server = "docs"
+	for _, tt := range []struct {
+		denied    record.NetworkDenied
+		reach     *record.Egress
+		key, item string
+	}{
+		{npm, own, ReplacedRegistry, "npm"},
+		{pip, own, ReplacedRegistry, "pip"},
+		{npm, public, "", ""}, // a bound refuses it
+		{pip, public, "presets", "pip"},
+		{npm, nil, "presets", "npm"},
+		{server, own, "presets", "npm"},
+	} {
+		if key, item := Lacking(tt.denied, tt.reach); key != tt.key || item != tt.item {
+			t.Errorf("%+v: %s %s, want %s %s", tt.denied, key, item, tt.key, tt.item)
+		}
+	}
+	if line := LineToAllow(npm, own); line != "" {
+		t.Errorf("the line is %q", line)
+	}
+}
+
+// TestPipConfigOfXDG checks that pip's configuration in XDG_CONFIG_HOME counts.
+func TestPipConfigOfXDG(t *testing.T) {
+	home, config := t.TempDir(), t.TempDir()
+	if err := errors.Join(os.Mkdir(filepath.Join(config, "pip"), 0o700), os.WriteFile(filepath.Join(config, "pip/pip.conf"), []byte("[global]\nindex-url = https://pip.test/simple\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	var flags File
+	flags.Egress.Presets = PresetNames{"pip"}
+	for variable, want := range map[string]bool{"XDG_CONFIG_HOME=" + config: true, "XDG_CONFIG_HOME=pip": false, "X=": false} {
+		c, err := Load(Options{Flags: flags, Environ: []string{"HOME=" + home, variable}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, _, err := c.EgressOptions()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := slices.Contains(o.Presets[0].Env, "PIP_INDEX_URL=https://pip.test/simple/"); got != want {
+			t.Errorf("%s: the preset has %v", variable, o.Presets[0].Env)
+		}
+	}
+}
+
 // TestLineToAllow checks which refused connections have a line that would allow them.
 func TestLineToAllow(t *testing.T) {
+	own := ownAddress(t)
 	for _, tt := range []struct {
 		denied record.NetworkDenied
 		want   string
@@ -321,8 +397,16 @@ func TestLineToAllow(t *testing.T) {
 		{record.NetworkDenied{Host: "registry.npmjs.org:443", Reason: "not_allowed"}, ""}, // a fetch
 		{record.NetworkDenied{Host: "registry.npmjs.org:443", Way: "http", Reason: "method"}, ""},
 		{record.NetworkDenied{Host: "example.com:443", Way: "connect", Reason: "not_allowed"}, ""},
+		{record.NetworkDenied{Host: "pypi.org:443", URL: "https://pypi.org/simple/x/", Way: "connect", Reason: "path"}, "egress: {presets: [pip]}"},
+		{record.NetworkDenied{Host: "pypi.org:443", URL: "https://pypi.org/search/", Way: "connect", Reason: "path"}, ""},
+		{record.NetworkDenied{Host: own + ":80", Way: "http", Reason: "address", Addr: own}, `egress: {private: {` + FlowScalar(own) + `: [` + FlowScalar(own) + `]}}`},
+		{record.NetworkDenied{Host: "evil.test:80", Way: "http", Reason: "address", Addr: own}, ""},
+		{record.NetworkDenied{Host: "10.1.2.3:80", Way: "http", Reason: "address", Addr: "10.1.2.3"}, `egress: {private: {"10.1.2.3": ["10.1.2.3"]}}`},
+		{record.NetworkDenied{Host: "127.0.0.1:80", Way: "http", Reason: "address", Addr: "127.0.0.1"}, ""},
+		{record.NetworkDenied{Host: "169.254.169.254:80", Way: "http", Reason: "address", Addr: "169.254.169.254"}, ""},
+		{record.NetworkDenied{Host: "[fd00:ec2::254]:80", Way: "http", Reason: "address", Addr: "fd00:ec2::254"}, ""},
 	} {
-		if got := LineToAllow(tt.denied); got != tt.want {
+		if got := LineToAllow(tt.denied, nil); got != tt.want {
 			t.Errorf("%+v: %q, want %q", tt.denied, got, tt.want)
 		}
 	}

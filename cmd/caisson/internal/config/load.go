@@ -69,8 +69,9 @@ type Config struct {
 	origins origins
 	// user and required are the files of the user and the administrator.
 	user, required layerText
-	// home is the user's directory, workspace the resolved one; "" is none.
-	home, workspace string
+	// home is the user's directory, configHome that of configurations, and workspace the
+	// resolved one; "" is none.
+	home, configHome, workspace string
 	// asksOnPrompt is set if a flag or the environment has on_prompt.
 	asksOnPrompt bool
 }
@@ -80,7 +81,10 @@ func Load(o Options) (Config, error) {
 	c := Config{origins: origins{}, workspace: o.Workspace}
 	getenv := newLookup(o.Environ)
 	if home, _ := getenv("HOME"); filepath.IsAbs(home) {
-		c.home = home
+		c.home, c.configHome = home, filepath.Join(home, ".config")
+	}
+	if dir, _ := getenv("XDG_CONFIG_HOME"); filepath.IsAbs(dir) {
+		c.configHome = dir
 	}
 	resources := limits.DefaultResources()
 	if o.Resources != nil {

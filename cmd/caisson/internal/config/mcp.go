@@ -275,7 +275,7 @@ func (r Servers) Egress(name string) (runner.EgressOptions, error) {
 			maps.Copy(e.Private, s.Egress.Private)
 		}
 	}
-	o, _, err := e.parseOptions(r.conf.home, r.conf.workspace)
+	o, _, err := e.parseOptions(r.conf.places(r.conf.workspace))
 	if at, ok := errors.AsType[*Error](err); ok {
 		at.Where = where + strings.TrimPrefix(at.Where, "egress")
 	}

@@ -159,15 +159,21 @@ func (r *Renderer) Record(rec record.Record) {
 	r.commitLines(r.view.addRecord(rec))
 }
 
-// RecordWarning shows only the warnings in a record.
+// RecordWarning shows only the warnings in a record. The session's first one is needed for
+// those of others.
 func (r *Renderer) RecordWarning(rec record.Record) {
-	if rec.Kind != record.KindSandboxStarted {
+	switch rec.Kind {
+	case record.KindSessionCreated:
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.view.egress = record.PayloadOf[record.SessionCreated](rec).Egress
+	case record.KindSandboxStarted:
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.commitLines(r.view.lostLines(record.PayloadOf[record.SandboxStarted](rec).Attestation))
+	default:
 		r.Record(rec)
-		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.commitLines(r.view.lostLines(record.PayloadOf[record.SandboxStarted](rec).Attestation))
 }
 
 // Warned reports whether a warning that was shown holds the given text.

@@ -91,7 +91,7 @@ sandbox gvisor (no engine answers), image host
 ! .mcp.json is ignored: the workspace is not trusted
 ! removed what a dead caisson (pid 7) left: container c1
 I run the test.
-● sandbox started in 200 ms: runsc 1, commands as 10001:10001 with no capabilities, seccomp filter, network none, 2048 MiB, 256 pids
+● sandbox started in 200 ms: runsc 1, commands as 10001:10001 with no capabilities, seccomp filter, network: none, 2048 MiB, 256 pids
 ! not protected here: no cgroups
 ! refused to connect to a.test:443: not_allowed
 ! refused to connect to c.test: not_allowed (2 times)
@@ -349,7 +349,7 @@ func TestTheFirstLines(t *testing.T) {
 	const want = `caisson 1.0 · replay/x on /w · policy ci · at most 1 round
 sandbox gvisor (no local Docker engine can be used; caisson doctor has the reason), image host
 changes go to an overlay: the workspace stays as it is until caisson apply
-● sandbox started in 0 ms: runsc 1, commands as 0:0 with capabilities CAP_KILL, seccomp filter, network none, memory not limited, processes not limited
+● sandbox started in 0 ms: runsc 1, commands as 0:0 with capabilities CAP_KILL, seccomp filter, network: none, memory not limited, processes not limited
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -457,7 +457,7 @@ func TestFactsAreToldOnce(t *testing.T) {
 	}{
 		{"", r.RecordWarning, "! not protected here: no cgroups\n! not protected here: no users\n"},
 		{"no cgroups", r.RecordWarning, "! not protected here: no users\n"},
-		{"no users", r.Record, "● sandbox started in 0 ms: runsc , commands as  with no capabilities, seccomp , network , memory not limited, processes not limited\n! not protected here: no cgroups\n"},
+		{"no users", r.Record, "● sandbox started in 0 ms: runsc , commands as  with no capabilities, seccomp , network: , memory not limited, processes not limited\n! not protected here: no cgroups\n"},
 	} {
 		known = tc.known
 		out.Reset()
@@ -466,4 +466,49 @@ func TestFactsAreToldOnce(t *testing.T) {
 		}
 	}
 	r.Close()
+}
+
+// TestNetworkLines checks what is shown of the network of commands: its rules, hosts without an
+// address once, and no advice to allow the public registry in place of the user's own.
+func TestNetworkLines(t *testing.T) {
+	var out bytes.Buffer
+	r := New(Options{Out: &out})
+	unresolved := record.NetworkClosed{Host: "gone.test:443", Ending: "resolve"}
+	ofCall := unresolved
+	ofCall.CallID = "tu_1"
+	play(t, r, []any{
+		record.SessionCreated{Egress: &record.Egress{Allow: []string{"https://npm.corp.test/", "tcp://a.test:1"}, Presets: []string{"npm"}}},
+		record.SandboxStarted{Attestation: sandbox.Attestation{Network: "none"}},
+		unresolved, unresolved,
+		record.NetworkClosed{Host: "there.test:443", Ending: "done"},
+		record.NetworkDenied{Host: "registry.npmjs.org:443", Way: "connect", Reason: "not_allowed"},
+		record.ToolCalled{CallID: "tu_1", Name: "shell"},
+		ofCall,
+		record.NetworkClosed{CallID: "tu_1", Host: "[fd00::1]:443", Server: "docs", Ending: "resolve"},
+	})
+	r.Close()
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		if _, network, ok := strings.Cut(line, ", network: "); ok {
+			got = append(got, strings.Split(network, ", ")[0])
+		} else if strings.HasPrefix(line, "! ") {
+			got = append(got, strings.TrimSpace(line))
+		}
+	}
+	want := []string{
+		"2 rules (presets npm)", "! could not resolve gone.test",
+		"! refused to connect to registry.npmjs.org:443: not_allowed: the preset npm allows your own registry in its place",
+		"! MCP server docs could not resolve fd00::1",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	out.Reset()
+	r = New(Options{Out: &out})
+	r.RecordWarning(newRecord(t, record.SessionCreated{Egress: &record.Egress{Allow: []string{"https://npm.corp.test/"}, Presets: []string{"npm"}}}))
+	r.RecordWarning(newRecord(t, record.NetworkDenied{Host: "registry.npmjs.org:443", Way: "connect", Reason: "not_allowed"}))
+	r.Close()
+	if out.String() != want[2]+"\n" {
+		t.Errorf("only warnings: %q", out.String())
+	}
 }

@@ -52,6 +52,8 @@ type view struct {
 	untold func(workspace string, facts []string) []string
 	// warned are the warnings that were shown.
 	warned []string
+	// egress is what commands may reach, nil for nothing.
+	egress *record.Egress
 	// sandbox is "" until the container runs, where one was chosen.
 	sandbox string
 	// columns are those of the terminal, 0 where lines may be of any width.
@@ -135,7 +137,9 @@ func (v *view) addRecord(r record.Record) []string {
 	case record.KindWorkerCostWarning:
 		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.WorkerCostWarning](r).String()))}
 	case record.KindNetworkDenied: // to a command of the user; the result of a call has its own
-		return []string{v.style.yellow("! " + safeLine(deniedText(record.PayloadOf[record.NetworkDenied](r))))}
+		return []string{v.style.yellow("! " + safeLine(v.deniedText(record.PayloadOf[record.NetworkDenied](r))))}
+	case record.KindNetworkClosed:
+		return v.adviseOnce(record.PayloadOf[record.NetworkClosed](r).Warning())
 	case record.KindMCPServerStarted:
 		return []string{v.style.dim(safeLine(record.PayloadOf[record.MCPServerStarted](r).String()))}
 	case record.KindMCPServerFailed:
@@ -216,8 +220,10 @@ func (v *view) addCall(r record.Record, c *trace.Call) []string {
 	case record.KindNetworkDenied:
 		p := record.PayloadOf[record.NetworkDenied](r)
 		if p.Way != "" && len(c.Denied) <= maxRefusals { // a refused fetch is a call that failed
-			return []string{v.style.yellow("! " + safeLine(deniedText(p)))}
+			return []string{v.style.yellow("! " + safeLine(v.deniedText(p)))}
 		}
+	case record.KindNetworkClosed:
+		return v.adviseOnce(record.PayloadOf[record.NetworkClosed](r).Warning())
 	case record.KindToolCompleted:
 		name, _ := record.PayloadOf[record.ToolCompleted](r).Metadata[shell.PresetKey].(string)
 		return append(v.addCompleted(c), v.adviseOnce(PresetAdvice(name))...)
@@ -253,8 +259,11 @@ func PresetAdvice(name string) string {
 }
 
 // deniedText describes a refused connection, and the setting that would allow it.
-func deniedText(p record.NetworkDenied) string {
-	if line := config.LineToAllow(p); line != "" {
+func (v *view) deniedText(p record.NetworkDenied) string {
+	if key, name := config.Lacking(p, v.egress); key == config.ReplacedRegistry {
+		return p.String() + ": " + config.ReplacedAdvice(name)
+	}
+	if line := config.LineToAllow(p, v.egress); line != "" {
 		return p.String() + ". If you expect that, add " + line
 	}
 	return p.String()

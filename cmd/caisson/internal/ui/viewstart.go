@@ -20,6 +20,7 @@ func (v *view) addCreated(p record.SessionCreated) []string {
 	if v.began { // another session of the chat
 		lines = append([]string{""}, lines...)
 	}
+	v.egress = p.Egress
 	if v.began = true; p.Backend.Chosen == "" {
 		v.sandbox = "none"
 	}
@@ -88,8 +89,8 @@ func (v *view) addAttested(a sandbox.Attestation, how string) []string {
 	if a.Limits.PIDs > 0 {
 		processes = fmt.Sprintf("%d pids", a.Limits.PIDs)
 	}
-	head := fmt.Sprintf("● sandbox started %s: %s %s, commands as %s with %s, seccomp %s, network %s, %s, %s",
-		how, a.Runtime, a.RuntimeVersion, a.User, caps, a.Seccomp, a.Network, memory, processes)
+	head := fmt.Sprintf("● sandbox started %s: %s %s, commands as %s with %s, seccomp %s, network: %s, %s, %s",
+		how, a.Runtime, a.RuntimeVersion, a.User, caps, a.Seccomp, v.egress.Words(a.Network), memory, processes)
 	return append([]string{v.style.cyan(safeLine(head))}, v.lostLines(a)...)
 }
 
