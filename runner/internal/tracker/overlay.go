@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -53,10 +55,11 @@ type overlayTracker struct {
 	// recorded reports that the layers know the original directory, or since when it may
 	// differ, and reopened that they were there before the session was opened.
 	recorded, reopened bool
-	// walked is closed when nothing records the original directory any more, and endWalk
-	// ends that. Both are set before recording is done.
-	walked  chan struct{}
-	endWalk context.CancelCauseFunc
+	// walked is closed when nothing records the original directory any more. hurryWalk
+	// lets that begin at once, and endWalk ends it. They are set before recording is done.
+	walked    chan struct{}
+	hurryWalk func()
+	endWalk   context.CancelCauseFunc
 	// onWalk is called before the walk, in tests. It may be nil.
 	onWalk func(context.Context)
 }
@@ -96,8 +99,10 @@ func ReopenOverlay(o Options) (Tracker, overlay.State, error) {
 
 func newOverlayTracker(o Options, layers *overlay.Layers) *overlayTracker {
 	t := &overlayTracker{recording: newRecording(), Options: o, layers: layers, reader: livesandbox.NewView(o.Sandbox, o.Original)}
-	t.walked, t.endWalk = make(chan struct{}), func(error) {}
+	t.walked = make(chan struct{})
 	close(t.walked)
+	t.hurryWalk = func() {}
+	t.endWalk = func(error) {}
 	return t
 }
 
@@ -169,15 +174,28 @@ func (o *overlayTracker) recordLower(ctx context.Context) error {
 	return nil
 }
 
-// startWalk begins to record the original directory beside commands. The end of ctx
-// doesn't end that: a session that is interrupted keeps its changes.
+// walkDelay keeps the walk from slowing down a session that only runs a short command,
+// which mostly changes nothing.
+const walkDelay = 250 * time.Millisecond
+
+// startWalk records the original directory beside commands. The end of ctx doesn't end
+// that: a session that is interrupted keeps its changes.
 func (o *overlayTracker) startWalk(ctx context.Context) {
 	ctx, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	walked := make(chan struct{})
-	o.walked, o.endWalk = walked, end
+	needed := make(chan struct{})
+	o.walked = walked
+	o.hurryWalk = sync.OnceFunc(func() { close(needed) })
+	o.endWalk = end
 	go func() {
 		defer close(walked)
 		defer end(nil)
+		select {
+		case <-needed:
+		case <-time.After(walkDelay):
+		case <-ctx.Done():
+			return
+		}
 		ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
 		defer cancel()
 		if o.onWalk != nil {
@@ -194,6 +212,7 @@ var errUnneeded = errors.New("it is not needed any more")
 
 // waitWalked waits for the end of the walk. The second request to end the session ends it.
 func (o *overlayTracker) waitWalked(ctx context.Context) error {
+	o.hurryWalk()
 	select {
 	case <-o.walked:
 	case <-o.Force:
