@@ -260,7 +260,7 @@ var attacks = []struct {
 func TestComparisonsEqualTheReference(t *testing.T) {
 	piece := pieceBytes
 	t.Cleanup(func() { pieceBytes = piece })
-	base, err := os.MkdirTemp("", "changes-")
+	base, err := os.MkdirTemp("", "changes-") //nolint:usetesting // closed directories in it are opened before its removal
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -355,7 +355,7 @@ func TestComparisonsEqualTheReference(t *testing.T) {
 // runAsUser runs the test in a process of another user.
 func runAsUser(t *testing.T) {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "changes-")
+	dir, err := os.MkdirTemp("/tmp", "changes-") //nolint:usetesting // another user must reach it
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -180,16 +180,16 @@ func parseGo(_, key, value string) (list []Registry) {
 // configureNPM makes npm, pnpm and Yarn use the user's own registries. The variable is the
 // only way that all three read; names of scopes can't be in one that shells pass on.
 func configureNPM(p *Preset, own []Registry) {
-	scopes := ""
+	var scopes strings.Builder
 	for _, r := range own {
 		if r.For == "" {
 			p.Env = append(p.Env, "npm_config_registry="+r.URL)
 			continue
 		}
-		scopes += r.For + ":registry=" + r.URL + "\n"
+		scopes.WriteString(r.For + ":registry=" + r.URL + "\n")
 	}
-	if scopes != "" {
-		p.Files = map[string]string{"npmrc": scopes}
+	if scopes.Len() > 0 {
+		p.Files = map[string]string{"npmrc": scopes.String()}
 		p.Env = append(p.Env, "npm_config_globalconfig="+FilesPlaceholder+"/npmrc")
 	}
 }
