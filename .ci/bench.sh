@@ -38,6 +38,7 @@ measure ./e2e '^BenchmarkFresh$' "$STARTS"
 measure ./e2e '^BenchmarkSearch$' "$SEARCHES"
 measure ./e2e '^BenchmarkSession$' 3x
 measure ./e2e '^BenchmarkResume$' 11x
+measure ./e2e '^BenchmarkGrowth$' 7x
 measure ./e2e '^BenchmarkChat$' 11x
 measure ./e2e '^BenchmarkChatResizes$' 1x
 measure ./e2e '^BenchmarkKill$/^(docker|gvisor|runc)$' "$KILLS"

@@ -1,8 +1,8 @@
 // Command benchtable reads the output of `go test -bench` on standard input,
 // passes it on to standard error, and prints the targets of the sandbox beside
-// what was measured, as ratios within this one run. With -o it also writes a
-// short table for readers into a Markdown file, between its two markers; what a
-// person wrote around them stays.
+// what was measured, as ratios within this one run. With -o it also writes two
+// short tables for readers into a Markdown file, between their markers; what a
+// person wrote around them stays, and so does a table of which nothing ran.
 package main
 
 import (
@@ -41,9 +41,14 @@ func run(file, machine string, in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	page, err := replace(string(old), "\n"+markdown(measured)+"\n"+machine+"\n")
-	if err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+	page := string(old)
+	for from, table := range map[string]string{begin: markdown(measured), beginGrowth: growthMarkdown(measured)} {
+		if table == "" {
+			continue
+		}
+		if page, err = replace(page, from, "\n"+table+"\n"+machine+"\n"); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
 	}
 	return os.WriteFile(file, []byte(page), 0o644)
 }

@@ -20,6 +20,7 @@ BenchmarkSearch/glob-2   	      11	   0 ns/op	  60000000 overlay-p50-ns	 5000000
 BenchmarkSession/bind-2         	       3	4399804733 ns/op	     25000 KiB-peak	     13592 empty-KiB-peak
 BenchmarkOutput/runc-2   	     10	   0 ns/op	  100000000 host-p50-ns	 200000000 p50-ns	 1.5 MiB-grown
 BenchmarkTrials-2   	       3	   0 ns/op	 20000000000 hand-p50-ns	 7000000000 runc-p50-ns
+BenchmarkGrowth/overlay-2   	       5	   0 ns/op	 66000000 1000-p50-ns	 70000000 10000-p50-ns	 112200000 100000-p50-ns
 BenchmarkNetwork/runc-2   	      5	   0 ns/op	 -20 KiB-more	 2.5 download-Gbit/s	 200000000 download-p50-ns	 100000000 relay-download-p50-ns
 PASS
 pkg: github.com/caisson-run/caisson/sandbox/oci
@@ -29,7 +30,7 @@ PASS
 
 func TestTable(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.md")
-	if err := os.WriteFile(page, []byte("# Title\n\n"+begin+"\nstale\n"+end+"\n\nby hand\n"), 0o600); err != nil {
+	if err := os.WriteFile(page, []byte("# Title\n\n"+begin+"\nstale\n"+end+"\n\nby hand\n"+beginGrowth+"\n"+end+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var out strings.Builder
@@ -54,6 +55,8 @@ func TestTable(t *testing.T) {
 		"network, one download, runc / a plain proxy on the host 200.000 100.000 0.50 network",
 		"network, one download, runc / slirp4netns, MTU 1500 200.000 no peer: slirp4netns",
 		"network, idle memory a session (PSS), more than without, runc -20.00 KiB ≤ 300 KiB met",
+		"`caisson exec -- true`, overlay mode, 100,000 / 1,000 files of the workspace 112.200 66.000 1.70 ≤ 1.5 MISSED",
+		"`caisson trace show`, 100,000 / 1,000 records of the session ≤ 100 not measured",
 		"READ of 4 KiB / os.ReadFile ≤ 0.9 not measured",
 	} {
 		if !strings.Contains(squeezed, want) {
@@ -67,6 +70,7 @@ func TestTable(t *testing.T) {
 	got := string(data)
 	for _, want := range []string{
 		"# Title\n", "a machine\n" + end, "\n\nby hand\n",
+		"| `caisson exec -- true`, overlay mode | files of the workspace | 66 | 70 | 112 | 1.7 | 1.5 |\n\na machine\n" + end,
 		"| run `sh -c true` in a running sandbox, ms | 1.8 |  |  |  |\n",
 		"| start a sandbox and run a first command, ms |  | 125.0 |  |  |\n",
 		"| 20 trials that do nothing, s |  |  | 7.0 | 20.0, `docker run` twice a trial |\n",
@@ -84,7 +88,7 @@ func TestNothingMeasured(t *testing.T) {
 	if err := run("", "", strings.NewReader("PASS\n"), io.Discard); err == nil {
 		t.Error("no error")
 	}
-	if _, err := replace("no markers", "x"); err == nil {
+	if _, err := replace("no markers", begin, "x"); err == nil {
 		t.Error("a page without markers was written")
 	}
 }

@@ -54,12 +54,14 @@ func figures() []figure {
 
 var backends = []string{"docker", "gvisor", "runc"}
 
-// markdown is the table for the page.
+// markdown is the table for the page, "" if nothing of it was measured.
 func markdown(measured map[metric]float64) string {
 	var b strings.Builder
+	found := false
 	b.WriteString("| | docker | gvisor | runc | for comparison |\n|---|---|---|---|---|\n")
 	number := func(m metric, by float64) string {
 		if value, ok := measured[m]; ok {
+			found = true
 			return fmt.Sprintf("%.1f", value/by)
 		}
 		return ""
@@ -75,21 +77,69 @@ func markdown(measured map[metric]float64) string {
 		}
 		fmt.Fprintf(&b, "| %s |\n", strings.Join(append(cells, peer), " | "))
 	}
+	if !found {
+		return ""
+	}
 	return b.String()
 }
 
-// The markers between which a page is written by this program.
+// growth is a row of the table of what the number of things costs a command.
+type growth struct {
+	command, things string
+	bench           string
+	// limit is how many times as long the command may take with 100 times as many things.
+	limit float64
+}
+
+// growths are the rows of that table: a command that doesn't need the things may take half
+// as long again, and one that reads them all 100 times as long.
+func growths() []growth {
+	return []growth{
+		{"`caisson exec -- true`, bind mode", "files of the workspace", "bind", 1.5},
+		{"`caisson exec -- true`, overlay mode", "files of the workspace", "overlay", 1.5},
+		{"`caisson exec -- true`, bind mode", "loose objects of its repository", "objects", 1.5},
+		{"`caisson exec -- true`, bind mode", "past sessions", "sessions", 1.5},
+		{"`caisson diff --stat`", "changed files", "changes", 100},
+		{"`caisson trace show`", "records of the session", "records", 100},
+	}
+}
+
+// took is the time that the command takes with a number of things.
+func (g growth) took(number string) metric {
+	return metric{"e2e", "Growth/" + g.bench, number + "-p50-ns"}
+}
+
+// growthMarkdown is the second table for the page, "" if nothing of it was measured.
+func growthMarkdown(measured map[metric]float64) string {
+	var b strings.Builder
+	for _, g := range growths() {
+		few, ok := measured[g.took("1000")]
+		if !ok {
+			continue
+		}
+		some, many := measured[g.took("10000")], measured[g.took("100000")]
+		fmt.Fprintf(&b, "| %s | %s | %.0f | %.0f | %.0f | %.1f | %g |\n", g.command, g.things, few/1e6, some/1e6, many/1e6, many/few, g.limit)
+	}
+	if b.Len() == 0 {
+		return ""
+	}
+	return "| | number of | 1,000, ms | 10,000, ms | 100,000, ms | times | at most |\n|---|---|---|---|---|---|---|\n" + b.String()
+}
+
+// The markers between which a page is written by this program: begin or beginGrowth, and
+// end.
 const (
-	begin = "<!-- make bench writes from here -->"
-	end   = "<!-- to here -->"
+	begin       = "<!-- make bench writes from here -->"
+	beginGrowth = "<!-- make bench writes the growth from here -->"
+	end         = "<!-- to here -->"
 )
 
-// replace puts content between the markers of a page.
-func replace(page, content string) (string, error) {
-	before, rest, ok := strings.Cut(page, begin)
+// replace puts content behind the marker from of a page, up to the next end.
+func replace(page, from, content string) (string, error) {
+	before, rest, ok := strings.Cut(page, from)
 	_, after, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 {
-		return "", fmt.Errorf("the markers %q and %q are not there", begin, end)
+		return "", fmt.Errorf("the markers %q and %q are not there", from, end)
 	}
-	return before + begin + "\n" + content + end + after, nil
+	return before + from + "\n" + content + end + after, nil
 }
