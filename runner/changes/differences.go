@@ -50,15 +50,11 @@ func (f *FileStates) Compare(ctx context.Context, r *workspace.Reader, images *P
 	var list changeList
 	whole, err := f.compareFiles(ctx, r, look, func(c fileChange) {
 		changed := record.Changed{Path: c.path, Change: c.change}
-		target := ""
 		if c.stat != nil {
 			changed.Size = c.stat.Size
-			if c.stat.Type == workspace.TypeSymlink && leadsOut(ctx, r, c.path, c.stat.Target) {
-				target = c.stat.Target
-			}
 		}
 		list.addChange(changed)
-		list.addExecuted(listExecuted(changed, target)...)
+		list.addExecuted(listExecuted(changed, c.target)...)
 	})
 	list.sortLists()
 	d := Differences{Incomplete: f.isIncomplete() || !whole}

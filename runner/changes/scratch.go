@@ -14,8 +14,10 @@ type scratch struct {
 	mu   sync.Mutex
 	file *os.File
 	size int64 // with what is in buffer
-	// buffer is what is yet to be written.
+	// buffer is what is yet to be written. It stays readable if that fails, with err:
+	// then nothing more is added.
 	buffer []byte
+	err    error
 }
 
 // bufferBytes is the size from which text is written.
@@ -42,34 +44,36 @@ func newScratch(dir string) (*scratch, error) {
 func (s *scratch) appendText(text []byte) (extent, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.err != nil {
+		return extent{}, s.err
+	}
 	e := extent{s.size, len(text)}
 	s.buffer = append(s.buffer, text...)
+	if len(s.buffer) >= bufferBytes {
+		if _, err := s.file.WriteAt(s.buffer, s.size+int64(len(text)-len(s.buffer))); err != nil {
+			s.err = fmt.Errorf("write scratch file: %w", err)
+			s.buffer = s.buffer[:len(s.buffer)-len(text)]
+			return extent{}, s.err
+		}
+		s.buffer = s.buffer[:0]
+	}
 	s.size += int64(len(text))
-	if len(s.buffer) < bufferBytes {
-		return e, nil
-	}
-	return e, s.flush()
+	return e, nil
 }
 
-// flush writes the buffer. The caller holds mu.
-func (s *scratch) flush() error {
-	if _, err := s.file.WriteAt(s.buffer, s.size-int64(len(s.buffer))); err != nil {
-		return fmt.Errorf("write scratch file: %w", err)
-	}
-	s.buffer = s.buffer[:0]
-	return nil
-}
-
-// readExtent returns a piece of the file.
+// readExtent returns a piece of the file. It needs no room on the disk: commands may have
+// filled it.
 func (s *scratch) readExtent(e extent) ([]byte, error) {
-	s.mu.Lock()
-	err := s.flush()
-	s.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
 	text := make([]byte, e.length)
-	if _, err := s.file.ReadAt(text, e.offset); err != nil && e.length > 0 {
+	s.mu.Lock()
+	written := s.size - int64(len(s.buffer))
+	if e.offset >= written {
+		copy(text, s.buffer[e.offset-written:])
+		s.mu.Unlock()
+		return text, nil
+	}
+	s.mu.Unlock()
+	if _, err := s.file.ReadAt(text, e.offset); err != nil {
 		return nil, fmt.Errorf("read scratch file: %w", err)
 	}
 	return text, nil

@@ -222,7 +222,7 @@ func (f *FileStates) addPiece(p *piece) (err error) {
 		at.last = p.last
 		f.dirs[key] = at
 	}
-	p.files = p.files[:0]
+	p.files = nil
 	return err
 }
 
@@ -243,6 +243,7 @@ func (f *FileStates) noteContent(e *workspace.ScanEntry, st *workspace.ScanStat)
 // shown, and a file that is written again as it was has not changed. With onlyExecuted it
 // keeps those that a host would run or obey. A file that can't be read is not kept.
 func (f *FileStates) KeepContents(ctx context.Context, r *workspace.Reader, onlyExecuted bool) error {
+	defer func() { f.toKeep = nil }()
 	for _, k := range f.toKeep {
 		if onlyExecuted && !isHostExecuted(k.path) {
 			continue
@@ -261,7 +262,6 @@ func (f *FileStates) KeepContents(ctx context.Context, r *workspace.Reader, only
 		k.path = ""
 		f.content[key] = k
 	}
-	f.toKeep = nil
 	return nil
 }
 
@@ -372,11 +372,12 @@ func (f *FileStates) isFresh(p string, st *workspace.ScanStat) bool {
 	if err != nil {
 		return false
 	}
-	_, was, ok := d.find(f.seed, []byte(path.Base(p)))
-	if st == nil {
-		return !ok && !f.isIncomplete()
+	for i := range d.offsets {
+		if name, was := d.file(i); string(name) == path.Base(p) {
+			return st != nil && was == f.hashStamp(st)
+		}
 	}
-	return ok && was == f.hashStamp(st)
+	return st == nil && !f.isIncomplete()
 }
 
 // contentBefore returns the former content of a file that changed. known reports whether
@@ -398,6 +399,8 @@ type fileChange struct {
 	path, change string
 	// stat is the file's current state, nil if it is gone.
 	stat *workspace.ScanStat
+	// target is that of a symlink which leads out of the workspace.
+	target string
 }
 
 // comparison is one comparison of the files with those that are there.
@@ -471,6 +474,9 @@ func (c *comparison) compareFile(ctx context.Context, e *workspace.ScanEntry) {
 	change.path = e.Path()
 	if ok && c.isRewritten(ctx, change.path, &st) {
 		return
+	}
+	if st.Type == workspace.TypeSymlink && leadsOut(ctx, c.reader, change.path, st.Target) {
+		change.target = st.Target
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

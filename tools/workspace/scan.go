@@ -1,6 +1,7 @@
 package workspace
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -147,6 +148,9 @@ const (
 	batchBytes = 8 << 10
 	// maxScanners bounds the directories that are scanned at a time.
 	maxScanners = 4
+	// maxHandOver is the depth below which nothing is handed over: a goroutine holds all
+	// directories above the one that it reads.
+	maxHandOver = 64
 )
 
 // scanBatch holds the entries that are read at a time, with their metadata if that is
@@ -338,13 +342,17 @@ func (s *scan) nextBatch(ctx context.Context, dir *scanDir, path string) (*scanB
 	}
 	s.batch = nil // a call that is given up keeps it
 	_, err := runGuarded(ctx, s.reader.guard, path, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, dir.readBatch(ctx, batch, s.o.Stat)
+		return struct{}{}, dir.readBatch(ctx, batch, s.statsBatches())
 	})
 	if err == nil {
 		s.batch = batch
 	}
 	return batch, err
 }
+
+// statsBatches reports whether metadata is read with the names, in one call. Elsewhere each
+// call has a time limit of its own.
+func (s *scan) statsBatches() bool { return s.o.Stat && s.reader.guard.local }
 
 // hold returns the directory name in parent, and holds it there if there is room. was is
 // the directory as it was held so far, or nil.
@@ -369,7 +377,7 @@ func (s *scan) hold(parent *seenDir, name string, was *seenDir) *seenDir {
 // begins then, whenever there is room for one.
 func (s *scan) scanBelow(ctx context.Context, dir *scanDir, below []belowDir) error {
 	for len(below) > 0 {
-		if half := len(below) / 2; half > 0 && s.opened == 0 && s.handOver(ctx, dir, below[len(below)-half:]) {
+		if half := len(below) / 2; half > 0 && s.opened == 0 && bytes.Count(s.path, []byte("/")) < maxHandOver && s.handOver(ctx, dir, below[len(below)-half:]) {
 			below = below[:len(below)-half]
 		}
 		if err := s.scanNamed(ctx, dir, below[0].name, below[0].seen); err != nil {
@@ -450,7 +458,7 @@ func (s *scan) visitBatch(ctx context.Context, dir *scanDir, d *ScanDirectory, b
 		s.pushName(n.name)
 		e.Type = n.typ
 		e.path, e.base = s.path, len(s.path)-len(n.name)
-		if s.o.Stat {
+		if s.statsBatches() {
 			e.read = &batch.stats[i]
 		}
 		if e.Type == TypeOther { // the file system tells no types

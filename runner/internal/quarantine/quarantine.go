@@ -235,8 +235,11 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 		}
 		return q.checkEntry(ctx, s, p, typ, doors)
 	}
-	err := s.reader.Scan(ctx, ".", workspace.ScanOptions{
-		Mounts: s.mounts, Open: s.open, Since: since, Parallel: true,
+	// The first pass opens no directory: another goroutine could be in it when it is closed
+	// again. Those that need it are read one by one.
+	var closed []string
+	o := workspace.ScanOptions{
+		Mounts: s.mounts, Since: since, Parallel: true,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
 			if kindOfEntry(e) != noRepository {
 				// In it may lie what is a bare repository under any name.
@@ -252,9 +255,22 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 		Unread: func(dir string, err error) {
 			mu.Lock()
 			defer mu.Unlock()
+			if isDenied(err) && len(closed) < maxClosed {
+				closed = append(closed, dir)
+				return
+			}
 			q.noteUnread(ctx, dir, err)
 		},
-	})
+	}
+	err := s.reader.Scan(ctx, ".", o)
+	o.Parallel, o.Since, o.Open = false, nil, s.open
+	o.Unread = func(dir string, err error) { q.noteUnread(ctx, dir, err) }
+	for _, dir := range closed {
+		if err != nil {
+			break
+		}
+		err = s.reader.Scan(ctx, dir, o)
+	}
 	if err == nil && last {
 		s.changedObeyed(ctx, q.found.obeyed, func(p, why string) { q.renamePath(ctx, p, why, doors) })
 		err = contextError(ctx)

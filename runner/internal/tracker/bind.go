@@ -75,7 +75,11 @@ func (b *bindTracker) listProtected(ctx context.Context, spec *sandbox.Spec) (re
 	}
 	found := b.privileges.was
 	if b.prepared.Swap(true) {
-		found = b.privileges.findAgain(ctx)
+		look, err := b.privileges.findAgain(ctx, false)
+		if err != nil {
+			b.Log.Warn("look for privileged files", zap.Error(err))
+		}
+		found = look.found
 	}
 	anyOwner := spec.Root == sandbox.RootEphemeral || spec.User != "" && spec.User != sandbox.UserOwner
 	files = b.privileges.listWritable(ctx, found, anyOwner)
@@ -98,10 +102,10 @@ func (b *bindTracker) StartRecording(ctx context.Context) {
 
 // recordFiles records the files and their privileges.
 func (b *bindTracker) recordFiles(ctx context.Context) {
-	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
-	defer cancel()
 	b.lookAtFiles(ctx)
 	close(b.looked)
+	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
+	defer cancel()
 	if err := b.files.KeepContents(ctx, b.Original, b.NoDiffs); err != nil {
 		b.Log.Warn("keep files as they are", zap.Error(err))
 	}
@@ -110,11 +114,13 @@ func (b *bindTracker) recordFiles(ctx context.Context) {
 // lookAtFiles looks at all files in one pass.
 func (b *bindTracker) lookAtFiles(ctx context.Context) {
 	look, err := b.privileges.newLook(true)
-	files, failed := changes.TakeFileStates(ctx, b.Original, b.Dir, changes.Look{Visit: look.visit, Unread: look.skip})
+	pass, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
+	defer cancel()
+	files, failed := changes.TakeFileStates(pass, b.Original, b.Dir, changes.Look{Visit: look.visit, Unread: look.skip})
 	if failed != nil {
 		b.Log.Warn("scan workspace", zap.Error(failed))
 		files = &changes.FileStates{} // nothing is known
-		look, err = b.privileges.findPrivileged(ctx, true)
+		look, err = b.privileges.findAgain(ctx, true)
 	}
 	b.files = files
 	b.privileges.was, b.privileges.before = look.found, look.snap
@@ -207,6 +213,10 @@ func (b *bindTracker) AddChanges(end *record.SessionEnded, _ bool) (patch string
 	r.Quarantined = b.quarantine.List(ctx)
 	look, err := b.privileges.newLook(false)
 	d, diffErr := b.compare(ctx, changes.Look{Visit: look.visit, Unread: look.skip})
+	if diffErr != nil { // the pass may have ended before it met all files
+		again, againErr := b.privileges.findAgain(context.Background(), false)
+		look, err = again, errors.Join(err, againErr)
+	}
 	r.Cleared = b.privileges.clearNew(look.found)
 	r.setDifferences(d)
 	if err = errors.Join(err, diffErr); err != nil {

@@ -122,15 +122,12 @@ func (c *privilegeCheck) findPrivileged(ctx context.Context, withSum bool) (*pri
 	})
 }
 
-// findAgain returns the privileged files that are there now.
-func (c *privilegeCheck) findAgain(ctx context.Context) privileged {
+// findAgain looks for the privileged files in a pass of their own. After an error it
+// returns those that it met.
+func (c *privilegeCheck) findAgain(ctx context.Context, withSum bool) (*privilegeLook, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
 	defer cancel()
-	look, err := c.findPrivileged(ctx, false)
-	if err != nil {
-		c.log.Warn("look for privileged files", zap.Error(err))
-	}
-	return look.found
+	return c.findPrivileged(ctx, withSum)
 }
 
 // listWritable lists the files of found that commands could write to: files that the
