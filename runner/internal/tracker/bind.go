@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -33,6 +34,8 @@ type bindTracker struct {
 	repositories, looked chan struct{}
 	// prepared reports that there was a sandbox, whose commands may have moved files.
 	prepared atomic.Bool
+	// passTime bounds a pass over the files; tests set it.
+	passTime time.Duration
 	// forget removes the list of repositories that is kept for the case that
 	// this session is killed; nil if there is none.
 	forget func()
@@ -45,7 +48,7 @@ func NewBind(o Options) Tracker { return newBind(o, o.Sandbox.StartUnguarded) }
 // from being renamed.
 func newBind(o Options, renew func() error) *bindTracker {
 	b := &bindTracker{
-		recording: newRecording(), Options: o, repositories: make(chan struct{}), looked: make(chan struct{}),
+		recording: newRecording(), Options: o, passTime: ScanTime, repositories: make(chan struct{}), looked: make(chan struct{}),
 		quarantine: quarantine.New(quarantine.Options{
 			Reader: o.Original, Submounts: o.Submounts, Git: o.Git, Unguarded: o.Target != "", Owner: o.Owner, Change: o.Change, Renew: renew, Repeated: o.Repeated, Log: o.Log,
 		}),
@@ -114,7 +117,7 @@ func (b *bindTracker) recordFiles(ctx context.Context) {
 // lookAtFiles looks at all files in one pass.
 func (b *bindTracker) lookAtFiles(ctx context.Context) {
 	look, err := b.privileges.newLook(true)
-	pass, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
+	pass, cancel := context.WithTimeoutCause(ctx, b.passTime, errScanSlow)
 	defer cancel()
 	files, failed := changes.TakeFileStates(pass, b.Original, b.Dir, changes.Look{Visit: look.visit, Unread: look.skip})
 	if failed != nil {
@@ -208,10 +211,10 @@ func (b *bindTracker) AddChanges(end *record.SessionEnded, _ bool) (patch string
 	}
 	r := &sessionChanges{SessionEnded: end}
 	<-b.done
-	ctx, cancel := context.WithTimeoutCause(context.Background(), ScanTime, errScanSlow)
-	defer cancel()
-	r.Quarantined = b.quarantine.List(ctx)
+	r.Quarantined = b.listQuarantined()
 	look, err := b.privileges.newLook(false)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), b.passTime, errScanSlow)
+	defer cancel()
 	d, diffErr := b.compare(ctx, changes.Look{Visit: look.visit, Unread: look.skip})
 	if diffErr != nil { // the pass may have ended before it met all files
 		again, againErr := b.privileges.findAgain(context.Background(), false)
@@ -225,6 +228,12 @@ func (b *bindTracker) AddChanges(end *record.SessionEnded, _ bool) (patch string
 	}
 	r.Incomplete = r.Incomplete || b.privileges.before.isIncomplete() || look.snap.isIncomplete()
 	return r.patch, false
+}
+
+func (b *bindTracker) listQuarantined() []record.Quarantined {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), ScanTime, errScanSlow)
+	defer cancel()
+	return b.quarantine.List(ctx)
 }
 
 func (b *bindTracker) DiscardState() {}

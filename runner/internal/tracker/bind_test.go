@@ -1,0 +1,70 @@
+package tracker
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// newTestBind returns the tracker of a workspace with a set-user-ID file, whose state is kept
+// in dir.
+func newTestBind(t *testing.T, dir string) (path string, b *bindTracker) {
+	t.Helper()
+	path = t.TempDir()
+	makeFile(t, path, "mine", 0o4755)
+	opened, err := workspace.OpenDir(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = opened.Close() })
+	reader, err := workspace.NewReader(opened, workspace.ReaderOptions{HostPath: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	box := livesandbox.New(t.Context(), livesandbox.Options{})
+	box.MarkTouched()
+	b = newBind(Options{
+		Session: "ses_1", Dir: dir, Workspace: opened, Path: path, Original: reader, Sandbox: box, Log: zap.NewNop(),
+		Owner: func() (int, bool) { return os.Getuid(), true }, Warn: func(string) {},
+	}, func() error { return nil })
+	return path, b
+}
+
+// TestPrivilegesAfterASlowStart: privileged files are found, to be protected, although the
+// time for the states of files is over.
+func TestPrivilegesAfterASlowStart(t *testing.T) {
+	_, b := newTestBind(t, t.TempDir())
+	b.passTime = time.Nanosecond
+	b.lookAtFiles(t.Context())
+	if _, ok := b.privileges.was["mine"]; !ok || len(b.privileges.was) != 1 {
+		t.Errorf("found %v", b.privileges.was)
+	}
+}
+
+// TestPrivilegesAfterASlowComparison: new privileges are cleared although the time for the
+// comparison is over, and old ones stay.
+func TestPrivilegesAfterASlowComparison(t *testing.T) {
+	path, b := newTestBind(t, t.TempDir())
+	b.lookAtFiles(t.Context())
+	close(b.done)
+	b.passTime = time.Nanosecond
+	makeFile(t, path, "new", 0o4755)
+	var end record.SessionEnded
+	b.AddChanges(&end, false)
+	if len(end.Cleared) != 1 || end.Cleared[0].Path != "new" || end.Cleared[0].Why != "" || !end.Incomplete {
+		t.Errorf("cleared %+v, incomplete %v", end.Cleared, end.Incomplete)
+	}
+	if mode := modeOf(t, filepath.Join(path, "new")); mode&0o4000 != 0 {
+		t.Errorf("the new file has mode %o", mode)
+	}
+	if mode := modeOf(t, filepath.Join(path, "mine")); mode != 0o4755 {
+		t.Errorf("the old file has mode %o", mode)
+	}
+}
