@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/caisson-run/caisson/limits/state"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -297,4 +299,120 @@ func readListFile(root *os.Root, name string) ([]byte, error) {
 	}
 	defer func() { _ = f.Close() }()
 	return io.ReadAll(io.LimitReader(f, maxListSize))
+}
+
+// tidySessionDir removes from a session's directory what is in no list: the
+// socket on which its owner accepted commands. It removes the directory too if
+// that is empty and no longer used.
+func tidySessionDir(stateDir, dir string, removeDir bool) error {
+	base, err := openSessionDir(stateDir, dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer func() { _ = base.Close() }()
+	if err := removeSocket(int(base.Fd())); err != nil || !removeDir {
+		return err
+	}
+	parent, err := openSessionDir(stateDir, path.Dir(dir))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = parent.Close() }()
+	err = unix.Unlinkat(int(parent.Fd()), path.Base(dir), unix.AT_REMOVEDIR)
+	if err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove directory %s: %w", dir, err)
+	}
+	return nil
+}
+
+func removeSocket(base int) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(base, sandbox.ExecSocket, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) || err == nil && st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return nil
+	}
+	if err == nil {
+		err = unix.Unlinkat(base, sandbox.ExecSocket, 0)
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove %s: %w", sandbox.ExecSocket, err)
+	}
+	return nil
+}
+
+// Unmount removes a mount below base and the empty file or directory that it
+// was on. No part of the path may be a symlink. A name without a mount is not
+// an error.
+func Unmount(base *os.File, name string) error {
+	parent, err := openBeneath(int(base.Fd()), path.Dir(name))
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("unmount %s: %w", name, err)
+	}
+	defer unix.Close(parent)
+	target := fmt.Sprintf("/proc/self/fd/%d/%s", parent, path.Base(name))
+	for {
+		// MNT_DETACH: a container that still starts may hold it for a moment.
+		err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
+			break // no mount, or none any more; one that may not be removed fails below with EBUSY
+		}
+		if err != nil {
+			return fmt.Errorf("unmount %s: %w", name, err)
+		}
+	}
+	err = unix.Unlinkat(parent, path.Base(name), unix.AT_REMOVEDIR)
+	if errors.Is(err, unix.ENOTDIR) {
+		err = removeEmptyFile(parent, path.Base(name))
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove mount point %s: %w", name, err)
+	}
+	return nil
+}
+
+// removeEmptyFile removes the mount point of a bound file and nothing else.
+func removeEmptyFile(parent int, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(parent, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != 0 {
+		return fmt.Errorf("is not an empty file")
+	}
+	return unix.Unlinkat(parent, name, 0)
+}
+
+// openSessionDir opens a session's directory below the state directory without
+// following symlinks below it.
+func openSessionDir(stateDir, dir string) (*os.File, error) {
+	state, err := os.Open(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = state.Close() }()
+	fd, err := openBeneath(int(state.Fd()), dir)
+	if err != nil {
+		return nil, &os.PathError{Op: "open session directory", Path: dir, Err: err}
+	}
+	return os.NewFile(uintptr(fd), dir), nil
+}
+
+func existsBelow(base *os.File, name string) bool {
+	fd, err := unix.Openat2(int(base.Fd()), name, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: beneath &^ unix.RESOLVE_NO_XDEV,
+	})
+	if err != nil {
+		return !errors.Is(err, unix.ENOENT)
+	}
+	unix.Close(fd)
+	return true
 }
