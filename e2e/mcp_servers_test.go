@@ -604,9 +604,29 @@ func TestInstalledServer(t *testing.T) {
 		{"none", mine, caches.None, 0, 4},
 		{"another workspace", other, "", 0, 5},
 		{"a new version", mine, "", 1, 6},
-		{"after the new version", mine, "", 1, 6},
+		{"after the new version", mine, "", 1, 7},
+		{"the new version is kept", mine, "", 1, 7},
+		{"other variables", mine, "", 1, 8},
+		{"an old archive", mine, "", 1, 9},
 	} {
 		r.version.Store(tt.version)
+		small := small
+		switch tt.name {
+		case "other variables", "an old archive":
+			small.Env = append(slices.Clone(small.Env), "npm_config_loglevel=error")
+		}
+		if tt.name == "an old archive" {
+			archives, err := filepath.Glob(filepath.Join(state, "caches", "*", "small.*.tar"))
+			if err != nil || len(archives) == 0 {
+				t.Fatalf("there are no archives: %v", err)
+			}
+			old := time.Now().Add(-8 * 24 * time.Hour)
+			for _, name := range archives {
+				if err := os.Chtimes(name, old, old); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
 		s := openInstalled(t, backend, state, tt.dir, tt.use, small)
 		if got := s.mustCall("small/look", "{}"); !strings.Contains(got, "clean") {
 			t.Errorf("%s: the server is %s", tt.name, got)

@@ -112,6 +112,8 @@ type mcpServers struct {
 type mcpServer struct {
 	MCPServer
 	identity int // in the sandbox; 0 elsewhere
+	// restored reports that it has what it installed in an earlier session.
+	restored bool
 
 	mu     sync.Mutex
 	shared bool // it runs as the agent's user, which was recorded

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -31,11 +33,15 @@ var installers = map[string]string{
 // server starts again, it has the same home, and there is nothing to restore.
 const (
 	restoreScript = `test -e "$1" || { tar -xf - && : >.restored; } || { rm -rf "$@"; false; }`
-	// saveScript writes nothing if nothing was installed since it was restored. A program
-	// that only starts changes the uppermost directories, for locks.
-	saveScript = `set -- $(ls -d "$@" 2>/dev/null); test $# -gt 0 || exit 0
-test -e .restored && test -z "$(find "$@" -mindepth 2 -type d -newer .restored | head -n 1)" || tar -cf - "$@"`
+	saveScript    = `set -- $(ls -d "$@" 2>/dev/null); test $# -eq 0 || tar -cf - "$@"`
+	// changedScript writes a name if something was installed since the restoration. A
+	// program that only starts changes the uppermost directories, for locks.
+	changedScript = `find "$@" -mindepth 2 -type d -newer .restored 2>/dev/null | head -n 1`
 )
+
+// maxInstallAge is the age from which an archive isn't used: npx doesn't look for newer
+// dependencies of what is installed, and uvx doesn't look for anything newer.
+const maxInstallAge = 7 * 24 * time.Hour
 
 // errInstallSize is the error if what a server installed is larger than its memory, half of
 // which is its home: a file with holes can be.
@@ -70,12 +76,13 @@ func (s *mcpServer) installDirs() string {
 }
 
 // install returns the path of the archive of what a server installed, "" if none is kept.
-// The same server of another image or with other arguments has another one.
+// The same server of another image, or with other arguments, variables or registries, has
+// another one.
 func (m *mcpServers) install(s *mcpServer) string {
 	if m.installs == nil || s.installDirs() == "" {
 		return ""
 	}
-	text := fmt.Sprintf("%q", append([]string{m.s.opts.Image.String(), s.Command}, s.Args...))
+	text := fmt.Sprintf("%q", [][]string{{m.s.opts.Image.String(), s.Command}, s.Args, s.Env, m.s.network.ServerSources(s.Name)})
 	return m.installs.Archive(s.Name, fmt.Sprintf("%x", sha256.Sum256([]byte(text)))[:16])
 }
 
@@ -87,8 +94,16 @@ func (m *mcpServers) restoreInstall(ctx context.Context, s *mcpServer) {
 		return
 	}
 	if err == nil {
+		defer func() { _ = f.Close() }() // only read
+		var info os.FileInfo
+		if info, err = f.Stat(); err == nil && time.Since(info.ModTime()) > maxInstallAge {
+			m.dropInstall(s)
+			return
+		}
+	}
+	if err == nil {
 		err = m.runInHome(ctx, s, restoreScript, f, io.Discard)
-		_ = f.Close()
+		s.restored = err == nil
 	}
 	if err != nil {
 		m.s.log.Warn("restore what MCP server installed", zap.String("server", s.Name), zap.Error(err))
@@ -96,7 +111,9 @@ func (m *mcpServers) restoreInstall(ctx context.Context, s *mcpServer) {
 }
 
 // saveInstall keeps what a server installed, for later sessions. The server has just
-// started for the first time and no tool of it was called, so the agent has no part in it.
+// started for the first time, and no tool of it was called. If it was restored and has
+// installed something else beside it, such as a newer version, nothing is kept: the next
+// session installs it on its own.
 func (m *mcpServers) saveInstall(s *mcpServer) {
 	archive := m.install(s)
 	if archive == "" || m.s.opts.Caches.Use == caches.Frozen {
@@ -104,9 +121,18 @@ func (m *mcpServers) saveInstall(s *mcpServer) {
 	}
 	ctx, cancel := context.WithTimeoutCause(m.ctx, mcp.DefaultStartTimeout, errSlow)
 	defer cancel()
-	err := caches.WriteArchive(archive, func(w io.Writer) error {
-		return m.runInHome(ctx, s, saveScript, strings.NewReader(""), w)
-	})
+	var err error
+	if s.restored {
+		var changed bytes.Buffer
+		err = m.runInHome(ctx, s, changedScript, strings.NewReader(""), &changed)
+		if err != nil || changed.Len() > 0 {
+			m.dropInstall(s)
+		}
+	} else {
+		err = caches.WriteArchive(archive, func(w io.Writer) error {
+			return m.runInHome(ctx, s, saveScript, strings.NewReader(""), w)
+		})
+	}
 	if err != nil {
 		m.s.log.Warn("keep what MCP server installed", zap.String("server", s.Name), zap.Error(err))
 	}

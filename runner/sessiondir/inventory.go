@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -131,21 +132,26 @@ func Siblings(dir string) []string {
 }
 
 // hasInventory reports whether the session in dir left an inventory of a directory that
-// still exists, for the next session on it.
+// still exists, for the next session on it. One that can't be read may be such.
 func hasInventory(dir string) bool {
-	entries, _ := os.ReadDir(dir)
-	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+	entries, err := os.ReadDir(dir)
+	return state.IgnoreMissing(err) != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool {
 		if !strings.HasPrefix(e.Name(), inventoryPrefix) {
 			return false
 		}
 		var list inventory
 		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil || json.Unmarshal(text, &list) != nil {
-			return false
+		if err != nil {
+			return !errors.Is(err, fs.ErrNotExist)
 		}
-		_, err = os.Stat(list.Workspace)
-		return err == nil
+		return json.Unmarshal(text, &list) == nil && mayExist(list.Workspace)
 	})
+}
+
+// mayExist reports whether a workspace is there, as far as can be told.
+func mayExist(workspace string) bool {
+	_, err := os.Stat(workspace)
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // readInventory reads a list and reports whether it is a list of the workspace.

@@ -61,8 +61,7 @@ func hasUnreportedPatch(dir string) bool {
 	if !ok || mark.Mode != string(sandbox.ModeBind) {
 		return false
 	}
-	_, err := os.Stat(mark.Workspace)
-	return err == nil
+	return mayExist(mark.Workspace)
 }
 
 // RemovePatchMark removes the mark in a session's directory, if there is one.

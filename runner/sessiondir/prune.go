@@ -245,6 +245,9 @@ func prunable(stateDir, dir string) (release func(), err error) {
 	if hasRemains(stateDir, dir) {
 		return nil, notPrunedError("its sandbox is not gone: the next session removes it")
 	}
+	if hasInventory(dir) {
+		return nil, notPrunedError("it was killed: the next session on its workspace looks for repositories that it left")
+	}
 	if hasUnreportedPatch(dir) {
 		return nil, notPrunedError("a patch of it was cut off: the next session on its workspace reports it")
 	}

@@ -181,13 +181,18 @@ func Run(t *testing.T, target Target) {
 	}
 	waiting, ended := startWaiting(t, shared)
 	defer ended()
+	whole := t
 	for _, c := range target.checks() {
 		t.Run(c.name, func(t *testing.T) {
+			tempDir := t.TempDir
+			if target.Brief { // a pool may be starting another sandbox on the workspace
+				tempDir = whole.TempDir
+			}
 			var err error
 			if result, ok := waiting[c.name]; ok {
 				err = <-result
 			} else {
-				err = runCheck(t.Context(), c, shared, t.TempDir)
+				err = runCheck(t.Context(), c, shared, tempDir)
 			}
 			if errors.Is(err, errSkip) {
 				t.Skip(err)

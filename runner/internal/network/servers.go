@@ -2,8 +2,10 @@ package network
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -166,6 +168,20 @@ func (n *Network) ServerEnv(name string) []string {
 	}
 	m := n.servers[name]
 	return append(m.preset.Environment(sandbox.EgressDir), m.secrets.Environment()...)
+}
+
+// ServerSources returns what the presets of a server say about where it installs packages
+// from: their variables and files.
+func (n *Network) ServerSources(name string) []string {
+	if n == nil || n.servers[name] == nil {
+		return nil
+	}
+	p := n.servers[name].preset
+	out := p.Environment(sandbox.EgressDir)
+	for _, file := range slices.Sorted(maps.Keys(p.Files)) {
+		out = append(out, file, p.Files[file])
+	}
+	return out
 }
 
 // RoundTripper returns the transport of requests to a server that this process connects

@@ -5,6 +5,7 @@
 package preset
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -166,7 +167,7 @@ func New(name string, o Options) (*Preset, error) {
 func registryURL(s string) (string, error) {
 	u, err := url.Parse(strings.TrimPrefix(s, "sparse+"))
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
-		return "", fmt.Errorf("%q is not an http or https URL", s)
+		return "", errors.New("it is not a valid http or https URL") // which may have credentials
 	}
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
 	return strings.TrimSuffix(u.String(), "/") + "/", nil

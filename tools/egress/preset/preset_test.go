@@ -236,7 +236,7 @@ func TestOwnRegistries(t *testing.T) {
 		{
 			preset: "npm", own: []Registry{{URL: "https://me:secret@npm.corp.test/api/npm?x=secret"}},
 			env:   []string{"npm_config_registry=https://npm.corp.test/api/npm/"},
-			rules: []string{"https://registry.yarnpkg.com/", "https://npm.corp.test/api/npm/", "https://npm.corp.test/api/npm/-/npm/v1/security/"},
+			rules: []string{"https://npm.corp.test/api/npm/", "https://npm.corp.test/api/npm/-/npm/v1/security/"},
 		},
 		{
 			preset: "npm", own: []Registry{{"https://u:secret@npm.org.test", "@org"}},

@@ -60,7 +60,7 @@ var table = []data{
 		sources: []source{
 			{url: "https://registry.npmjs.org/", kind: kindNPM, registry: true},
 			{url: "https://registry.npmjs.org/-/npm/v1/security/", methods: []string{"POST"}, registry: true},
-			{url: "https://registry.yarnpkg.com/", kind: kindNPM},
+			{url: "https://registry.yarnpkg.com/", kind: kindNPM, registry: true}, // another name of it
 		},
 		env:       []string{"npm_config_update_notifier=false", "npm_config_fund=false"},
 		configure: configureNPM,
