@@ -203,7 +203,7 @@ func (f *textFlag) Set(text string) error {
 	return nil
 }
 
-// profileFlag, projectFlags and workspaceFlags are flags that several commands have.
+// profileFlag is the flag --profile.
 type profileFlag struct {
 	Profile string `flag:"profile" doc:"use the settings of profiles.NAME in the configuration"`
 }
@@ -294,7 +294,7 @@ func setHelp(a *app, root *cobra.Command) {
 		if columns > 0 {
 			text = fitHelp(text, columns)
 		}
-		_, _ = io.WriteString(cmd.OutOrStdout(), text) // nobody reads it
+		_, _ = io.WriteString(cmd.OutOrStdout(), text) // help is best effort
 	})
 	cobra.AddTemplateFunc("groupedFlags", groupedFlags)
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), plain, "{{groupedFlags .}}", 1))

@@ -228,8 +228,8 @@ func newTracePruneCommand(a *app) *cobra.Command {
 	return newCommand(&cobra.Command{
 		Use: "prune [flags]", Short: "Shorten old sessions to their audit records", Args: noArgs,
 		Long: `Shorten old sessions to their audit records: questions and answers, refusals, the sandbox, the end.
-These records stay as they were, in audit.jsonl. Messages, outputs, patches and logs are removed. Starts
-do the same for some sessions, once an hour.
+These records stay as they were, in audit.jsonl. Messages, outputs, patches and logs are removed. At
+most once an hour, a start does the same for some sessions.
 
 A session is old when its last record is older than keep_sessions in the configuration (90 days). A
 session stays whole if it runs, keeps changes that were not applied, has a sandbox that is not gone, or

@@ -22,8 +22,9 @@ import (
 
 // Options configures a replay. The zero value is useful.
 type Options struct {
-	// Report receives each difference at the call of Complete after the result
-	// that differs. If nil, differences are logged as warnings.
+	// Report is called for each difference, during the call of Complete after the
+	// result that differs. It must not call the model. If nil, differences are logged
+	// as warnings.
 	Report func(Difference)
 	// Pace is the pause between two pieces of an answer, for people who read
 	// along; zero means none.

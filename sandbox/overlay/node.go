@@ -8,8 +8,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// permissions are the bits that are compared and applied. The set-user-ID,
-// set-group-ID and sticky bits are not.
+// permissions are the mode bits that a diff reports and an apply sets. Conflicts are
+// found by the whole mode.
 const permissions = 0o777
 
 // node describes a directory entry. Symlinks are not followed.
