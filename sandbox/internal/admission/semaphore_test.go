@@ -254,7 +254,7 @@ func TestFreedMemoryAdmitsNext(t *testing.T) {
 		var mu sync.Mutex
 		var all sync.WaitGroup
 		// Beside the larger one there is no room for the smaller one.
-		for _, limit := range []int64{24 << 30, 1 << 20} {
+		for _, limit := range []int64{24 << 30, 8 << 30} {
 			all.Go(func() {
 				l, err := s.Acquire(t.Context(), Request{MemoryBytes: limit})
 				if err != nil {
