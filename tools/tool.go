@@ -71,6 +71,9 @@ type Definition struct {
 	ActsAs func(input json.RawMessage) []Name
 	// Parallel lets an execute tool run beside others. Ours to set, never the model's.
 	Parallel bool
+	// InOrder has calls of the tool run one at a time, in the order in which they were
+	// asked for, because what one does decides what the next one may do.
+	InOrder bool
 	// EnabledByDefault reports whether the tool is offered without being configured,
 	// RequiresAdmin whether only an administrator may use it.
 	EnabledByDefault bool

@@ -242,6 +242,9 @@ func (r *round) runAll(all []*pending) {
 		if !p.ended {
 			open = append(open, p)
 			needs := claim{class: p.tool.Definition.Class, parallel: p.tool.Definition.Parallel, paths: p.paths}
+			if p.tool.Definition.InOrder {
+				needs.inOrder = p.tool.Definition.Name
+			}
 			arrivals = append(arrivals, arrival{claim: needs, ready: p.confirm == nil || p.confirm.isResolved()})
 		}
 	}

@@ -14,6 +14,8 @@ import (
 type claim struct {
 	class    tools.Class
 	parallel bool
+	// inOrder is the tool, if its calls run in order.
+	inOrder tools.Name
 	// paths are relative to the workspace, clean, with slashes.
 	paths []string
 }
@@ -21,8 +23,11 @@ type claim struct {
 // conflicts reports whether two calls may not run at the same time, and so run in
 // the order in which they were asked for: reads share; a write excludes calls
 // on the same path; an execute excludes every write and execute unless it is
-// parallel.
+// parallel; and some tools run in order.
 func (c claim) conflicts(o claim) bool {
+	if c.inOrder != "" && c.inOrder == o.inOrder {
+		return true
+	}
 	if c.runsAlone() && o.changesFiles() || o.runsAlone() && c.changesFiles() {
 		return true
 	}

@@ -55,6 +55,7 @@ func (t *loadTool) Definition() tools.Definition {
   "additionalProperties": false
 }`),
 		Class: tools.ClassNone, Runs: tools.PlaceHost, ResultBytes: resultBytes,
+		InOrder:          true, // one that lists allowed tools can forbid to load another
 		Aliases:          map[string]string{"skill": "name", "skill_name": "name", "path": "file"},
 		Summary:          summarizeInput,
 		EnabledByDefault: len(t.opts.Skills.Skills()) > 0,
