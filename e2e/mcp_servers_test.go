@@ -663,19 +663,22 @@ exec /usr/bin/python3 -c "$1"
 			t.Fatal(err)
 		}
 		for _, tt := range []struct {
-			name   string
-			egress runner.EgressOptions
-			cwd    string
-			want   string
+			name, command string
+			egress        runner.EgressOptions
+			cwd           string
+			want          string
 		}{
-			{"without rules", runner.EgressOptions{}, "", "none"},
-			{"with cwd", rules, sandbox.WorkspaceDir, "none"},
-			{"with rules", rules, "", "none"},
-			{"control", rules, "", "restored"},
-			{"with cwd, later", rules, sandbox.WorkspaceDir, "none"},
-			{"without rules, later", runner.EgressOptions{}, "", "none"},
+			{"without rules", "npx", runner.EgressOptions{}, "", "none"},
+			{"with cwd", "npx", rules, sandbox.WorkspaceDir, "none"},
+			{"program of the workspace", sandbox.WorkspaceDir + "/npx", rules, "", "none"},
+			{"program of the workspace, again", sandbox.WorkspaceDir + "/npx", rules, "", "none"},
+			{"with rules", "npx", rules, "", "none"},
+			{"control", "npx", rules, "", "restored"},
+			{"with cwd, later", "npx", rules, sandbox.WorkspaceDir, "none"},
+			{"without rules, later", "npx", runner.EgressOptions{}, "", "none"},
 		} {
-			one := runner.MCPServer{Server: mcp.Server{Name: "one", Command: sandbox.WorkspaceDir + "/npx", Args: []string{pythonServer}, Dir: tt.cwd}, Egress: tt.egress}
+			one := runner.MCPServer{Server: mcp.Server{Name: "one", Command: tt.command, Args: []string{pythonServer}, Dir: tt.cwd}, Egress: tt.egress}
+			one.Env = []string{"PATH=" + sandbox.WorkspaceDir + ":/usr/bin:/bin"} // the user's own doing
 			s := openInstalled(t, backend, state, dir, "", one)
 			if got := s.mustCall("one/token", "{}"); !strings.Contains(got, tt.want) {
 				t.Errorf("%s: %s, want %s", tt.name, got, tt.want)

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -67,12 +66,13 @@ func (m *mcpServers) openInstalls() {
 // installDirs returns the directories where the server installs itself, "" if they are not
 // kept. A server without rules has no network and can install nothing: one of the workspace,
 // whose definition the agent's commands may have written, is such a server. In a directory
-// of the workspace, their files could tell npx what to install.
+// of the workspace, their files could tell npx what to install, and a path could name a
+// program of theirs.
 func (s *mcpServer) installDirs() string {
 	if !s.InSandbox() || s.Egress.Policy == nil || s.Dir != "" {
 		return ""
 	}
-	return installers[path.Base(s.Command)]
+	return installers[s.Command]
 }
 
 // install returns the path of the archive of what a server installed, "" if none is kept.
