@@ -20,6 +20,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// openTree returns a reader of a directory.
+func openTree(t *testing.T, root string) *Reader {
+	t.Helper()
+	dir, err := os.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = dir.Close() })
+	r, err := NewReader(dir, ReaderOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 // TestScan: it visits what a walk with bounds does not, keeps to the workspace,
 // and tells each directory its marks.
 func TestScan(t *testing.T) {
@@ -114,15 +129,7 @@ func TestScanSince(t *testing.T) {
 	t.Cleanup(func() { changeTick, maxSeen = tick, most })
 	changeTick = 0
 	root := t.TempDir()
-	held, err := os.Open(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer held.Close()
-	r, err := NewReader(held, ReaderOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := openTree(t, root)
 	// Between a scan and a change, the time of the file system has to advance.
 	change := func(script string) {
 		t.Helper()
@@ -235,15 +242,7 @@ func TestScanGoesOn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	held, err := os.Open(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer held.Close()
-	r, err := NewReader(held, ReaderOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := openTree(t, root)
 	var since SeenDirs
 	// scan returns how many of the directories it has read, of which the last one of most
 	// ends it.
@@ -326,20 +325,12 @@ func TestScanKeepsNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	held, err := os.Open(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer held.Close()
-	r, err := NewReader(held, ReaderOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := openTree(t, root)
 	var most, entries uint64
 	var before runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	err = r.Scan(t.Context(), ".", ScanOptions{
+	err := r.Scan(t.Context(), ".", ScanOptions{
 		Visit: func(*ScanEntry) (uint8, string) {
 			if entries++; entries%5000 == 0 {
 				var now runtime.MemStats
@@ -415,15 +406,7 @@ func TestScanInParallel(t *testing.T) {
 			}
 		}
 	}
-	held, err := os.Open(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer held.Close()
-	r, err := NewReader(held, ReaderOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := openTree(t, root)
 	// scan returns what was visited, and the directories that were left with their entries.
 	scan := func(ctx context.Context, o ScanOptions, each func(e *ScanEntry)) (visited map[string]ScanStat, left map[string]int, err error) {
 		visited, left = map[string]ScanStat{}, map[string]int{}
