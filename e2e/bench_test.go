@@ -165,14 +165,6 @@ func BenchmarkOutput(b *testing.B) {
 	}
 }
 
-// BenchmarkWarm is a start from the pool, to the first command's result, beside
-// the round trip of a command.
-func BenchmarkWarm(b *testing.B) {
-	for _, name := range backendNames {
-		b.Run(name, func(b *testing.B) { benchmarkWarm(b, benchSandbox(b, name)) })
-	}
-}
-
 // BenchmarkRead is a read of a file of 4 KiB through the workspace API.
 func BenchmarkRead(b *testing.B) {
 	dir := b.TempDir()

@@ -57,7 +57,6 @@ var ranks = map[string]int{
 	"images/store":    3,
 	"sandbox/docker":  3,
 	"sandbox/oci":     3,
-	"sandbox/pool":    3,
 	"tools/approval":  3,
 	"tools/shell":     3,
 	"tools/fetch":     3,
@@ -120,7 +119,7 @@ var ranks = map[string]int{
 var unranked = []string{"sandbox/sandboxtest", "loop/boundary/boundarytest", "tools/egress/egresstest", "e2e", "examples"}
 
 // concrete are the packages that only the root package, cmd and tests may import.
-var concrete = []string{"sandbox/docker", "sandbox/oci", "sandbox/pool", "loop/anthropic", "loop/ollama", "loop/openai", "loop/replay"}
+var concrete = []string{"sandbox/docker", "sandbox/oci", "loop/anthropic", "loop/ollama", "loop/openai", "loop/replay"}
 
 // denials are imports that no rank forbids clearly enough: nothing at or below
 // the first may import anything at or below the second.

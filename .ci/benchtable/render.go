@@ -41,7 +41,6 @@ func figures() []figure {
 	return []figure{
 		{"run `sh -c true` in a running sandbox, ms", e2e("Exec", ns), ms, metric{"e2e", "Exec/runc", "host-" + ns}, "on the host"},
 		{"start a sandbox and run a first command, ms", start, ms, metric{"sandbox/docker", "Start", "engine-" + ns}, "create, start and exec by the engine"},
-		{"the same with a sandbox from the pool, ms", e2e("Warm", ns), ms, metric{}, ""},
 		{"`caisson exec -- true`, from start to end, ms", e2e("Fresh", ns), ms, metric{}, ""},
 		{"kill a command with 16 daemons, to the proof, p99, ms", e2e("Kill", "p99-ns"), ms, metric{}, ""},
 		{"memory of an idle sandbox, MB", e2e("Idle", "KiB-a-session"), 1e6 / 1024, metric{}, ""},

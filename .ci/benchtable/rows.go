@@ -51,7 +51,6 @@ func rows() []row {
 	}{{"docker", 15, 5.5, 0.4}, {"gvisor", 50, 21, 0.05}, {"runc", 15, 2.5, 0.4}} {
 		list = append(list,
 			row{what: "caisson exec -- true / a start and a first command, " + b.name, ours: e2e("Fresh/"+b.name, ns), peer: e2e("Fresh/"+b.name, "start-"+ns), atMost: true, limit: 1.3},
-			row{what: "start from the pool and a command / exec round trip, " + b.name, ours: e2e("Warm/"+b.name, ns), peer: e2e("Warm/"+b.name, "exec-"+ns), atMost: true, limit: 3},
 			row{what: "kill to dead, 16 daemons, p99, " + b.name, ours: e2e("Kill/"+b.name, "p99-ns"), atMost: true, limit: b.kill, unit: "ms", by: ms},
 			row{what: "idle memory a session (PSS), " + b.name, ours: e2e("Idle/"+b.name, "KiB-a-session"), atMost: true, limit: b.memory, unit: "MB", by: 1e6 / 1024},
 			row{what: "stdout with hash, as in a session / dd | cat on the host, " + b.name, ours: e2e("Output/"+b.name, "drained-"+ns), peer: e2e("Output/"+b.name, "host-"+ns), inverse: true, limit: b.flow},

@@ -21,7 +21,6 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
-	"github.com/caisson-run/caisson/sandbox/pool"
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
@@ -36,8 +35,6 @@ type backends struct {
 	*settings
 	host   *caisson.Host
 	finder *programs.Finder
-	pools  []*pool.Pool
-	logger *zap.Logger
 }
 
 // pathLock guards changes of this process's PATH.
@@ -88,7 +85,7 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &backends{settings: s, host: host, finder: finder, logger: zap.NewNop()}, nil
+	return &backends{settings: s, host: host, finder: finder}, nil
 }
 
 // findProgramIn returns a program that lies in a directory and that all sandboxes of these
@@ -115,19 +112,6 @@ func openDefaultBackends(a *app) (*backends, error) {
 	return openBackends(s, nil)
 }
 
-// pooled puts a pool in front of a backend where the configuration asks for one.
-func (bs *backends) pooled(b sandbox.Backend) (sandbox.Backend, error) {
-	if bs.conf.File.Sandbox.Pool == nil {
-		return b, nil
-	}
-	p, err := pool.New(b, pool.Options{Size: int(*bs.conf.File.Sandbox.Pool), StateDir: bs.environ.stateDir(), Logger: bs.logger})
-	if err != nil {
-		return nil, err
-	}
-	bs.pools = append(bs.pools, p)
-	return p, nil
-}
-
 // readyBackend is a backend that was chosen, and what was removed before.
 type readyBackend struct {
 	backend sandbox.Creator
@@ -139,9 +123,6 @@ type readyBackend struct {
 // choose chooses the backend and removes what dead owners left.
 func (bs *backends) choose(ctx context.Context, u reporter) (*readyBackend, error) {
 	backend, choice, err := bs.host.Choose(ctx, *bs.conf.Backend, u.recordWarning)
-	if err == nil {
-		backend, err = bs.pooled(backend)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +132,6 @@ func (bs *backends) choose(ctx context.Context, u reporter) (*readyBackend, erro
 
 // setLogger makes a session's or the server's log that of what is made from now on.
 func (bs *backends) setLogger(l *zap.Logger) {
-	bs.logger = l
 	bs.host.SetLogger(l)
 }
 
@@ -174,11 +154,6 @@ func (bs *backends) openImages(ctx context.Context) (*store.Store, error) {
 
 // close ends what was made.
 func (bs *backends) close() {
-	for _, p := range bs.pools {
-		if err := p.Close(); err != nil {
-			bs.logger.Warn("sandboxes that were started ahead are left", zap.Error(err))
-		}
-	}
 	_ = bs.host.Close() // connections to engines
 }
 

@@ -33,9 +33,8 @@ type fakeBackend struct {
 	env       string
 	leftovers []sandbox.Orphan
 	listed    []sandbox.Listing
-	// waiting is what each start says that it waits for; created is a file that
-	// gets a line for each.
-	waiting, created string
+	// waiting is what each start says that it waits for.
+	waiting string
 	// network is what a command reaches, lost what the sandbox lacks; runtime is
 	// the runtime's name and version.
 	network, lost, runtime string
@@ -95,16 +94,6 @@ func (f *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sa
 	}
 	if f.waiting != "" && spec.Notify != nil {
 		spec.Notify(f.waiting)
-	}
-	if f.created != "" { // one line a sandbox, with who asked for it
-		log, err := os.OpenFile(f.created, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
-		if err != nil {
-			return nil, err
-		}
-		_, err = fmt.Fprintln(log, filepath.Base(filepath.Dir(spec.Dir)))
-		if err = errors.Join(err, log.Close()); err != nil {
-			return nil, err
-		}
 	}
 	s := &fakeSandbox{backend: f, spec: spec, done: make(chan struct{}), dir: spec.Workspace.Dir, path: spec.Workspace.Path}
 	var err error

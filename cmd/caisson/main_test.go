@@ -66,7 +66,7 @@ func fakeMain() {
 }
 
 func fakeBackends(s caisson.BackendSettings) (sandbox.Backend, error) {
-	b := &fakeBackend{name: s.Name, env: "FAKE_" + strings.ToUpper(s.Name), waiting: os.Getenv("FAKE_WAITING"), created: os.Getenv("FAKE_CREATED")}
+	b := &fakeBackend{name: s.Name, env: "FAKE_" + strings.ToUpper(s.Name), waiting: os.Getenv("FAKE_WAITING")}
 	b.network, b.lost, b.runtime = os.Getenv("FAKE_NETWORK"), os.Getenv("FAKE_LOST"), os.Getenv("FAKE_RUNTIME")
 	b.refuses = os.Getenv("FAKE_REFUSES")
 	if os.Getenv("FAKE_SWEEPS") != "" {

@@ -8,7 +8,6 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/pool"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
@@ -23,21 +22,6 @@ func TestConformance(t *testing.T) {
 		// shows with less, and gVisor takes ten times as long for each.
 		target.FloodBytes = map[Kind]int64{GVisor: 32 << 20, Runc: 256 << 20}[k]
 		sandboxtest.Run(t, target)
-	})
-}
-
-// TestPooled: sandboxes of a pool are no different.
-func TestPooled(t *testing.T) {
-	t.Parallel()
-	t.Run(string(Runc), func(t *testing.T) {
-		b := newBed(t, Runc, os.Geteuid())
-		target := conformanceTarget(b)
-		target.UserImage = nil // the bed has no images
-		p, err := pool.New(b.backend, pool.Options{Size: 2, StateDir: b.state})
-		must(t, err)
-		target.Backend, target.Brief, target.SameInside = p, true, true
-		sandboxtest.Run(t, target)
-		must(t, p.Close())
 	})
 }
 

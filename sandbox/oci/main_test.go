@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -277,10 +276,7 @@ func bothAtOnce(t *testing.T, f func(t *testing.T, k Kind)) {
 	})
 }
 
-// containerOf returns the runtime's part of a sandbox, also of one that a pool wraps.
+// containerOf returns the runtime's part of a sandbox.
 func containerOf(sb sandbox.Sandbox) *container {
-	if s, ok := sb.(*lifecycle.Sandbox); ok {
-		return s.Container().(*container)
-	}
-	return containerOf(reflect.ValueOf(sb).Elem().FieldByName("Sandbox").Interface().(sandbox.Sandbox))
+	return sb.(*lifecycle.Sandbox).Container().(*container)
 }

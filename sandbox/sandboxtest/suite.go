@@ -181,18 +181,13 @@ func Run(t *testing.T, target Target) {
 	}
 	waiting, ended := startWaiting(t, shared)
 	defer ended()
-	whole := t
 	for _, c := range target.checks() {
 		t.Run(c.name, func(t *testing.T) {
-			tempDir := t.TempDir
-			if target.Brief { // a pool may be starting another sandbox on the workspace
-				tempDir = whole.TempDir
-			}
 			var err error
 			if result, ok := waiting[c.name]; ok {
 				err = <-result
 			} else {
-				err = runCheck(t.Context(), c, shared, tempDir)
+				err = runCheck(t.Context(), c, shared, t.TempDir)
 			}
 			if errors.Is(err, errSkip) {
 				t.Skip(err)

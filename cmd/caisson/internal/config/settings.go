@@ -74,7 +74,6 @@ type File struct {
 	Stream                *bool         `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
 	CallerOwnsFiles       *bool         `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
 	AcceptSystemWorkspace *bool         `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
-	Sandbox               Sandbox       `yaml:"sandbox" doc:"how sandboxes are started"`
 	HostImage             HostImage     `yaml:"host_image" doc:"what image host contains in addition to the machine's /usr"`
 	Images                Images        `yaml:"images" doc:"how images are fetched"`
 	Programs              Programs      `yaml:"programs" doc:"absolute paths of programs that are neither beside the executable nor on PATH"`
@@ -326,11 +325,6 @@ type EgressRestrictions struct {
 	Deny          EgressRules `yaml:"deny" doc:"rules that are refused in addition"`
 	RefusePrivate *bool       `yaml:"refuse_private" tighten:"true false" doc:"refuse egress.private and egress.proxy: Caisson can't see private networks behind a proxy"`
 	EgressBounds  `yaml:",inline"`
-}
-
-// Sandbox holds how sandboxes are started.
-type Sandbox struct {
-	Pool *Count `yaml:"pool" doc:"number of sandboxes to start in advance, for a process with many sessions"`
 }
 
 // Docker names the engine, and one of its runtimes.
