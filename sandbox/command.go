@@ -5,38 +5,39 @@ import (
 	"time"
 )
 
-// Command is a program to run in a sandbox. Start reads it. Its readers and
-// writers are used until the process has ended.
+// Command is a program to run in a sandbox. Its readers and writers are used
+// until the process has ended.
 type Command struct {
-	// Argv is the program and its arguments, at least one element. A program
-	// without a slash is looked up in the PATH of Env. An element must not
-	// contain a NUL or be longer than 128 KiB (MAX_ARG_STRLEN of Linux).
+	// Argv is the program and its arguments. A program without a slash is
+	// looked up in Env's PATH. An element must not contain a NUL or exceed 128
+	// KiB (Linux's MAX_ARG_STRLEN).
 	Argv []string
 	// Env is the whole environment as NAME=value; nothing is inherited. Nil
-	// means the sandbox's own: the [Environment] for the variables that its
-	// image declares, and those of Spec.Env.
+	// means the sandbox's own environment: the [Environment] for the image's
+	// variables, then Spec.Env.
 	Env []string
-	// Variables are added to Env, or to the sandbox's own environment, in place of those
-	// of the same name.
+	// Variables are added to the environment and replace variables of the same
+	// name.
 	Variables []string
-	// Separate leaves the variables of Spec.Env and of the [EgressPlan] out of the
-	// sandbox's own environment: those of the agent's commands.
+	// Separate leaves the variables of Spec.Env and of the [EgressPlan], which
+	// are the agent's, out of the sandbox's own environment.
 	Separate bool
-	// Proxy adds the variables of the command's proxy, and of the certificates to trust,
-	// to the environment in a sandbox with an EgressPlan, and replaces each
-	// [ProxyPlaceholder] in Variables.
+	// Proxy adds the variables for the command's proxy and for the certificates
+	// to trust, and replaces each [ProxyPlaceholder] in Variables. It has no
+	// effect without an EgressPlan.
 	Proxy bool
-	// Dir is the working directory, an absolute path in the container at or
-	// below the workspace's mount point, which empty means, or the home of another
-	// Identity than 0. Symlinks that leave the workspace are not followed.
+	// Dir is the working directory, an absolute path in the container. It is at
+	// or below the workspace's mount point, which is the default, or is the
+	// home of an Identity other than 0. Symlinks that leave the workspace are
+	// not followed.
 	Dir string
-	// Identity is the user of the command: 0 is the agent's, 1 to MaxIdentity
-	// are others. Commands of one identity can't read the environment, memory
-	// or descriptors of another's, nor signal or trace them. Another identity
-	// than 0 reaches of the workspace what its permission bits for others
-	// allow, and creates no files in it (docs/design/guest.md#identities). A nil Env
-	// has its own HOME and TMPDIR. Start returns ErrInvalid for a number out of
-	// range, and ErrUnsupported where the attestation's Identities is 1.
+	// Identity is the user of the command: 0 is the agent, 1 to MaxIdentity are
+	// others. Commands of one identity can't signal or trace another's, nor
+	// read their environment, memory or descriptors. An identity other than 0
+	// can do in the workspace what the permission bits for others allow, and
+	// creates no files in it (docs/design/guest.md#identities). With a nil Env
+	// it gets its own HOME and TMPDIR. Start returns ErrInvalid for a number
+	// out of range, and ErrUnsupported if the attestation's Identities is 1.
 	Identity int
 	// NoLinks makes Start return ErrInvalid if Dir contains a symlink, even one
 	// that stays in the workspace.
@@ -44,45 +45,46 @@ type Command struct {
 	// Stdin is copied to the command; nil means /dev/null.
 	Stdin io.Reader
 	// Stdout and Stderr receive the live output in order, up to Output.Live
-	// bytes per stream. One goroutine per stream writes. Nil discards the
-	// output. A writer that blocks delays only this stream of this command.
+	// bytes per stream; nil discards it. One goroutine per stream writes, so a
+	// blocked writer delays only its own stream.
 	Stdout, Stderr io.Writer
-	// NotifyNumber is called before the command starts with its number, by which
-	// [EgressConn.Command] names it; nil means that it is not needed. It must
-	// return at once. A number is used again after its command.
+	// NotifyNumber, if not nil, is called before the command starts with the
+	// number by which [EgressConn.Command] names it. It must return at once. A
+	// number is reused after its command has ended.
 	NotifyNumber func(number int)
-	// Output bounds the output that is kept.
+	// Output bounds the output to keep.
 	Output OutputLimits
-	// MaxTasks and MaxMemory bound the processes and threads of the command, and what they
-	// have in memory without what they share with files, in bytes. Zero is no bound beside
-	// that of the sandbox. The guest measures about twice per second, and kills a command
-	// that exceeds one: what grows faster can use the sandbox's own limit until then.
+	// MaxTasks bounds the command's processes and threads, MaxMemory their
+	// memory in bytes, not counting memory shared with files. Zero means only
+	// the sandbox's limit applies. The guest measures about twice per second
+	// and kills a command that exceeds a bound. Faster growth can use up the
+	// sandbox's own limit before that.
 	MaxTasks  int
 	MaxMemory int64
 	// Timeout bounds the wall time; zero means the session's
-	// Resources.CommandTime. It ends the command like a cancellation, and sets
-	// TimedOut of the status.
+	// Resources.CommandTime. It ends the command like a cancellation and sets
+	// TimedOut in the status.
 	Timeout time.Duration
-	// Grace overrides Spec.Grace; zero means Spec.Grace. There is no grace
-	// period if the cause of the cancellation is a *limits.ExceededError of
-	// kind disk.
+	// Grace overrides Spec.Grace unless it is zero. If the cause of the
+	// cancellation is a *limits.ExceededError of kind disk, there is no grace
+	// period.
 	Grace time.Duration
 }
 
 // OutputLimits bounds the output of one command, per stream. Output beyond the
-// limits is still read, counted and hashed in the container, but not kept.
+// limits is still read, counted and hashed in the container.
 type OutputLimits struct {
-	// Live is the number of bytes per stream that are sent to the writers; zero
-	// means [DefaultLiveBytes].
+	// Live is the number of bytes sent to the writers; zero means
+	// [DefaultLiveBytes].
 	Live int64
-	// Tail is the number of last bytes per stream that the guest keeps once
-	// Live is used up; zero means [DefaultTailBytes].
+	// Tail is how many of the last bytes the guest keeps once Live is used up;
+	// zero means [DefaultTailBytes].
 	Tail int
 }
 
 // Defaults of [OutputLimits]. A session stores at most DefaultLiveBytes per
-// stream of a command on disk. DefaultTailBytes fits into the 50,000 bytes that
-// a model is shown.
+// stream on disk. DefaultTailBytes fits into the 50,000 bytes that a model is
+// shown.
 const (
 	DefaultLiveBytes = 16 << 20
 	DefaultTailBytes = 32 << 10

@@ -7,8 +7,7 @@
 // The implementations are sandbox/docker and sandbox/oci, which pass the test
 // suite in sandbox/sandboxtest.
 //
-// The package declares types and their rules; it starts nothing. It imports
-// only limits, images and tools/workspace, which have rank 0.
+// The package declares types and their rules; it starts nothing.
 //
 // Five kinds of failure have five kinds of results:
 //

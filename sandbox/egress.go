@@ -15,44 +15,41 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// EgressPlan is the listeners that the guest opens on loopback for programs in
-// the sandbox. The container has no network besides: each connection to a
-// listener goes to the [EgressHandler] of the session, which decides.
+// EgressPlan describes the listeners that the guest opens on loopback for
+// programs in the sandbox. The container has no other network: each connection
+// goes to the session's [EgressHandler], which decides.
 type EgressPlan struct {
-	// Port is the port of the proxy, from 1024 on; zero means
-	// [DefaultEgressPort].
+	// Port is the proxy's port, 1024 or higher; zero means [DefaultEgressPort].
 	Port int
-	// Names makes the guest answer name lookups of programs, by asking the
-	// handler. /etc/resolv.conf and /etc/nsswitch.conf are then files of the
-	// sandbox's own.
+	// Names makes the guest answer name lookups by asking the handler.
+	// /etc/resolv.conf and /etc/nsswitch.conf are then the sandbox's own files.
 	Names bool
-	// Capture are the ports at which connections to any loopback address are
-	// accepted too, for programs that ignore the proxy: those that
-	// [EgressHandler.LookupName] returns. It is in ascending order, at most
-	// [MaxCapturePorts], and needs Names. A program can't listen on these ports
-	// itself.
+	// Capture are ports at which the guest also accepts connections to any
+	// loopback address, such as those from [EgressHandler.LookupName], for
+	// programs that ignore the proxy. They are in ascending order, at most
+	// [MaxCapturePorts], and need Names. Programs can't listen on these ports
+	// themselves.
 	Capture []int
-	// Roots are certificates in PEM that programs are to trust beside those of
-	// the image, at most [MaxRootsBytes]. The directory [EgressDir] has them,
-	// they are in place of the image's system bundle, and variables name them.
-	// A sandbox with Roots is never started ahead.
+	// Roots are PEM certificates for programs to trust besides the image's, at
+	// most [MaxRootsBytes]. They are in [EgressDir], in place of the image's
+	// system bundle, and variables name them.
 	Roots []byte
-	// JavaRoots makes a trust store for Java of the same certificates. It needs
+	// JavaRoots makes a Java trust store of the same certificates. It needs
 	// Roots.
 	JavaRoots bool
-	// Files are further small files of EgressDir, by name: configuration of programs
-	// that Env refers to. A sandbox with Files is never started ahead.
+	// Files are more small files in EgressDir, by name: configuration that Env
+	// refers to.
 	Files map[string]string
-	// Env are more variables of commands that have no Env of their own, as
-	// NAME=value, below those of Spec.Env. Each [ProxyPlaceholder] in a value is
-	// replaced by the URL of the command's proxy, without a slash at its end.
+	// Env are more variables, as NAME=value, for commands without their own
+	// Env; Spec.Env overrides them. Each [ProxyPlaceholder] in a value is
+	// replaced by the URL of the command's proxy, without a trailing slash.
 	Env []string
-	// Reserved leaves all variables of the plan out of the sandbox's own environment: only
-	// commands with [Command].Proxy use the proxy.
+	// Reserved leaves the plan's variables out of the sandbox's own
+	// environment: only commands with [Command].Proxy use the proxy.
 	Reserved bool
-	// Shared prepares the sandbox for containers of the same engine that share its
-	// network namespace: they get an /etc/hosts and an /etc/resolv.conf. Backends other
-	// than docker ignore it.
+	// Shared prepares the sandbox for containers that share its network
+	// namespace: they get an /etc/hosts and an /etc/resolv.conf. Only the
+	// docker backend heeds it.
 	Shared bool
 }
 
@@ -60,9 +57,9 @@ type EgressPlan struct {
 // [EgressPlan.Env].
 const ProxyPlaceholder = "{proxy}"
 
-// EgressDir is the directory of [EgressPlan.Roots] and Files in the container, which
-// is read-only: ca.pem has the certificates of the plan, bundle.pem those and the
-// image's, java.p12 the same for Java.
+// EgressDir is the read-only directory in the container for [EgressPlan.Roots]
+// and Files: ca.pem has the plan's certificates, bundle.pem adds the image's,
+// and java.p12 has the same as bundle.pem for Java.
 const EgressDir = "/.caisson/net"
 
 // Bounds of an EgressPlan.
@@ -71,74 +68,72 @@ const (
 	MaxRootsBytes   = 1 << 20
 )
 
-// DefaultEgressPort is the proxy's port unless a plan has another one.
+// DefaultEgressPort is the proxy's port if the plan sets none.
 const DefaultEgressPort = 61080
 
-// MaxEgressConns is the number of connections of one sandbox that are open at
-// once, and MaxCommandConns that of connections to one address, such as the proxy
-// of a command: some are left for others. Further ones wait.
+// MaxEgressConns is how many connections of one sandbox may be open at once.
+// MaxCommandConns is how many may go to one address, such as a command's proxy,
+// so that others get some. Further connections wait.
 const (
 	MaxEgressConns  = 64
 	MaxCommandConns = 48
 )
 
-// EgressConn is one connection that a program in the sandbox made to a listener
-// of the guest. Its methods are safe for concurrent use. Where it differs from a
-// TCP connection: Close resets it, and discards what the program has not yet
-// received, unless CloseWrite was called before. A program that reset the
-// connection or has ended is an error of Read and Write.
+// EgressConn is a connection from a program in the sandbox to a listener of the
+// guest. Its methods are safe for concurrent use. Unlike with TCP, Close resets
+// the connection and discards what the program has not yet received, unless
+// CloseWrite was called before. Read and Write fail if the program reset the
+// connection or has ended.
 type EgressConn interface {
 	io.ReadWriteCloser
-	// CloseWrite ends the bytes to the program, which may go on sending.
+	// CloseWrite ends the stream to the program, which may continue to send.
 	CloseWrite() error
 	// LocalAddr returns the address that the program connected to, such as
 	// 127.80.0.7:61080.
 	LocalAddr() netip.AddrPort
 	// Command returns the number of the running command whose environment has
 	// that address, or 0. Every program in the sandbox can use any of these
-	// addresses, so it is for people and no boundary.
+	// addresses, so the number informs people but proves nothing.
 	Command() int
-	// UID returns the user of the connecting socket as the guest observed it,
-	// and false if that is unknown.
+	// UID returns the connecting socket's user as the guest observed it, and
+	// false if that is unknown.
 	UID() (uid int, known bool)
 }
 
 // EgressHandler serves the connections of one session. ServeEgress is called in
-// a goroutine of its own for each connection, and returns when the connection is
-// over. The connection is closed then. The context ends with the sandbox, with
-// the command whose address was used, or when the program has ended both
-// directions of the connection or reset it. A connection counts towards
+// a new goroutine for each connection and returns when it is done with the
+// connection, which is then closed. The context ends with the sandbox, with the
+// command whose address was used, or when the program has closed both
+// directions or reset the connection. A connection counts towards
 // [MaxEgressConns] until ServeEgress returns.
 type EgressHandler interface {
 	ServeEgress(ctx context.Context, c EgressConn)
-	// LookupName returns the address of a name for a program that looked it up,
-	// in lower case and without a dot at its end, and false if there is none. The
-	// address is one of [NameAddr], by which the handler recognises the name when
-	// the program connects to it. It is called in a goroutine of its own, and must
-	// return within a second or so: programs ask again after five.
+	// LookupName returns the address for a name that a program looked up, or
+	// false if it has none. The name is in lower case without a trailing dot.
+	// The address is a [NameAddr], by which the handler recognises the name
+	// when the program connects. LookupName is called in a new goroutine and
+	// must return within about a second: programs ask again after five.
 	LookupName(ctx context.Context, name string) (addr netip.Addr, ok bool)
 }
 
 // EgressServer is implemented by a [Sandbox] that can have an EgressPlan.
 type EgressServer interface {
-	// Serve sets the handler of the session, in place of the one before. Until
-	// its first call, and after one with nil, connections are refused: the
-	// program sees a connection that was reset. Connections that are open keep
-	// their handler.
+	// Serve sets the session's handler and replaces the previous one. Before
+	// the first call, and while the handler is nil, connections are refused
+	// with a reset. Open connections keep their handler.
 	Serve(h EgressHandler)
 }
 
-// AttestedEgress is the listeners of the guest, as the guest reported them.
+// AttestedEgress describes the guest's listeners, as the guest reported them.
 type AttestedEgress struct {
-	// Listening are the addresses of the proxy and for names, such as "tcp
-	// 0.0.0.0:61080" and "udp 127.0.0.1:53".
+	// Listening are the addresses of the proxy and for name lookups, such as
+	// "tcp 0.0.0.0:61080" and "udp 127.0.0.1:53".
 	Listening []string `json:"listening"`
-	// Capture are the ports at which connections of programs that ignore the
-	// proxy are accepted.
+	// Capture are the ports of [EgressPlan.Capture].
 	Capture []int `json:"capture,omitempty"`
 }
 
-// ProxyPort returns the port of the proxy.
+// ProxyPort returns the proxy's port.
 func (p *EgressPlan) ProxyPort() int {
 	if p.Port == 0 {
 		return DefaultEgressPort
@@ -146,9 +141,9 @@ func (p *EgressPlan) ProxyPort() int {
 	return p.Port
 }
 
-// Validate returns an error that wraps [ErrInvalid] for a plan that no guest
-// can have, or if one of the session's variables is the proxy's. A nil plan is
-// valid.
+// Validate returns an error that wraps [ErrInvalid] if no guest can have the
+// plan, or if env, the session's variables, sets one of the proxy's. A nil plan
+// is valid.
 func (p *EgressPlan) Validate(env []string) error {
 	if p == nil {
 		return nil
@@ -191,11 +186,11 @@ func (p *EgressPlan) validateCapture() error {
 // namePort is the port of name lookups.
 const namePort = 53
 
-// rootNames are the files of EgressDir that are made from Roots.
+// rootNames are the files that the guest makes from Roots.
 var rootNames = []string{"ca.pem", "bundle.pem", "java.p12"}
 
-// validateRoots refuses everything but certificates, a private key above all, and
-// files that can't be beside them.
+// validateRoots refuses anything but certificates, above all private keys, and
+// files whose names are taken.
 func (p *EgressPlan) validateRoots() error {
 	switch {
 	case len(p.Roots) > MaxRootsBytes:
@@ -225,29 +220,28 @@ func (p *EgressPlan) validateRoots() error {
 	return nil
 }
 
-// The variables of a proxy. They are read in upper and lower case. ALL_PROXY is
-// never set: programs take it for SOCKS where they lack support of it.
+// proxyNames are the proxy's variables, read in upper and lower case. ALL_PROXY
+// is never set: some programs then expect SOCKS, which they may not support.
 var proxyNames = []string{"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"}
 
-// nodeProxy makes Node 24 and later use the variables.
+// nodeProxy makes Node 24 and later use the proxy's variables.
 const nodeProxy = "NODE_USE_ENV_PROXY"
 
-// commandNet is the network in which each command has an address: its number is
-// the last two bytes.
+// commandNet has an address for each command, whose last two bytes are the
+// command's number.
 var commandNet = netip.MustParsePrefix("127.80.0.0/16")
 
-// MaxCommandNumber is the highest number of a command.
+// MaxCommandNumber is the highest command number.
 const MaxCommandNumber = 1<<16 - 1
 
-// CommandAddr returns the address of the proxy for the command with this
-// number.
+// CommandAddr returns the proxy's address for the command with this number.
 func CommandAddr(number int) netip.Addr {
 	a := commandNet.Addr().As4()
 	a[2], a[3] = byte(number>>8), byte(number)
 	return netip.AddrFrom4(a)
 }
 
-// CommandNumber returns the number of the command that has an address, or 0.
+// CommandNumber returns the number of the command that has addr, or 0.
 func CommandNumber(addr netip.Addr) int {
 	addr = addr.Unmap()
 	if !commandNet.Contains(addr) {
@@ -257,11 +251,11 @@ func CommandNumber(addr netip.Addr) int {
 	return int(a[2])<<8 | int(a[3])
 }
 
-// nameNet is the network of the addresses of names: the number of a name is its
-// last 20 bits.
+// nameNet has an address for each name, whose last 20 bits are the name's
+// number.
 var nameNet = netip.MustParsePrefix("127.96.0.0/12")
 
-// NameAddr returns the address of the name with this number, from 1 to 1<<20 - 1.
+// NameAddr returns the address of the name with this number, 1 to 1<<20 - 1.
 func NameAddr(number int) netip.Addr {
 	a := nameNet.Addr().As4()
 	a[1] |= byte(number >> 16)
@@ -269,7 +263,7 @@ func NameAddr(number int) netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-// NameNumber returns the number of the name that has an address, or 0.
+// NameNumber returns the number of the name that has addr, or 0.
 func NameNumber(addr netip.Addr) int {
 	addr = addr.Unmap()
 	if !nameNet.Contains(addr) {
@@ -279,9 +273,10 @@ func NameNumber(addr netip.Addr) int {
 	return int(a[1]&0xf)<<16 | int(a[2])<<8 | int(a[3])
 }
 
-// ProxyVariables returns the variables of the command with this number. NO_PROXY has the
-// names of loopback only, in the forms that programs compare with. Otherwise programs
-// would connect directly to private networks, which can't be reached.
+// ProxyVariables returns the proxy variables for the command with this number.
+// NO_PROXY has only the names of loopback, in the forms that programs compare
+// with. Private networks are not in it because programs would then connect to
+// them directly, and fail.
 func (p *EgressPlan) ProxyVariables(number int) []string {
 	none := "localhost,127.0.0.1,127.0.0.0/8,::1,[::1],0.0.0.0," + images.Hostname + "," + CommandAddr(number).String()
 	url := p.proxyURL(number)
@@ -295,10 +290,10 @@ func (p *EgressPlan) proxyURL(number int) string {
 	return "http://" + netip.AddrPortFrom(CommandAddr(number), uint16(p.ProxyPort())).String()
 }
 
-// CommandEnv returns an environment with the variables of the plan for the
-// command with this number, in place of those of the same name. session are the
-// variables of Spec.Env, which are above Env. The defaults that make package managers
-// work offline are left out. A Reserved plan adds session alone.
+// CommandEnv returns env with the plan's variables for the command with this
+// number, overridden by session, the variables of Spec.Env. It drops the
+// defaults that keep package managers offline. A Reserved plan adds only
+// session.
 func (p *EgressPlan) CommandEnv(env, session []string, number int) []string {
 	if p.Reserved {
 		return SetVariables(env, session)
@@ -312,8 +307,8 @@ func (p *EgressPlan) CommandEnv(env, session []string, number int) []string {
 	return SetVariables(env, slices.Concat(p.rootVariables(), own, joinGoProxy(session, own), p.ProxyVariables(number)))
 }
 
-// joinGoProxy returns the variables of a session in which the plan's GOPROXY, if there is
-// one, follows a directory with modules: those that the directory lacks are downloaded.
+// joinGoProxy returns session with the plan's GOPROXY, if any, appended to a
+// GOPROXY directory, so that modules the directory lacks are downloaded.
 func joinGoProxy(session, plan []string) []string {
 	session = slices.Clone(session)
 	for i, v := range session {
@@ -326,9 +321,9 @@ func joinGoProxy(session, plan []string) []string {
 	return session
 }
 
-// AccessEnv returns an environment with what [Command].Proxy adds for the command with
-// this number, and with the command's own variables. The defaults that make package
-// managers work offline are left out.
+// AccessEnv returns env with what [Command].Proxy adds for the command with
+// this number, and then with variables. It drops the defaults that keep package
+// managers offline.
 func (p *EgressPlan) AccessEnv(env, variables []string, number int) []string {
 	env = slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(offlineEnv, v) })
 	own := slices.Clone(variables)
@@ -338,7 +333,6 @@ func (p *EgressPlan) AccessEnv(env, variables []string, number int) []string {
 	return SetVariables(env, slices.Concat(p.rootVariables(), p.ProxyVariables(number), own))
 }
 
-// rootVariables returns the variables by which programs find the roots.
 func (p *EgressPlan) rootVariables() []string {
 	if len(p.Roots) == 0 {
 		return nil
@@ -354,12 +348,11 @@ func (p *EgressPlan) rootVariables() []string {
 	return list
 }
 
-// JavaPassword is the password of java.p12, which is no secret: Java reads no
+// JavaPassword is the password of java.p12. It is no secret: Java reads no
 // trust store without one.
 const JavaPassword = "changeit"
 
-// bundleNames are the variables of programs whose value is a file with all
-// certificates to trust.
+// bundleNames are variables that name a file with all certificates to trust.
 var bundleNames = []string{
 	"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE", "npm_config_cafile",
 }

@@ -7,9 +7,9 @@ import (
 )
 
 // DefaultEnv returns the environment of a command that sets none: a fixed PATH,
-// no pagers, no prompts, package managers in their offline modes, and the usual markers of a
-// sandbox. It contains nothing of the host's environment. PWD is for a workspace at
-// WorkspaceDir.
+// no pagers, no prompts, package managers offline, and the usual markers of a
+// sandbox. It has nothing from the host's environment. PWD assumes a workspace
+// at WorkspaceDir.
 func DefaultEnv() []string {
 	return append([]string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -33,8 +33,8 @@ func DefaultEnv() []string {
 	}, offlineEnv...)
 }
 
-// offlineEnv are the defaults where commands have no network: package managers fail at
-// once with the reason, where they would try again for minutes.
+// offlineEnv makes package managers fail at once with the reason. Without a
+// network they would otherwise retry for minutes.
 var offlineEnv = []string{
 	"GOPROXY=off",
 	"npm_config_offline=true",
@@ -46,11 +46,10 @@ var offlineEnv = []string{
 }
 
 // Environment returns the environment of commands on an image: [DefaultEnv]
-// with the variables that the image's configuration declares (OCI image-spec
-// 1.1, config.Env). These replace defaults of the same name, except for the
-// identity of the command, its directories and the markers. PATH begins with
-// the directories in path, in their order; those of it that path lacks follow.
-// Entries that are not NAME=value are left out.
+// with the variables in the image's configuration (OCI image-spec 1.1,
+// config.Env). These replace defaults of the same name, except fixedEnv. PATH
+// begins with the directories in path, followed by its own others. Entries that
+// are not NAME=value are left out.
 func Environment(image, path []string) []string {
 	env := DefaultEnv()
 	for _, v := range image {
@@ -76,14 +75,14 @@ func Environment(image, path []string) []string {
 	return env
 }
 
-// fixedEnv are the variables that no image can set: the sandbox's own identity
-// and directories, and the hooks of the loader and the shell.
+// fixedEnv are the variables that no image can set: the sandbox's identity and
+// directories, and hooks of the loader and the shell.
 var fixedEnv = []string{"HOME", "USER", "LOGNAME", "PWD", "TMPDIR", "SANDBOX", "IS_SANDBOX", "AI_AGENT", "LD_PRELOAD", "LD_AUDIT", "BASH_ENV", "ENV"}
 
-// CheckVariables returns an error that wraps [ErrInvalid] if a session can't set one
-// of these variables, NAME=value each: the loader's (LD_…), PATH, those that no
-// image can set either, and names that are not of letters, digits and
-// underscores. It names the variable, never its value.
+// CheckVariables returns an error that wraps [ErrInvalid] unless a session may
+// set these variables, each NAME=value. It refuses the loader's (LD_…), PATH,
+// those that no image can set, and names that are not letters, digits and
+// underscores. The error names the variable but never has its value.
 func CheckVariables(env []string) error {
 	for _, v := range env {
 		name, value, ok := strings.Cut(v, "=")
@@ -101,8 +100,8 @@ func CheckVariables(env []string) error {
 	return nil
 }
 
-// maxVariableBytes is MAX_ARG_STRLEN of Linux with 4 KiB pages, the final NUL
-// included.
+// maxVariableBytes is Linux's MAX_ARG_STRLEN with 4 KiB pages, including the
+// final NUL.
 const maxVariableBytes = 128 << 10
 
 func isVariableName(name string) bool {
@@ -111,8 +110,8 @@ func isVariableName(name string) bool {
 	}) && (name[0] < '0' || name[0] > '9')
 }
 
-// SetVariables returns an environment, nil meaning [DefaultEnv], in which these
-// variables replace those of the same name.
+// SetVariables returns env, or [DefaultEnv] if it is nil, with these variables
+// in place of others of the same name.
 func SetVariables(env, variables []string) []string {
 	if env == nil {
 		env = DefaultEnv()

@@ -7,43 +7,40 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// The classes of errors of a sandbox; test for them with errors.Is.
+// Classes of sandbox errors, for errors.Is.
 var (
-	// ErrInvalid is the error for a Spec or Command that no backend could run.
+	// ErrInvalid is for a Spec or Command that no backend could run.
 	ErrInvalid = errors.New("invalid argument")
-	// ErrState is the error for a call that the sandbox's state does not allow;
-	// see [StateError].
+	// ErrState is for a call that the sandbox's state does not allow; see
+	// [StateError].
 	ErrState = errors.New("wrong state")
-	// ErrNotFound is the error for an image, runtime or directory that does not
-	// exist.
+	// ErrNotFound is for an image, runtime or directory that does not exist.
 	ErrNotFound = errors.New("not found")
-	// ErrUnsupported is the error for a request that this backend, kernel or
-	// user does not support.
+	// ErrUnsupported is for a request that this backend, kernel or user does
+	// not support.
 	ErrUnsupported = errors.New("unsupported")
-	// ErrUnavailable is the error for an engine, runtime or guest that can't be
-	// reached or started.
+	// ErrUnavailable is for an engine, runtime or guest that can't be reached
+	// or started.
 	ErrUnavailable = errors.New("backend unavailable")
-	// ErrNoNamespaces is the error if this process may not create the user
-	// namespaces of a sandbox or, as root, its mounts. A container forbids both
-	// by default.
+	// ErrNoNamespaces means that this process may not create a sandbox's user
+	// namespaces or, as root, its mounts. By default, a container forbids both.
 	ErrNoNamespaces = errors.New("this process may not make the namespaces and mounts of a sandbox")
-	// ErrLost is the error if the container disappeared or its guest broke the
+	// ErrLost means that the container disappeared or its guest broke the
 	// protocol while it was in use. It is never a command's result, and the
 	// command is not run again.
 	ErrLost = errors.New("sandbox lost")
 )
 
-// MountError is the error for a mount, or a place of the workspace, that the image or the
+// MountError is the error for a mount or mount point that the image or the
 // host's files do not allow. It wraps ErrInvalid.
 type MountError struct{ Err error }
 
 func (e *MountError) Error() string { return e.Err.Error() }
 
-// Unwrap returns the reason and ErrInvalid.
 func (e *MountError) Unwrap() []error { return []error{e.Err, ErrInvalid} }
 
-// IncapableError is the error for a Spec that this backend can't hold, and
-// another one may. It wraps ErrUnsupported.
+// IncapableError is the error for a Spec that this backend can't run but
+// another may. It wraps ErrUnsupported.
 type IncapableError struct {
 	Request string // the part of the Spec, such as "user root"
 	Reason  string
@@ -54,12 +51,10 @@ func (e *IncapableError) Error() string {
 	return fmt.Sprintf("%s: %v: %s: %s", e.Request, ErrUnsupported, e.Reason, e.Hint)
 }
 
-// Unwrap returns ErrUnsupported.
 func (e *IncapableError) Unwrap() error { return ErrUnsupported }
 
 // ImageError wraps an error of package images in its class of this package, for
-// errors of a backend's Create. It returns other errors, such as a
-// cancellation, as they are.
+// Create's errors. It returns other errors, such as a cancellation, unchanged.
 func ImageError(err error) error {
 	for _, class := range []struct{ from, to error }{
 		{images.ErrRefused, ErrInvalid},

@@ -7,7 +7,8 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// ExitStatus describes how a command ended. It is a value, never an error. Records embed it.
+// ExitStatus describes how a command ended. It is a value, never an error.
+// Records embed it.
 type ExitStatus struct {
 	// Code is 0 to 255, or -1 if a signal ended the command or it did not run.
 	Code int `json:"exit_code"`
@@ -17,8 +18,8 @@ type ExitStatus struct {
 	TimedOut bool `json:"timed_out,omitempty"`
 	// Cancelled reports whether the caller's context ended the command.
 	Cancelled bool `json:"cancelled,omitempty"`
-	// OOMKilled reports whether the kernel's counters show an out-of-memory
-	// kill while the command ran. It is never inferred from a status of 137.
+	// OOMKilled reports whether the kernel counted an out-of-memory kill while
+	// the command ran. It is never inferred from a status of 137.
 	OOMKilled bool `json:"oom_killed,omitempty"`
 }
 
@@ -27,8 +28,8 @@ func (s ExitStatus) Success() bool {
 	return s == ExitStatus{}
 }
 
-// Cause returns why the command was ended: "timed out", "out of memory" or "cancelled".
-// It is "" if the command ended by itself.
+// Cause returns why the command was ended: "timed out", "out of memory" or
+// "cancelled". It is "" if the command ended by itself.
 func (s ExitStatus) Cause() string {
 	switch {
 	case s.TimedOut:
@@ -51,8 +52,8 @@ func (s ExitStatus) String() string {
 	return text
 }
 
-// exitText returns "exit code 3", "signal 9 (SIGKILL)", or the number alone of a signal
-// without a name.
+// exitText returns "exit code 3", "signal 9 (SIGKILL)", or just the number of a
+// signal without a known name.
 func (s ExitStatus) exitText() string {
 	name, named := signalNames[s.Signal]
 	switch {
@@ -66,7 +67,7 @@ func (s ExitStatus) exitText() string {
 	return fmt.Sprintf("exit code %d", s.Code)
 }
 
-// signalNames are the signals of Linux, where commands run.
+// signalNames are Linux's signals.
 var signalNames = map[int]string{
 	1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
 	9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
@@ -77,32 +78,32 @@ var signalNames = map[int]string{
 type Exit struct {
 	Status         ExitStatus
 	Stdout, Stderr Stream
-	// Wall is the time from the fork to the end of the last process of the
-	// command. CPU is the user and system time of the processes that were
-	// waited for. If no other command ran meanwhile, it includes the daemons of
-	// the command.
+	// Wall is the time from the fork until the command's last process has
+	// ended. CPU is the user and system time of the processes that were waited
+	// for. If no other command ran meanwhile, it includes the command's
+	// daemons.
 	Wall, CPU time.Duration
 	// PeakMemory is the largest resident set of one of its processes, in bytes
 	// (rusage), or 0 if the kernel does not report it.
 	PeakMemory int64
-	// PIDsLimitHit reports whether, by the kernel's counters, a fork failed
-	// because of the sandbox's pids limit while the command ran. It is never
-	// inferred from output. gVisor has no such counter, so there it is set only
-	// if the command itself could not be started.
+	// PIDsLimitHit reports whether the kernel counted a fork that failed at the
+	// sandbox's pids limit while the command ran. It is never inferred from
+	// output. gVisor has no such counter, so there it means that the command
+	// itself could not be started.
 	PIDsLimitHit bool
 	// Full lists the in-memory file systems (/tmp, the home directory,
-	// /dev/shm) that had no space left at the end of a command that failed.
+	// /dev/shm) that were full when a command failed.
 	Full []string
-	// Exceeded is set if the command was killed because it exceeded its
+	// Exceeded is set if the command was killed because it exceeded
 	// [Command].MaxTasks (limits.KindPIDs) or MaxMemory (limits.KindMemory), or
-	// because it filled the disk or a directory (limits.KindDisk). The last is set
-	// by the runner, which watches the disk, and not by backends.
+	// because it filled the disk or a directory (limits.KindDisk). Backends
+	// don't set the last: the runner watches the disk.
 	Exceeded *limits.ExceededError
 	Kill     KillReport
 }
 
-// Cause returns why the command was ended, as [ExitStatus.Cause] does, or which limit it
-// exceeded.
+// Cause returns why the command was ended, like [ExitStatus.Cause], or which
+// limit it exceeded.
 func (e Exit) Cause() string {
 	switch x := e.Exceeded; {
 	case x == nil || e.Status.TimedOut:
@@ -117,8 +118,8 @@ func (e Exit) Cause() string {
 	return "out of memory"
 }
 
-// Ending returns how the command ended in a few words: the cause, the shortage that it met,
-// or else its exit code or signal.
+// Ending returns how the command ended in a few words: the cause, the shortage
+// it met, or else its exit code or signal.
 func (e Exit) Ending() string {
 	switch cause := e.Cause(); {
 	case cause != "":
@@ -133,34 +134,34 @@ func (e Exit) Ending() string {
 
 // Stream is one output stream of a command that has ended.
 type Stream struct {
-	// Total is the exact number of bytes that were written, and SHA256 their
-	// hash in hex.
+	// Total is the number of bytes that were written, and SHA256 their hash in
+	// hex.
 	Total  int64
 	SHA256 string
-	// Live is the number of bytes that the writer received: the first ones.
+	// Live is the number of bytes that the writer received.
 	Live int64
-	// Tail is the last bytes if Total is more than Live. It never overlaps the
-	// live bytes: Total-Live-len(Tail) bytes between them were left out.
+	// Tail is the last bytes if Total is more than Live. It does not overlap
+	// the live bytes: the Total-Live-len(Tail) bytes between them were left
+	// out.
 	Tail []byte
 }
 
-// KillReport describes how the processes of a command were killed, and which
-// are left. It is zero after a command that left no processes.
+// KillReport describes how a command's processes were killed. It is zero if the
+// command left none.
 type KillReport struct {
-	// Method is the way in which processes were found: "cgroup.kill", "gid" or
+	// Method is how the processes were found: "cgroup.kill", "gid" or
 	// "subreaper".
 	Method string `json:"method,omitempty"`
 	// Terminated is the number of processes that got SIGTERM, Killed the number
-	// of those that got SIGKILL.
+	// that got SIGKILL.
 	Terminated int `json:"terminated,omitempty"`
 	Killed     int `json:"killed,omitempty"`
-	// AfterExit reports whether processes were left when the command itself had
-	// ended, and were killed.
+	// AfterExit reports whether processes were left, and killed, after the
+	// command itself had ended.
 	AfterExit bool `json:"after_exit,omitempty"`
 	// Left is the number of processes that could not be killed. If it is not 0,
 	// the container is killed.
 	Left int `json:"left"`
-	// KillTime is the time from the first SIGKILL until it was verified that no
-	// process is left.
+	// KillTime is the time from the first SIGKILL until no process was left.
 	KillTime time.Duration `json:"kill_time_ns,omitempty"`
 }

@@ -6,19 +6,18 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// MaxIdentity is the largest [Command.Identity]. A [Service] uses
-// [ServiceIdentity].
+// MaxIdentity is the largest [Command.Identity].
 const MaxIdentity = 15
 
-// IdentityDir is the directory of the homes of identities other than 0, in
-// which only the guest can make anything.
+// IdentityDir contains the homes of identities other than 0. Only the guest can
+// create anything in it.
 const IdentityDir = "/run/identity"
 
-// IdentityBase returns the number to which an identity other than 0 is added
-// for its user and its group, in a container where the agent's commands run as
-// uid and gid. The identities lie above the numbers that useradd gives (to 60000), which
-// goes on from the largest that is taken, and below those that systemd gives (from 61184).
-// They leave out uid and gid.
+// IdentityBase returns the number that plus an identity other than 0 gives its
+// user and group ID, in a container where the agent's commands run as uid and
+// gid. The IDs lie above those that useradd gives (up to 60000), because it
+// continues from the largest taken, and below those that systemd gives (from
+// 61184). They never include uid or gid.
 func IdentityBase(uid, gid int) int {
 	base := 61000
 	for inRange(uid, base) || inRange(gid, base) {
@@ -29,9 +28,9 @@ func IdentityBase(uid, gid int) int {
 
 func inRange(id, base int) bool { return id > base && id <= base+MaxIdentity }
 
-// IdentityHome returns the home directory of an identity. That of 0 is
-// [HomeDir]. The guest makes another one before the first command of the
-// identity; it belongs to the identity and is closed to all others.
+// IdentityHome returns an identity's home directory, [HomeDir] for 0. The guest
+// makes the others before an identity's first command; only the identity can
+// enter its own.
 func IdentityHome(identity int) string {
 	if identity == 0 {
 		return HomeDir
@@ -39,12 +38,11 @@ func IdentityHome(identity int) string {
 	return IdentityRoot(identity) + "/home"
 }
 
-// IdentityRoot returns the directory of an identity other than 0, with its home and its
-// temporary files.
+// IdentityRoot returns the directory with the home and the temporary files of
+// an identity other than 0.
 func IdentityRoot(identity int) string { return IdentityDir + "/" + strconv.Itoa(identity) }
 
-// IdentityTmp returns the directory for temporary files of an identity: /tmp of
-// 0, and otherwise a directory beside its home.
+// IdentityTmp returns an identity's directory for temporary files, /tmp for 0.
 func IdentityTmp(identity int) string {
 	if identity == 0 {
 		return "/tmp"
@@ -52,8 +50,8 @@ func IdentityTmp(identity int) string {
 	return IdentityRoot(identity) + "/tmp"
 }
 
-// IdentityAccounts returns the users of the identities other than 0, in a container
-// where the agent's commands run as uid and gid.
+// IdentityAccounts returns the users of the identities other than 0, in a
+// container where the agent's commands run as uid and gid.
 func IdentityAccounts(uid, gid int) []images.Account {
 	var list []images.Account
 	for n := 1; n <= MaxIdentity; n++ {
@@ -65,7 +63,7 @@ func IdentityAccounts(uid, gid int) []images.Account {
 
 func identityName(identity int) string { return "identity" + strconv.Itoa(identity) }
 
-// IdentityVariables returns the variables of the environment that differ for an
+// IdentityVariables returns the environment variables that differ for an
 // identity: its name and its directories.
 func IdentityVariables(identity int) []string {
 	if identity == 0 {

@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// ErrUnhealthy is the error for a [Service] that was not healthy in time or ended
-// while it started; see [ServiceError].
+// ErrUnhealthy is for a [Service] that was not healthy in time or ended while
+// it started; see [ServiceError].
 var ErrUnhealthy = errors.New("service not healthy")
 
 // DefaultServiceTime is the default of [Service.StartTime].
@@ -21,41 +21,41 @@ const DefaultServiceTime = 5 * time.Minute
 // MaxServiceTime is the longest [Service.StartTime].
 const MaxServiceTime = 24 * time.Hour
 
-// ServiceIdentity is the identity of a [Service] that has one of its own.
+// ServiceIdentity is the identity of a [Service] without AsAgent.
 const ServiceIdentity = 1
 
-// Service is a long-lived program of a sandbox, such as a server that commands
-// use. Create starts it with the environment, the limits and the protections of a
-// command, and returns once a test of its health check succeeded. It is not
-// restarted, and ends with the sandbox. After the start its health is not checked.
+// Service is a long-lived program in a sandbox, such as a server that commands
+// use. Create starts it with a command's environment, limits and protections,
+// and returns once a health check has succeeded. Its health is not checked
+// after that. It is not restarted, and ends with the sandbox.
 type Service struct {
 	// Args are the program and its arguments; empty means the image's ENTRYPOINT
 	// and CMD.
 	Args []string
-	// Dir is the working directory, an absolute path in the container. Empty means
-	// the image's WORKDIR and, without one, that of a command without a Dir.
+	// Dir is the working directory, an absolute path in the container. Empty
+	// means the image's WORKDIR or, without one, the default of Command.Dir.
 	Dir string
-	// Env is the whole environment, as Command.Env.
+	// Env is the whole environment, like Command.Env.
 	Env []string
-	// AsAgent runs the service as the user of the agent's commands, which can then
-	// stop and read it, and whose files it can change. Otherwise it has the
-	// identity [ServiceIdentity] in a sandbox that has several.
+	// AsAgent runs the service as the agent's user. The agent's commands can
+	// then stop and read it, and it can change their files. Otherwise it runs
+	// as [ServiceIdentity] if the sandbox has several identities.
 	AsAgent bool
-	// HealthCheck is the check that ends the start; nil means the image's. With
-	// none, or with a test of NONE, Create only waits a quarter of a second for a
-	// service that ends at once.
+	// HealthCheck is the check that ends the start; nil means the image's.
+	// Without one, or with a test of NONE, Create only waits a quarter of a
+	// second to see whether the service ends at once.
 	HealthCheck *images.HealthCheck
-	// StartTime is the longest time until the first test that succeeds; zero means
+	// StartTime bounds the time until a test succeeds; zero means
 	// [DefaultServiceTime].
 	StartTime time.Duration
-	// Watch is called once the sandbox is attested and before the service starts,
-	// and may be nil. It may wait. The service ends with the context that it
+	// Watch, if not nil, is called when the sandbox is attested and before the
+	// service starts. It may wait. The service ends with the context it
 	// returns, and Create fails with its error.
 	Watch func(ctx context.Context, a Attestation) (context.Context, error)
 }
 
-// Check returns an error that wraps [ErrInvalid] for a service that no sandbox
-// could have.
+// Check returns an error that wraps [ErrInvalid] if no sandbox could have the
+// service.
 func (s Service) Check() error {
 	if err := s.check(); err != nil {
 		return fmt.Errorf("service: %w: %w", ErrInvalid, err)
@@ -83,29 +83,29 @@ func (s Service) check() error {
 	return err
 }
 
-// ServiceProcess is the service of a sandbox. Its methods are safe for concurrent
+// ServiceProcess is a sandbox's service. Its methods are safe for concurrent
 // use.
 type ServiceProcess interface {
 	Process
 	// Done is closed when the service has ended. Wait then returns at once.
 	Done() <-chan struct{}
-	// Output returns the first and the last bytes that the service has written so
-	// far, of both streams in the order in which they came.
+	// Output returns the first and the last bytes that the service has written
+	// so far, both streams in order.
 	Output() string
 }
 
-// ServiceError is the failed start of a [Service]. It wraps [ErrUnhealthy] and the
-// cause.
+// ServiceError is the error of a [Service] that failed to start. It wraps
+// [ErrUnhealthy] and the cause.
 type ServiceError struct {
-	// Program is the name of the program, Err the cause.
+	// Program is the program's name, Err the cause.
 	Program string
 	Err     error
-	// Output is the output of the service, TestOutput that of the last test: the
-	// first and the last bytes.
+	// Output is the service's output, TestOutput the last test's: the first and
+	// the last bytes.
 	Output, TestOutput string
 }
 
-// maxQuoted is the longest part of an output in an error.
+// maxQuoted bounds the output in an error.
 const maxQuoted = 1000
 
 func (e *ServiceError) Error() string {
@@ -124,5 +124,4 @@ func (e *ServiceError) Error() string {
 	return b.String()
 }
 
-// Unwrap returns ErrUnhealthy and the cause.
 func (e *ServiceError) Unwrap() []error { return []error{ErrUnhealthy, e.Err} }
