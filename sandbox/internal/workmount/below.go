@@ -9,20 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openBelow opens a file in the workspace through the open directory: without
-// following symlinks, crossing mounts or leaving the workspace.
+// openBelow opens a file in the workspace without following symlinks, crossing
+// mounts or leaving the workspace.
 func openBelow(workspace *os.File, name string, flags uint64) (*os.File, error) {
 	return openBeneath(workspace, name, flags, unix.RESOLVE_NO_XDEV)
 }
 
 func openBeneath(workspace *os.File, name string, flags, extra uint64) (*os.File, error) {
 	how := &unix.OpenHow{
-		// Without O_NOFOLLOW: with it, and O_PATH, a symlink at the end is no error
-		// but is opened itself, RESOLVE_NO_SYMLINKS or not (openat2(2)).
+		// Not O_NOFOLLOW: with O_PATH, it would open a final symlink itself
+		// despite RESOLVE_NO_SYMLINKS (openat2(2)).
 		Flags:   flags | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | extra,
 	}
-	for range 32 { // EAGAIN: a name on the way is changed meanwhile; openat2(2)
+	for range 32 { // EAGAIN: a rename raced with the lookup, see openat2(2)
 		fd, err := unix.Openat2(int(workspace.Fd()), name, how)
 		if err == nil {
 			return os.NewFile(uintptr(fd), name), nil
@@ -34,12 +34,12 @@ func openBeneath(workspace *os.File, name string, flags, extra uint64) (*os.File
 	return nil, &os.PathError{Op: "openat2", Path: name, Err: unix.EAGAIN}
 }
 
-// kindOf returns the type bits of a file in the workspace, or those of the
-// symlink itself if it is one.
+// kindOf returns a file's type bits: S_IFLNK if it or a directory in its path
+// is a symlink.
 func kindOf(workspace *os.File, name string) (uint32, error) {
 	f, err := openBelow(workspace, name, unix.O_PATH)
 	if errors.Is(err, unix.ELOOP) {
-		return unix.S_IFLNK, nil // on the way there or at its end
+		return unix.S_IFLNK, nil
 	}
 	if err != nil {
 		return 0, err
@@ -52,7 +52,7 @@ func kindOf(workspace *os.File, name string) (uint32, error) {
 	return st.Mode & unix.S_IFMT, nil
 }
 
-// readSmall reads a small regular file of the workspace, without the line end.
+// readSmall reads a small regular file of the workspace, without line ends.
 func readSmall(workspace *os.File, name string) (string, error) {
 	f, err := openBelow(workspace, name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
@@ -62,7 +62,7 @@ func readSmall(workspace *os.File, name string) (string, error) {
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return "", errors.Join(err, errors.New("not a regular file"))
 	}
-	const pathMax = 4096 // limits.h: what git could use of it
+	const pathMax = 4096 // limits.h: git uses no longer path
 	data, err := io.ReadAll(io.LimitReader(f, pathMax+1))
 	if err != nil {
 		return "", err

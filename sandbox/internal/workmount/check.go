@@ -15,11 +15,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// node identifies a file by device and inode.
 type node struct{ dev, ino uint64 }
 
-// FileIdentity returns the device and inode of a file or directory. It does not
-// follow a symlink.
+// FileIdentity returns a file's device and inode. It does not follow a symlink.
 func FileIdentity(name string) (device, inode uint64, err error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(name, &st); err != nil {
@@ -28,9 +26,8 @@ func FileIdentity(name string) (device, inode uint64, err error) {
 	return uint64(st.Dev), st.Ino, nil //nolint:unconvert // 32 bits on some processors
 }
 
-// resolvedPath returns the path of the open directory as the kernel knows it
-// now. It is for messages and for what lies beside the directory, never for
-// opening it again.
+// resolvedPath returns the open directory's current path. It is for messages
+// and for finding what is beside the directory, never for opening it again.
 func resolvedPath(dir *os.File) (string, error) {
 	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 	if err != nil {
@@ -42,15 +39,15 @@ func resolvedPath(dir *os.File) (string, error) {
 	return path, nil
 }
 
-// place is an open directory that is to be mounted, and those above it.
+// place is an open directory to mount, and the directories above it.
 type place struct {
 	what string // for messages: "workspace /home/u/x"
 	self node
 	up   []node // self first, the root last
 }
 
-// examinePlace returns the place of an open directory. It refuses the root,
-// what is no directory and one that was removed.
+// examinePlace returns the place of an open directory. It refuses the root, a
+// removed directory and anything else.
 func examinePlace(dir *os.File, what string) (place, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
@@ -72,10 +69,10 @@ func examinePlace(dir *os.File, what string) (place, error) {
 	return place{what, node{st.Dev, st.Ino}, up}, nil
 }
 
-// checkProtected refuses a place that is, contains or lies in a directory that
-// commands must not reach. Directories are compared by device and inode on the
-// way up to the root, so that no spelling of a path evades the check. Below
-// allowed, a directory in the state directory, it may lie.
+// checkProtected refuses a place that is or contains a protected directory or
+// the state directory, or lies in the state directory but not below allowed. It
+// compares device and inode all the way up to the root, so that no spelling of
+// a path evades it.
 func (p place) checkProtected(o Options, allowed string) error {
 	for _, name := range append([]string{o.StateDir}, o.Protect...) {
 		above, err := listAncestorsOf(name)
@@ -97,7 +94,7 @@ func (p place) checkProtected(o Options, allowed string) error {
 	return nil
 }
 
-// isBelow reports whether a place lies below a directory that exists.
+// isBelow reports whether a place lies below dir.
 func (p place) isBelow(dir string) bool {
 	if dir == "" {
 		return false
@@ -115,7 +112,7 @@ func listAncestorsOf(path string) ([]node, error) {
 	return listAncestors(fd)
 }
 
-// listAncestors returns a directory and those above it, including the root.
+// listAncestors returns a directory and those above it, up to the root.
 func listAncestors(dir int) ([]node, error) {
 	var st unix.Stat_t
 	if err := unix.Stat("/", &st); err != nil {
@@ -146,8 +143,8 @@ func listAncestors(dir int) ([]node, error) {
 	return nil, errors.New("no end of parent directories")
 }
 
-// listSubmounts returns the mounts below a directory, relative to it, and
-// refuses those that are not named.
+// listSubmounts returns the mounts below a directory, relative to it. It
+// refuses any that is not in named.
 func listSubmounts(what, path string, named []string) ([]string, error) {
 	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(path))
 	if err != nil {
@@ -171,12 +168,12 @@ func listSubmounts(what, path string, named []string) ([]string, error) {
 		return nil, fmt.Errorf("%s: %w: other file systems are mounted in it (%s): name them to have them mounted too, or unmount them",
 			what, sandbox.ErrInvalid, strings.Join(unnamed, ", "))
 	}
-	slices.Sort(accepted) // parents before what is in them
+	slices.Sort(accepted) // parents first
 	return accepted, nil
 }
 
-// samePlace reports whether a name from a user, absolute or relative to the
-// workspace, is rel.
+// samePlace reports whether a user's name, absolute or relative to the
+// workspace, means rel.
 func samePlace(path, rel, name string) bool {
 	if filepath.IsAbs(name) {
 		return filepath.Clean(name) == filepath.Join(path, rel)

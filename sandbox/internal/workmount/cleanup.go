@@ -12,15 +12,14 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// listedDir is a mount or directory that was made, and its number in the
-// cleanup list.
+// listedDir is a mount or directory and its number in the cleanup list.
 type listedDir struct {
 	id   int
 	name string
 }
 
-// placeholderOf is a placeholder by its number in the cleanup list, and the
-// directory that it is in, which is the caller's.
+// placeholderOf is a placeholder's number in the cleanup list and its
+// directory, which belongs to the caller.
 type placeholderOf struct {
 	id  int
 	dir *os.File
@@ -30,32 +29,31 @@ type placeholderOf struct {
 type cleanup struct {
 	mu           sync.Mutex
 	list         *ownership.CleanupList
-	base         string         // the path of Options.Dir
+	base         string         // Options.Dir, closed by closeAll
 	dir          *os.File       // Options.Dir, closed by close
 	workspace    *os.File       // the caller's
-	layers       *overlayLayers // of an overlay, closed by close
-	view         *os.File       // the overlay's root, closed by close
-	upper        *os.File       // the layer below it that changes, closed by close
-	volume       *Volume        // of an engine, closed by close
+	layers       *overlayLayers // of an overlay, closed by closeAll
+	view         *os.File       // the overlay's root, closed by closeAll
+	upper        *os.File       // the overlay's upper layer, closed by closeAll
+	volume       *Volume        // of an engine, closed by closeAll
 	namespace    *MountNamespace
 	mounts       []listedDir
 	mountsDir    *listedDir
-	dirs         []listedDir // of files that are bound in place of others, and of scratch directories
+	dirs         []listedDir // of files bound in place of others, and of scratch directories
 	further      []furtherMount
-	scratch      []string // directories that belong to the commands, below base
+	scratch      []string // directories below base that belong to the commands
 	placeholders []placeholderOf
 }
 
-// removeStaging removes the staging mounts, the last one first, and their
-// directory. The cleanup list's file has them until it is written next.
+// removeStaging removes the staging mounts, last one first, and their
+// directory. They stay in the cleanup list's file until it is next written.
 func (u *cleanup) removeStaging() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.removeStagingLocked()
 }
 
-// discardStaging removes what was staged, so that it can be staged in another
-// way.
+// discardStaging removes all staging, so that it can be done in another way.
 func (u *cleanup) discardStaging() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -63,8 +61,8 @@ func (u *cleanup) discardStaging() error {
 	return errors.Join(u.removeStagingLocked(), u.list.Forget())
 }
 
-// overlayRoot returns the overlay's root and its layers, if this process
-// mounted one. There are none to read from if some are frozen.
+// overlayRoot returns the overlay's root and layers, if this process mounted
+// one. It returns no layers if some are frozen.
 func (u *cleanup) overlayRoot() (*os.File, workspace.Layers) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -92,7 +90,7 @@ func (u *cleanup) removeStagingLocked() error {
 		return true
 	})
 	if u.mountsDir != nil && len(u.mounts) == 0 {
-		// RemoveTree enters no mount, so that it can't reach the workspace.
+		// RemoveTreeAt enters no mount, so it can't reach the workspace.
 		if err := workspace.RemoveTreeAt(u.dir, u.mountsDir.name); err != nil {
 			errs = append(errs, err)
 		} else {
@@ -104,8 +102,8 @@ func (u *cleanup) removeStagingLocked() error {
 	return errors.Join(errs...)
 }
 
-// closeAll removes everything that is left. It waits for nothing; ctx only
-// decides whether it begins.
+// closeAll removes everything that is left. A ctx that is done stops it only at
+// the beginning.
 func (u *cleanup) closeAll(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return fmt.Errorf("close workspace mounts: %w", err)

@@ -18,14 +18,15 @@ import (
 // furtherMount is one of Options.Further.
 type furtherMount struct {
 	sandbox.Mount
-	// source is the path of the host directory, with symlinks resolved.
+	// source is the path of the host directory, without symlinks.
 	source string
 	guards []guard
 	layers *overlayLayers // nil without layers
 }
 
-// examineFurther refuses further mounts with which commands would reach what they
-// must not, and returns all of them. Scratch directories have no source yet.
+// examineFurther returns the further mounts except tmpfs. It refuses mounts
+// through which commands could reach forbidden places. Scratch directories have
+// no source yet.
 func examineFurther(o Options, work place) ([]furtherMount, error) {
 	var list []furtherMount
 	var places []place // of writable binds
@@ -70,16 +71,16 @@ func examineFurther(o Options, work place) ([]furtherMount, error) {
 	return list, nil
 }
 
-// checkMountPoint refuses a target in a bind that has no such directory: a
-// runtime would make it on the host.
+// checkMountPoint refuses a target that lies in a bind but doesn't exist there:
+// a runtime would make it on the host.
 func checkMountPoint(list []furtherMount, target string) error {
-	for _, m := range slices.Backward(list) { // the closest parent is the last one
+	for _, m := range slices.Backward(list) { // the closest parent comes last
 		inside, ok := strings.CutPrefix(target, m.Target+"/")
 		if !ok {
 			continue
 		}
 		if m.Type == sandbox.MountScratch {
-			return nil // it is made there
+			return nil // makeScratch makes it
 		}
 		if first, _, _ := strings.Cut(inside, "/"); m.Guarded && slices.Contains([]string{gitName, mercurialName, ownConfig}, first) {
 			return fmt.Errorf("mount at %s: %w: %s is protected there", target, sandbox.ErrInvalid, first)
@@ -94,12 +95,12 @@ func checkMountPoint(list []furtherMount, target string) error {
 	return nil
 }
 
-// overlaps reports whether one of two places is the other or lies in it.
+// overlaps reports whether one place is or contains the other.
 func (p place) overlaps(other place) bool {
 	return slices.Contains(p.up, other.self) || slices.Contains(other.up, p.self)
 }
 
-// checkFurther refuses a further mount by where its host directory is.
+// checkFurther refuses a further mount if its host directory is protected.
 func (p place) checkFurther(o Options, work place) error {
 	if err := p.checkProtected(o, sandbox.CachesDir(o.StateDir)); err != nil {
 		return err
@@ -120,8 +121,8 @@ func (p place) checkFurther(o Options, work place) error {
 	return nil
 }
 
-// engineSockets returns the existing sockets by which a container engine of
-// this machine is controlled, with symlinks resolved.
+// engineSockets returns the existing sockets that control this machine's
+// container engines, with symlinks resolved.
 func engineSockets(own string) []string {
 	user := fmt.Sprintf("/run/user/%d", os.Getuid())
 	names := []string{
@@ -141,15 +142,14 @@ func engineSockets(own string) []string {
 	return list
 }
 
-// kernelFileSystems are the types of file systems whose files are the kernel's
-// (statfs(2)).
+// kernelFileSystems are the types of the kernel's own file systems (statfs(2)).
 var kernelFileSystems = []int64{
 	unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC,
 	unix.SECURITYFS_MAGIC, unix.BPF_FS_MAGIC, unix.DEVPTS_SUPER_MAGIC, unix.EFIVARFS_MAGIC, unix.PSTOREFS_MAGIC, unix.NSFS_MAGIC,
 	unix.SELINUX_MAGIC, unix.SMACK_MAGIC, unix.BINFMTFS_MAGIC,
 }
 
-// checkFileSystem refuses a directory of the kernel's, wherever it is mounted.
+// checkFileSystem refuses the kernel's file systems wherever they are mounted.
 func (m furtherMount) checkFileSystem() error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(m.Dir.Fd()), &st); err != nil {
@@ -161,7 +161,6 @@ func (m furtherMount) checkFileSystem() error {
 	return nil
 }
 
-// stageFurther stages the further mounts.
 func (p *Mounts) stageFurther(s *stager, decided identityPlan) error {
 	if err := p.cleanup.ownScratch(decided); err != nil {
 		return err
@@ -183,7 +182,6 @@ func (p *Mounts) stageFurther(s *stager, decided identityPlan) error {
 	return nil
 }
 
-// stageGuard binds a file of a further mount on itself.
 func (s *stager) stageGuard(m furtherMount, g guard) (Bind, error) {
 	f, err := openBelow(m.Dir, g.name, unix.O_PATH)
 	if err != nil {
@@ -197,7 +195,6 @@ func (s *stager) stageGuard(m furtherMount, g guard) (Bind, error) {
 	return s.cleanup.newBind(f, source, path.Join(m.Target, g.name), g.readOnly)
 }
 
-// stageLayered stages the overlay of a further mount with layers.
 func (s *stager) stageLayered(m furtherMount) (Bind, error) {
 	lower, err := s.cloneMount(int(m.Dir.Fd()), true, s.userns)
 	if err != nil {
@@ -228,8 +225,8 @@ func (s *stager) stageLayered(m furtherMount) (Bind, error) {
 	return s.cleanup.newBind(merged, source, m.Target, false)
 }
 
-// prepareFurther opens the layers of further mounts, and reserves the names that
-// are protected in them.
+// prepareFurther opens the layers of further mounts and reserves the protected
+// names in them.
 func (p *Mounts) prepareFurther(ctx context.Context, o Options, decided identityPlan) (err error) {
 	for i := range p.cleanup.further {
 		m := &p.cleanup.further[i]
@@ -264,7 +261,7 @@ func (p *Mounts) prepareFurther(ctx context.Context, o Options, decided identity
 	return nil
 }
 
-// countFurther returns the number of mounts that further mounts are staged from.
+// countFurther returns how many mounts stageFurther makes.
 func (u *cleanup) countFurther() (n int) {
 	for _, m := range u.further {
 		n += 1 + len(m.guards)
@@ -275,8 +272,7 @@ func (u *cleanup) countFurther() (n int) {
 	return n
 }
 
-// countOverlay returns the number of mounts that the workspace's overlay is staged
-// from.
+// countOverlay returns how many mounts the workspace's overlay is staged from.
 func (u *cleanup) countOverlay() int {
 	if u.layers == nil {
 		return overlayMounts
@@ -284,7 +280,6 @@ func (u *cleanup) countOverlay() int {
 	return overlayMounts + len(u.layers.frozen)
 }
 
-// stageFurther stages one further mount, for root commands or others.
 func (s *stager) stageFurther(m furtherMount, root bool) (Bind, error) {
 	if m.layers != nil {
 		return s.stageLayered(m)
@@ -296,7 +291,7 @@ func (s *stager) stageFurther(m furtherMount, root bool) (Bind, error) {
 	defer done()
 	userns := s.userns
 	if m.Type == sandbox.MountScratch {
-		userns = s.scratch // otherwise it belongs to the commands' identity itself
+		userns = s.scratch // nil if it belongs to the commands' identity itself
 	}
 	source, err := s.stageClone(dir, m.ReadOnly, userns)
 	if m.ReadOnly && !root && errors.Is(err, errNoIDMap) {
@@ -308,8 +303,8 @@ func (s *stager) stageFurther(m furtherMount, root bool) (Bind, error) {
 	return s.cleanup.newBind(dir, source, m.Target, m.ReadOnly)
 }
 
-// stageClone clones the mount of a file or directory, attaches the clone, and
-// returns its path.
+// stageClone clones and attaches the mount of a file or directory, and returns
+// its path.
 func (s *stager) stageClone(f *os.File, readOnly bool, userns *os.File) (string, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -323,8 +318,8 @@ func (s *stager) stageClone(f *os.File, readOnly bool, userns *os.File) (string,
 	return s.attachMount(mount, info.IsDir())
 }
 
-// bindFurther binds the further mounts by their paths, and plans the overlays of
-// those with layers.
+// bindFurther binds the further mounts by path, and plans the overlays of those
+// with layers.
 func (p *Mounts) bindFurther(o Options, decided identityPlan) error {
 	if err := p.cleanup.ownScratch(decided); err != nil {
 		return err
@@ -361,8 +356,8 @@ func (p *Mounts) bindFurther(o Options, decided identityPlan) error {
 	return nil
 }
 
-// bindGuard binds a file of a further mount on itself by its path, or
-// covers Caisson's own configuration, as in the workspace.
+// bindGuard binds a file of a further mount on itself by path, or covers
+// Caisson's configuration as coverGuard does.
 func (u *cleanup) bindGuard(m furtherMount, g guard, cover string) (Bind, error) {
 	f, err := openBelow(m.Dir, g.name, unix.O_PATH)
 	if err != nil {
@@ -380,8 +375,8 @@ func (u *cleanup) bindGuard(m furtherMount, g guard, cover string) (Bind, error)
 	return u.newBind(empty, empty.Name(), path.Join(m.Target, g.name), g.readOnly)
 }
 
-// openFurther returns the host directory of a mount, and closes it by done if it
-// is not the caller's.
+// openFurther returns a mount's host directory. done closes it if it is not the
+// caller's.
 func (u *cleanup) openFurther(m furtherMount) (dir *os.File, done func(), err error) {
 	if m.Type != sandbox.MountScratch {
 		return m.Dir, func() {}, nil

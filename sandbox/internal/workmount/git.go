@@ -15,33 +15,31 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// guard is a file or directory in the workspace that is bound on itself.
+// guard is a file or directory in the workspace to bind on itself.
 type guard struct {
 	name     string // relative to the workspace
 	readOnly bool
-	// reserve reports that a placeholder has to be made first.
+	// reserve means that a placeholder has to be made first.
 	reserve bool
 	// worktree is set for the .git file of a linked worktree.
 	worktree worktree
-	// from is the host path of the file that is bound instead, and target the
-	// mount point if that is not in the workspace. Both are usually empty.
+	// from, if set, is a host path to bind instead, and target a mount point
+	// outside the workspace.
 	from, target string
 }
 
-// The names that a host reads in a workspace on its own account.
+// Names that tools on the host read in a workspace by themselves.
 const (
 	gitName       = ".git"
 	mercurialName = ".hg"
 	ownConfig     = ".caisson"
 )
 
-// gitExecutable are the entries of a repository that its owner's git obeys or
-// executes: configuration, hooks, and files that name other configuration or
-// hooks.
+// gitExecutable are the entries of a repository that git obeys or executes:
+// configuration, hooks, and files that name other configuration or hooks.
 var gitExecutable = [...]string{"config", "config.worktree", "commondir", "hooks", "info", "modules", "worktrees"}
 
-// listGuards returns the guards, parents first, and the protections that are
-// lost.
+// listGuards returns the guards, parents first, and the missing protections.
 func listGuards(w sandbox.Workspace, base string, mode sandbox.GitMode) (list []guard, lost []string, err error) {
 	workspace := w.Dir
 	kind, err := kindOf(workspace, gitName)
@@ -72,10 +70,10 @@ func listGuards(w sandbox.Workspace, base string, mode sandbox.GitMode) (list []
 	return slices.Concat(list, below, files), slices.Concat(lost, notBelow, notFiles), nil
 }
 
-// existingGuards returns the guards of a Mercurial repository or of the
-// workspace's own configuration, if it exists. These names are not reserved:
-// what appears during a session is quarantined or ignored, and an empty .hg
-// would mislead build tools, which recognise a repository by its name.
+// existingGuards guards a Mercurial repository or the workspace's configuration
+// if it exists. These names are not reserved: one that appears during a session
+// is quarantined or ignored, and an empty .hg would mislead build tools, which
+// recognise a repository by its name.
 func existingGuards(workspace *os.File, name string) ([]guard, error) {
 	switch kind, err := kindOf(workspace, name); {
 	case errors.Is(err, unix.ENOENT):
@@ -94,7 +92,7 @@ func existingGuards(workspace *os.File, name string) ([]guard, error) {
 }
 
 // absentGuards reserves the name of a missing repository, unless one above the
-// workspace is in use: an empty .git would hide that.
+// workspace is in use, which an empty .git would hide.
 func absentGuards(workspace *os.File) (list []guard, lost []string, err error) {
 	inside, err := inRepository(workspace)
 	if err != nil {
@@ -112,7 +110,6 @@ func unprotectableError(name string) error {
 	return fmt.Errorf("%w: %s is a symlink or a special file, which can't be protected: replace it by what it leads to", sandbox.ErrInvalid, name)
 }
 
-// directoryGuards returns the guards of a .git directory.
 func directoryGuards(workspace *os.File, base string, mode sandbox.GitMode) (list []guard, lost []string, err error) {
 	if err := checkCommonDir(workspace, gitName); err != nil {
 		return nil, nil, err
@@ -139,13 +136,13 @@ func directoryGuards(workspace *os.File, base string, mode sandbox.GitMode) (lis
 	return list, append(lostConfigured(workspace, base, gitName), lostRebase), nil
 }
 
-// lostRebase is lost in commit mode: reserving these directories would make git
-// believe that it is in the middle of a rebase.
+// lostRebase is lost in commit mode: if these directories were reserved, git
+// would believe that it is in the middle of a rebase.
 const lostRebase = "commands can leave an unfinished rebase or sequence in .git, whose steps git runs when the user continues it: abort it instead"
 
-// checkSymlinks refuses a repository if a file that git obeys is a symlink to a
-// place that commands can write. A symlink that leads out of the workspace, or
-// stays in the read-only repository, is the user's own decision.
+// checkSymlinks refuses a repository in which a file that git obeys is a
+// symlink to a place that commands can write. The user may have symlinks that
+// leave the workspace or stay in the read-only repository.
 func checkSymlinks(workspace *os.File, base, repo string) error {
 	for _, entry := range gitExecutable {
 		name := path.Join(repo, entry)
@@ -168,8 +165,8 @@ func checkSymlinks(workspace *os.File, base, repo string) error {
 	return nil
 }
 
-// symlinkTarget returns the target of a symlink in the workspace, resolved as far as
-// it exists.
+// symlinkTarget returns the target of a symlink in the workspace, resolved as
+// far as it exists.
 func symlinkTarget(workspace *os.File, base, name string) string {
 	buf := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(int(workspace.Fd()), name, buf)
@@ -183,8 +180,8 @@ func symlinkTarget(workspace *os.File, base, name string) string {
 	return realPrefix(target)
 }
 
-// checkCommonDir refuses a repository whose configuration is read from another
-// place, where commands may be able to write.
+// checkCommonDir refuses a repository whose configuration is elsewhere, where
+// commands may be able to write.
 func checkCommonDir(workspace *os.File, repo string) error {
 	name := path.Join(repo, "commondir")
 	content, err := readSmall(workspace, name)
@@ -238,11 +235,11 @@ func isRoot(dir int) (bool, error) {
 	return here.Dev == root.Dev && here.Ino == root.Ino, nil
 }
 
-// linkGuards returns the guards of a .git file, as linked worktrees and
-// submodules have it: one line with the path of the repository. A repository
-// elsewhere is out of the commands' reach. One in the workspace could be
-// written by them, so it is guarded too. Below a subdirectory it can't be
-// guarded, because the subdirectory could be renamed.
+// linkGuards returns the guards of a .git file, which linked worktrees and
+// submodules have: one line with the path of the repository. Commands can't
+// reach a repository outside the workspace. One at the workspace's top is
+// guarded too. Deeper ones are refused, because commands could rename a
+// directory above them.
 func linkGuards(workspace *os.File, base string) (list []guard, lost []string, err error) {
 	content, err := readSmall(workspace, gitName)
 	if err != nil {
@@ -263,7 +260,7 @@ func linkGuards(workspace *os.File, base string) (list []guard, lost []string, e
 		if w, ok := linkedWorktree(base, realPrefix(target)); ok {
 			list[0].worktree, lost = w, nil
 		}
-		return list, lost, nil // no relative path: elsewhere
+		return list, lost, nil // elsewhere
 	}
 	kind, err := kindOf(workspace, inside)
 	if err != nil || !isBindable(kind) || inside == "." || strings.ContainsRune(inside, filepath.Separator) {
@@ -275,8 +272,8 @@ func linkGuards(workspace *os.File, base string) (list []guard, lost []string, e
 	return append(list, guard{name: inside, readOnly: true}), nil, nil
 }
 
-// realPrefix resolves the symlinks in a path as far as it exists: if the
-// existing part is in the workspace, commands could create the rest.
+// realPrefix resolves the symlinks in a path as far as it exists: if that part
+// is in the workspace, commands could create the rest.
 func realPrefix(target string) string {
 	target = filepath.Clean(target)
 	rest := ""
@@ -291,18 +288,17 @@ func realPrefix(target string) string {
 	}
 }
 
-// maxConfig is the most that is read of a repository's configuration, in bytes.
+// maxConfig bounds what is read of a repository's configuration, in bytes.
 const maxConfig = 256 << 10
 
-// lostConfigured returns what the repository's own configuration, which
-// commands can't change, makes git execute in places that they can write: a
-// directory of hooks, as husky configures it (core.hooksPath), or a file system
-// monitor. `git status` executes both. Other keys that make a shell execute
-// something are not examined.
+// lostConfigured describes what the repository's own configuration makes git
+// execute in places that commands can write: a directory of hooks, as husky
+// configures it (core.hooksPath), or a file system monitor. `git status`
+// executes both. It doesn't look at other keys that make git execute something.
 func lostConfigured(workspace *os.File, base, repo string) []string {
 	f, err := openBelow(workspace, path.Join(repo, "config"), unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
-		return nil // there is none, or it is elsewhere
+		return nil // missing, or elsewhere
 	}
 	defer func() { _ = f.Close() }()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
@@ -327,7 +323,7 @@ func lostConfigured(workspace *os.File, base, repo string) []string {
 	return lost
 }
 
-// coreValue returns the last value of a key of the section core
+// coreValue returns the last value of a key in the section core
 // (git-config(1)), or "".
 func coreValue(config, key string) (value string) {
 	section := ""
@@ -351,7 +347,7 @@ func coreValue(config, key string) (value string) {
 }
 
 // pathInWorkspace returns the path in the workspace that value leads to, or ""
-// if that is outside or in the repository's directory.
+// if it leads out of the workspace or into the repository.
 func pathInWorkspace(base, repo, value string) string {
 	if value == "" || strings.HasPrefix(value, "~") {
 		return ""

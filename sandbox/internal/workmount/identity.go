@@ -10,60 +10,57 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// ids is a user and a group.
 type ids struct{ uid, gid int }
 
 // commandIDs is the identity of commands if Caisson can choose it.
 var commandIDs = ids{sandbox.CommandUID, sandbox.CommandGID}
 
-// Identity is the identity of commands in a container. The zero value is that of
-// the contract, 10001:10001.
+// Identity is the identity of commands in a container. The zero value means
+// sandbox.CommandUID and CommandGID.
 type Identity struct {
-	// UID and GID are used if Caisson can choose the identity.
+	// UID and GID apply if Caisson can choose the identity.
 	UID, GID int
-	// Groups are the supplementary groups of commands, below IDCount. They mean
-	// nothing to the workspace's files, which takes an id map.
+	// Groups are the commands' supplementary groups, below IDCount. An id map
+	// keeps them from giving access to the workspace's files.
 	Groups []int
-	// Root reports that they are uid and gid 0. Only id-mapped mounts are made
-	// for them.
+	// Root means uid and gid 0. It needs id-mapped mounts.
 	Root bool
-	// Base is that of the container's user namespace, if it has one. Only
-	// id-mapped mounts are made for it.
+	// Base is the base of the container's user namespace, if it has one. That
+	// needs id-mapped mounts.
 	Base Base
 }
 
-// Base is the user and the group of the host that are 0 in a container's user
-// namespace; its ids up to IDCount-1 follow. The zero value means that the
-// container has no user namespace.
+// Base is the host's user and group that are 0 in a container's user namespace.
+// The namespace has the IDCount ids from there on. The zero value means that
+// the container has no user namespace.
 type Base struct{ UID, GID int }
 
-// The ids on the disk of users of a container other than the commands' own, and
-// the host's ids of containers whose user namespace Caisson makes. They are
-// the same for all sessions, so that what a session leaves has the same owners
-// in the next. No system hands them out: systemd's UIDS-GIDS lists them as
-// unused, and they lie above what sssd maps to by default (2000200000).
+// The ids on disk of a container's other users, and the host's ids of
+// containers in Caisson's own user namespaces. They are the same for all
+// sessions, so files that a session leaves have the same owners in the next. No
+// system hands them out: systemd's UIDS-GIDS lists them as unused, and they are
+// above sssd's default range (up to 2000200000).
 const (
 	FirstID = 0x7800_0000
 	IDCount = 1 << 16
 )
 
-// OwnBase is the base of user namespaces that Caisson makes.
 var OwnBase = Base{FirstID, FirstID}
 
 // IsNamespace reports whether the container has a user namespace.
 func (b Base) IsNamespace() bool { return b != Base{} }
 
-// isForeign reports whether it is a user namespace that Caisson does not make.
+// isForeign reports whether the engine chose the user namespace, not Caisson.
 func (b Base) isForeign() bool { return b.IsNamespace() && b != OwnBase }
 
-// contains reports whether a user or its group is one of the namespace's.
+// contains reports whether i's user or group is in the namespace.
 func (b Base) contains(i ids) bool {
 	in := func(id, first int) bool { return id >= first && id < first+IDCount }
 	return b.IsNamespace() && (in(i.uid, b.UID) || in(i.gid, b.GID))
 }
 
-// Check returns an error unless the ids of a user namespace that an engine chose
-// are neither those of users of this machine nor Caisson's own.
+// Check returns an error if a user namespace that an engine chose may contain
+// ids of this machine's users or of Caisson.
 func (b Base) Check() error {
 	for _, first := range []int64{int64(b.UID), int64(b.GID)} {
 		switch {
@@ -83,8 +80,8 @@ func (i Identity) command() ids {
 	return ids{i.UID, i.GID}
 }
 
-// UsualMounts returns mounts with the identity of commands that a workspace
-// nearly always has, and nothing else.
+// UsualMounts returns Mounts with only the commands' identity set, to the one
+// that nearly every workspace has.
 func UsualMounts() *Mounts {
 	id := commandIDs
 	if os.Geteuid() != 0 {
@@ -95,18 +92,18 @@ func UsualMounts() *Mounts {
 
 func (i ids) String() string { return fmt.Sprintf("%d:%d", i.uid, i.gid) }
 
-// identityPlan relates a workspace's owner and the identity of commands.
+// identityPlan relates a workspace's owner to the commands' identity.
 type identityPlan struct {
 	want    Identity
 	command ids  // in the container
-	files   ids  // whom new files belong to on the host
-	stage   bool // mounts of our own
+	files   ids  // owner of new files on the host
+	stage   bool // make our own mounts
 	idmap   bool
 	lost    []string
 }
 
-// decideIdentity implements the table of the package comment. writable is
-// called only if the answer matters.
+// decideIdentity implements the table of the package comment. It calls writable
+// only if the answer matters.
 func decideIdentity(want Identity, runner, owner ids, path string, callerOwns bool, writable func() bool) (identityPlan, error) {
 	switch {
 	case runner.uid == 0 && want.Base.isForeign() && want.Base.contains(owner):
@@ -132,13 +129,13 @@ func decideIdentity(want Identity, runner, owner ids, path string, callerOwns bo
 		"run as its owner or as root, or let new files belong to the caller", path, sandbox.ErrInvalid, owner.uid, runner.uid)
 }
 
-// LostFlags is in Mounts.Lost if sources are not staged. A backend whose
-// runtime sets the flags itself, and sees them set, removes it.
+// LostFlags is in Mounts.Lost if sources are not staged. A backend removes it
+// if its runtime sets the flags and shows them set.
 const LostFlags = "the workspace and other directories are mounted without nosuid and nodev, because only root can set them"
 
-// withoutIDMap returns the plan for root if the kernel, or the workspace's file
-// system, has no id-mapped mounts: commands then run as the workspace's owner,
-// which must not be root.
+// withoutIDMap returns root's plan if the kernel or the workspace's file system
+// has no id-mapped mounts: commands run as the workspace's owner, which must
+// not be root.
 func (p identityPlan) withoutIDMap(path string, cause error) (identityPlan, error) {
 	if p.want.Root {
 		return identityPlan{}, fmt.Errorf("workspace %s: %w: it can't be id-mapped (%w), and files of commands that are root would belong to root: "+
@@ -167,29 +164,29 @@ func (p identityPlan) withoutIDMap(path string, cause error) (identityPlan, erro
 	return p, nil
 }
 
-// idRange maps size ids that begin at inside (on disk) to outside (as the mount
-// shows them).
+// idRange maps size ids from inside (on disk) to outside (as the mount shows
+// them).
 type idRange struct{ inside, outside, size int64 }
 
-// lastID is the largest id; (uid_t)-1 is none, see user_namespaces(7).
+// lastID is the largest id: (uid_t)-1 is invalid, see user_namespaces(7).
 const lastID = 1<<32 - 2
 
-// idMap is the input of a map of the full range, of users or of groups.
+// idMap describes a map of the full range, of users or of groups.
 type idMap struct {
-	// owner, on the disk, becomes command, as the host's kernel sees it.
+	// owner, on disk, becomes command, as the host's kernel sees it.
 	owner, command int64
-	// identities precedes the identities of other commands than the agent's.
+	// identities precedes the identities of commands other than the agent's.
 	identities int64
-	// first is the first id of the container's user namespace, 0 without one.
+	// first is the first id of the container's user namespace, or 0.
 	first int64
-	// groups are the supplementary groups of commands. They have none on the disk.
+	// groups are the commands' supplementary groups. No file has them on disk.
 	groups []int
 }
 
-// show returns what an id becomes for all but the owner, the command and its
-// groups. The ids of a user namespace change places with those from FirstID on:
-// files of an engine's other containers belong to nobody inside. It is its own
-// inverse.
+// show returns what an id becomes unless it is the owner, the command or one of
+// its groups. A user namespace's ids change places with those from FirstID on,
+// so files of an engine's other containers belong to nobody inside. It is its
+// own inverse.
 func (m idMap) show(id int64) int64 {
 	switch {
 	case m.first == 0:
@@ -202,16 +199,16 @@ func (m idMap) show(id int64) int64 {
 }
 
 // ranges maps the full range to itself, except that owner and command change
-// places and that nothing is mapped to the identities of other commands than the
-// agent's. They can't create files through the mount, which would
-// belong to an unknown user on the host, and files of those users seem to be the
-// kernel's overflow user's. The map is its own inverse but for that. A map with
-// two entries would leave files of all third ids without an owner, and a one-way
-// map could not be inverted.
+// places, and that no id maps to the identities of commands other than the
+// agent's. Those could otherwise create files that belong to an unknown user on
+// the host; to them, files of such users belong to the kernel's overflow user.
+// Apart from them the map is its own inverse. A map with only two entries would
+// leave files of all other ids without an owner, and a one-way map could not be
+// inverted.
 //
-// Each of groups changes places with an unused id, as otherwise commands
-// could do with files of a group of the host what its members can. In a user
-// namespace they are such ids already.
+// Each of groups changes places with an unused id. Otherwise commands would get
+// the access of the host's group with that number. A user namespace's ids are
+// unused already.
 func (m idMap) ranges() []idRange {
 	shown := map[int64]int64{m.owner: m.command}
 	if was := m.show(m.command); was != m.owner {
@@ -276,14 +273,12 @@ func (m idMap) hideGroup(shown map[int64]int64, group int64) {
 	}
 }
 
-// idMaps is the input of the id maps of a mount: which of its owners commands
-// see as themselves.
+// idMaps are the id maps of a mount on which commands see owner as themselves.
 type idMaps struct {
 	owner ids
 	want  Identity
 }
 
-// ranges returns the maps of uids and of gids.
 func (m idMaps) ranges() (uids, gids []idRange) {
 	if m.want.Root && !m.want.Base.IsNamespace() {
 		return rootIDs(int64(m.owner.uid)), append(rootIDs(int64(m.owner.gid)), otherIDs(int64(m.owner.gid))...)
@@ -297,11 +292,11 @@ func (m idMaps) ranges() (uids, gids []idRange) {
 		idMap{owner: int64(m.owner.gid), command: gid + int64(command.gid), identities: gid + identities, first: gid, groups: m.want.Groups}.ranges()
 }
 
-// rootIDs is the map for a kernel of the sandbox's own, whose gofer is root of the
-// host and acts with the ids that commands have. Root inside is the owner, and
-// other users inside are those of [FirstID], as they are with a user namespace. All
-// other ids are unmapped: the kernel then refuses changes to root of the host too,
-// whatever its capabilities, and shows overflow ids.
+// rootIDs is the map for a sandbox with its own kernel, whose gofer is root on
+// the host but acts with the commands' ids. Root inside is the owner, and other
+// users inside are those from [FirstID], as with a user namespace. Other ids
+// are unmapped: the kernel then shows overflow ids and refuses changes even to
+// the host's root, whatever its capabilities.
 func rootIDs(owner int64) []idRange {
 	out := []idRange{{owner, 0, 1}}
 	first, last := int64(FirstID+1), int64(FirstID+IDCount-1)
@@ -316,9 +311,9 @@ func rootIDs(owner int64) []idRange {
 	return out
 }
 
-// otherIDs adds to rootIDs the other ids of the host except 0, as ids above those
-// of a container. It is for groups: the kernel refuses changes to a file whose
-// group is unmapped, even to its owner.
+// otherIDs returns ranges to add to rootIDs for groups: the host's other ids
+// except 0, as ids above a container's. The kernel refuses changes to a file
+// with an unmapped group, even to the file's owner.
 func otherIDs(owner int64) []idRange {
 	var out []idRange
 	const shift = FirstID + IDCount

@@ -20,7 +20,7 @@ const (
 )
 
 // overlayLayers are the open layers of one overlay. The caller must call
-// unlock.
+// release.
 type overlayLayers struct {
 	path string
 	// dir contains upper and work. Its lock shows that a sandbox uses them.
@@ -29,11 +29,11 @@ type overlayLayers struct {
 	frozen []*os.File
 }
 
-// openLayers opens, locks and checks the layers for files of uid. The lock is
-// flock(2) on the open directory itself, not on a file by its path as [state.Lock].
-// A process that applies or removes the layers takes the directory's lock too: an
-// overlay whose upper layer changes by other means is undefined (overlayfs.rst,
-// "Changes to underlying filesystems"), and so are two overlays with one upper layer.
+// openLayers opens, locks and checks the layers for files of uid. It locks the
+// open directory itself with flock(2), unlike [state.Lock]. A process that
+// applies or removes the layers takes the same lock: an overlay is undefined if
+// its upper layer changes otherwise or belongs to two overlays (overlayfs.rst,
+// "Changes to underlying filesystems").
 func openLayers(where, stateDir string, uid int) (_ *overlayLayers, err error) {
 	dir, err := os.OpenFile(where, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -88,8 +88,8 @@ func (l *overlayLayers) openFrozen(paths []string, stateDir string, uid int) err
 	return nil
 }
 
-// belowState refuses layers that are not below the state directory: anywhere
-// else commands or other users might reach them.
+// belowState refuses layers outside the state directory, where commands or
+// other users might reach them.
 func belowState(dir *os.File, where, stateDir string) error {
 	up, err := listAncestors(int(dir.Fd()))
 	if err != nil {
@@ -105,7 +105,7 @@ func belowState(dir *os.File, where, stateDir string) error {
 	return fmt.Errorf("layers %s: %w: they are not below the state directory %s", where, sandbox.ErrInvalid, stateDir)
 }
 
-// checkDirs checks that the layers exist on one mount, and their owner.
+// checkDirs checks that both layers exist, and the owner of the upper one.
 func (l *overlayLayers) checkDirs(uid int) error {
 	for _, name := range []string{upperName, workName} {
 		f, err := openBelow(l.dir, name, unix.O_PATH|unix.O_DIRECTORY)
@@ -126,11 +126,10 @@ func (l *overlayLayers) checkDirs(uid int) error {
 	return nil
 }
 
-// shareWithRoot opens the layers to commands that are root in a kernel of the
-// sandbox's own. In their mounts no id of the host but the owner's has a number, so
-// that the kernel could make nothing in a work directory of another user
-// (EOVERFLOW), nor pass the directory of both. Only this process's user passes the
-// directories above.
+// shareWithRoot opens the layers to commands that are root in the sandbox's own
+// kernel. Their mounts map only the owner of the host's ids. So the kernel
+// could neither make files in another user's work directory (EOVERFLOW) nor
+// pass the directory above both. The directories above that stay this user's.
 func (l *overlayLayers) shareWithRoot(decided identityPlan) error {
 	if !decided.stage || !decided.want.Root || decided.want.Base.IsNamespace() {
 		return nil
@@ -146,10 +145,11 @@ func (l *overlayLayers) shareWithRoot(decided identityPlan) error {
 	return nil
 }
 
-// cleanWork empties the work directory, in which the kernel keeps a whiteout to
-// make others of, and in which a session that died during a change left files.
-// The layers must not be mounted. What this process may not remove (as a user,
-// what the engine's kernel made) stays: the kernel cleans it at the next mount.
+// cleanWork empties the work directory. The kernel keeps a whiteout there to
+// make others from, and a session that died during a change left files. The
+// layers must not be mounted. Files that this process may not remove (the
+// engine kernel's, if it is an ordinary user) stay until the kernel cleans them
+// at the next mount.
 func (l *overlayLayers) cleanWork() {
 	work, err := openBelow(l.dir, workName, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -161,18 +161,17 @@ func (l *overlayLayers) cleanWork() {
 		return
 	}
 	for _, name := range names {
-		// The kernel's directory is mostly empty. This process can't open another
-		// user's, but can remove it.
+		// Mostly the kernel's empty directory. Another user's can be removed,
+		// but not opened.
 		if unix.Unlinkat(int(work.Fd()), name, unix.AT_REMOVEDIR) != nil {
 			_ = workspace.RemoveTreeAt(work, name) // see above
 		}
 	}
 }
 
-// probeFileSystem does in the work directory what overlayfs does there: user
+// probeFileSystem does what overlayfs does in the work directory: user
 // attributes, unnamed files, whiteouts, and renames that leave one. The kernel
-// itself would mount without some of these, and lose changes of directories
-// later.
+// would mount without some of these, and lose changes of directories later.
 func (l *overlayLayers) probeFileSystem() error {
 	work, err := openBelow(l.dir, workName, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -204,11 +203,11 @@ func (l *overlayLayers) probeFileSystem() error {
 	return nil
 }
 
-// probeAttribute is in the namespace that `userxattr` makes overlayfs use.
+// probeAttribute is in overlayfs's namespace with `userxattr`.
 const probeAttribute = "user.overlay.caisson"
 
-// release removes what only the kernel needed, so that their owner can remove
-// the layers, and unlocks them. It does nothing for nil.
+// release empties the work directory, so that its owner can remove the layers,
+// and unlocks them. It does nothing for nil.
 func (l *overlayLayers) release() error {
 	if l == nil {
 		return nil
@@ -217,8 +216,8 @@ func (l *overlayLayers) release() error {
 	return l.unlock()
 }
 
-// unlock releases the lock, which a process that was just forked elsewhere in this
-// program would keep until it executes, and closes the layers.
+// unlock closes the layers. It releases the lock explicitly, because a process
+// being forked elsewhere in this program would keep it until it executes.
 func (l *overlayLayers) unlock() error {
 	closeAll(l.frozen...)
 	if raw, err := l.dir.SyscallConn(); err == nil {

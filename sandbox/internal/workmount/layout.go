@@ -14,26 +14,25 @@ import (
 
 // Layout is a fingerprint of how a workspace is mounted: its directory and
 // owner, the mounts inside it, and each guarded name with its inode. Equal
-// layouts need equal guards, so a sandbox that was started with an equal one
-// may be used. See [LayoutOf].
+// layouts need equal guards, so a sandbox started with an equal one may be
+// used.
 type Layout struct {
 	dir    string
 	lost   string
 	guards []guardState
 }
 
-// guardState is one guard and the file with its name.
+// guardState is a guard and the file that has its name.
 type guardState struct {
 	name    string
-	binding string // it would be bound
-	// fileID identifies the file or directory among all others; "" is a name
-	// that would be reserved.
+	binding string // the guard's fields as text
+	// fileID identifies the file among all others; "" means that the name would
+	// be reserved.
 	fileID string
-	// empty reports that it contains nothing, as a placeholder does.
+	// empty reports that it contains no more than a placeholder.
 	empty bool
 }
 
-// Equal reports whether two layouts are the same.
 func (l Layout) Equal(other Layout) bool {
 	return l.dir == other.dir && l.lost == other.lost && slices.EqualFunc(l.guards, other.guards, func(a, b guardState) bool {
 		return a.name == b.name && a.binding == b.binding && a.fileID == b.fileID
@@ -41,8 +40,8 @@ func (l Layout) Equal(other Layout) bool {
 }
 
 // AllowsFrom reports whether after differs from l at most by a sandbox's own
-// placeholders. What was guarded when after was taken was then guarded all the
-// time in between.
+// placeholders. If so, all that is guarded in after was guarded in the meantime
+// too.
 func (l Layout) AllowsFrom(after Layout) bool {
 	if l.Equal(after) {
 		return true
@@ -51,7 +50,7 @@ func (l Layout) AllowsFrom(after Layout) bool {
 		return false
 	}
 	if g, ok := l.findGuard(gitName); (!ok || g.fileID != "") && l.lost != after.lost {
-		return false // an empty .git of the workspace loses other protections than a missing one
+		return false // an empty .git loses other protections than a missing one
 	}
 	for _, g := range l.guards {
 		now, ok := after.findGuard(g.name)
@@ -80,8 +79,8 @@ func (l Layout) findGuard(name string) (guardState, bool) {
 	return l.guards[i], true
 }
 
-// LayoutOf returns the current layout of a workspace. It returns the errors of
-// [Prepare] for a workspace that would be refused.
+// LayoutOf returns the current layout of a workspace. For a workspace that
+// [Prepare] would refuse, it returns the same error.
 func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	path, err := resolvedPath(w.Dir)
 	if err != nil {
@@ -97,7 +96,7 @@ func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	}
 	dir := int(w.Dir.Fd())
 	var st unix.Stat_t
-	if err := unix.Fstat(dir, &st); err != nil { // it is held, so that its number is its own
+	if err := unix.Fstat(dir, &st); err != nil { // w.Dir is open, so its inode is not reused
 		return Layout{}, fmt.Errorf("workspace %s: %w", path, err)
 	}
 	l := Layout{
@@ -128,14 +127,13 @@ func isEmpty(workspace *os.File, name string) bool {
 	return errors.Is(err, io.EOF)
 }
 
-// identifyFile returns text that identifies a file or directory among all that
-// exist, existed or will exist: an inode's number is used again, often for the
-// next file, so the time of its birth belongs to it. On file systems without
-// one, the time of the last change is used.
+// identifyFile returns text that identifies a file among all past, present and
+// future ones. Inode numbers are reused, often for the very next file, so it
+// includes the birth time, or the change time if the file system has none.
 func identifyFile(dir int, name string) string {
 	var st unix.Statx_t
 	if err := unix.Statx(dir, name, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st); err != nil {
-		return "" // reserved, and not there yet
+		return "" // to be reserved, and missing
 	}
 	born := st.Btime
 	if st.Mask&unix.STATX_BTIME == 0 {

@@ -16,40 +16,41 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// LostOthers is in Mounts.Lost if the workspace's overlay is mounted in a user
-// namespace of one user.
+// LostOthers is in Mounts.Lost if the workspace's overlay is mounted in a
+// single-user user namespace.
 const LostOthers = "files and directories of other users and groups in the workspace can't be changed, because the overlay knows one user and group only"
 
-// MountNamespace starts a runtime in a user and mount namespace in which overlays
-// are mounted: the guest's binary mounts them there and becomes the runtime (see
-// its package enter). No process stays for it.
+// MountNamespace starts a runtime in a user and mount namespace in which
+// overlays are mounted. The guest's binary mounts them there and then becomes
+// the runtime (see its package enter), so no extra process stays.
 type MountNamespace struct {
 	mounts   *Mounts
 	holder   string
 	overlays []namespaceOverlay
 
-	socket      int      // our end, closed by close
+	socket      int      // our end, closed by closeSockets
 	theirSocket *os.File // the other
 
 	mu     sync.Mutex
 	closed bool
 }
 
-// namespaceOverlay is an overlay of a directory, by its path and as it was opened.
+// namespaceOverlay is an overlay of a directory, with its paths and
+// descriptors.
 type namespaceOverlay struct {
 	at, path string
 	dir      *os.File
 	layers   *overlayLayers
-	further  int // its number in Mounts.Further, or one of the next
+	further  int // index in Mounts.Further, or one of the constants below
 }
 
-// Overlays that are none of Mounts.Further.
+// Overlays that are not in Mounts.Further.
 const (
 	workspaceOverlay = -1 - iota
 	rootOverlay
 )
 
-// planNamespace prepares the way in which a runtime sees the workspace's overlay.
+// planNamespace leaves the workspace's overlay to the runtime's namespace.
 func (p *Mounts) planNamespace(o Options, decided identityPlan, list []guard) error {
 	at, err := p.planOverlay(o, namespaceOverlay{path: p.Path, dir: p.cleanup.workspace, layers: p.cleanup.layers, further: workspaceOverlay})
 	if err != nil {
@@ -74,9 +75,9 @@ func (p *Mounts) planLayered(o Options, m furtherMount) error {
 	return nil
 }
 
-// PlanRoot is [StageRoot] for a process that may mount in a user namespace of its
-// own only: the root is mounted in p's namespace, with the program holder. The
-// process must own the image's files, or commands can't change them.
+// PlanRoot is [StageRoot] for a process that may mount only in its own user
+// namespace: holder mounts the root in p's namespace. If another user owns the
+// image's files, commands can't change them, which p.Lost says.
 func (p *Mounts) PlanRoot(o RootOptions, holder string) (_ *Root, err error) {
 	image, err := os.OpenFile(o.Image, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -111,12 +112,13 @@ func (p *Mounts) PlanRoot(o RootOptions, holder string) (_ *Root, err error) {
 	return r, err
 }
 
-// planOverlay adds an overlay to the namespace, which it makes if there is none,
-// and returns the mount point. Outside, that stays an empty directory.
+// planOverlay adds an overlay to the namespace, which it makes first if needed,
+// and returns the mount point. Outside the namespace, that stays an empty
+// directory.
 func (p *Mounts) planOverlay(o Options, v namespaceOverlay) (string, error) {
 	if p.Namespace == nil {
 		s := &stager{dir: p.cleanup.dir, list: o.Cleanup, cleanup: p.cleanup}
-		if err := s.makeMountsDir(mountsDir, 0); err != nil { // here it is no mount but a directory
+		if err := s.makeMountsDir(mountsDir, 0); err != nil { // a plain directory: nothing is mounted on it here
 			return "", err
 		}
 		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -142,12 +144,12 @@ const (
 	enterEnd    = "--"
 )
 
-// The capabilities that mounting the overlay needs in its namespace, and that
-// overlayfs then uses when it copies files up (linux/capability.h).
+// overlayCapabilities are needed to mount the overlay in its namespace, and by
+// overlayfs to copy files up (linux/capability.h).
 var overlayCapabilities = []uintptr{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID, unix.CAP_SYS_ADMIN}
 
-// WrapCommand changes a command that was not started so that it runs in the
-// namespace. It must have no ExtraFiles. Call WaitMounted after its start.
+// WrapCommand changes a command that has not started, so that it runs in the
+// namespace. It must have no ExtraFiles. Call WaitMounted after starting it.
 func (e *MountNamespace) WrapCommand(cmd *exec.Cmd) {
 	args, files := []string{e.holder, enterWord}, []*os.File{e.theirSocket}
 	for _, v := range e.overlays {
@@ -171,15 +173,15 @@ func (e *MountNamespace) WrapCommand(cmd *exec.Cmd) {
 	a.AmbientCaps = overlayCapabilities
 }
 
-// openTime is the longest time for the mount, which takes some 10 ms.
+// openTime bounds the mount, which takes some 10 ms.
 const openTime = 30 * time.Second
 
-// WaitMounted waits until the overlays are mounted, and keeps the root of the
-// workspace's for View.
-// It returns ErrUnsupported if the kernel or this user can't mount it. Call it
-// once the wrapped command was started. Cancelling ctx ends it.
+// WaitMounted waits until the overlays are mounted, and keeps the workspace's
+// root for View. It returns ErrUnsupported if the kernel or this user can't
+// mount them. Call it once the wrapped command has started. Cancelling ctx ends
+// it.
 func (e *MountNamespace) WaitMounted(ctx context.Context) error {
-	_ = e.theirSocket.Close() // or else the command's end would be no end
+	_ = e.theirSocket.Close() // or the command's end would not end the wait
 	ctx, cancel := context.WithTimeoutCause(ctx, openTime, fmt.Errorf("%w: the overlay was not mounted within %s", sandbox.ErrUnavailable, openTime))
 	defer cancel()
 	stop := context.AfterFunc(ctx, e.hangUp)
@@ -196,7 +198,6 @@ func (e *MountNamespace) WaitMounted(ctx context.Context) error {
 	return err
 }
 
-// takeRoot takes over the root of an overlay that was mounted.
 func takeRoot(p *Mounts, v namespaceOverlay, root *os.File) error {
 	b := &p.Binds[0]
 	switch v.further {
@@ -219,17 +220,17 @@ func takeRoot(p *Mounts, v namespaceOverlay, root *os.File) error {
 	return nil
 }
 
-// hangUp ends the wait for the other end.
+// hangUp ends the wait for the command.
 func (e *MountNamespace) hangUp() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.closed {
-		_ = unix.Shutdown(e.socket, unix.SHUT_RDWR) // as far as it is open
+		_ = unix.Shutdown(e.socket, unix.SHUT_RDWR) // it may be shut down already
 	}
 }
 
-// receiveRoots receives the one message: a descriptor for each overlay, or an
-// error.
+// receiveRoots receives one message: a descriptor for each overlay, or the text
+// of an error.
 func (e *MountNamespace) receiveRoots() ([]*os.File, error) {
 	text, control := make([]byte, 4<<10), make([]byte, unix.CmsgSpace(4*len(e.overlays)))
 	n, c, _, _, err := unix.Recvmsg(e.socket, text, control, unix.MSG_CMSG_CLOEXEC)

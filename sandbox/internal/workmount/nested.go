@@ -16,22 +16,24 @@ import (
 )
 
 const (
-	// maxNested is how many nested repositories, and how many privileged files, are mounted
-	// at most. Each mount costs the engine and the kernel time, 5 to 20 ms in gVisor.
+	// maxNested bounds the nested repositories that are mounted, and the
+	// privileged files too. Each mount costs 5 to 20 ms in gVisor.
 	maxNested = 64
-	// maxLostNames is the most repositories that one lost protection names.
+	// maxLostNames bounds the names in one lost protection.
 	maxLostNames = 5
-	// maxSecondNames is the most files of a repository that are examined for
+	// maxSecondNames bounds the files of a repository that are examined for
 	// other names.
 	maxSecondNames = 10_000
 )
 
-// mercurialObeyed are the entries of .hg that hg obeys: extensions, hooks and
-// aliases are in hgrc, and sharedpath names another repository whose hgrc counts.
+// mercurialObeyed are the entries of .hg that hg obeys: hgrc configures
+// extensions, hooks and aliases, and sharedpath names another repository with
+// an hgrc.
 var mercurialObeyed = []string{"hgrc", "hgrc-not-shared", "requires", "sharedpath"}
 
-// nestedGuards are the guards of repositories below the top. What can't be
-// guarded is lost: the session's end compares it with its beginning.
+// nestedGuards returns the guards of repositories below the top. Those that
+// can't be guarded are lost: the end of the session compares them with its
+// beginning.
 func nestedGuards(workspace *os.File, base string, mode sandbox.GitMode, nested []string) (list []guard, lost []string) {
 	var beyond, odd, linked []string
 	guarded := 0
@@ -72,9 +74,9 @@ func nestedGuards(workspace *os.File, base string, mode sandbox.GitMode, nested 
 	return list, lost
 }
 
-// fileGuards are the guards of files that commands must not change. A mounted file can't
-// be renamed or removed either, and can't be linked outside its mount. It keeps its mount
-// if a directory above it is renamed.
+// fileGuards returns the guards of files that commands must not change. A
+// mounted file can't be renamed, removed or linked outside its mount, and it
+// stays mounted if a directory above it is renamed.
 func fileGuards(workspace *os.File, names []string) (list []guard, lost []string) {
 	var open []string
 	for _, name := range names {
@@ -94,7 +96,7 @@ func fileGuards(workspace *os.File, names []string) (list []guard, lost []string
 	return list, lost
 }
 
-// lostNames lists the first names that are lost.
+// lostNames lists the first of names, and how many more there are.
 func lostNames(what string, names []string) string {
 	var quoted []string
 	for _, n := range names[:min(len(names), maxLostNames)] {
@@ -107,9 +109,9 @@ func lostNames(what string, names []string) string {
 	return text + ")"
 }
 
-// nestedGuard are the guards of one repository: all of it is read-only, or with
-// [sandbox.GitCommit] what git obeys or runs in it. What is missing of that is not
-// reserved, and its appearance is found when the session ends.
+// nestedGuard returns the guards of one repository: all of it or, with
+// [sandbox.GitCommit], the entries that git obeys. Missing entries are not
+// reserved: the end of the session finds new ones.
 func nestedGuard(workspace *os.File, name string, kind uint32, mode sandbox.GitMode) []guard {
 	if mode != sandbox.GitCommit || kind != unix.S_IFDIR || path.Base(name) != gitName {
 		return []guard{{name: name, readOnly: true}}
@@ -123,8 +125,8 @@ func nestedGuard(workspace *os.File, name string, kind uint32, mode sandbox.GitM
 	return list
 }
 
-// isRepository reports whether something is certainly a repository: any directory
-// of the user's may hold what looks like a bare one.
+// isRepository reports whether something is certainly a repository, which a
+// directory that looks like a bare one need not be.
 func isRepository(workspace *os.File, name string, kind uint32) bool {
 	if slices.Contains([]string{gitName, mercurialName}, path.Base(name)) {
 		return true
@@ -134,14 +136,14 @@ func isRepository(workspace *os.File, name string, kind uint32) bool {
 	return err == nil && isHead && kind == unix.S_IFDIR
 }
 
-// isMountable reports whether every engine takes a name as a mount's target.
+// isMountable reports whether every engine accepts a name in a mount's target.
 func isMountable(name string) bool {
 	return utf8.ValidString(name) && !strings.ContainsFunc(name, func(r rune) bool { return unicode.IsControl(r) || strings.ContainsRune(`\:,"`, r) })
 }
 
-// secondName returns a file that a git or an hg of the host obeys in a repository
-// and that has another name, "" where there is none: by that name commands could
-// change it, although it is mounted read-only.
+// secondName returns a file of a repository that a git or hg of the host obeys
+// and that has a second name, or "". Commands could change it by that name
+// although the repository is mounted read-only.
 func secondName(workspace *os.File, repo string, obeyed []string) (string, error) {
 	look := maxSecondNames
 	for _, entry := range obeyed {
@@ -149,9 +151,9 @@ func secondName(workspace *os.File, repo string, obeyed []string) (string, error
 		kind, err := kindOf(workspace, name)
 		switch {
 		case err != nil:
-			continue // there is none, or it can't be reached
+			continue // missing, or it can't be reached
 		case kind == unix.S_IFDIR && (entry == "modules" || entry == "worktrees"):
-			continue // their configuration is examined below
+			continue // see below
 		case kind == unix.S_IFDIR || kind == unix.S_IFREG:
 			if second, err := linkedFile(workspace, name, &look, nil); err != nil || second != "" {
 				return second, err
@@ -168,12 +170,13 @@ func secondName(workspace *os.File, repo string, obeyed []string) (string, error
 	return "", nil
 }
 
-// linkedFile returns the first file with another name at or below name. Where
-// names are given only files of these names, or in directories of them, count.
+// linkedFile returns the first file at or below name that has a second name, or
+// "". If names is not nil, only files with these names, or in their
+// directories, count. It returns name if there are more than *look files.
 func linkedFile(workspace *os.File, name string, look *int, names []string) (string, error) {
 	f, err := openBelow(workspace, name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
-		return "", nil // it can't be reached
+		return "", nil
 	}
 	defer func() { _ = f.Close() }()
 	var st unix.Stat_t
@@ -211,7 +214,6 @@ func linkedFile(workspace *os.File, name string, look *int, names []string) (str
 	return "", nil
 }
 
-// twoNames refuses a file with two names.
 func twoNames(name string) error {
 	if name == "" {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 )
 
-// stageOverlay mounts the overlay and attaches it as the first of the binds,
-// followed by its guards.
+// stageOverlay mounts the overlay, attaches it as the first bind, and stages
+// its guards.
 func (p *Mounts) stageOverlay(s *stager, guards []guard) error {
 	var lowers []*os.File
 	defer func() { closeAll(lowers...) }()
@@ -69,7 +69,7 @@ func guardIn(p *Mounts, s *stager, root *os.File, g guard) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	var userns *os.File // in the overlay ids are as they must be
+	var userns *os.File // the overlay shows mapped ids already
 	if g.from != "" {
 		userns = s.userns
 	}
@@ -83,17 +83,17 @@ func openGuardIn(root *os.File, g guard) (*os.File, error) {
 	return openBelow(root, g.name, unix.O_PATH)
 }
 
-// overlayGuards returns the guards of the workspace's own configuration, and of
-// a linked worktree, whose repository is elsewhere and not in the overlay.
+// overlayGuards returns the guards of the workspace's configuration and of a
+// linked worktree, whose repository is not in the overlay.
 func overlayGuards(p *Mounts, o Options, decided identityPlan) ([]guard, error) {
 	list, err := existingGuards(o.Workspace.Dir, ownConfig)
 	if err != nil {
 		return nil, err
 	}
 	if kind, err := kindOf(o.Workspace.Dir, gitName); err != nil || kind != unix.S_IFREG {
-		return list, nil // nothing of it is guarded
+		return list, nil // no guards for a repository in the overlay
 	}
-	// What is refused in bind mode does no harm in an overlay.
+	// Errors of bind mode are harmless in an overlay.
 	git, lost, err := linkGuards(o.Workspace.Dir, p.Path)
 	if err != nil || git[0].worktree.common == "" {
 		p.Lost = append(p.Lost, lost...)
@@ -102,10 +102,11 @@ func overlayGuards(p *Mounts, o Options, decided identityPlan) ([]guard, error) 
 	return linkWorktrees(p, append(list, git[0]), decided)
 }
 
-// mountOverlay mounts an overlay of unattached mounts and returns it unattached:
-// own has the upper layer, and the lower ones begin with the top one. Kernels before 6.15 need the layers attached: they are attached
-// below the session's directory until the overlay, which holds clones of its
-// own, exists.
+// mountOverlay mounts an overlay of unattached mounts and returns it
+// unattached. own contains the upper layer; lowers begin with the top one.
+// Kernels before 6.15 need the layers attached. They stay attached below the
+// session's directory until staging is removed; the overlay holds its own
+// clones.
 func (s *stager) mountOverlay(own *os.File, lowers ...*os.File) (*os.File, error) {
 	l, err := openLayersOf(own, lowers)
 	if err != nil {
@@ -124,14 +125,14 @@ func (s *stager) mountOverlay(own *os.File, lowers ...*os.File) (*os.File, error
 		}
 	}
 	merged, err := overlayfs.Mount(l, overlayfs.ByPath)
-	if errors.Is(err, unix.EINVAL) && s.userns != nil { // as id-mapped layers are before Linux 5.19
+	if errors.Is(err, unix.EINVAL) && s.userns != nil { // as for id-mapped layers before Linux 5.19
 		err = fmt.Errorf("%w: %w", errNoIDMap, err)
 	}
 	return merged, noMounts(err)
 }
 
-// noMounts wraps the errors of a process or kernel that can't mount overlays in
-// errNoMounts.
+// noMounts wraps err in errNoMounts if it means that this process or kernel
+// can't mount overlays.
 func noMounts(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("%w: %w", errNoMounts, err)
@@ -139,7 +140,8 @@ func noMounts(err error) error {
 	return err
 }
 
-// openLayersOf opens the lower layers, and the two of own.
+// openLayersOf opens the lower layers, and own's upper layer and work
+// directory.
 func openLayersOf(own *os.File, lowers []*os.File) (l overlayfs.Layers, err error) {
 	defer func() {
 		if err != nil {
@@ -170,7 +172,7 @@ func closeAll(files ...*os.File) {
 	}
 }
 
-// overlayError adds a hint to the error for an overlay that can't be mounted.
+// overlayError adds a hint to an error of mounting an overlay.
 func overlayError(path string, l *overlayLayers, err error) error {
 	switch {
 	case errors.Is(err, errNoMounts):
@@ -183,8 +185,7 @@ func overlayError(path string, l *overlayLayers, err error) error {
 	return fmt.Errorf("mount workspace: %w", err)
 }
 
-// checkOverlay refuses an overlay that the kernel mounted read-only because it
-// could not use the work directory.
+// checkOverlay refuses an overlay that the kernel mounted read-only.
 func checkOverlay(p *Mounts, merged *os.File) error {
 	readOnly, err := isReadOnlyMount(merged)
 	if err != nil {
@@ -198,13 +199,12 @@ func checkOverlay(p *Mounts, merged *os.File) error {
 }
 
 // overlayMounts is the number of mounts that an overlay is staged from, besides
-// its own, its guards' and those of frozen layers.
+// its guards and frozen layers.
 const overlayMounts = 2
 
-// prepareOverlay makes a workspace's copy-on-write view. No repository is
-// guarded in it: the host's own is not touched, whatever is committed. Its
-// .caisson is guarded as in the directory itself. One that a command made is
-// never read.
+// prepareOverlay makes a workspace's copy-on-write view. It guards no
+// repository: commits in the view don't touch the host's. It guards .caisson as
+// in bind mode; a .caisson that a command made is never read.
 func (p *Mounts) prepareOverlay(ctx context.Context, o Options, decided identityPlan) error {
 	var err error
 	if p.cleanup.layers, err = openLayers(o.Workspace.Layers, o.StateDir, decided.files.uid); err != nil {
@@ -239,8 +239,8 @@ func (p *Mounts) prepareOverlay(ctx context.Context, o Options, decided identity
 	return nil
 }
 
-// planVolume leaves the overlay to an engine. A .caisson in it is covered, as
-// everywhere that nothing can be staged.
+// planVolume leaves the overlay to an engine. It covers a .caisson, since it
+// can't stage it.
 func (p *Mounts) planVolume(o Options, decided identityPlan, list []guard) error {
 	v, err := p.engineVolume()
 	if err != nil {
@@ -252,7 +252,7 @@ func (p *Mounts) planVolume(o Options, decided identityPlan, list []guard) error
 }
 
 // bindUnstaged covers the guards of an overlay that this process does not
-// mount, and sets the identity. The flags are the overlay's own.
+// mount, and sets the identity. The overlay's flags are not lost.
 func (p *Mounts) bindUnstaged(o Options, decided identityPlan, list []guard) error {
 	for _, g := range list {
 		f, err := openGuardIn(p.cleanup.workspace, g)

@@ -22,69 +22,67 @@ import (
 // Options configures [Prepare]. Workspace, Dir, StateDir, Cleanup and Holder
 // are required.
 type Options struct {
-	// Workspace is the directory. The caller keeps it open until after Close.
+	// Workspace is the directory, which the caller keeps open until after
+	// Close.
 	Workspace sandbox.Workspace
-	// Git is the protection of the repository; the zero value means read-only.
+	// Git is the protection of the repository; "" means read-only.
 	Git sandbox.GitMode
-	// Further are the further mounts, parents first. Tmpfs mounts are left to
-	// the runtime, but their mount points are made in scratch directories.
+	// Further are the further mounts, parents first. The runtime mounts tmpfs;
+	// Prepare only makes tmpfs mount points in scratch directories.
 	Further []sandbox.Mount
-	// EngineSocket is the path of the socket of the engine in use, "" for none.
-	// A further mount must not contain it.
+	// EngineSocket is the path of the engine's socket, or "". A further mount
+	// must not contain it.
 	EngineSocket string
-	// Dir is the session's own directory, below StateDir. Mount points are made
-	// in its directory "mounts", and scratch directories in "scratch".
+	// Dir is the session's own directory, below StateDir.
 	Dir string
 	// StateDir is Caisson's state directory. A workspace that is, contains or
-	// lies in it is refused.
+	// lies in it is refused, unless it lies in sandbox.WorkspacesDir.
 	StateDir string
-	// Protect names further directories, such as the user's home. A workspace
-	// that is or contains one of them is refused. Those that do not exist are
-	// ignored.
+	// Protect names more directories, such as the user's home. A workspace that
+	// is or contains one of them is refused. Missing ones are ignored.
 	Protect []string
-	// Cleanup is the session's cleanup list. Each mount, directory and
-	// placeholder is added to it before it is made.
+	// Cleanup is the session's cleanup list. Mounts, directories and
+	// placeholders are added to it before they are made.
 	Cleanup *ownership.CleanupList
-	// Holder is a program that is loaded and killed before its first
-	// instruction, to hold a user namespace open: the guest's binary.
+	// Holder is an executable that is started and killed before its first
+	// instruction, to open a user namespace: the guest's binary.
 	Holder string
-	// UserNamespaces keeps what Holder made for the next workspace; nil keeps
-	// nothing.
+	// UserNamespaces keeps user namespaces for the next workspace; nil keeps
+	// none.
 	UserNamespaces *UserNamespaces
-	// Identity is the identity of commands that the mounts are made for.
+	// Identity is the commands' identity.
 	Identity Identity
-	// CallerOwnsFiles accepts that files belong to the user who runs Caisson
-	// although another owns the workspace.
+	// CallerOwnsFiles accepts that new files belong to the user who runs
+	// Caisson although another owns the workspace.
 	CallerOwnsFiles bool
-	// EngineMounts reports that an engine can mount an overlay for a process
-	// that may not: Prepare then returns a [Volume]. Otherwise the overlay is
-	// refused.
+	// EngineMounts reports that an engine can mount an overlay if this process
+	// may not: Prepare then returns a [Volume]. Otherwise it refuses the
+	// overlay.
 	EngineMounts bool
 	// RuntimeJoins reports that the runtime can be started with
-	// [MountNamespace.WrapCommand], for a process that may mount in a user
-	// namespace of its own only.
+	// [MountNamespace.WrapCommand], if this process may mount only in its own
+	// user namespace.
 	RuntimeJoins bool
 	// Log receives errors that can't be returned; nil discards them.
 	Log *zap.Logger
 
-	attachLayers bool // see stage
+	attachLayers bool // see stager
 }
 
 func (o Options) isOverlay() bool { return o.Workspace.Mode == sandbox.ModeOverlay }
 
 func (o Options) isCopy() bool { return o.Workspace.Mode == sandbox.ModeCopy }
 
-// Bind is one bind mount of a container. It is never recursive, and its
-// propagation is private.
+// Bind is a bind mount of a container, not recursive and with private
+// propagation.
 type Bind struct {
 	// Source is an absolute host path, Target one in the container. Mount the
 	// binds in their order: a later one may lie in an earlier one.
 	Source, Target string
 	ReadOnly       bool
-	// Dir reports whether it is a directory.
-	Dir bool
-	// Device and Inode are those of stat(2) for the source on the host. If a
-	// [Volume] is mounted, there is no source, and the device is not known.
+	Dir            bool
+	// Device and Inode are the source's, as stat(2) returns them on the host. An
+	// engine's [Volume] has no source, and its device is not known.
 	Device, Inode uint64
 	// Private reports whether the source lies below Options.Dir, where no other
 	// process can replace it.
@@ -92,43 +90,41 @@ type Bind struct {
 }
 
 // Mounts are the mounts of one workspace. The caller of [Prepare] must call
-// [Mounts.Close]. It is safe for concurrent use.
+// [Mounts.Close]. They are safe for concurrent use.
 type Mounts struct {
-	// Binds are the workspace's mounts, its directory first.
+	// Binds are the workspace's mounts, its own directory first.
 	Binds []Bind
-	// Further are the binds of Options.Further, in their order.
+	// Further are the binds of Options.Further, in order.
 	Further []Bind
-	// Path is the workspace's host path with symlinks resolved, for messages.
+	// Path is the workspace's host path without symlinks, for messages.
 	Path string
-	// Target is the workspace's mount point in the container.
+	// Target is the workspace's path in the container.
 	Target string
-	// CommandUID and CommandGID are the identity of commands in the container.
+	// CommandUID and CommandGID are the commands' identity in the container.
 	CommandUID, CommandGID int
-	// OwnerUID and OwnerGID are the owner, on the host, of files that commands
-	// make.
+	// OwnerUID and OwnerGID own, on the host, files that commands make.
 	OwnerUID, OwnerGID int
-	// Mode is that of the workspace. The first of Binds has no source in
-	// ModeCopy: a file system of the container's own is mounted there.
+	// Mode is the workspace's. In ModeCopy the first of Binds has no source:
+	// the container mounts its own file system there.
 	Mode sandbox.WorkspaceMode
-	// Namespace is the mount namespace in which the runtime must be started to
-	// see the first of Binds; nil if there is none.
+	// Namespace is the mount namespace in which to start the runtime, so that
+	// it sees the overlays; nil if there are none in one.
 	Namespace *MountNamespace
-	// Volume is the overlay that an engine must mount in place of the first of
+	// Volume is the overlay that an engine must mount instead of the first of
 	// Binds; nil if that has a source.
-	Volume *Volume
-	// IDMapped reports whether the mounts have an id map.
+	Volume   *Volume
 	IDMapped bool
-	// Lost names protections that are missing here, one sentence each.
+	// Lost describes the missing protections, one sentence each.
 	Lost []string
 
 	cleanup *cleanup
-	scratch map[string]string // host paths of scratch directories by target
+	scratch map[string]string // host paths by target
 }
 
 // Prepare checks the workspace and makes what its mounts need. After an error
-// nothing is left. It returns ErrInvalid for a workspace that is refused, and
-// ErrUnsupported for one that this system can't mount so that its files keep
-// their owner.
+// nothing is left. It returns ErrInvalid for a workspace that it refuses, and
+// ErrUnsupported if this system can't mount it so that its files keep their
+// owner.
 func Prepare(ctx context.Context, o Options) (*Mounts, error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
@@ -147,22 +143,22 @@ func Prepare(ctx context.Context, o Options) (*Mounts, error) {
 	return p, nil
 }
 
-// ScratchPath returns the host path of the scratch directory at a target.
+// ScratchPath returns the host path of the scratch directory at target.
 func (p *Mounts) ScratchPath(target string) string { return p.scratch[target] }
 
-// IsInside reports whether a bind is the workspace's own or lies in it. The
-// repository of a linked worktree does not.
+// IsInside reports whether a bind is the workspace or in it. The repository of
+// a linked worktree is not.
 func (p *Mounts) IsInside(b Bind) bool {
 	return b.Target == p.Target || strings.HasPrefix(b.Target, p.Target+"/")
 }
 
 // RemoveStaging removes the staging mounts. Call it once the container runs and
-// holds mounts of its own. A second call does nothing.
+// has its own mounts. A second call does nothing.
 func (p *Mounts) RemoveStaging() error { return p.cleanup.removeStaging() }
 
-// Close removes everything that Prepare made, and placeholders that are
-// unchanged. Call it when the container is gone. It is idempotent. After an
-// error it may be called again, and what is left stays in the cleanup list.
+// Close removes everything that Prepare made, except placeholders that were
+// changed. Call it when the container is gone. It is idempotent. After an error
+// it may be called again, and anything left stays in the cleanup list.
 func (p *Mounts) Close(ctx context.Context) error { return p.cleanup.closeAll(ctx) }
 
 func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
@@ -244,9 +240,9 @@ func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
 	return p, nil
 }
 
-// openNamespaceAhead makes the user namespace of the id map, unless one is kept, while
-// names are reserved. An error shows when the namespace is needed. The function that it
-// returns waits for the end.
+// openNamespaceAhead starts making the user namespace of the id map, so that
+// names are reserved meanwhile. It ignores errors: stageAll will meet them
+// again. The caller must call wait.
 func (o Options) openNamespaceAhead(decided identityPlan) (wait func()) {
 	if !decided.idmap || o.UserNamespaces == nil {
 		return func() {}
@@ -260,7 +256,7 @@ func (o Options) openNamespaceAhead(decided identityPlan) (wait func()) {
 	return made.Wait
 }
 
-// newMounts decides on the identities and opens what everything else needs.
+// newMounts decides on the identities and opens the session's directory.
 func newMounts(o Options, path string) (*Mounts, identityPlan, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(o.Workspace.Dir.Fd()), &st); err != nil {
@@ -284,8 +280,8 @@ func newMounts(o Options, path string) (*Mounts, identityPlan, error) {
 	}, decided, nil
 }
 
-// reserveNames makes the placeholders, as the owner of their directory.
-// Existing placeholders of other sessions are shared.
+// reserveNames makes the placeholders as the owner of their directory, or
+// shares those of other sessions.
 func (p *Mounts) reserveNames(ctx context.Context, dir *os.File, name string, list []guard, decided identityPlan) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
@@ -321,14 +317,12 @@ func reserveError(path string, err error) error {
 	return fmt.Errorf("reserve names in workspace: %w", err)
 }
 
-// bindAll makes the binds: staged if the plan demands it, and by path if this
-// process turns out not to be allowed to mount.
+// bindAll makes the workspace's binds.
 func (p *Mounts) bindAll(o Options, decided identityPlan, submounts []string, list []guard) error {
 	wanted := append([]guard{{name: "."}}, submountGuards(submounts)...)
 	return p.bindWanted(o, decided, append(wanted, list...), len(submounts))
 }
 
-// prepareCopy makes no mount of the workspace itself.
 func (p *Mounts) prepareCopy(ctx context.Context, o Options, decided identityPlan) error {
 	if err := context.Cause(ctx); err != nil {
 		return fmt.Errorf("prepare workspace: %w", err)
@@ -342,8 +336,9 @@ func (p *Mounts) prepareCopy(ctx context.Context, o Options, decided identityPla
 	return err
 }
 
-// bindWanted makes the binds that are wanted, the first of which are the
-// workspace and its submounts, and those of the further mounts.
+// bindWanted makes the binds: first of wanted, which begins with the workspace
+// and its submounts, then of the further mounts. It stages them if the plan
+// demands it and this process may mount, and binds them by path otherwise.
 func (p *Mounts) bindWanted(o Options, decided identityPlan, wanted []guard, submounts int) error {
 	if decided.stage {
 		err := p.stageAll(o, &decided, wanted, submounts)
@@ -388,15 +383,14 @@ func (p *Mounts) bindWanted(o Options, decided identityPlan, wanted []guard, sub
 	return p.bindFurther(o, decided)
 }
 
-// coverDir is the directory, below Options.Dir, of the file that covers a
-// guard.
+// coverDir contains the file that covers a guard, below Options.Dir.
 const coverDir = "cover"
 
-// coverGuard hides a guard under an empty file or directory of the session's
-// own. It is for the workspace's configuration, which nothing inside needs: its
-// name is guarded only if it existed, so that a command of another session may
-// just have made it and may be exchanging it for a symlink, and gVisor can't
-// find out afterwards what was mounted.
+// coverGuard hides the workspace's configuration, which nothing inside needs,
+// under an empty file or directory of the session. A bind by path would not do:
+// the name is guarded only if it existed, so a command of another session may
+// have just made it and be exchanging it for a symlink, and gVisor can't tell
+// afterwards what was mounted.
 func (p *Mounts) coverGuard(f *os.File, g guard) error {
 	empty, err := p.cleanup.makeCover(f, coverDir)
 	if err != nil {
@@ -406,8 +400,8 @@ func (p *Mounts) coverGuard(f *os.File, g guard) error {
 	return p.addBind(empty, g, empty.Name())
 }
 
-// makeCover makes an empty file or directory, as f is one, in a new directory of
-// the session's, and opens it.
+// makeCover makes and opens an empty file or directory, like f, in a new
+// directory of the session.
 func (u *cleanup) makeCover(f *os.File, dir string) (*os.File, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -441,7 +435,6 @@ func submountGuards(names []string) []guard {
 	return list
 }
 
-// setIdentity takes over the result of the plan.
 func (p *Mounts) setIdentity(decided identityPlan) {
 	p.CommandUID, p.CommandGID = decided.command.uid, decided.command.gid
 	p.OwnerUID, p.OwnerGID = decided.files.uid, decided.files.gid
@@ -449,8 +442,8 @@ func (p *Mounts) setIdentity(decided identityPlan) {
 	p.Lost = append(p.Lost, decided.lost...)
 }
 
-// stageAll stages every bind. If ids can't be mapped, it changes the plan once
-// and begins again.
+// stageAll stages every bind. If ids can't be mapped, it changes the plan and
+// begins again, once.
 func (p *Mounts) stageAll(o Options, decided *identityPlan, wanted []guard, submounts int) (err error) {
 	s := &stager{dir: p.cleanup.dir, list: o.Cleanup, cleanup: p.cleanup, attachLayers: o.attachLayers}
 	if decided.idmap {
@@ -510,8 +503,7 @@ func (p *Mounts) stageOne(s *stager, g guard, index, submounts int) error {
 	return p.stageFile(s, f, g, s.userns)
 }
 
-// stageFile stages the file f, with the ids of userns, and adds it to the
-// binds.
+// stageFile stages f, id-mapped by userns, and adds it to the binds.
 func (p *Mounts) stageFile(s *stager, f *os.File, g guard, userns *os.File) error {
 	mount, err := s.cloneMount(int(f.Fd()), g.readOnly, userns)
 	if err != nil {
@@ -529,7 +521,7 @@ func (p *Mounts) stageFile(s *stager, f *os.File, g guard, userns *os.File) erro
 	return p.addBind(f, g, source)
 }
 
-// openGuard opens one of the wanted files: the workspace itself, then the named
+// openGuard opens one of the wanted files: the workspace, then the named
 // submounts, then the guards.
 func openGuard(p *Mounts, g guard, index, submounts int) (*os.File, error) {
 	if g.from != "" {
@@ -551,7 +543,7 @@ func (p *Mounts) addBind(f *os.File, g guard, source string) error {
 	return err
 }
 
-// newBind returns the bind of the file f by the path source.
+// newBind returns the bind of f, which has the path source.
 func (u *cleanup) newBind(f *os.File, source, target string, readOnly bool) (Bind, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {

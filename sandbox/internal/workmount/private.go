@@ -14,15 +14,14 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// privateDir is the directory on which private mounts are attached. It stays
-// empty outside. It is not below the state directory, because root of a
-// container's user namespace must be able to pass all directories above its root.
+// privateDir is where private mounts are attached. Outside it stays empty. It
+// is not below the state directory, because root of a container's user
+// namespace must be able to pass all directories above its root.
 const privateDir = "/run/caisson"
 
-// PrivateMounts are id-mapped mounts of this machine's files, which one program
-// sees at its start and no other process of the host. They need no cleanup: they
-// end with the mount namespaces of the program and its children. The zero value
-// is ready to use.
+// PrivateMounts are id-mapped mounts of this machine's files that only one
+// program sees, from its start. They need no cleanup: they end with the mount
+// namespaces of the program and its children. The zero value is ready to use.
 type PrivateMounts struct{ mounts []privateMount }
 
 type privateMount struct {
@@ -30,17 +29,18 @@ type privateMount struct {
 	isDir bool
 }
 
-// ShiftOwners returns a descriptor of a user namespace for [PrivateMounts.Add] and
-// [StageImage], made with the program holder. It shows the ids from 0 to IDCount-1
-// as those of a container's user namespace.
+// ShiftOwners returns a descriptor of a user namespace for [PrivateMounts.Add]
+// and [StageImage], made with the executable holder. It shows the ids from 0 to
+// IDCount-1 as the ids of a container's user namespace at base.
 func ShiftOwners(holder string, base Base) (*os.File, error) {
 	return mapOwners(holder, idRange{0, int64(base.UID), IDCount}, idRange{0, int64(base.GID), IDCount})
 }
 
-// HideOwners is ShiftOwners for a map that shows no owner: the kernel then grants
-// no process more than a file's permissions for others, whatever the capabilities.
+// HideOwners is ShiftOwners with a map that shows no owner. The kernel then
+// grants every process only a file's permissions for others, whatever its
+// capabilities.
 func HideOwners(holder string) (*os.File, error) {
-	one := idRange{FirstID, FirstID, 1} // there must be one
+	one := idRange{FirstID, FirstID, 1} // a map must not be empty
 	return mapOwners(holder, one, one)
 }
 
@@ -52,13 +52,13 @@ func mapOwners(holder string, uids, gids idRange) (*os.File, error) {
 	return f, nil
 }
 
-// Add adds a read-only mount of a directory or file, without what is mounted in
-// it, and returns its path.
+// Add adds a read-only mount of a directory or file, without submounts, and
+// returns its path.
 func (p *PrivateMounts) Add(source string, owners *os.File) (string, error) {
 	return p.add(source, true, owners)
 }
 
-// AddWritable is Add for a mount that can be written and has its owners already.
+// AddWritable is Add for a writable mount without an id map.
 func (p *PrivateMounts) AddWritable(source string) (string, error) { return p.add(source, false, nil) }
 
 func (p *PrivateMounts) add(source string, readOnly bool, owners *os.File) (string, error) {
@@ -79,7 +79,7 @@ func (p *PrivateMounts) add(source string, readOnly bool, owners *os.File) (stri
 	return filepath.Join(privateDir, strconv.Itoa(len(p.mounts))), nil
 }
 
-// ownersError adds a hint to the error for files whose owners can't be others.
+// ownersError adds a hint to an error of mounting files with other owners.
 func ownersError(source string, err error) error {
 	return fmt.Errorf("mount %s with other owners: %w: %w: use user owner, or keep images on a file system with id-mapped mounts",
 		source, sandbox.ErrUnsupported, err)
@@ -96,14 +96,14 @@ func (p *PrivateMounts) Start(cmd *exec.Cmd) error {
 	return <-started
 }
 
-// startOnThread starts the command on a thread with a mount namespace of its own.
-// The goroutine keeps its thread, which therefore ends with it. It must not be the
-// main thread, whose namespaces count as the process's.
+// startOnThread starts the command on a thread with a new mount namespace. The
+// goroutine stays locked, so its thread ends with it. It must not be the main
+// thread, whose namespaces count as the process's.
 func (p *PrivateMounts) startOnThread(cmd *exec.Cmd, started chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
 		done := make(chan error)
-		go p.startOnThread(cmd, done) // this thread is taken
+		go p.startOnThread(cmd, done) // while this one holds the main thread
 		started <- <-done
 		runtime.UnlockOSThread()
 		return

@@ -16,46 +16,44 @@ import (
 
 // RootOptions configures [StageRoot]. Image, Dir and Cleanup are required.
 type RootOptions struct {
-	// Image is the directory of the unpacked image. Nothing is written to it.
+	// Image is the directory of the unpacked image, which is not written to.
 	Image string
 	// Dir is the session's own directory, below the state directory.
 	Dir string
-	// Cleanup is the session's cleanup list. Each directory and mount is added
-	// to it before it is made.
+	// Cleanup is the session's cleanup list. Directories and mounts are added
+	// to it before they are made.
 	Cleanup *ownership.CleanupList
-	// UserNamespace maps the ids of the image's files into the user namespace of
-	// the container; nil maps none. UID and GID, as this process sees them, are
-	// then the ids of the container's root, who owns the root directory.
+	// UserNamespace maps the ids of the image's files into the container's user
+	// namespace; nil maps none. UID and GID own the root directory: the
+	// container's root, as this process sees its ids.
 	UserNamespace *os.File
 	UID, GID      int
 }
 
-// The directories of an ephemeral root, below RootOptions.Dir.
+// Directories of an ephemeral root, below RootOptions.Dir.
 const (
 	rootLayersDir = "root"
 	rootMountsDir = "root-mounts"
 )
 
-// imageMountsDir is the directory of the mounts of an image's binds, below the
-// session's directory.
+// imageMountsDir contains the mounts of an image's binds, below the session's
+// directory.
 const imageMountsDir = "image-mounts"
 
-// Root is the ephemeral root of one container: an overlay of an image's
-// directory and of a layer of its own. The caller of [StageRoot] must call
-// [Root.Close].
+// Root is a container's ephemeral root: an overlay of an image's directory and
+// a writable layer. The caller of [StageRoot] must call [Root.Close].
 type Root struct {
-	// Path is the staged root. Layer is the directory that contains everything
-	// that was written.
+	// Path is the staged root. Layer is the directory that receives all writes.
 	Path, Layer string
 
 	cleanup *cleanup
 	layers  *listedDir // nil once it is removed
-	opened  []*os.File // the layers of an overlay that is mounted later
+	opened  []*os.File // layers of an overlay that is mounted later
 }
 
 // StageRoot mounts an ephemeral root below o.Dir. After an error nothing is
-// left. It returns ErrUnsupported if this process or the file system can't have
-// an overlay.
+// left. It returns ErrUnsupported if this process or the file system can't
+// mount an overlay.
 func StageRoot(o RootOptions) (_ *Root, err error) {
 	image, err := os.OpenFile(o.Image, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -83,8 +81,8 @@ func StageRoot(o RootOptions) (_ *Root, err error) {
 	return r, nil
 }
 
-// makeLayers makes the two directories of the layer, once they are in the
-// cleanup list.
+// makeLayers makes the layer's directories, after adding them to the cleanup
+// list.
 func (r *Root) makeLayers(o RootOptions) (*os.File, error) {
 	id, err := o.Cleanup.Add(ownership.Entry{Kind: ownership.KindDirectory, Path: rootLayersDir})
 	if err != nil {
@@ -114,9 +112,9 @@ func (r *Root) makeLayers(o RootOptions) (*os.File, error) {
 	return f, nil
 }
 
-// mountLayers mounts the overlay and attaches it. Only the image's mount has the
-// id map: what is written has the ids of the container's user namespace on the
-// disk too, so that nothing in it belongs to the host's root.
+// mountLayers mounts the overlay and attaches it. Only the image's mount is
+// id-mapped: written files have the ids of the container's user namespace on
+// the disk too, so none belongs to the host's root.
 func (r *Root) mountLayers(o RootOptions, image, layers *os.File) error {
 	s := &stager{dir: r.cleanup.dir, list: o.Cleanup, cleanup: r.cleanup}
 	if err := s.makeMountsDir(rootMountsDir, overlayMounts+1); err != nil {
@@ -145,8 +143,8 @@ func (r *Root) mountLayers(o RootOptions, image, layers *os.File) error {
 	return err
 }
 
-// isReadOnlyMount reports whether the kernel mounted an overlay read-only,
-// because it could not use the work directory.
+// isReadOnlyMount reports whether the kernel mounted an overlay read-only, as
+// it does if it can't use the work directory.
 func isReadOnlyMount(merged *os.File) (bool, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(merged.Fd()), &st); err != nil {
@@ -155,7 +153,7 @@ func isReadOnlyMount(merged *os.File) (bool, error) {
 	return st.Flags&unix.ST_RDONLY != 0, nil
 }
 
-// rootError adds a hint to the error for a root that can't be mounted.
+// rootError adds a hint to an error of mounting a root.
 func rootError(o RootOptions, err error) error {
 	switch {
 	case errors.Is(err, errNoMounts), errors.Is(err, errNoIDMap):
@@ -168,12 +166,12 @@ func rootError(o RootOptions, err error) error {
 }
 
 // RemoveStaging removes the staged mount. Call it once the container runs and
-// holds a mount of its own. A second call does nothing.
+// has its own mount. A second call does nothing.
 func (r *Root) RemoveStaging() error { return r.cleanup.removeStaging() }
 
-// Close removes the mount and the layer with everything in it. Call it when the
+// Close removes the mount and the layer with all its files. Call it when the
 // container is gone. It is idempotent. After an error it may be called again,
-// and what is left stays in the cleanup list.
+// and anything left stays in the cleanup list.
 func (r *Root) Close() error {
 	if r.cleanup.dir == nil {
 		return nil
@@ -201,7 +199,7 @@ func (r *Root) Close() error {
 }
 
 // ImageBinds are mounts of an image's files with other owners, for an engine
-// that mounts them by their paths. The caller of [StageImage] must call
+// that mounts them by path. The caller of [StageImage] must call
 // [ImageBinds.Close].
 type ImageBinds struct {
 	// Paths are the paths of the mounts.
@@ -210,8 +208,8 @@ type ImageBinds struct {
 	cleanup *cleanup
 }
 
-// StageImage attaches a read-only mount of each source below o.Dir, with the ids
-// of o.UserNamespace. After an error nothing is left.
+// StageImage attaches a read-only mount of each source below o.Dir, id-mapped
+// by o.UserNamespace. After an error nothing is left.
 func StageImage(o RootOptions, sources []string) (_ *ImageBinds, err error) {
 	dir, err := os.OpenFile(o.Dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -242,10 +240,10 @@ func StageImage(o RootOptions, sources []string) (_ *ImageBinds, err error) {
 	return b, nil
 }
 
-// RemoveStaging removes the mounts. Call it once the container runs and holds
-// mounts of its own. A second call does nothing.
+// RemoveStaging removes the mounts. Call it once the container runs and has its
+// own mounts. A second call does nothing.
 func (b *ImageBinds) RemoveStaging() error { return b.cleanup.removeStaging() }
 
 // Close removes the mounts. It is idempotent. After an error it may be called
-// again, and what is left stays in the cleanup list.
+// again, and anything left stays in the cleanup list.
 func (b *ImageBinds) Close() error { return b.cleanup.closeAll(context.Background()) }

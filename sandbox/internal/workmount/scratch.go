@@ -15,12 +15,12 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// scratchDir is the directory of the scratch directories, below Options.Dir.
+// scratchDir contains the scratch directories, below Options.Dir.
 const scratchDir = "scratch"
 
-// makeScratch makes the scratch directories, once their directory is in the
-// cleanup list, with the mount points of all further mounts that lie in them:
-// a runtime would make those as root.
+// makeScratch makes the scratch directories, once their parent is in the
+// cleanup list, and in them the mount points of other further mounts: a runtime
+// would make those as root.
 func (p *Mounts) makeScratch(all []sandbox.Mount) error {
 	for i := range p.cleanup.further {
 		m := &p.cleanup.further[i]
@@ -55,7 +55,6 @@ func (p *Mounts) makeScratch(all []sandbox.Mount) error {
 	return nil
 }
 
-// makeScratchDir makes the directory of the scratch directories.
 func (u *cleanup) makeScratchDir() error {
 	ids, err := u.list.Add(ownership.Entry{Kind: ownership.KindDirectory, Path: scratchDir})
 	if err != nil {
@@ -69,8 +68,8 @@ func (u *cleanup) makeScratchDir() error {
 	return nil
 }
 
-// makeOwned makes a directory that will belong to the commands, whatever the
-// umask is.
+// makeOwned makes a directory for ownScratch to hand over, whatever the umask
+// is.
 func (u *cleanup) makeOwned(name string, mode uint32) error {
 	at := int(u.dir.Fd())
 	err := unix.Mkdirat(at, name, mode)
@@ -84,16 +83,16 @@ func (u *cleanup) makeOwned(name string, mode uint32) error {
 	return nil
 }
 
-// ownScratch makes what makeScratch made belong to the commands' identity in
-// the container, as the host's kernel sees it: without a user namespace that is the
-// same, but root commands are the first of the ids that Caisson uses. An ordinary
-// user owns it already.
+// ownScratch gives what makeScratch made to the commands' identity as the
+// host's kernel sees it. An ordinary user owns it already. Root commands
+// without a user namespace are the first of Caisson's ids there, never the
+// host's root.
 func (u *cleanup) ownScratch(decided identityPlan) error {
 	if os.Geteuid() != 0 {
 		return nil
 	}
 	base := decided.want.Base
-	if decided.want.Root && !base.IsNamespace() { // never root of the host
+	if decided.want.Root && !base.IsNamespace() {
 		base = OwnBase
 	}
 	owner := ids{base.UID + decided.command.uid, base.GID + decided.command.gid}

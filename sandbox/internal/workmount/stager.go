@@ -11,31 +11,30 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// mountsDir is the directory of the mount points, below Options.Dir.
+// mountsDir contains the mount points, below Options.Dir.
 const mountsDir = "mounts"
 
-// errNoIDMap is the error if the kernel or the file system has no id-mapped
-// mounts.
+// errNoIDMap means that the kernel or file system has no id-mapped mounts.
 var errNoIDMap = errors.New("no id-mapped mounts")
 
-// errNoMounts is the error if this process may not mount at all.
+// errNoMounts means that this process may not mount at all.
 var errNoMounts = errors.New("may not mount")
 
 // stager makes mounts below the session's directory.
 type stager struct {
 	dir     *os.File // Options.Dir
 	list    *ownership.CleanupList
-	userns  *os.File // nil without an id map
-	scratch *os.File // the namespace of scratch directories, nil without an id map
+	userns  *os.File // nil if nothing is mapped
+	scratch *os.File // the id map of scratch directories, nil if they need none
 	cleanup *cleanup
-	next    int // of undo.mounts
-	// attachLayers mounts overlays as kernels before 6.15 want it.
+	next    int // index of the next of cleanup.mounts
+	// attachLayers mounts overlays as kernels before 6.15 require.
 	attachLayers bool
 }
 
-// cloneMount returns a new mount of the directory or file fd that is not
-// attached yet: one file system, no submounts, private, nosuid, nodev, and
-// id-mapped by userns unless that is nil.
+// cloneMount returns an unattached mount of the directory or file fd: no
+// submounts, private, nosuid, nodev, and id-mapped by userns unless that is
+// nil.
 func (s *stager) cloneMount(fd int, readOnly bool, userns *os.File) (*os.File, error) {
 	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	switch {
@@ -69,8 +68,7 @@ func (s *stager) cloneMount(fd int, readOnly bool, userns *os.File) (*os.File, e
 	return mount, nil
 }
 
-// attachMount attaches a cloned mount to the next mount point and returns its
-// path.
+// attachMount attaches mount to the next mount point and returns its path.
 func (s *stager) attachMount(mount *os.File, isDir bool) (string, error) {
 	name := s.cleanup.mounts[s.next].name
 	s.next++
@@ -83,8 +81,8 @@ func (s *stager) attachMount(mount *os.File, isDir bool) (string, error) {
 	return filepath.Join(s.cleanup.base, name), nil
 }
 
-// makeMountPoint makes a mount point that can't be used while nothing is
-// mounted on it.
+// makeMountPoint makes a mount point without permissions, useless until
+// something is mounted on it.
 func (s *stager) makeMountPoint(name string, isDir bool) error {
 	if isDir {
 		return unix.Mkdirat(int(s.dir.Fd()), name, 0)
@@ -96,8 +94,8 @@ func (s *stager) makeMountPoint(name string, isDir bool) error {
 	return unix.Close(fd)
 }
 
-// makeMountsDir makes the directory of the mount points, once it and count
-// mounts are in the cleanup list.
+// makeMountsDir makes the directory of the mount points, after adding it and
+// count mounts to the cleanup list.
 func (s *stager) makeMountsDir(dir string, count int) error {
 	entries := []ownership.Entry{{Kind: ownership.KindDirectory, Path: dir}}
 	for i := range count {

@@ -10,21 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxNamespaces is the most namespaces that are kept: one for each owner of a
-// workspace, of whom a process has one or a few.
+// maxNamespaces bounds the namespaces kept, one for each owner of a workspace.
 const maxNamespaces = 16
 
 // UserNamespaces keeps the user namespaces that id maps are taken from, one for
-// each owner of a workspace. Making one starts a process (4 ms), and it can
-// serve any number of mounts. The zero value is ready to use; nil keeps none.
-// It is safe for concurrent use. It need not be closed before the process ends.
+// each owner of a workspace. Making one starts a process (4 ms), and it serves
+// any number of mounts. The zero value is ready to use; nil keeps none. It is
+// safe for concurrent use and need not be closed before the process ends.
 type UserNamespaces struct {
 	mu   sync.Mutex
 	kept map[string]*os.File // by their maps
 }
 
-// openFor returns a descriptor of the namespace with these maps. The caller must
-// close it.
+// openFor returns a descriptor, for the caller to close, of a namespace with
+// these maps.
 func (n *UserNamespaces) openFor(holder string, maps idMaps) (*os.File, error) {
 	uids, gids := maps.ranges()
 	if n == nil {
@@ -54,7 +53,7 @@ func (n *UserNamespaces) openFor(holder string, maps idMaps) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "user namespace"), nil
 }
 
-// Close closes the namespaces. The value may be used again.
+// Close closes the namespaces. n may be used again.
 func (n *UserNamespaces) Close() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -69,10 +68,10 @@ func (n *UserNamespaces) closeLocked() {
 }
 
 // openUserNamespace returns a descriptor of a new user namespace with these
-// maps. Only a process can make one, and a Go process, which has threads, can't
-// do so itself (unshare(2): EINVAL). So holder, any executable, is started in
-// one under ptrace: it stops at the end of execve(2), before its first
-// instruction, and is killed there once the namespace is open.
+// maps. Go's threads keep this process from making one itself (unshare(2):
+// EINVAL). So it starts holder, any executable, in one under ptrace. The
+// process stops at the end of execve(2), before its first instruction, and is
+// killed there once the namespace is open.
 func openUserNamespace(holder string, uids, gids []idRange) (*os.File, error) {
 	// The kernel ties the trace to the thread that forked.
 	runtime.LockOSThread()

@@ -8,10 +8,9 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// View returns the view of an overlay as commands see it, for
-// sandbox.Sandbox.View, or nil if this process mounted none. ended returns why
-// the sandbox can no longer be used, and nil as long as it can. Close ends the
-// view.
+// View returns a view of the overlay for sandbox.Sandbox.View, or nil if this
+// process mounted none. ended returns the reason if the sandbox can no longer
+// be used. Closing p ends the view.
 func (p *Mounts) View(hostPath string, ended func() error) (workspace.View, error) {
 	root, layers := p.cleanup.overlayRoot()
 	if root == nil {
@@ -31,8 +30,8 @@ type view struct {
 }
 
 // readUnlessEnded calls read, unless the sandbox has ended. If the sandbox ends
-// meanwhile and read fails, the error is the sandbox's: its directory is closed
-// then.
+// meanwhile and read fails, it returns the sandbox's error: read failed because
+// its directory was closed.
 func readUnlessEnded[T any](v *view, read func() (T, error)) (T, error) {
 	var none T
 	if err := v.ended(); err != nil {
@@ -70,7 +69,7 @@ func (v *view) List(ctx context.Context, path string, depth int) (workspace.List
 	return readUnlessEnded(v, func() (workspace.Listing, error) { return v.reader.List(ctx, path, depth) })
 }
 
-// Walk ends with the error of visit, even if the sandbox ends meanwhile.
+// Walk returns visit's error, even if the sandbox ends meanwhile.
 func (v *view) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.WalkResult, error) {
 	var last error
 	walked, err := readUnlessEnded(v, func() (workspace.WalkResult, error) {
@@ -85,7 +84,7 @@ func (v *view) Walk(ctx context.Context, path string, o workspace.WalkOptions, v
 	return walked, err
 }
 
-// Search ends with the error of Visit, even if the sandbox ends meanwhile.
+// Search returns Visit's error, even if the sandbox ends meanwhile.
 func (v *view) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.WalkResult, error) {
 	var last error
 	visit := o.Visit

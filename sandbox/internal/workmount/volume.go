@@ -15,20 +15,19 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Volume is an overlay that an engine mounts. The engine must be root, and see
+// Volume is an overlay for an engine to mount. The engine must be root and see
 // this process and its mounts.
 type Volume struct {
-	// Options are the mount's: flags and those of overlayfs, separated by
-	// commas. They name the layers by the descriptors of this process, which
-	// can't be replaced as paths could, and need no quoting.
+	// Options are the mount's flags and overlayfs options, separated by commas.
+	// They name the layers by this process's descriptors, which, unlike paths,
+	// can't be swapped and need no quoting.
 	Options string
 
 	lowers      []*os.File // the top one first
 	upper, work *os.File
-	root        node // of the upper layer: what the mount's root shows
+	root        node // the upper layer, which the mount's root shows
 }
 
-// engineVolume returns the description of an overlay that an engine mounts.
 func (p *Mounts) engineVolume() (_ *Volume, err error) {
 	v := &Volume{lowers: append(slices.Clone(p.cleanup.layers.frozen), p.cleanup.workspace)}
 	defer func() {
@@ -65,21 +64,21 @@ func (v *Volume) closeLayers() {
 	closeAll(v.upper, v.work)
 }
 
-// Clean removes what the engine's kernel made in the work directory, once
-// nothing is mounted any more, and reports whether nothing is left. It belongs
-// to root: an empty directory can be removed by its parent's owner, but if
-// commands removed files it contains a whiteout, which only the next mount
-// removes.
+// Clean removes the engine kernel's directory in the work directory, and
+// reports whether nothing is left. Call it when nothing is mounted any more.
+// The directory belongs to root: its parent's owner can remove it if it is
+// empty. If commands removed files, it contains a whiteout, which only the next
+// mount removes.
 func (v *Volume) Clean() bool {
 	err := unix.Unlinkat(int(v.work.Fd()), workName, unix.AT_REMOVEDIR)
 	return err == nil || errors.Is(err, unix.ENOENT)
 }
 
-// Check returns an error unless the mounted overlay is one of the open
+// Check returns an error unless the mounted overlay consists of the open
 // directories: an engine in another PID namespace could take another process's
-// descriptors for ours. The top level must contain what the layers contain, and
-// no more: names, types, sizes and times of change, and inodes if the layers
-// are on one file system and the kernel is the host's.
+// descriptors for ours. It compares the top level's names, types, sizes and
+// modification times, and inodes if the layers are on one file system and the
+// kernel is the host's.
 func (v *Volume) Check(ctx context.Context, view workspace.View, ownKernel bool) error {
 	want, sameFS, err := v.expectedEntries(ctx)
 	if err != nil {
@@ -93,7 +92,7 @@ func (v *Volume) Check(ctx context.Context, view workspace.View, ownKernel bool)
 		w, ok := want[e.Path]
 		switch {
 		case !ok, w.Type != e.Type, w.Size != e.Size, !w.ModTime.Equal(e.ModTime) && e.Type == workspace.TypeFile,
-			// The upper bits distinguish layers, if there are any (xino).
+			// The upper bits, if used (xino), distinguish layers.
 			sameFS && !ownKernel && w.Inode != 0 && uint32(w.Inode) != uint32(e.Inode):
 			return v.otherOverlayError(e.Path)
 		}
@@ -131,7 +130,7 @@ func (v *Volume) expectedEntries(ctx context.Context) (_ map[string]workspace.En
 		}
 		for _, e := range list.Entries {
 			if !original {
-				e.Inode = 0 // the overlay may show the one that it had in the lower
+				e.Inode = 0 // the overlay may show the lower file's instead
 			}
 			want[e.Path] = e
 			if original || e.Type != workspace.TypeDevice {

@@ -16,24 +16,24 @@ import (
 
 // A linked worktree (git-worktree(1)) has a .git file with the path of its
 // directory in a repository elsewhere. That repository is mounted read-only in
-// the container, and the .git file is covered by one with its path there, so
-// that git can read.
+// the container, and the .git file is covered by one that names the mount, so
+// git can read.
 const (
-	// repositoryTarget is its mount point.
+	// repositoryTarget is the repository's mount point.
 	repositoryTarget = "/.caisson/git"
-	// worktreeDir is the directory, below Options.Dir, of the .git file.
+	// worktreeDir contains the covering .git file, below Options.Dir.
 	worktreeDir = "worktree"
 )
 
 // worktree is the repository of a linked worktree.
 type worktree struct {
 	common string // the repository
-	name   string // of the worktree's directory in it: worktrees/NAME
+	name   string // the worktree's directory in it: worktrees/NAME
 }
 
-// linkedWorktree reports whether gitdir is the directory of a linked worktree
-// at base. The repository itself must confirm it: otherwise a .git file could
-// name any directory of the host.
+// linkedWorktree reports whether gitdir belongs to a linked worktree at base.
+// The repository must confirm it: otherwise a .git file could name any
+// directory of the host.
 func linkedWorktree(base, gitdir string) (worktree, bool) {
 	back, err := readOutside(filepath.Join(gitdir, "gitdir"))
 	if err != nil || filepath.Base(back) != gitName || realPrefix(filepath.Dir(back)) != base {
@@ -63,7 +63,7 @@ func linkedWorktree(base, gitdir string) (worktree, bool) {
 	return w, true
 }
 
-// readOutside reads a small regular file of the host, without the line end.
+// readOutside reads a small regular file of the host, without line ends.
 func readOutside(name string) (string, error) {
 	f, err := os.OpenFile(name, unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -77,7 +77,8 @@ func readOutside(name string) (string, error) {
 	return strings.TrimRight(string(data), "\r\n"), err
 }
 
-// linkWorktrees makes the files that are bound for linked worktrees.
+// linkWorktrees covers the .git file of a linked worktree and adds its
+// repository.
 func linkWorktrees(p *Mounts, list []guard, decided identityPlan) ([]guard, error) {
 	for i, g := range list {
 		if g.worktree.common == "" {
@@ -94,7 +95,7 @@ func linkWorktrees(p *Mounts, list []guard, decided identityPlan) ([]guard, erro
 			err = os.WriteFile(place, []byte("gitdir: "+path.Join(repositoryTarget, g.worktree.name)+"\n"), 0o644)
 		}
 		if err == nil && os.Geteuid() == 0 {
-			err = os.Chown(place, decided.files.uid, decided.files.gid) // git trusts its own user's only
+			err = os.Chown(place, decided.files.uid, decided.files.gid) // git trusts only its own user's repositories
 		}
 		if err != nil {
 			return nil, fmt.Errorf("cover %s: %w", g.name, err)
