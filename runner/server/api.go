@@ -31,14 +31,14 @@ type TurnPath struct {
 	Turn string `path:"turn" doc:"a turn's id"`
 }
 
-// body is a JSON response.
 type body[T any] struct{ Body T }
 
-// registerRoutes adds the operations of all resources to mux and returns the OpenAPI document.
+// registerRoutes adds the operations of all resources to mux and returns the
+// OpenAPI document.
 func registerRoutes(mux *http.ServeMux, d *diagnostics, resources ...resource) ([]byte, error) {
 	config := huma.DefaultConfig("Caisson", apiVersion)
 	config.Info.Description = apiText
-	config.OpenAPIPath, config.DocsPath, config.SchemasPath = "", "", "" // the first is served below, the others load scripts of other sites
+	config.OpenAPIPath, config.DocsPath, config.SchemasPath = "", "", "" // the first is served below; the others load scripts from other sites
 	config.CreateHooks = nil                                             // no $schema in answers
 	config.Formats = map[string]huma.Format{"application/json": jsonFormat(), "json": jsonFormat()}
 	config.Transformers = []huma.Transformer{asOwnProblem}
@@ -69,16 +69,12 @@ func registerRoutes(mux *http.ServeMux, d *diagnostics, resources ...resource) (
 	return doc, nil
 }
 
-// resource is a kind of thing that clients operate on.
 type resource interface {
-	// addOperations adds the operations of the resource.
 	addOperations(operations)
 }
 
-// operations collects the operations of an API.
 type operations struct{ api huma.API }
 
-// newOperation returns an operation whose errors are problems.
 func (o operations) newOperation(method, path, id, summary, text string, status int, errors ...int) huma.Operation {
 	schema := o.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, "Problem")
 	op := huma.Operation{
@@ -100,8 +96,7 @@ func bytesResponse(kind string) *huma.Response {
 	return &huma.Response{Description: "The bytes", Content: map[string]*huma.MediaType{kind: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}}}
 }
 
-// checkRoutes reports an operation of the document for which a table of roles
-// has no entry.
+// checkRoutes returns an error if roles lacks an operation of the document.
 func checkRoutes(doc *huma.OpenAPI, roles map[string]Role) error {
 	for path, item := range doc.Paths {
 		for method, op := range map[string]*huma.Operation{
@@ -116,13 +111,12 @@ func checkRoutes(doc *huma.OpenAPI, roles map[string]Role) error {
 	return nil
 }
 
-// marshalDocument returns the OpenAPI document, indented.
 func (o operations) marshalDocument() ([]byte, error) {
 	schemas := o.api.OpenAPI().Components.Schemas.Map()
 	for _, name := range []string{"ErrorModel", "ErrorDetail"} {
-		delete(schemas, name) // huma's own, which no answer has
+		delete(schemas, name) // huma's own errors, which no answer has
 	}
-	// Answers may get further fields; requests may not have any.
+	// Answers may get more fields; requests may not have any.
 	requests := []string{"Answer", "ApplyRequest", "NewExec", "NewSandbox", "NewSession", "NewTurn", "ResumeSession", "SessionLimits", "TotalLimits", "TurnLimits"}
 	for name, schema := range schemas {
 		if !slices.Contains(requests, name) && schema.AdditionalProperties == false {

@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
-// sessionID matches the ID of a session. No other name is looked up on disk.
+// No other name is looked up on disk.
 var sessionID = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^ses_[0-9A-HJKMNP-TV-Z]{26}$`)
 })
@@ -22,12 +22,11 @@ var sessionID = sync.OnceValue(func() *regexp.Regexp {
 // archive is the sessions in a state directory, of all Caissons of its user.
 type archive struct {
 	stateDir string
-	// shows reports whether clients may see the sessions on a workspace; nil shows
-	// all.
+	// shows is Options.Shows.
 	shows func(workspace string) bool
 }
 
-// findDir returns the directory of a session that has records.
+// findDir returns the directory of a session, if it has records.
 func (a archive) findDir(id string) (string, bool) {
 	if !sessionID().MatchString(id) {
 		return "", false
@@ -41,13 +40,13 @@ func (a archive) findDir(id string) (string, bool) {
 	return "", false
 }
 
-// isLive reports whether the process of a session runs.
+// isLive reports whether the session's process is running.
 func (a archive) isLive(id string) bool {
 	return sessiondir.SessionLives(sessiondir.Path(a.stateDir, id))
 }
 
-// isVisible reports whether clients may see a session that is not live here. A
-// session without a recorded workspace is not visible.
+// isVisible reports whether clients may see a session that is not live here.
+// They don't see a session without a recorded workspace.
 func (a archive) isVisible(dir string) bool {
 	if a.shows == nil {
 		return true
@@ -61,14 +60,14 @@ func (a archive) isVisible(dir string) bool {
 	return err == nil && created.Workspace != "" && (created.Workspace == sessiondir.WorkspacePath(a.stateDir, filepath.Base(dir)) || a.shows(created.Workspace))
 }
 
-// listIDs returns the IDs of all sessions, the newest first.
+// listIDs returns the IDs of all sessions, newest first.
 func (a archive) listIDs() ([]string, error) {
 	names, err := sessiondir.List(a.stateDir)
 	if err != nil {
 		return nil, err
 	}
 	names = slices.DeleteFunc(names, func(name string) bool { return !sessionID().MatchString(name) })
-	slices.Reverse(names) // ids sort by time
+	slices.Reverse(names) // IDs sort by time
 	return names, nil
 }
 
@@ -78,12 +77,11 @@ type past struct {
 	begin trace.Begin
 	last  time.Time
 	seq   int64
-	// ended is nil if the trace has no end.
 	ended *record.SessionEnded
 }
 
-// readPast reads the beginning and the end of a trace. Of a damaged one, it
-// returns what can be read.
+// readPast reads the beginning and the end of a trace, as far as it is
+// undamaged.
 func readPast(id, dir string) (past, error) {
 	p := past{id: id}
 	t, err := openTail(dir)
@@ -103,7 +101,6 @@ func readPast(id, dir string) (past, error) {
 	return p, nil
 }
 
-// sessionView returns an ended session as clients see it.
 func (p past) sessionView(lives, whole bool) Session {
 	v := Session{ID: p.id, State: StateInterrupted, Title: displayTitle(p.begin.Task), Begun: p.begin.Time, CostUSD: "unknown", Seq: p.seq}
 	v.setFacts(p.begin.Created, whole)
@@ -125,7 +122,8 @@ func (p past) sessionView(lives, whole bool) Session {
 	return v
 }
 
-// readTurn reads one turn of a session that is not live here, or nil.
+// readTurn reads a turn of a session that is not live here. It returns nil if
+// there is no such turn.
 func readTurn(dir, id string) (*Turn, error) {
 	t, err := openTail(dir)
 	if err != nil {

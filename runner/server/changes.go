@@ -24,37 +24,34 @@ import (
 )
 
 const (
-	// maxPatchBytes bounds the patch in a JSON response; /patch returns all of it.
+	// maxPatchBytes bounds the patch in a JSON response; /patch returns all of
+	// it.
 	maxPatchBytes = 4 << 20
-	// applyTime bounds an apply, whether the client waits for it or not.
+	// applyTime bounds an apply. It goes on without its client.
 	applyTime = 10 * time.Minute
 )
 
-// Diff describes the changes of a session, so far or in all.
+// Diff describes what a session changed so far.
 type Diff struct {
-	Session string `json:"session"`
-	State   State  `json:"state"`
-	Mode    string `json:"mode" doc:"bind: the changes are in the workspace; overlay and copy: they are kept apart, until they are applied"`
-	// Changes is the state of an overlay's changes.
-	Changes      string                `json:"changes,omitempty" doc:"of an overlay: kept, applied, discarded, expired, empty"`
-	Files        []record.Changed      `json:"files" nullable:"false"`
-	FilesOmitted int                   `json:"files_omitted,omitempty" doc:"changed files that are not listed"`
-	Count        record.ChangeCount    `json:"count" doc:"all changed files, and their lines"`
-	HostExecuted []record.HostExecuted `json:"host_executed" nullable:"false" doc:"changed files that a program of the host would run or obey, to be read first, deleted ones that bounded it, and symlinks that lead out of the workspace"`
-	// HostExecutedOmitted counts the files that HostExecuted does not list.
-	HostExecutedOmitted int    `json:"host_executed_omitted,omitempty"`
-	Conflicts           []Note `json:"conflicts" nullable:"false" doc:"changes whose files changed in the workspace meanwhile"`
-	LeftOut             []Note `json:"left_out" nullable:"false" doc:"changes that an apply leaves out"`
-	Incomplete          bool   `json:"incomplete" doc:"the workspace was too large, or could not be read, to be sure of the list"`
-	// Patch is the unified diff, at most 4 MiB of it.
-	Patch        string `json:"patch" doc:"a unified diff; at most 4 MiB"`
-	PatchPartial bool   `json:"patch_partial" doc:"the patch is cut, or holds bytes that are no UTF-8: GET …/patch has the very bytes"`
+	Session             string                `json:"session"`
+	State               State                 `json:"state"`
+	Mode                string                `json:"mode" doc:"bind: the changes are in the workspace; overlay and copy: they are kept apart, until they are applied"`
+	Changes             string                `json:"changes,omitempty" doc:"of an overlay: kept, applied, discarded, expired, empty"`
+	Files               []record.Changed      `json:"files" nullable:"false"`
+	FilesOmitted        int                   `json:"files_omitted,omitempty" doc:"changed files that are not listed"`
+	Count               record.ChangeCount    `json:"count" doc:"all changed files, and their lines"`
+	HostExecuted        []record.HostExecuted `json:"host_executed" nullable:"false" doc:"changed files that a program of the host would run or obey, to be read first, deleted ones that bounded it, and symlinks that lead out of the workspace"`
+	HostExecutedOmitted int                   `json:"host_executed_omitted,omitempty"`
+	Conflicts           []Note                `json:"conflicts" nullable:"false" doc:"changes whose files changed in the workspace meanwhile"`
+	LeftOut             []Note                `json:"left_out" nullable:"false" doc:"changes that an apply leaves out"`
+	Incomplete          bool                  `json:"incomplete" doc:"the workspace was too large, or could not be read, to be sure of the list"`
+	Patch               string                `json:"patch" doc:"a unified diff; at most 4 MiB"`
+	PatchPartial        bool                  `json:"patch_partial" doc:"the patch is cut, or holds bytes that are no UTF-8: GET …/patch has the very bytes"`
 }
 
 // ApplyRequest has the options of an apply.
 type ApplyRequest struct {
-	SkipConflicts bool `json:"skip_conflicts,omitempty" doc:"apply what does not conflict, instead of nothing"`
-	// WithSymlinksOut also applies symlinks that lead out of the workspace.
+	SkipConflicts   bool `json:"skip_conflicts,omitempty" doc:"apply what does not conflict, instead of nothing"`
 	WithSymlinksOut bool `json:"with_symlinks_out,omitempty" doc:"also apply symlinks that lead out of the workspace: look at their targets first"`
 	DryRun          bool `json:"dry_run,omitempty" doc:"report what would be done, and do nothing"`
 	Discard         bool `json:"discard,omitempty" doc:"remove the changes instead"`
@@ -72,10 +69,9 @@ type Applied struct {
 	Failed    []Note `json:"failed" nullable:"false"`
 }
 
-// changesAPI are the operations on what sessions changed.
 type changesAPI struct {
 	sessions *registry
-	// open and settle are OpenWorkspace and Settle of [Options].
+	// open and settle are Options.OpenWorkspace and Options.Settle.
 	open   func(path string) (*runner.Workspace, error)
 	settle func(ctx context.Context, session string) error
 }
@@ -113,8 +109,7 @@ func (a changesAPI) addOperations(o operations) {
 		})
 }
 
-// readDiff returns the changes of a session and their patch: from the session
-// while it is live, and otherwise from its kept changes or its report.
+// readDiff returns a session's changes and their patch.
 func (a changesAPI) readDiff(ctx context.Context, id string) (Diff, string, error) {
 	dir, err := a.sessions.findDir(id)
 	if err != nil {
@@ -141,7 +136,6 @@ func (a changesAPI) readDiff(ctx context.Context, id string) (Diff, string, erro
 	return a.readPastDiff(ctx, id, dir)
 }
 
-// waitClosed waits until a session has closed, or the client is gone.
 func waitClosed(ctx context.Context, closed <-chan struct{}) error {
 	select {
 	case <-closed:
@@ -169,8 +163,8 @@ func (d *Diff) setPatch(patch string) {
 	d.PatchPartial = len(patch) > maxPatchBytes || !utf8.ValidString(patch)
 }
 
-// readPastDiff returns the changes of a session that is not live here: its kept
-// changes, or those in its report.
+// readPastDiff reads the changes of a session that is not live here: the kept
+// changes if there are any, otherwise the report's.
 func (a changesAPI) readPastDiff(ctx context.Context, id, dir string) (Diff, string, error) {
 	p, err := readPast(id, dir)
 	if err != nil {
@@ -215,7 +209,7 @@ func (a changesAPI) readPastDiff(ctx context.Context, id, dir string) (Diff, str
 	return out, string(patch), nil
 }
 
-// layersState returns the current state of the changes of an ended session.
+// layersState returns the current state of an ended session's changes.
 func (a changesAPI) layersState(dir string, then *record.OverlayResult) string {
 	l, err := overlay.Open(filepath.Join(dir, "overlay"))
 	if err != nil {
@@ -253,7 +247,6 @@ func (a changesAPI) openWorkspace(l *overlay.Layers) (*runner.Workspace, error) 
 	return w, nil
 }
 
-// changesProblem returns the problem for an error of kept changes.
 func (a changesAPI) changesProblem(i overlay.Info, err error) error {
 	if p, ok := errors.AsType[*Problem](err); ok {
 		return p
@@ -270,8 +263,8 @@ func (a changesAPI) changesProblem(i overlay.Info, err error) error {
 	return a.sessions.internalProblem("read changes", err)
 }
 
-// applyChanges brings in what an overlay session changed, or discards it. A live
-// session is ended first, so that its changes are final.
+// applyChanges applies or discards an overlay session's changes. It ends a live
+// session first, so that its changes are final.
 func (a changesAPI) applyChanges(ctx context.Context, id string, r ApplyRequest) (Applied, error) {
 	if r.Discard && (r.DryRun || r.SkipConflicts || r.WithSymlinksOut) {
 		return Applied{}, newProblem(http.StatusUnprocessableEntity, "invalid", "discard applies nothing, so it takes no other choice", "Leave them out")
@@ -290,7 +283,8 @@ func (a changesAPI) applyChanges(ctx context.Context, id string, r ApplyRequest)
 	if p.sessionView(a.sessions.archive.isLive(id), false).State == StateElsewhere {
 		return Applied{}, newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "End it there")
 	}
-	// The apply is completed even if the client leaves, and the server waits for it.
+	// The apply is completed even if the client leaves, and the server waits
+	// for it.
 	ctx, done, err := a.sessions.beginWork(ctx, applyTime)
 	if err != nil {
 		return Applied{}, err
@@ -310,7 +304,7 @@ func (a changesAPI) applyChanges(ctx context.Context, id string, r ApplyRequest)
 	return a.applyLayers(ctx, layers, r)
 }
 
-// endForApply ends a live session that can be applied.
+// endForApply ends a live session if its changes can be applied.
 func (a changesAPI) endForApply(ctx context.Context, id string, r ApplyRequest) error {
 	live := a.sessions.liveSession(id)
 	if live == nil {
@@ -385,7 +379,6 @@ func (a changesAPI) applyLayers(ctx context.Context, l *overlay.Layers, r ApplyR
 	return out, nil
 }
 
-// noteCaches logs that what a session wrote to caches could not be merged or removed.
 func (a changesAPI) noteCaches(i overlay.Info, err error) {
 	if err != nil {
 		a.sessions.log.Warn("end caches", zap.String("session", i.Session), zap.Error(err))

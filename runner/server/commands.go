@@ -23,49 +23,48 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Bounds of the commands of one sandbox.
+// Bounds of one sandbox's commands.
 const (
-	// maxRunning bounds those that run at once.
 	maxRunning = 16
-	// maxKeyed bounds those with a key, whose results are kept as long as the sandbox.
+	// maxKeyed bounds the commands with a key. Their results are kept as long
+	// as the sandbox.
 	maxKeyed = 1000
-	// keptStream is how much of each stream is kept, and keptOutput how much of all.
+	// keptStream bounds the kept bytes of one stream, keptOutput of all
+	// streams.
 	keptStream = 16 << 20
 	keptOutput = 512 << 20
 )
 
-// commands are the commands of one sandbox: those that run, and those with a key. It is
-// safe for concurrent use.
+// commands are a sandbox's running commands, and all its commands with a key.
+// It is safe for concurrent use.
 type commands struct {
-	mu    sync.Mutex
-	store *outputlog.Store    // nil before the first
-	byID  map[string]*command // all
-	byKey map[string]*command // by the client's label and the key
-	// running is the number of those that have not ended.
+	mu      sync.Mutex
+	store   *outputlog.Store // nil before the first command
+	byID    map[string]*command
+	byKey   map[string]*command // by the client's label and the key
 	running int
 }
 
-// command is one command of a sandbox.
 type command struct {
 	id string
-	// key is the one in commands.byKey, "" for none, and sum the hash of its request.
+	// key is the key in commands.byKey, or "". sum is the hash of its request.
 	key    string
 	sum    [sha256.Size]byte
 	log    *outputlog.Log
 	cancel context.CancelCauseFunc
-	// done is closed when result and err are set.
+	// done is closed once result and err are set.
 	done   chan struct{}
 	result runner.UserResult
 	err    error
 }
 
-// requestSum returns a hash of a request's body: equal requests have equal hashes.
+// requestSum hashes a request's body: equal requests have equal hashes.
 func requestSum(body any) ([sha256.Size]byte, error) {
 	text, err := json.Marshal(body)
 	return sha256.Sum256(text), err
 }
 
-// labelledKey returns the key of a request, bound to its client, or "".
+// labelledKey binds a request's key to its client. Without a key it returns "".
 func labelledKey(key string, from client) string {
 	if key == "" {
 		return ""
@@ -73,13 +72,12 @@ func labelledKey(key string, from client) string {
 	return from.label + " " + key
 }
 
-// keyReused returns the problem of a key that another request has.
 func keyReused() *Problem {
 	return newProblem(http.StatusUnprocessableEntity, "key_reused", "another request had this Idempotency-Key", "Send a new key, or the same request")
 }
 
-// startCommand starts a command of a sandbox that a client requests, or returns the one
-// that its key started. If the client resumes the events of one, none is started.
+// startCommand starts a command, or returns the one that its key started. If
+// the client resumes the events of a command, startCommand starts none.
 func (s *session) startCommand(in NewExec, key string, resumes bool, from client) (*command, error) {
 	command, problem := in.userCommand()
 	if problem != nil {
@@ -92,7 +90,7 @@ func (s *session) startCommand(in NewExec, key string, resumes bool, from client
 	if err != nil {
 		return nil, s.internalProblem("start command", err)
 	}
-	s.mu.Lock() // until follows has it: finishClose waits for those
+	s.mu.Lock() // until follows has it: finishClose waits for follows
 	defer s.mu.Unlock()
 	if s.ending {
 		return nil, sandboxEnded(s.id)
@@ -108,7 +106,7 @@ func (s *session) startCommand(in NewExec, key string, resumes bool, from client
 		defer cancel(nil)
 		c.result, c.err = s.run.Exec(ctx, command)
 		if e, ok := errors.AsType[*runner.UserCommandError](c.err); ok && e.Kind == runner.FaultOther && (ctx.Err() != nil || s.isEnding()) {
-			c.result, c.err = runner.UserResult{Status: sandbox.ExitStatus{Code: -1, Cancelled: true}}, nil // before it began
+			c.result, c.err = runner.UserResult{Status: sandbox.ExitStatus{Code: -1, Cancelled: true}}, nil // it was cancelled before it began
 		}
 		if err := c.log.End(); err != nil {
 			s.log.Warn("the output of a command is not kept whole", zap.String("session", s.id), zap.String("exec", c.id), zap.Error(err))
@@ -119,18 +117,17 @@ func (s *session) startCommand(in NewExec, key string, resumes bool, from client
 	return c, nil
 }
 
-// commandTime returns the longest time of a command.
+// commandTime returns the time limit of a command, or 0.
 func (s *session) commandTime() time.Duration {
 	s.recMu.Lock()
 	defer s.recMu.Unlock()
 	return time.Duration(s.facts.Resources.CommandTimeMS) * time.Millisecond
 }
 
-// outputDir returns the directory of the output that is kept of commands, for that of the
-// session's records.
+// outputDir returns the directory of the commands' output in a session's
+// directory.
 func outputDir(dir string) string { return filepath.Join(dir, sessiondir.OutputDir) }
 
-// keptProblem returns the problem of a command that can't be added.
 func (s *session) keptProblem(err error) error {
 	if _, ok := err.(*Problem); ok || err == nil { //nolint:errorlint // addCommand wraps none
 		return err
@@ -138,8 +135,8 @@ func (s *session) keptProblem(err error) error {
 	return s.internalProblem("keep output", err)
 }
 
-// addCommand adds a command that is about to run, or returns the one of the key. dir is
-// for its output.
+// addCommand adds a command that is about to run, or returns the one with the
+// key. dir is for its output.
 func (x *commands) addCommand(dir, key string, sum [sha256.Size]byte, resumes bool, cancel context.CancelCauseFunc) (_ *command, joined bool, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -179,7 +176,6 @@ func (x *commands) addCommand(dir, key string, sum [sha256.Size]byte, resumes bo
 	return c, false, nil
 }
 
-// endCommand counts a command that has ended.
 func (x *commands) endCommand() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -194,14 +190,13 @@ func (x *commands) forgetCommand(c *command) {
 	_ = c.log.Remove() // the end of the sandbox tries again
 }
 
-// findCommand returns a command that runs or has a key, or nil.
+// findCommand returns a command that is running or has a key, or nil.
 func (x *commands) findCommand(id string) *command {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.byID[id]
 }
 
-// listRunning returns the ids of those that have not ended.
 func (x *commands) listRunning() []string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -216,7 +211,7 @@ func (x *commands) listRunning() []string {
 	return ids
 }
 
-// removeOutput removes all output that is kept. No command runs any more.
+// removeOutput removes all kept output, once no command is running.
 func (x *commands) removeOutput() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -226,7 +221,7 @@ func (x *commands) removeOutput() error {
 	return x.store.Remove()
 }
 
-// end describes the end of a command; done is closed.
+// end describes how the command ended. Call it after done is closed.
 func (c *command) end() ExecEnd {
 	st, _ := c.log.State()
 	size := func(i int) StreamSize {

@@ -19,11 +19,11 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
-// diagnostics is the log and the metrics of a server, which its parts share.
+// diagnostics is the log and the metrics, which all parts of a server share.
 type diagnostics struct {
 	log *zap.Logger
-	// strays logs answers to no live session and requests that lack a role. It is
-	// bounded.
+	// strays logs answers to no live session, and requests that lack a role. It
+	// is bounded.
 	strays  *zap.Logger
 	metrics *metrics
 }
@@ -52,11 +52,10 @@ func (d *diagnostics) writeBytes(w io.Writer, text []byte) {
 	}
 }
 
-// errStopping ends what runs when the server stops.
 var errStopping = errors.New("the server stops")
 
-// metrics are the server's metrics, in a registry of its own. Labels are from
-// small sets: never an ID, a path or a name chosen by a client.
+// metrics are the server's metrics, in a separate registry. Labels come from
+// small sets, never from IDs, paths or names chosen by a client.
 type metrics struct {
 	registry *prometheus.Registry
 
@@ -120,7 +119,6 @@ func newMetrics() *metrics {
 	return m
 }
 
-// collectStates adds the count of live sessions by state.
 func (m *metrics) collectStates(count func() map[State]int) {
 	m.registry.MustRegister(liveSessions{count})
 }
@@ -129,7 +127,7 @@ func (m *metrics) httpHandler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// liveSessions counts the live sessions by state when it is asked.
+// liveSessions collects the number of live sessions by state.
 type liveSessions struct{ count func() map[State]int }
 
 func liveDesc() *prometheus.Desc {
@@ -147,7 +145,6 @@ func (l liveSessions) Collect(c chan<- prometheus.Metric) {
 	}
 }
 
-// countRequest counts a request and its duration.
 func (m *metrics) countRequest(r *http.Request, status int, took time.Duration) {
 	route := r.Pattern
 	if route == "" {
@@ -166,7 +163,7 @@ func methodName(r *http.Request) string {
 	return "such method"
 }
 
-// countRecord counts a record of a session, and the step that it changed.
+// countRecord counts a session's record, and the step that it changed.
 func (m *metrics) countRecord(kind record.Kind, s trace.Step) {
 	switch {
 	case kind == record.KindConfirmationRequested:
@@ -190,7 +187,8 @@ func (m *metrics) countRecord(kind record.Kind, s trace.Step) {
 	}
 }
 
-// countCall counts a call that has ended; its class is "unknown" if it never ran.
+// countCall counts a call that has ended. Its class is "unknown" if it never
+// ran.
 func (m *metrics) countCall(c trace.Call) {
 	class, outcome := string(c.Class), c.ErrorClass
 	switch c.Status {

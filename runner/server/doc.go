@@ -1,8 +1,9 @@
-// Package server is the HTTP API of Caisson: many sessions at once, their
-// records as a stream, their confirmations, their changes.
+// Package server is Caisson's HTTP API. It runs many sessions at once, streams
+// their records, answers their confirmations, and shows and applies their
+// changes.
 //
-// It is rank 10, above runner/trace. It knows no backend and no model: [Options].Prepare
-// supplies the options of a session.
+// It is rank 10, above runner/trace. It knows no backend and no model:
+// [Options].Prepare supplies the options of a session.
 //
 //	client                                 server
 //	──────                                 ──────
@@ -12,13 +13,13 @@
 //	POST …/confirmations/{request} ──────▶ approval.Broker.Answer: the first answer wins
 //	DELETE /sessions/{id} ───────────────▶ Session.Close: container gone, records kept
 //
-// The parts, each using those below it:
+// The parts, each using the ones below it:
 //
 //	Server                     listens, and puts the parts together
 //	guard                      refuses requests before they reach a route
 //	sessionsAPI, turnsAPI, …   the operations on one resource each
-//	registry                   the live sessions: admission, lookup, their end
+//	registry                   the live sessions: admission, lookup, end
 //	session                    one live session: its turns, confirmations, feed
-//	archive                    the sessions on the disk
-//	diagnostics                the log and the metrics, which all share
+//	archive                    the sessions on disk
+//	diagnostics                the log and the metrics
 package server

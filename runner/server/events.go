@@ -20,14 +20,13 @@ import (
 )
 
 const (
-	// heartbeat is the time between two comments on a quiet stream: shorter
-	// than the 60 s after which proxies commonly cut a silent connection.
+	// heartbeat is the time between two comments on a quiet stream. Proxies
+	// commonly cut a connection that is silent for 60 s.
 	heartbeat = 15 * time.Second
 	// writeTime is how long a write may wait for a reader. A slower one is
 	// disconnected, and can come back with Last-Event-ID.
 	writeTime = 10 * time.Second
-	// pollEvery is the interval at which the trace of another process's session is
-	// polled.
+	// pollEvery is how often the trace of another process's session is polled.
 	pollEvery = time.Second
 )
 
@@ -37,7 +36,7 @@ type eventsInput struct {
 	LastEventID string `header:"Last-Event-ID" doc:"the same, as EventSource sends it when it comes back; it wins over after"`
 }
 
-// lastSeen returns the number of the last record that the client has.
+// lastSeen returns the number of the last record that the client has, or 0.
 func (in *eventsInput) lastSeen() (int64, error) {
 	text := in.After
 	if in.LastEventID != "" {
@@ -53,10 +52,9 @@ func (in *eventsInput) lastSeen() (int64, error) {
 	return seq, nil
 }
 
-// streamsAPI are the operations that stream records.
 type streamsAPI struct {
 	sessions *registry
-	most     int // streams per client
+	most     int // per client
 	open     *httpserver.Quota
 }
 
@@ -75,12 +73,12 @@ A client that comes back with Last-Event-ID, or ?after=, gets exactly what came 
 	huma.Register(o.api, op, a.streamEvents)
 }
 
-// stream sends the records of a session to one client.
+// stream sends a session's records to one client.
 type stream struct {
 	sessions *registry
 	id       string
 	dir      string // of the records
-	// feed is that of a live session of this server, nil for others.
+	// feed is nil for sessions that are not live here.
 	feed  *feed
 	sub   *subscription
 	trace *tail
@@ -90,14 +88,12 @@ type stream struct {
 	eventWriter
 }
 
-// eventWriter writes server-sent events to one client.
 type eventWriter struct {
 	metrics *metrics
 	w       http.ResponseWriter
 	wire    *http.ResponseController
 }
 
-// streamEvents streams a session's records.
 func (a *streamsAPI) streamEvents(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
 	after, err := in.lastSeen()
 	if err != nil {
@@ -128,7 +124,7 @@ func (a *streamsAPI) streamEvents(ctx context.Context, in *eventsInput) (*huma.S
 	case err != nil:
 		return nil, err
 	case done:
-		// EventSource comes back after an end; 204 tells it to stay away.
+		// EventSource reconnects after an end; 204 tells it not to.
 		return &huma.StreamResponse{Body: func(c huma.Context) { c.SetStatus(http.StatusNoContent) }}, nil
 	}
 	return &huma.StreamResponse{Body: func(c huma.Context) {
@@ -147,7 +143,7 @@ func (a *streamsAPI) streamEvents(ctx context.Context, in *eventsInput) (*huma.S
 	}}, nil
 }
 
-// takeStream counts a stream of a client until release is called.
+// takeStream counts a client's stream until release is called.
 func (a *streamsAPI) takeStream(client string) (release func(), err error) {
 	released, ok := a.open.Take(client)
 	if !ok {
@@ -162,8 +158,7 @@ func (a *streamsAPI) takeStream(client string) (release func(), err error) {
 	}, nil
 }
 
-// seekCheckpoint seeks to the last checkpoint before the record that the client
-// has.
+// seekCheckpoint seeks to the last checkpoint before the client's last record.
 func (st *stream) seekCheckpoint() error {
 	c, ok := st.sessions.indexes.checkpointBefore(st.id, st.trace.file, st.after)
 	if !ok {
@@ -176,8 +171,8 @@ func (st *stream) seekCheckpoint() error {
 	return err
 }
 
-// skipSeen skips the records that the client has. done reports that there are no
-// more records and will not be.
+// skipSeen skips the records that the client has. done reports that the client
+// has all records, and that there will be no more.
 func (st *stream) skipSeen() (done bool, err error) {
 	if st.after == 0 {
 		return false, nil
@@ -194,23 +189,24 @@ func (st *stream) skipSeen() (done bool, err error) {
 		case err != nil:
 			return false, st.sessions.internalProblem("read trace", err)
 		case !ok:
-			// A client that claims more records than the trace has would wait, and
-			// miss those written meanwhile.
+			// A client that claims more records than the trace has would wait,
+			// and miss the ones written meanwhile.
 			return false, newProblem(http.StatusBadRequest, "event_id", "the session has no record of this number", "Begin without one")
 		case e.Seq == st.after && e.Kind == record.KindSessionEnded:
 			return st.isOver()
 		case e.Seq == st.after:
 			return false, nil
 		case e.Seq > st.after:
-			// Retention has removed the record that the client has. It lacks this one.
+			// Retention has removed the client's last record. It lacks this
+			// one.
 			st.next = &e
 			return false, nil
 		}
 	}
 }
 
-// isOver reports, behind a session.ended, that no record is there or will be: another
-// process may go on with a session that has ended.
+// isOver reports, after session.ended, that there are no more records and will
+// be none: another process may have resumed the session.
 func (st *stream) isOver() (bool, error) {
 	lives := st.feed == nil && st.sessions.archive.isLive(st.id)
 	e, ok, err := st.trace.nextEntry()
@@ -223,8 +219,8 @@ func (st *stream) isOver() (bool, error) {
 	return !ok && !lives, nil
 }
 
-// sendAll sends records and live output until the session has ended, or the client
-// is gone or too slow.
+// sendAll sends records and live output until the session has ended, or the
+// client is gone or too slow.
 func (st *stream) sendAll(ctx context.Context) error {
 	var wake <-chan struct{}
 	if st.feed != nil {
@@ -240,7 +236,7 @@ func (st *stream) sendAll(ctx context.Context) error {
 	poll := time.NewTicker(pollEvery)
 	defer poll.Stop()
 	if st.feed != nil {
-		poll.Stop() // the feed wakes
+		poll.Stop() // the feed wakes it
 	}
 	for {
 		end, err := st.catchUp()
@@ -253,7 +249,7 @@ func (st *stream) sendAll(ctx context.Context) error {
 		select {
 		case <-wake:
 		case <-poll.C:
-			continue // a quiet stream still beats
+			continue // don't put off the heartbeat
 		case <-beat.C:
 			if err := st.writeAndFlush([]byte(": still here\n\n")); err != nil {
 				return err
@@ -261,7 +257,7 @@ func (st *stream) sendAll(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-st.sessions.stopped:
-			// The sessions have ended: send what remains.
+			// The sessions have ended: send the rest.
 			end, err := st.catchUp()
 			switch {
 			case err != nil:
@@ -275,14 +271,14 @@ func (st *stream) sendAll(ctx context.Context) error {
 	}
 }
 
-// StreamEnd is the last event, "end": the session has ended, and there will be
+// StreamEnd is the last event, "end". The session has ended, and there will be
 // no more records.
 type StreamEnd struct {
 	State State `json:"state" enum:"ended,interrupted"`
 }
 
-// catchUp sends all available records and output. It returns the final state of
-// the session, or "" if there may be more.
+// catchUp sends all available records and output. It returns the session's
+// final state, or "" if there may be more.
 func (st *stream) catchUp() (end State, err error) {
 	if st.feed == nil {
 		lives := st.sessions.archive.isLive(st.id)
@@ -291,7 +287,7 @@ func (st *stream) catchUp() (end State, err error) {
 		case err != nil:
 			return "", err
 		case lives:
-			return "", nil // it may go on behind a session.ended
+			return "", nil // another process may continue after session.ended
 		case last:
 			return StateEnded, nil
 		}
@@ -314,11 +310,11 @@ func (st *stream) catchUp() (end State, err error) {
 	case last:
 		return StateEnded, nil
 	}
-	return StateInterrupted, nil // its last record could not be written
+	return StateInterrupted, nil // session.ended could not be written
 }
 
-// sendRecords sends the records up to a number, and reports whether the session's
-// last one has been sent.
+// sendRecords sends the records up to a number. It reports whether the last one
+// sent is session.ended.
 func (st *stream) sendRecords(upTo int64) (last bool, err error) {
 	var out []byte
 	for {
@@ -354,7 +350,6 @@ func (st *stream) sendRecords(upTo int64) (last bool, err error) {
 	return st.last, err
 }
 
-// begin sends the headers.
 func (st *eventWriter) begin() error {
 	st.w.Header().Set("Content-Type", "text/event-stream")
 	st.w.Header().Set("X-Accel-Buffering", "no")
@@ -362,10 +357,9 @@ func (st *eventWriter) begin() error {
 	return st.writeAndFlush([]byte(": caisson\n\n"))
 }
 
-// sendEvent sends one event without an id.
 func (st *eventWriter) sendEvent(name string, v any) error { return st.sendNumbered("", name, v) }
 
-// sendNumbered sends one event, without an id if id is "".
+// sendNumbered sends one event, without an ID if id is "".
 func (st *eventWriter) sendNumbered(id, name string, v any) error {
 	var buf bytes.Buffer
 	if id != "" {

@@ -33,10 +33,10 @@ type NewExec struct {
 	Timeout int64    `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time; the sandbox's own bound without it, and at most"`
 }
 
-// variable matches the variables of commands.
+// variable matches a command's environment variables.
 var variable = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`) })
 
-// userCommand returns the command without its output and its id.
+// userCommand returns the command, without its output and ID.
 func (in NewExec) userCommand() (runner.UserCommand, *Problem) {
 	c := runner.UserCommand{Argv: in.Argv, Dir: in.Dir, Env: in.Env, Timeout: time.Duration(in.Timeout) * time.Second}
 	for i, v := range in.Env {
@@ -64,14 +64,14 @@ type ExecStarted struct {
 	Exec string `json:"exec" example:"exe_01KAJ6N8YV8QZ6W4T0F6P3E9RC" doc:"the command's id, here and in the records"`
 }
 
-// Output is a piece of output, sent as the event "stdout" or "stderr". Its bytes are those
-// of text in UTF-8, or of base64.
+// Output is a piece of output, sent as the event "stdout" or "stderr". Either
+// Text or Base64 has its bytes.
 type Output struct {
 	Text   string `json:"text,omitempty" doc:"not safe for a terminal"`
 	Base64 string `json:"base64,omitempty" contentEncoding:"base64" doc:"in place of text, where the bytes are no UTF-8 or have a NUL"`
 }
 
-// ExecEnd is how a command ended, the event "exit".
+// ExecEnd is how a command ended, sent as the event "exit".
 type ExecEnd struct {
 	Exec      string     `json:"exec" example:"exe_01KAJ6N8YV8QZ6W4T0F6P3E9RC" doc:"the command's id, here and in the records"`
 	Status    int        `json:"status" doc:"exit status; -1 where a signal ended it"`
@@ -91,7 +91,7 @@ type StreamSize struct {
 	Truncated bool  `json:"truncated" doc:"only the beginning was kept"`
 }
 
-// ExecResult is a command that has ended, with the beginning of its output.
+// ExecResult is how a command ended, with the beginning of its output.
 type ExecResult struct {
 	ExecEnd
 	Output Outputs `json:"output"`
@@ -101,11 +101,10 @@ type ExecResult struct {
 type Outputs struct {
 	Stdout Output `json:"stdout"`
 	Stderr Output `json:"stderr"`
-	// Elided reports that the beginning of a stream is not all that was kept.
-	Elided bool `json:"elided" doc:"a stream is longer than 1 MiB, and only that is here; ask for events to get what is kept"`
+	Elided bool   `json:"elided" doc:"a stream is longer than 1 MiB, and only that is here; ask for events to get what is kept"`
 }
 
-// resultBytes bounds each stream of an [ExecResult].
+// resultBytes bounds each stream in an [ExecResult].
 const resultBytes = 1 << 20
 
 // ExecPath is the path of a command of a sandbox.
@@ -122,12 +121,13 @@ type execInput struct {
 	Body        NewExec
 }
 
-// wantsResult reports whether the client wants one answer and no events.
+// wantsResult reports whether the client wants one answer instead of events.
 func (in *execInput) wantsResult() bool {
 	return strings.Contains(in.Accept, "application/json") && !strings.Contains(in.Accept, "text/event-stream")
 }
 
-// lastSeen returns the offsets behind the last event that the client has.
+// lastSeen returns the offset in each stream after the last event that the
+// client has.
 func (in *execInput) lastSeen() (at [outputlog.Streams]int64, err error) {
 	if in.LastEventID == "" {
 		return at, nil
@@ -143,18 +143,18 @@ func (in *execInput) lastSeen() (at [outputlog.Streams]int64, err error) {
 	return at, nil
 }
 
-// badEventID returns the problem of an event id that the client can't have.
+// badEventID returns the problem of an event ID that the client can't have.
 func badEventID() *Problem {
 	return newProblem(http.StatusBadRequest, "event_id", "the last event id is none of this command", "Send the id of an event that you got, or none")
 }
 
-// execsAPI are the operations on commands of sandboxes.
 type execsAPI struct {
 	sandboxes sandboxesAPI
 	streams   *streamsAPI
 }
 
-// execRoute is the route of commands: its requests last as long as they.
+// execRoute is the route of commands. Its requests last as long as the
+// commands.
 const execRoute = "/sandboxes/{id}/exec"
 
 func (a execsAPI) addOperations(o operations) {
@@ -253,20 +253,19 @@ func (a execsAPI) beginCommand(ctx context.Context, live *session, in *execInput
 	}
 	r := &execReader{api: a.sandboxes.sessions, live: live, command: c, at: at}
 	if st, _ := c.log.State(); at[0] > st.Kept[0] || at[1] > st.Kept[1] {
-		return nil, badEventID() // it has a key, and goes on
+		return nil, badEventID() // it has a key, so it goes on
 	}
 	if r.output, err = c.log.Open(); err != nil {
 		r.close()
-		return nil, sandboxEnded(live.id) // its output is removed already
+		return nil, sandboxEnded(live.id) // its output has been removed
 	}
 	return r, nil
 }
 
-// errClientGone is the cause of a command that is cancelled because the client that
-// requested it left, and no other can join it.
+// errClientGone is the cause of a command that is cancelled because its client
+// left, and no other can join it.
 var errClientGone = errors.New("the client that requested it went away")
 
-// execReader sends the output of a command to one client.
 type execReader struct {
 	api     *registry
 	live    *session
@@ -277,8 +276,8 @@ type execReader struct {
 	events eventWriter
 }
 
-// close ends the reading. A command that no other client can join is cancelled, and
-// forgotten once it has ended.
+// close ends the reading. It cancels a command that no other client can join,
+// and forgets it once it has ended.
 func (r *execReader) close() {
 	if r.output != nil {
 		_ = r.output.Close() // only read
@@ -290,11 +289,10 @@ func (r *execReader) close() {
 	}
 }
 
-// streamNames are the names of the streams of a command, which are those of events.
 var streamNames = [outputlog.Streams]string{"stdout", "stderr"}
 
-// sendAll sends the output as events until the command has ended, or the client is gone
-// or too slow.
+// sendAll sends the output as events until the command has ended, or the client
+// is gone or too slow.
 func (r *execReader) sendAll(ctx context.Context) error {
 	if err := r.events.begin(); err != nil {
 		return err
@@ -347,8 +345,9 @@ func (r *execReader) sendAll(ctx context.Context) error {
 	}
 }
 
-// newOutput returns the bytes of a stream as a piece of output, and how many of them it
-// has. A rune that is cut off at the end waits for its rest, unless last.
+// newOutput returns bytes of a stream as a piece of output, and how many of
+// them it has. A rune that is cut off at the end waits for the rest, unless
+// last is true.
 func newOutput(p []byte, last bool) (Output, int) {
 	if isText(p) {
 		return Output{Text: string(p)}, len(p)
@@ -369,11 +368,11 @@ func newOutput(p []byte, last bool) (Output, int) {
 	return Output{Base64: base64.StdEncoding.EncodeToString(p)}, len(p)
 }
 
-// isText reports whether bytes can be sent as text. A NUL, which JSON escapes with six
-// bytes, is a sign of data that is none.
+// isText reports whether bytes can be sent as text. NUL, which JSON escapes
+// with six bytes, is a sign of binary data.
 func isText(p []byte) bool { return utf8.Valid(p) && bytes.IndexByte(p, 0) < 0 }
 
-// readResult returns the end of a command with the beginning of its output.
+// readResult returns how the command ended, with the beginning of its output.
 func (r *execReader) readResult() (ExecResult, error) {
 	st, _ := r.command.log.State()
 	out := ExecResult{ExecEnd: r.command.end()}

@@ -6,14 +6,14 @@ import (
 	"github.com/caisson-run/caisson/runner"
 )
 
-// deltaBytes bounds the live output that waits for one reader. Further output is
-// left out; the records have the results.
+// deltaBytes bounds the live output that waits for one reader. Further output
+// is left out; the records have the results.
 const deltaBytes = 256 << 10
 
-// feed wakes the readers of one live session's stream. They read the records from
-// the trace, each at its own pace, so that a slow reader costs no memory and
-// misses nothing. It is safe for concurrent use; publishRecord and publishDelta
-// don't block.
+// feed wakes the readers of one live session's stream. They read the records
+// from the trace, each at its own pace, so that a slow reader costs no memory
+// and misses nothing. It is safe for concurrent use; publishRecord and
+// publishDelta don't block.
 type feed struct {
 	mu    sync.Mutex
 	seq   int64 // of the last record
@@ -21,13 +21,13 @@ type feed struct {
 	subs  map[*subscription]struct{}
 }
 
-// subscription is the subscription of one reader. wake has room for one value,
-// which reports that there is something new.
+// subscription is one reader. wake has room for one value, which reports that
+// there is something new.
 type subscription struct {
 	wake   chan struct{}
 	deltas []delta
 	bytes  int
-	gap    bool // output was left out since the last delta
+	gap    bool // output has been left out since the last delta
 }
 
 // delta is a piece of live output, with the number of the record before it.
@@ -41,12 +41,10 @@ type delta struct {
 //
 //	{"tool_use_id":"tu_…","stream":"stdout","text":"ok\n"}
 type Delta struct {
-	CallID string `json:"tool_use_id,omitempty" doc:"absent for the model's answer"`
-	Stream string `json:"stream" enum:"stdout,stderr,answer"`
-	Text   string `json:"text"`
-	// Omitted reports that output before it was left out because this reader was
-	// slow.
-	Omitted bool `json:"omitted,omitempty" doc:"output before this was left out, because the reader was slow"`
+	CallID  string `json:"tool_use_id,omitempty" doc:"absent for the model's answer"`
+	Stream  string `json:"stream" enum:"stdout,stderr,answer"`
+	Text    string `json:"text"`
+	Omitted bool   `json:"omitted,omitempty" doc:"output before this was left out, because the reader was slow"`
 }
 
 func newFeed() *feed { return &feed{subs: map[*subscription]struct{}{}} }
@@ -58,7 +56,6 @@ func (s *subscription) wakeReader() {
 	}
 }
 
-// subscribe adds a reader; leave removes it.
 func (f *feed) subscribe() (sub *subscription, leave func()) {
 	sub = &subscription{wake: make(chan struct{}, 1)}
 	f.mu.Lock()
@@ -71,7 +68,7 @@ func (f *feed) subscribe() (sub *subscription, leave func()) {
 	}
 }
 
-// publishRecord reports to the readers that a record is in the trace.
+// publishRecord reports that a record is in the trace.
 func (f *feed) publishRecord(seq int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -81,7 +78,6 @@ func (f *feed) publishRecord(seq int64) {
 	}
 }
 
-// publishDelta adds live output for every reader.
 func (f *feed) publishDelta(d runner.Delta) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -97,7 +93,7 @@ func (f *feed) publishDelta(d runner.Delta) {
 	}
 }
 
-// closeFeed reports to the readers that the last record is in the trace.
+// closeFeed reports that the last record is in the trace.
 func (f *feed) closeFeed() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,15 +104,15 @@ func (f *feed) closeFeed() {
 }
 
 // lastSeq returns the number of the last record, and whether the session has
-// ended with it.
+// ended.
 func (f *feed) lastSeq() (seq int64, ended bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.seq, f.ended
 }
 
-// takeDeltas returns the live output that waits for a reader, and the number of
-// the last record before it was taken.
+// takeDeltas returns the live output that waits for a reader, the number of the
+// last record, and whether the session has ended.
 func (f *feed) takeDeltas(sub *subscription) (deltas []delta, seq int64, ended bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -26,13 +26,13 @@ import (
 )
 
 const (
-	// filesRoute is the path of the operations on files.
 	filesRoute = "/sandboxes/{id}/files"
 	// archiveType and fileType are the content types of a tree and of one file.
 	archiveType = "application/x-tar"
 	fileType    = "application/octet-stream"
-	// heldBytes is how much of a download is not sent before the command has ended, or
-	// written more: the end of the answer must not come if the command fails.
+	// heldBytes is how much of a download is held back until the command has
+	// ended or written more: the answer must not be complete if the command
+	// fails.
 	heldBytes = 64 << 10
 )
 
@@ -40,20 +40,20 @@ const (
 type filesAPI struct {
 	sandboxes sandboxesAPI
 	streams   *streamsAPI
-	// maxBytes bounds one body, and idleTime the wait for a client that neither sends nor
-	// reads.
+	// maxBytes bounds one body. idleTime bounds the wait for a client that
+	// neither sends nor reads.
 	maxBytes int64
 	idleTime time.Duration
 }
 
-// filesInput is the input of both operations. The rest of the request is read from the
-// context of the answer.
+// filesInput is the input of both operations. They read the rest of the request
+// themselves, as a stream.
 type filesInput struct {
 	SandboxPath
 	Path string `query:"path" required:"true" minLength:"1" maxLength:"4096" doc:"in the sandbox, absolute or below its working directory"`
 }
 
-// Resolve implements huma.Resolver: it refuses what no single path of a file can be.
+// Resolve implements huma.Resolver. It refuses anything but one path of a file.
 func (in *filesInput) Resolve(c huma.Context) []error {
 	u := c.URL()
 	if strings.ContainsRune(in.Path, 0) || len(u.Query()["path"]) > 1 {
@@ -80,8 +80,9 @@ Special files below the path are left out. Commands of the sandbox may have writ
 	huma.Register(o.api, get, a.serveTransfers((*transfer).sendFiles))
 }
 
-// serveTransfers returns the handler of an operation that copies files. Its problem is
-// the answer if nothing else has been sent; otherwise the answer is cut off.
+// serveTransfers returns the handler of an operation that copies files. If run
+// returns a problem, that is the answer, or the answer is cut off if it has
+// begun.
 func (a filesAPI) serveTransfers(run func(*transfer) *Problem) func(context.Context, *filesInput) (*huma.StreamResponse, error) {
 	return func(ctx context.Context, in *filesInput) (*huma.StreamResponse, error) {
 		live, err := a.sandboxes.requireSandbox(in.ID)
@@ -106,13 +107,12 @@ func (a filesAPI) serveTransfers(run func(*transfer) *Problem) func(context.Cont
 				live.log.Info("a download was cut off", zap.String("session", live.id), zap.String("cause", p.Detail))
 				panic(http.ErrAbortHandler)
 			}
-			w.Header().Del("Content-Length") // of the file
+			w.Header().Del("Content-Length") // it was the file's
 			live.writeProblem(w, r, p)
 		}}, nil
 	}
 }
 
-// transfer is one copy of files between a client and a sandbox.
 type transfer struct {
 	filesAPI
 	live   *session
@@ -125,7 +125,7 @@ type transfer struct {
 	out    heldResponse
 }
 
-// runCommand runs a command that packs or unpacks, to its end.
+// runCommand runs a command that packs or unpacks, and waits for its end.
 func (t *transfer) runCommand(command runner.UserCommand) *Problem {
 	text := &limits.Head{Size: 4 << 10}
 	command.Stderr, command.Client = text, clientOf(t.ctx).name()
@@ -155,7 +155,6 @@ func (t *transfer) runCommand(command runner.UserCommand) *Problem {
 	return newProblem(http.StatusConflict, "not_copied", cause, "What was copied before stays; change what is in the way, or name another path")
 }
 
-// receiveFiles copies the request's body into the sandbox.
 func (t *transfer) receiveFiles() *Problem {
 	media, _, err := mime.ParseMediaType(t.r.Header.Get("Content-Type"))
 	switch {
@@ -203,13 +202,12 @@ func (t *transfer) receiveFiles() *Problem {
 	return nil
 }
 
-// tooLarge returns the problem of a body that is larger than the server's bound.
 func (t *transfer) tooLarge(what string) *Problem {
 	return newProblem(http.StatusRequestEntityTooLarge, "too_large", fmt.Sprintf("%s larger than %d bytes", what, t.maxBytes),
 		"Copy less at once, or raise max_transfer of serve in the configuration")
 }
 
-// wrapFile returns an archive of one file with a content of the given size.
+// wrapFile returns an archive of one file with the given size and content.
 func wrapFile(name string, size int64, content io.Reader) (io.Reader, error) {
 	var header bytes.Buffer
 	err := tar.NewWriter(&header).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: 0o644, ModTime: time.Now()})
@@ -218,9 +216,9 @@ func wrapFile(name string, size int64, content io.Reader) (io.Reader, error) {
 	return io.MultiReader(&header, content, bytes.NewReader(make([]byte, padding+2*block))), err
 }
 
-// uploadBody is a request's body as the input of a command. An error of the body cancels
-// the command, and is returned once it has ended: the command would take it for the end of
-// the archive.
+// uploadBody is a request's body as a command's input. If the body fails, Read
+// cancels the command and returns only once it has ended: the command would
+// take the error for the end of the archive.
 type uploadBody struct {
 	body     io.Reader
 	wire     *http.ResponseController
@@ -231,12 +229,11 @@ type uploadBody struct {
 	mu     sync.Mutex // held while the body is read
 	err    error      // io.EOF at the end of the body
 	forced bool       // finish ended a read
-	// failed reports that the request had ended before the command. It is set before ended
-	// is closed.
+	// failed reports that the request ended before the command. It is set
+	// before ended is closed.
 	failed bool
 }
 
-// Read implements io.Reader.
 func (b *uploadBody) Read(p []byte) (int, error) {
 	n, err := b.readBody(p)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -262,14 +259,13 @@ func (b *uploadBody) readBody(p []byte) (n int, err error) {
 	switch {
 	case errors.Is(err, io.EOF):
 		b.err = err
-		_ = b.wire.SetReadDeadline(time.Time{}) // net/http now reads, to see the connection's end
-	case !b.hasEnded() || b.failed: // or else finish ended the read
+		_ = b.wire.SetReadDeadline(time.Time{}) // net/http now reads, to notice the connection's end
+	case !b.hasEnded() || b.failed: // otherwise finish ended the read
 		b.err = err
 	}
 	return n, err
 }
 
-// hasEnded reports whether the command has ended.
 func (b *uploadBody) hasEnded() bool {
 	select {
 	case <-b.ended:
@@ -279,10 +275,11 @@ func (b *uploadBody) hasEnded() bool {
 	}
 }
 
-// finish waits until the body is no longer read, after the end of the command, and returns
-// why: io.EOF at its end, nil if the command wanted no more. failed reports that the
-// request's context had ended by then: net/http ends it when a read fails, before that read
-// returns, and the command may end before it does.
+// finish is called after the end of the command. It waits until the body is no
+// longer read, and returns why: io.EOF at its end, nil if the command wanted no
+// more. failed reports that the request's context had ended by then: net/http
+// ends it when a read fails, before the read returns, and the command may end
+// before it does.
 func (b *uploadBody) finish(failed bool) error {
 	b.failed = failed
 	close(b.ended)
@@ -294,7 +291,6 @@ func (b *uploadBody) finish(failed bool) error {
 	return b.err
 }
 
-// sendFiles copies a file or a tree of the sandbox to the client.
 func (t *transfer) sendFiles() *Problem {
 	asArchive, ok := acceptsArchive(t.r.Header.Values("Accept"))
 	switch {
@@ -326,7 +322,7 @@ func (t *transfer) sendFiles() *Problem {
 	return p
 }
 
-// sendFile sends the content of one file, with its length.
+// sendFile sends one file's content, with its length.
 func (t *transfer) sendFile() *Problem {
 	r, w := io.Pipe()
 	sent := make(chan error, 1)
@@ -344,14 +340,14 @@ func (t *transfer) sendFile() *Problem {
 	if refused, ok := errors.AsType[*Problem](err); ok {
 		return refused
 	}
-	if p == nil && err != nil { // what runs in the sandbox can end or change the command
+	if p == nil && err != nil { // processes in the sandbox can end or change the command
 		return newProblem(http.StatusConflict, "not_copied", "the sandbox sent no whole file", "Try again")
 	}
 	return p
 }
 
-// sendEntry sends the only entry of an archive, a regular file, and reads the archive to
-// its end.
+// sendEntry sends the only entry of an archive, a regular file, and reads the
+// archive to its end.
 func (t *transfer) sendEntry(r io.Reader) error {
 	in := tar.NewReader(r)
 	h, err := in.Next()
@@ -378,8 +374,9 @@ func (t *transfer) sendEntry(r io.Reader) error {
 	return nil
 }
 
-// acceptsArchive reports whether a client asked for an archive. ok is false if it accepts
-// neither that nor a file's bytes. The first type that is one of both counts.
+// acceptsArchive reports whether the first type in accept that can be sent is
+// an archive. ok is false if the client accepts neither an archive nor a file's
+// bytes.
 func acceptsArchive(accept []string) (wanted, ok bool) {
 	list := strings.Join(accept, ",")
 	if strings.TrimSpace(list) == "" {
@@ -400,14 +397,14 @@ func acceptsArchive(accept []string) (wanted, ok bool) {
 	return false, false
 }
 
-// heldResponse is the answer of a download, as the output of a command. It always holds the
-// last bytes back until finish is called, so that an answer is never whole if the command
-// failed, and a short one is a problem instead.
+// heldResponse is the answer to a download, as the output of a command. It
+// holds the last bytes back until finish is called. So an answer is never
+// complete if the command failed, and a short one can still become a problem.
 type heldResponse struct {
 	w        http.ResponseWriter
 	wire     *http.ResponseController
 	idleTime time.Duration
-	left     int64 // that may be written
+	left     int64 // bytes that may still be written
 	cancel   context.CancelCauseFunc
 
 	mu       sync.Mutex
@@ -417,7 +414,7 @@ type heldResponse struct {
 	err      error
 }
 
-// Write implements io.Writer. Its error cancels the command.
+// Write implements io.Writer. An error also cancels the command.
 func (h *heldResponse) Write(p []byte) (n int, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -441,7 +438,6 @@ func (h *heldResponse) Write(p []byte) (n int, err error) {
 	return n, h.err
 }
 
-// sendHeld sends what is held.
 func (h *heldResponse) sendHeld() {
 	if !h.started {
 		h.started = true
@@ -454,11 +450,11 @@ func (h *heldResponse) sendHeld() {
 	h.held = h.held[:0]
 }
 
-// finish ends the answer: the rest is sent if all of it is there. It returns why it could
-// not be.
+// finish ends the answer. If whole is true, it sends the rest. It returns the
+// error that prevented the answer, if any.
 func (h *heldResponse) finish(whole bool) error {
 	if !whole {
-		_ = h.wire.SetWriteDeadline(time.Unix(1, 0)) // ends a write that a command cut short has left behind
+		_ = h.wire.SetWriteDeadline(time.Unix(1, 0)) // ends a write that outlasts a cancelled command
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -472,7 +468,6 @@ func (h *heldResponse) finish(whole bool) error {
 	return h.err
 }
 
-// committed reports whether the answer has begun.
 func (h *heldResponse) committed() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

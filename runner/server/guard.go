@@ -25,24 +25,25 @@ import (
 const (
 	// answerTime bounds the time to write a response, from its first byte.
 	answerTime = time.Minute
-	// maxRequests bounds the requests of one token that are served at once, streams not
-	// counted: each may hold a body. All requests without a token share it as well.
+	// maxRequests bounds the requests of one token that are served at once,
+	// except streams: each may hold a body. Requests without a token share one
+	// such bound.
 	maxRequests = 128
 )
 
-// streamRoutes are the routes whose requests last as long as their client reads or
-// sends. They take no slot of limitRequests: takeStream bounds them, per token.
+// streamRoutes are the routes whose requests last as long as their client reads
+// or sends. They take no slot of limitRequests: takeStream bounds them, per
+// token.
 var streamRoutes = map[string]bool{
 	"GET /sessions/{id}/events":       true,
 	http.MethodGet + " " + filesRoute: true,
 	uploadRoute:                       true,
 }
 
-// uploadRoute is the route whose bodies are read by its operation, as they come.
+// uploadRoute's operation reads the body itself, as a stream.
 const uploadRoute = http.MethodPut + " " + filesRoute
 
-// guard protects the routes from requests that are not allowed, malformed or too
-// many.
+// guard refuses requests that are not allowed, malformed or too many.
 type guard struct {
 	*diagnostics
 	keys        *keyring
@@ -51,13 +52,12 @@ type guard struct {
 	bodyTime    time.Duration
 }
 
-// protectRoutes returns a handler that serves mux behind all checks.
 func (g *guard) protectRoutes(mux *http.ServeMux) http.Handler {
 	return g.guardRequests(g.authorize(mux, g.limitRequests(mux, g.readBodies(mux, g.routeRequests(mux)))))
 }
 
-// guardRequests checks every request before it is handled, in this order: Host,
-// Origin, token, and no body where none is accepted.
+// guardRequests checks Host, Origin and token of every request, in this order,
+// and refuses bodies that GET and HEAD don't take.
 func (g *guard) guardRequests(next http.Handler) http.Handler {
 	cross := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -74,7 +74,7 @@ func (g *guard) guardRequests(next http.Handler) http.Handler {
 		out.Header().Set("Cache-Control", "no-store")
 		defer func() {
 			if v := recover(); v != nil {
-				if v == http.ErrAbortHandler { //nolint:errorlint // it is the very value that net/http compares
+				if v == http.ErrAbortHandler { //nolint:errorlint // net/http compares this very value
 					panic(v)
 				}
 				g.log.Error("a request panicked", zap.String("route", r.Pattern), zap.Any("panic", v), zap.Stack("stack"))
@@ -83,7 +83,7 @@ func (g *guard) guardRequests(next http.Handler) http.Handler {
 				}
 			}
 			g.metrics.countRequest(r, out.status, time.Since(began))
-			// The URL is not logged: its query may hold a misplaced token.
+			// Don't log the URL: its query may hold a misplaced token.
 			g.log.Debug("request", zap.String("method", r.Method), zap.String("route", r.Pattern), zap.Int("status", out.status),
 				zap.String("client", clientOf(r.Context()).label), zap.Duration("took", time.Since(began)))
 		}()
@@ -110,12 +110,11 @@ func (g *guard) guardRequests(next http.Handler) http.Handler {
 	})
 }
 
-// isPublic reports whether a request needs no token.
 func (g *guard) isPublic(r *http.Request) bool {
 	return r.URL.Path == "/healthz" || r.URL.Path == "/metrics" && g.openMetrics
 }
 
-// checkOrigin refuses requests that a browser sends for a page of another site: a
+// checkOrigin refuses requests that a browser sends for another site's page: a
 // foreign Host indicates DNS rebinding, a foreign Origin another site. Other
 // programs send no Origin.
 func (g *guard) checkOrigin(r *http.Request, cross *http.CrossOriginProtection) *Problem {
@@ -139,8 +138,8 @@ func (g *guard) checkOrigin(r *http.Request, cross *http.CrossOriginProtection) 
 	return nil
 }
 
-// knownHost reports whether a request's Host is one of this server: localhost or
-// a loopback address, the address of the connection, or a configured name.
+// knownHost reports whether a request's Host is this server: localhost, a
+// loopback address, the connection's address or a configured name.
 func (g *guard) knownHost(r *http.Request) bool {
 	host := r.Host
 	if name, port, err := net.SplitHostPort(r.Host); err == nil {
@@ -165,7 +164,7 @@ func (g *guard) knownHost(r *http.Request) bool {
 }
 
 // authorize refuses requests whose route requires a role that the client lacks,
-// before their body is read. A path without a route is refused by routeRequests.
+// before their body is read. routeRequests refuses a path without a route.
 func (g *guard) authorize(mux *http.ServeMux, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, pattern := mux.Handler(r)
@@ -183,8 +182,7 @@ func (g *guard) authorize(mux *http.ServeMux, next http.Handler) http.Handler {
 	})
 }
 
-// readBodies reads the bodies of requests with a token. Those of public routes
-// and of uploadRoute are not read.
+// readBodies reads the bodies of requests with a token, except for uploadRoute.
 func (g *guard) readBodies(mux *http.ServeMux, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, pattern := mux.Handler(r); pattern != uploadRoute && !g.isPublic(r) {
@@ -201,7 +199,7 @@ func (g *guard) readBodies(mux *http.ServeMux, next http.Handler) http.Handler {
 }
 
 // readBody reads a request's whole body, at most maxBodyBytes, within the read
-// deadline that guardRequests has set, and then clears the deadline.
+// deadline set by guardRequests, and then clears the deadline.
 func readBody(w http.ResponseWriter, r *http.Request) *Problem {
 	if kind := r.Header.Values("Content-Type"); len(kind) > 0 || r.ContentLength != 0 {
 		media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
@@ -232,7 +230,6 @@ func readBody(w http.ResponseWriter, r *http.Request) *Problem {
 	return nil
 }
 
-// writeProblem writes a problem as the response.
 func (d *diagnostics) writeProblem(w http.ResponseWriter, r *http.Request, p *Problem) {
 	maps.Copy(w.Header(), p.GetHeaders())
 	w.Header().Set("Content-Type", problemType)
@@ -245,8 +242,8 @@ func (d *diagnostics) writeProblem(w http.ResponseWriter, r *http.Request, p *Pr
 	}
 }
 
-// limitRequests bounds the requests of each token that are served at once. Streams have
-// their own bound.
+// limitRequests bounds the requests of each token that are served at once,
+// except streams.
 func (g *guard) limitRequests(mux *http.ServeMux, next http.Handler) http.Handler {
 	slots := httpserver.NewQuota(maxRequests)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -271,8 +268,8 @@ func (g *guard) limitRequests(mux *http.ServeMux, next http.Handler) http.Handle
 	})
 }
 
-// routeRequests serves mux, with a problem instead of its plain text for a path or
-// method without a route.
+// routeRequests serves mux. For a path or method without a route, it answers
+// with a problem instead of mux's plain text.
 func (g *guard) routeRequests(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handler, pattern := mux.Handler(r)
@@ -292,7 +289,7 @@ func (g *guard) routeRequests(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// discardResponse is a response whose body is discarded.
+// discardResponse discards the body.
 type discardResponse struct {
 	header http.Header
 	status int
@@ -302,28 +299,25 @@ func (s *discardResponse) Header() http.Header         { return s.header }
 func (s *discardResponse) Write(p []byte) (int, error) { return len(p), nil }
 func (s *discardResponse) WriteHeader(status int)      { s.status = status }
 
-// response is a response that records its status.
+// response records its status.
 type response struct {
 	http.ResponseWriter
 	status int
-	// unread reports that the request has a body that has not been read.
 	unread bool
-	// releaseSlot ends the request's part in the bound of limitRequests. It may be
+	// releaseSlot gives back the request's slot of limitRequests. It may be
 	// called twice.
 	releaseSlot func()
 }
 
-// responseKey is the context key of the response.
 type responseKey struct{}
 
-// releaseSlot is for operations that wait for long, and have a bound of their own.
+// releaseSlot is for operations that wait for long and have another bound.
 func releaseSlot(ctx context.Context) {
 	if out, _ := ctx.Value(responseKey{}).(*response); out != nil && out.releaseSlot != nil {
 		out.releaseSlot()
 	}
 }
 
-// WriteHeader implements http.ResponseWriter.
 func (r *response) WriteHeader(status int) {
 	if r.status == 0 {
 		r.startAnswer(status)
@@ -331,20 +325,19 @@ func (r *response) WriteHeader(status int) {
 	r.ResponseWriter.WriteHeader(status)
 }
 
-// startAnswer bounds the time to write the response. Streams set their own bound
-// for each write. If the body has not been read, startAnswer closes the connection
-// for reading: net/http would otherwise read up to 256 KiB of it, without a
-// deadline, to reuse the connection.
+// startAnswer bounds the time to write the response. Streams set their own
+// bound for each write. If the body has not been read, startAnswer stops
+// reading from the connection: net/http would otherwise read up to 256 KiB of
+// the body, without a deadline, to reuse the connection.
 func (r *response) startAnswer(status int) {
 	r.status = status
 	if r.unread {
 		r.Header().Set("Connection", "close")
-		_ = http.NewResponseController(r.ResponseWriter).SetReadDeadline(time.Unix(1, 0)) // as below
+		_ = http.NewResponseController(r.ResponseWriter).SetReadDeadline(time.Unix(1, 0)) // guardRequests logs if this is impossible
 	}
-	_ = http.NewResponseController(r.ResponseWriter).SetWriteDeadline(time.Now().Add(answerTime)) // guardRequests has logged where it can't
+	_ = http.NewResponseController(r.ResponseWriter).SetWriteDeadline(time.Now().Add(answerTime)) // likewise
 }
 
-// Write implements io.Writer.
 func (r *response) Write(p []byte) (int, error) {
 	if r.status == 0 {
 		r.startAnswer(http.StatusOK)
@@ -352,24 +345,23 @@ func (r *response) Write(p []byte) (int, error) {
 	return r.ResponseWriter.Write(p)
 }
 
-// Unwrap lets http.ResponseController through.
+// Unwrap lets http.ResponseController reach the connection.
 func (r *response) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
-// isTimeout reports whether an error is that of a deadline.
 func isTimeout(err error) bool {
 	var timeout net.Error
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// Gate admits requests to a handler of another protocol as a [Server] admits its own. It is
-// safe for concurrent use.
+// Gate admits requests to another protocol's handler as a [Server] admits its
+// own. It is safe for concurrent use.
 type Gate struct {
 	guard *guard
 	cross *http.CrossOriginProtection
 }
 
-// NewGate returns a gate for clients with tokens, each with its own label. hosts are as
-// [Options].Hosts.
+// NewGate returns a gate for clients with tokens, which have distinct labels.
+// hosts is like [Options].Hosts.
 func NewGate(tokens []Token, hosts []string, log *zap.Logger) (*Gate, error) {
 	keys, err := newKeyring(tokens)
 	if err != nil {
@@ -378,8 +370,9 @@ func NewGate(tokens []Token, hosts []string, log *zap.Logger) (*Gate, error) {
 	return &Gate{guard: &guard{diagnostics: newDiagnostics(log), keys: keys, hosts: hosts}, cross: http.NewCrossOriginProtection()}, nil
 }
 
-// Admit returns the user who sends a request, which has a Host and an Origin of this server
-// and a token with [RoleRun]. Otherwise it writes the response that refuses it.
+// Admit returns the user who sends a request. The request needs a Host and an
+// Origin of this server and a token with [RoleRun]. Otherwise Admit answers
+// with an error.
 func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) (runner.User, bool) {
 	p := g.guard.checkOrigin(r, g.cross)
 	if p != nil {
@@ -398,13 +391,13 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) (runner.User, bool)
 	return runner.User{}, false
 }
 
-// refuse answers a request whose body is not read.
+// refuse answers a request without reading its body.
 func (g *Gate) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
 	g.guard.writeProblem(&response{ResponseWriter: w, unread: r.ContentLength != 0}, r, p)
 }
 
-// unauthorized returns the problem of a request without a known token, and adds its header
-// to the response.
+// unauthorized returns the problem of a request without a known token, and adds
+// its header to the response.
 func unauthorized(w http.ResponseWriter) *Problem {
 	w.Header().Set("WWW-Authenticate", `Bearer realm="caisson"`)
 	return newProblem(http.StatusUnauthorized, "unauthorized", "there is no token that is known here",

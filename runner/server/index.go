@@ -20,12 +20,12 @@ const (
 	indexEvery = 500
 )
 
-// indexes holds the indexes of live sessions, and of other sessions that were
-// followed recently. They are extended in the background; no request waits for
-// that. It is safe for concurrent use.
+// indexes holds the indexes of live sessions, and of other recently followed
+// ones. They are extended in the background; no request waits for that. It is
+// safe for concurrent use.
 type indexes struct {
 	log  *zap.Logger
-	ctx  context.Context //nolint:containedctx // that of the goroutines that extend
+	ctx  context.Context //nolint:containedctx // of the goroutines that extend
 	stop context.CancelCauseFunc
 	// turn is held while an index is extended: one at a time.
 	turn    sync.Mutex
@@ -34,14 +34,14 @@ type indexes struct {
 	mu     sync.Mutex
 	closed bool
 	kept   map[string]*indexed
-	order  []string // those that are not live, the last used one last
+	order  []string // sessions that are not live, the last used one last
 }
 
-// indexed is the index of one session. Its fields are guarded by indexes.mu.
+// indexed is the index of one session. indexes.mu guards its fields.
 type indexed struct {
-	index *trace.Index // nil before it is begun
+	index *trace.Index // nil before the first extension
 	live  bool
-	// busy reports that a goroutine extends it, and more that it has to go on.
+	// busy reports that a goroutine extends it, more that it must then go on.
 	busy, more bool
 }
 
@@ -51,7 +51,7 @@ func newIndexes(log *zap.Logger) *indexes {
 	return x
 }
 
-// checkpointBefore returns the last checkpoint of a session at or before a record,
+// checkpointBefore returns a session's last checkpoint at or before a record,
 // if there is one in the open file.
 func (x *indexes) checkpointBefore(id string, file *os.File, seq int64) (trace.Checkpoint, bool) {
 	x.mu.Lock()
@@ -71,7 +71,7 @@ func (x *indexes) checkpointBefore(id string, file *os.File, seq int64) (trace.C
 }
 
 // extendIndex starts to index a session's records up to their end. If live is
-// true, the index is kept until the session is released.
+// true, the index is kept until releaseIndex.
 func (x *indexes) extendIndex(id, dir string, live bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -93,7 +93,7 @@ func (x *indexes) extendIndex(id, dir string, live bool) {
 	x.running.Go(func() { x.extendLoop(id, dir, e) })
 }
 
-// extendLoop extends one index until no more was requested meanwhile.
+// extendLoop extends one index until no more is requested.
 func (x *indexes) extendLoop(id, dir string, e *indexed) {
 	for {
 		err := x.extendOnce(dir, e)
@@ -132,8 +132,8 @@ func (x *indexes) extendOnce(dir string, e *indexed) error {
 	return index.Extend(x.ctx, t.file)
 }
 
-// markUsed marks an index as used, and removes the least recently used ones. The
-// caller holds mu.
+// markUsed marks an index as used, and removes the least recently used ones.
+// The caller holds mu.
 func (x *indexes) markUsed(id string, e *indexed) {
 	x.order = slices.DeleteFunc(x.order, func(other string) bool { return other == id })
 	if e.live {
@@ -146,7 +146,6 @@ func (x *indexes) markUsed(id string, e *indexed) {
 	}
 }
 
-// releaseIndex marks a session as no longer live.
 func (x *indexes) releaseIndex(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -156,7 +155,6 @@ func (x *indexes) releaseIndex(id string) {
 	}
 }
 
-// dropIndex removes the index of a session.
 func (x *indexes) dropIndex(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -165,7 +163,7 @@ func (x *indexes) dropIndex(id string) {
 	}
 }
 
-// close stops extending indexes and waits until that has ended.
+// close stops extending indexes and waits for that.
 func (x *indexes) close() {
 	x.mu.Lock()
 	x.closed = true

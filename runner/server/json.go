@@ -15,10 +15,11 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// maxBodyBytes bounds a request's body; a user's message is the largest.
+// maxBodyBytes bounds a request's body. Users' messages are the largest.
 const maxBodyBytes = 1 << 20
 
-// jsonDepth bounds the nesting of a request; none of ours has more than three.
+// jsonDepth bounds the nesting of a request. None of the API's has more than
+// three levels.
 const jsonDepth = 16
 
 // jsonKey matches the keys of requests. Other keys are unknown, but could still
@@ -27,8 +28,8 @@ var jsonKey = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[a-z0-9_]{1,64}$`)
 })
 
-// jsonFormat returns a format that reads requests strictly, and writes responses
-// that are safe to print.
+// jsonFormat returns a format that reads requests strictly, and writes
+// responses that are safe to print.
 func jsonFormat() huma.Format {
 	return huma.Format{
 		Marshal: writeJSON,
@@ -41,7 +42,7 @@ func jsonFormat() huma.Format {
 	}
 }
 
-// writeJSON writes one value in one line, its invisible characters as escapes.
+// writeJSON writes one value in one line, with invisible characters as escapes.
 func writeJSON(w io.Writer, v any) error {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
@@ -55,8 +56,8 @@ func writeJSON(w io.Writer, v any) error {
 }
 
 // checkJSON refuses input that encoding/json accepts: duplicate keys, which
-// parsers resolve differently, unknown spellings of keys, invalid UTF-8, trailing
-// data, and deep nesting.
+// parsers resolve differently, unknown spellings of keys, invalid UTF-8,
+// trailing data, and deep nesting.
 func checkJSON(data []byte) error {
 	if !utf8.Valid(data) {
 		return errors.New("the body is not valid UTF-8")
@@ -91,7 +92,7 @@ func checkValue(dec *json.Decoder, depth int) error {
 			if err != nil {
 				return fmt.Errorf("the body is not JSON: %w", err)
 			}
-			name, _ := key.(string) // the decoder takes nothing else for a key
+			name, _ := key.(string) // a decoder returns only strings here
 			switch {
 			case !jsonKey().MatchString(name):
 				return errors.New("the body has an unknown key")

@@ -14,7 +14,7 @@ import (
 )
 
 // Listen listens on an address: HOST:PORT, or unix:PATH for a socket that only
-// its user may use. An address that is not loopback is refused unless remote is
+// its user may use. It refuses an address that is not loopback unless remote is
 // true.
 func Listen(ctx context.Context, address string, remote bool) (net.Listener, error) {
 	var l net.Listener
@@ -53,8 +53,8 @@ func listenTCP(ctx context.Context, address string, remote bool) (net.Listener, 
 	return l, nil
 }
 
-// listenUnix creates the socket in a private directory, and moves it to its path
-// once its mode is set, so that no other user can connect in between.
+// listenUnix creates the socket in a private directory, and moves it to its
+// path once its mode is set, so that no other user can connect in between.
 func listenUnix(ctx context.Context, path string) (_ net.Listener, err error) {
 	if !filepath.IsAbs(path) {
 		return nil, errors.New("the socket's path must be absolute")
@@ -94,7 +94,7 @@ func removeStale(ctx context.Context, path string) error {
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
-		_ = conn.Close() // only a probe
+		_ = conn.Close()
 		return errors.New("another process listens on it already")
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
@@ -103,17 +103,15 @@ func removeStale(ctx context.Context, path string) error {
 	return os.Remove(path)
 }
 
-// socket removes its file when it is closed.
 type socket struct {
 	*net.UnixListener
 	path string
 	once sync.Once
 }
 
-// Addr returns the path of the socket.
 func (s *socket) Addr() net.Addr { return &net.UnixAddr{Name: s.path, Net: "unix"} }
 
-// Close implements net.Listener.
+// Close also removes the socket's file.
 func (s *socket) Close() error {
 	err := s.UnixListener.Close()
 	s.once.Do(func() { err = errors.Join(err, os.Remove(s.path)) })

@@ -16,17 +16,16 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// confirmationID matches the ID of a confirmation.
 var confirmationID = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[0-9a-f]{32}$`)
 })
 
-// keptAsked bounds the confirmations whose turn a live session keeps, as the
-// broker does.
+// keptAsked bounds the confirmations whose turn a live session remembers. The
+// broker has the same bound.
 const keptAsked = 4096
 
-// confirmations are the confirmations of one live session. It is safe for
-// concurrent use.
+// confirmations are one live session's confirmations. It is safe for concurrent
+// use.
 type confirmations struct {
 	*diagnostics
 	session string
@@ -41,7 +40,6 @@ func newConfirmations(d *diagnostics) *confirmations {
 	return &confirmations{diagnostics: d, broker: approval.NewBroker(approval.BrokerOptions{Attended: true}), inTurn: map[string]string{}}
 }
 
-// rememberTurn stores the turn of a confirmation.
 func (c *confirmations) rememberTurn(confirmation, turn string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,7 +50,7 @@ func (c *confirmations) rememberTurn(confirmation, turn string) {
 	}
 }
 
-// turnOf returns the turn of a confirmation, or "".
+// turnOf returns a confirmation's turn, or "" if it is not known.
 func (c *confirmations) turnOf(confirmation string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -78,7 +76,7 @@ func (c *confirmations) listPending() []Confirmation {
 	return list
 }
 
-// answerConfirmation answers a confirmation in the name of a client.
+// answerConfirmation answers a confirmation on behalf of a client.
 func (c *confirmations) answerConfirmation(ctx context.Context, turn, id string, a Answer, from client) (Resolution, error) {
 	unknown := newProblem(http.StatusNotFound, "no_confirmation", "this turn of this session has not asked this", "GET /sessions/{id}/confirmations lists what is asked")
 	asked := c.turnOf(id)
@@ -90,8 +88,8 @@ func (c *confirmations) answerConfirmation(ctx context.Context, turn, id string,
 		return Resolution{}, newProblem(http.StatusUnprocessableEntity, "refused", "a reason goes with a deny alone", "Leave the reason out")
 	}
 	if !confirmationID().MatchString(id) || asked != "" && asked != turn {
-		// The attempt is recorded. The broker bounds these records, so that a client
-		// can't fill a trace.
+		// The attempt is recorded. The broker bounds these records, so that a
+		// client can't fill a trace.
 		if err := c.broker.Misdirected(id, given, from.name()); errors.Is(err, tools.ErrRecord) {
 			return Resolution{}, c.internalProblem("record an attempt", err)
 		}
@@ -123,7 +121,6 @@ func (c *confirmations) answerConfirmation(ctx context.Context, turn, id string,
 	return newResolution(got, asked), nil
 }
 
-// needsAdmin reports whether an answer needs an administrator.
 func (c *confirmations) needsAdmin(id string, a approval.Answer) bool {
 	if a.Scope == approval.ScopeAlways {
 		return true
@@ -144,7 +141,6 @@ func newResolution(r approval.Resolution, turn string) Resolution {
 	return Resolution{Confirmation: r.RequestID, Turn: turn, CallID: r.CallID, Decision: r.Decision, Scope: r.Scope, By: r.By, Client: r.Client, Reason: r.Reason}
 }
 
-// confirmationsAPI are the operations on confirmations.
 type confirmationsAPI struct{ sessions *registry }
 
 func (a confirmationsAPI) addOperations(o operations) {

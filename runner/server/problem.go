@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Problem is an error in the format of RFC 9457. Code, and Type, which is made
-// from it, are stable; Detail has the cause and the hint.
+// Problem is an error in the format of RFC 9457. Code and Type, which contains
+// it, are stable. Detail has the cause and the hint.
 //
 //	{"type":"urn:caisson:problem:busy","title":"Conflict","status":409,"code":"busy","detail":"turn trn_… runs. Wait for its end, or cancel it."}
 type Problem struct {
@@ -27,9 +27,9 @@ type Problem struct {
 	Status int    `json:"status"`
 	Code   string `json:"code" doc:"a stable word for programs" example:"busy"`
 	Detail string `json:"detail" doc:"the cause, and what to do about it"`
-	// Errors are the invalid places of a request.
+	// Errors are the invalid parts of a request.
 	Errors []Place `json:"errors,omitempty" nullable:"false"`
-	// ErrorID names the entry of the server's log where Detail is generic.
+	// ErrorID is in the server's log, with the cause, if Detail is generic.
 	ErrorID string `json:"error_id,omitempty"`
 	// Resolution is the decision that stands, if an answer came too late.
 	Resolution *Resolution `json:"resolution,omitempty"`
@@ -39,13 +39,12 @@ type Problem struct {
 	retryAfter string
 }
 
-// Place describes the error in one part of a request.
+// Place is an invalid part of a request.
 type Place struct {
 	Location string `json:"location" example:"body.workspace"`
 	Message  string `json:"message"`
 }
 
-// Error returns the detail.
 func (p *Problem) Error() string { return p.Detail }
 
 // GetStatus implements huma.StatusError.
@@ -65,8 +64,8 @@ func (p *Problem) ContentType(string) string { return problemType }
 
 const problemType = "application/problem+json"
 
-// newProblem makes a problem from its cause and hint, each a sentence without its
-// full stop.
+// newProblem makes a problem from its cause and hint, each a sentence without
+// its full stop.
 func newProblem(status int, code, cause, hint string) *Problem {
 	detail := cause + "."
 	if hint != "" {
@@ -75,18 +74,18 @@ func newProblem(status int, code, cause, hint string) *Problem {
 	return &Problem{Type: "urn:caisson:problem:" + code, Title: http.StatusText(status), Status: status, Code: code, Detail: detail}
 }
 
-// PrepareError is an error of [Options].Prepare or [Options].OpenWorkspace in words for
-// clients. Other errors, unless they are of the runner, are internal to them.
+// PrepareError is an error of [Options].Prepare or [Options].OpenWorkspace for
+// clients. Clients see other errors as internal, unless they are the runner's.
 type PrepareError struct {
-	// Code is a stable word; prepareStatuses has all of them.
+	// Code is a stable word, a key of prepareStatuses.
 	Code string
-	// Problem is the cause and the hint. Without them the client gets general ones:
-	// Err may name files and variables of the server's host, and is in the log.
+	// Problem is the cause and the hint. If they are empty, the client gets
+	// general ones, and the log gets Err: it may name files and variables of
+	// the server's host.
 	record.Problem
 	Err error
 }
 
-// Error returns the cause.
 func (e *PrepareError) Error() string {
 	if e.Cause == "" && e.Err != nil {
 		return e.Err.Error()
@@ -94,10 +93,9 @@ func (e *PrepareError) Error() string {
 	return e.Cause
 }
 
-// Unwrap returns the cause.
 func (e *PrepareError) Unwrap() error { return e.Err }
 
-// prepareStatuses are the HTTP statuses of the codes of a [PrepareError].
+// prepareStatuses maps the codes of a [PrepareError] to HTTP statuses.
 var prepareStatuses = map[string]int{
 	"input": http.StatusUnprocessableEntity, "refused": http.StatusUnprocessableEntity,
 	"workspace": http.StatusUnprocessableEntity, "workspace_configuration": http.StatusUnprocessableEntity,
@@ -110,7 +108,7 @@ var prepareStatuses = map[string]int{
 	string(runner.FaultDisk): http.StatusInsufficientStorage,
 }
 
-// prepareCauses are the causes of errors that have none for clients, by the code.
+// prepareCauses are the general causes by code.
 var prepareCauses = map[string]string{
 	"input": "a file that the session needs can't be used", "configuration": "the server's configuration can't be used",
 	"model": "the model can't be used", "sandbox": "the sandbox can't be used", "records": "the records of a session can't be written",
@@ -118,13 +116,12 @@ var prepareCauses = map[string]string{
 	string(runner.FaultReplaced): "a fresh sandbox took the place of one that was lost, and the command did not run in it",
 }
 
-// Hints of errors that have none of their own.
 const (
 	askOtherwise = "Ask for something else."
 	recordsHint  = "The session's records have the details."
 )
 
-// sessionHint returns what a client can do about a fault of a session.
+// sessionHint returns what a client can do about a session's fault.
 func sessionHint(f runner.Fault) string {
 	const allow = " Or start a session with a policy that allows the class of the call."
 	switch f.Kind {
@@ -146,7 +143,6 @@ func sessionHint(f runner.Fault) string {
 	return f.Hint()
 }
 
-// whereChangesAre returns where a client finds the changes of a session.
 func whereChangesAre(f runner.Fault) string {
 	if f.Overlay {
 		return "The workspace is unchanged; GET /sessions/{id}/diff shows the changes."
@@ -154,7 +150,7 @@ func whereChangesAre(f runner.Fault) string {
 	return "What was done is in the workspace."
 }
 
-// pastProblem returns the problem of a session that has ended. Another program may have
+// pastProblem returns the problem of an ended session. Another program may have
 // recorded it, with hints for its own users.
 func pastProblem(session string, end record.SessionEnded) record.Problem {
 	out := record.Problem{Cause: end.Problem.Cause, Hint: recordsHint}
@@ -162,15 +158,15 @@ func pastProblem(session string, end record.SessionEnded) record.Problem {
 	switch f.Kind {
 	case "":
 	case runner.FaultModel, runner.FaultModelKey, runner.FaultRecords:
-		out.Hint = end.Problem.Hint // the same for all programs: it names the log or the disk
+		out.Hint = end.Problem.Hint // every program has the same: it names the log or the disk
 	default:
 		out.Hint = sessionHint(f)
 	}
 	return out
 }
 
-// internalProblem returns the problem of an error whose text clients must not
-// see. The text is in the log, under the ID that the problem has.
+// internalProblem returns the problem for an error whose text clients must not
+// see. It logs the text under the problem's ID.
 func (d *diagnostics) internalProblem(what string, err error) *Problem {
 	id := newErrorID()
 	d.log.Error(what, zap.String("error_id", id), zap.Error(err))
@@ -179,7 +175,6 @@ func (d *diagnostics) internalProblem(what string, err error) *Problem {
 	return p
 }
 
-// newErrorID returns an ID that a problem and an entry of the log share.
 func newErrorID() string { return "err_" + ulid.Make().String() }
 
 // asProblem returns the problem for an error of the runner.
@@ -208,13 +203,14 @@ func (d *diagnostics) asProblem(what string, err error) *Problem {
 	return d.prepareProblem(what, e)
 }
 
-// sessionLive returns the problem of a session that can't be resumed because a process
-// has it.
+// sessionLive returns the problem of a session that can't be resumed because a
+// process has it.
 func sessionLive() *Problem {
 	return newProblem(http.StatusConflict, "live", "a process has the session, this server or another one", "Send it messages if this server has it, or wait for its end")
 }
 
-// resumeProblem returns the problem of a session that can't go on, nil for another error.
+// resumeProblem returns the problem of a session that can't be resumed, or nil
+// for any other error.
 func (d *diagnostics) resumeProblem(err error) *Problem {
 	e, ok := errors.AsType[*runner.ResumeError](err)
 	switch {
@@ -243,8 +239,8 @@ func (d *diagnostics) resumeProblem(err error) *Problem {
 	return newProblem(http.StatusConflict, string(e.Reason), e.Error(), hint)
 }
 
-// prepareProblem returns the problem for an error in words for clients. The log has the
-// error, unless its words are all of it and for the client alone.
+// prepareProblem returns the problem for a PrepareError. It logs the error
+// unless it is about the request and the client sees all of it.
 func (d *diagnostics) prepareProblem(what string, e *PrepareError) *Problem {
 	status, p, id := prepareStatuses[e.Code], e.Problem, ""
 	if p.Cause == "" {
@@ -266,14 +262,13 @@ func (d *diagnostics) prepareProblem(what string, e *PrepareError) *Problem {
 	return out
 }
 
-// fromProblem returns a problem whose detail is the cause and the hint of another.
 func fromProblem(status int, code string, p record.Problem) *Problem {
 	out := newProblem(status, code, "", "")
 	out.Detail = strings.TrimRight(p.Cause, ". ") + ". " + p.Hint
 	return out
 }
 
-// asOwnProblem turns errors that huma makes itself into a [Problem].
+// asOwnProblem turns huma's own errors into a [Problem].
 func asOwnProblem(_ huma.Context, _ string, v any) (any, error) {
 	e, ok := v.(*huma.ErrorModel)
 	if !ok {
@@ -288,7 +283,7 @@ func asOwnProblem(_ huma.Context, _ string, v any) (any, error) {
 	}
 	p := newProblem(e.Status, code, "the request does not match the API", "errors names each place; /openapi.json describes all requests")
 	for _, d := range e.Errors {
-		if d != nil { // d.Value is the client's own text, and may be long: it is left out
+		if d != nil { // d.Value is left out: it is the client's own text, and may be long
 			p.Errors = append(p.Errors, Place{Location: d.Location, Message: d.Message})
 		}
 	}

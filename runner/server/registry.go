@@ -15,15 +15,15 @@ import (
 	"github.com/caisson-run/caisson/runner"
 )
 
-// registry holds the live sessions of a server, and finds the others in its
-// archive. It is safe for concurrent use.
+// registry holds a server's live sessions, and finds the others in its archive.
+// It is safe for concurrent use.
 type registry struct {
 	*diagnostics
 	opts    *Options
 	archive archive
 	indexes *indexes
 
-	// ctx is the context of the sessions; end cancels it with a cause.
+	// ctx is the sessions' context; end cancels it with a cause.
 	ctx  context.Context //nolint:containedctx // sessions outlive the requests that start them
 	end  context.CancelCauseFunc
 	stop sync.Once
@@ -35,7 +35,8 @@ type registry struct {
 	starting int // sessions that are being started
 	sessions map[string]*session
 	keys     sandboxKeys
-	// ending counts the sessions that are being started, and the running applies.
+	// ending counts the sessions that are being started, and the running
+	// applies.
 	ending sync.WaitGroup
 }
 
@@ -49,7 +50,6 @@ func newRegistry(o *Options, d *diagnostics) *registry {
 	return r
 }
 
-// startSession starts a session that a client requests.
 func (r *registry) startSession(ctx context.Context, in NewSession, from client) (*session, error) {
 	live := newSession(r.diagnostics, r.indexes, in.Title, from)
 	live.prepare = func(ctx context.Context) (runner.Options, func(), error) { return r.opts.Prepare(ctx, in) }
@@ -61,7 +61,6 @@ func (r *registry) startSession(ctx context.Context, in NewSession, from client)
 	return live, nil
 }
 
-// resumeSession goes on with a session that no process has.
 func (r *registry) resumeSession(ctx context.Context, id string, in ResumeSession, from client) (*session, error) {
 	dir, err := r.findDir(id)
 	if err != nil {
@@ -85,13 +84,12 @@ func (r *registry) resumeSession(ctx context.Context, id string, in ResumeSessio
 	return live, nil
 }
 
-// startLive opens a session and makes it live.
 func (r *registry) startLive(ctx context.Context, live *session) error {
 	if err := r.reserveSession(); err != nil {
 		return err
 	}
 	reserved := true
-	defer func() { // also if openRun panics: closeAll would wait for ever
+	defer func() { // also if openRun panics: closeAll would wait forever
 		if reserved {
 			r.releaseSession()
 		}
@@ -118,8 +116,8 @@ func (r *registry) startLive(ctx context.Context, live *session) error {
 	return nil
 }
 
-// addSession makes a reserved session live, and reports whether it did: not while the
-// server stops.
+// addSession makes a reserved session live. It returns false if the server is
+// stopping.
 func (r *registry) addSession(live *session) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,21 +155,17 @@ func (r *registry) reserveSession() error {
 	return nil
 }
 
-// serverStopping returns the problem of a request that comes while the server
-// stops.
 func serverStopping() error {
 	return newProblem(http.StatusServiceUnavailable, "stopping", "the server is stopping", "Try again when it is back")
 }
 
-// removeSession removes a session that has ended.
 func (r *registry) removeSession(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.sessions, id)
 }
 
-// closeAll ends all sessions with a cause, and waits until they have ended. Its
-// error names what could not be removed. Further calls wait and return nil.
+// closeAll implements [Server.Close].
 func (r *registry) closeAll(cause error) error {
 	var err error
 	r.stop.Do(func() {
@@ -233,7 +227,6 @@ func (r *registry) listLive() []*session {
 	return slices.Collect(maps.Values(r.sessions))
 }
 
-// countStates counts the live sessions by state.
 func (r *registry) countStates() map[State]int {
 	n := map[State]int{}
 	for _, live := range r.listLive() {
@@ -242,7 +235,7 @@ func (r *registry) countStates() map[State]int {
 	return n
 }
 
-// liveSession returns a session of this server that has not ended, or nil.
+// liveSession returns a live session of this server, or nil.
 func (r *registry) liveSession(id string) *session {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -265,8 +258,8 @@ func (r *registry) requireLive(id string) (*session, error) {
 	return nil, sessionEnded(id)
 }
 
-// findDir returns the directory of a session that clients may see: live or ended,
-// of this server or another Caisson of the same user.
+// findDir returns the directory of a session that clients may see: live or
+// ended, of this server or another Caisson of the same user.
 func (r *registry) findDir(id string) (string, error) {
 	dir, ok := r.archive.findDir(id)
 	if !ok || r.liveSession(id) == nil && !r.archive.isVisible(dir) {
@@ -275,7 +268,7 @@ func (r *registry) findDir(id string) (string, error) {
 	return dir, nil
 }
 
-// viewSession returns a session as clients see it; whole adds the fields that
+// viewSession returns a session as clients see it. whole adds the fields that
 // lists don't have.
 func (r *registry) viewSession(id string, whole bool) (Session, error) {
 	if live := r.liveSession(id); live != nil {

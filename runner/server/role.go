@@ -11,30 +11,31 @@ import (
 	"github.com/caisson-run/caisson/runner"
 )
 
-// Role names the operations that the holder of a token may perform. Roles do not include each other,
-// except that RoleAdmin includes all.
+// Role names the operations that a token allows. Roles don't include each
+// other, except that RoleAdmin includes all.
 type Role string
 
 // The roles.
 const (
-	// RoleRead sees sessions, their records, questions and changes.
+	// RoleRead sees sessions and their records, questions and changes.
 	RoleRead Role = "read"
-	// RoleRun starts, messages, cancels and ends sessions, and copies files of sandboxes.
+	// RoleRun starts, messages, cancels and ends sessions, and copies files to
+	// and from sandboxes.
 	RoleRun Role = "run"
 	// RoleApprove answers confirmations for this call or for the session.
 	RoleApprove Role = "approve"
-	// RoleAdmin has the other roles, answers confirmations for good, applies and
-	// discards changes, and may use tools that require an administrator.
+	// RoleAdmin has the other roles, answers confirmations permanently, applies
+	// and discards changes, and may use tools that require an administrator.
 	RoleAdmin Role = "admin"
 )
 
 // AllRoles returns all roles.
 func AllRoles() []Role { return []Role{RoleRead, RoleRun, RoleApprove, RoleAdmin} }
 
-// DefaultRoles returns the roles of a token that names none.
+// DefaultRoles returns the roles of a token without any.
 func DefaultRoles() []Role { return []Role{RoleRead, RoleRun} }
 
-// Roles of routes that no token role decides.
+// Roles of routes that don't depend on the token's roles.
 const (
 	roleNone Role = "none" // no token is needed
 	roleAny  Role = "any"  // any known token
@@ -73,30 +74,25 @@ var routeRoles = map[string]Role{
 	"POST /sessions/{id}/turns/{turn}/confirmations/{request}": RoleApprove,
 }
 
-// client is the sender of a request.
 type client struct {
 	label string
 	roles []Role
 }
 
-// clientKey is the context key of the client.
 type clientKey struct{}
 
-// clientOf returns the client that a request is from. The zero client has no role.
+// clientOf returns the client that sent a request. The zero client has no role.
 func clientOf(ctx context.Context) client {
 	c, _ := ctx.Value(clientKey{}).(client)
 	return c
 }
 
-// hasRole reports whether the client has a role.
 func (c client) hasRole(r Role) bool {
 	return r == roleNone || r == roleAny && len(c.roles) > 0 || slices.Contains(c.roles, r) || slices.Contains(c.roles, RoleAdmin) && slices.Contains(AllRoles(), r)
 }
 
-// name returns the client's label in records.
 func (c client) name() string { return "http:" + c.label }
 
-// runnerUser is the client as the user of sessions and turns.
 func (c client) runnerUser() runner.User {
 	return runner.User{Name: c.name(), Admin: c.hasRole(RoleAdmin)}
 }
@@ -104,7 +100,6 @@ func (c client) runnerUser() runner.User {
 // ErrRoles reports that a token's roles can't be used.
 var ErrRoles = errors.New("invalid roles")
 
-// checkRoles reports the first role that does not exist.
 func checkRoles(roles []Role) error {
 	for _, r := range roles {
 		if !slices.Contains(AllRoles(), r) {
@@ -114,7 +109,6 @@ func checkRoles(roles []Role) error {
 	return nil
 }
 
-// lacksRole returns the problem of a request that the client's roles do not allow.
 func (c client) lacksRole(r Role) *Problem {
 	var roles []string
 	for _, have := range c.roles {

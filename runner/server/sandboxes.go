@@ -20,8 +20,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// NewSandbox is a client's request for a sandbox without a model. Fields that are left
-// out are taken from the server's configuration.
+// NewSandbox is a client's request for a sandbox without a model. Fields that
+// are left out are taken from the server's configuration.
 type NewSandbox struct {
 	Workspace string   `json:"workspace,omitempty" maxLength:"4096" doc:"directory that commands work on: absolute, or below the only root; it lies at or below a root of the server. Without one the sandbox has an empty directory, which is removed with it"`
 	Title     string   `json:"title,omitempty" maxLength:"400" doc:"a word about the sandbox, for lists"`
@@ -32,8 +32,8 @@ type NewSandbox struct {
 	TTL       int64    `json:"ttl_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"how long the sandbox stays without a command; an hour without it"`
 }
 
-// Sandbox is a sandbox without a model, live or ended. It is a session too, of the same
-// id.
+// Sandbox is a sandbox without a model, live or ended. It is also a session
+// with the same ID.
 type Sandbox struct {
 	ID        string    `json:"id" example:"ses_01KAJ6N8YV8QZ6W4T0F6P3E9RC"`
 	State     State     `json:"state" enum:"idle,running,closing,ended,interrupted,elsewhere" doc:"running while a command runs"`
@@ -48,7 +48,7 @@ type Sandbox struct {
 	Seq       int64     `json:"seq" doc:"the number of the last record"`
 	Reason    string    `json:"stop_reason,omitempty" doc:"how an ended sandbox ended"`
 	Commands  []string  `json:"commands,omitempty" nullable:"false" doc:"ids of the commands that run"`
-	// The rest is given for one sandbox, and not in lists.
+	// Only answers about one sandbox have the rest.
 	Problem     *Failure             `json:"problem,omitempty" doc:"what went wrong with an ended sandbox"`
 	Attestation *sandbox.Attestation `json:"attestation,omitempty" doc:"of the container"`
 	Restarts    int                  `json:"restarts,omitempty" doc:"how often a fresh container took the place of one that was lost"`
@@ -72,12 +72,11 @@ type liveSandbox struct {
 	watch    *runner.CommandWatch
 	commands *commands
 	ttl      time.Duration
-	// ctx ends by end, when the session begins to close.
-	ctx context.Context //nolint:containedctx // that of the goroutine that waits for the end of the ttl
+	// end cancels ctx when the session begins to close.
+	ctx context.Context //nolint:containedctx // of the goroutine that waits for the ttl
 	end context.CancelCauseFunc
 }
 
-// sandboxesAPI are the operations on sandboxes without a model.
 type sandboxesAPI struct{ sessions *registry }
 
 func (a sandboxesAPI) addOperations(o operations) {
@@ -124,23 +123,22 @@ func (a sandboxesAPI) addOperations(o operations) {
 		})
 }
 
-// sandboxKeys are the starts of live sandboxes by the client's label and the key. It is
-// safe for concurrent use.
+// sandboxKeys maps the client's label and key to the starts of live sandboxes.
+// It is safe for concurrent use.
 type sandboxKeys struct {
 	mu    sync.Mutex
 	byKey map[string]*sandboxStart
 }
 
-// sandboxStart is the start of a sandbox with a key.
 type sandboxStart struct {
 	sum [sha256.Size]byte
-	// ready is closed when live or err is set.
+	// ready is closed once live or err is set.
 	ready chan struct{}
 	live  *session
 	err   error
 }
 
-// addStart returns the start that has the key, and whether it is a new one.
+// addStart returns the start with the key, and whether it is new.
 func (k *sandboxKeys) addStart(key string, sum [sha256.Size]byte) (_ *sandboxStart, first bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -156,15 +154,13 @@ func (k *sandboxKeys) addStart(key string, sum [sha256.Size]byte) (_ *sandboxSta
 	return s, false, nil
 }
 
-// removeKey forgets a key.
 func (k *sandboxKeys) removeKey(key string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.byKey, key)
 }
 
-// startOnce starts a sandbox that a client requests, or returns the one that its key
-// started.
+// startOnce starts a sandbox, or returns the one that its key started.
 func (a sandboxesAPI) startOnce(ctx context.Context, in NewSandbox, key string, from client) (*session, error) {
 	if key == "" {
 		return a.startSandbox(ctx, in, from, func() {})
@@ -191,10 +187,10 @@ func (a sandboxesAPI) startOnce(ctx context.Context, in NewSandbox, key string, 
 	return s.live, s.err
 }
 
-// runStart starts the sandbox of a key, whether its client waits or not. A key whose
-// sandbox did not start or has ended is free again.
+// runStart starts a key's sandbox, whether or not its client still waits. If
+// the sandbox doesn't start, and once it has ended, the key is free again.
 func (a sandboxesAPI) runStart(ctx context.Context, s *sandboxStart, in NewSandbox, key string, from client) {
-	s.err = newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log has the cause") // it panics
+	s.err = newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log has the cause") // if it panics
 	defer func() {
 		if s.err != nil {
 			a.sessions.keys.removeKey(key)
@@ -204,8 +200,8 @@ func (a sandboxesAPI) runStart(ctx context.Context, s *sandboxStart, in NewSandb
 	s.live, s.err = a.startSandbox(ctx, in, from, func() { a.sessions.keys.removeKey(key) })
 }
 
-// startSandbox starts a sandbox that a client requests, and waits until it can run
-// commands. ended is called when it has ended.
+// startSandbox starts a sandbox and waits until it can run commands. ended is
+// called when it has ended.
 func (a sandboxesAPI) startSandbox(ctx context.Context, in NewSandbox, from client, ended func()) (*session, error) {
 	ttl := time.Duration(in.TTL) * time.Second
 	switch most := a.sessions.opts.MaxSandboxTTL; {
@@ -252,7 +248,7 @@ func (a sandboxesAPI) listSandboxes(limit int, before string) SandboxList {
 	all := slices.DeleteFunc(a.sessions.listLive(), func(live *session) bool {
 		return live.sandbox == nil || before != "" && live.id >= before
 	})
-	slices.SortFunc(all, func(x, y *session) int { // ids sort by time
+	slices.SortFunc(all, func(x, y *session) int { // IDs sort by time
 		if x.id > y.id {
 			return -1
 		}
@@ -268,7 +264,6 @@ func (a sandboxesAPI) listSandboxes(limit int, before string) SandboxList {
 	return out
 }
 
-// viewSandbox returns a sandbox as clients see it.
 func (a sandboxesAPI) viewSandbox(id string) (Sandbox, error) {
 	live := a.sessions.liveSession(id)
 	v, err := a.sessions.viewSession(id, true)
@@ -281,7 +276,8 @@ func (a sandboxesAPI) viewSandbox(id string) (Sandbox, error) {
 	return a.sandboxView(v, live), nil
 }
 
-// requireSandbox returns a live sandbox, or a problem if it has ended or doesn't exist.
+// requireSandbox returns a live sandbox, or a problem if it has ended or
+// doesn't exist.
 func (a sandboxesAPI) requireSandbox(id string) (*session, error) {
 	if live := a.sessions.liveSession(id); live != nil && live.sandbox != nil {
 		return live, nil
@@ -309,8 +305,8 @@ func (a sandboxesAPI) endSandbox(ctx context.Context, id string) (Sandbox, error
 	return v, err
 }
 
-// sandboxView returns the view of a sandbox from that of its session; live is nil if it
-// is not live here.
+// sandboxView makes a sandbox's view from its session's; live is nil if it is
+// not live here.
 func (a sandboxesAPI) sandboxView(v Session, live *session) Sandbox {
 	out := Sandbox{
 		ID: v.ID, State: v.State, Title: v.Title, Begun: v.Begun, Client: v.Client, Mode: v.Mode, Backend: v.Backend, Image: v.Image,
@@ -325,7 +321,8 @@ func (a sandboxesAPI) sandboxView(v Session, live *session) Sandbox {
 	return out
 }
 
-// commandProblem returns the problem of a command that did not end in a sandbox.
+// commandProblem returns the problem of a command that could not run to its
+// end.
 func (d *diagnostics) commandProblem(id string, err error) *Problem {
 	e, ok := errors.AsType[*runner.UserCommandError](err)
 	switch {
@@ -335,7 +332,7 @@ func (d *diagnostics) commandProblem(id string, err error) *Problem {
 		return d.internalProblem("run command", err)
 	case e.Kind == runner.FaultCommand: // it is about the request
 		return fromProblem(http.StatusUnprocessableEntity, "command", record.Problem{Cause: e.Cause, Hint: e.Hint})
-	case e.Kind == runner.FaultDisk: // the host's disk or a directory of the sandbox: the cause tells
+	case e.Kind == runner.FaultDisk: // the cause says if it is the host's disk or a directory of the sandbox
 		return fromProblem(http.StatusInsufficientStorage, "disk", record.Problem{Cause: e.Cause, Hint: e.Hint})
 	}
 	return d.prepareProblem("run command in "+id, &PrepareError{Code: string(e.Kind), Err: err})

@@ -12,8 +12,7 @@ import (
 	"github.com/caisson-run/caisson/runner/internal/httpserver"
 )
 
-// Server is the HTTP API. [Server.Serve] runs it and closes what it started. It
-// is safe for concurrent use.
+// Server is the HTTP API. It is safe for concurrent use.
 type Server struct {
 	*diagnostics
 	opts     Options
@@ -51,23 +50,23 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Handler returns the HTTP handler, for callers that listen themselves. They must
-// call [Server.Close].
+// Handler returns the HTTP handler for callers that listen themselves. They
+// must call [Server.Close].
 func (s *Server) Handler() http.Handler { return s.handler }
 
-// OpenAPI returns the document that describes the API, as /openapi.json does.
+// OpenAPI returns the document that /openapi.json serves.
 func (s *Server) OpenAPI() []byte { return s.openAPI }
 
 // Serve answers on listeners until ctx ends, then ends the sessions, their
-// containers and the streams, and returns. It closes the listeners. A nil error
-// means that nothing is left.
+// containers and the streams. It closes the listeners. A nil error means that
+// nothing is left.
 func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	h := &http.Server{Handler: s.handler, ReadHeaderTimeout: s.opts.headerTime, ErrorLog: zap.NewStdLog(s.log.WithOptions(zap.AddCallerSkip(1)))}
 	return httpserver.Serve(ctx, h, func() error { return s.Close(context.Cause(ctx)) }, listeners...)
 }
 
-// Close ends all sessions with a cause, and waits until they have ended. Its error
-// names what could not be removed. Further calls wait and return nil.
+// Close ends all sessions with a cause and waits for them. Its error names what
+// could not be removed. Further calls wait and return nil.
 func (s *Server) Close(cause error) error {
 	return s.sessions.closeAll(cause)
 }

@@ -16,54 +16,52 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
-// keptTurns bounds the turns whose reports a live session keeps; the trace has
+// keptTurns bounds the turns whose reports a live session keeps. The trace has
 // all.
 const keptTurns = 1024
 
-// session is one live session.
 type session struct {
 	*diagnostics
 	indexes *indexes
 	id      string
 	dir     string // of its records
 	client  client // who started it
-	// prepare is Options.Prepare or Options.PrepareSandbox for the client's request, and
-	// task describes the session in its first record.
+	// prepare is Options.Prepare, Resume or PrepareSandbox for the client's
+	// request. task describes the session in its first record.
 	prepare func(ctx context.Context) (runner.Options, func(), error)
 	task    string
 	begun   time.Time
 	run     *runner.Session
 	feed    *feed
 	steps   *trace.Steps
-	// sandbox is that of a session without a model, nil for others.
-	sandbox *liveSandbox
-	// confirmations are those of the session.
+	// sandbox is nil for a session with a model.
+	sandbox       *liveSandbox
 	confirmations *confirmations
-	// done releases the resources of Prepare.
+	// done releases Prepare's resources.
 	done func()
 	// onClosed is called when the session has ended.
 	onClosed func()
 
 	closing sync.Once
 	follows sync.WaitGroup
-	// closed is closed when report is set.
+	// closed is closed once report is set.
 	closed chan struct{}
 	report runner.Report
 
 	mu       sync.Mutex
 	ending   bool
-	cut      bool // it was ended while a turn ran
+	cut      bool // it was ended during a turn
 	title    string
 	turns    map[string]*runner.Turn
 	order    []string // of turns, oldest first
 	idle     *time.Timer
 	idleTime time.Duration
 
-	// recMu guards the fields set from records. It is separate from mu because the
-	// writer of a record may hold locks that the holder of mu waits for.
+	// recMu guards the fields set from records. It is separate from mu because
+	// the writer of a record may hold locks that the holder of mu waits for.
 	recMu sync.Mutex
 	facts record.SessionCreated
-	spent *limits.Usage // of the turn that runs, nil before its first model call
+	spent *limits.Usage // of the running turn; nil before its first model call
 }
 
 // newSession returns a session that is not open yet.
@@ -75,8 +73,8 @@ func newSession(d *diagnostics, x *indexes, title string, from client) *session 
 	}
 }
 
-// openRun opens the session, which then lives until lifetime ends. ctx bounds the
-// opening.
+// openRun opens the session, which then lives until lifetime ends. ctx bounds
+// the opening.
 func (s *session) openRun(ctx, lifetime context.Context, opts *Options) error {
 	// Waiting for resources, such as an image, also ends when the server stops.
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -98,8 +96,8 @@ func (s *session) openRun(ctx, lifetime context.Context, opts *Options) error {
 	return nil
 }
 
-// observeRecord is called with every record once it is in the trace, in order. It
-// must not block.
+// observeRecord is called with every record once it is in the trace, in order.
+// It must not block.
 func (s *session) observeRecord(r record.Record, _ []byte) {
 	step := s.steps.Record(r)
 	if s.sandbox != nil {
@@ -130,7 +128,6 @@ func (s *session) observeRecord(r record.Record, _ []byte) {
 	}
 }
 
-// addUsage adds the usage of a model call.
 func (s *session) addUsage(u limits.Usage) {
 	s.recMu.Lock()
 	defer s.recMu.Unlock()
@@ -185,7 +182,7 @@ func (s *session) startTurn(in NewTurn, from client, traceparent string) (*runne
 	return t, nil
 }
 
-// turnView returns a turn that the session remembers.
+// turnView returns a turn that the session still remembers.
 func (s *session) turnView(id string) (Turn, bool) {
 	s.mu.Lock()
 	t := s.turns[id]
@@ -201,14 +198,14 @@ func (s *session) turnView(id string) (Turn, bool) {
 	}
 }
 
-// cancelTurn cancels a turn if it runs.
+// cancelTurn cancels a turn if it is running.
 func (s *session) cancelTurn(id string, from client) {
 	s.mu.Lock()
 	t := s.turns[id]
 	s.mu.Unlock()
 	if t != nil {
 		select {
-		case <-t.Done(): // it changes nothing
+		case <-t.Done(): // it has ended
 			return
 		default:
 		}
@@ -217,8 +214,8 @@ func (s *session) cancelTurn(id string, from client) {
 	}
 }
 
-// startIdleTimer starts the timer that ends the session if no turn, or no command,
-// begins.
+// startIdleTimer starts the timer that ends the session if no turn, or no
+// command, begins.
 func (s *session) startIdleTimer() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -232,8 +229,8 @@ func (s *session) startIdleTimer() {
 	s.idle = time.AfterFunc(s.idleTime, s.endIfIdle)
 }
 
-// watchTurn waits for the end of a turn, and then ends a session that takes no
-// more turns, or restarts its idle timer.
+// watchTurn waits for the end of a turn. It then ends a session that takes no
+// more turns, and restarts the idle timer of any other.
 func (s *session) watchTurn(t *runner.Turn) {
 	<-t.Done()
 	if s.run.Status().Over != "" {
@@ -251,7 +248,7 @@ func (s *session) watchTurn(t *runner.Turn) {
 func (s *session) endIfIdle() {
 	s.mu.Lock()
 	unused := !s.ending && !s.isBusy()
-	s.ending = s.ending || unused // no turn begins any more
+	s.ending = s.ending || unused // from now on, no turn begins
 	s.mu.Unlock()
 	if unused {
 		s.log.Info("session is idle for too long", zap.String("session", s.id))
@@ -259,18 +256,17 @@ func (s *session) endIfIdle() {
 	}
 }
 
-// isBusy reports whether a turn runs, or a command of a sandbox.
+// isBusy reports whether a turn or a sandbox's command is running.
 func (s *session) isBusy() bool {
 	return s.run.Status().Turn != "" || s.sandbox != nil && s.sandbox.watch.Running() > 0
 }
 
-// endIdle ends a session in which no turn runs, and reports whether it did. A
-// session that is being ended during a turn is not idle: its changes are
-// incomplete.
+// endIdle ends an idle session, and reports whether it did. A session that is
+// being ended during a turn is not idle: its changes are incomplete.
 func (s *session) endIdle(client string) bool {
 	s.mu.Lock()
 	idle := s.ending && !s.cut || !s.ending && !s.isBusy()
-	s.ending = s.ending || idle // no turn begins any more
+	s.ending = s.ending || idle // from now on, no turn begins
 	s.mu.Unlock()
 	if idle {
 		s.close(client)
@@ -313,7 +309,6 @@ func (s *session) finishClose(client string) {
 	close(s.closed)
 }
 
-// isEnding reports whether the session is being ended.
 func (s *session) isEnding() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -332,8 +327,6 @@ func (s *session) currentState() State {
 	return StateIdle
 }
 
-// sessionView returns the session as clients see it; whole adds the fields that
-// lists don't have.
 func (s *session) sessionView(whole bool) Session {
 	st, state := s.run.Status(), s.currentState()
 	seq, _ := s.feed.lastSeq()

@@ -21,7 +21,6 @@ type SessionList struct {
 	Next     string    `json:"next,omitempty" doc:"give it as before for the next page; absent on the last"`
 }
 
-// sessionsAPI are the operations on sessions.
 type sessionsAPI struct{ sessions *registry }
 
 func (a sessionsAPI) addOperations(o operations) {
@@ -85,7 +84,6 @@ No turn begins: send a message, or continue where unfinished is true. 409: its p
 		})
 }
 
-// addSkills adds the operations on the skills of a session.
 func (a sessionsAPI) addSkills(o operations) {
 	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions/{id}/skills", "listSkills", "List the skills of a session",
 		"Those that the model of a live session can load, which of them it has loaded, what can't be used, and the tools that a turn of this client would be offered now.", http.StatusOK, 404, 409, 410),
@@ -116,7 +114,7 @@ func (a sessionsAPI) addSkills(o operations) {
 		})
 }
 
-// listSkills returns the skills of a live session, for the client that asks.
+// listSkills returns a live session's skills for the client that asks.
 func (a sessionsAPI) listSkills(ctx context.Context, id string) (runner.SkillReport, error) {
 	live, err := a.sessions.requireLive(id)
 	if err != nil {

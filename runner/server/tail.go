@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
-// tail reads the lines of a trace that may still grow. After it has reported the
-// end, it can continue with lines added since. It holds one line, and is not safe
+// tail reads the lines of a trace that may still grow. After reporting the end,
+// it can continue with lines added since. It holds one line, and is not safe
 // for concurrent use.
 type tail struct {
 	file *os.File
@@ -23,8 +23,8 @@ type tail struct {
 	used int    // bytes of buf that were returned
 }
 
-// openTail opens a session's trace, or its audit records if retention has removed
-// the rest.
+// openTail opens a session's trace, or its audit records if retention has
+// removed the rest.
 func openTail(dir string) (*tail, error) {
 	file, err := os.Open(filepath.Join(dir, record.TraceFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -38,8 +38,8 @@ func openTail(dir string) (*tail, error) {
 
 func (t *tail) close() { _ = t.file.Close() } // only read
 
-// seekCheckpoint seeks to a checkpoint of the trace, and reports whether its record
-// is there. If not, it seeks to the beginning.
+// seekCheckpoint seeks to a checkpoint of the trace, and reports whether its
+// record is there. If not, it seeks to the beginning.
 func (t *tail) seekCheckpoint(c trace.Checkpoint) (bool, error) {
 	if err := t.seekOffset(c.Offset); err != nil {
 		return false, err
@@ -56,7 +56,6 @@ func (t *tail) seekCheckpoint(c trace.Checkpoint) (bool, error) {
 	return false, t.seekOffset(0)
 }
 
-// seekOffset seeks to an offset of the file.
 func (t *tail) seekOffset(offset int64) error {
 	t.buf, t.used = t.buf[:0], 0
 	if _, err := t.file.Seek(offset, io.SeekStart); err != nil {
@@ -65,8 +64,8 @@ func (t *tail) seekOffset(offset int64) error {
 	return nil
 }
 
-// entry is one line and the fields that the stream needs. The line is valid until
-// the next call.
+// entry is one line and the fields that the stream needs. The line is valid
+// until the next call.
 type entry struct {
 	line []byte
 	Seq  int64       `json:"seq"`

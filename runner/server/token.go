@@ -12,12 +12,11 @@ import (
 	"sync"
 )
 
-// Token is one bearer token. Its label names its holder in records: a confirmation
-// answered with the token alice is by client http:alice.
+// Token is a bearer token. Its label names its holder in records: confirmations
+// answered with the token alice are by client http:alice.
 type Token struct {
 	Label, Value string
-	// Roles are the roles of the holder; nil means [DefaultRoles].
-	Roles []Role
+	Roles        []Role
 }
 
 // MinTokenBytes is the shortest token: 128 random bits in base64.
@@ -32,8 +31,8 @@ func NewToken(label string, roles ...Role) Token {
 	return Token{Label: label, Value: "csn_" + rand.Text() + rand.Text(), Roles: roles}
 }
 
-// Validate returns an error if a token is invalid. The error does not contain the
-// token's value.
+// Validate reports why the token is invalid. The error does not contain its
+// value.
 func (t Token) Validate() error {
 	switch {
 	case !tokenLabel().MatchString(t.Label):
@@ -82,8 +81,8 @@ func newKeyring(tokens []Token) (*keyring, error) {
 	return k, nil
 }
 
-// findClient returns the client whose token a request bears; ok is false where it
-// bears none, or one that is not known.
+// findClient returns the client whose token a request bears; ok is false if it
+// bears none, or an unknown one.
 func (k *keyring) findClient(r *http.Request) (_ client, ok bool) {
 	headers := r.Header.Values("Authorization")
 	if len(headers) != 1 {

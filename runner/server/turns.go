@@ -36,7 +36,7 @@ func (t NewTurn) check() error {
 	return nil
 }
 
-// Budget returns the limits as a budget.
+// Budget returns the limits as a budget. It is empty for nil.
 func (l *TurnLimits) Budget() limits.Budget {
 	if l == nil {
 		return limits.Budget{}
@@ -46,7 +46,7 @@ func (l *TurnLimits) Budget() limits.Budget {
 	return b
 }
 
-// Budget returns the limits as a budget.
+// Budget returns the limits as a budget. It is empty for nil.
 func (l *TotalLimits) Budget() limits.Budget {
 	if l == nil {
 		return limits.Budget{}
@@ -61,8 +61,8 @@ func (l *TotalLimits) Budget() limits.Budget {
 	return b
 }
 
-// limitProblem returns the problem for limits of a turn that can't be used, nil for
-// another error.
+// limitProblem returns the problem for a turn's limits that can't be used, or
+// nil for any other error.
 func limitProblem(err error) *Problem {
 	if e, ok := errors.AsType[*limits.RaisedError](err); ok {
 		key, show := "max_"+string(e.Kind), func(n int64) string { return strconv.FormatInt(n, 10) }
@@ -90,7 +90,8 @@ type TraceHeader struct {
 	Traceparent string `header:"traceparent" doc:"the client's span, as W3C Trace Context has it: turn.started records it, and the turn's span links to it. A malformed value is ignored"`
 }
 
-// Resolve ignores a header that was sent more than once: no one of them is right.
+// Resolve drops a header that was sent more than once, since any of them may be
+// wrong.
 func (h *TraceHeader) Resolve(ctx huma.Context) []error {
 	sent := 0
 	ctx.EachHeader(func(name, _ string) {
@@ -104,7 +105,6 @@ func (h *TraceHeader) Resolve(ctx huma.Context) []error {
 	return nil
 }
 
-// turnsAPI are the operations on turns.
 type turnsAPI struct{ sessions *registry }
 
 func (a turnsAPI) addOperations(o operations) {
@@ -160,7 +160,6 @@ var turnID = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^trn_[0-9A-HJKMNP-TV-Z]{26}$`)
 })
 
-// findTurn returns a turn of a session, live or ended.
 func (a turnsAPI) findTurn(session, id string) (Turn, error) {
 	none := newProblem(http.StatusNotFound, "no_turn", "the session has no such turn", "POST /sessions/{id}/turns returns its id")
 	if live := a.sessions.liveSession(session); live != nil {

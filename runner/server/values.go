@@ -38,7 +38,6 @@ var valueName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 })
 
-// openValue returns the response of a value in the directory of a session.
 func (a valuesAPI) openValue(dir, name string) (*huma.StreamResponse, error) {
 	none := newProblem(http.StatusNotFound, "no_value", "the session has no such value", `The "spilled" list of a record names them`)
 	if !valueName().MatchString(name) {

@@ -15,8 +15,7 @@ import (
 // State is the state of a session.
 type State string
 
-// The states. The first three are of sessions of this server, and move from left
-// to right; a turn moves between idle and running.
+// The first three states are of sessions of this server:
 //
 //	idle ⇄ running ─▶ closing ─▶ ended
 const (
@@ -24,17 +23,16 @@ const (
 	StateRunning State = "running"
 	StateClosing State = "closing"
 	StateEnded   State = "ended"
-	// StateInterrupted is a session whose process died: it has no end, and can't be
-	// continued.
+	// StateInterrupted is a session whose process died, so its records have no
+	// end.
 	StateInterrupted State = "interrupted"
-	// StateElsewhere is a session of another Caisson of the same user, such as
-	// caisson run: its records can be followed here, and nothing else.
+	// StateElsewhere is a session of another running Caisson of the same user.
+	// Its records can be followed here, and nothing else.
 	StateElsewhere State = "elsewhere"
 )
 
 // NewSession is a client's request for a session. Fields that are left out are
-// taken from the server's configuration, and no field can be less strict than
-// that.
+// taken from the server's configuration. No field can be less strict than that.
 type NewSession struct {
 	Workspace string         `json:"workspace" minLength:"1" maxLength:"4096" doc:"directory that the agent works on: absolute, or below the only root; it lies at or below a root of the server"`
 	Title     string         `json:"title,omitempty" maxLength:"400" doc:"a word about the session, for lists; without one it is the first message"`
@@ -46,8 +44,9 @@ type NewSession struct {
 	Limits    *SessionLimits `json:"limits,omitempty"`
 }
 
-// ResumeSession has the settings that a client changes in a resumed session. Its workspace and its
-// mode stay, and so do its model, image and stricter policy where the client names no other.
+// ResumeSession has the settings that a client changes in a resumed session.
+// The workspace and mode stay. The model, image and stricter policy also stay
+// unless the client names others.
 type ResumeSession struct {
 	Model  string         `json:"model,omitempty" maxLength:"200" doc:"the name of a model of the server's configuration; without it the session's own"`
 	Policy string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is laid over the server's policy; without it the one that was laid over it last"`
@@ -56,8 +55,8 @@ type ResumeSession struct {
 	Limits *SessionLimits `json:"limits,omitempty" doc:"without them those of the server"`
 }
 
-// TurnLimits are limits of a turn that a client requests. A limit above that of the
-// session, or of the server, is refused.
+// TurnLimits are limits that a client requests for a turn. A limit above the
+// session's or the server's is refused.
 type TurnLimits struct {
 	Rounds         *int64   `json:"max_rounds,omitempty" minimum:"1" doc:"model calls in a turn"`
 	ToolCalls      *int64   `json:"max_tool_calls,omitempty" minimum:"1" doc:"tool calls in a turn"`
@@ -66,8 +65,8 @@ type TurnLimits struct {
 	TimeoutSeconds *int64   `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of a turn"`
 }
 
-// TotalLimits are limits that a client requests for all turns of a session together. A
-// limit above the server's is refused.
+// TotalLimits are limits that a client requests for all turns of a session
+// together. A limit above the server's is refused.
 type TotalLimits struct {
 	ToolCalls      *int64   `json:"max_tool_calls,omitempty" minimum:"1" doc:"tool calls in the session"`
 	Tokens         *int64   `json:"max_tokens,omitempty" minimum:"1" doc:"input and output tokens in the session"`
@@ -75,8 +74,9 @@ type TotalLimits struct {
 	TimeoutSeconds *int64   `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of the session, from when it was opened"`
 }
 
-// SessionLimits are limits that a client requests for a session: of each turn, of all
-// turns together, and of the sandbox. A limit above the server's is refused.
+// SessionLimits are limits that a client requests for a session: for each turn,
+// for all turns together, and for the sandbox. A limit above the server's is
+// refused.
 type SessionLimits struct {
 	TurnLimits
 
@@ -89,35 +89,32 @@ type SessionLimits struct {
 
 // Session is a session, live or ended.
 type Session struct {
-	ID        string     `json:"id" example:"ses_01KAJ6N8YV8QZ6W4T0F6P3E9RC"`
-	State     State      `json:"state" enum:"idle,running,closing,ended,interrupted,elsewhere"`
-	Title     string     `json:"title"`
-	Begun     time.Time  `json:"begun"`
-	Last      *time.Time `json:"last_record,omitempty" doc:"when the last record was written, for sessions that are not live here"`
-	Client    string     `json:"client,omitempty" doc:"who started it, as in its records" example:"http:alice"`
-	Workspace string     `json:"workspace"`
-	Mode      string     `json:"mode" doc:"bind, overlay or copy"`
-	Backend   string     `json:"backend"`
-	Image     string     `json:"image"`
-	Model     string     `json:"model" doc:"none for a sandbox without a model"`
-	Policy    string     `json:"policy"`
-	// Turn is the running turn.
-	Turn string `json:"turn,omitempty" doc:"the turn that runs"`
-	// Spent is the usage of the running turn's model calls so far.
-	Spent   *limits.Usage `json:"turn_usage,omitempty" doc:"what the model calls of the turn that runs have used so far"`
-	Turns   *int          `json:"turns,omitempty" doc:"turns so far; absent where the records have no end and the session is not live here"`
-	Usage   limits.Usage  `json:"usage" doc:"of the turns that have ended"`
-	CostUSD string        `json:"cost_usd" doc:"decimal US dollars, or unknown"`
-	Waiting int           `json:"waiting" doc:"confirmations that wait for an answer"`
-	Seq     int64         `json:"seq" doc:"the number of the last record"`
+	ID        string        `json:"id" example:"ses_01KAJ6N8YV8QZ6W4T0F6P3E9RC"`
+	State     State         `json:"state" enum:"idle,running,closing,ended,interrupted,elsewhere"`
+	Title     string        `json:"title"`
+	Begun     time.Time     `json:"begun"`
+	Last      *time.Time    `json:"last_record,omitempty" doc:"when the last record was written, for sessions that are not live here"`
+	Client    string        `json:"client,omitempty" doc:"who started it, as in its records" example:"http:alice"`
+	Workspace string        `json:"workspace"`
+	Mode      string        `json:"mode" doc:"bind, overlay or copy"`
+	Backend   string        `json:"backend"`
+	Image     string        `json:"image"`
+	Model     string        `json:"model" doc:"none for a sandbox without a model"`
+	Policy    string        `json:"policy"`
+	Turn      string        `json:"turn,omitempty" doc:"the turn that runs"`
+	Spent     *limits.Usage `json:"turn_usage,omitempty" doc:"what the model calls of the turn that runs have used so far"`
+	Turns     *int          `json:"turns,omitempty" doc:"turns so far; absent where the records have no end and the session is not live here"`
+	Usage     limits.Usage  `json:"usage" doc:"of the turns that have ended"`
+	CostUSD   string        `json:"cost_usd" doc:"decimal US dollars, or unknown"`
+	Waiting   int           `json:"waiting" doc:"confirmations that wait for an answer"`
+	Seq       int64         `json:"seq" doc:"the number of the last record"`
 
-	// Unfinished reports a turn without an end, of an earlier process.
 	Unfinished bool `json:"unfinished,omitempty" doc:"the last turn of a resumed session has no end: a turn with continue goes on with it, and a message cancels it"`
 
 	Over   string `json:"over,omitempty" doc:"why a live session takes no more turns"`
 	Reason string `json:"stop_reason,omitempty" doc:"how an ended session ended"`
 	Exit   *int   `json:"exit_status,omitempty"`
-	// The rest is given for one session, and not in lists.
+	// Only answers about one session have the rest.
 	Problem     *Failure             `json:"problem,omitempty" doc:"what went wrong with an ended session"`
 	LastTurn    *Turn                `json:"last_turn,omitempty"`
 	Attestation *sandbox.Attestation `json:"attestation,omitempty" doc:"of the container"`
@@ -151,7 +148,8 @@ type Turn struct {
 	State  TurnState `json:"state" enum:"running,ended,interrupted"`
 	Reason string    `json:"stop_reason,omitempty" example:"answered"`
 	Answer string    `json:"answer,omitempty"`
-	// Truncated reports that a limit ended it, or that the provider cut the answer.
+	// Truncated reports that a limit ended the turn, or that the provider cut
+	// the answer.
 	Truncated bool          `json:"truncated,omitempty"`
 	Limit     *record.Limit `json:"limit,omitempty"`
 	Usage     *limits.Usage `json:"usage,omitempty"`
@@ -159,32 +157,29 @@ type Turn struct {
 	WallMS    int64         `json:"wall_ms,omitempty"`
 }
 
-// Confirmation is a call that waits for an answer. The answer is bound to the
-// input shown by InputHash.
+// Confirmation is a call that waits for an answer. InputHash binds the answer
+// to the input that is shown.
 type Confirmation struct {
-	ID     string      `json:"id" doc:"128 random bits, in hex"`
-	Turn   string      `json:"turn"`
-	CallID string      `json:"tool_use_id"`
-	Name   tools.Name  `json:"tool_name"`
-	Class  tools.Class `json:"side_effects" enum:"none,read,write,execute,network"`
-	Seq    int         `json:"seq" doc:"counts the questions of the session, in the order of the calls"`
-	Runs   tools.Place `json:"runs" enum:"host,sandbox" doc:"where it would run"`
-	// Summary, Display, Projected and Diff are safe to show anywhere; Exact is
-	// the input itself.
-	Summary   string   `json:"summary" doc:"the call in one line, safe to show"`
-	Display   string   `json:"display" doc:"the input, safe to show, elided in the middle where it is long"`
-	Exact     any      `json:"input" doc:"the input itself: never for a terminal as it is"`
-	InputHash string   `json:"input_hash" doc:"hex SHA-256 of the canonical JSON of the input"`
-	Projected []string `json:"projected_modifications" nullable:"false" doc:"paths that would change, safe to show"`
-	Diff      string   `json:"diff,omitempty" doc:"what would change, as a unified diff, safe to show"`
-	Dangerous string   `json:"dangerous,omitempty" doc:"what of the command the policy finds dangerous, safe to show"`
-	Phrase    string   `json:"phrase,omitempty" doc:"the exact command that an answer of scope always would be bound to, safe to show"`
-	Elided    bool     `json:"diff_elided,omitempty" doc:"the middle of the diff is left out; input is whole"`
-	Notices   []string `json:"notices,omitempty" doc:"facts about the input that might be overlooked, such as letters that pass for others; safe to show"`
-	Covers    []string `json:"covers,omitempty" doc:"workspace files whose content the answer covers; what else a command reads is not covered"`
-	Hidden    bool     `json:"hidden_characters,omitempty" doc:"the input, a path or the diff holds characters that are not seen; they are shown as escapes"`
-	Changed   bool     `json:"changed,omitempty" doc:"it was asked before, and what the diff was made from has changed since"`
-	// Description, Definition and Redefined are about the tool of a server.
+	ID          string           `json:"id" doc:"128 random bits, in hex"`
+	Turn        string           `json:"turn"`
+	CallID      string           `json:"tool_use_id"`
+	Name        tools.Name       `json:"tool_name"`
+	Class       tools.Class      `json:"side_effects" enum:"none,read,write,execute,network"`
+	Seq         int              `json:"seq" doc:"counts the questions of the session, in the order of the calls"`
+	Runs        tools.Place      `json:"runs" enum:"host,sandbox" doc:"where it would run"`
+	Summary     string           `json:"summary" doc:"the call in one line, safe to show"`
+	Display     string           `json:"display" doc:"the input, safe to show, elided in the middle where it is long"`
+	Exact       any              `json:"input" doc:"the input itself: never for a terminal as it is"`
+	InputHash   string           `json:"input_hash" doc:"hex SHA-256 of the canonical JSON of the input"`
+	Projected   []string         `json:"projected_modifications" nullable:"false" doc:"paths that would change, safe to show"`
+	Diff        string           `json:"diff,omitempty" doc:"what would change, as a unified diff, safe to show"`
+	Dangerous   string           `json:"dangerous,omitempty" doc:"what of the command the policy finds dangerous, safe to show"`
+	Phrase      string           `json:"phrase,omitempty" doc:"the exact command that an answer of scope always would be bound to, safe to show"`
+	Elided      bool             `json:"diff_elided,omitempty" doc:"the middle of the diff is left out; input is whole"`
+	Notices     []string         `json:"notices,omitempty" doc:"facts about the input that might be overlooked, such as letters that pass for others; safe to show"`
+	Covers      []string         `json:"covers,omitempty" doc:"workspace files whose content the answer covers; what else a command reads is not covered"`
+	Hidden      bool             `json:"hidden_characters,omitempty" doc:"the input, a path or the diff holds characters that are not seen; they are shown as escapes"`
+	Changed     bool             `json:"changed,omitempty" doc:"it was asked before, and what the diff was made from has changed since"`
 	Description string           `json:"description,omitempty" doc:"what the server says of its tool, safe to show; not to be believed"`
 	Definition  string           `json:"definition,omitempty" doc:"hex SHA-256 of what the server declares of its tool, which an answer for longer than the call is bound to"`
 	Redefined   bool             `json:"redefined,omitempty" doc:"the tool was allowed before, with another definition"`
@@ -193,7 +188,7 @@ type Confirmation struct {
 	Expires     time.Time        `json:"expires_at" doc:"when it is refused by itself"`
 }
 
-// ConfirmationList lists the open confirmations of a session, the oldest first.
+// ConfirmationList lists a session's open confirmations, the oldest first.
 type ConfirmationList struct {
 	Confirmations []Confirmation `json:"confirmations" nullable:"false"`
 }
@@ -220,11 +215,10 @@ type Resolution struct {
 	Reason       string            `json:"reason,omitempty" doc:"why it was denied, as the model is told"`
 }
 
-// titleRunes bounds a title in lists.
 const titleRunes = 120
 
-// displayTitle returns the first line of a text, safe to display and at most
-// titleRunes long.
+// displayTitle returns the first line of a text, safe to display, cut to
+// titleRunes.
 func displayTitle(text string) string {
 	line, _, more := strings.Cut(strings.TrimSpace(text), "\n")
 	safe, _ := tools.Display(line)

@@ -1,6 +1,6 @@
-// Package outputlog keeps the output of commands in files, for readers that come late or
-// read slowly. A command never waits for a reader, and output that is not kept is counted.
-// It imports the standard library only (rank 0).
+// Package outputlog keeps the output of commands in files, for readers that
+// come late or read slowly. A command never waits for a reader; output that
+// can't be kept is counted. It imports only the standard library (rank 0).
 package outputlog
 
 import (
@@ -15,18 +15,18 @@ import (
 // Streams is the number of streams of a command: standard output and standard error.
 const Streams = 2
 
-// Store keeps the logs of one sandbox in a directory. It is safe for concurrent use.
+// Store keeps the logs of one sandbox in a directory. It is safe for concurrent
+// use.
 type Store struct {
-	dir string
-	// perStream and total bound the bytes that are kept.
+	dir              string
 	perStream, total int64
 
 	mu   sync.Mutex
 	used int64
 }
 
-// NewStore makes the directory of a store that keeps the first perStream bytes of each
-// stream, and total bytes of all.
+// NewStore makes a store's directory. The store keeps the first perStream bytes
+// of each stream, and total bytes in all.
 func NewStore(dir string, perStream, total int64) (*Store, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make output store: %w", err)
@@ -41,10 +41,10 @@ func (s *Store) Room() int64 {
 	return s.total - s.used
 }
 
-// Remove removes the directory with all logs. Open readers go on.
+// Remove removes the directory with all logs. Open readers can go on.
 func (s *Store) Remove() error { return os.RemoveAll(s.dir) }
 
-// reserveBytes takes up to n bytes of the room.
+// reserveBytes takes up to n bytes of the room, and returns how many.
 func (s *Store) reserveBytes(n int64) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,7 +53,6 @@ func (s *Store) reserveBytes(n int64) int64 {
 	return n
 }
 
-// releaseBytes returns n bytes of the room.
 func (s *Store) releaseBytes(n int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,17 +72,16 @@ type Log struct {
 	changed chan struct{} // nil while nothing waits
 }
 
-// State is the size of a log.
 type State struct {
-	// Kept counts the bytes of each stream that are kept, which are its first, and
-	// Total all that the command wrote.
+	// Kept counts the bytes of each stream that are kept, from its start. Total
+	// counts all that the command wrote.
 	Kept, Total [Streams]int64
 	// Ended reports that there will be no more.
 	Ended bool
 }
 
-// Create makes the log of a command; name is that of its files. The caller ends it, and
-// removes it unless the store is removed.
+// Create makes the log of a command, in files named after name. The caller must
+// end it, and remove it unless it removes the store.
 func (s *Store) Create(name string) (*Log, error) {
 	l := &Log{store: s}
 	for i := range l.files {
@@ -97,7 +95,8 @@ func (s *Store) Create(name string) (*Log, error) {
 	return l, nil
 }
 
-// Writer returns the writer of a stream. It never fails: what can't be kept is counted.
+// Writer returns the writer of a stream. It never fails: it only counts what it
+// can't keep.
 func (l *Log) Writer(stream int) io.Writer { return &writer{l, stream} }
 
 type writer struct {
@@ -105,7 +104,6 @@ type writer struct {
 	stream int
 }
 
-// Write implements io.Writer.
 func (w *writer) Write(p []byte) (int, error) {
 	w.log.appendOutput(w.stream, p)
 	return len(p), nil
@@ -115,7 +113,7 @@ func (l *Log) appendOutput(stream int, p []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	kept, total := &l.state.Kept[stream], &l.state.Total[stream]
-	if *kept == *total && l.files[stream] != nil && l.failed == nil { // nothing is missing before it
+	if *kept == *total && l.files[stream] != nil && l.failed == nil { // nothing before it is missing
 		n := l.store.reserveBytes(min(int64(len(p)), l.store.perStream-*kept))
 		written, err := l.files[stream].Write(p[:n])
 		l.store.releaseBytes(n - int64(written))
@@ -126,7 +124,7 @@ func (l *Log) appendOutput(stream int, p []byte) {
 	l.wakeReaders()
 }
 
-// wakeReaders wakes those that wait for a change. The caller holds mu.
+// wakeReaders wakes readers that wait for a change. The caller holds mu.
 func (l *Log) wakeReaders() {
 	if l.changed != nil {
 		close(l.changed)
@@ -134,7 +132,8 @@ func (l *Log) wakeReaders() {
 	}
 }
 
-// End reports that the command has ended. Its error is why output could not be kept.
+// End reports that the command has ended. It returns the error that kept output
+// from being kept, if any.
 func (l *Log) End() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -150,7 +149,8 @@ func (l *Log) End() error {
 	return errors.Join(errs...)
 }
 
-// Remove removes an ended log and returns its room. Open readers go on.
+// Remove removes an ended log and returns its bytes to the room. Open readers
+// can go on.
 func (l *Log) Remove() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,7 +168,8 @@ func (l *Log) Remove() error {
 	return errors.Join(errs...)
 }
 
-// State returns the size of the log, and a channel that is closed when it has changed.
+// State returns the size of the log, and a channel that is closed at the next
+// change.
 func (l *Log) State() (State, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -178,7 +179,7 @@ func (l *Log) State() (State, <-chan struct{}) {
 	return l.state, l.changed
 }
 
-// Reader reads a log. The caller closes it.
+// Reader reads a log. The caller must close it.
 type Reader struct {
 	log   *Log
 	files [Streams]*os.File
