@@ -9,26 +9,25 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Display makes text from a model, a tool or a file safe for a terminal or a
-// page: what would be executed by a terminal or not be seen by a person is
-// written out as an escape ("\x1b", "\u202e"), and hidden reports whether there was
-// any. Newlines and tabs are escaped too; [DisplayLines] keeps them. An escape
-// that is repeated is written once, with a count ("\u00a0{×5000}"). What is
-// printable is left alone; a backslash is not doubled, so the result is for
-// people and can't be parsed back.
+// Display makes text from a model, a tool or a file safe for a terminal or a page.
+// It escapes control characters and everything a person would not see ("\x1b",
+// "\u202e"), including newlines and tabs, which [DisplayLines] keeps. hidden
+// reports whether anything but newlines and tabs was escaped. A repeated escape is
+// written once, with a count ("\u00a0{×5000}"). Backslashes are not doubled, so the
+// result can't be parsed back.
 func Display(s string) (safe string, hidden bool) {
 	return displayText(s, func(r rune) bool { return !needsEscape(r) })
 }
 
-// DisplayLines is [Display] for text of several lines: "\n" and "\t" stay, and
-// don't count as hidden.
+// DisplayLines is like [Display] but keeps newlines and tabs.
 func DisplayLines(s string) (safe string, hidden bool) {
 	return displayText(s, func(r rune) bool { return r == '\n' || r == '\t' || !needsEscape(r) })
 }
 
-// ModelLines is [DisplayLines] for text that a model reads. It keeps blanks of any width,
-// which French puts before a colon, and one joiner behind a visible character: without it,
-// words and emoji change. Several in a row can hide a message.
+// ModelLines is [DisplayLines] for a model. It also keeps spaces of any width,
+// which French puts before a colon, and a joiner after a visible character, without
+// which words and emoji change. Several joiners in a row can hide a message, so
+// they are escaped.
 func ModelLines(s string) string {
 	last := ' '
 	safe, _ := displayText(s, func(r rune) bool {
@@ -42,9 +41,9 @@ func ModelLines(s string) string {
 	return safe
 }
 
-// CopyText makes text of several lines safe for a clipboard. It is used as it is there, not
-// looked at, so only what a terminal would obey, what reorders text, and what can hide a
-// message in it become escapes.
+// CopyText makes text safe for a clipboard. Pasted text is used rather than read,
+// so it escapes only control characters, characters that reorder text, and those
+// that can hide a message.
 func CopyText(s string) (safe string, hidden bool) {
 	lines := strings.Split(s, "\r\n")
 	for i, line := range lines {
@@ -59,7 +58,7 @@ func CopyText(s string) (safe string, hidden bool) {
 	return strings.Join(lines, "\r\n"), hidden
 }
 
-// displayText writes the runes that are not plain, and bytes that are no UTF-8, as escapes.
+// displayText escapes invalid UTF-8 and every rune that is not plain.
 func displayText(s string, plain func(rune) bool) (string, bool) {
 	hidden := false
 	var b strings.Builder
@@ -82,11 +81,10 @@ func displayText(s string, plain func(rune) bool) (string, bool) {
 	return b.String(), hidden
 }
 
-// manyEscapes is the number of repetitions from which an escape is written once,
-// with a count: thousands of them would push the rest out of sight.
+// manyEscapes is the number of repetitions from which an escape is counted instead:
+// thousands of them would push the rest out of sight.
 const manyEscapes = 8
 
-// countRepeats returns how many times s begins with part.
 func countRepeats(s, part string) int {
 	n := 0
 	for strings.HasPrefix(s[n*len(part):], part) {
@@ -112,27 +110,25 @@ func writeEscape(b *strings.Builder, r rune, raw string) {
 	}
 }
 
-// needsEscape reports whether a rune is written as an escape: controls (C0, DEL, C1); format
-// characters, which hold bidirectional controls, zero-width characters and
-// tags; line and paragraph separators; variation selectors and other
-// characters that take no space or look like one; private use, surrogates and
-// unassigned.
+// needsEscape reports whether r is a control or format character (bidirectional
+// controls, zero-width characters, tags), takes no space or looks like a space, or
+// is private or unassigned.
 func needsEscape(r rune) bool {
 	switch {
 	case r == ' ':
 		return false
 	case r == 0x034f, r == 0x115f, r == 0x1160, r == 0x17b4, r == 0x17b5, r == 0x2800, r == 0x3164, r == 0xffa0:
-		return true // look like nothing, though they are letters or marks
+		return true // letters and marks that look blank
 	case unicode.Is(unicode.Variation_Selector, r):
-		return r != 0xfe0f // emoji presentation, as people really write it
+		return r != 0xfe0f // emoji presentation, which people do write
 	case unicode.Is(unicode.Zs, r):
-		return true // shells and people take them for spaces, or for nothing
+		return true // shells and people take them for spaces, or overlook them
 	}
 	return !unicode.IsGraphic(r)
 }
 
-// Elide returns text of at most limit bytes whole, and otherwise its two ends
-// with a count of what is left out between them.
+// Elide shortens text of more than limit bytes to its two ends, with a count of
+// what was left out between them.
 func Elide(s string, limit int) string {
 	if len(s) <= limit {
 		return s

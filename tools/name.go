@@ -13,20 +13,19 @@ import (
 	"github.com/agext/levenshtein"
 )
 
-// Name is a canonical tool name: snake_case, or server/tool. History, records,
-// approvals, logs and the command line speak it.
+// Name is a canonical tool name: snake_case, or server/tool. Records, approvals,
+// logs and the command line use it.
 type Name string
 
-// LLMName is a tool's name on a provider's wire: every "/" of the canonical name
-// becomes "__", and every "." becomes "_". There is no implicit conversion between
-// the two.
+// LLMName is a tool's name as providers see it: every "/" of the canonical name
+// becomes "__", and every "." becomes "_".
 type LLMName string
 
-// MaxNameBytes bounds the wire form of a name. A provider that takes less gets a
-// shorter one, see [Name.LLMWithin].
+// MaxNameBytes bounds an [LLMName]. [Name.LLMWithin] serves providers that take
+// less.
 const MaxNameBytes = 128
 
-// nameHashBytes is the length of the hash in a name that was shortened.
+// nameHashBytes is the length of the hash that ends a shortened name.
 const nameHashBytes = 12
 
 var (
@@ -41,10 +40,9 @@ var (
 	})
 )
 
-// ParseName checks a canonical name: one of our own, in snake_case, or
-// server/tool. Names of servers and our own tools never contain "__", so that
-// the wire form stays readable. A server's name for its tool has the characters that
-// the Model Context Protocol allows. The error describes the problem.
+// ParseName checks a canonical name. Neither server names nor our own tools' names
+// may contain "__", so that the wire form stays readable. A tool name after
+// "server/" may have the characters that the Model Context Protocol allows.
 func ParseName(s string) (Name, error) {
 	server, tool, mcp := strings.Cut(s, "/")
 	switch {
@@ -61,8 +59,8 @@ func ParseName(s string) (Name, error) {
 	return Name(s), nil
 }
 
-// LLM is the name's wire form. It fails if the name has a character other than letters,
-// digits, "_", "-", "." and "/", or more than [MaxNameBytes].
+// LLM returns the name's wire form. It fails if the name has a character other than
+// letters, digits, "_", "-", "." and "/", or if it exceeds [MaxNameBytes].
 func (n Name) LLM() (LLMName, error) {
 	alias := n.alias()
 	if !wireName().MatchString(alias) {
@@ -71,14 +69,14 @@ func (n Name) LLM() (LLMName, error) {
 	return LLMName(alias), nil
 }
 
-// alias returns the wire form of a text that may not be a valid name.
+// alias returns the wire form of n, which need not be valid.
 func (n Name) alias() string {
 	return strings.NewReplacer("/", "__", ".", "_").Replace(string(n))
 }
 
-// LLMWithin is the name's wire form for a provider that takes at most limit bytes;
-// zero means [MaxNameBytes]. A longer one is cut and ends with "_" and a hash of
-// the canonical name, so that it is the same in every session.
+// LLMWithin returns the name's wire form in at most limit bytes; zero means
+// [MaxNameBytes]. A longer one is cut and ends with "_" and a hash of the canonical
+// name, so that it is the same in every session.
 func (n Name) LLMWithin(limit int) (LLMName, error) {
 	alias, err := n.LLM()
 	if err != nil || limit == 0 || len(alias) <= limit {
@@ -91,7 +89,7 @@ func (n Name) LLMWithin(limit int) (LLMName, error) {
 	return alias[:limit-1-nameHashBytes] + LLMName("_"+hex.EncodeToString(sum[:])[:nameHashBytes]), nil
 }
 
-// Server is the part before the first "/", "" for one of our own tools.
+// Server returns the part before the first "/", or "" for one of our own tools.
 func (n Name) Server() string {
 	server, _, ok := strings.Cut(string(n), "/")
 	if !ok {
@@ -100,10 +98,8 @@ func (n Name) Server() string {
 	return server
 }
 
-// OperatorName reads a name as people write it: canonical, or the wire form
-// that transcripts of models show. Without a registry at hand the first "__"
-// parts the server from its tool, because neither names of servers nor our own
-// hold one.
+// OperatorName parses a name as people write it: canonical, or in the wire form
+// that transcripts show. The first "__" separates server and tool; see [ParseName].
 func OperatorName(s string) (Name, error) {
 	if server, tool, ok := strings.Cut(s, "__"); ok && !strings.Contains(s, "/") {
 		s = server + "/" + tool
@@ -111,14 +107,14 @@ func OperatorName(s string) (Name, error) {
 	return ParseName(s)
 }
 
-// Same reports whether two names are of one tool, in either form: a registry
-// holds no two tools of the same wire form.
+// Same reports whether two names, each in either form, mean one tool. A registry
+// never holds two tools with the same wire form.
 func (n Name) Same(o Name) bool {
 	return n == o || n.alias() == o.alias()
 }
 
-// foreignTools maps names that models and skills know from other programs, as
-// plainName writes them, to the tools of ours that do the same.
+// foreignTools maps other programs' tool names, as plainName writes them, to our
+// tools that do the same.
 var foreignTools = map[string][]Name{
 	"bash": {NameShell}, "sh": {NameShell}, "exec": {NameShell}, "terminal": {NameShell}, "execute": {NameShell}, "executecommand": {NameShell}, "runcommand": {NameShell},
 	"runshellcommand": {NameShell}, "runterminalcmd": {NameShell}, "runinterminal": {NameShell}, "localshell": {NameShell}, "python": {NameShell}, "powershell": {NameShell},
@@ -133,7 +129,7 @@ var foreignTools = map[string][]Name{
 	"skill": {"load_skill"}, "activateskill": {"load_skill"},
 }
 
-// plainName returns a name without what spellings differ in.
+// plainName returns name in lower case, without blanks, "_" and "-".
 func plainName(name string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '_' || r == '-' || r == ' ' {
@@ -143,17 +139,16 @@ func plainName(name string) string {
 	}, strings.ToLower(name))
 }
 
-// IsSpelling reports whether a name that people or models write is likely to mean a
-// tool: it is the tool's own in another spelling, or other programs call such a tool
-// so.
+// IsSpelling reports whether written probably means the tool: it differs only in
+// spelling, or is another program's name for such a tool.
 func IsSpelling(written string, of Name) bool {
 	plain := plainName(written)
 	return plain == plainName(string(of)) || slices.Contains(foreignTools[plain], of)
 }
 
-// NearestNames returns at most most of the names, those first that are most like what was
-// written in either form: whole, or without their servers. Likeness is from 0 to 1, by
-// Levenshtein distance, and at least least.
+// NearestNames returns up to most of the names, those most similar to written
+// first. It compares whole names and names without their servers. Similarity is by
+// Levenshtein distance, from 0 to 1; names below least are left out.
 func NearestNames(written string, names []Name, least float64, most int) []Name {
 	const compared = 64 // bytes: the time grows with their square
 	plain := func(s string) string {

@@ -14,19 +14,17 @@ import (
 )
 
 const (
-	// maxNotices bounds the notices about one input.
 	maxNotices = 8
-	// maxNoticeBytes bounds a word that a notice names.
+	// maxNoticeBytes bounds a word quoted in a notice.
 	maxNoticeBytes = 200
-	// longBlank is the number of blanks in a row that can push what follows out
-	// of sight, and longEmpty that of newlines.
+	// longBlank blanks, or longEmpty newlines, can push what follows out of sight.
 	longBlank = 60
 	longEmpty = 20
 )
 
-// InputNotices returns facts about an input that a person who reads it might
-// overlook, each a phrase that is safe for display: long runs of blanks, and
-// letters of one script that pass for those of another.
+// InputNotices returns phrases, safe for display, about what a reader of the input
+// might overlook: long runs of blanks, and letters of one script that pass for
+// another's.
 func InputNotices(input json.RawMessage) []string {
 	var decoded any
 	if err := json.Unmarshal(input, &decoded); err != nil {
@@ -43,8 +41,8 @@ func InputNotices(input json.RawMessage) []string {
 	return notices
 }
 
-// visitStrings calls visit with every string of a decoded JSON value, keys
-// included, in a fixed order.
+// visitStrings visits every string of a decoded JSON value, including keys, in a
+// fixed order.
 func visitStrings(v any, visit func(string)) {
 	switch v := v.(type) {
 	case string:
@@ -61,7 +59,6 @@ func visitStrings(v any, visit func(string)) {
 	}
 }
 
-// blankNotices counts the longest run of blanks, of any script, and of newlines.
 func blankNotices(s string) []string {
 	var notices []string
 	count := func(in func(rune) bool, least int, format string) {
@@ -81,8 +78,8 @@ func blankNotices(s string) []string {
 	return notices
 }
 
-// Words, and names that could be hosts: labels between dots, which for host
-// names (UTS 46) can be ideographic or of full width too, or a single label after :// or @.
+// hostLike matches labels between dots, or a single label after :// or @. The dots
+// of host names can be ideographic or full-width (UTS 46).
 var (
 	letterWord = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`[\p{L}\p{M}\p{N}]+`)
@@ -92,8 +89,8 @@ var (
 	})
 )
 
-// letterNotices names words that mix letters of scripts that look alike, and
-// host names with letters that pass for others.
+// letterNotices reports words that mix scripts with similar letters, and host names
+// with letters that pass for others.
 func letterNotices(s string) []string {
 	if !strings.ContainsFunc(s, notASCII) {
 		return nil
@@ -118,8 +115,8 @@ func letterNotices(s string) []string {
 	return notices
 }
 
-// alikeScripts returns the scripts of a word's letters among those whose letters
-// look alike. The Greek mu of units counts for none.
+// alikeScripts returns which scripts with similar letters occur in word. The Greek
+// mu of units doesn't count.
 func alikeScripts(word string) []string {
 	var found []string
 	for _, script := range []string{"Latin", "Cyrillic", "Greek", "Armenian", "Cherokee", "Coptic", "Lisu"} {
@@ -130,13 +127,11 @@ func alikeScripts(word string) []string {
 	return found
 }
 
-// latinLookAlikes are letters, most of other scripts, that most fonts draw as
-// a Latin one of ASCII.
+// latinLookAlikes are letters that most fonts draw like an ASCII one.
 const latinLookAlikes = "аеорсухіјѕһԁԛԝӏвкмнтгѵԍոսօհցαορνικυγσχıɡɑ"
 
-// passesForLatin reports whether each letter of a label that is not ASCII looks
-// like a Latin one: an imitation of a Latin name from one other script, from
-// letters of full width, or from mathematical ones.
+// passesForLatin reports whether each non-ASCII letter of a label looks like an
+// ASCII one: from another script, full-width or mathematical.
 func passesForLatin(label string) bool {
 	return !strings.ContainsFunc(strings.ToLower(label), func(r rune) bool {
 		return notASCII(r) && !strings.ContainsRune(latinLookAlikes, r) && (r < 0xff01 || r > 0xff5e) && (r < 0x1d400 || r > 0x1d7ff)
@@ -145,7 +140,7 @@ func passesForLatin(label string) bool {
 
 func notASCII(r rune) bool { return r > unicode.MaxASCII }
 
-// spellOut writes every character that is not ASCII as an escape.
+// spellOut escapes every non-ASCII character.
 func spellOut(s string) string {
 	var b strings.Builder
 	for _, r := range s {

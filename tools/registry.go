@@ -16,42 +16,40 @@ import (
 
 // RegistrationError lists everything that keeps a tool from being registered.
 type RegistrationError struct {
-	// Name is that of the definition, "" if there is none.
+	// Name is the definition's, "" if unknown.
 	Name Name
-	// Problems has one entry per error, for schemas as "path: message".
+	// For schemas, each is "path: message".
 	Problems []string
 	// Err is the cause, such as a factory's panic, or nil.
 	Err error
 }
 
-// Error lists the problems.
 func (e *RegistrationError) Error() string {
 	return fmt.Sprintf("register tool %q: %s", string(e.Name), strings.Join(e.Problems, "; "))
 }
 
-// Unwrap returns the cause.
 func (e *RegistrationError) Unwrap() error { return e.Err }
 
-// RegisteredTool is one tool that passed registration.
+// RegisteredTool is a tool that passed registration.
 type RegisteredTool struct {
-	// Definition has its defaults filled in. Its schema is the one that models are offered:
-	// a full one is rewritten to what providers accept.
+	// Definition has its defaults filled in. A full schema is rewritten to what
+	// providers accept.
 	Definition Definition
-	// Wire is the name under which models see the tool.
+	// Wire is the name that models see.
 	Wire    LLMName
 	factory Factory
 	schema  *inputSchema
 	removed chan struct{}
 }
 
-// New makes a fresh instance of the tool, for one call.
+// New returns a fresh instance of the tool, for one call.
 func (t *RegisteredTool) New() Tool { return t.factory() }
 
-// Removed returns a channel that is closed once the tool is not registered any more.
+// Removed returns a channel that is closed when the tool is unregistered.
 func (t *RegisteredTool) Removed() <-chan struct{} { return t.removed }
 
-// AcceptInput returns a model's input as canonical JSON, aliases rewritten, or
-// everything that is wrong with it.
+// AcceptInput returns a model's input as canonical JSON with aliases rewritten, or
+// every problem it has.
 func (t *RegisteredTool) AcceptInput(input []byte) (canonical []byte, problems []string) {
 	return t.schema.acceptInput(input)
 }
@@ -102,7 +100,7 @@ func (r *Registry) insertTool(t *RegisteredTool) error {
 	return nil
 }
 
-// Find looks a name up as the canonical form, then as the wire form.
+// Find looks a tool up by its canonical name, then by its wire form.
 func (r *Registry) Find(name string) (*RegisteredTool, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -110,7 +108,6 @@ func (r *Registry) Find(name string) (*RegisteredTool, bool) {
 	return t, t != nil
 }
 
-// findLocked is [Registry.Find]. The caller holds mu.
 func (r *Registry) findLocked(name string) *RegisteredTool {
 	if t, ok := r.byName[Name(name)]; ok {
 		return t
@@ -118,8 +115,8 @@ func (r *Registry) findLocked(name string) *RegisteredTool {
 	return r.byWire[LLMName(name)]
 }
 
-// Unregister removes a tool by either form of its name and reports whether it was
-// there.
+// Unregister removes a tool by either form of its name. It reports whether the tool
+// was registered.
 func (r *Registry) Unregister(name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -147,8 +144,8 @@ func (r *Registry) All() []*RegisteredTool {
 	return list
 }
 
-// Inspect calls a factory twice, verifies that it makes two objects, and returns the
-// definition of one, defaults filled in. Its error is a [*RegistrationError].
+// Inspect calls a factory twice, checks that it makes two objects, and returns
+// their definition with defaults filled in. Its error is a [*RegistrationError].
 func Inspect(f Factory) (def Definition, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -183,7 +180,7 @@ func Inspect(f Factory) (def Definition, err error) {
 	return def, nil
 }
 
-// hashDefinition returns the hex SHA-256 of what a model is told of a tool.
+// hashDefinition returns the hex SHA-256 of what models are told about a tool.
 func hashDefinition(def Definition) string {
 	var schema any = string(def.InputSchema)
 	if doc, err := strictjson.Decode(def.InputSchema, maxSchemaBytes, maxSchemaDepth); err == nil {
@@ -196,8 +193,8 @@ func hashDefinition(def Definition) string {
 
 var errSingleton = errors.New("factory gives a singleton")
 
-// sameObject reports whether two tools share their state. Pointers to types
-// without fields may be equal and share nothing; values are copies.
+// sameObject reports whether two tools share state. Pointers to types without
+// fields may be equal but share nothing; values are copies.
 func sameObject(a, b Tool) bool {
 	va, vb := reflect.ValueOf(a), reflect.ValueOf(b)
 	if va.Type() != vb.Type() {
@@ -212,8 +209,8 @@ func sameObject(a, b Tool) bool {
 	return false
 }
 
-// classTimeout returns the default timeout of a class (docs/internal/specification.md §4):
-// 600 s for execute and network, else 60 s.
+// classTimeout returns a class's default timeout (docs/internal/specification.md
+// §4).
 func classTimeout(c Class) time.Duration {
 	if c == ClassExecute || c == ClassNetwork {
 		return 600 * time.Second

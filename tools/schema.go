@@ -11,39 +11,35 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
 
-// Bounds of a tool's schema.
 const (
 	maxSchemaBytes      = 64 << 10
 	maxSchemaDepth      = 32
 	maxSchemaProperties = 256
 )
 
-// subsetKeywords is the accepted subset: the list of docs/internal/specification.md §7, and
-// const, title, default, examples, the bounds of numbers, lengths and items, and
-// pattern (docs/tools.md).
+// subsetKeywords lists the accepted keywords: those of
+// docs/internal/specification.md §7, and const, title, default, examples, pattern
+// and the bounds of numbers, lengths and items (docs/tools.md).
 var subsetKeywords = []string{
 	"type", "enum", "const", "default", "examples", "title", "description", "format", "pattern",
 	"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems",
 	"additionalProperties", "required", "properties", "items",
 }
 
-// forbiddenKeywords are known to JSON Schema and left out on purpose, because
-// some providers refuse them; the rest of the unknown are only unknown.
+// forbiddenKeywords are left out of the subset because some providers refuse them.
 var forbiddenKeywords = []string{
 	"$ref", "$id", "$schema", "$defs", "definitions", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
 	"patternProperties", "propertyNames", "dependencies", "dependentRequired", "dependentSchemas", "contains",
 	"additionalItems", "unevaluatedItems", "unevaluatedProperties",
 }
 
-// schemaChecker collects every construct of a schema that is outside the subset.
 type schemaChecker struct {
 	properties int
 	problems   []string
 }
 
-// checkSubset returns what a schema has outside the subset, each as "path: message"
-// with the path as a JSON pointer. It leaves what the keywords hold to the
-// compiler of the schema.
+// checkSubset returns what is outside the subset, each as "path: message" with a
+// JSON pointer. jsonschema.Compile checks the keywords' values.
 func checkSubset(schema any) []string {
 	c := &schemaChecker{}
 	if root, ok := c.checkRoot(schema); ok {
@@ -53,7 +49,7 @@ func checkSubset(schema any) []string {
 	return c.problems
 }
 
-// checkFull returns what keeps a schema from being used that may have any keyword.
+// checkFull returns what is wrong with a schema that may have any keyword.
 func checkFull(schema any) []string {
 	c := &schemaChecker{}
 	if root, ok := c.checkRoot(schema); ok {
@@ -64,7 +60,7 @@ func checkFull(schema any) []string {
 	return c.problems
 }
 
-// countProperties returns the number of properties in all parts of a schema.
+// countProperties counts the properties in all parts of a schema.
 func countProperties(v any) int {
 	n := 0
 	switch v := v.(type) {
@@ -128,7 +124,6 @@ func (c *schemaChecker) checkSchema(path string, s map[string]any) {
 	c.checkChildren(path, s)
 }
 
-// checkChildren walks the schemas below one: its properties and its items.
 func (c *schemaChecker) checkChildren(path string, s map[string]any) {
 	props, _ := s["properties"].(map[string]any)
 	c.properties += len(props)
@@ -151,11 +146,11 @@ func (c *schemaChecker) checkChildren(path string, s map[string]any) {
 	}
 }
 
-// offeredSchema returns the schema of a server's tool as models are offered it. Providers
-// check schemas by the rules of draft 2020-12 and refuse a whole request for one tool that
-// breaks them, so keywords of earlier drafts are rewritten, annotations of a wrong type
-// are left out, and combinations at the top, which OpenAI and Anthropic refuse, become
-// properties that are not required. Inputs are validated with the combinations.
+// offeredSchema returns a server tool's schema as models are offered it. Providers
+// check schemas by draft 2020-12 and refuse the whole request for one bad tool. So
+// keywords of earlier drafts are rewritten and annotations of a wrong type dropped.
+// Combinations at the top, which OpenAI and Anthropic refuse, become optional
+// properties. Inputs are still validated with the combinations.
 func offeredSchema(doc any) json.RawMessage {
 	root, ok := jsonschema.Modernize(doc).Schema.(map[string]any)
 	if ok {
@@ -165,11 +160,11 @@ func offeredSchema(doc any) json.RawMessage {
 	return text
 }
 
-// combinations are keywords that providers refuse at the top.
+// combinations are the keywords that providers refuse at the top.
 var combinations = []string{"allOf", "anyOf", "oneOf", "not", "enum", "const", "if", "then", "else"}
 
-// mergeCombinations replaces the combinations at the top of a schema by the properties
-// that they name.
+// mergeCombinations replaces the combinations at the top of a schema by the
+// properties that they name.
 func mergeCombinations(root map[string]any) {
 	properties, _ := root["properties"].(map[string]any)
 	properties = maps.Clone(properties)
@@ -197,8 +192,8 @@ func mergeCombinations(root map[string]any) {
 	}
 }
 
-// checkNumbers returns a problem for each number that a float64 can't hold, which
-// libraries of providers read numbers as.
+// checkNumbers returns a problem for each number out of a float64's range:
+// providers' libraries read numbers as float64.
 func checkNumbers(v any, path string) []string {
 	var problems []string
 	switch v := v.(type) {

@@ -8,188 +8,177 @@ import (
 	"time"
 )
 
-// Tool is one execution of a tool. The dispatcher makes a fresh one for each
-// call, so an implementation may keep the state of its call in its fields.
+// Tool is one execution of a tool. The dispatcher makes a new one for each call, so
+// an implementation may keep the call's state in its fields.
 type Tool interface {
-	// Definition is the same for every instance and is asked once, at registration.
+	// Definition must be the same for every instance. It is asked once, at
+	// registration.
 	Definition() Definition
-	// Execute runs the call. Input has passed the schema. Cancelling ctx
-	// aborts it: the tool cleans up and returns what there is, with an error
-	// that wraps context.Cause(ctx). A failure that the model can fix is an
-	// [Error], or an Output with Success false; any other error, and a panic,
-	// becomes execution_error with a generic text and an error id.
+	// Execute runs the call; its input has passed the schema. If ctx is cancelled,
+	// the tool cleans up and returns what it has, with an error that wraps
+	// context.Cause(ctx). A failure that the model can fix is an [Error], or an
+	// Output with Success false. Any other error, and a panic, becomes
+	// execution_error with a generic text and an error id.
 	Execute(ctx context.Context, call *Call) (Output, error)
 }
 
-// Factory makes a fresh Tool. Registration verifies that two calls make two
-// objects.
+// Factory makes a new Tool. Registration checks that two calls make two objects.
 type Factory func() Tool
 
-// Definition describes a tool to the model, to the policy and to people.
 type Definition struct {
-	// Name is canonical: snake_case, or server/tool.
 	Name        Name
 	Description string
-	// InputSchema is a JSON Schema object in the subset of docs/tools.md. It may have
-	// any other keyword if FullSchema is set, which only tools of a server can set:
-	// registration rewrites what providers would refuse in it, and inputs are validated
-	// with all of it.
+	// InputSchema is a JSON Schema object in the subset of docs/tools.md. A
+	// server's tool may set FullSchema to use any keyword: registration then
+	// rewrites what providers refuse, and inputs are validated with the whole
+	// schema.
 	InputSchema json.RawMessage
 	FullSchema  bool
-	// Hash identifies what the server of a tool declares: the hex SHA-256 of it as
-	// canonical JSON. Answers that hold longer than a call are bound to it. "" means
-	// the hash of the name, the description and the schema for a tool of a server; one
-	// of our own has none.
+	// Hash identifies what a tool's server declares: the hex SHA-256 of its
+	// canonical JSON. Approvals that outlast a call are bound to it. "" means the
+	// hash of name, description and schema. Our own tools have none.
 	Hash  string
 	Class Class
 	Runs  Place
-	// Timeout bounds one execution from the moment it holds a slot; zero
-	// means 60 s, or 600 s for execute and network (docs/internal/specification.md §4).
+	// Timeout bounds one execution, not counting its wait for a slot. Zero means
+	// 60 s, or 600 s for execute and network (docs/internal/specification.md §4).
 	Timeout time.Duration
 	// ResultBytes bounds the text that the model sees; zero means
 	// [DefaultResultBytes].
 	ResultBytes int
-	// Aliases maps other spellings of arguments, at the top level, to the
-	// schema's own. Both at once are invalid.
+	// Aliases maps other spellings of top-level arguments to the schema's. An input
+	// with both is invalid.
 	Aliases map[string]string
-	// Paths returns the workspace paths that an input names, for the scope
-	// check, the order of calls and the projected changes. Nil: none. A write
-	// tool that names none excludes every call that names any.
+	// Paths returns the workspace paths that an input names, for the scope check,
+	// the order of calls and projected changes. A write tool without paths excludes
+	// every call that has some.
 	Paths func(input json.RawMessage) []string
-	// Summary returns the one line that people see of an input, such as the
-	// command; it need not be safe for display. Nil: the first path, or the
-	// JSON itself.
+	// Summary returns one line for people about an input, such as the command. It
+	// need not be safe for display. Nil means the first path, or the JSON itself.
 	Summary func(input json.RawMessage) string
-	// Commands returns the exact commands of an execute tool's input, in the order
-	// in which they run: each is searched for danger, and a lasting approval is
-	// bound to the command where there is exactly one. Nil: such a tool is
-	// approved for one call or for the session.
+	// Commands returns the exact commands of an execute tool's input, in running
+	// order. Each is searched for danger. If there is exactly one, a lasting
+	// approval is bound to it. If nil, calls are approved once or for the session.
 	Commands func(input json.RawMessage) []string
-	// ActsAs returns the other tools that a call with this input does the work
-	// of: what a policy restricts them to binds the call too. With a nil input
-	// it returns those that every call does the work of. Nil: none.
+	// ActsAs returns the other tools whose work a call with this input does: their
+	// policy binds the call too. With a nil input it returns the tools whose work
+	// every call does.
 	ActsAs func(input json.RawMessage) []Name
-	// Parallel lets an execute tool run beside others. Ours to set, never the model's.
+	// Parallel lets an execute tool run beside others.
 	Parallel bool
-	// InOrder has calls of the tool run one at a time, in the order in which they were
-	// asked for, because what one does decides what the next one may do.
+	// InOrder makes calls of the tool run one at a time in the order requested,
+	// because one call decides what the next may do.
 	InOrder bool
-	// EnabledByDefault reports whether the tool is offered without being configured,
-	// RequiresAdmin whether only an administrator may use it.
+	// EnabledByDefault offers the tool without configuration. RequiresAdmin
+	// restricts it to administrators.
 	EnabledByDefault bool
 	RequiresAdmin    bool
 }
 
-// DefaultResultBytes bounds a result's text if its definition has no bound.
+// DefaultResultBytes is the default [Definition].ResultBytes.
 const DefaultResultBytes = 50_000
 
-// Call is one call of one tool. It belongs to the dispatcher; a tool must not
-// keep it after Execute returned.
+// Call is one call of one tool. The dispatcher owns it; a tool must not keep it
+// after Execute returns.
 type Call struct {
-	// ID is ours: tu_ and a ULID.
+	// ID is tu_ and a ULID.
 	ID string
-	// Name is canonical, as the model meant it; it may be unknown.
+	// Name is the canonical form of what the model wrote. It may be unknown.
 	Name Name
-	// Input is a JSON object, aliases rewritten.
+	// Input is a JSON object with aliases rewritten.
 	Input json.RawMessage
-	// InputError is set by the loop where the model's arguments were not a
-	// JSON object; the dispatcher answers input_invalid without running.
-	InputError string
-	// Session and Turn are the ids it belongs to.
+	// InputError is set by the loop if the model's arguments are not a JSON object.
+	// The dispatcher then answers input_invalid.
+	InputError    string
 	Session, Turn string
-	// ResultBytes bounds this result's text below the tool's own bound, because
-	// the model's context has little room left; zero leaves it. A tool finds
-	// the bound here that holds for it, never zero.
+	// ResultBytes, if not zero, lowers the tool's bound because the model's context
+	// has little room left. Tools see the effective bound here, never zero.
 	ResultBytes int
-	// Projected is [Projection].State of what was shown and approved, "" where
-	// nothing was. The dispatcher sets it.
+	// Projected is the [Projection].State that was shown and approved, or "". The
+	// dispatcher sets it.
 	Projected string
-	// Asked reports that an answer was needed for exactly this input, and allowed
-	// it: what was not shown then was not allowed. The dispatcher sets it.
+	// Asked reports that this exact input had to be approved and was, so anything
+	// that was not shown is not allowed. The dispatcher sets it.
 	Asked bool
-	// Delta reports live output; never nil, safe for concurrent use. The
-	// dispatcher sets it. After Execute returned it does nothing.
+	// Delta reports live output. It is never nil, is safe for concurrent use, and
+	// does nothing after Execute returns. The dispatcher sets it.
 	Delta func(stream, text string)
 }
 
-// Projector is implemented by a tool that can show what a call would change
-// before it runs. Its instance is a fresh one and is never executed.
+// Projector is implemented by tools that can show what a call would change before
+// it runs. Projecting uses a new instance, which is never executed.
 type Projector interface {
-	// Project changes nothing. An error means that no diff can be shown; the
-	// call is then asked about without one, and its State is [Unprojected] if
-	// there is none beside the error. It must return when ctx ends.
+	// Project changes nothing. If it returns an error, the call is asked about
+	// without a diff, and an empty State becomes [Unprojected]. It must return when
+	// ctx ends.
 	Project(ctx context.Context, call *Call) (Projection, error)
 }
 
-// Unprojected is the state of a call whose projection failed. If the call could be
-// projected when it runs, it would change what no one was shown, so it must fail.
+// Unprojected is the state of a call whose projection failed. If the call can be
+// projected when it runs, it must fail: nobody was shown what it would change.
 const Unprojected = "unprojected"
 
-// Projection describes what a call would change.
 type Projection struct {
-	// Diff is a unified diff; it need not be safe for display.
+	// Diff is a unified diff. It need not be safe for display.
 	Diff string
-	// State identifies what Diff was made from: for one file its hex SHA-256,
-	// or "absent". Before the call runs, it is projected again: another State
-	// asks again. The call gets it as Call.Projected, and must fail instead of
-	// changing anything else than what was shown (workspace.Op.IfSHA256).
+	// State identifies what Diff was made from: for one file its hex SHA-256, or
+	// "absent". The call is projected again before it runs, and another State asks
+	// again. The call gets it as Call.Projected and must fail rather than change
+	// anything else (workspace.Op.IfSHA256).
 	State string
-	// Covers are the workspace files, relative to it, whose content State
-	// identifies although the call does not change them: a script that it runs.
+	// Covers are workspace-relative paths whose content State also identifies
+	// although the call doesn't change them, such as a script that it runs.
 	Covers []string
-	// NotCovered names what else the call would run and State does not identify,
-	// each a phrase: a script that is too large, "the files that make runs".
+	// NotCovered are phrases for what the call would run that State doesn't
+	// identify: a script that is too large, "the files that make runs".
 	NotCovered []string
 }
 
-// Output is the result of a tool.
 type Output struct {
 	Content []Block
-	// Success is false for a handled failure, such as a non-zero exit status.
 	Success bool
-	// FilesModified are workspace-relative paths; Command is the command line that was executed.
+	// FilesModified are workspace-relative paths. Command is the command line that
+	// ran.
 	FilesModified []string
 	Command       string
-	// Metadata is the tool's own and opaque to the dispatcher; it is recorded
-	// where it can be JSON of at most 64 KiB.
+	// Metadata is recorded if its JSON is at most 64 KiB. The dispatcher doesn't
+	// look into it.
 	Metadata map[string]any
-	// Unbounded content was cut by the tool itself; Truncated records that.
+	// Truncated reports that the tool shortened its content.
 	Truncated bool
 }
 
 // Block is one piece of a result: text, or an image.
 type Block struct {
 	Text string `json:"text,omitempty"`
-	// Image holds the bytes of a picture and MediaType its type; Text is then empty.
+	// Image is a picture of type MediaType; Text is then empty.
 	Image     []byte `json:"image,omitempty"`
 	MediaType string `json:"media_type,omitempty"`
 }
 
-// Result is the answer to one call for the model. Every call gets one.
+// Result is the answer to one call. Every call gets one.
 type Result struct {
-	// CallID is the Call's ID.
 	CallID  string
 	Name    Name
 	Content []Block
 	IsError bool
-	// Class is the error class where the call failed, "" where it completed
-	// (with or without success) and "input_invalid" for a schema failure.
+	// Class is the error class, "" if the call completed, with or without success,
+	// and "input_invalid" if it failed the schema.
 	Class ErrorClass
-	// DenialReason is why a person refused the call, in their words, safe for display;
-	// "" for none. It is no part of Content: no tool wrote it.
+	// DenialReason is why a person refused the call, in their words and safe for
+	// display. It is not in Content because no tool wrote it.
 	DenialReason string
-	// Output keeps what the tool reported beside its content, also after a
-	// failure (files_modified).
+	// Output keeps what the tool reported, even after a failure.
 	Output Output
-	// Duration is from holding a slot to the end; zero where nothing ran.
+	// Duration excludes the wait for a slot; zero if nothing ran.
 	Duration time.Duration
 }
 
 // NewFunc returns a Factory for a tool that is one function. Each call decodes its
-// input, which has passed def.InputSchema, into an In; the returned text is the
-// result. run is called by several goroutines if calls run in parallel. The model
-// sees an error only if it is an [Error] that is visible. The tool is enabled, and
-// runs on the host unless def has another place.
+// input, which has passed def.InputSchema, into an In; run's text is the result.
+// Parallel calls run it concurrently. The model sees an error only if it is a
+// visible [Error]. The tool is enabled by default, and runs on the host unless def
+// says otherwise.
 func NewFunc[In any](def Definition, run func(ctx context.Context, in In) (text string, err error)) Factory {
 	def.EnabledByDefault = true
 	if def.Runs == "" {
@@ -219,11 +208,11 @@ func (t *funcTool[In]) Execute(ctx context.Context, call *Call) (Output, error) 
 	return Output{Content: []Block{{Text: text}}, Success: true}, nil
 }
 
-// Class is the highest side effect that a tool is capable of: by capability,
-// not by typical usage (docs/internal/specification.md §5.3).
+// Class is the greatest side effect that a tool is capable of, not its typical one
+// (docs/internal/specification.md §5.3).
 type Class string
 
-// The classes, lowest first, as they are written on the wire.
+// The classes, lowest first.
 const (
 	ClassNone    Class = "none"    // pure computation
 	ClassRead    Class = "read"    // reads the workspace
@@ -235,17 +224,16 @@ const (
 // Place is where a tool runs.
 type Place string
 
-// The places. What writes workspace files or executes code must run in the
-// sandbox, or its registration fails.
+// The places. Tools that write workspace files or execute code can be registered
+// only with PlaceSandbox.
 const (
 	PlaceHost    Place = "host"
 	PlaceSandbox Place = "sandbox"
-	// PlaceState is state of Caisson's own on the host, outside every workspace:
-	// for the tools of stateTools alone, which name no path.
+	// PlaceState is Caisson's own state on the host, outside every workspace. Only
+	// the tools of stateTools have it.
 	PlaceState Place = "state"
 )
 
-// Valid reports whether c is one of the classes.
 func (c Class) Valid() bool {
 	switch c {
 	case ClassNone, ClassRead, ClassWrite, ClassExecute, ClassNetwork:
@@ -256,8 +244,7 @@ func (c Class) Valid() bool {
 
 func (p Place) isValid() bool { return p == PlaceHost || p == PlaceSandbox || p == PlaceState }
 
-// Names of the tools whose restrictions also bind the tools that do their work;
-// see [Definition].ActsAs.
+// Names of tools that [Definition].ActsAs and other packages refer to.
 const (
 	NameShell Name = "shell"
 
@@ -269,26 +256,25 @@ const (
 	NameDeleteFile  Name = "delete_file"
 )
 
-// stateTools are the tools that keep state of ours on the host. None of them can
-// reach a file of a workspace: a test of the layers holds that.
+// stateTools keep state of ours on the host. A layer test holds that none of them
+// can reach a workspace file.
 func stateTools() []Name { return []Name{"memory_add", "memory_replace", "memory_consolidate"} }
 
-// Errors that end the run instead of travelling in a result; a tool, or the
-// adapter that it calls, returns one that wraps them, and
-// [dispatch.Dispatcher].Round passes it on.
+// Errors that end the run instead of becoming a result. A tool, or an adapter it
+// calls, wraps one, and [dispatch.Dispatcher].Round passes it on.
 var (
-	// ErrSandboxStart: the container could not be started.
+	// ErrSandboxStart means that the container could not be started.
 	ErrSandboxStart = errors.New("sandbox could not start")
-	// ErrSandboxLost: the container is gone and can't be had again.
+	// ErrSandboxLost means that the container is gone for good.
 	ErrSandboxLost = errors.New("sandbox lost")
-	// ErrRecord: an event could not be recorded, so nothing more may run.
+	// ErrRecord means that an event could not be recorded, so nothing more may run.
 	ErrRecord = errors.New("record could not be written")
 )
 
-// ErrorClass is the closed set of the dispatcher specification, docs/internal/specification.md §6.
+// ErrorClass is one of the error classes of docs/internal/specification.md §6.
 type ErrorClass string
 
-// The classes of tool.failed, and the one of tool.input_invalid.
+// The classes of tool.failed, and of tool.input_invalid.
 const (
 	ErrorNotFound            ErrorClass = "not_found"
 	ErrorValidation          ErrorClass = "validation_error"
@@ -300,21 +286,20 @@ const (
 	ErrorConfirmationTimeout ErrorClass = "confirmation_timeout"
 )
 
-// Error is a failure that the model is told about in its own words. The zero
-// value is not useful.
+// Error is a failure for the model. The zero value is not useful.
 type Error struct {
 	Class ErrorClass
-	// Reason tells causes of one class apart: "mode_deny",
-	// "no_approver", "workspace_escape", …; it is recorded.
+	// Reason distinguishes causes within a class, such as "mode_deny" or
+	// "workspace_escape". It is recorded.
 	Reason string
-	// Message is for the model: what is wrong and what would help.
+	// Message tells the model what is wrong and what would help.
 	Message string
-	// Visible allows Message to be shown; otherwise the model gets a
-	// generic text with an error id, and Message and Err go to the log.
+	// Visible lets the model see Message. Otherwise it gets a generic text with an
+	// error id, and Message and Err are logged.
 	Visible bool
-	// Partial is the output until the failure, bounded.
+	// Partial is the output before the failure, bounded.
 	Partial string
-	// Err is the cause, for the log.
+	// Err is the cause.
 	Err error
 }
 
@@ -326,5 +311,4 @@ func (e *Error) Error() string {
 	return e.Message
 }
 
-// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }

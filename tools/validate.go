@@ -12,28 +12,24 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
 
-// maxProblems bounds the problems of an input that the model is told.
+// maxProblems bounds the problems that the model is told of.
 const maxProblems = 20
 
-// Bounds of a call's input. A model's whole answer is a few hundred kilobytes
-// at most, so the first is generous; schemas of real tools nest four deep.
+// Bounds of a call's input. A model's whole answer is a few hundred kilobytes at
+// most, and schemas of real tools nest four deep.
 const (
-	// MaxInputBytes bounds the JSON text of one input.
 	MaxInputBytes = 4 << 20
-	// MaxInputDepth bounds its nesting.
 	MaxInputDepth = 64
 )
 
-// inputSchema validates the inputs of one tool.
 type inputSchema struct {
 	root    *jsonschema.Schema
 	aliases map[string]string
-	// offered is the schema that models are offered.
 	offered json.RawMessage
 }
 
-// compileSchema checks a definition's schema, against the subset unless it may be any
-// schema, and compiles it. The problems list everything that is wrong with it.
+// compileSchema checks and compiles a definition's schema. It returns every
+// problem.
 func compileSchema(def Definition) (*inputSchema, []string) {
 	doc, err := strictjson.Decode(def.InputSchema, maxSchemaBytes, maxSchemaDepth)
 	if err != nil {
@@ -64,7 +60,7 @@ func compileSchema(def Definition) (*inputSchema, []string) {
 	return &inputSchema{root: compiled, aliases: maps.Clone(def.Aliases), offered: offered}, nil
 }
 
-// checkAliases wants every alias to lead to a property, and to be none itself.
+// checkAliases requires that every alias leads to a property and is not one itself.
 func checkAliases(aliases map[string]string, doc any) []string {
 	root, _ := doc.(map[string]any)
 	props, _ := root["properties"].(map[string]any)
@@ -80,9 +76,9 @@ func checkAliases(aliases map[string]string, doc any) []string {
 	return problems
 }
 
-// closeObjects copies the keywords of the subset. An object that lists its
-// properties and has no additionalProperties accepts no others, so that an
-// unknown argument is an error and never silently dropped. An integer has 64 bits.
+// closeObjects copies a schema's subset keywords. An object with properties but
+// without additionalProperties accepts no others, so that an unknown argument is an
+// error. Integers have 64 bits.
 func closeObjects(v any) any {
 	s, ok := v.(map[string]any)
 	if !ok {
@@ -117,8 +113,8 @@ func closeObjects(v any) any {
 	return c
 }
 
-// acceptInput turns a model's input into the canonical JSON that is hashed, shown
-// and executed, or returns everything that is wrong with it.
+// acceptInput returns the canonical JSON that is hashed, shown and executed, or
+// every problem of the input.
 func (s *inputSchema) acceptInput(input []byte) (canonical []byte, problems []string) {
 	if len(input) == 0 {
 		input = []byte("{}")
@@ -143,7 +139,6 @@ func (s *inputSchema) acceptInput(input []byte) (canonical []byte, problems []st
 	return canonical, nil
 }
 
-// rewriteAliases renames other spellings of arguments to the schema's own.
 func (s *inputSchema) rewriteAliases(object map[string]any) []string {
 	var problems []string
 	from := map[string]string{}
