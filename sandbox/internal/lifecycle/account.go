@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// SetAccount looks the image's USER up in its account files, if commands are to run as
-// it. hasDir reports whether the image has a directory of a name.
+// SetAccount looks up the image's USER in its account files, and sets Account.
+// hasDir reports whether the image has a directory with this name.
 func (p *Preparation) SetAccount(files images.AccountFiles, hasDir func(name string) (bool, error)) error {
 	account, err := images.FindAccount(p.Config.User, files)
 	if err != nil {
@@ -45,25 +45,24 @@ func (p *Preparation) SetAccount(files images.AccountFiles, hasDir func(name str
 	return nil
 }
 
-// accountError adds the image to an error about its accounts.
 func (p *Preparation) accountError(err error) error {
 	return sandbox.ImageError(fmt.Errorf("image %s: %w", p.Spec.Image, err))
 }
 
-// firstReservedID is the first of the ids that mark commands, in all backends, and
-// that root inside has on the host.
+// firstReservedID is the first of the ids that mark commands, in all backends,
+// and that root inside has on the host.
 const firstReservedID = 1 << 30
 
-// isReservedID reports whether a user or group is one that the sandbox uses itself:
-// another identity of commands, or one from firstReservedID on.
+// isReservedID reports whether the sandbox uses id itself: for another identity
+// of commands, or from firstReservedID on.
 func isReservedID(id int) bool {
 	base := sandbox.IdentityBase(0, 0)
 	return id >= firstReservedID || id > base && id <= base+sandbox.MaxIdentity
 }
 
-// ImageIdentity returns the identity that the workspace's mounts are made for if
-// commands run as the image's user. The group of root is replaced by the sandbox's own.
-// The value is zero otherwise.
+// ImageIdentity returns the identity to make the workspace's mounts for if
+// commands run as the image's user, or a zero Identity otherwise. It replaces
+// group 0 by sandbox.CommandGID.
 func (p *Preparation) ImageIdentity() workmount.Identity {
 	if p.Spec.User != sandbox.UserImage {
 		return workmount.Identity{}
@@ -72,7 +71,6 @@ func (p *Preparation) ImageIdentity() workmount.Identity {
 	return workmount.Identity{UID: a.UID, GID: cmp.Or(a.GID, sandbox.CommandGID), Groups: a.Groups}
 }
 
-// groups returns the supplementary groups of commands.
 func (p *Preparation) groups() []uint32 {
 	var list []uint32
 	for _, g := range p.ImageIdentity().Groups {
@@ -81,8 +79,8 @@ func (p *Preparation) groups() []uint32 {
 	return list
 }
 
-// commandEnv returns the environment of commands: the image's, with the names and
-// the home of their user. With a read-only root the home is HomeDir.
+// commandEnv returns the commands' environment: the image's, with their user's
+// name and, unless the root is read-only, home.
 func (p *Preparation) commandEnv() []string {
 	name, home := "", ""
 	switch {

@@ -13,16 +13,15 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// observation holds the hello of the guest of one container, to be compared with
-// what was prepared.
+// observation compares the guest's hello with what was prepared.
 type observation struct {
 	prep  *Preparation
 	hello wire.Hello
-	probe bool // the guest tried what a command must not be able to do
+	probe bool // the guest tried what commands must not be able to do
 }
 
-// describeSandbox returns the parts of the attestation that the guest observed
-// and that this process made.
+// describeSandbox returns the parts of the attestation that this process made
+// or the guest observed.
 func (o *observation) describeSandbox(backend, container string) sandbox.Attestation {
 	p := o.prep
 	a := guest.Attest(o.hello)
@@ -47,8 +46,8 @@ func (o *observation) describeSandbox(backend, container string) sandbox.Attesta
 	return a
 }
 
-// verifySandbox returns every way in which the guest observes less than what
-// was requested.
+// verifySandbox returns every way in which the guest observes less than was
+// requested.
 func (o *observation) verifySandbox() error {
 	if !o.prep.Remote && o.hello.Nonce != o.prep.Files.nonce {
 		return fmt.Errorf("%w: %w: the guest does not see the nonce that was written for it: use mode copy, or an engine of this machine", sandbox.ErrUnavailable, ErrNotShared)
@@ -59,7 +58,7 @@ func (o *observation) verifySandbox() error {
 	return nil
 }
 
-// WeakError returns the error for a container that is weaker than it must be.
+// WeakError returns the error for a container that is weaker than requested.
 func WeakError(err error) error {
 	return fmt.Errorf("%w: the container is weaker than it must be: %w", sandbox.ErrUnavailable, err)
 }
@@ -70,7 +69,7 @@ func (o *observation) expectedHardening() guest.Expectation {
 		UID: uint32(id.CommandUID), GID: uint32(id.CommandGID), Groups: o.prep.groups(), SingleUID: id.SingleUID, Root: id.Root, Accepted: id.Accepted,
 		Filters: 1, Probe: o.probe, WritableRoot: o.prep.Spec.Root == sandbox.RootEphemeral,
 	}
-	if !IsGVisor(o.hello) { // which has namespaces of its own, and loads no profile
+	if !IsGVisor(o.hello) { // gVisor has its own namespaces and loads no profile
 		want.Filters, want.HostNamespaces = 2, guest.HostNamespaces()
 		want.UIDMap, want.GIDMap = id.idMaps()
 	}
@@ -82,14 +81,14 @@ func (o *observation) expectedHardening() guest.Expectation {
 	return want
 }
 
-// IsGVisor reports whether the kernel inside is gVisor's.
+// IsGVisor reports whether the guest runs on gVisor's kernel.
 func IsGVisor(hello wire.Hello) bool {
 	return strings.Contains(strings.ToLower(hello.Kernel), "gvisor")
 }
 
-// verifyMounts compares the device and inode of each mount with the file that
-// was opened: an engine that sees other mounts than this process, or a path
-// that was replaced, results in another file.
+// verifyMounts compares each mount's device and inode with the file that was
+// opened. They differ if the engine sees other mounts than this process, or if
+// a path was replaced.
 func (o *observation) verifyMounts() error {
 	m := o.prep.Mounts
 	for i, b := range m.Binds {
@@ -100,10 +99,10 @@ func (o *observation) verifyMounts() error {
 			continue
 		}
 		if !m.IsInside(b) || i == 0 && m.Volume != nil && IsGVisor(o.hello) {
-			continue // the guest observes the workspace's mounts only; gVisor numbers those of an overlay itself
+			continue // not observed; gVisor numbers an overlay's inodes itself
 		}
 		if i == 0 && m.Volume != nil {
-			b.Device = o.hello.Workspace.Device // the overlay's own
+			b.Device = o.hello.Workspace.Device // the overlay's own is not known
 		}
 		if err := o.verifyBind(b, append([]wire.Mount{o.hello.Workspace}, o.hello.Submounts...), i > 0); err != nil {
 			return err
@@ -123,11 +122,11 @@ func (o *observation) verifyMounts() error {
 	return nil
 }
 
-// verifyBind compares a bind with what the guest observes or, with gVisor,
-// which numbers devices and inodes itself, with what the source's path leads
-// to. Staged mounts have a path that no other process can change. With them the
-// workspace's own mount proves enough where the guest may not read the
-// workspace's directory, and so observes no inodes below it.
+// verifyBind compares a bind with what the guest observes. gVisor numbers
+// devices and inodes itself, so there it compares the source's path, unless no
+// other process can change that. If the guest may not read the workspace, it
+// observes no inodes below it. Staged mounts are then proved by the workspace's
+// own mount.
 func (o *observation) verifyBind(b workmount.Bind, observed []wire.Mount, inWorkspace bool) error {
 	seen := mountAt(observed, b.Target)
 	device, inode := seen.Device, seen.Inode
@@ -151,8 +150,7 @@ func (o *observation) verifyBind(b workmount.Bind, observed []wire.Mount, inWork
 	return nil
 }
 
-// mountAt returns the observed mount at a path, without a type if there is
-// none.
+// mountAt returns the observed mount at path, or a zero Mount.
 func mountAt(list []wire.Mount, path string) wire.Mount {
 	for _, m := range list {
 		if m.Path == path {
@@ -162,7 +160,7 @@ func mountAt(list []wire.Mount, path string) wire.Mount {
 	return wire.Mount{}
 }
 
-// listMounts returns the home and the further mounts, as they were just
+// listMounts describes the home and the further mounts, which were just
 // verified.
 func (o *observation) listMounts() []sandbox.AttestedMount {
 	var list []sandbox.AttestedMount

@@ -25,8 +25,7 @@ import (
 // required.
 type Options struct {
 	// Name is the backend's name in configuration and records.
-	Name string
-	// StateDir is Caisson's state directory.
+	Name     string
 	StateDir string
 	// GuestPath is the guest's binary on this machine.
 	GuestPath string
@@ -34,37 +33,35 @@ type Options struct {
 	Protect []string
 	// HostImage configures the image "host". UID and GID are set at each start.
 	HostImage host.Options
-	// Images provides images that are neither host, rootfs nor the engine's
-	// own; nil provides none.
+	// Images provides images other than host, rootfs and the engine's own; nil
+	// provides none.
 	Images images.Source
-	// Semaphore admits starts.
+	// Semaphore limits starts.
 	Semaphore *admission.Semaphore
-	// EngineMounts, RuntimeJoins and EngineSocket are passed to
-	// workmount.Prepare.
+	// EngineMounts, RuntimeJoins and EngineSocket are for workmount.Prepare.
 	EngineMounts, RuntimeJoins bool
 	EngineSocket               string
-	// StartTime is the longest time for a start, from its admission on.
-	// DestroyTime is the longest time for one Destroy. Zero means that each
-	// call of the driver has its own limit.
+	// StartTime bounds a start from its admission on, and DestroyTime one
+	// Destroy. Zero means no limit besides the driver's own.
 	StartTime, DestroyTime time.Duration
 	// GIDBase and GIDCount are the supplementary gids that mark commands; see
-	// wire.Config. Zero means the guest's default, which a container with a user
-	// namespace has in any case.
+	// wire.Config. Zero means the guest's default, which a container with a
+	// user namespace always gets.
 	GIDBase, GIDCount uint32
 	// Copies reports that containers can have a copy of the workspace. Remote
-	// reports that those with a copy have nothing else of this machine: no bind,
-	// and no file of [Preparation.FileBinds]; the driver provides the guest.
+	// reports that containers with a copy have nothing else of this machine: no
+	// bind and none of [Preparation.FileBinds]. The driver then provides the
+	// guest.
 	Copies, Remote bool
-	// LowPorts reports that a listener below port 1024 needs a capability in the
+	// LowPorts reports that listeners below port 1024 need a capability in the
 	// container.
 	LowPorts bool
-	// Probe makes the guest try what a command must not be able to do.
+	// Probe makes the guest try what commands must not be able to do.
 	Probe bool
-	// Silence is the time after which a guest that hears nothing ends by
-	// itself; zero means never.
+	// Silence is how long the guest waits for a message before it ends itself;
+	// zero means forever.
 	Silence time.Duration
-	// AnswerTime is the longest time for an answer of the guest; zero means the
-	// guest's default.
+	// AnswerTime bounds an answer of the guest; zero means the guest's default.
 	AnswerTime time.Duration
 	// Logger receives errors that can't be returned.
 	Logger *zap.Logger
@@ -78,18 +75,18 @@ type Backend struct {
 	guests     guestCopier
 }
 
-// New returns a backend. It makes nothing.
+// New returns a backend. It touches nothing on the system.
 func New(o Options, d Driver) *Backend {
 	return &Backend{Options: o, driver: d, guests: guestCopier{source: o.GuestPath, dir: CacheDir(o.StateDir)}}
 }
 
-// Close closes what is kept open for further starts.
+// Close closes what is kept for further starts.
 func (b *Backend) Close() { b.namespaces.Close() }
 
 // CheckGuest returns sandbox.ErrNotFound if there is no guest binary.
 func (b *Backend) CheckGuest() error { return b.guests.checkSource() }
 
-// Owner returns the identity of this process as the owner of what it makes.
+// Owner returns this process's identity as an owner in cleanup lists.
 func (b *Backend) Owner() (ownership.Identity, error) {
 	instance, err := ownership.Instance(b.StateDir)
 	if err != nil {
@@ -98,7 +95,6 @@ func (b *Backend) Owner() (ownership.Identity, error) {
 	return ownership.Self(instance)
 }
 
-// validateSpec refuses specs that no backend could run.
 func (b *Backend) validateSpec(spec sandbox.Spec) error {
 	if err := spec.Resources.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
@@ -167,7 +163,7 @@ func (b *Backend) validateImage(ref images.Reference) error {
 	return fmt.Errorf("%w: no image named", sandbox.ErrInvalid)
 }
 
-// Sweep removes what sandboxes of dead owners left; see sandbox.Backend.
+// Sweep removes what dead owners' sandboxes left; see sandbox.Backend.
 func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	self, err := b.Owner()
 	if err != nil {
@@ -184,7 +180,7 @@ func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	return orphans, nil
 }
 
-// List returns the sandboxes of cleanup lists, and those that the engine alone
+// List returns the sandboxes in cleanup lists and those that only the engine
 // knows; see sandbox.Backend.
 func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) {
 	self, err := b.Owner()

@@ -16,22 +16,21 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// cacheTime is the time for which an entry of the cache is kept after the last
-// start that used it: longer than any session that may still have it mounted.
+// cacheTime is how long an entry of the cache is kept after the last start that
+// used it: longer than any session that may still have it mounted.
 const cacheTime = 7 * 24 * time.Hour
 
-// CacheDir returns the directory of what sessions share. Its entries never
-// change and are named by their hashes: guest-HASH, rootfs-HASH for an image's
-// skeleton, [TargetPrefix] with a hash for an image that was examined, and fact-HASH
-// of [RecallFact].
+// CacheDir returns the directory that sessions share. Its entries never change
+// and are named by hashes: guest-HASH, rootfs-HASH for an image's skeleton,
+// [TargetPrefix] for an image that was examined, and fact-HASH of [RecallFact].
 func CacheDir(stateDir string) string { return filepath.Join(stateDir, "cache") }
 
-// TargetPrefix begins the names of empty files, one for each image of an engine and
-// mount point that was found to be free of symlinks.
+// TargetPrefix begins the names of empty files. Each means that an engine's
+// image has no symlink at a mount point.
 const TargetPrefix = "target-"
 
-// pruneCache removes what no start has used for cacheTime, and what a start
-// that was killed left incomplete.
+// pruneCache removes entries that no start has used for cacheTime, and
+// incomplete ones of killed starts.
 func pruneCache(dir string, now time.Time) error {
 	return state.Expire(dir, now.Add(-cacheTime), func(name string) bool {
 		name = strings.TrimPrefix(strings.TrimPrefix(name, "."), "tmp-") // atomicwriter's
@@ -39,19 +38,19 @@ func pruneCache(dir string, now time.Time) error {
 	})
 }
 
-// factPrefix begins the names of the files of [RecallFact].
+// factPrefix begins the names of RecallFact's files.
 const factPrefix = "fact-"
 
-// factAge is how long ago a file must have changed last for a fact about it to be kept.
-// A file that changes twice within one tick of the kernel's clock keeps its times.
-// Tests set it.
+// factAge is how long a file must be unchanged for a fact about it to be kept:
+// a file that changes twice within one tick of the kernel's clock keeps its
+// times. Tests set it.
 var factAge = 2 * time.Second
 
-// RecallFact returns what an earlier call of keep recorded about a file in a cache
-// directory, such as its hash, or "" if the file is not the same as then. A file is the
-// same if its device, inode, size and times are. On systems that don't report the time
-// of the last change of an inode, which no program can set, nothing is kept. An error
-// while it is kept is ignored: the next start finds the fact out again.
+// RecallFact returns a fact about a file, such as its hash, that an earlier
+// call gave to keep, or "" if there is none or the file is no longer the same:
+// by device, inode, size and times, including the inode's change time, which no
+// program can set. keep ignores errors: the next start finds the fact out
+// again.
 func RecallFact(cacheDir, kind, path string) (fact string, keep func(fact string)) {
 	id, ok := identifyFile(path)
 	if !ok || cacheDir == "" {
@@ -72,14 +71,13 @@ func RecallFact(cacheDir, kind, path string) (fact string, keep func(fact string
 	}
 }
 
-// fileIdentity identifies the content of a file as long as no program has
-// written to it or replaced it. Times are in nanoseconds since 1970.
+// fileIdentity identifies the content of a file until a program writes to it or
+// replaces it. Times are in nanoseconds since 1970.
 type fileIdentity struct {
 	device, inode           uint64
 	size, modified, changed int64
 }
 
-// identifyFile returns the identity of the regular file that path leads to.
 func identifyFile(path string) (fileIdentity, bool) {
 	info, err := os.Stat(path)
 	if err != nil || !info.Mode().IsRegular() {

@@ -13,11 +13,11 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// sendTime bounds the sending of a workspace.
+// sendTime bounds sending a workspace.
 const sendTime = 10 * time.Minute
 
 // sendCopy sends the workspace's copy into the container, where a command with
-// the agent's identity unpacks it, and records what arrived.
+// the agent's identity unpacks it, and opens it as s.copy.
 func (s *Sandbox) sendCopy(ctx context.Context) error {
 	p := &s.prep
 	if p.Mounts.Mode != sandbox.ModeCopy {
@@ -53,10 +53,9 @@ func (s *Sandbox) sendCopy(ctx context.Context) error {
 	return err
 }
 
-// errUnread is the error of sending to a command that has ended.
+// errUnread ends sending to a command that has ended.
 var errUnread = errors.New("the command that unpacks it has ended")
 
-// unpackCopy runs the command that unpacks an archive into the workspace.
 func (s *Sandbox) unpackCopy(ctx context.Context, content io.Reader) error {
 	var text strings.Builder
 	process, err := s.link.conn.Start(ctx, sandbox.Command{
@@ -76,5 +75,5 @@ func (s *Sandbox) unpackCopy(ctx context.Context, content io.Reader) error {
 	return nil
 }
 
-// maxUnpackText bounds what the command that unpacks writes.
+// maxUnpackText bounds the unpacking command's messages.
 const maxUnpackText = 4 << 10

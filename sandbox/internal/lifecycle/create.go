@@ -31,7 +31,7 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (*Sandbox, erro
 	return s, nil
 }
 
-// newSandbox refuses what can be refused before anything is made.
+// newSandbox refuses a spec as far as it can before anything is made.
 func (b *Backend) newSandbox(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
 	if err := b.validateSpec(spec); err != nil {
 		return nil, err
@@ -48,8 +48,7 @@ func (b *Backend) newSandbox(ctx context.Context, spec sandbox.Spec) (*Sandbox, 
 	return s, err
 }
 
-// create makes a running sandbox of s. Destroy undoes what it did before an
-// error.
+// create makes s a running sandbox. After an error, Destroy undoes what it did.
 func (s *Sandbox) create(ctx context.Context) error {
 	b := s.backend
 	if err := s.image.fetchImage(ctx, s.container); err != nil {
@@ -69,8 +68,8 @@ func (s *Sandbox) create(ctx context.Context) error {
 	return s.status.markRunning()
 }
 
-// createAdmitted does the steps that count as a start: they take a place among
-// those that start at once, and have a time limit.
+// createAdmitted does the steps that count as a start: the number of concurrent
+// starts and their time are limited.
 func (s *Sandbox) createAdmitted(ctx context.Context) error {
 	defer s.lease.FinishStart()
 	if limit := s.backend.StartTime; limit > 0 {
@@ -89,8 +88,8 @@ func (s *Sandbox) createAdmitted(ctx context.Context) error {
 	return nil
 }
 
-// explainFailure adds the cause to the error of a failed start. What was
-// interrupted by the end of ctx need not name its cause.
+// explainFailure adds the cause to the error of a failed start. An operation
+// that the end of ctx interrupted may not have named it.
 func (s *Sandbox) explainFailure(ctx context.Context, err error) error {
 	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
 		<-ctx.Done() // a dialler may return a little earlier
@@ -101,8 +100,8 @@ func (s *Sandbox) explainFailure(ctx context.Context, err error) error {
 	return s.container.ExplainFailure(ctx, err)
 }
 
-// claimOwnership adds what the container consists of on the host to the
-// session's cleanup list, and makes the session's files.
+// claimOwnership adds the container's parts on the host to the session's
+// cleanup list, and makes the session's files.
 func (s *Sandbox) claimOwnership(ctx context.Context) error {
 	b, spec := s.backend, s.prep.Spec
 	self, err := b.Owner()
@@ -119,9 +118,9 @@ func (s *Sandbox) claimOwnership(ctx context.Context) error {
 	}, planned)
 }
 
-// prepareMounts prepares the workspace's mounts and, at the same time, the
-// image. The image depends on the commands' identity, which the workspace may
-// change from the usual one; the image is then described again.
+// prepareMounts prepares the workspace's mounts and the image concurrently. It
+// describes the image for the commands' usual identity, and again if the
+// workspace leads to another one.
 func (s *Sandbox) prepareMounts(ctx context.Context) error {
 	b, spec := s.backend, s.prep.Spec
 	var err error
@@ -164,7 +163,6 @@ func (s *Sandbox) prepareMounts(ctx context.Context) error {
 	return err
 }
 
-// startContainer creates and starts the container and waits for its guest.
 func (s *Sandbox) startContainer(ctx context.Context) error {
 	if err := s.link.createContainer(ctx); err != nil {
 		return err
@@ -188,7 +186,6 @@ func (s *Sandbox) startContainer(ctx context.Context) error {
 	return nil
 }
 
-// openView opens the host's view of the workspace, once it is mounted.
 func (s *Sandbox) openView(ctx context.Context) error {
 	m := s.prep.Mounts
 	if m.Namespace != nil {
@@ -233,9 +230,9 @@ func (s *Sandbox) guestOptions() guest.Options {
 	return o
 }
 
-// attest compares the container that runs with the one that was requested, from
-// inside and from outside, and keeps what was observed. It returns an error if
-// anything is weaker.
+// attest compares the running container with the requested one, from inside and
+// outside, and keeps what it observes. It returns an error if anything is
+// weaker.
 func (s *Sandbox) attest(ctx context.Context) error {
 	o := observation{&s.prep, s.link.conn.Hello(), s.backend.Probe}
 	if err := o.verifySandbox(); err != nil {
@@ -246,16 +243,16 @@ func (s *Sandbox) attest(ctx context.Context) error {
 	return s.container.Attest(ctx, s.link.conn, &s.attestation)
 }
 
-// claim holds the property of one sandbox on this machine: its entries in the
-// session's cleanup list, and the directory of the session's files. It sets
+// claim is what one sandbox owns on this machine: its entries in the session's
+// cleanup list, and the directory of the session's files. It sets
 // Preparation.Cleanup and Preparation.Files.
 type claim struct {
 	prep    *Preparation
-	entries []int // of the container and the files in the cleanup list; nil before they are in it
+	entries []int // in the cleanup list; nil before they are added
 }
 
-// makeClaim opens the session's cleanup list, adds planned, which the container
-// consists of on the host, and makes the directory of the session's files.
+// makeClaim opens the session's cleanup list, adds planned, the container's
+// parts on the host, and makes the directory of the session's files.
 func (c *claim) makeClaim(o ownership.CleanupOptions, planned []ownership.Entry) error {
 	var err error
 	c.prep.Cleanup, err = ownership.OpenCleanupList(o)
@@ -270,11 +267,11 @@ func (c *claim) makeClaim(o ownership.CleanupOptions, planned []ownership.Entry)
 	return err
 }
 
-// isListed reports whether the cleanup list has the container.
+// isListed reports whether the container is in the cleanup list.
 func (c *claim) isListed() bool { return c.entries != nil }
 
-// withdraw removes the session's files and the entries from the cleanup list,
-// and closes the list. The container must be removed.
+// withdraw removes the session's files and the entries, and closes the cleanup
+// list. The container must be gone.
 func (c *claim) withdraw() error {
 	if c.prep.Cleanup == nil {
 		return nil
@@ -292,7 +289,6 @@ func (c *claim) withdraw() error {
 	return nil
 }
 
-// removeFiles removes the directory of the session's files.
 func (c *claim) removeFiles() error {
 	base, err := os.Open(c.prep.Spec.Dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -307,8 +303,8 @@ func (c *claim) removeFiles() error {
 	return nil
 }
 
-// giveUp lets any sweep remove what is left. It returns err, joined with an
-// error of its own.
+// giveUp lets any sweep remove what is left. It returns err joined with its own
+// error.
 func (c *claim) giveUp(err error) error {
 	if c.prep.Cleanup == nil {
 		return err

@@ -19,15 +19,14 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
 
-// BindsLowPorts reports whether the guest needs a capability for listeners below
-// port 1024, which it drops once they are open. Root commands have it anyway.
+// BindsLowPorts reports whether the guest needs a capability for listeners
+// below port 1024. It drops it once they are open. Root commands have it
+// anyway.
 func (p *Preparation) BindsLowPorts() bool {
 	e := p.Spec.Egress
 	return p.LowPorts && p.Spec.User != sandbox.UserRoot && e != nil && (e.Names || len(e.Capture) > 0)
 }
 
-// Seccomp returns the seccomp profile for a processor architecture; see
-// [harden.SeccompFor].
 func (p *Preparation) Seccomp(arch string) (harden.Seccomp, error) {
 	s, err := harden.SeccompFor(arch)
 	if err != nil || p.Spec.Egress == nil {
@@ -36,7 +35,7 @@ func (p *Preparation) Seccomp(arch string) (harden.Seccomp, error) {
 	return s.WithSocketDiagnosis()
 }
 
-// egressConfig returns the listeners of the guest; nil for none.
+// egressConfig returns the guest's listeners, or nil.
 func (p *Preparation) egressConfig() *wire.Egress {
 	plan := p.Spec.Egress
 	if plan == nil {
@@ -45,8 +44,7 @@ func (p *Preparation) egressConfig() *wire.Egress {
 	return &wire.Egress{Port: plan.ProxyPort(), Names: plan.Names, Capture: plan.Capture, LowPorts: p.BindsLowPorts()}
 }
 
-// expectedListeners returns what the guest reports of the listeners of a
-// configuration, the captured ports last.
+// expectedListeners returns the listeners that the guest reports for e.
 func expectedListeners(e *wire.Egress) (own, captured []string) {
 	const all = "tcp 0.0.0.0:"
 	own = []string{all + strconv.Itoa(e.Port)}
@@ -59,8 +57,6 @@ func expectedListeners(e *wire.Egress) (own, captured []string) {
 	return own, captured
 }
 
-// verifyEgress returns an error unless the guest has the listeners that were
-// requested.
 func (o *observation) verifyEgress() error {
 	want, got := o.prep.egressConfig(), o.hello.Egress
 	if want == nil || got == nil {
@@ -78,7 +74,7 @@ func (o *observation) verifyEgress() error {
 	return nil
 }
 
-// describeEgress returns the listeners, as they were just verified.
+// describeEgress returns the listeners, which were just verified.
 func (o *observation) describeEgress() *sandbox.AttestedEgress {
 	e := o.prep.egressConfig()
 	if e == nil {
@@ -88,16 +84,16 @@ func (o *observation) describeEgress() *sandbox.AttestedEgress {
 	return &sandbox.AttestedEgress{Listening: own, Capture: e.Capture}
 }
 
-// nameFiles make programs look names up at the guest, after /etc/hosts. Libraries
-// ask 127.0.0.1 too where an image has no resolv.conf.
+// nameFiles make programs look names up at the guest, after /etc/hosts. Without
+// a resolv.conf, libraries ask 127.0.0.1 too.
 var nameFiles = []struct{ name, path, text string }{
 	{"resolv.conf", "/etc/resolv.conf", "nameserver 127.0.0.1\n"},
-	// That of a host may ask services which don't run here, and end there.
+	// A host's may name services that don't run here, and end there.
 	{"nsswitch.conf", "/etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nprotocols: files\nservices: files\nethers: files\nrpc: files\n"},
 }
 
-// systemBundles are the files in which distributions have all certificates, as
-// crypto/x509 looks for them: Debian's, Fedora's, SUSE's, Alpine's.
+// systemBundles are the files that contain all certificates in distributions,
+// from crypto/x509: Debian's, Fedora's, SUSE's, Alpine's.
 var systemBundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt",
 	"/etc/pki/tls/certs/ca-bundle.crt",
@@ -111,17 +107,16 @@ var systemBundles = []string{
 // maxBundle bounds the certificates of an image: Debian's are 220 KiB.
 const maxBundle = 4 << 20
 
-// netDir is the directory of certificates in that of the session's files.
+// netDir contains the egress plan's files, below the session's files.
 const netDir = "net"
 
-// NeedsImageFiles reports whether AddEgressFiles reads the image.
 func (p *Preparation) NeedsImageFiles() bool {
 	e := p.Spec.Egress
 	return !p.Remote && e != nil && (e.Names || len(e.Roots)+len(e.Files) > 0)
 }
 
-// addHosts plans a mount over /etc/hosts of an unpacked root file system. In an exported
-// container, that file is empty.
+// addHosts plans a mount over /etc/hosts of an unpacked root file system. In an
+// exported container, that file is empty.
 func (p *Preparation) addHosts() error {
 	if p.Image.Reference.Scheme != images.SchemeRootFS {
 		return nil
@@ -131,7 +126,7 @@ func (p *Preparation) addHosts() error {
 
 // AddEgressFiles makes the files by which programs look up names and trust
 // certificates, and plans their mounts, for an image with these files. It may
-// change Image.
+// replace Image.
 func (p *Preparation) AddEgressFiles(files ImageFiles) error {
 	if !p.NeedsImageFiles() {
 		return nil
@@ -161,7 +156,6 @@ func (p *Preparation) AddEgressFiles(files ImageFiles) error {
 	return p.addRoots(files)
 }
 
-// addEgressDir makes the directory of the plan's files, and plans its mount.
 func (p *Preparation) addEgressDir() error {
 	dir := p.Files.Path(netDir)
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -182,10 +176,10 @@ func (p *Preparation) addEgressDir() error {
 	return nil
 }
 
-// replaceFile plans the mount of one of the session's files over one of the
-// image, which keeps one that is a symlink: it leads nowhere in a sandbox, or to
-// another one. add mounts it too where the image does not have the file and its
-// skeleton can have a mount point.
+// replaceFile plans to mount one of the session's files over an image's. It
+// keeps an image's symlink, which leads nowhere in a sandbox, or to another of
+// these files. add also mounts a file that the image lacks, if its skeleton can
+// have a mount point.
 func (p *Preparation) replaceFile(files ImageFiles, path, name string, add bool) error {
 	mode, err := files.Lstat(path)
 	switch {
@@ -209,13 +203,14 @@ func (p *Preparation) replaceFile(files ImageFiles, path, name string, add bool)
 	return nil
 }
 
-// hasSkeleton reports whether the container's root is made of the parts of Image.
+// hasSkeleton reports whether the container's root is assembled from Image's
+// parts.
 func (p *Preparation) hasSkeleton() bool {
 	return p.Image != nil && p.Spec.Root != sandbox.RootEphemeral
 }
 
-// addRoots adds the certificates to the directory: those of the plan, and a bundle
-// with the image's, which is mounted over the image's own.
+// addRoots adds certificates to the directory: the plan's, and a bundle with
+// the image's too, which is mounted over the image's own bundles.
 func (p *Preparation) addRoots(files ImageFiles) error {
 	plan := p.Spec.Egress
 	var own []byte
@@ -253,8 +248,8 @@ func (p *Preparation) addRoots(files ImageFiles) error {
 	return nil
 }
 
-// javaStore returns a trust store of the certificates of a bundle, without those
-// that this program can't read.
+// javaStore returns a trust store of a bundle's certificates, except unreadable
+// ones.
 func javaStore(bundle []byte) ([]byte, error) {
 	var list []*x509.Certificate
 	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {

@@ -13,24 +13,24 @@ import (
 )
 
 // The directory of a session's files, below the session's directory, and the
-// file in it that contains the nonce.
+// file with the nonce.
 const (
 	filesDir  = "container"
 	nonceFile = "nonce"
 )
 
-// HostsFile is the session's file that is mounted over an image's own /etc/hosts.
+// HostsFile is mounted over an image's own /etc/hosts.
 const HostsFile = "hosts"
 
-// Files is the directory of the files that are made for one container.
+// Files is the directory of one container's files.
 type Files struct {
 	dir        string
-	nonce      string            // by which the guest proves that it sees this file system
+	nonce      string            // proves that the guest sees this file system
 	processors map[string]string // sources by their paths in the container
 }
 
-// newFiles makes the directory, in that of the session, with a random nonce.
-// After an error Destroy removes what was made.
+// newFiles makes the directory and a random nonce. After an error, Destroy
+// removes it.
 func newFiles(sessionDir string) (*Files, error) {
 	raw := make([]byte, 16)
 	if _, err := rand.Read(raw); err != nil {
@@ -43,8 +43,8 @@ func newFiles(sessionDir string) (*Files, error) {
 	return f, errors.Join(f.Write(nonceFile, f.nonce), f.Write(HostsFile, images.Hosts))
 }
 
-// writeProcessors writes the files that report the number of processors that a
-// limit of CPU time amounts to; none if these are all processors.
+// writeProcessors writes the files that show the number of processors that a
+// limit of CPU time amounts to. It writes none if that is all processors.
 func (f *Files) writeProcessors(milliCPUs int64) error {
 	p := harden.NewProcessors(milliCPUs)
 	for path, text := range map[string]string{harden.OnlinePath: p.Online, harden.CPUInfoPath: p.CPUInfo} {
@@ -60,10 +60,10 @@ func (f *Files) writeProcessors(milliCPUs int64) error {
 	return nil
 }
 
-// Dir returns the directory.
+// Dir returns the directory's path.
 func (f *Files) Dir() string { return f.dir }
 
-// Path returns the path of a file.
+// Path returns a file's path.
 func (f *Files) Path(name string) string { return filepath.Join(f.dir, name) }
 
 // Write makes a file that every user may read, whatever the umask is.

@@ -19,16 +19,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
-// GuestCopy is a copy of the guest's binary that does not change. If a rebuild
-// or an upgrade changed the binary while a session runs, it would change the
-// session's PID 1, and the attested hash would be that of another file.
+// GuestCopy is an unchanging copy of the guest's binary. A rebuild or an
+// upgrade during a session would otherwise change the session's PID 1, and the
+// attested hash would be another file's.
 type GuestCopy struct {
 	Path   string
 	SHA256 string
 	source fs.FileInfo // of the file that was copied
 }
 
-// maxGuest is the largest binary that is copied; the guest has about 3 MB.
+// maxGuest bounds the binary's size; the guest has about 3 MB.
 const maxGuest = 64 << 20
 
 // guestCopier copies the guest's binary, source, to dir. It is safe for
@@ -48,8 +48,8 @@ func (c *guestCopier) checkSource() error {
 	return nil
 }
 
-// copyGuest returns the copy of the guest's binary, and makes it if there is
-// none with its content. Copies stay for further sessions; see pruneCache.
+// copyGuest returns a copy of the guest's binary, which it makes if needed.
+// Copies stay for further sessions; see pruneCache.
 func (c *guestCopier) copyGuest() (GuestCopy, error) {
 	g, err := c.reuseOrCopy()
 	if err == nil {
@@ -87,8 +87,8 @@ func sameFile(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
-// copyGuest writes the content of source to a file of dir that is named by its
-// hash. An existing file of that name is compared by its own hash.
+// copyGuest copies source to a file in dir that is named by its hash, unless
+// that exists with the right content.
 func copyGuest(source, dir string) (GuestCopy, error) {
 	sum, err := recallHash(dir, source)
 	if err != nil {
@@ -107,9 +107,9 @@ func copyGuest(source, dir string) (GuestCopy, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return GuestCopy{}, err
 	}
-	// A process that is started while the file is open for writing would hold it
-	// until it has executed its own program, and the guest could not be executed
-	// until then (ETXTBSY, go.dev/issue/22315).
+	// A process forked while the file is open for writing would hold it open
+	// until it executes its own program. Until then the guest could not be
+	// executed (ETXTBSY, go.dev/issue/22315).
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return g, atomicwriter.WriteFile(g.Path, data, 0o555)
@@ -120,11 +120,10 @@ func nameGuestCopy(dir string, sum [sha256.Size]byte) GuestCopy {
 	return GuestCopy{Path: filepath.Join(dir, "guest-"+name[:32]), SHA256: name}
 }
 
-// hashFact is the kind of fact that is a hash.
 const hashFact = "sha256"
 
-// recallHash is hashGuest for a binary that may have been hashed before; dir is the
-// cache. To hash the guest and its copy takes 6 ms.
+// recallHash is hashGuest, cached in dir. Hashing the guest and its copy takes
+// 6 ms.
 func recallHash(dir, name string) (sum [sha256.Size]byte, err error) {
 	known, keep := RecallFact(dir, hashFact, name)
 	if raw, err := hex.DecodeString(known); err == nil && len(raw) == sha256.Size {
@@ -136,8 +135,7 @@ func recallHash(dir, name string) (sum [sha256.Size]byte, err error) {
 	return sum, err
 }
 
-// hashGuest returns the hash of a binary of at most maxGuest bytes. It holds no more
-// than a part of the file in memory.
+// hashGuest returns the hash of a file of at most maxGuest bytes.
 func hashGuest(name string) (sum [sha256.Size]byte, err error) {
 	f, err := os.Open(name)
 	if err != nil {

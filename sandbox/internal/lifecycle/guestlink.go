@@ -10,9 +10,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest"
 )
 
-// guestLink is the connection to the guest of one sandbox, from the container's
-// standard streams to the loss of the guest. Its fields are set while the
-// sandbox is created.
+// guestLink is the connection to a sandbox's guest. Its fields are set while
+// the sandbox is created.
 type guestLink struct {
 	container Container
 	streams   Connection  // nil before the container is created
@@ -22,22 +21,21 @@ type guestLink struct {
 	stopWatching context.CancelCauseFunc
 }
 
-// createContainer creates the container and keeps its standard streams.
 func (l *guestLink) createContainer(ctx context.Context) error {
 	var err error
 	l.streams, err = l.container.Create(ctx)
 	return err
 }
 
-// dialGuest starts the container and speaks to the guest meanwhile: the guest
-// is there some milliseconds before the engine or runtime returns.
+// dialGuest starts the container and dials the guest meanwhile: the guest is
+// ready some milliseconds before the engine or runtime returns.
 func (l *guestLink) dialGuest(ctx context.Context, o guest.Options) error {
 	o.Conn = l.streams
 	started := make(chan error, 1)
 	go func() {
 		err := l.container.Start(ctx)
 		if err != nil {
-			_ = l.streams.Close() // ends the wait for a guest that does not come
+			_ = l.streams.Close() // ends the wait for a guest that won't come
 		}
 		started <- err
 	}()
@@ -55,8 +53,8 @@ func (l *guestLink) dialGuest(ctx context.Context, o guest.Options) error {
 	return nil
 }
 
-// watchGuest records in s the loss of the sandbox when the guest's connection
-// ends, unless the sandbox is being destroyed.
+// watchGuest records the loss of the sandbox when the guest's connection ends,
+// unless the sandbox is being destroyed.
 func (l *guestLink) watchGuest(s *status) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	l.stopWatching = cancel
@@ -68,8 +66,8 @@ func (l *guestLink) watchGuest(s *status) {
 	})
 }
 
-// explainLoss returns why the connection to the guest ended. The loss itself is
-// certain; causes are added where they can be found.
+// explainLoss returns an ErrLost for the end of the guest's connection, with
+// the cause if it can be found.
 func (l *guestLink) explainLoss(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
@@ -81,13 +79,12 @@ func (l *guestLink) explainLoss(ctx context.Context, err error) error {
 	return quote(err, "its last words", l.streams.Stderr())
 }
 
-// quoteStderr adds what was written to the container's standard error, unless
-// err contains it.
+// quoteStderr adds the container's standard error to err.
 func (l *guestLink) quoteStderr(err error) error {
 	return quote(err, "standard error", l.streams.Stderr())
 }
 
-// closeConn closes the connection and waits until it is no longer watched. The
+// closeConn closes the connection and waits for the watching goroutine. The
 // guest then kills everything and exits; the driver kills what does not exit.
 func (l *guestLink) closeConn() {
 	if l.conn == nil {

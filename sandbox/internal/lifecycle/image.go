@@ -11,17 +11,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// sandboxImage is the image of one sandbox. It sets Preparation.Image,
-// Preparation.Config and Preparation.Env.
+// sandboxImage is a sandbox's image. It sets Preparation.Image, Config and Env.
 type sandboxImage struct {
 	prep    *Preparation
 	store   images.Source // may be nil
-	host    host.Options  // UID and GID are set for each description
+	host    host.Options  // without UID and GID
 	release func()        // lets the store prune the image; may be nil
 }
 
-// fetchImage gets an image that is not this machine's own, and keeps it from
-// being pruned until releaseImage. It has no deadline of its own.
+// fetchImage gets an image that is not local, and keeps the store from pruning
+// it until releaseImage. It sets no deadline.
 func (i *sandboxImage) fetchImage(ctx context.Context, c Container) error {
 	ref := i.prep.Spec.Image
 	if isLocal(ref) {
@@ -36,7 +35,7 @@ func (i *sandboxImage) fetchImage(ctx context.Context, c Container) error {
 		return noStoreError(ref)
 	}
 	fetch := i.store.RootFS
-	if i.prep.Spec.Root == sandbox.RootEphemeral { // which other users than root may write to
+	if i.prep.Spec.Root == sandbox.RootEphemeral { // other users than root may write to it
 		fetch = i.store.OwnedRootFS
 	}
 	root, release, err := fetch(ctx, ref)
@@ -48,7 +47,6 @@ func (i *sandboxImage) fetchImage(ctx context.Context, c Container) error {
 	return i.findAccount()
 }
 
-// findAccount looks the image's user up in its unpacked files, if commands run as it.
 func (i *sandboxImage) findAccount() error {
 	if i.prep.Spec.User != sandbox.UserImage {
 		return nil
@@ -70,11 +68,11 @@ func noStoreError(ref images.Reference) error {
 	return fmt.Errorf("image %s: %w: this backend has no store of images: use host or rootfs:DIR", ref, sandbox.ErrUnsupported)
 }
 
-// describeImage describes an image of this machine for an identity of commands.
+// describeImage describes a local image for the commands' identity.
 func (i *sandboxImage) describeImage(ctx context.Context, id Identity) error {
 	ref := i.prep.Spec.Image
 	if !isLocal(ref) {
-		return nil // fetched
+		return nil // fetchImage set it
 	}
 	var root *images.RootFS
 	var err error
@@ -102,7 +100,6 @@ func (i *sandboxImage) setRoot(root *images.RootFS) {
 	}
 }
 
-// releaseImage lets the store prune the image.
 func (i *sandboxImage) releaseImage() {
 	if i.release != nil {
 		i.release()

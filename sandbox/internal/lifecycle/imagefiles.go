@@ -13,19 +13,17 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// ImageFiles are the files of an image, by their absolute paths in it. Symlinks
-// are not followed: what is below one counts as a symlink itself. A file that is
-// missing is fs.ErrNotExist.
+// ImageFiles are an image's files, by absolute path. Symlinks are not followed:
+// a path through one counts as a symlink itself. The error for a missing file
+// is fs.ErrNotExist.
 type ImageFiles interface {
 	Lstat(name string) (fs.FileMode, error)
 	// ReadFile reads a regular file of at most limit bytes.
 	ReadFile(name string, limit int64) ([]byte, error)
 }
 
-// rootFiles are the files of a root file system of this machine.
 type rootFiles struct{ root *images.RootFS }
 
-// Lstat returns the mode of a file.
 func (r rootFiles) Lstat(name string) (fs.FileMode, error) {
 	if slices.ContainsFunc(r.root.Files, func(f images.File) bool { return f.Path == name }) {
 		return 0, nil
@@ -41,7 +39,6 @@ func (r rootFiles) Lstat(name string) (fs.FileMode, error) {
 	return mode, err
 }
 
-// ReadFile reads a regular file.
 func (r rootFiles) ReadFile(name string, limit int64) (text []byte, err error) {
 	err = r.inBind(name, func(dir *os.Root, rel string) error {
 		f, err := dir.Open(rel)
@@ -59,8 +56,8 @@ func (r rootFiles) ReadFile(name string, limit int64) (text []byte, err error) {
 	return text, err
 }
 
-// inBind calls f with the directory of the bind that has a file, and its path in
-// there.
+// inBind calls f with the directory of the bind that contains a file, and the
+// file's path in it.
 func (r rootFiles) inBind(name string, f func(dir *os.Root, rel string) error) error {
 	best := images.Bind{}
 	for _, b := range r.root.Binds {
@@ -79,12 +76,11 @@ func (r rootFiles) inBind(name string, f func(dir *os.Root, rel string) error) e
 	if err != nil {
 		return err
 	}
-	defer func() { _ = root.Close() }() // a directory's descriptor
+	defer func() { _ = root.Close() }() // a directory
 	return f(root, rel)
 }
 
-// lstatIn returns the mode of a file, or that of the first symlink on the way to
-// it.
+// lstatIn returns the mode of a file, or of the first symlink in its path.
 func lstatIn(dir *os.Root, rel string) (fs.FileMode, error) {
 	for i := range len(rel) + 1 {
 		if i < len(rel) && rel[i] != '/' {

@@ -16,12 +16,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// maxMounts is the most further mounts of a sandbox: each costs the runtime
-// time.
+// maxMounts bounds a sandbox's further mounts: each costs the runtime time.
 const maxMounts = 64
 
-// validateMounts refuses further mounts that no backend could have, with the
-// workspace at a mount point.
+// validateMounts refuses further mounts that no backend could make.
 func validateMounts(list []sandbox.Mount, workspace string) error {
 	if len(list) > maxMounts {
 		return fmt.Errorf("%w: %d mounts, at most %d are possible", sandbox.ErrInvalid, len(list), maxMounts)
@@ -43,10 +41,10 @@ func validateMounts(list []sandbox.Mount, workspace string) error {
 	return nil
 }
 
-// isBelow reports whether a path lies strictly below a directory.
+// isBelow reports whether p lies strictly below dir.
 func isBelow(p, dir string) bool { return strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/") }
 
-// validateSource refuses fields that don't belong together.
+// validateSource refuses fields that don't go together.
 func validateSource(m sandbox.Mount) error {
 	switch m.Type {
 	case "", sandbox.MountBind:
@@ -77,8 +75,8 @@ func validateSource(m sandbox.Mount) error {
 	return nil
 }
 
-// furtherMounts returns the home, where it is a directory on disk, and the
-// spec's mounts, with their types set, parents first.
+// furtherMounts returns the spec's mounts, and the home if it is a directory on
+// disk, parents first and with their types set.
 func (p *Preparation) furtherMounts() []sandbox.Mount {
 	list := slices.Clone(p.Spec.Mounts)
 	if p.hasScratchHome() {
@@ -91,14 +89,13 @@ func (p *Preparation) furtherMounts() []sandbox.Mount {
 	return list
 }
 
-// hasScratchHome reports whether the home is a scratch directory. A remote
-// engine has no directory of this machine.
+// hasScratchHome reports whether the home is a scratch directory, which a
+// remote engine can't mount.
 func (p *Preparation) hasScratchHome() bool { return !p.Remote }
 
 // copyGrowth is the factor by which a copy of the workspace may grow.
 const copyGrowth = 4
 
-// copyBounds returns the bounds of the copy of the workspace that is sent.
 func (p *Preparation) copyBounds() overlay.CopyBounds {
 	w := p.Spec.Workspace
 	return overlay.CopyBounds{
@@ -107,8 +104,7 @@ func (p *Preparation) copyBounds() overlay.CopyBounds {
 	}
 }
 
-// Tmpfs returns the tmpfs mounts of every container, and those of the spec's
-// mounts.
+// Tmpfs returns the tmpfs mounts of every container, and those of the spec.
 func (p *Preparation) Tmpfs() (own, further []harden.Tmpfs) {
 	var asked []harden.Tmpfs
 	if !p.hasScratchHome() {
@@ -129,9 +125,9 @@ func (p *Preparation) Tmpfs() (own, further []harden.Tmpfs) {
 	return all[:len(all)-count], all[len(all)-count:]
 }
 
-// identityHomes returns the tmpfs mounts of the homes of identities that have a size. The
-// guest makes the directories in them. Programs may run there, since npx and uvx install
-// what they start below the home.
+// identityHomes returns tmpfs mounts for the homes of identities that have a
+// size. The guest makes the directories in them. Programs may run there, since
+// npx and uvx install programs below the home.
 func (p *Preparation) identityHomes() []harden.Tmpfs {
 	if p.Identity.SingleUID || p.Identity.Root {
 		return nil
@@ -147,16 +143,16 @@ func (p *Preparation) identityHomes() []harden.Tmpfs {
 	return list
 }
 
-// addMountPoints returns an image with the mount points of the workspace and of
-// further mounts. It refuses targets that lead elsewhere and, unless the root is writable, those
-// in a directory that the image binds and that does not contain them, since
-// nothing can be made there.
+// addMountPoints returns an image with the mount points of the workspace and
+// the further mounts. It refuses targets that lead elsewhere. Unless the root
+// is writable, it also refuses targets that are missing in a directory of the
+// host, where nothing can be made.
 func addMountPoints(image *images.RootFS, workspace string, list []sandbox.Mount, writable bool) (*images.RootFS, error) {
 	out := *image
 	out.Dirs, out.Binds = slices.Clone(image.Dirs), slices.Clone(image.Binds)
 	for _, m := range append([]sandbox.Mount{{Target: workspace}}, list...) {
 		if m.Target == sandbox.HomeDir || slices.ContainsFunc(list, func(o sandbox.Mount) bool { return isBelow(m.Target, o.Target) }) {
-			continue // the image has it, or it is made in the other one
+			continue // the image has it, or it is made in the other mount
 		}
 		if slices.ContainsFunc([]string{"/tmp", "/run"}, func(own string) bool { return isBelow(m.Target, own) }) {
 			continue // the runtime makes it in the tmpfs
@@ -209,8 +205,8 @@ func addMountPoint(image *images.RootFS, target string) error {
 	return nil
 }
 
-// checkInside refuses a target that does not exist in a directory that the
-// image binds, or that leads elsewhere.
+// checkInside refuses a target in bind b that does not exist or leads
+// elsewhere.
 func checkInside(b images.Bind, target string) error {
 	at, name := b.Source, b.Path
 	rest := strings.TrimPrefix(strings.TrimPrefix(target, b.Path), "/")

@@ -16,31 +16,26 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// Preparation is the input of a container. The lifecycle sets its fields
-// in this order; a [Container] reads what was set before the method that is
-// called.
+// Preparation is the input of a container. Its fields are set in this order,
+// each group before the [Container] method that it names.
 type Preparation struct {
 	// Spec, Name and Log are set from the beginning. Name is the container's.
 	Spec sandbox.Spec
 	Name string
 	Log  *zap.Logger
-	// Remote reports that the container has nothing of this machine's file
+	// Remote reports that the container sees nothing of this machine's file
 	// system; see Options.Remote.
-	Remote bool
-	// LowPorts reports that ports below 1024 need a capability; see
-	// Options.LowPorts.
+	Remote   bool
 	LowPorts bool
 
-	// Cleanup is the session's cleanup list. Set, as Files, before Begin.
+	// Cleanup is the session's cleanup list. Set before Begin, like Files.
 	Cleanup *ownership.CleanupList
 	Files   *Files
 
-	// Guest is the guest's binary. Mounts are the workspace's mounts, and
-	// Identity is the identity that commands have with them. Image is the root
-	// file system, or nil for an image of the engine's own. Config is the image's
-	// configuration, which FetchImage sets for such an image, and Account the
-	// user in it that commands run as, if they do, which Begin sets then. Env is
-	// the environment of commands. Set before Create.
+	// Set before Create. Identity is the commands' identity with Mounts. Image
+	// is nil for an image of the engine's own; FetchImage then sets Config, the
+	// image's configuration, and Begin sets Account, the image's user if
+	// commands run as it. Env is the commands' environment.
 	Guest    GuestCopy
 	Mounts   *workmount.Mounts
 	Identity Identity
@@ -50,12 +45,12 @@ type Preparation struct {
 	Env      []string
 
 	service *service.Plan // nil if the spec has none
-	egress  []images.Bind // for names and certificates; one may be a directory
+	egress  []images.Bind // names and certificates; one may be a directory
 }
 
-// FileBinds returns the files that are mounted read-only in every container: the guest,
-// the nonce, files about processors, /etc/hosts of an unpacked root file system, and the
-// files of AddEgressFiles, one of which is a directory. A remote container has none.
+// FileBinds returns the files to mount read-only in every container: the guest,
+// the nonce, files about processors, and the files of replaceFile and
+// AddEgressFiles, one of which is a directory. A remote container has none.
 func (p *Preparation) FileBinds() []images.Bind {
 	if p.Remote {
 		return nil
@@ -69,14 +64,14 @@ func (p *Preparation) FileBinds() []images.Bind {
 	return append(list, p.egress...)
 }
 
-// readsThroughGuest reports whether no process of this machine sees the
-// workspace, so that the guest reads it for the host.
+// readsThroughGuest reports whether the guest reads the workspace for the host,
+// because no process of this machine sees it.
 func (p *Preparation) readsThroughGuest() bool {
 	return p.Mounts.Volume != nil || p.Mounts.Mode == sandbox.ModeCopy
 }
 
-// VolumeMounts returns the tmpfs mounts in place of the VOLUMEs that an
-// image declares, except at or in a further mount.
+// VolumeMounts returns tmpfs mounts for an image's VOLUMEs, except at or in
+// further mounts.
 func (p *Preparation) VolumeMounts(volumes []string) ([]harden.Tmpfs, error) {
 	taken := []string{sandbox.HomeDir}
 	own, _ := p.Tmpfs()
@@ -94,17 +89,14 @@ func (p *Preparation) VolumeMounts(volumes []string) ([]harden.Tmpfs, error) {
 	return list, nil
 }
 
-// Identity is the identity of commands in a container.
 type Identity struct {
-	// CommandUID and CommandGID are the identity of commands in the container.
 	CommandUID, CommandGID int
-	// SingleUID reports that the guest has it too.
+	// SingleUID reports that the guest has the commands' identity too.
 	SingleUID bool
-	// ForeignFiles reports that files which commands of another identity than 0
-	// create in the workspace belong to their uid on the host.
+	// ForeignFiles reports that files of commands with another identity than 0
+	// belong to that uid on the host.
 	ForeignFiles bool
-	// Root reports that commands are root in the container.
-	Root bool
+	Root         bool
 	// Workspace is the identity that the workspace's mounts are made for.
 	Workspace workmount.Identity
 	// Accepted names the attempts of the guest's probe that may succeed; see
@@ -112,8 +104,8 @@ type Identity struct {
 	Accepted []string
 }
 
-// RootIdentity returns the identity of commands that are root in the container,
-// which has a user namespace or a kernel of its own; see workmount.Identity.
+// RootIdentity returns the identity of root commands in a container with a user
+// namespace or its own kernel; see workmount.Identity.
 func RootIdentity(spec sandbox.Spec, base workmount.Base) Identity {
 	id := Identity{
 		Root: true, Workspace: workmount.Identity{Root: true, Base: base},
@@ -125,7 +117,7 @@ func RootIdentity(spec sandbox.Spec, base workmount.Base) Identity {
 	return id
 }
 
-// idMaps returns the maps of the container's user namespace, nil without one.
+// idMaps returns the maps of the container's user namespace, or nil.
 func (i Identity) idMaps() (uids, gids []wire.IDRange) {
 	base := i.Workspace.Base
 	if !base.IsNamespace() {
@@ -134,5 +126,4 @@ func (i Identity) idMaps() (uids, gids []wire.IDRange) {
 	return []wire.IDRange{{Outside: uint32(base.UID), Count: workmount.IDCount}}, []wire.IDRange{{Outside: uint32(base.GID), Count: workmount.IDCount}}
 }
 
-// ContainerName returns the name of a session's container.
 func ContainerName(session string) string { return "caisson-" + session }

@@ -14,9 +14,9 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Sandbox is one sandbox. It implements sandbox.Sandbox.
+// Sandbox implements sandbox.Sandbox.
 type Sandbox struct {
-	// Set while the sandbox is created, and undone by Destroy.
+	// Set while the sandbox is created; Destroy undoes it.
 	backend     *Backend
 	container   Container
 	prep        Preparation
@@ -30,9 +30,9 @@ type Sandbox struct {
 	service     *service.Service // nil if the spec has none
 
 	status  *status
-	staging sync.WaitGroup // the removal of the staging mounts
+	staging sync.WaitGroup // removes the staging mounts
 
-	destroying sync.Mutex // held by one call of Destroy; guards destroyed
+	destroying sync.Mutex // held during Destroy; guards destroyed
 	destroyed  bool
 }
 
@@ -44,20 +44,18 @@ var (
 // Container returns the driver's part of the sandbox.
 func (s *Sandbox) Container() Container { return s.container }
 
-// Guest returns the connection to the guest.
 func (s *Sandbox) Guest() *guest.Conn { return s.link.conn }
 
-// ID returns the engine's or runtime's name of the container.
+// ID returns the engine's or runtime's name for the container.
 func (s *Sandbox) ID() string { return s.container.ID() }
 
-// State returns the current state.
 func (s *Sandbox) State() sandbox.State { return s.status.currentState() }
 
 // Attestation returns what was observed and read back when the sandbox started.
 func (s *Sandbox) Attestation() sandbox.Attestation { return s.attestation }
 
 // Verify returns every way in which a guest with this hello observes less than
-// what was requested.
+// was requested.
 func (s *Sandbox) Verify(hello wire.Hello) error {
 	o := observation{&s.prep, hello, s.backend.Probe}
 	return o.verifySandbox()
@@ -101,10 +99,9 @@ func (s *Sandbox) Collect(ctx context.Context) error {
 	return s.copy.Collect(ctx)
 }
 
-// View returns the view of an overlay or a copy as commands see it; see sandbox.Sandbox.
+// View returns the commands' view of an overlay or a copy; see sandbox.Sandbox.
 func (s *Sandbox) View() workspace.View { return s.view }
 
-// Service returns the service; see sandbox.Sandbox.
 func (s *Sandbox) Service() sandbox.ServiceProcess {
 	if s.service == nil {
 		return nil
@@ -118,11 +115,10 @@ func (s *Sandbox) Done() <-chan struct{} { return s.status.done }
 // Err returns the loss of a lost sandbox.
 func (s *Sandbox) Err() error { return s.status.lossError() }
 
-// Destroy removes the container and everything that was made for it; see
-// sandbox.Sandbox. It continues when ctx ends, because no other process may
-// remove what it leaves as long as this one lives. What can't be removed is in
-// the error and stays in the cleanup list, which any Sweep may then use; a
-// further call tries again.
+// Destroy removes the container and everything made for it; see
+// sandbox.Sandbox. It continues when ctx ends: no other process may remove what
+// it leaves while this one lives. After an error, the rest stays in the cleanup
+// list for any Sweep, and Destroy may be called again.
 func (s *Sandbox) Destroy(ctx context.Context) error {
 	s.status.markEnding()
 	s.destroying.Lock()
@@ -145,8 +141,8 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	return nil
 }
 
-// undoCreate undoes every step of create, the last one first. It stops at the
-// first error: nothing is removed that the container may still use.
+// undoCreate undoes create's steps, last one first. It stops at the first
+// error, so it removes nothing that the container may still use.
 func (s *Sandbox) undoCreate(ctx context.Context) error {
 	s.link.closeConn()
 	s.staging.Wait()

@@ -9,7 +9,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/service"
 )
 
-// validateService refuses services that no sandbox could have.
 func validateService(spec sandbox.Spec) error {
 	switch {
 	case spec.Service == nil:
@@ -20,7 +19,7 @@ func validateService(spec sandbox.Spec) error {
 	return spec.Service.Check()
 }
 
-// planService finds out what the service runs, now that the image is known and
+// planService finds out what the service runs, once the image is known and
 // before anything runs.
 func (s *Sandbox) planService(context.Context) error {
 	spec := s.prep.Spec
@@ -35,8 +34,8 @@ func (s *Sandbox) planService(context.Context) error {
 	return nil
 }
 
-// startService starts the service and waits until it is healthy. Other starts need
-// not wait for that.
+// startService starts the service and waits until it is healthy. Other starts
+// don't wait for it.
 func (s *Sandbox) startService(ctx context.Context) error {
 	plan := s.prep.service
 	if plan == nil {
@@ -61,12 +60,12 @@ func (s *Sandbox) startService(ctx context.Context) error {
 	return nil
 }
 
-// explainServiceFailure adds the reason of a sandbox that was lost while its service
-// started. It is an error of Create, and no sandbox was in use.
+// explainServiceFailure adds the reason if the sandbox was lost while its
+// service started. To Create's caller that is ErrUnavailable, not ErrLost.
 func (s *status) explainServiceFailure(err error) error {
 	if !errors.Is(err, sandbox.ErrLost) {
 		return err
 	}
-	<-s.done // the guest is watched, and its end is the sandbox's
+	<-s.done // closed when the guest's connection ends
 	return fmt.Errorf("%w: the sandbox ended while its service started: %w", sandbox.ErrUnavailable, s.lossError())
 }

@@ -8,16 +8,15 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// errDestroyed is the cause of the end of what waits for a sandbox that is
-// being removed.
+// errDestroyed cancels whatever waits for a sandbox that is being removed.
 var errDestroyed = errors.New("the sandbox is being destroyed")
 
-// status is the state of one sandbox and the reason for its end. It is safe for
+// status is a sandbox's state and the reason for its end. It is safe for
 // concurrent use.
 type status struct {
-	done chan struct{} // closed with the state stopped
+	done chan struct{} // closed in StateStopped
 
-	mu     sync.Mutex // guards the fields below and the last transitions of state
+	mu     sync.Mutex // guards the fields below and changes to running and stopped
 	state  sandbox.Lifecycle
 	ending bool // Destroy was called
 	err    error
@@ -25,13 +24,12 @@ type status struct {
 
 func newStatus() *status { return &status{done: make(chan struct{})} }
 
-// currentState returns the state.
 func (s *status) currentState() sandbox.State { return s.state.State() }
 
-// markCreated records that the container exists.
 func (s *status) markCreated() { s.state.Advance(sandbox.StateCreated) }
 
-// markRunning records that the sandbox runs, unless it was lost meanwhile.
+// markRunning records that the sandbox runs, or returns an error if it has
+// stopped.
 func (s *status) markRunning() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,15 +53,13 @@ func (s *status) markStopped(loss error) {
 	close(s.done)
 }
 
-// markEnding records that Destroy was called, so that the end of the guest is
-// not a loss.
+// markEnding records that Destroy was called, so the guest's end is no loss.
 func (s *status) markEnding() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ending = true
 }
 
-// isEnding reports whether Destroy was called.
 func (s *status) isEnding() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,8 +73,8 @@ func (s *status) lossError() error {
 	return s.err
 }
 
-// requireRunning returns an error unless the sandbox is running: the loss of a
-// lost sandbox, otherwise a sandbox.StateError.
+// requireRunning returns an error unless the sandbox is running: a lost
+// sandbox's loss, otherwise a sandbox.StateError.
 func (s *status) requireRunning(action string) error {
 	if err := s.lossError(); err != nil {
 		return fmt.Errorf("%s: %w", action, err)

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// maxMessage is the longest part of a program's messages in an error.
+// maxMessage bounds a program's messages in an error, in bytes.
 const maxMessage = 2000
 
 // OneLine returns the beginning of a text as one line of valid UTF-8.
@@ -17,7 +17,7 @@ func OneLine(text string) string {
 	return strings.ReplaceAll(text, "\n", "; ")
 }
 
-// quote adds a text to an error, unless the error contains it.
+// quote adds a text to an error that does not contain it.
 func quote(err error, what, text string) error {
 	text = OneLine(text)
 	if text == "" || strings.Contains(err.Error(), text) {
