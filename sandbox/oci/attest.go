@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// Attest adds the properties of the process in the kernel, and refuses a container that
-// is weaker than it must be.
+// Attest adds what the kernel shows of the process, and refuses a container
+// that is weaker than requested.
 func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Attestation) error {
 	v, err := c.backend.runtime.queryVersion(ctx)
 	if err != nil {
@@ -49,18 +49,18 @@ func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Att
 	return c.verifyContainer(hello, private)
 }
 
-// hasMountFlags reports whether all mounts of directories have nosuid and
-// nodev. The runtime sets them also where workmount could not.
+// hasMountFlags reports whether all mounted directories have nosuid and nodev.
+// The runtime sets them even where workmount could not.
 func (c *container) hasMountFlags(hello wire.Hello) bool {
 	directories := slices.Concat([]wire.Mount{hello.Workspace}, hello.Submounts, hello.Further)
 	return !slices.ContainsFunc(directories, func(m wire.Mount) bool {
-		// gVisor serves no device of the host's, and does not show nodev.
+		// gVisor serves no host devices and does not show nodev.
 		return !slices.Contains(m.Options, "nosuid") || !c.plan.traits.ownKernel && !slices.Contains(m.Options, "nodev")
 	})
 }
 
-// verifyContainer returns every way in which the container is weaker than was requested,
-// by the runtime and the kernel.
+// verifyContainer returns every way in which the container is weaker than
+// requested.
 func (c *container) verifyContainer(hello wire.Hello, private []string) error {
 	if err := errors.Join(c.verifyNamespaces(private), c.verifyKernel(hello), c.verifyLimits(hello), c.verifyProcess()); err != nil {
 		return lifecycle.WeakError(err)
@@ -81,7 +81,6 @@ func (c *container) verifyNamespaces(private []string) error {
 	return nil
 }
 
-// verifyKernel returns an error unless the kernel inside is the requested one.
 func (c *container) verifyKernel(hello wire.Hello) error {
 	host, err := os.ReadFile("/proc/version")
 	if err != nil {
@@ -97,8 +96,6 @@ func (c *container) verifyKernel(hello wire.Hello) error {
 	return nil
 }
 
-// verifyLimits compares the requested limits with those that the kernel
-// enforces.
 func (c *container) verifyLimits(hello wire.Hello) error {
 	r := c.plan.resources
 	var errs []error
@@ -129,8 +126,7 @@ func (c *container) verifyLimits(hello wire.Hello) error {
 }
 
 // verifyProcess checks the process from the host's side: the container's PID 1,
-// or gVisor's kernel, which has more capabilities in a user namespace of its
-// own.
+// or gVisor's kernel, which has more capabilities in its own user namespace.
 func (c *container) verifyProcess() error {
 	fields := [][2]string{{"NoNewPrivs", "1"}, {"Seccomp", "2"}}
 	if !c.plan.traits.ownKernel {
@@ -153,15 +149,15 @@ func (c *container) verifyProcess() error {
 	return errors.Join(errs...)
 }
 
-// capabilityNumber contains the numbers of linux/capability.h for the
-// capabilities of containers.
+// capabilityNumber has the numbers of the capabilities that containers get
+// (linux/capability.h).
 var capabilityNumber = map[string]uint{
 	"CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8,
 	"CAP_NET_BIND_SERVICE": 10,
 }
 
-// attestedRoot describes the layer of an ephemeral root: a tmpfs of gVisor's own
-// kernel with a size, or a directory.
+// attestedRoot describes the layer of an ephemeral root: with gVisor a tmpfs of
+// its own kernel, otherwise a directory.
 func (c *container) attestedRoot() sandbox.AttestedMount {
 	if c.plan.traits.ownKernel {
 		return sandbox.AttestedMount{Target: "/", Type: sandbox.MountTmpfs, Bytes: sandbox.RootBytes}

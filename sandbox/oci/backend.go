@@ -13,9 +13,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// Backend creates sandboxes with one OCI runtime. It need not be closed: what
-// it keeps open, a descriptor for each owner of a workspace, ends with it. It
-// is safe for concurrent use.
+// Backend creates sandboxes with one OCI runtime. It need not be closed,
+// although it keeps a descriptor open for each owner of a workspace. It is safe
+// for concurrent use.
 type Backend struct {
 	options   Options
 	traits    traits
@@ -26,8 +26,8 @@ type Backend struct {
 
 var _ sandbox.Backend = (*Backend)(nil)
 
-// New returns a backend. It returns sandbox.ErrInvalid for invalid options;
-// Check reports whether the runtime exists and works.
+// New returns a backend, or sandbox.ErrInvalid for invalid options. Check
+// reports whether the runtime exists and works.
 func New(o Options) (*Backend, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err
@@ -50,13 +50,13 @@ func New(o Options) (*Backend, error) {
 	return b, nil
 }
 
-// destroyTime bounds one Destroy: gVisor on a loaded machine takes half a
+// destroyTime bounds one Destroy. On a loaded machine gVisor takes half a
 // second, runc a tenth.
 const destroyTime = 30 * time.Second
 
-// The gids that mark commands: no mapping bounds them here, and no system hands
-// out ids of this range (systemd's UIDS-GIDS lists 1879048192 to 2147483647 as
-// unused), so that they mean nothing on the host.
+// The GIDs that mark commands. No mapping limits them here, and no system hands
+// out this range (systemd's UIDS-GIDS lists 1879048192 to 2147483647 as
+// unused), so they mean nothing on the host.
 const (
 	gidBase  = 2_000_000_000
 	gidCount = 20_000
@@ -65,8 +65,8 @@ const (
 // Name returns "gvisor" or "runc".
 func (b *Backend) Name() string { return string(b.options.Kind) }
 
-// Create creates and starts one sandbox. Its errors are those of
-// sandbox.Backend; one of the runtime ends with the runtime's own message.
+// Create creates and starts one sandbox; see sandbox.Backend. An error of the
+// runtime ends with its own message.
 func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	s, err := b.lifecycle.Create(ctx, spec)
 	if err != nil {
@@ -75,22 +75,22 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 	return s, nil
 }
 
-// Sweep removes what sandboxes of dead owners left: the runtime's state of
-// their containers, cgroups with what still runs in them, mounts, directories
-// and placeholders. Sandboxes of other live processes are not touched.
+// Sweep removes what sandboxes of dead owners left: the runtime's state,
+// cgroups and the processes in them, mounts, directories and placeholders.
 func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Orphan, error) { return b.lifecycle.Sweep(ctx) }
 
-// List lists the sandboxes of this user's cleanup lists and asks the runtime
-// about each; see sandbox.Backend.
+// List lists the sandboxes in this user's cleanup lists and asks the runtime
+// about each.
 func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return b.lifecycle.List(ctx) }
 
 // Pending reports whether sessions of this kind left cleanup lists below the
-// state directory, so that a Sweep has anything to do. It runs no runtime.
+// state directory, so that a Sweep may have something to do. It runs no
+// runtime.
 func Pending(stateDir string, k Kind) bool { return ownership.Pending(stateDir, string(k)) }
 
-// Check runs the runtime for its version, unless a process of this user did since its
-// file changed last, and checks what the backend needs of the system. It starts no
-// container.
+// Check gets the runtime's version, running it only if its file has changed
+// since a process of this user did so, and checks what the backend needs from
+// the system.
 func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	info := sandbox.Info{Backend: b.Name(), RuntimePath: b.options.RuntimePath, Local: true, Rootless: b.rootless}
 	if err := b.checkSystem(); err != nil {
@@ -109,8 +109,8 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	return info, nil
 }
 
-// listLost returns the protections that this backend lacks for this user, apart
-// from limits.
+// listLost returns the protections, apart from limits, that this backend lacks
+// for this user.
 func (b *Backend) listLost() []string {
 	switch {
 	case b.rootless && b.options.Kind == Runc:

@@ -11,28 +11,30 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// cgroupPrefix begins the name of every cgroup of Caisson; the session follows.
+// cgroupPrefix begins the name of every cgroup of Caisson. The session ID
+// follows.
 const cgroupPrefix = "caisson-"
 
-// cgroupPlan describes a container's future cgroup. The zero value means none:
-// no limits.
+// cgroupPlan describes a container's future cgroup. The zero value is no cgroup
+// and no limits.
 type cgroupPlan struct {
-	// path is the cgroup that the runtime gets: relative to our own on cgroup
-	// v1, so that limits of Caisson hold for its sandboxes too; beside our own
-	// on v2, where a cgroup with processes can have no limited children.
+	// path is the cgroup given to the runtime. On cgroup v1 it is relative to
+	// our own, so that Caisson's limits include its sandboxes. On v2 it is
+	// beside our own, where a cgroup with processes can have no limited
+	// children.
 	path string
 	// swap reports whether memory and swap can be bounded together.
 	swap bool
-	// crowded is the v2 cgroup that would contain the container's, if it
-	// contains processes itself and can therefore have no limited children.
+	// crowded is the v2 cgroup that would contain the container's but has
+	// processes itself, and so can have no limited children. "" if it has none.
 	crowded string
-	// dirs are the directories that the runtime makes, absolute.
+	// dirs are the absolute paths of the directories that the runtime makes.
 	dirs []string
-	// made reports that Caisson makes dirs itself, for an ordinary user, and
-	// starts the runtime inside; path is empty then.
+	// made reports that Caisson, for an ordinary user, makes dirs and starts
+	// the runtime inside; path is then empty.
 	made bool
-	// own is the cgroup of this process in one of the hierarchies that limit, and
-	// joined the container's in the same one; absolute.
+	// own is this process's cgroup in one of the limiting hierarchies, joined
+	// the container's in the same one. Both are absolute.
 	own, joined string
 }
 
@@ -41,17 +43,17 @@ func (p cgroupPlan) isLimited() bool { return p.path != "" || p.made }
 
 // tree is one mounted cgroup hierarchy.
 type tree struct {
-	mount string // where
-	root  string // which of its cgroups is mounted there
-	// controllers are those of a v1 hierarchy; a v2 one has its key "" alone.
+	mount string
+	root  string // the cgroup that is mounted there
+	// controllers are a v1 hierarchy's. Nil means v2.
 	controllers []string
 }
 
-// needed are the controllers that the limits use.
+// needed are the controllers that enforce the limits.
 var needed = []string{"cpu", "memory", "pids"}
 
-// planCgroup returns the plan for the cgroup of a session's container, and the
-// limits that are lost.
+// planCgroup returns the plan for the container of a session, and the limits
+// that are lost.
 func planCgroup(session string, rootless bool, t traits) (cgroupPlan, []string) {
 	lost := "Limits of memory, pids and CPU time: "
 	if t.ownKernel {
@@ -72,9 +74,8 @@ func planCgroup(session string, rootless bool, t traits) (cgroupPlan, []string) 
 	return p, p.lostSwap()
 }
 
-// planCgroupIn returns the plan for the cgroup of a session's container in these
-// hierarchies, for a process in these cgroups. missing is the reason if it has no
-// limits.
+// planCgroupIn is planCgroup for the given hierarchies and a process in the
+// given cgroups. missing says why there are no limits.
 func planCgroupIn(trees []tree, own map[string]string, session string, rootless bool) (_ cgroupPlan, missing string) {
 	layOut := layOut
 	if rootless {
@@ -104,8 +105,7 @@ func (p cgroupPlan) lostSwap() []string {
 	return []string{"The limit of swap: this kernel does not account for it."}
 }
 
-// layOut is planCgroup without the system. It also returns the available
-// controllers.
+// layOut plans a cgroup of this name and returns the available controllers.
 func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []string) {
 	p := cgroupPlan{path: name, swap: true}
 	var have []string
@@ -146,12 +146,12 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 	return p, have
 }
 
-// hybridDirs returns the directories that a runtime may make in the v2 tree of
-// a hybrid host, where nothing is limited: runc makes one at the tree's root,
+// hybridDirs returns the directories that a runtime may make in a hybrid host's
+// v2 tree, where nothing is limited. runc makes one at the tree's root,
 // wherever our own cgroup is (opencontainers/cgroups, v1_utils.go,
-// GetOwnCgroupPath, as of runc 1.0 to 1.5), though its path is relative to ours
-// in every other tree. Another runtime may use that path literally. A directory
-// that was not made does no harm.
+// GetOwnCgroupPath, as of runc 1.0 to 1.5), although its path is relative to
+// ours in every other tree. Another runtime may use the path literally. Listing
+// a directory that was not made does no harm.
 func hybridDirs(mount, at, name string) []string {
 	var dirs []string
 	for _, parent := range slices.Compact([]string{mount, at}) {
@@ -162,11 +162,11 @@ func hybridDirs(mount, at, name string) []string {
 	return dirs
 }
 
-// isCrowded reports whether a v2 cgroup contains processes itself, as ours does
-// in a container with a cgroup namespace, where it is the visible root. The
-// kernel then enables no controller of memory below it ("no internal process
-// constraint", cgroup-v2.rst). The hierarchy's own root is exempt, and alone
-// has no cgroup.type.
+// isCrowded reports whether a v2 cgroup contains processes itself. Ours does in
+// a container with a cgroup namespace, where it is the visible root. The kernel
+// then enables no memory controller below it ("no internal process constraint",
+// cgroup-v2.rst). The hierarchy's own root is exempt, and only it has no
+// cgroup.type.
 func isCrowded(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "cgroup.type"))
 	return err == nil && readText(dir, "cgroup.procs") != ""
@@ -174,7 +174,6 @@ func isCrowded(dir string) bool {
 
 func (t tree) isV2() bool { return t.controllers == nil }
 
-// listControllers returns the controllers of a tree.
 func (t tree) listControllers() []string {
 	if !t.isV2() {
 		return t.controllers
@@ -186,8 +185,8 @@ func (t tree) listControllers() []string {
 	return strings.Fields(string(data))
 }
 
-// dirOf returns the directory of a process's cgroup in this tree; groups is the
-// result of processCgroups.
+// dirOf returns the directory in this tree of the process whose cgroups are
+// groups, as from processCgroups.
 func (t tree) dirOf(groups map[string]string) (string, bool) {
 	key := ""
 	if !t.isV2() {
@@ -197,12 +196,11 @@ func (t tree) dirOf(groups map[string]string) (string, bool) {
 	if !ok {
 		return "", false
 	}
-	// In a container without a cgroup namespace the mount shows a part only.
+	// In a container without a cgroup namespace, the mount shows only a part.
 	rel, ok := strings.CutPrefix(group, strings.TrimSuffix(t.root, "/"))
 	return filepath.Join(t.mount, rel), ok
 }
 
-// cgroupTrees returns the mounted hierarchies.
 func cgroupTrees() ([]tree, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	if err != nil {
@@ -224,8 +222,8 @@ func cgroupTrees() ([]tree, error) {
 	return trees, nil
 }
 
-// processCgroups reads /proc/PID/cgroup: the cgroup by controller, by
-// "name=…" for a named v1 hierarchy, and by "" for v2.
+// processCgroups reads /proc/PID/cgroup. The keys are controllers, "name=…" for
+// a named v1 hierarchy, and "" for v2.
 func processCgroups(pid string) (map[string]string, error) {
 	data, err := os.ReadFile("/proc/" + pid + "/cgroup")
 	if err != nil {
@@ -248,26 +246,24 @@ func parseCgroups(text string) map[string]string {
 	return groups
 }
 
-// CgroupInfo describes this machine's cgroups as far as the runtimes that
-// Caisson starts itself can use them. The zero value is a machine without
-// cgroups.
+// CgroupInfo describes this machine's cgroups as the runtimes that Caisson
+// starts itself can use them.
 type CgroupInfo struct {
 	// Version is "v1", "v2", "hybrid" (v1 for limits, v2 beside it) or "none".
 	Version string
-	// Missing are those of cpu, memory and pids that can't be limited: there is
-	// no such controller, this process can't write its directory, or it is not
-	// delegated to an ordinary user.
+	// Missing are those of cpu, memory and pids that can't be limited: the
+	// controller does not exist, this process can't write its directory, or it
+	// is not delegated to an ordinary user.
 	Missing []string
-	// Crowded is the version 2 cgroup that would contain a sandbox's, if it
-	// contains processes itself, so that nothing can be limited below it;
-	// otherwise "".
+	// Crowded is the v2 cgroup that would contain a sandbox's but has processes
+	// itself, so that nothing can be limited below it. Otherwise it is "".
 	Crowded string
 	// Swap reports whether memory and swap can be bounded together.
 	Swap bool
 }
 
 // Cgroups reads the mounted hierarchies and this process's place in them. It
-// changes nothing. Its error is that of reading /proc.
+// fails only if /proc can't be read.
 func Cgroups() (CgroupInfo, error) {
 	trees, err := cgroupTrees()
 	if err != nil {
@@ -280,7 +276,6 @@ func Cgroups() (CgroupInfo, error) {
 	return describeCgroups(trees, own, os.Geteuid() != 0), nil
 }
 
-// describeCgroups is Cgroups without the system.
 func describeCgroups(trees []tree, own map[string]string, rootless bool) CgroupInfo {
 	info := CgroupInfo{Version: "none"}
 	v2 := slices.ContainsFunc(trees, tree.isV2)

@@ -25,12 +25,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
-// driver is the runtime's part of the lifecycle.
 type driver struct{ backend *Backend }
 
 var _ lifecycle.Driver = driver{}
 
-// container is one container of the runtime.
 type container struct {
 	backend *Backend
 	prep    *lifecycle.Preparation
@@ -48,12 +46,11 @@ type container struct {
 	cgroup       cgroup
 	root         *workmount.Root // of an ephemeral root
 	disconnected bool            // disconnect was called
-	ended        bool            // process was seen to have ended
+	ended        bool            // set by disconnect
 }
 
 var _ lifecycle.Container = (*container)(nil)
 
-// NewContainer refuses what this system can't run.
 func (d driver) NewContainer(_ context.Context, p *lifecycle.Preparation) (lifecycle.Container, error) {
 	b := d.backend
 	if err := b.checkSystem(); err != nil {
@@ -74,7 +71,7 @@ func (d driver) NewContainer(_ context.Context, p *lifecycle.Preparation) (lifec
 	return &container{backend: b, prep: p, id: p.Name}, nil
 }
 
-// checkRoot refuses an ephemeral root that can't be had.
+// checkRoot refuses an ephemeral root that this backend can't provide.
 func (b *Backend) checkRoot(spec sandbox.Spec) error {
 	switch {
 	case spec.Root != sandbox.RootEphemeral:
@@ -85,13 +82,11 @@ func (b *Backend) checkRoot(spec sandbox.Spec) error {
 	return nil
 }
 
-// ID returns the container's name for the runtime.
 func (c *container) ID() string { return c.id }
 
 // FetchImage leaves every image to the lifecycle.
 func (c *container) FetchImage(context.Context) (bool, error) { return false, nil }
 
-// Plan chooses the container's cgroup.
 func (c *container) Plan(context.Context) ([]ownership.Entry, error) {
 	c.plan.cgroup, c.lost = planCgroup(c.prep.Spec.Session, c.backend.rootless, c.backend.traits)
 	list := []ownership.Entry{{Kind: ownership.KindContainer, Name: c.id}}
@@ -101,9 +96,9 @@ func (c *container) Plan(context.Context) ([]ownership.Entry, error) {
 	return list, nil
 }
 
-// Begin starts the runtime before its bundle is complete, if it is known to
-// wait for that; see [launch]. Its start overlaps with the preparation of the
-// mounts.
+// Begin starts the runtime before its bundle is complete, to overlap its start
+// with the preparation of the mounts. It does so only if the runtime is known
+// to wait for the bundle; see [launch].
 func (c *container) Begin(ctx context.Context) (err error) {
 	resources := c.prep.Spec.Resources
 	if err := c.plan.cgroup.makeCgroups(resources, harden.HostPIDs(resources.PIDs, c.backend.traits.ownKernel)); err != nil {
@@ -117,8 +112,8 @@ func (c *container) Begin(ctx context.Context) (err error) {
 	if c.stdio, c.theirs, err = openStdio(); err != nil {
 		return err
 	}
-	// For an ordinary user an overlay decides how the runtime is started, and for
-	// root commands the image does.
+	// An ordinary user's overlay, and the image of root commands, decide how
+	// the runtime must be started, so those wait for Create.
 	layered := slices.ContainsFunc(c.prep.Spec.Mounts, func(m sandbox.Mount) bool { return m.Layers != "" })
 	entered := c.backend.rootless && (layered || c.prep.Spec.Root == sandbox.RootEphemeral || c.prep.Spec.Workspace.Mode == sandbox.ModeOverlay)
 	if entered || c.mapsImage() || !c.log.held || !c.backend.runtime.waitsForLog(c.backend.traits) {
@@ -127,8 +122,8 @@ func (c *container) Begin(ctx context.Context) (err error) {
 	return c.startRuntime(ctx)
 }
 
-// startRuntime starts the runtime, which then has the container's ends of the standard
-// streams alone: the guest's end would not end the pipes otherwise.
+// startRuntime starts the runtime. Our copies of the container's ends are
+// closed then, because the pipes would otherwise not end with the guest.
 func (c *container) startRuntime(ctx context.Context) (err error) {
 	var entrance *workmount.MountNamespace
 	if c.prep.Mounts != nil {
@@ -138,7 +133,7 @@ func (c *container) startRuntime(ctx context.Context) (err error) {
 	if c.prep.Spec.Root == sandbox.RootEphemeral {
 		f.layer = c.bundle.dir
 	}
-	start := c.private.Start // root's, as the cgroups are an ordinary user's
+	start := c.private.Start // for root, whose plan never has made set
 	if c.plan.cgroup.made {
 		start = c.plan.cgroup.startInside
 	}
@@ -146,8 +141,8 @@ func (c *container) startRuntime(ctx context.Context) (err error) {
 	return errors.Join(err, c.theirs.close())
 }
 
-// Identity returns who is who in the container: [Backend.identity], and what
-// one id can do to another process of its own.
+// Identity returns [Backend.identity] for the lifecycle, with what commands and
+// guest can do to each other if they share an ID.
 func (c *container) Identity(m *workmount.Mounts) lifecycle.Identity {
 	id := c.backend.identity(m, c.isRoot(), c.prep.ImageIdentity())
 	if id.root {
@@ -165,8 +160,8 @@ func (c *container) Identity(m *workmount.Mounts) lifecycle.Identity {
 	case id.single: // attested as lost
 		out.Accepted = []string{"kill-guest", "list-guest-descriptors", "setuid-root"}
 	case id.guestUID != 0:
-		// gVisor makes the directory when the guest still has the commands' uid:
-		// it shows how many descriptors there are, and refuses each of them.
+		// gVisor makes the directory while the guest still has the commands'
+		// uid, so it shows how many descriptors there are. Each one is refused.
 		out.Accepted = []string{"list-guest-descriptors"}
 	}
 	if c.backend.rootless && c.prep.Spec.Root == sandbox.RootEphemeral { // the image's files are the user's
@@ -175,8 +170,9 @@ func (c *container) Identity(m *workmount.Mounts) lifecycle.Identity {
 	return out
 }
 
-// identity returns who is who, by what the workspace needs, the user of this process
-// and the image's user, if commands are to run as it.
+// identity returns the users and groups in the container, from what the
+// workspace needs, the user of this process, and the image's user if commands
+// run as it.
 func (b *Backend) identity(w *workmount.Mounts, root bool, image workmount.Identity) identity {
 	switch {
 	case root && b.rootless: // one ID outside, which is root inside
@@ -188,7 +184,7 @@ func (b *Backend) identity(w *workmount.Mounts, root bool, image workmount.Ident
 	case !b.rootless:
 		return identity{commandUID: w.CommandUID, commandGID: w.CommandGID}
 	case b.options.Kind == GVisor:
-		// The sandbox's own kernel has all ids; only one of them is the user
+		// The sandbox's own kernel has all IDs, but only one is the user
 		// outside. The guest starts as that one and becomes 0 by its
 		// capabilities.
 		uid, gid := cmp.Or(image.UID, sandbox.CommandUID), cmp.Or(image.GID, sandbox.CommandGID)
@@ -201,7 +197,7 @@ func (b *Backend) identity(w *workmount.Mounts, root bool, image workmount.Ident
 	}
 }
 
-// Create completes the bundle, and starts the runtime unless it waits for that.
+// Create completes the bundle, and starts the runtime unless Begin did.
 func (c *container) Create(ctx context.Context) (lifecycle.Connection, error) {
 	if err := c.writeBundle(); err != nil {
 		return nil, err
@@ -238,10 +234,10 @@ func (c *container) writeBundle() (err error) {
 	return c.bundle.writeConfig(c.plan.spec())
 }
 
-// checkImageDir returns an error if the programs of an image in a directory can't
-// be executed; dir is empty for host. Where its file system is mounted noexec,
-// gVisor kills what is executed by SIGSEGV, and an ordinary user can't mount the
-// image otherwise. As root, runc mounts it anew without that flag.
+// checkImageDir returns an error if programs of an image in dir can't be
+// executed; dir is empty for host. On a noexec file system, gVisor kills what
+// is executed by SIGSEGV, and an ordinary user can't mount the image without
+// the flag. As root, runc mounts it anew without it.
 func (b *Backend) checkImageDir(dir string) error {
 	if dir == "" || !b.traits.ownKernel && !b.rootless {
 		return nil
@@ -252,13 +248,13 @@ func (b *Backend) checkImageDir(dir string) error {
 	return nil
 }
 
-// Start waits for the runtime's end, opens the container's process and finds its
+// Start waits for the runtime, then opens the container's process and finds its
 // cgroup.
 func (c *container) Start(ctx context.Context) error {
 	if err := c.launch.waitRunning(ctx, c.log); err != nil {
 		return err
 	}
-	if c.root != nil { // the container has a mount of its own now
+	if c.root != nil { // the container now has its own mount
 		if err := c.root.RemoveStaging(); err != nil {
 			return err
 		}
@@ -278,7 +274,8 @@ func (c *container) Start(ctx context.Context) error {
 	return nil
 }
 
-// ExplainFailure adds that this process may not make namespaces or mounts.
+// ExplainFailure adds the cause if this process may not make namespaces or
+// mounts.
 func (c *container) ExplainFailure(_ context.Context, err error) error {
 	if c.launch != nil && c.launch.done {
 		c.keepLog(err)
@@ -286,7 +283,8 @@ func (c *container) ExplainFailure(_ context.Context, err error) error {
 	return explainFailure(err)
 }
 
-// keepLog puts gVisor's own log into the session's, once the container has ended.
+// keepLog puts gVisor's own log into the session's after the container has
+// ended.
 func (c *container) keepLog(err error) {
 	c.stdio.stderr.waitEnd(settleTime)
 	if log, _ := c.stdio.stderr.split(); len(log) > 0 {
@@ -294,16 +292,16 @@ func (c *container) keepLog(err error) {
 	}
 }
 
-// settleTime is the longest time for a dying container to be dead, so that the
-// kernel's counters are final. A guest that only broke the protocol lives on
-// and is killed then.
+// settleTime bounds the wait for a dying container, so that the kernel's
+// counters are final. A guest that only broke the protocol lives on and is
+// killed then.
 const settleTime = 500 * time.Millisecond
 
-// ExplainLoss adds the limit that ended the sandbox, by the kernel's counters,
+// ExplainLoss adds the limit that ended the sandbox, if the kernel counted one,
 // and kills what still runs.
 func (c *container) ExplainLoss(_ context.Context, err error) error {
 	c.process.waitFor(settleTime)
-	// With the host's kernel a limit kills a command, not the sandbox.
+	// On the host's kernel a limit kills a command, not the sandbox.
 	if c.plan.traits.ownKernel {
 		if reached := c.cgroup.findExceeded(); reached != nil {
 			err = fmt.Errorf("%w: %w", err, reached)
@@ -314,8 +312,8 @@ func (c *container) ExplainLoss(_ context.Context, err error) error {
 	return err
 }
 
-// Remove kills what is left and removes what the runtime made: its state and
-// the cgroups. Each is removed only when the previous one is gone.
+// Remove kills what is left and removes the runtime's state and the cgroups.
+// Each is removed only when the previous one is gone.
 func (c *container) Remove(ctx context.Context) error {
 	c.disconnect()
 	forget := c.backend.runtime.deleteContainer
@@ -336,8 +334,6 @@ func (c *container) Remove(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// disconnect ends the guest, kills what is left and closes all descriptors,
-// once.
 func (c *container) disconnect() {
 	if c.disconnected {
 		return
@@ -346,7 +342,7 @@ func (c *container) disconnect() {
 	c.private.Close()
 	if c.stdio != nil {
 		_ = c.stdio.Close()  // the lifecycle may have closed it
-		_ = c.theirs.close() // the same, begin
+		_ = c.theirs.close() // startRuntime may have closed them
 	}
 	if c.launch != nil {
 		c.launch.waitUnused(c.log.held)
@@ -369,17 +365,17 @@ func (c *container) disconnect() {
 	}
 }
 
-// exitTime is the longest time for the guest to kill everything and exit by
-// itself, which it does within milliseconds.
+// exitTime bounds the guest's own exit, in which it kills everything. It takes
+// milliseconds.
 const exitTime = 2 * time.Second
 
-// bundle is the directory of a container's bundle: that of the session's files.
+// bundle is the directory of a container's bundle, the same as the session
+// files'.
 type bundle struct{ dir string }
 
 func (b bundle) pidFile() string { return filepath.Join(b.dir, "pid") }
 func (b bundle) logPath() string { return filepath.Join(b.dir, "log.json") }
 
-// writeConfig writes config.json.
 func (b bundle) writeConfig(s *specs.Spec) error {
 	data, err := json.Marshal(s)
 	if err != nil {
@@ -391,8 +387,8 @@ func (b bundle) writeConfig(s *specs.Spec) error {
 	return nil
 }
 
-// readPID reads the PID that the runtime wrote: the container's first process,
-// or the sandbox's for gVisor, on the host.
+// readPID reads the PID, on the host, that the runtime wrote: the container's
+// first process, or with gVisor the sandbox's.
 func (b bundle) readPID() (int, error) {
 	data, err := os.ReadFile(b.pidFile())
 	if err != nil {

@@ -12,14 +12,14 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// cgroup is a container's cgroup in the kernel, for reading limits and counters
-// back. The zero value reads nothing.
+// cgroup is a container's cgroup, for reading back limits and counters. The
+// zero value reads nothing.
 type cgroup struct {
 	memory, pids, cpu string // directories
 	v2                bool
 }
 
-// cgroupOf finds the cgroup of a process if it is the session's.
+// cgroupOf returns the cgroup of a process, which must be the session's.
 func cgroupOf(pid int, session string) (cgroup, error) {
 	trees, err := cgroupTrees()
 	if err != nil {
@@ -67,8 +67,8 @@ func (c cgroup) readLimits() sandbox.AttestedLimits {
 	}
 }
 
-// readSwap reads back the limit of memory and swap together, or -1 if the
-// kernel has none.
+// readSwap reads back the limit of memory plus swap, or -1 if the kernel has
+// none.
 func (c cgroup) readSwap() int64 {
 	name := "memory.memsw.limit_in_bytes"
 	if c.v2 {
@@ -92,8 +92,8 @@ func milliCPUs(quota, period int64) int64 {
 	return quota * 1000 / period
 }
 
-// findExceeded returns the limit that was hit by the kernel's counters, or nil.
-// Call it before the cgroup is removed.
+// findExceeded returns the limit that was hit according to the kernel's
+// counters, or nil. Call it before the cgroup is removed.
 func (c cgroup) findExceeded() *limits.ExceededError {
 	if c.memory == "" {
 		return nil
@@ -112,7 +112,7 @@ func (c cgroup) findExceeded() *limits.ExceededError {
 	return nil
 }
 
-// readCounter reads "name 7" from a file of such lines.
+// readCounter returns 7 for the line "name 7" in text.
 func readCounter(text, name string) int64 {
 	for line := range strings.Lines(text) {
 		if f := strings.Fields(line); len(f) == 2 && f[0] == name {
@@ -135,8 +135,8 @@ func readText(dir, name string) string {
 
 func readNumber(dir, name string) int64 { return parseNumber(readText(dir, name)) }
 
-// parseNumber returns 0 for "max", for text that is not a number, and for the
-// number by which cgroup v1 means no limit.
+// parseNumber returns 0 for "max", for anything else that is not a number, and
+// for the number that means no limit in cgroup v1.
 func parseNumber(text string) int64 {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n >= 1<<62 {

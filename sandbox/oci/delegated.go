@@ -13,12 +13,12 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// planDelegated is layOut for an ordinary user: the cgroups lie below ours on
-// cgroup v1 and beside it on v2, where they are delegated, which means that this
-// user may make directories there.
+// planDelegated is layOut for an ordinary user. The cgroups lie below ours on
+// cgroup v1 and beside it on v2, if this user may make directories there.
 //
-// Caisson makes and limits them itself and starts the runtime inside, which is
-// given no cgroup: runtimes of ordinary users differ in what they do with one.
+// Caisson makes and limits them itself, and starts the runtime inside without
+// giving it a cgroup, because runtimes differ in what they do with one as an
+// ordinary user.
 func planDelegated(trees []tree, own map[string]string, name string) (cgroupPlan, []string) {
 	layout, _ := layOut(trees, own, name)
 	if layout.crowded != "" {
@@ -45,8 +45,8 @@ func planDelegated(trees []tree, own map[string]string, name string) (cgroupPlan
 	return p, have
 }
 
-// makeCgroups makes the planned cgroups of an ordinary user's container and sets
-// their limits. The runtime can make none below them.
+// makeCgroups makes the planned cgroups of an ordinary user's container and
+// sets their limits. The runtime can't make any below them.
 func (p cgroupPlan) makeCgroups(r limits.Resources, pids int64) error {
 	if !p.made {
 		return nil
@@ -103,5 +103,4 @@ func writeCgroup(dir, name, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// startInside starts a program in the cgroups that were made.
 func (p cgroupPlan) startInside(cmd *exec.Cmd) error { return startInCgroups(p.dirs, cmd) }

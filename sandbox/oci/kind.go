@@ -9,7 +9,7 @@ import (
 // Kind is the kind of runtime of a [Backend].
 type Kind string
 
-// The kinds; each is the backend's name too.
+// The kinds, which are also the backends' names.
 const (
 	// GVisor is runsc with the systrap platform: a kernel in user space.
 	GVisor Kind = "gvisor"
@@ -19,60 +19,55 @@ const (
 
 // traits are the differences between the kinds.
 type traits struct {
-	// binary is the runtime's name beside our executable and on PATH.
+	// binary is the runtime's name beside our executable or on PATH.
 	binary string
-	// flags go before the subcommand.
+	// flags returns what goes before the subcommand.
 	flags func(runtimeFlags) []string
-	// ownKernel reports that the container's kernel is the runtime's: limits
-	// inside are its own, and reaching a limit of the host ends the sandbox.
+	// ownKernel reports that the container has the runtime's kernel: limits
+	// inside are that kernel's, and reaching a limit of the host ends the
+	// sandbox.
 	ownKernel bool
-	// namespaces are those that the process on the host must have to itself,
-	// as /proc/PID/ns calls them; a user namespace is added where one was
-	// asked for.
-	namespaces []string
-	// procOptions are added to the mount of /proc.
+	// namespaces are those that the process must not share with the host, as
+	// /proc/PID/ns calls them, apart from a user namespace.
+	namespaces  []string
 	procOptions []string
-	// inodes reports that a tmpfs accepts nr_inodes.
-	inodes bool
-	// cgroupMount reports that /sys/fs/cgroup shows the container's own cgroup,
-	// in which the guest reads the counters of out-of-memory kills.
+	inodes      bool
+	// cgroupMount reports that /sys/fs/cgroup shows the container's own cgroup.
+	// The guest reads the counters of out-of-memory kills there.
 	cgroupMount bool
 }
 
-// runtimeFlags is the input for the flags of a runtime.
 type runtimeFlags struct {
-	root string // --root
-	log  string // file for the runtime's own messages
-	// cgroups reports that limits can be set by cgroups.
+	root    string // --root
+	log     string // file for the runtime's own messages
 	cgroups bool
-	// layer is the directory for the file that holds what is written to the
-	// root; empty if the root is read-only.
+	// layer is the directory for the file with what is written to the root; ""
+	// if the root is read-only.
 	layer string
 }
 
-// traitsOf returns the traits of a kind.
 func traitsOf(k Kind) (traits, bool) {
 	switch k {
 	case GVisor:
 		return traits{
 			binary: "runsc", flags: runscFlags, ownKernel: true,
-			// runsc makes no cgroup namespace for its sandbox; what commands see
-			// of cgroups is its own kernel's.
+			// runsc makes no cgroup namespace for its sandbox. Commands see the
+			// cgroups of its own kernel.
 			namespaces: []string{"ipc", "mnt", "net", "pid", "user", "uts"},
 		}, true
 	case Runc:
 		return traits{
 			binary: "runc", flags: runcFlags, inodes: true, cgroupMount: true,
 			namespaces: []string{"cgroup", "ipc", "mnt", "net", "pid", "uts"},
-			// The guest has gid 0 and sees every process; a command sees those
-			// of its own uid.
+			// The guest has gid 0 and sees every process. A command sees its
+			// own uid's.
 			procOptions: []string{"hidepid=2", "gid=0"},
 		}, true
 	}
 	return traits{}, false
 }
 
-// runscFlags returns every flag that the isolation rests on, including
+// runscFlags returns every flag that the isolation depends on, including
 // defaults.
 func runscFlags(f runtimeFlags) []string {
 	flags := []string{
@@ -99,9 +94,9 @@ func runscFlags(f runtimeFlags) []string {
 	return flags
 }
 
-// overlayFlag returns the value of --overlay2. The layer is kept by gVisor's own
-// kernel, with the content of its files in one file without a name: no name,
-// owner or mode that commands choose gets to the host's file system.
+// overlayFlag returns the value of --overlay2. gVisor's own kernel keeps the
+// layer, with the files' content in one nameless file, so no name, owner or
+// mode that commands choose reaches the host's file system.
 func overlayFlag(layer string) string {
 	if layer == "" {
 		return "none"

@@ -15,28 +15,28 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// launch is one call of a runtime's `run --detach`. A runtime opens its log
-// before it reads its bundle, and waits there as long as we hold the log
-// ([runtimeLog]). So it can be started before the bundle is complete, and its
-// own start, 3 ms of runc's and 5 of runsc's, overlaps with the rest of our
-// preparations. The caller must call waitRunning or waitUnused.
+// launch is a call of a runtime's `run --detach`. A runtime opens its log
+// before it reads its bundle, and waits there while we hold the log
+// ([runtimeLog]). So we can start it before the bundle is complete and overlap
+// its own start, 3 ms for runc and 5 for runsc, with our preparations. The
+// caller must call waitRunning or waitUnused.
 type launch struct {
 	cmd  *exec.Cmd
-	name string // of the runtime, for messages
-	done bool   // it was waited for
+	name string // for messages
+	done bool   // waited for
 }
 
 // waitsForLog reports whether the runtime is known to open its log first.
-// Another one, such as crun, is started when its bundle is complete.
+// Others, such as crun, are started when the bundle is complete.
 func (r *runtimeClient) waitsForLog(t traits) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.known.name == t.binary
 }
 
-// startRun starts the runtime. The streams become the container's standard
-// streams; the runtime keeps none of them. The runtime is started in entrance,
-// unless that is nil, to see the workspace, and by start.
+// startRun starts the runtime by start, with streams as the container's
+// standard streams. It is started in entrance, unless that is nil, to see the
+// workspace.
 func (r *runtimeClient) startRun(ctx context.Context, b bundle, id string, f runtimeFlags, streams streams, entrance *workmount.MountNamespace, start func(*exec.Cmd) error) (*launch, error) {
 	if err := os.MkdirAll(r.root, 0o700); err != nil {
 		return nil, fmt.Errorf("make runtime directory: %w", err)
@@ -45,9 +45,9 @@ func (r *runtimeClient) startRun(ctx context.Context, b bundle, id string, f run
 	args := append(r.flags(f),
 		"run", "--detach", "--bundle", b.dir, "--pid-file", b.pidFile(), id)
 	cmd := r.newCommand(ctx, args)
-	// A runtime that is killed half-way leaves what it can't be asked about
-	// any more. So a cancellation lets it finish, which takes the guest, whose
-	// stdin is closed then, with it; only one that hangs is killed.
+	// A runtime killed half-way leaves things that it can't be asked about any
+	// more. So a cancellation lets it finish. The guest then ends because its
+	// stdin is closed. Only a runtime that hangs is killed.
 	cmd.Cancel = func() error { return nil }
 	cmd.WaitDelay = callTime
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.stdin, streams.stdout, streams.stderr
@@ -61,7 +61,7 @@ func (r *runtimeClient) startRun(ctx context.Context, b bundle, id string, f run
 	return l, nil
 }
 
-// waitRunning returns once the container runs. log is the bundle's.
+// waitRunning waits until the container runs.
 func (l *launch) waitRunning(ctx context.Context, log *runtimeLog) error {
 	l.done = true
 	err := l.cmd.Wait()
@@ -75,8 +75,8 @@ func (l *launch) waitRunning(ctx context.Context, log *runtimeLog) error {
 }
 
 // waitUnused waits for a runtime whose container is not wanted, unless
-// waitRunning did. If its log is still held, the runtime has done nothing yet
-// and is killed. Otherwise it must end by itself, see startRun.
+// waitRunning did. If its log is held, the runtime has done nothing yet and is
+// killed. Otherwise it must end by itself; see startRun.
 func (l *launch) waitUnused(held bool) {
 	if l.done {
 		return
@@ -88,18 +88,18 @@ func (l *launch) waitUnused(held bool) {
 	_ = l.cmd.Wait() // the caller has a better reason
 }
 
-// runtimeLog is the file of a runtime's own messages. It is held by a lease
-// (fcntl(2), F_SETLEASE) until the bundle is complete: an open of the file
-// waits until the lease is given up, and the kernel takes it away with its
-// holder, so that no runtime waits for a Caisson that was killed. After
-// /proc/sys/fs/lease-break-time (45 s) it does so too; the runtime then finds
-// an incomplete bundle, which is an error.
+// runtimeLog is the file of a runtime's own messages. A lease (fcntl(2),
+// F_SETLEASE) holds it until the bundle is complete: opening the file waits
+// until the lease is released. The kernel releases it when its holder ends, so
+// no runtime waits for a Caisson that was killed, and after
+// /proc/sys/fs/lease-break-time (45 s). The runtime then fails because its
+// bundle is incomplete.
 type runtimeLog struct {
 	file *os.File
 	held bool
 }
 
-// makeLog makes the bundle's log and holds it if the file system can.
+// makeLog creates the bundle's log and holds it if the file system supports it.
 func (b bundle) makeLog() (*runtimeLog, error) {
 	f, err := os.OpenFile(b.logPath(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -108,7 +108,6 @@ func (b bundle) makeLog() (*runtimeLog, error) {
 	return &runtimeLog{file: f, held: takeLease(f) == nil}, nil
 }
 
-// releaseLease lets the runtime continue.
 func (l *runtimeLog) releaseLease() error {
 	if !l.held {
 		return nil
@@ -120,7 +119,6 @@ func (l *runtimeLog) releaseLease() error {
 	return nil
 }
 
-// readErrors returns the runtime's own errors, for an error of ours.
 func (l *runtimeLog) readErrors() string {
 	said := make([]byte, maxHead)
 	n, err := l.file.ReadAt(said, 0)
@@ -133,18 +131,17 @@ func (l *runtimeLog) readErrors() string {
 	return "it left no message"
 }
 
-// close lets go of it.
 func (l *runtimeLog) close() { _ = l.file.Close() } // it was only read
 
-// migrationInterval is less than a grace period of the kernel (see
+// migrationInterval is shorter than the kernel's grace period (see
 // expectMigration).
 const migrationInterval = 2 * time.Millisecond
 
-// expectMigration shortens the time in which the runtime moves processes into the
-// container's cgroups. The first move after a pause waits for a grace period of
-// RCU, 5 to 12 ms (percpu_down_write of cgroup_threadgroup_rwsem); those within
-// a grace period of the previous one don't wait. So it moves this process to the
-// cgroup that it is already in, until the container has a process or ctx ends.
+// expectMigration shortens the time in which the runtime moves processes into
+// the container's cgroups. The first move after a pause waits for an RCU grace
+// period, 5 to 12 ms (percpu_down_write of cgroup_threadgroup_rwsem); a move
+// within a grace period of the previous one does not. So this process moves to
+// its own cgroup again and again until the container has a process or ctx ends.
 func expectMigration(ctx context.Context, p cgroupPlan) {
 	if p.own == "" {
 		return

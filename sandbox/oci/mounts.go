@@ -12,16 +12,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// listMounts returns the container's mounts in the order in which they are made:
-// the kernel's own file systems, tmpfs, the image, the files of every
-// container, the home, the workspace, and the further mounts, parents first.
+// listMounts returns the container's mounts in order: the kernel's file
+// systems, tmpfs, the image, the files of every container, the home, the
+// workspace, and the further mounts, parents first.
 func (p plan) listMounts() []specs.Mount {
 	list := p.kernelMounts()
 	for _, t := range p.tmpfs {
 		list = append(list, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: p.tmpfsOptions(t)})
 	}
 	for _, b := range p.imageBinds() {
-		// gVisor mounts two things on one directory in any order.
+		// gVisor mounts two things on the same directory in any order.
 		if !slices.ContainsFunc(p.volumes, func(t harden.Tmpfs) bool { return t.Path == b.Path }) {
 			list = append(list, p.imageBind(b))
 		}
@@ -50,7 +50,6 @@ func (p plan) listMounts() []specs.Mount {
 	return append(list, further...)
 }
 
-// furtherMounts returns the home and the further mounts, parents first.
 func (p plan) furtherMounts() []specs.Mount {
 	var list []specs.Mount
 	for _, b := range p.further {
@@ -63,7 +62,7 @@ func (p plan) furtherMounts() []specs.Mount {
 	return list
 }
 
-// imageBinds returns the binds of the image, which a writable root contains.
+// imageBinds returns the image's binds. A writable root contains them already.
 func (p plan) imageBinds() []images.Bind {
 	if p.writable {
 		return nil
@@ -71,9 +70,9 @@ func (p plan) imageBinds() []images.Bind {
 	return p.image.Binds
 }
 
-// imageBind mounts a part of the image. In a user namespace, the kernel refuses to bind a
-// directory without the mounts below it, so they are bound too, also read-only. In
-// gVisor's own kernel, they are part of one read-only mount.
+// imageBind mounts a part of the image. In a user namespace the kernel refuses
+// to bind a directory without the mounts below it, so they are bound too,
+// read-only. In gVisor's kernel they are part of one read-only mount.
 func (p plan) imageBind(b images.Bind) specs.Mount {
 	m := bind(b.Source, b.Path, "ro")
 	if p.traits.ownKernel || p.identity.user != nil {
@@ -92,8 +91,7 @@ func bindOf(b workmount.Bind) specs.Mount {
 	return bind(b.Source, b.Target, "rw")
 }
 
-// bind is a mount of one directory or file and of nothing that is mounted in
-// it.
+// bind mounts one directory or file, without the mounts inside it.
 func bind(source, target, access string) specs.Mount {
 	return specs.Mount{
 		Destination: target, Type: "bind", Source: source,
@@ -104,11 +102,11 @@ func bind(source, target, access string) specs.Mount {
 func (p plan) kernelMounts() []specs.Mount {
 	pts := []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}
 	if !p.identity.hasOneID() {
-		pts = append(pts, "gid=5") // not mapped where there is one id only
+		pts = append(pts, "gid=5") // not mapped if there is only one ID
 	}
 	dev := []string{"nosuid", "noexec", "strictatime", "mode=755", "size=65536"}
 	if p.identity.single || p.identity.root {
-		dev = append(dev, "ro") // commands have the id that it belongs to
+		dev = append(dev, "ro") // commands have its owner's ID
 	}
 	list := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: slices.Concat([]string{"nosuid", "nodev", "noexec"}, p.traits.procOptions)},
@@ -126,8 +124,8 @@ func (p plan) kernelMounts() []specs.Mount {
 	return list
 }
 
-// tmpfsOptions leaves out what the runtime does not accept, and owners that a
-// user namespace with one ID can't name.
+// tmpfsOptions omits options that the runtime does not accept, and owners that
+// a user namespace with one ID can't name.
 func (p plan) tmpfsOptions(t harden.Tmpfs) []string {
 	return slices.DeleteFunc(t.Options(), func(o string) bool {
 		switch {
@@ -140,5 +138,4 @@ func (p plan) tmpfsOptions(t harden.Tmpfs) []string {
 	})
 }
 
-// rlimitType returns the name in config.json.
 func rlimitType(name string) string { return "RLIMIT_" + strings.ToUpper(name) }

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TryUserNamespace returns the reason for which this process can't make a user
-// namespace, or nil. It starts a missing program in a namespace of its own: the
-// namespace is made before the program is searched.
+// TryUserNamespace returns nil if this process can make a user namespace, or
+// the reason why not. It starts a nonexistent program in one: the kernel makes
+// the namespace before it looks for the program.
 func TryUserNamespace() error {
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 	groups := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
@@ -30,9 +30,8 @@ func TryUserNamespace() error {
 	return err
 }
 
-// TryMount returns the reason for which this process can't change mounts, or
-// nil: the kernel refuses a process that may not before it examines the
-// descriptor.
+// TryMount returns nil if this process can change mounts, or the reason why
+// not. The kernel checks the permission before the invalid descriptor.
 func TryMount() error {
 	err := unix.MountSetattr(-1, "", 0, &unix.MountAttr{})
 	if errors.Is(err, unix.EBADF) {

@@ -17,34 +17,32 @@ import (
 // required.
 type Options struct {
 	Kind Kind
-	// RuntimePath is the runtime's binary and GuestPath the guest's, both
-	// absolute host paths. They are read when they are used, so that a missing
-	// one is an error of Check and Create.
+	// RuntimePath and GuestPath are the absolute host paths of the runtime's
+	// and the guest's binaries. They are read when they are used, so that Check
+	// and Create fail if one is missing.
 	RuntimePath, GuestPath string
-	// StateDir is Caisson's state directory, absolute, of this user alone. The
-	// sessions' directories (Spec.Dir) lie below it.
+	// StateDir is Caisson's state directory, an absolute path, of this user
+	// alone. The sessions' directories (Spec.Dir) lie below it.
 	StateDir string
-	// Host configures the image "host". UID and GID are set by the backend.
+	// Host configures the image "host". The backend sets its UID and GID.
 	Host host.Options
-	// Images provides names, layouts, archives and builds; with nil only host
-	// and rootfs can be used.
+	// Images provides names, layouts, archives and builds. If nil, only host
+	// and rootfs work.
 	Images images.Source
 	// Protect names directories, such as the user's home, that no workspace may
 	// be or contain.
 	Protect []string
-	// StartTime is the longest time for the start of one sandbox; zero means
-	// [DefaultStartTime].
+	// StartTime bounds the start of one sandbox; zero means [DefaultStartTime].
 	StartTime time.Duration
-	// Probe makes the guest of every sandbox try what a command must not be
-	// able to do, and Create fail if any of it works. It costs the start of one
-	// process.
+	// Probe makes every sandbox's guest try what a command must not be able to
+	// do. Create fails if any of it works. It costs the start of one process.
 	Probe bool
 	// Logger receives errors that can't be returned; nil discards them.
 	Logger *zap.Logger
 }
 
-// DefaultStartTime is a hundred times what gVisor takes on an idle machine, for
-// one that is loaded.
+// DefaultStartTime is a hundred times what gVisor takes on an idle machine, to
+// allow for a loaded one.
 const DefaultStartTime = time.Minute
 
 func (o *Options) setDefaults() error {
@@ -67,10 +65,10 @@ func (o *Options) setDefaults() error {
 	return nil
 }
 
-// Find finds a program of Caisson: beside our own executable, then in
-// the directories of searchPath, of which those that are not absolute are left
-// out, so that nothing is taken from the directory that we happen to be in. It
-// fails with sandbox.ErrNotFound.
+// Find finds a program of Caisson beside our own executable, then in the
+// absolute directories of searchPath. Relative ones are ignored, so that
+// nothing is taken from the current directory. It fails with
+// sandbox.ErrNotFound.
 func Find(name, searchPath string) (string, error) {
 	var dirs []string
 	if self, err := os.Executable(); err == nil {

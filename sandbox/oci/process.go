@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// privateNamespaces returns the kinds of namespace that a process does not
+// privateNamespaces returns the kinds of namespaces that a process does not
 // share with us.
 func privateNamespaces(pid int) ([]string, error) {
 	var private []string
@@ -30,7 +30,6 @@ func privateNamespaces(pid int) ([]string, error) {
 	return private, nil
 }
 
-// statusField reads one field of /proc/PID/status on the host.
 func statusField(pid int, name string) (string, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -44,16 +43,15 @@ func statusField(pid int, name string) (string, error) {
 	return "", fmt.Errorf("process %d: status has no %s", pid, name)
 }
 
-// hostProcess is a process of the host that is no child of ours, held by a
-// descriptor so that its number can't become another's. It is not safe for
-// concurrent use with close.
+// hostProcess is a process that is not our child, held by a descriptor so that
+// its number can't be reused. Don't call close concurrently with other methods.
 type hostProcess struct {
 	pid int
 	fd  int
 }
 
-// openProcess opens a process by its number. The caller must know that the
-// number is right.
+// openProcess opens a process by its number, which the caller must know to be
+// right.
 func openProcess(pid int) (*hostProcess, error) {
 	if pid <= 1 {
 		return nil, fmt.Errorf("open process %d: no container has it", pid)
@@ -65,12 +63,11 @@ func openProcess(pid int) (*hostProcess, error) {
 	return &hostProcess{pid: pid, fd: fd}, nil
 }
 
-// sendKill sends SIGKILL. A process that has ended is not an error.
 func (p *hostProcess) sendKill() {
 	_ = unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0) // what survives is found by wait
 }
 
-// waitFor waits for the end and reports whether it came in time.
+// waitFor waits for the process to end and reports whether it did in time.
 func (p *hostProcess) waitFor(most time.Duration) bool {
 	deadline := time.Now().Add(most)
 	for {

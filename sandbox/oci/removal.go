@@ -12,8 +12,8 @@ import (
 )
 
 // removeCgroup kills what is left in a cgroup and removes it. It reports
-// whether there was one. Only a directory of a cgroup file system that is named
-// after the session is touched.
+// whether the cgroup existed. It touches only directories that are on a cgroup
+// file system and named after the session.
 func removeCgroup(dir, session string) (bool, error) {
 	if filepath.Base(dir) != cgroupPrefix+session {
 		return false, fmt.Errorf("remove cgroup %s: not one of session %s", dir, session)
@@ -36,14 +36,14 @@ func removeCgroup(dir, session string) (bool, error) {
 	return true, fmt.Errorf("remove cgroup %s: %w", dir, err)
 }
 
-// removeAttempts is the most times that a cgroup is emptied: once is enough
-// unless its processes fork faster than they are killed.
+// removeAttempts bounds how often a cgroup is emptied. Once is enough unless
+// its processes fork faster than they are killed.
 const removeAttempts = 50
 
-// killCgroup kills every process in a cgroup and waits for them: by the kernel
-// if it can (cgroup v2, Linux 5.14), otherwise each by a descriptor that was
-// opened before the process was seen in the cgroup, so that a reused number is
-// never signalled.
+// killCgroup kills every process in a cgroup and waits for them. The kernel
+// does it if it can (cgroup v2, Linux 5.14). Otherwise each is signalled by a
+// descriptor that was opened before the process was seen in the cgroup, so that
+// a reused number is never signalled.
 func killCgroup(dir string) {
 	var found []*hostProcess
 	for f := range strings.FieldsSeq(readText(dir, "cgroup.procs")) {
@@ -68,8 +68,8 @@ func killCgroup(dir string) {
 	pauseBriefly()
 }
 
-// thawCgroups lets cgroups run that were frozen: on cgroup v1 a frozen process
-// does not even die of SIGKILL.
+// thawCgroups thaws cgroups: on cgroup v1 a frozen process does not even die of
+// SIGKILL.
 func thawCgroups(dirs []string) {
 	for _, dir := range dirs {
 		for name, value := range map[string]string{"freezer.state": "THAWED", "cgroup.freeze": "0"} {

@@ -18,15 +18,15 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// mapsImage reports whether the image's owners must be others in the container
-// than on the host: Caisson is root, and so are commands in the container.
+// mapsImage reports whether the image's owners must be mapped to others in the
+// container: both Caisson and its commands are root.
 func (c *container) mapsImage() bool { return c.isRoot() && !c.backend.rootless }
 
 func (c *container) isRoot() bool { return c.prep.Spec.User == sandbox.UserRoot }
 
 // setRoot sets the container's root: the skeleton, or the image itself below an
-// ephemeral layer. Where commands are root in a user namespace, what belongs to
-// root in the image belongs to them.
+// ephemeral layer. If commands are root in a user namespace, root's files in
+// the image belong to them.
 func (c *container) setRoot() (err error) {
 	p := c.prep
 	shifted := c.mapsImage() && !c.plan.traits.ownKernel
@@ -72,10 +72,10 @@ func (c *container) setRoot() (err error) {
 	return err
 }
 
-// mapBinds replaces the image's binds by private mounts with these owners. Files
-// of this machine's own, the image host, belong to no user that root could be, so
-// that it reads what all users may: in a user namespace they need no map for
-// that, and in a kernel of the sandbox's own other images need none.
+// mapBinds replaces the image's binds by private mounts with these owners. For
+// the image host in gVisor's kernel, it hides the owners, so that root reads
+// only what all users may. A user namespace needs no mapping for that, and in
+// gVisor's kernel other images need none.
 func (c *container) mapBinds(owners *os.File) (err error) {
 	isHost := c.plan.image.Reference.Scheme == images.SchemeHost
 	if isHost != c.plan.traits.ownKernel {
@@ -98,12 +98,12 @@ func (c *container) mapBinds(owners *os.File) (err error) {
 	return nil
 }
 
-// skeletonFor returns the directory with an image's mount points, symlinks and
-// synthetic files: the container's root. It is mounted read-only and contains
-// nothing of a session, so all containers of one layout share it: making its
-// forty entries takes longer than everything else that is written for a start.
-// It is named by the hash of its content. If it exists, it is complete, because
-// it is renamed last.
+// skeletonFor returns the container's root: the directory with an image's mount
+// points, symlinks and synthetic files. It is mounted read-only and contains
+// nothing of a session, so all containers with the same layout share it: making
+// its forty entries takes longer than all other writes of a start. It is named
+// by the hash of its content. Since it is renamed last, it is complete if it
+// exists.
 func skeletonFor(image *images.RootFS, dir string) (string, error) {
 	sum := sha256.New()
 	if err := host.WriteSkeletonTar(image, sum); err != nil {
@@ -119,7 +119,7 @@ func skeletonFor(image *images.RootFS, dir string) (string, error) {
 		return "", fmt.Errorf("make image skeleton: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(temp) }() // renamed, unless an error is returned
-	// Other uids than its owner's enter the container's root.
+	// Other users enter the container's root, too.
 	if err := errors.Join(os.Chmod(temp, 0o755), host.WriteSkeleton(image, temp)); err != nil {
 		return "", err
 	}

@@ -26,24 +26,24 @@ import (
 // [launch]), state, delete. It is safe for concurrent use.
 type runtimeClient struct {
 	path  string
-	root  string // the runtime's own state, --root
+	root  string // --root
 	cache string // directory for the version, see [lifecycle.RecallFact]
 	flags func(runtimeFlags) []string
 	log   *zap.Logger
 
 	mu    sync.Mutex
 	known runtimeVersion
-	stamp time.Time // modification time of the binary that known is about
+	stamp time.Time // modification time of the binary when known was read
 }
 
-// runtimeVersion is the name and version that a runtime prints.
 type runtimeVersion struct{ name, number string }
 
-// callTime bounds a call of the runtime that starts nothing.
+// callTime bounds a runtime call that starts nothing.
 const callTime = 20 * time.Second
 
-// queryVersion runs the runtime once, and again if its file changed. What an earlier
-// process found out counts, unless the file is a script, which may run another one now.
+// queryVersion runs the runtime once, and again if its file has changed. It
+// also uses an earlier process's result, unless the file is a script, which may
+// now run another runtime.
 func (r *runtimeClient) queryVersion(ctx context.Context) (runtimeVersion, error) {
 	info, err := os.Stat(r.path)
 	switch {
@@ -72,7 +72,7 @@ func (r *runtimeClient) queryVersion(ctx context.Context) (runtimeVersion, error
 	return v, nil
 }
 
-// parseVersion reads "runc version 1.1.5" in the first line.
+// parseVersion parses a first line such as "runc version 1.1.5".
 func parseVersion(out string) (runtimeVersion, error) {
 	line, _, _ := strings.Cut(out, "\n")
 	words := strings.Fields(line)
@@ -82,10 +82,10 @@ func parseVersion(out string) (runtimeVersion, error) {
 	return runtimeVersion{words[0], words[2]}, nil
 }
 
-// deleteContainer removes the runtime's state of a container, which must be
-// dead or is killed. For an unknown container it returns false and no error. If
-// the runtime can't read its own files because they are damaged, they are
-// removed; the removal of the cgroup then kills what may still run.
+// deleteContainer removes the runtime's state of a container and kills the
+// container if it still runs. For an unknown one it returns false and no error.
+// If the runtime can't read its own files because they are damaged, they are
+// removed; removing the cgroup then kills what may still run.
 func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed bool, err error) {
 	files := r.listFiles(id)
 	if len(files) == 0 {
@@ -98,11 +98,11 @@ func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed
 		}
 		r.log.Warn("the runtime can't delete a container; its files are removed", zap.String("container", id), zap.Error(err))
 	}
-	_, err = r.removeFiles(ctx, id) // what a start that failed early left: a lock, an empty directory
+	_, err = r.removeFiles(ctx, id) // an early failure leaves a lock or an empty directory
 	return true, err
 }
 
-// removeFiles removes the files of a container and reports whether there were any.
+// removeFiles removes a container's files and reports whether there were any.
 func (r *runtimeClient) removeFiles(_ context.Context, id string) (removed bool, err error) {
 	var errs []error
 	files := r.listFiles(id)
@@ -112,22 +112,21 @@ func (r *runtimeClient) removeFiles(_ context.Context, id string) (removed bool,
 	return len(files) > 0, errors.Join(errs...)
 }
 
-// keepsFilesOnly reports whether the runtime is known to be runc or runsc, of whose
-// containers only files and cgroups are left once their first process, or the sandbox,
-// has ended. `runc delete` then removes both and runs hooks, of which ours have none
-// (libcontainer, state_linux.go, as of runc 1.0 to 1.4); `runsc delete` removes the files
-// and waits for the gofer, which is in the cgroups, until it has ended
-// (runsc/container/container.go, Destroy). To remove both without them saves the start of a
-// process: 5 ms of processor time with runc, 20 with runsc.
+// keepsFilesOnly reports whether the runtime is known to be runc or runsc. Of
+// their containers only files and cgroups are left once the first process, or
+// the sandbox, has ended. `runc delete` then removes both and runs hooks, which
+// we have none of (libcontainer, state_linux.go, as of runc 1.0 to 1.4). `runsc
+// delete` removes the files and waits for the gofer, which is in the cgroups,
+// to end (runsc/container/container.go, Destroy). Removing both ourselves saves
+// starting a process: 5 ms of processor time with runc, 20 with runsc.
 func (r *runtimeClient) keepsFilesOnly() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.known.name == "runc" || r.known.name == "runsc"
 }
 
-// listFiles returns the files of a container in the runtime's directory: runc
-// keeps a directory of the container's name, runsc a state, a lock and a
-// socket.
+// listFiles returns a container's files in the runtime's directory: runc keeps
+// a directory with the container's name, runsc a state, a lock and a socket.
 func (r *runtimeClient) listFiles(id string) []string {
 	entries, err := os.ReadDir(r.root)
 	if err != nil {
@@ -142,7 +141,7 @@ func (r *runtimeClient) listFiles(id string) []string {
 	return names
 }
 
-// callRuntime runs the runtime, for at most callTime, and returns its standard
+// callRuntime runs the runtime for at most callTime and returns its standard
 // output.
 func (r *runtimeClient) callRuntime(ctx context.Context, root string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, callTime, fmt.Errorf("%s did not answer within %s", filepath.Base(r.path), callTime))
@@ -168,8 +167,8 @@ func (r *runtimeClient) callRuntime(ctx context.Context, root string, args ...st
 	return stdout.String(), nil
 }
 
-// newCommand returns a call of the runtime in a session of its own, so that a
-// terminal's signals don't reach what it starts, and without our environment.
+// newCommand returns a call of the runtime in its own session, out of reach of
+// a terminal's signals, and without our environment.
 func (r *runtimeClient) newCommand(ctx context.Context, args []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, r.path, args...)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -179,22 +178,22 @@ func (r *runtimeClient) newCommand(ctx context.Context, args []string) *exec.Cmd
 	return cmd
 }
 
-// tail keeps the last bytes of a pipe, which tell the cause of a failure.
+// tail keeps the last bytes of a pipe, to explain a failure.
 type tail struct {
 	file *os.File
-	done chan struct{} // closed when the reading has ended
+	done chan struct{}
 	mu   sync.Mutex
 	kept []byte
 }
 
 const (
-	// maxTail is enough for gVisor's log of a start and for all goroutines of a Go panic.
+	// maxTail is enough for gVisor's log of a start and all goroutines of a Go
+	// panic.
 	maxTail = 256 << 10
-	// maxHead is enough for the message and the first goroutine of a Go panic.
+	// maxHead is enough for the message and first goroutine of a Go panic.
 	maxHead = 8 << 10
 )
 
-// readTail begins to read.
 func readTail(f *os.File) *tail {
 	t := &tail{file: f, done: make(chan struct{})}
 	go t.readAll()
@@ -219,7 +218,6 @@ func (t *tail) readAll() {
 	}
 }
 
-// waitEnd waits until everything that was written is read, for at most the given time.
 func (t *tail) waitEnd(most time.Duration) {
 	select {
 	case <-t.done:
@@ -227,7 +225,8 @@ func (t *tail) waitEnd(most time.Duration) {
 	}
 }
 
-// split returns the lines of gVisor's own log, and the first bytes of the others.
+// split returns the lines of gVisor's own log, and the first bytes of the
+// others.
 func (t *tail) split() (log, others []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -241,13 +240,12 @@ func (t *tail) split() (log, others []byte) {
 	return log, others[:min(len(others), maxHead)]
 }
 
-// close stops the reading and waits for it.
 func (t *tail) close() {
 	_ = t.file.Close() // it was only read
 	<-t.done
 }
 
-// logMessages returns the errors in a runtime's log, which has one JSON object
+// logMessages returns the errors in a runtime's log, which has a JSON object
 // per line.
 func logMessages(data []byte) string {
 	var found []string

@@ -11,15 +11,16 @@ import (
 )
 
 // specVersion is the version in config.json. Runtimes refuse a newer minor
-// version than their own; runc 1.1 and our gVisor know what we use of it.
+// version than their own. runc 1.1 and our gVisor support what we use of this
+// one.
 const specVersion = "1.0.2"
 
-// plan is the input of a bundle.
+// plan is the input for a bundle.
 type plan struct {
 	traits   traits
 	identity identity
 	image    *images.RootFS
-	// volumes are tmpfs mounts in place of the image's VOLUMEs.
+	// volumes are tmpfs mounts that replace the image's VOLUMEs.
 	volumes   []harden.Tmpfs
 	workspace []workmount.Bind
 	resources limits.Resources
@@ -27,48 +28,44 @@ type plan struct {
 	// below a writable layer.
 	rootfs   string
 	writable bool
-	// tmpfs are the tmpfs mounts of every container. The further mounts are
-	// binds and more tmpfs.
+	// tmpfs are mounted in every container. further and furtherTmpfs are the
+	// session's mounts.
 	tmpfs        []harden.Tmpfs
 	further      []workmount.Bind
 	furtherTmpfs []harden.Tmpfs
-	// files are the files of every container, bound read-only.
+	// files are bound read-only in every container.
 	files []images.Bind
-	// cgroup is the container's cgroup; empty if limits can't be set.
+	// cgroup is empty if limits can't be set.
 	cgroup cgroupPlan
-	// lowPorts reports that the guest starts with the capability of ports below
-	// 1024.
+	// lowPorts gives the guest the capability for ports below 1024.
 	lowPorts bool
-	// seccomp is the profile; the zero value for a runtime with a kernel of its
-	// own, see docs/design/guest.md#gvisor-loads-no-profile.
+	// seccomp is empty for a runtime with its own kernel; see
+	// docs/design/guest.md#gvisor-loads-no-profile.
 	seccomp harden.Seccomp
-	// ceiling returns the host's hard limit of a name, which an ordinary user
-	// can't raise; -1 for none.
+	// ceiling returns the host's hard limit of this name, which an ordinary
+	// user can't raise, or -1 for none.
 	ceiling func(name string) int64
 }
 
-// identity is who is who in the container.
+// identity says which users and groups the guest and commands have.
 type identity struct {
-	// guestUID and guestGID are the identity with which PID 1 starts.
-	guestUID, guestGID int
-	// commandUID and commandGID are the identity of commands in the container.
+	// guestUID and guestGID are PID 1's identity when it starts.
+	guestUID, guestGID     int
 	commandUID, commandGID int
-	// user is the mapping of a user namespace; nil for none.
+	// user is the user namespace's mapping; nil means no user namespace.
 	user *idMapping
-	// single reports that guest and commands share the one ID that there is.
+	// single reports that guest and commands share the only ID.
 	single bool
-	// root reports that commands are root in the container, as the guest is.
+	// root reports that commands are root in the container, like the guest.
 	root bool
 }
 
-// hasOneID reports whether the container has a user namespace with one ID.
 func (i identity) hasOneID() bool { return i.user != nil && i.user.size == 1 }
 
-// idMapping maps size IDs of the container, users from uid and groups from gid on, to
-// those of the host.
+// idMapping maps size IDs in the container, starting at uid and gid, to the
+// host's.
 type idMapping struct{ uid, gid, hostUID, hostGID, size int }
 
-// spec returns the whole of config.json.
 func (p plan) spec() *specs.Spec {
 	s := &specs.Spec{
 		Version:  specVersion,
@@ -99,7 +96,7 @@ func (p plan) process() *specs.Process {
 	}
 	set := &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps}
 	if p.identity.guestUID != 0 {
-		// Only ambient capabilities survive the exec of another uid than 0.
+		// Only ambient capabilities survive the exec of a uid other than 0.
 		set.Inheritable, set.Ambient = caps, caps
 	}
 	score := harden.OOMScore
@@ -142,7 +139,8 @@ func (p plan) rlimits() []specs.POSIXRlimit {
 	return list
 }
 
-// limits returns the cgroup's limits. Nil requests none.
+// limits returns the container's limits, without those of a cgroup if it has
+// none.
 func (p plan) limits() *specs.LinuxResources {
 	r := &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
 	if p.cgroup.path == "" {
@@ -159,5 +157,5 @@ func (p plan) limits() *specs.LinuxResources {
 	return r
 }
 
-// cpuPeriod is the kernel's default, in microseconds.
+// cpuPeriod is in microseconds, the kernel's default.
 const cpuPeriod = 100_000

@@ -6,18 +6,17 @@ import (
 	"os"
 )
 
-// streams are the container's ends of its standard streams. They are pipes,
-// never regular files: gVisor writes to a regular file at an offset of its own
-// and overwrites what is there.
+// streams are the container's ends of its standard streams. They must be pipes:
+// gVisor writes to a regular file at its own offset and overwrites what is
+// there.
 type streams struct{ stdin, stdout, stderr *os.File }
 
-// close closes the container's ends in this process.
 func (s streams) close() error {
 	return errors.Join(s.stdin.Close(), s.stdout.Close(), s.stderr.Close())
 }
 
-// stdio is our end: the guest's connection, and its standard error, which is
-// only of interest when it dies.
+// stdio is our end: the guest's connection, and its standard error, which
+// matters only when it dies.
 type stdio struct {
 	in, out *os.File
 	stderr  *tail
@@ -41,14 +40,12 @@ func openStdio() (*stdio, streams, error) {
 	return s, streams{stdin: ends[0], stdout: ends[3], stderr: ends[5]}, nil
 }
 
-// Read reads from the guest.
 func (s *stdio) Read(p []byte) (int, error) { return s.out.Read(p) }
 
-// Write writes to the guest.
 func (s *stdio) Write(p []byte) (int, error) { return s.in.Write(p) }
 
 // Close closes both directions, which makes the guest exit. A second call
-// returns the pipe's error for a closed file.
+// returns an error.
 func (s *stdio) Close() error { return errors.Join(s.in.Close(), s.out.Close()) }
 
 // Stderr returns the beginning of standard error, without gVisor's log.

@@ -23,8 +23,8 @@ func (driver) RemoveUnlisted(context.Context) ([]sandbox.Orphan, error) { return
 // Prune removes nothing: the lifecycle prunes the cache.
 func (driver) Prune(context.Context) error { return nil }
 
-// RemoveEntry removes one entry of a dead session. Names are checked against
-// the session, because a cleanup list is a file, and files can be damaged.
+// RemoveEntry removes one entry of a dead session. It checks the name against
+// the session, because a cleanup list is a file that can be damaged.
 func (d driver) RemoveEntry(ctx context.Context, session string, e ownership.Entry) (bool, error) {
 	switch e.Kind {
 	case ownership.KindContainer:
@@ -42,9 +42,9 @@ func (d driver) RemoveEntry(ctx context.Context, session string, e ownership.Ent
 	}
 }
 
-// waitForRun waits for a runtime that is still starting a container: it is not
-// killed with the Caisson that started it, and finishes within a second. One
-// that does not end within most is killed. Cancelling ctx kills nothing.
+// waitForRun waits for a runtime that is still starting a container. It
+// survives the Caisson that started it and finishes within a second. If it does
+// not end within most, it is killed. Cancelling ctx kills nothing.
 func (r *runtimeClient) waitForRun(ctx context.Context, id string, most time.Duration) error {
 	deadline := time.Now().Add(most)
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -60,7 +60,7 @@ func (r *runtimeClient) waitForRun(ctx context.Context, id string, most time.Dur
 		if err != nil {
 			continue // it has ended
 		}
-		if r.isStarting(pid, id) { // the number is still its own
+		if r.isStarting(pid, id) { // the number still belongs to it
 			err = p.waitOrKill(ctx, deadline)
 		}
 		p.close()
@@ -71,10 +71,9 @@ func (r *runtimeClient) waitForRun(ctx context.Context, id string, most time.Dur
 	return nil
 }
 
-// step is the interval in which a wait checks its context.
+// step is how often a wait checks its context.
 const step = 50 * time.Millisecond
 
-// waitOrKill waits for the end, and kills the process at the deadline.
 func (p *hostProcess) waitOrKill(ctx context.Context, deadline time.Time) error {
 	for !p.waitFor(min(step, time.Until(deadline))) {
 		if ctx.Err() != nil {
@@ -89,10 +88,10 @@ func (p *hostProcess) waitOrKill(ctx context.Context, deadline time.Time) error 
 	return nil
 }
 
-// isStarting reports whether a process is the runtime that starts a container,
-// or what becomes it. A command line alone proves nothing: every process
-// chooses its own, and so do those in sandboxes, which have a PID namespace of
-// their own.
+// isStarting reports whether a process is the runtime starting a container, or
+// about to become it. A command line alone proves nothing: every process
+// chooses its own, also those in sandboxes, but they have their own PID
+// namespace.
 func (r *runtimeClient) isStarting(pid int, id string) bool {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	for deadline := time.Now().Add(execTime); ; pauseBriefly() {
@@ -109,18 +108,16 @@ func (r *runtimeClient) isStarting(pid int, id string) bool {
 	}
 }
 
-// execTime bounds the wait for the command line of a process, which is empty for
-// a moment after the process has got its program.
+// execTime bounds the wait for a process's command line, which is empty for a
+// moment after exec.
 const execTime = 500 * time.Millisecond
 
-// isStartOf reports whether a command line is that of a runtime that starts a
-// container.
 func isStartOf(line, id string) bool {
 	return strings.HasSuffix(line, "\x00"+id+"\x00") && strings.Contains(line, "\x00--detach\x00")
 }
 
-// mayStart reports whether a process, of which dir is the directory in /proc,
-// has the program of a runtime, or of what becomes one, and is in no sandbox.
+// mayStart reports whether the process with the /proc directory dir runs a
+// runtime, or a program that becomes one, outside of sandboxes.
 func (r *runtimeClient) mayStart(dir string) bool {
 	space, err := os.Readlink(filepath.Join(dir, "ns/pid"))
 	own, ownErr := os.Readlink("/proc/self/ns/pid")
@@ -129,18 +126,17 @@ func (r *runtimeClient) mayStart(dir string) bool {
 	}
 	exe, err := os.Readlink(filepath.Join(dir, "exe"))
 	if err != nil {
-		return false // also a kernel thread, and a process that has ended
+		return false // a kernel thread, or it has ended
 	}
-	exe = strings.TrimSuffix(exe, " (deleted)") // an update came between
+	exe = strings.TrimSuffix(exe, " (deleted)") // updated meanwhile
 	if path, err := filepath.EvalSymlinks(r.path); err == nil && exe == path || isScript(r.path) {
 		return true
 	}
-	self, err := os.Executable() // it makes the mounts, and becomes the runtime
+	self, err := os.Executable() // it makes the mounts, then becomes the runtime
 	return err == nil && exe == self
 }
 
-// isScript reports whether a runtime is a script around another one, whose path
-// is not known.
+// isScript reports whether a runtime is a script that may run any other.
 func isScript(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
@@ -152,7 +148,6 @@ func isScript(path string) bool {
 	return err == nil && string(begin[:]) == "#!"
 }
 
-// Inspect asks the runtime about each sandbox.
 func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed) error {
 	var errs []error
 	for _, l := range listed {
@@ -166,8 +161,8 @@ func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed
 	return errors.Join(errs...)
 }
 
-// chargedMemory returns the memory that the session's cgroup is charged with,
-// or 0 if it has none.
+// chargedMemory returns the memory charged to the session's cgroup, or 0 if
+// unknown.
 func chargedMemory(entries []ownership.NumberedEntry) int64 {
 	for _, e := range entries {
 		if e.Kind != ownership.KindCgroup {
@@ -182,8 +177,8 @@ func chargedMemory(entries []ownership.NumberedEntry) int64 {
 	return 0
 }
 
-// queryState asks the runtime for the state of a container. One that it does
-// not know is gone; one whose files it can't read is unknown.
+// queryState asks the runtime for a container's state: gone if the runtime does
+// not know it, unknown if it can't read its files.
 func (r *runtimeClient) queryState(ctx context.Context, id string) (sandbox.ListedState, error) {
 	if len(r.listFiles(id)) == 0 {
 		return sandbox.ListedGone, nil
@@ -191,7 +186,7 @@ func (r *runtimeClient) queryState(ctx context.Context, id string) (sandbox.List
 	out, err := r.callRuntime(ctx, r.root, "state", id)
 	if err != nil {
 		if len(r.listFiles(id)) == 0 {
-			return sandbox.ListedGone, nil // it ended meanwhile
+			return sandbox.ListedGone, nil
 		}
 		return sandbox.ListedUnknown, fmt.Errorf("container %s: %w", id, err)
 	}

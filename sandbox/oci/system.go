@@ -16,7 +16,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// checkSystem returns an error if this system can't run the backend.
 func (b *Backend) checkSystem() error {
 	if !b.rootless {
 		return checkMounts()
@@ -34,14 +33,14 @@ func (b *Backend) checkSystem() error {
 	return checkNamespaces()
 }
 
-// These are variables for tests.
+// Variables for tests.
 var (
 	tryUserNamespace = TryUserNamespace
 	tryMount         = TryMount
 )
 
-// checkMounts returns sandbox.ErrNoNamespaces if this process may not mount,
-// which the runtimes do if Caisson is root.
+// checkMounts returns sandbox.ErrNoNamespaces if this process may not mount.
+// The runtimes must, if Caisson is root.
 func checkMounts() error {
 	if err := tryMount(); errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w: %w: root may not mount here: %w", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, err)
@@ -49,8 +48,6 @@ func checkMounts() error {
 	return nil
 }
 
-// checkNamespaces returns sandbox.ErrNoNamespaces if this process can't make a
-// user namespace.
 func checkNamespaces() error {
 	if err := tryUserNamespace(); err != nil {
 		return fmt.Errorf("%w: %w: %w", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, err)
@@ -59,14 +56,14 @@ func checkNamespaces() error {
 }
 
 // explainFailure adds the cause to a failed start if the runtime's message is
-// not clear.
+// unclear.
 func explainFailure(err error) error {
 	if !errors.Is(err, sandbox.ErrUnavailable) && !errors.Is(err, sandbox.ErrUnsupported) || errors.Is(err, sandbox.ErrNoNamespaces) {
 		return err
 	}
 	cause := checkNamespaces()
 	if cause == nil && strings.Contains(err.Error(), `error mounting "proc"`) {
-		cause = sandbox.ErrNoNamespaces // runc: a container's masked /proc forbids another one
+		cause = sandbox.ErrNoNamespaces // runc: a container's masked /proc forbids mounting another
 	}
 	if cause != nil {
 		return fmt.Errorf("%w: %w", cause, err)
@@ -74,12 +71,12 @@ func explainFailure(err error) error {
 	return err
 }
 
-// ownSession makes a program the leader of a session of its own, so that a
-// terminal's signals don't reach what it starts.
+// ownSession puts a program into its own session, out of reach of a terminal's
+// signals.
 func ownSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
-// takeLease makes every other open of a file wait until dropLease, or until its
-// holder ends. Not every file system can.
+// takeLease makes every other open of a file wait until dropLease or until the
+// holder ends. Not every file system supports it.
 func takeLease(f *os.File) error {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
 	return err
@@ -90,15 +87,15 @@ func dropLease(f *os.File) error {
 	return err
 }
 
-// startInCgroups starts a program in cgroups, from its first instruction on. On v2
-// the kernel can do that. On v1 a child is in the cgroups of the thread that
-// forks it, so a thread is moved there, which ends afterwards: it may not move
-// back to a cgroup of root's.
+// startInCgroups starts a program inside cgroups from its first instruction. On
+// v2 the kernel can do that. On v1 a child starts in the cgroups of the thread
+// that forks it, so we move a thread there. It ends afterwards, because it may
+// not move back to a cgroup of root's.
 func startInCgroups(dirs []string, cmd *exec.Cmd) error {
 	result := make(chan error)
 	thread := 0
 	start := func() {
-		runtime.LockOSThread() // and not unlocked, so that the thread ends
+		runtime.LockOSThread() // never unlocked, so that the thread ends
 		thread = unix.Gettid()
 		result <- startHere(dirs, cmd)
 	}
@@ -108,7 +105,7 @@ func startInCgroups(dirs []string, cmd *exec.Cmd) error {
 			start()
 			return
 		}
-		// The main thread never ends. Another one is used while it is held.
+		// The main thread never ends, so hold it and use another.
 		inner := make(chan struct{})
 		go func() {
 			runtime.LockOSThread()
@@ -149,11 +146,10 @@ func startHere(dirs []string, cmd *exec.Cmd) error {
 	return cmd.Start()
 }
 
-// isWritable reports whether this process may make entries in a directory.
 func isWritable(dir string) bool { return unix.Access(dir, unix.W_OK) == nil }
 
-// onCgroupFS reports whether a directory is a cgroup. It returns fs.ErrNotExist
-// for a missing one.
+// onCgroupFS reports whether a directory is on a cgroup file system, or
+// fs.ErrNotExist if it is missing.
 func onCgroupFS(dir string) (bool, error) {
 	var fsys unix.Statfs_t
 	if err := unix.Statfs(dir, &fsys); errors.Is(err, unix.ENOENT) {
@@ -164,15 +160,15 @@ func onCgroupFS(dir string) (bool, error) {
 	return fsys.Type == unix.CGROUP_SUPER_MAGIC || fsys.Type == unix.CGROUP2_SUPER_MAGIC, nil
 }
 
-// pauseBriefly waits for a millisecond: a dead process may be counted a moment
-// longer.
+// pauseBriefly waits for a millisecond: a dead process may still be counted for
+// a moment.
 func pauseBriefly() {
-	_, _ = unix.Poll(nil, 1) // a bounded pause
+	_, _ = unix.Poll(nil, 1)
 }
 
-// hardLimit returns the hard limit of this process if it can't raise it, and -1
-// if it can or there is none. The limit nproc is that of the sandbox's own
-// kernel.
+// hardLimit returns this process's hard limit if it can't raise it, otherwise
+// -1. The limit nproc is enforced by the sandbox's own kernel, so it has no
+// ceiling.
 func (b *Backend) hardLimit(name string) int64 {
 	which := map[string]int{
 		"core": unix.RLIMIT_CORE, "fsize": unix.RLIMIT_FSIZE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,

@@ -1,8 +1,8 @@
-// Command runsc is gVisor's, with one change to its kernel: programs can't set the
-// set-user-ID or set-group-ID bit of a file (setid.go). The build adds compiled
-// seccomp filters (precompile). It is a Go module of its own, which pins the
-// gVisor release: gVisor needs runtime-spec 1.2.1 at most, and would bring its
-// versions of everything else along.
+// Command runsc is gVisor's, with one change to its kernel: programs can't set
+// the set-user-ID or set-group-ID bit of a file (setid.go). The build adds
+// compiled seccomp filters (precompile). It is a separate Go module that pins
+// the gVisor release, because gVisor needs runtime-spec 1.2.1 at most and would
+// determine the versions of everything else.
 package main
 
 import (
@@ -10,7 +10,7 @@ import (
 	"gvisor.dev/gvisor/runsc/version"
 )
 
-// The linker stamps the version, which needs it to be linked.
+// The linker stamps the version only if this package is linked.
 var _ = version.Version()
 
 func main() {

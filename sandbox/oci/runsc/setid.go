@@ -9,20 +9,19 @@ import (
 	"gvisor.dev/gvisor/pkg/sentry/vfs"
 )
 
-// setIDBits are the set-user-ID and the set-group-ID bit.
 const setIDBits = linux.S_ISUID | linux.S_ISGID
 
-// refuseSetID changes the system calls that set a mode. A file that a command
-// makes in the workspace belongs to the workspace's owner on the host, where
-// the set-user-ID bit would let anybody run it as that owner. So:
+// refuseSetID changes the system calls that set a mode. A command's files in
+// the workspace belong to the workspace's owner on the host, where the
+// set-user-ID bit would let anybody run them as that owner. So:
 //
-//   - chmod and its like fail with EPERM where they would set either bit on
-//     a file, or set-user-ID on a directory;
-//   - what creates a file creates it without them.
+//   - chmod and similar calls fail with EPERM if they would set either bit on a
+//     file, or set-user-ID on a directory;
+//   - calls that create a file ignore the bits.
 //
-// openat2 is left as it is: the guest uses it, and its filter refuses it to
-// commands. mkdir ignores both bits on any kernel, and a directory inherits set-group-ID
-// from its parent.
+// openat2 is unchanged: the guest uses it, and its filter refuses it to
+// commands. mkdir ignores both bits on any kernel, and a directory inherits
+// set-group-ID from its parent.
 func refuseSetID() {
 	for _, table := range kernel.SyscallTables() {
 		for number, call := range table.Table {
@@ -37,7 +36,7 @@ func refuseSetID() {
 	}
 }
 
-// replacements returns, by the name of a call, what takes its place.
+// replacements has, by the name of a call, the function that replaces it.
 var replacements = map[string]func(kernel.SyscallFn) kernel.SyscallFn{
 	"fchmod":   refuseFchmod,
 	"chmod":    refuseChmod(-1, 0, 1),
@@ -49,7 +48,7 @@ var replacements = map[string]func(kernel.SyscallFn) kernel.SyscallFn{
 	"mknodat":  clearMode(2),
 }
 
-// clearMode clears both bits of the mode in an argument.
+// clearMode clears both bits in the mode argument.
 func clearMode(mode int) func(kernel.SyscallFn) kernel.SyscallFn {
 	return func(call kernel.SyscallFn) kernel.SyscallFn {
 		return func(t *kernel.Task, number uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
@@ -59,7 +58,6 @@ func clearMode(mode int) func(kernel.SyscallFn) kernel.SyscallFn {
 	}
 }
 
-// refuseFchmod takes the place of fchmod.
 func refuseFchmod(call kernel.SyscallFn) kernel.SyscallFn {
 	return func(t *kernel.Task, number uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
 		mode := args[1].ModeT()
@@ -82,8 +80,8 @@ func refuseFchmod(call kernel.SyscallFn) kernel.SyscallFn {
 	}
 }
 
-// refuseChmod takes the place of chmod and fchmodat; their arguments are at the
-// given places, and there is no directory where dir is negative.
+// refuseChmod replaces chmod and fchmodat. The numbers are the arguments'
+// positions; a negative dir means no directory argument.
 func refuseChmod(dir, path, mode int) func(kernel.SyscallFn) kernel.SyscallFn {
 	return func(call kernel.SyscallFn) kernel.SyscallFn {
 		return func(t *kernel.Task, number uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
@@ -103,8 +101,8 @@ func refuseChmod(dir, path, mode int) func(kernel.SyscallFn) kernel.SyscallFn {
 	}
 }
 
-// chmod resolves a path once, and changes the mode of what it found if it may
-// have it.
+// chmod resolves a path once and changes the mode of the file it found, if
+// allowed.
 func chmod(t *kernel.Task, at int32, path fspath.Path, mode uint) error {
 	if !path.Absolute && !path.HasComponents() {
 		return linuxerr.ENOENT
@@ -134,7 +132,7 @@ func chmod(t *kernel.Task, at int32, path fspath.Path, mode uint) error {
 	return fs.SetStatAt(t, creds, itself, &options)
 }
 
-// startOf returns what a path is relative to. The caller releases it.
+// startOf returns what a path is relative to. The caller must release it.
 func startOf(t *kernel.Task, at int32, path fspath.Path) (vfs.VirtualDentry, error) {
 	if path.Absolute {
 		return t.FSContext().RootDirectory(), nil
@@ -152,7 +150,7 @@ func startOf(t *kernel.Task, at int32, path fspath.Path) (vfs.VirtualDentry, err
 	return start, nil
 }
 
-// checkSetID reports whether something of this type may have the mode.
+// checkSetID returns EPERM if a file of this type may not have the mode.
 func checkSetID(mode uint, st linux.Statx) error {
 	if mode&linux.S_ISUID != 0 || st.Mode&linux.S_IFMT != linux.S_IFDIR {
 		return linuxerr.EPERM

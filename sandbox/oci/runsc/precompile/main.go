@@ -1,11 +1,11 @@
-// Command precompile writes a Go file for package main of runsc that registers
+// Command precompile writes a Go file for runsc's package main that registers
 // the seccomp filters of the sentry and the gofer, so that a start doesn't
-// compile them. It holds the filters of the options that Caisson starts runsc
-// with; runsc compiles those of other options at the start.
+// compile them. It covers the options that Caisson starts runsc with; runsc
+// compiles others at the start.
 //
 // The filters are rendered in a child process and compared with what runsc
-// would compile in this one. The two have different process numbers, so a
-// filter that has the number of the process that rendered it is an error.
+// would compile in this one. The two have different process IDs, so a filter
+// that contains the renderer's is detected.
 package main
 
 import (
@@ -48,7 +48,6 @@ const renderArgument = "-render"
 // programs are the filters, by the package that installs them.
 type programs struct{ Sentry, Gofer []precompiledseccomp.Program }
 
-// encodePrograms writes the programs that this process renders.
 func encodePrograms(w io.Writer) error {
 	rendered, err := renderPrograms()
 	if err != nil {
@@ -57,7 +56,7 @@ func encodePrograms(w io.Writer) error {
 	return gob.NewEncoder(w).Encode(rendered)
 }
 
-// writeFile writes the Go file with the programs, after comparing them.
+// writeFile compares the programs and writes them as a Go file.
 func writeFile(name string) error {
 	rendered, err := renderInChild()
 	if err != nil {
@@ -88,8 +87,8 @@ func renderInChild() (programs, error) {
 	return rendered, errors.Join(err, cmd.Wait())
 }
 
-// sentryOptions returns the options of the sentry's filter with the flags of
-// sandbox/oci: systrap, no network of the host, directfs.
+// sentryOptions returns the sentry filter's options for sandbox/oci's flags:
+// systrap, no host network, directfs.
 func sentryOptions() ([]sentry.Options, error) {
 	constructor, err := platform.Lookup("systrap")
 	if err != nil {
@@ -102,8 +101,8 @@ func sentryOptions() ([]sentry.Options, error) {
 	return options, nil
 }
 
-// goferOptions returns the options of the gofer's filter with the flags of
-// sandbox/oci; whether it serves a mount by lisafs is decided by the mounts.
+// goferOptions returns the gofer filter's options for sandbox/oci's flags. The
+// mounts decide whether it serves one by lisafs.
 func goferOptions() []gofer.Options {
 	return []gofer.Options{{DirectFS: true}, {DirectFS: true, LisafsNeeded: true}}
 }
@@ -135,9 +134,9 @@ func renderPrograms() (programs, error) {
 	return rendered, nil
 }
 
-// precompileSentry renders the filter of one set of options. The module's own
-// PrecompiledPrograms renders those of all platforms and devices, which takes a
-// minute, and has the number of its own process in systrap's.
+// precompileSentry renders the filter for one set of options. gVisor's own
+// PrecompiledPrograms renders all platforms and devices, which takes a minute,
+// and puts its own process ID into systrap's filter.
 func precompileSentry(o sentry.Options) (precompiledseccomp.Program, error) {
 	var names []string
 	for name := range o.Vars() {
@@ -150,18 +149,18 @@ func precompileSentry(o sentry.Options) (precompiledseccomp.Program, error) {
 	})
 }
 
-// variablePlatform is a platform whose filter has given values for everything
-// that is known only at a start.
+// variablePlatform is a platform whose filter has the given values for
+// everything known only at a start.
 type variablePlatform struct {
 	platform.SeccompInfo
 	values precompiledseccomp.Values
 }
 
-// Variables returns all values: those of a platform precede the options' own.
+// Variables returns all values. A platform's precede the options' own.
 func (p variablePlatform) Variables() precompiledseccomp.Values { return p.values }
 
-// SyscallFilters returns the platform's rules with one changed: in that of
-// rt_tgsigqueueinfo systrap has the process number itself, not the variable.
+// SyscallFilters returns the platform's rules, except for rt_tgsigqueueinfo,
+// where systrap uses the process ID itself instead of the variable.
 func (p variablePlatform) SyscallFilters(values precompiledseccomp.Values) seccomp.SyscallRules {
 	rules := p.SeccompInfo.SyscallFilters(values)
 	rules.Remove(unix.SYS_RT_TGSIGQUEUEINFO)
@@ -172,13 +171,11 @@ func (p variablePlatform) SyscallFilters(values precompiledseccomp.Values) secco
 	})
 }
 
-// sentryProgram returns the program that the sentry compiles at a start.
 func sentryProgram(o sentry.Options) *seccomp.Program {
 	rules, denied := sentry.Rules(o)
 	return program(rules, denied, sentry.SeccompOptions(o))
 }
 
-// goferProgram returns the program that the gofer compiles at a start.
 func goferProgram(o gofer.Options) *seccomp.Program {
 	rules, denied := gofer.Rules(o)
 	return program(rules, denied, seccomp.ProgramOptions{})
@@ -191,8 +188,8 @@ func program(allowed, denied seccomp.SyscallRules, options seccomp.ProgramOption
 	}
 }
 
-// source returns the Go file. Its init lists the module's programs first, which
-// makes the map that they are added to.
+// source returns the Go file. Its init calls ListPrecompiled first, which makes
+// the map that the programs are added to.
 func (p programs) source() string {
 	var b strings.Builder
 	b.WriteString(`// Code generated by precompile. DO NOT EDIT.
@@ -227,8 +224,8 @@ func init() {
 	return b.String()
 }
 
-// compare compares every program, filled in with the values of this process,
-// with what runsc would compile in it.
+// compare compares every program, with this process's values, with what runsc
+// would compile in it.
 func (p programs) compare() error {
 	options, err := sentryOptions()
 	if err != nil {
@@ -249,7 +246,6 @@ func (p programs) compare() error {
 	return errors.Join(errs...)
 }
 
-// compareProgram compares a precompiled program with one that is compiled now.
 func compareProgram(precompiled precompiledseccomp.Program, key string, values precompiledseccomp.Values, atStart *seccomp.Program) error {
 	if precompiled.Name != key {
 		return fmt.Errorf("the filter of %s is registered for %s", key, precompiled.Name)
