@@ -14,22 +14,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDirNames bounds the names that are held of one directory, as [Capacity] does
-// their bytes. Within both the order of a listing is that of the names,
-// whatever the file system's is; beyond, which names are seen is the file
-// system's choice.
+// maxDirNames bounds the names read from one directory. Up to it, listings are
+// sorted by name; beyond it, the file system chooses which names are seen.
 const maxDirNames = 1 << 18
 
 // maxIncomplete bounds the directories that a result names as incomplete.
 const maxIncomplete = 20
 
-// dirName is one name of a directory, with its type if the directory has it.
+// dirName is a name in a directory, with its type if the directory tells it.
 type dirName struct {
 	name string
 	typ  Type
 }
 
-// dirNameBytes is about how much memory a dirName takes, its name aside.
+// dirNameBytes is roughly a dirName's memory, without the name.
 const dirNameBytes = 32
 
 // hasName reports whether names, which are sorted, hold name.
@@ -38,7 +36,7 @@ func hasName(names []dirName, name string) bool {
 	return ok
 }
 
-// firstNames sorts names and keeps the first keep of them.
+// firstNames sorts names and keeps the first of them.
 func firstNames(names []dirName, keep int) (first []dirName, cut bool) {
 	slices.SortFunc(names, func(a, b dirName) int { return cmp.Compare(a.name, b.name) })
 	if len(names) > keep {
@@ -47,8 +45,8 @@ func firstNames(names []dirName, keep int) (first []dirName, cut bool) {
 	return names, false
 }
 
-// TreeOrder compares paths name by name, so that a directory is followed by what
-// is in it ("a", "a/b", "a.b") where plain strings would not be.
+// TreeOrder compares paths name by name, so that a directory is followed by its
+// content ("a", "a/b", "a.b"), unlike with plain string comparison.
 func TreeOrder(a, b string) int {
 	i := 0
 	for i < len(a) && i < len(b) && a[i] == b[i] {
@@ -65,7 +63,6 @@ func TreeOrder(a, b string) int {
 	return cmp.Compare(a[i], b[i])
 }
 
-// addIncomplete adds a directory to an incomplete list.
 func addIncomplete(list []string, directory string) []string {
 	if len(list) < maxIncomplete {
 		list = append(list, directory)
@@ -73,15 +70,14 @@ func addIncomplete(list []string, directory string) []string {
 	return list
 }
 
-// direntBytes is the buffer of one getdents64(2); the C library uses 32 KiB.
+// direntBytes is the buffer size of one getdents64(2), as in the C library.
 const direntBytes = 32 << 10
 
-// direntBuffers hold such buffers, of which a search would need thousands.
 var direntBuffers = sync.Pool{New: func() any { return new([direntBytes]byte) }}
 
 // readDir returns the first entries of the directory rel by name, as many as
-// the capacity allows, and whether there are more. Unless follow is set, the
-// directory itself must not be a symlink.
+// capacity allows, and whether there are more. Without follow, a symlink is an
+// error.
 func (t *tree) readDir(rel string, follow bool, capacity Capacity) ([]Entry, bool, error) {
 	fd, err := t.openDir(rel, follow)
 	if err != nil {
@@ -109,9 +105,8 @@ func (t *tree) readDir(rel string, follow bool, capacity Capacity) ([]Entry, boo
 	return entries, more || cut, nil
 }
 
-// describeEntry fills in what reading the directory does not return: the size
-// of files and the target of symlinks. It does not stat directories, because
-// one that is the mount point of a stuck file system would not answer.
+// describeEntry fills in what reading a directory doesn't tell. It does not stat
+// directories, because the mount point of a stuck file system would not answer.
 func (t *tree) describeEntry(dir int, name string, e *Entry) error {
 	if e.Type == TypeDir {
 		e.Mode = fs.ModeDir
@@ -131,13 +126,13 @@ func (t *tree) describeEntry(dir int, name string, e *Entry) error {
 	case TypeFile:
 		e.Size = f.Size
 	case TypeSymlink:
-		// Not a symlink any more by now: then it has no target to tell.
+		// It may no longer be a symlink; then it has no target.
 		e.Target, _ = readLink(dir, name)
 	}
 	return nil
 }
 
-// readNames reads a directory to its end, or to [maxDirNames] or that many bytes.
+// readNames reads a directory, up to [maxDirNames] names or most bytes of names.
 func readNames(fd int, most int64) (names []dirName, more bool, err error) {
 	array := direntBuffers.Get().(*[direntBytes]byte)
 	defer direntBuffers.Put(array)
@@ -168,9 +163,9 @@ func readNames(fd int, most int64) (names []dirName, more bool, err error) {
 
 const direntHeader = 19
 
-// nextDirent takes one record of getdents64(2) off buf: struct linux_dirent64
-// is d_ino u64, d_off s64, d_reclen u16, d_type u8, d_name[]
-// (include/linux/dirent.h). A record that makes no sense ends the buffer.
+// nextDirent splits off one record of getdents64(2): struct linux_dirent64 is d_ino
+// u64, d_off s64, d_reclen u16, d_type u8, d_name[] (include/linux/dirent.h). A
+// malformed record ends the buffer.
 func nextDirent(buf []byte) (dirName, []byte) {
 	if len(buf) < direntHeader {
 		return dirName{}, nil
@@ -183,19 +178,19 @@ func nextDirent(buf []byte) (dirName, []byte) {
 	if i := bytes.IndexByte(name, 0); i >= 0 {
 		name = name[:i]
 	}
-	// d_type is the file type's bits of st_mode, shifted (DTTOIF).
+	// d_type holds the file type bits of st_mode, shifted (DTTOIF).
 	return dirName{typ: typeOf(uint32(buf[18]) << 12), name: string(name)}, buf[size:]
 }
 
-// dirHandle is an open directory, from which what is in it is opened. It is
-// closed when all have released it: a call that was given up may still be in it.
+// dirHandle is an open directory. It is closed when all users have released it: a
+// call that was given up may still use it.
 type dirHandle struct {
 	users atomic.Int32
-	// tree is the one that fd is in: the Reader's, or its lower layer's.
+	// tree is where fd is: the Reader's, or its lower layer.
 	tree *tree
 	fd   int
-	// upper and lower are the same directory in the layers of an overlay, -1
-	// if it is not in both. What is not in upper comes from lower.
+	// upper and lower are the same directory in an overlay's layers, or -1 unless
+	// it is in both. Names that are not in upper come from lower.
 	upper, lower int
 }
 
@@ -205,8 +200,8 @@ func newDirHandle() *dirHandle {
 	return h
 }
 
-// acquire reports whether the handle is still open; then it stays open until it
-// is released once more.
+// acquire keeps the handle open until another release. It returns false if the
+// handle is closed already.
 func (h *dirHandle) acquire() bool {
 	for {
 		n := h.users.Load()
@@ -230,8 +225,8 @@ func (h *dirHandle) release() {
 	}
 }
 
-// openDir opens the directory name in above, which must not be a symlink; or,
-// where above is nil, the one that rel leads to.
+// openDir opens the directory name in above, which must not be a symlink. If above
+// is nil, it opens what rel leads to.
 func (h *dirHandle) openDir(t *tree, above *dirHandle, rel, name string) (err error) {
 	if above == nil {
 		h.tree = t
@@ -256,9 +251,9 @@ func (h *dirHandle) openDir(t *tree, above *dirHandle, rel, name string) (err er
 	return err
 }
 
-// openLayers opens a directory of an overlay in its layers. Where the upper one
-// doesn't have it, it is the lower one's alone, whole, and is read there, which
-// costs half; that holds because the overlay follows no redirects.
+// openLayers opens a directory in an overlay's layers. If only the lower one has
+// it, the directory is read there, which costs half. That is the same content
+// because the overlay follows no redirects.
 func (h *dirHandle) openLayers(l *layers, upperAt, lowerAt int, rel string) error {
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW
 	lower, err := openat2(lowerAt, rel, flags, resolve|unix.RESOLVE_NO_SYMLINKS)
@@ -285,7 +280,7 @@ func (h *dirHandle) openLayers(l *layers, upperAt, lowerAt int, rel string) erro
 	return nil
 }
 
-// readNames returns the names in the directory, in order, with their types.
+// readNames returns the directory's names, sorted, with their types.
 func (h *dirHandle) readNames(_ *tree, _ string, most int64) ([]dirName, bool, error) {
 	names, more, err := readNames(h.fd, most)
 	if err != nil {
@@ -305,16 +300,13 @@ func (h *dirHandle) readNames(_ *tree, _ string, most int64) ([]dirName, bool, e
 	return names, more, nil
 }
 
-// openFile opens the regular file name in the directory, which must not be a
-// symlink.
+// openFile opens the regular file name in the directory, but no symlink.
 func (h *dirHandle) openFile(_ *tree, _, name string) (node, Info, error) {
 	return asRegular(h.tree.openAt(h.fd, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_NOFOLLOW))
 }
 
-// layers are those of an overlay.
 type layers struct{ upper, lower *tree }
 
-// withDescriptors calls f with the descriptors of both.
 func (l *layers) withDescriptors(f func(upper, lower int) error) error {
 	return l.upper.withDescriptor(func(upper int) error {
 		return l.lower.withDescriptor(func(lower int) error { return f(upper, lower) })

@@ -8,11 +8,11 @@ import (
 	"syscall"
 )
 
-// Kind classes what went wrong with a path.
+// Kind classifies a workspace error.
 type Kind string
 
-// The kinds of a workspace error. They are part of the guest protocol and of
-// tool results, so that they are the same in every backend.
+// The kinds of errors. They are part of the guest protocol and of tool results, so
+// that every backend reports the same.
 const (
 	KindInvalid    Kind = "invalid"     // empty, NUL, too long, negative offset
 	KindEscape     Kind = "escape"      // leads outside the workspace, by name or by symlink
@@ -30,30 +30,26 @@ const (
 	KindIO         Kind = "io"          // anything else that the system answered
 )
 
-// Error is the error of every method of [Reader] and [Writer]. Its text is
-// written for the model: it names the path as it was passed, what is wrong and
-// what would help, and never a fact about the host outside the workspace.
+// Error is the error of every method of [Reader] and [Writer]. Its text is for the
+// model: it names the path as it was passed, what is wrong and what would help, and
+// never a fact about the host outside the workspace.
 type Error struct {
 	Kind Kind
-	// Path is the path as it was given.
 	Path string
 	// Detail completes the sentence "<path>: <detail>".
 	Detail string
-	// Err is the system's error, if there is one; it is not shown.
+	// Err is the system's error or nil. It is not shown.
 	Err error
 }
 
-// Error returns the path, escaped, and the detail.
 func (e *Error) Error() string { return fmt.Sprintf("%q: %s", e.Path, e.Detail) }
 
-// Unwrap returns the system's error.
 func (e *Error) Unwrap() error { return e.Err }
 
 // ErrMount is wrapped by the error for a path on another mount.
 var ErrMount = errors.New("on another mount")
 
-// The errors of the resolvers and of the Writer that are not the system's.
-// newError turns each into an [Error].
+// Errors that newError turns into an [Error].
 var (
 	errEscape     = errors.New("leads outside")
 	errLoop       = errors.New("too many symlinks")
@@ -68,8 +64,8 @@ func newEscapeError(path string, err error) *Error {
 	}
 }
 
-// newError returns the [Error] for err, which happened to path. It returns an
-// *Error as it is, and nil for nil.
+// newError returns the [Error] for err, which is about path. It returns an *Error
+// as it is, and nil for nil.
 func newError(path string, err error) *Error {
 	if err == nil {
 		return nil
@@ -93,8 +89,8 @@ func newError(path string, err error) *Error {
 	return e
 }
 
-// faults maps what systems answer; the first that matches counts, so the
-// particular ones come before those of package fs.
+// faults lists system errors. The first match counts, so specific errors come
+// before those of package fs.
 var faults = []struct {
 	is     error
 	kind   Kind

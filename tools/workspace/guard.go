@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// guard runs calls into the file system so that one that never comes back
-// costs a goroutine and a thread, of which there are at most cap(slots).
+// guard limits how many calls into the file system can be stuck: each costs a
+// goroutine and a thread, and there are at most cap(slots).
 type guard struct {
-	// local is set for a file system that depends on no other process or
-	// machine. Calls then run on the goroutine of their caller, because a
-	// goroutine for each would double the time of a small read (measured: 4.8
-	// µs and 10 µs for 4 KiB, os.ReadFile 9.8 µs).
+	// local is set for a file system that depends on no other process or machine.
+	// Calls then run on the caller's goroutine: a goroutine for each would double
+	// the time of a small read (measured for 4 KiB: 4.8 µs and 10 µs; os.ReadFile
+	// 9.8 µs).
 	local    bool
 	deadline time.Duration
 	slots    chan struct{}
-	// stuck counts the calls that were given up and have not come back.
+	// stuck counts the calls that were given up and have not returned.
 	stuck atomic.Int32
 }
 
@@ -26,20 +26,19 @@ func newGuard(deadline time.Duration, most int) *guard {
 	return &guard{deadline: deadline, slots: make(chan struct{}, most)}
 }
 
-// errGivenUp is the cause with which a call ends that has been given up.
+// errGivenUp is the cause of a given-up call's context.
 var errGivenUp = errors.New("given up")
 
-// The states of one guarded call.
 const (
 	callRunning int32 = iota
 	callDone
 	callGivenUp
 )
 
-// runGuarded runs f in its own goroutine and gives up at the guard's deadline
-// or when ctx ends. The context that f gets ends then too, so that f stops
-// between two system calls. After an error f may still be running, so it must
-// not touch what the caller uses again.
+// runGuarded runs f in its own goroutine and gives up at the guard's deadline or
+// when ctx ends. It then cancels f's context, so that f stops between two system
+// calls. After an error f may still be running, so it must not touch what the
+// caller uses again.
 func runGuarded[T any](ctx context.Context, g *guard, path string, f func(context.Context) (T, error)) (T, error) {
 	var zero T
 	if ctx.Err() != nil {
@@ -88,12 +87,12 @@ func runGuarded[T any](ctx context.Context, g *guard, path string, f func(contex
 	}
 	g.stuck.Add(1)
 	if !state.CompareAndSwap(callRunning, callGivenUp) {
-		g.stuck.Add(-1) // it came back meanwhile, but too late
+		g.stuck.Add(-1) // it returned meanwhile, but too late
 	}
 	return zero, err
 }
 
-// withCause replaces an error by the cause of ctx, if ctx has ended.
+// withCause replaces an error by the cause of ctx if ctx has ended.
 func withCause(ctx context.Context, path string, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("read %q: %w", path, context.Cause(ctx))

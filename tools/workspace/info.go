@@ -16,25 +16,24 @@ const (
 	TypeFIFO    Type = "fifo"
 	TypeSocket  Type = "socket"
 	TypeDevice  Type = "device"
-	// TypeMount is a mount point inside the workspace; it is never entered.
+	// TypeMount is a mount point inside the workspace. It is never entered.
 	TypeMount Type = "mount"
-	// TypeOther is whatever the system could not tell.
+	// TypeOther means that the system didn't tell the type.
 	TypeOther Type = "other"
 )
 
-// Info describes what a path leads to, symlinks followed.
+// Info describes a file.
 type Info struct {
-	// Path is relative to the workspace, slash-separated, cleaned.
+	// Path is relative to the workspace, slash-separated and cleaned.
 	Path string
 	Type Type
 	// Target is the unresolved target of a symlink. Only Lstat sets it.
 	Target string
-	// Size is in bytes; meaningful for files.
+	// Size is in bytes and meaningful for files.
 	Size    int64
 	Mode    fs.FileMode
 	ModTime time.Time
-	// Inode identifies the file within its file system; 0 if the system
-	// does not tell it.
+	// Inode identifies the file within its file system; 0 if unknown.
 	Inode uint64
 }
 
@@ -45,50 +44,45 @@ type File struct {
 	Offset int64
 	Data   []byte
 	// Truncated reports whether the file goes on after Data. Size is the file's
-	// size when it was opened, or the number of bytes that were read if that is
-	// more.
+	// size when it was opened, or the end of Data if that is more.
 	Truncated bool
 }
 
-// Entry is one name in a directory. Nothing in it comes from what a symlink leads
-// to, nor from another mount.
+// Entry is one name in a directory. It tells nothing about a symlink's target file
+// or about another mount.
 type Entry struct {
-	// Path is relative to the workspace, slash-separated. It holds the name's
-	// very bytes, which may be no UTF-8 and may hold control characters:
-	// escape it before it is shown.
+	// Path is relative to the workspace and slash-separated. Its bytes may be
+	// invalid UTF-8 or control characters: escape it before you show it.
 	Path string
-	// Depth is 1 for the entries of the directory that is listed.
+	// Depth is 1 in the listed directory.
 	Depth int
 	Type  Type
-	// Size is in bytes, for files; 0 otherwise.
-	Size int64
-	// Target is the unresolved target of a symlink.
+	// Size is in bytes for files, else 0.
+	Size   int64
 	Target string
-	// Mode, ModTime, ChangeTime and Inode are the entry's own, a symlink's too.
-	// For directories and mounts only Mode's type is set: looking at a mount
-	// point could wait for what is mounted there. ChangeTime and Inode are zero
-	// if the system does not report them.
+	// Mode, ModTime, ChangeTime and Inode describe the entry itself, also if it is
+	// a symlink. Directories and mounts have only Mode's type: a stat of a mount
+	// point could wait for its file system. ChangeTime and Inode are zero if
+	// unknown.
 	Mode       fs.FileMode
 	ModTime    time.Time
 	ChangeTime time.Time
 	Inode      uint64
 }
 
-// Listing is the content of a directory, in the order of a tree: by name, each
-// directory followed by what is in it.
+// Listing is the content of a directory, sorted by [TreeOrder].
 type Listing struct {
-	// Path is the directory, relative to the workspace, cleaned.
 	Path    string
 	Entries []Entry
-	// Truncated reports whether the cap on entries or their text was reached.
-	// Incomplete names directories that could not be read or were too deep, at
-	// most 20 of them.
+	// Truncated reports whether a cap on entries or their text was reached.
+	// Incomplete names up to 20 directories that could not be read or were too
+	// deep.
 	Truncated  bool
 	Incomplete []string
 }
 
-// Capacity is how many entries of directories may still be returned, and how
-// many bytes their paths and symlink targets may have.
+// Capacity is how many more entries may be returned, and how many bytes of paths
+// and symlink targets.
 type Capacity struct {
 	Entries int
 	Bytes   int64
@@ -98,22 +92,20 @@ func (o *ReaderOptions) capacity() Capacity {
 	return Capacity{Entries: o.MaxEntries, Bytes: o.MaxTextBytes}
 }
 
-// Fits reports whether there is capacity left for e.
+// Fits reports whether there is room for e.
 func (r Capacity) Fits(e Entry) bool { return r.Entries > 0 && e.textBytes() <= r.Bytes }
 
-// Take uses the capacity for e.
+// Take uses room for e.
 func (r *Capacity) Take(e Entry) {
 	r.Entries--
 	r.Bytes -= e.textBytes()
 }
 
-// isExhausted reports whether nothing fits any more.
 func (r Capacity) isExhausted() bool { return r.Entries <= 0 || r.Bytes <= 0 }
 
-// textBytes returns how many bytes an entry has beside its fixed size.
 func (e *Entry) textBytes() int64 { return int64(len(e.Path) + len(e.Target)) }
 
-// cappedAt returns r, capped at most. Zero means most.
+// cappedAt returns r with each field at most that of most; zero means most.
 func (r Capacity) cappedAt(most Capacity) Capacity {
 	return Capacity{Entries: capValue(r.Entries, most.Entries), Bytes: capValue(r.Bytes, most.Bytes)}
 }

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// List returns the entries of a directory and of the directories below it, down
-// to depth, which is between 1 and MaxDepth. Directories near the top are read
-// first, so that the cap on entries and the Deadline cut off the deepest ones.
-// No symlink is followed except in path itself.
+// List returns the entries of a directory and of the directories below it. The
+// depth is capped to between 1 and MaxDepth. Directories near the top are read
+// first, so that the bounds on entries and time cut off the deepest ones. Only path
+// itself may be a symlink.
 func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, error) {
 	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
@@ -29,7 +29,6 @@ func (r *Reader) List(ctx context.Context, path string, depth int) (Listing, err
 	})
 }
 
-// lister is one call of List.
 type lister struct {
 	Listing
 	reader   *Reader
@@ -73,8 +72,8 @@ func (l *lister) listTree(ctx context.Context, path string) error {
 	return nil
 }
 
-// readDirectory adds the entries of the directory rel, which is the entry at
-// parent.
+// readDirectory adds the entries of the directory rel, which is Entries[parent], or
+// the root if parent is negative.
 func (l *lister) readDirectory(ctx context.Context, path, rel string, parent int) error {
 	depth := 1
 	if parent >= 0 {
@@ -93,8 +92,6 @@ func (l *lister) readDirectory(ctx context.Context, path, rel string, parent int
 	return nil
 }
 
-// addUnread records a directory that could not be read, and the reason where
-// the type shows it.
 func (l *lister) addUnread(i int, err error) {
 	e := &l.Entries[i]
 	if errors.Is(err, ErrMount) {

@@ -4,7 +4,6 @@ import (
 	"unicode/utf8"
 )
 
-// OpKind names a change to a workspace.
 type OpKind string
 
 // The changes that a [Writer] makes.
@@ -18,75 +17,72 @@ const (
 	OpChmod  OpKind = "chmod"  // set the mode of the directory Path, a symlink not followed
 )
 
-// Op is one change to one workspace, requested by the host and made by the
-// guest. It is a value; the wire carries it as JSON, content in base64.
+// Op is one change to a workspace, requested by the host and made by the guest.
 type Op struct {
 	Kind OpKind `json:"kind"`
-	// Path is relative to the workspace, or absolute under its container
-	// path or its host path.
+	// Path is relative to the workspace, or absolute under its container or host
+	// path.
 	Path string `json:"path"`
 	// To is the new path of a rename.
 	To string `json:"to,omitempty"`
-	// PathBytes and ToBytes take the place of Path and To where JSON can't carry
-	// their bytes; see [Op.EncodePaths].
+	// PathBytes and ToBytes replace Path and To if JSON can't carry their bytes;
+	// see [Op.EncodePaths].
 	PathBytes []byte `json:"path_bytes,omitempty"`
 	ToBytes   []byte `json:"to_bytes,omitempty"`
-	// Content is the whole new content of a write, or what an append adds; the
-	// file has at most [MaxWriteBytes] then.
+	// Content is what a write or append writes. The resulting file may have at most
+	// [MaxWriteBytes].
 	Content []byte `json:"content,omitempty"`
-	// Old must occur exactly once in the file, unless ReplaceAll.
+	// Old must occur exactly once in the file, unless ReplaceAll is set.
 	Old        string `json:"old,omitempty"`
 	New        string `json:"new,omitempty"`
 	ReplaceAll bool   `json:"replace_all,omitempty"`
-	// Recursive lets a delete remove a directory and what is below it.
+	// Recursive lets a delete remove a directory and everything in it.
 	Recursive bool `json:"recursive,omitempty"`
-	// Mode are the twelve bits of chmod(2) that a directory gets, or, with Add,
-	// gets besides those that it has.
+	// Mode is the twelve mode bits of chmod(2) to set, or, with Add, to add.
 	Mode uint32 `json:"mode,omitempty"`
 	Add  bool   `json:"add,omitempty"`
-	// IfSHA256, where set, is the hex SHA-256 that the file must have before
-	// the change ("" asks nothing; "absent" asks that there is none): what a
-	// person approved against a diff is not done to another content.
+	// IfSHA256 is the hex SHA-256 that the file must have, "absent" if there must
+	// be no file, or "". It prevents a change that was approved for other content.
 	IfSHA256 string `json:"if_sha256,omitempty"`
 }
 
 // Bounds of one operation.
 const (
-	// MaxWriteBytes bounds the content of one write and the size of a file
-	// that is patched or appended to.
+	// MaxWriteBytes bounds the content of one write, and a file that is patched or
+	// appended to.
 	MaxWriteBytes = 16 << 20
-	// MaxPreimageBytes bounds the content that a [Change] keeps of the file
-	// as it was, so that a diff can be shown.
+	// MaxPreimageBytes bounds the previous content that a [Change] keeps for a
+	// diff.
 	MaxPreimageBytes = 1 << 20
 )
 
 // Change describes the effect of an [Op].
 type Change struct {
 	Kind OpKind `json:"kind"`
-	// Path is relative to the workspace, slash-separated, cleaned.
+	// Path is relative to the workspace, slash-separated and cleaned.
 	Path string `json:"path"`
 	To   string `json:"to,omitempty"`
-	// PathBytes and ToBytes are as in Op.
+	// PathBytes and ToBytes are as in [Op].
 	PathBytes []byte `json:"path_bytes,omitempty"`
 	ToBytes   []byte `json:"to_bytes,omitempty"`
-	// Created reports whether Path did not exist before.
+	// Created reports whether Path is new.
 	Created bool `json:"created,omitempty"`
-	// Bytes is the size of the file afterwards.
+	// Bytes is the file's size after the change.
 	Bytes int64 `json:"bytes"`
 	// Replacements is the number of places that a patch changed.
 	Replacements int `json:"replacements,omitempty"`
 	// Removed is the number of files and directories that a delete removed.
 	Removed int `json:"removed,omitempty"`
-	// Mode are the twelve bits of a directory before its mode was set.
+	// Mode is the twelve mode bits of a directory before its mode was set.
 	Mode uint32 `json:"mode,omitempty"`
-	// Before is the content before the change, at most [MaxPreimageBytes];
-	// nil if there was none or it was larger (see HasBefore).
+	// Before is the previous content. HasBefore is false if the file is new or had
+	// more than [MaxPreimageBytes].
 	Before    []byte `json:"before,omitempty"`
 	HasBefore bool   `json:"has_before,omitempty"`
 }
 
-// EncodePaths returns op with paths that JSON can carry: names are bytes, and
-// strings of JSON are UTF-8.
+// EncodePaths returns op with paths that JSON can carry: names are bytes, but JSON
+// strings are UTF-8.
 func (op Op) EncodePaths() Op {
 	op.Path, op.PathBytes = encodeName(op.Path)
 	op.To, op.ToBytes = encodeName(op.To)

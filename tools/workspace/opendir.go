@@ -11,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenDir opens the directory that is to be a workspace, once, for a Reader and
-// for mounts. The caller closes it. It refuses a file that is not a directory,
-// and a path through a symlink that an earlier session could have made: with
-// such a symlink the content of a workspace would choose the directory of the
-// next session. Symlinks of the system are allowed: those directly below "/",
-// and, unless Caisson runs as root, those that root owns in a directory that
-// only root can write. Errors are an [*Error] with [KindEscape] (a symlink),
-// [KindNotDir], [KindNotFound] or [KindPermission].
+// OpenDir opens a workspace's directory for a Reader and for mounts. The caller
+// closes it. It refuses a path through a symlink that an earlier session could have
+// made: otherwise a workspace's content could choose the next session's directory.
+// Symlinks of the system are allowed: those directly below "/" and, unless Caisson
+// runs as root, those that root owns in a directory that only root can write.
+// Errors are an [*Error] with [KindEscape] (a symlink), [KindNotDir],
+// [KindNotFound] or [KindPermission].
 func OpenDir(path string) (*os.File, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -46,7 +45,7 @@ func linkDetail(abs string) string {
 	return detail
 }
 
-// openNoLinks opens an absolute path, through symlinks of the system only.
+// openNoLinks opens an absolute path, following only symlinks of the system.
 func openNoLinks(abs string) (int, error) {
 	for range maxLinks {
 		fd, instead, err := openByName(abs)
@@ -86,9 +85,9 @@ func openByName(abs string) (fd int, instead string, err error) {
 	return dir, "", nil
 }
 
-// systemLink returns the absolute target of the symlink name in the directory
-// dir, if no session can have made it. Otherwise the error is ELOOP, or ENOTDIR
-// if it is not a symlink.
+// systemLink returns the absolute target of the symlink name in dir if no session
+// can have made it. Otherwise the error is ELOOP, or ENOTDIR for anything but a
+// symlink.
 func systemLink(dir int, name, parent string) (string, error) {
 	target, err := readLink(dir, name)
 	if errors.Is(err, unix.EINVAL) {
@@ -111,9 +110,9 @@ func systemLink(dir int, name, parent string) (string, error) {
 	return filepath.Join(parent, target), nil
 }
 
-// OpenFile opens a file that may be in a workspace, as [os.OpenFile] does. It finds the
-// file's directory as [OpenDir] does, refuses a symlink, and doesn't wait for the other
-// end of a pipe.
+// OpenFile is [os.OpenFile] for a file that may be in a workspace. It opens the
+// file's directory like [OpenDir], refuses a symlink, and doesn't wait for the
+// other end of a pipe.
 func OpenFile(path string, flags int, mode fs.FileMode) (*os.File, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -123,11 +122,10 @@ func OpenFile(path string, flags int, mode fs.FileMode) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = dir.Close() }() // only held
+	defer func() { _ = dir.Close() }()
 	return openIn(dir, filepath.Base(abs), flags, mode)
 }
 
-// openIn opens a file in a directory that is held.
 func openIn(dir *os.File, name string, flags int, mode fs.FileMode) (*os.File, error) {
 	path := filepath.Join(dir.Name(), name)
 	fd, err := unix.Openat(int(dir.Fd()), name, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, uint32(mode.Perm()))

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// PatchContent returns the content that a patch makes of before, and the number of
-// replacements. It changes no file: both the Writer and the diff that is shown
-// beforehand use it, so that they agree. Errors are [KindInvalid],
-// [KindNoMatch] and [KindTooLarge].
+// PatchContent returns what a patch makes of before, and the number of
+// replacements. It changes no file. The Writer and the diff shown before an
+// approval both use it, so that they agree. Errors have [KindInvalid],
+// [KindNoMatch] or [KindTooLarge].
 func (op Op) PatchContent(before []byte) (after []byte, replacements int, err error) {
 	if op.Old == "" {
 		return nil, 0, op.newError(KindInvalid, "the text to replace is empty; to create or overwrite a file, write it")
@@ -49,11 +49,11 @@ func (op Op) newError(kind Kind, detail string) *Error {
 	return &Error{Kind: kind, Path: abbreviatePath(op.Path), Detail: detail}
 }
 
-// maxOccurrences bounds the matches that are counted for an error.
+// maxOccurrences bounds the matches counted for an error.
 const maxOccurrences = 1000
 
-// findOccurrences returns the offsets of old in text, including overlapping
-// ones: "aa" is not unique in "aaa".
+// findOccurrences returns the offsets of old in text. Overlapping ones count: "aa"
+// is not unique in "aaa".
 func findOccurrences(text, old []byte) []int {
 	var at []int
 	for from := 0; len(at) < maxOccurrences; {
@@ -67,7 +67,7 @@ func findOccurrences(text, old []byte) []int {
 	return at
 }
 
-// lineList names the lines of the first few offsets, which are ascending.
+// lineList names the lines of the first few of the ascending offsets.
 func lineList(text []byte, at []int) string {
 	const most = 10
 	var lines []string
@@ -84,8 +84,7 @@ func lineList(text []byte, at []int) string {
 	return strings.Join(lines, ", ")
 }
 
-// noMatchHint returns a hint why Old was not found, if something similar is
-// there.
+// noMatchHint suggests why Old was not found.
 func (op Op) noMatchHint(before []byte) string {
 	switch {
 	case len(before) == 0:
@@ -99,8 +98,8 @@ func (op Op) noMatchHint(before []byte) string {
 	return "; read the file and copy the text exactly, white space and line ends included"
 }
 
-// similarLine returns the number of the first line at which old would be found
-// if white space did not count, or 0.
+// similarLine returns the number of the first line where old would match if white
+// space didn't count, or 0.
 func similarLine(before []byte, old string) int {
 	var want []string
 	for l := range strings.Lines(old) {

@@ -8,17 +8,16 @@ import (
 	"strings"
 )
 
-// Bounds of a path, as it is given by a model.
+// Bounds of a path.
 const (
-	// MaxPathBytes is Linux's PATH_MAX (4096, include/uapi/linux/limits.h)
-	// without its final NUL.
+	// MaxPathBytes is PATH_MAX (4096) without the final NUL.
 	MaxPathBytes = 4095
-	// MaxNameBytes is NAME_MAX of every file system that a workspace can be on.
+	// MaxNameBytes is NAME_MAX on every file system that a workspace can be on.
 	MaxNameBytes = 255
 )
 
-// prefixes are the absolute spellings of the workspace itself. They are only
-// taken off; what is left is resolved by the kernel below the held directory.
+// prefixes are the absolute spellings of the workspace. They are only cut off; the
+// kernel resolves the rest.
 type prefixes struct {
 	host, container string
 }
@@ -33,10 +32,10 @@ func newPrefixes(host, container string) prefixes {
 	return prefixes{host: clean(host), container: clean(container)}
 }
 
-// relativePath returns name relative to the workspace, cleaned: ".." removes
-// the name before it, even if that is a symlink, so that a path means the file
-// that results and records show. If a shell would use another file,
-// [Reader.Scope] refuses the path. This is no check: the kernel resolves the
+// relativePath returns name relative to the workspace and cleaned. ".." removes the
+// name before it even if that is a symlink, so that a path means the file that
+// results and records show; [Reader.Scope] refuses a path that a shell would
+// resolve to another file. This is no security check: the kernel resolves the
 // result.
 func (p prefixes) relativePath(name string) (string, *Error) {
 	rest, e := p.stripPrefix(name)
@@ -50,9 +49,8 @@ func (p prefixes) relativePath(name string) (string, *Error) {
 	return rest, nil
 }
 
-// stripPrefix returns name relative to the workspace, not cleaned. The
-// container's path is tried before the host's, because the model knows that
-// one.
+// stripPrefix returns name relative to the workspace, not cleaned. It tries the
+// container's path first, because the model knows that one.
 func (p prefixes) stripPrefix(name string) (string, *Error) {
 	if e := checkSpelling(name); e != nil {
 		return "", e
@@ -70,13 +68,12 @@ func (p prefixes) stripPrefix(name string) (string, *Error) {
 	return rest, nil
 }
 
-// cutPrefix takes the directory prefix off an absolute path; "" is no prefix of
-// any.
+// cutPrefix cuts the directory prefix off an absolute path. An empty prefix never
+// matches.
 func cutPrefix(name, prefix string) (string, bool) {
 	if prefix == "" {
 		return "", false
 	}
-	// "//a" is "/a" on every system that Caisson runs on.
 	if strings.HasPrefix(name, "/") {
 		name = "/" + strings.TrimLeft(name, "/")
 	}
@@ -110,7 +107,6 @@ func checkSpelling(name string) *Error {
 	return nil
 }
 
-// abbreviatePath shortens an overlong path for the text of an error.
 func abbreviatePath(name string) string {
 	const keep = 80
 	if len(name) <= 2*keep {
@@ -119,8 +115,8 @@ func abbreviatePath(name string) string {
 	return name[:keep] + "…" + name[len(name)-keep:]
 }
 
-// splitPath returns the directory and the last name of a path. The name is ""
-// if the path is the workspace itself or ends in "..". Nothing is cleaned.
+// splitPath returns the directory and the last name of a path, uncleaned. The name
+// is "" if the path is the workspace itself or ends in "..".
 func splitPath(rel string) (dir, name string) {
 	dir, name = path.Split(rel)
 	if name == "." || name == ".." {
@@ -132,7 +128,6 @@ func splitPath(rel string) (dir, name string) {
 	return dir, name
 }
 
-// joinPath returns the path of name in the directory dir.
 func joinPath(dir, name string) string {
 	if dir == "." {
 		return name
@@ -140,9 +135,9 @@ func joinPath(dir, name string) string {
 	return dir + "/" + name
 }
 
-// SymlinkEscapes reports whether a symlink at path, relative to the workspace, leads
-// out of the workspace, through other symlinks too. The function readLink returns
-// the target of a symlink in the workspace, and false for anything else.
+// SymlinkEscapes reports whether a symlink at path, relative to the workspace,
+// leads out of the workspace, possibly through other symlinks. readLink returns the
+// target of a symlink in the workspace, and false for anything else.
 func SymlinkEscapes(path, target string, readLink func(path string) (string, bool)) bool {
 	_, inside := followLinks(path, func(name string) (string, bool) {
 		if name == path {
@@ -153,7 +148,7 @@ func SymlinkEscapes(path, target string, readLink func(path string) (string, boo
 	return !inside
 }
 
-// followLinks returns where path leads without symlinks, and false if that is
+// followLinks returns where path leads without symlinks, or false if that is
 // outside the workspace; readLink is as in [SymlinkEscapes].
 func followLinks(path string, readLink func(path string) (string, bool)) (to string, inside bool) {
 	var at []string
@@ -176,7 +171,7 @@ func followLinks(path string, readLink func(path string) (string, bool)) (to str
 		if !ok {
 			continue
 		}
-		if links++; links > 40 { // as the kernel's own bound: it leads nowhere
+		if links++; links > 40 { // the kernel's own bound: it leads nowhere
 			break
 		}
 		if strings.HasPrefix(next, "/") {
@@ -188,9 +183,9 @@ func followLinks(path string, readLink func(path string) (string, bool)) (to str
 	return strings.Join(at, "/"), true
 }
 
-// FollowLink returns the path, without symlinks, of the file that a change of path
-// applies to; if last is false, a symlink at the end is not followed. It fails if path
-// leads outside, or is a symlink to nothing that is to be followed.
+// FollowLink returns the symlink-free path of the file that a change of path applies
+// to. With last it also follows a symlink at the end, which must lead to something.
+// It fails if path leads outside.
 func FollowLink(ctx context.Context, v View, path string, last bool) (string, error) {
 	info, err := v.Lstat(ctx, path)
 	if last && err == nil && info.Type == TypeSymlink {

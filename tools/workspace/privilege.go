@@ -11,47 +11,44 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Privilege describes why a file runs with other privileges than its caller's.
+// Privilege tells why a file runs with other privileges than its caller's.
 type Privilege struct {
-	// SetUID and SetGID are the mode's bits.
 	SetUID, SetGID bool
-	// Capabilities reports whether the file has capabilities (Linux).
-	Capabilities bool
+	Capabilities   bool
 }
 
-// Any reports whether there is any.
+// Any reports whether p has any privilege.
 func (p Privilege) Any() bool { return p.SetUID || p.SetGID || p.Capabilities }
 
-// Exceeds reports whether p has something that q has not.
+// Exceeds reports whether p has a privilege that q lacks.
 func (p Privilege) Exceeds(q Privilege) bool {
 	return p.SetUID && !q.SetUID || p.SetGID && !q.SetGID || p.Capabilities && !q.Capabilities
 }
 
-// PrivilegedFile describes a regular file or a directory at one moment.
+// PrivilegedFile describes a regular file or directory at one moment.
 type PrivilegedFile struct {
-	// Privilege of a directory is at most SetUID: set-group-ID is inherited
-	// there and grants nothing.
+	// Privilege of a directory is at most SetUID: set-group-ID is inherited there
+	// and grants nothing.
 	Privilege
-	// Dir reports whether it is a directory.
 	Dir bool
-	// Inode and Changed, the time of its last change, tell it from others.
+	// Inode and Changed (the change time, in ns) distinguish it from other files.
 	Inode   uint64
 	Changed int64
-	// Sum is the SHA-256 of its content; absent if it could not be read
-	// or is larger than [MaxPrivilegedBytes].
+	// Sum is the content's SHA-256 in hex, or "" if it could not be read or is
+	// larger than [MaxPrivilegedBytes].
 	Sum string
 }
 
-// MaxPrivilegedBytes bounds the content of which a [PrivilegedFile] has the sum.
+// MaxPrivilegedBytes bounds the content that is hashed.
 const MaxPrivilegedBytes = 64 << 20
 
 const capabilityAttribute = "security.capability"
 
-// Privileges reads and clears privileges of files below one directory. It is
-// the host's, for what commands should not have been able to make.
+// Privileges reads and clears privileges of files below one directory. The host
+// uses it for files that commands should not have been able to make.
 type Privileges struct{ tree *tree }
 
-// NewPrivileges returns the Privileges of dir, which stays the caller's.
+// NewPrivileges returns the Privileges of dir, which the caller closes.
 func NewPrivileges(dir *os.File) (*Privileges, error) {
 	t, err := newTree(dir)
 	if err != nil {
@@ -60,8 +57,8 @@ func NewPrivileges(dir *os.File) (*Privileges, error) {
 	return &Privileges{tree: t}, nil
 }
 
-// Read returns the privileges of the regular file or directory at path, which is
-// no symlink; withSum also reads the content of one that has any.
+// Read returns the privileges of the regular file or directory at path, which may
+// not be a symlink. With withSum it also hashes the content of a privileged file.
 func (p *Privileges) Read(path string, withSum bool) (f PrivilegedFile, err error) {
 	err = p.withFile(path, func(fd int, held string) error {
 		if f, err = readPrivileges(fd, held); err != nil || !withSum || !f.Any() || f.Dir {
@@ -73,9 +70,9 @@ func (p *Privileges) Read(path string, withSum bool) (f PrivilegedFile, err erro
 	return f, err
 }
 
-// Clear removes all privileges of the regular file or directory at path, if it
-// still is the one with this inode. It returns those that it had. It acts on a
-// descriptor, so that nothing can take the file's place meanwhile.
+// Clear removes all privileges of the regular file or directory at path, if its
+// inode is this one, and returns those that it had. It holds the file open, so that
+// no other can take its place meanwhile.
 func (p *Privileges) Clear(path string, inode uint64) (was Privilege, err error) {
 	err = p.withFile(path, func(fd int, held string) error {
 		f, err := readPrivileges(fd, held)
@@ -107,8 +104,8 @@ func (p *Privileges) Clear(path string, inode uint64) (was Privilege, err error)
 	return was, err
 }
 
-// withFile opens the file at path and calls use with an O_PATH descriptor and a
-// path that names exactly that file.
+// withFile calls use with an O_PATH descriptor of the file at path, and a /proc
+// path for it.
 func (p *Privileges) withFile(path string, use func(fd int, held string) error) error {
 	fd, err := p.tree.openPath(path, unix.O_PATH|unix.O_NOFOLLOW)
 	if err != nil {

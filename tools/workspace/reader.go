@@ -19,62 +19,60 @@ const (
 	DefaultMaxStuck     = 8
 )
 
-// ReaderOptions configures a [Reader]; every zero means the default.
+// ReaderOptions configures a [Reader]. Zeros mean the defaults.
 type ReaderOptions struct {
-	// HostPath and ContainerPath are absolute spellings of the workspace,
-	// accepted in front of a path; "" accepts none. They are never opened.
+	// HostPath and ContainerPath are absolute spellings of the workspace that may
+	// precede a path, or "". They are never opened.
 	HostPath, ContainerPath string
-	// MaxFileBytes bounds what one call reads of a file.
-	MaxFileBytes int64
-	// MaxEntries bounds the entries of one List or Walk.
-	MaxEntries int
-	// MaxTextBytes bounds the bytes of the paths and symlink targets of one List
-	// or Walk: what few entries can be made to hold much of.
+	MaxFileBytes            int64
+	MaxEntries              int
+	// MaxTextBytes bounds the bytes of paths and symlink targets in one List or
+	// Walk, which even few entries can have many of.
 	MaxTextBytes int64
-	// MaxDepth bounds how deep List and Walk go; the entries of the directory
-	// that was asked for are at depth 1.
+	// MaxDepth bounds how deep List and Walk go. The entries of path itself are at
+	// depth 1.
 	MaxDepth int
-	// Deadline bounds each call's wait for the file system: a whole ReadFile,
-	// Stat or List, and each directory of a Walk. It is for file systems that
-	// may never answer (network, FUSE, whatever is not known to be local).
+	// Deadline bounds each call's wait for the file system: a whole ReadFile, Stat
+	// or List, and each directory of a Walk. It applies to file systems that may
+	// never answer (network, FUSE, anything not known to be local).
 	Deadline time.Duration
-	// MaxStuck bounds the calls that are inside such a file system at once,
-	// those included that were given up. A further call waits its deadline,
-	// or fails at once where all of them were given up.
+	// MaxStuck bounds the calls inside such a file system at once, including those
+	// given up. A further call waits until its deadline, or fails at once if all
+	// were given up.
 	MaxStuck int
-	// Layers are those of the overlay whose root the Reader's directory is, if
-	// it is one and nothing else writes to them: what is in the lower layer
-	// alone may be read there.
+	// Layers, if set, are the layers of the overlay whose root is the Reader's
+	// directory. Nothing else may write to them: files that only the lower layer
+	// has may be read there.
 	Layers Layers
-	// OwnThread makes every call run on its caller's thread, whose credentials
-	// then count (the guest's threads have the commands'). Nothing is given up
-	// at the Deadline then.
+	// OwnThread runs every call on its caller's thread, with that thread's
+	// credentials (the guest's threads have the commands' credentials). The
+	// Deadline then has no effect.
 	OwnThread bool
 }
 
-// Layers are the two layers of an overlay that follows no redirects (its option
-// userxattr sees to that). They stay their opener's, and open as long as the
-// Reader is used.
+// Layers are the layers of an overlay that follows no redirects (mounted with
+// userxattr). The opener keeps them open as long as the Reader is used, and closes
+// them.
 type Layers struct{ Upper, Lower *os.File }
 
-// Reader reads files below one directory and can't change them. It holds the
-// directory open, so that moving or replacing it makes no difference. The
-// caller closes the directory after the last call. Every method is safe for
-// concurrent use. Its error is an [*Error], or wraps context.Cause(ctx) if ctx
-// ended first. A cancelled call, or one beyond its deadline, returns at once.
-// If it is stuck inside the kernel it is left behind, at most MaxStuck times.
-// Since no other mount is entered, only a workspace that is itself on such a
-// file system gets stuck.
+// Reader reads files below one directory and can't change them. It keeps working if
+// the directory is moved or replaced. The caller closes the directory after the
+// last call. Methods are safe for concurrent use. Their errors are an [*Error], or
+// wrap context.Cause(ctx) if ctx ended first.
+//
+// A call that is cancelled or past its deadline returns at once. If it is stuck in
+// the kernel it is left behind, at most MaxStuck times. Other mounts are not
+// entered, so this happens only if the workspace itself is on such a file system.
 type Reader struct {
-	tree     *tree  // nil where remote is set
+	tree     *tree  // nil if remote is set
 	remote   Remote // see [NewRemoteReader]
 	prefixes prefixes
 	guard    *guard
 	options  ReaderOptions
 }
 
-// NewReader makes a Reader of the directory dir, which stays the caller's. It
-// waits for the file system no longer than Deadline.
+// NewReader returns a Reader of dir, which the caller closes. It waits for the file
+// system until Deadline.
 func NewReader(dir *os.File, o ReaderOptions) (*Reader, error) {
 	o = o.withDefaults()
 	g := newGuard(o.Deadline, o.MaxStuck)
@@ -92,9 +90,8 @@ func NewReader(dir *os.File, o ReaderOptions) (*Reader, error) {
 	}, nil
 }
 
-// IsLocal reports whether the directory is certainly on a file system of this
-// machine's own kernel and disks: no other machine or program changes it, or sets its
-// change times.
+// IsLocal reports whether the directory is certainly on a local file system: no
+// other machine or program changes it or sets its change times.
 func (r *Reader) IsLocal() bool { return r.tree != nil && r.tree.local }
 
 func (o ReaderOptions) withDefaults() ReaderOptions {
@@ -113,12 +110,12 @@ func setDefault[T int | int64 | time.Duration](v *T, def T) {
 	}
 }
 
-// Stat describes what path leads to, without opening it for reading.
+// Stat describes the file that path leads to, without opening it for reading.
 func (r *Reader) Stat(ctx context.Context, path string) (Info, error) {
 	return r.info(ctx, path, true)
 }
 
-// Lstat describes what path itself names, which may be a symlink.
+// Lstat describes what path names, which may be a symlink.
 func (r *Reader) Lstat(ctx context.Context, path string) (Info, error) {
 	return r.info(ctx, path, false)
 }
@@ -133,8 +130,8 @@ func (r *Reader) info(ctx context.Context, path string, follow bool) (Info, erro
 	})
 }
 
-// Exists reports whether path leads to something inside the workspace. A path
-// that leads outside is an error, never false.
+// Exists reports whether path leads to something inside the workspace. A path that
+// leads outside is an error.
 func (r *Reader) Exists(ctx context.Context, path string) (bool, error) {
 	_, err := r.Stat(ctx, path)
 	if e, ok := errors.AsType[*Error](err); ok && e.Kind == KindNotFound {
@@ -143,12 +140,13 @@ func (r *Reader) Exists(ctx context.Context, path string) (bool, error) {
 	return err == nil, err
 }
 
-// Scope fails with [KindEscape] where path leads outside the workspace and
-// with [KindInvalid] if it is no path. What does not exist (yet) is inside
-// if the part of it that exists is. It is a courtesy that refuses early: the
-// call that opens the path decides. A path with ".." behind a symlink, or behind
-// what is no directory, is none: this package takes the name before ".." away,
-// and a shell goes up from where the symlink leads, or fails.
+// Scope returns a [KindEscape] error if path leads outside the workspace. A missing
+// file is inside if the existing part of its path is. Scope only refuses early: the
+// call that opens the path decides.
+//
+// A path with ".." after a symlink or a non-directory is [KindInvalid]: this
+// package removes the name before "..", but a shell would go up from the symlink's
+// target, or fail.
 func (r *Reader) Scope(ctx context.Context, path string) error {
 	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
@@ -163,8 +161,8 @@ func (r *Reader) Scope(ctx context.Context, path string) error {
 	return err
 }
 
-// checkParents returns an error if a shell would resolve a ".." of path otherwise
-// than by removing the name before it; rel is the path after the removal.
+// checkParents returns an error if a shell would not resolve each ".." of path by
+// removing the name before it. rel is the cleaned path.
 func (r *Reader) checkParents(ctx context.Context, path, rel string) error {
 	spelled, e := r.prefixes.stripPrefix(path)
 	if e != nil {
@@ -178,7 +176,7 @@ func (r *Reader) checkParents(ctx context.Context, path, rel string) error {
 		case name != "..":
 			names = append(names, name)
 			continue
-		case len(names) == 0: // it left the workspace and came back by its name
+		case len(names) == 0: // it left the workspace and came back by name
 			return newEscapeError(path, nil)
 		}
 		before := strings.Join(names, "/")
@@ -223,8 +221,8 @@ func (r *Reader) checkScope(ctx context.Context, path, rel string) error {
 	return nil
 }
 
-// Relative returns path as results and records spell it: relative to the
-// workspace, slash-separated, cleaned. It looks only at the spelling.
+// Relative returns path as results and records spell it: relative to the workspace,
+// slash-separated and cleaned. It accesses no file.
 func (r *Reader) Relative(path string) (string, error) {
 	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
@@ -233,11 +231,10 @@ func (r *Reader) Relative(path string) (string, error) {
 	return rel, nil
 }
 
-// View is the reading side of a workspace. A [Reader] implements it for a
-// directory of this machine, and a sandbox for a workspace that only it can see
-// (an overlay that the engine mounted). Each method keeps the Reader's
-// contract: the same errors, bounds and spelling of paths, and safety for
-// concurrent use.
+// View is the reading side of a workspace. A [Reader] implements it for a local
+// directory, and a sandbox for a workspace that only it can see, such as an overlay
+// that the engine mounted. Methods keep the Reader's contract: errors, bounds,
+// spelling of paths and concurrency.
 type View interface {
 	Relative(path string) (string, error)
 	Scope(ctx context.Context, path string) error
@@ -256,23 +253,23 @@ var _ View = (*Reader)(nil)
 // chunkBytes bounds one read(2), so that a call that was given up stops soon.
 const chunkBytes = 4 << 20
 
-// ReadFile reads at most most bytes of a regular file from offset on; most 0,
-// or more than MaxFileBytes, means MaxFileBytes. What is allocated is bounded
-// by the file's size and by most, whatever the file claims or does meanwhile.
-// FIFOs, devices and sockets are refused without waiting and without a read.
+// ReadFile reads at most most bytes of a regular file, from offset. If most is 0 or
+// more than MaxFileBytes, it means MaxFileBytes. The file's size and most bound the
+// memory used, whatever the file claims. FIFOs, devices and sockets are refused
+// without waiting.
 func (r *Reader) ReadFile(ctx context.Context, path string, offset, most int64) (File, error) {
 	if most == 0 || most > r.options.MaxFileBytes {
 		most = r.options.MaxFileBytes
 	}
 	return r.readFile(ctx, path, offset, func(rest int64) []byte {
-		// A size of 0 may be a lie (files of /proc): leave room to find out.
+		// Files in /proc report a size of 0: leave room to find out.
 		return make([]byte, min(most, max(rest, 512)))
 	}, most)
 }
 
-// ReadInto is ReadFile into a buffer of the caller's, of whose length it reads
-// at most; the File's Data is a part of it. After any error the buffer must
-// not be used again: a call that was given up may still write to it.
+// ReadInto is [Reader.ReadFile] into buf, up to its length; the File's Data is part
+// of buf. After an error buf must not be used again: a call that was given up may
+// still write to it.
 func (r *Reader) ReadInto(ctx context.Context, path string, offset int64, buf []byte) (File, error) {
 	f, err := r.readFile(ctx, path, offset, func(int64) []byte { return buf }, int64(len(buf)))
 	if r.remote != nil && f.Data != nil {
@@ -307,7 +304,6 @@ func (r *Reader) readFile(ctx context.Context, path string, offset int64, buffer
 	})
 }
 
-// readRemote is read of what another process sees.
 func (r *Reader) readRemote(ctx context.Context, path, rel string, offset, most int64) (File, error) {
 	return runGuarded(ctx, r.guard, path, func(ctx context.Context) (File, error) {
 		f, err := r.remote.ReadFile(ctx, rel, offset, most)
@@ -319,7 +315,7 @@ func (r *Reader) readRemote(ctx context.Context, path, rel string, offset, most 
 	})
 }
 
-// readFrom reads until buf is full, the file ends, or the size it had is reached.
+// readFrom reads until buf is full, the file ends, or its known size is reached.
 func (f *File) readFrom(ctx context.Context, n node, buf []byte, most int64) error {
 	got, end := 0, false
 	for got < len(buf) && !end {

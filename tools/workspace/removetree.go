@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RemoveTree removes a directory with everything in it, whatever commands made of it: any depth,
-// any number of entries, directories that their owner can't enter. It never follows a symlink
-// and never enters a mount: with one inside, it stops with EXDEV or EBUSY, because the user's
-// workspace may be mounted there. It is not an error if there is none.
+// RemoveTree removes a directory with everything in it, whatever commands made: any
+// depth, any number of entries, directories that their owner can't enter. It never
+// follows a symlink or enters a mount: at a mount it stops with EXDEV or EBUSY,
+// because it may be the user's workspace. A missing directory is not an error.
 func RemoveTree(path string) error {
 	parent, err := os.Open(filepath.Dir(path))
 	if err == nil {
@@ -26,7 +26,7 @@ func RemoveTree(path string) error {
 	return err
 }
 
-// RemoveTreeAt is [RemoveTree] for a path below a directory, without symlinks.
+// RemoveTreeAt is [RemoveTree] for a path below base, without symlinks.
 func RemoveTreeAt(base *os.File, name string) error {
 	parent, err := openat2(int(base.Fd()), filepath.Dir(name), unix.O_PATH|unix.O_DIRECTORY, inDir)
 	if err != nil {
@@ -45,8 +45,8 @@ func RemoveTreeAt(base *os.File, name string) error {
 	return nil
 }
 
-// openToRemove opens a directory on the parent's mount for reading, after making it accessible
-// if it is this user's.
+// openToRemove opens a directory on the parent's mount for reading. It first makes
+// it accessible if it is this user's.
 func openToRemove(parent int, name string) (int, statResult, error) {
 	at, err := openat2(parent, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, inDir)
 	if err != nil {
@@ -64,31 +64,29 @@ func openToRemove(parent int, name string) (int, statResult, error) {
 	return fd, f, err
 }
 
-// keptBatches is how many directories above the current one keep the names that were read in
-// them and are still to be removed. Commands choose how many directories there are, and how
-// many names in each.
+// keptBatches is how many directories above the current one keep their unremoved
+// names in memory. Commands choose the depth and the number of names.
 const keptBatches = 64
 
-// removal is one recursive removal. It holds one directory open at a time, and the names of
-// one batch of its entries and of a few above it. It goes back up by "..", which must then be
-// the very directory that it came from; so depth costs no descriptors, and no path is ever
-// built.
+// removal is one recursive removal. It holds one directory open at a time. It goes
+// back up by "..", which must then be the very directory that it came from. So
+// depth costs no descriptors, and no path is ever built.
 type removal struct {
-	parent int    // descriptor of the directory that the tree is in
+	parent int    // of the directory that holds the tree
 	path   string // of the tree
-	// open opens a directory for reading, if it is on the tree's mount.
+	// open opens a directory for reading if it is on the tree's mount.
 	open          func(parent int, name string) (int, statResult, error)
-	most          int // entries
+	most          int // bounds seen
 	seen, removed int
 	frames        []frame
 	dir           int
-	// left are the names in dir that were read at the offset at and are still to be removed.
+	// left are names read in dir at offset at and not removed yet.
 	left []dirName
 	at   int64
 }
 
-// frame is a directory on the way down: its name in the one above, what it is, the names
-// that it keeps, and the offset at which to read on in it.
+// frame is a directory on the way down, with its unremoved names and the offset at
+// which to read on.
 type frame struct {
 	name     string
 	dev, ino uint64
@@ -96,7 +94,6 @@ type frame struct {
 	at       int64
 }
 
-// removeTree removes the directory name of the parent.
 func (r *removal) removeTree(ctx context.Context, name string) (err error) {
 	if r.dir, err = r.reopenParent(); err != nil {
 		return err
@@ -116,8 +113,8 @@ func (r *removal) removeTree(ctx context.Context, name string) (err error) {
 	return nil
 }
 
-// removeNext removes one entry of the current directory, or enters it. If there
-// is none left, it removes the directory itself from its parent.
+// removeNext removes or enters one entry of the current directory. After the last
+// one it removes the directory itself.
 func (r *removal) removeNext(ctx context.Context) error {
 	if len(r.left) == 0 {
 		names, err := r.readNames(ctx)
@@ -138,7 +135,7 @@ func (r *removal) removeNext(ctx context.Context) error {
 	if errors.Is(err, unix.EISDIR) {
 		err = r.unlinkEntry(e.name, unix.AT_REMOVEDIR)
 	}
-	if errors.Is(err, unix.ENOTDIR) { // it was replaced after its name was read
+	if errors.Is(err, unix.ENOTDIR) { // replaced since its name was read
 		err = r.unlinkEntry(e.name, 0)
 	}
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
@@ -155,14 +152,14 @@ func (r *removal) unlinkEntry(name string, flags int) error {
 	switch {
 	case err == nil:
 		r.removed++
-	case errors.Is(err, unix.ENOENT): // removed meanwhile
+	case errors.Is(err, unix.ENOENT):
 		return nil
 	}
 	return err
 }
 
-// readNames reads the next names in the current directory. It goes back to the beginning only
-// at the end: ext4 scans the blocks of removed names again.
+// readNames reads the current directory's next names. It goes back to the start
+// only at the end, because ext4 scans the blocks of removed names again.
 func (r *removal) readNames(ctx context.Context) ([]dirName, error) {
 	names, err := r.nextNames(ctx)
 	if err == nil && len(names) == 0 {
@@ -183,7 +180,6 @@ func (r *removal) readNames(ctx context.Context) ([]dirName, error) {
 	return names, err
 }
 
-// nextNames reads names where the last ones ended.
 func (r *removal) nextNames(ctx context.Context) (names []dirName, err error) {
 	if r.at, err = unix.Seek(r.dir, 0, unix.SEEK_CUR); err != nil {
 		return nil, err
@@ -191,7 +187,6 @@ func (r *removal) nextNames(ctx context.Context) (names []dirName, err error) {
 	return nextNames(ctx, r.dir, make([]byte, batchBytes), nil)
 }
 
-// enterDirectory goes down into name.
 func (r *removal) enterDirectory(name string) error {
 	fd, f, err := r.open(r.dir, name)
 	if err != nil {
@@ -256,7 +251,6 @@ func (r *removal) openParent() (int, error) {
 	return fd, nil
 }
 
-// reopenParent returns another descriptor of the parent.
 func (r *removal) reopenParent() (int, error) {
 	return unix.FcntlInt(uintptr(r.parent), unix.F_DUPFD_CLOEXEC, 0)
 }

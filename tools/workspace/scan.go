@@ -19,60 +19,54 @@ import (
 
 // ScanOptions configures a [Reader.Scan].
 type ScanOptions struct {
-	// Mounts are the mounts that the scan enters, relative to the workspace. It
-	// enters no other one.
+	// Mounts are the only mounts that the scan enters, relative to the workspace.
 	Mounts []string
-	// Open is called, unless it is nil, for a directory that can't be listed or
-	// searched. It makes the directory accessible and returns the function that
-	// undoes that, which the scan calls once it is through with the directory.
+	// Open, if not nil, is called for a directory that can't be listed or searched.
+	// It makes the directory accessible. The scan calls restore when it is done
+	// with the directory.
 	Open func(dir string) (restore func(), err error)
-	// Visit is called for every entry, in no order. It returns marks, which Leave
-	// gets for the entry's directory, and the path of the directory that is to be
-	// scanned: e's own path, the path that e was renamed to, or "" for none.
+	// Visit is called for every entry, in no order. It returns marks for
+	// [ScanDirectory].Marks, and the directory to scan: e's path, the path that e
+	// was renamed to, or "" for none.
 	Visit func(e *ScanEntry) (mark uint8, enter string)
-	// Leave, unless it is nil, is called when a directory has been read and everything
-	// in it is done.
+	// Leave, if not nil, is called when a directory and everything in it is done.
 	Leave func(dir *ScanDirectory)
-	// Unread is called for each directory that could not be read whole.
+	// Unread is called for each directory that could not be read completely.
 	Unread func(dir string, err error)
-	// Since holds the directories that earlier scans have read, or is nil. A directory that
-	// has not changed since then is not read again, nor opened unless there are others in
-	// it: the scan only enters these.
+	// Since, if not nil, holds what earlier scans have read. A directory that has
+	// not changed since is not read again, and is opened only to scan directories
+	// in it.
 	Since *SeenDirs
-	// Stat reads the metadata of many entries at a time, if Visit needs that of most.
+	// Stat reads metadata in batches. Set it if Visit needs it for most entries.
 	Stat bool
-	// Parallel scans up to four directories at a time, below directories that Open did not
-	// open. The functions are then called for several directories at once, and Leave for
-	// a directory perhaps before those in it.
+	// Parallel scans up to four directories at once, except below those that Open
+	// opened. The functions are then called concurrently for different directories,
+	// and Leave perhaps before those below are done.
 	Parallel bool
 }
 
-// ScanDirectory is a directory that a scan reads.
 type ScanDirectory struct {
-	// Path is its path relative to the workspace.
 	Path string
-	// Marks are those that Visit returned for its entries.
+	// Marks are the marks that Visit returned for its entries, combined.
 	Marks uint8
-	// Value is for Visit and Leave.
+	// Value is for Visit and Leave to use.
 	Value any
 }
 
-// SeenDirs holds the directories that scans have read. The zero value holds none. It
-// must not be used by two scans at a time.
+// SeenDirs holds the directories that scans have read. The zero value is empty. It
+// must not be used by two scans at once.
 type SeenDirs struct {
-	top seenDir
-	// held counts the directories below top.
+	top  seenDir
 	held int
 }
 
-// seenDir is a directory as it was read. below holds the directories in it that were
-// entered.
+// seenDir is a directory as it was read. below holds the entered directories in it.
 type seenDir struct {
 	state dirState
 	below map[string]*seenDir
 }
 
-// dirState tells whether a directory still has the same entries: any change of them
+// dirState is equal if a directory's entries are the same: any change of them
 // advances its change time, which no program can set. The zero value means unknown.
 type dirState struct {
 	inode   uint64
@@ -80,42 +74,40 @@ type dirState struct {
 	changed int64
 }
 
-// Bounds of a SeenDirs, which tests set.
+// Bounds of a SeenDirs. Tests change them.
 var (
-	// maxSeen bounds how many directories are held, at some 150 bytes each. A directory
-	// with others that are not held is read each time.
+	// maxSeen bounds the directories held, at about 150 bytes each. A directory
+	// with subdirectories that are not held is read each time.
 	maxSeen = 200_000
-	// changeTick is longer than the steps of change times on any file system. A second
-	// change within one step leaves the time as it is.
+	// changeTick is longer than the resolution of change times on any file system:
+	// a second change within one step doesn't advance the time.
 	changeTick = 3 * time.Second
 )
 
-// ScanEntry is one entry that a scan visits. It is valid during that visit.
+// ScanEntry is an entry that a scan visits. It is valid during that visit.
 type ScanEntry struct {
 	Type Type
-	// Dir is the directory that it is in.
-	Dir *ScanDirectory
+	Dir  *ScanDirectory
 
 	path []byte
 	base int
-	// read is the result of Stat if there is one, else stat gets it.
+	// read is set if the metadata was read with the batch.
 	read *statRead
 	stat func(name string) (ScanStat, error)
 }
 
-// statRead is the metadata of an entry, or why it could not be read.
 type statRead struct {
 	st  ScanStat
 	err error
 }
 
-// Path returns the entry's path relative to the workspace, its very bytes.
+// Path returns the entry's path relative to the workspace.
 func (e *ScanEntry) Path() string { return string(e.path) }
 
-// Name returns the entry's name, which is valid during the visit.
+// Name returns the entry's name. It is valid during the visit.
 func (e *ScanEntry) Name() []byte { return e.path[e.base:] }
 
-// Stat returns what the file system knows of the entry; no symlink is followed.
+// Stat returns the entry's metadata. It follows no symlink.
 func (e *ScanEntry) Stat() (ScanStat, error) {
 	if e.read != nil {
 		return e.read.st, e.read.err
@@ -123,54 +115,49 @@ func (e *ScanEntry) Stat() (ScanStat, error) {
 	return e.stat(string(e.Name()))
 }
 
-// ScanStat holds the metadata of one entry.
 type ScanStat struct {
 	Type Type
-	// Mode are the twelve permission bits of chmod(2).
+	// Mode is the twelve mode bits of chmod(2).
 	Mode    uint32
 	Links   uint64
 	Size    int64
-	Blocks  int64  // of 512 bytes, on the disk
-	Device  uint64 // on which Inode is unique; 0 if the system does not tell it
+	Blocks  int64  // of 512 bytes
+	Device  uint64 // in which Inode is unique; 0 if unknown
 	Inode   uint64
 	UID     uint32
 	GID     uint32
 	ModTime time.Time
 	// ChangeTime can't be set by a program.
 	ChangeTime time.Time
-	// Target is the target of a symlink.
-	Target string
+	Target     string
 }
 
 const (
-	// batchBytes is the size of the entries that a scan reads at a time. A level of the
-	// tree holds no more than the directories among them.
+	// batchBytes is the size of the entries read at once. Each level of the tree
+	// holds at most one batch of directories.
 	batchBytes = 8 << 10
-	// maxScanners bounds the directories that are scanned at a time.
+	// maxScanners bounds the directories that are scanned at once.
 	maxScanners = 4
-	// maxHandOver is the depth below which nothing is handed over: a goroutine holds all
-	// directories above the one that it reads.
+	// maxHandOver is the depth below which nothing is handed over: each goroutine
+	// holds all directories above its own.
 	maxHandOver = 64
 )
 
-// scanBatch holds the entries that are read at a time, with their metadata if that is
-// read, too.
+// scanBatch holds entries that were read at once, and their metadata if wanted.
 type scanBatch struct {
 	buf   [batchBytes]byte
 	names []dirName
 	stats []statRead
 }
 
-// batches are those that no scan uses.
+// batches are the unused ones.
 var batches = sync.Pool{New: func() any { return new(scanBatch) }}
 
-// Scan visits every entry below path, however many there are: it keeps nothing
-// of an entry that it has visited. Unlike Walk it is in no order, follows no
-// symlink in path's last name either, and looks at names and types alone. The
-// error is nil, one that wraps context.Cause(ctx), or why path itself can't be
-// resolved; what can't be read below goes to Unread.
-//
-// A path that is no directory has no entries.
+// Scan visits every entry below path, however many there are. It keeps nothing of
+// visited entries. Unlike Walk it has no order, follows no symlink even in path's
+// last name, and looks only at names and types. If path is not a directory, it has
+// no entries. The error wraps context.Cause(ctx), or says why path itself can't be
+// resolved; directories below that can't be read go to Unread.
 func (r *Reader) Scan(ctx context.Context, path string, o ScanOptions) error {
 	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
@@ -208,8 +195,7 @@ func (r *Reader) Scan(ctx context.Context, path string, o ScanOptions) error {
 	return err
 }
 
-// StatEntry returns what the file system knows of path, a symlink itself if it
-// is one.
+// StatEntry returns the metadata of path, which may be a symlink.
 func (r *Reader) StatEntry(ctx context.Context, path string) (ScanStat, error) {
 	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
@@ -225,38 +211,36 @@ func (r *Reader) StatEntry(ctx context.Context, path string) (ScanStat, error) {
 	return st, nil
 }
 
-// scan is one goroutine of a call of Scan.
+// scan is one goroutine of a Scan.
 type scan struct {
 	*scanning
-	path []byte // of the directory that is read; empty for the workspace
-	// batch is nil if there is none yet, or if a call that was given up may still use it.
+	path []byte // of the current directory; empty for the workspace
+	// batch is nil at first, and while a call that was given up may still use it.
 	batch *scanBatch
-	// opened counts the directories above that Open opened. They must not be closed before
-	// everything below is done.
+	// opened counts the directories above that Open opened. They must not be
+	// restored before everything below is done.
 	opened int
 }
 
-// scanning is what the goroutines of a scan share.
+// scanning is what a Scan's goroutines share.
 type scanning struct {
 	reader *Reader
 	o      ScanOptions
-	// held counts the directories of o.Since that the scan came to, and room is how many
+	// held counts the directories of o.Since that were reached. room is how many
 	// more it can hold.
 	held, room atomic.Int64
-	// scanners has an element for each goroutine that scans, and running waits for those
-	// beside the first. failed gets their first error.
+	// scanners has an element for each scanning goroutine. running waits for all
+	// but the first. failed gets their first error.
 	scanners chan struct{}
 	running  sync.WaitGroup
 	failed   chan error
 }
 
-// belowDir is a directory to be scanned.
 type belowDir struct {
 	name string
 	seen *seenDir
 }
 
-// currentPath returns the path of the directory that is read.
 func (s *scan) currentPath() string {
 	if len(s.path) == 0 {
 		return "."
@@ -264,8 +248,8 @@ func (s *scan) currentPath() string {
 	return string(s.path)
 }
 
-// scanDirectory scans one directory: name in parent or, if parent is nil, the path name
-// of the workspace. It updates seen.
+// scanDirectory scans one directory, name in parent or, if parent is nil, the path
+// name in the workspace. It updates seen.
 func (s *scan) scanDirectory(ctx context.Context, parent *scanDir, name string, seen *seenDir) error {
 	began := time.Now()
 	dir, restore, err := s.openDirectory(ctx, parent, name)
@@ -298,9 +282,8 @@ func (s *scan) scanDirectory(ctx context.Context, parent *scanDir, name string, 
 	return s.scanBelow(ctx, dir, below)
 }
 
-// readDirectory visits the entries of a directory, scans the directories to enter, and
-// updates seen. After an error, seen still holds what it knew of directories that the
-// scan did not come to.
+// readDirectory visits a directory's entries, scans the directories to enter, and
+// updates seen. After an error, seen keeps what it knew of directories not reached.
 func (s *scan) readDirectory(ctx context.Context, dir *scanDir, d *ScanDirectory, seen *seenDir) (err error) {
 	was := seen.below
 	*seen = seenDir{state: dir.state}
@@ -333,8 +316,7 @@ func (s *scan) readDirectory(ctx context.Context, dir *scanDir, d *ScanDirectory
 	}
 }
 
-// nextBatch returns the next entries of a directory, which are valid until the next call;
-// none are the end.
+// nextBatch returns the next entries, valid until the next call; none at the end.
 func (s *scan) nextBatch(ctx context.Context, dir *scanDir, path string) (*scanBatch, error) {
 	batch := s.batch
 	if batch == nil {
@@ -350,12 +332,12 @@ func (s *scan) nextBatch(ctx context.Context, dir *scanDir, path string) (*scanB
 	return batch, err
 }
 
-// statsBatches reports whether metadata is read with the names, in one call. Elsewhere each
-// call has a time limit of its own.
+// statsBatches reports whether metadata is read with the names in one call. On file
+// systems that are not local, each call has its own time limit.
 func (s *scan) statsBatches() bool { return s.o.Stat && s.reader.guard.local }
 
-// hold returns the directory name in parent, and holds it there if there is room. was is
-// the directory as it was held so far, or nil.
+// hold returns the entry for the directory name in parent, and keeps it there if
+// there is room. was is the entry so far, or nil.
 func (s *scan) hold(parent *seenDir, name string, was *seenDir) *seenDir {
 	switch {
 	case was == nil && s.room.Add(-1) < 0:
@@ -373,8 +355,8 @@ func (s *scan) hold(parent *seenDir, name string, was *seenDir) *seenDir {
 	return was
 }
 
-// scanBelow scans directories in dir. It hands over half of them to a goroutine that
-// begins then, whenever there is room for one.
+// scanBelow scans directories in dir. Whenever another goroutine may start, it
+// hands half of them over.
 func (s *scan) scanBelow(ctx context.Context, dir *scanDir, below []belowDir) error {
 	for len(below) > 0 {
 		if half := len(below) / 2; half > 0 && s.opened == 0 && bytes.Count(s.path, []byte("/")) < maxHandOver && s.handOver(ctx, dir, below[len(below)-half:]) {
@@ -388,7 +370,7 @@ func (s *scan) scanBelow(ctx context.Context, dir *scanDir, below []belowDir) er
 	return nil
 }
 
-// handOver has another goroutine scan directories in dir, if there is room for one.
+// handOver lets another goroutine scan directories in dir, if one may start.
 func (s *scan) handOver(ctx context.Context, dir *scanDir, below []belowDir) bool {
 	select {
 	case s.scanners <- struct{}{}:
@@ -408,14 +390,13 @@ func (s *scan) handOver(ctx context.Context, dir *scanDir, below []belowDir) boo
 		if err := other.scanBelow(ctx, dir, below); err != nil {
 			select {
 			case s.failed <- err:
-			default: // there is an error already
+			default: // it has an error already
 			}
 		}
 	})
 	return true
 }
 
-// scanNamed scans the directory name in dir.
 func (s *scan) scanNamed(ctx context.Context, dir *scanDir, name string, seen *seenDir) error {
 	if len(seen.below) == 0 && seen.state != (dirState{}) {
 		now, err := runGuarded(ctx, s.reader.guard, name, func(context.Context) (dirState, error) { return dir.stateOf(name) })
@@ -430,7 +411,6 @@ func (s *scan) scanNamed(ctx context.Context, dir *scanDir, name string, seen *s
 	return err
 }
 
-// end lets other goroutines begin, and other scans use the batch.
 func (s *scan) end() {
 	if s.batch != nil {
 		batches.Put(s.batch)
@@ -440,7 +420,6 @@ func (s *scan) end() {
 	}
 }
 
-// pushName makes name the last one of the path.
 func (s *scan) pushName(name string) {
 	if len(s.path) > 0 {
 		s.path = append(s.path, '/')
@@ -448,7 +427,7 @@ func (s *scan) pushName(name string) {
 	s.path = append(s.path, name...)
 }
 
-// visitBatch visits one batch of entries and returns the names to be entered.
+// visitBatch visits a batch of entries and returns the names to enter.
 func (s *scan) visitBatch(ctx context.Context, dir *scanDir, d *ScanDirectory, batch *scanBatch) (enter []string) {
 	length := len(s.path)
 	e := ScanEntry{Dir: d, stat: func(name string) (ScanStat, error) {
@@ -477,7 +456,8 @@ func (s *scan) visitBatch(ctx context.Context, dir *scanDir, d *ScanDirectory, b
 	return enter
 }
 
-// openDirectory opens a directory that can be listed and searched.
+// openDirectory opens a directory, with ScanOptions.Open if it can't be listed or
+// searched.
 func (s *scan) openDirectory(ctx context.Context, parent *scanDir, name string) (dir *scanDir, restore func(), err error) {
 	restore = func() {}
 	if len(s.path) > MaxPathBytes {
@@ -504,7 +484,7 @@ func (s *scan) openDirectory(ctx context.Context, parent *scanDir, name string) 
 	return dir, func() { s.opened--; undo() }, err
 }
 
-// reportUnread reports the directory that is read, unless the scan itself has ended.
+// reportUnread reports the current directory, unless the scan itself has ended.
 func (s *scan) reportUnread(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -517,23 +497,22 @@ func (s *scan) reportUnread(ctx context.Context, err error) error {
 }
 
 var (
-	// errClosedDir is a directory whose mode forbids to list or search it.
+	// errClosedDir means that a directory's mode forbids listing or searching it.
 	errClosedDir = errors.New("the directory can't be listed or searched")
-	// errGone is a directory that is not there, or none any more.
+	// errGone means that a directory is missing, or no longer one.
 	errGone = errors.New("the directory is gone")
 )
 
-// inDir is how a scan opens a directory by its name in another one.
+// inDir resolves one name in a directory.
 const inDir = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
-// scanDir is an open directory of a scan.
 type scanDir struct {
 	fd    int
 	state dirState
 }
 
-// openScan opens name in parent, or, if that is nil, the path name of the
-// workspace. It enters another mount only where cross says so.
+// openScan opens name in parent or, if parent is nil, the path name in the
+// workspace. It enters another mount only with cross.
 func (t *tree) openScan(parent *scanDir, name string, cross bool) (*scanDir, error) {
 	fd, err := t.openScanAt(parent, name, cross)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
@@ -553,8 +532,7 @@ func (t *tree) openScan(parent *scanDir, name string, cross bool) (*scanDir, err
 	return &scanDir{fd: fd}, nil
 }
 
-// stateOf returns the state of a directory in d, or of d itself if name is "". It is
-// unknown if there is an error.
+// stateOf returns the state of a directory in d, or of d itself if name is "".
 func (d *scanDir) stateOf(name string) (dirState, error) {
 	st, err := statx(d.fd, name, unix.AT_EMPTY_PATH)
 	if err != nil {
@@ -594,8 +572,7 @@ func (t *tree) openScanAt(parent *scanDir, name string, cross bool) (int, error)
 
 func (d *scanDir) close() { _ = unix.Close(d.fd) }
 
-// readBatch reads the next entries; none are the end. With stat it also reads their
-// metadata.
+// readBatch reads the next entries, and with stat their metadata; none at the end.
 func (d *scanDir) readBatch(ctx context.Context, b *scanBatch, stat bool) (err error) {
 	b.stats = b.stats[:0]
 	b.names, err = nextNames(ctx, d.fd, b.buf[:], b.names[:0])
@@ -612,8 +589,7 @@ func (d *scanDir) readBatch(ctx context.Context, b *scanBatch, stat bool) (err e
 	return err
 }
 
-// nextNames appends the next entries of a directory to names; none are the end. It uses
-// buf.
+// nextNames appends a directory's next entries to names; none at the end.
 func nextNames(ctx context.Context, fd int, buf []byte, names []dirName) ([]dirName, error) {
 	for len(names) == 0 {
 		if ctx.Err() != nil { // given up: the descriptor may be another file's by now
@@ -637,7 +613,6 @@ func nextNames(ctx context.Context, fd int, buf []byte, names []dirName) ([]dirN
 	return names, nil
 }
 
-// stat describes one entry of the directory.
 func (d *scanDir) stat(name string) (ScanStat, error) {
 	st, err := statx(d.fd, name, 0)
 	if err != nil {
@@ -653,7 +628,6 @@ func (d *scanDir) stat(name string) (ScanStat, error) {
 	return out, err
 }
 
-// statEntry describes rel, a symlink itself if it is one.
 func (t *tree) statEntry(rel string) (ScanStat, error) {
 	dir, name := splitPath(rel)
 	if name == "" {

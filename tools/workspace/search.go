@@ -13,70 +13,65 @@ import (
 const (
 	// maxSearchers is the number of goroutines that read ahead.
 	maxSearchers = 8
-	// remoteSearchers is that number where each read is a request to another
+	// remoteSearchers replaces maxSearchers if each read is a request to another
 	// process, which may be far away.
 	remoteSearchers = 24
 	// searchFiles is the number of files that one goroutine reads in a row.
 	searchFiles = 32
-	// searchDirText bounds the bytes of the names of one directory.
+	// searchDirText bounds the bytes of one directory's names.
 	searchDirText = 8 << 20
-	// searchAhead bounds the memory, in bytes, of what was read ahead and not visited yet.
-	searchAhead = 4 << 20
-	// searchBuffer is the size of the first buffer that files are read into.
+	// searchAhead bounds the bytes that were read ahead and not visited yet.
+	searchAhead  = 4 << 20
 	searchBuffer = 64 << 10
 )
 
-// Rules decide what a search leaves out of one directory. Their methods are
-// called concurrently.
+// Rules decide what a search leaves out of a directory. Their methods are called
+// concurrently.
 type Rules interface {
-	// Enter returns the rules for a directory below. File is the content of the
-	// file [SearchOptions.RulesFile] in it, nil if there is none.
+	// Enter returns the rules for a directory below. file is its
+	// [SearchOptions.RulesFile], nil if there is none.
 	Enter(dir string, file []byte) Rules
-	// Skip reports whether an entry of the directory is left out.
 	Skip(dir, name string, isDir bool) bool
 }
 
-// SearchResult is the result of a search for one entry.
 type SearchResult struct {
 	// Value is the result of [SearchOptions.Examine], or nil without one.
 	Value any
-	// Bytes is about how much memory Value holds.
+	// Bytes is roughly the memory that Value holds.
 	Bytes int
 }
 
-// SearchOptions selects the entries that a search visits.
 type SearchOptions struct {
-	// MaxEntries bounds the entries that are read; a zero means the Reader's own
-	// bound. It may be larger than that, since a search holds no more than a few
-	// directories at a time.
+	// MaxEntries bounds the entries that are read. Zero means the Reader's bound.
+	// It may be larger than that, since a search holds only a few directories at a
+	// time.
 	MaxEntries int
-	// Rules are those of the directory that the search starts in; nil leaves
-	// nothing out.
+	// Rules apply to the directory that the search starts in; nil leaves nothing
+	// out.
 	Rules Rules
-	// RulesFile is the name of the file in each directory that Rules.Enter gets,
-	// of which at most MaxRules bytes are read.
+	// RulesFile names the file in each directory that Rules.Enter gets. At most
+	// MaxRules bytes are read.
 	RulesFile string
 	MaxRules  int64
-	// Match reports whether an entry that is no directory is of interest; nil
-	// means that all are. It is called concurrently.
+	// Match selects entries other than directories; nil means all. It is called
+	// concurrently.
 	Match func(dir, name string) bool
-	// Examine is called concurrently for the content of every regular file that
-	// is of interest, or the error with which it could not be read. Of a file
-	// with more than MaxFile bytes the data is nil. It must not keep the data.
-	// Without it only names are searched for, and entries of every type but
-	// directories count.
+	// Examine is called concurrently with the content of each selected regular
+	// file, or the error of reading it. A file of more than MaxFile bytes has nil
+	// data. Examine must not keep the data. If it is nil, only names are searched,
+	// and entries of every type except directories count.
 	Examine func(ctx context.Context, name string, f File, err error) SearchResult
 	MaxFile int64
-	// Visit is called on the caller's goroutine, in the order of paths, with each
-	// entry for which Match reported true and Examine, if set, returned a Value.
-	// Its error ends the search and is returned; [SkipAll] ends it without one.
+	// Visit is called on the caller's goroutine, in path order, for each selected
+	// entry for which Examine, if set, returned a Value. Its error ends the search
+	// and is returned, except [SkipAll].
 	Visit func(name string, f SearchResult) error
 }
 
-// Search looks for files below path as Walk does, with the same order and the
-// same bounds, but reads directories and files concurrently, each directory
-// opened once and everything in it opened from there. A path that is a file is
-// searched alone; no rules count for it.
+// Search finds files below path in the order and within the bounds of Walk, but
+// reads directories and files concurrently. It opens each directory once and
+// everything in it from there. If path is a file, it alone is searched, without
+// rules.
 func (r *Reader) Search(ctx context.Context, name string, o SearchOptions) (WalkResult, error) {
 	rel, e := r.prefixes.relativePath(name)
 	if e != nil {
@@ -114,12 +109,11 @@ func (r *Reader) Search(ctx context.Context, name string, o SearchOptions) (Walk
 	case errors.Is(err, SkipAll):
 		err = nil
 	case err == nil:
-		err = endCause(ctx) // what was done last may not be whole
+		err = endCause(ctx) // what was done last may be incomplete
 	}
 	return s.WalkResult, err
 }
 
-// searchFile searches the file that the search starts at.
 func (r *Reader) searchFile(ctx context.Context, rel string, o *SearchOptions) error {
 	if o.Match != nil && !o.Match(path.Dir(rel), path.Base(rel)) {
 		return nil
@@ -145,7 +139,7 @@ func (r *Reader) searchFile(ctx context.Context, rel string, o *SearchOptions) e
 	return cmp.Or(err, endCause(ctx))
 }
 
-// endCause returns why ctx has ended, or nil if it has not.
+// endCause returns context.Cause(ctx), but nil if ctx has not ended.
 func endCause(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil
@@ -153,9 +147,9 @@ func endCause(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// searcher is one call of Search. Its goroutines take the earliest piece of
-// work, in the order of paths, that none has taken; the caller's visits the
-// pieces in that order, and does itself what none has begun.
+// searcher is one call of Search. Its goroutines take the first untaken piece of
+// work in path order. The caller's goroutine visits the pieces in that order, and
+// does those that no one has begun.
 type searcher struct {
 	WalkResult
 	reader  *Reader
@@ -165,10 +159,9 @@ type searcher struct {
 
 	mu      sync.Mutex
 	changed sync.Cond
-	// open are the directories with work that may not have been taken,
-	// innermost last.
+	// open are directories that may have untaken pieces, innermost last.
 	open []*searchDir
-	// held are all directories that have a handle.
+	// held are the directories that have a handle.
 	held    map[*searchDir]struct{}
 	busy    int
 	ahead   int
@@ -176,28 +169,27 @@ type searcher struct {
 	panic   any
 }
 
-// searchDir is a directory of a search.
 type searchDir struct {
 	path   string
 	name   string
 	depth  int
-	parent *searchDir // until it is listed
+	parent *searchDir // nil once it is listed
 	rules  Rules
-	handle *dirHandle // until everything in it is done
+	handle *dirHandle // released once undone is 0
 	names  []dirName
 	more   bool
 	err    error
 	bytes  int
 	pieces []*piece
-	next   int // the first piece that may not have been taken
+	next   int // earlier pieces are taken
 	undone int
 }
 
-// piece is a run of files of one directory, or one directory in it.
+// piece is a run of files in one directory, or one directory in it.
 type piece struct {
 	dir   *searchDir
 	child *searchDir
-	at    int     // the index of the first name
+	at    int     // index of the first name
 	files []int32 // indexes of the names
 	state pieceState
 	found []searchFound
@@ -205,7 +197,6 @@ type piece struct {
 	err   error
 }
 
-// searchFound is the result at one name.
 type searchFound struct {
 	at int
 	SearchResult
@@ -219,7 +210,6 @@ const (
 	pieceDone
 )
 
-// halt stops pieces from being started.
 func (s *searcher) halt() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -227,8 +217,8 @@ func (s *searcher) halt() {
 	s.changed.Broadcast()
 }
 
-// stop ends the goroutines and closes what is open. It panics with what one of
-// them panicked with.
+// stop ends the goroutines and closes what is open. It passes on a goroutine's
+// panic.
 func (s *searcher) stop(cancel context.CancelCauseFunc) {
 	cancel(nil)
 	s.halt()
@@ -241,7 +231,6 @@ func (s *searcher) stop(cancel context.CancelCauseFunc) {
 	}
 }
 
-// runPieces runs pieces until there are no more.
 func (s *searcher) runPieces(ctx context.Context) {
 	var buf []byte
 	s.mu.Lock()
@@ -264,7 +253,7 @@ func (s *searcher) runPieces(ctx context.Context) {
 	}
 }
 
-// takePiece returns the earliest piece that has not been started, or nil.
+// takePiece returns the first untaken piece, or nil.
 func (s *searcher) takePiece() *piece {
 	for len(s.open) > 0 {
 		top := len(s.open) - 1
@@ -280,7 +269,7 @@ func (s *searcher) takePiece() *piece {
 	return nil
 }
 
-// runPiece runs a piece. It unlocks s.mu meanwhile.
+// runPiece runs a piece. s.mu must be locked; it is unlocked meanwhile.
 func (s *searcher) runPiece(ctx context.Context, p *piece, buf []byte) []byte {
 	p.state = pieceTaken
 	s.busy++
@@ -309,7 +298,7 @@ func (s *searcher) runPiece(ctx context.Context, p *piece, buf []byte) []byte {
 	return buf
 }
 
-// closeDone closes a directory in which nothing is left to do.
+// closeDone closes a directory if nothing in it is left to do.
 func (s *searcher) closeDone(d *searchDir) {
 	if d.undone == 0 {
 		delete(s.held, d)
@@ -317,8 +306,7 @@ func (s *searcher) closeDone(d *searchDir) {
 	}
 }
 
-// listDirectory opens and reads a directory and divides its entries into
-// pieces.
+// listDirectory reads a directory and divides its entries into pieces.
 func (s *searcher) listDirectory(ctx context.Context, d *searchDir) {
 	var above *dirHandle
 	if d.parent != nil {
@@ -341,7 +329,6 @@ func (s *searcher) listDirectory(ctx context.Context, d *searchDir) {
 	s.closeDone(d)
 }
 
-// rulesFile returns the content of a directory's file of rules.
 func (s *searcher) rulesFile(ctx context.Context, d *searchDir) []byte {
 	if !d.more && !hasName(d.names, s.o.RulesFile) {
 		return nil
@@ -353,7 +340,6 @@ func (s *searcher) rulesFile(ctx context.Context, d *searchDir) []byte {
 	return f.Data
 }
 
-// makePieces makes the pieces of a directory.
 func (s *searcher) makePieces(d *searchDir) {
 	var run *piece
 	for i, n := range d.names {
@@ -386,7 +372,6 @@ func (s *searcher) makePieces(d *searchDir) {
 	}
 }
 
-// addPiece adds a piece to be run.
 func (d *searchDir) addPiece(p *piece) *piece {
 	p.dir = d
 	d.pieces = append(d.pieces, p)
@@ -394,7 +379,6 @@ func (d *searchDir) addPiece(p *piece) *piece {
 	return p
 }
 
-// examineFiles reads the files of a piece.
 func (s *searcher) examineFiles(ctx context.Context, p *piece, buf []byte) []byte {
 	names := make([]string, len(p.files))
 	for i, at := range p.files {
@@ -408,7 +392,7 @@ func (s *searcher) examineFiles(ctx context.Context, p *piece, buf []byte) []byt
 			return
 		}
 		if e, ok := errors.AsType[*Error](err); ok && e.Kind == KindNotFound {
-			return // removed since
+			return
 		}
 		found := s.o.Examine(ctx, joinPath(p.dir.path, names[i]), f, err)
 		if found.Value != nil {
@@ -419,7 +403,6 @@ func (s *searcher) examineFiles(ctx context.Context, p *piece, buf []byte) []byt
 	return buf
 }
 
-// visitDirectory visits the entries of a directory, in order.
 func (s *searcher) visitDirectory(ctx context.Context, d *searchDir) error {
 	most := min(len(d.names), s.most)
 	s.most -= most
@@ -455,7 +438,7 @@ func (s *searcher) visitDirectory(ctx context.Context, d *searchDir) error {
 	return nil
 }
 
-// addPassed counts memory that the visited entries held.
+// addPassed subtracts the memory of visited entries.
 func (s *searcher) addPassed(bytes int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -464,7 +447,7 @@ func (s *searcher) addPassed(bytes int) {
 	}
 }
 
-// awaitPiece waits until a piece is done, and runs it if it was not started. It
+// awaitPiece waits until a piece is done, or runs it if nobody has begun. It
 // returns false if the search ended before.
 func (s *searcher) awaitPiece(ctx context.Context, p *piece) bool {
 	s.mu.Lock()
@@ -478,8 +461,8 @@ func (s *searcher) awaitPiece(ctx context.Context, p *piece) bool {
 	return p.state == pieceDone
 }
 
-// visitSubdirectory visits a directory below. An error reading it does not end
-// the search, unless nothing can be read any more.
+// visitSubdirectory visits a directory below. An error reading it does not end the
+// search, unless nothing more can be read.
 func (s *searcher) visitSubdirectory(ctx context.Context, d *searchDir) error {
 	f, ok := errors.AsType[*Error](d.err)
 	switch {

@@ -6,16 +6,14 @@ import (
 	"path"
 )
 
-// openedDir is a directory that was opened and read.
 type openedDir struct {
 	handle *dirHandle
 	names  []dirName
 	more   bool
 }
 
-// openNames opens the directory rel, which is name in the directory above, and
-// reads the names in it. Where above is nil it opens what rel leads to. The
-// caller releases the handle.
+// openNames opens the directory rel, which is name in above, and reads its names.
+// If above is nil, it opens what rel leads to. The caller releases the handle.
 func (r *Reader) openNames(ctx context.Context, above *dirHandle, rel, name string) (openedDir, error) {
 	if len(rel) > MaxPathBytes {
 		return openedDir{}, &Error{Kind: KindInvalid, Path: abbreviatePath(rel), Detail: "the path is too long"}
@@ -53,7 +51,6 @@ func (r *Reader) openNames(ctx context.Context, above *dirHandle, rel, name stri
 	return opened, nil
 }
 
-// namesOf returns the names of entries.
 func namesOf(entries []Entry) []dirName {
 	names := make([]dirName, len(entries))
 	for i, e := range entries {
@@ -62,10 +59,9 @@ func namesOf(entries []Entry) []dirName {
 	return names
 }
 
-// readFiles reads files of the directory h, whose path is dir, into buf, and
-// calls each with what was read of one file, or why it could not be. Of a file
-// with more than most bytes no data is read. It returns the buffer to use next,
-// and fails if nothing can be read any more.
+// readFiles reads files in the directory h, whose path is dir, into buf, and calls
+// each with the file or its error. A file of more than most bytes gets no data. It
+// returns the buffer to use next, and an error if nothing more can be read.
 func (r *Reader) readFiles(ctx context.Context, h *dirHandle, dir string, names []string, most int64, buf []byte, each func(i int, f File, err error)) ([]byte, error) {
 	if r.remote != nil {
 		return buf, r.readRemoteFiles(ctx, dir, names, most, each)
@@ -97,8 +93,8 @@ func (r *Reader) readFiles(ctx context.Context, h *dirHandle, dir string, names 
 	return buf, nil
 }
 
-// readRemoteFiles is readFiles of a [Remote], which returns by itself when the
-// deadline has passed.
+// readRemoteFiles is readFiles for a [Remote], which returns by itself at the
+// deadline.
 func (r *Reader) readRemoteFiles(ctx context.Context, dir string, names []string, most int64, each func(i int, f File, err error)) error {
 	for first := 0; first < len(names); {
 		call, cancel := context.WithTimeoutCause(ctx, r.guard.deadline, errGivenUp)
@@ -119,7 +115,7 @@ func (r *Reader) readRemoteFiles(ctx context.Context, dir string, names []string
 	return nil
 }
 
-// readWhole reads one file into buf, or into a larger one.
+// readWhole reads one file into buf, or into a new buffer if that is too small.
 func (r *Reader) readWhole(ctx context.Context, h *dirHandle, dir, name string, most int64, buf []byte) (File, error) {
 	n, info, err := h.openFile(r.tree, dir, name)
 	if err != nil {

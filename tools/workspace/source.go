@@ -8,29 +8,26 @@ import (
 )
 
 // Remote reads a workspace that another process sees, for a [Reader]. Paths are
-// relative, cleaned and within the bounds of one. Errors are an [*Error], wrap
-// [ErrMount] for a directory on another mount, or end every further call (the
-// other process is lost). Calls must return soon after ctx has ended.
+// relative and cleaned. An error is an [*Error], or wraps [ErrMount] for a
+// directory on another mount; any other means that the other process is lost. Calls
+// must return soon after ctx has ended.
 type Remote interface {
-	// Stat describes the file that path leads to, or, without follow, the one
-	// that path names.
+	// Stat describes the file that path leads to or, without follow, the one that
+	// path names.
 	Stat(ctx context.Context, path string, follow bool) (Info, error)
-	// ReadDir returns the first entries of one directory by name, as many as
-	// the capacity allows, and whether there are more. Unless follow is set,
-	// the directory must not be a symlink.
+	// ReadDir returns the first entries of a directory by name, as many as capacity
+	// allows, and whether there are more. Without follow, a symlink is an error.
 	ReadDir(ctx context.Context, path string, follow bool, capacity Capacity) (entries []Entry, more bool, err error)
-	// ReadFile reads at most most bytes of a regular file from offset on.
+	// ReadFile reads up to most bytes of a regular file, from offset.
 	ReadFile(ctx context.Context, path string, offset, most int64) (File, error)
-	// ReadFiles reads files of the directory dir from their beginning and calls
-	// each, in their order, with a file or the [*Error] of it. A file of more than
-	// most bytes has no data. It may end before the last name, but not before the
-	// first, and returns how many files there were.
+	// ReadFiles reads files in the directory dir and calls each, in order, with the
+	// file or an [*Error]. A file of more than most bytes has no data. It may stop
+	// early, but not before the first file, and returns how many it read.
 	ReadFiles(ctx context.Context, dir string, names []string, most int64, each func(i int, f File, err error)) (int, error)
 }
 
-// NewRemoteReader makes a Reader of what remote sees. Its contract and bounds
-// are those of any other, but at most [RemoteRequests] directories are read at
-// once unless MaxStuck is set.
+// NewRemoteReader returns a Reader of what remote sees. At most [RemoteRequests]
+// directories are read at once unless MaxStuck is set.
 func NewRemoteReader(remote Remote, o ReaderOptions) *Reader {
 	o.MaxStuck = cmp.Or(o.MaxStuck, RemoteRequests)
 	o = o.withDefaults()
@@ -40,11 +37,10 @@ func NewRemoteReader(remote Remote, o ReaderOptions) *Reader {
 	}
 }
 
-// ReadDir returns the first entries of one directory by name, as many as the
-// capacity and the Reader's options allow, and whether there are more. A zero
-// in the capacity stands for the Reader's option. Unlike List it refuses a
-// directory that is a symlink, unless follow is set. Its error wraps [ErrMount]
-// if the directory is on another mount.
+// ReadDir returns the first entries of a directory by name, as many as the capacity
+// and the Reader's options allow, and whether there are more. Zeros in the capacity
+// mean the Reader's options. Without follow, a symlink is an error. The error wraps
+// [ErrMount] if the directory is on another mount.
 func (r *Reader) ReadDir(ctx context.Context, path string, follow bool, capacity Capacity) (entries []Entry, more bool, err error) {
 	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
@@ -59,11 +55,9 @@ func (r *Reader) ReadDir(ctx context.Context, path string, follow bool, capacity
 	return got.entries, got.more, err
 }
 
-// RemoteRequests is the number of requests to a [Remote] that are under way at
-// once in one search, so that each of them may take long.
+// RemoteRequests is the number of concurrent requests to a [Remote] in one search.
 const RemoteRequests = remoteSearchers
 
-// directory is the content of one directory.
 type directory struct {
 	entries []Entry
 	more    bool
@@ -93,9 +87,8 @@ func (r *Reader) statFile(ctx context.Context, path, rel string, follow bool) (i
 	return info, r.newError(path, err)
 }
 
-// newError returns the [Error] for path. An Error of the Remote gets the path
-// that the caller passed; another error, which means that the Remote is lost,
-// is wrapped.
+// newError returns the [Error] for path. A Remote's Error gets the path that the
+// caller passed. Any other error means that the Remote is lost, and is wrapped.
 func (r *Reader) newError(path string, err error) error {
 	if err == nil {
 		return nil

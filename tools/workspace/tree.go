@@ -13,20 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How openat2(2) resolves a path: below the directory, through no magic link
-// of /proc, onto no other mount. Linux follows at most 40 symlinks in one path.
+// resolve makes openat2(2) stay below the directory and on its mount, without magic
+// links of /proc. Linux follows at most maxLinks symlinks in one path.
 const (
 	resolve  = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 	maxLinks = 40
 )
 
-// maxRetries bounds how often a resolution is tried again that the kernel
-// gave up because something was renamed or mounted meanwhile (EAGAIN); after
-// that the walk takes over, which needs no such luck.
+// maxRetries bounds the retries of a resolution that the kernel gives up because
+// something was renamed or mounted meanwhile (EAGAIN). After that a walk takes
+// over.
 const maxRetries = 64
 
-// tree resolves paths below one directory. It owns nothing: the directory stays
-// its opener's.
+// tree resolves paths below dir, which the opener closes.
 type tree struct {
 	dir *os.File
 	// walking is set if openat2 is missing (before Linux 5.6, or refused by a
@@ -34,12 +33,11 @@ type tree struct {
 	walking atomic.Bool
 	mount   mountID
 	local   bool
-	// layers are set if the directory is the root of an overlay that they
-	// make.
+	// layers are set if the directory is the root of their overlay.
 	layers *layers
 }
 
-// newTree verifies that dir is a directory and that openat2 really confines.
+// newTree checks that dir is a directory and that openat2 really confines.
 func newTree(dir *os.File) (*tree, error) {
 	t := &tree{dir: dir}
 	err := t.withDescriptor(func(fd int) error {
@@ -64,7 +62,6 @@ func newTree(dir *os.File) (*tree, error) {
 	return t, nil
 }
 
-// newTreeOf is newTree of a directory that may be the root of an overlay.
 func newTreeOf(dir *os.File, o Layers) (*tree, error) {
 	t, err := newTree(dir)
 	if err != nil || o.Upper == nil || o.Lower == nil {
@@ -85,9 +82,8 @@ func newTreeOf(dir *os.File, o Layers) (*tree, error) {
 	return t, nil
 }
 
-// withDescriptor calls f with the directory's descriptor and keeps the file
-// alive meanwhile. It does not use File.Fd, which would change the descriptor's
-// mode.
+// withDescriptor calls f with the directory's descriptor and keeps the file alive
+// meanwhile. File.Fd would change the descriptor's mode.
 func (t *tree) withDescriptor(f func(fd int) error) error {
 	raw, err := t.dir.SyscallConn()
 	if err != nil {
@@ -110,7 +106,7 @@ func (t *tree) openPath(rel string, flags int) (int, error) {
 	return got, err
 }
 
-// openAt opens rel below the directory at, which is one of this tree.
+// openAt opens rel below at, a directory of this tree.
 func (t *tree) openAt(at int, rel string, flags int) (int, error) {
 	if !t.walking.Load() {
 		fd, err := openat2(at, rel, flags, resolve)
@@ -122,8 +118,8 @@ func (t *tree) openAt(at int, rel string, flags int) (int, error) {
 	return w.openPath(at, rel, flags)
 }
 
-// openDir opens the directory rel for reading; it must not be a symlink unless
-// follow says so.
+// openDir opens the directory rel for reading. Without follow, it may not be a
+// symlink.
 func (t *tree) openDir(rel string, follow bool) (int, error) {
 	flags := unix.O_PATH | unix.O_DIRECTORY
 	if !follow {
@@ -136,7 +132,7 @@ func (t *tree) openDir(rel string, follow bool) (int, error) {
 	return openForReading(fd)
 }
 
-// openDirAt opens the directory name in at for reading, if it is no symlink.
+// openDirAt opens the directory name in at for reading. It may not be a symlink.
 func openDirAt(at int, name string) (int, error) {
 	fd, err := openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {
@@ -145,19 +141,18 @@ func openDirAt(at int, name string) (int, error) {
 	return openForReading(fd)
 }
 
-// openForReading opens a directory for reading that was opened with O_PATH, and
-// closes that. Directories are opened in these two steps because gVisor follows
-// a symlink for O_DIRECTORY|O_NOFOLLOW unless O_PATH is set (probed with the
-// runsc that Caisson builds); Linux does not.
+// openForReading reopens a directory for reading and closes dir, which was opened
+// with O_PATH. Two steps are needed because gVisor follows a symlink for
+// O_DIRECTORY|O_NOFOLLOW unless O_PATH is set (probed with the runsc that Caisson
+// builds); Linux does not.
 func openForReading(dir int) (int, error) {
 	defer func() { _ = unix.Close(dir) }()
 	return openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY)
 }
 
-// explainCrossing tells the two causes of EXDEV apart. It resolves the path a
-// second time, by walking, because a walk stops at a mount without touching the
-// file system that is mounted there. It opens nothing, and its result is used
-// for the error alone.
+// explainCrossing tells the two causes of EXDEV apart. It resolves the path again
+// by walking, which stops at a mount without touching its file system. The result
+// serves only the error.
 func (t *tree) explainCrossing(at int, rel string, flags int, err error) error {
 	if !errors.Is(err, unix.EXDEV) {
 		return err
@@ -187,12 +182,10 @@ func openat2(at int, rel string, flags int, resolve uint64) (int, error) {
 	return -1, unix.EAGAIN
 }
 
-// isEscape reports whether err is one of those by which the resolvers report a
-// path that leads outside.
 func isEscape(err error) bool { return errors.Is(err, errEscape) }
 
-// mountID distinguishes mounts: by the kernel's id if there is one (Linux
-// 5.8), else by device, which does not see a bind mount of the same device.
+// mountID identifies a mount: by the kernel's id (Linux 5.8), or else by device,
+// which can't distinguish bind mounts of one device.
 type mountID struct {
 	id  uint64
 	dev uint64
@@ -203,17 +196,16 @@ func mountOf(fd int) (mountID, error) {
 	return f.mount, err
 }
 
-// statResult is the result of statx for a name or a descriptor.
 type statResult struct {
 	unix.Stat_t
 	mount mountID
-	links uint64 // Nlink's width is the architecture's
+	links uint64 // Nlink's width depends on the architecture
 }
 
-// statx describes name in the directory at, never through a symlink and never
-// triggering an automount. It asks no server (AT_STATX_DONT_SYNC): the root of a
-// stuck file system that is mounted there would not answer, and what a lookup
-// has just returned is fresh enough to tell mounts and types apart.
+// statx describes name in the directory at. It never follows a symlink or triggers
+// an automount, and it asks no server (AT_STATX_DONT_SYNC): the root of a stuck
+// file system would not answer, and the last lookup is fresh enough to tell mounts
+// and types apart.
 func statx(at int, name string, flags int) (statResult, error) {
 	var x unix.Statx_t
 	flags |= unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
@@ -254,7 +246,6 @@ func retry(f func() error) error {
 	}
 }
 
-// readLink returns the target of the symlink name in the directory at.
 func readLink(at int, name string) (string, error) {
 	buf := make([]byte, MaxPathBytes+1)
 	n := 0
@@ -268,9 +259,9 @@ func readLink(at int, name string) (string, error) {
 	return strings.Clone(string(buf[:n])), nil
 }
 
-// isLocal reports whether a directory is on a file system of this machine's own
-// kernel and disks. Network and FUSE file systems are not, nor is overlayfs,
-// whose layers may be on one of those.
+// isLocal reports whether a directory is certainly on a file system of this
+// machine's kernel and disks. Network and FUSE file systems are not, nor is
+// overlayfs, whose layers may be on one of them.
 func isLocal(fd int) bool {
 	var fs unix.Statfs_t
 	if err := retry(func() error { return unix.Fstatfs(fd, &fs) }); err != nil {
@@ -284,15 +275,14 @@ func isLocal(fd int) bool {
 	return false
 }
 
-// Magic numbers that x/sys does not name: ZFS (include/os/linux/zfs/sys in
-// openzfs/zfs) and bcachefs (BCACHEFS_STATFS_MAGIC).
+// Magic numbers that x/sys lacks: ZFS (include/os/linux/zfs/sys in openzfs/zfs) and
+// bcachefs (BCACHEFS_STATFS_MAGIC).
 const (
 	zfsMagic      = 0x2fc12fc1
 	bcachefsMagic = 0xca451a4e
 )
 
-// stat describes the file that rel leads to, lstat the one that rel names,
-// without opening it.
+// stat describes the file that rel leads to, without opening it.
 func (t *tree) stat(rel string) (Info, error) { return t.statPath(rel, unix.O_PATH) }
 
 func (t *tree) lstat(rel string) (Info, error) { return t.statPath(rel, unix.O_PATH|unix.O_NOFOLLOW) }
@@ -314,14 +304,13 @@ func (t *tree) statPath(rel string, flags int) (Info, error) {
 	return info, err
 }
 
-// openFile opens a regular file for reading. Nothing else is waited for:
-// O_NONBLOCK lets a FIFO open at once, and the type of the opened file is then checked.
+// openFile opens a regular file for reading. O_NONBLOCK makes a FIFO open at once,
+// and the type is then checked.
 func (t *tree) openFile(rel string) (node, Info, error) {
 	return asRegular(t.openPath(rel, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY))
 }
 
-// asRegular returns fd as a node if it is a regular file, and closes it
-// otherwise.
+// asRegular returns fd as a node, or closes it if it is not a regular file.
 func asRegular(fd int, err error) (node, Info, error) {
 	if err != nil {
 		return node{}, Info{}, err
@@ -344,7 +333,6 @@ func asRegular(fd int, err error) (node, Info, error) {
 	return node{}, Info{}, err
 }
 
-// node is an open file or directory.
 type node struct{ fd int }
 
 func (n node) close() { _ = unix.Close(n.fd) }

@@ -10,39 +10,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SkipDir, returned by a walk's function for a directory, leaves it out; SkipAll
-// ends the walk without an error.
+// A Walk's function returns SkipDir to leave out a directory, and SkipAll to end
+// the walk without an error.
 var (
 	SkipDir = fs.SkipDir
 	SkipAll = fs.SkipAll
 )
 
-// WalkOptions bounds one walk; a zero means the Reader's own bound, which is
-// also the most that counts.
+// WalkOptions bounds a walk. Zero means the Reader's own bound, which is also the
+// maximum.
 type WalkOptions struct {
-	// MaxEntries bounds the entries that are read.
 	MaxEntries int
-	// MaxDepth bounds how deep the walk goes.
-	MaxDepth int
+	MaxDepth   int
 	// MaxTextBytes bounds the bytes of the entries' paths and symlink targets.
 	MaxTextBytes int64
 }
 
-// WalkResult describes how a walk ended.
 type WalkResult struct {
-	// Entries is how many were visited.
 	Entries int
-	// Truncated reports whether a cap was reached. Incomplete names directories
-	// that could not be read, were too deep or are mounts, at most 20 of them.
+	// Truncated reports whether a cap was reached. Incomplete names up to 20
+	// directories that could not be read, were too deep or are mounts.
 	Truncated  bool
 	Incomplete []string
 }
 
-// Walk calls visit for every entry below path, directories before what is in
-// them, each directory by name. No symlink is followed but in path itself; a
-// path that is a file is visited alone, at depth 0. Visit runs on the caller's
-// goroutine and may use the Reader. What it returns, but SkipDir and SkipAll,
-// ends the walk and is returned as it is.
+// Walk calls visit for every entry below path: a directory before its content,
+// names sorted. Only path itself may be a symlink. If path is a file, it alone is
+// visited, at depth 0. visit runs on the caller's goroutine and may use the Reader.
+// Its error ends the walk and is returned as it is, except SkipDir and SkipAll.
 func (r *Reader) Walk(ctx context.Context, path string, o WalkOptions, visit func(Entry) error) (WalkResult, error) {
 	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
@@ -67,8 +62,8 @@ func (r *Reader) Walk(ctx context.Context, path string, o WalkOptions, visit fun
 	return w.WalkResult, w.walkFrom(ctx)
 }
 
-// walker is one call of Walk. It keeps what is left of each directory on its way
-// down, in all no more than its capacity.
+// walker is one call of Walk. It keeps the unvisited entries of each directory on
+// its way down, at most its capacity in all.
 type walker struct {
 	WalkResult
 	reader   *Reader
@@ -86,7 +81,7 @@ func (w *walker) walkFrom(ctx context.Context) error {
 			continue
 		}
 		e := w.left[top][0]
-		w.left[top][0] = Entry{} // what was visited need not be held
+		w.left[top][0] = Entry{} // let it be freed
 		w.left[top] = w.left[top][1:]
 		w.Entries++
 		switch err := w.visit(e); {
@@ -116,7 +111,7 @@ func (w *walker) walkFrom(ctx context.Context) error {
 }
 
 // descend enters a directory. An error reading it does not end the walk, unless
-// nothing can be read any more.
+// nothing more can be read.
 func (w *walker) descend(ctx context.Context, e Entry) error {
 	err := w.enterDirectory(ctx, e.Path, e.Depth+1)
 	f, ok := errors.AsType[*Error](err)
@@ -149,20 +144,20 @@ func (w *walker) enterDirectory(ctx context.Context, rel string, depth int) erro
 // maxOpenDirs bounds the descriptors that one walk holds.
 const maxOpenDirs = 512
 
-// walk resolves one path name by name where openat2 can't: each name is opened
-// without following it, symlinks are read and their text taken up, and "..": the
-// directory that the walk came through, which it still holds. So there is no
-// moment at which a renamed directory or a swapped symlink leads outside.
+// walk resolves one path name by name where openat2 can't. It opens each name
+// without following it, reads symlinks and continues with their text, and goes back
+// for ".." to the directory it came through, which it still holds. So a renamed
+// directory or a swapped symlink can't lead outside at any moment.
 //
-// It needs only calls that act on the calling thread, like openat2, because
-// the guest runs it with that thread's own credentials.
+// It makes only calls that act on the calling thread, because the guest runs it
+// with that thread's own credentials.
 type walk struct {
 	mount mountID
 	dirs  []int // open directories below the start, innermost last
 	links int
 }
 
-// openPath opens rel below at; see [tree.openAt].
+// openPath opens rel below at, as [tree.openAt] does.
 func (w *walk) openPath(at int, rel string, flags int) (fd int, err error) {
 	defer w.closeTo(0)
 	rest := rel
@@ -211,7 +206,6 @@ func (w *walk) openPath(at int, rel string, flags int) (fd int, err error) {
 	}
 }
 
-// topDirectory returns the directory in which the next name is looked up.
 func (w *walk) topDirectory(at int) int {
 	if n := len(w.dirs); n > 0 {
 		return w.dirs[n-1]
@@ -226,15 +220,15 @@ func (w *walk) closeTo(n int) {
 	w.dirs = w.dirs[:n]
 }
 
-// reopenHeld opens a directory that the walk holds again, with flags.
+// reopenHeld opens a held directory again, with flags.
 func (w *walk) reopenHeld(dir, flags int) (int, error) {
 	return openat(dir, ".", flags)
 }
 
-// openStep opens one name in dir: as a directory to go on from, or, if it is
-// the last, with flags. For a symlink that is to be followed it returns its
-// target and no descriptor. The name is first opened with O_PATH, which asks
-// the file nothing, so that a mount is recognised before it can block.
+// openStep opens one name in dir: as a directory to continue from, or, if it is the
+// last, with flags. For a symlink to follow, it returns the target and no
+// descriptor. It first opens the name with O_PATH, which doesn't touch the file, so
+// that a mount is recognised before it can block.
 func (w *walk) openStep(dir int, name string, last bool, flags int) (target string, fd int, err error) {
 	fd, err = openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW)
 	if err != nil {
@@ -261,8 +255,8 @@ func (w *walk) openStep(dir int, name string, last bool, flags int) (target stri
 	return target, got, err
 }
 
-// openLast opens the last name of a path with flags, now that its type is known.
-// It returns found, the name's O_PATH descriptor, if that is enough.
+// openLast opens the last name of a path with flags, now that its type is known. It
+// returns found, the name's O_PATH descriptor, if that is enough.
 func (w *walk) openLast(dir, found int, name string, typ Type, flags int) (int, error) {
 	switch {
 	case typ == TypeSymlink && flags&unix.O_PATH == 0:
@@ -278,7 +272,7 @@ func (w *walk) openLast(dir, found int, name string, typ Type, flags int) (int, 
 	if err != nil {
 		return -1, err
 	}
-	m, err := mountOf(fd) // of what is there now
+	m, err := mountOf(fd) // the file may have been replaced
 	if err == nil && m != w.mount {
 		err = ErrMount
 	}
@@ -297,8 +291,7 @@ func (w *walk) readTarget(fd int) (string, error) {
 	return readLink(fd, "")
 }
 
-// joinTarget returns the path that remains after a symlink: its target, then
-// the rest.
+// joinTarget returns the remaining path after a symlink.
 func joinTarget(target, after string, more bool) (string, error) {
 	switch {
 	case target == "":

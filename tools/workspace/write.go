@@ -11,15 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Modes of what a Writer makes. What it replaces keeps its permission bits,
-// never a set-user-ID, set-group-ID or sticky bit.
+// Modes of what a Writer makes. A replaced file keeps its permission bits, but no
+// set-user-ID, set-group-ID or sticky bit.
 const (
 	newFileMode = 0o644
 	newDirMode  = 0o755
 	permissions = 0o777
 )
 
-// maxParents bounds the directories in the path of a write or mkdir.
 const maxParents = 256
 
 func (w *Writer) writeFile(ctx context.Context, op Op, rel string, c *Change) error {
@@ -84,7 +83,6 @@ func (w *Writer) patchFile(ctx context.Context, op Op, rel string, c *Change) er
 	return p.replaceContent(ctx, op, after, c)
 }
 
-// recordBefore records the content of the entry as it was.
 func (c *Change) recordBefore(p dirEntry, before []byte, whole bool) {
 	c.Created = !p.exists
 	if p.exists && whole && len(before) <= MaxPreimageBytes {
@@ -92,10 +90,9 @@ func (c *Change) recordBefore(p dirEntry, before []byte, whole bool) {
 	}
 }
 
-// readContent reads the file that is to be replaced, if it is no larger than
-// most. The result whole reports whether it was. It opens the file for writing
-// too, so that the rename does not get round a mode or an owner that forbids
-// writing.
+// readContent reads the file to be replaced. whole is false if it is larger than
+// most. The file is opened for writing too, so that the rename doesn't bypass a
+// mode or owner that forbids writing.
 func (p dirEntry) readContent(most int64) (data []byte, whole bool, err error) {
 	if !p.exists {
 		return nil, false, nil
@@ -142,8 +139,8 @@ func (p dirEntry) readContent(most int64) (data []byte, whole bool, err error) {
 	}
 }
 
-// replaceContent writes content to a temporary file and renames it to the
-// entry's name. The temporary file is removed after an error.
+// replaceContent writes content to a temporary file and renames it to the entry's
+// name.
 func (p dirEntry) replaceContent(ctx context.Context, op Op, content []byte, c *Change) (err error) {
 	mustBeNew := op.IfSHA256 == "absent"
 	temp := ".caisson-" + rand.Text() + ".tmp"
@@ -180,7 +177,6 @@ func (p dirEntry) replaceContent(ctx context.Context, op Op, content []byte, c *
 	return nil
 }
 
-// fillTemp writes the content, sets the mode and syncs.
 func (p dirEntry) fillTemp(fd int, content []byte) error {
 	for len(content) > 0 {
 		n, err := unix.Write(fd, content)
@@ -197,13 +193,13 @@ func (p dirEntry) fillTemp(fd int, content []byte) error {
 		return err
 	}
 	err := retry(func() error { return unix.Fsync(fd) })
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTSUP) { // a file system that can't
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTSUP) { // the file system can't sync
 		return nil
 	}
 	return err
 }
 
-// renameAt renames; with mustBeNew it fails with EEXIST rather than replace.
+// renameAt renames. With mustBeNew it fails with EEXIST rather than replace.
 func renameAt(fromDir int, from string, toDir int, to string, mustBeNew bool) error {
 	if !mustBeNew {
 		return retry(func() error { return unix.Renameat(fromDir, from, toDir, to) })
@@ -212,16 +208,15 @@ func renameAt(fromDir int, from string, toDir int, to string, mustBeNew bool) er
 	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) {
 		return err
 	}
-	// The file system can't; a symlink can be made only if the name is free.
+	// The file system lacks RENAME_NOREPLACE: check first.
 	if _, err := statx(toDir, to, 0); !errors.Is(err, unix.ENOENT) {
 		return errors.Join(unix.EEXIST, err)
 	}
 	return retry(func() error { return unix.Renameat(fromDir, from, toDir, to) })
 }
 
-// makeDirs opens the directory rel, making what is missing of it. Each
-// directory is opened from the top again, so that symlinks on the way are the
-// kernel's matter.
+// makeDirs opens the directory rel and makes what is missing. It opens each
+// directory from the top again, so that the kernel resolves symlinks on the way.
 func (w *Writer) makeDirs(rel string) (dir int, created bool, err error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY
 	dir, err = w.tree.openPath(rel, flags)
@@ -253,8 +248,8 @@ func (w *Writer) makeDirs(rel string) (dir int, created bool, err error) {
 	return dir, created, err
 }
 
-// makeDir makes one directory with the mode that is meant, whatever the umask. A
-// set-group-ID bit that it inherits stays: it only hands the group down.
+// makeDir makes a directory with newDirMode, whatever the umask. It keeps an
+// inherited set-group-ID bit, which only passes the group on.
 func makeDir(dir int, name string) error {
 	if err := retry(func() error { return unix.Mkdirat(dir, name, newDirMode) }); err != nil {
 		return err

@@ -12,35 +12,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// defaultMaxRemove bounds a recursive delete: a node_modules directory has some
-// ten thousand entries, a million is a mistake or an attack.
+// defaultMaxRemove bounds a recursive delete. A node_modules directory has some ten
+// thousand entries; a million is a mistake or an attack.
 const defaultMaxRemove = 1_000_000
 
 // WriterOptions configures a [Writer].
 type WriterOptions struct {
-	// HostPath and ContainerPath are absolute spellings of the workspace,
-	// accepted in front of a path; "" accepts none. They are never opened.
+	// HostPath and ContainerPath are as in [ReaderOptions].
 	HostPath, ContainerPath string
 }
 
-// Writer changes files below one directory. Only the guest links it: it runs
-// in the container, as the user that commands run as, and the kernel and the
-// mounts of the container bound what it can do besides its own care.
+// Writer changes files below one directory. Only the guest links it: it runs in the
+// container as the commands' user, so the kernel and the container's mounts bound
+// it too.
 //
-// A Writer does everything on the goroutine that calls it and makes only system
-// calls that act on the calling thread, so that a caller that has locked its
-// thread and switched that thread's credentials writes with those. It is safe
-// for concurrent use; two changes of one file at once leave one of the two. The
-// directory stays the caller's, which closes it after the last call.
+// A Writer works on its caller's goroutine and makes only system calls that act on
+// the calling thread. So a caller that has locked its thread and switched the
+// thread's credentials writes with those. Methods are safe for concurrent use; of
+// two concurrent changes of a file, one wins. The caller closes the directory after
+// the last call.
 //
-// Symlinks: a symlink in the directories of a path is followed if it stays inside. A
-// symlink at the end is not followed: writes and patches refuse it, because a change
-// applies to the file that its path names. [FollowLink] finds the target's path. Delete
-// and rename act on the symlink itself.
+// Symlinks in the directories of a path are followed if they stay inside. Writes
+// and patches refuse a symlink at the end, because a change applies to the file
+// that its path names; [FollowLink] finds the target's path. Delete and rename act
+// on the symlink itself.
 //
-// Files are replaced, never changed in place: a new file in the same directory
-// is written, synced and renamed over the old one. So another hard link of the
-// old file keeps the old content, and a reader sees the one or the other.
+// Files are replaced, never changed in place: a new file is written, synced and
+// renamed over the old one. So other hard links keep the old content, and readers
+// see either the old or the new content.
 type Writer struct {
 	tree      *tree
 	broken    error
@@ -48,8 +47,8 @@ type Writer struct {
 	maxRemove int
 }
 
-// NewWriter makes a Writer of the directory dir. A dir that is no open directory
-// makes every Apply fail.
+// NewWriter returns a Writer for dir. If dir is no open directory, every Apply
+// fails.
 func NewWriter(dir *os.File, o WriterOptions) *Writer {
 	t, err := newTree(dir)
 	return &Writer{
@@ -60,9 +59,9 @@ func NewWriter(dir *os.File, o WriterOptions) *Writer {
 }
 
 // Apply makes one change and describes it. Its error is an [*Error], or wraps
-// context.Cause(ctx); cancelling stops between two system calls, before the
-// rename that makes a change visible. The Change is meaningful after an error
-// too, if a recursive delete had removed some files.
+// context.Cause(ctx). Cancelling takes effect between two system calls, before the
+// rename that makes a change visible. After an error the Change tells what a
+// recursive delete had removed.
 func (w *Writer) Apply(ctx context.Context, op Op) (Change, error) {
 	if w.broken != nil {
 		return Change{Kind: op.Kind}, &Error{Kind: KindIO, Path: op.Path, Detail: "the workspace directory is not open", Err: w.broken}
@@ -112,8 +111,8 @@ func (w *Writer) applyOp(ctx context.Context, op Op, rel string, c *Change) erro
 	return op.newError(KindInvalid, fmt.Sprintf("there is no change named %q", op.Kind))
 }
 
-// writeFault words what fault words for readers: another mount is one that
-// the session protects, such as a read-only .git.
+// writeFault is newError for changes: another mount is one that the session
+// protects, such as a read-only .git.
 func writeFault(path string, err error) *Error {
 	if errors.Is(err, ErrMount) || errors.Is(err, unix.EXDEV) && !isEscape(err) {
 		return &Error{
@@ -124,8 +123,7 @@ func writeFault(path string, err error) *Error {
 	return newError(path, err)
 }
 
-// dirEntry is a name in a directory, which is held open, whether the file
-// exists or not.
+// dirEntry is a name in an open directory. The file may not exist.
 type dirEntry struct {
 	rel  string
 	dir  int
@@ -137,8 +135,8 @@ type dirEntry struct {
 
 func (p dirEntry) close() { _ = unix.Close(p.dir) }
 
-// findEntry opens the directory of rel and stats the entry, which may be a
-// symlink. With parents, missing directories are made.
+// findEntry opens the directory of rel and stats the entry without following it.
+// With parents it makes missing directories.
 func (w *Writer) findEntry(rel string, parents bool) (dirEntry, error) {
 	dir, name := splitPath(rel)
 	if name == "" {
@@ -169,7 +167,6 @@ func (w *Writer) findEntry(rel string, parents bool) (dirEntry, error) {
 	return p, nil
 }
 
-// checkHash compares what a person approved with what is there.
 func (op Op) checkHash(exists bool, content []byte) error {
 	switch {
 	case op.IfSHA256 == "":
@@ -187,9 +184,8 @@ func (op Op) checkHash(exists bool, content []byte) error {
 	return nil
 }
 
-// chmodDirectory sets the mode of a directory. It needs no permission in the
-// directory, only that it belongs to the caller and that its path can be
-// gone.
+// chmodDirectory sets the mode of a directory. The caller must own it and be able
+// to search its path, but needs no permission in it.
 func (w *Writer) chmodDirectory(op Op, rel string, c *Change) error {
 	if op.Mode&^0o7777 != 0 {
 		return op.newError(KindInvalid, "can't be given such a mode")
@@ -214,8 +210,8 @@ func (w *Writer) chmodDirectory(op Op, rel string, c *Change) error {
 	case typeOf(p.stat.Mode) != TypeDir:
 		return unix.ENOTDIR
 	}
-	// The directory is held before its mode is set: by its name a symlink that
-	// took its place meanwhile would be followed.
+	// Open the directory first: chmod by name would follow a symlink that took its
+	// place meanwhile.
 	fd, err := openat(p.dir, p.name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW)
 	if err != nil {
 		return err
@@ -231,10 +227,10 @@ func (w *Writer) chmodDirectory(op Op, rel string, c *Change) error {
 	return setMode(op, now, c, func(mode uint32) error { return chmodHeld(fd, mode) })
 }
 
-// chmodHeld sets the mode of a directory that is held by O_PATH. That takes a
-// path through /proc, since fchmod(2) refuses such a descriptor and
-// fchmodat2(2) with AT_EMPTY_PATH came with Linux 6.6. Where there is no /proc,
-// the directory's own "." does for one that can be searched.
+// chmodHeld sets the mode of a directory opened with O_PATH. It uses a path in
+// /proc because fchmod(2) refuses such a descriptor and fchmodat2(2) with
+// AT_EMPTY_PATH came with Linux 6.6. Without /proc, the directory's "." works if it
+// can be searched.
 func chmodHeld(fd int, mode uint32) error {
 	err := unix.Fchmodat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), mode, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -258,8 +254,8 @@ func setMode(op Op, now statResult, c *Change, set func(mode uint32) error) erro
 	return retry(func() error { return set(mode) })
 }
 
-// renameFile moves an entry, a symlink as itself, to a name that does not
-// exist. Missing directories in the new path are made.
+// renameFile moves an entry, possibly a symlink itself, to a new name. It makes
+// missing directories in the new path.
 func (w *Writer) renameFile(op Op, rel string, c *Change) error {
 	to, e := w.prefixes.relativePath(op.To)
 	if e != nil {
@@ -300,7 +296,6 @@ func (w *Writer) renameFile(op Op, rel string, c *Change) error {
 	return err
 }
 
-// checkFileHash checks IfSHA256, which only a file can meet.
 func (p dirEntry) checkFileHash(op Op) error {
 	if op.IfSHA256 == "" {
 		return nil
@@ -345,8 +340,8 @@ func (w *Writer) deleteFile(ctx context.Context, op Op, rel string, c *Change) e
 	return nil
 }
 
-// keepContent records the content of a file that is to be deleted. A file that
-// can't be read is deleted nevertheless, unless its hash had to be compared.
+// keepContent records the content of a file to be deleted. An unreadable file is
+// deleted all the same, unless its hash has to be compared.
 func (p dirEntry) keepContent(op Op, c *Change) error {
 	if typeOf(p.stat.Mode) != TypeFile {
 		if op.IfSHA256 != "" {
@@ -377,7 +372,6 @@ func (w *Writer) removeTree(ctx context.Context, p dirEntry, c *Change) error {
 	return err
 }
 
-// openOnMount opens a directory for reading, if it is on the tree's mount.
 func (t *tree) openOnMount(parent int, name string) (int, statResult, error) {
 	fd, err := openDirAt(parent, name)
 	if err != nil {
