@@ -1,26 +1,27 @@
 // Package caisson runs agent tasks and commands in sandboxes.
 //
-// The agent loop and everything that only reads run in this process. What writes or
-// executes runs in one container per session, without network and without privileges,
-// with the workspace mounted into it. When the session ends the container is gone, even
-// if this process is killed.
+// The agent loop and read-only tools run in this process. Anything that writes or
+// executes runs in one container per session, unprivileged and without network, with
+// the workspace mounted. The container is gone when the session ends, even if this
+// process is killed.
 //
-// [Run] does one task, [Open] a session of many turns, calls and commands, [NewSandbox]
-// starts a sandbox without a session, and [Doctor] checks what this machine can run.
+// [Run] does one task. [Open] opens a session of many turns, calls and commands.
+// [NewSandbox] starts a sandbox without a session. [Doctor] checks this machine.
 //
-// They need caisson-guest and, for the gvisor backend, runsc: beside the program, on PATH, or
-// named in [HostOptions]. In a module that requires this one, the first command builds your
-// program with a caisson-guest of the same version into bin, and the second adds runsc, which
-// is a module of its own:
+// They need caisson-guest and, for the gvisor backend, runsc: beside the program, on
+// PATH, or named in [HostOptions]. In a module that requires this one, the first
+// command builds your program and a caisson-guest of the same version into bin. The
+// second adds runsc, which is a separate module:
 //
 //	CGO_ENABLED=0 go build -o bin/ . github.com/caisson-run/caisson/cmd/caisson-guest
 //	CGO_ENABLED=0 GOBIN=$PWD/bin go install github.com/caisson-run/caisson/sandbox/oci/runsc@latest
 //
-// With the backends docker and runc, the first is enough. In a checkout of this repository,
+// The docker and runc backends need only the first. In a checkout of this repository,
 // make build makes both programs.
 //
-// This package, sandbox, images, limits, tools, tools/policy, loop, loop/openai,
-// loop/anthropic and sandbox/sandboxtest are the public API. The other packages may change in any version.
+// The public API is this package, sandbox, images, limits, tools, tools/policy, loop,
+// loop/openai, loop/anthropic and sandbox/sandboxtest. Other packages may change in
+// any version.
 package caisson
 
 import (
@@ -44,59 +45,59 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// Options configure a session. Workspace is required, and Profiles for turns; the zero value
-// of every other field is useful.
+// Options configure a session. Workspace is required. A session with turns also needs
+// Profiles. All other fields may be zero.
 type Options struct {
 	SandboxOptions
 
-	// Profiles are the models that answer the agent's requests, with their prices and
-	// limits; see [loop.Options]. The caller closes the models after the session. A session
-	// without turns, in which the program itself makes calls and runs commands, needs none.
+	// Profiles are the models, with their prices and limits; see [loop.Options]. The
+	// caller closes the models after the session.
 	Profiles []loop.Profile
-	// Policy decides which tool calls run; the zero value is the preset "ci": what runs
-	// in the sandbox or only reads is allowed, everything else is refused.
+	// Policy decides which tool calls run. The zero value is the preset "ci", which
+	// allows sandboxed and read-only calls and refuses all others.
 	Policy policy.Policy
-	// Budget bounds each turn, and SessionBudget all turns together. A nil field is no
-	// limit.
+	// Budget bounds each turn, and SessionBudget all turns together. Nil fields
+	// don't.
 	Budget, SessionBudget limits.Budget
 	// Instructions are added to the system prompt.
 	Instructions string
-	// Tools are offered to the model after the built-in ones. They run in this process,
-	// with its privileges, under Policy.
+	// Tools are offered to the model after the built-in ones. They run in this
+	// process, with its privileges, under Policy.
 	Tools []tools.Factory
-	// Egress lists what commands may reach: names of package managers whose public
-	// registries they may read from, such as "npm", and rules, such as
-	// "https://api.example.com/v1/". Without one they have no network.
+	// Egress lists what commands may reach: rules such as
+	// "https://api.example.com/v1/", and package managers such as "npm", whose public
+	// registries become readable. If it is empty, commands have no network.
 	Egress []string
-	// Secrets maps names to values, such as API keys, that no record or log may contain.
+	// Secrets maps names to values, such as API keys, that are kept out of records
+	// and logs.
 	Secrets map[string]string
 }
 
 // Report describes how a session ended.
 type Report struct {
-	// Session is the id of the session and Dir the directory of its records.
+	// Session is the session's ID and Dir the directory of its records.
 	Session, Dir string
-	// Reason is why the last turn ended; [loop.StopAnswered] is success.
+	// Reason is why the last turn ended. [loop.StopAnswered] is success.
 	Reason loop.StopReason
 	// Answer is the model's answer to the last turn, or "".
 	Answer string
-	// Turns is the number of turns that were started.
+	// Turns counts the turns that were started.
 	Turns int
 	Usage limits.Usage
-	// Changed lists changed files, relative to the workspace. The list is not complete
-	// if Incomplete is set: there are too many, or the workspace can't be read.
+	// Changed lists changed files, relative to the workspace. Incomplete means that
+	// some are missing: there are too many, or the workspace can't be read.
 	Changed    []string
 	Incomplete bool
 	// Patch is a unified diff of the changed text files.
 	Patch string
-	// Err is why the session did not end as it should, with a hint, or nil.
+	// Err is why the session failed, with a hint, or nil.
 	Err error
 }
 
-// Run does one task: it opens a session, runs a turn, and closes the session.
-// Cancelling ctx stops running commands, and the report covers what was done
-// before. The error reports that no session could be opened; a session that failed
-// has a report with Err set.
+// Run does one task: it opens a session, runs one turn, and closes the session.
+// Cancelling ctx stops running commands; the report covers what was done until then.
+// Run returns an error only if it can't open a session. If the session fails, the
+// report's Err is set.
 func Run(ctx context.Context, o Options, task string) (Report, error) {
 	if len(o.Profiles) == 0 {
 		return Report{}, errors.New("run session: Options.Profiles is missing")
@@ -113,15 +114,15 @@ func Run(ctx context.Context, o Options, task string) (Report, error) {
 	return r, nil
 }
 
-// Session is a session of many turns: one sandbox, which the first tool call that may
-// need it starts, and one history. Its methods may be called by one goroutine at a time.
+// Session is a session of many turns, with one history and one sandbox, which starts
+// with the first tool call that may need it. Methods must not be called concurrently.
 type Session struct {
 	session *runner.Session
 	parts   *parts
 }
 
-// Open opens a session. Cancelling ctx ends the turn that runs, and no other starts.
-// The caller must close the session.
+// Open opens a session. Cancelling ctx ends the current turn and prevents further
+// ones. The caller must close the session.
 func Open(ctx context.Context, o Options) (*Session, error) {
 	s, err := openSession(ctx, o)
 	if err != nil {
@@ -162,7 +163,7 @@ func openSession(ctx context.Context, o Options) (_ *Session, err error) {
 	return &Session{session, p}, err
 }
 
-// newEgressOptions returns what commands may reach by a list of presets and rules.
+// newEgressOptions parses a list of presets and rules.
 func newEgressOptions(list []string) (runner.EgressOptions, error) {
 	if len(list) == 0 {
 		return runner.EgressOptions{}, nil
@@ -187,8 +188,8 @@ func newEgressOptions(list []string) (runner.EgressOptions, error) {
 	return o, nil
 }
 
-// Ask runs one turn with a message of the user and returns the model's answer. The error
-// is why the turn ended early; at a limit, there may be an answer as well. ctx ends only
+// Ask runs one turn with a user message and returns the model's answer. The error
+// says why the turn ended early; at a limit there may be an answer too. ctx ends only
 // this turn.
 func (s *Session) Ask(ctx context.Context, message string) (string, error) {
 	t, err := s.session.Start(message)
@@ -199,16 +200,16 @@ func (s *Session) Ask(ctx context.Context, message string) (string, error) {
 	return r.Answer, err
 }
 
-// Exec runs a command of the user in the session's sandbox, beside the agent's and with
-// the same limits, and waits for its end. The records show it, Policy is not asked, and the
-// sandbox starts if need be. If ctx ends, the command gets SIGTERM, and SIGKILL after the
-// grace period; its output until then is still delivered. Fields of c other than Argv,
-// Dir, Timeout and the streams must be zero.
+// Exec runs a user's command in the session's sandbox, under the same limits as the
+// agent's commands, and waits for its end. It starts the sandbox if necessary. The
+// command is recorded, but Policy doesn't apply to it. If ctx ends, the command gets
+// SIGTERM, and SIGKILL after the grace period; output until then is still delivered.
+// Only Argv, Dir, Timeout and the streams of c may be set.
 func (s *Session) Exec(ctx context.Context, c sandbox.Command) (sandbox.ExitStatus, error) {
 	other := c
 	other.Argv, other.Dir, other.Timeout = nil, "", 0
 	other.Stdin, other.Stdout, other.Stderr = nil, nil, nil
-	if !reflect.ValueOf(other).IsZero() { // a bound that has no effect must not go unnoticed
+	if !reflect.ValueOf(other).IsZero() { // a bound without effect must not go unnoticed
 		return sandbox.ExitStatus{}, fmt.Errorf("run command: %w: it has more than Argv, Dir, Timeout and streams", sandbox.ErrInvalid)
 	}
 	r, err := s.session.Exec(ctx, runner.UserCommand{
@@ -217,14 +218,14 @@ func (s *Session) Exec(ctx context.Context, c sandbox.Command) (sandbox.ExitStat
 	return r.Status, err
 }
 
-// Call runs one tool call without the model and returns its result. Policy, sandbox and
-// records are those of the model's calls, and the model is not told of it. The error is why
-// there is no result; a tool that failed has one.
+// Call runs one tool call, without telling the model, and returns its result. It uses
+// the same policy, sandbox and records as the model's calls. A failed tool has a
+// result too; the error means that there is no result.
 func (s *Session) Call(ctx context.Context, name tools.Name, input json.RawMessage) (loop.ToolResult, error) {
 	return s.session.Call(ctx, name, input)
 }
 
-// Close stops what runs, removes the sandbox and reports how the session ended.
+// Close stops running work, removes the sandbox and reports how the session ended.
 func (s *Session) Close() Report {
 	r := s.session.Close()
 	report := Report{
@@ -241,13 +242,12 @@ func (s *Session) Close() Report {
 	return report
 }
 
-// sessionError is a problem of a session with its hint.
+// sessionError is a session's problem, with its hint.
 type sessionError struct {
 	record.Problem
 	cause error
 }
 
-// Error returns the cause and the hint.
 func (e *sessionError) Error() string {
 	if e.Hint == "" {
 		return e.Cause
@@ -255,5 +255,4 @@ func (e *sessionError) Error() string {
 	return e.Cause + ". " + e.Hint
 }
 
-// Unwrap returns the error of the session.
 func (e *sessionError) Unwrap() error { return e.cause }

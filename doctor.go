@@ -17,18 +17,19 @@ import (
 
 // Finding is the result of one check of [Doctor].
 type Finding struct {
-	// Check names the check, and Result is ok, warning, failed or absent: what is
-	// absent is missing and not needed.
+	// Check names the check. Result is ok, warning, failed, or absent (missing, but
+	// not needed).
 	Check, Result string
-	// Detail describes what was found, and Hint what to do about it; "" is nothing.
+	// Detail describes what was found, and Hint what to do about it. Either may be
+	// "".
 	Detail, Hint string
 }
 
 // Doctor checks whether this machine can run sessions with these options: kernel,
 // backends, state directory and image. It starts a sandbox on an empty directory and
-// tries from inside that nothing is reached. It asks no model, needs no workspace, and
-// fetches nothing. The error is one of the options; what fails on the machine is a
-// finding.
+// checks its isolation from inside. It calls no model, needs no workspace, and
+// downloads nothing. It returns an error for invalid options; faults of the machine
+// are findings.
 func Doctor(ctx context.Context, o Options) ([]Finding, error) {
 	o.Workspace = cmp.Or(o.Workspace, ".")
 	image, resources, err := o.withDefaults()
@@ -39,7 +40,7 @@ func Doctor(ctx context.Context, o Options) ([]Finding, error) {
 	if err != nil {
 		return nil, fmt.Errorf("check this machine: %w", err)
 	}
-	defer func() { _ = h.Close() }() // connections that nothing uses
+	defer func() { _ = h.Close() }() // nothing uses the connections
 	backend := cmp.Or(o.Backend, "auto")
 	checked := h.CheckImage(ctx, image)
 	found := append(CheckMachine(), doctor.CheckState(h.o.StateDir, []string{os.TempDir()}), checked)
@@ -69,7 +70,7 @@ func Doctor(ctx context.Context, o Options) ([]Finding, error) {
 	return findings, nil
 }
 
-// CheckMachine checks the kernel and the limits that this process can set.
+// CheckMachine checks the kernel and this process's limits.
 func CheckMachine() []doctor.Finding {
 	return doctor.CheckMachine(doctor.Machine{
 		Cgroups: func() (doctor.Cgroups, error) {
@@ -80,7 +81,7 @@ func CheckMachine() []doctor.Finding {
 	})
 }
 
-// CheckBackends checks all backends; asked is the one to use, or auto.
+// CheckBackends checks all backends. asked is the one to use, or auto.
 func (h *Host) CheckBackends(ctx context.Context, asked string) []doctor.Finding {
 	return doctor.CheckBackends(ctx, doctor.Backends{
 		Names: []string{docker.Name, string(oci.GVisor), string(oci.Runc)}, Asked: asked, Allowed: h.o.allowsBackend, Open: h.Backend,
@@ -95,13 +96,13 @@ func (h *Host) CheckImage(ctx context.Context, ref images.Reference) doctor.Find
 	})
 }
 
-// engineImageID returns the id of an image on the local engine, "" if it has none.
+// engineImageID returns an image's ID on the local engine, or "".
 func (h *Host) engineImageID(ctx context.Context, name string) string {
 	e := h.ImageEngine(ctx)
 	if e == nil {
 		return ""
 	}
-	defer func() { _ = e.Close() }() // only asked
+	defer func() { _ = e.Close() }() // nothing was changed
 	id, err := e.ImageID(ctx, name)
 	if err != nil {
 		return ""
@@ -109,18 +110,17 @@ func (h *Host) engineImageID(ctx context.Context, name string) string {
 	return id
 }
 
-// findBuilder returns the program that would build an image, "" for none.
+// findBuilder returns the program that would build an image, or "".
 func (h *Host) findBuilder(ctx context.Context) string {
 	if e := h.ImageEngine(ctx); e != nil {
-		_ = e.Close() // only asked
+		_ = e.Close() // nothing was changed
 		return "the Docker engine"
 	}
-	buildctl, _ := h.programs.Find(optional(h.o.Buildctl), "buildctl") // "" if it is not there
+	buildctl, _ := h.programs.Find(optional(h.o.Buildctl), "buildctl") // "" if not found
 	buildah, _ := h.programs.Find(optional(h.o.Buildah), "buildah")
 	return cmp.Or(buildctl, buildah)
 }
 
-// listStoredImages returns the images of the store, none if there is no store yet.
 func (h *Host) listStoredImages(ctx context.Context) ([]images.Image, error) {
 	if _, err := os.Stat(filepath.Join(h.o.CacheDir, "images")); h.o.CacheDir == "" || err != nil {
 		return nil, nil

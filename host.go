@@ -24,74 +24,74 @@ import (
 )
 
 const (
-	// checkTime bounds the check of a backend that was asked for: an engine of a busy
-	// machine on which 64 sessions start at once has taken more than 5 s.
+	// checkTime bounds the check of a requested backend. With 64 sessions starting at
+	// once, engines have taken more than 5 s.
 	checkTime = 30 * time.Second
-	// autoTime bounds it if another backend can serve.
+	// autoTime bounds the check if another backend can take over.
 	autoTime = 5 * time.Second
-	// sweepTime bounds the removal of what dead processes left.
+	// sweepTime bounds the removal of dead processes' leftovers.
 	sweepTime = 30 * time.Second
 )
 
-// HostOptions configure what the sessions of a process share. The zero value takes
+// HostOptions configure what a process's sessions share. The zero value takes
 // everything from the environment.
 type HostOptions struct {
-	// StateDir keeps the records of sessions, and what is needed to clean up after a
-	// process that was killed; "" means caisson in $XDG_STATE_HOME or ~/.local/state.
+	// StateDir keeps session records, and what is needed to clean up after a killed
+	// process. "" means caisson in $XDG_STATE_HOME or ~/.local/state.
 	StateDir string
 	// CacheDir keeps images; "" means caisson in $XDG_CACHE_HOME or ~/.cache.
 	CacheDir string
 	// Environ is the environment as NAME=value; nil means os.Environ().
 	Environ []string
-	// Backends are those that may be used; nil means all of docker, gvisor and runc.
+	// Backends are the allowed backends; nil means docker, gvisor and runc.
 	Backends []string
-	// Guest, Runsc, Runc, Buildctl and Buildah are paths of programs that are neither
-	// beside this program nor on PATH.
+	// Guest, Runsc, Runc, Buildctl and Buildah are paths of programs. Set those that
+	// are neither beside this program nor on PATH.
 	Guest, Runsc, Runc, Buildctl, Buildah string
-	// Programs finds programs; nil means one for this process and Environ.
+	// Programs finds programs; nil means a finder for this process and Environ.
 	Programs *programs.Finder
-	// NewBackend, unless nil, is asked for each backend first, with what was found for
-	// it. If it returns nil and no error, the built-in backend is made.
+	// NewBackend, if not nil, is called for each backend. If it returns nil and no
+	// error, the built-in backend is used.
 	NewBackend func(b BackendSettings) (sandbox.Backend, error)
-	// DockerHost is the address of the engine; "" means DOCKER_HOST, or the current
-	// context. DockerRuntime is the name of its runtime; "" is the engine's default.
+	// DockerHost is the engine's address; "" means DOCKER_HOST or the current
+	// context. DockerRuntime names the engine's runtime; "" means the engine's
+	// default.
 	DockerHost, DockerRuntime string
-	// Toolchains are directories that the image host shows beside /usr, and Mask paths
-	// that it hides.
+	// Toolchains are directories that the host image shows besides /usr. Mask are
+	// paths that it hides.
 	Toolchains, Mask []string
-	// PlainHTTP are registries that are reached without TLS.
+	// PlainHTTP are registries to contact without TLS.
 	PlainHTTP []string
-	// BuildNetwork bounds what the commands of Dockerfiles may reach when images are
-	// built; nil allows nothing. See buildnetwork.Options. BuildRecords is the directory of the
-	// records about it; "" means builds in StateDir.
+	// BuildNetwork bounds what Dockerfile commands may reach during image builds; nil
+	// allows nothing. See buildnetwork.Options. BuildRecords is the directory of the
+	// builds' network records; "" means builds in StateDir.
 	BuildNetwork *runner.EgressOptions
 	BuildRecords string
-	// Logger gets what operators want to know; nil logs to the session's directory.
+	// Logger is the operator's log; nil logs to the session's directory.
 	Logger *zap.Logger
 }
 
-// BackendSettings are the settings of one backend.
+// BackendSettings are one backend's settings.
 type BackendSettings struct {
 	// Name is docker, gvisor or runc.
-	Name string
-	// StateDir is the host's.
+	Name     string
 	StateDir string
-	// Guest is the path of caisson-guest, and Runtime of runsc, runc or crun; for docker
-	// Runtime is the name of the engine's runtime.
+	// Guest is the path of caisson-guest. Runtime is the path of runsc, runc or crun,
+	// or for docker the name of the engine's runtime.
 	Guest, Runtime string
-	// DockerHost is the address of the engine; "" leaves it to Environ and the contexts.
+	// DockerHost is the engine's address; "" leaves it to Environ and the contexts.
 	DockerHost string
 	Environ    []string
 }
 
-// Host holds the resources that sessions share: state directory, backends and
-// image store. It is safe for concurrent use.
+// Host holds what sessions share: state directory, backends and image store. It is
+// safe for concurrent use.
 type Host struct {
 	o        HostOptions
 	programs *programs.Finder
 	images   imageStore
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	logger   *zap.Logger
 	backends map[string]sandbox.Backend
 }
@@ -118,7 +118,7 @@ func NewHost(o HostOptions) (*Host, error) {
 		h.logger = zap.NewNop()
 	}
 	if o.Programs != nil {
-		finder := *o.Programs // each host has a workspace of its own
+		finder := *o.Programs // each host sets its own Writable
 		h.programs = &finder
 	} else {
 		h.programs = &programs.Finder{Executable: os.Executable, Path: h.getenv("PATH")}
@@ -130,8 +130,8 @@ func NewHost(o HostOptions) (*Host, error) {
 	return h, nil
 }
 
-// xdgDir returns Caisson's directory below an XDG base directory, "" if there is none.
-// A relative value counts as unset (XDG Base Directory Specification 0.8).
+// xdgDir returns Caisson's directory below an XDG base directory, or "". A relative
+// value counts as unset (XDG Base Directory Specification 0.8).
 func xdgDir(environ []string, name, def string) string {
 	base := getenv(environ, name)
 	if !filepath.IsAbs(base) {
@@ -156,8 +156,8 @@ func getenv(environ []string, name string) string {
 
 func (h *Host) getenv(name string) string { return getenv(h.o.Environ, name) }
 
-// SetLogger replaces the logger, unless the options name one: a session's log exists
-// only once it has a directory. It must be called before the first backend is made.
+// SetLogger replaces the logger unless the options name one: a session's log needs
+// the session's directory first. Call it before the first backend is made.
 func (h *Host) SetLogger(l *zap.Logger) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -172,8 +172,8 @@ func (h *Host) currentLogger() *zap.Logger {
 	return h.logger
 }
 
-// Backend returns a backend by its name, even one that HostOptions.Backends does not
-// allow: for cleaning up. It belongs to the host.
+// Backend returns a backend by name. For cleaning up, that may be one that
+// HostOptions.Backends doesn't allow. The host owns it.
 func (h *Host) Backend(name string) (sandbox.Backend, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -191,26 +191,25 @@ func (h *Host) Backend(name string) (sandbox.Backend, error) {
 	return b, nil
 }
 
-// unpackedBackend is a backend of a release build. A program that was removed from the
-// cache since the backend was made is unpacked again for the next sandbox.
+// unpackedBackend is a backend of a release build. It unpacks programs again if they
+// have been removed from the cache.
 type unpackedBackend struct {
 	sandbox.Backend
 	host *Host
 }
 
-// Create implements [sandbox.Creator].
 func (b unpackedBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if _, err := b.host.findPrograms(b.Name()); errors.As(err, new(*programs.UnpackError)) {
 		return nil, fmt.Errorf("create %s sandbox: %w: %w", b.Name(), sandbox.ErrUnavailable, err)
 	}
-	return b.Backend.Create(ctx, spec) // it reports what else is missing
+	return b.Backend.Create(ctx, spec) // it reports anything else that is missing
 }
 
 func (o *HostOptions) allowsBackend(name string) bool {
 	return o.Backends == nil || slices.Contains(o.Backends, name)
 }
 
-// findPrograms returns the settings of a backend, with the programs that it needs.
+// findPrograms returns a backend's settings, with the programs that it needs.
 func (h *Host) findPrograms(name string) (BackendSettings, error) {
 	guest, err := h.programs.Find(optional(h.o.Guest), "caisson-guest")
 	if err != nil {
@@ -266,9 +265,10 @@ func optional(path string) *string {
 	return &path
 }
 
-// Choose returns the backend of a session and why it is that one. "" and auto mean
-// docker if a local engine answers, otherwise gvisor. notify, unless nil, is told if a
-// later start proves the choice impossible and gvisor takes its place.
+// Choose returns a session's backend and the reason for the choice. "" and auto mean
+// docker if a local engine is running, otherwise gvisor. If a later start shows that
+// docker can't be used, another backend takes its place, and notify, if not nil, is
+// told.
 func (h *Host) Choose(ctx context.Context, name string, notify func(text string)) (sandbox.Backend, record.BackendChoice, error) {
 	if name != "" && name != "auto" {
 		if !h.o.allowsBackend(name) {
@@ -298,8 +298,7 @@ func (h *Host) Choose(ctx context.Context, name string, notify func(text string)
 	return b, record.BackendChoice{Asked: "auto", Chosen: string(oci.GVisor), Why: why}, nil
 }
 
-// findEngine returns the docker backend if a local engine answers, or why it can't be
-// used.
+// findEngine returns the docker backend, or why it can't be used.
 func (h *Host) findEngine(ctx context.Context) (engine sandbox.Backend, why string) {
 	if !h.o.allowsBackend(docker.Name) {
 		return nil, "docker is not allowed here"
@@ -324,16 +323,15 @@ func checkBackend(ctx context.Context, b sandbox.Backend, limit time.Duration) (
 	return b.Check(ctx)
 }
 
-// fallback is the docker backend of auto. Another backend takes its place if the
-// first container shows that the engine does not share this file system, or if docker
-// can't hold the sandbox that was requested.
+// fallback is auto's docker backend. If the first container shows that the engine
+// doesn't share this file system, or if docker can't provide the requested sandbox,
+// it uses another backend.
 type fallback struct {
 	sandbox.Backend
 	host   *Host
 	notify func(text string)
 }
 
-// Create implements [sandbox.Creator].
 func (f *fallback) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	b, err := f.Backend.Create(ctx, spec)
 	if !errors.Is(err, docker.ErrNotShared) && !errors.As(err, new(*sandbox.IncapableError)) {
@@ -359,9 +357,9 @@ func (f *fallback) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 	return nil, err
 }
 
-// Sweep removes what sessions of dead processes left, on all backends, and returns what
-// it found. If there are many, it leaves directories of some to the next call. It goes on
-// after an error, logs it, and returns it joined with the others.
+// Sweep removes what dead processes' sessions left on all backends, and returns what
+// it found. If there is much, some directories remain for the next call. Errors don't
+// stop it: it logs them and returns them joined.
 func (h *Host) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, sweepTime, errors.New("no answer in time"))
 	defer cancel()
@@ -377,7 +375,7 @@ func (h *Host) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 		}
 		b, err := h.Backend(name)
 		if err != nil {
-			continue // its runtime is not here
+			continue // its runtime is not installed
 		}
 		left, err := b.Sweep(ctx)
 		if idle && errors.Is(err, sandbox.ErrUnavailable) {
@@ -396,7 +394,7 @@ func (h *Host) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	return all, errors.Join(errs...)
 }
 
-// Close closes the connections to engines. No session of the host may run.
+// Close closes the connections to engines. End all sessions first.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -23,12 +23,13 @@ import (
 	"github.com/caisson-run/caisson/sandbox/docker"
 )
 
-// engineTime bounds the check whether an engine answers, before it is asked for
-// images: without one, they come from registries.
+// engineTime bounds the wait for an engine before images come from registries
+// instead.
 const engineTime = 2 * time.Second
 
-// imageStore is the user's image store, opened when it is first needed: a run on the
-// image host makes no directory and contacts no engine. It implements [images.Source].
+// imageStore is the user's image store. It is opened on first use, so that a run on
+// the host image makes no directory and contacts no engine. It implements
+// [images.Source].
 type imageStore struct {
 	host *Host
 
@@ -39,8 +40,8 @@ type imageStore struct {
 	report atomic.Pointer[func(store.Progress)]
 }
 
-// ReportPulls makes report get the progress of downloads and builds of images from now
-// on; nil ends that.
+// ReportPulls sets the receiver of the progress of image downloads and builds; nil
+// unsets it.
 func (h *Host) ReportPulls(report func(store.Progress)) {
 	if report == nil {
 		h.images.report.Store(nil)
@@ -49,7 +50,7 @@ func (h *Host) ReportPulls(report func(store.Progress)) {
 	h.images.report.Store(&report)
 }
 
-// Images returns the host's image store, which belongs to it.
+// Images returns the image store, which the host owns.
 func (h *Host) Images(ctx context.Context) (*store.Store, error) {
 	s := &h.images
 	s.mu.Lock()
@@ -63,7 +64,7 @@ func (h *Host) Images(ctx context.Context) (*store.Store, error) {
 	if err := os.MkdirAll(h.o.CacheDir, 0o700); err != nil {
 		return nil, err
 	}
-	buildctl, _ := h.programs.Find(optional(h.o.Buildctl), "buildctl") // "" builds with another
+	buildctl, _ := h.programs.Find(optional(h.o.Buildctl), "buildctl") // "" means that it isn't used
 	buildah, _ := h.programs.Find(optional(h.o.Buildah), "buildah")
 	o := store.Options{
 		Dir: filepath.Join(h.o.CacheDir, "images"), PlainHTTP: h.o.PlainHTTP, Accounts: imageAccounts(os.Geteuid(), os.Getegid()),
@@ -81,7 +82,6 @@ func (h *Host) Images(ctx context.Context) (*store.Store, error) {
 	return s.opened, err
 }
 
-// openBuildNetwork opens the network of the commands of a build.
 func (h *Host) openBuildNetwork(ctx context.Context, dir string) (*images.BuildNetwork, error) {
 	backend, err := h.Backend(docker.Name)
 	if err != nil {
@@ -99,9 +99,9 @@ func (s *imageStore) reportProgress(p store.Progress) {
 	}
 }
 
-// FindAbsentPrograms returns the programs on PATH that an image of this machine
-// lacks, but for those beside this program and of workspace, which may be "". It
-// returns none for other images.
+// FindAbsentPrograms returns the programs on PATH that the host image lacks, except
+// those in this program's directory and in workspace, which may be "". For other
+// images it returns nil.
 func (h *Host) FindAbsentPrograms(ctx context.Context, ref images.Reference, workspace string) ([]host.Absent, error) {
 	if ref.Scheme != images.SchemeHost {
 		return nil, nil
@@ -109,8 +109,8 @@ func (h *Host) FindAbsentPrograms(ctx context.Context, ref images.Reference, wor
 	return host.FindAbsent(ctx, h.hostImageFor(workspace))
 }
 
-// FindPrograms returns where commands on an image of this machine find programs, by
-// their names. It returns none for other images.
+// FindPrograms returns the paths of the named programs in the host image. For other
+// images it returns nil.
 func (h *Host) FindPrograms(ctx context.Context, ref images.Reference, workspace string, names []string) (map[string]string, error) {
 	if ref.Scheme != images.SchemeHost {
 		return nil, nil
@@ -118,10 +118,10 @@ func (h *Host) FindPrograms(ctx context.Context, ref images.Reference, workspace
 	return host.FindPrograms(ctx, h.hostImageFor(workspace), names)
 }
 
-// hostImageFor returns the options of the image host for a workspace, with the
-// directories of PATH but this program's.
+// hostImageFor returns the host image's options for a workspace. Its PATH excludes
+// this program's directory.
 func (h *Host) hostImageFor(workspace string) host.Options {
-	own := h.programs.OwnDir() // for Caisson: no command of the sandbox misses it
+	own := h.programs.OwnDir() // commands don't need Caisson's own programs
 	path := slices.DeleteFunc(filepath.SplitList(h.getenv("PATH")), func(dir string) bool {
 		resolved, err := filepath.EvalSymlinks(dir)
 		return own != "" && err == nil && resolved == own
@@ -131,14 +131,13 @@ func (h *Host) hostImageFor(workspace string) host.Options {
 	return o
 }
 
-// hostImage returns the options of the image host.
 func (h *Host) hostImage() host.Options {
 	return host.Options{Toolchains: h.o.Toolchains, Mask: h.o.Mask, Path: h.getenv("PATH"), Environ: h.o.Environ}
 }
 
-// MountPoint returns where a workspace is to be mounted in an image: target itself, or
-// the image's own WORKDIR if target is "image". Its error wraps [sandbox.ErrInvalid]
-// if the workspace can't be mounted there, as without a WORKDIR.
+// MountPoint returns the path at which an image mounts the workspace: target, or the
+// image's WORKDIR if target is "image". If that is no valid mount point, or the image
+// has no WORKDIR, the error wraps [sandbox.ErrInvalid].
 func (h *Host) MountPoint(ctx context.Context, ref images.Reference, target string) (string, error) {
 	if target != "image" {
 		return target, sandbox.CheckTarget(sandbox.Workspace{Target: target}.MountPoint())
@@ -152,7 +151,7 @@ func (h *Host) MountPoint(ctx context.Context, ref images.Reference, target stri
 	}
 	dir := config.WorkingDir
 	if !slices.Contains(strings.Split(dir, "/"), "..") {
-		dir = path.Clean(dir) // a slash at the end is usual
+		dir = path.Clean(dir) // a trailing slash is usual
 	}
 	if err := sandbox.CheckTarget(dir); err != nil {
 		return "", fmt.Errorf("image %s: its WORKDIR: %w", ref, err)
@@ -160,9 +159,9 @@ func (h *Host) MountPoint(ctx context.Context, ref images.Reference, target stri
 	return dir, nil
 }
 
-// CheckUser returns an error if commands can't run as the user of a policy in an image,
-// as far as its configuration shows: with sandbox.UserImage and a USER that is root. It
-// wraps [sandbox.ErrInvalid] and an [images.UserError].
+// CheckUser returns an error if the image's configuration shows that commands can't
+// run as the policy's user: with sandbox.UserImage, if USER is root. The error wraps
+// [sandbox.ErrInvalid] and an [images.UserError].
 func (h *Host) CheckUser(ctx context.Context, ref images.Reference, user sandbox.UserPolicy) error {
 	if user != sandbox.UserImage {
 		return nil
@@ -177,8 +176,8 @@ func (h *Host) CheckUser(ctx context.Context, ref images.Reference, user sandbox
 	return nil
 }
 
-// imageConfig returns the configuration of the image that a sandbox would run on: of
-// the engine's, if it has one of the name, as backends do.
+// imageConfig returns the configuration of the image that a sandbox would use. Like
+// the backends, it prefers the engine's image of that name.
 func (h *Host) imageConfig(ctx context.Context, ref images.Reference) (images.Config, error) {
 	switch ref.Scheme {
 	case images.SchemeHost, images.SchemeRootFS:
@@ -196,8 +195,8 @@ func (h *Host) imageConfig(ctx context.Context, ref images.Reference) (images.Co
 	return im.Config, err
 }
 
-// imageAccounts returns the identities that commands may have: the sandbox's own, and
-// the user's, for an engine that can't map ids.
+// imageAccounts returns the identities that commands may have: the sandbox's, and the
+// user's for engines that can't map IDs.
 func imageAccounts(uid, gid int) []images.Account {
 	accounts := []images.Account{{Name: "agent", UID: sandbox.CommandUID, GID: sandbox.CommandGID, Home: sandbox.HomeDir}}
 	if uid > 0 && uid != sandbox.CommandUID {
@@ -206,8 +205,8 @@ func imageAccounts(uid, gid int) []images.Account {
 	return append(accounts, sandbox.IdentityAccounts(sandbox.CommandUID, sandbox.CommandGID)...)
 }
 
-// ImageEngine returns the engine as a source of images, nil if none answers or docker
-// is not allowed. The caller closes it.
+// ImageEngine returns the engine as a source of images. It returns nil if docker is
+// not allowed or doesn't answer. The caller closes it.
 func (h *Host) ImageEngine(ctx context.Context) *docker.ImageEngine {
 	if !h.o.allowsBackend(docker.Name) {
 		return nil
@@ -219,14 +218,13 @@ func (h *Host) ImageEngine(ctx context.Context) *docker.ImageEngine {
 	ctx, cancel := context.WithTimeoutCause(ctx, engineTime, errors.New("no answer in time"))
 	defer cancel()
 	if e.Check(ctx) != nil {
-		_ = e.Close() // it is not used
+		_ = e.Close() // nothing was changed
 		return nil
 	}
 	return e
 }
 
-// builderEnviron returns what builders get of the environment: where they find
-// programs, their directories and their daemon, and the proxies. No key.
+// builderEnviron returns the environment for image builders. It holds no keys.
 func builderEnviron(environ []string) []string {
 	var out []string
 	for _, name := range []string{
@@ -249,7 +247,6 @@ func (s *imageStore) closeEngine() error {
 	return s.engine.Close()
 }
 
-// Resolve implements [images.Source].
 func (s *imageStore) Resolve(ctx context.Context, ref images.Reference) (images.Image, error) {
 	opened, err := s.host.Images(ctx)
 	if err != nil {
@@ -258,7 +255,6 @@ func (s *imageStore) Resolve(ctx context.Context, ref images.Reference) (images.
 	return opened.Resolve(ctx, ref)
 }
 
-// RootFS implements [images.Source].
 func (s *imageStore) RootFS(ctx context.Context, ref images.Reference) (*images.RootFS, func(), error) {
 	opened, err := s.host.Images(ctx)
 	if err != nil {
@@ -267,7 +263,6 @@ func (s *imageStore) RootFS(ctx context.Context, ref images.Reference) (*images.
 	return opened.RootFS(ctx, ref)
 }
 
-// OwnedRootFS implements [images.Source].
 func (s *imageStore) OwnedRootFS(ctx context.Context, ref images.Reference) (*images.RootFS, func(), error) {
 	opened, err := s.host.Images(ctx)
 	if err != nil {
@@ -276,7 +271,6 @@ func (s *imageStore) OwnedRootFS(ctx context.Context, ref images.Reference) (*im
 	return opened.OwnedRootFS(ctx, ref)
 }
 
-// Archive implements [images.Source].
 func (s *imageStore) Archive(ctx context.Context, ref images.Reference, w io.Writer) (string, error) {
 	opened, err := s.host.Images(ctx)
 	if err != nil {

@@ -26,57 +26,56 @@ import (
 type SandboxOptions struct {
 	HostOptions
 
-	// Workspace is the path of the directory that commands work in. It may not be or
-	// contain the home directory, nor be a directory of the system.
+	// Workspace is the directory that commands work in. It must not be or contain the
+	// home directory, or be a system directory.
 	Workspace string
-	// Target is where it is mounted; "" means /workspace, and "image" the image's own
-	// WORKDIR. It hides what the image has there.
+	// Target is its mount point; "" means /workspace, and "image" the image's
+	// WORKDIR. It hides the image's files there.
 	Target string
-	// Backend is docker, gvisor or runc; "" or auto means docker if a local engine
-	// answers, otherwise gvisor.
+	// Backend is docker, gvisor or runc. "" or auto means docker if a local engine is
+	// running, otherwise gvisor.
 	Backend string
-	// Image is host, the programs of this machine, or the name of an image such as
-	// debian:bookworm-slim, rootfs:DIR, oci-layout:DIR or docker-archive:FILE; "" means
-	// host.
+	// Image is host (this machine's programs), an image name such as
+	// debian:bookworm-slim, rootfs:DIR, oci-layout:DIR or docker-archive:FILE. ""
+	// means host.
 	Image string
-	// Root is the access of commands to the image's files; "" means read-only. With
-	// sandbox.RootEphemeral what they write is thrown away with the sandbox, which
-	// needs another image than host.
+	// Root is the commands' access to the image's files; "" means read-only. With
+	// sandbox.RootEphemeral their changes are dropped with the sandbox; the host
+	// image doesn't support it.
 	Root sandbox.RootMode
-	// User is the user that commands run as; "" means sandbox.UserOwner. UserImage is the
-	// image's USER. Root of the container needs gvisor or runc, to which auto changes.
+	// User is the commands' user: "" means sandbox.UserOwner, and UserImage the
+	// image's USER. Root needs gvisor or runc; auto then chooses one of them.
 	User sandbox.UserPolicy
-	// Service is a long-lived program that is started with the sandbox, such as the
-	// image's own; nil means none.
+	// Service is a long-running program to start with the sandbox, such as the
+	// image's own.
 	Service *sandbox.Service
-	// Mode is how the workspace is mounted; "" means bind, in which commands change it.
-	// An overlay leaves it untouched, and so does copy, which sends it to the container
-	// (docker), such as to an engine on another machine.
+	// Mode is how the workspace is mounted; "" means bind, in which commands change
+	// it. overlay and copy leave it unchanged. copy sends it to the container and
+	// works with remote engines; it needs docker.
 	Mode sandbox.WorkspaceMode
 	// CopyBytes and CopyEntries bound what copy mode sends; zero means
-	// sandbox.DefaultCopyBytes and DefaultCopyEntries. The error for a workspace that
-	// exceeds them wraps sandbox.ErrInvalid and names its largest directories.
+	// sandbox.DefaultCopyBytes and DefaultCopyEntries. If the workspace exceeds them,
+	// the error wraps sandbox.ErrInvalid and names its largest directories.
 	CopyBytes, CopyEntries int64
-	// Resources bound the sandbox; the zero value is limits.DefaultResources.
+	// Resources bound the sandbox; the zero value means limits.DefaultResources.
 	Resources limits.Resources
-	// Env are variables of the commands, as NAME=value. Records have their names; a
-	// secret value belongs into Options.Secrets too.
+	// Env has the commands' variables, as NAME=value. Records contain only their
+	// names. Put secret values into Options.Secrets too.
 	Env []string
-	// Mounts are more directories of this machine that commands see. Path, Target and
-	// ReadOnly of each are used, and the other fields must be zero. A writable one is
-	// protected as the workspace is. In overlay and copy mode all must be read-only.
+	// Mounts are more host directories that commands see. Set only Path, Target and
+	// ReadOnly. Writable ones are protected like the workspace. In overlay and copy
+	// mode all must be read-only.
 	Mounts []sandbox.Mount
-	// Caches hold the files that build tools keep between the sandboxes of a workspace, below
-	// StateDir: go, npm, pip, cargo, maven, apt, or a directory below the home of commands
-	// such as ~/.gradle.
+	// Caches keep build tools' files for the workspace's next sandboxes, below
+	// StateDir: go, npm, pip, cargo, maven, apt, or a directory below the commands'
+	// home, such as ~/.gradle.
 	Caches []string
-	// CacheUse is how commands use Caches; "" means writable. With frozen, what they
-	// write is dropped, as it is whenever changes in overlay mode are; none mounts no
-	// caches. A sandbox that checks the work of another needs none, or both need frozen.
+	// CacheUse is how commands use Caches; "" means writable. frozen drops what they
+	// write; in overlay mode, discarding the changes does too. none mounts no caches.
+	// A sandbox that checks another's work needs none, or frozen in both.
 	CacheUse string
 }
 
-// withDefaults returns the image and the resources with their defaults.
 func (o SandboxOptions) withDefaults() (images.Reference, limits.Resources, error) {
 	if o.Workspace == "" {
 		return images.Reference{}, limits.Resources{}, errors.New("SandboxOptions.Workspace is missing")
@@ -114,7 +113,7 @@ func (h *Host) openWorkspace(o SandboxOptions) (*runner.Workspace, error) {
 	return w, nil
 }
 
-// protectedDirs returns the directories that no workspace and no mount may be.
+// protectedDirs returns the directories that can't be workspaces or mounts.
 func (h *Host) protectedDirs() runner.Protected {
 	p := runner.Protected{State: h.o.StateDir, Cache: h.o.CacheDir, Config: xdgDir(h.o.Environ, "XDG_CONFIG_HOME", ".config")}
 	if home := h.getenv("HOME"); filepath.IsAbs(home) {
@@ -123,7 +122,6 @@ func (h *Host) protectedDirs() runner.Protected {
 	return p
 }
 
-// openMounts opens the directories of Mounts. The caller closes them.
 func (h *Host) openMounts(o SandboxOptions, w *runner.Workspace, target string) ([]sandbox.Mount, error) {
 	var list []runner.UserMount
 	for _, m := range o.Mounts {
@@ -135,7 +133,6 @@ func (h *Host) openMounts(o SandboxOptions, w *runner.Workspace, target string) 
 	return runner.OpenMounts(list, w, target, o.Mode, h.protectedDirs())
 }
 
-// cacheOptions returns the caches and how they are used.
 func (h *Host) cacheOptions(o SandboxOptions) (runner.CacheOptions, error) {
 	list, err := caches.ParseList(o.Caches)
 	use, useErr := caches.ParseUse(o.CacheUse)
@@ -145,8 +142,7 @@ func (h *Host) cacheOptions(o SandboxOptions) (runner.CacheOptions, error) {
 	return runner.CacheOptions{Store: caches.NewStore(h.o.StateDir), Caches: list, Use: use}, nil
 }
 
-// parts are what a sandbox is made of. Closing them undoes what was opened for it, after the
-// sandbox.
+// parts are what a sandbox is made of. Close the sandbox before its parts.
 type parts struct {
 	closers.Stack
 	host    *Host
@@ -158,10 +154,10 @@ type parts struct {
 	caches  runner.CacheOptions
 	backend sandbox.Backend
 	choice  record.BackendChoice
-	removed []sandbox.Orphan // by dead processes
+	removed []sandbox.Orphan // of dead processes
 }
 
-// openParts opens the parts of a sandbox, whose session has secrets.
+// openParts opens the parts of a sandbox. secrets are kept out of its logs.
 func openParts(ctx context.Context, o SandboxOptions, secrets []redact.Secret) (_ *parts, err error) {
 	p := &parts{}
 	defer p.CloseOnError(&err)
@@ -198,14 +194,14 @@ func openParts(ctx context.Context, o SandboxOptions, secrets []redact.Secret) (
 	if p.backend, p.choice, err = p.host.Choose(ctx, o.Backend, nil); err != nil {
 		return nil, err
 	}
-	p.removed, _ = p.host.Sweep(ctx) // the log has what could not be removed; the sandbox needs none of it
+	p.removed, _ = p.host.Sweep(ctx) // errors are logged, and don't affect this sandbox
 	return p, nil
 }
 
 // NewSandbox starts a sandbox without a model, for programs that run commands
-// themselves. Destroy removes it with everything that was made for it; in overlay and copy
-// mode the changes are discarded. If this process is killed, the sandbox ends, and the next
-// start of a sandbox removes what is left.
+// themselves. Destroy removes it with everything made for it; in overlay and copy
+// mode this discards the changes. If this process is killed, the sandbox ends, and
+// the next sandbox to start removes what is left.
 func NewSandbox(ctx context.Context, o SandboxOptions) (sandbox.Sandbox, error) {
 	s, err := startSandbox(ctx, o)
 	if err != nil {
@@ -214,7 +210,6 @@ func NewSandbox(ctx context.Context, o SandboxOptions) (sandbox.Sandbox, error) 
 	return s, nil
 }
 
-// ownedSandbox is a sandbox with the parts that it was made of.
 type ownedSandbox struct {
 	sandbox.Sandbox
 	parts *parts
@@ -259,8 +254,8 @@ func startSandbox(ctx context.Context, o SandboxOptions) (_ *ownedSandbox, err e
 	return &ownedSandbox{Sandbox: box, parts: p}, nil
 }
 
-// Destroy implements [sandbox.Sandbox]. What the sandbox was made with is kept until
-// the sandbox is gone, so that a failed Destroy can be repeated.
+// Destroy closes the parts only once the sandbox is gone, so that a failed Destroy
+// can be repeated.
 func (s *ownedSandbox) Destroy(ctx context.Context) error {
 	if err := s.Sandbox.Destroy(ctx); err != nil {
 		return err

@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// Outcome is the result of an operation, as its breaker counts it.
+// Outcome is an operation's result, as breakers count it.
 type Outcome int
 
 // The outcomes.
 const (
-	// OutcomeUnknown is neither success nor failure of the other side: the
-	// caller gave up, or a local policy refused the operation.
+	// OutcomeUnknown is neither success nor failure: the caller gave up, or a local
+	// policy refused the operation.
 	OutcomeUnknown Outcome = iota
 	OutcomeSuccess
 	OutcomeFailure
 )
 
-// BreakerState is the state of one key of [Breakers].
+// BreakerState is the state of one key.
 type BreakerState string
 
 // The states.
@@ -35,8 +35,8 @@ const (
 	BreakerHalfOpen BreakerState = "half-open"
 )
 
-// Defaults of [BreakerOptions]. With them, a host that is down costs three
-// waits, then one wait per half minute, and finally one per five minutes.
+// Defaults of [BreakerOptions]. With them, a host that is down costs three waits, then
+// one every half minute, and finally one every five minutes.
 const (
 	DefaultBreakerFailures    = 3
 	DefaultBreakerCooldown    = 30 * time.Second
@@ -44,27 +44,25 @@ const (
 	DefaultBreakerKeys        = 1024
 )
 
-// BreakerOptions configures [Breakers]. A zero field other than Name means its
-// default.
+// BreakerOptions configures [Breakers]. Name is required; other zero fields mean
+// defaults.
 type BreakerOptions struct {
-	// Name is the breaker's name in errors. It is required.
+	// Name appears in errors.
 	Name BreakerName
 	// Failures is the number of consecutive failures that open a key.
 	Failures int
-	// Cooldown is the time for which a key stays open the first time. Each
-	// failed trial doubles it, up to MaxCooldown.
+	// Cooldown is how long a key stays open the first time. Each failed trial doubles
+	// it, up to MaxCooldown.
 	Cooldown, MaxCooldown time.Duration
-	// Keys is the maximum number of keys with failures that are remembered.
-	// Beyond it, keys that are not open are forgotten. If all are open, a new
-	// key is refused: new keys must not displace an open one.
+	// Keys bounds the remembered keys. Beyond it, keys that are not open are forgotten.
+	// If all are open, new keys are refused: they must not displace an open one.
 	Keys int
-	// Now returns the time of a monotonic clock; nil means time.Now.
+	// Now is a monotonic clock; nil means time.Now.
 	Now func() time.Time
 }
 
-// Breakers is a set of circuit breakers, one per key, such as a host. It is
-// safe for concurrent use and needs no closing. The zero value is not useful;
-// see [NewBreakers].
+// Breakers is a set of circuit breakers, one per key, such as a host. It is safe for
+// concurrent use and needs no closing. Use [NewBreakers]; the zero value is not usable.
 type Breakers struct {
 	opts BreakerOptions
 
@@ -72,20 +70,19 @@ type Breakers struct {
 	keys map[string]*breaker
 }
 
-// breaker is the state of one key. A key without failures has none.
+// breaker is the state of one key. Keys without failures have none.
 type breaker struct {
 	failures  int
 	cooldown  time.Duration // 0 while closed
 	openUntil time.Time     // the start of the latest half-open phase
-	// trial reports whether a trial is under way while half-open.
+	// trial reports whether a trial is running while half-open.
 	trial bool
-	// epoch is the number of times the key has opened. Outcomes of operations
-	// that began in an earlier epoch are ignored.
+	// epoch counts how often the key has opened. Outcomes of operations that began in
+	// an earlier epoch are ignored.
 	epoch int
 }
 
-// NewBreakers returns breakers that are all closed. It returns an error if the
-// options are invalid.
+// NewBreakers returns breakers that are all closed, or an error for invalid options.
 func NewBreakers(o BreakerOptions) (*Breakers, error) {
 	if o.Name == "" {
 		return nil, errors.New("make breakers: no name")
@@ -114,9 +111,9 @@ func NewBreakers(o BreakerOptions) (*Breakers, error) {
 	return &Breakers{opts: o, keys: map[string]*breaker{}}, nil
 }
 
-// Begin asks for permission to run one operation on a key. If it is refused,
-// the error is a *[TrippedError]. Otherwise the caller must call done with the
-// operation's outcome; only the first call of done has an effect.
+// Begin asks to run one operation on a key. If it is refused, the error is a
+// *[TrippedError]. Otherwise the caller must call done with the outcome; later calls of
+// done have no effect.
 func (b *Breakers) Begin(key string) (done func(Outcome), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -139,8 +136,8 @@ func (b *Breakers) Begin(key string) (done func(Outcome), err error) {
 	return b.doneFunc(key, k.epoch), nil
 }
 
-// makeRoom reports whether there is room for another key. If all room is taken,
-// it first forgets the keys that are not open.
+// makeRoom reports whether there is room for another key, after forgetting the keys
+// that are not open if necessary.
 func (b *Breakers) makeRoom() bool {
 	if len(b.keys) >= b.opts.Keys {
 		now := b.opts.Now()
@@ -149,13 +146,11 @@ func (b *Breakers) makeRoom() bool {
 	return len(b.keys) < b.opts.Keys
 }
 
-// doneFunc returns the function that records the outcome of one operation.
 func (b *Breakers) doneFunc(key string, epoch int) func(Outcome) {
 	var once sync.Once
 	return func(o Outcome) { once.Do(func() { b.recordOutcome(key, epoch, o) }) }
 }
 
-// recordOutcome counts the outcome of an operation that began in epoch.
 func (b *Breakers) recordOutcome(key string, epoch int, o Outcome) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -180,8 +175,6 @@ func (b *Breakers) recordOutcome(key string, epoch int, o Outcome) {
 	}
 }
 
-// openAfterFailure opens a key whose trial failed or that has reached the
-// number of failures that open it.
 func (b *Breakers) openAfterFailure(k *breaker) {
 	switch {
 	case k.cooldown > 0:
@@ -195,7 +188,7 @@ func (b *Breakers) openAfterFailure(k *breaker) {
 	k.openUntil = b.opts.Now().Add(k.cooldown)
 }
 
-// State returns the current state of a key.
+// State returns a key's current state.
 func (b *Breakers) State(key string) BreakerState {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -212,11 +205,11 @@ func (b *Breakers) State(key string) BreakerState {
 // CodeTripped is the error code of a [TrippedError].
 const CodeTripped = "CIRCUIT_BREAKER_TRIPPED"
 
-// BreakerName names a breaker, in records, results and reports too.
+// BreakerName names a breaker in errors, records and reports.
 type BreakerName string
 
-// The breakers. The breakers of a session stay tripped until the session ends;
-// the breaker of a host closes again.
+// The breakers. Session breakers stay tripped until the session ends; a host's breaker
+// closes again.
 const (
 	BreakerSessionCost     BreakerName = "session_cost"
 	BreakerSessionTokens   BreakerName = "session_tokens"
@@ -225,25 +218,23 @@ const (
 	BreakerFetchHost       BreakerName = "fetch_host"
 )
 
-// TrippedError is the error of an operation that a breaker refused before it
-// began.
+// TrippedError is the error of an operation that a breaker refused.
 type TrippedError struct {
 	Breaker BreakerName
-	// Key is the key that tripped, such as a host; "" if the breaker has no
-	// keys.
+	// Key is the tripped key, such as a host; "" if the breaker has no keys.
 	Key string
-	// Retry is the least time until the breaker allows an operation again. It
-	// is 0 if the breaker stays tripped, or if a trial is under way.
+	// Retry is the least time until the next attempt is allowed. It is 0 if the breaker
+	// stays tripped or a trial is running.
 	Retry time.Duration
-	// Err is the *[ExceededError] that tripped a session's breaker; nil for
-	// other breakers.
+	// Err is the *[ExceededError] that tripped a session's breaker; nil for other
+	// breakers.
 	Err error
 }
 
 // Code returns [CodeTripped].
 func (*TrippedError) Code() string { return CodeTripped }
 
-// Error returns a message that starts with the code and names the breaker.
+// Error returns a message that starts with the code.
 func (e *TrippedError) Error() string {
 	text := CodeTripped + ": breaker " + string(e.Breaker)
 	if e.Key != "" {
@@ -260,5 +251,4 @@ func (e *TrippedError) Error() string {
 	return text
 }
 
-// Unwrap returns e.Err.
 func (e *TrippedError) Unwrap() error { return e.Err }

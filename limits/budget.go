@@ -5,30 +5,25 @@ import (
 	"time"
 )
 
-// Budget bounds one agent run. A nil field means no limit; a zero or negative
-// limit is invalid.
+// Budget bounds one agent run. A nil field means no limit. Limits must be positive.
 type Budget struct {
-	// Rounds is the number of model calls, without the closing completion.
+	// Rounds is the number of model calls, except the closing completion.
 	Rounds *int64
-	// ToolCalls is the number of tool calls that the model may make.
+	// ToolCalls is the number of the model's tool calls.
 	ToolCalls *int64
-	// Tokens is the sum of input tokens, cached ones included, and output
-	// tokens over all model calls.
+	// Tokens is the sum of input tokens, cached ones included, and output tokens.
 	Tokens *int64
-	// CostMicroUSD is the cost in millionths of a US dollar. Calls with an
-	// unknown price count as zero here; the run's report has no cost then.
+	// CostMicroUSD is in millionths of a US dollar. Calls without a known price count
+	// as zero, and the run's report then has no cost.
 	CostMicroUSD *int64
-	// WallTime is the time from the start of the run to its end.
-	WallTime *time.Duration
+	WallTime     *time.Duration
 }
 
-// budgetField is one limit of a budget.
 type budgetField struct {
 	kind  Kind
 	bound **int64
 }
 
-// fields returns the limits of b, which are those of b itself.
 func (b *Budget) fields() []budgetField {
 	return []budgetField{
 		{KindRounds, &b.Rounds},
@@ -38,8 +33,7 @@ func (b *Budget) fields() []budgetField {
 	}
 }
 
-// Validate returns an error that names the first field that is zero or
-// negative.
+// Validate returns an error that names the first limit that is not positive.
 func (b Budget) Validate() error {
 	wall := (*int64)(b.WallTime)
 	for _, f := range append(b.fields(), budgetField{KindWallTime, &wall}) {
@@ -50,20 +44,19 @@ func (b Budget) Validate() error {
 	return nil
 }
 
-// RaisedError is the error of a limit that is above the one that it should lower.
+// RaisedError is the error for a limit above the one that it should lower.
 type RaisedError struct {
 	Kind Kind
 	// Limit and Asked are in the unit of Kind.
 	Limit, Asked int64
 }
 
-// Error names the limit.
 func (e *RaisedError) Error() string {
 	return fmt.Sprintf("a limit %s of %d is above the limit of %d", e.Kind, e.Asked, e.Limit)
 }
 
-// LowerTo returns b with the limits that asked has. Its error is that of
-// [Budget.Validate] for asked, or a *[RaisedError] if a limit is above that of b.
+// LowerTo returns b with the limits that asked sets. It returns an error if asked is
+// invalid, or a *[RaisedError] if one of its limits is above b's.
 func (b Budget) LowerTo(asked Budget) (Budget, error) {
 	if err := asked.Validate(); err != nil {
 		return b, err
@@ -88,7 +81,7 @@ func (b Budget) LowerTo(asked Budget) (Budget, error) {
 	return b, nil
 }
 
-// Period is the time for which a [Ceiling] counts usage. Periods begin at midnight UTC.
+// Period is the time in which a [Ceiling] counts usage. Periods begin at midnight UTC.
 type Period string
 
 // The periods.
@@ -106,7 +99,7 @@ func (p Period) Start(t time.Time) time.Time {
 	return time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
 }
 
-// End returns the end of the period that contains t, which is the start of the next one.
+// End returns the end of the period that contains t: the start of the next one.
 func (p Period) End(t time.Time) time.Time {
 	if p == PeriodMonth {
 		return p.Start(t).AddDate(0, 1, 0)
@@ -114,19 +107,19 @@ func (p Period) End(t time.Time) time.Time {
 	return p.Start(t).AddDate(0, 0, 1)
 }
 
-// Ceiling bounds what is used in one period, by all sessions together. A nil field is
-// no limit; a zero or negative limit is invalid.
+// Ceiling bounds the usage of all sessions together in one period. A nil field means no
+// limit. Limits must be positive.
 type Ceiling struct {
-	// Requests is the number of requests that a model answered.
+	// Requests is the number of answered model requests.
 	Requests *int64
-	// Tokens and CostMicroUSD are those of [Budget].
+	// Tokens and CostMicroUSD are as in [Budget].
 	Tokens, CostMicroUSD *int64
 }
 
-// IsZero reports whether the ceiling has no limit.
+// IsZero reports whether c has no limit.
 func (c Ceiling) IsZero() bool { return c == Ceiling{} }
 
-// Limit returns the limit of one kind, nil if there is none.
+// Limit returns the limit of one kind, or nil.
 func (c Ceiling) Limit(k Kind) *int64 {
 	switch k {
 	case KindRequests:
@@ -139,10 +132,10 @@ func (c Ceiling) Limit(k Kind) *int64 {
 	return nil
 }
 
-// Ceilings are those of a day and of a month.
+// Ceilings are the ceilings of a day and of a month.
 type Ceilings struct{ Day, Month Ceiling }
 
-// Of returns the ceiling of one period.
+// Of returns a period's ceiling.
 func (c Ceilings) Of(p Period) Ceiling {
 	if p == PeriodMonth {
 		return c.Month
@@ -153,5 +146,5 @@ func (c Ceilings) Of(p Period) Ceiling {
 // IsZero reports whether neither ceiling has a limit.
 func (c Ceilings) IsZero() bool { return c.Day.IsZero() && c.Month.IsZero() }
 
-// BoundsCost reports whether one of the ceilings bounds the cost.
+// BoundsCost reports whether either ceiling bounds the cost.
 func (c Ceilings) BoundsCost() bool { return c.Day.CostMicroUSD != nil || c.Month.CostMicroUSD != nil }

@@ -2,27 +2,26 @@ package limits
 
 import "math"
 
-// Demand is the most that one request to a model can use. It is reserved before the
-// request begins, and replaced by what the request used.
+// Demand is the most that one model request can use. It is reserved before the request,
+// and then replaced by the actual use.
 type Demand struct {
-	// Input and Output are numbers of tokens: an upper bound of the input, and the
-	// length at which the provider cuts the answer.
+	// Input is an upper bound of the input tokens. Output is the number of tokens at
+	// which the provider cuts the answer.
 	Input, Output int64
-	// MinOutput is the length of the shortest answer that is of use. Output is lowered
-	// down to it where less is left.
+	// MinOutput is the length of the shortest useful answer. If too little is left,
+	// Output is lowered to no less.
 	MinOutput int64
-	// Price is the price of the tokens; nil is unknown. An unknown cost is not
+	// Price is the price of the tokens. If it is nil, the cost is unknown and not
 	// reserved.
 	Price *Price
 }
 
-// Tokens returns the tokens that the request can use. The sum saturates at the largest
-// int64.
+// Tokens returns the tokens that the request can use, at most the largest int64.
 func (d Demand) Tokens() int64 { return addCounts(d.Input, d.Output) }
 
 // Cost returns the most that the request can cost, in millionths of a US dollar, and
-// whether it is known. All input has the price of its dearest kind, and of the dearest
-// tier that it may be in.
+// whether that is known. It prices all input as the dearest kind, in the dearest tier
+// that may apply.
 func (d Demand) Cost() (micro int64, known bool) {
 	if d.Price == nil {
 		return 0, false
@@ -38,8 +37,8 @@ func (d Demand) Cost() (micro int64, known bool) {
 	return p.Cost(Usage{InputTokens: d.Input, OutputTokens: d.Output}), true
 }
 
-// Fit returns d with its output lowered so that it fits what is left of a limit of
-// tokens or cost, and whether an answer of MinOutput does. Other kinds always fit.
+// Fit lowers the output so that d fits what is left of a limit on tokens or cost. It
+// reports whether an answer of MinOutput fits. Other limits always fit.
 func (d Demand) Fit(k Kind, left int64) (Demand, bool) {
 	least := d
 	least.Output = min(d.MinOutput, d.Output)
@@ -52,7 +51,7 @@ func (d Demand) Fit(k Kind, left int64) (Demand, bool) {
 		d.Output = left - max(d.Input, 0)
 		return d, true
 	}
-	// need grows with Output: find the largest one that fits.
+	// The need grows with Output: find the largest one that fits.
 	low, high := least.Output, d.Output
 	for low < high-1 {
 		d.Output = low + (high-low)/2
@@ -66,7 +65,7 @@ func (d Demand) Fit(k Kind, left int64) (Demand, bool) {
 	return d, true
 }
 
-// neededOf returns what d needs of a limit.
+// neededOf returns how much of a limit d needs.
 func (d Demand) neededOf(k Kind) int64 {
 	switch k {
 	case KindTokens:
@@ -78,9 +77,9 @@ func (d Demand) neededOf(k Kind) int64 {
 	return math.MinInt64
 }
 
-// Reserve returns the demand with its output lowered to what the budget has left, or
-// the limit of which too little is left. lowered is the limit that lowered it most,
-// or nil.
+// Reserve returns the demand with its output lowered to what the budget has left.
+// lowered is the limit that lowered it most, or nil. refused is the limit of which too
+// little is left, or nil.
 func (m *Meter) Reserve(d Demand) (fit Demand, lowered, refused *ExceededError) {
 	for _, k := range []Kind{KindCost, KindTokens} {
 		limit, used, ok := m.readLimit(k, 0)

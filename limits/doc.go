@@ -1,6 +1,6 @@
-// Package limits defines what bounds a session: the resources of a sandbox, the
-// budget of an agent run, the usage counted against it, circuit breakers, and
-// the errors that name the limit that was reached.
+// Package limits defines a session's bounds: sandbox resources, run budgets and the
+// usage counted against them, circuit breakers, and the errors that name the reached
+// limit.
 //
 // It has rank 0: it imports no other package of Caisson and does no I/O.
 package limits

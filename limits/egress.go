@@ -16,42 +16,39 @@ const (
 	KindEgressHosts       Kind = "egress_hosts"       // count
 )
 
-// Defaults of an [EgressBudget]. They are generous: an agent usually reads a
-// few megabytes of documentation from a few hosts.
+// Defaults of an [EgressBudget]. They are generous: agents usually read a few megabytes
+// of documentation from a few hosts.
 const (
 	DefaultEgressBytes = 256 << 20
 	DefaultEgressHosts = 50
 )
 
-// EgressBudget bounds the traffic between one session and the network. Bytes and
-// Hosts must be positive: zero is invalid, not "unlimited". Start from
-// [DefaultEgressBudget] or [DefaultCommandEgressBudget].
+// EgressBudget bounds a session's network traffic. Bytes and Hosts must be positive:
+// zero is invalid, not "unlimited". Start from [DefaultEgressBudget] or
+// [DefaultCommandEgressBudget].
 type EgressBudget struct {
-	// Bytes is the number of bytes in both directions, including headers and
-	// the overhead of encryption.
+	// Bytes counts both directions, with headers and the overhead of encryption.
 	Bytes int64
-	// Upload is the number of those bytes that are sent. Zero means no bound
-	// besides Bytes.
+	// Upload bounds the bytes sent, which count against Bytes too. Zero means no extra
+	// bound.
 	Upload int64
-	// Connections is the number of connections. Zero means no bound.
+	// Connections is the number of connections; zero means no bound.
 	Connections int64
-	// Hosts is the number of different hosts.
-	Hosts int64
+	Hosts       int64
 }
 
-// DefaultEgressBudget returns the budget of a session that sets none.
+// DefaultEgressBudget is for sessions that set no budget.
 func DefaultEgressBudget() EgressBudget {
 	return EgressBudget{Bytes: DefaultEgressBytes, Hosts: DefaultEgressHosts}
 }
 
-// DefaultCommandEgressBudget returns the budget for the commands of a session that
-// sets none: enough for the packages of large builds.
+// DefaultCommandEgressBudget is for the commands of sessions that set no budget. It is
+// enough for the packages of large builds.
 func DefaultCommandEgressBudget() EgressBudget {
 	return EgressBudget{Bytes: 4 << 30, Upload: 64 << 20, Connections: 10_000, Hosts: DefaultEgressHosts}
 }
 
-// Validate returns an error that names the first field that is not positive, or is
-// negative where zero is valid.
+// Validate returns an error that names the first invalid field.
 func (b EgressBudget) Validate() error {
 	if b.Upload < 0 || b.Connections < 0 {
 		return fmt.Errorf("budget %s is %d, %s is %d: must not be negative", KindEgressUpload, b.Upload, KindEgressConnections, b.Connections)
@@ -67,9 +64,8 @@ func (b EgressBudget) Validate() error {
 	return nil
 }
 
-// Egress counts the traffic of one session against its budget. Bytes are taken
-// before they are read or written, so the budget is never exceeded. It is safe
-// for concurrent use.
+// Egress counts one session's traffic against its budget. Take bytes before reading or
+// writing them, so that the budget is never exceeded. It is safe for concurrent use.
 type Egress struct {
 	budget EgressBudget
 
@@ -80,8 +76,8 @@ type Egress struct {
 	hosts       map[string]bool
 }
 
-// NewEgress returns an Egress that has counted nothing. Its error is that of
-// [EgressBudget.Validate].
+// NewEgress returns an Egress that has counted nothing, or an error for an invalid
+// budget.
 func NewEgress(b EgressBudget) (*Egress, error) {
 	if err := b.Validate(); err != nil {
 		return nil, err
@@ -89,8 +85,8 @@ func NewEgress(b EgressBudget) (*Egress, error) {
 	return &Egress{budget: b, hosts: map[string]bool{}}, nil
 }
 
-// Host counts a host the first time it is named. It returns an
-// *[ExceededError] if the host is new and the budget has no host left.
+// Host counts a host the first time it is named. It returns an *[ExceededError] if no
+// new host is left.
 func (e *Egress) Host(name string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -104,8 +100,7 @@ func (e *Egress) Host(name string) error {
 	return nil
 }
 
-// Connection counts a connection. It returns an *[ExceededError] if the budget has
-// none left.
+// Connection counts a connection. It returns an *[ExceededError] if none is left.
 func (e *Egress) Connection() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -116,16 +111,16 @@ func (e *Egress) Connection() error {
 	return nil
 }
 
-// Take takes n bytes that may be received from the budget, or what is left if that
-// is less, and returns how many it took. [Egress.Return] puts unused bytes back.
-// Take returns an *[ExceededError] if nothing is left. n must be positive.
+// Take takes up to n bytes for receiving from the budget and returns how many it got.
+// If none is left, it returns an *[ExceededError]. n must be positive. Give unused
+// bytes back with [Egress.Return].
 func (e *Egress) Take(n int64) (int64, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.takeBytes(n)
 }
 
-// takeBytes is Take, with the lock held.
+// takeBytes is Take with the lock held.
 func (e *Egress) takeBytes(n int64) (int64, error) {
 	if n <= 0 {
 		return 0, fmt.Errorf("take %d bytes of egress: must be positive", n)
@@ -139,8 +134,8 @@ func (e *Egress) takeBytes(n int64) (int64, error) {
 	return n, nil
 }
 
-// TakeUpload is [Egress.Take] for bytes that may be sent, which have a bound of
-// their own besides. [Egress.ReturnUpload] puts unused bytes back.
+// TakeUpload is [Egress.Take] for sending, which has an additional bound. Give unused
+// bytes back with [Egress.ReturnUpload].
 func (e *Egress) TakeUpload(n int64) (int64, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -156,8 +151,7 @@ func (e *Egress) TakeUpload(n int64) (int64, error) {
 	return n, err
 }
 
-// ReturnUpload puts n bytes that were taken by [Egress.TakeUpload] and not used
-// back into the budget.
+// ReturnUpload puts n bytes back that [Egress.TakeUpload] took.
 func (e *Egress) ReturnUpload(n int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -165,14 +159,14 @@ func (e *Egress) ReturnUpload(n int64) {
 	e.upload = max(e.upload-max(n, 0), 0)
 }
 
-// Return puts n bytes that were taken and not used back into the budget.
+// Return puts n bytes back that [Egress.Take] took.
 func (e *Egress) Return(n int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.bytes = max(e.bytes-max(n, 0), 0)
 }
 
-// Left returns an *[ExceededError] if no bytes are left, and nil otherwise.
+// Left returns an *[ExceededError] if no bytes are left.
 func (e *Egress) Left() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -189,25 +183,24 @@ func (e *Egress) Used() (bytes, hosts int64) {
 	return e.bytes, int64(len(e.hosts))
 }
 
-// MeteredConn is a connection that takes every byte from a budget before reading or
-// writing it.
+// MeteredConn is a connection whose traffic counts against a budget.
 type MeteredConn struct {
 	net.Conn
 	Budget *Egress
-	// Idle is the timeout of the wait for a byte. Zero means none.
+	// Idle is the timeout of each read and write; zero means none.
 	Idle time.Duration
 
 	sent, received atomic.Int64
-	last           atomic.Int64 // when bytes were moved, in nanoseconds since 1970
+	last           atomic.Int64 // when bytes last moved, in nanoseconds since 1970
 }
 
-// Sent returns the number of bytes that were written.
+// Sent returns the number of bytes written.
 func (c *MeteredConn) Sent() int64 { return c.sent.Load() }
 
-// Received returns the number of bytes that were read.
+// Received returns the number of bytes read.
 func (c *MeteredConn) Received() int64 { return c.received.Load() }
 
-// LastMoved returns when bytes were read or written, the zero time if none were.
+// LastMoved returns when bytes were last read or written, or the zero time.
 func (c *MeteredConn) LastMoved() time.Time {
 	if last := c.last.Load(); last != 0 {
 		return time.Unix(0, last)
@@ -215,7 +208,6 @@ func (c *MeteredConn) LastMoved() time.Time {
 	return time.Time{}
 }
 
-// Read reads at most as many bytes as the budget allows.
 func (c *MeteredConn) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -235,7 +227,7 @@ func (c *MeteredConn) Read(p []byte) (int, error) {
 	return got, err
 }
 
-// Write writes p. If the budget ends first, it returns the budget's error.
+// Write writes p. If the budget runs out first, it returns the budget's error.
 func (c *MeteredConn) Write(p []byte) (int, error) {
 	written := 0
 	for written < len(p) {

@@ -5,11 +5,10 @@ import (
 	"time"
 )
 
-// Kind names a limit, in records and reports too.
+// Kind names a limit, in errors, records and reports.
 type Kind string
 
-// The limits that a run or a sandbox can reach, with the unit of
-// [ExceededError].Limit and Used.
+// The limits of runs and sandboxes, with the unit of [ExceededError].Limit and Used.
 const (
 	KindRounds    Kind = "rounds"     // count
 	KindToolCalls Kind = "tool_calls" // count
@@ -23,32 +22,30 @@ const (
 	KindDisk      Kind = "disk"       // free bytes or files: Limit is the required minimum, Used the current value; see ExceededError.Dir
 )
 
-// ExceededError is the error of an operation that a limit ended. The timeout of
-// a command is not one: it is part of the command's exit.
+// ExceededError is the error of an operation that a limit ended. A command's timeout is
+// not one: it is part of the command's exit.
 type ExceededError struct {
 	Kind Kind `json:"kind"`
-	// Limit is the limit and Used the use at that time, in the unit of Kind.
+	// Limit and Used (the use at that time) are in the unit of Kind.
 	Limit int64 `json:"limit"`
 	Used  int64 `json:"used"`
 	// Needed is the least that the refused operation needs, if Used is below Limit.
 	Needed int64 `json:"needed,omitempty"`
-	// Reserved is the part of Used that is reserved for requests that are under way.
+	// Reserved is the part of Used that is reserved for running requests.
 	Reserved int64 `json:"reserved,omitempty"`
-	// Files reports whether Limit and Used of [KindDisk] count files (inodes)
-	// rather than bytes.
+	// Files means that Limit and Used of [KindDisk] count files (inodes), not bytes.
 	Files bool `json:"-"`
-	// Dir is the directory of the sandbox that exceeded its own bound, such as
-	// the home; "" if it was the host's file system. Limit and Used of
-	// [KindDisk] are then that bound and the use.
+	// Dir is the sandbox directory that exceeded its bound, such as the home, for
+	// [KindDisk]. Limit and Used are then that bound and the use. "" means the host's
+	// file system.
 	Dir string `json:"-"`
-	// Period is that of a [Ceiling], "" for other limits. Until is its end, and
-	// Profile is the name of the model that the ceiling is for, "" if it is for all.
+	// Period is a ceiling's period, "" for other limits; Until is its end. Profile is
+	// the model that the ceiling is for; "" means all.
 	Period  Period     `json:"period,omitempty"`
 	Until   *time.Time `json:"until,omitempty"`
 	Profile string     `json:"profile,omitempty"`
 }
 
-// Error returns a message with the kind, the use and the limit.
 func (e *ExceededError) Error() string {
 	if e.Kind == KindDisk {
 		return e.diskText()

@@ -5,37 +5,33 @@ import (
 	"time"
 )
 
-// Step is an operation that uses some of a budget. [Meter.Exceeded] checks it
-// before it begins.
+// Step is an operation that uses up a budget; see [Meter.Exceeded].
 type Step int
 
 // The steps.
 const (
 	// StepRound is another model call with tools.
 	StepRound Step = iota
-	// StepClosing is the closing completion, which the limit of rounds does
-	// not bound.
+	// StepClosing is the closing completion. The limit of rounds doesn't apply to it.
 	StepClosing
 	// StepToolCall is another tool call.
 	StepToolCall
 )
 
-// Meter counts [Usage] against a [Budget]. It has no clock: the caller passes
-// the elapsed time. It is not safe for concurrent use. The zero value has no
-// limits and no usage.
+// Meter counts [Usage] against a [Budget]. It has no clock: callers pass the elapsed
+// time. It is not safe for concurrent use. The zero value has no limits and no usage.
 type Meter struct {
 	budget Budget
 	used   Usage // its cost is in cost
 	cost   int64
-	// estimate counts the use that providers did not report; used does not have it.
+	// estimate counts the use that providers didn't report. It is not in used.
 	estimate Usage
 	// costUnknown reports whether some usage had no price.
 	costUnknown bool
 	warned      map[Kind]bool
 }
 
-// NewMeter returns a Meter that has counted nothing. Its error is that of
-// [Budget.Validate].
+// NewMeter returns a Meter that has counted nothing, or an error for an invalid budget.
 func NewMeter(b Budget) (Meter, error) {
 	if err := b.Validate(); err != nil {
 		return Meter{}, err
@@ -43,11 +39,11 @@ func NewMeter(b Budget) (Meter, error) {
 	return Meter{budget: b, warned: map[Kind]bool{}}, nil
 }
 
-// Budget returns the budget that the meter counts against.
+// Budget returns the meter's budget.
 func (m *Meter) Budget() Budget { return m.budget }
 
-// Add counts usage. Negative counts, which only a broken provider reports,
-// count as zero. Sums saturate at the largest int64.
+// Add counts usage. Negative counts, which only a broken provider reports, count as
+// zero. Sums stop at the largest int64.
 func (m *Meter) Add(u Usage) {
 	m.used.Rounds = addCounts(m.used.Rounds, u.Rounds)
 	m.used.ToolCalls = addCounts(m.used.ToolCalls, u.ToolCalls)
@@ -63,22 +59,21 @@ func (m *Meter) Add(u Usage) {
 	}
 }
 
-// AddEstimate counts tokens and cost that no provider counted. They use up limits, and
-// are no part of [Meter.Used].
+// AddEstimate counts tokens and cost that no provider reported. They count against
+// limits, but not in [Meter.Used].
 func (m *Meter) AddEstimate(u Usage) { m.estimate = m.estimate.plusKnown(u) }
 
-// Estimate returns the sum of what AddEstimate counted.
+// Estimate returns the sum of all estimates.
 func (m *Meter) Estimate() Usage { return m.estimate }
 
-// addCounts returns the sum of a and b, at most the largest int64. A negative
-// value counts as zero.
+// addCounts adds counts. Negative ones count as zero, and the sum stops at the largest
+// int64.
 func addCounts(a, b int64) int64 {
 	a, b = max(a, 0), max(b, 0)
 	return a + min(b, math.MaxInt64-a)
 }
 
-// Used returns the sum of all usage so far. Its cost is nil if some usage had
-// no price.
+// Used returns all usage so far. Its cost is nil if some usage had no price.
 func (m *Meter) Used() Usage {
 	u := m.used
 	if !m.costUnknown {
@@ -87,9 +82,9 @@ func (m *Meter) Used() Usage {
 	return u
 }
 
-// Exceeded returns the limit that the step would exceed, or nil. The use of a
-// model call is not known beforehand, so time, cost and tokens are exceeded
-// when nothing of them is left. They are checked in this order, before counts.
+// Exceeded returns the limit that the step would exceed, or nil. A model call's use
+// isn't known beforehand, so time, cost and tokens, checked in this order before
+// counts, are exceeded once nothing is left.
 func (m *Meter) Exceeded(s Step, elapsed time.Duration) *ExceededError {
 	kinds := []Kind{KindWallTime, KindCost, KindTokens}
 	switch s {
@@ -106,15 +101,15 @@ func (m *Meter) Exceeded(s Step, elapsed time.Duration) *ExceededError {
 	return nil
 }
 
-// LeftToolCalls returns the number of tool calls that are left; ok is false if
-// they are not limited.
+// LeftToolCalls returns the number of tool calls left; ok is false if they are not
+// limited.
 func (m *Meter) LeftToolCalls() (left int64, ok bool) {
 	limit, used, ok := m.readLimit(KindToolCalls, 0)
 	return max(limit-used, 0), ok
 }
 
-// Left returns what is left of the limits of tokens and cost, at least 1 of each: call it
-// only if [Meter.Exceeded] allows a step.
+// Left returns what is left of the limits of tokens and cost, at least 1 of each. Call
+// it only if [Meter.Exceeded] allows a step.
 func (m *Meter) Left() Budget {
 	var b Budget
 	for _, f := range []struct {
@@ -128,8 +123,8 @@ func (m *Meter) Left() Budget {
 	return b
 }
 
-// Warnings returns each limit of which four fifths are used, once. The values
-// are warnings: nothing has been exceeded yet.
+// Warnings returns each limit once when four fifths of it are used. Nothing has been
+// exceeded yet.
 func (m *Meter) Warnings(elapsed time.Duration) []ExceededError {
 	var out []ExceededError
 	for _, k := range []Kind{KindRounds, KindToolCalls, KindTokens, KindCost, KindWallTime} {
@@ -144,8 +139,7 @@ func (m *Meter) Warnings(elapsed time.Duration) []ExceededError {
 	return out
 }
 
-// readLimit returns the limit and the use of one kind; ok is false if it is not
-// limited.
+// readLimit returns a limit and its use; ok is false if there is no limit.
 func (m *Meter) readLimit(k Kind, elapsed time.Duration) (limit, used int64, ok bool) {
 	var bound *int64
 	switch k {
@@ -172,8 +166,8 @@ func (m *Meter) readLimit(k Kind, elapsed time.Duration) (limit, used int64, ok 
 	return *bound, used, true
 }
 
-// Usage is the usage of one run or one model call. The three counts of input
-// tokens are disjoint.
+// Usage is the usage of a run or a model call. The three counts of input tokens are
+// disjoint.
 type Usage struct {
 	Rounds            int64 `json:"rounds"`
 	ToolCalls         int64 `json:"tool_calls"`
@@ -181,18 +175,16 @@ type Usage struct {
 	CachedInputTokens int64 `json:"cached_input_tokens"`
 	CacheWriteTokens  int64 `json:"cache_write_tokens"`
 	OutputTokens      int64 `json:"output_tokens"`
-	// CostMicroUSD is the cost in millionths of a US dollar, or nil if it is
-	// unknown.
+	// CostMicroUSD is in millionths of a US dollar; nil means unknown.
 	CostMicroUSD *int64 `json:"cost_micro_usd,omitempty"`
 }
 
-// Tokens returns the number of tokens that [Budget].Tokens bounds. Negative
-// counts count as zero. The sum saturates at the largest int64.
+// Tokens returns the tokens that [Budget].Tokens bounds. Negative counts count as zero.
 func (u Usage) Tokens() int64 {
 	return addCounts(addCounts(addCounts(addCounts(0, u.InputTokens), u.CachedInputTokens), u.CacheWriteTokens), u.OutputTokens)
 }
 
-// plusKnown is [Usage.Plus], but an unknown cost counts as zero.
+// plusKnown is [Usage.Plus] with unknown costs as zero.
 func (u Usage) plusKnown(o Usage) Usage {
 	for _, v := range []*Usage{&u, &o} {
 		if v.CostMicroUSD == nil {
@@ -202,8 +194,7 @@ func (u Usage) plusKnown(o Usage) Usage {
 	return u.Plus(o)
 }
 
-// Plus returns the sum of two usages. Its cost is nil unless both costs are
-// known.
+// Plus returns the sum. Its cost is nil unless both costs are known.
 func (u Usage) Plus(o Usage) Usage {
 	sum := Usage{
 		Rounds: addCounts(u.Rounds, o.Rounds), ToolCalls: addCounts(u.ToolCalls, o.ToolCalls),
@@ -216,21 +207,20 @@ func (u Usage) Plus(o Usage) Usage {
 	return sum
 }
 
-// Price is the price of a model's tokens, in US dollars per million. CachedInput is
-// the price of input that the provider read from its cache, and CacheWrite that of
-// input that it wrote there.
+// Price is the price of a model's tokens, in US dollars per million. CachedInput is for
+// input that the provider read from its cache, and CacheWrite for input that it stored
+// there.
 type Price struct {
 	Input       float64 `json:"input"`
 	CachedInput float64 `json:"cached_input"`
 	CacheWrite  float64 `json:"cache_write"`
 	Output      float64 `json:"output"`
-	// Tiers are the prices of requests with a long input, in any order. A provider
-	// charges the whole request, its output too, by one tier.
+	// Tiers are prices for long inputs, in any order. One tier applies to the whole
+	// request, output included.
 	Tiers []PriceTier `json:"tiers,omitempty"`
 }
 
-// PriceTier is the price of a request whose input, cached or not, has more than Above
-// tokens.
+// PriceTier is the price of a request with more than Above input tokens, cached or not.
 type PriceTier struct {
 	Above       int64   `json:"above"`
 	Input       float64 `json:"input"`
@@ -239,8 +229,8 @@ type PriceTier struct {
 	Output      float64 `json:"output"`
 }
 
-// Cost returns the cost of u, the usage of one request, in millionths of a US dollar,
-// rounded up. Negative counts count as zero. The cost saturates at the largest int64.
+// Cost returns the cost of one request in millionths of a US dollar, rounded up.
+// Negative counts count as zero. The largest cost is the largest int64.
 func (p Price) Cost(u Usage) int64 {
 	p = p.forInput(Usage{InputTokens: u.InputTokens, CachedInputTokens: u.CachedInputTokens, CacheWriteTokens: u.CacheWriteTokens}.Tokens())
 	// Dollars per million tokens are millionths of a dollar per token.
@@ -249,11 +239,10 @@ func (p Price) Cost(u Usage) int64 {
 	if micro >= math.MaxInt64 {
 		return math.MaxInt64
 	}
-	// The sum of prices such as 0.1 may exceed a whole number by a rounding error.
+	// A sum of prices such as 0.1 may exceed a whole number by a rounding error.
 	return int64(math.Ceil(micro - 1e-6))
 }
 
-// forInput returns the price of a request with that many tokens of input.
 func (p Price) forInput(tokens int64) Price {
 	above := int64(-1)
 	for _, t := range p.Tiers {

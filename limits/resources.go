@@ -5,49 +5,45 @@ import (
 	"time"
 )
 
-// Resources bounds one sandbox. Every field must be positive: zero is invalid,
-// not "unlimited". Start from [DefaultResources].
+// Resources bounds one sandbox. All fields must be positive: zero is invalid, not
+// "unlimited". Start from [DefaultResources].
 type Resources struct {
-	// MemoryBytes is the limit of memory plus swap of the whole sandbox,
-	// including tmpfs pages. It is at least [MinMemoryBytes].
+	// MemoryBytes bounds memory plus swap of the whole sandbox, including tmpfs pages.
+	// It is at least [MinMemoryBytes].
 	MemoryBytes int64
-	// PIDs is the limit of processes and threads together, including those of
-	// the guest. It is at least [MinPIDs].
+	// PIDs bounds processes and threads together, including the guest's. It is at least
+	// [MinPIDs].
 	PIDs int64
-	// MilliCPUs is the processor time per wall time, in thousandths; 1000 is
-	// one CPU.
+	// MilliCPUs is the processor time per wall time, in thousandths; 1000 is one CPU.
 	MilliCPUs int64
-	// TmpBytes is the size of the tmpfs at /tmp. It is mounted with exec,
-	// because builds run programs there. If all tmpfs mounts that commands can
-	// fill together exceed three quarters of MemoryBytes, all of them shrink by
-	// the same factor. The attestation has the actual sizes.
+	// TmpBytes is the size of the tmpfs at /tmp. It is mounted with exec, because
+	// builds run programs there. If all tmpfs mounts that commands can fill exceed
+	// three quarters of MemoryBytes together, all shrink by the same factor. The
+	// attestation has the actual sizes.
 	TmpBytes int64
-	// HomeBytes is the bound of the home directory of commands. The home is
-	// on disk, and the runner ends commands that exceed the bound; with a
-	// remote engine, it is a tmpfs of this size.
+	// HomeBytes bounds the commands' home directory. It is on disk, and the runner ends
+	// commands that exceed the bound. With a remote engine, it is a tmpfs of this size.
 	HomeBytes int64
 	// ShmBytes is the size of the tmpfs at /dev/shm.
 	ShmBytes int64
-	// OpenFiles is the limit of open files per process (RLIMIT_NOFILE, soft
-	// and hard).
+	// OpenFiles bounds open files per process (RLIMIT_NOFILE, soft and hard).
 	OpenFiles int64
-	// CommandTime is the longest wall time of a command. A command may ask for
-	// less.
+	// CommandTime is a command's longest wall time. Commands may ask for less.
 	CommandTime time.Duration
 }
 
 // The smallest values with which a sandbox starts.
 const (
-	// MinMemoryBytes is enough for the guest and one small command. gVisor
-	// charges its own kernel (about 17 MB when idle) to the same limit.
+	// MinMemoryBytes is enough for the guest and one small command. gVisor charges its
+	// own kernel (about 17 MB when idle) to the same limit.
 	MinMemoryBytes = 64 << 20
 	// MinPIDs is enough for the threads that the guest starts in advance (see
 	// cmd/caisson-guest).
 	MinPIDs = 64
 )
 
-// DefaultResources returns the resources of a session that sets none and shares its
-// process with others; see [ResourcesAlone].
+// DefaultResources is for sessions that set no resources and share their process with
+// others; see [ResourcesAlone].
 func DefaultResources() Resources {
 	return Resources{
 		MemoryBytes: 2 << 30,
@@ -61,10 +57,9 @@ func DefaultResources() Resources {
 	}
 }
 
-// ResourcesAlone returns the resources of the only session of a process on a machine
-// with so much memory, in bytes, and so many processors, which sets none: half of
-// the memory, at least 2 and at most 8 GiB, half of that for /tmp, and all processors.
-// Zero is unknown.
+// ResourcesAlone is for a session that sets no resources and is alone in its process:
+// half of the machine's memory (2 to 8 GiB), half of that for /tmp, and all processors.
+// memory is in bytes. Zero means unknown.
 func ResourcesAlone(memory int64, processors int) Resources {
 	r := DefaultResources()
 	if memory > 0 {
@@ -99,16 +94,15 @@ func (r Resources) Validate() error {
 	return nil
 }
 
-// ResourceError is the error for a field of [Resources] that is too small.
+// ResourceError is the error for a [Resources] field that is too small.
 type ResourceError struct {
-	// Field is the name of the field in words, such as "open files".
+	// Field is the field's name in words, such as "open files".
 	Field string
-	// Got and Min are the value and the smallest valid one, in the field's
-	// unit: bytes, nanoseconds, thousandths of a CPU or a count.
+	// Got is the value and Min the smallest valid one, in the field's unit: bytes,
+	// nanoseconds, thousandths of a CPU or a count.
 	Got, Min int64
 }
 
-// Error implements error.
 func (e *ResourceError) Error() string {
 	return fmt.Sprintf("resource %s is %d, must be at least %d", e.Field, e.Got, e.Min)
 }

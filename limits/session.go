@@ -5,12 +5,9 @@ import (
 	"time"
 )
 
-// SessionBreaker bounds the usage of a whole session: all of its turns, and
-// everything else that is charged to it. Once nothing is left of a limit, it
-// refuses every further operation. It is safe for concurrent use.
-//
-// A [Budget] bounds one run and ends it in order. A SessionBreaker bounds all
-// runs of a session together.
+// SessionBreaker bounds all usage of a session: its turns, which a [Budget] bounds one
+// by one, and everything else charged to it. Once a limit is used up, it refuses
+// further operations. It is safe for concurrent use.
 type SessionBreaker struct {
 	now     func() time.Time
 	started time.Time
@@ -20,9 +17,9 @@ type SessionBreaker struct {
 	tripped *TrippedError
 }
 
-// NewSessionBreaker returns a breaker that has counted nothing and whose wall
-// time starts now. It ignores b.Rounds. The parameter now is a monotonic clock;
-// nil means time.Now. The error is that of [Budget.Validate].
+// NewSessionBreaker returns a breaker that has counted nothing. Its wall time starts
+// now. It ignores b.Rounds, and returns an error if another limit is invalid. now is a
+// monotonic clock; nil means time.Now.
 func NewSessionBreaker(b Budget, now func() time.Time) (*SessionBreaker, error) {
 	if now == nil {
 		now = time.Now
@@ -42,31 +39,30 @@ func (s *SessionBreaker) Add(u Usage) {
 	s.meter.Add(u)
 }
 
-// AddEstimate counts what no provider counted, see [Meter.AddEstimate].
+// AddEstimate counts what no provider counted; see [Meter.AddEstimate].
 func (s *SessionBreaker) AddEstimate(u Usage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.meter.AddEstimate(u)
 }
 
-// AddTime counts wall time that passed before the breaker was made, in an earlier
-// process of the session.
+// AddTime counts wall time that passed in an earlier process of the session.
 func (s *SessionBreaker) AddTime(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.started = s.started.Add(-max(d, 0))
 }
 
-// Used returns the sum of all usage so far.
+// Used returns all usage so far.
 func (s *SessionBreaker) Used() Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.meter.Used()
 }
 
-// Check returns a *[TrippedError] if a limit that bounds the step is used up.
-// The limit of tool calls bounds tool calls only; cost, tokens and wall time
-// bound every step.
+// Check returns a *[TrippedError] if a limit that applies to the step is used up. The
+// limit of tool calls applies only to tool calls; cost, tokens and wall time apply to
+// every step.
 func (s *SessionBreaker) Check(step Step) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,8 +80,8 @@ func (s *SessionBreaker) Check(step Step) error {
 	return trip
 }
 
-// Turn returns the budget for the next turn: b, capped at what the session has
-// left. Call it only if [SessionBreaker.Check] allows a tool call.
+// Turn returns the next turn's budget: b, capped at what the session has left. Call it
+// only if [SessionBreaker.Check] allows a tool call.
 func (s *SessionBreaker) Turn(b Budget) Budget {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +100,7 @@ func (s *SessionBreaker) Turn(b Budget) Budget {
 	return b
 }
 
-// minBound returns the smaller of *bound and left. A nil bound is no limit.
+// minBound returns the smaller of *bound and left; a nil bound is no limit.
 func minBound[T int64 | time.Duration](bound *T, left T) *T {
 	if bound != nil {
 		left = min(left, *bound)
@@ -112,7 +108,6 @@ func minBound[T int64 | time.Duration](bound *T, left T) *T {
 	return &left
 }
 
-// sessionBreakerName returns the name of the session's breaker for a limit.
 func sessionBreakerName(k Kind) BreakerName {
 	switch k {
 	case KindCost:

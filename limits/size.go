@@ -20,7 +20,7 @@ func FormatSize(n int64) string {
 	return fmt.Sprintf("%.1f %s", value, unit)
 }
 
-// FormatCount returns a number and its noun, such as "1 file", "2 entries" or "3 processes".
+// FormatCount returns a number and its noun, such as "1 file" or "2 entries".
 func FormatCount(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun

@@ -2,8 +2,8 @@ package limits
 
 import "sync"
 
-// Tail is a writer that keeps the last Size bytes. It is safe for concurrent use, and its Write
-// never fails.
+// Tail is a writer that keeps the last Size bytes. Write never fails. It is safe for
+// concurrent use.
 type Tail struct {
 	Size int
 
@@ -12,48 +12,45 @@ type Tail struct {
 	total int64
 }
 
-// Write keeps the end of p.
 func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.total += int64(len(p))
 	n := len(p)
 	p = p[max(0, n-t.Size):]
-	if len(t.kept)+len(p) > 2*t.Size { // not at each write
+	if len(t.kept)+len(p) > 2*t.Size { // don't move bytes at each write
 		t.kept = append(t.kept[:0], t.kept[len(t.kept)-t.Size:]...)
 	}
 	t.kept = append(t.kept, p...)
 	return n, nil
 }
 
-// String returns the last bytes.
+// String returns the kept bytes.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return string(t.kept[max(0, len(t.kept)-t.Size):])
 }
 
-// Total returns the number of bytes that were written.
+// Total returns the number of bytes written.
 func (t *Tail) Total() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.total
 }
 
-// Head is a writer that keeps the first Size bytes. Its Write never fails.
+// Head is a writer that keeps the first Size bytes. Write never fails.
 type Head struct {
 	Size int
 	kept []byte
 }
 
-// Write keeps p, as far as there is room.
 func (h *Head) Write(p []byte) (int, error) {
 	h.kept = append(h.kept, p[:min(len(p), h.Size-len(h.kept))]...)
 	return len(p), nil
 }
 
-// Bytes returns the first bytes.
+// Bytes returns the kept bytes.
 func (h *Head) Bytes() []byte { return h.kept }
 
-// String returns the first bytes.
 func (h *Head) String() string { return string(h.kept) }

@@ -10,22 +10,20 @@ import (
 	"time"
 )
 
-// DirError reports a directory that can't hold state, or that others could change.
+// DirError reports a directory that can't hold state or that others could change.
 type DirError struct {
 	Path string
-	// Reason is the predicate of a sentence, such as "belongs to another user".
+	// Reason is a sentence's predicate, such as "belongs to another user".
 	Reason string
 	Err    error // nil if Reason says everything
 }
 
-// Error names the directory and the reason.
 func (e *DirError) Error() string { return "the directory " + e.Path + " " + e.Reason }
 
-// Unwrap returns the cause.
 func (e *DirError) Unwrap() error { return e.Err }
 
-// CheckDir returns a [DirError] for a directory that another user owns or can write to. Stores
-// believe what is in their directories, so nobody else may change it. Symlinks are refused.
+// CheckDir returns a [DirError] for a directory that another user owns or can write to.
+// Stores trust what their directories contain. Symlinks are refused.
 func CheckDir(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -41,7 +39,7 @@ func CheckDir(path string) error {
 	return nil
 }
 
-// OpenDir opens a directory that can be trusted with state; see [CheckDir].
+// OpenDir opens a directory that passes [CheckDir].
 func OpenDir(path string) (*os.Root, error) {
 	if err := CheckDir(path); err != nil {
 		return nil, err
@@ -57,12 +55,12 @@ func OpenDir(path string) (*os.Root, error) {
 	return root, nil
 }
 
-// useTime is the age from which [MarkUsed] sets times anew.
+// useTime is the age from which [MarkUsed] updates times.
 const useTime = time.Hour
 
-// MarkUsed sets a file's times to now, for [Expire], unless they are less than an hour old.
-// Some callers identify a file by its times, so they don't change at each use. An error is
-// ignored: a file that expires too early is made again.
+// MarkUsed sets a file's times to now, for [Expire]. Times less than an hour old stay,
+// because some callers identify a file by them. Errors are ignored: a file that expires
+// too early is made again.
 func MarkUsed(path string) {
 	now := time.Now()
 	if info, err := os.Stat(path); err == nil && now.Sub(info.ModTime()).Abs() < useTime {
@@ -71,9 +69,9 @@ func MarkUsed(path string) {
 	_ = os.Chtimes(path, now, now)
 }
 
-// Expire removes the entries of a directory that were not changed or marked as used since
-// the time before, if match accepts their names. It goes on after an error. A missing
-// directory has no entries.
+// Expire removes a directory's entries that match accepts and that haven't been changed
+// or marked as used since before. It goes on after errors. A missing directory is
+// empty.
 func Expire(dir string, before time.Time, match func(name string) bool) error {
 	entries, err := os.ReadDir(dir)
 	errs := []error{IgnoreMissing(err)}
@@ -88,11 +86,11 @@ func Expire(dir string, before time.Time, match func(name string) bool) error {
 	return errors.Join(errs...)
 }
 
-// noFollow are the flags to open a file that must be neither a symlink nor a pipe.
+// noFollow refuses symlinks and doesn't block on pipes.
 const noFollow = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 
-// UnsafeReason returns the reason why a file or directory can't be trusted with state, as the
-// predicate of a sentence, or "" if only the user of this process can change it.
+// UnsafeReason returns why a file or directory can't be trusted with state, as a
+// sentence's predicate, or "" if only this process's user can change it.
 func UnsafeReason(info fs.FileInfo) string {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	switch {
@@ -104,7 +102,7 @@ func UnsafeReason(info fs.FileInfo) string {
 	return ""
 }
 
-// BootID returns the ID that changes with each start of the machine; random(4). It is empty if
+// BootID returns the ID that changes with each boot (random(4)), or "" if it is
 // unknown.
 func BootID() string {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")

@@ -15,11 +15,11 @@ import (
 	"github.com/moby/sys/atomicwriter"
 )
 
-// ErrDamaged is the error for a file that no store writes.
+// ErrDamaged is the error for a file that no store wrote.
 var ErrDamaged = errors.New("the file is damaged")
 
-// Read returns the content of a regular file of at most limit bytes. Any other file is
-// [ErrDamaged]: symlinks are not followed, and pipes are not waited for.
+// Read returns the content of a regular file of at most limit bytes. For any other file
+// it returns [ErrDamaged]; it follows no symlinks and doesn't wait for pipes.
 func Read(path string, limit int64) ([]byte, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -29,7 +29,7 @@ func Read(path string, limit int64) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, damaged
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|noFollow, 0) // another file by now, if it was replaced
+	f, err := os.OpenFile(path, os.O_RDONLY|noFollow, 0) // the file may have been replaced since
 	if err != nil {
 		return nil, err
 	}
@@ -44,8 +44,8 @@ func Read(path string, limit int64) ([]byte, error) {
 	return text, nil
 }
 
-// Decode decodes a JSON document that a store wrote. It returns an error for unknown
-// fields and for anything behind the document.
+// Decode decodes a store's JSON document. Unknown fields, and anything after the
+// document, are errors.
 func Decode(text []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
@@ -58,8 +58,8 @@ func Decode(text []byte, v any) error {
 	return nil
 }
 
-// Replace replaces a file by one with the given content that only its owner can read.
-// Others see the old file or the new one, whole. The new one is on the disk afterwards.
+// Replace replaces a file. Only its owner can read the new one. Others see the old or
+// the new content, never a mixture. The new one is on disk when Replace returns.
 func Replace(path string, text []byte) error {
 	if err := atomicwriter.WriteFile(path, text, 0o600); err != nil {
 		return err
@@ -67,7 +67,7 @@ func Replace(path string, text []byte) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// ReplaceJSON is [Replace] by an indented JSON document.
+// ReplaceJSON is [Replace] with indented JSON.
 func ReplaceJSON(path string, v any) error {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -76,7 +76,7 @@ func ReplaceJSON(path string, v any) error {
 	return Replace(path, append(text, '\n'))
 }
 
-// SetAside renames a damaged file, as evidence, and returns its new path.
+// SetAside renames a damaged file to keep it as evidence, and returns its new path.
 func SetAside(path string, now time.Time) (string, error) {
 	to := path + ".corrupt-" + now.UTC().Format("20060102T150405.000000000")
 	if err := os.Rename(path, to); err != nil {
@@ -85,7 +85,7 @@ func SetAside(path string, now time.Time) (string, error) {
 	return to, nil
 }
 
-// SyncDir puts the names in a directory on the disk, if its file system can.
+// SyncDir syncs a directory, if its file system can.
 func SyncDir(path string) error {
 	dir, err := os.Open(path)
 	if err != nil {
@@ -98,13 +98,13 @@ func SyncDir(path string) error {
 	return nil
 }
 
-// IsUnsyncable reports whether err means that a file system, or a system, can't sync a
-// file or directory of this kind.
+// IsUnsyncable reports whether err means that the system can't sync such a file or
+// directory.
 func IsUnsyncable(err error) bool {
 	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) || errors.Is(err, fs.ErrPermission)
 }
 
-// IgnoreMissing returns err, or nil if it says that a file does not exist.
+// IgnoreMissing returns err, or nil if it is [fs.ErrNotExist].
 func IgnoreMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

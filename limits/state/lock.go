@@ -12,45 +12,45 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// ErrHeld is the error for a lock that somebody else holds: another process, or another
-// [Lock] of this one.
+// ErrHeld is the error for a lock that another process, or another [Lock] of this one,
+// holds.
 var ErrHeld = errors.New("another process holds it")
 
-// Forever is a wait for a lock that only the end of the context ends.
+// Forever waits for a lock until the context ends.
 const Forever time.Duration = math.MaxInt64
 
-// ReleaseTime bounds how long the lock of a killed process seems to be held: a program that
-// the process was starting has copies of its descriptors until it is executed.
+// ReleaseTime bounds how long a killed process's lock can seem held: a program that the
+// process was starting has copies of its descriptors until exec.
 const ReleaseTime = 2 * time.Second
 
-// Lock is a lock on a file, held by one process at a time or shared. The kernel releases it when the
-// process ends, even after a crash. Lock a file of its own and not the data: [Replace] puts
-// another file in place of the locked one.
+// Lock is an exclusive or shared lock on a file. The kernel releases it when the
+// process ends, even after a crash. Lock a separate file, not the data: [Replace] would
+// put another file in place of the locked one.
 type Lock struct{ file *flock.Flock }
 
-// Acquire takes the exclusive lock on a file, which it makes if it is missing, and waits while
-// others hold the lock. If they still hold it after wait, the error wraps [ErrHeld]; if ctx
-// ends, it wraps the cause. With a wait, Acquire also makes the file's directory.
+// Acquire takes the exclusive lock on a file, which it makes if necessary. If others
+// still hold the lock after wait, the error wraps [ErrHeld]; if ctx ends, it wraps the
+// cause. If wait is positive, Acquire also makes the file's directory.
 func Acquire(ctx context.Context, path string, wait time.Duration) (*Lock, error) {
 	return acquire(ctx, path, wait, (*flock.Flock).TryLock)
 }
 
-// AcquireShared is [Acquire] for a lock that others can share.
+// AcquireShared is [Acquire] for a shared lock.
 func AcquireShared(ctx context.Context, path string, wait time.Duration) (*Lock, error) {
 	return acquire(ctx, path, wait, (*flock.Flock).TryRLock)
 }
 
-// TryAcquire is [Acquire] without a wait. It makes no directory.
+// TryAcquire is [Acquire] without waiting.
 func TryAcquire(path string) (*Lock, error) { return Acquire(context.Background(), path, 0) }
 
-// The pauses between two tries. Most locks are held for a millisecond.
+// The pauses between attempts. Most locks are held for a millisecond.
 const (
 	firstPause = time.Millisecond
 	lastPause  = 16 * time.Millisecond
 )
 
-// maxGone is how often a lock file may be removed between its opening and its locking before a
-// try counts as one that failed.
+// maxGone bounds how often the lock file may be removed between opening and locking
+// before that counts as a failed attempt.
 const maxGone = 100
 
 func acquire(ctx context.Context, path string, wait time.Duration, try func(*flock.Flock) (bool, error)) (*Lock, error) {
@@ -75,9 +75,9 @@ func acquire(ctx context.Context, path string, wait time.Duration, try func(*flo
 			return &Lock{file}, nil
 		}
 		if ok {
-			_ = file.Close() // its holder has removed the file meanwhile
+			_ = file.Close() // the holder has removed the file
 			if gone++; gone < maxGone {
-				continue // nobody holds it: even a caller that doesn't wait can have it
+				continue // nobody holds it, so even a caller that doesn't wait can have it
 			}
 		}
 		select {
@@ -88,7 +88,7 @@ func acquire(ctx context.Context, path string, wait time.Duration, try func(*flo
 	}
 }
 
-// isCurrent reports whether the file that is locked is still the one with its name.
+// isCurrent reports whether the locked file still has its name.
 func isCurrent(file *flock.Flock) bool {
 	locked, err := file.Stat()
 	named, nameErr := os.Stat(file.Path())
@@ -98,8 +98,8 @@ func isCurrent(file *flock.Flock) bool {
 // Path returns the file's path.
 func (l *Lock) Path() string { return l.file.Path() }
 
-// Release releases the lock and leaves the file. For a nil Lock and a second time it does
-// nothing.
+// Release releases the lock and leaves the file. It does nothing if l is nil or already
+// released.
 func (l *Lock) Release() error {
 	if l == nil {
 		return nil
@@ -107,14 +107,14 @@ func (l *Lock) Release() error {
 	return l.file.Close()
 }
 
-// Remove removes the file, then releases the lock. Whoever waits for it makes the file anew.
-// A missing file is not an error.
+// Remove removes the file, which may be missing, then releases the lock. Waiting
+// processes make the file again.
 func (l *Lock) Remove() error {
 	return errors.Join(IgnoreMissing(os.Remove(l.Path())), l.Release())
 }
 
-// IsHeld reports whether a lock is held, shared or not. It does not make the file. Two
-// calls at once may see each other.
+// IsHeld reports whether a lock is held, shared or not. It doesn't make the file.
+// Concurrent calls may see each other.
 func IsHeld(path string) (bool, error) {
 	file := flock.New(path, flock.SetFlag(os.O_RDWR))
 	free, err := file.TryLock()
