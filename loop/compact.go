@@ -7,7 +7,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// CompactionFailure is the reason why a summary was not used.
+// CompactionFailure says why a summary was not used.
 type CompactionFailure string
 
 // The reasons.
@@ -18,12 +18,13 @@ const (
 	CompactionTooLong     CompactionFailure = "too_long"     // the answer is not shorter than what it replaces
 )
 
-// makeRoom summarizes the oldest half of the conversation if the last call was near the
-// context window and shortened results are not enough. It returns the ending if the
-// turn can't go on.
+// makeRoom summarizes the oldest half of the conversation if the last call came close
+// to the context window and shortening results is not enough. Like the turn's other
+// methods that return an ending, it returns nil if the turn can go on.
 func (t *turn) makeRoom(ctx context.Context) *ending {
 	window, left := t.profile.ContextWindow, t.view.estimateTokens()
-	// After a failure the next attempt waits until a twentieth of the window was added.
+	// After a failure, wait until the conversation has grown by a twentieth of the
+	// window.
 	if !t.nearWindow() || left < window-window*3/10 || t.view.failedAt > 0 && left < t.view.failedAt+window/20 {
 		return nil
 	}
@@ -31,8 +32,8 @@ func (t *turn) makeRoom(ctx context.Context) *ending {
 	return e
 }
 
-// summarizeOldest replaces the oldest half of the conversation by a summary of the
-// model. It reports whether it did, and returns the ending if the turn can't go on.
+// summarizeOldest replaces the oldest half of the conversation by the model's summary.
+// It reports whether it did.
 func (t *turn) summarizeOldest(ctx context.Context) (bool, *ending) {
 	before := t.view.summary
 	head := before.countHead(t.history)
@@ -80,8 +81,8 @@ func (t *turn) summarizeOldest(ctx context.Context) (bool, *ending) {
 	return true, t.checkSpent()
 }
 
-// requestSummary requests a summary of the turn's profile. The usage is nil without an
-// answer. It returns the ending if the turn can't go on.
+// requestSummary requests a summary with the current profile. The usage is nil if there
+// is no answer.
 func (t *turn) requestSummary(ctx context.Context, messages []Message) (Response, *limits.Usage, *ending) {
 	call := &pendingCall{purpose: PurposeSummary, messages: messages}
 	if e := t.reserveRequest(ctx, call); e != nil {
@@ -100,11 +101,11 @@ func (t *turn) requestSummary(ctx context.Context, messages []Message) (Response
 	return resp, used, nil
 }
 
-// newSummary returns a summary without text of the history before the index cut. It
-// keeps the first head messages and those that began the turn.
+// newSummary returns a summary, still without text, of history[:cut]. It keeps the
+// first head messages and those that began the turn.
 func newSummary(history []Message, before *Summary, turnStart, head, cut int) *Summary {
 	s := &Summary{Messages: before.absoluteIndex(cut), Kept: []int{}}
-	begun := turnStart // where the messages end that began the turn
+	begun := turnStart // end of the messages that began the turn
 	for begun < cut && (history[begun].Role == RoleSystem || history[begun].Role == RoleUser) {
 		begun++
 	}
@@ -116,8 +117,8 @@ func newSummary(history []Message, before *Summary, turnStart, head, cut int) *S
 	return s
 }
 
-// trimmedStart returns the index of the turn's first message once a history that
-// before trimmed is trimmed by next.
+// trimmedStart returns the index of the turn's first message after next trims a history
+// that before trimmed.
 func trimmedStart(next, before *Summary, start int) int {
 	at := before.absoluteIndex(start)
 	for i, kept := range next.Kept {
@@ -128,9 +129,9 @@ func trimmedStart(next, before *Summary, start int) int {
 	return len(next.Kept) + max(at-next.Messages, 0)
 }
 
-// findCut returns the index at which the history is cut for a summary of its oldest
-// half, by size. It is never between a call and its results, and the last round, which
-// the model has not used yet, is behind it. The first head messages stay.
+// findCut returns the index at which to cut the history to summarize its oldest half,
+// by size. It never separates a call from its results. The first head messages stay,
+// and so does the last round, which the model has not used yet.
 func findCut(history []Message, before *Summary, turnStart, head int) int {
 	last := len(history) - 1
 	for last > turnStart && history[last].Role != RoleAssistant {
@@ -138,7 +139,7 @@ func findCut(history []Message, before *Summary, turnStart, head int) int {
 	}
 	first := head
 	if before != nil {
-		first = len(before.Kept) // messages that a summary stands for stay behind it
+		first = len(before.Kept) // messages that a summary follows stay before it
 	}
 	half := sentBytes(history[head:]) / 2
 	cut, passed := head, int64(0)
@@ -155,8 +156,6 @@ func findCut(history []Message, before *Summary, turnStart, head int) int {
 	return cut
 }
 
-// failCompaction emits the failure of a summary. It returns the ending if the turn
-// can't go on.
 func (t *turn) failCompaction(reason CompactionFailure) *ending {
 	t.view.failedAt = max(t.view.estimateTokens(), 1)
 	t.emit(ContextCompactionFailed{Reason: reason, Profile: t.profile.Name})
@@ -166,8 +165,7 @@ func (t *turn) failCompaction(reason CompactionFailure) *ending {
 	return t.checkSpent()
 }
 
-// checkSpent returns the ending if a summary used up the tokens, the cost or the time
-// of the turn.
+// checkSpent returns the ending if a summary used up the turn's tokens, cost or time.
 func (t *turn) checkSpent() *ending {
 	t.emitWarnings()
 	if e := t.meter.Exceeded(limits.StepClosing, time.Since(t.started)); e != nil {

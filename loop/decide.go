@@ -8,89 +8,82 @@ import (
 	"github.com/caisson-run/caisson/loop/boundary"
 )
 
-// action is the kind of a step.
 type action int
 
 const (
-	// actCallModel calls the model, with tools.
 	actCallModel action = iota
-	// actClose calls the model for a last answer, without tools.
+	// actClose requests a last answer, without tools.
 	actClose
-	// actHandleCalls runs tool calls and refuses those over a limit.
+	// actHandleCalls runs tool calls, and refuses those beyond a limit.
 	actHandleCalls
-	// actNudge adds a notice to the model, see [NoticePrefix].
+	// actNudge sends the model a notice; see [NoticePrefix].
 	actNudge
-	// actEnd ends the turn.
 	actEnd
 )
 
-// step is one step of a turn.
 type step struct {
 	action action
-	// ending is the reason, for actClose and actEnd.
+	// ending is set for actClose and actEnd.
 	ending ending
-	// run and refuse are the calls of the last message to run and to refuse, for
+	// run and refuse are the last message's calls to run and to refuse, for
 	// actHandleCalls.
 	run, refuse []ToolUse
-	// refusal is the result of the refused calls.
+	// refusal is the refused calls' result.
 	refusal string
-	// exceeded is the limit for which the turn must close after the calls, if
-	// any.
+	// exceeded is the limit for which the turn must close after the calls, or nil.
 	exceeded *limits.ExceededError
-	// message is the notice to the model, for actNudge and actClose.
+	// message is the notice for actNudge and actClose.
 	message boundary.Text
-	// topic identifies the subject of a nudge, for actNudge.
+	// topic identifies what an actNudge is about.
 	topic string
 }
 
-// maxCalls is the number of calls of one answer that are run. It is far more than
-// any model intends, and low enough to bound the cost of a broken model.
+// maxCalls bounds the calls of one answer that are run: more than any model intends,
+// but few enough to bound the cost of a broken one.
 const maxCalls = 256
 
-// ending is the way in which a turn ends.
+// ending says how a turn ends.
 type ending struct {
 	reason StopReason
 	limit  *limits.ExceededError
-	// truncated reports whether the model had not finished.
+	// truncated reports whether the model was still working.
 	truncated bool
 	err       error
 }
 
-// state is the state of a turn that is not in its history.
+// state is the part of a turn's state that is not in its history.
 type state struct {
-	// meter and elapsed are the usage so far. They are read-only for nextStep.
+	// meter and elapsed are the usage so far. nextStep only reads them.
 	meter   *limits.Meter
 	elapsed time.Duration
-	// turnStart is the index in the history at which the turn began.
+	// turnStart is the index of the turn's first message.
 	turnStart int
-	// hasTools reports whether tools are offered to the model.
+	// hasTools reports whether the model is offered tools.
 	hasTools bool
-	// unoffered reports whether the last answer called tools although its request
-	// offered none.
+	// unoffered reports whether the last answer called tools although none were
+	// offered.
 	unoffered bool
-	// callsOnly is set for a turn of [Options].Calls, without a model.
+	// callsOnly is set for a turn of [Options].Calls.
 	callsOnly bool
-	// closing is the turn's ending once the closing completion was requested.
+	// closing is set once the closing completion was requested.
 	closing *ending
-	// truncated reports whether the provider cut the last answer at its output
-	// limit.
+	// truncated reports whether the provider cut the last answer at its output limit.
 	truncated bool
-	// lowered is the limit because of which the last answer was cut earlier than its
-	// profile asks for, or nil.
+	// lowered is the limit that cut the last answer earlier than its profile does, or
+	// nil.
 	lowered *limits.ExceededError
 	// emptyAnswer reports whether the last answer had neither text nor calls. Such
-	// an answer is not in the history.
+	// answers are not added to the history.
 	emptyAnswer bool
-	// refusedBy is the limit for which tool calls were refused, if any.
-	refusedBy *limits.ExceededError
-	// callHashes keeps what findRepetition computed.
+	// refusedBy is the limit for which calls were refused, or nil.
+	refusedBy  *limits.ExceededError
 	callHashes roundHashes
-	// nudged has the topics of past nudges.
+	// nudged has the topics of earlier nudges.
 	nudged map[string]bool
 }
 
-// nextStep returns the next step of a turn. It is a pure function: a turn follows
-// from its history and state, so it can be tested in a table and replayed.
+// nextStep returns a turn's next step. It is a pure function of history and state, so
+// that tests can use tables and turns can be replayed.
 func nextStep(history []Message, s state) step {
 	if pending := unansweredCalls(history); len(pending) > 0 {
 		return decideCalls(pending, s)
@@ -111,8 +104,8 @@ func nextStep(history []Message, s state) step {
 		return decideEmpty(s)
 	}
 	if history[len(history)-1].Role == RoleAssistant {
-		// An answer without calls ends the turn, whatever finish reason the
-		// provider reports.
+		// The provider's finish reason doesn't matter: an answer without calls ends the
+		// turn.
 		return step{action: actEnd, ending: ending{reason: StopAnswered, truncated: s.truncated}}
 	}
 	if s.unoffered {
@@ -122,7 +115,7 @@ func nextStep(history []Message, s state) step {
 }
 
 // decideUnoffered ends a turn whose model called tools although none are offered.
-// Another call would not help, so the last text is the answer.
+// Asking again would not help, so the last text is the answer.
 func decideUnoffered(history []Message, s state) step {
 	if lastText(history[s.turnStart:]) == "" {
 		return step{action: actEnd, ending: ending{reason: StopProviderFailed, err: errCallsWithoutTools}}
@@ -130,12 +123,11 @@ func decideUnoffered(history []Message, s state) step {
 	return step{action: actEnd, ending: ending{reason: StopAnswered, truncated: s.truncated}}
 }
 
-// decideCalls returns the step for tool calls that have no result yet.
 func decideCalls(pending []ToolUse, s state) step {
 	if s.closing != nil || !s.hasTools {
 		return step{action: actHandleCalls, refuse: pending, refusal: refusedNoTools}
 	}
-	// The results of these calls could not be sent to the model.
+	// The results could not be sent to the model.
 	if e := s.meter.Exceeded(limits.StepClosing, s.elapsed); e != nil {
 		return step{action: actHandleCalls, refuse: pending, refusal: refusalMessage(e), exceeded: e}
 	}
@@ -151,10 +143,9 @@ func decideCalls(pending []ToolUse, s state) step {
 	return step{action: actHandleCalls, run: pending}
 }
 
-// topicEmpty is the topic of the nudge for an empty answer.
 const topicEmpty = "empty"
 
-// decideEmpty returns the step after an empty answer: one nudge, then the end.
+// decideEmpty handles an empty answer: it nudges once, then ends the turn.
 func decideEmpty(s state) step {
 	if s.nudged[topicEmpty] {
 		return step{action: actEnd, ending: ending{reason: StopProviderFailed, truncated: s.truncated, err: errEmptyAnswer}}
@@ -165,8 +156,7 @@ func decideEmpty(s state) step {
 	return step{action: actNudge, message: nudgeEmpty, topic: topicEmpty}
 }
 
-// decideRound returns the step when the model is next: another call unless a
-// limit is reached or the model is stuck.
+// decideRound calls the model again unless a limit is reached or the model is stuck.
 func decideRound(history []Message, s state) step {
 	if e := s.meter.Exceeded(limits.StepClosing, s.elapsed); e != nil {
 		return step{action: actEnd, ending: ending{reason: StopLimit, limit: e, truncated: true}}
@@ -186,7 +176,6 @@ func decideRound(history []Message, s state) step {
 	return step{action: actCallModel}
 }
 
-// closingStep returns the step that requests the last answer.
 func closingStep(e ending) step {
 	message := boundary.Text(closeStuck)
 	if e.limit != nil {
@@ -195,8 +184,7 @@ func closingStep(e ending) step {
 	return step{action: actClose, ending: e, message: message}
 }
 
-// unansweredCalls returns the tool uses of the last assistant message that have no
-// result yet, in order.
+// unansweredCalls returns the last assistant message's calls that have no result yet.
 func unansweredCalls(history []Message) []ToolUse {
 	done := map[string]bool{}
 	for _, m := range slices.Backward(history) {

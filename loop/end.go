@@ -12,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
-// endingForCause returns the ending for the cause of a cancelled context or for an
-// error of the dispatcher. An unknown error is a cancellation.
+// endingForCause returns the ending for a context's cause or a dispatcher's error.
+// Unknown errors count as cancellation.
 func endingForCause(cause error) ending {
 	if exceeded, ok := errors.AsType[*limits.ExceededError](cause); ok {
 		return ending{reason: StopLimit, limit: exceeded, truncated: true, err: cause}
@@ -32,8 +32,8 @@ func endingForCause(cause error) ending {
 	return ending{reason: reason, err: cause}
 }
 
-// endingForModelError returns the ending for a model's failure. used and window are
-// the tokens of the last call and of the model's context window, or 0 if unknown.
+// endingForModelError returns the ending for a model's failure. used is the number of
+// tokens of the last call, and window the context window, or 0 if unknown.
 func endingForModelError(err error, used, window int64) ending {
 	e := ending{reason: StopProviderFailed, err: err}
 	switch errorClass(err) {
@@ -47,7 +47,6 @@ func endingForModelError(err error, used, window int64) ending {
 	return e
 }
 
-// errorClass returns the class of a model's failure; [ModelOther] if it has none.
 func errorClass(err error) ErrorClass {
 	if failure, ok := errors.AsType[*ModelError](err); ok {
 		return failure.Class
@@ -55,8 +54,8 @@ func errorClass(err error) ErrorClass {
 	return ModelOther
 }
 
-// describeErrorClass returns the message for users about a model's failure. The
-// log has the details.
+// describeErrorClass returns the message about a failure for users. The log has
+// details.
 func describeErrorClass(c ErrorClass) string {
 	switch c {
 	case ModelRateLimit:
@@ -78,8 +77,7 @@ func describeErrorClass(c ErrorClass) string {
 	}
 }
 
-// StopReason is the reason why a turn ended. Each has an exit status (see
-// docs/exit-status.md).
+// StopReason says why a turn ended. Each has an exit status (see docs/exit-status.md).
 type StopReason string
 
 // The stop reasons.
@@ -96,11 +94,11 @@ const (
 	StopCancelled       StopReason = "cancelled"        // 130, 143
 )
 
-// NoticePrefix begins a message to the model that neither a user nor the model wrote.
+// NoticePrefix starts messages to the model that neither a user nor the model wrote.
 const NoticePrefix = "[caisson] "
 
-// Notices of the loop to the model. A notice is a user message that starts with
-// [NoticePrefix]. Tool output is never in a user message, so it can't imitate one.
+// Notices to the model. They are user messages that start with [NoticePrefix]. Tool
+// output can't imitate them, because it is never in a user message.
 const (
 	nudgeStuck = NoticePrefix + "The same calls gave the same results three times in a row. Do not repeat them: " +
 		"use what they already told you, try something different, or answer with what you know."
@@ -119,10 +117,8 @@ const (
 		"do it in smaller steps"
 )
 
-// isNotice reports whether the text of a user message is a notice of the loop.
 func isNotice(text string) bool { return strings.HasPrefix(text, NoticePrefix) }
 
-// Causes of endings that no other error explains.
 var errStuck = errors.New("the model repeated the same calls with the same results")
 
 const (
@@ -130,21 +126,18 @@ const (
 	errCallsWithoutTools AnswerError = "the model called tools though none were offered"
 )
 
-// AnswerError is the reason why an answer of the model ends the turn with [StopProviderFailed],
-// although the provider did not fail.
+// AnswerError says why a model's answer ends the turn with [StopProviderFailed],
+// although the provider didn't fail.
 type AnswerError string
 
-// Error returns the reason.
 func (e AnswerError) Error() string { return string(e) }
 
-// closeLimitMessage returns the notice that requests the closing answer when a
-// limit is reached.
+// closeLimitMessage returns the notice that requests the closing answer at a limit.
 func closeLimitMessage(e *limits.ExceededError) boundary.Text {
 	return boundary.Sprintf[boundary.Text]("%s%s is reached, so no more tools can be used. Give your final answer now: "+
 		"what is done, what is not, and what should be done next.", closeLimitPrefix, boundary.Text(describeLimit(e)))
 }
 
-// refusalMessage returns the result of a call that was refused because of a limit.
 func refusalMessage(e *limits.ExceededError) string {
 	return fmt.Sprintf("Not run: the limit of %s is reached.", describeLimit(e))
 }

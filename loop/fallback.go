@@ -7,23 +7,21 @@ import (
 	"time"
 )
 
-// restTime is how long a profile that failed is not used again. The prompt caches of
-// providers live about as long: going back earlier would pay for a new one each time.
+// restTime is how long a failed profile is not used. Providers' prompt caches live
+// about as long: going back earlier would pay for a new one each time.
 const restTime = 5 * time.Minute
 
-// restForever is longer than any turn.
 const restForever = time.Duration(math.MaxInt64)
 
-// profileList chooses the profile of each model call of a turn: the first one that
-// does not rest after a failure.
+// profileList chooses the profile of each model call: the first that does not rest
+// after a failure.
 type profileList struct {
 	profiles []Profile
-	// failed and rest are when each profile failed and for how long it rests since.
+	// failed and rest say when each profile failed, and how long it then rests.
 	failed []time.Time
 	rest   []time.Duration
 }
 
-// newProfileList returns a list in which no profile rests.
 func newProfileList(profiles []Profile) profileList {
 	l := profileList{failed: make([]time.Time, len(profiles)), rest: make([]time.Duration, len(profiles))}
 	for _, p := range profiles {
@@ -32,9 +30,9 @@ func newProfileList(profiles []Profile) profileList {
 	return l
 }
 
-// next returns the index of the profile for a call that has tried some. It prefers
-// profiles that do not rest. If minWindow is positive, the profile's context window is
-// larger or unknown.
+// next returns the index of the next profile that is not in tried, preferably one that
+// doesn't rest. If minWindow is positive, the profile's context window is larger or
+// unknown.
 func (l profileList) next(tried map[int]bool, minWindow int64) (int, bool) {
 	resting := -1
 	for i, p := range l.profiles {
@@ -49,7 +47,6 @@ func (l profileList) next(tried map[int]bool, minWindow int64) (int, bool) {
 	return resting, resting >= 0
 }
 
-// startRest lets a profile rest after a failure.
 func (l profileList) startRest(i int, err error) {
 	l.failed[i], l.rest[i] = time.Now(), restTime
 	switch errorClass(err) {
@@ -61,12 +58,11 @@ func (l profileList) startRest(i int, err error) {
 	}
 }
 
-// canFallBack reports whether another profile may succeed where one failed. A request
-// that is invalid is our own fault, or that of its settings, and should be seen.
+// canFallBack reports whether another profile may succeed. An invalid request is our
+// fault, or the settings', and should be seen.
 func canFallBack(c ErrorClass) bool { return c != ModelInvalidRequest && c != ModelCancelled }
 
-// selectProfile selects the profile that c is sent to next and reports whether there
-// is one that c has not tried.
+// selectProfile selects the next profile for c and reports whether there was one left.
 func (t *turn) selectProfile(c *pendingCall, minWindow int64) bool {
 	i, ok := t.profiles.next(c.tried, minWindow)
 	if ok {
@@ -76,9 +72,8 @@ func (t *turn) selectProfile(c *pendingCall, minWindow int64) bool {
 	return ok
 }
 
-// fallBack selects the next profile after a failure of the current one and reports
-// whether there is one that may answer. There is none once a piece of the answer was
-// emitted.
+// fallBack selects the next profile after a failure and reports whether there is one
+// that may answer. Once a piece of the answer was emitted, none may.
 func (t *turn) fallBack(ctx context.Context, c *pendingCall, err error) bool {
 	class := errorClass(err)
 	if ctx.Err() != nil || c.shown || !canFallBack(class) {

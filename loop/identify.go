@@ -8,29 +8,25 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// newULID returns a new ID with a prefix. It is the default of [Options].NewID.
+// newULID is the default of [Options].NewID.
 func newULID(prefix string) string {
 	return prefix + "_" + ulid.MustNew(ulid.Now(), rand.Reader).String()
 }
 
-// callIdentifier assigns IDs and canonical names to the tool calls of a model's
-// answers.
+// callIdentifier assigns IDs and canonical names to a model's tool calls.
 type callIdentifier struct {
 	newID func(prefix string) string
-	// seen has the provider's IDs of the session.
+	// seen has the session's provider IDs.
 	seen map[string]bool
-	// lookup finds a tool by either form of its name, whether it is offered or not. Nil
-	// finds none.
+	// lookup finds a tool, offered or not, by either form of its name. It may be nil.
 	lookup func(name string) (tools.Definition, bool)
 }
 
-// toolFinder is implemented by a dispatcher that knows tools which it does not offer.
+// toolFinder is a dispatcher that also knows tools that it doesn't offer.
 type toolFinder interface {
 	Lookup(name string) (tools.Definition, bool)
 }
 
-// newCallIdentifier returns a callIdentifier that knows the provider's IDs in
-// history, and the tools of d if it is a toolFinder.
 func newCallIdentifier(newID func(string) string, history []Message, d dispatcher) callIdentifier {
 	id := callIdentifier{newID: newID, seen: map[string]bool{}}
 	if f, ok := d.(toolFinder); ok {
@@ -44,14 +40,12 @@ func newCallIdentifier(newID func(string) string, history []Message, d dispatche
 	return id
 }
 
-// maxProviderIDBytes is the longest accepted ID of a provider. The longest in use
-// have about 40 bytes.
+// maxProviderIDBytes bounds a provider's ID. The longest in use have about 40 bytes.
 const maxProviderIDBytes = 128
 
-// identifyMessage returns the assistant's message of an adapter's response, with
-// identified calls. If the provider cut the answer and its last block is a call,
-// the call gets an InputError and never runs, even if it looks complete.
-// model is the one that answered.
+// identifyMessage returns the assistant's message for a response, with identified
+// calls. If the provider cut the answer and its last block is a call, the call gets an
+// InputError and never runs, even if it looks complete. model is the one that answered.
 func (id callIdentifier) identifyMessage(resp Response, offered []tools.Definition, model ModelInfo) Message {
 	names := wireNames(offered, model.ToolNameBytes)
 	m := Message{Role: RoleAssistant}
@@ -71,8 +65,8 @@ func (id callIdentifier) identifyMessage(resp Response, offered []tools.Definiti
 	return m
 }
 
-// identifyCall returns u with an ID, its canonical name and its parsed input. It
-// drops a provider's ID that is unusable or was used before.
+// identifyCall returns u with an ID, its canonical name and its parsed input. Provider
+// IDs that are unusable or already used are dropped.
 func (id callIdentifier) identifyCall(u ToolUse, names map[string]tools.Name, truncated bool) ToolUse {
 	if id.seen[u.ProviderID] || !isUsableID(u.ProviderID) {
 		u.ProviderID = ""
@@ -99,14 +93,14 @@ func (id callIdentifier) identifyCall(u ToolUse, names map[string]tools.Name, tr
 	return u
 }
 
-// wireNames maps each form of the offered tools' names, including the shortened
-// one, to the canonical name. A form that two tools share maps to "".
+// wireNames maps each form of the offered tools' names, including shortened ones, to
+// the canonical name. Forms that two tools share map to "".
 func wireNames(offered []tools.Definition, maxNameBytes int) map[string]tools.Name {
 	names := make(map[string]tools.Name, 2*len(offered))
 	for _, d := range offered {
 		forms := map[string]struct{}{string(d.Name): {}}
 		for _, maxBytes := range []int{0, maxNameBytes} {
-			// A definition without a wire form can't be registered.
+			// Definitions without a wire form can't be registered.
 			if wire, err := d.Name.LLMWithin(maxBytes); err == nil {
 				forms[string(wire)] = struct{}{}
 			}
@@ -122,7 +116,7 @@ func wireNames(offered []tools.Definition, maxNameBytes int) map[string]tools.Na
 	return names
 }
 
-// isUsableID reports whether a provider's ID can be sent to any provider.
+// isUsableID reports whether a provider's ID can be sent to every provider.
 func isUsableID(id string) bool {
 	if id == "" || len(id) > maxProviderIDBytes {
 		return false

@@ -12,12 +12,12 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// parseInput returns the JSON object in the arguments that the model wrote for a tool
-// call. Empty arguments and null are the empty object. An object inside a JSON string is
-// decoded, because some endpoints encode twice. An escape of half a surrogate pair
-// becomes U+FFFD: servers refuse every later request that has one, and many parsers can't
-// read a record with it. If the arguments are not an object, parseInput returns the empty
-// object and a message for the model with the position and the problem.
+// parseInput returns the JSON object in a tool call's arguments. Empty arguments and
+// null are the empty object. An object inside a JSON string is decoded, because some
+// endpoints encode twice. Escapes of half a surrogate pair become U+FFFD: servers
+// refuse every later request that has one, and many parsers can't read such a record.
+// If the arguments are not an object, parseInput returns the empty object and a message
+// for the model.
 func parseInput(raw string) (json.RawMessage, string) {
 	empty := json.RawMessage("{}")
 	data := bytes.TrimSpace([]byte(strings.TrimPrefix(raw, "\ufeff")))
@@ -44,14 +44,14 @@ func parseInput(raw string) (json.RawMessage, string) {
 	}), ""
 }
 
-// surrogates matches a surrogate pair in JSON, half of one, or another escape's start.
+// surrogates matches a JSON surrogate pair, half of one, or another escape's start.
 var surrogates = sync.OnceValue(func() *regexp.Regexp {
 	const high, low = `\\u[dD][89abAB][[:xdigit:]]{2}`, `\\u[dD][c-fC-F][[:xdigit:]]{2}`
 	return regexp.MustCompile(high + low + "|" + high + "|" + low + `|\\.`)
 })
 
-// isNestedDeeper reports whether valid JSON is nested deeper than limit. Many
-// parsers can't read a record with deeply nested JSON, so it is kept as text.
+// isNestedDeeper reports whether valid JSON is nested deeper than limit. Many parsers
+// can't read records with deeply nested JSON, so it is kept as text.
 func isNestedDeeper(data []byte, limit int) bool {
 	depth, quoted := 0, false
 	for i := 0; i < len(data); i++ {
@@ -73,8 +73,8 @@ func isNestedDeeper(data []byte, limit int) bool {
 	return false
 }
 
-// decodeObjectString returns the content of a JSON string and whether data is a
-// JSON string with an object in it.
+// decodeObjectString decodes data and reports whether it is a JSON string with an
+// object in it.
 func decodeObjectString(data []byte) (string, bool) {
 	var s string
 	if data[0] != '"' || json.Unmarshal(data, &s) != nil {
@@ -83,8 +83,8 @@ func decodeObjectString(data []byte) (string, bool) {
 	return s, strings.HasPrefix(strings.TrimSpace(s), "{")
 }
 
-// describeSyntax returns a message with the position of the first syntax error in
-// data and the text around it.
+// describeSyntax describes the first syntax error in data, with its position and the
+// text around it.
 func describeSyntax(data []byte) string {
 	var v any
 	syntax, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(data, &v))
@@ -102,7 +102,7 @@ func describeSyntax(data []byte) string {
 	return fmt.Sprintf("the arguments are not valid JSON: %v at line %d, column %d, near %q", syntax, line, column, near)
 }
 
-// jsonKind returns the kind of a JSON value, with its article, by its first byte.
+// jsonKind names the kind of a JSON value by its first byte.
 func jsonKind(first byte) string {
 	switch first {
 	case '[':

@@ -7,10 +7,10 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// AnswerInterrupted returns history with a result for each call of the last answer that
-// has none: a process ended before it. They are never run again. note is added to the
-// results. It reports each result as [MessageAdded]; before, it reports the end of each
-// call that is not among ended as [CallRefused].
+// AnswerInterrupted adds a result, with note, for each call of the last answer that has
+// none because its process ended. Such calls are never run again. It reports each
+// result as [MessageAdded], and before that each call that is not in ended as
+// [CallRefused].
 func AnswerInterrupted(history []Message, ended map[string]bool, note string, emit func(Event) error) ([]Message, error) {
 	for _, u := range unansweredCalls(history) {
 		text := refusedInterrupted
@@ -31,7 +31,7 @@ func AnswerInterrupted(history []Message, ended map[string]bool, note string, em
 	return history, nil
 }
 
-// UnansweredCalls returns the IDs of the calls of the last answer that have no result.
+// UnansweredCalls returns the IDs of the last answer's calls that have no result.
 func UnansweredCalls(history []Message) []string {
 	var ids []string
 	for _, u := range unansweredCalls(history) {
@@ -40,7 +40,7 @@ func UnansweredCalls(history []Message) []string {
 	return ids
 }
 
-// restoreState restores the state of an unfinished turn from the notices in its messages.
+// restoreState restores an unfinished turn's state from the notices in its messages.
 func (s *state) restoreState(history []Message) {
 	for i, m := range history[s.turnStart:] {
 		if m.Role == RoleAssistant {
@@ -65,11 +65,11 @@ func (s *state) restoreState(history []Message) {
 		}
 	}
 	if n := len(history); n > 0 && history[n-1].Role == RoleUser {
-		s.closing = nil // the last answer has not come, and is asked for again
+		s.closing = nil // the last answer is missing and is requested again
 	}
 }
 
-// reachedLimit returns the limit for which the turn was closed, or nil if it was raised
+// reachedLimit returns the limit that closed the turn, or nil if it has been raised
 // since.
 func (s *state) reachedLimit() *limits.ExceededError {
 	if e := s.meter.Exceeded(limits.StepRound, s.elapsed); e != nil {

@@ -12,8 +12,8 @@ import (
 // Role is the sender of a message.
 type Role string
 
-// The roles. A tool message has exactly one ToolResult. An adapter may merge
-// neighbouring tool messages on its wire.
+// The roles. A tool message has exactly one ToolResult. Adapters may merge neighbouring
+// tool messages.
 const (
 	RoleSystem    Role = "system"
 	RoleUser      Role = "user"
@@ -21,14 +21,14 @@ const (
 	RoleTool      Role = "tool"
 )
 
-// Message is one entry of the history.
+// Message is an entry of the history.
 type Message struct {
 	Role   Role    `json:"role"`
 	Blocks []Block `json:"blocks"`
 }
 
-// joinedText returns the text blocks of the message, joined by newlines, or "" if
-// they are only white space.
+// joinedText joins the message's text blocks by newlines. It returns "" if they are
+// only white space.
 func (m Message) joinedText() string {
 	var parts []string
 	for _, b := range m.Blocks {
@@ -43,7 +43,6 @@ func (m Message) joinedText() string {
 	return joined
 }
 
-// toolUses returns the tool calls of the message, in order.
 func (m Message) toolUses() []ToolUse {
 	var uses []ToolUse
 	for _, b := range m.Blocks {
@@ -54,7 +53,7 @@ func (m Message) toolUses() []ToolUse {
 	return uses
 }
 
-// lastText returns the last text of an assistant in the messages, or "".
+// lastText returns the assistant's last text in the messages, or "".
 func lastText(messages []Message) string {
 	for _, m := range slices.Backward(messages) {
 		if m.Role == RoleAssistant && m.joinedText() != "" {
@@ -69,7 +68,7 @@ func NewText(role Role, text boundary.Text) Message {
 	return Message{Role: role, Blocks: []Block{{Text: &Text{Text: string(text)}}}}
 }
 
-// Block is one part of a message; exactly one field is set.
+// Block is a part of a message. Exactly one field is set.
 type Block struct {
 	Text       *Text       `json:"text,omitempty"`
 	ToolUse    *ToolUse    `json:"tool_use,omitempty"`
@@ -82,28 +81,24 @@ type Text struct {
 	Text string `json:"text"`
 }
 
-// ToolUse is a tool call that the model made. An adapter sets ProviderID, Name
-// (the name on its wire) and Raw (the arguments as received). The loop sets the
-// other fields.
+// ToolUse is a tool call of the model. Adapters set ProviderID, Name (as the provider
+// has it) and Raw (the arguments as received). The loop sets the other fields.
 type ToolUse struct {
 	// ID is unique in the session: "tu_" and a ULID.
 	ID string `json:"id"`
-	// ProviderID is the provider's ID of the call, or "" if it has no usable
-	// one.
+	// ProviderID is the provider's ID of the call, or "" if that is not usable.
 	ProviderID string `json:"provider_id,omitempty"`
-	// Name is the canonical name, or the name that the model wrote if no offered
-	// tool has it.
+	// Name is the canonical name, or the model's if no offered tool has it.
 	Name tools.Name `json:"name"`
-	// Input is a JSON object. It is {} if InputError is set.
+	// Input is a JSON object, {} if InputError is set.
 	Input json.RawMessage `json:"input"`
-	// InputError is the reason why the call's arguments can't be used, if so.
+	// InputError says why the arguments can't be used; "" if they can.
 	InputError string `json:"input_error,omitempty"`
-	// Raw is the arguments as received, if InputError is set.
+	// Raw has the arguments as received if InputError is set.
 	Raw string `json:"raw,omitempty"`
 }
 
-// WireID returns the ID of the call on a provider's wire: ProviderID if there is
-// one, otherwise ID.
+// WireID returns the call's ID for providers: ProviderID if set, otherwise ID.
 func (u ToolUse) WireID() string {
 	if u.ProviderID != "" {
 		return u.ProviderID
@@ -111,8 +106,8 @@ func (u ToolUse) WireID() string {
 	return u.ID
 }
 
-// WireIDs maps the ID of each tool call in messages to its [ToolUse.WireID].
-// Adapters use it to name the call that a result answers.
+// WireIDs maps each tool call's ID to its [ToolUse.WireID]. Adapters use it to name the
+// call that a result answers.
 func WireIDs(messages []Message) map[string]string {
 	ids := map[string]string{}
 	for _, m := range messages {
@@ -123,25 +118,25 @@ func WireIDs(messages []Message) map[string]string {
 	return ids
 }
 
-// ToolResult is the result of one ToolUse.
+// ToolResult is the result of a ToolUse.
 type ToolResult struct {
 	ToolUseID string        `json:"tool_use_id"`
 	Content   []tools.Block `json:"content"`
 	IsError   bool          `json:"is_error"`
-	// DenialReason is why a person refused the call, in their words. The model gets it
-	// behind the wrapper of Content, since no tool wrote it.
+	// DenialReason is why a person refused the call, in their words. No tool wrote it,
+	// so the model gets it outside the wrapper of Content.
 	DenialReason string `json:"denial_reason,omitempty"`
 }
 
-// Thinking is reasoning of the model. It is kept because some providers require
-// it back, unchanged and with its signature.
+// Thinking is the model's reasoning. Some providers require it back, unchanged and with
+// its signature.
 type Thinking struct {
 	Text      string `json:"text"`
 	Signature string `json:"signature,omitempty"`
-	// Redacted is reasoning that the provider encrypted. Text is a summary then, if
+	// Redacted is reasoning that the provider encrypted. Text is then a summary, if
 	// there is one.
 	Redacted string `json:"redacted,omitempty"`
-	// Model is the model that reasoned, as provider/model. The loop sets it, and
-	// sends the block to no other model.
+	// Model is the model that reasoned, as provider/model. The loop sets it, and sends
+	// the block only to that model.
 	Model string `json:"model,omitempty"`
 }

@@ -14,17 +14,16 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// callModel requests an answer of the model and adds it to the history. withTools
-// is false for the closing completion. If the provider refuses the conversation
-// as too long, it shortens old results, or summarizes the oldest half, and requests
-// again. It returns the ending if the turn can't go on.
+// callModel requests an answer and adds it to the history. withTools is false for the
+// closing completion. If the provider refuses the conversation as too long, callModel
+// shortens old results or summarizes the oldest half, and tries again.
 //
-// Around each model call, outermost first:
+// Around each request, outermost first:
 //
 //	telemetry  emit: each request, and each change, is an event
-//	budget     reserve and settle: a request begins only if what it may use fits
+//	budget     reserve and settle: a request begins only if its use fits
 //	fallback   fallBack: another profile, after the retries of requestCompletion
-//	usage      attemptCompletion: what the request used, with its cost
+//	usage      attemptCompletion: the request's use, with its cost
 func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 	round := 0
 	var offered []tools.Definition
@@ -58,7 +57,7 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 		if ctx.Err() != nil {
 			return new(endingForCause(context.Cause(ctx)))
 		}
-		// Each refusal shortens more, and no profile is tried twice, so the loop ends.
+		// Each refusal shortens more, and no profile is tried twice, so this loop ends.
 		if errorClass(err) == ModelContextOverflow {
 			shorter, e := t.shortenOrSummarize(ctx)
 			if e != nil {
@@ -74,29 +73,28 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 	}
 }
 
-// pendingCall is a model call that has no answer yet.
+// pendingCall is a model call without an answer yet.
 type pendingCall struct {
 	round   int // from 1; 0 for the closing completion
 	offered []tools.Definition
-	// purpose is not empty for a call whose answer is not for the conversation.
+	// purpose is set if the answer is not for the conversation.
 	purpose Purpose
-	// messages are those of the request, and reservation bounds its use.
+	// messages are the request's, and reservation bounds its use.
 	messages    []Message
 	reservation reservation
-	// profile is the index of the profile in use, and tried has those used so far.
-	profile int
-	tried   map[int]bool
-	// attempts counts the requests so far.
+	// profile is the index of the current profile, and tried has all used so far.
+	profile  int
+	tried    map[int]bool
 	attempts int
-	// shown reports whether a piece of an answer arrived, and shownBytes is the length
-	// of its text. Nothing is repeated then.
+	// shown reports whether a piece of an answer arrived; the request is then not
+	// repeated. shownBytes is the length of its text.
 	shown      bool
 	shownBytes int64
 }
 
-// requestCompletion requests an answer of the turn's profile. It repeats the
-// request after failures for which [ModelError].Retryable is set, as often as the
-// profile allows. The usage is nil without an answer.
+// requestCompletion requests an answer with the current profile. It retries failures
+// with [ModelError].Retryable set, as often as the profile allows. The usage is nil if
+// there is no answer.
 func (t *turn) requestCompletion(ctx context.Context, c *pendingCall) (Response, *limits.Usage, error) {
 	for retries := 0; ; retries++ {
 		c.attempts++
@@ -122,8 +120,7 @@ func (t *turn) requestCompletion(ctx context.Context, c *pendingCall) (Response,
 	}
 }
 
-// attemptCompletion makes one request. It emits the start, the pieces and the
-// answer, and counts the usage with its cost.
+// attemptCompletion makes one request. It emits its events and counts its usage.
 func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pendingCall) (Response, *limits.Usage, error) {
 	t.emit(ModelCallStarted{ModelCall: call, Tools: len(c.offered)})
 	if t.emitErr != nil {
@@ -172,16 +169,15 @@ func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pending
 	return resp, &used, nil
 }
 
-// maxNameBytes bounds the names of a model and of a finish reason in events. They come from
-// the server.
+// maxNameBytes bounds the model's name and the finish reason in events, because the
+// server chooses them.
 const maxNameBytes = 200
 
-// boundName returns the beginning of a name.
 func boundName(name string) string {
 	return strings.ToValidUTF8(name[:min(len(name), maxNameBytes)], "")
 }
 
-// describeFailure returns the event of a failed request and logs its cause.
+// describeFailure logs a failure and returns its event.
 func (t *turn) describeFailure(ctx context.Context, call ModelCall, err error) ModelCallFailed {
 	if ctx.Err() != nil {
 		return ModelCallFailed{ModelCall: call, Class: ModelCancelled, Message: describeErrorClass(ModelCancelled)}
@@ -205,8 +201,8 @@ func (t *turn) describeFailure(ctx context.Context, call ModelCall, err error) M
 	return failed
 }
 
-// acceptResponse adds an answer to the history, and warns and shortens if limits
-// are near.
+// acceptResponse adds an answer to the history, and warns and shortens if limits are
+// near.
 func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
 	m := t.identifier.identifyMessage(resp, offered, t.profile.Model.Info())
 	if leaks := t.view.redactCanaries(&m); leaks > 0 {
@@ -214,8 +210,8 @@ func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
 	}
 	t.state.truncated = resp.Truncated
 	t.state.unoffered = len(offered) == 0 && len(m.toolUses()) > 0
-	// Providers refuse a conversation with an empty message; nextStep handles
-	// its absence.
+	// Providers refuse conversations with an empty message. nextStep handles its
+	// absence.
 	if m.joinedText() != "" || len(m.toolUses()) > 0 {
 		t.addMessage(m)
 		delete(t.state.nudged, topicEmpty)
@@ -229,7 +225,6 @@ func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
 	}
 }
 
-// emitWarnings emits a warning for each limit of which four fifths are used.
 func (t *turn) emitWarnings() {
 	for _, w := range t.meter.Warnings(time.Since(t.started)) {
 		t.emit(newBudgetWarning(w))
@@ -240,13 +235,13 @@ func (t *turn) emitWarnings() {
 	}
 }
 
-// nearWindow reports whether four fifths of the model's context window are used.
+// nearWindow reports whether four fifths of the context window are used.
 func (t *turn) nearWindow() bool {
 	return t.profile.ContextWindow > 0 && t.view.tokens >= t.profile.ContextWindow-t.profile.ContextWindow/5
 }
 
-// shortenResults shortens old results in future requests by about the given
-// number of tokens. It reports whether there was a result left to shorten.
+// shortenResults shortens old results in future requests by about the given number of
+// tokens. It reports whether any was left to shorten.
 func (t *turn) shortenResults(tokens int64) bool {
 	n, bytes := t.view.shortenOldest(t.history, tokens)
 	if n > 0 {
@@ -256,9 +251,8 @@ func (t *turn) shortenResults(tokens int64) bool {
 	return n > 0
 }
 
-// shortenOrSummarize makes the next request shorter than one that the provider refused
-// as too long. It reports whether it could, and returns the ending if the turn can't go
-// on.
+// shortenOrSummarize makes the next request shorter after the provider refused one as
+// too long. It reports whether it could.
 func (t *turn) shortenOrSummarize(ctx context.Context) (bool, *ending) {
 	if t.shortenResults(shortenAll) {
 		return true, nil

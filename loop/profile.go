@@ -10,39 +10,37 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// Profile is a model with its price, its limits and its retries.
+// Profile is a model with its price, limits and retries.
 type Profile struct {
 	// Name identifies the profile in records; "" means provider/model.
-	Name string
-	// Model is required.
+	Name  string
 	Model Model
-	// Price is the price of the model's tokens; nil means unknown. The cost is then
-	// the one that the provider reports, or unknown.
+	// Price is nil if unknown. The cost is then the one that the provider reports, or
+	// unknown.
 	Price *limits.Price
-	// MaxOutputTokens is the longest answer; zero means the provider's default, or
-	// 16,384 tokens under a limit of tokens or cost. If less is left of a limit, a
-	// request asks for a shorter one, down to 1,024 tokens.
+	// MaxOutputTokens bounds an answer; zero means the provider's default, or 16,384
+	// tokens under a limit of tokens or cost. If less is left of a limit, requests ask
+	// for less, down to 1,024 tokens.
 	MaxOutputTokens int64
-	// ContextWindow is the model's context window in tokens. Near it, old tool
-	// results are shortened in requests, then old messages are summarized. Zero
-	// means unknown: both happen only if the provider refuses a request.
+	// ContextWindow is in tokens. Close to it, old tool results are shortened in
+	// requests, then old messages are summarized. Zero means unknown: both happen only
+	// if the provider refuses a request.
 	ContextWindow int64
-	// MaxRetries is the number of times that a request is repeated if it failed
-	// before its answer began; nil means 2.
+	// MaxRetries bounds the retries of a request that failed before its answer began;
+	// nil means 2.
 	MaxRetries *int
-	// MaxRetryDelay is the longest delay before a retry; zero means 2 minutes.
-	// If the provider asks for more, the request is not repeated.
+	// MaxRetryDelay bounds the delay before a retry; zero means 2 minutes. If the
+	// provider asks for a longer one, the request is not repeated.
 	MaxRetryDelay time.Duration
 }
 
 const (
 	defaultRetries       = 2
 	defaultMaxRetryDelay = 2 * time.Minute
-	// minRetryDelay is the delay before the first retry; each one doubles it.
+	// minRetryDelay is the first retry's delay. Each retry doubles it.
 	minRetryDelay = 500 * time.Millisecond
 )
 
-// validate returns an error for the first field that is missing or out of bounds.
 func (p Profile) validate() error {
 	switch {
 	case p.Model == nil:
@@ -55,8 +53,8 @@ func (p Profile) validate() error {
 	return nil
 }
 
-// CheckPrice returns an error if the budget bounds the cost and the price is unknown, so
-// that nothing would hold the limit.
+// CheckPrice returns an error if the budget bounds the cost but the price is unknown,
+// so that the limit would have no effect.
 func (p Profile) CheckPrice(b limits.Budget) error {
 	if b.CostMicroUSD == nil || p.Price != nil || p.Model.Info().Recorded {
 		return nil
@@ -64,7 +62,6 @@ func (p Profile) CheckPrice(b limits.Budget) error {
 	return fmt.Errorf("a limit of cost needs the price of the model %s", cmp.Or(p.Name, p.Model.Info().String()))
 }
 
-// withDefaults returns p with defaults for zero fields.
 func (p Profile) withDefaults() Profile {
 	p.Name = cmp.Or(p.Name, p.Model.Info().String())
 	if p.MaxRetries == nil {
@@ -74,9 +71,9 @@ func (p Profile) withDefaults() Profile {
 	return p
 }
 
-// retryDelay returns the delay before a failed request is repeated, and whether it
-// is. The delay is the provider's, or doubles with each of the retries so far, less
-// up to a quarter, so that clients do not all return at once.
+// retryDelay returns the delay before a retry, and whether there is one. The delay is
+// the provider's, or doubles with each retry, minus up to a quarter so that clients
+// don't all return at once.
 func (p Profile) retryDelay(err error, retries int) (time.Duration, bool) {
 	failure, ok := errors.AsType[*ModelError](err)
 	if !ok || !failure.Retryable || retries >= *p.MaxRetries || failure.RetryAfter > p.MaxRetryDelay {
@@ -89,8 +86,8 @@ func (p Profile) retryDelay(err error, retries int) (time.Duration, bool) {
 	return delay - rand.N(delay/4+1), true //nolint:gosec // jitter needs no secret
 }
 
-// setCost sets the cost of an answer by the price, which takes precedence over the
-// cost that the provider reports. Without counted tokens the cost stays unknown.
+// setCost sets the cost by the price, if known, which takes precedence over the
+// provider's cost. Without counted tokens the cost stays unknown.
 func (p Profile) setCost(u *limits.Usage) {
 	if p.Price != nil && u.Tokens() > 0 {
 		u.CostMicroUSD = new(p.Price.Cost(*u))

@@ -6,25 +6,22 @@ import (
 	"github.com/caisson-run/caisson/loop/boundary"
 )
 
-// PromptOptions configures the system prompt. The zero value is for a session
-// without network in the default workspace.
+// PromptOptions configures the system prompt.
 type PromptOptions struct {
-	// Workspace is the path of the workspace in the sandbox; "" means
-	// /workspace.
+	// Workspace is the workspace's path in the sandbox; "" means /workspace.
 	Workspace string
-	// Network reports whether commands in the sandbox can reach a network.
+	// Network reports whether commands can reach a network.
 	Network bool
-	// Instructions are the operator's instructions, added at the end; "" means
-	// none.
+	// Instructions are the operator's, added at the end.
 	Instructions boundary.Text
-	// Canary ends the prompt with a fresh token. An answer or a call that repeats it is
-	// reported as [CanaryLeaked].
+	// Canary ends the prompt with a fresh token. If an answer or a call repeats it,
+	// [CanaryLeaked] reports that.
 	Canary bool
 }
 
-// SystemPrompt returns the system prompt of the main agent. It describes the
-// workspace and the behavior of tools, and declares tool output to be data, never
-// instructions. But for a canary it depends only on the options, so that providers can cache it.
+// SystemPrompt returns the main agent's system prompt. It describes the workspace and
+// the tools, and declares tool output to be data, never instructions. Except for a
+// canary it depends only on the options, so that providers can cache it.
 func SystemPrompt(o PromptOptions) boundary.Text {
 	if o.Workspace == "" {
 		o.Workspace = "/workspace"

@@ -11,17 +11,18 @@ import (
 )
 
 const (
-	// minRepeats is the number of equal blocks of rounds that count as stuck.
+	// minRepeats is how often a block of rounds repeats before the model counts as
+	// stuck.
 	minRepeats = 3
-	// maxPeriod is the number of rounds in the longest such block. With 2, for
-	// example, A A A and A B A B A B are found.
+	// maxPeriod is the length of the longest such block in rounds. With 2, for example,
+	// A A A and A B A B A B are found.
 	maxPeriod = 3
 )
 
-// findRepetition reports whether the last rounds are repetitions of one block of
-// rounds: the same calls with the same results. It ignores rounds before the last
-// user message, which may be a nudge. The string identifies the block; it is the
-// same for every rotation of its rounds. hashes keeps hashes for the next call.
+// findRepetition reports whether the last rounds repeat one block of rounds: the same
+// calls with the same results. It ignores rounds before the last user message, which
+// may be a nudge. The string identifies the block, whichever round it starts with.
+// hashes caches hashes.
 func findRepetition(messages []Message, hashes roundHashes) (string, bool) {
 	rounds := lastRounds(messages, maxPeriod*minRepeats)
 	for period := 1; period <= maxPeriod; period++ {
@@ -30,7 +31,7 @@ func findRepetition(messages []Message, hashes roundHashes) (string, bool) {
 			return "", false
 		}
 		tail := rounds[len(rounds)-length:]
-		// Compare calls first: hashing results is expensive.
+		// Compare calls first, because hashing results is expensive.
 		if !hasPeriod(tail, period, hashes.hashCalls) || !hasPeriod(tail, period, round.hashResults) {
 			continue
 		}
@@ -44,7 +45,6 @@ func findRepetition(messages []Message, hashes roundHashes) (string, bool) {
 	return "", false
 }
 
-// hasPeriod reports whether the rounds repeat with a period, compared by a hash.
 func hasPeriod(rounds []round, period int, hash func(round) string) bool {
 	for i, r := range rounds[period:] {
 		if hash(r) != hash(rounds[i]) {
@@ -54,14 +54,14 @@ func hasPeriod(rounds []round, period int, hash func(round) string) bool {
 	return true
 }
 
-// round is the calls of one answer and their results.
+// round is one answer's calls and their results.
 type round struct {
 	uses    []ToolUse
 	results map[string]*ToolResult
 }
 
-// lastRounds returns at most limit of the last rounds since the last user message,
-// oldest first.
+// lastRounds returns the last rounds since the last user message, at most limit, oldest
+// first.
 func lastRounds(messages []Message, limit int) []round {
 	var rounds []round
 	results := map[string]*ToolResult{}
@@ -82,11 +82,9 @@ func lastRounds(messages []Message, limit int) []round {
 	return rounds
 }
 
-// roundHashes has the hashes of the calls of rounds, by the ID of the first call. A nil
-// one keeps none.
+// roundHashes caches the hashes of rounds' calls by the first call's ID. It may be nil.
 type roundHashes map[string]string
 
-// hashCalls returns r.hashCalls().
 func (h roundHashes) hashCalls(r round) string {
 	id := r.uses[0].ID
 	if hash, ok := h[id]; ok {
@@ -102,12 +100,12 @@ func (h roundHashes) hashCalls(r round) string {
 	return hash
 }
 
-// hashCalls returns a hash of the names and arguments of the round's calls.
+// hashCalls hashes the names and arguments of the round's calls.
 func (r round) hashCalls() string {
 	var all []any
 	for _, u := range r.uses {
-		// Decode the input so that the order of keys makes no difference. It is
-		// always valid JSON, see parseInput.
+		// Decode the input, so that the order of keys doesn't matter. It is always
+		// valid JSON; see parseInput.
 		var input any
 		_ = json.Unmarshal(u.Input, &input)
 		all = append(all, u.Name, input, u.Raw)
@@ -115,8 +113,7 @@ func (r round) hashCalls() string {
 	return hashJSON(all)
 }
 
-// hashResults returns a hash of the round's results, normalized by
-// [NormalizeResult].
+// hashResults hashes the round's results after [NormalizeResult].
 func (r round) hashResults() string {
 	var all []any
 	for _, u := range r.uses {
@@ -133,21 +130,18 @@ func (r round) hashResults() string {
 	return hashJSON(all)
 }
 
-// hashJSON returns a hash of values that can be encoded as JSON.
 func hashJSON(all []any) string {
 	h := sha256.New()
 	_ = json.NewEncoder(h).Encode(all)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// volatilePart matches the parts of a tool result that differ between equal
-// runs, which a placeholder replaces.
+// volatilePart matches a part of a tool result that differs between equal runs.
 type volatilePart struct {
 	pattern     *regexp.Regexp
 	placeholder string
 }
 
-// volatileParts returns the patterns of IDs, times and durations.
 var volatileParts = sync.OnceValue(func() []volatilePart {
 	return []volatilePart{
 		{regexp.MustCompile(`\b[a-z]{2,8}_[0-9A-HJKMNP-TV-Z]{26}\b`), "<id>"},
@@ -158,8 +152,8 @@ var volatileParts = sync.OnceValue(func() []volatilePart {
 	}
 })
 
-// NormalizeResult replaces IDs, times and durations in the text of a tool result
-// by placeholders, so that the results of two runs can be compared.
+// NormalizeResult replaces IDs, times and durations in a tool result by placeholders,
+// so that the results of two runs can be compared.
 func NormalizeResult(text string) string {
 	for _, v := range volatileParts() {
 		text = v.pattern.ReplaceAllString(text, v.placeholder)

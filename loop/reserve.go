@@ -11,50 +11,49 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Ledger bounds what the requests of many sessions use together, such as in a day. It
-// is safe for concurrent use.
+// Ledger bounds the use of many sessions' requests together, such as in a day. It is
+// safe for concurrent use.
 type Ledger interface {
-	// Reserve reserves what a request to a profile's model may use. If even the
-	// shortest useful answer is too much, the error is a *[limits.ExceededError]; any
-	// other error reports that the ledger can't be used.
+	// Reserve reserves what a request to a profile's model may use. If not even the
+	// shortest useful answer fits, the error is a *[limits.ExceededError]. Other errors
+	// mean that the ledger can't be used.
 	Reserve(ctx context.Context, profile string, d limits.Demand) (LedgerEntry, error)
 }
 
-// LedgerEntry is the reservation of a [Ledger] for one request.
+// LedgerEntry is a [Ledger]'s reservation for one request.
 type LedgerEntry struct {
-	// Demand is the reserved demand, with the output lowered to what fits.
+	// Demand is the reservation, its output lowered to fit.
 	Demand limits.Demand
 	// Lowered is the limit that lowered the output, or nil.
 	Lowered *limits.ExceededError
-	// Warnings are the limits of which four fifths are used, each one once.
+	// Warnings are the limits of which four fifths are used, each only once.
 	Warnings []limits.ExceededError
-	// Settle replaces the reservation with what was used, nil for a request that
-	// used nothing. It must be called once.
+	// Settle replaces the reservation by the actual use, nil for none. Call it exactly
+	// once.
 	Settle func(used *limits.Usage) error
 }
 
 // Bounds of requests under a limit of tokens or cost.
 const (
-	// defaultMaxOutput bounds the answer of a profile that sets no bound. No model in
-	// use refuses it as too long, unless its window is small.
+	// defaultMaxOutput bounds the answer if the profile doesn't. No model in use
+	// refuses it, unless its window is small.
 	defaultMaxOutput = 16_384
-	// minOutput is the shortest answer worth its request.
+	// minOutput is the shortest answer that is worth its request.
 	minOutput = 1_024
 )
 
-// reservation bounds the use of a request. The zero value is that of a request without
-// a limit of tokens or cost.
+// reservation bounds a request's use. The zero value means no limit of tokens or cost.
 type reservation struct {
 	demand limits.Demand
-	// maxOutput is the length at which the provider cuts the answer, 0 for its default.
+	// maxOutput is where the provider cuts the answer, 0 for its default.
 	maxOutput int64
 	// lowered is the limit that lowered maxOutput, or nil.
 	lowered *limits.ExceededError
 	settle  func(used *limits.Usage) error
 }
 
-// reserveRequest reserves what a request to the current profile may use: of the turn's
-// budget, and then of the ledger. It returns the ending if too little is left.
+// reserveRequest reserves what a request with the current profile may use, in the
+// turn's budget and then in the ledger.
 func (t *turn) reserveRequest(ctx context.Context, c *pendingCall) *ending {
 	info := t.profile.Model.Info()
 	if c.purpose == "" {
@@ -88,9 +87,9 @@ func (t *turn) reserveRequest(ctx context.Context, c *pendingCall) *ending {
 	return nil
 }
 
-// settleRequest replaces the reservation of a request with what it used. If the provider
-// counted nothing, or the answer broke off, for which it may charge too, the limits count
-// what was reserved for the input and what arrived of the answer.
+// settleRequest replaces a request's reservation by its use. If the provider counted
+// nothing, or the answer broke off (it may charge for that too), the reserved input and
+// the received part of the answer count against limits.
 func (t *turn) settleRequest(c *pendingCall, resp Response, used *limits.Usage) *ending {
 	r := c.reservation
 	if used != nil {
@@ -117,7 +116,6 @@ func (t *turn) settleRequest(c *pendingCall, resp Response, used *limits.Usage) 
 	return nil
 }
 
-// endingForLedger returns the ending for an error of the ledger.
 func endingForLedger(ctx context.Context, log *zap.Logger, err error) *ending {
 	if e, ok := errors.AsType[*limits.ExceededError](err); ok {
 		return &ending{reason: StopLimit, limit: e, truncated: true, err: err}
@@ -129,7 +127,7 @@ func endingForLedger(ctx context.Context, log *zap.Logger, err error) *ending {
 	return &ending{reason: StopTraceUnwritable, err: fmt.Errorf("count usage: %w", err)}
 }
 
-// makeDemand returns the most that a request with the given input can use.
+// makeDemand returns the most that a request with this input can use.
 func (p Profile) makeDemand(input int64) limits.Demand {
 	output := p.MaxOutputTokens
 	if output == 0 {
@@ -141,25 +139,22 @@ func (p Profile) makeDemand(input int64) limits.Demand {
 	return limits.Demand{Input: input, Output: output, MinOutput: min(minOutput, output), Price: p.Price}
 }
 
-// newBudgetWarning returns the event for a limit of which four fifths are used.
 func newBudgetWarning(e limits.ExceededError) BudgetWarning {
 	return BudgetWarning{What: e.Kind, Limit: e.Limit, Used: e.Used, Period: e.Period, Profile: e.Profile}
 }
 
-// countedInput is the number of input tokens that the provider counted for a request.
-// The zero value has counted nothing.
+// countedInput is the provider's count of a request's input tokens. The zero value has
+// counted nothing.
 type countedInput struct {
-	// model is the one that counted, as [ModelInfo.String] has it.
+	// model is the one that counted; see [ModelInfo.String].
 	model string
-	// messages is the number of messages of the request, and last identifies the
-	// last one.
+	// messages counts the request's messages, and last identifies the last one.
 	messages int
 	last     any
-	// toolBytes is the size of the definitions of the request.
+	// toolBytes is the size of the request's tool definitions.
 	toolBytes, tokens int64
 }
 
-// recordCount keeps the count of a request.
 func (n *countedInput) recordCount(c *pendingCall, model string, used limits.Usage) {
 	used.OutputTokens = 0
 	*n = countedInput{
@@ -168,16 +163,16 @@ func (n *countedInput) recordCount(c *pendingCall, model string, used limits.Usa
 	}
 }
 
-// addShortened counts results that were shortened since: in rare cases the shorter text
-// has more tokens.
+// addShortened counts results shortened since: in rare cases the shorter text has more
+// tokens.
 func (n *countedInput) addShortened(results int) {
 	if n.tokens > 0 {
 		n.tokens += int64(results) * minShortenBytes
 	}
 }
 
-// addSummary counts a summary that took the place of messages, so that the given number
-// of messages less comes before the last one that was counted.
+// addSummary counts a summary that replaced messages. There are now dropped fewer
+// messages before the last counted one.
 func (n *countedInput) addSummary(dropped int, summary Message) {
 	if n.tokens > 0 {
 		n.messages -= dropped
@@ -185,21 +180,20 @@ func (n *countedInput) addSummary(dropped int, summary Message) {
 	}
 }
 
-// Sizes of what a provider adds to the text of a request, in tokens. The largest
-// preamble that providers document is that of Anthropic's tools, below 1,000.
+// Tokens that providers add to a request's text. The largest documented preamble, for
+// Anthropic's tools, is below 1,000.
 const (
 	requestTokens    = 1_024
 	messageTokens    = 32
 	definitionTokens = 64
 	// imageTokens bounds one image. The dearest documented one is a large image for
-	// gpt-4o-mini: 2,833 tokens and 5,667 for each of at most 8 tiles.
+	// gpt-4o-mini: 2,833 tokens plus 5,667 for each of at most 8 tiles.
 	imageTokens = 50_000
 )
 
-// estimateInput returns an upper bound of the input tokens of a request to a model:
-// the last count of the provider, as far as the request begins like the one that was
-// counted, and one token per byte of the rest. A token of the tokenizers in use stands
-// for at least one byte of the text.
+// estimateInput returns an upper bound of a request's input tokens: the provider's last
+// count, if the request begins like the counted one, plus one token per byte of the
+// rest. In all tokenizers in use, a token stands for at least one byte of text.
 func (n *countedInput) estimateInput(messages []Message, offered []tools.Definition, model string) int64 {
 	total, from, defined := int64(requestTokens), 0, definitionBytes(offered)
 	if n.tokens > 0 && n.model == model && n.messages > 0 && n.messages <= len(messages) && messageIdentity(messages[n.messages-1]) == n.last {
@@ -215,8 +209,8 @@ func (n *countedInput) estimateInput(messages []Message, offered []tools.Definit
 	return total
 }
 
-// messageIdentity returns a value that is the same for the same message of a history,
-// however it was rendered, and different for any other one.
+// messageIdentity returns a value that identifies a history's message, however it was
+// rendered.
 func messageIdentity(m Message) any {
 	for _, b := range m.Blocks {
 		switch {
@@ -231,7 +225,6 @@ func messageIdentity(m Message) any {
 	return nil
 }
 
-// messageBound returns an upper bound of the tokens of a message.
 func messageBound(m Message) int64 {
 	n := int64(messageTokens)
 	for _, b := range m.Blocks {
@@ -256,8 +249,8 @@ func messageBound(m Message) int64 {
 	return n
 }
 
-// textBound returns an upper bound of the tokens of a text: its length in bytes, also
-// where the template of a server escapes it as JSON.
+// textBound returns an upper bound of a text's tokens: its length in bytes, allowing
+// for servers whose templates escape it as JSON.
 func textBound(s string) int64 {
 	n := int64(len(s))
 	for i := range len(s) {
@@ -271,7 +264,7 @@ func textBound(s string) int64 {
 	return n
 }
 
-// definitionBytes returns an upper bound of the tokens of the definitions of tools.
+// definitionBytes returns an upper bound of the tool definitions' tokens.
 func definitionBytes(offered []tools.Definition) int64 {
 	var n int64
 	for _, d := range offered {

@@ -11,13 +11,13 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Run runs one turn and returns its outcome. The error is non-nil only for
-// invalid options; it wraps [ErrInvalid] or [ErrNoModel].
+// Run runs one turn. It returns an error, which wraps [ErrInvalid] or [ErrNoModel],
+// only for invalid options.
 //
-// If ctx is cancelled, the turn ends as soon as the model and the running tools
-// have returned. The cause of the cancellation determines the stop reason:
-// [StopLimit] for a *limits.ExceededError, the corresponding reason for an error
-// of package tools that ends a run, and [StopCancelled] otherwise.
+// If ctx is cancelled, the turn ends as soon as the model and running tools have
+// returned. The cause determines the stop reason: [StopLimit] for a
+// *limits.ExceededError, the corresponding reason for an error of package tools that
+// ends runs, otherwise [StopCancelled].
 //
 //	nextStep (pure)       turn (acts)
 //	───────────────       ───────────
@@ -41,7 +41,7 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 	return t.run(ctx), nil
 }
 
-// turn is a running turn. It must be used by one goroutine only.
+// turn is a running turn. Only one goroutine may use it.
 type turn struct {
 	Options
 	log        *zap.Logger
@@ -51,18 +51,17 @@ type turn struct {
 	view       *View
 	history    []Message
 	state      state
-	// nearWarned reports whether the warning about the context window was emitted.
+	// nearWarned reports whether the context window's warning was emitted.
 	nearWarned bool
-	// profile is the one in use of profiles. It is zero in a turn without a model.
+	// profile is the current one of profiles, or zero in a turn without a model.
 	profile  Profile
 	profiles profileList
-	// counted is the provider's last count of input.
-	counted countedInput
-	// emitErr is the first error of Emit.
+	counted  countedInput
+	// emitErr is Emit's first error.
 	emitErr error
 }
 
-// newTurn returns a turn that has not started. The options must be valid.
+// newTurn returns a turn. The options must be valid.
 func newTurn(o Options) *turn {
 	meter, _ := limits.NewMeter(o.Budget)
 	if o.NewID == nil {
@@ -94,7 +93,6 @@ func newTurn(o Options) *turn {
 	return t
 }
 
-// run performs steps until the turn ends.
 func (t *turn) run(ctx context.Context) Outcome {
 	t.startTurn()
 	for {
@@ -105,7 +103,7 @@ func (t *turn) run(ctx context.Context) Outcome {
 			return t.finishTurn(ending{reason: StopTraceUnwritable, err: t.emitErr})
 		}
 		if ctx.Err() != nil {
-			// A limit does not discard an answer that has arrived.
+			// A limit doesn't discard an answer that has arrived.
 			e := endingForCause(context.Cause(ctx))
 			if next.action != actEnd || e.reason != StopLimit {
 				return t.finishTurn(e)
@@ -120,7 +118,7 @@ func (t *turn) run(ctx context.Context) Outcome {
 	}
 }
 
-// startTurn emits the start of the turn and adds its first messages.
+// startTurn emits the turn's start and first messages.
 func (t *turn) startTurn() {
 	if t.Unfinished == nil {
 		t.emit(TurnStarted{Turn: t.Turn, Budget: t.Budget})
@@ -128,7 +126,7 @@ func (t *turn) startTurn() {
 	if len(t.history) == 0 && t.System != "" && !t.state.callsOnly {
 		t.addMessage(NewText(RoleSystem, t.System))
 	}
-	// Calls that an earlier run left unfinished are never run again.
+	// Calls that an earlier run left are never run.
 	for _, u := range unansweredCalls(t.history) {
 		t.refuseCall(u, refusedInterrupted, tools.ErrorCancelled, "interrupted")
 	}
@@ -151,7 +149,6 @@ func (t *turn) startTurn() {
 	}
 }
 
-// performStep performs one step. It returns the ending if the turn can't go on.
 func (t *turn) performStep(ctx context.Context, s step) *ending {
 	switch s.action {
 	case actCallModel:
@@ -168,7 +165,7 @@ func (t *turn) performStep(ctx context.Context, s step) *ending {
 		if e == nil || e.reason == StopCancelled || e.reason == StopTraceUnwritable {
 			return e
 		}
-		// The failed last answer does not change the reason of the ending.
+		// A failed last answer doesn't change the reason.
 		return &ending{reason: s.ending.reason, limit: s.ending.limit, truncated: true, err: errors.Join(s.ending.err, e.err)}
 	case actHandleCalls:
 		return t.handleCalls(ctx, s)
@@ -177,8 +174,7 @@ func (t *turn) performStep(ctx context.Context, s step) *ending {
 	}
 }
 
-// finishTurn completes the history, emits the end of the turn and returns its
-// outcome.
+// finishTurn completes the history, emits the turn's end and returns its outcome.
 func (t *turn) finishTurn(e ending) Outcome {
 	for _, u := range unansweredCalls(t.history) {
 		t.refuseCall(u, refusedLost, tools.ErrorCancelled, string(e.reason))
@@ -200,13 +196,12 @@ func (t *turn) finishTurn(e ending) Outcome {
 	return out
 }
 
-// addMessage appends a message to the history and emits it.
 func (t *turn) addMessage(m Message) {
 	t.history = append(t.history, m)
 	t.emit(MessageAdded{Message: m})
 }
 
-// emit passes an event to Emit, unless Emit has failed before.
+// emit passes an event to Emit, unless that failed before.
 func (t *turn) emit(e Event) {
 	if t.Emit == nil || t.emitErr != nil {
 		return
@@ -214,7 +209,6 @@ func (t *turn) emit(e Event) {
 	t.emitErr = t.Emit(e)
 }
 
-// definitions returns the tools that are currently available.
 func (t *turn) definitions() []tools.Definition {
 	if t.Dispatcher == nil {
 		return nil

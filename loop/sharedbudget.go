@@ -8,23 +8,23 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// SharedBudget is a [Ledger] with the limits of tokens and cost of one budget, for
-// requests that several turns make at the same time. It is safe for concurrent use.
+// SharedBudget is a [Ledger] with one budget's limits of tokens and cost, for
+// concurrent requests of several turns. It is safe for concurrent use.
 type SharedBudget struct {
 	next Ledger
 
 	mu    sync.Mutex
 	meter limits.Meter
-	// pending has what was reserved and is not settled.
+	// pending has the unsettled reservations.
 	pending map[*limits.Usage]bool
-	// settled is closed, and made anew, when a reservation is settled.
+	// settled is closed and replaced whenever a reservation is settled.
 	settled chan struct{}
 }
 
 var _ Ledger = (*SharedBudget)(nil)
 
-// NewSharedBudget returns a ledger that has counted nothing. It passes what fits on to
-// next, unless that is nil. Its error is that of [limits.Budget.Validate].
+// NewSharedBudget returns a ledger that has counted nothing. It also reserves in next,
+// unless that is nil. It returns an error for an invalid budget.
 func NewSharedBudget(b limits.Budget, next Ledger) (*SharedBudget, error) {
 	m, err := limits.NewMeter(limits.Budget{Tokens: b.Tokens, CostMicroUSD: b.CostMicroUSD})
 	if err != nil {
@@ -33,15 +33,15 @@ func NewSharedBudget(b limits.Budget, next Ledger) (*SharedBudget, error) {
 	return &SharedBudget{next: next, meter: m, pending: map[*limits.Usage]bool{}, settled: make(chan struct{})}, nil
 }
 
-// Used returns the sum of what was settled.
+// Used returns the sum of all settled use.
 func (s *SharedBudget) Used() limits.Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.meter.Used()
 }
 
-// Reserve implements [Ledger]. A request that fits only if others use less than they
-// reserved waits for them.
+// Reserve implements [Ledger]. If a request fits only if others use less than they
+// reserved, it waits for them.
 func (s *SharedBudget) Reserve(ctx context.Context, profile string, d limits.Demand) (LedgerEntry, error) {
 	for {
 		entry, wait, err := s.tryReserve(d)
@@ -59,8 +59,7 @@ func (s *SharedBudget) Reserve(ctx context.Context, profile string, d limits.Dem
 	}
 }
 
-// tryReserve reserves what fits, or returns the channel whose closing is to be waited
-// for.
+// tryReserve reserves what fits, or returns a channel to wait on.
 func (s *SharedBudget) tryReserve(d limits.Demand) (LedgerEntry, <-chan struct{}, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +85,6 @@ func (s *SharedBudget) tryReserve(d limits.Demand) (LedgerEntry, <-chan struct{}
 	}}, nil, nil
 }
 
-// settleRequest replaces a reservation with what was used, nil for nothing.
 func (s *SharedBudget) settleRequest(reserved, used *limits.Usage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +96,7 @@ func (s *SharedBudget) settleRequest(reserved, used *limits.Usage) {
 	s.settled = make(chan struct{})
 }
 
-// reserveNext reserves in the next ledger what was reserved in this one.
+// reserveNext also reserves in the next ledger.
 func (s *SharedBudget) reserveNext(ctx context.Context, profile string, own LedgerEntry) (LedgerEntry, error) {
 	if s.next == nil {
 		return own, nil
@@ -119,8 +117,8 @@ func (s *SharedBudget) reserveNext(ctx context.Context, profile string, own Ledg
 	return entry, nil
 }
 
-// Spending counts what the tool calls of one round spend on models of their own. It is
-// safe for concurrent use.
+// Spending counts what one round's tool calls spend on models. It is safe for
+// concurrent use.
 type Spending struct {
 	shared *SharedBudget
 	ledger Ledger
@@ -131,15 +129,15 @@ type Spending struct {
 
 type spendingKey struct{}
 
-// SpendingOf returns the spending of the round in which a tool runs with ctx, nil if no
-// turn began it.
+// SpendingOf returns the spending of the round in which a tool runs with ctx, or nil
+// outside a turn.
 func SpendingOf(ctx context.Context) *Spending {
 	s, _ := ctx.Value(spendingKey{}).(*Spending)
 	return s
 }
 
-// newSpending returns the spending of a round, bounded by what is left of the turn's
-// limits and by its ledger.
+// newSpending returns a round's spending, bounded by what is left of the turn's limits
+// and by its ledger.
 func newSpending(t *turn) *Spending {
 	left := t.meter.Left()
 	s := &Spending{}
@@ -150,8 +148,8 @@ func newSpending(t *turn) *Spending {
 	return s
 }
 
-// Ledger returns the ledger for the requests, nil if nothing bounds them. Each request
-// that is settled is also to be passed to [Spending.Add].
+// Ledger returns the ledger for the requests, or nil if nothing bounds them. Pass each
+// settled request to [Spending.Add] too.
 func (s *Spending) Ledger() Ledger {
 	if s == nil {
 		return nil
@@ -159,8 +157,8 @@ func (s *Spending) Ledger() Ledger {
 	return s.ledger
 }
 
-// Add counts the usage of requests. Their number is left out, because the turn's limit
-// of rounds is for the turn's own model.
+// Add counts requests' usage, except their number: the turn's limit of rounds is for
+// its own model.
 func (s *Spending) Add(u limits.Usage) {
 	if s == nil {
 		return
@@ -174,7 +172,7 @@ func (s *Spending) Add(u limits.Usage) {
 	s.used = &u
 }
 
-// chargeTo counts what the calls of the round have spent. What no provider counted is an
+// chargeTo counts what the round's calls spent. Use that no provider counted is an
 // estimate.
 func (s *Spending) chargeTo(m *limits.Meter) {
 	s.mu.Lock()
@@ -190,7 +188,6 @@ func (s *Spending) chargeTo(m *limits.Meter) {
 	})
 }
 
-// knownCost returns the cost of usage, 0 if it is unknown.
 func knownCost(u limits.Usage) int64 {
 	if u.CostMicroUSD == nil {
 		return 0

@@ -9,8 +9,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// handleCalls runs or refuses the tool calls of a step and adds one result per
-// call, in the order of the calls. It returns the ending if the turn can't go on.
+// handleCalls runs or refuses a step's tool calls and adds their results in order.
 func (t *turn) handleCalls(ctx context.Context, s step) *ending {
 	var failed *ending
 	if len(s.run) > 0 {
@@ -33,8 +32,8 @@ func (t *turn) handleCalls(ctx context.Context, s step) *ending {
 	return failed
 }
 
-// dispatchCalls runs calls with the dispatcher and adds their results. If the
-// dispatcher fails to return a result, the call gets an error result.
+// dispatchCalls runs calls and adds their results. If the dispatcher returns no result
+// for a call, it gets an error result.
 func (t *turn) dispatchCalls(ctx context.Context, uses []ToolUse) *ending {
 	calls := make([]tools.Call, 0, len(uses))
 	maxBytes := t.maxResultBytes(len(uses))
@@ -74,13 +73,12 @@ func (t *turn) dispatchCalls(ctx context.Context, uses []ToolUse) *ending {
 	return &e
 }
 
-// minResultBytes is the smallest bound of a result. A shorter result is of no use
-// to the model; if the window is too full, old results are shortened instead.
+// minResultBytes is the smallest bound of a result. Less is of no use to the model; if
+// the window is too full, old results are shortened instead.
 const minResultBytes = 2000
 
-// maxResultBytes returns the bound of each of n results such that together they
-// take at most half of what is left of the context window. It returns 0 if the
-// window is unknown.
+// maxResultBytes returns the bound for each of n results, so that together they take at
+// most half of what is left of the context window. It is 0 if the window is unknown.
 func (t *turn) maxResultBytes(n int) int {
 	if t.profile.ContextWindow == 0 {
 		return 0
@@ -89,18 +87,16 @@ func (t *turn) maxResultBytes(n int) int {
 	return int(max(left/2*tokenBytes/int64(n), minResultBytes))
 }
 
-// refuseCall adds an error result for a call that is not dispatched.
+// refuseCall adds an error result for a call that isn't dispatched.
 func (t *turn) refuseCall(u ToolUse, message string, class tools.ErrorClass, reason string) {
 	t.emit(CallRefused{CallID: u.ID, Name: u.Name, Class: class, Reason: reason, Message: message})
 	t.addResult(ToolResult{ToolUseID: u.ID, Content: []tools.Block{{Text: message}}, IsError: true})
 }
 
-// addResult adds a tool message with one result.
 func (t *turn) addResult(r ToolResult) {
 	t.addMessage(resultMessage(r))
 }
 
-// resultMessage returns the tool message with the result of a call.
 func resultMessage(r ToolResult) Message {
 	return Message{Role: RoleTool, Blocks: []Block{{ToolResult: &r}}}
 }

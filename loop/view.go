@@ -13,32 +13,31 @@ import (
 )
 
 // View is how requests show a conversation: tool results are wrapped, and near the
-// context window a summary replaces the oldest messages. It keeps what requests of the
-// conversation have in common, so that each one repeats the beginning of the one before
-// byte for byte and the provider's prompt cache stays valid, in later turns too. The
-// turns of a conversation use it one after the other.
+// context window a summary replaces the oldest messages. It keeps what requests have in
+// common, so that each request, in later turns too, repeats the previous one's
+// beginning byte for byte and the provider's prompt cache stays valid. A conversation's
+// turns use it one after the other.
 type View struct {
-	// summary stands for the oldest messages, nil for none; summaryMessage is its
-	// message in requests.
+	// summary may be nil; summaryMessage is its message in requests.
 	summary        *Summary
 	summaryMessage Message
-	// canaries find the IDs of the wrappers in answers, and the canary of the system prompt.
+	// canaries find the wrappers' IDs, and the system prompt's canary, in answers.
 	canaries *boundary.Canaries
-	// wrapped has the wrapped content of tool results, by ToolUse.ID.
+	// wrapped has tool results' wrapped content, by ToolUse.ID.
 	wrapped map[string][]tools.Block
-	// rendered are the messages of the last request, made for the model renderedFor
-	// from the first renderedCount messages of the history.
+	// rendered are the last request's messages, made for the model renderedFor from the
+	// history's first renderedCount messages.
 	rendered      []Message
 	renderedFor   string
 	renderedCount int
-	// tokens is the number of tokens, input and output, that the provider
-	// counted for the last call; saved is the number of bytes left out since.
+	// tokens is the provider's count of the last call's input and output; saved is the
+	// number of bytes left out since.
 	tokens, saved int64
-	// failedAt is the number of tokens at which a summary failed last, or 0.
+	// failedAt is the number of tokens at which a summary last failed, or 0.
 	failedAt int64
 }
 
-// NewView returns a view of a conversation that has a summary, which may be nil.
+// NewView returns a view of a conversation. summary may be nil.
 func NewView(summary *Summary) *View {
 	v := &View{canaries: &boundary.Canaries{}, wrapped: map[string][]tools.Block{}}
 	if summary != nil {
@@ -47,7 +46,7 @@ func NewView(summary *Summary) *View {
 	return v
 }
 
-// Clone returns a copy for a conversation that goes on from the same point.
+// Clone returns a copy for a conversation that continues from the same point.
 func (v *View) Clone() *View {
 	c := *v
 	c.wrapped, c.rendered = maps.Clone(v.wrapped), slices.Clip(v.rendered)
@@ -57,12 +56,11 @@ func (v *View) Clone() *View {
 // Summary returns the summary in use, or nil.
 func (v *View) Summary() *Summary { return v.summary }
 
-// estimateTokens returns about how many tokens the conversation takes: those of the last
-// call, without what was left out since.
+// estimateTokens estimates the conversation's tokens: the last call's, minus what was
+// left out since.
 func (v *View) estimateTokens() int64 { return v.tokens - v.saved/tokenBytes }
 
-// setSummary sets the summary, and drops what is kept about messages that are not in
-// the trimmed history.
+// setSummary sets the summary and forgets messages that are not in the trimmed history.
 func (v *View) setSummary(s *Summary, trimmed []Message) {
 	v.summary, v.summaryMessage, v.failedAt, v.renderedFor = s, s.renderMessage(), 0, ""
 	v.canaries = &boundary.Canaries{}
@@ -81,10 +79,10 @@ func (v *View) setSummary(s *Summary, trimmed []Message) {
 	v.wrapped = wrapped
 }
 
-// renderHistory returns the messages of a request to the model with the given name,
-// see [ModelInfo.String]. The reasoning of other models is left out: their signatures
-// are not valid there. It does not change history, which continues that of the call
-// before; only messages that are new since then are rendered.
+// renderHistory returns the messages of a request to a model; see [ModelInfo.String].
+// Reasoning of other models is left out, because its signature would not be valid.
+// history, which it doesn't change, must continue the previous call's; only new
+// messages are rendered.
 func (v *View) renderHistory(history []Message, model string) []Message {
 	if v.renderedFor != model || v.renderedCount > len(history) {
 		v.rendered, v.renderedFor, v.renderedCount = nil, model, 0
@@ -105,7 +103,6 @@ func (v *View) renderHistory(history []Message, model string) []Message {
 	return slices.Clip(v.rendered)
 }
 
-// renderMessage returns one message of a request.
 func (v *View) renderMessage(m Message, model string) Message {
 	blocks := make([]Block, 0, len(m.Blocks))
 	for _, b := range m.Blocks {
@@ -131,7 +128,6 @@ func (v *View) renderMessage(m Message, model string) Message {
 	return m
 }
 
-// wrapResult returns the wrapped content of a result.
 func (v *View) wrapResult(r ToolResult) []tools.Block {
 	if done, ok := v.wrapped[r.ToolUseID]; ok {
 		return done
@@ -145,22 +141,22 @@ func (v *View) wrapResult(r ToolResult) []tools.Block {
 const (
 	// shortenAll is more tokens than any history has.
 	shortenAll = math.MaxInt64
-	// shortHeadBytes and shortTailBytes are the parts of a shortened result that
-	// are kept: enough to recognize it.
+	// shortHeadBytes and shortTailBytes are kept of a shortened result: enough to
+	// recognize it.
 	shortHeadBytes, shortTailBytes = 600, 300
-	// minShortenBytes is the size of the smallest result that is shortened.
+	// minShortenBytes is the size from which results are shortened.
 	minShortenBytes = 2 * (shortHeadBytes + shortTailBytes)
-	// tokenBytes is the assumed size of a token. English text and code have
-	// about four bytes per token; the provider's next count corrects the estimate.
+	// tokenBytes is the assumed size of a token: about right for English text and code.
+	// The provider's next count corrects the estimate.
 	tokenBytes = 4
 	// imageBytes is the assumed size of an image: about 1,000 tokens.
 	imageBytes = 1000 * tokenBytes
 )
 
 // shortenOldest shortens the oldest results in history until about the given number of
-// tokens is saved. It returns the number of results and bytes. The results of the last
-// round stay whole, because the model has not used them yet; they are shortened only
-// for shortenAll, if no other result is left. Messages are replaced, not changed.
+// tokens is saved. It returns the number of results and bytes. The last round's results
+// stay whole, because the model has not used them yet, except for shortenAll if no
+// other result is left. Messages are replaced, not changed.
 func (v *View) shortenOldest(history []Message, tokens int64) (results int, saved int64) {
 	last := len(history)
 	for last > 0 && history[last-1].Role != RoleAssistant {
@@ -174,11 +170,10 @@ func (v *View) shortenOldest(history []Message, tokens int64) (results int, save
 	return results, saved
 }
 
-// shortenMessages is like shortenOldest, for the results in messages.
 func (v *View) shortenMessages(messages []Message, tokens int64) (results int, saved int64) {
 	for i, m := range messages {
 		for k, b := range m.Blocks {
-			// What was shortened before is smaller.
+			// Results that are already shortened are smaller.
 			if b.ToolResult == nil || contentBytes(b.ToolResult.Content) < minShortenBytes {
 				continue
 			}
@@ -198,7 +193,7 @@ func (v *View) shortenMessages(messages []Message, tokens int64) (results int, s
 	return results, saved
 }
 
-// sentBytes returns about how many bytes of a request messages take.
+// sentBytes estimates the size of messages in a request.
 func sentBytes(messages []Message) int64 {
 	var n int64
 	for _, m := range messages {
@@ -216,8 +211,7 @@ func sentBytes(messages []Message) int64 {
 	return n
 }
 
-// contentBytes returns the size of a result's text in bytes, plus [imageBytes]
-// per image.
+// contentBytes returns the size of a result's text, plus [imageBytes] per image.
 func contentBytes(content []tools.Block) int64 {
 	var n int64
 	for _, b := range content {
@@ -229,8 +223,6 @@ func contentBytes(content []tools.Block) int64 {
 	return n
 }
 
-// shortenContent returns the beginning and the end of a result's text, with a
-// note about what was left out.
 func shortenContent(content []tools.Block) string {
 	text := cutMiddle(boundary.JoinText(content), shortHeadBytes+shortTailBytes,
 		"\n[%d bytes of this old result were left out to make room; call the tool again if you need them]\n")
@@ -240,7 +232,6 @@ func shortenContent(content []tools.Block) string {
 	return text
 }
 
-// countImages returns the number of images in a result.
 func countImages(content []tools.Block) int {
 	n := 0
 	for _, b := range content {
@@ -251,9 +242,8 @@ func countImages(content []tools.Block) int {
 	return n
 }
 
-// cutMiddle returns text with its middle replaced by a note, which formats the number
-// of bytes left out, if it has more than limit bytes. Two thirds of them are the
-// beginning.
+// cutMiddle replaces the middle of a text longer than limit by a note, which formats
+// the number of bytes left out. Two thirds of what stays is the beginning.
 func cutMiddle(text string, limit int, note string) string {
 	if len(text) <= limit {
 		return text
@@ -269,13 +259,13 @@ func cutMiddle(text string, limit int, note string) string {
 	return text[:head] + fmt.Sprintf(note, tail-head) + text[tail:]
 }
 
-// leakedCall is the error of a call whose arguments are no JSON without the IDs of
-// wrappers.
+// leakedCall is the error for a call whose arguments are not JSON without the wrappers'
+// IDs.
 const leakedCall = "The arguments repeat the ID of a wrapper around untrusted text, or a token that must not be repeated. Call the tool again without it."
 
-// redactCanaries replaces the IDs of wrappers, and a planted canary, in the text of an answer
-// and in the arguments of its calls. It returns how many there were. Reasoning stays as it is: it
-// is signed.
+// redactCanaries replaces wrappers' IDs and planted canaries in an answer's text and
+// its calls' arguments, and returns how many it found. Reasoning stays, because it is
+// signed.
 func (v *View) redactCanaries(m *Message) (leaks int) {
 	for i, b := range m.Blocks {
 		switch {
