@@ -13,14 +13,14 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// ToolCall is a tool call that a user makes without the model.
+// ToolCall is a tool call by a user, without the model.
 type ToolCall struct {
-	// Name is in either form. Input is a JSON object; nil is an empty one.
+	// Name is canonical or in the form for models. A nil Input is an empty object.
 	Name  tools.Name
 	Input json.RawMessage
-	// Output receives the output of the call while it runs, in pieces and possibly from
-	// several goroutines at once. It must return at once. It is not made safe for a
-	// terminal, and secrets are not removed. Nil discards it.
+	// Output receives the call's live output, possibly from several goroutines at once.
+	// It must return at once. The text may contain secrets and terminal escapes. Nil
+	// discards it.
 	Output func(stream, text string)
 }
 
@@ -29,13 +29,16 @@ func (s *Session) Call(ctx context.Context, name tools.Name, input json.RawMessa
 	return s.CallTool(ctx, ToolCall{Name: name, Input: input})
 }
 
-// CallTool runs one tool call of [Options].User without the model, and returns its result.
-// Policy, approvals, sandbox and records are those of every call; the sandbox starts when
-// the call needs it, and the model is not told of the call. Calls may be made at the same
-// time, and are then ordered and bounded as those of one answer of a model; together they
-// are a turn, which ends with the last of them. If ctx ends, the call alone is cancelled.
-// The error is why there is no result; that of a call which can't begin wraps [ErrBusy],
-// if a turn of the model runs, or [ErrOver].
+// CallTool makes a tool call as [Options].User, without the model, and returns its result.
+// Policy, approvals, sandbox and records are as for the model's calls. The model is not
+// told of the call.
+//
+// Calls may be made at the same time. They are then ordered and bounded like the calls of
+// one answer of a model, and form one turn, which ends with the last of them. If ctx ends,
+// only this call is cancelled.
+//
+// The error is why there is no result. It wraps [ErrBusy] if a turn of the model runs, and
+// [ErrOver] if the session is over.
 func (s *Session) CallTool(ctx context.Context, c ToolCall) (loop.ToolResult, error) {
 	s.mcp.waitTool(ctx, c.Name)
 	t, budget, err := s.turns.joinCalls()
@@ -48,7 +51,7 @@ func (s *Session) CallTool(ctx context.Context, c ToolCall) (loop.ToolResult, er
 	s.startServices()
 	o := s.turnOptions(t, s.opts.User)
 	o.Budget, o.Calls = budget, []loop.ToolUse{{Name: c.Name, Raw: string(c.Input)}}
-	o.Emit = func(e loop.Event) error { // the beginning and the end of the turn are those of all calls
+	o.Emit = func(e loop.Event) error { // the turn's beginning and end are recorded once for all calls
 		switch e.(type) {
 		case loop.TurnStarted:
 			return t.calls.startErr
@@ -65,7 +68,7 @@ func (s *Session) CallTool(ctx context.Context, c ToolCall) (loop.ToolResult, er
 		return id
 	}
 	out, err := loop.Run(callCtx, o)
-	if err != nil { // options of ours that make no sense
+	if err != nil { // our options are invalid
 		out = loop.Outcome{Reason: loop.StopProviderFailed, Err: err}
 	}
 	var result *loop.ToolResult
@@ -86,23 +89,23 @@ func (s *Session) CallTool(ctx context.Context, c ToolCall) (loop.ToolResult, er
 }
 
 // OfferedTools returns the tools that [Options].User may use, sorted by name. The caller
-// must not change what they point to.
+// must not change them.
 func (s *Session) OfferedTools() []tools.Definition { return s.tools.Definitions() }
 
-// callTurn is the turn of calls that are made at the same time. turns.mu guards all but
-// ctx and startErr, which don't change.
+// callTurn is a turn of concurrent calls. turns.mu guards all fields except ctx and
+// startErr, which don't change.
 type callTurn struct {
 	ctx context.Context //nolint:containedctx // the contexts of the calls derive from it
-	// startErr is why the turn's beginning can't be recorded.
+	// startErr is why the start of the turn couldn't be recorded.
 	startErr error
-	open     int // calls that run
-	// outcome is that of the turn so far, and cause that of its cancellation.
+	open     int // number of running calls
+	// outcome is the turn's outcome so far, and cause the cause of a cancellation.
 	outcome loop.Outcome
 	cause   error
 }
 
-// joinCalls begins a call: in the turn of the calls that run, or in a new one. It returns
-// the call's budget.
+// joinCalls begins a call, in the turn of the running calls or in a new one. It returns the
+// call's budget.
 func (v *turns) joinCalls() (*Turn, limits.Budget, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -154,9 +157,9 @@ func (v *turns) leaveCalls(t *Turn, out loop.Outcome, cause error) {
 	v.finish(t, all, t.calls.cause)
 }
 
-// addOutcome adds the outcome of one call, and the cause with which its context ended. The
-// turn ends as the first call that ended the run, otherwise as one that was answered. With
-// the turn itself cancelled, it is cancelled.
+// addOutcome adds the outcome of one call and the cause with which its context ended. The
+// turn takes the outcome of the first call that ended the run, otherwise that it was
+// cancelled, otherwise of one that was answered. A call cancelled alone counts least.
 func (c *callTurn) addOutcome(out loop.Outcome, cause error) {
 	used, estimate := out.Usage, out.Estimate
 	if c.outcome.Reason != "" {

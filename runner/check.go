@@ -16,53 +16,50 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// CheckOptions configures what is checked once the model has answered. What does not
-// pass is not applied. The zero value checks nothing. [Run] makes the checks; a caller
-// of [Open] makes them itself, with [Session.Verify].
+// CheckOptions configures the checks of a result once the model has answered. A result
+// that fails is not applied. The zero value checks nothing. [Run] makes the checks; callers
+// of [Open] do it themselves, with [Session.Verify].
 type CheckOptions struct {
-	// Format is the form that the answer must have; nil accepts any text.
+	// Format is the required form of the answer; nil accepts any text.
 	Format *AnswerFormat
 	// Verify verifies the result once the answer has its form.
 	Verify VerifyOptions
-	// Differences returns how the results of tools differ from those of the run that
-	// is replayed; nil is for models that replay none. With StrictReplay a difference
-	// fails the session.
+	// Differences returns how results of tools differ from the run that is replayed; nil
+	// if the models replay none. With StrictReplay, a difference fails the session.
 	Differences  func() []record.Difference
 	StrictReplay bool
 }
 
-// AnswerFormat is the form that an answer must have.
+// AnswerFormat is the required form of an answer.
 type AnswerFormat struct {
-	// Request tells the model of it, after the task.
+	// Request tells the model about the form, after the task.
 	Request string
-	// Check returns the answer without what surrounds it, or its problems.
+	// Check returns the answer proper without any text around it, or its problems.
 	Check func(answer string) (accepted string, problems []string)
 }
 
 // VerifyOptions configures the verification of a result. The zero value verifies
 // nothing.
 type VerifyOptions struct {
-	// Command is run by sh, in the workspace. Exit status 0 passes.
+	// Command is run by sh in the workspace, and passes with exit status 0.
 	Command string
-	// Files is a pattern of the shell for files that the command writes, such as
-	// reports of tests; "" is none. Verify returns the content of all of them together,
-	// at most MaxVerifyFiles bytes.
+	// Files is a shell pattern for files that the command writes, such as test reports;
+	// "" is none. Verify returns their contents joined, at most MaxVerifyFiles bytes.
 	Files string
-	// Stdout receives the standard output of the command, if it is not nil.
+	// Stdout receives the standard output of the command; nil discards it.
 	Stdout io.Writer
 }
 
 // MaxVerifyFiles bounds the files of [VerifyOptions] in bytes.
 const MaxVerifyFiles = 4 << 20
 
-// maxVerifyOutput bounds what is kept of the end of the output of a verification.
+// maxVerifyOutput bounds the end of a verification's output that is kept.
 const maxVerifyOutput = 16 << 10
 
-// reasonVerify is why commands end when the result of their session is verified.
+// reasonVerify is why background commands end before a verification.
 const reasonVerify = "the result is verified"
 
-// finishTask makes the checks of [CheckOptions] on the result of the first turn, which
-// has ended.
+// finishTask makes the checks of [CheckOptions] once the first turn has ended.
 func (s *Session) finishTask(ctx context.Context) {
 	if s.turns.last.Reason != loop.StopAnswered || !s.checkAnswer() || s.opts.Verify.Command == "" {
 		return
@@ -72,11 +69,11 @@ func (s *Session) finishTask(ctx context.Context) {
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		s.turns.cancelLast(err, cause)
 	}
-	_ = s.events.writeRecord(v) // what can't be recorded ends the session at the next record
+	_ = s.events.writeRecord(v) // if it can't be recorded, the next record ends the session
 }
 
-// checkAnswer reports whether the answer has its form. The model has one more turn to
-// correct it, with what is left of the budget.
+// checkAnswer reports whether the answer has the required form. The model has one more
+// turn to correct it, with the rest of the budget.
 func (s *Session) checkAnswer() bool {
 	f := s.opts.Format
 	if f == nil {
@@ -97,8 +94,8 @@ func (s *Session) checkAnswer() bool {
 	return len(problems) == 0
 }
 
-// startCorrection asks the model to correct its answer, and reports whether it answered.
-// The problems are kept if nothing is left of the budget.
+// startCorrection asks the model to correct its answer, and reports whether it answered. If
+// no turn can start, it keeps the problems.
 func (s *Session) startCorrection(problems []string) bool {
 	now := s.turns.begun
 	left, err := limits.NewSessionBreaker(s.opts.Budget, func() time.Time { return now })
@@ -111,7 +108,7 @@ func (s *Session) startCorrection(problems []string) bool {
 		s.answerProblems = problems
 		return false
 	}
-	s.opts.Budget = left.Turn(s.opts.Budget) // no turn runs that reads it
+	s.opts.Budget = left.Turn(s.opts.Budget) // no turn is running that reads it
 	t, err := s.Start("That answer does not have the form that was asked for:\n\n- " + strings.Join(problems, "\n- ") + "\n\n" + s.opts.Format.Request)
 	if err != nil {
 		s.answerProblems = problems
@@ -120,11 +117,11 @@ func (s *Session) startCorrection(problems []string) bool {
 	return t.Report().Reason == loop.StopAnswered
 }
 
-// Verify runs a command on the result of a session that is between turns, in a fresh
-// sandbox and a session of its own, which has no model, no caches and nothing else that
-// the agent could have written to but the workspace. In overlay and copy mode what the
-// command changes is dropped. Commands of s in the background end, and its sandbox is
-// taken down. The error is also in the verification, which has not passed then.
+// Verify runs a command on the result of s, which must be between turns. The command runs in
+// a fresh sandbox and a session without model and caches, so that the workspace is all that
+// the agent could have tampered with. In overlay and copy mode, changes by the command
+// are discarded. The background commands of s end, and its sandbox is taken down. An error
+// is also in the verification, which then has not passed.
 func (s *Session) Verify(ctx context.Context, o VerifyOptions) (v record.Verification, files []byte, err error) {
 	began := time.Now()
 	v = record.Verification{Command: o.Command}
@@ -170,11 +167,10 @@ func (s *Session) openVerifier(ctx context.Context) (*Session, error) {
 	return forks[0], nil
 }
 
-// errSlowFiles is why reading the files of a verification ends.
 var errSlowFiles = errors.New("reading the reports takes longer than a minute")
 
-// readVerifyFiles returns the files of a pattern, through the sandbox. Without a file of
-// that name there is nothing, and no error.
+// readVerifyFiles reads the files of a pattern through the sandbox. Without a match it
+// returns nothing and no error.
 func readVerifyFiles(ctx context.Context, s *Session, pattern string) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errSlowFiles)
 	defer cancel()
@@ -185,8 +181,8 @@ func readVerifyFiles(ctx context.Context, s *Session, pattern string) ([]byte, e
 	return w.Bytes(), err
 }
 
-// addChecks fills in what the checks of a session found, and reports whether its result
-// passed them.
+// addChecks adds the results of the checks to r, and reports whether the session passed
+// them.
 func (s *Session) addChecks(r *Report) bool {
 	r.Verification, r.VerifyFiles, r.AnswerProblems = s.verification, s.verifyFiles, s.answerProblems
 	if s.opts.Differences != nil {

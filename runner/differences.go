@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// errSlow is the cause of a scan or a clean-up that took too long.
+// errSlow is the cause if a scan or a clean-up takes too long.
 var errSlow = errors.New("no answer in time")
 
 // callGroup holds the calls of a session that run beside its turns, such as comparisons
@@ -26,7 +26,7 @@ type callGroup struct {
 
 	mu      sync.Mutex
 	closed  bool
-	count   int  // of those that run
+	count   int  // calls that run
 	alone   bool // one runs that excludes others
 	running sync.WaitGroup
 }
@@ -38,7 +38,7 @@ func newCallGroup() *callGroup {
 }
 
 // beginCall begins a call, whose context ends when the session is closed. The caller must
-// call done. Its error wraps [ErrOver], or [ErrBusy] while a call excludes it.
+// call done. The error wraps [ErrOver], or [ErrBusy] while an exclusive call runs.
 func (c *callGroup) beginCall(ctx context.Context) (_ context.Context, done func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

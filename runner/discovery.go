@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// hasServers reports whether the session has, now or later, tools of servers that its policy
-// lets the model call.
+// hasServers reports whether the session has, or may get, tools of MCP servers that its
+// policy lets the model call.
 func (t toolset) hasServers() bool {
 	o := t.opts
 	if slices.ContainsFunc(o.MCP.Servers, func(s MCPServer) bool { return s.mayCall(o.Policy, t.hostRoot) }) {
@@ -35,7 +35,7 @@ func (t toolset) hasServers() bool {
 	})
 }
 
-// wireName returns a name as the models of the session call it.
+// wireName returns a tool's name in the form for the session's models.
 func (o Options) wireName(name tools.Name) tools.LLMName {
 	limit := 0
 	for _, p := range o.Profiles {
@@ -43,7 +43,7 @@ func (o Options) wireName(name tools.Name) tools.LLMName {
 			limit = n
 		}
 	}
-	wire, _ := name.LLMWithin(limit) // it is registered
+	wire, _ := name.LLMWithin(limit) // registered names are valid
 	return wire
 }
 
@@ -55,14 +55,13 @@ func (t toolset) discoveryTools() []tools.Factory {
 	})
 }
 
-// deniesAll reports whether the policy denies all calls of a tool.
 func (o Options) deniesAll(def tools.Definition) bool {
 	// Without an input no command can be dangerous.
 	return o.Policy.DecideCallWith(policy.DangerMatcher{}, def, o.Workspace.Path, nil).Mode == policy.ModeDeny
 }
 
-// searchWait bounds the wait of a search for servers that are starting: one that hangs must
-// not keep the tools of the others.
+// searchWait bounds how long a search waits for starting servers: one that hangs must not
+// hide the others' tools.
 const searchWait = 10 * time.Second
 
 var errSearchWait = errors.New("the search waits no longer")
@@ -75,18 +74,18 @@ func (m *mcpServers) waitSearch(ctx context.Context, server string) error {
 	return context.Cause(ctx)
 }
 
-// waitLoaded waits for the servers of tools that the session has loaded before: the model
+// waitLoaded waits for the servers of tools that the session has already loaded: the model
 // was told that it can call them.
 func (m *mcpServers) waitLoaded(ctx context.Context) {
 	for _, name := range m.s.loaded.Names() {
 		if _, known := m.s.tools.Lookup(string(name)); !known {
-			_ = m.waitSearch(ctx, name.Server()) // the turn finds that ctx ended
+			_ = m.waitSearch(ctx, name.Server()) // the turn sees that ctx ended
 		}
 	}
 }
 
-// listForSearch returns the servers that the policy lets calls to, and those that other
-// tools of the session name, by name.
+// listForSearch returns, sorted by name, the servers that the policy allows calls to and
+// the ones that only other tools of the session name.
 func (m *mcpServers) listForSearch() []discovery.Server {
 	now, cancel := context.WithCancelCause(context.Background())
 	cancel(nil)
@@ -106,16 +105,14 @@ func (m *mcpServers) listForSearch() []discovery.Server {
 	return list
 }
 
-// recordActivated records a tool that a call has loaded.
 func (j *eventRecorder) recordActivated(a discovery.Activation) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.putRecord(nil, j.parentRecord(a.CallID), record.ActorTool, record.ToolActivated(a))
 }
 
-// refuseTool returns the reason and the message of a call of a tool that the session may
-// not use, "" for none. One that the policy denies can't be loaded: its refusal is as the
-// policy's of other tools.
+// refuseTool returns why the session may not use a tool, or "". A tool that the policy
+// denies can't be loaded, so its refusal reads like the policy's other refusals.
 func (s *Session) refuseTool(def tools.Definition) (reason, message string) {
 	reason, message = s.skills.Refusal(def.Name)
 	switch {
@@ -127,8 +124,7 @@ func (s *Session) refuseTool(def tools.Definition) (reason, message string) {
 	return s.loaded.Refusal(def.Name)
 }
 
-// restoreLoaded loads the tools of servers that the session, or the one that it is a fork
-// of, has loaded before.
+// restoreLoaded loads again the tools that the session or its parent had loaded.
 func (s *Session) restoreLoaded() {
 	if s.past != nil {
 		s.loaded.Add(s.past.Activated...)
@@ -138,7 +134,6 @@ func (s *Session) restoreLoaded() {
 	}
 }
 
-// serverNames returns the names of the configured servers.
 func serverNames(o MCPOptions) []string {
 	var names []string
 	for _, one := range o.Servers {

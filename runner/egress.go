@@ -24,62 +24,58 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// EgressOptions configures what the commands of a session may reach. The zero value is
-// no network at all.
+// EgressOptions configures what commands may reach. The zero value is no network.
 type EgressOptions struct {
 	// Policy decides; nil is no network.
 	Policy *rule.Policy
-	// Private are hosts that may be in networks that are not public.
+	// Private are hosts that may have private addresses.
 	Private map[string][]netip.Prefix
-	// Upstream is a proxy that makes the connections; nil is none, whatever the
-	// environment has.
+	// Upstream is a proxy for all connections; nil is none. The environment's proxy is
+	// never used.
 	Upstream *url.URL
-	// Ask asks about hosts that no rule is about, through the broker of the session. It
-	// has no effect where the policy of the session denies the class network.
+	// Ask asks about hosts without a rule, through the session's broker. It has no effect if
+	// the session's policy denies the class network.
 	Ask bool
-	// AskAddress also asks about addresses in private networks of hosts that were allowed so.
+	// AskAddress also asks about private addresses of hosts allowed that way.
 	AskAddress bool
 	// Capture lets programs that ignore proxies connect by name.
 	Capture bool
-	// Presets are the networks of package managers, whose rules Policy has. GitFetch and
-	// GitPush are the URLs of git repositories, for which it has rules too.
+	// Presets are the package managers' networks, and GitFetch and GitPush the URLs of git
+	// repositories. Policy contains their rules.
 	Presets           []*preset.Preset
 	GitFetch, GitPush []string
-	// Secrets are keys that commands use without having them.
+	// Secrets are keys that commands can use but not read.
 	Secrets []secret.Secret
-	// CA are certificates in PEM that are trusted beside those of the machine, and of
-	// the image.
+	// CA are PEM certificates to trust in addition to the machine's and the image's.
 	CA []byte
-	// KeepFiles tells where files of the presets' registries are kept, CacheDir is the
-	// directory of [CacheShared]. LockFile pins their content: it is obeyed if it exists,
-	// and otherwise written at the session's end; "" is none.
+	// KeepFiles is where files of the presets' registries are kept; CacheDir is the
+	// directory for [CacheShared]. LockFile pins their content: if it exists it is obeyed,
+	// otherwise it is written at the session's end; "" is none.
 	KeepFiles          FileCache
 	CacheDir, LockFile string
-	// Budget bounds all connections of the session; the zero value means
+	// Budget bounds all connections of the session together; the zero value means
 	// [limits.DefaultCommandEgressBudget].
 	Budget limits.EgressBudget
 }
 
-// FileCache tells where files of package registries are kept.
+// FileCache is where files of package registries are kept.
 type FileCache string
 
-// The caches. The zero value means CacheOff.
+// The caches. The zero value means [CacheOff].
 const (
 	CacheSession FileCache = "session"
 	CacheShared  FileCache = "shared"
 	CacheOff     FileCache = "off"
 )
 
-// enabled reports whether commands have a network.
 func (o EgressOptions) enabled() bool { return o.Policy != nil }
 
-// asksHosts reports whether a session asks about hosts that no rule is about.
 func (o Options) asksHosts() bool {
 	mode := o.Policy.Decide(tools.Definition{Class: tools.ClassNetwork, Runs: tools.PlaceHost}, o.Workspace.Path).Mode
 	return o.Egress.Ask && mode != policy.ModeDeny
 }
 
-// newNetwork returns the network of the session's commands, nil for none.
+// newNetwork returns the network of the session's commands, or nil.
 func (s *Session) newNetwork() (*network.Network, error) {
 	e := s.opts.Egress
 	servers, err := networkServers(s.opts, s.servers)
@@ -89,7 +85,7 @@ func (s *Session) newNetwork() (*network.Network, error) {
 	if !e.enabled() && !slices.ContainsFunc(servers, func(one network.Server) bool { return one.Policy != nil }) {
 		return nil, nil
 	}
-	for _, one := range s.servers { // the same for all, where the session itself has none
+	for _, one := range s.servers { // the same for all, used if the session has none
 		if len(e.CA) == 0 {
 			e.CA = one.Egress.CA
 		}
@@ -106,7 +102,7 @@ func (s *Session) newNetwork() (*network.Network, error) {
 		KeepFiles: e.KeepFiles == CacheSession || e.KeepFiles == CacheShared, LockFile: e.LockFile,
 		Dir: s.dir, Hidden: s.opts.Secrets, Record: s.events.recordNetwork, Log: s.log,
 	}
-	if wall := s.opts.SessionBudget.WallTime; wall != nil && len(s.opts.Profiles) > 0 { // else there are no turns
+	if wall := s.opts.SessionBudget.WallTime; wall != nil && len(s.opts.Profiles) > 0 { // without a model there are no turns
 		o.End = time.Now().Add(*wall)
 	}
 	if e.KeepFiles == CacheShared {
@@ -121,8 +117,7 @@ func (s *Session) newNetwork() (*network.Network, error) {
 	return network.New(o)
 }
 
-// recordEgress returns what the first record has of what commands may reach; n is their
-// network, nil for none.
+// recordEgress returns what commands may reach, for the first record. n may be nil.
 func recordEgress(o Options, n *network.Network) *record.Egress {
 	e := o.Egress
 	if !e.enabled() {
@@ -134,7 +129,7 @@ func recordEgress(o Options, n *network.Network) *record.Egress {
 		for _, r := range rules {
 			out = append(out, r.Describe())
 		}
-		_, _ = sum.Write([]byte(strings.Join(out, "\n") + "\n\n")) // never fails
+		_, _ = sum.Write([]byte(strings.Join(out, "\n") + "\n\n")) // a hash never fails
 		return out[:min(len(out), record.MaxListed)]
 	}
 	p := &record.Egress{Allow: list(e.Policy.Allow), Deny: list(e.Policy.Deny), Unknown: "deny", Capture: e.Capture}
@@ -160,7 +155,6 @@ func recordEgress(o Options, n *network.Network) *record.Egress {
 	return p
 }
 
-// recordSecrets returns what records have of keys that programs use without having them.
 func recordSecrets(list []secret.Secret) []record.EgressSecret {
 	var out []record.EgressSecret
 	for _, one := range list {

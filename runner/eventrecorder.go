@@ -12,41 +12,39 @@ import (
 	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
-// eventRecorder turns events into records: it knows which record caused which. It is
-// safe for concurrent use, as the dispatcher, the loop and the sandbox
-// report from goroutines of their own.
+// eventRecorder turns events into records and links each to the record that caused it. It
+// is safe for concurrent use: the dispatcher, the loop and the sandbox report from their own
+// goroutines.
 type eventRecorder struct {
 	rec  *record.Recorder
 	live func(Delta)
-	// cancelled returns what the record of a cancelled turn contains about its
-	// cause, and client is the label of the user who started the turn. traceparent is
-	// their span.
+	// cancelled returns the record of a cancelled turn. client is the label of the user who
+	// started the turn, and traceparent that user's span.
 	cancelled           func() record.TurnCancelled
 	client, traceparent string
 	caller              record.Actor // who makes the calls of the turn
-	// outputs has ToolCall.Output of the calls that run, by their ids.
+	// outputs maps the ids of running calls to their ToolCall.Output.
 	outputs sync.Map
 
 	mu      sync.Mutex
-	created string // record ids, "" where there is none yet
+	created string // record ids; "" if not written yet
 	turn    string
 	turnRec string
 	asked   string
 	answer  string
 	calls   map[string]string
-	// recent are the calls in calls, oldest first.
+	// recent are the keys of calls, oldest first.
 	recent []string
 	tally  tally
-	// attested reports that sandbox.started is written; waiting are calls that
-	// hold a slot and wait for it.
+	// attested reports that sandbox.started is written; waiting are calls that hold a slot
+	// and wait for it.
 	attested bool
 	waiting  []dispatch.Called
-	// direct are the tools that can act before a sandbox runs: those of this process.
-	// It is set before the first call.
+	// direct are the tools that run in this process, so that they can act before a sandbox
+	// runs. It is set before the first call.
 	direct map[tools.Name]bool
 }
 
-// tally holds the counts of what was recorded.
 type tally struct {
 	modelCalls, toolCalls int
 	denials               []record.Denial
@@ -60,8 +58,8 @@ func newEventRecorder(rec *record.Recorder, live func(Delta)) *eventRecorder {
 	return &eventRecorder{rec: rec, live: live, calls: map[string]string{}, caller: record.ActorAgent, cancelled: func() record.TurnCancelled { return cancellationRecord(nil) }}
 }
 
-// syncAfter does something with mu held, and syncs what it wrote to the disk if
-// that is due: without mu, so that others go on, and share the sync.
+// syncAfter calls do with mu held, and syncs to disk if due. It releases mu before that, so
+// that others go on and share the sync.
 func (j *eventRecorder) syncAfter(do func() (due bool, err error)) error {
 	j.mu.Lock()
 	due, err := do()
@@ -72,22 +70,22 @@ func (j *eventRecorder) syncAfter(do func() (due bool, err error)) error {
 	return err
 }
 
-// beginTurn sets who started the next turn, in which span of theirs, and who makes its
-// calls, and how its cancellation is recorded.
+// beginTurn sets who started the next turn and in which span, who makes its calls, and how
+// its cancellation is recorded.
 func (j *eventRecorder) beginTurn(client, traceparent string, caller record.Actor, cancelled func() record.TurnCancelled) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.client, j.traceparent, j.caller, j.cancelled = client, traceparent, caller, cancelled
 }
 
-// writeRecord writes a record of the session itself. Once sandbox.started
-// is written, so are the calls that waited for it.
+// writeRecord writes a record of the session itself. After sandbox.started it also writes
+// the calls that waited for it.
 func (j *eventRecorder) writeRecord(p record.Payload) error {
 	return j.syncAfter(func() (bool, error) { return j.writeLocked(p) })
 }
 
-// recordWarning records a warning. What can't be recorded ends the session at the
-// next record.
+// recordWarning records a warning. If it can't be recorded, the next record ends the
+// session.
 func (j *eventRecorder) recordWarning(message string) {
 	_ = j.writeRecord(record.Warning{Message: message})
 }
@@ -107,34 +105,34 @@ func (j *eventRecorder) writeLocked(p record.Payload) (due bool, _ error) {
 	return false, nil
 }
 
-// recordDenied records that the egress policy refused a connection of a call.
+// recordDenied records a connection that the egress policy refused to a call.
 func (j *eventRecorder) recordDenied(p record.NetworkDenied) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	// The call runs, though the sandbox that others wait for may not yet.
+	// The call is running, though the sandbox that others wait for may not be.
 	if _, err := j.recordWaiting(p.CallID); err != nil {
 		return err
 	}
 	return j.putRecord(nil, j.parentRecord(p.CallID), record.ActorTool, p)
 }
 
-// recordNetwork records a connection of a command, below its call if that is known. With
-// sync it returns when the record is on the disk.
+// recordNetwork records a command's connection, below its call if known. With sync, the
+// record is on disk when it returns.
 func (j *eventRecorder) recordNetwork(call string, p record.Payload, sync bool) error {
 	return j.syncAfter(func() (bool, error) {
 		return sync, j.putRecord(nil, j.parentRecord(call), record.ActorTool, p)
 	})
 }
 
-// recordBackground records the end of a command in the background, below its call.
+// recordBackground records the end of a background command, below its call.
 func (j *eventRecorder) recordBackground(p record.BackgroundEnded) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.putRecord(nil, j.parentRecord(p.CallID), record.ActorTool, p)
 }
 
-// recordUser records what a user did, below the record parent, "" for the session's
-// first, and returns the record's id.
+// recordUser records a user's action below the record parent, or below the session's first
+// record if parent is "", and returns the new record's id.
 func (j *eventRecorder) recordUser(p record.Payload, parent string) (string, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -144,8 +142,8 @@ func (j *eventRecorder) recordUser(p record.Payload, parent string) (string, err
 	return j.rec.Write(record.Entry{Turn: j.turn, Parent: parent, Actor: record.ActorUser, Payload: p})
 }
 
-// recordWaiting records that calls which waited for the sandbox have begun: one, or all
-// of them. The caller holds mu.
+// recordWaiting records that a call has begun that waited for the sandbox, or all such calls
+// for "". The caller holds mu.
 func (j *eventRecorder) recordWaiting(call string) (due bool, _ error) {
 	var left []dispatch.Called
 	for _, e := range j.waiting {
@@ -163,21 +161,19 @@ func (j *eventRecorder) recordWaiting(call string) (due bool, _ error) {
 	return due, nil
 }
 
-// recordStart records that a call begins; what writes, executes or reaches a network
-// is due on the disk before it does. The caller holds mu.
+// recordStart records that a call begins. Unless its class is none or read, the record must be on
+// disk before the call runs. The caller holds mu.
 func (j *eventRecorder) recordStart(e dispatch.Called) (due bool, _ error) {
 	err := j.putCall(e.CallID, j.caller, record.ToolCalled(e))
 	return e.Class != tools.ClassNone && e.Class != tools.ClassRead, err
 }
 
-// currentTally returns the counts so far.
 func (j *eventRecorder) currentTally() tally {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.tally
 }
 
-// loopEvent records what the loop reports.
 func (j *eventRecorder) loopEvent(e loop.Event) error {
 	if d, ok := e.(loop.TextDelta); ok {
 		j.live(Delta{Stream: "answer", Text: d.Text})
@@ -239,7 +235,6 @@ func (j *eventRecorder) turnEnded(e loop.TurnEnded) error {
 	})
 }
 
-// recordMessage records a message under what brought it about.
 func (j *eventRecorder) recordMessage(m loop.Message) error {
 	parent, actor, client := j.turnRec, record.ActorSystem, ""
 	switch m.Role {
@@ -258,7 +253,7 @@ func (j *eventRecorder) recordMessage(m loop.Message) error {
 	return j.putRecord(nil, parent, actor, record.Message{Role: m.Role, Blocks: m.Blocks, Client: client})
 }
 
-// putRecord writes one record and stores its id in *keep if keep is not nil. The caller
+// putRecord writes a record and, if keep is not nil, stores its id in *keep. The caller
 // holds mu.
 func (j *eventRecorder) putRecord(keep *string, parent string, actor record.Actor, p record.Payload) error {
 	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: parent, Actor: actor, Payload: p})
@@ -268,8 +263,8 @@ func (j *eventRecorder) putRecord(keep *string, parent string, actor record.Acto
 	return err
 }
 
-// putCall writes one record of a call, under the call's record before it, or
-// under the model's answer that made the call.
+// putCall writes a record of a call, below the call's previous record, or else below the
+// model's answer. The caller holds mu.
 func (j *eventRecorder) putCall(call string, actor record.Actor, p record.Payload) error {
 	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: j.parentRecord(call), Actor: actor, Payload: p})
 	if err == nil {
@@ -278,11 +273,11 @@ func (j *eventRecorder) putCall(call string, actor record.Actor, p record.Payloa
 	return err
 }
 
-// maxRemembered bounds the calls whose last record is known: more than one round has,
-// and enough for the commands that run on in the background.
+// maxRemembered bounds the calls whose last record is remembered. It is more than one round
+// has, with room for commands that go on in the background.
 const maxRemembered = 4096
 
-// rememberCall notes the last record of a call, and forgets the oldest of many calls.
+// rememberCall notes the last record of a call, and forgets the oldest call if there are too many.
 func (j *eventRecorder) rememberCall(call, id string) {
 	if _, ok := j.calls[call]; !ok {
 		if len(j.recent) == maxRemembered {
@@ -294,9 +289,8 @@ func (j *eventRecorder) rememberCall(call, id string) {
 	j.calls[call] = id
 }
 
-// toolEvent records what the dispatcher reports. A call that only the sandbox can
-// execute, and that comes before the sandbox runs, is recorded behind
-// sandbox.started, or with its own end if that is first.
+// toolEvent records an event of the dispatcher. A call that needs the sandbox before it runs
+// is recorded after sandbox.started, or with its own end if that comes first.
 func (j *eventRecorder) toolEvent(e dispatch.Event) error {
 	if d, ok := e.(dispatch.OutputDelta); ok {
 		j.live(Delta{CallID: d.CallID, Stream: d.Stream, Text: d.Text})
@@ -321,7 +315,7 @@ func (j *eventRecorder) toolEvent(e dispatch.Event) error {
 	})
 }
 
-// recordCall records that a call holds its slot, or keeps it until the sandbox runs.
+// recordCall records that a call holds its slot, or keeps the event until the sandbox runs.
 // The caller holds mu.
 func (j *eventRecorder) recordCall(e dispatch.Called) (due bool, _ error) {
 	j.tally.toolCalls++
@@ -332,8 +326,8 @@ func (j *eventRecorder) recordCall(e dispatch.Called) (due bool, _ error) {
 	return j.recordStart(e)
 }
 
-// isClientAnswer reports whether an event is a client's answer: it is on the disk before
-// the client receives the outcome.
+// isClientAnswer reports whether an event is a client's answer, which must be on disk before
+// the client gets the outcome.
 func isClientAnswer(e dispatch.Event) bool {
 	switch e := e.(type) {
 	case dispatch.ConfirmationResolved:
@@ -344,7 +338,6 @@ func isClientAnswer(e dispatch.Event) bool {
 	return false
 }
 
-// toolRecord records one event. The caller holds mu.
 func (j *eventRecorder) toolRecord(e dispatch.Event) error {
 	switch e := e.(type) {
 	case dispatch.Completed:
@@ -369,7 +362,7 @@ func (j *eventRecorder) toolRecord(e dispatch.Event) error {
 	return nil
 }
 
-// parentRecord is the last record of a call, or the model's answer that made it.
+// parentRecord returns the last record of a call, or the model's answer that made it.
 func (j *eventRecorder) parentRecord(call string) string {
 	if id := j.calls[call]; id != "" {
 		return id
@@ -377,7 +370,7 @@ func (j *eventRecorder) parentRecord(call string) string {
 	return j.answer
 }
 
-// recordFailed records a call that failed, and keeps it for the report if it was refused.
+// recordFailed records a failed call, and keeps it for the report if it was refused.
 func (j *eventRecorder) recordFailed(e record.ToolFailed) error {
 	switch e.Class {
 	case tools.ErrorPermissionDenied, tools.ErrorUserDenied, tools.ErrorConfirmationTimeout:
@@ -386,8 +379,7 @@ func (j *eventRecorder) recordFailed(e record.ToolFailed) error {
 	return j.putCall(e.CallID, record.ActorTool, e)
 }
 
-// maxRecordedDiff bounds the diff of a record; the file itself is in the
-// workspace.
+// maxRecordedDiff bounds the diff in a record.
 const maxRecordedDiff = 64 << 10
 
 func newConfirmationRequested(c approval.Confirmation) record.ConfirmationRequested {
@@ -400,12 +392,12 @@ func newConfirmationRequested(c approval.Confirmation) record.ConfirmationReques
 	return p
 }
 
-// recordWorker records an event of the workers that a call asks, below the call.
+// recordWorker records an event of a call's workers, below the call.
 func (j *eventRecorder) recordWorker(call string, e worker.Event) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if started, ok := e.(worker.ToolStarted); ok {
-		j.rememberCall(started.CallID, j.parentRecord(call)) // for its reports while it runs
+		j.rememberCall(started.CallID, j.parentRecord(call)) // its reports while it runs belong here
 	}
 	if actor, p := NewWorkerRecord(call, e); p != nil {
 		return j.putRecord(nil, j.parentRecord(call), actor, p)
@@ -413,8 +405,8 @@ func (j *eventRecorder) recordWorker(call string, e worker.Event) error {
 	return nil
 }
 
-// NewWorkerRecord returns the record of an event of the workers that a call asks, or nil
-// if the event has none.
+// NewWorkerRecord returns the record for an event of a call's workers, or nil if the event
+// has none.
 func NewWorkerRecord(call string, e worker.Event) (record.Actor, record.Payload) {
 	switch e := e.(type) {
 	case worker.ToolCalled:
@@ -431,8 +423,6 @@ func NewWorkerRecord(call string, e worker.Event) (record.Actor, record.Payload)
 	return "", nil
 }
 
-// newModelRecord returns the record of an event of the loop around a worker's request, or
-// nil if the event has none.
 func newModelRecord(call string, e worker.ModelEvent) (record.Actor, record.Payload) {
 	switch of := e.Event.(type) {
 	case loop.ModelCallCompleted:

@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// FaultKind is a kind of [Fault].
+// FaultKind is the kind of a [Fault].
 type FaultKind string
 
 // The kinds of faults of a session.
@@ -54,30 +54,29 @@ const (
 	FaultOther       FaultKind = "other"
 )
 
-// Fault has the facts about a failure of a session. The caller turns them into a hint
-// for its users, with [Hooks].Hint. A Fault is the error of a session that can't be
-// opened because of its limits or its records.
+// Fault has the facts about a session's failure. The caller turns them into a hint for its
+// users, with [Hooks].Hint. [Open] returns a Fault if the limits or the records are at
+// fault.
 type Fault struct {
 	Kind FaultKind
-	// Session is the id, Dir the directory of the records.
+	// Session is the session's id, Dir the directory of its records.
 	Session, Dir string
-	// LogFile has the details of a failed request to the model, under ErrorID, and
-	// Model is its class.
+	// LogFile has the details of a failed model request, under ErrorID. Model is its
+	// error class.
 	LogFile, ErrorID string
 	Model            loop.ErrorClass
-	// Until is when the ceiling that was reached is free again; nil for other limits.
+	// Until is when the reached ceiling is free again; nil for other limits.
 	Until *time.Time
-	// Reserved reports that requests under way hold a part of that ceiling.
+	// Reserved reports that running requests hold a part of that ceiling.
 	Reserved bool
-	// Overlay reports that the workspace is unchanged, and the changes are kept.
+	// Overlay reports that the workspace is unchanged and the changes are kept.
 	Overlay bool
 	// Stopped reports that a missing approval ended the session.
 	Stopped bool
-	// Err is the cause.
-	Err error
+	Err     error
 }
 
-// Error describes a fault that [Open] returns.
+// Error describes the fault.
 func (f Fault) Error() string {
 	if f.Kind == FaultRecords {
 		return "the records in " + f.Dir + " can't be written: " + f.Err.Error()
@@ -88,7 +87,7 @@ func (f Fault) Error() string {
 // Unwrap returns the cause.
 func (f Fault) Unwrap() error { return f.Err }
 
-// hints are those of faults for which their kind is enough.
+// hints are the hints that depend on the kind alone.
 var hints = map[FaultKind]string{
 	FaultStuck:         "Tell the agent in the task what to do instead, or use another model.",
 	FaultLimit:         "Raise that limit, or make the task smaller.",
@@ -112,7 +111,7 @@ var hints = map[FaultKind]string{
 
 const allowClass = " Or allow the class of the call in the policy."
 
-// Hint returns what to do about the fault in words for any program.
+// Hint returns what to do about the fault, in words that fit any program.
 func (f Fault) Hint() string {
 	switch f.Kind {
 	case FaultModel:
@@ -141,7 +140,6 @@ func (f Fault) Hint() string {
 	return cmp.Or(hints[f.Kind], "The session's records have the details.")
 }
 
-// startHint returns what to do about a sandbox that could not start.
 func startHint(err error) string {
 	switch {
 	case errors.As(err, new(*sandbox.MountError)):
@@ -157,8 +155,8 @@ func startHint(err error) string {
 // mountHint is the hint for a [sandbox.MountError].
 const mountHint = "Change the mount or the workspace's path in the container, or use another image."
 
-// ProgramHint returns what to do about a [programs.NoExecError] or a
-// [programs.UnpackError], "" for any other error.
+// ProgramHint returns what to do about a [programs.NoExecError] or [programs.UnpackError],
+// and "" for any other error.
 func ProgramHint(err error) string {
 	switch {
 	case errors.As(err, new(*programs.NoExecError)):
@@ -170,7 +168,6 @@ func ProgramHint(err error) string {
 	return ""
 }
 
-// modelHint returns what to do about a failed request to the model.
 func modelHint(f Fault) string {
 	switch f.Model {
 	case loop.ModelRateLimit:
@@ -186,7 +183,7 @@ func modelHint(f Fault) string {
 	return "Check the address, the network and the model's name."
 }
 
-// detail returns a sentence that names the log with the details, or "".
+// detail returns a sentence that names the log, or "".
 func (f Fault) detail() string {
 	switch {
 	case f.LogFile == "":
@@ -197,7 +194,7 @@ func (f Fault) detail() string {
 	return " The detail is in " + f.LogFile + " under " + f.ErrorID + "."
 }
 
-// whereChangesAre returns where the changes of a session are that did not end well.
+// whereChangesAre says where the changes are of a session that failed.
 func (f Fault) whereChangesAre() string {
 	if f.Overlay {
 		return "The workspace is unchanged; the changes are kept."
@@ -205,7 +202,7 @@ func (f Fault) whereChangesAre() string {
 	return "What was done is in the workspace."
 }
 
-// faultKinds are the kinds of faults by the reason of the session's end.
+// faultKinds maps the reason of a session's end to the kind of its fault.
 var faultKinds = map[loop.StopReason]FaultKind{
 	loop.StopProviderFailed:  FaultModel,
 	loop.StopAuth:            FaultModelKey,
@@ -218,8 +215,8 @@ var faultKinds = map[loop.StopReason]FaultKind{
 	loop.StopNoApprover:      FaultNoApprover,
 }
 
-// FaultOf returns the fault that a session ended with, as far as its last record
-// tells; its Kind is "" if there is none.
+// FaultOf returns the fault of an ended session, as far as its last record tells. Its Kind
+// is "" if there is none.
 func FaultOf(session string, end record.SessionEnded) Fault {
 	f := Fault{Kind: faultKinds[end.Reason], Session: session, Overlay: end.Overlay != nil, Stopped: end.Reason == loop.StopNoApprover}
 	if end.Limit != nil {
@@ -231,7 +228,7 @@ func FaultOf(session string, end record.SessionEnded) Fault {
 	return f
 }
 
-// faultOfDone returns the fault of a session whose task is done, or that had none, or "".
+// faultOfDone returns the fault of a session that answered or had no turn, or "".
 func faultOfDone(end record.SessionEnded) FaultKind {
 	switch o := end.Overlay; {
 	case slices.ContainsFunc(end.Denials, func(d record.Denial) bool { return d.Reason == "no_approver" }):
@@ -250,7 +247,6 @@ func faultOfDone(end record.SessionEnded) FaultKind {
 	return ""
 }
 
-// hint returns the hint of a fault in the caller's words.
 func (o Options) hint(f Fault) string {
 	if o.Hint == nil {
 		return f.Hint()

@@ -28,38 +28,38 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// MCPOptions configures the servers of tools of a session, which speak the Model Context
-// Protocol. They start with the first turn that may call one of their tools.
+// MCPOptions configures a session's MCP servers. They start with the first turn that may call
+// one of their tools.
 type MCPOptions struct {
 	Servers []MCPServer
-	// Skipped are servers that the session does without, and why.
+	// Skipped are servers that the session does not use, and why.
 	Skipped []record.Ignored
 	// HostEnv is the environment of servers on the host, as NAME=value: PATH, HOME, TMPDIR
-	// and LANG. Each has its own variables beside them.
+	// and LANG. Each server's own variables are added.
 	HostEnv []string
-	// Writable returns directories that commands of other sessions can write to. No server
-	// on the host is a program in them. Nil means none.
+	// Writable returns directories that commands of other sessions can write to. A host
+	// server whose program is in one is refused. Nil means none.
 	Writable func() []string
-	// Tokens has the tokens of servers that people have signed in to. Nil: none is used.
+	// Tokens has the tokens of servers that people have signed in to; nil for none.
 	Tokens *oauth.Store
-	// MachineMemory is the memory of the machine that runs sandboxes, in bytes; zero is
+	// MachineMemory is the memory in bytes of the machine that runs sandboxes; zero is
 	// unknown.
 	MachineMemory int64
 }
 
-// MCPServer is a server of tools. One with a command runs in the session's sandbox, as an
-// identity of its own, unless it is OnHost.
+// MCPServer is an MCP server. One with a command runs in the sandbox under its own
+// identity, unless OnHost is set.
 type MCPServer struct {
 	mcp.Server
-	// Egress has the network of the server, with none of the session's own rules: its
-	// Policy, Private, Presets and Secrets. Nil is no Policy, and no network. It has no
-	// effect on a server that runs on the host. The Policy of a server with a URL has to
-	// allow that; without one its origin is allowed.
+	// Egress is the server's network, without the session's rules: only Policy, Private,
+	// Presets and Secrets count. Without a Policy, a sandboxed server has no network, and a
+	// server with a URL may reach its origin. The Policy of one with a URL must allow that
+	// URL. It has no effect on a host server.
 	Egress EgressOptions
 }
 
-// The budget of a server in the sandbox that names none. A server that npx starts has some
-// 40 threads in three processes.
+// Defaults for a sandboxed server that sets no budget. A server started by npx has some 40
+// threads in three processes.
 const (
 	DefaultMCPMemory    = 512 << 20
 	DefaultMCPProcesses = 96
@@ -67,10 +67,10 @@ const (
 
 // MCPFitError reports that not all servers fit into the sandbox.
 type MCPFitError struct {
-	// Servers is the number of servers in the sandbox, Fit how many of them fit.
+	// Servers is the number of sandboxed servers, Fit how many of them fit.
 	Servers, Fit int
-	// Resource is identities or memory. Need and Have are numbers of identities, or bytes
-	// with the session's own.
+	// Resource is identities or memory. Need and Have count identities, or bytes including
+	// the session's own.
 	Resource   string
 	Need, Have int64
 }
@@ -83,15 +83,15 @@ func (e *MCPFitError) Error() string {
 	return fmt.Sprintf("%d of %d MCP servers fit into the sandbox: %s of %s are needed, there are %s", e.Fit, e.Servers, need, e.Resource, have)
 }
 
-// MCPIdentityError reports a server that needs an identity of its own in a sandbox whose
-// commands share one user.
+// MCPIdentityError reports a server that needs its own identity in a sandbox whose commands
+// all share one user.
 type MCPIdentityError struct{ Server string }
 
 func (e *MCPIdentityError) Error() string {
 	return fmt.Sprintf("MCP server %s has variables, secrets or rules of its own, and all commands of this sandbox share one user, which could read and use them", e.Server)
 }
 
-// mcpServers are the servers of a session: the set, and where each runs.
+// mcpServers is a session's MCP servers: the set, and where each runs.
 type mcpServers struct {
 	s       *Session
 	set     *mcp.Set
@@ -100,28 +100,26 @@ type mcpServers struct {
 	// ctx ends with close.
 	ctx    context.Context //nolint:containedctx // it outlives turns
 	cancel context.CancelCauseFunc
-	// started is closed when the first start of all servers is over.
+	// started is closed when all servers have started or failed for the first time.
 	started chan struct{}
 	// installs has what servers installed in earlier sessions; nil keeps nothing.
 	installs *caches.Lease
-	// refused runs once, to record the servers that are not started.
+	// refused records once which servers are not started.
 	refused sync.Once
 }
 
-// mcpServer is a server and where it runs.
 type mcpServer struct {
 	MCPServer
 	identity int // in the sandbox; 0 elsewhere
-	// restored reports that it has what it installed in an earlier session.
+	// restored reports that its earlier installation was unpacked.
 	restored bool
 
 	mu     sync.Mutex
-	shared bool // it runs as the agent's user, which was recorded
-	// problem is why its tools can't be used now, "" for none.
+	shared bool // it runs as the agent's user, and that was recorded
+	// problem is why its tools can't be used now, or "".
 	problem string
 }
 
-// withDefaults returns the server with its budget.
 func (s MCPServer) withDefaults() MCPServer {
 	if s.InSandbox() {
 		if s.Memory == 0 {
@@ -134,7 +132,7 @@ func (s MCPServer) withDefaults() MCPServer {
 	return s
 }
 
-// assignServers returns the servers with their identities and budgets. Its error is a
+// assignServers gives the servers their identities and budgets. The error is a
 // *[MCPFitError].
 func assignServers(o Options) ([]*mcpServer, error) {
 	identity := 1
@@ -168,8 +166,7 @@ func assignServers(o Options) ([]*mcpServer, error) {
 	return list, nil
 }
 
-// sandboxResources returns the limits of the sandbox: those of the session, and the
-// budgets of the servers in it.
+// sandboxResources adds the budgets of the sandboxed servers to the session's limits.
 func sandboxResources(r limits.Resources, servers []*mcpServer) limits.Resources {
 	for _, s := range servers {
 		if s.InSandbox() {
@@ -180,8 +177,8 @@ func sandboxResources(r limits.Resources, servers []*mcpServer) limits.Resources
 	return r
 }
 
-// serverHomes returns the sizes of the homes of the servers' identities: half of what each
-// may have of memory, because files there take memory.
+// serverHomes returns the sizes of the homes of the servers' identities. Files there take
+// memory, so a home gets half of the server's memory.
 func serverHomes(servers []*mcpServer) []int64 {
 	var homes []int64
 	for _, s := range servers {
@@ -193,8 +190,8 @@ func serverHomes(servers []*mcpServer) []int64 {
 	return homes
 }
 
-// networkServers returns the servers that have a network of their own. Of those in the
-// sandbox, one without rules has none either way.
+// networkServers returns the servers that get their own network. The list also has
+// sandboxed servers without rules, which reach nothing.
 func networkServers(o Options, servers []*mcpServer) ([]network.Server, error) {
 	var list []network.Server
 	for _, s := range servers {
@@ -216,8 +213,8 @@ func networkServers(o Options, servers []*mcpServer) ([]network.Server, error) {
 	return list, nil
 }
 
-// originPolicy returns the policy of a server at a URL: all of its origin, as far as the
-// session's policy doesn't narrow that.
+// originPolicy returns a policy for the whole origin of a URL, within the limits of the
+// session's policy.
 func originPolicy(o Options, rawURL string) (*rule.Policy, error) {
 	t, err := rule.ParseTarget(rawURL)
 	if err != nil {
@@ -237,8 +234,8 @@ func originPolicy(o Options, rawURL string) (*rule.Policy, error) {
 	return p, nil
 }
 
-// newMCPServers returns the servers of a session, none of which runs yet. It needs the
-// session's dispatcher.
+// newMCPServers returns the session's servers and starts none. It needs the session's
+// dispatcher.
 func newMCPServers(s *Session) (*mcpServers, error) {
 	m := &mcpServers{s: s, servers: map[string]*mcpServer{}, started: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
@@ -260,7 +257,7 @@ func newMCPServers(s *Session) (*mcpServers, error) {
 	return m, nil
 }
 
-// mayCall reports whether a policy lets any tool of the server be called.
+// mayCall reports whether a policy allows calls to any tool of the server.
 func (s MCPServer) mayCall(p policy.Policy, workspace string) bool {
 	class, runs := tools.ClassExecute, tools.PlaceSandbox
 	if !s.InSandbox() {
@@ -273,9 +270,8 @@ func (m *mcpServers) mayCall(s *mcpServer) bool {
 	return s.MCPServer.mayCall(m.s.opts.Policy, m.s.opts.Workspace.Path)
 }
 
-// start starts the servers that have a tool which the policy lets be called, once and in
-// the background. It records the servers that it doesn't start, and reports whether it
-// starts any.
+// start starts, once and in the background, the servers with a tool that the policy allows.
+// It records the others, and reports whether any server is started.
 func (m *mcpServers) start() bool {
 	var used, refused []string
 	for _, one := range m.s.servers {
@@ -297,14 +293,13 @@ func (m *mcpServers) start() bool {
 	return len(used) > 0
 }
 
-// startServers starts servers once, in the background.
 func (m *mcpServers) startServers(names []string) {
 	m.once.Do(func() {
 		go func() {
 			defer close(m.started)
-			// The time that a server may take is not the sandbox's.
+			// The time that a server may take doesn't include the sandbox's start.
 			if slices.ContainsFunc(names, func(name string) bool { return m.servers[name].InSandbox() }) {
-				_ = m.s.exec.WaitReady(m.ctx) // the start of each server reports it
+				_ = m.s.exec.WaitReady(m.ctx) // if it fails, each server's start reports it
 			}
 			m.set.Start(m.ctx, names...)
 			m.warnUnmatchedRules()
@@ -312,8 +307,7 @@ func (m *mcpServers) startServers(names []string) {
 	})
 }
 
-// warnUnmatchedRules records the rules for tools that servers don't have, of those that
-// have started.
+// warnUnmatchedRules records rules for tools that the started servers don't have.
 func (m *mcpServers) warnUnmatchedRules() {
 	if m.ctx.Err() != nil {
 		return
@@ -326,24 +320,23 @@ func (m *mcpServers) warnUnmatchedRules() {
 		}
 		one.mu.Unlock()
 	}
-	reported := m.s.tools.UnmatchedRules(serverNames(m.s.opts.MCP)...) // when the session began
+	reported := m.s.tools.UnmatchedRules(serverNames(m.s.opts.MCP)...) // reported when the session began
 	for _, key := range m.s.tools.UnmatchedRules(unknown...) {
 		_, tool, _ := strings.Cut(strings.Replace(key, "__", "/", 1), "/")
-		_, reads := m.s.tools.Lookup(tool) // a tool of ours for resources or prompts
+		_, reads := m.s.tools.Lookup(tool) // our own tool for resources or prompts
 		if !reads && !slices.Contains(reported, key) {
 			m.s.events.recordWarning(unmatchedRule(key))
 		}
 	}
 }
 
-// unmatchedRule returns the warning about a rule for no tool.
 func unmatchedRule(key string) string {
 	return fmt.Sprintf("the policy's rule for %q matches no tool", key)
 }
 
-// StartServers starts the servers of tools, whatever the policy says of them, and returns
-// their tools when each has started or failed, or why ctx ended. The records say how each
-// start went.
+// StartServers starts all MCP servers, even ones that the policy refuses, and returns their
+// tools when each has started or failed. The error is why ctx or the session ended. The
+// records say how each start went.
 func (s *Session) StartServers(ctx context.Context) ([]mcp.Tool, error) {
 	if s.ctx.Err() != nil {
 		return nil, fmt.Errorf("start servers: %w: %w", ErrOver, context.Cause(s.ctx))
@@ -363,7 +356,7 @@ func (s *Session) StartServers(ctx context.Context) ([]mcp.Tool, error) {
 	}
 }
 
-// waitTool starts the servers and waits for that of a tool, if it is one of a server's.
+// waitTool starts the servers and waits for the tool's server, if it has one.
 func (m *mcpServers) waitTool(ctx context.Context, name tools.Name) {
 	if len(m.servers) == 0 {
 		return
@@ -371,7 +364,7 @@ func (m *mcpServers) waitTool(ctx context.Context, name tools.Name) {
 	one := m.servers[name.Server()]
 	if one == nil && name.Server() == "" { // servers can have tools in common
 		if _, known := m.s.tools.Lookup(string(name)); !known {
-			_ = m.wait(ctx, "") // the call meets the end of ctx
+			_ = m.wait(ctx, "") // the call sees that ctx ended
 		}
 		return
 	}
@@ -381,8 +374,8 @@ func (m *mcpServers) waitTool(ctx context.Context, name tools.Name) {
 }
 
 // wait starts the servers and waits until the first start of one, or of all for "", has
-// succeeded or failed. Its error is why ctx ended. It does not wait for a server of which
-// the policy lets no call run.
+// succeeded or failed. It does not wait for a server that the policy refuses. The error is
+// why ctx ended.
 func (m *mcpServers) wait(ctx context.Context, server string) error {
 	if server == "" {
 		if m.start() {
@@ -408,7 +401,7 @@ func (m *mcpServers) wait(ctx context.Context, server string) error {
 	return nil
 }
 
-// list returns the servers that the policy lets calls to, and what is wrong with them.
+// list returns the servers that the policy allows calls to, with their problems.
 func (m *mcpServers) list() []discovery.Server {
 	var list []discovery.Server
 	for _, one := range m.s.servers {
@@ -422,7 +415,6 @@ func (m *mcpServers) list() []discovery.Server {
 	return list
 }
 
-// setProblem sets why the tools of a server can't be used now, "" for none.
 func (m *mcpServers) setProblem(server, problem string) {
 	one := m.servers[server]
 	one.mu.Lock()
@@ -430,7 +422,6 @@ func (m *mcpServers) setProblem(server, problem string) {
 	one.problem, _ = tools.Display(problem)
 }
 
-// close ends all servers.
 func (m *mcpServers) close() {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), m.s.opts.abandonTime(), errSlow)
 	defer cancel()
@@ -480,8 +471,7 @@ func (m *mcpServers) launch(ctx context.Context, s mcp.Server, stderr io.Writer)
 	return p, nil
 }
 
-// command returns the command of a server for a sandbox. Its error is an
-// *[MCPIdentityError].
+// command returns a server's command for a sandbox. The error is a *[MCPIdentityError].
 func (m *mcpServers) command(s *mcpServer, a sandbox.Attestation) (sandbox.Command, error) {
 	cmd := sandbox.Command{
 		Argv: append([]string{s.Command}, s.Args...), Dir: s.Dir, Separate: true, MaxTasks: s.Processes, MaxMemory: s.Memory,

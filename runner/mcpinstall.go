@@ -21,33 +21,33 @@ import (
 	"github.com/caisson-run/caisson/tools/mcp"
 )
 
-// installers are programs that install the server that they start, and the directories below
-// the home where they do.
+// installers are programs that install the server that they start, with the directories
+// below the home where they do so.
 var installers = map[string]string{
 	"npx": ".npm/_npx",
 	"uvx": ".cache/uv .local/share/uv",
 }
 
-// The scripts run in the home of a server, with its installDirs as arguments. If a
-// server starts again, it has the same home, and there is nothing to restore.
+// The scripts run in a server's home, with its installDirs as arguments. A server that
+// starts again finds the same home, so nothing is restored.
 const (
 	restoreScript = `test -e "$1" || { tar -xf - && : >.restored; } || { rm -rf "$@"; false; }`
 	saveScript    = `set -- $(ls -d "$@" 2>/dev/null); test $# -eq 0 || tar -cf - "$@"`
-	// changedScript writes a name if something was installed since the restoration. A
-	// program that only starts changes the uppermost directories, for locks.
+	// changedScript prints a name if something was installed since the restoration. It skips
+	// the topmost directories, which a mere start changes, for locks.
 	changedScript = `find "$@" -mindepth 2 -type d -newer .restored 2>/dev/null | head -n 1`
 )
 
-// maxInstallAge is the age from which an archive isn't used: npx doesn't look for newer
-// dependencies of what is installed, and uvx doesn't look for anything newer.
+// maxInstallAge is the age at which an archive is dropped: npx doesn't look for newer
+// dependencies of an installed package, and uvx for nothing newer at all.
 const maxInstallAge = 7 * 24 * time.Hour
 
-// errInstallSize is the error if what a server installed is larger than its memory, half of
-// which is its home: a file with holes can be.
+// errInstallSize is the error if an installation is larger than the server's memory. The
+// home is half of that, but a sparse file can be larger.
 var errInstallSize = errors.New("it is larger than the memory of the server")
 
-// openInstalls opens what servers installed in earlier sessions on the workspace, if any
-// server installs itself.
+// openInstalls opens the installations of earlier sessions on the workspace, if any server
+// installs itself.
 func (m *mcpServers) openInstalls() {
 	o := m.s.opts
 	installs := func(s *mcpServer) bool { return s.installDirs() != "" }
@@ -63,11 +63,11 @@ func (m *mcpServers) openInstalls() {
 	}
 }
 
-// installDirs returns the directories where the server installs itself, "" if they are not
-// kept. A server without rules has no network and can install nothing: one of the workspace,
-// whose definition the agent's commands may have written, is such a server. In a directory
-// of the workspace, their files could tell npx what to install, and a path could name a
-// program of theirs.
+// installDirs returns the directories where the server installs itself, or "" if they are
+// not kept. A server without rules has no network and can install nothing. That includes
+// servers defined by the workspace, whose definition the agent may have written. With a
+// directory in the workspace, files there could tell npx what to install, and a relative
+// path could name a program there.
 func (s *mcpServer) installDirs() string {
 	if !s.InSandbox() || s.Egress.Policy == nil || s.Dir != "" {
 		return ""
@@ -75,9 +75,8 @@ func (s *mcpServer) installDirs() string {
 	return installers[s.Command]
 }
 
-// install returns the path of the archive of what a server installed, "" if none is kept.
-// The same server of another image, or with other arguments, variables or registries, has
-// another one.
+// install returns the path of the archive of a server's installation, or "" if none is kept.
+// Another image, arguments, variables or registries make another archive.
 func (m *mcpServers) install(s *mcpServer) string {
 	if m.installs == nil || s.installDirs() == "" {
 		return ""
@@ -86,15 +85,15 @@ func (m *mcpServers) install(s *mcpServer) string {
 	return m.installs.Archive(s.Name, fmt.Sprintf("%x", sha256.Sum256([]byte(text)))[:16])
 }
 
-// restoreInstall unpacks what a server installed in an earlier session into its home. A
-// server without it installs itself again.
+// restoreInstall unpacks a server's earlier installation into its home. Without one, the
+// server installs itself again.
 func (m *mcpServers) restoreInstall(ctx context.Context, s *mcpServer) {
 	f, err := os.Open(m.install(s))
-	if errors.Is(err, os.ErrNotExist) { // as "" doesn't either
+	if errors.Is(err, os.ErrNotExist) { // also for ""
 		return
 	}
 	if err == nil {
-		defer func() { _ = f.Close() }() // only read
+		defer func() { _ = f.Close() }()
 		var info os.FileInfo
 		if info, err = f.Stat(); err == nil && time.Since(info.ModTime()) > maxInstallAge {
 			m.dropInstall(s)
@@ -110,10 +109,10 @@ func (m *mcpServers) restoreInstall(ctx context.Context, s *mcpServer) {
 	}
 }
 
-// saveInstall keeps what a server installed, for later sessions. The server has just
-// started for the first time, and no tool of it was called. If it was restored and has
-// installed something else beside it, such as a newer version, nothing is kept: the next
-// session installs it on its own.
+// saveInstall keeps a server's installation for later sessions. The server has just started
+// for the first time and no tool was called yet. If it was restored and installed something
+// else on top, such as a newer version, the archive is dropped: the next session installs
+// from scratch.
 func (m *mcpServers) saveInstall(s *mcpServer) {
 	archive := m.install(s)
 	if archive == "" || m.s.opts.Caches.Use == caches.Frozen {
@@ -138,15 +137,15 @@ func (m *mcpServers) saveInstall(s *mcpServer) {
 	}
 }
 
-// dropInstall removes what is kept of a server that didn't start: the next session would
-// meet the same.
+// dropInstall removes the archive of a server that didn't start: with it, the next session
+// would fail the same way.
 func (m *mcpServers) dropInstall(s *mcpServer) {
 	if archive := m.install(s); archive != "" && m.s.opts.Caches.Use != caches.Frozen {
 		_ = os.Remove(archive)
 	}
 }
 
-// runInHome runs a script as a server, in its home and without its variables and network.
+// runInHome runs a script as a server, in its home, without its variables and network.
 func (m *mcpServers) runInHome(ctx context.Context, s *mcpServer, script string, in io.Reader, out io.Writer) error {
 	p, err := m.s.exec.StartServer(ctx, func(a sandbox.Attestation) (sandbox.Command, error) {
 		cmd, err := m.command(s, a)
@@ -161,7 +160,7 @@ func (m *mcpServers) runInHome(ctx context.Context, s *mcpServer, script string,
 	ended := context.AfterFunc(ctx, func() { _ = p.Stop(context.Background()) })
 	defer ended()
 	go func() {
-		_, _ = io.Copy(p.Stdin(), in) // the script may want less
+		_, _ = io.Copy(p.Stdin(), in) // the script may read less
 		_ = p.Stdin().Close()
 	}()
 	n, err := io.Copy(out, io.LimitReader(p.Stdout(), s.Memory+1))

@@ -12,8 +12,7 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// report records an event. A record that can't be written ends the session at the next
-// one.
+// report records an event. If it can't be recorded, the next record ends the session.
 func (m *mcpServers) report(e mcp.Event) {
 	var p record.Payload
 	switch e := e.(type) {
@@ -44,7 +43,7 @@ func (m *mcpServers) report(e mcp.Event) {
 	}
 	switch e := e.(type) {
 	case mcp.ServerStarted:
-		if e.Restarts == 0 { // no call is possible before this returns
+		if e.Restarts == 0 { // no call is possible before report returns
 			m.saveInstall(m.servers[e.Server])
 		}
 	case mcp.ServerFailed:
@@ -52,7 +51,6 @@ func (m *mcpServers) report(e mcp.Event) {
 	}
 }
 
-// identityOf returns the identity as which a server runs.
 func (m *mcpServers) identityOf(s *mcpServer) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,10 +60,9 @@ func (m *mcpServers) identityOf(s *mcpServer) int {
 	return s.identity
 }
 
-// firstListed returns the part of a list that a record has, never nil.
+// firstListed returns as much of a list as a record holds, never nil.
 func firstListed[T any](list []T) []T { return record.NonNil(list[:min(len(list), record.MaxListed)]) }
 
-// recordMCPServers returns what the first record has of the servers.
 func recordMCPServers(servers []*mcpServer) []record.MCPServer {
 	out := []record.MCPServer{}
 	for _, s := range servers {

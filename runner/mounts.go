@@ -13,22 +13,20 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// UserMount names a directory of this machine that the commands of a session see.
+// UserMount names a directory of this machine to mount in the sandbox.
 type UserMount struct {
 	// From is the absolute path of the directory, To its path in the sandbox.
 	From, To string
 	ReadOnly bool
 }
 
-// MountError reports a directory of the user that can't be mounted.
+// MountError reports a user's directory that can't be mounted.
 type MountError struct {
 	From string
-	// Err is the reason, often a [ProtectedError], a [SystemDirError] or a
-	// [workspace.Error].
+	// Err is often a [ProtectedError], a [SystemDirError] or a [workspace.Error].
 	Err error
 }
 
-// Error names the directory and the reason.
 func (e *MountError) Error() string {
 	if reason, ok := errors.AsType[*workspace.Error](e.Err); ok {
 		return fmt.Sprintf("the mount of %v", reason)
@@ -36,14 +34,14 @@ func (e *MountError) Error() string {
 	return "the mount of " + e.From + " " + e.Err.Error()
 }
 
-// Unwrap returns the cause.
 func (e *MountError) Unwrap() error { return e.Err }
 
-// OpenMounts opens the directories of the user for a session on the workspace w, which
-// is mounted at target in the given mode. It refuses those that a workspace can't be,
-// those in Caisson's own directories, those of the kernel and of engines, any that shares
-// files with the workspace or with a writable mount, and writable ones in overlay mode.
-// It fails with a [MountError]. The caller closes the directories after the session.
+// OpenMounts opens the user's directories for a session on the workspace w, mounted at target
+// in the given mode. It refuses directories that can't be a workspace, that are in
+// Caisson's own directories, or that belong to the kernel or to engines. It also refuses any
+// that shares files with the workspace or with a writable mount, and writable ones in overlay
+// and copy mode. The error is a [MountError]. The caller closes the directories after the
+// session.
 func OpenMounts(list []UserMount, w *Workspace, target string, mode sandbox.WorkspaceMode, p Protected) (_ []sandbox.Mount, err error) {
 	var out []sandbox.Mount
 	defer func() {
@@ -72,7 +70,6 @@ func OpenMounts(list []UserMount, w *Workspace, target string, mode sandbox.Work
 	return out, nil
 }
 
-// checkMounts refuses writable mounts in overlay mode.
 func (o SandboxOptions) checkMounts() error {
 	for _, m := range o.Mounts {
 		if err := checkWritable(m.Path, m.ReadOnly, o.Mode); err != nil {
@@ -82,8 +79,8 @@ func (o SandboxOptions) checkMounts() error {
 	return nil
 }
 
-// checkWritable refuses a writable mount in overlay and copy mode: what commands write to it would
-// not wait to be applied.
+// checkWritable refuses a writable mount in overlay and copy mode: changes there would take
+// effect at once instead of waiting to be applied.
 func checkWritable(from string, readOnly bool, mode sandbox.WorkspaceMode) error {
 	if mode.KeepsChanges() && !readOnly {
 		return &MountError{From: from, Err: ErrWritableMount}
@@ -91,10 +88,9 @@ func checkWritable(from string, readOnly bool, mode sandbox.WorkspaceMode) error
 	return nil
 }
 
-// ErrWritableMount is the reason why a directory can't be mounted writable.
+// ErrWritableMount is the reason of a [MountError] about a writable mount.
 var ErrWritableMount = errors.New("is writable, and in overlay and copy mode commands change no directory of this machine")
 
-// recordMounts returns mounts as records have them.
 func recordMounts(list []sandbox.Mount) []record.Mount {
 	var out []record.Mount
 	for _, m := range list {
@@ -136,7 +132,7 @@ func openMount(m UserMount, w *Workspace, target string, p Protected) (_ sandbox
 			err = errors.Join(err, dir.Close())
 		}
 	}()
-	// The symlinks on the way are the system's: OpenDir refuses others.
+	// Any symlinks left in the path are the system's: OpenDir refuses others.
 	path, err := filepath.EvalSymlinks(m.From)
 	if err != nil {
 		return sandbox.Mount{}, err
@@ -161,14 +157,12 @@ func openMount(m UserMount, w *Workspace, target string, p Protected) (_ sandbox
 	return sandbox.Mount{Target: m.To, Path: path, Dir: dir, ReadOnly: m.ReadOnly, Guarded: !m.ReadOnly}, nil
 }
 
-// kernelDirs are directories whose files are the kernel's, engineDirs those in which
-// engines have their sockets and state.
+// kernelDirs have the kernel's files, engineDirs the sockets and state of engines.
 var (
 	kernelDirs = []string{"/proc", "/sys", "/dev"}
 	engineDirs = []string{"/run", "/var/run", "/var/lib/docker", "/var/lib/containerd", "/var/lib/containers"}
 )
 
-// checkMount refuses a mount by what its directory is, holds and lies in.
 func (p Protected) checkMount(own os.FileInfo, path string, readOnly bool) error {
 	caissons := p.caissonDirs()
 	if err := relate(own, path, slices.Concat(p.userDirs(), caissons), caissons); err != nil {
@@ -190,7 +184,6 @@ func (p Protected) checkMount(own os.FileInfo, path string, readOnly bool) error
 	return nil
 }
 
-// overlaps reports whether one of two clean paths is the other or lies in it.
 func overlaps(a, b string) bool {
 	return a == b || strings.HasPrefix(a, b+string(filepath.Separator)) || strings.HasPrefix(b, a+string(filepath.Separator))
 }

@@ -27,13 +27,13 @@ import (
 // Options configures one session. Dir, Workspace, Backend, Image and Resources are
 // required.
 type Options struct {
-	// Dir is the session's directory, from [sessiondir.Create]. It must stay open
-	// until the session is closed.
+	// Dir is from [sessiondir.Create] or [sessiondir.Reopen]. It must stay open until the
+	// session is closed.
 	Dir *sessiondir.Dir
-	// Task is the user's request; [Run] needs it. For [Open] it describes the
-	// session in its first record, and may be "".
+	// Task is the user's request. [Run] needs it for a new session. For [Open] it only
+	// describes the session in its first record.
 	Task string
-	// User starts the session, and the turns that [Session.Start] begins.
+	// User starts the session and the turns of [Session.Start].
 	User User
 	// Workspace must stay open until the session is closed.
 	Workspace *Workspace
@@ -47,19 +47,18 @@ type Options struct {
 	CheckOptions
 	Hooks
 
-	// Version, Sources, Ignored and Removed are facts for session.created: the
-	// program's version, configuration that was used, configuration that was
-	// not, and sandboxes of dead sessions that were removed.
+	// Facts for session.created: the program's version, the configuration used and
+	// not used, and the sandboxes of dead sessions that were removed.
 	Version string
 	Sources []record.Source
 	Ignored []record.Ignored
 	Removed []sandbox.Orphan
-	// Warnings are recorded after session.created, such as what an image lacks.
+	// Warnings are recorded after session.created.
 	Warnings []string
 
 	// from is where a fork begins, nil for other sessions.
 	from *forkPoint
-	// continues refuses a session whose last turn can't be continued.
+	// continues refuses to open a session whose last turn can't be continued.
 	continues bool
 }
 
@@ -68,46 +67,42 @@ type SandboxOptions struct {
 	// Backend makes the sandbox; Choice records how it was chosen.
 	Backend sandbox.Creator
 	Choice  record.BackendChoice
-	// Setup is what each sandbox has. The Watch of its Service is the session's.
+	// Setup is common to all sandboxes. The session sets its Service.Watch.
 	sandbox.Setup
-	// ImageName is the image's name as the user wrote it; "" makes it up from Image.
+	// ImageName is the image's name as the user wrote it; the default is Image's scheme.
 	ImageName string
-	// Submounts are mounts in the workspace that are accepted.
+	// Submounts are the accepted mounts inside the workspace.
 	Submounts []string
-	// Mode is how the workspace is mounted; the zero value is bind. In overlay
-	// and copy mode the directory is not changed, and the changes are kept in the session's
-	// directory.
+	// Mode is how the workspace is mounted; the zero value is bind. In overlay and copy mode
+	// the workspace doesn't change, and changes are kept in the session's directory.
 	Mode sandbox.WorkspaceMode
-	// CopyBytes and CopyEntries bound what copy mode sends; zero means the
-	// defaults of [sandbox.Workspace].
+	// CopyBytes and CopyEntries bound what copy mode sends. Zero means the defaults of
+	// [sandbox.Workspace].
 	CopyBytes, CopyEntries int64
-	// NoCheckpoints leaves the changes of a copy in the sandbox until the session's
-	// end, and ends a session whose sandbox is lost. Otherwise they are collected while
-	// the model is asked, and a fresh sandbox goes on from there.
+	// NoCheckpoints leaves the changes of a copy in the sandbox until the session's end, so
+	// that losing the sandbox ends the session. Otherwise changes are collected while the
+	// model works, and a fresh sandbox continues from there.
 	NoCheckpoints bool
-	// NoDiffs leaves out diffs in bind mode, and so keeps no copies of files at the start. A
-	// file that a command writes again with its old content then counts as changed, unless
-	// a program of the host would run or obey it.
+	// NoDiffs omits diffs in bind mode, so that files need not be copied at the start. A
+	// file rewritten with the same content then counts as changed, unless a program on the
+	// host would run or obey it.
 	NoDiffs bool
-	// Target is where the workspace is mounted in the container; empty means
-	// sandbox.WorkspaceDir. See sandbox.Workspace.
+	// Target is the workspace's path in the container; empty means [sandbox.WorkspaceDir].
 	Target string
-	// Apply applies the changes of an overlay session at its end if the model
-	// answered, no call was refused for want of an approver, and the sandbox is
-	// gone.
+	// Apply applies an overlay session's changes at its end if the model answered, no call
+	// was refused for lack of an approver, all checks passed and the sandbox is gone.
 	Apply bool
-	// Mounts are directories of the user that commands see, from [OpenMounts]. A
-	// writable one has the protection of the workspace; in overlay mode there can be
-	// none.
+	// Mounts are the user's directories, from [OpenMounts]. Writable ones are protected like
+	// the workspace, and are not possible in overlay and copy mode.
 	Mounts []sandbox.Mount
-	// Caches are the caches of build tools that commands use.
+	// Caches are the build tools' caches.
 	Caches CacheOptions
 	// Egress configures what commands may reach.
 	Egress EgressOptions
-	// Env are variables of the commands, as [sandbox.Spec] has them. Records have
-	// their names. Options.Secrets must have the values that are secret.
+	// Env are variables for commands, see [sandbox.Spec]. Records have only their names.
+	// Secret values must also be in Options.Secrets.
 	Env []string
-	// RefuseLost refuses a sandbox whose attestation names lost protections.
+	// RefuseLost refuses a sandbox whose attestation lists lost protections.
 	RefuseLost bool
 
 	// startOnDemand starts the sandbox when a call needs it, and not beside the
@@ -115,33 +110,31 @@ type SandboxOptions struct {
 	startOnDemand bool
 }
 
-// CacheOptions configures the caches of a session. The zero value has none.
+// CacheOptions configures a session's caches. The zero value has none.
 type CacheOptions struct {
-	// Store holds the caches; it is required if there are any.
+	// Store holds the caches; it is required if Caches isn't empty.
 	Store  *caches.Store
 	Caches []caches.Cache
-	// Use is how commands use them; the zero value means [caches.Writable]. A session
-	// that judges the work of another must not see what that one may have written:
-	// see [caches.Frozen] and [caches.None].
+	// Use is how commands use the caches; the zero value means [caches.Writable]. A session
+	// that judges another's work must not see what that session wrote there: use
+	// [caches.Frozen] or [caches.None].
 	Use caches.Use
 }
 
-// enabled reports whether commands use caches.
 func (o CacheOptions) enabled() bool { return len(o.Caches) > 0 && o.Use != caches.None }
 
-// isOverlay reports whether the session works on a copy-on-write view, or a copy.
+// isOverlay reports whether the session works on an overlay or a copy.
 func (o SandboxOptions) isOverlay() bool { return o.Mode.KeepsChanges() }
 
-// mountPoint returns the workspace's path in the container.
 func (o SandboxOptions) mountPoint() string { return sandbox.Workspace{Target: o.Target}.MountPoint() }
 
-// workspaceMode returns the mode of the workspace as records name it.
+// workspaceMode returns the workspace mode as records name it.
 func (o SandboxOptions) workspaceMode() string {
 	return string(cmp.Or(o.Mode, sandbox.ModeBind))
 }
 
-// abandonTime returns how long to wait for a cancelled call. It is 30 s, or longer if the
-// grace period would leave the guest less than 25 s to end a command.
+// abandonTime returns how long to wait for a cancelled call: 30 s, or longer if that would
+// leave the guest less than 25 s after the grace period to end a command.
 func (o SandboxOptions) abandonTime() time.Duration {
 	grace := o.Grace
 	if grace == 0 {
@@ -152,42 +145,41 @@ func (o SandboxOptions) abandonTime() time.Duration {
 
 // ModelOptions configures the model of a session, its messages and its budgets.
 type ModelOptions struct {
-	// Profiles answer the messages of turns; none are for a session of calls alone.
+	// Profiles are the models that answer; without any, the session only takes calls.
 	Profiles []loop.Profile
 	// Budget bounds each turn; a nil field is no limit.
 	Budget limits.Budget
-	// SessionBudget bounds all turns together, its wall time from Open on: a turn
-	// gets no more than what is left, and no turn starts when nothing is left. A
-	// nil field is no limit; rounds are bounded per turn.
+	// SessionBudget bounds all turns together; wall time counts from Open. A turn gets at most
+	// the rest, and none starts once nothing is left. A nil field is no limit. Rounds are
+	// bounded per turn.
 	SessionBudget limits.Budget
-	// Ledger holds ceilings per day and month; nil has none. The caller closes it
-	// after the session.
+	// Ledger holds ceilings per day and month; nil for none. The caller closes it after the
+	// session.
 	Ledger *ledger.Ledger
 	// Instructions are the operator's, added to the system prompt. InstructionTexts are
-	// further ones, each with where it comes from, which is recorded.
+	// added too, and their sources recorded.
 	Instructions     string
 	InstructionTexts []InstructionText
-	// InstructionFiles adds the workspace's AGENTS.md, or CLAUDE.md if there is
-	// none, to the first turn: as data, in the wrapper of tool results. It is read
-	// once, when the session is opened.
+	// InstructionFiles adds the workspace's AGENTS.md, or else CLAUDE.md, to the first turn,
+	// as data wrapped like tool results. It is read once, by Open.
 	InstructionFiles bool
-	// TrustedInstructions are the workspace's instruction files that the user trusts as
-	// they were. One whose content has the hash when the session is opened is added to
-	// the system prompt instead, files of directories below the root included.
+	// TrustedInstructions are the workspace's instruction files that the user trusts, with
+	// their hashes. Files that still match are added to the system prompt instead, including
+	// files in directories below the root.
 	TrustedInstructions []approval.TrustedFile
-	// Canary marks the system prompt with a token. Where an answer or a call repeats it,
-	// it is replaced and the records have a warning.
+	// Canary marks the system prompt with a token. If an answer or a call repeats it, it is
+	// replaced and a warning recorded.
 	Canary bool
 }
 
-// InstructionText is a text of the operator's instructions.
+// InstructionText is one text of operator instructions.
 type InstructionText struct {
-	// Source is where it comes from, such as a path.
+	// Source is the text's origin, such as a path.
 	Source string
 	Text   string
 }
 
-// modelInfo returns the identity of the model, the zero value if there is none.
+// modelInfo returns the identity of the first model, or the zero value.
 func (o ModelOptions) modelInfo() loop.ModelInfo {
 	if len(o.Profiles) == 0 {
 		return loop.ModelInfo{}
@@ -195,7 +187,6 @@ func (o ModelOptions) modelInfo() loop.ModelInfo {
 	return o.Profiles[0].Model.Info()
 }
 
-// profileName returns the name of the profile that is asked first, "" if there is none.
 func (o ModelOptions) profileName() string {
 	if len(o.Profiles) == 0 {
 		return ""
@@ -203,109 +194,105 @@ func (o ModelOptions) profileName() string {
 	return cmp.Or(o.Profiles[0].Name, o.modelInfo().String())
 }
 
-// PolicyOptions configures what the calls of a session may do, and who approves
-// them.
+// PolicyOptions configures what calls may do and who approves them.
 type PolicyOptions struct {
-	// Policy decides which calls need an approval. Broker receives the answers; if
-	// it is nil, no one can be asked and OnPrompt decides.
+	// Policy decides which calls need an approval. Broker receives the answers; if it is nil,
+	// nobody can be asked and OnPrompt decides.
 	Policy   policy.Policy
 	Broker   *approval.Broker
 	OnPrompt dispatch.OnPrompt
-	// ConfirmTimeout is how long an answer is waited for; zero means
-	// dispatch.DefaultConfirmTimeout.
+	// ConfirmTimeout bounds the wait for an answer; zero means
+	// [dispatch.DefaultConfirmTimeout].
 	ConfirmTimeout time.Duration
-	// Grants keeps answers of scope always; nil offers no such scope.
+	// Grants keeps answers of scope always; nil does not offer that scope.
 	Grants *approval.Grants
-	// Concurrency is how many tool calls run at once; zero means
-	// dispatch.DefaultConcurrency.
+	// Concurrency bounds the tool calls that run at once; zero means
+	// [dispatch.DefaultConcurrency].
 	Concurrency int
 }
 
-// ToolOptions configures the tools of a session. The zero value has the built-in
-// ones.
+// ToolOptions configures the tools of a session. The zero value has the built-in ones.
 type ToolOptions struct {
 	// Fetch configures what may be fetched; the zero value allows nothing.
 	Fetch FetchOptions
 	// Memory keeps notes about the workspace; nil offers none.
 	Memory *memory.Store
-	// Skills configures where skills are looked for; the zero value has none.
+	// Skills configures where to look for skills; the zero value has none.
 	Skills SkillOptions
-	// Workers configures the tools that ask models; the zero value turns them off.
+	// Workers configures the tools that ask other models; the zero value has none.
 	Workers WorkerOptions
-	// MCP configures the servers of tools.
+	// MCP configures the MCP servers.
 	MCP MCPOptions
-	// Declared are the operator's own tools: commands in the sandbox.
+	// Declared are the operator's own tools, which run commands in the sandbox.
 	Declared []shell.Declared
-	// Tools are offered after the built-in ones. They run in this process.
+	// Tools run in this process, and are offered after the built-in ones.
 	Tools []tools.Factory
 }
 
-// WorkerOptions configures confer and coordinate, by which the model asks other models.
+// WorkerOptions configures confer and coordinate, with which the model asks other models.
 type WorkerOptions struct {
-	// Profiles are the models that may be asked; none turn the tools off. They are
-	// charged to the session: its limits and its ledger count what they use.
+	// Profiles are the models that may be asked; without any, the tools are off. Their use
+	// counts towards the session's limits and its ledger.
 	Profiles []loop.Profile
-	// Tools are the tools that these models may call if the model asks for it: fetch, as
-	// the session has it, and verify, on texts.
+	// Tools are the tools that the model may give them: fetch, as configured for the session,
+	// and verify, on texts only.
 	Tools []string
 	// CostCap bounds the cost of each model with tools.
 	CostCap worker.CostCap
 }
 
-// SkillOptions configures the skills of a session. [ModelOptions].TrustedInstructions
-// has those of the workspace that count as the operator's.
+// SkillOptions configures the skills of a session. [ModelOptions].TrustedInstructions lists
+// the workspace's skills that are trusted like the operator's.
 type SkillOptions struct {
-	// Workspace looks for skills in the workspace, Dirs are the operator's directories.
+	// Workspace looks for skills in the workspace. Dirs are the operator's directories.
 	Workspace bool
 	Dirs      []skill.Dir
-	// Untrusted are directories of strangers: their skills reach the model as data.
+	// Untrusted are directories whose skills reach the model as data.
 	Untrusted []skill.Dir
-	// CheckFile refuses a file of Dirs that others could have written; nil accepts all.
+	// CheckFile refuses files of Dirs that others could have written; nil accepts all.
 	CheckFile func(path string) error
 }
 
-// Hooks connect a session with its caller while it runs. Nil hooks do nothing.
+// Hooks connect a running session with its caller. Nil hooks do nothing.
 type Hooks struct {
-	// Mirror receives every record and its line, in order. The session waits for
-	// it: it must hand on and return.
+	// Mirror receives every record and its line, in order. The session waits for it, so it
+	// must return quickly.
 	Mirror func(r record.Record, line []byte)
-	// Observe is a second Mirror: for what exports the records of all sessions, forks
+	// Observe is a second Mirror, for exporters that get the records of all sessions, forks
 	// included.
 	Observe func(r record.Record, line []byte)
-	// Live receives what is never stored: output and answers as they arrive. It
-	// is called from several goroutines and must return at once.
+	// Live receives output and answers as they arrive, which are never stored. It is called
+	// from several goroutines and must return at once.
 	Live func(Delta)
-	// Hint returns what the caller's users can do about a fault; the session's
-	// records and the report have it. Nil takes [Fault.Hint].
+	// Hint returns what users can do about a fault, for the records and the report. Nil means
+	// [Fault.Hint].
 	Hint func(Fault) string
-	// Notify receives what the start of the sandbox waits for, if it has to; see
-	// [sandbox.Spec].
+	// Notify is told when the sandbox has to wait before it starts; see [sandbox.Spec].
 	Notify func(waiting string)
-	// Warner receives, once, a function that records a warning: for what the
-	// caller learns while the session runs.
+	// Warner is called once with a function that records a warning, for use while the session
+	// runs.
 	Warner func(warn func(message string))
-	// Beside does what need not be done before the session begins and returns
-	// warnings, which are recorded. It runs once the first record is written, beside
-	// everything else, and the session's end waits for it.
+	// Beside runs in the background once the first record is written. The warnings that it
+	// returns are recorded. The session's end waits for it.
 	Beside func(ctx context.Context) []string
 	// OnFork changes the options of a fork, whose number counts from 0, before it is
 	// opened: its model, broker, policy, budgets and hooks. The directory, the
 	// workspace and its mode must stay. See [Session.Fork].
 	OnFork func(number int, o *Options)
-	// Force, when it is closed, destroys the sandbox at once instead of
-	// letting commands end; nil never does.
+	// Force destroys the sandbox at once when closed, without waiting for commands. It may be
+	// nil.
 	Force <-chan struct{}
-	// EndRequested is called when another process of this user asks for the end of the
-	// session, see [EndSession]. It must return at once, and may be called again. Nil
-	// refuses, with [FaultNotHeld].
+	// EndRequested is called when another process of this user asks for the session's end,
+	// see [EndSession]. It must return at once and may be called again. Nil refuses, with
+	// [FaultNotHeld].
 	EndRequested func()
 
-	// writeTrace and syncTrace are those of [record.RecorderOptions], for tests.
+	// writeTrace and syncTrace replace [record.RecorderOptions] Write and Sync in tests.
 	writeTrace func(f *os.File, line []byte) (int, error)
 	syncTrace  func(f *os.File) error
 }
 
-// joinMirrors returns Observe and Mirror in one.
+// joinMirrors joins Observe and Mirror.
 func (h Hooks) joinMirrors() func(r record.Record, line []byte) {
 	switch {
 	case h.Observe == nil:
@@ -319,11 +306,11 @@ func (h Hooks) joinMirrors() func(r record.Record, line []byte) {
 	}
 }
 
-// Delta is a piece of live output. It is not made safe for a terminal.
+// Delta is a piece of live output. It is not safe for a terminal.
 type Delta struct {
-	// CallID is "" for a piece of the model's answer.
+	// CallID is "" for the model's answer.
 	CallID string
-	// Stream is stdout, stderr, or answer.
+	// Stream is stdout, stderr or answer.
 	Stream string
 	Text   string
 }

@@ -20,28 +20,27 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Outcome codes of sessions, which their last record has. A program that runs one
-// session can end with its code; docs/exit-status.md is the published table.
+// Outcome codes of sessions, for their last record. A program that runs one session can exit
+// with its code. docs/exit-status.md describes them.
 const (
 	OutcomeDone         = 0
 	OutcomeFailed       = 1 // the agent or the model failed, or something was left behind
 	OutcomeAuth         = 41
-	OutcomeInput        = 42 // a mount can't be made, or the image's user can't be one, so that no sandbox could start
+	OutcomeInput        = 42 // no sandbox could start because a mount or the image's user is not possible
 	OutcomeSandboxStart = 44
 	OutcomeSandboxLost  = 45
 	OutcomeLimit        = 53
 	OutcomeFatal        = 54 // a tool failed fatally, or the trace can't be written
 	OutcomeNoApprover   = 56
-	OutcomeConflict     = 57  // changes are not applied: their originals changed meanwhile
-	OutcomeUnvouched    = 58  // something in the workspace was not renamed, or not looked at
-	OutcomeUnverified   = 60  // the command that verifies the result failed, or could not run
-	OutcomeFormat       = 61  // the answer does not have the form that was asked for
+	OutcomeConflict     = 57  // no changes were applied: the originals changed meanwhile
+	OutcomeUnvouched    = 58  // something in the workspace was not quarantined or not looked at
+	OutcomeUnverified   = 60  // the verifying command failed or could not run
+	OutcomeFormat       = 61  // the answer does not have the required form
 	OutcomeInterrupted  = 130 // SIGINT; 128 plus the signal's number for others
 )
 
-// OutcomeCode returns the code of a report. Interrupted beats errors, errors beat
-// success; a workspace that can't be vouched for beats success, a limit, and an approval
-// that was missing.
+// OutcomeCode returns the code of a report. An interruption beats errors, and errors beat
+// success. An unvouched workspace beats success, a limit and a missing approval.
 func OutcomeCode(r Report) int {
 	switch r.Reason {
 	case loop.StopAnswered, StopNoTurn, loop.StopLimit, loop.StopNoApprover:
@@ -97,13 +96,12 @@ func OutcomeCode(r Report) int {
 	return OutcomeFailed // provider_failed, stuck
 }
 
-// Interrupted is the cause with which a run is cancelled by a signal.
+// Interrupted is the cause with which a signal cancels a run.
 type Interrupted struct {
-	// Signal is its number: 2 for SIGINT, 15 for SIGTERM.
+	// Signal is the signal's number: 2 for SIGINT, 15 for SIGTERM.
 	Signal int
 }
 
-// Error names the signal.
 func (i *Interrupted) Error() string {
 	if i.Signal == 15 {
 		return "terminated"
@@ -111,15 +109,15 @@ func (i *Interrupted) Error() string {
 	return "interrupted"
 }
 
-// problemDescriber describes the problem of a session for people. A zero failure is no
-// failed model call.
+// problemDescriber describes a session's problem for people. failure is zero unless a model
+// call failed.
 type problemDescriber struct {
 	opts    Options
 	dir     string
 	failure record.ModelCallFailed
 }
 
-// describeProblem returns what went wrong with a session and what to do, or nil.
+// describeProblem returns what went wrong and what to do, or nil.
 func (d problemDescriber) describeProblem(r Report) *record.Problem {
 	f, ok := d.findFault(r)
 	if !ok {
@@ -128,11 +126,10 @@ func (d problemDescriber) describeProblem(r Report) *record.Problem {
 	return &record.Problem{Cause: d.describeCause(f, r), Hint: d.opts.hint(f)}
 }
 
-// findFault returns what went wrong with a session, and whether anything did.
 func (d problemDescriber) findFault(r Report) (Fault, bool) {
 	f := FaultOf(r.Session, r.SessionEnded)
 	if r.Reason == loop.StopAnswered {
-		if r.Unapproved == 0 { // the agent got over its denials
+		if r.Unapproved == 0 { // the agent managed in spite of its denials
 			r.Denials = nil
 			f.Kind = faultOfDone(r.SessionEnded)
 		}
@@ -156,7 +153,7 @@ func (d problemDescriber) findFault(r Report) (Fault, bool) {
 	return f, f.Kind != ""
 }
 
-// approvalFault returns why calls that needed an approval got none.
+// approvalFault returns why calls didn't get the approval that they needed.
 func approvalFault(r Report, canAsk bool) FaultKind {
 	unasked := slices.ContainsFunc(r.Denials, func(d record.Denial) bool { return d.Reason == "no_approver" })
 	switch {
@@ -168,7 +165,6 @@ func approvalFault(r Report, canAsk bool) FaultKind {
 	return FaultNoAnswer
 }
 
-// describeCause returns the cause of a fault for people.
 func (d problemDescriber) describeCause(f Fault, r Report) string {
 	switch f.Kind {
 	case FaultModel:
@@ -210,7 +206,6 @@ func (d problemDescriber) describeCause(f Fault, r Report) string {
 	return errText(r.Err)
 }
 
-// unapprovedCalls counts the calls that got no approval.
 func unapprovedCalls(r Report) string {
 	calls := "a call"
 	if r.Reason == loop.StopAnswered {
@@ -219,9 +214,9 @@ func unapprovedCalls(r Report) string {
 	return calls + " needed an approval and got none"
 }
 
-// modelName returns the name of the model and its address.
+// modelName returns the model's name and address.
 func (d problemDescriber) modelName() string {
-	info := cmp.Or(d.failure.Model, d.opts.modelInfo()) // a fallback may have failed last
+	info := cmp.Or(d.failure.Model, d.opts.modelInfo()) // the fallback may have failed last
 	name := info.String()
 	if info.BaseURL != "" {
 		name += " at " + info.BaseURL
@@ -229,13 +224,13 @@ func (d problemDescriber) modelName() string {
 	return name
 }
 
-// modelFailure returns what the provider answered, or the error of the request.
+// modelFailure returns the provider's answer, or the error of the request.
 func (d problemDescriber) modelFailure(r Report) string {
 	return cmp.Or(d.failure.Message, errText(r.Err))
 }
 
-// startCause returns the cause of a sandbox that could not start, whatever the call
-// that needed it made of the error.
+// startCause returns why a sandbox could not start, without what the failed call wrapped
+// around it.
 func startCause(err error) string {
 	if e, ok := errors.AsType[*livesandbox.StartError](err); ok {
 		return e.Error()
@@ -243,12 +238,12 @@ func startCause(err error) string {
 	return errText(err)
 }
 
-// describeStart returns the error of a sandbox that could not start as users read it.
+// describeStart returns the error of a sandbox that could not start, for users.
 func (o Options) describeStart(err error) string {
 	return startCause(err) + ". " + o.hint(Fault{Kind: FaultSandboxStart, Session: o.Dir.Session, Err: err})
 }
 
-// redactProblem takes secrets out of a problem: it may quote the provider.
+// redactProblem removes secrets, because a problem may quote the provider.
 func (d problemDescriber) redactProblem(p *record.Problem) *record.Problem {
 	if p == nil {
 		return nil

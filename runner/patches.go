@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// patchMarker marks the patches of a session that are running, and reports those
-// that were cut off. It is safe for concurrent use.
+// patchMarker marks a session's running patches on disk, and reports interrupted ones. It is
+// safe for concurrent use.
 type patchMarker struct {
 	dir, workspace, mode string
 	warn                 func(message string)
@@ -26,11 +26,11 @@ type patchMarker struct {
 
 	mu      sync.Mutex
 	started int
-	running map[int][]string // paths of the patches that have not ended
+	running map[int][]string // paths of running patches
 }
 
-// markPatch records that a patch of paths begins. The function that it returns
-// records that the patch was done or undone.
+// markPatch records that a patch of paths begins. The returned function records that it was
+// done or undone.
 func (m *patchMarker) markPatch(paths []string) (unmark func(), err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -54,7 +54,7 @@ func (m *patchMarker) markPatch(paths []string) (unmark func(), err error) {
 	}, nil
 }
 
-// writeMark replaces the file, or removes it if no patch is running.
+// writeMark rewrites the mark, or removes it if no patch is running.
 func (m *patchMarker) writeMark() error {
 	path := filepath.Join(m.dir, sessiondir.PatchMarkFile)
 	paths := m.listPaths()
@@ -71,7 +71,6 @@ func (m *patchMarker) writeMark() error {
 	return atomicwriter.WriteFile(path, text, 0o600)
 }
 
-// listPaths returns the sorted paths of the patches that have not ended.
 func (m *patchMarker) listPaths() []string {
 	var all []string
 	for _, paths := range m.running {
@@ -81,8 +80,8 @@ func (m *patchMarker) listPaths() []string {
 	return slices.Compact(all)
 }
 
-// reportLost warns of a patch of this session whose sandbox was lost. In bind mode it
-// removes the mark. In overlay mode the mark stays with the changes that are kept.
+// reportLost warns of running patches after the sandbox was lost. In bind mode it removes the
+// mark. In overlay mode the mark stays with the kept changes.
 func (m *patchMarker) reportLost() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -97,9 +96,8 @@ func (m *patchMarker) reportLost() {
 	}
 }
 
-// reportKilled warns of the patches that were cut off in this workspace when the process
-// of an earlier session, or an earlier process of this one, was killed, and removes their
-// marks.
+// reportKilled warns of patches of this workspace that were interrupted when the process of
+// this or another session was killed, and removes their marks.
 func (m *patchMarker) reportKilled() {
 	if mark, ok := sessiondir.ReadPatchMark(m.dir); ok {
 		m.warn(sessiondir.CutOffNote("apply_patch", mark.Paths, "the session's diff"))

@@ -11,37 +11,36 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 )
 
-// Report is how a session ended.
+// Report tells how a session ended.
 type Report struct {
 	Session string `json:"session"`
 	// Dir is the session's directory.
 	Dir string `json:"dir"`
-	// SessionEnded is the content of the last record, its lists whole.
+	// SessionEnded is the last record with its lists in full.
 	record.SessionEnded
-	// Unapproved is the number of calls that were refused because no one could
-	// be asked or no answer came in time.
+	// Unapproved counts the calls that were refused because nobody could be asked or no
+	// answer came in time.
 	Unapproved int `json:"unapproved"`
-	// Signal is the number of the signal that ended it, or 0.
+	// Signal is the number of the signal that ended the session, or 0.
 	Signal int `json:"signal,omitempty"`
-	// Patch is a unified diff of what has one; it is also in workspace.patch.
+	// Patch is a unified diff of the changes that have one, as in workspace.patch.
 	Patch string `json:"-"`
-	// ApplyRefused reports that Options.Apply applied nothing, because of conflicts.
+	// ApplyRefused reports that Options.Apply applied nothing because of conflicts.
 	ApplyRefused bool `json:"apply_refused,omitempty"`
-	// ReplayFailed reports that Options.StrictReplay did not accept the differences.
+	// ReplayFailed reports differences under Options.StrictReplay.
 	ReplayFailed bool `json:"replay_failed,omitempty"`
-	// VerifyFiles are the files of Options.Verify.
+	// VerifyFiles are the files that Options.Verify names.
 	VerifyFiles []byte `json:"-"`
-	// Err is the cause of a bad end, for the log and errors.Is.
+	// Err is the cause of a bad end.
 	Err error `json:"-"`
 }
 
-// reportWriter writes files beside the trace of a session, without secrets.
+// reportWriter writes files beside a session's trace, without secrets.
 type reportWriter struct {
 	dir     string
 	secrets []redact.Secret
 }
 
-// writePatch writes the diffs.
 func (w reportWriter) writePatch(r *Report) error {
 	if r.Patch == "" {
 		return nil
@@ -56,7 +55,6 @@ func (w reportWriter) writePatch(r *Report) error {
 	return nil
 }
 
-// writeReport writes the whole report.
 func (w reportWriter) writeReport(r Report) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err == nil {
@@ -77,7 +75,7 @@ func shortenLists(e record.SessionEnded) record.SessionEnded {
 	if over := len(e.HostExecuted) - record.MaxListed; over > 0 {
 		e.HostExecuted, e.HostExecutedOmitted = e.HostExecuted[:record.MaxListed], e.HostExecutedOmitted+over
 	}
-	// What was not renamed comes first, and is never left out.
+	// Files that were not renamed come first and are always kept.
 	renamed := slices.IndexFunc(e.Quarantined, func(q record.Quarantined) bool { return q.To != "" })
 	if renamed >= 0 {
 		e.Quarantined = e.Quarantined[:min(len(e.Quarantined), max(renamed, record.MaxListed))]

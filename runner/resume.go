@@ -17,23 +17,23 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// ResumeReason is the reason of a [ResumeError].
+// ResumeReason tells why a session can't be resumed.
 type ResumeReason string
 
 // The reasons.
 const (
 	ResumeDamaged        ResumeReason = "damaged"         // its records were changed
-	ResumeOtherWorkspace ResumeReason = "other_workspace" // Was and Now are the paths, equal where another directory has the path
-	ResumeOtherMode      ResumeReason = "other_mode"      // the workspace is mounted otherwise: Was, Now
-	ResumeOtherTarget    ResumeReason = "other_target"    // the workspace has another path in the sandbox: Was, Now
+	ResumeOtherWorkspace ResumeReason = "other_workspace" // Was and Now are the paths, equal if another directory has the path
+	ResumeOtherMode      ResumeReason = "other_mode"      // Was and Now are the workspace's modes
+	ResumeOtherTarget    ResumeReason = "other_target"    // Was and Now are the workspace's paths in the sandbox
 	ResumePartlyApplied  ResumeReason = "partly_applied"  // some of its changes were applied
-	ResumeApplying       ResumeReason = "applying"        // its changes are in use, such as by an apply
-	ResumeNoModel        ResumeReason = "no_model"        // one of the two has a model, and the other none
-	ResumeNothing        ResumeReason = "nothing"         // the last turn has its answer
-	ResumeNoMessage      ResumeReason = "no_message"      // the message of the last turn is not in the records
+	ResumeApplying       ResumeReason = "applying"        // its changes are in use, for example by an apply
+	ResumeNoModel        ResumeReason = "no_model"        // the session or the options have a model, but not both
+	ResumeNothing        ResumeReason = "nothing"         // the last turn was answered
+	ResumeNoMessage      ResumeReason = "no_message"      // the records lack the last turn's message
 )
 
-// ResumeError reports that a session can't go on.
+// ResumeError reports that a session can't be resumed.
 type ResumeError struct {
 	Reason   ResumeReason
 	Session  string
@@ -41,7 +41,6 @@ type ResumeError struct {
 	Err      error
 }
 
-// Error describes the reason.
 func (e *ResumeError) Error() string {
 	text := map[ResumeReason]string{
 		ResumeOtherMode:     fmt.Sprintf("it began in %s mode, and %s is asked for", e.Was, e.Now),
@@ -66,21 +65,21 @@ func (e *ResumeError) Error() string {
 // Unwrap returns the cause.
 func (e *ResumeError) Unwrap() error { return e.Err }
 
-// resumption is a session that goes on.
+// resumption is the past of a resumed session.
 type resumption struct {
 	*history.Past
 
-	// changes is the state of the layers that an overlay or a copy had: they are still
-	// there if it is [overlay.Kept]. It is "" in bind mode.
+	// changes is the state of the layers of an overlay or a copy; they still exist if it is
+	// [overlay.Kept]. It is "" in bind mode.
 	changes overlay.State
 }
 
-// isOpened reports whether the model has all of the messages with which a session begins.
+// isOpened reports whether the model has got all messages that open the session.
 func (p *resumption) isOpened() bool {
 	return p != nil && len(p.Messages) > 0 && !(p.Unfinished() && p.Last.Start == 0 && !p.Last.Asked)
 }
 
-// lastHandle returns the number of the last handle of a command in the background.
+// lastHandle returns the number of the last background command's handle.
 func (p *resumption) lastHandle() int {
 	if p == nil {
 		return 0
@@ -88,10 +87,10 @@ func (p *resumption) lastHandle() int {
 	return p.Handles
 }
 
-// hasChanges reports whether the session has changes of an earlier process.
+// hasChanges reports whether the session kept changes of an earlier process.
 func (p *resumption) hasChanges() bool { return p != nil && p.changes == overlay.Kept }
 
-// reopenOverlay returns the tracker of the changes that the session had.
+// reopenOverlay returns the tracker of the session's kept changes.
 func (p *resumption) reopenOverlay(o tracker.Options) (tracker.Tracker, error) {
 	t, ended, err := tracker.ReopenOverlay(o)
 	reason := map[error]ResumeReason{overlay.ErrBusy: ResumeApplying, overlay.ErrPartlyApplied: ResumePartlyApplied, overlay.ErrOther: ResumeOtherWorkspace}
@@ -107,7 +106,7 @@ func (p *resumption) reopenOverlay(o tracker.Options) (tracker.Tracker, error) {
 	return t, nil
 }
 
-// lastMessage returns the message of the last turn, or "" if it is not known.
+// lastMessage returns the message of the last turn, or "" if unknown.
 func (p *resumption) lastMessage() string {
 	if p.Last != nil {
 		for _, m := range p.Messages[p.Last.Start:] {
@@ -116,13 +115,13 @@ func (p *resumption) lastMessage() string {
 			}
 		}
 	}
-	if p.Turns > 1 || strings.HasPrefix(p.Created.Client, "http:") { // clients of a server name sessions otherwise
+	if p.Turns > 1 || strings.HasPrefix(p.Created.Client, "http:") { // for a server's clients, Task is a name and not a message
 		return ""
 	}
 	return p.Created.Task
 }
 
-// checkContinued returns the reason why the last turn can't be continued, or "".
+// checkContinued returns why the last turn can't be continued, or "".
 func (p *resumption) checkContinued() ResumeReason {
 	switch {
 	case p.Last != nil && (p.Last.Direct || p.Last.Ended && p.Last.Reason == loop.StopAnswered), p.Last == nil && p.lastMessage() == "":
@@ -133,8 +132,8 @@ func (p *resumption) checkContinued() ResumeReason {
 	return ""
 }
 
-// readPast reads the records of a session that goes on, and refuses options with which it
-// can't.
+// readPast reads the records of a resumed session, and refuses options that don't match
+// them.
 func readPast(o Options) (*resumption, error) {
 	past, err := history.Read(o.Dir.Path)
 	if err != nil {
@@ -164,7 +163,6 @@ func readPast(o Options) (*resumption, error) {
 	return p, nil
 }
 
-// restorePast sets the state of a session that goes on.
 func (s *Session) restorePast() {
 	p := s.past
 	if p == nil {
@@ -173,13 +171,12 @@ func (s *Session) restorePast() {
 	s.turns.restore(p)
 	s.events.restorePast(p.Past)
 	for _, f := range s.opts.Profiles {
-		if m, ok := f.Model.(interface{ Skip(answers int) }); ok { // it plays a recording
+		if m, ok := f.Model.(interface{ Skip(answers int) }); ok { // it replays a recording
 			m.Skip(p.Answers[f.Model.Info().String()])
 		}
 	}
 }
 
-// restorePast sets the state of the last turn.
 func (j *eventRecorder) restorePast(p *history.Past) {
 	j.created, j.tally.denials = p.CreatedID, p.Denials
 	if t := p.Last; t != nil && !t.Ended {
@@ -188,8 +185,8 @@ func (j *eventRecorder) restorePast(p *history.Past) {
 	}
 }
 
-// writeResumed writes session.resumed, whose settings are created, and a result for each
-// call that was under way.
+// writeResumed records session.resumed with the settings in created, then a result for each
+// interrupted call.
 func (s *Session) writeResumed(created record.SessionCreated) error {
 	p := s.past
 	r := record.SessionResumed{
@@ -217,30 +214,29 @@ func (s *Session) writeResumed(created record.SessionCreated) error {
 	if !p.Last.Direct {
 		return nil
 	}
-	s.turns.history = s.turns.history[:p.Last.Start] // the model is not told of it
+	s.turns.history = s.turns.history[:p.Last.Start] // it was the user's, so the model is not told of it
 	s.turns.mu.Lock()
 	defer s.turns.mu.Unlock()
 	return s.turns.abandonUnfinished()
 }
 
-// mustTell reports whether the model has to know of the fresh sandbox even though no call
-// was under way.
+// mustTell reports whether the model must hear of the fresh sandbox even if no call was
+// interrupted.
 func (p *resumption) mustTell(o Options) bool {
 	return p.Ran && (len(p.Background) > 0 || o.Mode == sandbox.ModeCopy || p.isGone())
 }
 
-// isGone reports whether the changes of the session are not in its layers any more.
+// isGone reports whether the session's changes are no longer in its layers.
 func (p *resumption) isGone() bool {
 	return p.changes != "" && p.changes != overlay.Kept && p.changes != overlay.Empty
 }
 
-// resumeNotice begins what the model is told of a fresh sandbox.
+// resumeNotice begins the notice about a fresh sandbox.
 const resumeNotice = "The session goes on"
 
-// settleNotice begins what the model is told of changes that were applied or discarded.
+// settleNotice begins the notice about applied or discarded changes.
 const settleNotice = "Since the last message "
 
-// isSandboxNotice reports whether a message tells the model of a fresh sandbox.
 func isSandboxNotice(m loop.Message) bool {
 	if m.Role != loop.RoleUser || m.Blocks[0].Text == nil {
 		return false
@@ -249,19 +245,19 @@ func isSandboxNotice(m loop.Message) bool {
 	return ok && (strings.HasPrefix(text, resumeNotice) || strings.HasPrefix(text, settleNotice))
 }
 
-// Recap sums up, for a person, a session that goes on, without its secrets.
+// Recap summarises a resumed session for a person, without secrets.
 type Recap struct {
-	// Message is that of the last turn, and Answer the one of the model; "" for none.
+	// Message is the last turn's message, and Answer the model's answer to it, or "".
 	Message, Answer string
-	// Unfinished reports that the turn has no end: [Session.Continue] goes on with it.
+	// Unfinished reports that the turn did not end: [Session.Continue] resumes it.
 	Unfinished bool
 	// Turns counts the turns, and Used is their usage.
 	Turns int
 	Used  limits.Usage
 }
 
-// Recap returns the recap of a session that goes on, before its next turn begins. That
-// of another session is zero.
+// Recap returns the recap of a resumed session, or a zero Recap for any other. Call it before
+// the next turn begins.
 func (s *Session) Recap() Recap {
 	p := s.past
 	if p == nil {
@@ -290,7 +286,8 @@ func (s *Session) Recap() Recap {
 	return r
 }
 
-// describeResumed tells the model what a fresh sandbox has, "" if there was none before.
+// describeResumed tells the model what the fresh sandbox has, or returns "" if none ran
+// before.
 func describeResumed(o Options, p *resumption) string {
 	if !p.Ran || len(p.Messages) == 0 {
 		return ""
@@ -311,7 +308,7 @@ func describeResumed(o Options, p *resumption) string {
 	return text
 }
 
-// abandonUnfinished ends the turn that could have been continued. The caller holds v.mu.
+// abandonUnfinished ends the unfinished turn as cancelled, if any. The caller holds v.mu.
 func (v *turns) abandonUnfinished() error {
 	t := v.unfinished
 	if t == nil {
@@ -323,7 +320,6 @@ func (v *turns) abandonUnfinished() error {
 	return v.events.loopEvent(loop.TurnEnded{Turn: t.ID, Reason: loop.StopCancelled, Usage: t.Used, Wall: t.Elapsed})
 }
 
-// noticeOf returns the message for a note, or "".
 func noticeOf(note string) boundary.Text {
 	if note == "" {
 		return ""
@@ -331,17 +327,17 @@ func noticeOf(note string) boundary.Text {
 	return loop.NoticePrefix + boundary.Text(note)
 }
 
-// continueMessage begins a turn that goes on with one which ended without an answer.
+// continueMessage begins a turn that continues one without an answer.
 const continueMessage = loop.NoticePrefix + "Go on with the task."
 
-// Continue is [Session.ContinueFor] with [Options].User and no lower limits.
+// Continue is [Session.ContinueFor] for [Options].User without lower limits.
 func (s *Session) Continue() (*Turn, error) { return s.ContinueFor(s.opts.User, TurnOptions{}) }
 
-// ContinueFor goes on with the last turn of a session that goes on. A turn without an end,
-// whose process was killed, gets it now; after one that ended without an answer, such as
-// by a limit, another one asks the model to go on. The turn offers the tools that the user
-// may use, whoever began it; the options are as for [Session.StartFor]. Its errors
-// wrap a [ResumeError], or are those of [Session.StartFor].
+// ContinueFor continues the last turn of a resumed session. A turn whose process was killed
+// is completed. After a turn that ended without an answer, for example at a limit, a new
+// turn asks the model to go on. The turn offers the tools that user may use, whoever began
+// it. The options are as for [Session.StartFor]. Errors wrap a [ResumeError] or are the
+// ones of [Session.StartFor].
 func (s *Session) ContinueFor(user User, o TurnOptions) (*Turn, error) {
 	p := s.past
 	unfinished, begun := s.turns.resumable()
@@ -360,7 +356,7 @@ func (s *Session) ContinueFor(user User, o TurnOptions) (*Turn, error) {
 	return s.StartFor(user, continueMessage, o)
 }
 
-// continueTurn continues the turn that has no end, for a user.
+// continueTurn resumes the unfinished turn, for a user.
 func (s *Session) continueTurn(user User, lower limits.Budget) (*Turn, error) {
 	budget, err := lowerBudget(s.opts, lower)
 	if err != nil {
@@ -389,7 +385,8 @@ func (s *Session) continueTurn(user User, lower limits.Budget) (*Turn, error) {
 	return t, nil
 }
 
-// restOfOpening returns the messages that still begin the last turn.
+// restOfOpening returns the opening messages that the unfinished turn still lacks, plus any
+// notice in c, which it clears.
 func (p *resumption) restOfOpening(c *promptContext) []loop.Message {
 	var messages []loop.Message
 	if t := p.Last; !t.Asked {

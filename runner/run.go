@@ -13,16 +13,14 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// Run does one session: one task, to its end. In a session that goes on ([Open]) it does
-// the task as another turn, or without one continues the last turn. It makes the sandbox while the
-// first model call is under way, if a call may need it, and takes everything
-// down before it returns.
+// Run runs one session with one task, to its end. In a resumed session ([Open]) the task is
+// another turn; without a task, it continues the last turn. Run starts the sandbox during
+// the first model call, if a call may need it, and takes everything down before it returns.
 //
-// Cancelling ctx ends the session in order: running commands are stopped, with
-// their partial output in the records, and session.ended is written. A cause
-// that is an [Interrupted] is in the report. The error is the reason why there was no
-// session, and as for [Open]; once session.created is written, what went wrong
-// is in the [Report].
+// Cancelling ctx ends the session in order: running commands are stopped and their partial
+// output recorded, then session.ended is written. If the cause is an [Interrupted], the
+// report has its signal. An error means that there was no session, as for [Open]; once
+// session.created is written, failures are in the [Report].
 func Run(ctx context.Context, o Options) (Report, error) {
 	switch {
 	case o.Task == "" && (o.Dir == nil || !o.Dir.Resumes()):
@@ -47,10 +45,10 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	} else {
 		s.turns.keepFailure(err)
 	}
-	return s.Close(), nil // what kept the turn from starting is in the report
+	return s.Close(), nil // the report has why the turn didn't start
 }
 
-// writeCreated writes session.created, and what a user should know before anything runs.
+// writeCreated records session.created, and what users should know before anything runs.
 func (s *Session) writeCreated() error {
 	kept := s.prompt
 	s.prompt = loadContext(s.opts, s.original, s.skills, s.past, s.log)
@@ -81,7 +79,7 @@ func (s *Session) writeCreated() error {
 	return nil
 }
 
-// shutdown takes everything down, writes the last record and the report.
+// shutdown takes everything down, and writes the last record and the report.
 func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	s.mcp.close()
 	s.services.endAll()
@@ -93,7 +91,7 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	if s.network != nil {
 		reached = new(s.network.Close())
 	}
-	s.beside.Wait() // its warnings are recorded before the end
+	s.beside.Wait() // its warnings must precede the last record
 	r := Report{
 		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: record.SessionEnded{
@@ -118,9 +116,9 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	return r
 }
 
-// answerOf returns the answer of a turn, or "". If a turn ended for another reason,
-// earlier text of the model is no answer, but the closing completion is one. It must have
-// the form of answers too, and the model is not asked again.
+// answerOf returns the answer of a turn, or "". If the turn did not end with an answer, the
+// model's earlier text does not count, but a closing completion does. That must have the
+// required form too, and the model is not asked again.
 func (o *Options) answerOf(out loop.Outcome) string {
 	switch {
 	case out.Reason == loop.StopAnswered:
@@ -137,7 +135,6 @@ func (o *Options) answerOf(out loop.Outcome) string {
 	return out.Answer
 }
 
-// addFacts fills in what the sandbox and the event recorder know.
 func (s *Session) addFacts(r *Report) {
 	att, restarts, left := s.sandbox.EndFacts()
 	r.Attestation, r.Restarts = att, restarts
@@ -146,8 +143,8 @@ func (s *Session) addFacts(r *Report) {
 	r.ProcessesKilled = s.exec.ProcessesKilled()
 }
 
-// writeEnd writes session.ended and what stands beside the trace. A trace that
-// can't be written is then the reason of the session's end.
+// writeEnd writes session.ended and the files beside the trace. If that fails, it becomes the
+// reason of the session's end.
 func (s *Session) writeEnd(r *Report) {
 	files := reportWriter{dir: s.dir, secrets: s.opts.Secrets}
 	err := errors.Join(files.writePatch(r), s.events.writeRecord(shortenLists(r.SessionEnded)), s.rec.Close())

@@ -40,12 +40,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// readerEntries bounds the entries that one call of a tool reads.
+// readerEntries bounds the entries that one tool call reads.
 const readerEntries = 500_000
 
-// Session is one session under way: a sandbox, its tools and a history, in
-// which one turn runs at a time. The caller of [Open] closes it. It is safe for
-// concurrent use.
+// Session is a running session: a sandbox, tools and a history, with one turn at a time. The
+// caller of [Open] closes it. It is safe for concurrent use.
 //
 //	Open ─▶ idle ──Start──▶ turn ──its end──▶ idle ─▶ … ──Close──▶ ended
 //	          └────────── the sandbox is lost, ctx ends ─────────▶ over: Close it
@@ -55,7 +54,7 @@ type Session struct {
 	log    *zap.Logger
 	rec    *record.Recorder
 	events *eventRecorder
-	// original reads the workspace's own directory, also in overlay mode.
+	// original reads the workspace itself, in overlay mode too.
 	original *workspace.Reader
 	worktree sync.Once // see warnOfWorktree
 	tracker  tracker.Tracker
@@ -65,31 +64,30 @@ type Session struct {
 	loaded   discovery.Loaded
 	sandbox  *livesandbox.Sandbox
 	caches   *SessionCaches
-	network  *network.Network // nil if neither commands nor servers have one
+	network  *network.Network // nil if neither commands nor servers have a network
 	servers  []*mcpServer
 	mcp      *mcpServers
 	tools    *dispatch.Dispatcher
 	exec     *livesandbox.Executor
 
-	// ctx is the session's: it ends by end, with the cause.
+	// ctx is the session's; end ends it with a cause.
 	ctx context.Context //nolint:containedctx // the contexts of its turns derive from it
 	end context.CancelCauseFunc
 
-	// turns are those of the model and of calls.
 	turns turns
-	// verification, verifyFiles and answerProblems are the results of the checks.
+	// The results of the checks.
 	verification   *record.Verification
 	verifyFiles    []byte
 	answerProblems []string
-	// unforced ends the wait for Options.Force.
+	// unforced stops waiting for Options.Force.
 	unforced func()
 
-	// past has the earlier processes of a resumed session, nil in other sessions.
+	// past has the session's earlier processes if it is resumed, otherwise nil.
 	past *resumption
 	// beside waits for Options.Beside.
 	beside sync.WaitGroup
 
-	// calls are those that run beside the turns, and users runs commands.
+	// calls are the ones beside the turns; users runs the users' commands.
 	calls    *callGroup
 	users    *userCommands
 	services services
@@ -97,12 +95,12 @@ type Session struct {
 	report   Report
 }
 
-// Open makes a session, or goes on with one whose directory is from [sessiondir.Reopen];
-// see [Session.Continue]. It makes its trace, with session.created in it, and its tools.
-// Its sandbox is made by the first turn whose tools may need it, or the first
-// call that does. Cancelling ctx ends the turn that runs, and no other is started.
-// Its error wraps a [Fault] of kind [FaultInvalidLimits] or [FaultRecords], a
-// [WorkspaceError], a [ResumeError] or a [state.DirError] if the caller can do something about it.
+// Open makes a session, or resumes one if o.Dir is from [sessiondir.Reopen]; see
+// [Session.Continue]. It writes the trace with session.created, and starts nothing else: the
+// sandbox starts with the first turn whose tools may need it or the first call that does.
+// Cancelling ctx ends the running turn, and no other can start. If the caller can do something
+// about the error, it wraps a [Fault] of kind [FaultInvalidLimits] or [FaultRecords], a
+// [WorkspaceError], a [ResumeError] or a [state.DirError].
 func Open(ctx context.Context, o Options) (_ *Session, err error) {
 	var undo closers.Stack
 	defer undo.CloseOnError(&err)
@@ -128,8 +126,8 @@ func Open(ctx context.Context, o Options) (_ *Session, err error) {
 	return s, nil
 }
 
-// newSession makes the session's trace and its tools, and starts nothing. undo gets what
-// removes them again.
+// newSession makes the trace and the tools, and starts nothing. It adds to undo what
+// removes them.
 func newSession(ctx context.Context, o Options, undo *closers.Stack) (_ *Session, err error) {
 	if err := o.checkRequired(); err != nil {
 		return nil, err
@@ -206,8 +204,8 @@ func newSession(ctx context.Context, o Options, undo *closers.Stack) (_ *Session
 	return s, nil
 }
 
-// endRepeating ends the commands in the background, one of which makes repositories
-// whenever they are renamed. It doesn't wait for them.
+// endRepeating ends the background commands, one of which recreates repositories whenever
+// they are quarantined. It doesn't wait.
 func (s *Session) endRepeating(path string) {
 	go func() {
 		if n := s.exec.EndRepeating(); n > 0 {
@@ -216,7 +214,6 @@ func (s *Session) endRepeating(path string) {
 	}()
 }
 
-// newTracker returns the tracker for the mode of the workspace.
 func (s *Session) newTracker(images *changes.Preimages) (tracker.Tracker, error) {
 	w := s.opts.Workspace
 	o := tracker.Options{
@@ -249,7 +246,6 @@ func (s *Session) newTracker(images *changes.Preimages) (tracker.Tracker, error)
 	return tracker.WithMounts(tracker.NewBind(o), mounts), nil
 }
 
-// checkRequired reports the first option that is missing.
 func (o Options) checkRequired() error {
 	for _, f := range []struct {
 		name    string
@@ -285,7 +281,6 @@ func (o Options) checkRequired() error {
 	return o.checkMounts()
 }
 
-// recordService returns what the first record has of a service.
 func recordService(s *sandbox.Service) *record.Service {
 	if s == nil {
 		return nil
@@ -300,7 +295,6 @@ func recordService(s *sandbox.Service) *record.Service {
 	return r
 }
 
-// variableNames returns the names of variables that are NAME=value.
 func variableNames(env []string) []string {
 	var names []string
 	for _, v := range env {
@@ -320,8 +314,8 @@ func (s *Session) sandboxSpec() sandbox.Spec {
 	return spec
 }
 
-// liveSandboxOptions returns the options of the session's sandbox. They need its
-// tracker when the sandbox is started.
+// liveSandboxOptions returns the sandbox's options. Their functions use the tracker, which must
+// be set before the sandbox starts.
 func (s *Session) liveSandboxOptions() livesandbox.Options {
 	o := livesandbox.Options{
 		Backend: s.caches.Creator(s.opts.Backend, s.events.recordWarning), Spec: s.sandboxSpec(), RefuseLost: s.opts.RefuseLost,
@@ -341,7 +335,7 @@ func (s *Session) liveSandboxOptions() livesandbox.Options {
 }
 
 // warnOfWorktree warns that nothing can be committed in a linked worktree of git: its
-// repository lies elsewhere, and is at best read-only in the sandbox.
+// repository is outside the workspace, so at best read-only in the sandbox.
 func (s *Session) warnOfWorktree(ctx context.Context) {
 	if st, err := s.original.StatEntry(ctx, ".git"); err != nil || st.Type != workspace.TypeFile {
 		return
@@ -353,8 +347,6 @@ func (s *Session) warnOfWorktree(ctx context.Context) {
 	}
 }
 
-// executorOptions returns the options of the session's executor, with the files as
-// they were before tools changed them.
 func (s *Session) executorOptions(images *changes.Preimages) livesandbox.ExecutorOptions {
 	return livesandbox.ExecutorOptions{
 		Dir: s.dir, Secrets: s.opts.Secrets, Room: s.opts.sessionRoom(s.dir, s.caches.Mounts), Images: images,
@@ -365,7 +357,6 @@ func (s *Session) executorOptions(images *changes.Preimages) livesandbox.Executo
 	}
 }
 
-// dispatcherOptions returns the options of the session's dispatcher.
 func (s *Session) dispatcherOptions() dispatch.Options {
 	return dispatch.Options{
 		Session: s.opts.Dir.Session, Workspace: s.opts.Workspace.Path, Mount: s.opts.mountPoint(),
@@ -386,7 +377,6 @@ func (s *Session) dispatcherOptions() dispatch.Options {
 	}
 }
 
-// newDispatcher returns a dispatcher with the tools of the session.
 func (s *Session) newDispatcher() (*dispatch.Dispatcher, error) {
 	d, err := dispatch.New(s.dispatcherOptions())
 	if err != nil {
@@ -409,7 +399,7 @@ func (s *Session) newDispatcher() (*dispatch.Dispatcher, error) {
 	return d, nil
 }
 
-// closeTools ends what tools still do. After it nothing uses the sandbox.
+// closeTools ends tools that still run. After it, nothing uses the sandbox.
 func (s *Session) closeTools() {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), s.opts.abandonTime()+livesandbox.DestroyTime, errSlow)
 	defer cancel()
@@ -418,19 +408,17 @@ func (s *Session) closeTools() {
 	}
 }
 
-// mayUse reports whether the turn may use a tool: it is permitted, and our own or loaded.
-// A user needs nothing loaded.
+// mayUse reports whether the turn may use a tool: it is permitted, and built-in or loaded. A
+// user's calls need no loading.
 func (s *Session) mayUse(def tools.Definition) bool {
 	return s.permits(def) && (len(s.opts.Profiles) == 0 || s.turns.isDirect() || s.loaded.Has(def.Name))
 }
 
-// permits reports whether the user of the turn may use a tool, and the loaded skills
-// leave it.
+// permits reports whether the turn's user may use a tool and the loaded skills allow it.
 func (s *Session) permits(def tools.Definition) bool {
 	return s.turns.currentUser().MayUse(def) && s.skills.Allows(def.Name)
 }
 
-// newCreated returns the first record.
 func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 	o := s.opts
 	name := o.ImageName
@@ -458,9 +446,9 @@ func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 	return p
 }
 
-// sessionRoom returns the room that the commands of a session have, whose directory is dir and
-// whose caches are mounted as cached: on the file systems of what they write to, of which
-// the fullest counts. In overlay mode that is the session's directory.
+// sessionRoom measures the room for commands: the least on the file systems that they write
+// to. In overlay and copy mode, the session's directory stands for the workspace's. cached are
+// the mounts of the caches.
 func (o Options) sessionRoom(dir string, cached []sandbox.Mount) func() diskwatch.Room {
 	rooms := []func() diskwatch.Room{diskwatch.RoomAt(dir)}
 	if !o.isOverlay() {

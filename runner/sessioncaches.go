@@ -18,21 +18,20 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// SessionCaches are the caches of one session.
+// SessionCaches are one session's caches.
 type SessionCaches struct {
-	// Mounts and Env are those of the session's sandbox.
+	// Mounts and Env are for the session's sandbox.
 	Mounts []sandbox.Mount
 	Env    []string
 
-	lease  *caches.Lease // nil if there are none
+	lease  *caches.Lease // or nil
 	layers []*overlay.Layers
 	dir    *sessiondir.Dir
 	log    *zap.Logger
 }
 
-// OpenCaches opens the caches of a session on a workspace that is mounted in the given
-// mode. Unless commands may change them at once, they are mounted copy-on-write. The
-// caller ends them after the sandbox.
+// OpenCaches opens a session's caches. They are mounted copy-on-write if mode keeps changes or
+// the caches are frozen. The caller ends them after the sandbox.
 func OpenCaches(dir *sessiondir.Dir, w *Workspace, mode sandbox.WorkspaceMode, o CacheOptions) (_ *SessionCaches, err error) {
 	c := &SessionCaches{dir: dir, log: dir.Log}
 	if _, err := caches.ParseUse(string(o.Use)); err != nil || !o.enabled() {
@@ -83,7 +82,6 @@ func OpenCaches(dir *sessiondir.Dir, w *Workspace, mode sandbox.WorkspaceMode, o
 	return c, nil
 }
 
-// cacheOwner returns the owner of new files in a workspace.
 func cacheOwner(w *Workspace) caches.Owner {
 	info, err := w.Dir.Stat()
 	if err != nil {
@@ -92,8 +90,7 @@ func cacheOwner(w *Workspace) caches.Owner {
 	return caches.OwnerOf(info)
 }
 
-// End closes the caches. keep leaves the layers, for the time when the changes of the
-// workspace are applied.
+// End closes the caches. With keep, the layers stay until the workspace's changes are applied.
 func (c *SessionCaches) End(keep bool) {
 	var errs []error
 	for _, l := range c.layers {
@@ -104,7 +101,7 @@ func (c *SessionCaches) End(keep bool) {
 		errs = append(errs, sessiondir.EndCacheLayers(l, overlay.Discarded))
 	}
 	if !keep {
-		_ = os.Remove(filepath.Join(c.dir.Path, sessiondir.CachesDir)) // it is empty, or not there
+		_ = os.Remove(filepath.Join(c.dir.Path, sessiondir.CachesDir)) // empty or missing
 	}
 	if c.lease != nil {
 		errs = append(errs, c.lease.Close())
@@ -115,11 +112,11 @@ func (c *SessionCaches) End(keep bool) {
 	c.layers, c.lease = nil, nil
 }
 
-// endCaches merges what commands wrote to caches where the changes of the workspace were
-// applied, keeps it where those are kept, and drops it otherwise.
+// endCaches merges what commands wrote to the caches if the workspace's changes were
+// applied, keeps it if they are kept, and otherwise drops it.
 func (s *Session) endCaches(r *Report, apply bool) {
 	o := r.Overlay
-	left := len(r.Left) > 0 // what could not be taken down may still write
+	left := len(r.Left) > 0 // it may still be written to
 	merge := s.opts.isOverlay() && s.opts.Caches.Use != caches.Frozen && o != nil &&
 		(o.State == overlay.Applied || o.Applied > 0 || apply && o.State == overlay.Empty)
 	s.caches.End(merge || left || s.opts.isOverlay() && s.opts.Caches.Use != caches.Frozen && o != nil && o.State == overlay.Kept)
@@ -131,8 +128,8 @@ func (s *Session) endCaches(r *Report, apply bool) {
 	}
 }
 
-// Creator returns a creator of sandboxes with the caches. Where they can't be mounted
-// copy-on-write, commands have empty directories in their place, and warn gets the reason.
+// Creator returns a creator of sandboxes with the caches. If they can't be mounted
+// copy-on-write, commands get empty directories instead, and warn gets the reason.
 func (c *SessionCaches) Creator(backend sandbox.Creator, warn func(message string)) sandbox.Creator {
 	if len(c.layers) == 0 {
 		return backend
@@ -140,14 +137,12 @@ func (c *SessionCaches) Creator(backend sandbox.Creator, warn func(message strin
 	return scratchFallback{backend, warn}
 }
 
-// scratchFallback makes sandboxes with empty directories in the place of caches that can't
-// be mounted copy-on-write.
+// scratchFallback mounts empty directories if caches can't be mounted copy-on-write.
 type scratchFallback struct {
 	sandbox.Creator
 	warn func(message string)
 }
 
-// Create makes a sandbox.
 func (f scratchFallback) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	made, err := f.Creator.Create(ctx, spec)
 	isLayered := func(m sandbox.Mount) bool { return m.Layers != "" }
@@ -168,7 +163,6 @@ func (f scratchFallback) Create(ctx context.Context, spec sandbox.Spec) (sandbox
 	return made, nil
 }
 
-// recordCaches returns the caches of a session as records have them.
 func recordCaches(o CacheOptions) *record.Caches {
 	if len(o.Caches) == 0 {
 		return nil

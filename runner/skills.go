@@ -12,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// findSkills returns the skills of a session as they are now, before anything of it can
-// change them. A fork has those of its parent.
+// findSkills returns the session's skills, read before the session can change them. A fork has
+// its parent's skills.
 func (s *Session) findSkills(ctx context.Context) *skill.Set {
 	o := s.opts
 	if o.from != nil {
@@ -29,8 +29,8 @@ func (s *Session) findSkills(ctx context.Context) *skill.Set {
 	return set
 }
 
-// Find returns the skills that a session on the workspace at root has, of which the user trusts
-// files.
+// Find returns the skills of a session on the workspace at root. trusted are the files that the
+// user trusts.
 func (o SkillOptions) Find(ctx context.Context, reader *workspace.Reader, root string, trusted []approval.TrustedFile) *skill.Set {
 	from := skill.Options{Root: root, Dirs: o.Dirs, Untrusted: o.Untrusted, CheckFile: o.CheckFile}
 	if o.Workspace {
@@ -42,15 +42,14 @@ func (o SkillOptions) Find(ctx context.Context, reader *workspace.Reader, root s
 	return skill.Find(ctx, from)
 }
 
-// SkillReport describes the skills of a session to a user.
+// SkillReport describes a session's skills to a user.
 type SkillReport struct {
 	Skills  []skill.Info    `json:"skills" nullable:"false"`
 	Ignored []skill.Ignored `json:"ignored" nullable:"false" doc:"skills that can't be used, and directories of them"`
-	// Tools are those that a turn of the user would be offered now.
-	Tools []tools.Name `json:"tools" nullable:"false" doc:"tools that a turn of the asking client would be offered now: those of its role that the loaded skills leave"`
+	Tools   []tools.Name    `json:"tools" nullable:"false" doc:"tools that a turn of the asking client would be offered now: those of its role that the loaded skills leave"`
 }
 
-// Skills returns the skills of a session as it has loaded them so far, for a user.
+// Skills reports the session's skills, as loaded so far, to a user.
 func (s *Session) Skills(u User) SkillReport {
 	known := s.tools.Names()
 	r := SkillReport{Skills: s.skills.Infos(known), Ignored: record.NonNil(s.skills.Ignored()), Tools: []tools.Name{}}
@@ -62,7 +61,7 @@ func (s *Session) Skills(u User) SkillReport {
 	return r
 }
 
-// skillsFor returns the skills of a fork with options: none if the options have none.
+// skillsFor returns the skills of a fork with options o, which may turn them off.
 func (p *forkPoint) skillsFor(o SkillOptions) *skill.Set {
 	if !o.Workspace && len(o.Dirs)+len(o.Untrusted) == 0 {
 		return &skill.Set{}
@@ -70,7 +69,6 @@ func (p *forkPoint) skillsFor(o SkillOptions) *skill.Set {
 	return p.skills.Clone()
 }
 
-// recordSkills returns the skills that a record lists.
 func recordSkills(set *skill.Set) []record.Skill {
 	var list []record.Skill
 	for _, one := range set.Skills() {
@@ -79,8 +77,8 @@ func recordSkills(set *skill.Set) []record.Skill {
 	return list
 }
 
-// addSkills adds the names and descriptions of skills: those of the operator to the
-// system prompt, and those of the workspace as data.
+// addSkills adds the names and descriptions of skills: the operator's to the system prompt,
+// the workspace's as data.
 func (c *promptContext) addSkills(set *skill.Set) {
 	if list := set.List(true); list != "" {
 		c.operator = append(c.operator, "## Skills of the operator\n\n"+

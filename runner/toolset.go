@@ -30,13 +30,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// toolset makes the tools of a session. Without a session, they have definitions and
-// can't run.
+// toolset makes the tools of a session. Without a session, the tools only have definitions.
 type toolset struct {
-	// opts are those of the session: what they hold about tools.
+	// opts are the session's.
 	opts Options
-	// hostRoot is the workspace's path on the host, dir the directory of the session;
-	// "" is none.
+	// hostRoot is the workspace's path on the host, dir the session's directory, or "".
 	hostRoot, dir string
 	reader        workspace.View
 	exec          *livesandbox.Executor
@@ -44,23 +42,23 @@ type toolset struct {
 	// known returns the names of the session's tools.
 	known   func() []tools.Name
 	patches *patchMarker
-	// mayUse reports whether the session's tools of a definition can be used, and permits
-	// whether they could once they are loaded; registered returns all of them.
+	// mayUse reports whether a tool can be used, permits whether it could be once it is
+	// loaded, and registered returns all tools.
 	mayUse, permits func(tools.Definition) bool
 	registered      func() []tools.Definition
-	// servers returns the session's servers, waitServer waits for one, or for all for "".
+	// servers lists the MCP servers; waitServer waits for one, or for all for "".
 	servers    func() []discovery.Server
 	waitServer func(ctx context.Context, server string) error
 	loaded     *discovery.Loaded
 	activated  func(discovery.Activation) error
-	// denied, warn and inner record what tools report beside their results.
+	// denied, warn and inner record what tools report besides results.
 	denied func(record.NetworkDenied) error
 	warn   func(message string)
 	inner  func(call string, e worker.Event) error
 	log    *zap.Logger
 }
 
-// newToolset returns the tools of a session. It needs the session's executor.
+// newToolset returns the session's toolset. It needs the session's executor.
 func (s *Session) newToolset() toolset {
 	return toolset{
 		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.WorkspaceView(), exec: s.exec, skills: s.skills, known: func() []tools.Name { return s.tools.Names() }, patches: s.patches, log: s.log,
@@ -69,7 +67,7 @@ func (s *Session) newToolset() toolset {
 	}
 }
 
-// listFactories returns all tools, in the order in which models are offered them.
+// listFactories returns all tools, in the order in which models see them.
 func (t toolset) listFactories() ([]tools.Factory, error) {
 	all, err := file.Factories(file.Options{Reader: t.reader, Applier: t.exec, MarkPatch: t.patches.markPatch, Logger: t.log})
 	if err != nil {
@@ -108,7 +106,7 @@ func (t toolset) shellOptions() shell.Options {
 	}
 }
 
-// shellTools returns shell and what goes with it.
+// shellTools returns shell, shell_output and shell_kill.
 func (t toolset) shellTools() ([]tools.Factory, error) {
 	o := t.shellOptions()
 	run, err := shell.New(t.exec, o)
@@ -117,14 +115,13 @@ func (t toolset) shellTools() ([]tools.Factory, error) {
 	return []tools.Factory{run, output, kill}, errors.Join(err, outputErr, killErr)
 }
 
-// verifyTools returns verify and verify_shell.
 func (t toolset) verifyTools() ([]tools.Factory, error) {
 	o := verify.Options{View: t.reader, CommandTime: t.opts.Resources.CommandTime}
 	sh, err := verify.NewShell(checker{t.exec}, o)
 	return []tools.Factory{verify.New(o), sh}, err
 }
 
-// fetchTool returns the fetch tool with the budget and the breakers of the session.
+// fetchTool returns the fetch tool, with the session's budget and breakers.
 func (t toolset) fetchTool() (tools.Factory, error) {
 	dir := ""
 	if t.dir != "" {
@@ -135,8 +132,8 @@ func (t toolset) fetchTool() (tools.Factory, error) {
 	})
 }
 
-// workerTools returns the tools that ask models, whose own tools are the session's fetch,
-// with its budget and its breakers, and verify on texts.
+// workerTools returns the tools that ask models. The models may use the session's fetch, with
+// its budget and breakers, and verify on texts.
 func (t toolset) workerTools(fetched tools.Factory) []tools.Factory {
 	o := t.opts.Workers
 	return worker.NewTools(worker.AgentOptions{
@@ -148,7 +145,6 @@ func (t toolset) workerTools(fetched tools.Factory) []tools.Factory {
 	})
 }
 
-// memoryTools returns the tools that keep notes; without a store they are off.
 func (t toolset) memoryTools() []tools.Factory {
 	redact := redact.New(t.opts.Secrets)
 	return memory.Factories(memory.Options{
@@ -158,13 +154,13 @@ func (t toolset) memoryTools() []tools.Factory {
 	})
 }
 
-// Definitions returns the definitions of the built-in tools, in the order in which
-// models are offered them.
+// Definitions returns the definitions of the built-in tools, in the order in which models see
+// them.
 func Definitions() ([]tools.Definition, error) { return DefinitionsOf(ToolOptions{}, 0) }
 
-// DefinitionsOf returns the definitions of the tools that a session with these options
-// and this limit of a command's time has; zero is the default. Those that are off are
-// among them, with EnabledByDefault false.
+// DefinitionsOf returns the definitions of the tools of a session with these options and this
+// time limit for commands; zero is the default. Tools that are off are included, with
+// EnabledByDefault false.
 func DefinitionsOf(o ToolOptions, commandTime time.Duration) ([]tools.Definition, error) {
 	opts := Options{ToolOptions: o, SandboxOptions: SandboxOptions{Setup: sandbox.Setup{Resources: limits.Resources{CommandTime: commandTime}}}}
 	all, err := toolset{opts: opts, hostRoot: "/", reader: &livesandbox.View{}, exec: &livesandbox.Executor{}, log: zap.NewNop()}.listFactories()
@@ -182,30 +178,28 @@ func DefinitionsOf(o ToolOptions, commandTime time.Duration) ([]tools.Definition
 	return defs, nil
 }
 
-// fetchedDir keeps the responses of a session by their SHA-256.
+// fetchedDir keeps a session's responses by their SHA-256.
 const fetchedDir = "fetched"
 
 // FetchOptions configures what a session may fetch. The zero value allows nothing.
 type FetchOptions struct {
-	// Allow lists what may be fetched; empty turns the tool off.
+	// Allow lists what may be fetched; if it is empty, the tool is off.
 	Allow []rule.Rule
 	// Deny wins over Allow.
 	Deny []rule.Rule
-	// Private are hosts that may be in networks that are not public.
+	// Private are hosts that may have private addresses.
 	Private map[string][]netip.Prefix
-	// MaxBytes bounds one response and Timeout one fetch; zero means the tool's
-	// defaults.
+	// MaxBytes bounds one response and Timeout one fetch; zero means the tool's defaults.
 	MaxBytes int64
 	Timeout  time.Duration
-	// Proxy makes the connections; nil is none, whatever the environment says.
+	// Proxy makes the connections; nil is none. The environment's proxy is never used.
 	Proxy *url.URL
-	// Egress bounds the session's exchange; the zero value means
-	// limits.DefaultEgressBudget.
+	// Egress bounds all fetches together; the zero value means [limits.DefaultEgressBudget].
 	Egress limits.EgressBudget
 }
 
-// NewTool returns a fetch tool with a budget and breakers of its own. It keeps responses
-// in dir, unless that is "", and reports refused connections to denied.
+// NewTool returns a fetch tool with its own budget and breakers. It keeps responses in dir,
+// unless that is "", and reports refused connections to denied.
 func (o FetchOptions) NewTool(version, dir string, log *zap.Logger, denied func(fetch.Denial) error) (tools.Factory, error) {
 	if o.Egress == (limits.EgressBudget{}) {
 		o.Egress = limits.DefaultEgressBudget()
@@ -228,10 +222,8 @@ func (o FetchOptions) NewTool(version, dir string, log *zap.Logger, denied func(
 	})
 }
 
-// checker runs the commands of checks like any other command.
 type checker struct{ exec *livesandbox.Executor }
 
-// RunCheck runs one command in the workspace.
 func (c checker) RunCheck(ctx context.Context, cmd verify.Command) (verify.Ended, error) {
 	r, err := c.exec.Run(ctx, shell.Command{Script: cmd.Script, Command: sandbox.Command{Timeout: cmd.Timeout, Stdout: io.Discard, Stderr: io.Discard}})
 	if err != nil {

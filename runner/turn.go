@@ -17,58 +17,56 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Errors of [Session.Start], for errors.Is.
 var (
-	// ErrBusy reports that a turn runs: one at a time.
+	// ErrBusy reports that a turn is running. Only one runs at a time.
 	ErrBusy = errors.New("a turn is running")
-	// ErrOver reports that the session takes no more turns: it is closed, was
-	// cancelled, its sandbox is lost, or its limits are used up.
+	// ErrOver reports that the session takes no more turns: it is closed or cancelled, its
+	// sandbox is lost, or its limits are used up.
 	ErrOver = errors.New("session is over")
 )
 
-// StopNoTurn is the reason of a session that was closed before its first turn.
+// StopNoTurn is the reason of a session closed before its first turn.
 const StopNoTurn loop.StopReason = "no_turn"
 
-// errClosed is the cause that a turn sees whose session is closed.
+// errClosed is the cause with which closing a session cancels its turn.
 var errClosed = errors.New("session closed")
 
-// Turn is one turn under way, from a user's message to its answer, or from a call to
-// its result. It is safe for concurrent use and needs no closing.
+// Turn is a running or ended turn, from a user's message to its answer or from a call to its
+// result. It is safe for concurrent use and needs no closing.
 type Turn struct {
 	// ID is trn_ and a ULID.
 	ID string
 
 	begun time.Time
-	// traceparent is the caller's span, "" for none.
+	// traceparent is the caller's span, or "".
 	traceparent string
 
 	cancel context.CancelCauseFunc
 	done   chan struct{}
 	report TurnReport
 	cause  error
-	// calls is set in a turn of [Session.CallTool].
+	// calls is set for turns of [Session.CallTool].
 	calls *callTurn
 }
 
-// TurnReport is how a turn ended.
+// TurnReport tells how a turn ended.
 type TurnReport struct {
 	Turn   string          `json:"turn"`
 	Reason loop.StopReason `json:"stop_reason"`
 	// Answer is the answer of the turn or of its closing completion, or "".
 	Answer string `json:"answer"`
-	// Truncated reports that a limit ended it, or that the provider cut the answer.
+	// Truncated reports that a limit ended the turn or that the provider cut the answer.
 	Truncated bool          `json:"truncated"`
 	Limit     *record.Limit `json:"limit,omitempty"`
 	Usage     limits.Usage  `json:"usage"`
 	CostUSD   string        `json:"cost_usd"`
 	WallMS    int64         `json:"wall_ms"`
-	// Err is the cause of a bad end, for the log and errors.Is.
+	// Err is the cause of a bad end.
 	Err error `json:"-"`
 }
 
-// Cancel ends the turn with a cause: running commands are stopped, open
-// confirmations are withdrawn, and both are recorded. It does not wait, and a second
-// call does nothing.
+// Cancel ends the turn with a cause: running commands are stopped and open confirmations
+// withdrawn, and both are recorded. It does not wait. A second call does nothing.
 func (t *Turn) Cancel(cause error) { t.cancel(cause) }
 
 // Done is closed when the turn has ended and its records are written.
@@ -80,8 +78,8 @@ func (t *Turn) Report() TurnReport {
 	return t.report
 }
 
-// Wait waits for the end of the turn and returns its report. If ctx ends before, it
-// cancels the turn. The error is why the turn ended early.
+// Wait waits for the turn's end and returns its report. If ctx ends first, it cancels the
+// turn. The error is why the turn ended without an answer.
 func (t *Turn) Wait(ctx context.Context) (TurnReport, error) {
 	stop := context.AfterFunc(ctx, func() { t.Cancel(context.Cause(ctx)) })
 	r := t.Report()
@@ -92,24 +90,24 @@ func (t *Turn) Wait(ctx context.Context) (TurnReport, error) {
 	return r, r.Err
 }
 
-// Start begins a turn with a message of [Options].User, and returns at once.
-// Its errors wrap [ErrBusy], [ErrOver] or [loop.ErrNoModel].
+// Start begins a turn with a message of [Options].User, and doesn't wait. Errors wrap
+// [ErrBusy], [ErrOver] or [loop.ErrNoModel].
 func (s *Session) Start(message string) (*Turn, error) {
 	return s.StartFor(s.opts.User, message, TurnOptions{})
 }
 
 // TurnOptions configures a turn of [Session.StartFor].
 type TurnOptions struct {
-	// Budget has limits of the turn below those of [Options].Budget.
+	// Budget has lower limits than [Options].Budget for this turn.
 	Budget limits.Budget
-	// Traceparent is the caller's span as the header of W3C Trace Context has it, for
-	// the records of the turn. One that is malformed counts as none.
+	// Traceparent is the caller's span as a W3C Trace Context header, for the records. A
+	// malformed one is ignored.
 	Traceparent string
 }
 
-// StartFor is Start with a message of the given user. The turn offers the tools
-// that this user may use. An error about the limits of o is a *[limits.RaisedError]
-// or a [Fault] of kind [FaultInvalidLimits].
+// StartFor is [Session.Start] for a given user, who determines which tools the turn offers.
+// An error about o.Budget is a *[limits.RaisedError] or a [Fault] of kind
+// [FaultInvalidLimits].
 func (s *Session) StartFor(user User, message string, o TurnOptions) (*Turn, error) {
 	budget, err := lowerBudget(s.opts, o.Budget)
 	if err != nil {
@@ -128,7 +126,7 @@ func (s *Session) StartFor(user User, message string, o TurnOptions) (*Turn, err
 		return nil, err
 	}
 	if s.turns.count == 1 {
-		t.begun = s.turns.begun // its time is that of the session
+		t.begun = s.turns.begun // the first turn's time is the session's
 	}
 	s.launchTurn(t, user, func(o *loop.Options) {
 		s.configureModel(o)
@@ -138,7 +136,7 @@ func (s *Session) StartFor(user User, message string, o TurnOptions) (*Turn, err
 	return t, nil
 }
 
-// lowerBudget returns the limits of a turn of which some are lower than the options'.
+// lowerBudget returns the turn's limits, lowered where lower says so.
 func lowerBudget(o Options, lower limits.Budget) (limits.Budget, error) {
 	budget, err := o.Budget.LowerTo(lower)
 	if err != nil {
@@ -152,7 +150,7 @@ func lowerBudget(o Options, lower limits.Budget) (limits.Budget, error) {
 	return budget, nil
 }
 
-// configureModel sets what the turns of models have in common.
+// configureModel sets the options that all turns of the model share.
 func (s *Session) configureModel(o *loop.Options) {
 	o.Profiles, o.History, o.View = s.opts.Profiles, s.turns.history, s.turns.view
 	o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: s.opts.mountPoint(), Network: s.opts.Egress.enabled(), Instructions: boundary.Join(s.prompt.operator, "\n\n"), Canary: s.opts.Canary})
@@ -173,7 +171,7 @@ func (s *Session) launchTurn(t *Turn, user User, configure func(*loop.Options)) 
 	}()
 }
 
-// turnOptions returns what the turns of a user have in common.
+// turnOptions returns the options that all turns of a user share.
 func (s *Session) turnOptions(t *Turn, user User) loop.Options {
 	o := loop.Options{
 		Dispatcher: s.tools, Session: s.opts.Dir.Session, Turn: t.ID, Logger: s.log,
@@ -185,7 +183,6 @@ func (s *Session) turnOptions(t *Turn, user User) loop.Options {
 	return o
 }
 
-// runTurn runs one turn of the model.
 func (s *Session) runTurn(ctx context.Context, t *Turn, user User, configure func(*loop.Options)) loop.Outcome {
 	o := s.turnOptions(t, user)
 	o.Started, o.Budget = t.begun, s.turns.breaker.Turn(s.opts.Budget)
@@ -205,7 +202,7 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, user User, configure fun
 		s.mcp.waitLoaded(ctx)
 	}
 	out, err := loop.Run(ctx, o)
-	if err != nil { // options of ours that make no sense
+	if err != nil { // our options are invalid
 		return loop.Outcome{Reason: loop.StopProviderFailed, Err: err, History: s.turns.history}
 	}
 	if out.Reason == loop.StopAnswered {
@@ -214,13 +211,13 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, user User, configure fun
 	return out
 }
 
-// mayNeedSandbox reports whether the turn may call a tool that runs in the
-// sandbox, which is then started beside the first model call.
+// mayNeedSandbox reports whether the turn may call a tool in the sandbox, which then starts
+// together with the first model call.
 func (s *Session) mayNeedSandbox() bool {
 	return !s.opts.startOnDemand && s.opts.Policy.AllowsSandboxed(s.tools.Definitions(), s.opts.Workspace.Path)
 }
 
-// startServices starts what runs beside the turns, once.
+// startServices starts, once, what runs beside the turns.
 func (s *Session) startServices() {
 	s.services.once.Do(func() {
 		s.patches.reportKilled()
@@ -228,14 +225,13 @@ func (s *Session) startServices() {
 	})
 }
 
-// services runs beside the turns of a session: once starts it, stop are the functions
-// that end it.
+// services runs beside a session's turns. once starts it; the functions in stop end it.
 type services struct {
 	once sync.Once
 	stop []func()
 }
 
-// endAll ends what was started and waits for it. Nothing is started afterwards.
+// endAll ends all services and waits for them. None can start afterwards.
 func (v *services) endAll() {
 	v.once.Do(func() {})
 	for _, stop := range v.stop {
@@ -243,12 +239,12 @@ func (v *services) endAll() {
 	}
 }
 
-// Close cancels the turn that runs, takes everything down and returns the report:
-// the last turn's reason and its answer, and what the whole session used. A second
-// call returns the same report.
+// Close cancels the running turn, takes everything down and returns the report, with the last
+// turn's reason and answer and the whole session's usage. A second call returns the same
+// report.
 func (s *Session) Close() Report { return s.CloseFor("") }
 
-// CloseFor is Close on behalf of the user with the given label; "" is none.
+// CloseFor is Close on behalf of the user with that label; "" is nobody.
 func (s *Session) CloseFor(client string) Report {
 	s.closed.Do(func() {
 		cause := errClosed
@@ -277,7 +273,7 @@ func (s *Session) CloseFor(client string) Report {
 		}
 		s.report = s.shutdown(out, ended)
 		if s.opts.from != nil {
-			_ = s.opts.Dir.Close() // of a fork it is the session's own; an empty directory that stays does no harm
+			_ = s.opts.Dir.Close() // a fork's directory is its own; an empty one left behind does no harm
 		}
 		s.unforced()
 		s.end(errClosed)
@@ -285,18 +281,18 @@ func (s *Session) CloseFor(client string) Report {
 	return s.report
 }
 
-// Status is a live session at one moment.
+// Status is the state of a live session.
 type Status struct {
-	// Turn is the one that runs, or "".
+	// Turn is the running turn, or "".
 	Turn  string       `json:"turn,omitempty"`
 	Turns int          `json:"turns"`
 	Usage limits.Usage `json:"usage"` // of the turns that have ended
-	// Last is how the last turn ended, nil before.
+	// Last is how the last turn ended, or nil.
 	Last *TurnReport `json:"last,omitempty"`
-	// Attestation is that of the sandbox, nil while none has started.
+	// Attestation is the sandbox's, nil before it starts.
 	Attestation *sandbox.Attestation `json:"attestation,omitempty"`
 	Restarts    int                  `json:"restarts"`
-	// Over is the reason why no turn can be started any more, or "".
+	// Over is why no more turns can start, or "".
 	Over string `json:"over,omitempty"`
 }
 

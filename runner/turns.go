@@ -13,19 +13,19 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// turns are the turns of a session, and what they leave for the next one. One runs at a time:
-// of the model, or of calls that are made at the same time. None begins while something uses
-// the session alone, such as a fork, nor once the session is closed.
+// turns holds a session's turns, and what they leave for the next one. One runs at a time,
+// of the model or of concurrent calls. None begins while something has the session to itself,
+// such as a fork, or once the session is closed.
 type turns struct {
 	opts   *Options
 	events *eventRecorder
 	// ctx and end are the session's.
 	ctx context.Context //nolint:containedctx // the contexts of the turns derive from it
 	end context.CancelCauseFunc
-	// begun is when this process began the session, moved back by the time for which earlier
-	// ones worked on it.
+	// begun is when this process began the session, moved back by the time that earlier
+	// processes worked on it.
 	begun time.Time
-	// breaker bounds what all turns use together.
+	// breaker bounds the usage of all turns together.
 	breaker *limits.SessionBreaker
 
 	mu      sync.Mutex
@@ -33,17 +33,16 @@ type turns struct {
 	count   int
 	closing bool
 	held    bool
-	// user is who started the turn that runs, or the last one; closedBy is the
-	// label of the user who closed the session.
+	// user started the running or last turn; closedBy is the label of the user who closed the
+	// session.
 	user     User
 	closedBy string
-	// ended is the last turn that has ended, last how, and used what all have
-	// used together.
+	// ended is the last turn that has ended, last its outcome, and used the usage of all turns
+	// together.
 	ended *Turn
 	last  loop.Outcome
 	used  limits.Usage
-	// history holds the messages with which the next turn begins, and view how
-	// requests show them.
+	// history holds the messages before the next turn, and view how requests show them.
 	history []loop.Message
 	view    *loop.View
 	// unfinished is the turn of an earlier process to resume. It is nil if there is none, or
@@ -51,7 +50,7 @@ type turns struct {
 	unfinished *history.Turn
 }
 
-// restore sets the state after the turns of earlier processes.
+// restore continues from the turns of earlier processes.
 func (v *turns) restore(p *resumption) {
 	v.begun = v.begun.Add(-p.Active)
 	v.count, v.used, v.history = p.Turns, p.Used, p.Messages
@@ -63,8 +62,8 @@ func (v *turns) restore(p *resumption) {
 	}
 }
 
-// checkIdle returns an error that wraps [ErrBusy] or [ErrOver] unless a turn could
-// begin. The caller holds v.mu.
+// checkIdle returns an error that wraps [ErrBusy] or [ErrOver] if no turn can begin. The caller
+// holds v.mu.
 func (v *turns) checkIdle() error {
 	switch {
 	case v.running != nil:
@@ -79,7 +78,7 @@ func (v *turns) checkIdle() error {
 	return nil
 }
 
-// admit makes t the next turn if the session takes one. The caller holds v.mu.
+// admit makes t the next turn if possible. The caller holds v.mu.
 func (v *turns) admit(t *Turn) error {
 	if err := v.checkIdle(); err != nil {
 		return fmt.Errorf("start turn: %w", err)
@@ -87,7 +86,7 @@ func (v *turns) admit(t *Turn) error {
 	if err := v.abandonUnfinished(); err != nil {
 		return fmt.Errorf("start turn: %w: %w", ErrOver, err)
 	}
-	// Nothing left of any limit is nothing left for a turn.
+	// With nothing left of any one limit, no turn can start.
 	if err := v.breaker.Check(limits.StepToolCall); err != nil {
 		return fmt.Errorf("start turn: %w: %w", ErrOver, err)
 	}
@@ -96,7 +95,7 @@ func (v *turns) admit(t *Turn) error {
 	return nil
 }
 
-// begin makes t the turn that runs, with a context that t.cancel ends. The caller holds v.mu.
+// begin makes t the running turn, with a context that t.cancel ends. The caller holds v.mu.
 func (v *turns) begin(t *Turn, user User) context.Context {
 	ctx, cancel := context.WithCancelCause(v.ctx)
 	t.cancel, t.done = cancel, make(chan struct{})
@@ -104,13 +103,13 @@ func (v *turns) begin(t *Turn, user User) context.Context {
 	return ctx
 }
 
-// finish keeps the outcome of a turn and closes its Done channel. The caller holds v.mu.
+// finish keeps the outcome of a turn and marks it done. The caller holds v.mu.
 func (v *turns) finish(t *Turn, out loop.Outcome, cause error) {
 	v.last, v.history = out, out.History
 	v.addUsed(out.Usage)
 	t.cause = cause
 	if out.Reason == loop.StopSandboxStart {
-		v.end(out.Err) // the sandbox of a session is started once
+		v.end(out.Err) // a session's sandbox is started only once
 	}
 	t.report = TurnReport{
 		Turn: t.ID, Reason: out.Reason, Answer: v.opts.answerOf(out), Truncated: out.Truncated, Limit: (*record.Limit)(out.Limit),
@@ -120,8 +119,8 @@ func (v *turns) finish(t *Turn, out loop.Outcome, cause error) {
 	close(t.done)
 }
 
-// addUsed adds what the last turn has used. The use of the first turn is not added to the zero
-// value, whose cost is unknown: the sum's would be, too. The caller holds v.mu.
+// addUsed adds the usage of the last turn. The first turn's is not added to the zero value,
+// whose unknown cost would make the sum's unknown. The caller holds v.mu.
 func (v *turns) addUsed(u limits.Usage) {
 	if v.count > 1 {
 		u = v.used.Plus(u)
@@ -129,7 +128,7 @@ func (v *turns) addUsed(u limits.Usage) {
 	v.used = u
 }
 
-// hold lets no turn begin until release is called. Its error wraps [ErrBusy] or [ErrOver].
+// hold lets no turn begin until release. The error wraps [ErrBusy] or [ErrOver].
 func (v *turns) hold() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -146,8 +145,8 @@ func (v *turns) release() {
 	v.held = false
 }
 
-// close lets no turn begin any more, and returns the one that runs. client is the label of the
-// user who closes the session, or "".
+// close lets no more turns begin, and returns the running one. client is the label of the user
+// who closes the session, or "".
 func (v *turns) close(client string) *Turn {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -155,56 +154,53 @@ func (v *turns) close(client string) *Turn {
 	return v.running
 }
 
-// haveBegun reports whether this process has begun a turn.
 func (v *turns) haveBegun() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.running != nil || v.ended != nil
 }
 
-// isDirect reports whether the turn that runs is one of calls.
+// isDirect reports whether the running turn consists of calls.
 func (v *turns) isDirect() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.running != nil && v.running.calls != nil
 }
 
-// currentUser returns the user of the turn that runs, or of the last one.
+// currentUser returns the user of the running turn, or of the last one.
 func (v *turns) currentUser() User {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.user
 }
 
-// resumable returns the turn to resume, or nil, and whether this process has begun a turn.
+// resumable returns the unfinished turn, or nil, and whether this process has begun a turn.
 func (v *turns) resumable() (unfinished *history.Turn, begun bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.unfinished, v.running != nil || v.ended != nil
 }
 
-// unfinishedTurn returns the turn to resume, or nil.
 func (v *turns) unfinishedTurn() *history.Turn {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.unfinished
 }
 
-// setAnswer replaces the answer of the last turn.
 func (v *turns) setAnswer(answer string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.last.Answer = answer
 }
 
-// cancelLast makes the last turn one that was cancelled after its answer.
+// cancelLast marks the last turn as cancelled after its answer.
 func (v *turns) cancelLast(err, cause error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.last.Reason, v.last.Err, v.ended.cause = loop.StopCancelled, err, cause
 }
 
-// keepFailure keeps why the turn of [Run] could not start, for the report.
+// keepFailure keeps why [Run] could not start its turn, for the report.
 func (v *turns) keepFailure(err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -214,7 +210,6 @@ func (v *turns) keepFailure(err error) {
 	}
 }
 
-// status returns the state of the turns.
 func (v *turns) status() Status {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -35,9 +35,8 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/preset"
 )
 
-// userCommands runs what users request in the
-// session's container, beside the agent's calls. They get the same identity,
-// limits and kill as these, and are recorded as the user's.
+// userCommands runs users' commands in the session's container, beside the agent's calls.
+// They have the same identity, limits and termination, and are recorded as the users'.
 type userCommands struct {
 	exec   *livesandbox.Executor
 	events *eventRecorder
@@ -46,27 +45,25 @@ type userCommands struct {
 	log    *zap.Logger
 	// offline is set if commands have no network.
 	offline bool
-	// session is the id, dir the directory of the records.
+	// session is the session's id, dir the directory of its records.
 	session, dir string
-	// endSession is Options.EndRequested.
-	endSession func()
+	endSession   func()
 
-	// ran reports that [Session.Exec] was called, and startErr is why the sandbox of a
-	// command of its could not start.
+	// ran reports that [Session.Exec] was called. startErr is why the sandbox could not
+	// start for one of its commands.
 	mu       sync.Mutex
 	ran      bool
 	startErr error
 }
 
-// hasRun reports whether [Session.Exec] was called.
 func (u *userCommands) hasRun() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.ran
 }
 
-// endOutcome returns how a session ended that had no turn, and whose context has the given
-// cause, with the cause of a cancellation.
+// endOutcome returns the outcome of a session without turns whose context ended with cause,
+// and the cause of a cancellation.
 func (u *userCommands) endOutcome(cause error) (loop.Outcome, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -83,11 +80,10 @@ func (u *userCommands) endOutcome(cause error) (loop.Outcome, error) {
 	return loop.Outcome{Reason: StopNoTurn}, nil
 }
 
-// errEnding is why a user's command is cancelled at the end of a session.
 var errEnding = errors.New("the session ends")
 
-// serveCommands serves commands of users until ctx ends or stop is called. If it can't, the
-// session goes on without, and the log contains the reason.
+// serveCommands serves users' commands until ctx ends or stop is called. If it can't, it logs
+// why, and the session goes on.
 func (u *userCommands) serveCommands(ctx context.Context, dir string) (stop func()) {
 	server, err := execapi.Listen(ctx, filepath.Join(dir, sessiondir.SandboxDir), sandbox.ExecSocket, execapi.Handlers{Run: u.serveRequest, End: u.endSession})
 	if err != nil {
@@ -97,7 +93,7 @@ func (u *userCommands) serveCommands(ctx context.Context, dir string) (stop func
 	return func() { server.Close(errEnding) }
 }
 
-// serveRequest runs the command of a peer of the socket.
+// serveRequest runs the command of a client of the socket.
 func (u *userCommands) serveRequest(ctx context.Context, r execapi.Request, stdin io.Reader, stdout, stderr io.Writer) execapi.Result {
 	result, err := u.runCommand(ctx, UserCommand{
 		Argv: argStrings(r.Argv), Dir: r.Dir, Timeout: time.Duration(r.TimeoutMS) * time.Millisecond, Stdin: stdin, Stdout: stdout, Stderr: stderr,
@@ -108,8 +104,8 @@ func (u *userCommands) serveRequest(ctx context.Context, r execapi.Request, stdi
 	return execapi.Result{Status: result.Status, Killed: result.Killed, Left: result.Left}
 }
 
-// runCommand runs one command to its end, recorded before and after as that of a client
-// and its process. Its error is nil if the command ended.
+// runCommand runs one command to its end, with a record before and after. The error is nil if
+// the command ended.
 func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client string, pid int32) (UserResult, *UserCommandError) {
 	id := cmp.Or(c.ID, record.NewID("exe"))
 	started, err := u.events.recordUser(record.UserCommandStarted{ExecID: id, Argv: recordTexts(c.Argv), Dir: c.Dir, Env: variableNames(c.Env), PID: pid, Client: client}, "")
@@ -145,10 +141,9 @@ func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client str
 	return result, nil
 }
 
-// unbounded lets all of a command's output through: the client's reading bounds it.
+// unbounded lets all output through: a command blocks if its client stops reading.
 const unbounded = 1 << 50
 
-// notRun returns the error of a command that did not end.
 func (u *userCommands) notRun(err error) *UserCommandError {
 	f := Fault{Kind: commandFault(err), Session: u.session, Dir: u.dir, Err: err}
 	e := &UserCommandError{Kind: f.Kind, Cause: err.Error(), Hint: u.hint(f), Err: err}
@@ -161,7 +156,6 @@ func (u *userCommands) notRun(err error) *UserCommandError {
 	return e
 }
 
-// commandFault returns why a user's command did not end.
 func commandFault(err error) FaultKind {
 	full, isFull := errors.AsType[*limits.ExceededError](err)
 	t, isTool := errors.AsType[*tools.Error](err)
@@ -182,25 +176,21 @@ func commandFault(err error) FaultKind {
 	return FaultOther
 }
 
-// UserCommandError reports that a user's command was not run, or that its end is
-// unknown.
+// UserCommandError reports that a user's command was not run, or that how it ended is unknown.
 type UserCommandError struct {
 	Kind  FaultKind
 	Cause string
-	// Hint is that of the session which did not run it; "" if there was no answer.
+	// Hint is from the session that did not run the command, or "" if it didn't answer.
 	Hint string
-	// Err is the error of the session or of the connection to it, nil if another
-	// process reported the cause.
+	// Err is the underlying error, nil if another process reported the cause.
 	Err error
 }
 
-// Error returns the cause.
 func (e *UserCommandError) Error() string { return e.Cause }
 
-// Unwrap returns Err.
 func (e *UserCommandError) Unwrap() error { return e.Err }
 
-// counted counts and hashes what goes through it.
+// counted counts and hashes what is written through it.
 type counted struct {
 	to    io.Writer
 	mu    sync.Mutex
@@ -209,7 +199,7 @@ type counted struct {
 	tail  []byte // the last maxCountedTail bytes, at least
 }
 
-// maxCountedTail bounds the end of a command's output in which its need of a network shows.
+// maxCountedTail bounds the end of the output that is searched for a missing network.
 const maxCountedTail = 16 << 10
 
 // newCounted returns a counted writer to w; nil discards the output.
@@ -247,7 +237,7 @@ func argStrings(argv [][]byte) []string {
 	return out
 }
 
-// recordTexts is argv for a record: what is no UTF-8 is shown quoted.
+// recordTexts returns argv for a record, with invalid UTF-8 quoted.
 func recordTexts(argv []string) []string {
 	out := []string{}
 	for _, a := range argv {
@@ -263,91 +253,88 @@ func validText(s string) string {
 	return s
 }
 
-// UserCommand is a command that a user runs in the sandbox of a session, which this
-// process or another one owns.
+// UserCommand is a user's command in the sandbox of a session, which this process or another
+// one owns.
 type UserCommand struct {
-	// Argv is the program and its arguments, Dir a directory in the sandbox, ""
-	// the workspace.
+	// Argv is the program and its arguments. Dir is a directory in the sandbox; "" is the
+	// workspace.
 	Argv []string
 	Dir  string
-	// ID is the command's id in the records, "" for a new one, and Client its user, ""
-	// for Options.User. Env has variables (NAME=value) besides the sandbox's own.
-	// [RunUserCommand] takes none of these.
+	// ID is the command's id in the records; "" makes one. Client is its user; "" means
+	// Options.User. Env has variables (NAME=value) to add. [RunUserCommand] ignores all
+	// three.
 	ID, Client string
 	Env        []string
-	// Timeout bounds its wall time; zero is the session's own bound.
+	// Timeout bounds the wall time; zero means the session's limit.
 	Timeout time.Duration
-	// Stdin is nil if it gets none. It is read until the command has ended,
-	// and one read longer if that read does not return.
+	// Stdin may be nil. It is read until the command has ended, or longer if a read doesn't
+	// return.
 	Stdin io.Reader
-	// Stdout and Stderr receive the output as it is written. Nil discards it.
+	// Stdout and Stderr receive output as it is written; nil discards it.
 	Stdout, Stderr io.Writer
-	// Abandon, when it is closed, makes [RunUserCommand] return without waiting for
-	// the end of a cancelled command; the owner ends it all the same. Nil never does,
-	// and [Session.Exec] ignores it.
+	// Abandon, when closed, makes [RunUserCommand] return without waiting for the end of a
+	// cancelled command, which its owner ends anyway. It may be nil. [Session.Exec] ignores
+	// it.
 	Abandon <-chan struct{}
 }
 
-// PackCommand returns a command that writes a file or directory of the sandbox to w as a
-// tar archive (PAX), under a name; "." puts the content of a directory at the top.
-// Programs in the sandbox may have written its content. The exit status is
-// [archive.StatusNoFile] or [archive.StatusRefused] if there is nothing to pack, and
-// [archive.StatusIncomplete] if something could not be read, which standard error names.
-// Special files below the path are left out. After 1, the archive may be cut off.
+// PackCommand returns a command that writes a file or directory of the sandbox to w as a tar
+// archive (PAX), under a name; "." puts a directory's content at the top. Programs in the
+// sandbox control the content. The exit status is [archive.StatusNoFile] or
+// [archive.StatusRefused] if there is nothing to pack, and [archive.StatusIncomplete] if
+// something could not be read, which standard error names. Special files are left out. With
+// exit status 1, the archive may be incomplete.
 func PackCommand(path, name string, w io.Writer) UserCommand {
 	return UserCommand{Argv: []string{sandbox.GuestPath, archive.PackWord, path, name}, Stdout: w}
 }
 
-// UnpackCommand returns a command that writes the files of a tar archive below a
-// directory of the sandbox. Its exit status is [archive.StatusNoDirectory] if there is no
-// such directory; nothing of r was used then. It is [archive.StatusRefused] for an archive
-// that is broken or not allowed, and 1 if something could not be written.
+// UnpackCommand returns a command that unpacks a tar archive below a directory of the sandbox.
+// The exit status is [archive.StatusNoDirectory] if the directory is missing, with nothing
+// unpacked. It is [archive.StatusRefused] for a broken or refused archive, and 1 if
+// something could not be written.
 func UnpackCommand(dir string, r io.Reader) UserCommand {
 	return UserCommand{Argv: []string{sandbox.GuestPath, archive.UnpackWord, dir}, Stdin: r}
 }
 
-// PackChangesCommand returns a command that writes what has changed in directories of the
-// sandbox since a time to w, for [UnpackChangesCommand]; see [archive.PackChanges]. Layer is
-// a time before the sandbox was made. The exit status and the trust in it are as for
-// [PackCommand].
+// PackChangesCommand returns a command that writes the changes in directories of the sandbox
+// since a time to w, for [UnpackChangesCommand]; see [archive.PackChanges]. layer is a time
+// before the sandbox was made. Exit status and trust are as for [PackCommand].
 func PackChangesCommand(since, layer time.Time, dirs []string, w io.Writer) UserCommand {
 	argv := []string{sandbox.GuestPath, archive.PackChangesWord, strconv.FormatInt(since.UnixNano(), 10), strconv.FormatInt(layer.UnixNano(), 10)}
 	return UserCommand{Argv: append(argv, dirs...), Stdout: w}
 }
 
-// UnpackChangesCommand returns a command that makes such changes below a directory of another
-// sandbox. Symlinks stay if they lead to files of the archive, or into directories of within
-// and not of except. Others are left out, each with a line of standard error; see
-// [archive.LinkRule] and [archive.LeftOutPrefix]. Its exit status is as for [UnpackCommand].
+// UnpackChangesCommand returns a command that makes those changes below a directory of another
+// sandbox. It keeps symlinks to files of the archive, and into directories of within but not
+// of except. It leaves out others, with a line each on standard error; see
+// [archive.LinkRule] and [archive.LeftOutPrefix]. Exit status as for [UnpackCommand].
 func UnpackChangesCommand(dir string, within, except []string, r io.Reader) UserCommand {
 	argv := slices.Concat([]string{sandbox.GuestPath, archive.UnpackChangesWord, dir}, within, []string{archive.ExceptWord}, except)
 	return UserCommand{Argv: argv, Stdin: r}
 }
 
-// EndBackground ends the commands that the model left running in the background, and waits
-// for them. It must not be called while a turn runs. The next message tells the model.
+// EndBackground ends the commands that the model left running, and waits for them. No turn may be
+// running. The next message tells the model.
 func (s *Session) EndBackground() {
 	if ended := s.exec.EndRunning(); ended > 0 {
 		s.prompt.notice = loop.NoticePrefix + boundary.Sprintf("%s in the background ended with the last message.", boundary.Text(limits.FormatCount(ended, "command")))
 	}
 }
 
-// UserResult is how a user's command ended.
+// UserResult tells how a user's command ended.
 type UserResult struct {
 	Status sandbox.ExitStatus
-	// Killed is the number of processes that had to be killed, Left of those
-	// that could not be.
+	// Killed counts the processes that had to be killed, Left the ones that survived.
 	Killed, Left int
-	// NeedsPreset names the egress preset that a command without a network lacked, "" for
-	// none. [RunUserCommand] does not tell.
+	// NeedsPreset names the egress preset that a command without a network needed, or "".
+	// [RunUserCommand] never sets it.
 	NeedsPreset string
 }
 
-// Exec runs a command of a user in the session's sandbox, without the model, and
-// waits for its end. The sandbox starts if need be, the records show the command as the
-// user's, and the policy is not asked. Commands may run beside a turn and beside each other. If
-// ctx ends, or the session, the command is cancelled: its processes get SIGTERM, and
-// SIGKILL after the grace period; its result, and the output until then, are still
+// Exec runs a user's command in the session's sandbox, without the model, and waits for its
+// end. It starts the sandbox if necessary. The policy is not asked. Commands may run beside a
+// turn and each other. If ctx or the session ends, the command is cancelled: its processes get
+// SIGTERM, and SIGKILL after the grace period. Its output until then and its result are still
 // delivered. The error is a [UserCommandError], or wraps [ErrOver].
 func (s *Session) Exec(ctx context.Context, c UserCommand) (UserResult, error) {
 	ctx, done, err := s.calls.beginCall(ctx)
@@ -364,7 +351,7 @@ func (s *Session) Exec(ctx context.Context, c UserCommand) (UserResult, error) {
 	s.users.mu.Lock()
 	s.users.ran = true
 	s.users.mu.Unlock()
-	s.sandbox.EnsureStarted() // beside the first record
+	s.sandbox.EnsureStarted() // while the first record is written
 	s.startServices()
 	r, failed := s.users.runCommand(ctx, c, cmp.Or(c.Client, s.opts.User.Name), int32(os.Getpid()))
 	if failed == nil {
@@ -378,16 +365,16 @@ func (s *Session) Exec(ctx context.Context, c UserCommand) (UserResult, error) {
 	return r, failed
 }
 
-// Listens reports whether a process takes commands for a session: its socket is
-// there. Whether the process answers shows in [RunUserCommand].
+// Listens reports whether a session's socket exists. Its process may still not answer
+// [RunUserCommand].
 func Listens(stateDir, session string) bool {
 	matches, err := filepath.Glob(filepath.Join(sessiondir.Path(stateDir, session), sessiondir.SandboxDir, sandbox.ExecSocket))
 	return err == nil && len(matches) > 0
 }
 
-// RunUserCommand runs a command in a live session's sandbox, by the process
-// that owns it. Cancelling ctx cancels the command, and its result is still
-// waited for. Its error is a [UserCommandError].
+// RunUserCommand runs a command in a live session's sandbox, through the process that owns
+// it. If ctx ends, it cancels the command and still waits for the result. The error is a
+// [UserCommandError].
 func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand) (UserResult, error) {
 	conn, err := dialOwner(stateDir, session)
 	if err != nil {
@@ -408,7 +395,6 @@ func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand
 	return UserResult{Status: r.Status, Killed: r.Killed, Left: r.Left}, nil
 }
 
-// dialOwner connects to the process that owns a session.
 func dialOwner(stateDir, session string) (net.Conn, error) {
 	conn, err := execapi.Dial(filepath.Join(sessiondir.Path(stateDir, session), sessiondir.SandboxDir), sandbox.ExecSocket)
 	if err == nil {
@@ -421,9 +407,8 @@ func dialOwner(stateDir, session string) (net.Conn, error) {
 	return nil, e
 }
 
-// EndSession asks the process that owns a session for its end, and waits until that
-// process is gone. It is for sessions whose process waits for that, those with
-// Options.EndRequested. Its error is a [UserCommandError], or that of ctx.
+// EndSession asks a session's owner to end it, and waits until that process is gone. It is for
+// sessions with Options.EndRequested. The error is a [UserCommandError], or from ctx.
 func EndSession(ctx context.Context, stateDir, session string) error {
 	conn, err := dialOwner(stateDir, session)
 	if err != nil {
@@ -439,12 +424,11 @@ func EndSession(ctx context.Context, stateDir, session string) error {
 	return nil
 }
 
-// User is a user who acts in a session.
+// User is a user of a session.
 type User struct {
-	// Name is the label that records show, such as http:alice or uid:1000; ""
-	// is an unknown user.
+	// Name is the label in the records, such as http:alice or uid:1000; "" is unknown.
 	Name string
-	// Admin reports whether the user may use tools that require an administrator.
+	// Admin permits tools that require an administrator.
 	Admin bool
 }
 
@@ -453,16 +437,15 @@ func (u User) MayUse(def tools.Definition) bool {
 	return def.EnabledByDefault && (!def.RequiresAdmin || u.Admin)
 }
 
-// LocalUser returns the label of the user that this process runs as.
+// LocalUser returns the label of this process's user.
 func LocalUser() string { return fmt.Sprintf("uid:%d", os.Geteuid()) }
 
 // CancelledByUser is the cause of a turn that a user cancelled.
 type CancelledByUser struct{ Client string }
 
-// Error names the user.
 func (c *CancelledByUser) Error() string { return "cancelled by " + c.Client }
 
-// cancellationRecord returns what the record of a cancelled turn contains about its cause.
+// cancellationRecord returns the record of a turn that was cancelled with cause.
 func cancellationRecord(cause error) record.TurnCancelled {
 	if i, ok := errors.AsType[*Interrupted](cause); ok {
 		return record.TurnCancelled{Reason: i.Error(), By: "signal"}
@@ -473,11 +456,11 @@ func cancellationRecord(cause error) record.TurnCancelled {
 	return record.TurnCancelled{Reason: "cancelled", By: "session"}
 }
 
-// CommandWatch finds out when a session without a model is no longer used. Its Observe
-// is called with the kind of every record of the session, by [Hooks].Mirror.
+// CommandWatch finds out when a session without a model is no longer used. [Hooks].Mirror must
+// call Observe for every record.
 type CommandWatch struct {
-	// running is the number of commands that run. used receives when a command begins or
-	// ends, or the sandbox is lost.
+	// running counts the running commands. used is signalled when a command begins or ends or
+	// the sandbox is lost.
 	running atomic.Int64
 	used    chan struct{}
 }
@@ -485,7 +468,7 @@ type CommandWatch struct {
 // NewCommandWatch returns a watch for a session that is not open yet.
 func NewCommandWatch() *CommandWatch { return &CommandWatch{used: make(chan struct{}, 1)} }
 
-// Observe takes notice of a record. It never waits.
+// Observe notes a record. It doesn't block.
 func (w *CommandWatch) Observe(kind record.Kind) {
 	switch kind {
 	case record.KindUserCommandStarted:
@@ -498,15 +481,15 @@ func (w *CommandWatch) Observe(kind record.Kind) {
 	}
 	select {
 	case w.used <- struct{}{}:
-	default: // what was sent before was not received yet
+	default: // an earlier signal is still pending
 	}
 }
 
-// Running returns the number of commands that run.
+// Running returns the number of running commands.
 func (w *CommandWatch) Running() int { return int(w.running.Load()) }
 
-// Wait returns when the session has to end: ctx has ended, no command has run for a
-// time, or the session can run no more commands.
+// Wait returns when the session should end: ctx has ended, no command has run for the time
+// unused, or the session can run no more commands.
 func (w *CommandWatch) Wait(ctx context.Context, session *Session, unused time.Duration) {
 	idle := time.NewTimer(unused)
 	defer idle.Stop()

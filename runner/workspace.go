@@ -14,29 +14,29 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Workspace is the directory of a session, opened once. The caller of [OpenWorkspace]
-// closes it after the session.
+// Workspace is a session's directory, opened once. The caller of [OpenWorkspace] closes it
+// after the session.
 type Workspace struct {
-	// Path is absolute. It is for messages and labels; checks use Dir.
+	// Path is absolute. It is for messages; checks use Dir.
 	Path string
 	Dir  *os.File
 }
 
-// Protected are directories that no workspace may be, hold, or, for the state
-// directory and the cache, be in. "" is none.
+// Protected are directories that a workspace must not be or contain. It must not lie in State
+// or Cache either. "" is none.
 type Protected struct {
 	Home, State, Config string
-	// Cache holds images, the root directories of later sessions, and the programs
-	// of a release build.
+	// Cache holds images, the root directories of later sessions and, for release builds,
+	// programs.
 	Cache string
-	// AcceptSystem accepts a directory of the system, such as /etc or /home.
+	// AcceptSystem accepts system directories such as /etc or /home.
 	AcceptSystem bool
 }
 
-// SystemDirError reports that a directory is, or lies in, a directory of the system.
+// SystemDirError reports that a directory is, or lies in, a system directory.
 type SystemDirError struct{ Path, Dir string }
 
-// Error is a predicate whose subject is the directory.
+// Error returns a predicate; its subject is the directory.
 func (e *SystemDirError) Error() string {
 	if e.Path == e.Dir {
 		return "is a directory of the system"
@@ -44,33 +44,30 @@ func (e *SystemDirError) Error() string {
 	return "lies in " + e.Dir + ", a directory of the system"
 }
 
-// ProtectedError reports that a workspace is, holds, or lies in a protected directory.
+// ProtectedError reports that a directory is, holds, or lies in a protected one.
 type ProtectedError struct {
 	// Relation is "is", "holds" or "lies in", and Name describes the directory.
 	Relation, Name string
 }
 
-// Error is a predicate whose subject is the workspace.
 func (e *ProtectedError) Error() string { return e.Relation + " " + e.Name }
 
 // OwnerError reports that new files in a workspace would not belong to its owner.
 type OwnerError struct{ Owner, User int }
 
-// Error is a predicate whose subject is the workspace.
 func (e *OwnerError) Error() string {
 	return fmt.Sprintf("belongs to uid %d, and you are uid %d: new files would not belong to its owner", e.Owner, e.User)
 }
 
 // WorkspaceError reports a workspace that can't be used.
 type WorkspaceError struct {
-	// Op is resolve, open, read, accept (Err is a [ProtectedError] or a
-	// [SystemDirError]) or own (Err is an [OwnerError]).
+	// Op is resolve, open, read, accept (Err is a [ProtectedError] or [SystemDirError]) or
+	// own (Err is an [OwnerError]).
 	Op   string
 	Path string
 	Err  error
 }
 
-// Error describes what can't be done with the workspace.
 func (e *WorkspaceError) Error() string {
 	switch e.Op {
 	case "accept", "own":
@@ -86,19 +83,16 @@ func (e *WorkspaceError) Error() string {
 	return "the workspace " + e.Path + " can't be " + e.Op
 }
 
-// Unwrap returns the cause.
 func (e *WorkspaceError) Unwrap() error { return e.Err }
 
-// Directories of the system: those that can't be workspaces themselves, those that
-// contain no workspaces either, and exceptions to these.
+// System directories: systemDirs can't be workspaces, systemTrees can't contain any either,
+// and systemRoom are exceptions from these.
 var (
 	systemDirs  = []string{"/home", "/root", "/Users", "/mnt", "/media", "/opt", "/srv", "/tmp", "/var", "/var/lib", "/var/log", "/var/spool", "/var/tmp"}
 	systemTrees = []string{"/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys", "/usr", "/var/spool/cron"}
 	systemRoom  = []string{"/dev/shm", "/usr/src", "/usr/local/src"}
 )
 
-// refuseSystem returns a [SystemDirError] where the directory at path is one of the
-// system.
 func refuseSystem(own os.FileInfo, path string) error {
 	for _, dir := range slices.Concat(systemDirs, systemTrees, systemRoom) {
 		if isSameFile(own, dir) {
@@ -120,9 +114,9 @@ func refuseSystem(own os.FileInfo, path string) error {
 	return nil
 }
 
-// OpenWorkspace opens a workspace. It refuses what is not a directory, what is
-// reached through a symlink that an earlier session could have made, and the
-// protected directories. It fails with a [WorkspaceError].
+// OpenWorkspace opens a workspace. It refuses anything but a directory, paths with a symlink
+// that an earlier session could have made, and protected directories. The error is a
+// [WorkspaceError].
 func OpenWorkspace(path string, p Protected) (*Workspace, error) {
 	abs, err := absolutePath(path)
 	if err != nil {
@@ -139,9 +133,9 @@ func OpenWorkspace(path string, p Protected) (*Workspace, error) {
 	return w, nil
 }
 
-// MakeWorkspace makes an empty workspace for one session, below the state directory,
-// which no other session reaches. The caller removes it with [sessiondir.RemoveWorkspace]
-// after the session.
+// MakeWorkspace makes an empty workspace for one session, below the state directory and out of
+// other sessions' reach. After the session, the caller removes it with
+// [sessiondir.RemoveWorkspace].
 func MakeWorkspace(d *sessiondir.Dir) (*Workspace, error) {
 	path, err := d.MakeWorkspace()
 	if err != nil {
@@ -154,8 +148,8 @@ func MakeWorkspace(d *sessiondir.Dir) (*Workspace, error) {
 	return &Workspace{Path: path, Dir: dir}, nil
 }
 
-// absolutePath makes a path absolute. The name of the working directory is resolved: a
-// shell's name for it may contain symlinks.
+// absolutePath makes a path absolute. It resolves the working directory's name, in which a
+// shell may have kept symlinks.
 func absolutePath(path string) (string, error) {
 	if filepath.IsAbs(path) {
 		return filepath.Clean(path), nil
@@ -170,27 +164,25 @@ func absolutePath(path string) (string, error) {
 // Close closes the directory.
 func (w *Workspace) Close() error { return w.Dir.Close() }
 
-// protectedDir is a directory that is kept from commands.
+// protectedDir is a directory that commands must not reach.
 type protectedDir struct{ path, what string }
 
-// userDirs returns the directories that commands must not see whole.
+// userDirs returns the directories that commands must not see as a whole.
 func (p Protected) userDirs() []protectedDir {
 	return []protectedDir{{"/", "the root of the file system"}, {p.Home, "your home directory"}}
 }
 
-// caissonDirs returns Caisson's own directories, as far as they are known.
 func (p Protected) caissonDirs() []protectedDir {
 	return slices.Concat(p.storageDirs(), []protectedDir{{p.Config, "Caisson's configuration"}})
 }
 
-// storageDirs returns the directories that Caisson itself writes to.
+// storageDirs returns the directories that Caisson writes to.
 func (p Protected) storageDirs() []protectedDir {
 	return []protectedDir{{p.State, "Caisson's state directory"}, {p.Cache, "Caisson's cache"}}
 }
 
-// relate returns a [ProtectedError] if the open directory own, whose path is path, is or
-// holds a directory of the first list, or lies in one of the second. It compares the
-// directories and not their names.
+// relate returns a [ProtectedError] if the open directory own at path is or holds one of the
+// first list, or lies in one of the second. It compares files rather than names.
 func relate(own os.FileInfo, path string, holds, lies []protectedDir) error {
 	for _, keep := range holds {
 		if keep.path == "" {
@@ -212,7 +204,7 @@ func relate(own os.FileInfo, path string, holds, lies []protectedDir) error {
 	for _, keep := range lies {
 		kept, err := os.Stat(keep.path)
 		if err != nil {
-			continue // nothing is in one that does not exist
+			continue // nothing can lie in a missing directory
 		}
 		for dir := path; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
 			if isSameFile(kept, dir) {
@@ -223,7 +215,6 @@ func relate(own os.FileInfo, path string, holds, lies []protectedDir) error {
 	return nil
 }
 
-// refuseProtected refuses the opened directory where it is protected.
 func (w *Workspace) refuseProtected(p Protected) error {
 	own, err := w.Dir.Stat()
 	if err != nil {
@@ -245,9 +236,8 @@ func isSameFile(info os.FileInfo, path string) bool {
 	return err == nil && os.SameFile(info, other)
 }
 
-// CheckOwner refuses a workspace of another user where Caisson can't make new
-// files belong to that user, unless callerOwnsFiles is set.
-// Root can always. It fails with a [WorkspaceError].
+// CheckOwner refuses another user's workspace if Caisson can't give new files to that user. Root
+// always can, and with callerOwnsFiles it doesn't matter. The error is a [WorkspaceError].
 func (w *Workspace) CheckOwner(callerOwnsFiles bool) error {
 	info, err := w.Dir.Stat()
 	if err != nil {
@@ -260,10 +250,8 @@ func (w *Workspace) CheckOwner(callerOwnsFiles bool) error {
 	return &WorkspaceError{Op: "own", Path: w.Path, Err: &OwnerError{Owner: owner, User: self}}
 }
 
-// ownerID returns the user ID of the workspace's owner.
 func (w *Workspace) ownerID() (uid int, known bool) { return ownerOf(w.Dir) }
 
-// ownerOf returns the user ID of the owner of an open directory.
 func ownerOf(dir *os.File) (uid int, known bool) {
 	info, err := dir.Stat()
 	if err != nil {
@@ -273,8 +261,6 @@ func ownerOf(dir *os.File) (uid int, known bool) {
 	return uid, known
 }
 
-// mayOwn reports whether a process of a user may make files in a directory of an
-// owner.
 func mayOwn(owner, self int, known, accept bool) bool {
 	return !known || owner == self || self == 0 || accept
 }
@@ -283,7 +269,6 @@ func (w *Workspace) sandboxSpec(target string, submounts []string) sandbox.Works
 	return sandbox.Workspace{Path: w.Path, Dir: w.Dir, Target: target, Submounts: submounts}
 }
 
-// fileOwners returns the owner of a directory and this process's user.
 func fileOwners(info fs.FileInfo) (owner, self int, known bool) {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

@@ -1,4 +1,4 @@
-// Package closers takes apart what was put together in several steps.
+// Package closers undoes several steps in the reverse order.
 package closers
 
 import (
@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// Stack holds functions that undo what was done so far. The zero value is empty. It is not
-// safe for concurrent use.
+// Stack holds functions that undo steps. The zero value is empty. It is not safe for
+// concurrent use.
 type Stack struct{ undo []func() error }
 
-// Push adds a function that undoes the last step.
+// Push adds a function, which [Stack.Close] calls before the ones added so far.
 func (s *Stack) Push(undo func() error) { s.undo = append(s.undo, undo) }
 
 // PushFunc is Push for a function that can't fail, or whose error doesn't matter.
@@ -21,8 +21,8 @@ func (s *Stack) PushFunc(undo func()) {
 	})
 }
 
-// Close calls all functions, the last one first, empties the stack, and returns their errors
-// joined.
+// Close calls all functions, the last one first, empties the stack, and returns the joined
+// errors.
 func (s *Stack) Close() error {
 	var errs []error
 	for _, undo := range slices.Backward(s.undo) {
@@ -32,8 +32,8 @@ func (s *Stack) Close() error {
 	return errors.Join(errs...)
 }
 
-// CloseOnError closes the stack if *err is an error, to which it joins its own. Defer it in a
-// function that returns an error and, without one, leaves the closing to its caller.
+// CloseOnError closes the stack and joins its error to *err, unless *err is nil. Defer it in
+// a function whose caller does the closing after success.
 func (s *Stack) CloseOnError(err *error) {
 	if *err == nil {
 		return
