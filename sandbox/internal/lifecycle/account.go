@@ -98,10 +98,9 @@ func (p *Preparation) commandEnv() []string {
 	return sandbox.SetVariables(p.Env, names)
 }
 
-// attestAccount adds the groups of commands but for mark, by which the guest finds its
-// own command, and what another user of this machine can
-// do to them: to a kernel that they share, commands are processes of the user with that
-// number, or with the one that it is in their user namespace.
+// attestAccount adds the commands' groups except mark, which the guest finds its
+// own command by. If commands run on the host's kernel with the uid of a user of
+// this machine, it adds what that user can do to them.
 func (o *observation) attestAccount(a *sandbox.Attestation, mark uint32) {
 	for _, g := range o.hello.Command.Groups {
 		if g != mark {

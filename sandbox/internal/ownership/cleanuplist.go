@@ -18,32 +18,31 @@ import (
 )
 
 const (
-	// listDir is the directory of the cleanup lists below the state directory.
+	// listDir contains the cleanup lists, below the state directory.
 	listDir = "cleanup"
-	// listVersion changes when an old reader could misread a new list, or would
-	// not know a field of it.
+	// listVersion changes if an old reader could misread a new list or would
+	// not know one of its fields.
 	listVersion = 2
-	// maxListSize is the largest list that is read, in bytes. A session has a
+	// maxListSize bounds the lists that are read, in bytes. A session has a
 	// dozen entries of about 200 bytes.
 	maxListSize = 1 << 20
 )
 
-// errOtherVersion is the error for a cleanup list of another version of
-// Caisson. Only that version can process it.
+// errOtherVersion means that only another version of Caisson can process a
+// list.
 var errOtherVersion = errors.New("written by another version of Caisson")
 
-// CleanupList is the list of what one session made, kept in one file below the
-// state directory:
+// CleanupList lists what one session made, in one file below the state
+// directory:
 //
 //	{"version":2,"backend":"docker","session":"ses_…","owner":{…},"dir":"sessions/ses_…/sandbox","began":"2026-11-20T10:00:00Z","image":"host","workspace":"/home/me/p","entries":[{"id":1,"kind":"mount","path":"workspace"}]}
 //
-// An entry is written before the thing is made. That is enough for a process
-// that is killed. A file with a placeholder is also synced to the disk, because
-// only a placeholder survives a loss of power. A lock beside the file is held as
-// long as the list is open. It shows a sweep in another PID namespace, which
-// can't see the owner, that the owner is alive. The caller must call
-// [CleanupList.Close] when everything has been removed. It is safe for
-// concurrent use.
+// An entry is written before the thing is made. That is enough if the process
+// is killed. A file with a placeholder is also synced to the disk: only
+// placeholders survive a loss of power. A lock beside the file is held while
+// the list is open. It shows a sweep in another PID namespace, which can't see
+// the owner, that the owner is alive. The caller must call [CleanupList.Close]
+// when everything has been removed. It is safe for concurrent use.
 type CleanupList struct {
 	mu     sync.Mutex
 	root   *os.Root // nil once closed
@@ -51,7 +50,7 @@ type CleanupList struct {
 	lock   *state.Lock
 	doc    Document
 	next   int
-	synced bool // whether the directory was synced since the file contains a placeholder
+	synced bool // the directory was synced since the file contains a placeholder
 }
 
 // Document is the content of a cleanup list's file.
@@ -65,9 +64,8 @@ type Document struct {
 	Began     time.Time `json:"began"`
 	Image     string    `json:"image"`
 	Workspace string    `json:"workspace"`
-	// Abandoned reports that the owner closed the list although it could not
-	// remove everything: any process may then remove the rest, even if the
-	// owner is alive.
+	// Abandoned reports that the owner could not remove everything. Any process
+	// may then remove the rest, even if the owner is alive.
 	Abandoned bool            `json:"abandoned,omitempty"`
 	Entries   []NumberedEntry `json:"entries"`
 }
@@ -78,25 +76,25 @@ type NumberedEntry struct {
 	Entry
 }
 
-// CleanupOptions describes the cleanup list to open. All fields except Image
-// and Workspace, which are for listings, are required.
+// CleanupOptions describes a new cleanup list. All fields except Image and
+// Workspace are required.
 type CleanupOptions struct {
 	// StateDir is the state directory; see [state.CheckDir].
 	StateDir string
-	// Backend is the name of the backend that will sweep it.
+	// Backend is the name of the backend that will sweep the list.
 	Backend string
 	Session string
 	Owner   Identity
 	// Dir is the session's own directory: absolute, below StateDir, with the
-	// session's id as one of its elements.
+	// session's ID as one of its elements.
 	Dir string
 	// Image and Workspace are as requested by the session.
 	Image, Workspace string
 }
 
 // OpenCleanupList creates the cleanup list of a session. It returns
-// sandbox.ErrInvalid for a directory that is not the session's and if the
-// session already has a list, and a [state.DirError] for an unsafe state directory.
+// sandbox.ErrInvalid if the session already has a list or the directory is not
+// the session's, and a [state.DirError] if the state directory is unsafe.
 func OpenCleanupList(o CleanupOptions) (*CleanupList, error) {
 	if !isPlainWord(o.Session) || !isPlainWord(o.Backend) {
 		return nil, fmt.Errorf("open cleanup list: %w: session %q or backend %q is not a plain word", sandbox.ErrInvalid, o.Session, o.Backend)
@@ -134,15 +132,15 @@ func (j *CleanupList) createFile() (err error) {
 	return j.writeFile()
 }
 
-// ownerLock returns the path of the lock that the owner of a session's cleanup list holds.
+// ownerLock returns the path of the lock that a list's owner holds.
 func ownerLock(stateDir, session string) string {
 	return filepath.Join(stateDir, listDir, lockName(session))
 }
 
 func lockName(session string) string { return "." + session + ".lock" }
 
-// relativeDir returns dir relative to base. Symlinks in both are resolved, so
-// that the state directory may be behind a symlink (/var/run).
+// relativeDir returns dir relative to base. It resolves symlinks in both,
+// because the state directory may be behind one (/var/run).
 func relativeDir(base, dir string) (string, error) {
 	base, err := filepath.EvalSymlinks(base)
 	if err != nil {
@@ -154,14 +152,12 @@ func relativeDir(base, dir string) (string, error) {
 	return filepath.Rel(base, dir)
 }
 
-// Session returns the session's ID.
 func (j *CleanupList) Session() string { return j.doc.Session }
 
 // Owner returns the process that created the list.
 func (j *CleanupList) Owner() Identity { return j.doc.Owner }
 
-// Dir returns the session's directory, relative to the state directory, with
-// slashes.
+// Dir returns the session's directory, relative to the state directory.
 func (j *CleanupList) Dir() string { return j.doc.Dir }
 
 // Add adds entries and returns their numbers once they are written. Make the
@@ -204,16 +200,15 @@ func (j *CleanupList) Update(id int, e Entry) error {
 	return j.replaceEntries(entries)
 }
 
-// Forget removes entries whose things are gone. An unknown number is not an
-// error.
+// Forget removes entries whose things are gone. It ignores unknown numbers.
 func (j *CleanupList) Forget(ids ...int) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.replaceEntries(j.entriesWithout(ids))
 }
 
-// Drop is Forget except that the file has the entries until it is written or removed
-// next. A sweep in between finds nothing at their places.
+// Drop is Forget without writing the file. A sweep in the meantime finds
+// nothing in the entries' places.
 func (j *CleanupList) Drop(ids ...int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -224,7 +219,7 @@ func (j *CleanupList) entriesWithout(ids []int) []NumberedEntry {
 	return slices.DeleteFunc(slices.Clone(j.doc.Entries), func(r NumberedEntry) bool { return slices.Contains(ids, r.ID) })
 }
 
-// Entries returns a copy of the entries, in the order in which they were added.
+// Entries returns a copy of the entries, in the order they were added.
 func (j *CleanupList) Entries() []Entry {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -235,8 +230,8 @@ func (j *CleanupList) Entries() []Entry {
 	return out
 }
 
-// GiveUp records that the owner could not remove everything: any [Sweep] may
-// then do so while the owner is alive, and the owner may try again.
+// GiveUp records that the owner could not remove everything. Any [Sweep] may
+// then try while the owner is alive, and so may the owner.
 func (j *CleanupList) GiveUp() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -298,12 +293,12 @@ func (j *CleanupList) replaceEntries(entries []NumberedEntry) error {
 	return nil
 }
 
-// writeFile writes the whole file beside the old one and renames it, so that a
-// reader sees one or the other. The directory is synced when the file first
-// contains a placeholder. Later renames may be lost, because each version
-// contains it. It doesn't use package atomicwriter, which goes by paths and syncs
-// each file: the list is written below the handle of a directory that was checked,
-// several times per start, and mostly needs no sync.
+// writeFile writes the whole file beside the old one and renames it, so readers
+// see one or the other. It syncs the directory when the file first contains a
+// placeholder. A later rename may be lost, because older versions contain the
+// placeholder too. Package atomicwriter uses paths and syncs each file. A list
+// is written below the handle of a checked directory, several times per start,
+// and mostly needs no sync.
 func (j *CleanupList) writeFile() error {
 	if j.root == nil {
 		return fs.ErrClosed
@@ -335,22 +330,21 @@ func (j *CleanupList) writeFile() error {
 	return err
 }
 
-// limitText makes a user's text fit for a cleanup list, which is read back
-// exactly.
+// limitText makes a user's text survive the exact comparison in parseList.
 func limitText(s string) string {
 	return strings.ToValidUTF8(s[:min(len(s), 4096)], "?")
 }
 
-// parseList decodes and checks a cleanup list whose file is called name. A list
-// must be what [CleanupList] writes, byte for byte: a repeated key, another
-// spelling of one, an unknown field or text after the document is damage. For a
-// list of another version ([errOtherVersion]) it returns the backend alone.
+// parseList decodes and checks the cleanup list in the file called name. It
+// must be byte for byte what [CleanupList] writes: a repeated or differently
+// spelled key, an unknown field or trailing text is damage. For another
+// version's list ([errOtherVersion]) it returns only the backend.
 func parseList(name string, data []byte) (Document, error) {
 	var head struct {
 		Version int    `json:"version"`
 		Backend string `json:"backend"`
 	}
-	// The version first: another version's other fields may mean anything.
+	// The version first: other versions' fields may mean anything.
 	if json.Unmarshal(data, &head) == nil && head.Version > 0 && head.Version != listVersion {
 		return Document{Backend: head.Backend}, fmt.Errorf("version %d: %w", head.Version, errOtherVersion)
 	}
@@ -388,7 +382,7 @@ func parseList(name string, data []byte) (Document, error) {
 }
 
 // openListDir opens the directory of the cleanup lists below stateDir, and
-// creates it if create is set. Lists of others must not be acted on.
+// creates it if create is set. It refuses one that others could write to.
 func openListDir(stateDir string, create bool) (*os.Root, error) {
 	if err := state.CheckDir(stateDir); err != nil {
 		return nil, err
@@ -402,9 +396,8 @@ func openListDir(stateDir string, create bool) (*os.Root, error) {
 	return state.OpenDir(dir)
 }
 
-// ReadLists returns the content of the cleanup lists of one backend. It changes
-// nothing. Its error names the lists that can't be read; the others are
-// returned all the same.
+// ReadLists returns the cleanup lists of one backend. If some can't be read, it
+// returns the others and an error that names them.
 func ReadLists(stateDir, backend string) ([]Document, error) {
 	root, err := openListDir(stateDir, false)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -442,7 +435,7 @@ func ReadLists(stateDir, backend string) ([]Document, error) {
 	return found, errors.Join(errs...)
 }
 
-// Listing returns the listing of the sandbox, without what the engine or
+// Listing returns the sandbox's listing, without what only the engine or
 // runtime knows.
 func (n Document) Listing(instance string) sandbox.Listing {
 	l := sandbox.Listing{

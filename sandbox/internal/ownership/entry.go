@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// Kind is the kind of an entry, in the terms of sandbox.Orphan.
+// Kind is an entry's kind, in the terms of sandbox.Orphan.
 type Kind string
 
-// The kinds. [Sweep] removes mounts, directories and placeholders itself and
-// passes the others to the backend that added them.
+// [Sweep] removes mounts, directories and placeholders itself. It passes the
+// others to the backend that added them.
 const (
 	KindContainer   Kind = "container"   // Name
 	KindProcess     Kind = "process"     // PID, Start
-	KindVolume      Kind = "volume"      // Name, holds the session's id; of the engine
-	KindCgroup      Kind = "cgroup"      // Name, holds the session's id
+	KindVolume      Kind = "volume"      // Name, the engine's; contains the session's ID
+	KindCgroup      Kind = "cgroup"      // Name, contains the session's ID
 	KindMount       Kind = "mount"       // Path
 	KindDirectory   Kind = "directory"   // Path
 	KindPlaceholder Kind = "placeholder" // Placeholder
@@ -31,17 +31,15 @@ type Entry struct {
 	Kind Kind `json:"kind"`
 	// Name is the name in the engine, the runtime or the cgroup file system.
 	Name string `json:"name,omitempty"`
-	// Path is relative to the session's directory ([CleanupList.Dir]), with
-	// slashes.
+	// Path is relative to the session's directory ([CleanupList.Dir]).
 	Path string `json:"path,omitempty"`
 	// PID and Start name a process, as in [Identity].
-	PID   int    `json:"pid,omitempty"`
-	Start uint64 `json:"start_time,omitempty"`
-	// Placeholder describes what was put into the workspace.
+	PID         int          `json:"pid,omitempty"`
+	Start       uint64       `json:"start_time,omitempty"`
 	Placeholder *Placeholder `json:"placeholder,omitempty"`
 }
 
-// String returns the name of the thing, for people and for sandbox.Orphan.Name.
+// String returns the thing's name, for people and for sandbox.Orphan.Name.
 func (e Entry) String() string {
 	switch e.Kind {
 	case KindMount, KindDirectory:
@@ -56,8 +54,8 @@ func (e Entry) String() string {
 	return e.Name
 }
 
-// Validate returns an error for an entry that no backend of Caisson can have
-// added. Lists are checked by it when they are written and when they are read.
+// Validate returns an error if no backend can have added the entry. Lists are
+// checked with it when written and when read.
 func (e Entry) Validate(session string) error {
 	switch e.Kind {
 	case KindContainer:
@@ -92,14 +90,13 @@ func (e Entry) Validate(session string) error {
 }
 
 // isCleanLocal reports whether p is relative, in its shortest form, and below
-// its base. The kernel nevertheless resolves it.
+// its base. The kernel still resolves it beneath that.
 func isCleanLocal(p string) bool {
 	return p != "." && filepath.IsLocal(p) && path.Clean(p) == p && !strings.ContainsRune(p, 0) && len(p) < 1024
 }
 
 // checkSessionDir returns an error unless dir, relative to the state directory,
-// is a directory of this session alone: one of its elements is the session's
-// ID.
+// belongs to this session alone: one of its elements is the session's ID.
 func checkSessionDir(dir, session string) error {
 	if !isCleanLocal(dir) || !slices.Contains(strings.Split(dir, "/"), session) {
 		return fmt.Errorf("directory %q is not one of session %s below the state directory", dir, session)

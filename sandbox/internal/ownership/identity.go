@@ -18,53 +18,49 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// Identity identifies one Caisson process, across restarts of processes and of
-// the machine. Its zero value owns nothing, and its fate is [Unknown].
+// Identity identifies one Caisson process across restarts of processes and the
+// machine. The zero value's fate is [Unknown].
 type Identity struct {
-	// Instance is the ID of the state directory on its machine; see [Instance].
+	// Instance is the state directory's ID on its machine; see [Instance].
 	Instance string `json:"instance"`
-	// Boot is the content of /proc/sys/kernel/random/boot_id, or "" on a system
-	// without one.
+	// Boot is the content of /proc/sys/kernel/random/boot_id, or "".
 	Boot string `json:"boot_id"`
 	// PIDNamespace is the target of /proc/self/ns/pid, such as
-	// "pid:[4026531836]", or "" on a system without one. A PID has no meaning
-	// outside its namespace.
+	// "pid:[4026531836]", or "". A PID has no meaning outside its namespace.
 	PIDNamespace string `json:"pid_namespace"`
 	// PID and Start are the process and field 22 of its /proc/PID/stat (clock
-	// ticks since boot, proc(5)), which distinguishes it from a later process
-	// with the same PID. Start is 0 if it is unknown.
+	// ticks since boot, proc(5)). A later process with the same PID has another
+	// Start.
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start_time"`
-	// Lease is the time after which an owner whose fate is unknown (another
-	// machine, another PID namespace) no longer protects stopped containers.
+	// Lease is when an owner whose fate is unknown (another machine or PID
+	// namespace) stops protecting its stopped containers.
 	Lease time.Time `json:"lease"`
 }
 
-// LeaseTime is the time for which an owner that this process can't observe
-// keeps its stopped containers. A day is longer than any known session, and a
-// stopped container costs disk but no CPU. Leases are not renewed: a running
-// container needs none, because its guest ends with its owner, and a container
-// that stopped never runs again.
+// LeaseTime is how long an owner that this process can't observe keeps its
+// stopped containers. A day is longer than any known session, and a stopped
+// container costs only disk. Leases are not renewed: a running container's
+// guest ends with its owner, and a stopped container never runs again.
 const LeaseTime = 24 * time.Hour
 
-// WithNewLease returns the identity with a lease that begins now, for what a
-// process makes long after its start.
+// WithNewLease returns the identity with a lease that begins now, for things
+// made long after the process started.
 func (id Identity) WithNewLease() Identity {
 	id.Lease = time.Now().Add(LeaseTime).UTC().Truncate(time.Second)
 	return id
 }
 
-// Fate is the state of an owner as far as it is known.
+// Fate is what is known about an owner's state.
 type Fate int
 
-// The fates. Only what belongs to the [Dead] is removed without more ado.
+// Only the property of [Dead] owners is removed without further conditions.
 const (
 	Unknown Fate = iota // the process can't be seen from here
 	Alive               // the process exists and is the same one
-	Dead                // the process is gone, its number reused, or the machine restarted
+	Dead                // the process is gone, its PID reused, or the machine restarted
 )
 
-// String returns "alive", "dead" or "unknown".
 func (f Fate) String() string {
 	switch f {
 	case Alive:
@@ -76,8 +72,8 @@ func (f Fate) String() string {
 	}
 }
 
-// Self returns the identity of this process. The instance is the result of
-// [Instance] for the state directory.
+// Self returns the identity of this process. instance is the state directory's
+// [Instance].
 func Self(instance string) (Identity, error) {
 	if !isPlainWord(instance) {
 		return Identity{}, fmt.Errorf("identify owner: instance %q is not 1 to 64 letters, digits, '_' or '-'", instance)
@@ -95,15 +91,15 @@ func Self(instance string) (Identity, error) {
 	}.WithNewLease(), nil
 }
 
-// Fate returns whether the owner still runs. The instance is this process's own
-// (see [Instance]) or "". Fate returns [Dead] only if the system reports it.
+// Fate returns whether the owner still runs. instance is this process's
+// [Instance] or "".
 func (id Identity) Fate(instance string) Fate {
 	switch {
 	case id.PID <= 0:
 		return Unknown
 	case id.Boot != state.BootID():
-		// The same state directory on the same machine: it was restarted. Any
-		// other may be another machine that shares the engine.
+		// The same state directory and machine: it was restarted. Another one
+		// may be another machine that shares the engine.
 		if id.Instance != "" && id.Instance == instance {
 			return Dead
 		}
@@ -114,28 +110,27 @@ func (id Identity) Fate(instance string) Fate {
 	return processFate(id.PID, id.Start)
 }
 
-// Alive reports whether the owner must be left alone: it is alive, or its fate
+// Alive reports whether the owner must be left alone: it is alive or its fate
 // is unknown.
 func (id Identity) Alive() bool { return id.Fate("") != Dead }
 
 // Expired reports whether the lease is over, by the wall clock.
 func (id Identity) Expired(now time.Time) bool { return now.After(id.Lease) }
 
-// String returns text for people: "pid 4711 (started 123456)".
 func (id Identity) String() string {
 	return fmt.Sprintf("pid %d (started %d)", id.PID, id.Start)
 }
 
-// parseStat returns the state letter and the start time from the text of
-// /proc/PID/stat. The second field is the program's name in parentheses and
-// may hold anything, so that fields are counted from the last one.
+// parseStat returns the state letter and start time in the text of
+// /proc/PID/stat. The second field, the program's name in parentheses, may
+// contain anything, so it counts fields from the last parenthesis.
 func parseStat(text string) (state byte, start uint64, err error) {
 	end := strings.LastIndexByte(text, ')')
 	if end < 0 {
 		return 0, 0, errors.New("parse process stat: no program name")
 	}
 	fields := strings.Fields(text[end+1:])
-	const stateField, startField = 0, 19 // 3 and 22 in proc(5), which counts from 1; two are cut off
+	const stateField, startField = 0, 19 // 3 and 22 in proc(5), which counts from 1, less the two before
 	if len(fields) <= startField || len(fields[stateField]) != 1 {
 		return 0, 0, fmt.Errorf("parse process stat: %d fields after the name", len(fields))
 	}
@@ -178,8 +173,8 @@ func startTime(pid int) (uint64, error) {
 	return start, err
 }
 
-// processFate asks the kernel first: with hidepid, the process of another user
-// has no directory in /proc but kill(2) returns EPERM.
+// processFate first asks kill(2), which returns EPERM for another user's
+// process even if hidepid hides it in /proc.
 func processFate(pid int, start uint64) Fate {
 	if err := unix.Kill(pid, 0); errors.Is(err, unix.ESRCH) {
 		return Dead
@@ -195,15 +190,15 @@ func processFate(pid int, start uint64) Fate {
 	case now != start:
 		return Dead
 	case state == 'Z' || state == 'X':
-		// Killed and not yet waited for. A Go program's first thread ends with
-		// the process only, so that a zombie holds nothing any more.
+		// Killed and not yet waited for. A Go program's first thread ends only
+		// with the process, so a zombie holds nothing any more.
 		return Dead
 	}
 	return Alive
 }
 
-// The labels of a container. Their prefix is the project's name reversed, as
-// Docker's guidelines for labels demand.
+// A container's labels. Their prefix is a reversed domain name, as Docker's
+// guidelines for labels demand.
 const (
 	LabelSchema       = "io.caisson.schema"
 	LabelSession      = "io.caisson.session"
@@ -216,10 +211,10 @@ const (
 )
 
 // schemaVersion is the version of the set of labels. Containers with another
-// one are not touched.
+// one are left alone.
 const schemaVersion = "1"
 
-// Labels returns the owner and the session as labels of a container.
+// Labels returns a container's labels for the owner and the session.
 func (id Identity) Labels(session string) map[string]string {
 	return map[string]string{
 		LabelSchema:       schemaVersion,
@@ -234,8 +229,8 @@ func (id Identity) Labels(session string) map[string]string {
 }
 
 // FromLabels is the inverse of [Identity.Labels]. It returns an error for
-// labels of another schema and for labels that Labels can't have written: such
-// a container has no known owner and is left alone.
+// another schema and for labels that Labels can't have written: such a
+// container has no known owner and is left alone.
 func FromLabels(labels map[string]string) (id Identity, session string, err error) {
 	if v := labels[LabelSchema]; v != schemaVersion {
 		return Identity{}, "", fmt.Errorf("parse owner labels: schema %q is not %q", v, schemaVersion)
@@ -261,14 +256,13 @@ func FromLabels(labels map[string]string) (id Identity, session string, err erro
 	return id, session, nil
 }
 
-// instanceFile contains the random part of an instance ID.
 const instanceFile = "instance"
 
-// Instance returns the ID of a state directory on this machine, and creates it
-// at the first call. It is a hash of a random number in the directory and of
-// the machine's own ID, so that a home directory on a network file system has a
-// different one on each machine. The directory must exist and belong to the
-// caller alone (see [state.CheckDir]).
+// Instance returns the ID of a state directory on this machine, which the first
+// call creates. It is a hash of a random number in the directory and of the
+// machine's own ID, so a home directory on a network file system has a
+// different one on each machine. The directory must be safe for
+// [state.OpenDir].
 func Instance(stateDir string) (string, error) {
 	root, err := state.OpenDir(stateDir)
 	if err != nil {
@@ -298,8 +292,8 @@ func readSeed(root *os.Root) (string, error) {
 	return seed, nil
 }
 
-// makeSeed writes a new seed, or returns that of another process that was
-// first: link(2) fails on an existing name, and shows whole files only.
+// makeSeed writes a new seed, or returns the seed of another process that was
+// first: link(2) fails if the name exists, and shows only whole files.
 func makeSeed(root *os.Root) (string, error) {
 	raw := make([]byte, 16)
 	if _, err := rand.Read(raw); err != nil {
@@ -310,15 +304,15 @@ func makeSeed(root *os.Root) (string, error) {
 	if err := root.WriteFile(temp, []byte(seed+"\n"), 0o600); err != nil {
 		return "", err
 	}
-	defer func() { _ = root.Remove(temp) }() // a file that stays does no harm
+	defer func() { _ = root.Remove(temp) }() // if it stays, it does no harm
 	if err := root.Link(temp, instanceFile); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
 	return readSeed(root)
 }
 
-// machineID returns text that distinguishes this machine from others that share
-// a home directory.
+// machineID returns text that distinguishes machines that share a home
+// directory.
 func machineID() string {
 	for _, name := range []string{"/etc/machine-id", "/var/lib/dbus/machine-id"} {
 		if data, err := os.ReadFile(filepath.Clean(name)); err == nil && len(data) > 0 {

@@ -14,41 +14,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Placeholder is an empty file or directory that Caisson puts into a workspace
-// to reserve a name that a host would execute or obey, so that it can be bound
-// on itself, read-only. It belongs to the workspace's owner, and is removed at
-// the end if it is unchanged.
+// Placeholder is an empty file or directory that reserves a name in a workspace
+// that a host would execute or obey, so that it can be bound on itself,
+// read-only. It belongs to the workspace's owner, and is removed at the end
+// unless it was changed.
 type Placeholder struct {
-	// Workspace is the workspace's absolute path without symlinks, for another
-	// process that has to find it. WorkspaceDev and WorkspaceIno identify the
+	// Workspace is the workspace's absolute path without symlinks, by which
+	// another process finds it. WorkspaceDev and WorkspaceIno identify the
 	// directory.
 	Workspace    string `json:"workspace"`
 	WorkspaceDev uint64 `json:"workspace_dev"`
 	WorkspaceIno uint64 `json:"workspace_ino"`
-	// Name is relative to the workspace and in a closed list: .git and the
-	// entries of a repository that git obeys or executes.
+	// Name is relative to the workspace and one of shapeOf's.
 	Name string `json:"name"`
-	// UID and GID are the owner.
-	UID int `json:"uid"`
-	GID int `json:"gid"`
-	// Ino is the inode; 0 before the placeholder is made.
+	UID  int    `json:"uid"`
+	GID  int    `json:"gid"`
+	// Ino is the inode, or 0 before the placeholder is made.
 	Ino uint64 `json:"ino,omitempty"`
 }
 
-// ErrChanged is the error for a placeholder that was changed. It belongs to the
-// user then, and stays.
+// ErrChanged means that a placeholder was changed. It then belongs to the user
+// and stays.
 var ErrChanged = errors.New("placeholder was changed")
 
-// shape is the type and content of a placeholder.
+// shape is a placeholder's type and content.
 type shape struct {
 	dir     bool
 	content string
 }
 
-// shapeOf returns the shape of the placeholder with a name. It is the closed
-// list of placeholders: a cleanup list can't contain others, or other content.
-// "commondir" must not be empty: git reads a path from it, relative to its
-// directory.
+// shapeOf is the closed list of placeholders: a cleanup list can't contain
+// others, or other content. commondir must not be empty: git reads a path from
+// it, relative to its directory.
 func shapeOf(name string) (shape, bool) {
 	switch name {
 	case ".git", ".git/hooks", ".git/info", ".git/modules", ".git/worktrees":
@@ -80,12 +77,12 @@ func (p Placeholder) validateFields() error {
 	return nil
 }
 
-// beneath are the openat2 flags for everything below a directory that others
-// can write to: no symlinks, no mounts, no way out.
+// beneath are the openat2 flags below a directory that others can write to: no
+// symlinks, no mounts, no way out.
 const beneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
-// Make makes the placeholder in the workspace, as its owner, and returns it
-// with its inode. It returns fs.ErrExist if the name is taken.
+// Make makes the placeholder in the workspace as its owner, and returns it with
+// its inode. It returns fs.ErrExist if the name is taken.
 func (p Placeholder) Make(workspace *os.File) (Placeholder, error) {
 	what, ok := shapeOf(p.Name)
 	if !ok {
@@ -121,8 +118,7 @@ func (s shape) makeAt(parent int, name string) error {
 	return errors.Join(err, f.Close())
 }
 
-// findInode returns the inode of the file with the placeholder's name in the
-// workspace.
+// findInode returns the inode of the file with the placeholder's name.
 func (p Placeholder) findInode(workspace *os.File) (uint64, error) {
 	parent, err := openParent(workspace, p.Name)
 	if err != nil {
@@ -136,8 +132,8 @@ func (p Placeholder) findInode(workspace *os.File) (uint64, error) {
 	return st.Ino, nil
 }
 
-// Remove removes the placeholder if it is unchanged. It returns [ErrChanged] if
-// it is not, and fs.ErrNotExist if it is gone.
+// Remove removes the placeholder. It returns [ErrChanged] if it was changed,
+// and fs.ErrNotExist if it is gone.
 func (p Placeholder) Remove(workspace *os.File) error {
 	what, ok := shapeOf(p.Name)
 	if !ok {
@@ -153,7 +149,7 @@ func (p Placeholder) Remove(workspace *os.File) error {
 		return fmt.Errorf("remove placeholder %s: %w", p.Name, err)
 	}
 	if what.dir {
-		flags = unix.AT_REMOVEDIR // removes nothing but an empty directory
+		flags = unix.AT_REMOVEDIR // fails unless the directory is empty
 	}
 	err = unix.Unlinkat(parent, name, flags)
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTDIR) {
@@ -195,9 +191,8 @@ func (p Placeholder) checkUnchanged(parent int, name string, what shape) error {
 	return nil
 }
 
-// removeByPath opens the workspace of a dead session by its path and removes
-// the placeholder. If the path is another directory now, it returns
-// fs.ErrNotExist.
+// removeByPath removes the placeholder from a dead session's workspace. It
+// returns fs.ErrNotExist if the path is another directory now.
 func (p Placeholder) removeByPath() error {
 	fd, err := unix.Openat2(unix.AT_FDCWD, p.Workspace, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
@@ -225,25 +220,24 @@ func openParent(workspace *os.File, name string) (int, error) {
 	return openBeneath(int(workspace.Fd()), path.Dir(name))
 }
 
-// openBeneath opens a directory below dir as a base of further calls.
+// openBeneath opens a directory below dir as a base for other calls.
 func openBeneath(dir int, name string) (int, error) {
 	return unix.Openat2(dir, name, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: beneath,
 	})
 }
 
-// actAsOwner calls do with the file system identity of uid and gid, on a thread
-// of its own: what it makes belongs to them from the first moment, and it can't
-// make what they couldn't. Only root needs that and can do it; others act as
-// themselves.
+// actAsOwner calls do on a thread with the file system identity of uid and gid:
+// new files belong to them from the start, and do can't make what they
+// couldn't. Only root needs and can do that; other users act as themselves.
 func actAsOwner(uid, gid int, do func() error) error {
 	if os.Geteuid() != 0 || uid == 0 && gid == 0 {
 		return do()
 	}
 	result := make(chan error, 1)
 	go func() {
-		// Never unlocked: the thread ends with the goroutine, and its
-		// identity with it. Setfsgid comes first, while the thread may.
+		// Never unlocked, so the thread ends with the goroutine. Setfsgid comes
+		// first, while the thread may.
 		runtime.LockOSThread()
 		if _, err := unix.SetfsgidRetGid(gid); err != nil {
 			result <- err

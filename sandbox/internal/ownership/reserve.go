@@ -13,15 +13,15 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// placeholderLock serialises what all sessions of a state directory do with
-// placeholders.
+// placeholderLock serialises the placeholder operations of all sessions of a
+// state directory.
 const placeholderLock = ".placeholders.lock"
 
 // Reserve makes a placeholder in the workspace, after adding it to the list,
-// and returns its number. An existing placeholder of another session is shared:
-// it stays until the last of them releases it. (Removing it earlier would
-// detach it from the other's container, see rmdir in mount_namespaces(7).)
-// Reserve returns fs.ErrExist if another file has the name.
+// and returns its number. It shares a placeholder of another session, which
+// stays until the last of them releases it: removing it earlier would detach it
+// from the other's container (rmdir in mount_namespaces(7)). Reserve returns
+// fs.ErrExist if another file has the name.
 func (j *CleanupList) Reserve(ctx context.Context, workspace *os.File, p Placeholder) (int, error) {
 	lock, err := lockPlaceholders(ctx, j.dir)
 	if err != nil {
@@ -57,14 +57,14 @@ func (j *CleanupList) Reserve(ctx context.Context, workspace *os.File, p Placeho
 	return ids[0], j.Update(ids[0], Entry{Kind: KindPlaceholder, Placeholder: &made})
 }
 
-// Release releases a placeholder. The last session that shares it removes it if
-// it is unchanged. A changed one belongs to the user and stays.
+// Release releases a placeholder. The last session that shares it removes it,
+// unless it was changed.
 func (j *CleanupList) Release(ctx context.Context, workspace *os.File, id int) error {
 	lock, err := lockPlaceholders(ctx, j.dir)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = lock.Release() }() // the lock ends with the process at the latest
+	defer func() { _ = lock.Release() }() // as in Reserve
 	p, ok := j.findPlaceholder(id)
 	if !ok {
 		return nil
@@ -81,7 +81,6 @@ func (j *CleanupList) Release(ctx context.Context, workspace *os.File, id int) e
 	return j.Forget(id)
 }
 
-// findPlaceholder returns the placeholder of an entry.
 func (j *CleanupList) findPlaceholder(id int) (Placeholder, bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -92,7 +91,6 @@ func (j *CleanupList) findPlaceholder(id int) (Placeholder, bool) {
 	return *j.doc.Entries[i].Placeholder, true
 }
 
-// lockPlaceholders takes the lock of the directory of the cleanup lists.
 func lockPlaceholders(ctx context.Context, dir string) (*state.Lock, error) {
 	lock, err := state.Acquire(ctx, filepath.Join(dir, placeholderLock), state.Forever)
 	if err != nil {
@@ -101,9 +99,9 @@ func lockPlaceholders(ctx context.Context, dir string) (*state.Lock, error) {
 	return lock, nil
 }
 
-// isShared reports whether the cleanup list of another session contains the
-// same placeholder. A list that can't be read counts as one that does: removing
-// a placeholder too early opens a running container, leaving it does no harm.
+// isShared reports whether another session's cleanup list contains the same
+// placeholder. An unreadable list counts as containing it: removing a
+// placeholder too early opens a running container, leaving it does no harm.
 func isShared(root *os.Root, session string, p Placeholder) (bool, error) {
 	names, err := listFileNames(root)
 	if err != nil {
@@ -117,7 +115,7 @@ func isShared(root *os.Root, session string, p Placeholder) (bool, error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // its session ended meanwhile
 		}
-		// Not the strict parser: another version's cleanup list counts too.
+		// Not parseList: other versions' lists count too.
 		var doc struct {
 			Entries []struct {
 				Placeholder *Placeholder `json:"placeholder"`

@@ -20,8 +20,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// lockFile is the lock that only one sweep of a state directory holds at a
-// time.
+// lockFile is locked by the one sweep that a state directory has at a time.
 const lockFile = ".sweep.lock"
 
 // SweepOptions configures a [Sweep]. All fields are required.
@@ -31,16 +30,16 @@ type SweepOptions struct {
 	Backend string
 	// Instance is this process's own; see [Instance].
 	Instance string
-	// RemoveEntry removes one container, process or cgroup of a dead session
-	// and reports whether it existed. It must check that it belongs to the
-	// session: the cleanup list alone proves nothing.
+	// RemoveEntry removes a container, process, volume or cgroup of a dead
+	// session and reports whether it existed. The list alone proves nothing, so
+	// it must check that the thing belongs to the session.
 	RemoveEntry func(ctx context.Context, session string, e Entry) (bool, error)
 }
 
-// Sweep removes what is in the cleanup lists of dead owners, and returns what
-// existed. It continues after an error and joins the errors. What could not be
-// removed stays in its list for the next sweep. A list that can't be read is
-// renamed to end in ".damaged" and reported, never acted on.
+// Sweep removes everything in the cleanup lists of dead owners, and returns
+// what existed. It continues after errors and joins them. What it can't remove
+// stays in its list for the next sweep. It renames unreadable lists to end in
+// ".damaged" and reports them, but never acts on them.
 func Sweep(ctx context.Context, o SweepOptions) ([]sandbox.Orphan, error) {
 	root, err := openListDir(o.StateDir, false)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -75,12 +74,12 @@ func Sweep(ctx context.Context, o SweepOptions) ([]sandbox.Orphan, error) {
 	return left, errors.Join(errs...)
 }
 
-// strayTime is the age from which on a lock without a cleanup list is examined:
-// far longer than it takes to create a list.
+// strayTime is how old a lock without a cleanup list must be to be examined:
+// far longer than creating a list takes.
 const strayTime = time.Hour
 
-// pruneStrays removes the lock, and the incomplete cleanup list, of a session
-// that was killed while it created the list: it had made nothing yet.
+// pruneStrays removes the lock and the incomplete cleanup list of a session
+// that was killed while it created the list. It had made nothing yet.
 func pruneStrays(stateDir string, root *os.Root) error {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
@@ -107,9 +106,8 @@ func pruneStrays(stateDir string, root *os.Root) error {
 	return errors.Join(errs...)
 }
 
-// Pending reports whether there is a cleanup list of the backend, of any owner,
-// so that a sweep has something to examine. It changes nothing, and returns
-// false if it can't find out.
+// Pending reports whether the backend has a cleanup list, of any owner, for a
+// sweep to examine. It returns false if it can't find out.
 func Pending(stateDir, backend string) bool {
 	root, err := openListDir(stateDir, false)
 	if err != nil {
@@ -178,7 +176,7 @@ func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string)
 	if err != nil {
 		return left, err
 	}
-	// The directory called after the session is its maker's: records are in it.
+	// A directory named after the session is its maker's: it contains records.
 	own := path.Base(doc.Dir) != doc.Session && !doc.Abandoned
 	if err := tidySessionDir(o.StateDir, doc.Dir, own); err != nil {
 		return left, err
@@ -186,9 +184,9 @@ func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string)
 	return left, removeListFiles(root, doc.Session)
 }
 
-// lockOrphaned reports whether the owner of a cleanup list is dead or gave it up:
-// its process is known to be gone, or can't be seen from here or gave up, and
-// no longer holds its lock, which is then held.
+// lockOrphaned reports whether a list's owner is dead, or neither holds its
+// lock nor is seen alive: it can't be seen from here, or gave the list up. In
+// the second case lockOrphaned returns the lock.
 func (o SweepOptions) lockOrphaned(ctx context.Context, doc Document) (*state.Lock, bool) {
 	path := ownerLock(o.StateDir, doc.Session)
 	switch fate := doc.Owner.Fate(o.Instance); {
@@ -196,8 +194,8 @@ func (o SweepOptions) lockOrphaned(ctx context.Context, doc Document) (*state.Lo
 		lock, err := state.TryAcquire(path)
 		return lock, err == nil
 	case fate == Dead:
-		// A child that the owner had forked keeps the lock until it executes its
-		// program, for example the runtime: before that nothing shows whose child it
+		// A child that the owner forked keeps the lock until it executes its
+		// program, such as the runtime. Until then nothing shows whose child it
 		// is, and it would begin its work after the sweep.
 		if lock, err := state.Acquire(ctx, path, childTime); err == nil {
 			_ = lock.Release() // nothing depends on it: the owner is dead
@@ -207,13 +205,12 @@ func (o SweepOptions) lockOrphaned(ctx context.Context, doc Document) (*state.Lo
 	return nil, false
 }
 
-// childTime bounds the wait for the children of a dead owner. It is long for
-// what a child does between fork and exec, even on a busy machine.
+// childTime bounds the wait for a dead owner's children. It is long for the
+// time between fork and exec, even on a busy machine.
 const childTime = 2 * time.Second
 
-// undoList removes what is in one cleanup list. After an error nothing of a
-// later kind is touched: a directory is not removed while a mount may be left
-// in it.
+// undoList removes everything in one cleanup list. After an error it touches no
+// later kind: it must not remove a directory with a mount left in it.
 func (o SweepOptions) undoList(ctx context.Context, j *CleanupList) ([]sandbox.Orphan, error) {
 	base, err := openSessionDir(o.StateDir, j.doc.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -247,12 +244,12 @@ func (o SweepOptions) undoList(ctx context.Context, j *CleanupList) ([]sandbox.O
 	return left, nil
 }
 
-// undoEntry removes the thing of an entry and reports whether it existed.
+// undoEntry removes an entry's thing and reports whether it existed.
 func (o SweepOptions) undoEntry(ctx context.Context, root *os.Root, base *os.File, session string, e Entry) (bool, error) {
 	switch e.Kind {
 	case KindMount, KindDirectory:
 		if base == nil {
-			return false, nil // the session's directory is gone, with all in it
+			return false, nil // the session's directory is gone, with everything in it
 		}
 		was := existsBelow(base, e.Path)
 		if e.Kind == KindMount {
@@ -266,7 +263,6 @@ func (o SweepOptions) undoEntry(ctx context.Context, root *os.Root, base *os.Fil
 	}
 }
 
-// undoPlaceholder removes a placeholder that no other session shares.
 func (o SweepOptions) undoPlaceholder(ctx context.Context, root *os.Root, session string, p Placeholder) (bool, error) {
 	lock, err := lockPlaceholders(ctx, filepath.Join(o.StateDir, listDir))
 	if err != nil {
@@ -284,7 +280,7 @@ func (o SweepOptions) undoPlaceholder(ctx context.Context, root *os.Root, sessio
 	return err == nil, err
 }
 
-// readListFile reads a regular file of the directory, whole, within a bound.
+// readListFile reads a whole regular file of the directory, up to maxListSize.
 func readListFile(root *os.Root, name string) ([]byte, error) {
 	info, err := root.Lstat(name)
 	if err != nil {
@@ -301,9 +297,9 @@ func readListFile(root *os.Root, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxListSize))
 }
 
-// tidySessionDir removes from a session's directory what is in no list: the
-// socket on which its owner accepted commands. It removes the directory too if
-// that is empty and no longer used.
+// tidySessionDir removes the socket on which the session's owner accepted
+// commands, which is in no list. If removeDir is set, it also removes the
+// session's directory, unless it isn't empty.
 func tidySessionDir(stateDir, dir string, removeDir bool) error {
 	base, err := openSessionDir(stateDir, dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -342,9 +338,8 @@ func removeSocket(base int) error {
 	return nil
 }
 
-// Unmount removes a mount below base and the empty file or directory that it
-// was on. No part of the path may be a symlink. A name without a mount is not
-// an error.
+// Unmount removes a mount below base, and the empty file or directory that it
+// was on. No part of the path may be a symlink. It ignores a missing mount.
 func Unmount(base *os.File, name string) error {
 	parent, err := openBeneath(int(base.Fd()), path.Dir(name))
 	if errors.Is(err, unix.ENOENT) {
@@ -356,13 +351,13 @@ func Unmount(base *os.File, name string) error {
 	defer unix.Close(parent)
 	target := fmt.Sprintf("/proc/self/fd/%d/%s", parent, path.Base(name))
 	for {
-		// MNT_DETACH: a container that still starts may hold it for a moment.
+		// MNT_DETACH: a starting container may hold it for a moment.
 		err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.ENOENT) {
 			return nil
 		}
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
-			break // no mount, or none any more; one that may not be removed fails below with EBUSY
+			break // no mount (any more); one that may not be removed makes unlinkat fail with EBUSY
 		}
 		if err != nil {
 			return fmt.Errorf("unmount %s: %w", name, err)
@@ -378,7 +373,7 @@ func Unmount(base *os.File, name string) error {
 	return nil
 }
 
-// removeEmptyFile removes the mount point of a bound file and nothing else.
+// removeEmptyFile removes a bound file's mount point and nothing else.
 func removeEmptyFile(parent int, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(parent, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -390,8 +385,8 @@ func removeEmptyFile(parent int, name string) error {
 	return unix.Unlinkat(parent, name, 0)
 }
 
-// openSessionDir opens a session's directory below the state directory without
-// following symlinks below it.
+// openSessionDir opens a session's directory without following symlinks below
+// the state directory.
 func openSessionDir(stateDir, dir string) (*os.File, error) {
 	state, err := os.Open(stateDir)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
-// Archives checks that files get into a sandbox and out of it as archives, by
-// commands with the agent's identity.
+// Archives checks that commands with the agent's identity get files into a
+// sandbox and out of it as archives.
 func Archives(t *testing.T, s sandbox.Sandbox) {
 	t.Helper()
 	content := bytes.Repeat([]byte("0123456789abcdef"), 20<<10)
@@ -86,7 +86,7 @@ func Archives(t *testing.T, s sandbox.Sandbox) {
 	}
 }
 
-// OutOfReach checks that commands find no process while files are being packed.
+// OutOfReach checks that commands find no process that is packing files.
 func OutOfReach(t *testing.T, s sandbox.Sandbox) {
 	t.Helper()
 	const find = `for p in /proc/[0-9]*; do tr '\0' ' ' < $p/cmdline; echo; done 2> /dev/null | grep -c ' [p]ack /tmp'`
@@ -116,8 +116,8 @@ func OutOfReach(t *testing.T, s sandbox.Sandbox) {
 	}
 }
 
-// cutOffArchive checks that an unpacking that is cancelled within a file leaves the old one
-// alone.
+// cutOffArchive checks that unpacking, if cancelled within a file, leaves the
+// old file alone.
 func cutOffArchive(t *testing.T, s sandbox.Sandbox, beginning []byte) {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -16,9 +16,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// closed are directories whose modes keep a repository that a command made
-// there from being renamed, or found: the directories, the workspace's first,
-// and their modes.
+// closed are directories whose modes keep a repository that a command made in
+// the last of them from being renamed, or found.
 var closed = map[string][]closedDirectory{
 	"0555 parent": {{"new", 0o555}},
 	"0311 parent": {{"new", 0o311}},
@@ -33,8 +32,8 @@ type closedDirectory struct {
 	mode os.FileMode
 }
 
-// plantScript returns a script that makes a repository whose configuration
-// executes $M in the last of the directories, and closes them.
+// plantScript makes a repository whose configuration executes $M in the last of
+// the directories, and closes them.
 func plantScript(dirs []closedDirectory) string {
 	dir := dirs[len(dirs)-1].path
 	script := []string{"mkdir -p " + dir, "git init -q " + dir, "git config -f " + dir + `/.git/config core.fsmonitor "$M"`}
@@ -48,7 +47,7 @@ func plantScript(dirs []closedDirectory) string {
 	return strings.Join(script, "; ")
 }
 
-// enterScript returns the script of a user who enters the last of the directories.
+// enterScript enters the last of the directories, as a user would.
 func enterScript(dirs []closedDirectory) string {
 	var script []string
 	for _, f := range dirs {
@@ -59,10 +58,9 @@ func enterScript(dirs []closedDirectory) string {
 	return strings.Join(append(script, "cd "+dirs[len(dirs)-1].path+" && git status"), "; ")
 }
 
-// ClosedDirectories runs a session for each row of the table in a sandbox that open
-// creates. Then it opens the directories, renames the repository and closes
-// them again by the sandbox's own operations, as at the end of a session.
-// ClosedControls is the same without the rename.
+// ClosedDirectories runs a session for each row of the table in a sandbox that
+// open creates. Then, as at the end of a session, it opens the directories,
+// renames the repository and closes them again by the sandbox's operations.
 func ClosedDirectories(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
 	eachClosed(t, uid, func(t *testing.T, m marker, dir string, dirs []closedDirectory) {
 		s := open(t, dir)
@@ -103,7 +101,7 @@ func ClosedDirectories(t *testing.T, uid int, open func(t *testing.T, dir string
 	})
 }
 
-// ClosedControls plants on the host: each row must run the marker.
+// ClosedControls checks that each row runs the marker without the rename.
 func ClosedControls(t *testing.T, uid int) {
 	eachClosed(t, uid, func(t *testing.T, m marker, dir string, dirs []closedDirectory) {
 		HostGit(t, dir, uid, "set -e\n"+m.writeScript(plantScript(dirs)))

@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ids of files that belong neither to the workspace's owner nor to commands.
+// Ids of files that belong to neither the workspace's owner nor commands.
 const (
 	ThirdUID = 4242
 	ThirdGID = 4343
 )
 
-// Furnish fills a workspace of uid and gid with what is difficult for mounts:
-// directories to remove, to replace and to rename, hard links, symlinks inside
-// and out, a FIFO, a script, a file of 64 MiB. As root it adds files of third
-// ids and setgid directories.
+// Furnish fills a workspace of uid and gid with things that are difficult for
+// mounts: directories to remove, replace and rename, hard links, symlinks
+// inside and out, a FIFO, a script, a file of 64 MiB. As root it adds files of
+// third ids and setgid directories.
 func Furnish(t testing.TB, dir string, uid, gid int) {
 	t.Helper()
 	Run(t, dir, `set -e; umask 022
@@ -35,7 +35,7 @@ func Furnish(t testing.TB, dir string, uid, gid int) {
 	Run(t, dir, "touch -d @1000000000 keep/deep/f")
 }
 
-// Run runs a script of the test's own on the host.
+// Run runs a script on the host.
 func Run(t testing.TB, dir, script string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", script)

@@ -15,8 +15,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Repository makes a repository of uid with two commits, a submodule and a file
-// that is not committed.
+// Repository makes a repository of uid with two commits, a submodule and an
+// uncommitted file.
 func Repository(t testing.TB, dir string, uid int) {
 	t.Helper()
 	HostGit(t, dir, uid, `set -e; umask 022
@@ -25,8 +25,8 @@ func Repository(t testing.TB, dir string, uid int) {
 		git -c protocol.file.allow=always submodule --quiet add ../library sub; git commit -qm sub; rm -rf ../library; echo not committed >>b.t`)
 }
 
-// gitEnvironment is the environment of a host's user without a configuration,
-// and of commands: they can commit without writing one.
+// gitEnvironment is the environment of commands, and of a host's user without a
+// git configuration. Both can commit.
 func gitEnvironment(home string) []string {
 	return []string{
 		"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + home, "GIT_CONFIG_NOSYSTEM=1", "LC_ALL=C", "GIT_PAGER=cat",
@@ -57,16 +57,16 @@ func hostGit(t testing.TB, dir string, uid int, script string) (string, error) {
 	return out.String(), err
 }
 
-// GitModes are the ways in which a repository is protected.
+// GitModes are the ways of protecting a repository.
 var GitModes = map[string]func(*sandbox.Spec){
 	"ro":      func(s *sandbox.Spec) { s.Git = sandbox.GitReadOnly },
 	"commit":  func(s *sandbox.Spec) { s.Git = sandbox.GitCommit },
 	"overlay": func(s *sandbox.Spec) { s.Workspace.Mode = sandbox.ModeOverlay },
 }
 
-// Git does ordinary work in a repository, or reads it if it may not be written,
-// in a sandbox that open creates, and checks that the host's repository is
-// changed only if that was intended.
+// Git works in a repository as usual, or reads it if it is read-only, in a
+// sandbox that open creates. It checks that the host's repository changes only
+// in mode commit.
 func Git(t *testing.T, uid int, mode string, open func(t *testing.T, dir string) sandbox.Sandbox) {
 	dir := filepath.Join(HostDirectory(t, uid), "workspace")
 	must(t, os.Mkdir(dir, 0o755))
@@ -85,8 +85,8 @@ func Git(t *testing.T, uid int, mode string, open func(t *testing.T, dir string)
 	}
 }
 
-// LinkedWorktree reads the repository of a linked worktree in a sandbox that
-// open creates on it. Only the workspace's own files can be written in it.
+// LinkedWorktree reads a linked worktree's repository in a sandbox that open
+// creates, and checks that commands can't write it.
 func LinkedWorktree(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
 	base := HostDirectory(t, uid)
 	repository, dir := filepath.Join(base, "repository"), filepath.Join(base, "tree")
@@ -111,14 +111,13 @@ func LinkedWorktree(t *testing.T, uid int, open func(t *testing.T, dir string) s
 	}
 }
 
-// gitWork is ordinary work in a repository, for the commit mode and overlays.
+// gitWork is ordinary work in a repository.
 const gitWork = `set -e; cd /workspace
 	git status --short; git add b.t; git commit -qm three; git branch side; git switch -q side; echo s >side.txt; git add side.txt; git commit -qm side
 	git switch -q main; echo m >main.txt; git add main.txt; git commit -qm main; git merge -q -m merged side; git tag v1; git tag -a -m t v2
 	echo dirty >>a; git stash -q; git stash pop -q; git checkout -q a; git mv d/f d/g; git commit -qm moved; git rebase -q --onto HEAD~1 HEAD~1 main
 	git gc -q; git fsck --strict >/dev/null; git log --oneline | wc -l; git show --stat HEAD >/dev/null; git diff HEAD~2 --stat >/dev/null; git clean -fdqn`
 
-// gitCommits does gitWork in a sandbox, and checks the result there.
 func gitCommits(t *testing.T, s sandbox.Sandbox) {
 	t.Helper()
 	out, exit := gitInside(t, s, gitWork)
@@ -133,8 +132,7 @@ func gitInside(t *testing.T, s sandbox.Sandbox, script string) (string, sandbox.
 	return Shell(t, s, "export "+strings.Join(gitEnvironment("/home/agent")[2:], " ")+"\n"+script)
 }
 
-// hostile are sessions that try to make the host's git execute $M, which they
-// know.
+// hostile are sessions that try to make the host's git execute $M.
 var hostile = map[string]string{
 	"fsmonitor":            `git config core.fsmonitor "$M"`,
 	"fsmonitor by hand":    `printf '[core]\n\tfsmonitor = %s\n' "$M" >>.git/config`,
@@ -162,8 +160,8 @@ var hostile = map[string]string{
 	"hooks renamed over":   `mv .git/hooks .git/h2; mkdir -p .git/hooks; cp "$M" .git/hooks/post-index-change; touch a`,
 }
 
-// harmless are sessions after which a host's git executes nothing in any case:
-// they must only stay so.
+// harmless are sessions after which a host's git executes nothing anyway, and
+// must not begin to.
 var harmless = map[string]string{
 	"driver that the config lacks":   `echo '* filter=absent diff=absent merge=absent' >.gitattributes; echo x >>a`,
 	"alternates":                     `mkdir -p evil/info evil/pack; echo ../../evil >.git/objects/info/alternates || true`,
@@ -172,10 +170,10 @@ var harmless = map[string]string{
 	"environment file":               `echo "GIT_DIR=evil" >.env; echo "export GIT_EXTERNAL_DIFF=$M" >.envrc`,
 }
 
-// userGit contains the git commands of a host's user, or their prompt.
+// userGit contains the git commands of a host's user or their prompt.
 const userGit = "git status; git status --short; git diff; git diff HEAD; git log -p -3; git branch; git stash list; git show; git describe --all --dirty; true"
 
-// marker is a program that leaves a trace only if it is executed on the host.
+// marker is a program that leaves a trace if it is executed on the host.
 type marker struct{ program, fired string }
 
 func newMarker(t *testing.T, dir string) marker {
@@ -196,17 +194,16 @@ func (m marker) checkFired(t *testing.T) bool {
 	return len(data) > 0
 }
 
-// writeScript returns the script of a hostile session in a directory. The
-// marker's program is not in the sandbox: the script writes it there first, as
-// a session would.
+// writeScript returns a hostile session's script. The marker's program is not
+// in the sandbox, so the script writes it there first, as a session would.
 func (m marker) writeScript(hostile string) string {
 	return "M=" + m.program + "\ncat >prog <<'EOF'\n#!/bin/sh\necho fired >>" + m.fired + "\nexit 1\nEOF\nchmod 755 prog\n" +
 		"cp() { if [ \"$1\" = \"$M\" ]; then command cp prog \"$2\"; else command cp \"$@\"; fi; }\n" + hostile + "\n"
 }
 
-// Hostile runs each session of the table in a sandbox, on a repository of its
-// own that it passes to open, and uses the host's repository as a user would:
-// nothing may be executed. Controls is the same on the host.
+// Hostile runs each session of the tables in a sandbox that open creates on a
+// new repository, and uses the host's repository as a user would: nothing may
+// be executed.
 func Hostile(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
 	eachHostile(t, uid, func(t *testing.T, m marker, dir, _, script string) {
 		s := open(t, dir)
@@ -219,7 +216,7 @@ func Hostile(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.
 				t.Errorf("the host's git ran a session's program: %v %s", err, out)
 			}
 			if _, gone := os.Stat(filepath.Join(dir, ".git/HEAD")); gone != nil {
-				continue // where it may be written it may be destroyed
+				continue // if commands may write it, they may destroy it
 			}
 			if err != nil || strings.Contains(out, "fatal:") {
 				t.Errorf("the host's git: %v: %s", err, out)
@@ -228,9 +225,9 @@ func Hostile(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.
 	})
 }
 
-// Controls does on the host what Hostile's sessions do. Each hostile one must
-// run the marker; the harmless ones, and no session at all, must not. Otherwise
-// Hostile proves nothing.
+// Controls runs Hostile's sessions on the host. The hostile ones must run the
+// marker; the harmless ones, and no session at all, must not. Otherwise Hostile
+// proves nothing.
 func Controls(t *testing.T, uid int) {
 	eachHostile(t, uid, func(t *testing.T, m marker, dir, name, script string) {
 		_, fires := hostile[name]
@@ -247,7 +244,7 @@ func Controls(t *testing.T, uid int) {
 	})
 }
 
-// eachHostile calls f for each row of the tables with a repository of its own.
+// eachHostile calls f for each row of the tables with a new repository.
 func eachHostile(t *testing.T, uid int, f func(t *testing.T, m marker, dir, name, script string)) {
 	base := HostDirectory(t, uid)
 	m := newMarker(t, base)
@@ -282,7 +279,7 @@ func OpenUp(t *testing.T, dir string) {
 	}
 }
 
-// gitRead reads a repository in a sandbox that may not write it.
+// gitRead checks that a repository can be read and not written.
 func gitRead(t *testing.T, s sandbox.Sandbox) {
 	t.Helper()
 	out, exit := gitInside(t, s, "set -e; cd /workspace; git status --short; git log --oneline | wc -l; git diff --stat; git show HEAD >/dev/null; git blame a >/dev/null")

@@ -10,8 +10,8 @@ import (
 )
 
 // RunOnNoExec calls f with a directory on a file system that is mounted noexec.
-// Only the thread that runs f sees the mount, which goes with it. The test is
-// skipped if this process may not mount.
+// Only the thread that runs f sees the mount, which ends with it. It skips the
+// test if this process may not mount.
 func RunOnNoExec(t *testing.T, f func(dir string)) {
 	t.Helper()
 	dir := t.TempDir()

@@ -26,13 +26,14 @@ type Cell struct {
 	// Thirds reports that files of third ids exist and keep them.
 	Thirds bool
 	// NoSetgid reports that nothing can be made in a setgid directory of a
-	// group that is not the user's.
+	// group that the user is not in.
 	NoSetgid bool
-	// OwnKernel reports gVisor, which keeps FIFOs that commands make to itself.
+	// OwnKernel reports gVisor, where the host doesn't see FIFOs that commands
+	// make.
 	OwnKernel bool
 }
 
-// change is the script of commands in a furnished overlay.
+// change is the commands' script in a furnished overlay.
 const change = `set -e; umask 022; cd /workspace
 	echo new >made; echo more >>keep/deep/f; rm -r gone; rm -r opaque; mkdir opaque; echo y >opaque/fresh
 	mv moved elsewhere; echo two >>linked; printf 'echo new\n' >>script; ./script; printf x >>big; ln linked hard; ln -s made link2; mkfifo pipe
@@ -41,8 +42,8 @@ const change = `set -e; umask 022; cd /workspace
 // changeThird is their script for files of third ids.
 const changeThird = `cd /workspace; echo t2 >>third; cat hidden; chmod 777 hidden; true`
 
-// Overlay makes commands change a furnished workspace and checks what they, the
-// host's view and the upper layer see of it.
+// Overlay makes commands change a furnished workspace, and checks what they,
+// the host's view and the upper layer see of it.
 func Overlay(t *testing.T, c Cell) {
 	t.Helper()
 	if out, exit := Shell(t, c.Sandbox, change); !exit.Status.Success() || out != "old\nnew\n" {
@@ -61,7 +62,7 @@ func Overlay(t *testing.T, c Cell) {
 	c.checkUpper(t)
 }
 
-// SeesChange checks that commands and the host's view see what Overlay left.
+// SeesChange checks that commands and the host's view see Overlay's changes.
 func SeesChange(t *testing.T, c Cell) {
 	t.Helper()
 	seen := map[string]string{
@@ -135,8 +136,7 @@ func (c Cell) checkList(t *testing.T, v workspace.View, more ...string) {
 	}
 }
 
-// checkUpper checks the owners of what commands wrote, and how removals are
-// recorded.
+// checkUpper checks the owners of written files and the records of removals.
 func (c Cell) checkUpper(t *testing.T) {
 	t.Helper()
 	upper := filepath.Join(c.Layers, "upper")
@@ -172,7 +172,7 @@ func (c Cell) checkUpper(t *testing.T) {
 	}
 }
 
-// Shell runs a script in a sandbox and returns its output.
+// Shell runs a script in a sandbox and returns its standard output.
 func Shell(t testing.TB, s sandbox.Sandbox, script string) (string, sandbox.Exit) {
 	t.Helper()
 	var out, errOut bytes.Buffer

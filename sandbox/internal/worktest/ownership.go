@@ -17,8 +17,8 @@ import (
 var touched = []string{".", "set", "third", "new", "directory", "directory/in", "set/in", "set/sub", "by", "by/tool", ".git"}
 
 // Ownership makes commands and a WRITE tool make files in a furnished workspace
-// that is mounted as it is, and checks whose they are on the host, and that
-// nothing else there was touched: no owner, no mode, no time of change.
+// in bind mode, and checks who owns them on the host, and that nothing else
+// changed: no owner, no mode, no time of change.
 func Ownership(t *testing.T, c Cell) {
 	t.Helper()
 	before := listRest(t, c.Dir)

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tree returns everything about the files of a directory: types, modes, owners,
-// times of change, contents, names of attributes. Times of access are left out,
-// since reading changes them.
+// Tree describes everything about the files of a directory except access times,
+// which reading changes: types, modes, owners, other times, contents, names of
+// attributes.
 func Tree(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -75,7 +75,7 @@ func describeEntry(path string, d fs.DirEntry) (string, error) {
 	return what, nil
 }
 
-// Unchanged checks at the end of the test that the directory is as it is now.
+// Unchanged checks at the end of the test that the directory is as it was.
 func Unchanged(t testing.TB, dir string) {
 	t.Helper()
 	before := Tree(t, dir)

@@ -19,11 +19,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// canary is the content of files outside the workspace, which must never be
-// returned.
+// canary is the content of files outside the workspace, which no view may
+// return.
 const canary = "canary-7d1f0e9a"
 
-// Layout fills dir, a workspace, with symlinks of every sort, special files,
+// Layout fills the workspace dir with symlinks of every sort, special files,
 // odd names and many entries, for View. It also makes "outside" beside it.
 func Layout(t testing.TB, dir string) {
 	t.Helper()
@@ -68,7 +68,7 @@ func shortSocket(t testing.TB, dir string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/socket", f.Fd())
 }
 
-// links are the symlink table of the acceptance catalogue's case 2.
+// links are the symlinks of the acceptance catalogue's case 2.
 var links = [][2]string{
 	{"to-file", "a/f"},
 	{"to-directory", "a"},
@@ -98,7 +98,7 @@ var links = [][2]string{
 	{"stdin", "/dev/stdin"},
 }
 
-// paths are the paths of a Layout that are read, and the kind of error of each.
+// paths are the paths of a Layout to read, with the kind of error of each.
 var paths = map[string]workspace.Kind{
 	"a/f": "", "to-file": "", "to-directory/f": "", "slash/f": "", "file-slash": workspace.KindNotDir, "a/up": "", "d/d/a/f": "", "l1": "", "b/l1/f": "",
 	"past": workspace.KindEscape, "directory-outside/canary": workspace.KindEscape, "absolute": workspace.KindEscape,
@@ -113,8 +113,8 @@ var paths = map[string]workspace.Kind{
 	"fifo": workspace.KindNotRegular, "socket": workspace.KindNotRegular, "deep/1/2/3/4/f": "",
 }
 
-// View checks that v returns for a Layout what a Reader of the directory
-// returns, and that this is correct.
+// View checks that v returns for a Layout the same as a Reader of the
+// directory, and that it is correct.
 func View(t *testing.T, dir string, v workspace.View) {
 	held, err := os.Open(dir)
 	must(t, err)
@@ -161,7 +161,6 @@ func View(t *testing.T, dir string, v workspace.View) {
 	t.Run("cancelled", func(t *testing.T) { checkCancelled(t, v) })
 }
 
-// comparePieces reads parts of files.
 func comparePieces(t *testing.T, v, r workspace.View) {
 	for _, p := range []string{"large", "a/f", "empty", "big"} {
 		for _, at := range [][2]int64{{0, 0}, {0, 1}, {3, 2}, {3, 1 << 20}, {1 << 22, 0}, {1 << 22, 1 << 22}, {1 << 40, 5}, {1<<63 - 1, 1<<63 - 1}, {-1, 0}, {0, -1}} {
@@ -179,7 +178,7 @@ func comparePieces(t *testing.T, v, r workspace.View) {
 	}
 }
 
-// compareWalks checks the decisions of a walk's own function.
+// compareWalks checks the decisions of a walk's function.
 func compareWalks(t *testing.T, v workspace.View) {
 	var seen []string
 	walked, err := v.Walk(t.Context(), ".", workspace.WalkOptions{}, func(e workspace.Entry) error {
@@ -244,14 +243,14 @@ func sameOne[T any](t *testing.T, what, p string, got, want func(context.Context
 	compareResults(t, what, g, gErr, w, wErr)
 }
 
-// compareResults ignores inodes and the times at which they changed: an overlay
-// has its own.
+// compareResults ignores inodes and their times of change: an overlay has its
+// own.
 func compareResults(t *testing.T, what string, got any, gotErr error, want any, wantErr error) {
 	t.Helper()
 	if kindOf(gotErr) != kindOf(wantErr) || gotErr != nil && gotErr.Error() != wantErr.Error() {
 		t.Errorf("%s: error %v, want %v", what, gotErr, wantErr)
 	}
-	// The root of an overlay is its upper layer's, which was made for it.
+	// The root of an overlay is the upper layer's, which was made for it.
 	if got, ok := got.(workspace.Info); ok && got.Path == "." {
 		w := want.(workspace.Info)
 		w.ModTime, w.Inode = got.ModTime, got.Inode
@@ -285,7 +284,7 @@ func listWith(v workspace.View, depth int) func(context.Context, string) (worksp
 	return func(ctx context.Context, p string) (workspace.Listing, error) { return v.List(ctx, p, depth) }
 }
 
-// stroll is the list of what a walk visits, and its end.
+// stroll is the list of a walk's visits, and its end.
 type stroll struct {
 	Entries []workspace.Entry
 	End     workspace.WalkResult
@@ -301,8 +300,8 @@ func walkWith(v workspace.View, o workspace.WalkOptions) func(context.Context, s
 	}
 }
 
-// SearchSeesWalk checks that a search of a view finds the files, with their
-// contents, that a walk finds.
+// SearchSeesWalk checks that a search of a view finds the same files and
+// contents as a walk.
 func SearchSeesWalk(t *testing.T, v workspace.View) {
 	t.Helper()
 	const most = 1 << 20
