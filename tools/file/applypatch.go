@@ -14,21 +14,19 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// undoTime bounds the undoing of a patch, whatever ended the call.
+// undoTime bounds the undoing of a patch, even after the call was cancelled.
 const undoTime = 20 * time.Second
 
-// patchApplier is one execution of apply_patch.
 type patchApplier struct {
 	reader workspace.View
 	apply  applier
-	mark   func(paths []string) (unmark func(), err error) // see Options.MarkPatch
+	mark   func(paths []string) (unmark func(), err error) // [Options].MarkPatch
 }
 
 func applyPatch(o Options) tools.Factory {
 	return func() tools.Tool { return &patchApplier{reader: o.Reader, apply: o.Applier, mark: o.MarkPatch} }
 }
 
-// Definition describes the tool.
 func (a *patchApplier) Definition() tools.Definition {
 	return tools.Definition{
 		Name: "apply_patch",
@@ -54,7 +52,6 @@ func (a *patchApplier) Definition() tools.Definition {
 	}
 }
 
-// patchSections reads the patch of an input.
 func patchSections(raw json.RawMessage) ([]section, error) {
 	var in struct {
 		Patch string `json:"patch"`
@@ -65,8 +62,8 @@ func patchSections(raw json.RawMessage) ([]section, error) {
 	return parsePatch(in.Patch)
 }
 
-// patchPaths returns every path that a patch names. A patch that can't be
-// parsed names none, and changes nothing.
+// patchPaths returns every path that a patch names. A malformed patch names none:
+// it changes nothing.
 func patchPaths(raw json.RawMessage) []string {
 	sections, err := patchSections(raw)
 	if err != nil {
@@ -83,8 +80,8 @@ func patchPaths(raw json.RawMessage) []string {
 	return paths
 }
 
-// patchParts returns the tools that do what the parts of a patch do. One that
-// can't be read does nothing.
+// patchParts returns the tools whose work a patch does. A malformed patch does
+// none.
 func patchParts(raw json.RawMessage) []tools.Name {
 	sections, err := patchSections(raw)
 	if err != nil {
@@ -111,7 +108,6 @@ func patchSummary(raw json.RawMessage) string {
 	return strings.Join(patchPaths(raw), ", ")
 }
 
-// Project shows what the patch would change, without changing it.
 func (a *patchApplier) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
 	p, err := a.newPlan(ctx, call)
 	if err != nil {
@@ -128,9 +124,9 @@ func (a *patchApplier) newPlan(ctx context.Context, call *tools.Call) (*plan, er
 	return newPlan(ctx, a.reader, sections)
 }
 
-// Execute makes all changes of the patch, or none: if one fails, those before
-// it are undone, and what could not be is in the error and the Output. Each is
-// done to the very content that the patch was worked out on.
+// Execute makes all changes of the patch or none: if one fails, it undoes those
+// before it, and the error and the Output tell what could not be undone. Each
+// change applies only to the content that the patch was computed from.
 func (a *patchApplier) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	p, err := a.newPlan(ctx, call)
 	if err != nil {
@@ -157,8 +153,7 @@ func (a *patchApplier) Execute(ctx context.Context, call *tools.Call) (tools.Out
 	return p.output(), nil
 }
 
-// markPatch calls the function of Options.MarkPatch. A single change is done or
-// not, so it needs no mark.
+// markPatch calls [Options].MarkPatch. A single change is atomic and needs no mark.
 func (a *patchApplier) markPatch(p *plan) (unmark func(), err error) {
 	if a.mark == nil || len(p.steps()) < 2 {
 		return func() {}, nil
@@ -170,12 +165,11 @@ func (a *patchApplier) markPatch(p *plan) (unmark func(), err error) {
 	return unmark, nil
 }
 
-// undo reverts the steps, of which the last one failed, starting with the last.
-// The last one may have been done nevertheless, if its answer was lost. Each
-// step is reverted only if the file is as the step left it. Files that differ
-// afterwards are found by comparing them. The result over reports whether the
-// patch has ended: all of it was undone, or the model goes on and reads what is
-// left. If the sandbox is lost, the run ends and the patch is cut off.
+// undo reverts the steps, starting with the last one, which failed but may have
+// been done if its answer was lost. A step is reverted only if the file is as the
+// step left it; comparing files then finds what still differs. over reports whether
+// the patch has ended: it was undone, or the model can read what is left. It has
+// not if the sandbox is lost: that ends the run and cuts the patch off.
 func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause error) (_ tools.Output, over bool, _ error) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(parent), undoTime, errors.New("undoing the patch took too long"))
 	defer cancel()
@@ -185,7 +179,7 @@ func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause
 		if answered && i == len(steps)-1 {
 			continue // it was refused, so nothing was done
 		}
-		// What could not be reverted is found below.
+		// findDifferences finds what could not be reverted.
 		_, err := a.apply.Apply(ctx, s.undo)
 		lost = lost || isLost(err)
 	}
@@ -217,8 +211,8 @@ func isLost(err error) bool {
 	return errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, tools.ErrSandboxStart)
 }
 
-// findDifferences returns the paths that are not as they were before the patch,
-// and a note on each.
+// findDifferences returns the paths that are not as before the patch, with a note
+// on each.
 func (p *plan) findDifferences(ctx context.Context, r workspace.View) (changed, notes []string) {
 	for _, t := range p.targets {
 		if note := t.difference(ctx, r); note != "" {
@@ -229,7 +223,7 @@ func (p *plan) findDifferences(ctx context.Context, r workspace.View) (changed, 
 	return changed, notes
 }
 
-// difference describes how a file differs from what it was, or returns "".
+// difference says how a file differs from before, or "".
 func (t *target) difference(ctx context.Context, r workspace.View) string {
 	content, exists, err := readCurrent(ctx, r, t.path)
 	now := stateOf(content, exists)
@@ -249,8 +243,7 @@ func (t *target) difference(ctx context.Context, r workspace.View) string {
 	return "is neither as it was nor as the patch makes it"
 }
 
-// createdDirectories returns the directories that did not exist before the
-// patch and exist now.
+// createdDirectories returns directories that the patch made and that still exist.
 func (p *plan) createdDirectories(ctx context.Context, r workspace.View) []string {
 	var left []string
 	for _, t := range p.targets {

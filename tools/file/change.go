@@ -11,16 +11,14 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// kind holds what differs between the tools that change files.
+// kind is one of the tools that change a file.
 type kind struct {
 	def tools.Definition
-	// op turns an input into the change that it asks for.
-	op func(input json.RawMessage) (workspace.Op, error)
-	// report words what was done.
+	// op returns the change for an input.
+	op     func(input json.RawMessage) (workspace.Op, error)
 	report func(workspace.Change) string
 }
 
-// changer is one execution of a tool that changes a file.
 type changer struct {
 	kind
 	reader workspace.View
@@ -32,10 +30,8 @@ func changeFactory(o Options, k kind) tools.Factory {
 	return func() tools.Tool { return &changer{kind: k, reader: o.Reader, apply: o.Applier} }
 }
 
-// Definition describes the tool.
 func (c *changer) Definition() tools.Definition { return c.def }
 
-// Project shows what the call would change, without changing it.
 func (c *changer) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
 	op, err := c.newOp(ctx, call)
 	if err != nil {
@@ -49,8 +45,8 @@ func (c *changer) Project(ctx context.Context, call *tools.Call) (tools.Projecti
 	return p, nil
 }
 
-// newOp returns the change that a call asks for. If its path is a symlink, the change
-// applies to the file that the symlink leads to. Only a delete applies to the symlink.
+// newOp returns the change for a call. Except for a delete, a symlink stands for
+// the file that it leads to.
 func (c *changer) newOp(ctx context.Context, call *tools.Call) (workspace.Op, error) {
 	op, err := c.op(call.Input)
 	if err == nil {
@@ -59,8 +55,8 @@ func (c *changer) newOp(ctx context.Context, call *tools.Call) (workspace.Op, er
 	return op, err
 }
 
-// identify returns the path of a change, and the inode of a directory that it deletes:
-// no hash of a content binds such a change.
+// identify returns a change's path. For a directory to delete it adds the inode,
+// because no content hash covers that.
 func (c *changer) identify(ctx context.Context, op workspace.Op) string {
 	if info, err := c.reader.Lstat(ctx, op.Path); op.Recursive && err == nil && info.Type == workspace.TypeDir {
 		return fmt.Sprintf("%d %s", info.Inode, op.Path)
@@ -68,10 +64,9 @@ func (c *changer) identify(ctx context.Context, op workspace.Op) string {
 	return op.Path
 }
 
-// Execute has the change made in the sandbox. Where it was shown beforehand,
-// it is done to the very content that was shown, or not at all. What the model
-// can fix is a [tools.Error]; what was removed before a delete failed is in
-// the Output all the same.
+// Execute applies the change in the sandbox. If it was shown beforehand, it applies
+// only to the content that was shown. An error that the model can fix is a
+// [tools.Error]; if a delete failed halfway, the Output still names the path.
 func (c *changer) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	op, err := c.newOp(ctx, call)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// action is the action of a section of a patch.
+// action is what a section does.
 type action string
 
 const (
@@ -15,33 +15,31 @@ const (
 	actionDelete action = "Delete"
 )
 
-// section is one file of a patch. Line numbers are of the patch, from 1.
+// section is one file of a patch. Line numbers count the patch's lines, from 1.
 type section struct {
 	action action
 	path   string
-	// to is the new path of an update that moves its file.
+	// to is the new path of a moved file.
 	to   string
 	line int
-	// lines are those of an added file; open reports whether its last line has
-	// no newline.
+	// lines are an added file's lines. open means that the last has no newline.
 	lines []string
 	open  bool
 	hunks []hunk
 }
 
-// hunk is one place of an update.
 type hunk struct {
 	line int
-	// anchors are lines of the file, in their order, at or after which it stands.
+	// anchors are lines of the file, in order. The hunk comes at or after the last.
 	anchors []string
 	lines   []hunkLine
-	// atEnd reports whether the hunk ends where the file ends.
+	// atEnd reports whether the hunk ends the file.
 	atEnd bool
-	// newline describes the end of its last lines: see ending.
+	// oldOpen and newOpen mean that the last old or new line has no newline.
 	oldOpen, newOpen bool
 }
 
-// hunkLine is one line of a hunk: ' ' stays, '-' goes, '+' comes.
+// hunkLine is a line of a hunk: op is ' ' (stays), '-' (goes) or '+' (comes).
 type hunkLine struct {
 	op   byte
 	text string
@@ -61,20 +59,19 @@ type hunkLine struct {
 //	*** End of File               optional
 //	*** End Patch
 //
-// Tolerated, because models write it and it can mean nothing else: a here
-// document or a code fence around it; lines that all end in \r\n; "***" without
-// a space, or repeated at the end; other capitals; an empty line for an empty
-// context line, and in an added file; unified line numbers after @@ and file
-// names before it; "\ No newline at end of file"; an @@ line with nothing after it.
+// Tolerated, because models write it and the meaning is clear: a here document or
+// code fence around the patch; lines that all end in \r\n; "***" without a space,
+// or repeated at the end; other capitals; an empty line for an empty context line,
+// or in an added file; unified line numbers after @@ and file names before it; "\
+// No newline at end of file"; an @@ line with nothing after it.
 //
-// Refused, with the line and the fix: no *** End Patch (the patch may be cut
+// Refused, with the line and the fix: a missing *** End Patch (the patch may be cut
 // off), text around the envelope, a line without its sign, an unknown header.
 type envelope struct {
 	lines []string
 	at    int
 }
 
-// parsePatch returns the sections of a patch in their order.
 func parsePatch(text string) ([]section, error) {
 	e := envelope{lines: patchLines(text)}
 	closers, err := e.readBegin()
@@ -112,8 +109,8 @@ func parsePatch(text string) ([]section, error) {
 	}
 }
 
-// patchLines splits a patch. Where every line ends in \r\n, the \r is of the
-// way that the patch came.
+// patchLines splits a patch. If every line ends in \r\n, the \r comes from the
+// transport.
 func patchLines(text string) []string {
 	text = strings.TrimPrefix(text, "\ufeff")
 	lines := strings.Split(text, "\n")
@@ -131,7 +128,6 @@ func patchLines(text string) []string {
 	return lines
 }
 
-// The headers of the format.
 const (
 	headerBegin   = "Begin Patch"
 	headerEnd     = "End Patch"
@@ -142,7 +138,8 @@ const (
 	headerMove    = "Move to:"
 )
 
-// parseHeader reads a line that begins with three stars; name is "" for an unknown one.
+// parseHeader reads a line that begins with three stars. The name is "" if it is
+// unknown.
 func parseHeader(line string) (name, value string, ok bool) {
 	rest, ok := strings.CutPrefix(line, "***")
 	if !ok {
@@ -163,13 +160,13 @@ func parseHeader(line string) (name, value string, ok bool) {
 	return "", rest, true
 }
 
-// hereDocument is the first line of a patch that was meant for a shell.
+// hereDocument matches the first line of a patch that was written for a shell.
 var hereDocument = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(?:\S+\s+)*(?:apply_?patch\s*)?<<-?\s*['"]?([^\s'"]+)['"]?$`)
 })
 
-// readBegin reads up to *** Begin Patch. The closers are the lines that may
-// follow the patch, because matching ones stood before it.
+// readBegin reads up to *** Begin Patch. It returns the lines that may follow the
+// patch, because their counterparts came before it.
 func (e *envelope) readBegin() (closers []string, err error) {
 	for ; e.at < len(e.lines); e.at++ {
 		line := strings.TrimSpace(e.lines[e.at])
@@ -190,7 +187,6 @@ func (e *envelope) readBegin() (closers []string, err error) {
 	return nil, badPatch(1, "the patch has no *** Begin Patch line; it begins with that and ends with *** End Patch")
 }
 
-// checkRest checks what follows *** End Patch.
 func (e *envelope) checkRest(closers []string) error {
 	for ; e.at < len(e.lines); e.at++ {
 		line := strings.TrimSpace(e.lines[e.at])
@@ -205,7 +201,7 @@ func (e *envelope) checkRest(closers []string) error {
 	return nil
 }
 
-// readSection reads one file. The reader stands on its header.
+// readSection reads one file, starting at its header.
 func (e *envelope) readSection(name, path string) (section, error) {
 	s := section{path: path, line: e.at + 1}
 	e.at++
@@ -237,7 +233,7 @@ func (e *envelope) readSection(name, path string) (section, error) {
 	return s, nil
 }
 
-// readAdded reads the lines of a new file. Empty lines at their end separate.
+// readAdded reads a new file's lines. Empty lines at the end are only separators.
 func (e *envelope) readAdded(s *section) error {
 	blank := 0
 	for ; e.at < len(e.lines); e.at++ {
@@ -266,7 +262,7 @@ func isNoNewline(line string) bool {
 	return strings.HasPrefix(line, `\ No newline`)
 }
 
-// readUpdated reads the new path of a file, if there is one, and its hunks.
+// readUpdated reads an optional new path, and hunks.
 func (e *envelope) readUpdated(s *section) error {
 	if e.at < len(e.lines) {
 		if name, to, _ := parseHeader(e.lines[e.at]); name == headerMove {
@@ -300,8 +296,8 @@ func (e *envelope) readUpdated(s *section) error {
 	return nil
 }
 
-// skipFileNames passes the two lines of a unified diff that name its files,
-// which are no lines of the file where @@ follows.
+// skipFileNames skips the two lines of a unified diff that name its files, if @@
+// follows.
 func (e *envelope) skipFileNames() {
 	l := e.lines[e.at:]
 	if len(l) > 2 && strings.HasPrefix(l[0], "--- ") && strings.HasPrefix(l[1], "+++ ") && strings.HasPrefix(l[2], "@@") {
@@ -309,7 +305,6 @@ func (e *envelope) skipFileNames() {
 	}
 }
 
-// readHunk reads one hunk: its @@ lines, then its own.
 func (e *envelope) readHunk() (hunk, error) {
 	h := hunk{line: e.at + 1}
 	for ; e.at < len(e.lines) && strings.HasPrefix(e.lines[e.at], "@@"); e.at++ {
@@ -350,12 +345,11 @@ func (e *envelope) readHunk() (hunk, error) {
 	return h, nil
 }
 
-// blankLine is a line of a hunk that has no sign and no text: an empty context
-// line, or what separates the hunk from the next.
+// blankLine marks an empty line in a hunk: empty context, or a separator at the
+// end.
 const blankLine = 0
 
-// keepBlankLines turns the empty lines into context, except for those at the
-// end.
+// keepBlankLines turns empty lines into context, except at the end.
 func (h *hunk) keepBlankLines() {
 	for len(h.lines) > 0 && h.lines[len(h.lines)-1].op == blankLine {
 		h.lines = h.lines[:len(h.lines)-1]
@@ -371,9 +365,8 @@ var lineNumbers = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^-\d+(,\d+)? \+\d+(,\d+)?( |$)`)
 })
 
-// parseAnchor returns the line of the file that an @@ line names, or "". Line
-// numbers are left out: those that models write are wrong more often than
-// right.
+// parseAnchor returns the line of the file that an @@ line names, or "". It ignores
+// line numbers: models' line numbers are wrong more often than right.
 func parseAnchor(line string) string {
 	a := strings.TrimSpace(strings.TrimPrefix(line, "@@"))
 	if lineNumbers().MatchString(a + " ") {
@@ -386,7 +379,6 @@ func badPatch(line int, format string, args ...any) error {
 	return refuse("invalid_patch", "Line %d of the patch: "+format+". Nothing was changed.", append([]any{line}, args...)...)
 }
 
-// quoteStart quotes the beginning of a line, for an error.
 func quoteStart(line string) string { return quotePath(clipLine(line)) }
 
 func clipLine(s string) string {

@@ -12,33 +12,31 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// applier makes changes in the sandbox.
 type applier interface {
-	// Apply makes one change. Its error is a *workspace.Error if the model can
-	// fix it, and wraps tools.ErrSandboxLost or tools.ErrSandboxStart if the
-	// run can't go on.
+	// Apply makes one change. Its error is a *workspace.Error if the model can fix
+	// it, and wraps tools.ErrSandboxLost or tools.ErrSandboxStart if the run can't
+	// go on.
 	Apply(ctx context.Context, op workspace.Op) (workspace.Change, error)
 }
 
-// Options configure the tools.
+// Options configures the tools.
 type Options struct {
 	// Reader is the host's view of the workspace. It is required.
 	Reader workspace.View
-	// Applier makes changes. If it is nil the tools that make them are left
-	// out.
+	// Applier makes changes. If it is nil, the tools that need it are left out.
 	Applier applier
-	// MarkPatch, if set, is called with the paths of a patch, as they are
-	// shown, before the first of its changes, unless it has only one change. If
-	// it fails nothing is changed. Unmark is called when the patch is done or
-	// undone, or when the model goes on and reads what is left of it. It is not
-	// called if the sandbox is lost: then the patch is cut off.
+	// MarkPatch, if not nil, is called with the displayed paths of a patch of more
+	// than one change, before the first change. If it fails, nothing is changed.
+	// unmark is called when the patch is done or undone, or when the model goes on
+	// and reads what is left of it; but not if the sandbox is lost, which cuts the
+	// patch off.
 	MarkPatch func(paths []string) (unmark func(), err error)
-	// Logger logs what is not an answer to the model. Nil discards.
+	// Logger defaults to none.
 	Logger *zap.Logger
 }
 
-// Factories returns a factory for each tool, in the order in which models
-// should be offered them. It fails if Options.Reader is missing.
+// Factories returns the tools' factories in the order to offer them. It fails if
+// Options.Reader is nil.
 func Factories(o Options) ([]tools.Factory, error) {
 	if o.Reader == nil {
 		return nil, errors.New("make file tools: no reader")
@@ -61,7 +59,7 @@ func Factories(o Options) ([]tools.Factory, error) {
 	return all, nil
 }
 
-// reader is one execution of a tool that only reads.
+// reader is one execution of a read-only tool.
 type reader[In any] struct {
 	def  tools.Definition
 	view workspace.View
@@ -73,10 +71,9 @@ func readFactory[In any](o Options, def tools.Definition, run func(context.Conte
 	return func() tools.Tool { return &reader[In]{def: def, view: o.Reader, run: run} }
 }
 
-// Definition describes the tool.
 func (r *reader[In]) Definition() tools.Definition { return r.def }
 
-// Execute reads. What the model can fix is a [tools.Error].
+// Execute runs the tool. An error that the model can fix is a [tools.Error].
 func (r *reader[In]) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in In
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -86,9 +83,9 @@ func (r *reader[In]) Execute(ctx context.Context, call *tools.Call) (tools.Outpu
 	return out, toolError(ctx, r.view, err)
 }
 
-// toolError turns an error of the workspace into one for the dispatcher: a path
-// that leads outside is denied, any other error is for the model to fix. If a file is
-// missing, the error names one with a similar name.
+// toolError turns a workspace error into a tools.Error. It denies a path that leads
+// outside; the model can fix any other. For a missing file it names one with a
+// similar name.
 func toolError(ctx context.Context, r workspace.View, err error) error {
 	e, ok := errors.AsType[*workspace.Error](err)
 	if !ok {
@@ -106,12 +103,11 @@ func toolError(ctx context.Context, r workspace.View, err error) error {
 	return fail
 }
 
-// refuse returns an error of the tool itself, for the model to fix.
+// refuse returns an error that the model can fix.
 func refuse(reason, format string, args ...any) error {
 	return &tools.Error{Class: tools.ErrorExecution, Reason: reason, Message: fmt.Sprintf(format, args...), Visible: true}
 }
 
-// textOutput returns the output of a tool with one text.
 func textOutput(s string) tools.Output {
 	return tools.Output{Content: []tools.Block{{Text: s}}, Success: true}
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// maxGlobbed bounds the names of one glob.
 const maxGlobbed = 1000
 
 func globDefinition() tools.Definition {

@@ -16,9 +16,9 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Bounds of one grep. RE2 takes time in proportion to the pattern times the
-// text; the line's bound keeps short what can't be interrupted: measured up to
-// 9 s for 64 KiB and the worst pattern found, (?:a?){999}z, on a busy machine.
+// Bounds of one grep. RE2's time is proportional to the pattern times the text, and
+// matching one line can't be interrupted: measured up to 9 s for 64 KiB and the
+// worst pattern found, (?:a?){999}z, on a busy machine.
 const (
 	defaultMatches = 50
 	maxMatches     = 200
@@ -121,36 +121,32 @@ func (in grepInput) compilePattern() (*regexp.Regexp, error) {
 	return re, nil
 }
 
-// matcher searches files, concurrently.
+// matcher searches files concurrently.
 type matcher struct {
 	re       *regexp.Regexp
 	literals []literal
 	most     int
 }
 
-// fileMatches holds the matches of one file.
 type fileMatches struct {
 	lines []matchedLine
-	// more reports whether there are further matching lines.
-	more bool
-	// long is the number of lines that were searched in their first part only.
+	more  bool
+	// long counts the lines of which only the beginning was searched.
 	long int
-	// large, binary and unread are set if the file was not searched.
+	// Any of large, binary and unread means that the file was not searched.
 	large, binary, unread bool
 }
 
-// matchedLine is a line as it is shown.
 type matchedLine struct {
 	number int
 	text   string
-	// long is the number of long lines up to this one.
+	// long counts the long lines up to this one.
 	long int
 }
 
-// fileMatchesBytes is about how much memory a fileMatches takes, lines aside.
+// fileMatchesBytes is roughly a fileMatches' memory, without lines.
 const fileMatchesBytes = 128
 
-// examine searches one file.
 func (m *matcher) examine(ctx context.Context, _ string, f workspace.File, err error) workspace.SearchResult {
 	var r fileMatches
 	switch {
@@ -173,11 +169,11 @@ func (m *matcher) examine(ctx context.Context, _ string, f workspace.File, err e
 	return found
 }
 
-// searchData searches for lines that match. If every match contains one of some
-// literals, only lines that contain one are searched.
+// searchData finds matching lines. If the pattern has literals, it matches only
+// lines that contain one.
 func (m *matcher) searchData(ctx context.Context, data []byte, r *fileMatches) {
 	f := finder{literals: m.literals}
-	number, counted, unchecked := 1, 0, 0 // the line that begins at counted
+	number, counted, unchecked := 1, 0, 0 // number is the line that begins at counted
 	for at := 0; at < len(data); {
 		if len(f.literals) > 0 {
 			hit := f.nextCandidate(data, at)
@@ -212,19 +208,18 @@ func (m *matcher) searchData(ctx context.Context, data []byte, r *fileMatches) {
 	}
 }
 
-// grepped is the result of a grep, of file after file.
+// grepped is the result of a grep, built file by file.
 type grepped struct {
 	out   strings.Builder
 	found int
 	files int
 	more  bool
-	// large and binary files were left out, and unread ones could not be read.
+	// large and binary files were left out; unread ones could not be read.
 	large, binary, unread int
-	// long lines were searched in their first part only.
-	long int
+	long                  int
 }
 
-// addMatches adds what was found in a file, until there are most matches.
+// addMatches adds a file's matches, up to most in all.
 func (g *grepped) addMatches(name string, r *fileMatches, most int) error {
 	switch {
 	case r.large:
@@ -254,7 +249,7 @@ func (g *grepped) addMatches(name string, r *fileMatches, most int) error {
 	return nil
 }
 
-// snippet returns a line, or, if it is long, the text around the match.
+// snippet returns a line, or the part around the match if it is long.
 func snippet(line []byte, at []int) string {
 	if len(line) <= snippetBytes {
 		return markInvalid(line)

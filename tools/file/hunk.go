@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// document is a text file as its lines. Line ends are kept apart, so that a
-// patch, whose lines end in \n, fits a file whose lines all end in \r\n.
+// document is a text file split into lines. Line ends are kept apart, so that a
+// patch with \n fits a file whose lines all end in \r\n.
 type document struct {
 	lines []string
 	end   string // "\n" or "\r\n"
-	mark  string // the byte order mark, if there is one
-	// open reports whether the last line has no line end.
+	mark  string // byte order mark, or ""
+	// open means that the last line has no line end.
 	open bool
 }
 
@@ -58,7 +58,7 @@ func (d document) bytes() []byte {
 	return []byte(text)
 }
 
-// looseness is how much of a line need not be equal.
+// looseness is how freely lines are compared.
 type looseness int
 
 const (
@@ -67,7 +67,7 @@ const (
 	looseMarks
 )
 
-// words describes what was ignored, for the result.
+// words says what was ignored.
 func (l looseness) words() string {
 	switch l {
 	case looseEnds:
@@ -78,8 +78,8 @@ func (l looseness) words() string {
 	return ""
 }
 
-// lookAlikes are characters that models write for others: typographic dashes,
-// quotes and spaces for those of a keyboard, and the other way round.
+// lookAlikes replaces typographic dashes, quotes and spaces by keyboard characters.
+// Models confuse them in both directions.
 var lookAlikes = strings.NewReplacer(
 	"\u2010", "-", "\u2011", "-", "\u2012", "-", "\u2013", "-", "\u2014", "-", "\u2015", "-", "\u2212", "-",
 	"\u2018", "'", "\u2019", "'", "\u201a", "'", "\u201b", "'",
@@ -88,7 +88,6 @@ var lookAlikes = strings.NewReplacer(
 	"\u2026", "...",
 )
 
-// normalize returns the part of a line that counts.
 func (l looseness) normalize(line string) string {
 	switch l {
 	case looseEnds:
@@ -99,19 +98,19 @@ func (l looseness) normalize(line string) string {
 	return line
 }
 
-// spot is a place at which a hunk may stand.
+// spot is a place where a hunk fits.
 type spot struct {
 	at int // index of its first line in the document
 	h  *hunk
-	// from and to bound what it changes, relative to at: context around that
-	// may be shared with other hunks.
+	// from and to bound the changed lines, relative to at. Context around them may
+	// be shared with other hunks.
 	from, to int
 }
 
 func (s spot) firstLine() int { return s.at + s.from }
 func (s spot) lineAfter() int { return s.at + s.to }
 
-// oldLines returns the lines that a hunk replaces.
+// oldLines returns the hunk's lines that are in the file.
 func (h *hunk) oldLines() []string {
 	var lines []string
 	for _, l := range h.lines {
@@ -122,8 +121,8 @@ func (h *hunk) oldLines() []string {
 	return lines
 }
 
-// spotAt returns the hunk at a line. Its change reaches from the first line
-// that is removed or added to behind the last.
+// spotAt places the hunk at a line. Its change spans from the first removed or
+// added line to the last.
 func (h *hunk) spotAt(at int) spot {
 	s := spot{at: at, h: h, from: -1}
 	n := 0
@@ -141,24 +140,23 @@ func (h *hunk) spotAt(at int) spot {
 	return s
 }
 
-// matchWork bounds the comparisons of lines for one file: a hunk of a thousand
-// lines in a file of ten thousand has ten million at most.
+// matchWork bounds the line comparisons for one file. A hunk of a thousand lines in
+// a file of ten thousand takes at most ten million.
 const matchWork = 50_000_000
 
-// patcher finds the places of one file's hunks.
+// patcher finds where one file's hunks fit.
 type patcher struct {
 	ctx  context.Context
 	path string
 	doc  document
 	work int
-	// forms are the document's lines in each looseness, made when needed.
+	// forms caches the document's lines, normalized for each looseness.
 	forms [looseMarks + 1][]string
-	// loosest is the loosest comparison that a hunk needed.
+	// loosest is the loosest comparison needed so far.
 	loosest looseness
 }
 
-// applyHunks returns the file after its hunks, and what had to be ignored to
-// find their places.
+// applyHunks returns the changed file, and the loosest comparison needed.
 func applyHunks(ctx context.Context, path string, before []byte, hunks []hunk) ([]byte, looseness, error) {
 	p := &patcher{ctx: ctx, path: path, doc: readDocument(before)}
 	choices := make([][]spot, len(hunks))
@@ -178,7 +176,7 @@ func applyHunks(ctx context.Context, path string, before []byte, hunks []hunk) (
 	return p.doc.replaceSpots(spots).bytes(), p.loosest, nil
 }
 
-// replaceSpots makes the changes, which are in order and don't overlap.
+// replaceSpots makes the changes, which are sorted and don't overlap.
 func (d document) replaceSpots(spots []spot) document {
 	out := document{end: d.end, mark: d.mark, open: d.open}
 	done := 0
@@ -190,7 +188,7 @@ func (d document) replaceSpots(spots []spot) document {
 			switch {
 			case l.op == '+':
 				l.text = strings.TrimSuffix(l.text, "\r")
-				// In a file with both line ends, the previous line decides.
+				// In a file with mixed line ends, the previous line decides.
 				if at := s.at + max(n-1, 0); at < len(d.lines) && strings.HasSuffix(d.lines[at], "\r") {
 					l.text += "\r"
 				}
@@ -199,7 +197,7 @@ func (d document) replaceSpots(spots []spot) document {
 				n++
 				done = max(done, s.at+n)
 			default:
-				// A context line that lies between changes stays as the file has it.
+				// Context between changes stays as the file has it.
 				if at := s.at + n; at >= s.firstLine() && at < s.lineAfter() {
 					out.lines = append(out.lines, d.lines[at])
 					done = at + 1
@@ -215,8 +213,7 @@ func (d document) replaceSpots(spots []spot) document {
 	return out
 }
 
-// findSpots returns the lines at which a hunk may stand, ascending, at least
-// one.
+// findSpots returns the lines where a hunk fits, ascending, or an error.
 func (p *patcher) findSpots(i int, h *hunk) ([]int, error) {
 	if err := p.countComparisons(len(h.anchors) * len(p.doc.lines)); err != nil {
 		return nil, err
@@ -247,8 +244,7 @@ func (p *patcher) findSpots(i int, h *hunk) ([]int, error) {
 	return nil, p.hunkError(i, h, "0 matches for its lines%s", p.nearestHint(old))
 }
 
-// insertionSpots returns the line of a hunk that has neither context nor lines
-// to remove.
+// insertionSpots places a hunk that only adds lines.
 func (p *patcher) insertionSpots(i int, h *hunk) ([]int, error) {
 	switch {
 	case len(h.anchors) > 0:
@@ -266,7 +262,6 @@ func (p *patcher) insertionSpots(i int, h *hunk) ([]int, error) {
 	return nil, p.hunkError(i, h, "it only adds lines and does not say where; add context lines around them, an @@ line before, or *** End of File after")
 }
 
-// normalizedLines returns the document's lines, normalized.
 func (p *patcher) normalizedLines(l looseness) []string {
 	if l == exact {
 		return p.doc.lines
@@ -280,7 +275,7 @@ func (p *patcher) normalizedLines(l looseness) []string {
 	return p.forms[l]
 }
 
-// countComparisons counts comparisons, and fails beyond the bound.
+// countComparisons fails if the comparisons exceed matchWork.
 func (p *patcher) countComparisons(n int) error {
 	if p.work += n; p.work > matchWork {
 		return refuse("too_large", "%s: finding the places of the patch takes too long; use fewer or more telling lines, or write the file anew. Nothing was changed.", shown(p.path))
@@ -288,7 +283,7 @@ func (p *patcher) countComparisons(n int) error {
 	return nil
 }
 
-// findMatches returns the lines at which old stands in the document.
+// findMatches returns the lines where old occurs.
 func (p *patcher) findMatches(old []string, l looseness) ([]int, error) {
 	want := make([]string, len(old))
 	for i, line := range old {
@@ -317,8 +312,8 @@ func (p *patcher) findMatches(old []string, l looseness) ([]int, error) {
 	return at, nil
 }
 
-// findAnchors returns the lines at which a chain of anchors ends, for each
-// place at which it can begin.
+// findAnchors returns the lines where a chain of anchors ends, for each place where
+// it can begin.
 func (p *patcher) findAnchors(anchors []string) []int {
 	ends := p.anchorLines(anchors[0])
 	for _, a := range anchors[1:] {
@@ -334,9 +329,8 @@ func (p *patcher) findAnchors(anchors []string) []int {
 	return ends
 }
 
-// anchorLines returns the lines that are equal to an anchor, or, if there are
-// none, those that begin with it. Indentation does not count: models leave it
-// out.
+// anchorLines returns the lines equal to an anchor or, if there are none, those
+// that begin with it. Indentation doesn't count: models leave it out.
 func (p *patcher) anchorLines(a string) []int {
 	a = strings.TrimSpace(looseMarks.normalize(a))
 	var whole, begun []int
@@ -354,8 +348,7 @@ func (p *patcher) anchorLines(a string) []int {
 	return begun
 }
 
-// afterAnchors keeps, for each place of the anchors, the first match at or
-// after it.
+// afterAnchors keeps the first match at or after each place of the anchors.
 func (p *patcher) afterAnchors(i int, h *hunk, all []int) ([]int, error) {
 	ends := p.findAnchors(h.anchors)
 	if len(ends) == 0 {
@@ -373,8 +366,8 @@ func (p *patcher) afterAnchors(i int, h *hunk, all []int) ([]int, error) {
 	return slices.Compact(kept), nil
 }
 
-// chooseSpots returns the place of each hunk: the only possible one, alone or
-// by the order of the hunks.
+// chooseSpots returns the place of each hunk: the only one, or the only one in the
+// order of the hunks.
 func (p *patcher) chooseSpots(choices [][]spot) ([]spot, error) {
 	spots := make([]spot, 0, len(choices))
 	if !slices.ContainsFunc(choices, func(c []spot) bool { return len(c) > 1 }) {
@@ -398,7 +391,8 @@ func (p *patcher) chooseSpots(choices [][]spot) ([]spot, error) {
 		spots = append(spots, c[j])
 		from = c[j].lineAfter()
 	}
-	// The last places, from the end: if they differ, there is a choice.
+	// If the last possible places, counted from the end, differ, the choice is
+	// ambiguous.
 	limit := len(p.doc.lines)
 	for i, c := range slices.Backward(choices) {
 		var last spot
@@ -418,7 +412,6 @@ func (p *patcher) chooseSpots(choices [][]spot) ([]spot, error) {
 	return spots, nil
 }
 
-// listLines lists the lines of some places.
 func listLines(spots []spot) string {
 	const most = 10
 	var list []string
@@ -431,8 +424,8 @@ func listLines(spots []spot) string {
 	return strings.Join(list, ", ")
 }
 
-// nearestHint describes where the lines of a hunk nearly are: with other white
-// space, or in part.
+// nearestHint says where a hunk's lines almost fit: with other white space, or in
+// part.
 func (p *patcher) nearestHint(old []string) string {
 	if len(p.doc.lines) == 0 {
 		return "; the file is empty"
@@ -476,7 +469,7 @@ func listAnchors(anchors []string) string {
 	return " " + strings.Join(quoted, ", ")
 }
 
-// hunkError returns the error for a hunk; i is its index, or -1.
+// hunkError returns an error about hunk i. A negative i leaves out its number.
 func (p *patcher) hunkError(i int, h *hunk, format string, args ...any) error {
 	name := "a hunk"
 	if i >= 0 {

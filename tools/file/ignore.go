@@ -12,39 +12,39 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Bounds of what .gitignore files may cost a search: every entry is compared
-// with every pattern of the directories above it.
+// Bounds on .gitignore files: every entry is compared with every pattern of the
+// directories above it.
 const (
 	ignoreFileBytes = 64 << 10
 	ignoreLineBytes = 1024
 	maxIgnoreRules  = 2000
 )
 
-// ignoreFile is the name of the files whose rules count. They count from the
-// workspace's top down, as git's do in a repository there.
+// ignoreFile names the files with rules. They apply from the workspace's top down,
+// as git's do in a repository there.
 const ignoreFile = ".gitignore"
 
-// ignores are the rules that count in one directory: those of its own file and
-// of the files above it. They never change once made.
+// ignores are the rules for one directory, from its own file and those above. They
+// are immutable.
 type ignores struct {
 	dir   []string // the directory's path, name by name
 	rules []ignoreRule
 }
 
-// ignoreRule is a line of a file. A pattern with a slash before its end applies to the
-// path, any other to the name.
+// ignoreRule is a line of a file. A pattern with a slash before its end matches the
+// path, any other the name.
 type ignoreRule struct {
 	gitignore.Pattern
 	ofPath bool
 }
 
-// newIgnores loads the rules above and in the directory start. Where they leave
-// out start itself, which the caller named, it returns nil: nothing is left out.
+// newIgnores loads the rules for the directory start. If they exclude start, which
+// the caller named, it returns nil: nothing is left out.
 func newIgnores(ctx context.Context, r workspace.View, start string) workspace.Rules {
 	load := func(dir string) []byte {
 		f, err := r.ReadFile(ctx, path.Join(dir, ignoreFile), 0, ignoreFileBytes)
 		if err != nil {
-			return nil // one that can't be read leaves out nothing
+			return nil // an unreadable file leaves out nothing
 		}
 		return f.Data
 	}
@@ -62,12 +62,11 @@ func newIgnores(ctx context.Context, r workspace.View, start string) workspace.R
 	return i
 }
 
-// Enter returns the rules for a directory with the file of rules given, which
-// counts as far as the bounds allow.
+// Enter returns the rules for a directory below, whose rules file is given.
 func (i *ignores) Enter(dir string, file []byte) workspace.Rules { return i.enterDirectory(dir, file) }
 
 func (i *ignores) enterDirectory(dir string, file []byte) *ignores {
-	below := &ignores{rules: slices.Clip(i.rules)} // those above are not to be written to
+	below := &ignores{rules: slices.Clip(i.rules)} // don't write to the rules above
 	if dir != "." {
 		below.dir = strings.Split(dir, "/")
 	}
@@ -90,14 +89,14 @@ func (i *ignores) enterDirectory(dir string, file []byte) *ignores {
 	return below
 }
 
-// Skip reports whether the rules leave out an entry of the directory. They
-// always leave out .git.
+// Skip reports whether the rules exclude an entry of the directory. They always
+// exclude .git.
 func (i *ignores) Skip(_, name string, isDir bool) bool {
 	if name == ".git" {
 		return true
 	}
 	path := append(slices.Clip(i.dir), name)
-	for _, r := range slices.Backward(i.rules) { // the last one that matches counts
+	for _, r := range slices.Backward(i.rules) { // the last match counts
 		of := path
 		if !r.ofPath {
 			of = path[len(i.dir):]

@@ -5,15 +5,15 @@ import (
 	"maps"
 )
 
-// pathAliases are the names of path arguments in other tools.
+// pathAliases adds other tools' names for a path argument to more.
 func pathAliases(more map[string]string) map[string]string {
 	all := map[string]string{"file_path": "path", "filePath": "path", "filename": "path", "file": "path", "target_file": "path"}
 	maps.Copy(all, more)
 	return all
 }
 
-// onePath returns the path of an input for the scope check and the order of
-// calls, or otherwise if the input has none.
+// onePath returns a [tools.Definition].Paths for an input with one path, which
+// defaults to otherwise.
 func onePath(otherwise string) func(json.RawMessage) []string {
 	return func(raw json.RawMessage) []string {
 		in := struct {
@@ -29,10 +29,10 @@ func onePath(otherwise string) func(json.RawMessage) []string {
 	}
 }
 
-// count is a bound that an input may set.
+// count is an input's optional limit or line number.
 type count int64
 
-// orDefault returns the count, or n if it was left out, capped at most.
+// orDefault returns c, at most most, or n if c was left out.
 func (c count) orDefault(n, most int) int {
 	if c <= 0 {
 		return n

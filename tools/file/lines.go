@@ -14,39 +14,37 @@ import (
 )
 
 const (
-	// chunkBytes is read at once.
 	chunkBytes = 256 << 10
-	// scanBytes bounds what is read of one file to find and count its lines:
-	// at the speed of a page cache some tenths of a second.
+	// scanBytes bounds what is read of one file to find and count its lines. From
+	// the page cache this takes some tenths of a second.
 	scanBytes = 256 << 20
-	// lineBytes bounds how much of a line is shown. Lines of source are
-	// shorter; longer ones are minified or data.
+	// lineBytes bounds how much of a line is shown. Longer lines are minified code
+	// or data.
 	lineBytes = 2000
 	// windowBytes leaves room for notes below [tools.DefaultResultBytes].
 	windowBytes = 48_000
 )
 
-// window is a range of lines of a text.
 type window struct {
-	from    int // the first line, from 1
+	from    int // from 1
 	count   int
 	numbers bool
 }
 
-// view is the text seen through a window.
+// view is the text in a window.
 type view struct {
 	text strings.Builder
-	// first and last are the lines shown, last 0 if there are none.
+	// first and last are the lines shown. last is 0 if there are none.
 	first, last int
-	// lines is the number of lines of the whole text, if it was read whole.
+	// lines counts all lines, if whole is set.
 	lines int
 	whole bool
-	// cutLines were longer than lineBytes; badBytes were no UTF-8, nuls zero.
+	// cutLines counts shortened lines, badBytes invalid UTF-8.
 	cutLines, badBytes, nuls int
 	crlf                     int
 }
 
-// readView reads r until the window is full, and on to count the lines.
+// readView reads r until the window is full, and then on to count the lines.
 func (w window) readView(r io.Reader) (*view, error) {
 	v := &view{first: w.from}
 	s := scanner{window: w, view: v}
@@ -69,11 +67,11 @@ func (w window) readView(r io.Reader) (*view, error) {
 	}
 }
 
-// scanner splits what it is fed into lines and keeps those of the window.
+// scanner splits its input into lines and keeps those in the window.
 type scanner struct {
 	window
 	view *view
-	// line is the beginning of the current line, length its bytes so far.
+	// line is the beginning of the current line, length its full length so far.
 	line   []byte
 	length int
 	full   bool
@@ -94,14 +92,12 @@ func (s *scanner) feedBytes(p []byte) {
 	}
 }
 
-// finishLine takes what follows the last newline as a line.
 func (s *scanner) finishLine() {
 	if s.length > 0 {
 		s.flushText(false)
 	}
 }
 
-// isWanted reports whether the current line is in the window.
 func (s *scanner) isWanted() bool {
 	n := s.view.lines + 1
 	return !s.full && n >= s.from && n-s.from < s.count
@@ -141,8 +137,8 @@ func (s *scanner) showLine(ended bool) {
 	v.last = v.lines + 1
 }
 
-// cutLine makes a line valid UTF-8 of at most lineBytes, and notes what it left
-// out.
+// cutLine makes a line valid UTF-8 of at most lineBytes, plus a note of what was
+// cut.
 func cutLine(line []byte, length int) (text string, cut bool) {
 	if length > lineBytes {
 		at := min(lineBytes, len(line))
@@ -154,13 +150,12 @@ func cutLine(line []byte, length int) (text string, cut bool) {
 	return markInvalid(line), false
 }
 
-// markInvalid replaces what is not text: � for bytes that are not UTF-8, ␀
-// for NUL.
+// markInvalid writes � for each invalid UTF-8 byte and ␀ for each NUL.
 func markInvalid(b []byte) string {
 	s := string(b)
 	if !utf8.ValidString(s) {
 		var out strings.Builder
-		for _, r := range s { // one � for each byte that is none
+		for _, r := range s { // one � for each invalid byte
 			out.WriteRune(r)
 		}
 		s = out.String()
@@ -168,8 +163,8 @@ func markInvalid(b []byte) string {
 	return strings.ReplaceAll(s, "\x00", "␀")
 }
 
-// countInvalid counts the bytes that are not UTF-8, and the NULs. A rune that
-// was cut off at the very end of a cut line doesn't count.
+// countInvalid counts invalid UTF-8 bytes and NULs. A rune cut off at the very end
+// doesn't count.
 func countInvalid(b []byte) (bad, nuls int) {
 	nuls = bytes.Count(b, []byte{0})
 	for len(b) > 0 {
@@ -185,8 +180,7 @@ func countInvalid(b []byte) (bad, nuls int) {
 	return bad, nuls
 }
 
-// fileStream reads a file of the workspace piece by piece. Each piece is a
-// call of its own into the Reader, bounded like any.
+// fileStream reads a file with one bounded call of the Reader for each Read.
 type fileStream struct {
 	ctx    context.Context //nolint:containedctx // io.Reader has no other way; lives for one call
 	reader workspace.View
@@ -195,8 +189,8 @@ type fileStream struct {
 	ended  bool
 }
 
-// Read reads on from where the last piece ended. After an error p must not be
-// used again, see [workspace.View.ReadInto].
+// Read continues where the last piece ended. After an error p must not be used
+// again; see [workspace.View.ReadInto].
 func (f *fileStream) Read(p []byte) (int, error) {
 	if f.ended {
 		return 0, io.EOF

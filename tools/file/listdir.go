@@ -12,7 +12,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Bounds of one list_dir.
 const (
 	maxListed    = 1000
 	maxListDepth = 10
@@ -82,8 +81,7 @@ func (l *lister) run(ctx context.Context, in listDirInput) (tools.Output, error)
 	return out, nil
 }
 
-// firstByDepth returns the first entries by depth, at most most, in the order
-// that they had.
+// firstByDepth keeps the most entries nearest the top, in their order.
 func firstByDepth(entries []workspace.Entry, most int) (kept []workspace.Entry, cut bool) {
 	if len(entries) <= most {
 		return entries, false
@@ -122,7 +120,7 @@ func shownAll(paths []string) []string {
 	return all
 }
 
-// noteNames explains quoted names with \x in them.
+// noteNames explains names shown with \x.
 func noteNames(out *tools.Output, odd int) {
 	if odd > 0 {
 		addNote(out, limits.FormatCount(odd, "name")+` with \x escapes can't be given to a tool: their bytes are no UTF-8; use the shell`)

@@ -10,17 +10,17 @@ import (
 // maxLiterals bounds the literals that a pattern is searched by.
 const maxLiterals = 8
 
-// literal is text that a match holds.
+// literal is a text that matches contain.
 type literal struct {
 	text string
-	// fold is set if text is ASCII and its case is ignored.
+	// fold is set if case is ignored; text is then lower-case ASCII.
 	fold bool
-	// rare is the index of the byte of a folded text that is searched for first.
+	// rare is the index of the byte of a folded text to search for first.
 	rare int
 }
 
-// requiredLiterals returns texts of which every match of the expression holds
-// at least one; none if there are no such texts.
+// requiredLiterals returns texts of which every match of expr contains at least
+// one, or none.
 func requiredLiterals(expr string) []literal {
 	re, err := syntax.Parse(expr, syntax.Perl)
 	if err != nil {
@@ -58,13 +58,13 @@ func literalsOf(re *syntax.Regexp) []literal {
 	return nil
 }
 
-// literalOf returns the text of a literal, or of a literal whose case doesn't
-// count the longest part that holds ASCII alone and no letter that is the same
-// as one beyond ASCII (k and the Kelvin sign, s and the long s).
+// literalOf returns a literal's text. If case is ignored, it returns the longest
+// part without letters that fold to non-ASCII ones (k and the Kelvin sign, s and
+// the long s).
 func literalOf(re *syntax.Regexp) []literal {
 	text := string(re.Rune)
 	if strings.ContainsRune(text, utf8.RuneError) {
-		return nil // it matches whatever is not UTF-8
+		return nil // it matches any invalid UTF-8
 	}
 	if re.Flags&syntax.FoldCase == 0 {
 		return []literal{{text: text}}
@@ -87,7 +87,7 @@ func literalOf(re *syntax.Regexp) []literal {
 	return []literal{l}
 }
 
-// frequency ranks bytes by how often they are in text.
+// frequency ranks bytes by how common they are in text.
 func frequency(b byte) int { return strings.IndexByte("zqxjvwbgypmfuhdlcnoiarte ", b) }
 
 func shortestLiteral(list []literal) int {
@@ -101,7 +101,6 @@ func shortestLiteral(list []literal) int {
 	return n
 }
 
-// index returns where the literal is in data, or -1.
 func (l *literal) index(data []byte) int {
 	if !l.fold {
 		return bytes.Index(data, []byte(l.text))
@@ -125,8 +124,8 @@ func (l *literal) index(data []byte) int {
 	}
 }
 
-// indexFrom returns the index of the first b in data from at on, len(data)
-// if there is none; known is a former result.
+// indexFrom returns the index of the first b in data[at:], or len(data). known is a
+// previous result.
 func indexFrom(data []byte, b byte, at, known int) int {
 	if known >= at || at >= len(data) {
 		return max(known, at)
@@ -138,7 +137,7 @@ func indexFrom(data []byte, b byte, at, known int) int {
 	return at + i
 }
 
-// equalFold compares data with an ASCII text of lower case.
+// equalFold compares data with a lower-case ASCII text.
 func equalFold(data []byte, lower string) bool {
 	for i, b := range data {
 		if 'A' <= b && b <= 'Z' {
@@ -151,15 +150,14 @@ func equalFold(data []byte, lower string) bool {
 	return true
 }
 
-// finder finds the next place in a text that may hold a match.
+// finder finds the next place that may contain a match.
 type finder struct {
 	literals []literal
 	next     [maxLiterals]int
 }
 
-// nextCandidate returns the first index from at on at which one of the literals
-// is in data, or -1. For the same data it is called with rising indexes, the
-// first of which is 0.
+// nextCandidate returns the index of the first literal in data[at:], or -1. For the
+// same data, at must start with 0 and increase.
 func (f *finder) nextCandidate(data []byte, at int) int {
 	first := -1
 	for i := range f.literals {

@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// shown returns a path as results show it: as it is, or quoted and escaped if
-// it contains what a reader would not see or would take for something else.
+// shown returns a path as results show it. It quotes paths that contain anything a
+// reader would not see or would misread.
 func shown(path string) string {
 	_, hidden := tools.Display(path)
 	spaced := "/" + path + "/"
@@ -27,8 +27,6 @@ func shown(path string) string {
 	return path
 }
 
-// quotePath returns a Go string literal that escapes what [tools.Display]
-// escapes.
 func quotePath(path string) string {
 	var b strings.Builder
 	b.WriteByte('"')
@@ -51,12 +49,11 @@ func quotePath(path string) string {
 	return b.String()
 }
 
-// unnameable reports whether a path can't be passed in an input, whose JSON is
-// UTF-8.
+// unnameable reports whether path can't be passed in an input: JSON is UTF-8.
 func unnameable(path string) bool { return !utf8.ValidString(path) }
 
-// foldName returns a name with composed letters and plain keyboard spaces, quotes and
-// dashes, so that names that look alike become equal.
+// foldName makes names that look alike equal: it composes letters and replaces
+// typographic spaces, quotes and dashes.
 func foldName(name string) string {
 	for i := range len(name) {
 		if name[i] >= utf8.RuneSelf {
@@ -66,8 +63,8 @@ func foldName(name string) string {
 	return name
 }
 
-// similarName returns words that name an entry whose path looks like name but differs, or
-// "" unless there is exactly one.
+// similarName returns words that name the only existing path that looks like name,
+// or "".
 func similarName(ctx context.Context, r workspace.View, name string) string {
 	rel, err := r.Relative(name)
 	if err != nil {
@@ -103,7 +100,6 @@ func similarName(ctx context.Context, r workspace.View, name string) string {
 	return fmt.Sprintf("; a similar name is there: %s, in JSON %s", shown(found), quoteJSON(found))
 }
 
-// quoteJSON returns an ASCII-only JSON string.
 func quoteJSON(s string) string {
 	raw, _ := json.Marshal(s) // a string
 	var b strings.Builder

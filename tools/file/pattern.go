@@ -10,28 +10,27 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Bounds of a glob pattern. Matching one of doublestar's takes time in
-// proportion to the ways to choose among its alternatives; the rest of it
-// backtracks over one star and one double star only.
+// Bounds of a glob pattern. doublestar's time grows with the number of ways to
+// choose among alternatives; apart from that it backtracks over only one star and
+// one double star.
 const (
 	maxPatternBytes = 1024
 	maxAlternatives = 64
 )
 
-// globPattern matches the names of files. Names that look alike are equal.
+// globPattern matches file names. Names that look alike are equal.
 type globPattern struct {
 	pattern string
-	// literal is the pattern whose brackets stand for themselves, as in the directory [id].
-	// It is "" without brackets.
+	// literal is the pattern with its brackets taken literally, as in the directory
+	// [id], or "".
 	literal string
-	// base matches the last name alone: a pattern without a slash is meant
-	// for files anywhere below.
+	// base matches only the last name: a pattern without a slash is meant for files
+	// anywhere below.
 	base bool
-	// whole matches the path from the workspace's top on: the pattern began
+	// whole matches the path from the workspace's top, because the pattern began
 	// with the workspace's own path.
 	whole bool
-	// last matches the last name of whatever the pattern matches; "" where it
-	// was not to be had.
+	// last matches the last name of everything that the pattern matches, or is "".
 	last string
 }
 
@@ -51,7 +50,7 @@ func newPattern(r workspace.View, s string) (globPattern, error) {
 	if slices.Contains(parts, "..") {
 		return globPattern{}, refuse("invalid_pattern", "The pattern %q leads upwards; name the directory to search in with path.", s)
 	}
-	// "**/**" means no more than "**" and costs more.
+	// "**/**" means the same as "**" but costs more.
 	parts = slices.CompactFunc(parts, func(a, b string) bool { return a == "**" && b == "**" })
 	g.pattern = foldName(strings.Join(parts, "/"))
 	if !doublestar.ValidatePattern(g.pattern) || g.pattern == "" {
@@ -71,7 +70,7 @@ func newPattern(r workspace.View, s string) (globPattern, error) {
 	return g, nil
 }
 
-// countAlternatives returns an upper bound for the number of patterns that the
+// countAlternatives returns an upper bound on the number of patterns that the
 // braces expand to.
 func countAlternatives(pattern string) int {
 	product, groups := 1, []int(nil)
@@ -95,8 +94,7 @@ func countAlternatives(pattern string) int {
 	return product
 }
 
-// match reports whether the pattern of a search matches an entry of a
-// directory.
+// match reports whether the pattern matches an entry of the directory dir.
 func (g globPattern) match(s *search, dir, name string) bool {
 	name = foldName(name)
 	switch {

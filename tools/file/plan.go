@@ -20,14 +20,12 @@ const (
 	maxPatchBytes = 64 << 20 // of all files, before and after
 )
 
-// state is a file at one moment.
 type state struct {
 	exists  bool
 	content []byte
-	sum     string // hex SHA-256, or "absent": what workspace.Op.IfSHA256 wants
+	sum     string // hex SHA-256 or absent, as in [workspace.Op].IfSHA256
 }
 
-// absent is the sum of a file that is not there.
 const absent = "absent"
 
 func stateOf(content []byte, exists bool) state {
@@ -38,29 +36,27 @@ func stateOf(content []byte, exists bool) state {
 	return state{exists: true, content: content, sum: hex.EncodeToString(sum[:])}
 }
 
-// target is the result of a patch for one path, whatever sections name it.
+// target is what a patch does to one path, whichever sections name it.
 type target struct {
 	path          string
 	before, after state
-	// from and to are the other ends of a move.
-	from, to string
-	// mode is the mode of the file before; created is the topmost directory that has to
-	// be made for a new one, "" for none.
+	from, to      string
+	// mode is the existing file's mode. created is the topmost directory to make
+	// for a new file, or "".
 	mode    fs.FileMode
 	created string
 	hunks   int
 	loosest looseness
 }
 
-// plan is a whole patch, computed from the files as they are and not yet done.
+// plan is a whole patch, computed but not applied.
 type plan struct {
 	targets []*target
 	byPath  map[string]*target
 	bytes   int
 }
 
-// newPlan computes a plan. It changes nothing. It fails unless all of the patch
-// fits.
+// newPlan computes a plan. It fails unless the whole patch fits.
 func newPlan(ctx context.Context, r workspace.View, sections []section) (*plan, error) {
 	p := &plan{byPath: map[string]*target{}}
 	for _, s := range sections {
@@ -76,11 +72,10 @@ func newPlan(ctx context.Context, r workspace.View, sections []section) (*plan, 
 
 func (t *target) isChanged() bool { return t.before.sum != t.after.sum || t.from != "" || t.to != "" }
 
-// isMoved reports whether a path is one end of a move, so that no other section
-// may name it.
+// isMoved reports whether the path is one end of a move. No other section may then
+// name it.
 func (t *target) isMoved() bool { return t.from != "" || t.to != "" }
 
-// changedPaths returns the paths that the plan changes, as they are shown.
 func (p *plan) changedPaths() []string {
 	var paths []string
 	for _, t := range p.targets {
@@ -129,8 +124,7 @@ func (p *plan) addSection(ctx context.Context, r workspace.View, s section) erro
 	return p.moveFile(ctx, r, s, t, stateOf(content, true))
 }
 
-// moveFile moves a file to another path. The move is a rename, which keeps the
-// mode.
+// moveFile plans a move. [plan.steps] says when that is a rename.
 func (p *plan) moveFile(ctx context.Context, r workspace.View, s section, t *target, after state) error {
 	if err := s.requireFile(ctx, r, t); err != nil {
 		return err
@@ -153,7 +147,7 @@ func (p *plan) moveFile(ctx context.Context, r workspace.View, s section, t *tar
 	return p.setAfter(to, after)
 }
 
-// targetFor returns the path's target, reading the file the first time.
+// targetFor returns the path's target. It reads the file the first time.
 func (p *plan) targetFor(ctx context.Context, r workspace.View, name string) (*target, error) {
 	real, err := workspace.FollowLink(ctx, r, name, true)
 	if err != nil {
@@ -181,7 +175,7 @@ func (p *plan) targetFor(ctx context.Context, r workspace.View, name string) (*t
 	return t, p.addBytes(len(content))
 }
 
-// readMode records what an undo could not restore from the content.
+// readMode records what an undo can't restore from the content.
 func (t *target) readMode(ctx context.Context, r workspace.View) {
 	if t.before.exists {
 		if info, err := r.Lstat(ctx, t.path); err == nil {
@@ -212,8 +206,8 @@ func (p *plan) addBytes(n int) error {
 	return nil
 }
 
-// requireFile refuses what only a file can be: a symlink itself would be
-// deleted or moved, while its target's content was read.
+// requireFile refuses to delete or move a symlink: its target's content was read,
+// but the operation would act on the symlink.
 func (s section) requireFile(ctx context.Context, r workspace.View, t *target) error {
 	if !t.after.exists {
 		return s.missingError(ctx, r)
@@ -235,12 +229,10 @@ func (s section) missingError(ctx context.Context, r workspace.View) error {
 	return s.newError("not_found", "there is no such file to change; add it with *** Add File:, or look for its name with glob%s", similarName(ctx, r, s.path))
 }
 
-// newError returns an error about the section's file.
 func (s section) newError(reason, format string, args ...any) error {
 	return refuse(reason, "%s (line %d of the patch): "+format+". Nothing was changed.", append([]any{shown(s.path), s.line}, args...)...)
 }
 
-// stateID identifies what the plan was made from.
 func (p *plan) stateID() string {
 	sum := sha256.New()
 	for _, t := range p.targets {
@@ -249,7 +241,6 @@ func (p *plan) stateID() string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// projection shows what the plan would change.
 func (p *plan) projection() tools.Projection {
 	var b strings.Builder
 	for _, t := range p.targets {
@@ -266,19 +257,18 @@ func (p *plan) projection() tools.Projection {
 	return tools.Projection{Diff: b.String(), State: p.stateID()}
 }
 
-// newFileMode is the mode of a file that a write makes.
+// newFileMode is the mode of written files.
 const newFileMode = 0o644
 
-// needsRename reports whether a file that is moved has a mode to keep, and so
-// is renamed. Others are written anew and deleted: a session can show a diff of
-// that.
+// needsRename reports whether a moved file has a mode to keep. Other files are
+// written anew and deleted, because a session can show a diff of that.
 func (t *target) needsRename() bool { return t.mode.Perm() != newFileMode }
 
-// step is one change, and what undoes it.
+// step is one change and its inverse.
 type step struct{ do, undo workspace.Op }
 
-// steps returns the changes in their order: deletes come last, because undoing
-// one restores the content but not the mode.
+// steps returns the changes in order. Deletes come last, because undoing one
+// restores the content but not the mode.
 func (p *plan) steps() []step {
 	var steps, deletes []step
 	for _, t := range p.targets {

@@ -14,14 +14,13 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// diffBytes bounds each side of a diff that is shown: a person reads no more,
-// and comparing takes more than proportional time.
+// diffBytes bounds each side of a diff: people read no more, and the time to
+// compare grows faster than the size.
 const diffBytes = 1 << 20
 
-// ProjectedDiff returns the change that a write, a patch or a delete would
-// make, as a unified diff, and the state of the file that it was made from. A
-// change that could not be made fails as the change would. A file that is too
-// large or not text is described in a line instead.
+// ProjectedDiff returns the unified diff that a write, patch or delete would make,
+// and the state of the file. It fails if the change would fail. A file that is too
+// large or not text is described in one line instead.
 func ProjectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tools.Projection, error) {
 	path, err := r.Relative(op.Path)
 	if err != nil {
@@ -56,7 +55,6 @@ func ProjectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tool
 	return p, nil
 }
 
-// readCurrent reads the whole file, if there is one.
 func readCurrent(ctx context.Context, r workspace.View, path string) (content []byte, exists bool, err error) {
 	f, err := r.ReadFile(ctx, path, 0, workspace.MaxWriteBytes)
 	if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindNotFound {

@@ -19,14 +19,14 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Lines of one read_file: the default, which other agents have too, and the most.
+// The default is that of other agents, too.
 const (
 	defaultLines = 2000
 	maxLines     = 1 << 30
 )
 
-// sampleBytes is the size of the sample from which a file's type is guessed;
-// git reads 8000 bytes.
+// sampleBytes is the sample from which a file's type is guessed; git reads 8000
+// bytes.
 const sampleBytes = 8000
 
 func readFileDefinition() tools.Definition {
@@ -89,7 +89,7 @@ func (f *fileReader) run(ctx context.Context, in readFileInput) (tools.Output, e
 	return out, nil
 }
 
-// showUTF16 shows a UTF-16 text, which must be small enough to be decoded whole.
+// showUTF16 shows a UTF-16 text, unless it is too large to decode as a whole.
 func (f *fileReader) showUTF16(ctx context.Context, head workspace.File, w window) (tools.Output, error) {
 	whole, err := f.reader.ReadFile(ctx, head.Path, 0, workspace.DefaultMaxFileBytes)
 	if err != nil {
@@ -132,7 +132,6 @@ func decodeUTF16(b []byte) (decoded string, bad int) {
 	return string(runes), bad
 }
 
-// output describes the view.
 func (w window) output(v *view, f workspace.File) tools.Output {
 	out := textOutput(v.text.String())
 	total, lines := strconv.Itoa(v.lines), limits.FormatCount(v.lines, "line")
@@ -168,7 +167,7 @@ func (w window) output(v *view, f workspace.File) tools.Output {
 	return out
 }
 
-// addNote adds a line in brackets to a text.
+// addNote appends a line in brackets.
 func addNote(out *tools.Output, s string) {
 	t := &out.Content[0].Text
 	if *t != "" && !strings.HasSuffix(*t, "\n") {
@@ -177,8 +176,8 @@ func addNote(out *tools.Output, s string) {
 	*t += "[" + s + "]\n"
 }
 
-// isBinary reports whether a sample of a file is not text: it has NULs or other
-// controls, or bytes that are not UTF-8, more than a stray one.
+// isBinary reports whether a sample has more than a few control characters or
+// invalid UTF-8 bytes.
 func isBinary(sample []byte) bool {
 	bad, _ := countInvalid(sample)
 	odd := 0
@@ -190,7 +189,6 @@ func isBinary(sample []byte) bool {
 	return odd*50 > len(sample) || (bad+odd)*4 > len(sample)
 }
 
-// describeFile describes a file that is not shown.
 func describeFile(f workspace.File) tools.Output {
 	const peek = 128
 	first := f.Data[:min(len(f.Data), peek)]

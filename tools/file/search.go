@@ -12,22 +12,20 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// searchTime bounds a search; what was found until then is the result. It is
-// well below the dispatcher's 60 s for a tool that reads.
+// searchTime bounds a search, which then returns what it found. It is well below
+// the dispatcher's 60 s for a read tool.
 const searchTime = 20 * time.Second
 
-// maxSearched bounds the entries that one search visits.
 const maxSearched = 1_000_000
 
-// errSearchTime is the cause of a search's end by searchTime.
 var errSearchTime = errors.New("search took too long")
 
-// search walks over the files that a glob or a grep examines.
+// search finds the files for a glob or grep.
 type search struct {
 	reader workspace.View
-	// start is the directory or file, relative to the workspace, cleaned.
+	// start is a cleaned path relative to the workspace.
 	start string
-	// ignored includes what .gitignore leaves out, and .git.
+	// ignored includes .git and files that .gitignore excludes.
 	ignored bool
 }
 
@@ -42,8 +40,7 @@ func newSearch(r workspace.View, start string, ignored bool) (*search, error) {
 	return &search{reader: r, start: rel, ignored: ignored}, nil
 }
 
-// searchSummary is the line that people see of a search: what is looked for
-// before where.
+// searchSummary puts what is searched for before where.
 func searchSummary(raw json.RawMessage) string {
 	var in struct {
 		Pattern string `json:"pattern"`
@@ -58,14 +55,13 @@ func searchSummary(raw json.RawMessage) string {
 	return in.Pattern + " in " + in.Path
 }
 
-// outcome describes how a search ended.
 type outcome struct {
 	workspace.WalkResult
-	// late reports whether it was stopped by its deadline.
+	// late reports whether searchTime stopped it.
 	late bool
 }
 
-// run searches with o, to which it adds what all searches share.
+// run searches with o and the options that all searches share.
 func (s *search) run(ctx context.Context, o workspace.SearchOptions) (outcome, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, searchTime, errSearchTime)
 	defer cancel()
@@ -81,8 +77,7 @@ func (s *search) run(ctx context.Context, o workspace.SearchOptions) (outcome, e
 	return outcome{walked, false}, err
 }
 
-// relativeTo returns the path of an entry relative to the start, or its last
-// name if it is the start itself.
+// relativeTo returns an entry's path relative to start, or its name if it is start.
 func (s *search) relativeTo(dir, name string) string {
 	switch {
 	case dir == s.start || dir == ".":
@@ -97,7 +92,7 @@ func (s *search) relativeTo(dir, name string) string {
 	return rest + "/" + name
 }
 
-// addNotes notes what a search did not see.
+// addNotes adds notes about what was not searched.
 func (o outcome) addNotes(out *tools.Output) {
 	if o.late {
 		out.Truncated = true
