@@ -11,10 +11,10 @@ import (
 	"unicode/utf8"
 )
 
-// TimeLayout is RFC 3339 with all six digits of the microseconds, always.
+// TimeLayout is RFC 3339 in UTC, always with six digits of microseconds.
 const TimeLayout = "2006-01-02T15:04:05.000000Z"
 
-// line is Record as it is written: the fields in this order.
+// line is a [Record] as it is written, in this order.
 type line struct {
 	SchemaVersion int             `json:"schema_version"`
 	Seq           int64           `json:"seq"`
@@ -29,7 +29,7 @@ type line struct {
 	Prev          string          `json:"prev"`
 }
 
-// Encode returns the one line that represents r, without its newline. It is the
+// Encode returns the line that represents r, without its newline. It is the
 // only encoder of records. Characters that a terminal would obey or not show
 // are \u escapes, so that a line can be printed as it is.
 func Encode(r Record) ([]byte, error) {
@@ -45,8 +45,7 @@ func Encode(r Record) ([]byte, error) {
 	return SafeJSON(out), nil
 }
 
-// Decode reads one line that [Encode] wrote. Fields that it doesn't know are
-// left alone.
+// Decode reads a line that [Encode] wrote. It ignores unknown fields.
 func Decode(text []byte) (Record, error) {
 	var l line
 	if err := json.Unmarshal(text, &l); err != nil {
@@ -63,8 +62,8 @@ func Decode(text []byte) (Record, error) {
 	}, nil
 }
 
-// PayloadOf returns the payload of a record that this program wrote. One that can't be read,
-// or that was moved to a file, is the zero value.
+// PayloadOf returns the payload of a record that this program wrote. It is the
+// zero value if it can't be read, or was moved to a file.
 func PayloadOf[P Payload](r Record) P {
 	var p P
 	_ = json.Unmarshal(r.Payload, &p)
@@ -82,8 +81,8 @@ func marshalUnescaped(v any) ([]byte, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
-// LogWriter returns a writer to w of a log, each of whose entries is one Write of one line
-// of JSON, which it makes safe as [SafeJSON] does.
+// LogWriter returns a writer of a log to w. Each Write must have one line of
+// JSON, which it makes safe with [SafeJSON].
 func LogWriter(w io.Writer) io.Writer { return logWriter{w} }
 
 type logWriter struct{ w io.Writer }
@@ -95,10 +94,10 @@ func (l logWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// SafeJSON returns JSON with controls, format characters (bidirectional marks, zero
-// widths, tags) and private-use characters as escapes, as [Encode] writes them: a
-// terminal would obey them or not show them. Such characters occur only in strings,
-// where an escape has the same meaning; line ends, which stay, only between values.
+// SafeJSON returns JSON with controls, format characters (bidirectional marks,
+// zero widths, tags) and private-use characters as escapes: a terminal would
+// obey them or not show them. Such characters occur only in strings, where
+// escapes mean the same. Newlines stay: they occur only between values.
 func SafeJSON(text []byte) []byte {
 	clean := true
 	for _, b := range text {
@@ -144,7 +143,7 @@ func appendUnit(out []byte, u uint16) []byte {
 	return append(append(out, '\\', 'u'), hex[1:]...)
 }
 
-// NonNil returns s, and an empty list for nil: records hold no null lists.
+// NonNil returns s, or an empty list if s is nil: records have no null lists.
 func NonNil[T any](s []T) []T {
 	if s == nil {
 		return []T{}
@@ -152,8 +151,8 @@ func NonNil[T any](s []T) []T {
 	return s
 }
 
-// CostUSD returns a cost as records hold it: decimal US dollars with six digits, and
-// "unknown" for nil.
+// CostUSD returns a cost as records have it: decimal US dollars with six
+// digits, or "unknown" for nil.
 func CostUSD(micro *int64) string {
 	if micro == nil {
 		return "unknown"

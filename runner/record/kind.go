@@ -2,7 +2,7 @@ package record
 
 import "slices"
 
-// Kind is the kind of a record; each has one payload type, see [Payloads].
+// Kind is the kind of a record. Each kind has one payload type; see [Payloads].
 type Kind string
 
 // The kinds of this version. Readers skip kinds that they don't know.
@@ -51,15 +51,15 @@ const (
 	KindWarning               Kind = "warning"
 )
 
-// Payload is the content of a record of one kind. The set is sealed; a payload is
-// a value, and its JSON form is described by docs/record.schema.json.
+// Payload is the content of a record, a struct. docs/record.schema.json
+// describes its JSON form.
 type Payload interface {
-	// Kind is the one kind whose records hold this payload.
+	// Kind is the kind of all records with this type of payload.
 	Kind() Kind
 }
 
-// Payloads is the table of kinds: the zero payload of each, in the order in
-// which a session first shows them.
+// Payloads returns the zero payload of each kind, in the order in which they
+// usually first occur in a session.
 func Payloads() []Payload {
 	return []Payload{
 		SessionCreated{},
@@ -197,10 +197,8 @@ func (BudgetWarning) Kind() Kind { return KindBudgetWarning }
 // Kind implements [Payload].
 func (Warning) Kind() Kind { return KindWarning }
 
-// AuditKinds are the kinds that answer who did what, on whose word, and in
-// which sandbox. Retention keeps their records, see [Prune]. A record of such
-// a kind that can't be stored ends the session, as any other: nothing is
-// written or executed after it.
+// AuditKinds are the kinds that tell who did what, who allowed it, and in which
+// sandbox. Retention (sessiondir.Prune) keeps their records.
 func AuditKinds() []Kind {
 	return []Kind{
 		KindSessionCreated, KindSessionResumed, KindSessionEnded,
@@ -212,9 +210,8 @@ func AuditKinds() []Kind {
 	}
 }
 
-// IsAudited reports whether records of a kind are audit records.
 func IsAudited(k Kind) bool { return slices.Contains(AuditKinds(), k) }
 
-// AuditFile is the name of a trace that retention has shortened: the records of [AuditKinds],
-// their lines as they were, and an [Omission] for each run of others.
+// AuditFile is the name of a trace that retention has shortened: the unchanged
+// lines of [AuditKinds], and an [Omission] for each run of others.
 const AuditFile = "audit.jsonl"

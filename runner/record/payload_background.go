@@ -11,11 +11,11 @@ import (
 type BackgroundEnded struct {
 	CallID string `json:"tool_use_id"`
 	Handle string `json:"handle"`
-	// EndedBy is "itself", "timeout", "shell_kill", "session_end", "fork", "collect"
-	// (before what a trial left was collected), "disk_full", "cancelled" (with the call, before it had the handle), or "sandbox_lost".
+	// EndedBy is "itself", "timeout", "shell_kill", "session_end", "fork",
+	// "collect" (before a trial's files were collected), "disk_full",
+	// "cancelled" (with the call, before it had the handle), or "sandbox_lost".
 	EndedBy string `json:"ended_by"`
 	sandbox.ExitStatus
-	// Stdout and Stderr describe its output.
 	Stdout UserStream         `json:"stdout"`
 	Stderr UserStream         `json:"stderr"`
 	WallMS int64              `json:"wall_ms"`

@@ -8,7 +8,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// Resources is limits.Resources on the wire: bytes, counts, milliseconds.
+// Resources is limits.Resources in bytes, counts and milliseconds.
 type Resources struct {
 	MemoryBytes   int64 `json:"memory_bytes"`
 	PIDs          int64 `json:"pids"`
@@ -20,7 +20,7 @@ type Resources struct {
 	CommandTimeMS int64 `json:"command_time_ms"`
 }
 
-// Budget is limits.Budget on the wire; an absent field is no such limit.
+// Budget is limits.Budget in a record. A nil field is no limit.
 type Budget struct {
 	Rounds       *int64 `json:"rounds,omitempty"`
 	ToolCalls    *int64 `json:"tool_calls,omitempty"`
@@ -32,7 +32,7 @@ type Budget struct {
 // Limit is a limit that was reached.
 type Limit limits.ExceededError
 
-// String describes the limit, what was used of it and what was needed.
+// String describes the limit, how much was used and how much was needed.
 func (l Limit) String() string {
 	amount := func(n int64) string { return strconv.FormatInt(n, 10) }
 	what := string(l.Kind)
@@ -66,7 +66,7 @@ func (l Limit) String() string {
 	return text
 }
 
-// ofCeiling returns what follows a limit that is a ceiling.
+// ofCeiling returns the text after a limit that is a ceiling.
 func ofCeiling(p limits.Period, profile string) string {
 	if p == "" {
 		return ""
@@ -78,7 +78,7 @@ func ofCeiling(p limits.Period, profile string) string {
 	return text
 }
 
-// NewResources returns the resources that a record holds.
+// NewResources converts resources for a record.
 func NewResources(r limits.Resources) Resources {
 	return Resources{
 		MemoryBytes: r.MemoryBytes, PIDs: r.PIDs, MilliCPUs: r.MilliCPUs,
@@ -87,7 +87,7 @@ func NewResources(r limits.Resources) Resources {
 	}
 }
 
-// NewBudget returns the budget that a record holds.
+// NewBudget converts a budget for a record.
 func NewBudget(b limits.Budget) Budget {
 	out := Budget{Rounds: b.Rounds, ToolCalls: b.ToolCalls, Tokens: b.Tokens, CostMicroUSD: b.CostMicroUSD}
 	if b.WallTime != nil {

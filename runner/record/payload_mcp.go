@@ -6,24 +6,25 @@ import (
 	"github.com/caisson-run/caisson/tools/mcp"
 )
 
-// MCPServer describes a configured server of [SessionCreated].
+// MCPServer describes a configured server in [SessionCreated].
 //
 //	{"name":"github","transport":"stdio","runs":"sandbox","identity":1,"command":"npx","env":["GITHUB_TOKEN"],"egress":["https://api.github.com/"],"processes":64,"memory_bytes":268435456,"source":"/home/me/.config/caisson/config.yaml"}
 type MCPServer struct {
 	Name      string `json:"name"`
 	Transport string `json:"transport"` // stdio, http or sse
-	// Runs is where it runs: sandbox, host, or remote for one that is reached over HTTP.
+	// Runs is sandbox, host, or remote if it is reached over HTTP.
 	Runs string `json:"runs"`
-	// Identity is that of its commands in the sandbox; absent where it is the agent's.
+	// Identity is the user index of its commands in the sandbox, absent for the
+	// agent's.
 	Identity int `json:"identity,omitempty"`
-	// Command is the program of a stdio server, whose arguments may be secret; URL is the
-	// endpoint of another one, without credentials and query.
+	// Command is a stdio server's program, without its arguments, which may be
+	// secret. URL is another server's endpoint, without credentials and query.
 	Command string `json:"command,omitempty"`
 	URL     string `json:"url,omitempty"`
 	// Env and Headers are the names of its variables and headers.
 	Env     []string `json:"env,omitempty"`
 	Headers []string `json:"headers,omitempty"`
-	// Egress are the rules of what it may reach, at most [MaxListed], and Secrets the keys
+	// Egress are its egress rules, at most [MaxListed]. Secrets are the keys
 	// that it uses without having them.
 	Egress  []string       `json:"egress,omitempty"`
 	Secrets []EgressSecret `json:"secrets,omitempty"`
@@ -33,13 +34,15 @@ type MCPServer struct {
 	Source      string `json:"source,omitempty"`
 }
 
-// MCPServerStarted reports a server that is ready, after a restart too. Texts are the
-// server's own, safe to show and bounded. Tools are at most [MaxListed] of ToolCount.
+// MCPServerStarted reports that a server is ready, also after a restart. Texts
+// are the server's own, safe to show and bounded. Tools are at most [MaxListed]
+// of ToolCount.
 //
 //	{"server":"github","transport":"stdio","runs":"sandbox","identity":1,"protocol":"2025-06-18","title":"GitHub","version":"1.0.0","tools":[{"name":"github/search","sha256":"…"}],"skipped":[],"wall_ms":412}
 type MCPServerStarted mcp.ServerStarted
 
-// MCPServerFailed reports a start that failed. Its tools are not offered.
+// MCPServerFailed reports that a server did not start. Its tools are not
+// offered.
 //
 //	{"server":"github","transport":"stdio","cause":"the server ended: exit code 1","stderr":"Error: no token","given_up":true,"wall_ms":80}
 type MCPServerFailed mcp.ServerFailed
@@ -49,13 +52,13 @@ type MCPServerFailed mcp.ServerFailed
 //	{"server":"github","transport":"stdio","cause":"the server ended: signal 9","calls":1,"stderr":"","stderr_bytes":0,"wall_ms":8123}
 type MCPServerStopped mcp.ServerStopped
 
-// MCPToolsChanged reports that a running server offers other tools than before. Each list
-// has at most [MaxListed].
+// MCPToolsChanged reports that a running server offers different tools. Each
+// list has at most [MaxListed].
 //
 //	{"server":"github","added":[],"changed":[{"name":"github/search","sha256":"…"}],"removed":[],"skipped":[]}
 type MCPToolsChanged mcp.ToolsChanged
 
-// MCPRequestRefused reports requests of a server that were refused, such as for sampling
+// MCPRequestRefused reports refused requests of a server, such as for sampling
 // or elicitation.
 //
 //	{"server":"github","method":"sampling/createMessage","reason":"not allowed","count":1}

@@ -7,22 +7,22 @@ import (
 	"strings"
 )
 
-// NetworkOpened reports that a command, or a server of tools, is about to be connected to a host. It is on the
-// disk before the connection is made.
+// NetworkOpened reports that a command or an MCP server is about to be
+// connected to a host. It is on the disk before the connection is made.
 //
 //	{"tool_use_id":"tu_…","connection":3,"command":2,"way":"connect","host":"proxy.golang.org:443","rule":"tls://proxy.golang.org","by":"rule"}
 type NetworkOpened struct {
-	// CallID is the call of the command, absent where that is unknown: of a program that
+	// CallID is the command's call, absent if it is unknown because a program
 	// ignores proxies.
 	CallID string `json:"tool_use_id,omitempty"`
-	// Server is the name of the server of tools that the connection is for, absent for
-	// commands of the agent.
+	// Server is the MCP server that the connection is for, absent for the
+	// agent's commands.
 	Server string `json:"server,omitempty"`
 	// Conn is the number of the connection in the session, from 1.
 	Conn int64 `json:"connection"`
-	// Command is the number of the command in its sandbox, absent as CallID is.
+	// Command is the number of the command in its sandbox, absent if CallID is.
 	Command int    `json:"command,omitempty"`
-	Way     string `json:"way"`            // http, connect, socks5, capture, or client: a request of Caisson's own for the server
+	Way     string `json:"way"`            // http, connect, socks5, capture, or client: Caisson's own request to the server
 	Host    string `json:"host"`           // with a port
 	Rule    string `json:"rule,omitempty"` // that allows it
 	By      string `json:"by"`             // rule, or answer: a user was asked
@@ -33,29 +33,29 @@ type NetworkOpened struct {
 //	{"connection":3,"host":"proxy.golang.org:443","address":"142.250.1.1","sni":"proxy.golang.org","sent":812,"received":40211,"wall_ms":310,"ending":"done"}
 type NetworkClosed struct {
 	CallID string `json:"tool_use_id,omitempty"`
-	Server string `json:"server,omitempty"` // as [NetworkOpened] has it
+	Server string `json:"server,omitempty"` // as in [NetworkOpened]
 	Conn   int64  `json:"connection"`
 	Host   string `json:"host"`
-	Addr   string `json:"address,omitempty"` // absent where none was reached
-	SNI    string `json:"sni,omitempty"`     // of the first message of TLS
-	// Sent and Received are bytes on the way to the host and from it.
+	Addr   string `json:"address,omitempty"` // absent if none was reached
+	SNI    string `json:"sni,omitempty"`     // from the first TLS message
+	// Sent and Received are bytes to and from the host.
 	Sent     int64 `json:"sent"`
 	Received int64 `json:"received"`
-	// Requests counts the HTTP requests that Caisson read, Cached those of them that the
-	// cache answered.
+	// Requests counts the HTTP requests that Caisson read. Cached counts the
+	// ones that the cache answered.
 	Requests int64  `json:"requests,omitempty"`
 	Cached   int64  `json:"cached,omitempty"`
 	WallMS   int64  `json:"wall_ms"`
 	Ending   string `json:"ending"` // done, program, host, idle, policy, cancelled, or the reason of a refusal
 }
 
-// Endings of connections: both sides have closed it; the host's name has no address.
+// Endings of connections.
 const (
 	EndingDone    = "done"
 	EndingResolve = "resolve"
 )
 
-// Warning returns what a person should know of the end, "" for nothing.
+// Warning returns what a person should know about the end, or "".
 func (c NetworkClosed) Warning() string {
 	if c.Ending != EndingResolve {
 		return ""
@@ -76,22 +76,23 @@ func (c NetworkClosed) Warning() string {
 //	{"tool_use_id":"tu_…","url":"http://169.254.169.254/latest","host":"169.254.169.254:80","address":"169.254.169.254","reason":"the address is link-local"}
 type NetworkDenied struct {
 	CallID string `json:"tool_use_id,omitempty"`
-	Server string `json:"server,omitempty"`  // as [NetworkOpened] has it: whose connection was refused
-	URL    string `json:"url,omitempty"`     // safe to show, without user and password; of a fetch, or of a request
-	Host   string `json:"host"`              // with a port; without one, a name that was looked up
-	Addr   string `json:"address,omitempty"` // what the host resolved to, where that is why
+	Server string `json:"server,omitempty"`  // as in [NetworkOpened]
+	URL    string `json:"url,omitempty"`     // of a fetch or request; safe to show, without user and password
+	Host   string `json:"host"`              // with a port, or a name that was looked up
+	Addr   string `json:"address,omitempty"` // the host's, if it is the reason
 	Reason string `json:"reason"`
-	// Redirect reports that a server named it, not the model.
+	// Redirect reports that a server named the URL, not the model.
 	Redirect bool `json:"redirect,omitempty"`
-	// Way, Command and Rule are those of a command's connection, as [NetworkOpened] has
-	// them; Rule is the one that denies. Way is absent for the fetch tool, and can be
-	// name, for the lookup of a name.
+	// Way, Command and Rule are as in [NetworkOpened], except that Rule is the
+	// denying one. Way is absent for the fetch tool, and can be name, for a
+	// name lookup.
 	Way     string `json:"way,omitempty"`
 	Command int    `json:"command,omitempty"`
 	Rule    string `json:"rule,omitempty"`
-	// Method is that of a request that Caisson read.
+	// Method is the method of a request that Caisson read.
 	Method string `json:"method,omitempty"`
-	// Count is the number of equal refusals that the record stands for, absent for one.
+	// Count is the number of equal refusals that the record stands for, absent
+	// for 1.
 	Count int64 `json:"count,omitempty"`
 }
 
@@ -120,16 +121,16 @@ type NetworkTotals struct {
 	Cached      int64 `json:"cached,omitempty"`
 	// Unrecorded counts connections and refusals beyond [MaxNetworkRecords].
 	Unrecorded int64 `json:"unrecorded,omitempty"`
-	// RequestsSHA256 is the hash of [RequestsFile]; absent where there is none.
+	// RequestsSHA256 is the hash of [RequestsFile], absent without one.
 	RequestsSHA256 string `json:"requests_sha256,omitempty"`
 }
 
-// RequestsFile is the file of a session's directory that has the HTTP requests of
-// commands that Caisson read, one a line.
+// RequestsFile is the name of the file with the HTTP requests of commands that
+// Caisson read, one per line, in a session's directory.
 const RequestsFile = "egress.jsonl"
 
-// MaxNetworkRecords bounds the records of one session of [NetworkOpened] and, for commands,
-// [NetworkDenied]. Refusals have half of them at most.
+// MaxNetworkRecords bounds a session's records of [NetworkOpened] and, for
+// commands, [NetworkDenied]. At most half of them are refusals.
 const MaxNetworkRecords = 1000
 
 // Egress describes what commands may reach.
@@ -142,25 +143,26 @@ type Egress struct {
 	Deny   []string   `json:"deny,omitempty"`
 	// RulesSHA256 is the hash of all rules, in this order, one per line.
 	RulesSHA256 string `json:"rules_sha256"`
-	// Private are the hosts that may be at addresses that are not public.
+	// Private are the hosts that may have addresses that are not public.
 	Private []string `json:"private,omitempty"`
 	Unknown string   `json:"unknown"` // deny, or prompt
 	Capture bool     `json:"capture"`
-	// Proxy makes the connections; without its credentials.
+	// Proxy makes the connections. Its credentials are left out.
 	Proxy   string   `json:"proxy,omitempty"`
 	Presets []string `json:"presets,omitempty"`
 	// Secrets are the keys that commands use without having them.
 	Secrets []EgressSecret `json:"secrets,omitempty"`
-	// AuthoritySHA256 is the hash of the certificate of the authority that commands
-	// trust, for the hosts of rules of https, whose TLS ends in Caisson.
+	// AuthoritySHA256 is the hash of the certificate of the authority that
+	// commands trust for hosts of https rules, whose TLS ends in Caisson.
 	AuthoritySHA256 string `json:"authority_sha256,omitempty"`
-	// Cache is where files of registries are kept: session, shared or off; Lock the file
-	// that pins them.
+	// Cache is where registries' files are kept: session, shared or off. Lock
+	// is the file that pins them.
 	Cache string `json:"cache,omitempty"`
 	Lock  string `json:"lock,omitempty"`
 }
 
-// Words describes the network of commands in a few words; attested is that of their sandbox.
+// Words describes the network of commands in a few words. attested is their
+// sandbox's network.
 func (e *Egress) Words(attested string) string {
 	if e == nil {
 		return attested

@@ -16,16 +16,16 @@ import (
 	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
-// TurnStarted opens a turn; the user's message follows.
+// TurnStarted opens a turn. The user's message follows.
 type TurnStarted struct {
 	// Client is the label of the user who started it, such as http:alice or
-	// uid:1000; absent where it is unknown.
+	// uid:1000, absent if unknown.
 	Client string `json:"client,omitempty"`
-	// Budget has the limits in force: those of the session, less what its earlier turns
-	// used of the session's own, or lower ones that the client asked for.
+	// Budget has the limits in force: the session's per-turn limits, the rest
+	// of its total ones, or lower ones that the client asked for.
 	Budget Budget `json:"budget,omitzero"`
-	// Traceparent is the span in which the client started it, as [ParseTraceparent]
-	// returns it; absent where the client named none.
+	// Traceparent is the client's span, as [ParseTraceparent] returns it,
+	// absent if the client named none.
 	Traceparent string `json:"traceparent,omitempty"`
 }
 
@@ -33,9 +33,9 @@ var traceparentPattern = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$`)
 })
 
-// ParseTraceparent returns the value of a traceparent header, as W3C Trace Context defines
-// it, in version 00 and with the flag sampled alone, or "" for a value that has to be
-// ignored: what a later version adds is not known, and left out.
+// ParseTraceparent returns the value of a W3C Trace Context traceparent header
+// in version 00, with no flag but sampled. It leaves out additions of later
+// versions, and returns "" for an invalid value.
 func ParseTraceparent(header string) string {
 	m := traceparentPattern().FindStringSubmatch(header)
 	if m == nil || m[1] == "ff" || m[1] == "00" && m[5] != "" || strings.Trim(m[2], "0") == "" || strings.Trim(m[3], "0") == "" {
@@ -62,8 +62,8 @@ type TurnCompleted struct {
 // TurnCancelled closes a turn that a person or a signal ended.
 type TurnCancelled struct {
 	Reason string `json:"reason"` // interrupted, terminated, cancelled
-	// By is who cancelled it: user (Client is the label), signal, or session,
-	// where the session ended without either.
+	// By is who cancelled it: user (named in Client), signal, or session if the
+	// session ended without either.
 	By         string       `json:"by"`
 	Client     string       `json:"client,omitempty"`
 	ModelCalls int          `json:"llm_call_count"`
@@ -75,34 +75,33 @@ type TurnCancelled struct {
 // ModelCallStarted reports a request to the model.
 type ModelCallStarted loop.ModelCallStarted
 
-// ModelCallCompleted reports its answer.
+// ModelCallCompleted reports the model's answer.
 type ModelCallCompleted loop.ModelCallCompleted
 
-// ModelCallFailed reports that there is no answer.
+// ModelCallFailed reports a request without an answer.
 type ModelCallFailed loop.ModelCallFailed
 
-// Message is one message of the history, whole: what resume, replay and
-// exports are made from.
+// Message is one whole message of the history. Resume, replay and exports are
+// made from messages.
 //
 //	{"role":"assistant","blocks":[{"tool_use":{"id":"tu_…","name":"shell","input":{"command":"sh test.sh"}}}]}
 type Message struct {
 	Role   loop.Role    `json:"role"`
 	Blocks []loop.Block `json:"blocks"`
-	// Client is the label of the user who sent it; absent in other roles.
+	// Client is the label of the user who sent it, absent for other roles.
 	Client string `json:"client,omitempty"`
 }
 
-// ContextShortened reports that further old tool results are shortened in requests,
-// because the model's context window is nearly full.
+// ContextShortened reports that requests shorten more old tool results, because
+// the model's context window is nearly full.
 type ContextShortened loop.ContextShortened
 
-// String describes what was shortened.
 func (c ContextShortened) String() string {
 	return fmt.Sprintf("the context window is nearly full: %d old tool results are shortened in requests, by %d bytes", c.Results, c.Bytes)
 }
 
-// ContextCompacted reports that a summary replaces the oldest messages in requests. The
-// last one of a session counts.
+// ContextCompacted reports that a summary replaces the oldest messages in
+// requests. The session's last one counts.
 //
 //	{"summary":"The tests of …","messages":240,"kept":[0,1],"profile":"main","model":{…},"usage":{…},"bytes_before":310221,"bytes_after":4210}
 type ContextCompacted loop.ContextCompacted
@@ -112,8 +111,8 @@ func (c ContextCompacted) String() string {
 	return fmt.Sprintf("the context window is nearly full: requests have a summary of %d bytes in place of %d bytes of old messages", c.BytesAfter, c.BytesBefore)
 }
 
-// ContextCompactionFailed reports that a summary could not be used. Requests go on with
-// the messages.
+// ContextCompactionFailed reports that a summary could not be used. Requests
+// keep the messages.
 type ContextCompactionFailed loop.ContextCompactionFailed
 
 // String describes the failure.
@@ -138,20 +137,19 @@ type ToolFailed dispatch.Failed
 // ToolInputInvalid is the end of a call whose input the schema refuses.
 type ToolInputInvalid dispatch.InputInvalid
 
-// ConfirmationRequested asks a person.
+// ConfirmationRequested is a question to a person.
 type ConfirmationRequested approval.Question
 
-// ToolActivated is a tool of a server that the model has loaded, and is offered from then
-// on. A session that goes on has the tools that were loaded before.
+// ToolActivated reports that the model loaded an MCP tool, which it is then
+// offered. A resumed session has the tools that were loaded before.
 //
 //	{"tool_use_id":"tu_1","tool_name":"github/search","definition":"…","by":"search"}
 type ToolActivated discovery.Activation
 
-// ConfirmationResolved is the answer to a question.
 type ConfirmationResolved approval.Resolution
 
-// ConfirmationAttempted is an answer that changed nothing: the decision that
-// was recorded before stands, or there was no such question.
+// ConfirmationAttempted is an answer that changed nothing: an earlier decision
+// stands, or there was no such question.
 //
 //	{"confirmation_request_id":"00ff…","tool_use_id":"tu_…","decision":"allow","scope":"once","by":"http","outcome":"resolved_already","recorded_decision":"deny","recorded_by":"user"}
 type ConfirmationAttempted approval.Attempt
@@ -159,7 +157,6 @@ type ConfirmationAttempted approval.Attempt
 // BudgetWarning reports that four fifths of a limit are used.
 type BudgetWarning loop.BudgetWarning
 
-// String describes how near the limit is.
 func (b BudgetWarning) String() string {
 	used, limit, what := strconv.FormatInt(b.Used, 10), strconv.FormatInt(b.Limit, 10), string(b.What)
 	switch b.What {
@@ -177,6 +174,6 @@ func (b BudgetWarning) String() string {
 type Warning struct {
 	CallID  string `json:"tool_use_id,omitempty"`
 	Message string `json:"message"`
-	// Requested is set for what a person asked for and what was done.
+	// Requested reports that a person asked for what the message says was done.
 	Requested bool `json:"requested,omitempty"`
 }

@@ -7,12 +7,13 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// WorkerModelCall is a request of a worker, which a call of confer or coordinate asks,
-// with its end. The limits of the session count it.
+// WorkerModelCall is a model request of a worker that confer or coordinate
+// called, and how it ended. It counts towards the session's limits.
 //
 //	{"tool_use_id":"tu_…","worker":"critic careful","round":1,"profile":"careful","attempt":1,"model":{…},"latency_ms":812,"usage":{…},"finish":"stop"}
 type WorkerModelCall struct {
-	// CallID is the call of confer or coordinate, and Worker the worker's name in it.
+	// CallID is the call of confer or coordinate. Worker is the worker's name
+	// in it.
 	CallID string `json:"tool_use_id"`
 	Worker string `json:"worker"`
 	loop.ModelCall
@@ -20,14 +21,14 @@ type WorkerModelCall struct {
 	LatencyMS int64        `json:"latency_ms"`
 	Usage     limits.Usage `json:"usage"`
 	Finish    string       `json:"finish,omitempty"` // absent if it failed
-	// Class, Message and the rest are those of [ModelCallFailed].
+	// The fields below are as in [ModelCallFailed].
 	Class   loop.ErrorClass `json:"error_class,omitempty"`
 	Status  int             `json:"http_status,omitempty"`
 	Message string          `json:"error_message,omitempty"`
 	ErrorID string          `json:"error_id,omitempty"`
 }
 
-// WorkerToolCall is a call of a worker with its end.
+// WorkerToolCall is a worker's call and how it ended.
 //
 //	{"tool_use_id":"tu_…","worker":"careful","hop":1,"tool_name":"fetch","status":"ok","inner_call_id":"tu_…","summary":"https://…","input_hash":"…"}
 type WorkerToolCall struct {
@@ -37,14 +38,13 @@ type WorkerToolCall struct {
 	Hop    int    `json:"hop"`       // from 1
 	Name   string `json:"tool_name"` // as the worker wrote it, safe to show
 	Status string `json:"status"`    // ok, refused, parse_error, hop_budget_exhausted, cost_cap_exceeded
-	// InnerID, Summary and InputHash are as in [ToolCalled]; absent for a call that did
-	// not run.
+	// InnerID, Summary and InputHash are as in [ToolCalled], absent if the call
+	// did not run.
 	InnerID   string `json:"inner_call_id,omitempty"`
 	Summary   string `json:"summary,omitempty"`
 	InputHash string `json:"input_hash,omitempty"`
 }
 
-// String describes the call.
 func (c WorkerToolCall) String() string {
 	text := fmt.Sprintf("%s: %s, call %d: %s", c.Worker, c.Name, c.Hop, c.Status)
 	if c.Summary != "" {
@@ -53,7 +53,8 @@ func (c WorkerToolCall) String() string {
 	return text
 }
 
-// WorkerInputInvalid reports that the schema refused the input of a worker's call.
+// WorkerInputInvalid reports that the schema refused the input of a worker's
+// call.
 type WorkerInputInvalid struct {
 	// CallID and Worker are as in [WorkerModelCall], Hop and Name as in
 	// [WorkerToolCall].
@@ -64,17 +65,15 @@ type WorkerInputInvalid struct {
 	Error  string `json:"schema_error"`
 }
 
-// WorkerCostWarning reports, once for each worker, that its cost is above a cap which is
-// not enforced.
+// WorkerCostWarning reports, once for each worker, that its cost is above a cap
+// that is not enforced.
 type WorkerCostWarning struct {
-	// CallID and Worker are as in [WorkerModelCall].
 	CallID      string  `json:"tool_use_id"`
 	Worker      string  `json:"worker"`
 	CapUSD      float64 `json:"cap_usd"`
 	ObservedUSD float64 `json:"observed_usd"`
 }
 
-// String describes the cost.
 func (w WorkerCostWarning) String() string {
 	return fmt.Sprintf("%s cost %.4f USD, above the cap of %.4f USD", w.Worker, w.ObservedUSD, w.CapUSD)
 }

@@ -12,20 +12,20 @@ import (
 	"strings"
 )
 
-// ErrChain reports that a trace was changed after it was written: a record is missing,
-// changed, repeated or out of order.
+// ErrChain reports that a trace was changed after it was written: a record is
+// missing, changed, repeated or out of order.
 var ErrChain = errors.New("hash chain broken")
 
-// Trace is a trace that was read back.
+// Trace is a whole trace.
 type Trace struct {
 	Records []Record
-	// Torn reports that the last line was cut short, as by a crash; it is
-	// not among the records.
+	// Torn reports that the last line was cut short, as by a crash. It is not
+	// among the records.
 	Torn bool
 }
 
-// ReadTrace reads a trace whole, as a [TraceReader] does. The records before
-// damage are returned all the same.
+// ReadTrace reads a whole trace with a [Reader]. With an error, it returns the
+// records before the damage.
 func ReadTrace(src io.Reader) (Trace, error) {
 	var t Trace
 	in := NewReader(src)
@@ -42,12 +42,13 @@ func ReadTrace(src io.Reader) (Trace, error) {
 	}
 }
 
-// Reader reads a trace line by line and verifies its chain: seq from 1
-// without gaps, one session, and each line's hash in the next. It holds one
-// line. It reads traces that retention has shortened too, where an [Omission]
-// stands for the records that are gone. It belongs to one goroutine.
+// Reader reads a trace line by line and verifies its chain: seq counts from 1
+// without gaps, there is one session, and each line has the hash of the one
+// before. It holds one line. It also reads traces that retention has shortened,
+// in which an [Omission] stands for removed records. It is not safe for
+// concurrent use.
 //
-// The chain can't show whether whole records are missing at the end; a trace
+// The chain can't show whether whole records are missing at the end. A trace
 // without session.ended was cut short.
 type Reader struct {
 	in      *bufio.Reader
@@ -62,38 +63,39 @@ type Reader struct {
 	err     error
 }
 
-// Position is a place between two lines of a trace, with what reading on
-// from there needs to verify the chain.
+// Position is a place between two lines of a trace, with what a reader needs to
+// verify the chain from there.
 type Position struct {
-	// Offset is that of the next line in bytes, Line the number of lines before
-	// it, and Seq the number of the last record before it.
+	// Offset is the next line's offset in bytes, Line the number of lines
+	// before it, and Seq the number of the last record before it.
 	Offset, Line, Seq int64
-	// Hash is that of the line before, and Session the session's id, "" at the start.
+	// Hash is the hash of the line before. Session is the session's ID, "" at
+	// the start.
 	Hash, Session string
 }
 
 // StartPosition returns the position before the first line.
 func StartPosition() Position { return Position{Hash: FirstHash} }
 
-// NewReader reads from src, which stays the caller's.
+// NewReader reads a trace from src. The caller closes src.
 func NewReader(src io.Reader) *Reader { return ResumeReader(src, StartPosition()) }
 
-// ResumeReader reads from src, which begins at the given position of a trace
-// and stays the caller's.
+// ResumeReader reads a trace from the given position, at which src begins. The
+// caller closes src.
 func ResumeReader(src io.Reader, at Position) *Reader {
 	return &Reader{
 		in: bufio.NewReaderSize(src, MaxLineBytes), line: at.Line, seq: at.Seq, prev: at.Hash, session: at.Session, offset: at.Offset,
 	}
 }
 
-// Position returns the place behind the last good line.
+// Position returns the position after the last good line.
 func (t *Reader) Position() Position {
 	return Position{Offset: t.offset, Line: t.line, Seq: t.seq, Hash: t.prev, Session: t.session}
 }
 
-// Next returns the next record. It ends with io.EOF; a torn last line is left
-// out. Damage is an error that wraps [ErrChain] and names the line, and comes
-// again however often it is called.
+// Next returns the next record, or io.EOF at the end. It leaves out a torn last
+// line. The error for damage wraps [ErrChain] and names the line; all further
+// calls return it again.
 func (t *Reader) Next() (Record, error) {
 	for t.err == nil {
 		rec, ok, err := t.readLine()
@@ -141,7 +143,6 @@ func (t *Reader) readLine() (_ Record, ok bool, err error) {
 	return rec, true, nil
 }
 
-// skipOmitted continues after records that retention removed.
 func (t *Reader) skipOmitted(o Omission) error {
 	switch {
 	case o.First != t.seq+1 || o.Last < o.First:
@@ -175,23 +176,23 @@ func (t *Reader) checkNext(rec Record) error {
 	return nil
 }
 
-// Line is the text of the record that Next gave last, without its newline; it
-// holds until the next call.
+// Line returns the text of the last record, without its newline. It is valid
+// until the next call of Next.
 func (t *Reader) Line() []byte { return t.text }
 
-// Hash is the hex SHA-256 of the last line: a copy of it proves later
-// that the trace up to there is the same.
+// Hash returns the hex SHA-256 of the last line. A copy of it later proves that
+// the trace up to there is unchanged.
 func (t *Reader) Hash() string { return t.prev }
 
-// Torn reports, at the end, whether the last line was cut short, as by a crash.
+// Torn reports, at the end, whether the last line was cut short.
 func (t *Reader) Torn() bool { return t.torn }
 
-// Omitted is how many records retention has removed so far.
+// Omitted returns the number of records so far that retention has removed.
 func (t *Reader) Omitted() int64 { return t.omitted }
 
-// Omission stands, in an audit.jsonl, for records that retention has removed.
-// It carries the chain across them: Prev is the hash of the line before the
-// first, SHA256 that of the last.
+// Omission stands for records that retention has removed, in an audit.jsonl. It
+// carries the chain across them: Prev is the hash of the line before the first,
+// SHA256 the hash of the last one.
 //
 //	{"omitted":{"first":3,"last":41,"prev":"…","sha256":"…"}}
 type Omission struct {
@@ -205,10 +206,10 @@ type omissionLine struct {
 	Omitted Omission `json:"omitted"`
 }
 
-// EncodeOmission returns the line that stands for records that were left out.
+// EncodeOmission returns the line for o, without its newline.
 func EncodeOmission(o Omission) ([]byte, error) { return json.Marshal(omissionLine{o}) }
 
-// decodeOmission tells an omission from a record by how the line begins.
+// decodeOmission tells an omission from a record by its beginning.
 func decodeOmission(text []byte) (Omission, bool) {
 	if !bytes.HasPrefix(text, []byte(`{"omitted":`)) {
 		return Omission{}, false

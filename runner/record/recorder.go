@@ -19,33 +19,34 @@ import (
 // TraceFile is the name of the trace in a session's directory.
 const TraceFile = "trace.jsonl"
 
-// RecorderOptions configures a [Recorder].
+// RecorderOptions are the options of a [Recorder].
 type RecorderOptions struct {
-	// Dir is the session's directory. It must exist, and hold no trace unless After is set.
+	// Dir is the session's directory. It must exist, and have no trace unless
+	// After is set.
 	Dir string
-	// After is the end of the trace that is continued, as [Reader.Position] returned it
-	// there; nil begins one. What follows it in the file, a torn line, is cut off.
-	After *Position
-	// Session is the id in every record.
+	// After is the end of the existing trace to continue, from
+	// [Reader.Position]; nil begins a new one. A torn line after it is cut off.
+	After   *Position
 	Session string
 	// Secrets never reach a record.
 	Secrets []redact.Secret
-	// Mirror gets every record and its line, without the newline, in order,
-	// once it is in the file. It must not call the Recorder. Nil does nothing.
+	// Mirror, if not nil, is called with every record and its line, without the
+	// newline, in order, once it is in the file. It must not call the Recorder.
 	Mirror func(r Record, line []byte)
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 	// Write and Sync replace the methods of [os.File], for tests. Nil uses the
-	// file's own.
+	// file's.
 	Write func(f *os.File, line []byte) (int, error)
 	Sync  func(f *os.File) error
 }
 
-// Recorder writes one session's records: numbered without gaps, each chained
-// to the line before, also across the processes of a session. The caller of [NewRecorder] closes it. It is safe for concurrent
-// use: a Write waits for no sync, and calls of Sync that come while one is
-// under way share the next. After one failed write or sync every other call
-// fails: nothing is recorded after a gap. Its errors wrap tools.ErrRecord.
+// Recorder writes one session's records, also across the processes of a
+// session. They are numbered without gaps, and each is chained to the line
+// before. The caller must close it. It is safe for concurrent use: Write does
+// not wait for Sync, and concurrent calls of Sync share the next sync. After a
+// failed write or sync all other calls fail, so that nothing is recorded after
+// a gap. Errors wrap tools.ErrRecord.
 type Recorder struct {
 	opts   RecorderOptions
 	redact *redact.Redactor
@@ -57,20 +58,21 @@ type Recorder struct {
 	err  error
 	// spilled are the files of values that are not on the disk yet.
 	spilled []string
-	// synced is the last record that is on the disk; syncing reports that a
-	// goroutine puts more there, and flushed wakes those who wait for it.
+	// synced is the last record on the disk. syncing reports that a goroutine
+	// is syncing, and flushed wakes the ones that wait for it.
 	synced  int64
 	syncing bool
 	flushed *sync.Cond
-	// placed reports that the names of the trace and its directory are on the disk.
+	// placed reports that the trace's and its directory's names are on the
+	// disk.
 	placed bool
 }
 
-// FirstHash stands before the first record.
+// FirstHash is the first record's Prev.
 var FirstHash = strings.Repeat("0", 64)
 
-// NewRecorder creates the trace, or opens the one that is continued, and the directory
-// for spilled values.
+// NewRecorder creates the trace, or opens the one to continue, and creates the
+// directory for spilled values.
 func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
@@ -101,7 +103,7 @@ func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	return r, nil
 }
 
-// cutTorn cuts a trace off behind its last whole line.
+// cutTorn cuts a trace off after its last whole line.
 func cutTorn(file *os.File, end int64) error {
 	info, err := file.Stat()
 	switch {
@@ -115,7 +117,7 @@ func cutTorn(file *os.File, end int64) error {
 	return file.Truncate(end)
 }
 
-// Entry is the caller's part of a record; the Recorder adds the rest.
+// Entry is the caller's part of a record. The Recorder adds the rest.
 type Entry struct {
 	Turn    string
 	Parent  string
@@ -123,7 +125,7 @@ type Entry struct {
 	Payload Payload
 }
 
-// Write appends one record and returns its id. It is in the file when Write
+// Write appends a record and returns its ID. It is in the file when Write
 // returns, and on the disk after the next [Recorder.Sync].
 func (r *Recorder) Write(e Entry) (string, error) {
 	raw, err := marshalUnescaped(e.Payload)
@@ -152,7 +154,7 @@ func (r *Recorder) Write(e Entry) (string, error) {
 	if err != nil {
 		return "", r.failLocked(err)
 	}
-	// One write a line: what a crash leaves is whole lines and at most one torn one.
+	// One write per line: a crash leaves whole lines and at most one torn one.
 	if _, err := r.opts.Write(r.file, append(text, '\n')); err != nil {
 		return "", r.failLocked(err)
 	}
@@ -164,10 +166,9 @@ func (r *Recorder) Write(e Entry) (string, error) {
 	return id, nil
 }
 
-// Sync puts what was written before it was called on the disk. It is called
-// before an effect that can't be undone. One that comes while another is under
-// way waits for that one, whose sync may have begun too early, and then shares
-// the next with all others that wait.
+// Sync puts all earlier writes on the disk. Call it before an effect that can't
+// be undone. A call during another one's sync, which may have begun too early,
+// waits for it and then shares the next with all others that wait.
 func (r *Recorder) Sync() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -181,8 +182,8 @@ func (r *Recorder) Sync() error {
 	return r.err
 }
 
-// flushLocked puts all that is written on the disk. It lets go of mu meanwhile,
-// so that others go on writing; the caller holds mu, and no sync is under way.
+// flushLocked syncs all that is written. It releases mu meanwhile, so that
+// others can write. The caller holds mu, and no sync is under way.
 func (r *Recorder) flushLocked() {
 	upTo, spilled, placed := r.seq, r.spilled, r.placed
 	r.syncing, r.spilled = true, nil
@@ -198,8 +199,9 @@ func (r *Recorder) flushLocked() {
 	r.flushed.Broadcast()
 }
 
-// syncFiles syncs the values first: a record on the disk refers to nothing that is
-// not. The first time it syncs the directories too, which hold the names.
+// syncFiles syncs the values first, so that no record on the disk refers to a
+// value that is not. The first time it also syncs the directories, which have
+// the names.
 func (r *Recorder) syncFiles(spilled []string, placed bool) error {
 	for _, path := range spilled {
 		if err := r.fsyncPath(filepath.Join(r.opts.Dir, path)); err != nil {
@@ -232,7 +234,7 @@ func (r *Recorder) fsyncPath(path string) error {
 	return nil
 }
 
-// Synced returns the number of the last record that is on the disk.
+// Synced returns the number of the last record on the disk.
 func (r *Recorder) Synced() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -249,7 +251,7 @@ func (r *Recorder) Head() (seq int64, sha256 string) {
 // Path returns the path of the trace.
 func (r *Recorder) Path() string { return filepath.Join(r.opts.Dir, TraceFile) }
 
-// Close syncs and closes the trace. A second call does nothing.
+// Close syncs and closes the trace. Further calls do nothing.
 func (r *Recorder) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -276,7 +278,7 @@ func (r *Recorder) fail(err error) error {
 	return r.failLocked(err)
 }
 
-// failLocked keeps the first failure: what comes after it is its consequence.
+// failLocked keeps the first failure, which causes the later ones.
 func (r *Recorder) failLocked(err error) error {
 	if r.err != nil {
 		return r.err

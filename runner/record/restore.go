@@ -18,9 +18,9 @@ import (
 // maxRestored bounds the bytes of the long values restored into one record.
 const maxRestored = 64 << 20
 
-// Restore returns a record with its long values, which are in files below dir; see
-// [Spilled]. A missing or changed value is an error, and so are more than
-// maxRestored bytes of values.
+// Restore returns a record with its long values, from their files in dir; see
+// [Spilled]. It returns an error if a value is missing or changed, or if they
+// have more than maxRestored bytes.
 func Restore(dir string, rec Record) (Record, error) {
 	values := SpilledValues(rec)
 	if len(values) == 0 {
@@ -60,17 +60,18 @@ func Restore(dir string, rec Record) (Record, error) {
 	return rec, nil
 }
 
-// readValue returns the value, which it compares with its size and hash.
+// readValue returns the value, verified.
 func (v Spilled) readValue(dir string) ([]byte, error) {
 	var text bytes.Buffer
 	err := v.copyTo(&text, dir)
 	return text.Bytes(), err
 }
 
-// Verify compares the value in its file below dir with its size and hash.
+// Verify compares the value's file in dir with its size and hash.
 func (v Spilled) Verify(dir string) error { return v.copyTo(io.Discard, dir) }
 
-// copyTo copies the value to w. What is written before an error is not the value.
+// copyTo copies the value to w. If it returns an error, what it wrote is not
+// the value.
 func (v Spilled) copyTo(w io.Writer, dir string) error {
 	f, err := OpenRegular(filepath.Join(dir, v.Path))
 	if err != nil {
@@ -88,8 +89,8 @@ func (v Spilled) copyTo(w io.Writer, dir string) error {
 	return nil
 }
 
-// replaceString replaces the string at a JSON pointer (RFC 6901), which is given
-// as its tokens, and reports whether it exists.
+// replaceString replaces the string at a JSON pointer (RFC 6901), given as its
+// tokens, and reports whether it exists.
 func replaceString(at any, tokens []string, value string) bool {
 	for i, token := range tokens {
 		last := i == len(tokens)-1

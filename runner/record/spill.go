@@ -16,8 +16,8 @@ import (
 	"unicode/utf8"
 )
 
-// MaxLineBytes bounds a line with its newline: below 65,536 bytes, the default
-// limit of Go's bufio.Scanner and of similar readers.
+// MaxLineBytes bounds a line with its newline. It is below 65,536 bytes, the
+// default limit of Go's bufio.Scanner and similar readers.
 const MaxLineBytes = 64_000
 
 const (
@@ -27,25 +27,26 @@ const (
 	spillable = 4_096
 )
 
-// keptBytes returns how much of each end of a string stays in place of it:
-// as much as fits where one string is too long, little where many are.
+// keptBytes returns how much of each end of a spilled string stays in the
+// payload: as much as fits if one string is too long, little if many are.
 func keptBytes() []int { return []int{8_192, 512} }
 
-// Spilled locates a value of a payload that was too long for its line: the
-// payload's own "spilled" list. The value in place is its beginning and its end.
+// Spilled locates a value that was too long for its line. It is an element of
+// the payload's "spilled" list. The payload keeps the value's beginning and
+// end.
 type Spilled struct {
 	// Pointer is the JSON pointer of a string in the payload, or "" for the
-	// payload itself, which is then an object with this list alone.
+	// whole payload, which then has only this list.
 	Pointer string `json:"pointer"`
-	// Path is the file below the session's directory, its bytes and their hash.
+	// Path is relative to the session's directory.
 	Path   string `json:"path"`
 	Bytes  int    `json:"bytes"`
 	SHA256 string `json:"sha256"`
 }
 
-// SpilledFiles are the files of a record's long values, below its session's
-// directory. A record may be foreign: what does not lie in the spill directory is left
-// out.
+// SpilledFiles returns the files of a record's long values, relative to its
+// session's directory. Since a record may be foreign, it leaves out files that
+// are not in the spill directory.
 func SpilledFiles(rec Record) []string {
 	var files []string
 	for _, s := range SpilledValues(rec) {
@@ -54,7 +55,7 @@ func SpilledFiles(rec Record) []string {
 	return files
 }
 
-// SpilledValues are a record's long values; see [SpilledFiles].
+// SpilledValues returns a record's long values; see [SpilledFiles].
 func SpilledValues(rec Record) []Spilled {
 	if !bytes.Contains(rec.Payload, []byte(`"spilled"`)) {
 		return nil
@@ -72,7 +73,7 @@ func SpilledValues(rec Record) []Spilled {
 
 // spillPayload makes payload fit a line: the longest strings go to files of
 // dir/spill named after the record, longest first, until the rest fits. It also
-// returns the files, below dir.
+// returns the files, relative to dir.
 func spillPayload(dir, id string, payload []byte) (short []byte, files []string, err error) {
 	if fitsLine(payload) {
 		return payload, nil, nil
@@ -103,8 +104,8 @@ func fitsLine(payload []byte) bool {
 	return len(SafeJSON(payload)) <= MaxLineBytes-maxEnvelopeBytes
 }
 
-// spillStrings moves strings out until the payload fits; the list is nil where
-// it does not fit without any long string.
+// spillStrings moves strings out until the payload fits. The list is nil if it
+// does not fit without any long string.
 func spillStrings(dir, id string, payload []byte, keep int) (_ []byte, list []Spilled, err error) {
 	dec := json.NewDecoder(bytes.NewReader(payload))
 	dec.UseNumber()
@@ -137,7 +138,7 @@ func spillStrings(dir, id string, payload []byte, keep int) (_ []byte, list []Sp
 	return nil, nil, nil
 }
 
-// stringAt is one string of a decoded payload, and how to replace it.
+// stringAt is a string of a decoded payload. set replaces it.
 type stringAt struct {
 	pointer string
 	value   string
@@ -167,7 +168,7 @@ func findStrings(v any, pointer string, found func(stringAt)) {
 	}
 }
 
-// escapePointer escapes one token of a JSON pointer (RFC 6901, section 3).
+// escapePointer escapes a token of a JSON pointer (RFC 6901, section 3).
 func escapePointer(key string) string {
 	return strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
 }
@@ -194,5 +195,5 @@ func keepEnds(s string, n int, path string) string {
 	return fmt.Sprintf("%s\n[… %d bytes left out here, the whole is in %s …]\n%s", s[:from], to-from, path, s[to:])
 }
 
-// SpillDir is the directory of long values, below the session's.
+// SpillDir is the directory of long values in a session's directory.
 const SpillDir = "spill"
