@@ -19,7 +19,7 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// Model is one model. It is safe for concurrent use.
+// Model is a model. It is safe for concurrent use.
 type Model struct {
 	options  Options
 	endpoint modelhttp.Endpoint
@@ -29,7 +29,7 @@ type Model struct {
 
 var _ loop.Model = (*Model)(nil)
 
-// New returns a model. It makes no connection. The error wraps [ErrInvalid].
+// New returns a model. It connects to nothing. Its error wraps [ErrInvalid].
 func New(o Options) (*Model, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -57,13 +57,12 @@ func New(o Options) (*Model, error) {
 	return m, nil
 }
 
-// Info returns the identity of the model, for records.
+// Info identifies the model in records.
 func (m *Model) Info() loop.ModelInfo {
 	return loop.ModelInfo{Provider: "anthropic", Model: m.options.Model, BaseURL: safeurl.String(m.endpoint.BaseURL), ToolNameBytes: toolNameBytes}
 }
 
-// Close closes idle connections of the model's own HTTP client. It does not affect
-// running calls.
+// Close closes idle connections of the model's own HTTP client. Running calls go on.
 func (m *Model) Close() {
 	m.endpoint.Close()
 }
@@ -90,8 +89,8 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	}
 }
 
-// sendRequest sends the request once and returns the answer. Answers are always
-// requested in pieces: long ones would exceed the time that a connection is kept idle.
+// sendRequest sends the request once. It always streams: a long answer would exceed the
+// time for which idle connections are kept open.
 func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
 	params, err := m.buildParams(req)
 	if err != nil {
@@ -115,7 +114,7 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(
 	return resp, nil
 }
 
-// readResponse reads an answer. Servers that speak the protocol may send it whole.
+// readResponse reads an answer. Compatible servers may send it whole.
 func readResponse(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
 	if mediaType, _, err := mime.ParseMediaType(res.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
 		return readStream(res, onDelta)
@@ -127,26 +126,24 @@ func readResponse(res *http.Response, onDelta func(loop.Delta)) (loop.Response, 
 	return readWhole(body, onDelta)
 }
 
-// Options configures a model. Answers are always requested in pieces.
+// Options configures a model. Answers are always streamed.
 type Options struct {
-	// BaseURL is the endpoint without its version; "" means [DefaultBaseURL].
-	// MaxOutputTokens of zero means 32,000.
+	// BaseURL has no version; "" means [DefaultBaseURL]. MaxOutputTokens of zero means
+	// 32,000.
 	loop.ModelOptions
-	// ThinkingTokens is the budget of the model's reasoning, for models before 4.6;
-	// zero means the model's default.
+	// ThinkingTokens is the reasoning budget, for models before 4.6; zero means the
+	// model's default.
 	ThinkingTokens int64
 }
 
 // DefaultBaseURL is Anthropic's own endpoint.
 const DefaultBaseURL = "https://api.anthropic.com"
 
-// defaultMaxTokens is the default of Options.MaxOutputTokens.
 const defaultMaxTokens = 32_000
 
-// ErrInvalid is the error of [New] for invalid [Options].
+// ErrInvalid is [New]'s error for invalid [Options].
 var ErrInvalid = errors.New("invalid model options")
 
-// withDefaults returns valid options, with defaults for zero fields.
 func (o Options) withDefaults() (Options, error) {
 	if o.ThinkingTokens < 0 || o.MaxOutputTokens < 0 {
 		return o, fmt.Errorf("%w: negative number", ErrInvalid)

@@ -17,12 +17,11 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// toolNameBytes is the length of the longest tool name that the API accepts:
-// ^[a-zA-Z0-9_-]{1,64}$.
+// toolNameBytes bounds tool names, for which the API requires ^[a-zA-Z0-9_-]{1,64}$.
 const toolNameBytes = 64
 
-// buildParams returns the wire form of a request. Only here do names take their wire
-// form and calls their provider's IDs.
+// buildParams converts a request. Names take the provider's form, and calls its IDs,
+// only here.
 func (m *Model) buildParams(req loop.Request) (anthropic.MessageNewParams, error) {
 	p := anthropic.MessageNewParams{
 		Model:     m.options.Model,
@@ -39,7 +38,7 @@ func (m *Model) buildParams(req loop.Request) (anthropic.MessageNewParams, error
 		return p, err
 	}
 	if called := calledTools(p.Messages); len(p.Tools) == 0 && len(called) > 0 {
-		// A conversation with calls is refused without the definitions of tools.
+		// The API refuses a conversation with calls but without tool definitions.
 		p.Tools = called
 		p.ToolChoice = anthropic.ToolChoiceUnionParam{OfNone: &anthropic.ToolChoiceNoneParam{}}
 	}
@@ -51,10 +50,10 @@ func (m *Model) buildParams(req loop.Request) (anthropic.MessageNewParams, error
 	return p, nil
 }
 
-// reasoningConfig returns the member thinking of a request, or nil. In the middle of a
-// round the API refuses a budget if the call before has no reasoning, as that of another
-// model. It refuses a budget that leaves no answer, too, which is where a limit lowered
-// the length of the answer.
+// reasoningConfig returns a request's thinking member, or nil. The API refuses a budget
+// that leaves no answer, as it may after a limit lowered the answer's length. In the
+// middle of a round it also refuses a budget if the previous call has no reasoning, for
+// example because another model made it.
 func (m *Model) reasoningConfig(p anthropic.MessageNewParams) map[string]any {
 	if m.options.ThinkingTokens == 0 || m.options.ThinkingTokens >= p.MaxTokens {
 		return nil
@@ -78,7 +77,6 @@ func hasReasoning(m anthropic.MessageParam) bool {
 	return len(m.Content) > 0 && (m.Content[0].OfThinking != nil || m.Content[0].OfRedactedThinking != nil)
 }
 
-// buildTools returns the wire form of tools.
 func buildTools(definitions []tools.Definition) ([]anthropic.ToolUnionParam, error) {
 	var out []anthropic.ToolUnionParam
 	for _, d := range definitions {
@@ -99,11 +97,10 @@ func buildTools(definitions []tools.Definition) ([]anthropic.ToolUnionParam, err
 	return out, nil
 }
 
-// maxPropertyBytes bounds the name of a property; see acceptsProperty.
 const maxPropertyBytes = 64
 
-// acceptsProperty reports whether the API takes a property of this name in the schema of a
-// tool. It refuses the whole request for another one.
+// acceptsProperty reports whether the API accepts a schema property of this name.
+// Otherwise it would refuse the whole request.
 func acceptsProperty(name string) bool {
 	for _, r := range name {
 		if r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("_.-", r) {
@@ -113,8 +110,8 @@ func acceptsProperty(name string) bool {
 	return name != "" && len(name) <= maxPropertyBytes
 }
 
-// dropProperties removes the properties that the API does not take from a schema and its
-// parts: the tool of a server may have some, such as $filter.
+// dropProperties removes properties that the API doesn't accept from a schema. An MCP
+// server's tools may have some, such as $filter.
 func dropProperties(v any) {
 	switch v := v.(type) {
 	case []any:
@@ -142,7 +139,6 @@ func dropProperties(v any) {
 	}
 }
 
-// calledTools returns a definition for each tool that the messages call.
 func calledTools(messages []anthropic.MessageParam) []anthropic.ToolUnionParam {
 	var out []anthropic.ToolUnionParam
 	seen := map[string]bool{}
@@ -157,8 +153,8 @@ func calledTools(messages []anthropic.MessageParam) []anthropic.ToolUnionParam {
 	return out
 }
 
-// buildMessages returns the wire form of the conversation. Results and the text that
-// follows them are one message of the user, since roles have to alternate.
+// buildMessages converts the conversation. Roles have to alternate, so results and the
+// text after them form one user message.
 func (m *Model) buildMessages(history []loop.Message) []anthropic.MessageParam {
 	var out []anthropic.MessageParam
 	ids := map[string]string{}
@@ -182,13 +178,13 @@ func (m *Model) buildMessages(history []loop.Message) []anthropic.MessageParam {
 	return out
 }
 
-// buildBlocks returns the wire form of a message's blocks. It adds the IDs of its calls
-// to ids, and takes those of its results from there.
+// buildBlocks converts a message's blocks. It adds its calls' IDs to ids, and reads its
+// results' from there.
 func (m *Model) buildBlocks(message loop.Message, ids map[string]string) []anthropic.ContentBlockParamUnion {
 	var out []anthropic.ContentBlockParamUnion
 	for _, b := range message.Blocks {
 		switch {
-		case b.Text != nil && strings.TrimSpace(b.Text.Text) != "": // the API refuses others
+		case b.Text != nil && strings.TrimSpace(b.Text.Text) != "": // the API refuses blank text
 			out = append(out, anthropic.NewTextBlock(b.Text.Text))
 		case b.Thinking != nil && m.stale.Has(b.Thinking):
 		case b.Thinking != nil && b.Thinking.Redacted != "":
@@ -205,8 +201,8 @@ func (m *Model) buildBlocks(message loop.Message, ids map[string]string) []anthr
 	return out
 }
 
-// wireID returns the ID of a call. That of another provider may have characters that
-// this one refuses.
+// wireID returns a call's ID. Another provider's may have characters that this one
+// refuses.
 func wireID(u loop.ToolUse) string {
 	id := u.WireID()
 	valid := func(r rune) bool {
@@ -218,7 +214,6 @@ func wireID(u loop.ToolUse) string {
 	return id
 }
 
-// resultBlock returns the wire form of a result.
 func resultBlock(r loop.ToolResult, id string) anthropic.ContentBlockParamUnion {
 	p := &anthropic.ToolResultBlockParam{ToolUseID: id}
 	if r.IsError {
@@ -236,9 +231,9 @@ func resultBlock(r loop.ToolResult, id string) anthropic.ContentBlockParamUnion 
 	return anthropic.ContentBlockParamUnion{OfToolResult: p}
 }
 
-// markCached marks where the provider caches the prompt: behind tools and system prompt,
-// which never change, and behind the last two messages of the user. The next request
-// begins with the earlier one of them, and reads it from the cache.
+// markCached marks where the provider caches the prompt: after tools and system prompt,
+// which never change, and after the last two user messages. The next request begins
+// with the earlier of these, and reads it from the cache.
 func markCached(p *anthropic.MessageNewParams) {
 	mark := anthropic.NewCacheControlEphemeralParam()
 	switch {

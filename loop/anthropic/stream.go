@@ -16,7 +16,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// event is an event of a stream. Which members it has depends on its type.
+// event is a stream's event. Its members depend on its type.
 type event struct {
 	Type    string        `json:"type"`
 	Index   int           `json:"index"`
@@ -33,7 +33,7 @@ type event struct {
 	Usage *wireUsage `json:"usage"`
 }
 
-// wireMessage is an answer, whole or as it begins.
+// wireMessage is a whole answer or its beginning.
 type wireMessage struct {
 	ID         string                        `json:"id"`
 	Type       string                        `json:"type"`
@@ -43,7 +43,6 @@ type wireMessage struct {
 	Usage      *wireUsage                    `json:"usage"`
 }
 
-// contentBlock is a block of an answer.
 type contentBlock struct {
 	Type      string          `json:"type"`
 	Text      string          `json:"text"`
@@ -55,12 +54,12 @@ type contentBlock struct {
 	Input     json.RawMessage `json:"input"`
 
 	index int
-	// more collects the deltas of Text, Thinking or Input, signature those of Signature.
+	// more collects the deltas of Text, Thinking or Input; signature collects
+	// Signature's.
 	more, signature strings.Builder
 }
 
-// wireUsage is the usage that the API reports, in disjoint counts. Counts of the last
-// event are those of the whole answer.
+// wireUsage has disjoint counts. The last event's are the whole answer's.
 type wireUsage struct {
 	Input      int64 `json:"input_tokens"`
 	CacheRead  int64 `json:"cache_read_input_tokens"`
@@ -68,18 +67,17 @@ type wireUsage struct {
 	Output     int64 `json:"output_tokens"`
 }
 
-// assembly assembles an answer from its events.
 type assembly struct {
 	onDelta func(loop.Delta)
 	message wireMessage
 	usage   wireUsage
 	content modelhttp.Content
-	// done is set at the end of the content.
+	// done is set once the content has ended.
 	done bool
 }
 
-// readStream reads an answer in pieces. It is complete only with a stop reason or the
-// last event. If the stream ends without, nothing of it is used.
+// readStream reads a streamed answer. Without a stop reason or the last event the
+// answer is incomplete, and nothing of it is used.
 func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
 	a := &assembly{onDelta: onDelta}
 	events := ssestream.NewDecoder(&http.Response{Header: http.Header{}, Body: res.Body})
@@ -105,7 +103,7 @@ func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, er
 	}
 }
 
-// readWhole reads an answer in one piece.
+// readWhole reads an answer that is not streamed.
 func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 	a := &assembly{onDelta: onDelta}
 	if err := json.Unmarshal(body, &a.message); err != nil {
@@ -129,7 +127,7 @@ func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 	return a.buildResponse(), nil
 }
 
-// addEvent adds one event. Unknown types are ignored, as the API asks of its clients.
+// addEvent adds an event. The API asks its clients to ignore unknown types.
 func (a *assembly) addEvent(data []byte) error {
 	var e event
 	if err := json.Unmarshal(data, &e); err != nil {
@@ -165,12 +163,12 @@ func (a *assembly) addEvent(data []byte) error {
 	return nil
 }
 
-// isCut reports whether a stop reason is one of an answer that was cut.
+// isCut reports whether a stop reason means that the answer was cut.
 func isCut(reason string) bool {
 	return slices.Contains([]string{"max_tokens", "model_context_window_exceeded", "refusal"}, reason)
 }
 
-// startBlock counts a block, and reports the text or the tool's name that it begins with.
+// startBlock counts a block and delivers its first text or its tool's name.
 func (a *assembly) startBlock(b *contentBlock) {
 	a.content.AddBlock()
 	a.content.Add(b.Text, b.Thinking, b.Signature, b.Data, b.ID, b.Name, string(b.Input))
@@ -182,7 +180,7 @@ func (a *assembly) startBlock(b *contentBlock) {
 	}
 }
 
-// addDelta adds a piece to the block with its index.
+// addDelta adds a piece to its block.
 func (a *assembly) addDelta(e event) {
 	d := e.Delta
 	a.content.Add(d.Text, d.Thinking, d.Signature, d.Partial)
@@ -205,7 +203,6 @@ func (a *assembly) addDelta(e event) {
 	}
 }
 
-// addUsage takes over the counts that are there.
 func (a *assembly) addUsage(u *wireUsage) {
 	if u == nil {
 		return
@@ -216,8 +213,8 @@ func (a *assembly) addUsage(u *wireUsage) {
 	a.usage.Output = max(a.usage.Output, u.Output)
 }
 
-// buildResponse returns the assembled answer. The order of its blocks is kept: the
-// provider wants them back as they were.
+// buildResponse returns the answer. It keeps the order of blocks, because the provider
+// wants them back unchanged.
 func (a *assembly) buildResponse() loop.Response {
 	m := loop.Message{Role: loop.RoleAssistant}
 	for _, b := range a.message.Content {

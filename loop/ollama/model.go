@@ -1,6 +1,6 @@
 // Package ollama implements [loop.Model] for Ollama's own API, /api/chat. Unlike its
-// compatible layer, that one takes the size of the context window, and refuses a
-// conversation that is longer instead of forgetting its beginning.
+// OpenAI-compatible API, it takes a context window size, and refuses conversations that
+// are too long instead of forgetting their beginning.
 package ollama
 
 import (
@@ -20,17 +20,17 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// Model is one model of one server. It is safe for concurrent use.
+// Model is a model of one server. It is safe for concurrent use.
 type Model struct {
 	options  Options
 	endpoint modelhttp.Endpoint
-	// noThinkWords reports whether the model can think, but knows no words for how much.
+	// noThinkWords means that the model can think but knows no levels.
 	noThinkWords atomic.Bool
 }
 
 var _ loop.Model = (*Model)(nil)
 
-// New returns a model. It makes no connection. The error wraps [ErrInvalid].
+// New returns a model. It connects to nothing. Its error wraps [ErrInvalid].
 func New(o Options) (*Model, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -45,13 +45,12 @@ func New(o Options) (*Model, error) {
 	return m, nil
 }
 
-// Info returns the identity of the model, for records.
+// Info identifies the model in records.
 func (m *Model) Info() loop.ModelInfo {
 	return loop.ModelInfo{Provider: "ollama", Model: m.options.Model, BaseURL: safeurl.String(m.endpoint.BaseURL), ToolNameBytes: toolNameBytes}
 }
 
-// Close closes idle connections of the model's own HTTP client. It does not affect
-// running calls.
+// Close closes idle connections of the model's own HTTP client. Running calls go on.
 func (m *Model) Close() {
 	m.endpoint.Close()
 }
@@ -78,7 +77,7 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	}
 }
 
-// sendRequest sends the request once and returns the answer.
+// sendRequest sends the request once.
 func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
 	chat, err := m.buildRequest(req)
 	if err != nil {
@@ -117,24 +116,25 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(
 
 // Options configures a model.
 type Options struct {
-	// BaseURL is the server without a path; "" means [DefaultBaseURL]. ReasoningEffort is
-	// none, or a word of the model such as low, medium and high; models that know no
-	// words take these as on. MaxOutputTokens of zero means no bound but the context window.
+	// BaseURL has no path; "" means [DefaultBaseURL]. ReasoningEffort is none, or a
+	// level that the model knows, such as low, medium or high; models without levels
+	// just think. MaxOutputTokens of zero means that only the context window is a
+	// bound.
 	loop.ModelOptions
-	// ContextWindow is the number of tokens for which the server reserves memory, sent
-	// as num_ctx; zero means the server's default, which is often too short for an agent.
+	// ContextWindow is the number of tokens for which the server reserves memory
+	// (num_ctx); zero means the server's default, which is often too small for an
+	// agent.
 	ContextWindow int64
-	// Stream requests answers in pieces.
+	// Stream requests streamed answers.
 	Stream bool
 }
 
 // DefaultBaseURL is a server on this machine.
 const DefaultBaseURL = "http://127.0.0.1:11434"
 
-// ErrInvalid is the error of [New] for invalid [Options].
+// ErrInvalid is [New]'s error for invalid [Options].
 var ErrInvalid = errors.New("invalid model options")
 
-// withDefaults returns valid options, with defaults for zero fields.
 func (o Options) withDefaults() (Options, error) {
 	if o.ContextWindow < 0 {
 		return o, fmt.Errorf("%w: negative number", ErrInvalid)

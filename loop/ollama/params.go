@@ -10,11 +10,11 @@ import (
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 )
 
-// toolNameBytes is the longest name of a tool. Ollama has no bound; models were trained
-// with names that the others accept.
+// toolNameBytes bounds tool names. Ollama has no bound, but models were trained with
+// names that other providers accept.
 const toolNameBytes = 64
 
-// chatRequest is the request of /api/chat.
+// chatRequest is a request to /api/chat.
 type chatRequest struct {
 	Model    string         `json:"model"`
 	Messages []chatMessage  `json:"messages"`
@@ -22,13 +22,12 @@ type chatRequest struct {
 	Stream   bool           `json:"stream"`
 	Think    any            `json:"think,omitempty"` // a bool or a word
 	Options  map[string]any `json:"options,omitempty"`
-	// Truncate and Shift are false: the server would drop the beginning of a
-	// conversation that is longer than its context window, without a word.
+	// Truncate and Shift stay false: the server would silently drop the beginning of a
+	// conversation longer than its context window.
 	Truncate bool `json:"truncate"`
 	Shift    bool `json:"shift"`
 }
 
-// chatMessage is a message of a request.
 type chatMessage struct {
 	Role       string     `json:"role"`
 	Content    string     `json:"content"`
@@ -39,7 +38,7 @@ type chatMessage struct {
 	ToolCallID string     `json:"tool_call_id,omitempty"`
 }
 
-// sentCall is an earlier call of the model. Its arguments are an object.
+// sentCall is an earlier call. Its arguments are an object.
 type sentCall struct {
 	ID       string `json:"id,omitempty"`
 	Function struct {
@@ -49,7 +48,6 @@ type sentCall struct {
 	} `json:"function"`
 }
 
-// chatTool is a tool that is offered.
 type chatTool struct {
 	Type     string `json:"type"`
 	Function struct {
@@ -59,7 +57,6 @@ type chatTool struct {
 	} `json:"function"`
 }
 
-// buildRequest returns the wire form of a request.
 func (m *Model) buildRequest(req loop.Request) (chatRequest, error) {
 	out := chatRequest{Model: m.options.Model, Messages: buildMessages(req.Messages), Stream: m.options.Stream, Options: map[string]any{}}
 	for _, d := range req.Tools {
@@ -91,8 +88,8 @@ func (m *Model) buildRequest(req loop.Request) (chatRequest, error) {
 	return out, nil
 }
 
-// buildMessages returns the wire form of the conversation. A user message with the images
-// of a round follows its results: templates show images of users alone.
+// buildMessages converts the conversation. Templates show only users' images, so a user
+// message with a round's images follows its results.
 func buildMessages(history []loop.Message) []chatMessage {
 	ids := loop.WireIDs(history)
 	names := map[string]string{}
@@ -126,8 +123,7 @@ func buildMessages(history []loop.Message) []chatMessage {
 	return out
 }
 
-// buildMessage returns the wire form of a message without results. It adds the names of
-// its calls to names.
+// buildMessage converts a message without results. It adds its calls' names to names.
 func buildMessage(message loop.Message, names map[string]string) chatMessage {
 	out := chatMessage{Role: string(message.Role)}
 	var texts []string
@@ -149,7 +145,6 @@ func buildMessage(message loop.Message, names map[string]string) chatMessage {
 	return out
 }
 
-// resultContent returns the text of a result, and its images.
 func resultContent(r loop.ToolResult) (text string, images [][]byte) {
 	var texts []string
 	for _, b := range r.Content {

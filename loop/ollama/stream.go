@@ -15,8 +15,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// piece is an answer, or a piece of one in a line of its own. Every field may be missing,
-// null or of another type.
+// piece is an answer or, on a line, a piece of one. Fields may be missing, null or of
+// another type.
 type piece struct {
 	Model   modelhttp.LooseString `json:"model"`
 	Message *struct {
@@ -26,13 +26,13 @@ type piece struct {
 	} `json:"message"`
 	Done       modelhttp.LooseString `json:"done"`
 	DoneReason modelhttp.LooseString `json:"done_reason"`
-	// Input and Output are numbers of tokens.
+	// Input and Output count tokens.
 	Input  modelhttp.LooseString `json:"prompt_eval_count"`
 	Output modelhttp.LooseString `json:"eval_count"`
 }
 
-// wireCall is a call, always a whole one. Arguments are an object; servers in between may
-// send it as a string.
+// wireCall is a whole call. Its arguments are an object, or from intermediate servers a
+// string.
 type wireCall struct {
 	ID       modelhttp.LooseString `json:"id"`
 	Function struct {
@@ -41,9 +41,8 @@ type wireCall struct {
 	} `json:"function"`
 }
 
-// readResponse reads an answer: one JSON value, or one for each piece. It is complete
-// only with a piece that is marked as the last. If there is none, the answer may be cut,
-// and nothing of it is used.
+// readResponse reads an answer: one JSON value, or one per piece. Without a piece
+// marked as the last the answer may be cut, and nothing of it is used.
 func readResponse(body io.Reader, onDelta func(loop.Delta)) (loop.Response, error) {
 	a := &assembly{onDelta: onDelta}
 	values := json.NewDecoder(body)
@@ -65,7 +64,7 @@ func readResponse(body io.Reader, onDelta func(loop.Delta)) (loop.Response, erro
 	}
 }
 
-// classifyRead returns the error of an answer that ended with err.
+// classifyRead returns the error for an answer whose reading failed with err.
 func classifyRead(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return modelhttp.ErrCut
@@ -76,20 +75,19 @@ func classifyRead(err error) error {
 	return err
 }
 
-// assembly assembles an answer from its pieces.
 type assembly struct {
 	onDelta func(loop.Delta)
 
 	model, finish  string
 	text, thinking strings.Builder
 	calls          []wireCall
-	// begun reports whether a piece of an answer came.
+	// begun reports whether a piece has arrived.
 	begun         bool
 	content       modelhttp.Content
 	input, output int64
 }
 
-// addPiece adds one piece and reports whether it is the last.
+// addPiece adds a piece and reports whether it is the last.
 func (a *assembly) addPiece(raw json.RawMessage) (bool, error) {
 	var p piece
 	if err := json.Unmarshal(raw, &p); err != nil {
@@ -124,7 +122,7 @@ func (a *assembly) addPiece(raw json.RawMessage) (bool, error) {
 	return p.Done == "true", nil
 }
 
-// addCall adds a call, unless the very same one came before.
+// addCall adds a call unless it repeats one.
 func (a *assembly) addCall(c wireCall) {
 	if c.ID != "" && slices.Contains(a.calls, c) {
 		return
@@ -135,8 +133,8 @@ func (a *assembly) addCall(c wireCall) {
 	a.onDelta(loop.Delta{ToolName: string(c.Function.Name)})
 }
 
-// findError returns the body of an error, or nil if the value is none. Some versions
-// begin the name of the member with "error" and go on with the cause.
+// findError returns an error's body, or nil if the value is no error. In some versions
+// the member's name begins with "error" and goes on with the cause.
 func findError(raw json.RawMessage) []byte {
 	var members map[string]json.RawMessage
 	if json.Unmarshal(raw, &members) != nil {
@@ -157,7 +155,7 @@ func findError(raw json.RawMessage) []byte {
 	return nil
 }
 
-// countUsage returns a number of tokens; anything else is zero.
+// countUsage parses a number of tokens. Anything else is zero.
 func countUsage(s modelhttp.LooseString) int64 {
 	f, err := strconv.ParseFloat(string(s), 64)
 	if err != nil || !(f > 0 && f < 1e12) {
@@ -166,7 +164,6 @@ func countUsage(s modelhttp.LooseString) int64 {
 	return int64(f)
 }
 
-// buildResponse returns the assembled answer.
 func (a *assembly) buildResponse() loop.Response {
 	m := loop.Message{Role: loop.RoleAssistant}
 	if a.thinking.Len() > 0 {
@@ -176,8 +173,7 @@ func (a *assembly) buildResponse() loop.Response {
 		m.Blocks = append(m.Blocks, loop.Block{Text: &loop.Text{Text: a.text.String()}})
 	}
 	for _, c := range a.calls {
-		// The loop makes an ID where there is none, resolves the name and checks the
-		// arguments.
+		// The loop adds missing IDs, resolves the name and checks the arguments.
 		m.Blocks = append(m.Blocks, loop.Block{ToolUse: &loop.ToolUse{
 			ProviderID: string(c.ID), Name: tools.Name(c.Function.Name), Raw: string(c.Function.Arguments),
 		}})

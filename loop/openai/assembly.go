@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// assembly assembles an answer from its pieces. A whole answer is one piece.
+// assembly assembles an answer from pieces. A whole answer is one piece.
 type assembly struct {
 	onDelta func(loop.Delta)
 
@@ -27,22 +27,22 @@ type assembly struct {
 	calls             []*call
 	usage             *usage
 	content           modelhttp.Content
-	// done reports whether the endpoint has marked the end of the answer.
+	// done reports whether the endpoint marked the answer's end.
 	done bool
 }
 
-// call is a tool call under assembly. Its index is -1 if the endpoint sends none.
+// call is a tool call under assembly. Its index is -1 if the endpoint sent none.
 type call struct {
 	index     int
 	id, name  string
 	arguments strings.Builder
 	// checked is the number of bytes that isComplete has read.
 	checked int
-	// named is set if only its name came again once its arguments were complete.
+	// named is set if only the call's name came again after its arguments were
+	// complete.
 	named bool
 }
 
-// addCompletion adds one piece of the answer.
 func (a *assembly) addCompletion(c completion) {
 	a.id = cmp.Or(a.id, string(c.ID))
 	a.model = cmp.Or(a.model, string(c.Model))
@@ -67,7 +67,7 @@ func (a *assembly) addCompletion(c completion) {
 			}
 		case choice.Message != nil:
 			a.addMessage(*choice.Message)
-			// Each entry of a whole message is a call, even if IDs repeat.
+			// In a whole message, each entry is a call, even if IDs repeat.
 			for _, whole := range choice.Message.ToolCalls {
 				a.startCall(whole)
 			}
@@ -75,12 +75,12 @@ func (a *assembly) addCompletion(c completion) {
 	}
 }
 
-// isCut reports whether a finish reason is one of an answer that was cut.
+// isCut reports whether a finish reason means that the answer was cut.
 func isCut(finish string) bool {
 	return slices.Contains([]string{"length", "max_tokens", "model_length", "content_filter"}, strings.ToLower(finish))
 }
 
-// addMessage adds the text, the reasoning and the old-style call of a message.
+// addMessage adds a message's text, reasoning and old-style call.
 func (a *assembly) addMessage(m wireMessage) {
 	a.content.Add(m.Content.thinking, m.reasoningText(), m.Content.text, string(m.Refusal))
 	a.thinking.WriteString(m.Content.thinking)
@@ -94,8 +94,7 @@ func (a *assembly) addMessage(m wireMessage) {
 	}
 }
 
-// addCallPiece adds a piece to the call that it continues, found by index, by ID or
-// by order; see [assembly.findCall]. Otherwise it starts a call.
+// addCallPiece adds a piece to the call that it continues, or else starts a call.
 func (a *assembly) addCallPiece(piece toolCall) {
 	c := a.findCall(piece)
 	if c != nil && c.named && piece.Function.Name == "" && piece.Function.Arguments != "" {
@@ -109,7 +108,6 @@ func (a *assembly) addCallPiece(piece toolCall) {
 	a.extendCall(c, piece)
 }
 
-// startCall starts a call with its first piece.
 func (a *assembly) startCall(piece toolCall) {
 	c := &call{index: -1}
 	if i, err := strconv.Atoi(string(piece.Index)); err == nil {
@@ -120,7 +118,6 @@ func (a *assembly) startCall(piece toolCall) {
 	a.extendCall(c, piece)
 }
 
-// extendCall adds a piece to its call.
 func (a *assembly) extendCall(c *call, piece toolCall) {
 	a.content.Add(string(piece.ID), string(piece.Function.Arguments))
 	if name := string(piece.Function.Name); name != "" && name != c.name {
@@ -132,9 +129,9 @@ func (a *assembly) extendCall(c *call, piece toolCall) {
 	c.arguments.WriteString(string(piece.Function.Arguments))
 }
 
-// findCall returns the call that a piece continues, or nil if the piece starts one.
-// Some endpoints send the same index for every call. Their calls differ by ID, or
-// a name starts the next call once the previous one is complete.
+// findCall finds the call that a piece continues, by index, ID or order. It returns nil
+// if the piece starts a call. Some endpoints send the same index for every call; then a
+// different ID starts the next one, or a name once the previous call is complete.
 func (a *assembly) findCall(piece toolCall) *call {
 	index, err := strconv.Atoi(string(piece.Index))
 	indexed := err == nil
@@ -156,14 +153,14 @@ func (a *assembly) findCall(piece toolCall) *call {
 		return c
 	}
 	if n := len(a.calls); n > 0 && indexed && id == "" && !named && a.calls[n-1].arguments.Len() == 0 {
-		a.calls[n-1].index = index // its head had the index of the call before
+		a.calls[n-1].index = index // its first piece had the previous call's index
 		return a.calls[n-1]
 	}
 	return nil
 }
 
-// isRepeated reports whether another call with the same ID equals call i. Some endpoints
-// send a call again with another index.
+// isRepeated reports whether call i repeats an earlier one with the same ID. Some
+// endpoints send calls again with another index.
 func (a *assembly) isRepeated(i int) bool {
 	c := a.calls[i]
 	return c.id != "" && slices.ContainsFunc(a.calls[:i], func(o *call) bool {
@@ -171,14 +168,13 @@ func (a *assembly) isRepeated(i int) bool {
 	})
 }
 
-// isComplete reports whether the call's arguments are complete JSON. It reads a bounded
-// number of bytes in all: a server may ask for each byte of the arguments.
+// isComplete reports whether the call's arguments are complete JSON. It bounds what it
+// reads in total, because a server may make it check after each byte.
 func (c *call) isComplete() bool {
 	c.checked += c.arguments.Len()
 	return c.arguments.Len() > 0 && c.checked <= 16*modelhttp.MaxContentBytes && json.Valid([]byte(c.arguments.String()))
 }
 
-// buildResponse returns the assembled answer.
 func (a *assembly) buildResponse() loop.Response {
 	m := loop.Message{Role: loop.RoleAssistant}
 	if a.thinking.Len() > 0 {
@@ -206,13 +202,12 @@ func (a *assembly) buildResponse() loop.Response {
 	return r
 }
 
-// readStream reads an answer in pieces. An answer is complete only with a finish
-// reason or [DONE]. If the stream ends without, the answer may be cut, and nothing
-// of it is used.
+// readStream reads a streamed answer. Without a finish reason or [DONE] the answer may
+// be cut, and nothing of it is used.
 func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
 	a := &assembly{onDelta: onDelta}
 	events := ssestream.NewDecoder(res)
-	begun := false // whether a piece of the answer came
+	begun := false
 	for events.Next() {
 		data := bytes.TrimSpace(events.Event().Data)
 		if bytes.HasPrefix(data, []byte("[DONE]")) {
@@ -246,7 +241,7 @@ func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, er
 	}
 }
 
-// readWhole reads an answer in one piece.
+// readWhole reads an answer that is not streamed.
 func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 	whole, err := decodeCompletion(body)
 	if err != nil {
@@ -263,11 +258,11 @@ func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 	return a.buildResponse(), nil
 }
 
-// decodeCompletion decodes one JSON value of an answer. If it contains an error, that
-// is returned as a *[modelhttp.StreamError].
+// decodeCompletion decodes an answer or a piece of one. If it contains an error, it
+// returns that as a *[modelhttp.StreamError].
 func decodeCompletion(data []byte) (completion, error) {
 	var c completion
-	if len(data) > 2*modelhttp.MaxContentBytes { // twice for escapes; decoding takes time
+	if len(data) > 2*modelhttp.MaxContentBytes { // twice, for escapes; decoding takes time
 		return c, modelhttp.ErrTooLarge
 	}
 	if err := json.Unmarshal(data, &c); err != nil {

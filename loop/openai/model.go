@@ -23,24 +23,23 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// Model is one model of one endpoint. It is safe for concurrent use.
+// Model is a model of one endpoint. It is safe for concurrent use.
 type Model struct {
-	options   Options
-	endpoint  modelhttp.Endpoint
-	chat      openai.ChatCompletionService
-	responses responses.ResponseService
-	// quirks are the known quirks of the endpoint.
+	options            Options
+	endpoint           modelhttp.Endpoint
+	chat               openai.ChatCompletionService
+	responses          responses.ResponseService
 	quirks             atomic.Pointer[quirks]
 	usageMissingLogged atomic.Bool
-	// stale is reasoning that the endpoint refused, and namesPhases reports whether the
-	// model names the phase of its messages; both belong to the Responses API.
+	// stale is reasoning that the endpoint refused. namesPhases reports whether the
+	// model names its messages' phases. Both are for the Responses API.
 	stale       modelhttp.StaleReasoning
 	namesPhases atomic.Bool
 }
 
 var _ loop.Model = (*Model)(nil)
 
-// New returns a model. It makes no connection. The error wraps [ErrInvalid].
+// New returns a model. It connects to nothing. Its error wraps [ErrInvalid].
 func New(o Options) (*Model, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -70,13 +69,12 @@ func New(o Options) (*Model, error) {
 	return m, nil
 }
 
-// Info returns the identity of the model, for records.
+// Info identifies the model in records.
 func (m *Model) Info() loop.ModelInfo {
 	return loop.ModelInfo{Provider: m.options.Provider, Model: m.options.Model, BaseURL: safeurl.String(m.endpoint.BaseURL), ToolNameBytes: toolNameBytes}
 }
 
-// Close closes idle connections of the model's own HTTP client. It does not affect
-// running calls.
+// Close closes idle connections of the model's own HTTP client. Running calls go on.
 func (m *Model) Close() {
 	m.endpoint.Close()
 }
@@ -97,7 +95,7 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 		if ctx.Err() != nil {
 			return loop.Response{}, fmt.Errorf("complete with model %s: %w", m.options.Model, context.Cause(ctx))
 		}
-		// Each quirk is changed at most once, so the loop ends.
+		// Each quirk changes at most once, so this loop ends.
 		next, again := m.adaptQuirks(known, q, req, err)
 		if !again {
 			return loop.Response{}, err
@@ -106,7 +104,7 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	}
 }
 
-// sendRequest sends the request once and returns the answer.
+// sendRequest sends the request once.
 func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onDelta func(loop.Delta)) (loop.Response, error) {
 	w := &modelhttp.Watcher{ModelOptions: m.options.ModelOptions}
 	var res *http.Response
@@ -133,10 +131,9 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onD
 	return resp, nil
 }
 
-// errUnsendable is wrapped by the error of a request that has no wire form.
+// errUnsendable means that the request can't be converted.
 var errUnsendable = errors.New("request has no wire form")
 
-// postRequest sends the request in the form of the endpoint's API.
 func (m *Model) postRequest(ctx context.Context, req loop.Request, q quirks, opts []option.RequestOption) error {
 	if m.options.API == Responses {
 		params, err := m.buildResponseParams(req, q)
@@ -154,8 +151,8 @@ func (m *Model) postRequest(ctx context.Context, req loop.Request, q quirks, opt
 	return err
 }
 
-// readResponse reads an answer, whole or in pieces. The media type decides if there
-// is a specific one, because endpoints may ignore the requested form.
+// readResponse reads an answer, streamed or whole. A specific media type decides,
+// because endpoints may ignore the requested form.
 func (m *Model) readResponse(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
 	mediaType, _, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	if err != nil {
@@ -179,26 +176,26 @@ func (m *Model) readResponse(res *http.Response, onDelta func(loop.Delta)) (loop
 	return readWhole(body, onDelta)
 }
 
-// Options configures a model of an endpoint.
+// Options configures a model.
 type Options struct {
-	// BaseURL is the endpoint up to and including its version, such as
-	// http://localhost:11434/v1; "" means [DefaultBaseURL].
+	// BaseURL includes the version, such as http://localhost:11434/v1; "" means
+	// [DefaultBaseURL].
 	loop.ModelOptions
-	// API is the endpoint's API; "" means [Chat].
+	// API is the API to use; "" means [Chat].
 	API API
-	// Provider is the name of the provider in records; "" means "openai".
+	// Provider is the provider's name in records; "" means "openai".
 	Provider string
-	// Stream requests answers in pieces.
+	// Stream requests streamed answers.
 	Stream bool
 	// SendReasoning sends the model's earlier reasoning with each request. Some
-	// endpoints require it and some refuse it.
+	// endpoints require it, others refuse it.
 	SendReasoning bool
 }
 
-// API is one of the two APIs of these endpoints.
+// API is one of the two APIs.
 type API string
 
-// The APIs. OpenAI's models since GPT-6 call tools in Responses alone; most other
+// The APIs. OpenAI's models since GPT-6 call tools only in Responses. Most other
 // endpoints know only Chat.
 const (
 	Chat      API = "chat"
@@ -208,10 +205,9 @@ const (
 // DefaultBaseURL is OpenAI's own endpoint.
 const DefaultBaseURL = "https://api.openai.com/v1"
 
-// ErrInvalid is the error of [New] for invalid [Options].
+// ErrInvalid is [New]'s error for invalid [Options].
 var ErrInvalid = errors.New("invalid model options")
 
-// withDefaults returns valid options, with defaults for zero fields.
 func (o Options) withDefaults() (Options, error) {
 	o.API = cmp.Or(o.API, Chat)
 	if o.API != Chat && o.API != Responses {
@@ -221,21 +217,21 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-// quirks are the features of an ordinary request that an endpoint refuses.
+// quirks are features of ordinary requests that an endpoint refuses.
 type quirks struct {
-	// noStreamOptions reports whether usage can't be requested in a stream.
+	// noStreamOptions means that usage can't be requested in a stream.
 	noStreamOptions bool
-	// otherMaxTokensName reports whether the longest answer has the name other
-	// than the usual one, see [Model.usesMaxCompletionTokens].
+	// otherMaxTokensName means that the output limit doesn't have its usual name; see
+	// [Model.usesMaxCompletionTokens].
 	otherMaxTokensName bool
-	// noEncryptedReasoning reports whether encrypted reasoning can't be requested:
-	// models that don't reason refuse it.
+	// noEncryptedReasoning means that encrypted reasoning can't be requested. Models
+	// that don't reason refuse it.
 	noEncryptedReasoning bool
 }
 
-// adaptQuirks returns q changed by what the endpoint refused with err, and whether
-// to send the request again. It changes each quirk at most once; known are the
-// quirks before the first request.
+// adaptQuirks changes q by what the endpoint refused with err, and reports whether to
+// send the request again. known are the quirks before the first request; each changes
+// at most once.
 func (m *Model) adaptQuirks(known, q quirks, req loop.Request, err error) (quirks, bool) {
 	message, ok := modelhttp.RefusedParameter(err)
 	switch {
@@ -264,7 +260,7 @@ func (m *Model) adaptQuirks(known, q quirks, req loop.Request, err error) (quirk
 	return q, false
 }
 
-// storeQuirks stores the quirks of a successful request for later calls.
+// storeQuirks keeps a successful request's quirks for later calls.
 func (m *Model) storeQuirks(known, q quirks) {
 	if q == known {
 		return
@@ -276,9 +272,8 @@ func (m *Model) storeQuirks(known, q quirks) {
 		zap.Bool("no_encrypted_reasoning", q.noEncryptedReasoning))
 }
 
-// usesMaxCompletionTokens reports whether the longest answer is sent as
-// max_completion_tokens rather than max_tokens. OpenAI's own endpoint requires the
-// former; most others know only the latter.
+// usesMaxCompletionTokens reports whether the output limit is max_completion_tokens,
+// which OpenAI requires, or max_tokens, which most other endpoints require.
 func (m *Model) usesMaxCompletionTokens(q quirks) bool {
 	u, err := url.Parse(m.endpoint.BaseURL)
 	own := err == nil && (u.Hostname() == "openai.com" || strings.HasSuffix(u.Hostname(), ".openai.com"))

@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// buildParams returns the wire form of a request. Only here do names take their
-// wire form and calls their provider's IDs.
+// buildParams converts a request. Names take the provider's form, and calls its IDs,
+// only here.
 func (m *Model) buildParams(req loop.Request, q quirks) (openai.ChatCompletionNewParams, error) {
 	p := openai.ChatCompletionNewParams{Model: m.options.Model, Messages: m.buildMessages(req.Messages)}
 	for _, d := range req.Tools {
@@ -44,16 +44,14 @@ func (m *Model) buildParams(req loop.Request, q quirks) (openai.ChatCompletionNe
 	return p, nil
 }
 
-// maxTokens returns the longest answer of a request in tokens, or zero.
+// maxTokens returns a request's output limit in tokens, or zero.
 func (m *Model) maxTokens(req loop.Request) int64 {
 	return cmp.Or(req.MaxOutputTokens, m.options.MaxOutputTokens)
 }
 
-// toolNameBytes is the length of the longest function name that OpenAI accepts (API
-// reference, function.name).
+// toolNameBytes bounds function names (OpenAI's API reference, function.name).
 const toolNameBytes = 64
 
-// toolParam returns the wire form of a tool.
 func toolParam(d tools.Definition) (openai.ChatCompletionToolUnionParam, error) {
 	name, err := d.Name.LLMWithin(toolNameBytes)
 	if err != nil {
@@ -68,8 +66,8 @@ func toolParam(d tools.Definition) (openai.ChatCompletionToolUnionParam, error) 
 	}), nil
 }
 
-// buildMessages returns the wire form of the conversation. Tool messages on this
-// wire have text only, so a user message with the images of a round follows them.
+// buildMessages converts the conversation. Tool messages can have only text, so a user
+// message with a round's images follows them.
 func (m *Model) buildMessages(history []loop.Message) []openai.ChatCompletionMessageParamUnion {
 	ids := loop.WireIDs(history)
 	var (
@@ -109,7 +107,6 @@ func (m *Model) buildMessages(history []loop.Message) []openai.ChatCompletionMes
 	return out
 }
 
-// assistantMessage returns the wire form of an earlier answer of the model.
 func (m *Model) assistantMessage(message loop.Message) openai.ChatCompletionMessageParamUnion {
 	var (
 		p         openai.ChatCompletionAssistantMessageParam
@@ -139,8 +136,7 @@ func (m *Model) assistantMessage(message loop.Message) openai.ChatCompletionMess
 	return openai.ChatCompletionMessageParamUnion{OfAssistant: &p}
 }
 
-// resultContent returns the text of a result, and its images as parts of a user
-// message.
+// resultContent returns a result's text, and its images as parts of a user message.
 func resultContent(r loop.ToolResult) (string, []openai.ChatCompletionContentPartUnionParam) {
 	var (
 		texts  []string

@@ -17,9 +17,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// buildResponseParams returns the wire form of a request in the Responses API. The
-// endpoint keeps nothing: each request has the whole conversation, with the encrypted
-// reasoning of earlier answers.
+// buildResponseParams converts a request to the Responses API. The endpoint keeps
+// nothing: each request has the whole conversation, with earlier answers' encrypted
+// reasoning.
 func (m *Model) buildResponseParams(req loop.Request, q quirks) (responses.ResponseNewParams, error) {
 	p := responses.ResponseNewParams{Model: m.options.Model, Store: openai.Bool(false)}
 	if !q.noEncryptedReasoning {
@@ -52,8 +52,8 @@ func (m *Model) buildResponseParams(req loop.Request, q quirks) (responses.Respo
 	return p, nil
 }
 
-// responseToolParam returns the wire form of a tool. Tools are strict by default in this
-// API: every property would have to be required.
+// responseToolParam converts a tool. It turns off strict mode, this API's default, in
+// which every property would have to be required.
 func responseToolParam(d tools.Definition) (responses.ToolUnionParam, error) {
 	name, err := d.Name.LLMWithin(toolNameBytes)
 	if err != nil {
@@ -68,7 +68,7 @@ func responseToolParam(d tools.Definition) (responses.ToolUnionParam, error) {
 	return tool, nil
 }
 
-// buildItems returns the wire form of the conversation without its system messages.
+// buildItems converts the conversation without its system messages.
 func (m *Model) buildItems(history []loop.Message) responses.ResponseInputParam {
 	ids := loop.WireIDs(history)
 	var out responses.ResponseInputParam
@@ -89,8 +89,8 @@ func (m *Model) buildItems(history []loop.Message) responses.ResponseInputParam 
 	return out
 }
 
-// assistantItems returns the items of an earlier answer in their order, which the API
-// demands of reasoning.
+// assistantItems converts an earlier answer. It keeps the order, as the API demands for
+// reasoning.
 func (m *Model) assistantItems(message loop.Message) responses.ResponseInputParam {
 	var out responses.ResponseInputParam
 	phase := responses.EasyInputMessagePhaseFinalAnswer
@@ -122,7 +122,6 @@ func (m *Model) assistantItems(message loop.Message) responses.ResponseInputPara
 	return out
 }
 
-// resultItem returns the wire form of a result.
 func resultItem(r loop.ToolResult, id string) responses.ResponseInputItemUnionParam {
 	var (
 		texts []string

@@ -16,7 +16,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// responseEvent is an event of a stream. Which members it has depends on its type.
+// responseEvent is a stream's event. Its members depend on its type.
 type responseEvent struct {
 	Type     modelhttp.LooseString `json:"type"`
 	Index    modelhttp.LooseString `json:"output_index"`
@@ -26,7 +26,7 @@ type responseEvent struct {
 	Error    json.RawMessage       `json:"error"`
 }
 
-// wireResponse is an answer. Every field may be missing, null or of another type.
+// wireResponse is an answer. Fields may be missing, null or of another type.
 type wireResponse struct {
 	ID         modelhttp.LooseString         `json:"id"`
 	Model      modelhttp.LooseString         `json:"model"`
@@ -39,8 +39,8 @@ type wireResponse struct {
 	} `json:"incomplete_details"`
 }
 
-// responseItem is an item of an answer: a message, reasoning, or a call. Items of other
-// types are ignored.
+// responseItem is an item of an answer: a message, reasoning, or a call. Other types
+// are ignored.
 type responseItem struct {
 	Type      modelhttp.LooseString        `json:"type"`
 	ID        modelhttp.LooseString        `json:"id"`
@@ -56,13 +56,11 @@ type responseItem struct {
 	index string
 }
 
-// responsePart is a part of an item.
 type responsePart struct {
 	Text    modelhttp.LooseString `json:"text"`
 	Refusal modelhttp.LooseString `json:"refusal"`
 }
 
-// responseUsage is the usage that the endpoint reports.
 type responseUsage struct {
 	Input   tokenCount            `json:"input_tokens"`
 	Output  tokenCount            `json:"output_tokens"`
@@ -80,7 +78,6 @@ func (u *responseUsage) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// joinParts returns the text of parts.
 func joinParts(parts []responsePart) string {
 	var b strings.Builder
 	for _, p := range parts {
@@ -90,8 +87,8 @@ func joinParts(parts []responsePart) string {
 	return b.String()
 }
 
-// readResponseStream reads an answer in events. Only an event that ends the answer makes
-// it complete. Only items that are complete are used, never pieces of them.
+// readResponseStream reads a streamed answer. It is complete only with an event that
+// ends it. Only complete items are used.
 func (m *Model) readResponseStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
 	a := &responseAssembly{model: m, onDelta: onDelta}
 	events := ssestream.NewDecoder(res)
@@ -123,7 +120,7 @@ func (m *Model) readResponseStream(res *http.Response, onDelta func(loop.Delta))
 	return loop.Response{}, modelhttp.ErrCut
 }
 
-// readWholeResponse reads an answer in one piece.
+// readWholeResponse reads an answer that is not streamed.
 func (m *Model) readWholeResponse(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 	if len(body) > 2*modelhttp.MaxContentBytes {
 		return loop.Response{}, modelhttp.ErrTooLarge
@@ -135,21 +132,19 @@ func (m *Model) readWholeResponse(body []byte, onDelta func(loop.Delta)) (loop.R
 	return (&responseAssembly{model: m, onDelta: onDelta}).buildResponse(r)
 }
 
-// responseAssembly assembles an answer from its events.
 type responseAssembly struct {
 	model   *Model
 	onDelta func(loop.Delta)
-	// items are the complete items so far.
-	items []*responseItem
-	// begun reports whether an item began, and shown whether text was delivered.
+	items   []*responseItem
+	// begun reports whether an item has begun, and shown whether text was delivered.
 	begun, shown bool
-	// size is the size of all events.
+	// size is the total size of the events.
 	size    int
 	content modelhttp.Content
 }
 
-// addEvent adds one event. It returns the answer if the event ends it. Unknown types are
-// ignored.
+// addEvent adds an event. If it ends the answer, addEvent returns that. Unknown types
+// are ignored.
 func (a *responseAssembly) addEvent(data []byte) (*wireResponse, error) {
 	var e responseEvent
 	if err := json.Unmarshal(data, &e); err != nil {
@@ -185,7 +180,7 @@ func (a *responseAssembly) addEvent(data []byte) (*wireResponse, error) {
 	return nil, nil
 }
 
-// addItem adds a complete item. One that is sent again replaces the first.
+// addItem adds a complete item. If one is sent again, it replaces the first.
 func (a *responseAssembly) addItem(e responseEvent) {
 	if e.Item == nil {
 		return
@@ -209,7 +204,7 @@ func (a *responseAssembly) deliverText(text string) {
 	}
 }
 
-// streamError returns the error that the endpoint sent in place of an answer.
+// streamError returns an error that the endpoint sent instead of an answer.
 func (a *responseAssembly) streamError(object json.RawMessage) error {
 	body, err := json.Marshal(map[string]json.RawMessage{"error": object})
 	if err != nil {
@@ -218,8 +213,8 @@ func (a *responseAssembly) streamError(object json.RawMessage) error {
 	return &modelhttp.StreamError{Body: body, Begun: a.begun}
 }
 
-// buildResponse returns the answer r. Its items are those of the events where r has none,
-// as some endpoints send it.
+// buildResponse converts an answer. Some endpoints send none of the items in it, so it
+// falls back on the events' items.
 func (a *responseAssembly) buildResponse(r wireResponse) (loop.Response, error) {
 	switch {
 	case isSet(r.Error):
@@ -273,7 +268,7 @@ func (a *responseAssembly) buildResponse(r wireResponse) (loop.Response, error) 
 	return out, nil
 }
 
-// makeBlock returns the item as a block of a message, and whether it is one.
+// makeBlock converts the item to a block and reports whether it is one.
 func (i *responseItem) makeBlock() (loop.Block, bool) {
 	switch i.Type {
 	case "message":
@@ -291,7 +286,7 @@ func (i *responseItem) makeBlock() (loop.Block, bool) {
 	return loop.Block{}, false
 }
 
-// isSet reports whether a member is there and not null.
+// isSet reports whether a member is present and not null.
 func isSet(member json.RawMessage) bool {
 	return len(member) > 0 && !bytes.Equal(member, []byte("null"))
 }

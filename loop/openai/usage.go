@@ -13,17 +13,15 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// usage is the usage that the endpoint reports.
 type usage struct {
 	Prompt     tokenCount    `json:"prompt_tokens"`
 	Completion tokenCount    `json:"completion_tokens"`
 	Details    promptDetails `json:"prompt_tokens_details"`
-	// Cost is the cost in US dollars, which OpenRouter reports, or "".
+	// Cost is in US dollars (from OpenRouter), or "".
 	Cost modelhttp.LooseString `json:"cost"`
 }
 
-// promptDetails has the parts of the prompt that were read from the cache and written
-// to it.
+// promptDetails counts the prompt's tokens read from the cache and written to it.
 type promptDetails struct {
 	Cached  tokenCount `json:"cached_tokens"`
 	Written tokenCount `json:"cache_write_tokens"`
@@ -49,8 +47,8 @@ func (u *usage) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// tokenCount is a number of tokens. It is decoded from an integer, a float or a
-// string; anything else is zero.
+// tokenCount is a number of tokens, decoded from an integer, a float or a string.
+// Anything else is zero.
 type tokenCount int64
 
 // UnmarshalJSON never fails.
@@ -63,8 +61,7 @@ func (c *tokenCount) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// limitsUsage returns the usage in disjoint counts, with the cost that the endpoint
-// reports, if any.
+// limitsUsage converts to disjoint counts.
 func (u usage) limitsUsage() limits.Usage {
 	cached := min(u.Details.Cached, u.Prompt)
 	written := min(u.Details.Written, u.Prompt-cached)
@@ -78,7 +75,6 @@ func (u usage) limitsUsage() limits.Usage {
 	return out
 }
 
-// warnMissingUsage logs once that the endpoint reports no usage.
 func (m *Model) warnMissingUsage(u limits.Usage) {
 	if u.Tokens() == 0 && m.usageMissingLogged.CompareAndSwap(false, true) {
 		m.options.Logger.Warn("endpoint reports no usage: token and cost limits have no effect",

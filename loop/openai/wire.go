@@ -9,26 +9,26 @@ import (
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 )
 
-// completion is an answer, or a piece of one, as endpoints send it. Every field may
-// be missing, null or of another type.
+// completion is an answer or a piece of one. Fields may be missing, null or of another
+// type.
 type completion struct {
 	ID      modelhttp.LooseString  `json:"id"`
 	Model   modelhttp.LooseString  `json:"model"`
 	Choices modelhttp.List[choice] `json:"choices"`
 	Usage   *usage                 `json:"usage"`
-	// Error is the error of an endpoint that fails after status 200. That of vLLM may be
-	// the whole value, whose Object is "error" then.
+	// Error is an error sent after status 200. For vLLM the whole value may be the
+	// error; Object is then "error".
 	Error  json.RawMessage       `json:"error"`
 	Object modelhttp.LooseString `json:"object"`
 }
 
-// hasFailed reports whether the value is an error, or the end of an answer that failed.
+// hasFailed reports whether the value is an error or ends a failed answer.
 func (c completion) hasFailed() bool {
 	return isSet(c.Error) || c.Object == "error" ||
 		slices.ContainsFunc(c.Choices, func(c choice) bool { return c.Finish == "error" })
 }
 
-// choice is one of several answers; only the first is used.
+// choice is one of several answers. Only the first is used.
 type choice struct {
 	Index   modelhttp.LooseString `json:"index"`
 	Message *wireMessage          `json:"message"`
@@ -36,18 +36,18 @@ type choice struct {
 	Finish  modelhttp.LooseString `json:"finish_reason"`
 }
 
-// wireMessage is a message of the model, whole or in a delta.
+// wireMessage is a message of the model, whole or as a delta.
 type wireMessage struct {
 	Content          content                  `json:"content"`
 	Refusal          modelhttp.LooseString    `json:"refusal"`
 	Reasoning        modelhttp.LooseString    `json:"reasoning"`
 	ReasoningContent modelhttp.LooseString    `json:"reasoning_content"`
 	ToolCalls        modelhttp.List[toolCall] `json:"tool_calls"`
-	// FunctionCall is the deprecated form of a single tool call.
+	// FunctionCall is the deprecated form of a single call.
 	FunctionCall *function `json:"function_call"`
 }
 
-// reasoningText returns the model's reasoning, which has one of two names.
+// reasoningText returns the model's reasoning, which has two possible names.
 func (m wireMessage) reasoningText() string {
 	if m.ReasoningContent != "" {
 		return string(m.ReasoningContent)
@@ -62,14 +62,13 @@ type toolCall struct {
 	Function function              `json:"function"`
 }
 
-// function is the function of a call. Arguments are JSON in a string, or JSON.
+// function is a call's function. Arguments may be JSON or JSON in a string.
 type function struct {
 	Name      modelhttp.LooseString `json:"name"`
 	Arguments modelhttp.LooseString `json:"arguments"`
 }
 
-// content is the text of a message. It is decoded from null, a string, or a list of
-// parts.
+// content is a message's text, decoded from null, a string or a list of parts.
 type content struct{ text, thinking string }
 
 // UnmarshalJSON never fails: it ignores unknown parts.

@@ -13,28 +13,28 @@ import (
 )
 
 // Bounds of an answer's content. The longest outputs of models have 128,000 tokens,
-// about half a megabyte; larger ones would only burden the records and every later
+// about half a megabyte. Larger ones would only burden the records and every later
 // request. The loop runs at most 256 calls of an answer.
 const (
 	MaxContentBytes = 16 << 20
 	maxBlocks       = 4096
 )
 
-// Content counts what an answer holds, so that a stream of pieces can't grow without
-// bound. The zero value is ready.
+// Content counts an answer's content, to bound what a stream can add up to. The zero
+// value is ready to use.
 type Content struct{ bytes, blocks int }
 
-// Add counts texts of the answer.
+// Add counts texts.
 func (c *Content) Add(texts ...string) {
 	for _, t := range texts {
 		c.bytes += len(t)
 	}
 }
 
-// AddBlock counts one more block, such as a call.
+// AddBlock counts a block, such as a call.
 func (c *Content) AddBlock() { c.blocks++ }
 
-// Check returns [ErrTooLarge] if the content is larger than any answer.
+// Check returns [ErrTooLarge] if the content is too large.
 func (c *Content) Check() error {
 	if c.bytes > MaxContentBytes || c.blocks > maxBlocks {
 		return ErrTooLarge
@@ -42,8 +42,8 @@ func (c *Content) Check() error {
 	return nil
 }
 
-// List is a list of an answer. A longer one than an answer can have is not decoded: its
-// elements would take far more memory than their text.
+// List is a list in an answer. It refuses to decode more elements than an answer can
+// have, because they would take far more memory than their text.
 type List[T any] []T
 
 // UnmarshalJSON implements [json.Unmarshaler].
@@ -69,9 +69,9 @@ func (l *List[T]) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// WireName returns the wire form of a tool's name in the history. A name that the
-// model made up may have none. Its invalid characters are replaced then, because
-// endpoints refuse a conversation with an invalid name.
+// WireName returns a tool name for the provider. A name that the model made up may not
+// be valid; its invalid characters are replaced, because endpoints refuse conversations
+// with invalid names.
 func WireName(n tools.Name, maxBytes int) string {
 	if wire, err := n.LLMWithin(maxBytes); err == nil {
 		return string(wire)
@@ -85,7 +85,7 @@ func WireName(n tools.Name, maxBytes int) string {
 	return cmp.Or(clean[:min(len(clean), maxBytes)], "unknown")
 }
 
-// JoinText returns the text blocks of a message, joined by newlines.
+// JoinText joins a message's text blocks by newlines.
 func JoinText(m loop.Message) string {
 	var parts []string
 	for _, b := range m.Blocks {
@@ -96,17 +96,16 @@ func JoinText(m loop.Message) string {
 	return strings.Join(parts, "\n")
 }
 
-// StaleReasoning is reasoning that a provider refused, which is not sent again. Newer
-// models accept a block only after the very conversation that it was made in, and a
-// conversation whose old results were shortened is another one. The zero value is ready,
-// and safe for concurrent use.
+// StaleReasoning is reasoning that a provider refused, to not send it again. Newer
+// models accept a block only after exactly the conversation in which it was made;
+// shortening old results changes that. The zero value is ready to use. It is safe for
+// concurrent use.
 type StaleReasoning struct {
 	mu         sync.Mutex
 	signatures map[string]bool
 }
 
-// Add adds the reasoning in messages, and reports whether there is any that was not
-// known.
+// Add adds the reasoning in messages and reports whether any was new.
 func (s *StaleReasoning) Add(messages []loop.Message) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,5 +132,5 @@ func (s *StaleReasoning) Has(t *loop.Thinking) bool {
 	return s.signatures[signatureOf(t)]
 }
 
-// signatureOf returns what identifies a block of reasoning.
+// signatureOf identifies a block of reasoning.
 func signatureOf(t *loop.Thinking) string { return t.Signature + t.Redacted }

@@ -18,21 +18,20 @@ import (
 const (
 	defaultHeaderTimeout = 10 * time.Minute // a model may have to be loaded first
 	defaultIdleTimeout   = 2 * time.Minute
-	defaultAnswerTimeout = time.Hour // 16,000 tokens of a slow model at home
-	// An answer of 128,000 tokens in one event per token has about 30 MB.
+	defaultAnswerTimeout = time.Hour // 16,000 tokens of a slow local model
+	// An answer of 128,000 tokens with one event per token has about 30 MB.
 	defaultResponseBytes = 64 << 20
 )
 
-// Endpoint is the endpoint of a model.
+// Endpoint is a model's endpoint.
 type Endpoint struct {
 	loop.ModelOptions
-	// ownsClient reports whether NewEndpoint made the client.
 	ownsClient bool
 }
 
-// NewEndpoint returns an endpoint with defaults for zero options. Its client has a
-// transport of its own then: closing its idle connections does not affect other users
-// of the default one. defaultURL is the URL if o has none.
+// NewEndpoint returns an endpoint with defaults for zero options. Its own client has a
+// separate transport, so that closing idle connections doesn't affect other users of
+// the default one.
 func NewEndpoint(o loop.ModelOptions, defaultURL string) (Endpoint, error) {
 	if o.Model == "" {
 		return Endpoint{}, errors.New("no model name")
@@ -76,9 +75,9 @@ func (e Endpoint) Close() {
 	}
 }
 
-// checkRedirect returns an error for a redirect away from the endpoint. The conversation
-// and the headers with keys, of which the HTTP client withholds Authorization alone, are for
-// the host in the user's configuration only. A redirect to GET would lose the conversation.
+// checkRedirect refuses redirects away from the endpoint. The conversation, and headers
+// with keys, of which the HTTP client drops only Authorization, are only for the
+// configured host. A redirect to GET would lose the conversation.
 func checkRedirect(next *http.Request, earlier []*http.Request) error {
 	from := earlier[0]
 	switch {
@@ -90,19 +89,17 @@ func checkRedirect(next *http.Request, earlier []*http.Request) error {
 	return nil
 }
 
-// errRedirect is the error of a redirect that is not followed.
 var errRedirect = errors.New("endpoint redirects")
 
-// maxRedirects is the number of redirects of one request that are followed.
 const maxRedirects = 5
 
-// checkBaseURL returns an error unless an endpoint's URL is one of http or https
-// without credentials. example is a good one, for the message.
+// checkBaseURL returns an error unless the URL is http or https without credentials.
+// example is for the message.
 func checkBaseURL(text, example string) error {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:
-		return errors.New("the base URL can't be parsed") // without the URL, which may contain a secret
+		return errors.New("the base URL can't be parsed") // not with the URL, which may contain a secret
 	case u.User != nil:
 		return errors.New("the base URL holds credentials; give them as the key")
 	case u.Scheme != "http" && u.Scheme != "https", u.Host == "":

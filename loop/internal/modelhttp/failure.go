@@ -19,35 +19,33 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// ErrMalformed is wrapped by the error of an answer that is none of the protocol.
+// ErrMalformed is wrapped by the error for an answer that violates the protocol.
 var ErrMalformed = errors.New("answer is not one of the protocol")
 
-// StreamError is an error that the endpoint sent in place of an answer.
+// StreamError is an error that the endpoint sent instead of an answer.
 type StreamError struct {
 	Body []byte
-	// Begun reports whether a part of an answer came before.
+	// Begun reports whether part of an answer came first.
 	Begun bool
 }
 
-// Error returns a message with that of the endpoint.
 func (e *StreamError) Error() string {
 	return "endpoint failed in its answer: " + extractMessage(e.Body)
 }
 
-// refusal is an answer with an error instead of a completion.
+// refusal is an error that the endpoint answered with.
 type refusal struct {
 	status  int
 	message string
-	// guessed reports whether the endpoint sent no status with the message.
+	// guessed means that the endpoint sent no status.
 	guessed bool
 }
 
-// errUnparsed is wrapped by a refusal of what the model wrote.
 const errUnparsed = loop.AnswerError("the endpoint can't parse the model's answer")
 
-// unparsed matches the messages of servers that fail because of what their model wrote, now or
-// in an earlier answer: the parsers of Ollama (harmony, model/parsers), llama.cpp (common/chat)
-// and vLLM (openai-harmony).
+// unparsed matches the messages of servers that can't parse their model's answer or an
+// earlier one: Ollama (harmony, model/parsers), llama.cpp (common/chat) and vLLM
+// (openai-harmony).
 var unparsed = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`error parsing tool call|XML syntax error on line \d|^expected element type <|` +
 		`incomplete GLM tool call|mismatched arg_key and arg_value counts|failed to parse Laguna JSON|` +
@@ -55,11 +53,11 @@ var unparsed = sync.OnceValue(func() *regexp.Regexp {
 		`unexpected tokens remaining in message header|while expecting start token \d|no channel value found in header`)
 })
 
-// unparsed500 matches messages of Ollama that another server may write about something else. It
-// sends them with the status 500, or within a stream without one.
+// unparsed500 matches messages of Ollama that other servers may use for something else.
+// Ollama sends them with status 500, or in a stream without a status.
 var unparsed500 = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^failed to parse (XML|JSON): `) })
 
-// Unwrap returns a [loop.AnswerError] if the model's own words caused the failure, and
+// Unwrap returns a [loop.AnswerError] if the model's words caused the failure, and
 // [loop.ErrQuota] if the account's quota did.
 func (e *refusal) Unwrap() error {
 	switch {
@@ -72,7 +70,6 @@ func (e *refusal) Unwrap() error {
 	return nil
 }
 
-// Error returns a message with the status and the message of the endpoint.
 func (e *refusal) Error() string {
 	if e.message == "" {
 		return fmt.Sprintf("endpoint answered %d %s", e.status, http.StatusText(e.status))
@@ -80,8 +77,8 @@ func (e *refusal) Error() string {
 	return fmt.Sprintf("endpoint answered %d %s: %s", e.status, http.StatusText(e.status), e.message)
 }
 
-// ModelError returns the classified error for err. Messages may be logged, so the
-// key is removed from those of the endpoint.
+// ModelError classifies err. It removes the key from the endpoint's messages, which may
+// be logged.
 func (w *Watcher) ModelError(err error) error {
 	inStream, ok := errors.AsType[*StreamError](err)
 	switch {
@@ -110,7 +107,7 @@ func (w *Watcher) ModelError(err error) error {
 			Class: loop.ModelOther, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.BaseURL), err),
 		}
 	default:
-		// The outer error repeats the whole URL; the inner one has the cause.
+		// The outer error repeats the whole URL.
 		if outer, ok := errors.AsType[*url.Error](err); ok {
 			err = outer.Err
 		}
@@ -120,8 +117,8 @@ func (w *Watcher) ModelError(err error) error {
 	}
 }
 
-// messageForUsers returns the endpoint's message if it is for users: about the
-// request's model, key or quota, which they can change. Otherwise it returns "".
+// messageForUsers returns the endpoint's message if it is about the request's model,
+// key or quota, which users can change, and otherwise "".
 func messageForUsers(class loop.ErrorClass, message string) string {
 	switch class {
 	case loop.ModelInvalidRequest, loop.ModelAuth, loop.ModelRateLimit:
@@ -130,7 +127,6 @@ func messageForUsers(class loop.ErrorClass, message string) string {
 	return ""
 }
 
-// redactKey returns text with the key replaced.
 func (w *Watcher) redactKey(text string) string {
 	if w.APIKey == "" {
 		return text
@@ -138,13 +134,12 @@ func (w *Watcher) redactKey(text string) string {
 	return strings.ReplaceAll(text, w.APIKey, "[key]")
 }
 
-// classifyRefusal returns the class of a refusal by its status and message.
 func classifyRefusal(status int, message string) loop.ErrorClass {
 	switch {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		return loop.ModelAuth
 	case status == http.StatusTooManyRequests, status == http.StatusPaymentRequired,
-		status == http.StatusBadRequest && strings.HasPrefix(message, "Your credit balance is too low"): // of Anthropic
+		status == http.StatusBadRequest && strings.HasPrefix(message, "Your credit balance is too low"): // Anthropic
 		return loop.ModelRateLimit
 	case status == http.StatusRequestEntityTooLarge, isContextOverflow(message):
 		return loop.ModelContextOverflow
@@ -159,9 +154,9 @@ func classifyRefusal(status int, message string) loop.ErrorClass {
 	}
 }
 
-// isContextOverflow reports whether the message of a refusal is about the length of
-// the conversation. There is no common code. The phrases are those of OpenAI, vLLM,
-// llama.cpp, Mistral, Groq, OpenRouter and the endpoints behind it.
+// isContextOverflow reports whether a refusal is about the conversation's length. There
+// is no common code. The phrases come from OpenAI, vLLM, llama.cpp, Mistral, Groq,
+// OpenRouter and the endpoints behind it.
 func isContextOverflow(message string) bool {
 	message = strings.ToLower(message)
 	for _, phrase := range []string{
@@ -176,8 +171,8 @@ func isContextOverflow(message string) bool {
 	return false
 }
 
-// RefusedParameter returns the message of a refusal and whether the refusal may be
-// about a part of the request that the endpoint does not accept.
+// RefusedParameter returns a refusal's message, and whether it may be about a part of
+// the request that the endpoint doesn't accept.
 func RefusedParameter(err error) (string, bool) {
 	failure, isFailure := errors.AsType[*loop.ModelError](err)
 	refused, isRefusal := errors.AsType[*refusal](err)
@@ -188,12 +183,10 @@ func RefusedParameter(err error) (string, bool) {
 	return refused.message, bad
 }
 
-// maxMessageRunes is the length to which an endpoint's message is cut.
 const maxMessageRunes = 500
 
-// extractMessage returns the message in the body of an error: the members error,
-// message and detail with their code and type, or else the body itself. It is one
-// line of limited length.
+// extractMessage returns the message in an error's body: the members error, message and
+// detail with code and type, or else the body. It is one line of limited length.
 func extractMessage(body []byte) string {
 	var parts []string
 	var envelope map[string]json.RawMessage
@@ -218,7 +211,7 @@ func extractMessage(body []byte) string {
 	return strings.TrimSpace(message)
 }
 
-// memberTexts returns the texts in one member of an error's body.
+// memberTexts returns the texts in one member.
 func memberTexts(raw json.RawMessage) []string {
 	if len(raw) == 0 {
 		return nil
@@ -243,9 +236,9 @@ func memberTexts(raw json.RawMessage) []string {
 	return []string{string(l)}
 }
 
-// errorStatuses are the types and codes of errors with the status that each has outside of
-// a stream: those of Anthropic (API reference, Errors), of OpenAI (guide Error codes; API
-// reference, response.failed), and of llama.cpp's server (format_error_response).
+// errorStatuses maps error types and codes to the status that they have outside a
+// stream: Anthropic's (API reference, Errors), OpenAI's (guide Error codes; API
+// reference, response.failed), and llama.cpp's (format_error_response).
 var errorStatuses = map[string]int{
 	"authentication_error": http.StatusUnauthorized,
 	"billing_error":        http.StatusPaymentRequired,
@@ -271,14 +264,14 @@ var errorStatuses = map[string]int{
 	"unavailable_error":         http.StatusServiceUnavailable,
 }
 
-// embeddedStatus returns the HTTP status that the body of an error inside an answer
-// names or implies, or 502 and false.
+// embeddedStatus returns the HTTP status that an error inside an answer names or
+// implies, or 502 and false.
 func embeddedStatus(body []byte) (status int, known bool) {
 	type description struct {
 		Code, Status, Type LooseString
 	}
 	var envelope struct {
-		description // of vLLM, which has no member error
+		description // vLLM's, which has no member error
 		Error       description
 	}
 	_ = json.Unmarshal(body, &envelope) // an error that is a string has no status
@@ -300,7 +293,6 @@ func embeddedStatus(body []byte) (status int, known bool) {
 	return http.StatusBadGateway, false
 }
 
-// parseRetryAfter returns the delay that the endpoint asked for, or zero.
 func parseRetryAfter(h http.Header) time.Duration {
 	if ms, err := strconv.ParseFloat(h.Get("Retry-After-Ms"), 64); err == nil && ms > 0 {
 		return time.Duration(min(ms, math.MaxInt32) * float64(time.Millisecond))
@@ -314,8 +306,8 @@ func parseRetryAfter(h http.Header) time.Duration {
 	return 0
 }
 
-// LooseString is a string. It is decoded from a string or null; any other JSON value
-// is kept as its text.
+// LooseString is decoded from a string or null. Other JSON values are kept as their
+// text.
 type LooseString string
 
 // UnmarshalJSON never fails.

@@ -1,5 +1,5 @@
-// Package modelhttp has what the adapters of models over HTTP share: bounds of waits
-// and sizes, and the classes of failures.
+// Package modelhttp has what models' HTTP adapters share: bounds on waits and sizes,
+// and failure classes.
 package modelhttp
 
 import (
@@ -14,7 +14,6 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// Causes for which an answer is discarded.
 var (
 	errNoHeaders = errors.New("endpoint did not begin to answer in time")
 	errSilent    = errors.New("endpoint fell silent in the middle of its answer")
@@ -23,24 +22,22 @@ var (
 	ErrCut       = errors.New("answer broke off before it was complete")
 )
 
-// maxErrorBytes is the number of bytes that are read of an error's body.
 const maxErrorBytes = 64 << 10
 
-// Watcher observes one request. It records a refusal, and bounds the waits and the
-// size of the answer.
+// Watcher observes one request. It records a refusal, and bounds waits and the answer's
+// size.
 type Watcher struct {
 	loop.ModelOptions
-	// Response is the answer, or nil if there is none or a refusal.
+	// Response is the answer, nil after a refusal or failure.
 	Response *http.Response
 
-	// status, header and body are those of a refusal; status is 0 if there was
-	// none.
+	// status, header and body are the refusal's; status is 0 if there was none.
 	status int
 	header http.Header
 	body   []byte
 }
 
-// Middleware runs the request. It is the middleware of a provider's library.
+// Middleware runs the request, as a middleware of the provider's library.
 func (w *Watcher) Middleware(req *http.Request, next func(*http.Request) (*http.Response, error)) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
 	wait := time.AfterFunc(w.HeaderTimeout, func() { cancel(errNoHeaders) })
@@ -58,7 +55,7 @@ func (w *Watcher) Middleware(req *http.Request, next func(*http.Request) (*http.
 		body: res.Body, left: w.MaxResponseBytes, idle: w.IdleTimeout, whole: w.AnswerTimeout, ctx: ctx, cancel: cancel,
 	}
 	if refused {
-		body.whole = min(body.whole, w.IdleTimeout) // the status is known; the rest explains it
+		body.whole = min(body.whole, w.IdleTimeout) // the body only explains the status
 	}
 	body.end = time.AfterFunc(body.whole, func() { cancel(errSlow) })
 	res.Body = body
@@ -70,7 +67,7 @@ func (w *Watcher) Middleware(req *http.Request, next func(*http.Request) (*http.
 	return res, nil
 }
 
-// isRetriable reports whether a request that was refused may succeed later.
+// isRetriable reports whether a refused request may succeed later.
 func isRetriable(status int, header http.Header, message string) bool {
 	if classifyRefusal(status, message) == loop.ModelContextOverflow {
 		return false
@@ -86,7 +83,7 @@ func isRetriable(status int, header http.Header, message string) bool {
 		return true
 	case http.StatusNotImplemented:
 		return false
-	case http.StatusPaymentRequired: // of OpenRouter, where other requests hold the rest
+	case http.StatusPaymentRequired: // OpenRouter, while other requests hold the rest
 		return header.Get("Retry-After") != ""
 	case http.StatusTooManyRequests:
 		return !isQuota(status, message)
@@ -94,22 +91,22 @@ func isRetriable(status int, header http.Header, message string) bool {
 	return status >= http.StatusInternalServerError
 }
 
-// isQuota reports whether a refusal is about a quota that is used up.
+// isQuota reports whether a refusal means a used-up quota.
 func isQuota(status int, message string) bool {
 	return status == http.StatusTooManyRequests && strings.Contains(message, "insufficient_quota")
 }
 
-// recordRefusal records a refusal and empties its body. The library could not decode
-// the body of some endpoints, and would then return an error without the status.
+// recordRefusal records a refusal and empties its body. The library can't decode some
+// endpoints' bodies, and would then return an error without the status.
 func (w *Watcher) recordRefusal(res *http.Response) {
 	w.status, w.header = res.StatusCode, res.Header
-	// After an error, the part that arrived is used.
+	// After an error, use the part that arrived.
 	w.body, _ = io.ReadAll(io.LimitReader(res.Body, maxErrorBytes))
 	_ = res.Body.Close()
 	res.Body = http.NoBody
 }
 
-// boundedBody is the body of an answer with a limit of its size and of its pauses.
+// boundedBody is an answer's body with bounds on its size, its pauses and its duration.
 type boundedBody struct {
 	body   io.ReadCloser
 	left   int64
@@ -120,7 +117,7 @@ type boundedBody struct {
 	cancel context.CancelCauseFunc
 }
 
-// Read implements [io.Reader]. Its error is that of the limit reached, if any.
+// Read returns the error of the bound that was reached, if any.
 func (b *boundedBody) Read(p []byte) (int, error) {
 	timer := time.AfterFunc(b.idle, func() { b.cancel(errSilent) })
 	defer timer.Stop()
@@ -143,7 +140,6 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements [io.Closer].
 func (b *boundedBody) Close() error {
 	b.end.Stop()
 	defer b.cancel(nil)
