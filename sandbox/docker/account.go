@@ -18,9 +18,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// examineImage looks the image's user up, if commands run as it, and reads what
-// egress needs, if the engine has the image: in a container without mounts that is
-// never started. Another image was examined when it was fetched, or is later.
+// examineImage looks up the image's user, if commands run as it, and reads what
+// egress needs, if the engine has the image. It does so in a container without
+// mounts that is never started. Other images were examined when they were
+// fetched, or will be.
 func (c *engineContainer) examineImage(ctx context.Context) error {
 	p := c.prep
 	asUser := p.Spec.User == sandbox.UserImage
@@ -56,13 +57,13 @@ func (c *engineContainer) examineImage(ctx context.Context) error {
 	return c.checkAccount()
 }
 
-// engineFiles are the files of a container that never ran.
+// engineFiles are the files of a container that has never run.
 type engineFiles struct {
 	ctx context.Context
 	c   *engineContainer
 }
 
-// Lstat returns the mode of a file, or that of the first symlink on the way to it.
+// Lstat returns the mode of a file, or of the first symlink on the way to it.
 func (f engineFiles) Lstat(name string) (fs.FileMode, error) {
 	for i := 1; i <= len(name); i++ {
 		if i < len(name) && name[i] != '/' {
@@ -93,8 +94,8 @@ func (f engineFiles) ReadFile(name string, limit int64) ([]byte, error) {
 	return f.c.remote.copyFile(f.ctx, f.c.id, name, stat.Size)
 }
 
-// checkAccount refuses an image's user whose files would belong to someone else: a
-// process that can't map ids must be that user.
+// checkAccount refuses an image's user whose files would belong to someone
+// else: a process that can't map IDs must be that user.
 func (c *engineContainer) checkAccount() error {
 	id := c.prep.ImageIdentity()
 	if c.facts.base.IsNamespace() {
@@ -109,8 +110,8 @@ func (c *engineContainer) checkAccount() error {
 	}
 }
 
-// checkRange refuses an image's user that the user namespace of a remapping engine
-// does not have, or with a group of the range that marks commands there.
+// checkRange refuses an image's user who is outside a remapping engine's user
+// namespace, or has a group that marks commands there.
 func checkRange(id workmount.Identity) error {
 	for i, n := range append([]int{id.UID, id.GID}, id.Groups...) {
 		isMark := i > 0 && n >= guest.DefaultGIDBase && n < guest.DefaultGIDBase+guest.DefaultGIDCount
@@ -151,8 +152,8 @@ func (r *remote) statPath(ctx context.Context, id, name string) (container.PathS
 	})
 }
 
-// readFile reads an account file of a container that never ran. The engine follows no
-// symlink at its name.
+// readFile reads an account file of a container that has never run. The engine
+// does not follow a symlink at its name.
 func (r *remote) readFile(ctx context.Context, id, name, user string) ([]byte, error) {
 	stat, err := r.statPath(ctx, id, name)
 	if err != nil {
@@ -164,7 +165,6 @@ func (r *remote) readFile(ctx context.Context, id, name, user string) ([]byte, e
 	return r.copyFile(ctx, id, name, stat.Size)
 }
 
-// copyFile reads a regular file of this size.
 func (r *remote) copyFile(ctx context.Context, id, name string, size int64) ([]byte, error) {
 	return callWithin(ctx, r.ask, "read "+name+" of image", func(ctx context.Context) ([]byte, error) {
 		archive, _, err := r.engine.CopyFromContainer(ctx, id, name)

@@ -16,8 +16,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// Attest compares the engine's answer about the container with the request, and
-// describes the container.
+// Attest compares what the engine made with the request, and describes it.
 func (c *engineContainer) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Attestation) error {
 	hello := conn.Hello()
 	got, err := c.remote.inspectContainer(ctx, c.id)
@@ -35,13 +34,13 @@ func (c *engineContainer) Attest(ctx context.Context, conn *guest.Conn, a *sandb
 }
 
 // checkLimits compares the limits that can be read inside with the requested
-// ones: an engine may accept a limit that its kernel then does not enforce.
-// gVisor shows its own cgroups, which enforce nothing; there the host's limits
-// count, as the engine returns them.
+// ones: an engine may accept a limit that its kernel does not enforce. gVisor
+// shows its own cgroups, which enforce nothing; there the limits that the
+// engine returns count.
 func (c *engineContainer) checkLimits(hello wire.Hello) error {
 	type limit struct {
 		name        string
-		least       int64 // 0 where it may be unreadable
+		least       int64 // 0 if it may be unreadable
 		got, atMost int64
 	}
 	r, l := c.prep.Spec.Resources, hello.Limits
@@ -60,15 +59,14 @@ func (c *engineContainer) checkLimits(hello wire.Hello) error {
 	return errors.Join(errs...)
 }
 
-// describe adds the engine's answer to the attestation.
 func (c *engineContainer) describe(a *sandbox.Attestation, hello wire.Hello, got container.InspectResponse) {
 	a.Runtime, a.RuntimeVersion, a.EngineVersion = got.HostConfig.Runtime, c.facts.runtime.version, c.facts.version
 	a.ImageDigest = c.image.digest
-	if !lifecycle.IsGVisor(hello) { // which loads none of the host's, see docs/design/guest.md#gvisor-loads-no-profile
+	if !lifecycle.IsGVisor(hello) { // gVisor loads no host profile, see docs/design/guest.md#gvisor-loads-no-profile
 		a.SeccompProfile = c.seccomp.SHA256
 	}
-	// The engine takes no such flags for a bind; those of a staged mount hold
-	// with the host's kernel, and a kernel of the runtime's own does not see them.
+	// The engine takes no such flags for a bind. A staged mount's flags work
+	// with the host's kernel, but a runtime's own kernel does not see them.
 	lost := slices.ContainsFunc(append(hello.Further, hello.Workspace), func(m wire.Mount) bool { return !slices.Contains(m.Options, "nosuid") })
 	if lost && !slices.Contains(a.Lost, workmount.LostFlags) {
 		a.Lost = append(a.Lost, workmount.LostFlags)
@@ -88,7 +86,7 @@ func (c *engineContainer) describe(a *sandbox.Attestation, hello wire.Hello, got
 		engine   int64
 	}{
 		{&a.Limits.MemoryBytes, got.HostConfig.Memory},
-		{&a.Limits.PIDs, c.prep.Spec.Resources.PIDs}, // as was just compared
+		{&a.Limits.PIDs, c.prep.Spec.Resources.PIDs}, // just compared
 		{&a.Limits.MilliCPUs, got.HostConfig.NanoCPUs / 1e6},
 	} {
 		if *limit.attested <= 0 {
@@ -97,8 +95,8 @@ func (c *engineContainer) describe(a *sandbox.Attestation, hello wire.Hello, got
 	}
 }
 
-// rootLayer returns the directory of the engine that has what is written to a
-// container's root, or "" where this process can't read it.
+// rootLayer returns the engine's directory for what is written to a container's
+// root, or "" if this process can't read it.
 func rootLayer(got container.InspectResponse) string {
 	path := got.GraphDriver.Data["UpperDir"]
 	if f, err := os.Open(path); path != "" && err == nil {
@@ -112,7 +110,7 @@ const lostRoot = "what commands write to the root has no bound, because the engi
 
 const lostSwap = "swap is not limited, because the engine's kernel does not count it"
 
-// checkKernel returns an error if a runtime that should be gVisor is not.
+// checkKernel returns an error if a runtime claims to be gVisor but is not.
 func checkKernel(r runtimeFacts, hello wire.Hello) error {
 	if r.ownKernel() && !lifecycle.IsGVisor(hello) {
 		return fmt.Errorf("%w: runtime %s is gVisor, but the kernel in the container is %.80q", sandbox.ErrUnavailable, r.name, hello.Kernel)

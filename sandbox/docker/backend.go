@@ -35,50 +35,48 @@ const Name = "docker"
 // Options configures a [Backend]. GuestPath and StateDir are required.
 type Options struct {
 	// Host is the engine's address, such as unix:///run/docker.sock. If it is
-	// empty, DOCKER_HOST, DOCKER_CONTEXT, the docker command's current context
-	// and the default socket are tried, in this order.
+	// empty, New tries DOCKER_HOST, DOCKER_CONTEXT, the docker command's
+	// current context and the default socket, in this order.
 	Host string
-	// Runtime is a runtime that the engine has registered; empty means the
-	// engine's default. No other runtime is ever used instead.
+	// Runtime is a runtime registered with the engine; empty means the engine's
+	// default. It is never replaced by another.
 	Runtime string
 	// GuestPath is the guest's binary on this machine.
 	GuestPath string
-	// StateDir is Caisson's state directory: this user's, not writable by
-	// others.
+	// StateDir is Caisson's state directory, owned by this user and not
+	// writable by others.
 	StateDir string
 	// Protect names directories, such as the user's home, that no workspace may
 	// be or contain.
 	Protect []string
-	// HostImage configures the image "host". UID and GID are set by the
-	// backend.
+	// HostImage configures the image "host". The backend sets its UID and GID.
 	HostImage host.Options
 	// Images provides names that the engine does not know, layouts, archives
-	// and builds. With nil only host, rootfs and the engine's own images can be
-	// used.
+	// and builds. If nil, only host, rootfs and the engine's own images work.
 	Images images.Source
-	// Getenv reads the environment: DOCKER_HOST, DOCKER_CONTEXT and what
-	// belongs to them, and HOME for the docker command's configuration. Nil
-	// reads nothing, which leaves the default socket.
+	// Getenv reads the environment: DOCKER_HOST, DOCKER_CONTEXT and related
+	// variables, and HOME for the docker command's configuration. Nil means the
+	// default socket.
 	Getenv func(string) string
 	// Logger receives errors that can't be returned; nil discards them.
 	Logger *zap.Logger
 }
 
-// Backend creates sandboxes with one engine. The caller must close it after its
-// sandboxes were destroyed. It is safe for concurrent use.
+// Backend creates sandboxes with one engine. Close it after its sandboxes are
+// destroyed. It is safe for concurrent use.
 type Backend struct {
 	options Options
 	connection
 	self      ownership.Identity
 	lifecycle *lifecycle.Backend
-	facts     facts // once it is connected
-	// importing serialises imports of the host image in this process.
+	facts     facts // set once connected
+	// importing serialises this process's imports of the host image.
 	importing sync.Mutex
 }
 
 var _ sandbox.Backend = (*Backend)(nil)
 
-// facts are the properties of an engine, which are read once.
+// facts are an engine's properties, which are read once.
 type facts struct {
 	version string
 	info    system.Info
@@ -86,16 +84,15 @@ type facts struct {
 	base    workmount.Base // of its containers' user namespaces, with userns-remap
 }
 
-// runtimeFacts are the properties of the runtime that containers get.
 type runtimeFacts struct {
 	name, version, path string
-	shim                string // of containerd, where the engine names one instead of a path
+	shim                string // containerd's, if the engine names one instead of a path
 }
 
 // ownKernel reports whether the runtime claims to be gVisor, whose containers
-// have a kernel of their own: by the name that it prints with its version, or
-// else by those of its binary and its shim (io.containerd.runsc.v1).
-// [checkKernel] decides.
+// have their own kernel: by the name printed with its version, or else by the
+// names of its binary and its shim (io.containerd.runsc.v1). [checkKernel]
+// decides.
 func (r runtimeFacts) ownKernel() bool {
 	if program, _, ok := strings.Cut(r.version, " version "); ok {
 		return program == "runsc"
@@ -134,21 +131,21 @@ func New(o Options) (*Backend, error) {
 	return b, nil
 }
 
-// markGIDs is the first of the gids that mark commands, in containers without a
-// user namespace, so that a gid inside is one on the host: this range is above
-// those of users and the subordinate ones (SUB_GID_MAX of login.defs(5) is
-// 600100000), so that no file of the workspace opens to it.
+// markGIDs is the first of the GIDs that mark commands in containers without a
+// user namespace, where a GID is also one on the host. The range is above those
+// of users and subordinate IDs (SUB_GID_MAX of login.defs(5) is 600100000), so
+// it opens no file in the workspace.
 const markGIDs = 1 << 30
 
-// silence is the time after which a guest that hears nothing from its host
-// ends. An engine that was killed in the middle of a start forgets the
-// container, whose shim keeps its standard input open for ever (Docker 20.10
-// with containerd 1.6), and then no process could remove it. It is long enough
-// for a Caisson that was stopped for a while.
+// silence is how long a guest lives without hearing from its host. An engine
+// that is killed in the middle of a start forgets the container, whose shim
+// keeps its standard input open for ever (Docker 20.10 with containerd 1.6),
+// and nothing could remove it then. It is long enough for a Caisson that was
+// stopped for a while.
 const silence = 15 * time.Minute
 
-// admissionOptions returns the options of the semaphore for an engine: its
-// starts share the engine and, if it runs here, this machine's memory.
+// admissionOptions returns the semaphore's options: starts share the engine
+// and, if it runs here, this machine's memory.
 func admissionOptions(e endpoint, stateDir string) admission.Options {
 	sum := sha256.Sum256([]byte(e.host))
 	o := admission.Options{StateDir: stateDir, Group: Name + "-" + hex.EncodeToString(sum[:4])}
@@ -161,8 +158,8 @@ func admissionOptions(e endpoint, stateDir string) admission.Options {
 // Name returns "docker".
 func (b *Backend) Name() string { return Name }
 
-// Close closes idle connections to the engine and what is kept for the next
-// start.
+// Close closes idle connections to the engine and drops what is kept for the
+// next start.
 func (b *Backend) Close() error {
 	b.lifecycle.Close()
 	return b.connection.Close()
@@ -179,8 +176,8 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 	return s, nil
 }
 
-// Sweep removes the containers and volumes of dead owners, found by their
-// labels, and then what else their cleanup lists contain; see sandbox.Backend.
+// Sweep removes the containers and volumes with labels of dead owners, and then
+// what else their cleanup lists contain; see sandbox.Backend.
 func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	if _, _, err := b.connect(ctx); err != nil {
 		return nil, fmt.Errorf("sweep: %w", err)
@@ -188,17 +185,17 @@ func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	return b.lifecycle.Sweep(ctx)
 }
 
-// List lists the sandboxes of this user's cleanup lists and of the containers
-// with Caisson's labels; see sandbox.Backend. Without an engine it returns
-// those of the lists, in state "unknown", along with the error.
+// List lists the sandboxes in this user's cleanup lists and the containers with
+// Caisson's labels. Without an engine it returns those in the lists, in state
+// "unknown", along with the error.
 func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return b.lifecycle.List(ctx) }
 
 // Pending reports whether sessions of this backend left cleanup lists below the
-// state directory, so that a Sweep is worth connecting to the engine even if
-// another backend is in use. It does not contact an engine.
+// state directory, so that a Sweep may be worthwhile even if another backend is
+// in use. It does not contact an engine.
 func Pending(stateDir string) bool { return ownership.Pending(stateDir, Name) }
 
-// Check asks the engine for its properties and checks whether it can do what
+// Check asks the engine for its properties and checks whether it has what
 // Caisson needs. It starts nothing.
 func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	_, f, err := b.connect(ctx)
@@ -218,7 +215,6 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	return info, nil
 }
 
-// connect returns the engine and its properties.
 func (b *Backend) connect(ctx context.Context) (*remote, facts, error) {
 	r, err := b.connectWith(ctx, func(r *remote) (err error) {
 		b.facts, err = examineEngine(ctx, r, b.options.Runtime)
@@ -230,8 +226,8 @@ func (b *Backend) connect(ctx context.Context) (*remote, facts, error) {
 	return r, b.facts, nil
 }
 
-// examineEngine reads the properties of an engine and refuses one that can't
-// isolate containers.
+// examineEngine reads an engine's properties and refuses one that can't isolate
+// containers.
 func examineEngine(ctx context.Context, r *remote, runtime string) (facts, error) {
 	var info system.Info
 	var version types.Version
@@ -256,7 +252,7 @@ func examineEngine(ctx context.Context, r *remote, runtime string) (facts, error
 	return f, err
 }
 
-// checkIsolation returns an error for each property that an engine lacks.
+// checkIsolation returns an error for each missing property.
 func checkIsolation(info system.Info) error {
 	var missing []error
 	if info.OSType != "linux" {
@@ -278,7 +274,6 @@ func checkIsolation(info system.Info) error {
 	return errors.Join(missing...)
 }
 
-// findRuntime finds the runtime that containers will get.
 func findRuntime(info system.Info, version types.Version, name string) (runtimeFacts, error) {
 	if name == "" {
 		name = info.DefaultRuntime
@@ -302,8 +297,8 @@ func findRuntime(info system.Info, version types.Version, name string) (runtimeF
 	return f, nil
 }
 
-// queryVersion runs a runtime whose version the engine does not know. Its path
-// is from the engine's own configuration, which only root writes.
+// queryVersion runs a runtime whose version the engine does not know. The path
+// comes from the engine's configuration, which only root writes.
 func queryVersion(ctx context.Context, program string) string {
 	if !filepath.IsAbs(program) {
 		return ""
@@ -320,7 +315,7 @@ func queryVersion(ctx context.Context, program string) string {
 	return line[:min(len(line), maxVersion)]
 }
 
-// Bounds of a runtime's output for its version; runsc takes 10 ms.
+// Bounds of a runtime's version output; runsc takes 10 ms.
 const (
 	versionTime = 2 * time.Second
 	maxVersion  = 200

@@ -19,19 +19,19 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// The label and name of images that were built for build:DIR. The tag names the
-// directory. A later build of it takes the name, and the previous image is
+// The label and name of images built for build:DIR. The tag names the
+// directory. The next build takes over the name, and the previous image is
 // removed.
 const (
 	labelBuilt = "io.caisson.build"
 	builtName  = "caisson/build"
 )
 
-// Build is [images.Engine]'s, with the engine's classic builder, which every
-// engine from Docker 20.10 on has. RUN steps have no network but that of the
-// options; base images are pulled only if the engine lacks them. ADD of a URL,
-// which the engine would download itself, is refused, also in the triggers of base
-// images. The image is named after dir, so that the next build finds its steps done;
+// Build implements [images.Engine] with the classic builder, which every engine
+// from Docker 20.10 on has. RUN steps have no network except the options'. Base
+// images are pulled only if the engine lacks them. ADD of a URL is refused,
+// even in the triggers of base images, because the engine would download it.
+// The image is named after dir, so that the next build finds its steps done;
 // [ImageEngine.Prune] and sweeps remove it.
 func (e *ImageEngine) Build(ctx context.Context, dir string, o images.BuildOptions) (string, error) {
 	r, err := e.connect(ctx)
@@ -54,7 +54,7 @@ func (e *ImageEngine) Build(ctx context.Context, dir string, o images.BuildOptio
 		return "", &images.BuildError{Err: errors.Join(err, r.removeUnfinished(ctx, output.made)), Output: output.lastLines(), Network: o.Network != nil, Refused: refused}
 	}
 	if before.ID != "" && before.ID != output.id {
-		// Refused by the engine if it has another name, or a container uses it.
+		// The engine refuses if it has another name, or a container uses it.
 		if _, err := r.removeImage(ctx, before.ID, true); err != nil {
 			return "", err
 		}
@@ -62,15 +62,14 @@ func (e *ImageEngine) Build(ctx context.Context, dir string, o images.BuildOptio
 	return output.id, nil
 }
 
-// buildPlan is the input of one build.
 type buildPlan struct {
 	dir, name string
-	// open opens the network of RUN steps; nil is none.
+	// open opens the network of RUN steps; nil means none.
 	open func(ctx context.Context, dir string) (*images.BuildNetwork, error)
 }
 
-// buildWithin checks the Dockerfile, opens the network for RUN steps, and builds. It
-// returns what the network refused.
+// buildWithin checks the Dockerfile, opens the network for RUN steps, and
+// builds. It returns what the network refused.
 func (r *remote) buildWithin(ctx context.Context, source *buildContext, p buildPlan, output *buildOutput) (refused []string, err error) {
 	ctx, cancel := withDeadline(ctx, r.transfer)
 	defer cancel()
@@ -87,7 +86,7 @@ func (r *remote) buildWithin(ctx context.Context, source *buildContext, p buildP
 		Remove: true, ForceRemove: true, Labels: map[string]string{labelBuilt: "true"},
 	}
 	if memory := info.MemTotal / 4 * 3; info.MemoryLimit && memory > 0 {
-		o.Memory = memory // of each step, so that none takes all of the machine's
+		o.Memory = memory // for each step, so that none takes all the machine's memory
 	}
 	if p.open == nil || !runs {
 		return nil, r.buildImage(ctx, source, o, output)
@@ -101,7 +100,7 @@ func (r *remote) buildWithin(ctx context.Context, source *buildContext, p buildP
 	}
 	o.NetworkMode = "container:" + network.Container
 	o.BuildArgs = map[string]*string{}
-	for name, value := range network.Proxy { // known to every builder: neither kept in the image nor part of the cache's keys
+	for name, value := range network.Proxy { // predefined in every builder: not kept in the image or in cache keys
 		o.BuildArgs[name] = &value
 	}
 	err = r.buildImage(ctx, source, o, output)
@@ -109,9 +108,9 @@ func (r *remote) buildWithin(ctx context.Context, source *buildContext, p buildP
 	return refused, errors.Join(err, closeErr)
 }
 
-// checkDockerfile returns an error if the builder would download something itself, and
-// reports whether a step runs a command. It pulls base images that the engine lacks,
-// whose triggers may do both.
+// checkDockerfile returns an error if the builder would download something
+// itself, and reports whether a step runs a command. Triggers of base images
+// may do both, so it pulls those that the engine lacks.
 func (r *remote) checkDockerfile(ctx context.Context, text []byte, platform string, output *buildOutput) (runs bool, err error) {
 	f, err := dockerfiles.Read(text, platform)
 	if err != nil {
@@ -140,7 +139,6 @@ func (r *remote) checkDockerfile(ctx context.Context, text []byte, platform stri
 	return f.Runs, nil
 }
 
-// pullImage makes the engine fetch a base image.
 func (r *remote) pullImage(ctx context.Context, name string, output *buildOutput) error {
 	answer, err := r.engine.ImagePull(ctx, name, image.PullOptions{})
 	if err == nil {
@@ -155,13 +153,12 @@ func (r *remote) pullImage(ctx context.Context, name string, output *buildOutput
 	return err
 }
 
-// builtTag is the name of what is built of a directory.
+// builtTag returns the name of the image built from a directory.
 func builtTag(dir string) string {
 	sum := sha256.Sum256([]byte(dir))
 	return builtName + ":" + hex.EncodeToString(sum[:16])
 }
 
-// buildImage sends the directory and follows the builder to its end.
 func (r *remote) buildImage(ctx context.Context, source *buildContext, o build.ImageBuildOptions, output *buildOutput) error {
 	read, write := io.Pipe()
 	sent := make(chan error, 1)
@@ -174,7 +171,7 @@ func (r *remote) buildImage(ctx context.Context, source *buildContext, o build.I
 	read.CloseWithError(errUnread)
 	if ours := <-sent; ours != nil && !errors.Is(ours, errUnread) && context.Cause(ctx) == nil {
 		err = errors.Join(ours, closeBody(answer.Body))
-		return err // and not that the engine got half an archive
+		return err // a better reason than the engine's, which got half an archive
 	}
 	switch {
 	case errdefs.IsInvalidArgument(err):
@@ -196,14 +193,14 @@ func closeBody(body io.Closer) error {
 	return body.Close()
 }
 
-// errUnread is the sender's error if the engine has answered before it read
+// errUnread is the sender's error if the engine answers before it has read
 // everything.
 var errUnread = errors.New("the engine reads no more")
 
-// removeUnfinished removes the images of the steps of a build that failed,
-// which nothing names: the last first, since it is made from the others. The
-// container of a step that was broken off holds them until the engine has
-// removed it. What something else uses by then stays.
+// removeUnfinished removes the nameless images that the steps of a failed build
+// left, the last first, because it is made from the others. The container of a
+// broken-off step holds them until the engine has removed it. Images that
+// something else uses by then stay.
 func (r *remote) removeUnfinished(ctx context.Context, made []string) error {
 	ctx, cancel := withDeadline(context.WithoutCancel(ctx), r.load) // large layers take long
 	defer cancel()

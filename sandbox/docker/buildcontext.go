@@ -19,33 +19,35 @@ import (
 	dockerfiles "github.com/caisson-run/caisson/images/dockerfile"
 )
 
-// Bounds of a build's context. What is larger is a mistake more often than a
-// build: a home directory, a disk image.
+// Bounds of a build's context. Something larger is usually a mistake: a home
+// directory, a disk image.
 const (
 	maxContextBytes   = 4 << 30
 	maxContextEntries = 500_000
 	maxIgnoreBytes    = 1 << 20
 )
 
-// The files of a context that a builder reads itself; no pattern excludes them.
+// The files of a context that the builder itself reads; no pattern excludes
+// them.
 const (
 	dockerfile = "Dockerfile"
 	ignoreFile = ".dockerignore"
 )
 
-// buildContext is the directory of a Dockerfile, as it is sent to a builder. It is
-// read through one held directory: a symlink is sent as a symlink, and nothing outside
-// of the directory is ever opened.
+// buildContext is the directory of a Dockerfile, sent to a builder. It is read
+// through an os.Root: a symlink is sent as a symlink, and nothing outside the
+// directory is opened.
 type buildContext struct {
 	root   *os.Root
 	ignore *patternmatcher.PatternMatcher
 	left   int64 // bytes that may still be sent
-	// dockerfile is the content of the Dockerfile, which is sent as it was checked.
+	// dockerfile is the Dockerfile's content, sent as it was checked.
 	dockerfile []byte
 }
 
-// openContext opens the directory and reads what it leaves out. The caller closes
-// it. It fails with images.ErrNotFound without a Dockerfile.
+// openContext opens the directory and reads its ignore file. Without a
+// Dockerfile it fails with images.ErrNotFound. The caller must close the
+// context.
 func openContext(dir string) (*buildContext, error) {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -92,11 +94,11 @@ func (c *buildContext) readPatterns() ([]string, error) {
 	return ignorefile.ReadAll(bytes.NewReader(text))
 }
 
-func (c *buildContext) close() { _ = c.root.Close() } // it was only read
+func (c *buildContext) close() { _ = c.root.Close() }
 
-// writeTar sends the directory as a tar archive: files, directories and links, owned by
-// root, without what .dockerignore names. Devices, sockets and pipes are left
-// out.
+// writeTar sends the directory's files, directories and links as a tar archive,
+// owned by root, without what .dockerignore names. It skips devices, sockets
+// and pipes.
 func (c *buildContext) writeTar(ctx context.Context, w io.Writer) error {
 	tw := tar.NewWriter(w)
 	entries := 0
@@ -144,7 +146,6 @@ func (c *buildContext) isIgnored(name string) (bool, error) {
 	return ignored, nil
 }
 
-// addEntry sends one entry as it is now.
 func (c *buildContext) addEntry(tw *tar.Writer, name string) error {
 	if name == dockerfile {
 		return c.addDockerfile(tw)
@@ -172,7 +173,8 @@ func (c *buildContext) addEntry(tw *tar.Writer, name string) error {
 	return tw.WriteHeader(h)
 }
 
-// addDockerfile sends the Dockerfile that was checked, whatever is there now.
+// addDockerfile sends the Dockerfile that was checked, even if the file has
+// changed.
 func (c *buildContext) addDockerfile(tw *tar.Writer) error {
 	info, err := c.root.Stat(dockerfile)
 	if err != nil {
@@ -186,8 +188,8 @@ func (c *buildContext) addDockerfile(tw *tar.Writer) error {
 	return err
 }
 
-// addFile sends a file. One that is replaced while it is read is an error, not
-// another file's content.
+// addFile sends a file. If the file is replaced while it is read, it returns an
+// error instead of sending another file's content.
 func (c *buildContext) addFile(tw *tar.Writer, name string, seen fs.FileInfo) error {
 	f, err := c.root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -217,8 +219,8 @@ func (c *buildContext) addFile(tw *tar.Writer, name string, seen fs.FileInfo) er
 	return nil
 }
 
-// tarHeader describes an entry without its owner: in an image everything that is
-// copied belongs to root, no matter who owns it here.
+// tarHeader describes an entry without its owner: in an image, everything
+// copied belongs to root.
 func tarHeader(name, target string, info fs.FileInfo) (*tar.Header, error) {
 	h, err := tar.FileInfoHeader(plain{info}, target)
 	if err != nil {
@@ -233,9 +235,8 @@ func tarHeader(name, target string, info fs.FileInfo) (*tar.Header, error) {
 	return h, nil
 }
 
-// plain hides what a system says of a file beyond fs.FileInfo: owners, device
+// plain hides what fs.FileInfo adds for the system, such as owners and device
 // numbers.
 type plain struct{ fs.FileInfo }
 
-// Sys implements fs.FileInfo.
 func (plain) Sys() any { return nil }

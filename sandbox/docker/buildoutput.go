@@ -13,29 +13,28 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// buildOutput reads what a builder answers: a stream of JSON objects, of which
-// one may be {"error":"…"} and one {"aux":{"ID":"sha256:…"}}.
+// buildOutput reads a builder's answer: a stream of JSON objects, of which one
+// may be {"error":"…"} and one {"aux":{"ID":"sha256:…"}}.
 //
 //	{"stream":"Step 1/3 : FROM scratch"}
 //	{"stream":" ---> Running in 3f2a…"}
 //	{"stream":" ---> 9c4e…"}
 type buildOutput struct {
-	progress io.Writer // gets the builder's words; may be nil
-	id       string    // of the image, once it is there
-	made     []string  // images that steps of this build made, in order
+	progress io.Writer // gets the builder's output; may be nil
+	id       string    // the image's
+	made     []string  // images made by steps of this build, in order
 	from     bool      // the step takes a base image
-	cached   bool      // the step's image was there before
-	tail     []byte    // the end of what commands wrote; the engine splits lines
+	cached   bool      // the step's image existed before
+	tail     []byte    // the end of the commands' output; the engine splits lines
 }
 
-// Bounds of the last lines of a builder's output that an error has.
+// Bounds of the output in an error.
 const (
 	maxLastLines = 12
 	maxLineBytes = 300
 	maxTailBytes = 8 << 10
 )
 
-// line is one object of the stream.
 type line struct {
 	Stream string `json:"stream"`
 	Status string `json:"status"`
@@ -49,8 +48,8 @@ var (
 	buildStep = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^Step \d+/\d+ : (\w+)`)
 	})
-	// colour matches what the builder puts around standard error, and builderNote its
-	// notes about images and containers.
+	// colour matches what the builder puts around standard error; builderNote
+	// matches its notes about images and containers.
 	colour = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`\x1b\[[0-9;]*m`)
 	})
@@ -62,8 +61,8 @@ var (
 	})
 )
 
-// eachLine reads a stream of JSON objects. It fails with gaveUp where the engine
-// did.
+// eachLine reads a stream of JSON objects. It returns gaveUp if the engine sent
+// an error.
 func eachLine(r io.Reader, gaveUp error, take func(line)) error {
 	decode := json.NewDecoder(r)
 	for {
@@ -80,7 +79,6 @@ func eachLine(r io.Reader, gaveUp error, take func(line)) error {
 	}
 }
 
-// readLines reads to the end.
 func (b *buildOutput) readLines(r io.Reader) error {
 	if err := eachLine(r, images.ErrInvalid, b.addLine); err != nil {
 		return err
@@ -108,7 +106,7 @@ func (b *buildOutput) addLine(l line) {
 		b.tail = append(b.tail[:0], b.tail[len(b.tail)-maxTailBytes:]...)
 	}
 	if b.progress != nil && text != "" {
-		_, _ = io.WriteString(b.progress, text) // progress is for information only
+		_, _ = io.WriteString(b.progress, text) // only informative
 	}
 	if m := buildStep().FindStringSubmatch(l.Stream); m != nil {
 		b.from, b.cached = strings.EqualFold(m[1], "FROM"), false
@@ -119,7 +117,7 @@ func (b *buildOutput) addLine(l line) {
 	}
 }
 
-// lastLines returns the last lines of what commands wrote.
+// lastLines returns the last lines that commands wrote.
 func (b *buildOutput) lastLines() []string {
 	var list []string
 	for one := range strings.SplitSeq(string(b.tail), "\n") {

@@ -18,12 +18,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// driver is the engine's part of the lifecycle.
 type driver struct{ backend *Backend }
 
 var _ lifecycle.Driver = driver{}
 
-// engineContainer is one container of the engine.
 type engineContainer struct {
 	backend *Backend
 	remote  *remote
@@ -32,9 +30,9 @@ type engineContainer struct {
 
 	seccomp harden.Seccomp
 	image   rootImage
-	volume  int // its entry in the cleanup list, 0 without one
+	volume  int // entry in the cleanup list, or 0
 	asked   request
-	id      string // "" until the engine returned it
+	id      string // "" until the engine has returned it
 	stream  *stream
 	started bool
 	binds   *workmount.ImageBinds // nil unless the image's binds are staged
@@ -42,8 +40,7 @@ type engineContainer struct {
 
 var _ lifecycle.Container = (*engineContainer)(nil)
 
-// NewContainer connects to the engine and refuses what an engine on another
-// machine can't mount.
+// NewContainer connects to the engine and refuses what it can't do.
 func (d driver) NewContainer(ctx context.Context, p *lifecycle.Preparation) (lifecycle.Container, error) {
 	b := d.backend
 	if !b.endpoint.isLocal() {
@@ -67,7 +64,7 @@ func (d driver) NewContainer(ctx context.Context, p *lifecycle.Preparation) (lif
 	return &engineContainer{backend: b, remote: r, facts: f, prep: p}, nil
 }
 
-// ID returns the engine's id of the container, or its name before it has one.
+// ID returns the engine's ID for the container, or its name before it has one.
 func (c *engineContainer) ID() string {
 	if c.id == "" {
 		return c.prep.Name
@@ -75,9 +72,9 @@ func (c *engineContainer) ID() string {
 	return c.id
 }
 
-// FetchImage gets an image that the engine has. It loads another one into an
-// engine that can't bind its files, because it is on another machine or because
-// they must be writable.
+// FetchImage finds an image that the engine has. It loads others into an engine
+// that can't bind their files, because it is on another machine or because they
+// must be writable.
 func (c *engineContainer) FetchImage(ctx context.Context) (fetched bool, err error) {
 	b, ref := c.backend, c.prep.Spec.Image
 	if ref.Scheme == images.SchemeName {
@@ -95,7 +92,7 @@ func (c *engineContainer) FetchImage(ctx context.Context) (fetched bool, err err
 	return true, err
 }
 
-// Plan chooses the seccomp profile. The engine makes the container alone.
+// Plan chooses the seccomp profile and announces the container.
 func (c *engineContainer) Plan(context.Context) (_ []ownership.Entry, err error) {
 	if c.seccomp, err = c.prep.Seccomp(c.facts.info.Architecture); err != nil {
 		return nil, fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
@@ -103,10 +100,8 @@ func (c *engineContainer) Plan(context.Context) (_ []ownership.Entry, err error)
 	return []ownership.Entry{{Kind: ownership.KindContainer, Name: c.prep.Name}}, nil
 }
 
-// Begin examines an image of the engine.
 func (c *engineContainer) Begin(ctx context.Context) error { return c.examineImage(ctx) }
 
-// Identity returns the identity that the workspace's mounts need.
 func (c *engineContainer) Identity(m *workmount.Mounts) lifecycle.Identity {
 	if c.isRoot() {
 		return lifecycle.RootIdentity(c.prep.Spec, c.facts.base)
@@ -135,7 +130,7 @@ func (c *engineContainer) Create(ctx context.Context) (lifecycle.Connection, err
 	}
 	err := c.requestContainer(ctx)
 	if errors.Is(err, sandbox.ErrNotFound) {
-		// A sweep removed the old skeleton between the lookup and now.
+		// A sweep removed the old skeleton meanwhile.
 		if err = c.makeRequest(ctx); err == nil {
 			err = c.requestContainer(ctx)
 		}
@@ -151,7 +146,7 @@ func (c *engineContainer) Create(ctx context.Context) (lifecycle.Connection, err
 	return c.stream, nil
 }
 
-// makeRequest imports the image if necessary and sets the request.
+// makeRequest builds the request, importing the image if necessary.
 func (c *engineContainer) makeRequest(ctx context.Context) error {
 	p := c.prep
 	if p.Image != nil {
@@ -188,18 +183,17 @@ func (c *engineContainer) requestContainer(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// Start starts the container.
 func (c *engineContainer) Start(ctx context.Context) error {
 	err := c.remote.startContainer(ctx, c.id)
 	c.started = err == nil
-	if err == nil && c.binds != nil { // the container has mounts of its own now
+	if err == nil && c.binds != nil { // the container now has its own mounts
 		err = c.binds.RemoveStaging()
 	}
 	return err
 }
 
-// ExplainFailure adds what would help where the engine could not mount the
-// overlay or has other user namespaces, and how a container ended that was started.
+// ExplainFailure adds a hint if the engine could not mount the overlay or has
+// other user namespaces, and how a started container ended.
 func (c *engineContainer) ExplainFailure(ctx context.Context, err error) error {
 	if m := c.prep.Mounts; m != nil && m.Volume != nil && strings.Contains(err.Error(), "mount local volume") {
 		return fmt.Errorf("workspace %s: %w: the engine can't mount an overlay of it, or does not share this machine's processes and mounts: "+

@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// checkRemote refuses what an engine on another machine can't have. One that
-// is reached over a network may still be on this machine: binds of it are tried.
+// checkRemote refuses what an engine on another machine can't do. An engine
+// reached over a network may still be on this machine, so binds are tried.
 func (b *Backend) checkRemote(spec sandbox.Spec) error {
 	switch {
 	case spec.Workspace.Mode == sandbox.ModeOverlay:
@@ -38,10 +38,10 @@ func (b *Backend) checkRemote(spec sandbox.Spec) error {
 	return nil
 }
 
-// provideGuest replaces the image of a remote container by one that has the
-// guest too, which an engine on another machine can't mount. The engine keeps
-// it for further sessions as it keeps loaded images. It is made from a container
-// that is never started.
+// provideGuest replaces a remote container's image by one that includes the
+// guest, which an engine on another machine can't mount. It is made from a
+// container that is never started, and kept for further sessions like a loaded
+// image.
 func (c *engineContainer) provideGuest(ctx context.Context) error {
 	if !c.prep.Remote {
 		return nil
@@ -61,7 +61,7 @@ func (c *engineContainer) provideGuest(ctx context.Context) error {
 	return nil
 }
 
-// commitGuest makes an image of that name from the container's with the guest.
+// commitGuest makes the image of this name with the guest.
 func (c *engineContainer) commitGuest(ctx context.Context, name string) error {
 	files, err := guestArchive(c.prep.Guest.Path)
 	if err != nil {
@@ -72,7 +72,7 @@ func (c *engineContainer) commitGuest(ctx context.Context, name string) error {
 		config: &container.Config{Image: c.image.id, Entrypoint: []string{sandbox.GuestPath}, Labels: c.backend.labels(c.prep.Spec), NetworkDisabled: true},
 		host:   &container.HostConfig{NetworkMode: noNetwork, LogConfig: container.LogConfig{Type: "none"}, Tmpfs: map[string]string{}},
 	}
-	for _, v := range c.image.config.Volumes { // or else the engine makes volumes
+	for _, v := range c.image.config.Volumes { // otherwise the engine makes volumes
 		asked.host.Tmpfs[v] = ""
 	}
 	created, err := c.remote.createContainer(ctx, asked)
@@ -96,8 +96,8 @@ func (c *engineContainer) commitGuest(ctx context.Context, name string) error {
 	return err
 }
 
-// guestArchive returns an archive of the guest's binary. It belongs to root, and
-// commands can't change it.
+// guestArchive returns an archive of the guest's binary, owned by root and not
+// writable.
 func guestArchive(path string) ([]byte, error) {
 	guest, err := os.ReadFile(path)
 	if err != nil {

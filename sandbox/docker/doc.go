@@ -1,10 +1,10 @@
-// Package docker makes sandboxes with a Docker engine: API 1.41 (Docker 20.10)
-// to the newest, with any runtime that the engine has registered.
+// Package docker makes sandboxes with a Docker engine, from API 1.41 (Docker
+// 20.10) on, with any runtime registered with it.
 //
-// One container per session is created, attached to, and started, with the guest
-// as its PID 1 and its standard input and output as the guest's connection. The
-// order of steps is that of package sandbox/internal/lifecycle, which an
-// [engineContainer] serves.
+// One container per session is created, attached to, and started. Its PID 1 is
+// the guest, whose connection is the container's standard input and output. An
+// [engineContainer] implements the steps; package sandbox/internal/lifecycle
+// has their order.
 //
 //	Caisson                                     engine
 //	-------                                     ------
@@ -17,11 +17,10 @@
 //	compare both with the request; destroy the container if it is weaker
 //
 // If Caisson dies, the connection closes, the guest exits and the engine
-// removes the container by itself; what else was made is in the cleanup list, for
-// [Backend.Sweep] of a later Caisson. The engine's archive API, its exec API,
-// privileged containers and host namespaces are not used, whatever the
-// configuration contains: only the calls of one small interface are made.
+// removes the container. The cleanup list has what else was made, for a later
+// [Backend.Sweep]. The engine's exec API, privileged containers and host
+// namespaces are never used, whatever the configuration contains: the interface
+// engine has every call that can be made.
 //
-// Every call has a deadline of its own, so that an engine which hangs is an
-// error and not a hang.
+// Every call has a deadline, so that a hanging engine is an error.
 package docker

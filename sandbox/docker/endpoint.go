@@ -21,30 +21,28 @@ import (
 
 // endpoint is the address of an engine.
 type endpoint struct {
-	host string // as DOCKER_HOST has it: unix:///var/run/docker.sock
+	host string // as DOCKER_HOST has it: unix:/ // in DOCKER_HOST's form: unix:///var/run/docker.sock
 	tls  *tls.Config
-	from string // what named it, for messages
+	from string // where it was configured, for messages
 }
 
-// wrapError adds the engine's address to an error.
 func (e endpoint) wrapError(err error) error {
 	return fmt.Errorf("engine at %s (from %s): %w", e.host, e.from, err)
 }
 
-// notAddress returns the error for an address that can't be read.
 func (e endpoint) notAddress() error {
 	return fmt.Errorf("%w: engine address %q (from %s) is not like unix:///var/run/docker.sock", sandbox.ErrInvalid, e.host, e.from)
 }
 
 // isLocal reports whether the engine may share this machine's file system. The
-// guest proves that it does.
+// guest proves whether it does.
 func (e endpoint) isLocal() bool {
 	return strings.HasPrefix(e.host, "unix://")
 }
 
-// resolveEndpoint finds the engine as the docker command does: the configured
-// one, DOCKER_HOST, DOCKER_CONTEXT, the current context of its configuration,
-// the default socket.
+// resolveEndpoint finds the engine like the docker command: the configured one,
+// DOCKER_HOST, DOCKER_CONTEXT, the current context in its configuration, the
+// default socket.
 func resolveEndpoint(host string, getenv func(string) string) (endpoint, error) {
 	if host != "" {
 		return fromHost(host, "the configuration", getenv)
@@ -76,7 +74,7 @@ func fromHost(host, from string, getenv func(string) string) (endpoint, error) {
 	if err := checkScheme(e); err != nil {
 		return endpoint{}, err
 	}
-	if _, err := client.ParseHostURL(host); err != nil { // an error that can have credentials
+	if _, err := client.ParseHostURL(host); err != nil { // whose error may contain credentials
 		return endpoint{}, e.notAddress()
 	}
 	dir := getenv("DOCKER_CERT_PATH")
@@ -106,8 +104,8 @@ func checkScheme(e endpoint) error {
 		sandbox.ErrUnsupported, e.host, e.from)
 }
 
-// currentContext reads the name of the current context from the docker
-// command's configuration.
+// currentContext reads the current context's name from the docker command's
+// configuration.
 func currentContext(dir string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -125,8 +123,8 @@ func currentContext(dir string) (string, error) {
 	return config.CurrentContext, nil
 }
 
-// fromContext reads a context from the docker command's store, whose
-// directories are named by the SHA-256 of the contexts' names.
+// fromContext reads a context from the docker command's store. Its directories
+// are named by the SHA-256 of the contexts' names.
 func fromContext(dir, name string) (endpoint, error) {
 	sum := sha256.Sum256([]byte(name))
 	id := hex.EncodeToString(sum[:])
@@ -153,7 +151,7 @@ func fromContext(dir, name string) (endpoint, error) {
 	}
 	keys := filepath.Join(dir, "contexts", "tls", id, "docker")
 	if _, err := os.Stat(keys); err != nil {
-		return e, nil // a context without keys
+		return e, nil
 	}
 	options := tlsconfig.Options{InsecureSkipVerify: docker.SkipTLSVerify}
 	for file, field := range map[string]*string{"ca.pem": &options.CAFile, "cert.pem": &options.CertFile, "key.pem": &options.KeyFile} {

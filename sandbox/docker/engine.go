@@ -25,12 +25,12 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// minAPI is the oldest API that is spoken: Docker 20.10, the first with private
+// minAPI is the oldest supported API: Docker 20.10, the first with private
 // cgroup namespaces (CgroupnsMode) and non-recursive binds.
 const minAPI = "1.41"
 
-// engine contains every call of the Docker API that this package makes. No
-// other call can be made: no exec. Only base images of builds are pulled.
+// engine contains every call of the Docker API that this package can make. It
+// has no exec, and only base images of builds are pulled.
 type engine interface {
 	Ping(ctx context.Context) (types.Ping, error)
 	Info(ctx context.Context) (system.Info, error)
@@ -65,7 +65,7 @@ type engine interface {
 
 var _ engine = (*client.Client)(nil)
 
-// dialEngine makes a client and negotiates the version of the API.
+// dialEngine makes a client and negotiates the API version.
 func dialEngine(ctx context.Context, e endpoint, times deadlines) (*remote, error) {
 	transport := &http.Transport{TLSClientConfig: e.tls, MaxIdleConns: 6, IdleConnTimeout: 30 * time.Second}
 	c, err := client.NewClientWithOpts(
@@ -88,7 +88,7 @@ func dialEngine(ctx context.Context, e endpoint, times deadlines) (*remote, erro
 	return &remote{engine: c, endpoint: e, api: c.ClientVersion(), deadlines: times}, nil
 }
 
-// connection is the connection to an engine, which the first call makes.
+// connection is the connection to an engine, made by the first call.
 type connection struct {
 	endpoint endpoint
 	times    deadlines
@@ -97,8 +97,8 @@ type connection struct {
 	remote *remote    // nil until connected
 }
 
-// connectWith returns the engine. The first call dials it and calls examine; a failure
-// is not remembered.
+// connectWith returns the engine. The first call dials it and calls examine; a
+// failure is not remembered.
 func (c *connection) connectWith(ctx context.Context, examine func(*remote) error) (*remote, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,10 +127,10 @@ func (c *connection) Close() error {
 	return c.remote.engine.Close()
 }
 
-// attachContainer opens the one connection to a container's standard input and output.
-// The client's own hijacking does not obey ctx once it has dialled, and a
-// stopped engine would block it for ever. So it gets a dialler whose connection
-// fails when ctx ends. Cancelling ctx after attach returned has no effect.
+// attachContainer connects to a container's standard input and output. Once it
+// has dialled, the client's own hijacking ignores ctx, and a stopped engine
+// would block it for ever. So its dialler returns a connection that fails when
+// ctx ends. Cancelling ctx after the return has no effect.
 func (r *remote) attachContainer(ctx context.Context, id string) (*types.HijackedResponse, error) {
 	ctx, cancel := withDeadline(ctx, r.deadlines.attach)
 	defer cancel()

@@ -16,16 +16,15 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
-// ErrNotShared is the error if the engine does not see this machine's file
-// system (a remote engine, or a socket that is shared with a container), so
-// that it can't mount the workspace. It comes with sandbox.ErrUnavailable;
-// another backend may work.
+// ErrNotShared means that the engine can't mount the workspace because it does
+// not see this machine's file system: it is remote, or its socket is shared
+// with a container. It comes with sandbox.ErrUnavailable; another backend may
+// work.
 var ErrNotShared = lifecycle.ErrNotShared
 
-// errDeadline is the cause of the end of a call that took too long.
+// errDeadline is the cause if a call took too long.
 var errDeadline = errors.New("no answer in time")
 
-// callWithin makes one call with a deadline.
 func callWithin[T any](ctx context.Context, limit time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
 	limited, cancel := withDeadline(ctx, limit)
 	defer cancel()
@@ -36,14 +35,13 @@ func callWithin[T any](ctx context.Context, limit time.Duration, what string, ca
 	return value, nil
 }
 
-// callNoResult is callWithin for a call that returns only an error.
 func callNoResult(ctx context.Context, limit time.Duration, what string, call func(context.Context) error) error {
 	_, err := callWithin(ctx, limit, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) })
 	return err
 }
 
 // callToEnd is callWithin for a call that creates something: when ctx ends, it
-// waits for the answer as long as grace.
+// still waits up to grace for the answer.
 func callToEnd[T any](ctx context.Context, limit, grace time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
@@ -59,13 +57,13 @@ func callToEnd[T any](ctx context.Context, limit, grace time.Duration, what stri
 	return callWithin(inner, limit, what, call)
 }
 
-// tooOld is in the answer of an engine, with 400, to a version of the API below
-// the oldest that it accepts (Docker 20.10 to 29). No earlier answer contains
-// that version.
+// tooOld is part of an engine's answer, with status 400, to an API version
+// below the oldest it accepts (Docker 20.10 to 29). Older engines' answers name
+// no version.
 const tooOld = "Minimum supported API version is"
 
-// classifyError wraps the error of a call in one of the sandbox's classes. For
-// a missing object it is ErrNotFound, and the caller adds the hint.
+// classifyError wraps a call's error in one of the sandbox's classes. For
+// ErrNotFound the caller adds the hint.
 func classifyError(ctx context.Context, what string, err error) error {
 	cause := context.Cause(ctx)
 	switch {

@@ -21,31 +21,29 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest"
 )
 
-// rootImage is the image of a container.
 type rootImage struct {
 	reference string
-	// id is the engine's ID of the image, which is also the attested digest of
+	// id is the engine's ID for the image, which is also the attested digest of
 	// the engine's own images.
 	id, digest string
 	binds      []images.Bind
 	masks      []string
-	// config is the image's configuration. Each of its VOLUMEs gets a small tmpfs,
-	// so that the engine makes no volume on the host's disk.
+	// Each of config's VOLUMEs gets a small tmpfs, so that the engine makes no
+	// volume on the host's disk.
 	config images.Config
-	// unseen reports that the content of the image is not known: only a running
+	// unseen reports that the image's content is unknown: only a running
 	// container shows whether it has a shell.
 	unseen bool
 }
 
-// The label and name of an imported skeleton. The hash is the whole of it: the
-// same skeleton is imported once, whatever images share it.
+// The label and name of an imported skeleton. The name has the hash of its
+// content, so images with the same skeleton share one import.
 const (
 	labelSkeleton = "io.caisson.skeleton"
 	skeletonName  = "caisson/skeleton"
 )
 
-// needShell returns an error if an unseen image has no shell that runs: nothing
-// could be done in it.
+// needShell returns an error if an unseen image has no working shell.
 func needShell(ctx context.Context, c *engineContainer, conn *guest.Conn) error {
 	if !c.image.unseen {
 		return nil
@@ -65,7 +63,6 @@ func needShell(ctx context.Context, c *engineContainer, conn *guest.Conn) error 
 	return nil
 }
 
-// engineImage finds an image by name or ID. It never pulls.
 func engineImage(ctx context.Context, r *remote, f facts, ref images.Reference) (rootImage, error) {
 	found, err := r.findImage(ctx, ref.Value)
 	if errors.Is(err, sandbox.ErrNotFound) {
@@ -87,8 +84,7 @@ func engineImage(ctx context.Context, r *remote, f facts, ref images.Reference) 
 	return made, nil
 }
 
-// convertConfig returns an engine's configuration of an image in the form of package
-// images.
+// convertConfig converts an engine's image configuration.
 func convertConfig(c *dockerspec.DockerOCIImageConfig) (images.Config, error) {
 	raw := images.Config{
 		User: c.User, WorkingDir: c.WorkingDir, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Shell: c.Shell, Env: c.Env,
@@ -105,14 +101,15 @@ func convertConfig(c *dockerspec.DockerOCIImageConfig) (images.Config, error) {
 // (x86_64).
 func sameArchitecture(image, engine string) bool { return image == goArchitecture(engine) }
 
-// goArchitecture returns an engine's architecture in the words of images.
+// goArchitecture returns an engine's architecture by its name in images.
 func goArchitecture(engine string) string {
 	words := map[string]string{"x86_64": "amd64", "aarch64": "arm64"}
 	return cmp.Or(words[engine], engine)
 }
 
-// skeletonImage imports the skeleton of a root that consists of binds into the
-// engine, unless the engine has it: a few empty directories and small files.
+// skeletonImage returns the skeleton of a root that consists of binds: a few
+// empty directories and small files. It imports the skeleton if the engine
+// lacks it.
 func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.RootFS) (rootImage, error) {
 	made := rootImage{
 		reference: root.Reference.String(), digest: root.Digest, binds: root.Binds, masks: root.Masks, config: root.Config,
@@ -134,9 +131,9 @@ func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.Roo
 	if made.id, err = skeletonID(ctx, r, hash); err == nil || !errors.Is(err, sandbox.ErrNotFound) {
 		return made, err
 	}
-	// Another user's Caisson, which has another lock, may import it at the same
-	// time: then one of the two has no name now, or the engine refused this one
-	// because it has one of that name.
+	// Another user's Caisson, with another lock, may import it at the same
+	// time. Then one of the two has lost its name, or the engine refused this
+	// one because it has one with that name.
 	imported := importSkeleton(ctx, r, root, hash)
 	if imported == nil {
 		if _, err := pruneSkeletons(ctx, r, skeletonTime); err != nil {
@@ -150,8 +147,8 @@ func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.Roo
 	return made, err
 }
 
-// lockImport prevents two imports at once, in this process and between
-// processes: the second would leave an image without a name.
+// lockImport prevents two imports at once, in this process and others. The
+// second would leave an image without a name.
 func (b *Backend) lockImport(ctx context.Context) (func(), error) {
 	b.importing.Lock()
 	lock, err := state.Acquire(ctx, filepath.Join(b.options.StateDir, "docker-import.lock"), state.Forever)
@@ -160,13 +157,13 @@ func (b *Backend) lockImport(ctx context.Context) (func(), error) {
 		return nil, fmt.Errorf("wait for another import: %w", err)
 	}
 	return func() {
-		_ = lock.Release() // the lock ends with the process at the latest
+		_ = lock.Release() // ends with the process at the latest
 		b.importing.Unlock()
 	}, nil
 }
 
-// skeletonID returns the ID of the skeleton with a hash, after checking that
-// the image has the label and no volumes.
+// skeletonID returns the ID of the skeleton with a hash. It checks that the
+// image has the label and no volumes.
 func skeletonID(ctx context.Context, r *remote, hash string) (string, error) {
 	name := skeletonName + ":" + hash
 	found, err := r.findImage(ctx, name)

@@ -10,16 +10,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// ImageEngine is an engine as a source of images: those that it has, and those
-// that it builds. It creates no container. The caller must close it. It is safe
-// for concurrent use.
+// ImageEngine is an engine as a source of images: those it has and those it
+// builds. It creates no container. The caller must close it. It is safe for
+// concurrent use.
 type ImageEngine struct{ connection }
 
 var _ images.Engine = (*ImageEngine)(nil)
 
-// NewImageEngine finds the engine as [New] does: host or, if that is "", the
-// one of the environment and the docker command's configuration. It does not
-// contact the engine.
+// NewImageEngine finds the engine at host or, if that is "", like [New] by the
+// environment and the docker command's configuration. It does not contact the
+// engine.
 func NewImageEngine(host string, getenv func(string) string) (*ImageEngine, error) {
 	e, err := resolveEndpoint(host, getenv)
 	if err != nil {
@@ -34,10 +34,9 @@ func (e *ImageEngine) Check(ctx context.Context) error {
 	return err
 }
 
-// connect returns the engine.
 func (e *ImageEngine) connect(ctx context.Context) (*remote, error) {
 	return e.connectWith(ctx, func(r *remote) error {
-		_, err := r.version(ctx) // shows whether the engine accepts this version of its API
+		_, err := r.version(ctx) // shows whether the engine accepts our API version
 		return err
 	})
 }
@@ -55,8 +54,8 @@ func (e *ImageEngine) ImageID(ctx context.Context, name string) (string, error) 
 	return found.ID, nil
 }
 
-// ImageConfig returns the configuration of an image that the engine has. Without the
-// image its error wraps [images.ErrNotFound].
+// ImageConfig returns the configuration of an image that the engine has. If it
+// has none of that name, the error wraps [images.ErrNotFound].
 func (e *ImageEngine) ImageConfig(ctx context.Context, name string) (images.Config, error) {
 	r, err := e.connect(ctx)
 	if err != nil {
@@ -72,13 +71,13 @@ func (e *ImageEngine) ImageConfig(ctx context.Context, name string) (images.Conf
 	return convertConfig(found.Config)
 }
 
-// Save implements [images.Engine]. Cancelling ctx breaks the archive off.
+// Save implements [images.Engine]. Cancelling ctx ends the archive.
 func (e *ImageEngine) Save(ctx context.Context, id string) (io.ReadCloser, error) {
 	r, err := e.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// Asked for an image that it lacks, Docker 20.10 answers with an internal error.
+	// Docker 20.10 answers with an internal error if it lacks the image.
 	if _, err := r.findImage(ctx, id); err != nil {
 		return nil, asImageError(err)
 	}
@@ -89,7 +88,7 @@ func (e *ImageEngine) Save(ctx context.Context, id string) (io.ReadCloser, error
 	return archive, nil
 }
 
-// asImageError wraps the error for a missing image in that of package images.
+// asImageError wraps a missing image's error in [images.ErrNotFound].
 func asImageError(err error) error {
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return fmt.Errorf("%w: %w", images.ErrNotFound, err)

@@ -15,22 +15,21 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// loadedName is the name of images that Caisson loaded into an engine: one on
-// another machine, which can't mount directories of this one, or any one for
-// containers with a writable root. The tag is the image's ID in the store.
+// loadedName is the name of images that Caisson loaded into an engine: for an
+// engine on another machine, which can't mount our directories, or for a
+// writable root. The tag is the image's ID in the store.
 const loadedName = "caisson/image"
 
-// loadedTag returns the name of the image that the store has by an ID. An
-// engine with a containerd image store knows it by another ID than the store,
-// so the name is how a loaded image is found again.
+// loadedTag returns the name for the store's image with an ID. An engine with a
+// containerd image store knows it by another ID, so the name is how it is found
+// again.
 func loadedTag(id string) string { return loadedName + ":" + strings.TrimPrefix(id, "sha256:") }
 
-// loadedTime is the time for which a loaded or built image is kept on the
-// engine after it got its name.
+// loadedTime is how long a loaded or built image is kept after it got its name.
 const loadedTime = 7 * 24 * time.Hour
 
-// loadedImage loads an image of the store into the engine, unless the engine
-// has it.
+// loadedImage returns an image of the store, loading it into the engine if
+// necessary.
 func (b *Backend) loadedImage(ctx context.Context, r *remote, f facts, ref images.Reference) (rootImage, error) {
 	known, err := b.lifecycle.Images.Resolve(ctx, ref)
 	if err != nil {
@@ -48,8 +47,8 @@ func (b *Backend) loadedImage(ctx context.Context, r *remote, f facts, ref image
 	return made, err
 }
 
-// findLoaded returns the ID by which the engine has an image of the store: the
-// store's own, or that of the image that was loaded under its name.
+// findLoaded returns the engine's ID for an image of the store: the store's own
+// ID, or that of the image loaded under its name.
 func (r *remote) findLoaded(ctx context.Context, id string) (string, error) {
 	found, err := r.findImage(ctx, id)
 	if errors.Is(err, sandbox.ErrNotFound) {
@@ -58,9 +57,9 @@ func (r *remote) findLoaded(ctx context.Context, id string) (string, error) {
 	return found.ID, err
 }
 
-// loadImage sends an image to the engine, names it, and returns the ID by which
-// the engine has it. In an engine with a containerd image store that is not the
-// digest of the configuration.
+// loadImage sends an image to the engine, names it, and returns the engine's ID
+// for it, which with a containerd image store is not the digest of the
+// configuration.
 func (r *remote) loadImage(ctx context.Context, source images.Source, ref images.Reference) (string, error) {
 	ctx, cancel := withDeadline(ctx, r.transfer)
 	defer cancel()
@@ -98,7 +97,7 @@ func (r *remote) loadImage(ctx context.Context, source images.Source, ref images
 	})
 }
 
-// loadedID reads the ID in the engine's answer to a load, if there is one.
+// loadedID reads the ID, if any, from the engine's answer to a load.
 func loadedID(body io.Reader) (string, error) {
 	var id string
 	err := eachLine(body, sandbox.ErrUnavailable, func(l line) {
@@ -109,8 +108,7 @@ func loadedID(body io.Reader) (string, error) {
 	return id, err
 }
 
-// listOwnImages lists the images that Caisson loaded into or built on the
-// engine.
+// listOwnImages lists the images that Caisson loaded or built.
 func (r *remote) listOwnImages(ctx context.Context) ([]image.Summary, error) {
 	return callWithin(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
 		return r.engine.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(
@@ -120,8 +118,7 @@ func (r *remote) listOwnImages(ctx context.Context) ([]image.Summary, error) {
 
 // pruneImages removes images that were loaded or built longer ago than unused
 // and that no container uses, and returns their number. The engine does not
-// record when an image was used last; the time when it got its name comes
-// closest.
+// record when an image was last used, so the time when it got its name must do.
 func pruneImages(ctx context.Context, r *remote, unused time.Duration) (int, error) {
 	list, err := r.listOwnImages(ctx)
 	if err != nil {
@@ -140,7 +137,7 @@ func pruneImages(ctx context.Context, r *remote, unused time.Duration) (int, err
 		}
 		for _, name := range found.RepoTags {
 			if !strings.HasPrefix(name, loadedName+":") && !strings.HasPrefix(name, builtName+":") {
-				continue // the user's own name for it
+				continue // the user's own name
 			}
 			gone, err := r.removeImage(ctx, name, true)
 			if gone {
@@ -152,7 +149,7 @@ func pruneImages(ctx context.Context, r *remote, unused time.Duration) (int, err
 	return removed, errors.Join(errs...)
 }
 
-// Prune removes from the engine what Caisson put there and no container uses:
+// Prune removes what Caisson put on the engine and no container uses:
 // skeletons, and images that were loaded or built longer ago than unused. It
 // returns the number of images.
 func (e *ImageEngine) Prune(ctx context.Context, unused time.Duration) (int, error) {

@@ -15,8 +15,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// ExplainLoss adds the cause of a loss if the engine knows it. The container is
-// killed by its removal.
+// ExplainLoss adds the cause of a loss if the engine knows it. Removing the
+// container kills it.
 func (c *engineContainer) ExplainLoss(ctx context.Context, loss error) error {
 	ctx, cancel := withDeadline(ctx, c.remote.loss)
 	defer cancel()
@@ -41,8 +41,8 @@ func (c *engineContainer) ExplainLoss(ctx context.Context, loss error) error {
 }
 
 // lastState waits until the container has stopped or is gone: the connection
-// ends a little earlier than the engine records it. It returns ErrNotFound for
-// a container that is gone.
+// ends shortly before the engine records it. It returns ErrNotFound if the
+// container is gone.
 func lastState(ctx context.Context, c *engineContainer) (*container.State, error) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -64,24 +64,24 @@ func lastState(ctx context.Context, c *engineContainer) (*container.State, error
 			if state == nil {
 				return nil, classifyError(ctx, "inspect container", context.Cause(ctx))
 			}
-			return state, nil // it still runs
+			return state, nil // still running
 		}
 	}
 }
 
-// ending is the content of the engine's events about a container that is gone.
+// ending is what the engine's events say about a container that is gone.
 type ending struct {
 	outOfMemory bool
 	exitCode    string
 }
 
-// lateEvents bounds the wait for the event of a lack of memory, which can come
-// after that of the end.
+// lateEvents bounds the wait for an out-of-memory event, which may come after
+// the end's.
 const lateEvents = 3 * time.Second
 
-// lastEvents reads past events. The engine keeps a few hundred, which is enough
-// for the recent past, even after the container was removed. It waits for more
-// only if SIGKILL ended the container, or nothing is known of its end.
+// lastEvents reads past events. The engine keeps a few hundred, even of removed
+// containers. It waits for more only if SIGKILL ended the container or its end
+// is unknown.
 func lastEvents(ctx context.Context, c *engineContainer) ending {
 	ctx, cancel := withDeadline(ctx, c.remote.loss)
 	defer cancel()

@@ -13,8 +13,8 @@ import (
 )
 
 // readBack compares the container that the engine made with the request, and
-// returns every way in which it is weaker or different. An engine may drop what
-// it does not know or can't do, with no more than a warning.
+// returns every way in which it is weaker or different. An engine may ignore
+// what it does not know or can't do, at most with a warning.
 func readBack(asked request, got container.InspectResponse) error {
 	if got.ContainerJSONBase == nil || got.HostConfig == nil || got.Config == nil || got.State == nil {
 		return fmt.Errorf("%w: the engine's answer about the container is incomplete", sandbox.ErrUnavailable)
@@ -88,7 +88,6 @@ func capabilitySet(list []string) string {
 	return strings.Join(names, " ")
 }
 
-// checkExtras returns an error for each list that must be empty.
 func checkExtras(have *container.HostConfig) []error {
 	var errs []error
 	for name, count := range map[string]int{
@@ -103,8 +102,8 @@ func checkExtras(have *container.HostConfig) []error {
 	return errs
 }
 
-// checkSecurity compares options and paths; the engine must have everything
-// that was requested, and no other option.
+// checkSecurity compares options and paths. The engine must have all that were
+// requested, and no other options.
 func checkSecurity(want, have *container.HostConfig) []error {
 	var errs []error
 	for _, o := range want.SecurityOpt {
@@ -150,8 +149,7 @@ func checkLimits(want, have *container.HostConfig) []error {
 	return errs
 }
 
-// checkMounts requires the requested mounts and no others: no volume, no other
-// directory of the host.
+// checkMounts requires exactly the requested mounts.
 func checkMounts(want *container.HostConfig, got container.InspectResponse) []error {
 	type place struct {
 		kind                mount.Type
@@ -165,7 +163,7 @@ func checkMounts(want *container.HostConfig, got container.InspectResponse) []er
 	var errs []error
 	for _, m := range got.Mounts {
 		p := place{m.Type, m.Source, m.Destination, m.RW}
-		if m.Type == mount.TypeVolume { // its source is where the engine mounted it
+		if m.Type == mount.TypeVolume { // its source is the engine's mount point
 			p.source = m.Name
 		}
 		if !asked[p] {

@@ -16,15 +16,15 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// isRemapped reports whether an engine runs with userns-remap: its containers have
-// user namespaces, all with the same range of ids.
+// isRemapped reports whether an engine runs with userns-remap: its containers
+// have user namespaces, all with the same range of IDs.
 func isRemapped(info system.Info) bool {
 	return slices.ContainsFunc(info.SecurityOptions, func(o string) bool { return o == "name=userns" || strings.HasPrefix(o, "name=userns,") })
 }
 
-// findBase returns where the user namespaces of a remapping engine's containers begin.
-// The engine names its data directory after it (/var/lib/docker/300000.300000).
-// verifyBase compares it with what each container has.
+// findBase returns where the user namespaces of a remapping engine's containers
+// begin. The engine names its data directory after it
+// (/var/lib/docker/300000.300000). verifyBase compares it with each container.
 func findBase(f facts, local bool) (workmount.Base, error) {
 	refuse := func(format string, args ...any) (workmount.Base, error) {
 		return workmount.Base{}, fmt.Errorf("%w: it remaps user ids (userns-remap), and "+format, append([]any{sandbox.ErrUnsupported}, args...)...)
@@ -48,9 +48,9 @@ func findBase(f facts, local bool) (workmount.Base, error) {
 	return base, nil
 }
 
-// verifyBase returns an error unless a container of a remapping engine is in the user
-// namespace that the guest observes, and that has the maps that the host shows.
-// The guest's own observation is compared with the range before.
+// verifyBase returns an error unless a remapping engine's container is in the
+// user namespace that the guest observes, with the maps that the host shows.
+// The guest's observation has already been compared with the range.
 func (c *engineContainer) verifyBase(hello wire.Hello, got container.InspectResponse) error {
 	if !c.facts.base.IsNamespace() {
 		return nil

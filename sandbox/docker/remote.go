@@ -19,22 +19,19 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// deadlines are the time limits of calls.
 type deadlines struct {
 	ask, attach, create, start, remove, load time.Duration
-	// transfer bounds a build, and the transfer of a whole image.
+	// transfer bounds a build or the transfer of a whole image.
 	transfer time.Duration
-	// cancel is the time that a call which creates something may still take
-	// once its caller has given up: breaking it off would leave open whether it
-	// was created.
+	// cancel is how long a call that creates something may continue after its
+	// caller gave up. Breaking it off would leave open whether it succeeded.
 	cancel time.Duration
-	// loss bounds the search for the cause of a loss.
-	loss time.Duration
+	loss   time.Duration
 }
 
-// defaultDeadlines returns about a hundred times what was measured on an idle
-// machine (create 20 ms, start 100 ms, remove 86 ms), so that a loaded engine
-// passes and a stopped one is noticed.
+// defaultDeadlines returns about a hundred times what an idle machine takes
+// (create 20 ms, start 100 ms, remove 86 ms), so that a loaded engine passes
+// and a stopped one is noticed.
 func defaultDeadlines() deadlines {
 	return deadlines{
 		ask: 10 * time.Second, attach: 10 * time.Second, create: 30 * time.Second, start: 30 * time.Second, remove: 30 * time.Second,
@@ -42,12 +39,12 @@ func defaultDeadlines() deadlines {
 	}
 }
 
-// remote is an engine whose every call has a deadline and whose errors are the
-// sandbox's.
+// remote is an engine whose calls have deadlines and return the sandbox's
+// errors.
 type remote struct {
 	engine   engine
 	endpoint endpoint
-	api      string // the version that is spoken
+	api      string // the negotiated version
 	deadlines
 }
 
@@ -59,14 +56,12 @@ func (r *remote) version(ctx context.Context) (types.Version, error) {
 	return callWithin(ctx, r.ask, "ask the engine", r.engine.ServerVersion)
 }
 
-// findImage finds an image by name or ID.
 func (r *remote) findImage(ctx context.Context, name string) (image.InspectResponse, error) {
 	return callWithin(ctx, r.ask, "look up image "+name, func(ctx context.Context) (image.InspectResponse, error) {
 		return r.engine.ImageInspect(ctx, name)
 	})
 }
 
-// importImage makes an image from a tar archive.
 func (r *remote) importImage(ctx context.Context, content io.Reader, name, change string) error {
 	return callNoResult(ctx, r.load, "import image "+name, func(ctx context.Context) error {
 		answer, err := r.engine.ImageImport(ctx, image.ImportSource{Source: content, SourceName: "-"}, name, image.ImportOptions{Changes: []string{change}})
@@ -74,13 +69,12 @@ func (r *remote) importImage(ctx context.Context, content io.Reader, name, chang
 			return err
 		}
 		defer func() { _ = answer.Close() }()
-		// The answer is progress; the lookup that follows decides.
+		// The answer only shows progress; the next lookup decides.
 		_, err = io.Copy(io.Discard, io.LimitReader(answer, 1<<20))
 		return err
 	})
 }
 
-// listSkeletons returns every image that was imported as a skeleton.
 func (r *remote) listSkeletons(ctx context.Context) ([]image.Summary, error) {
 	return callWithin(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
 		return r.engine.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(filters.Arg("label", labelSkeleton))})
@@ -88,16 +82,16 @@ func (r *remote) listSkeletons(ctx context.Context) ([]image.Summary, error) {
 }
 
 // removeImage removes an image, or only the given name if it has others. With
-// parents it also removes the images that it was made from if nothing else
-// needs them. An image that a container uses stays, and gone is false.
+// parents it also removes the images it was made from, unless something else
+// needs them. If a container uses the image, it stays and gone is false.
 func (r *remote) removeImage(ctx context.Context, name string, parents bool) (gone bool, err error) {
 	return callWithin(ctx, r.remove, "remove image", func(ctx context.Context) (bool, error) {
 		_, err := r.engine.ImageRemove(ctx, name, image.RemoveOptions{PruneChildren: parents})
 		if err == nil || errdefs.IsConflict(err) || errdefs.IsNotFound(err) {
 			return err == nil, nil
 		}
-		// Another client may be removing it: Docker 20.10 then answers that it is
-		// ill ("unrecognized image ID").
+		// Another client may be removing it. Docker 20.10 then answers with an
+		// internal error ("unrecognized image ID").
 		if _, lookup := r.engine.ImageInspect(ctx, name); errdefs.IsNotFound(lookup) {
 			return false, nil
 		}
@@ -105,7 +99,6 @@ func (r *remote) removeImage(ctx context.Context, name string, parents bool) (go
 	})
 }
 
-// createContainer waits for the answer a little longer than ctx lasts.
 func (r *remote) createContainer(ctx context.Context, asked request) (container.CreateResponse, error) {
 	return callToEnd(ctx, r.create, r.cancel, "create container", func(ctx context.Context) (container.CreateResponse, error) {
 		return r.engine.ContainerCreate(ctx, asked.config, asked.host, nil, nil, asked.name)
@@ -118,17 +111,16 @@ func (r *remote) startContainer(ctx context.Context, id string) error {
 	})
 }
 
-// inspectContainer describes a container, by ID or name.
 func (r *remote) inspectContainer(ctx context.Context, id string) (container.InspectResponse, error) {
 	return callWithin(ctx, r.ask, "inspect container", func(ctx context.Context) (container.InspectResponse, error) {
 		return r.engine.ContainerInspect(ctx, id)
 	})
 }
 
-// listContainers returns every container that has Caisson's labels. An engine
-// that was killed may list one as dead that it removed when it was started
-// again, until its next start, and any engine lists one as being removed for a
-// moment after it is gone: those are left out.
+// listContainers returns every container with Caisson's labels. A restarted
+// engine may list as dead a container that it has removed, until its next
+// start, and any engine lists one as being removed for a moment after it is
+// gone. Those are left out.
 func (r *remote) listContainers(ctx context.Context) ([]container.Summary, error) {
 	list, err := callWithin(ctx, r.ask, "list containers", func(ctx context.Context) ([]container.Summary, error) {
 		return r.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSchema))})
@@ -142,7 +134,6 @@ func (r *remote) listContainers(ctx context.Context) ([]container.Summary, error
 	}), err
 }
 
-// withDeadline bounds several calls together.
 func withDeadline(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w (%s)", errDeadline, limit))
 }

@@ -14,14 +14,13 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// Remove removes this session's container and volume.
 func (c *engineContainer) Remove(ctx context.Context) error {
 	if c.stream != nil {
 		_ = c.stream.Close() // the engine kills what does not exit
 	}
 	id := c.id
 	if id == "" {
-		// The engine may have made it although the answer never came.
+		// The engine may have made it without us getting the answer.
 		found, err := findOwned(ctx, c.remote, c.prep.Name, c.owns)
 		if err != nil {
 			return err
@@ -41,15 +40,14 @@ func (c *engineContainer) Remove(ctx context.Context) error {
 	return c.removeVolume(ctx)
 }
 
-// owns reports whether labels with this owner and session are those of the
-// container's session.
+// owns reports whether an owner and session from labels are ours.
 func (c *engineContainer) owns(id ownership.Identity, session string) bool {
 	self := c.backend.self
 	return session == c.prep.Spec.Session && id.PID == self.PID && id.Start == self.Start
 }
 
-// findOwned returns the ID of the container of that name if ours accepts the
-// owner and session of its labels, and "" otherwise.
+// findOwned returns the ID of the container with that name if ours accepts its
+// labels' owner and session, otherwise "".
 func findOwned(ctx context.Context, r *remote, name string, ours func(ownership.Identity, string) bool) (string, error) {
 	found, err := r.inspectContainer(ctx, name)
 	if errors.Is(err, sandbox.ErrNotFound) {
@@ -63,16 +61,15 @@ func findOwned(ctx context.Context, r *remote, name string, ours func(ownership.
 	}
 	id, session, err := ownership.FromLabels(found.Config.Labels)
 	if err != nil || !ours(id, session) {
-		return "", nil // without labels of ours it belongs to another
+		return "", nil // someone else's
 	}
 	return found.ID, nil
 }
 
 // removeContainer kills and removes a container with its volumes, and waits
-// until the engine no longer knows it. An error of the engine is not final: the
-// engine may be removing the container already, because it was requested at the
-// container's end, and the two removals interfere (409, or 500 "directory not
-// empty").
+// until the engine no longer knows it. An engine's error is not final: it may
+// already be removing the container because that has ended, and the two
+// removals interfere (409, or 500 "directory not empty").
 func removeContainer(ctx context.Context, r *remote, id string) error {
 	ctx, cancel := withDeadline(ctx, r.remove)
 	defer cancel()
@@ -102,12 +99,11 @@ func removeContainer(ctx context.Context, r *remote, id string) error {
 	}
 }
 
-// asks is the number of inspections after which a removal is requested again:
-// half a second.
+// asks is how many inspections, in half a second, precede another removal
+// request.
 const asks = 25
 
-// isAnswer reports whether the engine itself returned an error, so that it is
-// running.
+// isAnswer reports whether an error came from a running engine.
 func isAnswer(ctx context.Context, err error) bool {
 	return context.Cause(ctx) == nil && !client.IsErrConnectionFailed(err)
 }

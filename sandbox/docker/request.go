@@ -15,29 +15,29 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// request is the complete request to the engine for one container.
 type request struct {
 	name   string
 	config *container.Config
 	host   *container.HostConfig
 }
 
-// plan is the input of a request.
+// plan is the input for a request.
 type plan struct {
 	spec      sandbox.Spec
 	image     rootImage
-	volumes   []harden.Tmpfs // in place of the image's VOLUMEs
+	volumes   []harden.Tmpfs // replacing the image's VOLUMEs
 	work      *workmount.Mounts
-	tmpfs     []harden.Tmpfs // the further ones too
-	files     []images.Bind  // of every container
+	tmpfs     []harden.Tmpfs // of the container and the session
+	files     []images.Bind
 	hostsPath string
-	remote    bool // nothing of this machine is mounted
+	remote    bool // nothing on this machine is mounted
 	seccomp   harden.Seccomp
 	runtime   runtimeFacts
-	cpus      int // of the engine's machine
-	// noSwapLimit reports that its kernel does not count swap.
+	cpus      int
+	// noSwapLimit reports that the engine's kernel does not count swap.
 	noSwapLimit bool
-	// coverCgroups hides the cgroups, which the container has writable.
+	// coverCgroups hides /sys/fs/cgroup, which root in the container could
+	// write to.
 	coverCgroups bool
 	labels       map[string]string
 }
@@ -49,10 +49,10 @@ const (
 	privateNamespace = "private"
 )
 
-// buildRequest returns the request. It is a pure function, so that the request
-// can be compared with the engine's answer.
+// buildRequest builds the request. It must be a pure function, so that the
+// engine's answer can be compared with it.
 func (p plan) buildRequest() request {
-	stopNow := 1 // seconds; nothing is gained by waiting for PID 1
+	stopNow := 1 // seconds; waiting for PID 1 gains nothing
 	return request{
 		name: lifecycle.ContainerName(p.spec.Session),
 		config: &container.Config{
@@ -62,13 +62,12 @@ func (p plan) buildRequest() request {
 			Env:        harden.GuestEnv(),
 			WorkingDir: "/",
 			Hostname:   images.Hostname,
-			// The container has a network namespace with nothing but a loopback
-			// either way; this keeps the engine from starting itself once more
-			// to attach it to no network, which takes longer than the container
-			// (docs/design/guest.md#how-a-sandbox-starts).
-			// Only then does it write an /etc/hosts, though, which it empties in
-			// every image, and a remote container can have no other. Containers that
-			// share the namespace get that one, too.
+			// Skip the engine's network setup, which takes longer than starting
+			// the container (docs/design/guest.md#how-a-sandbox-starts). Either
+			// way, the container has only loopback. Without that setup, the
+			// engine writes no /etc/hosts. Remote containers and containers
+			// that join this namespace need that file, so don't skip it for
+			// them.
 			NetworkDisabled: !p.remote && !p.sharesNetwork(),
 			Labels:          p.labels,
 			AttachStdin:     true,
@@ -84,7 +83,6 @@ func (p plan) buildRequest() request {
 	}
 }
 
-// sharesNetwork reports whether other containers share the network namespace.
 func (p plan) sharesNetwork() bool { return p.spec.Egress != nil && p.spec.Egress.Shared }
 
 func (p plan) hostConfig() *container.HostConfig {
@@ -103,7 +101,7 @@ func (p plan) hostConfig() *container.HostConfig {
 		SecurityOpt:    []string{noNewPrivileges, seccompOption + string(p.seccomp.JSON)},
 		MaskedPaths:    harden.MaskedPaths(),
 		ReadonlyPaths:  harden.ReadonlyPaths(),
-		// Nothing of the host's resolver: there is no network to resolve in.
+		// Use nothing from the host's resolver: the container has no network.
 		ExtraHosts: p.extraHosts(),
 		DNS:        []string{"127.0.0.1"}, DNSSearch: []string{"."}, DNSOptions: []string{},
 		ShmSize:     p.shmBytes(),
@@ -122,8 +120,8 @@ func (p plan) hostConfig() *container.HostConfig {
 	}
 }
 
-// extraHosts returns the sandbox's host name for an /etc/hosts that the engine writes.
-// Without a network, that file has only localhost.
+// extraHosts returns the sandbox's host name for the /etc/hosts that the engine
+// writes. Without a network, that file has only localhost.
 func (p plan) extraHosts() []string {
 	if !p.remote {
 		return nil
@@ -131,8 +129,9 @@ func (p plan) extraHosts() []string {
 	return []string{images.Hostname + ":127.0.0.1"}
 }
 
-// memorySwap bounds memory and swap together to the limit of memory. An engine
-// that can't count swap returns "no limit" for any request.
+// memorySwap returns the limit for memory plus swap: the memory limit, so swap
+// adds nothing. It returns -1 if the engine can't count swap: such an engine
+// reports -1 for any request.
 func (p plan) memorySwap() int64 {
 	if p.noSwapLimit {
 		return -1
@@ -149,7 +148,7 @@ func (p plan) milliCPUs() int64 {
 	return min(p.spec.Resources.MilliCPUs, int64(p.cpus)*1000)
 }
 
-// capabilityNames returns the container's capabilities in the engine's words.
+// capabilityNames returns the container's capabilities by the engine's names.
 func capabilityNames(root bool) []string {
 	var names []string
 	for _, c := range harden.ContainerCapabilities(root) {
@@ -166,8 +165,8 @@ func ulimits(p plan) []*units.Ulimit {
 	return list
 }
 
-// tmpfsMounts returns the tmpfs mounts except /dev/shm, which the engine makes
-// itself with the given size.
+// tmpfsMounts returns the tmpfs mounts, except /dev/shm, which the engine makes
+// by ShmSize.
 func (p plan) tmpfsMounts() map[string]string {
 	list := map[string]string{}
 	for _, t := range p.tmpfs {
@@ -181,7 +180,6 @@ func (p plan) tmpfsMounts() map[string]string {
 	return list
 }
 
-// shmBytes returns the size of /dev/shm, which the engine mounts itself.
 func (p plan) shmBytes() int64 {
 	for _, t := range p.tmpfs {
 		if t.Path == "/dev/shm" {
@@ -191,7 +189,6 @@ func (p plan) shmBytes() int64 {
 	return 0
 }
 
-// mounts returns all binds, and a tmpfs for each directory that must be hidden.
 func (p plan) mounts() []mount.Mount {
 	var list []mount.Mount
 	for _, b := range p.image.binds {
@@ -202,14 +199,14 @@ func (p plan) mounts() []mount.Mount {
 	for _, f := range p.files {
 		list = append(list, bind(f.Source, f.Path, true))
 	}
-	// The engine empties /etc/hosts in its images, even in skeletons. Other images are
-	// mounted with their own.
+	// The engine empties /etc/hosts in its images, even in skeletons. Other
+	// images are mounted with theirs.
 	if !p.remote && (len(p.image.binds) == 0 || p.spec.Image.Scheme == images.SchemeHost) {
 		list = append(list, bind(p.hostsPath, "/etc/hosts", true))
 	}
 	for i, b := range p.work.Binds {
 		if i == 0 && p.work.Mode == sandbox.ModeCopy {
-			continue // it is one of the tmpfs mounts
+			continue // one of the tmpfs mounts
 		}
 		if i == 0 && p.work.Volume != nil {
 			// By default an engine copies the image's files into an empty volume.
@@ -240,7 +237,7 @@ func bind(source, target string, readOnly bool) mount.Mount {
 	}
 }
 
-// labels returns the owner's labels, and those for people who run `docker ps`.
+// labels returns the owner's labels, plus some for people who run `docker ps`.
 func (b *Backend) labels(spec sandbox.Spec) map[string]string {
 	labels := b.self.WithNewLease().Labels(spec.Session)
 	labels[labelWorkspace] = spec.Workspace.Path
@@ -248,7 +245,7 @@ func (b *Backend) labels(spec sandbox.Spec) map[string]string {
 	return labels
 }
 
-// Labels for people; nothing is decided by them.
+// Labels for people; they decide nothing.
 const (
 	labelWorkspace = "io.caisson.workspace"
 	labelImage     = "io.caisson.image"

@@ -16,8 +16,9 @@ import (
 
 func (c *engineContainer) isRoot() bool { return c.prep.Spec.User == sandbox.UserRoot }
 
-// checkRoot returns an IncapableError unless commands can be root in a container
-// without being root of the engine's machine. The guest verifies it from inside.
+// checkRoot returns an IncapableError unless commands can be root in a
+// container without being root on the engine's machine. The guest verifies it
+// from inside.
 func (b *Backend) checkRoot(f facts) error {
 	err := &sandbox.IncapableError{Request: "user root"}
 	switch {
@@ -27,7 +28,7 @@ func (b *Backend) checkRoot(f facts) error {
 		err.Reason = fmt.Sprintf("root in a container of the engine's runtime %s would be root of its machine to the kernel", f.runtime.name)
 		err.Hint = "use the gvisor or the runc backend, a runtime of the engine that is gVisor's runsc (docker.runtime), or an engine with userns-remap"
 	case !b.endpoint.isLocal() || os.Geteuid() != 0:
-		// gVisor's gofer is root of the host, and acts with the ids of commands.
+		// gVisor's gofer is root on the host and acts with the commands' IDs.
 		err.Reason = "files that root makes would be those of root of the engine's machine, because only root of that machine can map ids"
 		err.Hint = "use the gvisor or the runc backend, or run as root on the engine's machine"
 	default:
@@ -36,10 +37,10 @@ func (b *Backend) checkRoot(f facts) error {
 	return err
 }
 
-// verifyRoot returns an error if commands are root, and the guest does not observe
-// that it runs on a kernel of its own or in a user namespace.
+// verifyRoot returns an error if commands are root but the guest sees neither
+// its own kernel nor a user namespace.
 func (c *engineContainer) verifyRoot(hello wire.Hello) error {
-	if !c.isRoot() || c.facts.base.IsNamespace() { // which every container has verified
+	if !c.isRoot() || c.facts.base.IsNamespace() { // verified for every container
 		return nil
 	}
 	host, err := os.ReadFile("/proc/version")
@@ -49,18 +50,19 @@ func (c *engineContainer) verifyRoot(hello wire.Hello) error {
 	return err
 }
 
-// ownsCgroups reports whether root inside could write to the container's cgroups.
-// gVisor mounts its own ones writable, whatever it is asked for. An engine that
-// remaps ids asks for writable ones: the directory of those of version 1, a tmpfs
-// without a size, and those of version 2 belong to root of the user namespace.
+// ownsCgroups reports whether root inside could write to the container's
+// cgroups. gVisor mounts its own ones writable, whatever it is asked for. A
+// remapping engine asks for writable ones: version 1's directory, a tmpfs
+// without a size, and version 2's belong to root of the user namespace.
 func (c *engineContainer) ownsCgroups() bool {
 	return c.facts.runtime.ownKernel() || c.facts.base.IsNamespace()
 }
 
-// stageBinds replaces the binds of an image by mounts with other owners, if it has
-// any. Of the image host, whose files are this machine's, root reads what all users
-// may: gVisor's gofer, which is root of the host, would read more. Other images
-// belong to root inside, which takes a map where the engine remaps ids.
+// stageBinds replaces the image's binds, if any, by mounts with other owners if
+// necessary. In the image host, which has this machine's files, root reads only
+// what all users may; gVisor's gofer, which is root on the host, would read
+// more. Other images belong to root inside, which takes a map if the engine
+// remaps IDs.
 func (c *engineContainer) stageBinds() error {
 	if c.prep.Image == nil {
 		return nil

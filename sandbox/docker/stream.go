@@ -11,20 +11,19 @@ import (
 	"github.com/docker/docker/api/types"
 )
 
-// stream is an attached container as one plain byte stream: writes go to its
-// standard input, reads come from its standard output. The engine sends both
-// outputs in frames:
+// stream is an attached container as a byte stream: writes go to its standard
+// input, reads come from its standard output. The engine sends both outputs in
+// frames:
 //
 //	u8 stream (1 stdout, 2 stderr, 3 the engine's own error) │ 3 zero bytes │ u32 length │ bytes
 //
-// What came on standard error, where only a guest that crashes writes, is kept
-// for messages, bounded. One goroutine may read and one write; Close unblocks
-// both.
+// Standard error, where only a crashing guest writes, is kept for messages up
+// to maxStderr. One goroutine may read and one write; Close unblocks both.
 type stream struct {
 	conn      net.Conn
 	reader    *bufio.Reader
-	kind      byte   // of the frame that is being read
-	remaining uint32 // of it
+	kind      byte   // of the current frame
+	remaining uint32 // in the frame
 	mu        sync.Mutex
 	stderr    []byte
 	once      sync.Once
@@ -33,24 +32,23 @@ type stream struct {
 
 const (
 	frameHeader = 8
-	kindStdin   = 0 // the engine's name for stdout of a detached one
+	kindStdin   = 0 // the engine's name for a detached container's stdout
 	kindStdout  = 1
 	kindStderr  = 2
 	kindError   = 3
-	// maxStderr holds a Go program's panic with its first goroutine.
+	// maxStderr fits a Go panic with its first goroutine.
 	maxStderr = 8 << 10
 )
 
-// readSize is the most that is read from the engine at once: the client's own
-// buffer holds an eighth of what the engine sends at a time.
+// readSize is the read buffer's size. The client's own buffer holds only an
+// eighth of what the engine sends at a time.
 const readSize = 128 << 10
 
-// newStream continues with what the client read beyond the answer's header.
+// newStream continues with what the client has read beyond the answer's header.
 func newStream(r *types.HijackedResponse) *stream {
 	return &stream{conn: r.Conn, reader: bufio.NewReaderSize(r.Reader, readSize)}
 }
 
-// Read reads standard output.
 func (s *stream) Read(p []byte) (int, error) {
 	for {
 		for s.remaining == 0 {
@@ -69,7 +67,6 @@ func (s *stream) Read(p []byte) (int, error) {
 	}
 }
 
-// readHeader reads the header of a frame.
 func (s *stream) readHeader() error {
 	var header [frameHeader]byte
 	if _, err := io.ReadFull(s.reader, header[:]); err != nil {
@@ -96,7 +93,6 @@ func (s *stream) readOther() error {
 	return err
 }
 
-// Write writes standard input.
 func (s *stream) Write(p []byte) (int, error) { return s.conn.Write(p) }
 
 // Close closes the connection. The engine then closes the container's standard
@@ -106,7 +102,7 @@ func (s *stream) Close() error {
 	return s.closed
 }
 
-// Stderr returns the beginning of what came on standard error.
+// Stderr returns the beginning of standard error.
 func (s *stream) Stderr() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,8 +15,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// RemoveUnlisted removes the containers and volumes of dead owners, found by
-// their labels.
+// RemoveUnlisted removes the containers and volumes with labels of dead owners.
 func (d driver) RemoveUnlisted(ctx context.Context) ([]sandbox.Orphan, error) {
 	r, _, err := d.backend.connect(ctx)
 	if err != nil {
@@ -27,13 +26,12 @@ func (d driver) RemoveUnlisted(ctx context.Context) ([]sandbox.Orphan, error) {
 	return append(containers, volumes...), errors.Join(err, volumesErr)
 }
 
-// skeletonTime is the time for which an imported skeleton is kept. Making it
-// again takes some 20 ms, and each change of the machine's programs makes a new
-// one.
+// skeletonTime is how long an imported skeleton is kept. Making it again takes
+// some 20 ms, and each change of the machine's programs makes a new one.
 const skeletonTime = 24 * time.Hour
 
-// Prune removes the images that Caisson made on the engine long ago and that no
-// container uses.
+// Prune removes old images that Caisson made on the engine and no container
+// uses.
 func (d driver) Prune(ctx context.Context) error {
 	r, _, err := d.backend.connect(ctx)
 	if err != nil {
@@ -45,9 +43,8 @@ func (d driver) Prune(ctx context.Context) error {
 }
 
 // pruneSkeletons removes skeletons that are older than unused, or that lost
-// their name to another import of the same one, unless a container uses them.
-// It returns their number. Another Caisson that is just about to use one
-// imports it again.
+// their name to another import, unless a container uses them. It returns their
+// number. A Caisson that is about to use one imports it again.
 func pruneSkeletons(ctx context.Context, r *remote, unused time.Duration) (int, error) {
 	list, err := r.listSkeletons(ctx)
 	if err != nil {
@@ -88,14 +85,13 @@ func (b *Backend) sweepContainers(ctx context.Context, r *remote) ([]sandbox.Orp
 	return left, errors.Join(errs...)
 }
 
-// neverStarted is the longest time for which a live owner's container may wait
-// for its start: far longer than the deadlines of all calls together.
+// neverStarted is how long a live owner's container may wait for its start. It
+// exceeds the deadlines of all calls together.
 const neverStarted = 10 * time.Minute
 
-// isOrphan reports whether a container's owner is dead; or whether its fate is
-// unknown and the container has been stopped for longer than its lease; or
-// whether its owner never started it, because an engine that hung made it when
-// no call waited any more.
+// isOrphan reports whether a container's owner is dead, or is unknown and the
+// container stopped with an expired lease, or never started it: a hanging
+// engine may have made it when no call was waiting any more.
 func (b *Backend) isOrphan(id ownership.Identity, state container.ContainerState, created time.Time) bool {
 	switch id.Fate(b.self.Instance) {
 	case ownership.Dead:
@@ -108,7 +104,7 @@ func (b *Backend) isOrphan(id ownership.Identity, state container.ContainerState
 }
 
 // RemoveEntry removes an entry of a cleanup list: a container or volume of that
-// session whose labels have no living owner.
+// session whose labels name no living owner.
 func (d driver) RemoveEntry(ctx context.Context, session string, entry ownership.Entry) (bool, error) {
 	b := d.backend
 	r, _, err := b.connect(ctx)
@@ -129,7 +125,7 @@ func (d driver) RemoveEntry(ctx context.Context, session string, entry ownership
 		return of == session && living == ""
 	})
 	if err == nil && living != "" {
-		// What the container still uses must stay too.
+		// Keep what the container still uses.
 		err = fmt.Errorf("container %s is that of a process that lives, %s: %w", entry.Name, living, sandbox.ErrState)
 	}
 	if id == "" || err != nil {
@@ -138,13 +134,13 @@ func (d driver) RemoveEntry(ctx context.Context, session string, entry ownership
 	return true, removeContainer(ctx, r, id)
 }
 
-// isDeadOrOwn also accepts this process's own containers: a session of its own
-// that could not be destroyed has given up its cleanup list.
+// isDeadOrOwn also accepts this process's containers: a session that it could
+// not destroy has given up its cleanup list.
 func (b *Backend) isDeadOrOwn(id ownership.Identity) bool {
 	return id.Fate(b.self.Instance) == ownership.Dead || id.PID == b.self.PID && id.Start == b.self.Start && id.Boot == b.self.Boot
 }
 
-// Inspect completes the listed sandboxes with the engine's answer.
+// Inspect completes the listing with the engine's answer.
 func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed) error {
 	b := d.backend
 	r, _, err := b.connect(ctx)
@@ -161,7 +157,7 @@ func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed
 	for _, c := range list {
 		id, session, err := ownership.FromLabels(c.Labels)
 		if err != nil {
-			continue // another version's
+			continue
 		}
 		l := listed[session]
 		if l == nil {
@@ -179,7 +175,6 @@ func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed
 	return nil
 }
 
-// listedState converts the engine's word for a state.
 func listedState(s container.ContainerState) sandbox.ListedState {
 	switch s {
 	case container.StateCreated:
@@ -193,8 +188,8 @@ func listedState(s container.ContainerState) sandbox.ListedState {
 	}
 }
 
-// usedMemory returns the memory that a container's cgroup is charged with, or 0
-// if that is unknown.
+// usedMemory returns the memory charged to a container's cgroup, or 0 if
+// unknown.
 func (r *remote) usedMemory(ctx context.Context, id string) int64 {
 	used, err := callWithin(ctx, r.ask, "ask for memory", func(ctx context.Context) (uint64, error) {
 		answer, err := r.engine.ContainerStatsOneShot(ctx, id)

@@ -17,13 +17,13 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
-// checkTargets returns an error if a mount point in an image of the engine, or a
-// directory above it, is a symlink. An engine follows it when it mounts, so that
-// mount points of other mounts would be made in the user's workspace. The image is
-// examined through a container without mounts that is never started, which takes some
-// 50 ms; an empty file of the cache records the result.
+// checkTargets returns an error if a mount point in an engine's image, or a
+// directory above it, is a symlink. An engine follows it when it mounts, so
+// that mount points for other mounts would be made in the user's workspace. The
+// image is examined through a container without mounts that is never started,
+// which takes some 50 ms. An empty file in the cache records the result.
 func (c *engineContainer) checkTargets(ctx context.Context) error {
-	if c.prep.Image != nil { // a skeleton, which was checked when it was made
+	if c.prep.Image != nil { // a skeleton, checked when it was made
 		return nil
 	}
 	workspace := c.prep.Spec.Workspace.MountPoint()
@@ -47,12 +47,12 @@ func (c *engineContainer) checkTargets(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("image %s: %w", c.image.reference, err)
 	}
-	_ = os.WriteFile(checked, nil, 0o600) // or else the next start examines it again
+	_ = os.WriteFile(checked, nil, 0o600) // otherwise the next start examines it again
 	return nil
 }
 
-// targets returns the mount points of a request that lie in the image: not in the
-// workspace or in a file system of the kernel.
+// targets returns a request's mount points in the image, not in the workspace
+// or a kernel file system.
 func (r request) targets(workspace string) []string {
 	list := slices.Collect(maps.Keys(r.host.Tmpfs))
 	for _, m := range r.host.Mounts {
@@ -64,8 +64,9 @@ func (r request) targets(workspace string) []string {
 	})
 }
 
-// withoutMounts returns a request for a container that is to be examined, not started.
-// Every VOLUME of the image is a tmpfs in it, so that the engine makes no volume.
+// withoutMounts returns a request for a container to examine without starting
+// it. Its targets, among them the image's VOLUMEs, are tmpfs mounts, so that
+// the engine makes no volume.
 func (r request) withoutMounts(targets []string) request {
 	host := *r.host
 	host.Mounts, host.Tmpfs = nil, maps.Clone(host.Tmpfs)
@@ -76,8 +77,9 @@ func (r request) withoutMounts(targets []string) request {
 	return r
 }
 
-// checkPaths returns an error if one of the paths in a container, or a directory above
-// it, is a symlink, or if the workspace's is not a directory. A path need not exist.
+// checkPaths returns an error if one of the paths in a container, or a
+// directory above it, is a symlink, or if the workspace's is not a directory. A
+// path need not exist.
 func (r *remote) checkPaths(ctx context.Context, id string, paths []string, workspace string) error {
 	missing, seen := "", map[string]bool{}
 	for _, path := range paths {

@@ -20,16 +20,15 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// localDriver is the engine's own driver of volumes, which calls mount(2) with
-// the given options.
+// localDriver is the engine's own volume driver, which passes its options to
+// mount(2).
 const localDriver = "local"
 
-// volumeName is the name of the volume by which the engine mounts a session's
-// overlay.
+// volumeName returns the name of the volume for a session's overlay.
 func volumeName(session string) string { return lifecycle.ContainerName(session) + "-work" }
 
-// makeVolume creates the volume of an overlay that the engine has to mount. It
-// is mounted when the container starts, and unmounted when that ends.
+// makeVolume creates the volume of an overlay that the engine has to mount. The
+// engine mounts it while the container runs.
 func (c *engineContainer) makeVolume(ctx context.Context) error {
 	if c.prep.Mounts.Volume == nil {
 		return nil
@@ -48,15 +47,15 @@ func (c *engineContainer) makeVolume(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// An engine that has one of this name returns that.
+	// The engine returns an existing volume of that name.
 	if made.Driver != asked.Driver || !maps.Equal(made.Options, asked.DriverOpts) || !maps.Equal(made.Labels, asked.Labels) {
 		return fmt.Errorf("make volume %s: %w: the engine has another one of this name", name, sandbox.ErrUnavailable)
 	}
 	return nil
 }
 
-// checkVolume returns an error unless the engine mounted the open directories of a
-// volume, which may be nil.
+// checkVolume returns an error unless the engine mounted a volume's directories
+// that we hold open. v may be nil.
 func checkVolume(ctx context.Context, v *workmount.Volume, conn *guest.Conn) error {
 	if v == nil {
 		return nil
@@ -70,8 +69,8 @@ func checkVolume(ctx context.Context, v *workmount.Volume, conn *guest.Conn) err
 }
 
 // cleanVolume mounts and unmounts the overlay once more, with a container that
-// is started and removed at once, if its work directory contains what only a
-// mount removes: the user could never remove the layers otherwise.
+// is removed at once, if its work directory contains something that only a
+// mount removes. The user could never remove the layers otherwise.
 func (c *engineContainer) cleanVolume(ctx context.Context) error {
 	if c.prep.Mounts.Volume == nil || c.prep.Mounts.Volume.Clean() {
 		return nil
@@ -87,7 +86,6 @@ func (c *engineContainer) cleanVolume(ctx context.Context) error {
 	return err
 }
 
-// removeVolume removes this session's volume, if it was requested.
 func (c *engineContainer) removeVolume(ctx context.Context) error {
 	if c.volume == 0 {
 		return nil
@@ -105,8 +103,8 @@ func (c *engineContainer) removeVolume(ctx context.Context) error {
 	return err
 }
 
-// removeVolume removes the volume of that name if ours accepts the owner and
-// session of its labels. The engine may still be unmounting it from a container
+// removeVolume removes the volume with that name if ours accepts its labels'
+// owner and session. The engine may still be unmounting it from a container
 // that has just gone.
 func removeVolume(ctx context.Context, r *remote, name string, ours func(ownership.Identity, string) bool) (bool, error) {
 	found, err := r.findVolume(ctx, name)
@@ -117,7 +115,7 @@ func removeVolume(ctx context.Context, r *remote, name string, ours func(ownersh
 		return false, err
 	}
 	if id, session, err := ownership.FromLabels(found.Labels); err != nil || !ours(id, session) {
-		return false, nil // without labels of ours it belongs to another
+		return false, nil // someone else's
 	}
 	ctx, cancel := withDeadline(ctx, r.remove)
 	defer cancel()
@@ -139,7 +137,6 @@ func removeVolume(ctx context.Context, r *remote, name string, ours func(ownersh
 	}
 }
 
-// sweepVolumes removes the volumes of dead owners whose containers are gone.
 func (b *Backend) sweepVolumes(ctx context.Context, r *remote) ([]sandbox.Orphan, error) {
 	list, err := r.listVolumes(ctx)
 	if err != nil {
@@ -175,7 +172,6 @@ func (r *remote) findVolume(ctx context.Context, name string) (volume.Volume, er
 	})
 }
 
-// listVolumes returns every volume that has Caisson's labels.
 func (r *remote) listVolumes(ctx context.Context) ([]*volume.Volume, error) {
 	return callWithin(ctx, r.ask, "list volumes", func(ctx context.Context) ([]*volume.Volume, error) {
 		list, err := r.engine.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSchema))})
