@@ -210,6 +210,7 @@ func AuditKinds() []Kind {
 	}
 }
 
+// IsAudited reports whether records of a kind are audit records.
 func IsAudited(k Kind) bool { return slices.Contains(AuditKinds(), k) }
 
 // AuditFile is the name of a trace that retention has shortened: the unchanged

@@ -79,7 +79,6 @@ func (MCPToolsChanged) Kind() Kind { return KindMCPToolsChanged }
 // Kind implements [Payload].
 func (MCPRequestRefused) Kind() Kind { return KindMCPRequestRefused }
 
-// String describes the start.
 func (p MCPServerStarted) String() string {
 	text := fmt.Sprintf("MCP server %s started with %d tools", p.Server, p.ToolCount)
 	if n := len(p.Skipped); n > 0 {
@@ -88,12 +87,10 @@ func (p MCPServerStarted) String() string {
 	return text
 }
 
-// String describes the failure.
 func (p MCPServerFailed) String() string {
 	return fmt.Sprintf("MCP server %s did not start: %s", p.Server, p.Cause)
 }
 
-// String describes the end.
 func (p MCPServerStopped) String() string {
 	if p.Cause == "" {
 		return fmt.Sprintf("MCP server %s stopped", p.Server)
@@ -101,12 +98,10 @@ func (p MCPServerStopped) String() string {
 	return fmt.Sprintf("MCP server %s stopped: %s", p.Server, p.Cause)
 }
 
-// String describes the change.
 func (p MCPToolsChanged) String() string {
 	return fmt.Sprintf("MCP server %s: %d tools added, %d changed, %d removed", p.Server, len(p.Added), len(p.Changed), len(p.Removed))
 }
 
-// String describes the refusal.
 func (p MCPRequestRefused) String() string {
 	return fmt.Sprintf("MCP server %s: %s refused: %s", p.Server, p.Method, p.Reason)
 }

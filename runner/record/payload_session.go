@@ -285,6 +285,7 @@ type Quarantined struct {
 	Why string `json:"why,omitempty"`
 }
 
+// Denial is a call that was refused.
 type Denial struct {
 	CallID string           `json:"tool_use_id"`
 	Name   tools.Name       `json:"tool_name"`

@@ -146,6 +146,7 @@ type ConfirmationRequested approval.Question
 //	{"tool_use_id":"tu_1","tool_name":"github/search","definition":"…","by":"search"}
 type ToolActivated discovery.Activation
 
+// ConfirmationResolved is the answer to a question.
 type ConfirmationResolved approval.Resolution
 
 // ConfirmationAttempted is an answer that changed nothing: an earlier decision

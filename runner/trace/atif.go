@@ -21,8 +21,8 @@ import (
 // [ATIF] writes.
 const ATIFVersion = "ATIF-v1.7"
 
-// The types of ATIF. Unset fields are omitted, because readers of ATIF refuse
-// null and unknown fields. Caisson's own fields are in "extra".
+// Unset fields are omitted, because readers of ATIF refuse null and unknown
+// fields. Caisson's own fields are in "extra".
 type (
 	atifAgent struct {
 		Name    string         `json:"name"`
@@ -72,14 +72,14 @@ type (
 	}
 )
 
-// ErrPruned reports that retention has removed the messages of a session.
+// ErrPruned reports that retention has removed a session's messages.
 var ErrPruned = errors.New("only the audit records are left of it")
 
 // ATIF writes a session as a trajectory of the Agent Trajectory Interchange
-// Format, which [github.com/caisson-run/caisson/loop/replay] plays. It holds one
-// step at a time. A damaged or running session is written up to the damage or
-// the last record, with a note at its end. Long values are restored from their
-// files; a missing or changed file is an error.
+// Format, which [github.com/caisson-run/caisson/loop/replay] plays. It holds
+// one step at a time. A damaged or running session is written up to the damage
+// or the last record, with a note at its end. Long values are restored from
+// their files; a missing or changed file is an error.
 func ATIF(w io.Writer, s Session) (Overview, error) {
 	if s.Pruned {
 		return Overview{}, &Error{Reason: NotExported, Name: s.ID, Err: ErrPruned}
@@ -111,8 +111,8 @@ type atif struct {
 	total   atifFinal
 	unknown bool
 	cost    int64
-	// step is the agent's step that waits for its results; calls and ended hold
-	// what is known of its calls and of their ends, by call ID.
+	// step is the agent's step that waits for its results. calls and ended have
+	// the extra fields of its calls and their results, by call ID.
 	step  *atifStep
 	ended map[string]map[string]any
 	calls map[string]map[string]any
@@ -137,7 +137,6 @@ func (a *atif) writeHead(o Overview) {
 	a.writeString(`,"steps":[`)
 }
 
-// addRecord adds the next record.
 func (a *atif) addRecord(r record.Record) {
 	if a.err != nil {
 		return
@@ -206,7 +205,7 @@ func (a *atif) addRecord(r record.Record) {
 }
 
 // callExtra returns the extra fields of a call of the current step, and
-// callOutcome those of its result. Fields of other calls are dropped.
+// callOutcome its result's. Fields of other calls are dropped.
 func (a *atif) callExtra(id string) map[string]any   { return lookupCall(a.calls, id) }
 func (a *atif) callOutcome(id string) map[string]any { return lookupCall(a.ended, id) }
 
@@ -269,7 +268,6 @@ func (a *atif) newCall(u loop.ToolUse) atifCall {
 	return c
 }
 
-// addResult adds the result of a call to the observation of the current step.
 func (a *atif) addResult(t loop.ToolResult) {
 	extra, ok := a.ended[t.ToolUseID]
 	if !ok || a.step == nil {
@@ -309,7 +307,6 @@ func (a *atif) addUsage(step *atifStep) {
 	a.modelCalls, a.used = 0, limits.Usage{}
 }
 
-// writeStep writes the current step, if there is one.
 func (a *atif) writeStep() {
 	if a.step == nil {
 		return
@@ -323,8 +320,8 @@ func (a *atif) writeStep() {
 	a.step = nil
 }
 
-// writeEnd closes the document. A session that did not end with an answer gets a
-// last step that names the reason.
+// writeEnd closes the document. If the session did not end with an answer, it
+// adds a last step with the reason.
 func (a *atif) writeEnd(o Overview) {
 	a.writeStep()
 	extra := map[string]any{"records": o.Records, "last_record_sha256": o.Hash}
@@ -374,8 +371,8 @@ func (a *atif) writeJSON(v any) {
 	if a.err = enc.Encode(v); a.err != nil {
 		return
 	}
-	// A trajectory may be shown on a terminal, so control characters and invisible
-	// characters are escaped as in records.
+	// A trajectory may be shown on a terminal, so escape control characters and
+	// invisible ones as in records.
 	a.writeString(string(record.SafeJSON(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))))
 	a.writeString("\n")
 }

@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// maxPage bounds the bytes of the steps on a page, and maxPatch those of the
-	// diff: larger pages make browsers slow, and nothing longer is read.
+	// maxPage bounds the bytes of the steps on a page, and maxPatch the diff's.
+	// Larger pages make browsers slow, and nobody reads longer diffs.
 	maxPage  = 8 << 20
 	maxPatch = 512 << 10
 )
@@ -35,8 +35,8 @@ var pageText string
 //go:embed page.css
 var pageStyle string
 
-// pageTemplate returns the template, which is parsed once. html/template escapes
-// by context; show makes invisible characters visible.
+// pageTemplate returns the parsed template. html/template escapes by context;
+// show makes invisible characters visible.
 var pageTemplate = sync.OnceValue(func() *template.Template {
 	return template.Must(template.New("page").Funcs(template.FuncMap{
 		"show":    displayLines,
@@ -65,19 +65,19 @@ var pageTemplate = sync.OnceValue(func() *template.Template {
 			return t.UTC().Format("2006-01-02 15:04:05 MST")
 		},
 		"machine": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-		"style":   func() template.CSS { return template.CSS(pageStyle) }, //nolint:gosec // a file of ours
+		"style":   func() template.CSS { return template.CSS(pageStyle) }, //nolint:gosec // our own file
 	}).Parse(pageText))
 })
 
-// displayLines returns a text that is safe to display: control characters and
-// invisible characters are escaped.
+// displayLines makes a text safe to display: it escapes control characters and
+// invisible ones.
 func displayLines(s string) string {
 	safe, _ := tools.DisplayLines(strings.TrimRight(s, "\n"))
 	return safe
 }
 
-// classToken returns s if it can be the names of CSS classes, and "" otherwise,
-// so that a trace can't insert anything else.
+// classToken returns s if it can be names of CSS classes, and "" otherwise, so
+// that a trace can't insert anything else.
 func classToken(s string) string {
 	if strings.Trim(s, "abcdefghijklmnopqrstuvwxyz_ ") != "" {
 		return ""
@@ -95,10 +95,8 @@ func toInt64(n any) int64 {
 	return 0
 }
 
-// diffLine is one line of a diff and its class.
 type diffLine struct{ Class, Text string }
 
-// maxDiffLines bounds the elements of a diff.
 const maxDiffLines = 4000
 
 func diffLines(text string) []diffLine {
@@ -128,7 +126,6 @@ func diffLines(text string) []diffLine {
 	return out
 }
 
-// pageHead is the data of the template "head".
 type pageHead struct {
 	Overview
 	Title    string
@@ -138,10 +135,10 @@ type pageHead struct {
 	Warnings []string
 }
 
-// HTML writes a session as one self-contained page: it has no script, makes no
-// request, and its content security policy forbids both. HTML reads the records
-// twice and holds only an overview and the calls of one round. Damage ends the
-// steps and is reported at the beginning of the page.
+// HTML writes a session as one self-contained page. The page has no script and
+// makes no request, and its content security policy forbids both. HTML reads
+// the records twice and holds only an overview and the calls of one round.
+// Damage ends the steps and is reported at the beginning of the page.
 func HTML(w io.Writer, s Session) (Overview, error) {
 	line := newTimeline()
 	var warnings []string
@@ -174,7 +171,7 @@ func HTML(w io.Writer, s Session) (Overview, error) {
 	return over, nil
 }
 
-// readPatch reads the patch of a session's changes; more reports whether it was
+// readPatch reads the patch of a session's changes. more reports that it was
 // cut at maxPatch.
 func readPatch(s Session) (text string, more bool) {
 	f, err := record.OpenRegular(filepath.Join(s.Dir, "workspace.patch"))
@@ -220,7 +217,6 @@ func (p *pageWriter) execute(name string, v any) {
 	}
 }
 
-// countingWriter counts the bytes written.
 type countingWriter struct {
 	w *bufio.Writer
 	n int64
@@ -231,7 +227,7 @@ func (c *countingWriter) Write(p []byte) (int, error) {
 	return c.w.Write(p)
 }
 
-// Methods of Overview that the template calls.
+// The template calls the following methods of Overview.
 
 // Mood returns the CSS class of the outcome's colour.
 func (o Overview) Mood() string {
@@ -252,7 +248,7 @@ type Protection struct {
 	Good        bool
 }
 
-// Protections returns the most important protections of the attestation.
+// Protections returns the attestation's most important protections.
 func (o Overview) Protections() []Protection {
 	a := o.Sandbox
 	if a == nil {

@@ -19,19 +19,18 @@ const checkpointSteps = 200
 // Checkpoint is a place in a session's records at which reading can begin: no
 // tool call is open there.
 type Checkpoint struct {
-	// Offset is the offset of the line in the file, and Seq the number of its
-	// record.
+	// Offset is the line's offset in the file, and Seq its record's number.
 	Offset int64
 	Seq    int64
 	// Turn counts the turns that began before it.
 	Turn int
-	// Prev is the hash of the line before, which the line has as prev.
+	// Prev is the hash of the line before, as this line has it.
 	Prev string
 }
 
 // Index has the checkpoints of one file of records, in order, as far as it has
-// been extended. The reader that builds it verifies the chain, so every record
-// before a checkpoint is unchanged. It is safe for concurrent use.
+// been extended. Extend verifies the chain, so every record before a checkpoint
+// is unchanged. It is safe for concurrent use.
 type Index struct {
 	file os.FileInfo
 
@@ -46,7 +45,7 @@ type Index struct {
 	points []Checkpoint
 }
 
-// NewIndex returns the empty index of an open file of records.
+// NewIndex returns an empty index of an open file of records.
 func NewIndex(file *os.File) (*Index, error) {
 	info, err := file.Stat()
 	if err != nil {
@@ -57,17 +56,17 @@ func NewIndex(file *os.File) (*Index, error) {
 	return x, nil
 }
 
-// Of reports whether the index is that of an open file. Retention puts another
-// file in the place of a session's records.
+// Of reports whether the index belongs to an open file. Retention replaces the
+// file of a session's records.
 func (x *Index) Of(file *os.File) bool {
 	info, err := file.Stat()
 	return err == nil && os.SameFile(info, x.file)
 }
 
-// Extend reads the records that were added to the file since the last call, and
-// returns when it has reached the end, or ctx ends. A damaged chain ends the
-// index: the error wraps record.ErrChain, now and later. A call that finds
-// another one extending the index waits for it.
+// Extend reads the records that were added to the file since the last call,
+// until it reaches the end or ctx ends. It waits for a call that is already
+// extending the index. A damaged chain ends the index: the error wraps
+// record.ErrChain, now and in all further calls.
 func (x *Index) Extend(ctx context.Context, file *os.File) error {
 	x.extending.Lock()
 	defer x.extending.Unlock()
@@ -103,7 +102,7 @@ func (x *Index) addCheckpoint(c Checkpoint) {
 	x.points = append(x.points, c)
 }
 
-// Before returns the last checkpoint whose record is number seq or one before it.
+// Before returns the last checkpoint at or before the record with number seq.
 func (x *Index) Before(seq int64) (Checkpoint, bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

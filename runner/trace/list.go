@@ -15,46 +15,45 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// State is the state of a session, as found from its records and its process.
+// State is the state of a session, derived from its records and its process.
 type State string
 
 // The states.
 const (
-	StateLive     State = "live"      // its process runs
+	StateLive     State = "live"      // its process is running
 	StateEnded    State = "ended"     // session.ended is the last record
 	StateCutShort State = "cut short" // its process is gone, and the last record is not session.ended
 	StateDamaged  State = "damaged"   // its first or last record can't be read
 )
 
-// Entry is one session in a list. Only the first records, up to the first
-// message, and the last one were read; [Verify] reads all.
+// Entry is one session in a list. It is made from the first records, up to the
+// first message, and the last one; [Verify] reads all.
 type Entry struct {
-	Session string    `json:"session"`
-	State   State     `json:"state"`
-	Begun   time.Time `json:"begun"`
-	// Last is the time of the last record.
+	Session   string    `json:"session"`
+	State     State     `json:"state"`
+	Begun     time.Time `json:"begun"`
 	Last      time.Time `json:"last"`
 	Task      string    `json:"task"` // the first message if there is no task
 	Workspace string    `json:"workspace"`
 	Model     string    `json:"model"` // provider/model
-	// Reason and ExitStatus are those of session.ended, absent without one.
+	// Reason and ExitStatus are session.ended's, absent without one.
 	Reason     string `json:"reason,omitempty"`
 	ExitStatus *int   `json:"exit_status,omitempty"`
 	CostUSD    string `json:"cost_usd,omitempty"` // decimal, or "unknown"
 	WallMS     int64  `json:"wall_ms,omitempty"`
 	Records    int64  `json:"records"`
 	Bytes      int64  `json:"bytes"` // of the trace
-	// Command is how the command of a session without a turn ended, as of caisson exec.
+	// Command is how the command of a session without a turn ended, as in
+	// caisson exec.
 	Command string `json:"command,omitempty"`
-	// Pruned reports that retention has removed all but the audit records.
-	Pruned bool `json:"pruned,omitempty"`
+	Pruned  bool   `json:"pruned,omitempty"`
 	// Damage is the error of the record that can't be read.
 	Damage string `json:"damage,omitempty"`
 }
 
-// List returns the newest sessions that keep accepts, at most limit of them, or all if
-// limit is 0. A nil keep accepts all. Directories without a record are left out. Its errors
-// are of type [*Error].
+// List returns the newest sessions that keep accepts, at most limit of them, or
+// all if limit is 0. A nil keep accepts all. Directories without a record are
+// left out. Errors are of type [*Error].
 func List(stateDir string, limit int, keep func(Entry) bool) ([]Entry, error) {
 	if keep == nil {
 		keep = func(Entry) bool { return true }
@@ -64,7 +63,7 @@ func List(stateDir string, limit int, keep func(Entry) bool) ([]Entry, error) {
 		return nil, err
 	}
 	list := []Entry{}
-	for _, name := range slices.Backward(names) { // ids sort by time
+	for _, name := range slices.Backward(names) { // IDs sort by time
 		if limit > 0 && len(list) == limit {
 			break
 		}
@@ -83,7 +82,7 @@ func List(stateDir string, limit int, keep func(Entry) bool) ([]Entry, error) {
 	return list, nil
 }
 
-// readEntry reads both ends of one trace and reports whether it has a record.
+// readEntry reads both ends of a trace and reports whether it has a record.
 func readEntry(s Session) (Entry, bool) {
 	e := Entry{Session: s.ID, Pruned: s.Pruned, State: StateDamaged}
 	f, err := record.OpenRegular(s.Path)
@@ -117,7 +116,6 @@ func readEntry(s Session) (Entry, bool) {
 	return e, true
 }
 
-// readLast sets the fields of the last record.
 func (e *Entry) readLast(f *os.File) error {
 	rec, before, err := readEnd(f)
 	if err != nil {
@@ -140,15 +138,15 @@ func (e *Entry) readLast(f *os.File) error {
 type Begin struct {
 	Time    time.Time
 	Created record.SessionCreated
-	// Task is the task of the session, or its first message if it has none.
+	// Task is the session's task, or its first message if it has none.
 	Task string
 }
 
 // beginRecords bounds the records that are searched for the first message.
 const beginRecords = 8
 
-// ReadCreated reads the first record of a session. The error is io.EOF if there
-// is none.
+// ReadCreated reads the first record of a session. Without one, it returns
+// io.EOF.
 func ReadCreated(r io.Reader) (record.SessionCreated, error) {
 	_, p, err := readCreated(bufio.NewReaderSize(r, record.MaxLineBytes))
 	return p, err
@@ -172,8 +170,8 @@ func readCreated(in *bufio.Reader) (rec record.Record, p record.SessionCreated, 
 	return rec, p, err
 }
 
-// ReadBegin reads the first records of a session. The error is io.EOF if there is
-// none. What was read before an error is returned with it.
+// ReadBegin reads the first records of a session. Without any, it returns
+// io.EOF. With an error, it returns what it has read.
 func ReadBegin(r io.Reader) (Begin, error) {
 	in := bufio.NewReaderSize(r, record.MaxLineBytes)
 	rec, p, err := readCreated(in)
@@ -206,7 +204,8 @@ func ReadLast(f *os.File) (record.Record, error) {
 	return last, err
 }
 
-// readEnd reads the last record of a trace, and the one before if that can be read with it.
+// readEnd reads the last record of a trace, and the one before if that is in
+// the same read.
 func readEnd(f *os.File) (last, before record.Record, err error) {
 	size, err := f.Seek(0, io.SeekEnd)
 	if err != nil {

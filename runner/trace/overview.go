@@ -14,9 +14,9 @@ import (
 // Overview summarizes a session from all of its records.
 type Overview struct {
 	Session string
-	// Task is the task of the session, or its first message if it has none.
+	// Task is the session's task, or its first message if it has none.
 	Task string
-	// Created is the first record, Ended the last; nil if it is missing.
+	// Created is the first record, and Ended the last; nil if missing.
 	Created *record.SessionCreated
 	Ended   *record.SessionEnded
 	// Sandbox is the attestation of the last container that was started.
@@ -26,9 +26,9 @@ type Overview struct {
 	Begun, Last time.Time
 	Live        bool
 	Pruned      bool
-	// Records counts the records that were read, Omitted those that retention
-	// removed; Hash is that of the last line. Torn and Damage are as in [Verdict],
-	// except that values in files were not compared.
+	// Records counts the records that were read, and Omitted the ones that
+	// retention removed. Hash is the last line's. Torn and Damage are as in
+	// [Verdict], but values in files were not compared.
 	Records, Omitted int64
 	Hash             string
 	Torn             bool
@@ -36,21 +36,21 @@ type Overview struct {
 
 	Turns, ModelCalls, ToolCalls, Denied, Failed int
 	InputTokens, CachedTokens, OutputTokens      int64
-	// CostMicroUSD is the cost of the model calls; CostUnknown reports that the
-	// price of at least one was not known.
+	// CostMicroUSD is the cost of the model calls. CostUnknown reports that the
+	// price of at least one is unknown.
 	CostMicroUSD int64
 	CostUnknown  bool
 }
 
 // Read reads a whole session and calls visit, unless it is nil, with each
-// record. It stops at the first damaged record, which the Overview reports. Its
-// errors are of type [*Error]: the file can't be read at all.
+// record. It stops at the first damaged record, which the Overview reports. It
+// returns an error, of type [*Error], only if the file can't be read.
 func Read(s Session, visit func(record.Record)) (Overview, error) {
 	return walkSession(s, visit, nil, nil)
 }
 
-// walkSession is like Read, and also calls step, unless it is nil, with each step.
-// again is as for scanRecords.
+// walkSession is like Read, and also calls step, unless it is nil, with each
+// step. again is as for scanRecords.
 func walkSession(s Session, visit func(record.Record), step func(Step), again func() bool) (Overview, error) {
 	o := newOverview(s)
 	steps := NewSteps(func(s Step) {
@@ -73,9 +73,9 @@ func newOverview(s Session) Overview {
 	return Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && sessiondir.SessionLives(s.Dir)}
 }
 
-// scanRecords adds the records of a session, up to the first damaged one, and
-// calls visit with each. again, if it is not nil, is called at the end of the
-// records of a live session and reports whether to go on with those added since.
+// scanRecords adds a session's records, up to the first damaged one, and calls
+// visit with each. again, if not nil, is called at the end of the records of a
+// live session and reports whether to continue with records added since.
 func (o *Overview) scanRecords(s Session, again func() bool, visit func(*Reader, record.Record)) error {
 	in, err := s.Open()
 	if err != nil {
@@ -86,7 +86,7 @@ func (o *Overview) scanRecords(s Session, again func() bool, visit func(*Reader,
 	for {
 		rec, err := in.Next()
 		if errors.Is(err, io.EOF) && again != nil && lives && o.Ended == nil && again() {
-			lives = sessiondir.SessionLives(s.Dir) // records written before its end are read once more
+			lives = sessiondir.SessionLives(s.Dir) // read what it wrote before its end
 			in.resumeReading()
 			continue
 		}
@@ -132,7 +132,6 @@ func (o *Overview) addRecord(r record.Record) {
 	}
 }
 
-// countStep adds a step to the totals.
 func (o *Overview) countStep(s Step) {
 	switch s.Kind {
 	case StepTurn:
@@ -162,7 +161,7 @@ func (o *Overview) countStep(s Step) {
 	}
 }
 
-// Cost returns the cost of the session in words.
+// Cost returns the cost for display.
 func (o Overview) Cost() string {
 	switch {
 	case o.Ended != nil && o.Ended.CostUSD != "":

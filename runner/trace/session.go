@@ -15,13 +15,12 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// Session is the location of one session's records. It holds no open file.
+// Session locates one session's records. It holds no open file.
 type Session struct {
 	// ID is the session's ID, or the base name of a file given by its path.
 	ID string
-	// Dir is the session's directory, which contains the files of long values.
-	Dir string
-	// Path is the file of the records.
+	// Dir has the files of long values.
+	Dir  string
 	Path string
 	// Pruned reports that retention has removed all but the audit records.
 	Pruned bool
@@ -30,9 +29,9 @@ type Session struct {
 // Last is the name of the session that began last.
 const Last = "last"
 
-// Find returns the session called name: an ID or a unique prefix of one, [Last],
-// or the path of a session's directory or trace, which has a separator or ends in
-// .jsonl. Its errors are of type [*Error].
+// Find returns the session called name: an ID or a unique prefix of one,
+// [Last], or the path of a session's directory or trace, which has a separator
+// or ends in .jsonl. Errors are of type [*Error].
 func Find(stateDir, name string) (Session, error) {
 	if strings.ContainsRune(name, filepath.Separator) || strings.HasSuffix(name, ".jsonl") {
 		return sessionAtPath(name)
@@ -62,7 +61,7 @@ func Find(stateDir, name string) (Session, error) {
 	return Session{}, &Error{Reason: ManySessions, Name: name, Matches: names}
 }
 
-// listSessions returns the IDs of all sessions, the oldest first.
+// listSessions returns the IDs of all sessions, oldest first.
 func listSessions(stateDir string) ([]string, error) {
 	names, err := sessiondir.List(stateDir)
 	if err != nil {
@@ -75,7 +74,6 @@ func notListed(stateDir string, err error) error {
 	return &Error{Reason: NotListed, Name: filepath.Dir(sessiondir.Path(stateDir, "x")), Err: err}
 }
 
-// sessionInDir returns the session whose directory is dir.
 func sessionInDir(dir string) (Session, error) {
 	s := Session{ID: filepath.Base(dir), Dir: dir, Path: filepath.Join(dir, record.TraceFile)}
 	_, err := os.Lstat(s.Path)
@@ -93,7 +91,6 @@ func sessionInDir(dir string) (Session, error) {
 	return s, &Error{Reason: NoRecords, Name: s.ID, Err: fs.ErrNotExist}
 }
 
-// sessionAtPath returns the session of a directory or a file of records.
 func sessionAtPath(path string) (Session, error) {
 	path, err := filepath.Abs(path)
 	if err == nil {
@@ -114,15 +111,15 @@ func sessionAtPath(path string) (Session, error) {
 	return s, nil
 }
 
-// Reader reads the records of one session, in order, and verifies them; see
-// [record.Reader]. The caller closes it.
+// Reader reads and verifies the records of one session, like [record.Reader].
+// The caller must close it.
 type Reader struct {
 	*record.Reader
 	file *os.File
 }
 
-// Open opens the records. In a running session, the end is that of the records
-// written so far. Its errors are of type [*Error].
+// Open opens the records. In a running session, they end with what has been
+// written so far. Errors are of type [*Error].
 func (s Session) Open() (*Reader, error) {
 	f, err := record.OpenRegular(s.Path)
 	if err != nil {
@@ -147,25 +144,25 @@ type Reason string
 // The reasons.
 const (
 	NoSessions   Reason = "no_sessions"   // there are none yet
-	NoSession    Reason = "no_session"    // no session has that id
-	ManySessions Reason = "many_sessions" // several ids begin with it
-	NotListed    Reason = "not_listed"    // the directory of the sessions can't be read
+	NoSession    Reason = "no_session"    // no session has that ID
+	ManySessions Reason = "many_sessions" // several IDs begin with it
+	NotListed    Reason = "not_listed"    // the sessions directory can't be read
 	NoRecords    Reason = "no_records"    // the session wrote none, or they were removed
 	Unreadable   Reason = "unreadable"
 	NotExported  Reason = "not_exported" // its messages were removed
 )
 
-// Error reports that a session can't be found, or that its records can't be read.
+// Error reports that a session can't be found, or that its records can't be
+// read.
 type Error struct {
 	Reason Reason
-	// Name is the id or path that was looked for, or the directory of the sessions.
+	// Name is the ID or path that was looked for, or the sessions directory.
 	Name string
 	// Matches is set with ManySessions.
 	Matches []string
 	Err     error
 }
 
-// Error describes the reason.
 func (e *Error) Error() string {
 	switch e.Reason {
 	case NoSessions:
@@ -184,5 +181,4 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("the records of %s can't be read: %v", e.Name, e.Err)
 }
 
-// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }

@@ -15,22 +15,24 @@ import (
 
 // ShowOptions are the options of [Show].
 type ShowOptions struct {
-	// Kinds are the kinds of records to show, one line each. If it is empty, Show
-	// writes the timeline instead.
+	// Kinds are the kinds of records to show, one line each. If it is empty,
+	// Show writes the timeline instead.
 	Kinds []record.Kind
 	// JSON writes the lines of the records unchanged.
 	JSON bool
-	// Full shows texts in full length. FullHint is the hint for that in the note
-	// where lines are left out; it may be "".
+	// Full shows texts in full length. FullHint tells how, in the note where
+	// lines are left out; it may be "".
 	Full     bool
 	FullHint string
 	// Colour adds ANSI colours for a terminal.
 	Colour bool
-	// Wrap breaks a line into rows of a terminal; those after the first begin with
-	// indent. Nil leaves the lines of the timeline whole. Records are never broken.
+	// Wrap breaks a line of the timeline into rows of a terminal; rows after
+	// the first begin with indent. Nil keeps lines whole. Records are never
+	// broken.
 	Wrap func(line, indent string) []string
 	// Again is called at the end of the records of a live session, and reports
-	// whether to go on with those added since. If it is nil, Show ends there.
+	// whether to continue with records added since. If it is nil, Show ends
+	// there.
 	Again func() bool
 }
 
@@ -61,7 +63,6 @@ type printer struct {
 	session Session
 }
 
-// writeRecords writes the selected records, one per line.
 func (p *printer) writeRecords() (Overview, error) {
 	return walkSession(p.session, func(r record.Record) {
 		if len(p.o.Kinds) > 0 && !slices.Contains(p.o.Kinds, r.Kind) {
@@ -132,7 +133,6 @@ func (p *printer) writeHead(o Overview) {
 	p.printf("\n")
 }
 
-// writeStep writes one step.
 func (p *printer) writeStep(s Step) {
 	at := p.dim(s.Time.Local().Format("15:04:05.000"))
 	write := func(label, text string) { p.printf("%s  %s %s\n", at, p.bold(fmt.Sprintf("%-9s", label)), text) }
@@ -233,7 +233,7 @@ func (c *Call) What() string {
 	return oneLine(c.Input, 160)
 }
 
-// Facts returns the outcome of a call in one line.
+// Facts returns the outcome of the call in one line.
 func (c *Call) Facts() string {
 	var parts []string
 	if c.Class != "" {
@@ -267,7 +267,7 @@ func (c *Call) Facts() string {
 	return strings.Join(parts, " · ")
 }
 
-// Words returns a question and its answer in one line.
+// Words returns the question and its answer in one line.
 func (q Question) Words() string {
 	if q.Answered.IsZero() {
 		return "asked, and not answered"
@@ -288,11 +288,11 @@ func (q Question) Words() string {
 	return text
 }
 
-// shownLines is the number of lines of a text's beginning, and of its end, that
-// are shown without Full.
+// shownLines is the number of lines at each end of a text that are shown
+// without Full.
 const shownLines = 12
 
-// writeText writes a text of several lines, indented and in a colour.
+// writeText writes a text of several lines, indented.
 func (p *printer) writeText(s, code string) {
 	safe, _ := tools.DisplayLines(strings.TrimRight(s, "\n"))
 	if safe == "" {
@@ -314,7 +314,6 @@ func (p *printer) writeText(s, code string) {
 	}
 }
 
-// writeFoot reports damaged or missing records.
 func (p *printer) writeFoot(o Overview) {
 	switch {
 	case o.Damage != "":
@@ -331,10 +330,10 @@ func displayLine(s string) string {
 	return safe
 }
 
-// stepIndent is as wide as the time before the text of a step.
+// stepIndent is as wide as the time before a step's text.
 var stepIndent = strings.Repeat(" ", len("15:04:05.000  "))
 
-// printf writes whole lines. The last Flush returns the error of a failed write.
+// printf writes whole lines. Flush returns the error of a failed write.
 func (p *printer) printf(format string, args ...any) {
 	if p.o.Wrap == nil {
 		_, _ = fmt.Fprintf(p.out, format, args...)
@@ -355,7 +354,7 @@ func (p *printer) paint(code, text string) string {
 func (p *printer) bold(t string) string { return p.paint("1", t) }
 func (p *printer) dim(t string) string  { return p.paint("2", t) }
 
-// All returns every session that has records, the newest first.
+// All returns every session that has records, newest first.
 func All(stateDir string) ([]Session, error) {
 	names, err := listSessions(stateDir)
 	if err != nil {
@@ -377,8 +376,8 @@ func Lines(w io.Writer, s Session) (Overview, error) { return writeLines(w, s, "
 // JSON writes the records as one array.
 func JSON(w io.Writer, s Session) (Overview, error) { return writeLines(w, s, "[\n", ",\n", "]\n") }
 
-// writeLines writes the records between begin and end. If between is not empty,
-// it separates the records; otherwise a newline follows each.
+// writeLines writes the records between begin and end, separated by between, or
+// each followed by a newline if between is "".
 func writeLines(w io.Writer, s Session, begin, between, end string) (Overview, error) {
 	over := newOverview(s)
 	out := bufio.NewWriterSize(w, 64<<10)

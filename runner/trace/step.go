@@ -22,28 +22,29 @@ const (
 	StepUser       StepKind = "user"       // a user's message; Text
 	StepModel      StepKind = "model"      // one model call; Model
 	StepThinking   StepKind = "thinking"   // Text
-	StepAssistant  StepKind = "assistant"  // a text of the model; Text
+	StepAssistant  StepKind = "assistant"  // one text of the model; Text
 	StepCall       StepKind = "call"       // one complete tool call; Call
-	StepSandbox    StepKind = "sandbox"    // the sandbox started, was lost, started again; Text, Failed, Start
+	StepSandbox    StepKind = "sandbox"    // the sandbox started, was lost or restarted; Text, Failed, Start
 	StepCommand    StepKind = "command"    // a user's command in the sandbox; Text, Failed, Start
-	StepBackground StepKind = "background" // a command in the background ended; Text, Failed, Start
-	StepNetwork    StepKind = "network"    // a connection of a command of no known call has ended; Text, Start
-	StepServer     StepKind = "mcp"        // a server of tools started, failed, changed, was refused something, stopped; Text, Failed, Start
+	StepBackground StepKind = "background" // a background command ended; Text, Failed, Start
+	StepNetwork    StepKind = "network"    // a connection without a known call ended; Text, Start
+	StepServer     StepKind = "mcp"        // an MCP server started, failed, changed, stopped, or had a request refused; Text, Failed, Start
 	StepAttempt    StepKind = "attempt"    // an answer that changed nothing; Text
-	StepContext    StepKind = "context"    // old messages are shortened, or summarized; Text, Failed, Detail
-	StepWorker     StepKind = "worker"     // a call of a worker; Text, Failed
+	StepContext    StepKind = "context"    // old messages were shortened or summarized; Text, Failed, Detail
+	StepWorker     StepKind = "worker"     // a worker's call; Text, Failed
 	StepWarning    StepKind = "warning"    // Text
 	StepTurnEnd    StepKind = "turn end"   // Text, Failed, Start, End
 	StepOmitted    StepKind = "omitted"    // retention removed records here; Count
-	StepUnknown    StepKind = "unknown"    // a kind that this program doesn't know, or a payload that it can't read; Text
+	StepUnknown    StepKind = "unknown"    // a record of an unknown kind, or with an unreadable payload; Text
 	StepEnd        StepKind = "end"        // the session's end; Text, Failed
 )
 
 // Step is one event of a session, made from one or more records. Texts are as
-// they were recorded: untrusted, and not safe to display.
+// recorded: untrusted, and not safe to display.
 type Step struct {
 	Kind StepKind
-	// Seq is the number of the record that completes the step, Record its ID.
+	// Seq and Record are the number and ID of the record that completes the
+	// step.
 	Seq    int64
 	Record string
 	// Start is when it began, Time when it was complete.
@@ -60,10 +61,11 @@ type Step struct {
 
 // TurnEnd is the result of a turn.
 type TurnEnd struct {
-	// TurnCompleted has the reason loop.StopCancelled for every cancelled turn; Step.Text
-	// has the cause.
+	// TurnCompleted has the reason loop.StopCancelled for every cancelled turn;
+	// Step.Text has the cause.
 	record.TurnCompleted
-	// Answer is the last text of the model, whole, if the reason is loop.StopAnswered.
+	// Answer is the last text of the model, whole, if the reason is
+	// loop.StopAnswered.
 	Answer string
 }
 
@@ -79,7 +81,7 @@ type ModelCall struct {
 	Error string
 }
 
-// Label returns what a call was for, such as "round 3".
+// Label returns what the call was for, such as "round 3".
 func (m ModelCall) Label() string {
 	if m.Purpose != "" {
 		return cutMiddle(string(m.Purpose), 40)
@@ -91,13 +93,12 @@ func (m ModelCall) Label() string {
 type Call struct {
 	ID      string
 	Name    tools.Name
-	Class   tools.Class // "" where it is unknown
+	Class   tools.Class // "" if unknown
 	Summary string
 	Input   string // JSON
 	Rule    string
-	// Asked lists the confirmations of the call, in order.
-	Asked []Question
-	// Started is when it got its slot, zero if it never did. Ended is when it ended.
+	Asked   []Question
+	// Started is when it got its slot, or zero if it never did.
 	Started, Ended time.Time
 	LatencyMS      int64
 	Status         CallStatus
@@ -107,8 +108,8 @@ type Call struct {
 	Ending   string
 	Modified []string
 	Diff     string // of a change that no one was asked about
-	// Denied and Reached are the refused connections of the call's command, and the
-	// others by host, at most maxHosts each.
+	// Denied are the refused connections of the call's command. Reached are its
+	// other connections by host. Each has at most maxHosts.
 	Denied      []record.NetworkDenied
 	Reached     []Reached
 	Output      string // as the model got it
@@ -117,12 +118,12 @@ type Call struct {
 	answered    bool
 }
 
-// Reached is the connections of a call's command to one host.
+// Reached are the connections of a call's command to one host.
 type Reached struct {
 	Host           string // with a port
 	Connections    int
 	Sent, Received int64
-	// Ending is how the last one that failed ended, "" if none did.
+	// Ending is how the last connection that failed ended, "" if none did.
 	Ending string
 }
 
@@ -133,7 +134,7 @@ type CallStatus string
 const (
 	CallOpen      CallStatus = "open"
 	CallDone      CallStatus = "done"
-	CallUnsuccess CallStatus = "unsuccessful" // it ran to its end without success
+	CallUnsuccess CallStatus = "unsuccessful" // it ran to its end, unsuccessfully
 	CallFailed    CallStatus = "failed"
 	CallDenied    CallStatus = "denied"
 	CallInvalid   CallStatus = "invalid"
@@ -153,18 +154,17 @@ type Question struct {
 }
 
 const (
-	// maxText bounds each text of a step, and maxOpen the calls that wait for
-	// their result: a round has at most 256.
-	maxText = 32 << 10
-	maxOpen = 300
-	// maxAsked bounds the confirmations of a call.
+	// maxText bounds each text of a step. maxOpen bounds the calls that wait
+	// for their result: a round has at most 256.
+	maxText  = 32 << 10
+	maxOpen  = 300
 	maxAsked = 20
 	// maxHosts bounds the hosts of a call, and its refused connections.
 	maxHosts = 20
 )
 
-// Steps makes steps from records, in order. It holds only the calls that have not
-// ended; Close visits those. It is not safe for concurrent use.
+// Steps makes steps from records, in order. It holds only the calls that have
+// not ended. It is not safe for concurrent use.
 type Steps struct {
 	visit         func(Step)
 	changed       Step // by the record that is being added
@@ -180,8 +180,8 @@ type Steps struct {
 	seq           int64
 }
 
-// NewSteps returns Steps that call visit with each complete step, which visit may
-// retain. Nil visits none.
+// NewSteps returns Steps that call visit with each complete step, which visit
+// may retain. Nil visits none.
 func NewSteps(visit func(Step)) *Steps {
 	s := &Steps{classes: map[tools.Name]tools.Class{}, open: map[string]*Step{}, exec: map[string]Step{}}
 	s.visit = func(step Step) {
@@ -193,9 +193,9 @@ func NewSteps(visit func(Step)) *Steps {
 	return s
 }
 
-// Record adds the next record, and returns the step that it began, changed or
-// completed: the last one, or the zero Step if there is none. Its Call may change
-// with the next record.
+// Record adds the next record, and returns the last step that it began, changed
+// or completed, or the zero Step if there is none. The next record may change
+// the step's Call.
 func (s *Steps) Record(r record.Record) Step {
 	if gap := r.Seq - s.seq - 1; gap > 0 {
 		s.visit(Step{Kind: StepOmitted, Seq: r.Seq - 1, Start: r.Time, Time: r.Time, Turn: s.turn, Count: gap})
@@ -217,10 +217,8 @@ func (s *Steps) Close() {
 	s.open, s.order = map[string]*Step{}, nil
 }
 
-// idle reports whether no step is incomplete.
 func (s *Steps) idle() bool { return len(s.open) == 0 && len(s.exec) == 0 && s.openModelCall == nil }
 
-// visitStep visits a step made from one record.
 func (s *Steps) visitStep(r record.Record, kind StepKind, text string, failed bool) {
 	s.visit(s.newStep(r, kind, text, failed))
 }
@@ -249,11 +247,11 @@ func withPayload[P record.Payload](r record.Record, f func(P)) bool {
 	return ok
 }
 
-// callStep returns the call of a step, which it adds if there is none.
+// callStep returns the call's step, which it adds if it is new.
 func (s *Steps) callStep(r record.Record, id string, name tools.Name) *Call {
 	step := s.open[id]
 	if step == nil {
-		for len(s.order) >= maxOpen { // a foreign trace
+		for len(s.order) >= maxOpen { // only in a foreign trace
 			s.finishCall(s.order[0])
 		}
 		made := s.newStep(r, StepCall, "", false)
@@ -269,7 +267,6 @@ func (s *Steps) callStep(r record.Record, id string, name tools.Name) *Call {
 	return step.Call
 }
 
-// finishCall visits a complete call.
 func (s *Steps) finishCall(id string) {
 	step := s.open[id]
 	delete(s.open, id)

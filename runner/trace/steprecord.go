@@ -30,7 +30,7 @@ func (s *Steps) handleRecord(r record.Record) bool {
 			for _, t := range p.Tools {
 				s.classes[t.Name] = t.Class
 			}
-			s.openModelCall = nil // the process that made it is gone
+			s.openModelCall = nil // its process is gone
 			clear(s.exec)
 			text := "another process goes on with the session"
 			if n := len(p.Interrupted); n > 0 {
@@ -111,7 +111,6 @@ func (s *Steps) handleRecord(r record.Record) bool {
 	return s.handleToolRecord(r) || s.handleWorkerRecord(r) || s.handleSandboxRecord(r)
 }
 
-// handleWorkerRecord adds a record of a worker.
 func (s *Steps) handleWorkerRecord(r record.Record) bool {
 	switch r.Kind {
 	case record.KindWorkerModelCall:
@@ -171,7 +170,6 @@ func (s *Steps) visitTurnEnd(r record.Record, text string, e TurnEnd) {
 	s.visit(step)
 }
 
-// splitMessage makes steps from the blocks of a message.
 func (s *Steps) splitMessage(r record.Record, m record.Message) {
 	kinds := map[loop.Role]StepKind{loop.RoleSystem: StepSystem, loop.RoleUser: StepUser, loop.RoleAssistant: StepAssistant}
 	if m.Role == loop.RoleAssistant {
@@ -199,7 +197,6 @@ func (s *Steps) splitMessage(r record.Record, m record.Message) {
 	}
 }
 
-// blocksText returns the texts of a message.
 func blocksText(blocks []loop.Block) string {
 	var texts []string
 	for _, b := range blocks {
@@ -210,7 +207,6 @@ func blocksText(blocks []loop.Block) string {
 	return strings.Join(texts, "\n")
 }
 
-// resultText returns the text of a result, with a placeholder for each image.
 func resultText(blocks []tools.Block) string {
 	var parts []string
 	for _, b := range blocks {
@@ -223,7 +219,6 @@ func resultText(blocks []tools.Block) string {
 	return strings.Join(parts, "\n")
 }
 
-// handleToolRecord adds a record of a tool call.
 func (s *Steps) handleToolRecord(r record.Record) bool {
 	switch r.Kind {
 	case record.KindToolCalled:
@@ -283,7 +278,7 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 				c.Denied = append(c.Denied, p)
 			}
 		})
-	case record.KindNetworkOpened: // what came of it is in the record of its end
+	case record.KindNetworkOpened: // its NetworkClosed has the result
 		return withPayload(r, func(record.NetworkOpened) {})
 	case record.KindNetworkClosed:
 		return withPayload(r, func(p record.NetworkClosed) {
@@ -299,7 +294,8 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 	return false
 }
 
-// addReached adds a connection to a call. Hosts beyond maxHosts are counted together.
+// addReached adds a connection to a call. Hosts beyond maxHosts share one
+// entry.
 func (c *Call) addReached(p record.NetworkClosed) {
 	at := slices.IndexFunc(c.Reached, func(r Reached) bool { return r.Host == p.Host })
 	if at < 0 && len(c.Reached) == maxHosts {
@@ -312,7 +308,6 @@ func (c *Call) addReached(p record.NetworkClosed) {
 	c.Reached[at].add(p)
 }
 
-// add adds a connection.
 func (r *Reached) add(p record.NetworkClosed) {
 	r.Connections++
 	r.Sent += p.Sent
@@ -331,8 +326,7 @@ func (r Reached) Words() string {
 	return text
 }
 
-// resolveQuestion closes the open question of a call, or adds an answer that had
-// none.
+// resolveQuestion closes the call's open question, or adds an answer to none.
 func (s *Steps) resolveQuestion(r record.Record, p record.ConfirmationResolved) {
 	c := s.callStep(r, p.CallID, "")
 	q := Question{ID: p.RequestID, At: r.Time}
@@ -345,20 +339,18 @@ func (s *Steps) resolveQuestion(r record.Record, p record.ConfirmationResolved) 
 	c.addQuestion(q)
 }
 
-// addQuestion adds a question to a call. A confirmation is repeated when its file
-// changed; of more than maxAsked, the last one takes the place of the one before.
+// addQuestion adds a question to a call. A confirmation is repeated when its
+// file changes; beyond maxAsked, each replaces the one before.
 func (c *Call) addQuestion(q Question) {
 	c.Asked = append(c.Asked[:min(len(c.Asked), maxAsked-1)], q)
 }
 
-// visitServer visits a step of a server of tools that took so many milliseconds.
 func (s *Steps) visitServer(r record.Record, text string, failed bool, ms int64) {
 	step := s.newStep(r, StepServer, cutMiddle(text, maxText), failed)
 	step.Start = r.Time.Add(-fromMilliseconds(ms))
 	s.visit(step)
 }
 
-// handleSandboxRecord adds a record of the sandbox, or of a user's command in it.
 func (s *Steps) handleSandboxRecord(r record.Record) bool {
 	switch r.Kind {
 	case record.KindSandboxStarted:
@@ -416,7 +408,8 @@ func (s *Steps) visitSandbox(r record.Record, a sandbox.Attestation, ms int64, w
 	s.visit(step)
 }
 
-// formatProtections returns an attestation, and what commands may reach, in one line.
+// formatProtections returns an attestation, and what commands may reach, in one
+// line.
 func formatProtections(a sandbox.Attestation, reach *record.Egress) string {
 	parts := []string{"network: " + reach.Words(a.Network), "user " + a.User, "seccomp " + a.Seccomp}
 	if a.RootReadOnly {

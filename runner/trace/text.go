@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// cutMiddle returns the beginning and the end of a long text, with a note of how
-// many bytes were left out between them. It does not split characters.
+// cutMiddle returns the beginning and the end of a long text, with a note of
+// how many bytes it left out between them. It does not split characters.
 func cutMiddle(s string, most int) string {
 	if len(s) <= most {
 		return s
@@ -27,7 +27,6 @@ func cutMiddle(s string, most int) string {
 	return fmt.Sprintf("%s\n[… %d bytes left out …]\n%s", s[:from], to-from, s[to:])
 }
 
-// oneLine returns the first line of a text, cut to n characters.
 func oneLine(s string, n int) string {
 	s, _, more := strings.Cut(strings.TrimSpace(s), "\n")
 	if short := clipText(s, n); short != s {
@@ -39,7 +38,6 @@ func oneLine(s string, n int) string {
 	return s
 }
 
-// clipText cuts a text to n characters.
 func clipText(s string, n int) string {
 	for i := range s {
 		if n == 0 {
@@ -54,7 +52,7 @@ func fromMilliseconds(ms int64) time.Duration {
 	return time.Duration(min(max(ms, 0), int64(1<<42))) * time.Millisecond
 }
 
-// formatDuration formats a duration such as 40 ms, 1.4 s, 12 s or 2m5s.
+// formatDuration formats a duration like 40 ms, 1.4 s, 12 s or 2m5s.
 func formatDuration(d time.Duration) string {
 	switch {
 	case d < time.Second:
@@ -76,7 +74,8 @@ func formatCount(n int64) string {
 	return s
 }
 
-// formatDollars formats a decimal cost with two digits, or four below one dollar.
+// formatDollars formats a decimal cost with two digits, or four below one
+// dollar.
 func formatDollars(usd string) string {
 	f, err := strconv.ParseFloat(usd, 64)
 	switch {
@@ -93,8 +92,9 @@ func formatDollars(usd string) string {
 // formatMicroUSD formats millionths of a dollar as decimal dollars.
 func formatMicroUSD(n int64) string { return fmt.Sprintf("%d.%06d", n/1_000_000, n%1_000_000) }
 
-// commandEnding returns how a command ended by the metadata that its tool recorded, in
-// words: "timed out" rather than the signal that ended it. It is "" if no command ran.
+// commandEnding describes how a command ended, from the metadata that its tool
+// recorded: "timed out" rather than the signal that ended it. It is "" if no
+// command ran.
 func commandEnding(metadata map[string]any) string {
 	number := func(key string) (int, bool) {
 		switch n := metadata[key].(type) {

@@ -6,30 +6,29 @@ import (
 	"time"
 )
 
-// span is one bar of the timeline.
 type span struct {
 	Start, End time.Time
 	Class      string // CSS class of the colour
 	Label      string
-	Seq        int64 // number of the step that it links to
-	Count      int   // number of steps merged into it
+	Seq        int64 // the step that it links to
+	Count      int   // steps merged into it
 }
 
-// lane is one row of bars that do not overlap.
 type lane struct {
 	Name  string
 	Spans []span
 }
 
 const (
-	// maxSpans bounds the bars of a lane. Neighbours are merged beyond it, so that
-	// the timeline shows the whole session, however long it was.
+	// maxSpans bounds the bars of a lane. Beyond it neighbours are merged, so
+	// that the timeline shows the whole session, however long it was.
 	maxSpans = 240
 	// maxRows bounds the rows of concurrent calls.
 	maxRows = 4
 )
 
-// timeline collects bars. Its size does not depend on the length of the session.
+// timeline collects bars. Its size does not depend on the length of the
+// session.
 type timeline struct {
 	begun, last time.Time
 	lanes       map[string]*lane
@@ -39,12 +38,10 @@ type timeline struct {
 	sandboxSeq  int64
 }
 
-// laneOrder is the order of the lanes, from the top.
 var laneOrder = []string{"turns", "model", "calls", "calls 2", "calls 3", "calls 4", "background", "asked", "sandbox"}
 
 func newTimeline() *timeline { return &timeline{lanes: map[string]*lane{}} }
 
-// addStep adds the next step.
 func (t *timeline) addStep(s Step) {
 	if t.begun.IsZero() || s.Start.Before(t.begun) {
 		t.begun = s.Start
@@ -79,7 +76,8 @@ func (t *timeline) addStep(s Step) {
 	}
 }
 
-// addCall adds a bar for each wait for an answer, and one for the run of a call.
+// addCall adds a bar for each wait for an answer, and one for the run of the
+// call.
 func (t *timeline) addCall(s Step) {
 	c := s.Call
 	for _, q := range c.Asked {
@@ -129,7 +127,7 @@ func overlapsAny(spans []span, b span) bool {
 
 func (t *timeline) addSandbox(s Step) {
 	t.endSandbox(s.Start)
-	if s.Start.Equal(s.Time) && s.Failed { // lost
+	if s.Start.Equal(s.Time) && s.Failed { // it was lost
 		t.addSpan("sandbox", span{Start: s.Time, End: s.Time, Class: "sandbox bad", Label: "sandbox " + oneLine(s.Text, 80), Seq: s.Seq})
 		return
 	}
@@ -179,7 +177,6 @@ func mergeSpans(spans []span) []span {
 	return out
 }
 
-// close ends open bars at the last record.
 func (t *timeline) close() { t.endSandbox(t.last) }
 
 // bar is a span with its position, in percent of the width.
@@ -188,16 +185,14 @@ type bar struct {
 	Left, Width string
 }
 
-// row is one lane of bars.
 type row struct {
 	Name string
 	Bars []bar
 }
 
-// tick is one mark of the axis.
+// tick is a mark of the axis.
 type tick struct{ Left, Text, Class string }
 
-// timelineView is the timeline as the template needs it.
 type timelineView struct {
 	Rows  []row
 	Ticks []tick
@@ -247,8 +242,8 @@ type axis struct {
 	length      time.Duration
 }
 
-// gapShare is the drawn length of a shortened gap, as a share of the active time.
-// Gaps of more than twice that length are shortened.
+// gapShare is the drawn length of a shortened gap, as a share of the active
+// time. Gaps of more than twice that length are shortened.
 const gapShare = 0.05
 
 func newAxis(begun, last time.Time, idle []span) axis {
@@ -269,7 +264,6 @@ func newAxis(begun, last time.Time, idle []span) axis {
 	return a
 }
 
-// placeOf returns the position of a time.
 func (a axis) placeOf(at time.Time) float64 {
 	d := at.Sub(a.begun)
 	for _, gap := range a.gaps {
@@ -284,7 +278,6 @@ func (a axis) placeOf(at time.Time) float64 {
 	return min(max(float64(d)/float64(a.length), 0), 1)
 }
 
-// timeAt returns the time at a position.
 func (a axis) timeAt(place float64) time.Time {
 	low, high := a.begun, a.last
 	for range 60 {

@@ -16,21 +16,21 @@ import (
 // Verdict is the result of [Verify].
 type Verdict struct {
 	Session string `json:"session"`
-	// OK reports that no existing record or value was changed. A session that was
-	// cut short by a crash is OK.
+	// OK reports that no existing record or value was changed. It is true for a
+	// session cut short by a crash.
 	OK bool `json:"ok"`
-	// Records counts the records that were read, Omitted those that retention
-	// removed.
+	// Records counts the records that were read, and Omitted the ones that
+	// retention removed.
 	Records int64 `json:"records"`
 	Omitted int64 `json:"omitted,omitempty"`
 	// Values counts the long values in files, which were compared with their
 	// hashes in the records.
 	Values int64 `json:"values"`
-	// Hash is the hash of the last good line. Compared with a copy kept elsewhere,
-	// it shows that no record up to that line was changed or removed.
+	// Hash is the last good line's. Compared with a copy kept elsewhere, it
+	// shows that no record up to that line was changed or removed.
 	Hash string `json:"hash"`
-	// Ended reports that session.ended is the last record, Torn that the last line
-	// is incomplete, Live that the session runs.
+	// Ended reports that session.ended is the last record, Torn that the last
+	// line is incomplete, Live that the session is running.
 	Ended bool `json:"ended"`
 	Torn  bool `json:"torn,omitempty"`
 	Live  bool `json:"live,omitempty"`
@@ -38,9 +38,9 @@ type Verdict struct {
 	Damage string `json:"damage,omitempty"`
 }
 
-// Verify verifies the hash chain of a session's lines, the values in files that they
-// refer to, and, once the session has ended, the file of HTTP requests. Its errors are of type [*Error]: the records can't
-// be read at all.
+// Verify verifies the hash chain of a session's lines, the values in files and,
+// once the session has ended, the file of HTTP requests. It returns an error,
+// of type [*Error], only if the records can't be read.
 func Verify(s Session) (Verdict, error) {
 	o, v := newOverview(s), Verdict{Session: s.ID}
 	err := o.scanRecords(s, nil, func(_ *Reader, r record.Record) {
@@ -63,8 +63,8 @@ func Verify(s Session) (Verdict, error) {
 	return v, err
 }
 
-// verifyRequests compares the file of HTTP requests with its hash in the session's last
-// record. Retention removes the file.
+// verifyRequests compares the file of HTTP requests with its hash in
+// session.ended. Retention removes the file.
 func verifyRequests(s Session, ended *record.SessionEnded) error {
 	want := ""
 	if ended != nil && ended.Network != nil {

@@ -72,6 +72,7 @@ type Log struct {
 	changed chan struct{} // nil while nothing waits
 }
 
+// State is the size of a log.
 type State struct {
 	// Kept counts the bytes of each stream that are kept, from its start. Total
 	// counts all that the command wrote.
