@@ -4,8 +4,9 @@ package programs
 
 import "embed"
 
-// The release script builds with the tag embed_programs and overlays files/: NAME.gz
-// of each program, and SHA256SUMS with a line "SUM  NAME" for each.
+// The release script builds with the tag embed_programs and overlays files/
+// with NAME.gz for each program, and SHA256SUMS with a line "SUM  NAME" for
+// each.
 //
 //go:embed files
 var embeddedFiles embed.FS

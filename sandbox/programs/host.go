@@ -11,9 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command returns a command for a program that runs on this machine, outside of any sandbox. name is an absolute path,
-// or the name of a program on the PATH of environ. Programs in the writable directories, to which commands in
-// the sandbox can write, don't count, and the command's PATH has no directory in them. The error is a [*NotFoundError].
+// Command returns a command for a program that runs on this machine, outside
+// any sandbox. name is an absolute path, or a program on environ's PATH.
+// Commands in the sandbox can write to the writable directories, so programs in
+// them don't count, and the command's PATH has none of them. The error is a
+// [*NotFoundError].
 func Command(ctx context.Context, environ, writable []string, name string, args ...string) (*exec.Cmd, error) {
 	environ = CleanEnviron(environ, writable)
 	candidates := []string{name}
@@ -39,7 +41,7 @@ func Command(ctx context.Context, environ, writable []string, name string, args 
 	return nil, missing
 }
 
-// CleanEnviron returns an environment with PATH cleaned by [CleanPath].
+// CleanEnviron returns environ with PATH cleaned by [CleanPath].
 func CleanEnviron(environ, writable []string) []string {
 	out := make([]string, len(environ))
 	for i, v := range environ {
@@ -51,8 +53,9 @@ func CleanEnviron(environ, writable []string) []string {
 	return out
 }
 
-// CleanPath returns a value of PATH without the writable directories and what lies in them. It also drops relative and
-// missing directories, which could become writable ones.
+// CleanPath returns a PATH without the writable directories and anything in
+// them. It also drops relative and missing directories, which could become
+// writable ones.
 func CleanPath(path string, writable []string) string {
 	var kept []string
 	for _, dir := range filepath.SplitList(path) {
@@ -63,7 +66,6 @@ func CleanPath(path string, writable []string) string {
 	return strings.Join(kept, string(os.PathListSeparator))
 }
 
-// joinAll returns the path of a program in each of the directories.
 func joinAll(dirs []string, name string) []string {
 	paths := make([]string, len(dirs))
 	for i, dir := range dirs {
@@ -72,17 +74,16 @@ func joinAll(dirs []string, name string) []string {
 	return paths
 }
 
-// NoExecError reports a program, or a directory of programs, on a file system
-// that is mounted noexec.
+// NoExecError reports a program, or a directory of programs, on a noexec file
+// system.
 type NoExecError struct{ Path string }
 
-// Error names the path and the cause.
 func (e *NoExecError) Error() string {
 	return fmt.Sprintf("%s is on a file system that is mounted noexec, so that no program on it can be started", e.Path)
 }
 
-// CheckExec returns a [*NoExecError] if path is on a file system that is mounted
-// noexec. It returns nil if that is not known.
+// CheckExec returns a [*NoExecError] if path is on a noexec file system. It
+// returns nil if that is unknown.
 func CheckExec(path string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(path, &fs); err != nil || fs.Flags&unix.ST_NOEXEC == 0 {

@@ -1,4 +1,4 @@
-// Package programs finds the programs that a sandbox needs: caisson-guest, which
+// Package programs finds the programs that sandboxes need: caisson-guest, which
 // is process 1 of every container, and the runtimes.
 package programs
 
@@ -11,25 +11,27 @@ import (
 	"strings"
 )
 
-// Finder finds programs: beside the executable of this process, then where the
-// configuration names them, then among those that a release build embeds, then on
-// PATH. It never returns a program in a directory that commands can write to, such as the
-// workspace, and ignores relative elements of PATH, which could name one.
+// Finder finds programs: beside this process's executable, then at the
+// configured path, then among the programs embedded in a release build, then on
+// PATH. It never returns a program in a directory that commands can write to,
+// such as the workspace, and ignores relative elements of PATH, which could
+// name one.
 type Finder struct {
-	// Executable returns the path of this process's program, as os.Executable does.
+	// Executable is os.Executable, or replaces it.
 	Executable func() (string, error)
 	// Path is the value of PATH.
 	Path string
-	// Writable returns the directories that commands can write to; "" stands for none. No
-	// program in them may be started. It is called for each program; nil means none.
+	// Writable returns the directories that commands can write to; no program
+	// in them may be started. It may return empty strings, and is called for
+	// each program. Nil means none.
 	Writable func() []string
 	// Cache is the directory to which embedded programs are unpacked, once per
-	// version; "" means that they can't be used.
+	// version. If it is "", they can't be used.
 	Cache string
 }
 
-// Find returns the absolute path of the first of names that is found, with
-// symlinks resolved. configured is a path from the configuration or nil. The error
+// Find returns the absolute path, with symlinks resolved, of the first of names
+// that is found. configured is a path from the configuration or nil. The error
 // is a [*NotFoundError] or an [*UnpackError].
 func (f *Finder) Find(configured *string, names ...string) (string, error) {
 	var tried []string
@@ -67,7 +69,7 @@ func (f *Finder) Find(configured *string, names ...string) (string, error) {
 	return "", &NotFoundError{Name: names[0], Tried: tried}
 }
 
-// OwnDir returns the directory of this process's program, or "" if it is unknown.
+// OwnDir returns the directory of this process's program, or "" if unknown.
 func (f *Finder) OwnDir() string {
 	self, err := f.Executable()
 	if err != nil {
@@ -103,8 +105,8 @@ func (f *Finder) listOnPath(names []string) []string {
 	return candidates
 }
 
-// resolve returns the path of a program with symlinks resolved, or why it must not be
-// started.
+// resolve returns a program's path with symlinks resolved, or why it must not
+// be started.
 func (f *Finder) resolve(candidate string) (string, error) {
 	path, err := filepath.EvalSymlinks(candidate)
 	if err != nil {
@@ -130,7 +132,8 @@ func (f *Finder) resolve(candidate string) (string, error) {
 	return path, nil
 }
 
-// FindWritable returns the directory of writable that path is or lies in, or "".
+// FindWritable returns the directory in writable that path is or lies in, or
+// "".
 func FindWritable(writable []string, path string) string {
 	tops := make([]fs.FileInfo, len(writable))
 	for i, dir := range writable {
@@ -155,7 +158,7 @@ type NotFoundError struct {
 	Tried []string // paths, some with the reason why they don't count
 }
 
-// Error names the program and the first places where it was looked for.
+// Error names the program and the first places searched.
 func (e *NotFoundError) Error() string {
 	text := "find " + e.Name + ": it is not there"
 	if len(e.Tried) > 0 {

@@ -16,11 +16,10 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// maxProgramBytes bounds an unpacked program.
 const maxProgramBytes = 512 << 20
 
-// Embedded returns the names of the programs that this build embeds; none unless
-// it is a release build.
+// Embedded returns the names of the embedded programs. Only a release build has
+// any.
 func Embedded() []string {
 	sums, err := readSums(files)
 	if err != nil {
@@ -33,7 +32,7 @@ func Embedded() []string {
 	return names
 }
 
-// files holds the embedded programs; nil unless this is a release build.
+// files has the embedded programs; nil unless this is a release build.
 var files fs.FS
 
 type programSum struct{ sum, name string }
@@ -57,21 +56,20 @@ func readSums(from fs.FS) ([]programSum, error) {
 	return sums, nil
 }
 
-// UnpackError reports an embedded program that could not be unpacked to the cache.
+// UnpackError reports an embedded program that could not be unpacked.
 type UnpackError struct {
 	Name string
 	Err  error
 }
 
-// Error names the program and the cause.
 func (e *UnpackError) Error() string { return "unpack " + e.Name + ": " + e.Err.Error() }
 
-// Unwrap returns the cause.
 func (e *UnpackError) Unwrap() error { return e.Err }
 
-// unpackProgram returns the path of an embedded program in the cache, unpacked if it is
-// not there yet or was changed, or "" if this build does not embed it. The directory's
-// name is the program's sum, and the sum is verified before the file gets its name.
+// unpackProgram returns the path of an embedded program in the cache, and
+// unpacks it if it is missing or changed. It returns "" if this build does not
+// embed it. The directory is named by the program's sum, which is verified
+// before the file gets its name.
 func (f *Finder) unpackProgram(name string) (string, error) {
 	sums, err := readSums(files)
 	if err != nil {
@@ -97,12 +95,12 @@ func (f *Finder) unpackProgram(name string) (string, error) {
 	return "", nil
 }
 
-// unpackedTime is the modification time of an unpacked program. Hashing all of it at
-// each start would take a tenth of a second; who writes to it changes its time.
+// unpackedTime is an unpacked program's modification time. Hashing the program
+// at each start would take a tenth of a second; writing to it changes its time.
 var unpackedTime = time.Date(2000, time.January, 1, 0, 0, 0, 0, time.UTC)
 
-// isIntact reports whether an unpacked program is as [writeProgram] left it. One with
-// another time is read: file systems and backups don't all keep times.
+// isIntact reports whether an unpacked program is as [writeProgram] left it. If
+// its time differs, it is read: not all file systems and backups keep times.
 func isIntact(path, sum string) bool {
 	info, err := os.Lstat(path)
 	if err != nil || !info.Mode().IsRegular() || info.Mode().Perm()&0o222 != 0 || state.UnsafeReason(info) != "" {
@@ -120,11 +118,12 @@ func isIntact(path, sum string) bool {
 	if _, err := io.Copy(h, file); err != nil || hex.EncodeToString(h.Sum(nil)) != sum {
 		return false
 	}
-	_ = os.Chtimes(path, unpackedTime, unpackedTime) // it is read again if that fails
+	_ = os.Chtimes(path, unpackedTime, unpackedTime) // if that fails, it is read again
 	return true
 }
 
-// makePrivateDir makes a directory that no other user can write, and its parents.
+// makePrivateDir makes a directory, and its parents, that no other user can
+// write.
 func makePrivateDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -141,8 +140,8 @@ func makePrivateDir(dir string) error {
 	return nil
 }
 
-// writeProgram writes a program beside path and renames it, so that processes that
-// unpack at the same time don't meet half a file.
+// writeProgram writes a program beside path and renames it, so that processes
+// that unpack at the same time never see half a file.
 func writeProgram(from fs.FS, s programSum, path string) (err error) {
 	packed, err := from.Open("files/" + s.name + ".gz")
 	if err != nil {
@@ -176,6 +175,6 @@ func writeProgram(from fs.FS, s programSum, path string) (err error) {
 	if err = errors.Join(err, out.Close()); err != nil {
 		return err
 	}
-	_ = os.Chtimes(out.Name(), unpackedTime, unpackedTime) // isIntact reads it if that fails
+	_ = os.Chtimes(out.Name(), unpackedTime, unpackedTime) // if that fails, isIntact reads it
 	return os.Rename(out.Name(), path)
 }

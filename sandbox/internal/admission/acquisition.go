@@ -9,19 +9,19 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// acquisition is the state of one call of [Semaphore.Acquire].
+// acquisition is one call of [Semaphore.Acquire].
 type acquisition struct {
 	semaphore *Semaphore
 	request   Request
 	lease     *Lease
 	began     time.Time
 	head      *state.Lock // nil until it is acquired
-	queued    bool        // reports whether it holds semaphore.queue
+	queued    bool        // holds semaphore.queue
 	reason    string      // the current reason of the wait
 }
 
-// acquireAll acquires what the start needs, in this order: the place at the
-// head of this process's queue, the head of the group, memory, a slot.
+// acquireAll acquires what the start needs, in this order: the head of this
+// process's queue, the head of the group, memory, a slot.
 func (a *acquisition) acquireAll(ctx context.Context) error {
 	s := a.semaphore
 	starts := fmt.Sprintf("for other sandboxes to start: %d at once", s.opts.Starts)
@@ -31,7 +31,7 @@ func (a *acquisition) acquireAll(ctx context.Context) error {
 	head := s.file(s.opts.Group + ".head")
 	if err := a.pollUntilFree(ctx, func() (reason string, err error) {
 		a.head, err = tryLock(head)
-		if err == nil && a.head == nil && !holderStopped(head) { // a stopped one (Ctrl-Z) is skipped
+		if err == nil && a.head == nil && !holderStopped(head) { // skip a stopped one (Ctrl-Z)
 			reason = starts
 		}
 		return reason, err
@@ -49,7 +49,6 @@ func (a *acquisition) acquireAll(ctx context.Context) error {
 	})
 }
 
-// waitForQueue waits for the earlier calls of this process, in order.
 func (a *acquisition) waitForQueue(ctx context.Context, reason string) error {
 	notify := time.After(quietTime)
 	for {
@@ -66,9 +65,9 @@ func (a *acquisition) waitForQueue(ctx context.Context, reason string) error {
 	}
 }
 
-// The pause between two tries. It is short at first, because locks are also
-// held for a moment by calls that do not wait. It grows, so that dozens of
-// waiting processes use little processor time.
+// The pause between two tries. It is short at first, because calls that do not
+// wait also hold locks for a moment, and grows so that dozens of waiting
+// processes use little processor time.
 const (
 	firstPause = 2 * time.Millisecond
 	lastPause  = 40 * time.Millisecond
@@ -76,7 +75,6 @@ const (
 	quietTime = 200 * time.Millisecond
 )
 
-// pollUntilFree calls try until it returns no reason to wait any more.
 func (a *acquisition) pollUntilFree(ctx context.Context, try func() (reason string, err error)) error {
 	for pause := firstPause; ; pause = min(pause+pause/2, lastPause) {
 		reason, err := try()
@@ -103,8 +101,8 @@ func (a *acquisition) notifyReason(reason string) {
 	a.reason = reason
 }
 
-// acquireSlot takes a free slot and reports whether it got one. Slots of
-// stopped processes do not count.
+// acquireSlot takes a slot if one is free. Stopped processes' slots do not
+// count.
 func (a *acquisition) acquireSlot() (bool, error) {
 	most := a.semaphore.opts.Starts
 	for n := 0; n < most; n++ {
@@ -121,8 +119,6 @@ func (a *acquisition) acquireSlot() (bool, error) {
 	return false, nil
 }
 
-// leaveQueue releases the head of the group and the head of this process's
-// queue.
 func (a *acquisition) leaveQueue() {
 	_ = a.head.Release() // the lock ends with the process at the latest
 	if a.queued {

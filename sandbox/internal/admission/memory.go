@@ -20,22 +20,18 @@ const (
 	// are ceilings that let a build fit; an idle sandbox uses 1 to 17 MB. If
 	// all sandboxes reach their limits at once, the kernel enforces them.
 	limitDivisor = 8
-	// minExpected is the smallest expected use of a sandbox that runs a small
-	// command.
+	// minExpected is what a sandbox with a small command is expected to use.
 	minExpected = 64 << 20
-	// The reserve for everything else is the machine's memory divided by
-	// reserveDivisor, and at least minReserve.
+	// Everything else gets the machine's memory divided by reserveDivisor, and
+	// at least minReserve.
 	minReserve     = 512 << 20
 	reserveDivisor = 16
 )
 
-// expectedUse returns the memory that a sandbox with a limit is expected to
-// use.
 func expectedUse(limit int64) int64 { return min(limit, max(limit/limitDivisor, minExpected)) }
 
-// reserveMemory reserves memory for the sandbox. If there is not enough, it
-// returns the reason to wait. The only sandbox is never refused, since no other
-// one could free memory.
+// reserveMemory reserves memory for the sandbox, or returns the reason to wait.
+// It never refuses the only sandbox, since no other could free memory.
 func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err error) {
 	s := a.semaphore
 	if s.opts.Memory == nil {
@@ -75,9 +71,9 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 	return "", nil
 }
 
-// sumReservations returns the sum and the number of the reservations that are
-// held, and takes the lock of the first free one. A reservation is free if it
-// was never used or if its holder is gone. The caller must hold memory.lock.
+// sumReservations returns the sum and the number of held reservations, and the
+// lock of the first free one, which was never used or lost its holder. The
+// caller must hold memory.lock.
 func (s *Semaphore) sumReservations() (free *state.Lock, sum int64, count int, err error) {
 	for n := 0; ; n++ {
 		path := s.file(fmt.Sprintf("%d.memory", n))
@@ -103,7 +99,7 @@ func (s *Semaphore) sumReservations() (free *state.Lock, sum int64, count int, e
 	}
 }
 
-// ReadMemory returns this machine's memory: MemTotal and MemAvailable of
+// ReadMemory returns this machine's memory: MemTotal and MemAvailable in
 // /proc/meminfo, see proc(5).
 func ReadMemory() (Memory, error) {
 	data, err := os.ReadFile("/proc/meminfo")

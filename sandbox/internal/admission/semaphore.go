@@ -18,28 +18,25 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// DefaultWait is the longest time for which a start waits. 64 sessions on two
-// processors need a quarter of it if each start takes one second.
+// DefaultWait is the default of [Options.Wait]. 64 sessions on two processors
+// need a quarter of it if each start takes one second.
 const DefaultWait = 5 * time.Minute
 
 // Options configures a [Semaphore]. StateDir and Group are required.
 type Options struct {
-	// StateDir is Caisson's state directory.
 	StateDir string
-	// Group names the resource that the starts share: an engine, or this
-	// machine's processors for runtimes without an engine. It consists of
-	// letters, digits, "_" and "-".
+	// Group names what the starts share: an engine, or this machine's
+	// processors for runtimes without an engine. It consists of letters,
+	// digits, "_" and "-".
 	Group string
-	// Starts is the number of sandboxes of the group that may start at once.
-	// Zero means two per processor, since a start spends half of its time
-	// waiting.
+	// Starts is how many sandboxes of the group may start at once. Zero means
+	// two per processor, since a start spends half of its time waiting.
 	Starts int
-	// Wait is the longest time for which a start waits; zero means
-	// [DefaultWait].
+	// Wait bounds how long a start waits; zero means [DefaultWait].
 	Wait time.Duration
-	// Memory returns the machine's memory, as [ReadMemory] does. If it is nil
-	// or returns a Total of 0, memory does not bound the starts. Use that for
-	// an engine on another machine.
+	// Memory returns the machine's memory, like [ReadMemory]. If it is nil or
+	// returns a Total of 0, memory does not bound the starts. That is for an
+	// engine on another machine.
 	Memory func() (Memory, error)
 }
 
@@ -48,11 +45,11 @@ type Options struct {
 type Semaphore struct {
 	opts  Options
 	dir   string
-	queue chan struct{} // holds one value while a call of this process waits for the head
+	queue chan struct{} // holds a value while a call of this process waits for the head
 }
 
-// New returns a semaphore. It returns sandbox.ErrInvalid if the state directory
-// or the group is missing or invalid. It creates no files.
+// New returns a semaphore, or sandbox.ErrInvalid if the state directory or the
+// group is missing or invalid. It creates no files.
 func New(o Options) (*Semaphore, error) {
 	if o.StateDir == "" || !isPlainName(o.Group) {
 		return nil, fmt.Errorf("make admission semaphore: %w: state directory %q, group %q", sandbox.ErrInvalid, o.StateDir, o.Group)
@@ -66,15 +63,12 @@ func New(o Options) (*Semaphore, error) {
 	return &Semaphore{opts: o, dir: filepath.Join(o.StateDir, dirName), queue: make(chan struct{}, 1)}, nil
 }
 
-// dirName is the name of the directory below the state directory.
 const dirName = "admission"
 
-// Request describes a sandbox that is about to start.
 type Request struct {
-	// MemoryBytes is the memory limit of the sandbox.
+	// MemoryBytes is the sandbox's memory limit.
 	MemoryBytes int64
-	// Notify is called with the reason for which the start has to wait. It may
-	// be nil.
+	// Notify, if not nil, is called with the reason why the start has to wait.
 	Notify func(waiting string)
 }
 
@@ -83,7 +77,7 @@ type Request struct {
 // [Lease.Close] once the sandbox is gone.
 //
 // If ctx ends, the error wraps context.Cause(ctx). After Options.Wait it wraps
-// sandbox.ErrUnavailable and names the reason of the wait.
+// sandbox.ErrUnavailable and names the reason for the wait.
 func (s *Semaphore) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if err := s.makeDir(); err != nil {
 		return nil, fmt.Errorf("admit sandbox: %w", err)
@@ -105,7 +99,7 @@ func (s *Semaphore) Acquire(ctx context.Context, r Request) (*Lease, error) {
 
 var errWaitTooLong = errors.New("the wait is over")
 
-// makeDir creates the directory of the lock files and checks its permissions.
+// makeDir creates the directory for lock files and checks its permissions.
 func (s *Semaphore) makeDir() error {
 	if err := state.CheckDir(s.opts.StateDir); err != nil {
 		return err
@@ -116,10 +110,8 @@ func (s *Semaphore) makeDir() error {
 	return state.CheckDir(s.dir)
 }
 
-// file returns the path of a file of the directory.
 func (s *Semaphore) file(name string) string { return filepath.Join(s.dir, name) }
 
-// isPlainName reports whether a name can be part of a file name.
 func isPlainName(word string) bool {
 	for _, c := range []byte(word) {
 		switch {
@@ -131,9 +123,9 @@ func isPlainName(word string) bool {
 	return word != "" && len(word) <= 100
 }
 
-// isStopped reports whether a process is stopped (T) or traced (t), by the
-// third field of /proc/PID/stat; see proc(5). The second field is the program's
-// name in parentheses and may contain any character.
+// isStopped reports whether a process is stopped (T) or traced (t), according
+// to the third field of /proc/PID/stat; see proc(5). The second field is the
+// program's name in parentheses and may contain any character.
 func isStopped(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -143,8 +135,8 @@ func isStopped(pid int) bool {
 	return ok && len(rest) > 0 && (rest[0] == 'T' || rest[0] == 't')
 }
 
-// tryLock takes the lock on a file, and writes the PID of this process into the file. It
-// returns nil if another process holds the lock.
+// tryLock takes the lock on a file and writes our PID into it. It returns nil
+// if another process holds the lock.
 func tryLock(path string) (*state.Lock, error) {
 	lock, err := state.TryAcquire(path)
 	if errors.Is(err, state.ErrHeld) {
@@ -160,9 +152,9 @@ func tryLock(path string) (*state.Lock, error) {
 	return lock, nil
 }
 
-// writePID writes this process's PID over the content of a file. It does not
-// truncate the file: some file systems then write it out at once, which takes
-// longer than everything else.
+// writePID overwrites a file's content with our PID. It does not truncate the
+// file: some file systems would then write it out at once, which takes longer
+// than everything else.
 func writePID(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -173,10 +165,9 @@ func writePID(path string) error {
 }
 
 // holderStopped reports whether the process that holds a lock is stopped, for
-// instance by Ctrl-Z. Such a process keeps its locks and makes no progress. The
-// PID in the file may belong to another process, if it is outdated or from
-// another PID namespace. A wrong result only affects the order of starts, never
-// the bound on memory.
+// instance by Ctrl-Z, so that it keeps its locks without making progress. The
+// PID in the file may be outdated or from another PID namespace. A wrong result
+// only affects the order of starts, never the bound on memory.
 func holderStopped(path string) bool {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -186,8 +177,8 @@ func holderStopped(path string) bool {
 	return err == nil && pid > 0 && pid != os.Getpid() && isStopped(pid)
 }
 
-// Lease is the permission under which one sandbox starts and runs. The methods
-// of a nil Lease do nothing. It is safe for concurrent use.
+// Lease is the permission for one sandbox to start and run. A nil Lease's
+// methods do nothing. It is safe for concurrent use.
 type Lease struct {
 	mu     sync.Mutex
 	slot   *state.Lock
@@ -204,8 +195,8 @@ func (l *Lease) FinishStart() {
 	_ = l.slot.Release() // the lock ends with the process at the latest
 }
 
-// Close releases the memory that is reserved for the sandbox. It calls
-// FinishStart. Further calls do nothing.
+// Close calls FinishStart and releases the sandbox's reserved memory. Further
+// calls do nothing.
 func (l *Lease) Close() {
 	if l == nil {
 		return

@@ -1,9 +1,9 @@
 package harden
 
-// MaskedPaths returns the files and directories of /proc and /sys that are
-// empty in a container. They are the list of Docker 29 and containerd 2 plus
-// the entries that older engines (20.10) lack. Runtimes skip paths that the
-// kernel lacks. gVisor has none of them and ignores the list.
+// MaskedPaths returns the files and directories in /proc and /sys that are
+// empty in a container: the list of Docker 29 and containerd 2 plus what older
+// engines (20.10) lack. Runtimes skip paths that the kernel lacks. gVisor has
+// none of them.
 func MaskedPaths() []string {
 	return []string{
 		"/proc/acpi",
@@ -21,8 +21,8 @@ func MaskedPaths() []string {
 	}
 }
 
-// ReadonlyPaths returns the directories of /proc that are read-only in a
-// container, whatever their modes are.
+// ReadonlyPaths returns the paths in /proc that are read-only in a container,
+// whatever their modes.
 func ReadonlyPaths() []string {
 	return []string{
 		"/proc/bus",

@@ -7,21 +7,21 @@ import (
 	"strings"
 )
 
-// Files of the kernel by which programs count processors without asking for
-// their own affinity. The function get_nprocs of glibc reads the first one, and
-// os.cpu_count of Python calls that function.
+// Kernel files by which programs count processors without asking for their
+// affinity. glibc's get_nprocs reads the first one, and Python's os.cpu_count
+// calls it.
 const (
 	OnlinePath  = "/sys/devices/system/cpu/online"
 	CPUInfoPath = "/proc/cpuinfo"
 )
 
 // Processors is the content of these files in a container that is limited to
-// fewer processors than the machine has. An empty field leaves the file as it
-// is.
+// fewer processors than the machine has. An empty field leaves the file
+// unchanged.
 type Processors struct{ Online, CPUInfo string }
 
-// NewProcessors returns the content of the files for a limit, made from those
-// of this machine. It returns the zero value if the limit is not lower than the
+// NewProcessors returns the files' content for a limit, made from this
+// machine's files. It returns the zero value if the limit is not below the
 // machine's number of processors.
 func NewProcessors(milliCPUs int64) Processors {
 	online, err := os.ReadFile(OnlinePath)
@@ -32,7 +32,6 @@ func NewProcessors(milliCPUs int64) Processors {
 	return limitProcessors(milliCPUs, string(online), string(info))
 }
 
-// limitProcessors implements [NewProcessors] for given files.
 func limitProcessors(milliCPUs int64, online, info string) Processors {
 	n := int((milliCPUs + 999) / 1000)
 	if n <= 0 || n >= countProcessors(online) {
@@ -48,8 +47,8 @@ func limitProcessors(milliCPUs int64, online, info string) Processors {
 	return p
 }
 
-// countProcessors counts the processors in a list like "0-3,8". It returns 0 if
-// the list is invalid.
+// countProcessors counts the processors in a list like "0-3,8", or returns 0 if
+// it is invalid.
 func countProcessors(list string) (n int) {
 	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
 		low, high, ranged := strings.Cut(part, "-")

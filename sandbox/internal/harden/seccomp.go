@@ -11,10 +11,10 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// The profiles, one per processor architecture. They are generated from
-// github.com/moby/profiles/seccomp and our restrictions of it by `go test
-// ./sandbox/internal/harden -run TestSeccompDerivation -update`. The same test
-// fails if they are out of date.
+// The profiles, one per architecture, generated from
+// github.com/moby/profiles/seccomp and our restrictions by `go test
+// ./sandbox/internal/harden -run TestSeccompDerivation -update`. The test fails
+// if they are out of date.
 var (
 	//go:embed seccomp_amd64.json
 	seccompAMD64 []byte
@@ -22,19 +22,18 @@ var (
 	seccompARM64 []byte
 )
 
-// Seccomp is the profile of one architecture. It is an allowlist: every other
-// call fails with EPERM. Its JSON is both the OCI form and the form that
-// `docker --security-opt seccomp=` takes. It must not be changed.
+// Seccomp is the profile of one architecture, an allowlist: any other call
+// fails with EPERM. JSON is both the OCI form and the form that `docker
+// --security-opt seccomp=` takes. Don't change a Seccomp.
 type Seccomp struct {
 	JSON []byte
-	// SHA256 is the hex digest of JSON. It is part of the attestation.
+	// SHA256 is the hex digest of JSON, for the attestation.
 	SHA256 string
 	OCI    *specs.LinuxSeccomp
 }
 
-// SeccompFor returns the profile for a processor architecture, in the names of
-// Go (amd64, arm64) or of engines (x86_64, aarch64). It returns an error for
-// any other one, since there is no default profile.
+// SeccompFor returns the profile for an architecture by Go's names (amd64,
+// arm64) or engines' (x86_64, aarch64). It returns an error for any other.
 func SeccompFor(arch string) (Seccomp, error) {
 	var data []byte
 	switch arch {
@@ -57,8 +56,8 @@ func newSeccomp(data []byte, oci specs.LinuxSeccomp) Seccomp {
 	return Seccomp{JSON: slices.Clone(data), SHA256: hex.EncodeToString(sum[:]), OCI: &oci}
 }
 
-// WithSocketDiagnosis returns the profile with sockets of NETLINK_SOCK_DIAG,
-// by which the guest finds the users of connections. The guest's own filter
+// WithSocketDiagnosis returns the profile with NETLINK_SOCK_DIAG sockets, by
+// which the guest finds the users of connections. The guest's own filter
 // refuses them to commands.
 func (s Seccomp) WithSocketDiagnosis() (Seccomp, error) {
 	const netlink, sockDiag = 16, 4

@@ -11,26 +11,25 @@ import (
 )
 
 // RunBytes is the size of the tmpfs at /run, which only the guest's UID can
-// write. Programs expect the directory to exist, and the homes of identities
-// other than the agent's are in it, unless they have a size of their own.
+// write. Programs expect the directory to exist. It has the homes of identities
+// other than the agent's, except those with their own size.
 const RunBytes = 16 << 20
 
-// Tmpfs is one in-memory file system of a container. It is always nosuid and
-// nodev, and its pages count against the container's memory.
+// Tmpfs is an in-memory file system of a container. It is always nosuid and
+// nodev, and counts against the container's memory.
 type Tmpfs struct {
 	Path string // absolute path in the container
-	// Bytes and Inodes are its limits. An inode takes about 1 KiB of kernel
-	// memory that is not part of any file size.
+	// An inode takes about 1 KiB of kernel memory that no file size includes.
 	Bytes, Inodes int64
 	Mode          uint32 // permission bits and the sticky bit
-	UID, GID      int    // owner of its root directory, in the container
+	UID, GID      int    // of its root directory, in the container
 	Exec          bool
 }
 
-// TmpfsMounts returns the tmpfs mounts of a session whose commands run as uid
-// and gid: those of every container, then the further ones. A further one without a
-// Mode is the commands' own. The mount at /tmp allows exec, because compilers, test runners and package managers run
-// programs there.
+// TmpfsMounts returns the tmpfs mounts for commands that run as uid and gid:
+// those of every container, then the further ones. One without a Mode is given
+// to the commands. The mount at /tmp allows exec, because compilers, test
+// runners and package managers run programs there.
 func TmpfsMounts(r limits.Resources, uid, gid int, further ...Tmpfs) []Tmpfs {
 	list := []Tmpfs{
 		{Path: "/tmp", Bytes: r.TmpBytes, Mode: 0o1777, Exec: true},
@@ -51,9 +50,9 @@ func TmpfsMounts(r limits.Resources, uid, gid int, further ...Tmpfs) []Tmpfs {
 }
 
 // shrinkTo shrinks the tmpfs mounts that commands can fill, all by the same
-// factor, to a part of the memory limit. Killing processes does not free the
-// pages of their files. Without the bound, full file systems would get the
-// guest killed, and the sandbox with it.
+// factor, to most bytes. Killing processes does not free the pages of their
+// files, so full file systems would otherwise get the guest killed, and the
+// sandbox with it.
 func shrinkTo(most int64, list []Tmpfs) {
 	var total int64
 	for _, t := range list {
@@ -68,9 +67,8 @@ func shrinkTo(most int64, list []Tmpfs) {
 	}
 }
 
-// Options returns the mount options in the form that runtimes and the tmpfs
-// setting of engines share. It always includes exec or noexec, because Docker
-// defaults to noexec.
+// Options returns the mount options in the form that both runtimes and engines
+// take. It always includes exec or noexec, because Docker defaults to noexec.
 func (t Tmpfs) Options() []string {
 	exec := "noexec"
 	if t.Exec {
@@ -86,25 +84,21 @@ func (t Tmpfs) Options() []string {
 	}
 }
 
-// VolumeBytes is the size of the tmpfs that replaces a VOLUME of an image. It
-// is enough for programs that need the directory to exist, and too small to
-// work in.
+// VolumeBytes is the size of the tmpfs that replaces an image's VOLUME: enough
+// for programs that need the directory to exist, too small to work in.
 const VolumeBytes = 16 << 20
 
-// maxVolumes bounds the VOLUMEs of an image, since each one costs a mount per
-// start.
+// maxVolumes bounds an image's VOLUMEs, since each one costs a mount per start.
 const maxVolumes = 64
 
-// ownDirs are the directories of a container that images can't mount over. They
-// belong to the guest and the kernel.
+// ownDirs are the guest's and the kernel's, so images can't mount over them.
 var ownDirs = []string{"/.caisson", "/dev", "/proc", "/sys"}
 
-// VolumeMounts returns the tmpfs mounts that replace the directories which an
-// image declares as VOLUME, for commands that run as uid and gid. Parents come
-// first. The directories in taken have a mount already and get none; nor has the
-// workspace's mount point. VolumeMounts returns an error for a VOLUME over or
-// inside a directory of the sandbox's own, and for one inside or above the
-// workspace.
+// VolumeMounts returns the tmpfs mounts that replace an image's VOLUMEs, for
+// commands that run as uid and gid, parents first. Directories in taken and the
+// workspace's mount point have a mount already and get none. VolumeMounts
+// returns an error for a VOLUME inside one of the sandbox's own directories, or
+// inside or above the workspace.
 func VolumeMounts(volumes, taken []string, workspace string, uid, gid int) ([]Tmpfs, error) {
 	ownDirs := append([]string{workspace}, ownDirs...)
 	if len(volumes) > maxVolumes {

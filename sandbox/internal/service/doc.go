@@ -1,4 +1,4 @@
-// Package service starts the long-lived program of a sandbox and waits until it is
-// healthy. It needs nothing of a sandbox but a function that starts commands, so
-// that all backends, and fakes of them, have the same service.
+// Package service starts a sandbox's long-lived program and waits until it is
+// healthy. It needs only a function that starts commands, so that all backends
+// and fakes share it.
 package service

@@ -14,12 +14,11 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Bounds of a plan.
 const (
-	// shortestInterval is the shortest time between two tests, whatever an image
+	// shortestInterval is the minimum time between two tests, whatever an image
 	// asks for.
 	shortestInterval = 100 * time.Millisecond
-	// maxProgram is the longest name of a program in an attestation or error.
+	// maxProgram bounds a program's name in an attestation or error.
 	maxProgram = 200
 )
 
@@ -28,12 +27,12 @@ type Plan struct {
 	spec       sandbox.Service
 	argv, test []string
 	check      images.HealthCheck
-	dir        string // of commands
+	dir        string // the commands' directory
 	enter      string // a directory that commands can't start in, or ""
 }
 
-// NewPlan returns the plan of a service on an image, with the workspace at a mount
-// point. Its error wraps sandbox.ErrInvalid.
+// NewPlan returns the plan for a service on an image, with the workspace at
+// mountPoint. Its error wraps sandbox.ErrInvalid.
 func NewPlan(spec sandbox.Service, config images.Config, mountPoint string) (*Plan, error) {
 	if err := spec.Check(); err != nil {
 		return nil, err
@@ -71,8 +70,8 @@ func NewPlan(spec sandbox.Service, config images.Config, mountPoint string) (*Pl
 	return p, nil
 }
 
-// setDir sets the working directory. A directory outside of the workspace, in which no
-// command starts, is entered by a shell.
+// setDir sets the working directory. A shell enters a directory outside the
+// workspace, because no command can start in one.
 func (p *Plan) setDir(dir, mountPoint string) {
 	if dir == mountPoint || strings.HasPrefix(dir, mountPoint+"/") {
 		p.dir = dir
@@ -81,7 +80,7 @@ func (p *Plan) setDir(dir, mountPoint string) {
 	p.enter = dir
 }
 
-// command returns a command of the service: its program, or a test.
+// command returns a command that runs the service or a test.
 func (p *Plan) command(argv []string, identity int) sandbox.Command {
 	if p.enter != "" {
 		argv = slices.Concat([]string{"/bin/sh", "-c", `cd "$0" && exec "$@"`, p.enter}, argv)
@@ -89,7 +88,7 @@ func (p *Plan) command(argv []string, identity int) sandbox.Command {
 	return sandbox.Command{Argv: argv, Env: p.spec.Env, Dir: p.dir, Identity: identity}
 }
 
-// program returns the name of the program as text for people.
+// program returns the program's name as printable text.
 func (p *Plan) program() string {
 	name := strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -103,8 +102,7 @@ func (p *Plan) program() string {
 	return name
 }
 
-// hashArgs returns the digest of the program and its arguments, each followed by a
-// NUL.
+// hashArgs returns the digest of the arguments, each followed by a NUL.
 func (p *Plan) hashArgs() string {
 	sum := sha256.Sum256([]byte(strings.Join(p.argv, "\x00") + "\x00"))
 	return hex.EncodeToString(sum[:])

@@ -11,39 +11,35 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Times of a service.
 const (
-	// lifeTime is the timeout of the service as a command: longer than any session.
+	// lifeTime is the service's timeout as a command, longer than any session.
 	lifeTime = 365 * 24 * time.Hour
-	// settleTime is the wait for a service without a health check, which may end at
-	// once.
+	// settleTime is how long a service without a health check must run.
 	settleTime = 250 * time.Millisecond
-	// firstPause is the pause after the first test of a start. Each pause is twice
-	// the one before, up to the start interval.
+	// firstPause is the pause after the first test. Each pause is twice the
+	// previous one, up to the start interval.
 	firstPause = 100 * time.Millisecond
-	// serviceGrace is the time between SIGTERM and SIGKILL for the service, whose
-	// state goes with the sandbox.
+	// serviceGrace is the service's grace period. Its state goes with the
+	// sandbox.
 	serviceGrace = time.Second
-	// testGrace is the time between SIGTERM and SIGKILL for a test.
-	testGrace = 100 * time.Millisecond
-	// liveBytes bounds what is read of the service's output while it runs.
+	testGrace    = 100 * time.Millisecond
+	// liveBytes bounds how much of the service's output is read while it runs.
 	liveBytes = 64 << 20
 )
 
-// Options connect a service with its sandbox. Start and Life are required.
+// Options connects a service to its sandbox. Start and Life are required.
 type Options struct {
-	// Start starts a command.
 	Start func(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error)
-	// Life ends the service when it ends.
+	// Life ends the service.
 	Life context.Context //nolint:containedctx // it outlives the call
 	// Identities is the number of identities in the sandbox.
 	Identities int
-	// Notify gets the reason of the wait once the service has started; nil is for
-	// none.
+	// Notify, if not nil, gets the reason for the wait once the service has
+	// started.
 	Notify func(waiting string)
 }
 
-// Service is a service that was started. It implements sandbox.ServiceProcess.
+// Service is a started service. It implements sandbox.ServiceProcess.
 type Service struct {
 	plan     *Plan
 	options  Options
@@ -53,15 +49,15 @@ type Service struct {
 	attested sandbox.AttestedService
 
 	ended context.Context //nolint:containedctx // ends with the service
-	exit  sandbox.Exit    // of the service; final when ended has ended
+	exit  sandbox.Exit    // final when ended has ended
 	err   error
 }
 
 var _ sandbox.ServiceProcess = (*Service)(nil)
 
-// Start starts a service and returns it once it is healthy. Cancelling ctx stops the
-// start. After an error the service may still run: the caller must destroy the
-// sandbox, or end Options.Life.
+// Start starts a service and returns it once it is healthy. Cancelling ctx
+// stops the start. After an error the service may still run: the caller must
+// destroy the sandbox or end Options.Life.
 func Start(ctx context.Context, p *Plan, o Options) (*Service, error) {
 	s := &Service{plan: p, options: o, begun: time.Now()}
 	if !p.spec.AsAgent && o.Identities > sandbox.ServiceIdentity {
@@ -96,7 +92,7 @@ func (s *Service) Attestation() sandbox.AttestedService { return s.attested }
 // Done is closed when the service has ended.
 func (s *Service) Done() <-chan struct{} { return s.ended.Done() }
 
-// Wait waits for the end of the service.
+// Wait waits for the service to end.
 func (s *Service) Wait() (sandbox.Exit, error) {
 	<-s.ended.Done()
 	return s.exit, s.err
@@ -105,7 +101,6 @@ func (s *Service) Wait() (sandbox.Exit, error) {
 // Output returns the first and the last bytes that the service has written.
 func (s *Service) Output() string { return s.output.String() }
 
-// startProgram starts the program of the service.
 func (s *Service) startProgram(ctx context.Context) error {
 	life, end := context.WithCancelCause(s.options.Life)
 	cancelled := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
@@ -117,7 +112,7 @@ func (s *Service) startProgram(ctx context.Context) error {
 		end(nil)
 		return fmt.Errorf("start service: %w", err)
 	}
-	cancelled() // what comes after is waitHealthy's
+	cancelled() // waitHealthy watches ctx from here on
 	ended, finish := context.WithCancelCause(context.Background())
 	s.ended = ended
 	go func() {
@@ -133,8 +128,8 @@ func (s *Service) startProgram(ctx context.Context) error {
 	return nil
 }
 
-// endError returns why the service ended, for a start that fails by it. cause is the
-// reason for which it was ended, or nil.
+// endError returns why the service ended, for a failed start. cause is why it
+// was stopped, or nil.
 func (s *Service) endError(cause error) error {
 	after := time.Since(s.begun).Round(10 * time.Millisecond)
 	switch {
@@ -146,9 +141,9 @@ func (s *Service) endError(cause error) error {
 	return fmt.Errorf("ended with %s after %s", s.exit.Status, after)
 }
 
-// waitHealthy returns once a test succeeded, with the number of tests. Tests run as
-// Docker runs them, and sooner at the beginning: until the start period or the first
-// interval is over, failures do not count.
+// waitHealthy waits until a test has succeeded, and returns the number of
+// tests. Tests run like Docker's, and sooner at the beginning: failures do not
+// count until the start period and the first interval are over.
 func (s *Service) waitHealthy(ctx context.Context) (tests int, testOutput string, err error) {
 	check := s.plan.check
 	if s.plan.test == nil {
@@ -179,7 +174,7 @@ func (s *Service) waitHealthy(ctx context.Context) (tests int, testOutput string
 	}
 }
 
-// pauseFor waits for d. It returns an error if the service ends or ctx does.
+// pauseFor waits for d. It returns an error if the service or ctx ends.
 func (s *Service) pauseFor(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -193,8 +188,8 @@ func (s *Service) pauseFor(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// runTest runs one test and returns its output, and why it failed. The error ends the
-// start: the service or ctx has ended, or no command starts.
+// runTest runs a test and returns its output and why it failed. An error ends
+// the start: the service or ctx has ended, or commands can't be started.
 func (s *Service) runTest(ctx context.Context) (text string, failure, err error) {
 	own, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -230,19 +225,17 @@ func startAndWait(ctx context.Context, start func(context.Context, sandbox.Comma
 	return p.Wait()
 }
 
-// keptBytes is how many of the first bytes of an output are kept, and as many of the
-// last ones.
+// keptBytes is how many of an output's first and of its last bytes are kept.
 const keptBytes = 4 << 10
 
-// output keeps the first and the last bytes that are written to it. It is safe for
-// concurrent use, and its Write never fails.
+// output keeps the first and last bytes written to it. It is safe for
+// concurrent use, and Write never fails.
 type output struct {
 	mu         sync.Mutex
 	head, tail []byte
 	total      int64
 }
 
-// Write keeps p.
 func (o *output) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -259,7 +252,8 @@ func (o *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// addEnd adds what the sandbox counted and kept of a stream beyond its live bytes.
+// addEnd adds what the sandbox counted and kept of a stream beyond its live
+// bytes.
 func (o *output) addEnd(missing int64, tail []byte) {
 	if missing <= 0 {
 		return
@@ -270,7 +264,6 @@ func (o *output) addEnd(missing int64, tail []byte) {
 	o.total += missing - int64(len(tail))
 }
 
-// String returns what is kept.
 func (o *output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
