@@ -19,27 +19,25 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// Bounds of the commands that outlive their call.
+// Bounds of background commands.
 const (
-	// maxBackground is how many of a session run at once: a server or two, a
-	// watcher, and room.
+	// maxBackground is how many may run at once: a server or two, a watcher, and room.
 	maxBackground = 8
-	// maxBackgrounds is how many a session may start: each keeps a file and the
-	// end of its output in memory.
+	// maxBackgrounds is how many a session may start. Each keeps a file, and the end of its
+	// output in memory.
 	maxBackgrounds = 200
-	// BackgroundPrefix begins the handles of commands in the background; a number follows.
+	// BackgroundPrefix begins the handles of background commands; a number follows.
 	BackgroundPrefix = "background-"
-	// backgroundTime is the timeout of one that has none: longer than any session.
+	// backgroundTime stands for no timeout: it is longer than any session.
 	backgroundTime = 365 * 24 * time.Hour
-	// backgroundLive bounds what is read of a stream while its command runs: then a
-	// flood costs nothing any more outside the sandbox, which goes on counting.
+	// backgroundLive bounds what is read of a stream while its command runs. Past it, a
+	// flood costs nothing outside the sandbox, which only counts on.
 	backgroundLive = 1 << 30
-	// backgroundBytes bounds the kept output of one; it counts towards
-	// what the session may spill.
+	// backgroundBytes bounds the kept output of one command. It counts towards spillBytes.
 	backgroundBytes = 16 << 20
 )
 
-// Why a background command is ended.
+// Causes for which a background command is ended.
 var (
 	errKilled     = errors.New("shell_kill")
 	errSessionEnd = errors.New("the session ends")
@@ -48,12 +46,12 @@ var (
 	errCollect    = errors.New("running commands are ended before the changes in the sandbox are collected")
 )
 
-// backgrounds are the commands of a session that outlive the calls that started
-// them. They end by themselves, by shell_kill, or with the session; the end of
-// a turn, cancelled or not, leaves them. It is safe for concurrent use.
+// backgrounds are the background commands of a session. They end on their own, by
+// shell_kill or with the session, but not with a turn, even a cancelled one. It is safe for
+// concurrent use.
 type backgrounds struct {
 	x *Executor
-	// ended records the end of one.
+	// ended records a command's end.
 	ended func(record.BackgroundEnded) error
 	log   *zap.Logger
 
@@ -65,7 +63,6 @@ type backgrounds struct {
 	wait   sync.WaitGroup
 }
 
-// background is one command.
 type background struct {
 	handle, callID string
 	begun          time.Time
@@ -77,7 +74,7 @@ type background struct {
 	end  shell.Ended
 }
 
-// Begin starts a command. It implements shell.Background.
+// Begin starts a command and returns its handle.
 func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, error) {
 	g, err := b.x.waitReady(ctx)
 	if err != nil {
@@ -129,7 +126,7 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	return j.handle, nil
 }
 
-// addCommand makes room for one more and its log.
+// addCommand registers a command and opens its log.
 func (b *backgrounds) addCommand(call string, cancel context.CancelCauseFunc) (*background, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -155,7 +152,7 @@ func (b *backgrounds) addCommand(call string, cancel context.CancelCauseFunc) (*
 	return j, nil
 }
 
-// dropCommand forgets one that did not start.
+// dropCommand forgets a command that did not start.
 func (b *backgrounds) dropCommand(j *background) {
 	j.log.closeFile()
 	b.mu.Lock()
@@ -165,8 +162,8 @@ func (b *backgrounds) dropCommand(j *background) {
 	b.wait.Done()
 }
 
-// finishCommand waits for the end of one, and records it. The loss of the sandbox is
-// left to the call that meets it next, which the model hears of it by.
+// finishCommand waits for a command's end and records it. It doesn't handle the loss of the
+// sandbox: the next call does, which tells the model.
 func (b *backgrounds) finishCommand(watched context.Context, g *generation, j *background, p sandbox.Process) {
 	exit, err := b.x.waitWatched(p)
 	cause := context.Cause(watched)
@@ -187,7 +184,7 @@ func (b *backgrounds) finishCommand(watched context.Context, g *generation, j *b
 	}
 	if err == nil {
 		if end.Kill.Left > 0 {
-			_ = b.x.sandbox.retireSandbox(g, end.Kill.Left) // who calls next meets what comes of it
+			_ = b.x.sandbox.retireSandbox(g, end.Kill.Left) // the next call meets the result
 		}
 		if !errors.Is(cause, errSessionEnd) {
 			b.x.afterCommand(watched)
@@ -200,7 +197,7 @@ func (b *backgrounds) finishCommand(watched context.Context, g *generation, j *b
 	close(j.done)
 }
 
-// End ends a command. It implements shell.Background.
+// End ends a command and returns how it ended. was reports that it had ended before.
 func (b *backgrounds) End(ctx context.Context, handle string) (end shell.Ended, was bool, err error) {
 	b.mu.Lock()
 	j := b.all[handle]
@@ -222,8 +219,8 @@ func (b *backgrounds) End(ctx context.Context, handle string) (end shell.Ended, 
 	}
 }
 
-// endAll ends all commands and waits for them: at most the grace period and the
-// guest's own bound of a kill. None is started any more.
+// endAll ends all commands and waits, at most for the grace period and the guest's own bound
+// of a kill. None can start afterwards.
 func (b *backgrounds) endAll() {
 	b.mu.Lock()
 	b.closed = true
@@ -234,15 +231,14 @@ func (b *backgrounds) endAll() {
 	b.wait.Wait()
 }
 
-// isRunning reports whether a command runs.
 func (b *backgrounds) isRunning() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.live > 0
 }
 
-// endRunning ends the running commands for a reason, waits for them, and returns how many
-// there were.
+// endRunning ends the running commands with a cause, waits for them, and returns their
+// number.
 func (b *backgrounds) endRunning(why error) (ended int) {
 	b.mu.Lock()
 	all := slices.Collect(maps.Values(b.all))
@@ -262,8 +258,7 @@ func (b *backgrounds) endRunning(why error) (ended int) {
 	return ended
 }
 
-// openOutput opens what a command has written so far; ok is false for a handle that
-// is none's.
+// openOutput opens a command's output so far. ok is false if the handle is unknown.
 func (b *backgrounds) openOutput(handle string) (k shell.Kept, ok bool, err error) {
 	b.mu.Lock()
 	j := b.all[handle]
@@ -285,9 +280,8 @@ func (b *backgrounds) openOutput(handle string) (k shell.Kept, ok bool, err erro
 	return k, true, err
 }
 
-// backgroundLog holds the output of one command, both streams in the order in which
-// pieces came: the beginning in a file, without secrets, and the very end in
-// memory. It is safe for concurrent use.
+// backgroundLog holds a command's output, with both streams in order of arrival: the beginning
+// in a file, without secrets, and the end in memory. It is safe for concurrent use.
 type backgroundLog struct {
 	spill *spiller
 	path  string
@@ -296,11 +290,11 @@ type backgroundLog struct {
 	file    *os.File
 	streams [2]*redact.Writer
 	total   int64
-	live    [2]int64 // bytes that came of each stream
+	live    [2]int64 // bytes received of each stream
 	done    bool
-	kept    int64 // bytes that went to the file, before secrets were replaced
+	kept    int64 // bytes written to the file, before redaction
 	full    bool
-	// tail is the end of what did not go to the file: see last.
+	// tail is the end of the output that is not in the file; see lastText.
 	tail []byte
 }
 
@@ -316,7 +310,6 @@ func newBackgroundLog(s *spiller) (*backgroundLog, error) {
 	return g, nil
 }
 
-// streamWriter returns the writer of one stream. It never fails.
 func (g *backgroundLog) streamWriter(i int) *backgroundStream { return &backgroundStream{g, i} }
 
 type backgroundStream struct {
@@ -324,7 +317,6 @@ type backgroundStream struct {
 	i   int
 }
 
-// Write takes a piece of output.
 func (s *backgroundStream) Write(p []byte) (int, error) {
 	g := s.log
 	g.mu.Lock()
@@ -335,7 +327,7 @@ func (s *backgroundStream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// keepPiece keeps a piece: in the file, or as the end. The caller holds mu.
+// keepPiece keeps a piece in the file, or else in the tail. The caller holds mu.
 func (g *backgroundLog) keepPiece(stream int, p []byte) {
 	if !g.full && (g.kept+int64(len(p)) > backgroundBytes || !g.spill.reserveBytes(len(p))) {
 		g.full = true
@@ -350,14 +342,13 @@ func (g *backgroundLog) keepPiece(stream int, p []byte) {
 	}
 }
 
-// addEnd takes what the sandbox counted, and the ends of streams that were not
-// read whole.
+// addEnd adds what the sandbox counted, and the tails of streams that were not read in full.
 func (g *backgroundLog) addEnd(exit sandbox.Exit) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.done = true
 	for i, s := range []sandbox.Stream{exit.Stdout, exit.Stderr} {
-		if missing := s.Total - g.live[i]; missing > 0 { // of a sandbox that was lost nothing is known
+		if missing := s.Total - g.live[i]; missing > 0 { // after a loss of the sandbox, nothing is known
 			g.total += missing
 			g.full = true
 			g.keepTail(s.Tail)
@@ -365,7 +356,7 @@ func (g *backgroundLog) addEnd(exit sandbox.Exit) {
 	}
 }
 
-// tailHold is the part of the tail that is never shown: a secret may begin before it.
+// tailHold is the part of the tail that is never shown: a secret may have begun before it.
 const tailHold = redact.MaxKeyBytes
 
 func (g *backgroundLog) keepTail(p []byte) {
@@ -376,7 +367,7 @@ func (g *backgroundLog) keepTail(p []byte) {
 	}
 }
 
-// openKept returns the output so far. What may be the beginning of a secret waits.
+// openKept returns the output so far, except what may be the beginning of a secret.
 func (g *backgroundLog) openKept() (shell.Kept, error) {
 	f, err := os.Open(g.path)
 	if err != nil {
@@ -401,8 +392,8 @@ func (g *backgroundLog) openKept() (shell.Kept, error) {
 	return k, nil
 }
 
-// lastText returns the end of the output that is not kept, from the first line on that a secret
-// can't have begun before.
+// lastText returns the tail from the first line on in which no secret from before can
+// continue.
 func (g *backgroundLog) lastText() []byte {
 	hold := tailHold
 	for _, s := range g.streams {
@@ -415,7 +406,7 @@ func (g *backgroundLog) lastText() []byte {
 	return g.spill.redact.Bytes(bytes.Clone(text))
 }
 
-// closeFile ends the log and returns the number of bytes written. It stays readable.
+// closeFile ends the log, which stays readable, and returns the total number of bytes.
 func (g *backgroundLog) closeFile() (total int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -434,8 +425,8 @@ func (g *backgroundLog) closeFile() (total int64) {
 	return g.total
 }
 
-// backgroundEnded is the record of an end; cause is why its context ended, nil
-// if it did not.
+// backgroundEnded returns the record of a command's end. cause is why its context ended, or
+// nil.
 func backgroundEnded(j *background, end shell.Ended, cause error) record.BackgroundEnded {
 	p := record.BackgroundEnded{
 		CallID: j.callID, Handle: j.handle, EndedBy: "itself", ExitStatus: end.Status,

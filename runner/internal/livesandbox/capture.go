@@ -17,19 +17,19 @@ import (
 )
 
 const (
-	// spillFrom is the length from which a stream is spilled: shorter ones are
-	// shown whole, or nearly.
+	// spillFrom is the length from which a stream is spilled. Shorter ones are shown almost
+	// in full anyway.
 	spillFrom = 4 << 10
-	// captureBytes is the size of each end of a stream that is kept in memory: more
-	// than half of the 50,000 bytes that a model is shown.
+	// captureBytes is how much of each end of a stream is kept in memory: more than half of
+	// the 50,000 bytes that a model is shown.
 	captureBytes = 32 << 10
-	// spillBytes bounds the output that all commands of a session spill; one
-	// stream of one command is bounded by sandbox.DefaultLiveBytes.
+	// spillBytes bounds the spilled output of a session's commands together.
+	// [sandbox.DefaultLiveBytes] bounds one stream of one command.
 	spillBytes = 256 << 20
 )
 
-// spiller makes the files for long output, bounds their sum, and knows them by
-// their handles. It is safe for concurrent use.
+// spiller makes the files for long output, bounds their total size, and finds them by
+// handle. It is safe for concurrent use.
 type spiller struct {
 	dir    string
 	redact *redact.Redactor
@@ -40,7 +40,7 @@ type spiller struct {
 	kept  map[string]keptOutput
 }
 
-// keptOutput is one stream in a file.
+// keptOutput is one spilled stream.
 type keptOutput struct {
 	path            string
 	size, total     int64
@@ -51,7 +51,6 @@ func newSpiller(dir string, secrets []redact.Secret) *spiller {
 	return &spiller{dir: dir, redact: redact.New(secrets), left: spillBytes, kept: map[string]keptOutput{}}
 }
 
-// nextCommand returns the number of the next command.
 func (s *spiller) nextCommand() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,9 +58,9 @@ func (s *spiller) nextCommand() int {
 	return s.count
 }
 
-// createFile creates the file of a command's stream and returns its name below the
-// session's directory. If an earlier process of the session has used the command's
-// number, it takes the next free one.
+// createFile creates the file of a command's stream and returns its name relative to the
+// session's directory. If an earlier process of the session used the number, it takes the
+// next free one.
 func (s *spiller) createFile(command int, stream string) (*os.File, string, error) {
 	for ; ; command = s.nextCommand() {
 		name := filepath.Join(record.SpillDir, fmt.Sprintf("command-%04d-%s", command, stream))
@@ -72,10 +71,9 @@ func (s *spiller) createFile(command int, stream string) (*os.File, string, erro
 	}
 }
 
-// filePath is the path of a file that createFile named.
 func (s *spiller) filePath(name string) string { return filepath.Join(s.dir, name) }
 
-// reserveBytes reserves n bytes and reports whether they were left.
+// reserveBytes takes n bytes from the budget, or reports that they are not left.
 func (s *spiller) reserveBytes(n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,7 +94,7 @@ func (s *spiller) addOutput(name string, k keptOutput) string {
 	return handle
 }
 
-// Output opens what a command of this session wrote, for tools/shell.
+// Output opens spilled output by its handle.
 func (s *spiller) Output(handle string) (shell.Kept, error) {
 	s.mu.Lock()
 	k, ok := s.kept[handle]
@@ -111,10 +109,9 @@ func (s *spiller) Output(handle string) (shell.Kept, error) {
 	return shell.Kept{ReaderAt: f, Closer: f, Size: k.size, Total: k.total, Whole: k.whole, Redacted: k.redacted}, nil
 }
 
-// capture keeps the first and the last bytes of a stream as it arrives, passes
-// it on to be watched, and spills it, without secrets, once it is longer than
-// spillFrom. It belongs to the goroutine that writes, and then to the one that
-// waited for it.
+// capture keeps the first and the last bytes of a stream, passes the stream on to watch, and
+// spills it, without secrets, once it is longer than spillFrom. Only the goroutine that
+// writes uses it, and afterwards the one that waited for it.
 type capture struct {
 	command int
 	stream  string
@@ -122,15 +119,14 @@ type capture struct {
 	spill   *spiller
 
 	head []byte
-	tail []byte // a window that grows to twice its size before it is cut
+	tail []byte // grows to twice its size before it is cut
 	file *os.File
-	safe *redact.Writer // to file
+	safe *redact.Writer // writes to file
 	name string
 	full bool // nothing more is spilled
 }
 
-// Write takes a piece of output. It never fails: what can't be spilled is
-// still shown.
+// Write takes a piece of output. It never fails: output that can't be spilled is still shown.
 func (c *capture) Write(p []byte) (int, error) {
 	_, _ = c.watch.Write(p)
 	before := c.head
@@ -178,7 +174,7 @@ func (c *capture) spillPiece(p []byte) {
 	}
 }
 
-// finishCapture ends the capture. What the guest kept of the end follows what arrived.
+// finishCapture ends the capture. It appends the tail that the guest kept.
 func (c *capture) finishCapture(s sandbox.Stream) shell.Capture {
 	out := shell.Capture{Head: c.head, Total: s.Total, SHA256: s.SHA256, Spill: c.name}
 	tail := c.tail
@@ -190,7 +186,7 @@ func (c *capture) finishCapture(s sandbox.Stream) shell.Capture {
 		tail = tail[over:]
 	}
 	out.Tail = tail
-	// A guest that was lost could not count; what arrived was written.
+	// A lost guest could not count, but what arrived was written.
 	out.Total = max(out.Total, int64(len(out.Head)+len(out.Tail)))
 	if c.file != nil {
 		out.Handle = c.closeFile(s, out.Total)
@@ -198,11 +194,10 @@ func (c *capture) finishCapture(s sandbox.Stream) shell.Capture {
 	return out
 }
 
-// closeFile closes the file and returns its handle.
 func (c *capture) closeFile(s sandbox.Stream, total int64) string {
 	if !c.full {
-		// The guest kept the end of a stream that it did not send whole; where
-		// nothing lies between, that is kept too.
+		// The guest kept the end of a stream that it did not send in full. Without a gap
+		// before that end, spill it too.
 		if s.Live+int64(len(s.Tail)) == s.Total {
 			c.spillPiece(s.Tail)
 		}

@@ -14,36 +14,36 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// CollectTime bounds one collection of the changes of a copy.
+// CollectTime bounds one collection of a copy's changes.
 const CollectTime = 10 * time.Minute
 
-// collector collects the changes of a workspace that is a copy. Its mu may be locked
-// while that of the sandbox is held, not the other way around.
+// collector collects the changes of a workspace that is a copy. Its mu may be locked while
+// the sandbox's is held, but not the other way around.
 type collector struct {
 	opts Options
-	// making ends when the session does.
-	making context.Context //nolint:containedctx // that of the sandbox
-	// findRunning returns the sandbox that runs, or nil.
+	// making ends with the session.
+	making context.Context //nolint:containedctx // the sandbox's
+	// findRunning returns the running sandbox, or nil.
 	findRunning func() sandbox.Sandbox
-	// collecting has one element while changes are collected, or must not be.
+	// collecting has one element while a collection runs or must not start.
 	collecting chan struct{}
 
 	mu sync.Mutex
-	// uses counts the commands and changes of files that have begun, of which active
-	// run, and collected those that had ended before the last collection. overlapped
-	// reports that others ran during it, and any that there was one.
+	// uses counts the commands and changes of files that have begun, active the running
+	// ones, and collected the ones that had ended before the last collection. overlapped
+	// reports that others ran during it, and any that there was a collection.
 	uses, active, collected int
 	overlapped, any         bool
 
-	// checkpoints waits for the goroutine of startCheckpoint, which runs while running
-	// is set, and collects once more if again is. None begins once ended is set.
+	// checkpoints waits for makeCheckpoints, which runs while running is set, and collects
+	// once more if again is set. None begins once ended is set.
 	checkpoints           sync.WaitGroup
 	running, again, ended bool
 	warned                bool
 }
 
-// beginUse counts a command, or a change of files, that begins; done must be called
-// when it has ended, and may be called again.
+// beginUse counts a command or a change of files that begins. The caller calls done when it
+// has ended; further calls do nothing.
 func (c *collector) beginUse() (done func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -56,9 +56,8 @@ func (c *collector) beginUse() (done func()) {
 	})
 }
 
-// collectChanges collects the changes from the sandbox that runs. Without one there is
-// nothing to collect. It does not wait for one that starts: that waits until nothing is
-// collected, and has no changes yet.
+// collectChanges collects the changes from the running sandbox, if any. It does not wait for
+// a starting one, which has no changes yet and itself waits for the end of a collection.
 func (c *collector) collectChanges(ctx context.Context) error {
 	release, err := c.holdCollecting(ctx)
 	if err != nil {
@@ -81,8 +80,7 @@ func (c *collector) collectChanges(ctx context.Context) error {
 	return err
 }
 
-// holdCollecting waits until nothing is collected, and lets nothing be before release
-// is called.
+// holdCollecting waits for the end of a collection, and prevents others until release.
 func (c *collector) holdCollecting(ctx context.Context) (release func(), err error) {
 	select {
 	case c.collecting <- struct{}{}:
@@ -92,25 +90,25 @@ func (c *collector) holdCollecting(ctx context.Context) (release func(), err err
 	}
 }
 
-// waitCollected waits until nothing is collected. A generation that starts is sent
-// what was collected from the one before.
+// waitCollected waits for the end of a collection: a starting generation gets what was
+// collected from the one before.
 func (c *collector) waitCollected() {
 	if release, err := c.holdCollecting(c.making); err == nil {
 		release()
 	}
 }
 
-// StartCheckpoint begins to collect the changes of a copy, so that a fresh sandbox has
-// them after a loss, if something may have changed since the last time. It does not
-// wait. While changes are being collected, it has them collected once more afterwards.
+// StartCheckpoint starts to collect a copy's changes, for a fresh sandbox after a loss, if
+// something may have changed since the last collection. It does not wait. If a checkpoint is
+// running, another follows it.
 func (x *Executor) StartCheckpoint() {
 	if c := x.sandbox; c.opts.Checkpoints {
 		c.copy.startCheckpoint(c.opts.Spec.Service != nil || x.background.isRunning())
 	}
 }
 
-// startCheckpoint is StartCheckpoint; changing reports that something other than counted
-// uses may change files.
+// startCheckpoint implements [Executor.StartCheckpoint]. changing reports that something else
+// than counted uses may change files.
 func (c *collector) startCheckpoint(changing bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,7 +122,7 @@ func (c *collector) startCheckpoint(changing bool) {
 	}
 }
 
-// makeCheckpoints collects the changes as long as startCheckpoint was called meanwhile.
+// makeCheckpoints collects changes until startCheckpoint was not called meanwhile.
 func (c *collector) makeCheckpoints() {
 	for {
 		c.collectOrWarn()
@@ -139,8 +137,7 @@ func (c *collector) makeCheckpoints() {
 	}
 }
 
-// endCheckpoints waits for the checkpoint that runs. The session has ended, and no other
-// one begins.
+// endCheckpoints prevents further checkpoints and waits for the running one.
 func (c *collector) endCheckpoints() {
 	c.mu.Lock()
 	c.ended = true
@@ -148,8 +145,8 @@ func (c *collector) endCheckpoints() {
 	c.checkpoints.Wait()
 }
 
-// collectOrWarn collects the changes, and records, once, that this failed. What is left
-// out is reported at the session's end, and the loss of the sandbox by itself.
+// collectOrWarn collects the changes, and records the first failure. Omitted files are reported
+// at the session's end, and the loss of the sandbox elsewhere.
 func (c *collector) collectOrWarn() {
 	ctx, cancel := context.WithTimeoutCause(c.making, CollectTime, errors.New("no answer in time"))
 	defer cancel()
@@ -163,12 +160,12 @@ func (c *collector) collectOrWarn() {
 	c.warned = true
 	c.mu.Unlock()
 	if !warned {
-		// A trace that can't be written is found again by the last record.
+		// If it can't be recorded, the last record can't either.
 		_ = c.opts.Record(record.Warning{Message: "a fresh sandbox would lack the latest changes of the workspace: " + err.Error()})
 	}
 }
 
-// describeWorkspace describes what a fresh sandbox has of the workspace.
+// describeWorkspace describes the workspace of a fresh sandbox.
 func (c *collector) describeWorkspace() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -190,11 +187,9 @@ func (c *collector) describeWorkspace() string {
 	return fmt.Sprintf("files of the workspace are back to what they were before %s", of)
 }
 
-// Collect collects the changes of a workspace that is a copy from the sandbox that
-// runs. Without one there is nothing to collect.
+// Collect collects the changes of a copy from the running sandbox, if any.
 func (c *Sandbox) Collect(ctx context.Context) error { return c.copy.collectChanges(ctx) }
 
-// findRunning returns the sandbox that runs, or nil.
 func findRunning(c *Sandbox) sandbox.Sandbox {
 	c.mu.Lock()
 	g := c.current
@@ -212,8 +207,8 @@ func findRunning(c *Sandbox) sandbox.Sandbox {
 	return nil
 }
 
-// tellBack lets the next command tell the model what the workspace is back to after
-// the loss of a generation that a user's command met.
+// tellBack has the next command tell the model about the workspace after a loss that only
+// a user's command saw.
 func (c *Sandbox) tellBack(g *generation) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -21,15 +21,14 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Executor runs what tools request in the session's sandbox: shell commands
-// for tools/shell, changes of files for tools/file. It is safe for concurrent use.
+// Executor runs what tools request in the session's sandbox: shell commands and changes of
+// files. It is safe for concurrent use.
 type Executor struct {
 	opts    ExecutorOptions
 	sandbox *Sandbox
 	spill   *spiller
-	// disk ends commands before they fill the host's disk; nil is no watch.
-	disk *diskwatch.Watch
-	// background are the commands that outlive their calls.
+	// disk ends commands before they fill the host's disk; nil doesn't watch.
+	disk       *diskwatch.Watch
 	background *backgrounds
 	servers    sync.WaitGroup
 
@@ -38,35 +37,33 @@ type Executor struct {
 	killed int
 }
 
-// ExecutorOptions configures an [Executor]. All fields are required, but Secrets and
-// Room may be nil.
+// ExecutorOptions configures an [Executor]. All fields but Secrets and Room are required.
 type ExecutorOptions struct {
-	// Dir is the session's directory. Long output is kept there, without Secrets.
+	// Dir is the session's directory. It gets long output, without Secrets.
 	Dir     string
 	Secrets []redact.Secret
-	// Room returns the room that commands have on the host's disk; nil is no bound.
+	// Room returns the room for commands on the host's disk; nil is no bound.
 	Room func() diskwatch.Room
-	// WaitRecorded waits until the workspace is recorded; nothing may change it
-	// before, or after an error.
+	// WaitRecorded waits until the workspace is recorded. Nothing may change it before, or if
+	// that fails.
 	WaitRecorded func(ctx context.Context) error
 	// IsFresh reports whether a file is still as the session found it.
 	IsFresh func(ctx context.Context, path string) bool
-	// AfterCommand is called when a command has ended, and after a change that can make a
-	// repository. It returns when ctx ends, whether it is through or not.
+	// AfterCommand is called after each command, and after a change that can make a
+	// repository. It returns when ctx ends, even if it is not finished.
 	AfterCommand func(ctx context.Context)
-	// Images receives the files that changes replace.
-	Images *changes.Preimages
-	// RecordBackground records the end of a background command.
+	// Images receives files before changes replace them.
+	Images           *changes.Preimages
 	RecordBackground func(record.BackgroundEnded) error
-	// Handles is the largest number of a handle that an earlier process of the session
-	// gave to a command in the background.
+	// Handles is the largest number of a background handle that earlier processes of the
+	// session gave.
 	Handles int
 	// Offline is set if the agent's commands have no network.
 	Offline bool
 	Log     *zap.Logger
 }
 
-// NewExecutor returns an executor of a session's sandbox.
+// NewExecutor returns an executor for a session's sandbox.
 func NewExecutor(sandbox *Sandbox, o ExecutorOptions) *Executor {
 	x := &Executor{opts: o, sandbox: sandbox, spill: newSpiller(o.Dir, o.Secrets)}
 	if o.Room != nil {
@@ -82,32 +79,32 @@ func NewExecutor(sandbox *Sandbox, o ExecutorOptions) *Executor {
 	return x
 }
 
-// Background returns the commands that outlive their calls, for tools/shell.
+// Background returns the background commands.
 func (x *Executor) Background() shell.Background { return x.background }
 
-// EndBackground ends the commands that outlive their calls, and the service, and waits
-// for them. None is started any more.
+// EndBackground ends the background commands and the service, and waits for them. None can
+// start afterwards.
 func (x *Executor) EndBackground() {
 	x.background.endAll()
 	x.sandbox.endService()
 }
 
-// EndRunning ends the commands that outlive their calls, so that their changes can be
-// collected, and waits for them. It returns how many there were. Others may be started.
+// EndRunning ends the background commands so that their changes can be collected, waits for
+// them, and returns their number. Others may start afterwards.
 func (x *Executor) EndRunning() int { return x.background.endRunning(errCollect) }
 
-// EndRepeating is EndRunning for commands that make again what was renamed.
+// EndRepeating is EndRunning for commands that keep recreating quarantined repositories.
 func (x *Executor) EndRepeating() int { return x.background.endRunning(errRepeating) }
 
-// Suspend ends the commands that outlive their calls and suspends the sandbox. It
-// returns how many commands it ended; see [Sandbox.Suspend].
+// Suspend ends the background commands, suspends the sandbox, and returns the number of
+// commands that it ended; see [Sandbox.Suspend].
 func (x *Executor) Suspend(ctx context.Context, reason string) (ended int, resume func(), err error) {
 	ended = x.background.endRunning(errFork)
 	resume, err = x.sandbox.Suspend(ctx, reason)
 	return ended, resume, err
 }
 
-// Run runs one shell command to its end.
+// Run runs a shell command to its end.
 func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, error) {
 	g, err := x.waitReady(ctx)
 	if err != nil {
@@ -152,19 +149,18 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	return result, nil
 }
 
-// settle handles the end of a command, even a cancelled one: a lost sandbox, processes
-// that it left, and its changes in the workspace. It returns the error for the call; err
-// is the error of the command.
+// settle handles the end of a command, even a cancelled one: a lost sandbox, processes left
+// behind, changes of the workspace. err is the command's error; the result is the call's.
 func (x *Executor) settle(ctx context.Context, g *generation, exit sandbox.Exit, err error) error {
 	if err != nil {
 		err = x.sandbox.checkLoss(g, err)
 	} else if left := exit.Kill.Left; left > 0 {
-		// The result is the command's; only a loss for good is this call's.
+		// The command has its result; only a loss for good fails the call.
 		if lost := x.sandbox.retireSandbox(g, left); errors.Is(lost, tools.ErrSandboxLost) {
 			err = lost
 		}
 	}
-	if !errors.Is(err, tools.ErrSandboxLost) { // else the session ends
+	if !errors.Is(err, tools.ErrSandboxLost) { // otherwise the session ends
 		x.afterCommand(ctx)
 	}
 	return err
@@ -173,19 +169,18 @@ func (x *Executor) settle(ctx context.Context, g *generation, exit sandbox.Exit,
 // afterCommandWait bounds how long a result waits for AfterCommand.
 const afterCommandWait = time.Second
 
-// afterCommand looks at the workspace after a command, even a cancelled one.
+// afterCommand checks the workspace after a command, even a cancelled one.
 func (x *Executor) afterCommand(ctx context.Context) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), afterCommandWait, context.DeadlineExceeded)
 	defer cancel()
 	x.opts.AfterCommand(ctx)
 }
 
-// lookEvery is the time between two looks at the workspace while a program runs that
-// outlives its call.
+// lookEvery is the time between checks of the workspace during a background program.
 const lookEvery = 5 * time.Second
 
-// waitWatched waits for the end of a program that outlives its call. Meanwhile it looks
-// at the workspace as after a command.
+// waitWatched waits for the end of a background program and meanwhile checks the workspace
+// as after a command.
 func (x *Executor) waitWatched(p sandbox.Process) (sandbox.Exit, error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var looks sync.WaitGroup
@@ -199,7 +194,7 @@ func (x *Executor) waitWatched(p sandbox.Process) (sandbox.Exit, error) {
 			}
 			began := time.Now()
 			x.opts.AfterCommand(ctx)
-			pause = max(lookEvery, 20*time.Since(began)) // 5 % of a processor at most
+			pause = max(lookEvery, 20*time.Since(began)) // at most 5 % of a processor
 		}
 	})
 	defer looks.Wait()
@@ -207,8 +202,8 @@ func (x *Executor) waitWatched(p sandbox.Process) (sandbox.Exit, error) {
 	return p.Wait()
 }
 
-// trackCommand makes the network know a command by its number. It returns the function
-// of [Network].TrackCommand that returns its refused connections.
+// trackCommand announces a command to the network, and returns the function that reports its
+// refused connections; see [Network].TrackCommand.
 func (x *Executor) trackCommand(start *sandbox.Command, cmd shell.Command) func(ended bool) ([]shell.Refused, []string) {
 	if x.sandbox.opts.Network == nil {
 		return noneRefused
@@ -218,10 +213,9 @@ func (x *Executor) trackCommand(start *sandbox.Command, cmd shell.Command) func(
 	return refused
 }
 
-// noneRefused is for commands without a network.
 func noneRefused(bool) ([]shell.Refused, []string) { return nil, nil }
 
-// RunProgram runs a program to its end in the sandbox that runs, or is just starting.
+// RunProgram runs a program to its end, and starts the sandbox if necessary.
 func (x *Executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox.Exit, error) {
 	g, err := x.waitReady(ctx)
 	if err != nil {
@@ -255,8 +249,8 @@ func (x *Executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox
 	return exit, nil
 }
 
-// blameDisk makes the end of a watched command that was cancelled because it filled
-// a disk one that exceeded a limit, and reports whether it was.
+// blameDisk turns a cancellation caused by a full disk into an exceeded limit, and reports
+// whether it was one.
 func blameDisk(watched context.Context, exit *sandbox.Exit) bool {
 	full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched))
 	if !ok || !exit.Status.Cancelled {
@@ -266,7 +260,7 @@ func blameDisk(watched context.Context, exit *sandbox.Exit) bool {
 	return true
 }
 
-// diskFull returns an error if a watched command was ended because it filled the disk.
+// diskFull returns an error if a command was ended because it filled the disk.
 func diskFull(watched context.Context) error {
 	full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched))
 	if !ok || full.Kind != limits.KindDisk {
@@ -275,8 +269,7 @@ func diskFull(watched context.Context) error {
 	return fmt.Errorf("the command was stopped: %w", full)
 }
 
-// badDir turns the refusal of a working directory into a failure that the model
-// can understand.
+// badDir turns a refused working directory into an error that the model understands.
 func (x *Executor) badDir(cmd shell.Command, err error) error {
 	if !errors.Is(err, sandbox.ErrInvalid) || cmd.Dir == "" || cmd.Dir == x.sandbox.opts.Spec.Workspace.MountPoint() {
 		return err
@@ -288,8 +281,8 @@ func (x *Executor) badDir(cmd shell.Command, err error) error {
 	return &tools.Error{Class: tools.ErrorExecution, Reason: "cwd", Message: message, Visible: true, Err: err}
 }
 
-// Apply makes one change to the workspace. After one that can make a repository it looks
-// at the workspace as after a command: what git takes for one depends on names.
+// Apply makes one change to the workspace. If that can make a repository, it checks the
+// workspace as after a command: what git takes for a repository depends on names.
 func (x *Executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
 	change, err := x.apply(ctx, op)
 	made := change.Created || op.Kind == workspace.OpMkdir || op.Kind == workspace.OpRename
@@ -320,8 +313,7 @@ func (x *Executor) apply(ctx context.Context, op workspace.Op) (workspace.Change
 	return change, nil
 }
 
-// ApplyAnywhere makes one change to the workspace, in a fresh sandbox if there is
-// none any more.
+// ApplyAnywhere makes one change to the workspace, in a fresh sandbox if it is gone.
 func (x *Executor) ApplyAnywhere(ctx context.Context, op workspace.Op) (workspace.Change, error) {
 	change, err := x.apply(ctx, op)
 	if e, ok := errors.AsType[*tools.Error](err); ok && e.Reason == ReplacedReason {
@@ -335,16 +327,15 @@ func (x *Executor) ApplyAnywhere(ctx context.Context, op workspace.Op) (workspac
 	return change, err
 }
 
-// scriptArgv is the argv of a script with its parameters.
 func scriptArgv(program string, cmd shell.Command) []string {
 	argv := []string{program, "-c", "--", cmd.Script}
 	if len(cmd.Args) > 0 {
-		argv = append(append(argv, "caisson"), cmd.Args...) // $0, then $1
+		argv = append(append(argv, "caisson"), cmd.Args...) // $0 and $1
 	}
 	return argv
 }
 
-// Output opens what a command wrote, or has written so far, for tools/shell.
+// Output opens the output of a command, even of a running one.
 func (x *Executor) Output(handle string) (shell.Kept, error) {
 	if k, ok, err := x.background.openOutput(handle); ok {
 		return k, err
@@ -352,7 +343,7 @@ func (x *Executor) Output(handle string) (shell.Kept, error) {
 	return x.spill.Output(handle)
 }
 
-// waitReady starts the sandbox if need be, waits for it, and until the workspace is
+// waitReady starts the sandbox if necessary, and waits for it and until the workspace is
 // recorded.
 func (x *Executor) waitReady(ctx context.Context) (*generation, error) {
 	g, err := x.sandbox.waitRunning(ctx)
@@ -365,8 +356,7 @@ func (x *Executor) waitReady(ctx context.Context) (*generation, error) {
 	return g, nil
 }
 
-// shellProgram is the shell of the image: bash if it has it, else sh. It is
-// determined once per session.
+// shellProgram returns bash if the image has it, else sh. It looks once per session.
 func (x *Executor) shellProgram(ctx context.Context, g *generation) (string, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -398,7 +388,7 @@ func (x *Executor) addKilled(r shell.Result) {
 	x.killed += r.KilledProcesses()
 }
 
-// ProcessesKilled is the number of processes that had to be killed so far.
+// ProcessesKilled returns the number of processes that had to be killed so far.
 func (x *Executor) ProcessesKilled() int {
 	x.mu.Lock()
 	defer x.mu.Unlock()

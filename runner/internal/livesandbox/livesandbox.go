@@ -1,8 +1,7 @@
-// Package livesandbox keeps the sandbox of a session alive and runs in it what tools and
-// users request: it starts the sandbox when the first call needs it, replaces one that
-// reached its limits, captures and spills the output of commands, runs commands in the
-// background, and destroys everything at the end. It knows its session by the functions
-// in its options alone.
+// Package livesandbox keeps a session's sandbox alive and runs in it what tools and users
+// request. It starts the sandbox on demand, replaces one that reached its limits, captures and
+// spills output, runs background commands, and destroys everything at the end. It knows the
+// session only by the functions in its options.
 package livesandbox
 
 import (
@@ -21,11 +20,10 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// DestroyTime bounds the destruction of a sandbox: above the 30 s after which a guest that
-// does not answer is given up.
+// DestroyTime bounds the destruction of a sandbox. It exceeds the 30 s after which an
+// unresponsive guest is given up.
 const DestroyTime = 60 * time.Second
 
-// errDestroySlow is the cause of a destruction that took too long.
 var errDestroySlow = errors.New("no answer in time")
 
 // Options configures a [Sandbox]. Backend, Record and Fail are required.
@@ -34,75 +32,74 @@ type Options struct {
 	Spec    sandbox.Spec
 	// RefuseLost refuses a sandbox that lacks a protection.
 	RefuseLost bool
-	// OnStart is called once when the first generation begins; it must neither wait
-	// nor call the sandbox. Nil does nothing.
+	// OnStart is called when the first generation begins. It must neither wait nor call the
+	// sandbox. Nil does nothing.
 	OnStart func()
-	// Prepare completes the spec of each generation; it may wait. Nil does nothing.
+	// Prepare completes the spec of each generation, and may wait. Nil does nothing.
 	Prepare func(ctx context.Context, spec *sandbox.Spec)
 	// Record writes a record, and Fail ends the session.
 	Record func(record.Payload) error
 	Fail   func(error)
-	// Describe describes a failed start to users; nil takes the error's text.
+	// Describe describes a failed start to users; nil uses the error's text.
 	Describe func(error) string
-	// Network connects commands to the network, nil for none. It is bound to each
-	// generation in which commands run.
+	// Network connects commands to the network; nil for none. It is bound to each generation
+	// that runs commands.
 	Network Network
 	// Touched reports that the workspace shows more than the original directory
 	// before anything has run in the sandbox: it is that of a fork.
 	Touched bool
 	// Copy reports that the workspace is a copy, whose changes are collected. With
-	// Checkpoints that is also done by [Executor.StartCheckpoint], and a sandbox that
-	// was lost for another reason than a limit is replaced too.
+	// Checkpoints, [Executor.StartCheckpoint] collects them too, and a sandbox lost for other
+	// reasons than a limit is also replaced.
 	Copy, Checkpoints bool
-	// Log is nil for no log.
+	// Log may be nil.
 	Log *zap.Logger
 }
 
 // Network is the network of a session's commands.
 type Network interface {
-	// BindSandbox serves the connections of a sandbox that was just started, and checks
-	// that they are the only way out of it.
+	// BindSandbox serves the connections of a new sandbox, and checks that they are its only
+	// way out.
 	BindSandbox(ctx context.Context, box sandbox.Sandbox) error
-	// TrackCommand returns the function that gets the number of a call's command, and
-	// one that returns the connections that were refused to it since the last call.
-	// The last call of the second one is that with ended, when the command is over.
+	// TrackCommand returns a function that takes the number of a call's command, and one that
+	// returns the connections refused to it since the last call. The last call of that has
+	// ended set, after the command's end.
 	TrackCommand(callID, script string) (notify func(number int), refused func(ended bool) (refused []shell.Refused, allowed []string))
 }
 
-// Sandbox is the session's one sandbox through its generations. It is started in
-// the background, by EnsureStarted or by the first call that needs it; calls wait for
-// it. A start that fails is an error of the calls that need the sandbox, and
-// of nothing else. It is safe for concurrent use.
+// Sandbox is a session's one sandbox through its generations. EnsureStarted or the first call
+// that needs it starts it in the background, and calls wait for it. A failed start is only an
+// error of the calls that need the sandbox. It is safe for concurrent use.
 //
 //	none ──first call──▶ generation 1 ──died of its limits──▶ generation 2 ─▶ … at most maxRestarts
 //	                     └──────lost otherwise──────▶ the run ends
 type Sandbox struct {
 	opts Options
 
-	// making bounds Create; it ends when the session does.
+	// making bounds Create; it ends with the session.
 	making context.Context
 	stop   context.CancelCauseFunc
 	starts sync.WaitGroup
 
 	mu       sync.Mutex
-	current  *generation // nil while none has begun
+	current  *generation // nil before the first
 	restarts int
-	// begun reports that a generation has begun, suspended counts those that
-	// Suspend took down, and paused is not nil until it lets others begin.
+	// begun reports that a generation has begun. suspended counts the generations that
+	// Suspend took down. paused is not nil while none may begin.
 	begun     bool
 	suspended int
 	paused    chan struct{}
-	// waiting is the number of calls that wait for a generation to be ready, usable
-	// reports whether any generation ever was: before, nothing can have run.
+	// waiting is the number of calls that wait for a generation. usable reports whether any
+	// generation ever was ready: before that, nothing can have run.
 	waiting  int
 	usable   bool
 	attested *sandbox.Attestation
 	left     []string
-	// noService is set when the session ends: no service is started any more.
+	// noService is set at the session's end: no service may start.
 	noService bool
 
 	services  serviceBounds
-	following sync.WaitGroup // followService
+	following sync.WaitGroup
 
 	copy *collector
 }
@@ -113,28 +110,28 @@ type generation struct {
 	ready   chan struct{} // closed when sandbox or err is set
 	sandbox sandbox.Sandbox
 	err     error
-	once    sync.Once // its loss is handled once
-	// taken reports that it was taken down, or that this failed: to try again at once
-	// would only take as long again, and the next sweep does.
+	once    sync.Once // to handle its loss once
+	// taken reports that it was taken down, or that this failed: another try would take as
+	// long again, and the next sweep does it.
 	taken bool
-	after error // what calls get after the loss
-	// unguarded reports that no command runs in it, and that its mounts protect nothing.
+	after error // the error for calls after the loss
+	// unguarded reports that it runs no commands and that its mounts protect nothing.
 	unguarded bool
 	// helper reports that it only does what is left to do after the run.
 	helper bool
-	// serviceLife bounds the service, endService ends it, and unwatchService must be
-	// called when it has ended; nil without one. notice is for the model.
+	// serviceLife bounds the service and endService ends it. unwatchService must be called
+	// once it has ended. All are nil without a service. notice is for the model.
 	serviceLife    context.Context //nolint:containedctx // it outlives the start
 	endService     context.CancelCauseFunc
 	unwatchService func()
 	notice         string
-	// back names the state to which the workspace is back after the loss, if that is a copy.
+	// back describes the state that a copy is back to after the loss.
 	back string
-	// bounds are the bounded directories of commands, such as the home.
+	// bounds are the size-bounded directories of commands, such as the home.
 	bounds []*diskwatch.Bound
 }
 
-// openBounds opens the bounded directories of the sandbox, unless it is done.
+// openBounds opens the size-bounded directories of the sandbox, once.
 func (g *generation) openBounds(a sandbox.Attestation) error {
 	if len(g.bounds) > 0 {
 		return nil
@@ -154,23 +151,20 @@ func (g *generation) openBounds(a sandbox.Attestation) error {
 
 func (g *generation) closeBounds() {
 	for _, b := range g.bounds {
-		_ = b.Close() // nothing is written to it
+		_ = b.Close()
 	}
 }
 
-// StartError is a sandbox that could not start.
+// StartError reports that a sandbox could not start.
 type StartError struct{ Cause error }
 
-// Error names the cause.
 func (e *StartError) Error() string {
 	return fmt.Sprintf("%v: %v", tools.ErrSandboxStart, e.Cause)
 }
 
-// Unwrap returns tools.ErrSandboxStart and the cause.
 func (e *StartError) Unwrap() []error { return []error{tools.ErrSandboxStart, e.Cause} }
 
-// New returns the sandbox of a session. Values of ctx are those of its
-// starts; its end is not.
+// New returns a session's sandbox. Its starts get the values of ctx, but don't end with it.
 func New(ctx context.Context, o Options) *Sandbox {
 	if o.Describe == nil {
 		o.Describe = error.Error
@@ -184,16 +178,15 @@ func New(ctx context.Context, o Options) *Sandbox {
 	return c
 }
 
-// EnsureStarted begins to start the sandbox unless that has begun, and returns at
-// once.
+// EnsureStarted starts the sandbox unless that has begun. It doesn't wait.
 func (c *Sandbox) EnsureStarted() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.startLocked()
 }
 
-// startLocked is EnsureStarted for a caller that holds mu. It reports whether there is a
-// generation: after StopAndDestroy, none begins.
+// startLocked is EnsureStarted with mu held. It reports whether there is a generation: after
+// StopAndDestroy, none begins.
 func (c *Sandbox) startLocked() bool {
 	if c.current == nil && c.paused == nil && c.making.Err() == nil {
 		if !c.begun && c.opts.OnStart != nil {
@@ -205,16 +198,16 @@ func (c *Sandbox) startLocked() bool {
 	return c.current != nil
 }
 
-// IsUntouched reports whether the workspace still is the original directory: nothing
-// can have run in the sandbox so far.
+// IsUntouched reports whether the workspace is still the original directory, because nothing
+// can have run in the sandbox.
 func (c *Sandbox) IsUntouched() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.usable
 }
 
-// MarkTouched makes the workspace count as changed before anything has run in the sandbox:
-// it has the changes of an earlier process of the session.
+// MarkTouched marks the workspace as changed before anything has run in the sandbox, since it
+// has the changes of an earlier process of the session.
 func (c *Sandbox) MarkTouched() {
 	c.mu.Lock()
 	c.usable = true
@@ -224,14 +217,14 @@ func (c *Sandbox) MarkTouched() {
 	c.copy.any = true
 }
 
-// startGeneration makes one generation; the caller holds mu.
+// startGeneration starts a generation. The caller holds mu.
 func (c *Sandbox) startGeneration(g *generation) *generation {
 	g.number, g.ready = c.restarts+c.suspended, make(chan struct{})
 	c.starts.Go(func() {
 		defer close(g.ready)
 		spec := c.opts.Spec
 		spec.Workspace.Unguarded = g.unguarded
-		if g.unguarded { // no command runs in it
+		if g.unguarded {
 			spec.Egress = nil
 		}
 		spec.Service = c.serviceSpec(g)
@@ -253,7 +246,7 @@ func (c *Sandbox) startGeneration(g *generation) *generation {
 				g.endService(nil)
 			}
 			g.closeBounds()
-			if failure, ok := errors.AsType[*sandbox.ServiceError](err); ok { // before it is cut
+			if failure, ok := errors.AsType[*sandbox.ServiceError](err); ok { // before the error's text is shortened
 				failure.Output, failure.TestOutput = c.services.redact(failure.Output), c.services.redact(failure.TestOutput)
 			}
 			err = &StartError{err}
@@ -263,8 +256,6 @@ func (c *Sandbox) startGeneration(g *generation) *generation {
 	return g
 }
 
-// bindNetwork binds the network of commands, nil for none, to a sandbox that was just
-// started.
 func bindNetwork(ctx context.Context, n Network, spec sandbox.Spec, box sandbox.Sandbox) error {
 	if spec.Egress == nil || n == nil {
 		return nil
@@ -275,8 +266,8 @@ func bindNetwork(ctx context.Context, n Network, spec sandbox.Spec, box sandbox.
 	return nil
 }
 
-// finishStart records how the start of a generation ended. A failure is reported here
-// only if no call waits to return it. A record that can't be written ends the run.
+// finishStart records how the start of a generation ended. It reports a failure only if no
+// call waits for it. If a record can't be written, the session fails.
 func (c *Sandbox) finishStart(g *generation, err error) {
 	c.mu.Lock()
 	g.err, c.usable = err, c.usable || err == nil
@@ -289,12 +280,12 @@ func (c *Sandbox) finishStart(g *generation, err error) {
 	case errors.Is(err, tools.ErrRecord):
 		c.opts.Fail(err)
 	case tell:
-		// A trace that can't be written is found again by the last record.
+		// If it can't be recorded, the last record can't either.
 		_ = c.opts.Record(record.Warning{Message: "calls that need the sandbox will fail: " + c.opts.Describe(err)})
 	}
 }
 
-// recordStarted records the attestation of a generation.
+// recordStarted records a generation's attestation.
 func (c *Sandbox) recordStarted(g *generation, took time.Duration) error {
 	att := g.sandbox.Attestation()
 	if !g.unguarded {
@@ -315,8 +306,8 @@ func (c *Sandbox) recordStarted(g *generation, took time.Duration) error {
 	return c.opts.checkLost(att)
 }
 
-// waitRunning starts the sandbox unless that has begun, waits for it and
-// returns its generation.
+// waitRunning starts the sandbox unless that has begun, waits for it and returns its
+// generation.
 func (c *Sandbox) waitRunning(ctx context.Context) (*generation, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("wait for sandbox: %w", context.Cause(ctx))
@@ -352,8 +343,8 @@ func (c *Sandbox) waitRunning(ctx context.Context) (*generation, error) {
 	}
 }
 
-// WaitStarted waits until a generation that was begun is ready or has failed, so that its
-// attestation, or the warning, is recorded also where no call needed it.
+// WaitStarted waits until the started generation, if any, is ready or has failed, so that its
+// attestation or warning is recorded even if no call needed it.
 func (c *Sandbox) WaitStarted(ctx context.Context) {
 	c.mu.Lock()
 	g := c.current
@@ -367,7 +358,7 @@ func (c *Sandbox) WaitStarted(ctx context.Context) {
 	}
 }
 
-// startAgain begins one more generation after the run, for what must still be done inside.
+// startAgain starts a generation after the run, for remaining work inside.
 func (c *Sandbox) startAgain() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -379,15 +370,15 @@ func (c *Sandbox) startAgain() error {
 	return nil
 }
 
-// StartUnguarded destroys the sandbox when the turns are over and begins one more
-// generation, in which no command runs and nothing is protected from changes.
+// StartUnguarded destroys the sandbox after the turns and starts a generation in which no
+// command runs and nothing is protected.
 func (c *Sandbox) StartUnguarded() error {
 	c.mu.Lock()
 	g := c.current
 	c.mu.Unlock()
 	<-g.ready
 	if g.sandbox != nil {
-		g.once.Do(func() { g.after = c.recordUnnoticedLoss(g) }) // not under mu, as in StopAndDestroy
+		g.once.Do(func() { g.after = c.recordUnnoticedLoss(g) }) // not under mu, see StopAndDestroy
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -402,8 +393,8 @@ func (c *Sandbox) StartUnguarded() error {
 	return nil
 }
 
-// destroyGeneration destroys one generation and keeps what it could not remove. The caller
-// holds mu.
+// destroyGeneration destroys a generation and notes what it could not remove. The caller holds
+// mu.
 func (c *Sandbox) destroyGeneration(g *generation) {
 	if g.taken {
 		return
@@ -418,8 +409,8 @@ func (c *Sandbox) destroyGeneration(g *generation) {
 	}
 }
 
-// KillCurrent destroys the sandbox while calls run, because one of them does not
-// end. Calls that still run in it, or come later, meet its loss.
+// KillCurrent destroys the sandbox because a call in it does not end. Calls that run in it, or
+// come later, get its loss.
 func (c *Sandbox) KillCurrent() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -435,30 +426,30 @@ func (c *Sandbox) KillCurrent() {
 	}
 }
 
-// StopAndDestroy ends the making, waits for it, and takes down what there is. It is
-// idempotent and does not hurry commands: they are over, or are to be killed.
+// StopAndDestroy prevents further generations and takes down the current one. It may be called
+// again. It does not wait for commands: they have ended, or are to be killed.
 func (c *Sandbox) StopAndDestroy() {
 	c.mu.Lock()
 	c.stop(errors.New("session ended"))
 	c.mu.Unlock()
 	defer c.copy.endCheckpoints()
-	c.starts.Wait() // from here on no other generation begins
+	c.starts.Wait() // from here on, no other generation begins
 	c.mu.Lock()
 	g := c.current
 	c.mu.Unlock()
 	if g == nil || g.sandbox == nil {
 		return
 	}
-	// Not under mu: a call that meets the loss holds the once and waits for mu.
+	// Not under mu: a call that handles the loss holds the once and waits for mu.
 	g.once.Do(func() { g.after = c.recordUnnoticedLoss(g) })
 	c.mu.Lock()
 	c.destroyGeneration(g)
 	c.mu.Unlock()
-	c.following.Wait() // the sandbox's end is that of its service
+	c.following.Wait() // the service ends with the sandbox
 }
 
-// CloseOn closes the sandbox when force is closed: the caller does not wait any
-// longer. The function that it returns stops waiting for that; force may be nil.
+// CloseOn destroys the sandbox when force, which may be nil, is closed. stop ends the wait
+// for that.
 func (c *Sandbox) CloseOn(force <-chan struct{}) (stop func()) {
 	if force == nil {
 		return func() {}
@@ -479,7 +470,7 @@ func (c *Sandbox) CloseOn(force <-chan struct{}) (stop func()) {
 	}
 }
 
-// EndFacts returns the facts about the sandbox that session.ended contains.
+// EndFacts returns the facts for session.ended.
 func (c *Sandbox) EndFacts() (att *sandbox.Attestation, restarts int, left []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

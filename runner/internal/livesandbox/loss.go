@@ -14,28 +14,27 @@ import (
 )
 
 const (
-	// maxRestarts is how often a sandbox that died of its limits is replaced.
+	// maxRestarts bounds how often a sandbox is replaced.
 	maxRestarts = 3
-	// reasonTime bounds the wait for the reason of a lost sandbox.
+	// reasonTime bounds the wait for the reason of a loss.
 	reasonTime = 5 * time.Second
-	// ReplacedReason is the reason of a call that met the end of a sandbox which
-	// a fresh one replaces.
+	// ReplacedReason is the reason in the error of a call whose sandbox a fresh one replaces.
 	ReplacedReason = "sandbox_replaced"
 )
 
-// loss is why a generation is over before its session is.
+// loss is why a generation is over before its session.
 type loss struct {
 	cause error
 	text  string // for records
 	limit *limits.ExceededError
-	// again is set if a fresh sandbox may take its place; tell is then the
-	// message to the model, with %s for what its workspace is like.
+	// again is set if a fresh sandbox may replace it. tell is then the message to the model,
+	// with %s for the state of the workspace.
 	again bool
 	tell  string
 }
 
-// checkLoss turns the loss of a generation into what a call reports; other errors, and
-// nil, pass.
+// checkLoss turns a loss into the error for a call. It returns other errors, and nil,
+// unchanged.
 func (c *Sandbox) checkLoss(g *generation, err error) error {
 	if !errors.Is(err, sandbox.ErrLost) && !errors.Is(err, sandbox.ErrState) {
 		return err
@@ -43,9 +42,8 @@ func (c *Sandbox) checkLoss(g *generation, err error) error {
 	return c.handleLoss(g, err)
 }
 
-// handleLoss handles the loss of a generation, once, and returns the error for the call that
-// met it: one for the model if a fresh sandbox takes its place, otherwise one
-// that ends the run.
+// handleLoss handles the loss of a generation once, and returns the error for the call that
+// met it: for the model if a fresh sandbox takes over, otherwise one that ends the run.
 func (c *Sandbox) handleLoss(g *generation, err error) error {
 	g.once.Do(func() {
 		own := false
@@ -56,7 +54,7 @@ func (c *Sandbox) handleLoss(g *generation, err error) error {
 			}
 		case <-time.After(reasonTime):
 		}
-		if err == nil { // destroyed by us, because a call would not end
+		if err == nil { // KillCurrent destroyed it
 			err = sandbox.ErrLost
 		}
 		c.copy.waitCollected() // a collection that still succeeds counts
@@ -85,8 +83,8 @@ func lossOf(err error) loss {
 	}
 }
 
-// retireSandbox ends a generation in which processes were left that could not be killed:
-// what can't be stopped may write beside the next command, and at any time.
+// retireSandbox ends a generation in which processes survived being killed: they could write at
+// any time, also beside the next command.
 func (c *Sandbox) retireSandbox(g *generation, left int) error {
 	g.once.Do(func() {
 		if c.opts.Copy {
@@ -101,8 +99,7 @@ func (c *Sandbox) retireSandbox(g *generation, left int) error {
 	return g.after
 }
 
-// replaceGeneration destroys a lost generation and begins the next one if there may
-// be one.
+// replaceGeneration destroys a lost generation and starts the next one, if there may be one.
 func (c *Sandbox) replaceGeneration(g *generation, why loss) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,20 +118,19 @@ func (c *Sandbox) replaceGeneration(g *generation, why loss) error {
 	}
 	c.destroyGeneration(g)
 	if !again {
-		// Not wrapped: a sandbox lost for good is not the run's own limit.
+		// Not wrapped: the loss is not a limit of the run.
 		err := fmt.Errorf("%w: %s", tools.ErrSandboxLost, why.cause.Error())
 		c.opts.Fail(err)
 		return err
 	}
 	c.restarts++
 	c.current = nil
-	if c.paused == nil { // or else the next call begins one
+	if c.paused == nil { // otherwise the next call starts one
 		c.current = c.startGeneration(&generation{})
 	}
 	return &tools.Error{Class: tools.ErrorExecution, Reason: ReplacedReason, Visible: true, Err: why.cause, Message: fmt.Sprintf(why.tell, back)}
 }
 
-// limitText returns a limit with its unit.
 func limitText(e *limits.ExceededError) string {
 	switch e.Kind {
 	case limits.KindMemory:
@@ -145,8 +141,8 @@ func limitText(e *limits.ExceededError) string {
 	return fmt.Sprintf("%s %d", e.Kind, e.Limit)
 }
 
-// recordUnnoticedLoss records the loss of a sandbox that no call met, and returns the
-// error for a call that still comes.
+// recordUnnoticedLoss records the loss of a sandbox that no call met, and returns the error
+// for calls that still come.
 func (c *Sandbox) recordUnnoticedLoss(g *generation) error {
 	gone := fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
 	select {
@@ -160,7 +156,7 @@ func (c *Sandbox) recordUnnoticedLoss(g *generation) error {
 	}
 	c.opts.Log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(cause))
 	why := lossOf(cause)
-	// A trace that can't be written is found again by the last record.
+	// If it can't be recorded, the last record can't either.
 	_ = c.opts.Record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: (*record.Limit)(why.limit)})
 	return gone
 }

@@ -16,18 +16,17 @@ import (
 )
 
 const (
-	// serverLife is the timeout of a server: longer than a session.
+	// serverLife stands for no timeout: it is longer than any session.
 	serverLife = 365 * 24 * time.Hour
-	// inputGrace is how long a server may take to end once its standard input has.
+	// inputGrace is how long a server may take to end after its standard input.
 	inputGrace = 2 * time.Second
 )
 
-// errStopped is the cause of the end of a server by Stop.
 var errStopped = errors.New("the server was stopped")
 
-// Server is a long-lived program in the sandbox that is no command of a call: its
-// standard input and output are pipes. It ends with the sandbox, and its end is that of
-// nothing else. It is safe for concurrent use.
+// Server is a long-lived program in the sandbox that does not belong to a call. Its standard
+// input and output are pipes. It ends with the sandbox, and nothing else ends with it. It is
+// safe for concurrent use.
 type Server struct {
 	stdin  *io.PipeWriter
 	stdout *io.PipeReader
@@ -37,14 +36,14 @@ type Server struct {
 	err    error
 }
 
-// StartServer starts a server in the sandbox that runs, or is just starting, and returns
-// once it runs. ctx bounds the start alone. Configure returns the command for a sandbox
-// with an attestation, without input and output. What the server writes to its standard
-// error goes to stderr. ended is called when it is over, or was not started.
+// StartServer starts a server, and the sandbox if necessary, and returns once it runs. ctx
+// bounds only the start. configure returns the command, without input and output, for a
+// sandbox with the attestation. stderr gets the server's standard error. ended is called
+// when the server is over or could not start.
 func (x *Executor) StartServer(ctx context.Context, configure func(sandbox.Attestation) (sandbox.Command, error), stderr io.Writer, ended func()) (*Server, error) {
 	g, err := x.waitReady(ctx)
 	if e, ok := errors.AsType[*tools.Error](err); ok && e.Reason == ReplacedReason {
-		g, err = x.waitReady(ctx) // the first one to meet the end of the sandbox before
+		g, err = x.waitReady(ctx) // it was the first to meet the loss of the previous sandbox
 	}
 	if err != nil {
 		ended()
@@ -64,7 +63,7 @@ func (x *Executor) StartServer(ctx context.Context, configure func(sandbox.Attes
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	p, err := g.sandbox.Start(watched, cmd)
 	if !stop() && err == nil {
-		go func() { _, _ = p.Wait() }() // it ends with its context
+		go func() { _, _ = p.Wait() }() // its context ends it
 		err = context.Cause(ctx)
 	}
 	if err != nil {
@@ -89,14 +88,13 @@ func (x *Executor) StartServer(ctx context.Context, configure func(sandbox.Attes
 		}
 		if left := s.exit.Kill.Left; left > 0 {
 			x.opts.Log.Warn("processes of a server are left", zap.Int("left", left))
-			_ = x.sandbox.retireSandbox(g, left) // who calls next meets what comes of it
+			_ = x.sandbox.retireSandbox(g, left) // the next call meets the result
 		}
 	})
 	return s, nil
 }
 
-// WaitReady starts the sandbox unless that has begun, and waits until servers can start in
-// it.
+// WaitReady starts the sandbox if necessary, and waits until servers can start in it.
 func (x *Executor) WaitReady(ctx context.Context) error {
 	_, err := x.waitReady(ctx)
 	return err
@@ -108,8 +106,8 @@ func (s *Server) Stdin() io.WriteCloser { return s.stdin }
 // Stdout returns the standard output.
 func (s *Server) Stdout() io.Reader { return s.stdout }
 
-// Wait waits for the end of the server, and returns why it ended: an *[ExitError], a
-// *[limits.ExceededError], or the loss of its sandbox.
+// Wait waits for the server's end and returns why it ended: an *[ExitError], a
+// *[limits.ExceededError] or the loss of the sandbox.
 func (s *Server) Wait() error {
 	<-s.done
 	if s.err != nil {
@@ -121,12 +119,11 @@ func (s *Server) Wait() error {
 	return &ExitError{s.exit.Status}
 }
 
-// Stop ends the server with everything that it started: by the end of its standard
-// input, SIGTERM and SIGKILL, in this order. It returns when all of it is gone, or ctx
-// ends; the server goes on to end then.
+// Stop ends the server and all that it started: it closes standard input, then sends SIGTERM,
+// then SIGKILL. It returns when all is gone or ctx ends; the server ends in either case.
 func (s *Server) Stop(ctx context.Context) error {
 	_ = s.stdin.Close()
-	_ = s.stdout.CloseWithError(errStopped) // or its writing could block its end
+	_ = s.stdout.CloseWithError(errStopped) // otherwise a blocked write could delay its end
 	timer := time.NewTimer(inputGrace)
 	defer timer.Stop()
 	select {
@@ -147,8 +144,7 @@ func (s *Server) Stop(ctx context.Context) error {
 	return nil
 }
 
-// ExitError is the end of a server by itself.
+// ExitError reports that a server ended on its own.
 type ExitError struct{ Status sandbox.ExitStatus }
 
-// Error describes the exit status.
 func (e *ExitError) Error() string { return e.Status.String() }

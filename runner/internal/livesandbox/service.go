@@ -12,22 +12,21 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// maxServiceText is the longest part of a service's output in a notice.
+// maxServiceText bounds a service's output in a notice.
 const maxServiceText = 1000
 
-// serviceBounds are the bounds that the executor adds to the life of services.
+// serviceBounds is what the executor adds to the life of services.
 type serviceBounds struct {
-	// watchDisk returns a context that ends if the disk or a bound is full.
+	// watchDisk returns a context that ends when the disk or a bound is full.
 	watchDisk func(ctx context.Context, g *generation) (context.Context, func())
 	// waitRecorded waits until the workspace is recorded.
 	waitRecorded func(ctx context.Context) error
-	// redact takes secrets out of a text.
-	redact func(text string) string
+	redact       func(text string) string
 }
 
-// serviceSpec returns the service of a generation. Before it starts, the workspace
-// is recorded, since the service may change it. It ends if it fills the disk, and
-// before the session looks at what was changed.
+// serviceSpec returns the service of a generation, or nil. It starts after the workspace is
+// recorded, since it may change it. It ends if it fills the disk, and before the session
+// looks for changes.
 func (c *Sandbox) serviceSpec(g *generation) *sandbox.Service {
 	if c.opts.Spec.Service == nil || g.unguarded || g.helper {
 		return nil
@@ -58,8 +57,8 @@ func (c *Sandbox) serviceSpec(g *generation) *sandbox.Service {
 	return &s
 }
 
-// followService waits for the end of a generation's service, and tells users and
-// the model if nothing of ours ended it.
+// followService waits for the service's end, and tells users and the model unless we ended
+// it.
 func (c *Sandbox) followService(g *generation) {
 	if g.sandbox == nil || g.sandbox.Service() == nil {
 		return
@@ -72,7 +71,7 @@ func (c *Sandbox) followService(g *generation) {
 		g.unwatchService()
 		g.endService(nil)
 		if err != nil || errors.Is(cause, errSessionEnd) {
-			return // the loss of the sandbox is reported itself
+			return // a loss is reported elsewhere
 		}
 		after := g.sandbox.Attestation().Service
 		ran := time.Since(begun) + time.Duration(after.ReadyMS)*time.Millisecond
@@ -87,7 +86,7 @@ func (c *Sandbox) followService(g *generation) {
 		c.mu.Lock()
 		g.notice = "Note: " + text + "."
 		c.mu.Unlock()
-		// A trace that can't be written is found again by the last record.
+		// If it can't be recorded, the last record can't either.
 		_ = c.opts.Record(record.Warning{Message: text})
 		if exit.Kill.Left > 0 {
 			_ = c.retireSandbox(g, exit.Kill.Left) // the next call meets it
@@ -95,7 +94,6 @@ func (c *Sandbox) followService(g *generation) {
 	})
 }
 
-// lastOutput returns the last lines of an output.
 func lastOutput(text string) string {
 	text = strings.TrimSpace(text)
 	if n := len(text) - maxServiceText; n > 0 {
@@ -104,7 +102,7 @@ func lastOutput(text string) string {
 	return text
 }
 
-// takeNotice returns what the model was not told yet of a generation.
+// takeNotice returns what the model has yet to be told about a generation.
 func (c *Sandbox) takeNotice(g *generation) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,7 +111,7 @@ func (c *Sandbox) takeNotice(g *generation) string {
 	return text
 }
 
-// endService ends the service and waits for it. None is started any more.
+// endService ends the service and waits for it. None can start afterwards.
 func (c *Sandbox) endService() {
 	c.mu.Lock()
 	c.noService = true
@@ -131,7 +129,7 @@ func (c *Sandbox) endService() {
 	c.following.Wait()
 }
 
-// checkLost refuses a sandbox that lacks protections, if that is asked for.
+// checkLost refuses a sandbox that lacks protections if RefuseLost is set.
 func (o Options) checkLost(a sandbox.Attestation) error {
 	if !o.RefuseLost || len(a.Lost) == 0 {
 		return nil

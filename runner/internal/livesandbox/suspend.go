@@ -10,12 +10,11 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Suspend takes the sandbox down and lets none begin before resume is called, so that
-// nothing uses the workspace meanwhile. The next call that needs a sandbox then starts
-// a fresh one. Calls that run, such as commands of users, fail with a message that has
-// reason. The changes of a copy are collected before. After an error, such as that not
-// all of them could be, or that something of the sandbox is not gone, resume is nil and
-// others may begin.
+// Suspend takes the sandbox down and prevents a new one until resume is called, so that
+// nothing uses the workspace. The next call that needs a sandbox then starts a fresh one.
+// Running calls, such as users' commands, fail with a message that contains reason. The
+// changes of a copy are collected first. It fails if some could not be, or if something of
+// the sandbox is left; then resume is nil, and a new sandbox may start.
 func (c *Sandbox) Suspend(ctx context.Context, reason string) (resume func(), err error) {
 	c.mu.Lock()
 	if c.making.Err() != nil || c.paused != nil {
@@ -43,8 +42,7 @@ func (c *Sandbox) Suspend(ctx context.Context, reason string) (resume func(), er
 	}, nil
 }
 
-// suspendGeneration takes down the generation g, which may be nil. Nothing is collected
-// before release is called.
+// suspendGeneration takes down g, which may be nil, and prevents collections until release.
 func (c *Sandbox) suspendGeneration(ctx context.Context, g *generation, reason string) (release func(), err error) {
 	if g == nil {
 		return c.copy.holdCollecting(ctx)
@@ -58,14 +56,14 @@ func (c *Sandbox) suspendGeneration(ctx context.Context, g *generation, reason s
 			return nil, err
 		}
 	}
-	g.once.Do(func() { // not under mu, as in StopAndDestroy
-		_ = c.recordUnnoticedLoss(g) // what else it returns is for the end of a session
+	g.once.Do(func() { // not under mu, see StopAndDestroy
+		_ = c.recordUnnoticedLoss(g) // its error is for a session's end
 		g.after = &tools.Error{
 			Class: tools.ErrorExecution, Reason: ReplacedReason, Visible: true, Err: sandbox.ErrLost,
 			Message: "The sandbox was stopped, because " + reason + ", and this call with it. A fresh one starts with the next call.",
 		}
 	})
-	// Not before: what is done once to a generation may collect its changes.
+	// Only now: handling the loss may collect changes.
 	if release, err = c.copy.holdCollecting(context.WithoutCancel(ctx)); err != nil {
 		return nil, err
 	}
@@ -83,8 +81,8 @@ func (c *Sandbox) suspendGeneration(ctx context.Context, g *generation, reason s
 	return release, nil
 }
 
-// waitResumed waits until the sandbox is not suspended, and returns with mu held unless
-// it returns an error.
+// waitResumed waits while the sandbox is suspended. It returns with mu held, except with an
+// error.
 func (c *Sandbox) waitResumed(ctx context.Context) error {
 	for {
 		c.mu.Lock()

@@ -9,11 +9,10 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// View reads the workspace of an overlay session as its commands see it. Until
-// a sandbox can be used, nothing can have been changed, and it reads the original
-// directory. From then on it reads through the sandbox that runs at the time of each
-// call, and waits for the fresh one if one was lost. A call that meets the
-// loss fails as a command would.
+// View reads the workspace of an overlay session as its commands see it. Before a sandbox is
+// ready, nothing can have changed, so it reads the original directory. After that, each call
+// reads through the running sandbox, or waits for a fresh one. A call that meets a loss fails
+// like a command.
 type View struct {
 	sandbox  *Sandbox
 	original *workspace.Reader
@@ -21,16 +20,14 @@ type View struct {
 
 var _ workspace.View = (*View)(nil)
 
-// NewView returns a view of an overlay on a directory.
+// NewView returns a view of an overlay on the directory of original.
 func NewView(sandbox *Sandbox, original *workspace.Reader) *View {
 	return &View{sandbox: sandbox, original: original}
 }
 
-// errNoView reports that a backend mounted an overlay and has no view of it.
 var errNoView = fmt.Errorf("%w: the backend shows the host no overlay workspace", sandbox.ErrUnsupported)
 
-// readThrough calls read with the original directory, or the view of the sandbox that
-// runs.
+// readThrough calls read with the original directory or the running sandbox's view.
 func readThrough[T any](ctx context.Context, v *View, read func(workspace.View) (T, error)) (T, error) {
 	if v.sandbox.IsUntouched() {
 		return read(v.original)
@@ -51,11 +48,10 @@ func readThrough[T any](ctx context.Context, v *View, read func(workspace.View) 
 	return got, nil
 }
 
-// Relative checks the spelling alone.
+// Relative checks only the spelling.
 func (v *View) Relative(path string) (string, error) { return v.original.Relative(path) }
 
-// Scope checks a path before the call. If there is no sandbox to check with, it
-// returns nil, and the call itself fails.
+// Scope checks a path before a call. Without a sandbox it returns nil, and the call fails.
 func (v *View) Scope(ctx context.Context, path string) error {
 	if _, err := v.original.Relative(path); err != nil {
 		return err
@@ -89,7 +85,7 @@ func (v *View) List(ctx context.Context, path string, depth int) (workspace.List
 
 // Walk visits what is below a path.
 func (v *View) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.WalkResult, error) {
-	// What visit fails with is its own, whatever it wraps.
+	// An error of visit is returned as it is, whatever it wraps.
 	var own error
 	walked, err := readThrough(ctx, v, func(w workspace.View) (workspace.WalkResult, error) {
 		walked, err := w.Walk(ctx, path, o, func(e workspace.Entry) error {
@@ -112,7 +108,7 @@ func (v *View) Walk(ctx context.Context, path string, o workspace.WalkOptions, v
 
 // Search searches files below a path.
 func (v *View) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.WalkResult, error) {
-	var own error // of Visit, whatever it wraps
+	var own error // Visit's error is returned as it is, whatever it wraps
 	visit := o.Visit
 	o.Visit = func(name string, f workspace.SearchResult) error {
 		own = visit(name, f)
