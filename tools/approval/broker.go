@@ -14,21 +14,20 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Errors of [Broker.Answer], for errors.Is; [tools.ErrRecord] is the third.
+// Errors that [Broker.Answer] wraps; [tools.ErrRecord] is the third.
 var (
-	// ErrUnknownConfirmation is an ID that the session never used, or so long ago that
-	// it is forgotten.
+	// ErrUnknownConfirmation means that the session never used the ID, or forgot
+	// it.
 	ErrUnknownConfirmation = errors.New("no such confirmation")
-	// ErrResolved is an answer to a confirmation that another client or the clock has
-	// resolved. The error is a [*ResolvedError].
+	// ErrResolved means that another client or the clock resolved the confirmation.
+	// The error is a [*ResolvedError].
 	ErrResolved = errors.New("confirmation is resolved already")
 )
 
-// ResolvedError is an answer that came too late: the decision that was recorded
-// stands. It is also the cause with which an [Approver]'s context ends.
+// ResolvedError reports an answer that came too late; the recorded decision stands.
+// It is also the cause with which an [Approver]'s context ends.
 type ResolvedError struct{ Resolution Resolution }
 
-// Error names the decision and who made it.
 func (e *ResolvedError) Error() string {
 	by := e.Resolution.By
 	if e.Resolution.Client != "" {
@@ -37,43 +36,40 @@ func (e *ResolvedError) Error() string {
 	return fmt.Sprintf("%v: %s by %s", ErrResolved, e.Resolution.Decision, by)
 }
 
-// Unwrap returns [ErrResolved].
 func (e *ResolvedError) Unwrap() error { return ErrResolved }
 
-// Resolution is the recorded result of a confirmation.
 type Resolution struct {
 	CallID    string   `json:"tool_use_id"`
-	RequestID string   `json:"confirmation_request_id"` // of the confirmation
+	RequestID string   `json:"confirmation_request_id"` // the confirmation's ID
 	Decision  Decision `json:"decision"`
-	// Scope is how long the answer holds; it may be less than was asked for.
+	// Scope is how long the answer holds, perhaps less than was asked for.
 	Scope Scope `json:"scope,omitempty"`
-	// By is who answered: ByUser; BySession or ByGrant, an earlier answer that was kept
-	// for the session or stored (RequestID is then ""); ByOnPrompt if no one could
-	// be asked; ByTimeout; ByCancel.
+	// By is who resolved it: ByUser; BySession or ByGrant for an earlier answer
+	// (RequestID is then ""); ByOnPrompt if nobody could be asked; ByTimeout;
+	// ByCancel.
 	By string `json:"by"`
-	// Client is the label of the client that answered, "" for none.
+	// Client is the label of the client that answered, or "".
 	Client string `json:"client,omitempty"`
-	// Reason is why a person refused, as in [Answer].
 	Reason string `json:"reason,omitempty"`
 }
 
-// Attempt is an answer that changed nothing: it came after another one, after the end
-// of the time, or for a confirmation that does not exist.
+// Attempt is an answer that changed nothing: it was late, or for an unknown
+// confirmation, or forbidden.
 type Attempt struct {
-	// RequestID is as the client gave it, cut to 128 bytes; CallID is "" if it is unknown.
+	// RequestID is what the client gave, cut to 128 bytes. CallID is "" if unknown.
 	RequestID string `json:"confirmation_request_id"`
 	CallID    string `json:"tool_use_id,omitempty"`
-	// Decision and Scope are those of the answer, By is the label of its client.
+	// Decision and Scope are the answer's. By is the client's label.
 	Decision Decision       `json:"decision"`
 	Scope    Scope          `json:"scope,omitempty"`
 	By       string         `json:"by"`
 	Outcome  AttemptOutcome `json:"outcome"`
 	// Recorded is the decision that stands and RecordedBy who made it, as in
-	// [Resolution]; "" if the confirmation is unknown.
+	// [Resolution], or "".
 	Recorded   Decision `json:"recorded_decision,omitempty"`
 	RecordedBy string   `json:"recorded_by,omitempty"`
-	// Omitted is the number of attempts before this one that were not reported,
-	// because there were too many.
+	// Omitted is the number of unreported attempts before this one; there were too
+	// many.
 	Omitted int `json:"omitted,omitempty"`
 }
 
@@ -82,41 +78,40 @@ type AttemptOutcome string
 
 // The outcomes.
 const (
-	// AttemptResolved: another answer was first.
+	// AttemptResolved means that another answer was first.
 	AttemptResolved AttemptOutcome = "resolved_already"
-	// AttemptExpired: the clock was first.
+	// AttemptExpired means that the clock was first.
 	AttemptExpired AttemptOutcome = "expired"
-	// AttemptUnknown: the session never asked this.
+	// AttemptUnknown means that the session never asked this.
 	AttemptUnknown AttemptOutcome = "unknown"
-	// AttemptForbidden: the client's roles do not allow this answer.
+	// AttemptForbidden means that the client's roles do not allow this answer.
 	AttemptForbidden AttemptOutcome = "forbidden"
 )
 
-// maxPast bounds the resolved confirmations that a broker remembers, so that late
-// answers learn the decision. A round asks at most 256 times.
+// maxPast bounds the resolved confirmations that a broker remembers for late
+// answers. A round asks at most 256 times.
 const maxPast = 4096
 
-// maxLabelBytes bounds the label of a client and the IDs that it names: both go into
-// records.
+// maxLabelBytes bounds a client's label and the IDs it gives. Both go into records.
 const maxLabelBytes = 128
 
-// BrokerOptions configure a [Broker]. The zero value asks the attached clients
-// alone.
+// BrokerOptions configures a [Broker]. With the zero value, only attached clients
+// are asked.
 type BrokerOptions struct {
-	// Attended reports that clients may still come: a confirmation waits for its time
-	// even if no client is attached, or none could ask anyone.
+	// Attended reports that clients may still come: a confirmation then waits for
+	// its timeout even if no client is attached or could ask anyone.
 	Attended bool
-	// Uptime is a clock that nothing sets and that runs while the machine sleeps; nil
+	// Uptime is a clock that is never set and runs while the machine sleeps. Nil
 	// means CLOCK_BOOTTIME. It must not call the broker.
 	Uptime func() time.Duration
 }
 
 // Broker resolves the confirmations of one session. Clients that ask a person are
 // attached; others read [Broker.Pending] and call [Broker.Answer]. The first answer
-// wins; the end of the time and a cancellation are answers too. Clients learn of an
-// answer only after it is recorded. A broker serves one dispatcher, whose Close waits
-// for the clients that are still asking. It is safe for concurrent use, and needs no
-// closing. The zero value is not useful; use [NewBroker].
+// wins; a timeout or cancellation counts as one. Clients learn of an answer only
+// after it is recorded. A broker serves one dispatcher, whose Close waits for
+// clients that are still asking. Methods are safe for concurrent use. Use
+// [NewBroker]; the zero value is not useful.
 //
 //	dispatcher                     broker                          clients
 //	──────────                     ──────                          ───────
@@ -139,25 +134,22 @@ type Broker struct {
 	attempts attempts
 }
 
-// Binding connects a broker with its dispatcher.
 type Binding struct {
-	// RecordAttempt reports an answer that changed nothing.
+	// RecordAttempt records an answer that changed nothing.
 	RecordAttempt func(Attempt) error
-	// Warn reports a fact that a user should know.
+	// Warn tells users of a fact.
 	Warn func(message string)
 	// Go starts a goroutine that the dispatcher's Close waits for.
-	Go func(func())
-	// Logger is never nil.
+	Go     func(func())
 	Logger *zap.Logger
 }
 
-// client is one attached approver.
 type client struct {
 	label    string
 	approver Approver
 }
 
-// NewBroker makes a broker without clients.
+// NewBroker returns a broker without clients.
 func NewBroker(opts BrokerOptions) *Broker {
 	if opts.Uptime == nil {
 		opts.Uptime = sinceBoot
@@ -165,7 +157,7 @@ func NewBroker(opts BrokerOptions) *Broker {
 	return &Broker{opts: opts, past: map[string]outcome{}}
 }
 
-// Bind makes the broker serve a dispatcher. It fails if it serves one already.
+// Bind makes the broker serve a dispatcher. It fails if it already serves one.
 func (b *Broker) Bind(to Binding) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -177,8 +169,8 @@ func (b *Broker) Bind(to Binding) error {
 }
 
 // Attach adds a client, whose Approve is called for every pending and later
-// confirmation. The label is recorded with its answers. detach cancels what it is
-// asking and removes it; it may be called twice.
+// confirmation. The label is recorded with its answers. detach cancels its
+// questions and removes it; it may be called twice.
 func (b *Broker) Attach(label string, a Approver) (detach func()) {
 	c := &client{label: cleanLabel(label), approver: a}
 	b.mu.Lock()
@@ -197,7 +189,7 @@ func (b *Broker) Attach(label string, a Approver) (detach func()) {
 	}
 }
 
-// Pending returns the confirmations that wait for an answer, the oldest first. The
+// Pending returns the confirmations that wait for an answer, oldest first. The
 // caller must not change what they point to.
 func (b *Broker) Pending() []Confirmation {
 	b.mu.Lock()
@@ -211,19 +203,19 @@ func (b *Broker) Pending() []Confirmation {
 	return list
 }
 
-// Unrecorded returns the number of confirmations that are not recorded as resolved.
+// Unrecorded returns the number of confirmations whose resolution is not recorded.
 func (b *Broker) Unrecorded() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.pending)
 }
 
-// Answer answers one confirmation in the name of a client, and returns the recorded
-// resolution. It waits until that is recorded, so that no client learns of an answer
-// that a crash could still lose; ctx bounds that wait alone, and the answer stands.
-// Its errors wrap [ErrUnknownConfirmation], [ErrResolved], or [tools.ErrRecord]: the
-// decision could not be recorded, and nothing was allowed. The first two are reported
-// as an [Attempt].
+// Answer answers one confirmation for a client and returns the recorded resolution.
+// It waits for the record, so that no client learns of an answer that a crash could
+// still lose. If ctx ends that wait, the answer stands. Errors wrap
+// [ErrUnknownConfirmation], [ErrResolved], or [tools.ErrRecord] if the decision
+// could not be recorded and nothing was allowed. The first two are also reported as
+// an [Attempt].
 func (b *Broker) Answer(ctx context.Context, id string, a Answer, label string) (Resolution, error) {
 	label = cleanLabel(label)
 	b.mu.Lock()
@@ -251,24 +243,22 @@ func (b *Broker) Answer(ctx context.Context, id string, a Answer, label string) 
 	return q.outcome.resolution, nil
 }
 
-// Misdirected reports an answer whose client named another turn than the
-// confirmation's, or an ID that cannot exist. It changes nothing. The error is that of
-// [Broker.Answer] for an unknown ID.
+// Misdirected reports an answer that named the wrong turn, or an impossible ID. It
+// changes nothing. The error is as from [Broker.Answer] for an unknown ID.
 func (b *Broker) Misdirected(id string, a Answer, label string) error {
 	_, err := b.rejectAnswer(id, a, cleanLabel(label), outcome{}, false)
 	return err
 }
 
-// Forbidden reports an answer from a client without the permission for it. The
-// confirmation stays pending. The error is that of the recorder.
+// Forbidden reports an answer from a client without permission for it. The
+// confirmation stays pending. The error is the recorder's.
 func (b *Broker) Forbidden(id string, a Answer, label string) error {
 	return b.reportAttempt(newAttempt(id, a, cleanLabel(label), AttemptForbidden))
 }
 
-// cleanLabel bounds text from a client.
+// cleanLabel repairs and bounds text from a client.
 func cleanLabel(s string) string { return utf8text.Clip(utf8text.Repair(s), maxLabelBytes) }
 
-// newAttempt returns the report of an answer that changes nothing, bounded.
 func newAttempt(id string, a Answer, label string, outcome AttemptOutcome) Attempt {
 	return Attempt{
 		RequestID: cleanLabel(id), By: label, Outcome: outcome,
@@ -277,8 +267,8 @@ func newAttempt(id string, a Answer, label string, outcome AttemptOutcome) Attem
 	}
 }
 
-// rejectAnswer reports an answer that changes nothing, and returns the resolution that
-// stands.
+// rejectAnswer reports an answer that changes nothing and returns the standing
+// resolution.
 func (b *Broker) rejectAnswer(id string, a Answer, label string, past outcome, known bool) (Resolution, error) {
 	id = cleanLabel(id)
 	if past.err != nil {
@@ -312,8 +302,8 @@ func (b *Broker) reportAttempt(attempt Attempt) error {
 	return record(attempt) // a failure to record ends the session by itself
 }
 
-// Close reports the attempts that were not reported one by one. The dispatcher calls
-// it.
+// Close reports how many attempts were not reported one by one. The dispatcher
+// calls it.
 func (b *Broker) Close() {
 	b.mu.Lock()
 	omitted := b.attempts.omitted
@@ -324,33 +314,32 @@ func (b *Broker) Close() {
 	}
 }
 
-// sinceBoot is a clock that is never set and that runs while the machine
-// sleeps (CLOCK_BOOTTIME, clock_gettime(2)); Go's own monotonic clock stands
-// still then.
+// sinceBoot is a clock that is never set and runs while the machine sleeps. Go's
+// monotonic clock stands still then.
 func sinceBoot() time.Duration {
 	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // fails on no Linux since 2.6.39; with 0 the other clock still counts
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // can't fail since Linux 2.6.39; with 0 the other clock still counts
 	return time.Duration(t.Nano())
 }
 
-// Bounds of what answers that change nothing add to the records, each of which
-// is on the disk before its client hears of it: a client that floods must not
-// fill it. Fifty clients that race for one confirmation are far below.
+// Bounds of the recorded attempts. Each is on disk before its client hears of it,
+// so a flooding client must not fill the disk. Fifty clients that race for one
+// confirmation are far below.
 const (
 	attemptBurst    = 1000
 	attemptInterval = time.Second // one more each
 )
 
-// attempts is a bucket of reports, and counts what finds it empty. The zero
-// value is full. It belongs to its broker.
+// attempts limits reports like a token bucket, and counts those it refused. The
+// zero value is a full bucket.
 type attempts struct {
 	used    int
-	since   time.Time // up to which moment used is refilled
+	since   time.Time // when used was last reduced
 	omitted int
 }
 
-// takeReport asks for one report. It returns the number of attempts before this one that were
-// not reported, or that this one is not.
+// takeReport asks to report one attempt. It returns how many before it were not
+// reported, or false if this one isn't either.
 func (a *attempts) takeReport(now time.Time) (omitted int, ok bool) {
 	since := now.Sub(a.since)
 	if back := int(since / attemptInterval); back > 0 {

@@ -16,42 +16,41 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// ChangeLogFile is the name of the change log, which lies beside the files whose
-// changes it records.
+// ChangeLogFile is the name of the change log. It is beside the files whose changes
+// it records.
 const ChangeLogFile = "changes.jsonl"
 
-// Change is one change of the stored approvals or of the trusted workspaces: one
-// line of the change log. It is written before the change is made, and a change
-// that cannot be logged is not made.
+// Change is one line of the change log: a change of the stored approvals or the
+// trusted workspaces. It is written before the change is made; without it the
+// change is not made.
 //
 //	{"ts":"2026-11-20T10:00:00.000001Z","uid":1000,"user":"me","by":"caisson approvals trust","file":"approvals.json","removed":[],"added":[{"tool":"shell",…}]}
 type Change struct {
-	// Time is UTC, microseconds.
+	// Time is UTC, in microseconds.
 	Time time.Time `json:"ts"`
-	// UID is the user ID of the process that made the change, -1 on systems
-	// without one; User is its name, "" if it has none.
+	// UID is the user ID of the process that made the change, and User its name or
+	// "".
 	UID  int    `json:"uid"`
 	User string `json:"user"`
 	// By names the origin: a command, or a session and the client that answered.
-	By string `json:"by"`
-	// File is the name of the changed file.
+	By   string `json:"by"`
 	File string `json:"file"`
-	// Removed and Added are the entries of the file that the change removed and added.
+	// Removed and Added are the entries removed from and added to the file.
 	Removed []json.RawMessage `json:"removed"`
 	Added   []json.RawMessage `json:"added"`
 }
 
 // Author identifies who changes a store.
 type Author struct {
-	// By is the origin of the change, for [Change.By].
+	// By becomes [Change].By.
 	By string
-	// Redact removes secrets from JSON before it is logged; nil changes nothing.
+	// Redact removes secrets from JSON before it is logged. It may be nil.
 	Redact func([]byte) []byte
 }
 
-// ReadChanges returns the logged changes of all files in a directory, the oldest
-// first. The error names the lines that cannot be decoded; the other changes are
-// returned with it.
+// ReadChanges returns the logged changes in a directory, oldest first. The error
+// names the lines that can't be decoded; the other changes are returned all the
+// same.
 func ReadChanges(dir string) ([]Change, error) {
 	path := filepath.Join(dir, ChangeLogFile)
 	text, err := os.ReadFile(path)
@@ -76,7 +75,6 @@ func ReadChanges(dir string) ([]Change, error) {
 	return changes, errors.Join(errs...)
 }
 
-// appendChange adds a line to the change log in dir and syncs it to the disk.
 func appendChange(dir string, c Change) error {
 	c.UID = os.Getuid()
 	if u, err := user.LookupId(strconv.Itoa(c.UID)); err == nil {
@@ -95,8 +93,8 @@ func appendChange(dir string, c Change) error {
 	})
 }
 
-// appendLine adds a whole line or nothing. A line that a crash cut short stays
-// and is ended first.
+// appendLine adds a whole line or nothing. If a crash cut the last line short, it
+// ends that one first.
 func appendLine(path string, line []byte) (err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
@@ -120,13 +118,12 @@ func appendLine(path string, line []byte) (err error) {
 	if err == nil {
 		err = errors.Join(f.Sync(), state.SyncDir(filepath.Dir(path)))
 	}
-	if err != nil { // the change is not made: its line must not stay
+	if err != nil { // the change is not made, so its line must not stay
 		return errors.Join(err, f.Truncate(size))
 	}
 	return nil
 }
 
-// entriesMissing returns the entries of list that other lacks.
 func entriesMissing(list, other []json.RawMessage) []json.RawMessage {
 	known := map[string]bool{}
 	for _, e := range other {

@@ -10,29 +10,28 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Grant is one answer that was stored for good.
+// Grant is one stored answer.
 //
 //	{"tool":"shell","workspace":"/home/me/project","phrase":"git status","decision":"allow","created":"2026-11-20T10:00:00Z"}
 type Grant struct {
-	// Tool is canonical. A file may also hold the wire form: it names the same
-	// tool.
+	// Tool is canonical. Files may also have the wire form of the name.
 	Tool tools.Name `json:"tool"`
-	// Workspace is the absolute host path that it holds for.
+	// Workspace is the absolute host path that the answer is for.
 	Workspace string `json:"workspace"`
-	// Phrase is the exact command of an execute tool, as [policy.StaticPhrase] returns
-	// it; "" for other classes.
+	// Phrase is an execute tool's exact command as [policy.StaticPhrase] returns
+	// it, "" for other classes.
 	Phrase string `json:"phrase,omitempty"`
-	// Definition is [tools.Definition].Hash of a server's tool, "" for others. An allow
-	// holds for that definition alone, a deny for every later one too.
+	// Definition is the [tools.Definition].Hash of a server's tool, "" for others.
+	// An allow holds only for that definition, a deny for later ones too.
 	Definition string `json:"definition,omitempty"`
 	// Decision is DecisionAllow or DecisionDeny.
 	Decision Decision `json:"decision"`
-	// Created is when it was stored, UTC.
+	// Created is when the answer was stored, in UTC.
 	Created time.Time `json:"created"`
 }
 
-// SameKey reports whether two grants are about the same calls, whatever the definition
-// of the tool was.
+// SameKey reports whether two grants are about the same calls, regardless of the
+// tool's definition.
 func (g Grant) SameKey(o Grant) bool {
 	return g.Tool.Same(o.Tool) && g.Workspace == o.Workspace && g.Phrase == o.Phrase
 }
@@ -41,12 +40,11 @@ func (g Grant) isComplete() bool {
 	return g.Tool != "" && g.Workspace != "" && (g.Decision == DecisionAllow || g.Decision == DecisionDeny)
 }
 
-// Grants is the file of lasting answers. It belongs outside every workspace
-// ($XDG_STATE_HOME/caisson/approvals.json). It is read anew for each call,
-// so that a change holds at once. It is safe for concurrent use, by several
-// processes too. A file that is not what this package writes is moved aside and
-// counts as empty: everything prompts again, and the error is a [CorruptError].
-// The zero value is not useful.
+// Grants is the file of lasting answers ($XDG_STATE_HOME/caisson/approvals.json).
+// It must be outside every workspace. It is read anew for each call, so that
+// changes take effect at once. Methods are safe for concurrent use by several
+// processes. A corrupt file is moved aside and counts as empty: everything is asked
+// again, and the error is a [CorruptError]. The zero value is not useful.
 type Grants struct{ file stateFile[grantsFile] }
 
 type grantsFile struct {
@@ -54,7 +52,8 @@ type grantsFile struct {
 	Grants  []Grant `json:"grants"`
 }
 
-// NewGrants returns the grants in a file; neither it nor its directory need exist.
+// NewGrants returns the grants in a file. Neither the file nor its directory need
+// exist.
 func NewGrants(path string) *Grants {
 	return &Grants{stateFile[grantsFile]{
 		path: path, what: "approvals", now: time.Now, parse: parseGrants,
@@ -62,7 +61,7 @@ func NewGrants(path string) *Grants {
 	}}
 }
 
-// As returns the same file, changed on behalf of an author. Nil stays nil.
+// As returns the same file, changed on behalf of a. Nil stays nil.
 func (g *Grants) As(a Author) *Grants {
 	if g == nil {
 		return nil
@@ -72,8 +71,7 @@ func (g *Grants) As(a Author) *Grants {
 	return &other
 }
 
-// AnsweredBy returns the same file with the client that answered as part of the
-// author of changes.
+// AnsweredBy returns the same file, with client added to the author of changes.
 func (g *Grants) AnsweredBy(client string) *Grants {
 	if client == "" {
 		return g
@@ -91,8 +89,8 @@ func anyOf[E any](list []E) []any {
 	return all
 }
 
-// Find looks for the stored answer to a tool, workspace, phrase and definition. A deny
-// beats an allow. With an error there is no answer.
+// Find returns the stored answer to a tool, workspace, phrase and definition, if
+// there is one. A deny beats an allow. An error means that there is no answer.
 func (g *Grants) Find(key Grant) (Decision, bool, error) {
 	list, err := g.List()
 	decision := Decision("")
@@ -108,10 +106,10 @@ func (g *Grants) Find(key Grant) (Decision, bool, error) {
 	return decision, decision != "", err
 }
 
-// IsOutdated reports whether an allow of the same calls is stored for another definition
-// of the tool.
+// IsOutdated reports whether an allow of the same calls is stored for another
+// definition of the tool.
 func (g *Grants) IsOutdated(key Grant) bool {
-	list, _ := g.List() // [Grants.Find] returns the error
+	list, _ := g.List() // Find returns the error
 	return slices.ContainsFunc(list, func(grant Grant) bool {
 		return grant.SameKey(key) && grant.Decision == DecisionAllow && grant.Definition != key.Definition
 	})
@@ -123,7 +121,7 @@ func (g *Grants) List() ([]Grant, error) {
 	return file.Grants, err
 }
 
-// Add stores an answer in the place of an earlier one to the same.
+// Add stores an answer. It replaces an earlier one to the same calls.
 func (g *Grants) Add(grant Grant) error {
 	if !grant.isComplete() {
 		return fmt.Errorf("store approval of %q: tool, workspace and a decision of allow or deny are needed", grant.Tool)

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// Who resolved a confirmation; see [Resolution].By.
+// Values of [Resolution].By.
 const (
 	ByUser     = "user"
 	BySession  = "session"
@@ -20,53 +20,49 @@ const (
 	ByCancel   = "cancel"
 )
 
-// errConfirmTimeout is the cause of a request whose time is over.
+// errConfirmTimeout is the cause of a request's context at its deadline.
 var errConfirmTimeout = errors.New("confirmation timed out")
 
-// errClientExit is the error of a client that ended its goroutine.
+// errClientExit means that a client ended its goroutine.
 var errClientExit = errors.New("the client ended its goroutine without returning")
 
-// Request is one confirmation that was requested and is not resolved yet, or just
-// was. The lock of its broker guards it; what is set before a channel is closed may
-// be read after that.
+// Request is one confirmation until its resolution is recorded. Its broker's lock
+// guards it; what is set before a channel is closed may be read after that.
 type Request struct {
 	Confirmation
 	ctx    context.Context //nolint:containedctx // a request lives as long as the call that waits for it
 	cancel context.CancelFunc
 	// until is Expires on the clock that runs while the machine sleeps.
 	until time.Duration
-	// delivered reports that clients may be shown the request: it is recorded.
+	// delivered reports that the request is recorded, so clients may be shown it.
 	delivered bool
-	// asking holds the clients that were shown it and have not given up.
+	// asking holds the clients that were shown the request and have not given up.
 	asking   map[*client]context.CancelCauseFunc
 	resolved bool
 	reply    Reply
-	// answered is closed when reply is set, alone when no client is left and none may
-	// come, recorded when outcome is set: the dispatcher has recorded the resolution,
-	// or could not.
+	// answered is closed when reply is set, alone when no client is left and none
+	// may come, and recorded when outcome is set.
 	answered, alone, recorded chan struct{}
 	outcome                   outcome
 }
 
-// Reply is the first answer to a request.
 type Reply struct {
 	Answer Answer
-	// Client is the label of the client that answered, "" for none.
+	// Client is the label of the client that answered, or "".
 	Client string
 	// By is as in [Resolution].
 	By string
 }
 
-// outcome is the end of a confirmation: the recorded resolution, or why none could be
-// recorded.
+// outcome is the recorded resolution, or why it could not be recorded.
 type outcome struct {
 	resolution Resolution
 	err        error
 }
 
-// Request makes a confirmation known, so that an answer finds it from the moment at
-// which anyone can know of it. The caller reports it, calls [Broker.Deliver] and
-// [Broker.Wait], and ends it with [Broker.Record].
+// Request makes a confirmation known before anyone can hear of it, so that an
+// answer finds it. The caller reports it, calls [Broker.Deliver] and [Broker.Wait],
+// and ends it with [Broker.Record].
 func (b *Broker) Request(ctx context.Context, c Confirmation) *Request {
 	ctx, cancel := context.WithDeadlineCause(ctx, c.Expires, errConfirmTimeout)
 	q := &Request{
@@ -80,8 +76,7 @@ func (b *Broker) Request(ctx context.Context, c Confirmation) *Request {
 	return q
 }
 
-// Deliver shows requests to the attached clients, in order, and to clients that are
-// attached later.
+// Deliver shows requests, in order, to all clients attached now or later.
 func (b *Broker) Deliver(requests ...*Request) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -94,8 +89,8 @@ func (b *Broker) Deliver(requests ...*Request) {
 	}
 }
 
-// showRequest asks a client. The caller holds mu. The client's context ends when the
-// resolution is recorded, so that its cause is the recorded resolution.
+// showRequest asks a client. The caller holds mu. The client's context ends only
+// when the resolution is recorded, so that its cause is the recorded resolution.
 func (b *Broker) showRequest(q *Request, c *client) {
 	if !q.delivered || q.resolved || q.ctx.Err() != nil {
 		return
@@ -105,7 +100,7 @@ func (b *Broker) showRequest(q *Request, c *client) {
 	b.bound.Go(func() {
 		var a Answer
 		err := errClientExit
-		defer func() { // also where the client ends this goroutine
+		defer func() { // also if the client ends this goroutine
 			b.mu.Lock()
 			defer b.mu.Unlock()
 			if err == nil && ctx.Err() == nil {
@@ -120,7 +115,7 @@ func (b *Broker) showRequest(q *Request, c *client) {
 	})
 }
 
-// callApprover returns the answer of an approver, or its panic as an error.
+// callApprover turns an approver's panic into an error.
 func callApprover(ctx context.Context, a Approver, c Confirmation) (answer Answer, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -152,9 +147,9 @@ func (b *Broker) checkAlone(q *Request) {
 	}
 }
 
-// endedBy returns ByTimeout or ByCancel if a request is over without an answer,
-// otherwise "". The time is over when it is on either clock, so that neither a change
-// of the clock nor a sleep of the machine extends it. The caller holds mu.
+// endedBy returns ByTimeout or ByCancel if a request ended without an answer, else
+// "". Either clock ends it, so that neither setting the clock nor a sleep of the
+// machine extends it. The caller holds mu.
 func (b *Broker) endedBy(q *Request) string {
 	switch {
 	case q.ctx.Err() != nil && !errors.Is(context.Cause(q.ctx), errConfirmTimeout):
@@ -165,9 +160,8 @@ func (b *Broker) endedBy(q *Request) string {
 	return ""
 }
 
-// resolve makes r the reply of a request if it is the first and in time, and reports
-// whether it is. A reply that is too late resolves the request by its end. The caller
-// holds mu.
+// resolve makes r the reply if it is the first and in time, and reports whether it
+// is. A late reply resolves the request by its end. The caller holds mu.
 func (b *Broker) resolve(q *Request, r Reply) bool {
 	if q.resolved {
 		return false
@@ -189,9 +183,9 @@ func (b *Broker) resolveAlone(q *Request, a Answer, by string) {
 	b.resolve(q, Reply{Answer: a, By: by})
 }
 
-// Wait returns the first reply to a request: a client's, the end of the time, a
-// cancellation, that no client is left, or an answer to another request that holds for
-// the session. earlier returns such an answer; it is called again each time answers
+// Wait returns the first reply to a request: a client's answer, a timeout, a
+// cancellation, ByOnPrompt if no client is left, or the session's answer to another
+// request. earlier returns such an answer; Wait calls it again each time answers
 // change.
 func (b *Broker) Wait(q *Request, answers *SessionAnswers, earlier func() (Decision, bool)) Reply {
 	for {
@@ -205,7 +199,7 @@ func (b *Broker) Wait(q *Request, answers *SessionAnswers, earlier func() (Decis
 		case <-changed:
 			continue
 		case <-q.ctx.Done():
-			b.resolveAlone(q, Answer{}, ByCancel) // or by the timeout, which resolve finds
+			b.resolveAlone(q, Answer{}, ByCancel) // or ByTimeout, which resolve detects
 		case <-q.alone:
 			b.resolveAlone(q, Answer{}, ByOnPrompt)
 		}
@@ -213,8 +207,8 @@ func (b *Broker) Wait(q *Request, answers *SessionAnswers, earlier func() (Decis
 	}
 }
 
-// Record ends a request with its recorded resolution, or with the error that kept it
-// from being recorded, and tells all clients.
+// Record ends a request with its recorded resolution, or with the error that
+// prevented recording it, and tells all clients.
 func (b *Broker) Record(q *Request, r Resolution, err error) {
 	q.cancel()
 	b.mu.Lock()

@@ -6,29 +6,28 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// AnswerKey identifies the confirmations that one answer for the session covers: a
-// tool, and the other tool whose rule asked. An answer to an apply_patch that only
-// adds files does not cover one that deletes, if deletes are asked about. Command is the
-// policy's entry about commands that asked, "" for none. Definition is as in [Grant].
+// AnswerKey identifies the confirmations that one answer for the session covers. As
+// is the other tool whose rule asked: an answer to an apply_patch that only adds
+// files does not cover one that deletes, if deletes are asked about. Command is the
+// policy's entry about commands that asked, or "". Definition is as in [Grant].
 type AnswerKey struct {
 	Tool, As   tools.Name
 	Command    string
 	Definition string
 }
 
-// withoutDefinition returns the key that answers have whatever the definition was.
 func (k AnswerKey) withoutDefinition() AnswerKey {
 	k.Definition = ""
 	return k
 }
 
-// SessionAnswers are the answers that hold for a session, one per key. The last one
-// stays, but an allow never replaces a deny. It is safe for concurrent use. The zero
+// SessionAnswers holds the answers for a session. The last answer to a key counts,
+// but an allow never replaces a deny. Methods are safe for concurrent use. The zero
 // value is empty.
 type SessionAnswers struct {
-	keeping sync.Mutex // one answer at a time is recorded and kept
+	keeping sync.Mutex // held while one answer is recorded and kept
 	mu      sync.Mutex
-	answers map[AnswerKey]sessionAnswer // by keys without a definition
+	answers map[AnswerKey]sessionAnswer // keys have no definition
 	changed chan struct{}
 }
 
@@ -37,7 +36,7 @@ type sessionAnswer struct {
 	definition string
 }
 
-// Find returns the answer for a key, and reports whether there is one.
+// Find returns the answer for a key, if there is one.
 func (m *SessionAnswers) Find(key AnswerKey) (Decision, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -56,8 +55,8 @@ func (m *SessionAnswers) IsOutdated(key AnswerKey) bool {
 	return a.decision == DecisionAllow && a.definition != key.Definition
 }
 
-// Keep stores an answer if record returns true. Its argument is the scope that the
-// answer gets: an allow that comes after a deny holds for its call alone.
+// Keep stores an answer if record returns true. record gets the answer's scope: an
+// allow after a deny holds only for its call.
 func (m *SessionAnswers) Keep(key AnswerKey, d Decision, record func(Scope) bool) {
 	m.keeping.Lock()
 	defer m.keeping.Unlock()

@@ -14,49 +14,48 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
 
-// maxStateBytes bounds a file of lasting answers: some ten thousand entries.
+// maxStateBytes allows some ten thousand entries.
 const maxStateBytes = 4 << 20
 
-// lockTime bounds the wait for another process, which holds the lock for a millisecond.
+// lockTime bounds the wait for another process, which holds the lock for a
+// millisecond.
 const lockTime = 5 * time.Second
 
-// stateFile is one JSON file of what a person decided for good. It belongs
-// outside every workspace. It is read anew for each call, under a lock that
-// other processes take too, replaced whole, and on disk before a change returns.
-// Each change is in the change log before it is made, see [Change].
-// A file that is not exactly what is written here is moved aside and counts as
-// empty.
+// stateFile is a JSON file of lasting decisions. It must be outside every
+// workspace. It is read anew for each call, under a lock that other processes take
+// too. A change is logged first (see [Change]), then replaces the whole file, and
+// is on disk when it returns. A file in any other format is moved aside and counts
+// as empty.
 type stateFile[T any] struct {
 	path string
-	// what names the content in errors: "approvals".
+	// what names the content in errors, such as "approvals".
 	what string
 	now  func() time.Time
-	// parse returns the content of a text whose JSON holds no duplicate keys.
+	// parse returns the content of a text, which has no duplicate JSON keys.
 	parse func(text []byte) (T, error)
-	// entries are the content's, each for itself, for the change log.
+	// entries splits the content for the change log.
 	entries func(T) []any
 	author  Author
 }
 
-// CorruptError is a file of lasting answers that this package did not write. It was
-// moved aside and counts as empty.
+// CorruptError reports a file of lasting decisions that this package did not write.
+// It was moved aside and counts as empty.
 type CorruptError struct {
 	// What names the content: "approvals", "trusted workspaces".
 	What string
-	// Path is the file, Quarantine where it is now; "" where it could not be moved.
+	// Path is the file. Quarantine is where it is now, or "" if it could not be
+	// moved.
 	Path, Quarantine string
 	Err              error
 }
 
-// Error names both paths and the cause.
 func (e *CorruptError) Error() string {
 	return fmt.Sprintf("read %s %s: %v (moved to %q)", e.What, e.Path, e.Err, e.Quarantine)
 }
 
-// Unwrap returns the cause.
 func (e *CorruptError) Unwrap() error { return e.Err }
 
-// load returns the content, the zero T if there is no file.
+// load returns the content, or the zero T if there is no file.
 func (s *stateFile[T]) load() (content T, err error) {
 	if _, err := os.Lstat(s.path); errors.Is(err, fs.ErrNotExist) {
 		return content, nil // without making a directory
@@ -68,9 +67,8 @@ func (s *stateFile[T]) load() (content T, err error) {
 	return content, err
 }
 
-// change replaces the content with the result of edit, once the change is in the
-// change log. A corrupt file counts as empty. Nothing is written if edit changes
-// nothing or the log cannot be written.
+// change replaces the content by the result of edit, once the change is logged. A
+// corrupt file counts as empty. If edit changes nothing, nothing is written.
 func (s *stateFile[T]) change(edit func(T) T) error {
 	return withLock(s.path, func() error { return s.changeLocked(edit) })
 }
@@ -112,7 +110,7 @@ func (s *stateFile[T]) changeLocked(edit func(T) T) error {
 }
 
 func (s *stateFile[T]) encodeEntries(content T) ([]json.RawMessage, error) {
-	entries := []json.RawMessage{} // never null
+	entries := []json.RawMessage{} // not null in JSON
 	for _, e := range s.entries(content) {
 		text, err := json.Marshal(e)
 		if err != nil {
@@ -132,7 +130,7 @@ func (s *stateFile[T]) redactEntries(entries []json.RawMessage) []json.RawMessag
 	return entries
 }
 
-// withLock calls f while no other process changes a file.
+// withLock calls f while no other process changes the file.
 func withLock(path string, f func() error) error {
 	lock, err := state.Acquire(context.Background(), path+".lock", lockTime)
 	if err != nil {
@@ -141,7 +139,7 @@ func withLock(path string, f func() error) error {
 	return errors.Join(f(), lock.Release())
 }
 
-// read returns the content of the file, the zero T if there is none.
+// read is load without locking.
 func (s *stateFile[T]) read() (content T, err error) {
 	text, err := state.Read(s.path, maxStateBytes)
 	switch {

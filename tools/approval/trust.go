@@ -13,38 +13,37 @@ import (
 )
 
 // TrustedWorkspace is a workspace whose own configuration counts, bound to the
-// files that were trusted.
+// trusted files.
 //
 //	{"workspace":"/home/me/project","files":[{"path":".caisson/config.yaml","sha256":"9f86…"}],"created":"2026-11-20T10:00:00Z"}
 type TrustedWorkspace struct {
-	// Workspace is its absolute host path.
+	// Workspace is the absolute host path.
 	Workspace string `json:"workspace"`
-	// Files are all of its files that count, in the order of their names; none
-	// where there was none. A file that comes, goes or changes ends the trust.
+	// Files are all of the workspace's files that count, sorted by path. If one is
+	// added, removed or changed, the trust ends.
 	Files []TrustedFile `json:"files"`
-	// Instructions are its instruction files that were trusted, in the order of their
-	// names. One that comes or changes is not trusted, and ends nothing else.
+	// Instructions are the trusted instruction files, sorted by path. A new or
+	// changed one is not trusted, which affects nothing else.
 	Instructions []TrustedFile `json:"instructions,omitempty"`
-	// Created is when it was stored, UTC.
+	// Created is when the entry was stored, in UTC.
 	Created time.Time `json:"created"`
 }
 
-// TrustedFile is one file of a workspace as it was when it was trusted.
+// TrustedFile is one file of a workspace as it was trusted.
 type TrustedFile struct {
-	// Path is relative to the workspace, slash-separated.
+	// Path is relative to the workspace and slash-separated.
 	Path string `json:"path"`
-	// SHA256 is that of its content, hex.
+	// SHA256 is the content's hash in hex.
 	SHA256 string `json:"sha256"`
 }
 
 // Covers reports whether the trust is for exactly these files.
 func (t TrustedWorkspace) Covers(files []TrustedFile) bool { return slices.Equal(t.Files, files) }
 
-// Trust is the file of trusted workspaces. It belongs outside every workspace
-// ($XDG_STATE_HOME/caisson/trust.json), and is kept with the care of [Grants]:
-// read anew each time, under a lock, replaced whole; a corrupt file is
-// moved aside and counts as empty, with a [CorruptError]. The zero value is not
-// useful.
+// Trust is the file of trusted workspaces ($XDG_STATE_HOME/caisson/trust.json). It
+// must be outside every workspace and is kept like [Grants]: read anew each time
+// under a lock, and replaced as a whole. A corrupt file is moved aside and counts
+// as empty, with a [CorruptError]. The zero value is not useful.
 type Trust struct{ file stateFile[trustFile] }
 
 type trustFile struct {
@@ -52,7 +51,8 @@ type trustFile struct {
 	Workspaces []TrustedWorkspace `json:"workspaces"`
 }
 
-// NewTrust returns the trust in a file; neither it nor its directory need exist.
+// NewTrust returns the trust in a file. Neither the file nor its directory need
+// exist.
 func NewTrust(path string) *Trust {
 	return &Trust{stateFile[trustFile]{
 		path: path, what: "trusted workspaces", now: time.Now, parse: parseTrust,
@@ -60,15 +60,15 @@ func NewTrust(path string) *Trust {
 	}}
 }
 
-// As returns the same file, changed on behalf of an author.
+// As returns the same file, changed on behalf of a.
 func (t *Trust) As(a Author) *Trust {
 	other := *t
 	other.file.author = a
 	return &other
 }
 
-// Find returns the entry of a workspace, and reports whether there is one. With an error
-// there is none.
+// Find returns a workspace's entry, if there is one. An error means that there is
+// none.
 func (t *Trust) Find(workspace string) (TrustedWorkspace, bool, error) {
 	list, err := t.List()
 	i := slices.IndexFunc(list, func(w TrustedWorkspace) bool { return w.Workspace == workspace })
@@ -78,14 +78,14 @@ func (t *Trust) Find(workspace string) (TrustedWorkspace, bool, error) {
 	return list[i], true, nil
 }
 
-// List returns all trusted workspaces, in the order in which they were stored.
+// List returns all trusted workspaces in the order in which they were stored.
 func (t *Trust) List() ([]TrustedWorkspace, error) {
 	file, err := t.file.load()
 	return file.Workspaces, err
 }
 
-// Add binds a workspace to files and instruction files, in the place of what was stored
-// of it.
+// Add binds a workspace to files and instruction files. It replaces an earlier
+// entry.
 func (t *Trust) Add(workspace string, files []TrustedFile, instructions ...TrustedFile) error {
 	entry := TrustedWorkspace{Workspace: workspace, Files: append([]TrustedFile{}, files...), Instructions: instructions, Created: t.file.now().UTC().Truncate(time.Second)}
 	if err := entry.check(); err != nil {
@@ -96,7 +96,7 @@ func (t *Trust) Add(workspace string, files []TrustedFile, instructions ...Trust
 	})
 }
 
-// Remove removes a workspace and reports whether it was there.
+// Remove removes a workspace. It reports whether there was an entry.
 func (t *Trust) Remove(workspace string) (bool, error) {
 	var found bool
 	err := t.changeWorkspaces(func(list []TrustedWorkspace) []TrustedWorkspace {

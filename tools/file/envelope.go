@@ -62,8 +62,8 @@ type hunkLine struct {
 // Tolerated, because models write it and the meaning is clear: a here document or
 // code fence around the patch; lines that all end in \r\n; "***" without a space,
 // or repeated at the end; other capitals; an empty line for an empty context line,
-// or in an added file; unified line numbers after @@ and file names before it; "\
-// No newline at end of file"; an @@ line with nothing after it.
+// or in an added file; unified line numbers after @@ and file names before it;
+// "\ No newline at end of file"; an @@ line with nothing after it.
 //
 // Refused, with the line and the fix: a missing *** End Patch (the patch may be cut
 // off), text around the envelope, a line without its sign, an unknown header.
