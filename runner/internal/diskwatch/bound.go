@@ -16,22 +16,20 @@ import (
 )
 
 const (
-	// walkInterval and walkShare bound the time that is spent in walks of a
-	// directory: one is followed by a pause of walkShare times its duration, and
-	// of walkInterval at least.
+	// walkInterval and walkShare bound the time spent in walks of a directory: after each
+	// follows a pause of walkShare times its duration, at least walkInterval.
 	walkInterval = 200 * time.Millisecond
 	walkShare    = 20
-	// blindTime is the time after which a directory is walked although its file
-	// system did not lose room: what was freed elsewhere may hide what was
-	// written to it.
+	// blindTime is when a directory is walked although its file system lost no room: files
+	// removed elsewhere may hide what was written to it.
 	blindTime = 10 * time.Second
-	// bytesPerFile is the size of a bound for each file that it allows: a
-	// directory of 2 GiB may hold half a million.
+	// bytesPerFile is how much of a bound's size allows one more file: 2 GiB allow half a
+	// million.
 	bytesPerFile = 4 << 10
 )
 
-// Bound is a directory of a sandbox whose use is bounded, such as the home. It
-// is safe for concurrent use.
+// Bound is a directory of a sandbox with bounded size, such as the home. It is safe for
+// concurrent use.
 type Bound struct {
 	target string // in the sandbox
 	dir    *os.File
@@ -48,11 +46,10 @@ type Bound struct {
 	used use
 }
 
-// use is the use of a directory.
 type use struct{ bytes, files int64 }
 
-// NewBound returns a bound of so many bytes for an empty directory of the host,
-// which is at target in the sandbox. The caller must close it.
+// NewBound bounds an empty directory at path on the host, and at target in the sandbox, to a
+// number of bytes. The caller must close it.
 func NewBound(target, path string, bytes int64) (*Bound, error) {
 	dir, err := openDir(path)
 	if err != nil {
@@ -70,16 +67,15 @@ func (b *Bound) Close() error {
 	return b.dir.Close()
 }
 
-// lastUse returns the use at the last walk.
 func (b *Bound) lastUse() use {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.used
 }
 
-// watch walks the directory while there may be news, until ended is closed, and
-// calls full once if it uses more than the bound. If it did before, that is
-// when the slack is used up too: it must be possible to remove things.
+// watch walks the directory when necessary until ended is closed, and calls full once if it
+// exceeds the bound. If it exceeded it before, there is some slack: it must be possible to
+// remove things.
 func (b *Bound) watch(ended <-chan struct{}, full func(error)) {
 	was := b.lastUse()
 	most := use{max(b.bytes, was.bytes+byteSlack), max(b.files, was.files+fileSlack)}
@@ -106,8 +102,8 @@ func (b *Bound) watch(ended <-chan struct{}, full func(error)) {
 	}
 }
 
-// walkIfDue walks the directory, unless another command's watch does so or it
-// can't have come near the bound since the last walk.
+// walkIfDue walks the directory unless another command's watch is doing so, or it can't have
+// come near the bound since the last walk.
 func (b *Bound) walkIfDue(most use) {
 	if !b.walking.TryLock() {
 		return
@@ -130,8 +126,8 @@ func (b *Bound) walkIfDue(most use) {
 	b.used = found
 }
 
-// mayBeNear reports whether the file system lost as much room as an eighth of
-// what was left below the bound, in bytes or in files.
+// mayBeNear reports whether the file system lost more than an eighth of what the bound still
+// allowed, in bytes or in files.
 func (b *Bound) mayBeNear(now Room, most use) bool {
 	used := b.lastUse()
 	bytes := max((most.bytes-used.bytes)/8, 0)
@@ -139,19 +135,18 @@ func (b *Bound) mayBeNear(now Room, most use) bool {
 	return b.before.Bytes-now.Bytes > bytes || b.before.Files-now.Files > files || now.Files < 0 && b.before.Bytes-now.Bytes > 1<<20
 }
 
-// maxDepth bounds the depth of a directory, and the open descriptors of a walk.
-// Anything deeper counts as more than the bound, as does a path that is too long.
+// maxDepth bounds the depth of a directory and so the open descriptors of a walk. Deeper
+// entries, and paths that are too long, count as exceeding the bound.
 const maxDepth = 128
 
 func openDir(path string) (*os.File, error) {
 	return os.OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 }
 
-// countUse returns the use of a directory, or more than most as soon as it is
-// more. Commands may change the directory meanwhile in any way. No symlink is
-// followed. The blocks of a file with several names count once. If there is something that
-// this user may not read, even in a second walk, it counts as more than the bound: commands
-// could hide there what they write.
+// countUse returns the size of a directory, and stops once it exceeds most. Commands may change
+// the directory meanwhile. It follows no symlinks, and counts the blocks of hard links
+// once. If this user may not read something, even in a second walk, the bound counts as
+// exceeded: commands could hide their files there.
 func countUse(dir *os.File, most use) use {
 	found, denied := walk(dir, most)
 	if denied {
@@ -163,10 +158,10 @@ func countUse(dir *os.File, most use) use {
 	return found
 }
 
-// fileID identifies a file. Subvolumes of btrfs have the same inodes on different devices.
+// fileID identifies a file. Subvolumes of btrfs reuse inode numbers on different devices.
 type fileID struct{ device, inode uint64 }
 
-// walk counts what it can read, and reports whether it was denied something.
+// walk counts what it can read. denied reports that it may not read something.
 func walk(dir *os.File, most use) (found use, denied bool) {
 	r, err := workspace.NewReader(dir, workspace.ReaderOptions{OwnThread: true})
 	if err != nil {
@@ -175,17 +170,17 @@ func walk(dir *os.File, most use) (found use, denied bool) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	w := workspace.NewWriter(dir, workspace.WriterOptions{})
-	seen := map[fileID]bool{} // files with several names
+	seen := map[fileID]bool{} // hard links
 	_ = r.Scan(ctx, ".", workspace.ScanOptions{
-		// A directory that its owner, who is this user, may not enter is opened for its
-		// owner: otherwise a command could hide what it writes.
+		// Open a directory that its owner, this user, may not enter: a command could hide its
+		// files there.
 		Open: func(name string) (restore func(), err error) {
 			_, err = w.Apply(ctx, workspace.Op{Kind: workspace.OpChmod, Path: name, Mode: 0o500, Add: true})
 			return func() {}, err
 		},
 		Visit: func(e *workspace.ScanEntry) (mark uint8, enter string) {
 			st, err := e.Stat()
-			if err != nil { // it is gone by now, or the directory was closed again
+			if err != nil { // it is gone, or its directory was closed again
 				denied = denied || errors.Is(err, fs.ErrPermission)
 				return 0, ""
 			}

@@ -11,36 +11,34 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// Bounds of the host's own disk.
+// Bounds of the host's disk.
 const (
-	// Reserve is the room, in bytes, that commands must leave on the file system that
-	// they write to: enough for the host to go on, and more than the fastest
-	// disks write between two checks.
+	// Reserve is the room in bytes that commands must leave on the file system that they
+	// write to: enough for the host, and more than the fastest disks write between two
+	// checks.
 	Reserve = 1 << 30
-	// byteSlack and fileSlack are the bytes and files that a command may still
-	// write that starts when less than the reserve is left: it must be possible
-	// to remove things.
+	// byteSlack and fileSlack are what a command may still write if less than the reserve
+	// is left when it starts: it must be possible to remove things.
 	byteSlack = 16 << 20
 	fileSlack = 1000
-	// fileReserve is the part of all the files (inodes) of a file system that
-	// commands must leave, in percent, and leastFiles the least of it: more than
-	// the fastest command creates between two checks and until it is dead.
+	// fileReserve is the percentage of a file system's files (inodes) that commands must
+	// leave, and leastFiles the minimum: more than the fastest command creates before the next
+	// check ends it.
 	fileReserve = 5
 	leastFiles  = 10_000
-	// Interval is the interval of checks while a command runs: a statfs
-	// takes 2 µs, and one processor creates 5,000 files in the meantime.
+	// Interval is the time between checks while a command runs. A statfs takes 2 µs, and one
+	// processor creates 5,000 files in an interval.
 	Interval = 25 * time.Millisecond
 )
 
-// Room is the free space of a file system for ordinary users. A field is -1
-// if it is unknown.
+// Room is the free space of a file system for ordinary users. Unknown fields are -1.
 type Room struct {
 	Bytes, Files int64
 	// AllFiles is how many files the file system can hold.
 	AllFiles int64
 }
 
-// UnknownRoom is the room of a file system whose room is unknown.
+// UnknownRoom has only unknown fields.
 var UnknownRoom = Room{Bytes: -1, Files: -1}
 
 // Least returns the least of several rooms, field by field.
@@ -58,21 +56,20 @@ func Least(rooms []func() Room) Room {
 	return least
 }
 
-// Watch ends commands before they fill the file system that the workspace,
-// or an overlay's upper layer, is on: neither has a size of its own, and a full
-// disk harms the host. It is safe for concurrent use.
+// Watch ends commands before they fill the file system of the workspace, or of an overlay's
+// upper layer: these have no size limit, and a full disk harms the host. It is safe for
+// concurrent use.
 type Watch struct {
-	// room returns the room that is left.
 	room func() Room
 	// reserve is the room that must be left.
 	reserve Room
-	// kill ends commands that do not end when their contexts are cancelled.
+	// kill ends commands that don't end when their contexts are cancelled.
 	kill func()
 }
 
-// New returns a watch that keeps Reserve bytes and fileReserve percent of the files
-// free, leastFiles at least, or half of what is free now if that is less, so
-// that a small disk can be worked on.
+// New returns a watch that keeps Reserve bytes free, and fileReserve percent of the files or
+// leastFiles. If less than twice that is free, it keeps half of it, so that small disks can
+// be used.
 func New(room func() Room, kill func()) *Watch {
 	now := room()
 	return &Watch{room: room, kill: kill, reserve: Room{
@@ -81,11 +78,11 @@ func New(room func() Room, kill func()) *Watch {
 	}}
 }
 
-// WatchContext returns a context that is cancelled, with a *limits.ExceededError of
-// kind disk as its cause, when less than the reserve is left; if less was left
-// before, when the slack is gone too; or when one of the bounds is exceeded. A
-// command that is cancelled already is killed then. Call stop when the command
-// has ended. A file system that does not answer ends nothing.
+// WatchContext returns a context that is cancelled with a *limits.ExceededError of kind disk
+// when less than the reserve is left, or, if that was so before, when the slack is used too, or
+// when one of the bounds is exceeded. If the command is already cancelled then, it is killed.
+// Call stop when the command has ended. If the room is unknown, nothing is ended. A nil Watch
+// returns ctx.
 func (w *Watch) WatchContext(ctx context.Context, bounds ...*Bound) (watched context.Context, stop func()) {
 	if w == nil {
 		return ctx, func() {}
@@ -124,7 +121,7 @@ func (w *Watch) WatchContext(ctx context.Context, bounds ...*Bound) (watched con
 	}
 }
 
-// checkFloor returns an error where less than floor is left, and nil otherwise.
+// checkFloor returns an error if less than floor is left.
 func (w *Watch) checkFloor(floor Room) error {
 	now := w.room()
 	switch {
@@ -136,8 +133,7 @@ func (w *Watch) checkFloor(floor Room) error {
 	return nil
 }
 
-// RoomOn returns what is left for ordinary users on the file system that a
-// directory is on.
+// RoomOn returns a function that measures the room on dir's file system.
 func RoomOn(dir *os.File) func() Room {
 	return func() Room {
 		raw, err := dir.SyscallConn()
@@ -157,7 +153,7 @@ func RoomOn(dir *os.File) func() Room {
 	}
 }
 
-// RoomAt is roomOn by a path.
+// RoomAt is [RoomOn] for a path.
 func RoomAt(dir string) func() Room {
 	return func() Room {
 		var fs unix.Statfs_t
@@ -166,8 +162,8 @@ func RoomAt(dir string) func() Room {
 	}
 }
 
-// roomOf reads the answer of statfs(2). Some file systems have no size, and
-// others (btrfs) no bound on files: their counts are 0.
+// roomOf reads the result of statfs(2). A count of 0 means that a file system has no size or,
+// like btrfs, no bound on files.
 func roomOf(fs *unix.Statfs_t, err error) Room {
 	room := UnknownRoom
 	if err != nil {

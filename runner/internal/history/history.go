@@ -1,5 +1,4 @@
-// Package history reads back from the records of a session what another process needs to
-// go on with it.
+// Package history reads a session's records back, for another process to resume it.
 package history
 
 import (
@@ -23,94 +22,88 @@ type Past struct {
 	// Created is the first record, and CreatedID its id.
 	Created   record.SessionCreated
 	CreatedID string
-	// End is the place behind the last whole record, and Torn the number of bytes there.
+	// End is the position after the last whole record, and Torn the number of bytes there.
 	End  record.Position
 	Torn int64
-	// Active is the time in which a process of the session ran.
+	// Active is how long processes of the session ran.
 	Active time.Duration
-	// Turns counts the turns, Last is the last one, nil before the first.
+	// Turns counts the turns. Last is the last one, or nil.
 	Turns int
 	Last  *Turn
-	// Messages are the conversation, as the model received it, with redacted secrets,
-	// without those that Summary stands for; it is nil if there is none.
+	// Messages are the conversation as the model saw it, with secrets redacted, except for
+	// what Summary replaces. Summary may be nil.
 	Messages []loop.Message
 	Summary  *loop.Summary
-	// Used is the use of the turns that have ended, Calls the number of calls that began.
+	// Used is the usage of the ended turns, Calls the number of calls that began.
 	Used  limits.Usage
 	Calls int
-	// Answers counts the answers of each model, by [loop.ModelInfo.String].
+	// Answers counts each model's answers, by [loop.ModelInfo.String].
 	Answers map[string]int
-	// Ran reports that a sandbox was started. Background are the handles of commands
-	// that were started in the background and whose end is not recorded, and Handles is
-	// the largest number of one.
+	// Ran reports that a sandbox was started. Background has the handles of background
+	// commands whose end is not recorded, and Handles is the largest number in a handle.
 	Ran        bool
 	Background map[string]bool
 	Handles    int
 	Denials    []record.Denial
-	// Skills are those that the session loaded, and Activated the tools of servers, in order.
+	// Skills are the loaded skills, and Activated the loaded MCP tools, in order.
 	Skills    []skill.Loaded
 	Activated []tools.Name
 }
 
 // Turn is the last turn of a session.
 type Turn struct {
-	// ID is the turn's id, Record that of its first record.
+	// ID is the turn's id, Record the id of its first record.
 	ID, Record string
 	Client     string
-	// Ended reports that it has an end, Reason is why, and Answered that this was the
-	// model's answer.
+	// Ended reports that the turn ended, and Reason why.
 	Ended  bool
 	Reason loop.StopReason
 	// Direct reports that a user made its calls, without the model.
 	Direct bool
-	// Start is the index of its first message, and Opened the number of messages that
-	// it had before the model was asked; Asked reports that it was.
+	// Start is the index of its first message. Asked reports that the model was asked, and
+	// Opened counts the messages before that.
 	Start, Opened int
 	Asked         bool
-	// Used is its use so far, and Elapsed its running time.
+	// Used is the usage so far, and Elapsed the running time.
 	Used                  limits.Usage
 	Elapsed               time.Duration
 	ModelCalls, ToolCalls int
-	// Answer is the id of the record of the model's last answer, Calls has the last
-	// record of each call by its id, and EndedCalls those whose end is recorded.
+	// Answer is the id of the record with the model's last answer. Calls has the last record
+	// of each call by the call's id, and EndedCalls the calls whose end is recorded.
 	Answer     string
 	Calls      map[string]string
 	EndedCalls map[string]bool
 }
 
-// Unfinished reports whether the last turn has no end.
+// Unfinished reports whether the last turn did not end.
 func (p *Past) Unfinished() bool { return p.Last != nil && !p.Last.Ended }
 
-// A DamageError reports records that were changed, or that can't be read, since they were
-// written.
+// A DamageError reports records that were changed or can't be read.
 type DamageError struct {
 	Session string
 	Err     error
 }
 
-// Error names the session and the damage.
 func (e *DamageError) Error() string {
 	return fmt.Sprintf("the records of %s are damaged: %v", e.Session, e.Err)
 }
 
-// Unwrap returns the cause.
 func (e *DamageError) Unwrap() error { return e.Err }
 
-// maxParents bounds the sessions of which one is a fork of the next.
+// maxParents bounds a chain of forks.
 const maxParents = 100
 
-// Read reads the session whose directory is dir. Records that were changed are a
-// [DamageError].
+// Read reads the session in dir. It returns a [DamageError] if its records were changed.
 func Read(dir string) (*Past, error) { return readSession(dir, nil, maxParents) }
 
-// readSession reads the session in dir, up to the point of a fork, nil is the end.
+// readSession reads the session in dir, up to a fork's point or, for nil, its end.
 func readSession(dir string, upTo *record.Parent, parents int) (*Past, error) {
 	session := filepath.Base(dir)
 	f, err := record.OpenRegular(filepath.Join(dir, record.TraceFile))
 	if err != nil {
 		return nil, fmt.Errorf("read session %s: %w", session, err)
 	}
-	defer func() { _ = f.Close() }() // only read
+	defer func() { _ = f.Close() }()
 	r := &reader{dir: dir, parents: parents, past: &Past{Answers: map[string]int{}, Background: map[string]bool{}}}
 	in := record.NewReader(f)
 	for upTo == nil || in.Position().Seq < upTo.Seq {
@@ -137,7 +130,6 @@ func readSession(dir string, upTo *record.Parent, parents int) (*Past, error) {
 	return r.finishReading(in, f)
 }
 
-// finishReading returns what was read.
 func (r *reader) finishReading(in *record.Reader, f *os.File) (*Past, error) {
 	p := r.past
 	p.End = in.Position()
@@ -154,27 +146,24 @@ func (r *reader) finishReading(in *record.Reader, f *os.File) (*Past, error) {
 	return p, nil
 }
 
-// reader collects what records tell. Its zero value is not usable.
 type reader struct {
 	dir     string
 	parents int
 	past    *Past
-	// begun is when the current process began, last the time of the last record, and
-	// active the time of the processes before. turnBegan is the active time at which the
-	// turn began.
+	// begun is when the current process began, last the time of the last record, and active
+	// the running time of earlier processes. turnBegan is the running time when the turn
+	// began.
 	begun, last       time.Time
 	active, turnBegan time.Duration
-	// used counts the turn.
+	// used counts the turn's usage.
 	used limits.Meter
-	// answered is the model whose answer is recorded and not yet a message, and summarized
-	// the one whose summary is not yet used; "" for none.
+	// answered is the model whose answer is recorded but not yet a message, and summarized
+	// the one whose summary is not yet used, or "".
 	answered, summarized string
 }
 
-// activeTime returns the time in which a process of the session ran.
 func (r *reader) activeTime() time.Duration { return r.active + max(r.last.Sub(r.begun), 0) }
 
-// addRecord adds one record.
 func (r *reader) addRecord(rec record.Record) error {
 	if r.past.CreatedID == "" {
 		return r.addCreated(rec)
@@ -184,7 +173,7 @@ func (r *reader) addRecord(rec record.Record) error {
 	case record.KindSessionResumed:
 		r.active, r.begun, r.last = r.activeTime(), rec.Time, rec.Time
 		r.answered, r.summarized = "", ""
-		clear(r.past.Background) // its sandbox is gone
+		clear(r.past.Background) // the sandbox is gone
 	case record.KindMessage:
 		var p record.Message
 		if err := r.decodePayload(rec, &p); err != nil {
@@ -238,7 +227,7 @@ func (r *reader) addRecord(rec record.Record) error {
 		if err := r.decodePayload(rec, &p); err != nil {
 			return err
 		}
-		p.Usage.Rounds = 0 // as the turn counts it
+		p.Usage.Rounds = 0 // the turn doesn't count them either
 		r.used.Add(p.Usage)
 	default:
 		return r.addCallRecord(rec)
@@ -246,7 +235,7 @@ func (r *reader) addRecord(rec record.Record) error {
 	return nil
 }
 
-// decodePayload decodes a payload, with its long values.
+// decodePayload decodes a payload, including values stored in files.
 func (r *reader) decodePayload(rec record.Record, to any) error {
 	whole, err := record.Restore(r.dir, rec)
 	if err == nil {
@@ -258,7 +247,7 @@ func (r *reader) decodePayload(rec record.Record, to any) error {
 	return nil
 }
 
-// addCreated adds the first record. A fork goes on with the conversation of its parent.
+// addCreated adds the first record. A fork continues its parent's conversation.
 func (r *reader) addCreated(rec record.Record) error {
 	if rec.Kind != record.KindSessionCreated {
 		return fmt.Errorf("%w: the first record is %s", record.ErrChain, rec.Kind)

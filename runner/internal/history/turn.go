@@ -15,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/tools/skill"
 )
 
-// beginTurn adds a turn.
 func (r *reader) beginTurn(rec record.Record, p record.TurnStarted) {
 	r.past.Turns++
 	r.past.Last = &Turn{
@@ -37,12 +36,11 @@ func (r *reader) endTurn(reason loop.StopReason, u limits.Usage) {
 	} else {
 		r.past.Used = r.past.Used.Plus(u)
 	}
-	if t.Direct { // the model is not told of it
+	if t.Direct { // it was the user's, so the model is not told of it
 		r.past.Messages = r.past.Messages[:t.Start]
 	}
 }
 
-// addMessage adds a message to the conversation.
 func (r *reader) addMessage(rec record.Record, p record.Message) {
 	m := loop.Message{Role: p.Role, Blocks: slices.DeleteFunc(p.Blocks, isChangedThinking)}
 	t := r.past.Last
@@ -62,7 +60,7 @@ func (r *reader) addMessage(rec record.Record, p record.Message) {
 			}
 		}
 	case loop.RoleUser:
-		if r.answered != "" { // an empty answer is no message, and is followed by a notice
+		if r.answered != "" { // an empty answer makes no message, but a notice follows
 			r.past.Answers[r.answered]++
 		}
 		r.answered = ""
@@ -75,14 +73,13 @@ func (r *reader) addMessage(rec record.Record, p record.Message) {
 	}
 }
 
-// isChangedThinking reports whether a secret was redacted in reasoning of the model. Its
-// signature is then not valid any more, and providers refuse it.
+// isChangedThinking reports whether reasoning of the model had a secret redacted. That
+// invalidates its signature, and providers refuse it.
 func isChangedThinking(b loop.Block) bool {
 	t := b.Thinking
 	return t != nil && (strings.Contains(t.Text, "[redacted:") || strings.Contains(t.Signature, "[redacted:") || strings.Contains(t.Redacted, "[redacted:"))
 }
 
-// beginModelCall adds a request to the model.
 func (r *reader) beginModelCall() {
 	if t := r.past.Last; t != nil {
 		t.Asked = true
@@ -90,7 +87,6 @@ func (r *reader) beginModelCall() {
 	}
 }
 
-// endModelCall adds the model's answer.
 func (r *reader) endModelCall(rec record.Record, p record.ModelCallCompleted) {
 	if t := r.past.Last; t != nil {
 		t.Answer = rec.ID
@@ -103,7 +99,7 @@ func (r *reader) endModelCall(rec record.Record, p record.ModelCallCompleted) {
 	r.answered = p.Model.String()
 }
 
-// applySummary replaces the oldest messages by a summary.
+// applySummary replaces the oldest messages with a summary.
 func (r *reader) applySummary(rec record.Record, p record.ContextCompacted) error {
 	r.countSummary()
 	next := &p.Summary
@@ -118,7 +114,7 @@ func (r *reader) applySummary(rec record.Record, p record.ContextCompacted) erro
 	return nil
 }
 
-// countSummary counts the answer of a model that was a summary.
+// countSummary counts a model's answer that was a summary.
 func (r *reader) countSummary() {
 	if r.summarized != "" {
 		r.past.Answers[r.summarized]++
@@ -126,7 +122,7 @@ func (r *reader) countSummary() {
 	r.summarized = ""
 }
 
-// callRecord has the common fields of the records of a call, and the needed ones of some.
+// callRecord has the fields that are needed from records of calls.
 type callRecord struct {
 	CallID   string           `json:"tool_use_id"`
 	Name     tools.Name       `json:"tool_name"`
@@ -135,11 +131,10 @@ type callRecord struct {
 	Handle   string           `json:"handle"`
 	Metadata struct {
 		Background string `json:"background"`
-		ExitCode   *int   `json:"exit_code"` // of one that has ended
+		ExitCode   *int   `json:"exit_code"` // if the command has ended
 	} `json:"metadata"`
 }
 
-// addSkill adds the skill that a call loaded, if it loaded one.
 func (r *reader) addSkill(rec record.Record) {
 	var c struct {
 		Metadata skill.Loaded `json:"metadata"`
@@ -149,7 +144,7 @@ func (r *reader) addSkill(rec record.Record) {
 	}
 }
 
-// addCallRecord adds a record of a call. Others are left alone.
+// addCallRecord adds a record of a call, and ignores others.
 func (r *reader) addCallRecord(rec record.Record) error {
 	t := r.past.Last
 	switch rec.Kind {
@@ -163,7 +158,7 @@ func (r *reader) addCallRecord(rec record.Record) error {
 	}
 	var c callRecord
 	if err := json.Unmarshal(rec.Payload, &c); err != nil {
-		// One that is moved to a file as a whole is no call of this conversation's end.
+		// A payload stored in a file as a whole is no record of interest.
 		return nil
 	}
 	switch rec.Kind {

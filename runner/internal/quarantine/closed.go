@@ -13,19 +13,19 @@ import (
 )
 
 const (
-	// restoreTime bounds giving a directory its mode back, whatever interrupted the scan.
+	// restoreTime bounds restoring a directory's mode, even if the scan was cancelled.
 	restoreTime = 30 * time.Second
 	// ownerAll and ownerSearch are mode bits of a directory.
 	ownerAll, ownerSearch = 0o700, 0o100
 )
 
-// errClosedBefore is a directory that may be the user's own as it is.
+// errClosedBefore means that the directory may be as the user left it.
 var errClosedBefore = errors.New("it could not be looked into when the session began")
 
-// closedDirectories opens directories whose modes keep a repository from being
-// found or renamed, which a command can do to its own. They are opened for their
-// owner inside the sandbox, by the identity that made them, and closed again.
-// What belongs to another user stays as it is: commands can't have made it.
+// closedDirectories opens directories whose modes prevent finding or renaming a repository,
+// which a command can do to its own directories. It opens them for their owner inside the
+// sandbox, under the identity that made them, and closes them again. Directories of other users
+// stay as they are: commands can't have made them.
 type closedDirectories struct {
 	set func(ctx context.Context, dir string, mode uint32, add bool) (was uint32, err error)
 	log *zap.Logger
@@ -35,8 +35,8 @@ func (q *Quarantine) closedDirectories() *closedDirectories {
 	return &closedDirectories{set: q.setMode, log: q.opts.Log}
 }
 
-// openDirectory makes a directory accessible to the scan, unless it was closed when the
-// session began.
+// openDirectory makes a directory accessible to the scan, unless it was closed when the session
+// began.
 func (q *Quarantine) openDirectory(ctx context.Context, doors *closedDirectories, dir string) (restore func(), err error) {
 	if !q.found.coversPath(path.Join(dir, "entry")) {
 		return nil, errClosedBefore
@@ -44,8 +44,8 @@ func (q *Quarantine) openDirectory(ctx context.Context, doors *closedDirectories
 	return doors.addPermissions(ctx, dir, ownerAll)
 }
 
-// addPermissions adds permission bits of the owner to a directory. The caller must call
-// restore unless there is an error.
+// addPermissions adds permission bits of the owner to a directory. Unless it fails, the caller
+// must call restore.
 func (c *closedDirectories) addPermissions(ctx context.Context, dir string, bits uint32) (restore func(), err error) {
 	was, err := c.set(ctx, dir, bits, true)
 	if err != nil {
@@ -64,7 +64,7 @@ func (c *closedDirectories) addPermissions(ctx context.Context, dir string, bits
 	}, nil
 }
 
-// openParents makes the directory of p writable and those above it searchable.
+// openParents makes the directory of p writable and the directories above it searchable.
 func (c *closedDirectories) openParents(ctx context.Context, p string) (restore func()) {
 	var undo []func()
 	open := func(dir string, bits uint32) {
@@ -95,13 +95,13 @@ func parentDirs(dir string) []string {
 	return out
 }
 
-// setMode sets a directory's mode inside the sandbox and returns the former one.
+// setMode sets a directory's mode inside the sandbox and returns the previous one.
 func (q *Quarantine) setMode(ctx context.Context, dir string, mode uint32, add bool) (uint32, error) {
 	change, err := q.opts.Change(ctx, workspace.Op{Kind: workspace.OpChmod, Path: dir, Mode: mode, Add: add})
 	return change.Mode, err
 }
 
-// isDenied reports whether a change failed because of modes or owners.
+// isDenied reports whether err is about modes or owners.
 func isDenied(err error) bool {
 	e, ok := errors.AsType[*workspace.Error](err)
 	return ok && e.Kind == workspace.KindPermission

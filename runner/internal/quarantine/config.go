@@ -14,12 +14,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// A configuration can make git obey or run files that lie in the workspace, where
-// commands can write: included configuration, a directory of hooks, and the
-// programs of filters, drivers and the like. Such files are noted when a session
-// begins, and those that are others at its end are quarantined.
+// A configuration can make git obey or run files in the workspace, where commands can write:
+// included configuration, a directory of hooks, programs of filters, drivers and the like. Such
+// files are noted when a session begins. If they differ at its end, they are quarantined.
 
-// obeyedFile is such a file as it was.
+// obeyedFile is the former state of such a file.
 type obeyedFile struct {
 	state string
 	// why names the configuration's file and key.
@@ -27,17 +26,17 @@ type obeyedFile struct {
 }
 
 const (
-	maxIncludes = 10  // as git's own bound (MAX_INCLUDE_DEPTH in config.c)
-	maxObeyed   = 500 // files that one configuration names
-	maxScripts  = 20  // keys that are listed
+	maxIncludes = 10  // git's own bound (MAX_INCLUDE_DEPTH in config.c)
+	maxObeyed   = 500 // files that one configuration may name
+	maxScripts  = 20  // listed keys
 )
 
-// shellSyntax matches commands whose words don't tell which files they use. It doesn't
-// match git's placeholders.
+// shellSyntax matches commands whose words don't tell which files they use. It doesn't match
+// git's placeholders.
 var shellSyntax = regexp.MustCompile("[|&;<>()$`\\\\\"'*?{}!\\[\\]\n]|^\\S*=")
 
-// gitCommands are the keys, in lower case, whose values git runs as commands
-// without being asked to, as it does aliases and tools.
+// gitCommands matches the keys, in lower case, whose values git runs without being asked,
+// unlike aliases and tools.
 var gitCommands = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(core\.(fsmonitor|sshcommand|editor|pager|askpass|gitproxy|alternaterefscommand)|sequence\.editor|` +
 		`diff\.external|diff\..*\.(command|textconv)|merge\..*\.driver|filter\..*\.(clean|smudge|process)|` +
@@ -50,7 +49,7 @@ var gitHooks = strings.Fields("applypatch-msg pre-applypatch post-applypatch pre
 	"pre-rebase post-checkout post-merge pre-push pre-receive update proc-receive post-receive post-update reference-transaction push-to-checkout " +
 	"pre-auto-gc post-rewrite sendemail-validate fsmonitor-watchman post-index-change")
 
-// addObeyed notes in files what a repository's configuration names.
+// addObeyed adds the files that a repository's configurations name.
 func (s *scanner) addObeyed(ctx context.Context, repo string, configs []string, files map[string]obeyedFile) {
 	for _, config := range configs {
 		s.addConfig(ctx, worktreeOf(repo, config), config, maxIncludes, files)
@@ -104,8 +103,8 @@ func (s *scanner) addConfig(ctx context.Context, worktree, config string, depth 
 	}
 }
 
-// addScript keeps the name of a key whose value is shell text. The value may hold a
-// secret.
+// addScript keeps the name of a key whose value is shell text, but not the value, which may
+// hold a secret.
 func (s *scanner) addScript(name string) {
 	switch {
 	case slices.Contains(s.scripts, name):
@@ -116,8 +115,8 @@ func (s *scanner) addScript(name string) {
 	}
 }
 
-// isProgram reports whether a word of a command may name a file p of the
-// workspace: one with a slash that is no directory, or any file that is there.
+// isProgram reports whether a word of a command may name the file p of the workspace: the file
+// exists, or nothing is at p and the word contains a slash.
 func (s *scanner) isProgram(ctx context.Context, word, p string) bool {
 	info, err := s.reader.Stat(ctx, p)
 	if err != nil {
@@ -126,8 +125,8 @@ func (s *scanner) isProgram(ctx context.Context, word, p string) bool {
 	return info.Type == workspace.TypeFile
 }
 
-// noteHooks notes the files in a directory of hooks, which may run one another,
-// and the hooks that are not there.
+// noteHooks notes the files in a directory of hooks, since hooks may run one another, and the
+// names of all hooks, even missing ones.
 func (s *scanner) noteHooks(ctx context.Context, dir string, note func(p string)) {
 	for _, name := range gitHooks {
 		note(path.Join(dir, name))
@@ -160,8 +159,8 @@ func (s *scanner) resolveValue(dir, value string) (string, bool) {
 	return p, err == nil && p != "."
 }
 
-// fileState returns a hash of a file and of the symlinks that lead to it, "" if it
-// can't be read.
+// fileState returns a hash of a file and of the symlinks on its path, or "" if it can't be
+// read.
 func (s *scanner) fileState(ctx context.Context, p string) string {
 	sum := sha256.New()
 	f := &fingerprint{whole: true}
@@ -180,8 +179,8 @@ func (s *scanner) fileState(ctx context.Context, p string) string {
 	return fmt.Sprintf("%x", sum.Sum(nil))
 }
 
-// changedObeyed calls quarantine with what is to be renamed so that git does not
-// obey a file that was changed: the file, or the symlink that leads to it.
+// changedObeyed calls quarantine with what to rename so that git does not obey a changed file:
+// the file, or the symlink that leads to it.
 func (s *scanner) changedObeyed(ctx context.Context, files map[string]obeyedFile, quarantine func(p, why string)) {
 	for p, was := range files {
 		if state := s.fileState(ctx, p); state != "" && state == was.state {
@@ -190,7 +189,7 @@ func (s *scanner) changedObeyed(ctx context.Context, files map[string]obeyedFile
 		for _, above := range append(parentDirs(p)[1:], p) {
 			st, err := s.reader.StatEntry(ctx, above)
 			if err != nil {
-				break // nothing is obeyed any more
+				break // nothing is there to obey
 			}
 			if above == p || st.Type != workspace.TypeDir {
 				quarantine(above, "git obeys or runs it ("+was.why+"), and it was changed")
@@ -200,8 +199,8 @@ func (s *scanner) changedObeyed(ctx context.Context, files map[string]obeyedFile
 	}
 }
 
-// configValues returns the keys of a configuration, as section.name or
-// section.subsection.name in lower case, and their values (git-config(1), Syntax).
+// configValues returns the keys of a configuration, in lower case as section.name or
+// section.subsection.name, and their values (git-config(1), Syntax).
 func configValues(text string) func(yield func(key, value string) bool) {
 	return func(yield func(key, value string) bool) {
 		section := ""
@@ -234,7 +233,7 @@ func configValues(text string) func(yield func(key, value string) bool) {
 	}
 }
 
-// cutSection splits what follows the bracket of a section's head.
+// cutSection splits the text after a section's opening bracket.
 func cutSection(text string) (section, rest string) {
 	quoted := false
 	for i := 0; i < len(text); i++ {
@@ -256,8 +255,7 @@ func cutSection(text string) (section, rest string) {
 	return "", ""
 }
 
-// cutValue splits text behind a value, which is returned without its quotes,
-// escapes and comment.
+// cutValue cuts off a value, and returns it without quotes, escapes and comment.
 func cutValue(text string) (value, rest string) {
 	var out strings.Builder
 	quoted, comment := false, false
@@ -288,26 +286,25 @@ func cutValue(text string) (value, rest string) {
 	return strings.TrimSpace(out.String()), ""
 }
 
-// gitObeyed are the entries of a repository that git obeys or runs: its
-// configuration, what names other configuration, hooks, attributes, and the
-// steps of operations that git goes on with (gitrepository-layout(5),
-// githooks(5), git-rebase(1), git-am(1), git-cherry-pick(1)).
+// gitObeyed are the entries of a repository that git obeys or runs: configuration, what names
+// other configuration, hooks, attributes, and the steps of unfinished operations
+// (gitrepository-layout(5), githooks(5), git-rebase(1), git-am(1), git-cherry-pick(1)).
 var gitObeyed = []string{
 	"config", "config.worktree", "commondir", "gitdir", "hooks", "info", "modules", "worktrees", "remotes", "branches",
 	"rebase-merge", "rebase-apply", "sequencer",
 }
 
-// gitUnfinished are those of the last kind. Without one git doesn't go on.
+// gitUnfinished are the unfinished operations, which git can continue.
 var gitUnfinished = []string{"rebase-merge", "rebase-apply", "sequencer"}
 
-// The files of a repository that ordinary work writes, by their path in it.
-// Git runs and obeys none of them, as long as each is a regular file of its own:
-// through a symlink or another name git would write to another file.
+// The files of a repository that ordinary work writes, by their path in it. Git neither runs
+// nor obeys them, provided that each is a regular file with a single name: through a symlink or
+// a hard link, git would write to another file.
 var (
 	gitFiles = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^(` + strings.Join([]string{
 			`HEAD`, `index`, `packed-refs`, `shallow`, `sharedindex\.[0-9a-f]+`, `gc\.log`, `gc\.pid`, `gitk\.cache`,
-			`[A-Z][A-Z0-9_]*`, `addp-hunk-edit\.diff`, `ADD_EDIT\.patch`, // HEAD and its like, messages, bisection
+			`[A-Z][A-Z0-9_]*`, `addp-hunk-edit\.diff`, `ADD_EDIT\.patch`, // HEAD and the like, messages, bisection
 			`refs/.+`, `logs/.+`, `lost-found/.+`, `reftable/.+`, `lfs/.+`, `annex/.+`, `fsmonitor--daemon/.+`,
 			`objects/[0-9a-f]{2}/[0-9a-f]+`, `objects/(.*/)?\.?tmp[-_][^/]+`, `objects/pack/(pack-[^/]+|multi-pack-index[^/]*)`,
 			`objects/info/(packs|commit-graph|commit-graphs/[^/]+)`, `objects/maintenance`, `info/(refs|packs)`,
@@ -316,18 +313,18 @@ var (
 	gitDirs = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^(objects(/[0-9a-f]{2}|/pack|/info|/info/commit-graphs)?|(refs|logs|lost-found|reftable|lfs|annex|fsmonitor--daemon)(/.+)?|objects/tmp_[^/]+)$`)
 	})
-	// hgFiles and hgDirs are the same of Mercurial (hg help internals).
+	// hgFiles and hgDirs are the same for Mercurial (hg help internals).
 	hgFiles = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^(dirstate[^/]*|branch|bookmarks[^/]*|localtags|last-message\.txt|undo\.[^/]+|00changelog\.i|(w?cache|store|merge|strip-backup|shelved)/.+|shelvedstate|graftstate|updatestate|commit[^/]*\.txt)$`)
 	})
 	hgDirs = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^(w?cache|store|merge|strip-backup|shelved)(/.+)?$`)
 	})
-	hgLinks = []string{"wlock", "store/lock", "wcache/checklink"} // symlinks that hg makes itself and never follows
+	hgLinks = []string{"wlock", "store/lock", "wcache/checklink"} // symlinks that hg makes and never follows
 )
 
-// mayDiffer reports whether ordinary work makes an entry of a repository's
-// directory, a file or a directory, which may then be another one than before.
+// mayDiffer reports whether ordinary work makes the entry, a file or a directory, in a
+// repository's directory, so that it may differ from before.
 func mayDiffer(repository, rest string, dir bool) bool {
 	if isNamed(path.Base(repository), ".hg") {
 		if dir {
@@ -340,7 +337,7 @@ func mayDiffer(repository, rest string, dir bool) bool {
 	case "worktrees":
 		return len(names) > 2 && mayDiffer(repository, strings.Join(names[2:], "/"), dir)
 	case "modules":
-		// Names of submodules may have slashes, and be those of anything.
+		// Names of submodules may contain slashes, and be any name.
 		for i := 2; i < len(names); i++ {
 			if slices.Contains(gitObeyed, names[i]) && names[i-1] != "objects" {
 				return false
@@ -359,8 +356,7 @@ func mayDiffer(repository, rest string, dir bool) bool {
 	return gitFiles().MatchString(rest)
 }
 
-// isNamed reports whether a name is that of a repository, on file systems that
-// fold case too.
+// isNamed reports whether name is one of names. It ignores case, because some file systems do.
 func isNamed(name string, names ...string) bool {
 	return slices.ContainsFunc(names, func(n string) bool { return strings.EqualFold(n, name) })
 }

@@ -16,49 +16,47 @@ import (
 )
 
 const (
-	// fingerprintBytes bounds what is read of one file; a larger one is
-	// compared by its metadata, of which a program can't set the change time.
+	// fingerprintBytes bounds what is read of one file. Larger files are compared by their
+	// metadata, which includes the change time that programs can't set.
 	fingerprintBytes = 1 << 20
 	// fingerprintEntries bounds the entries of a repository that count.
 	fingerprintEntries = 200_000
-	// linkedEntries bounds a directory that a symlink of a repository leads to.
+	// linkedEntries bounds a directory that a repository's symlink leads to.
 	linkedEntries = 10_000
 )
 
-// scanner reads repositories. It changes nothing except by open.
+// scanner reads repositories. Only open changes something.
 type scanner struct {
 	reader *workspace.Reader
 	mounts []string
-	// protected reports whether mounts protect a repository, so that nothing is read of it
-	// except its configuration; nil reads all.
+	// protected reports whether mounts protect a repository, so that only its configuration
+	// needs reading; nil reads everything.
 	protected func(p string) bool
 	// open makes a closed directory accessible; nil leaves it closed.
 	open func(dir string) (restore func(), err error)
-	// entries counts what was visited.
+	// entries counts the visited entries.
 	entries int
-	// scripts are configuration keys whose values are shell text. moreScripts counts further
-	// ones.
+	// scripts are configuration keys whose values are shell text; moreScripts counts the rest.
 	scripts     []string
 	moreScripts int
 }
 
-// fingerprint is a hash of everything in a repository that ordinary work leaves
-// alone.
+// fingerprint is a hash of everything in a repository that ordinary work doesn't change.
 type fingerprint struct {
 	lines [][sha256.Size]byte
 	whole bool
-	// configs are the configuration files that were met.
+	// configs are the configuration files found.
 	configs []string
-	// skip are entries of the repository that do not count, and shallow leaves out
-	// the directories that may differ.
+	// skip are entries of the repository that don't count. shallow skips the directories that
+	// may differ.
 	skip    []string
 	shallow bool
-	// hops counts the repositories that named this one.
+	// hops counts the repositories on the way to this one.
 	hops int
 }
 
-// maxHops bounds the repositories that name one another: git follows a .git file
-// to a directory, and its commondir file to another.
+// maxHops bounds how far repositories that name each other are followed: a .git file can name a
+// directory, and a commondir file another.
 const maxHops = 3
 
 func (f *fingerprint) addLine(format string, args ...any) {
@@ -69,7 +67,7 @@ func (f *fingerprint) addLine(format string, args ...any) {
 	f.lines = append(f.lines, sha256.Sum256(fmt.Appendf(nil, format, args...)))
 }
 
-// hashLines returns the hash, or "" if not everything could be read.
+// hashLines returns the hash, or "" if something could not be read.
 func (f *fingerprint) hashLines() string {
 	if !f.whole {
 		return ""
@@ -82,10 +80,9 @@ func (f *fingerprint) hashLines() string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// computeFingerprint returns the fingerprint of a repository: of where a .git file or a
-// symlink leads, or of a directory. An entry that may differ counts all the same
-// where it is a symlink, a special file, or has another name: ordinary work makes
-// none such. The error is that ctx has ended.
+// computeFingerprint returns the fingerprint of a repository: of its directory, or of where a
+// .git file or a symlink leads. Even an entry that may differ counts if it is a symlink, a
+// special file or a hard link, which ordinary work doesn't make. It only fails if ctx ends.
 func (s *scanner) computeFingerprint(ctx context.Context, repo string, skip ...string) (*fingerprint, error) {
 	f := &fingerprint{whole: true, skip: skip}
 	return f, s.addRepository(ctx, f, repo)
@@ -114,7 +111,6 @@ func contextError(ctx context.Context) error {
 	return nil
 }
 
-// addDirectory adds what is in a repository's directory.
 func (s *scanner) addDirectory(ctx context.Context, f *fingerprint, repo string) error {
 	bare := !isNamed(path.Base(repo), ".git", ".hg")
 	err := s.reader.Scan(ctx, repo, workspace.ScanOptions{
@@ -139,14 +135,14 @@ func (s *scanner) addDirectory(ctx context.Context, f *fingerprint, repo string)
 	return contextError(ctx)
 }
 
-// addEntry adds one entry and returns the directory that is to be entered.
+// addEntry adds one entry, and returns the directory to enter.
 func (s *scanner) addEntry(ctx context.Context, f *fingerprint, e *workspace.ScanEntry, p, rest, repo string, bare bool) (enter string) {
 	top, _, below := strings.Cut(rest, "/")
 	if strings.Contains(top, quarantinedMark) {
-		return "" // what was renamed in it, which nothing obeys
+		return "" // quarantined earlier; nothing obeys it
 	}
 	if slices.Contains(f.skip, top) || bare && !below && !bareEntry(top) {
-		return "" // whatever else lies in a directory that is a bare repository
+		return "" // other content of a directory that is a bare repository
 	}
 	free := mayDiffer(repo, rest, e.Type == workspace.TypeDir) || e.Type == workspace.TypeSymlink && mayDiffer(repo, rest, true)
 	if e.Type == workspace.TypeDir {
@@ -166,15 +162,15 @@ func (s *scanner) addEntry(ctx context.Context, f *fingerprint, e *workspace.Sca
 		f.whole = f.whole && errors.Is(err, fs.ErrNotExist)
 		return ""
 	case free && st.Type == workspace.TypeFile && (st.Links == 1 || isNamed(path.Base(repo), ".hg")):
-		return "" // hg makes names of one file itself, and writes to none of several
+		return "" // hg makes hard links itself, and never writes to one
 	case free && st.Type == workspace.TypeFile:
 		f.addLine("%q linked %d", rest, st.Inode)
 		return ""
-	case free && st.Type == workspace.TypeSymlink: // what it leads to may differ too
+	case free && st.Type == workspace.TypeSymlink: // its target may differ too
 		f.addLine("%q link %q", rest, st.Target)
 		return ""
 	case strings.HasPrefix(rest, "fsmonitor--daemon") && st.Type == workspace.TypeSocket:
-		return "" // git's own, which a git of the host starts
+		return "" // git's own, which a git on the host starts
 	}
 	if name := path.Base(rest); name == "config" || name == "config.worktree" {
 		f.configs = append(f.configs, p)
@@ -183,14 +179,14 @@ func (s *scanner) addEntry(ctx context.Context, f *fingerprint, e *workspace.Sca
 	return ""
 }
 
-// bareEntry reports whether an entry of a directory that is a bare repository is
-// one of the repository's.
+// bareEntry reports whether an entry of a bare repository's directory belongs to the
+// repository.
 func bareEntry(name string) bool {
 	return slices.Contains(gitObeyed, name) || slices.Contains([]string{"HEAD", "objects", "refs", "logs", "packed-refs", "index", "attributes"}, name)
 }
 
-// describeEntry describes an entry: its type, mode, whether it has other names, and
-// its content or target.
+// describeEntry describes an entry's type, mode, whether it has other names, and its content or
+// target.
 func (s *scanner) describeEntry(ctx context.Context, f *fingerprint, p string, st workspace.ScanStat) string {
 	text := fmt.Sprintf("%s %o %v ", st.Type, st.Mode, st.Links > 1)
 	switch {
@@ -204,7 +200,7 @@ func (s *scanner) describeEntry(ctx context.Context, f *fingerprint, p string, s
 	return text
 }
 
-// hashContent returns a hash of a file, through symlinks.
+// hashContent returns a hash of a file, following symlinks.
 func (s *scanner) hashContent(ctx context.Context, f *fingerprint, p string) string {
 	file, err := s.reader.ReadFile(ctx, p, 0, fingerprintBytes+1)
 	if err != nil || file.Truncated {
@@ -214,8 +210,8 @@ func (s *scanner) hashContent(ctx context.Context, f *fingerprint, p string) str
 	return fmt.Sprintf("%x", sha256.Sum256(file.Data))
 }
 
-// describeTarget describes what a symlink leads to, as far as that is in the workspace:
-// outside nothing can be changed.
+// describeTarget describes the target of a symlink within the workspace: outside, commands can
+// change nothing.
 func (s *scanner) describeTarget(ctx context.Context, f *fingerprint, p string) string {
 	info, err := s.reader.Stat(ctx, p)
 	if e, ok := errors.AsType[*workspace.Error](err); ok {
@@ -242,9 +238,8 @@ func (s *scanner) describeTarget(ctx context.Context, f *fingerprint, p string) 
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(text.String())))
 }
 
-// addNamed adds a repository that another one names: where its .git file leads,
-// or where its configuration is read from. The workspace's own is protected by
-// its mount.
+// addNamed adds a repository that another one names: where its .git file leads, or where its
+// configuration is. A mount protects the workspace's own.
 func (s *scanner) addNamed(ctx context.Context, f *fingerprint, dir string) error {
 	f.addLine("names %q", dir)
 	if dir == ".git" || strings.HasPrefix(dir, ".git/") || f.hops == maxHops {
@@ -257,8 +252,8 @@ func (s *scanner) addNamed(ctx context.Context, f *fingerprint, dir string) erro
 	return err
 }
 
-// readNamedDir returns the directory of the workspace that a small file names after
-// prefix; ok is false where there is no such file, or it names none.
+// readNamedDir returns the directory of the workspace that a small file names after prefix. ok
+// is false if it names none.
 func (s *scanner) readNamedDir(ctx context.Context, file, prefix string) (dir string, ok bool) {
 	content, err := s.reader.ReadFile(ctx, file, 0, workspace.MaxPathBytes)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package quarantine finds the repositories of a workspace and renames those that a
-// session added or in which it changed what git or hg of the host would obey.
+// Package quarantine finds the repositories of a workspace and renames the ones that a session
+// added, or in which it changed what git or hg on the host would obey.
 package quarantine
 
 import (
@@ -21,14 +21,13 @@ import (
 )
 
 const (
-	// cheapEntries is the size up to which the repositories that a workspace had are compared
-	// after each command: 1 µs an entry on two quiet cores and 10 on busy ones
-	// (BenchmarkSnapshot), so it costs less than a command.
+	// cheapEntries is the size of a workspace up to which existing repositories are compared
+	// after each command. An entry takes 1 µs on two idle cores and 10 on busy ones
+	// (BenchmarkSnapshot), so this costs less than a command.
 	cheapEntries = 1000
-	// lookTime bounds one look after a command. The look at the end finds the rest.
+	// lookTime bounds a look after a command. The look at the end finds the rest.
 	lookTime = time.Minute
-	// maxNoted bounds the renames that are listed, and those that failed; beyond
-	// it they are counted.
+	// maxNoted bounds the listed renames, and the listed failures. More are counted.
 	maxNoted = 1000
 )
 
@@ -43,64 +42,60 @@ const (
 	whyChanged = "what is obeyed or run in it was changed"
 )
 
-// maxMade is how many repositories may be made while a session runs.
+// maxMade is how many repositories a session may make before it counts as repeating.
 const maxMade = 8
 
-// errSlow is the cause of a scan that took too long.
 var errSlow = errors.New("no answer in time")
 
-// errTurnsOver is the cause of a look that the one at the end replaces.
+// errTurnsOver cancels looks that the one at the end replaces.
 var errTurnsOver = errors.New("the turns are over")
 
-// Options configures a [Quarantine]. Reader, Owner, Change, Renew and Log are
-// required.
+// Options configures a [Quarantine]. Reader, Owner, Change, Renew and Log are required.
 type Options struct {
 	// Reader reads the workspace; Submounts are accepted mounts in it.
 	Reader    *workspace.Reader
 	Submounts []string
 	Git       sandbox.GitMode
-	// Unguarded reports that no mounts protect the directory's own repository, so
-	// that it is compared as those below it are. Git does not count then.
+	// Unguarded reports that no mounts protect the directory's own repository, so that it is
+	// compared like the ones below it. Git is then ignored.
 	Unguarded bool
-	// Owner returns the user ID of the workspace's owner.
-	Owner func() (uid int, known bool)
-	// Change makes a change inside the sandbox. Renew replaces the sandbox by one
-	// without protected mounts.
+	Owner     func() (uid int, known bool)
+	// Change makes a change inside the sandbox. Renew replaces the sandbox with one without
+	// protected mounts.
 	Change func(context.Context, workspace.Op) (workspace.Change, error)
 	Renew  func() error
-	// Repeated, if set, is called when a repository is renamed that was made again after
-	// it had been renamed, or after many others: what makes them still runs. It must not
-	// wait for a look.
+	// Repeated, if set, is called when a repository is renamed for the second time, or after
+	// many others: what makes them is still running. It must not wait for a look.
 	Repeated func(path string)
 	Log      *zap.Logger
 }
 
-// Quarantine finds and renames repositories that appeared or were changed. It is
-// safe for concurrent use once [Quarantine.Record] has returned.
+// Quarantine finds and renames repositories that appeared or changed. It is safe for concurrent
+// use once [Quarantine.Record] has returned.
 type Quarantine struct {
 	opts Options
 	// found are the repositories at the session's start.
 	found *repositories
 
-	// looks are the looks after commands, which CheckAtEnd ends.
+	// looks bounds looks after commands; CheckAtEnd ends it.
 	looks     context.Context
 	stopLooks context.CancelCauseFunc
-	// next, under asked, is closed when the look is over that is to begin next, nil if none
-	// is. looking reports whether looks are under way.
+	// asked guards next, which is closed when the next look to begin is over and nil if none
+	// is wanted, and looking, which reports that looks are under way.
 	asked   sync.Mutex
 	next    chan struct{}
 	looking bool
 
 	mu sync.Mutex
-	// seen are the directories of the workspace as the last look found them.
+	// seen are the directories of the workspace as of the last look.
 	seen workspace.SeenDirs
-	// moves are the renames by new path, failed those that failed, and the
-	// directories that could not be read, by path.
+	// moves are the renames by new path. failed are failed renames and unreadable directories,
+	// by path.
 	moves, failed         map[string]record.Quarantined
 	moreMoved, moreFailed int
 	// seenBefore are the paths of renamed repositories.
 	seenBefore map[string]bool
-	// pinned are renames that failed, perhaps because of a mount.
+	// pinned are failed renames, perhaps because of a mount.
 	pinned []pinnedMove
 }
 
@@ -116,7 +111,7 @@ func New(o Options) *Quarantine {
 	return q
 }
 
-// Record finds the repositories of the workspace as it is, and returns their paths.
+// Record finds the repositories of the workspace as it is now, and returns their paths.
 func (q *Quarantine) Record(ctx context.Context) []string {
 	ctx, cancel := context.WithTimeoutCause(ctx, repositoriesTime, errSlow)
 	defer cancel()
@@ -129,24 +124,23 @@ func (q *Quarantine) Record(ctx context.Context) []string {
 	return found.listPaths()
 }
 
-// Nested returns the recorded repositories that the sandbox must protect by mounts of
-// their own, those nearest to the top first.
+// Nested returns the recorded repositories that the sandbox must protect with separate mounts,
+// the topmost first.
 func (q *Quarantine) Nested() []string { return q.found.listNested() }
 
-// Scripts returns the keys of git's configuration that hold shell text, each with its
-// file. Git runs this text unasked, and it is unknown which files the text reads.
+// Scripts returns the keys of git's configuration that hold shell text, each with its file. Git
+// runs this text unasked, and which files it reads is unknown.
 func (q *Quarantine) Scripts() []string { return q.found.scripts }
 
-// CheckAfterCommand renames repositories that a command made. In a small workspace it
-// also renames those that the command changed. It returns when ctx ends: the look goes on
-// in the background then, until CheckAtEnd. There is one look at a time, so that a caller
-// may share the next one with others.
+// CheckAfterCommand renames repositories that a command made and, in a small workspace, ones that
+// it changed. If ctx ends, it returns and the look goes on in the background, until CheckAtEnd.
+// Callers share the next look, since only one runs at a time.
 //
-// Other commands may run meanwhile: those of later calls, or in the background. A repository
-// that one of them is still making is renamed all the same, and the command fails. Git on the
-// host would obey it already, and nothing else bounds for how long.
+// Other commands may be running. A repository that one of them is still making is renamed too,
+// and that command fails: git on the host would obey it already, and nothing else bounds how
+// long.
 func (q *Quarantine) CheckAfterCommand(ctx context.Context) {
-	if !q.found.whole { // it is unknown which ones are new
+	if !q.found.whole { // which ones are new is unknown
 		return
 	}
 	q.asked.Lock()
@@ -180,40 +174,38 @@ func (q *Quarantine) lookWhileAsked() {
 	}
 }
 
-// look renames what commands made since the last look.
 func (q *Quarantine) look() {
 	ctx, cancel := context.WithTimeoutCause(q.looks, lookTime, errSlow)
 	defer cancel()
-	q.mu.Lock() // one opens and closes directories at a time
+	q.mu.Lock() // only one may open and close directories at a time
 	defer q.mu.Unlock()
-	if ctx.Err() == nil { // else CheckAtEnd has looked, or will
+	if ctx.Err() == nil { // otherwise CheckAtEnd has looked, or will
 		q.renameNew(ctx, false)
 	}
 }
 
-// CheckAtEnd renames what is left when the turns are over.
+// CheckAtEnd renames what is left after the turns.
 func (q *Quarantine) CheckAtEnd() {
 	q.stopLooks(errTurnsOver)
 	ctx, cancel := context.WithTimeoutCause(context.Background(), repositoriesTime, errSlow)
 	defer cancel()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	// An interruption of the session ends the renames that are under way, and
-	// all that follow: they are tried once more.
+	// When the session is interrupted, running and later renames fail: try them again.
 	q.failed, q.moreFailed, q.pinned = nil, 0, nil
 	q.renameNew(ctx, true)
 	q.movePinned(ctx)
 }
 
-// renameNew renames every repository that was not there when the session began, and every
-// one in which git or hg would obey something else than before: a git of the host, a prompt
-// or an editor would run what its configuration says as soon as a user enters the directory,
-// or at one above it that has it as a submodule. A repository that the first scan may have
-// missed could be the user's own, and is only reported.
+// renameNew renames every repository that was not there when the session began, and every one in
+// which git or hg would now obey something else. Otherwise git on the host, a prompt or an editor
+// would run what its configuration says as soon as a user enters the directory, or one above
+// it that has it as a submodule. A repository that the first scan may have missed could be the
+// user's, so it is only reported.
 //
 // The last call reads the whole workspace, and also checks the files that ordinary work may
-// change. Others only read the directories that changed, and only compare the repositories
-// that were there if the workspace was small.
+// change. Other calls read only directories that changed, and compare existing repositories only
+// in a small workspace.
 func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 	doors := q.closedDirectories()
 	s := q.newScanner()
@@ -235,14 +227,14 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 		}
 		return q.checkEntry(ctx, s, p, typ, doors)
 	}
-	// The first pass opens no directory: another goroutine could be in it when it is closed
-	// again. Those that need it are read one by one.
+	// The first pass runs in parallel and so opens no directory: another goroutine could be in
+	// it when it is closed again. Closed ones are read one by one afterwards.
 	var closed []string
 	o := workspace.ScanOptions{
 		Mounts: s.mounts, Since: since, Parallel: true,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
 			if kindOfEntry(e) != noRepository {
-				// In it may lie what is a bare repository under any name.
+				// A bare repository of any name may lie in it.
 				return 0, check(e.Path(), e.Type)
 			}
 			return markOf(e.Name()), enterDirectory(e)
@@ -281,11 +273,10 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 	}
 }
 
-// isReplaced reports whether the look at the end does all that a look with ctx leaves.
+// isReplaced reports whether the look at the end replaces the one with ctx.
 func isReplaced(ctx context.Context) bool { return errors.Is(context.Cause(ctx), errTurnsOver) }
 
-// checkKnown renames the repositories that were there when the session began, still are,
-// and were changed.
+// checkKnown renames existing repositories that were changed.
 func (q *Quarantine) checkKnown(ctx context.Context, s *scanner, doors *closedDirectories) {
 	for _, p := range q.found.listPaths() {
 		st, err := s.reader.StatEntry(ctx, p)
@@ -295,7 +286,7 @@ func (q *Quarantine) checkKnown(ctx context.Context, s *scanner, doors *closedDi
 	}
 }
 
-// newScanner returns a scanner of the workspace's own directory.
+// newScanner returns a scanner of the workspace.
 func (q *Quarantine) newScanner() *scanner {
 	s := &scanner{reader: q.opts.Reader, protected: q.isProtected}
 	for _, name := range q.opts.Submounts { // absolute, or relative to the workspace
@@ -306,8 +297,8 @@ func (q *Quarantine) newScanner() *scanner {
 	return s
 }
 
-// isProtected reports whether a mount protects all of a repository that was there when the
-// session began.
+// isProtected reports whether a mount protects all of a repository that existed when the session
+// began.
 func (q *Quarantine) isProtected(p string) bool {
 	return isGuarded(p) && !q.opts.Unguarded && (p != ".git" || q.opts.Git != sandbox.GitCommit)
 }
@@ -321,7 +312,7 @@ func (q *Quarantine) checkEntry(ctx context.Context, s *scanner, p string, typ w
 	case known && q.isProtected(p):
 		return ""
 	case !known && p == ".git" && typ == workspace.TypeDir && q.isEmpty(ctx, p):
-		return p // the sandbox's own placeholder, and nothing to git as long as it is empty
+		return p // the sandbox's placeholder; git ignores it while it is empty
 	case !known && !q.found.coversPath(name):
 		q.addFailure(record.Quarantined{Path: name, Why: whyUnsure})
 		return ""
@@ -341,8 +332,8 @@ func (q *Quarantine) checkEntry(ctx context.Context, s *scanner, p string, typ w
 	return ""
 }
 
-// renameUnfinished renames what git would go on with in the workspace's own
-// repository, where commands may write to it: its steps can be commands.
+// renameUnfinished renames unfinished operations in the workspace's own repository, where
+// commands may write to them: their steps can be commands.
 func (q *Quarantine) renameUnfinished(ctx context.Context) {
 	for _, name := range gitUnfinished {
 		p := path.Join(".git", name)
@@ -352,15 +343,14 @@ func (q *Quarantine) renameUnfinished(ctx context.Context) {
 	}
 }
 
-// isEmpty reports whether a directory has no entries.
 func (q *Quarantine) isEmpty(ctx context.Context, dir string) bool {
 	list, err := q.opts.Reader.List(ctx, dir, 1)
 	return err == nil && len(list.Entries) == 0 && len(list.Incomplete) == 0
 }
 
-// entryToRename returns the path that is renamed so that git no longer takes the
-// directory for a repository: its .git or, since a bare repository's directory may be any
-// in the workspace and the workspace itself, its HEAD.
+// entryToRename returns the path to rename so that git no longer takes the directory for a
+// repository. This is its .git or, for a bare repository, its HEAD: the directory could be any,
+// even the workspace.
 func entryToRename(repository string) string {
 	if isNamed(path.Base(repository), ".git", ".hg", ".caisson") {
 		return repository
@@ -368,7 +358,7 @@ func entryToRename(repository string) string {
 	return path.Join(repository, "HEAD")
 }
 
-// renamePath renames one path, and returns the new one, or "". The caller holds mu.
+// renamePath renames one path and returns the new one, or "". The caller holds mu.
 func (q *Quarantine) renamePath(ctx context.Context, p, why string, doors *closedDirectories) string {
 	if _, failed := q.failed[p]; failed {
 		return ""
@@ -382,7 +372,7 @@ func (q *Quarantine) renamePath(ctx context.Context, p, why string, doors *close
 		restore()
 	}
 	if err != nil && isReplaced(ctx) {
-		// The sandbox may have renamed it, and only its answer was lost.
+		// The sandbox may have renamed it although its answer was lost.
 		if _, err = q.opts.Reader.StatEntry(context.WithoutCancel(ctx), to.To); err != nil {
 			return ""
 		}
@@ -406,8 +396,8 @@ func (q *Quarantine) renamePath(ctx context.Context, p, why string, doors *close
 	return to.To
 }
 
-// movePinned tries the renames once more that failed, in a sandbox that mounts
-// nothing over the repositories: no command runs in it.
+// movePinned retries failed renames, in a sandbox that mounts nothing over the repositories and
+// runs no commands.
 func (q *Quarantine) movePinned(ctx context.Context) {
 	pinned := q.pinned
 	if len(pinned) == 0 {
@@ -424,15 +414,14 @@ func (q *Quarantine) movePinned(ctx context.Context) {
 	}
 }
 
-// isGone reports whether nothing has a path any more.
 func (q *Quarantine) isGone(ctx context.Context, p string) bool {
 	_, err := q.opts.Reader.StatEntry(ctx, p)
 	e, ok := errors.AsType[*workspace.Error](err)
 	return ok && e.Kind == workspace.KindNotFound
 }
 
-// noteUnread reports a directory that could not be read, unless it is one
-// that could not be when the session began either, nor by commands.
+// noteUnread reports a directory that could not be read, unless neither we nor commands could
+// read it when the session began.
 func (q *Quarantine) noteUnread(ctx context.Context, dir string, cause error) {
 	was, closed := q.found.closed[dir]
 	if !closed {
@@ -449,8 +438,8 @@ func (q *Quarantine) noteUnread(ctx context.Context, dir string, cause error) {
 	}
 }
 
-// isSearchable reports whether commands could go into a directory without changing
-// its mode: they have the identity of the workspace's owner.
+// isSearchable reports whether commands, which have the identity of the workspace's owner, could
+// enter a directory without changing its mode.
 func (q *Quarantine) isSearchable(d closedDirectory) bool {
 	owner, known := q.opts.Owner()
 	if !known {
@@ -462,11 +451,11 @@ func (q *Quarantine) isSearchable(d closedDirectory) bool {
 	return d.mode&0o011 != 0
 }
 
-// addMove keeps one rename. The caller holds mu.
+// addMove notes a rename. The caller holds mu.
 func (q *Quarantine) addMove(m record.Quarantined) {
 	for _, dir := range parentDirs(m.Path) {
 		if _, renamed := q.moves[dir]; renamed {
-			return // it goes without saying
+			return // the parent's rename includes it
 		}
 	}
 	if q.moves == nil {
@@ -479,7 +468,7 @@ func (q *Quarantine) addMove(m record.Quarantined) {
 	q.moves[m.To] = m
 }
 
-// addFailure keeps what was not renamed, or could not be read. The caller holds mu.
+// addFailure notes what was not renamed or could not be read. The caller holds mu.
 func (q *Quarantine) addFailure(m record.Quarantined) {
 	if q.failed == nil {
 		q.failed = map[string]record.Quarantined{}
@@ -491,21 +480,20 @@ func (q *Quarantine) addFailure(m record.Quarantined) {
 	q.failed[m.Path] = m
 }
 
-// pinMove keeps a rename to be tried once more. The caller holds mu.
+// pinMove notes a rename to retry. The caller holds mu.
 func (q *Quarantine) pinMove(p, why string) {
 	if len(q.pinned) < maxNoted {
 		q.pinned = append(q.pinned, pinnedMove{p, why})
 	}
 }
 
-// List returns what was not renamed, as far as it is still there, and then
-// the renames.
+// List returns what was not renamed and still exists, and then the renames.
 func (q *Quarantine) List(ctx context.Context) []record.Quarantined {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var out []record.Quarantined
 	for _, p := range slices.Sorted(maps.Keys(q.failed)) {
-		if !q.isGone(ctx, p) { // a placeholder of the sandbox's own goes with it
+		if !q.isGone(ctx, p) { // it may have been a placeholder that went with the sandbox
 			out = append(out, q.failed[p])
 		}
 	}
@@ -525,15 +513,15 @@ func (q *Quarantine) List(ctx context.Context) []record.Quarantined {
 	return out
 }
 
-// HasUnvouched reports whether something was not renamed, or not read.
+// HasUnvouched reports whether something was not renamed or not read.
 func HasUnvouched(list []record.Quarantined) bool {
 	return slices.ContainsFunc(list, func(q record.Quarantined) bool { return q.To == "" })
 }
 
-// ShowBytes writes the bytes of a name that are not UTF-8 as \xNN, so that a
-// record can hold it.
+// ShowBytes writes bytes of a name that are not valid UTF-8 as \xNN, so that a record can hold
+// it.
 func ShowBytes(name string) string {
-	valid := strings.ToValidUTF8(name, "\x00") // which no name holds
+	valid := strings.ToValidUTF8(name, "\x00") // no name contains NUL
 	if valid == name {
 		return name
 	}

@@ -16,40 +16,37 @@ import (
 )
 
 const (
-	// repositoriesTime bounds a scan for repositories, of which nothing else is
-	// bounded: some 100 million entries.
+	// repositoriesTime is the only bound of a scan for repositories: some 100 million entries.
 	repositoriesTime = 10 * time.Minute
-	// maxRepositories and maxClosed bound what is kept of the workspace as it was.
+	// maxRepositories and maxClosed bound what is kept about the original workspace.
 	maxRepositories = 20_000
 	maxClosed       = 10_000
 )
 
-// repositories are those of a workspace when a session begins, and what a git or
-// an hg of the host would obey in them. The zero value knows nothing.
+// repositories are a workspace's repositories when a session begins, and what git or hg on the
+// host would obey in them. The zero value knows nothing.
 type repositories struct {
-	// known are the fingerprints by path: of the directories .git and .hg, of files
-	// and symlinks of these names, and of directories that are bare repositories;
-	// "" where one could not be read whole, or a mount protects it.
+	// known are the fingerprints by path: of the directories .git and .hg, of files and
+	// symlinks of these names, and of directories that are bare repositories. One is "" if
+	// it could not be read in full or a mount protects the repository.
 	known map[string]string
 	// inodes are the inodes of the known repositories, by path.
 	inodes map[string]uint64
 	// obeyed are files elsewhere in the workspace that their configuration names.
 	obeyed map[string]obeyedFile
-	// scripts are keys of the configuration with commands in shell syntax.
+	// scripts are configuration keys with commands in shell syntax.
 	scripts []string
 	// closed are the directories that could not be read.
 	closed map[string]closedDirectory
-	// unfinished are operations of the workspace's own repository that git goes on
-	// with.
+	// unfinished are operations of the workspace's own repository that git can continue.
 	unfinished map[string]bool
 	// whole reports whether everything else was read.
 	whole bool
-	// entries counts what was visited.
+	// entries counts the visited entries.
 	entries int
 }
 
-// closedDirectory identifies a directory that can't be read, and holds whether
-// commands could access it.
+// closedDirectory identifies an unreadable directory, and whether commands could access it.
 type closedDirectory struct {
 	inode    uint64
 	mode     uint32
@@ -57,8 +54,8 @@ type closedDirectory struct {
 	changed  int64
 }
 
-// coversPath reports whether the scan saw everything there was on the way to p: only
-// then is a repository that it doesn't know a new one.
+// coversPath reports whether the scan saw everything on the way to p. Only then is an unknown
+// repository there a new one.
 func (r *repositories) coversPath(p string) bool {
 	if !r.whole {
 		return false
@@ -96,8 +93,7 @@ func markOf(name []byte) uint8 {
 	return 0
 }
 
-// IsPart reports whether a file with this path can be a part of a repository, by the
-// names in it.
+// IsPart reports whether the names in a path allow the file to be part of a repository.
 func IsPart(path string) bool {
 	for name := range strings.SplitSeq(path, "/") {
 		if isNamed(name, ".git", ".hg", ".caisson") || markOf([]byte(name)) != 0 {
@@ -107,9 +103,8 @@ func IsPart(path string) bool {
 	return false
 }
 
-// isBare reports whether git takes a directory with these entries for a
-// repository (is_git_directory in setup.c): objects and refs may be where a
-// commondir file says.
+// isBare reports whether git takes a directory with these entries for a repository
+// (is_git_directory in setup.c). A commondir file can say where objects and refs are.
 func isBare(marks uint8) bool {
 	return marks&markHead != 0 && (marks&markCommon != 0 || marks&markObjects != 0 && marks&markRefs != 0)
 }
@@ -131,8 +126,8 @@ type repositoryKind int
 const (
 	noRepository repositoryKind = iota
 	aRepository
-	// anObstacle is a .caisson that is neither a file nor a directory: no session
-	// could begin in its directory.
+	// anObstacle is a .caisson that is neither a file nor a directory, so that no session
+	// could begin there.
 	anObstacle
 )
 
@@ -150,8 +145,8 @@ func kindOfEntry(e *workspace.ScanEntry) repositoryKind {
 	return noRepository
 }
 
-// findRepositories finds the repositories of a workspace as it is, and keeps its
-// directories in seen.
+// findRepositories finds the repositories of a workspace as it is now, and keeps its directories
+// in seen.
 func findRepositories(ctx context.Context, s *scanner, git sandbox.GitMode, seen *workspace.SeenDirs) (*repositories, error) {
 	r := &repositories{known: map[string]string{}, inodes: map[string]uint64{}, obeyed: map[string]obeyedFile{}, closed: map[string]closedDirectory{}, unfinished: map[string]bool{}, whole: true}
 	var mu sync.Mutex
@@ -203,7 +198,7 @@ func findRepositories(ctx context.Context, s *scanner, git sandbox.GitMode, seen
 			continue
 		}
 		if p == ".git" {
-			// Its configuration is protected; what that names is not.
+			// Its configuration is protected, but not the files that it names.
 			f = &fingerprint{shallow: true}
 			if err := s.addRepository(ctx, f, p); err != nil {
 				return nil, err
@@ -234,8 +229,7 @@ func (r *repositories) addRepository(p string) {
 	r.known[p] = ""
 }
 
-// addClosed adds a directory that could not be read; err is why st is not
-// known.
+// addClosed adds a directory that could not be read. err is why st is unknown.
 func (r *repositories) addClosed(dir string, st workspace.ScanStat, err error) {
 	if err != nil || len(r.closed) >= maxClosed {
 		r.whole = false
@@ -255,12 +249,12 @@ func closedOf(st workspace.ScanStat) closedDirectory {
 	return closedDirectory{inode: st.Inode, mode: st.Mode, uid: st.UID, gid: st.GID, changed: st.ChangeTime.UnixNano()}
 }
 
-// isGuarded reports whether the mounts protect an entry of the workspace: all of it or,
-// with [sandbox.GitCommit], all but what ordinary work writes.
+// isGuarded reports whether mounts protect an entry of the workspace: all of it or, with
+// [sandbox.GitCommit], all but what ordinary work writes.
 func isGuarded(p string) bool { return p == ".git" || p == ".hg" }
 
-// skippedEntries are the entries of a repository that its mounts protect, whatever
-// commands do: a change is the user's.
+// skippedEntries returns the entries of a repository that its mounts protect from commands, so
+// that any change is the user's.
 func skippedEntries(p string, git sandbox.GitMode) []string {
 	if p != ".git" || git != sandbox.GitCommit {
 		return nil
@@ -268,8 +262,8 @@ func skippedEntries(p string, git sandbox.GitMode) []string {
 	return slices.Concat([]string{"config", "config.worktree", "commondir", "hooks", "info", "modules", "worktrees"}, gitUnfinished)
 }
 
-// listNested lists the repositories that the sandbox is to guard, those nearest to
-// the top first.
+// listNested lists the repositories that the sandbox must guard separately, the topmost
+// first.
 func (r *repositories) listNested() []string {
 	var out []string
 	for p := range r.known {
@@ -286,5 +280,4 @@ func (r *repositories) listNested() []string {
 	return out
 }
 
-// listPaths lists the known repositories.
 func (r *repositories) listPaths() []string { return slices.Sorted(maps.Keys(r.known)) }
