@@ -1,14 +1,14 @@
-// Package boundary is the prompt boundary: every text that reaches a model passes it.
+// Package boundary is the prompt boundary, which every text for a model passes.
 //
-//	the words of Caisson           constants
-//	the words of user, operator    Text(…), a conversion that a test lists
-//	tools' results                 WrapBlocks  ─┐
-//	files, pages, notes, skills    Wrap         ├─▶ one wrapper with a fresh ID
-//	the same, for a worker         WrapForWorker┘
+//	Caisson's words               constants
+//	user's, operator's words      Text(…), a conversion that a test lists
+//	tools' results                WrapBlocks   ─┐
+//	files, pages, notes, skills   Wrap          ├─▶ one wrapper with a fresh ID
+//	the same, for a worker        WrapForWorker ┘
 //
-// Untrusted text stays between two tags. Tags inside it are escaped, and phrases that
-// are known from prompt injections are marked, or replaced for a worker. [Canaries] find
-// text that a model must not repeat in its answers.
+// Untrusted text stays between two tags. Tags inside it are escaped. Phrases known from
+// prompt injections are marked, or replaced for a worker. [Canaries] find text that a
+// model must not repeat.
 package boundary
 
 import (
@@ -16,9 +16,9 @@ import (
 	"strings"
 )
 
-// Text is text of a message to a model that Caisson, the user or the operator wrote, or
-// that is wrapped. A constant is a Text without a conversion. Any other conversion
-// bypasses the boundary: TestPromptBoundary of package e2e lists those that there are.
+// Text is text for a model that Caisson, the user or the operator wrote, or that is
+// wrapped. Constants become a Text without a conversion. Any other conversion bypasses
+// the boundary; TestPromptBoundary in e2e lists the existing ones.
 type Text string
 
 // Sprintf formats numbers and Texts.

@@ -9,20 +9,19 @@ import (
 	"unicode/utf8"
 )
 
-// escapedOpener replaces the "<" of an escaped tag. Unlike "&lt;", it stays plain
-// text under every decoding.
+// escapedOpener replaces the "<" of an escaped tag. Unlike "&lt;", it stays the same
+// under every decoding.
 const escapedOpener = "[lt]"
 
-// escapeTags replaces the opening angle bracket of everything in text that a
-// model could accept as a tag with one of the names, which are letters only. That
-// includes any case, wide or look-alike brackets and letters, invisible characters,
-// other separators, HTML entities, and percent and backslash escapes. All other text is
-// unchanged.
+// escapeTags replaces the opening bracket of everything in text that a model could take
+// for a tag with one of the names. Names have only letters. It handles any case, wide
+// or look-alike brackets and letters, invisible characters, other separators, HTML
+// entities, and percent and backslash escapes. All other text stays unchanged.
 func escapeTags(text string, names []string) string {
 	var out strings.Builder
 	done := 0
 	for i := 0; i < len(text); {
-		// Fast path: most bytes are plain and need no decoding.
+		// Fast path: most bytes need no decoding.
 		if c := text[i]; c < utf8.RuneSelf && c != '<' && c != '&' && c != '\\' && c != '%' && c != '=' {
 			i++
 			continue
@@ -42,10 +41,10 @@ func escapeTags(text string, names []string) string {
 	return out.String()
 }
 
-// isTagName reports whether rest, the text after an opening bracket, starts with the
-// name of a tag. Anything but letters, digits and brackets may precede each letter. The
-// next bracket ends the search, also one that is escaped already, so all searches for a
-// name together read a text once.
+// isTagName reports whether rest, the text after an opening bracket, starts with a
+// tag's name. Anything but letters, digits and brackets may precede each letter. The
+// next bracket, even if already escaped, ends the search, so that all searches for a
+// name read a text only once.
 func isTagName(rest, name string) bool {
 	for name != "" && rest != "" {
 		r, n := decodeUnit(rest)
@@ -62,9 +61,9 @@ func isTagName(rest, name string) bool {
 	return name == ""
 }
 
-// decodeUnit decodes the first character of s, plain or escaped, and folds it to
-// the ASCII letter or bracket that it resembles, if any. A control sequence of a terminal is
-// one character. n is its length in s, at least one byte.
+// decodeUnit decodes the first character of s, plain or escaped, and folds it to the
+// ASCII letter or bracket that it resembles, if any. A terminal control sequence counts
+// as part of its character. n is the length in s, at least 1.
 func decodeUnit(s string) (r rune, n int) {
 	switch s[0] {
 	case '&':
@@ -73,7 +72,7 @@ func decodeUnit(s string) (r rune, n int) {
 		r, n = decodeBackslash(s)
 	case '%':
 		r, n = decodeHex(s, 1, 2)
-	case '=': // of quoted-printable text, whose other characters are few
+	case '=': // quoted-printable
 		if r, n = decodeHex(s, 1, 2); r != '<' && r != ' ' {
 			n = 0
 		}
@@ -87,8 +86,8 @@ func decodeUnit(s string) (r rune, n int) {
 	return foldRune(r), n
 }
 
-// controlLength returns the length of the rest of a control sequence of a terminal, such as
-// the [31m of a color, behind the character that begins it.
+// controlLength returns the length of the rest of a terminal control sequence, such as
+// the [31m of a color, after its first character.
 func controlLength(rest string, first rune) int {
 	parameters, ok := strings.CutPrefix(rest, "[")
 	if !ok && first == '\x1b' {
@@ -101,15 +100,14 @@ func controlLength(rest string, first rune) int {
 	return len(rest) - len(parameters) + min(len(parameters), maxControlBytes) - len(final) + 1
 }
 
-// maxControlBytes is the length of the longest control sequence that is skipped.
+// maxControlBytes bounds the control sequences that are skipped.
 const maxControlBytes = 64
 
-// maxEntityBytes is the length of the longest name of an HTML entity.
 const maxEntityBytes = 32
 
-// decodeEntity decodes an HTML entity: any character by name or number. The semicolon is
-// optional for brackets and numbers, and any number of "amp;" may precede. Like the other
-// decoders, it returns zeros if s doesn't start with one.
+// decodeEntity decodes an HTML entity: any character by name or number. The semicolon
+// is optional for brackets and numbers, and any number of "amp;" may precede. Like the
+// other decoders, it returns zeros if s doesn't start with one.
 func decodeEntity(s string) (r rune, n int) {
 	rest, more := s[1:], true
 	for more {
@@ -137,7 +135,7 @@ func decodeEntity(s string) (r rune, n int) {
 	return v, len(s) - len(strings.TrimPrefix(after, ";"))
 }
 
-// decodeEntityName decodes the entity s by its name, which rest begins with.
+// decodeEntityName decodes the entity s by the name at the start of rest.
 func decodeEntityName(s, rest string) (r rune, n int) {
 	end := 0
 	for end < min(len(rest), maxEntityBytes) && digitValue(rest[end], 36) >= 0 {
@@ -154,12 +152,11 @@ func decodeEntityName(s, rest string) (r rune, n int) {
 	return r, len(s) - len(rest) + end + 1
 }
 
-// maxBackslashes is the number of backslashes before an escape, beyond which it
-// is not decoded.
+// maxBackslashes bounds the backslashes before an escape that is decoded.
 const maxBackslashes = 16
 
-// decodeBackslash decodes \x3c, \u003c, \u{3c}, \U0000003c, \74, and \3c of style
-// sheets, with up to [maxBackslashes] backslashes.
+// decodeBackslash decodes \x3c, \u003c, \u{3c}, \U0000003c, \74, and CSS's \3c, after
+// up to [maxBackslashes] backslashes.
 func decodeBackslash(s string) (r rune, n int) {
 	offset := 1
 	for offset < min(len(s), maxBackslashes) && s[offset] == '\\' {
@@ -193,11 +190,10 @@ func decodeBackslash(s string) (r rune, n int) {
 	}
 }
 
-// decodeHex decodes exactly n hexadecimal digits at an offset.
 func decodeHex(s string, offset, n int) (rune, int) { return decodeNumber(s, offset, n, 16) }
 
-// decodeNumber decodes exactly n digits at an offset. It returns their value and
-// the offset of their end, which is 0 if there are fewer digits.
+// decodeNumber decodes exactly n digits at an offset. It returns their value and end,
+// or an end of 0 if there are fewer digits.
 func decodeNumber(s string, offset, n int, base rune) (v rune, end int) {
 	if len(s) < offset+n {
 		return
@@ -209,8 +205,8 @@ func decodeNumber(s string, offset, n int, base rune) (v rune, end int) {
 	return v, offset + n
 }
 
-// cutNumber returns the value of all leading digits of s, at most the largest
-// rune, and the rest of s.
+// cutNumber returns the value of s's leading digits, at most the largest rune, and the
+// rest.
 func cutNumber(s string, base rune) (v rune, after string) {
 	for s != "" && digitValue(s[0], base) >= 0 {
 		v = min(v*base+digitValue(s[0], base), unicode.MaxRune)
@@ -240,8 +236,8 @@ func digitValue(b byte, base rune) rune {
 	return v
 }
 
-// foldRune returns the ASCII character that r resembles, in lower case, or r: a letter of
-// another script, with a mark or of another form, or a bracket.
+// foldRune returns the lower-case ASCII character that r resembles, or r. r may be a
+// letter of another script, form or with a mark, or a bracket.
 func foldRune(r rune) rune {
 	if r < utf8.RuneSelf {
 		if 'A' <= r && r <= 'Z' {
@@ -266,7 +262,7 @@ func foldRune(r rune) rune {
 	return r
 }
 
-// alphabets are the blocks of letters from a to z in their order, once or more often.
+// alphabets are blocks of letters from a to z, possibly repeated.
 var alphabets = []struct{ first, letters rune }{
 	{0x1D400, 13 * 52},           // mathematical
 	{'Ⓐ', 52},                    // circled, both cases
@@ -275,7 +271,7 @@ var alphabets = []struct{ first, letters rune }{
 	{0x1F150, 26}, {0x1F170, 26}, {0x1F1E6, 26}, // white on black, regional indicators
 }
 
-// lookalikes maps characters that resemble an ASCII bracket or letter to it.
+// lookalikes maps characters to the ASCII bracket or letter that they resemble.
 var lookalikes = sync.OnceValue(func() map[rune]rune {
 	folds := map[rune]rune{}
 	for ascii, alike := range map[rune]string{

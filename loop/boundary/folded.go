@@ -5,22 +5,21 @@ import (
 	"unicode"
 )
 
-// folded is a text in which spellings of the same words are equal: escapes are decoded,
-// look-alike characters are lower-case ASCII, invisible ones are left out, and white
-// space is one blank, or one newline if it has any. For phrases, marks of emphasis and what
-// begins the lines of a comment are left out too.
+// folded is a text in which all spellings of a word are equal: escapes are decoded,
+// look-alike characters are lower-case ASCII, invisible ones are removed, and white
+// space is one blank, or one newline if it contains any. For phrases, marks of emphasis
+// and comment leaders at line starts are removed too.
 type folded struct {
 	text []byte
-	// starts and ends are the offsets in the original of each byte of text, if they were
-	// asked for.
+	// starts and ends are each byte's offsets in the original, if requested.
 	starts, ends []uint32
-	// joints are the offsets in text, in their order, at which invisible characters behind
-	// a letter were left out.
+	// joints are the ascending offsets in text at which invisible characters after a
+	// letter were removed.
 	joints []int
 }
 
-// originIn returns the place of a part of the folded text, which is not empty, in text,
-// from which it was folded whole. The offsets are made for the first part: few texts have one.
+// originIn returns the place in text, the original, of a non-empty part of the folded
+// text. It computes the offsets on first use, because few texts need them.
 func (f *folded) originIn(text string, at span) span {
 	if f.starts == nil {
 		*f = foldText(text, true, nil)
@@ -33,16 +32,15 @@ func isInvisible(r rune) bool {
 	return unicode.In(r, unicode.Cf, unicode.Cc, unicode.Mn, unicode.Me, unicode.Other_Default_Ignorable_Code_Point)
 }
 
-// joins reports whether a character that shows nothing may stand for a blank: marks, which
+// joins reports whether an invisible character may stand for a blank. Marks, which
 // belong to the letter before, may not.
 func joins(r rune) bool {
 	return !unicode.In(r, unicode.Mn, unicode.Me) || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
 }
 
-// brailleBlank shows nothing, with the width of a character.
+// brailleBlank shows nothing but has a character's width.
 const brailleBlank = '\u2800'
 
-// addJoint notes that an invisible character was left out.
 func (f *folded) addJoint(r rune) {
 	at := len(f.text)
 	if at == 0 || f.text[at-1] < 'a' || f.text[at-1] > 'z' || !joins(r) {
@@ -53,9 +51,9 @@ func (f *folded) addJoint(r rune) {
 	}
 }
 
-// leaderLength returns the length of what begins a line that continues a comment, a quotation
-// or a list: at most three characters such as // or > with the blanks before them. Three
-// number signs begin no such line.
+// leaderLength returns the length of what starts a line that continues a comment, a
+// quotation or a list: at most three characters such as // or >, with the blanks before
+// them. It is 0 for ###.
 func leaderLength(line string) int {
 	marks := strings.TrimLeft(line, " \t")
 	rest := strings.TrimLeft(marks[:min(len(marks), 4)], "/#*>-;|%!")
@@ -66,8 +64,8 @@ func leaderLength(line string) int {
 	return len(line) - len(marks) + n
 }
 
-// foldText folds text, of less than 4 GiB, with the offsets of its parts if they are asked
-// for. keep reports whether a character is part of the result; nil keeps all.
+// foldText folds text, which must be shorter than 4 GiB. keep reports whether to keep a
+// character; nil keeps all.
 func foldText(text string, offsets bool, keep func(rune) bool) folded {
 	f := folded{text: make([]byte, 0, len(text))}
 	if offsets {
@@ -76,7 +74,7 @@ func foldText(text string, offsets bool, keep func(rune) bool) folded {
 	for i := 0; i < len(text); {
 		r, n := decodeUnit(text[i:])
 		switch {
-		case ' ' < r && r < 0x7f && r != '*': // plain, as nearly all are
+		case ' ' < r && r < 0x7f && r != '*': // plain, like nearly all
 		case r == '\n' || r == '\r' || r == '\u2028' || r == '\u2029':
 			r = '\n'
 			if keep == nil {

@@ -9,46 +9,44 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Untrusted text reaches the model between one opening and one closing tag:
+// Untrusted text reaches the model between an opening and a closing tag:
 //
 //	<caisson-output-5f0c9a1b77d0e3a4>
 //	…
 //	</caisson-output-5f0c9a1b77d0e3a4>
 //
-// The ID is random, different for each wrapper, and made after the content, so
-// content can't close its own wrapper. Tags with this name inside the content are
-// escaped nevertheless, in every spelling, because a model may accept any of them.
-// The history keeps results unwrapped: they are wrapped when a request is built.
+// The ID is random, different for each wrapper, and made after the content, so that
+// content can't close its own wrapper. Still, tags with this name inside the content
+// are escaped in every spelling, because a model may accept any of them. The history
+// keeps results unwrapped; requests wrap them.
 
 const (
-	// Tag is the name of the wrapper's tags. It is unlikely to occur in anything that
-	// an agent reads.
+	// Tag is the name of the wrapper's tags. Nothing that an agent reads is likely to
+	// contain it.
 	Tag = tagFirst + "-" + tagSecond
-	// tagLetters is the name that the escaper searches for: letters only.
+	// tagLetters is the name that the escaper looks for, letters only.
 	tagLetters = tagFirst + tagSecond
 	tagFirst   = "caisson"
 	tagSecond  = "output"
 )
 
-// nonceDigits is the length of the ID of a wrapper or canary.
+// nonceDigits is the length of the IDs of wrappers and canaries.
 const nonceDigits = 16
 
-// newNonce returns the ID of a new wrapper or canary.
 func newNonce() string {
 	var b [nonceDigits / 2]byte
 	_, _ = rand.Read(b[:]) // never fails; crypto/rand crashes the process instead
 	return hex.EncodeToString(b[:])
 }
 
-// Wrap returns text inside a wrapper, with a note behind it about known phrases in it.
-// Use it for text in a message that neither the user nor the operator wrote, such as a
-// file of the workspace.
+// Wrap wraps text that neither the user nor the operator wrote, such as a workspace
+// file. If the text has known phrases, a note follows the wrapper.
 func Wrap(text string) Text {
 	return Text(JoinText(WrapBlocks([]tools.Block{{Text: text}})))
 }
 
-// WrapBlocks returns the content of a tool's result inside a wrapper, as [Wrap] does.
-// Images keep their bytes and positions.
+// WrapBlocks wraps the content of a tool's result like [Wrap]. Images keep their bytes
+// and positions.
 func WrapBlocks(content []tools.Block) []tools.Block {
 	wrapped := wrapContent(content, newNonce(), Escape)
 	if found := findPhrases(JoinText(content)); len(found) > 0 {
@@ -57,19 +55,18 @@ func WrapBlocks(content []tools.Block) []tools.Block {
 	return wrapped
 }
 
-// WrapForWorker returns text inside a wrapper for a model that changes no files and so
-// needs no exact bytes: known phrases in it are replaced, and tags of calls and results
-// are escaped too.
+// WrapForWorker wraps text for a model that changes no files and so needs no exact
+// bytes: it replaces known phrases and also escapes tags of calls and results.
 func WrapForWorker(text string) Text {
 	return Text(JoinText(wrapContent([]tools.Block{{Text: text}}, newNonce(), NeutralizeForWorker)))
 }
 
-// NeutralizeForWorker returns text as a worker receives it inside the wrapper.
+// NeutralizeForWorker returns text as a worker sees it inside the wrapper.
 func NeutralizeForWorker(text string) string {
 	return escapeTags(neutralizePhrases(strings.ToValidUTF8(text, "\uFFFD")), []string{tagLetters, "toolcall", "toolresult", "untrustedinput"})
 }
 
-// wrapContent returns content inside one wrapper, with its text escaped.
+// wrapContent wraps content, escaping its text.
 func wrapContent(content []tools.Block, nonce string, escape func(string) string) []tools.Block {
 	out := make([]tools.Block, 0, len(content)+2)
 	for _, b := range content {
@@ -96,11 +93,11 @@ func wrapContent(content []tools.Block, nonce string, escape func(string) string
 	return out
 }
 
-// denialIntro begins the line behind the wrapper that has a person's reason.
+// denialIntro precedes a person's reason after the wrapper.
 const denialIntro = "The user refused this call and says: "
 
-// AddDenialReason returns wrapped content with the reason for which a person refused
-// the call behind the wrapper, where only Caisson can write.
+// AddDenialReason adds a person's reason for refusing the call after the wrapper, where
+// only Caisson can write.
 func AddDenialReason(wrapped []tools.Block, reason string) []tools.Block {
 	if reason == "" {
 		return wrapped
@@ -108,17 +105,15 @@ func AddDenialReason(wrapped []tools.Block, reason string) []tools.Block {
 	return append(wrapped, tools.Block{Text: denialIntro + Escape(reason)})
 }
 
-// isText reports whether a block is text, including "".
+// isText reports whether a block is text, possibly "".
 func isText(b tools.Block) bool { return b.Image == nil }
 
-// mergeText replaces all text blocks by one leading block with text.
 func mergeText(blocks []tools.Block, text string) []tools.Block {
 	return append([]tools.Block{{Text: text}}, slices.DeleteFunc(blocks, isText)...)
 }
 
-// ResultText returns the text of a tool result as the model receives it, without
-// the wrapper and what follows it. Adapters that only compare text use it. Escaped tags
-// stay escaped; see [Escape].
+// ResultText returns a tool result's text as the model gets it, without the wrapper and
+// what follows it, for comparisons. Escaped tags stay escaped; see [Escape].
 func ResultText(content []tools.Block) string {
 	text := JoinText(content)
 	open, rest, _ := strings.Cut(text, "\n")
@@ -133,17 +128,16 @@ func ResultText(content []tools.Block) string {
 	return text
 }
 
-// Escape returns text as the model receives it inside the wrapper: valid
-// UTF-8, with every tag of the wrapper escaped.
+// Escape returns text as the model sees it inside the wrapper: valid UTF-8, with every
+// tag of the wrapper escaped.
 func Escape(text string) string {
 	return escapeTags(strings.ToValidUTF8(text, "\uFFFD"), []string{tagLetters})
 }
 
-// EscapeCalls returns text, which may be wrapped, in which nothing is a tag of a call of
-// the text protocol, see package tags.
+// EscapeCalls escapes the call tags of package tags in text, which may be wrapped.
 func EscapeCalls(text string) string { return escapeTags(text, []string{"toolcall"}) }
 
-// JoinText returns the text blocks of a result, joined by newlines.
+// JoinText joins a result's text blocks by newlines.
 func JoinText(content []tools.Block) string {
 	var parts []string
 	for _, b := range content {

@@ -10,7 +10,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// trajectory is the used part of an ATIF document, v1.0 to v1.7.
+// trajectory has the used parts of an ATIF document, v1.0 to v1.7.
 type trajectory struct {
 	Schema string     `json:"schema_version"`
 	Steps  []atifStep `json:"steps"`
@@ -34,8 +34,8 @@ type atifCall struct {
 	ID        string          `json:"tool_call_id"`
 	Function  string          `json:"function_name"`
 	Arguments json.RawMessage `json:"arguments"`
-	// Extra may have the member raw_arguments: the arguments as the model wrote
-	// them, if they are not an object. Caisson's own export has it.
+	// Extra may have raw_arguments: the arguments as the model wrote them, if they are
+	// not an object. Caisson's export writes it.
 	Extra map[string]any `json:"extra"`
 }
 
@@ -47,11 +47,9 @@ type atifResult struct {
 	} `json:"extra"`
 }
 
-// atifContent is text. It is decoded from a string or from the text of a list of
-// parts.
+// atifContent is text, decoded from a string or from a list of parts.
 type atifContent string
 
-// UnmarshalJSON decodes either form.
 func (c *atifContent) UnmarshalJSON(data []byte) error {
 	var text string
 	if json.Unmarshal(data, &text) == nil {
@@ -80,14 +78,14 @@ func isATIF(data []byte) bool {
 		Schema any `json:"schema_version"`
 	}
 	if json.NewDecoder(bytes.NewReader(data)).Decode(&head) != nil {
-		// Recognize a broken document by its name, for a better error.
+		// Recognize broken documents by name, for a better error.
 		return bytes.Contains(data[:min(len(data), 4<<10)], []byte(`"ATIF-v`))
 	}
 	name, _ := head.Schema.(string)
 	return strings.HasPrefix(name, "ATIF-v1.")
 }
 
-// parseATIF parses a trajectory. The steps of its agent are the turns.
+// parseATIF parses a trajectory. The agent's steps are the turns.
 func parseATIF(data []byte) (recording, error) {
 	var doc trajectory
 	if err := json.Unmarshal(data, &doc); err != nil {
@@ -109,7 +107,6 @@ func parseATIF(data []byte) (recording, error) {
 	return r, nil
 }
 
-// buildTurn returns the turn of an agent's step.
 func (s atifStep) buildTurn() turn {
 	t := turn{text: string(s.Message)}
 	for _, c := range s.Calls {
@@ -127,14 +124,13 @@ func (s atifStep) buildTurn() turn {
 	return t
 }
 
-// atifRecordedResult is a result in a trajectory. isError is nil if the trajectory
-// lacks it.
+// atifRecordedResult is a trajectory's result. isError is nil if the trajectory lacks
+// it.
 type atifRecordedResult struct {
 	text    string
 	isError *bool
 }
 
-// compareResult compares like [recordedResult.compareResult].
 func (r atifRecordedResult) compareResult(got result) []Difference {
 	want := recordedResult{text: r.text, isError: got.isError}
 	if r.isError != nil {
@@ -143,7 +139,7 @@ func (r atifRecordedResult) compareResult(got result) []Difference {
 	return want.compareResult(got)
 }
 
-// documentError returns err with the line and column at which data is invalid.
+// documentError adds the line and column at which data is invalid to err.
 func documentError(data []byte, err error) error {
 	offset := int64(0)
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {

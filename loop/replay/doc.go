@@ -1,16 +1,15 @@
-// Package replay implements [loop.Model] without a model: it plays the turns of a
-// model from a file, in order, while the tools really run. It needs neither a key
-// nor a network. The demo, tests and regression runs use it.
+// Package replay implements [loop.Model] without a model: it plays the turns in a file,
+// while tools really run. It needs neither a key nor a network. The demo, tests and
+// regression runs use it.
 //
 // A file is one of:
 //
-//   - a script, in YAML (below);
-//   - a recorded trace of Caisson (trace.jsonl, or the session's directory);
-//   - an ATIF trajectory, v1.0 to v1.7 (JSON).
+//   - a script, in YAML (below)
+//   - a recorded trace of Caisson (trace.jsonl, or the session directory)
+//   - an ATIF trajectory, v1.0 to v1.7 (JSON)
 //
-// The results of the tools are compared with the recorded ones, or with the
-// expectations of the script. Each difference is reported; IDs, times and durations
-// are ignored.
+// Tool results are compared with the recorded ones, or with the script's expectations,
+// except for IDs, times and durations. Each difference is reported.
 //
 // A script:
 //
@@ -29,6 +28,6 @@
 //	          error: true         # whether the result is an error
 //	  - text: The test passes now.
 //
-// A call may have raw instead of input: the arguments byte for byte, which may be
+// A call may have raw instead of input: the arguments byte for byte, possibly
 // malformed.
 package replay

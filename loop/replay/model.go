@@ -20,24 +20,23 @@ import (
 	"github.com/caisson-run/caisson/loop/boundary"
 )
 
-// Options configures a replay. The zero value is useful.
+// Options configures a replay. All fields are optional.
 type Options struct {
-	// Report is called for each difference, during the call of Complete after the
-	// result that differs. It must not call the model. If nil, differences are logged
-	// as warnings.
+	// Report is called for each difference, within the call of Complete that has the
+	// result. It must not call the model. If it is nil, differences are logged as
+	// warnings.
 	Report func(Difference)
-	// Pace is the pause between two pieces of an answer, for people who read
-	// along; zero means none.
+	// Pace is the pause between an answer's pieces, for people who read along.
 	Pace time.Duration
-	// Logger receives differences if Report is nil; nil discards them.
+	// Logger may be nil.
 	Logger *zap.Logger
 }
 
-// ErrExhausted is the error of a call of Complete after the last turn.
+// ErrExhausted is Complete's error after the last turn.
 var ErrExhausted = errors.New("nothing left to play")
 
-// Model plays one recording, once. It is safe for concurrent use; concurrent calls
-// get different turns, in order.
+// Model plays one recording, once. It is safe for concurrent use: concurrent calls get
+// different turns, in order.
 type Model struct {
 	path      string
 	options   Options
@@ -49,7 +48,6 @@ type Model struct {
 
 var _ loop.Model = (*Model)(nil)
 
-// newModel returns a model that plays a recording.
 func newModel(path string, r recording, o Options) *Model {
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
@@ -61,32 +59,31 @@ func newModel(path string, r recording, o Options) *Model {
 	return &Model{path: path, options: o, recording: r}
 }
 
-// Task returns the task of the user in the recording, or "".
+// Task returns the recording's task, or "".
 func (m *Model) Task() string { return m.recording.task }
 
-// Left returns the number of turns that have not been played.
+// Left returns the number of turns not played yet.
 func (m *Model) Left() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.recording.turns) - m.next
 }
 
-// Skip passes over turns that were played before, in another process of the session. It
-// must be called before the first call of Complete.
+// Skip skips turns that an earlier process of the session played. Call it before
+// Complete.
 func (m *Model) Skip(answers int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.next = min(max(answers, 0), len(m.recording.turns))
 }
 
-// Info returns the recording's name as that of the model.
+// Info returns the recording's name as the model's.
 func (m *Model) Info() loop.ModelInfo {
 	return loop.ModelInfo{Provider: "replay", Model: m.recording.name, Recorded: true}
 }
 
-// Complete compares the results of the previous turn and plays the next one. Its
-// cost is zero and it uses no tokens. If the request offers no tools, it leaves out
-// the turn's calls.
+// Complete compares the previous turn's results and plays the next turn. It uses no
+// tokens and costs nothing. If the request offers no tools, it leaves out calls.
 func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
 	if ctx.Err() != nil {
 		return loop.Response{}, fmt.Errorf("replay %s: %w", m.path, context.Cause(ctx))
@@ -113,8 +110,7 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	}, nil
 }
 
-// takeTurn compares the results of the previous turn and returns the index of the
-// next one.
+// takeTurn compares the previous turn's results and returns the next turn's index.
 func (m *Model) takeTurn(req loop.Request) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -129,8 +125,8 @@ func (m *Model) takeTurn(req loop.Request) (int, error) {
 	return m.next - 1, nil
 }
 
-// compareResults reports the differences in the results of the last turn, which has
-// the given number from 1. Its calls are those of the last assistant message.
+// compareResults reports how the results of turn number (from 1) differ. Its calls are
+// the last assistant message's.
 func (m *Model) compareResults(number int, messages []loop.Message) {
 	calls := m.recording.turns[number-1].calls
 	uses, results := lastRound(messages)
@@ -154,8 +150,7 @@ func (m *Model) compareResults(number int, messages []loop.Message) {
 	}
 }
 
-// lastRound returns the calls of the last assistant message, and their results by
-// ID.
+// lastRound returns the last assistant message's calls, and their results by ID.
 func lastRound(messages []loop.Message) ([]loop.ToolUse, map[string]result) {
 	results := map[string]result{}
 	for _, m := range slices.Backward(messages) {
@@ -177,7 +172,6 @@ func lastRound(messages []loop.Message) ([]loop.ToolUse, map[string]result) {
 	return nil, results
 }
 
-// deliverText passes a text to onDelta word by word.
 func (m *Model) deliverText(ctx context.Context, text string, onDelta func(loop.Delta)) error {
 	if onDelta == nil {
 		return nil
@@ -201,26 +195,22 @@ func (m *Model) deliverText(ctx context.Context, text string, onDelta func(loop.
 	return nil
 }
 
-// maxFileBytes is the size of the largest recording.
+// maxFileBytes bounds a recording's size.
 const maxFileBytes = 256 << 20
 
-// ErrNotRecording is the error of [Open] for a file that is not a valid recording.
+// ErrNotRecording is [Open]'s error for a file that is not a valid recording.
 var ErrNotRecording = errors.New("not a recording")
 
-// parseError is the error for an invalid recording. Its text has the position and
-// the cause.
+// parseError is the error for an invalid recording.
 type parseError struct{ text string }
 
-// Error returns e.text.
 func (e *parseError) Error() string { return e.text }
 
-// Unwrap returns [ErrNotRecording].
 func (e *parseError) Unwrap() error { return ErrNotRecording }
 
-// Open reads a recording and returns a model that plays it. The file is a script, a
-// trace, a session's directory, or an ATIF trajectory; its content decides. Errors
-// name the file, with line and column if possible, and wrap [ErrNotRecording] or an
-// error of the file system.
+// Open reads a recording: a script, a trace, a session directory, or an ATIF
+// trajectory, which it tells apart by their content. Errors name the file, with line
+// and column if possible, and wrap [ErrNotRecording] or a file system error.
 func Open(path string, o Options) (*Model, error) {
 	data, path, err := readRecording(path)
 	if err != nil {
@@ -237,8 +227,8 @@ func Open(path string, o Options) (*Model, error) {
 	return newModel(path, r, o), nil
 }
 
-// readRecording returns the content and the path of a file, or those of the trace
-// in a session's directory.
+// readRecording returns the content and path of a file, or of a session directory's
+// trace.
 func readRecording(path string) ([]byte, string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -258,7 +248,7 @@ func readRecording(path string) ([]byte, string, error) {
 	if err != nil {
 		return nil, path, err
 	}
-	defer func() { _ = f.Close() }() // opened for reading
+	defer func() { _ = f.Close() }() // only read
 	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
 	if err != nil {
 		return nil, path, err
@@ -269,7 +259,7 @@ func readRecording(path string) ([]byte, string, error) {
 	return data, path, nil
 }
 
-// parseRecording parses a recording of any form. Errors start with line and column.
+// parseRecording parses any kind of recording. Errors start with line and column.
 func parseRecording(data []byte) (recording, error) {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	if !bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) {

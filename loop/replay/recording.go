@@ -13,13 +13,12 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// recording is a recording, independent of the form of its file.
+// recording is a recording, whatever its file's format.
 type recording struct {
 	name, task string
 	turns      []turn
 }
 
-// turn is one answer of the model.
 type turn struct {
 	text  string
 	calls []call
@@ -27,50 +26,44 @@ type turn struct {
 	truncated bool
 }
 
-// call is one tool call and the expectation of its result, if any.
+// call is a tool call with the expected result, if any.
 type call struct {
 	tool   tools.Name
 	raw    string
 	expect expectation
 }
 
-// expectation is the recorded or expected result of a call.
 type expectation interface {
-	// compareResult returns the differences between a result and the
-	// expectation.
+	// compareResult returns how a result differs from the expectation.
 	compareResult(got result) []Difference
 }
 
-// result is the actual result of a call, as the model receives it.
+// result is a call's actual result, as the model gets it.
 type result struct {
 	text    string
 	isError bool
 }
 
-// Difference is a difference between a tool's result and the recorded or expected
-// one.
+// Difference says how a tool's result differs from the recorded or expected one.
 type Difference struct {
 	// Turn and Call count from 1.
 	Turn, Call int
 	Tool       tools.Name
-	// What is the compared property: "result", "exit_code", "contains",
-	// "not_contains" or "error".
+	// What is "result", "exit_code", "contains", "not_contains" or "error".
 	What string
-	// Want and Got are the expected and the actual value. Two results are
-	// normalized and complete.
+	// Want and Got are the expected and actual values. Whole results are normalized.
 	Want, Got string
 }
 
-// Fields returns the properties that are compared, as Difference.What has them.
+// Fields returns the possible values of Difference.What.
 func Fields() []string { return []string{"result", "error", "exit_code", "contains", "not_contains"} }
 
-// String returns the difference in one line, for people.
 func (d Difference) String() string {
 	return fmt.Sprintf("turn %d, call %d (%s): %s: want %s, got %s",
 		d.Turn, d.Call, d.Tool, d.What, quoteBrief(d.Want), quoteBrief(d.Got))
 }
 
-// quoteBrief returns s quoted, with its middle left out if it is long.
+// quoteBrief quotes s, without its middle if it is long.
 func quoteBrief(s string) string {
 	const maxRunes = 120
 	if runes := []rune(s); len(runes) > maxRunes {
@@ -79,7 +72,6 @@ func quoteBrief(s string) string {
 	return strconv.Quote(s)
 }
 
-// recordedResult is a result in a trace.
 type recordedResult result
 
 // compareResult compares the whole normalized results.
@@ -95,23 +87,21 @@ func (r recordedResult) compareResult(got result) []Difference {
 	return out
 }
 
-// normalizeText returns a result's text without IDs, times, durations and outer
-// white space.
+// normalizeText removes IDs, times, durations and outer white space.
 func normalizeText(text string) string { return strings.TrimSpace(loop.NormalizeResult(text)) }
 
-// scriptedExpectation is the expectation of a script. Nil fields expect nothing.
+// scriptedExpectation is a script's expectation. Nil fields expect nothing.
 type scriptedExpectation struct {
 	contains, notContains []string
 	exitCode              *int
 	isError               *bool
 }
 
-// exitLine matches the beginning of a command's result.
+// exitLine matches the start of a command's result.
 var exitLine = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`\A\s*exit code (-?\d+)`)
 })
 
-// compareResult compares each property that the script sets.
 func (s scriptedExpectation) compareResult(got result) []Difference {
 	var out []Difference
 	if s.exitCode != nil {
@@ -139,7 +129,6 @@ func (s scriptedExpectation) compareResult(got result) []Difference {
 	return out
 }
 
-// buildBlocks returns the blocks of the turn's message.
 func (t turn) buildBlocks(withCalls bool) []loop.Block {
 	var out []loop.Block
 	text := t.text

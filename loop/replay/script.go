@@ -13,7 +13,6 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// script is a script in YAML.
 type script struct {
 	Version int          `yaml:"version"`
 	Name    string       `yaml:"name"`
@@ -40,10 +39,9 @@ type scriptExpect struct {
 	Error       *bool      `yaml:"error"`
 }
 
-// stringList is a list of strings. It is decoded from a list or a single string.
+// stringList is decoded from a list or a single string.
 type stringList []string
 
-// UnmarshalYAML decodes either form.
 func (t *stringList) UnmarshalYAML(decode func(any) error) error {
 	var one string
 	if decode(&one) == nil {
@@ -58,7 +56,6 @@ func (t *stringList) UnmarshalYAML(decode func(any) error) error {
 	return nil
 }
 
-// scriptVersion is the only supported version of scripts.
 const scriptVersion = 1
 
 // parseScript parses a script. Errors start with line and column.
@@ -80,8 +77,8 @@ func parseScript(data []byte) (recording, error) {
 	return s.buildRecording()
 }
 
-// findFault returns the first fault that strict decoding does not find: its YAML path
-// and the reason, which is "" if there is none.
+// findFault returns the YAML path and the reason of the first fault that strict
+// decoding doesn't find. The reason is "" if there is none.
 func (s script) findFault() (path, reason string) {
 	switch {
 	case s.Version != scriptVersion:
@@ -107,7 +104,6 @@ func (s script) findFault() (path, reason string) {
 	return "", ""
 }
 
-// buildRecording returns the recording of a script without faults.
 func (s script) buildRecording() (recording, error) {
 	r := recording{name: s.Name, task: s.Task}
 	for i, t := range s.Turns {
@@ -124,7 +120,7 @@ func (s script) buildRecording() (recording, error) {
 	return r, nil
 }
 
-// encodeArguments returns the call's arguments as a model would write them.
+// encodeArguments returns the arguments as a model would write them.
 func (c scriptCall) encodeArguments() (string, error) {
 	if c.Raw != nil {
 		return *c.Raw, nil
@@ -136,7 +132,6 @@ func (c scriptCall) encodeArguments() (string, error) {
 	return string(data), err
 }
 
-// buildExpectation returns the expectation, or nil if the script has none.
 func (e *scriptExpect) buildExpectation() expectation {
 	if e == nil {
 		return nil
@@ -144,7 +139,7 @@ func (e *scriptExpect) buildExpectation() expectation {
 	return scriptedExpectation{contains: e.Contains, notContains: e.NotContains, exitCode: e.ExitCode, isError: e.Error}
 }
 
-// addPosition returns err with line and column in front.
+// addPosition puts line and column in front of err.
 func addPosition(err error) error {
 	y, ok := errors.AsType[yaml.Error](err)
 	if !ok || y.GetToken() == nil || y.GetToken().Position == nil {
@@ -154,8 +149,7 @@ func addPosition(err error) error {
 	return fmt.Errorf("%d:%d: %s", at.Line, at.Column, y.GetMessage())
 }
 
-// findPosition returns the line and column of a YAML path in data, or 1:1 if there
-// is no such path.
+// findPosition returns a YAML path's line and column, or 1:1 if it doesn't exist.
 func findPosition(data []byte, path string) string {
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil {

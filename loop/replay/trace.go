@@ -10,14 +10,13 @@ import (
 	"github.com/caisson-run/caisson/loop/boundary"
 )
 
-// traceRecord is the used part of a record.Record. Other kinds and fields are
-// ignored.
+// traceRecord has the used parts of a record.Record.
 type traceRecord struct {
 	Kind    string          `json:"kind"`
 	Payload json.RawMessage `json:"payload"`
 }
 
-// parseTrace parses JSON lines. The last line may be incomplete, as after a kill.
+// parseTrace parses JSON lines. The last may be incomplete, as after a kill.
 func parseTrace(data []byte) (recording, error) {
 	var (
 		history []loop.Message
@@ -52,7 +51,7 @@ func parseTrace(data []byte) (recording, error) {
 	return recordingFromHistory(history)
 }
 
-// lineError returns err with the line and the column at which the JSON is invalid.
+// lineError puts the position of invalid JSON in front of err.
 func lineError(line int, err error) error {
 	column := int64(1)
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
@@ -61,7 +60,6 @@ func lineError(line int, err error) error {
 	return fmt.Errorf("%d:%d: %w", line+1, column, err)
 }
 
-// recordingFromHistory returns the recording of the messages of a session.
 func recordingFromHistory(history []loop.Message) (recording, error) {
 	var r recording
 	results := map[string]expectation{}
@@ -89,7 +87,6 @@ func recordingFromHistory(history []loop.Message) (recording, error) {
 	return r, nil
 }
 
-// turnFromMessage returns the turn of an assistant's message.
 func turnFromMessage(m loop.Message, results map[string]expectation) turn {
 	var t turn
 	for _, b := range m.Blocks {
@@ -104,7 +101,8 @@ func turnFromMessage(m loop.Message, results map[string]expectation) turn {
 			t.truncated = false
 			if u.InputError != "" {
 				c.raw = u.Raw
-				// Complete arguments were refused because the answer was cut.
+				// The arguments are complete, so they were refused because the answer
+				// was cut.
 				t.truncated = isJSONObject(u.Raw)
 			}
 			t.calls = append(t.calls, c)

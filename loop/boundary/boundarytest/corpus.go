@@ -11,14 +11,14 @@ import (
 	"testing"
 )
 
-// Collection is a public collection of prompt injections. It is not part of this
-// repository: CAISSON_CORPUS names a directory that has it in injections/OWNER+NAME.
+// Collection is a public collection of prompt injections. It is not in this repository:
+// CAISSON_CORPUS names a directory that has it in injections/OWNER+NAME.
 type Collection struct {
 	Repository string `json:"repository"`
 	Commit     string `json:"commit"`
-	// Paths are the files and directories that are read.
+	// Paths are the files and directories to read.
 	Paths []string `json:"paths"`
-	// Texts is how many there are, and Marked how many have a known phrase.
+	// Texts counts the texts, and Marked those with a known phrase.
 	Texts  int `json:"texts"`
 	Marked int `json:"marked"`
 }
@@ -26,7 +26,7 @@ type Collection struct {
 //go:embed injections.json
 var collections []byte
 
-// Collections returns the collections of injections.json, whose counts must be found.
+// Collections returns the collections of injections.json, with the expected counts.
 func Collections(t *testing.T) []Collection {
 	t.Helper()
 	var all []Collection
@@ -39,8 +39,8 @@ func Collections(t *testing.T) []Collection {
 	return all
 }
 
-// ReadTexts returns the texts of a collection, once each: files, their lines, and the
-// strings in JSON. dir is the value of CAISSON_CORPUS.
+// ReadTexts returns a collection's distinct texts: files, their lines, and the strings
+// in JSON. dir is the value of CAISSON_CORPUS.
 func (c Collection) ReadTexts(t *testing.T, dir string) []string {
 	t.Helper()
 	if dir == "" {
@@ -71,8 +71,8 @@ type reader struct {
 	texts []string
 }
 
-// addFile adds the strings of a JSON file or of a line that is JSON, or the file and its
-// other lines.
+// addFile adds a file and its lines, except that JSON, in the file or a line, is
+// replaced by its strings.
 func (r *reader) addFile(data []byte) {
 	var v any
 	if json.Unmarshal(data, &v) == nil {
