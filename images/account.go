@@ -16,19 +16,20 @@ import (
 
 // UserAccount is the user that an image's USER names.
 type UserAccount struct {
-	// Name is the user's name in the image's /etc/passwd, empty if it has none.
+	// Name is the user's name in the image's /etc/passwd, or "" if it has none.
 	Name string
-	// UID is never 0. GID is 0 if the image names no other group than root's.
+	// UID is never 0. GID is 0 if the image names no group but root's.
 	UID, GID int
-	// Groups are the supplementary groups, in ascending order, without 0 and GID.
+	// Groups are the supplementary groups, in ascending order, without 0 and
+	// GID.
 	Groups []int
-	// Home is the home directory, empty unless it is an absolute, clean path other
-	// than /.
+	// Home is the home directory, or "" if it is not an absolute, clean path or
+	// is /.
 	Home string
 }
 
-// UserError is the error for an image whose USER commands can't run as. It wraps
-// [ErrInvalid].
+// UserError is the error for an image with a USER that commands can't run as.
+// It wraps [ErrInvalid].
 type UserError struct {
 	User   string // as the image writes it
 	Reason string
@@ -39,26 +40,26 @@ func (e *UserError) Error() string {
 	return fmt.Sprintf("%v: USER %.300q: %s: %s", ErrInvalid, e.User, e.Reason, e.Hint)
 }
 
-// Unwrap returns ErrInvalid.
 func (e *UserError) Unwrap() error { return ErrInvalid }
 
-// AccountFiles are an image's /etc/passwd and /etc/group. They are hostile input.
+// AccountFiles are an image's /etc/passwd and /etc/group, which are hostile
+// input.
 type AccountFiles struct {
 	Passwd, Group []byte
-	// Added are the names of the accounts that were put before the image's own, in
-	// both files; see [RootFS].
+	// Added are the names of the accounts that precede the image's own in both
+	// files; see [RootFS].
 	Added []string
 }
 
 const (
-	// MaxAccountFile is the largest size of an account file.
+	// MaxAccountFile is the maximum size of an account file.
 	MaxAccountFile = 1 << 20
 	maxAccountLine = 64 << 10 // as engines accept
 	maxGroups      = 32
 	maxID          = math.MaxInt32 // as engines accept
 )
 
-// CheckUser returns a [*UserError] for a USER that is certainly root, or invalid,
+// CheckUser returns a [*UserError] for a USER that is invalid, or is root
 // whatever accounts the image has.
 func CheckUser(text string) error {
 	if text == "" {
@@ -79,8 +80,8 @@ func rootError(text string) error {
 	return &UserError{User: text, Reason: "it is root", Hint: "use user root, or user owner for commands without privileges"}
 }
 
-// parseID returns the number that a part of a USER is, -1 for a name. Like an
-// engine it takes "+1" and "01" for numbers.
+// parseID returns the number in a part of a USER, or -1 for a name. Like an
+// engine, it accepts "+1" and "01" as numbers.
 func parseID(text, part string) (int, error) {
 	id, err := strconv.Atoi(part)
 	switch {
@@ -92,10 +93,10 @@ func parseID(text, part string) (int, error) {
 	return id, nil
 }
 
-// FindAccount returns the account that a USER means, as an engine does: of several
-// lines with a name or number the first one counts. A number needs no line. The user
-// has the supplementary groups that have it as a member, unless USER names a group.
-// Lines that are not of the format are left out. The error is a [*UserError].
+// FindAccount returns a USER's account, like an engine: the first line with a
+// name or number counts, and a number needs no line. The user gets the
+// supplementary groups that list it as a member, unless USER names a group.
+// Malformed lines are ignored. The error is a [*UserError].
 func FindAccount(text string, files AccountFiles) (UserAccount, error) {
 	if err := CheckUser(text); err != nil {
 		return UserAccount{}, err
@@ -132,7 +133,7 @@ func FindAccount(text string, files AccountFiles) (UserAccount, error) {
 	return account, err
 }
 
-// findUser returns the account of a name or number without its groups.
+// findUser returns the account, without groups, for a name or number.
 func findUser(text, name string, files AccountFiles) (UserAccount, error) {
 	id, err := parseID(text, name)
 	if err != nil {
@@ -162,7 +163,7 @@ func isHome(dir string) bool {
 	return path.IsAbs(dir) && path.Clean(dir) == dir && dir != "/" && len(dir) < maxPath && !strings.ContainsFunc(dir, func(r rune) bool { return r < ' ' || r == 0x7f })
 }
 
-// findGroup returns the number of a group by name or number.
+// findGroup returns the number of a group given by name or number.
 func findGroup(text, name string, files AccountFiles) (int, error) {
 	id, err := parseID(text, name)
 	if err != nil || id >= 0 {
@@ -180,8 +181,8 @@ func findGroup(text, name string, files AccountFiles) (int, error) {
 	return max(id, 0), err
 }
 
-// eachLine calls visit with the fields of each line that has a proper name, until it
-// returns false.
+// eachLine calls visit with the fields of each line that has a valid name,
+// until visit returns false.
 func eachLine(text string, file []byte, added []string, visit func(fields []string) bool) error {
 	for line := range bytes.Lines(file) {
 		if len(line) > maxAccountLine {
@@ -200,7 +201,7 @@ func eachLine(text string, file []byte, added []string, visit func(fields []stri
 	return nil
 }
 
-// parseField returns the number in a field, and whether it is one.
+// parseField returns the number in a field, and false if it has none.
 func parseField(fields []string, i int) (int, bool) {
 	if i >= len(fields) {
 		return 0, false
@@ -209,8 +210,8 @@ func parseField(fields []string, i int) (int, bool) {
 	return int(id), err == nil
 }
 
-// ReadAccountFiles reads the account files of an unpacked image, to look a USER up in
-// them. A missing file is empty. It follows no symlink.
+// ReadAccountFiles reads an unpacked image's account files, to look up user. A
+// missing file is empty. It follows no symlink.
 func ReadAccountFiles(root *RootFS, user string) (AccountFiles, error) {
 	files := AccountFiles{Added: root.Added}
 	dir, err := os.OpenRoot(root.Dir)
@@ -245,8 +246,8 @@ func readAccountFile(dir *os.Root, name, user string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, MaxAccountFile))
 }
 
-// CheckAccountFile returns a [*UserError] for an account file that is not to be read:
-// one that is not regular, or too large.
+// CheckAccountFile returns a [*UserError] for an account file that is not
+// regular or too large to read.
 func CheckAccountFile(user, name string, mode fs.FileMode, size int64) error {
 	reason := ""
 	switch {
@@ -260,8 +261,8 @@ func CheckAccountFile(user, name string, mode fs.FileMode, size int64) error {
 	return &UserError{User: user, Reason: reason, Hint: "use user owner"}
 }
 
-// HasDir reports whether an unpacked image has a directory of an absolute name.
-// Symlinks are followed inside the image.
+// HasDir reports whether an unpacked image has the directory name, an absolute
+// path. It follows symlinks inside the image.
 func (r *RootFS) HasDir(name string) bool {
 	dir, err := os.OpenRoot(r.Dir)
 	if err != nil {

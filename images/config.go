@@ -8,15 +8,13 @@ import (
 	"time"
 )
 
-// Config is how an image's programs are meant to run, from its configuration
-// (OCI image-spec 1.1, and HEALTHCHECK and SHELL of Docker). The values are the
-// image's and as it writes them, within the bounds of [NewConfig]: what uses one
-// must check it.
+// Config is an image's configuration (OCI image-spec 1.1, and Docker's
+// HEALTHCHECK and SHELL). The values are as the image has them, within the
+// bounds of [NewConfig], so users must check them.
 type Config struct {
-	// User is a user's name or number, and perhaps a group after a colon; see
-	// [ParseUser]. Empty means root.
-	User string `json:"user,omitempty"`
-	// WorkingDir is the directory in which programs start.
+	// User is a user's name or number, optionally followed by a colon and a
+	// group; see [ParseUser]. Empty means root.
+	User       string `json:"user,omitempty"`
 	WorkingDir string `json:"working_dir,omitempty"`
 	// Entrypoint and Cmd together are the program and its arguments.
 	Entrypoint []string `json:"entrypoint,omitempty"`
@@ -25,27 +23,27 @@ type Config struct {
 	Shell []string `json:"shell,omitempty"`
 	// Env is the environment, as NAME=value. See sandbox.Environment.
 	Env []string `json:"env,omitempty"`
-	// Volumes are the directories that the image declares as VOLUME, absolute and
-	// sorted. A backend mounts a small tmpfs on each and never uses a volume on
-	// the host's disk.
+	// Volumes are the directories declared as VOLUME, absolute and sorted. A
+	// backend mounts a small tmpfs on each and never a volume on the host's
+	// disk.
 	Volumes []string `json:"volumes,omitempty"`
 	// HealthCheck is nil if the image has none.
 	HealthCheck *HealthCheck `json:"health_check,omitempty"`
 }
 
-// Bounds of a configuration. maxEnv and maxEnvBytes are those of what an image can
-// add to every command's environment.
+// Bounds of a configuration. maxEnv and maxEnvBytes bound what an image can add
+// to every command's environment.
 const (
 	maxEnv       = 256
 	maxEnvBytes  = 64 << 10
-	maxPath      = 4096 // PATH_MAX of Linux
+	maxPath      = 4096 // Linux's PATH_MAX
 	maxArgs      = 1024
-	maxArgsBytes = 128 << 10 // MAX_ARG_STRLEN of Linux
+	maxArgsBytes = 128 << 10 // Linux's MAX_ARG_STRLEN
 )
 
-// NewConfig returns c with the valid entries of its environment, and the number
-// of the others. It returns [ErrInvalid] for a value with a NUL or beyond the
-// bounds.
+// NewConfig returns c with only the valid entries of its environment, and the
+// number of dropped ones. It returns [ErrInvalid] for a value that contains a
+// NUL or exceeds the bounds.
 func NewConfig(c Config) (_ Config, dropped int, err error) {
 	for name, value := range map[string]string{"USER": c.User, "WORKDIR": c.WorkingDir} {
 		if len(value) > maxPath || strings.ContainsRune(value, 0) {
@@ -66,7 +64,6 @@ func NewConfig(c Config) (_ Config, dropped int, err error) {
 	return c, dropped, nil
 }
 
-// validEnv returns the valid entries of an environment and the number of others.
 func validEnv(env []string) (list []string, dropped int) {
 	size := 0
 	for _, e := range env {
@@ -80,14 +77,14 @@ func validEnv(env []string) (list []string, dropped int) {
 	return list, dropped
 }
 
-// User is a USER. Both parts are names or numbers.
+// User is a parsed USER. Both parts are names or numbers.
 type User struct {
 	Name  string
 	Group string // empty means the user's own
 }
 
-// ParseUser parses a USER in one of the forms name, uid, name:group, uid:gid and
-// their mixtures. Whether the image knows the names is not checked.
+// ParseUser parses a USER: a name or uid, optionally followed by a colon and a
+// group or gid. It does not check whether the image knows them.
 func ParseUser(text string) (User, error) {
 	name, group, hasGroup := strings.Cut(text, ":")
 	for _, part := range []string{name, group} {
@@ -101,37 +98,35 @@ func ParseUser(text string) (User, error) {
 	return User{Name: name, Group: group}, nil
 }
 
-// maxUserName is LOGIN_NAME_MAX of Linux.
+// maxUserName is Linux's LOGIN_NAME_MAX.
 const maxUserName = 256
 
-// HealthCheck is an image's HEALTHCHECK, or one like it. A zero duration or number
-// means the default, which is Docker's.
+// HealthCheck is an image's HEALTHCHECK, or a similar one. A zero duration or
+// number means Docker's default.
 type HealthCheck struct {
-	// Test is CMD and a program with its arguments, CMD-SHELL and a command for
-	// the shell, or NONE. An empty one is like NONE.
+	// Test is CMD, a program and its arguments; CMD-SHELL and a shell command;
+	// or NONE, which is the default.
 	Test []string `json:"test"`
 	// Interval is the time between tests; zero means 30 s.
 	Interval time.Duration `json:"interval_ns,omitempty"`
-	// Timeout is the time after which a test has failed; zero means 30 s.
+	// Timeout is when a test has failed; zero means 30 s.
 	Timeout time.Duration `json:"timeout_ns,omitempty"`
-	// StartPeriod is the time from the start in which failures do not count.
+	// StartPeriod is how long failures don't count from the start.
 	StartPeriod time.Duration `json:"start_period_ns,omitempty"`
 	// StartInterval is the time between tests in the start period; zero means 5 s.
 	StartInterval time.Duration `json:"start_interval_ns,omitempty"`
-	// Retries is the number of consecutive failures that count as unhealthy; zero
-	// means 3.
+	// Retries is how many consecutive failures mean unhealthy; zero means 3.
 	Retries int `json:"retries,omitempty"`
 }
 
-// The words that a test begins with.
 const (
 	testNone  = "NONE"
 	testExec  = "CMD"
 	testShell = "CMD-SHELL"
 )
 
-// WithDefaults returns h with the defaults of Docker. It returns [ErrInvalid] for a
-// negative value, a Test of another form, and one beyond the bounds of [NewConfig].
+// WithDefaults returns h with Docker's defaults. It returns [ErrInvalid] for a
+// negative value, an invalid Test, and one beyond the bounds of [NewConfig].
 func (h HealthCheck) WithDefaults() (HealthCheck, error) {
 	if _, err := h.Argv(nil); err != nil {
 		return h, err
@@ -154,8 +149,8 @@ func (h HealthCheck) WithDefaults() (HealthCheck, error) {
 	return h, nil
 }
 
-// Argv returns the program of the test and its arguments, with shell for a command in
-// shell form, empty meaning /bin/sh -c. It is nil if there is no test.
+// Argv returns the test's program and arguments, or nil if there is no test.
+// shell runs a command in shell form; empty means /bin/sh -c.
 func (h HealthCheck) Argv(shell []string) ([]string, error) {
 	if len(shell) == 0 {
 		shell = []string{"/bin/sh", "-c"}

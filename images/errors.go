@@ -5,42 +5,39 @@ import (
 	"strings"
 )
 
-// The classes of errors of this package and its parts; test with errors.Is.
+// Classes of errors of this package and its subpackages, for errors.Is.
 var (
-	// ErrInvalid is a malformed reference, or content that is not an image or
-	// that commands can't run on.
+	// ErrInvalid is a malformed reference, or content that is not an image that
+	// commands can run on.
 	ErrInvalid = errors.New("invalid image")
 	// ErrUnsupported is a source that this version or system can't use, such as
-	// another architecture or a build without a builder.
+	// another architecture, or a build without a builder.
 	ErrUnsupported = errors.New("unsupported image source")
 	// ErrNotFound is a missing image, directory or file.
 	ErrNotFound = errors.New("image not found")
-	// ErrUnauthorized is a registry that requires credentials, or other ones.
+	// ErrUnauthorized is a registry that requires credentials or rejects them.
 	ErrUnauthorized = errors.New("registry refused access")
 	// ErrUnreachable is a registry that can't be reached or doesn't answer.
 	ErrUnreachable = errors.New("registry unreachable")
-	// ErrDigest is content that doesn't match its digest.
-	ErrDigest = errors.New("digest mismatch")
-	// ErrRefused is a layer that could do harm; see package layer's Error.
+	ErrDigest      = errors.New("digest mismatch")
+	// ErrRefused is a layer that could do harm; see layer.Error.
 	ErrRefused = errors.New("layer refused")
-	// ErrInUse is an image that a live session uses.
+	// ErrInUse is an image used by a live session.
 	ErrInUse = errors.New("image in use")
 )
 
-// BuildError is the error of a build that failed. It wraps the reason, of which
-// [ErrInvalid] is a failed step.
+// BuildError is the error of a failed build. It wraps the reason; [ErrInvalid]
+// means that a step failed.
 type BuildError struct {
 	Err error
 	// Output has the last lines of the builder's output.
 	Output []string
-	// Network reports whether commands of the build had a network.
+	// Network reports whether the build's commands had a network.
 	Network bool
-	// Refused are the hosts that the build's commands were refused, each with the
-	// reason.
+	// Refused are the hosts that the network refused, each with the reason.
 	Refused []string
 }
 
-// Error has the reason, the refused hosts and the last lines of output.
 func (e *BuildError) Error() string {
 	text := e.Err.Error()
 	if len(e.Refused) > 0 {
@@ -52,5 +49,4 @@ func (e *BuildError) Error() string {
 	return text
 }
 
-// Unwrap returns the reason.
 func (e *BuildError) Unwrap() error { return e.Err }

@@ -12,10 +12,10 @@ import (
 // Scheme is the kind of source that a [Reference] names.
 type Scheme string
 
-// The schemes, as written before the colon of a reference. A reference without
-// one of these prefixes is an image's name or id.
+// The schemes, as written before a reference's colon. A reference without one
+// is an image's name or ID.
 const (
-	SchemeHost   Scheme = "host"   // host: the host's own /usr, read-only
+	SchemeHost   Scheme = "host"   // the host's own /usr, read-only
 	SchemeRootFS Scheme = "rootfs" // rootfs:DIR: an unpacked root filesystem
 	SchemeName   Scheme = "name"   // debian:bookworm-slim, name@sha256:…, sha256:…
 
@@ -28,25 +28,25 @@ const (
 // [ParseReference].
 type Reference struct {
 	Scheme Scheme
-	// Value is empty for host; an absolute, cleaned path for rootfs,
-	// oci-layout, docker-archive and build, followed by tag and digest if there
-	// are any; the image's name or id otherwise.
+	// Value is empty for host; for rootfs, oci-layout, docker-archive and build
+	// an absolute, cleaned path, followed by any tag and digest; otherwise the
+	// image's name or ID.
 	Value string
 }
 
-// maxName bounds an image name: 255 for the repository, 128 for the tag, 71
-// for the digest (distribution/reference v0.6), and their separators.
+// maxName bounds an image name: 255 for the repository, 128 for the tag, 71 for
+// the digest (distribution/reference v0.6), and their separators.
 const maxName = 456
 
-// named matches an image name: registry and repository in path parts, then a
-// tag, then a digest, or an image id alone. The engine has the last word; this
-// rejects names that could be read as an option or as another source.
+// named matches an image name (registry and repository, tag, digest), or an
+// image ID alone. The engine decides; this rejects names that could be read as
+// an option or another source.
 var named = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(?:sha256:[a-f0-9]{64}|[A-Za-z0-9][A-Za-z0-9._-]*(?::[0-9]{1,5})?(?:/[a-z0-9][a-z0-9._-]*)*(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[a-f0-9]{64})?)$`)
 })
 
 // digested and tagged match the end of an OCI layout's reference. A tag has no
-// slash, so a directory's name is never cut in the middle of its path.
+// slash, so they never cut a path inside a directory's name.
 var (
 	digested = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`@(sha256:[a-f0-9]{64})$`)
@@ -56,8 +56,8 @@ var (
 	})
 )
 
-// ParseLocalReference is ParseReference for the user of this process: DIR and FILE may
-// be relative to the working directory.
+// ParseLocalReference is ParseReference, but DIR and FILE may be relative to
+// the working directory.
 func ParseLocalReference(text string) (Reference, error) {
 	for _, scheme := range []Scheme{SchemeRootFS, SchemeLayout, SchemeArchive, SchemeBuild} {
 		path, ok := strings.CutPrefix(text, string(scheme)+":")
@@ -68,7 +68,7 @@ func ParseLocalReference(text string) (Reference, error) {
 		if err != nil {
 			return Reference{}, err
 		}
-		// Not cleaned: what follows the path belongs to the reference.
+		// Don't clean it: what follows the path belongs to the reference.
 		text = string(scheme) + ":" + dir + string(filepath.Separator) + path
 	}
 	return ParseReference(text)
@@ -84,12 +84,10 @@ func ParseLocalReference(text string) (Reference, error) {
 //	debian:bookworm-slim, name@DIGEST    an image's name
 //	DIGEST                               the id of an image in the engine
 //
-// DIR and FILE must be absolute; the caller resolves relative ones. DIGEST is
-// sha256: and 64 hex digits: of the manifest or index in a layout, of the
-// configuration in an archive. TAG is the annotation
-// org.opencontainers.image.ref.name. A layout whose directory name has a colon
-// in its last element is written with a trailing slash. Errors wrap
-// [ErrInvalid].
+// DIR and FILE must be absolute. DIGEST is sha256: and 64 hex digits: the
+// manifest's or index's in a layout, the configuration's in an archive. TAG is
+// the annotation org.opencontainers.image.ref.name. If a layout's directory
+// name has a colon in its last element, add a slash. Errors wrap [ErrInvalid].
 func ParseReference(text string) (Reference, error) {
 	scheme, rest, _ := strings.Cut(text, ":")
 	switch Scheme(scheme) {
@@ -113,7 +111,6 @@ func ParseReference(text string) (Reference, error) {
 	return Reference{Scheme: SchemeName, Value: text}, nil
 }
 
-// parsePath parses the text after a scheme that names a path.
 func parsePath(scheme Scheme, text string) (Reference, error) {
 	p, end := splitPath(scheme, text)
 	switch {
@@ -130,12 +127,12 @@ func parsePath(scheme Scheme, text string) (Reference, error) {
 		return Reference{}, fmt.Errorf("%w: %s:/ is the root of this machine", ErrInvalid, scheme)
 	}
 	if scheme == SchemeLayout && end == "" && tagged().MatchString(clean) {
-		clean += "/" // or it would be parsed as a tag
+		clean += "/" // otherwise it would be parsed as a tag
 	}
 	return Reference{Scheme: scheme, Value: clean + end}, nil
 }
 
-// splitPath splits the path from the tag and digest that may follow it.
+// splitPath splits a path from its tag and digest.
 func splitPath(scheme Scheme, text string) (p, end string) {
 	p = text
 	if scheme == SchemeLayout || scheme == SchemeArchive {
@@ -147,8 +144,8 @@ func splitPath(scheme Scheme, text string) (p, end string) {
 	return p, text[len(p):]
 }
 
-// Path returns the directory or file that the reference names, without tag and
-// digest. It is empty for host and for an image's name.
+// Path returns the reference's directory or file without tag and digest, or ""
+// for host and an image's name.
 func (r Reference) Path() string {
 	if r.Scheme == SchemeHost || r.Scheme == SchemeName {
 		return ""
@@ -157,7 +154,7 @@ func (r Reference) Path() string {
 	return filepath.Clean(p)
 }
 
-// Tag returns the tag after the path of an OCI layout, or "".
+// Tag returns the tag of an OCI layout, or "".
 func (r Reference) Tag() string {
 	if r.Scheme != SchemeLayout {
 		return ""
@@ -169,7 +166,7 @@ func (r Reference) Tag() string {
 }
 
 // Digest returns the digest at the end of the reference, or "". The content
-// must have it.
+// must match it.
 func (r Reference) Digest() string {
 	if r.Scheme != SchemeName && r.Scheme != SchemeLayout && r.Scheme != SchemeArchive {
 		return ""

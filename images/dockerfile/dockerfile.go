@@ -1,9 +1,9 @@
-// Package dockerfile finds in a Dockerfile what a builder would do outside of the
-// containers of its RUN steps: it downloads the URLs of ADD with the network of its own
-// machine, and executes the ONBUILD triggers of base images.
+// Package dockerfile finds in a Dockerfile what a builder would do outside the
+// containers of RUN steps: it downloads the URLs of ADD with its own machine's
+// network, and executes the ONBUILD triggers of base images.
 //
-// A Dockerfile may be hostile, and builders differ in how they read one. So ADD is
-// accepted only in one plain form, in which no builder finds a URL.
+// A Dockerfile may be hostile, and builders differ in how they read one. So ADD
+// is accepted only in one plain form, in which no builder finds a URL.
 package dockerfile
 
 import (
@@ -23,18 +23,18 @@ import (
 
 // Bounds of a Dockerfile.
 const (
-	// MaxBytes is its maximum size.
+	// MaxBytes bounds its size.
 	MaxBytes = 256 << 10
-	// maxLines bounds the lines of one instruction.
+	// maxLines bounds an instruction's lines.
 	maxLines = 1000
-	// maxValue bounds the value of an ARG, in bytes.
+	// maxValue bounds an ARG's value, in bytes.
 	maxValue = 4096
 )
 
 // File describes a Dockerfile.
 type File struct {
-	// Bases are the images that its stages begin with, each once, without scratch and
-	// its own stages.
+	// Bases are the images that its stages begin with, each once, without
+	// scratch and its own stages.
 	Bases []string
 	// Runs reports whether a step runs a command.
 	Runs bool
@@ -45,14 +45,13 @@ type URLError struct {
 	Instruction string // such as "ADD https://example.com/f /f"
 }
 
-// Error quotes the instruction.
 func (e *URLError) Error() string {
 	return fmt.Sprintf("%q: the source may be a URL, which the builder would download past the network rules: name files with letters, digits and ./_- only, use COPY for other names, or download the file in a RUN step", e.Instruction)
 }
 
-// Read reads a Dockerfile for an engine of a platform, such as linux/amd64. It returns a
-// [*URLError] if an ADD may have a URL as its source, and another error if the base
-// images can't be determined.
+// Read reads a Dockerfile for an engine with a platform such as linux/amd64. It
+// returns a [*URLError] if an ADD may have a URL as its source, and another
+// error if the base images can't be determined.
 func Read(text []byte, platform string) (File, error) {
 	var f File
 	if len(text) > MaxBytes {
@@ -65,15 +64,15 @@ func Read(text []byte, platform string) (File, error) {
 	return f, err
 }
 
-// Check returns an error if a builder without the limits of an engine's classic one, such
-// as buildctl or buildah, might use its own network for an instruction, or read files
-// outside of the build's directory.
+// Check returns an error if a builder without the limits of an engine's classic
+// one, such as buildctl or buildah, might use its own network for an
+// instruction, or read files outside the build's directory.
 func Check(text []byte) error {
 	text = bytes.TrimPrefix(text, []byte("\xef\xbb\xbf"))
 	if len(text) > MaxBytes {
 		return fmt.Errorf("it is larger than %d bytes", MaxBytes)
 	}
-	if !utf8.Valid(text) { // for builders that split options at bytes: 0x85 and 0xA0 are spaces to them
+	if !utf8.Valid(text) { // some builders split options at bytes and take 0x85 and 0xA0 for spaces
 		return errors.New("it is not valid UTF-8: save it as UTF-8")
 	}
 	if m := frontend().Find(text); m != nil {
@@ -91,7 +90,7 @@ func Check(text []byte) error {
 			err = fmt.Errorf("RUN %s: the only option of RUN that is supported is --mount, with a value of letters, digits and ._/=,:@-", rest)
 		case word == "COPY" && strings.HasPrefix(rest, "--") && !plainCopy().MatchString(rest):
 			err = fmt.Errorf("COPY %s: its options are limited: chown, chmod and exclude to letters, digits and ./_:@${}*?=,+[]!~-, from to letters, digits and ./_:@-, and link and parents to words", rest)
-		case word == "FROM" && strings.ContainsAny(rest, "$\\\"'`") && !plainFrom().MatchString(rest): // else transport decides
+		case word == "FROM" && strings.ContainsAny(rest, "$\\\"'`") && !plainFrom().MatchString(rest): // otherwise transport decides
 			err = fmt.Errorf("FROM %s: name an image without quotes and escapes, and with variables only behind its first slash or colon", rest)
 		case hidesNext(rest):
 			err = fmt.Errorf("%s %s: end here-documents with a plain word, such as EOF", word, rest)
@@ -103,18 +102,19 @@ func Check(text []byte) error {
 }
 
 var (
-	// frontend matches the line that makes BuildKit run the rest by the image of another
-	// frontend: # syntax=, // syntax=, and a file that is JSON.
+	// frontend matches a line that makes BuildKit run the rest with another
+	// frontend image: # syntax=, // syntax=, or the beginning of a JSON file.
 	frontend = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`(?im)^[^\S\n]*(?:#|//)[^\S\n]*syntax[^\S\n]*=.*|\A\s*(?:#!.*\s+)?\{.*`)
 	})
-	// plainRun matches the text after RUN if it has no option but --mount. buildah's
-	// --network=host would be another one.
+	// plainRun matches the text after RUN if its only option is --mount, and
+	// not for instance buildah's --network=host.
 	plainRun = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^(?:--mount=[A-Za-z0-9._/=,:@-]+\s+)+(?:[^-]|-[^-])`)
 	})
-	// plainCopy matches the text after COPY if all builders read the same options, and plainFrom
-	// the text after FROM if no variable decides what kind of image it names.
+	// plainCopy matches the text after COPY if all builders read the same
+	// options. plainFrom matches the text after FROM if no variable decides
+	// what kind of image it names.
 	plainCopy = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^(?:--(?:from=[A-Za-z0-9._/:@-]+|(?:chown|chmod|exclude)=[A-Za-z0-9._/:@${}*?=,+\[\]!~-]+|(?:link|parents)(?:=\w+)?)\s+)+(?:[^-]|-[^-])`)
 	})
@@ -127,12 +127,13 @@ var (
 	})
 )
 
-// hidesNext reports whether an instruction may have a here-document whose last line would be
-// read here as a comment, as empty or as continued, and so hide the next instruction.
+// hidesNext reports whether an instruction may have a here-document whose last
+// line we would take for a comment, an empty or a continued line, so that it
+// hides the next instruction.
 func hidesNext(rest string) bool {
 	return strings.Contains(quoted().ReplaceAllString(rest, "q"), "<<") && slices.ContainsFunc(delimiters().FindAllString(rest, -1), func(word string) bool {
 		odd := strings.ContainsAny(word, `\#`) || strings.Contains(word, "${") || strings.ContainsFunc(word, unicode.IsSpace) || strings.HasSuffix(word, `''`) || strings.HasSuffix(word, `""`)
-		return odd && !strings.HasPrefix(word, "<<<") // which is a string of the shell
+		return odd && !strings.HasPrefix(word, "<<<") // a here-string of the shell
 	})
 }
 
@@ -140,7 +141,8 @@ var delimiters = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`<<+(?:[^\s'"<]|'[^']*(?:'|$)|"[^"]*(?:"|$))+`)
 })
 
-// ReadFile reads a regular file of at most limit bytes. It doesn't wait for a pipe.
+// ReadFile reads a regular file of at most limit bytes. It does not wait for a
+// pipe.
 func ReadFile(root *os.Root, name string, limit int64) ([]byte, error) {
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -153,15 +155,15 @@ func ReadFile(root *os.Root, name string, limit int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
-// CheckTrigger returns a [*URLError] if a trigger of a base image may add a URL, and
-// another error if it can't be read.
+// CheckTrigger returns a [*URLError] if a base image's trigger may add a URL,
+// and another error if it can't be read.
 func CheckTrigger(text string) error {
 	_, err := checkInstructions(text)
 	return err
 }
 
-// checkInstructions returns the instructions of a text, split in both ways that engines
-// use, or an error if the engine may download something itself.
+// checkInstructions returns a text's instructions, split in both ways that
+// engines do, or an error if an engine may download something itself.
 func checkInstructions(text string) (instructions [2][]string, err error) {
 	lines := strings.Split(text, "\n")
 	for i := range lines {
@@ -180,8 +182,9 @@ func checkInstructions(text string) (instructions [2][]string, err error) {
 			return instructions, fmt.Errorf("an instruction has more than %d lines", maxLines)
 		}
 		for _, joined := range joined {
-			// A line inside a command may begin with add. If it doesn't begin an instruction and
-			// has none of these, it can't add a URL or clone a repository.
+			// A line inside a command may begin with add. If it doesn't begin
+			// an instruction and has none of these, it can't add a URL or clone
+			// a repository.
 			if err := checkInstruction(joined); err != nil && (begins[i] || strings.ContainsAny(joined, `:$\`) || strings.Contains(joined, "github.com/")) {
 				return instructions, err
 			}
@@ -194,8 +197,8 @@ var otherEscape = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile("(?i)^\\s*#\\s*escape\\s*=\\s*`")
 })
 
-// joinBoth returns the instruction that begins in the first line, in both ways in which
-// engines end one, and false if it is too long.
+// joinBoth returns the instruction that begins in the first line, in both ways
+// that engines end one, or false if it is too long.
 func joinBoth(lines []string) (joined []string, ok bool) {
 	lines = lines[:min(len(lines), maxLines+1)]
 	one, n := joinLines(lines, true) // the longer one
@@ -203,9 +206,9 @@ func joinBoth(lines []string) (joined []string, ok bool) {
 	return slices.Compact([]string{one, other}), n <= maxLines
 }
 
-// joinLines returns the instruction that begins in the first line, and the number of its
-// lines. Comments and empty lines within it are left out. With doubled, two backslashes
-// at the end of a line continue it as one does.
+// joinLines returns the instruction that begins in the first line, without
+// comments and empty lines, and its number of lines. With doubled, two
+// backslashes at the end of a line continue it like one.
 func joinLines(lines []string, doubled bool) (string, int) {
 	var b strings.Builder
 	for i, line := range lines {
@@ -227,8 +230,8 @@ func joinLines(lines []string, doubled bool) (string, int) {
 	return b.String(), len(lines)
 }
 
-// splitInstructions returns the instructions, and sets begins for the lines where they
-// begin.
+// splitInstructions returns the instructions, and sets begins for their first
+// lines.
 func splitInstructions(lines []string, doubled bool, begins []bool) []string {
 	var out []string
 	for i := 0; i < len(lines); {
@@ -252,13 +255,13 @@ func cutWord(text string) (word, rest string) {
 	return strings.ToUpper(text[:end]), strings.TrimSpace(text[end:])
 }
 
-// plainAdd matches the text after ADD if no engine treats any of it as a URL.
+// plainAdd matches the text after ADD if no engine takes any of it for a URL.
 var plainAdd = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(--(chown|chmod)=[A-Za-z0-9._:-]+[ \t]+|--link[ \t]+)*([A-Za-z0-9._/-]+[ \t]*)*$`)
 })
 
-// checkInstruction returns a [*URLError] if an instruction may add a URL. Some engines clone
-// what begins with github.com/.
+// checkInstruction returns a [*URLError] if an instruction may add a URL. Some
+// engines clone what begins with github.com/.
 func checkInstruction(text string) error {
 	word, rest := cutWord(text)
 	for word == "ONBUILD" {
@@ -271,13 +274,13 @@ func checkInstruction(text string) error {
 }
 
 var (
-	// hereDocument matches the beginning of a here-document, in a text whose quoted parts
-	// were replaced.
+	// hereDocument matches the beginning of a here-document in a text without
+	// its quoted parts.
 	hereDocument = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?:^|\s)\d*<<-?[^\s<-]`) })
 	quoted       = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`"(?:\\.|[^"\\])*"|'[^']*'|\\.`) })
 )
 
-// readStages adds the base images of instructions.
+// readStages adds the instructions' base images.
 func (f *File) readStages(instructions []string, platform string) error {
 	args, stages := map[string]string{}, []string{}
 	for _, text := range instructions {
@@ -311,7 +314,6 @@ func (f *File) readStages(instructions []string, platform string) error {
 	return nil
 }
 
-// readArgs adds the values of an ARG instruction.
 func readArgs(text string, args map[string]string) {
 	for one := range strings.FieldsSeq(text) {
 		name, value, _ := strings.Cut(one, "=")
@@ -323,8 +325,8 @@ func readArgs(text string, args map[string]string) {
 
 func removeQuotes(s string) string { return strings.NewReplacer(`"`, "", `'`, "").Replace(s) }
 
-// parseFrom returns the image of a FROM instruction, and the name of the stage in lower
-// case, "" without one.
+// parseFrom returns a FROM instruction's image, and the stage's name in lower
+// case, if any.
 func parseFrom(text string, args map[string]string, platform string) (base, name string, err error) {
 	fields := strings.Fields(text)
 	for len(fields) > 0 && strings.HasPrefix(fields[0], "--") {
@@ -353,7 +355,7 @@ var (
 	errVariable = errors.New("unknown form of a variable")
 )
 
-// expandVariables replaces the variables of a text: $NAME, ${NAME} and ${NAME:-default}.
+// expandVariables replaces variables: $NAME, ${NAME} and ${NAME:-default}.
 func expandVariables(text string, args map[string]string) (string, error) {
 	out := variable().ReplaceAllStringFunc(text, func(m string) string {
 		parts := variable().FindStringSubmatch(m)

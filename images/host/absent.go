@@ -11,17 +11,16 @@ import (
 
 // Absent describes programs on the host's PATH that the image lacks.
 type Absent struct {
-	// Dir is the directory of PATH, and Programs are the names, sorted.
+	// Dir is a directory on PATH, Programs are names in it, sorted.
 	Dir      string
 	Programs []string
-	// Toolchains are the directories with which the image has them, none if it
-	// can't: see [Options].
+	// Toolchains are directories that would add the programs to the image (see
+	// [Options]), or nil if none can.
 	Toolchains []string
-	// Unsafe is set for a directory in which any user could put programs.
+	// Unsafe reports that any user could put programs into Dir.
 	Unsafe bool
 }
 
-// String returns a warning.
 func (a Absent) String() string {
 	shown := strings.Join(a.Programs[:min(len(a.Programs), 5)], ", ")
 	if len(a.Programs) > 5 {
@@ -33,8 +32,8 @@ func (a Absent) String() string {
 	return fmt.Sprintf("%s is on PATH but not in the host image, which therefore lacks: %s", a.Dir, shown)
 }
 
-// FindAbsent returns the programs on PATH that the image lacks, in the order of
-// PATH. A program that the image has in another directory is not absent.
+// FindAbsent returns the programs on PATH that the image lacks, in PATH's
+// order. A program that the image has in another directory is not absent.
 func FindAbsent(ctx context.Context, o Options) ([]Absent, error) {
 	b, err := newBuilder(ctx, &o)
 	if err != nil {
@@ -45,7 +44,7 @@ func FindAbsent(ctx context.Context, o Options) ([]Absent, error) {
 	var out []Absent
 	for _, d := range dirs {
 		if d.inside != "" && !strings.HasPrefix(d.end, "/usr/local/") && isBelow(d.end, "/usr") {
-			continue // the distribution's programs, which are many, need nothing elsewhere
+			continue // the many programs of the distribution need nothing elsewhere
 		}
 		a := Absent{Dir: d.name, Unsafe: d.unsafe}
 		for _, name := range programsIn(b.hostPath(d.name)) {
@@ -64,8 +63,8 @@ func FindAbsent(ctx context.Context, o Options) ([]Absent, error) {
 	return out, context.Cause(ctx)
 }
 
-// FindPrograms returns where commands of the image find programs, by their names. One
-// that they don't find is not in the map.
+// FindPrograms maps program names to where commands in the image find them.
+// Programs they don't find are left out.
 func FindPrograms(ctx context.Context, o Options, names []string) (map[string]string, error) {
 	b, err := newBuilder(ctx, &o)
 	if err != nil {
@@ -81,8 +80,8 @@ func FindPrograms(ctx context.Context, o Options, names []string) (map[string]st
 	return out, context.Cause(ctx)
 }
 
-// findProgramDirs returns the directories in which commands of the image find programs, of
-// those of PATH and the standard ones.
+// findProgramDirs returns the directories, on PATH or standard, in which
+// commands in the image find programs.
 func (b *builder) findProgramDirs(dirs []pathDir) []string {
 	var inside []string
 	for _, d := range dirs {
@@ -98,11 +97,11 @@ func (b *builder) findProgramDirs(dirs []pathDir) []string {
 	return inside
 }
 
-// standardPath are the directories that every PATH in a sandbox has.
+// standardPath are the directories on every PATH in a sandbox.
 var standardPath = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
-// hasProgram reports whether the image has a program of a directory of the
-// host, and where it is a symlink, its target too.
+// hasProgram reports whether the image has a program in a host directory and,
+// if it is a symlink, also its target.
 func (b *builder) hasProgram(dir, name string) bool {
 	p := filepath.Join(b.hostPath(dir), name)
 	info, err := os.Lstat(p)
@@ -116,10 +115,10 @@ func (b *builder) hasProgram(dir, name string) bool {
 	return err == nil && b.showsPath("/"+strings.TrimPrefix(end, b.root))
 }
 
-// maxToolchains bounds the directories that are named for one of PATH.
+// maxToolchains bounds Absent.Toolchains.
 const maxToolchains = 8
 
-// addToolchainOf adds the toolchains that a program needs, and are not in list.
+// addToolchainOf adds the toolchains that a program needs to list.
 func (b *builder) addToolchainOf(list []string, d pathDir, name string, o Options) []string {
 	add := func(dir string) {
 		below := func(have string) bool { return dir == have || isBelow(dir, have) }
@@ -149,13 +148,13 @@ func (b *builder) addToolchainOf(list []string, d pathDir, name string, o Option
 	return list
 }
 
-// managers are directories below the home that version managers keep whole
-// toolchains in, with nothing of the user's own beside them.
+// managers are directories below the home in which version managers keep
+// toolchains and nothing of the user's own.
 var managers = []string{".nvm", ".pyenv", ".rbenv", ".sdkman", ".volta", ".asdf", ".bun", ".deno", ".dotnet"}
 
-// toolchainOf returns the directory of the toolchain whose programs are in dir:
-// that of its version manager, or the one with the libraries beside it, or dir
-// itself. It is "" if the image can't show it.
+// toolchainOf returns the toolchain directory for programs in dir: its version
+// manager's, or the parent with the libraries, or dir itself. It is "" if the
+// image can't show it.
 func (b *builder) toolchainOf(dir string, o Options) string {
 	if home := o.home(); home != "" {
 		for _, name := range managers {
@@ -165,7 +164,7 @@ func (b *builder) toolchainOf(dir string, o Options) string {
 		}
 	}
 	parent := filepath.Dir(dir)
-	isLocal := parent == filepath.Join(o.home(), ".local") // which has the data of all programs
+	isLocal := parent == filepath.Join(o.home(), ".local") // has all programs' data
 	if filepath.Base(dir) == "bin" && !isLocal && checkToolchain(parent, o) == nil {
 		for _, name := range []string{"lib", "lib64", "libexec", "jre"} {
 			if info, err := os.Stat(filepath.Join(b.hostPath(parent), name)); err == nil && info.IsDir() {

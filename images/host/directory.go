@@ -12,23 +12,23 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// maxEntries bounds the tree that a rootfs reference may name, so that a
-// mistyped directory does not walk a disk.
+// maxEntries bounds a rootfs tree, so that a mistyped directory does not walk a
+// disk.
 const maxEntries = 2_000_000
 
-// reserved are the top-level entries that the skeleton makes itself even if the
-// image has them: mount points of the sandbox, and entries that must not come
-// from an image.
+// reserved are the top-level entries that the skeleton makes even if the image
+// has them: the sandbox's mount points, and entries that must not come from an
+// image.
 var reserved = map[string]bool{
 	".caisson": true, "dev": true, "home": true, "proc": true, "root": true,
 	"run": true, "sys": true, "tmp": true, "workspace": true, "lost+found": true,
 }
 
 // Directory describes the root filesystem unpacked in dir, an absolute path.
-// Each of its top-level entries is bound read-only over a skeleton that holds
-// the mount points, so dir is never written to. It fails with
-// [images.ErrNotFound] if dir does not exist and with [images.ErrInvalid] if it
-// is not a directory or has no /bin/sh.
+// Each top-level entry is bound read-only over a skeleton with the mount
+// points, so dir is never written to. It fails with [images.ErrNotFound] if dir
+// does not exist and with [images.ErrInvalid] if it is not a directory or has
+// no /bin/sh.
 func Directory(ctx context.Context, dir string) (*images.RootFS, error) {
 	root, err := filepath.EvalSymlinks(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -54,8 +54,8 @@ func Directory(ctx context.Context, dir string) (*images.RootFS, error) {
 	return r, nil
 }
 
-// Tree describes the root filesystem in dir, which a store has unpacked for
-// ref. The caller sets its Digest.
+// Tree describes the root filesystem that a store unpacked in dir for ref. The
+// caller sets its Digest.
 func Tree(ref images.Reference, dir string) (*images.RootFS, error) {
 	r, err := describeTree(dir)
 	if err != nil {
@@ -65,12 +65,10 @@ func Tree(ref images.Reference, dir string) (*images.RootFS, error) {
 	return r, sealLayout(r, nil)
 }
 
-// IsReserved reports whether the skeleton makes the top-level entry name itself,
+// IsReserved reports whether the skeleton makes the top-level entry name,
 // whatever an image has there.
 func IsReserved(name string) bool { return reserved[name] }
 
-// describeTree lists the entries by which the root filesystem in root is
-// mounted.
 func describeTree(root string) (*images.RootFS, error) {
 	entries, err := os.ReadDir(root)
 	if err != nil {
@@ -88,7 +86,7 @@ func describeTree(root string) (*images.RootFS, error) {
 	return r, nil
 }
 
-// addTop adds one top-level entry. Devices, sockets and the like are left out.
+// addTop adds a top-level entry, except devices, sockets and the like.
 func addTop(r *images.RootFS, root string, e fs.DirEntry) error {
 	source, p := filepath.Join(root, e.Name()), "/"+e.Name()
 	switch {
@@ -98,7 +96,7 @@ func addTop(r *images.RootFS, root string, e fs.DirEntry) error {
 			return fmt.Errorf("read rootfs: %w", err)
 		}
 		r.Symlinks = append(r.Symlinks, images.Symlink{Path: p, Target: target})
-		// A symlink /etc or /var replaces the mount point of that name.
+		// A symlink /etc or /var replaces the mount point.
 		r.Dirs = slices.DeleteFunc(r.Dirs, func(d images.Dir) bool { return d.Path == p })
 	case e.IsDir(), e.Type().IsRegular():
 		r.Binds = append(r.Binds, images.Bind{Source: source, Path: p, IsDir: e.IsDir()})
@@ -106,8 +104,8 @@ func addTop(r *images.RootFS, root string, e fs.DirEntry) error {
 	return nil
 }
 
-// hasShell reports whether /bin is a symlink or holds a shell. A symlink is
-// followed only inside the container.
+// hasShell reports whether /bin is a symlink, which only the container follows,
+// or has a shell.
 func hasShell(r *images.RootFS) bool {
 	for _, l := range r.Symlinks {
 		if l.Path == "/bin" {
@@ -124,7 +122,7 @@ func listTree(ctx context.Context, root string) ([]string, error) {
 	err := filepath.WalkDir(root, func(p string, e fs.DirEntry, err error) error {
 		if err != nil {
 			if errors.Is(err, fs.ErrPermission) {
-				return nil // this process can't read it; its own entry names it
+				return nil // its own entry is in the list
 			}
 			return err
 		}

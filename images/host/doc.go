@@ -1,6 +1,4 @@
-// Package host describes root filesystems that are on this machine already: the
+// Package host describes root filesystems that this machine already has: the
 // image host, which binds the machine's own programs, unpacked directories, and
-// the trees of a store. It also writes the skeletons that these are mounted on.
-//
-// It reads directories and writes nothing but skeletons.
+// a store's trees. It writes only the skeletons that these are mounted on.
 package host

@@ -19,41 +19,41 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// Options configures the image host. The zero value is the machine's /usr with
-// nothing added or hidden.
+// Options configures the image host. The zero value is the machine's /usr.
 type Options struct {
-	// Toolchains are extra directories, absolute, that are bound read-only at
-	// their own path, such as one in a home directory or in /opt. They come
-	// from the user's configuration, never from a workspace.
+	// Toolchains are extra directories, such as one in /opt or a home
+	// directory, bound read-only at their own absolute paths. They come from
+	// the user's configuration, never from a workspace.
 	Toolchains []string
-	// Mask are directories below /usr or a toolchain that the image hides.
+	// Mask are directories below /usr or a toolchain to hide.
 	Mask []string
-	// Path is the host's PATH, for [images.RootFS].Path and [FindAbsent]. If it
-	// is empty, no directory is searched.
+	// Path is the host's PATH, for [images.RootFS].Path and [FindAbsent]; ""
+	// searches nothing.
 	Path string
-	// Environ is the host's environment as NAME=value, for HOME and the variables
-	// of toolchains, such as RUSTUP_HOME. Without HOME the process's own counts.
+	// Environ is the host's environment as NAME=value, for HOME and toolchain
+	// variables such as RUSTUP_HOME. If it lacks HOME, the process's own
+	// counts.
 	Environ []string
-	// Workspace is the directory of which no program counts, although it is below
-	// /usr or a toolchain; "" for none.
+	// Workspace, if not "", is a directory whose programs don't count even if
+	// it is below /usr or a toolchain.
 	Workspace string
-	// UID and GID are the identity of commands in /etc/passwd; zero is 10001.
+	// UID and GID are the commands' identity in /etc/passwd; zero means 10001.
 	UID, GID int
-	// Accounts are further users and groups there.
+	// Accounts are additional users and groups.
 	Accounts []images.Account
-	// Root is the directory that stands for / of the host; empty is /. Binds
-	// have their sources below it.
+	// Root stands for the host's /, which is the default. Binds have their
+	// sources below it.
 	Root string
 }
 
 // programDirs are the top-level entries with programs and libraries besides
-// /usr: symlinks into it on most systems (usrmerge), directories on some.
+// /usr: symlinks into it on most systems (usrmerge), directories on others.
 var programDirs = []string{"bin", "lib", "lib32", "lib64", "libo32", "libx32", "sbin"}
 
-// etcPatterns are the entries of /etc that programs need and that hold nothing
-// of the host's own: no account, key, host name, environment or git
+// etcPatterns are the entries in /etc that programs need and that reveal
+// nothing of the host: no accounts, keys, host name, environment or git
 // configuration. The names are Debian's, then Fedora's and Arch's for
-// certificates and TLS policy; * matches within one name.
+// certificates and TLS policy. * matches within one name.
 var etcPatterns = []string{
 	"alternatives", "ld.so.cache", "localtime", "mime.types", "nsswitch.conf", "os-release", "protocols", "services",
 	"java-*-openjdk", "ssl/certs", "ssl/openssl.cnf", "ssl/cert.pem",
@@ -61,10 +61,9 @@ var etcPatterns = []string{
 }
 
 // RootFS describes the image host: the host's own programs, read-only, over a
-// skeleton with none of its data. It reads directories and writes nothing. It
-// fails with [images.ErrUnsupported] if the host has no /usr or no shell, and
-// with [images.ErrInvalid] for a toolchain or mask that is not absolute or would
-// show more than a toolchain.
+// skeleton with none of its data. It fails with [images.ErrUnsupported] if the
+// host has no /usr or no shell, and with [images.ErrInvalid] for a toolchain or
+// mask that is not absolute or would show more than a toolchain.
 func RootFS(ctx context.Context, o Options) (*images.RootFS, error) {
 	b, err := newBuilder(ctx, &o)
 	if err != nil {
@@ -82,7 +81,7 @@ func RootFS(ctx context.Context, o Options) (*images.RootFS, error) {
 	return b.fs, context.Cause(ctx)
 }
 
-// newBuilder returns a builder that has all of the image but its environment.
+// newBuilder returns a builder with the complete image except its environment.
 func newBuilder(ctx context.Context, o *Options) (*builder, error) {
 	o.Root = filepath.Clean("/" + o.Root)
 	b := &builder{root: o.Root, fs: &images.RootFS{Reference: images.Reference{Scheme: images.SchemeHost}, Dirs: mountPoints(), Files: mountFiles()}}
@@ -112,7 +111,7 @@ func newBuilder(ctx context.Context, o *Options) (*builder, error) {
 	return b, nil
 }
 
-// getenv returns a variable of the host, "" if it is not set.
+// getenv returns a variable of the host's, "" if it is not set.
 func (o Options) getenv(name string) string {
 	for _, v := range slices.Backward(o.Environ) {
 		if value, ok := strings.CutPrefix(v, name+"="); ok {
@@ -122,7 +121,7 @@ func (o Options) getenv(name string) string {
 	return ""
 }
 
-// home returns the user's home directory, "" if it is unknown.
+// home returns the user's home directory, or "" if unknown.
 func (o Options) home() string {
 	home := o.getenv("HOME")
 	if !filepath.IsAbs(home) {
@@ -137,14 +136,14 @@ func (o Options) home() string {
 // builder collects the parts of the image host.
 type builder struct {
 	root      string
-	workspace string // without symlinks; "" for none
+	workspace string // without symlinks; may be ""
 	fs        *images.RootFS
 }
 
-// hostPath returns the host's path of a path in the image.
+// hostPath returns the host's path for a path in the image.
 func (b *builder) hostPath(p string) string { return filepath.Join(b.root, p) }
 
-// addPrograms adds /usr and the entries of / beside it.
+// addPrograms adds /usr and programDirs.
 func (b *builder) addPrograms() error {
 	if info, err := os.Stat(b.hostPath("/usr")); err != nil || !info.IsDir() {
 		return fmt.Errorf("%w: host: this machine has no /usr", images.ErrUnsupported)
@@ -181,9 +180,9 @@ func (b *builder) addConfiguration() error {
 	return nil
 }
 
-// addEntry adds one entry: a symlink into /usr as a symlink, any other existing
-// entry as a bind of the file it resolves to. Entries that are missing or
-// unreadable are left out; programs do without.
+// addEntry adds one entry: a symlink into /usr as a symlink, anything else as a
+// bind of the file it resolves to. It skips missing and unreadable entries;
+// programs do without them.
 func (b *builder) addEntry(p string) error {
 	info, err := os.Lstat(b.hostPath(p))
 	switch {
@@ -207,7 +206,7 @@ func (b *builder) addEntry(p string) error {
 			return nil
 		}
 		if source, err = filepath.EvalSymlinks(source); err != nil {
-			return nil // a dangling symlink: the host does without it too
+			return nil // dangling: the host does without it too
 		}
 	}
 	if info, err = os.Stat(source); err != nil || !info.IsDir() && !info.Mode().IsRegular() {
@@ -217,8 +216,8 @@ func (b *builder) addEntry(p string) error {
 	return nil
 }
 
-// readVersions returns cheap facts for the digest about the content below /usr:
-// the release and the current package database.
+// readVersions returns facts about the content below /usr that are cheap to
+// get, for the digest: the release and the package database's state.
 func (b *builder) readVersions() []string {
 	var facts []string
 	for _, p := range []string{"/usr/lib/os-release", "/var/lib/dpkg/status", "/lib/apk/db/installed"} {
@@ -234,8 +233,8 @@ func (b *builder) readVersions() []string {
 	return slices.Clip(facts)
 }
 
-// hashFile returns the SHA-256 of a file, hex. A package database has megabytes, so it
-// is not read into memory.
+// hashFile returns a file's SHA-256 in hex. It does not read it into memory: a
+// package database has megabytes.
 func hashFile(name string) (string, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -247,13 +246,13 @@ func hashFile(name string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), err
 }
 
-// escapeGlob quotes the characters that filepath.Glob would interpret.
+// escapeGlob quotes the characters that filepath.Glob interprets.
 func escapeGlob(p string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(p)
 }
 
-// accountFiles returns the synthetic files of /etc: root, the accounts and the user
-// "nobody", no password, nothing of the host's users or names.
+// accountFiles returns the synthetic files in /etc: root, the accounts and
+// nobody, without passwords or any of the host's users and names.
 func accountFiles(accounts []images.Account) []images.File {
 	users, groups := []byte("root:x:0:0:root:/root:/usr/sbin/nologin\n"), []byte("root:x:0:\n")
 	for _, a := range accounts {
@@ -268,9 +267,8 @@ func accountFiles(accounts []images.Account) []images.File {
 	}
 }
 
-// addSubmounts adds a bind for every mount below a bound directory, because
-// binds are not recursive: a /usr/local on its own filesystem would be empty
-// otherwise.
+// addSubmounts adds a bind for every mount below a bound directory. Binds are
+// not recursive, so a separate /usr/local would otherwise be empty.
 func (b *builder) addSubmounts(ctx context.Context) error {
 	mounts, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -283,7 +281,7 @@ func (b *builder) addSubmounts(ctx context.Context) error {
 			}
 			info, err := os.Stat(m.Mountpoint)
 			if err != nil {
-				continue // unreadable, or covered by a later mount
+				continue // unreadable, or covered by another mount
 			}
 			p := filepath.Join(bind.Path, strings.TrimPrefix(m.Mountpoint, bind.Source))
 			if !slices.ContainsFunc(b.fs.Binds, func(have images.Bind) bool { return have.Path == p }) {

@@ -11,19 +11,19 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// DefaultUID and DefaultGID are the identity of commands in account files
-// unless options set another: the sandbox contract's CommandUID and CommandGID.
+// DefaultUID and DefaultGID are the commands' default identity in account
+// files: the sandbox contract's CommandUID and CommandGID.
 const (
 	DefaultUID = 10001
 	DefaultGID = 10001
 )
 
 // mountPoints are the directories that backends mount on. Their modes matter
-// where a tmpfs takes its mode from the mount point (Docker).
+// because Docker's tmpfs takes the mount point's mode.
 func mountPoints() []images.Dir {
 	return []images.Dir{
 		{Path: "/.caisson", Mode: 0o755},
-		{Path: "/.caisson/git", Mode: 0o755}, // the repository of a linked worktree
+		{Path: "/.caisson/git", Mode: 0o755}, // a linked worktree's repository
 		{Path: "/dev", Mode: 0o755},
 		{Path: "/etc", Mode: 0o755},
 		{Path: "/home", Mode: 0o755},
@@ -39,14 +39,14 @@ func mountPoints() []images.Dir {
 }
 
 // mountFiles are the files that backends mount on: the guest's binary, and the
-// nonce that proves to which machine the mounted directories belong.
+// nonce that proves which machine the mounted directories belong to.
 func mountFiles() []images.File {
 	return []images.File{{Path: "/.caisson/guest"}, {Path: "/.caisson/nonce"}}
 }
 
-// sealLayout sorts the lists, so that their order doesn't depend on the host,
-// adds the parents of every mount point and sets the digest of the whole.
-// versions are facts about the content that the layout doesn't show.
+// sealLayout sorts the lists, adds the parents of every mount point and sets
+// the digest. versions are facts about the content that the layout doesn't
+// show.
 func sealLayout(r *images.RootFS, versions []string) error {
 	dirs := map[string]uint32{}
 	for _, d := range r.Dirs {
@@ -92,8 +92,7 @@ func listPaths(r *images.RootFS) []string {
 	return all
 }
 
-// addDir adds p and its parents to the skeleton's directories, except those
-// that a bind provides.
+// addDir adds p and its parents, except those that a bind provides.
 func addDir(dirs map[string]uint32, binds []images.Bind, p string) {
 	for ; p != "/" && p != "."; p = path.Dir(p) {
 		if _, ok := dirs[p]; !ok && !isCovered(binds, p) {
@@ -102,12 +101,10 @@ func addDir(dirs map[string]uint32, binds []images.Bind, p string) {
 	}
 }
 
-// isCovered reports whether p lies strictly below a bound directory.
 func isCovered(binds []images.Bind, p string) bool {
 	return slices.ContainsFunc(binds, func(b images.Bind) bool { return b.IsDir && isBelow(p, b.Path) })
 }
 
-// isBelow reports whether p lies strictly below dir.
 func isBelow(p, dir string) bool {
 	return strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }

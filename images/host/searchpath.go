@@ -11,31 +11,30 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// bindsPath reports whether the image shows the host's p at p.
 func (b *builder) bindsPath(p string) bool {
 	return slices.ContainsFunc(b.fs.Binds, func(have images.Bind) bool {
 		return have.IsDir && (p == have.Path || isBelow(p, have.Path))
 	})
 }
 
-// linksPath reports whether p is a symlink of the skeleton, such as /bin, or
-// lies below one.
+// linksPath reports whether p is one of the skeleton's symlinks, such as /bin,
+// or below one.
 func (b *builder) linksPath(p string) bool {
 	return slices.ContainsFunc(b.fs.Symlinks, func(l images.Symlink) bool { return p == l.Path || isBelow(p, l.Path) })
 }
 
-// pathDir is one directory of the host's PATH.
+// pathDir is a directory on the host's PATH.
 type pathDir struct {
-	name string // as it is on PATH, clean
-	end  string // without symlinks, as a path of the image
-	// inside is the name by which the image has it, "" if it has not.
+	name string // as on PATH, clean
+	end  string // without symlinks, as a path in the image
+	// inside is its name in the image, or "".
 	inside string
-	// unsafe is set if any user could write programs there.
+	// unsafe reports that any user could write programs there.
 	unsafe bool
 }
 
-// readSearchPath returns the directories of PATH, once each. Relative ones,
-// those that don't exist and those of the workspace are left out.
+// readSearchPath returns PATH's directories, once each. Relative and missing
+// ones and those in the workspace are left out.
 func (b *builder) readSearchPath(list string) []pathDir {
 	var dirs []pathDir
 	for _, entry := range filepath.SplitList(list) {
@@ -61,14 +60,13 @@ func (b *builder) readSearchPath(list string) []pathDir {
 	return dirs
 }
 
-// showsPath reports whether the image has the host's p, which has no symlinks.
 func (b *builder) showsPath(p string) bool {
 	source := b.hostPath(p)
 	return slices.ContainsFunc(b.fs.Binds, func(have images.Bind) bool { return source == have.Source || isBelow(source, have.Source) })
 }
 
-// writableByAll reports whether any user of the host could add programs to a
-// directory, or replace one above it.
+// writableByAll reports whether any user of the host could add programs to dir,
+// or replace a directory above it.
 func writableByAll(dir string) bool {
 	for d := dir; ; d = filepath.Dir(d) {
 		info, err := os.Stat(d)
@@ -81,7 +79,6 @@ func writableByAll(dir string) bool {
 	}
 }
 
-// programsIn lists the executable files in dir, sorted.
 func programsIn(dir string) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -101,9 +98,9 @@ func isProgram(p string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
-// toolchainVariables name the directory of a toolchain for its programs. A
-// variable that the host does not set has the directory below the home, if
-// there is one, because commands have another home.
+// toolchainVariables tell programs their toolchain's directory. If the host
+// does not set a variable, it is the directory below the home, if that exists,
+// because commands have another home.
 var toolchainVariables = []struct{ name, below string }{
 	{"RUSTUP_HOME", ".rustup"},
 	{"GOROOT", ""},
@@ -121,7 +118,6 @@ var toolchainVariables = []struct{ name, below string }{
 	{"DOTNET_ROOT", ""},
 }
 
-// addVariables sets the variables of the toolchains that the image has.
 func (b *builder) addVariables(o Options) {
 	for _, v := range toolchainVariables {
 		dir := o.getenv(v.name)
@@ -139,10 +135,9 @@ func (b *builder) addVariables(o Options) {
 }
 
 // forbiddenToolchains are directories that no toolchain may be or contain: the
-// host's data and the directories that the image makes itself.
+// host's data and the image's own directories.
 var forbiddenToolchains = []string{"/", "/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/tmp", "/usr", "/var", "/workspace", "/.caisson", "/home/agent"}
 
-// checkToolchain returns an error if a directory can't be a toolchain's.
 func checkToolchain(dir string, o Options) error {
 	clean := filepath.Clean(dir)
 	if !filepath.IsAbs(dir) || slices.Contains(forbiddenToolchains, clean) || isBelow(clean, "/workspace") || isBelow(clean, "/.caisson") ||
@@ -155,7 +150,7 @@ func checkToolchain(dir string, o Options) error {
 	return nil
 }
 
-// addToolchains binds the extra directories, resolved, at the paths given.
+// addToolchains binds the extra directories, resolved, at the given paths.
 func (b *builder) addToolchains(o Options) error {
 	for _, dir := range o.Toolchains {
 		if err := checkToolchain(dir, o); err != nil {
@@ -177,7 +172,6 @@ func (b *builder) addToolchains(o Options) error {
 	return nil
 }
 
-// addMasks hides directories that a bind would show.
 func (b *builder) addMasks(dirs []string) error {
 	for _, dir := range dirs {
 		clean := filepath.Clean(dir)

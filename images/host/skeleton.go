@@ -13,12 +13,11 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// node is one entry of the skeleton.
 type node struct {
 	path   string
 	mode   uint32
 	dir    bool
-	target string // of a symlink
+	target string // a symlink's
 	data   []byte
 }
 
@@ -47,10 +46,10 @@ func listNodes(r *images.RootFS) []node {
 	return list
 }
 
-// WriteSkeleton creates the skeleton of r in dir, which must be an empty
-// directory: every mount point, symlink and synthetic file, with exact modes
-// whatever the umask. The caller owns all of it and removes dir, even after an
-// error. No other user may be able to write to dir.
+// WriteSkeleton creates r's skeleton in the empty directory dir: every mount
+// point, symlink and synthetic file, with exact modes whatever the umask. The
+// caller removes dir, even after an error. No other user may be able to write
+// to dir.
 func WriteSkeleton(r *images.RootFS, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -82,7 +81,6 @@ func (n node) writeTo(root *os.Root) error {
 	return root.Chmod(name, fileMode(n.mode))
 }
 
-// fileMode converts Unix permission bits to an fs.FileMode.
 func fileMode(mode uint32) fs.FileMode {
 	m := fs.FileMode(mode & 0o777)
 	if mode&0o1000 != 0 {
@@ -91,7 +89,7 @@ func fileMode(mode uint32) fs.FileMode {
 	return m
 }
 
-// WriteSkeletonTar writes the skeleton of r as a tar archive, for an engine's
+// WriteSkeletonTar writes r's skeleton as a tar archive, for an engine's
 // import. Equal skeletons have equal bytes: root owns everything and the times
 // are zero. To cancel it, close w.
 func WriteSkeletonTar(r *images.RootFS, w io.Writer) error {

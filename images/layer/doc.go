@@ -1,5 +1,5 @@
-// Package layer unpacks the layers of an image into a directory and finishes it
-// as a root filesystem for commands.
+// Package layer unpacks an image's layers into a directory and makes it a root
+// filesystem for commands.
 //
 // Layers are hostile input: see docs/design/mounts.md#unpacking-layers.
 package layer

@@ -18,7 +18,7 @@ const maxVolumes = 32
 // maxAccounts is the size up to which a passwd or group file is kept.
 const maxAccounts = 1 << 20
 
-// FinishResult describes a finished tree besides its files.
+// FinishResult describes a finished tree.
 type FinishResult struct {
 	Volumes  []string `json:"volumes,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
@@ -28,32 +28,31 @@ type FinishResult struct {
 // determine.
 type FinishOptions struct {
 	Files []FileRewrite
-	// Volumes are the directories that the image declares as VOLUME.
+	// Volumes are the directories declared as VOLUME.
 	Volumes []string
-	// WorkingDir is the image's WORKDIR, which is made if it is missing; an
-	// invalid one is left out.
+	// WorkingDir is the image's WORKDIR, which is made if it is missing and
+	// valid.
 	WorkingDir string
-	// IsReserved reports whether the sandbox makes the top-level directory name
-	// itself, so that a volume in it needs no directory of the image.
+	// IsReserved reports whether the sandbox makes the top-level directory
+	// name, so that a volume in it needs no directory in the image.
 	IsReserved func(name string) bool
 	Limits     Limits
 }
 
-// FileRewrite replaces a file by Rewrite's result for its old content. The old
-// content is nil if the file is missing, not regular or too long.
+// FileRewrite replaces a file by what Rewrite returns for its old content,
+// which is nil if the file is missing, not regular or too long.
 type FileRewrite struct {
 	Path    string // below the root, without a leading slash
 	Rewrite func(old []byte) []byte
 }
 
-// Finish prepares the unpacked tree in dir for commands: it writes the account
-// files and the files that an engine would add, and creates a directory for
-// each VOLUME, since nothing can be created in a root that is mounted
-// read-only. It fails with [images.ErrInvalid] for a tree without a shell,
+// Finish prepares the unpacked tree in dir for commands. It writes o.Files, and
+// creates a directory for each VOLUME, since nothing can be created in a
+// read-only root. It fails with [images.ErrInvalid] for a tree without a shell,
 // which every command line needs.
 func Finish(dir string, o FinishOptions) (FinishResult, error) {
 	limits, volumes := o.Limits, slices.Sorted(slices.Values(o.Volumes))
-	limits.Entries = 1000 // a budget of its own, however many entries the layers had
+	limits.Entries = 1000 // independent of the layers' entries
 	t, err := openTree(dir, limits)
 	if err != nil {
 		return FinishResult{}, err
@@ -96,7 +95,6 @@ func (f *FinishResult) addWarning(format string, args ...any) {
 	f.Warnings = append(f.Warnings, fmt.Sprintf(format, args...))
 }
 
-// rewriteFile replaces a file by content's result for its old content.
 func (t *tree) rewriteFile(name string, content func(has []byte) []byte) error {
 	s, err := t.resolvePath(strings.Split(name, "/"), true, nil)
 	if err != nil {
@@ -116,8 +114,8 @@ func (t *tree) rewriteFile(name string, content func(has []byte) []byte) error {
 	return errors.Join(err, f.Chmod(0o644), f.Close())
 }
 
-// linkVarTmp makes /var/tmp a symlink to /tmp if it is missing or empty, since
-// the directory itself would be read-only.
+// linkVarTmp makes /var/tmp a symlink to /tmp if it is missing or empty,
+// because the directory would be read-only.
 func (t *tree) linkVarTmp() error {
 	s, err := t.resolvePath([]string{"var", "tmp"}, true, nil)
 	if err != nil {
@@ -130,7 +128,7 @@ func (t *tree) linkVarTmp() error {
 		}
 		_, err = d.ReadDir(1)
 		if err = errors.Join(d.Close(), err); !errors.Is(err, io.EOF) {
-			return err // nil if the directory has entries
+			return err // nil if it has entries
 		}
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -141,8 +139,8 @@ func (t *tree) linkVarTmp() error {
 	return s.dir.Symlink("/tmp", s.base)
 }
 
-// makeVolume creates the directory of a VOLUME and returns its real path, or ""
-// if the sandbox mounts over it anyway.
+// makeVolume creates a VOLUME's directory and returns its real path, or "" if
+// the sandbox mounts over it anyway.
 func (t *tree) makeVolume(name string, isReserved func(top string) bool) (string, error) {
 	parts, reason := splitName(name, t.limits)
 	if reason != "" || len(parts) == 0 || !path.IsAbs(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {

@@ -18,25 +18,25 @@ import (
 	"github.com/caisson-run/caisson/images/internal/digest"
 )
 
-// Layer is one layer of an image, wherever it is stored.
+// Layer is a layer of an image, wherever it is stored.
 type Layer struct {
-	Digest string // of the stored form, which may be compressed
+	Digest string // of the stored, possibly compressed form
 	DiffID string // of the uncompressed archive
-	Size   int64  // of the stored form, in bytes
-	// Known is false for a layer without a manifest's Digest: the layers of a
-	// docker archive are named only by their DiffID.
+	Size   int64  // bytes of the stored form
+	// Known is false if no manifest has the Digest: a docker archive names its
+	// layers only by DiffID.
 	Known bool
 	Open  func(ctx context.Context) (io.ReadCloser, error)
 }
 
-// maxWindow is the most memory that a zstd layer may request: the
-// decompressor's own default limit (2^27, zstd --long).
+// maxWindow bounds a zstd layer's memory: the decompressor's own default limit
+// (2^27, zstd --long).
 const maxWindow = 128 << 20
 
 // layerReader reads a layer's uncompressed archive, counts and hashes the
-// stored and the uncompressed bytes, and stops at the limits.
+// stored and the uncompressed bytes, and enforces the limits.
 type layerReader struct {
-	ctx    context.Context // for the duration of one read of one layer
+	ctx    context.Context // for one read of one layer
 	layer  Layer
 	limits Limits
 
@@ -45,14 +45,14 @@ type layerReader struct {
 	closer func()
 
 	storedSum, contentSum     hash.Hash
-	storedBytes, archiveBytes int64 // bytes read from source, and returned
-	bytesLeft                 int64 // bytes that may still be returned
-	holeBytes                 int64 // bytes of holes, which the archive doesn't hold
+	storedBytes, archiveBytes int64 // read from source, and returned
+	bytesLeft                 int64 // may still be returned
+	holeBytes                 int64 // of holes, which the archive doesn't contain
 	report                    func(done int64)
 }
 
-// openLayer opens l for one read of at most left uncompressed bytes. The caller
-// closes the reader; verifyDigests checks the digests.
+// openLayer opens l to read at most left uncompressed bytes. The caller checks
+// the digests by verifyDigests and closes the reader.
 func openLayer(ctx context.Context, l Layer, limits Limits, left int64, report func(done int64)) (*layerReader, error) {
 	source, err := l.Open(ctx)
 	if err != nil {
@@ -68,8 +68,8 @@ func openLayer(ctx context.Context, l Layer, limits Limits, left int64, report f
 	return r, nil
 }
 
-// detectCompression chooses the decompressor by the layer's first bytes,
-// because media types in manifests are often wrong.
+// detectCompression chooses the decompressor by the first bytes, because media
+// types in manifests are often wrong.
 func (r *layerReader) detectCompression() error {
 	in := bufio.NewReaderSize(storedReader{r}, 64<<10)
 	magic, err := in.Peek(4)
@@ -94,7 +94,7 @@ func (r *layerReader) detectCompression() error {
 	return err
 }
 
-// storedReader reads the layer in its stored form.
+// storedReader reads the layer's stored form.
 type storedReader struct{ r *layerReader }
 
 func (s storedReader) Read(p []byte) (int, error) {
@@ -114,7 +114,6 @@ func (s storedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Read reads the uncompressed archive.
 func (r *layerReader) Read(p []byte) (int, error) {
 	n, err := r.plain.Read(p)
 	r.archiveBytes += int64(n)
@@ -128,7 +127,7 @@ func (r *layerReader) Read(p []byte) (int, error) {
 }
 
 // checkExpansion counts more bytes of holes and returns an error if the layer
-// has grown over a limit.
+// exceeds a limit.
 func (r *layerReader) checkExpansion(more int64) error {
 	r.holeBytes += more
 	all := r.archiveBytes + r.holeBytes
@@ -159,14 +158,13 @@ func (r *layerReader) verifyDigests() error {
 	return nil
 }
 
-// Close ends the read, complete or not.
 func (r *layerReader) Close() error {
 	r.closer()
 	return r.source.Close()
 }
 
 // classifyError returns err as an error of the layer at entry. A cancellation,
-// a digest mismatch and an [*Error] keep their class; all other errors are the
+// a digest mismatch and an [*Error] keep their class; any other error is the
 // layer's fault.
 func (r *layerReader) classifyError(entry string, err error) error {
 	if r.ctx.Err() != nil {
@@ -176,8 +174,8 @@ func (r *layerReader) classifyError(entry string, err error) error {
 	if errors.As(err, &layerErr) {
 		return err
 	}
-	// Content that can't be read may not match its digest either, which is the
-	// better error.
+	// Unreadable content may also not match its digest, which is the better
+	// error.
 	if r.layer.Known && !errors.Is(err, images.ErrDigest) {
 		if _, rest := io.Copy(io.Discard, storedReader{r}); rest == nil && digest.OfHash(r.storedSum) != r.layer.Digest {
 			return fmt.Errorf("layer %s: %w: its content has digest %s", r.layer.Digest, images.ErrDigest, digest.OfHash(r.storedSum))
@@ -189,16 +187,15 @@ func (r *layerReader) classifyError(entry string, err error) error {
 	return &Error{Layer: r.layer.Digest, Entry: entry, Reason: "unreadable", Err: fmt.Errorf("%w: %w", images.ErrRefused, err)}
 }
 
-// Error is the reason why a layer was refused. It wraps [images.ErrRefused] or
-// the error that interrupted the reading of the layer.
+// Error says why a layer was refused. It wraps [images.ErrRefused] or the error
+// that interrupted reading.
 type Error struct {
-	Layer  string // digest of the layer as stored
+	Layer  string // digest of the stored form
 	Entry  string // name in the archive; may be empty
 	Reason string // such as "a hard link to something other than a regular file"
 	Err    error  // never nil
 }
 
-// Error returns the message, with the entry quoted and shortened.
 func (e *Error) Error() string {
 	text := "layer " + e.Layer + ": "
 	if e.Entry != "" {
@@ -211,39 +208,38 @@ func (e *Error) Error() string {
 	return text + e.Reason + ": " + e.Err.Error()
 }
 
-// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Limits bound the cost of unpacking an image, since a layer of a few kilobytes
-// can claim terabytes. A zero field means its default. A layer over a limit is
-// refused with an [*Error].
+// Limits bound the cost of unpacking an image: a layer of a few kilobytes can
+// claim terabytes. A zero field means its default. A layer that exceeds a limit
+// is refused with an [*Error].
 type Limits struct {
-	// Bytes is the uncompressed size of all layers of an image; zero is 32 GiB,
+	// Bytes is the uncompressed size of an image's layers; zero is 32 GiB,
 	// three times the largest toolchain images in common use.
 	Bytes int64
-	// FileBytes is the size of one file, including holes; zero is 8 GiB.
+	// FileBytes is a file's size, including holes; zero is 8 GiB.
 	FileBytes int64
-	// Entries is the number of entries of all layers; zero is 1,000,000.
+	// Entries is the number of entries in all layers; zero is 1,000,000.
 	Entries int
-	// Ratio is the compression ratio of a layer that is larger than RatioFloor;
-	// zero is 200. Files of zeros compress by up to 1,000.
+	// Ratio is the compression ratio of a layer larger than RatioFloor; zero is
+	// 200. Files of zeros compress by up to 1,000.
 	Ratio int64
 	// RatioFloor is the size in bytes up to which Ratio doesn't apply; zero is
 	// 256 MiB.
 	RatioFloor int64
-	// PathBytes is the length of a name in the image and of a symlink's target;
-	// zero is 4096, Linux's PATH_MAX.
+	// PathBytes is the length of a name or of a symlink's target; zero is 4096,
+	// Linux's PATH_MAX.
 	PathBytes int
 	// Depth is the number of directories above an entry; zero is 256.
 	Depth int
 	// Layers is the number of layers per image; zero is 512. Docker's limit is
 	// 127.
 	Layers int
-	// Top is the number of entries in the root directory, each of which costs a
-	// container a mount; zero is 128.
+	// Top is the number of entries in the root directory; zero is 128. Each
+	// costs a container a mount.
 	Top int
-	// MetadataBytes is the size of a manifest, an index or a configuration;
-	// zero is 8 MiB. Registries accept 4 MiB.
+	// MetadataBytes is the size of a manifest, index or configuration; zero is
+	// 8 MiB. Registries accept 4 MiB.
 	MetadataBytes int64
 }
 

@@ -11,22 +11,20 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// maxFollowed is the number of symlinks that one name may go through (Linux:
-// 40).
+// maxFollowed is how many symlinks a name may go through, like Linux's limit.
 const maxFollowed = 40
 
-// tree is a directory that a root filesystem is unpacked into, held open. Names
-// are resolved as if it were the root directory: a symlink's absolute target
-// and its .. stay in the tree. Each step starts from a held descriptor and goes
-// through os.Root, which refuses to leave the tree even if the steps were
-// wrong. No other process writes to the directory meanwhile. A tree is not safe
-// for concurrent use.
+// tree is an open directory into which a root filesystem is unpacked. Names
+// resolve as if it were the root directory: a symlink's absolute target and ..
+// stay in it. Each step starts from a held descriptor and goes through os.Root,
+// which refuses to leave the tree even if the steps were wrong. No other
+// process may write to the directory. A tree is not safe for concurrent use.
 type tree struct {
 	limits Limits
 	// held are the open directories from the root to the current one, without
-	// symlinks. A name that begins like the last one reuses them.
+	// symlinks. A name that begins like the previous one reuses them.
 	held []heldDir
-	// entries counts the entries that were created, including parents.
+	// entries counts the created entries, including parents.
 	entries int
 }
 
@@ -35,7 +33,7 @@ type heldDir struct {
 	dir  *os.Root
 }
 
-// openTree opens dir, which must exist. The caller closes the tree.
+// openTree opens dir, which must exist. The caller must call closeDirs.
 func openTree(dir string, limits Limits) (*tree, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -46,21 +44,20 @@ func openTree(dir string, limits Limits) (*tree, error) {
 
 func (t *tree) closeDirs() {
 	t.closeBelow(0)
-	_ = t.held[0].dir.Close() // a directory descriptor: no write can fail
+	_ = t.held[0].dir.Close() // only a directory descriptor
 }
 
-// closeBelow closes the held directories deeper than depth.
 func (t *tree) closeBelow(depth int) {
 	for _, p := range t.held[depth+1:] {
-		_ = p.dir.Close() // a directory descriptor: no write can fail
+		_ = p.dir.Close() // only a directory descriptor
 	}
 	t.held = t.held[:depth+1]
 }
 
-// location is the place of an entry: a real directory and a name in it.
+// location is where an entry is: a real directory and a name in it.
 type location struct {
 	dir     *os.Root
-	dirPath string // real path of the directory without a leading slash; "" is the root
+	dirPath string // dir's real path without a leading slash; "" is the root
 	base    string
 	depth   int // index of dir in tree.held
 }
@@ -68,15 +65,15 @@ type location struct {
 // fullPath returns the entry's real path.
 func (s location) fullPath() string { return strings.TrimPrefix(s.dirPath+"/"+s.base, "/") }
 
-// refusal is the reason to refuse an entry. The caller knows the entry's name.
+// refusal is why an entry is refused. The caller knows its name.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
 func (refusal) Unwrap() error   { return images.ErrRefused }
 
-// resolvePath resolves all of parts except the last, which is not followed. If
-// create is set, it creates missing directories and reports them to touch. It
-// fails with fs.ErrNotExist or a refusal.
+// resolvePath resolves all of parts except the last. If create is set, it
+// creates missing directories and reports them to touch. It fails with
+// fs.ErrNotExist or a refusal.
 func (t *tree) resolvePath(parts []string, create bool, touch func(path string)) (location, error) {
 	depth, followed := 0, 0
 	todo := parts[:len(parts)-1]
@@ -114,8 +111,8 @@ func (t *tree) resolvePath(parts []string, create bool, touch func(path string))
 	return location{dir: t.held[depth].dir, dirPath: t.dirPath(depth), base: parts[len(parts)-1], depth: depth}, nil
 }
 
-// enterDir opens the directory name in the last one held and appends it to
-// held. If name is a symlink, it returns the target instead.
+// enterDir opens the directory name in the last held one and holds it. If name
+// is a symlink, it returns the target instead.
 func (t *tree) enterDir(name string, create bool, touch func(path string)) (target string, err error) {
 	dir := t.held[len(t.held)-1].dir
 	info, err := dir.Lstat(name)
@@ -134,7 +131,7 @@ func (t *tree) enterDir(name string, create bool, touch func(path string)) (targ
 	case !info.IsDir():
 		return "", refusal("a name below something other than a directory")
 	}
-	// Through symlinks a path can get deeper than a name may be long.
+	// Symlinks can make a path deeper than a name may be long.
 	if path := t.dirPath(len(t.held) - 1); len(t.held) > t.limits.Depth || len(path)+len(name)+1 > t.limits.PathBytes {
 		return "", refusal("a name that symlinks resolve too deep")
 	}
@@ -146,7 +143,6 @@ func (t *tree) enterDir(name string, create bool, touch func(path string)) (targ
 	return "", nil
 }
 
-// dirPath returns the real path of a held directory.
 func (t *tree) dirPath(depth int) string {
 	names := make([]string, depth)
 	for i := range names {
@@ -155,7 +151,6 @@ func (t *tree) dirPath(depth int) string {
 	return strings.Join(names, "/")
 }
 
-// countEntry counts an entry that is about to be created.
 func (t *tree) countEntry() error {
 	if t.entries++; t.entries > t.limits.Entries {
 		return refusal(fmt.Sprintf("more than %d entries", t.limits.Entries))
@@ -163,8 +158,8 @@ func (t *tree) countEntry() error {
 	return nil
 }
 
-// makeDir creates a directory. All directories have mode 0755, whatever the
-// image declares: see docs/design/mounts.md#unpacking-layers.
+// makeDir creates a directory with mode 0755, whatever the image declares: see
+// docs/design/mounts.md#unpacking-layers.
 func (t *tree) makeDir(s location) error {
 	if err := t.countEntry(); err != nil {
 		return err
@@ -175,7 +170,6 @@ func (t *tree) makeDir(s location) error {
 	return s.dir.Chmod(s.base, 0o755)
 }
 
-// removeEntry removes the entry at s, if there is one.
 func (t *tree) removeEntry(s location) error {
 	info, err := s.dir.Lstat(s.base)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -186,11 +180,11 @@ func (t *tree) removeEntry(s location) error {
 	if !info.IsDir() {
 		return s.dir.Remove(s.base)
 	}
-	t.closeBelow(s.depth) // the entry may be held
+	t.closeBelow(s.depth) // it may be held
 	return s.dir.RemoveAll(s.base)
 }
 
-// createFile creates a file in place of any entry at s. The caller closes it.
+// createFile creates a file at s, replacing any entry.
 func (t *tree) createFile(s location) (*os.File, error) {
 	if err := t.removeEntry(s); err != nil {
 		return nil, err
@@ -201,8 +195,8 @@ func (t *tree) createFile(s location) (*os.File, error) {
 	return s.dir.OpenFile(s.base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 }
 
-// hideContents removes the entries below the directory at s for which kept
-// returns false, and those inside kept directories likewise.
+// hideContents removes, at any depth below the directory at s, the entries for
+// which kept returns false.
 func (t *tree) hideContents(s location, kept func(path string) bool) error {
 	t.closeBelow(s.depth)
 	return removeHidden(s.dir, s.base, s.fullPath(), kept)
@@ -213,7 +207,7 @@ func removeHidden(dir *os.Root, name, path string, kept func(path string) bool) 
 	if err != nil {
 		return err
 	}
-	defer func() { _ = inner.Close() }() // a directory descriptor: no write can fail
+	defer func() { _ = inner.Close() }() // only a directory descriptor
 	for again := true; again; {
 		if again, err = removeHiddenOnce(inner, path, kept); err != nil {
 			return err
@@ -222,8 +216,8 @@ func removeHidden(dir *os.Root, name, path string, kept func(path string) bool) 
 	return nil
 }
 
-// removeHiddenOnce walks a directory once. It must run again if it removed an
-// entry, since that may move entries that the listing has not returned yet.
+// removeHiddenOnce walks a directory once. If it removes an entry, it must run
+// again, since that may move entries not yet listed.
 func removeHiddenOnce(dir *os.Root, path string, kept func(path string) bool) (removed bool, err error) {
 	list, err := dir.Open(".")
 	if err != nil {
@@ -253,20 +247,20 @@ func removeHiddenOnce(dir *os.Root, path string, kept func(path string) bool) (r
 	}
 }
 
-// maxComponent is the length of one name (Linux NAME_MAX).
+// maxComponent is Linux's NAME_MAX.
 const maxComponent = 255
 
-// The names of whiteouts (OCI image-spec v1.1, layer.md), and the prefix of
-// AUFS's own metadata, which every unpacker skips.
+// Whiteouts (OCI image-spec v1.1, layer.md), and the prefix of AUFS's own
+// metadata, which every unpacker skips.
 const (
 	whiteoutPrefix = ".wh."
 	opaqueMarker   = ".wh..wh..opq"
 	aufsPrefix     = ".wh..wh."
 )
 
-// splitName splits an archive's name into components. An absolute name starts
-// at the image's root. An empty list is the root itself. The reason is empty if
-// the name is valid.
+// splitName splits a name in an archive into components. An absolute name
+// starts at the image's root; an empty list is the root itself. The reason is
+// empty if the name is valid.
 func splitName(name string, limits Limits) (parts []string, reason string) {
 	switch {
 	case len(name) > limits.PathBytes:
@@ -291,14 +285,13 @@ func splitName(name string, limits Limits) (parts []string, reason string) {
 	return parts, ""
 }
 
-// whiteoutKind is the meaning of an entry's name.
 type whiteoutKind int
 
 const (
 	noWhiteout      whiteoutKind = iota
 	aufsMetadata                 // skipped
-	opaqueDirectory              // the directory loses its entries of lower layers
-	removedEntry                 // the named entry of lower layers is removed
+	opaqueDirectory              // hides lower layers' entries in the directory
+	removedEntry                 // removes the named entry of lower layers
 )
 
 // parseWhiteout parses an entry's name. hidden is the name that a removedEntry

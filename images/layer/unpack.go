@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// Result describes the outcome of unpacking besides the tree.
+// Result describes an unpacked tree.
 type Result struct {
 	Entries int   // created in the tree
 	Bytes   int64 // of the files' content
@@ -27,26 +27,24 @@ type Result struct {
 	SkippedMore int
 }
 
-// maxSkipped bounds Result.Skipped.
 const maxSkipped = 20
 
 // Unpack unpacks layers, the lowest first, into the empty directory dir. Layers
-// are hostile: whatever they hold, nothing outside dir is created, changed or
-// read, and their cost is bounded. A layer that tries is refused with an
-// [*Error]; dir must be discarded then.
+// are hostile: nothing outside dir is created, changed or read, and their cost
+// is bounded. A layer that tries is refused with an [*Error]; dir must be
+// discarded then.
 //
-// Attributes and entries that a root filesystem for untrusted commands doesn't
-// need are left out: owners and groups (the caller owns everything), the bits
-// setuid, setgid and sticky, extended attributes including file capabilities,
-// devices, pipes and sockets. Files become readable for all and writable only
-// for their owner, directories get mode 0755, so that the commands' identity
-// can read them and the cache can always be removed. Modification times of
-// files are kept.
+// It omits what a root filesystem for untrusted commands doesn't need: owners
+// and groups (the caller owns everything), the bits setuid, setgid and sticky,
+// extended attributes including file capabilities, devices, pipes and sockets.
+// Files become readable for all and writable only for their owner, and
+// directories get mode 0755, so that commands can read them and the cache can
+// always be removed. Files keep their modification times.
 //
-// With owners, owners, groups and permission bits are those of the layers, and the
-// sticky bits of directories: for a root that several users write to. If the caller is
-// not root, it owns everything all the same, and may always read files and write to
-// directories.
+// With owners, for a root that several users write to, it keeps the layers'
+// owners, groups and permission bits, and directories' sticky bits. If the
+// caller is not root, it still owns everything, and may always read files and
+// write to directories.
 func Unpack(ctx context.Context, dir string, layers []Layer, limits Limits, owners bool, report func(l Layer, done int64)) (Result, error) {
 	t, err := openTree(dir, limits)
 	if err != nil {
@@ -66,26 +64,24 @@ func Unpack(ctx context.Context, dir string, layers []Layer, limits Limits, owne
 	return u.done, nil
 }
 
-// unpacker applies one layer after the other to a tree.
 type unpacker struct {
 	tree    *tree
 	limits  Limits
 	owners  bool
-	isRoot  bool // so that the caller can set owners
+	isRoot  bool // and can set owners
 	buffer  []byte
 	done    Result
 	read    int64 // bytes of the archives so far
 	entries int   // in the archives so far
-	// touched has the hashes of the real paths that the layer has written at or
-	// below. Its own whiteouts don't hide these: they hide only lower layers
-	// (image-spec). It is nil in the first layer, which has none below.
+	// touched has the hashes of the real paths that the layer has written, and
+	// their parents. Its whiteouts hide only lower layers (image-spec), so not
+	// these. It is nil in the first layer, which has none below.
 	touched map[uint64]struct{}
 	seed    maphash.Seed
 }
 
 func (u *unpacker) hashPath(path string) uint64 { return maphash.String(u.seed, path) }
 
-// markTouched adds a real path and its parents to touched.
 func (u *unpacker) markTouched(path string) {
 	if u.touched == nil {
 		return
@@ -105,7 +101,6 @@ func (u *unpacker) isTouched(path string) bool {
 	return ok
 }
 
-// applyLayer applies one layer to the tree.
 func (u *unpacker) applyLayer(ctx context.Context, l Layer, report func(l Layer, done int64)) error {
 	r, err := openLayer(ctx, l, u.limits, u.limits.Bytes-u.read, func(done int64) { report(l, done) })
 	if err != nil {
@@ -132,7 +127,7 @@ func (u *unpacker) applyArchive(r *layerReader) error {
 	}
 }
 
-// classifyError distinguishes errors of the layer from errors of the machine.
+// classifyError tells the layer's errors from the machine's.
 func (u *unpacker) classifyError(r *layerReader, entry string, err error) error {
 	reason := refusal("")
 	if errors.As(err, &reason) {
@@ -151,7 +146,6 @@ func (u *unpacker) classifyError(r *layerReader, entry string, err error) error 
 	return r.classifyError(entry, err)
 }
 
-// applyEntry applies one entry to the tree.
 func (u *unpacker) applyEntry(r *layerReader, archive io.Reader, h *tar.Header) error {
 	if u.entries++; u.entries > u.limits.Entries {
 		return refusal(fmt.Sprintf("more than %d entries", u.limits.Entries))
@@ -182,7 +176,7 @@ func (u *unpacker) applyEntry(r *layerReader, archive io.Reader, h *tar.Header) 
 	return u.placeEntry(r, archive, h, parts)
 }
 
-// applyWhiteout removes the entries of lower layers at parts and below.
+// applyWhiteout removes lower layers' entries at parts and below.
 func (u *unpacker) applyWhiteout(parts []string) error {
 	if u.touched == nil {
 		return nil
@@ -202,7 +196,7 @@ func (u *unpacker) applyWhiteout(parts []string) error {
 	}
 	info, err := s.dir.Lstat(s.base)
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // the layer's own entry is gone again, or was a device
+	case errors.Is(err, fs.ErrNotExist): // the layer's own entry was removed again, or was a device
 		return nil
 	case err != nil || !info.IsDir():
 		return err
@@ -210,8 +204,8 @@ func (u *unpacker) applyWhiteout(parts []string) error {
 	return u.tree.hideContents(s, u.isTouched)
 }
 
-// placeEntry creates an entry and replaces any other at its path. A directory
-// keeps an existing directory.
+// placeEntry creates an entry, replacing any other at its path. A directory
+// keeps an existing one.
 func (u *unpacker) placeEntry(r *layerReader, archive io.Reader, h *tar.Header, parts []string) error {
 	if u.owners && (h.Uid < 0 || h.Uid > math.MaxInt32 || h.Gid < 0 || h.Gid > math.MaxInt32) {
 		return refusal(fmt.Sprintf("the owner %d:%d", h.Uid, h.Gid))
@@ -238,8 +232,8 @@ func (u *unpacker) placeEntry(r *layerReader, archive io.Reader, h *tar.Header, 
 	case tar.TypeLink:
 		return u.makeHardlink(from.fullPath(), s)
 	}
-	// A device, pipe, socket or unknown type replaces an existing entry too,
-	// though it is not created itself.
+	// A device, pipe, socket or unknown type is not created but still replaces
+	// an existing entry.
 	if len(u.done.Skipped) < maxSkipped {
 		u.done.Skipped = append(u.done.Skipped, "/"+s.fullPath())
 	} else {
@@ -274,7 +268,7 @@ func (u *unpacker) makeDir(h *tar.Header, s location) error {
 	return s.dir.Chmod(s.base, mode)
 }
 
-// writeFile creates a file from the archive's next h.Size bytes.
+// writeFile creates a file with the archive's next h.Size bytes.
 func (u *unpacker) writeFile(r *layerReader, archive io.Reader, h *tar.Header, s location) error {
 	if h.Size > u.limits.FileBytes {
 		return refusal(fmt.Sprintf("a file of %d bytes: want at most %d", h.Size, u.limits.FileBytes))
@@ -305,11 +299,11 @@ func (u *unpacker) writeFile(r *layerReader, archive io.Reader, h *tar.Header, s
 	return s.dir.Chtimes(s.base, at, at)
 }
 
-// copyContent writes a file's content. Holes of a sparse file count as content.
+// copyContent writes a file's content. A sparse file's holes count.
 func (u *unpacker) copyContent(r *layerReader, f *os.File, archive io.Reader) (total int64, err error) {
 	for {
 		if r.ctx.Err() != nil {
-			return total, context.Cause(r.ctx) // storedReader checks too, but holes are not read from it
+			return total, context.Cause(r.ctx) // storedReader checks too, but doesn't see holes
 		}
 		before := r.archiveBytes
 		n, err := archive.Read(u.buffer)
@@ -382,7 +376,6 @@ func requireRegular(dir *os.Root, name string) error {
 	return nil
 }
 
-// makeHardlink creates a hard link to the file at the real path from.
 func (u *unpacker) makeHardlink(from string, s location) error {
 	if from == s.fullPath() {
 		return nil
@@ -401,7 +394,6 @@ func (u *unpacker) makeHardlink(from string, s location) error {
 	return root.Link(from, s.fullPath())
 }
 
-// plainMode returns the mode of a file whose archive has mode.
 func plainMode(mode int64) fs.FileMode {
 	if mode&0o111 != 0 {
 		return 0o755
@@ -409,7 +401,7 @@ func plainMode(mode int64) fs.FileMode {
 	return 0o644
 }
 
-// plainTime returns t, or the epoch if some file system can't store t.
+// plainTime returns t, or the epoch if some file system can't store it.
 func plainTime(t time.Time) time.Time {
 	if s := t.Unix(); s < 0 || s > math.MaxInt32 {
 		return time.Unix(0, 0)

@@ -1,4 +1,4 @@
-// Package digest computes and checks SHA-256 digests as manifests write them.
+// Package digest computes and checks SHA-256 digests in the form of manifests.
 package digest
 
 import (
@@ -9,12 +9,11 @@ import (
 	"sync"
 )
 
-// digestPattern matches a digest.
 var digestPattern = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
 })
 
-// Valid reports whether text is a SHA-256 digest as manifests write it.
+// Valid reports whether text is a SHA-256 digest.
 func Valid(text string) bool { return digestPattern().MatchString(text) }
 
 // Of returns the digest of data.
@@ -23,8 +22,8 @@ func Of(data []byte) string {
 	return "sha256:" + hex.EncodeToString(s[:])
 }
 
-// Hex returns the hex digits of a valid digest, which name its file on disk.
+// Hex returns a valid digest's hex digits, which name its file on disk.
 func Hex(digest string) string { return digest[len("sha256:"):] }
 
-// OfHash returns the digest of the bytes written to h, a SHA-256 hash.
+// OfHash returns the digest of what was written to h, a SHA-256 hash.
 func OfHash(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }

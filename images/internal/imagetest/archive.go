@@ -17,7 +17,7 @@ import (
 	"github.com/caisson-run/caisson/images/internal/digest"
 )
 
-// Item is one entry of an archive: a header and its content.
+// Item is an entry of an archive.
 type Item struct {
 	tar.Header
 	Content string
@@ -43,7 +43,7 @@ func Hardlink(name, target string) Item {
 	return Item{tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target, Mode: 0o644}, ""}
 }
 
-// Special returns a device, pipe or other entry of a kind.
+// Special returns an entry of another kind, such as a device or pipe.
 func Special(kind byte, name string) Item {
 	return Item{tar.Header{Typeflag: kind, Name: name, Mode: 0o666, Devmajor: 1, Devminor: 3}, ""}
 }
@@ -81,15 +81,15 @@ func Gzip(t testing.TB, data []byte) []byte {
 	return b.Bytes()
 }
 
-// WithShell returns the entries of a root filesystem with a shell, and more.
+// WithShell returns a root filesystem's entries with a shell, and more.
 func WithShell(more ...Item) []Item {
 	sh := File("bin/sh", "#!")
 	sh.Mode = 0o755
 	return append([]Item{sh, File("etc/passwd", "root:x:0:0::/root:/bin/sh\napp:x:33:33::/app:/bin/sh\n")}, more...)
 }
 
-// DockerArchive returns a docker archive of one image with a shell, or of
-// entries. An empty config is one that fits the image.
+// DockerArchive returns a docker archive of an image with a shell, or of
+// entries. If config is "", it fits the image.
 func DockerArchive(t testing.TB, config string, entries ...Item) []byte {
 	t.Helper()
 	sh := Archive(t, WithShell()...)
