@@ -17,36 +17,34 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Names of the tools of [NewTools].
 const (
 	ConferName     tools.Name = "confer"
 	CoordinateName tools.Name = "coordinate"
 )
 
-// AgentOptions configures the tools by which an agent asks models. The zero value is for
-// tools that are off.
+// AgentOptions configures an agent's tools for asking models. The zero value turns them
+// off.
 type AgentOptions struct {
-	// Profiles are the models that may be asked, by their names. Without any, the tools
+	// Profiles are the models that may be asked, by name. If there are none, the tools
 	// are off.
 	Profiles []loop.Profile
-	// Tools are those of the models. The agent may ask for those in Names, and for a
-	// cost cap that is stricter than CostCap.
+	// Tools are the models' tools. The agent may choose from Names and set a stricter
+	// cost cap than CostCap.
 	Tools ToolOptions
-	// Record receives the events of a call of the agent, with its ID. It may be called
-	// for several calls at once. Nil discards them.
+	// Record receives the events of an agent's call, with the call's ID. It may be
+	// called concurrently for different calls. It may be nil.
 	Record func(call string, e Event) error
-	// Logger is that of [Options].
 	Logger *zap.Logger
 }
 
-// agentTime bounds a call of the agent: workers end before.
+// agentTime bounds an agent's call. Workers end earlier.
 const agentTime = DefaultWallTime + 30*time.Second
 
-// NewTools returns the tools confer and coordinate, by which an agent asks models with
-// [Confer] and [Coordinate]. What the models use is counted in [loop.SpendingOf].
+// NewTools returns the tools confer and coordinate, with which an agent calls [Confer]
+// and [Coordinate]. The models' use is counted in [loop.SpendingOf].
 //
-// Their class is network: text of the session leaves it for the providers of the models,
-// and costs money, which can't be taken back.
+// Their class is network: text leaves the session for the models' providers and costs
+// money, which can't be undone.
 func NewTools(o AgentOptions) []tools.Factory {
 	var factories []tools.Factory
 	for _, name := range []tools.Name{ConferName, CoordinateName} {
@@ -56,7 +54,6 @@ func NewTools(o AgentOptions) []tools.Factory {
 	return factories
 }
 
-// profileNames returns the names of the models that may be asked.
 func (o AgentOptions) profileNames() []string {
 	var names []string
 	for _, p := range o.Profiles {
@@ -106,7 +103,6 @@ func (o AgentOptions) newDefinition(name tools.Name) tools.Definition {
 	}
 }
 
-// listOr returns a list of names, or another text for none.
 func listOr(names []string, none string) string {
 	if len(names) == 0 {
 		return none
@@ -114,7 +110,6 @@ func listOr(names []string, none string) string {
 	return strings.Join(names, ", ")
 }
 
-// agentInput is the input of both tools.
 type agentInput struct {
 	Question    string   `json:"question"`
 	Context     string   `json:"context"`
@@ -127,7 +122,7 @@ type agentInput struct {
 	CapMode     CostMode `json:"worker_tool_cost_cap_mode"`
 }
 
-// setDefaults names the models of all parts that have none.
+// setDefaults names the models for all parts without one.
 func (in *agentInput) setDefaults(name tools.Name, names []string) {
 	if len(names) == 0 {
 		return
@@ -148,7 +143,6 @@ func (in *agentInput) setDefaults(name tools.Name, names []string) {
 	}
 }
 
-// summarizeInput returns the models that a call asks, its tools and its question.
 func summarizeInput(o AgentOptions, name tools.Name, input json.RawMessage) string {
 	var in agentInput
 	if json.Unmarshal(input, &in) != nil {
@@ -165,8 +159,8 @@ func summarizeInput(o AgentOptions, name tools.Name, input json.RawMessage) stri
 	return who + ": " + in.Question
 }
 
-// formatQuestion returns the question as workers receive it: no part of it can be taken
-// for a wrapper or for a call.
+// formatQuestion returns the question for workers. No part of it can be taken for a
+// wrapper or a call.
 func (in *agentInput) formatQuestion() string {
 	question := boundary.EscapeCalls(boundary.Escape(in.Question))
 	if in.Context == "" {
@@ -176,17 +170,16 @@ func (in *agentInput) formatQuestion() string {
 		string(boundary.WrapForWorker(in.Context)) + "\n\nThat was the text. Now answer the question above."
 }
 
-// agentTool is one call of confer or coordinate.
+// agentTool is a call of confer or coordinate.
 type agentTool struct {
 	opts AgentOptions
 	def  tools.Definition
 }
 
-// Definition implements [tools.Tool].
 func (t *agentTool) Definition() tools.Definition { return t.def }
 
-// Execute implements [tools.Tool]. Its result is a [Conference] or a [Coordination], in
-// which answers are elided so that each has its share of the result.
+// Execute returns a [Conference] or a [Coordination]. Answers are elided to equal
+// shares of the result.
 func (t *agentTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in agentInput
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -231,7 +224,7 @@ func (t *agentTool) Execute(ctx context.Context, call *tools.Call) (tools.Output
 		}
 		for i := range got.Workers {
 			if got.Workers[i].Status == StatusAnswered {
-				got.Workers[i].Answer = "" // its envelope is in the response
+				got.Workers[i].Answer = "" // the response has its envelope
 			}
 		}
 		success = got.Status == StatusAnswered
@@ -244,17 +237,16 @@ func (t *agentTool) Execute(ctx context.Context, call *tools.Call) (tools.Output
 	return out, nil
 }
 
-// encodeResponse returns a response as JSON.
 func encodeResponse(response any) string {
 	var b strings.Builder
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	_ = e.Encode(response) // texts and numbers can be encoded
+	_ = e.Encode(response) // texts and numbers can always be encoded
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// selectProfiles returns the profiles of names. A name that is not among those that may be
-// asked is an error for the model.
+// selectProfiles returns the named profiles, or an error for the model if a name is
+// unknown.
 func (t *agentTool) selectProfiles(names []string) ([]loop.Profile, error) {
 	var out []loop.Profile
 	for _, name := range names {
@@ -268,8 +260,8 @@ func (t *agentTool) selectProfiles(names []string) ([]loop.Profile, error) {
 	return out, nil
 }
 
-// selectTools returns the tools of the workers of a call: those that are asked for, of
-// which the operator's names alone are accepted, under the stricter one of both caps.
+// selectTools returns the options for a call's workers: the requested tools, of which
+// only the operator's are accepted, under the stricter of both caps.
 func (t *agentTool) selectTools(in agentInput) ToolOptions {
 	o := t.opts.Tools
 	permitted := o.Names
@@ -282,8 +274,8 @@ func (t *agentTool) selectTools(in agentInput) ToolOptions {
 	return o
 }
 
-// describeError returns an error of [Confer] or [Coordinate] as the agent's model may see
-// it.
+// describeError makes an error of [Confer] or [Coordinate] visible to the agent's model
+// if it may be.
 func describeError(err error) error {
 	if !errors.Is(err, ErrInvalid) {
 		return err

@@ -11,41 +11,39 @@ import (
 	"github.com/caisson-run/caisson/loop/boundary"
 )
 
-// CoordinateOptions configures [Coordinate]. Question, Proposer, Critics and Synthesizer
-// are required.
+// CoordinateOptions configures [Coordinate]. Question, Proposer, Critics and
+// Synthesizer are required.
 type CoordinateOptions struct {
 	Options
 
 	// Proposer answers first, Critics judge the proposal, and Synthesizer answers with
-	// both before it. The synthesizer never has tools.
+	// both. The synthesizer never has tools.
 	Proposer    loop.Profile
 	Critics     []loop.Profile
 	Synthesizer loop.Profile
 }
 
-// Coordination is the response of [Coordinate].
+// Coordination is the result of [Coordinate].
 type Coordination struct {
 	Status Status `json:"status"`
-	// Answer is the synthesizer's: a text, or JSON if a form was asked for.
-	Answer string `json:"answer"`
-	// Proposal, Critiques and Synthesis are the envelopes of valid answers.
+	// Answer is the synthesizer's: text, or JSON if Format is set.
+	Answer    string     `json:"answer"`
 	Proposal  *Envelope  `json:"proposal,omitempty"`
 	Critiques []Envelope `json:"critiques"`
 	Synthesis *Envelope  `json:"synthesis,omitempty"`
-	// Ballots counts those of the critics.
+	// Ballots counts the critics' votes.
 	Ballots map[Ballot]int `json:"ballots"`
-	// Workers are all answers: those of the proposer, the critics, and the synthesizer.
-	Workers []Answer    `json:"workers"`
-	Tools   *ToolReport `json:"worker_tools,omitempty"`
-	Usage   Accounting  `json:"usage"`
-	// CanaryLeaks are as in [Conference].
+	// Workers has all answers: the proposer's, the critics', and the synthesizer's.
+	Workers     []Answer     `json:"workers"`
+	Tools       *ToolReport  `json:"worker_tools,omitempty"`
+	Usage       Accounting   `json:"usage"`
 	CanaryLeaks []CanaryLeak `json:"canary_leaks,omitempty"`
 }
 
-// Coordinate asks a proposer for an answer, critics what they think of it, at the same
-// time, and then a synthesizer for the answer. Each answers with an [Envelope], which is
-// validated; one that is invalid is sent back once. Without a valid proposal, or without
-// any valid critique, the others are not asked. The error is that of [Confer].
+// Coordinate asks a proposer for an answer, then all critics at once for their
+// judgment, then a synthesizer for the final answer. Each answers with an [Envelope];
+// an invalid one is sent back once. Without a valid proposal or any valid critique, the
+// others are not asked. Errors are like [Confer]'s.
 func Coordinate(ctx context.Context, o CoordinateOptions) (Coordination, error) {
 	if len(o.Critics) == 0 {
 		return Coordination{}, fmt.Errorf("%w: there is no critic", ErrInvalid)
@@ -62,7 +60,7 @@ func Coordinate(ctx context.Context, o CoordinateOptions) (Coordination, error) 
 	return c, p.emitError()
 }
 
-// runStages asks one role after the other, until one has no valid answer.
+// runStages asks one role after the other, until one gives no valid answer.
 func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordination) {
 	first := p.askAll(ctx, []assignment{{
 		profile: o.Proposer, role: RoleProposer, format: newEnvelopeFormat(RoleProposer, nil), tools: true,
@@ -112,16 +110,16 @@ func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordinat
 	if o.Format != nil {
 		c.Answer, _ = o.Format.Check(c.Answer)
 	} else {
-		_ = json.Unmarshal(c.Synthesis.Answer, &c.Answer) // it is a text
+		_ = json.Unmarshal(c.Synthesis.Answer, &c.Answer) // it is a string
 	}
 }
 
-// quoteEnvelope returns an envelope as another worker receives it.
+// quoteEnvelope returns an envelope for another worker.
 func quoteEnvelope(e Envelope) string {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	_ = enc.Encode(e) // it was decoded
+	_ = enc.Encode(e) // it was decoded from JSON
 	return string(boundary.WrapForWorker(strings.TrimSuffix(b.String(), "\n")))
 }

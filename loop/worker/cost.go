@@ -8,28 +8,26 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// CostMode selects the reaction to a cost of a worker above its cap.
+// CostMode says what happens if a worker costs more than its cap.
 type CostMode string
 
-// The modes. Any other value is CostWarn.
+// The modes. Any other value means CostWarn.
 const (
-	// CostWarn reports it, once, and goes on.
+	// CostWarn reports it once.
 	CostWarn CostMode = "warn"
-	// CostEnforce refuses the next call of a tool, and leaves one round to answer.
+	// CostEnforce refuses the next tool call and leaves one round to answer.
 	CostEnforce CostMode = "enforce"
-	// CostOff does nothing.
-	CostOff CostMode = "off"
+	CostOff     CostMode = "off"
 )
 
-// CostCap bounds the cost of each worker that has tools. The zero value has no bound.
+// CostCap bounds the cost of each worker with tools. The zero value doesn't.
 type CostCap struct {
-	// USD is the cap in US dollars. Zero, a negative number and one that is not finite
-	// mean none.
+	// USD is in US dollars. Values that are not positive and finite mean no cap.
 	USD  float64
 	Mode CostMode
 }
 
-// normalize returns the cap with a valid mode, and without a bound if it is off.
+// normalize returns the cap with a valid mode, and with USD zero if there is no cap.
 func (c CostCap) normalize() CostCap {
 	if c.Mode != CostEnforce && c.Mode != CostOff {
 		c.Mode = CostWarn
@@ -40,8 +38,8 @@ func (c CostCap) normalize() CostCap {
 	return c
 }
 
-// tightenTo returns the cap with what another one makes stricter: the lower amount, and
-// enforcement. Without a cap it is the other one.
+// tightenTo combines two caps: the lower amount, and enforcement if o enforces. If c is
+// no cap, it returns o.
 func (c CostCap) tightenTo(o CostCap) CostCap {
 	own, other := c.normalize(), o.normalize()
 	if !own.enabled() {
@@ -56,11 +54,10 @@ func (c CostCap) tightenTo(o CostCap) CostCap {
 	return own
 }
 
-// enabled reports whether there is a cap.
 func (c CostCap) enabled() bool { return c.USD > 0 }
 
-// checkPrice returns an error if the cap is enforced and the price of the profile is
-// unknown, so that nothing would hold it.
+// checkPrice returns an error if the cap is enforced but the profile's price is
+// unknown, so that the cap would have no effect.
 func (o ToolOptions) checkPrice(p loop.Profile) error {
 	c := o.CostCap.normalize()
 	if !c.enabled() || c.Mode != CostEnforce || len(o.Names) == 0 {
@@ -69,18 +66,17 @@ func (o ToolOptions) checkPrice(p loop.Profile) error {
 	return p.CheckPrice(limits.Budget{CostMicroUSD: new(int64(1))})
 }
 
-// CostCapState is the state of the cap of one worker.
+// CostCapState is one worker's cap and cost.
 type CostCapState struct {
 	CapUSD float64  `json:"cap_usd"`
 	Mode   CostMode `json:"mode"`
-	// ObservedUSD is the worker's cost, nil if it is unknown.
+	// ObservedUSD is nil if the cost is unknown.
 	ObservedUSD *float64 `json:"observed_usd"`
 	Exceeded    bool     `json:"exceeded"`
-	// Blocked reports that a call was refused because of the cap.
+	// Blocked means that the cap caused a call's refusal.
 	Blocked bool `json:"blocked"`
 }
 
-// observe returns the state of the cap after some usage.
 func (c CostCap) observe(used limits.Usage) CostCapState {
 	s := CostCapState{CapUSD: c.USD, Mode: c.Mode}
 	if used.CostMicroUSD != nil {
@@ -90,7 +86,7 @@ func (c CostCap) observe(used limits.Usage) CostCapState {
 	return s
 }
 
-// CostCapReport is the state of the cap of all workers that have tools.
+// CostCapReport has the state of the cap for all workers with tools.
 type CostCapReport struct {
 	CapUSD      float64         `json:"cap_usd"`
 	Mode        CostMode        `json:"mode"`
@@ -98,11 +94,11 @@ type CostCapReport struct {
 	BlockedAny  bool            `json:"blocked_any"`
 	PerProvider []CostCapWorker `json:"per_provider,omitempty"`
 	PerRole     []CostCapWorker `json:"per_role,omitempty"`
-	// OperatorPrompt asks what to do about a cap that was exceeded and not enforced.
+	// OperatorPrompt asks what to do about a cap that was exceeded but not enforced.
 	OperatorPrompt string `json:"operator_prompt,omitempty"`
 }
 
-// CostCapWorker is the state of the cap of one worker.
+// CostCapWorker has one worker's [CostCapState].
 type CostCapWorker struct {
 	Role     Role   `json:"role,omitempty"`
 	Provider string `json:"provider"`
@@ -110,7 +106,7 @@ type CostCapWorker struct {
 	CostCapState
 }
 
-// newCostCapReport returns the report, nil if there is no cap.
+// newCostCapReport returns nil if there is no cap.
 func newCostCapReport(c CostCap, answers []Answer) *CostCapReport {
 	if !c.enabled() {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/tools/verify"
 )
 
-// Ballot is a worker's vote on the proposal.
+// Ballot is a vote on the proposal.
 type Ballot string
 
 // The ballots.
@@ -21,21 +21,20 @@ const (
 	BallotAbstain  Ballot = "abstain"
 )
 
-// Envelope is the JSON that a worker of [Coordinate] answers with.
+// Envelope is the JSON that [Coordinate]'s workers answer with.
 type Envelope struct {
 	Role    Role   `json:"role"`
 	Summary string `json:"summary"`
-	// Claims are single statements, and Citations what they rest on.
+	// Claims are single statements, and Citations their support.
 	Claims    []string `json:"claims"`
 	Citations []string `json:"citations"`
-	// Confidence is from 0 to 1.
+	// Confidence is between 0 and 1.
 	Confidence float64 `json:"confidence"`
 	Ballot     Ballot  `json:"ballot"`
-	// Answer is the synthesizer's: a text, or a value in the form that was asked for.
+	// Answer is the synthesizer's: text, or a value in the requested format.
 	Answer json.RawMessage `json:"answer,omitempty"`
 }
 
-// envelopeSchema returns the schema of a role's envelope.
 func envelopeSchema(role Role) string {
 	required, answer := `"role", "summary", "claims", "confidence", "citations", "ballot"`, ""
 	if role == RoleSynthesizer {
@@ -58,7 +57,6 @@ func envelopeSchema(role Role) string {
 }`, role, answer, required)
 }
 
-// envelopeSchemas has the compiled schemas of the roles.
 var envelopeSchemas = sync.OnceValue(func() map[Role]*verify.Schema {
 	out := map[Role]*verify.Schema{}
 	for _, role := range []Role{RoleProposer, RoleCritic, RoleSynthesizer} {
@@ -71,8 +69,8 @@ var envelopeSchemas = sync.OnceValue(func() map[Role]*verify.Schema {
 	return out
 })
 
-// newEnvelopeFormat returns the form of a role's answer. answer is the form of the
-// synthesizer's own answer, or nil for text.
+// newEnvelopeFormat returns the format of a role's answers. answer is the format of the
+// synthesizer's Answer, or nil for text.
 func newEnvelopeFormat(role Role, answer *Format) *Format {
 	request := "Answer with one JSON object and nothing else: no explanation and no code fence. It must be valid by this JSON Schema:\n\n" + envelopeSchema(role)
 	if role == RoleSynthesizer && answer == nil {
@@ -106,7 +104,7 @@ func newEnvelopeFormat(role Role, answer *Format) *Format {
 	}}
 }
 
-// parseEnvelope returns the envelope of an answer, nil if it has none.
+// parseEnvelope returns an answer's envelope, or nil.
 func parseEnvelope(a Answer) *Envelope {
 	if a.Status != StatusAnswered {
 		return nil
@@ -119,7 +117,7 @@ func parseEnvelope(a Answer) *Envelope {
 	return &e
 }
 
-// TrimFence returns a text without the code fence that is around all of it.
+// TrimFence removes a code fence around the whole text.
 func TrimFence(text string) string {
 	text = strings.TrimSpace(text)
 	first, rest, ok := strings.Cut(text, "\n")

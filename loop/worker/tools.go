@@ -19,54 +19,53 @@ import (
 	"github.com/caisson-run/caisson/tools/verify"
 )
 
-// permittedTools are the names that a worker can ever call. No option adds to them:
-// what writes, runs a command or calls a model is out of reach.
+// permittedTools are the only tools that workers can ever call. No option adds any that
+// write, run commands or call models.
 func permittedTools() []tools.Name { return []tools.Name{fetch.Name, verify.Name} }
 
-// IsPermitted reports whether a worker can ever call a tool of this name.
+// IsPermitted reports whether workers can ever call a tool of this name.
 func IsPermitted(name string) bool { return slices.Contains(permittedTools(), tools.Name(name)) }
 
-// ToolOptions configures the tools of workers. The zero value has none.
+// ToolOptions configures workers' tools. The zero value has none.
 type ToolOptions struct {
-	// Names are the tools that are asked for. Those other than fetch and verify are
-	// rejected, in every spelling, and those that are off.
+	// Names are the requested tools. All except fetch and verify, and those that are
+	// off, are rejected.
 	Names []string
-	// Factories make the tools that there are. Those of other names are ignored. What
-	// they share, such as the egress budget of fetch and its breakers, all workers share.
+	// Factories make the available tools; other names are ignored. Workers share what
+	// they share, such as fetch's egress budget and breakers.
 	Factories []tools.Factory
-	// Policy decides which calls run. One that would ask is refused.
+	// Policy decides which calls run. Calls that would need a prompt are refused.
 	Policy policy.Policy
-	// Allow reports whether a tool may be used at the moment; nil allows all that is
-	// enabled. What it refuses is rejected, and its calls are refused.
+	// Allow reports whether a tool may be used now; nil allows all enabled ones. Other
+	// tools are rejected, and their calls refused.
 	Allow func(tools.Definition) bool
-	// Workspace is the absolute path of the workspace, for the policy; "" is none.
+	// Workspace is the workspace's absolute path for the policy, or "".
 	Workspace string
-	// Scope checks the paths in calls; nil is that of [dispatch.Options].
+	// Scope checks the paths in calls; nil means the default of [dispatch.Options].
 	Scope func(path string) error
-	// CostCap bounds the cost of each worker with tools.
+	// CostCap applies to each worker with tools.
 	CostCap CostCap
 }
 
-// ToolReport is the part of a response about tools.
+// ToolReport is a response's part about tools.
 type ToolReport struct {
-	// Accepted and Rejected are the names that were asked for.
+	// Accepted and Rejected are the requested names.
 	Accepted  []string `json:"accepted"`
 	Rejected  []string `json:"rejected"`
 	HopBudget int      `json:"hop_budget"`
-	// AppliesTo are the roles with tools, nil if there are no roles.
+	// AppliesTo are the roles with tools, if there are roles.
 	AppliesTo []Role         `json:"applies_to,omitempty"`
 	CostCap   *CostCapReport `json:"cost_cap,omitempty"`
 }
 
-// toolset has the tools of a panel.
+// toolset has a panel's tools.
 type toolset struct {
 	opts ToolOptions
-	// accepted are the factories of the tools in use, by name.
+	// accepted are the factories of the tools in use.
 	accepted map[tools.Name]tools.Factory
 	rejected map[string]bool
 }
 
-// newToolset splits the names that were asked for.
 func newToolset(o ToolOptions) (*toolset, error) {
 	s := &toolset{opts: o, accepted: map[tools.Name]tools.Factory{}, rejected: map[string]bool{}}
 	available := map[tools.Name]tools.Factory{}
@@ -94,7 +93,6 @@ func newToolset(o ToolOptions) (*toolset, error) {
 	return s, nil
 }
 
-// acceptedNames returns the names of the tools in use, sorted.
 func (s *toolset) acceptedNames() []string {
 	set := map[string]bool{}
 	for name := range s.accepted {
@@ -103,7 +101,7 @@ func (s *toolset) acceptedNames() []string {
 	return sortedNames(set)
 }
 
-// newReport returns the part of a response about tools, nil if none was asked for.
+// newReport returns nil if no tools were requested.
 func (s *toolset) newReport(c CostCap, answers []Answer, roles ...Role) *ToolReport {
 	if len(s.opts.Names) == 0 {
 		return nil
@@ -111,7 +109,6 @@ func (s *toolset) newReport(c CostCap, answers []Answer, roles ...Role) *ToolRep
 	return &ToolReport{Accepted: s.acceptedNames(), Rejected: sortedNames(s.rejected), HopBudget: HopBudget, AppliesTo: roles, CostCap: newCostCapReport(c, answers)}
 }
 
-// describeTools returns the part of the system prompt about the tools.
 func (s *toolset) describeTools() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `You may call these tools: %s. At most %d calls are run. A call is one tag in your answer, with JSON in it:
@@ -127,7 +124,7 @@ Write exactly one tag in an answer, and nothing behind it: the next message has 
 	return b.String()
 }
 
-// gateway runs the calls of one worker.
+// gateway runs one worker's calls.
 type gateway struct {
 	set        *toolset
 	dispatcher *dispatch.Dispatcher
@@ -135,11 +132,10 @@ type gateway struct {
 	started func(dispatch.Called) error
 
 	mu sync.Mutex
-	// problems are those of the last call's input.
+	// problems are the last input's.
 	problems []string
 }
 
-// newGateway returns a gateway to the tools in use.
 func (s *toolset) newGateway(session string, log *zap.Logger, started func(dispatch.Called) error) (*gateway, error) {
 	g := &gateway{set: s, started: started}
 	d, err := dispatch.New(dispatch.Options{
@@ -158,7 +154,7 @@ func (s *toolset) newGateway(session string, log *zap.Logger, started func(dispa
 	return g, nil
 }
 
-// receiveEvent passes on the start of a call, and keeps the problems of an input.
+// receiveEvent reports a call's start, and keeps an input's problems.
 func (g *gateway) receiveEvent(e dispatch.Event) error {
 	switch e := e.(type) {
 	case dispatch.Called:
@@ -171,8 +167,8 @@ func (g *gateway) receiveEvent(e dispatch.Event) error {
 	return nil
 }
 
-// callTool runs a call whose tag was well-formed, unless the tool is not in use or its
-// input is refused.
+// callTool runs a well-formed call. It refuses tools that are not in use, and invalid
+// input.
 func (g *gateway) callTool(ctx context.Context, call tools.Call) (outcome, error) {
 	if _, ok := g.set.accepted[call.Name]; !ok {
 		return outcome{status: CallRefused, refusal: refusal{
@@ -203,39 +199,38 @@ func (g *gateway) callTool(ctx context.Context, call tools.Call) (outcome, error
 	return outcome{status: CallOK, text: text}, nil
 }
 
-// CallStatus is how a call of a worker ended.
+// CallStatus is how a worker's call ended.
 type CallStatus string
 
 // The statuses.
 const (
-	// CallOK is a call that ran; its tool may have failed.
+	// CallOK means that the call ran. The tool may have failed.
 	CallOK CallStatus = "ok"
-	// CallRefused is a call of another tool, with arguments that the schema refuses, or
-	// against a policy.
+	// CallRefused means that the tool is not permitted, the schema refused the
+	// arguments, or the policy refused the call.
 	CallRefused CallStatus = "refused"
-	// CallParseError is a tag whose content is no call.
+	// CallParseError means that the tag's content is no call.
 	CallParseError CallStatus = "parse_error"
-	// CallHopBudgetExhausted is the call after the last permitted one.
+	// CallHopBudgetExhausted means that the permitted calls are used up.
 	CallHopBudgetExhausted CallStatus = "hop_budget_exhausted"
-	// CallCostCapExceeded is a call of a worker whose cost is above an enforced cap.
+	// CallCostCapExceeded means that the worker's cost is above an enforced cap.
 	CallCostCapExceeded CallStatus = "cost_cap_exceeded"
 )
 
-// InnerCall is one call of a worker.
+// InnerCall is a worker's call.
 type InnerCall struct {
 	Hop    int        `json:"hop"` // from 1
 	Name   string     `json:"name"`
 	Status CallStatus `json:"status"`
 }
 
-// outcome is how a call ended, with its result or its refusal.
 type outcome struct {
 	status  CallStatus
 	text    string
 	refusal refusal
 }
 
-// refusal is the result of a call that did not run.
+// refusal is the result of a call that didn't run.
 type refusal struct {
 	Refused      bool   `json:"refused"`
 	Tool         string `json:"tool"`
@@ -244,16 +239,15 @@ type refusal struct {
 	SchemaError  string `json:"schema_error,omitempty"`
 }
 
-// Names in the place of a tool's.
+// Placeholders for a tool's name.
 const (
 	unknownName = "<unknown>"
 	costCapName = "<cost_cap>"
 )
 
-// maxShownName bounds the name of a tool in results and responses.
 const maxShownName = 100
 
-// showName returns the name of a call as responses have it.
+// showName returns a call's name for responses.
 func showName(name tools.Name) string {
 	if name == "" {
 		return unknownName
@@ -262,7 +256,7 @@ func showName(name tools.Name) string {
 	return shown
 }
 
-// formatResult returns the message with the result of a call. Every outcome has the same
+// formatResult returns the message with a call's result. All outcomes have the same
 // envelope.
 func formatResult(name string, o outcome) string {
 	text := o.text
@@ -272,7 +266,7 @@ func formatResult(name string, o outcome) string {
 		var b strings.Builder
 		e := json.NewEncoder(&b)
 		e.SetEscapeHTML(false)
-		_ = e.Encode(o.refusal) // strings can be encoded
+		_ = e.Encode(o.refusal) // strings can always be encoded
 		text = strings.TrimSuffix(b.String(), "\n")
 	}
 	if !IsPermitted(name) {

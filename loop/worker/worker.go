@@ -1,10 +1,10 @@
-// Package worker asks models questions outside of an agent's conversation: one question
-// to several models ([Confer]), or a proposal that critics judge and a synthesizer
-// combines with what they say ([Coordinate]).
+// Package worker asks models questions outside an agent's conversation: one question to
+// several models ([Confer]), or a proposal that critics judge and a synthesizer
+// combines with their judgments ([Coordinate]).
 //
-// A worker has no tools unless the caller asks for some, and then at most fetch and
-// verify, which neither write, run a command nor call a model. It calls them by tags in
-// its text, see package tags, at most [HopBudget] times.
+// Workers have no tools unless the caller asks for some, and then at most fetch and
+// verify, which don't write, run commands or call models. They call them with tags in
+// their text (see package tags), at most [HopBudget] times.
 package worker
 
 import (
@@ -25,53 +25,52 @@ import (
 
 // Bounds of a panel.
 const (
-	// HopBudget is the number of tool calls of one worker that are run or refused for
-	// themselves. The next one ends its calls.
+	// HopBudget bounds a worker's tool calls, refused ones included. The next call ends
+	// its calls.
 	HopBudget = 2
-	// ResultCharacters bounds the text of a result.
+	// ResultCharacters bounds a result's text.
 	ResultCharacters = 4_000
-	// MaxWorkers is the number of models that one panel asks.
+	// MaxWorkers bounds a panel's models.
 	MaxWorkers = 16
-	// Concurrency is the number of them that are asked at once.
+	// Concurrency is how many of them are asked at once.
 	Concurrency = 4
 	// DefaultWallTime bounds each worker if the budget has no wall time.
 	DefaultWallTime = 5 * time.Minute
 )
 
-// ErrInvalid is the error of options that can't be used.
+// ErrInvalid is the error for invalid options.
 var ErrInvalid = errors.New("invalid worker options")
 
 // Options are common to [Confer] and [Coordinate].
 type Options struct {
-	// Question is for all workers. It is trusted like the task of an agent.
+	// Question is for all workers. It is trusted like an agent's task.
 	Question string
-	// Tools are the tools that the workers may call; the zero value is none.
+	// Tools are what the workers may call.
 	Tools ToolOptions
-	// Format is the form of the answer; nil is any text.
+	// Format is the answer's format; nil means text.
 	Format *Format
-	// Budget bounds all workers together, in tokens, cost and wall time. Rounds and
-	// ToolCalls are ignored.
+	// Budget bounds all workers together. Rounds and ToolCalls are ignored.
 	Budget limits.Budget
-	// Ledger bounds the requests further; nil does not.
+	// Ledger bounds the requests further; it may be nil.
 	Ledger loop.Ledger
-	// Session and Turn are the IDs for calls and events; "" makes new ones.
+	// Session and Turn are IDs for calls and events; "" means new ones.
 	Session, Turn string
-	// Emit receives the events, one at a time. An error ends all workers. Nil discards
-	// them.
+	// Emit receives the events, one at a time. An error ends all workers. It may be
+	// nil.
 	Emit func(Event) error
-	// Logger receives details that users must not see; nil discards them.
+	// Logger receives details that users must not see. It may be nil.
 	Logger *zap.Logger
 }
 
-// Format is a form that an answer must have.
+// Format is a format that answers must have.
 type Format struct {
-	// Request tells the model about the form.
+	// Request describes the format to the model.
 	Request string
-	// Check returns the value of an answer and what is wrong with it.
+	// Check returns an answer's value and its problems.
 	Check func(answer string) (value string, problems []string)
 }
 
-// Role is the part of a worker in [Coordinate].
+// Role is a worker's role in [Coordinate].
 type Role string
 
 // The roles.
@@ -86,42 +85,42 @@ type Status string
 
 // The statuses.
 const (
-	// StatusAnswered is an answer, valid where a form was asked for.
+	// StatusAnswered means an answer, in a valid format.
 	StatusAnswered Status = "answered"
-	// StatusInvalid is an answer that does not have the form, after one retry.
+	// StatusInvalid means that the format was still invalid after one retry.
 	StatusInvalid Status = "invalid"
-	// StatusFailed is no answer.
+	// StatusFailed means no answer.
 	StatusFailed Status = "failed"
 )
 
-// Answer is the result of one worker, with its usage.
+// Answer is one worker's result.
 type Answer struct {
 	Profile  string `json:"profile"`
 	Provider string `json:"provider"`
 	Model    string `json:"model"`
 	Role     Role   `json:"role,omitempty"`
 	Status   Status `json:"status"`
-	// Answer is the text; where a form was asked for and is met, its value.
+	// Answer is the text, or its value if Format is set and valid.
 	Answer string `json:"answer"`
-	// Problems are those of an answer with StatusInvalid.
+	// Problems are set for StatusInvalid.
 	Problems []string `json:"problems,omitempty"`
-	// Error is why there is no answer.
+	// Error is set if there is no answer.
 	Error *Failure `json:"error,omitempty"`
-	// Truncated reports that the provider, or a limit, cut the answer.
+	// Truncated means that the provider, or a limit, cut the answer.
 	Truncated bool `json:"truncated,omitempty"`
-	// Usage and WallMS are sums over all requests of the worker.
+	// Usage and WallMS cover all the worker's requests.
 	Usage  limits.Usage `json:"usage"`
 	WallMS int64        `json:"wall_ms"`
 	// InnerToolCalls are the worker's calls; nil if it had no tools.
 	InnerToolCalls []InnerCall `json:"inner_tool_calls,omitzero"`
-	// CostCap is the state of the cap on the worker's cost, nil without one.
+	// CostCap is nil if there is no cap.
 	CostCap *CostCapState `json:"cost_cap,omitempty"`
-	// CanaryLeaked reports that the answer repeated a token, see [Conference].
+	// CanaryLeaked means that the answer repeated a token; see [Conference].
 	CanaryLeaked bool `json:"canary_leaked,omitempty"`
 	leaks        int
 }
 
-// CanaryLeak is an answer that repeated a token, and how often.
+// CanaryLeak says how often an answer repeated tokens.
 type CanaryLeak struct {
 	Profile  string `json:"profile"`
 	Provider string `json:"provider"`
@@ -129,7 +128,6 @@ type CanaryLeak struct {
 	Count    int    `json:"count"`
 }
 
-// listLeaks returns the answers that repeated a token.
 func listLeaks(answers []Answer) []CanaryLeak {
 	var out []CanaryLeak
 	for _, a := range answers {
@@ -140,29 +138,27 @@ func listLeaks(answers []Answer) []CanaryLeak {
 	return out
 }
 
-// Failure is why a worker has no answer.
+// Failure says why a worker has no answer.
 type Failure struct {
-	Reason loop.StopReason `json:"reason"`
-	// Message is for users.
-	Message string `json:"message"`
+	Reason  loop.StopReason `json:"reason"`
+	Message string          `json:"message"`
 	err     error
 }
 
-// Used is the sum of the usage of some workers.
+// Used is the usage of some workers.
 type Used struct {
 	Workers int          `json:"workers"`
 	Usage   limits.Usage `json:"usage"`
 }
 
-// Accounting is the usage of the workers: in total, by provider, and by role where they
-// have roles.
+// Accounting is the workers' usage: in total, by provider, and by role if they have
+// roles.
 type Accounting struct {
 	Total       Used            `json:"total"`
 	PerProvider map[string]Used `json:"per_provider"`
 	PerRole     map[Role]Used   `json:"per_role,omitempty"`
 }
 
-// addUsage adds the usage of a worker to that of others.
 func (u Used) addUsage(a Answer) Used {
 	if u.Workers == 0 {
 		return Used{Workers: 1, Usage: a.Usage}
@@ -170,7 +166,6 @@ func (u Used) addUsage(a Answer) Used {
 	return Used{Workers: u.Workers + 1, Usage: u.Usage.Plus(a.Usage)}
 }
 
-// newAccounting adds up the usage of the workers.
 func newAccounting(answers []Answer) Accounting {
 	out := Accounting{PerProvider: map[string]Used{}}
 	for _, a := range answers {
@@ -187,7 +182,7 @@ func newAccounting(answers []Answer) Accounting {
 	return out
 }
 
-// panel runs the workers of one call of [Confer] or [Coordinate].
+// panel runs the workers for one [Confer] or [Coordinate].
 type panel struct {
 	opts   Options
 	log    *zap.Logger
@@ -203,7 +198,7 @@ type panel struct {
 	names   map[string]int
 }
 
-// newPanel checks the options and starts the panel's time. The caller calls stop.
+// newPanel checks the options and starts the wall time. The caller must call stop.
 func newPanel(ctx context.Context, o Options, profiles []loop.Profile) (_ *panel, _ context.Context, stop func(), err error) {
 	switch {
 	case o.Question == "":
@@ -255,7 +250,7 @@ func newPanel(ctx context.Context, o Options, profiles []loop.Profile) (_ *panel
 	return p, ctx, func() { stopTime(); p.cancel(nil) }, nil
 }
 
-// emit passes an event on. An error ends all workers.
+// emit passes an event on. If that fails, all workers end.
 func (p *panel) emit(e Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -267,25 +262,23 @@ func (p *panel) emit(e Event) {
 	}
 }
 
-// emitError returns the first error of Emit.
 func (p *panel) emitError() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.emitErr
 }
 
-// assignment is the task of one worker.
+// assignment is one worker's task.
 type assignment struct {
 	profile loop.Profile
 	role    Role
-	// question is the user's message, format the form of the answer or nil.
+	// question is the user message. format may be nil.
 	question string
 	format   *Format
-	// tools reports whether the worker may call tools.
-	tools bool
+	tools    bool
 }
 
-// askAll asks all workers, a few at once, and returns their answers in order.
+// askAll asks all workers, a few at a time, and returns their answers in order.
 func (p *panel) askAll(ctx context.Context, all []assignment) []Answer {
 	answers := make([]Answer, len(all))
 	var wg sync.WaitGroup
@@ -304,8 +297,7 @@ func (p *panel) askAll(ctx context.Context, all []assignment) []Answer {
 	return answers
 }
 
-// nameWorker returns the name of a worker in events, which no other one of the panel
-// has.
+// nameWorker returns a worker's name for events, unique in the panel.
 func (p *panel) nameWorker(a assignment) string {
 	name := a.profile.Name
 	if a.role != "" {
@@ -318,55 +310,52 @@ func (p *panel) nameWorker(a assignment) string {
 	return name
 }
 
-// sortedNames returns the keys of a set, sorted; never nil.
+// sortedNames returns a set's sorted elements, never nil.
 func sortedNames(set map[string]bool) []string {
 	return append([]string{}, slices.Sorted(maps.Keys(set))...)
 }
 
-// Event is an event of a worker, reported through [Options].Emit. The types of this
-// package are the only ones.
+// Event is a worker's event, reported through [Options].Emit. The types of this package
+// are the only ones.
 type Event interface {
-	// Kind is the event's name in records and logs.
 	Kind() string
 }
 
-// ToolStarted reports that a call of a worker is permitted and begins. A [ToolCalled]
-// follows it.
+// ToolStarted reports that a permitted call begins. A [ToolCalled] follows.
 type ToolStarted struct {
 	Worker string `json:"worker"`
-	// CallID is that of the call, which no other one of the session has.
+	// CallID is unique in the session.
 	CallID string `json:"inner_call_id"`
 }
 
-// ToolCalled reports a call of a worker and its result.
+// ToolCalled reports a worker's call and its result.
 type ToolCalled struct {
 	Worker string `json:"worker"`
 	InnerCall
-	// CallID is that of [ToolStarted], "" for a call that did not run.
+	// CallID is as in [ToolStarted], or "" if the call didn't run.
 	CallID string `json:"inner_call_id,omitempty"`
-	// Summary is one line about the input, safe for display, and InputHash its hex
-	// SHA-256; "" for a call that did not run.
+	// Summary describes the input in one line that is safe to display. InputHash is the
+	// input's hex SHA-256. Both are "" if the call didn't run.
 	Summary   string `json:"summary,omitempty"`
 	InputHash string `json:"input_hash,omitempty"`
 }
 
 // InputRefused reports a call whose arguments the tool's schema refused.
 type InputRefused struct {
-	Worker string `json:"worker"`
-	Hop    int    `json:"hop"`
-	Name   string `json:"name"`
-	// SchemaError lists their problems.
+	Worker      string `json:"worker"`
+	Hop         int    `json:"hop"`
+	Name        string `json:"name"`
 	SchemaError string `json:"schema_error"`
 }
 
-// CostWarned reports, once for each worker, that its cost is above the cap.
+// CostWarned reports, once for each worker, a cost above the cap.
 type CostWarned struct {
 	Worker      string  `json:"worker"`
 	CapUSD      float64 `json:"cap_usd"`
 	ObservedUSD float64 `json:"observed_usd"`
 }
 
-// ModelEvent is an event of the loop around a worker's request.
+// ModelEvent is a loop event of a worker's request.
 type ModelEvent struct {
 	Worker string
 	Event  loop.Event
@@ -391,26 +380,25 @@ func (ModelEvent) Kind() string { return "worker_model_event" }
 type ConferOptions struct {
 	Options
 
-	// Profiles are the models, each of which is asked once.
+	// Profiles are the models. Each is asked once.
 	Profiles []loop.Profile
 }
 
-// Conference is the response of [Confer].
+// Conference is the result of [Confer].
 type Conference struct {
-	// Answers are those of the profiles, in their order.
+	// Answers are in the profiles' order.
 	Answers []Answer `json:"answers"`
-	// Tools is nil if no tools were asked for.
+	// Tools is nil if no tools were requested.
 	Tools *ToolReport `json:"worker_tools,omitempty"`
 	Usage Accounting  `json:"usage"`
-	// CanaryLeaks are the answers that repeated a token which marks untrusted text. The
-	// token is replaced in them.
+	// CanaryLeaks are the answers that repeated tokens which mark untrusted text. The
+	// tokens are replaced in them.
 	CanaryLeaks []CanaryLeak `json:"canary_leaks,omitempty"`
 }
 
-// Confer asks several models the same question, at the same time. No model sees the
-// answer of another. A model that fails does not end the others. The error is non-nil
-// for invalid options, and then wraps [ErrInvalid] or [loop.ErrNoModel], and for an error
-// of Emit.
+// Confer asks several models the same question at once. No model sees another's answer,
+// and one that fails doesn't end the others. The error is for invalid options, and then
+// wraps [ErrInvalid] or [loop.ErrNoModel], or comes from Emit.
 func Confer(ctx context.Context, o ConferOptions) (Conference, error) {
 	p, ctx, stop, err := newPanel(ctx, o.Options, o.Profiles)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package aimocktest runs turns against a server of others that speaks the protocols of
-// model providers: aimock, from npm. It is for the packages beside loop/internal.
+// Package aimocktest runs turns against a third-party mock of model providers: aimock,
+// from npm. It is for packages beside loop/internal.
 package aimocktest
 
 import (
@@ -27,8 +27,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// TestTwoCalls tests two calls in one round. The parameter stream reports whether the model
-// asks for a stream.
+// TestTwoCalls tests two calls in one round. stream says whether the model requests a
+// stream.
 func TestTwoCalls(t *testing.T, base string, m loop.Model, stream bool) {
 	d := &Dispatcher{}
 	out, shown := RunTurn(t, m, "two at once", d, nil)
@@ -67,8 +67,8 @@ func TestTwoCalls(t *testing.T, base string, m loop.Model, stream bool) {
 	}
 }
 
-// TestFailures tests a model that asks for streams: a rate limit, a stream that ends in a
-// call, and an error.
+// TestFailures tests a streaming model: a rate limit, a stream that ends within a call,
+// and an error.
 func TestFailures(t *testing.T, m loop.Model) {
 	t.Run("rate limit", func(t *testing.T) { TestRateLimit(t, m) })
 	t.Run("cut stream", func(t *testing.T) { testCutStream(t, m) })
@@ -101,8 +101,8 @@ func testCutStream(t *testing.T, m loop.Model) {
 	}
 }
 
-// RunTurn runs one turn with a model of the server and returns the text of its deltas,
-// too. The task selects the server's answers.
+// RunTurn runs one turn and also returns the text of its deltas. The task selects the
+// server's answers.
 func RunTurn(t *testing.T, m loop.Model, task string, d *Dispatcher, retries *int) (loop.Outcome, string) {
 	t.Helper()
 	return wiretest.RunTurn(t, loop.Options{
@@ -125,7 +125,7 @@ func (d *Dispatcher) Definitions() []tools.Definition {
 	}
 }
 
-// Round records the calls of a round.
+// Round records calls.
 func (d *Dispatcher) Round(_ context.Context, calls []tools.Call) ([]tools.Result, error) {
 	d.Rounds++
 	var out []tools.Result
@@ -142,7 +142,7 @@ func (d *Dispatcher) Round(_ context.Context, calls []tools.Call) ([]tools.Resul
 	return out, nil
 }
 
-// request is a request that the server received, in the form of Chat Completions.
+// request is a received request in Chat Completions' format.
 type request struct {
 	Body struct {
 		Stream   bool `json:"stream"`
@@ -154,7 +154,6 @@ type request struct {
 	} `json:"body"`
 }
 
-// lastRequest returns the last request for a completion.
 func lastRequest(t *testing.T, base string) request {
 	t.Helper()
 	data := getPage(t, base+"/__aimock/journal")
@@ -171,8 +170,8 @@ func lastRequest(t *testing.T, base string) request {
 	return request{}
 }
 
-// getPage returns the content of a page, or nil if the server is unreachable. It
-// does not keep the connection.
+// getPage returns a page's content, or nil if the server is unreachable. It keeps no
+// connection.
 func getPage(t *testing.T, url string) []byte {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -192,8 +191,8 @@ func getPage(t *testing.T, url string) []byte {
 	return data
 }
 
-// Start installs the server into a temporary directory, starts it and
-// returns its base URL.
+// Start installs the server in a temporary directory, starts it and returns its base
+// URL.
 func Start(t *testing.T) string {
 	t.Helper()
 	if _, err := exec.LookPath("npm"); err != nil {
@@ -226,8 +225,8 @@ func Start(t *testing.T) string {
 	return startProgram(t, filepath.Join(dir, "node_modules", ".bin", "llmock"))
 }
 
-// freePort returns a free port for another process. It is below the range of ports
-// that the kernel assigns, so no socket of a parallel test takes it.
+// freePort returns a port for another process. It is below the kernel's ephemeral
+// range, so that no socket of a parallel test takes it.
 func freePort(t *testing.T) int {
 	t.Helper()
 	for range 100 {
@@ -241,8 +240,7 @@ func freePort(t *testing.T) int {
 	return 0
 }
 
-// startProgram starts the server on a free port, waits until it answers, and
-// returns its base URL.
+// startProgram starts the server and waits until it answers.
 func startProgram(t *testing.T, program string) string {
 	t.Helper()
 	port := freePort(t)

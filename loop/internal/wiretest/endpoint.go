@@ -21,24 +21,24 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Endpoint is a server that answers with a function and records its requests.
+// Endpoint is a server that records its requests.
 type Endpoint struct {
 	*httptest.Server
-	// Path is the only path that requests may have.
+	// Path is the only valid path.
 	Path string
 
 	mu       sync.Mutex
 	requests []ReceivedRequest
 }
 
-// ReceivedRequest is a request that an [Endpoint] received.
+// ReceivedRequest is a request to an [Endpoint].
 type ReceivedRequest struct {
 	Header http.Header
 	Text   string
 	Body   map[string]any
 }
 
-// NewEndpoint starts an endpoint. The parameter n of answer counts requests from 1.
+// NewEndpoint starts an endpoint. answer's n counts requests from 1.
 func NewEndpoint(t *testing.T, path string, answer func(n int, w http.ResponseWriter, r *http.Request)) *Endpoint {
 	t.Helper()
 	e := &Endpoint{Path: path}
@@ -61,14 +61,14 @@ func NewEndpoint(t *testing.T, path string, answer func(n int, w http.ResponseWr
 	return e
 }
 
-// Requests returns the requests that were received.
+// Requests returns the received requests.
 func (e *Endpoint) Requests() []ReceivedRequest {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.requests
 }
 
-// Request returns request i, counted from 0.
+// Request returns request i, from 0.
 func (e *Endpoint) Request(t *testing.T, i int) ReceivedRequest {
 	t.Helper()
 	all := e.Requests()
@@ -78,7 +78,7 @@ func (e *Endpoint) Request(t *testing.T, i int) ReceivedRequest {
 	return all[i]
 }
 
-// RespondJSON returns an answer of one JSON value.
+// RespondJSON returns an answer with one JSON value.
 func RespondJSON(status int, body string) func(int, http.ResponseWriter, *http.Request) {
 	return func(_ int, w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -87,7 +87,7 @@ func RespondJSON(status int, body string) func(int, http.ResponseWriter, *http.R
 	}
 }
 
-// RespondPieces returns an answer that is sent in pieces, each one with the separator.
+// RespondPieces returns an answer sent in pieces, each followed by the separator.
 func RespondPieces(mediaType, separator string, pieces ...string) func(int, http.ResponseWriter, *http.Request) {
 	return func(_ int, w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", mediaType)
@@ -106,11 +106,11 @@ func NewRequest() loop.Request {
 	}
 }
 
-// ServerSchema is a schema as an MCP server may have it: with references, alternatives and
+// ServerSchema is a schema like an MCP server's, with references, alternatives and
 // patterns.
 const ServerSchema = `{"type":"object","properties":{"$filter":{"$ref":"#/$defs/d"}},"patternProperties":{"^x":{"not":{"const":null}}},"$defs":{"d":{"oneOf":[{"type":"string"},{"type":"null"}]}},"additionalProperties":{"type":"string"}}`
 
-// DecodeServerSchema returns [ServerSchema] as a request has to have it.
+// DecodeServerSchema returns the decoded [ServerSchema].
 func DecodeServerSchema(t *testing.T) any {
 	t.Helper()
 	var schema any
@@ -120,9 +120,9 @@ func DecodeServerSchema(t *testing.T) any {
 	return schema
 }
 
-// NewConversation returns a request with one round of calls. One call is of a name that the
-// model made up and has malformed arguments; the other one's result has an image. The round
-// begins with reasoning.
+// NewConversation returns a request with one round of calls. One call has a made-up
+// name and malformed arguments; the other's result has an image. The round begins with
+// reasoning.
 func NewConversation(reasoning ...loop.Thinking) loop.Request {
 	var round []loop.Block
 	for _, r := range reasoning {
@@ -148,7 +148,7 @@ func NewConversation(reasoning ...loop.Thinking) loop.Request {
 	}
 }
 
-// CallModel makes one call with a deadline; text is the text of the deltas.
+// CallModel makes one call with a deadline. text is the deltas' text.
 func CallModel(t *testing.T, m loop.Model, req loop.Request) (resp loop.Response, text string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Second, errors.New("test takes too long"))
@@ -158,8 +158,8 @@ func CallModel(t *testing.T, m loop.Model, req loop.Request) (resp loop.Response
 	return resp, b.String(), err
 }
 
-// CheckAnswer makes one call, compares the answer as [Summarize] returns it, and checks
-// that the text of the deltas is that of the answer.
+// CheckAnswer makes one call, compares its [Summarize] with want, and checks that the
+// deltas have the answer's text.
 func CheckAnswer(t *testing.T, m loop.Model, want string) {
 	t.Helper()
 	resp, text, err := CallModel(t, m, NewRequest())
@@ -176,8 +176,8 @@ func CheckAnswer(t *testing.T, m loop.Model, want string) {
 	}
 }
 
-// Summarize returns an answer in one line, with each call as name(id)arguments and the
-// signatures of reasoning after slashes.
+// Summarize returns an answer in one line. Calls are name(id)arguments, and the
+// signatures of reasoning follow slashes.
 func Summarize(r loop.Response) string {
 	var parts []string
 	for _, b := range r.Message.Blocks {
@@ -198,8 +198,8 @@ func Summarize(r loop.Response) string {
 	return strings.Join(parts, " | ")
 }
 
-// RunTurn runs a turn and returns the text of its deltas, too. Session, Turn and Emit
-// are set.
+// RunTurn runs a turn and also returns the text of its deltas. It sets Session, Turn
+// and Emit.
 func RunTurn(t *testing.T, o loop.Options) (loop.Outcome, string) {
 	t.Helper()
 	var shown strings.Builder
@@ -217,9 +217,9 @@ func RunTurn(t *testing.T, o loop.Options) (loop.Outcome, string) {
 	return out, shown.String()
 }
 
-// CheckRead checks what a reader makes of any answer: an error comes without an answer
-// and has a message of bounded length; if wantDeltas is set, the text of the deltas is
-// that of the answer.
+// CheckRead checks what reading any answer must give: an error has a message of bounded
+// length and comes without an answer. If wantDeltas is set, the deltas have the
+// answer's text.
 func CheckRead(t *testing.T, resp loop.Response, err error, deltas string, wantDeltas bool) {
 	t.Helper()
 	if err != nil {
@@ -243,7 +243,7 @@ func CheckRead(t *testing.T, resp loop.Response, err error, deltas string, wantD
 	}
 }
 
-// RecordingTransport keeps the body of the last request. It does not keep connections.
+// RecordingTransport keeps the last request's body. It keeps no connections.
 type RecordingTransport struct{ Last string }
 
 // RoundTrip implements [http.RoundTripper].

@@ -15,8 +15,8 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// TestRedirects checks that neither the conversation nor a key goes to another server than
-// the configured one, and that a redirect within that one is followed.
+// TestRedirects checks that neither the conversation nor a key goes to a server that is
+// not configured, and that redirects within the configured one are followed.
 func TestRedirects(t *testing.T, a Adapter) {
 	var elsewhere atomic.Int64
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -59,10 +59,9 @@ func TestRedirects(t *testing.T, a Adapter) {
 	}
 }
 
-// TestFloods checks that an answer of more calls than any model makes, of compressed data
-// that is far larger decompressed, and of endless headers ends with an error. The function
-// call returns a piece of an answer with call number i, as it is sent; whole is an answer
-// with many calls in one piece.
+// TestFloods checks that an answer fails if it has more calls than any model makes,
+// data that is far larger decompressed, or endless headers. call returns the piece with
+// call i; whole is an unstreamed answer with many calls.
 func TestFloods(t *testing.T, a Adapter, mediaType string, call func(i int) string, whole string) {
 	var bomb bytes.Buffer
 	z := gzip.NewWriter(&bomb)

@@ -16,12 +16,12 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// TestSlow checks a model whose server is slow: with short timeouts the turn has a typed
-// end, and with long ones it ends at once when it is cancelled. No call of an answer that
-// didn't arrive whole runs: answer is one with a call, in pieces.
+// TestSlow checks models with a slow server. With short timeouts the turn ends with a
+// typed failure; with long ones it ends as soon as it is cancelled. No call runs from
+// an incomplete answer: answer has one, in pieces.
 func TestSlow(t *testing.T, a Adapter, mediaType, answer string) {
-	// write reads the head of a request, writes the parts with a pause after each, and leaves
-	// the connection open.
+	// write reads a request's head, writes the parts with a pause after each, and
+	// leaves the connection open.
 	write := func(pause time.Duration, parts ...string) func(net.Conn) {
 		return func(c net.Conn) {
 			if r, err := http.ReadRequest(bufio.NewReader(c)); err != nil || r.Method != http.MethodPost {
@@ -67,7 +67,7 @@ func TestSlow(t *testing.T, a Adapter, mediaType, answer string) {
 				out, err := loop.Run(ctx, loop.Options{
 					Profiles:   []loop.Profile{{Model: a.New(t, url, timeouts), MaxRetries: &none}},
 					Dispatcher: p, Session: "ses_1", Turn: "trn_1",
-					// More than the buffers of a connection hold.
+					// More than a connection's buffers hold.
 					Messages: []loop.Message{{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: strings.Repeat("Do it. ", 1<<17)}}}}},
 					Emit:     func(loop.Event) error { return nil },
 				})
@@ -104,7 +104,7 @@ func TestSlow(t *testing.T, a Adapter, mediaType, answer string) {
 	}
 }
 
-// listen serves each connection, closes them when the test ends, and returns the URL.
+// listen serves connections until the test ends, and returns the URL.
 func listen(t *testing.T, serve func(net.Conn)) string {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -120,7 +120,7 @@ func listen(t *testing.T, serve func(net.Conn)) string {
 			if err != nil {
 				return
 			}
-			_ = c.(*net.TCPConn).SetReadBuffer(4096) // a request does not fit in
+			_ = c.(*net.TCPConn).SetReadBuffer(4096) // a request doesn't fit
 			accepted <- c
 			serving.Go(func() { serve(c) })
 		}

@@ -1,8 +1,7 @@
-// Package wiretest plays transcripts of model servers to an adapter, under the real loop.
-// It is for the packages beside loop/internal.
+// Package wiretest plays transcripts of model servers to an adapter, under the real
+// loop. It is for packages beside loop/internal.
 //
-// A transcript is a text file. Its head names the sources and their versions. Then come
-// cases:
+// A transcript is a text file. Its head names sources and versions. Cases follow:
 //
 //	== NAME
 //	-- 200 text/event-stream        a response: status, media type, headers as Name=value
@@ -15,8 +14,7 @@
 //	=> says WORDS                   a part of that failure
 //	=> requests NUMBER              requests that the server receives
 //
-// After the last response of a case, the server answers with the word Done, in the form of
-// its protocol.
+// After a case's last response, the server answers with the word Done, in its protocol.
 package wiretest
 
 import (
@@ -41,20 +39,19 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Adapter makes the models that a transcript is played to.
+// Adapter makes the models under test.
 type Adapter struct {
-	// New returns a model of the server at a URL. The test closes it.
+	// New returns a model of the server at url. The test closes it.
 	New func(t *testing.T, url string, o Timeouts) loop.Model
-	// Done is the body of an answer with the word Done.
+	// Done is an answer with the word Done.
 	Done string
-	// End reports whether a part of a response's body has the end of its answer.
+	// End reports whether part of a response's body contains the answer's end.
 	End func(body string) bool
 }
 
-// Timeouts are those of an adapter; zero means its defaults.
+// Timeouts are an adapter's; zero means its defaults.
 type Timeouts struct{ Header, Idle, Answer time.Duration }
 
-// transcript is one case of a file.
 type transcript struct {
 	name      string
 	responses []response
@@ -66,17 +63,15 @@ type transcript struct {
 	requests  int
 }
 
-// response is one response of a server.
 type response struct {
 	status int
 	header http.Header
 	body   string
-	// cut reports whether the connection is cut after the body.
-	cut bool
+	cut    bool
 }
 
-// TestFile plays each case of a file. Each is played with its lines and in small pieces,
-// and each answer with calls also broken off after each of its lines.
+// TestFile plays each case of a file, in lines and in small pieces. Answers with calls
+// are also played broken off after each line.
 func TestFile(t *testing.T, name string, a Adapter) {
 	for _, c := range readFile(t, name) {
 		t.Run(c.name, func(t *testing.T) {
@@ -92,15 +87,15 @@ func TestFile(t *testing.T, name string, a Adapter) {
 	}
 }
 
-// testBroken breaks the first response off after each of its lines: no call runs unless
-// the end of the answer arrived, and the turn has a typed end.
+// testBroken breaks the first response off at many places: no call runs unless the
+// answer's end arrived, and the turn ends with a typed failure.
 func testBroken(t *testing.T, a Adapter, c transcript) {
 	t.Helper()
 	whole := c.responses[0]
 	inPieces := whole.header.Get("Content-Type") != "application/json"
 	cuts := 0
 	for i := range len(whole.body) {
-		// Also in the middle of each line, so that JSON is cut.
+		// Also in the middle of lines, so that JSON is cut.
 		if whole.body[i] != '\n' && i%97 != 96 {
 			continue
 		}
@@ -123,7 +118,6 @@ func testBroken(t *testing.T, a Adapter, c transcript) {
 	}
 }
 
-// played is the outcome of a case.
 type played struct {
 	outcome  loop.Outcome
 	ran      []string
@@ -132,8 +126,8 @@ type played struct {
 	requests int
 }
 
-// playCase runs one turn with a model of a server that sends the responses, each line at once
-// or in pieces of that size.
+// playCase runs one turn with a server that sends the responses in pieces of the given
+// size, or in lines if it is 0.
 func playCase(t *testing.T, a Adapter, responses []response, size, retries int) *played {
 	t.Helper()
 	p := &played{}
@@ -169,7 +163,6 @@ func playCase(t *testing.T, a Adapter, responses []response, size, retries int) 
 	return p
 }
 
-// sendPieces sends the response.
 func (r response) sendPieces(w http.ResponseWriter, size int) {
 	maps.Copy(w.Header(), r.header)
 	w.WriteHeader(r.status)
@@ -201,7 +194,7 @@ func (p *played) Definitions() []tools.Definition {
 	return out
 }
 
-// Round counts the calls of a round.
+// Round records calls.
 func (p *played) Round(_ context.Context, calls []tools.Call) ([]tools.Result, error) {
 	var out []tools.Result
 	for _, c := range calls {
@@ -218,8 +211,8 @@ func (p *played) Round(_ context.Context, calls []tools.Call) ([]tools.Result, e
 	return out, nil
 }
 
-// findFailure returns the failure that ended the turn, or nil. Any other end than an answer
-// is an error of the test.
+// findFailure returns the failure that ended the turn, or nil. It fails the test if the
+// turn ended neither with that nor an answer.
 func (p *played) findFailure(t *testing.T) *loop.ModelError {
 	t.Helper()
 	failure, ok := errors.AsType[*loop.ModelError](p.outcome.Err)
@@ -229,7 +222,6 @@ func (p *played) findFailure(t *testing.T) *loop.ModelError {
 	return failure
 }
 
-// checkOutcome compares what came of a case with what had to.
 func (p *played) checkOutcome(t *testing.T, c transcript) {
 	t.Helper()
 	if diff := cmp.Diff(c.ran, p.ran); diff != "" {
@@ -253,7 +245,6 @@ func (p *played) checkOutcome(t *testing.T, c transcript) {
 	}
 }
 
-// readFile reads the cases of a transcript.
 func readFile(t *testing.T, name string) []transcript {
 	t.Helper()
 	data, err := os.ReadFile(name)
@@ -280,7 +271,6 @@ func readFile(t *testing.T, name string) []transcript {
 	return out
 }
 
-// parseCase parses one case.
 func parseCase(text string) (transcript, error) {
 	title, body, _ := strings.Cut(text, "\n")
 	c := transcript{name: title}
@@ -310,7 +300,6 @@ func parseCase(text string) (transcript, error) {
 	return c, nil
 }
 
-// addResponse adds a response without its body.
 func (c *transcript) addResponse(text string) error {
 	fields := strings.Fields(text)
 	if len(fields) < 2 {
@@ -329,7 +318,6 @@ func (c *transcript) addResponse(text string) error {
 	return nil
 }
 
-// addExpectation adds what has to come of the case.
 func (c *transcript) addExpectation(text string) error {
 	kind, value, _ := strings.Cut(text, " ")
 	var err error
