@@ -27,7 +27,7 @@ type change struct {
 	total  int
 	done   chan struct{} // closed when applied and err are final
 
-	watch *time.Timer // the guest must have answered when it fires
+	watch *time.Timer // fires if the guest has not answered in time
 
 	mu        sync.Mutex
 	cancelled bool
@@ -36,10 +36,10 @@ type change struct {
 	err       error
 }
 
-// Apply makes one change to the workspace, as sandbox.Sandbox.Apply says. It
-// fails with a *workspace.Error, with sandbox.ErrLost, or with an error
-// wrapping context.Cause(ctx); after the latter the change may have been made.
-// The Change is meaningful after a *workspace.Error too.
+// Apply makes one change to the workspace; see sandbox.Sandbox. Its error is a
+// *workspace.Error, or wraps sandbox.ErrLost or context.Cause(ctx). In the last
+// case the change may have been made. The Change is valid with a
+// *workspace.Error too.
 func (c *Conn) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
 	none := workspace.Change{Kind: op.Kind}
 	body, err := encodeOp(op)
@@ -69,11 +69,12 @@ func (c *Conn) Apply(ctx context.Context, op workspace.Op) (workspace.Change, er
 	return a.resultOf(ctx, op, text)
 }
 
-// changeTime bounds a change that is not cancelled: a delete of a million files
-// on a slow disk takes minutes.
+// changeTime bounds a change that is not cancelled: deleting a million files on
+// a slow disk takes minutes.
 func changeTime(answer time.Duration) time.Duration { return 20 * answer }
 
-// encodeOp encodes an operation as JSON, if JSON can carry it.
+// encodeOp encodes an operation as JSON. It refuses texts that JSON can't
+// carry.
 func encodeOp(op workspace.Op) ([]byte, error) {
 	if !utf8.ValidString(op.Old) || !utf8.ValidString(op.New) {
 		return nil, &workspace.Error{Kind: workspace.KindInvalid, Path: op.Path, Detail: "a text is not valid UTF-8"}
@@ -88,8 +89,7 @@ func encodeOp(op workspace.Op) ([]byte, error) {
 	return body, nil
 }
 
-// sendOp sends the operation on its credit. The end of the stream closes the
-// credit.
+// sendOp sends the operation on its credit, which the end of the stream closes.
 func (a *change) sendOp(body []byte) {
 	for len(body) > 0 {
 		n := a.credit.Take(min(len(body), wire.MaxData), nil)
@@ -113,7 +113,6 @@ func (a *change) receiveChange() []byte {
 	return text
 }
 
-// resultOf turns the guest's answer into the results of Apply.
 func (a *change) resultOf(ctx context.Context, op workspace.Op, text []byte) (workspace.Change, error) {
 	done := workspace.Change{Kind: op.Kind}
 	if len(text) > 0 {
@@ -136,7 +135,7 @@ func (a *change) resultOf(ctx context.Context, op workspace.Op, text []byte) (wo
 	return done, nil
 }
 
-// failProtocol ends the connection to a guest whose answer is impossible.
+// failProtocol ends the connection to a guest that gave an impossible answer.
 func (a *change) failProtocol(op workspace.Op, err error) (workspace.Change, error) {
 	a.c.lose(err)
 	return workspace.Change{Kind: op.Kind}, fmt.Errorf("%s %q: %w", op.Kind, op.Path, a.c.lostError())
@@ -160,7 +159,6 @@ func (a *change) cancel() {
 	}
 }
 
-// takeFrame processes one frame from the guest.
 func (a *change) takeFrame(f wire.Frame) (last bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -207,7 +205,6 @@ func (a *change) takeEnd(f wire.Frame) error {
 	return nil
 }
 
-// connectionLost is called when the connection has ended.
 func (a *change) connectionLost(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -236,9 +233,8 @@ func knownKind(k workspace.Kind) bool {
 	return false
 }
 
-// checkChange refuses an account that can't be of this operation: the host
-// shows and records what it says, and takes no path from the guest that it did
-// not send itself.
+// checkChange refuses a change that can't be of this operation. The host shows
+// and records it, and takes no path from the guest that it did not send itself.
 func checkChange(op workspace.Op, c workspace.Change, failed bool) error {
 	switch {
 	case c.Kind != op.Kind,
@@ -256,8 +252,8 @@ func checkChange(op workspace.Op, c workspace.Change, failed bool) error {
 	return nil
 }
 
-// samePath reports whether the guest's relative path is the one of the
-// operation, with or without one of the workspace's absolute prefixes.
+// samePath reports whether the guest's relative path is the operation's, with
+// or without one of the workspace's absolute prefixes.
 func samePath(requested, got string) bool {
 	cleaned := path.Clean(requested)
 	if got == "." {
@@ -267,7 +263,7 @@ func samePath(requested, got string) bool {
 		!bytes.ContainsRune([]byte(got), 0) && path.Clean(got) == got && !strings.HasPrefix(got, "../") && got != ".."
 }
 
-// modes are the type bits of fs.FileMode that each type of a file may have.
+// modes are the type bits of fs.FileMode that each type of file may have.
 var modes = map[workspace.Type][]fs.FileMode{
 	workspace.TypeFile:    {0},
 	workspace.TypeDir:     {fs.ModeDir},
@@ -281,10 +277,10 @@ var modes = map[workspace.Type][]fs.FileMode{
 	workspace.TypeOther: {0},
 }
 
-// otherBits are those of a mode beside its type.
+// otherBits are a mode's bits besides its type.
 const otherBits = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
 
-// checkNode refuses what no file can be.
+// checkNode refuses a description that no file can have.
 func checkNode(kind string, size int64, target []byte, mode uint32, modified *wire.Timestamp) error {
 	if len(target) > workspace.MaxPathBytes || target != nil && kind != string(workspace.TypeSymlink) {
 		return fmt.Errorf("%w: a %.20q has a link target, which only a symlink of a bounded length may have", wire.ErrProtocol, kind)
@@ -297,8 +293,8 @@ func checkNode(kind string, size int64, target []byte, mode uint32, modified *wi
 	return fmt.Errorf("%w: a %.20q of %d bytes with mode %o", wire.ErrProtocol, kind, size, mode)
 }
 
-// checkTime refuses what no file system can store: seconds are 64 bits at most,
-// and time.Time holds some less.
+// checkTime refuses times that no file system can store: seconds have at most
+// 64 bits, and time.Time holds somewhat fewer.
 func checkTime(t *wire.Timestamp) error {
 	const most = 1 << 53
 	if t != nil && (t[0] < -most || t[0] > most || t[1] < 0 || t[1] >= int64(time.Second)) {

@@ -12,12 +12,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Attest fills the parts of an attestation that are observed from inside:
-// Kernel, GuestVersion, User, GuestUser, Capabilities, GuestCapabilities,
-// NoNewPrivileges, Seccomp, Network, Localhost, RootReadOnly, Namespaces, UIDMap, GIDMap,
-// Identities, Limits, KillMethod and Lost. The backend fills the rest, and replaces limits of 0 by
-// what it read back from the engine or runtime. A capability counts if it is
-// in any of a process's five sets.
+// Attest returns the parts of an attestation that are observed from inside. The
+// backend fills the rest, and replaces limits of 0 by those that it read back
+// from the engine or runtime. A capability counts if it is in any of a
+// process's five sets.
 func Attest(h wire.Hello) sandbox.Attestation {
 	a := sandbox.Attestation{
 		Kernel:            cleanText(h.Kernel),
@@ -56,7 +54,6 @@ func Attest(h wire.Hello) sandbox.Attestation {
 
 func userName(id wire.Identity) string { return fmt.Sprintf("%d:%d", id.UID[1], id.GID[1]) }
 
-// formatIDMap returns a map as text: "0 300000 65536".
 func formatIDMap(list []wire.IDRange) string {
 	var lines []string
 	for _, r := range list {
@@ -79,7 +76,7 @@ func seccompMode(mode int) string {
 	return "none"
 }
 
-// networkName returns "none" if there is no interface but the loopback.
+// networkName returns "none" if there is only the loopback interface.
 func networkName(interfaces []string) string {
 	if slices.ContainsFunc(interfaces, func(name string) bool { return name != "lo" }) {
 		return cleanText(strings.Join(interfaces, ","))
@@ -87,12 +84,12 @@ func networkName(interfaces []string) string {
 	return "none"
 }
 
-// knownLimit turns "no limit" into "not known": an attestation contains no
-// limit that was not read.
+// knownLimit turns "no limit" into "not known": an attestation contains only
+// limits that were read.
 func knownLimit(n int64) int64 { return max(n, 0) }
 
-// HostNamespaces returns the inode numbers of the calling process's namespaces,
-// of the kinds that every container must have to itself, for [Expectation].
+// HostNamespaces returns the inodes of the calling process's namespaces, of the
+// kinds that every container must have to itself, for [Expectation].
 func HostNamespaces() map[string]uint64 {
 	out := map[string]uint64{}
 	for _, kind := range []string{"ipc", "mnt", "net", "pid", "uts"} {

@@ -19,8 +19,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Conn is a connection to one guest. The caller of Dial closes it. Its methods
-// are safe for concurrent use.
+// Conn is a connection to a guest. The caller of Dial must close it. It is safe
+// for concurrent use.
 type Conn struct {
 	o      Options
 	hello  wire.Hello
@@ -32,25 +32,25 @@ type Conn struct {
 	beating sync.WaitGroup // the goroutine of beat
 
 	egress  egress
-	life    context.Context // of handlers; ends with the connection
+	life    context.Context // the context of handlers; ends with the connection
 	endLife context.CancelCauseFunc
 
-	reads   chan struct{} // one element for each read that is open
+	reads   chan struct{} // one element for each open read
 	opening sync.Mutex    // held while a stream is opened: ids go out in order
 
 	mu      sync.Mutex
 	calls   map[uint32]call
 	nextID  uint32
-	pings   map[uint64]chan<- struct{} // those that a Ping waits for
-	unasked int                        // pings without an answer and without a waiting caller
+	pings   map[uint64]chan<- struct{} // that a Ping waits for
+	unasked int                        // unanswered pings without a waiting caller
 	nextNo  uint64
 	closing bool
 	ended   bool
 	err     error
 }
 
-// call is an open stream. Its methods are called by the reading goroutine and
-// must not wait for anything.
+// call is an open stream. The reading goroutine calls its methods, which must
+// not wait.
 type call interface {
 	// takeFrame processes a frame of the stream. An error is a violation of the
 	// protocol; last reports whether the stream has ended.
@@ -60,10 +60,10 @@ type call interface {
 }
 
 // Dial sends the configuration, waits for the guest's hello and returns the
-// connection. It fails with sandbox.ErrUnavailable if the guest ends, stays
-// silent, can't serve or speaks another version, and with an error wrapping
-// context.Cause(ctx) if ctx ends first; Options.Conn is then closed. ctx
-// matters to Dial only, not to the connection.
+// connection. It returns sandbox.ErrUnavailable if the guest ends, does not
+// answer, can't serve or speaks another version, and an error wrapping
+// context.Cause(ctx) if ctx ends first. After an error, Options.Conn is closed.
+// The connection does not depend on ctx.
 func Dial(ctx context.Context, o Options) (*Conn, error) {
 	o = o.withDefaults()
 	ctx, cancel := context.WithTimeoutCause(ctx, o.AnswerTime,
@@ -81,7 +81,7 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.hangUp() })
 	frames := wire.NewReader(bufio.NewReaderSize(o.Conn, wire.MaxData))
 	hello, err := c.exchangeHello(frames)
-	if !stop() { // the context ended and the stream is closed
+	if !stop() { // ctx has ended and the stream is closed
 		return nil, fmt.Errorf("dial guest: %w", context.Cause(ctx))
 	}
 	if err != nil {
@@ -95,7 +95,6 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 	return c, nil
 }
 
-// exchangeHello exchanges configuration and hello.
 func (c *Conn) exchangeHello(frames *wire.Reader) (wire.Hello, error) {
 	var h wire.Hello
 	if err := c.writer.SendJSON(0, wire.TypeConfig, c.o.Config); err != nil {
@@ -123,15 +122,15 @@ func (c *Conn) exchangeHello(frames *wire.Reader) (wire.Hello, error) {
 	return h, nil
 }
 
-// Hello returns what the guest reported about itself and the container.
+// Hello returns the guest's report about itself and the container.
 func (c *Conn) Hello() wire.Hello { return c.hello }
 
-// Done is closed when the connection has ended. Err then returns the reason:
-// nil after Close, otherwise an error that wraps sandbox.ErrLost. A backend
+// Done returns a channel that is closed when the connection has ended. Err then
+// returns nil after Close, or an error that wraps sandbox.ErrLost. A backend
 // then kills the container.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err is nil until Done is closed.
+// Err returns nil until Done is closed.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -139,8 +138,8 @@ func (c *Conn) Err() error {
 }
 
 // Close closes the connection, which makes the guest kill everything and exit.
-// Commands that run end with sandbox.ErrLost. It waits for the goroutine that
-// reads, but not for a Command's own reader or writer that is stuck. It is
+// Running commands end with sandbox.ErrLost. Close waits for the reading
+// goroutine, but not for a Command's reader or writer that is stuck. It is
 // idempotent.
 func (c *Conn) Close() error {
 	c.mu.Lock()
@@ -152,7 +151,7 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// Ping makes a round trip to the guest. A guest that does not answer in
+// Ping makes a round trip to the guest. A guest that does not answer within
 // Options.AnswerTime is lost.
 func (c *Conn) Ping(ctx context.Context) error {
 	answered := make(chan struct{}, 1)
@@ -170,8 +169,9 @@ func (c *Conn) Ping(ctx context.Context) error {
 	}
 }
 
-// sendPing sends a ping. Its number is sent to answered, which is buffered, or
-// nil if the answer is not awaited. A failure loses the connection.
+// sendPing sends a ping and returns its number. answered, if not nil, must be
+// buffered; it receives an element with the answer. A failure loses the
+// connection.
 func (c *Conn) sendPing(answered chan<- struct{}) (number uint64) {
 	c.mu.Lock()
 	c.nextNo++
@@ -186,7 +186,7 @@ func (c *Conn) sendPing(answered chan<- struct{}) (number uint64) {
 	return number
 }
 
-// giveUp waits for a ping's answer no longer. It may still come.
+// giveUp stops waiting for a ping's answer, which may still come.
 func (c *Conn) giveUp(number uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,7 +197,7 @@ func (c *Conn) giveUp(number uint64) {
 }
 
 // sendBeats tells the guest that its host is alive, until the connection ends.
-// It waits for no answer: a container that is paused may go on later.
+// It waits for no answer, because a paused container may continue later.
 func (c *Conn) sendBeats(every time.Duration) {
 	tick := time.Tick(every)
 	for {
@@ -210,7 +210,7 @@ func (c *Conn) sendBeats(every time.Duration) {
 	}
 }
 
-// receiveFrames is the goroutine that reads. It ends with the connection.
+// receiveFrames is the reading goroutine.
 func (c *Conn) receiveFrames(frames *wire.Reader) {
 	defer close(c.read)
 	for {
@@ -264,7 +264,7 @@ func (c *Conn) takePong(number uint64) error {
 		delete(c.pings, number)
 		answered <- struct{}{}
 	case c.unasked > 0 && number > 0 && number <= c.nextNo:
-		// Only the number of pings without a waiting caller is kept.
+		// Only their number is known.
 		c.unasked--
 	default:
 		return fmt.Errorf("%w: answer to a ping that was not sent", wire.ErrProtocol)
@@ -273,7 +273,7 @@ func (c *Conn) takePong(number uint64) error {
 }
 
 // openStream assigns a stream its id and sends its first frame. If that fails,
-// the stream is notified that it is lost.
+// it calls the stream's connectionLost.
 func (c *Conn) openStream(request wire.Open, make func(id uint32) call) error {
 	c.opening.Lock()
 	defer c.opening.Unlock()
@@ -288,7 +288,7 @@ func (c *Conn) openStream(request wire.Open, make func(id uint32) call) error {
 	c.calls[id] = stream
 	c.mu.Unlock()
 	if err := c.writer.SendJSON(id, wire.TypeOpen, request); err != nil {
-		if errors.Is(err, wire.ErrProtocol) { // too large: nothing was written
+		if errors.Is(err, wire.ErrProtocol) { // too large; nothing was written
 			c.mu.Lock()
 			delete(c.calls, id)
 			c.mu.Unlock()
@@ -302,8 +302,8 @@ func (c *Conn) openStream(request wire.Open, make func(id uint32) call) error {
 	return nil
 }
 
-// send writes a frame. A failure loses the connection, which closes the credit
-// of every stream.
+// send writes a frame. A failure loses the connection, which closes every
+// stream's credit.
 func (c *Conn) send(f wire.Frame) {
 	if err := c.writer.Send(f); err != nil {
 		c.lose(err)
@@ -345,7 +345,7 @@ func (c *Conn) lose(cause error) {
 	close(c.done)
 }
 
-// lostError is the error of a call on a connection that has ended.
+// lostError returns the error of calls on a connection that has ended.
 func (c *Conn) lostError() error {
 	if err := c.Err(); err != nil {
 		return err
@@ -353,11 +353,11 @@ func (c *Conn) lostError() error {
 	return fmt.Errorf("%w: the connection was closed", sandbox.ErrLost)
 }
 
-// maxText bounds a message of the guest's that becomes part of an error.
+// maxText bounds a guest's message in an error, in bytes.
 const maxText = 500
 
-// cleanText makes a message of the guest fit for an error and a terminal: one
-// line, no control or invisible characters, bounded.
+// cleanText makes a guest's message fit for an error and a terminal: bounded,
+// on one line, without control or invisible characters.
 func cleanText(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText] + "…"

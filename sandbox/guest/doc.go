@@ -2,12 +2,11 @@
 // (cmd/caisson-guest). A backend makes the container, hands its standard input
 // and output to [Dial], and forwards its sandbox.Sandbox methods to the [Conn].
 //
-// Everything that the guest sends is untrusted input: a program that broke out
-// of its identity inside the container could speak for it. Ids, sizes, order,
-// totals and credit are checked, memory is bounded, and a violation is the
-// loss of the sandbox (sandbox.ErrLost), never a command's result.
+// The guest's messages are untrusted input: a program in the container that
+// broke out of its identity could speak for it. Ids, sizes, order, totals and
+// credit are checked, and memory is bounded. A violation is the loss of the
+// sandbox (sandbox.ErrLost), never a command's result.
 //
-// What the guest observed ([Conn.Hello]) becomes the attestation by [Attest],
-// and is refused by [VerifyHardening] where it shows a container that is
-// weaker than it must be.
+// [Attest] turns the guest's observations ([Conn.Hello]) into the attestation,
+// and [VerifyHardening] refuses a container that they show to be too weak.
 package guest

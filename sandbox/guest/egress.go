@@ -9,7 +9,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// egress holds the streams that the guest opened, and the commands by their numbers.
+// egress holds the streams that the guest opened, and the commands by number.
 type egress struct {
 	mu       sync.Mutex
 	handler  sandbox.EgressHandler
@@ -20,7 +20,7 @@ type egress struct {
 	lastNo   int
 }
 
-// Serve sets the handler of the session; see sandbox.EgressServer.
+// Serve sets the session's handler; see sandbox.EgressServer.
 func (c *Conn) Serve(h sandbox.EgressHandler) {
 	c.egress.mu.Lock()
 	defer c.egress.mu.Unlock()
@@ -81,7 +81,6 @@ func (c *Conn) addCall(id uint32, stream call) bool {
 	return true
 }
 
-// answerLookup is the goroutine of one lookup.
 func (c *Conn) answerLookup(id uint32, name string, h sandbox.EgressHandler) {
 	var answer wire.LookupAnswer
 	if h != nil {
@@ -92,9 +91,10 @@ func (c *Conn) answerLookup(id uint32, name string, h sandbox.EgressHandler) {
 	c.endStream(id, answer, func() { c.egress.lookups-- })
 }
 
-// endStream sends the last frame of a stream that the guest opened. forget, which
-// has the lock, makes room for another one just before: a guest that reads nothing
-// can't make the host keep more answers than that.
+// endStream sends the last frame of a stream that the guest opened. Just
+// before, it calls forget with the lock held, to make room for another stream.
+// So a guest that reads nothing can't make the host keep more answers than the
+// bound.
 func (c *Conn) endStream(id uint32, answer any, forget func()) {
 	end, err := wire.JSON(id, wire.TypeEnd, answer)
 	if err == nil {
@@ -109,8 +109,8 @@ func (c *Conn) endStream(id uint32, answer any, forget func()) {
 	}
 }
 
-// addCommand returns a number for a command. Numbers are used again as late as
-// possible, so that records of different commands rarely have the same one.
+// addCommand returns a number for a command. It reuses numbers as late as
+// possible, so that different commands rarely have the same one in records.
 func (e *egress) addCommand(p *process) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -143,7 +143,7 @@ func (e *egress) removeCommand(number int) {
 	}
 }
 
-// newEgress returns the state of a connection, and the context of its handlers.
+// newEgress returns a connection's state, and the context of its handlers.
 func newEgress() (egress, context.Context, context.CancelCauseFunc) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	return egress{relays: map[*relay]struct{}{}, commands: map[int]*process{}}, ctx, cancel

@@ -16,8 +16,8 @@ const maxSignal = 64
 // maxProcesses bounds the counts of a kill report: Linux has no more pids.
 const maxProcesses = 1 << 22
 
-// checkExit turns the guest's answer into an exit, and refuses one that can't
-// be true of this command.
+// checkExit converts the guest's exit, and refuses one that can't be true of
+// this command.
 func (p *process) checkExit(x wire.Exit) (sandbox.Exit, error) {
 	status := sandbox.ExitStatus{
 		Code: x.Code, Signal: x.Signal, OOMKilled: x.OOMKilled,
@@ -62,8 +62,8 @@ func (p *process) checkExit(x wire.Exit) (sandbox.Exit, error) {
 	}, nil
 }
 
-// checkExceeded returns the error of a command that exceeded its budget, nil for one that
-// did not.
+// checkExceeded returns the budget error of a command that exceeded its budget,
+// or nil.
 func (p *process) checkExceeded(x *wire.Exceeded) (*limits.ExceededError, error) {
 	b := p.request.Budget
 	switch {
@@ -77,8 +77,7 @@ func (p *process) checkExceeded(x *wire.Exceeded) (*limits.ExceededError, error)
 	return nil, fmt.Errorf("%w: a budget exceeded that the command has not", wire.ErrProtocol)
 }
 
-// isTmpfs reports whether the guest listed path as a file system in memory when
-// the connection began.
+// isTmpfs reports whether path was a tmpfs when the connection began.
 func (c *Conn) isTmpfs(path string) bool {
 	return slices.ContainsFunc(c.hello.Tmpfs, func(m wire.Mount) bool { return m.Path == path })
 }
@@ -95,7 +94,7 @@ func checkKill(k wire.Kill) error {
 	return nil
 }
 
-// checkStream compares the guest's totals with what came in.
+// checkStream compares the guest's totals with the bytes that came.
 func (p *process) checkStream(s *sink, o wire.Output) (sandbox.Stream, error) {
 	came, ended := s.queue.Total()
 	sum, err := hex.DecodeString(o.SHA256)

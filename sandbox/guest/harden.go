@@ -11,43 +11,43 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Expectation describes what a container must look like from inside. Its zero
+// Expectation describes what a container must look like from inside. The zero
 // value is the strictest.
 type Expectation struct {
-	// UID and GID are the commands' identity; zero means that of the contract.
+	// UID and GID are the commands' identity; zero means the sandbox package's.
 	UID, GID uint32
-	// Groups are the supplementary groups of commands beside their mark.
+	// Groups are the commands' supplementary groups besides their mark.
 	Groups []uint32
 	// SingleUID accepts that guest and commands share one id.
 	SingleUID bool
-	// Root demands that commands are root in the container, with no more than
+	// Root requires that commands are root in the container, with at most
 	// wire.RootCapabilities.
 	Root bool
-	// Submounts names the mounts that are expected below the workspace, as
-	// absolute container paths.
+	// Submounts names the expected mounts below the workspace, as absolute
+	// container paths.
 	Submounts []string
-	// Filters is the least number of seccomp filters on a command, where the
-	// kernel tells it: 2 with a profile of the runtime's, 1 without; zero
+	// Filters is the least number of seccomp filters on a command, if the
+	// kernel reports it: 2 with a profile of the runtime, otherwise 1; zero
 	// means 1.
 	Filters int
-	// HostNamespaces are those of the host, as HostNamespaces returns them,
-	// that the container must not be in. If it is nil, none are compared.
+	// HostNamespaces, from the function of this name, are namespaces that the
+	// container must not be in.
 	HostNamespaces map[string]uint64
-	// UIDMap and GIDMap are the maps that its user namespace must have; nil
-	// means that none is compared.
+	// UIDMap and GIDMap are the required maps of the container's user
+	// namespace; nil accepts any.
 	UIDMap, GIDMap []wire.IDRange
-	// Accepted names the attempts of the probe that may succeed here, because
-	// the backend knows why they do no harm or has attested the loss.
+	// Accepted names attempts of the probe that may succeed, because the
+	// backend knows that they do no harm or has attested the loss.
 	Accepted []string
-	// Probe demands that a command probed its own limits (wire.Config.Probe).
+	// Probe requires that a command probed its limits (wire.Config.Probe).
 	Probe bool
-	// WritableRoot demands a root that is not read-only.
+	// WritableRoot requires a root that is not read-only.
 	WritableRoot bool
 }
 
 // VerifyHardening returns every way in which the container is weaker than it
-// must be, joined, each wrapping sandbox.ErrUnavailable; nil if there is none.
-// A backend that gets an error destroys the container.
+// must be, joined, each wrapping sandbox.ErrUnavailable. A backend then
+// destroys the container.
 func VerifyHardening(h wire.Hello, want Expectation) error {
 	if want.UID == 0 && !want.Root {
 		want.UID = sandbox.CommandUID
@@ -65,7 +65,6 @@ func VerifyHardening(h wire.Hello, want Expectation) error {
 	return errors.Join(v.list...)
 }
 
-// violations collects what is wrong.
 type violations struct{ list []error }
 
 func (v *violations) add(bad bool, format string, args ...any) {
@@ -75,7 +74,6 @@ func (v *violations) add(bad bool, format string, args ...any) {
 	}
 }
 
-// checkCommand checks the identity of a real command.
 func (v *violations) checkCommand(id wire.Identity, want Expectation) {
 	allowed, shared := uint64(0), want.SingleUID || want.Root
 	if want.Root {
@@ -98,7 +96,6 @@ func (v *violations) checkCommand(id wire.Identity, want Expectation) {
 	v.add(id.Filters != 0 && id.Filters < max(want.Filters, 1), "a command has %d seccomp filters, not %d", id.Filters, max(want.Filters, 1))
 }
 
-// checkGuest checks the guest itself.
 func (v *violations) checkGuest(h wire.Hello, want Expectation) {
 	v.add(h.PID != 1, "the guest is PID %d, not 1", h.PID)
 	v.add(h.Dumpable, "the guest can be traced by its own user")
@@ -118,7 +115,6 @@ func (v *violations) checkGuest(h wire.Hello, want Expectation) {
 	v.add(h.Limits.CoreBytes < 0 || h.Limits.CoreBytes > 1, "core files are allowed: a core pattern may run a program on the host")
 }
 
-// checkMounts checks the mount table.
 func (v *violations) checkMounts(h wire.Hello, want Expectation) {
 	readOnly := slices.Contains(h.Root.Options, "ro")
 	v.add(!want.WritableRoot && !readOnly, "the root file system is writable")
@@ -132,7 +128,6 @@ func (v *violations) checkMounts(h wire.Hello, want Expectation) {
 	}
 }
 
-// checkNamespaces checks the isolation from the host's namespaces.
 func (v *violations) checkNamespaces(h wire.Hello, want Expectation) {
 	v.add(networkName(h.Interfaces) != "none", "there are network interfaces beside the loopback: %v", h.Interfaces)
 	for _, kind := range slices.Sorted(maps.Keys(want.HostNamespaces)) {
@@ -141,12 +136,12 @@ func (v *violations) checkNamespaces(h wire.Hello, want Expectation) {
 	}
 }
 
-// ErrUserNamespace is the error for a container with another user namespace than
-// was asked for.
+// ErrUserNamespace means that a container has another user namespace than was
+// asked for.
 var ErrUserNamespace = errors.New("its user namespace is another one")
 
-// checkIDMaps checks the user namespace. Root of a container on the host's kernel
-// must not be the host's root, whatever is wanted.
+// checkIDMaps checks the user namespace. Root of a container on the host's
+// kernel must never be the host's root.
 func (v *violations) checkIDMaps(h wire.Hello, want Expectation) {
 	for name, m := range map[string]struct{ got, want []wire.IDRange }{"uids": {h.UIDMap, want.UIDMap}, "gids": {h.GIDMap, want.GIDMap}} {
 		if m.want != nil && !slices.Equal(m.got, m.want) {
@@ -161,7 +156,6 @@ func (v *violations) checkIDMaps(h wire.Hello, want Expectation) {
 // refusals are the answers that a probe may get.
 var refusals = [...]string{"EPERM", "EACCES", "ENOSYS", "EAFNOSUPPORT", "EROFS", "ENOENT", "ESRCH"}
 
-// checkProbe checks what a command found that it may do.
 func (v *violations) checkProbe(p *wire.Probe, want Expectation) {
 	if p == nil {
 		v.add(want.Probe, "no command probed what it may do, though that was asked for")
@@ -191,7 +185,7 @@ var capabilityNames = [...]string{
 // The capabilities that the guest needs, as bits.
 const guestCapabilities = 1<<5 | 1<<6 | 1<<7 | 1<<8 // KILL, SETGID, SETUID, SETPCAP
 
-// listCapabilities returns the names of the bits of a set, in order. It is never
+// listCapabilities returns the names of the set's bits, in order. It is never
 // nil, so that JSON distinguishes "none" from "unknown".
 func listCapabilities(set uint64) []string {
 	out := []string{}

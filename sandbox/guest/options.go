@@ -11,45 +11,41 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Options configure a connection to a guest.
+// Options configures a connection to a guest.
 type Options struct {
-	// Conn is the container's standard input (Write) and output (Read), each
-	// one plain byte stream without the engine's own framing. Dial always takes
-	// ownership: Conn.Close, a failed Dial and the loss of the connection close
-	// it. Its Close must unblock Read and Write; closing it makes the guest
-	// exit.
+	// Conn is the container's standard input (Write) and output (Read), each a
+	// plain byte stream without the engine's framing. Dial takes ownership:
+	// Conn.Close, a failed Dial and the loss of the connection close it. Its
+	// Close must unblock Read and Write, and makes the guest exit.
 	Conn io.ReadWriteCloser
-	// Config is sent to the guest; see [NewConfig]. Its Protocol is filled in.
+	// Config is sent to the guest; see [NewConfig]. Dial sets its Protocol.
 	Config wire.Config
-	// Env is the environment of a command that names none, as NAME=value; nil
-	// means sandbox.DefaultEnv. PWD is each command's own.
+	// Env is the environment of commands that name none, as NAME=value; nil
+	// means sandbox.DefaultEnv. PWD is set for each command.
 	Env []string
-	// NumberEnv adds the variables of the command with a number to Env; nil adds
+	// NumberEnv adds the variables for a command's number to Env; nil adds
 	// none. Commands have numbers if Config.Egress is not nil.
 	NumberEnv func(env []string, number int) []string
-	// BaseEnv is the environment of a command that is Separate; see sandbox.Command.
+	// BaseEnv is the environment of a command with Separate; see
+	// sandbox.Command.
 	BaseEnv []string
-	// AccessEnv returns the environment of the command with a number and Proxy, and with
-	// these variables. Nil adds nothing else.
+	// AccessEnv returns the environment of a command with Proxy, a number and
+	// these variables. Nil adds only the variables.
 	AccessEnv func(env, variables []string, number int) []string
-	// Timeout bounds a command that names no timeout of its own; zero means
-	// that of limits.DefaultResources. Grace is for one that names no grace
-	// period; zero means sandbox.DefaultGrace.
+	// Timeout and Grace apply to commands without their own; zero means
+	// limits.DefaultResources and sandbox.DefaultGrace.
 	Timeout, Grace time.Duration
-	// AnswerTime is how long the guest may take to answer a hello, a ping, a
-	// start or a cancel (after its grace period) before the connection is lost;
-	// zero means [DefaultAnswerTime].
+	// AnswerTime bounds the guest's answer to a hello, a ping, a start or a
+	// cancel (after its grace period) before the connection is lost; zero means
+	// [DefaultAnswerTime].
 	AnswerTime time.Duration
-	// Logger gets what can't be returned; nil discards.
+	// Logger receives errors that can't be returned; nil discards them.
 	Logger *zap.Logger
 }
 
-// DefaultAnswerTime is how long a guest may take to answer before it counts as
-// lost: long enough for a machine under a fork bomb, and the bound of the
-// design for cancelling.
+// DefaultAnswerTime is long enough for a machine under a fork bomb.
 const DefaultAnswerTime = 30 * time.Second
 
-// withDefaults fills in what is zero.
 func (o Options) withDefaults() Options {
 	o.Config.Protocol = wire.Version
 	if o.Env == nil {
@@ -71,17 +67,16 @@ func (o Options) withDefaults() Options {
 }
 
 // The range of supplementary gids that mark commands, unless a backend's user
-// namespace maps another: above those that distributions assign, below 65536,
-// so that the usual range of one namespace contains it.
+// namespace maps another one. It is above the gids that distributions assign
+// and below 65536, so a namespace's usual range contains it.
 const (
 	DefaultGIDBase  = 30000
 	DefaultGIDCount = 20000
 )
 
-// NewConfig makes the guest's configuration from a spec: the identity and
-// paths of the contract, the spec's limits, the default gid range. A backend
-// changes what differs (CommandUID, IdentityBase, SingleUID, the gid range). The spec's times
-// go into Options.Timeout and Options.Grace.
+// NewConfig returns the guest's configuration for a spec, with the usual
+// identity, paths and gid range. A backend changes what differs.
+// Options.Timeout and Options.Grace take the spec's times.
 func NewConfig(spec sandbox.Spec) wire.Config {
 	return wire.Config{
 		Protocol:      wire.Version,

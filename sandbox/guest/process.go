@@ -13,21 +13,21 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// settleTime is how long a command's writers have for what came in, after the
-// command was ended by force or the guest was lost.
+// settleTime is how long a command's writers have for output that came in,
+// after the command was ended by force or the guest was lost.
 const settleTime = 2 * time.Second
 
-// process is a command in the guest: a sandbox.Process.
+// process is a command in the guest. It implements sandbox.Process.
 type process struct {
 	c       *Conn
 	request wire.Exec
-	number  int      // 0 without listeners of the guest
+	number  int      // 0 without egress
 	out     [2]*sink // stdout, stderr
 	stdin   *wire.Credit
 
-	answer chan struct{} // closed when the guest started or refused it, or is lost
+	answer chan struct{} // closed when the guest has started or refused it, or is lost
 	done   chan struct{} // closed when exit and err are final
-	watch  *time.Timer   // the guest must have answered when it fires
+	watch  *time.Timer   // fires if the guest has not answered in time
 
 	mu        sync.Mutex
 	id        uint32
@@ -41,9 +41,9 @@ type process struct {
 	err       error
 }
 
-// Start starts a command, see sandbox.Sandbox.Start. It returns when the guest
-// has started it or refused to. A Read of Command.Stdin that blocks when the
-// process has ended is not waited for.
+// Start starts a command; see sandbox.Sandbox. It returns when the guest has
+// started or refused it. Nothing waits for a Read of Command.Stdin that still
+// blocks when the process has ended.
 func (c *Conn) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
 	p := &process{c: c, stdin: wire.NewCredit(), answer: make(chan struct{}), done: make(chan struct{})}
 	if c.o.Config.Egress != nil {
@@ -95,7 +95,7 @@ func (c *Conn) startProcess(ctx context.Context, cmd sandbox.Command, p *process
 	return p.startResult()
 }
 
-// stopWatching stops watching the caller's context.
+// watchContext keeps stop, which ends watching the caller's context.
 func (p *process) watchContext(stop func() bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,7 +105,6 @@ func (p *process) watchContext(stop func() bool) {
 	}
 }
 
-// stopWatching stops watching the caller's context.
 func (p *process) stopWatching() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,7 +113,6 @@ func (p *process) stopWatching() {
 	}
 }
 
-// startResult returns the results of Start, once the guest has answered.
 func (p *process) startResult() (sandbox.Process, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,8 +133,8 @@ func (p *process) Wait() (sandbox.Exit, error) {
 	return p.exit, p.err
 }
 
-// harmsHost reports whether a command is cancelled for what it does to the
-// host, so that it must not go on for a grace period.
+// harmsHost reports whether a command is cancelled for harming the host, so it
+// gets no grace period.
 func harmsHost(cause error) bool {
 	e, ok := errors.AsType[*limits.ExceededError](cause)
 	return ok && e.Kind == limits.KindDisk
@@ -159,7 +157,6 @@ func (p *process) cancel(request wire.Cancel) {
 	}
 }
 
-// copyInput copies the caller's input to the command.
 func (p *process) copyInput(r io.Reader) {
 	buf := make([]byte, 32<<10)
 	for {
@@ -173,14 +170,13 @@ func (p *process) copyInput(r io.Reader) {
 			b = b[taken:]
 		}
 		if err != nil {
-			// An end by error is an end too; there is no other way to tell a program.
+			// There is no other way to tell a program about an error.
 			p.c.send(wire.Frame{Stream: p.id, Type: wire.TypeEOF, Channel: wire.Stdin})
 			return
 		}
 	}
 }
 
-// takeFrame processes one frame from the guest.
 func (p *process) takeFrame(f wire.Frame) (last bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -208,7 +204,6 @@ func (p *process) takeFrame(f wire.Frame) (last bool, err error) {
 	return false, fmt.Errorf("%w: a guest doesn't send this", wire.ErrProtocol)
 }
 
-// takeAnswer processes the guest's answer to the request.
 func (p *process) takeAnswer(f wire.Frame) (last bool, err error) {
 	if p.answered {
 		return false, fmt.Errorf("%w: a second answer", wire.ErrProtocol)
@@ -256,7 +251,6 @@ func (p *process) takeOutput(s *sink, f wire.Frame) error {
 	return s.queue.Push(f.Payload)
 }
 
-// takeEnd processes the guest's last frame.
 func (p *process) takeEnd(f wire.Frame) error {
 	var x wire.Exit
 	if err := wire.Decode(f.Payload, &x); err != nil {
@@ -271,7 +265,6 @@ func (p *process) takeEnd(f wire.Frame) error {
 	return nil
 }
 
-// connectionLost is called when the connection has ended.
 func (p *process) connectionLost(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -287,8 +280,8 @@ func (p *process) connectionLost(err error) {
 	}
 }
 
-// conclude ends the process: no more frames follow. The writers are waited for
-// elsewhere, because they may block.
+// conclude ends the process: no more frames follow. Another goroutine waits for
+// the writers, which may block.
 func (p *process) conclude(err error) {
 	p.ended = true
 	p.watch.Stop()

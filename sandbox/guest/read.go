@@ -14,16 +14,15 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// View reads the workspace through the guest, which must have been configured
-// for it ([wire.Config].View). It fails with sandbox.ErrLost once the connection
-// has ended.
+// View reads the workspace through the guest, if wire.Config.View is set. Its
+// methods return sandbox.ErrLost once the connection has ended.
 func (c *Conn) View() *workspace.Reader {
 	return workspace.NewRemoteReader(remote{c}, workspace.ReaderOptions{
 		HostPath: c.o.Config.HostWorkspace, ContainerPath: c.o.Config.Workspace,
 	})
 }
 
-// remote implements workspace.Remote: each call is one read in the guest.
+// remote implements workspace.Remote. Each call is one read in the guest.
 type remote struct{ c *Conn }
 
 func (r remote) Stat(ctx context.Context, path string, follow bool) (workspace.Info, error) {
@@ -67,14 +66,14 @@ func (r remote) ReadFile(ctx context.Context, path string, offset, most int64) (
 	return f, nil
 }
 
-// protocolError ends the connection to a guest whose answer is impossible, and
-// returns the error.
+// protocolError ends the connection to a guest that gave an impossible answer,
+// and returns the error.
 func (c *Conn) protocolError(lie error) error {
 	c.lose(lie)
 	return c.lostError()
 }
 
-// refuseData is for an answer that has no data.
+// refuseData is for answers without data.
 func refuseData([]byte) error { return fmt.Errorf("%w: data in an answer without", wire.ErrProtocol) }
 
 // readCall is one read of the workspace in the guest.
@@ -93,14 +92,13 @@ type readCall struct {
 	silence   *time.Timer
 }
 
-// maxReads bounds the reads that are open at once: half of the streams that a
-// guest accepts.
+// maxReads bounds the open reads: half of the streams that a guest accepts.
 const maxReads = 64
 
-// readWorkspace sends the request to the guest and calls take with the data of the
-// answer. When ctx ends it cancels the request and returns at once. The guest
-// must then end the stream within Options.AnswerTime, or the connection is
-// lost.
+// readWorkspace sends the request to the guest and calls take with the answer's
+// data. When ctx ends it cancels the request and returns at once. The
+// connection is lost if the guest does not end the stream within
+// Options.AnswerTime after that.
 func (c *Conn) readWorkspace(ctx context.Context, request wire.ReadRequest, take func([]byte) error) (wire.ReadResult, error) {
 	if ctx.Err() != nil {
 		return wire.ReadResult{}, context.Cause(ctx)
@@ -134,10 +132,9 @@ func (c *Conn) readWorkspace(ctx context.Context, request wire.ReadRequest, take
 	return l.result(ctx)
 }
 
-// result returns the end of the stream.
 func (l *readCall) result(ctx context.Context) (wire.ReadResult, error) {
 	switch e := l.answer.Error; {
-	case ctx.Err() != nil: // what came may not be all
+	case ctx.Err() != nil: // some data may be missing
 		return wire.ReadResult{}, context.Cause(ctx)
 	case l.err != nil:
 		return wire.ReadResult{}, l.err
@@ -173,7 +170,6 @@ func (l *readCall) cancel() {
 	}
 }
 
-// takeFrame processes one frame from the guest.
 func (l *readCall) takeFrame(f wire.Frame) (last bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -238,7 +234,6 @@ func (l *readCall) checkEnd() error {
 	return nil
 }
 
-// connectionLost is called when the connection has ended.
 func (l *readCall) connectionLost(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -257,7 +252,7 @@ func (l *readCall) conclude(err error) {
 	close(l.done)
 }
 
-// directoryReader takes the lines of a directory as they come.
+// directoryReader takes a directory's lines as they come.
 type directoryReader struct {
 	path     string
 	capacity workspace.Capacity
@@ -288,7 +283,7 @@ func (f *directoryReader) takeData(b []byte) error {
 	return nil
 }
 
-// takeLine parses one entry: a plain name, after the last one.
+// takeLine parses one entry. Names must be plain and in order.
 func (f *directoryReader) takeLine(line []byte) error {
 	var e wire.DirEntry
 	if err := wire.Decode(line, &e); err != nil {
@@ -320,7 +315,7 @@ func (f *directoryReader) takeLine(line []byte) error {
 	return nil
 }
 
-// checkWhole returns what is wrong with a listing that has ended.
+// checkWhole refuses a listing that was cut off.
 func (f *directoryReader) checkWhole() error {
 	if len(f.rest) > 0 {
 		return fmt.Errorf("%w: an entry was cut off", wire.ErrProtocol)

@@ -28,13 +28,13 @@ func (r remote) ReadFiles(ctx context.Context, dir string, names []string, most 
 
 // filesReader takes several files as they come.
 type filesReader struct {
-	count int // of the names
+	count int // of names
 	most  int64
 	each  func(i int, f workspace.File, err error)
 	done  int
 	line  []byte // the part that has come
 	file  *workspace.File
-	left  int64 // bytes of file
+	left  int64 // missing bytes of file
 }
 
 func (f *filesReader) takeData(b []byte) error {
@@ -67,7 +67,6 @@ func (f *filesReader) takeData(b []byte) error {
 	return nil
 }
 
-// beginFile parses the line before a file.
 func (f *filesReader) beginFile() error {
 	var header wire.FileHeader
 	if err := wire.Decode(f.line, &header); err != nil {
@@ -94,7 +93,6 @@ func (f *filesReader) beginFile() error {
 	return nil
 }
 
-// endFile calls each if the file is whole.
 func (f *filesReader) endFile() {
 	if f.left > 0 {
 		return
@@ -105,8 +103,8 @@ func (f *filesReader) endFile() {
 	f.each(f.done-1, file, nil)
 }
 
-// checkWhole returns what is wrong with an answer that has ended; more reports
-// whether the guest left out the last files.
+// checkWhole refuses an answer that was cut off. more reports whether the guest
+// left out the last files.
 func (f *filesReader) checkWhole(more bool) error {
 	if f.file != nil || len(f.line) > 0 || f.done == 0 && f.count > 0 || more != (f.done < f.count) {
 		return fmt.Errorf("%w: %d of %d files", wire.ErrProtocol, f.done, f.count)

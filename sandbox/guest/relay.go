@@ -15,16 +15,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// errCommandOver is the cause of the end of what belongs to a command.
+// errCommandOver ends the connections of a command.
 var errCommandOver = errors.New("the command is over")
 
-// relay is a connection that a program made to a listener of the guest: a
-// sandbox.EgressConn.
+// relay is a connection that a program made to a listener of the guest. It
+// implements sandbox.EgressConn.
 type relay struct {
 	c       *Conn
 	id      uint32
 	accept  wire.Accept
-	process *process // whose address was used, nil if there is none
+	process *process // whose address was used; may be nil
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	in      *wire.Queue  // from the program
@@ -52,8 +52,8 @@ func newRelay(c *Conn, id uint32, accept wire.Accept) *relay {
 	return r
 }
 
-// serve is the relay's goroutine. The guest counts the connection until its
-// last frame.
+// serve is the relay's goroutine. The guest counts the connection until it gets
+// the last frame.
 func (r *relay) serve(h sandbox.EgressHandler) {
 	if h != nil {
 		h.ServeEgress(r.ctx, r)
@@ -61,7 +61,7 @@ func (r *relay) serve(h sandbox.EgressHandler) {
 	_ = r.Close()
 	<-r.ended
 	r.cancel(net.ErrClosed)
-	r.ending.Lock() // a request that another goroutine sends goes first: the end is the last frame
+	r.ending.Lock() // the end is the last frame: wait for another goroutine's request
 	defer r.ending.Unlock()
 	r.c.endStream(r.id, wire.RelayEnd{}, func() { delete(r.c.egress.relays, r) })
 }
@@ -86,7 +86,6 @@ func (r *relay) UID() (uid int, known bool) {
 	return int(*r.accept.UID), true
 }
 
-// Read reads what the program sent.
 func (r *relay) Read(p []byte) (int, error) {
 	r.reading.Lock()
 	defer r.reading.Unlock()
@@ -111,7 +110,6 @@ func (r *relay) readError() error {
 	return r.overError()
 }
 
-// overError returns the error of a relay that is over.
 func (r *relay) overError() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,7 +119,6 @@ func (r *relay) overError() error {
 	return net.ErrClosed
 }
 
-// Write sends bytes to the program.
 func (r *relay) Write(p []byte) (n int, err error) {
 	r.writing.Lock()
 	defer r.writing.Unlock()
@@ -152,14 +149,14 @@ func (r *relay) CloseWrite() error {
 	return nil
 }
 
-// Close closes the connection. What was written before CloseWrite is still
-// received.
+// Close closes the connection. The program still gets everything written before
+// CloseWrite.
 func (r *relay) Close() error {
 	r.end(net.ErrClosed)
 	return nil
 }
 
-// abort resets the connection and ends the context of its handler.
+// abort resets the connection and ends its handler's context.
 func (r *relay) abort(cause error) {
 	r.cancel(cause)
 	r.end(fmt.Errorf("connection of a program: %w", cause))
@@ -187,7 +184,6 @@ func (r *relay) end(err error) {
 	}
 }
 
-// takeFrame processes one frame from the guest.
 func (r *relay) takeFrame(f wire.Frame) (last bool, err error) {
 	switch {
 	case f.Type == wire.TypeCredit && f.Channel == wire.Stdin:
@@ -210,7 +206,6 @@ func (r *relay) takeFrame(f wire.Frame) (last bool, err error) {
 	return false, fmt.Errorf("%w: a guest doesn't send this for a connection", wire.ErrProtocol)
 }
 
-// connectionLost is called when the connection to the guest has ended.
 func (r *relay) connectionLost(err error) { r.conclude(err) }
 
 // conclude ends the relay: no more frames follow.

@@ -10,19 +10,18 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Bounds of a command, in bytes.
 const (
-	// maxArgument is MAX_ARG_STRLEN of Linux (include/uapi/linux/binfmts.h).
+	// maxArgument is Linux's MAX_ARG_STRLEN (include/uapi/linux/binfmts.h).
 	maxArgument = 128 << 10
-	// maxArguments bounds arguments and environment together: above Linux's
-	// own limit of a quarter of the stack (2 MiB), which the program's exit
-	// status reports, and within a frame.
+	// maxArguments bounds arguments and environment together. It fits a frame
+	// and is above Linux's own limit, a quarter of the stack (2 MiB), which the
+	// program's exit status reports.
 	maxArguments = 2500 << 10
 	maxDir       = 4096 // PATH_MAX
 )
 
-// newRequest checks a command and returns the request for it, with the
-// environment of its number. Its error wraps sandbox.ErrInvalid.
+// newRequest checks a command and returns its request, with the environment for
+// its number. Its error wraps sandbox.ErrInvalid.
 func (o Options) newRequest(cmd sandbox.Command, number int) (wire.Exec, error) {
 	r := wire.Exec{
 		Stdin: cmd.Stdin != nil, Live: cmd.Output.Live, Tail: cmd.Output.Tail,
@@ -113,8 +112,8 @@ func relativeDir(mountPoint, dir string) (string, error) {
 	return strings.TrimLeft(rest, "/"), nil
 }
 
-// ownEnv returns the sandbox's own environment with the variables of the
-// command's identity and the PWD that it will have.
+// ownEnv returns the sandbox's environment with the variables of the command's
+// identity and its PWD.
 func (o Options) ownEnv(cmd sandbox.Command, number int) []string {
 	env := o.Env
 	switch {

@@ -25,8 +25,8 @@ func newSink(dst io.Writer, grant func(n uint32)) *sink {
 }
 
 // start starts the stream's goroutine, which ends with the stream. After an
-// error the writer gets no more bytes; later ones are dropped, so that the
-// command goes on as it would with a closed pager.
+// error it drops what follows, so that the command continues as with a closed
+// pager.
 func (s *sink) start() {
 	go func() {
 		defer close(s.done)
@@ -47,7 +47,7 @@ func (s *sink) start() {
 }
 
 // wait waits until the writer has taken everything, at most settleTime if
-// forced. It returns how many bytes it took.
+// forced. It returns how many bytes the writer took.
 func (s *sink) wait(forced bool) int64 {
 	var over <-chan time.Time
 	if forced {

@@ -1,7 +1,7 @@
-// Package overlayfs mounts overlays by the mount API with descriptors (Linux 5.2).
-// The host's side mounts with it where it may, and the guest's binary in a user
-// namespace of its own where the host's may not. It imports the standard library
-// and golang.org/x/sys only (rank 0).
+// Package overlayfs mounts overlays with the mount API and descriptors (Linux
+// 5.2). The host uses it where it may mount, and otherwise the guest's binary
+// in its own user namespace. It imports only the standard library and
+// golang.org/x/sys (rank 0).
 package overlayfs
 
 import (
@@ -15,14 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Settings are the options of every overlay but its layers, as mount(8) takes
-// them. With userxattr (Linux 5.11) the kernel keeps its marks in user.overlay.*,
-// which needs no privilege to read, and follows no redirects; the others are
-// named because a kernel may be built with other defaults (overlayfs.rst).
+// Settings are the options of every overlay except its layers, as mount(8)
+// takes them. With userxattr (Linux 5.11) the kernel keeps its marks in
+// user.overlay.*, which needs no privilege to read, and follows no redirects.
+// The others are explicit because kernels may be built with other defaults
+// (overlayfs.rst).
 func Settings() []string { return []string{"userxattr", "index=off", "metacopy=off"} }
 
-// Layers are the directories of an overlay; Lowers begins with the top one. Upper
-// and Work must be on one mount. They stay their opener's.
+// Layers are the directories of an overlay; Lowers begins with the top one.
+// Upper and Work must be on one mount. The caller keeps and closes them.
 type Layers struct {
 	Lowers      []*os.File
 	Upper, Work *os.File
@@ -31,25 +32,24 @@ type Layers struct {
 // LayerReference selects how layers are named to the kernel.
 type LayerReference int
 
-// The ways.
 const (
-	// ByDescriptor needs Linux 6.13, and takes directories of unattached mounts
-	// from 6.15 on.
+	// ByDescriptor needs Linux 6.13, and 6.15 for unattached mounts.
 	ByDescriptor LayerReference = iota
-	// ByPath names the same descriptors below /proc/self/fd, the one path to a
-	// directory that can't be changed on the way. Their mounts must be attached
-	// in this mount namespace. Before Linux 6.7 all lower layers are one string,
-	// which has room for some 50.
+	// ByPath names the descriptors below /proc/self/fd, the one path to a
+	// directory that can't be swapped. Their mounts must be attached in this
+	// mount namespace. Before Linux 6.7 all lower layers are one string, which
+	// has room for some 50.
 	ByPath
 )
 
-// ErrTooManyLayers is the error if the names of the lower layers have no room.
+// ErrTooManyLayers means that the names of the lower layers are too long
+// together.
 var ErrTooManyLayers = errors.New("too many lower layers")
 
-// Mount makes an overlay and returns its mount, nosuid and nodev, which is not
-// attached. The caller closes it. Errors wrap the kernel's: EPERM, ENOSYS or
-// ENODEV if overlays can't be mounted at all, EINVAL if not of these layers; or they
-// wrap ErrTooManyLayers.
+// Mount makes an overlay and returns its unattached mount, nosuid and nodev,
+// which the caller closes. Errors wrap ErrTooManyLayers or the kernel's: EPERM,
+// ENOSYS or ENODEV if overlays can't be mounted at all, EINVAL if these layers
+// can't.
 func Mount(l Layers, ref LayerReference) (mount *os.File, err error) {
 	if ref == ByDescriptor {
 		return mountLayers(l, ref)
@@ -57,8 +57,8 @@ func Mount(l Layers, ref LayerReference) (mount *os.File, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// Never unlocked: the thread ends with the goroutine, and its working
-		// directory with it.
+		// Never unlocked, so the thread ends with the goroutine, and its
+		// working directory with it.
 		runtime.LockOSThread()
 		if err = unix.Unshare(unix.CLONE_FS); err == nil {
 			err = unix.Chdir("/proc/self/fd")
@@ -73,8 +73,8 @@ func Mount(l Layers, ref LayerReference) (mount *os.File, err error) {
 	return mount, err
 }
 
-// mountLayers is Mount. To name layers by path it needs a thread whose working
-// directory is /proc/self/fd.
+// mountLayers is Mount. ByPath, it needs a thread whose working directory is
+// /proc/self/fd.
 func mountLayers(l Layers, ref LayerReference) (*os.File, error) {
 	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -119,11 +119,11 @@ func configureOverlay(overlay int, l Layers, ref LayerReference) error {
 	return nil
 }
 
-// maxString is the length of the longest value that FSCONFIG_SET_STRING takes.
+// maxString is the longest value that FSCONFIG_SET_STRING takes.
 const maxString = 255
 
-// setLowers sets the lower layers of an overlay that is being configured. Linux
-// before 6.7 knows only one list of paths.
+// setLowers sets the lower layers. Linux before 6.7 takes only one list of
+// paths.
 func (ref LayerReference) setLowers(overlay int, lowers []*os.File) error {
 	if ref == ByPath {
 		var names []string
@@ -144,7 +144,6 @@ func (ref LayerReference) setLowers(overlay int, lowers []*os.File) error {
 	return nil
 }
 
-// setLayer sets one of the layers of an overlay that is being configured.
 func (ref LayerReference) setLayer(overlay int, key string, layer *os.File) error {
 	if ref == ByPath {
 		return unix.FsconfigSetString(overlay, key, strconv.Itoa(int(layer.Fd())))
@@ -155,9 +154,8 @@ func (ref LayerReference) setLayer(overlay int, key string, layer *os.File) erro
 // Refused reports whether the kernel refused the layers in this form.
 func Refused(err error) bool { return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EBADF) }
 
-// kernelMessages returns the kernel's messages about a file system that is
-// being configured: one per read, with a letter for its level before
-// (fsopen(2)).
+// kernelMessages returns the kernel's messages about a file system being
+// configured: one per read, after a letter for its level (fsopen(2)).
 func kernelMessages(overlay int) string {
 	var out strings.Builder
 	buf := make([]byte, 512)
@@ -171,8 +169,8 @@ func kernelMessages(overlay int) string {
 	return out.String()
 }
 
-// OpenDir opens for reading the directory that a descriptor names, such as the
-// root of a mount that is attached nowhere.
+// OpenDir opens for reading the directory at a descriptor, such as the root of
+// an unattached mount.
 func OpenDir(at *os.File) (*os.File, error) {
 	fd, err := unix.Openat(int(at.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

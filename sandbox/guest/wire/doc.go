@@ -1,8 +1,8 @@
 // Package wire is the protocol between Caisson and its guest, the PID 1 of
-// every container. It is spoken over the container's own standard input and
-// output: one ordered byte stream in each direction, on which frames of many
-// streams are interleaved. Both ends link this package; it imports the
-// standard library only (rank 0).
+// every container. It runs over the container's standard input and output: one
+// ordered byte stream in each direction, which interleaves frames of many
+// streams. Both ends link this package, which imports only the standard library
+// (rank 0).
 //
 //	host (sandbox/guest)                            guest (cmd/caisson-guest)
 //	--------------------                            -------------------------
@@ -60,28 +60,26 @@
 // allocated. Control payloads are JSON, data is raw.
 //
 // Stream 0 is the connection itself. The host opens odd streams, the guest even
-// ones; ids of one side strictly increase and are never used again, so a late
-// frame can be distinguished from a forged one. A stream is opened by "open" and ended
-// by "end" (or "refused", if it never began), which its server sends last. The
-// server of a stream is the side that did not open it. A relay, a stream for a
-// connection, has two ends: the guest's, after which it sends nothing more, and
-// the host's, which answers it. So the host can count what is open, and knows
-// each frame of a stream that is not as forged.
+// ones. Each side's ids strictly increase and are never reused, so a late frame
+// can be told from a forged one. "open" opens a stream. "end", or "refused" if
+// the stream never began, ends it; its server, the side that did not open it,
+// sends that last. A relay, the stream of a connection, has two ends: the guest
+// sends nothing after its end, and the host answers with another. So the host
+// can count open streams, and knows that frames of any other stream are forged.
 //
 // A stream has up to three channels, each with one direction: 0 carries bytes
 // from the host to the guest, 1 and 2 from the guest to the host. Long-lived
-// commands (an MCP server's stdin and stdout) are exec streams with no bound on
-// their live output; a connection that the guest accepts on the container's
+// commands (an MCP server's stdin and stdout) are exec streams without a bound
+// on their live output. A connection that the guest accepts on the container's
 // loopback is a stream that the guest opens, with channels 0 and 1.
 //
-// Each channel starts with a credit of [Window] bytes, one of a relay with
-// [RelayWindow]. Its sender never has
-// more than its credit outstanding; its receiver grants more as it consumes. So
-// neither side's reader ever waits for a consumer: a stalled one holds its own
-// channel only, and a cancel or a ping is never behind more than the frames
-// that are already in the pipe. What exceeds its credit is a protocol error,
-// and a protocol error is the loss of the connection.
+// Each channel starts with a credit of [Window] bytes, or [RelayWindow] in a
+// relay. Its sender never exceeds the credit; its receiver grants more as it
+// consumes. So neither side's reader ever waits for a consumer: a stalled one
+// blocks only its own channel, and a cancel or ping waits only for frames
+// already in the pipe. Exceeding the credit is a protocol error, and a protocol
+// error is the loss of the connection.
 //
-// The sender of control frames can be made to wait by the pipe alone; data is
-// cut into frames of [MaxData] bytes so that this wait is short.
+// Only the pipe can make the sender of a control frame wait. Data is cut into
+// frames of [MaxData] bytes to keep this wait short.
 package wire

@@ -10,26 +10,26 @@ import (
 	"strings"
 )
 
-// Egress are the listeners that the guest opens for programs in the container
-// before its hello.
+// Egress describes the listeners that the guest opens for programs in the
+// container before its hello.
 //
 //	{"port":61080,"names":true,"capture":[22,80,443]}
 type Egress struct {
-	// Port is that of the proxy, on every loopback address.
+	// Port is the proxy's, on every loopback address.
 	Port int `json:"port"`
 	// Names asks for port 53 of 127.0.0.1, UDP and TCP.
 	Names bool `json:"names,omitempty"`
-	// Capture are further ports on every loopback address.
+	// Capture are more ports on every loopback address.
 	Capture []int `json:"capture,omitempty"`
-	// LowPorts reports whether the guest has CAP_NET_BIND_SERVICE for the ports
-	// below 1024 and has to drop it once they are open.
+	// LowPorts reports that the guest has CAP_NET_BIND_SERVICE for ports below
+	// 1024, and must drop it once they are open.
 	LowPorts bool `json:"low_ports,omitempty"`
 }
 
 // NamePort is the port of name lookups.
 const NamePort = 53
 
-// ports returns the ports at which connections are accepted for the host.
+// ports returns the ports at which the guest accepts connections for the host.
 func (e *Egress) ports() []int { return append([]int{e.Port}, e.Capture...) }
 
 func (e *Egress) validate() error {
@@ -47,20 +47,20 @@ func (e *Egress) validate() error {
 	return nil
 }
 
-// EgressHello are the addresses at which the guest listens, as its sockets
-// report them, such as "tcp 0.0.0.0:61080", the proxy's first.
+// EgressHello has the addresses at which the guest listens, as its sockets
+// report them, such as "tcp 0.0.0.0:61080". The proxy's is first.
 type EgressHello struct {
 	Listening []string `json:"listening"`
 }
 
-// Bounds of what a guest has open at once.
+// Bounds of a guest's open streams.
 const (
 	MaxRelays  = 64
 	MaxLookups = 16
 )
 
-// RelayWindow is the credit of a channel of a relay. A larger one moves a little
-// more, and makes other streams wait for what is in the pipe.
+// RelayWindow is the credit of a relay's channel. A larger one would be
+// slightly faster, but make other streams wait longer for the pipe.
 const RelayWindow = 256 << 10
 
 // Accept announces a connection that a program made to a listener of the guest.
@@ -70,8 +70,8 @@ const RelayWindow = 256 << 10
 type Accept struct {
 	// Local is the address that the program connected to.
 	Local netip.AddrPort `json:"local"`
-	// UID is the user of the connecting socket in the container, nil if it could
-	// not be observed.
+	// UID is the user of the connecting socket in the container, or nil if it
+	// could not be observed.
 	UID *uint32 `json:"uid,omitempty"`
 }
 
@@ -84,18 +84,18 @@ func (a Accept) Check(e *Egress) error {
 	return nil
 }
 
-// Lookup asks the host for the address of a name. The host answers with
-// [LookupAnswer] as the end of the stream.
+// Lookup asks the host for the address of a name. [LookupAnswer] ends the
+// stream.
 type Lookup struct {
-	// Name is in lower case, of letters, digits, hyphens, underscores and dots,
-	// without one at its end.
+	// Name is a name for which [IsName] returns true.
 	Name string `json:"name"`
 }
 
-// maxName is the longest name in DNS, without a dot at its end.
+// maxName is the length of the longest name in DNS, without a final dot.
 const maxName = 253
 
-// IsName reports whether a text can be in a [Lookup].
+// IsName reports whether a name can be in a [Lookup]: lower case letters,
+// digits, hyphens, underscores and dots, without a dot at either end.
 func IsName(name string) bool {
 	if name == "" || len(name) > maxName || name[0] == '.' || name[len(name)-1] == '.' {
 		return false
@@ -108,7 +108,7 @@ func IsName(name string) bool {
 	return true
 }
 
-// LookupAnswer is the address of a name, nil if there is no such name.
+// LookupAnswer is the address of a name, or nil if the name does not exist.
 //
 //	{"address":"127.96.0.1"}
 type LookupAnswer struct {
@@ -116,30 +116,31 @@ type LookupAnswer struct {
 }
 
 // RelayEnd is the guest's last frame of a relay: its socket is closed. The host
-// answers with one, {}, once it is done with the connection too.
+// answers with an empty one when it is done with the connection.
 type RelayEnd struct {
-	// Reset reports whether the connection ended other than by the ends of both
-	// directions.
+	// Reset reports that the connection ended other than by both directions'
+	// ends.
 	Reset bool `json:"reset,omitempty"`
 }
 
-// ReachWord is the argument of the guest's binary after which it tries to
-// connect to targets, and writes a Reach.
+// ReachWord is the argument that makes the guest's binary try to connect to
+// targets, and write a Reach.
 const ReachWord = "reach"
 
 // Reach reports the targets to which a command could connect.
-// {"interfaces":["lo"],"results":{"tcp:7f000001:4711":"ECONNREFUSED"}}
+//
+//	{"interfaces":["lo"],"results":{"tcp:7f000001:4711":"ECONNREFUSED"}}
 type Reach struct {
-	// Interfaces are the names of the network interfaces that it has.
+	// Interfaces are the names of the command's network interfaces.
 	Interfaces []string `json:"interfaces"`
-	// Results maps a target, as it was given, to an errno's name: "ok" is a
-	// connection. That of a target with [ByProxy] is the status of the proxy's
-	// answer, and of one with [ByName] NameUnknown for a name that does not exist.
+	// Results maps each target, as given, to an errno's name, or "ok" for a
+	// connection. With [ByProxy] it is the status of the proxy's answer, and
+	// with [ByName] NameUnknown for a name that does not exist.
 	Results map[string]string `json:"results"`
 }
 
-// Targets besides those of [Target]: a host:port to which the proxy of the
-// environment is asked to connect, and a name to look up.
+// Targets besides [Target]: a host:port that the environment's proxy is asked
+// for, and a name to look up.
 const (
 	ByProxy = "proxy:"
 	ByName  = "name:"
@@ -148,7 +149,7 @@ const (
 // NameUnknown is the result for a name that does not exist.
 const NameUnknown = "NXDOMAIN"
 
-// Target is a stream socket: an address of IPv4 (4 bytes) or IPv6 (16) with a
+// Target is a stream socket: an IPv4 (4 bytes) or IPv6 address (16) with a
 // port, or the name of an abstract socket.
 type Target struct {
 	IP       []byte

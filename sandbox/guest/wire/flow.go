@@ -15,18 +15,18 @@ type Credit struct {
 	wake   chan struct{}
 }
 
-// NewCredit returns the credit of a channel that was just opened.
+// NewCredit returns the credit of a new channel.
 func NewCredit() *Credit { return newCredit(Window) }
 
-// NewRelayCredit is NewCredit for a channel of a relay.
+// NewRelayCredit returns the credit of a relay's new channel.
 func NewRelayCredit() *Credit { return newCredit(RelayWindow) }
 
 func newCredit(window int) *Credit {
 	return &Credit{n: window, window: window, wake: make(chan struct{}, 1)}
 }
 
-// Grant adds what the receiver granted. It returns [ErrProtocol] if the credit would exceed
-// the window.
+// Grant adds to the credit. It returns [ErrProtocol] if that would exceed the
+// window.
 func (c *Credit) Grant(n uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -38,7 +38,7 @@ func (c *Credit) Grant(n uint32) error {
 	return nil
 }
 
-// Close ends every Take, now and later: nothing more is to be sent.
+// Close makes every Take return 0, now and later.
 func (c *Credit) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,7 +54,7 @@ func (c *Credit) signal() {
 }
 
 // Take waits until at least one byte may be sent and takes up to most. It
-// returns 0 once the credit is closed or stop is.
+// returns 0 once the credit or stop is closed.
 func (c *Credit) Take(most int, stop <-chan struct{}) int {
 	for {
 		n, closed := c.takeCredit(most)
@@ -80,7 +80,7 @@ func (c *Credit) takeCredit(most int) (n int, closed bool) {
 	return n, false
 }
 
-// Queue is the receiver's side of a channel: bytes that came and have not been
+// Queue is the receiver's side of a channel: bytes that came and are not yet
 // consumed, at most its window. One goroutine reads; any may push and end.
 type Queue struct {
 	mu      sync.Mutex
@@ -95,10 +95,10 @@ type Queue struct {
 	total   int64
 }
 
-// NewQueue returns the queue of a channel that was just opened.
+// NewQueue returns the queue of a new channel.
 func NewQueue() *Queue { return newQueue(Window) }
 
-// NewRelayQueue is NewQueue for a channel of a relay.
+// NewRelayQueue returns the queue of a relay's new channel.
 func NewRelayQueue() *Queue { return newQueue(RelayWindow) }
 
 func newQueue(window int) *Queue {
@@ -107,8 +107,8 @@ func newQueue(window int) *Queue {
 	return q
 }
 
-// Push adds a copy of p. Bytes beyond the credit or after the end are
-// [ErrProtocol].
+// Push adds a copy of p. It returns [ErrProtocol] beyond the credit and after
+// the end.
 func (q *Queue) Push(p []byte) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -139,8 +139,8 @@ func (q *Queue) End() error {
 	return nil
 }
 
-// Break ends the queue for its reader, who gets what has come and no more.
-// It is for a connection or a stream that is gone.
+// Break ends the queue of a lost connection or stream: its reader gets only
+// what has come.
 func (q *Queue) Break() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -148,8 +148,8 @@ func (q *Queue) Break() {
 	q.ready.Signal()
 }
 
-// Next waits for bytes and returns all that have come; they are valid until
-// the next call. It returns nil at the end.
+// Next waits for bytes and returns all that have come, or nil at the end. They
+// are valid until the next call.
 func (q *Queue) Next() []byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -164,8 +164,8 @@ func (q *Queue) Next() []byte {
 }
 
 // Done records that n bytes were consumed. It returns how many to grant to the
-// sender now: grants are saved up to half the window, and are pointless after
-// the end.
+// sender now: it saves grants up to half the window, and they are pointless
+// after the end.
 func (q *Queue) Done(n int) (grant uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -179,7 +179,7 @@ func (q *Queue) Done(n int) (grant uint32) {
 	return grant
 }
 
-// Total is the number of bytes that came, and whether the end did.
+// Total returns the number of bytes that came, and whether the end did.
 func (q *Queue) Total() (n int64, ended bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

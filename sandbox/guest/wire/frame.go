@@ -11,27 +11,27 @@ import (
 
 // Sizes and bounds of the protocol, in bytes.
 const (
-	// HeaderSize is the fixed header before every payload.
+	// HeaderSize is the size of the header before every payload.
 	HeaderSize = 10
-	// MaxData bounds one data frame: as much as one read of a default pipe
+	// MaxData bounds a data frame: as much as one read of a default pipe
 	// returns. Frames of another stream may have to wait for one.
 	MaxData = 64 << 10
-	// MaxControl bounds a JSON payload. The largest is an open with all the
-	// arguments that Linux takes (2 MiB, a quarter of the default stack), in
+	// MaxControl bounds a JSON payload. The largest is an open with as many
+	// arguments as Linux takes (2 MiB, a quarter of the default stack), in
 	// base64.
 	MaxControl = 4 << 20
-	// maxSmall bounds control payloads that hold a few fields and a message.
+	// maxSmall bounds control payloads with a few fields and a message.
 	maxSmall = 4 << 10
-	// Window is the credit of a channel when its stream is opened, and so the
-	// most that its receiver buffers. Grants are of half of it, because each one
-	// wakes every process between the two ends: three with docker.
+	// Window is the initial credit of a channel, and so the most that its
+	// receiver buffers. Each grant wakes every process between the two ends
+	// (three with Docker), so grants are for half the window.
 	Window = 2 << 20
 )
 
 // Type is the type of a frame. Values are never reused.
 type Type uint8
 
-// The frame types; the sender is named first.
+// The frame types, after who sends them.
 const (
 	TypeConfig  Type = 1  // host: [Config], the first frame
 	TypeHello   Type = 2  // guest: [Hello], the answer to it
@@ -48,7 +48,7 @@ const (
 	TypeEnd     Type = 13 // server: [Exit], [Applied], [ReadResult] or [LookupAnswer], the stream's last frame; either: [RelayEnd]
 )
 
-// maxPayload returns the largest payload of a type; ok is false for an unknown
+// maxPayload returns the largest payload of a type. ok is false for an unknown
 // type.
 func (t Type) maxPayload() (n int, ok bool) {
 	switch t {
@@ -69,11 +69,11 @@ func (t Type) maxPayload() (n int, ok bool) {
 }
 
 // ErrProtocol is wrapped by the error of every violation of the protocol. The
-// connection on which it happened must not be used further.
+// connection must not be used after one.
 var ErrProtocol = errors.New("guest protocol violated")
 
-// Frame is one frame. Payload is only valid for as long as the producer of the
-// frame documents.
+// Frame is one frame. How long Payload is valid depends on the frame's
+// producer.
 type Frame struct {
 	Stream  uint32
 	Type    Type
@@ -81,7 +81,6 @@ type Frame struct {
 	Payload []byte
 }
 
-// encodeHeader returns the frame's header.
 func (f Frame) encodeHeader() (h [HeaderSize]byte) {
 	binary.BigEndian.PutUint32(h[0:], uint32(len(f.Payload)))
 	binary.BigEndian.PutUint32(h[4:], f.Stream)
@@ -115,21 +114,20 @@ func checkHeader(length int, stream uint32, typ Type, channel uint8) error {
 	return nil
 }
 
-// Reader decodes frames. It is for one goroutine.
+// Reader decodes frames. It is not safe for concurrent use.
 type Reader struct {
 	src  io.Reader
 	head [HeaderSize]byte
 	buf  []byte
 }
 
-// NewReader returns a Reader of src, which it never closes. It reads no more
-// of src than the frames that it returns need.
+// NewReader returns a Reader of src, which it never closes. It reads no more of
+// src than the returned frames need.
 func NewReader(src io.Reader) *Reader { return &Reader{src: src} }
 
-// Next reads one frame. Its payload is valid until the next call. It fails
-// with io.EOF at the end between two frames, with an error wrapping
-// io.ErrUnexpectedEOF inside one, with [ErrProtocol], or with the source's
-// error. After an error the Reader is of no further use.
+// Next reads one frame, whose payload is valid until the next call. It returns
+// io.EOF at the end between frames, an error wrapping io.ErrUnexpectedEOF
+// inside one, or [ErrProtocol]. After an error the Reader must not be used.
 func (r *Reader) Next() (Frame, error) {
 	if _, err := io.ReadFull(r.src, r.head[:]); err != nil {
 		if err == io.EOF {
@@ -159,8 +157,8 @@ func (r *Reader) Next() (Frame, error) {
 	return f, nil
 }
 
-// buffer returns n bytes that belong to the Reader. The buffer of a rare large
-// frame is released at the next one, so that an idle Reader stays small.
+// buffer returns n bytes of the Reader's buffer. It drops the buffer of a rare
+// large frame at the next one, so an idle Reader stays small.
 func (r *Reader) buffer(n int) []byte {
 	const keep = MaxData
 	if cap(r.buf) >= n && (cap(r.buf) <= keep || n > keep) {
@@ -171,8 +169,9 @@ func (r *Reader) buffer(n int) []byte {
 	return r.buf
 }
 
-// Block is a buffer whose content can be sent as data frames without a copy:
-// before each [MaxData] bytes there is room for a header. One goroutine uses it.
+// Block is a buffer that can be sent as data frames without a copy: before each
+// [MaxData] bytes there is room for a header. It is not safe for concurrent
+// use.
 type Block struct {
 	buf  []byte
 	size int
@@ -184,18 +183,18 @@ func NewBlock(size int) *Block {
 	return &Block{buf: make([]byte, size+pieces*HeaderSize), size: size}
 }
 
-// Size is the number of bytes of payload that fit.
+// Size returns how many bytes of payload fit.
 func (b *Block) Size() int { return b.size }
 
-// pieceStride is the distance between the headers of a Block.
+// pieceStride is the distance between a Block's headers.
 const pieceStride = HeaderSize + MaxData
 
 // Pieces returns the parts of the block for the first n bytes of payload, in
-// order, each of at most MaxData bytes: to read into, or that were read.
+// order, each of at most MaxData bytes.
 func (b *Block) Pieces(n int) [][]byte { return b.Range(0, n) }
 
-// Range is Pieces from byte at on: its first piece is the rest of the one that
-// at lies in.
+// Range is Pieces for n bytes from at on. The first piece is the rest of the
+// piece that contains at.
 func (b *Block) Range(at, n int) [][]byte {
 	pieces := make([][]byte, 0, n/MaxData+2)
 	for end := at + n; at < end; {
@@ -208,8 +207,8 @@ func (b *Block) Range(at, n int) [][]byte {
 	return pieces
 }
 
-// encodeFrames encodes n bytes from at on as data frames in place and returns them.
-// At must be at the begin of a piece.
+// encodeFrames encodes n bytes from at on in place as data frames, and returns
+// them. at must be the beginning of a piece.
 func (b *Block) encodeFrames(stream uint32, channel uint8, at, n int) []byte {
 	first := at / MaxData * pieceStride
 	end := first
@@ -221,10 +220,9 @@ func (b *Block) encodeFrames(stream uint32, channel uint8, at, n int) []byte {
 	return b.buf[first:end]
 }
 
-// SendBlock writes n bytes of a block, from byte at on, as data frames. Where at
-// is at the begin of a piece nothing is copied and all goes out by one Write;
-// elsewhere the rest of the piece that it lies in goes before. It fails as Send
-// does.
+// SendBlock writes n bytes of a block, from at on, as data frames. From the
+// beginning of a piece on, it writes without a copy by one Write. The rest of a
+// piece goes before. It returns errors as Send does.
 func (w *Writer) SendBlock(stream uint32, channel uint8, b *Block, at, n int) error {
 	if stream == 0 || channel > 2 || at < 0 || n <= 0 || at+n > b.size {
 		return fmt.Errorf("%w: %d bytes of a block of %d on channel %d of stream %d", ErrProtocol, n, b.size, channel, stream)
@@ -243,8 +241,8 @@ func (w *Writer) SendBlock(stream uint32, channel uint8, b *Block, at, n int) er
 	return w.writeFrames(b.encodeFrames(stream, channel, at, n))
 }
 
-// Writer encodes frames. It is safe for concurrent use: frames never mix, and
-// the destination gets whole frames in each Write.
+// Writer encodes frames. It is safe for concurrent use. Each Write of the
+// destination gets whole frames.
 type Writer struct {
 	mu  sync.Mutex
 	dst io.Writer
@@ -255,13 +253,13 @@ type Writer struct {
 // NewWriter returns a Writer to dst, which it never closes.
 func NewWriter(dst io.Writer) *Writer { return &Writer{dst: dst} }
 
-// Send writes frames, together and in order, by one Write. Payloads are not
-// kept. Where one breaks the bounds it fails with [ErrProtocol] and writes
-// nothing; after the destination failed, every call fails with its error.
+// Send writes frames, together and in order, by one Write. It does not keep
+// payloads. If a frame breaks the bounds, it returns [ErrProtocol] and writes
+// nothing. Once the destination has failed, every call returns its error.
 func (w *Writer) Send(frames ...Frame) error { return w.SendAfter(nil, frames...) }
 
-// SendAfter is Send, and calls before, unless it is nil, when it is the turn of
-// these frames, not while others are written. It must not send.
+// SendAfter is Send, but first calls before, unless it is nil, with the
+// Writer's lock held. before must not send.
 func (w *Writer) SendAfter(before func(), frames ...Frame) error {
 	for _, f := range frames {
 		if err := checkHeader(len(f.Payload), f.Stream, f.Type, f.Channel); err != nil {
@@ -285,7 +283,7 @@ func (w *Writer) SendAfter(before func(), frames ...Frame) error {
 	return err
 }
 
-// writeFrames writes encoded frames. The lock is held.
+// writeFrames writes encoded frames. The lock must be held.
 func (w *Writer) writeFrames(encoded []byte) error {
 	if w.err != nil {
 		return w.err
@@ -296,7 +294,7 @@ func (w *Writer) writeFrames(encoded []byte) error {
 	return w.err
 }
 
-// SendJSON writes one frame whose payload is v as JSON.
+// SendJSON writes a frame with v as JSON.
 func (w *Writer) SendJSON(stream uint32, typ Type, v any) error {
 	f, err := JSON(stream, typ, v)
 	if err != nil {
@@ -305,7 +303,7 @@ func (w *Writer) SendJSON(stream uint32, typ Type, v any) error {
 	return w.Send(f)
 }
 
-// JSON makes a frame whose payload is v as JSON.
+// JSON returns a frame with v as JSON.
 func JSON(stream uint32, typ Type, v any) (Frame, error) {
 	payload, err := json.Marshal(v)
 	if err != nil {
@@ -314,7 +312,7 @@ func JSON(stream uint32, typ Type, v any) (Frame, error) {
 	return Frame{Stream: stream, Type: typ, Payload: payload}, nil
 }
 
-// SendCredit grants the sender of a channel n bytes more.
+// SendCredit grants the sender of a channel n more bytes.
 func (w *Writer) SendCredit(stream uint32, channel uint8, n uint32) error {
 	return w.Send(Frame{
 		Stream: stream, Type: TypeCredit, Channel: channel,

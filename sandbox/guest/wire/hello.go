@@ -8,72 +8,71 @@ import (
 	"strings"
 )
 
-// Config is the host's first frame: what the guest has to know before it
-// changes anything about itself.
+// Config is the host's first frame: what the guest must know before it changes
+// anything about itself.
 //
 //	{"protocol":3,"command_uid":10001,"command_gid":10001,"gid_base":20000,"gid_count":4096,"workspace":"/workspace",…}
 type Config struct {
 	Protocol int `json:"protocol"`
-	// CommandUID and CommandGID are the identity of commands, not 0 unless they
-	// are root. With SingleUID they are not used: commands then have the guest's.
+	// CommandUID and CommandGID are the commands' identity, not 0 unless Root.
+	// Unused with SingleUID: commands then have the guest's identity.
 	CommandUID uint32 `json:"command_uid"`
 	CommandGID uint32 `json:"command_gid"`
-	// Groups are supplementary groups of commands beside the one that marks them,
-	// for identity 0 alone. With SingleUID and Root there are none.
+	// Groups are supplementary groups of commands besides their mark, for
+	// identity 0 only. Not allowed with SingleUID or Root.
 	Groups []uint32 `json:"groups,omitempty"`
-	// SingleUID reports whether this container has one id only, so that guest
-	// and commands share it: no separation of identities, no supplementary
-	// groups. That is lost protection, and the hello reports it.
+	// SingleUID reports that this container has only one id, so guest and
+	// commands share it: no separate identities, no supplementary groups. The
+	// hello reports that lost protection.
 	SingleUID bool `json:"single_uid,omitempty"`
-	// Root reports whether commands are user and group 0 of the container, as
-	// the guest is, with [RootCapabilities].
+	// Root reports that commands are user and group 0 of the container, like
+	// the guest, with [RootCapabilities].
 	Root bool `json:"root,omitempty"`
-	// GIDBase and GIDCount are the range of supplementary gids, one of which
-	// marks every process of one command. They must be mapped in the
-	// container's user namespace and mean nothing on the host.
+	// GIDBase and GIDCount are the range of supplementary gids of which one
+	// marks every process of a command. They must be mapped in the container's
+	// user namespace and mean nothing on the host.
 	GIDBase  uint32 `json:"gid_base"`
 	GIDCount uint32 `json:"gid_count"`
-	// IdentityBase is the number to which another identity of commands than 0
-	// is added for its user and its group, IdentityCount how many there are. All
-	// must be mapped in the container's user namespace. IdentityDir is the
-	// directory in which the guest makes their homes. With SingleUID they are
-	// not used.
+	// A command with identity n, if not 0, has user and group IdentityBase+n.
+	// IdentityCount is how many there are. All must be mapped in the
+	// container's user namespace. The guest makes their homes in IdentityDir.
+	// Unused with SingleUID.
 	IdentityBase  uint32 `json:"identity_base"`
 	IdentityCount uint32 `json:"identity_count"`
 	IdentityDir   string `json:"identity_dir"`
-	// Workspace is the workspace's absolute path in the container and
-	// HostWorkspace the one by which the host calls it, for paths in
-	// operations; it is never opened.
+	// Workspace is the workspace's absolute path in the container.
+	// HostWorkspace is its path on the host, for paths in operations; it is
+	// never opened.
 	Workspace     string `json:"workspace"`
 	HostWorkspace string `json:"host_workspace,omitempty"`
-	// Mounts are the mount points of the further directories, which the hello
-	// has to describe.
+	// Mounts are the mount points of further directories, which the hello must
+	// describe.
 	Mounts []string `json:"mounts,omitempty"`
-	// MemoryBytes, PIDs and MilliCPUs are the container's limits as the host set
-	// them. Commands see as many processors as MilliCPUs amounts to.
+	// MemoryBytes, PIDs and MilliCPUs are the container's limits, set by the
+	// host. Commands see the number of processors that MilliCPUs amounts to.
 	MemoryBytes int64 `json:"memory_bytes"`
 	PIDs        int64 `json:"pids"`
 	MilliCPUs   int64 `json:"milli_cpus"`
-	// View reports whether the host can't see the workspace and will send read
+	// View reports that the host can't see the workspace and will send read
 	// requests, which costs two threads.
 	View bool `json:"view,omitempty"`
-	// SilenceMS is after how many milliseconds without a byte from its host the
-	// guest ends, and the container with it: for connections whose end may never
-	// be told. The host sends a ping in each third of it. 0 is never.
+	// SilenceMS is how many milliseconds the guest waits for a byte from its
+	// host before it ends, and the container with it; 0 means forever. It is
+	// for connections whose end may never be reported. The host sends a ping in
+	// each third of it.
 	SilenceMS int64 `json:"silence_ms,omitempty"`
-	// Egress are listeners for programs in the container; nil is none.
+	// Egress are listeners for programs in the container, or nil.
 	Egress *Egress `json:"egress,omitempty"`
-	// Probe asks for Hello.Probe, which costs the start of one process more.
+	// Probe asks for Hello.Probe, which costs the start of another process.
 	Probe bool `json:"probe,omitempty"`
 }
 
-// RootCapabilities are the capabilities of commands that are root in the
-// container, as a bit mask: CHOWN, DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID and
-// NET_BIND_SERVICE. A user namespace or a kernel of the sandbox's own bounds
-// them.
+// RootCapabilities is a bit mask of the capabilities of root commands: CHOWN,
+// DAC_OVERRIDE, FOWNER, KILL, SETGID, SETUID and NET_BIND_SERVICE. A user
+// namespace or the sandbox's own kernel bounds them.
 const RootCapabilities uint64 = 1<<0 | 1<<1 | 1<<3 | 1<<5 | 1<<6 | 1<<7 | 1<<10
 
-// Validate returns what is wrong with a configuration, as the guest sees it.
+// Validate returns what is wrong with a configuration.
 func (c Config) Validate() error {
 	shared := c.SingleUID || c.Root // the guest's identity, without gids that mark commands
 	switch {
@@ -125,33 +124,32 @@ func (c Config) validateIdentities() error {
 	return nil
 }
 
-// Hello holds the guest's observations of itself, of a real command, and of the
-// container. It is untrusted input to the host like all the rest: it reveals a
-// container that was made wrong, not a guest that lies.
+// Hello has the guest's observations of itself, a real command and the
+// container. It is untrusted input to the host: it reveals a container that was
+// made wrong, not a guest that lies.
 type Hello struct {
-	// Error is the reason why the guest can't serve. Then only the versions are
-	// set.
+	// Error is why the guest can't serve. Then only the versions are set.
 	Error string `json:"error,omitempty"`
 
 	Protocol int    `json:"protocol"`
 	Version  string `json:"version"` // of the guest's build
 	Kernel   string `json:"kernel"`  // /proc/version
 	PID      int    `json:"pid"`
-	// Guest is the guest's own identity, Command the one that a command which
-	// was started for this purpose had.
+	// Guest is the guest's own identity, Command that of a command started for
+	// this purpose.
 	Guest   Identity `json:"guest"`
 	Command Identity `json:"command"`
-	// Identities is the number of identities that commands can have, 0 included.
-	// The guest took the first and the last of them.
+	// Identities is the number of identities that commands can have, including
+	// 0. The guest has tried the first and the last.
 	Identities int `json:"identities"`
-	// Dumpable reports whether another process of the guest's uid could trace
+	// Dumpable reports whether another process with the guest's uid could trace
 	// it.
 	Dumpable bool `json:"dumpable"`
 	// Namespaces maps a kind (pid, mnt, net, …) to its inode number.
 	Namespaces map[string]uint64 `json:"namespaces"`
-	// UIDMap and GIDMap are the maps of the guest's user namespace, as
-	// /proc/self/uid_map and gid_map have them. Without one of its own they map
-	// all ids to themselves.
+	// UIDMap and GIDMap are the maps of the guest's user namespace, from
+	// /proc/self/uid_map and gid_map. The initial namespace maps all ids to
+	// themselves.
 	UIDMap []IDRange `json:"uid_map"`
 	GIDMap []IDRange `json:"gid_map"`
 	Root   Mount     `json:"root"`
@@ -159,62 +157,60 @@ type Hello struct {
 	Workspace Mount   `json:"workspace"`
 	Submounts []Mount `json:"submounts,omitempty"`
 	// Further are the mounts at Config.Mounts, in that order, as a command sees
-	// them. One without a type is no mount.
+	// them. One without a type is not mounted.
 	Further []Mount `json:"further,omitempty"`
-	// Tmpfs are the tmpfs mounts.
-	Tmpfs []Mount `json:"tmpfs,omitempty"`
+	Tmpfs   []Mount `json:"tmpfs,omitempty"`
 	// Mounts are the paths of all mounts.
-	Mounts []string `json:"mounts,omitempty"`
-	Limits Limits   `json:"limits"`
-	// Interfaces are the names of the network interfaces.
+	Mounts     []string `json:"mounts,omitempty"`
+	Limits     Limits   `json:"limits"`
 	Interfaces []string `json:"interfaces"`
-	// Localhost are the addresses that /etc/hosts has for localhost.
+	// Localhost are the addresses of localhost in /etc/hosts.
 	Localhost []string `json:"localhost,omitempty"`
-	// KillMethod is how a command's processes are found: "gid" or
-	// "subreaper". It was tried on a real process that had left its session.
+	// KillMethod is how a command's processes are found: "gid" or "subreaper".
+	// The guest has tried it on a process that had left its session.
 	KillMethod string `json:"kill_method"`
-	// Nonce is the content of NoncePath, trimmed, if there is one.
+	// Nonce is the content of NoncePath, trimmed, if it exists.
 	Nonce string `json:"nonce,omitempty"`
-	// Threads is the number of operating system threads that were made.
+	// Threads is the number of the guest's operating system threads.
 	Threads int `json:"threads"`
-	// OOMCounter is the file that counts out-of-memory kills, or empty.
+	// OOMCounter is the file that counts out-of-memory kills, or "".
 	OOMCounter string `json:"oom_counter,omitempty"`
-	// PIDsCounter is the file that counts refused forks, or empty.
+	// PIDsCounter is the file that counts refused forks, or "".
 	PIDsCounter string `json:"pids_counter,omitempty"`
-	// Egress are the listeners of Config.Egress; nil without.
+	// Egress has the listeners of Config.Egress, or is nil.
 	Egress *EgressHello `json:"egress,omitempty"`
-	// Lost names protections that are missing, one sentence each.
+	// Lost describes missing protections, one sentence each.
 	Lost []string `json:"lost,omitempty"`
-	// Probe lists what a command could do that it must not be able to; nil
+	// Probe lists what a command tried that it must not be able to do; nil
 	// unless Config.Probe.
 	Probe *Probe `json:"probe,omitempty"`
 }
 
-// NoncePath is the file by which the host proves that it and the container see
-// the same file system.
+// NoncePath is the file by which the host proves that it shares its file system
+// with the container.
 const NoncePath = "/.caisson/nonce"
 
-// Identity is a process's credentials, as /proc/PID/status says.
+// Identity is a process's credentials, as in /proc/PID/status.
 type Identity struct {
-	// UID and GID are real, effective, saved and file system id.
+	// UID and GID are the real, effective, saved and file system id.
 	UID    [4]uint32 `json:"uid"`
 	GID    [4]uint32 `json:"gid"`
 	Groups []uint32  `json:"groups"`
-	// The five capability sets as bit masks; bit n is capability n.
+	// The capability sets as bit masks; bit n is capability n.
 	Inheritable uint64 `json:"cap_inh"`
 	Permitted   uint64 `json:"cap_prm"`
 	Effective   uint64 `json:"cap_eff"`
 	Bounding    uint64 `json:"cap_bnd"`
 	Ambient     uint64 `json:"cap_amb"`
 	NoNewPrivs  bool   `json:"no_new_privs"`
-	// Seccomp is the mode, 2 being a filter; Filters their number, 0 where
-	// the kernel does not say.
+	// Seccomp is the mode; 2 is a filter. Filters is how many, 0 if the kernel
+	// does not report it.
 	Seccomp int `json:"seccomp"`
 	Filters int `json:"seccomp_filters,omitempty"`
 }
 
-// IDRange maps Count ids of a user namespace, from Inside on, to those from
-// Outside on of the namespace around it.
+// IDRange maps Count ids of a user namespace from Inside on to the ids from
+// Outside on in the namespace around it.
 type IDRange struct {
 	Inside  uint32 `json:"inside"`
 	Outside uint32 `json:"outside"`
@@ -235,21 +231,21 @@ func ParseIDMap(text string) []IDRange {
 	return list
 }
 
-// Mount is one mount of the container.
+// Mount is a mount of the container.
 type Mount struct {
 	Path string `json:"path"`
 	Type string `json:"type"` // tmpfs, overlay, 9p, …
-	// Options are those of the mount and of the file system: ro, nosuid, …
+	// Options are the options of the mount and the file system: ro, nosuid, …
 	Options []string `json:"options"`
 	// Device and Inode identify the mount's root directory (stat).
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
-	// Bytes is the file system's size (statfs), for tmpfs only.
+	// Bytes is the file system's size (statfs), only for tmpfs.
 	Bytes int64 `json:"bytes,omitempty"`
 }
 
-// Limits are the limits that can be read inside; 0 is "could not be read",
-// -1 is "none".
+// Limits are the limits that can be read inside; 0 means "could not be read",
+// -1 "none".
 type Limits struct {
 	// Source is "cgroup2", "cgroup1" or empty.
 	Source      string `json:"source,omitempty"`
@@ -262,13 +258,13 @@ type Limits struct {
 	UserPIDs    int64  `json:"user_pids"`  // RLIMIT_NPROC, soft, of commands
 }
 
-// Probe holds the results of what a command tried. Everything but Exited and
-// the descriptors should be an errno: "EPERM", "ENOSYS", …; "ok" is a hole.
+// Probe has the results of a command's attempts.
 type Probe struct {
-	// Results maps an attempt, such as "clone3" or "kill-guest", to its outcome.
+	// Results maps an attempt, such as "clone3" or "kill-guest", to its
+	// outcome: an errno such as "EPERM", or "ok", which is a hole.
 	Results map[string]string `json:"results"`
-	// Descriptors are the open file descriptors that it was given.
+	// Descriptors are the open file descriptors that it got.
 	Descriptors []int `json:"descriptors"`
-	// Identity is as it sees itself, by system calls and not by /proc.
+	// Identity is its own view, from system calls instead of /proc.
 	Identity Identity `json:"identity"`
 }

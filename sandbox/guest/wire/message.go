@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Version is the protocol's version. Host and guest are built together and
-// must have the same.
+// Version is the protocol's version. Host and guest are built together and must
+// have the same.
 const Version = 3
 
 // Channels of a stream.
@@ -35,20 +35,20 @@ type Open struct {
 	Lookup *Lookup      `json:"lookup,omitempty"` // guest: a program looked a name up
 }
 
-// Exec asks the guest to run one command. Arguments are byte strings, as they
-// are to Linux: JSON text could not carry what is not UTF-8.
+// Exec asks the guest to run a command. Arguments are byte strings, as in
+// Linux: JSON text can't carry invalid UTF-8.
 type Exec struct {
 	Argv [][]byte `json:"argv"`
 	Env  [][]byte `json:"env"`
-	// Dir is relative to the workspace; empty is the workspace itself, or the
-	// home of another identity than 0.
+	// Dir is relative to the workspace; empty means the workspace, or the home
+	// of an identity other than 0.
 	Dir []byte `json:"dir,omitempty"`
-	// Identity is 0 for the commands' own user and group, and otherwise an
-	// offset from Config.IdentityBase.
+	// Identity is 0 for the commands' own user and group, otherwise an offset
+	// from Config.IdentityBase.
 	Identity int `json:"identity,omitempty"`
 	// NoLinks forbids symlinks in Dir.
 	NoLinks bool `json:"no_links,omitempty"`
-	// Stdin reports whether channel 0 will be written; otherwise it is
+	// Stdin reports that channel 0 will be written; otherwise standard input is
 	// /dev/null.
 	Stdin bool `json:"stdin,omitempty"`
 	// Live and Tail bound each output stream, in bytes; see
@@ -58,41 +58,43 @@ type Exec struct {
 	// Timeout and Grace are in nanoseconds and positive.
 	Timeout time.Duration `json:"timeout"`
 	Grace   time.Duration `json:"grace"`
-	// Budget bounds what the command uses; nil is no bound of its own.
+	// Budget bounds what the command uses; nil means no bound.
 	Budget *Budget `json:"budget,omitempty"`
 }
 
 // MaxTail bounds Exec.Tail, so that an [Exit] with two tails fits a frame.
 const MaxTail = 1 << 20
 
-// Apply asks the guest to change the workspace. The operation, a JSON
-// workspace.Op of Size bytes, follows on channel 0.
+// Apply asks the guest to change the workspace. The operation, a workspace.Op
+// of Size bytes as JSON, follows on channel 0.
 type Apply struct {
 	Size int64 `json:"size"`
 }
 
-// MaxOp bounds Apply.Size: the content of the largest write, in base64, and
-// as much for the texts of a patch.
+// MaxOp bounds Apply.Size: the content of the largest write in base64, and as
+// much for the texts of a patch.
 const MaxOp = 48 << 20
 
-// MaxChange bounds the JSON of a workspace.Change: the largest content of a
-// file as it was (1 MiB) in base64, and paths.
+// MaxChange bounds a workspace.Change as JSON: the largest previous content of
+// a file (1 MiB) in base64, and paths.
 const MaxChange = 2 << 20
 
-// Started announces that the command runs. {"pid":7}
+// Started announces that the command runs.
+//
+//	{"pid":7}
 type Started struct {
 	PID int `json:"pid"`
 }
 
-// Refused is the reason why a stream never began.
-// {"code":"invalid","text":"working directory \"../x\" leads outside the
-// workspace"}
+// Refused says why a stream never began.
+//
+//	{"code":"invalid","text":"working directory \"../x\" leads outside the workspace"}
 type Refused struct {
 	Code RefusalCode `json:"code"`
 	Text string      `json:"text"`
 }
 
-// RefusalCode classes a refusal.
+// RefusalCode classifies a refusal.
 type RefusalCode string
 
 // The classes of a refusal.
@@ -103,8 +105,8 @@ const (
 	RefusedInternal    RefusalCode = "internal"    // the guest's own trouble
 )
 
-// Budget bounds what the processes of one command use together. The guest looks at it
-// from time to time and kills the command that exceeds it. Zero is no bound.
+// Budget bounds what a command's processes use together; zero means no bound.
+// The guest checks it from time to time and kills a command that exceeds it.
 //
 //	{"tasks":64,"memory":268435456}
 type Budget struct {
@@ -112,7 +114,8 @@ type Budget struct {
 	Memory int64 `json:"memory,omitempty"`
 }
 
-// Exceeded is the use by which a command exceeded its [Budget]. One field is set.
+// Exceeded is how much a command used that exceeded its [Budget]. One field is
+// set.
 type Exceeded struct {
 	Tasks  int64 `json:"tasks,omitempty"`
 	Memory int64 `json:"memory,omitempty"`
@@ -124,13 +127,12 @@ type Exceeded struct {
 //	{}
 //	{"kill":true}
 type Cancel struct {
-	// Kill sends SIGKILL at once, without a grace period. Of a relay it resets the
-	// connection; without it the program gets what was sent before eof.
+	// Kill sends SIGKILL at once, without a grace period. It resets a relay's
+	// connection; without it the program gets everything sent before eof.
 	Kill bool `json:"kill,omitempty"`
 }
 
-// Exit is how a command ended; the meaning of each field is that of
-// sandbox.Exit.
+// Exit is how a command ended; see sandbox.Exit.
 //
 //	{"code":0,"stdout":{"total":3,"sha256":"98ea…","live":3},"stderr":{…},"wall":1200000,…,"kill":{"left":0}}
 type Exit struct {
@@ -152,7 +154,7 @@ type Exit struct {
 	Exceeded *Exceeded `json:"exceeded,omitempty"`
 }
 
-// Output is one output stream of a command that ended; see sandbox.Stream.
+// Output is one output stream of a finished command; see sandbox.Stream.
 type Output struct {
 	Total  int64  `json:"total"`
 	SHA256 string `json:"sha256"`
@@ -170,8 +172,8 @@ type Kill struct {
 	KillTime   time.Duration `json:"kill_time,omitempty"`
 }
 
-// Applied ends an apply stream. Channel 1 carried the change, which is
-// meaningful after an error too: a delete may have removed some.
+// Applied ends an apply stream. The change on channel 1 is valid after an error
+// too: a delete may have removed some files.
 //
 //	{}
 //	{"error":{"kind":"escape","path":"../x","detail":"leads outside the workspace"}}
@@ -181,15 +183,15 @@ type Applied struct {
 	Cancelled bool     `json:"cancelled,omitempty"`
 }
 
-// OpError is a workspace.Error without what must not be shown.
+// OpError is a workspace.Error without its private parts.
 type OpError struct {
 	Kind   string `json:"kind"`
 	Path   string `json:"path"`
 	Detail string `json:"detail"`
 }
 
-// Decode reads a control payload into v, strictly: an unknown field, a wrong
-// type or anything after the value is [ErrProtocol].
+// Decode reads a control payload into v. An unknown field, a wrong type or more
+// than one value is [ErrProtocol].
 func Decode(payload []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(payload))
 	d.DisallowUnknownFields()
@@ -202,5 +204,5 @@ func Decode(payload []byte, v any) error {
 	return nil
 }
 
-// CreditOf reads the payload of a credit frame.
+// CreditOf returns the number in a credit frame.
 func CreditOf(f Frame) uint32 { return binary.BigEndian.Uint32(f.Payload) }

@@ -1,8 +1,8 @@
 package wire
 
-// ReadRequest asks the guest to read the workspace as a command could: what a host
-// that can't see the workspace itself shows of it. The path is relative, a byte
-// string as names are to Linux.
+// ReadRequest asks the guest to read the workspace as a command could, for a
+// host that can't see it. The path is relative and a byte string, like names in
+// Linux.
 //
 //	{"kind":"info","path":"c3JjL2EuZ28=","follow":true}
 //	{"kind":"directory","path":"c3Jj","most":100000,"text":1048576}
@@ -11,14 +11,14 @@ package wire
 type ReadRequest struct {
 	Kind ReadKind `json:"kind"`
 	Path []byte   `json:"path"`
-	// Follow lets the path's last name be a symlink; it may always be one for a
-	// file.
+	// Follow lets the path's last name be a symlink, which it may always be for
+	// a file.
 	Follow bool `json:"follow,omitempty"`
-	// Names are the files of the directory Path that are read, at most
+	// Names are the files of the directory Path to read, at most
 	// [MaxReadNames].
 	Names [][]byte `json:"names,omitempty"`
 	// Most bounds the entries of a directory, at most [MaxReadEntries], or the
-	// bytes of a file, at most [MaxReadBytes], which are read from Offset on.
+	// bytes of a file from Offset on, at most [MaxReadBytes].
 	Most   int64 `json:"most,omitempty"`
 	Offset int64 `json:"offset,omitempty"`
 	// Text bounds the bytes of a directory's paths (the directory's own, a
@@ -32,7 +32,7 @@ type ReadKind string
 // The kinds of a read.
 const (
 	ReadInfo      ReadKind = "info"      // what a path leads to
-	ReadDirectory ReadKind = "directory" // channel 1: one [DirEntry] a line, in the order of their names
+	ReadDirectory ReadKind = "directory" // channel 1: one [DirEntry] a line, ordered by name
 	ReadFile      ReadKind = "file"      // channel 1: the file's bytes
 	ReadFiles     ReadKind = "files"     // channel 1: a [FileHeader] and the file's bytes for each name
 )
@@ -40,21 +40,19 @@ const (
 // Bounds of a read.
 const (
 	MaxReadEntries = 100_000
-	// MaxReadText is about what a guest holds of a directory, twice.
+	// MaxReadText is about half of what a guest holds of a directory.
 	MaxReadText  = 16 << 20
 	MaxReadBytes = 16 << 20
 	MaxReadNames = 64
-	// MaxEntryLine bounds one entry: a name of 255 bytes and a symlink's target
+	// MaxEntryLine bounds an entry: a name of 255 bytes and a symlink's target
 	// of 4095 in base64, and numbers.
 	MaxEntryLine = 8 << 10
-	// MaxDirectoryBytes bounds the lines of one directory. A guest leaves out
-	// the entries beyond it, as it does those beyond ReadRequest.Most and
-	// ReadRequest.Text.
+	// MaxDirectoryBytes bounds the lines of a directory. A guest leaves out the
+	// entries beyond it, or beyond ReadRequest.Most and Text.
 	MaxDirectoryBytes = 64 << 20
 )
 
-// DirEntry is one name in a directory; the meaning of each field is that of
-// workspace.Entry.
+// DirEntry is one name in a directory; see workspace.Entry.
 //
 //	{"name":"YS5nbw==","type":"file","size":213,"mode":420,"modified":[1700000000,5],"changed":[1700000000,5],"inode":12}
 type DirEntry struct {
@@ -62,23 +60,23 @@ type DirEntry struct {
 	Type     string     `json:"type"`
 	Size     int64      `json:"size,omitempty"`
 	Target   []byte     `json:"target,omitempty"`
-	Mode     uint32     `json:"mode,omitempty"` // as fs.FileMode has it
+	Mode     uint32     `json:"mode,omitempty"` // as an fs.FileMode
 	Modified *Timestamp `json:"modified,omitempty"`
 	Changed  *Timestamp `json:"changed,omitempty"`
 	Inode    uint64     `json:"inode,omitempty"`
 }
 
-// FileHeader is a line before the bytes of one file of several.
+// FileHeader is the line before the bytes of each of several files.
 //
 //	{"info":{"type":"file","size":213,"mode":420,"modified":[1700000000,5]},"length":213}
 //	{"error":{"kind":"not_found","path":"","detail":"no such file or directory"}}
 type FileHeader struct {
 	Info *FileInfo `json:"info,omitempty"`
-	// Length is the number of bytes that follow: none of a file that is larger
-	// than ReadRequest.Most.
+	// Length is the number of bytes that follow: 0 for a file larger than
+	// ReadRequest.Most.
 	Length int64    `json:"length,omitempty"`
 	Error  *OpError `json:"error,omitempty"`
-	// Mount reports whether the error is of a path on another mount.
+	// Mount reports that the error is about a path on another mount.
 	Mount bool `json:"mount,omitempty"`
 }
 
@@ -91,18 +89,19 @@ type Timestamp [2]int64
 //	{"error":{"kind":"not_found","path":"","detail":"no such file or directory"}}
 //	{"cancelled":true}
 type ReadResult struct {
-	// Info is of what the path leads to; none for a directory's entries.
+	// Info describes what the path leads to; nil for a directory's entries.
 	Info *FileInfo `json:"info,omitempty"`
 	// More is set if the file or directory continues, or if the last of several
-	// files were not read: a guest ends after [MaxReadBytes], with at least one.
+	// files were not read: a guest ends after [MaxReadBytes], but reads at
+	// least one.
 	More  bool     `json:"more,omitempty"`
 	Error *OpError `json:"error,omitempty"`
-	// Mount reports whether the error is of a path on another mount.
+	// Mount reports that the error is about a path on another mount.
 	Mount     bool `json:"mount,omitempty"`
 	Cancelled bool `json:"cancelled,omitempty"`
 }
 
-// FileInfo describes what a path leads to, as workspace.Info does.
+// FileInfo describes what a path leads to; see workspace.Info.
 type FileInfo struct {
 	Type     string    `json:"type"`
 	Size     int64     `json:"size,omitempty"`

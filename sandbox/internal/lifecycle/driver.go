@@ -81,6 +81,7 @@ type Connection interface {
 	Stderr() string
 }
 
+// Listed is a listed sandbox with the entries of its cleanup list.
 type Listed struct {
 	sandbox.Listing
 	Entries []ownership.NumberedEntry

@@ -27,6 +27,7 @@ func (p *Preparation) BindsLowPorts() bool {
 	return p.LowPorts && p.Spec.User != sandbox.UserRoot && e != nil && (e.Names || len(e.Capture) > 0)
 }
 
+// Seccomp returns the seccomp profile for a processor architecture.
 func (p *Preparation) Seccomp(arch string) (harden.Seccomp, error) {
 	s, err := harden.SeccompFor(arch)
 	if err != nil || p.Spec.Egress == nil {
@@ -110,6 +111,7 @@ const maxBundle = 4 << 20
 // netDir contains the egress plan's files, below the session's files.
 const netDir = "net"
 
+// NeedsImageFiles reports whether AddEgressFiles reads the image.
 func (p *Preparation) NeedsImageFiles() bool {
 	e := p.Spec.Egress
 	return !p.Remote && e != nil && (e.Names || len(e.Roots)+len(e.Files) > 0)

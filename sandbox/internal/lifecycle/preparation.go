@@ -89,6 +89,7 @@ func (p *Preparation) VolumeMounts(volumes []string) ([]harden.Tmpfs, error) {
 	return list, nil
 }
 
+// Identity is the commands' identity in a container.
 type Identity struct {
 	CommandUID, CommandGID int
 	// SingleUID reports that the guest has the commands' identity too.
@@ -126,4 +127,5 @@ func (i Identity) idMaps() (uids, gids []wire.IDRange) {
 	return []wire.IDRange{{Outside: uint32(base.UID), Count: workmount.IDCount}}, []wire.IDRange{{Outside: uint32(base.GID), Count: workmount.IDCount}}
 }
 
+// ContainerName returns the name of a session's container.
 func ContainerName(session string) string { return "caisson-" + session }

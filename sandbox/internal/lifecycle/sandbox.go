@@ -44,11 +44,13 @@ var (
 // Container returns the driver's part of the sandbox.
 func (s *Sandbox) Container() Container { return s.container }
 
+// Guest returns the connection to the guest.
 func (s *Sandbox) Guest() *guest.Conn { return s.link.conn }
 
 // ID returns the engine's or runtime's name for the container.
 func (s *Sandbox) ID() string { return s.container.ID() }
 
+// State returns the current state.
 func (s *Sandbox) State() sandbox.State { return s.status.currentState() }
 
 // Attestation returns what was observed and read back when the sandbox started.
@@ -102,6 +104,7 @@ func (s *Sandbox) Collect(ctx context.Context) error {
 // View returns the commands' view of an overlay or a copy; see sandbox.Sandbox.
 func (s *Sandbox) View() workspace.View { return s.view }
 
+// Service returns the service; see sandbox.Sandbox.
 func (s *Sandbox) Service() sandbox.ServiceProcess {
 	if s.service == nil {
 		return nil

@@ -152,6 +152,7 @@ func relativeDir(base, dir string) (string, error) {
 	return filepath.Rel(base, dir)
 }
 
+// Session returns the session's ID.
 func (j *CleanupList) Session() string { return j.doc.Session }
 
 // Owner returns the process that created the list.

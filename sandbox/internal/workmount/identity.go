@@ -45,6 +45,7 @@ const (
 	IDCount = 1 << 16
 )
 
+// OwnBase is the base of user namespaces that Caisson makes.
 var OwnBase = Base{FirstID, FirstID}
 
 // IsNamespace reports whether the container has a user namespace.

@@ -33,6 +33,7 @@ type guardState struct {
 	empty bool
 }
 
+// Equal reports whether two layouts are the same.
 func (l Layout) Equal(other Layout) bool {
 	return l.dir == other.dir && l.lost == other.lost && slices.EqualFunc(l.guards, other.guards, func(a, b guardState) bool {
 		return a.name == b.name && a.binding == b.binding && a.fileID == b.fileID
