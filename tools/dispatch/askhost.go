@@ -12,24 +12,23 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// HostQuestion is a question about a host and a port that a command wants to connect
-// to, and that no rule is about. Host is canonical.
+// HostQuestion asks about a host and port that a command wants to connect to and
+// that no rule covers. Host is canonical.
 type HostQuestion struct {
-	// CallID is the call of the command.
+	// CallID is the command's call.
 	CallID string `json:"-"`
 	Host   string `json:"host"`
-	// Display is the Unicode form of Host, "" if it is the same.
+	// Display is the Unicode form of Host, or "" if it is the same.
 	Display string `json:"in_unicode,omitempty"`
 	Port    uint16 `json:"port"`
-	// Addr is set if the host is allowed, and has this address in a private network.
-	Addr string `json:"private_address,omitempty"`
-	// Command is the command that wants to connect.
+	// Addr is set if the host is allowed but has this address in a private network.
+	Addr    string `json:"private_address,omitempty"`
 	Command string `json:"command"`
 	// Rule is the rule that allowing amounts to.
 	Rule string `json:"allowing_means"`
 }
 
-// phrase returns what a lasting answer is bound to.
+// phrase returns the text that a lasting answer is bound to.
 func (q HostQuestion) phrase() string {
 	text := net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))
 	if q.Addr != "" {
@@ -38,10 +37,10 @@ func (q HostQuestion) phrase() string {
 	return text
 }
 
-// AskHost asks about a host, unless a stored answer is about it, and returns what was
-// recorded: by whom, allow or deny, once or always. It returns when ctx ends, and then
-// denies. If no one can be asked it denies, whatever OnPrompt is: a host is no call
-// that someone has seen. Its error is that of a record that could not be written.
+// AskHost returns the stored answer about a host, or asks. The result is what was
+// recorded; its scope is once or always. If ctx ends, it denies. If nobody can be
+// asked, it also denies, whatever OnPrompt says: nobody has seen a call that names
+// the host. An error means that a record could not be written.
 func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Resolution, error) {
 	key := approval.Grant{Tool: approval.HostTool, Workspace: d.opts.Workspace, Phrase: q.phrase()}
 	if d.opts.Grants != nil {
@@ -81,7 +80,8 @@ func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Reso
 	return r, err
 }
 
-// resolveHost returns the resolution by a reply, and stores an answer of scope always.
+// resolveHost returns the resolution for a reply. It stores an answer of scope
+// always.
 func (d *Dispatcher) resolveHost(c approval.Confirmation, first approval.Reply, key approval.Grant) approval.Resolution {
 	r := approval.Resolution{
 		RequestID: c.ID, CallID: c.CallID, Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: first.By,
@@ -109,7 +109,6 @@ func (d *Dispatcher) resolveHost(c approval.Confirmation, first approval.Reply, 
 	return r
 }
 
-// describeHost returns what a person is asked about a host.
 func (d *Dispatcher) describeHost(q HostQuestion) (approval.Confirmation, error) {
 	exact, err := json.Marshal(q)
 	if err != nil {

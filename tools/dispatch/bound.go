@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Bounds of a result's blocks: one picture (what providers accept), how many
-// and how much of them together, and how many blocks.
+// Bounds of a result's blocks: one picture (as providers accept it), all pictures,
+// and the number of blocks.
 const (
 	maxImageBytes  = 5 << 20
 	maxImages      = 8
@@ -20,10 +20,10 @@ const (
 	maxBlocks      = 64
 )
 
-// room is the space that is left for the rest of a result.
+// room is the space left in a result.
 type room struct{ bytes, chars, images, imageBytes int }
 
-// takeText takes what there is room for.
+// takeText returns as much of s as there is room for.
 func (r *room) takeText(s string) (text string, cut bool) {
 	text = s
 	head, tail := utf8text.SplitChars(s, r.chars)
@@ -41,7 +41,7 @@ func (r *room) takeText(s string) (text string, cut bool) {
 
 func (r *room) isFull() bool { return r.bytes == 0 || r.chars == 0 }
 
-// takeImage takes the room of a picture, or returns why it is left out.
+// takeImage takes room for a picture, or returns a sentence that replaces it.
 func (r *room) takeImage(b tools.Block) string {
 	switch {
 	case len(b.Image) > maxImageBytes:
@@ -58,10 +58,9 @@ func (r *room) takeImage(b tools.Block) string {
 	return ""
 }
 
-// boundBlocks repairs and bounds what the model gets: all text together is at
-// most limit bytes, and chars characters where that is not 0, plus the notes of
-// what was cut. A picture that there is no room for becomes a sentence. Text
-// that is empty is left out, because providers refuse it.
+// boundBlocks repairs and bounds a result: all text has at most limit bytes and, if
+// chars is not 0, chars characters, plus notes of what was cut. A sentence replaces
+// a picture without room. Empty text is left out, because providers refuse it.
 func boundBlocks(blocks []tools.Block, limit, chars int) (bounded []tools.Block, cut bool) {
 	left := room{bytes: limit, chars: chars, images: maxImages, imageBytes: maxImagesBytes}
 	if chars == 0 {
@@ -91,7 +90,7 @@ func boundBlocks(blocks []tools.Block, limit, chars int) (bounded []tools.Block,
 	return bounded, cut
 }
 
-// blocksSize is the number of bytes of a result.
+// blocksSize returns the bytes of a result.
 func blocksSize(blocks []tools.Block) int {
 	n := 0
 	for _, b := range blocks {
@@ -100,7 +99,7 @@ func blocksSize(blocks []tools.Block) int {
 	return n
 }
 
-// blocksText is all the text of a result.
+// blocksText joins the text of a result.
 func blocksText(blocks []tools.Block) string {
 	var texts []string
 	for _, b := range blocks {

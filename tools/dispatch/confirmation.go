@@ -13,21 +13,21 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// confirmation is one call's need for an answer. Its result is read after done is
-// closed.
+// confirmation is one call's need for an answer. Its result may be read once done
+// is closed.
 type confirmation struct {
 	once bool // the answer holds for the session
-	// leader is an earlier confirmation of the same round whose answer this one shares.
+	// leader is an earlier confirmation in the round whose answer this one shares.
 	leader *confirmation
 	shown  tools.Projection
 	again  bool
 
 	id      string            // of the request
-	request *approval.Request // nil if no one was asked
+	request *approval.Request // nil if nobody was asked
 
 	done chan struct{}
-	fail *tools.Error // nil: allowed
-	// decision and by are those of the recorded resolution.
+	fail *tools.Error // nil if allowed
+	// decision and by are from the recorded resolution.
 	decision approval.Decision
 	by       string
 	// reason is why a person refused, in their words.
@@ -53,11 +53,11 @@ func (c *confirmation) isResolved() bool {
 	}
 }
 
-// confirmer gets the answers that the calls of a round need.
+// confirmer gets the answers that a round's calls need.
 type confirmer struct{ *round }
 
-// resolveWithoutAsking resolves the confirmations of a round that have an earlier
-// answer, and all of them if no one can be asked.
+// resolveWithoutAsking resolves the confirmations that have an earlier answer, or
+// all of them if nobody can be asked.
 func (r confirmer) resolveWithoutAsking(all []*pending) {
 	leaders := map[approval.AnswerKey]*confirmation{}
 	for _, p := range all {
@@ -85,8 +85,7 @@ func (r confirmer) resolveWithoutAsking(all []*pending) {
 	}
 }
 
-// applyEarlierAnswer applies an answer that holds for the session, or a stored one, and
-// reports whether there is one.
+// applyEarlierAnswer applies the session's answer or a stored one, if there is one.
 func (r confirmer) applyEarlierAnswer(p *pending) (fail *tools.Error, found bool) {
 	decision, by, scope := approval.Decision(""), approval.BySession, approval.ScopeSession
 	if d, ok := r.sessionAnswer(p); ok {
@@ -102,16 +101,16 @@ func (r confirmer) applyEarlierAnswer(p *pending) (fail *tools.Error, found bool
 	return denialOf(decision), true
 }
 
-// sessionAnswer returns the answer for the session that covers a call. An allow does
-// not cover a dangerous command.
+// sessionAnswer returns the session's answer to a call. An allow does not cover a
+// dangerous command.
 func (r confirmer) sessionAnswer(p *pending) (approval.Decision, bool) {
 	d, ok := r.d.answers.Find(p.remember)
 	return d, ok && (d != approval.DecisionAllow || p.dangerous == "")
 }
 
-// storedAnswer returns the stored answer that covers a call. A dangerous command may
-// have an allow from before it was called dangerous, or by hand: that does not count, and
-// a deny does.
+// storedAnswer returns the stored answer to a call. A dangerous command may have a
+// stored allow, from before it was called dangerous or written by hand. It doesn't
+// count; a deny does.
 func (r confirmer) storedAnswer(p *pending) (approval.Decision, bool) {
 	key, ok := grantKey(p, r.d.opts.Workspace)
 	if !ok || r.d.opts.Grants == nil {
@@ -124,7 +123,7 @@ func (r confirmer) storedAnswer(p *pending) (approval.Decision, bool) {
 	return decision, found && (decision != approval.DecisionAllow || p.dangerous == "")
 }
 
-// grantKey returns the key of a stored answer to this call, and reports whether it can
+// grantKey returns the key of a stored answer to this call, or false if it can't
 // have one.
 func grantKey(p *pending, workspace string) (approval.Grant, bool) {
 	def := p.tool.Definition
@@ -148,7 +147,7 @@ func grantKey(p *pending, workspace string) (approval.Grant, bool) {
 	return key, err == nil
 }
 
-// denialOf returns the failure of a call that a person did not allow, nil for an allow.
+// denialOf returns the failure of a denied call, or nil for an allow.
 func denialOf(d approval.Decision) *tools.Error {
 	if d == approval.DecisionAllow {
 		return nil
@@ -183,7 +182,7 @@ func (r confirmer) describeCall(p *pending) approval.Confirmation {
 		safe, hiddenName := tools.Display(path)
 		c.Covers, c.Hidden = append(c.Covers, safe), c.Hidden || hiddenName
 	}
-	// An answer about a dangerous command covers this call alone.
+	// An answer about a dangerous command covers only this call.
 	if p.dangerous == "" {
 		c.Scopes = append(c.Scopes, approval.ScopeSession)
 	}
@@ -197,7 +196,7 @@ func (r confirmer) describeCall(p *pending) approval.Confirmation {
 	return c
 }
 
-// describeDefinition adds what the server of a tool declares.
+// describeDefinition adds what a tool's server declares.
 func (r confirmer) describeDefinition(p *pending, c *approval.Confirmation) {
 	def := p.tool.Definition
 	text, hidden := tools.DisplayLines(utf8text.Repair(def.Description))
@@ -209,8 +208,8 @@ func (r confirmer) describeDefinition(p *pending, c *approval.Confirmation) {
 	c.Redefined = r.d.answers.IsOutdated(p.remember) || lasts && r.d.opts.Grants != nil && r.d.opts.Grants.IsOutdated(key)
 }
 
-// requestConfirmations requests the unresolved confirmations of a round together: all
-// are reported, in the order of the calls, before the first one is delivered.
+// requestConfirmations requests a round's unresolved confirmations together: all
+// are reported, in the order of the calls, before the first is delivered.
 func (r confirmer) requestConfirmations(open []*pending) {
 	var asking []*pending
 	for _, p := range open {
@@ -245,8 +244,8 @@ func (r confirmer) requestConfirmations(open []*pending) {
 	}
 }
 
-// requestConfirmation requests the confirmation of a call and reports it. An answer may
-// come from then on.
+// requestConfirmation requests and reports the confirmation of a call. From then on
+// it can be answered.
 func (r confirmer) requestConfirmation(p *pending) *approval.Request {
 	c := r.describeCall(p)
 	p.confirm.id = c.ID
@@ -255,8 +254,8 @@ func (r confirmer) requestConfirmation(p *pending) *approval.Request {
 	return p.confirm.request
 }
 
-// waitForConfirmation waits until a call is confirmed. It returns nil if the call may
-// run.
+// waitForConfirmation waits until a call is confirmed. It returns nil if the call
+// may run.
 func (r confirmer) waitForConfirmation(p *pending) *tools.Error {
 	if p.confirm == nil {
 		return nil
@@ -287,7 +286,7 @@ func (r confirmer) followLeader(p *pending, leader *confirmation) *tools.Error {
 	return leader.fail
 }
 
-// confirmAgain requests a call's confirmation once more, with what it would change now.
+// confirmAgain asks about a call once more, with what it would change now.
 func (r confirmer) confirmAgain(p *pending) {
 	p.call.Projected = ""
 	p.confirm = newConfirmation(p)
@@ -297,8 +296,8 @@ func (r confirmer) confirmAgain(p *pending) {
 	p.confirm.resolve(r.waitForReply(p))
 }
 
-// waitForReply waits for the first reply to a call's request and applies it. It returns
-// nil if the call may run.
+// waitForReply waits for the first reply to a call's request and applies it. It
+// returns nil if the call may run.
 func (r confirmer) waitForReply(p *pending) *tools.Error {
 	first := r.d.opts.Broker.Wait(p.confirm.request, &r.d.answers, func() (approval.Decision, bool) { return r.sessionAnswer(p) })
 	switch first.By {
@@ -318,7 +317,6 @@ func (r confirmer) waitForReply(p *pending) *tools.Error {
 	return r.applyUserAnswer(p, first)
 }
 
-// firstOf returns the first failure that is not nil.
 func firstOf(fails ...*tools.Error) *tools.Error {
 	for _, fail := range fails {
 		if fail != nil {
@@ -328,7 +326,6 @@ func firstOf(fails ...*tools.Error) *tools.Error {
 	return nil
 }
 
-// applyUserAnswer applies and records a person's answer.
 func (r confirmer) applyUserAnswer(p *pending, first approval.Reply) *tools.Error {
 	a := first.Answer
 	if a.Decision != approval.DecisionAllow {
@@ -356,7 +353,8 @@ func (r confirmer) applyUserAnswer(p *pending, first approval.Reply) *tools.Erro
 	return firstOf(fail, denialOf(a.Decision))
 }
 
-// recordUserAnswer records a person's answer, and keeps it if it holds for the session.
+// recordUserAnswer records a person's answer, and keeps it if it holds for the
+// session.
 func (r confirmer) recordUserAnswer(p *pending, first approval.Reply, a approval.Answer) (fail *tools.Error) {
 	if a.Scope != approval.ScopeSession {
 		return r.recordResolution(p, first, a.Decision, a.Scope)
@@ -368,11 +366,11 @@ func (r confirmer) recordUserAnswer(p *pending, first approval.Reply, a approval
 	return fail
 }
 
-// applyOnPrompt applies OnPrompt to a call about which no one can be asked.
+// applyOnPrompt applies OnPrompt to a call if nobody can be asked.
 func (r confirmer) applyOnPrompt(p *pending) *tools.Error {
 	first := approval.Reply{By: approval.ByOnPrompt}
 	if r.d.opts.OnPrompt == OnPromptAllow {
-		p.confirm.shown = tools.Projection{} // no one saw it
+		p.confirm.shown = tools.Projection{} // nobody saw it
 		return r.recordResolution(p, first, approval.DecisionAllow, approval.ScopeOnce)
 	}
 	fail := r.recordResolution(p, first, approval.DecisionDeny, approval.ScopeOnce)
@@ -384,7 +382,7 @@ func (r confirmer) applyOnPrompt(p *pending) *tools.Error {
 	return firstOf(fail, &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "no_approver", Message: message, Visible: true})
 }
 
-// countUnapproved counts a call that was refused for want of an approver.
+// countUnapproved counts a call that was refused for lack of an approver.
 func (r confirmer) countUnapproved(d approval.Decision) {
 	if d == approval.DecisionAllow {
 		return
@@ -394,8 +392,8 @@ func (r confirmer) countUnapproved(d approval.Decision) {
 	r.d.unapproved++
 }
 
-// recordResolution records the resolution of a confirmation, and then lets the clients
-// know. An answer that can't be recorded does not count: the call fails.
+// recordResolution records the resolution of a confirmation, and then tells the
+// clients. An answer that can't be recorded doesn't count: the call fails.
 func (r confirmer) recordResolution(p *pending, first approval.Reply, d approval.Decision, s approval.Scope) *tools.Error {
 	p.confirm.decision, p.confirm.by, p.confirm.reason = d, first.By, first.Answer.Reason
 	resolution := approval.Resolution{

@@ -18,53 +18,55 @@ import (
 
 // Defaults of [Options].
 const (
-	// DefaultConcurrency is the number of calls of a session that run at once
+	// DefaultConcurrency is the number of a session's calls that run at once
 	// (docs/internal/specification.md §4).
 	DefaultConcurrency = 4
-	// DefaultConfirmTimeout bounds the wait for an answer (docs/internal/specification.md §5.2).
+	// DefaultConfirmTimeout bounds the wait for an answer
+	// (docs/internal/specification.md §5.2).
 	DefaultConfirmTimeout = 5 * time.Minute
-	// DefaultAbandon bounds the wait for a cancelled tool (docs/internal/specification.md §8).
+	// DefaultAbandon bounds the wait for a cancelled tool
+	// (docs/internal/specification.md §8).
 	DefaultAbandon = 30 * time.Second
 )
 
-// ErrNoApprover is a prompt that no one can answer under [OnPromptFail]. It ends the
-// run.
+// ErrNoApprover means that nobody can answer a prompt under [OnPromptFail]. It ends
+// the run.
 var ErrNoApprover = errors.New("no approver")
 
-// Options configure a [Dispatcher]. The zero value is invalid: Emit is needed.
+// Options configures a [Dispatcher]. Emit is required.
 type Options struct {
-	// Session is the session's id, for logs.
+	// Session is the session's ID, for logs.
 	Session string
-	// Workspace is the absolute host path of the workspace, symlinks resolved:
-	// it decides which relaxed workspaces and stored answers apply, and the
-	// order of calls that name files by absolute paths. "" applies none.
+	// Workspace is the workspace's absolute host path with symlinks resolved, or
+	// "". It decides which relaxed workspaces and stored answers apply, and makes
+	// absolute paths of calls comparable.
 	Workspace string
-	// Mount is the workspace's absolute path inside the container; "" means
+	// Mount is the workspace's absolute path in the container; "" means
 	// "/workspace".
-	Mount string
-	// Policy decides what needs an answer. The zero Policy asks about everything.
+	Mount  string
 	Policy policy.Policy
-	// Broker gets the answers of people; it must serve no other dispatcher. Nil
-	// means that no one can be asked.
+	// Broker gets people's answers. It must serve no other dispatcher. Nil means
+	// that nobody can be asked.
 	Broker *approval.Broker
-	// OnPrompt is then the result of a prompt; "" means OnPromptDeny.
+	// OnPrompt is the result of a prompt if nobody can be asked; "" means
+	// OnPromptDeny.
 	OnPrompt OnPrompt
-	// Grants keeps answers of scope always; nil offers no such scope.
+	// Grants keeps answers of scope always. Nil doesn't offer that scope.
 	Grants *approval.Grants
-	// Emit gets every event, one at a time. An error of any event but
-	// OutputDelta means that it could not be recorded: nothing more is
-	// started, and Round returns [tools.ErrRecord]. It must not call the dispatcher.
+	// Emit gets every event, one at a time. Except for OutputDelta, an error means
+	// that the event could not be recorded: nothing more is started, and Round
+	// returns [tools.ErrRecord]. Emit must not call the dispatcher.
 	Emit func(Event) error
-	// Scope checks one path of an input against the workspace before anything
-	// runs; nil means by name alone. A *workspace.Error other than escape and
-	// invalid is left to the tool to say.
+	// Scope checks a path of an input against the workspace before anything runs.
+	// Nil checks only the name. A *workspace.Error other than escape and invalid is
+	// left to the tool.
 	Scope func(path string) error
-	// Allow reports whether this session may use a tool; nil allows what is
-	// EnabledByDefault and doesn't RequireAdmin. What it refuses is neither
-	// offered nor run.
+	// Allow reports whether this session may use a tool. Nil allows tools that are
+	// EnabledByDefault and don't RequireAdmin. Other tools are neither offered nor
+	// run.
 	Allow func(tools.Definition) bool
-	// Refusal returns the reason and the message of a call whose tool Allow refuses;
-	// nil, and an empty reason, mean that the session does not permit it.
+	// Refusal returns why Allow refuses a tool. Nil or an empty reason means that
+	// the session does not permit it.
 	Refusal func(tools.Definition) (reason, message string)
 	// Concurrency is the number of calls that run at once; zero means
 	// [DefaultConcurrency].
@@ -72,33 +74,33 @@ type Options struct {
 	// ConfirmTimeout bounds the wait for an answer; zero means
 	// [DefaultConfirmTimeout].
 	ConfirmTimeout time.Duration
-	// Abandon bounds the wait for a tool that was cancelled; zero means
-	// [DefaultAbandon]. OnAbandon is told of a tool that is given up, so that
-	// its container can be killed; nil does nothing.
+	// Abandon bounds the wait for a cancelled tool; zero means [DefaultAbandon].
+	// OnAbandon, if not nil, is told of a tool that is given up, so that its
+	// container can be killed.
 	Abandon   time.Duration
 	OnAbandon func(callID string, def tools.Definition)
-	// ResultBytes bounds every result below the tool's own bound; zero leaves
-	// it to the tool. ResultCharacters bounds it in characters too (4,000 for
-	// workers); zero does not.
+	// ResultBytes bounds every result below the tool's own bound, and
+	// ResultCharacters bounds it in characters (4,000 for workers). Zero bounds
+	// nothing.
 	ResultBytes, ResultCharacters int
-	// Logger gets what may not be shown; nil discards.
+	// Logger gets what may not be shown. It may be nil.
 	Logger *zap.Logger
 }
 
-// OnPrompt is the result of a prompt when no one can be asked.
+// OnPrompt is the result of a prompt when nobody can be asked.
 type OnPrompt string
 
-// The results. The zero value is OnPromptDeny.
 const (
-	// OnPromptDeny refuses the call and goes on; [Dispatcher.Unapproved] counts it.
+	// OnPromptDeny refuses the call and continues; [Dispatcher.Unapproved] counts
+	// it.
 	OnPromptDeny OnPrompt = "deny"
 	// OnPromptFail ends the run at once with [ErrNoApprover].
 	OnPromptFail OnPrompt = "fail"
-	// OnPromptAllow runs the call; the events report that no one was asked.
+	// OnPromptAllow runs the call. The events report that nobody was asked.
 	OnPromptAllow OnPrompt = "allow"
 )
 
-// Dispatcher runs the tool calls of one session. It is safe for concurrent
+// Dispatcher runs the tool calls of one session. Methods are safe for concurrent
 // use. Close it after use.
 type Dispatcher struct {
 	opts    Options
@@ -107,10 +109,9 @@ type Dispatcher struct {
 	slots   *scheduler
 	out     emitter
 	answers approval.SessionAnswers
-	// danger are the policy's patterns of dangerous commands.
-	danger policy.DangerMatcher
+	danger  policy.DangerMatcher
 
-	confirmations atomic.Int64 // that were requested
+	confirmations atomic.Int64 // number requested so far
 
 	mu         sync.Mutex
 	unapproved int
@@ -119,7 +120,7 @@ type Dispatcher struct {
 	running    sync.WaitGroup
 }
 
-// New makes a dispatcher without tools. It fails for options that can't work.
+// New returns a dispatcher without tools, or an error if the options are invalid.
 func New(opts Options) (*Dispatcher, error) {
 	if opts.Emit == nil {
 		return nil, errors.New("make dispatcher: Options.Emit is missing")
@@ -178,17 +179,16 @@ func withDefaults(o Options) Options {
 	return o
 }
 
-// Register adds a tool. It fails with a *RegistrationError, and then the tool
-// is not there.
+// Register adds a tool. Its error is a [*tools.RegistrationError].
 func (d *Dispatcher) Register(f tools.Factory) error { return d.tools.Register(f) }
 
-// Unregister removes a tool by either form of its name and reports whether
-// it was there. Calls that run are not affected. Those that wait for an answer or a slot
-// end with tool.failed{execution_error}, reason "tool_removed": what was checked and shown
-// is not there any more, also if another tool gets the name.
+// Unregister removes a tool by either form of its name. It reports whether the tool
+// was registered. Running calls go on. Calls that wait for an answer or a slot fail
+// with tool.failed{execution_error}, reason "tool_removed", even if another tool
+// gets the name: it is not the one that was checked and shown.
 func (d *Dispatcher) Unregister(name string) bool { return d.tools.Unregister(name) }
 
-// Definitions are the tools that this session may use, sorted by name. The
+// Definitions returns the tools that this session may use, sorted by name. The
 // caller must not change what they point to.
 func (d *Dispatcher) Definitions() []tools.Definition {
 	var defs []tools.Definition
@@ -200,8 +200,8 @@ func (d *Dispatcher) Definitions() []tools.Definition {
 	return defs
 }
 
-// Registered returns the definitions of all tools, sorted by name, those included that this
-// session may not use. The caller must not change what they point to.
+// Registered returns all tools, sorted by name, including those that this session
+// may not use. The caller must not change what they point to.
 func (d *Dispatcher) Registered() []tools.Definition {
 	all := d.tools.All()
 	defs := make([]tools.Definition, len(all))
@@ -211,8 +211,8 @@ func (d *Dispatcher) Registered() []tools.Definition {
 	return defs
 }
 
-// Names returns the names of all tools, sorted, those included that this session may not
-// use.
+// Names returns the names of all tools, sorted, including those that this session
+// may not use.
 func (d *Dispatcher) Names() []tools.Name {
 	var names []tools.Name
 	for _, def := range d.Registered() {
@@ -221,8 +221,8 @@ func (d *Dispatcher) Names() []tools.Name {
 	return names
 }
 
-// Lookup finds a tool by its canonical or its wire name, whether or not this
-// session may use it. The canonical form wins.
+// Lookup finds a tool by its canonical name, or else its wire name, even if this
+// session may not use it.
 func (d *Dispatcher) Lookup(name string) (tools.Definition, bool) {
 	t, ok := d.tools.Find(name)
 	if !ok {
@@ -231,24 +231,24 @@ func (d *Dispatcher) Lookup(name string) (tools.Definition, bool) {
 	return t.Definition, true
 }
 
-// UnmatchedRules are the keys of the policy's per-tool modes that match no
-// registered tool, nor one of the servers, whose tools come later; sorted. A misspelt deny
-// protects nothing, and the user should know.
+// UnmatchedRules returns the policy's per-tool keys, sorted, that match no
+// registered tool and none of the servers, whose tools come later. A misspelt deny
+// protects nothing, so the user should know.
 func (d *Dispatcher) UnmatchedRules(servers ...string) []string {
 	return d.opts.Policy.Unmatched(d.Registered(), servers...)
 }
 
-// Unapproved returns the number of calls that were refused because no one could be
-// asked or no answer came in time. A run in which it is not 0 ends with status 56.
+// Unapproved returns the number of calls refused because nobody could be asked or
+// answered in time. A run in which it is not 0 ends with status 56.
 func (d *Dispatcher) Unapproved() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.unapproved
 }
 
-// Cancel cancels every call that is under way, the ones that wait for a slot
-// or an answer included; rounds that begin later are not affected. Each ends
-// with tool.failed{cancelled}. It doesn't wait, and a second one does nothing.
+// Cancel cancels every call that runs or waits for a slot or an answer; later
+// rounds are not affected. Each call ends with tool.failed{cancelled}. Cancel
+// doesn't wait, and repeating it does nothing.
 func (d *Dispatcher) Cancel(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -257,12 +257,12 @@ func (d *Dispatcher) Cancel(cause error) {
 	}
 }
 
-// errClosed is the cause that calls see when their dispatcher is closed.
+// errClosed is the cause with which a closed dispatcher cancels calls.
 var errClosed = errors.New("session closed")
 
-// Close cancels what is under way and waits for it, abandoned tools included,
-// until ctx ends; its error is then that some still run. A later round
-// cancels all of its calls. It is idempotent.
+// Close cancels all calls and waits for them, including abandoned tools, until ctx
+// ends. An error means that some still run. A later round cancels all its calls.
+// Close is idempotent.
 func (d *Dispatcher) Close(ctx context.Context) error {
 	d.mu.Lock()
 	d.closed = true

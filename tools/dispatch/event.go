@@ -9,29 +9,30 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Event is one step of a call, as the dispatcher reports it. The set is
-// sealed. Those with JSON tags are the payloads of records.
+// Event is one step of a call. The types are sealed; those with JSON tags are the
+// payloads of records.
 //
-// A call's events come in order: ConfirmationRequested and its
-// ConfirmationResolved, none or one pair, and one more each time that what was
-// shown has changed; at most one Called; any number of OutputDelta; and exactly
-// one terminal: Completed, Failed or InputInvalid. An answer that was
-// kept or stored is reported by a ConfirmationResolved alone. Warning may come at
-// any time, also after the terminal event.
+// A call's events come in order: none or one ConfirmationRequested with its
+// ConfirmationResolved, and another pair each time that what was shown has changed;
+// at most one Called; any number of OutputDelta; and exactly one terminal event:
+// Completed, Failed or InputInvalid. A kept or stored answer is reported by a
+// ConfirmationResolved alone. A Warning may come at any time, also after the
+// terminal event.
 type Event interface{ toolEvent() }
 
-// Called is a call that holds its slot and starts to run.
+// Called reports that a call holds its slot and starts to run.
 type Called struct {
 	CallID string     `json:"tool_use_id"`
 	Name   tools.Name `json:"tool_name"`
-	// InputHash is the hex SHA-256 of the canonical JSON (keys sorted) of the
-	// input after aliases were rewritten; InputBytes its length.
+	// InputHash is the hex SHA-256 of the canonical JSON input after aliases were
+	// rewritten, InputBytes its length.
 	InputHash  string      `json:"input_hash"`
 	InputBytes int         `json:"input_size_bytes"`
 	Class      tools.Class `json:"side_effects"`
-	// Rule is the rule of the policy that let it run or asked; see [policy.Verdict].
+	// Rule is the policy's rule that let the call run or asked; see
+	// [policy.Verdict].
 	Rule string `json:"rule"`
-	// Summary is one line for people, made safe: the command, or the path.
+	// Summary is one line for people, safe for display.
 	Summary string `json:"summary"`
 }
 
@@ -42,26 +43,27 @@ type OutputDelta struct {
 	Text   string
 }
 
-// Completed is the terminal event of a call that ran to its end, with or
-// without success.
+// Completed is the terminal event of a call that ran to its end, with or without
+// success.
 type Completed struct {
 	CallID  string     `json:"tool_use_id"`
 	Name    tools.Name `json:"tool_name"`
 	Success bool       `json:"success"`
-	// OutputBytes is the size of the result for the model; Truncated reports that
-	// the tool gave more.
+	// OutputBytes is the size of the result for the model. Truncated reports that
+	// the tool returned more.
 	OutputBytes   int            `json:"output_size_bytes"`
 	Truncated     bool           `json:"truncated,omitempty"`
 	LatencyMS     int64          `json:"latency_ms"`
 	FilesModified []string       `json:"files_modified"` // never nil
 	Command       *string        `json:"command_executed"`
 	Metadata      map[string]any `json:"metadata,omitempty"`
-	// Diff is the change of files that no one was asked about, as it was projected just
-	// before the call ran: safe for display and elided in the middle if it is long.
+	// Diff is the change of files that nobody was asked about, as projected just
+	// before the call ran. It is safe for display, and elided in the middle if
+	// long.
 	Diff string `json:"diff,omitempty"`
 }
 
-// Failed is the terminal event of a call that did not.
+// Failed is the terminal event of a call that did not run to its end.
 type Failed struct {
 	CallID  string           `json:"tool_use_id"`
 	Name    tools.Name       `json:"tool_name"`
@@ -75,7 +77,7 @@ type Failed struct {
 	Partial       string   `json:"partial_output,omitempty"`
 }
 
-// InputInvalid is the terminal event of a call whose input the schema refuses.
+// InputInvalid is the terminal event of a call whose input fails the schema.
 type InputInvalid struct {
 	CallID string     `json:"tool_use_id"`
 	Name   tools.Name `json:"tool_name"`
@@ -85,10 +87,10 @@ type InputInvalid struct {
 // ConfirmationRequested asks for an answer; see [approval.Confirmation].
 type ConfirmationRequested struct{ Confirmation approval.Confirmation }
 
-// ConfirmationResolved is the resolution of a confirmation.
+// ConfirmationResolved is the result of a confirmation.
 type ConfirmationResolved struct{ approval.Resolution }
 
-// ConfirmationAttempted is an answer that changed nothing; see [approval.Attempt].
+// ConfirmationAttempted is an answer that changed nothing.
 type ConfirmationAttempted struct{ approval.Attempt }
 
 // Warning is a fact that an operator or user should see.
@@ -107,17 +109,17 @@ func (ConfirmationResolved) toolEvent()  {}
 func (ConfirmationAttempted) toolEvent() {}
 func (Warning) toolEvent()               {}
 
-// emitter hands events to the one sink, one at a time, and remembers that one
-// could not be recorded: from then on nothing may start.
+// emitter passes events to the sink, one at a time, and remembers whether one could
+// not be recorded: after that nothing may start.
 type emitter struct {
 	mu     sync.Mutex
 	sink   func(Event) error
 	failed error
 }
 
-// emit reports an event. The error wraps [tools.ErrRecord]; it stays for every later
-// call, and the sink gets nothing more but terminal events, so that every call
-// that the sink knows of has its end.
+// emit reports an event. Its error wraps [tools.ErrRecord] and repeats for every
+// later event. After an error the sink gets only terminal events, so that every
+// call that it knows of ends.
 func (e *emitter) emit(ev Event) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -134,7 +136,6 @@ func (e *emitter) emit(ev Event) error {
 	return e.failed
 }
 
-// maxDeltaBytes bounds one piece of live output.
 const maxDeltaBytes = 64 << 10
 
 func isTerminal(ev Event) bool {
@@ -145,8 +146,7 @@ func isTerminal(ev Event) bool {
 	return false
 }
 
-// callEvents is one call's way to the sink while it runs: live output goes
-// through until it is closed, and nothing after.
+// callEvents passes on a call's live output until it is closed.
 type callEvents struct {
 	out    *emitter
 	callID string

@@ -21,12 +21,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// timeoutCause is the cause of a context that ended by its tool's own timeout.
+// timeoutCause is the cause of a context that ended by its tool's timeout.
 type timeoutCause struct{ after time.Duration }
 
 func (t *timeoutCause) Error() string { return fmt.Sprintf("timed out after %v", t.after) }
 
-// panicError is a tool's panic, as an error.
 type panicError struct {
 	value any
 	stack []byte
@@ -34,7 +33,7 @@ type panicError struct {
 
 func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
 
-// callGuarded runs code that isn't ours to trust and turns its panic into an error.
+// callGuarded turns a panic of untrusted code into an error.
 func callGuarded(f func()) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -45,10 +44,10 @@ func callGuarded(f func()) (err error) {
 	return nil
 }
 
-// errAbandoned is the outcome of a tool that didn't return after it was cancelled.
+// errAbandoned means that a tool didn't return after it was cancelled.
 var errAbandoned = errors.New("tool did not stop in time and was abandoned")
 
-// errNoReturn is the outcome of a tool that ended its goroutine.
+// errNoReturn means that a tool ended its goroutine.
 var errNoReturn = errors.New("tool ended its goroutine without returning")
 
 // executeCall runs a call that holds its slot, and ends it.
@@ -58,8 +57,8 @@ func (r *round) executeCall(p *pending) {
 		r.refuseCall(p, r.cancelledError(err))
 		return
 	}
-	// The call runs as it was checked, shown and approved, whatever had the bytes
-	// in its hands since then; this copy is ours alone.
+	// The call runs as it was checked, shown and approved, whoever had access to
+	// the bytes since then; nobody else has this copy.
 	p.call.Input = bytes.Clone(p.call.Input)
 	if !p.isIntact() {
 		r.refuseCall(p, r.tamperedError(p))
@@ -95,7 +94,6 @@ func (r *round) executeCall(p *pending) {
 	}
 }
 
-// removedError is the failure of a call whose tool is not registered any more.
 func removedError(p *pending) *tools.Error {
 	return &tools.Error{
 		Class: tools.ErrorExecution, Reason: "tool_removed", Visible: true,
@@ -103,7 +101,7 @@ func removedError(p *pending) *tools.Error {
 	}
 }
 
-// isRemoved reports whether a call's tool is not registered any more.
+// isRemoved reports whether the call's tool was unregistered.
 func (p *pending) isRemoved() bool {
 	select {
 	case <-p.tool.Removed():
@@ -113,8 +111,8 @@ func (p *pending) isRemoved() bool {
 	}
 }
 
-// executeTool executes a tool under its timeout. The cause is why its context
-// ended before it returned, nil where it didn't.
+// executeTool executes a tool with its timeout. cause is why the context ended
+// before the tool returned, or nil.
 func (r *round) executeTool(p *pending) (out tools.Output, err, cause error) {
 	def := p.tool.Definition
 	ctx, cancel := context.WithTimeoutCause(r.ctx, def.Timeout, &timeoutCause{def.Timeout})
@@ -153,8 +151,8 @@ func (r *round) executeTool(p *pending) (out tools.Output, err, cause error) {
 	return o.out, o.err, context.Cause(ctx)
 }
 
-// interruptionError is the failure of a call whose context ended while it ran: by
-// its own timeout, or by a cancellation.
+// interruptionError returns the failure of a call whose context ended while it ran,
+// by its timeout or by a cancellation.
 func (r *round) interruptionError(err, cause error) *tools.Error {
 	fail := r.cancelledError(cause)
 	if timeout, ok := errors.AsType[*timeoutCause](cause); ok {
@@ -170,14 +168,13 @@ func (r *round) interruptionError(err, cause error) *tools.Error {
 	return fail
 }
 
-// isFatal reports whether an error ends the run.
 func isFatal(err error) bool {
 	return errors.Is(err, tools.ErrSandboxStart) || errors.Is(err, tools.ErrSandboxLost) ||
 		errors.Is(err, ErrNoApprover) || errors.Is(err, tools.ErrRecord)
 }
 
-// classifyError turns what a tool returned into a failure of the closed set. Only
-// what was written for the model is visible.
+// classifyError turns a tool's error into a failure. Only texts meant for the model
+// are visible.
 func classifyError(err error) *tools.Error {
 	var own *tools.Error
 	var path *workspace.Error
@@ -201,8 +198,8 @@ func classifyError(err error) *tools.Error {
 	return &tools.Error{Class: tools.ErrorExecution, Err: err}
 }
 
-// pathReason is the reason of a path that was refused; an escape has the same
-// one whether the scope check or the tool itself saw it.
+// pathReason is the reason for a refused path. An escape has the same reason
+// whether the scope check or the tool found it.
 func pathReason(kind workspace.Kind) string {
 	if kind == workspace.KindEscape {
 		return "workspace_escape"
@@ -210,8 +207,8 @@ func pathReason(kind workspace.Kind) string {
 	return string(kind)
 }
 
-// ownFailure keeps a tool's own failure to the classes that a tool can return:
-// the others speak of what happens before it runs.
+// ownFailure limits a tool's failure to the classes that a tool may return. The
+// others describe what happens before it runs.
 func ownFailure(own *tools.Error, err error) *tools.Error {
 	fail := *own
 	switch own.Class {
@@ -223,7 +220,7 @@ func ownFailure(own *tools.Error, err error) *tools.Error {
 	return &fail
 }
 
-// completeCall ends a call that ran to its end; diff is that of projectUnasked.
+// completeCall ends a call that ran to its end. diff is from projectUnasked.
 func (r *round) completeCall(p *pending, out tools.Output, diff string, took time.Duration) {
 	if !out.Success {
 		diff = ""
@@ -279,15 +276,13 @@ func (r *round) failCall(p *pending, fail *tools.Error, out tools.Output, took t
 	})
 }
 
-// maxMessageBytes bounds a failure's sentence; the rest of a result has bounds
-// of its own.
+// maxMessageBytes bounds a failure's sentence.
 const maxMessageBytes = 4 << 10
 
-// maxMessagePartBytes bounds one of several problems in a message.
 const maxMessagePartBytes = 400
 
-// failureMessage returns what the model and the user see of a failure. What isn't visible
-// goes to the log under an id.
+// failureMessage returns what the model and the user see of a failure. If that is
+// not visible, it is logged with an ID.
 func (r *round) failureMessage(p *pending, fail *tools.Error) (message, id string) {
 	if fail.Visible {
 		return utf8text.Clip(utf8text.Repair(fail.Error()), maxMessageBytes), ""
@@ -304,8 +299,8 @@ func (r *round) failureMessage(p *pending, fail *tools.Error) (message, id strin
 	return "Tool execution failed (error id " + id + ").", id
 }
 
-// resultBytes bounds a call's result: by its tool, its session and the room
-// that the model has left.
+// resultBytes returns the bound of a call's result: the least of the tool's, the
+// session's and the model's remaining room.
 func (r *round) resultBytes(p *pending) int {
 	limit := tools.DefaultResultBytes
 	if p.tool != nil {
@@ -328,11 +323,10 @@ func (r *round) boundText(p *pending, s string) string {
 	return blocksText(blocks)
 }
 
-// maxMetadataBytes bounds what a tool has recorded of itself.
 const maxMetadataBytes = 64 << 10
 
-// recordableMetadata is a tool's metadata, or nil where it can't be a record: one tool's
-// fault must not end a session.
+// recordableMetadata returns a tool's metadata, or nil if it can't be recorded: one
+// tool's fault must not end the session.
 func (r *round) recordableMetadata(p *pending, metadata map[string]any) map[string]any {
 	if len(metadata) == 0 {
 		return metadata
@@ -352,16 +346,15 @@ func (r *round) recordableMetadata(p *pending, metadata map[string]any) map[stri
 	return metadata
 }
 
-// tamperedError is the failure of a call whose input is not what it was.
 func (r *round) tamperedError(p *pending) *tools.Error {
 	err := fmt.Errorf("input has the hash %s, %s was checked and shown", hashInput(p.call.Input), p.hash)
 	return &tools.Error{Class: tools.ErrorExecution, Reason: "input_changed", Message: "The input was changed before the call ran.", Err: err}
 }
 
-// isIntact reports whether a call's input is still the one that was checked.
+// isIntact reports whether the call's input is still what was checked.
 func (p *pending) isIntact() bool { return hashInput(p.call.Input) == p.hash }
 
-// randomHex returns n random bytes in hex; crypto/rand never fails.
+// randomHex returns n random bytes in hex.
 func randomHex(n int) string {
 	b := make([]byte, n)
 	_, _ = rand.Read(b)

@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	// projectTimeout bounds making a diff; reading a file takes milliseconds.
+	// projectTimeout bounds making a diff. Reading a file takes milliseconds.
 	projectTimeout = 10 * time.Second
-	// unaskedTimeout bounds making a diff that delays its call and decides nothing.
+	// unaskedTimeout bounds making a diff that only delays its call.
 	unaskedTimeout = time.Second
 )
 
-// projectCalls makes the diffs of calls, a few at a time: each may hold two versions of
-// a large file.
+// projectCalls makes the diffs of calls, a few at a time: each may hold two
+// versions of a large file.
 func (r confirmer) projectCalls(all []*pending) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, r.d.opts.Concurrency)
@@ -36,11 +36,11 @@ func (r confirmer) projectCalls(all []*pending) {
 	wg.Wait()
 }
 
-// projectCall returns the diff of a call, an empty one if there is none. If it fails, the
-// state binds the call to that. It does not wait for a tool that hangs; Close does.
+// projectCall returns a call's projection, or an empty one if its tool makes none.
+// If it fails, State says so. It does not wait for a tool that hangs; Close does.
 func (r confirmer) projectCall(p *pending, timeout time.Duration) tools.Projection {
 	if r.ctx.Err() != nil {
-		return tools.Projection{} // a round of a closed dispatcher starts nothing
+		return tools.Projection{} // a closed dispatcher starts nothing
 	}
 	ctx, cancel := context.WithTimeoutCause(r.ctx, timeout, errors.New("projection timed out"))
 	defer cancel()
@@ -76,7 +76,7 @@ func (r confirmer) projectCall(p *pending, timeout time.Duration) tools.Projecti
 	}
 }
 
-// logProjectionError logs why a call has no diff. Many tools have none.
+// logProjectionError logs why a call has no diff.
 func (r confirmer) logProjectionError(call tools.Call, err error) {
 	level := zap.DebugLevel
 	if _, broken := errors.AsType[*panicError](err); broken || errors.Is(err, errNoReturn) {
@@ -85,7 +85,7 @@ func (r confirmer) logProjectionError(call tools.Call, err error) {
 	r.d.log.Log(level, "no projection", zap.String("call", call.ID), zap.String("tool", string(call.Name)), zap.Error(err))
 }
 
-// isStillAsShown reports whether a call would still change what was shown and approved.
+// isStillAsShown reports whether a call would still change only what was shown.
 func (r confirmer) isStillAsShown(p *pending) bool {
 	if p.confirm == nil || p.confirm.shown.State == "" {
 		return true
@@ -95,8 +95,8 @@ func (r confirmer) isStillAsShown(p *pending) bool {
 	return r.projectCall(p, projectTimeout).State == p.confirm.shown.State || r.ctx.Err() != nil
 }
 
-// projectUnasked returns the diff, safe for display, of a call that is about to change
-// files without a person having seen it, or "".
+// projectUnasked returns the diff, safe for display, of a call that is about to
+// change files although no person saw the diff, or "".
 func (r confirmer) projectUnasked(p *pending) string {
 	if p.tool.Definition.Class != tools.ClassWrite || p.confirm != nil && p.confirm.by == approval.ByUser {
 		return ""

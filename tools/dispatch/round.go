@@ -20,7 +20,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// round is the calls of one assistant message on their way.
+// round is the calls of one assistant message while they run.
 type round struct {
 	d      *Dispatcher
 	ctx    context.Context //nolint:containedctx // a round is one call of Round and lives no longer
@@ -30,8 +30,8 @@ type round struct {
 	fatal error
 }
 
-// pending is one call of a round. Until its goroutine starts it belongs to the
-// scan, then to that goroutine.
+// pending is one call of a round. It belongs to the scan until its goroutine
+// starts.
 type pending struct {
 	call    tools.Call
 	tool    *tools.RegisteredTool
@@ -39,25 +39,24 @@ type pending struct {
 	paths   []string
 	summary string
 	verdict policy.Verdict
-	// remember is the key of an answer that holds for the session.
+	// remember is the key of an answer for the session.
 	remember approval.AnswerKey
-	// dangerous is the dangerous part of a command, safe for display, "" if there
-	// is none: an answer that was not given to this very command does not
-	// allow it.
+	// dangerous is the dangerous part of a command, safe for display, or "". Only
+	// an answer to this very command allows it.
 	dangerous string
-	// confirm is set if an answer is needed.
+	// confirm is set if the call needs an answer.
 	confirm *confirmation
 	ticket  *ticket
-	ended   bool // by the scan
+	ended   bool // during the scan
 	result  tools.Result
 }
 
-// Round runs all calls of one assistant message and returns one result each,
-// in request order. Before any of them runs, the name, input and paths of
-// every call are checked, and the policy is asked. Its error ends the run and
-// wraps [tools.ErrSandboxStart], [tools.ErrSandboxLost], [ErrNoApprover] or [tools.ErrRecord];
-// the results are complete even then. Cancelling ctx cancels every call, each
-// with tool.failed{cancelled}, and is no error of Round.
+// Round runs all calls of one assistant message and returns one result each, in
+// request order. Before any of them runs, it checks the name, input, paths and
+// policy of every call. An error ends the run and wraps [tools.ErrSandboxStart],
+// [tools.ErrSandboxLost], [ErrNoApprover] or [tools.ErrRecord]; the results are
+// complete even then. Cancelling ctx cancels every call with
+// tool.failed{cancelled}, and is no error.
 func (d *Dispatcher) Round(ctx context.Context, calls []tools.Call) ([]tools.Result, error) {
 	r := d.beginRound(ctx)
 	defer d.finishRound(r)
@@ -99,8 +98,7 @@ func (d *Dispatcher) finishRound(r *round) {
 	}
 }
 
-// stopRun ends the run: the first cause stays, and everything that is under way
-// is cancelled.
+// stopRun ends the run and cancels all calls. The first cause stays.
 func (r *round) stopRun(err error) {
 	r.mu.Lock()
 	if r.fatal == nil {
@@ -116,7 +114,7 @@ func (r *round) fatalError() error {
 	return r.fatal
 }
 
-// emit reports an event; one that can't be recorded ends the run.
+// emit reports an event. If it can't be recorded, the run ends.
 func (r *round) emit(ev Event) error {
 	err := r.d.out.emit(ev)
 	if err != nil {
@@ -125,8 +123,8 @@ func (r *round) emit(ev Event) error {
 	return err
 }
 
-// scanCall takes a call through name, schema, scope and policy. A call that fails
-// has ended afterwards.
+// scanCall checks a call's name, input, paths and policy. If it fails, the call has
+// ended.
 func (r *round) scanCall(p *pending) {
 	var fail *tools.Error
 	if err := callGuarded(func() { fail = r.checkCall(p) }); err != nil {
@@ -166,7 +164,6 @@ func (r *round) checkCall(p *pending) *tools.Error {
 	return r.checkPolicy(p)
 }
 
-// notPermitted is the failure of a call whose tool this session may not use.
 func (r *round) notPermitted(tool *tools.RegisteredTool) *tools.Error {
 	fail := &tools.Error{
 		Class: tools.ErrorPermissionDenied, Reason: "not_permitted", Visible: true,
@@ -211,8 +208,8 @@ func (r *round) checkPolicy(p *pending) *tools.Error {
 	return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "mode_deny", Message: message, Visible: true}
 }
 
-// raiseMode makes a dangerous command ask each time. If no one can be asked, it runs as
-// the policy decides, with a warning.
+// raiseMode makes a dangerous command ask each time. If nobody can be asked, it
+// runs as the policy decides, with a warning.
 func (r *round) raiseMode(p *pending, v policy.Verdict) policy.Verdict {
 	if p.tool.Definition.Commands == nil || v.Mode != policy.ModeAuto && v.Mode != policy.ModePromptOnce && v.Mode != policy.ModePrompt {
 		return v
@@ -233,8 +230,8 @@ func (r *round) raiseMode(p *pending, v policy.Verdict) policy.Verdict {
 	return v
 }
 
-// runAll runs what has not ended yet, each call in its own goroutine, and
-// waits for all.
+// runAll runs the calls that have not ended, each in its own goroutine, and waits
+// for all.
 func (r *round) runAll(all []*pending) {
 	var open []*pending
 	var arrivals []arrival
@@ -260,7 +257,6 @@ func (r *round) runAll(all []*pending) {
 	wg.Wait()
 }
 
-// runCall takes one call from its answer to its result.
 func (r *round) runCall(p *pending) {
 	defer r.d.slots.giveBack(p.ticket)
 	c := confirmer{r}
@@ -291,7 +287,7 @@ func (r *round) cancelledError(cause error) *tools.Error {
 	return fail
 }
 
-// rejectInput ends a call whose input the schema refuses.
+// rejectInput ends a call whose input fails the schema.
 func (r *round) rejectInput(p *pending, problems []string) {
 	p.ended = true
 	for i, problem := range problems {
@@ -309,7 +305,7 @@ func (r *round) warn(p *pending, message string, fields ...zap.Field) {
 	_ = r.emit(Warning{CallID: p.call.ID, Message: message})
 }
 
-// pathsForDisplay are the projected changes of a call, safe for display.
+// pathsForDisplay returns a call's projected changes, safe for display.
 func (p *pending) pathsForDisplay() (paths []string, hidden bool) {
 	if p.tool.Definition.Class != tools.ClassWrite {
 		return nil, false
@@ -322,14 +318,14 @@ func (p *pending) pathsForDisplay() (paths []string, hidden bool) {
 }
 
 // inputForDisplay returns a call's input, safe and elided. Its strings may hide
-// something though the JSON, which writes it as an escape, does not.
+// something that the JSON text shows as an escape.
 func inputForDisplay(input json.RawMessage) (text string, hidden bool) {
 	safe, _ := tools.Display(string(input))
 	return tools.Elide(safe, maxShownInput), hiddenInJSON(input)
 }
 
-// hiddenInJSON reports whether a string of valid JSON holds a character that a
-// terminal would not show, other than newlines and tabs.
+// hiddenInJSON reports whether a string of valid JSON has a character, other than
+// newlines and tabs, that a terminal would not show.
 func hiddenInJSON(input []byte) bool {
 	dec := json.NewDecoder(bytes.NewReader(input))
 	for {
@@ -344,8 +340,8 @@ func hiddenInJSON(input []byte) bool {
 	}
 }
 
-// nameScope checks a path by its name alone: no ".." that leaves, absolute
-// only at or below one of the workspace's roots.
+// nameScope checks a path only by its name: no ".." may lead out, and an absolute
+// path must be at or below one of the roots.
 func nameScope(roots ...string) func(string) error {
 	return func(p string) error {
 		if strings.ContainsRune(p, 0) {
@@ -364,8 +360,8 @@ func nameScope(roots ...string) func(string) error {
 	}
 }
 
-// scopeFailure turns the answer of a scope checker into the failure of the
-// call, or nil if the tool itself will report the problem with the path.
+// scopeFailure returns the failure for a scope checker's error, or nil if the tool
+// itself will report the problem.
 func scopeFailure(err error) *tools.Error {
 	if err == nil {
 		return nil
@@ -383,16 +379,16 @@ func scopeFailure(err error) *tools.Error {
 	return nil
 }
 
-// Bounds of the answer to an unknown name: with thousands of tools of servers, it would
-// fill the model's context.
+// Bounds of the answer to an unknown name: thousands of server tools would fill the
+// model's context.
 const (
 	maxNamedTools = 40
 	maxNearTools  = 3
 	leastNearness = 0.6
 )
 
-// unknownTool is the failure of a call of a tool that is not there: it names those that a
-// name is likely to mean, and the tools that are offered, our own first.
+// unknownTool returns the failure for an unknown name. It names likely tools, and
+// those offered, our own first.
 func unknownTool(name tools.Name, offered []tools.Definition) *tools.Error {
 	var known []string
 	for _, servers := range []bool{false, true} {
@@ -414,8 +410,7 @@ func unknownTool(name tools.Name, offered []tools.Definition) *tools.Error {
 	return &tools.Error{Class: tools.ErrorNotFound, Reason: "unknown_tool", Message: message, Visible: true}
 }
 
-// equivalentTools returns those of the offered tools that an unknown name is likely
-// to mean: the same one in another spelling, or what other programs call so.
+// equivalentTools returns the offered tools that an unknown name probably means.
 func equivalentTools(name tools.Name, offered []tools.Definition) []tools.Name {
 	var found []tools.Name
 	for _, def := range offered {
@@ -426,7 +421,7 @@ func equivalentTools(name tools.Name, offered []tools.Definition) []tools.Name {
 	return found[:min(len(found), maxNearTools)]
 }
 
-// nearTools returns the few of the offered tools whose names are most like an unknown one.
+// nearTools returns the few offered tools with the most similar names.
 func nearTools(name tools.Name, offered []tools.Definition) []tools.Name {
 	var names []tools.Name
 	for _, def := range offered {
@@ -435,7 +430,7 @@ func nearTools(name tools.Name, offered []tools.Definition) []tools.Name {
 	return tools.NearestNames(string(name), names, leastNearness, maxNearTools)
 }
 
-// hintAtTools names the tools to use for an unknown name, "" for none.
+// hintAtTools suggests tools for an unknown name, or returns "".
 func hintAtTools(name tools.Name, offered []tools.Definition) string {
 	if quoted := quoteNames(equivalentTools(name, offered)); quoted != "" {
 		return " Use " + quoted + " instead."

@@ -10,20 +10,20 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// claim describes what a call must not share while it runs.
+// claim is what a call must not share while it runs.
 type claim struct {
 	class    tools.Class
 	parallel bool
-	// inOrder is the tool, if its calls run in order.
+	// inOrder is the tool's name if its calls run in order.
 	inOrder tools.Name
-	// paths are relative to the workspace, clean, with slashes.
+	// paths are relative to the workspace and cleaned.
 	paths []string
 }
 
-// conflicts reports whether two calls may not run at the same time, and so run in
-// the order in which they were asked for: reads share; a write excludes calls
-// on the same path; an execute excludes every write and execute unless it is
-// parallel; and some tools run in order.
+// conflicts reports whether two calls may not overlap in time, and so run in the
+// order requested. Reads share; a write excludes calls on the same path; an execute
+// excludes every write and execute unless it is parallel; and some tools run in
+// order.
 func (c claim) conflicts(o claim) bool {
 	if c.inOrder != "" && c.inOrder == o.inOrder {
 		return true
@@ -40,9 +40,9 @@ func (c claim) changesFiles() bool {
 	return c.class == tools.ClassWrite || c.class == tools.ClassExecute
 }
 
-// overlaps reports whether a write touches a path that another call names: the same
-// path, or one above or below it. A write that names nothing may touch
-// anything that is named, and anything that another write does.
+// overlaps reports whether a write may touch a path that another call names: the
+// same path, or one above or below it. A write without paths may touch any path and
+// overlaps any other write.
 func (c claim) overlaps(o claim) bool {
 	if len(c.paths) == 0 {
 		return len(o.paths) > 0 || o.class == tools.ClassWrite
@@ -62,9 +62,9 @@ func within(p, base string) bool {
 	return base == "." || p == base || strings.HasPrefix(p, base+"/")
 }
 
-// claimPaths brings paths to the form that claims compare: relative to the
-// workspace, whether they were given so or absolute below one of its roots. Symlinks
-// are not followed: two names of one file are ordered by the file system.
+// claimPaths cleans paths and makes them relative to the workspace, whose roots may
+// precede them. It doesn't follow symlinks: the file system orders changes through
+// two names.
 func claimPaths(paths []string, roots ...string) []string {
 	clean := make([]string, 0, len(paths))
 	for _, p := range paths {
@@ -79,31 +79,30 @@ func claimPaths(paths []string, roots ...string) []string {
 	return clean
 }
 
-// ticket is one call's place in the scheduler.
 type ticket struct {
 	claim   claim
 	state   ticketState
-	started chan struct{} // closed when it holds a slot
+	started chan struct{} // closed when it gets a slot
 
-	// after is closed when the call that started before has said so, told when
-	// this one has: calls are reported in the order in which they start.
+	// after is closed when the call that started before has been reported, told
+	// when this one has: calls are reported in the order in which they start.
 	after, told chan struct{}
 }
 
 type ticketState int
 
 const (
-	ticketHeld    ticketState = iota // not yet allowed to start
-	ticketReady                      // waits for its turn and a slot
-	ticketRunning                    // holds a slot
+	ticketHeld  ticketState = iota // may not start yet
+	ticketReady                    // waits for its turn and a slot
+	ticketRunning
 )
 
-// scheduler assigns the slots of a session to calls, in the order in which they
-// arrived, and keeps calls that conflict in that order.
+// scheduler gives a session's slots to calls in order of arrival. Conflicting calls
+// run in that order.
 type scheduler struct {
 	mu      sync.Mutex
 	slots   int
-	tickets []*ticket // in order of arrival, none done
+	tickets []*ticket // in order of arrival, without ended calls
 	last    chan struct{}
 }
 
@@ -113,8 +112,8 @@ func newScheduler(slots int) *scheduler {
 	return s
 }
 
-// nextTickets returns the tickets that start now, given all that are not done in order of
-// arrival: those that are ready, conflict with no earlier one, and find a slot.
+// nextTickets returns the tickets that start now: those that are ready, conflict
+// with no earlier one, and find a slot.
 func nextTickets(tickets []*ticket, slots int) []*ticket {
 	for _, t := range tickets {
 		if t.state == ticketRunning {
@@ -138,13 +137,13 @@ func nextTickets(tickets []*ticket, slots int) []*ticket {
 	return start
 }
 
-// arrival is a call as it comes: held until an answer was given, or ready.
+// arrival is a new call, held until it is answered, or ready.
 type arrival struct {
 	claim claim
 	ready bool
 }
 
-// addCalls adds calls, in order; those that are ready start at once where they can.
+// addCalls adds calls in order, and starts those that can.
 func (s *scheduler) addCalls(calls []arrival) []*ticket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,8 +159,8 @@ func (s *scheduler) addCalls(calls []arrival) []*ticket {
 	return list
 }
 
-// acquireSlot waits until the call holds a slot, or ctx ends. Whatever it returns,
-// the ticket must be given back.
+// acquireSlot waits until the call holds a slot, or ctx ends. The caller must give
+// the ticket back in both cases.
 func (s *scheduler) acquireSlot(ctx context.Context, t *ticket) error {
 	s.releaseTicket(t)
 	select {
@@ -172,7 +171,7 @@ func (s *scheduler) acquireSlot(ctx context.Context, t *ticket) error {
 	}
 }
 
-// holdTicket releases the slot and keeps the call's place in the order.
+// holdTicket releases the slot but keeps the call's place in the order.
 func (s *scheduler) holdTicket(t *ticket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,7 +180,7 @@ func (s *scheduler) holdTicket(t *ticket) {
 	s.startTickets()
 }
 
-// giveBack ends a call: what waited for it or its slot can start.
+// giveBack ends a call, so that others can start.
 func (s *scheduler) giveBack(t *ticket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,7 +189,7 @@ func (s *scheduler) giveBack(t *ticket) {
 	s.startTickets()
 }
 
-// releaseTicket lets a call that was held start when it is its turn.
+// releaseTicket lets a held call start when it is its turn.
 func (s *scheduler) releaseTicket(t *ticket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,8 +209,8 @@ func (s *scheduler) startTickets() {
 	}
 }
 
-// announceStart lets the calls that started later be reported. It is called by the
-// goroutine of the call alone, and may be called again.
+// announceStart lets calls that started later be reported. Only the call's
+// goroutine calls it, perhaps more than once.
 func (t *ticket) announceStart() {
 	select {
 	case <-t.told:

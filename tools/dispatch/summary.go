@@ -7,8 +7,8 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Bounds of what a confirmation shows. Longer text is elided in the middle
-// with a count; the exact bytes stay available.
+// Bounds of what a confirmation shows. Longer text is elided in the middle with a
+// count; clients can still get the exact bytes.
 const (
 	maxSummaryBytes = 200
 	maxShownInput   = 8 << 10
@@ -18,7 +18,7 @@ const (
 	maxShownDescription = 2 << 10
 )
 
-// summaryLine is one line for people, safe for display.
+// summaryLine describes an input in one line that is safe for display.
 func summaryLine(def tools.Definition, input json.RawMessage) string {
 	text := ""
 	switch {
