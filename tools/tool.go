@@ -25,6 +25,7 @@ type Tool interface {
 // Factory makes a new Tool. Registration checks that two calls make two objects.
 type Factory func() Tool
 
+// Definition describes a tool to the model, the policy and people.
 type Definition struct {
 	Name        Name
 	Description string
@@ -118,6 +119,7 @@ type Projector interface {
 // projected when it runs, it must fail: nobody was shown what it would change.
 const Unprojected = "unprojected"
 
+// Projection describes what a call would change.
 type Projection struct {
 	// Diff is a unified diff. It need not be safe for display.
 	Diff string
@@ -134,6 +136,7 @@ type Projection struct {
 	NotCovered []string
 }
 
+// Output is the result of a tool.
 type Output struct {
 	Content []Block
 	Success bool
@@ -234,6 +237,7 @@ const (
 	PlaceState Place = "state"
 )
 
+// Valid reports whether c is one of the classes.
 func (c Class) Valid() bool {
 	switch c {
 	case ClassNone, ClassRead, ClassWrite, ClassExecute, ClassNetwork:

@@ -38,6 +38,7 @@ func (e *ResolvedError) Error() string {
 
 func (e *ResolvedError) Unwrap() error { return ErrResolved }
 
+// Resolution is the recorded result of a confirmation.
 type Resolution struct {
 	CallID    string   `json:"tool_use_id"`
 	RequestID string   `json:"confirmation_request_id"` // the confirmation's ID
@@ -134,6 +135,7 @@ type Broker struct {
 	attempts attempts
 }
 
+// Binding connects a broker to its dispatcher.
 type Binding struct {
 	// RecordAttempt records an answer that changed nothing.
 	RecordAttempt func(Attempt) error

@@ -35,6 +35,7 @@ const (
 // a command wants to connect to.
 const HostTool tools.Name = "network_connect"
 
+// Question is the recorded part of a confirmation.
 type Question struct {
 	CallID string      `json:"tool_use_id"`
 	Name   tools.Name  `json:"tool_name"`

@@ -46,6 +46,7 @@ type Request struct {
 	outcome                   outcome
 }
 
+// Reply is the first answer to a request.
 type Reply struct {
 	Answer Answer
 	// Client is the label of the client that answered, or "".

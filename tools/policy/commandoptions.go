@@ -6,9 +6,10 @@ import (
 	"strings"
 )
 
-// knownSubcommands returns the subcommands of a program that takes other words there too: an
-// alias of the workspace's configuration, a script, an abbreviation, a program of PATH. It
-// is "" for other programs. None of them runs a program that its further words name.
+// knownSubcommands returns the known subcommands of a program that also takes other
+// words there: an alias from the workspace's configuration, a script, an
+// abbreviation, a program in PATH. It is "" for other programs. No known subcommand
+// runs a program that its arguments name.
 func knownSubcommands(program string) string {
 	switch program {
 	case "cargo":
@@ -23,9 +24,9 @@ func knownSubcommands(program string) string {
 	return ""
 }
 
-// isHarmlessOption reports whether an option of a program is known to name no program,
-// no file to execute and no other directory. What is not known is not harmless: lists of
-// harmful options miss abbreviations, clusters and new options.
+// isHarmlessOption reports whether an option is known to name no program, no file
+// to execute and no other directory. Unknown options are not harmless: lists of
+// harmful ones miss abbreviations, clusters and new options.
 func isHarmlessOption(program, word string) bool {
 	name, _, hasValue := strings.Cut(word, "=")
 	program = strings.TrimRight(path.Base(program), "0123456789.")
@@ -54,8 +55,8 @@ func isHarmlessOption(program, word string) bool {
 	return true
 }
 
-// harmlessOptions returns the options of a program that are known to be harmless, with
-// any value. Short ones may be joined with each other and with a number.
+// harmlessOptions returns a program's harmless options, which may have any value.
+// Short ones may be joined with each other and with a number.
 func harmlessOptions(program string) string {
 	switch program {
 	case "go":

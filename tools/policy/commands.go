@@ -11,18 +11,17 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// commandRule is one entry of [Policy].Commands, parsed.
 type commandRule struct {
 	text  string
 	words []string
-	// open reports whether further words may follow: the entry ends with " *".
+	// open means that more words may follow: the entry ends with " *".
 	open bool
-	// program is the one whose arguments the further words are.
+	// program is the program whose arguments these words are.
 	program string
 	mode    Mode
 }
 
-// parseCommands parses the entries of Policy.Commands, in the order of their text.
+// parseCommands parses [Policy].Commands, sorted by text.
 func parseCommands(entries map[string]Mode) ([]commandRule, error) {
 	rules := make([]commandRule, 0, len(entries))
 	for _, text := range slices.Sorted(maps.Keys(entries)) {
@@ -78,8 +77,8 @@ func plainWords(command string) ([]string, error) {
 	return literalWords(stmt)
 }
 
-// openProgram returns the program whose arguments follow words, "" where they would be
-// commands, scripts or modules themselves.
+// openProgram returns the program whose arguments follow words, or "" if they would
+// be commands, scripts or modules.
 func openProgram(words []string) string {
 	if len(words) == 0 || strings.HasPrefix(words[0], "-") || strings.Contains(words[0], "=") {
 		return ""
@@ -114,20 +113,20 @@ func openProgram(words []string) string {
 	return name
 }
 
-// isLauncher reports whether a word is, in many programs, the subcommand whose arguments
-// are a command.
+// isLauncher reports whether many programs have this subcommand, with a command as
+// its arguments.
 func isLauncher(word string) bool {
 	return slices.Contains([]string{"cmd", "dlx", "eval", "exec", "foreach", "run", "runner", "shell", "x"}, word)
 }
 
-// mayLaunch reports whether a word of a program may be such a subcommand. The programs
-// whose options are known have none but those of [runnerSubcommands].
+// mayLaunch reports whether a program may have such a subcommand. Programs with
+// known options have only those of [runnerSubcommands].
 func mayLaunch(program string) bool {
 	return harmlessOptions(program) == "" || slices.Contains([]string{"npm", "pnpm", "yarn"}, program)
 }
 
-// setsProgram reports whether a command may store the name of a program that a later
-// one runs: git config core.pager.
+// setsProgram reports whether a command may store the name of a program that a
+// later one runs: git config core.pager.
 func setsProgram(words []string) bool {
 	switch path.Base(words[0]) {
 	case "cargo", "composer", "gh", "git", "npm", "pip", "pip3", "pnpm", "poetry", "yarn":
@@ -136,8 +135,8 @@ func setsProgram(words []string) bool {
 	return false
 }
 
-// matchesPlain reports whether the rule is about a plain command. An open rule that
-// lets it run takes no further words that could make it run something else.
+// matchesPlain reports whether the rule covers a plain command. An open auto rule
+// does not cover further words that could run something else.
 func (r commandRule) matchesPlain(words []string) bool {
 	if len(words) < len(r.words) || !slices.Equal(words[:len(r.words)], r.words) {
 		return false
@@ -150,7 +149,7 @@ func (r commandRule) matchesPlain(words []string) bool {
 		return true
 	}
 	if r.program == "git" && len(r.words) == 1 && strings.HasPrefix(rest[0], "-") {
-		return false // git -p is another option than git log -p
+		return false // git -p is not the same option as git log -p
 	}
 	if runnerSubcommand(words) != "" && runnerSubcommand(r.words) == "" || setsProgram(words) {
 		return false
@@ -165,7 +164,7 @@ func (r commandRule) matchesPlain(words []string) bool {
 	})
 }
 
-// isHarmlessWord reports whether a further word of a program names no program, no file
+// isHarmlessWord reports whether a program's further word names no program, no file
 // to execute and no other directory, and assigns nothing.
 func isHarmlessWord(program, word string) bool {
 	switch {
@@ -174,18 +173,18 @@ func isHarmlessWord(program, word string) bool {
 	case word[0] == '-':
 		return isHarmlessOption(program, word)
 	case strings.ContainsRune("@+", rune(word[0])) || strings.Contains(word, "="):
-		return false // @file holds further words, +word selects a toolchain or is a command
+		return false // @file holds more words, +word selects a toolchain or is a command
 	case program == "git":
 		return !strings.Contains(word, "::") // ext::COMMAND
 	}
 	return true
 }
 
-// expands are characters by which the shell may turn a word into other words.
+// expands are characters that let the shell turn a word into other words.
 const expands = "$`{*?["
 
-// matchesCommand reports whether a rule that restricts is about a command found in a
-// script, by any path of its program, with any options between the words of the rule.
+// matchesCommand reports whether a restricting rule covers a command in a script.
+// The program may have any path, and options may be between the rule's words.
 func (r commandRule) matchesCommand(name string, args []string) bool {
 	words := append([]string{name}, args...)
 	if sub, ok := strings.CutPrefix(name, "git-"); ok {
@@ -203,15 +202,15 @@ func (r commandRule) matchesCommand(name string, args []string) bool {
 		case i > 0 && strings.ContainsAny(word, expands):
 			return true // it may be any words, or none
 		case i == 0, name == "git", !strings.HasPrefix(word, "-") && (i < 2 || !strings.HasPrefix(words[i-1], "-")):
-			return false // neither an option nor an option's value; git's are skipped elsewhere
+			return false // neither an option nor its value; git's are skipped elsewhere
 		}
 	}
 	return next == len(own)
 }
 
-// decideCommand returns the rule about one command; ok is false if there is none. A rule
-// that lets it run must be about the whole command; one that restricts counts wherever
-// in it the words stand. The rule with the most words decides, and a deny before all.
+// decideCommand returns the rule for one command, if there is one. A rule that lets
+// it run must cover the whole command; a restricting one counts anywhere in it. A
+// deny wins, then the rule with the most words.
 func decideCommand(rules []commandRule, command string, danger DangerMatcher) (decided commandRule, ok bool) {
 	consider := func(r commandRule) {
 		switch {
@@ -241,8 +240,8 @@ func decideCommand(rules []commandRule, command string, danger DangerMatcher) (d
 	return decided, ok
 }
 
-// restrictionsIn returns the rules that restrict a command in a script, all of them
-// if the script can't be searched whole or computes what it runs.
+// restrictionsIn returns the rules that restrict a command in a script, or all of
+// them if the script can't be searched completely or computes what it runs.
 func restrictionsIn(rules []commandRule, script string) []commandRule {
 	var restricting, found []commandRule
 	for _, r := range rules {
@@ -271,8 +270,8 @@ func restrictionsIn(rules []commandRule, script string) []commandRule {
 	return found
 }
 
-// decideCommands applies the rules about commands to a verdict: it becomes milder only
-// if all commands have a rule that lets them run.
+// decideCommands applies the rules about commands to a verdict. It becomes milder
+// only if a rule lets each command run.
 func (p Policy) decideCommands(v Verdict, commands []string, danger DangerMatcher) Verdict {
 	rules, err := parseCommands(p.Commands)
 	if err != nil || len(rules) == 0 || v.Mode == ModeDeny {

@@ -15,17 +15,17 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Bounds of the scripts whose content an approval of a command covers.
+// Bounds of the scripts whose content an approval covers.
 const (
 	maxScripts     = 32
 	maxScriptBytes = 4 << 20
 )
 
-// ProjectCommands returns what an approval of commands covers beside their text:
-// the identity of the directory dir that they run in, and the content of the
-// workspace files that they name as scripts, whether these are there or not. dir
-// is relative to the workspace; view reads it. It fails where dir goes through a
-// symlink or is no directory: nothing is then covered.
+// ProjectCommands returns what an approval of commands covers besides their text:
+// the identity of the directory dir that they run in, and the content of workspace
+// files that they name as scripts, even if these don't exist. dir is relative to
+// the workspace, which view reads. It returns an error if dir goes through a
+// symlink or is no directory: then nothing is covered.
 func ProjectCommands(ctx context.Context, view workspace.View, dir string, commands []string) (tools.Projection, error) {
 	sum := sha256.New()
 	if err := identifyDir(ctx, view, dir, sum); err != nil {
@@ -67,7 +67,7 @@ func ProjectCommands(ctx context.Context, view workspace.View, dir string, comma
 	return shown, nil
 }
 
-// identifyDir writes what identifies a directory, of which no element may be a
+// identifyDir writes the identity of a directory, whose path may not contain a
 // symlink.
 func identifyDir(ctx context.Context, view workspace.View, dir string, sum hash.Hash) error {
 	rel, err := view.Relative(dir)
@@ -89,9 +89,9 @@ func identifyDir(ctx context.Context, view workspace.View, dir string, sum hash.
 	return nil
 }
 
-// identifyScript returns what identifies a file's content, and its size in
-// bytes; "" where it is larger than room. A name of no file has a state as well:
-// one that comes later was not shown.
+// identifyScript returns the identity of a file's content and its size, or "" if it
+// is larger than room. A missing file has an identity too: one that appears later
+// was not shown.
 func identifyScript(ctx context.Context, view workspace.View, at string, room int64) (state string, used int64, err error) {
 	f, err := view.ReadFile(ctx, at, 0, max(room, 1))
 	var refused *workspace.Error

@@ -10,26 +10,25 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// scriptSearch collects what the commands of scripts run.
+// scriptSearch collects what scripts run.
 type scriptSearch struct {
-	// names are the words that name what is run: commands with a slash, and the
-	// arguments of shells and interpreters. gaps describe what else is run.
+	// names are words that name what is run: commands with a slash, and arguments
+	// of shells and interpreters. gaps describe what else is run.
 	names, gaps []string
-	// hidden searches what [hiddenScripts] finds, too. scripts counts the scripts.
+	// hidden also searches what [hiddenScripts] finds. scripts counts the scripts.
 	hidden  bool
 	scripts int
-	// moved reports that a command changes the directory, so that relative names may
-	// be those of other files.
+	// moved reports that a command changes the directory, so that relative names
+	// may mean other files.
 	moved bool
-	// computed reports that the shell, or a program that it pipes into, computes what a
-	// command runs, so that the command's text doesn't tell.
+	// computed reports that what a command runs is computed by the shell, or by a
+	// program that it pipes into, so that the command's text doesn't tell.
 	computed bool
 }
 
-// tooDeep is the gap of a script that is not searched.
+// tooDeep is the gap for a script that is not searched.
 const tooDeep = "the scripts that it runs: one is too long, or nested too deeply"
 
-// searchScript searches a script of a shell.
 func (s *scriptSearch) searchScript(text string, depth int) {
 	if s.scripts++; depth > maxDangerousDepth || len(text) > maxDangerousBytes || s.scripts > maxDangerousSteps {
 		s.addGap(tooDeep)
@@ -41,7 +40,7 @@ func (s *scriptSearch) searchScript(text string, depth int) {
 		s.computed = true
 		s.addGap("the scripts that it runs: it can't be parsed whole")
 	}
-	syntax.Walk(file, func(n syntax.Node) bool { // of what was parsed until an error
+	syntax.Walk(file, func(n syntax.Node) bool { // the part before an error
 		if s.hidden {
 			for _, script := range hiddenScripts(n) {
 				s.searchScript(script, depth+1)
@@ -64,7 +63,7 @@ func (s *scriptSearch) searchScript(text string, depth int) {
 			if n.Name != nil && slices.Contains([]string{"PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "BASH_ENV", "ENV"}, n.Name.Value) {
 				s.addGap("what " + n.Name.Value + " leads to")
 			}
-		case *syntax.ParamExp: // ${x@P} expands what x holds
+		case *syntax.ParamExp: // ${x@P} expands the value of x
 			s.computed = s.computed || n.Exp != nil && n.Exp.Op == syntax.OtherParamOps && n.Exp.Word != nil && wordText(n.Exp.Word) == "P"
 		case *syntax.CallExpr:
 			if len(n.Args) > 0 {
@@ -77,15 +76,14 @@ func (s *scriptSearch) searchScript(text string, depth int) {
 
 func (s *scriptSearch) addGap(text string) { s.gaps = append(s.gaps, text) }
 
-// addName adds a word that may name a file.
 func (s *scriptSearch) addName(word string) {
 	if word != "" && len(word) <= workspace.MaxPathBytes && !strings.HasPrefix(word, "-") && !strings.ContainsAny(word, "\x00\n") {
 		s.names = append(s.names, word)
 	}
 }
 
-// searchInput adds the file that a shell or an interpreter reads: sh <run.sh. It
-// searches a here-document that a shell reads.
+// searchInput adds the file that a shell or interpreter reads (sh <run.sh), and
+// searches here-documents that a shell reads.
 func (s *scriptSearch) searchInput(stmt *syntax.Stmt, depth int) {
 	for _, script := range inputScripts(stmt) {
 		s.searchScript(script, depth+1)
@@ -111,12 +109,11 @@ func (s *scriptSearch) searchInput(stmt *syntax.Stmt, depth int) {
 	if takesData(path.Base(words[0])) || words[0] == "command" && len(words) > 1 && strings.HasPrefix(words[1], "-") {
 		words = words[:1]
 	}
-	// What another command, or an earlier exec, leaves it to read.
+	// It may also read what another command, or an earlier exec, leaves it.
 	name := readsProgram(words)
 	s.computed = s.computed || computesProgram(name) && (!given || !isShell(name))
 }
 
-// searchPipe adds what shells and interpreters read from a pipe.
 func (s *scriptSearch) searchPipe(stmt *syntax.Stmt) {
 	syntax.Walk(stmt, func(n syntax.Node) bool {
 		if call, ok := n.(*syntax.CallExpr); ok {
@@ -129,11 +126,10 @@ func (s *scriptSearch) searchPipe(stmt *syntax.Stmt) {
 	})
 }
 
-// searchCall adds what one command runs.
 func (s *scriptSearch) searchCall(args []*syntax.Word, depth int) {
 	words := wordTexts(args)
 	name := path.Base(words[0])
-	// An alias is another name of a program.
+	// An alias is another name for a program.
 	s.computed = s.searchExpansion(args[0]) && strings.ContainsAny(words[0], "$`*?[{<\\") || name == "alias" || name == "hash" && slices.Contains(words, "-p") ||
 		len(words) > maxRunnerWords && (isRunner(words[0]) || launchesAt(words, 1) || launchesAt(words, 2)) || s.computed
 	if strings.Contains(words[0], "/") {
@@ -160,8 +156,8 @@ func (s *scriptSearch) searchCall(args []*syntax.Word, depth int) {
 	}
 }
 
-// searchRunner adds what can't be named of a command that runs others: expansions up to
-// the script that it runs, and the modules of an interpreter.
+// searchRunner handles what a command that runs others does not name: expansions up
+// to its script, and an interpreter's modules.
 func (s *scriptSearch) searchRunner(args []*syntax.Word, words []string) {
 	program := ""
 	for i, word := range words[:min(len(words), maxRunnerWords)] {
@@ -187,8 +183,8 @@ func (s *scriptSearch) searchRunner(args []*syntax.Word, words []string) {
 	}
 }
 
-// searchExpansion adds a word that stands for something other than its text, and reports
-// whether it does.
+// searchExpansion reports whether a word stands for something other than its text,
+// and adds it then.
 func (s *scriptSearch) searchExpansion(w *syntax.Word) bool {
 	if wordText(w) == "[" {
 		return false
@@ -213,18 +209,18 @@ func (s *scriptSearch) searchExpansion(w *syntax.Word) bool {
 	return false
 }
 
-// computesProgram reports whether a program, by its name, runs the commands that it reads.
+// computesProgram reports whether a program runs the commands that it reads.
 func computesProgram(name string) bool {
 	return isShell(name) || slices.Contains([]string{".", "source", "parallel"}, name)
 }
 
-// isDevice reports whether a file may be one that another command writes to.
+// isDevice reports whether another command may write to the file.
 func isDevice(name string) bool {
 	return strings.HasPrefix(name, "/dev/") || strings.HasPrefix(name, "/proc/")
 }
 
-// readsProgram returns the shell or interpreter among the words of a command that
-// reads its program from standard input, or "".
+// readsProgram returns the shell or interpreter in a command that reads its program
+// from standard input, or "".
 func readsProgram(words []string) string {
 	for i, word := range words {
 		base := path.Base(word)
@@ -254,21 +250,21 @@ func isShell(name string) bool {
 	return slices.Contains([]string{"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "csh", "tcsh", "busybox", "toybox"}, name)
 }
 
-// loadsModules reports whether a command is an interpreter whose programs load
-// modules from the directory that they run in.
+// loadsModules reports whether an interpreter loads modules from its working
+// directory.
 func loadsModules(name string) bool {
 	return slices.Contains([]string{"python", "pypy", "node", "nodejs", "bun", "deno", "perl", "ruby", "php", "lua", "luajit", "julia", "Rscript", "java", "tclsh"}, strings.TrimRight(name, "0123456789.-"))
 }
 
-// takesData reports whether the arguments of a command that can run others are
-// mostly something else.
+// takesData reports whether a command that can run others mostly has other
+// arguments.
 func takesData(name string) bool {
 	return takesNames(name) || slices.Contains([]string{
 		"awk", "bind", "compgen", "complete", "find", "gawk", "mapfile", "mawk", "nawk", "readarray", "scp", "sed", "set", "sftp", "shopt", "tar", "unalias",
 	}, name)
 }
 
-// buildsProjects reports whether a command runs what files of a project say.
+// buildsProjects reports whether a command runs what project files say.
 func buildsProjects(name string) bool {
 	return slices.Contains([]string{
 		"ant", "bazel", "bun", "bundle", "cargo", "cmake", "composer", "ctest", "dotnet", "go", "gradle", "gradlew", "just", "make", "meson", "mvn", "mvnw", "ninja",

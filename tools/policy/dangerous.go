@@ -10,39 +10,36 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Dangerous-command patterns are for people, not a boundary: what they miss the
-// sandbox holds, and a command that wants to get past them does. A pattern is
-// the name of a command and what must be among its arguments, in any order:
+// Dangerous-command patterns warn people; they are no boundary, since a command can
+// be written to get past them, and the sandbox holds it anyway. A pattern is a
+// command name and words that must be among its arguments, in any order:
 //
-//	rm -r|-R|--recursive /     each word must be there; "|" parts alternatives
-//	mkfs*                      "*" stands for anything, "\*" for a star
-//	git-push -d !-n            "git-push" is git push, whatever stands between them; "!" must not be there
-//	> /dev/sd*                 what is written to by a redirection
+//	rm -r|-R|--recursive /     each word must be there; "|" separates alternatives
+//	mkfs*                      "*" matches anything, "\*" a star
+//	git-push -d !-n            "git-push" is git push, with any options in between; "!" must not be there
+//	> /dev/sd*                 the target of a redirection
 //
-// A single-letter flag is found in a cluster too (-r in -rf), a long one with
-// its value (--force in --force=x). Words are compared as they are parsed: quotes
-// are gone, and a word that the shell would expand is compared as it is written.
-// One that holds a slash is compared in its shortest spelling as well: // and /x/..
-// are /.
+// A single-letter flag also matches in a cluster (-r in -rf), a long one with a
+// value (--force in --force=x). Words are compared as parsed: without quotes, but
+// expansions as they are written. A word with a slash is also compared in its
+// shortest spelling: // and /x/.. are /.
 
-// maxDangerousBytes bounds the command that is searched; a longer one counts
-// as dangerous. The parser takes 64 MiB of stack for the worst 16 KiB.
+// maxDangerousBytes bounds the command that is searched; a longer one counts as
+// dangerous. The parser takes 64 MiB of stack for the worst 16 KiB.
 const maxDangerousBytes = 16 << 10
 
-// maxFoundBytes bounds what is shown of a dangerous command.
 const maxFoundBytes = 120
 
 // maxDangerousDepth bounds scripts in the arguments of sh -c and eval.
 const maxDangerousDepth = 4
 
-// DangerousCommands are the built-in patterns: what destroys more than a
-// project's own files, or work that nothing brings back. Long options are matched
-// by the beginnings that their programs take too: getopt_long and git accept each
-// one that no other option has.
+// DangerousCommands returns the built-in patterns: commands that destroy more than
+// a project's own files, or work that can't be recovered. Long options are also
+// matched by their unambiguous beginnings, which getopt_long and git accept.
 func DangerousCommands() []string {
 	const device = `/dev/sd*|/dev/hd*|/dev/vd*|/dev/xvd*|/dev/nvme*|/dev/mmcblk*|/dev/md*|/dev/dm-*|/dev/mapper/*|/dev/disk*|/dev/rdisk*|/dev/mem|/dev/kmem|/dev/port`
 	const system = `/|~|$HOME|${HOME:?}|/bin|/boot|/etc|/home|/lib|/lib64|/opt|/root|/sbin|/srv|/usr|/var|/workspace`
-	// The contents of a directory count as much as the directory.
+	// The contents of a directory matter as much as the directory.
 	inside := strings.ReplaceAll(system, "|", `/\*|`) + `/\*`
 	inside = `/\*` + strings.TrimPrefix(inside, `//\*`)
 	return []string{
@@ -66,9 +63,8 @@ func DangerousCommands() []string {
 // DangerMatcher finds dangerous commands in scripts. The zero value finds none.
 type DangerMatcher struct{ patterns []dangerPattern }
 
-// DangerMatcher returns a matcher with the patterns of all layers, in which
-// /workspace is the given mount point of the workspace too. The error is that
-// of [Policy.Validate].
+// DangerMatcher returns a matcher with the patterns of all layers. /workspace in a
+// pattern also stands for mountPoint. The error is from [Policy.Validate].
 func (p Policy) DangerMatcher(mountPoint string) (DangerMatcher, error) {
 	patterns, err := parseDangerous(p.dangerousPatterns(), mountPoint)
 	if err != nil {
@@ -77,14 +73,12 @@ func (p Policy) DangerMatcher(mountPoint string) (DangerMatcher, error) {
 	return DangerMatcher{patterns}, nil
 }
 
-// Find returns the first dangerous command of a script, made safe to show; "" if there
-// is none.
+// Find returns the first dangerous command in a script, safe for display, or "".
 func (m DangerMatcher) Find(script string) string {
 	found, _ := tools.Display(dangerIn(m.patterns, script))
 	return found
 }
 
-// dangerPattern is one pattern, parsed: the alternatives of each word.
 type dangerPattern struct{ words []dangerWord }
 
 type dangerWord struct {
@@ -92,8 +86,8 @@ type dangerWord struct {
 	absent       bool // none of them may be there
 }
 
-// parseDangerous parses patterns; the error names an invalid one. A mount point other
-// than "" is a further alternative where a pattern has /workspace.
+// parseDangerous parses patterns. If mountPoint is not "", it is an alternative to
+// /workspace.
 func parseDangerous(patterns []string, mountPoint string) ([]dangerPattern, error) {
 	parsed := make([]dangerPattern, 0, len(patterns))
 	for _, text := range patterns {
@@ -158,22 +152,22 @@ func argMatches(alternatives []globPattern, arg string) bool {
 	return false
 }
 
-// isCluster reports whether a word begins as short flags do.
+// isCluster reports whether a word begins like short flags.
 func isCluster(word string) bool {
 	return strings.HasPrefix(word, "-") && !strings.HasPrefix(word, "--")
 }
 
-// globPattern matches a whole text: between its parts anything may stand.
+// globPattern matches a whole text, with anything between its parts.
 type globPattern struct {
 	text  string // as it was written
 	parts []string
 }
 
-// globEscaper makes a pattern of a text that matches nothing but itself.
+// globEscaper makes a pattern that matches only the text itself.
 var globEscaper = strings.NewReplacer(`\`, `\\`, `*`, `\*`)
 
-// parseGlob reads a pattern: "*" is any text, a backslash takes the next
-// character as it is.
+// parseGlob reads a pattern: "*" matches any text, a backslash escapes the next
+// character.
 func parseGlob(text string) globPattern {
 	g := globPattern{text: text, parts: []string{""}}
 	for i := 0; i < len(text); i++ {

@@ -12,16 +12,16 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// maxDangerousSteps bounds the commands and scripts that are searched in one
-// command: each word behind sudo or xargs may be one. What has more counts as
-// dangerous.
+// maxDangerousSteps bounds the commands and scripts searched in one command: each
+// word after sudo or xargs may be one. A command with more counts as dangerous.
 const maxDangerousSteps = 1000
 
-// maxRunnerWords bounds where behind sudo, env or xargs a command is looked for.
+// maxRunnerWords bounds how many words after sudo, env or xargs may begin a
+// command.
 const maxRunnerWords = 64
 
-// dangerIn returns the first command of a script that matches a pattern, for
-// people and not made safe; "" where none does.
+// dangerIn returns the first command in a script that matches a pattern, not made
+// safe for display, or "".
 func dangerIn(patterns []dangerPattern, script string) string {
 	if len(patterns) == 0 {
 		return ""
@@ -34,18 +34,17 @@ func dangerIn(patterns []dangerPattern, script string) string {
 	return s.found
 }
 
-// dangerSearch goes through one script.
 type dangerSearch struct {
-	// match returns how a command is shown that is searched for, or "". Redirections
-	// are the command ">". shown are the arguments as a person knows them, nil for args.
+	// match returns how to show a command that matches, or "". A redirection is the
+	// command ">". shown are the arguments as people know them; nil means args.
 	match func(name string, args, shown []string) string
-	// hidden searches what [hiddenScripts] finds, too.
+	// hidden also searches what [hiddenScripts] finds.
 	hidden bool
 	steps  int
 	found  string
 }
 
-// countStep counts one more searched command, and reports whether the search goes on.
+// countStep counts a searched command. It reports whether the search goes on.
 func (s *dangerSearch) countStep() bool {
 	if s.steps++; s.steps > maxDangerousSteps && s.found == "" {
 		s.found = fmt.Sprintf("a command in which more than %d could be meant", maxDangerousSteps)
@@ -59,13 +58,13 @@ func (s *dangerSearch) searchScript(text string, depth int) {
 	}
 	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(markControls(text)), "")
 	if err != nil && strings.Contains(text, "\n") {
-		// The shell runs a line before it reads the next one, and may accept
-		// what the parser refuses.
+		// The shell runs a line before it reads the next one, and may accept what
+		// the parser refuses.
 		for line := range strings.SplitSeq(text, "\n") {
 			s.searchScript(line, depth+1)
 		}
 	}
-	syntax.Walk(file, func(n syntax.Node) bool { // of what was parsed until an error
+	syntax.Walk(file, func(n syntax.Node) bool { // the part before an error
 		if s.found != "" {
 			return false
 		}
@@ -88,13 +87,13 @@ func (s *dangerSearch) searchScript(text string, depth int) {
 	})
 }
 
-// controlMark stands for a control character that the parser treats in a way of
-// its own and shells as any other character: it drops NUL, and a carriage return
-// before a newline. The mark belongs to no script.
+// controlMark replaces control characters that the parser treats specially but
+// shells don't: it drops NUL, and a carriage return before a newline. No script
+// contains the mark.
 const controlMark = '\U000f0000'
 
-// markControls returns a script with its control characters marked, except
-// newlines and tabs, and with bytes that aren't UTF-8 marked too.
+// markControls marks control characters, except newlines and tabs, and invalid
+// UTF-8.
 func markControls(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\n' && r != '\t' || r == utf8.RuneError {
@@ -104,15 +103,14 @@ func markControls(text string) string {
 	}, text)
 }
 
-// searchInput looks at a script that a shell gets in a here-document.
+// searchInput searches scripts that a shell reads from here-documents.
 func (s *dangerSearch) searchInput(stmt *syntax.Stmt, depth int) {
 	for _, script := range inputScripts(stmt) {
 		s.searchScript(script, depth+1)
 	}
 }
 
-// inputScripts returns the scripts that a command gets in here-documents, if a shell is
-// among its words.
+// inputScripts returns a command's here-documents if a shell is among its words.
 func inputScripts(stmt *syntax.Stmt) (scripts []string) {
 	call, ok := stmt.Cmd.(*syntax.CallExpr)
 	if !ok || len(call.Args) == 0 {
@@ -144,7 +142,7 @@ func wordTexts(args []*syntax.Word) []string {
 	return words
 }
 
-// searchCall looks at one command, and at those that it would run.
+// searchCall searches one command, and the commands that it would run.
 func (s *dangerSearch) searchCall(words []string, depth int) {
 	if len(words) == 0 {
 		return
@@ -158,7 +156,7 @@ func (s *dangerSearch) searchCall(words []string, depth int) {
 	}
 }
 
-// searchCommand looks at one command, and at scripts among its arguments.
+// searchCommand searches one command, and scripts among its arguments.
 func (s *dangerSearch) searchCommand(words []string, depth int) {
 	if !s.countStep() {
 		return
@@ -181,20 +179,19 @@ func (s *dangerSearch) searchCommand(words []string, depth int) {
 	}
 }
 
-// takesNames are commands that run others, and whose arguments are names of
+// takesNames reports whether a command runs others but has arguments that name
 // something else: man reboot, make mkfs.
 func takesNames(name string) bool {
 	return slices.Contains([]string{"alias", "crontab", "ed", "emacs", "ex", "hash", "less", "make", "man", "more", "ninja", "nvim", "vi", "view", "vim"}, name)
 }
 
-// takesScripts are commands whose arguments are scripts of a shell, or whose
-// input is one.
+// takesScripts reports whether a command's arguments or input are shell scripts.
 func takesScripts(name string) bool {
 	return slices.Contains([]string{"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox", "eval", "su", "ssh", "env", "watch", "flock", "script", "parallel", "trap", "compgen", "complete", "mapfile", "readarray"}, name)
 }
 
-// gitSubcommand returns the words of git from the subcommand on: git(1) has its
-// own options before it, some with a value of their own.
+// gitSubcommand returns git's words from the subcommand on. git(1) has options
+// before it, some with a separate value.
 func gitSubcommand(words []string) []string {
 	for len(words) > 0 && strings.HasPrefix(words[0], "-") {
 		n := 1
@@ -206,8 +203,8 @@ func gitSubcommand(words []string) []string {
 	return words
 }
 
-// matchPatterns returns a command that one of the patterns matches, for people; "" if
-// none does.
+// matchPatterns returns the command for people if one of the patterns matches it,
+// else "".
 func matchPatterns(patterns []dangerPattern, name string, args, shown []string) string {
 	for _, p := range patterns {
 		if !p.matchesCommand(name, args) {
@@ -224,8 +221,8 @@ func matchPatterns(patterns []dangerPattern, name string, args, shown []string) 
 	return ""
 }
 
-// wordText is a word without its quotes where nothing in it is expanded, and
-// otherwise as it is written; without its control characters.
+// wordText returns a word without quotes and control characters. Expansions are as
+// written.
 func wordText(w *syntax.Word) string {
 	var b strings.Builder
 	for _, part := range w.Parts {
@@ -245,7 +242,7 @@ func wordText(w *syntax.Word) string {
 	return strings.ReplaceAll(b.String(), string(controlMark), "")
 }
 
-// partText is a part as it is written; ${HOME} counts as $HOME.
+// partText returns a part as written, but ${HOME} as $HOME.
 func partText(p syntax.WordPart) string {
 	if lit, ok := p.(*syntax.Lit); ok {
 		return lit.Value

@@ -2,5 +2,5 @@
 // refused. It also analyses shell commands: which are dangerous, which a lasting
 // approval can be bound to, and which files they run.
 //
-// It is rank 2: it knows definitions of tools and nothing of their execution.
+// The package is rank 2: it knows tool definitions, but not how tools run.
 package policy

@@ -10,11 +10,11 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// hiddenScripts returns texts of a command that are data to the shell, and that some
-// program may run: values of variables and options (PAGER=x, git -c core.pager=x, tar
-// -I x), the words behind a launcher (uv run x), and substitutions in quotes, which test
-// -v and other builtins expand. Of texts that begin with an expansion, it returns those
-// that certainly name a program.
+// hiddenScripts returns texts in a command that are data to the shell but that a
+// program may run: values of variables and options (PAGER=x, git -c core.pager=x,
+// tar -I x), words after a launcher (uv run x), and substitutions in quotes, which
+// test -v and other builtins expand. A text that begins with an expansion is
+// returned only if it certainly names a program.
 func hiddenScripts(n syntax.Node) (scripts []string) {
 	add := func(name, text string) {
 		text = strings.TrimLeft(text, "!:| ")
@@ -68,14 +68,15 @@ func hiddenScripts(n syntax.Node) (scripts []string) {
 	return scripts
 }
 
-// launchesAt reports whether one of a command's first words is a launcher, as in uv run: a word
-// behind it is the program.
+// launchesAt reports whether word i, one of the first words of a command, is a
+// launcher as in uv run: a word after it is the program.
 func launchesAt(words []string, i int) bool {
 	return i > 0 && i < 3 && i < len(words) && isLauncher(words[i]) && (mayLaunch(path.Base(words[0])) || runnerSubcommand(words) != "") &&
 		!(words[i] == "run" && slices.Contains([]string{"npm", "pnpm", "yarn"}, words[0]))
 }
 
-// quoteWords returns a command of words, which the shell may still expand if it would have.
+// quoteWords joins words to a command. Words that the shell would expand stay
+// unquoted.
 func quoteWords(words []string) string {
 	quoted := make([]string, len(words))
 	for i, w := range words {
@@ -86,8 +87,8 @@ func quoteWords(words []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// quotedSubstitution returns a script that makes the substitutions of a text, if there are
-// any.
+// quotedSubstitution returns a script that makes the substitutions in a text, or
+// none.
 func quotedSubstitution(text string) []string {
 	if strings.Contains(text, "$(") || strings.Contains(text, "`") {
 		return []string{": " + text}
@@ -95,7 +96,7 @@ func quotedSubstitution(text string) []string {
 	return nil
 }
 
-// namesProgram matches the names of variables, settings and options whose values are
+// namesProgram matches names of variables, settings and options whose values are
 // commands.
 var namesProgram = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)(^alias\..*|^ENV|PAGER|EDITOR|VISUAL|COMMAND|CMD|ASKPASS|SHELL|LESSOPEN|LESSCLOSE|BASH_ENV|SSH|RSH|PROGRAM|HELPER|EXEC|EXTERNAL|EXTERNAL_DIFF|TEXTCONV|ACTION|^tar -I|^rsync -e|^fd(find)? -x)$`)

@@ -16,21 +16,20 @@ import (
 // maxPhraseBytes bounds a command that a lasting approval can name.
 const maxPhraseBytes = 1 << 10
 
-// maxShownPhrase bounds the part of a command that an error shows.
 const maxShownPhrase = 200
 
-// StaticPhrase returns the one form of a shell command that a lasting approval
-// can be bound to: a single command of literal words, joined by single spaces
-// with what needs it quoted. It fails, with the reason, for anything whose
-// meaning is decided when it runs, or that can run something else: compounds,
-// pipes, redirections, substitutions, variables, globs, assignments, and flags
-// that execute (-c, -exec, --pre, …).
+// StaticPhrase returns the one form of a shell command that a lasting approval can
+// be bound to: a single command of literal words, joined by single spaces and
+// quoted where needed. It returns an error for anything whose meaning is decided
+// when it runs, or that can run something else: compounds, pipes, redirections,
+// substitutions, variables, globs, assignments, and flags that execute (-c, -exec,
+// --pre, …).
 func StaticPhrase(command string) (string, error) {
 	if len(command) > maxPhraseBytes {
 		return "", fmt.Errorf("command is %d bytes, at most %d can be approved for good", len(command), maxPhraseBytes)
 	}
-	// Shells and parsers read control characters, line ends and blanks of other
-	// scripts differently. A newline or a tab is no exception.
+	// Shells and parsers disagree about control characters, line ends and blanks of
+	// other scripts, including newlines and tabs.
 	if safe, _ := tools.Display(command); safe != command {
 		return "", fmt.Errorf("command %s holds a control character, or one that is not visible", utf8text.Clip(safe, maxShownPhrase))
 	}
@@ -48,15 +47,15 @@ func StaticPhrase(command string) (string, error) {
 		quoted[i] = quoteWord(w)
 	}
 	phrase := strings.Join(quoted, " ")
-	// Differs where a word is of the shell's grammar, or mixes quotes.
+	// The words differ if one belongs to the shell's grammar, or mixes quotes.
 	if again, _ := parseStatic(phrase); !slices.Equal(again, words) {
 		return "", fmt.Errorf("%s is not the same words when it is read again", phrase)
 	}
 	return phrase, nil
 }
 
-// parseStatic returns the words of a single plain command, going by the parser
-// alone. The shells agree with it only where every character is visible.
+// parseStatic returns the words of a single plain command, as the parser sees them.
+// Shells agree with it only if every character is visible.
 func parseStatic(command string) ([]string, error) {
 	stmt, err := parseSingle(command)
 	if err != nil {
@@ -65,7 +64,6 @@ func parseStatic(command string) ([]string, error) {
 	return staticWords(stmt)
 }
 
-// parseSingle returns the only command of a script.
 func parseSingle(command string) (*syntax.Stmt, error) {
 	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(command), "")
 	if err != nil {
@@ -77,7 +75,7 @@ func parseSingle(command string) (*syntax.Stmt, error) {
 	return file.Stmts[0], nil
 }
 
-// staticWords returns the words of a plain command that runs no other one, all literal.
+// staticWords returns the literal words of a plain command that runs no other one.
 func staticWords(stmt *syntax.Stmt) ([]string, error) {
 	words, err := literalWords(stmt)
 	if err != nil {
@@ -92,7 +90,7 @@ func staticWords(stmt *syntax.Stmt) ([]string, error) {
 	return words, nil
 }
 
-// runnerSubcommand returns the subcommand of a command that runs others, "" for none.
+// runnerSubcommand returns the subcommand in words that runs others, or "".
 func runnerSubcommand(words []string) string {
 	for _, runner := range runnerSubcommands() {
 		if path.Base(words[0]) == runner[0] && containsInOrder(words[1:], runner[1:]) {
@@ -102,7 +100,7 @@ func runnerSubcommand(words []string) string {
 	return ""
 }
 
-// literalWords returns the words of a plain command, all literal.
+// literalWords returns the words of a plain command. All must be literal.
 func literalWords(stmt *syntax.Stmt) ([]string, error) {
 	call, ok := stmt.Cmd.(*syntax.CallExpr)
 	switch {
@@ -125,15 +123,15 @@ func literalWords(stmt *syntax.Stmt) ([]string, error) {
 		}
 		words[i] = word
 	}
-	// %1 is fg %1, what is a name before "=" depends on the locale, and "in" is
-	// reserved in shells.
+	// %1 is fg %1, the locale decides which characters form a name before "=", and
+	// "in" is reserved in shells.
 	if words[0] == "" || words[0] == "in" || strings.ContainsAny(words[0][:1], "-%") || strings.Contains(words[0], "=") {
 		return nil, errors.New("command has no name")
 	}
 	return words, nil
 }
 
-// containsInOrder reports whether all of want are among words, in their order.
+// containsInOrder reports whether words contain all of want, in order.
 func containsInOrder(words, want []string) bool {
 	for _, w := range words {
 		if len(want) > 0 && w == want[0] {
@@ -143,8 +141,8 @@ func containsInOrder(words, want []string) bool {
 	return len(want) == 0
 }
 
-// staticWord returns a word's value if it has no part that is decided later:
-// a literal without escapes, globs, braces or a tilde, or a quoted string.
+// staticWord returns a word's value if no part is decided later: a literal without
+// escapes, globs, braces or a tilde, or a quoted string.
 func staticWord(w *syntax.Word) (string, error) {
 	var b strings.Builder
 	for _, part := range w.Parts {
@@ -177,8 +175,8 @@ func staticWord(w *syntax.Word) (string, error) {
 	return b.String(), nil
 }
 
-// quoteWord quotes a word, if it needs quotes. A word that holds quotes of both
-// kinds is not read back as the same.
+// quoteWord quotes a word if necessary. The result is wrong for a word with both
+// kinds of quotes; callers check.
 func quoteWord(w string) string {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+:,./-"
 	switch {
@@ -190,8 +188,8 @@ func quoteWord(w string) string {
 	return `"` + w + `"`
 }
 
-// isExecFlag reports whether a word is a flag with which some program runs another
-// one, whichever program it is given to.
+// isExecFlag reports whether some program runs another one with this flag. It
+// doesn't look at the program.
 func isExecFlag(word string) bool {
 	if !strings.HasPrefix(word, "-") {
 		return false
@@ -206,19 +204,19 @@ func isExecFlag(word string) bool {
 	}, name) {
 		return true
 	}
-	// Short flags may be joined, with each other or with their value.
+	// Short flags may be joined with each other or with a value.
 	return strings.IndexAny(word[1:], "ceix") == 0
 }
 
-// isRunner reports whether a command, by any path, is one whose arguments are
-// commands, or that reads them from somewhere else: "python3.12" is python.
+// isRunner is runsOthers for a name with any path or version: "python3.12" is
+// python.
 func isRunner(name string) bool {
 	name = path.Base(name)
 	return runsOthers(name) || runsOthers(strings.TrimRight(name, "0123456789.-"))
 }
 
-// runsOthers are commands whose arguments are commands, that read them from
-// somewhere else, or that change what later words mean.
+// runsOthers reports whether a command's arguments are commands, or it reads
+// commands from elsewhere, or changes what later words mean.
 func runsOthers(name string) bool {
 	switch name {
 	case ".", "alias", "ansible", "ash", "at", "awk", "bash", "batch", "bind", "builtin", "bun", "bunx", "busybox", "capsh", "catchsegv", "chronic", "chroot", "chrt",
@@ -236,7 +234,7 @@ func runsOthers(name string) bool {
 	return false
 }
 
-// runnerSubcommands are subcommands that run others, of commands that do not.
+// runnerSubcommands lists subcommands that run others, of commands that don't.
 func runnerSubcommands() [][]string {
 	return [][]string{
 		{"git", "bisect", "run"},

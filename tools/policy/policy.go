@@ -17,14 +17,12 @@ type Mode string
 
 // The modes, mildest first.
 const (
-	// ModeAuto runs without asking.
 	ModeAuto Mode = "auto"
-	// ModePromptOnce asks the first time; the answer, deny included, holds
-	// for the session.
+	// ModePromptOnce asks the first time. The answer, including a deny, holds for
+	// the session.
 	ModePromptOnce Mode = "prompt_once"
-	// ModePrompt asks each time.
-	ModePrompt Mode = "prompt"
-	// ModeDeny never runs it and does not ask.
+	ModePrompt     Mode = "prompt"
+	// ModeDeny refuses the call without asking.
 	ModeDeny Mode = "deny"
 )
 
@@ -37,67 +35,67 @@ func (m Mode) rank() int {
 	return i
 }
 
-// Policy decides which calls run, which are asked about and which are refused.
-// It is a value and is never changed by a dispatcher. The zero Policy asks
-// about everything; start from [Preset].
+// Policy decides which calls run, which are asked about and which are refused. The
+// zero Policy asks about everything; start from [Preset].
 type Policy struct {
-	// Name is the preset's, for records; "" for one made by hand.
+	// Name is the preset's name for records, or "".
 	Name string
-	// Classes are the defaults; a class that is missing prompts.
+	// Classes are the default modes. A missing class prompts.
 	Classes map[tools.Class]Mode
-	// Sandboxed replaces Classes for tools that run in the sandbox. A class
-	// that is missing keeps its mode of Classes.
+	// Sandboxed replaces Classes for tools that run in the sandbox. A missing class
+	// keeps its mode from Classes.
 	Sandboxed map[tools.Class]Mode
-	// Servers is the least strict mode of a tool of a server that Tools does not name, nor
-	// its server, whatever the modes of classes are: what a server declares of its tool
-	// makes nothing milder. "" means ModePrompt.
+	// Servers is the least strict mode for servers' tools that Tools names neither
+	// itself nor by server, whatever the modes of classes: what a server declares
+	// must not make anything milder. "" means ModePrompt.
 	Servers Mode
-	// Tools overrides single tools. A key is a canonical name, its wire form,
-	// or "server/*" (also "server__*") for all tools of one server. A canonical
-	// key wins over its wire form, and both over the server's. A prompt or a
-	// deny also binds the tools that act as this one ([tools.Definition].ActsAs), each
-	// at least as strictly; an auto is for the tool that it names alone.
+	// Tools overrides single tools. A key is a canonical name, its wire form, or
+	// "server/*" (or "server__*") for all tools of a server. The canonical name
+	// wins over the wire form, and both over the server. A prompt or deny also
+	// binds, at least as strictly, tools that act as this one
+	// ([tools.Definition].ActsAs); an auto applies only to the named tool.
 	Tools map[string]Mode
-	// Commands sets modes of single commands, for every tool that runs commands. A key is
-	// a static phrase ([StaticPhrase]), or one that ends with " *", which stands for any
-	// further words. Its mode is auto, prompt or deny. An auto counts for a call if all its commands are
-	// such phrases: plain, not dangerous, and with further words that name no program, no
-	// file to execute and no other directory. It lifts a prompt and never a deny. A
-	// prompt or a deny counts wherever a script has the command.
+	// Commands sets modes of single commands, for every tool that runs commands. A
+	// key is a static phrase ([StaticPhrase]), or one that ends with " *" for any
+	// further words. The mode is auto, prompt or deny. An auto counts only if all
+	// commands of a call are such phrases: plain, not dangerous, and with further
+	// words that name no program, no file to execute and no other directory. It
+	// lifts a prompt but never a deny. A prompt or deny counts wherever a script
+	// has the command.
 	Commands map[string]Mode
-	// RelaxedWorkspaces are directories (absolute, symlinks resolved) in which WRITE
-	// is auto, at them and below; other classes keep their mode. They are about
-	// the contents of the directory: tools that keep state ([tools.PlaceState]) are not opened.
+	// RelaxedWorkspaces are directories (absolute, symlinks resolved) in and below
+	// which write is auto. They are about the directory's content: tools that keep
+	// state ([tools.PlaceState]) are not affected.
 	RelaxedWorkspaces []string
-	// RelaxedModes sets modes of classes inside relaxed workspaces; for tools
-	// that keep state only where that is stricter.
+	// RelaxedModes sets modes of classes in relaxed workspaces. For tools that keep
+	// state they count only if stricter.
 	RelaxedModes map[tools.Class]Mode
-	// NoPrompts turns every prompt into a deny: what needs a person is
-	// refused, deterministically, and never counts as a missing approver.
+	// NoPrompts turns every prompt into a deny, which never counts as a missing
+	// approver.
 	NoPrompts bool
-	// Dangerous are patterns of commands that are asked about although the mode
-	// is auto, and warned of if no one can be asked; see
-	// [DangerousCommands]. They are for people and bound nothing.
+	// Dangerous are patterns of commands that are asked about although the mode is
+	// auto, or warned of if nobody can be asked; see [DangerousCommands]. They are
+	// no security boundary.
 	Dangerous []string
-	// Tighten are further policies, an administrator's requirements and a
-	// project's own: each can make the mode stricter, never milder.
+	// Tighten are further policies, from an administrator or the project. Each can
+	// only make modes stricter.
 	Tighten []Policy
 }
 
-// Verdict is the decision of a policy about one tool, and the rule that made it.
+// Verdict is a policy's decision about a call, and the rule that made it.
 type Verdict struct {
 	Mode Mode
-	// Rule names the rule that decided: "tool shell", "server github/*",
-	// "relaxed workspace", "class write", "sandboxed write", "no prompts".
+	// Rule names that rule: "tool shell", "server github/*", "relaxed workspace",
+	// "class write", "sandboxed write", "no prompts".
 	Rule string
-	// Command is the entry of [Policy].Commands that decided, "" for none.
+	// Command is the entry of [Policy].Commands that decided, or "".
 	Command string
-	// As is the other tool whose rule decided, because the call does its work;
-	// "" where the rule is about the tool itself.
+	// As is the other tool whose rule decided because the call does its work, or
+	// "".
 	As tools.Name
 }
 
-// Validate reports the first invalid mode or class, by its key.
+// Validate reports an invalid mode, class, pattern, command or directory.
 func (p Policy) Validate() error {
 	for _, group := range []struct {
 		name  string
@@ -143,17 +141,17 @@ func (m Mode) isValid() bool {
 	return slices.Contains([]Mode{ModeAuto, ModePromptOnce, ModePrompt, ModeDeny}, m)
 }
 
-// Decide returns what the policy asks for every call of a tool in a workspace;
-// see [Policy.DecideCall].
+// Decide returns the verdict for every call of a tool in a workspace; see
+// [Policy.DecideCall].
 func (p Policy) Decide(def tools.Definition, workspace string) Verdict {
 	return p.DecideCall(def, workspace, nil)
 }
 
-// DecideCall returns what the policy asks for a call with this input. A deny
-// wins wherever it stands among the rules that apply to the tool; otherwise the
-// most exact rule decides, then the strictest of the restrictions on tools that
-// the call acts as, and then the strictest of the policies.
-// Rules about commands come before those about tools and classes, but lift no deny.
+// DecideCall returns the verdict for a call with this input. Of the rules that
+// apply to the tool, a deny wins, otherwise the most specific one. Then the
+// strictest restriction on tools that the call acts as counts, and then the
+// strictest policy. Rules about commands come before rules about tools and classes,
+// but lift no deny.
 func (p Policy) DecideCall(def tools.Definition, workspace string, input json.RawMessage) Verdict {
 	danger, err := p.DangerMatcher("")
 	if err != nil {
@@ -162,8 +160,7 @@ func (p Policy) DecideCall(def tools.Definition, workspace string, input json.Ra
 	return p.DecideCallWith(danger, def, workspace, input)
 }
 
-// DecideCallWith is [Policy.DecideCall] with the matcher of [Policy.DangerMatcher], made
-// once.
+// DecideCallWith is [Policy.DecideCall] with a matcher from [Policy.DangerMatcher].
 func (p Policy) DecideCallWith(danger DangerMatcher, def tools.Definition, workspace string, input json.RawMessage) Verdict {
 	s := situation{def: def, workspace: workspace, danger: danger}
 	if def.ActsAs != nil {
@@ -175,7 +172,7 @@ func (p Policy) DecideCallWith(danger DangerMatcher, def tools.Definition, works
 	return p.decideSituation(s)
 }
 
-// situation is a call as the layers of a policy decide about it.
+// situation is a call that the layers of a policy decide about.
 type situation struct {
 	def       tools.Definition
 	workspace string
@@ -211,12 +208,12 @@ func (p Policy) decideSituation(s situation) Verdict {
 	return verdict
 }
 
-// anyCommand stands for commands that are unknown when the policy decides.
+// anyCommand stands for commands that are not known yet.
 const anyCommand = `"$@"`
 
-// DecideSandbox returns the strictest verdict on a sandbox without a model, whose commands
-// write and execute without a call. If enabled is set, the operator has answered p's own
-// questions. Denials still hold, and so do the policies of Tighten.
+// DecideSandbox returns the strictest verdict on a sandbox without a model, whose
+// commands write and execute without calls. enabled means that the operator has
+// answered p's own prompts; denials and the policies of Tighten still hold.
 func (p Policy) DecideSandbox(workspace string, enabled bool) Verdict {
 	strictest := Verdict{Mode: ModeAuto}
 	for _, def := range []tools.Definition{
@@ -234,8 +231,8 @@ func (p Policy) DecideSandbox(workspace string, enabled bool) Verdict {
 	return strictest
 }
 
-// decisiveRule returns the first deny among rules, otherwise the first rule; the zero
-// Verdict for none.
+// decisiveRule returns the first deny among rules, otherwise the first rule, or the
+// zero Verdict.
 func decisiveRule(rules []Verdict) Verdict {
 	if i := slices.IndexFunc(rules, func(v Verdict) bool { return v.Mode == ModeDeny }); i >= 0 {
 		return rules[i]
@@ -246,7 +243,6 @@ func decisiveRule(rules []Verdict) Verdict {
 	return rules[0]
 }
 
-// dangerousPatterns are the patterns of all layers.
 func (p Policy) dangerousPatterns() []string {
 	all := slices.Clone(p.Dangerous)
 	for _, stricter := range p.Tighten {
@@ -255,17 +251,16 @@ func (p Policy) dangerousPatterns() []string {
 	return all
 }
 
-// DangerousIn returns the first command of a script that a layer's patterns call
-// dangerous, made safe to show; "" if there is none. No allow for the session or for
-// good applies to it. The error is that of [Policy.Validate].
+// DangerousIn returns the first dangerous command in a script, safe for display, or
+// "". An allow for the session or for good doesn't apply to it. The error is from
+// [Policy.Validate].
 func (p Policy) DangerousIn(script string) (string, error) {
 	m, err := p.DangerMatcher("")
 	return m.Find(script), err
 }
 
-// Unmatched are the keys of per-tool modes, of all layers, that name none of
-// the tools, sorted. A key about one of the servers, whose tools are not known, is none
-// of them.
+// Unmatched returns the per-tool keys of all layers, sorted, that name none of the
+// tools. Keys about servers are left out, because their tools are not known.
 func (p Policy) Unmatched(defs []tools.Definition, servers ...string) []string {
 	var keys []string
 	for _, key := range slices.Sorted(maps.Keys(p.Tools)) {
@@ -282,11 +277,10 @@ func (p Policy) Unmatched(defs []tools.Definition, servers ...string) []string {
 	return slices.Compact(keys)
 }
 
-// NotBinding returns the tools of class write whose calls the policy restricts
-// although commands, which change the same files, are not denied and may run
-// under a milder rule.
+// NotBinding returns the write tools that the policy restricts although commands,
+// which can change the same files, may run under a milder rule.
 func (p Policy) NotBinding(defs []tools.Definition, workspace string) []tools.Name {
-	p.NoPrompts = false // what is asked about somewhere may be allowed there
+	p.NoPrompts = false // what prompts may be allowed then
 	milder := ModeDeny
 	for _, def := range defs {
 		if def.Class == tools.ClassExecute && def.Runs == tools.PlaceSandbox && def.Commands != nil {
@@ -307,16 +301,16 @@ func (p Policy) NotBinding(defs []tools.Definition, workspace string) []tools.Na
 	return names
 }
 
-// AllowsSandboxed reports whether the policy lets a call of any of the tools that
-// run in the sandbox run, perhaps after a prompt.
+// AllowsSandboxed reports whether some tool in the sandbox may run, perhaps after a
+// prompt.
 func (p Policy) AllowsSandboxed(defs []tools.Definition, workspace string) bool {
 	return slices.ContainsFunc(defs, func(def tools.Definition) bool {
 		return def.Runs == tools.PlaceSandbox && p.Decide(def, workspace).Mode != ModeDeny
 	})
 }
 
-// AllowsServer reports whether the policy lets a call of some tool of a server run,
-// perhaps after a prompt. Its tools have the class and the place, and need not be known.
+// AllowsServer reports whether some tool of a server, with this class and place,
+// may run, perhaps after a prompt. The tools need not be known.
 func (p Policy) AllowsServer(server string, class tools.Class, runs tools.Place, workspace string) bool {
 	names := []tools.Name{tools.Name(server + "/any")}
 	for key := range p.Tools {
@@ -329,19 +323,19 @@ func (p Policy) AllowsServer(server string, class tools.Class, runs tools.Place,
 	})
 }
 
-// serverOf returns the server of a key of per-tool modes, "" for a tool of our own.
+// serverOf returns the server in a key of per-tool modes, or "".
 func serverOf(key string) string {
 	return tools.Name(strings.Replace(key, "__", "/", 1)).Server()
 }
 
-// restrictsTool reports whether a rule of any layer restricts the tool by its name.
+// restrictsTool reports whether any layer restricts the tool by name.
 func (p Policy) restrictsTool(name tools.Name) bool {
 	mode, ok := p.Tools[string(name)]
 	return ok && mode != ModeAuto || slices.ContainsFunc(p.Tighten, func(s Policy) bool { return s.restrictsTool(name) })
 }
 
-// ruleKeys are the keys of Policy.Tools that are about a tool, the most exact first. Each
-// name that models are offered as the same counts: a server could offer a.b beside a_b.
+// ruleKeys returns the keys of Policy.Tools for a tool, the most specific first.
+// They include names with the same wire form: a server could offer a.b beside a_b.
 func (p Policy) ruleKeys(name tools.Name) []string {
 	keys := []string{string(name)}
 	for _, key := range slices.Sorted(maps.Keys(p.Tools)) {
@@ -355,7 +349,7 @@ func (p Policy) ruleKeys(name tools.Name) []string {
 	return keys
 }
 
-// rulesByName are the rules about a tool by its name, the most exact first.
+// rulesByName returns the rules about a tool's name, the most specific first.
 func (p Policy) rulesByName(name tools.Name) []Verdict {
 	var rules []Verdict
 	for _, key := range p.ruleKeys(name) {
@@ -370,12 +364,13 @@ func (p Policy) rulesByName(name tools.Name) []Verdict {
 	return rules
 }
 
-// serverRule is the rule about tools of servers that no other rule names.
+// serverRule applies to servers' tools that no other rule names.
 func (p Policy) serverRule() Verdict {
 	return Verdict{Mode: cmp.Or(p.Servers, ModePrompt), Rule: "tools of servers"}
 }
 
-// rulesFor are all rules that apply to a tool, the most exact first; never empty.
+// rulesFor returns all rules for a tool, the most specific first. There is at least
+// one.
 func (p Policy) rulesFor(def tools.Definition, workspace string) []Verdict {
 	var rules []Verdict
 	add := func(mode Mode, ok bool, rule string) {
@@ -403,7 +398,6 @@ func (p Policy) rulesFor(def tools.Definition, workspace string) []Verdict {
 	return append(named, rules...)
 }
 
-// classMode is the mode of a class outside of the sandbox.
 func (p Policy) classMode(class tools.Class) Mode {
 	if mode, ok := p.Classes[class]; ok {
 		return mode
@@ -418,7 +412,7 @@ func (p Policy) relaxesWorkspace(workspace string) bool {
 	})
 }
 
-// PresetNames lists the presets, strictest use first.
+// PresetNames lists the presets, the strictest first.
 func PresetNames() []string {
 	return []string{"strict", "readonly", "default", "sandboxed", "ci"}
 }
@@ -428,10 +422,10 @@ func PresetNames() []string {
 //	strict     everything prompts
 //	readonly   none and read run, everything else is refused
 //	default    none and read run, everything else prompts (docs/internal/specification.md §5.2)
-//	sandboxed  as default, and write and execute run where the tool runs in the sandbox
-//	ci         as sandboxed, and what would prompt is refused
+//	sandboxed  as default, but write and execute run if the tool runs in the sandbox
+//	ci         as sandboxed, but everything that would prompt is refused
 //
-// Each has the built-in [DangerousCommands].
+// Each includes the [DangerousCommands].
 func Preset(name string) (Policy, error) {
 	p := Policy{Name: name, Dangerous: DangerousCommands()}
 	switch name {
@@ -453,7 +447,7 @@ func Preset(name string) (Policy, error) {
 	return Policy{}, fmt.Errorf("find policy preset %q: presets are %s", name, strings.Join(PresetNames(), ", "))
 }
 
-// classModes returns one mode for the harmless classes and another for the others.
+// classModes returns one mode for none and read, and another for the other classes.
 func classModes(harmless, others Mode) map[tools.Class]Mode {
 	return map[tools.Class]Mode{
 		tools.ClassNone: harmless, tools.ClassRead: harmless,

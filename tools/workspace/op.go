@@ -4,6 +4,7 @@ import (
 	"unicode/utf8"
 )
 
+// OpKind names a change to a workspace.
 type OpKind string
 
 // The changes that a [Writer] makes.

@@ -45,6 +45,7 @@ type ScanOptions struct {
 	Parallel bool
 }
 
+// ScanDirectory is a directory that a scan reads.
 type ScanDirectory struct {
 	Path string
 	// Marks are the marks that Visit returned for its entries, combined.
@@ -115,6 +116,7 @@ func (e *ScanEntry) Stat() (ScanStat, error) {
 	return e.stat(string(e.Name()))
 }
 
+// ScanStat is the metadata of one entry.
 type ScanStat struct {
 	Type Type
 	// Mode is the twelve mode bits of chmod(2).

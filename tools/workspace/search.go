@@ -34,6 +34,7 @@ type Rules interface {
 	Skip(dir, name string, isDir bool) bool
 }
 
+// SearchResult is what a search found out about one entry.
 type SearchResult struct {
 	// Value is the result of [SearchOptions.Examine], or nil without one.
 	Value any
@@ -41,6 +42,7 @@ type SearchResult struct {
 	Bytes int
 }
 
+// SearchOptions selects the entries that a search visits.
 type SearchOptions struct {
 	// MaxEntries bounds the entries that are read. Zero means the Reader's bound.
 	// It may be larger than that, since a search holds only a few directories at a

@@ -26,6 +26,7 @@ type WalkOptions struct {
 	MaxTextBytes int64
 }
 
+// WalkResult describes how a walk ended.
 type WalkResult struct {
 	Entries int
 	// Truncated reports whether a cap was reached. Incomplete names up to 20
