@@ -16,22 +16,22 @@ import (
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
-// checkTime bounds one question to a backend.
+// checkTime bounds one query to a backend.
 const checkTime = 5 * time.Second
 
 // Backends are the backends to check.
 type Backends struct {
-	// Names are all of them, in the order of the findings. Asked is the chosen one,
-	// or "auto".
+	// Names are in the order of the findings. Asked is one of them, or "auto".
 	Names []string
 	Asked string
-	// Allowed reports whether the administrator allows a backend; Open returns it.
+	// Allowed reports whether the administrator allows a backend. Open returns
+	// it.
 	Allowed func(name string) bool
 	Open    func(name string) (sandbox.Backend, error)
 }
 
-// CheckBackends checks each backend. One that was asked for must work; of those that
-// auto chooses from, one.
+// CheckBackends checks each backend. The one that was asked for must work, or,
+// with auto, at least one that auto chooses from.
 func CheckBackends(ctx context.Context, b Backends) []Finding {
 	var out []Finding
 	usable := false
@@ -98,7 +98,6 @@ func queryBackend(ctx context.Context, b sandbox.Backend) (sandbox.Info, error) 
 	return b.Check(ctx)
 }
 
-// unusableBackend returns the finding for a backend that can't be used.
 func unusableBackend(name string, err error) Finding {
 	f := failed(name, err)
 	f.Advice, f.Subject = AdviseBackend, name
@@ -121,8 +120,8 @@ var versionPattern = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(\d+\.\d+\.\d+)(?:-rc\.?(\d+))?`)
 })
 
-// parseVersion finds a version in the text of a runtime and returns it as package
-// semver writes it, "" if there is none.
+// parseVersion returns the version in a runtime's text as package semver writes
+// it, or "".
 func parseVersion(text string) string {
 	m := versionPattern().FindStringSubmatch(text)
 	switch {
@@ -134,7 +133,8 @@ func parseVersion(text string) string {
 	return "v" + m[1]
 }
 
-// isFixed reports whether a version is at least the first fixed one of its branch.
+// isFixed reports whether a version is at least the first fixed one of its
+// branch.
 func isFixed(v string) bool {
 	first := runcFixed[len(runcFixed)-1]
 	for _, f := range runcFixed {
@@ -145,7 +145,7 @@ func isFixed(v string) bool {
 	return semver.Compare(v, first) >= 0
 }
 
-// checkAdvisories returns a warning for a runtime with known vulnerabilities.
+// checkAdvisories returns a warning if the runtime has known vulnerabilities.
 func checkAdvisories(backend string, info sandbox.Info) (Finding, bool) {
 	if info.Runtime != "runc" {
 		return Finding{}, false
@@ -166,8 +166,8 @@ func checkAdvisories(backend string, info sandbox.Info) (Finding, bool) {
 	return f, true
 }
 
-// CheckLeftovers counts the sandboxes of this user and lists those of dead owners.
-// failures are the backends' errors.
+// CheckLeftovers counts this user's sandboxes and lists the ones of dead
+// owners. failures are the backends' errors.
 func CheckLeftovers(found []sandbox.Listing, failures []string, now time.Time) Finding {
 	const check = "sandboxes"
 	live := 0

@@ -1,10 +1,10 @@
 // Package doctor checks whether a machine can run sessions: its kernel, the
-// backends, the image, the policy, the places for state and images, and a sandbox
-// that it starts.
+// backends, the image, the policy, the directories for state and images, and a
+// sandbox that it starts.
 //
-// The checks ask no model and fetch nothing. A [Finding] has a hint of its own where
-// one can be given without naming a program's flags and commands; elsewhere it has
-// an [Advice], or the error of the check, for the program to put into words.
+// The checks ask no model and fetch nothing. A [Finding] has a hint if that
+// needs no flags and commands of a program. Otherwise it has an [Advice], or
+// the check's error, which the program puts into words.
 package doctor
 
 import (
@@ -15,7 +15,7 @@ import (
 // Result is the result of a check.
 type Result string
 
-// The results. Absent is a thing that is missing and not needed.
+// The results. Absent means missing, but not needed.
 const (
 	OK      Result = "ok"
 	Warning Result = "warning"
@@ -30,13 +30,13 @@ type Finding struct {
 	Detail string `json:"detail"`
 	Hint   string `json:"hint,omitempty"`
 
-	// Advice is the kind of a hint that depends on the program, "" for none, and
-	// Subject the name, path or reference that it is about.
+	// Advice is the kind of a hint that depends on the program, or "". Subject
+	// is the name, path or reference that it is about.
 	Advice  Advice `json:"-"`
 	Subject string `json:"-"`
 	// Fault is the part to blame for a failure.
 	Fault Fault `json:"-"`
-	// Err is the error of a check, which the Detail does not describe.
+	// Err is the check's error. Detail does not describe it.
 	Err error `json:"-"`
 }
 
@@ -76,7 +76,6 @@ const (
 	AdviseRevokeDirectory Advice = "revoke the approvals of a workspace" // Subject: its path
 )
 
-// failed returns the finding of a check that ended with an error.
 func failed(check string, err error) Finding {
 	return Finding{Check: check, Result: Failed, Err: err}
 }
@@ -88,7 +87,7 @@ func FormatAge(since, now time.Time) string {
 	case since.IsZero():
 		return "-"
 	case d < 0:
-		return "0s" // a clock that was set back
+		return "0s" // the clock was set back
 	case d < 2*time.Minute:
 		return fmt.Sprintf("%ds", int(d.Seconds()))
 	case d < 2*time.Hour:

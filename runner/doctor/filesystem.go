@@ -8,13 +8,12 @@ import (
 	"syscall"
 )
 
-// sameFileSystem reports whether two directories are on one file system.
 func sameFileSystem(a, b string) bool {
 	x, y := readStatus(a), readStatus(b)
 	return x != nil && y != nil && x.Dev == y.Dev
 }
 
-// copyOwner changes the owner of path to that of another directory, if this is root.
+// copyOwner gives path the owner of another directory, if this process is root.
 func copyOwner(path, of string) error {
 	st := readStatus(of)
 	if st == nil || os.Geteuid() != 0 {
@@ -23,9 +22,9 @@ func copyOwner(path, of string) error {
 	return os.Chown(path, int(st.Uid), int(st.Gid))
 }
 
-// findReplaceable returns why another user could put something else in the place of a
-// directory, or "": a parent belongs to that user, or all can write it. The owner of /
-// counts as root, because in a user namespace root itself may have no number.
+// findReplaceable returns why another user could replace a directory, or "": a
+// parent belongs to that user, or everyone can write to it. The owner of /
+// counts as root, because root itself may have no number in a user namespace.
 func findReplaceable(path string) string {
 	chains := []string{path}
 	if real, err := filepath.EvalSymlinks(path); err == nil && real != path {
@@ -48,7 +47,8 @@ func findReplaceable(path string) string {
 	return ""
 }
 
-// foreignReason returns why another user could change the entries of a directory, or "".
+// foreignReason returns why another user could change a directory's entries, or
+// "".
 func foreignReason(dir string, info fs.FileInfo) string {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	root := readStatus("/")

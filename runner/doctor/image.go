@@ -22,25 +22,25 @@ import (
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
-// leastSpace is the free space that the store of images should have: for an ordinary
-// toolchain, packed and unpacked.
+// leastSpace is the free space that the image store should have: for an
+// ordinary toolchain, packed and unpacked.
 const leastSpace = 4 << 30
 
 // Image is the image to check.
 type Image struct {
-	Name      string // as it was written
+	Name      string // as the user wrote it
 	Reference images.Reference
 	// Absent returns the programs on PATH that image host lacks.
 	Absent func(ctx context.Context) ([]host.Absent, error)
-	// EngineID returns the id of a name's image on a local engine, "" if it has none.
+	// EngineID returns the ID of a name's image on a local engine, or "".
 	EngineID func(ctx context.Context, name string) string
-	// Builder returns the program that builds images here, "" for none.
+	// Builder returns the program that builds images here, or "".
 	Builder func(ctx context.Context) string
-	// Stored returns the images of the store.
+	// Stored returns the images in the store.
 	Stored func(ctx context.Context) ([]images.Image, error)
 }
 
-// CheckImage checks whether the image is there, and whether a start needs the
+// CheckImage checks whether the image is present, and whether a start needs the
 // network.
 func CheckImage(ctx context.Context, i Image) Finding {
 	ref := i.Reference
@@ -64,7 +64,6 @@ func CheckImage(ctx context.Context, i Image) Finding {
 	return f
 }
 
-// checkHost checks whether image host has the programs on PATH.
 func (i Image) checkHost(ctx context.Context) Finding {
 	absent, err := i.Absent(ctx)
 	if err != nil {
@@ -93,7 +92,8 @@ func missingImage(detail, hint string) Finding {
 	return Finding{Check: "image", Result: Failed, Detail: detail, Hint: hint, Fault: FaultSandbox}
 }
 
-// checkBuild checks whether the directory of a build can be built, and by what.
+// checkBuild checks whether the directory of a build can be built, and by what
+// program.
 func (i Image) checkBuild(ctx context.Context) Finding {
 	ref := i.Reference
 	if _, err := os.Stat(filepath.Join(ref.Path(), "Dockerfile")); err != nil {
@@ -106,7 +106,7 @@ func (i Image) checkBuild(ctx context.Context) Finding {
 	return Finding{Check: "image", Result: OK, Detail: fmt.Sprintf("%s, built by %s", ref, builder)}
 }
 
-// checkName checks where the image of a name comes from.
+// checkName checks where the image with a name comes from.
 func (i Image) checkName(ctx context.Context) Finding {
 	ref := i.Reference
 	if id := i.EngineID(ctx, ref.Value); id != "" {
@@ -133,7 +133,7 @@ func ShortenDigest(digest string) string {
 	return hex[:min(len(hex), 12)]
 }
 
-// CheckImageStore checks the directory that images are kept in, without making it.
+// CheckImageStore checks the directory of the image store, without creating it.
 func CheckImageStore(dir string) Finding {
 	const check = "image store"
 	if dir == "" {
@@ -165,11 +165,12 @@ func CheckImageStore(dir string) Finding {
 	return Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%s, %s free", dir, limits.FormatSize(free))}
 }
 
-// leastState is the free space that the state directory should have: for records,
-// spilled output and the layers of overlay sessions.
+// leastState is the free space that the state directory should have: for
+// records, spilled output and the layers of overlay sessions.
 const leastState = 1 << 30
 
-// CheckState checks the directory of sessions and answers.
+// CheckState checks the state directory. temporary are directories that are
+// emptied.
 func CheckState(dir string, temporary []string) Finding {
 	const check = "state directory"
 	if err := state.CheckDir(dir); err != nil {
@@ -204,7 +205,8 @@ func CheckState(dir string, temporary []string) Finding {
 	return f
 }
 
-// freeSpace returns the bytes that this user can still write in a directory.
+// freeSpace returns the number of bytes that this user can still write in a
+// directory.
 func freeSpace(dir string) (int64, error) {
 	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
 		return 0, fmt.Errorf("it can't be written: %w", err)

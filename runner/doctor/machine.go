@@ -15,16 +15,17 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Machine holds the checks that need the packages of backends.
+// Machine has the checks that need the backends' packages.
 type Machine struct {
 	// Cgroups reads the cgroups that sandboxes would be in.
 	Cgroups func() (Cgroups, error)
-	// UserNamespace makes a user namespace and drops it, Mount an id-mapped mount.
+	// UserNamespace creates a user namespace, and Mount an id-mapped mount.
+	// Both drop it.
 	UserNamespace, Mount func() error
 }
 
-// Cgroups are the limits that this process can set; the fields are
-// those of CgroupInfo in sandbox/oci.
+// Cgroups are the limits that this process can set. The fields are as in
+// CgroupInfo of sandbox/oci.
 type Cgroups struct {
 	Version string
 	Missing []string
@@ -32,12 +33,12 @@ type Cgroups struct {
 	Swap    bool
 }
 
-// CheckMachine checks the kernel, the cgroups, the namespaces and the user ids.
+// CheckMachine checks the kernel, the cgroups, the namespaces and the user IDs.
 func CheckMachine(m Machine) []Finding {
 	return machine{Machine: m, proc: "/proc", etc: "/etc", uid: os.Geteuid(), features: kernelFeatures(m.Mount)}.check()
 }
 
-// machine is the system as the checks see it. Tests have their own.
+// machine is the system as the checks see it. Tests replace it.
 type machine struct {
 	Machine
 	proc, etc string // /proc and /etc
@@ -45,20 +46,20 @@ type machine struct {
 	features  []feature
 }
 
-// feature is a feature of the kernel that Caisson needs, or uses if present.
+// feature is a kernel feature that Caisson needs, or uses if present.
 type feature struct {
 	name string
 	// try returns the error of using it.
 	try func() error
-	// rootOnly is set if only root uses it.
+	// rootOnly reports that only root uses it.
 	rootOnly bool
-	// needed is set if no sandbox starts without it. Elsewhere lost describes the
-	// loss.
+	// needed reports that no sandbox starts without it. Otherwise lost
+	// describes the loss.
 	needed bool
 	lost   string
 	hint   string
 	advice Advice
-	// denied is the hint where the kernel has the feature and refuses it to this
+	// denied is the hint if the kernel has the feature but refuses it to this
 	// process (EPERM).
 	denied string
 }
@@ -81,7 +82,8 @@ func (m machine) kernelRelease() string {
 	return "kernel " + text
 }
 
-// readLine returns the first line of a file below /proc, "" if it can't be read.
+// readLine returns the first line of a file in /proc, or "" if it can't be
+// read.
 func (m machine) readLine(name string) string {
 	text, err := os.ReadFile(filepath.Join(m.proc, name))
 	if err != nil {
@@ -91,7 +93,7 @@ func (m machine) readLine(name string) string {
 	return strings.TrimSpace(line)
 }
 
-// checkKernel tries each feature. Those that work share one finding.
+// checkKernel tries each feature. All working ones share one finding.
 func (m machine) checkKernel() []Finding {
 	const check = "kernel"
 	var have []string
@@ -164,8 +166,8 @@ var sysctls = []struct{ file, off, fix string }{
 	{"kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile that allows userns for the runtime"},
 }
 
-// checkNamespaces checks whether user namespaces can be made. Sandboxes of ordinary
-// users consist of them; those of root map the workspace's owner with one.
+// checkNamespaces checks whether user namespaces can be created. Ordinary
+// users' sandboxes consist of them; root's map the workspace's owner with one.
 func (m machine) checkNamespaces() Finding {
 	const check = "user namespaces"
 	for i, s := range sysctls {
@@ -188,7 +190,8 @@ func (m machine) checkNamespaces() Finding {
 	return Finding{Check: check, Result: OK, Detail: "can be made"}
 }
 
-// checkIdentities checks the user ids of commands in sandboxes and of their files.
+// checkIdentities checks the user IDs of commands in sandboxes and of their
+// files.
 func (m machine) checkIdentities() Finding {
 	const check = "identities"
 	if m.uid != 0 {
@@ -212,7 +215,6 @@ func (m machine) checkIdentities() Finding {
 	}
 }
 
-// subordinateIDs describes the user's subordinate ids.
 func (m machine) subordinateIDs() string {
 	var lacks []string
 	for _, name := range []string{"subuid", "subgid"} {
@@ -227,7 +229,7 @@ func (m machine) subordinateIDs() string {
 	return "none in " + strings.Join(lacks, " and ") + " are needed"
 }
 
-// userName returns the user's name in /etc/passwd, "" for none.
+// userName returns the user's name in /etc/passwd, or "".
 func (m machine) userName() string {
 	text, err := os.ReadFile(filepath.Join(m.etc, "passwd"))
 	if err != nil {
@@ -259,8 +261,8 @@ func (m machine) readFile(name string) string {
 	return string(text)
 }
 
-// isMapped reports whether an id is in a map of /proc (user_namespaces(7)). Every id
-// is if there is no map, as without namespaces.
+// isMapped reports whether an ID is in a map of /proc (user_namespaces(7)).
+// Without a map, as without namespaces, every ID is.
 func isMapped(text string, id int) bool {
 	for line := range strings.Lines(text) {
 		f := strings.Fields(line)
@@ -276,8 +278,8 @@ func isMapped(text string, id int) bool {
 	return text == ""
 }
 
-// kernelFeatures returns the features of Linux that the packages below sandbox use,
-// with the first version that has each.
+// kernelFeatures returns the Linux features that the packages below sandbox
+// use.
 func kernelFeatures(tryMount func() error) []feature {
 	newer := func(version string) string { return "Use Linux " + version + " or newer." }
 	return []feature{
@@ -298,7 +300,8 @@ func kernelFeatures(tryMount func() error) []feature {
 		{
 			name: "seccomp filters", hint: "Use a kernel with CONFIG_SECCOMP_FILTER; gvisor does without.",
 			lost: "docker and runc would have no system call filter, and start nothing",
-			// A kernel with filters tries to read one from address 0 (seccomp(2)).
+			// A kernel with filters tries to read one from address 0
+			// (seccomp(2)).
 			try: func() error {
 				return checkCall(unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, 0, 0, 0), unix.EFAULT)
 			},
@@ -323,8 +326,8 @@ func kernelFeatures(tryMount func() error) []feature {
 	}
 }
 
-// checkCall returns the error of a system call with invalid arguments, nil if it is
-// one of those of a kernel that has the call.
+// checkCall returns the error of a system call with invalid arguments, or nil
+// if it is one of the errors of a kernel that has the call.
 func checkCall(err error, known ...unix.Errno) error {
 	for _, errno := range known {
 		if errors.Is(err, errno) {

@@ -24,20 +24,19 @@ const (
 	checkApprovals = "approvals"
 )
 
-// Policy holds the inputs of the checks of a policy.
+// Policy has the inputs of the policy checks.
 type Policy struct {
 	Policy   policy.Policy
 	Tools    []tools.Definition
 	OnPrompt string // deny, fail or allow
-	// Trusted are the workspaces whose own settings are in effect, and Covered
+	// Trusted are the workspaces whose own settings are in effect. Covered
 	// reports whether those settings are still the trusted ones.
 	Trusted *approval.Trust
 	Covered func(approval.TrustedWorkspace) bool
 	Grants  *approval.Grants
-	// Servers are the configured servers of tools.
 	Servers []Server
-	// Home is the user's home directory, Temporary the directories for temporary
-	// files.
+	// Home is the user's home directory. Temporary are directories for
+	// temporary files.
 	Home      string
 	Temporary []string
 }
@@ -71,7 +70,8 @@ func checkTools(defs []tools.Definition) Finding {
 	return Finding{Check: "tools", Result: OK, Detail: detail}
 }
 
-// checkRules returns a warning for each rule without effect, such as a misspelt deny.
+// checkRules returns a warning for each rule without effect, such as a misspelt
+// deny.
 func checkRules(p policy.Policy, defs []tools.Definition, servers []string) []Finding {
 	var findings []Finding
 	for _, key := range p.Unmatched(defs, servers...) {
@@ -104,8 +104,8 @@ func checkRules(p policy.Policy, defs []tools.Definition, servers []string) []Fi
 // NotBindingHint is the hint for [DescribeNotBinding].
 const NotBindingHint = "Set execute: deny under policy.default, where commands must not change files either."
 
-// DescribeNotBinding describes the restrictions of tools that don't keep commands from
-// the same changes, "" for none.
+// DescribeNotBinding describes the restrictions of tools that don't keep
+// commands from the same changes, or returns "".
 func DescribeNotBinding(p policy.Policy, defs []tools.Definition) string {
 	var restricted []string
 	for _, name := range p.NotBinding(defs, "") {
@@ -131,9 +131,9 @@ func namesOf(defs []tools.Definition) []string {
 	return all
 }
 
-// NearestWord returns the word that a misspelt one is likely to mean, "" where
-// none is like it: at most a third of its letters are wrong, or two of a shorter
-// word. Two swapped letters are likelier than any other mistake.
+// NearestWord returns the word that a misspelt one is likely to mean, or "" if
+// none is similar: at most a third of its letters are wrong, or two of a
+// shorter word. Two swapped letters are likelier than any other mistake.
 func NearestWord(misspelt string, words []string) string {
 	best, least := "", min(max(len(misspelt)/3, 2), len(misspelt)-1)+1
 	for _, w := range words {
@@ -154,7 +154,8 @@ func sortLetters(word string) string {
 	return string(letters)
 }
 
-// checkUnasked returns a warning for each call that leaves the sandbox without a prompt.
+// checkUnasked returns a warning for each call that leaves the sandbox without
+// a prompt.
 func checkUnasked(p policy.Policy, defs []tools.Definition) []Finding {
 	var findings []Finding
 	unasked := func(def tools.Definition, what string) {
@@ -172,7 +173,7 @@ func checkUnasked(p policy.Policy, defs []tools.Definition) []Finding {
 			}
 		}
 	}
-	// A class that no tool has yet counts for the tools that come.
+	// A class without a tool counts for the tools that come.
 	unasked(tools.Definition{Name: "network", Class: tools.ClassNetwork, Runs: tools.PlaceHost}, "every tool of class network")
 	for _, def := range defs {
 		switch {
@@ -204,8 +205,8 @@ func checkPrompts(mode string) Finding {
 	return f
 }
 
-// checkTrusted returns warnings about directories in which writes run without a prompt,
-// and about those whose own configuration is in effect.
+// checkTrusted returns warnings about directories in which writes run without a
+// prompt, or whose own configuration is in effect.
 func (c Policy) checkTrusted() []Finding {
 	var findings []Finding
 	for _, dir := range c.Policy.RelaxedWorkspaces {
@@ -256,8 +257,8 @@ func Doubts(dir, home string, temporary []string) []string {
 	return doubts
 }
 
-// FindParent returns the first directory at or below which a path is, "" for none. An
-// empty path is below no directory.
+// FindParent returns the first directory that is the path or a parent of it, or
+// "". An empty path has no parent.
 func FindParent(path string, dirs []string) string {
 	if path == "" {
 		return ""
@@ -279,7 +280,8 @@ func resolveSymlinks(path string) string {
 	return path
 }
 
-// damagedFile returns a warning about a file of lasting answers that can't be read.
+// damagedFile returns a warning about a file of lasting answers that can't be
+// read.
 func damagedFile(check string, err error) Finding {
 	if e, ok := errors.AsType[*approval.CorruptError](err); ok {
 		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("%s was damaged and counts as empty: %v; it is now %s", e.Path, e.Err, e.Quarantine)}
@@ -306,7 +308,7 @@ func (c Policy) checkGrants() []Finding {
 	for _, g := range list {
 		i := slices.IndexFunc(defs, func(d tools.Definition) bool { return d.Name.Same(g.Tool) })
 		switch {
-		case i < 0 && slices.Contains(c.serverNames(), g.Tool.Server()): // see checkDefinitions
+		case i < 0 && slices.Contains(c.serverNames(), g.Tool.Server()): // checkDefinitions reports it
 		case i < 0:
 			warn(fmt.Sprintf("one is stored for %s, which is not a tool", g.Tool), AdviseRevokeTool, string(g.Tool))
 		case g.Decision == approval.DecisionAllow && p.Decide(defs[i], g.Workspace).Mode == policy.ModeDeny && !p.NoPrompts:

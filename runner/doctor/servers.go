@@ -13,19 +13,20 @@ import (
 
 const checkMCP = "mcp"
 
-// Server is a configured server of tools.
+// Server is a configured MCP server.
 type Server struct {
 	Name string
-	// OnHost is set if it runs on this machine, outside the sandbox. Address is that of
-	// a server that is reached without TLS over a network, "" for others.
+	// OnHost reports that it runs on this machine, outside the sandbox. Address
+	// is its address if it is reached without TLS over a network, otherwise "".
 	OnHost  bool
 	Address string
-	// Readable lists the keys of its secrets that File, which other users can read, has
-	// in plain text.
+	// Readable lists the keys of its secrets that are in plain text in File,
+	// which other users can read.
 	Readable []string
 	File     string
-	// Failure is why it did not start, "" if it did or was not tried. Offered has the
-	// hashes of the definitions of its tools by their names, nil if it was not started.
+	// Failure is why it did not start, or "". Offered maps the names of its
+	// tools to the hashes of their definitions; it is nil if the server was not
+	// started.
 	Failure string
 	Offered map[tools.Name]string
 }
@@ -38,7 +39,8 @@ func (c Policy) serverNames() []string {
 	return names
 }
 
-// checkServers checks the configured servers of tools, and the rules for their tools.
+// checkServers checks the configured MCP servers, and the rules for their
+// tools.
 func (c Policy) checkServers() []Finding {
 	if len(c.Servers) == 0 {
 		return nil
@@ -73,8 +75,8 @@ func (c Policy) checkServers() []Finding {
 	return append(findings, c.checkDefinitions()...)
 }
 
-// serverRules returns the mode of all tools of a server, "" if no rule has one, and the
-// number of rules for single tools.
+// serverRules returns the mode of the rule for all tools of a server, or "",
+// and the number of rules for single tools.
 func serverRules(p policy.Policy, server string) (all policy.Mode, single int) {
 	for _, key := range slices.Sorted(maps.Keys(p.Tools)) {
 		of, tool, _ := strings.Cut(strings.Replace(key, "__", "/", 1), "/")
@@ -89,8 +91,8 @@ func serverRules(p policy.Policy, server string) (all policy.Mode, single int) {
 	return all, single
 }
 
-// checkDefinitions returns warnings about approvals of tools whose definition is not the
-// approved one, or that are not offered any more.
+// checkDefinitions returns warnings about approvals of tools whose definition
+// has changed since, or that are no longer offered.
 func (c Policy) checkDefinitions() []Finding {
 	list, err := c.Grants.List()
 	if err != nil {

@@ -34,7 +34,7 @@ const (
 	reachTime = 20 * time.Second
 )
 
-// The checks of a sandbox that is started.
+// The checks of a started sandbox.
 const (
 	checkStart   = "sandbox start"
 	checkNetwork = "network"
@@ -44,15 +44,16 @@ const (
 type SmokeTest struct {
 	// Choose returns the backend that a session would have, and its notes.
 	Choose func(ctx context.Context) (sandbox.Backend, []string, error)
-	// Setup is that of a session. Its service is not started.
+	// Setup is a session's. Its service is not started.
 	Setup sandbox.Setup
-	// ImageOK is set if the image's check succeeded.
+	// ImageOK reports that the image's check succeeded.
 	ImageOK    bool
 	Mode       sandbox.WorkspaceMode
 	Target     string // as in sandbox.Workspace
 	RefuseLost bool
 	StateDir   string
-	// Egress tries the network that commands have by rules too, with none that allows.
+	// Egress also tries the commands' network, with no rule that allows
+	// anything.
 	Egress bool
 }
 
@@ -101,7 +102,7 @@ func (t SmokeTest) Run(ctx context.Context) []Finding {
 	return []Finding{started, reached}
 }
 
-// start makes the sandbox; undo ends it and removes what was made for it.
+// start creates the sandbox; undo destroys it and removes what was made for it.
 func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sandbox.Sandbox, took time.Duration, undo func() error, err error) {
 	var undos closers.Stack
 	defer undos.CloseOnError(&err)
@@ -154,9 +155,9 @@ func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sand
 	return box, took, undos.Close, nil
 }
 
-// makeWorkspace makes an empty directory that is as much like the workspace as
-// possible, because mounts and mapped owners depend on both: on the same file system,
-// if one of the places is, and of the same owner, if Caisson is root.
+// makeWorkspace creates an empty directory as similar to the workspace as
+// possible, because mounts and mapped owners depend on both: on the same file
+// system, if one of the places is, and with the same owner, if Caisson is root.
 func makeWorkspace(workspace string, places ...string) (path string, err error) {
 	distance := func(place string) int {
 		if sameFileSystem(place, workspace) {
@@ -179,8 +180,8 @@ func makeWorkspace(workspace string, places ...string) (path string, err error) 
 	return "", errors.Join(errs...)
 }
 
-// checkAttestation describes the sandbox, as it was read back. Losses that the
-// backend's own finding has are left out.
+// checkAttestation describes the sandbox. It leaves out losses that are in the
+// backend's own finding.
 func (t SmokeTest) checkAttestation(a sandbox.Attestation, info sandbox.Info, took time.Duration, notes []string) Finding {
 	memory := "memory without a limit"
 	if a.Limits.MemoryBytes > 0 {
@@ -210,8 +211,9 @@ func (t SmokeTest) checkAttestation(a sandbox.Attestation, info sandbox.Info, to
 	return f
 }
 
-// warnOfFileSystem turns a start that succeeded on another file system than the
-// workspace's into a warning: mapped owners and mounts depend on the file system.
+// warnOfFileSystem turns a successful start into a warning if it was on another
+// file system than the workspace's: mapped owners and mounts depend on the file
+// system.
 func warnOfFileSystem(started Finding, trial, workspace string) Finding {
 	if started.Result != OK || sameFileSystem(trial, workspace) {
 		return started
@@ -222,15 +224,15 @@ func warnOfFileSystem(started Finding, trial, workspace string) Finding {
 	return started
 }
 
-// testListener is a socket of this process that answers on the machine.
+// testListener is a socket of this process that sandboxes must not reach.
 type testListener struct {
 	name     string // for people
 	target   wire.Target
 	listener net.Listener
 }
 
-// openListeners listens where no command may connect: on the loopback interface, on
-// this machine's other addresses, and at an abstract socket.
+// openListeners listens where no command may connect: on the loopback
+// interface, on this machine's other addresses, and at an abstract socket.
 func openListeners(ctx context.Context) []testListener {
 	var all []testListener
 	listen := func(network, address, name string, target func(net.Addr) wire.Target) {
@@ -252,8 +254,8 @@ func openListeners(ctx context.Context) []testListener {
 	return all
 }
 
-// checkEgress checks that the proxy, which allows nothing here, is the only way out of a
-// sandbox whose commands have one. It returns the finding about the network.
+// checkEgress checks that the proxy, which allows nothing here, is the only way
+// out of the sandbox. It returns the finding about the network.
 func checkEgress(ctx context.Context, box sandbox.Sandbox, f Finding) Finding {
 	budget, err := limits.NewEgress(limits.DefaultCommandEgressBudget())
 	if err == nil {
@@ -283,8 +285,8 @@ func tryEgress(ctx context.Context, box sandbox.Sandbox, budget *limits.Egress) 
 	return network.Check(ctx, box)
 }
 
-// maxAddresses bounds how many of the machine's addresses are tried: one a
-// second where packets vanish.
+// maxAddresses bounds how many of the machine's addresses are tried: each takes
+// a second if packets vanish.
 const maxAddresses = 6
 
 // listAddresses returns the loopback addresses and the machine's own, without
@@ -304,8 +306,8 @@ func listAddresses() []netip.Addr {
 	return found
 }
 
-// answers reports whether the listener is reached from here. One that is not proves
-// nothing about the sandbox.
+// answers reports whether the listener can be reached from here. If not, it
+// proves nothing about the sandbox.
 func (l testListener) answers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Second, errors.New("it does not answer"))
 	defer cancel()
@@ -317,12 +319,13 @@ func (l testListener) answers(ctx context.Context) bool {
 	return conn.Close() == nil
 }
 
-// checkReach checks that a command in the sandbox does not reach what answers outside.
+// checkReach checks that a command in the sandbox does not reach listeners that
+// answer outside.
 func checkReach(ctx context.Context, box sandbox.Sandbox) Finding {
 	all := openListeners(ctx)
 	defer func() {
 		for _, b := range all {
-			_ = b.listener.Close() // without connections
+			_ = b.listener.Close() // there are no connections
 		}
 	}()
 	live := slices.DeleteFunc(slices.Clone(all), func(b testListener) bool { return !b.answers(ctx) })
@@ -360,7 +363,8 @@ func tryReach(ctx context.Context, box sandbox.Sandbox, argv []string) (wire.Rea
 	return r, nil
 }
 
-// compareReach compares the sockets that a command reached with those that answer.
+// compareReach compares the sockets that a command reached with the ones that
+// answer.
 func compareReach(live []testListener, r wire.Reach) Finding {
 	var names, reached, unknown []string
 	for _, b := range live {
