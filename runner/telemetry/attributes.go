@@ -10,9 +10,9 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// schemaURL is the version of the conventions that the names are of: the last one in the
-// repository of all conventions. Those for generative AI have been moved to
-// open-telemetry/semantic-conventions-genai since, which has no release.
+// schemaURL is the version of the conventions that the names are from, the last
+// one in the repository of all conventions. Generative AI has since moved to
+// open-telemetry/semantic-conventions-genai, which has no release.
 const schemaURL = "https://opentelemetry.io/schemas/1.41.0"
 
 // Attributes of the conventions.
@@ -44,15 +44,14 @@ const (
 	keyToolType      attribute.Key = "gen_ai.tool.type"
 )
 
-// agentName is the name of the agent, and unknownTool that of tools which no session
-// offers: the model made it up.
+// unknownTool stands for tools that the session doesn't offer: the model made
+// them up.
 const (
 	agentName   = "caisson"
 	unknownTool = "_OTHER"
 )
 
-// providerName returns the conventions' word for a provider. A replay is of no provider
-// that they know.
+// providerName returns the conventions' word for a provider. A replay has none.
 func providerName(provider string) string {
 	if provider == "" {
 		return unknownTool
@@ -60,7 +59,7 @@ func providerName(provider string) string {
 	return provider
 }
 
-// modelAttributes are those of a request, for spans and metrics.
+// modelAttributes returns a request's attributes, for spans and metrics.
 func modelAttributes(m loop.ModelInfo) []attribute.KeyValue {
 	out := []attribute.KeyValue{keyOperation.String("chat"), keyProvider.String(providerName(m.Provider)), keyRequestModel.String(m.Model)}
 	u, err := url.Parse(m.BaseURL)
@@ -78,7 +77,7 @@ func modelAttributes(m loop.ModelInfo) []attribute.KeyValue {
 	return append(out, keyServer.String(u.Hostname()), keyServerPort.Int(port))
 }
 
-// usageAttributes are the tokens and the cost of a model call, or of a turn.
+// usageAttributes returns the tokens and the cost of a model call or turn.
 func usageAttributes(u limits.Usage) []attribute.KeyValue {
 	out := []attribute.KeyValue{keyInput.Int64(inputTokens(u)), keyOutput.Int64(u.OutputTokens)}
 	if u.CachedInputTokens > 0 {
@@ -93,7 +92,8 @@ func usageAttributes(u limits.Usage) []attribute.KeyValue {
 	return out
 }
 
-// inputTokens counts all input, as the conventions do: what a cache had or got included.
+// inputTokens counts all input, including what was read from or written to a
+// cache, as the conventions do.
 func inputTokens(u limits.Usage) int64 {
 	return u.InputTokens + u.CachedInputTokens + u.CacheWriteTokens
 }

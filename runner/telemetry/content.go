@@ -12,18 +12,20 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// maxHistory bounds the messages that a model call's span has, in bytes: the newest ones
+// maxHistory bounds the messages in a model call's span, in bytes. The newest
 // stay.
 const maxHistory = 64 << 10
 
-// message is a message as the conventions have it. Finish is only an answer's.
+// message is a message in the form of the conventions. Only answers have
+// Finish.
 type message struct {
 	Role   string `json:"role"`
 	Parts  []part `json:"parts"`
 	Finish string `json:"finish_reason,omitempty"`
 }
 
-// part is a part of a message: text, reasoning, tool_call or tool_call_response.
+// part is a part of a message: text, reasoning, tool_call or
+// tool_call_response.
 type part struct {
 	Type      string          `json:"type"`
 	Content   string          `json:"content,omitempty"`
@@ -33,7 +35,7 @@ type part struct {
 	Response  string          `json:"response,omitempty"`
 }
 
-// history is the content of a session, if it is exported: the newest messages, and the
+// history is the exported content of a session: the newest messages, and the
 // arguments of the calls that have not ended.
 type history struct {
 	messages  []string
@@ -41,8 +43,8 @@ type history struct {
 	arguments map[string]string
 }
 
-// held is a span that ended at a time, and waits for its content: a model call for the
-// message below its last record, a tool call for its result.
+// held is an ended span that waits for its content: the result of call, or the
+// message whose parent is the record message.
 type held struct {
 	span          trace.Span
 	end           time.Time
@@ -50,7 +52,8 @@ type held struct {
 	finish        string
 }
 
-// endOrHold ends a span, once its content is known if contents are exported.
+// endOrHold ends a span, or holds it until its content is known if content is
+// exported.
 func (s *session) endOrHold(h held) {
 	if s.content && s.turn != nil {
 		s.turn.held = append(s.turn.held, h)
@@ -59,7 +62,8 @@ func (s *session) endOrHold(h held) {
 	h.span.End(trace.WithTimestamp(h.end))
 }
 
-// releaseSpans ends the held spans for which add returns true, or all of them if it is nil.
+// releaseSpans ends the held spans for which add returns true, or all if add is
+// nil.
 func (s *session) releaseSpans(add func(h held) bool) {
 	if s.turn == nil {
 		return
@@ -131,7 +135,7 @@ func joinText(blocks []tools.Block) string {
 	return strings.Join(parts, "\n")
 }
 
-// addMessage appends a message, and drops the oldest ones that are too much.
+// addMessage appends a message, and drops the oldest ones beyond maxHistory.
 func (h *history) addMessage(m message) {
 	text := encodeMessage(m)
 	h.messages, h.bytes = append(h.messages, text), h.bytes+len(text)
@@ -170,8 +174,8 @@ func (s *session) setAnswer(t *turn) {
 	}
 }
 
-// encodeMessage returns a message as JSON. Arguments that are no JSON, because a long record
-// cut them, make it the empty message.
+// encodeMessage returns a message as JSON. If arguments are not valid JSON,
+// because a long record was cut, it is an empty message.
 func encodeMessage(m message) string {
 	text, err := json.Marshal(m)
 	if err != nil {

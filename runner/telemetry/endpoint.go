@@ -16,28 +16,26 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// envContent is the variable with which OpenTelemetry's instrumentations of generative AI
-// export contents.
+// envContent is the variable with which OpenTelemetry's instrumentations of
+// generative AI export content.
 const envContent = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
-// defaultTimeout is that of OTLP exporters, defaultEndpoint the address of a collector on
-// this machine.
+// Defaults of OTLP exporters.
 const (
 	defaultTimeout  = 10 * time.Second
 	defaultEndpoint = "http://localhost:4318"
 )
 
-// SettingError is an error of a variable or a setting.
+// SettingError reports an invalid variable or setting.
 type SettingError struct {
-	// Name is the variable, or endpoint or headers.
+	// Name is a variable, endpoint or headers.
 	Name   string
 	Reason string
 }
 
-// Error implements error.
 func (e *SettingError) Error() string { return e.Name + ": " + e.Reason }
 
-// findSignals returns where traces and metrics are sent; nil is nowhere.
+// findSignals returns where traces and metrics are sent, nil for nowhere.
 func (o Options) findSignals() (traces, metrics *endpoint, err error) {
 	if strings.EqualFold(strings.TrimSpace(o.Getenv("OTEL_SDK_DISABLED")), "true") {
 		return nil, nil, nil
@@ -49,7 +47,7 @@ func (o Options) findSignals() (traces, metrics *endpoint, err error) {
 	return traces, metrics, err
 }
 
-// findSignal returns where a signal is sent, nil if it is not.
+// findSignal returns where a signal is sent, or nil.
 func (o Options) findSignal(name string) (*endpoint, error) {
 	exporter := "OTEL_" + name + "_EXPORTER"
 	word := strings.TrimSpace(o.Getenv(exporter))
@@ -60,7 +58,7 @@ func (o Options) findSignal(name string) (*endpoint, error) {
 	default:
 		return nil, &SettingError{exporter, fmt.Sprintf("unknown exporter %q: want otlp or none", word)}
 	}
-	// get returns the variable of the signal, or that of all signals.
+	// get returns the signal's variable, or the one for all signals.
 	get := func(suffix string) (name, value string) {
 		name = "OTEL_EXPORTER_OTLP_" + suffix
 		if own := "OTEL_EXPORTER_OTLP_" + signalPrefix(exporter) + suffix; o.Getenv(own) != "" {
@@ -120,13 +118,12 @@ func (o Options) findSignal(name string) (*endpoint, error) {
 	return e, nil
 }
 
-// signalPrefix returns TRACES_ or METRICS_.
 func signalPrefix(exporter string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(exporter, "OTEL_"), "EXPORTER")
 }
 
-// addHeaders adds headers, given as those of W3C baggage: name=value, with commas between
-// them, percent-encoded.
+// addHeaders adds headers from a list in the form of W3C baggage:
+// percent-encoded name=value, separated by commas.
 func (e *endpoint) addHeaders(list string) error {
 	for part := range strings.SplitSeq(list, ",") {
 		if strings.TrimSpace(part) == "" {
@@ -143,8 +140,8 @@ func (e *endpoint) addHeaders(list string) error {
 	return nil
 }
 
-// Secrets returns the values of the headers, and of the variables, that no record may
-// hold, by their names.
+// Secrets returns the secret values in the headers and variables, by their
+// names.
 func (o Options) Secrets() map[string][]string {
 	out := map[string][]string{}
 	for name, value := range o.Headers {
@@ -164,7 +161,7 @@ func (o Options) Secrets() map[string][]string {
 	return out
 }
 
-// headerSecrets returns a header's value, and what follows its scheme.
+// headerSecrets returns a header's value, and the part after its scheme.
 func headerSecrets(value string) []string {
 	if value == "" {
 		return nil
@@ -175,7 +172,7 @@ func headerSecrets(value string) []string {
 	return []string{value}
 }
 
-// tlsConfig returns the certificates of the variables, nil for the system's.
+// tlsConfig returns the configured certificates, or nil for the system's.
 func tlsConfig(get func(suffix string) (name, value string)) (*tls.Config, error) {
 	variable, path := get("CERTIFICATE")
 	keyVariable, key := get("CLIENT_KEY")

@@ -15,14 +15,14 @@ import (
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 )
 
-// metrics are the instruments: those of version 1.41 of the conventions, and four of the
-// version after it, which have no predecessor.
+// metrics are the instruments: version 1.41 of the conventions', and four from
+// the version after it, which have no predecessor.
 type metrics struct {
 	operation, firstChunk, agent, tool metric.Float64Histogram
 	tokens, modelCalls, toolCalls      metric.Int64Histogram
 }
 
-// Bounds of buckets, as the conventions have them. Those of calls are ours.
+// The conventions' bucket bounds, except callBounds, which is ours.
 var (
 	secondBounds = []float64{0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92}
 	tokenBounds  = []float64{1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864}
@@ -58,14 +58,12 @@ func (e *Exporter) newMetrics(version string) (metrics, error) {
 	return m, errors.Join(errs...)
 }
 
-// metricExporter sends metrics, as [sdkmetric.Exporter] wants it. Only histograms are
-// made.
+// metricExporter sends metrics. It supports only histograms.
 type metricExporter struct {
 	post  *endpoint
 	delta bool
 }
 
-// Temporality implements sdkmetric.Exporter.
 func (e *metricExporter) Temporality(sdkmetric.InstrumentKind) metricdata.Temporality {
 	if e.delta {
 		return metricdata.DeltaTemporality
@@ -73,18 +71,14 @@ func (e *metricExporter) Temporality(sdkmetric.InstrumentKind) metricdata.Tempor
 	return metricdata.CumulativeTemporality
 }
 
-// Aggregation implements sdkmetric.Exporter.
 func (*metricExporter) Aggregation(k sdkmetric.InstrumentKind) sdkmetric.Aggregation {
 	return sdkmetric.DefaultAggregationSelector(k)
 }
 
-// ForceFlush implements sdkmetric.Exporter.
 func (*metricExporter) ForceFlush(context.Context) error { return nil }
 
-// Shutdown implements sdkmetric.Exporter.
 func (*metricExporter) Shutdown(context.Context) error { return nil }
 
-// Export implements sdkmetric.Exporter.
 func (e *metricExporter) Export(ctx context.Context, rm *metricdata.ResourceMetrics) error {
 	out := &metricspb.ResourceMetrics{SchemaUrl: rm.Resource.SchemaURL(), Resource: &resourcepb.Resource{Attributes: keyValues(rm.Resource.Set())}}
 	for _, sm := range rm.ScopeMetrics {
@@ -104,7 +98,7 @@ func (e *metricExporter) Export(ctx context.Context, rm *metricdata.ResourceMetr
 	return e.post.postMessage(ctx, &metricspb.MetricsData{ResourceMetrics: []*metricspb.ResourceMetrics{out}})
 }
 
-// toHistogram returns a histogram for the wire, nil for another aggregation.
+// toHistogram returns a histogram for the wire, nil for any other aggregation.
 func toHistogram(data metricdata.Aggregation) *metricspb.Histogram {
 	switch h := data.(type) {
 	case metricdata.Histogram[float64]:
@@ -143,8 +137,8 @@ func toPoints[N int64 | float64](in []metricdata.HistogramDataPoint[N]) []*metri
 
 func unixNano(t time.Time) uint64 { return uint64(max(t.UnixNano(), 0)) }
 
-// keyValues returns attributes for the wire. Those of metrics and of the resource are
-// strings, or integers.
+// keyValues returns attributes for the wire. Metrics and the resource have only
+// strings and integers.
 func keyValues(set *attribute.Set) []*commonpb.KeyValue {
 	var out []*commonpb.KeyValue
 	for it := set.Iter(); it.Next(); {

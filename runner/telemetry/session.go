@@ -18,10 +18,10 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// session makes spans of the records of one session:
+// session makes spans from the records of one session:
 //
-//	invoke_agent caisson          turn.started … turn.completed; of a turn that a resumed session
-//	│                             goes on with, from its next record
+//	invoke_agent caisson          turn.started … turn.completed; a resumed turn begins with its
+//	│                             next record
 //	├─ start_sandbox              sandbox.started
 //	├─ chat MODEL                 llm.call_started … llm.call_completed, one per attempt
 //	└─ execute_tool NAME          tool.confirmation_requested or tool.called … tool.completed
@@ -47,20 +47,18 @@ type session struct {
 	history    history
 }
 
-// turn is a turn that is under way.
 type turn struct {
 	ctx   context.Context
 	span  trace.Span // nil in a session without a model
 	start time.Time
-	// sandbox is when the sandbox was attested, if it was in this turn.
+	// sandbox is when a sandbox was attested in this turn, or zero.
 	sandbox time.Time
-	// held are spans whose content has not been recorded yet; input and output are the
-	// user's message and the last answer, if contents are exported.
+	// held are spans whose content has not been recorded yet. input and output
+	// are the user's message and the last answer, if content is exported.
 	held          []held
 	input, output *message
 }
 
-// chat is a model call that is under way.
 type chat struct {
 	span  trace.Span
 	start time.Time
@@ -68,8 +66,8 @@ type chat struct {
 	labels []attribute.KeyValue
 }
 
-// call is a tool call that is under way. Its span is made when it ends, because only
-// then is it known when it began.
+// call is a tool call that is under way. Its span is made when it ends, because
+// only then is its start known.
 type call struct {
 	name      tools.Name
 	first     time.Time
@@ -77,7 +75,6 @@ type call struct {
 	approvals []approval
 }
 
-// approval is one wait for an answer.
 type approval struct {
 	start, end time.Time
 	resolved   record.ConfirmationResolved
@@ -90,16 +87,15 @@ func newSession(e *Exporter, id string) *session {
 	}
 }
 
-// observeRecord takes the next record.
 func (s *session) observeRecord(r record.Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.turn == nil && r.Turn != "" && r.Turn == s.unfinished && r.Kind != record.KindTurnCancelled {
-		s.startTurn(r) // it goes on without another turn.started
+		s.startTurn(r) // it continues without another turn.started
 	}
 	switch r.Kind {
 	case record.KindSessionCreated, record.KindSessionResumed:
-		p := record.PayloadOf[record.SessionCreated](r) // session.resumed has its fields too
+		p := record.PayloadOf[record.SessionCreated](r) // session.resumed has these fields too
 		s.model = p.Model
 		for _, t := range p.Tools {
 			s.offered[t.Name] = true
@@ -128,7 +124,7 @@ func (s *session) observeRecord(r record.Record) {
 	case record.KindSandboxStarted:
 		p := record.PayloadOf[record.SandboxStarted](r)
 		if s.turn == nil && len(s.execs) == 0 {
-			// The turn began the start, and had its answer before.
+			// A turn began the start, and was answered before it was done.
 			s.turn = s.last
 			defer func() { s.turn = nil }()
 		}
@@ -145,7 +141,8 @@ func (s *session) observeRecord(r record.Record) {
 	}
 }
 
-// observeCall takes a record of a tool call, or one that is an event of the turn.
+// observeCall takes a record of a tool call, or one that becomes an event of
+// the turn.
 func (s *session) observeCall(r record.Record) {
 	switch r.Kind {
 	case record.KindConfirmationRequested:
@@ -201,7 +198,7 @@ func (s *session) observeCall(r record.Record) {
 	}
 }
 
-// abandonSpans ends the spans of a session that goes on beyond the program, or was cut off.
+// abandonSpans ends the spans of a session that has no end in this program.
 func (s *session) abandonSpans(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,11 +211,12 @@ func (s *session) endAll(at time.Time) {
 	}
 }
 
-// startSpan starts a span below the turn, or below the remote parent outside of one.
+// startSpan starts a span below the turn, or below the remote parent outside of
+// a turn.
 func (s *session) startSpan(at time.Time, name string, kind trace.SpanKind, attributes ...attribute.KeyValue) trace.Span {
 	ctx := s.turnContext()
 	if s.turn != nil && at.Before(s.turn.start) {
-		at = s.turn.start // what was reckoned from rounded milliseconds
+		at = s.turn.start // it was computed from rounded milliseconds
 	}
 	_, span := s.tracer.Start(ctx, name, trace.WithTimestamp(at), trace.WithSpanKind(kind), trace.WithAttributes(attributes...))
 	return span
@@ -241,8 +239,9 @@ func (s *session) startTurn(r record.Record) {
 			keyAgentVersion.String(s.version), keyRequestModel.String(s.model.Model), keyConversation.String(s.id), attribute.String("caisson.turn.id", r.Turn)))
 }
 
-// clientLinks returns the link to the span in which a client started a turn. A client's
-// span is no parent, whose flags would decide whether the turn is sampled.
+// clientLinks returns the link to the span in which a client started a turn. It
+// is not the turn's parent, because its flags would decide whether the turn is
+// sampled.
 func clientLinks(r record.Record) []trace.Link {
 	if r.Kind != record.KindTurnStarted {
 		return nil
@@ -254,7 +253,8 @@ func clientLinks(r record.Record) []trace.Link {
 	return nil
 }
 
-// endTurn ends the turn and what is open below it. It failed unless the model answered.
+// endTurn ends the turn and everything open below it. It has failed unless the
+// model answered.
 func (s *session) endTurn(at time.Time, reason string, p record.TurnCompleted) {
 	t := s.turn
 	if t == nil {
@@ -286,8 +286,8 @@ func (s *session) endTurn(at time.Time, reason string, p record.TurnCompleted) {
 	s.metrics.toolCalls.Record(t.ctx, int64(p.ToolCalls), with)
 }
 
-// setError marks a span as failed for a reason of few values, and returns the
-// attribute. The text of an error may hold contents, and is not exported.
+// setError marks a span as failed, and returns the attribute. There are few
+// reasons. The text of an error may have content, and is not exported.
 func setError(span trace.Span, reason string) attribute.KeyValue {
 	span.SetStatus(codes.Error, reason)
 	attr := keyError.String(reason)
@@ -297,7 +297,7 @@ func setError(span trace.Span, reason string) attribute.KeyValue {
 
 func (s *session) startChat(r record.Record) {
 	p := record.PayloadOf[record.ModelCallStarted](r)
-	s.releaseSpans(nil) // what was held has no content
+	s.releaseSpans(nil) // the held spans have no content
 	labels := modelAttributes(p.Model)
 	span := s.startSpan(r.Time, "chat "+p.Model.Model, trace.SpanKindClient, slices.Concat(labels, []attribute.KeyValue{
 		keyConversation.String(s.id), attribute.String("caisson.profile", p.Profile), attribute.Int("caisson.attempt", p.Attempt),
@@ -343,7 +343,6 @@ func (s *session) failChat(r record.Record) {
 	s.failChatAt(r.Parent, c, r.Time, string(p.Class))
 }
 
-// addWorkerChat makes the span of a worker's request.
 func (s *session) addWorkerChat(r record.Record) {
 	p := record.PayloadOf[record.WorkerModelCall](r)
 	took, labels := time.Duration(p.LatencyMS)*time.Millisecond, modelAttributes(p.Model)
@@ -362,7 +361,6 @@ func (s *session) addWorkerChat(r record.Record) {
 	span.End(trace.WithTimestamp(r.Time))
 }
 
-// failChatAt ends a model call without an answer.
 func (s *session) failChatAt(id string, c *chat, at time.Time, failure string) {
 	delete(s.chats, id)
 	c.labels = append(c.labels, setError(c.span, failure))
@@ -370,7 +368,7 @@ func (s *session) failChatAt(id string, c *chat, at time.Time, failure string) {
 	s.metrics.operation.Record(s.turnContext(), at.Sub(c.start).Seconds(), metric.WithAttributes(c.labels...))
 }
 
-// callOf returns a call that is under way, and begins it if it is new.
+// callOf returns a call that is under way, or begins it.
 func (s *session) callOf(id string, name tools.Name, at time.Time) *call {
 	c := s.calls[id]
 	if c == nil {
@@ -380,8 +378,8 @@ func (s *session) callOf(id string, name tools.Name, at time.Time) *call {
 	return c
 }
 
-// endCall makes the span of a call. It began with its first record, or before it where
-// that waited for the sandbox.
+// endCall makes the span of a call. The call began with its first record, or
+// before it if that waited for the sandbox.
 func (s *session) endCall(id string, name tools.Name, at time.Time, latencyMS int64, failure string, attributes ...attribute.KeyValue) {
 	c := s.callOf(id, name, at)
 	delete(s.calls, id)
@@ -413,8 +411,8 @@ func (s *session) endCall(id string, name tools.Name, at time.Time, latencyMS in
 	s.endOrHold(held{span: span, end: at, call: id})
 }
 
-// addApproval makes the span of a wait for an answer; one that never came ended with
-// the call.
+// addApproval makes the span of a wait for an answer. If none came, it ended
+// with the call.
 func (s *session) addApproval(ctx context.Context, a approval, end time.Time) {
 	if a.end.IsZero() {
 		a.end = end
@@ -436,7 +434,6 @@ func (s *session) addSandbox(at time.Time, startMS int64, a sandbox.Attestation)
 	span.End(trace.WithTimestamp(at))
 }
 
-// endExec makes the span of a command that the user ran.
 func (s *session) endExec(r record.Record) {
 	p := record.PayloadOf[record.UserCommandEnded](r)
 	start, ok := s.execs[p.ExecID]
@@ -453,7 +450,7 @@ func (s *session) endExec(r record.Record) {
 	case p.OOMKilled:
 		setError(span, "oom_killed")
 	case p.Error != "":
-		setError(span, "_OTHER") // OpenTelemetry's word for an error of no known type
+		setError(span, "_OTHER") // OpenTelemetry's word for an unknown error type
 	}
 	span.End(trace.WithTimestamp(r.Time))
 }

@@ -1,7 +1,8 @@
-// Package telemetry exports the spans and metrics of sessions by OTLP, as the OpenTelemetry
-// conventions for generative AI have them. They are made from records, so that sessions
-// and the loop don't know OpenTelemetry, and hold nothing that the records don't. Nothing
-// is made unless the environment or the options ask for it.
+// Package telemetry exports the spans and metrics of sessions by OTLP,
+// following the OpenTelemetry conventions for generative AI. They are made from
+// records, so that sessions and the loop don't know OpenTelemetry, and have
+// nothing that records don't. Nothing is made unless the environment or the
+// options ask for it.
 package telemetry
 
 import (
@@ -32,35 +33,38 @@ const FlushTime = 2 * time.Second
 // scope names the instrumentation.
 const scope = "github.com/caisson-run/caisson/runner/telemetry"
 
-// Options configures an [Exporter]. The variables of the OpenTelemetry specification win
-// over the fields.
+// Options are the options of an [Exporter]. The variables of the OpenTelemetry
+// specification override the fields.
 type Options struct {
-	// Getenv returns a variable of the environment. The SDK itself reads those of the
-	// resource, the sampler and its bounds from the environment of the process.
+	// Getenv returns an environment variable. The SDK itself reads the
+	// variables of the resource, the sampler and its bounds from the process's
+	// environment.
 	Getenv func(name string) string
-	// Endpoint is the address of a collector, to which /v1/traces and /v1/metrics are
-	// appended; "" exports nothing unless the environment names one.
+	// Endpoint is the address of a collector, to which /v1/traces and
+	// /v1/metrics are appended. If it is "", nothing is exported unless the
+	// environment names one.
 	Endpoint string
 	// Headers are sent with each request to Endpoint.
 	Headers map[string]string
-	// Content exports messages, arguments and results too.
+	// Content also exports messages, arguments and results.
 	Content bool
-	// Version is the program's.
+	// Version is the program's version.
 	Version string
-	// NoParent ignores the TRACEPARENT of the environment: for a program that serves
-	// many users.
+	// NoParent ignores TRACEPARENT in the environment, for a program that
+	// serves many users.
 	NoParent bool
-	// Warn receives, once, why something could not be exported. It is called from any
-	// goroutine and must return at once.
+	// Warn is called once if something could not be exported, with the reason.
+	// It is called from any goroutine and must not block.
 	Warn func(text string)
 }
 
-// Exporter makes spans and metrics of the records of any number of sessions. It is safe
-// for concurrent use. Its caller must close it. The nil Exporter does nothing.
+// Exporter makes spans and metrics from the records of any number of sessions.
+// It is safe for concurrent use. The caller must close it. A nil Exporter does
+// nothing.
 type Exporter struct {
 	content bool
 	version string
-	parent  context.Context // with the remote parent, if there is one
+	parent  context.Context // with the remote parent, if any
 	tracer  trace.Tracer
 	traces  *sdktrace.TracerProvider // nil if spans are not exported
 	meters  *sdkmetric.MeterProvider // nil if metrics are not exported
@@ -71,8 +75,8 @@ type Exporter struct {
 	sessions map[string]*session
 }
 
-// Open returns an exporter, or nil if neither the environment nor the options ask for
-// one. An error is one of the settings.
+// Open returns an exporter, or nil if neither the environment nor the options
+// ask for one. An error is about the settings.
 func Open(ctx context.Context, o Options) (*Exporter, error) {
 	traces, metrics, err := o.findSignals()
 	if err != nil || traces == nil && metrics == nil {
@@ -84,12 +88,11 @@ func Open(ctx context.Context, o Options) (*Exporter, error) {
 			warned.Do(func() { o.Warn(err.Error()) })
 		}
 	}
-	// The SDK hands what its goroutines run into to this handler, which prints it
-	// otherwise.
+	// The SDK would print errors of its goroutines otherwise.
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(warn))
 	res, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithAttributes(
 		attribute.String("service.name", "caisson"), attribute.String("service.version", o.Version),
-		// Streams of metrics of two processes are two: a collector must not add one to the other.
+		// A collector must not add up the metrics of two processes.
 		attribute.String("service.instance.id", record.NewID("ins")),
 	), resource.WithFromEnv())
 	if err != nil {
@@ -122,7 +125,7 @@ func Open(ctx context.Context, o Options) (*Exporter, error) {
 	return e, nil
 }
 
-// Observe takes a record of a session, in the session's order. It doesn't wait for the
+// Observe takes the next record of a session. It doesn't wait for the
 // collector.
 func (e *Exporter) Observe(r record.Record, _ []byte) {
 	if e == nil {
@@ -141,8 +144,7 @@ func (e *Exporter) Observe(r record.Record, _ []byte) {
 	s.observeRecord(r)
 }
 
-// Close ends the spans of sessions that are live, and sends what is left within
-// [FlushTime].
+// Close ends the spans of live sessions, and sends the rest within [FlushTime].
 func (e *Exporter) Close(ctx context.Context) {
 	if e == nil {
 		return
@@ -176,8 +178,8 @@ func (e *Exporter) Close(ctx context.Context) {
 	flushes.Wait()
 }
 
-// wantsContent reports whether messages, arguments and results are exported. The words
-// are those of OpenTelemetry's own instrumentations.
+// wantsContent reports whether messages, arguments and results are exported.
+// The words are the ones of OpenTelemetry's own instrumentations.
 func (o Options) wantsContent() bool {
 	switch strings.ToLower(o.Getenv(envContent)) {
 	case "true", "span_only", "span_and_event":
@@ -188,7 +190,8 @@ func (o Options) wantsContent() bool {
 	return false
 }
 
-// wantsDelta reports whether counts are sent since the last time, not since the start.
+// wantsDelta reports whether counts are sent since the last time, not since the
+// start.
 func (o Options) wantsDelta() bool {
 	switch strings.ToLower(o.Getenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE")) {
 	case "delta", "lowmemory":

@@ -21,8 +21,8 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// endpoint is where a signal is sent to. The exporters of OpenTelemetry are not used
-// because they link gRPC, which costs every start of the program.
+// endpoint is where a signal is sent. OpenTelemetry's exporters are not used
+// because they link gRPC, which slows down every start of the program.
 type endpoint struct {
 	url     *url.URL
 	headers http.Header
@@ -31,7 +31,7 @@ type endpoint struct {
 	client  *http.Client
 }
 
-// maxAnswer bounds what is read of an answer.
+// maxAnswer bounds how much of an answer is read.
 const maxAnswer = 64 << 10
 
 // firstPause and maxPause bound the time before a request is repeated.
@@ -40,15 +40,15 @@ const (
 	maxPause   = 8 * time.Second
 )
 
-// makeClient makes the client. It follows no redirect: the headers are for the collector that
-// the operator named.
+// makeClient makes the client. It follows no redirects: the headers are only
+// for the collector that the operator named.
 func (e *endpoint) makeClient(config *tls.Config) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.TLSClientConfig, transport.MaxIdleConns, transport.MaxIdleConnsPerHost = config, 2, 2
 	e.client = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// postMessage sends a message, which a collector may want repeated.
+// postMessage sends a message, repeatedly if the collector asks for it.
 func (e *endpoint) postMessage(ctx context.Context, m proto.Message) error {
 	body, err := proto.Marshal(m)
 	if err != nil {
@@ -78,7 +78,8 @@ func (e *endpoint) postMessage(ctx context.Context, m proto.Message) error {
 	}
 }
 
-// postOnce sends a body once. The wait before it is sent again is negative if it is not.
+// postOnce sends a body once. wait is the time before it must be sent again, or
+// negative.
 func (e *endpoint) postOnce(ctx context.Context, body []byte) (wait time.Duration, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url.String(), bytes.NewReader(body))
 	if err != nil {
@@ -96,7 +97,7 @@ func (e *endpoint) postOnce(ctx context.Context, body []byte) (wait time.Duratio
 		}
 		return -1, fmt.Errorf("export to %s: %w", e.address(), err)
 	}
-	defer func() { _ = res.Body.Close() }() // its end was read, or is of no interest
+	defer func() { _ = res.Body.Close() }() // its end was read, or doesn't matter
 	answer, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
 	switch {
 	case res.StatusCode/100 == 2 && err == nil:
@@ -116,11 +117,11 @@ func (e *endpoint) postOnce(ctx context.Context, body []byte) (wait time.Duratio
 	return -1, err
 }
 
-// address is the address as it may be shown.
+// address returns the address, safe to show.
 func (e *endpoint) address() string { return safeurl.String(e.url.String()) }
 
-// describeRejected returns what a collector rejected, "" for nothing. Its answer is a message whose
-// first field, partial_success, has a count and a text.
+// describeRejected returns what a collector rejected, or "". Its answer is a
+// message whose first field, partial_success, has a count and a text.
 func describeRejected(answer []byte) string {
 	number, kind, n := protowire.ConsumeTag(answer)
 	if n < 0 || number != 1 || kind != protowire.BytesType {
@@ -158,17 +159,14 @@ func describeRejected(answer []byte) string {
 	return fmt.Sprintf("%d items: %s", count, safe)
 }
 
-// traceClient sends spans, as [otlptrace.Client] wants it.
 type traceClient struct{ *endpoint }
 
-// Start implements otlptrace.Client.
 func (*traceClient) Start(context.Context) error { return nil }
 
-// Stop implements otlptrace.Client.
 func (*traceClient) Stop(context.Context) error { return nil }
 
-// UploadTraces implements otlptrace.Client. On the wire, TracesData is the request of the
-// service, whose package would link gRPC.
+// UploadTraces implements otlptrace.Client. TracesData has the same encoding as
+// the service's request, whose package would link gRPC.
 func (c *traceClient) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpans) error {
 	return c.postMessage(ctx, &tracepb.TracesData{ResourceSpans: spans})
 }
