@@ -19,21 +19,20 @@ import (
 	"github.com/caisson-run/caisson/images/store/internal/reader"
 )
 
-// blobs are files named by their digest: blobs/sha256/HEX below a directory, as
-// in an OCI image layout.
+// blobs are files named by their digest, blobs/sha256/HEX, as in an OCI image
+// layout.
 type blobs struct{ dir string }
 
 func (b blobs) blobPath(dgst string) string {
 	return filepath.Join(b.dir, "blobs", "sha256", digest.Hex(dgst))
 }
 
-// hasBlob reports whether a blob exists.
 func (b blobs) hasBlob(dgst string) bool {
 	_, err := os.Lstat(b.blobPath(dgst))
 	return err == nil
 }
 
-// openBlob opens a blob without checking its content. The caller closes it.
+// openBlob opens a blob without checking its content.
 func (b blobs) openBlob(dgst string) (*os.File, error) {
 	f, err := reader.OpenRegular(nil, b.blobPath(dgst))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -42,7 +41,7 @@ func (b blobs) openBlob(dgst string) (*os.File, error) {
 	return f, err
 }
 
-// readBlob reads a document among the blobs and checks its digest.
+// readBlob reads a document and checks its digest.
 func (b blobs) readBlob(d v1.Descriptor, limit int64) ([]byte, error) {
 	if d.Digest.Algorithm != "sha256" {
 		return nil, fmt.Errorf("%w: digest %s: want sha256", images.ErrUnsupported, d.Digest)
@@ -55,8 +54,8 @@ func (b blobs) readBlob(d v1.Descriptor, limit int64) ([]byte, error) {
 	return reader.ReadDocument(f, d, limit)
 }
 
-// writeBlob writes a blob from r through a file in temp. A blob with wrong or
-// incomplete content never becomes visible.
+// writeBlob writes a blob from r through a file in temp. Wrong or incomplete
+// content never becomes visible.
 func (b blobs) writeBlob(dgst string, r io.Reader, temp string) error {
 	sum := sha256.New()
 	return placeFile(temp, b.blobPath(dgst), io.TeeReader(r, sum), func() error {
@@ -72,8 +71,8 @@ func (b blobs) openDescriptor(_ context.Context, d v1.Descriptor) (io.ReadCloser
 	return b.openBlob(d.Digest.String())
 }
 
-// dropDamaged removes the blobs whose content doesn't match their digest and
-// reports whether there were any.
+// dropDamaged removes blobs that don't match their digest and reports whether
+// there were any.
 func (b blobs) dropDamaged(list []string) (any bool) {
 	for _, dgst := range list {
 		f, err := b.openBlob(dgst)
@@ -89,17 +88,15 @@ func (b blobs) dropDamaged(list []string) (any bool) {
 	return any
 }
 
-// maxDownloads is the number of layers downloaded at once: one more than
-// Docker's.
+// maxDownloads bounds concurrent downloads of layers: one more than Docker's.
 const maxDownloads = 4
 
-// downloadLayers downloads the layers that the store lacks.
 func (s *Store) downloadLayers(ctx context.Context, im *reader.Image, reg *reader.Registry) error {
 	var missing []layer.Layer
 	seen := map[string]bool{}
 	var all int64
 	for _, l := range im.Layers {
-		if l.Size > s.o.Limits.Bytes-all { // no size is negative, and the sum can't overflow
+		if l.Size > s.o.Limits.Bytes-all { // sizes are not negative, and the sum can't overflow
 			return fmt.Errorf("image %s: %w: its layers have more than %d bytes", im.Ref, images.ErrRefused, s.o.Limits.Bytes)
 		}
 		all += l.Size

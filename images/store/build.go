@@ -16,10 +16,10 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// buildOutside builds the Dockerfile in ref's directory with the builder that
-// the options name, into a docker archive below temp. The builder decides what
-// the build's steps may do on this machine; they have no network. The builder gets
-// the text of the Dockerfile that was checked, in a file below temp.
+// buildOutside builds the Dockerfile in ref's directory with the options'
+// builder, into a docker archive below temp. The builder decides what the steps
+// may do on this machine; they have no network. It gets a copy of the
+// Dockerfile that was checked.
 func buildOutside(ctx context.Context, ref images.Reference, o *Options, temp string, progress io.Writer) (archive string, err error) {
 	dir := ref.Path()
 	archive = filepath.Join(temp, "image.tar")
@@ -49,8 +49,8 @@ func buildOutside(ctx context.Context, ref images.Reference, o *Options, temp st
 		"install one, or build elsewhere and use docker-archive:FILE", ref, images.ErrUnsupported)
 }
 
-// checkDockerfile copies the Dockerfile of dir to a directory below temp and returns its
-// path there. It fails if a builder might use its own network for an instruction.
+// checkDockerfile copies dir's Dockerfile below temp and returns the copy's
+// path. It fails if a builder might use its own network for an instruction.
 func checkDockerfile(dir, temp string) (file string, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -71,9 +71,9 @@ func checkDockerfile(dir, temp string) (file string, err error) {
 	return file, os.WriteFile(file, text, 0o600)
 }
 
-// runBuilder runs a builder to its end and copies its output to progress. An
-// error has the last part of the output. On cancellation the builder gets
-// SIGINT, and SIGKILL after 10 s.
+// runBuilder runs a builder and copies its output to progress. Its error has
+// the end of the output. On cancellation the builder gets SIGINT, and SIGKILL
+// after 10 s.
 func runBuilder(ctx context.Context, o *Options, progress io.Writer, program string, args ...string) error {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = o.BuilderEnv

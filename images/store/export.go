@@ -17,17 +17,16 @@ import (
 
 // Exported describes what [Store.Export] copied.
 type Exported struct {
-	// Path is the directory of the image.
 	Path    string
 	Entries int
 	Bytes   int64
 }
 
-// Export copies a directory of an image into the directory dir, which must be empty or
-// missing. An empty name means the image's WORKDIR. The caller owns what is made;
-// permissions are kept, but neither set-user-ID bits nor hard links, of which each
-// becomes a file. Symlinks are copied as they are and never followed. After an error
-// dir may contain a part. Errors are of the classes of package images.
+// Export copies the image's directory name, by default its WORKDIR, into the
+// directory dir, which must be empty or missing. The caller owns the copies.
+// Permissions are kept, except set-user-ID bits. Each hard link becomes a file.
+// Symlinks are copied and never followed. After an error dir may contain a
+// part. Errors are of package images' classes.
 func (s *Store) Export(ctx context.Context, ref images.Reference, name, dir string) (Exported, error) {
 	root, release, err := s.RootFS(ctx, ref)
 	if err != nil {
@@ -61,7 +60,8 @@ func (s *Store) Export(ctx context.Context, ref images.Reference, name, dir stri
 	return out, nil
 }
 
-// openTreeDir opens a directory of an unpacked image that is reached without symlinks.
+// openTreeDir opens a directory of an unpacked image without following
+// symlinks.
 func openTreeDir(tree, name string) (*os.Root, error) {
 	root, err := os.OpenRoot(tree)
 	if err != nil {
@@ -87,7 +87,7 @@ func openTreeDir(tree, name string) (*os.Root, error) {
 	return root, nil
 }
 
-// openEmptyDir opens a directory, which it makes if it is missing.
+// openEmptyDir opens an empty directory, making it if it is missing.
 func openEmptyDir(dir string) (*os.Root, error) {
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
@@ -111,14 +111,13 @@ func openEmptyDir(dir string) (*os.Root, error) {
 	return root, nil
 }
 
-// treeCopy copies one directory into another.
 type treeCopy struct {
 	from, to *os.Root
 	limits   layer.Limits
 	done     *Exported
 }
 
-// copyTree copies everything. Directories are writable until their content is complete.
+// copyTree copies everything. Directories are writable until they are complete.
 func (c treeCopy) copyTree(ctx context.Context) error {
 	return fs.WalkDir(c.from.FS(), ".", func(p string, e fs.DirEntry, err error) error {
 		if err != nil || p == "." {
@@ -142,7 +141,7 @@ func (c treeCopy) copyTree(ctx context.Context) error {
 		case 0:
 			return c.copyFile(ctx, p)
 		}
-		return nil // the store unpacks no device
+		return nil // the store unpacks no devices
 	})
 }
 

@@ -17,19 +17,19 @@ import (
 	"github.com/caisson-run/caisson/images/store/internal/reader"
 )
 
-// foundImage is the image that a reference names.
+// foundImage is an image that a reference names.
 type foundImage struct {
 	record *record
-	name   string // of the record
-	fresh  bool   // the record must be saved
+	name   string // the record's
+	fresh  bool   // must be saved
 	// open makes the layers readable, by downloading them or exporting them
 	// from the engine. The image is valid until close.
 	open  func(ctx context.Context) (*reader.Image, error)
 	close func()
 }
 
-// findImage finds the image that ref names: the pinned one unless refresh is
-// set. The caller holds the fetch lock, shared, and closes the result.
+// findImage finds the image that ref names, the pinned one unless refresh is
+// set. The caller holds the shared fetch lock and closes the result.
 func (s *Store) findImage(ctx context.Context, ref images.Reference, refresh bool) (*foundImage, error) {
 	switch ref.Scheme {
 	case images.SchemeName:
@@ -46,7 +46,7 @@ func (s *Store) findImage(ctx context.Context, ref images.Reference, refresh boo
 	return nil, fmt.Errorf("image %s: %w: a store does not handle this reference", ref, images.ErrUnsupported)
 }
 
-// wrapImage returns im, which is open already, as a foundImage.
+// wrapImage returns an open image as a foundImage.
 func wrapImage(s *Store, ref images.Reference, from origin, im *reader.Image, err error) (*foundImage, error) {
 	if err != nil {
 		return nil, err
@@ -57,7 +57,6 @@ func wrapImage(s *Store, ref images.Reference, from origin, im *reader.Image, er
 	}, nil
 }
 
-// newRecord returns the record of an image.
 func newRecord(s *Store, from origin, ref images.Reference, im *reader.Image) *record {
 	r := &record{
 		Reference: ref.String(), Source: from, Platform: s.o.Platform, Digest: im.Digest, ID: im.ID, EngineID: im.EngineID,
@@ -112,7 +111,7 @@ func (s *Store) findByName(ctx context.Context, ref images.Reference, refresh bo
 	return f, nil
 }
 
-// resolveImage reads an image's manifest and configuration from a registry,
+// resolveImage reads an image's manifest and configuration from a registry
 // within Options.ResolveTimeout, and stores both as blobs.
 func (s *Store) resolveImage(ctx context.Context, ref images.Reference, reg *reader.Registry, first func(context.Context) ([]byte, error)) (*reader.Image, error) {
 	s.reports.sendReport(Progress{Reference: ref, Phase: PhaseResolve})
@@ -140,8 +139,7 @@ func (s *Store) resolveImage(ctx context.Context, ref images.Reference, reg *rea
 		s.blobs.writeBlob(im.ID, strings.NewReader(string(im.Config)), temp), remove())
 }
 
-// openPinned opens an image by its record. It fetches missing parts again, by
-// digest.
+// openPinned opens a record's image. It fetches missing parts again, by digest.
 func (s *Store) openPinned(ctx context.Context, ref images.Reference, reg *reader.Registry, r *record) (*reader.Image, error) {
 	im, err := s.openCached(ctx, ref, r)
 	if err != nil {
@@ -172,8 +170,8 @@ func (s *Store) openCached(ctx context.Context, ref images.Reference, r *record)
 	return reader.FromManifest(ctx, ref, raw, d, &s.reading, get, s.blobs.openDescriptor)
 }
 
-// findInEngine finds an image in the engine by its id. If one of its trees is intact,
-// nothing is exported, unless the other one is wanted.
+// findInEngine finds an image in the engine by its ID. It exports nothing if
+// one of its trees is intact, until the other is wanted.
 func (s *Store) findInEngine(ctx context.Context, ref images.Reference, from origin, id string) (*foundImage, error) {
 	r, err := s.records.loadRecord(from, ref.String())
 	if err != nil {
@@ -199,7 +197,6 @@ func (s *Store) findInEngine(ctx context.Context, ref images.Reference, from ori
 	return wrapImage(s, ref, from, im, err)
 }
 
-// saveFromEngine exports an image from the engine and opens it.
 func (s *Store) saveFromEngine(ctx context.Context, ref images.Reference, id string) (*reader.Image, error) {
 	s.reports.sendReport(Progress{Reference: ref, Phase: PhaseSave})
 	temp, remove, err := s.locks.makeTemp(ctx)
@@ -212,7 +209,7 @@ func (s *Store) saveFromEngine(ctx context.Context, ref images.Reference, id str
 		return nil, errors.Join(err, remove())
 	}
 	inner := im.Close
-	im.Close = func() { inner(); _ = remove() } // sweepOrphans removes the rest
+	im.Close = func() { inner(); _ = remove() } // sweepOrphans would remove the rest
 	return im, nil
 }
 
@@ -235,7 +232,6 @@ func (s *Store) saveArchive(ctx context.Context, ref images.Reference, id, file 
 	return im, nil
 }
 
-// spoolFile writes at most limit bytes from r to a new file.
 func spoolFile(ctx context.Context, file string, r io.Reader, limit int64) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -248,8 +244,8 @@ func spoolFile(ctx context.Context, file string, r io.Reader, limit int64) error
 	return errors.Join(err, f.Close())
 }
 
-// buildImage builds every time, because only the builder knows whether
-// something has changed.
+// buildImage builds every time: only the builder knows whether something has
+// changed.
 func (s *Store) buildImage(ctx context.Context, ref images.Reference) (*foundImage, error) {
 	if info, err := os.Stat(ref.Path()); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("image %s: %w: no such directory", ref, images.ErrNotFound)
@@ -278,6 +274,6 @@ func (s *Store) buildImage(ctx context.Context, ref images.Reference) (*foundIma
 		return nil, errors.Join(err, remove())
 	}
 	inner := im.Close
-	im.Close = func() { inner(); _ = remove() } // sweepOrphans removes the rest
+	im.Close = func() { inner(); _ = remove() } // sweepOrphans would remove the rest
 	return wrapImage(s, ref, originBuild, im, nil)
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// The locks of a store are flock(2) locks on files in its directory locks. The
-// kernel releases them with the process that held them, however it ended.
+// A store's locks are flock(2) locks on files in its directory locks. The
+// kernel releases them when their process ends.
 //
 //	store      shared: a lock or a temporary directory is being opened
 //	           exclusive: entries are being removed; held for moments
@@ -23,21 +23,19 @@ import (
 //	KEY.make   exclusive: the tree KEY is being made
 //	tmp/X.lock exclusive: tmp/X belongs to a live process
 //
-// Lock files are removed only under the exclusive store lock and locked for the
-// first time only under the shared one, so that no process holds a lock that
-// others can't see. KEY.make alone is awaited without the store lock:
-// [state.Acquire] notices that a file was removed.
+// Lock files are removed only under the exclusive store lock and first locked
+// only under the shared one, so that no process holds a lock that others can't
+// see. Only KEY.make is awaited without the store lock: [state.Acquire] notices
+// if its file is removed.
 const (
 	lockStore = "store"
 	lockFetch = "fetch"
 )
 
-// locks are the locks and temporary directories of the store in dir.
 type locks struct{ dir string }
 
 func (k locks) lockPath(name string) string { return filepath.Join(k.dir, "locks", name) }
 
-// lock acquires a lock and returns the function that releases it.
 func (k locks) lock(ctx context.Context, name string, shared bool) (func(), error) {
 	acquire := state.Acquire
 	if shared {
@@ -47,11 +45,11 @@ func (k locks) lock(ctx context.Context, name string, shared bool) (func(), erro
 	if err != nil {
 		return nil, fmt.Errorf("lock image store: %w", err)
 	}
-	return func() { _ = l.Release() }, nil // the kernel releases the lock in any case
+	return func() { _ = l.Release() }, nil // the kernel releases it in any case
 }
 
-// acquireLease takes a lease on a tree, which need not exist yet. The tree is
-// not removed until release is called.
+// acquireLease takes a lease on a tree, which need not exist yet. The tree
+// stays until release is called.
 func (k locks) acquireLease(ctx context.Context, key string) (release func(), err error) {
 	unlock, err := k.lock(ctx, lockStore, true)
 	if err != nil {
@@ -65,8 +63,8 @@ func (k locks) acquireLease(ctx context.Context, key string) (release func(), er
 // the exclusive store lock.
 func (k locks) isLeased(key string) (bool, error) { return state.IsHeld(k.lockPath(key + ".use")) }
 
-// makeTemp creates a directory below tmp, on the store's file system. It
-// belongs to this process until remove is called or the process ends.
+// makeTemp creates a directory below tmp, on the store's file system. It is
+// this process's until remove is called or the process ends.
 func (k locks) makeTemp(ctx context.Context) (dir string, remove func() error, err error) {
 	unlock, err := k.lock(ctx, lockStore, true)
 	if err != nil {
@@ -89,8 +87,8 @@ func (k locks) makeTempLocked() (dir string, remove func() error, err error) {
 	return dir, func() error { return errors.Join(os.RemoveAll(dir), l.Remove()) }, nil
 }
 
-// sweepOrphans removes the temporary directories of dead processes and returns
-// their number and size.
+// sweepOrphans removes dead processes' temporary directories and returns their
+// number and size.
 func (k locks) sweepOrphans(ctx context.Context) (count int, bytes int64, err error) {
 	unlock, err := k.lock(ctx, lockStore, false)
 	if err != nil {
@@ -111,7 +109,7 @@ type orphan struct {
 	lock *state.Lock
 }
 
-// lockOrphans locks the temporary directories whose process is gone.
+// lockOrphans locks the temporary directories of dead processes.
 func (k locks) lockOrphans() ([]orphan, error) {
 	entries, err := os.ReadDir(filepath.Join(k.dir, "tmp"))
 	if err != nil {
@@ -131,7 +129,7 @@ func (k locks) lockOrphans() ([]orphan, error) {
 		case errors.Is(err, state.ErrHeld):
 		case err != nil:
 			errs = append(errs, err)
-		case !pathExists(dir): // its process has just removed it
+		case !pathExists(dir): // just removed by its process
 			errs = append(errs, l.Remove())
 		default:
 			dead = append(dead, orphan{dir, l})
@@ -140,10 +138,9 @@ func (k locks) lockOrphans() ([]orphan, error) {
 	return dead, errors.Join(errs...)
 }
 
-// diskSize adds up the sizes of the files below dir. Unreadable files count as
-// 0.
+// diskSize returns the total size of the readable files below dir.
 func diskSize(dir string) (bytes int64) {
-	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error { // errors are skipped
+	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error { // skip errors
 		if err == nil && e.Type().IsRegular() {
 			if info, err := e.Info(); err == nil {
 				bytes += info.Size()

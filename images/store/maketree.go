@@ -18,8 +18,8 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// makeTree unpacks f unless its tree of that key is intact. The caller has a lease on the
-// tree. If several processes need the same tree, one makes it and the others
+// makeTree unpacks f unless its tree with that key is intact. The caller has a
+// lease on it. If several processes need the tree, one makes it and the others
 // wait.
 func (s *Store) makeTree(ctx context.Context, ref images.Reference, f *foundImage, key string) error {
 	if s.trees.isIntact(key) {
@@ -42,7 +42,7 @@ func (s *Store) makeTree(ctx context.Context, ref images.Reference, f *foundImag
 	}
 	err = s.makeTreeOnce(ctx, f, key)
 	if errors.Is(err, images.ErrDigest) && s.blobs.dropDamaged(f.record.Blobs) {
-		err = s.makeTreeOnce(ctx, f, key) // the disk had damaged a blob that the registry still has
+		err = s.makeTreeOnce(ctx, f, key) // a blob on disk was damaged; the registry still has it
 	}
 	if err != nil {
 		return fmt.Errorf("image %s: %w", ref, err)
@@ -62,7 +62,6 @@ func (s *Store) makeTreeOnce(ctx context.Context, f *foundImage, key string) err
 	return errors.Join(s.unpackTree(ctx, im, temp, key, key == ownedKey(f.record.Tree)), remove())
 }
 
-// unpackTree makes a tree in temp and renames it into place.
 func (s *Store) unpackTree(ctx context.Context, im *reader.Image, temp, key string, owners bool) error {
 	dir := filepath.Join(temp, "tree")
 	root := filepath.Join(dir, "root")
@@ -98,13 +97,13 @@ func (s *Store) unpackTree(ctx context.Context, im *reader.Image, temp, key stri
 	}
 	err = os.Rename(dir, s.trees.treePath(key))
 	if errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, os.ErrExist) {
-		return nil // another process made it, from the same content
+		return nil // another process made it from the same content
 	}
 	return err
 }
 
 // describeSkipped returns a warning about skipped devices and the like, except
-// those below /dev, which every sandbox makes itself.
+// below /dev, which every sandbox makes itself.
 func describeSkipped(done layer.Result) []string {
 	var list []string
 	for _, p := range done.Skipped {
@@ -122,7 +121,6 @@ func describeSkipped(done layer.Result) []string {
 	return []string{text}
 }
 
-// checkTopEntries refuses a root whose entries can't all be mounted.
 func checkTopEntries(root string, limit int) error {
 	entries, err := os.ReadDir(root)
 	if err != nil {

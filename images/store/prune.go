@@ -16,12 +16,11 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// describeRecord returns a record's image.
 func describeRecord(s *Store, r *record) images.Image {
 	im := images.Image{
 		Digest: r.Digest, ID: r.ID, Platform: r.Platform, Created: r.Created, Pulled: r.Pulled, Used: r.used, Config: r.Config,
 	}
-	im.Reference, _ = images.ParseReference(r.Reference) // it was valid when it was written
+	im.Reference, _ = images.ParseReference(r.Reference) // valid when written
 	for _, b := range r.Blobs {
 		if info, err := os.Lstat(s.blobs.blobPath(b)); err == nil {
 			im.Size += info.Size()
@@ -36,8 +35,8 @@ func describeRecord(s *Store, r *record) images.Image {
 	return im
 }
 
-// List returns the images that the store knows, sorted by reference. It leaves
-// out damaged records, which Prune removes.
+// List returns the store's images, sorted by reference, without damaged
+// records, which Prune removes.
 func (s *Store) List(ctx context.Context) ([]images.Image, error) {
 	unlock, err := s.locks.lock(ctx, lockStore, false)
 	if err != nil {
@@ -62,8 +61,8 @@ func (s *Store) List(ctx context.Context) ([]images.Image, error) {
 	return list, nil
 }
 
-// References returns the references of the images that the store in dir has records of, sorted.
-// It makes nothing, and waits for no lock.
+// References returns the sorted references of the images in the store in dir.
+// It creates nothing and waits for no lock.
 func References(dir string) ([]string, error) {
 	list, _, err := records{dir: dir}.listRecords()
 	var names []string
@@ -76,9 +75,9 @@ func References(dir string) ([]string, error) {
 	return slices.Compact(names), err
 }
 
-// Remove forgets ref and frees the content that no other image needs. It fails
-// with [images.ErrNotFound], and with [images.ErrInUse] while a session uses
-// it.
+// Remove forgets ref and frees content that no other image needs. It fails with
+// [images.ErrNotFound], and with [images.ErrInUse] while a session uses the
+// image.
 func (s *Store) Remove(ctx context.Context, ref images.Reference) (Pruned, error) {
 	names := []string{ref.String()}
 	if ref.Scheme == images.SchemeName {
@@ -104,16 +103,15 @@ func (s *Store) Remove(ctx context.Context, ref images.Reference) (Pruned, error
 	return done, nil
 }
 
-// Prune forgets the images that no session has used for the duration unused. It
-// frees the content that no image needs and removes the orphans of dead
-// processes. Images in use stay; unreferenced layers stay while an image is
-// being fetched.
+// Prune forgets images that no session has used for the duration unused, frees
+// content that no image needs, and removes what dead processes left. Images in
+// use stay; unreferenced layers stay while an image is being fetched.
 func (s *Store) Prune(ctx context.Context, unused time.Duration) (Pruned, error) {
 	before := time.Now().Add(-unused)
 	return s.collectGarbage(ctx, func(_ string, r *record) bool { return !r.used.After(before) })
 }
 
-// collectGarbage forgets the records that drop selects unless their trees are
+// collectGarbage forgets the records that drop selects, unless their trees are
 // leased, and removes unreferenced content.
 func (s *Store) collectGarbage(ctx context.Context, drop func(path string, r *record) bool) (Pruned, error) {
 	var done Pruned
@@ -126,7 +124,7 @@ func (s *Store) collectGarbage(ctx context.Context, drop func(path string, r *re
 	if err != nil {
 		return done, fmt.Errorf("prune images: %w", err)
 	}
-	// No other process sees trash, so this needs no lock.
+	// No other process sees trash, so no lock is needed.
 	done.Bytes += diskSize(trash)
 	if err := remove(); err != nil {
 		return done, fmt.Errorf("prune images: %w", err)
@@ -134,8 +132,8 @@ func (s *Store) collectGarbage(ctx context.Context, drop func(path string, r *re
 	return done, nil
 }
 
-// detachUnused does the quick part under the store's lock: it removes records
-// and moves unreferenced trees and blobs to a temporary directory.
+// detachUnused does the quick part under the store lock: it removes records and
+// moves unreferenced trees and blobs to a temporary directory.
 func (s *Store) detachUnused(ctx context.Context, done *Pruned, drop func(path string, r *record) bool) (trash string, remove func() error, err error) {
 	unlock, err := s.locks.lock(ctx, lockStore, false)
 	if err != nil {
@@ -159,7 +157,6 @@ func (s *Store) detachUnused(ctx context.Context, done *Pruned, drop func(path s
 	return trash, remove, nil
 }
 
-// forgetRecords removes records and returns the remaining ones.
 func (s *Store) forgetRecords(done *Pruned, drop func(path string, r *record) bool) (left []*record, err error) {
 	records, damaged, err := s.records.listRecords()
 	if err != nil {
@@ -194,8 +191,8 @@ func (s *Store) forgetRecords(done *Pruned, drop func(path string, r *record) bo
 	return left, nil
 }
 
-// dropBlobs moves unreferenced blobs to trash. While an image is being fetched
-// it does nothing, since that image's record may not be written yet.
+// dropBlobs moves unreferenced blobs to trash, except while an image is being
+// fetched, whose record may not be written yet.
 func (s *Store) dropBlobs(left []*record, trash string) error {
 	lock, err := state.TryAcquire(s.locks.lockPath(lockFetch))
 	if errors.Is(err, state.ErrHeld) {

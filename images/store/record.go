@@ -18,46 +18,45 @@ import (
 	"github.com/caisson-run/caisson/images/internal/digest"
 )
 
-// record is the store's knowledge of a reference: the image that it named when
-// it was last resolved, which pins a name. Each record is a file, whose
-// modification time is the time of the last use.
+// record is what the store knows about a reference: the image it named when it
+// was last resolved, which pins a name. Each record is a file, modified at each
+// use.
 type record struct {
 	Version   int    `json:"version"`
 	Reference string `json:"reference"`
 	Source    origin `json:"source"`
 	Platform  string `json:"platform"`
-	// Digest and ID are those of [images.Image].
+	// Digest and ID are as in [images.Image].
 	Digest string `json:"digest"`
 	ID     string `json:"id"`
-	// EngineID is the engine's id of the image.
+	// EngineID is the engine's ID for the image.
 	EngineID string    `json:"engine_id,omitempty"`
 	Blobs    []string  `json:"blobs,omitempty"` // manifest, configuration, layers
-	Tree     string    `json:"tree"`            // key of the tree
+	Tree     string    `json:"tree"`            // the tree's key
 	Created  time.Time `json:"created,omitzero"`
 	Pulled   time.Time `json:"pulled"`
 	// Config has the volumes as declared.
 	Config images.Config `json:"config"`
-	// EnvDropped is the number of environment entries that were left out.
+	// EnvDropped is the number of environment entries left out.
 	EnvDropped int `json:"env_dropped,omitempty"`
 
 	used time.Time
 	path string
 }
 
-// origin is where a record's image came from. A name may have several records,
-// because an engine and a registry may have different images of it.
+// origin is where an image came from. A name may have several records, because
+// engine and registry may have different images.
 type origin string
 
 const (
 	originRegistry origin = "registry"
 	originEngine   origin = "engine"
-	originLocal    origin = "local" // a layout, an archive
+	originLocal    origin = "local" // a layout or archive
 	originBuild    origin = "build"
 )
 
 const recordVersion = 2
 
-// records are the records of the store in dir.
 type records struct {
 	dir, platform string
 	locks         locks
@@ -68,8 +67,7 @@ func (rs records) recordPath(from origin, name string) string {
 	return filepath.Join(rs.dir, "refs", key+".json")
 }
 
-// loadRecord returns the record of a name, or nil if there is none that this
-// version can read.
+// loadRecord returns a name's record, or nil if this version can read none.
 func (rs records) loadRecord(from origin, name string) (*record, error) {
 	r, err := readRecord(rs.recordPath(from, name))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, images.ErrInvalid) {
@@ -78,8 +76,8 @@ func (rs records) loadRecord(from origin, name string) (*record, error) {
 	return r, err
 }
 
-// readRecord reads one record. A damaged one is [images.ErrInvalid], so that
-// its reference is resolved again.
+// readRecord reads a record. A damaged one is [images.ErrInvalid], so that its
+// reference is resolved again.
 func readRecord(path string) (*record, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -101,7 +99,6 @@ func readRecord(path string) (*record, error) {
 	return &r, nil
 }
 
-// saveRecord writes the record of a name atomically.
 func (rs records) saveRecord(ctx context.Context, name string, r *record) error {
 	r.Version = recordVersion
 	data, err := json.MarshalIndent(r, "", "  ")
@@ -115,10 +112,10 @@ func (rs records) saveRecord(ctx context.Context, name string, r *record) error 
 	return errors.Join(placeFile(temp, rs.recordPath(r.Source, name), bytes.NewReader(data), nil), remove())
 }
 
-// placeFile writes a file in temp and renames it to path once check, unless it is nil,
-// accepts it, so that it is complete or absent. It doesn't use package atomicwriter,
-// whose temporary files lie beside path, where records and blobs are listed; what a
-// process that was killed leaves in temp is removed with its lease.
+// placeFile writes a file in temp and renames it to path once check, if not
+// nil, accepts it, so that it is complete or absent. Package atomicwriter would
+// put its temporary files beside path, where records and blobs are listed. What
+// a killed process leaves in temp is removed.
 func placeFile(temp, path string, r io.Reader, check func() error) error {
 	f, err := os.CreateTemp(temp, "new-*")
 	if err != nil {
@@ -140,13 +137,12 @@ func placeFile(temp, path string, r io.Reader, check func() error) error {
 	return nil
 }
 
-// touchRecord sets the time of a record's last use to now.
 func (rs records) touchRecord(from origin, name string) {
 	now := time.Now()
-	_ = os.Chtimes(rs.recordPath(from, name), now, now) // the record then counts as used when it was written
+	_ = os.Chtimes(rs.recordPath(from, name), now, now) // otherwise its last write counts
 }
 
-// listRecords reads all records. It returns damaged ones by path.
+// listRecords reads all records, and returns the paths of damaged ones.
 func (rs records) listRecords() (list []*record, damaged []string, err error) {
 	dir := filepath.Join(rs.dir, "refs")
 	entries, err := os.ReadDir(dir)

@@ -24,49 +24,49 @@ import (
 
 // Options configures a [Store].
 type Options struct {
-	// Dir is the cache directory, absolute. It is created for its owner alone
-	// if it is missing. Any number of stores, in any number of processes, may
-	// share it.
+	// Dir is the absolute cache directory. If it is missing, it is created for
+	// its owner alone. Stores in any number of processes may share it.
 	Dir string
-	// Platform is the required platform of images, as os/architecture; empty is
-	// linux and this program's architecture. If an engine on another machine
-	// runs the images, it is the engine's.
+	// Platform is the images' required platform, as os/architecture; empty
+	// means linux and this program's architecture. If an engine on another
+	// machine runs the images, it is the engine's.
 	Platform string
-	// Engine is asked first for an image's name, and builds; nil means none.
+	// Engine is asked first for an image's name, and builds; nil means no
+	// engine.
 	Engine images.Engine
-	// Keychain has the registries' credentials; nil is the user's Docker
-	// configuration (authn.DefaultKeychain), which may run the credential
-	// helper that it names.
+	// Keychain has the registries' credentials; nil means the user's Docker
+	// configuration (authn.DefaultKeychain), which may run its credential
+	// helper.
 	Keychain authn.Keychain
-	// PlainHTTP are the registries, as host or host:port, that may be used
-	// without TLS. Loopback needs no entry.
+	// PlainHTTP are registries, as host or host:port, that may be used without
+	// TLS. Loopback needs no entry.
 	PlainHTTP []string
-	// Transport is the transport to registries; nil is one with the proxies of
-	// the environment and short timeouts.
+	// Transport is the transport to registries; nil means one with the
+	// environment's proxies and short timeouts.
 	Transport http.RoundTripper
-	// ResolveTimeout bounds the time to resolve a name in a registry; zero is 8
-	// s. Downloads are bounded only by IdleTimeout.
+	// ResolveTimeout bounds resolving a name in a registry; zero means 8 s.
+	// Downloads are bounded only by IdleTimeout.
 	ResolveTimeout time.Duration
-	// IdleTimeout is the longest time without data during a download; zero is
-	// 30 s.
+	// IdleTimeout bounds a download's time without data; zero means 30 s.
 	IdleTimeout time.Duration
 	// Buildctl and Buildah are the builders for build:DIR without an engine, as
-	// absolute paths outside any workspace; empty means none. The first that is
-	// set is used.
+	// absolute paths outside any workspace, or "". The first that is set is
+	// used.
 	Buildctl, Buildah string
-	// BuildNetwork opens a network for the commands of builds, which only Engine can
-	// have; nil means that they have none. See [images.BuildOptions].
+	// BuildNetwork opens a network for the commands of Engine's builds; nil
+	// means no network. See [images.BuildOptions].
 	BuildNetwork func(ctx context.Context, dir string) (*images.BuildNetwork, error)
-	// BuilderEnv is the complete environment of such a builder, as NAME=value.
+	// BuilderEnv is the complete environment of Buildctl and Buildah, as
+	// NAME=value.
 	BuilderEnv []string
-	// Accounts are written before the entries of /etc/passwd and /etc/group of
-	// every image, so that commands have a name; nil is agent, 10001:10001,
-	// with the home directory /home/agent.
+	// Accounts precede the entries in every image's /etc/passwd and /etc/group,
+	// so that commands have a name; nil means agent, 10001:10001, with the home
+	// /home/agent.
 	Accounts []images.Account
 	// Limits bound the cost of unpacking.
 	Limits layer.Limits
-	// Progress is called with reports, one at a time, and must return soon; nil
-	// discards them.
+	// Progress, if not nil, is called with reports, one at a time, and must
+	// return soon.
 	Progress func(Progress)
 }
 
@@ -74,21 +74,21 @@ type Options struct {
 type Pruned struct {
 	Images []images.Image // forgotten
 	Bytes  int64          // freed on disk
-	// Kept are the images that were not forgotten because they are in use.
+	// Kept are the images in use that were not forgotten.
 	Kept []images.Image
-	// Orphans is the number of damaged records and of temporary directories of
-	// dead processes that were removed.
+	// Orphans is the number of removed damaged records and dead processes'
+	// temporary directories.
 	Orphans int
 }
 
-// Store is a cache of images shared by all sessions of a user: layers and
-// unpacked root filesystems, named by their content, and the image that each
-// reference named. It is safe for concurrent use and needs no closing.
-// Whichever process is killed, an entry is complete or absent.
+// Store is a cache of images shared by a user's sessions: layers and unpacked
+// root filesystems, named by their content, and the image that each reference
+// named. It is safe for concurrent use and needs no closing. Whichever process
+// is killed, an entry is complete or absent.
 //
-// An image's name is looked up in the engine first, if there is one, then among
-// the pins. The first use of a name asks its registry and pins the digest;
-// later uses take the pin without asking, until [Store.Pull] renews it.
+// A name is looked up in the engine first, if any, then among the pins. The
+// first use of a name asks its registry and pins the digest. Later uses take
+// the pin, until [Store.Pull] renews it.
 type Store struct {
 	o       Options
 	locks   locks
@@ -142,7 +142,7 @@ func New(o Options) (*Store, error) {
 	}, nil
 }
 
-// makeDirs creates the directories of a store. Checking the owner of the first
+// makeDirs creates a store's directories. Checking the first one's owner
 // protects those below it.
 func makeDirs(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -166,8 +166,8 @@ func makeDirs(dir string) error {
 	return nil
 }
 
-// withImage finds ref and calls do with it, under the fetch lock. If do
-// succeeds, the use of ref is recorded.
+// withImage finds ref and calls do with it under the fetch lock. If do
+// succeeds, it records the use of ref.
 func (s *Store) withImage(ctx context.Context, ref images.Reference, refresh bool, do func(f *foundImage) error) error {
 	unlock, err := s.locks.lock(ctx, lockFetch, true)
 	if err != nil {
@@ -190,17 +190,17 @@ func (s *Store) withImage(ctx context.Context, ref images.Reference, refresh boo
 		s.records.touchRecord(f.record.Source, f.name)
 		return do(f)
 	}
-	// The pin is written last: if an image can't be fetched or is refused, the
-	// previous one stays.
+	// Write the pin last: if an image can't be fetched or is refused, the
+	// previous pin stays.
 	if err := do(f); err != nil {
 		return err
 	}
 	return s.records.saveRecord(ctx, f.name, f.record)
 }
 
-// Resolve returns the image that ref names now, as [Store.RootFS] would use it,
-// without fetching its layers. An engine's image is exported from the engine
-// for that, and a build is built.
+// Resolve returns the image that ref names now and [Store.RootFS] would use,
+// without fetching its layers. For that it exports an engine's image, or runs a
+// build.
 func (s *Store) Resolve(ctx context.Context, ref images.Reference) (images.Image, error) {
 	var im images.Image
 	err := s.withImage(ctx, ref, false, func(f *foundImage) error {
@@ -211,8 +211,8 @@ func (s *Store) Resolve(ctx context.Context, ref images.Reference) (images.Image
 }
 
 // RootFS implements [images.Source]. An image that isn't cached is fetched and
-// unpacked once, however many callers need it; the others wait. Canceling ctx
-// stops waiting and fetching and leaves nothing incomplete.
+// unpacked once; other callers wait. Canceling ctx stops waiting and fetching
+// and leaves nothing incomplete.
 //
 // Errors wrap [images.ErrInvalid], [images.ErrUnsupported],
 // [images.ErrNotFound], [images.ErrUnauthorized], [images.ErrUnreachable],
@@ -221,8 +221,7 @@ func (s *Store) RootFS(ctx context.Context, ref images.Reference) (root *images.
 	return s.rootFS(ctx, ref, false)
 }
 
-// OwnedRootFS implements [images.Source]. Its tree is another one than that of
-// RootFS.
+// OwnedRootFS implements [images.Source]. Its tree differs from RootFS's.
 func (s *Store) OwnedRootFS(ctx context.Context, ref images.Reference) (root *images.RootFS, release func(), err error) {
 	return s.rootFS(ctx, ref, true)
 }
@@ -237,7 +236,7 @@ func (s *Store) rootFS(ctx context.Context, ref images.Reference, owners bool) (
 		return err
 	})
 	if err != nil {
-		if release != nil { // saving the record failed
+		if release != nil { // the record could not be saved
 			release()
 		}
 		return nil, nil, err
@@ -245,7 +244,7 @@ func (s *Store) rootFS(ctx context.Context, ref images.Reference, owners bool) (
 	return root, release, nil
 }
 
-// leaseTree takes a lease on the tree of f and makes the tree if it is missing.
+// leaseTree takes a lease on f's tree and makes the tree if it is missing.
 func (s *Store) leaseTree(ctx context.Context, ref images.Reference, f *foundImage, key string) (*images.RootFS, func(), error) {
 	release, err := s.locks.acquireLease(ctx, key)
 	if err != nil {
@@ -265,8 +264,8 @@ func (s *Store) leaseTree(ctx context.Context, ref images.Reference, f *foundIma
 }
 
 // Archive implements [images.Source]. Layers are written as they are stored,
-// checked against their digests, and nothing is tagged. After an error the
-// output must be discarded.
+// checked against their digests, and nothing is tagged. After an error, discard
+// the output.
 func (s *Store) Archive(ctx context.Context, ref images.Reference, w io.Writer) (id string, err error) {
 	err = s.withImage(ctx, ref, false, func(f *foundImage) error {
 		im, err := f.open(ctx)
@@ -283,8 +282,8 @@ func (s *Store) Archive(ctx context.Context, ref images.Reference, w io.Writer) 
 	return id, err
 }
 
-// Pull resolves ref again, pins the result and fetches and unpacks
-// it. Running sessions keep the image that they have.
+// Pull resolves ref again, pins the result and fetches and unpacks it. Running
+// sessions keep their image.
 func (s *Store) Pull(ctx context.Context, ref images.Reference) (images.Image, error) {
 	var im images.Image
 	release := func() {}
@@ -296,15 +295,14 @@ func (s *Store) Pull(ctx context.Context, ref images.Reference) (images.Image, e
 		release, im = leased, describeRecord(s, f.record)
 		return nil
 	})
-	release() // only now that the record protects the tree
+	release() // the record protects the tree now
 	return im, err
 }
 
-// Phase is a step of a [Store]'s work.
+// Phase is a step in a [Store]'s work.
 type Phase string
 
-// The phases, in the order of an image from a registry. A cached image has
-// none.
+// The phases, in the order for a registry's image. A cached image has none.
 const (
 	PhaseResolve  Phase = "resolve"  // the reference is being resolved
 	PhaseWait     Phase = "wait"     // another process is fetching the same image
@@ -315,22 +313,22 @@ const (
 	PhaseDone     Phase = "done"     // the image is ready
 )
 
-// Progress is one report of a [Store]'s work.
+// Progress reports on a [Store]'s work.
 type Progress struct {
 	Reference images.Reference
 	Phase     Phase
-	// Digest is the layer's digest; empty in phases without a layer.
+	// Digest is the layer's digest, if the phase has a layer.
 	Digest string
-	// Done and Total are bytes of the layer's stored form. Total is 0 if
-	// unknown. The last report of a layer's phase has Done == Total.
+	// Done and Total are bytes of the layer's stored form; Total may be 0 for
+	// unknown. A layer's phase ends with Done == Total.
 	Done, Total int64
-	// Text is a line of a builder's output, unchecked: sanitise it before
+	// Text is a line of a builder's output, which is unchecked: sanitise it for
 	// display.
 	Text string
 }
 
-// reporter passes reports on, one at a time. Except for the first and last it
-// passes those of one layer at most every 100 ms.
+// reporter passes on one report at a time, and for a layer at most one per 100
+// ms except the first and last.
 type reporter struct {
 	report func(Progress)
 	mu     sync.Mutex

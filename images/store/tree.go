@@ -19,20 +19,18 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// treeVersion is part of every tree's key. Increment it when unpacking changes,
+// treeVersion is part of every tree's key. Increment it if unpacking changes,
 // so that all trees are made again.
 const treeVersion = "tree 2"
 
-// trees are the unpacked root filesystems of the store in dir.
 type trees struct {
 	dir      string
-	accounts []images.Account // part of every tree
+	accounts []images.Account // in every tree
 	locks    locks
 }
 
-// treeKey returns the key of an image's tree, made from all that the tree
-// depends on: the configuration names every layer by its content, and every
-// volume.
+// treeKey returns the key of an image's tree. It depends on all that the tree
+// does: the configuration names every layer by content, and every volume.
 func (t trees) treeKey(id string) string {
 	facts, err := json.Marshal([]any{treeVersion, id, t.accounts})
 	if err != nil {
@@ -41,11 +39,10 @@ func (t trees) treeKey(id string) string {
 	return digest.Hex(digest.Of(facts))
 }
 
-// ownedKey returns the key of the tree of an image that has the owners and modes
-// of its files, from the key of the other one.
+// ownedKey returns the key of the tree with the image's owners and modes, given
+// the other tree's key.
 func ownedKey(key string) string { return digest.Hex(digest.Of([]byte("owners " + key))) }
 
-// isUsed reports whether a session uses a tree of an image.
 func (s *Store) isUsed(r *record) (bool, error) {
 	used, err := s.locks.isLeased(r.Tree)
 	if used || err != nil {
@@ -54,19 +51,17 @@ func (s *Store) isUsed(r *record) (bool, error) {
 	return s.locks.isLeased(ownedKey(r.Tree))
 }
 
-// treePath returns the directory of a tree, with the root filesystem in root
+// treePath returns a tree's directory, which has the root filesystem in root,
 // and facts.json.
 func (t trees) treePath(key string) string { return filepath.Join(t.dir, "trees", key) }
 
-// facts describe a tree; they are stored beside it.
 type facts struct {
 	layer.FinishResult
-	// Entries and Bytes are those of the whole tree, as measureTree counts
-	// them.
+	// Entries and Bytes are the tree's, by measureTree.
 	Entries int   `json:"entries"`
 	Bytes   int64 `json:"bytes"`
-	// Boot is the machine's boot in which the tree was made or last verified:
-	// see isIntact.
+	// Boot is the boot in which the tree was made or last verified; see
+	// isIntact.
 	Boot string `json:"boot"`
 }
 
@@ -82,20 +77,19 @@ func (t trees) readFacts(key string) (facts, error) {
 	return f, nil
 }
 
-// isIntact reports whether a tree exists and is complete. Its files are not
-// synced to disk when it is made, since that could take minutes on a machine
-// that is busy writing (measured). Until the next boot, reads come from the
-// same page cache and are complete. After a boot, which may have followed a
-// power cut, a file whose data never reached the disk is shorter than before
-// (ext4, xfs and btrfs set the size with the data), so that verifyTree finds
-// it.
+// isIntact reports whether a tree exists and is complete. A new tree is not
+// synced to disk, which could take minutes on a machine that is busy writing
+// (measured). Until the next boot, reads come from the same page cache and are
+// complete. After a boot, which may follow a power cut, a file whose data never
+// reached the disk is shorter (ext4, xfs and btrfs set the size with the data),
+// so verifyTree finds it.
 func (t trees) isIntact(key string) bool {
 	f, err := t.readFacts(key)
 	return err == nil && f.Boot == state.BootID()
 }
 
-// verifyTree walks a tree of an earlier boot and reports whether it is
-// complete. The caller holds its make lock.
+// verifyTree reports whether a tree from an earlier boot is complete. The
+// caller holds its make lock.
 func (t trees) verifyTree(ctx context.Context, key string) bool {
 	f, err := t.readFacts(key)
 	if err != nil {
@@ -132,7 +126,6 @@ func (t trees) discardTree(ctx context.Context, key string) error {
 	return errors.Join(err, remove())
 }
 
-// measureTree counts the entries below dir and the bytes of its files.
 func measureTree(dir string) (entries int, bytes int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil {
@@ -151,8 +144,8 @@ func measureTree(dir string) (entries int, bytes int64, err error) {
 	return entries, bytes, err
 }
 
-// dropTrees moves the unreferenced trees without a lease to trash and removes
-// the locks of trees that don't exist.
+// dropTrees moves unreferenced trees without a lease to trash and removes the
+// locks of missing trees.
 func (t trees) dropTrees(left []*record, trash string) error {
 	entries, err := os.ReadDir(filepath.Join(t.dir, "trees"))
 	if err != nil {
@@ -197,7 +190,6 @@ func (t trees) dropLocks() error {
 	return nil
 }
 
-// describeTree returns a record's tree as a root filesystem.
 func (t trees) describeTree(ref images.Reference, r *record, key string) (*images.RootFS, error) {
 	f, err := t.readFacts(key)
 	if err != nil {

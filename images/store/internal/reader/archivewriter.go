@@ -46,13 +46,13 @@ func WriteArchive(ctx context.Context, im *Image, w io.Writer) error {
 
 // archiveImage adapts an image to go-containerregistry.
 type archiveImage struct {
-	ctx context.Context // for the duration of one write
+	ctx context.Context // for one write
 	*Image
 	dockerManifest []byte
 }
 
-// buildManifest builds a docker manifest, because an image may have none or one
-// with media types that an engine's archive doesn't know.
+// buildManifest builds a docker manifest. The image may have none, or one with
+// media types that engines' archives don't know.
 func (a *archiveImage) buildManifest() error {
 	id, err := v1.NewHash(a.ID)
 	if err != nil {
@@ -73,8 +73,7 @@ func (a *archiveImage) buildManifest() error {
 	return err
 }
 
-// RawConfigFile, RawManifest, MediaType and LayerByDigest implement
-// partial.CompressedImageCore.
+// Implementation of partial.CompressedImageCore.
 func (a *archiveImage) RawConfigFile() ([]byte, error)      { return a.Config, nil }
 func (a *archiveImage) RawManifest() ([]byte, error)        { return a.dockerManifest, nil }
 func (a *archiveImage) MediaType() (types.MediaType, error) { return types.DockerManifestSchema2, nil }
@@ -89,12 +88,12 @@ func (a *archiveImage) LayerByDigest(h v1.Hash) (partial.CompressedLayer, error)
 }
 
 type archiveLayer struct {
-	ctx   context.Context // for the duration of one write
+	ctx   context.Context // for one write
 	layer layer.Layer
 	hash  v1.Hash
 }
 
-// Digest, Size, MediaType and Compressed implement partial.CompressedLayer.
+// Implementation of partial.CompressedLayer.
 func (l archiveLayer) Digest() (v1.Hash, error)            { return l.hash, nil }
 func (l archiveLayer) Size() (int64, error)                { return l.layer.Size, nil }
 func (l archiveLayer) MediaType() (types.MediaType, error) { return types.DockerLayer, nil }
@@ -107,9 +106,9 @@ func (l archiveLayer) Compressed() (io.ReadCloser, error) {
 	return &verifyingReader{r: contextReader{l.ctx, r}, closer: r, layer: l.layer, sum: sha256.New()}, nil
 }
 
-// verifyingReader reads a layer and returns an error instead of io.EOF if its
-// content doesn't match its digest. The layers of a docker archive have only a
-// DiffID, which the engine checks when it loads them.
+// verifyingReader reads a layer and fails at the end if it doesn't match its
+// digest. A docker archive's layers have only a DiffID, which the engine
+// checks.
 type verifyingReader struct {
 	r      io.Reader
 	closer io.Closer

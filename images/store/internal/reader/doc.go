@@ -1,5 +1,5 @@
-// Package reader reads images where they are: in registries, OCI layouts and
-// docker archives. It also writes docker archives.
+// Package reader reads images from registries, OCI layouts and docker archives.
+// It also writes docker archives.
 //
-// What it reads is hostile: see docs/design/mounts.md#unpacking-layers.
+// Images are hostile input: see docs/design/mounts.md#unpacking-layers.
 package reader

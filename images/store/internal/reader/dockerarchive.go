@@ -19,30 +19,27 @@ import (
 	"github.com/caisson-run/caisson/images/layer"
 )
 
-// maxArchiveFiles bounds the entries of a docker archive, which has a few per
-// layer.
+// maxArchiveFiles bounds a docker archive's entries; it has a few per layer.
 const maxArchiveFiles = 16_384
 
-// dockerArchive is the output of docker save: a tar archive of a manifest.json,
-// configurations and layers. The offset of each file is recorded once and files
-// are read in place. This reader is our own because the archive is as untrusted
-// as its layers: the size of metadata is checked before it is read, and a file
-// is found without reading the archive again.
+// dockerArchive is the output of docker save: a tar archive with a
+// manifest.json, configurations and layers. Files are indexed once and read in
+// place. It has its own reader because the archive is as untrusted as its
+// layers: metadata's size is checked before it is read, and finding a file does
+// not read the archive again.
 type dockerArchive struct {
 	file  *os.File
 	files map[string]archiveFile
 	limit int64
 }
 
-// archiveFile is the position of a file in the archive, or the target of a
-// link.
+// archiveFile is a file's position in the archive, or a link's target.
 type archiveFile struct {
 	offset, size int64
 	link         string
 }
 
-// OpenArchive opens the image that ref names in the docker archive file. Layers
-// are read with a context of their own.
+// OpenArchive opens the image that ref names in a docker archive.
 func OpenArchive(ref images.Reference, file string, o *Options) (*Image, error) {
 	f, err := OpenRegular(nil, file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -59,7 +56,6 @@ func OpenArchive(ref images.Reference, file string, o *Options) (*Image, error) 
 	return im, nil
 }
 
-// indexFiles records the position of every file.
 func (a *dockerArchive) indexFiles() error {
 	magic := make([]byte, 2)
 	if _, err := a.file.ReadAt(magic, 0); err == nil && bytes.Equal(magic, []byte{0x1f, 0x8b}) {
@@ -94,7 +90,6 @@ func (a *dockerArchive) indexFiles() error {
 	return fmt.Errorf("%w: the archive has more than %d entries", images.ErrRefused, maxArchiveFiles)
 }
 
-// findFile returns a reader of a file in the archive.
 func (a *dockerArchive) findFile(name string) (*io.SectionReader, error) {
 	at := path.Clean(name)
 	for range 8 {
@@ -162,8 +157,8 @@ func (a *dockerArchive) readImage(ref images.Reference, o *Options) (*Image, err
 	return im, nil
 }
 
-// selectImage returns the configuration and the layers' names of the image with
-// ref's digest, or of the only one.
+// selectImage returns the configuration and layer names of the image with ref's
+// digest, or of the only one.
 func (a *dockerArchive) selectImage(list []manifestEntry, ref images.Reference) (config []byte, layers []string, err error) {
 	var tags []string
 	for _, e := range list {

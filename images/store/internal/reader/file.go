@@ -11,9 +11,8 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// OpenRegular opens name for reading if it is a regular file. Opening a pipe
-// that was put in its place would block forever. If root is not nil, name is
-// relative to root and can't leave it.
+// OpenRegular opens name for reading if it is a regular file. It does not block
+// on a pipe. If root is not nil, name is relative to root and can't leave it.
 func OpenRegular(root *os.Root, name string) (*os.File, error) {
 	var f *os.File
 	var err error
@@ -35,7 +34,7 @@ func OpenRegular(root *os.Root, name string) (*os.File, error) {
 	return f, nil
 }
 
-// readCloser is a Reader with the closers of the files that it reads.
+// readCloser is a Reader that closes several others.
 type readCloser struct {
 	io.Reader
 	closers []io.Closer
@@ -50,11 +49,11 @@ func (o readCloser) Close() error {
 }
 
 type contextReader struct {
-	ctx context.Context // for the duration of one read
+	ctx context.Context // for one read
 	r   io.Reader
 }
 
-// NewContextReader returns a reader of r that fails once ctx is done.
+// NewContextReader returns a reader of r that fails when ctx is done.
 func NewContextReader(ctx context.Context, r io.Reader) io.Reader { return contextReader{ctx, r} }
 
 func (c contextReader) Read(p []byte) (int, error) {

@@ -24,37 +24,37 @@ import (
 
 // Options configures how images are read.
 type Options struct {
-	Platform string // required, as os/architecture
+	Platform string // required: os/architecture
 	Limits   layer.Limits
 	// Keychain, PlainHTTP, Transport and IdleTimeout are for registries.
-	Keychain    authn.Keychain // nil is the user's Docker configuration
+	Keychain    authn.Keychain // nil means the user's Docker configuration
 	PlainHTTP   []string       // hosts or host:port that may be used without TLS
 	Transport   http.RoundTripper
-	IdleTimeout time.Duration // of a download without data
+	IdleTimeout time.Duration // bounds a download's time without data
 }
 
-// Image is a found image, wherever it is stored: its checked configuration, and
-// its layers, which have not been read yet.
+// Image is an image with its checked configuration and layers that have not
+// been read.
 type Image struct {
 	Ref      images.Reference
 	Digest   string // see [images.Image]
-	ID       string // digest of the configuration
-	EngineID string // the engine's id, if the image came from one
-	Manifest []byte // nil for an archive's image
+	ID       string // the configuration's digest
+	EngineID string // the engine's ID, if it came from one
+	Manifest []byte // nil if it came from an archive
 	Config   []byte
 	Parsed   v1.ConfigFile
-	// Run is the part of Parsed about how programs run, within its bounds, with
-	// the volumes as declared. EnvDropped is the number of entries of the
-	// environment that were left out.
+	// Run is how programs run according to Parsed, within bounds, with the
+	// volumes as declared. EnvDropped is the number of environment entries left
+	// out.
 	Run        images.Config
 	EnvDropped int
 	Layers     []layer.Layer
-	// Close releases the source of the image; never nil.
+	// Close releases the image's source; never nil.
 	Close func()
 }
 
-// newImage checks a configuration against its layers and the required platform,
-// and sets the layers' diffIDs.
+// newImage checks a configuration against its layers and the platform, and sets
+// the layers' DiffIDs.
 func newImage(ref images.Reference, config []byte, layers []layer.Layer, platform string, limits layer.Limits) (*Image, error) {
 	im := &Image{Ref: ref, ID: digest.Of(config), Config: config, Layers: layers, Close: func() {}}
 	if err := json.Unmarshal(config, &im.Parsed); err != nil {
@@ -83,7 +83,6 @@ func newImage(ref images.Reference, config []byte, layers []layer.Layer, platfor
 	return im, nil
 }
 
-// checkPlatform returns an error if the image declares another platform.
 func (im *Image) checkPlatform(platform string) error {
 	system, machine, _ := strings.Cut(platform, "/")
 	c := im.Parsed
@@ -95,8 +94,8 @@ func (im *Image) checkPlatform(platform string) error {
 
 func (im *Image) platform() string { return im.Parsed.OS + "/" + im.Parsed.Architecture }
 
-// Document is a manifest or an index. Only its content shows which, since the media
-// type that it is served with may be wrong.
+// Document is a manifest or an index. Only the content shows which: the media
+// type it is served with may be wrong.
 type Document struct {
 	SchemaVersion int             `json:"schemaVersion"`
 	MediaType     types.MediaType `json:"mediaType"`
@@ -120,15 +119,14 @@ func ParseDocument(raw []byte) (Document, error) {
 	return d, nil
 }
 
-// DocumentReader returns the content that a descriptor names, checked against
-// its digest.
+// DocumentReader returns what a descriptor names, checked against its digest.
 type DocumentReader func(ctx context.Context, d v1.Descriptor) ([]byte, error)
 
-// maxNested is how deep indexes may be nested: a layout's own, a multi-platform
+// maxNested is how deep indexes may be nested: a layout's, a multi-platform
 // image's, and two spare levels.
 const maxNested = 4
 
-// SelectManifest follows indexes to the manifest for platform.
+// SelectManifest follows indexes to the platform's manifest.
 func SelectManifest(ctx context.Context, raw []byte, platform string, get DocumentReader) (manifest []byte, d Document, err error) {
 	for range maxNested {
 		if d, err = ParseDocument(raw); err != nil {
@@ -148,8 +146,8 @@ func SelectManifest(ctx context.Context, raw []byte, platform string, get Docume
 	return nil, d, fmt.Errorf("%w: indexes nested more than %d deep", images.ErrInvalid, maxNested)
 }
 
-// selectPlatform returns the first entry of an index for platform, or the only
-// entry if it declares no platform.
+// selectPlatform returns an index's first entry for the platform, or the only
+// entry if it declares none.
 func selectPlatform(list []v1.Descriptor, platform string) (v1.Descriptor, error) {
 	system, machine, _ := strings.Cut(platform, "/")
 	var has []string
@@ -174,13 +172,12 @@ func selectPlatform(list []v1.Descriptor, platform string) (v1.Descriptor, error
 	return v1.Descriptor{}, fmt.Errorf("%w: no variant for %s: it has %s", images.ErrUnsupported, platform, strings.Join(has, ", "))
 }
 
-// imageConfigs are the media types of a container image's configuration.
 var imageConfigs = []types.MediaType{types.OCIConfigJSON, types.DockerConfigJSON, ""}
 
 // BlobOpener opens a blob that a manifest names.
 type BlobOpener func(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error)
 
-// FromManifest returns the image that a manifest describes.
+// FromManifest returns a manifest's image.
 func FromManifest(ctx context.Context, ref images.Reference, manifest []byte, d Document, o *Options, get DocumentReader, open BlobOpener) (*Image, error) {
 	if !slices.Contains(imageConfigs, d.Config.MediaType) {
 		return nil, fmt.Errorf("image %s: %w: not a container image but %s", ref, images.ErrInvalid, d.Config.MediaType)
@@ -207,8 +204,7 @@ func FromManifest(ctx context.Context, ref images.Reference, manifest []byte, d 
 	return im, nil
 }
 
-// ReadDocument reads a document of at most limit bytes and checks it against
-// d's digest.
+// ReadDocument reads a document of at most limit bytes and checks its digest.
 func ReadDocument(r io.Reader, d v1.Descriptor, limit int64) ([]byte, error) {
 	data, err := readAtMost(r, limit)
 	if err != nil {
@@ -232,15 +228,14 @@ func readAtMost(r io.Reader, limit int64) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// convertConfig returns the configuration in the form of package images, and the number
-// of entries of the environment that were left out. raw is the file that c was read
-// from.
+// convertConfig converts a configuration, which was read from raw, and returns
+// the number of environment entries left out.
 func convertConfig(c *v1.Config, raw []byte) (images.Config, int, error) {
 	out := images.Config{
 		User: c.User, WorkingDir: c.WorkingDir, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Shell: c.Shell, Env: c.Env, Volumes: listVolumes(c),
 	}
 	if h := c.Healthcheck; h != nil {
-		var newer struct { // fields that v1.Config lacks
+		var newer struct { // v1.Config lacks these
 			Config struct {
 				Healthcheck struct{ StartInterval time.Duration }
 			}
@@ -255,7 +250,7 @@ func convertConfig(c *v1.Config, raw []byte) (images.Config, int, error) {
 	return images.NewConfig(out)
 }
 
-// listVolumes returns the directories that the configuration declares as VOLUME, sorted.
+// listVolumes returns the directories declared as VOLUME, sorted.
 func listVolumes(c *v1.Config) []string {
 	var list []string
 	for v := range c.Volumes {

@@ -15,13 +15,12 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// tagAnnotation is the annotation with an image's tag in a layout's index
-// (image-spec v1.1).
+// tagAnnotation has an image's tag in a layout's index (image-spec v1.1).
 const tagAnnotation = "org.opencontainers.image.ref.name"
 
 // OpenLayout opens the image that ref names in an OCI image layout. It reads
-// only regular files, through a root that can't be left. The image reads from
-// it until it is closed.
+// only regular files, through an os.Root that stays open until the image is
+// closed.
 func OpenLayout(ctx context.Context, ref images.Reference, o *Options) (*Image, error) {
 	root, err := os.OpenRoot(ref.Path())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -69,7 +68,7 @@ func (l ociLayout) readImage(ctx context.Context, ref images.Reference, o *Optio
 	return FromManifest(ctx, ref, manifest, d, o, l.readBlob, l.openBlob)
 }
 
-// selectEntry returns the index entry that ref names: by digest, by tag, or the
+// selectEntry returns the index entry that ref names by digest or tag, or the
 // only one for the platform.
 func (l ociLayout) selectEntry(list []v1.Descriptor, ref images.Reference, platform string) (v1.Descriptor, error) {
 	var tags []string
@@ -85,7 +84,7 @@ func (l ociLayout) selectEntry(list []v1.Descriptor, ref images.Reference, platf
 	}
 	switch {
 	case len(left) == 0 && ref.Digest() != "" && ref.Tag() == "":
-		// The digest may be that of a manifest below an entry.
+		// The digest may be a manifest's below an entry.
 		hash, err := v1.NewHash(ref.Digest())
 		if err != nil {
 			return v1.Descriptor{}, fmt.Errorf("%w: %w", images.ErrInvalid, err)
@@ -96,7 +95,7 @@ func (l ociLayout) selectEntry(list []v1.Descriptor, ref images.Reference, platf
 	case len(left) == 1:
 		return left[0], nil
 	}
-	// Several entries may be one image for several platforms.
+	// Several entries may be one image on several platforms.
 	for _, d := range left[1:] {
 		if d.Annotations[tagAnnotation] != left[0].Annotations[tagAnnotation] {
 			return v1.Descriptor{}, fmt.Errorf("%w: the layout has several images: name one by its tag (oci-layout:DIR:TAG), %s", images.ErrInvalid, strings.Join(tags, ", "))

@@ -21,11 +21,11 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// maxAttempts bounds how often a blob is requested if its download breaks. The
-// client retries requests itself, but not bodies.
+// maxAttempts bounds the requests for a blob. The client retries requests
+// itself, but not broken downloads.
 const maxAttempts = 3
 
-// Registry is one repository of a registry.
+// Registry is a repository in a registry.
 type Registry struct {
 	ref    name.Reference
 	puller *remote.Puller
@@ -60,8 +60,8 @@ func OpenRegistry(ref images.Reference, o *Options) (*Registry, error) {
 	return &Registry{parsed, puller, o}, nil
 }
 
-// Name returns the reference with its registry and tag, so that debian
-// and docker.io/library/debian:latest are the same.
+// Name returns the reference with its registry and tag: debian and
+// docker.io/library/debian:latest have the same.
 func (r *Registry) Name() string { return r.ref.Name() }
 
 // FetchManifest returns the manifest or index that the reference names.
@@ -69,7 +69,7 @@ func (r *Registry) FetchManifest(ctx context.Context) ([]byte, error) {
 	return r.fetchReference(ctx, r.ref)
 }
 
-// FetchDigest returns the manifest or index with a digest.
+// FetchDigest returns the manifest or index with this digest.
 func (r *Registry) FetchDigest(ctx context.Context, digest string) ([]byte, error) {
 	return r.fetchReference(ctx, r.ref.Context().Digest(digest))
 }
@@ -103,8 +103,8 @@ func (r *Registry) FetchDocument(ctx context.Context, d v1.Descriptor) ([]byte, 
 	return data, nil
 }
 
-// openBlob requests a blob. The reader fails if no data arrives for
-// Options.IdleTimeout.
+// openBlob requests a blob. The reader fails after Options.IdleTimeout without
+// data.
 func (r *Registry) openBlob(ctx context.Context, d v1.Descriptor) (io.ReadCloser, error) {
 	idle := newIdleReader(ctx, r.o.IdleTimeout)
 	l, err := r.puller.Layer(idle.ctx, r.ref.Context().Digest(d.Digest.String()))
@@ -119,8 +119,8 @@ func (r *Registry) openBlob(ctx context.Context, d v1.Descriptor) (io.ReadCloser
 	return idle, nil
 }
 
-// DownloadBlob downloads a blob with write, which fails if the content doesn't
-// match the digest, and calls progress with the number of bytes so far.
+// DownloadBlob downloads a blob with write, which fails if the digest doesn't
+// match. It reports the number of bytes so far to progress.
 func (r *Registry) DownloadBlob(ctx context.Context, d v1.Descriptor, write func(r io.Reader) error, progress func(done int64)) error {
 	var err error
 	for try := range maxAttempts {
@@ -152,13 +152,12 @@ func (r *Registry) downloadBlobOnce(ctx context.Context, d v1.Descriptor, write 
 	return errors.Join(err, body.Close())
 }
 
-// countingReader counts the bytes read and fails after limit.
 type countingReader struct {
 	r      io.Reader
 	n      int64
 	limit  int64
 	report func(done int64)
-	err    error // of the last failed read
+	err    error // the last failed read's
 }
 
 func (c *countingReader) Read(p []byte) (int, error) {
@@ -176,8 +175,8 @@ func (c *countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// classifyError wraps an error of the client with its class and a hint. ctx is
-// the request's context; its cause explains a cancellation.
+// classifyError wraps a client's error with its class and a hint. The request's
+// ctx explains a cancellation.
 func (r *Registry) classifyError(ctx context.Context, err error) error {
 	host := r.ref.Context().RegistryStr()
 	if ctx.Err() != nil {
@@ -191,15 +190,15 @@ func (r *Registry) classifyError(ctx context.Context, err error) error {
 			return err
 		}
 	}
-	// This precedes the check for an answer, which may come from plain HTTP
-	// that was tried next where it is allowed.
+	// Check this before the answer, which may be plain HTTP's, tried next where
+	// allowed.
 	if certificate := new(tls.CertificateVerificationError); errors.As(err, &certificate) {
 		return fmt.Errorf("%w: %s shows a certificate that this machine does not trust: %w: "+
 			"if it is a registry of yours, add its CA to the system's, or name the CA's file in SSL_CERT_FILE", images.ErrUnreachable, host, certificate)
 	}
 	var answer *transport.Error
 	if !errors.As(err, &answer) {
-		// The client has no error type for these (go-containerregistry v0.22.1,
+		// The client has no type for these (go-containerregistry v0.22.1,
 		// remote/fetcher.go and internal/verify).
 		if text := err.Error(); strings.Contains(text, "does not match requested digest") || strings.Contains(text, "error verifying") {
 			return fmt.Errorf("ask %s: %w: %w", host, images.ErrDigest, err)
@@ -218,9 +217,9 @@ func (r *Registry) classifyError(ctx context.Context, err error) error {
 	}
 }
 
-// idleReader is a response body that fails when no data arrives for timeout.
+// idleReader is a response body that fails after timeout without data.
 type idleReader struct {
-	ctx     context.Context // for the duration of one download
+	ctx     context.Context // for one download
 	cancel  context.CancelCauseFunc
 	timer   *time.Timer
 	timeout time.Duration
@@ -252,17 +251,16 @@ func (i *idleReader) Close() error {
 	return err
 }
 
-// guardedTransport is the transport to one registry. It requires TLS unless the
-// user allows plain HTTP, since the client would fall back to that for private
-// addresses by itself, and it bounds the size of manifests.
+// guardedTransport is the transport to one registry. It bounds manifests' size
+// and requires TLS unless the user allows plain HTTP: the client by itself
+// would fall back to that for private addresses.
 type guardedTransport struct {
 	base  http.RoundTripper
-	host  string // of the registry
+	host  string // the registry's
 	plain bool   // plain HTTP is allowed
 	limit int64
 }
 
-// RoundTrip implements http.RoundTripper.
 func (g *guardedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != "https" && (!g.plain || req.URL.Host != g.host) {
 		return nil, fmt.Errorf("%w: %s would be contacted without TLS: allow plain HTTP for it in the configuration if you trust the network",
@@ -275,7 +273,6 @@ func (g *guardedTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	return resp, err
 }
 
-// boundedReader fails after left bytes.
 type boundedReader struct {
 	r    io.Reader
 	left int64
@@ -289,7 +286,6 @@ func (b *boundedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// plainHTTP reports whether a registry may be used without TLS.
 func plainHTTP(host string, allowed []string) bool {
 	bare := host
 	if h, _, err := net.SplitHostPort(host); err == nil {
@@ -300,8 +296,7 @@ func plainHTTP(host string, allowed []string) bool {
 	return bare == "localhost" || ip != nil && ip.IsLoopback() || slices.Contains(allowed, host) || slices.Contains(allowed, bare)
 }
 
-// DefaultTransport returns a transport with timeouts short enough for a waiting
-// user.
+// DefaultTransport returns a transport with timeouts for a waiting user.
 func DefaultTransport() http.RoundTripper {
 	return &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
