@@ -1,5 +1,5 @@
-// Package hostserver runs a server of tools on the host, outside of any sandbox: where an
-// operator has chosen that. Its standard input and output are pipes.
+// Package hostserver runs a server of tools on the host, outside any sandbox, if the operator
+// has chosen so.
 package hostserver
 
 import (
@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// inputGrace is how long a server may take to end once its standard input has, and
-	// termGrace how long after SIGTERM.
+	// inputGrace is how long a server may take to end after its standard input, and termGrace
+	// after SIGTERM.
 	inputGrace = 2 * time.Second
 	termGrace  = 3 * time.Second
 )
 
-// Process is a server that runs. It is safe for concurrent use.
+// Process is a running server. It is safe for concurrent use.
 type Process struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
@@ -31,22 +31,21 @@ type Process struct {
 	err    error
 }
 
-// Start starts a program, which [programs.Command] finds outside the writable directories, with
-// this environment and nothing else of this process's. What it writes to its standard error goes
-// to stderr.
+// Start starts a program, which [programs.Command] finds outside the writable directories. Its
+// environment is env alone. Its standard error goes to stderr.
 func Start(argv, env, writable []string, dir string, stderr io.Writer) (*Process, error) {
-	cmd, err := programs.Command(context.Background(), env, writable, argv[0], argv[1:]...) // it outlives its start
+	cmd, err := programs.Command(context.Background(), env, writable, argv[0], argv[1:]...) // it outlives Start
 	if err != nil {
 		return nil, err
 	}
 	p := &Process{cmd: cmd, done: make(chan struct{})}
 	p.cmd.Dir, p.cmd.Stderr = dir, stderr
 	setGroup(p.cmd)
-	p.cmd.WaitDelay = termGrace // or what it started could hold the pipes
+	p.cmd.WaitDelay = termGrace // its children could hold the pipes
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", argv[0], err)
 	}
-	output, write, err := os.Pipe() // Wait would close one of StdoutPipe before all is read
+	output, write, err := os.Pipe() // Wait would close StdoutPipe before all is read
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", argv[0], err)
 	}
@@ -60,7 +59,7 @@ func Start(argv, env, writable []string, dir string, stderr io.Writer) (*Process
 	go func() {
 		defer close(p.done)
 		p.err = p.cmd.Wait()
-		killGroup(p.cmd, true) // what it has started
+		killGroup(p.cmd, true) // whatever it left behind
 		if p.err == nil {
 			p.err = errors.New("exit code 0")
 		}
@@ -74,14 +73,14 @@ func (p *Process) Stdin() io.WriteCloser { return p.stdin }
 // Stdout returns the standard output.
 func (p *Process) Stdout() io.Reader { return p.stdout }
 
-// Wait waits for the end of the server, and returns why it ended.
+// Wait waits for the server's end and returns why it ended.
 func (p *Process) Wait() error {
 	<-p.done
 	return p.err
 }
 
-// Stop ends the server and its process group: by the end of its standard input, SIGTERM
-// and SIGKILL, in this order. It returns when the server is gone, or ctx ends.
+// Stop ends the server and its process group: it closes standard input, then sends SIGTERM,
+// then SIGKILL. It returns when the server is gone or ctx ends.
 func (p *Process) Stop(ctx context.Context) error {
 	defer func() { _ = p.stdout.Close() }()
 	_ = p.stdin.Close()
@@ -107,10 +106,9 @@ func (p *Process) Stop(ctx context.Context) error {
 	}
 }
 
-// setGroup gives a program a process group of its own.
 func setGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
-// killGroup sends SIGTERM, or SIGKILL if hard, to the process group of a program.
+// killGroup sends SIGTERM, or SIGKILL if hard, to a program's process group.
 func killGroup(cmd *exec.Cmd, hard bool) {
 	signal := syscall.SIGTERM
 	if hard {

@@ -1,4 +1,4 @@
-// Package httpserver runs an HTTP server on several listeners until it is to end.
+// Package httpserver runs an HTTP server on several listeners, with bounded connections.
 package httpserver
 
 import (
@@ -18,16 +18,15 @@ import (
 const (
 	// idleTime is how long a connection without a request is kept.
 	idleTime = 2 * time.Minute
-	// shutdownTime bounds the responses that are still being written once the sessions
-	// have ended.
+	// shutdownTime bounds the last responses once the sessions have ended.
 	shutdownTime = 5 * time.Second
 	// maxHeaderBytes bounds the headers of a request.
 	maxHeaderBytes = 16 << 10
 )
 
-// Serve answers on listeners until ctx ends or one of them fails, then calls endSessions
-// and returns its error. It sets what the server bounds, and closes the listeners. The
-// error of a listener counts unless ctx has ended.
+// Serve sets the bounds of h and serves on the listeners until ctx ends or one of them fails. Then
+// it closes them, calls endSessions, and returns its error. Unless ctx has ended, it also
+// returns the listeners' errors.
 func Serve(ctx context.Context, h *http.Server, endSessions func() error, listeners ...net.Listener) error {
 	h.IdleTimeout, h.MaxHeaderBytes = idleTime, maxHeaderBytes
 	h.ConnContext, h.ConnState = withConn, trackState
@@ -58,7 +57,7 @@ func Serve(ctx context.Context, h *http.Server, endSessions func() error, listen
 	late, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), shutdownTime, errors.New("answers take too long"))
 	defer cancel()
 	if h.Shutdown(late) != nil {
-		_ = h.Close() // closes their connections
+		_ = h.Close() // closes the remaining connections
 	}
 	if serveErr := group.Wait(); ctx.Err() == nil {
 		err = errors.Join(err, serveErr)
@@ -69,14 +68,13 @@ func Serve(ctx context.Context, h *http.Server, endSessions func() error, listen
 // maxConnections bounds the connections of one listener.
 const maxConnections = 1024
 
-// limited accepts a bounded number of connections at once. For a new one beyond that it
-// closes the oldest one that has no request of a client whose token is known: others could
-// otherwise keep all of them.
+// limited bounds the number of open connections. For a new one beyond that, it closes the oldest
+// one without a request from a client with a known token: strangers could otherwise occupy all.
 type limited struct {
 	net.Listener
 	freed *sync.Cond // of mu
 	mu    sync.Mutex
-	// open counts the connections. idle has those that may be closed, oldest first.
+	// open counts the connections. idle has the ones that may be closed, oldest first.
 	open   int
 	idle   list.List
 	closed bool
@@ -88,7 +86,6 @@ func newLimited(l net.Listener) *limited {
 	return limit
 }
 
-// Accept implements net.Listener.
 func (l *limited) Accept() (net.Conn, error) {
 	accepted, err := l.Listener.Accept()
 	if err != nil {
@@ -112,7 +109,6 @@ func (l *limited) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// Close implements net.Listener.
 func (l *limited) Close() error {
 	l.mu.Lock()
 	l.closed = true
@@ -121,7 +117,6 @@ func (l *limited) Close() error {
 	return l.Listener.Close()
 }
 
-// conn is a connection of limited.
 type conn struct {
 	net.Conn
 	l      *limited
@@ -129,14 +124,12 @@ type conn struct {
 	closed bool
 }
 
-// Close implements net.Conn.
 func (c *conn) Close() error {
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
 	return c.closeHeld()
 }
 
-// closeHeld is Close for callers that hold the mutex of the listener.
 func (c *conn) closeHeld() error {
 	if !c.closed {
 		c.closed = true
@@ -147,7 +140,7 @@ func (c *conn) closeHeld() error {
 	return c.Conn.Close()
 }
 
-// setBusy keeps the connection from being closed for others.
+// setBusy prevents the connection from being closed for others.
 func (c *conn) setBusy() {
 	if c.idle != nil {
 		c.l.idle.Remove(c.idle)
@@ -155,7 +148,7 @@ func (c *conn) setBusy() {
 	}
 }
 
-// trackState is for http.Server.ConnState.
+// trackState implements http.Server.ConnState.
 func trackState(nc net.Conn, state http.ConnState) {
 	c := nc.(*conn)
 	c.l.mu.Lock()
@@ -168,12 +161,12 @@ func trackState(nc net.Conn, state http.ConnState) {
 
 type connKey struct{}
 
-// KeepConnection keeps the connection of a request open until its end. Handlers call it
-// once they know that the client may use the server.
+// KeepConnection keeps the connection of a request open until its end. Handlers call it once
+// they know the client's token.
 func KeepConnection(r *http.Request) {
 	c, ok := r.Context().Value(connKey{}).(*conn)
 	if !ok {
-		return // another server's
+		return
 	}
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
@@ -184,18 +177,18 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// Quota bounds what each client has under way at once.
+// Quota bounds what each client may have open at once.
 type Quota struct {
 	most int
 	mu   sync.Mutex
 	open map[string]int
 }
 
-// NewQuota returns a quota of a number for each client.
+// NewQuota returns a quota of most per client.
 func NewQuota(most int) *Quota { return &Quota{most: most, open: map[string]int{}} }
 
-// Take takes one of a client's until release is called, which may be repeated. It reports
-// whether there was one.
+// Take takes one of a client's quota until release is called, at least once. ok is false if
+// none is left.
 func (q *Quota) Take(client string) (release func(), ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

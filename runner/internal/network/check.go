@@ -15,26 +15,25 @@ import (
 	"github.com/caisson-run/caisson/tools/egress"
 )
 
-// What a command tries that must fail under every policy: a connection past the proxy,
-// to an address that stands for all public ones; a connection by the proxy to a port
-// of the host's own; and a name that can't exist (RFC 6761).
+// Attempts that must fail under every policy: a connection past the proxy, to an address
+// that stands for all public ones; a connection through the proxy to a port of the host; and a
+// lookup of a name that can't exist (RFC 6761).
 const (
 	checkHost = "::1" // the guest serves 127.0.0.0/8 itself
 	checkPort = 9
 	checkName = "caisson-check.invalid"
 )
 
-// publicTarget is in TEST-NET-3 (RFC 5737): a route to public addresses is one to it
-// too, and there is no one at it to receive packets.
+// publicTarget is in TEST-NET-3 (RFC 5737): a route to public addresses covers it, and nobody
+// there receives packets.
 var publicTarget = wire.Target{IP: []byte{203, 0, 113, 1}, Port: 443}
 
-// checkTime bounds the command.
 const checkTime = 20 * time.Second
 
-// LeakError reports that a command got an answer from a network that it must not reach,
-// or that it got none where the proxy must answer.
+// LeakError reports that a command reached a network that it must not reach, or got no answer
+// where the proxy must answer.
 type LeakError struct {
-	// Tried describes what the command tried, Got its result, and Want the one it must have.
+	// Tried describes the attempt, Got its result, and Want the required one.
 	Tried, Got, Want string
 }
 
@@ -42,8 +41,9 @@ func (e *LeakError) Error() string {
 	return fmt.Sprintf("check the network of commands: %s had the result %s instead of %s", e.Tried, e.Got, e.Want)
 }
 
-// Check checks, by a command in a sandbox whose connections are served, that nothing but
-// the proxy leads out, that the proxy refuses, and that names which can't exist don't.
+// Check runs a command in a sandbox whose connections are served, to verify that only the proxy
+// leads out, that the proxy refuses, and that impossible names don't resolve. It returns a
+// *[LeakError] if that isn't so.
 func Check(ctx context.Context, box sandbox.Sandbox) error {
 	public, proxy, name := publicTarget.String(), wire.ByProxy+net.JoinHostPort(checkHost, strconv.Itoa(checkPort)), wire.ByName+checkName
 	var out, errs bytes.Buffer
@@ -76,7 +76,6 @@ func Check(ctx context.Context, box sandbox.Sandbox) error {
 	return nil
 }
 
-// isCheck reports whether a refusal is one of Check's own.
 func isCheck(d egress.Denied) bool {
 	return d.Host == checkName || d.Host == checkHost && d.Port == checkPort
 }

@@ -1,7 +1,7 @@
-// Package network is the network of one session's commands: it serves the connections
-// of the session's sandboxes with a tools/egress.Server, records them below the calls
-// that made them, passes questions about hosts on, and counts. It knows its session by
-// the functions in its options alone.
+// Package network is the network of one session's commands. It serves the connections of the
+// session's sandboxes with a tools/egress.Server, records them below the calls that made them,
+// passes on questions about hosts, and counts. It knows the session only by the functions in
+// its options.
 package network
 
 import (
@@ -37,34 +37,33 @@ import (
 
 // Options configures a [Network]. Dir, Record and Log are required.
 type Options struct {
-	// Policy is that of commands; nil is no network, and then only Servers have one.
+	// Policy is for commands. If it is nil, only Servers have a network.
 	Policy   *rule.Policy
 	Private  map[string][]netip.Prefix
 	Upstream *url.URL
 	Capture  bool
 	Budget   limits.EgressBudget
-	// Presets, GitFetch, GitPush, Secrets and CA are those of runner.EgressOptions.
+	// Presets, GitFetch, GitPush, Secrets and CA are as in runner.EgressOptions.
 	Presets           []*preset.Preset
 	GitFetch, GitPush []string
 	Secrets           []secret.Secret
 	CA                []byte
-	// Servers are the servers of tools that have a network of their own.
+	// Servers are the MCP servers with their own network.
 	Servers []Server
-	// KeepFiles keeps files of registries, in CacheDir, or for the session if that is "".
+	// KeepFiles keeps registries' files in CacheDir, or if that is "", for the session.
 	KeepFiles          bool
 	CacheDir, LockFile string
-	// End is when the session's last turn ends at the latest; the zero value if that is
-	// unknown.
+	// End is when the session's last turn ends at the latest, or zero if unknown.
 	End time.Time
-	// Dir is the session's directory, where the requests are kept without Hidden.
+	// Dir is the session's directory. Requests are kept there, without Hidden.
 	Dir    string
 	Hidden []redact.Secret
-	// Record writes a record below a call, or below the last answer of the model if the
-	// call is "". With sync it returns when the record is on the disk.
+	// Record writes a record below a call or, for "", below the model's last answer. With
+	// sync, the record is on disk when it returns.
 	Record func(call string, p record.Payload, sync bool) error
-	// Ask asks about a host; nil refuses all that no rule is about.
+	// Ask asks about a host; nil refuses hosts without a rule.
 	Ask func(ctx context.Context, q dispatch.HostQuestion) (approval.Resolution, error)
-	// AskAddress is that of [egress.Options].
+	// AskAddress is as in [egress.Options].
 	AskAddress bool
 	Log        *zap.Logger
 }
@@ -72,30 +71,29 @@ type Options struct {
 // Network is the network of one session. It is safe for concurrent use.
 type Network struct {
 	opts Options
-	// reserved reports whether only servers have a network.
+	// reserved reports that only servers have a network.
 	reserved bool
 	server   *egress.Server
 	allowed  []string
 	requests *requestLog
 	setup    setup
-	// servers are those of Options.Servers, by name.
+	// servers are the servers of Options.Servers, by name.
 	servers map[string]*member
 
 	mu sync.Mutex
-	// running are the commands that run, the oldest first.
+	// running are the running commands, oldest first.
 	running []*command
-	// owners are the identities of servers' running commands, by their numbers.
+	// owners are the identities of servers' running commands, by number.
 	owners map[int]int
-	// calls are those of open connections, by their numbers.
+	// calls are the calls of open connections, by the connection's number.
 	calls map[int64]string
-	// written and refusals are numbers of records: of all but those of recorded, and of
-	// refusals. recorded are hosts with a record of a connection.
+	// written counts the records apart from refusals and from the first for each host in
+	// recorded. refusals counts the records of refusals.
 	written, refusals int
 	recorded          map[string]bool
 	totals            record.NetworkTotals
 }
 
-// command is one command that runs.
 type command struct {
 	call, script string
 	number       int // 0 until it is known
@@ -142,8 +140,8 @@ func New(o Options) (*Network, error) {
 	return n, nil
 }
 
-// Plan returns the listeners of a sandbox, and what its programs need beside them. It is
-// nil for a nil Network, and for one in which no programs of a sandbox have a network.
+// Plan returns a sandbox's listeners and what its programs need besides. It is nil for a nil
+// Network, and if no program in the sandbox has a network.
 func (n *Network) Plan() *sandbox.EgressPlan {
 	if n == nil || len(n.policies()) == 0 {
 		return nil
@@ -151,7 +149,6 @@ func (n *Network) Plan() *sandbox.EgressPlan {
 	return n.setup.plan
 }
 
-// newPlan returns the listeners of a sandbox.
 func (n *Network) newPlan() *sandbox.EgressPlan {
 	p := &sandbox.EgressPlan{Names: true, Reserved: n.reserved}
 	ports := []uint16{22}
@@ -171,8 +168,8 @@ func (n *Network) newPlan() *sandbox.EgressPlan {
 	return p
 }
 
-// BindSandbox serves the connections of a sandbox, and checks that they are the only
-// way out of it. Its error is a *[LeakError] if they are not.
+// BindSandbox serves the connections of a sandbox, and returns a *[LeakError] if there is
+// another way out of it.
 func (n *Network) BindSandbox(ctx context.Context, box sandbox.Sandbox) error {
 	server, ok := box.(sandbox.EgressServer)
 	if !ok {
@@ -200,13 +197,13 @@ func (n *Network) TrackCommand(callID, script string) (notify func(number int), 
 	return notify, func(ended bool) ([]shell.Refused, []string) { return n.takeRefused(c, ended) }
 }
 
-// takeRefused returns what was refused to a command, and forgets the command if it has
-// ended. What was refused to unknown commands is that of the command if no other runs.
+// takeRefused returns the connections refused to a command, and forgets the command if it has
+// ended. Refusals to unknown commands count as its own if no other runs.
 func (n *Network) takeRefused(c *command, ended bool) ([]shell.Refused, []string) {
 	n.mu.Lock()
 	number, alone := c.number, len(n.running) == 1 && n.running[0] == c
 	n.mu.Unlock()
-	if ended { // once its refusals are recorded
+	if ended { // after its refusals are recorded
 		defer func() {
 			n.mu.Lock()
 			defer n.mu.Unlock()
@@ -242,7 +239,7 @@ func (n *Network) takeRefused(c *command, ended bool) ([]shell.Refused, []string
 	return out, n.allowed
 }
 
-// hostOf returns a host with a port, or the host alone for port 0.
+// hostOf returns host:port, or the host alone for port 0.
 func hostOf(host string, port uint16) string {
 	host = cmp.Or(host, "unknown host")
 	if port == 0 {
@@ -251,8 +248,7 @@ func hostOf(host string, port uint16) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
-// commandOf returns the command with a number, or the only one that runs if it is
-// unknown; nil if there is none.
+// commandOf returns the command with a number or, for 0, the only one that runs, or nil.
 func (n *Network) commandOf(number int) *command {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -265,7 +261,7 @@ func (n *Network) commandOf(number int) *command {
 	return nil
 }
 
-// callOf returns the call of a command, "" if it is unknown or a server's.
+// callOf returns a command's call, or "" if it is unknown or a server's.
 func (n *Network) callOf(server string, number int) string {
 	if server != "" {
 		return ""
@@ -276,10 +272,9 @@ func (n *Network) callOf(server string, number int) string {
 	return ""
 }
 
-// errNoCommand is why a host can't be asked about.
 var errNoCommand = errors.New("no call of a tool is known that wants to connect")
 
-// ask asks about a host, for the call of the command, or the last one if it is unknown.
+// ask asks about a host for the call of a command or, if that is unknown, of the last one.
 func (n *Network) ask(ctx context.Context, q egress.Question) (egress.Answer, error) {
 	c, text := n.commandOf(q.Command), ""
 	if c != nil {
@@ -316,11 +311,11 @@ func (n *Network) ask(ctx context.Context, q egress.Question) (egress.Answer, er
 	return egress.Answer{Verdict: egress.VerdictOnce}, nil
 }
 
-// maxRefusals bounds the records of refusals. A program can make any number of them, and
-// must not hide its connections behind them.
+// maxRefusals bounds the records of refusals. A program can cause any number of them, and must
+// not be able to crowd out the records of its connections.
 const maxRefusals = record.MaxNetworkRecords / 2
 
-// takeRefusal reports whether one more record of a refusal may be written, and counts it.
+// takeRefusal reports whether another refusal may be recorded, and counts it.
 func (n *Network) takeRefusal() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -332,8 +327,8 @@ func (n *Network) takeRefusal() bool {
 	return true
 }
 
-// takeOpening reports whether one more record of a connection to a host may be written,
-// and counts it. The first one of each host is, whatever the program did before.
+// takeOpening reports whether another connection to a host may be recorded, and counts it. The
+// first one to each host always may.
 func (n *Network) takeOpening(host string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -352,8 +347,8 @@ func (n *Network) takeOpening(host string) bool {
 // maxHosts bounds the hosts whose first connection is always recorded.
 const maxHosts = 100
 
-// recordOpened records that a connection is about to be made: one of the server with a
-// name, or of the agent's commands if that is "".
+// recordOpened records that a connection is about to be made by a server or, for "", by the
+// agent's commands.
 func (n *Network) recordOpened(server string, o egress.Opened) error {
 	call := n.callOf(server, o.Command)
 	n.mu.Lock()
@@ -420,15 +415,15 @@ func (n *Network) recordDenied(server string, d egress.Denied) {
 	n.logFailure("refusal", n.opts.Record(call, p, false))
 }
 
-// logFailure logs that a record could not be written. The next record that must be on
-// the disk fails, and the session with it.
+// logFailure logs a failed record. The next record that must be on disk fails too, and the
+// session with it.
 func (n *Network) logFailure(what string, err error) {
 	if err != nil {
 		n.opts.Log.Error("record network: "+what, zap.Error(err))
 	}
 }
 
-// logPanic logs a panic under an ID. A stack has no values of programs or keys.
+// logPanic logs a panic under an ID. A stack contains no values of programs or keys.
 func (n *Network) logPanic(err error) {
 	fields := []zap.Field{zap.String("error_id", "err_"+ulid.Make().String()), zap.Error(err)}
 	if p, ok := errors.AsType[*egress.PanicError](err); ok {
@@ -441,7 +436,7 @@ func (n *Network) keepRequest(server string, r egress.Requested) {
 	n.logFailure("request", n.requests.add(server, r))
 }
 
-// Close ends all connections, and returns the totals. Nothing uses the sandbox any more.
+// Close ends all connections and returns the totals. Nothing may use the sandbox any more.
 func (n *Network) Close() record.NetworkTotals {
 	if n.server != nil {
 		n.server.Close()

@@ -16,14 +16,13 @@ import (
 	"github.com/caisson-run/caisson/tools/egress"
 )
 
-// maxRequests bounds the lines of [record.RequestsFile].
 const maxRequests = 100_000
 
-// maxURLBytes bounds the URL in a line, which can have 8 KiB: headers that are sent again
-// and again are compressed, so that no budget bounds them.
+// maxURLBytes bounds the URL in a line. URLs can have 8 KiB, and since repeated headers are
+// compressed, no budget bounds their total.
 const maxURLBytes = 1024
 
-// clipText returns the first n bytes of a text.
+// clipText returns at most the first n bytes of a text.
 func clipText(s string, n int) string {
 	if len(s) > n {
 		return strings.ToValidUTF8(s[:n], "") + "…"
@@ -31,12 +30,12 @@ func clipText(s string, n int) string {
 	return s
 }
 
-// requestLine is a line of the file.
+// requestLine is a line of the file, for example
 //
 //	{"connection":3,"method":"GET","url":"https://registry.npmjs.org/left-pad","status":200,"received":1024,"sha256":"…","complete":true}
 type requestLine struct {
 	Conn     int64  `json:"connection"`
-	Server   string `json:"server,omitempty"` // of tools, that made it
+	Server   string `json:"server,omitempty"` // the MCP server that made it
 	Command  int    `json:"command,omitempty"`
 	Method   string `json:"method"`
 	URL      string `json:"url"` // without its query
@@ -47,8 +46,7 @@ type requestLine struct {
 	Cached   bool   `json:"cached,omitempty"`
 }
 
-// requestLog writes the file, which is made with the first line. It is safe for
-// concurrent use.
+// requestLog writes the file, which the first line creates. It is safe for concurrent use.
 type requestLog struct {
 	path   string
 	redact *redact.Redactor
@@ -60,7 +58,6 @@ type requestLog struct {
 	omitted int64
 }
 
-// add writes a line.
 func (l *requestLog) add(server string, r egress.Requested) error {
 	text, err := json.Marshal(requestLine{r.ID, server, r.Command, clipText(r.Method, 32), clipText(r.URL, maxURLBytes), r.Status, r.Received, r.SHA256, r.Complete, r.Cached})
 	if err != nil {
@@ -80,7 +77,7 @@ func (l *requestLog) add(server string, r egress.Requested) error {
 	return err
 }
 
-// open opens the file, behind what an earlier process of the session wrote. The caller
+// open opens the file, to append to what earlier processes of the session wrote. The caller
 // holds mu.
 func (l *requestLog) open() error {
 	if l.file != nil {
@@ -98,8 +95,8 @@ func (l *requestLog) open() error {
 	return nil
 }
 
-// close ends the file, and returns its hash, "" if there is none, and how many requests
-// it lacks.
+// close closes the file, and returns its hash, or "" if there is none, and the number of
+// requests that it lacks.
 func (l *requestLog) close() (sum string, omitted int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -16,22 +16,22 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/secret"
 )
 
-// Server is a server of tools that has a network of its own: its rules, which are not
-// those of the agent's commands, and its secrets.
+// Server is an MCP server with its own network: its rules and secrets are separate from the
+// agent's.
 type Server struct {
 	Name string
-	// Identity is that of its programs in the sandbox; 0 is for one that this process
-	// itself connects to, see [Network.RoundTripper].
+	// Identity is the identity of its programs in the sandbox, or 0 if this process connects to
+	// it; see [Network.RoundTripper].
 	Identity int
 	// Policy decides; nil allows nothing.
 	Policy  *rule.Policy
 	Secrets []secret.Secret
-	// Private and Presets are as those of [Options].
+	// Private and Presets are as in [Options].
 	Private map[string][]netip.Prefix
 	Presets []*preset.Preset
 }
 
-// member is a server of tools in a network, or the agent's commands, without a name.
+// member is an MCP server in a network or, without a name, the agent's commands.
 type member struct {
 	Server
 	n       *Network
@@ -40,7 +40,7 @@ type member struct {
 	preset  *preset.Preset
 }
 
-// addServers adds the servers of the options, which don't serve yet.
+// addServers adds the servers of the options, without starting them.
 func (n *Network) addServers() error {
 	for _, one := range n.opts.Servers {
 		m := &member{Server: one, n: n, preset: preset.Merge(one.Presets...)}
@@ -56,7 +56,7 @@ func (n *Network) addServers() error {
 	return nil
 }
 
-// report makes the options of a server report to the network.
+// report connects the callbacks of o to the network.
 func (m *member) report(o *egress.Options) {
 	o.Opened = func(x egress.Opened) error { return m.n.recordOpened(m.Name, x) }
 	o.Closed = func(x egress.Closed) { m.n.recordClosed(m.Name, x) }
@@ -64,7 +64,7 @@ func (m *member) report(o *egress.Options) {
 	o.Requested = func(x egress.Requested) { m.n.keepRequest(m.Name, x) }
 }
 
-// start makes the server of a member, from the options of that of the agent's commands.
+// start makes the member's server, from the options for the agent's commands.
 func (m *member) start(o egress.Options) (err error) {
 	o.Policy, o.Secrets = m.Policy, m.n.guardedSecrets(m.Name)
 	o.Ask, o.Mirrors, o.Registries = nil, m.preset.Mirrors, nil
@@ -76,8 +76,8 @@ func (m *member) start(o egress.Options) (err error) {
 	return err
 }
 
-// guardedSecrets returns the secrets of a server, of the agent's commands if the name is
-// "", which refuse the placeholders of all others.
+// guardedSecrets returns the secrets of a server or, for "", of the agent's commands. They refuse
+// the placeholders of everybody else.
 func (n *Network) guardedSecrets(name string) *secret.Set {
 	own, others := n.setup.secrets, []*secret.Set{}
 	if name != "" {
@@ -91,7 +91,7 @@ func (n *Network) guardedSecrets(name string) *secret.Set {
 	return own.Guarding(others...)
 }
 
-// policies returns the policies of the programs in the sandbox that have a network.
+// policies returns the policies of the sandbox's programs that have a network.
 func (n *Network) policies() []*rule.Policy {
 	var list []*rule.Policy
 	if !n.reserved {
@@ -105,7 +105,7 @@ func (n *Network) policies() []*rule.Policy {
 	return list
 }
 
-// newHandler returns the handler of the connections in a sandbox.
+// newHandler returns the handler for a sandbox's connections.
 func (n *Network) newHandler(a sandbox.Attestation) (sandbox.EgressHandler, error) {
 	servers := map[int]*egress.Server{}
 	for _, m := range n.servers {
@@ -137,9 +137,8 @@ func (n *Network) ownerOf(number int) (int, bool) {
 	return identity, ok
 }
 
-// TrackServer makes the network know the command of a server in the sandbox by its
-// number. The first function gets the number, the second one is called when the command
-// is over. Both do nothing for a nil Network.
+// TrackServer makes the network know a sandboxed server's command: notify takes its number, and
+// ended is called when it is over. Both do nothing for a nil Network.
 func (n *Network) TrackServer(name string) (notify func(number int), ended func()) {
 	if n == nil || n.servers[name] == nil {
 		return func(int) {}, func() {}
@@ -159,9 +158,8 @@ func (n *Network) TrackServer(name string) (notify func(number int), ended func(
 	}
 }
 
-// ServerEnv returns the variables of a server's presets, which still have
-// [sandbox.ProxyPlaceholder], and those with the placeholders of its secrets. It has none
-// for a nil Network.
+// ServerEnv returns the variables of a server's presets, which still contain
+// [sandbox.ProxyPlaceholder], and of its secrets' placeholders. A nil Network has none.
 func (n *Network) ServerEnv(name string) []string {
 	if n == nil || n.servers[name] == nil {
 		return nil
@@ -170,8 +168,8 @@ func (n *Network) ServerEnv(name string) []string {
 	return append(m.preset.Environment(sandbox.EgressDir), m.secrets.Environment()...)
 }
 
-// ServerSources returns what the presets of a server say about where it installs packages
-// from: their variables and files.
+// ServerSources returns where a server installs packages from: the variables and files of its
+// presets.
 func (n *Network) ServerSources(name string) []string {
 	if n == nil || n.servers[name] == nil {
 		return nil
@@ -184,8 +182,8 @@ func (n *Network) ServerSources(name string) []string {
 	return out
 }
 
-// RoundTripper returns the transport of requests to a server that this process connects
-// to, and false if the network has no such server.
+// RoundTripper returns the transport for requests to a server, or false if the network has no
+// such server.
 func (n *Network) RoundTripper(name string) (http.RoundTripper, bool) {
 	if n == nil || n.servers[name] == nil {
 		return nil, false

@@ -22,15 +22,15 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// authorityTime bounds the validity of the authority of a session whose end is unknown:
-// a chat may be open for days. The key is gone with the session all the same.
+// authorityTime bounds the validity of the authority if the session's end is unknown: a chat may
+// be open for days. Its key is gone with the session anyway.
 const authorityTime = 30 * 24 * time.Hour
 
-// endingTime is how long an authority is valid after the last turn: commands that run
-// then, and clocks that are behind.
+// endingTime is how long an authority stays valid after the last turn, for commands that still
+// run and clocks that are behind.
 const endingTime = time.Hour
 
-// authorityEnd returns until when the session's authority is valid.
+// authorityEnd returns when the session's authority expires.
 func (o *Options) authorityEnd(now time.Time) time.Time {
 	end := now.Add(authorityTime)
 	if !o.End.IsZero() && o.End.Add(endingTime).Before(end) {
@@ -39,28 +39,27 @@ func (o *Options) authorityEnd(now time.Time) time.Time {
 	return end
 }
 
-// cacheDir is the directory of a session's own cache, in that of the session. It is
-// removed at the end.
+// cacheDir is a session's own cache, below its directory. It is removed at the end.
 const cacheDir = "egress-cache"
 
-// setup holds the parts of a session's network beside its policy.
+// setup holds the parts of a session's network besides its policy.
 type setup struct {
 	preset    *preset.Preset
 	secrets   *secret.Set // of the agent's commands
 	authority *ca.Authority
-	lock      *cache.Lock // that is written at the end, or nil
+	lock      *cache.Lock // to write at the end, or nil
 	plan      *sandbox.EgressPlan
 }
 
-// endsTLS reports whether the TLS of any host ends in Caisson under a policy.
+// endsTLS reports whether a policy has the TLS of any host end in Caisson.
 func endsTLS(p *rule.Policy) bool {
 	return slices.ContainsFunc(append([][]rule.Rule{p.Allow, p.Deny}, p.Within...), func(list []rule.Rule) bool {
 		return slices.ContainsFunc(list, rule.Rule.EndsTLS)
 	})
 }
 
-// prepare makes the authority, the secrets, the presets and the cache, and puts them into
-// the options of the server.
+// prepare makes the authority, the secrets, the presets and the cache, and adds them to the
+// server's options.
 func (n *Network) prepare(server *egress.Options) (err error) {
 	o, s := n.opts, &n.setup
 	if s.secrets, err = secret.New(o.Secrets); err != nil {
@@ -107,7 +106,6 @@ func (n *Network) prepare(server *egress.Options) (err error) {
 	return n.openCache(server)
 }
 
-// openCache opens the cache of registries' files, and the lock.
 func (n *Network) openCache(server *egress.Options) error {
 	dir := n.opts.CacheDir
 	if dir == "" {
@@ -121,7 +119,7 @@ func (n *Network) openCache(server *egress.Options) error {
 	if n.opts.LockFile == "" {
 		return nil
 	}
-	// A program may have put something else in its place, where the workspace has it.
+	// If it is in the workspace, a program may have replaced it.
 	f, err := workspace.OpenFile(n.opts.LockFile, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		n.setup.lock = cache.NewLock()
@@ -138,10 +136,9 @@ func (n *Network) openCache(server *egress.Options) error {
 	return nil
 }
 
-// maxLockBytes bounds the lock, which is in memory.
+// maxLockBytes bounds the lock, which is kept in memory.
 const maxLockBytes = 64 << 20
 
-// readLock reads a lock from a file.
 func readLock(f *os.File) (*cache.Lock, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -170,7 +167,7 @@ func (n *Network) closeCache() error {
 	return errors.Join(errs...)
 }
 
-// AuthoritySHA256 returns the hash of the session's authority, "" if there is none.
+// AuthoritySHA256 returns the hash of the session's authority, or "".
 func (n *Network) AuthoritySHA256() string {
 	if n.setup.authority == nil {
 		return ""

@@ -18,34 +18,34 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// bindTracker tracks a workspace that the sandbox changes in place. It records the
-// files, the repositories and the privileges of files when the sandbox begins to
-// start, and quarantines and clears what is dangerous and new.
+// bindTracker tracks a workspace that the sandbox changes in place. When the sandbox starts, it
+// records the files, their privileges and the repositories. New dangerous ones it quarantines
+// and clears.
 type bindTracker struct {
 	*recording
 	Options
 
-	// files are all files of the workspace when the sandbox began to start.
+	// files are the workspace's files when the sandbox began to start.
 	files      *changes.FileStates
 	privileges *privilegeCheck
 	quarantine *quarantine.Quarantine
-	// repositories is closed when quarantine knows the repositories of the start, and
-	// looked when privileges knows the files.
+	// repositories is closed when quarantine knows the repositories, and looked when
+	// privileges knows the files.
 	repositories, looked chan struct{}
 	// prepared reports that there was a sandbox, whose commands may have moved files.
 	prepared atomic.Bool
 	// passTime bounds a pass over the files; tests set it.
 	passTime time.Duration
-	// forget removes the list of repositories that is kept for the case that
-	// this session is killed; nil if there is none.
+	// forget removes the list of repositories that is kept in case this session is killed; nil
+	// if there is none.
 	forget func()
 }
 
 // NewBind returns a tracker of a workspace that the sandbox changes in place.
 func NewBind(o Options) Tracker { return newBind(o, o.Sandbox.StartUnguarded) }
 
-// newBind is NewBind with a function that has the mounts removed which keep a repository
-// from being renamed.
+// newBind is NewBind with a function that removes the mounts which prevent renaming a
+// repository.
 func newBind(o Options, renew func() error) *bindTracker {
 	b := &bindTracker{
 		recording: newRecording(), Options: o, passTime: ScanTime, repositories: make(chan struct{}), looked: make(chan struct{}),
@@ -67,9 +67,9 @@ func (b *bindTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
 	spec.Workspace.Repositories, spec.Workspace.Privileged = b.listProtected(ctx, spec)
 }
 
-// listProtected waits until the privileged files that commands could change and the
-// repositories are found, for the mounts that protect them. The files are looked for
-// again for each further sandbox, since a command may have renamed a directory above one.
+// listProtected waits for, and returns, the repositories and the privileged files that commands
+// could change, to protect them with mounts. For further sandboxes it looks for the files
+// again: a command may have renamed a directory above one.
 func (b *bindTracker) listProtected(ctx context.Context, spec *sandbox.Spec) (repositories, files []string) {
 	select {
 	case <-b.looked:
@@ -103,7 +103,6 @@ func (b *bindTracker) StartRecording(ctx context.Context) {
 	})
 }
 
-// recordFiles records the files and their privileges.
 func (b *bindTracker) recordFiles(ctx context.Context) {
 	b.lookAtFiles(ctx)
 	close(b.looked)
@@ -133,7 +132,6 @@ func (b *bindTracker) lookAtFiles(ctx context.Context) {
 	}
 }
 
-// findRepositories finds the repositories of the workspace.
 func (b *bindTracker) findRepositories(ctx context.Context) {
 	defer close(b.repositories)
 	b.reportNewRepositories(b.quarantine.Record(ctx))
@@ -143,10 +141,9 @@ func (b *bindTracker) findRepositories(ctx context.Context) {
 	}
 }
 
-// reportNewRepositories warns of repositories that a killed session may have left,
-// and of live sessions that have this workspace in bind mode: each sees, and lists as
-// its own, the changes of the other. It keeps the list of the current repositories
-// for the next session, in case this one is killed.
+// reportNewRepositories warns of repositories that a killed session may have left, and of live
+// sessions on this workspace in bind mode: each sees, and lists as its own, the other's
+// changes. It keeps the list of repositories for the next session, in case this one is killed.
 func (b *bindTracker) reportNewRepositories(paths []string) {
 	suspects, err := sessiondir.TakeNewRepositories(b.Dir, b.Path, paths)
 	if err != nil {
@@ -179,15 +176,13 @@ func (b *bindTracker) IsFresh(ctx context.Context, name string) bool {
 	return err == nil && b.files.IsFresh(ctx, b.Original, rel)
 }
 
-// CheckAfterCommand renames repositories that a command made; see
-// [quarantine.Quarantine.CheckAfterCommand].
+// CheckAfterCommand implements [Tracker] with [quarantine.Quarantine.CheckAfterCommand].
 func (b *bindTracker) CheckAfterCommand(ctx context.Context) { b.quarantine.CheckAfterCommand(ctx) }
 
-// CheckAtEnd renames repositories before the sandbox is destroyed: a rename is a
-// change of the workspace, and those are made inside. If a command made its sandbox
-// end to get around it, a fresh one is started for this.
+// CheckAtEnd renames repositories before the sandbox is destroyed: renames change the workspace,
+// so they happen inside. If a command ended its sandbox to avoid that, a fresh one is started.
 func (b *bindTracker) CheckAtEnd() {
-	if !b.Sandbox.IsUntouched() && b.isDone() { // else nothing has run, or the file system is stuck
+	if !b.Sandbox.IsUntouched() && b.isDone() { // otherwise nothing has run, or the file system is stuck
 		b.quarantine.CheckAtEnd()
 	}
 }
@@ -196,7 +191,7 @@ func (b *bindTracker) FindDifferences(ctx context.Context) (changes.Differences,
 	return b.compare(ctx, changes.Look{})
 }
 
-// compare compares the files with those of the start in a pass that look uses, too.
+// compare compares the files with the start's, in a pass that look uses too.
 func (b *bindTracker) compare(ctx context.Context, look changes.Look) (changes.Differences, error) {
 	images := b.Images
 	if b.NoDiffs {

@@ -15,17 +15,16 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// mountsTracker tracks directories of the user beside a workspace that the sandbox
-// changes in place, with the same checks. Their paths in reports are those of the
-// sandbox.
+// mountsTracker adds the user's mounted directories to a workspace that the sandbox changes in
+// place, with the same checks. Reports show their paths in the sandbox.
 type mountsTracker struct {
 	Tracker
 	mounts []*bindTracker
 }
 
-// WithMounts returns a tracker of what t tracks and of writable directories of the user,
-// which the sandbox changes in place. Of the options of a directory, Change and Images
-// don't count: its repositories are renamed by this process, and it has no diffs.
+// WithMounts adds writable directories of the user, which the sandbox changes in place, to what
+// t tracks. It ignores the options Change and Images of a directory: this process renames the
+// repositories there, and makes no diffs.
 func WithMounts(t Tracker, mounts []Options) Tracker {
 	if len(mounts) == 0 {
 		return t
@@ -38,8 +37,8 @@ func WithMounts(t Tracker, mounts []Options) Tracker {
 	return m
 }
 
-// changeFromHost returns a function that changes a directory with the rights of its
-// owner, so that it does nothing that a command could not have done.
+// changeFromHost returns a function that changes a directory with its owner's rights, so that it
+// does nothing that a command could not have done.
 func changeFromHost(dir *os.File) func(context.Context, workspace.Op) (workspace.Change, error) {
 	return func(ctx context.Context, op workspace.Op) (change workspace.Change, err error) {
 		err = actAsOwner(dir, func() error {
@@ -50,7 +49,7 @@ func changeFromHost(dir *os.File) func(context.Context, workspace.Op) (workspace
 	}
 }
 
-// PrepareSpec also finds what the mounts of the directories must protect.
+// PrepareSpec also finds what the directories' mounts must protect.
 func (m *mountsTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
 	m.Tracker.PrepareSpec(ctx, spec)
 	spec.Mounts = slices.Clone(spec.Mounts)
@@ -112,7 +111,7 @@ func (m *mountsTracker) AddChanges(end *record.SessionEnded, apply bool) (patch 
 		b.AddChanges(&of, false)
 		b.addTo(end, of)
 	}
-	// What was not renamed comes first, as in the list of one directory.
+	// Failed renames come first, as in the list of one directory.
 	slices.SortStableFunc(end.Quarantined, func(a, b record.Quarantined) int {
 		switch {
 		case (a.To == "") == (b.To == ""):
@@ -125,7 +124,6 @@ func (m *mountsTracker) AddChanges(end *record.SessionEnded, apply bool) (patch 
 	return patch, refused
 }
 
-// addTo adds the changes of a mounted directory to those of the session.
 func (b *bindTracker) addTo(end *record.SessionEnded, of record.SessionEnded) {
 	d := changes.Differences{
 		Changed: end.Changed, ChangedOmitted: end.ChangedOmitted, HostExecuted: end.HostExecuted, HostExecutedOmitted: end.HostExecutedOmitted,
@@ -162,8 +160,8 @@ func (m *mountsTracker) ReleaseState() {
 	}
 }
 
-// actAsOwner calls do with the file system identity of a directory's owner, on a thread
-// of its own. Only root needs that and can do it; others act as themselves.
+// actAsOwner calls do with the file system identity of a directory's owner, on a separate
+// thread. Only root needs that, and can do it; other users act as themselves.
 func actAsOwner(dir *os.File, do func() error) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {

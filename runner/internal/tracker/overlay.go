@@ -22,13 +22,12 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Bounds of each list of an [record.OverlayResult].
+// Bounds of each list of a [record.OverlayResult].
 const (
 	maxNotes     = 1_000
 	maxNotesText = 256 << 10
 )
 
-// boundOverlay shortens the lists of o to their bounds.
 func boundOverlay(o *record.OverlayResult) {
 	for _, list := range []*[]record.PathNote{&o.Conflicts, &o.LeftOut, &o.Failed} {
 		n, text := 0, 0
@@ -42,21 +41,21 @@ func boundOverlay(o *record.OverlayResult) {
 	}
 }
 
-// overlayTracker tracks a workspace on which the sandbox has a copy-on-write view:
-// the upper layer holds the changes.
+// overlayTracker tracks a workspace that the sandbox sees copy-on-write. The upper layer holds
+// the changes.
 type overlayTracker struct {
 	*recording
 	Options
 
 	layers *overlay.Layers
 	reader *livesandbox.View
-	// uncollected reports that not all of a copy could be collected.
+	// uncollected reports that a copy could not be collected in full.
 	uncollected atomic.Bool
 	// recorded reports that the layers know the original directory, or since when it may
-	// differ, and reopened that they were there before the session was opened.
+	// differ. reopened reports that the layers existed before the session was opened.
 	recorded, reopened bool
-	// walked is closed when nothing records the original directory any more. hurryWalk
-	// lets that begin at once, and endWalk ends it. They are set before recording is done.
+	// walked is closed when the original directory is no longer being recorded. hurryWalk
+	// starts the walk at once, and endWalk ends it. They are set before recording is done.
 	walked    chan struct{}
 	hurryWalk func()
 	endWalk   context.CancelCauseFunc
@@ -64,8 +63,8 @@ type overlayTracker struct {
 	onWalk func(context.Context)
 }
 
-// NewOverlay makes the layers of an overlay and returns its tracker. Its error
-// is a [state.DirError].
+// NewOverlay makes an overlay's layers and returns its tracker. The error is a
+// [state.DirError].
 func NewOverlay(o Options) (Tracker, error) {
 	layers, err := overlay.Create(filepath.Join(o.Dir, sessiondir.OverlayDir), overlay.CreateOptions{
 		Session: o.Session, Path: o.Path, Workspace: o.Workspace,
@@ -76,9 +75,8 @@ func NewOverlay(o Options) (Tracker, error) {
 	return newOverlayTracker(o, layers), nil
 }
 
-// ReopenOverlay returns the tracker of a session that goes on, which has the changes that
-// it had, and their state until now: only those that are kept are still there. Its errors
-// are those of [overlay.Reopen], and of [NewOverlay].
+// ReopenOverlay returns the tracker of a resumed session and the state of its changes, which
+// still exist only if they are kept. Errors are as for [overlay.Reopen].
 func ReopenOverlay(o Options) (Tracker, overlay.State, error) {
 	layers, state, err := overlay.Reopen(filepath.Join(o.Dir, sessiondir.OverlayDir), overlay.CreateOptions{
 		Session: o.Session, Path: o.Path, Workspace: o.Workspace,
@@ -110,8 +108,8 @@ func (o *overlayTracker) WorkspaceView() workspace.View { return o.reader }
 
 func (o *overlayTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
 	if o.Mode == sandbox.ModeCopy {
-		// What is sent must not be older than what is recorded. A failed
-		// recording ends the start elsewhere.
+		// Files must not be sent older than recorded. A failed recording ends the start
+		// elsewhere.
 		_ = o.WaitRecorded(ctx)
 	}
 	spec.Workspace.Mode, spec.Workspace.Layers, spec.Workspace.Lowers = o.Mode, o.layers.Dir(), o.layers.Lowers()
@@ -157,10 +155,10 @@ func (o *overlayTracker) StartRecording(ctx context.Context) {
 	})
 }
 
-// recordLower records the original directory, the lower layer. If that fails, changes
-// can't be told from what was there, so nothing may run. In overlay mode commands need
-// not wait for the walk, as they don't change the directory: until it is over, or if it
-// fails, the time of its beginning is what is known.
+// recordLower records the original directory, the lower layer. If that fails, changes can't be
+// told from the original, so nothing may run. In overlay mode, commands need not wait for the
+// walk, since they don't change the directory. Until it is over, or if it fails, the time of its
+// beginning must do.
 func (o *overlayTracker) recordLower(ctx context.Context) error {
 	if o.Mode == sandbox.ModeCopy || !o.Original.IsLocal() { // another machine's clock may differ
 		ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
@@ -174,12 +172,12 @@ func (o *overlayTracker) recordLower(ctx context.Context) error {
 	return nil
 }
 
-// walkDelay keeps the walk from slowing down a session that only runs a short command,
-// which mostly changes nothing.
+// walkDelay keeps the walk from slowing down a session that only runs a short command, which
+// mostly changes nothing.
 const walkDelay = 250 * time.Millisecond
 
-// startWalk records the original directory beside commands. The end of ctx doesn't end
-// that: a session that is interrupted keeps its changes.
+// startWalk records the original directory while commands run. It goes on after ctx: an
+// interrupted session keeps its changes.
 func (o *overlayTracker) startWalk(ctx context.Context) {
 	ctx, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	walked := make(chan struct{})
@@ -207,10 +205,10 @@ func (o *overlayTracker) startWalk(ctx context.Context) {
 	}()
 }
 
-// errUnneeded is the cause of the end of a walk whose record nothing needs.
+// errUnneeded ends a walk whose result nothing needs.
 var errUnneeded = errors.New("it is not needed any more")
 
-// waitWalked waits for the end of the walk. The second request to end the session ends it.
+// waitWalked waits for the end of the walk, or ends it if the end of the session is forced.
 func (o *overlayTracker) waitWalked(ctx context.Context) error {
 	o.hurryWalk()
 	select {
@@ -229,11 +227,11 @@ func (o *overlayTracker) dropWalk() {
 	<-o.walked
 }
 
-// IsFresh returns false: the diff is read from the layers.
+// IsFresh returns false: diffs are read from the layers.
 func (o *overlayTracker) IsFresh(context.Context, string) bool { return false }
 
-// CheckAfterCommand does nothing: no program of the host sees the changes before
-// they are applied.
+// CheckAfterCommand does nothing: no program on the host sees the changes until they are
+// applied.
 func (o *overlayTracker) CheckAfterCommand(context.Context) {}
 
 // CheckAtEnd collects the changes of a copy.
@@ -246,7 +244,7 @@ func (o *overlayTracker) CheckAtEnd() {
 	}
 }
 
-// collectChanges brings the changes of a copy into the layers.
+// collectChanges collects a copy's changes into the layers.
 func (o *overlayTracker) collectChanges(ctx context.Context) error {
 	if o.Mode != sandbox.ModeCopy || o.Sandbox.IsUntouched() {
 		return nil
@@ -278,15 +276,15 @@ func (o *overlayTracker) AddChanges(end *record.SessionEnded, apply bool) (patch
 	return r.patch, r.refused
 }
 
-// addDifferences adds what the upper layer holds, and the whole diff.
+// addDifferences adds the upper layer's changes and the diff.
 func (o *overlayTracker) addDifferences(r *sessionChanges) {
 	o.waitStarted()
-	// Nothing can have run, or it has changed nothing. What is left may still write.
+	// Nothing can have run, or nothing was changed. What is left may still write.
 	if !o.recorded || o.Sandbox.IsUntouched() || len(r.Left) == 0 && o.isUnchanged() {
 		r.Overlay = &record.OverlayResult{State: overlay.Empty}
 		return
 	}
-	_ = o.waitWalked(context.Background()) // it takes no longer than ScanTime
+	_ = o.waitWalked(context.Background()) // bounded by ScanTime
 	ctx, cancel := context.WithTimeoutCause(context.Background(), ScanTime, errScanSlow)
 	defer cancel()
 	list, err := o.layers.Changes(ctx, o.Workspace, changes.ReadBounds)
@@ -311,7 +309,7 @@ func (o *overlayTracker) addDifferences(r *sessionChanges) {
 
 // isUnchanged reports whether no command has changed anything. It doesn't need the walk.
 func (o *overlayTracker) isUnchanged() bool {
-	if o.Mode == sandbox.ModeCopy { // perhaps not all could be collected
+	if o.Mode == sandbox.ModeCopy { // some changes may not have been collected
 		return false
 	}
 	unchanged, err := o.layers.IsUnchanged(o.Workspace)
@@ -319,7 +317,7 @@ func (o *overlayTracker) isUnchanged() bool {
 }
 
 func (o *overlayTracker) DiscardState() {
-	if o.reopened { // what it has is the session's
+	if o.reopened { // the layers are the session's
 		if err := o.layers.Close(); err != nil {
 			o.Log.Warn("close layers", zap.Error(err))
 		}
@@ -336,8 +334,7 @@ func (o *overlayTracker) ReleaseState() {
 	o.dropWalk()
 }
 
-// endLayers applies the changes if apply is set,
-// removes layers without changes, and releases the lock.
+// endLayers applies the changes if apply is set, removes empty layers, and releases the lock.
 func (o *overlayTracker) endLayers(r *sessionChanges, apply bool) {
 	o.dropWalk()
 	defer func() {
@@ -362,14 +359,13 @@ func (o *overlayTracker) endLayers(r *sessionChanges, apply bool) {
 	}
 }
 
-// applyLayers applies the changes to the original directory.
 func (o *overlayTracker) applyLayers(r *sessionChanges) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	if o.Force != nil {
 		go func() {
 			select {
-			case <-o.Force: // the second request: it stops between two files
+			case <-o.Force: // forced: stop between two files
 				cancel(errors.New("interrupted"))
 			case <-ctx.Done():
 			}
@@ -396,17 +392,16 @@ func (o *overlayTracker) applyLayers(r *sessionChanges) {
 	}
 }
 
-// Settler is a tracker that applies or discards the changes so far while its session goes
-// on. Nothing may use the workspace while its methods run.
+// Settler is a tracker that can apply or discard the changes during its session. Nothing may use
+// the workspace meanwhile.
 type Settler interface {
-	// Apply applies all changes, or none if some would be left out: the result has
-	// those. The session then begins with the workspace as it is.
+	// Apply applies all changes, or none if some would be left out, which the result lists. The
+	// session then continues from the workspace as it is.
 	Apply(ctx context.Context) (*overlay.Result, error)
 	// Discard removes all changes.
 	Discard(ctx context.Context) error
 }
 
-// Apply implements [Settler].
 func (o *overlayTracker) Apply(ctx context.Context) (*overlay.Result, error) {
 	o.waitStarted()
 	if !o.recorded || o.Sandbox.IsUntouched() { // nothing can have run
@@ -434,7 +429,6 @@ func (o *overlayTracker) Apply(ctx context.Context) (*overlay.Result, error) {
 	return r, o.renewLayers(ctx)
 }
 
-// Discard implements [Settler].
 func (o *overlayTracker) Discard(ctx context.Context) error {
 	o.waitStarted()
 	if !o.recorded || o.Sandbox.IsUntouched() {
@@ -448,8 +442,8 @@ func (o *overlayTracker) Discard(ctx context.Context) error {
 	return o.renewLayers(ctx)
 }
 
-// renewLayers makes fresh layers in the place of those that have ended. After an error nothing
-// may run in the session any more.
+// renewLayers replaces ended layers with fresh ones. If it fails, nothing may run in the session
+// any more.
 func (o *overlayTracker) renewLayers(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {

@@ -15,41 +15,41 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// privileged holds, by path, the files of a snapshot that run with another user's
-// privileges than their caller's, and its set-user-ID directories.
+// privileged holds, by path, files that run with other privileges than their caller's, and
+// set-user-ID directories.
 type privileged map[string]workspace.PrivilegedFile
 
-// privilegeCheck finds files of a workspace whose privileges are new.
+// privilegeCheck finds files of a workspace with new privileges.
 type privilegeCheck struct {
 	reader *workspace.Reader
-	// files reads the privileges of files, nil if that is not possible.
+	// files reads privileges; nil if that is not possible.
 	files *workspace.Privileges
 	log   *zap.Logger
-	// was are the privileged files of the session's start, and before reports how
-	// much of the workspace was scanned then.
+	// was are the privileged files at the session's start, and before tells how much of the
+	// workspace was scanned then.
 	was    privileged
 	before snapshot
 }
 
-// privilegeLook finds the privileged files among those that a pass meets.
+// privilegeLook finds the privileged files in a pass.
 type privilegeLook struct {
 	check   *privilegeCheck
 	withSum bool
 
 	mu    sync.Mutex
 	found privileged
-	// snap reports how much of the workspace the pass met, if it came to its end.
+	// snap tells how much of the workspace the pass met, if it finished.
 	snap snapshot
 }
 
-// newLook returns a look that knows the workspace's own directory; withSum also reads the
-// contents of privileged files.
+// newLook returns a look that has seen the workspace's own directory. With withSum it also hashes
+// privileged files.
 func (c *privilegeCheck) newLook(withSum bool) (*privilegeLook, error) {
 	l := &privilegeLook{check: c, withSum: withSum, found: privileged{}, snap: snapshot{whole: true}}
 	return l, l.addFile(".")
 }
 
-// visit looks at one entry. What lies in repositories is left out: see package quarantine.
+// visit looks at one entry. It skips repositories; see package quarantine.
 func (l *privilegeLook) visit(e *workspace.ScanEntry) {
 	// Capabilities of files without execute permission have no effect.
 	const executable, setUID, setID = 0o111, 0o4000, 0o6000
@@ -76,7 +76,7 @@ func (l *privilegeLook) visit(e *workspace.ScanEntry) {
 	}
 }
 
-// skip notes a directory that can't be read.
+// skip notes an unreadable directory.
 func (l *privilegeLook) skip(dir string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,7 +103,6 @@ func (l *privilegeLook) addFile(path string) error {
 	return nil
 }
 
-// findPrivileged scans the workspace for privileged files.
 func (c *privilegeCheck) findPrivileged(ctx context.Context, withSum bool) (*privilegeLook, error) {
 	l, err := c.newLook(withSum)
 	if err != nil {
@@ -122,16 +121,16 @@ func (c *privilegeCheck) findPrivileged(ctx context.Context, withSum bool) (*pri
 	})
 }
 
-// findAgain looks for the privileged files in a pass of their own. After an error it
-// returns those that it met.
+// findAgain looks for privileged files in a separate pass. After an error it returns the ones
+// that it found.
 func (c *privilegeCheck) findAgain(ctx context.Context, withSum bool) (*privilegeLook, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
 	defer cancel()
 	return c.findPrivileged(ctx, withSum)
 }
 
-// listWritable lists the files of found that commands could write to: files that the
-// workspace's owner owns (with anyOwner, anyone's), and files that others may write.
+// listWritable lists the files of found that commands could write to: the workspace owner's (with
+// anyOwner, anyone's), and files that others may write.
 func (c *privilegeCheck) listWritable(ctx context.Context, found privileged, anyOwner bool) []string {
 	top, topErr := c.reader.StatEntry(ctx, ".")
 	var out []string
@@ -145,8 +144,8 @@ func (c *privilegeCheck) listWritable(ctx context.Context, found privileged, any
 	return out
 }
 
-// hadBefore reports whether a file had all of its privileges when the snapshot p was
-// taken: the same directory, or the same file, by any name, with the same content.
+// hadBefore reports whether a file had all of its privileges in the snapshot p: the same
+// directory, or the same file, by any name, with the same content.
 func (p privileged) hadBefore(now workspace.PrivilegedFile, sum func() string) bool {
 	for _, was := range p {
 		if was.Inode == now.Inode && !now.Exceeds(was.Privilege) {
@@ -156,9 +155,8 @@ func (p privileged) hadBefore(now workspace.PrivilegedFile, sum func() string) b
 	return false
 }
 
-// clearNew clears those that were not there when the session began, and
-// returns the files. Commands can't make such files; this is for what has got
-// past that.
+// clearNew clears privileges that did not exist when the session began, and returns the files.
+// Commands can't make such files; this is a second line of defence.
 func (c *privilegeCheck) clearNew(found privileged) []record.Cleared {
 	var out []record.Cleared
 	for _, path := range slices.Sorted(maps.Keys(found)) {
@@ -185,14 +183,14 @@ func (c *privilegeCheck) clearNew(found privileged) []record.Cleared {
 	return out
 }
 
-// unreadDirectories bounds the directories that a snapshot names.
+// unreadDirectories bounds the unread directories that a snapshot lists.
 const unreadDirectories = 20
 
-// snapshot records how much of the workspace a scan met. The zero value knows nothing.
+// snapshot tells how much of the workspace a scan met. The zero value knows nothing.
 type snapshot struct {
-	// whole reports whether the scan came to its end and could read every entry
-	// that it met; unread are directories that it could not read, all of them
-	// unless there are unreadDirectories.
+	// whole reports that the scan finished and could read every entry that it met. unread are
+	// the directories that it could not read; the list is complete if it is shorter than
+	// unreadDirectories.
 	whole  bool
 	unread []string
 }
@@ -200,8 +198,8 @@ type snapshot struct {
 // isIncomplete reports whether there may be files that the scan did not meet.
 func (s *snapshot) isIncomplete() bool { return !s.whole || len(s.unread) > 0 }
 
-// knowsPath reports whether the scan saw everything there was on the way to p: only
-// then is a file that it did not meet a new one.
+// knowsPath reports whether the scan saw everything on the way to p. Only then is an unknown file
+// there a new one.
 func (s *snapshot) knowsPath(p string) bool {
 	if !s.whole || len(s.unread) >= unreadDirectories {
 		return false
@@ -209,7 +207,6 @@ func (s *snapshot) knowsPath(p string) bool {
 	return !slices.ContainsFunc(s.unread, func(dir string) bool { return dir == "." || strings.HasPrefix(p, dir+"/") })
 }
 
-// inRepository reports whether a directory is a repository, or lies in one.
 func inRepository(dir string) bool {
 	for name := range strings.SplitSeq(dir, "/") {
 		if isRepository(name) {
@@ -219,8 +216,8 @@ func inRepository(dir string) bool {
 	return false
 }
 
-// isRepository reports whether a name is that of a repository, on file systems that
-// fold case too.
+// isRepository reports whether a name is a repository's. It ignores case, because some file systems
+// do.
 func isRepository(name string) bool {
 	return strings.EqualFold(name, ".git") || strings.EqualFold(name, ".hg")
 }

@@ -1,7 +1,6 @@
-// Package tracker tracks what a session changes in its workspace. In bind mode it
-// compares the directory with its state at the start, quarantines repositories that
-// commands made, and clears privileges of files that are new. In overlay mode it
-// reads the changes from the layers, and applies them.
+// Package tracker tracks what a session changes in its workspace. In bind mode it compares the
+// directory with its state at the start, quarantines new repositories, and clears new privileges
+// of files. In overlay mode it reads the changes from the layers and applies them.
 package tracker
 
 import (
@@ -24,42 +23,39 @@ import (
 // ScanTime bounds one scan of the whole workspace.
 const ScanTime = 60 * time.Second
 
-// errScanSlow is the cause of a scan that took too long.
 var errScanSlow = errors.New("no answer in time")
 
-// Tracker finds out what a session changes in its workspace: that of [NewBind] by
-// comparing the directory with its state at the start, that of [NewOverlay] by reading
-// the upper layer. It is safe for concurrent use.
+// Tracker finds out what a session changes in its workspace: the one of [NewBind] by comparison
+// with the start, the one of [NewOverlay] from the upper layer. It is safe for concurrent use.
 type Tracker interface {
-	// WorkspaceView returns the workspace as the tools of the session read it.
+	// WorkspaceView returns the workspace as the session's tools read it.
 	WorkspaceView() workspace.View
-	// PrepareSpec completes the spec of a sandbox of the session. It may wait.
+	// PrepareSpec completes the spec of a sandbox. It may wait.
 	PrepareSpec(ctx context.Context, spec *sandbox.Spec)
-	// StartRecording records the workspace in the background, before the sandbox can change
-	// it. It must not wait.
+	// StartRecording starts to record the workspace, before the sandbox can change it. It does
+	// not wait.
 	StartRecording(ctx context.Context)
 	// WaitRecorded waits until the workspace is recorded. Nothing may change the workspace
-	// before, or after an error.
+	// before that, or if it fails.
 	WaitRecorded(ctx context.Context) error
-	// IsFresh reports whether a file is still as the session found it, by its own
-	// metadata. It returns false if that is not known.
+	// IsFresh reports whether a file's metadata is still as the session found it. It returns
+	// false if that is unknown.
 	IsFresh(ctx context.Context, name string) bool
 	// CheckAfterCommand quarantines what a command left in the workspace.
 	CheckAfterCommand(ctx context.Context)
-	// CheckAtEnd does so when the turns are over. The sandbox must still run: the
-	// changes are made inside.
+	// CheckAtEnd does so after the turns. It makes its changes in the sandbox, which must still
+	// run.
 	CheckAtEnd()
-	// FindDifferences returns what differs now from the session's start. The workspace must
-	// be recorded.
+	// FindDifferences returns the differences from the session's start. The workspace must be
+	// recorded.
 	FindDifferences(ctx context.Context) (changes.Differences, error)
-	// AddChanges adds what the session changed to the facts about its end; apply
-	// applies the changes of an overlay. The sandbox must be gone. It returns a
-	// unified diff, and reports whether the changes were not applied because of
-	// conflicts.
+	// AddChanges adds the session's changes to its last record and, if apply is set, applies
+	// an overlay's. The sandbox must be gone. It returns a unified diff, and reports whether
+	// conflicts prevented applying.
 	AddChanges(end *record.SessionEnded, apply bool) (patch string, refused bool)
 	// DiscardState removes what the tracker made for a session that did not begin.
 	DiscardState()
-	// ReleaseState removes what was kept of the workspace as it was.
+	// ReleaseState removes what was kept of the original workspace.
 	ReleaseState()
 }
 
@@ -73,8 +69,7 @@ type Forker interface {
 	Fork(o Options) (Tracker, error)
 }
 
-// recording is the recording of a workspace in the background. It is safe for
-// concurrent use.
+// recording records a workspace in the background. It is safe for concurrent use.
 type recording struct {
 	done chan struct{} // closed when the workspace is recorded, or err is set
 	err  error         // why nothing may change the workspace
@@ -85,7 +80,6 @@ type recording struct {
 
 func newRecording() *recording { return &recording{done: make(chan struct{})} }
 
-// runInBackground calls record in the background.
 func (r *recording) runInBackground(record func() error) {
 	r.mu.Lock()
 	r.started = true
@@ -96,7 +90,6 @@ func (r *recording) runInBackground(record func() error) {
 	}()
 }
 
-// WaitRecorded waits for the end of the recording.
 func (r *recording) WaitRecorded(ctx context.Context) error {
 	select {
 	case <-r.done:
@@ -106,7 +99,7 @@ func (r *recording) WaitRecorded(ctx context.Context) error {
 	}
 }
 
-// waitStarted waits for the end of the recording, if it was started.
+// waitStarted waits for the end of the recording, if it has started.
 func (r *recording) waitStarted() {
 	r.mu.Lock()
 	started := r.started
@@ -116,7 +109,6 @@ func (r *recording) waitStarted() {
 	}
 }
 
-// isDone reports whether the recording has ended.
 func (r *recording) isDone() bool {
 	select {
 	case <-r.done:
@@ -126,53 +118,49 @@ func (r *recording) isDone() bool {
 	}
 }
 
-// Options configures a tracker. Those of the second group are for [NewBind], those of
-// the third for [NewOverlay]; all others are required.
+// Options configures a tracker. The second group is for [NewBind], the third for [NewOverlay]; all
+// others are required.
 type Options struct {
-	// Session is the id of the session and Dir its directory.
+	// Session is the session's id and Dir its directory.
 	Session, Dir string
-	// Workspace is the opened directory, Path its path; Original reads it.
+	// Workspace is the opened directory, Path its path, and Original reads it.
 	Workspace *os.File
 	Path      string
 	Original  *workspace.Reader
 	Sandbox   *livesandbox.Sandbox
-	// Target is the mount point of a directory for [WithMounts].
+	// Target is a directory's mount point, for [WithMounts].
 	Target string
-	// Images are the files that tools changed, as they were before. NoDiffs makes no diffs
-	// in bind mode.
+	// Images are the files that tools changed, as they were before. NoDiffs makes no diffs in
+	// bind mode.
 	Images  *changes.Preimages
 	NoDiffs bool
 	Log     *zap.Logger
 
-	// Submounts are mounts in the workspace that are accepted, and Git is the mode of
-	// its repositories.
+	// Submounts are accepted mounts in the workspace, and Git is the mode of its repositories.
 	Submounts []string
 	Git       sandbox.GitMode
-	// Owner returns the user ID of the workspace's owner.
-	Owner func() (uid int, known bool)
-	// Change makes a change of the workspace, in a fresh sandbox if need be.
+	Owner     func() (uid int, known bool)
+	// Change changes the workspace, in a fresh sandbox if necessary.
 	Change func(context.Context, workspace.Op) (workspace.Change, error)
-	// Warn records a warning.
-	Warn func(message string)
-	// Repeated is that of [quarantine.Options].
+	Warn   func(message string)
+	// Repeated is as in [quarantine.Options].
 	Repeated func(path string)
 
 	// Mode is overlay or copy. CopyBytes and CopyEntries bound a copy.
 	Mode                   sandbox.WorkspaceMode
 	CopyBytes, CopyEntries int64
-	// User is recorded as the user who applies the changes; closing Force ends that.
+	// User is recorded as the user who applies the changes. Closing Force stops that.
 	User  string
 	Force <-chan struct{}
 }
 
-// sessionChanges holds what a session changed, beside the facts about its end.
+// sessionChanges holds a session's changes, including its last record.
 type sessionChanges struct {
 	*record.SessionEnded
 	patch   string
 	refused bool
 }
 
-// setDifferences fills in what differs.
 func (r *sessionChanges) setDifferences(d changes.Differences) {
 	r.Changed, r.ChangedOmitted, r.ChangedCount = record.NonNil(d.Changed), d.ChangedOmitted, d.Count
 	r.HostExecuted, r.HostExecutedOmitted = record.NonNil(d.HostExecuted), d.HostExecutedOmitted
