@@ -15,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// listTools returns the tools of the client's session.
 func (c *client) listTools(ctx context.Context) (*mcp.ListToolsResult, error) {
 	s, err := c.openSession(ctx)
 	if err != nil {
@@ -49,7 +48,7 @@ func annotateTool(def tools.Definition) *mcp.ToolAnnotations {
 	return a
 }
 
-// callTool runs a call. A failure that a model can see is a result.
+// callTool runs a call. A failure that the model may see is a result.
 func (c *client) callTool(ctx context.Context, p *mcp.CallToolParamsRaw) (*mcp.CallToolResult, error) {
 	select {
 	case c.slots <- struct{}{}:
@@ -94,12 +93,11 @@ func (c *client) callTool(ctx context.Context, p *mcp.CallToolParamsRaw) (*mcp.C
 	return out, nil
 }
 
-// newFailure returns the result of a call that has none of its own.
+// newFailure returns the result of a call that has none.
 func newFailure(text string) *mcp.CallToolResult {
 	return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: text}}, IsError: true}
 }
 
-// textOf returns the first text of a result.
 func textOf(r *mcp.CallToolResult) string {
 	for _, c := range r.Content {
 		if t, ok := c.(*mcp.TextContent); ok {

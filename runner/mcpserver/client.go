@@ -13,7 +13,6 @@ import (
 	"github.com/caisson-run/caisson/runner"
 )
 
-// client is a connected client and its session.
 type client struct {
 	server *Server
 	conn   *mcp.ServerSession
@@ -28,14 +27,14 @@ type client struct {
 	session *Session
 	ended   bool
 
-	// idle ends the client when no request over HTTP has been under way for a while.
+	// idle ends the client when no HTTP request has been under way for a while.
 	activity sync.Mutex
 	active   int
 	idle     *time.Timer
 }
 
-// openSession returns the session of the client, and opens it first if need be. What waits for
-// that ends with ctx; the session does not.
+// openSession returns the client's session, which it opens first if necessary.
+// ctx bounds the wait for that, not the session.
 func (c *client) openSession(ctx context.Context) (*Session, error) {
 	c.opening.Lock()
 	defer c.opening.Unlock()
@@ -68,10 +67,10 @@ func (c *client) openSession(ctx context.Context) (*Session, error) {
 	return session, nil
 }
 
-// withoutRoots is the version of the protocol whose servers can't ask for roots any more.
+// withoutRoots is the first protocol version in which servers can't ask for
+// roots.
 const withoutRoots = "2026-07-28"
 
-// askRoots returns the roots of the client.
 func (c *client) askRoots(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, rootsTime, fmt.Errorf("no answer in %v", rootsTime))
 	defer cancel()
@@ -91,8 +90,8 @@ func (c *client) askRoots(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
-// closeSession cancels the calls of the client and closes its session. Further calls wait for the
-// first.
+// closeSession cancels the client's calls and closes its session. Further calls
+// wait for the first.
 func (c *client) closeSession(cause error) {
 	c.cancel(cause)
 	c.opening.Lock()
@@ -114,8 +113,8 @@ func (c *client) closeSession(cause error) {
 	c.server.opts.Ended(r)
 }
 
-// beginRequest notes a request over HTTP; the caller must call the function that it
-// returns when the request ends.
+// beginRequest counts an HTTP request. The caller must call end when the
+// request ends.
 func (c *client) beginRequest() (end func()) {
 	c.activity.Lock()
 	defer c.activity.Unlock()
@@ -136,10 +135,9 @@ func (c *client) beginRequest() (end func()) {
 	}
 }
 
-// errIdle ends a client that was silent for long.
 var errIdle = errors.New("no request for a long time")
 
-// endIdle ends a client that has been silent.
+// endIdle ends the client unless a request is under way.
 func (c *client) endIdle() {
 	c.activity.Lock()
 	busy := c.active > 0
@@ -148,7 +146,7 @@ func (c *client) endIdle() {
 		return
 	}
 	c.closeSession(errIdle)
-	_ = c.conn.Close() // forgets its id
+	_ = c.conn.Close() // forgets its ID
 }
 
 func (c *client) stopIdle() {

@@ -1,8 +1,9 @@
-// Package mcpserver offers the tools of sessions without a model to clients of the Model
-// Context Protocol, so that other agents work in the sandboxes of Caisson.
+// Package mcpserver offers the tools of sessions without a model to clients of
+// the Model Context Protocol, so that other agents can work in Caisson's
+// sandboxes.
 //
-// It is rank 10, beside runner/server. It knows no backend: [Options].Open opens the
-// session of a client.
+// It is rank 10, beside runner/server. It knows no backend: [Options].Open
+// opens a client's session.
 //
 //	client                                 server
 //	──────                                 ──────
@@ -13,6 +14,7 @@
 //	notifications/cancelled ─────────────▶ the context of the call ends
 //	end of input, DELETE, idle too long ─▶ Session.Close: container gone, records kept
 //
-// The client's own requests are never made: no sampling, no elicitation. A prompt of the
-// policy is nothing that the client may answer, since its agent could answer for itself.
+// The server asks the client nothing but its roots: no sampling, no
+// elicitation. A client must not answer the policy's prompts, because its agent
+// could answer for itself.
 package mcpserver

@@ -15,24 +15,23 @@ import (
 )
 
 const (
-	// headerTime and bodyTime bound the time in which the headers and the body of a
-	// request arrive.
+	// A request's headers and body must arrive within headerTime and bodyTime.
 	headerTime = 10 * time.Second
 	bodyTime   = 30 * time.Second
-	// writeTime bounds one write of a response: a client that reads nothing is gone.
+	// writeTime bounds one write of a response: a client that reads nothing is
+	// gone.
 	writeTime = time.Minute
-	// maxRequests bounds the requests of one user that are served at once, streams among
-	// them.
-	maxRequests = 256
-	// sessionHeader has the id of a session.
+	// maxRequests bounds the requests of one user that are served at once,
+	// including streams.
+	maxRequests   = 256
 	sessionHeader = "Mcp-Session-Id"
 )
 
 // Path is the path of the streamable HTTP transport.
 const Path = "/mcp"
 
-// Handler returns the handler of the streamable HTTP transport, at [Path]. The caller must
-// call [Server.Close] in the end.
+// Handler returns the handler of the streamable HTTP transport, at [Path]. The
+// caller must call [Server.Close] in the end.
 func (s *Server) Handler() http.Handler {
 	slots := httpserver.NewQuota(maxRequests)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -73,14 +72,13 @@ func (s *Server) Handler() http.Handler {
 		s.web.ServeHTTP(out, r)
 		if id := w.Header().Get(sessionHeader); id != "" && r.Header.Get(sessionHeader) == "" {
 			if c := s.findClient(id); c != nil {
-				c.beginRequest()() // its time begins
+				c.beginRequest()() // its idle time begins
 			}
 		}
 	})
 }
 
-// readBody reads the body of a request within bodyTime, or writes the response that
-// refuses it.
+// readBody reads a request's body within bodyTime, or writes an error response.
 func readBody(w http.ResponseWriter, r *http.Request, control *http.ResponseController) bool {
 	if err := control.SetReadDeadline(time.Now().Add(bodyTime)); err != nil {
 		http.Error(w, "the connection takes no deadline", http.StatusInternalServerError)
@@ -100,26 +98,24 @@ func readBody(w http.ResponseWriter, r *http.Request, control *http.ResponseCont
 	return true
 }
 
-// patientResponse is a response of which each write has its time.
+// patientResponse bounds the time of each write.
 type patientResponse struct {
 	http.ResponseWriter
 	control *http.ResponseController
 }
 
-// Write implements io.Writer.
 func (p *patientResponse) Write(b []byte) (int, error) {
-	_ = p.control.SetWriteDeadline(time.Now().Add(writeTime)) // readBody has found that it takes some
+	_ = p.control.SetWriteDeadline(time.Now().Add(writeTime)) // readBody has checked that it can
 	return p.ResponseWriter.Write(b)
 }
 
-// Unwrap lets http.ResponseController through.
+// Unwrap lets http.ResponseController reach the connection.
 func (p *patientResponse) Unwrap() http.ResponseWriter { return p.ResponseWriter }
 
-// Flush implements http.Flusher.
 func (p *patientResponse) Flush() { _ = p.control.Flush() }
 
-// Serve answers on listeners until ctx ends, then closes the sessions of all clients, and
-// returns. It closes the listeners.
+// Serve answers on listeners until ctx ends, then closes the sessions of all
+// clients. It closes the listeners.
 func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	if s.opts.Admit == nil {
 		return errors.New("serve MCP: Options.Admit is missing")
@@ -131,8 +127,8 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	}, listeners...)
 }
 
-// Close closes the sessions of all clients and waits for it. No client is admitted any
-// more.
+// Close closes the sessions of all clients and waits for that. It admits no
+// more clients.
 func (s *Server) Close() {
 	s.closeClients(errStopping)
 	for ss := range s.mcp.Sessions() {

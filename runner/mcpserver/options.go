@@ -13,70 +13,74 @@ import (
 
 // Defaults of [Options].
 const (
-	// DefaultMaxSessions is the number of clients over HTTP at once. Each may hold a
-	// container.
+	// DefaultMaxSessions is the number of clients over HTTP at once. Each may
+	// hold a container.
 	DefaultMaxSessions = 16
-	// DefaultIdleTime is how long the session of a client over HTTP is kept without a
-	// request of it. Its container holds memory meanwhile.
+	// DefaultIdleTime is how long the session of a client over HTTP is kept
+	// without a request. Its container holds memory meanwhile.
 	DefaultIdleTime = time.Hour
 )
 
 const (
-	// maxMessageBytes bounds a message: an input of a tool, whose bound is 4 MiB, with
+	// maxMessageBytes bounds a message: a tool's input, of at most 4 MiB, with
 	// its characters escaped.
 	maxMessageBytes = 16 << 20
-	// maxCalls bounds the calls of one client that run or wait. More are refused.
+	// maxCalls bounds the calls of one client that run or wait. More are
+	// refused.
 	maxCalls = 64
 	// rootsTime bounds the wait for the client's roots.
 	rootsTime = 10 * time.Second
-	// drainTime bounds the wait for responses that are still being written once a
-	// session has ended.
+	// drainTime bounds the wait for responses that are still being written once
+	// a session has ended.
 	drainTime = 5 * time.Second
 )
 
 // Options are the options of a server. Open is required, and Admit for HTTP.
 type Options struct {
-	// Open opens the session of a client, whose calls are those of its Options.User. It
-	// is called when the client asks for tools first, and again after an error. The
-	// server closes the session.
+	// Open opens a client's session, whose calls are made for its Options.User.
+	// It is called when the client first asks for tools, and again after an
+	// error. The server closes the session.
 	Open func(ctx context.Context, c Client) (*Session, error)
 	// AsksRoots reports whether Open needs the client's roots.
 	AsksRoots bool
-	// Admit returns the user who sends a request over HTTP, or writes the response that
-	// refuses it. Its checks are those of Host, Origin and token.
+	// Admit returns the user who sends an HTTP request, or writes an error
+	// response. It must check Host, Origin and token.
 	Admit func(w http.ResponseWriter, r *http.Request) (runner.User, bool)
-	// Describe returns what a client is told of an error of Open, or of a call that has
-	// no result; nil takes the error's text.
+	// Describe returns what a client is told about an error of Open, or about a
+	// call without a result. Nil uses the error's text.
 	Describe func(err error) string
-	// Ended receives the report of each session that was closed; nil does nothing.
+	// Ended receives the report of each closed session. Nil does nothing.
 	Ended func(runner.Report)
 
-	// MaxSessions and IdleTime bound what clients over HTTP hold; zero means the default.
+	// MaxSessions and IdleTime bound what clients over HTTP hold. Zero means
+	// the default.
 	MaxSessions int
 	IdleTime    time.Duration
 
-	// Version is the program's.
+	// Version is the program's version.
 	Version string
-	// Logger gets messages for operators; nil discards them.
+	// Logger gets messages for operators. Nil discards them.
 	Logger *zap.Logger
 }
 
 // Client is a client that asks for a session.
 type Client struct {
-	// User is who Admit returned; it is zero over standard input and output.
+	// User is who Admit returned. It is zero over standard input and output.
 	User runner.User
-	// Name and Version are those that the client names. It may lie.
+	// Name and Version are what the client claims.
 	Name, Version string
-	// Roots are the URIs of its roots, if [Options].AsksRoots is set; nil if it has none.
+	// Roots are the URIs of its roots, if [Options].AsksRoots is set. Nil if it
+	// has none.
 	Roots []string
 }
 
-// Session is the open session of a client.
+// Session is a client's open session.
 type Session struct {
 	Runner *runner.Session
-	// Redact removes secrets from results and from progress; nil removes none.
+	// Redact removes secrets from results and progress. Nil removes none.
 	Redact *redact.Redactor
-	// Done releases what the session used, after it was closed; nil does nothing.
+	// Done releases what the session used, after it was closed. Nil does
+	// nothing.
 	Done func()
 }
 

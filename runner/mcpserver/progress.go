@@ -11,15 +11,15 @@ import (
 const (
 	// progressEvery is the shortest time between two notifications of a call.
 	progressEvery = 500 * time.Millisecond
-	// silenceTime is the time without output after which a notification is sent all the
-	// same: clients end calls that are silent for long.
+	// silenceTime is the time after which a notification is sent even without
+	// output: clients end calls that are silent for long.
 	silenceTime = 10 * time.Second
-	// maxProgressBytes bounds the output in one notification. The end is kept.
+	// maxProgressBytes bounds the output in one notification. Its end is kept.
 	maxProgressBytes = 4 << 10
 )
 
-// progress sends the output of one call as it comes, at a bounded rate. Its number is the
-// time since the call began, in seconds.
+// progress sends a call's output as it comes, at a bounded rate. Its number is
+// the time since the call began, in seconds.
 type progress struct {
 	begun time.Time
 	send  func(elapsed float64, message string) error
@@ -34,8 +34,8 @@ type progress struct {
 	last    time.Time // of the last notification
 }
 
-// newProgress returns the progress of a call that begins. The caller must call stopSending before
-// the call's result is sent.
+// newProgress begins the progress of a call. The caller must call stopSending
+// before it sends the call's result.
 func newProgress(r *redact.Redactor, send func(elapsed float64, message string) error) *progress {
 	p := &progress{begun: time.Now(), send: send, done: make(chan struct{}), ended: make(chan struct{}), redact: r, streams: map[string]*redact.Writer{}}
 	p.last = p.begun
@@ -43,7 +43,6 @@ func newProgress(r *redact.Redactor, send func(elapsed float64, message string) 
 	return p
 }
 
-// addOutput takes a piece of output.
 func (p *progress) addOutput(stream, text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -62,16 +61,15 @@ func (p *progress) addOutput(stream, text string) {
 	_, _ = w.Write([]byte(text)) // keeper does not fail
 }
 
-// keeper is an io.Writer to what is pending.
+// keeper is an io.Writer to progress.keepOutput.
 type keeper struct{ p *progress }
 
-// Write implements io.Writer.
 func (k keeper) Write(b []byte) (int, error) {
 	k.p.keepOutput(b)
 	return len(b), nil
 }
 
-// keepOutput adds output to what is pending, of which the end is kept.
+// keepOutput appends to pending, of which it keeps the end.
 func (p *progress) keepOutput(b []byte) {
 	p.pending = append(p.pending, b...)
 	if over := len(p.pending) - maxProgressBytes; over > 0 {
@@ -96,8 +94,8 @@ func (p *progress) sendAll() {
 	}
 }
 
-// sendPending sends what is pending, or after a silence that the call runs, and reports whether
-// there is anyone to send to.
+// sendPending sends the pending output, or nothing but the time after a
+// silence. It reports whether the client can still be reached.
 func (p *progress) sendPending() bool {
 	p.mu.Lock()
 	for _, w := range p.streams {
@@ -115,7 +113,7 @@ func (p *progress) sendPending() bool {
 	return p.send(now.Sub(p.begun).Seconds(), strings.ToValidUTF8(text, "\uFFFD")) == nil
 }
 
-// stopSending ends the notifications; none is sent afterwards.
+// stopSending ends the notifications. None is sent after it returns.
 func (p *progress) stopSending() {
 	p.mu.Lock()
 	p.closed = true
@@ -124,7 +122,6 @@ func (p *progress) stopSending() {
 	<-p.ended
 }
 
-// redactText returns a text without secrets.
 func redactText(r *redact.Redactor, text string) string {
 	if r == nil {
 		return text

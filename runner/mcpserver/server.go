@@ -16,7 +16,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 )
 
-// instructions are the text that a client may show to its model.
+// instructions are for the client's model.
 const instructions = `The files and commands of these tools are those of a sandbox, which lasts as long as this connection. ` +
 	`Paths are relative to the workspace; commands start there. Nothing else of the user's machine is visible, ` +
 	`and commands have no network unless the operator allowed hosts. A command that runs on, such as a server, takes "background": true in shell; ` +
@@ -51,16 +51,15 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// errGone and errStopping end what a client runs.
 var (
 	errGone     = errors.New("the client is gone")
 	errStopping = errors.New("the server stops")
 )
 
-// ServeStdio serves one client, which writes to in and reads from out, until in ends or
-// ctx does, and closes its session. It closes neither in nor out, and may leave a read of
-// in behind. The error is why the client could not be served any longer, such as a message
-// that is not valid.
+// ServeStdio serves one client, which writes to in and reads from out, until in
+// or ctx ends, and closes its session. It closes neither in nor out, and may
+// leave a read of in behind. It returns an error if the client could no longer
+// be served, for example after an invalid message.
 func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) error {
 	ended := make(chan struct{})
 	input := &endReader{r: in, ended: ended}
@@ -89,14 +88,13 @@ func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) er
 	return nil
 }
 
-// endReader reports the end of what it reads.
+// endReader reports the end of its reader.
 type endReader struct {
 	r     io.Reader
 	ended chan struct{}
 	once  sync.Once
 }
 
-// Read implements io.Reader.
 func (e *endReader) Read(p []byte) (int, error) {
 	n, err := e.r.Read(p)
 	if err != nil {
@@ -105,7 +103,6 @@ func (e *endReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// isAtEnd reports whether there is no more to read.
 func (e *endReader) isAtEnd() bool {
 	select {
 	case <-e.ended:
@@ -115,13 +112,10 @@ func (e *endReader) isAtEnd() bool {
 	}
 }
 
-// Close implements io.Closer.
 func (e *endReader) Close() error { return nil }
 
-// keepOpen is a writer whose Close does nothing.
 type keepOpen struct{ io.Writer }
 
-// Close implements io.Closer.
 func (keepOpen) Close() error { return nil }
 
 // userKey is the context key of the user whom Options.Admit returned.
@@ -156,10 +150,10 @@ func (s *Server) handleTools(next mcp.MethodHandler) mcp.MethodHandler {
 	}
 }
 
-// Codes of errors of the protocol that are ours.
+// codeUnavailable is our own error code of the protocol.
 const codeUnavailable = -32001
 
-// clientOf returns the client of a connection, which is admitted by its first request.
+// clientOf returns the client of a connection. Its first request admits it.
 func (s *Server) clientOf(ctx context.Context, ss *mcp.ServerSession) (*client, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,13 +171,13 @@ func (s *Server) clientOf(ctx context.Context, ss *mcp.ServerSession) (*client, 
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	s.clients[ss] = c
 	go func() {
-		_ = ss.Wait() // why does not matter
+		_ = ss.Wait() // the reason does not matter
 		c.closeSession(errGone)
 	}()
 	return c, nil
 }
 
-// findClient returns the client with the id of a session over HTTP, nil if there is none.
+// findClient returns the client with an HTTP session ID, or nil.
 func (s *Server) findClient(id string) *client {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,14 +189,13 @@ func (s *Server) findClient(id string) *client {
 	return nil
 }
 
-// forgetClient removes a client that has ended.
 func (s *Server) forgetClient(c *client) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.clients, c.conn)
 }
 
-// closeClients ends all clients, and waits for it. No other is admitted.
+// closeClients ends all clients, and waits for that. It admits no more.
 func (s *Server) closeClients(cause error) {
 	s.mu.Lock()
 	s.closed = true
