@@ -6,8 +6,9 @@ import (
 	"sync"
 )
 
-// pemBegin is the first line of a private key (RFC 7468, 5.1 and 10; OpenSSH and
-// OpenPGP, RFC 9580 6.2, write similar ones), and pemDashes its beginning.
+// pemBegin matches the first line of a private key (RFC 7468, 5.1 and 10;
+// OpenSSH and OpenPGP, RFC 9580 6.2, write similar ones), and pemDashes is its
+// beginning.
 var (
 	pemBegin = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^-----BEGIN ([A-Z0-9]{1,20} ){0,3}PRIVATE KEY( BLOCK)?-----`)
@@ -18,28 +19,28 @@ var (
 	pemHeader = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^(Proc-Type|DEK-Info|Version|Comment|Hash): [^\r\n\\]{0,200}`)
 	})
-	// pemGap matches the text between two lines of a key: white space, its escapes
-	// in strings, and prefixes of lines.
+	// pemGap matches the text between two lines of a key: white space, its
+	// escapes in strings, and prefixes of lines.
 	pemGap = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^(\n\+?|[ \t\r>|:"',]|\\[nrt\\"]|→)*`)
 	})
 	pemDashes = []byte("-----BEGIN ")
 )
 
-// maxPEMMark bounds the first and the last line of a key, maxPEMBytes a key: one
-// of 16,384 bits has 13 KB.
+// maxPEMMark bounds the first and the last line of a key, and maxPEMBytes a
+// key: one with 16,384 bits has 13 KB.
 const (
 	maxPEMMark  = 100
 	maxPEMBytes = 32 << 10
 )
 
-// minPEMLine is the least number of consecutive base64 digits in a line of a key,
-// except its last one, which the end follows.
+// minPEMLine is the least number of consecutive base64 digits in a line of a
+// key. Only the line before the end may have fewer.
 const minPEMLine = 16
 
-// redactPEM replaces private keys between their first and last lines. Of a key without
-// an end, such as in the output of head, all lines are replaced; a first line alone,
-// as in a text about keys, is not a key.
+// redactPEM replaces private keys between their first and last lines. If a key
+// has no end, as in the output of head, all its lines are replaced. A first
+// line alone, as in a text about keys, is not a key.
 func redactPEM(text []byte) []byte {
 	var out []byte
 	done := 0
@@ -64,9 +65,9 @@ func redactPEM(text []byte) []byte {
 	return append(out, text[done:]...)
 }
 
-// pemBody returns the offsets of the lines between the first and the last one of the
-// key at the beginning of text. They are equal where there is no key. open reports
-// whether the key goes on to the end of the examined text.
+// pemBody returns the offsets of the lines between the first and the last one
+// of the key at the beginning of text. They are equal if there is no key. open
+// reports that the key may continue after text.
 func pemBody(text []byte) (from, to int, open bool) {
 	from = len(pemBegin().Find(text[:min(len(text), maxPEMMark)]))
 	if from == 0 {
@@ -86,7 +87,7 @@ func pemBody(text []byte) (from, to int, open bool) {
 		case n >= minPEMLine, n > 0 && endsPEM(text[i+n:]):
 			i += n
 			to = i
-		case n > 0 && n < 7 && isNumber(text[i:i+n]): // of a line, as read_file and grep -n write them
+		case n > 0 && n < 7 && isNumber(text[i:i+n]): // a line number, as in read_file and grep -n
 			i += n
 		default: // the last line of text may be incomplete
 			return from, to, !pemEnd().Match(rest) && !bytes.ContainsRune(text[i:], '\n')
@@ -107,14 +108,14 @@ func isNumber(text []byte) bool {
 	return len(bytes.Trim(text, digits)) == 0
 }
 
-// pemCut returns the start of a private key, or of what may become one, that a cut at
-// the offset at would divide, and at where there is none.
+// pemCut returns the start of the private key, or possible beginning of one,
+// that a cut at the offset at would divide. Otherwise it returns at.
 func pemCut(buf []byte, at int) int {
 	for i := max(0, at-maxPEMBytes); i < at; i++ {
 		if buf[i] != '-' || !bytes.HasPrefix(pemDashes, buf[i:min(len(buf), i+len(pemDashes))]) {
 			continue
 		}
-		if i+maxPEMMark > at { // its first line may end behind the cut
+		if i+maxPEMMark > at { // its first line may end after the cut
 			return i
 		}
 		if _, to, open := pemBody(buf[i:]); open || i+to >= at {

@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// percentDepth is the number of times that a text may be percent-encoded: a URL
-// within the query of another one is encoded twice.
+// percentDepth is how often a text may be percent-encoded: a URL in the query
+// of another one is encoded twice.
 const percentDepth = 2
 
 var percentEscape = sync.OnceValue(func() *regexp.Regexp {
@@ -22,8 +22,8 @@ type span struct {
 	mark     []byte
 }
 
-// percentSpans returns the spans of text, in order, that encode a secret with some of
-// its bytes percent-encoded (RFC 3986, 2.1), in upper or lower case.
+// percentSpans returns the spans of text, in order, that encode a secret with
+// some of its bytes percent-encoded (RFC 3986, 2.1), in upper or lower case.
 func (r *Redactor) percentSpans(text []byte) []span {
 	if !percentEscape().Match(text) {
 		return nil
@@ -35,9 +35,9 @@ func (r *Redactor) percentSpans(text []byte) []span {
 	return mergeSpans(spans)
 }
 
-// visitDecodings calls visit with text as it is, percent-decoded once, and twice, each
-// also with + as a space, as in forms. at holds the offset in text of each byte and
-// of the end.
+// visitDecodings calls visit with text as it is, percent-decoded once, and
+// twice, each also with + as a space, as in forms. at has the offset in text of
+// each byte and of the end.
 func visitDecodings(text []byte, visit func(decoded []byte, at []int)) {
 	at := make([]int, len(text)+1)
 	for i := range at {
@@ -52,8 +52,9 @@ func visitDecodings(text []byte, visit func(decoded []byte, at []int)) {
 	}
 }
 
-// unfinishedAt returns the offset of the first known secret of which text ends in the
-// beginning, percent-encoded or not, and len(text) where there is none.
+// unfinishedAt returns the first offset from which the rest of text is the
+// beginning of a known secret, percent-encoded or not. If there is none, it
+// returns len(text).
 func (r *Redactor) unfinishedAt(text []byte) int {
 	first := len(text)
 	visitDecodings(text, func(decoded []byte, at []int) {
@@ -69,7 +70,6 @@ func (r *Redactor) unfinishedAt(text []byte) int {
 	return first
 }
 
-// replacePercent replaces percent-encoded secrets.
 func (r *Redactor) replacePercent(text []byte) []byte {
 	spans := r.percentSpans(text)
 	if len(spans) == 0 {
@@ -84,7 +84,7 @@ func (r *Redactor) replacePercent(text []byte) []byte {
 	return append(out, text[done:]...)
 }
 
-// decodePercent decodes each %XX once. It returns nil where there is none.
+// decodePercent decodes each %XX once. It returns nil if there is none.
 func decodePercent(text []byte, at []int) (out []byte, place []int) {
 	done := 0
 	for _, e := range percentEscape().FindAllIndex(text, -1) {
@@ -105,7 +105,7 @@ func hexValue(c byte) byte {
 	return c&^0x20 - 'A' + 10
 }
 
-// mergeSpans orders spans by their beginnings and joins those that overlap.
+// mergeSpans sorts spans by their beginnings and joins overlapping ones.
 func mergeSpans(spans []span) []span {
 	slices.SortStableFunc(spans, func(a, b span) int { return cmp.Compare(a.from, b.from) })
 	var out []span

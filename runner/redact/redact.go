@@ -1,5 +1,5 @@
-// Package redact removes secrets from texts: values that are given, in any form
-// that programs make of them, private keys, and the keys of well-known providers.
+// Package redact removes secrets from texts: given values, in any form in which
+// programs write them, private keys, and keys of well-known providers.
 package redact
 
 import (
@@ -21,36 +21,36 @@ type Secret struct {
 	Value string
 }
 
-// minSecretBytes is the length of the shortest value that is replaced: an ordinary
-// word, such as the "x" that is sent to servers without authentication, would be
-// replaced everywhere.
+// minSecretBytes is the length of the shortest value that is replaced. A
+// shorter one, such as the "x" that is sent to servers without authentication,
+// may be an ordinary word.
 const minSecretBytes = 8
 
 // Redactor replaces secrets: known values, as they are and in the forms of
-// secretForms, private keys, and keys of well-known shapes. It is safe for concurrent
-// use.
+// secretForms, private keys, and keys of well-known shapes. It is safe for
+// concurrent use.
 type Redactor struct {
 	values []secretBytes
 	shapes *regexp.Regexp
-	// starts holds the values by their first two bytes, and begins is the set of
-	// these bytes: a text is scanned once, however many values there are.
+	// starts has the values by their first two bytes, and begins is the set of
+	// these bytes. So a text is scanned once, however many values there are.
 	starts map[uint16][]secretBytes
 	begins [1 << 16 / 64]uint64
 }
 
 type secretBytes struct{ value, mark []byte }
 
-// keyShapes matches the prefixes of providers' keys and the rest of these keys, so
-// that a key in a file of the workspace is not copied either:
-// OpenAI and Anthropic (sk-), GitHub (ghp_, gho_, ghs_, ghu_, ghr_,
-// github_pat_), GitLab (glpat-), AWS (AKIA, ASIA), Google (AIza), Slack (xox…),
-// Groq (gsk_), xAI (xai-), Hugging Face (hf_), npm (npm_), PyPI (pypi-), Docker
-// (dckr_pat_), Stripe (sk_live_, sk_test_, rk_live_).
+// keyShapes matches providers' keys by their prefixes, so that no key in a file
+// of the workspace is copied either: OpenAI and Anthropic (sk-), GitHub (ghp_,
+// gho_, ghs_, ghu_, ghr_, github_pat_), GitLab (glpat-), AWS (AKIA, ASIA),
+// Google (AIza), Slack (xox…), Groq (gsk_), xAI (xai-), Hugging Face (hf_), npm
+// (npm_), PyPI (pypi-), Docker (dckr_pat_), Stripe (sk_live_, sk_test_,
+// rk_live_).
 const keyShapes = `^(sk-[A-Za-z0-9_-]{20,}|gh[posur]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,}|glpat-[A-Za-z0-9_-]{20,}|A[KS]IA[A-Z0-9]{16}|` +
 	`AIza[A-Za-z0-9_-]{35}|xox[abprs]-[A-Za-z0-9-]{10,}|gsk_[A-Za-z0-9]{40,}|xai-[A-Za-z0-9]{40,}|hf_[A-Za-z0-9]{30,}|npm_[A-Za-z0-9]{36,}|` +
 	`pypi-[A-Za-z0-9_-]{50,}|dckr_pat_[A-Za-z0-9_-]{20,}|[sr]k_(live|test)_[A-Za-z0-9]{20,})\b`
 
-// keyStarts holds the prefixes of these keys, by their first byte.
+// keyStarts has the prefixes of these keys by their first byte.
 var keyStarts = func() (starts [256][][]byte) {
 	for _, p := range []string{
 		"sk-", "sk_", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "gsk_", "AKIA", "ASIA", "AIza",
@@ -61,7 +61,8 @@ var keyStarts = func() (starts [256][][]byte) {
 	return starts
 }()
 
-// New returns a Redactor of the given secrets and of what it recognizes itself.
+// New returns a Redactor of the given secrets, private keys and well-known
+// keys.
 func New(secrets []Secret) *Redactor {
 	r := &Redactor{shapes: regexp.MustCompile(keyShapes)}
 	for _, s := range secrets {
@@ -73,13 +74,12 @@ func New(secrets []Secret) *Redactor {
 			r.values = append(r.values, secretBytes{[]byte(form), mark})
 		}
 	}
-	// Longest first: a key that holds another one is replaced whole.
+	// Longest first: a secret that contains another one is replaced whole.
 	slices.SortStableFunc(r.values, func(a, b secretBytes) int { return cmp.Compare(len(b.value), len(a.value)) })
 	r.indexValues()
 	return r
 }
 
-// indexValues fills in starts and begins.
 func (r *Redactor) indexValues() {
 	r.starts = map[uint16][]secretBytes{}
 	for _, s := range r.values {
@@ -89,7 +89,6 @@ func (r *Redactor) indexValues() {
 	}
 }
 
-// replaceKnown replaces the known values.
 func (r *Redactor) replaceKnown(text []byte) []byte {
 	var out []byte
 	done := 0
@@ -103,7 +102,7 @@ func (r *Redactor) replaceKnown(text []byte) []byte {
 	return append(out, text[done:]...)
 }
 
-// eachKnown calls found for each value in text, from the first to the last.
+// eachKnown calls found for each value in text, in order.
 func (r *Redactor) eachKnown(text []byte, found func(from, to int, mark []byte)) {
 	for i := 0; i+minSecretBytes <= len(text); i++ {
 		two := binary.BigEndian.Uint16(text[i:])
@@ -125,16 +124,16 @@ func quotedInner(text string) string {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(text) // which works for every string
+	_ = enc.Encode(text) // it works for every string
 	quoted := bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
 	return string(quoted[1 : len(quoted)-1])
 }
 
-// JSON is [Redactor.Bytes] for a text that is JSON: it decodes each string, so that
-// a key is found whatever its escapes, such as a model's in its arguments, and the
-// text stays JSON. A text that is not JSON is treated as any other.
+// JSON is like [Redactor.Bytes] for JSON. It decodes each string, so that it
+// finds a key whatever its escapes, such as in a model's arguments. The result
+// is still JSON. It treats a text that is not JSON as Bytes does.
 func (r *Redactor) JSON(text []byte) []byte {
-	var out []byte // nil while nothing is changed
+	var out []byte // nil if nothing has changed
 	done := 0
 	for i := 0; i < len(text); i++ {
 		if text[i] != '"' {
@@ -156,8 +155,8 @@ func (r *Redactor) JSON(text []byte) []byte {
 	return append(out, text[done:]...)
 }
 
-// stringEnd returns the length of the JSON string at the start of text, with its
-// quotes, or 0 where it has no end.
+// stringEnd returns the length of the JSON string at the start of text, with
+// its quotes, or 0 if it has no end.
 func stringEnd(text []byte) int {
 	for i := 1; i < len(text); i++ {
 		switch text[i] {
@@ -187,11 +186,12 @@ func (r *Redactor) redactLiteral(quoted []byte) ([]byte, bool) {
 	return []byte(`"` + quotedInner(string(safe)) + `"`), true
 }
 
-// shortEscapes are the characters of JSON's escapes of one letter.
+// shortEscapes maps JSON's one-letter escapes to their characters.
 var shortEscapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// unquote returns the value of a JSON string and whether it is one. Short escapes, the
-// only ones in most texts, are decoded here, in a third of the time of [json.Unmarshal].
+// unquote returns the value of a JSON string, and false if it is invalid. It
+// decodes short escapes itself, the only ones in most texts, in a third of the
+// time of [json.Unmarshal].
 func unquote(quoted []byte) ([]byte, bool) {
 	rest := quoted[1 : len(quoted)-1]
 	value := make([]byte, 0, len(rest))
@@ -211,11 +211,11 @@ func unquote(quoted []byte) ([]byte, bool) {
 	return []byte(s), err == nil
 }
 
-// Bytes returns text without secrets; text itself is not changed.
+// Bytes returns text without secrets. It does not change text.
 func (r *Redactor) Bytes(text []byte) []byte { return r.redactAfter(nil, text) }
 
-// redactAfter is Bytes for a text that follows another: the text before a key
-// decides whether it is one.
+// redactAfter is like Bytes for a text that follows before, which decides
+// whether a key can begin at its start.
 func (r *Redactor) redactAfter(before, text []byte) []byte {
 	return r.replaceKeys(before, redactPEM(r.replacePercent(r.replaceKnown(text))))
 }
@@ -223,8 +223,8 @@ func (r *Redactor) redactAfter(before, text []byte) []byte {
 // lookBehind is the number of bytes before a key that are examined.
 const lookBehind = 40
 
-// replaceKeys replaces keys of well-known shapes. The regular expression runs only
-// where a key may begin: "sk-" alone is in every task-list and disk-image.
+// replaceKeys replaces keys of well-known shapes. The regular expression runs
+// only where a key may begin: every task-list and disk-image contains "sk-".
 func (r *Redactor) replaceKeys(before, text []byte) []byte {
 	var out []byte
 	done := 0
@@ -257,14 +257,13 @@ func (r *Redactor) replaceKeys(before, text []byte) []byte {
 	return append(out, text[done:]...)
 }
 
-// keyBegins reports whether text begins with the prefix of a key.
 func keyBegins(text []byte) bool {
 	return slices.ContainsFunc(keyStarts[text[0]], func(p []byte) bool { return bytes.HasPrefix(text, p) })
 }
 
-// freeBefore reports whether a key can begin behind text: not inside a word. Text
-// may be JSON, where the byte before a key may belong to an escape: in "\nsk-…" it
-// is an n.
+// freeBefore reports whether a key can begin after text: not inside a word.
+// Text may be JSON, where the byte before a key may belong to an escape: in
+// "\nsk-…" it is an n.
 func freeBefore(text []byte) bool {
 	n := len(text)
 	if n == 0 {
@@ -278,7 +277,7 @@ func freeBefore(text []byte) bool {
 		return true
 	case n >= 3 && text[n-3] == '%' && hexByte(text[n-2]) && hexByte(c): // as in a URL
 		return true
-	case endsInCSI(text): // as grep colours what it finds
+	case endsInCSI(text): // as grep colours its matches
 		return true
 	}
 	if n < 6 || text[n-6] != '\\' || text[n-5] != 'u' {
@@ -292,8 +291,8 @@ func freeBefore(text []byte) bool {
 	return true
 }
 
-// gluedKey reports whether a key may follow an underscore, as in TOKEN_ghp_…: keys
-// with - or _ behind their prefix look too much like a name for that.
+// gluedKey reports whether a key may follow an underscore, as in TOKEN_ghp_….
+// Keys with - or _ after their prefix look too much like names for that.
 func gluedKey(before, text []byte) bool {
 	return bytes.HasSuffix(before, []byte("_")) && !bytes.HasPrefix(text, []byte("sk-")) && !bytes.HasPrefix(text, []byte("pypi-")) && !bytes.HasPrefix(text, []byte("glpat-"))
 }
@@ -307,9 +306,9 @@ func isOneOf(c byte, set string) bool { return strings.IndexByte(set, c) >= 0 }
 
 func hexByte(c byte) bool { return isOneOf(c, digits+"abcdefABCDEF") }
 
-// endsInCSI reports whether text ends in a control sequence of terminals (ECMA-48,
-// 5.4: ESC [, parameters, a final byte), as bytes or with its escape character
-// escaped.
+// endsInCSI reports whether text ends in a control sequence of terminals
+// (ECMA-48, 5.4: ESC [, parameters, a final byte), with its escape character as
+// it is or escaped.
 func endsInCSI(text []byte) bool {
 	head, ok := bytes.CutSuffix(bytes.TrimRight(text[:len(text)-1], digits+":;<=>?"), []byte("["))
 	return ok && slices.ContainsFunc([]string{"\x1b", `\u001b`, `\x1b`, `\e`, `\033`}, func(escape string) bool {
@@ -317,8 +316,8 @@ func endsInCSI(text []byte) bool {
 	})
 }
 
-// LogWriter returns a writer to w that redacts each Write by itself: for a log, each
-// of whose entries is one Write of one line of JSON.
+// LogWriter returns a writer to w that redacts each Write separately: for a log
+// in which each entry is one Write of one line of JSON.
 func (r *Redactor) LogWriter(w io.Writer) io.Writer { return logWriter{r, w} }
 
 type logWriter struct {
@@ -333,18 +332,19 @@ func (w logWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// minBase64Bytes is the length of the shortest piece of base64 that is replaced:
-// ordinary text holds no 10 given characters, which are 60 bits.
+// minBase64Bytes is the length of the shortest piece of base64 that is
+// replaced: 10 characters, or 60 bits, don't occur in ordinary text by chance.
 const minBase64Bytes = 10
 
-// secretForms returns a secret and the forms that programs write it in: a string of
-// JSON, also within another one, a form value without escapes, base64. The secret is
-// first. [Redactor.percentSpans] finds forms with percent escapes.
+// secretForms returns a secret, followed by the forms in which programs write
+// it: in a JSON string, also within another one, as a form value without
+// escapes, and in base64. [Redactor.percentSpans] finds forms with percent
+// escapes.
 func secretForms(secret string) []string {
 	forms := []string{secret}
 	quoted := quotedInner(secret)
 	forms = append(forms, quoted, quotedInner(quoted), strings.ReplaceAll(quoted, "/", `\/`))
-	html, _ := json.Marshal(secret) // with the escapes that are meant for HTML
+	html, _ := json.Marshal(secret) // with the escapes for HTML
 	forms = append(forms, string(html[1:len(html)-1]), strings.ReplaceAll(secret, " ", "+"))
 	for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 		for before := range 3 {
@@ -362,9 +362,9 @@ func secretForms(secret string) []string {
 	return all
 }
 
-// base64Inner returns the base64 digits that a secret alone determines in a longer
-// encoded text, where before bytes of its group of three precede it: the digits that
-// it shares with the text around it are left out.
+// base64Inner returns the base64 digits that depend only on the secret in a
+// longer encoded text, if before bytes of its group of three precede it. It
+// leaves out digits shared with the text around it.
 func base64Inner(enc *base64.Encoding, secret string, before int) string {
 	text := enc.EncodeToString(append(make([]byte, before), secret...))
 	bits := 8 * (before + len(secret))

@@ -5,12 +5,13 @@ import (
 	"io"
 )
 
-// chunkBytes is how much of a stream is redacted at once, and MaxKeyBytes how much
-// of its end waits for what follows: no key of a known shape is longer.
+// chunkBytes is how much of a stream is redacted at once. MaxKeyBytes is how
+// much of its end waits for what follows: no key of a known shape is longer.
 const (
 	chunkBytes  = 64 << 10
 	MaxKeyBytes = 4 << 10
-	// percentBytes is the length of a byte that was percent-encoded twice: %25XX.
+	// percentBytes is the length of a byte that was percent-encoded twice:
+	// %25XX.
 	percentBytes = 5
 )
 
@@ -23,14 +24,14 @@ func (r *Redactor) NewWriter(w io.Writer) *Writer {
 	return &Writer{r: r, w: w, hold: hold}
 }
 
-// Writer redacts a stream, also across the borders of its pieces. It holds back the
-// end of what was written for what may follow. It is for one goroutine.
+// Writer redacts a stream, also across the borders of its pieces, so it holds
+// the end back until more is written. It is not safe for concurrent use.
 type Writer struct {
 	r    *Redactor
 	w    io.Writer
 	hold int
 	buf  []byte
-	// before holds the last lookBehind bytes before buf.
+	// before has the last lookBehind bytes before buf.
 	before []byte
 	// wrote counts the bytes that were written to w; changed reports whether
 	// anything was replaced.
@@ -38,7 +39,7 @@ type Writer struct {
 	changed bool
 }
 
-// Write adds a piece of the stream. Its error is that of the writer below.
+// Write adds a piece of the stream. It returns errors of the writer below.
 func (s *Writer) Write(p []byte) (int, error) {
 	for rest := p; len(rest) > 0; {
 		n := min(len(rest), chunkBytes)
@@ -56,8 +57,8 @@ func (s *Writer) Write(p []byte) (int, error) {
 // Close writes what was held back. It does not close the writer below.
 func (s *Writer) Close() error { return s.writeFirst(len(s.buf)) }
 
-// findBorder returns the last offset up to at where a cut divides no secret. A run of
-// key bytes that is longer than all that is held is not a key, and may be cut
+// findBorder returns the last offset up to at where a cut divides no secret. A
+// run of key bytes longer than all that is held is not a key, and may be cut
 // anywhere.
 func (s *Writer) findBorder(at int) int {
 	cut := at
@@ -81,13 +82,13 @@ func (s *Writer) findBorder(at int) int {
 			break
 		}
 	}
-	if cut == 0 { // one that overlaps itself repeatedly, as no random key does
+	if cut == 0 { // a value that overlaps itself repeatedly, unlike any random key
 		return at
 	}
 	return cut
 }
 
-// encodedBefore returns the start of the percent-encoded secret that a cut at cut
+// encodedBefore returns the start of the percent-encoded secret that a cut
 // would divide, or cut.
 func (s *Writer) encodedBefore(cut int) int {
 	first := max(cut-s.hold, 0)
@@ -99,14 +100,13 @@ func (s *Writer) encodedBefore(cut int) int {
 	return cut
 }
 
-// holdsTogether reports whether a byte can be in a key of a known shape, or in an
-// escape of a URL.
+// holdsTogether reports whether a byte can be in a key of a known shape, or in
+// an escape of a URL.
 func holdsTogether(c byte) bool { return c == '%' || keyByte(c) }
 
 // keyByte reports whether a byte can be in a key of a known shape.
 func keyByte(c byte) bool { return isOneOf(c, digits+letters+"_-") }
 
-// writeFirst redacts and writes the first n bytes.
 func (s *Writer) writeFirst(n int) error {
 	if n == 0 {
 		return nil
@@ -122,18 +122,18 @@ func (s *Writer) writeFirst(n int) error {
 	return err
 }
 
-// Changed reports whether anything was replaced so far.
+// Changed reports whether anything has been replaced so far.
 func (s *Writer) Changed() bool { return s.changed }
 
-// Written returns the number of bytes that were written so far.
+// Written returns the number of bytes written so far.
 func (s *Writer) Written() int64 { return s.wrote }
 
-// HoldBytes returns how many bytes of the end of the stream may be held back: no
-// secret is longer.
+// HoldBytes returns how many bytes at the end of the stream may be held back.
+// No secret is longer.
 func (s *Writer) HoldBytes() int { return s.hold }
 
-// Flush writes what is held back, except what may be the beginning of a secret: of a
-// key of a known shape or a part of a URL, of a known value, or of a private key.
+// Flush writes what is held back, except what may be the beginning of a secret:
+// a key of a known shape, a part of a URL, a known value or a private key.
 func (s *Writer) Flush() error {
 	cut := len(s.buf)
 	for cut > 0 && holdsTogether(s.buf[cut-1]) && len(s.buf)-cut < s.hold {
