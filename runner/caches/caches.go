@@ -1,6 +1,6 @@
-// Package caches keeps the caches of build tools and package managers between the
-// sessions of a workspace. A cache is a directory below the state directory that is
-// mounted into the sandboxes of one workspace, and never into those of another.
+// Package caches keeps the caches of build tools and package managers between
+// the sessions of a workspace. A cache is a directory in the state directory
+// that is mounted into the sandboxes of only that workspace.
 //
 //	STATE/caches/ID/workspace.json  the workspace, its owner
 //	STATE/caches/ID/NAME            one cache; NAME is its escaped mount point
@@ -9,8 +9,8 @@
 //	STATE/caches/ID.lock            shared while a session uses the caches
 //	STATE/caches/lock               held while caches are opened or removed
 //
-// The content of caches was written by commands and is not trusted. Caisson never runs,
-// parses or follows any of it.
+// The content of caches was written by commands and is not trusted. Caisson
+// never runs, parses or follows any of it.
 package caches
 
 import (
@@ -28,18 +28,18 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Use is how the sandbox of a session uses the caches of its workspace.
+// Use is how a session's sandbox uses its workspace's caches.
 type Use string
 
-// The uses; the zero value means Writable.
+// The uses. The zero value means Writable.
 const (
-	// Writable keeps what commands write: in bind mode at once, in overlay mode when
-	// the changes of the session are applied.
+	// Writable keeps what commands write: in bind mode at once, in overlay mode
+	// when the session's changes are applied.
 	Writable Use = "writable"
-	// Frozen shows commands the caches as they are when the session starts, and drops
-	// what commands write. A session that judges the work of another may use it if the
-	// judged one used Frozen too; otherwise that could have forged what the caches
-	// hold.
+	// Frozen shows commands the caches as they are when the session starts, and
+	// drops what commands write. A session that judges another's work may use
+	// it if the judged one also used Frozen; otherwise that one could have
+	// forged the caches.
 	Frozen Use = "frozen"
 	// None mounts no caches. A session that judges another can always use it.
 	None Use = "none"
@@ -54,54 +54,55 @@ func ParseUse(name string) (Use, error) {
 	return "", fmt.Errorf("no use of caches has the name %q: want %s, %s or %s", name, Writable, Frozen, None)
 }
 
-// Cache is a set of directories that commands find at fixed places, and the variables
-// that point tools there.
+// Cache is a set of directories that commands find at fixed places, and the
+// variables that point tools there.
 type Cache struct {
-	// Name is a preset's, or the directory below the home, such as ~/.gradle.
-	Name string
-	// Targets are the mount points.
+	// Name is a preset's, or a directory in the home directory, such as
+	// ~/.gradle.
+	Name    string
 	Targets []string
-	// Env are variables as NAME=value. Those of the user count more.
+	// Env are variables as NAME=value. The user's override them.
 	Env []string
-	// Config is a file that the tools read; nil means none.
+	// Config is a file for the tools, or nil.
 	Config *ConfigFile
 }
 
-// ConfigFile is a file that Caisson makes, in a directory of its own that commands can't
-// change.
+// ConfigFile is a file that Caisson makes, in a separate directory that
+// commands can't change.
 type ConfigFile struct {
-	Path, Text string // Path is that in the sandbox
+	Path, Text string // Path is in the sandbox
 }
 
-// Target returns the mount point of the directory.
+// Target returns the directory's mount point.
 func (f ConfigFile) Target() string { return path.Dir(f.Path) }
 
 const home = sandbox.HomeDir + "/"
 
-// presets are the caches that have a name of their own.
 var presets = []Cache{
 	{Name: "go", Targets: []string{home + ".cache/go-build", home + "go/pkg/mod"}, Env: []string{
 		"GOCACHE=" + home + ".cache/go-build", "GOMODCACHE=" + home + "go/pkg/mod",
 	}},
 	{Name: "npm", Targets: []string{home + ".npm"}, Env: []string{"npm_config_cache=" + home + ".npm"}},
-	// A cache is another file system than the workspace, where uv can't make hard links.
+	// A cache is on another file system than the workspace, where uv can't make
+	// hard links.
 	{Name: "pip", Targets: []string{home + ".cache/pip", home + ".cache/uv"}, Env: []string{
 		"PIP_CACHE_DIR=" + home + ".cache/pip", "UV_CACHE_DIR=" + home + ".cache/uv", "UV_LINK_MODE=copy",
 	}},
 	// Without config.toml and bin, which cargo would obey and run.
 	{Name: "cargo", Targets: []string{home + ".cargo/registry", home + ".cargo/git"}, Env: []string{"CARGO_HOME=" + home + ".cargo"}},
-	// Maven 3.8 and older know no MAVEN_ARGS.
+	// Maven 3.8 and older don't know MAVEN_ARGS.
 	{Name: "maven", Targets: []string{home + ".m2/repository"}, Env: []string{"MAVEN_OPTS=-Dmaven.repo.local=" + home + ".m2/repository"}},
 	{Name: "apt", Targets: []string{home + ".cache/apt"}, Env: []string{"APT_CONFIG=" + aptConfig}, Config: &ConfigFile{aptConfig, aptText}},
 }
 
-// aptConfig lies in a directory of the root, since a command can rename those of its home.
+// aptConfig is in a directory of the root, because a command can rename
+// directories in its home directory.
 const aptConfig = "/.caisson-apt/apt.conf"
 
-// aptText makes apt keep lists and archives in the cache. It makes directories below
-// Dir::State and Dir::Cache alone; the state of dpkg is the image's. Files of the cache
-// can't be given to the user _apt. The command apt removes archives that it installed,
-// unless it is told to keep them.
+// aptText makes apt keep lists and archives in the cache. It makes directories
+// only below Dir::State and Dir::Cache; dpkg's state is the image's. Files in
+// the cache can't be given to the user _apt. The command apt removes installed
+// archives unless told to keep them.
 const aptText = `Dir::Cache "` + home + `.cache/apt/";
 Dir::Cache::archives "archives/";
 Dir::Cache::pkgcache "";
@@ -114,7 +115,6 @@ APT::Sandbox::User "root";
 Binary::apt::APT::Keep-Downloaded-Packages "true";
 `
 
-// Presets returns the names of the presets.
 func Presets() []string {
 	var names []string
 	for _, c := range presets {
@@ -123,8 +123,8 @@ func Presets() []string {
 	return names
 }
 
-// Parse returns the cache with the given name: a preset's, or a directory below the home
-// written as ~/DIR.
+// Parse returns the cache with the given name: a preset's, or a directory in
+// the home directory, written as ~/DIR.
 func Parse(name string) (Cache, error) {
 	if i := slices.IndexFunc(presets, func(c Cache) bool { return c.Name == name }); i >= 0 {
 		return presets[i], nil
@@ -141,7 +141,8 @@ func Parse(name string) (Cache, error) {
 	return Cache{Name: name, Targets: []string{home + dir}}, nil
 }
 
-// ParseList returns the caches with the given names, none of which may lie in another.
+// ParseList returns the caches with the given names. None may be inside
+// another.
 func ParseList(names []string) ([]Cache, error) {
 	var list []Cache
 	for _, name := range names {
@@ -155,16 +156,17 @@ func ParseList(names []string) ([]Cache, error) {
 	return list, err
 }
 
-// maxTarget bounds a directory below the home: escaped, it is the name of one directory.
+// maxTarget bounds a directory in the home directory: escaped, it is one file
+// name.
 const maxTarget = 70
 
-// isSpecial reports whether a mount point can't have a character.
+// isSpecial reports whether a character can't be in a mount point.
 func isSpecial(r rune) bool {
 	return unicode.IsControl(r) || r == utf8.RuneError || strings.ContainsRune(`\:,"`, r)
 }
 
-// Targets returns the mount points of caches, sorted, each once. Its error reports a
-// mount point inside another one.
+// Targets returns the mount points of caches, sorted, each once. It returns an
+// error if one is inside another.
 func Targets(list []Cache) ([]string, error) {
 	var all []string
 	for _, c := range list {
@@ -190,7 +192,6 @@ func shortenHome(target string) string {
 	return target
 }
 
-// Env returns the variables of caches.
 func Env(list []Cache) []string {
 	var env []string
 	for _, c := range list {
@@ -199,8 +200,8 @@ func Env(list []Cache) []string {
 	return env
 }
 
-// setOwner makes a directory belong to the owner of the workspace. Only root can; others
-// own their workspaces, or accept that new files are theirs.
+// setOwner gives a directory to the workspace's owner, if this process is root.
+// Other users own their workspaces, or accept that new files are theirs.
 func setOwner(dir *os.File, owner Owner) error {
 	if os.Geteuid() != 0 {
 		return nil
@@ -208,7 +209,6 @@ func setOwner(dir *os.File, owner Owner) error {
 	return dir.Chown(owner.UID, owner.GID)
 }
 
-// OwnerOf returns the owner of a file.
 func OwnerOf(info fs.FileInfo) Owner {
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		return Owner{int(stat.Uid), int(stat.Gid)}

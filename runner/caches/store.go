@@ -30,47 +30,45 @@ const (
 	removedPrefix = ".removed-"
 	// configPrefix begins the names of directories with a ConfigFile.
 	configPrefix = "."
-	// archiveSuffix ends the names of files with what a server of tools installed.
+	// archiveSuffix ends the names of files with what an MCP server installed.
 	archiveSuffix = ".tar"
 )
 
-// ErrBusy reports caches that a session uses.
+// ErrBusy reports that a session uses the caches.
 var ErrBusy = errors.New("a session uses it")
 
-// Store is the directory of all caches. Only its user can write there.
+// Store is the directory of all caches. Only its user can write to it.
 type Store struct{ dir string }
 
-// NewStore returns the store below a state directory, which need not exist.
+// NewStore returns the store in a state directory, which need not exist.
 func NewStore(stateDir string) *Store { return &Store{filepath.Join(stateDir, "caches")} }
 
-// Owner is the user and group that own the files of a workspace.
+// Owner is the user and group that own a workspace's files.
 type Owner struct {
 	UID int `json:"uid"`
 	GID int `json:"gid"`
 }
 
-// workspaceID returns the name of the directory with the caches of a workspace. Another owner has
-// other caches: a workspace that was removed and made anew by another user gets none of
-// the former one's.
+// workspaceID returns the name of the directory with a workspace's caches. It
+// depends on the owner, so that a workspace that another user removed and
+// recreated doesn't get the former one's caches.
 func workspaceID(workspace string, owner Owner) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d %s", owner.UID, workspace))
 	return hex.EncodeToString(sum[:8])
 }
 
-// workspaceRecord is the content of the record file.
 type workspaceRecord struct {
 	Workspace string `json:"workspace"`
 	Owner
 }
 
-// Dir is one open cache.
 type Dir struct {
 	// Target is its mount point, Path the directory, and File the same, open.
 	Target, Path string
 	File         *os.File
 }
 
-// Lease holds caches open. No other process removes them until it is closed.
+// Lease keeps caches open. No process removes them until it is closed.
 type Lease struct {
 	Dirs []Dir
 
@@ -79,7 +77,6 @@ type Lease struct {
 	lock    *state.Lock
 }
 
-// Close closes the directories and ends the lease.
 func (l *Lease) Close() error {
 	var errs []error
 	for _, d := range l.Dirs {
@@ -92,8 +89,9 @@ func (l *Lease) Close() error {
 	return errors.Join(append(errs, l.lock.Release())...)
 }
 
-// Open opens the caches of a workspace with the given mount points, and makes those that
-// are missing. workspace is the path without symlinks, owner the owner of new files in it.
+// Open opens a workspace's caches with the given mount points, and creates
+// missing ones. workspace is its path without symlinks, owner the owner of new
+// files.
 func (s *Store) Open(workspace string, owner Owner, targets []string) (_ *Lease, err error) {
 	defer func() {
 		if err != nil {
@@ -106,7 +104,7 @@ func (s *Store) Open(workspace string, owner Owner, targets []string) (_ *Lease,
 	}
 	defer func() { _ = store.Release() }() // the lock ends with the process at the latest
 	name := workspaceID(workspace, owner)
-	// Others hold it exclusively for a moment at most.
+	// Others hold it exclusively only for a moment.
 	lock, err := state.AcquireShared(context.Background(), filepath.Join(s.dir, name+lockSuffix), state.Forever)
 	if err != nil {
 		return nil, err
@@ -138,8 +136,8 @@ func (s *Store) Open(workspace string, owner Owner, targets []string) (_ *Lease,
 	return l, os.Chtimes(l.lock.Path(), time.Time{}, time.Now())
 }
 
-// OpenConfig writes the file of a cache, and opens its directory, which is the lease's. It
-// is to be mounted read-only. All users may read it.
+// OpenConfig writes a cache's file, and opens its directory, which the lease
+// closes. The directory must be mounted read-only. All users may read it.
 func (l *Lease) OpenConfig(f ConfigFile) (Dir, error) {
 	d := Dir{Target: f.Target(), Path: filepath.Join(l.dir, configPrefix+url.PathEscape(f.Target()))}
 	err := os.Mkdir(d.Path, 0o700)
@@ -159,14 +157,15 @@ func (l *Lease) OpenConfig(f ConfigFile) (Dir, error) {
 	return d, nil
 }
 
-// Archive returns the path of an archive of what a server of tools installed, which need
-// not exist. Each definition of the server has its key.
+// Archive returns the path of the archive of what an MCP server installed. It
+// need not exist. key identifies the server's definition.
 func (l *Lease) Archive(server, key string) string {
 	return filepath.Join(l.dir, server+"."+key+archiveSuffix)
 }
 
-// WriteArchive replaces the archives of the server, whatever their keys, by one at the path
-// with the content that write writes. It changes nothing if that is empty.
+// WriteArchive replaces all archives of path's server, whatever their keys,
+// with one at path that write fills. If write writes nothing, it changes
+// nothing.
 func WriteArchive(path string, write func(io.Writer) error) error {
 	dir, name := filepath.Split(path)
 	f, err := os.CreateTemp(dir, configPrefix+"archive-")
@@ -187,8 +186,8 @@ func WriteArchive(path string, write func(io.Writer) error) error {
 	return errors.Join(err, os.Rename(f.Name(), path))
 }
 
-// openCache opens a cache's directory, which it makes if it is missing. Its parent
-// belongs to this process's user alone.
+// openCache opens a cache's directory, and creates it if it is missing. Its
+// parent belongs only to this process's user.
 func openCache(path string, owner Owner) (*os.File, error) {
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
@@ -217,7 +216,6 @@ func openCache(path string, owner Owner) (*os.File, error) {
 	return dir, nil
 }
 
-// lockStore waits for the lock of the store.
 func (s *Store) lockStore() (*state.Lock, error) {
 	return state.Acquire(context.Background(), filepath.Join(s.dir, "lock"), state.Forever)
 }
@@ -226,17 +224,18 @@ func (s *Store) lockStore() (*state.Lock, error) {
 type Entry struct {
 	ID        string `json:"id"`
 	Workspace string `json:"workspace"`
-	// Caches are the mount points, and the MCP servers of which something is kept. Bytes is
-	// the size of the files.
+	// Caches are the mount points, and the MCP servers with an archive. Bytes
+	// is the size of all files.
 	Caches []string `json:"caches"`
 	Bytes  int64    `json:"bytes"`
-	// Used is the end of the last session that used them, InUse reports that one does.
+	// Used is when the last session that used them ended. InUse reports that
+	// one is using them.
 	Used  time.Time `json:"used"`
 	InUse bool      `json:"in_use"`
 }
 
-// List returns the caches of all workspaces, sorted by workspace. What can't be read in
-// a cache counts nothing.
+// List returns the caches of all workspaces, sorted by workspace. Files that
+// can't be read don't count.
 func (s *Store) List() ([]Entry, error) {
 	ids, err := s.listIDs()
 	if err != nil {
@@ -254,7 +253,6 @@ func (s *Store) List() ([]Entry, error) {
 	return list, nil
 }
 
-// listIDs returns the names of the directories of workspaces.
 func (s *Store) listIDs() ([]string, error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -269,7 +267,6 @@ func (s *Store) listIDs() ([]string, error) {
 	return out, nil
 }
 
-// describeCaches returns the entry of one workspace.
 func (s *Store) describeCaches(id string) (Entry, error) {
 	e := Entry{ID: id, Caches: []string{}}
 	dir := filepath.Join(s.dir, id)
@@ -301,8 +298,8 @@ func (s *Store) describeCaches(id string) (Entry, error) {
 	return e, nil
 }
 
-// readUse returns the time of the last use of a workspace's caches, and whether a session
-// uses them.
+// readUse returns when a workspace's caches were last used, and whether a
+// session is using them.
 func (s *Store) readUse(id string) (last time.Time, inUse bool) {
 	path := filepath.Join(s.dir, id+lockSuffix)
 	info, err := os.Lstat(path)
@@ -313,8 +310,8 @@ func (s *Store) readUse(id string) (last time.Time, inUse bool) {
 	return info.ModTime(), err == nil && inUse
 }
 
-// sizeOf adds up the files below a directory. It follows no symlink, also while a
-// command makes one, and skips what it can't read.
+// sizeOf adds up the files in a directory. It follows no symlinks, even if a
+// command creates one meanwhile, and skips what it can't read.
 func sizeOf(path string) int64 {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -334,13 +331,13 @@ func sizeOf(path string) int64 {
 	return size
 }
 
-// Remove removes the caches of one workspace. It returns [ErrBusy] if a session uses
-// them, and an error that wraps fs.ErrNotExist if there are none.
+// Remove removes the caches of one workspace. It returns [ErrBusy] if a session
+// uses them, and an error that wraps fs.ErrNotExist if there are none.
 func (s *Store) Remove(id string) error {
 	return s.removeIf(id, func(time.Time) bool { return true })
 }
 
-// removeIf removes caches if isOld reports true of their last use.
+// removeIf removes caches if isOld returns true for their last use.
 func (s *Store) removeIf(id string, isOld func(used time.Time) bool) error {
 	if id != filepath.Base(id) || strings.HasPrefix(id, ".") {
 		return fmt.Errorf("remove caches: %q is no id", id)
@@ -355,8 +352,8 @@ func (s *Store) removeIf(id string, isOld func(used time.Time) bool) error {
 	return nil
 }
 
-// takeAway renames the directory of a workspace, so that no session opens it any more,
-// and returns the new path, "" if it stays.
+// takeAway renames a workspace's directory, so that no session opens it any
+// more, and returns the new path, or "" if isOld returns false.
 func (s *Store) takeAway(id string, isOld func(used time.Time) bool) (string, error) {
 	dir := filepath.Join(s.dir, id)
 	if _, err := os.Lstat(dir); err != nil {
@@ -384,9 +381,9 @@ func (s *Store) takeAway(id string, isOld func(used time.Time) bool) (string, er
 	return to, nil
 }
 
-// Expire removes caches that no session has used for the time keep, and the rest of
-// removals that were interrupted. It returns the workspaces whose caches it removed, and
-// goes on after an error.
+// Expire removes caches that no session has used for the time keep, and the
+// rest of interrupted removals. It returns the workspaces whose caches it
+// removed, and continues after an error.
 func (s *Store) Expire(keep time.Duration) ([]string, error) {
 	ids, err := s.listIDs()
 	if err != nil {
