@@ -18,13 +18,12 @@ import (
 )
 
 const (
-	// version is that of the file's format.
+	// version is the version of the file's format.
 	version = 1
 	// maxBytes bounds the file: some thousand users and profiles.
 	maxBytes = 1 << 20
 )
 
-// document is the content of the file.
 type document struct {
 	Version      int                `json:"version"`
 	Users        map[string]account `json:"users"`
@@ -35,13 +34,13 @@ type document struct {
 	now time.Time
 }
 
-// account is the use of one user, or of all users of a profile.
+// account is what one user, or all users of a profile, have used.
 type account struct {
 	Day   count `json:"day"`
 	Month count `json:"month"`
 }
 
-// count is the use in the period that began at Since.
+// count is what was used in the period that began at Since.
 type count struct {
 	Since        time.Time `json:"since"`
 	Requests     int64     `json:"requests"`
@@ -49,7 +48,7 @@ type count struct {
 	CostMicroUSD int64     `json:"cost_micro_usd"`
 }
 
-// reservation bounds the use of a request that is under way.
+// reservation bounds what a request under way may use.
 type reservation struct {
 	ID           string `json:"id"`
 	Holder       string `json:"holder"`
@@ -60,7 +59,7 @@ type reservation struct {
 	CostMicroUSD int64  `json:"cost_micro_usd"`
 }
 
-// countFor returns the count of one period. That of an account without one begins now.
+// countFor returns the count of one period. A new account's begins now.
 func (a account) countFor(p limits.Period, now time.Time) count {
 	c := a.Day
 	if p == limits.PeriodMonth {
@@ -90,15 +89,15 @@ func amountOf(k limits.Kind, requests, tokens, cost int64) int64 {
 	return cost
 }
 
-// addAmounts returns the sum of two amounts, at most the largest int64. A negative one,
-// which only a broken provider reports, counts as zero.
+// addAmounts returns the sum of two amounts, at most the largest int64. A
+// negative amount, which only a broken provider reports, counts as zero.
 func addAmounts(a, b int64) int64 {
 	a, b = max(a, 0), max(b, 0)
 	return a + min(b, math.MaxInt64-a)
 }
 
-// beginPeriods resets the counts whose period is over. One that began later than now
-// stays: the clock was set back.
+// beginPeriods resets the counts whose period is over. A count that began after
+// now stays: the clock was set back.
 func (d *document) beginPeriods(now time.Time) {
 	begin := func(p limits.Period, c count) count {
 		if start := p.Start(now); c.Since.Before(start) {
@@ -121,7 +120,6 @@ func (d *document) beginPeriods(now time.Time) {
 	d.now = now
 }
 
-// dropDead removes the reservations whose holders are dead.
 func (d *document) dropDead(isDead func(holder string) bool) {
 	dead := map[string]bool{}
 	d.Reservations = slices.DeleteFunc(d.Reservations, func(r reservation) bool {
@@ -185,8 +183,9 @@ func (d *document) checkDocument() error {
 	return nil
 }
 
-// readDocument returns the content of the file, an empty one if there is no file. A file that
-// is not exactly what was written is an error: nothing of it counts as zero.
+// readDocument reads the file, or returns an empty document if there is none.
+// It returns an error for a file that is not exactly as written: nothing in it
+// counts as zero.
 func (l *Ledger) readDocument() (*document, error) {
 	info, err := os.Lstat(l.path())
 	if errors.Is(err, fs.ErrNotExist) {

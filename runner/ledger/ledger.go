@@ -19,22 +19,23 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// Dir is the directory of the ledger below the state directory.
+// Dir is the ledger's directory in the state directory.
 const Dir = "usage"
 
-// lockTime bounds the wait for other processes, each of which holds the lock for some
+// lockTime bounds the wait for other processes. Each holds the lock for some
 // milliseconds.
 const lockTime = 10 * time.Second
 
 // holderPrefix begins the names of the files whose locks open ledgers hold.
 const holderPrefix = "open-"
 
-// Options configures a [Ledger]. StateDir is required.
+// Options are the options of a [Ledger]. StateDir is required.
 type Options struct {
-	// StateDir is the state directory. It must exist, and be the caller's alone.
+	// StateDir is the state directory. It must exist, and belong only to the
+	// caller.
 	StateDir string
-	// User bounds what each user uses, whichever profiles it is, and Profiles what all
-	// users together use of each profile.
+	// User bounds what each user uses of all profiles together. Profiles bounds
+	// what all users together use of each profile.
 	User     limits.Ceilings
 	Profiles map[string]limits.Ceilings
 	// Now returns the time; nil means time.Now.
@@ -51,31 +52,30 @@ func (o Options) Bound() bool {
 	return !o.User.IsZero()
 }
 
-// Ledger is the ledger of one session. It is safe for concurrent use. The caller of
-// [Open] closes it.
+// Ledger is the ledger of one session. It is safe for concurrent use. The
+// caller of [Open] must close it.
 type Ledger struct {
 	opts Options
 	dir  string
 	// holder is the lock that shows other processes that this ledger is open.
 	holder *state.Lock
 	id     string
-	// noLock leaves the lock out, for tests.
+	// noLock leaves out the lock, for tests.
 	noLock bool
 
 	mu     sync.Mutex
 	warned map[string]bool
 }
 
-// FileError is the error of a ledger that can't be used. No request may begin then: what
-// was used is unknown, which is not zero.
+// FileError reports a ledger that can't be used. No request may begin: an
+// unknown use is not zero.
 type FileError struct {
 	Path string
-	// Corrupt reports that the file was read and has no valid content.
+	// Corrupt reports that the file was read, but is invalid.
 	Corrupt bool
 	Err     error
 }
 
-// Error names the file and the cause.
 func (e *FileError) Error() string {
 	if e.Corrupt {
 		return fmt.Sprintf("the count of usage in %s is damaged: %v", e.Path, e.Err)
@@ -91,10 +91,9 @@ func (e *FileError) Hint() string {
 	return "Make that file and its directory writable for you alone, with room on their file system."
 }
 
-// Unwrap returns the cause.
 func (e *FileError) Unwrap() error { return e.Err }
 
-// Open opens the ledger of a state directory. Its error is a [FileError].
+// Open opens the ledger of a state directory. An error is a [*FileError].
 func Open(ctx context.Context, o Options) (*Ledger, error) {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -112,7 +111,8 @@ func Open(ctx context.Context, o Options) (*Ledger, error) {
 		if _, err := l.readDocument(); err != nil {
 			return err
 		}
-		// Under the lock: no other process looks at the file before it is locked.
+		// Under the lock: no other process looks at the file before it is
+		// locked.
 		holder, err := state.TryAcquire(l.holderPath(l.id))
 		if err != nil {
 			return l.fileError(err)
@@ -126,10 +126,10 @@ func Open(ctx context.Context, o Options) (*Ledger, error) {
 	return l, nil
 }
 
-// Close ends the ledger. Reservations that were not settled no longer count.
+// Close ends the ledger. Unsettled reservations no longer count.
 func (l *Ledger) Close() error { return l.holder.Remove() }
 
-// ForUser returns the ledger as one user has it; its requests count for that user.
+// ForUser returns a ledger whose requests count for one user.
 func (l *Ledger) ForUser(user string) loop.Ledger { return userLedger{l, user} }
 
 type userLedger struct {
@@ -137,7 +137,6 @@ type userLedger struct {
 	user   string
 }
 
-// Reserve implements [loop.Ledger].
 func (u userLedger) Reserve(ctx context.Context, profile string, d limits.Demand) (loop.LedgerEntry, error) {
 	return u.ledger.reserveDemand(ctx, u.user, profile, d)
 }
@@ -183,8 +182,8 @@ type standing struct {
 	key string
 }
 
-// findCeilings returns the limits that apply to a request, in the order in which they are
-// named: of a day first, and of the user first.
+// findCeilings returns the limits that apply to a request, in the order in
+// which they are reported: the day's first, then the user's first.
 func (l *Ledger) findCeilings(doc *document, user, profile string) []standing {
 	var out []standing
 	for _, p := range []limits.Period{limits.PeriodDay, limits.PeriodMonth} {
@@ -219,8 +218,8 @@ func (l *Ledger) findCeilings(doc *document, user, profile string) []standing {
 	return out
 }
 
-// fitDemand lowers the output of d to what is left. The error is an *ExceededError if too
-// little is.
+// fitDemand lowers d's output to what is left. It returns an *ExceededError if
+// that is too little.
 func (s standing) fitDemand(d *limits.Demand) (lowered *limits.ExceededError, err error) {
 	left := s.Limit - s.Used
 	if s.Kind == limits.KindRequests {
@@ -247,8 +246,8 @@ func (s standing) fitDemand(d *limits.Demand) (lowered *limits.ExceededError, er
 	return lowered, nil
 }
 
-// newWarning returns the limit as a warning if four fifths of it are used and it was
-// not returned before.
+// newWarning returns the limit as a warning if four fifths of it are used and
+// it has not returned it before.
 func (l *Ledger) newWarning(s standing) (limits.ExceededError, bool) {
 	s.Used -= s.Reserved
 	s.Reserved = 0
@@ -261,14 +260,14 @@ func (l *Ledger) newWarning(s standing) (limits.ExceededError, bool) {
 	return s.ExceededError, true
 }
 
-// isDead reports whether the ledger that made a reservation is closed or its process has
+// isDead reports whether a reservation's ledger is closed or its process has
 // ended. The caller holds the lock.
 func (l *Ledger) isDead(holder string) bool {
 	if holder == l.id {
 		return false
 	}
 	if held, err := state.IsHeld(l.holderPath(holder)); held || err != nil {
-		return false // it lives, or this can't be told
+		return false // it is alive, or this is unknown
 	}
 	_ = os.Remove(l.holderPath(holder)) // a file that stays does no harm
 	return true
@@ -282,7 +281,7 @@ func (l *Ledger) removeRemains() error {
 	}
 	for _, e := range entries {
 		if holder, ok := strings.CutPrefix(e.Name(), holderPrefix); ok {
-			l.isDead(holder) // which removes the file
+			l.isDead(holder) // it removes the file
 		} else if strings.HasPrefix(e.Name(), ".tmp-") {
 			_ = os.Remove(filepath.Join(l.dir, e.Name())) // the next one tries again
 		}
@@ -290,8 +289,8 @@ func (l *Ledger) removeRemains() error {
 	return nil
 }
 
-// changeDocument changes the document under the lock. Nothing is written if edit returns an
-// error.
+// changeDocument changes the document under the lock. It writes nothing if edit
+// returns an error.
 func (l *Ledger) changeDocument(ctx context.Context, edit func(*document) error) error {
 	return l.withLock(ctx, func() error {
 		doc, err := l.readDocument()
