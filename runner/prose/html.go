@@ -6,11 +6,12 @@ import (
 	"strings"
 )
 
-// Escapes are functions that return the HTML of a text. Code is in an element of code.
+// Escapes has functions that escape a text for HTML. Code is for text in a code
+// element.
 type Escapes struct{ Text, Code func(string) string }
 
-// HTML returns blocks as HTML. Its elements have no attributes, but for the numbers of lists,
-// and there are no links.
+// HTML returns blocks as HTML. Its elements have no attributes except the
+// numbers of lists, and there are no links.
 func HTML(blocks []Block, e Escapes) string {
 	w := &htmlWriter{escapes: e}
 	for i := range blocks {
@@ -27,7 +28,7 @@ type htmlWriter struct {
 	open    []container
 }
 
-// container is a quote or an item, whose lines begin with so many characters.
+// container is a quote or an item. Its lines begin with width characters.
 type container struct {
 	tag   string // blockquote, ul or ol
 	width int
@@ -37,10 +38,11 @@ func (w *htmlWriter) writeBlock(b *Block) {
 	w.openContainers(b.First)
 	switch b.Kind {
 	case Heading:
-		level := strconv.Itoa(min(b.Level+2, 6)) // below those of a page
+		level := strconv.Itoa(min(b.Level+2, 6)) // below a page's headings
 		w.out.WriteString("<h" + level + ">" + w.spans(b.Spans) + "</h" + level + ">\n")
 	case Code:
-		// In Markdown, an empty line would end the element before, and this one has empty lines.
+		// In Markdown, an empty line would end the element before, and this one
+		// has empty lines.
 		w.out.WriteString("\n<pre>" + w.escapes.Code(strings.Join(b.Lines, "\n")) + "</pre>\n")
 	case Rule:
 		w.out.WriteString("<hr>\n")
@@ -68,7 +70,7 @@ func (w *htmlWriter) writeTable(rows [][]Cell) {
 }
 
 func (w *htmlWriter) spans(spans []Span) string {
-	var joined []Span // a link's text is a span, but no word in HTML
+	var joined []Span // a link's text is a separate span, but not a separate word in HTML
 	for _, s := range spans {
 		if last := len(joined) - 1; last >= 0 && !s.Code && joined[last] == (Span{joined[last].Text, s.Bold, s.Italic, false}) {
 			joined[last].Text += s.Text
@@ -100,7 +102,8 @@ func (w *htmlWriter) spans(spans []Span) string {
 	return b.String()
 }
 
-// openContainers closes the containers that a prefix leaves, and opens those that it begins.
+// openContainers closes the containers that a prefix leaves, and opens the ones
+// that it begins.
 func (w *htmlWriter) openContainers(prefix string) {
 	for i, c := range w.open {
 		head := prefix[:min(c.width, len(prefix))]
@@ -122,7 +125,6 @@ func (w *htmlWriter) openContainers(prefix string) {
 	w.openNew(prefix)
 }
 
-// openNew opens the containers that a prefix begins.
 func (w *htmlWriter) openNew(prefix string) {
 	for prefix != "" {
 		tag, number, rest := cutMarker(prefix)
@@ -142,7 +144,8 @@ func (w *htmlWriter) openNew(prefix string) {
 	}
 }
 
-// cutMarker returns the element of the marker that a prefix begins with, "" if there is none.
+// cutMarker returns the element of the marker at the beginning of a prefix, or
+// "".
 func cutMarker(prefix string) (tag string, number int, rest string) {
 	if rest, ok := strings.CutPrefix(prefix, "> "); ok {
 		return "blockquote", 0, rest
@@ -157,7 +160,7 @@ func cutMarker(prefix string) (tag string, number int, rest string) {
 	return "", 0, prefix
 }
 
-// closeFrom closes containers, the innermost first.
+// closeFrom closes the containers from the nth, innermost first.
 func (w *htmlWriter) closeFrom(n int) {
 	for i := len(w.open) - 1; i >= n; i-- {
 		if w.open[i].tag == "blockquote" {

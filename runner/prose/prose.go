@@ -1,7 +1,8 @@
-// Package prose divides the Markdown of a model's answer into blocks that are safe to
-// show: links have their target, images are their description, HTML is text, and what a
-// person would not see or a terminal would obey is written out. Nothing is left out, and
-// nothing that the answer defines elsewhere is put in: references of links are text.
+// Package prose divides the Markdown of a model's answer into blocks that are
+// safe to show. Links are shown with their target, images as their description,
+// HTML as text, and invisible and control characters as escapes. Nothing is
+// left out, and reference links stay text, so that nothing is shown that is
+// defined elsewhere in the answer.
 package prose
 
 import (
@@ -28,28 +29,29 @@ const (
 	Table
 )
 
-// Block is one block of a text. Lists and quotes are in the prefixes of their blocks.
+// Block is one block of a text. Lists and quotes are prefixes of their blocks.
 type Block struct {
 	Kind Kind
-	// Level is that of a heading, from 1.
+	// Level is a heading's level, from 1.
 	Level int
-	// First and Rest begin the first line of a block and its others: list markers,
-	// and "> " of quotes. Code has none.
+	// First begins a block's first line, and Rest its others: list markers, and
+	// "> " for quotes. Both are empty for code.
 	First, Rest string
 	// Gap reports that an empty line precedes the block.
 	Gap bool
 	// Spans are the content of a paragraph or a heading.
 	Spans []Span
-	// Rows are those of a table, each with the same number of cells. The first has the names of
-	// the columns. Right has the columns that end at the right.
+	// Rows are a table's rows, with equal numbers of cells. The first has the
+	// columns' names. Right reports which columns are aligned right.
 	Rows  [][]Cell
 	Right []bool
-	// Language is the word behind the fence of code, and Lines are its lines.
+	// Language is the word after the fence of code. Lines are the code.
 	Language string
 	Lines    []string
 }
 
-// Span is a piece of text in one style. Its only control characters are newlines.
+// Span is a piece of text in one style. Its only control characters are
+// newlines.
 type Span struct {
 	Text               string
 	Bold, Italic, Code bool
@@ -59,18 +61,17 @@ type Span struct {
 type Cell []Span
 
 const (
-	// maxText bounds the Markdown that is parsed: a longer text is one paragraph.
+	// maxText bounds the Markdown that is parsed. A longer text is one
+	// paragraph.
 	maxText = 256 << 10
-	// maxDepth bounds the depth of lists and quotes, whose content is text below it.
+	// maxDepth bounds the depth of lists and quotes. What is deeper is text.
 	maxDepth = 12
-	// maxOpeners bounds brackets, and blanks with markers in front of a line: parsing
-	// takes their number squared.
+	// maxOpeners bounds brackets: parsing takes their number squared.
 	maxOpeners = 2000
 	// maxCells bounds the cells of all tables. Other tables are text.
 	maxCells = 2000
 )
 
-// Parse returns the blocks of a text.
 func Parse(markdown string) []Block {
 	markdown = strings.ReplaceAll(markdown, "\r\n", "\n")
 	if len(markdown) > maxText || isCostly(markdown) {
@@ -97,21 +98,19 @@ func isCostly(markdown string) bool {
 	return false
 }
 
-// divider collects blocks.
 type divider struct {
 	source []byte
 	blocks []Block
 	cells  int // of all tables so far
 }
 
-// appendBlock appends a block.
 func (d *divider) appendBlock(b Block) {
 	b.Gap = b.Gap && len(d.blocks) > 0
 	d.blocks = append(d.blocks, b)
 }
 
-// addChildren adds the blocks of a node. The first of them begins with first, and every
-// other line with rest.
+// addChildren adds the blocks of a node. first begins the first line, and rest
+// all others.
 func (d *divider) addChildren(n ast.Node, first, rest string, depth int) {
 	for c := n.FirstChild(); c != nil; c = c.NextSibling() {
 		d.addBlock(c, first, rest, depth)
@@ -157,7 +156,7 @@ func (d *divider) addBlock(n ast.Node, first, rest string, depth int) {
 			b.Spans = d.spansOf(n, Span{})
 		}
 	}
-	if b.Kind == Code && strings.TrimSpace(first) != "" && first != rest { // the marker of an item stands alone
+	if b.Kind == Code && strings.TrimSpace(first) != "" && first != rest { // an item's marker gets its own block
 		d.appendBlock(Block{First: first, Rest: rest, Gap: b.Gap})
 		b.Gap = false
 	}
@@ -167,7 +166,8 @@ func (d *divider) addBlock(n ast.Node, first, rest string, depth int) {
 	d.appendBlock(b)
 }
 
-// addContainer adds the blocks of a quote or an item, or its prefix if it is empty.
+// addContainer adds the blocks of a quote or an item, or its prefix if it is
+// empty.
 func (d *divider) addContainer(n ast.Node, first, rest string, depth int) {
 	before := len(d.blocks)
 	d.addChildren(n, first, rest, depth+1)
@@ -214,7 +214,6 @@ func (d *divider) rawText(n ast.Node) string {
 	return safeLine(strings.Join(parts, " "))
 }
 
-// linesOf returns the lines of a block, safe and whole.
 func (d *divider) linesOf(n ast.Node) []string {
 	var lines []string
 	for i := range n.Lines().Len() {
@@ -224,7 +223,7 @@ func (d *divider) linesOf(n ast.Node) []string {
 	return lines
 }
 
-// spansOf returns the content of a node. style is that around it.
+// spansOf returns the content of a node. style is the style around it.
 func (d *divider) spansOf(n ast.Node, style Span) []Span {
 	var spans []Span
 	add := func(text string) {
@@ -278,8 +277,8 @@ func (d *divider) spansOf(n ast.Node, style Span) []Span {
 	return spans
 }
 
-// linkTarget returns what follows the text of a link: its target, unless that is the
-// text.
+// linkTarget returns the text after a link's text: its target, unless both are
+// the same.
 func linkTarget(shown string, destination, title []byte) string {
 	target := safeLine(string(destination))
 	if len(title) > 0 {
@@ -299,8 +298,8 @@ func plainText(spans []Span) string {
 	return b.String()
 }
 
-// decodeText returns text without the backslashes that escape markers, and with the
-// characters that its references name.
+// decodeText removes backslashes before markers and resolves character
+// references.
 func decodeText(value []byte) string {
 	return string(util.UnescapePunctuations(util.ResolveEntityNames(util.ResolveNumericReferences(value))))
 }
@@ -315,9 +314,10 @@ func safeLines(s string) string {
 	return safe
 }
 
-// tableOf returns the rows of a paragraph that is a table, and which columns end at the right:
-// a line with names, one of dashes with as many columns, and rows of at most as many. The
-// extension of the parser drops further cells, and pads rows without a bound.
+// tableOf returns the rows of a paragraph that is a table, and which columns
+// are aligned right. A table is a line of names, a line of dashes with as many
+// columns, and rows with at most as many. The parser's own extension drops
+// further cells, and pads rows without a bound.
 func (d *divider) tableOf(n ast.Node) (rows [][]Cell, right []bool) {
 	if n.Kind() != ast.KindParagraph && n.Kind() != ast.KindTextBlock || n.Lines().Len() < 2 {
 		return nil, nil
@@ -353,13 +353,12 @@ func (d *divider) tableOf(n ast.Node) (rows [][]Cell, right []bool) {
 	return rows, right
 }
 
-// cutCells returns the cells of a row.
 func cutCells(line string) []string {
 	line = strings.TrimPrefix(strings.TrimSpace(line), "|")
 	if rest, ok := strings.CutSuffix(line, "|"); ok && !strings.HasSuffix(rest, `\`) {
 		line = rest
 	}
-	const escaped = "\x00" // the parser has no such character
+	const escaped = "\x00" // not in ordinary text
 	line = strings.ReplaceAll(line, `\|`, escaped)
 	cells := strings.Split(line, "|")
 	for i, c := range cells {
@@ -368,8 +367,8 @@ func cutCells(line string) []string {
 	return cells
 }
 
-// delimiters returns the columns of a line of dashes, and which of them end at the right. It
-// returns nil for any other line.
+// delimiters returns the columns of a line of dashes, and which are aligned
+// right. It returns nil for any other line.
 func delimiters(cells []string) []bool {
 	var right []bool
 	for _, c := range cells {
