@@ -1,8 +1,9 @@
-// Package buildnetwork opens networks for the commands of image builds. An engine's
-// builder executes them in containers of its own, which are no sandboxes. They share the
-// network namespace of a sandbox in which nothing else runs: it has no interface but
-// loopback, on which its guest listens as in any sandbox with a network. So the same
-// server decides about their connections, by the same rules, and records them.
+// Package buildnetwork opens networks for the commands of image builds. An
+// engine's builder runs them in its own containers, which are not sandboxes.
+// They share the network namespace of a sandbox in which nothing else runs: its
+// only interface is loopback, on which its guest listens as in any sandbox with
+// a network. So the same server decides about their connections, by the same
+// rules, and records them.
 package buildnetwork
 
 import (
@@ -25,36 +26,36 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Options configure the networks of builds. All but Log are required.
+// Options are the options of a build's network. All but Log are required.
 type Options struct {
-	// Egress describes the hosts that commands may reach. Of its fields Policy, Private, Upstream and
-	// Budget count: an image of a build trusts no certificates of Caisson's, so that
-	// rules of https refuse.
+	// Egress describes what commands may reach. Only Policy, Private, Upstream
+	// and Budget count: a build's image does not trust Caisson's certificates,
+	// so https rules refuse.
 	Egress runner.EgressOptions
 	// Backend creates the sandboxes, on the engine that builds.
-	Backend sandbox.Creator
-	// StateDir is Caisson's state directory.
+	Backend  sandbox.Creator
 	StateDir string
-	// Records is the directory of the records, which is made with the first of them: a
-	// directory for each build with a network, with [RecordsFile] and, if requests were
-	// seen, [record.RequestsFile].
+	// Records is the directory of the records, which is created with the first
+	// one. Each build with a network has a directory in it, with [RecordsFile]
+	// and, if requests were seen, [record.RequestsFile].
 	Records string
-	// Log gets what can't be returned; nil discards it.
+	// Log gets errors that can't be returned; nil discards them.
 	Log *zap.Logger
 }
 
-// RecordsFile has the records of the connections of one build, as lines of JSON with the
-// keys time, kind and data: that of [Begun] first, and then network.opened, network.closed
-// and network.denied of package record.
+// RecordsFile has the records of one build's connections, as lines of JSON with
+// the keys time, kind and data: first [Begun], then network.opened,
+// network.closed and network.denied of package record.
 const RecordsFile = "network.jsonl"
 
-// call is the call of all connections of a build in records.
+// call is the CallID of all connections of a build.
 const call = "build"
 
-// memory is the limit of memory of the sandbox in bytes, in which only the guest runs.
+// memory is the sandbox's memory limit in bytes. Only the guest runs in it.
 const memory = 128 << 20
 
-// Open opens a network for the build of the directory dir. The caller must close it.
+// Open opens a network for the build of the directory dir. The caller must
+// close it.
 func Open(ctx context.Context, o Options, dir string) (_ *images.BuildNetwork, err error) {
 	var undo closers.Stack
 	defer undo.CloseOnError(&err)
@@ -130,5 +131,4 @@ func Open(ctx context.Context, o Options, dir string) (_ *images.BuildNetwork, e
 	}}, nil
 }
 
-// closeTime bounds the removal of the sandbox.
 const closeTime = time.Minute

@@ -22,8 +22,8 @@ type Begun struct {
 // KindBegun is the kind of [Begun].
 const KindBegun record.Kind = "build.network"
 
-// recordFile is the file of a build's records. It is made with the first one, and safe
-// for concurrent use.
+// recordFile is the file of a build's records. It is created with the first
+// one. It is safe for concurrent use.
 type recordFile struct {
 	dir   string
 	first Begun
@@ -32,14 +32,13 @@ type recordFile struct {
 	file *os.File
 }
 
-// line is one record in a file.
 type line struct {
 	Time time.Time   `json:"time"`
 	Kind record.Kind `json:"kind"`
 	Data any         `json:"data"`
 }
 
-// writeRecord writes a record. With sync it returns when the record is on the disk.
+// writeRecord writes a record. If sync is true, it is on the disk afterwards.
 func (f *recordFile) writeRecord(kind record.Kind, data any, sync bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -74,7 +73,7 @@ func (f *recordFile) appendLine(kind record.Kind, data any) error {
 	return err
 }
 
-// closeFile ends the file, and removes those of old builds beside it.
+// closeFile closes the file, and removes old builds' records beside it.
 func (f *recordFile) closeFile() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
