@@ -14,25 +14,31 @@ import (
 	"time"
 )
 
-// namesDir is the directory in an archive of [PackChanges] whose files are the names that
-// changed directories had: each name is followed by a NUL, those of directories by a
-// slash and a NUL. A real directory with this name is left out.
+// namesDir is the directory in an archive of [PackChanges] with a file for each
+// changed directory. It contains the names in the directory, each followed by a
+// NUL, or by a slash and a NUL if it is a directory. Real directories with this
+// name are left out.
 const namesDir = ".caisson-names"
 
-// PackChanges writes what has changed since a time in the directories to w, as an archive
-// for [UnpackOptions.Changes]. The names of the entries are absolute paths without the first
-// slash. A file has changed if the kernel has touched its inode since (st_ctime), which
-// programs without the right to set the clock can't fake. The kernel's time of a change may
-// be 10 ms early, so since must be so much before the first one. A directory that has changed is
-// added with the names in it, by which removed ones are found. In an overlay a change
-// copies the directories above it to the upper layer first, where their inodes are new. So
-// a directory of an overlay that has not changed since PackOptions.LayerSince is not
-// entered. No directory is left for another file system; one that is mounted below another
-// must be named itself. Directories that do not exist are left out. Entries have owners, and
-// directories their set-group-ID and sticky bits. Of PackOptions, Name is unused.
+// PackChanges writes the changes in the directories since a time to w, as an
+// archive for [UnpackOptions.Changes]. Names of entries are absolute paths
+// without the first slash. Entries have owners, and directories their
+// set-group-ID and sticky bits. PackOptions.Name is unused. Missing directories
+// are left out. No directory is left for another file system, so mounts below
+// dirs must be in dirs too.
+//
+// A file has changed if the kernel has touched its inode since (st_ctime),
+// which programs can't fake unless they may set the clock. The kernel's time
+// may be 10 ms early, so since must be that much before the first change. The
+// entry of a changed directory comes with the names in it, which reveal removed
+// files.
+//
+// In an overlay, a change first copies the directories above it to the upper
+// layer, where their inodes are new. So directories of an overlay that have not
+// changed since PackOptions.LayerSince are not entered.
 func PackChanges(w io.Writer, dirs []string, since time.Time, o PackOptions) error {
 	p := packer{tar: NewWriter(w), o: o, budget: budget{Bounds: o.Bounds}, linked: map[fileID]string{}, owners: true}
-	p.budget.entries = 1 // no first entry ends it
+	p.budget.entries = 1 // so that the first entry is not special
 	for _, dir := range dirs {
 		dir = filepath.Clean(dir)
 		info, err := os.Lstat(dir)
@@ -57,7 +63,7 @@ func PackChanges(w io.Writer, dirs []string, since time.Time, o PackOptions) err
 	return nil
 }
 
-// addChanges adds a directory, if it has changed, and what has changed below it.
+// addChanges adds a directory if it has changed, and the changes below it.
 func (p *packer) addChanges(dir string, info fs.FileInfo, since time.Time) error {
 	changed := changedSince(info, since)
 	if p.pruned && !changed && (p.o.LayerSince.IsZero() || !changedSince(info, p.o.LayerSince)) {
@@ -71,7 +77,7 @@ func (p *packer) addChanges(dir string, info fs.FileInfo, since time.Time) error
 	}
 	return p.unlessUnreadable(name, readDirectory(dir, func(e fs.DirEntry) error {
 		file := filepath.Join(dir, e.Name())
-		if e.Name() == namesDir { // its entries would be read as names
+		if e.Name() == namesDir { // or its entries would be read as names
 			return nil
 		}
 		if p.o.Skip != nil && p.o.Skip(file) {
@@ -126,8 +132,8 @@ func (p *packer) addNames(dir, name string, info fs.FileInfo) error {
 	return err
 }
 
-// ChangedDirectory returns the directory whose names an entry of an archive of [PackChanges]
-// has, and "" for other entries.
+// ChangedDirectory returns the directory whose names an entry of a
+// [PackChanges] archive contains, or "" for other entries.
 func ChangedDirectory(entry string) string {
 	if rest, ok := strings.CutPrefix(entry, namesDir+"/"); ok {
 		return path.Dir(rest)
@@ -135,7 +141,8 @@ func ChangedDirectory(entry string) string {
 	return ""
 }
 
-// changeName returns the name in an archive of changes of a clean absolute path.
+// changeName returns the name of a clean absolute path in an archive of
+// changes.
 func changeName(file string) string {
 	name := strings.TrimPrefix(file, "/")
 	if name == "" {
@@ -144,11 +151,11 @@ func changeName(file string) string {
 	return name
 }
 
-// maxNames bounds the names of one directory in bytes.
+// maxNames bounds the names of one directory, in bytes.
 const maxNames = 64 << 20
 
-// removeOthers removes what a directory contains beside the names that are read from
-// content, which belong to the entry called name.
+// removeOthers removes what a directory contains besides the names in content,
+// which belongs to the entry called name.
 func (u *unpacker) removeOthers(name string, size int64, content io.Reader) error {
 	dir := ChangedDirectory(name)
 	if size > maxNames {
@@ -190,7 +197,8 @@ func (u *unpacker) removeOthers(name string, size int64, content io.Reader) erro
 	return nil
 }
 
-// openDirectories lets their owner write to a directory and to all directories in it.
+// openDirectories lets its owner write to a directory and all directories in
+// it.
 func openDirectories(in *os.Root, name string) error {
 	if err := in.Chmod(name, 0o700); err != nil {
 		return err

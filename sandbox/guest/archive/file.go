@@ -14,11 +14,10 @@ import (
 // waiting for the other end of a pipe.
 const openFlags = syscall.O_NOFOLLOW | syscall.O_NONBLOCK | syscall.O_CLOEXEC
 
-// directoryFlag makes opening fail if the path is no longer a directory.
 const directoryFlag = syscall.O_DIRECTORY
 
-// identifyFile returns the identity of a file, if it is known. The number of its
-// names is part of it.
+// identifyFile returns a file's identity and number of names, if they are
+// known.
 func identifyFile(info fs.FileInfo) (fileID, bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -27,7 +26,6 @@ func identifyFile(info fs.FileInfo) (fileID, bool) {
 	return fileID{st.Dev, st.Ino, uint64(st.Nlink)}, true //nolint:unconvert // its type differs between architectures
 }
 
-// ownerOf returns the ids of the owner and the group of a file.
 func ownerOf(info fs.FileInfo) (uid, gid int) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -36,24 +34,25 @@ func ownerOf(info fs.FileInfo) (uid, gid int) {
 	return int(st.Uid), int(st.Gid)
 }
 
-// changedSince reports whether a file, or what the kernel keeps about it, has changed
-// since a time.
+// changedSince reports whether a file's inode has changed since a time.
 func changedSince(info fs.FileInfo, since time.Time) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	return !ok || !time.Unix(int64(st.Ctim.Sec), int64(st.Ctim.Nsec)).Before(since) //nolint:unconvert // their types differ between architectures
 }
 
-// isOverlay reports whether a directory is in an overlay, the kernel's or gVisor's.
+// isOverlay reports whether a directory is in an overlay, the kernel's or
+// gVisor's.
 func isOverlay(dir string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(dir, &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC
 }
 
-// nextData returns the start and end of the first data at or after an offset. If the file
-// system doesn't tell, these are the offset and the end of the file.
+// nextData returns the start and end of the first data at or after an offset.
+// If the file system doesn't know, it returns the offset and the end of the
+// file.
 func nextData(f *os.File, at, size int64) (start, end int64) {
 	start, err := f.Seek(at, unix.SEEK_DATA)
-	if errors.Is(err, unix.ENXIO) { // there is none
+	if errors.Is(err, unix.ENXIO) { // no more data
 		return size, size
 	}
 	if err == nil {

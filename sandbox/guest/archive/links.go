@@ -11,33 +11,34 @@ import (
 	"strings"
 )
 
-// LinkRule decides which symlinks of an archive stay. It is for archives whose author must
-// not choose what the reader finds: a symlink to a file that only the reader has, such as
-// the expected answer, would become the author's answer.
+// LinkRule decides which symlinks of an archive stay. It is for archives whose
+// author must not choose what the reader finds: a symlink to a file that only
+// the reader has, such as the expected answer, would become the author's
+// answer.
 //
-// A symlink stays if its target, fully resolved, exists and was written for the same
-// archive or lies in Within. Each of the archive's symlinks on the way must meet the same
-// condition, and none of the symlinks on the way may be in /proc. A symlink also stays if
-// it was there before with the same target.
+// A symlink stays if its target, fully resolved, exists and was written for the
+// same archive or lies in Within. Every symlink of the archive on the way must
+// meet the same condition, and no symlink on the way may be in /proc. A symlink
+// also stays if it was there before with the same target.
 type LinkRule struct {
-	// From is the absolute path from which the archive's content came. Absolute symlinks
-	// into it become relative. "" changes none.
+	// From is the absolute path that the archive's content came from. Absolute
+	// symlinks into it become relative. "" changes none.
 	From string
-	// Within are directories below the directory that is unpacked to, or "." for that
-	// directory. Except are directories that don't count; directories that contain one don't
-	// count either. Mounts are further directories that don't count. The innermost directory
-	// decides.
+	// Within are directories below the directory to unpack to, or "." for that
+	// directory. Except and Mounts are directories that don't count.
+	// Directories that contain one of Except don't count either. The innermost
+	// directory decides.
 	Within, Except, Mounts []string
-	// LeftOut is called for each symlink that is removed again. Nil calls nothing.
+	// LeftOut, if not nil, is called for each symlink that is removed again.
 	LeftOut func(name, target string)
 }
 
-// maxHops is how many symlinks may follow each other, as in the kernel.
+// maxHops bounds how many symlinks may follow each other, like the kernel.
 const maxHops = 40
 
-// makeLinks makes the symlinks about which u.o.Links decides, except for those that are
-// there already, and removes the ones that may not stay. Until then there are none, so an
-// archive that is cut off leaves none.
+// makeLinks makes the symlinks that u.o.Links decides about, unless they are
+// there already, and removes the ones that may not stay. It runs at the end, so
+// an archive that is cut off leaves no symlink.
 func (u *unpacker) makeLinks() (err error) {
 	own := map[string]bool{}
 	defer func() { err = errors.Join(err, u.checkLinks(own)) }()
@@ -59,8 +60,8 @@ func (u *unpacker) makeLinks() (err error) {
 	return nil
 }
 
-// checkLinks removes those of the archive's own symlinks that may not stay. Once too many
-// names were looked up, none may.
+// checkLinks removes the archive's own symlinks that may not stay: all of them,
+// once too many names were looked up.
 func (u *unpacker) checkLinks(own map[string]bool) error {
 	type link struct{ name, target string }
 	var bad []link
@@ -68,7 +69,7 @@ func (u *unpacker) checkLinks(own map[string]bool) error {
 	for _, name := range slices.Sorted(maps.Keys(own)) {
 		target, err := u.root.Readlink(name)
 		if err != nil {
-			continue // another entry took its place, or that of a directory above
+			continue // another entry took its place or a directory's above
 		}
 		hops, ok := 0, false
 		if failed == nil {
@@ -90,8 +91,8 @@ func (u *unpacker) checkLinks(own map[string]bool) error {
 	return failed
 }
 
-// followLink returns the name that a symlink finally leads to. It returns false if the
-// symlink may not stay.
+// followLink returns the name that a symlink finally leads to, and whether the
+// symlink may stay.
 func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (string, bool) {
 	if *hops++; *hops > maxHops {
 		return "", false
@@ -142,7 +143,7 @@ func (u *unpacker) followLink(name string, own map[string]bool, hops *int) (stri
 	return at, !own[name] || u.mayLeadTo(at)
 }
 
-// mayLeadTo reports whether a symlink may lead to name, which is no symlink.
+// mayLeadTo reports whether a symlink may lead to name, which is not a symlink.
 func (u *unpacker) mayLeadTo(name string) bool {
 	info, err := u.root.Lstat(name)
 	if err != nil {
@@ -162,7 +163,7 @@ func (u *unpacker) mayLeadTo(name string) bool {
 	return within != "" && (except == "" || contains(except, within))
 }
 
-// innermost returns the innermost of the directories that contain a name, "" if none does.
+// innermost returns the innermost of the directories that contain name, or "".
 func innermost(dirs []string, name string) (found string) {
 	for _, dir := range dirs {
 		if contains(dir, name) && (found == "" || contains(found, dir)) {
@@ -172,7 +173,7 @@ func innermost(dirs []string, name string) (found string) {
 	return found
 }
 
-// withoutFrom makes an absolute symlink target relative if it leads into the archive's
+// withoutFrom makes an absolute target relative if it leads into the archive's
 // content.
 func (u *unpacker) withoutFrom(name, target string) string {
 	from := u.o.Links.From
@@ -187,7 +188,7 @@ func (u *unpacker) withoutFrom(name, target string) string {
 	return relative
 }
 
-// contains reports whether a name is a directory or lies below it.
+// contains reports whether name is dir or lies below it.
 func contains(dir, name string) bool {
 	return dir == "." || name == dir || strings.HasPrefix(name, dir+"/")
 }

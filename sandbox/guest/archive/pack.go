@@ -16,30 +16,28 @@ import (
 
 // PackOptions configures [Pack].
 type PackOptions struct {
-	// Name is the name in the archive of what is packed; empty means the last
-	// name of its path. With "." a directory's content is at the top of the
+	// Name is the packed file's name in the archive; empty means the last name
+	// of its path. With ".", a directory's content is at the top of the
 	// archive, and its own entry is called "./".
-	Name string
-	// Bounds are the bounds of the archive.
+	Name   string
 	Bounds Bounds
-	// LeaveOut is called for each entry that can't be packed: with [ErrSpecial]
-	// for a special file, and otherwise with the error of reading it. Pack
-	// returns its error; if it is nil, Pack goes on without the entry. Without
-	// LeaveOut every such error ends Pack, and so does that of the first entry.
+	// LeaveOut is called for each entry that can't be packed, with [ErrSpecial]
+	// for a special file, otherwise with the error of reading it. If it returns
+	// nil, Pack continues without the entry, otherwise Pack returns its error.
+	// Without LeaveOut, and for the first entry, every such error ends Pack.
 	LeaveOut func(name string, err error) error
-	// Skip reports whether [PackChanges] leaves out the file or directory at a path.
-	// Nil skips none.
+	// Skip, if not nil, reports whether [PackChanges] leaves out a path.
 	Skip func(path string) bool
-	// LayerSince is a time before the upper layer of an overlay was made, for
-	// [PackChanges]. Zero is the time since which changes are packed.
+	// LayerSince is a time before an overlay's upper layer was made, for
+	// [PackChanges]. Zero means the time of the changes.
 	LayerSince time.Time
 }
 
 // Pack writes the file, directory or symlink at name, and everything below it,
 // to w as an archive. It follows no symlink and enters no other file system.
-// The entries have permission bits, modification times and no owners. Files
-// with several names become hard links. A file that changes its size meanwhile
-// is cut off or filled with zeros.
+// Entries have permission bits and modification times, but no owners. Files
+// with several names become hard links. If a file's size changes meanwhile, the
+// content is cut off or filled with zeros.
 func Pack(w io.Writer, name string, o PackOptions) error {
 	name = filepath.Clean(name)
 	if o.Name == "" {
@@ -63,13 +61,12 @@ func Pack(w io.Writer, name string, o PackOptions) error {
 	return nil
 }
 
-// packer is the state of one call of Pack.
 type packer struct {
 	tar    *Writer
 	o      PackOptions
 	budget budget
-	top    fileID // of the file system that is not left
-	pruned bool   // nothing has changed below a directory that has not
+	top    fileID // on the file system that is not left
+	pruned bool   // nothing has changed below an unchanged directory
 	owners bool   // entries have owners, and directories set-group-ID and sticky bits
 	linked map[fileID]string
 }
@@ -82,7 +79,7 @@ func (p *packer) leaveOut(name string, err error) error {
 	return p.o.LeaveOut(name, err)
 }
 
-// addEntry adds the file at a path under a name, and everything below it.
+// addEntry adds the file at a path as name, and everything below it.
 func (p *packer) addEntry(file, name string, info fs.FileInfo) error {
 	h := p.newHeader(name, info)
 	switch info.Mode().Type() {
@@ -101,14 +98,14 @@ func (p *packer) addEntry(file, name string, info fs.FileInfo) error {
 	return p.leaveOut(name, &fs.PathError{Op: "pack", Path: file, Err: ErrSpecial})
 }
 
-// Bits of modes in a [tar.Header]. The set-user-ID bit is in no archive.
+// Bits of modes in a [tar.Header]. No archive has the set-user-ID bit.
 const (
 	setgidBit = 0o2000
 	stickyBit = 0o1000
 )
 
-// newHeader returns the header of a file. With owners, it also has the owner, and a directory's
-// set-group-ID and sticky bits.
+// newHeader returns a file's header, with p.owners also its owner and a
+// directory's set-group-ID and sticky bits.
 func (p *packer) newHeader(name string, info fs.FileInfo) *tar.Header {
 	h := &tar.Header{Name: name, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
 	if !p.owners {
@@ -131,7 +128,7 @@ func (p *packer) addHeader(h *tar.Header) error {
 	return p.tar.WriteHeader(h)
 }
 
-// addDirectory adds a directory and its content, in the order of the names.
+// addDirectory adds a directory and its content.
 func (p *packer) addDirectory(file string, h *tar.Header, info fs.FileInfo) error {
 	name := h.Name
 	h.Typeflag, h.Name = tar.TypeDir, name+"/"
@@ -154,18 +151,18 @@ func (p *packer) addDirectory(file string, h *tar.Header, info fs.FileInfo) erro
 	}))
 }
 
-// maxLinked is how many files with several names are remembered. Each name of a further
-// one becomes a file.
+// maxLinked bounds how many files with several names are remembered. Each name
+// of any other becomes a file.
 const maxLinked = 1 << 17
 
-// batchSize is how many names of a directory are held in memory.
+// batchSize is how many names of a directory are in memory at once.
 const batchSize = 4096
 
 // unreadable is the error of a directory that can't be read.
 type unreadable struct{ error }
 
-// unlessUnreadable leaves out a directory that can't be read, and returns any other
-// error.
+// unlessUnreadable leaves out a directory that can't be read, and returns any
+// other error.
 func (p *packer) unlessUnreadable(name string, err error) error {
 	if e, ok := errors.AsType[unreadable](err); ok {
 		return p.leaveOut(name, e.error)
@@ -173,9 +170,8 @@ func (p *packer) unlessUnreadable(name string, err error) error {
 	return err
 }
 
-// readDirectory calls f for each entry of a directory of any size. The entries of a small
-// directory come in the order of their names. If the directory can't be read, the error is
-// unreadable.
+// readDirectory calls f for each entry of a directory of any size, sorted if
+// the directory is small. If it can't be read, the error is unreadable.
 func readDirectory(dir string, f func(fs.DirEntry) error) error {
 	d, err := os.OpenFile(dir, os.O_RDONLY|openFlags|directoryFlag, 0)
 	if err != nil {
@@ -185,7 +181,7 @@ func readDirectory(dir string, f func(fs.DirEntry) error) error {
 	for more := true; more; {
 		entries, err := d.ReadDir(batchSize)
 		if more = len(entries) == batchSize; !more {
-			_ = d.Close() // there may be many open below it
+			_ = d.Close() // many may be open below it
 		}
 		slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 		for _, e := range entries {
@@ -200,7 +196,7 @@ func readDirectory(dir string, f func(fs.DirEntry) error) error {
 	return nil
 }
 
-// addFile adds a regular file, or a hard link to one that was added.
+// addFile adds a regular file, or a hard link if it was added before.
 func (p *packer) addFile(file string, h *tar.Header, info fs.FileInfo) error {
 	id, known := identifyFile(info)
 	if first, ok := p.linked[id]; ok && known {
@@ -239,7 +235,6 @@ func openRegular(file string) (*os.File, error) {
 	return f, nil
 }
 
-// zeros is an endless reader of zeros.
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) {
@@ -247,11 +242,10 @@ func (zeros) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// fileID identifies a file by its device and inode.
 type fileID struct{ device, inode, names uint64 }
 
-// cleanName returns the name of an entry relative to the directory that it is
-// written to, or "." for the directory itself.
+// cleanName returns an entry's name relative to the directory to unpack to, or
+// ".".
 func cleanName(name string) (string, error) {
 	switch {
 	case name == "", strings.ContainsRune(name, 0), len(name) > maxName:
@@ -271,5 +265,5 @@ func cleanName(name string) (string, error) {
 	return name, nil
 }
 
-// maxName is the longest path of an entry, PATH_MAX of Linux.
+// maxName is the length of the longest path of an entry, Linux's PATH_MAX.
 const maxName = 4096

@@ -11,22 +11,24 @@ import (
 )
 
 const (
-	// minHoles is how many bytes of holes a file needs for an archive to leave them out.
+	// minHoles is how many bytes of holes a file needs for an archive to omit
+	// them.
 	minHoles = 1 << 20
-	// maxExtents bounds the parts of one file between holes. The last part then covers the
-	// rest of the file.
+	// maxExtents bounds the parts of a file between holes. The last part covers
+	// the rest of the file.
 	maxExtents = 10_000
 )
 
-// maxSearched is how many bytes of a file are read to find holes. If the file system doesn't
-// know its holes, a command can make a file of 8 EiB that would take forever to read.
+// maxSearched bounds how much of a file is searched for holes, in bytes. If the
+// file system doesn't know its holes, reading a command's file of 8 EiB takes
+// forever.
 var maxSearched int64 = 16 << 30
 
 // extent is a part of a file that has data.
 type extent struct{ offset, length int64 }
 
-// Writer writes an archive without the holes of files, in the format that GNU tar calls PAX 0.1.
-// Package archive/tar can read this format but not write it.
+// Writer writes an archive without the holes of files, in the format that GNU
+// tar calls PAX 0.1. Package archive/tar can read it but not write it.
 type Writer struct {
 	*tar.Writer
 	w io.Writer
@@ -35,8 +37,8 @@ type Writer struct {
 // NewWriter returns a Writer to w.
 func NewWriter(w io.Writer) *Writer { return &Writer{tar.NewWriter(w), w} }
 
-// AddFile adds a regular file with a header that has its size. If the file has become
-// shorter, zeros fill the rest.
+// AddFile adds a regular file with a header that has its size. If the file has
+// become shorter, zeros fill the rest.
 func (w *Writer) AddFile(h *tar.Header, f *os.File) error {
 	data, err := findData(f, h.Size)
 	if err != nil {
@@ -49,8 +51,8 @@ func (w *Writer) AddFile(h *tar.Header, f *os.File) error {
 	return w.addPacked(h, data, io.MultiReader(parts...))
 }
 
-// Copy adds the current entry of another archive's reader. The header may have been
-// changed.
+// Copy adds the current entry of another archive's reader, whose header may
+// have been changed.
 func (w *Writer) Copy(h *tar.Header, in *tar.Reader) error {
 	data := extentsOf(h)
 	var parts []io.Reader
@@ -62,7 +64,7 @@ func (w *Writer) Copy(h *tar.Header, in *tar.Reader) error {
 	return w.addPacked(h, data, io.MultiReader(parts...))
 }
 
-// CopyPacked adds a file of another archive. It reads the file's bytes, without holes,
+// CopyPacked adds a file of another archive, whose bytes without holes it reads
 // from packed.
 func (w *Writer) CopyPacked(h *tar.Header, packed io.Reader) error {
 	return w.addPacked(h, extentsOf(h), packed)
@@ -78,7 +80,7 @@ func (s skipper) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// addPacked adds an entry. It reads the content, without holes, from packed.
+// addPacked adds an entry with the content, without holes, from packed.
 func (w *Writer) addPacked(h *tar.Header, data []extent, packed io.Reader) error {
 	if h.Typeflag != tar.TypeReg || len(data) == 1 && data[0] == (extent{0, h.Size}) {
 		if err := w.WriteHeader(h); err != nil || h.Typeflag != tar.TypeReg {
@@ -86,9 +88,9 @@ func (w *Writer) addPacked(h *tar.Header, data []extent, packed io.Reader) error
 		}
 		return copyAll(w, packed, h.Size)
 	}
-	// archive/tar ignores records with these keys, and sorts the others. So the records are
-	// written with keys of the same length that sort first, then the keys are replaced. The
-	// untrusted name comes after the numbers.
+	// archive/tar ignores records with these keys, and sorts the others. So
+	// write them with keys of the same length that sort first, then replace the
+	// keys. The untrusted name comes last.
 	const prefix, numbers, parts, name = "GNU.sparse.", "@NU.sparse.", "ANU.sparse.", "BNU.sparse."
 	var text []string
 	size := int64(0)
@@ -124,7 +126,6 @@ func (w *Writer) addPacked(h *tar.Header, data []extent, packed io.Reader) error
 	return err
 }
 
-// copyAll copies size bytes.
 func copyAll(w io.Writer, r io.Reader, size int64) error {
 	_, err := io.CopyN(w, r, size)
 	if errors.Is(err, io.EOF) {
@@ -133,7 +134,7 @@ func copyAll(w io.Writer, r io.Reader, size int64) error {
 	return err
 }
 
-// extentsOf returns the parts with data of an entry that was read: the whole file, unless
+// extentsOf returns the data of an entry that was read: the whole file, unless
 // addPacked wrote it with holes.
 func extentsOf(h *tar.Header) []extent {
 	whole := []extent{{0, h.Size}}
@@ -157,8 +158,9 @@ func extentsOf(h *tar.Header) []extent {
 	return data
 }
 
-// findData returns the parts of a file that have data, or all of it if there are few
-// holes. Blocks of zeros count as holes, as not every file system tells where holes are.
+// findData returns the parts of a file that have data, or all of it if there
+// are few holes. Blocks of zeros count as holes, because not every file system
+// knows its holes.
 func findData(f *os.File, size int64) ([]extent, error) {
 	whole := []extent{{0, size}}
 	if size < minHoles {

@@ -20,27 +20,26 @@ import (
 )
 
 // Unpack reads an archive from r and writes its entries below the directory
-// dir. If that is no directory, the error wraps [ErrNoDirectory], and nothing
-// was read.
+// dir. If that is not a directory, the error wraps [ErrNoDirectory], and
+// nothing was read.
 //
-//   - Existing directories are entered. Other existing names are replaced by
-//     new files once these are whole; no existing file is written to, and nothing
-//     is written through a symlink. A directory does not replace a file, nor a file a directory.
+//   - Existing directories are entered. Other existing names are replaced by new
+//     files once these are whole. No existing file is written to, and nothing is
+//     written through a symlink. Directories and files don't replace each other.
 //   - Only files, directories, symlinks, and hard links to files of the same
-//     archive are allowed. Anything else, and a name that is absolute or has a
-//     "..", is an error that wraps [ErrEntry], as is a name below a symlink.
-//     Symlinks are made with the targets that they have.
-//   - Permission bits and modification times are those of the entries. Owners,
-//     set-user-ID, set-group-ID and sticky bits, extended attributes and access
-//     control lists are not restored ([UnpackOptions.Changes] restores some).
+//     archive are allowed. Anything else, an absolute name, a name with ".." or
+//     below a symlink is an error that wraps [ErrEntry]. Symlinks keep their
+//     targets.
+//   - Permission bits and modification times are restored. Owners, set-user-ID,
+//     set-group-ID and sticky bits, extended attributes and access control lists
+//     are not ([UnpackOptions.Changes] restores some).
 //   - Blocks of zeros become holes.
-//   - An archive with millions of entries may need more memory than is allowed. The error
-//     then wraps [ErrBound].
+//   - An archive with millions of entries may need more memory than is allowed.
+//     The error then wraps [ErrBound].
 //
-// Unpack stops at the first error; what it wrote stays. The error of an archive
-// that is cut off or broken wraps [ErrMalformed]. An archive that ends
-// between two entries counts as complete, so the caller must learn from its
-// source whether it is.
+// Unpack stops at the first error and leaves what it wrote. If the archive is
+// cut off or broken, the error wraps [ErrMalformed]. An archive that ends
+// between two entries counts as complete: only the caller's source can tell.
 func Unpack(r io.Reader, dir string, bounds Bounds) error {
 	return UnpackWith(r, dir, UnpackOptions{Bounds: bounds})
 }
@@ -48,31 +47,32 @@ func Unpack(r io.Reader, dir string, bounds Bounds) error {
 // UnpackOptions configures [UnpackWith].
 type UnpackOptions struct {
 	Bounds
-	// Name is the name that was asked for. The first entry must have it, and all others must
-	// lie below it, if it is a directory. "." stands for the content of a directory. Any
-	// other entry is an error that wraps [ErrEntry]. "" allows all names.
+	// Name is the name that was asked for: of the first entry and, if that is a
+	// directory, above all others. "." means a directory's content. Any other
+	// entry is an error that wraps [ErrEntry]. "" allows all names.
 	Name string
-	// KeepExisting keeps the modes and times of directories that the archive does not make.
+	// KeepExisting keeps the modes and times of directories that exist already.
 	KeepExisting bool
-	// Links decides which symlinks stay, which are made at the end, once the archive is
-	// whole; nil keeps all.
+	// Links decides which symlinks stay. They are made at the end, once the
+	// archive is whole. Nil keeps all.
 	Links *LinkRule
-	// Changes unpacks an archive of [PackChanges]. It also removes what a changed directory
-	// did not contain any more, and what was a directory and is none any more, or the other
-	// way around. Modification times of directories are not restored where only a file in
-	// them has changed. Set-group-ID and sticky bits of directories are restored, and owners
-	// if the caller is root, as far as its user namespace has them. The owner and the mode of
-	// dir itself stay: the archive doesn't decide who may replace what others put there. The
-	// archive is as untrusted as any, and nothing outside dir is removed.
+	// Changes unpacks an archive of [PackChanges]. It also removes names that a
+	// changed directory no longer had, or that changed between directory and
+	// other file. If only a file in a directory changed, the directory's
+	// modification time is not restored. Set-group-ID and sticky bits of
+	// directories are restored, and if the caller is root, owners, as far as
+	// its user namespace has them. The owner and mode of dir itself stay: the
+	// archive doesn't decide who may replace others' files there. The archive
+	// is untrusted as usual, and nothing outside dir is removed.
 	Changes bool
-	// Done ends unpacking with an error when it is closed; nil never does.
+	// Done, if not nil, ends unpacking with an error when it is closed.
 	Done <-chan struct{}
 }
 
 // UnpackWith is [Unpack] with options.
 func UnpackWith(r io.Reader, dir string, o UnpackOptions) error {
 	u := unpacker{o: o, budget: budget{Bounds: o.Bounds}, written: map[fileID]struct{}{}, links: map[string]symlink{}, isRoot: filepath.Clean(dir) == "/", owners: o.Changes && os.Geteuid() == 0}
-	root, err := os.OpenRoot(dir + "/.") // a pipe is refused; opening it would wait
+	root, err := os.OpenRoot(dir + "/.") // unlike opening a pipe, this doesn't wait
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return fmt.Errorf("unpack: %w: %w", ErrNoDirectory, err)
 	}
@@ -96,7 +96,7 @@ func UnpackWith(r io.Reader, dir string, o UnpackOptions) error {
 	return errors.Join(err, u.leaveDirectory(), root.Close())
 }
 
-// takeSteps counts the parts of a path that is looked up.
+// takeSteps counts the parts of a path to look up.
 func (u *unpacker) takeSteps(name string) error {
 	if u.budget.steps += 1 + strings.Count(name, "/"); u.budget.Steps > 0 && u.budget.steps > u.budget.Steps {
 		return fmt.Errorf("%w: more than %d names in the paths of directories and in the targets of links", ErrBound, u.budget.Steps)
@@ -109,30 +109,28 @@ func (u *unpacker) takeSteps(name string) error {
 	}
 }
 
-// maxPadding is the most that is read after the end of an archive.
+// maxPadding bounds what is read after the end of an archive.
 const maxPadding = 1 << 20
 
-// unpacker is the state of one call of Unpack.
 type unpacker struct {
 	o      UnpackOptions
 	root   *os.Root
 	isRoot bool // root is /
 	budget budget
 	below  bool // o.Name is a directory
-	// at is the directory of the last entry, and dir is it, opened.
+	// at is the directory of the last entry, and dir the same, open.
 	at  string
 	dir *os.Root
-	// directories are those that the archive contains, with their final modes
-	// and times.
+	// directories are the archive's, with their final modes and times.
 	directories []directory
-	// written are the files and directories that were made for the archive. links are its
-	// symlinks by their names, if o.Links decides about them. remembered is about how many
-	// bytes they take, with directories.
+	// written are the files and directories made for the archive. links are its
+	// symlinks by name, if o.Links decides about them. remembered is about how
+	// many bytes these take, with directories.
 	written    map[fileID]struct{}
 	links      map[string]symlink
 	remembered int
 	block      []byte
-	owners     bool // are restored
+	owners     bool // owners are restored
 }
 
 type directory struct {
@@ -147,7 +145,6 @@ type symlink struct {
 	owner  owner
 }
 
-// owner has the ids of an owner and a group.
 type owner struct{ uid, gid int }
 
 func (u *unpacker) unpackAll(in *tar.Reader) error {
@@ -168,7 +165,6 @@ func (u *unpacker) unpackAll(in *tar.Reader) error {
 	}
 }
 
-// addEntry writes one entry.
 func (u *unpacker) addEntry(h *tar.Header, content io.Reader) error {
 	name, err := cleanName(h.Name)
 	if err != nil {
@@ -226,8 +222,8 @@ func (u *unpacker) checkName(name string, isDir bool) error {
 	return nil
 }
 
-// enterDirectory opens a directory and makes those on its way that are missing.
-// It refuses symlinks.
+// enterDirectory opens a directory, and makes it and those above if they are
+// missing. It refuses symlinks.
 func (u *unpacker) enterDirectory(name string) error {
 	if name == u.at {
 		return nil
@@ -271,8 +267,7 @@ func (u *unpacker) leaveDirectory() error {
 	return err
 }
 
-// openPlain opens a directory in the one of the last entry, or makes it. It refuses a
-// symlink.
+// openPlain opens a directory in u.dir, or makes it. It refuses a symlink.
 func (u *unpacker) openPlain(name string, mode fs.FileMode) (dir *os.Root, made bool, err error) {
 	info, err := u.dir.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -297,7 +292,7 @@ func (u *unpacker) openPlain(name string, mode fs.FileMode) (dir *os.Root, made 
 			return nil, made, err
 		}
 	}
-	dir, err = u.dir.OpenRoot(name + "/.") // without the dot, a new pipe would make it wait
+	dir, err = u.dir.OpenRoot(name + "/.") // without the dot, it would wait for a new pipe
 	return dir, made, err
 }
 
@@ -333,7 +328,7 @@ func (u *unpacker) noteDirectory(name string, h *tar.Header) error {
 	return u.remember(len(name))
 }
 
-// maxRemembered bounds the memory for what an archive has, in bytes.
+// maxRemembered bounds the memory for what an archive contains, in bytes.
 var maxRemembered = 256 << 20
 
 // remember counts an entry with a text that is kept until the end.
@@ -344,8 +339,7 @@ func (u *unpacker) remember(text int) error {
 	return nil
 }
 
-// finishDirectories sets the modes and times of directories, the innermost
-// first.
+// finishDirectories sets the modes and times of directories, innermost first.
 func (u *unpacker) finishDirectories() error {
 	slices.SortStableFunc(u.directories, func(a, b directory) int { return strings.Compare(b.name, a.name) })
 	var errs []error
@@ -357,7 +351,7 @@ func (u *unpacker) finishDirectories() error {
 			errs = append(errs, err)
 			continue
 		}
-		if d.mode&fs.ModeSetgid != 0 { // which the kernel lets a process set that has the group
+		if d.mode&fs.ModeSetgid != 0 { // the kernel lets only a process with the group set it
 			errs = append(errs, u.setOwner(u.root, d.name, owner{d.owner.uid, os.Getegid()}))
 		}
 		errs = append(errs, u.setTime(u.root, d.name, d.modified), u.root.Chmod(d.name, d.mode), u.setOwner(u.root, d.name, d.owner))
@@ -365,8 +359,8 @@ func (u *unpacker) finishDirectories() error {
 	return errors.Join(errs...)
 }
 
-// setOwner sets the owner and group of a name, if owners are restored. Ids that this user
-// namespace or the mount doesn't have change nothing.
+// setOwner sets a name's owner and group, if owners are restored. It ignores
+// ids that this user namespace or the mount doesn't have.
 func (u *unpacker) setOwner(in *os.Root, name string, to owner) error {
 	if !u.owners {
 		return nil
@@ -380,9 +374,9 @@ func (u *unpacker) setOwner(in *os.Root, name string, to owner) error {
 	return err
 }
 
-// addFile writes a regular file. It gets its name once it is whole, so that an
-// archive that is cut off neither damages the old file nor overtakes a second one
-// that is unpacked beside it.
+// addFile writes a regular file. It gets its name once it is whole, so an
+// archive that is cut off neither damages the old file nor overtakes another
+// archive that is unpacked at the same time.
 func (u *unpacker) addFile(name string, h *tar.Header, content io.Reader) error {
 	last, part := path.Base(name), fmt.Sprintf(".caisson-%016x.part", rand.Uint64())
 	if info, err := u.dir.Lstat(last); err == nil && info.IsDir() {
@@ -428,7 +422,7 @@ func (u *unpacker) wrote(info fs.FileInfo) bool {
 	return known && ok
 }
 
-// addLink makes another name of a file that the archive contains.
+// addLink makes another name for a file of the archive.
 func (u *unpacker) addLink(name, target string) error {
 	target, err := cleanName(target)
 	if err = errors.Join(err, u.takeSteps(target+"/"+name)); err != nil {
@@ -442,7 +436,7 @@ func (u *unpacker) addLink(name, target string) error {
 	})
 }
 
-// addSymlink makes a symlink. If o.Links decides, it leaves that to makeLinks.
+// addSymlink makes a symlink, or leaves that to makeLinks if o.Links decides.
 func (u *unpacker) addSymlink(name string, link symlink) error {
 	if u.o.Links != nil {
 		link.target = u.withoutFrom(name, link.target)
@@ -516,15 +510,15 @@ const zerosPerByte = 16
 // blockSize is the unit of holes.
 const blockSize = 64 << 10
 
-// isZero reports whether b is all zeros.
 func isZero(b []byte) bool { return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }
 
-// dirBits are the bits of a directory's mode that [UnpackOptions.Changes] restores.
+// dirBits are the mode bits that [UnpackOptions.Changes] restores for
+// directories.
 const dirBits = fs.ModePerm | fs.ModeSetgid | fs.ModeSticky
 
 func modeOf(h *tar.Header) fs.FileMode { return fs.FileMode(h.Mode) & fs.ModePerm }
 
-// setTime sets the modification time, unless no file system could hold it.
+// setTime sets the modification time, unless some file system couldn't hold it.
 func (u *unpacker) setTime(in *os.Root, name string, t time.Time) error {
 	if s := t.Unix(); s < 0 || s > math.MaxUint32 {
 		return nil

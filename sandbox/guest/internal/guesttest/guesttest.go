@@ -1,5 +1,5 @@
-// Package guesttest starts the real guest for tests: the binary is built once a
-// test process and run as PID 1 of fresh namespaces, over pipes.
+// Package guesttest starts the real guest for tests. It builds the binary once
+// per test process and runs it as PID 1 of new namespaces, over pipes.
 package guesttest
 
 import (
@@ -20,35 +20,32 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest/plan"
 )
 
-// Options describe the container to make around the guest. The zero value is
-// one without limits and with an empty workspace.
+// Options describes the container around the guest. The zero value means no
+// limits and an empty workspace.
 type Options struct {
-	// Workspace is the host directory; empty makes one.
+	// Workspace is the host directory; "" makes one.
 	Workspace string
-	// Cgroups are directories of cgroup v1 or v2 that the container is put into.
+	// Cgroups are directories of cgroup v1 or v2 to put the container into.
 	Cgroups []string
-	// Binds are further mounts.
-	Binds []plan.Bind
-	// Stage makes the stage's own binary a program of the container, at
+	Binds   []plan.Bind
+	// Stage makes the stage's own binary a program of the container,
 	// /.caisson/stage.
 	Stage bool
 }
 
-// Guest is a guest that runs. The test ends it.
+// Guest is a running guest, which the test ends.
 type Guest struct {
-	// Conn is its connection.
 	Conn io.ReadWriteCloser
 	// PID is the guest's on the host.
 	PID int
 	// Workspace is the host directory behind /workspace.
 	Workspace string
-	// Stderr returns the guest's standard error, once it has ended.
-	Stderr *Log
-	exited chan struct{}
-	state  *os.ProcessState
+	Stderr    *Log
+	exited    chan struct{}
+	state     *os.ProcessState
 }
 
-// Start starts a guest, or skips the test where namespaces can't be had.
+// Start starts a guest. It skips the test if it can't make namespaces.
 func Start(t testing.TB, o Options) *Guest {
 	t.Helper()
 	Require(t)
@@ -118,11 +115,11 @@ func (g *Guest) Exited() *os.ProcessState {
 	return g.state
 }
 
-// Kill ends the guest as the kernel does.
+// Kill kills the guest with SIGKILL.
 func (g *Guest) Kill() { _ = syscall.Kill(g.PID, syscall.SIGKILL) }
 
-// Processes lists the container's processes but for the guest, by state and
-// the names of their programs. A zombie is still listed until it is reaped.
+// Processes lists the container's processes except the guest, as state and
+// program name, including zombies that were not reaped yet.
 func (g *Guest) Processes(t testing.TB) []string {
 	t.Helper()
 	dirs, err := filepath.Glob("/proc/[0-9]*")
@@ -148,18 +145,17 @@ func (g *Guest) Processes(t testing.TB) []string {
 	return out
 }
 
-// Race reports whether the guest is built with the race detector, by the
-// variable CAISSON_GUEST_RACE. It is larger then, and needs a C compiler to be
-// built.
+// Race reports whether the guest is built with the race detector (the variable
+// CAISSON_GUEST_RACE), which makes it larger and needs a C compiler.
 func Race() bool { return os.Getenv("CAISSON_GUEST_RACE") != "" }
 
-// Living is Processes without those that only wait to be reaped.
+// Living is Processes without zombies.
 func (g *Guest) Living(t testing.TB) []string {
 	t.Helper()
 	return slices.DeleteFunc(g.Processes(t), func(p string) bool { return strings.HasPrefix(p, "Z") })
 }
 
-// Require skips where the guest can't be run.
+// Require skips the test if the guest can't be run.
 func Require(t testing.TB) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -184,8 +180,7 @@ func Workspace(t testing.TB) string {
 	return dir
 }
 
-// built is the directory of the two binaries, which are the same for all tests of
-// a process.
+// built is the directory of the two binaries of all tests of a process.
 var built struct {
 	once sync.Once
 	dir  string
@@ -226,7 +221,6 @@ func (e *buildError) Error() string {
 	return "build " + e.pkg + ": " + e.err.Error() + "\n" + string(e.text)
 }
 
-// builtBinaries builds once.
 func builtBinaries(t testing.TB) (guest, stage string) {
 	t.Helper()
 	built.once.Do(func() { built.dir, built.err = buildBinaries() })
@@ -236,14 +230,14 @@ func builtBinaries(t testing.TB) (guest, stage string) {
 	return filepath.Join(built.dir, "caisson-guest"), filepath.Join(built.dir, "stage")
 }
 
-// Binary is the guest's binary.
+// Binary returns the path of the guest's binary.
 func Binary(t testing.TB) string {
 	t.Helper()
 	guest, _ := builtBinaries(t)
 	return guest
 }
 
-// Clean removes what was built. Call it at the end of TestMain.
+// Clean removes the binaries. Call it at the end of TestMain.
 func Clean() {
 	if built.dir != "" {
 		_ = os.RemoveAll(built.dir)
@@ -259,14 +253,12 @@ func newPipe(t testing.TB) (r, w *os.File) {
 	return r, w
 }
 
-// duplex is the guest's connection.
 type duplex struct {
 	io.Reader
 	io.WriteCloser
 	in io.Closer
 }
 
-// Close closes both directions.
 func (d *duplex) Close() error {
 	_ = d.in.Close()
 	return d.WriteCloser.Close()

@@ -1,4 +1,4 @@
-// Package plan holds the message of a test to the stage.
+// Package plan has the message of a test to the stage.
 package plan
 
 // Gate is the descriptor on which the stage waits for one byte.

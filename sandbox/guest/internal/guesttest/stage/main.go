@@ -1,6 +1,6 @@
-// Command stage turns a process in fresh namespaces into a small container and
-// becomes the guest in it. It is for tests of the guest on a machine without a
-// container runtime; it makes no claim to be one.
+// Command stage turns a process in new namespaces into a small container and
+// becomes the guest in it. It tests the guest without a container runtime, and
+// is none.
 package main
 
 import (
@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest/plan"
 )
 
-// exitLeader ends the first thread of the process, which lives on in another,
-// so that its status is zombie.
+// exitLeader ends the process's first thread, so that the process, which lives
+// on in another thread, is shown as a zombie.
 func exitLeader() {
 	runtime.LockOSThread()
 	if unix.Gettid() != unix.Getpid() {
@@ -53,7 +53,7 @@ func run() error {
 	if err := json.Unmarshal([]byte(os.Args[1]), &p); err != nil {
 		return err
 	}
-	// The parent puts this process into cgroups, then lets it go on.
+	// The parent puts this process into cgroups first.
 	if _, err := os.NewFile(plan.Gate, "gate").Read(make([]byte, 1)); err != nil {
 		return fmt.Errorf("wait for the test: %w", err)
 	}
@@ -69,7 +69,6 @@ func run() error {
 	return unix.Exec("/.caisson/guest", []string{"caisson-guest"}, []string{"PATH=/.caisson"})
 }
 
-// buildRoot makes the root and enters it.
 func buildRoot(p plan.Plan) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -165,7 +164,7 @@ func mount(source, target, kind string, flags uintptr, data string) error {
 	return nil
 }
 
-// raiseLoopback brings the interface up, as runtimes do.
+// raiseLoopback brings the loopback interface up, as runtimes do.
 func raiseLoopback() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -183,8 +182,7 @@ func raiseLoopback() error {
 	return nil
 }
 
-// dropCapabilities keeps only the capabilities that a backend assigns to the
-// guest.
+// dropCapabilities keeps only the capabilities that a backend gives the guest.
 func dropCapabilities() error {
 	wanted := uint64(1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP)
 	for c := range uintptr(unix.CAP_LAST_CAP + 1) {
