@@ -48,7 +48,6 @@ type Options struct {
 // network.closed and network.denied of package record.
 const RecordsFile = "network.jsonl"
 
-// call is the CallID of all connections of a build.
 const call = "build"
 
 // memory is the sandbox's memory limit in bytes. Only the guest runs in it.

@@ -115,6 +115,7 @@ APT::Sandbox::User "root";
 Binary::apt::APT::Keep-Downloaded-Packages "true";
 `
 
+// Presets returns the names of the presets.
 func Presets() []string {
 	var names []string
 	for _, c := range presets {
@@ -160,7 +161,6 @@ func ParseList(names []string) ([]Cache, error) {
 // name.
 const maxTarget = 70
 
-// isSpecial reports whether a character can't be in a mount point.
 func isSpecial(r rune) bool {
 	return unicode.IsControl(r) || r == utf8.RuneError || strings.ContainsRune(`\:,"`, r)
 }
@@ -192,6 +192,7 @@ func shortenHome(target string) string {
 	return target
 }
 
+// Env returns the variables of caches.
 func Env(list []Cache) []string {
 	var env []string
 	for _, c := range list {
@@ -209,6 +210,7 @@ func setOwner(dir *os.File, owner Owner) error {
 	return dir.Chown(owner.UID, owner.GID)
 }
 
+// OwnerOf returns the owner of a file.
 func OwnerOf(info fs.FileInfo) Owner {
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		return Owner{int(stat.Uid), int(stat.Gid)}

@@ -62,6 +62,7 @@ type workspaceRecord struct {
 	Owner
 }
 
+// Dir is one open cache.
 type Dir struct {
 	// Target is its mount point, Path the directory, and File the same, open.
 	Target, Path string
@@ -77,6 +78,7 @@ type Lease struct {
 	lock    *state.Lock
 }
 
+// Close closes the directories and ends the lease.
 func (l *Lease) Close() error {
 	var errs []error
 	for _, d := range l.Dirs {

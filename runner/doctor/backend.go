@@ -16,7 +16,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
-// checkTime bounds one query to a backend.
 const checkTime = 5 * time.Second
 
 // Backends are the backends to check.
@@ -133,8 +132,6 @@ func parseVersion(text string) string {
 	return "v" + m[1]
 }
 
-// isFixed reports whether a version is at least the first fixed one of its
-// branch.
 func isFixed(v string) bool {
 	first := runcFixed[len(runcFixed)-1]
 	for _, f := range runcFixed {
@@ -145,7 +142,6 @@ func isFixed(v string) bool {
 	return semver.Compare(v, first) >= 0
 }
 
-// checkAdvisories returns a warning if the runtime has known vulnerabilities.
 func checkAdvisories(backend string, info sandbox.Info) (Finding, bool) {
 	if info.Runtime != "runc" {
 		return Finding{}, false

@@ -92,8 +92,6 @@ func missingImage(detail, hint string) Finding {
 	return Finding{Check: "image", Result: Failed, Detail: detail, Hint: hint, Fault: FaultSandbox}
 }
 
-// checkBuild checks whether the directory of a build can be built, and by what
-// program.
 func (i Image) checkBuild(ctx context.Context) Finding {
 	ref := i.Reference
 	if _, err := os.Stat(filepath.Join(ref.Path(), "Dockerfile")); err != nil {
@@ -106,7 +104,6 @@ func (i Image) checkBuild(ctx context.Context) Finding {
 	return Finding{Check: "image", Result: OK, Detail: fmt.Sprintf("%s, built by %s", ref, builder)}
 }
 
-// checkName checks where the image with a name comes from.
 func (i Image) checkName(ctx context.Context) Finding {
 	ref := i.Reference
 	if id := i.EngineID(ctx, ref.Value); id != "" {

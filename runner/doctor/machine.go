@@ -123,7 +123,6 @@ func (m machine) checkKernel() []Finding {
 	return missing
 }
 
-// checkCgroups checks the limits that Caisson itself can set.
 func (m machine) checkCgroups() Finding {
 	const check = "cgroups"
 	info, err := m.Cgroups()

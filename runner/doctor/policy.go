@@ -70,8 +70,6 @@ func checkTools(defs []tools.Definition) Finding {
 	return Finding{Check: "tools", Result: OK, Detail: detail}
 }
 
-// checkRules returns a warning for each rule without effect, such as a misspelt
-// deny.
 func checkRules(p policy.Policy, defs []tools.Definition, servers []string) []Finding {
 	var findings []Finding
 	for _, key := range p.Unmatched(defs, servers...) {
@@ -192,7 +190,6 @@ func checkUnasked(p policy.Policy, defs []tools.Definition) []Finding {
 	return findings
 }
 
-// checkPrompts describes what happens to prompts without a terminal.
 func checkPrompts(mode string) Finding {
 	f := Finding{Check: checkOnPrompt, Result: OK, Detail: mode + ": without a terminal, what would be asked is refused"}
 	switch mode {

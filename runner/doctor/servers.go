@@ -39,8 +39,6 @@ func (c Policy) serverNames() []string {
 	return names
 }
 
-// checkServers checks the configured MCP servers, and the rules for their
-// tools.
 func (c Policy) checkServers() []Finding {
 	if len(c.Servers) == 0 {
 		return nil

@@ -345,7 +345,6 @@ func checkReach(ctx context.Context, box sandbox.Sandbox) Finding {
 	return compareReach(live, r)
 }
 
-// tryReach runs the guest's binary as a command.
 func tryReach(ctx context.Context, box sandbox.Sandbox, argv []string) (wire.Reach, error) {
 	var out, errs bytes.Buffer
 	var r wire.Reach

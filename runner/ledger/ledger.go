@@ -141,7 +141,6 @@ func (u userLedger) Reserve(ctx context.Context, profile string, d limits.Demand
 	return u.ledger.reserveDemand(ctx, u.user, profile, d)
 }
 
-// reserveDemand reserves what a request may use, if it fits all ceilings.
 func (l *Ledger) reserveDemand(ctx context.Context, user, profile string, d limits.Demand) (entry loop.LedgerEntry, err error) {
 	if d.Price == nil && (l.opts.User.BoundsCost() || l.opts.Profiles[profile].BoundsCost()) {
 		return entry, fmt.Errorf("a ceiling of cost needs the price of the model %s", profile)
@@ -305,7 +304,6 @@ func (l *Ledger) changeDocument(ctx context.Context, edit func(*document) error)
 	})
 }
 
-// withLock calls f while it holds the lock against other processes.
 func (l *Ledger) withLock(ctx context.Context, f func() error) error {
 	if l.noLock {
 		return f()

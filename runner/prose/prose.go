@@ -72,6 +72,7 @@ const (
 	maxCells = 2000
 )
 
+// Parse returns the blocks of a text.
 func Parse(markdown string) []Block {
 	markdown = strings.ReplaceAll(markdown, "\r\n", "\n")
 	if len(markdown) > maxText || isCostly(markdown) {

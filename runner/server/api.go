@@ -33,8 +33,6 @@ type TurnPath struct {
 
 type body[T any] struct{ Body T }
 
-// registerRoutes adds the operations of all resources to mux and returns the
-// OpenAPI document.
 func registerRoutes(mux *http.ServeMux, d *diagnostics, resources ...resource) ([]byte, error) {
 	config := huma.DefaultConfig("Caisson", apiVersion)
 	config.Info.Description = apiText

@@ -109,7 +109,6 @@ func (a changesAPI) addOperations(o operations) {
 		})
 }
 
-// readDiff returns a session's changes and their patch.
 func (a changesAPI) readDiff(ctx context.Context, id string) (Diff, string, error) {
 	dir, err := a.sessions.findDir(id)
 	if err != nil {
@@ -209,7 +208,6 @@ func (a changesAPI) readPastDiff(ctx context.Context, id, dir string) (Diff, str
 	return out, string(patch), nil
 }
 
-// layersState returns the current state of an ended session's changes.
 func (a changesAPI) layersState(dir string, then *record.OverlayResult) string {
 	l, err := overlay.Open(filepath.Join(dir, "overlay"))
 	if err != nil {

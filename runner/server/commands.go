@@ -124,8 +124,6 @@ func (s *session) commandTime() time.Duration {
 	return time.Duration(s.facts.Resources.CommandTimeMS) * time.Millisecond
 }
 
-// outputDir returns the directory of the commands' output in a session's
-// directory.
 func outputDir(dir string) string { return filepath.Join(dir, sessiondir.OutputDir) }
 
 func (s *session) keptProblem(err error) error {
@@ -211,7 +209,6 @@ func (x *commands) listRunning() []string {
 	return ids
 }
 
-// removeOutput removes all kept output, once no command is running.
 func (x *commands) removeOutput() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -163,7 +163,6 @@ func methodName(r *http.Request) string {
 	return "such method"
 }
 
-// countRecord counts a session's record, and the step that it changed.
 func (m *metrics) countRecord(kind record.Kind, s trace.Step) {
 	switch {
 	case kind == record.KindConfirmationRequested:

@@ -33,7 +33,6 @@ type NewExec struct {
 	Timeout int64    `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time; the sandbox's own bound without it, and at most"`
 }
 
-// variable matches a command's environment variables.
 var variable = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`) })
 
 // userCommand returns the command, without its output and ID.
@@ -121,7 +120,6 @@ type execInput struct {
 	Body        NewExec
 }
 
-// wantsResult reports whether the client wants one answer instead of events.
 func (in *execInput) wantsResult() bool {
 	return strings.Contains(in.Accept, "application/json") && !strings.Contains(in.Accept, "text/event-stream")
 }
@@ -241,7 +239,6 @@ func (a execsAPI) runCommand(ctx context.Context, in *execInput) (*huma.StreamRe
 	}}, nil
 }
 
-// beginCommand starts or joins the command and opens its output for the client.
 func (a execsAPI) beginCommand(ctx context.Context, live *session, in *execInput) (*execReader, error) {
 	at, err := in.lastSeen()
 	if err != nil {

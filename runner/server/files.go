@@ -207,7 +207,6 @@ func (t *transfer) tooLarge(what string) *Problem {
 		"Copy less at once, or raise max_transfer of serve in the configuration")
 }
 
-// wrapFile returns an archive of one file with the given size and content.
 func wrapFile(name string, size int64, content io.Reader) (io.Reader, error) {
 	var header bytes.Buffer
 	err := tar.NewWriter(&header).WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: 0o644, ModTime: time.Now()})
@@ -322,7 +321,6 @@ func (t *transfer) sendFiles() *Problem {
 	return p
 }
 
-// sendFile sends one file's content, with its length.
 func (t *transfer) sendFile() *Problem {
 	r, w := io.Pipe()
 	sent := make(chan error, 1)

@@ -289,7 +289,6 @@ func (g *guard) routeRequests(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// discardResponse discards the body.
 type discardResponse struct {
 	header http.Header
 	status int
@@ -299,7 +298,6 @@ func (s *discardResponse) Header() http.Header         { return s.header }
 func (s *discardResponse) Write(p []byte) (int, error) { return len(p), nil }
 func (s *discardResponse) WriteHeader(status int)      { s.status = status }
 
-// response records its status.
 type response struct {
 	http.ResponseWriter
 	status int

@@ -57,7 +57,6 @@ func (c *confirmations) turnOf(confirmation string) string {
 	return c.inTurn[confirmation]
 }
 
-// listPending returns the confirmations that wait for an answer.
 func (c *confirmations) listPending() []Confirmation {
 	list := []Confirmation{}
 	for _, p := range c.broker.Pending() {
@@ -76,7 +75,6 @@ func (c *confirmations) listPending() []Confirmation {
 	return list
 }
 
-// answerConfirmation answers a confirmation on behalf of a client.
 func (c *confirmations) answerConfirmation(ctx context.Context, turn, id string, a Answer, from client) (Resolution, error) {
 	unknown := newProblem(http.StatusNotFound, "no_confirmation", "this turn of this session has not asked this", "GET /sessions/{id}/confirmations lists what is asked")
 	asked := c.turnOf(id)

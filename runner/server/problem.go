@@ -177,7 +177,6 @@ func (d *diagnostics) internalProblem(what string, err error) *Problem {
 
 func newErrorID() string { return "err_" + ulid.Make().String() }
 
-// asProblem returns the problem for an error of the runner.
 func (d *diagnostics) asProblem(what string, err error) *Problem {
 	if p, ok := errors.AsType[*Problem](err); ok {
 		return p
@@ -203,8 +202,6 @@ func (d *diagnostics) asProblem(what string, err error) *Problem {
 	return d.prepareProblem(what, e)
 }
 
-// sessionLive returns the problem of a session that can't be resumed because a
-// process has it.
 func sessionLive() *Problem {
 	return newProblem(http.StatusConflict, "live", "a process has the session, this server or another one", "Send it messages if this server has it, or wait for its end")
 }

@@ -64,7 +64,6 @@ type session struct {
 	spent *limits.Usage // of the running turn; nil before its first model call
 }
 
-// newSession returns a session that is not open yet.
 func newSession(d *diagnostics, x *indexes, title string, from client) *session {
 	return &session{
 		diagnostics: d, indexes: x, task: title, client: from, begun: time.Now(), title: displayTitle(title), feed: newFeed(),
@@ -198,7 +197,6 @@ func (s *session) turnView(id string) (Turn, bool) {
 	}
 }
 
-// cancelTurn cancels a turn if it is running.
 func (s *session) cancelTurn(id string, from client) {
 	s.mu.Lock()
 	t := s.turns[id]
@@ -244,7 +242,6 @@ func (s *session) watchTurn(t *runner.Turn) {
 	}
 }
 
-// endIfIdle ends a session that has been idle for IdleTime.
 func (s *session) endIfIdle() {
 	s.mu.Lock()
 	unused := !s.ending && !s.isBusy()
@@ -256,7 +253,6 @@ func (s *session) endIfIdle() {
 	}
 }
 
-// isBusy reports whether a turn or a sandbox's command is running.
 func (s *session) isBusy() bool {
 	return s.run.Status().Turn != "" || s.sandbox != nil && s.sandbox.watch.Running() > 0
 }

@@ -114,7 +114,6 @@ func (a sessionsAPI) addSkills(o operations) {
 		})
 }
 
-// listSkills returns a live session's skills for the client that asks.
 func (a sessionsAPI) listSkills(ctx context.Context, id string) (runner.SkillReport, error) {
 	live, err := a.sessions.requireLive(id)
 	if err != nil {

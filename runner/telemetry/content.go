@@ -145,7 +145,6 @@ func (h *history) addMessage(m message) {
 	}
 }
 
-// setHistory adds the messages that a model call answers.
 func (s *session) setHistory(span trace.Span) {
 	if !s.content {
 		return
@@ -153,7 +152,6 @@ func (s *session) setHistory(span trace.Span) {
 	span.SetAttributes(keyMessagesIn.String("[" + strings.Join(s.history.messages, ",") + "]"))
 }
 
-// setArguments adds the arguments of a call that ended.
 func (s *session) setArguments(span trace.Span, call string) {
 	if text, ok := s.history.arguments[call]; ok {
 		span.SetAttributes(keyArguments.String(text))

@@ -368,7 +368,6 @@ func (s *session) failChatAt(id string, c *chat, at time.Time, failure string) {
 	s.metrics.operation.Record(s.turnContext(), at.Sub(c.start).Seconds(), metric.WithAttributes(c.labels...))
 }
 
-// callOf returns a call that is under way, or begins it.
 func (s *session) callOf(id string, name tools.Name, at time.Time) *call {
 	c := s.calls[id]
 	if c == nil {

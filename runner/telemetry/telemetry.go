@@ -30,7 +30,6 @@ import (
 // FlushTime bounds how long the end of a program waits for its collector.
 const FlushTime = 2 * time.Second
 
-// scope names the instrumentation.
 const scope = "github.com/caisson-run/caisson/runner/telemetry"
 
 // Options are the options of an [Exporter]. The variables of the OpenTelemetry

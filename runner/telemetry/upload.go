@@ -31,7 +31,6 @@ type endpoint struct {
 	client  *http.Client
 }
 
-// maxAnswer bounds how much of an answer is read.
 const maxAnswer = 64 << 10
 
 // firstPause and maxPause bound the time before a request is repeated.

@@ -290,7 +290,6 @@ func (a *atif) addResult(t loop.ToolResult) {
 	a.step.Observed.Results = append(a.step.Observed.Results, atifResult{Call: t.ToolUseID, Content: boundary.ResultText(t.Content), Extra: extra})
 }
 
-// addUsage sets the metrics of an agent's step from its model calls.
 func (a *atif) addUsage(step *atifStep) {
 	u := a.used
 	step.Model, step.LLMCalls = a.model, new(a.modelCalls)

@@ -142,7 +142,6 @@ type Begin struct {
 	Task string
 }
 
-// beginRecords bounds the records that are searched for the first message.
 const beginRecords = 8
 
 // ReadCreated reads the first record of a session. Without one, it returns

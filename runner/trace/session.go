@@ -61,7 +61,6 @@ func Find(stateDir, name string) (Session, error) {
 	return Session{}, &Error{Reason: ManySessions, Name: name, Matches: names}
 }
 
-// listSessions returns the IDs of all sessions, oldest first.
 func listSessions(stateDir string) ([]string, error) {
 	names, err := sessiondir.List(stateDir)
 	if err != nil {

@@ -90,7 +90,6 @@ func (p *printer) waitForMore() func() bool {
 	return func() bool { return p.out.Flush() == nil && p.o.Again() }
 }
 
-// writeTimeline writes the facts of the session and then its steps, in order.
 func (p *printer) writeTimeline() (Overview, error) {
 	over, err := Read(p.session, nil)
 	if err != nil {
@@ -292,7 +291,6 @@ func (q Question) Words() string {
 // without Full.
 const shownLines = 12
 
-// writeText writes a text of several lines, indented.
 func (p *printer) writeText(s, code string) {
 	safe, _ := tools.DisplayLines(strings.TrimRight(s, "\n"))
 	if safe == "" {
