@@ -12,58 +12,53 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// endpoint is the subject of a question and its answer. Addr is the address that is not
-// public of a host that is allowed, or the zero value in a question about the host.
+// endpoint is the subject of a question and its answer: a host or, if addr is set,
+// the private address of an allowed host.
 type endpoint struct {
 	host string
 	port uint16
 	addr netip.Addr
 }
 
-// grant is an answer that allows an endpoint, for one command or for the session
-// (command 0).
+// grant allows an endpoint for one command, or for the session if command is 0.
 type grant struct {
 	endpoint
 	command int
 }
 
-// questions are the open questions and the answers of a session.
+// questions holds a session's open questions and the answers.
 type questions struct {
-	// ask asks a person. It is nil if none can be asked.
+	// ask asks a person. It is nil if nobody can be asked.
 	ask func(context.Context, Question) (Answer, error)
-	// ctx ends with the session, whose connections wait for goroutines of questions.
+	// ctx ends with the session. conns counts the goroutines that ask.
 	ctx   context.Context
 	conns *sync.WaitGroup
 
 	mu      sync.Mutex
-	total   int // that were asked
+	total   int // asked so far
 	open    map[endpoint]*question
 	allowed map[grant]bool
-	refused map[endpoint]string // the notes of people who denied
-	guard   func(func(error))   // recovers from a panic of ask, when it is deferred
+	refused map[endpoint]string // the reasons people gave
+	guard   func(func(error))   // deferred around ask, to turn a panic into an error
 }
 
-// question is one open question.
 type question struct {
 	command int
 	waiters int
 	cancel  context.CancelCauseFunc
 	done    chan struct{}
-	// These are set when done is closed.
+	// Set before done is closed.
 	answer Answer
 	err    error
 }
 
-// errUnwaited is the cause of the end of a question for whose answer no connection
-// waits any more.
+// errUnwaited cancels a question once no connection waits for its answer.
 var errUnwaited = errors.New("no connection waits for the answer")
 
-// newQuestions returns the questions of a session.
 func newQuestions(ctx context.Context, conns *sync.WaitGroup, ask func(context.Context, Question) (Answer, error)) *questions {
 	return &questions{ctx: ctx, conns: conns, ask: ask, open: map[endpoint]*question{}, allowed: map[grant]bool{}, refused: map[endpoint]string{}}
 }
 
-// isGranted reports whether an answer allows a request.
 func (qs *questions) isGranted(r request) bool {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
@@ -71,7 +66,7 @@ func (qs *questions) isGranted(r request) bool {
 	return qs.allowed[grant{at, 0}] || qs.allowed[grant{at, r.command}]
 }
 
-// isNameGranted reports whether an answer allows a host at some port.
+// isNameGranted reports whether an answer allows a host at any port.
 func (qs *questions) isNameGranted(host string) bool {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
@@ -83,22 +78,20 @@ func (qs *questions) isNameGranted(host string) bool {
 	return false
 }
 
-// countAsked returns the number of questions that were asked.
 func (qs *questions) countAsked() int {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	return qs.total
 }
 
-// forgetCommand forgets the answers that allow for one command.
 func (qs *questions) forgetCommand(command int) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	maps.DeleteFunc(qs.allowed, func(g grant, _ bool) bool { return g.command != 0 && g.command == command })
 }
 
-// awaitAnswer waits for the answer to the question about a request, which then has to be
-// decided again. It reports whether the answer allows it for this connection alone.
+// awaitAnswer waits for the answer to the question about r, which then has to be
+// decided again. forThis reports whether the answer allows this connection alone.
 // The error is a *refusal or the cause of ctx.
 func (qs *questions) awaitAnswer(ctx context.Context, r request) (forThis bool, err error) {
 	at := endpoint{r.host, r.port, r.addr}
@@ -128,8 +121,8 @@ func (qs *questions) awaitAnswer(ctx context.Context, r request) (forThis bool, 
 	return false, refuseAsked(r, q.answer.Reason)
 }
 
-// awaitAddress asks about the address of a request, in a private network, of a host that a
-// person has allowed. It returns nil if the answer allows the address.
+// awaitAddress asks about the private address of a host that a person has allowed.
+// It returns nil if the address is allowed.
 func (qs *questions) awaitAddress(ctx context.Context, r request) error {
 	for !qs.isGranted(r) {
 		if forThis, err := qs.awaitAnswer(ctx, r); forThis || err != nil {
@@ -139,7 +132,6 @@ func (qs *questions) awaitAddress(ctx context.Context, r request) error {
 	return nil
 }
 
-// refuseAsked returns the refusal of a person.
 func refuseAsked(r request, note string) *refusal {
 	if note != "" {
 		note = ": " + note
@@ -147,8 +139,7 @@ func refuseAsked(r request, note string) *refusal {
 	return newRefusal(rule.ReasonAskedDenied, "a person was asked about %s and denied it%s", r.host, clipText(note, 512))
 }
 
-// joinQuestion returns the open question about an endpoint, and asks it if there is
-// none.
+// joinQuestion joins the open question about an endpoint, or asks a new one.
 func (qs *questions) joinQuestion(at endpoint, r request) (*question, error) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
@@ -183,8 +174,8 @@ func (qs *questions) joinQuestion(at endpoint, r request) (*question, error) {
 	return q, nil
 }
 
-// settleQuestion takes the answer to a question. One that comes when no connection
-// waits any more allows nothing.
+// settleQuestion records the answer to a question. An answer that comes after the
+// last connection stopped waiting allows nothing.
 func (qs *questions) settleQuestion(ctx context.Context, at endpoint, q *question, answer Answer, err error) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()

@@ -13,18 +13,18 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// client is one connection of a program. Everything that it sends is read from br.
+// client is a program's connection. Everything the program sends is read from br.
 type client struct {
 	sandbox.EgressConn
 	s  *Server
 	br *bufio.Reader
-	// small is the reader from which br reads, if br has room for the head of a request.
+	// small is the reader below br, if br has room for the head of a request.
 	small *bufio.Reader
-	// first is the first byte that the program sent, 0 if none was read.
+	// first is the first byte from the program, or 0 if none was read.
 	first byte
 	// expired reports whether a wait for the program took too long.
 	expired atomic.Bool
-	// foreign reports whether the program connected to the proxy of another identity.
+	// foreign reports whether the program connected to another identity's proxy.
 	foreign bool
 }
 
@@ -32,29 +32,27 @@ func newClient(s *Server, conn sandbox.EgressConn) *client {
 	return &client{EgressConn: conn, s: s, br: bufio.NewReader(conn)}
 }
 
-// newRequest returns a request of the program.
 func (c *client) newRequest(way Way, host string, port uint16) request {
 	_, known := c.UID()
 	r := request{way: way, host: host, port: port, command: c.Command(), userKnown: known, foreign: c.foreign}
-	if c.foreign { // it is not the program's
+	if c.foreign { // the command isn't the program's
 		r.command = 0
 	}
 	return r
 }
 
-// Read returns what the program sent.
 func (c *client) Read(p []byte) (int, error) { return c.br.Read(p) }
 
-// Write sends bytes to the program. It fails if none of them are received for the
-// idle time.
+// Write sends bytes to the program. If the program receives none of them for the
+// idle time, the connection is closed.
 func (c *client) Write(p []byte) (int, error) {
 	timer := time.AfterFunc(c.s.times.idle, func() { _ = c.Close() })
 	defer timer.Stop()
 	return c.EgressConn.Write(p)
 }
 
-// limitTime calls f and closes the connection if it takes longer than d. The error is
-// then a *refusal.
+// limitTime calls f. If f takes longer than d, it closes the connection and returns
+// a *refusal.
 func (c *client) limitTime(d time.Duration, f func() error) error {
 	timer := time.AfterFunc(d, func() {
 		c.expired.Store(true)
@@ -68,7 +66,6 @@ func (c *client) limitTime(d time.Duration, f func() error) error {
 	return err
 }
 
-// awaitFirst waits at most d for the first byte of the program.
 func (c *client) awaitFirst(d time.Duration) error {
 	if c.first != 0 {
 		return nil
@@ -82,15 +79,14 @@ func (c *client) awaitFirst(d time.Duration) error {
 	})
 }
 
-// speaksHTTP reports whether the bytes of the program begin like a request.
 func (c *client) speaksHTTP() bool {
 	sent, _ := c.br.Peek(min(c.br.Buffered(), 32))
 	method, _, ok := bytes.Cut(sent, []byte(" "))
 	return ok && isToken(string(method))
 }
 
-// finishConn ends the bytes to the program, and waits for it to receive them: closing
-// the connection discards what it has not received.
+// finishConn ends the stream to the program and waits for the program to receive
+// it: closing the connection discards what it has not received.
 func (c *client) finishConn() {
 	if c.CloseWrite() != nil {
 		return
@@ -100,7 +96,7 @@ func (c *client) finishConn() {
 	_, _ = io.Copy(io.Discard, c.br)
 }
 
-// alertAccessDenied is a record of TLS with the fatal alert access_denied.
+// alertAccessDenied is a TLS record with the fatal alert access_denied.
 var alertAccessDenied = []byte{21, 3, 3, 0, 2, 2, 49}
 
 // The first bytes of protocols.
@@ -110,8 +106,8 @@ const (
 	firstSOCKS5 = 5
 )
 
-// refuseConn reports a refusal, and tells it to a program that speaks TLS or HTTP and
-// has no answer yet. The connection can't be used any more.
+// refuseConn reports a refusal. If the program speaks TLS or HTTP and has no answer
+// yet, it tells the program too. The connection can't be used afterwards.
 func (c *client) refuseConn(r request, f *refusal) {
 	s := c.s
 	if f == nil { // the command or the session has ended
@@ -128,7 +124,7 @@ func (c *client) refuseConn(r request, f *refusal) {
 	}
 }
 
-// answerRefusal answers a request of HTTP with a refusal, and ends the connection.
+// answerRefusal answers an HTTP request with a refusal and ends the connection.
 func (c *client) answerRefusal(r request, f *refusal) {
 	w := newResponseWriter(c, nil)
 	writeRefusal(w, r, f)
@@ -137,20 +133,19 @@ func (c *client) answerRefusal(r request, f *refusal) {
 	}
 }
 
-// netConn is a client as a [net.Conn], without deadlines.
+// netConn makes a client a [net.Conn], without deadlines.
 type netConn struct{ *client }
 
 func (netConn) SetDeadline(time.Time) error      { return nil }
 func (netConn) SetReadDeadline(time.Time) error  { return nil }
 func (netConn) SetWriteDeadline(time.Time) error { return nil }
 
-// LocalAddr returns the address that the program connected to.
 func (c netConn) LocalAddr() net.Addr { return net.TCPAddrFromAddrPort(c.EgressConn.LocalAddr()) }
 
-// RemoteAddr returns the address of the listener too: that of the program is unknown.
+// RemoteAddr returns the address that the program connected to: the program's is
+// unknown.
 func (c netConn) RemoteAddr() net.Addr { return c.LocalAddr() }
 
-// serveProxy serves a connection to the proxy.
 func (c *client) serveProxy(ctx context.Context) {
 	s := c.s
 	err := c.awaitFirst(s.times.header)

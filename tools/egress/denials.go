@@ -6,25 +6,25 @@ import (
 	"sync"
 )
 
-// denials are the refusals of a session that no caller has taken yet. Equal ones
-// are aggregated.
+// denials are a session's refusals that no caller has taken yet. Equal ones are
+// counted together.
 type denials struct {
 	report func(Denied)
 
 	mu   sync.Mutex
 	next int
-	// kept are by refusal with a Count of zero.
+	// kept maps refusals with a Count of zero to their counts.
 	kept map[Denied]*denial
 }
 
-// denial is a refusal with its count.
 type denial struct {
 	order      int // of the first occurrence
 	count      int
 	unreported int
 }
 
-// addDenied adds a refusal with a count of 1, and reports it if it is the first of its kind.
+// addDenied adds a refusal with a Count of 1. It reports the first of its kind at
+// once.
 func (d *denials) addDenied(x Denied) {
 	key := x
 	key.Count = 0
@@ -34,7 +34,7 @@ func (d *denials) addDenied(x Denied) {
 	}
 	seen := d.kept[key]
 	if seen == nil && len(d.kept) >= maxDenials {
-		// What differs is given up, so that a program can't fill the memory.
+		// Give up the details, so that a program can't fill the memory.
 		key = Denied{Command: x.Command, Reason: x.Reason}
 		x = key
 		x.Count = 1
@@ -55,10 +55,9 @@ func (d *denials) addDenied(x Denied) {
 	}
 }
 
-// reportRest reports the refusals that are not reported yet.
 func (d *denials) reportRest() { d.takeIf(func(Denied) bool { return true }) }
 
-// takeIf returns the refusals that match, and forgets them.
+// takeIf returns and forgets the matching refusals. It reports the repeated ones.
 func (d *denials) takeIf(matches func(Denied) bool) []Denied {
 	type counted struct {
 		Denied

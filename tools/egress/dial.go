@@ -23,11 +23,11 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// connectTime is the timeout of the connection to an upstream proxy, and of its
+// connectTime is the timeout for connecting to an upstream proxy, and for its
 // answer.
 const connectTime = 10 * time.Second
 
-// hostConn is a connection to a host, metered and recorded. It ends once: the first
+// hostConn is a metered and recorded connection to a host. It ends once: the first
 // ending counts.
 type hostConn struct {
 	limits.MeteredConn
@@ -43,12 +43,11 @@ type hostConn struct {
 	onClose func()
 	sni     string
 	ending  string
-	over    *limits.ExceededError // the budget that ended it, if one did
+	over    *limits.ExceededError // the budget that ended it, if any
 }
 
-// connectHost makes the connection that a flow allows, for a request. Before that, it
-// takes the connection from the budget and records it. The error is a *refusal or the
-// cause of ctx.
+// connectHost makes the connection that a flow allows for a request, after taking
+// it from the budget and recording it. The error is a *refusal or the cause of ctx.
 func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn, error) {
 	dialer := s.newDialer(f, r)
 	if err := dialer.CheckLiteral(r.host, r.port); err != nil { // an upstream proxy would dial it
@@ -60,7 +59,7 @@ func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn
 	if !s.addConn() {
 		return nil, errClosed
 	}
-	reported := false // when the end of the connection is
+	reported := false // whether reportClosed calls conns.Done
 	defer func() {
 		if !reported {
 			s.conns.Done()
@@ -99,8 +98,9 @@ func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn
 	return h, nil
 }
 
-// dialAllowed connects to a host that a flow allows. If a person allowed it, its address in a
-// private network is asked about, once: the name may have another one at each look-up.
+// dialAllowed connects to a host that a flow allows. If a person allowed the host
+// and it has a private address, it asks about the address, but only once: the name
+// may have another one at each look-up.
 func (s *Server) dialAllowed(ctx context.Context, f *flow, dialer *rule.Dialer, r request) (net.Conn, error) {
 	conn, err := s.opts.dialHost(ctx, dialer, r)
 	for asked := false; s.opts.AskAddress && f.answer != (rule.Rule{}); {
@@ -125,7 +125,6 @@ func (s *Server) dialAllowed(ctx context.Context, f *flow, dialer *rule.Dialer, 
 	return conn, err
 }
 
-// takeConnection takes a connection to a host from the budget.
 func takeConnection(budget *limits.Egress, host string) error {
 	if err := budget.Left(); err != nil {
 		return err
@@ -136,7 +135,6 @@ func takeConnection(budget *limits.Egress, host string) error {
 	return budget.Connection()
 }
 
-// newDialer returns the dialer for a request that a flow allows.
 func (s *Server) newDialer(f *flow, r request) *rule.Dialer {
 	return &rule.Dialer{
 		Guard: s.opts.Guard, Resolver: s.opts.Resolver, PublicOnly: f.decision.PublicOnly,
@@ -144,9 +142,8 @@ func (s *Server) newDialer(f *flow, r request) *rule.Dialer {
 	}
 }
 
-// dialHost connects to a host, through the upstream proxy if there is one.
 func (o *Options) dialHost(ctx context.Context, dialer *rule.Dialer, r request) (net.Conn, error) {
-	if o.Upstream == nil || r.host == rule.HostName { // which is another machine to a proxy
+	if o.Upstream == nil || r.host == rule.HostName { // to a proxy, HostName is another machine
 		return dialer.Dial(ctx, r.host, r.port)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, 2*connectTime, os.ErrDeadlineExceeded)
@@ -170,7 +167,7 @@ func (o *Options) dialHost(ctx context.Context, dialer *rule.Dialer, r request) 
 	return tunnel, nil
 }
 
-// dialProxy connects to the upstream proxy. Its address is not checked, because the
+// dialProxy connects to the upstream proxy. Its address is not checked: the
 // operator chose it.
 func (o *Options) dialProxy(ctx context.Context) (net.Conn, error) {
 	port := cmp.Or(o.Upstream.Port(), map[string]string{"http": "80", "https": "443"}[o.Upstream.Scheme])
@@ -183,7 +180,6 @@ func (o *Options) dialProxy(ctx context.Context) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", address)
 }
 
-// connectThrough asks a proxy for a tunnel.
 func connectThrough(conn net.Conn, user *url.Userinfo, address string) (net.Conn, error) {
 	head := "CONNECT " + address + " HTTP/1.1\r\nHost: " + address + "\r\n"
 	if user != nil {
@@ -204,10 +200,9 @@ func connectThrough(conn net.Conn, user *url.Userinfo, address string) (net.Conn
 	if br.Buffered() == 0 {
 		return conn, nil
 	}
-	return &bufferedConn{Conn: conn, br: br}, nil // the host has sent something already
+	return &bufferedConn{Conn: conn, br: br}, nil // the host has already sent something
 }
 
-// bufferedConn is a connection of which some bytes are buffered.
 type bufferedConn struct {
 	net.Conn
 	br *bufio.Reader
@@ -217,7 +212,6 @@ func (c *bufferedConn) Read(p []byte) (int, error) { return c.br.Read(p) }
 
 func (c *bufferedConn) CloseWrite() error { return closeWrite(c.Conn) }
 
-// closeWrite ends the bytes to a connection's other side.
 func closeWrite(conn net.Conn) error {
 	if w, ok := conn.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()
@@ -225,7 +219,6 @@ func closeWrite(conn net.Conn) error {
 	return errors.ErrUnsupported // can't happen: all connections are TCP or TLS
 }
 
-// checkIdle ends the connection if no byte was moved for the idle time.
 func (h *hostConn) checkIdle() {
 	last := h.LastMoved()
 	if last.Before(h.start) {
@@ -239,8 +232,8 @@ func (h *hostConn) checkIdle() {
 	h.endConn(EndingIdle)
 }
 
-// Read reads from the host. It ends the connection if the budget does, or if the host has
-// reset it.
+// Read reads from the host. It ends the connection if the budget is used up or the
+// host has reset it.
 func (h *hostConn) Read(p []byte) (int, error) {
 	n, err := h.MeteredConn.Read(p)
 	h.checkBudget(err)
@@ -250,7 +243,6 @@ func (h *hostConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Write writes to the host. It ends the connection if the budget does.
 func (h *hostConn) Write(p []byte) (int, error) {
 	n, err := h.MeteredConn.Write(p)
 	h.checkBudget(err)
@@ -268,7 +260,7 @@ func (h *hostConn) checkBudget(err error) {
 	h.endConn(string(over.Kind))
 }
 
-// budgetError returns the error of the budget that ended the connection, or nil.
+// budgetError returns the error of the budget if that ended the connection, or nil.
 func (h *hostConn) budgetError() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -278,17 +270,15 @@ func (h *hostConn) budgetError() error {
 	return h.over
 }
 
-// CloseWrite ends the bytes to the host.
 func (h *hostConn) CloseWrite() error { return closeWrite(h.Conn) }
 
-// Close ends the connection, as done if it has no ending yet.
 func (h *hostConn) Close() error {
 	h.endConn(EndingDone)
 	return nil
 }
 
-// endConn ends the connection, and returns when that is reported. The first ending
-// counts. The host sees a reset unless the connection is done.
+// endConn ends the connection and waits until that is reported. The first ending
+// counts. Unless it is EndingDone, the host sees a reset.
 func (h *hostConn) endConn(ending string) {
 	h.mu.Lock()
 	if h.ending != "" {
@@ -310,7 +300,8 @@ func (h *hostConn) endConn(ending string) {
 	}
 }
 
-// setOnClose sets a function that is called when the connection ends, now if it has.
+// setOnClose sets a function to call when the connection ends, or calls it now if
+// it has.
 func (h *hostConn) setOnClose(f func()) {
 	h.mu.Lock()
 	h.onClose = f
@@ -321,7 +312,6 @@ func (h *hostConn) setOnClose(f func()) {
 	}
 }
 
-// reportClosed reports that the connection is closed.
 func (h *hostConn) reportClosed(ending string) {
 	defer h.s.conns.Done()
 	defer close(h.done)
@@ -341,7 +331,6 @@ func (h *hostConn) reportClosed(ending string) {
 	h.s.opts.Closed(out)
 }
 
-// setSNI records the name in the first message of TLS.
 func (h *hostConn) setSNI(name string) {
 	name, _ = tools.Display(name)
 	h.mu.Lock()

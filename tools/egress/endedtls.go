@@ -15,8 +15,8 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// serveEndedTLS serves a tunnel whose TLS ends here, since a rule of https needs its
-// requests to be read.
+// serveEndedTLS serves a tunnel whose TLS ends here, because https rules apply to
+// its requests.
 func (c *client) serveEndedTLS(ctx context.Context, r request) {
 	s := c.s
 	conn := tls.Server(netConn{c}, s.opts.Authority.ServerConfig(r.host))
@@ -39,7 +39,6 @@ func (c *client) serveEndedTLS(ctx context.Context, r request) {
 	x.serveHTTP2(ctx, conn)
 }
 
-// tlsConn is a connection of a program inside its TLS.
 type tlsConn struct {
 	sandbox.EgressConn
 	tls *tls.Conn
@@ -48,13 +47,11 @@ type tlsConn struct {
 func (c *tlsConn) Read(p []byte) (int, error)  { return c.tls.Read(p) }
 func (c *tlsConn) Write(p []byte) (int, error) { return c.tls.Write(p) }
 
-// CloseWrite implements [sandbox.EgressConn].
 func (c *tlsConn) CloseWrite() error {
 	return errors.Join(c.tls.CloseWrite(), c.EgressConn.CloseWrite())
 }
 
-// serveHTTP2 serves a connection of HTTP/2, until it has ended and all its requests
-// have.
+// serveHTTP2 serves an HTTP/2 connection until it and all its requests have ended.
 func (x *httpConn) serveHTTP2(ctx context.Context, conn *tls.Conn) {
 	var mu sync.Mutex // a request may begin while the connection ends
 	var requests sync.WaitGroup
@@ -93,14 +90,13 @@ func (x *httpConn) serveHTTP2(ctx context.Context, conn *tls.Conn) {
 	requests.Wait()
 }
 
-// oneListener is a listener that has one connection, and ends with it.
+// oneListener accepts one connection and ends with it.
 type oneListener struct {
 	conn  net.Conn
 	ended <-chan struct{}
 	once  sync.Once
 }
 
-// Accept implements [net.Listener].
 func (l *oneListener) Accept() (conn net.Conn, err error) {
 	l.once.Do(func() { conn = l.conn })
 	if conn == nil {
@@ -110,13 +106,10 @@ func (l *oneListener) Accept() (conn net.Conn, err error) {
 	return conn, nil
 }
 
-// Close implements [net.Listener].
 func (*oneListener) Close() error { return nil }
 
-// Addr implements [net.Listener].
 func (l *oneListener) Addr() net.Addr { return l.conn.LocalAddr() }
 
-// answerHTTP2 answers a request of HTTP/2.
 func (x *httpConn) answerHTTP2(w http.ResponseWriter, req *http.Request) {
 	select {
 	case x.s.streams <- struct{}{}:
@@ -135,7 +128,7 @@ func (x *httpConn) answerHTTP2(w http.ResponseWriter, req *http.Request) {
 	x.forwardRequest(req.Context(), w, req, t, r)
 }
 
-// readHTTP2 returns the canonical URL of a request of HTTP/2, as readTarget does for
+// readHTTP2 returns the canonical URL of an HTTP/2 request, as readTarget does for
 // HTTP/1.
 func (x *httpConn) readHTTP2(req *http.Request) (rule.Target, error) {
 	if req.Method == http.MethodConnect {

@@ -11,23 +11,23 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// head is the head of an HTTP request, as far as it has to be read before net/http
+// head is the head of an HTTP request, as far as it must be read before net/http
 // parses it: net/http joins or drops ambiguous parts.
 type head struct {
 	text   string
 	method string
 	target string
 	// old reports whether the version is HTTP/1.0.
-	old bool
-	// hosts are the values of Host.
+	old   bool
 	hosts []string
 	// hasBody reports whether there is a body, which may be empty.
 	hasBody bool
 }
 
-// peekHead waits for the head of a request, and leaves it in the buffer for
-// [http.ReadRequest]. Its error is that of the reader, or a *refusal for a request
-// that some servers may read differently; the head then has the parts that were understood.
+// peekHead waits for the head of a request and leaves it in the buffer for
+// [http.ReadRequest]. The error comes from the reader, or is a *refusal of a
+// request that some servers may read differently. The head then has the parts that
+// were understood.
 func peekHead(br *bufio.Reader) (*head, error) {
 	h := &head{}
 	for {
@@ -57,8 +57,8 @@ func peekHead(br *bufio.Reader) (*head, error) {
 	return h, newRefusal(rule.ReasonInvalidRequest, "the request is not forwarded: %s", problem)
 }
 
-// headEnd returns the length of the head at the beginning of p, with lines that end
-// in LF or CR LF, or 0 if it is incomplete.
+// headEnd returns the length of the head at the start of p, or 0 if it is
+// incomplete. Lines may end in LF or CR LF.
 func headEnd(p []byte) int {
 	for at := 0; ; {
 		n := bytes.IndexByte(p[at:], '\n')
@@ -73,7 +73,7 @@ func headEnd(p []byte) int {
 	}
 }
 
-// The problems of headers that name another method or path begin with these.
+// Prefixes of the problems with headers that name another method or path.
 const (
 	overrideProblem = "it overrides its method"
 	pathProblem     = "it overrides its path"
@@ -82,12 +82,12 @@ const (
 // methodOverrides are headers that make some servers use another method.
 var methodOverrides = []string{"x-http-method-override", "x-http-method", "x-method-override"}
 
-// pathOverrides are headers that make some servers use another path, which they expect
-// from a proxy in front of them.
+// pathOverrides are headers that make some servers use another path. They expect
+// them from a proxy in front of them.
 var pathOverrides = []string{"x-original-url", "x-rewrite-url", "x-original-uri", "x-forwarded-uri"}
 
-// overrideOf returns the problem of a header from which some servers take the method or
-// the path, or "".
+// overrideOf returns the problem with a header that overrides the method or path on
+// some servers, or "".
 func overrideOf(name string) string {
 	name = strings.ToLower(name)
 	switch plain := strings.ReplaceAll(name, "_", "-"); {
@@ -99,7 +99,7 @@ func overrideOf(name string) string {
 	return ""
 }
 
-// findProblem returns why the head is ambiguous, or "".
+// findProblem parses the head and returns why it is ambiguous, or "".
 func (h *head) findProblem() string {
 	text, whole := strings.CutSuffix(h.text, "\r\n\r\n")
 	if !whole {
@@ -120,7 +120,7 @@ func (h *head) findProblem() string {
 	return h.checkFields(lines[1:])
 }
 
-// checkFields returns why the fields of the head are ambiguous, or "".
+// checkFields parses the header fields and returns why they are ambiguous, or "".
 func (h *head) checkFields(lines []string) string {
 	var lengths, codings, problem int
 	override := ""
@@ -164,7 +164,6 @@ func (h *head) checkFields(lines []string) string {
 
 func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 
-// isToken reports whether a text is a token of HTTP.
 func isToken(s string) bool {
 	const others = "!#$%&'*+-.^_`|~"
 	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {

@@ -25,8 +25,8 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/secret"
 )
 
-// httpConn is a connection of a program that speaks HTTP/1: to the proxy, or in a
-// tunnel to one host.
+// httpConn is a program's HTTP connection: to the proxy, or in a tunnel to one
+// host.
 type httpConn struct {
 	s *Server
 	c *client
@@ -41,12 +41,12 @@ type tunnel struct {
 	scheme string // http or https
 }
 
-// origin returns the origin of the requests in a tunnel.
 func (t *tunnel) origin() rule.Origin {
 	return rule.Origin{Scheme: t.scheme, Host: t.host, Port: t.port}
 }
 
-// serveHTTP serves the requests of a connection, to one host if there is a tunnel.
+// serveHTTP serves the HTTP/1 requests of a connection, which t leads to one host
+// if not nil.
 func (c *client) serveHTTP(ctx context.Context, t *tunnel) {
 	s := c.s
 	x := s.newHTTPConn(c, t)
@@ -64,8 +64,8 @@ func (c *client) serveHTTP(ctx context.Context, t *tunnel) {
 	}
 }
 
-// newHTTPConn returns an httpConn with a transport of its own, so that no connection
-// to a host serves two programs.
+// newHTTPConn returns an httpConn with its own transport, so that no connection to
+// a host serves two programs.
 func (s *Server) newHTTPConn(c *client, t *tunnel) *httpConn {
 	return &httpConn{s: s, c: c, tunnel: t, transport: newTransport(s, 1)}
 }
@@ -111,7 +111,6 @@ func (x *httpConn) serveOne(ctx context.Context) bool {
 	return false
 }
 
-// newRequest returns a request of the program, to the tunnel's host if there is one.
 func (x *httpConn) newRequest() request {
 	if x.tunnel != nil {
 		return x.tunnel.request
@@ -119,7 +118,7 @@ func (x *httpConn) newRequest() request {
 	return x.c.newRequest(WayHTTP, "", 0)
 }
 
-// answerRequest answers a request that was read, and reports whether there may be another.
+// answerRequest answers a request and reports whether there may be another.
 func (x *httpConn) answerRequest(ctx context.Context, h *head, req *http.Request, r request) (again bool) {
 	c := x.c
 	w := newResponseWriter(c, req)
@@ -173,7 +172,8 @@ func (x *httpConn) answerRequest(ctx context.Context, h *head, req *http.Request
 	return false
 }
 
-// answerRefused reports a refusal and answers with it.
+// answerRefused reports a refusal and answers with it. It panics with
+// [http.ErrAbortHandler] if f is nil.
 func (x *httpConn) answerRefused(w http.ResponseWriter, r request, f *refusal) {
 	if f == nil {
 		panic(http.ErrAbortHandler)
@@ -183,8 +183,8 @@ func (x *httpConn) answerRefused(w http.ResponseWriter, r request, f *refusal) {
 	writeRefusal(w, r, f)
 }
 
-// closeUnread ends a connection of HTTP/1 after the response, if the body of the
-// request has not been read: the program must not send another behind it.
+// closeUnread ends an HTTP/1 connection after the response if the request's body is
+// unread: the program must not send another request behind it.
 func closeUnread(w http.ResponseWriter) {
 	for {
 		switch inner := w.(type) {
@@ -201,7 +201,7 @@ func closeUnread(w http.ResponseWriter) {
 	}
 }
 
-// readTarget returns the canonical URL of a request. Host must be that of the URL.
+// readTarget returns a request's canonical URL. The Host header must match it.
 func (x *httpConn) readTarget(h *head) (rule.Target, error) {
 	raw := h.target
 	switch {
@@ -210,7 +210,7 @@ func (x *httpConn) readTarget(h *head) (rule.Target, error) {
 	case x.tunnel != nil:
 		return rule.Target{}, newRefusal(rule.ReasonAuthority, "the target is not a path of %s", x.tunnel.host)
 	case strings.HasPrefix(raw, "/"):
-		if mirrored, ok := x.s.opts.mirrorTarget(raw); ok { // Host is that of the proxy
+		if mirrored, ok := x.s.opts.mirrorTarget(raw); ok { // Host names the proxy
 			return rule.ParseTarget(mirrored)
 		}
 		return rule.Target{}, newRefusal(rule.ReasonInvalidURL, "this is a proxy, and serves absolute URLs only")
@@ -225,8 +225,8 @@ func (x *httpConn) readTarget(h *head) (rule.Target, error) {
 	return t, h.checkHost(t.Origin)
 }
 
-// checkHost returns a *refusal unless Host is that of an origin. A target that names
-// the host, and a request of HTTP/1.0, needs none.
+// checkHost returns a *refusal unless the Host header matches an origin. It may be
+// absent if the target names the host, or with HTTP/1.0.
 func (h *head) checkHost(o rule.Origin) error {
 	switch {
 	case len(h.hosts) == 0 && (h.old || !strings.HasPrefix(h.target, "/")):
@@ -237,7 +237,6 @@ func (h *head) checkHost(o rule.Origin) error {
 	return checkHost(h.hosts[0], o)
 }
 
-// checkHost returns a *refusal unless a value of Host is that of an origin.
 func checkHost(value string, o rule.Origin) error {
 	host, port, ok := splitAuthority(value)
 	if port == "" {
@@ -250,7 +249,7 @@ func checkHost(value string, o rule.Origin) error {
 	return nil
 }
 
-// splitAuthority splits host:port, with the port being optional.
+// splitAuthority splits host:port. The port is optional.
 func splitAuthority(s string) (host, port string, ok bool) {
 	if rest, found := strings.CutPrefix(s, "["); found {
 		host, rest, found = strings.Cut(rest, "]")
@@ -261,7 +260,6 @@ func splitAuthority(s string) (host, port string, ok bool) {
 	return host, port, host != "" && colon == (port != "") && !strings.Contains(port, ":")
 }
 
-// serveConnect serves a CONNECT request.
 func (c *client) serveConnect(ctx context.Context, h *head) {
 	s := c.s
 	r := c.newRequest(WayConnect, shownHost("//"+h.target), 0)
@@ -281,7 +279,6 @@ func (c *client) serveConnect(ctx context.Context, h *head) {
 	}, refuse)
 }
 
-// readAuthority sets the host and port of a CONNECT request.
 func (r *request) readAuthority(h *head) error {
 	host, port, ok := splitAuthority(h.target)
 	switch {
@@ -303,22 +300,21 @@ func (r *request) readAuthority(h *head) error {
 	return h.checkHost(rule.Origin{Host: r.host, Port: r.port})
 }
 
-// attempt is a request that is being forwarded. Its context carries it to the dial.
+// attempt is a request being forwarded. Its context carries it to the dial.
 type attempt struct {
 	request
 	flow    *flow
 	target  rule.Target
 	conn    *hostConn // that carried it, if any
-	upgrade bool      // to WebSocket was asked for
-	// misplaced is the placeholder that was found in the body, if any.
+	upgrade bool      // WebSocket was asked for
+	// misplaced is the placeholder found in the body, if any.
 	misplaced atomic.Pointer[secret.MisplacedError]
 }
 
-// attemptKey is the key of an attempt in a context.
 type attemptKey struct{}
 
-// forwardRequest decides about one request for a canonical URL, and answers it with the
-// response of the host. It may panic with [http.ErrAbortHandler].
+// forwardRequest decides about a request for a canonical URL, and answers it with
+// the host's response. It may panic with [http.ErrAbortHandler].
 func (x *httpConn) forwardRequest(ctx context.Context, w http.ResponseWriter, req *http.Request, t rule.Target, r request) {
 	r.host, r.port, r.method = t.Host, t.Port, req.Method
 	r.url = withoutQuery(t.URL())
@@ -346,7 +342,7 @@ func (x *httpConn) forwardRequest(ctx context.Context, w http.ResponseWriter, re
 		req.Header.Del("Upgrade")
 		req.Header.Del("HTTP2-Settings")
 	}
-	// The context of a request of net/http would end when its program half-closes.
+	// The context of a net/http request would end when its program half-closes.
 	ctx = context.WithValue(f.ctx, attemptKey{}, a)
 	ctx = context.WithValue(ctx, http.ServerContextKey, noServer) // makes ReverseProxy panic if the body is cut off
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { x.s.gotConn(a, got.Conn) }})
@@ -384,7 +380,6 @@ var (
 	discardLog = log.New(io.Discard, "", 0) //nolint:forbidigo // ReverseProxy and Server take no other
 )
 
-// gotConn takes note of the connection that carries a request.
 func (s *Server) gotConn(a *attempt, conn net.Conn) {
 	if secure, ok := conn.(*tls.Conn); ok {
 		conn = secure.NetConn()
@@ -422,13 +417,12 @@ func (x *httpConn) readResponse(a *attempt, res *http.Response) error {
 	return nil
 }
 
-// isInvalidStatus reports whether a status is none that can end a request: a program
-// would take it for another one.
+// isInvalidStatus reports whether a status can't end a request, so that a program
+// would wait for another response.
 func isInvalidStatus(status int) bool {
 	return status < 200 && status != http.StatusSwitchingProtocols
 }
 
-// responseBody hashes the body of a response.
 type responseBody struct {
 	io.ReadCloser
 	sum  hash.Hash
@@ -437,7 +431,7 @@ type responseBody struct {
 	once sync.Once
 }
 
-// errBodyClosed is the end of a body that was not read to its end.
+// errBodyClosed ends a body that was closed before its end.
 var errBodyClosed = errors.New("the body was closed")
 
 func (b *responseBody) Read(p []byte) (int, error) {

@@ -7,24 +7,24 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Identities serves one sandbox in which programs have several identities, each with a
-// server of its own: the user of the connecting socket decides which one. It is a
-// [sandbox.EgressHandler], and safe for concurrent use.
+// Identities serves a sandbox whose programs have several identities. The user of
+// the connecting socket decides which identity's server handles a connection. It is
+// a [sandbox.EgressHandler] and safe for concurrent use.
 type Identities struct {
-	// Base is that of the sandbox's users; see [sandbox.IdentityBase].
+	// Base is the sandbox's [sandbox.IdentityBase].
 	Base int
-	// Servers are the servers by identity. That of 0 is required, and also serves the
-	// identities which have none. They share their Names and Numbers.
+	// Servers are the servers by identity. Server 0 is required and also serves
+	// identities without a server. All servers share their Names and Numbers.
 	Servers map[int]*Server
-	// Owner returns the identity of the running command with a number, and false for a
-	// number of none.
+	// Owner returns the identity of a running command, or false if no command has
+	// the number.
 	Owner func(command int) (identity int, ok bool)
 }
 
 var _ sandbox.EgressHandler = (*Identities)(nil)
 
-// ServeEgress implements [sandbox.EgressHandler]. The proxy's address of a command
-// serves programs of its own identity only.
+// ServeEgress implements [sandbox.EgressHandler]. A command's proxy address serves
+// only programs of the command's identity.
 func (m *Identities) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
 	identity := 0
 	uid, known := conn.UID()
@@ -38,9 +38,9 @@ func (m *Identities) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
 	m.Servers[identity].serveConn(ctx, conn, running && owner != identity)
 }
 
-// LookupName implements [sandbox.EgressHandler]. Nothing tells which program looks a
-// name up, so there is an address if any of the identities may connect to the name;
-// the connection is decided by its own.
+// LookupName implements [sandbox.EgressHandler]. Nothing tells which program looks
+// a name up, so it returns an address if any identity may connect to the name. The
+// connecting program's identity decides about the connection.
 func (m *Identities) LookupName(ctx context.Context, name string) (addr netip.Addr, ok bool) {
 	defer m.Servers[0].recoverPanic(func(error) { addr, ok = netip.Addr{}, false })
 	for identity, s := range m.Servers {

@@ -10,15 +10,15 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// Names is the table of names and their numbers, from 1 on. A number is never given
-// to another name. The zero value is an empty table. It is safe for concurrent use.
+// Names numbers names, from 1. A number is never given to another name. The zero
+// value is an empty table. It is safe for concurrent use.
 type Names struct {
 	mu     sync.Mutex
 	number map[string]int
 	list   []string // in the order of their numbers
 }
 
-// addrOf returns the address of a name, a new one if it has none, or false if the
+// addrOf returns the address of a name, assigning one if needed, or false if the
 // table is full.
 func (n *Names) addrOf(name string) (netip.Addr, bool) {
 	n.mu.Lock()
@@ -38,7 +38,6 @@ func (n *Names) addrOf(name string) (netip.Addr, bool) {
 	return sandbox.NameAddr(number), true
 }
 
-// nameOf returns the name that has an address.
 func (n *Names) nameOf(addr netip.Addr) (string, bool) {
 	number := sandbox.NameNumber(addr)
 	n.mu.Lock()
@@ -55,9 +54,10 @@ func (n *Names) countNames() int {
 	return len(n.list)
 }
 
-// LookupName implements [sandbox.EgressHandler]: it returns the address of a name
-// that may be connected to at some port, or about which a person can be asked. It
-// resolves nothing. Names below invalid, which can't exist (RFC 6761), have none.
+// LookupName implements [sandbox.EgressHandler]. It returns an address if
+// connections to the name are allowed at any port, or a person can be asked about
+// them. It resolves nothing. Names below invalid can't exist (RFC 6761) and get no
+// address.
 func (s *Server) LookupName(_ context.Context, name string) (addr netip.Addr, ok bool) {
 	defer s.recoverPanic(func(error) { addr, ok = netip.Addr{}, false })
 	addr, r, f := s.lookupName(name)
@@ -67,7 +67,6 @@ func (s *Server) LookupName(_ context.Context, name string) (addr netip.Addr, ok
 	return addr, f == nil
 }
 
-// lookupName returns the address of a name, or the refusal of the request for it.
 func (s *Server) lookupName(name string) (netip.Addr, request, *refusal) {
 	r := request{way: WayName, host: name, userKnown: true}
 	host, err := rule.CanonicalHost(name)
@@ -104,7 +103,7 @@ func (s *Server) mayBeAllowed(r request) bool {
 	return false
 }
 
-// serveCapture serves a connection to the address of a name.
+// serveCapture serves a connection to the address given to a name.
 func (c *client) serveCapture(ctx context.Context, local netip.AddrPort) {
 	s := c.s
 	r := c.newRequest(WayCapture, local.Addr().String(), local.Port())

@@ -19,60 +19,59 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/secret"
 )
 
-// Options configure a [Server]. Budget is required. Functions are called
+// Options configure a [Server]. Budget is required. Functions may be called
 // concurrently.
 type Options struct {
 	// Policy decides about hosts and requests. Nil allows nothing.
 	Policy *rule.Policy
 	// Guard decides about addresses. Nil allows public ones only.
 	Guard *rule.Guard
-	// Budget bounds the traffic. It may be shared with other users of the network.
+	// Budget bounds the traffic. Other users of the network may share it.
 	Budget *limits.Egress
-	// Port is the port of the proxy in the sandbox. Zero means
+	// Port is the proxy's port in the sandbox, by default
 	// [sandbox.DefaultEgressPort].
 	Port int
 	// Resolver resolves names. Nil means Go's resolver with the system's
 	// configuration.
 	Resolver *net.Resolver
-	// Upstream is the http or https proxy through which connections are made. Nil
-	// means none, regardless of the environment. The proxy resolves names, so it must
-	// also check their addresses: only address literals are checked here.
+	// Upstream is the http or https proxy for connections to hosts. Nil means none,
+	// regardless of the environment. The proxy resolves names, so it must also
+	// check their addresses: only address literals are checked here.
 	Upstream *url.URL
-	// Authority signs the certificates for hosts whose TLS ends here: those of rules of
-	// https. Nil means that TLS to them is refused.
+	// Authority signs the certificates for hosts with https rules, whose TLS ends
+	// here. If it is nil, TLS to them is refused.
 	Authority *ca.Authority
-	// Roots verify hosts and the upstream proxy. Nil means those of this machine.
+	// Roots verify hosts and the upstream proxy. Nil means this machine's roots.
 	Roots *x509.CertPool
 	// Secrets are the keys that commands use without having them. It may be nil.
 	Secrets *secret.Set
-	// Mirrors are paths of the proxy itself that stand for the URLs of registries,
-	// which the policy must allow.
+	// Mirrors are paths of the proxy that stand for the URLs of registries. The
+	// policy must allow the URLs.
 	Mirrors []preset.Mirror
-	// Registries are registries whose files are kept in a cache. Nil keeps none.
+	// Registries are the registries whose files are cached. Nil caches none.
 	Registries *Registries
-	// Names and Numbers are the table of names and the last number of a connection. Nil
-	// means own ones; the servers of one session share them.
+	// Names and Numbers are the table of names and the last connection number,
+	// which the servers of one session share. Nil means new ones.
 	Names   *Names
 	Numbers *atomic.Int64
-	// Ask asks a person about a host that no rule covers. It returns when ctx ends,
-	// which it does when no connection waits for the answer any more. An error
-	// refuses. Nil means that such hosts are refused.
+	// Ask asks a person about a host that no rule covers. It must return when ctx
+	// ends: then no connection waits for the answer any more. An error refuses. If
+	// Ask is nil, such hosts are refused.
 	Ask func(ctx context.Context, q Question) (Answer, error)
-	// AskAddress also asks about the address of a host that Ask has allowed, if it is in a
-	// private network. Otherwise the connection is refused.
+	// AskAddress also asks about the address of a host that Ask has allowed, if it
+	// is in a private network. Otherwise the connection is refused.
 	AskAddress bool
 	// Opened is called before a connection is made, and must return only when the
-	// record is on disk. An error means that the connection isn't made.
+	// record is on disk. After an error, the connection isn't made.
 	Opened func(Opened) error
 	// Closed is called once for each Opened that returned nil.
 	Closed func(Closed)
-	// Denied is called for each refusal. Equal refusals of one command are
-	// aggregated: the first is reported at once with a count of 1, the others
-	// together when [Server.Denials] takes those of the command, and by
-	// [Server.Close].
+	// Denied is called for refusals. Equal refusals of one command are aggregated:
+	// the first is reported at once with a count of 1, the others together when
+	// [Server.Denials] takes the command's, or by [Server.Close].
 	Denied func(Denied)
-	// Requested is called for each HTTP request that was forwarded, when its response
-	// has ended.
+	// Requested is called for each forwarded HTTP request when its response has
+	// ended.
 	Requested func(Requested)
 	// Failed is called with each [*PanicError]. It must not panic itself.
 	Failed func(error)
@@ -80,31 +79,32 @@ type Options struct {
 
 // Bounds of connections.
 const (
-	// maxConns is the number of connections that are served at once; further ones wait.
+	// maxConns is the number of connections served at once. Others wait.
 	maxConns = sandbox.MaxEgressConns
-	// maxStreams is the number of requests at once of one connection of HTTP/2.
+	// maxStreams is the number of concurrent requests on one HTTP/2 connection.
 	maxStreams = 100
-	// maxRequests is the number of requests at once of all connections of HTTP/2;
-	// further ones wait. Each may need a connection to the host, and files of the cache.
+	// maxRequests is the number of concurrent requests on all HTTP/2 connections.
+	// Others wait. Each may need a connection to the host, and files of the cache.
 	maxRequests = 256
-	// maxHostBuffer and maxProgramBuffer bound what is buffered for one connection of
-	// HTTP/2, in bytes: of responses that a program doesn't read, and of bodies that a
-	// host doesn't.
+	// maxHostBuffer and maxProgramBuffer bound the bytes buffered for one HTTP/2
+	// connection: responses that a program doesn't read, and bodies that a host
+	// doesn't.
 	maxHostBuffer    = 2 << 20
 	maxProgramBuffer = 256 << 10
 	// maxFileConns is the number of idle connections to registries.
 	maxFileConns = 16
-	// maxClientConns is the number of idle connections of Caisson's own requests.
+	// maxClientConns is the number of idle connections for Caisson's own requests.
 	maxClientConns = 4
 	// maxNames is the number of names per session that get an address.
 	maxNames = 4096
-	// maxOpenQuestions and maxQuestions are the numbers of questions at once and per session.
+	// maxOpenQuestions and maxQuestions bound the questions at once and per
+	// session.
 	maxOpenQuestions = 4
 	maxQuestions     = 20
-	// maxDenials is the number of different refusals that are kept at once. Others
-	// are counted together.
+	// maxDenials is the number of distinct refusals kept. Others are counted
+	// together.
 	maxDenials = 1000
-	// maxHeadBytes is the maximum size of the head of an HTTP request.
+	// maxHeadBytes is the maximum size of an HTTP request's head.
 	maxHeadBytes = 64 << 10
 )
 
@@ -114,7 +114,7 @@ type timeouts struct {
 	header time.Duration
 	// idle bounds the time without a byte in either direction.
 	idle time.Duration
-	// linger bounds the wait for a program that has to receive a refusal before its
+	// linger bounds the wait for a program to receive a refusal before its
 	// connection is closed.
 	linger time.Duration
 }
@@ -184,46 +184,45 @@ const (
 	WayClient  Way = "client"  // a request of Caisson's own
 )
 
-// Question is a question about one host and port, which no rule covers.
+// Question is a question about a host and port that no rule covers.
 type Question struct {
-	// Host is the canonical name, Display its Unicode form for people. They are equal
-	// for names in ASCII.
+	// Host is the canonical name, Display its Unicode form. They are equal in
+	// ASCII.
 	Host, Display string
 	Port          uint16
-	// Addr is set if the host is allowed, and has this address in a private network.
+	// Addr is set if the host is allowed but has this address in a private network.
 	Addr netip.Addr
-	// Command is the number of the command that wants to connect, or 0 if that is
-	// unknown.
+	// Command is the number of the command that wants to connect, 0 if unknown.
 	Command int
-	// Rule is the rule that allowing amounts to, such as tls://example.com.
+	// Rule is the rule that allowing adds, such as tls://example.com.
 	Rule string
 }
 
 // Verdict is the kind of an [Answer].
 type Verdict string
 
-// The verdicts. VerdictOnce allows the connections of the command that was asked
-// about. If it is unknown, it allows those that wait for the answer. The others
-// apply to the rest of the session.
+// The verdicts. VerdictOnce allows the connections of the command in question or,
+// if it is unknown, the connections that wait for the answer. The others apply to
+// the rest of the session.
 const (
 	VerdictOnce   Verdict = "once"
 	VerdictAlways Verdict = "always"
 	VerdictDeny   Verdict = "deny"
 )
 
-// Answer is the answer to a [Question]. It applies to the host and port of the
-// question only.
+// Answer is the answer to a [Question]. It applies only to the question's host and
+// port.
 type Answer struct {
 	Verdict Verdict
-	// Reason is a note of the person who answered, for the program and the model.
+	// Reason is a note from the person who answered, for the program and the model.
 	Reason string
 }
 
 // Opened describes a connection that is about to be made.
 type Opened struct {
-	// ID is the number of the connection in the session, from 1 on.
+	// ID is the connection's number in the session, from 1 on.
 	ID int64
-	// Command is the number of the command, or 0 if that is unknown.
+	// Command is the number of the command, or 0 if unknown.
 	Command int
 	Way     Way
 	Host    string // canonical
@@ -234,8 +233,8 @@ type Opened struct {
 	Asked bool
 }
 
-// The endings of connections, besides the reasons of package rule: a connection
-// that is refused after it was opened, or fails, ends with the reason.
+// The endings of connections, besides the reasons of package rule. A connection
+// that fails, or is refused after it was opened, ends with the reason.
 const (
 	EndingDone     = "done"      // by both sides
 	EndingProgram  = "program"   // the program ended or reset it
@@ -248,15 +247,15 @@ const (
 // Closed describes a connection that has ended.
 type Closed struct {
 	Opened
-	// Addr is the address that was connected to, that of the proxy if there is one;
+	// Addr is the address connected to, which is the proxy's if there is one, or
 	// the zero value if there was no connection.
 	Addr netip.AddrPort
-	// SNI is the name in the first message of TLS, or "".
+	// SNI is the name in the first TLS message, or "".
 	SNI string
 	// Sent and Received are bytes to and from the host.
 	Sent, Received int64
-	// Requests is the number of HTTP requests that were sent, or 0 if they can't be
-	// seen. Cached counts those that were answered without the host.
+	// Requests is the number of HTTP requests sent, or 0 if they can't be seen.
+	// Cached counts the requests answered without the host.
 	Requests, Cached int
 	// Ending is one of the endings, or a reason of package rule.
 	Ending string
@@ -268,16 +267,16 @@ type Closed struct {
 type Denied struct {
 	Command int
 	Way     Way
-	// Host is canonical, or what the program sent if that isn't a host; "" if
+	// Host is canonical, or what the program sent if that isn't a host, or "" if
 	// unknown. Port may be 0.
 	Host string
 	Port uint16
-	// Method and URL are those of a request that was refused for more than its host,
-	// or "". The URL has no query.
+	// Method and URL are set if a request was refused for more than its host. The
+	// URL has no query.
 	Method, URL string
-	// Reason is one of the reasons of package rule. Rule is the rule that denies, or "".
+	// Reason is a reason of package rule. Rule is the denying rule, or "".
 	Reason, Rule string
-	// Addr is the address that was refused, or the zero value.
+	// Addr is the refused address, or the zero value.
 	Addr netip.Addr
 	// Count is the number of equal refusals.
 	Count int
@@ -291,7 +290,7 @@ type Requested struct {
 	Method  string
 	URL     string // without its query
 	Status  int    // 0 if there was no response
-	// Received is the number of bytes of the response's body, SHA256 their hash in
+	// Received is the size of the response's body in bytes, SHA256 its hash in
 	// hexadecimal. Complete reports whether the body arrived in full.
 	Received int64
 	SHA256   string
@@ -299,12 +298,12 @@ type Requested struct {
 	Cached   bool
 }
 
-// Totals are the figures of one session so far.
+// Totals are a session's figures so far.
 type Totals struct {
-	// Opened, Open and Denied count connections: made, open now, and refused.
+	// Opened, Open and Denied count the connections made, open now, and refused.
 	Opened, Open, Denied int64
 	// Sent and Received are bytes to and from hosts, Requests the HTTP requests.
 	Sent, Received, Requests int64
-	// Names and Questions count names that have an address and questions that were asked.
+	// Names counts the names with an address, Questions the questions asked.
 	Names, Questions int
 }

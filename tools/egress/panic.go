@@ -7,8 +7,8 @@ import (
 	"runtime/debug"
 )
 
-// PanicError reports a panic of the server's own code, or of a function of its options,
-// while something of a program was served. It ended that alone.
+// PanicError reports a panic of the server, or of a function of its options, while
+// it served a program. Only what it was serving ended.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -29,7 +29,7 @@ func (s *Server) recoverPanic(fail func(error)) {
 	}
 }
 
-// abortOnPanic reports the panic of a handler of net/http, whose response is cut off. It
+// abortOnPanic reports a panic of a net/http handler, whose response is cut off. It
 // must be deferred.
 func (s *Server) abortOnPanic() {
 	v := recover()
@@ -42,8 +42,8 @@ func (s *Server) abortOnPanic() {
 	panic(http.ErrAbortHandler)
 }
 
-// guardCallbacks makes the functions of the options fail instead of panic: goroutines of
-// net/http and timers call them, too.
+// guardCallbacks makes the functions of the options fail instead of panic:
+// net/http's and timers' goroutines call them too.
 func (s *Server) guardCallbacks() {
 	o := s.opts
 	s.opts.Opened = func(x Opened) (err error) {
@@ -64,7 +64,6 @@ func (s *Server) guardCallbacks() {
 	}
 }
 
-// guardedBody is the body of a request, which a goroutine of net/http reads.
 type guardedBody struct {
 	io.ReadCloser
 	s *Server

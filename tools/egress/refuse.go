@@ -20,10 +20,10 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/secret"
 )
 
-// refusal is why a request is not served. Its message is for the program.
+// refusal says why a request is not served. Its message is for the program.
 type refusal struct {
 	reason, message string
-	// denied reports whether the request was refused and not failed by the network.
+	// denied reports whether the request was refused, not failed by the network.
 	denied bool
 	rule   rule.Rule
 	addr   netip.Addr
@@ -34,17 +34,15 @@ func (f *refusal) Error() string { return f.message }
 
 func (f *refusal) Unwrap() error { return f.err }
 
-// newRefusal returns a refusal.
 func newRefusal(reason, format string, args ...any) *refusal {
 	return &refusal{reason: reason, message: fmt.Sprintf(format, args...), denied: true}
 }
 
-// newFailure returns a failure of the network.
+// newFailure returns a refusal for a failure of the network.
 func newFailure(err error, reason, format string, args ...any) *refusal {
 	return &refusal{reason: reason, message: fmt.Sprintf(format, args...), err: err}
 }
 
-// refuseDecision returns the refusal of a policy.
 func refuseDecision(r request, d rule.Decision) *refusal {
 	address := net.JoinHostPort(r.host, strconv.Itoa(int(r.port)))
 	f := newRefusal(d.Reason, "%s is not allowed", address)
@@ -59,7 +57,7 @@ func refuseDecision(r request, d rule.Decision) *refusal {
 }
 
 // asRefusal returns an error of a dialer, a budget or an exchange as a *refusal, or
-// nil if ctx ended.
+// nil if ctx has ended.
 func asRefusal(ctx context.Context, err error) *refusal {
 	if f, ok := errors.AsType[*refusal](err); ok {
 		return f
@@ -104,8 +102,8 @@ func asRefusal(ctx context.Context, err error) *refusal {
 	return newFailure(err, rule.ReasonProtocol, "the exchange with the host failed")
 }
 
-// reportDenied reports a refusal. Failures of the network are not reported: their
-// connection is.
+// reportDenied reports a refusal. Failures of the network are reported with their
+// connection.
 func (s *Server) reportDenied(r request, f *refusal) {
 	if !f.denied {
 		return
@@ -121,7 +119,6 @@ func (s *Server) reportDenied(r request, f *refusal) {
 	s.denials.addDenied(d)
 }
 
-// clipText returns the first n bytes of a text.
 func clipText(s string, n int) string {
 	if len(s) > n {
 		return s[:n] + "…"
@@ -129,7 +126,7 @@ func clipText(s string, n int) string {
 	return s
 }
 
-// proxyError returns the error type of RFC 9209 for a reason.
+// proxyError returns the error type of RFC 9209.
 func (f *refusal) proxyError() string {
 	switch f.reason {
 	case rule.ReasonAddress:
@@ -152,7 +149,6 @@ func (f *refusal) proxyError() string {
 	return "http_request_denied"
 }
 
-// httpStatus returns the HTTP status for a refusal.
 func (f *refusal) httpStatus() int {
 	switch {
 	case f.denied:
@@ -163,7 +159,6 @@ func (f *refusal) httpStatus() int {
 	return http.StatusBadGateway
 }
 
-// writeRefusal answers an HTTP request with a refusal.
 func writeRefusal(w http.ResponseWriter, r request, f *refusal) {
 	type failure struct {
 		Reason  string `json:"reason"`
@@ -187,15 +182,14 @@ func writeRefusal(w http.ResponseWriter, r request, f *refusal) {
 	_, _ = w.Write(body)
 }
 
-// withoutQuery returns a URL for reports.
+// withoutQuery returns a URL without credentials, query and fragment, for reports.
 func withoutQuery(u *url.URL) string {
 	plain := *u
 	plain.User, plain.RawQuery, plain.ForceQuery, plain.Fragment = nil, "", false, ""
 	return plain.String()
 }
 
-// shownURL returns the target of a request for reports, without credentials and
-// query.
+// shownURL returns a request's target without credentials and query, for reports.
 func shownURL(raw string) string {
 	if u, err := url.Parse(raw); err == nil {
 		return withoutQuery(u)

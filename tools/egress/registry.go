@@ -14,16 +14,16 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// Registries are the package registries whose files a server keeps in a cache.
+// Registries are the package registries whose files a server caches.
 type Registries struct {
 	Preset *preset.Preset
 	Cache  *cache.Cache
-	// Lock pins contents, or notes them. It may be nil.
+	// Lock pins or records contents. It may be nil.
 	Lock *cache.Lock
 }
 
-// mirrorTarget returns the URL that a path of the proxy itself stands for, and false
-// for none.
+// mirrorTarget returns the URL that a path of the proxy stands for, and false for
+// none.
 func (o *Options) mirrorTarget(raw string) (string, bool) {
 	for _, m := range o.Mirrors {
 		if rest, ok := strings.CutPrefix(raw, m.Path); ok {
@@ -33,8 +33,8 @@ func (o *Options) mirrorTarget(raw string) (string, bool) {
 	return "", false
 }
 
-// serveRegistry answers a request that the policy allows from the cache, and reports
-// whether it did: others are not for files of a registry.
+// serveRegistry answers an allowed request from the cache. It returns false if the
+// request can't be answered from there.
 func (x *httpConn) serveRegistry(f *flow, w http.ResponseWriter, req *http.Request, t rule.Target, r request) bool {
 	g := x.s.opts.Registries
 	if g == nil || x.s.opts.Secrets.Covers(t.Origin) {
@@ -75,8 +75,8 @@ func (x *httpConn) serveRegistry(f *flow, w http.ResponseWriter, req *http.Reque
 	return true
 }
 
-// fetchFile returns a function that gets a URL for the cache, on behalf of a request.
-// It is a request of its own, because others may wait for the same file after the
+// fetchFile returns a function that gets a URL for the cache, on behalf of a
+// request. It sends its own request, because others may wait for the file after the
 // program has gone.
 func (s *Server) fetchFile(r request, t rule.Target) func(context.Context, http.Header) (*http.Response, error) {
 	return func(ctx context.Context, header http.Header) (res *http.Response, err error) {
@@ -95,7 +95,7 @@ func (s *Server) fetchFile(r request, t rule.Target) func(context.Context, http.
 			s.conns.Done()
 		}
 		defer func() {
-			if err != nil { // otherwise the end of the body is that of all
+			if err != nil { // otherwise the end of the body calls it
 				end()
 			}
 		}()
@@ -124,7 +124,6 @@ func (s *Server) fetchFile(r request, t rule.Target) func(context.Context, http.
 	}
 }
 
-// fileBody is the body of a response for the cache.
 type fileBody struct {
 	io.ReadCloser
 	end  func()
@@ -137,7 +136,8 @@ func (b *fileBody) Close() error {
 	return err
 }
 
-// refuseFile returns an error of the cache as a *refusal, or nil for another one.
+// refuseFile returns an error of the cache as a *refusal, or nil for any other
+// error.
 func refuseFile(err error) *refusal {
 	if missing, ok := errors.AsType[*cache.NotLockedError](err); ok {
 		return newRefusal(rule.ReasonNotLocked, "%v", missing)

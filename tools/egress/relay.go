@@ -6,23 +6,20 @@ import (
 	"sync"
 )
 
-// relayBytes is the size of the buffer of each direction of a relay.
+// relayBytes is the buffer size of each direction of a relay.
 const relayBytes = 32 << 10
 
-// buffers are for relays and responses.
 var buffers = &bufferPool{sync.Pool{New: func() any { return new([relayBytes]byte) }}}
 
-// bufferPool is a pool of buffers, for [httputil.ReverseProxy] too.
+// bufferPool is a pool of buffers. It is an [net/http/httputil.BufferPool].
 type bufferPool struct{ pool sync.Pool }
 
-// Get returns a buffer.
 func (b *bufferPool) Get() []byte { return b.pool.Get().(*[relayBytes]byte)[:] }
 
-// Put takes a buffer back.
 func (b *bufferPool) Put(p []byte) { b.pool.Put((*[relayBytes]byte)(p)) }
 
-// relayConn moves bytes between a program and a host until both have ended theirs, or
-// ctx ends. It passes half-closed and reset connections on. The error is nil or a
+// relayConn moves bytes between a program and a host until both have ended, or ctx
+// ends. It passes on half-closed and reset connections. The error is nil or a
 // *limits.ExceededError.
 func relayConn(ctx context.Context, c *client, h *hostConn) error {
 	stop := context.AfterFunc(ctx, func() { h.endConn(endingOf(ctx, EndingCanceled)) })
@@ -43,8 +40,8 @@ func relayConn(ctx context.Context, c *client, h *hostConn) error {
 	return h.budgetError()
 }
 
-// endingOf returns the ending of a connection that fails: that of ctx if it ended,
-// because failures follow from that.
+// endingOf returns the ending of a connection that failed. If ctx has ended, the
+// failure only follows from that.
 func endingOf(ctx context.Context, failed string) string {
 	if ctx.Err() == nil {
 		return failed
@@ -52,12 +49,11 @@ func endingOf(ctx context.Context, failed string) string {
 	return EndingCanceled
 }
 
-// relayUp moves bytes from a program to a host.
 func relayUp(ctx context.Context, c *client, h *hostConn) {
 	read, written := copyBytes(h, c)
 	switch {
 	case written != nil:
-		// The host takes no more. What it has sent is still passed on: relayDown sees
+		// The host takes no more. Still pass on what it has sent: relayDown sees
 		// how that ends.
 	case read != nil:
 		h.endConn(endingOf(ctx, EndingProgram))
@@ -66,7 +62,6 @@ func relayUp(ctx context.Context, c *client, h *hostConn) {
 	}
 }
 
-// relayDown moves bytes from a host to a program.
 func relayDown(ctx context.Context, c *client, h *hostConn) {
 	read, written := copyBytes(c, h)
 	switch {
@@ -79,8 +74,8 @@ func relayDown(ctx context.Context, c *client, h *hostConn) {
 	}
 }
 
-// copyBytes copies until the end of the source, which is no error. Errors of the
-// source and the destination are returned apart.
+// copyBytes copies until the source ends, which is no error. It returns errors of
+// the source and the destination separately.
 func copyBytes(to io.Writer, from io.Reader) (read, written error) {
 	buf := buffers.Get()
 	defer buffers.Put(buf)

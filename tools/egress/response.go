@@ -18,11 +18,10 @@ import (
 type responseWriter struct {
 	c      *client
 	header http.Header
-	// head reports whether the response has no body, and old whether the program
-	// speaks HTTP/1.0.
+	// head reports whether the response has no body, old whether the program speaks
+	// HTTP/1.0.
 	head, old bool
-	// body is that of the request, nil for none.
-	body *requestBody
+	body      *requestBody
 
 	mu       sync.Mutex // guards what follows, because of interim responses
 	bw       *bufio.Writer
@@ -36,8 +35,8 @@ type responseWriter struct {
 	err      error
 }
 
-// newResponseWriter returns a writer for the response to a request. Nil is a request
-// that was not understood: the connection ends after the response.
+// newResponseWriter returns a writer for the response to a request. Nil is a
+// request that was not understood: the connection ends after the response.
 func newResponseWriter(c *client, req *http.Request) *responseWriter {
 	w := &responseWriter{c: c, header: http.Header{}, bw: bufio.NewWriter(c)}
 	if req == nil {
@@ -48,11 +47,9 @@ func newResponseWriter(c *client, req *http.Request) *responseWriter {
 	return w
 }
 
-// Header implements [http.ResponseWriter].
 func (w *responseWriter) Header() http.Header { return w.header }
 
-// WriteHeader implements [http.ResponseWriter]. It may be called with interim
-// statuses before.
+// WriteHeader may be called with interim statuses first.
 func (w *responseWriter) WriteHeader(status int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,7 +99,6 @@ func (w *responseWriter) writeHeader(status int) {
 	w.writeHead(status)
 }
 
-// writeHead writes a status line and the header.
 func (w *responseWriter) writeHead(status int) {
 	text := http.StatusText(status)
 	if text == "" {
@@ -118,7 +114,7 @@ func (w *responseWriter) writeHead(status int) {
 	w.keepError(err)
 }
 
-// trailerSet returns the fields of the header that are written after the body.
+// trailerSet returns the header fields to write after the body.
 func (w *responseWriter) trailerSet() map[string]bool {
 	out := map[string]bool{}
 	for _, name := range w.trailers {
@@ -132,7 +128,6 @@ func (w *responseWriter) trailerSet() map[string]bool {
 	return out
 }
 
-// Write implements [http.ResponseWriter].
 func (w *responseWriter) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -160,7 +155,6 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Flush implements [http.Flusher].
 func (w *responseWriter) Flush() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -170,15 +164,13 @@ func (w *responseWriter) Flush() {
 
 func (w *responseWriter) flushBuffer() { w.keepError(w.bw.Flush()) }
 
-// keepError keeps the first error.
 func (w *responseWriter) keepError(err error) {
 	if w.err == nil {
 		w.err = err
 	}
 }
 
-// Hijack implements [http.Hijacker]. The connection reads what the program has sent
-// already.
+// Hijack returns a connection that also reads what the program has sent already.
 func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -197,7 +189,6 @@ func (w *responseWriter) setClosing() {
 	w.closing = true
 }
 
-// writeContinue tells the program to send the body.
 func (w *responseWriter) writeContinue() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -210,7 +201,7 @@ func (w *responseWriter) writeContinue() error {
 	return w.err
 }
 
-// finishResponse ends the response. Its error means that the program got no complete
+// finishResponse ends the response. An error means that the program got no complete
 // response.
 func (w *responseWriter) finishResponse() error {
 	w.mu.Lock()
@@ -228,7 +219,6 @@ func (w *responseWriter) finishResponse() error {
 	return w.err
 }
 
-// writeTrailers writes the last chunk and the trailers.
 func (w *responseWriter) writeTrailers() {
 	w.keepError(w.chunks.Close())
 	trailers := http.Header{}
@@ -242,8 +232,8 @@ func (w *responseWriter) writeTrailers() {
 	w.keepError(err)
 }
 
-// requestBody is the body of a request. It asks a program that waits for that to
-// send it.
+// requestBody is the body of a request. If the program waits for 100 Continue, the
+// first Read sends it.
 type requestBody struct {
 	io.ReadCloser
 	w *responseWriter

@@ -15,34 +15,32 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// RefusedError reports a request of Caisson's own that was refused or has failed.
+// RefusedError reports one of Caisson's own requests that was refused or failed.
 type RefusedError struct {
 	Method string
 	// URL has no query and no credentials.
 	URL string
-	// Reason is one of the reasons of package rule, or of a budget. Denied reports
-	// whether the request was refused, and not failed by the network.
+	// Reason is a reason of package rule, or of a budget. Denied reports whether
+	// the request was refused, not failed by the network.
 	Reason string
 	Denied bool
-	// Message describes the reason, Err is the cause, or nil.
+	// Message describes the reason. Err is the cause, or nil.
 	Message string
 	Err     error
 }
 
 func (e *RefusedError) Error() string { return e.Method + " " + e.URL + ": " + e.Message }
 
-// Unwrap returns the cause.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// RoundTripper returns a transport for requests of Caisson's own, such as those to a
-// server of tools. They are decided, dialled, metered and reported as those of programs
-// are, each one of a redirect too. Its error is a *[RefusedError], or the cause of a
-// context that ended. The bodies of responses must be closed.
+// RoundTripper returns a transport for Caisson's own requests, such as to an MCP
+// server. They are decided, dialled, metered and reported like programs' requests,
+// including each request of a redirect. Errors are a *[RefusedError], or the cause
+// of a context that ended. Response bodies must be closed.
 func (s *Server) RoundTripper() http.RoundTripper { return roundTripper{s} }
 
 type roundTripper struct{ s *Server }
 
-// RoundTrip implements [http.RoundTripper].
 func (t roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	s := t.s
 	if !s.addConn() {
@@ -103,12 +101,12 @@ func (t roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 		end()
 	}}
 	res.Request, res.Body = req, b
-	context.AfterFunc(f.ctx, func() { _ = b.Close() }) // the server's end does not wait for a reader
+	context.AfterFunc(f.ctx, func() { _ = b.Close() }) // Close doesn't wait for a reader
 	return res, nil
 }
 
-// clientBody is the body of a response to a request of Caisson's own. It may be closed
-// while it is read.
+// clientBody is the response body of one of Caisson's own requests. It may be
+// closed while it is read.
 type clientBody struct {
 	inner io.ReadCloser
 	end   func(b *clientBody, complete bool)
@@ -153,7 +151,6 @@ func closeBody(req *http.Request) {
 	}
 }
 
-// reportRequested reports a request whose response has ended.
 func (s *Server) reportRequested(a *attempt, res *http.Response, b *responseBody, complete bool) {
 	s.requests.Add(1)
 	out := Requested{Command: a.command, Method: a.method, URL: a.url, Complete: complete}

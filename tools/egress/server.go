@@ -17,9 +17,9 @@ import (
 type Server struct {
 	opts  Options
 	times timeouts
-	// slots has an element for each connection that is served.
+	// slots has an element for each connection being served.
 	slots chan struct{}
-	// streams has an element for each request of HTTP/2 that is served.
+	// streams has an element for each HTTP/2 request being served.
 	streams chan struct{}
 	ctx     context.Context
 	stop    context.CancelCauseFunc
@@ -30,7 +30,7 @@ type Server struct {
 	sent, received, requests atomic.Int64
 	refused                  atomic.Int64
 
-	// files has the connections to registries whose files are kept in a cache.
+	// files has the connections to registries whose files are cached.
 	files *transport
 	// client has the connections of Caisson's own requests.
 	client *transport
@@ -47,7 +47,7 @@ type Server struct {
 
 var _ sandbox.EgressHandler = (*Server)(nil)
 
-// errClosed is the cause of contexts that end.
+// errClosed is the cause if the server was closed.
 var errClosed = errors.New("the session's network is closed")
 
 // New returns a server for one session. It must be closed.
@@ -69,8 +69,8 @@ func New(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Close ends all connections and questions, waits until they are over, and reports
-// the refusals that are not reported yet. It may be called twice.
+// Close ends all connections and questions, waits for them, and reports the
+// remaining refusals. It may be called twice.
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true
@@ -82,15 +82,15 @@ func (s *Server) Close() {
 	s.denials.reportRest()
 }
 
-// Denials returns the refusals of a command, in the order of their first
-// occurrence, and forgets them. Those of captured connections and lookups, whose
-// command is unknown, have the number 0.
+// Denials returns and forgets the refusals of a command, in the order of their
+// first occurrence. Captured connections and lookups, whose command is unknown,
+// have the number 0.
 func (s *Server) Denials(command int) []Denied {
 	return s.denials.takeIf(func(x Denied) bool { return x.Command == command })
 }
 
-// EndCommand forgets the answers that allow hosts for a command. It must be called
-// when the command is over: another sandbox of the session counts commands anew.
+// EndCommand forgets the answers for a command. It must be called when the command
+// is over: another sandbox of the session counts commands anew.
 func (s *Server) EndCommand(number int) { s.asked.forgetCommand(number) }
 
 // Totals returns the figures of the session so far.
@@ -107,7 +107,7 @@ func (s *Server) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
 	s.serveConn(ctx, conn, false)
 }
 
-// serveConn is ServeEgress. With foreign the proxy is that of another identity, and all
+// serveConn is ServeEgress. With foreign, the proxy is another identity's, and all
 // requests are refused.
 func (s *Server) serveConn(ctx context.Context, conn sandbox.EgressConn, foreign bool) {
 	defer func() { _ = conn.Close() }()
@@ -140,7 +140,7 @@ func (s *Server) serveConn(ctx context.Context, conn sandbox.EgressConn, foreign
 	}
 }
 
-// addConn adds to the connections for which Close waits, unless it was called.
+// addConn adds a connection for Close to wait for. It returns false after Close.
 func (s *Server) addConn() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +150,7 @@ func (s *Server) addConn() bool {
 	return !s.closed
 }
 
-// request is a wish of a program to connect to a host, by any way.
+// request is a program's request to connect to a host, by any way.
 type request struct {
 	way       Way
 	host      string // canonical once it is decided
@@ -158,27 +158,27 @@ type request struct {
 	command   int
 	userKnown bool
 	foreign   bool // the proxy is that of another identity
-	// plain reports whether requests of HTTP are sent over the connection, which an
-	// upstream proxy serves without a tunnel.
+	// plain reports whether the connection carries unencrypted HTTP requests, which
+	// an upstream proxy serves without a tunnel.
 	plain bool
-	// method and url are those of an HTTP request, for reports.
+	// method and url describe an HTTP request, for reports.
 	method, url string
-	// addr is that of a question about an address.
+	// addr is set in a question about an address.
 	addr netip.Addr
 }
 
-// flow is something that the policy allowed, while it lasts.
+// flow is an allowed request, while it lasts.
 type flow struct {
 	decision rule.Decision
-	// answer is the rule of the answer to a question that allowed the flow, or the
-	// zero value.
+	// answer is the rule of the answer that allowed the flow, or the zero value.
 	answer rule.Rule
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 }
 
-// admitRequest decides whether a request is allowed, and asks about it if need be. The
-// flow must be cancelled. The error is a *refusal or the cause of ctx.
+// admitRequest decides whether a request is allowed, and asks about it if
+// necessary. The flow must be cancelled. The error is a *refusal or the cause of
+// ctx.
 func (s *Server) admitRequest(ctx context.Context, r request, decide func(*rule.Policy) rule.Decision) (*flow, error) {
 	if !r.userKnown {
 		return nil, newRefusal(rule.ReasonUser, "the user of the program is unknown")
@@ -213,7 +213,7 @@ func (s *Server) admitRequest(ctx context.Context, r request, decide func(*rule.
 	}
 }
 
-// refuseDenied returns what a dialer refuses besides its guard: addresses that the
+// refuseDenied returns a [rule.Dialer]'s Refuse, which refuses addresses that the
 // policy denies.
 func refuseDenied(p *rule.Policy, host string, port uint16) func(netip.Addr) error {
 	return func(addr netip.Addr) error {
@@ -224,8 +224,8 @@ func refuseDenied(p *rule.Policy, host string, port uint16) func(netip.Addr) err
 	}
 }
 
-// canAsk reports whether a person can be asked about a request: about a name that
-// no rule of p covers, if the answer could allow the request. d is decide's decision under p.
+// canAsk reports whether a person can be asked about a request: no rule of p covers
+// the name, and the answer could allow the request. d is decide's decision under p.
 func (qs *questions) canAsk(r request, d rule.Decision, p *rule.Policy, decide func(*rule.Policy) rule.Decision) bool {
 	if qs.ask == nil || d.Reason != rule.ReasonNotAllowed || d.Rule != (rule.Rule{}) {
 		return false

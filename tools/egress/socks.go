@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// The replies of SOCKS5 (RFC 1928).
+// SOCKS5 replies (RFC 1928).
 const (
 	socksOK             = 0
 	socksNotAllowed     = 2
@@ -22,7 +22,7 @@ const (
 	socksNoMethod       = 0xff
 )
 
-// socksError is a request of SOCKS5 that is not served, with its reply.
+// socksError reports a SOCKS5 request that is not served, with its reply.
 type socksError struct {
 	reply   byte
 	message string
@@ -30,8 +30,8 @@ type socksError struct {
 
 func (e *socksError) Error() string { return e.message }
 
-// serveSOCKS serves a connection of SOCKS5. Only CONNECT without authentication is
-// supported.
+// serveSOCKS serves a SOCKS5 connection. It supports only CONNECT without
+// authentication.
 func (c *client) serveSOCKS(ctx context.Context) {
 	s := c.s
 	r := c.newRequest(WaySOCKS5, "", 0)
@@ -70,7 +70,6 @@ func (c *client) serveSOCKS(ctx context.Context) {
 	c.serveTunnel(ctx, r, func() error { return writeSOCKSReply(c, socksOK) }, func(f *refusal) { c.refuseSOCKS(r, f) })
 }
 
-// refuseSOCKS reports a refusal and replies with it.
 func (c *client) refuseSOCKS(r request, f *refusal) {
 	s := c.s
 	if f == nil {
@@ -94,7 +93,6 @@ func writeSOCKSReply(w io.Writer, reply byte) error {
 	return err
 }
 
-// readSOCKSGreeting reads the first message of a program.
 func readSOCKSGreeting(r io.Reader) error {
 	var head [2]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -110,8 +108,8 @@ func readSOCKSGreeting(r io.Reader) error {
 	return &socksError{reply: socksNoMethod, message: "the program wants to authenticate, which is not supported"}
 }
 
-// readSOCKSRequest reads the second message of a program: what it wants to connect
-// to. The host is not canonical.
+// readSOCKSRequest reads the program's second message, the target. The host is not
+// canonical.
 func readSOCKSRequest(r io.Reader) (host string, port uint16, err error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

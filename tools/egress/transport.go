@@ -55,8 +55,8 @@ func (t *transport) dialContext(ctx context.Context, _, _ string) (conn net.Conn
 	return h, nil
 }
 
-// close ends all connections. HTTP/2 takes a connection for idle only some time after
-// its last response.
+// close ends all connections. CloseIdleConnections is not enough: HTTP/2 takes a
+// connection for idle only some time after its last response.
 func (t *transport) close() {
 	t.CloseIdleConnections()
 	t.mu.Lock()
@@ -68,8 +68,8 @@ func (t *transport) close() {
 	}
 }
 
-// newTransport returns a transport that keeps so many idle connections. The context of
-// each request has its attempt.
+// newTransport returns a transport that keeps at most idle idle connections. Each
+// request's context must have its attempt.
 func newTransport(s *Server, idle int) *transport {
 	t := &transport{s: s, conns: map[*hostConn]struct{}{}}
 	t.Transport = http.Transport{
@@ -87,7 +87,7 @@ func newTransport(s *Server, idle int) *transport {
 		ReadBufferSize:         relayBytes,
 	}
 	if proxy := s.opts.Upstream; proxy != nil {
-		t.DisableKeepAlives = true // connections to it are not those to one host
+		t.DisableKeepAlives = true // a connection to the proxy is for many hosts
 		plain := *proxy
 		plain.Scheme = "http" // dialContext speaks TLS to it, if need be
 		t.Proxy = func(r *http.Request) (*url.URL, error) {

@@ -12,9 +12,8 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// serveTunnel serves a connection whose program wants to exchange bytes with a host:
-// one of CONNECT, SOCKS5 or capture. It calls established to let the program send
-// them, or refuse.
+// serveTunnel serves a CONNECT, SOCKS5 or captured connection. It calls established
+// to let the program send bytes for the host, or refuse.
 func (c *client) serveTunnel(ctx context.Context, r request, established func() error, refuse func(*refusal)) {
 	s := c.s
 	h, f, err := s.openTunnel(ctx, r)
@@ -25,7 +24,7 @@ func (c *client) serveTunnel(ctx context.Context, r request, established func() 
 		refuse(asRefusal(ctx, err))
 		return
 	}
-	c.first = 0   // the bytes before were of the way in
+	c.first = 0   // the first byte belonged to the proxy's protocol
 	if h == nil { // what the policy allows is decided for each request
 		if established() == nil {
 			c.serveReadable(f, r)
@@ -38,7 +37,6 @@ func (c *client) serveTunnel(ctx context.Context, r request, established func() 
 	}
 }
 
-// serveHost relays bytes between the program and a host, or refuses to.
 func (c *client) serveHost(h *hostConn, f *flow, r request) {
 	err := c.serveOpaque(h, f, r)
 	if err == nil {
@@ -50,8 +48,8 @@ func (c *client) serveHost(h *hostConn, f *flow, r request) {
 	}
 }
 
-// serveOpaque relays bytes that Caisson doesn't read, except for the first message
-// of TLS if nothing else is allowed.
+// serveOpaque relays bytes without reading them, except the ClientHello if only TLS
+// is allowed.
 func (c *client) serveOpaque(h *hostConn, f *flow, r request) error {
 	if f.decision.Ways&rule.WayAny == 0 {
 		hello, err := c.checkHello(h, r)
@@ -66,8 +64,7 @@ func (c *client) serveOpaque(h *hostConn, f *flow, r request) error {
 	return relayConn(f.ctx, c, h)
 }
 
-// serveReadable serves a tunnel in which requests of HTTP are allowed, and TLS at most
-// beside them.
+// serveReadable serves a tunnel that allows HTTP requests, and at most TLS besides.
 func (c *client) serveReadable(f *flow, r request) {
 	s := c.s
 	ctx, ways := f.ctx, f.decision.Ways
@@ -96,8 +93,8 @@ func (c *client) serveReadable(f *flow, r request) {
 }
 
 // openTunnel decides about a tunnel and connects to its host. It returns no
-// connection if requests of HTTP are allowed there, which are decided one by one,
-// but not any bytes.
+// connection if HTTP requests are allowed but not any bytes: requests are decided
+// one by one.
 func (s *Server) openTunnel(ctx context.Context, r request) (*hostConn, *flow, error) {
 	host, port := r.host, r.port
 	f, err := s.admitRequest(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideHost(host, port) })
@@ -112,15 +109,15 @@ func (s *Server) openTunnel(ctx context.Context, r request) (*hostConn, *flow, e
 	return h, f, err
 }
 
-// extensionECH is the extension of TLS that hides the name in the first message.
+// extensionECH is the TLS extension that hides the name in the first message.
 const extensionECH = 0xfe0d
 
-// errHelloRead stops a handshake when the ClientHello was read.
+// errHelloRead stops a handshake once the ClientHello is read.
 var errHelloRead = errors.New("the ClientHello was read")
 
-// checkHello reads the first message of TLS, which must name the host, and returns
-// all bytes that it read. The name may not be hidden: behind an outer name could be
-// that of any host.
+// checkHello reads the ClientHello, which must name the host, and returns all bytes
+// that it read. The name may not be hidden: any host could be behind the outer
+// name.
 func (c *client) checkHello(h *hostConn, r request) ([]byte, error) {
 	s := c.s
 	if err := c.awaitFirst(s.times.header); err != nil {
@@ -159,8 +156,8 @@ func (c *client) checkHello(h *hostConn, r request) ([]byte, error) {
 	return read, nil
 }
 
-// readHello reads the first message of TLS. It returns nil if it is invalid, with all
-// bytes that were read. The error is that of the reader.
+// readHello reads a ClientHello, or returns nil if it is invalid, and all bytes
+// that it read. The error is the reader's.
 func readHello(r io.Reader) (seen *tls.ClientHelloInfo, read []byte, err error) {
 	tap := &helloConn{r: r}
 	config := &tls.Config{

@@ -1,6 +1,6 @@
-// Package ca has the certificate authority of one session, which signs the
-// certificates that the session's programs get from hosts whose TLS ends in
-// Caisson. Its keys exist in memory only.
+// Package ca is the certificate authority of one session. It signs the certificates
+// that programs get for hosts whose TLS ends in Caisson. Its keys exist in memory
+// only.
 package ca
 
 import (
@@ -27,8 +27,7 @@ const (
 	// backdate is how long before now certificates begin to be valid, for programs
 	// whose clock is behind.
 	backdate = time.Hour
-	// maxLeaves is the number of hosts that have a certificate. It is a bound for
-	// memory: rules name far fewer.
+	// maxLeaves bounds memory. Rules name far fewer hosts.
 	maxLeaves = 4096
 )
 
@@ -37,7 +36,7 @@ const (
 type Authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
-	// leafKey is the key of all leaves. It never leaves the process either.
+	// leafKey is shared by all leaves.
 	leafKey crypto.Signer
 	now     func() time.Time
 
@@ -45,8 +44,8 @@ type Authority struct {
 	leaves map[string]*tls.Certificate
 }
 
-// New returns an authority with new keys (ECDSA P-256), valid from an hour ago
-// until the time given, which is the end of the session at the latest.
+// New returns an authority with new ECDSA P-256 keys, valid from an hour ago until
+// the given time.
 func New(until time.Time) (*Authority, error) {
 	now := time.Now()
 	if !until.After(now) {
@@ -66,7 +65,8 @@ func New(until time.Time) (*Authority, error) {
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial,
-		// Programs find an issuer by its name: those of two sessions differ.
+		// Programs find an issuer by its name, so two sessions need different
+		// names.
 		Subject:               pkix.Name{CommonName: "Caisson session " + serial.Text(16)[:8], Organization: []string{"Caisson"}},
 		NotBefore:             now.Add(-backdate),
 		NotAfter:              until,
@@ -86,7 +86,7 @@ func New(until time.Time) (*Authority, error) {
 	return &Authority{cert: cert, key: key, leafKey: leafKey, now: time.Now, leaves: map[string]*tls.Certificate{}}, nil
 }
 
-// newSerial returns a random serial number: positive, with 127 bits.
+// newSerial returns a random positive serial number of 127 bits.
 func newSerial() (*big.Int, error) {
 	low := new(big.Int).Lsh(big.NewInt(1), 126)
 	n, err := rand.Int(rand.Reader, low)
@@ -107,8 +107,8 @@ func (a *Authority) SHA256() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Leaf returns the certificate for a canonical host, a name or an address, and its
-// key. The caller has checked that a rule names the host.
+// Leaf returns the certificate and key for a canonical host name or address. The
+// caller must have checked that a rule names the host.
 func (a *Authority) Leaf(host string) (*tls.Certificate, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -134,7 +134,7 @@ func (a *Authority) Leaf(host string) (*tls.Certificate, error) {
 	} else {
 		template.DNSNames = []string{host}
 	}
-	if len(host) <= 64 { // the bound of a common name
+	if len(host) <= 64 { // the limit for a common name
 		template.Subject.CommonName = host
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, a.leafKey.Public(), a.key)
@@ -150,18 +150,18 @@ func (a *Authority) Leaf(host string) (*tls.Certificate, error) {
 	return leaf, nil
 }
 
-// ServerNameError reports a handshake that named another host than the one that
-// was connected to.
+// ServerNameError reports a handshake that names another host than the
+// connection's.
 type ServerNameError struct{ Host, Name string }
 
 func (e *ServerNameError) Error() string {
 	return fmt.Sprintf("the TLS handshake with %s names %q", e.Host, e.Name)
 }
 
-// ServerConfig returns the configuration for the connections of programs to one
-// canonical host, with HTTP/2 and HTTP/1.1. A handshake that names another
-// host fails with an alert, and a *ServerNameError. One may name none: Java names no
-// host without a dot, and no program names an address.
+// ServerConfig returns the TLS configuration for programs' connections to a
+// canonical host, with HTTP/2 and HTTP/1.1. A handshake that names another host
+// fails with an alert and a *ServerNameError. A handshake may name no host: Java
+// names no host without a dot, and no program names an address.
 func (a *Authority) ServerConfig(host string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -178,8 +178,8 @@ func (a *Authority) ServerConfig(host string) *tls.Config {
 	}
 }
 
-// ReadRoots returns the certificates of PEM texts, such as those of ca: files, and
-// an error for a text that has none or holds anything but certificates.
+// ReadRoots returns the certificates in PEM texts, such as ca: files. It returns an
+// error if a text has no certificate, or a PEM block of another type.
 func ReadRoots(texts ...[]byte) ([]*x509.Certificate, error) {
 	var roots []*x509.Certificate
 	for _, text := range texts {

@@ -1,18 +1,18 @@
 // Package cache keeps files of package registries, for all sessions of a machine or
-// for one. It is written by the host alone, from requests of its own: a URL and an
-// Accept header are all that a program decides about them, so that no other header
-// of a program reaches what others get.
+// for one. Only the host writes to it, from its own requests. A program decides
+// their URL and Accept header and nothing else, so none of its other headers can
+// affect what other programs get.
 //
-// It holds whole answers with status 200 to GET requests without credentials, by URL
-// and Accept. Contents are named by their SHA-256, which is checked whenever they are
-// sent, and checked against the digest that an index of the registry has, if any.
-// Files are immutable; an index is asked for again after five minutes.
+// The cache holds complete answers with status 200 to GET requests without
+// credentials, by URL and Accept. Contents are named by their SHA-256. It is
+// checked whenever they are sent, and checked against the digest in the registry's
+// index, if any. Files are immutable. An index is revalidated after five minutes.
 //
 // The directory has
 //
 //	content/ab/abcd…           contents, by SHA-256
 //	entries/ab/abcd…-ef01….json  facts about a URL and Accept, by their SHA-256
-//	tmp/                       downloads, and locks of those
+//	tmp/                       downloads and their locks
 package cache
 
 import (
@@ -46,18 +46,18 @@ const (
 	Index Kind = "index"
 )
 
-// IndexAge is how long an index is used without asking for it again.
+// IndexAge is how long an index is used before it is revalidated.
 const IndexAge = 5 * time.Minute
 
 // Options configure a [Cache]. Zero fields mean the defaults.
 type Options struct {
-	// MaxBytes bounds the contents on disk, by default 10 GiB. The contents that
-	// were not used for the longest time are removed.
+	// MaxBytes bounds the contents on disk, 10 GiB by default. The least recently
+	// used contents are removed first.
 	MaxBytes int64
-	// MaxFileBytes bounds one content, by default 2 GiB. A larger one is not kept.
+	// MaxFileBytes bounds one content, 2 GiB by default. Larger ones are not kept.
 	MaxFileBytes int64
-	// Temporary caches are those of one process, and removed with it: nothing is synced to
-	// the disk, and downloads are not locked.
+	// Temporary says that one process uses the cache and removes it afterwards.
+	// Nothing is synced to the disk, and downloads are not locked.
 	Temporary bool
 }
 
@@ -67,7 +67,7 @@ type Cache struct {
 	dir  string
 	opts Options
 	now  func() time.Time
-	// lockTime bounds the wait for a download of another process.
+	// lockTime bounds the wait for another process's download.
 	lockTime time.Duration
 
 	mu      sync.Mutex
@@ -75,7 +75,7 @@ type Cache struct {
 	used    int64 // bytes of contents, at least
 }
 
-// Open opens the cache in a directory, and creates it if needed.
+// Open opens the cache in a directory and creates it if needed.
 func Open(dir string, o Options) (*Cache, error) {
 	if o.MaxBytes == 0 {
 		o.MaxBytes = 10 << 30
@@ -95,38 +95,37 @@ func Open(dir string, o Options) (*Cache, error) {
 		if err != nil {
 			return nil, fmt.Errorf("open a cache: %w", err)
 		}
-		if why := state.UnsafeReason(info); why != "" { // entries have no secret that shows who wrote them
+		if why := state.UnsafeReason(info); why != "" { // entries don't prove who wrote them
 			return nil, fmt.Errorf("open a cache: %s %s", filepath.Join(dir, sub), why)
 		}
 	}
-	old := func(string) bool { return true } // what processes that were killed left
+	old := func(string) bool { return true } // left by killed processes
 	if err := state.Expire(filepath.Join(dir, "tmp"), c.now().Add(-24*time.Hour), old); err != nil {
 		return nil, fmt.Errorf("remove from a cache: %w", err)
 	}
 	return c, c.removeUnused()
 }
 
-// Bounds of what a program chooses: its Accept header is in entries, which are not
-// removed before their content.
+// A program chooses the Accept header. Entries store it and last as long as their
+// content, so it is bounded.
 const (
 	maxAcceptBytes = 1024
-	// maxVariants is the number of Accept headers with which one URL is kept.
+	// maxVariants is the number of Accept headers kept for one URL.
 	maxVariants = 16
 )
 
-// Request is a request that is answered from the cache, or from the network and
-// kept.
+// Request is a request to answer from the cache, or from the network and keep.
 type Request struct {
 	URL    string
 	Accept string // the header, "" for none
 	Kind   Kind
-	// Digest is the one that the content of a file must have; the zero value if no
-	// index has it.
+	// Digest is the digest that a file's content must have, or the zero value if no
+	// index has one.
 	Digest Digest
-	// Lock pins contents, or notes them. It may be nil.
+	// Lock pins or records contents. It may be nil.
 	Lock *Lock
-	// Fetch sends a GET for URL with these headers and no others. It may be called
-	// after the request of the program has ended, while others wait for the same.
+	// Fetch sends a GET for URL with exactly these headers. It may be called after
+	// the program's request has ended, if others wait for the same URL.
 	Fetch func(ctx context.Context, header http.Header) (*http.Response, error)
 }
 
@@ -138,7 +137,7 @@ type Result struct {
 	Hit    bool   // no byte of the body was downloaded for this request
 }
 
-// DigestError reports a content that hasn't the digest that it must have.
+// DigestError reports a content with the wrong digest.
 type DigestError struct {
 	URL       string
 	Want, Got Digest
@@ -148,7 +147,7 @@ func (e *DigestError) Error() string {
 	return fmt.Sprintf("%s has the digest %s, want %s", e.URL, e.Got, e.Want)
 }
 
-// NotLockedError reports a URL that a [Lock] doesn't have.
+// NotLockedError reports a URL that a [Lock] lacks, or has with another content.
 type NotLockedError struct{ URL string }
 
 func (e *NotLockedError) Error() string { return e.URL + " is not in the lock" }
@@ -172,11 +171,11 @@ type entry struct {
 	Header  http.Header `json:"header"`
 	SHA256  string      `json:"sha256"`
 	Size    int64       `json:"size"`
-	Checked Digest      `json:"checked"` // the digest of an index that the content has
+	Checked Digest      `json:"checked"` // the index's digest that the content was checked against
 	Time    time.Time   `json:"time"`    // when the server was asked last
 }
 
-// entryKey returns the name of a URL and Accept. Names of one URL have one beginning.
+// entryKey returns the name of an entry. Names for the same URL share a prefix.
 func entryKey(url, accept string) string {
 	return hashText(url) + "-" + hashText(accept)[:16]
 }
@@ -194,8 +193,8 @@ func (c *Cache) contentPath(sum string) string {
 	return filepath.Join(c.dir, "content", sum[:2], sum)
 }
 
-// readEntry returns an entry, and its content, which the caller closes. It returns
-// false if there is none that can be used.
+// readEntry returns an entry and its open content, which the caller closes, or
+// false if there is no usable one.
 func (c *Cache) readEntry(name, url, accept string) (entry, *os.File, bool) {
 	text, err := os.ReadFile(c.entryPath(name))
 	if err != nil {
@@ -218,8 +217,8 @@ func (c *Cache) readEntry(name, url, accept string) (entry, *os.File, bool) {
 	return e, f, true
 }
 
-// writeEntry writes an entry under the name of its URL, and under that of its
-// content too, for locks.
+// writeEntry writes an entry under its URL's name, and under a name that includes
+// the content's, for locks.
 func (c *Cache) writeEntry(e entry) error {
 	text, err := json.Marshal(e)
 	if err != nil {
@@ -237,7 +236,7 @@ func (c *Cache) writeEntry(e entry) error {
 	return nil
 }
 
-// replaceFile writes a file in one step.
+// replaceFile replaces a file atomically.
 func (c *Cache) replaceFile(path string, text []byte) error {
 	if !c.opts.Temporary {
 		return atomicwriter.WriteFile(path, text, 0o600)
@@ -256,14 +255,14 @@ func (c *Cache) replaceFile(path string, text []byte) error {
 	return err
 }
 
-// removeEntry removes a content that is damaged.
+// removeEntry removes a damaged content and its entry.
 func (c *Cache) removeEntry(e entry) {
 	_ = os.Remove(c.entryPath(entryKey(e.URL, e.Accept)))
 	_ = os.Remove(c.contentPath(e.SHA256))
 }
 
-// Visit calls visit with each content that the cache has for a URL, whatever the
-// Accept header and however old, until it returns false.
+// Visit calls visit with each content kept for a URL, regardless of Accept and age,
+// until visit returns false.
 func (c *Cache) Visit(url string, visit func(content io.Reader) bool) {
 	sum := hashText(url)
 	for _, name := range c.listVariants(sum) {
@@ -287,7 +286,8 @@ func (c *Cache) Visit(url string, visit func(content io.Reader) bool) {
 	}
 }
 
-// listVariants returns the names of the entries of a URL, by its hash.
+// listVariants returns the names of a URL's entries, by the URL's hash. It leaves
+// out names that include a content's.
 func (c *Cache) listVariants(sum string) []string {
 	list, err := os.ReadDir(filepath.Join(c.dir, "entries", sum[:2]))
 	if err != nil {
@@ -302,8 +302,7 @@ func (c *Cache) listVariants(sum string) []string {
 	return names
 }
 
-// limitVariants removes the oldest entries of a URL, by its hash, if there are more than
-// maxVariants.
+// limitVariants removes a URL's oldest entries beyond maxVariants.
 func (c *Cache) limitVariants(sum string) {
 	dir := filepath.Join(c.dir, "entries", sum[:2])
 	age := func(name string) time.Time {
@@ -320,7 +319,7 @@ func (c *Cache) limitVariants(sum string) {
 	slices.SortFunc(names, func(a, b string) int { return age(a).Compare(age(b)) })
 	list, _ := os.ReadDir(dir)
 	for _, name := range names[:len(names)-maxVariants] {
-		for _, d := range list { // with those under the name of their content
+		for _, d := range list { // also those whose name includes the content's
 			if strings.HasPrefix(d.Name(), strings.TrimSuffix(name, ".json")) {
 				_ = os.Remove(filepath.Join(dir, d.Name()))
 			}
@@ -328,15 +327,14 @@ func (c *Cache) limitVariants(sum string) {
 	}
 }
 
-// content is a file of the cache, for removeUnused.
 type content struct {
 	path string
 	size int64
 	used time.Time
 }
 
-// removeUnused removes the contents that were not used for the longest time, if there are
-// too many, and the entries without a content.
+// removeUnused removes the least recently used contents if there are too many, and
+// entries without a content.
 func (c *Cache) removeUnused() error {
 	var list []content
 	var total int64

@@ -19,8 +19,8 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// flight is one download, which all requests for its URL wait for. The download
-// continues while any of them does.
+// flight is one download, shared by all requests for its URL. It continues while
+// any of them waits.
 type flight struct {
 	cancel context.CancelCauseFunc
 	// ready is closed when header and size are known, or the download has failed.
@@ -38,17 +38,14 @@ type flight struct {
 	direct *http.Response
 }
 
-// errNotKept is the error of a flight for requests that have to ask themselves,
-// since the answer isn't one to keep.
+// errNotKept makes the other requests ask the server themselves.
 var errNotKept = errors.New("the answer is not kept")
 
-// errNobodyWaits is the cause if a download is cancelled.
 var errNobodyWaits = errors.New("no request waits for the download any more")
 
-// keptHeaders are the headers of an answer that are kept. Cookies are not.
+// keptHeaders are the response headers to keep. Never keep cookies.
 var keptHeaders = []string{"Content-Type", "Content-Disposition", "Etag", "Last-Modified", "X-Pypi-Last-Serial"}
 
-// fetchHeader returns the headers of a request to the server.
 func (q *Request) fetchHeader() http.Header {
 	h := http.Header{"User-Agent": {"caisson"}, "Accept-Encoding": {"identity"}}
 	if q.Accept != "" {
@@ -57,8 +54,8 @@ func (q *Request) fetchHeader() http.Header {
 	return h
 }
 
-// isKept reports whether an answer is one to keep: whole, for everybody, and the
-// same whatever a program sends.
+// isKept reports whether an answer may be kept: it must be complete, meant for
+// everybody, and the same whatever a program sends.
 func (c *Cache) isKept(res *http.Response) bool {
 	cacheControl := strings.ToLower(strings.Join(res.Header.Values("Cache-Control"), ","))
 	coding := res.Header.Get("Content-Encoding")
@@ -76,8 +73,8 @@ func (c *Cache) isKept(res *http.Response) bool {
 	return res.ContentLength >= 0 || res.ProtoMajor >= 2 || slices.Contains(res.TransferEncoding, "chunked")
 }
 
-// joinFlight returns the download of a request, and whether this call began it. Requests
-// with other expectations of the content don't share one.
+// joinFlight returns the download for a request, and whether this call began it.
+// Requests that expect different contents don't share one.
 func (c *Cache) joinFlight(q Request, pin string) (*flight, bool) {
 	name := strings.Join([]string{entryKey(q.URL, q.Accept), pin, q.Digest.String()}, " ")
 	c.mu.Lock()
@@ -103,8 +100,8 @@ func (c *Cache) joinFlight(q Request, pin string) (*flight, bool) {
 	return f, true
 }
 
-// addReader adds a request to a flight. It returns false if the flight has ended, or was
-// cancelled since all of its requests had ended.
+// addReader adds a request. It returns false if the flight has ended, or was
+// cancelled because all its requests had ended.
 func (f *flight) addReader() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -115,8 +112,8 @@ func (f *flight) addReader() bool {
 	return true
 }
 
-// removeReader ends the use of a flight. The last one closes its file. The last request
-// cancels the download.
+// removeReader ends one use of a flight. The last request cancels the download. The
+// last use closes the file.
 func (f *flight) removeReader() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -129,7 +126,7 @@ func (f *flight) removeReader() {
 	}
 }
 
-// applyChange changes a flight, and wakes who waits.
+// applyChange changes a flight and wakes its waiters.
 func (f *flight) applyChange(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -138,7 +135,6 @@ func (f *flight) applyChange(change func()) {
 	f.changed = make(chan struct{})
 }
 
-// endFailed ends a flight with an error.
 func (f *flight) endFailed(err error) {
 	f.applyChange(func() { f.done, f.err = true, err })
 	select {
@@ -148,7 +144,7 @@ func (f *flight) endFailed(err error) {
 	}
 }
 
-// PanicError reports a panic during a download, which ended that alone.
+// PanicError reports a panic during a download. Only that download failed.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -167,8 +163,8 @@ func (c *Cache) guardFlight(ctx context.Context, f *flight, q Request, pin strin
 	return c.runFlight(ctx, f, q, pin)
 }
 
-// runFlight runs a flight. It reports whether its context is still needed, by the
-// body of an answer that isn't kept.
+// runFlight runs a flight. It reports whether ctx is still in use, by the body of
+// an answer that isn't kept.
 func (c *Cache) runFlight(ctx context.Context, f *flight, q Request, pin string) (inUse bool) {
 	name := entryName(q, pin)
 	unlock := c.lockDownload(ctx, name)
@@ -217,7 +213,6 @@ func (c *Cache) runFlight(ctx context.Context, f *flight, q Request, pin string)
 	return false
 }
 
-// entryName returns the name of the entry that answers a request.
 func entryName(q Request, pin string) string {
 	name := entryKey(q.URL, q.Accept)
 	if pin != "" {
@@ -226,14 +221,14 @@ func entryName(q Request, pin string) string {
 	return name
 }
 
-// sendsFile reports whether a flight sends a content.
 func (f *flight) sendsFile(content *os.File) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.file == content
 }
 
-// directBody is the body of an answer that isn't kept.
+// directBody is the body of an answer that isn't kept. Closing it ends the flight's
+// context.
 type directBody struct {
 	io.ReadCloser
 	cancel context.CancelCauseFunc
@@ -245,15 +240,16 @@ func (b *directBody) Close() error {
 	return err
 }
 
-// serveEntry makes a flight one for a content that is there already.
+// serveEntry completes a flight with a content that is there already.
 func (f *flight) serveEntry(e entry, content *os.File) {
 	f.applyChange(func() { f.entry, f.file, f.written, f.done = e, content, e.Size, true })
 	close(f.ready)
 }
 
-// lockDownload waits until no other process downloads the same, or for lockTime.
+// lockDownload waits until no other process downloads the same entry, or for
+// lockTime. Then it goes on without the lock.
 func (c *Cache) lockDownload(ctx context.Context, name string) (unlock func()) {
-	if c.opts.Temporary { // no other process uses it
+	if c.opts.Temporary { // no other process uses the cache
 		return func() {}
 	}
 	lock, err := state.Acquire(ctx, filepath.Join(c.dir, "tmp", name+".lock"), c.lockTime)
@@ -263,8 +259,8 @@ func (c *Cache) lockDownload(ctx context.Context, name string) (unlock func()) {
 	return func() { _ = lock.Release() }
 }
 
-// receiveBody reads the body of an answer that is kept. The last piece may only be sent
-// when the whole has been checked.
+// receiveBody reads the body of an answer to keep. The last piece may be sent only
+// after the whole has been checked.
 func (c *Cache) receiveBody(f *flight, q Request, res *http.Response) {
 	file, err := os.CreateTemp(filepath.Join(c.dir, "tmp"), "download-")
 	if err != nil {
@@ -310,8 +306,8 @@ func (c *Cache) receiveBody(f *flight, q Request, res *http.Response) {
 	f.applyChange(func() { f.entry, f.written, f.done = e, size, true })
 }
 
-// copyBody copies a body, and lets all but the last piece be sent. It returns the
-// number of bytes.
+// copyBody copies a body and lets all but the last piece be sent. It returns the
+// size.
 func (c *Cache) copyBody(f *flight, w io.Writer, body io.Reader) (int64, error) {
 	var size int64
 	buf := make([]byte, 64<<10)
@@ -336,7 +332,6 @@ func (c *Cache) copyBody(f *flight, w io.Writer, body io.Reader) (int64, error) 
 	}
 }
 
-// storeContent puts a downloaded file and its entry into place.
 func (c *Cache) storeContent(e entry, file *os.File) error {
 	path := c.contentPath(e.SHA256)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

@@ -15,8 +15,8 @@ import (
 	"sync"
 )
 
-// Digest is the digest of a content, as an index of a registry has it. The zero
-// value is none.
+// Digest is the digest of a content, as a registry's index has it. The zero value
+// means none.
 type Digest struct {
 	Algorithm string `json:"algorithm,omitempty"` // sha256, sha512 or sha1
 	Sum       string `json:"sum,omitempty"`       // in lower-case hexadecimal
@@ -24,7 +24,7 @@ type Digest struct {
 
 func (d Digest) String() string { return d.Algorithm + ":" + d.Sum }
 
-// newHash returns the hash of a digest, or nil for none that is known.
+// newHash returns the hash for a digest, or nil if the algorithm is unknown.
 func (d Digest) newHash() hash.Hash {
 	switch d.Algorithm {
 	case "sha256":
@@ -37,10 +37,9 @@ func (d Digest) newHash() hash.Hash {
 	return nil
 }
 
-// Lock has the SHA-256 of contents by URL and Accept. A strict one, which
-// [ReadLock] returns, lets nothing else be served. Another, which [NewLock]
-// returns, notes what is served. It is safe for concurrent use. A nil Lock is one
-// that does neither.
+// Lock has the SHA-256 of contents by URL and Accept. A strict one, from
+// [ReadLock], lets nothing else be served. One from [NewLock] records what is
+// served. A nil Lock does neither. Locks are safe for concurrent use.
 type Lock struct {
 	strict bool
 	mu     sync.Mutex
@@ -49,10 +48,9 @@ type Lock struct {
 
 type lockKey struct{ url, accept string }
 
-// NewLock returns a lock that notes what is served.
+// NewLock returns a lock that records what is served.
 func NewLock() *Lock { return &Lock{sums: map[lockKey]string{}} }
 
-// lockHeader is the first line of a lock.
 const lockHeader = "# lock of an egress cache, version 1: SHA-256, URL, Accept"
 
 // ReadLock reads a strict lock that [Lock.WriteTo] wrote.
@@ -94,7 +92,6 @@ func (l *Lock) WriteTo(w io.Writer) (int64, error) {
 	for k, sum := range l.sums {
 		lines = append(lines, sum+" "+k.url+" "+strconv.Quote(k.accept)+"\n")
 	}
-	// By URL.
 	slices.SortFunc(lines, func(a, b string) int { return strings.Compare(a[2*sha256.Size:], b[2*sha256.Size:]) })
 	n, err := io.WriteString(w, lockHeader+"\n"+strings.Join(lines, ""))
 	return int64(n), err
@@ -103,8 +100,8 @@ func (l *Lock) WriteTo(w io.Writer) (int64, error) {
 // IsStrict reports whether the lock lets nothing else be served.
 func (l *Lock) IsStrict() bool { return l != nil && l.strict }
 
-// findSum returns the hash that a URL must have, "" if the lock isn't strict. Its error
-// is a *[NotLockedError].
+// findSum returns the hash that a URL must have, or "" if the lock isn't strict.
+// Its error is a *[NotLockedError].
 func (l *Lock) findSum(url, accept string) (string, error) {
 	if !l.IsStrict() {
 		return "", nil
@@ -118,8 +115,8 @@ func (l *Lock) findSum(url, accept string) (string, error) {
 	return sum, nil
 }
 
-// checkContent returns a *[NotLockedError] if a content that was downloaded isn't the one
-// that a strict lock has.
+// checkContent returns a *[NotLockedError] if a strict lock doesn't have a
+// downloaded content.
 func (l *Lock) checkContent(e entry) error {
 	if sum, err := l.findSum(e.URL, e.Accept); err != nil || sum != "" && sum != e.SHA256 {
 		return &NotLockedError{URL: e.URL}
@@ -127,7 +124,6 @@ func (l *Lock) checkContent(e entry) error {
 	return nil
 }
 
-// noteContent notes what was served.
 func (l *Lock) noteContent(e entry) {
 	if l == nil || l.strict || e.SHA256 == "" {
 		return

@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// Serve answers a program's request, which must be [Cacheable], and one that the
-// policy allows. If it returns an error and Result.Status isn't 0, the answer is cut
-// off: the caller must close the connection. Errors are those of Fetch, a
-// *[DigestError], a *[NotLockedError], and of the disk.
+// Serve answers a program's request, which must be [Cacheable] and allowed by the
+// policy. If it returns an error and Result.Status isn't 0, the answer is cut off,
+// and the caller must close the connection. Errors come from Fetch and the disk, or
+// are a *[DigestError] or *[NotLockedError].
 func (c *Cache) Serve(w http.ResponseWriter, r *http.Request, q Request) (Result, error) {
 	pin, err := q.Lock.findSum(q.URL, q.Accept)
 	if err != nil {
@@ -77,7 +77,8 @@ func passResponse(w http.ResponseWriter, res *http.Response) (Result, error) {
 	return Result{Status: res.StatusCode, Bytes: n}, err
 }
 
-// writeHead writes the head of an answer. It reports whether a body follows.
+// writeHead writes the head of an answer and returns the status. A body follows
+// only 200.
 func writeHead(w http.ResponseWriter, r *http.Request, e entry) (status int) {
 	maps.Copy(w.Header(), e.Header)
 	tag := e.Header.Get("Etag")
@@ -96,7 +97,7 @@ func writeHead(w http.ResponseWriter, r *http.Request, e entry) (status int) {
 	return http.StatusOK
 }
 
-// sendContent sends a content, and checks its hash before the last piece.
+// sendContent sends a content and checks its hash before the last piece.
 func (c *Cache) sendContent(w http.ResponseWriter, r *http.Request, e entry, content io.Reader) (Result, error) {
 	res := Result{Hit: true, SHA256: e.SHA256}
 	if res.Status = writeHead(w, r, e); res.Status != http.StatusOK {
@@ -130,7 +131,7 @@ func (c *Cache) sendContent(w http.ResponseWriter, r *http.Request, e entry, con
 	return res, err
 }
 
-// sendBody sends what a flight downloads, as it arrives.
+// sendBody sends a download as it arrives.
 func (f *flight) sendBody(w http.ResponseWriter, r *http.Request) (Result, error) {
 	f.mu.Lock()
 	e, fromDisk := f.entry, f.done && f.err == nil

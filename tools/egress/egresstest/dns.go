@@ -10,15 +10,16 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// Answer is the answer of the name server to one query for a name.
+// Answer is the name server's answer to one query for a name.
 type Answer struct {
 	Addrs []string
 	CNAME string
 	RCode dnsmessage.RCode
 }
 
-// NameServer is a name server whose answers may change with every query. Queries
-// for AAAA and A are counted apart, so that both of one lookup get the same answer.
+// NameServer is a name server whose answers may change with every query. It counts
+// queries for AAAA and A separately, so that both of one lookup get the same
+// answer.
 type NameServer struct {
 	mu      sync.Mutex
 	answers map[string][]Answer // the last one stays

@@ -29,7 +29,7 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/ca"
 )
 
-// Internet is the hosts of a namespace, at its public address.
+// Internet serves the hosts of a namespace at its public address.
 type Internet struct {
 	Authority *ca.Authority
 	hosts     map[string]http.Handler
@@ -38,7 +38,6 @@ type Internet struct {
 	sent      atomic.Int64 // bytes of bodies
 }
 
-// ServeHTTP implements [http.Handler].
 func (n *Internet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	n.mu.Lock()
 	n.requests = append(n.requests, r.Method+" "+r.Host+r.URL.Path)
@@ -103,7 +102,7 @@ func StartInternet(t *testing.T, hosts map[string]http.Handler) *Internet {
 	return n
 }
 
-// Count returns the number of requests with a beginning.
+// Count returns the number of requests that begin with prefix.
 func (n *Internet) Count(prefix string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -119,7 +118,6 @@ func (n *Internet) Count(prefix string) int {
 // StaticFiles serves files by path.
 type StaticFiles map[string][]byte
 
-// ServeHTTP implements [http.Handler].
 func (f StaticFiles) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	text, ok := f[r.URL.Path]
 	if !ok {
@@ -135,7 +133,6 @@ func (f StaticFiles) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(text)
 }
 
-// packTar returns a compressed archive of files.
 func packTar(t *testing.T, files map[string]string) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -151,7 +148,6 @@ func packTar(t *testing.T, files map[string]string) []byte {
 	return out.Bytes()
 }
 
-// packZip returns an archive of files.
 func packZip(t *testing.T, files map[string]string) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -167,8 +163,9 @@ func packZip(t *testing.T, files map[string]string) []byte {
 	return out.Bytes()
 }
 
-// Registries returns the hosts of registries, each with one package of version 1.0.0
-// named leaf, and the repositories of git. Key is the password of some of those.
+// Registries returns the hosts of registries, each with version 1.0.0 of one
+// package named leaf, and of git repositories. Key is the password of some
+// repositories.
 func Registries(t *testing.T, key string) map[string]http.Handler {
 	t.Helper()
 	goMod := "module example.test/leaf\n\ngo 1.20\n"
@@ -218,8 +215,8 @@ func Registries(t *testing.T, key string) map[string]http.Handler {
 	}
 }
 
-// gitServer returns a handler with the repositories org/r.git, and mine/r.git, which
-// needs the key.
+// gitServer returns a handler for the repositories org/r.git and mine/r.git. The
+// latter needs the key.
 func gitServer(t *testing.T, key string) http.Handler {
 	t.Helper()
 	root := t.TempDir()

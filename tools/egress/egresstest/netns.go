@@ -1,4 +1,4 @@
-// Package egresstest has a network with public addresses for tests: a network
+// Package egresstest provides a network with public addresses for tests: a network
 // namespace, in which a process can use any address, and a name server.
 package egresstest
 
@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inNamespace is set in a child process of a test, which runs in its own network
-// namespace. It is a directory for files.
+// inNamespace is set in a test's child process, which runs in its own network
+// namespace, to a directory for files.
 const inNamespace = "CAISSON_TEST_NETWORK_NAMESPACE"
 
 // Addresses of the namespace. PublicAddr and PublicAddr6 represent the internet.
@@ -39,9 +39,9 @@ var CanaryAddrs = []string{
 // InNamespace reports whether this process is in the namespace.
 func InNamespace() bool { return os.Getenv(inNamespace) != "" }
 
-// Run runs the calling test again in a child process that is in the namespace, with
-// further variables. The subtests are those that have to pass there. Without the
-// rights for that the test is skipped, or fails if REQUIRE_BACKENDS is set.
+// Run runs the calling test again in a child process in the namespace, with further
+// variables. So many subtests have to pass there. Without the rights for a
+// namespace, the test is skipped, or fails if REQUIRE_BACKENDS is set.
 func Run(t *testing.T, subtests int, env ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=5m")
@@ -78,7 +78,7 @@ func skipOrFail(t *testing.T, format string, args ...any) {
 // noNamespace is the exit status of a child that can't set up its namespace.
 const noNamespace = 77
 
-// Main is the TestMain of the child: it sets up the addresses and the name server's
+// Main is the child's TestMain. It sets up the addresses and the name server's
 // configuration of this process, runs the tests, and returns the exit status.
 func Main(m *testing.M) int {
 	if err := prepareNamespace(os.Getenv(inNamespace)); err != nil {
@@ -89,8 +89,8 @@ func Main(m *testing.M) int {
 }
 
 func prepareNamespace(dir string) error {
-	// Routes, because addresses of interfaces are this machine's own and refused. IPv6
-	// addresses of no interface can only be listened on with this setting.
+	// Add routes: addresses of interfaces are this machine's own and refused. IPv6
+	// addresses without an interface can be listened on only with this setting.
 	if err := os.WriteFile("/proc/sys/net/ipv6/ip_nonlocal_bind", []byte("1"), 0o600); err != nil {
 		return err
 	}

@@ -18,10 +18,10 @@ import (
 // maxIndexBytes bounds the indexes that are read for digests.
 const maxIndexBytes = 64 << 20
 
-// slots bounds the indexes that are read at once, of which each is in memory as a whole.
+// slots bounds the indexes read at once: each is in memory as a whole.
 var slots = make(chan struct{}, 2)
 
-// findDigest calls find with the indexes in the cache at a URL until one has a digest.
+// findDigest calls find with the cached indexes at a URL until one has a digest.
 func findDigest(c *cache.Cache, url string, find func(io.Reader) cache.Digest) (d cache.Digest) {
 	slots <- struct{}{}
 	defer func() { <-slots }()
@@ -32,7 +32,7 @@ func findDigest(c *cache.Cache, url string, find func(io.Reader) cache.Digest) (
 	return d
 }
 
-// newDigest returns a digest in hexadecimal, the zero value for one that isn't.
+// newDigest returns a digest in hexadecimal, or the zero value if sum isn't one.
 func newDigest(algorithm, sum string) cache.Digest {
 	raw, err := hex.DecodeString(sum)
 	if err != nil || len(raw) != map[string]int{"sha1": 20, "sha256": 32, "sha512": 64}[algorithm] {
@@ -41,7 +41,7 @@ func newDigest(algorithm, sum string) cache.Digest {
 	return cache.Digest{Algorithm: algorithm, Sum: hex.EncodeToString(raw)}
 }
 
-// digestNPM returns the digest of a package of npm, from the document of its name.
+// digestNPM returns the digest of an npm package, from the document of its name.
 func digestNPM(c *cache.Cache, t rule.Target, _ []source) cache.Digest {
 	name, file, ok := strings.Cut(t.Path, "/-/")
 	if !ok || !strings.HasSuffix(file, ".tgz") {
@@ -62,7 +62,6 @@ func digestNPM(c *cache.Cache, t rule.Target, _ []source) cache.Digest {
 	return findDigest(c, plain.String(), find)
 }
 
-// readNPM returns the digest of a package in the document of its name.
 func readNPM(r io.Reader, t rule.Target) cache.Digest {
 	var doc struct {
 		Versions map[string]struct {
@@ -87,14 +86,14 @@ func readNPM(r io.Reader, t rule.Target) cache.Digest {
 	return cache.Digest{}
 }
 
-// pySeparators are the separators in names of Python projects, which are equivalent.
+// pySeparators are equivalent in names of Python projects.
 var pySeparators = regexp.MustCompile(`[-_.]+`)
 
-// pyLink is a link with a digest in an index in HTML.
+// pyLink is a link with a digest in an HTML index.
 var pyLink = regexp.MustCompile(`href="([^"#]+)#sha256=([0-9a-f]{64})"`)
 
-// digestPip returns the digest of a file of the Python Package Index, from the index
-// of its project, whose name is the beginning of the file's.
+// digestPip returns the digest of a file of the Python Package Index, from its
+// project's index. The file's name begins with the project's.
 func digestPip(c *cache.Cache, t rule.Target, sources []source) cache.Digest {
 	file := path.Base(t.Path)
 	if !strings.Contains(t.Path, "/packages/") {
@@ -103,13 +102,13 @@ func digestPip(c *cache.Cache, t rule.Target, sources []source) cache.Digest {
 	find := func(r io.Reader) cache.Digest { return readPip(r, t) }
 	name, err := url.PathUnescape(strings.TrimSuffix(file, ".metadata"))
 	if err != nil || name != file {
-		return cache.Digest{} // metadata has a digest of its own
+		return cache.Digest{} // metadata has another digest
 	}
 	for _, s := range sources {
 		if !strings.HasSuffix(s.url, "/simple/") {
 			continue
 		}
-		// The version begins behind one of the hyphens.
+		// The version follows one of the hyphens.
 		for i := range name {
 			if name[i] != '-' {
 				continue
@@ -123,7 +122,6 @@ func digestPip(c *cache.Cache, t rule.Target, sources []source) cache.Digest {
 	return cache.Digest{}
 }
 
-// readPip returns the digest of a file in the index of its project.
 func readPip(r io.Reader, t rule.Target) cache.Digest {
 	text, err := io.ReadAll(r)
 	if err != nil {
@@ -177,7 +175,6 @@ func digestCargo(c *cache.Cache, t rule.Target, sources []source) cache.Digest {
 	return cache.Digest{}
 }
 
-// readCargo returns the digest of a version in the index of its crate.
 func readCargo(r io.Reader, version string) cache.Digest {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 4<<20)

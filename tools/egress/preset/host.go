@@ -14,29 +14,29 @@ import (
 // maxConfigBytes bounds the configuration files of package managers.
 const maxConfigBytes = 1 << 20
 
-// Registry is a registry that the configuration of a package manager names.
+// Registry is a registry named in the configuration of a package manager.
 type Registry struct {
 	URL string
-	// For is the part of the packages that programs take from it: a scope of npm, such as
-	// @org, or [Extra]. "" is all others, which then are not in the public registry.
+	// For says which packages come from the registry: an npm scope such as @org, or
+	// [Extra]. "" is all others, which then don't come from the public registry.
 	For string
 }
 
-// Extra is [Registry.For] of registries that a program asks beside its own.
+// Extra is [Registry.For] of registries that a program asks besides its main one.
 const Extra = "extra"
 
 // Places are directories of this machine.
 type Places struct {
-	// Home is the user's directory, Config the one in XDG_CONFIG_HOME or its default.
+	// Home is the user's home directory. Config is XDG_CONFIG_HOME or its default.
 	Home, Config string
-	// Workspace is the session's; "" is none.
+	// Workspace is the session's workspace, or "".
 	Workspace string
 }
 
-// ReadRegistries returns the registries that the user's own configuration of package
-// managers names, by preset, for [Options.Registries]. A preset whose program names none is
-// absent. Credentials in those files are not used. Files in the workspace are not read,
-// because commands can change them; ignored are those that exist.
+// ReadRegistries returns the registries in the user's own configuration of package
+// managers, by preset, for [Options.Registries]. Presets without any are absent.
+// Credentials are not used. Files in the workspace are not read, because commands
+// can change them: ignored are the ones that exist.
 func ReadRegistries(at Places) (registries map[string][]Registry, ignored []string, err error) {
 	out := map[string][]Registry{}
 	var failed []error
@@ -77,7 +77,7 @@ func ReadRegistries(at Places) (registries map[string][]Registry, ignored []stri
 	return out, ignored, errors.Join(failed...)
 }
 
-// isWithin reports whether a path, or what it leads to, is in the workspace.
+// isWithin reports whether a path, or the file it leads to, is in the workspace.
 func isWithin(path, workspace string) bool {
 	if workspace == "" {
 		return false
@@ -92,7 +92,7 @@ func isWithin(path, workspace string) bool {
 	})
 }
 
-// readConfig returns the text of a file, "" if there is none.
+// readConfig returns the text of a file, or "" if it doesn't exist.
 func readConfig(path string) (string, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,8 +108,8 @@ func readConfig(path string) (string, error) {
 	return string(text), err
 }
 
-// parseConfig calls parse with the settings of a file of lines such as key=value, in
-// sections, and returns what it returns.
+// parseConfig calls parse with each setting in a file of key=value lines in
+// sections, and returns all its results.
 func parseConfig(text string, parse func(section, key, value string) []Registry) []Registry {
 	var out []Registry
 	section, key := "", ""
@@ -177,8 +177,9 @@ func parseGo(_, key, value string) (list []Registry) {
 	return list
 }
 
-// configureNPM makes npm, pnpm and Yarn use the user's own registries. The variable is the
-// only way that all three read; names of scopes can't be in one that shells pass on.
+// configureNPM makes npm, pnpm and Yarn use the user's own registries. All three
+// read this variable and nothing else in common. Scopes go to a file: shells don't
+// pass on variables with their names.
 func configureNPM(p *Preset, own []Registry) {
 	var scopes strings.Builder
 	for _, r := range own {
@@ -194,8 +195,8 @@ func configureNPM(p *Preset, own []Registry) {
 	}
 }
 
-// configurePip makes pip use the user's own indexes. It takes those without TLS only if their
-// hosts are trusted, as they must be in the user's own configuration.
+// configurePip makes pip use the user's own indexes. It accepts those without TLS
+// only if their hosts are trusted, as they must be in the user's own configuration.
 func configurePip(p *Preset, own []Registry) {
 	var extra, trusted []string
 	for _, r := range own {
@@ -221,7 +222,7 @@ func configurePip(p *Preset, own []Registry) {
 	}
 }
 
-// pipLayouts are where servers have the files of an index.
+// pipLayouts tell where servers keep the files of an index.
 var pipLayouts = []struct{ index, files string }{
 	{"/simple/", "/packages/"}, // Artifactory, Nexus, pypiserver
 	{"/simple/", "/files/"},    // GitLab

@@ -1,7 +1,7 @@
-// Package preset has what package managers need in order to work in a sandbox: the
-// rules of their public registries, the variables and files that configure them, and
-// which of their URLs may be kept in a cache. A preset only reads: none allows to
-// publish.
+// Package preset has what package managers need to work in a sandbox: the rules for
+// their public registries, the variables and files that configure them, and the
+// URLs that may be cached. Presets only read. None allows publishing, but git may
+// push to [Options].Push.
 package preset
 
 import (
@@ -18,39 +18,39 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// ProxyPlaceholder stands for the URL of a command's proxy in [Preset.Env], without
-// a slash at its end.
+// ProxyPlaceholder stands for the URL of a command's proxy, without a trailing
+// slash, in [Preset.Env].
 const ProxyPlaceholder = "{proxy}"
 
 // FilesPlaceholder stands for the directory of [Preset.Files] in [Preset.Env].
 const FilesPlaceholder = "{files}"
 
-// Preset is the network of one package manager.
+// Preset is what one package manager needs.
 type Preset struct {
 	Name  string
 	Rules []rule.Rule
-	// Env are variables of commands, as NAME=value.
+	// Env are variables for commands, as NAME=value.
 	Env []string
 	// Files are small files, by name, that Env refers to.
 	Files map[string]string
 	// Mirrors are paths of the proxy that stand for registries.
 	Mirrors []Mirror
-	// NeedsRoots reports whether programs must trust the session's authority;
+	// NeedsRoots reports whether programs must trust the session's authority,
 	// NeedsJavaRoots whether Java must.
 	NeedsRoots, NeedsJavaRoots bool
 
 	sources []source
 }
 
-// Mirror is a path of the proxy itself, such as /go/, that stands for the URL of a
-// registry. Programs need no TLS, and no file has the address of the mirror.
+// Mirror is a path of the proxy, such as /go/, that stands for a registry's URL.
+// Programs need no TLS for it, and no file records its address.
 type Mirror struct {
 	Path string // with / at both ends
 	URL  string // with / at its end
 }
 
-// NeededBy returns the name of the preset that a program without a network lacked,
-// according to its output, "" for none.
+// NeededBy returns the name of the preset that a program without network access
+// lacked, judging by its output, or "".
 func NeededBy(output ...[]byte) string {
 	for i, pattern := range offlinePatterns() {
 		if slices.ContainsFunc(output, pattern.Match) {
@@ -69,7 +69,7 @@ var offlinePatterns = sync.OnceValue(func() []*regexp.Regexp {
 	return all
 })
 
-// For returns the name of the preset with a public registry at a host, "" for none.
+// For returns the name of the preset with a public registry at a host, or "".
 func For(host string) string {
 	if host == "sum.golang.org" { // go asks it if no proxy has the checksum database
 		return "go"
@@ -82,7 +82,7 @@ func For(host string) string {
 	return ""
 }
 
-// PublicRegistry returns the URL of the public registry of a preset.
+// PublicRegistry returns the URL of a preset's public registry.
 func PublicRegistry(name string) string {
 	for i := range table {
 		if table[i].name == name {
@@ -94,18 +94,18 @@ func PublicRegistry(name string) string {
 
 // Options configure presets.
 type Options struct {
-	// Registries are the user's own registries, by the name of a preset. Their servers have
-	// the layout of the public ones.
+	// Registries are the user's own registries, by preset. Their servers have the
+	// layout of the public ones.
 	Registries map[string][]Registry
-	// Push lists the URLs of git repositories that may be pushed to, Fetch those that
-	// may be fetched from.
+	// Fetch and Push list the URLs of git repositories that may be fetched from and
+	// pushed to.
 	Fetch, Push []string
-	// GitHeader returns the header that git sends to a URL, and false for none. It may
-	// be nil.
+	// GitHeader returns the header that git sends to a URL, and false for none. It
+	// may be nil.
 	GitHeader func(url string) (string, bool)
 }
 
-// Names returns the names of the presets, except for git, in alphabetical order.
+// Names returns the names of all presets except git, sorted.
 func Names() []string {
 	var names []string
 	for i := range table {
@@ -115,8 +115,7 @@ func Names() []string {
 	return names
 }
 
-// New returns a preset by its name. Its errors are for the author of the
-// configuration.
+// New returns a preset by name. Its errors are for the author of the configuration.
 func New(name string, o Options) (*Preset, error) {
 	at := slices.IndexFunc(table, func(d data) bool { return d.name == name })
 	if at < 0 {
@@ -162,8 +161,8 @@ func New(name string, o Options) (*Preset, error) {
 	return p, nil
 }
 
-// registryURL returns the URL of a registry with a slash at its end, and without
-// credentials: programs don't get those of the host.
+// registryURL returns a registry's URL with a trailing slash and without
+// credentials: programs don't get the host's.
 func registryURL(s string) (string, error) {
 	u, err := url.Parse(strings.TrimPrefix(s, "sparse+"))
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
@@ -173,7 +172,7 @@ func registryURL(s string) (string, error) {
 	return strings.TrimSuffix(u.String(), "/") + "/", nil
 }
 
-// Kind returns how a URL of the preset is kept in a cache, and false if it isn't.
+// Kind returns how a URL of the preset is cached, and false if it isn't.
 func (p *Preset) Kind(t rule.Target) (cache.Kind, bool) {
 	for _, s := range p.sources {
 		base, err := rule.ParseTarget(s.url)
@@ -188,9 +187,8 @@ func (p *Preset) Kind(t rule.Target) (cache.Kind, bool) {
 	return "", false
 }
 
-// NewGit returns the preset of git: fetching from, and pushing to, the repositories
-// at or below the URLs of o. The ssh forms of their addresses are rewritten to
-// https.
+// NewGit returns the git preset, for fetching from and pushing to the repositories
+// at or below the URLs of o. It rewrites the ssh forms of their addresses to https.
 func NewGit(o Options) (*Preset, error) {
 	p := &Preset{Name: "git", NeedsRoots: true}
 	var config [][2]string
@@ -224,7 +222,7 @@ func NewGit(o Options) (*Preset, error) {
 	return p, nil
 }
 
-// Merge returns the sum of presets, as one. Its name is "".
+// Merge returns presets as one, without a name.
 func Merge(list ...*Preset) *Preset {
 	sum := &Preset{Files: map[string]string{}}
 	for _, p := range list {
@@ -239,8 +237,8 @@ func Merge(list ...*Preset) *Preset {
 	return sum
 }
 
-// Environment returns Env with the directory of the files in it. The variables still
-// have [ProxyPlaceholder].
+// Environment returns Env with the directory of the files. It keeps
+// [ProxyPlaceholder].
 func (p *Preset) Environment(files string) []string {
 	env := slices.Clone(p.Env)
 	for i, v := range env {
@@ -249,8 +247,8 @@ func (p *Preset) Environment(files string) []string {
 	return env
 }
 
-// Digest returns the digest that an index in the cache has for a file of the preset;
-// the zero value if there is none.
+// Digest returns the digest of a file of the preset, from an index in the cache, or
+// the zero value.
 func (p *Preset) Digest(c *cache.Cache, t rule.Target) cache.Digest {
 	for _, find := range []func(*cache.Cache, rule.Target, []source) cache.Digest{digestNPM, digestPip, digestCargo} {
 		if d := find(c, t, p.sources); d != (cache.Digest{}) {
@@ -260,8 +258,7 @@ func (p *Preset) Digest(c *cache.Cache, t rule.Target) cache.Digest {
 	return cache.Digest{}
 }
 
-// Facts returns facts about a preset's program, with their source and version, for
-// documents.
+// Facts returns facts about a preset's program, for documents.
 func Facts(name string) []Fact {
 	at := slices.IndexFunc(table, func(d data) bool { return d.name == name })
 	if at < 0 {

@@ -13,9 +13,10 @@ import (
 type source struct {
 	url     string
 	methods []string // nil means GET and HEAD
-	// kind returns how a path below url is kept; "" not at all. Nil keeps nothing.
+	// kind returns how a path below url is cached, "" if it isn't. Nil caches
+	// nothing.
 	kind func(path string) cache.Kind
-	// registry reports whether another registry replaces it.
+	// registry reports whether the user's own registry replaces it.
 	registry bool
 }
 
@@ -25,7 +26,7 @@ type Fact struct {
 	Source string // where it is documented or was tried, and for which version
 }
 
-// data is the table's row for a preset. The first source is that of the registry.
+// data is a preset's row in the table. Its first source is the registry.
 type data struct {
 	name    string
 	sources []source
@@ -33,11 +34,12 @@ type data struct {
 	files   map[string]string
 	mirror  string // path of the proxy that stands for the registry
 	java    bool
-	// configure makes programs use the user's own registries; nil if the mirror is enough, or
-	// if the program can't be made to.
+	// configure makes programs use the user's own registries. It is nil if the
+	// mirror is enough, or if the program can't be made to.
 	configure func(p *Preset, own []Registry)
-	// offline are patterns of whole phrases that programs print when they need a registry and
-	// have no network. A part of one would also match in files and logs that a command shows.
+	// offline are patterns for what programs print when they need a registry and
+	// have no network. They match whole phrases: parts also occur in files and logs
+	// that a command shows.
 	offline []string
 	facts   []Fact
 }
@@ -139,7 +141,7 @@ var table = []data{
 	},
 }
 
-// mavenSettings makes all repositories the mirror's.
+// mavenSettings makes the mirror serve all repositories.
 const mavenSettings = `<?xml version="1.0" encoding="UTF-8"?>
 <settings>
   <mirrors>
@@ -152,8 +154,8 @@ const mavenSettings = `<?xml version="1.0" encoding="UTF-8"?>
 </settings>
 `
 
-// aptConfig makes apt keep its state where everybody can write: it can download and
-// unpack, but not install, which needs root.
+// aptConfig makes apt keep its state where everybody can write. apt can then
+// download and unpack, but not install, which needs root.
 const aptConfig = `Dir::State "/tmp/apt/";
 Dir::State::status "/var/lib/dpkg/status";
 Dir::Cache "/tmp/apt/";
@@ -161,11 +163,11 @@ APT::Sandbox::User "";
 Acquire::Languages "none";
 `
 
-// kindIndex is the kind of sources that have indexes only.
+// kindIndex is the kind of sources with indexes only.
 func kindIndex(string) cache.Kind { return cache.Index }
 
-// kindGo returns the kind of a URL of the GOPROXY protocol: what has a version is
-// immutable, queries for branches and lists are not.
+// kindGo returns the kind of a GOPROXY URL. URLs with a version are immutable.
+// Lists and queries for branches are not.
 func kindGo(p string) cache.Kind {
 	if rest, ok := strings.CutPrefix(p, "sumdb/"); ok {
 		_, rest, _ = strings.Cut(rest, "/")
@@ -182,8 +184,8 @@ func kindGo(p string) cache.Kind {
 	return cache.Index
 }
 
-// kindNPM returns the kind of a URL of a registry of npm. Nothing below /-/ is kept:
-// it is about users.
+// kindNPM returns the kind of an npm registry's URL. Nothing below /-/ is kept: it
+// is about users.
 func kindNPM(p string) cache.Kind {
 	switch {
 	case strings.HasPrefix(p, "-/"):
@@ -194,10 +196,8 @@ func kindNPM(p string) cache.Kind {
 	return cache.Index
 }
 
-// kindPyFile returns the kind of a file of the Python Package Index.
 func kindPyFile(string) cache.Kind { return cache.File }
 
-// kindCrate returns the kind of a URL of crates.
 func kindCrate(p string) cache.Kind {
 	if strings.HasSuffix(p, ".crate") || strings.HasSuffix(p, "/download") {
 		return cache.File
@@ -205,7 +205,6 @@ func kindCrate(p string) cache.Kind {
 	return ""
 }
 
-// kindMaven returns the kind of a URL of a repository of Maven.
 func kindMaven(p string) cache.Kind {
 	if strings.HasPrefix(path.Base(p), "maven-metadata") || strings.Contains(p, "-SNAPSHOT") || strings.HasSuffix(p, "/") {
 		return cache.Index
@@ -213,7 +212,6 @@ func kindMaven(p string) cache.Kind {
 	return cache.File
 }
 
-// kindApt returns the kind of a URL of a repository of apt.
 func kindApt(p string) cache.Kind {
 	if strings.Contains(p, "/by-hash/") || strings.HasPrefix(p, "pool/") || strings.Contains(p, "/pool/") {
 		return cache.File

@@ -16,15 +16,14 @@ import (
 
 // Bounds of a connection to a host.
 const (
-	// maxDialled is the maximum number of addresses per host that are dialled.
-	// All addresses are checked.
+	// maxDialled is the number of addresses dialled per host. All are checked.
 	maxDialled = 4
-	// connectTime is the timeout of the connection to one address.
+	// connectTime is the timeout for connecting to one address.
 	connectTime = 10 * time.Second
 )
 
-// metadataAddrs are addresses that clouds answer at with credentials or commands
-// for the machine that asks. Some are in public ranges.
+// metadataAddrs are addresses at which clouds give credentials or commands to the
+// machine that asks. Some are in public ranges.
 var metadataAddrs = []netip.Addr{
 	netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254"), // most clouds
 	netip.MustParseAddr("169.254.170.2"), netip.MustParseAddr("169.254.170.23"), netip.MustParseAddr("fd00:ec2::23"), // containers of AWS
@@ -34,22 +33,22 @@ var metadataAddrs = []netip.Addr{
 	netip.MustParseAddr("168.63.129.16"),   // Azure's agent
 }
 
-// HoldsMetadata reports whether a network, or an address, has one of a cloud's metadata
+// HoldsMetadata reports whether a network has an address of a cloud's metadata
 // service.
 func HoldsMetadata(network netip.Prefix) bool {
 	return slices.ContainsFunc(metadataAddrs, network.Contains)
 }
 
 // Guard decides which addresses of a host may be dialled: public ones that are not
-// this machine's own, and those that the configuration names for the host. It is
-// safe for concurrent use.
+// this machine's, and any that the configuration names for the host. It is safe for
+// concurrent use.
 type Guard struct {
 	private map[string][]netip.Prefix
 }
 
-// NewGuard returns a guard. Private has the networks of the hosts that may be at
-// addresses that are not public, by any spelling of the host. An address of this
-// machine, or of a cloud's metadata service, must be named itself.
+// NewGuard returns a guard. Private has the networks of hosts that need not be
+// public, by any spelling of the host. An address of this machine or a cloud's
+// metadata service must be named itself.
 func NewGuard(private map[string][]netip.Prefix) (*Guard, error) {
 	g := &Guard{private: make(map[string][]netip.Prefix, len(private))}
 	for host, networks := range private {
@@ -66,7 +65,8 @@ func NewGuard(private map[string][]netip.Prefix) (*Guard, error) {
 type AddressError struct {
 	Host string
 	Addr netip.Addr
-	// Rule is the rule that denies the address, the zero value if it is not public.
+	// Rule is the rule that denies the address, or the zero value if it is not
+	// public.
 	Rule Rule
 	Err  error
 }
@@ -78,11 +78,11 @@ func (e *AddressError) Error() string {
 	return e.Host + " is at an address that is not public"
 }
 
-// Unwrap returns why the address is refused.
 func (e *AddressError) Unwrap() error { return e.Err }
 
-// IsNetwork reports whether the address is refused only because it is in a private network
-// (RFC 1918, RFC 4193), and not as this machine's or a metadata service's, or by a rule.
+// IsNetwork reports whether the address is refused only because it is in a private
+// network (RFC 1918, RFC 4193), not by a rule or as this machine's or a metadata
+// service's.
 func (e *AddressError) IsNetwork() bool {
 	return e.Rule == (Rule{}) && e.Addr.IsPrivate() && !errors.Is(e.Err, errOwnAddr) && !errors.Is(e.Err, errMetadata)
 }
@@ -95,7 +95,6 @@ type ResolveError struct {
 
 func (e *ResolveError) Error() string { return "the name " + e.Host + " could not be resolved" }
 
-// Unwrap returns the cause.
 func (e *ResolveError) Unwrap() error { return e.Err }
 
 // ConnectError reports that no address of a host accepted a connection.
@@ -106,10 +105,8 @@ type ConnectError struct {
 
 func (e *ConnectError) Error() string { return "no connection to " + e.Address }
 
-// Unwrap returns the cause.
 func (e *ConnectError) Unwrap() error { return e.Err }
 
-// check is the check of the addresses of one host and port.
 type check struct {
 	host     string
 	port     uint16
@@ -118,7 +115,7 @@ type check struct {
 	guardian *ssrf.Guardian
 }
 
-// newCheck returns the check for a host. PublicOnly ignores what is private.
+// newCheck returns the check for a host. publicOnly ignores its private networks.
 func (g *Guard) newCheck(host string, port uint16, publicOnly bool) (*check, error) {
 	c := &check{host: host, port: port}
 	var v4, v6 []netip.Prefix
@@ -140,7 +137,6 @@ func (g *Guard) newCheck(host string, port uint16, publicOnly bool) (*check, err
 	return c, err
 }
 
-// ownAddrs returns the addresses of this machine's interfaces.
 func ownAddrs() ([]netip.Addr, error) {
 	interfaces, err := net.InterfaceAddrs()
 	if err != nil {
@@ -155,8 +151,8 @@ func ownAddrs() ([]netip.Addr, error) {
 	return own, nil
 }
 
-// IsOfMachine reports whether an address leads to this machine, to its link, or to a cloud's
-// metadata service, so that no name of the Internet should have it.
+// IsOfMachine reports whether an address leads to this machine, to its link, or to
+// a cloud's metadata service. No name of the Internet should have it.
 func IsOfMachine(addr netip.Addr) bool {
 	addr = addr.Unmap()
 	own, err := ownAddrs()
@@ -164,14 +160,14 @@ func IsOfMachine(addr netip.Addr) bool {
 		slices.Contains(metadataAddrs, addr) || slices.Contains(own, addr)
 }
 
-// errOwnAddr and errMetadata are why an address that may be public is refused.
+// Reasons to refuse addresses that may be public.
 var (
 	errOwnAddr  = errors.New("an address of this machine")
 	errMetadata = errors.New("the address of a metadata service")
 )
 
-// isNamed reports whether the configuration names the address itself, or a network
-// of loopback that it is in.
+// isNamed reports whether the configuration names the address itself, or a loopback
+// network that contains it.
 func (c *check) isNamed(addr netip.Addr) bool {
 	return slices.ContainsFunc(c.named, func(p netip.Prefix) bool {
 		return p.Contains(addr) && (p.IsSingleIP() || p.Addr().IsLoopback())
@@ -197,7 +193,7 @@ func (c *check) checkAddr(addr netip.Addr) error {
 	return nil
 }
 
-// control is the check of the address of a socket before it connects.
+// control checks the address of a socket before it connects.
 func (c *check) control(network, address string, conn syscall.RawConn) error {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -209,21 +205,20 @@ func (c *check) control(network, address string, conn syscall.RawConn) error {
 	return c.checkAddr(at.Addr().Unmap())
 }
 
-// Dialer connects to hosts. A nil field is not needed.
+// Dialer connects to hosts. Guard is required.
 type Dialer struct {
-	Guard *Guard
-	// Resolver resolves names.
+	Guard    *Guard
 	Resolver *net.Resolver
 	// PublicOnly ignores the private networks of Guard.
 	PublicOnly bool
 	// Named are further addresses that the host may have.
 	Named []netip.Addr
-	// Refuse returns an error for a further address that may not be dialled.
+	// Refuse returns an error for an address that Guard allows but must not be
+	// dialled.
 	Refuse func(netip.Addr) error
 }
 
-// CheckLiteral returns the error of Dial if the host is an address that may not be
-// dialled. It allows names.
+// CheckLiteral returns Dial's error for a host that is an address. It allows names.
 func (d *Dialer) CheckLiteral(host string, port uint16) error {
 	addr, err := netip.ParseAddr(host)
 	if err != nil {
@@ -232,7 +227,7 @@ func (d *Dialer) CheckLiteral(host string, port uint16) error {
 	return d.CheckAddr(host, port, addr)
 }
 
-// CheckAddr returns the error of Dial if the host may not be dialled at an address.
+// CheckAddr returns Dial's error for a host at an address.
 func (d *Dialer) CheckAddr(host string, port uint16, addr netip.Addr) error {
 	c, err := d.newCheck(host, port)
 	if err != nil {
@@ -241,7 +236,6 @@ func (d *Dialer) CheckAddr(host string, port uint16, addr netip.Addr) error {
 	return d.checkAddr(c, addr)
 }
 
-// newCheck returns the check for a host.
 func (d *Dialer) newCheck(host string, port uint16) (*check, error) {
 	c, err := d.Guard.newCheck(host, port, d.PublicOnly)
 	if err != nil {
@@ -261,10 +255,10 @@ func (d *Dialer) checkAddr(c *check, addr netip.Addr) error {
 	return d.Refuse(addr)
 }
 
-// Dial connects to a canonical host. It resolves the name once, refuses it if any
-// of its addresses may not be dialled, and dials only checked addresses. Each
-// socket's address is checked again before it connects. Its error is an
-// *AddressError, *ResolveError or *ConnectError, or one of Refuse.
+// Dial connects to a canonical host. It resolves the name once, refuses the host if
+// any of its addresses may not be dialled, and dials only checked addresses. Each
+// socket's address is checked again before it connects. Errors are an
+// *AddressError, *ResolveError or *ConnectError, or come from Refuse.
 func (d *Dialer) Dial(ctx context.Context, host string, port uint16) (net.Conn, error) {
 	c, err := d.newCheck(host, port)
 	if err != nil {
@@ -294,13 +288,13 @@ func (d *Dialer) Dial(ctx context.Context, host string, port uint16) (net.Conn, 
 	return nil, &ConnectError{Address: Origin{Host: host, Port: port}.Address(), Err: errors.Join(failed...)}
 }
 
-// HostName is the name of this machine for programs in a sandbox. It is 127.0.0.1,
-// and not resolved. As an address of this machine, that must be named for it in the
-// private networks of a [Guard].
+// HostName is the name of this machine for programs in a sandbox. It means
+// 127.0.0.1 and is not resolved. Like any address of this machine, that must be
+// named for it in the private networks of a [Guard].
 const HostName = "host.caisson.internal"
 
-// lookupAddrs returns the addresses of a host, at least one. A name with a dot is
-// resolved as a full name, without the search list of the system's configuration.
+// lookupAddrs returns a host's addresses, at least one. A name with a dot is
+// resolved as a full name, without the system's search list.
 func (d *Dialer) lookupAddrs(ctx context.Context, host string) ([]netip.Addr, error) {
 	if host == HostName {
 		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}, nil

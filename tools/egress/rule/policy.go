@@ -7,42 +7,42 @@ import (
 	"strings"
 )
 
-// Policy decides what the commands of a sandbox may connect to. The zero value
-// allows nothing. It must not be changed while it is used.
+// Policy decides what a sandbox's commands may connect to. The zero value allows
+// nothing. It must not be changed while it is used.
 type Policy struct {
 	// Allow lists what is allowed.
 	Allow []Rule
-	// Within are further lists, of requirements and workspaces: what is allowed must
-	// be allowed by each of them too. An empty list allows nothing.
+	// Within are further lists, from requirements and workspaces. Each of them must
+	// also allow what is allowed. An empty list allows nothing.
 	Within [][]Rule
-	// Deny wins over all of them. A rule of http or https denies all methods unless it
-	// names some.
+	// Deny wins over all of them. An http or https rule denies all methods unless
+	// it names some.
 	Deny []Rule
 }
 
 // Ways is a set of what may be sent to a host.
 type Ways uint8
 
-// The ways. Any includes HTTP and TLS. HTTPS excludes TLS and Any: where an https rule
-// names the host and port, TLS ends in Caisson and nothing else is sent there but
-// HTTP requests.
+// The ways. Any includes HTTP and TLS. HTTPS excludes TLS and Any: if an https rule
+// names the host and port, TLS ends in Caisson and only HTTP requests are sent
+// there.
 const (
 	WayHTTP  Ways = 1 << iota // HTTP requests that the policy decides on one by one
 	WayTLS                    // TLS whose first message names the host
 	WayAny                    // any bytes
-	WayHTTPS                  // as HTTP, over TLS that ends in Caisson
+	WayHTTPS                  // like HTTP, over TLS that ends in Caisson
 )
 
-// Decision is the decision of a policy. If Reason is "", it allows.
+// Decision is a policy's decision. It allows if Reason is "".
 type Decision struct {
 	Reason string
-	// Rule is the first entry of Allow that allows, or the entry of Deny that
-	// refuses; the zero value if there is none.
+	// Rule is the first rule of Allow that allows, or the rule of Deny that
+	// refuses, or the zero value.
 	Rule Rule
-	// Ways are those that are left at this host and port.
+	// Ways are the ways left at this host and port.
 	Ways Ways
-	// PublicOnly reports that no rule names the host, so that no exception for
-	// private addresses counts.
+	// PublicOnly reports that no rule names the host, so that exceptions for
+	// private addresses don't count.
 	PublicOnly bool
 }
 
@@ -86,8 +86,8 @@ func (p *Policy) DecideHost(host string, port uint16) Decision {
 	return Decision{Rule: first, Ways: ways, PublicOnly: !named}
 }
 
-// Ports returns ports among which the policy's rules differ: each that a rule
-// names, those of HTTP and TLS, and one that stands for all others.
+// Ports returns ports among which the policy's rules differ: each port that a rule
+// names, the ports of HTTP and TLS, and one that stands for all others.
 func (p *Policy) Ports() []uint16 {
 	ports := []uint16{80, 443}
 	for _, list := range append([][]Rule{p.Allow, p.Deny}, p.Within...) {
@@ -113,22 +113,21 @@ func (p *Policy) AllowsName(host string) bool {
 }
 
 // DeniesName reports whether a rule of Deny covers a canonical name at any port, or
-// any of its paths.
+// a path.
 func (p *Policy) DeniesName(host string) bool {
 	return slices.ContainsFunc(p.Deny, func(r Rule) bool { return r.coversHost(host, r.port) })
 }
 
-// WithAnswer returns a policy that also allows what a person who is asked about a
-// canonical host and port allows: that of [AnswerRule]. Everything else of p stays
-// in force. It shares its lists with p.
+// WithAnswer returns a policy that also allows r, which [AnswerRule] returned.
+// Everything else of p stays in force. It shares its lists with p.
 func (p *Policy) WithAnswer(r Rule) *Policy {
 	out := *p
 	out.Allow = append(slices.Clip(out.Allow), r)
 	return &out
 }
 
-// AnswerRule returns the rule that allows a host and port about which a person was
-// asked: TLS at port 443, GET and HEAD of HTTP at port 80, and any bytes at others.
+// AnswerRule returns the rule that an answer about a host and port adds: TLS at
+// port 443, HTTP's GET and HEAD at port 80, and any bytes at others.
 func AnswerRule(host string, port uint16) Rule {
 	switch port {
 	case 443:
@@ -139,8 +138,8 @@ func AnswerRule(host string, port uint16) Rule {
 	return Rule{kind: kindTCP, host: host, port: port}
 }
 
-// waysOf returns what a list of rules lets be sent to a host, and the first rule
-// that covers it.
+// waysOf returns what a list of rules allows at a host and port, and the first rule
+// that covers them.
 func waysOf(list []Rule, host string, port uint16) (ways Ways, first Rule) {
 	for _, r := range list {
 		if !r.coversHost(host, port) {
@@ -154,21 +153,21 @@ func waysOf(list []Rule, host string, port uint16) (ways Ways, first Rule) {
 	return ways, first
 }
 
-// waysAt returns what a rule lets be sent to a host and port that it covers.
+// waysAt returns what a rule allows at a host and port that it covers.
 func (r Rule) waysAt(port uint16) Ways {
 	switch {
 	case r.kind == kindHTTP, r.kind == kindHost && port == 80:
 		return WayHTTP
 	case r.kind == kindTLS, r.kind == kindHost && port == 443:
-		return WayTLS | WayHTTPS // what an https rule of another list allows
+		return WayTLS | WayHTTPS // an https rule of another list may narrow it
 	case r.kind == kindHTTPS:
 		return WayHTTPS
 	}
 	return WayAny | WayTLS | WayHTTP | WayHTTPS
 }
 
-// DecideRequest decides about one HTTP request that Caisson reads: one that is not
-// encrypted, or one over TLS that ends in Caisson.
+// DecideRequest decides about an HTTP request that Caisson reads: unencrypted, or
+// over TLS that ends in Caisson.
 func (p *Policy) DecideRequest(t Target, method string) Decision {
 	d := p.DecideHost(t.Host, t.Port)
 	way := WayHTTP
@@ -200,8 +199,8 @@ func (p *Policy) DecideRequest(t Target, method string) Decision {
 	return d
 }
 
-// allowRequest returns the first rule that allows a request by a way to a host that the
-// list covers, or why none does.
+// allowRequest returns the first rule that allows a request by a way to a host that
+// the list covers, or why none does.
 func allowRequest(list []Rule, t Target, method string, way Ways) (Rule, string) {
 	reason := ReasonPath
 	for _, r := range list {
@@ -223,7 +222,7 @@ func allowRequest(list []Rule, t Target, method string, way Ways) (Rule, string)
 	return Rule{}, reason
 }
 
-// listMethods returns the methods that a rule of http or https allows.
+// listMethods returns the methods that an http or https rule allows.
 func (r Rule) listMethods() []string {
 	if r.methods == "" {
 		return []string{"GET", "HEAD"}
@@ -231,15 +230,15 @@ func (r Rule) listMethods() []string {
 	return strings.Split(r.methods, ",")
 }
 
-// deniesAll reports whether a rule of Deny leaves nothing at the hosts and ports
-// that it covers.
+// deniesAll reports whether a rule of Deny leaves nothing at the hosts and ports it
+// covers.
 func (r Rule) deniesAll() bool {
 	return r.kind != kindHTTP && r.kind != kindHTTPS || r.path == "/" && r.methods == ""
 }
 
-// deniesRequest reports whether a rule of Deny refuses a request. Paths are
-// compared without what some servers ignore: case, escapes, parameters, empty
-// segments. A path that servers read differently is refused.
+// deniesRequest reports whether a rule of Deny refuses a request. It ignores what
+// some servers ignore in paths: case, escapes, parameters, empty segments. A path
+// that servers read differently is refused.
 func (r Rule) deniesRequest(t Target, method string) bool {
 	if !r.coversHost(t.Host, t.Port) || r.methods != "" && !slices.Contains(strings.Split(r.methods, ","), method) {
 		return false
@@ -248,15 +247,15 @@ func (r Rule) deniesRequest(t Target, method string) bool {
 	return t.ambiguous || coversPath(strings.TrimSuffix(prefix, "/"), foldPath(t.Path))
 }
 
-// DeniesTarget reports whether any of the rules, as those of [Policy].Deny, refuses a
-// request.
+// DeniesTarget reports whether any of the rules would refuse a request in
+// [Policy].Deny.
 func DeniesTarget(deny []Rule, t Target, method string) bool {
 	return slices.ContainsFunc(deny, func(r Rule) bool {
 		return r.coversHost(t.Host, t.Port) && (r.deniesAll() || r.deniesRequest(t, method))
 	})
 }
 
-// foldPath returns a path in the form in which denied paths are compared.
+// foldPath returns a path in the form for comparison with denied paths.
 func foldPath(path string) string {
 	var out []string
 	for segment := range strings.SplitSeq(path, "/") {
@@ -272,7 +271,7 @@ func foldPath(path string) string {
 	return "/" + strings.Join(out, "/")
 }
 
-// DeniedAddr returns the rule of Deny that covers the address of a host and a port.
+// DeniedAddr returns the rule of Deny that covers an address and a port.
 func (p *Policy) DeniedAddr(addr netip.Addr, port uint16) (Rule, bool) {
 	at := slices.IndexFunc(p.Deny, func(r Rule) bool { return r.deniesAll() && r.coversHost(addr.String(), port) })
 	if at < 0 {

@@ -16,10 +16,10 @@ const (
 	ReasonSNI             = "sni"              // the first message of TLS doesn't name the host
 	ReasonNotTLS          = "not_tls"          // bytes other than TLS, where only TLS is allowed
 	ReasonSecretMisplaced = "secret_misplaced" // the placeholder of a secret is where it must not be
-	ReasonNotLocked       = "not_locked"       // the file is not the one of a lock
+	ReasonNotLocked       = "not_locked"       // the lock doesn't have the file
 	ReasonDigest          = "digest"           // a file doesn't have the digest of its index
-	ReasonUser            = "user"             // the user of the connecting program is unknown
-	ReasonIdentity        = "identity"         // the proxy is that of a program of another identity
+	ReasonUser            = "user"             // the connecting program's user is unknown
+	ReasonIdentity        = "identity"         // the proxy belongs to another identity
 
 	ReasonAskedDenied      = "asked_denied" // by a person, or there was no answer
 	ReasonTooManyQuestions = "too_many_questions"

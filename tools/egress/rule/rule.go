@@ -27,21 +27,20 @@ import (
 //	public                               any bytes to any host at public addresses
 type Rule struct {
 	kind kind
-	// host is canonical; with wildcard, it is the part behind "*.". A network is in
+	// host is canonical. With wildcard, it is the part after "*.". A network is in
 	// prefix instead.
 	host     string
 	wildcard bool
 	prefix   netip.Prefix
 	port     uint16 // 0 means any
 	path     string // of http and https
-	// git is the services of git below path that the rule is for, or "" for every request.
+	// git is the access to git repositories below path, or "" for every request.
 	git gitAccess
-	// methods are those of http and https, sorted, with commas between them; "" means GET and
-	// HEAD where a rule allows, and all where it denies.
+	// methods are the methods of an http or https rule, sorted and joined by
+	// commas. "" means GET and HEAD if the rule allows, and all if it denies.
 	methods string
 }
 
-// kind is the scheme of a rule.
 type kind string
 
 const (
@@ -61,15 +60,13 @@ const (
 	gitPush  gitAccess = "push" // and fetch
 )
 
-// syntaxHint has the forms of rules, for errors.
 const syntaxHint = "write https://example.com/path/, tls://example.com, http://example.com/path/, tcp://db.lan:5432, " +
 	"host://example.com, git+https://example.com/org/, or public"
 
-// gitScheme is the scheme of a rule for git repositories.
 const gitScheme = "git+https"
 
-// ParseFetch parses a rule of the fetch tool, which is an http or https URL
-// without a query. Its error is for the author of the rule.
+// ParseFetch parses a rule of the fetch tool: an http or https URL without a query.
+// Its error is for the author of the rule.
 func ParseFetch(s string) (Rule, error) {
 	if strings.Contains(s, "*") {
 		return Rule{}, fmt.Errorf("%q holds a wildcard; name each origin and path, such as https://docs.example.com/guide/", s)
@@ -77,8 +74,8 @@ func ParseFetch(s string) (Rule, error) {
 	return parseURL(s, s)
 }
 
-// ParseEgress parses a rule of the commands of a sandbox. Its error is for the
-// author of the rule.
+// ParseEgress parses a rule for a sandbox's commands. Its error is for the author
+// of the rule.
 func ParseEgress(s string) (Rule, error) {
 	if len(s) > maxURLBytes {
 		return Rule{}, fmt.Errorf("a rule has %d bytes, at most %d are accepted", len(s), maxURLBytes)
@@ -109,7 +106,7 @@ func ParseEgress(s string) (Rule, error) {
 	return Rule{}, fmt.Errorf("%q is not a rule; %s", s, syntaxHint)
 }
 
-// suggestTLS returns the rule for all names below the host of an https URL.
+// suggestTLS returns the rule for all names below an https URL's host.
 func suggestTLS(rest string) string {
 	host, _, _ := strings.Cut(rest, "/")
 	if r, err := parseHostRule("", kindTLS, "*."+host); err == nil {
@@ -119,10 +116,9 @@ func suggestTLS(rest string) string {
 }
 
 // ParseGit parses a rule for the git repositories at or below an https URL. It
-// allows the requests of git's smart HTTP protocol that fetch, and with push those
-// that push; no other request, such as one for a file of a repository's web page.
-// A repository may be written with or without .git at its end. Its error is for the
-// author of the rule.
+// allows only the requests of git's smart HTTP protocol that fetch and, with push,
+// the ones that push. A repository may be written with or without .git at its end.
+// Its error is for the author of the rule.
 func ParseGit(rawURL string, push bool) (Rule, error) {
 	if !strings.HasPrefix(rawURL, "https://") || strings.Contains(rawURL, "*") {
 		return Rule{}, fmt.Errorf("%q is not the URL of git repositories; write it like https://git.example.com/org/", rawURL)
@@ -136,7 +132,7 @@ func ParseGit(rawURL string, push bool) (Rule, error) {
 	return r, err
 }
 
-// parseURL parses a rule that is an http or https URL; shown is its text for errors.
+// parseURL parses a rule that is an http or https URL. Errors show shown.
 func parseURL(shown, raw string) (Rule, error) {
 	t, err := ParseTarget(raw)
 	switch {
@@ -150,7 +146,7 @@ func parseURL(shown, raw string) (Rule, error) {
 	return Rule{kind: kind(t.Scheme), host: t.Host, port: t.Port, path: t.Path}, nil
 }
 
-// parseHostRule parses what is behind :// in a rule that is a host and a port.
+// parseHostRule parses the part after :// of a rule with a host and a port.
 func parseHostRule(shown string, k kind, rest string) (Rule, error) {
 	if err := checkText(rest); err != nil {
 		return Rule{}, fmt.Errorf("%q: %w", shown, err)
@@ -216,8 +212,8 @@ func (r Rule) withHost(shown, host string) (Rule, error) {
 	return r, nil
 }
 
-// checkWildcard refuses wildcards for the names of strangers: *.com, *.co.uk, and
-// names directly below a suffix under which everyone can have a name.
+// checkWildcard refuses wildcards for strangers' names: *.com, *.co.uk, and names
+// directly below a suffix under which everyone can have a name.
 func checkWildcard(shown string, r Rule) error {
 	if _, err := netip.ParseAddr(r.host); err == nil {
 		return fmt.Errorf("%q: an address has no names below it", shown)
@@ -230,7 +226,7 @@ func checkWildcard(shown string, r Rule) error {
 	return nil
 }
 
-// WithMethods returns a rule of http or https for these methods instead of GET and
+// WithMethods returns an http or https rule for these methods instead of GET and
 // HEAD.
 func (r Rule) WithMethods(methods []string) (Rule, error) {
 	if r.kind != kindHTTP && r.kind != kindHTTPS || r.git != "" {
@@ -265,8 +261,8 @@ func (r Rule) Warning() string {
 	return ""
 }
 
-// String returns the rule in canonical form, without its methods, and without its
-// permission to push.
+// String returns the rule in canonical form, without its methods or permission to
+// push.
 func (r Rule) String() string {
 	switch r.kind {
 	case "":
@@ -309,8 +305,8 @@ func (r Rule) Describe() string {
 	return r.String()
 }
 
-// Host returns the name or address of the rule's host, "" for a network and for
-// public, or the name behind a wildcard.
+// Host returns the name or address of the rule's host, or the name after "*.". It
+// is "" for a network and for public.
 func (r Rule) Host() string { return r.host }
 
 // IsFor reports whether the rule names a host, in any spelling. Wildcards, networks
@@ -320,8 +316,8 @@ func (r Rule) IsFor(host string) bool {
 	return err == nil && r.kind != "" && !r.wildcard && canonical == r.host
 }
 
-// coversHost reports whether the rule covers a canonical host and a port, whatever
-// is sent there.
+// coversHost reports whether the rule covers a canonical host and port, whatever is
+// sent there.
 func (r Rule) coversHost(host string, port uint16) bool {
 	switch {
 	case r.kind == kindPublic:
@@ -337,9 +333,9 @@ func (r Rule) coversHost(host string, port uint16) bool {
 	return r.host == host
 }
 
-// allowsTarget reports whether a rule of http or https allows a URL, whatever its
-// method. An ambiguous path is only allowed by a rule that allows every path, or if it is
-// so by names of npm packages alone.
+// allowsTarget reports whether an http or https rule allows a URL, whatever the
+// method. An ambiguous path is allowed only by a rule for every path, or if nothing
+// but names of npm packages makes it ambiguous.
 func (r Rule) allowsTarget(t Target) bool {
 	if string(r.kind) != t.Scheme || !r.coversHost(t.Host, t.Port) || r.git != "" {
 		return false
@@ -347,8 +343,8 @@ func (r Rule) allowsTarget(t Target) bool {
 	return r.path == "/" || (!t.ambiguous || t.hasOnlyScopes()) && coversPath(r.path, t.Path)
 }
 
-// allowsGit reports whether a rule for git repositories allows a request. An
-// ambiguous path is not allowed.
+// allowsGit reports whether a git rule allows a request. Ambiguous paths are not
+// allowed.
 func (r Rule) allowsGit(t Target, method string) bool {
 	if string(r.kind) != t.Scheme || !r.coversHost(t.Host, t.Port) || t.ambiguous {
 		return false
@@ -373,8 +369,8 @@ func (r Rule) allowsGit(t Target, method string) bool {
 	return false
 }
 
-// services returns how many of git's services, upload-pack and receive-pack, a rule
-// for git repositories allows.
+// services returns how many of git's services, upload-pack and receive-pack, a git
+// rule allows.
 func (r Rule) services() int {
 	if r.git == gitPush {
 		return 2
@@ -382,11 +378,11 @@ func (r Rule) services() int {
 	return 1
 }
 
-// EndsTLS reports whether Caisson must read what is sent over TLS to the rule's
-// host in order to enforce the rule.
+// EndsTLS reports whether Caisson must read what is sent over TLS in order to
+// enforce the rule.
 func (r Rule) EndsTLS() bool { return r.kind == kindHTTPS }
 
-// coversPath reports whether a path is the prefix or below it.
+// coversPath reports whether a path is prefix, or below it.
 func coversPath(prefix, path string) bool {
 	rest, ok := strings.CutPrefix(path, prefix)
 	return ok && (rest == "" || strings.HasSuffix(prefix, "/") || rest[0] == '/')
@@ -403,8 +399,7 @@ func AllowsTarget(rules []Rule, t Target) bool {
 	return slices.ContainsFunc(rules, func(r Rule) bool { return r.allowsTarget(t) })
 }
 
-// IntersectFetch returns rules of the fetch tool that allow the URLs that both a
-// and b allow.
+// IntersectFetch returns fetch rules for the URLs that both a and b allow.
 func IntersectFetch(a, b []Rule) []Rule {
 	out := []Rule{}
 	for _, x := range a {
@@ -422,8 +417,8 @@ func IntersectFetch(a, b []Rule) []Rule {
 	return slices.Compact(out)
 }
 
-// ParseNetworks parses the networks of a host that need not be public: addresses,
-// or networks such as 10.1.2.0/24.
+// ParseNetworks parses addresses and networks such as 10.1.2.0/24. It returns the
+// valid ones even if there is an error.
 func ParseNetworks(list []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	var failed []error

@@ -20,7 +20,7 @@ import (
 // maxURLBytes is the maximum length of a URL. Servers commonly accept 8 KiB.
 const maxURLBytes = 8 << 10
 
-// Origin is the scheme, host and port of a URL. Origins can be compared with ==.
+// Origin is the scheme, host and port of a URL. Origins are comparable with ==.
 type Origin struct {
 	Scheme string // http or https
 	Host   string // canonical, as CanonicalHost returns it
@@ -44,18 +44,17 @@ func (o Origin) authority() string {
 // String returns the origin as a URL without a path.
 func (o Origin) String() string { return o.Scheme + "://" + o.authority() }
 
-// Target is a URL in canonical form. The same form is compared with rules, dialled
-// and sent. The zero value is no URL.
+// Target is a URL in canonical form, which is compared with rules, dialled and
+// sent. The zero value is no URL.
 type Target struct {
 	Origin
 	Path  string // escaped, begins with /, without dot segments
 	Query string // as given, with its ?
-	// ambiguous reports whether servers may interpret the path differently,
-	// because some take a segment for more than a name.
+	// ambiguous reports whether servers may read the path differently, because some
+	// take a segment for more than a name.
 	ambiguous bool
 }
 
-// String returns the URL.
 func (t Target) String() string { return t.Origin.String() + t.Path + t.Query }
 
 // URL returns the URL for net/http.
@@ -70,8 +69,8 @@ func (t Target) URL() *url.URL {
 	}
 }
 
-// Error is the error for a URL or host that can't be used. Its reason is one of
-// the records network.denied.
+// Error reports a URL or host that can't be used. Its reason is one of this
+// package's.
 type Error struct{ Reason, Message string }
 
 func (e *Error) Error() string { return e.Message }
@@ -93,8 +92,8 @@ func ParseTarget(raw string) (Target, error) {
 	return newTarget(u)
 }
 
-// ResolveRef returns the canonical form of a reference, such as a Location
-// header, relative to t.
+// ResolveRef returns the canonical form of a reference, such as a Location header,
+// relative to t.
 func (t Target) ResolveRef(ref string) (Target, error) {
 	if err := checkText(ref); err != nil {
 		return Target{}, err
@@ -152,8 +151,8 @@ func newTarget(u *url.URL) (Target, error) {
 }
 
 // CanonicalHost returns a name in lower-case ASCII without a trailing dot, or an
-// address as package netip formats it. Its error is an *Error. It refuses hosts that are an address to some resolvers and a
-// name to others.
+// address as package netip formats it. It refuses hosts that some resolvers take
+// for an address and others for a name. Its error is an *Error.
 func CanonicalHost(host string) (string, error) {
 	if !isASCII(host) {
 		if !utf8.ValidString(host) {
@@ -250,19 +249,20 @@ func canonicalPath(escaped string) (canonical string, ambiguous bool, err error)
 	return "/" + strings.Join(out, "/"), slices.ContainsFunc(out, isAmbiguous), nil
 }
 
-// isAmbiguous reports whether some server may take a segment for more than a
-// name. It then has an escaped separator, an escaped escape, a control character
-// or invalid UTF-8, or resembles a dot segment.
+// isAmbiguous reports whether some server may take a segment for more than a name:
+// it has an escaped separator or escape, a control character or invalid UTF-8, or
+// resembles a dot segment.
 func isAmbiguous(segment string) bool {
 	plain, err := url.PathUnescape(segment)
 	return err != nil || !utf8.ValidString(plain) || strings.ContainsAny(plain, "/\\%") || strings.ContainsFunc(plain, unicode.IsControl) || likeDots(plain)
 }
 
-// scopedName is a package's name with a scope, as npm sends it. It is one name below a
-// directory or two, but never leads out of it.
+// scopedName is a package name with a scope, as npm sends it. It is one or two
+// names below a directory, but never leads out of it.
 var scopedName = regexp.MustCompile(`^@[0-9A-Za-z][0-9A-Za-z._~-]*%2[Ff][0-9A-Za-z][0-9A-Za-z._~-]*$`)
 
-// hasOnlyScopes reports whether names of npm packages are all that is ambiguous in the path.
+// hasOnlyScopes reports whether nothing but names of npm packages makes the path
+// ambiguous.
 func (t Target) hasOnlyScopes() bool {
 	for segment := range strings.SplitSeq(t.Path, "/") {
 		if isAmbiguous(segment) && !scopedName.MatchString(segment) {
@@ -276,9 +276,9 @@ func (t Target) hasOnlyScopes() bool {
 // separators, and that NFKC leaves unchanged.
 var lookAlikes = strings.NewReplacer("\u3002", ".", "\u2044", "/", "\u2215", "/", "\u29f8", "/", "\u2216", "/", "\u29f5", "/", "\u29f9", "/", "\\", "/")
 
-// likeDots reports whether a part of a segment resembles a dot segment. It
-// replaces characters that look like dots, and removes invisible characters and
-// everything after a semicolon, which some servers take for parameters.
+// likeDots reports whether a part of a segment resembles a dot segment. Characters
+// that look like dots count as such. Invisible characters, and everything after a
+// semicolon, which some servers take for parameters, don't count.
 func likeDots(plain string) bool {
 	for part := range strings.SplitSeq(lookAlikes.Replace(norm.NFKC.String(plain)), "/") {
 		name, _, _ := strings.Cut(part, ";")

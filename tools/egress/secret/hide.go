@@ -13,14 +13,14 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// CodingError reports a response whose coding can't be searched for a secret.
+// CodingError reports a response in a coding that can't be searched for a secret.
 type CodingError struct{ Coding string }
 
 func (e *CodingError) Error() string {
 	return fmt.Sprintf("a host that has a secret answered in the coding %q, not as it was asked to", e.Coding)
 }
 
-// echoesFrom returns the spellings of the secrets of an origin.
+// echoesFrom returns the spellings of an origin's secrets.
 func (s *Set) echoesFrom(o rule.Origin) []echo {
 	if s == nil {
 		return nil
@@ -34,9 +34,9 @@ func (s *Set) echoesFrom(o rule.Origin) []echo {
 	return list
 }
 
-// Hide replaces the values of an origin's secrets in a response of it: in headers,
-// the body, trailers, and what follows a change of protocols. A response in gzip is
-// decoded; for another coding, Hide returns a *CodingError.
+// Hide replaces the values of an origin's secrets in its response: in headers, the
+// body, trailers, and what follows a change of protocols. It decodes gzip. For
+// other codings and partial content, it returns a *CodingError.
 func (s *Set) Hide(res *http.Response, o rule.Origin) error {
 	echoes := s.echoesFrom(o)
 	if echoes == nil {
@@ -95,7 +95,6 @@ func replaceEchoes(text []byte, echoes []echo) []byte {
 	return text
 }
 
-// receivedBody is the body of a response without values of secrets.
 type receivedBody struct {
 	io.ReadCloser
 	response *http.Response // for its trailer
@@ -129,7 +128,7 @@ type switchedBody struct {
 	io.Writer
 }
 
-// gzipBody decodes gzip. A body without a byte, such as that of HEAD, stays empty.
+// gzipBody decodes gzip. An empty body, as for HEAD, stays empty.
 type gzipBody struct {
 	io.ReadCloser
 	gzip *gzip.Reader
@@ -146,10 +145,10 @@ func (b *gzipBody) Read(p []byte) (int, error) {
 	return b.gzip.Read(p)
 }
 
-// HideWriter returns a writer of responses whose headers have no values of an
-// origin's secrets: informational responses pass a proxy on a way of their own, and
-// so do trailers. The function that it returns replaces values in the trailers; it
-// must be called before the handler returns.
+// HideWriter returns a response writer that replaces the values of an origin's
+// secrets in headers. [Set.Hide] doesn't see informational responses and trailers.
+// Finish replaces values in the trailers. It must be called before the handler
+// returns.
 func (s *Set) HideWriter(w http.ResponseWriter, o rule.Origin) (_ http.ResponseWriter, finish func()) {
 	echoes := s.echoesFrom(o)
 	if echoes == nil {
@@ -168,5 +167,5 @@ func (w *hidingWriter) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// Unwrap returns the writer for [http.ResponseController].
+// Unwrap is for [http.ResponseController].
 func (w *hidingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

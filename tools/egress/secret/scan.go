@@ -15,13 +15,13 @@ import (
 	"strings"
 )
 
-// minHeld is the number of bytes of a spelling from which on the end of a body is
-// kept back until the next bytes show whether it is one. Fewer are sent at once:
-// requests whose body is a dialogue would wait for each other.
+// minHeld is the number of bytes at the end of a body that must match a spelling to
+// be held back until the next bytes arrive. Fewer are sent at once: requests whose
+// body is a dialogue would wait for each other.
 const minHeld = 8
 
-// spellText returns the spellings by which a text is looked for: as it is, in
-// hexadecimal, and in base64 at each offset.
+// spellText returns the spellings of a text to look for: as it is, in hexadecimal,
+// and in base64 at each offset.
 func spellText(text string) [][]byte {
 	list := [][]byte{[]byte(text), []byte(hex.EncodeToString([]byte(text))), []byte(strings.ToUpper(hex.EncodeToString([]byte(text))))}
 	for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
@@ -32,8 +32,8 @@ func spellText(text string) [][]byte {
 	return list
 }
 
-// base64Inner returns the part of the base64 of a text that is the same whatever
-// stands around it, if before bytes modulo 3 stand before it.
+// base64Inner returns the part of a text's base64 that doesn't depend on the
+// surrounding bytes, if before bytes modulo 3 precede the text.
 func base64Inner(enc *base64.Encoding, text string, before int) []byte {
 	encoded := enc.EncodeToString([]byte(strings.Repeat("\x00", before) + text))
 	from := (before*8 + 5) / 6
@@ -41,8 +41,8 @@ func base64Inner(enc *base64.Encoding, text string, before int) []byte {
 	return []byte(encoded[from:to])
 }
 
-// unescaper decodes percent-encoding and the \u escapes of JSON for ASCII, and drops
-// line breaks, in a text that arrives in pieces.
+// unescaper decodes percent-encoding and JSON's \u escapes of ASCII, and drops line
+// breaks, in a text that arrives in pieces.
 type unescaper struct{ pending []byte }
 
 func (u *unescaper) appendPlain(dst, p []byte) []byte {
@@ -110,8 +110,7 @@ func (s *scanner) scanBytes(p []byte) string {
 	return ""
 }
 
-// countHeld returns how many bytes at the end of what arrived may be the beginning of a
-// placeholder.
+// countHeld returns how many bytes at the end of the text may begin a placeholder.
 func (s *scanner) countHeld() int {
 	held := 0
 	for i := range s.set.entries {
@@ -122,8 +121,8 @@ func (s *scanner) countHeld() int {
 	return held
 }
 
-// matchBeginning returns the length of the longest end of text that is a beginning of
-// want, of at least shortest bytes and not all of want; or 0.
+// matchBeginning returns the length of the longest proper prefix of want that ends
+// text, or 0 if it is shorter than shortest.
 func matchBeginning(text, want []byte, shortest int) int {
 	for n := min(len(text), len(want)-1); n >= shortest; n-- {
 		if bytes.HasSuffix(text, want[:n]) {
@@ -133,8 +132,8 @@ func matchBeginning(text, want []byte, shortest int) int {
 	return 0
 }
 
-// filter passes a stream through a function that gets bytes as they arrive and the
-// error behind them. The function returns what is ready. It keeps back the rest,
+// filter passes a stream through step. step gets bytes as they arrive, with the
+// error behind them, and returns the bytes that are ready. It keeps back the rest,
 // unless there is an error, which it may replace.
 type filter struct {
 	step  func(p []byte, err error) (ready []byte, _ error)
@@ -143,7 +142,6 @@ type filter struct {
 	err   error
 }
 
-// readThrough reads from r through the filter.
 func (f *filter) readThrough(r io.Reader, p []byte) (int, error) {
 	for len(f.ready) == 0 {
 		if f.err != nil {
@@ -157,7 +155,7 @@ func (f *filter) readThrough(r io.Reader, p []byte) (int, error) {
 	return n, nil
 }
 
-// sentBody is the body of a request, which must not hold a placeholder.
+// sentBody is a request body, which must not hold a placeholder.
 type sentBody struct {
 	io.ReadCloser
 	request   *http.Request // for its trailer
@@ -206,11 +204,11 @@ func (b *sentBody) refuseBody(e *MisplacedError) error {
 	return e
 }
 
-// echo is a spelling of a secret's value, and what replaces it: as many bytes, so
+// echo is a spelling of a secret's value and its replacement, of the same length so
 // that lengths and frames stay valid.
 type echo struct{ from, to []byte }
 
-// echoesOf returns the spellings of a value, the longest first.
+// echoesOf returns the spellings of a value, longest first.
 func echoesOf(value, placeholder string) []echo {
 	var list []echo
 	add := func(from, to []byte) {

@@ -1,12 +1,12 @@
-// Package secret keeps the keys of services out of the sandbox whose programs use
-// them. A program has a placeholder. It becomes the key on the host, in requests to
-// the URLs that the key is for, and in one header only.
+// Package secret keeps the keys of services out of the sandbox. Programs there have
+// a placeholder, which becomes the key on the host: only in requests to the URLs
+// that the key is for, and in one header.
 //
 // A placeholder anywhere else is refused, since a program that sends it there is
-// likely to leak the key. It is also looked for in percent-encoding, base64 and
-// hexadecimal. What a key's hosts send is searched for the key, which is replaced: a
-// host can't be used to show a program the key. A host that transforms the key in
-// another way can; a host is trusted with its own keys to that extent.
+// likely to leak the key. It is also found in percent-encoding, base64 and
+// hexadecimal. In responses of the key's hosts, the key is replaced, so that a host
+// can't be used to show it to a program. A host that transforms the key in another
+// way can; hosts are trusted with their own keys to that extent.
 package secret
 
 import (
@@ -26,13 +26,13 @@ import (
 
 // Secret is a key of a service.
 type Secret struct {
-	// Name is the variable of the sandbox that has the placeholder.
+	// Name is the variable with the placeholder in the sandbox.
 	Name string
-	// Value is the key, of [MinBytes] to [MaxBytes]. It is never in an error.
+	// Value is the key, of [MinBytes] to [MaxBytes]. Errors never contain it.
 	Value string `json:"-"`
-	// To are rules of https for the URLs that the key is sent to.
+	// To are https rules for the URLs that the key is sent to.
 	To []rule.Rule
-	// Header is the header that has the key, "" for Authorization.
+	// Header is the header with the key, "" for Authorization.
 	Header string
 }
 
@@ -42,11 +42,11 @@ const (
 	MaxBytes = 4096
 )
 
-// Format writes the name of the secret, whatever the verb.
+// Format writes the secret's name, whatever the verb.
 func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "secret "+s.Name) }
 
-// publicPrefixes are the beginnings of keys that show the kind of the key.
-// Programs check them, and they are no secret.
+// publicPrefixes are prefixes that show the kind of a key. Programs check them, and
+// they are no secret.
 var publicPrefixes = []string{
 	"sk-ant-api03-", "sk-ant-", "sk-proj-", "sk-or-v1-", "sk_live_", "sk_test_", "rk_live_", "rk_test_", "sk-", "gsk_", "hf_", "xai-",
 	"github_pat_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "glpat-", "gldt-", "npm_", "pypi-", "cio", "dckr_pat_",
@@ -57,7 +57,7 @@ var publicPrefixes = []string{
 // for a nil Set, which has none.
 type Set struct{ entries []entry }
 
-// entry is a secret with what it is looked for by.
+// entry is a secret with the spellings to look for.
 type entry struct {
 	Secret
 	placeholder string
@@ -66,7 +66,7 @@ type entry struct {
 	to          rule.Policy
 }
 
-// New returns the secrets with new placeholders. Its errors have names only.
+// New returns the secrets with new placeholders. Its errors contain only names.
 func New(list []Secret) (*Set, error) {
 	s := &Set{}
 	var failed []error
@@ -114,15 +114,15 @@ func (s *Secret) checkFields() error {
 	return nil
 }
 
-// unfitHeaders are headers that never have a secret.
+// unfitHeaders are headers that must not hold a secret.
 var unfitHeaders = []string{
 	"Cookie", "User-Agent", "Referer", "Origin", "Host", "Accept", "Accept-Encoding", "Accept-Language", "Content-Type", "Content-Length",
 	"Transfer-Encoding", "Connection", "Proxy-Authorization", "Te", "Trailer", "Upgrade", "Range", "If-None-Match", "Via", "Forwarded", "X-Forwarded-For",
 }
 
-// newPlaceholder returns a placeholder: the public prefix of the value, at least 128
-// random bits as letters and digits, and the length of the value where that holds
-// them. A prefix is left out if the value is hardly longer.
+// newPlaceholder returns the value's public prefix and at least 128 random bits as
+// letters and digits, padded to the length of the value. It leaves out the prefix
+// if the value is hardly longer.
 func newPlaceholder(value string) string {
 	const bits = 26 // characters of base32, 130 bits
 	prefix := ""
@@ -154,8 +154,8 @@ func (s *Set) Environment() []string {
 	return env
 }
 
-// Guarding returns the secrets of s, a set that also refuses the placeholders of others
-// wherever they are.
+// Guarding returns a set with the secrets of s that also refuses the placeholders
+// of others, wherever they are.
 func (s *Set) Guarding(others ...*Set) *Set {
 	all := &Set{}
 	if s != nil {
@@ -173,9 +173,9 @@ func (s *Set) Guarding(others ...*Set) *Set {
 	return all
 }
 
-// GitHeader returns the header for the requests of git below a URL, with a
-// placeholder, and false if no secret is for the URL. Git sends it where its setting
-// http.<url>.extraHeader has it.
+// GitHeader returns the header, with a placeholder, for git's requests below a URL,
+// and false if no secret is for the URL. It belongs in git's setting
+// http.<url>.extraHeader.
 func (s *Set) GitHeader(rawURL string) (string, bool) {
 	t, err := rule.ParseTarget(rawURL)
 	if s == nil || err != nil {
@@ -194,8 +194,8 @@ func (s *Set) GitHeader(rawURL string) (string, bool) {
 	return "", false
 }
 
-// MisplacedError reports a placeholder in a place that isn't its own. It has
-// neither the placeholder nor the value.
+// MisplacedError reports a placeholder in the wrong place. It contains neither the
+// placeholder nor the value.
 type MisplacedError struct {
 	Secret string // its name
 	Where  string // such as "query", "header User-Agent", "body"
@@ -205,11 +205,11 @@ func (e *MisplacedError) Error() string {
 	return fmt.Sprintf("the placeholder of secret %s is in the %s of a request", e.Secret, e.Where)
 }
 
-// CheckHost returns a *MisplacedError if a host's name holds a placeholder.
+// CheckHost returns a *MisplacedError if a host's name contains a placeholder.
 func (s *Set) CheckHost(host string) error { return s.checkText(host, "host") }
 
-// checkText returns a *MisplacedError if a text holds a placeholder, in upper, lower or
-// mixed case.
+// checkText returns a *MisplacedError if a text contains a placeholder, in any
+// case.
 func (s *Set) checkText(text, where string) error {
 	if s == nil {
 		return nil
@@ -227,7 +227,6 @@ func (s *Set) checkText(text, where string) error {
 	return nil
 }
 
-// findPlaceholder returns the name of a secret whose placeholder is in a text, or "".
 func (s *Set) findPlaceholder(text string) string {
 	lower := strings.ToLower(text)
 	for i := range s.entries {
@@ -249,19 +248,19 @@ func (e *entry) isFor(o rule.Origin) bool {
 	return o.Scheme == "https" && e.to.DecideHost(o.Host, o.Port).Allowed()
 }
 
-// Covers reports whether a secret is for URLs at an origin: what it sends has to be
-// searched, and only requests for it may have a placeholder.
+// Covers reports whether a secret is for URLs at an origin. Responses of the origin
+// must be searched, and only requests to it may have a placeholder.
 func (s *Set) Covers(o rule.Origin) bool {
 	return s != nil && slices.ContainsFunc(s.entries, func(e entry) bool { return e.isFor(o) })
 }
 
-// Apply puts the values of secrets into a request for a target, and returns their
-// names. It returns a *MisplacedError if a placeholder is where it must not be. A
-// body, and a trailer, are checked while they are sent: reading r.Body then fails
-// with a *MisplacedError, which is also passed to misplaced.
+// Apply puts the values of secrets into a request for a target, and returns the
+// secrets' names. It returns a *MisplacedError if a placeholder is in the wrong
+// place. The body and trailers are checked while they are sent: reading r.Body then
+// fails with a *MisplacedError, which is also passed to misplaced.
 //
-// A request to an origin of a secret asks for the whole resource in identity coding,
-// so that [Set.Hide] finds values in the response.
+// A request to a secret's origin asks for the whole resource in identity coding, so
+// that [Set.Hide] finds values in the response.
 func (s *Set) Apply(r *http.Request, t rule.Target, misplaced func(*MisplacedError)) (used []string, err error) {
 	if s == nil || len(s.entries) == 0 {
 		return nil, nil
@@ -305,8 +304,8 @@ func (s *Set) Apply(r *http.Request, t rule.Target, misplaced func(*MisplacedErr
 	return used, nil
 }
 
-// substituteHeader returns the value of a header with a secret in place of its
-// placeholder, and the secret's name; "" if there is none that may be there.
+// substituteHeader returns a header's value with a secret in place of its
+// placeholder, and the secret's name, or "" if no secret may be there.
 func (s *Set) substituteHeader(header, value string, t rule.Target) (replaced, secret string) {
 	for i := range s.entries {
 		e := &s.entries[i]
@@ -330,7 +329,7 @@ func (s *Set) substituteHeader(header, value string, t rule.Target) (replaced, s
 }
 
 // substituteBasic returns credentials with the value in place of the placeholder,
-// which is the user or the password.
+// as the user or the password.
 func (e *entry) substituteBasic(s *Set, encoded string) (string, bool) {
 	plain, err := base64.StdEncoding.DecodeString(encoded)
 	if err != nil {
