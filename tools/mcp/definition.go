@@ -18,30 +18,30 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
 
-// Bounds of what a server may offer. Its schemas are bounded by their registration.
+// Bounds of what a server may offer. Registration bounds its schemas.
 const (
 	maxTools            = 1000
 	maxPages            = 100
 	maxDescriptionBytes = 8 << 10
-	// maxSchemaTextBytes bounds one text inside a schema.
+	// maxSchemaTextBytes bounds one text in a schema.
 	maxSchemaTextBytes = 2 << 10
-	// maxDefinitionBytes bounds the JSON of a definition, and maxDefinitionDepth its
+	// maxDefinitionBytes bounds a definition's JSON, maxDefinitionDepth its
 	// nesting.
 	maxDefinitionBytes = 1 << 20
 	maxDefinitionDepth = 64
-	// maxShownName bounds a raw name where it is shown.
+	// maxShownName bounds a raw name when it is shown.
 	maxShownName = 80
-	// maxSkipped bounds the list of skipped tools, not counting the entry that says so.
+	// maxSkipped bounds the list of skipped tools, except for the entry that says
+	// so.
 	maxSkipped = 99
 )
 
-// toolList holds the tools of a server that passed the checks.
+// toolList holds a server's tools that passed the checks.
 type toolList struct {
 	tools   []offeredTool // by name
 	skipped []Skipped
 }
 
-// offeredTool is one tool of a server.
 type offeredTool struct {
 	Tool
 	raw string // the server's own name
@@ -59,7 +59,7 @@ func (t *toolList) skipTool(raw, format string, args ...any) {
 	}
 }
 
-// listTools returns the tools of the server that can be offered.
+// listTools returns the server's tools that can be offered.
 func (l *life) listTools(ctx context.Context) (toolList, error) {
 	var list toolList
 	if caps := l.session.InitializeResult().Capabilities; caps == nil || caps.Tools == nil {
@@ -112,7 +112,7 @@ func (l *life) listTools(ctx context.Context) (toolList, error) {
 			list.tools = append(list.tools, offered)
 		}
 	}
-	// Of a.b and a_b, which models are offered under one name, a_b is registered.
+	// Models get a.b and a_b under one name. Sort so that a_b is registered.
 	wire := func(t offeredTool) string { return strings.ReplaceAll(string(t.Name), ".", "_") }
 	slices.SortFunc(list.tools, func(a, b offeredTool) int {
 		return cmp.Or(strings.Compare(wire(a), wire(b)), strings.Compare(string(b.Name), string(a.Name)))
@@ -120,8 +120,8 @@ func (l *life) listTools(ctx context.Context) (toolList, error) {
 	return list, nil
 }
 
-// eachPage calls list with the cursor of each page, until there is no other or it is
-// full. If a server never stops paging, it is cut off, and cut describes its list.
+// eachPage calls list with the cursor of each page, until there is no other or it
+// is full. If a server never stops paging, cut says how its list was cut off.
 func eachPage(list func(cursor string) (next string, full bool, err error)) (cut string, err error) {
 	cursor, seen := "", map[string]bool{}
 	for range maxPages {
@@ -145,7 +145,7 @@ func (s *server) newOfferedTool(t *mcp.Tool) (offeredTool, error) {
 	if err != nil {
 		return o, errors.New("its name is invalid: it must be short and consist of letters, digits, _, -, . and /")
 	}
-	// Icons and _meta are left out: no model and no person sees them.
+	// Leave out icons and _meta: no model and no person sees them.
 	canonical, err := json.Marshal(mcp.Tool{
 		Name: t.Name, Title: t.Title, Description: t.Description,
 		InputSchema: t.InputSchema, OutputSchema: t.OutputSchema, Annotations: t.Annotations,
@@ -188,8 +188,7 @@ func (s *server) newOfferedTool(t *mcp.Tool) (offeredTool, error) {
 	return o, nil
 }
 
-// toolClass returns the class of the server's tools. What a server says about it counts
-// for nothing.
+// toolClass ignores what the server says about its tools.
 func (s *server) toolClass() tools.Class {
 	if s.cfg.InSandbox() {
 		return tools.ClassExecute
@@ -197,7 +196,6 @@ func (s *server) toolClass() tools.Class {
 	return tools.ClassNetwork
 }
 
-// toolPlace returns where the server's tools run.
 func (s *server) toolPlace() tools.Place {
 	if s.cfg.InSandbox() {
 		return tools.PlaceSandbox
@@ -208,8 +206,8 @@ func (s *server) toolPlace() tools.Place {
 // schemaTexts are the keywords whose strings only describe.
 var schemaTexts = []string{"title", "description", "$comment"}
 
-// cleanSchema cleans the descriptions of a schema in place. Hidden characters anywhere
-// else are an error: there, they can't be removed without changing which inputs are valid.
+// cleanSchema cleans the descriptions of a schema in place. Hidden characters
+// elsewhere are an error: removing them would change which inputs are valid.
 func cleanSchema(schema any) error {
 	switch v := schema.(type) {
 	case map[string]any:

@@ -7,15 +7,15 @@ import (
 )
 
 // Event is passed to [Options].Report: a [ServerStarted], [ServerFailed],
-// [ServerStopped], [ServerRestarting], [ToolsChanged] or [RequestRefused]. Those with
-// JSON tags are the payloads of records. Texts that come from a server are cleaned of
-// control characters and bounded.
+// [ServerStopped], [ServerRestarting], [ToolsChanged] or [RequestRefused]. Events
+// with JSON tags are the payloads of records. Texts from a server are bounded and
+// have no control characters.
 type Event interface{ isEvent() }
 
 // Tool identifies one tool of a server.
 type Tool struct {
-	// Name is canonical: server/tool. Raw is the server's own name for it, "" if it is
-	// the part of Name behind the slash.
+	// Name is canonical: server/tool. Raw is the server's own name for it, or "" if
+	// it is the part of Name after the slash.
 	Name tools.Name `json:"name"`
 	Raw  string     `json:"raw,omitempty"`
 	// Hash is the hex SHA-256 of the definition's canonical JSON.
@@ -28,16 +28,16 @@ type Skipped struct {
 	Why  string `json:"why"`  // a phrase
 }
 
-// ServerStarted reports a server that is ready, after a restart too.
+// ServerStarted reports that a server is ready, also after a restart.
 type ServerStarted struct {
 	Server    string `json:"server"`
 	Transport string `json:"transport"` // stdio, http or sse
-	// Runs is as [Server.Place] returns it. Identity is that of the server's commands in
+	// Runs is [Server.Place]. Identity is the identity of the server's commands in
 	// the sandbox. It is zero here: the receiver of [Options].Report sets it.
 	Runs     string `json:"runs"`
 	Identity int    `json:"identity,omitempty"`
-	// Protocol is the negotiated version; Title and Version are the name and the
-	// version that the server declares.
+	// Protocol is the negotiated version. Title and Version are the server's name
+	// and version, as it declares them.
 	Protocol  string    `json:"protocol"`
 	Title     string    `json:"title,omitempty"`
 	Version   string    `json:"version,omitempty"`
@@ -51,13 +51,13 @@ type ServerStarted struct {
 	WallMS   int64 `json:"wall_ms"`
 }
 
-// ServerFailed reports a start that failed. GivenUp: no other will be tried.
+// ServerFailed reports a failed start. If GivenUp is set, no other will be tried.
 type ServerFailed struct {
 	Server    string `json:"server"`
 	Transport string `json:"transport"`
 	Cause     string `json:"cause"` // the text of Err
 	Err       error  `json:"-"`
-	// Stderr is the end of what the server wrote to its standard error.
+	// Stderr is the end of the server's standard error.
 	Stderr  string `json:"stderr,omitempty"`
 	GivenUp bool   `json:"given_up,omitempty"`
 	WallMS  int64  `json:"wall_ms"`
@@ -67,20 +67,20 @@ type ServerFailed struct {
 type ServerStopped struct {
 	Server    string `json:"server"`
 	Transport string `json:"transport"`
-	// Err is why, and Cause its text; nil and "" after Close. Calls counts the calls that
-	// it failed.
+	// Err is the reason and Cause its text. They are empty after Close. Calls
+	// counts the calls that failed with it.
 	Cause string `json:"cause,omitempty"`
 	Err   error  `json:"-"`
 	Calls int    `json:"calls,omitempty"`
-	// Stderr is the end of what the server wrote to its standard error, and
-	// StderrBytes its whole length.
+	// Stderr is the end of the server's standard error, StderrBytes the size of all
+	// of it.
 	Stderr      string `json:"stderr,omitempty"`
 	StderrBytes int64  `json:"stderr_bytes,omitempty"`
 	GivenUp     bool   `json:"given_up,omitempty"`
 	WallMS      int64  `json:"wall_ms"`
 }
 
-// ServerRestarting reports a start that will be tried after Wait.
+// ServerRestarting reports a start to be tried after Wait.
 type ServerRestarting struct {
 	Server string
 	// Attempt counts from 1 since the server last ran well.
@@ -88,7 +88,7 @@ type ServerRestarting struct {
 	Wait    time.Duration
 }
 
-// ToolsChanged reports that a running server offers other tools than before.
+// ToolsChanged reports that a running server's tools have changed.
 type ToolsChanged struct {
 	Server  string    `json:"server"`
 	Added   []Tool    `json:"added"`
@@ -97,8 +97,9 @@ type ToolsChanged struct {
 	Skipped []Skipped `json:"skipped"`
 }
 
-// RequestRefused reports requests of a server that were refused: sampling,
-// elicitation, unknown methods. It is reported once per method, and Count is 1.
+// RequestRefused reports a server's request that was refused: sampling,
+// elicitation, an unknown method. It is reported once per method, with a Count of
+// 1.
 type RequestRefused struct {
 	Server string `json:"server"`
 	Method string `json:"method"`

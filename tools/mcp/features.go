@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Names of the tools for what servers offer beside tools.
+// Names of the tools for servers' resources and prompts.
 const (
 	NameListResources tools.Name = "list_mcp_resources"
 	NameReadResource  tools.Name = "read_mcp_resource"
@@ -33,7 +33,6 @@ type featureTool struct {
 	run func(ctx context.Context, call *tools.Call, in featureInput) (tools.Output, error)
 }
 
-// featureInput is the input of all of them.
 type featureInput struct {
 	Server    string            `json:"server"`
 	URI       string            `json:"uri"`
@@ -41,10 +40,8 @@ type featureInput struct {
 	Arguments map[string]string `json:"arguments"`
 }
 
-// Definition implements [tools.Tool].
 func (t *featureTool) Definition() tools.Definition { return t.def }
 
-// Execute implements [tools.Tool].
 func (t *featureTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in featureInput
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -53,7 +50,6 @@ func (t *featureTool) Execute(ctx context.Context, call *tools.Call) (tools.Outp
 	return t.run(ctx, call, in)
 }
 
-// registerFeatures registers the tools for resources and prompts, once.
 func (s *Set) registerFeatures() {
 	s.features.Do(func() {
 		if s.opts.Register == nil {
@@ -103,8 +99,8 @@ func (s *Set) featureTools() []tools.Factory {
 	return factories
 }
 
-// actsAs returns a call of one of our tools as a tool of each server that it asks, such
-// as server/read_mcp_resource, so that what a policy has for the server binds it.
+// actsAs returns the tools that a call counts as: one of each server that it asks,
+// such as server/read_mcp_resource, so that the server's policy binds the call.
 func (s *Set) actsAs(name tools.Name, input json.RawMessage) []tools.Name {
 	var in featureInput
 	if input == nil || json.Unmarshal(input, &in) != nil {
@@ -119,7 +115,6 @@ func (s *Set) actsAs(name tools.Name, input json.RawMessage) []tools.Name {
 	return names
 }
 
-// findServer returns a configured server by name.
 func (s *Set) findServer(name string) (*server, error) {
 	if srv := s.serverNamed(name); srv != nil {
 		return srv, nil
@@ -134,7 +129,7 @@ func (s *Set) findServer(name string) (*server, error) {
 	}
 }
 
-// listResources lists what one server offers, or all that run.
+// listResources lists what one server offers, or all running ones.
 func (s *Set) listResources(ctx context.Context, call *tools.Call, in featureInput) (tools.Output, error) {
 	if in.Server != "" {
 		srv, err := s.findServer(in.Server)
@@ -165,7 +160,6 @@ func (s *Set) listResources(ctx context.Context, call *tools.Call, in featureInp
 	return out, nil
 }
 
-// hasFeatures reports whether the server runs and offers resources or prompts.
 func (s *server) hasFeatures() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -233,7 +227,6 @@ func addPages(add func(kind string, fields ...string), list func(cursor string) 
 	return err
 }
 
-// eachResource calls add with every resource and template.
 func (l *life) eachResource(ctx context.Context, add func(kind string, fields ...string)) error {
 	count := 0
 	err := addPages(add, func(cursor string) (string, bool, error) {

@@ -17,14 +17,14 @@ import (
 
 // frameLimits bound what a stdio server may send.
 type frameLimits struct {
-	// lineBytes bounds one line, depth the nesting of its JSON, and values the values in it,
-	// of which a decoded one takes up to some 200 bytes.
+	// lineBytes bounds one line, depth the nesting of its JSON, and values the
+	// values in it, each of which takes up to some 200 bytes when decoded.
 	lineBytes, depth, values int
-	// noiseLines and noiseBytes bound lines that hold no message, in a row.
+	// noiseLines and noiseBytes bound consecutive lines without a message.
 	noiseLines, noiseBytes int
 	// lines and bytes bound the rates.
 	lines, bytes pace
-	// unanswered bounds the requests of the server that wait for a response.
+	// unanswered bounds the server's requests that wait for a response.
 	unanswered int
 }
 
@@ -36,8 +36,8 @@ type pace struct {
 
 func (p pace) newLimiter() *rate.Limiter { return rate.NewLimiter(p.limit, p.burst) }
 
-// defaultFrameLimits are far above what servers need. Other clients skip lines that
-// hold no message, without a bound: many servers print a banner or log there.
+// defaultFrameLimits are far above what servers need. Many servers print a banner
+// or log to standard output. Other clients skip such lines without a bound.
 var defaultFrameLimits = frameLimits{
 	lineBytes: 8 << 20, depth: 128, values: 200_000,
 	noiseLines: 1000, noiseBytes: 1 << 20,
@@ -45,19 +45,19 @@ var defaultFrameLimits = frameLimits{
 	unanswered: 64,
 }
 
-// framer reads messages from lines and enforces the limits. Reading is for one
-// goroutine; the other methods are safe beside it.
+// framer reads messages from lines and enforces the limits. Only one goroutine may
+// read. The other methods are safe beside it.
 type framer struct {
 	limits frameLimits
 	in     *bufio.Reader
-	// noise gets lines that are no message.
+	// noise gets lines without a message.
 	noise                  io.Writer
 	noiseLines, noiseBytes int
 	lines, bytes           *rate.Limiter
 
 	mu sync.Mutex
-	// sent holds the ids of requests that have no response yet. An answer to a
-	// request that was cancelled since is no violation.
+	// sent holds the ids of requests without a response. An answer to a cancelled
+	// request is no violation.
 	sent       map[int64]struct{}
 	unanswered int
 }
@@ -70,7 +70,7 @@ func newFramer(r io.Reader, noise io.Writer, limits frameLimits) *framer {
 	}
 }
 
-// readMessage returns the next message. Its error is a [*ProtocolError], or the
+// readMessage returns the next message. The error is a [*ProtocolError] or the
 // reader's.
 func (f *framer) readMessage() (jsonrpc.Message, error) {
 	for {
@@ -85,8 +85,8 @@ func (f *framer) readMessage() (jsonrpc.Message, error) {
 	}
 }
 
-// readLine returns the next line without its end. A last line without one counts too.
-// The line belongs to the caller.
+// readLine returns the next line without its end, which the last line may lack. The
+// caller owns the line.
 func (f *framer) readLine() ([]byte, error) {
 	var line []byte
 	for {
@@ -104,14 +104,14 @@ func (f *framer) readLine() ([]byte, error) {
 	}
 }
 
-// parseLine returns the message of a line, or nil where there is none.
+// parseLine returns the message in a line, or nil if it has none.
 func (f *framer) parseLine(line []byte) (jsonrpc.Message, error) {
 	now := time.Now()
 	if !f.lines.AllowN(now, 1) || !f.bytes.AllowN(now, len(line)) {
 		return nil, &ProtocolError{"messages faster than the limit"}
 	}
-	// A line without the member that every message has is a log record or the like, even if
-	// it quotes a message.
+	// Every message has the member "jsonrpc". A line without it is a log record or
+	// the like, even if it quotes a message.
 	first, batch := bytes.CutPrefix(line, []byte("["))
 	depth, values, versioned := scanObject(bytes.TrimSpace(first))
 	if !versioned || batch && !json.Valid(line) {
@@ -137,8 +137,8 @@ func (f *framer) parseLine(line []byte) (jsonrpc.Message, error) {
 	return msg, f.checkMessage(msg)
 }
 
-// acceptMalformed tolerates an error response without an id, which JSON-RPC requires if a
-// request couldn't be read.
+// acceptMalformed tolerates an error response without an id. JSON-RPC prescribes it
+// if a request couldn't be read.
 func (f *framer) acceptMalformed(line []byte) error {
 	var head struct {
 		ID    json.RawMessage `json:"id"`
@@ -153,7 +153,7 @@ func (f *framer) acceptMalformed(line []byte) error {
 	return &ProtocolError{"a malformed message"}
 }
 
-// addNoise keeps a line that is no message.
+// addNoise keeps a line without a message.
 func (f *framer) addNoise(line []byte) error {
 	f.noiseLines++
 	f.noiseBytes += len(line) + 1
@@ -164,7 +164,8 @@ func (f *framer) addNoise(line []byte) error {
 	return err
 }
 
-// checkMessage matches a response with its request, and counts requests of the server.
+// checkMessage matches a response with its request, and counts the server's
+// requests.
 func (f *framer) checkMessage(msg jsonrpc.Message) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -186,7 +187,7 @@ func (f *framer) checkMessage(msg jsonrpc.Message) error {
 	return nil
 }
 
-// noteSent notes a message that is about to be written.
+// noteSent notes a message before it is written.
 func (f *framer) noteSent(msg jsonrpc.Message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -197,7 +198,6 @@ func (f *framer) noteSent(msg jsonrpc.Message) {
 	}
 }
 
-// noteWritten notes a message that was written.
 func (f *framer) noteWritten(msg jsonrpc.Message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -206,8 +206,9 @@ func (f *framer) noteWritten(msg jsonrpc.Message) {
 	}
 }
 
-// scanObject returns how deeply the object at the start of a text nests, how many values
-// are in it at most, and whether it has a member "jsonrpc". The text need not be valid.
+// scanObject returns how deeply the object at the start of a text nests, an upper
+// bound of its number of values, and whether it has a member "jsonrpc". The text
+// need not be valid.
 func scanObject(text []byte) (deepest, values int, versioned bool) {
 	if len(text) == 0 || text[0] != '{' {
 		return 0, 0, false

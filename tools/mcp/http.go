@@ -14,7 +14,7 @@ import (
 // closeTime bounds the request that ends a session at the server.
 const closeTime = 6 * time.Second
 
-// httpLink is a [link] to a server over HTTP: what all its requests have in common.
+// httpLink is a [link] to a server over HTTP.
 type httpLink struct {
 	transport mcp.Transport
 	guard     *guardTransport
@@ -28,7 +28,7 @@ type httpLink struct {
 	conn mcp.Connection
 }
 
-// openHTTP returns the link to a server over HTTP. Nothing is sent before Connect.
+// openHTTP returns a link to a server over HTTP. It sends nothing before Connect.
 func (s *server) openHTTP() (link, error) {
 	client, err := s.set.opts.HTTPClient(s.cfg)
 	if err != nil {
@@ -47,8 +47,8 @@ func (s *server) openHTTP() (link, error) {
 	} else {
 		transport := &mcp.StreamableClientTransport{
 			Endpoint: s.cfg.URL, HTTPClient: own, MaxEventSize: limit,
-			// Each reconnection without news counts, and idle streams are closed by
-			// proxies. Calls have their own bounds.
+			// Each reconnection without news counts, and proxies close idle
+			// streams. Calls have their own bounds.
 			MaxRetries: 1000,
 		}
 		handler, err := s.openOAuth(client.Transport)
@@ -63,9 +63,9 @@ func (s *server) openHTTP() (link, error) {
 	return l, nil
 }
 
-// openOAuth returns what authorizes the requests of all links, with tokens that are
-// obtained through next. It returns nil for a server whose headers do that, and where
-// there are no tokens.
+// openOAuth returns the handler that authorizes the requests of all links, and
+// obtains tokens through next. It returns nil if the server's headers authorize
+// them, or if no tokens are available.
 func (s *server) openOAuth(next http.RoundTripper) (*oauth.Handler, error) {
 	if h := s.oauth.Load(); h != nil {
 		return h, nil
@@ -88,9 +88,8 @@ func (s *server) openOAuth(next http.RoundTripper) (*oauth.Handler, error) {
 	return h, nil
 }
 
-// Connect implements [mcp.Transport].
 func (l *httpLink) Connect(ctx context.Context) (mcp.Connection, error) {
-	// The stream of the SSE transport lives as long as the context that opens it.
+	// The SSE transport's stream lives as long as the context that opens it.
 	stop := context.AfterFunc(ctx, func() { l.cancel(context.Cause(ctx)) })
 	conn, err := l.transport.Connect(l.ctx)
 	if !stop() && err == nil {
@@ -114,7 +113,7 @@ func (l *httpLink) endCause() error {
 
 func (l *httpLink) stderrTail() (string, int64) { return "", 0 }
 
-// endLink ends the link and its requests; the first cause counts.
+// endLink ends the link and its requests. The first cause counts.
 func (l *httpLink) endLink(cause error) {
 	l.once.Do(func() {
 		l.cancel(cause)
@@ -122,7 +121,7 @@ func (l *httpLink) endLink(cause error) {
 	})
 }
 
-// stopServer implements [link]. It ends the session at the server.
+// stopServer also ends the session at the server.
 func (l *httpLink) stopServer(ctx context.Context) error {
 	l.mu.Lock()
 	conn := l.conn
@@ -148,8 +147,8 @@ func (l *httpLink) stopServer(ctx context.Context) error {
 // maxRedirects bounds the redirects of one request.
 const maxRedirects = 5
 
-// checkRedirect refuses redirects that change the method, which would lose the message.
-// Those to another host are refused by [guardTransport].
+// checkRedirect refuses redirects that change the method, which would lose the
+// message. [guardTransport] refuses redirects to other hosts.
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	switch {
 	case req.Method != via[0].Method:
@@ -160,8 +159,8 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// refusesStreamable reports whether a server refused the first message over streamable
-// HTTP in the way of one that only has the older transport, so that it is worth a try.
+// refusesStreamable reports whether a server refused the first message as servers
+// do that only have the older transport.
 func refusesStreamable(l link) bool {
 	h, ok := l.(*httpLink)
 	return ok && h.guard.refusedFirst()

@@ -19,21 +19,21 @@ import (
 
 // httpLimits bound what a server over HTTP may send.
 type httpLimits struct {
-	// messageBytes bounds a message and an event, depth the nesting of its JSON, and values
-	// the values in it.
+	// messageBytes bounds a message and an event, depth the nesting of its JSON,
+	// and values the values in it.
 	messageBytes, depth, values int
-	// errorBytes bounds the body of a response that is none of success.
+	// errorBytes bounds the body of an unsuccessful response.
 	errorBytes int
 	// lines and bytes bound the rates of all streams together.
 	lines, bytes pace
-	// streamWait is how long the stream for messages that answer no request may take
-	// to begin.
+	// streamWait bounds the wait for the beginning of the stream for messages that
+	// answer no request.
 	streamWait time.Duration
 	// streams bounds the rate of requests that open streams.
 	streams pace
 }
 
-// newHTTPLimits returns the limits for servers over HTTP by those of stdio servers.
+// newHTTPLimits derives the limits for servers over HTTP from the stdio limits.
 func newHTTPLimits(stdio frameLimits) httpLimits {
 	return httpLimits{
 		messageBytes: stdio.lineBytes, depth: stdio.depth, values: stdio.values, errorBytes: 64 << 10,
@@ -42,15 +42,16 @@ func newHTTPLimits(stdio frameLimits) httpLimits {
 	}
 }
 
-// guardTransport sends the requests to one server: to its own origin alone, with the
-// configured headers, and with bounds on all that comes back.
+// guardTransport sends requests to one server: only to its own origin, with the
+// configured headers, and with bounds on everything that comes back.
 type guardTransport struct {
 	next    http.RoundTripper
 	ctx     context.Context // of the link
 	origin  string
 	headers map[string]string
 	limits  httpLimits
-	// oldSSE: the stream is the connection, and nothing stands in for it.
+	// oldSSE means that the stream is the connection, so nothing may stand in for
+	// it.
 	oldSSE bool
 	// violate ends the link.
 	violate func(error)
@@ -62,7 +63,6 @@ type guardTransport struct {
 	firstStatus int
 }
 
-// newGuardTransport returns the transport of a link to a server; ctx is the link's.
 func newGuardTransport(ctx context.Context, next http.RoundTripper, s Server, limits httpLimits, oldSSE bool, violate func(error)) (*guardTransport, error) {
 	if next == nil {
 		return nil, errors.New("HTTP client without a transport")
@@ -77,7 +77,6 @@ func newGuardTransport(ctx context.Context, next http.RoundTripper, s Server, li
 	}, nil
 }
 
-// originOf returns the scheme, host and port of an address.
 func originOf(u *url.URL) string {
 	port := u.Port()
 	if port == "" && u.Scheme == "https" {
@@ -88,14 +87,13 @@ func originOf(u *url.URL) string {
 	return u.Scheme + "://" + net.JoinHostPort(strings.ToLower(u.Hostname()), port)
 }
 
-// CloseIdleConnections closes connections that are kept for other requests.
 func (t *guardTransport) CloseIdleConnections() {
 	if c, ok := t.next.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
 	}
 }
 
-// waitRunning returns when no request is left, or ctx ends.
+// waitRunning waits until no request is left, or ctx ends.
 func (t *guardTransport) waitRunning(ctx context.Context) {
 	left := make(chan struct{})
 	go func() {
@@ -108,8 +106,8 @@ func (t *guardTransport) waitRunning(ctx context.Context) {
 	}
 }
 
-// refusedFirst reports whether the first message was answered with a status that servers
-// of the older transport have for it.
+// refusedFirst reports whether the first message got a status with which servers of
+// the older transport answer it.
 func (t *guardTransport) refusedFirst() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -120,7 +118,6 @@ func (t *guardTransport) refusedFirst() bool {
 	return false
 }
 
-// RoundTrip implements [http.RoundTripper].
 func (t *guardTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	res, err := t.send(req)
 	if violation, ok := errors.AsType[*ProtocolError](err); ok {
@@ -185,8 +182,8 @@ func (t *guardTransport) send(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// roundTrip sends the request. A stream that does not begin in time counts as one that the
-// server does not have: the client would wait for it before anything else.
+// roundTrip sends the request. If a stream doesn't begin in time, it answers that
+// the server has none: the client would wait for it before anything else.
 func (t *guardTransport) roundTrip(req *http.Request, cancel context.CancelCauseFunc) (*http.Response, error) {
 	if t.oldSSE || req.Method != http.MethodGet || req.Header.Get("Last-Event-ID") != "" {
 		return t.next.RoundTrip(req)
@@ -206,7 +203,7 @@ func (t *guardTransport) roundTrip(req *http.Request, cancel context.CancelCause
 	}, nil
 }
 
-// noteStatus keeps the status of the first message, or that one was taken.
+// noteStatus keeps the status of the first message, or of one that was accepted.
 func (t *guardTransport) noteStatus(req *http.Request, res *http.Response) {
 	if req.Method != http.MethodPost {
 		return
@@ -218,10 +215,10 @@ func (t *guardTransport) noteStatus(req *http.Request, res *http.Response) {
 	}
 }
 
-// maxSessionID bounds the identifier of a session.
+// maxSessionID bounds a session identifier.
 const maxSessionID = 1024
 
-// checkResponse refuses heads that no server should send.
+// checkResponse refuses response heads that no server should send.
 func checkResponse(res *http.Response) error {
 	id := res.Header.Get("Mcp-Session-Id")
 	if len(id) > maxSessionID || strings.ContainsFunc(id, func(r rune) bool { return r < 0x21 || r > 0x7e }) {
@@ -239,19 +236,18 @@ func (t *guardTransport) takeStream(lines, bytes int) bool {
 	return t.lines.AllowN(now, lines) && t.bytes.AllowN(now, bytes)
 }
 
-// guardedBody is the body of a response with its bounds.
+// guardedBody is a response body with its bounds.
 type guardedBody struct {
 	inner   io.ReadCloser
 	t       *guardTransport
 	release func()
-	// stream is set for events, left is the rest of the bound.
+	// stream is set for events. left is what is left of the bound for other bodies.
 	stream bool
 	left   int
 	nesting
 }
 
-// Read implements [io.Reader]. Its error is a [*ProtocolError] for a bound that is
-// broken, which ends the link too.
+// Read returns a [*ProtocolError], which also ends the link, if a bound is broken.
 func (b *guardedBody) Read(p []byte) (int, error) {
 	n, err := b.inner.Read(p)
 	if violation := b.check(p[:n]); violation != nil {
@@ -282,13 +278,12 @@ func (b *guardedBody) check(p []byte) error {
 	return nil
 }
 
-// Close implements [io.Closer].
 func (b *guardedBody) Close() error {
 	b.release()
 	return b.inner.Close()
 }
 
-// nesting follows how deeply JSON nests, and how many values are in it, in a text that
+// nesting counts how deeply JSON nests, and how many values it has, in a text that
 // comes in parts.
 type nesting struct {
 	depth, values     int
@@ -296,8 +291,9 @@ type nesting struct {
 	lineBegun         bool
 }
 
-// scanBytes returns how deeply a message in p nests, and how many values one has so far. In
-// a stream of events each line is a text of its own, and an empty line ends a message.
+// scanBytes returns how deeply a message in p nests, and how many values one has so
+// far. In an event stream, each line is a separate text, and an empty line ends a
+// message.
 func (n *nesting) scanBytes(p []byte, stream bool) (deepest, values int) {
 	for _, c := range p {
 		if c == '\n' && stream {

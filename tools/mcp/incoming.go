@@ -29,9 +29,9 @@ const (
 // maxLogBytes bounds one log message of a server.
 const maxLogBytes = 1 << 10
 
-// filterIncoming is the middleware for what a server sends. Whatever is not listed is
-// refused before the SDK handles it: the SDK answers more than is wanted here, and
-// some of its handlers trust what a notification holds.
+// filterIncoming is middleware for what a server sends. It refuses everything not
+// listed before the SDK handles it: the SDK answers more than is wanted here, and
+// some of its handlers trust the contents of notifications.
 func (l *life) filterIncoming(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 		if !l.incoming.Allow() {
@@ -49,7 +49,7 @@ func (l *life) filterIncoming(next mcp.MethodHandler) mcp.MethodHandler {
 			result, err := next(ctx, method, req) // drops the cached list
 			select {
 			case l.changed <- struct{}{}:
-			default: // is to be listed anyway
+			default: // a listing is due anyway
 			}
 			return result, err
 		case notifyProgress:
@@ -85,7 +85,6 @@ func (l *life) refuseRequest(method, reason string) {
 	}
 }
 
-// logMessage writes a log message of the server to the log.
 func (l *life) logMessage(params mcp.Params) {
 	check := l.server.serverLog().Check(zap.DebugLevel, "message of MCP server")
 	if check == nil {
@@ -95,12 +94,11 @@ func (l *life) logMessage(params mcp.Params) {
 	check.Write(zap.String("text", l.server.redactText(oneLine(string(encoded), maxLogBytes))))
 }
 
-// progressGap is the least time between two reports of one call's progress.
+// progressGap is the minimum time between two reports of one call's progress.
 const progressGap = 50 * time.Millisecond
 
-// progress is the progress of one call.
 type progress struct {
-	// extend postpones the call's timeout; show reports a text.
+	// extend postpones the call's timeout.
 	extend func()
 	show   func(text string)
 
@@ -108,13 +106,13 @@ type progress struct {
 	shown time.Time
 }
 
-// noteProgress passes progress on to the call that it is of. Progress that doesn't
-// advance is no sign of life.
+// noteProgress passes progress on to its call. Progress that doesn't advance is no
+// sign of life.
 func (l *life) noteProgress(params *mcp.ProgressNotificationParams) {
 	token, _ := params.ProgressToken.(string)
 	l.mu.Lock()
 	p := l.progress[token]
-	if p == nil || !(params.Progress > p.value) { // NaN is none either
+	if p == nil || !(params.Progress > p.value) { // also false for NaN
 		l.mu.Unlock()
 		return
 	}

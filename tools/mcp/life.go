@@ -14,9 +14,10 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// legacyProtocol is offered to stdio servers first. With a newer one, the SDK begins
-// with a request that is none of the handshake of old, and some servers end when
-// they get it. A server that refuses this handshake is started again with the newest.
+// legacyProtocol is offered to stdio servers first. With a newer version, the SDK
+// begins with a request that is not part of the old handshake, and some servers end
+// when they get it. A server that refuses this handshake is started again with the
+// newest version.
 const legacyProtocol = "2025-11-25"
 
 // stopTime bounds the end of one server.
@@ -29,10 +30,10 @@ type life struct {
 	session *mcp.ClientSession
 	began   time.Time
 
-	// ctx ends with the life; its cause is why.
+	// ctx ends with the life. Its cause is the reason.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	// changed has room for one: the tools are to be listed again.
+	// changed has room for one signal that the tools must be listed again.
 	changed  chan struct{}
 	incoming *rate.Limiter
 
@@ -43,7 +44,7 @@ type life struct {
 	refused  map[string]bool
 }
 
-// startLife starts the server, does the handshake, and lists its tools. ctx bounds
+// startLife starts the server, does the handshake and lists its tools. ctx bounds
 // all of it. If it fails, nothing of the server is left.
 func (s *server) startLife(ctx context.Context) (_ *life, offer toolList, err error) {
 	l := &life{
@@ -56,7 +57,7 @@ func (s *server) startLife(ctx context.Context) (_ *life, offer toolList, err er
 	}
 	ctx, unbind := l.bindContext(ctx)
 	defer unbind()
-	// The SDK waits for messages under way when a handshake fails.
+	// The SDK waits for messages under way if a handshake fails.
 	abort := context.AfterFunc(ctx, func() { _ = l.stopLink() })
 	defer func() {
 		abort()
@@ -103,15 +104,15 @@ func (l *life) openSession(ctx context.Context) (*mcp.ClientSession, error) {
 	return client.Connect(ctx, l.link, &session)
 }
 
-// refusedHandshake reports whether a server answered the handshake with an error, so
-// that another version of the protocol may do.
+// refusedHandshake reports whether a server answered with an error. After a
+// handshake, another protocol version may work.
 func refusedHandshake(err error) bool {
 	var rpc *jsonrpc.Error
 	return errors.As(err, &rpc)
 }
 
-// recoverPanic makes an error of a panic. The SDK panics where it decodes some results
-// that are not what it expects.
+// recoverPanic turns a panic into an error. The SDK panics when it decodes some
+// unexpected results.
 func (s *server) recoverPanic(err *error) {
 	if p := recover(); p != nil {
 		s.serverLog().Error("panic while an MCP server was asked", zap.Any("panic", p), zap.Stack("stack"))
@@ -119,8 +120,8 @@ func (s *server) recoverPanic(err *error) {
 	}
 }
 
-// watchLife returns when the life has ended, with why. Meanwhile it lists the tools again
-// when they changed.
+// watchLife waits for the end of the life and returns the reason. Meanwhile it
+// lists the tools again when they change.
 func (l *life) watchLife(ctx context.Context) error {
 	wait, listed := relistPause, time.Now()
 	for {
@@ -133,7 +134,7 @@ func (l *life) watchLife(ctx context.Context) error {
 			return l.link.endCause()
 		case <-l.changed:
 		}
-		// Changes come in bursts, and a server may report them for ever.
+		// Changes come in bursts, and a server may report them forever.
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
@@ -158,13 +159,14 @@ func (l *life) watchLife(ctx context.Context) error {
 }
 
 const (
-	// relistPause is the time from a change of the tools to their listing. It doubles
-	// with each, up to maxRelistPause, until the tools stay the same for longer.
+	// relistPause is the time from a change of the tools to listing them. It
+	// doubles each time, up to maxRelistPause, until the tools stay the same for
+	// longer.
 	relistPause    = 100 * time.Millisecond
 	maxRelistPause = time.Minute
 )
 
-// listAgain lists the tools and registers what changed.
+// listAgain lists the tools and registers the changes.
 func (l *life) listAgain(ctx context.Context) (err error) {
 	defer l.server.recoverPanic(&err)
 	ctx, cancel := context.WithTimeoutCause(ctx, l.server.cfg.startTimeout(), &TimeoutError{Op: "list of tools", After: l.server.cfg.startTimeout().String()})
@@ -179,7 +181,6 @@ func (l *life) listAgain(ctx context.Context) (err error) {
 	return nil
 }
 
-// failLife ends the life.
 func (l *life) failLife(err error) { l.cancel(err) }
 
 // bindContext returns a context that ends with ctx and with the life.
@@ -207,8 +208,8 @@ func (l *life) explainError(ctx context.Context, err error) error {
 	return err
 }
 
-// stopLife ends the life and waits until nothing of it is left, or stopTime. Calls under
-// way fail with the cause.
+// stopLife ends the life and waits until nothing of it is left, or for stopTime.
+// Calls under way fail with the cause.
 func (l *life) stopLife(cause error) error {
 	l.cancel(cause)
 	closed := make(chan struct{})
@@ -227,15 +228,15 @@ func (l *life) stopLife(cause error) error {
 	return err
 }
 
-// stopLink ends the link and waits for it, at most for stopTime.
+// stopLink ends the link and waits for it, or for stopTime.
 func (l *life) stopLink() error {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), stopTime, &TimeoutError{Op: "stop", After: stopTime.String()})
 	defer cancel()
 	return l.link.stopServer(ctx)
 }
 
-// beginCall returns the context of one call, bounded by the timeouts and the life's
-// end, with the token of its progress. The caller must call end.
+// beginCall returns the context of one call, which ends after its timeouts or with
+// the life, and the token of its progress. The caller must call end.
 func (l *life) beginCall(ctx context.Context, show func(text string)) (_ context.Context, token string, end func()) {
 	timeout := l.server.cfg.callTimeout()
 	total := l.server.cfg.maxCallTime()
@@ -262,7 +263,6 @@ func (l *life) beginCall(ctx context.Context, show func(text string)) (_ context
 	}
 }
 
-// callsUnderWay returns the number of calls that have begun and not ended.
 func (l *life) callsUnderWay() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

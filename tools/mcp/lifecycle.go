@@ -21,36 +21,39 @@ import (
 const (
 	firstRestart = time.Second
 	maxRestart   = time.Minute
-	// maxRestarts is the number of starts in a row, without a good run, that are
+	// maxRestarts is the number of consecutive starts without a good run that are
 	// tried after the first.
 	maxRestarts = 5
-	// goodRun is how long a server must run for its restarts to count anew.
+	// goodRun is how long a server must run for its restarts to be counted anew.
 	goodRun = time.Minute
 	// shownStderr bounds the standard error in an event.
 	shownStderr = 4 << 10
 )
 
-// server is one server of a [Set]: its lives, and what it offers.
+// server is one server of a [Set], with its lives and what it offers.
 type server struct {
 	set *Set
 	cfg Server
 	// tried is closed when the first start has succeeded or failed.
 	tried chan struct{}
-	// modern: the server refused the handshake of old. Only run uses it, as the next.
+	// modern means that the server refused the old handshake. Only runLives uses it
+	// and the next four.
 	modern     bool
 	lastStderr string
 	restarts   int
-	// oldSSE: the server has the older transport over HTTP alone. refusedStreamable is
-	// set if the last start failed in a way that suggests so.
+	// oldSSE means that the server has only the older HTTP transport.
+	// refusedStreamable is set if the last start failed in a way that suggests so.
 	oldSSE, refusedStreamable bool
-	// oauth authorizes requests over HTTP, nil for none. It is made with the first link.
+	// oauth authorizes requests over HTTP, or is nil. It is made with the first
+	// link.
 	oauth atomic.Pointer[oauth.Handler]
 
 	mu sync.Mutex
-	// life is the one that can be called, or nil. gaveUp is why there will be none.
+	// life is the life that can be called, or nil. gaveUp is why there will be
+	// none.
 	life   *life
 	gaveUp error
-	// turned is closed, and made anew, when either changes.
+	// turned is closed and replaced when either changes.
 	turned chan struct{}
 	// offered holds the registered tools.
 	offered map[tools.Name]offeredTool
@@ -79,8 +82,8 @@ type launchError struct{ err error }
 func (e *launchError) Error() string { return e.err.Error() }
 func (e *launchError) Unwrap() error { return e.err }
 
-// runLives starts the server, and starts it again when it ended, until the set is closed or
-// it failed too often.
+// runLives starts the server, and starts it again when it ends, until the set is
+// closed or the server has failed too often.
 func (s *server) runLives() {
 	ctx := s.set.ctx
 	firstTried := sync.OnceFunc(func() { close(s.tried) })
@@ -119,8 +122,8 @@ func (s *server) runLives() {
 	}
 }
 
-// startServer starts the server once its turn has come, registers its tools and lets it be
-// called.
+// startServer starts the server when its turn comes, registers its tools and lets
+// it be called.
 func (s *server) startServer(ctx context.Context) (*life, error) {
 	release, err := s.set.takeTurn(ctx)
 	if err != nil {
@@ -171,7 +174,7 @@ func (s *server) startServer(ctx context.Context) (*life, error) {
 	return l, nil
 }
 
-// endLife stops a life whose end has come.
+// endLife stops a life that has ended.
 func (s *server) endLife(l *life, err error, final bool) {
 	s.setLife(nil, nil)
 	calls := l.callsUnderWay()
@@ -195,7 +198,6 @@ func (s *server) endLife(l *life, err error, final bool) {
 	s.reportEvent(event)
 }
 
-// failStart reports a start that failed.
 func (s *server) failStart(err error, took time.Duration, final bool) {
 	closed := errors.Is(err, ErrClosed)
 	if final || closed {
@@ -224,8 +226,8 @@ func (s *server) setLife(l *life, gaveUp error) {
 	s.turned = make(chan struct{})
 }
 
-// waitReady returns the life that can be called. It waits for a start that is under way or
-// to come. Its error is a [*ServerError], or why ctx ended.
+// waitReady returns the life that can be called. It waits for a start under way or
+// to come. The error is a [*ServerError], or why ctx ended.
 func (s *server) waitReady(ctx context.Context) (*life, error) {
 	for {
 		s.mu.Lock()
@@ -247,8 +249,8 @@ func (s *server) waitReady(ctx context.Context) (*life, error) {
 	}
 }
 
-// registerTools makes the registered tools those that are offered, and returns what that
-// changed. A tool that can't be registered is skipped.
+// registerTools makes the registered tools match the offered ones and returns the
+// changes. A tool that can't be registered is skipped.
 func (s *server) registerTools(offer toolList) ToolsChanged {
 	s.mu.Lock()
 	before := maps.Clone(s.offered)
@@ -297,7 +299,6 @@ func (s *server) registerTools(offer toolList) ToolsChanged {
 
 func (c ToolsChanged) hasChanges() bool { return len(c.Added)+len(c.Changed)+len(c.Removed) > 0 }
 
-// applyChanges registers what a running server offers now.
 func (s *server) applyChanges(offer toolList) {
 	changes := s.registerTools(offer)
 	changes.Skipped = s.redactSkipped(changes.Skipped)
@@ -320,7 +321,7 @@ func (s *server) unregisterTool(name tools.Name) {
 	}
 }
 
-// registrationProblem returns one phrase.
+// registrationProblem returns the problem as one phrase.
 func registrationProblem(err error) string {
 	var registration *tools.RegistrationError
 	if !errors.As(err, &registration) || len(registration.Problems) == 0 {
@@ -332,7 +333,6 @@ func registrationProblem(err error) string {
 	return registration.Problems[0]
 }
 
-// offeredTools returns the registered tools, by name.
 func (s *server) offeredTools() []Tool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -350,7 +350,7 @@ func (s *server) offersNow(t Tool) bool {
 	return s.offered[t.Name].Hash == t.Hash
 }
 
-// usedTransport returns the transport that is in use. Only run uses it.
+// usedTransport returns the transport in use. Only runLives uses it.
 func (s *server) usedTransport() string {
 	if s.oldSSE {
 		return Server{SSE: true}.Transport()

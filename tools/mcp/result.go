@@ -15,17 +15,16 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Bounds of what a result shows beside its text, which the dispatcher bounds.
+// Bounds of what a result shows besides its text, which the dispatcher bounds.
 const (
 	maxURIBytes  = 2 << 10
 	maxLinkBytes = 500
 	// maxContent bounds the blocks of a result.
 	maxContent = 256
-	// maxComparedBytes bounds the texts that are compared with structured content.
+	// maxComparedBytes bounds the texts compared with structured content.
 	maxComparedBytes = 1 << 20
 )
 
-// callOutput returns the result of a call as a tool's output.
 func callOutput(result *mcp.CallToolResult) tools.Output {
 	out := tools.Output{Success: !result.IsError, Content: contentBlocks(result.Content)}
 	var texts []string
@@ -45,9 +44,9 @@ func callOutput(result *mcp.CallToolResult) tools.Output {
 	return out
 }
 
-// haveValue reports whether texts contain all of a structured value. Most servers repeat
-// it for older clients: as JSON, or without the object that a library put around it. A
-// list may be one text per element. Texts that are long together are not compared, since
+// haveValue reports whether texts contain all of a structured value. Most servers
+// repeat it for older clients: as JSON, or without the object that a library put
+// around it. A list may be one text per element. Long texts are not compared:
 // decoded JSON takes fifty times as much memory.
 func haveValue(texts []string, value any) bool {
 	size := 0
@@ -84,7 +83,7 @@ func haveValue(texts []string, value any) bool {
 	return true
 }
 
-// contentBlocks returns content as blocks. Nothing that content names is read.
+// contentBlocks returns content as blocks. It reads nothing that content refers to.
 func contentBlocks(content []mcp.Content) []tools.Block {
 	var blocks []tools.Block
 	for i, c := range content {
@@ -116,8 +115,8 @@ func noteBlock(format string, args ...any) tools.Block {
 	return tools.Block{Text: "[" + fmt.Sprintf(format, args...) + "]"}
 }
 
-// pictureBlock returns a picture whose type and size providers accept, or a note. The
-// bytes decide about the type, not the server.
+// pictureBlock returns a picture whose type and size providers accept, or a note.
+// The bytes decide about the type, not the server.
 func pictureBlock(data []byte) tools.Block {
 	media := picture.Type(data)
 	if media == "" {
@@ -136,7 +135,7 @@ func pictureBlock(data []byte) tools.Block {
 	return tools.Block{Image: data, MediaType: media}
 }
 
-// linkBlock returns what a link tells about the resource.
+// linkBlock describes a resource without reading it.
 func linkBlock(link *mcp.ResourceLink) tools.Block {
 	details := []string{"resource " + oneLine(link.URI, maxURIBytes)}
 	add := func(text string) {
@@ -167,14 +166,14 @@ func resourceBlock(resource *mcp.ResourceContents) tools.Block {
 		oneLine(resource.URI, maxURIBytes), oneLine(resource.MIMEType, maxShownName), len(resource.Blob))
 }
 
-// oneLine returns text of a server for people: one line of at most limit bytes, with
-// what can't be seen escaped.
+// oneLine returns a server's text for people: one line of at most limit bytes, with
+// invisible characters escaped.
 func oneLine(s string, limit int) string {
 	safe, _ := tools.Display(utf8text.Clip(strings.ToValidUTF8(s, "\ufffd"), limit))
 	return safe
 }
 
-// lastLines is [oneLine] for text of several lines, of which the end is kept.
+// lastLines is [oneLine] for text of several lines. It keeps the end.
 func lastLines(s string, limit int) string {
 	s = strings.ToValidUTF8(s, "\ufffd")
 	if len(s) > limit {
@@ -187,9 +186,10 @@ func lastLines(s string, limit int) string {
 	return safe
 }
 
-// cleanText returns text of a definition without the characters that people don't see
-// and models read: controls, bidirectional controls, tags and other format characters,
-// private use. It is cut after limit bytes. A note tells the model of both.
+// cleanText returns a definition's text without the characters that people don't
+// see and models read: controls, bidirectional controls, tags and other format
+// characters, private use. It cuts the text after limit bytes. A note tells the
+// model of both.
 func cleanText(s string, limit int) string {
 	hidden := 0
 	clean := strings.Map(func(r rune) rune {
@@ -213,7 +213,7 @@ func cleanText(s string, limit int) string {
 	return clean
 }
 
-// isHidden reports whether a character takes no space, or is none.
+// isHidden reports whether a rune takes no space, or is no character.
 func isHidden(r rune) bool {
 	switch r {
 	case ' ', '\n', '\t', '\r':

@@ -16,17 +16,17 @@ import (
 
 // Defaults of [Server].
 const (
-	// DefaultStartTimeout bounds the start of a server: its launch, the handshake
-	// and the lists of what it offers.
+	// DefaultStartTimeout bounds a server's start: its launch, the handshake and
+	// the lists of what it offers.
 	DefaultStartTimeout = 30 * time.Second
 	// DefaultCallTimeout bounds one call, from the last sign of progress.
 	DefaultCallTimeout = 2 * time.Minute
 	// MaxCallTime bounds a call whose progress extends its timeout, unless the
-	// timeout itself is longer.
+	// timeout is longer.
 	MaxCallTime = 10 * time.Minute
 )
 
-// Server is the configuration of one server. It has a Command or a URL.
+// Server configures one server. It has a Command or a URL.
 type Server struct {
 	// Name is the part of its tools' names before the slash: letters, digits, "-"
 	// and single "_".
@@ -37,34 +37,35 @@ type Server struct {
 	Command string
 	Args    []string
 	Env     []string
-	// Dir is the working directory, absolute. "" means the default of
-	// Options.Launch.
+	// Dir is the absolute working directory, "" for the default of Options.Launch.
 	Dir string
-	// OnHost lets the server run outside the sandbox: an operator's explicit choice.
+	// OnHost lets the server run outside the sandbox. An operator must choose this
+	// explicitly.
 	OnHost bool
-	// Memory in bytes and Processes bound a server in the sandbox. Zero means the
+	// Memory, in bytes, and Processes bound a server in the sandbox. Zero means the
 	// default of Options.Launch.
 	Memory    int64
 	Processes int
 
-	// URL is the endpoint of a server over streamable HTTP, or over the older SSE
-	// transport if SSE is set. Headers are sent with every request; values may be
-	// secret.
+	// URL is the endpoint of a server over streamable HTTP or, if SSE is set, over
+	// the older SSE transport. Headers are sent with every request. Their values
+	// may be secret.
 	URL     string
 	SSE     bool
 	Headers map[string]string
-	// OAuth is how Caisson obtains tokens for a server over streamable HTTP, unless
+	// OAuth is how to obtain tokens for a server over streamable HTTP, unless
 	// Headers has Authorization.
 	OAuth oauth.Config
 
-	// Include are the raw names of the tools to offer, and Exclude those not to; a
-	// "*" at the end matches any rest. An empty Include means all. Exclude wins.
+	// Include are the raw names of the tools to offer, Exclude the ones not to
+	// offer. A "*" at the end matches any rest. An empty Include means all. Exclude
+	// wins.
 	Include, Exclude []string
 
 	// StartTimeout and CallTimeout bound a start and a call. Zero means the default.
 	StartTimeout, CallTimeout time.Duration
 
-	// Source is where the server was configured, for people: a path.
+	// Source is the path where the server was configured, for people.
 	Source string
 }
 
@@ -100,7 +101,7 @@ func (s Server) Place() string {
 	return "sandbox"
 }
 
-// offersTool reports whether the operator lets a tool be offered.
+// offersTool reports whether the configuration lets a tool be offered.
 func (s Server) offersTool(raw string) bool {
 	matches := func(pattern string) bool {
 		prefix, any := strings.CutSuffix(pattern, "*")
@@ -112,7 +113,6 @@ func (s Server) offersTool(raw string) bool {
 	return len(s.Include) == 0 || slices.ContainsFunc(s.Include, matches)
 }
 
-// checkConfig returns the first problem of the configuration.
 func (s Server) checkConfig() error {
 	switch {
 	case s.Command == "" && s.URL == "":
@@ -128,34 +128,34 @@ func (s Server) checkConfig() error {
 	return nil
 }
 
-// Process is a stdio server that runs.
+// Process is a running stdio server.
 type Process interface {
 	// Stdin and Stdout are its pipes. Stop, and the end of the process, unblock
-	// whatever reads or writes them.
+	// their readers and writers.
 	Stdin() io.WriteCloser
 	Stdout() io.Reader
-	// Wait returns when the process has ended, with why. It may be called by
-	// several goroutines.
+	// Wait waits for the process to end and returns why. Several goroutines may
+	// call it.
 	Wait() error
-	// Stop ends the process with everything it started, first by closing its
-	// standard input, and returns when it is gone or ctx ends. After it returned nil,
-	// Wait returns at once. It may be called repeatedly, by several goroutines.
+	// Stop ends the process and everything it started, first by closing its
+	// standard input, and returns when it is gone or ctx ends. After it returned
+	// nil, Wait returns at once. Several goroutines may call it, repeatedly.
 	Stop(ctx context.Context) error
 }
 
-// link is one life of a server: a connection to it, and the way to end it. There is
-// one implementation per kind of server.
+// link is a connection to a server for one of its lives, and the way to end it.
+// Each kind of server has one implementation.
 type link interface {
-	// Connect returns the connection. It is called once, and bounded by ctx.
+	// Connect returns the connection. It is called once, bounded by ctx.
 	mcp.Transport
 	// endSignal is closed when the server or the connection to it has ended.
 	endSignal() <-chan struct{}
 	// endCause returns why it ended, once endSignal is closed.
 	endCause() error
-	// stopServer ends it and returns when nothing of it is left, or when ctx ends. It may
-	// be called at any time, repeatedly.
+	// stopServer ends it and returns when nothing of it is left, or ctx ends. It
+	// may be called at any time, repeatedly.
 	stopServer(ctx context.Context) error
-	// stderrTail returns the end of what the server wrote to its standard error, and
-	// the number of bytes it wrote in all.
+	// stderrTail returns the end of the server's standard error, and the size of
+	// all of it.
 	stderrTail() (tail string, total int64)
 }

@@ -15,41 +15,43 @@ import (
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
-// Options configure a [Set]. Launch is required for stdio servers and HTTPClient for
-// the others.
+// Options configure a [Set]. Stdio servers need Launch, others HTTPClient.
 type Options struct {
 	Servers []Server
-	// Launch starts a stdio server and returns once it runs; ctx bounds only the
-	// start. What the server writes to its standard error goes to stderr, which
-	// never blocks. An error of the first Launch of a server is final.
+	// Launch starts a stdio server and returns once it runs. ctx bounds only the
+	// start. The server's standard error goes to stderr, which never blocks. An
+	// error of a server's first Launch is final.
 	Launch func(ctx context.Context, s Server, stderr io.Writer) (Process, error)
-	// HTTPClient makes the client for a server over HTTP, under the session's policy.
+	// HTTPClient makes the client for a server over HTTP, under the session's
+	// policy.
 	HTTPClient func(s Server) (*http.Client, error)
-	// Tokens has the tokens of servers that people have signed in to. Nil: none is used.
+	// Tokens has the tokens of servers that people have signed in to. It may be
+	// nil.
 	Tokens *oauth.Store
-	// Register and Unregister change the session's tools. Nil: what the servers
-	// offer is only checked and reported.
+	// Register and Unregister change the session's tools. If they are nil, what the
+	// servers offer is only checked and reported.
 	Register   func(tools.Factory) error
 	Unregister func(tools.Name)
-	// Report gets every event, one at a time, those of one server in order. It
-	// must not call the Set. Nil: none is reported.
+	// Report gets every event, one at a time, and each server's in order. It must
+	// not call the Set. It may be nil.
 	Report func(Event)
-	// Roots is the only root that servers are told: file:///workspace. "": none.
-	Roots string
-	// Redact removes secrets from texts of servers that are reported or logged. Nil:
+	// Roots is the only root that servers are told: file:///workspace, or "" for
 	// none.
+	Roots string
+	// Redact removes secrets from servers' texts that are reported or logged. It
+	// may be nil.
 	Redact func(string) string
 	// StartParallel bounds the servers that start at the same time. Zero means 8.
 	StartParallel int
-	// Version is the version of Caisson, for servers.
+	// Version is Caisson's version, for servers.
 	Version string
-	// Log gets details beside the events. Nil: nothing is logged.
+	// Log gets details besides the events. It may be nil.
 	Log *zap.Logger
 }
 
 const (
 	defaultStartParallel = 8
-	// startTurn bounds how long a server that starts keeps others from it.
+	// startTurn bounds how long a starting server makes others wait.
 	startTurn = 3 * time.Second
 )
 
@@ -58,9 +60,8 @@ type Set struct {
 	opts    Options
 	limits  frameLimits
 	servers []*server
-	// turns has a token per server that may start now.
-	turns chan struct{}
-	// features registers the tools for resources and prompts once.
+	// turns has an element for each server that others wait for to start.
+	turns    chan struct{}
 	features sync.Once
 
 	ctx    context.Context // ends with Close
@@ -73,8 +74,8 @@ type Set struct {
 	reporting sync.Mutex
 }
 
-// NewSet checks the configuration and returns a Set in which no server runs yet. Its
-// error is a [*ConfigError].
+// NewSet checks the configuration and returns a Set in which no server runs yet.
+// Its error is a [*ConfigError].
 func NewSet(o Options) (*Set, error) {
 	if o.StartParallel <= 0 {
 		o.StartParallel = defaultStartParallel
@@ -100,9 +101,9 @@ func NewSet(o Options) (*Set, error) {
 	return s, nil
 }
 
-// Start starts the named servers, or all if none is named, and returns when the first
-// start of each has succeeded or failed, or ctx ends. The servers go on starting and
-// running then. The first call decides which servers run.
+// Start starts the named servers, or all if none is named. It returns when the
+// first start of each has succeeded or failed, or ctx ends. The servers then go on
+// starting and running. The first call decides which servers run.
 func (s *Set) Start(ctx context.Context, names ...string) {
 	s.mu.Lock()
 	if s.starting == nil && s.ctx.Err() == nil {
@@ -126,8 +127,8 @@ func (s *Set) Start(ctx context.Context, names ...string) {
 	}
 }
 
-// WaitServer returns when a server can be called, or can't: its error is a
-// [*ServerError], or why ctx ended.
+// WaitServer waits until a server can be called. The error is a [*ServerError], a
+// [*ConfigError], or why ctx ended.
 func (s *Set) WaitServer(ctx context.Context, name string) error {
 	srv := s.serverNamed(name)
 	if srv == nil {
@@ -159,8 +160,8 @@ func (s *Set) Tools() []Tool {
 	return list
 }
 
-// Close stops every server and returns when nothing of them is left. Its error is why
-// ctx ended.
+// Close stops every server and returns when nothing of them is left. Its error is
+// why ctx ended.
 func (s *Set) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.cancel(ErrClosed)
@@ -187,8 +188,8 @@ func (s *Set) reportEvent(e Event) {
 	s.opts.Report(e)
 }
 
-// takeTurn waits until a server may start and returns the function that lets another
-// one. A server that takes long to start loses its turn, and starts on.
+// takeTurn waits until a server may start, and returns the function that ends its
+// turn. A server that takes long to start loses its turn but goes on.
 func (s *Set) takeTurn(ctx context.Context) (func(), error) {
 	select {
 	case s.turns <- struct{}{}:

@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// tailBytes is how much is kept of what a server writes to its standard error.
+	// tailBytes is how much of a server's standard error is kept.
 	tailBytes = 64 << 10
-	// writeTime bounds the wait for a server to read what was sent to it.
+	// writeTime bounds the wait for a server to read its input.
 	writeTime = 30 * time.Second
-	// drainTime bounds the wait for what an ended process has written last.
+	// drainTime bounds the wait for the last output of an ended process.
 	drainTime = time.Second
 )
 
-// stdioLink is a [link] to a process, and its [mcp.Connection]: messages are lines of
-// JSON on its standard input and output.
+// stdioLink is a [link] to a process, and its [mcp.Connection]. Messages are lines
+// of JSON on standard input and output.
 type stdioLink struct {
 	proc   Process
 	framer *framer
@@ -40,13 +40,12 @@ type stdioLink struct {
 	running  sync.WaitGroup
 }
 
-// stdioWrite is one line to write.
 type stdioWrite struct {
 	line []byte
 	done chan<- struct{}
 }
 
-// newStdioLink returns the link to a process that runs. The caller must stop it.
+// newStdioLink returns a link to a running process. The caller must stop it.
 func newStdioLink(proc Process, errors *limits.Tail, limits frameLimits) *stdioLink {
 	l := &stdioLink{
 		proc: proc, framer: newFramer(proc.Stdout(), errors, limits), errors: errors,
@@ -59,13 +58,10 @@ func newStdioLink(proc Process, errors *limits.Tail, limits frameLimits) *stdioL
 	return l
 }
 
-// Connect implements [mcp.Transport].
 func (l *stdioLink) Connect(context.Context) (mcp.Connection, error) { return l, nil }
 
-// SessionID implements [mcp.Connection].
 func (l *stdioLink) SessionID() string { return "" }
 
-// Read implements [mcp.Connection].
 func (l *stdioLink) Read(ctx context.Context) (jsonrpc.Message, error) {
 	select {
 	case msg := <-l.messages:
@@ -77,8 +73,8 @@ func (l *stdioLink) Read(ctx context.Context) (jsonrpc.Message, error) {
 	}
 }
 
-// Write implements [mcp.Connection]. It returns when the server has read the message,
-// or ctx has ended; the message may be read then all the same.
+// Write returns when the server has read the message, or ctx has ended. The server
+// may still read it then.
 func (l *stdioLink) Write(ctx context.Context, msg jsonrpc.Message) error {
 	line, err := jsonrpc.EncodeMessage(msg)
 	if err != nil {
@@ -104,7 +100,7 @@ func (l *stdioLink) Write(ctx context.Context, msg jsonrpc.Message) error {
 	}
 }
 
-// Close implements [mcp.Connection]. The process is stopped by stopServer.
+// Close ends the connection. stopServer stops the process.
 func (l *stdioLink) Close() error {
 	l.endLink(ErrClosed)
 	return nil
@@ -116,7 +112,6 @@ func (l *stdioLink) endCause() error { return l.cause }
 
 func (l *stdioLink) stderrTail() (string, int64) { return l.errors.String(), l.errors.Total() }
 
-// stopServer implements [link].
 func (l *stdioLink) stopServer(ctx context.Context) error {
 	l.endLink(ErrClosed)
 	err := l.proc.Stop(ctx)
@@ -133,7 +128,7 @@ func (l *stdioLink) stopServer(ctx context.Context) error {
 	}
 }
 
-// endLink ends the connection; the first cause counts.
+// endLink ends the connection. The first cause counts.
 func (l *stdioLink) endLink(cause error) {
 	l.endOnce.Do(func() {
 		l.cause = cause
@@ -161,8 +156,8 @@ func (l *stdioLink) readMessages() {
 	}
 }
 
-// endBroken ends the connection because a pipe broke. If the process has ended, as it
-// mostly has, watchProcess ends the connection instead: its reason is the better one.
+// endBroken ends the connection because a pipe broke. Mostly the process has ended.
+// Then watchProcess ends the connection, with a better reason.
 func (l *stdioLink) endBroken(pipe string) {
 	select {
 	case <-l.exited:

@@ -21,7 +21,7 @@ const (
 	reasonInput   = "mcp_input_required"
 )
 
-// progressStream is the stream of [tools.Call].Delta that progress is reported on.
+// progressStream is the stream of [tools.Call].Delta for progress.
 const progressStream = "progress"
 
 // tool is one call of a server's tool.
@@ -30,13 +30,11 @@ type tool struct {
 	offered offeredTool
 }
 
-// Definition implements [tools.Tool].
 func (t *tool) Definition() tools.Definition { return t.offered.def }
 
-// Execute implements [tools.Tool].
 func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	return t.server.askServer(ctx, call.Delta, func(ctx context.Context, l *life, token string) (tools.Output, error) {
-		// What was approved is this definition, and no later one.
+		// The approval is for this definition and no later one.
 		if !t.server.offersNow(t.offered.Tool) {
 			return tools.Output{}, &tools.Error{
 				Class: tools.ErrorExecution, Reason: reasonChanged, Visible: true,
@@ -56,12 +54,12 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 	})
 }
 
-// codeNotSent is the code of the SDK's own error for a request that its transport did not
+// codeNotSent is the SDK's error code for a request that its transport did not
 // send.
 const codeNotSent = -32005
 
-// askServer waits for the server, runs do with a call's bounds, and turns its error into
-// one for the model. show gets progress.
+// askServer waits for the server, runs do with a call's bounds, and turns its error
+// into one for the model. delta gets progress.
 func (s *server) askServer(ctx context.Context, delta func(stream, text string), do func(ctx context.Context, l *life, token string) (tools.Output, error)) (tools.Output, error) {
 	l, err := s.waitReady(ctx)
 	if err != nil {
@@ -86,7 +84,7 @@ func (s *server) askServer(ctx context.Context, delta func(stream, text string),
 	return tools.Output{}, s.callError(ctx, l.explainError(callCtx, err))
 }
 
-// redactOutput returns a result without the tokens that the server was sent.
+// redactOutput removes the tokens that the server was sent from a result.
 func redactOutput(h *oauth.Handler, out tools.Output) tools.Output {
 	for i := range out.Content {
 		out.Content[i].Text = h.Redact(out.Content[i].Text)
@@ -94,7 +92,7 @@ func redactOutput(h *oauth.Handler, out tools.Output) tools.Output {
 	return out
 }
 
-// callError returns the error of a call in words for the model.
+// callError explains the error of a call to the model.
 func (s *server) callError(ctx context.Context, err error) error {
 	var visible *tools.Error
 	if errors.As(err, &visible) || ctx.Err() != nil {
@@ -123,8 +121,8 @@ func (s *server) callError(ctx context.Context, err error) error {
 	return failed
 }
 
-// refuseInput returns the error of a call that wants input of the user, or of a model,
-// before it goes on.
+// refuseInput returns the error of a call that first wants input from the user or a
+// model.
 func (l *life) refuseInput(requests mcp.InputRequestMap) error {
 	for _, request := range requests {
 		method := methodSampling

@@ -15,26 +15,27 @@ import (
 	"golang.org/x/oauth2"
 )
 
-// Server identifies an MCP server, and the client for requests to its authorization server, see [NewClient].
+// Server identifies an MCP server. Client sends the requests to its authorization
+// server. See [NewClient].
 type Server struct {
-	// Name and URL are those of the configuration. A token is bound to both.
+	// Name and URL are as configured. A token is bound to both.
 	Name, URL string
 	Config    Config
 	Store     *Store
 	Client    *http.Client
 }
 
-// Handler authorizes the requests to one server without a person: with the stored token, which it refreshes, or with
-// the credentials of the client. It is safe for concurrent use.
+// Handler authorizes the requests to one server without a person: with the stored
+// token, which it refreshes, or with the client's credentials. It is safe for
+// concurrent use.
 type Handler struct {
 	server Server
 	client *extauth.ClientCredentialsHandler // for [GrantClient]
 
 	mu   sync.Mutex
 	held *storedToken
-	// forced is the token that was obtained last because the server refused another one.
+	// forced is the token obtained last because the server refused another one.
 	forced string
-	// issued are the secrets that the handler has held.
 	issued []string
 }
 
@@ -51,7 +52,7 @@ func NewHandler(s Server) (*Handler, error) {
 	return h, err
 }
 
-// newCredentials returns the registered client, nil if there is none.
+// newCredentials returns the registered client, or nil.
 func newCredentials(c Config) *oauthex.ClientCredentials {
 	if c.ClientID == "" {
 		return nil
@@ -63,7 +64,8 @@ func newCredentials(c Config) *oauthex.ClientCredentials {
 	return out
 }
 
-// Redact returns text without the tokens that the handler has held. It does nothing for a nil Handler.
+// Redact returns text without the tokens that the handler has held. A nil Handler
+// changes nothing.
 func (h *Handler) Redact(text string) string {
 	if h == nil {
 		return text
@@ -85,8 +87,8 @@ func (h *Handler) keepSecrets(values ...string) {
 	}
 }
 
-// TokenSource implements [auth.OAuthHandler]. It returns nil if there is no token. Its error is an [ErrSignIn] if a
-// token has expired and can't be refreshed.
+// TokenSource implements [auth.OAuthHandler]. It returns nil if there is no token,
+// and an [ErrSignIn] if a token has expired and can't be refreshed.
 func (h *Handler) TokenSource(ctx context.Context) (oauth2.TokenSource, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -105,7 +107,8 @@ func (h *Handler) TokenSource(ctx context.Context) (oauth2.TokenSource, error) {
 	return oauth2.StaticTokenSource(&oauth2.Token{AccessToken: h.held.AccessToken}), nil
 }
 
-// clientToken returns the token of the client's credentials, nil if there is none yet. The caller holds mu.
+// clientToken returns the token for the client's credentials, or nil before one was
+// obtained. The caller holds mu.
 func (h *Handler) clientToken(ctx context.Context) (oauth2.TokenSource, error) {
 	source, err := h.client.TokenSource(ctx)
 	if err != nil || source == nil {
@@ -119,7 +122,8 @@ func (h *Handler) clientToken(ctx context.Context) (oauth2.TokenSource, error) {
 	return oauth2.StaticTokenSource(t), nil
 }
 
-// Authorize implements [auth.OAuthHandler]. Its error is an [ErrSignIn] if a person has to sign in.
+// Authorize implements [auth.OAuthHandler]. It returns an [ErrSignIn] if a person
+// has to sign in.
 func (h *Handler) Authorize(ctx context.Context, req *http.Request, res *http.Response) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -153,8 +157,9 @@ func (h *Handler) Authorize(ctx context.Context, req *http.Request, res *http.Re
 	return nil
 }
 
-// renewToken makes the handler hold a valid token other than the one that the server refused, "" if it refused none. That is
-// the stored one if another process has refreshed it. The caller holds mu.
+// renewToken makes the handler hold a valid token. That is the stored one if
+// another process has refreshed it. refused is the token that the server refused,
+// or "". The caller holds mu.
 func (h *Handler) renewToken(ctx context.Context, refused string) error {
 	s := h.server
 	return s.Store.withLock(ctx, s.Name, s.URL, func() error {
@@ -178,7 +183,7 @@ func (h *Handler) renewToken(ctx context.Context, refused string) error {
 	})
 }
 
-// loadToken returns the stored token of the server, nil if there is none for the configured client.
+// loadToken returns the stored token, or nil if the configured client has none.
 func (s Server) loadToken() (*storedToken, error) {
 	t, err := s.Store.loadToken(s.Name, s.URL)
 	if t != nil && s.Config.ClientID != "" && t.ClientID != s.Config.ClientID {
@@ -187,15 +192,15 @@ func (s Server) loadToken() (*storedToken, error) {
 	return t, err
 }
 
-// refreshToken replaces a token by a new one, and stores that. The caller holds the token's lock. A token that the
-// authorization server refuses for good is removed.
+// refreshToken replaces a token and stores the new one. It removes the token if the
+// authorization server refuses for good. The caller holds the token's lock.
 func (s Server) refreshToken(ctx context.Context, t *storedToken) error {
 	if t.RefreshToken == "" {
 		return &signInError{"the token has expired, or is refused, and can't be refreshed"}
 	}
 	cfg := oauth2.Config{ClientID: t.ClientID, ClientSecret: t.ClientSecret, Endpoint: oauth2.Endpoint{TokenURL: t.TokenURL, AuthStyle: t.AuthStyle}}
-	// A refresh that is cut off after the request has been sent loses a refresh token that is valid once. The
-	// client bounds its time.
+	// Don't cancel a refresh: if the request has been sent, a single-use refresh
+	// token would be lost. The client bounds its time.
 	ctx = context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, s.Client)
 	answer, err := cfg.TokenSource(ctx, &oauth2.Token{RefreshToken: t.RefreshToken}).Token()
 	switch {
@@ -211,7 +216,7 @@ func (s Server) refreshToken(ctx context.Context, t *storedToken) error {
 	return s.Store.saveToken(t)
 }
 
-// challengeParam returns a parameter of the Bearer challenge of a response, "" if it has none.
+// challengeParam returns a parameter of the response's Bearer challenge, or "".
 func challengeParam(res *http.Response, name string) string {
 	list, err := oauthex.ParseWWWAuthenticate(res.Header.Values("WWW-Authenticate"))
 	if err != nil {

@@ -20,27 +20,28 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// ErrNotNeeded reports that a server takes requests without a token.
+// ErrNotNeeded reports that a server accepts requests without a token.
 var ErrNotNeeded = errors.New("the server asks for no token")
 
-// callbackPath is the path of the redirect URI.
 const callbackPath = "/callback"
 
-// LoginOptions are the options of [Login].
+// LoginOptions configure [Login].
 type LoginOptions struct {
 	Server
-	// Port is that of the redirect on 127.0.0.1. Zero is any.
+	// Port is the redirect's port on 127.0.0.1. Zero means any.
 	Port int
-	// Allow decides about a request to an endpoint of the authorization server. Nil allows only the server's own origin.
-	// The rules of Client must decide likewise.
+	// Allow decides about a request to an endpoint of the authorization server. Nil
+	// allows only the server's own origin. Client's rules must decide likewise.
 	Allow func(endpoint rule.Target, method string) error
-	// Show is called with the address that the person opens in a browser, and the origin that issues the token.
+	// Show is called with the address to open in a browser, and the origin that
+	// issues the token.
 	Show func(address, issuer string)
 }
 
-// Login obtains a token for a server from its authorization server, where a person signs in, and stores it. It returns
-// when the browser has come back to a listener on 127.0.0.1, or ctx ends. Its error is [ErrNotNeeded] for a server that
-// needs none.
+// Login obtains a token for a server from its authorization server, where a person
+// signs in, and stores it. It returns when the browser has come back to a listener
+// on 127.0.0.1, or ctx ends. It returns [ErrNotNeeded] if the server needs no
+// token.
 func Login(ctx context.Context, o LoginOptions) error {
 	req, res, err := o.probeServer(ctx, "")
 	if err != nil {
@@ -85,7 +86,8 @@ func Login(ctx context.Context, o LoginOptions) error {
 	return o.Store.withLock(ctx, o.Name, o.URL, func() error { return o.Store.saveToken(t) })
 }
 
-// handlerConfig returns the configuration of the flow, which leaves its result in t.
+// handlerConfig returns the configuration of the flow, which leaves its result in
+// t.
 func (o LoginOptions) handlerConfig(l *redirect, t *storedToken) *auth.AuthorizationCodeHandlerConfig {
 	cfg := &auth.AuthorizationCodeHandlerConfig{
 		PreregisteredClient: newCredentials(o.Config), RedirectURL: l.url, RequestRefreshToken: true, AcceptUnadvertisedIss: true, Client: o.Client,
@@ -116,7 +118,8 @@ func (o LoginOptions) handlerConfig(l *redirect, t *storedToken) *auth.Authoriza
 // initialize is the first message to a server.
 const initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"caisson","version":"0"}}}`
 
-// probeServer sends the first message to the server, and ends the session that it may begin. The caller closes the body.
+// probeServer sends the first message to the server, and ends the session that this
+// may begin. The caller closes the body.
 func (o LoginOptions) probeServer(ctx context.Context, token string) (*http.Request, *http.Response, error) {
 	newRequest := func(method, body string) (*http.Request, error) {
 		req, err := http.NewRequestWithContext(ctx, method, o.URL, strings.NewReader(body))
@@ -146,16 +149,16 @@ func (o LoginOptions) probeServer(ctx context.Context, token string) (*http.Requ
 	return req, res, nil
 }
 
-// metadataReader is a transport that reads the metadata of the authorization server. The SDK doesn't pass the metadata
-// on. It gets a new encoding of it, so that both understand it in the same way.
+// metadataReader is a transport that reads the metadata of the authorization
+// server, which the SDK doesn't pass on. It encodes the metadata anew, so that the
+// SDK reads it in the same way.
 type metadataReader struct {
 	next   http.RoundTripper
 	server string // URL of the MCP server
-	// found is nil if there is no metadata. The SDK then guesses endpoints at one origin.
+	// found is nil without metadata. The SDK then guesses endpoints at one origin.
 	found *oauthex.AuthServerMeta
 }
 
-// RoundTrip implements [http.RoundTripper].
 func (m *metadataReader) RoundTrip(req *http.Request) (*http.Response, error) {
 	res, err := m.next.RoundTrip(req)
 	if !strings.Contains(req.URL.Path, "/.well-known/oauth-authorization-server") && !strings.Contains(req.URL.Path, "/.well-known/openid-configuration") {
@@ -170,8 +173,8 @@ func (m *metadataReader) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err := json.NewDecoder(res.Body).Decode(&found); err != nil {
 		return nil, fmt.Errorf("read metadata of the authorization server: %w", err)
 	}
-	// The server itself would get another origin's code. The issuer that comes with the code tells whether the code is
-	// meant for it.
+	// The MCP server would get another origin's code. Require the issuer that comes
+	// with the code: it tells whether the code is meant for the server.
 	if token := originOf(found.TokenEndpoint); token == originOf(m.server) && token != originOf(found.AuthorizationEndpoint) {
 		found.AuthorizationResponseIssParameterSupported = true
 	}
@@ -183,13 +186,14 @@ func (m *metadataReader) RoundTrip(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// originOf returns the origin of a URL, or the zero Origin if the text is no URL.
+// originOf returns the origin of a URL, or the zero Origin if it is invalid.
 func originOf(address string) rule.Origin {
 	t, _ := rule.ParseTarget(address)
 	return t.Origin
 }
 
-// checkEndpoints decides about the endpoints of a login, and returns the origin that issues the token.
+// checkEndpoints checks the endpoints of a login and returns the origin that issues
+// the token.
 func (o LoginOptions) checkEndpoints(authorization string, found *oauthex.AuthServerMeta) (issuer string, err error) {
 	token := authorization
 	if found != nil {
@@ -225,7 +229,7 @@ type redirect struct {
 	failures  chan error
 }
 
-// newRedirect listens on 127.0.0.1 alone.
+// newRedirect listens only on 127.0.0.1.
 func newRedirect(ctx context.Context, port int) (*redirect, error) {
 	var config net.ListenConfig
 	l, err := config.Listen(ctx, "tcp", loopbackAddress(port))
@@ -248,7 +252,8 @@ func (r *redirect) closeListener() {
 	_ = r.server.Close()
 }
 
-// fetchCode shows an authorization URL and returns what the browser comes back with.
+// fetchCode shows an authorization URL and returns what the browser comes back
+// with.
 func (r *redirect) fetchCode(ctx context.Context, address string, o LoginOptions) (*auth.AuthorizationResult, error) {
 	issuer, err := o.checkEndpoints(address, r.metadata.found)
 	if err != nil {
@@ -271,8 +276,8 @@ func (r *redirect) fetchCode(ctx context.Context, address string, o LoginOptions
 	}
 }
 
-// ServeHTTP implements [http.Handler]. A request without the state of this login is refused and changes nothing: any
-// page in a browser can send one.
+// ServeHTTP refuses a request without the state of this login. It changes nothing
+// then: any page in a browser can send one.
 func (r *redirect) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")

@@ -1,5 +1,5 @@
-// Package oauth obtains, keeps and refreshes the OAuth tokens of MCP servers over HTTP. It is built on the official Go
-// SDK, which implements discovery, registration and the flows.
+// Package oauth obtains, stores and refreshes the OAuth tokens of MCP servers over
+// HTTP. The official Go SDK implements discovery, registration and the flows.
 package oauth
 
 import (
@@ -30,18 +30,19 @@ const (
 	GrantClient Grant = "client_credentials"
 )
 
-// Config is how Caisson identifies itself at the authorization server of one MCP server.
+// Config is how Caisson identifies itself at an MCP server's authorization server.
 type Config struct {
-	// Grant is [GrantCode] if it is "".
+	// Grant "" means [GrantCode].
 	Grant Grant
-	// ClientID and ClientSecret are those of a registered client. [GrantClient] needs both. Without a ClientID, a
-	// client is registered when a person signs in.
+	// ClientID and ClientSecret identify a registered client. [GrantClient] needs
+	// both. Without a ClientID, signing in registers a client.
 	ClientID, ClientSecret string
-	// Scopes replace those that the server asks for. Nil replaces none.
+	// Scopes replace the scopes that the server asks for. Nil replaces none.
 	Scopes []string
 }
 
-// ErrSignIn reports that a server needs a token and that there is none that it accepts, so that a person has to sign in.
+// ErrSignIn reports that a server needs a token and accepts none that is stored: a
+// person has to sign in.
 var ErrSignIn = errors.New("a person has to sign in to the server")
 
 // signInError is an [ErrSignIn] with the reason.
@@ -58,15 +59,15 @@ const (
 	maxTextBytes = 400
 )
 
-// Errors of requests to authorization servers.
 var (
 	errRedirect = errors.New("redirects of an authorization server are not followed")
 	errTooLarge = errors.New("the response is larger than the limit")
 	errNoTLS    = errors.New("https is required, except at a loopback address")
 )
 
-// NewClient returns the client for requests to authorization servers, which are sent with next. It follows no redirect,
-// requires TLS except at loopback addresses, and bounds the body of a response to 1 MiB and a request to 30 s.
+// NewClient returns the client for requests to authorization servers, which it
+// sends with next. It follows no redirect, requires TLS except at loopback
+// addresses, and bounds a response body to 1 MiB and a request to 30 s.
 func NewClient(next http.RoundTripper) *http.Client {
 	return &http.Client{
 		Transport: guard{next}, Timeout: requestTime,
@@ -76,7 +77,6 @@ func NewClient(next http.RoundTripper) *http.Client {
 
 type guard struct{ next http.RoundTripper }
 
-// RoundTrip implements [http.RoundTripper].
 func (g guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != "https" && !isLoopback(req.URL) {
 		if req.Body != nil {
@@ -97,7 +97,7 @@ func isLoopback(u *url.URL) bool {
 	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
 }
 
-// boundedBody fails after a number of bytes, where [io.LimitReader] would end.
+// boundedBody fails after a number of bytes. [io.LimitReader] would end.
 type boundedBody struct {
 	io.ReadCloser
 	left int
@@ -117,8 +117,8 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 // errorCode matches the codes of RFC 6749, section 5.2, and others like them.
 var errorCode = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z_]{1,40}$`) })
 
-// explainError returns err without what an authorization server wrote into a refusal, which may repeat secrets, and with a
-// bounded text on one line.
+// explainError returns err with a bounded text on one line, and without what an
+// authorization server wrote into a refusal, which may repeat secrets.
 func explainError(err error) error {
 	if err == nil || errors.Is(err, ErrSignIn) {
 		return err
@@ -163,5 +163,5 @@ func isInvalidGrant(err error) bool {
 	return ok && refused.ErrorCode == "invalid_grant"
 }
 
-// loopbackAddress returns the address of a listener on this machine; port 0 is any.
+// loopbackAddress returns the address for a listener. Port 0 means any.
 func loopbackAddress(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

@@ -19,21 +19,21 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// Store keeps the tokens of servers, each in a file of its own that only its owner can read. It is safe for concurrent
-// use, by several processes too.
+// Store keeps servers' tokens, each in a file that only its owner can read. It is
+// safe for concurrent use, also by several processes.
 type Store struct{ dir string }
 
-// NewStore returns the store in a directory, which is made with the first token.
+// NewStore returns the store in a directory, which is created with the first token.
 func NewStore(dir string) *Store { return &Store{dir} }
 
-// lockTime bounds the wait for another process that refreshes the same token.
+// lockTime bounds the wait for another process to refresh the same token.
 const lockTime = requestTime + 10*time.Second
 
-// maxFileBytes bounds the file of a token.
 const maxFileBytes = 256 << 10
 
-// storedToken is a token with what it takes to refresh it. It was issued for one server at one URL by the
-// authorization server that TokenURL belongs to, and is used with no other.
+// storedToken is a token with what it takes to refresh it. It was issued for one
+// server at one URL, by the authorization server at TokenURL, and is used with no
+// other.
 type storedToken struct {
 	Server       string           `json:"server"`
 	URL          string           `json:"url"`
@@ -53,7 +53,8 @@ func (t *storedToken) isValid() bool {
 	return t.AccessToken != "" && (t.Expiry.IsZero() || time.Now().Add(expiryMargin).Before(t.Expiry))
 }
 
-// takeAnswer makes t hold what an authorization server answered. A refresh token that is not replaced stays.
+// takeAnswer stores an authorization server's answer in t. It keeps a refresh token
+// that is not replaced.
 func (t *storedToken) takeAnswer(answer *oauth2.Token) {
 	t.AccessToken, t.Expiry = answer.AccessToken, answer.Expiry
 	if answer.RefreshToken != "" {
@@ -61,13 +62,14 @@ func (t *storedToken) takeAnswer(answer *oauth2.Token) {
 	}
 }
 
-// tokenPath returns the file of a token. The name of a server has letters, digits, "-" and "_" alone.
+// tokenPath returns the file of a token. Server names have only letters, digits,
+// "-" and "_".
 func (s *Store) tokenPath(server, url string) string {
 	sum := sha256.Sum256([]byte(url))
 	return filepath.Join(s.dir, server+"."+hex.EncodeToString(sum[:8])+".json")
 }
 
-// loadToken returns a token, nil if there is none.
+// loadToken returns a token, or nil if none is stored.
 func (s *Store) loadToken(server, url string) (*storedToken, error) {
 	path := s.tokenPath(server, url)
 	text, err := state.Read(path, maxFileBytes)
@@ -81,13 +83,13 @@ func (s *Store) loadToken(server, url string) (*storedToken, error) {
 		return nil, fmt.Errorf("read token: others than its owner have rights to %s", path)
 	}
 	var t storedToken
-	if json.Unmarshal(text, &t) != nil || t.Server != server || t.URL != url { // the error could quote it
+	if json.Unmarshal(text, &t) != nil || t.Server != server || t.URL != url { // err could quote it
 		return nil, fmt.Errorf("read token: %s does not hold the token of the server", path)
 	}
 	return &t, nil
 }
 
-// saveToken replaces a token, whole or not at all. The caller holds its lock.
+// saveToken replaces a token atomically. The caller holds its lock.
 func (s *Store) saveToken(t *storedToken) error {
 	if err := state.ReplaceJSON(s.tokenPath(t.Server, t.URL), t); err != nil {
 		return fmt.Errorf("store token: %w", err)
@@ -119,7 +121,7 @@ func (s *Store) listFiles(server string) ([]string, error) {
 	return list, nil
 }
 
-// Remove removes the tokens of a server, at any URL, and reports whether there were some.
+// Remove removes a server's tokens, at any URL, and reports whether it had any.
 func (s *Store) Remove(ctx context.Context, server string) (bool, error) {
 	files, err := s.listFiles(server)
 	for _, path := range files {
@@ -133,7 +135,8 @@ func (s *Store) Remove(ctx context.Context, server string) (bool, error) {
 	return len(files) > 0, err
 }
 
-// Secrets returns the values that no output may hold: the tokens of the server at a URL.
+// Secrets returns the values that no output may contain: the server's tokens at a
+// URL.
 func (s *Store) Secrets(server, url string) []string {
 	t, err := s.loadToken(server, url)
 	if err != nil || t == nil {
