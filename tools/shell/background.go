@@ -15,36 +15,36 @@ import (
 // KillName is the canonical name of the tool that ends a background command.
 const KillName tools.Name = "shell_kill"
 
-// Background runs commands that outlive the call that started them. It is safe
-// for concurrent use.
+// Background runs commands that outlive the call that started them. Methods are
+// safe for concurrent use.
 type Background interface {
 	// Begin starts a command and returns its handle once it runs. Cancelling ctx
-	// before that ends the command; afterwards it has no effect. A Command.Timeout
-	// of zero means none. Begin returns [ErrTooMany] if no more commands may be
+	// ends the command before that, and has no effect afterwards. A Command.Timeout
+	// of zero means none. The error wraps [ErrTooMany] if no more commands may be
 	// started.
 	Begin(ctx context.Context, cmd Command) (handle string, err error)
 	// End ends a command and everything that it started, with SIGTERM, the grace
-	// period and SIGKILL, and waits until nothing is left. It returns [ErrNoOutput]
-	// for an unknown handle. Cancelling ctx ends the wait, not the killing. For a
-	// command that had ended before, End returns its outcome and endedBefore is
-	// true.
+	// period and SIGKILL, and waits until nothing is left. Cancelling ctx ends only
+	// the wait. If the command had ended before, endedBefore is true. For an
+	// unknown handle End returns [ErrNoOutput].
 	End(ctx context.Context, handle string) (r Ended, endedBefore bool, err error)
 }
 
 // Ended is the outcome of a background command.
 type Ended struct {
 	Result
-	// Lost reports whether the sandbox was lost too. There is no exit code then.
+	// Lost means that the sandbox was lost too. There is no exit code then.
 	Lost bool
-	// Bytes is the number of bytes that the command wrote to both streams.
+	// Bytes counts what the command wrote to both streams.
 	Bytes int64
 }
 
-// ErrTooMany is returned by Begin. The wrapping error has the maximum number.
+// ErrTooMany is wrapped by [Background].Begin; the wrapping error has the maximum
+// number.
 var ErrTooMany = errors.New("too many background commands")
 
-// startBackground starts a command in the background and returns its handle to
-// the model. shown is the command for display and records.
+// startBackground starts a background command. shown is the command for people and
+// records.
 func (s *shellTool) startBackground(ctx context.Context, cmd Command, shown string) (tools.Output, error) {
 	handle, err := s.opts.Background.Begin(ctx, cmd)
 	switch {
@@ -63,7 +63,7 @@ func (s *shellTool) startBackground(ctx context.Context, cmd Command, shown stri
 	}, nil
 }
 
-// formatSentence returns s with an upper-case letter at its beginning and a period.
+// formatSentence capitalises s and adds a period.
 func formatSentence(s string) string {
 	if s == "" {
 		return ""
@@ -71,8 +71,8 @@ func formatSentence(s string) string {
 	return strings.ToUpper(s[:1]) + s[1:] + "."
 }
 
-// NewKill returns the factory of the tool that ends a background command. It uses
-// the options Background and Grace.
+// NewKill returns a factory for the tool that ends a background command. It uses
+// only Options.Background, which is required, and Options.Grace.
 func NewKill(opts Options) (tools.Factory, error) {
 	if opts.Background == nil {
 		return nil, errors.New("make shell_kill tool: no background commands")
@@ -84,8 +84,8 @@ func NewKill(opts Options) (tools.Factory, error) {
 	return func() tools.Tool { return &killTool{background: opts.Background, def: def} }, nil
 }
 
-// proofTime is the maximum time that a guest may take after the grace period to
-// confirm that no process is left.
+// proofTime bounds how long a guest may take after the grace period to confirm that
+// no process is left.
 const proofTime = 45 * time.Second
 
 func killDefinition(opts Options) tools.Definition {
@@ -108,21 +108,17 @@ func killDefinition(opts Options) tools.Definition {
 	}
 }
 
-// handleAliases returns the names that other agents use for the handle.
 func handleAliases() map[string]string {
 	return map[string]string{"id": "handle", "shell_id": "handle", "bash_id": "handle", "job_id": "handle", "session_id": "handle", "task_id": "handle"}
 }
 
-// killTool is one execution of the tool.
 type killTool struct {
 	background Background
 	def        tools.Definition
 }
 
-// Definition returns the tool's definition.
 func (k *killTool) Definition() tools.Definition { return k.def }
 
-// Execute ends the command.
 func (k *killTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in outputInput
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -143,7 +139,6 @@ func (k *killTool) Execute(ctx context.Context, call *tools.Call) (tools.Output,
 	}, nil
 }
 
-// killText returns the result for the model.
 func (r Ended) killText(handle string, endedBefore bool) string {
 	var b strings.Builder
 	b.WriteString(handle)
@@ -154,7 +149,7 @@ func (r Ended) killText(handle string, endedBefore bool) string {
 		b.WriteString(" was ended: " + r.State())
 	}
 	fmt.Fprintf(&b, " after %s\n", formatSeconds(r.Wall))
-	r.Status.Cancelled = false // the call requested it, so it needs no note
+	r.Status.Cancelled = false // the call requested it
 	for _, note := range r.endNotes(0) {
 		b.WriteString(note + "\n")
 	}

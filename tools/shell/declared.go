@@ -13,32 +13,30 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Declared is a tool that an operator declares in the configuration: a command
-// that runs in the session's sandbox.
+// Declared is a tool that an operator declares in the configuration: a command that
+// runs in the session's sandbox.
 type Declared struct {
 	Name        tools.Name
 	Description string
-	// InputSchema is a schema in the subset of docs/tools.md, of type object,
-	// whose arguments are strings, numbers, booleans, or lists of these.
+	// InputSchema is an object schema in the subset of docs/tools.md, whose
+	// arguments are strings, numbers, booleans, or lists of these.
 	InputSchema json.RawMessage
 	Template    Template
-	// Class is execute or write; "" means execute.
-	Class tools.Class
-	// Dir is the working directory, relative to the workspace.
-	Dir string
-	// Timeout limits one run. The session's timeout applies if it is shorter, or
-	// if Timeout is zero.
+	Class       tools.Class
+	Dir         string
+	// Timeout limits one run. The session's timeout applies if it is shorter, or if
+	// Timeout is zero.
 	Timeout time.Duration
-	// Paths are the arguments that are paths of the workspace. They are checked,
-	// and passed to the command as absolute paths in the container.
+	// Paths are the arguments that are workspace paths. They are checked, and
+	// passed to the command as absolute paths in the container.
 	Paths []string
-	// Parallel reports whether calls may run in parallel with other commands.
+	// Parallel lets calls run in parallel with other commands.
 	Parallel bool
-	// RequiresAdmin reports whether only an administrator may use the tool.
+	// RequiresAdmin restricts the tool to administrators.
 	RequiresAdmin bool
 }
 
-// Check returns the errors of a declaration, each with the key that it is about.
+// Check returns all errors in a declaration.
 func (d Declared) Check() []DeclaredError {
 	arguments, lists, err := d.schemaArguments()
 	if err != nil {
@@ -67,11 +65,11 @@ func (d Declared) Check() []DeclaredError {
 	return problems
 }
 
-// DeclaredError is an error in a declaration, and the key that it is about.
+// DeclaredError is an error in a declaration, with the key that it is about.
 type DeclaredError struct{ Key, Message string }
 
-// schemaArguments returns the names of the schema's properties, sorted, and those
-// of lists.
+// schemaArguments returns the names of the schema's properties, and of the lists
+// among them, both sorted.
 func (d Declared) schemaArguments() (all, lists []string, err error) {
 	var schema struct {
 		Type       string `json:"type"`
@@ -105,8 +103,8 @@ func (d Declared) schemaArguments() (all, lists []string, err error) {
 	return all, lists, nil
 }
 
-// NewDeclared returns the factory of a declared tool, whose commands r runs. It
-// uses the same options as the shell tool, except Background and Environment.
+// NewDeclared returns a factory for a declared tool that runs its commands with r.
+// Except for Background and Environment, the options apply as to the shell tool.
 func NewDeclared(r commandRunner, d Declared, opts Options) (tools.Factory, error) {
 	if problems := d.Check(); len(problems) > 0 {
 		return nil, fmt.Errorf("make tool %s: %s: %s", d.Name, problems[0].Key, problems[0].Message)
@@ -140,13 +138,11 @@ func NewDeclared(r commandRunner, d Declared, opts Options) (tools.Factory, erro
 	}, nil
 }
 
-// declaredTool is one execution of a declared tool.
 type declaredTool struct {
 	Declared
 	shell *shellTool
 }
 
-// inputPaths returns the paths of the workspace in an input.
 func (d Declared) inputPaths(raw json.RawMessage) []string {
 	values, err := argumentValues(raw)
 	if err != nil {
@@ -159,7 +155,6 @@ func (d Declared) inputPaths(raw json.RawMessage) []string {
 	return out
 }
 
-// summarizeInput returns the command for an input, quoted for display.
 func (d Declared) summarizeInput(raw json.RawMessage) string {
 	values, err := argumentValues(raw)
 	if err != nil {
@@ -172,7 +167,7 @@ func (d Declared) summarizeInput(raw json.RawMessage) string {
 	return quoteCommand(args)
 }
 
-// inputCommands returns the command that a call runs, for the rules of the policy.
+// inputCommands returns the command that a call runs, for the policy.
 func (d Declared) inputCommands(raw json.RawMessage) []string {
 	values, err := argumentValues(raw)
 	if err != nil {
@@ -188,8 +183,8 @@ func (d Declared) inputCommands(raw json.RawMessage) []string {
 	return []string{command}
 }
 
-// quoteCommand returns a command line in which elements that a shell would take
-// for more than a word are quoted.
+// quoteCommand returns a command line for display, with elements quoted where a
+// shell would need it.
 func quoteCommand(args []string) string {
 	out := slices.Clone(args)
 	for i, a := range out {
@@ -202,11 +197,9 @@ func quoteCommand(args []string) string {
 	return strings.Join(out, " ")
 }
 
-// Definition returns the tool's definition.
 func (d *declaredTool) Definition() tools.Definition { return d.shell.def }
 
-// Project returns the parts of the call that an approval covers, like the shell
-// tool's.
+// Project returns what an approval covers besides the input.
 func (d *declaredTool) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
 	values, err := argumentValues(call.Input)
 	if err != nil {
@@ -222,7 +215,6 @@ func (d *declaredTool) Project(ctx context.Context, call *tools.Call) (tools.Pro
 	return d.shell.projectCommand(ctx, d.Dir, command)
 }
 
-// Execute runs the command, like the shell tool's.
 func (d *declaredTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	values, err := argumentValues(call.Input)
 	if err != nil {

@@ -2,8 +2,7 @@
 // sandbox. shell runs a command and returns its outcome and output, shell_output
 // pages through long output, and shell_kill ends a background command.
 //
-// The package doesn't depend on a sandbox: [New] takes anything that runs a
-// [Command], and package runner adapts a sandbox to it. When a call ends, all
-// processes of its command are killed. A background command has a handle instead,
-// and ends with its session at the latest.
+// The package doesn't depend on a sandbox: package runner adapts one to the
+// interfaces here. When a call ends, all processes of its command are killed. A
+// background command ends with its session at the latest.
 package shell

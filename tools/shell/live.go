@@ -6,17 +6,15 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of live output, which is for display only. Ten pieces per second and
-// stream look fluent. Output that comes faster is dropped and marked; the result
-// still counts it.
+// Bounds of live output, which is only for display. Ten pieces per second and
+// stream look fluent. Faster output is dropped and marked.
 const (
 	liveInterval = 100 * time.Millisecond
 	liveBytes    = 4 << 10
 )
 
-// liveWriter sends one stream of a command as deltas at a limited rate. It buffers
-// the last bytes since the previous delta. It never fails, and blocks no longer
-// than a delta does.
+// liveWriter sends one stream of a command as deltas at a limited rate. Write never
+// fails, and blocks only for a delta.
 type liveWriter struct {
 	stream string
 	delta  func(stream, text string)
@@ -33,7 +31,6 @@ func newLiveWriter(stream string, delta func(stream, text string)) *liveWriter {
 	return &liveWriter{stream: stream, delta: delta}
 }
 
-// Write adds a piece of output.
 func (l *liveWriter) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,8 +71,7 @@ func (l *liveWriter) flushOnTimer() {
 	}
 }
 
-// flush sends the buffer. An incomplete rune at its end is kept, unless the
-// stream has ended.
+// flush sends the buffer. Unless the stream has ended, it keeps an incomplete rune.
 func (l *liveWriter) flush(end bool) {
 	n := len(l.buf)
 	if !end {
@@ -98,7 +94,6 @@ func (l *liveWriter) flush(end bool) {
 	l.delta(l.stream, text)
 }
 
-// close sends the rest. Later writes are dropped.
 func (l *liveWriter) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 // OutputName is the canonical name of the tool that pages through output.
 const OutputName tools.Name = "shell_output"
 
-// Bounds of one page. matchLineBytes limits the time of a match, because RE2 can't
-// be interrupted within a line.
+// Bounds of one page. RE2 can't be interrupted within a line, so matchLineBytes
+// limits the time of a match.
 const (
 	defaultLines    = 400
 	maxLines        = 10_000
@@ -26,24 +26,23 @@ const (
 	maxPatternBytes = 1024
 )
 
-// Kept is the stored output of one stream. The caller must close it.
+// Kept is the stored output of one stream. The caller closes it.
 type Kept struct {
 	io.ReaderAt
 	io.Closer
-	// Size is the number of stored bytes, Total the number that were written. The
-	// stored bytes are the beginning of the stream.
+	// Size is the number of stored bytes, the beginning of the stream. Total is the
+	// number written.
 	Size, Total int64
-	// Whole reports whether all bytes are stored, Redacted whether secrets in them
-	// were replaced, which changes their number.
+	// Whole reports whether all bytes are stored. Redacted reports whether secrets
+	// in them were replaced, which changes the size.
 	Whole, Redacted bool
-	// State is the state of a background command, such as that it runs; it is ""
-	// for other commands. Last is the end of the output if it is not stored.
+	// State is the state of a background command, or "". Last is the end of the
+	// output if it is not stored.
 	State string
 	Last  []byte
 }
 
-// outputOpener opens the stored output of commands. It returns [ErrNoOutput] for
-// an unknown handle.
+// outputOpener opens stored output. It returns [ErrNoOutput] for an unknown handle.
 type outputOpener interface {
 	Output(handle string) (Kept, error)
 }
@@ -51,8 +50,8 @@ type outputOpener interface {
 // ErrNoOutput is the error for a handle that the session doesn't know.
 var ErrNoOutput = errors.New("no such output")
 
-// NewOutput returns the factory of the tool that pages through the output of
-// commands. It uses the option ResultBytes.
+// NewOutput returns a factory for the tool that pages through output. It uses only
+// Options.ResultBytes.
 func NewOutput(o outputOpener, opts Options) (tools.Factory, error) {
 	if o == nil {
 		return nil, errors.New("make shell_output tool: no outputs")
@@ -66,14 +65,12 @@ func NewOutput(o outputOpener, opts Options) (tools.Factory, error) {
 	}, nil
 }
 
-// outputTool is one execution of the tool.
 type outputTool struct {
 	outputs outputOpener
 	def     tools.Definition
 	room    int // maximum bytes of a result
 }
 
-// outputInput is the tool's input after aliases were rewritten.
 type outputInput struct {
 	Handle     string `json:"handle"`
 	Unit       string `json:"unit"`
@@ -129,10 +126,8 @@ func outputSummary(raw json.RawMessage) string {
 	return in.Handle
 }
 
-// Definition returns the tool's definition.
 func (o *outputTool) Definition() tools.Definition { return o.def }
 
-// Execute returns one page.
 func (o *outputTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in outputInput
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -172,8 +167,7 @@ func (o *outputTool) Execute(ctx context.Context, call *tools.Call) (tools.Outpu
 	return p.formatOutput(in.Handle), nil
 }
 
-// compilePattern refuses combinations of arguments that conflict, and compiles
-// the pattern, if any.
+// compilePattern compiles the pattern, if any. It refuses conflicting arguments.
 func (in outputInput) compilePattern() (*regexp.Regexp, error) {
 	switch {
 	case in.Tail > 0 && (in.Offset != nil || in.Limit > 0):
@@ -205,7 +199,7 @@ func valueOrDefault(v *int64, def int64) int64 {
 	return *v
 }
 
-// clampLimit returns the requested number, at most most, or def without one.
+// clampLimit returns asked, at most most, or def if asked is not positive.
 func clampLimit(asked, def, most int64) int64 {
 	if asked <= 0 {
 		return def

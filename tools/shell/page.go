@@ -14,8 +14,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// page is one page of stored output: its text, and notes about it. Only the page
-// is held in memory.
+// page is one page of stored output. Only the page is held in memory.
 type page struct {
 	ctx  context.Context
 	kept Kept
@@ -30,8 +29,8 @@ func (p *page) addNote(format string, args ...any) {
 	p.notes = append(p.notes, fmt.Sprintf(format, args...))
 }
 
-// showBytes shows count bytes from offset. It moves the start and the end back to
-// the start of a rune, so that consecutive pages contain every byte once.
+// showBytes shows count bytes from offset. It moves both ends back to the start of
+// a rune, so that consecutive pages contain every byte once.
 func (p *page) showBytes(offset, count int64) error {
 	if offset >= p.kept.Size {
 		p.noteBeyondEnd("bytes", p.kept.Size)
@@ -62,7 +61,7 @@ func (p *page) showBytes(offset, count int64) error {
 	return nil
 }
 
-// runeStart returns the offset of the rune at offset, or offset if there is none.
+// runeStart returns the offset where the rune around offset starts, or offset.
 func (p *page) runeStart(offset int64) (int64, error) {
 	from := max(offset-(utf8.UTFMax-1), 0)
 	around, err := p.readRange(from, offset-from+utf8.UTFMax)
@@ -82,7 +81,6 @@ func (p *page) runeStart(offset int64) (int64, error) {
 	return offset, nil
 }
 
-// showTail shows the last lines or bytes.
 func (p *page) showTail(count int64, ofBytes bool) error {
 	if len(p.kept.Last) > 0 {
 		p.showLast(count, ofBytes)
@@ -124,7 +122,7 @@ func (p *page) showTail(count int64, ofBytes bool) error {
 	return nil
 }
 
-// showLast shows the end of output that continues but is no longer stored.
+// showLast shows the end of output that is no longer stored but continues.
 func (p *page) showLast(count int64, ofBytes bool) {
 	text := p.kept.Last
 	if over := len(text) - p.room; over > 0 {
@@ -139,7 +137,7 @@ func (p *page) showLast(count int64, ofBytes bool) {
 	p.addNote("the last %s so far, which are not kept", bytesText(int64(len(p.text))))
 }
 
-// lastLines returns the offset of the last count lines of a text.
+// lastLines returns the offset of a text's last count lines.
 func lastLines(text []byte, count int64) int {
 	end := len(text)
 	if end > 0 && text[end-1] == '\n' {
@@ -158,7 +156,6 @@ func lastLines(text []byte, count int64) int {
 	return 0
 }
 
-// showLines shows count lines from the line first.
 func (p *page) showLines(first, count int64) error {
 	first = max(first, 1)
 	number, at, from := int64(0), int64(0), int64(-1)
@@ -252,7 +249,6 @@ func matchCount(n int64) string {
 	return fmt.Sprintf("%d matches", n)
 }
 
-// matchSnippet returns a line, or the part around the match if it is long.
 func matchSnippet(line []byte, at int) []byte {
 	if len(line) <= snippetBytes {
 		return line
@@ -269,8 +265,8 @@ func matchSnippet(line []byte, at int) []byte {
 }
 
 // eachLine calls visit with every line, including its newline, until it returns
-// false. Of a longer line, visit receives only the first most bytes; size is the
-// size of the whole line.
+// false. visit gets at most most bytes of a line; size is the size of the whole
+// line.
 func (p *page) eachLine(visit func(line []byte, whole bool, size int64) bool, most int) error {
 	in := bufio.NewReaderSize(io.NewSectionReader(p.kept, 0, p.kept.Size), 64<<10)
 	var line []byte
@@ -321,7 +317,6 @@ func (p *page) noteBeyondEnd(unit string, have int64) {
 	p.addNote("that is beyond the end: there are %d %s", have, unit)
 }
 
-// noteRange adds a note with the range of bytes on the page.
 func (p *page) noteRange(from int64, end string) {
 	to := from + int64(len(p.text))
 	switch {
@@ -333,8 +328,8 @@ func (p *page) noteRange(from int64, end string) {
 	}
 }
 
-// formatOutput returns the result for the model: one line about the output and the
-// page, and then the text.
+// formatOutput returns the result for the model: a line about the output and the
+// page, then the text.
 func (p *page) formatOutput(handle string) tools.Output {
 	var b strings.Builder
 	fmt.Fprintf(&b, "[%s: ", handle)
@@ -364,8 +359,6 @@ func (p *page) formatOutput(handle string) tools.Output {
 	}
 }
 
-// countInvalid returns the number of bytes that are displayed as replacement
-// characters.
 func countInvalid(text []byte) int {
 	n := 0
 	for len(text) > 0 {

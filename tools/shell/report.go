@@ -14,17 +14,15 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/preset"
 )
 
-// succeeded reports whether the command ended by itself with exit code 0.
 func (r Result) succeeded() bool { return r.Status.Success() && r.Exceeded == nil }
 
 func (c Capture) omittedBytes() int64 { return c.Total - int64(len(c.Head)) - int64(len(c.Tail)) }
 
-// headerBytes is the part of a report that is reserved for everything but output.
+// headerBytes is reserved in a report for everything but output.
 const headerBytes = 1 << 10
 
-// formatReport returns the result for the model, of at most limit bytes: the exit
-// status, notes about it, and the output. It also reports whether output was left
-// out.
+// formatReport returns the result for the model, of at most limit bytes, and
+// whether output was left out.
 func formatReport(r Result, timeout time.Duration, limit int) (text string, cut bool) {
 	var b strings.Builder
 	b.WriteString(r.exitText())
@@ -39,7 +37,7 @@ func formatReport(r Result, timeout time.Duration, limit int) (text string, cut 
 	return b.String(), cut
 }
 
-// exitText returns the exit code or the signal, for the beginning of a report.
+// exitText returns the exit code or signal.
 func (r Result) exitText() string {
 	bare := sandbox.ExitStatus{Code: r.Status.Code, Signal: r.Status.Signal}
 	if bare.Signal != 0 {
@@ -48,16 +46,16 @@ func (r Result) exitText() string {
 	return bare.String()
 }
 
-// crossedDevices reports whether the command failed and its output names EXDEV.
+// crossedDevices reports whether the command failed and its output mentions EXDEV.
 func (r Result) crossedDevices() bool {
 	return !r.Status.Success() && slices.ContainsFunc([][]byte{r.Stdout.Head, r.Stdout.Tail, r.Stderr.Head, r.Stderr.Tail}, func(text []byte) bool {
 		return bytes.Contains(bytes.ToLower(text), []byte("cross-device link"))
 	})
 }
 
-// neededPreset returns the egress preset that the command lacked, "" for none. A pipe may
-// hide that its first program failed, so the exit status does not count, but only whole
-// phrases of programs do.
+// neededPreset returns the egress preset that the command lacked, or "". It ignores
+// the exit status, because a pipe may hide that its first program failed, but looks
+// only for whole phrases of programs.
 func (r Result) neededPreset() string {
 	if !r.Offline {
 		return ""
@@ -65,8 +63,8 @@ func (r Result) neededPreset() string {
 	return preset.NeededBy(r.Stdout.Head, r.Stdout.Tail, r.Stderr.Head, r.Stderr.Tail)
 }
 
-// endNotes returns sentences about why the command was ended and which processes
-// it left.
+// endNotes returns sentences about why the command was ended, what it left, and
+// what it lacked.
 func (r Result) endNotes(timeout time.Duration) []string {
 	var notes []string
 	add := func(is bool, format string, args ...any) {
@@ -101,15 +99,14 @@ func (r Result) endNotes(timeout time.Duration) []string {
 	return notes
 }
 
-// Bounds of the notes about refused connections.
 const (
 	maxRefusedNotes = 5
 	maxAllowedBytes = 240
 	maxHostBytes    = 100
 )
 
-// networkNotes returns lines about refused connections, and what is allowed: programs
-// often hide why a connection failed.
+// networkNotes returns lines about refused connections and what is allowed:
+// programs often hide why a connection failed.
 func (r Result) networkNotes() []string {
 	if len(r.Refused) == 0 {
 		return nil
@@ -161,7 +158,7 @@ func wasWere(n int) string {
 	return "were"
 }
 
-// formatSeconds formats a duration for display, such as 0.04 s, 12.3 s or 600 s.
+// formatSeconds formats a duration as 0.04 s, 12.3 s or 600 s.
 func formatSeconds(d time.Duration) string {
 	switch s := d.Seconds(); {
 	case s < 1:
@@ -173,8 +170,8 @@ func formatSeconds(d time.Duration) string {
 	}
 }
 
-// splitRoom divides the room for output. Each stream may use half of it, and the
-// part that the other doesn't need.
+// splitRoom divides the room for output. Each stream gets half, and what the other
+// leaves.
 func splitRoom(stdout, stderr int64, room int) (int, int) {
 	half := int64(room / 2)
 	switch {
@@ -186,8 +183,8 @@ func splitRoom(stdout, stderr int64, room int) (int, int) {
 	return room / 2, room - room/2
 }
 
-// writeStream writes one stream with its label and exact size. It reports whether
-// it left out a part.
+// writeStream writes one stream with its label and size. It reports whether it left
+// out a part.
 func writeStream(b *strings.Builder, name string, c Capture, room int) (cut bool) {
 	if c.Total == 0 {
 		fmt.Fprintf(b, "%s: empty\n", name)
@@ -211,7 +208,7 @@ func writeStream(b *strings.Builder, name string, c Capture, room int) (cut bool
 	return true
 }
 
-// fitCapture shortens a capture to room bytes. It doesn't split runes of text.
+// fitCapture shortens a capture to room bytes without splitting runes.
 func fitCapture(c Capture, room int) (head, tail []byte) {
 	head, tail = c.Head, c.Tail
 	if c.omittedBytes() == 0 {
@@ -233,7 +230,7 @@ func fitCapture(c Capture, room int) (head, tail []byte) {
 // wholeHead returns b without an incomplete rune at its end.
 func wholeHead(b []byte) []byte { return b[:len(b)-partialRuneLen(b)] }
 
-// wholeTail returns b without the rest of a rune at its beginning.
+// wholeTail returns b without a rune's rest at its beginning.
 func wholeTail(b []byte) []byte {
 	for i := range min(utf8.UTFMax, len(b)) {
 		if utf8.RuneStart(b[i]) {
@@ -260,15 +257,13 @@ func bytesText(n int64) string {
 	return fmt.Sprintf("%d bytes", n)
 }
 
-// maxRefusedMetadata bounds the refused hosts in the metadata of a result. Each has a
-// record of its own.
+// maxRefusedMetadata bounds the refused hosts in a result's metadata. Each also has
+// its own record.
 const maxRefusedMetadata = 50
 
-// PresetKey is the metadata of a result that names the egress preset that the command
-// lacked.
+// PresetKey is the metadata key for the egress preset that the command lacked.
 const PresetKey = "needs_preset"
 
-// resultMetadata returns the metadata of a result for records.
 func resultMetadata(r Result) map[string]any {
 	m := map[string]any{
 		"exit_code":     r.Status.Code,

@@ -15,48 +15,45 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Name is the tool's canonical name.
+// Name is the shell tool's canonical name.
 const Name = tools.NameShell
 
-// DefaultTimeout is the default of Options.Timeout. The dispatcher specification
-// sets 600 s for tools that execute.
+// DefaultTimeout is the default of [Options].Timeout, from the dispatcher
+// specification.
 const DefaultTimeout = 10 * time.Minute
 
-// stopMargin is added to the command's timeout and grace period for the
-// dispatcher's timeout, so that the command's always expires first. It is the time
-// to kill the command and to confirm its end.
+// stopMargin is the time to kill a command and confirm its end. It makes the
+// dispatcher's timeout expire after the command's.
 const stopMargin = 10 * time.Second
 
-// Options configure the tool. The zero value is useful.
+// Options configures the tools of this package. The zero value is useful.
 type Options struct {
-	// Timeout is the maximum and the default timeout of a command, at least 1 s.
-	// Zero means [DefaultTimeout].
+	// Timeout is both the maximum and default timeout of a command. It is at least
+	// 1 s; zero means [DefaultTimeout].
 	Timeout time.Duration
-	// Grace is the time between SIGTERM and SIGKILL for a command that is stopped.
-	// It must be that of the runner. Zero means 5 s.
+	// Grace is the time between SIGTERM and SIGKILL. It must match the runner's.
+	// Zero means 5 s.
 	Grace time.Duration
 	// Mount is the workspace's path in the container; "" means "/workspace".
-	// HostRoot is its path on the host. If it is not "", absolute directories below
-	// it are accepted as working directories too.
+	// HostRoot is its path on the host. If set, working directories may be given
+	// below it.
 	Mount, HostRoot string
-	// Network reports whether commands can reach a network.
-	Network bool
-	// Environment is added to the tool's description. It describes the system, the
-	// toolchains and the limits of the sandbox in a sentence or two.
+	Network         bool
+	// Environment is a sentence or two for the tool's description, about the
+	// sandbox's system, toolchains and limits.
 	Environment string
-	// ResultBytes is the maximum size of the text for the model. Zero means
+	// ResultBytes bounds the text for the model. Zero means
 	// [tools.DefaultResultBytes].
 	ResultBytes int
-	// Background runs background commands. If it is nil, the tool doesn't offer
-	// them.
+	// Background runs background commands. If nil, they are not offered.
 	Background Background
-	// View reads the workspace, so that an approval can cover the directory and
-	// the scripts of a command. If it is nil, approvals cover neither.
+	// View reads the workspace, so that an approval can cover a command's directory
+	// and scripts. If nil, approvals cover neither.
 	View workspace.View
 }
 
-// New returns the factory of the shell tool, whose commands r runs. It fails if
-// the options are invalid.
+// New returns a factory for a shell tool that runs its commands with r. It returns
+// an error if r is nil or the options are invalid.
 func New(r commandRunner, opts Options) (tools.Factory, error) {
 	if r == nil {
 		return nil, errors.New("make shell tool: no runner")
@@ -83,22 +80,18 @@ func New(r commandRunner, opts Options) (tools.Factory, error) {
 	return func() tools.Tool { return &shellTool{runner: r, opts: opts, def: def} }, nil
 }
 
-// shellTool is one execution of the tool.
 type shellTool struct {
 	runner commandRunner
 	opts   Options
 	def    tools.Definition
 }
 
-// input is the tool's input after aliases were rewritten.
 type input struct {
-	Command string `json:"command"`
-	Timeout int64  `json:"timeout_seconds"`
-	Dir     string `json:"cwd"`
-	// Background starts the command and returns at once.
-	Background bool `json:"background"`
-	// Description is the model's description of the command. People see it in the
-	// input; it has no effect.
+	Command    string `json:"command"`
+	Timeout    int64  `json:"timeout_seconds"`
+	Dir        string `json:"cwd"`
+	Background bool   `json:"background"`
+	// Description is for people, who see it in the input.
 	Description string `json:"description"`
 }
 
@@ -161,11 +154,10 @@ func describeTool(opts Options) string {
 	return text
 }
 
-// Definition returns the tool's definition.
 func (s *shellTool) Definition() tools.Definition { return s.def }
 
-// Project returns the command's directory and the scripts of the workspace that it
-// names. An approval covers them besides the command's text.
+// Project returns the command's directory and the workspace scripts that it names.
+// An approval covers them besides the command's text.
 func (s *shellTool) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
 	var in input
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -186,9 +178,9 @@ func (s *shellTool) projectCommand(ctx context.Context, cwd, command string) (to
 	return policy.ProjectCommands(ctx, s.opts.View, strings.TrimPrefix(rel, "/"), []string{command})
 }
 
-// Execute runs the command. For a command that fails, times out or is killed, it
-// returns an Output without success. An error is a cancellation or an error of the
-// sandbox.
+// Execute runs the command. If the command fails, times out or is killed, Success
+// is false and there is no error. An error means an invalid or cancelled call, or a
+// sandbox failure.
 func (s *shellTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in input
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -198,7 +190,7 @@ func (s *shellTool) Execute(ctx context.Context, call *tools.Call) (tools.Output
 	if err != nil {
 		return tools.Output{}, err
 	}
-	// The approval covers the directory's name and identity.
+	// The user approved this exact directory, so refuse symlinks in its path.
 	cmd.NoLinks = call.Asked && in.Dir != ""
 	cmd.CallID = call.ID
 	if in.Background {
@@ -210,7 +202,7 @@ func (s *shellTool) Execute(ctx context.Context, call *tools.Call) (tools.Output
 	return s.runForeground(ctx, call, cmd, in.Command)
 }
 
-// runForeground runs a command to its end. shown is the command for display and
+// runForeground runs a command to its end. shown is the command for people and
 // records.
 func (s *shellTool) runForeground(ctx context.Context, call *tools.Call, cmd Command, shown string) (tools.Output, error) {
 	stdout, stderr := newLiveWriter("stdout", call.Delta), newLiveWriter("stderr", call.Delta)
@@ -236,8 +228,8 @@ func (s *shellTool) runForeground(ctx context.Context, call *tools.Call, cmd Com
 	return out, nil
 }
 
-// resultRoom returns the maximum size of a result: the tool's limit, or the call's
-// if the model's context has less room.
+// resultRoom returns the maximum size of a result: the tool's, or less if the
+// model's context has less room.
 func resultRoom(toolLimit int, call *tools.Call) int {
 	if call.ResultBytes > 0 {
 		return min(toolLimit, call.ResultBytes)
@@ -245,7 +237,6 @@ func resultRoom(toolLimit int, call *tools.Call) int {
 	return toolLimit
 }
 
-// cancelledError returns the error for a command that was cancelled.
 func cancelledError(ctx context.Context, partial string, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = errors.Join(err, cause)
@@ -259,7 +250,6 @@ func cancelledError(ctx context.Context, partial string, err error) error {
 	}
 }
 
-// newCommand returns the command for an input.
 func (s *shellTool) newCommand(in input) (Command, error) {
 	if strings.ContainsRune(in.Command, 0) {
 		return Command{}, refusalError("nul", "The command holds a NUL byte, which no shell can run.")
@@ -283,8 +273,7 @@ func (s *shellTool) newCommand(in input) (Command, error) {
 }
 
 // containerDir returns the path of a working directory in the container, and
-// whether it is inside the workspace by its name. It doesn't resolve symlinks;
-// the runner does.
+// whether its name is inside the workspace. The runner resolves symlinks.
 func (s *shellTool) containerDir(cwd string) (string, bool) {
 	if strings.ContainsRune(cwd, 0) {
 		return "", false
@@ -305,7 +294,6 @@ func refusalError(reason, message string) error {
 	return &tools.Error{Class: tools.ErrorExecution, Reason: reason, Message: message, Visible: true}
 }
 
-// inputPaths returns the working directory of an input, for the scope check.
 func inputPaths(raw json.RawMessage) []string {
 	var in input
 	if err := json.Unmarshal(raw, &in); err != nil || in.Dir == "" {
@@ -324,9 +312,9 @@ func inputCommand(raw json.RawMessage) string {
 
 // approvalCommands returns the commands that lasting answers and patterns of
 // dangerous commands are matched with. A command in another directory or in the
-// background differs from the same words in the workspace: git status, for
-// example, obeys the configuration of a directory that the model may have
-// created. So an additional command precedes it, and no lasting answer covers both.
+// background differs from the same words in the workspace: git status, for example,
+// obeys the configuration of a directory that the model may have created. So
+// another command precedes it, and no lasting answer covers both.
 func approvalCommands(raw json.RawMessage) []string {
 	var in input
 	if err := json.Unmarshal(raw, &in); err != nil {
@@ -342,51 +330,47 @@ func approvalCommands(raw json.RawMessage) []string {
 	return append(list, in.Command)
 }
 
-// Command is one shell command to run. It must not be changed while it runs.
+// Command is one shell command. It must not be changed while it runs.
 type Command struct {
-	// Script is the script for the shell, which is bash if the image has it and
-	// else sh. It has at most [MaxScriptBytes] and no NUL.
+	// Script runs in bash if the image has it, else in sh. It has at most
+	// [MaxScriptBytes] and no NUL.
 	Script string
-	// Args are the script's positional parameters, $1 and so on. Each has at most
-	// MaxScriptBytes and no NUL.
+	// Args are the script's positional parameters. Each has at most MaxScriptBytes
+	// and no NUL.
 	Args []string
-	// Command holds the rest. Its Argv is not set: the runner makes it of the
-	// script. Timeout zero is a background command without a limit. Stdout and
-	// Stderr never fail; they are nil for background commands only.
+	// Argv is not set: the runner makes it from Script. A zero Timeout means a
+	// background command without a limit. Stdout and Stderr never fail, and are nil
+	// only for background commands.
 	sandbox.Command
-	// CallID is the ID of the call that runs the command.
 	CallID string
 }
 
-// MaxScriptBytes is the maximum size of a script. Linux accepts arguments of at
-// most 128 KiB, including the NUL (MAX_ARG_STRLEN).
+// MaxScriptBytes bounds a script. Linux accepts arguments of at most 128 KiB,
+// including the NUL (MAX_ARG_STRLEN).
 const MaxScriptBytes = 128<<10 - 1
 
 // Result is the outcome of a command. The zero value is exit code 0 without output.
 type Result struct {
 	sandbox.Exit
-	// Refused lists connections of the command that were refused, and Allowed the rules
-	// of what it may reach; both are empty if nothing was refused. They are safe for
-	// display.
+	// Refused lists refused connections, and Allowed the rules of what the command
+	// may reach; both are empty if nothing was refused. They are safe for display.
 	Refused []Refused
 	Allowed []string
-	// Offline is set if the command had no network.
 	Offline bool
-	// Notice is a sentence about the sandbox that the model was not told yet, or "".
-	Notice string
-	// Stdout and Stderr are the captured output.
+	// Notice is a sentence about the sandbox for the model, or "".
+	Notice         string
 	Stdout, Stderr Capture
 }
 
 // Refused is a host that a command was not connected to.
 type Refused struct {
-	Host   string `json:"host"` // with a port, unless it is a name that was looked up
+	Host   string `json:"host"` // with a port, unless only the name was looked up
 	Reason string `json:"reason"`
 	Count  int    `json:"count"`
 }
 
-// KilledProcesses returns the number of processes that had to be killed. The
-// processes that a command leaves must go, whether SIGTERM was enough or not.
+// KilledProcesses returns the number of processes that had to be killed. After the
+// command's exit that includes those for which SIGTERM was enough.
 func (r Result) KilledProcesses() int {
 	if r.Kill.AfterExit {
 		return max(r.Kill.Terminated, r.Kill.Killed)
@@ -394,25 +378,24 @@ func (r Result) KilledProcesses() int {
 	return r.Kill.Killed
 }
 
-// Capture is one output stream: its first and last bytes, which don't overlap.
-// The Total-len(Head)-len(Tail) bytes between them were not kept.
+// Capture is one output stream: its first and last bytes. The bytes between them
+// were not kept.
 type Capture struct {
 	Head, Tail []byte
-	// Total is the exact number of bytes that were written, SHA256 their hash in
-	// hexadecimal.
+	// Total is the number of bytes written, SHA256 their hash in hex.
 	Total  int64
 	SHA256 string
-	// Spill is a file below the session's directory with the beginning of the
-	// stream, up to a limit. It is "" if Head and Tail are the whole stream.
+	// Spill is a file below the session directory with the beginning of the stream,
+	// up to a limit, or "" if Head and Tail are the whole stream.
 	Spill string
-	// Handle is the name of the stream for the tool of [NewOutput], or "" if that
-	// tool can't read it.
+	// Handle names the stream for the tool of [NewOutput], or is "" if that can't
+	// read it.
 	Handle string
 }
 
 // commandRunner runs a command to its end. Cancelling ctx ends the command and
 // everything that it started; the error then wraps context.Cause(ctx). The result
-// is valid even if there is an error. A failing command is not an error.
+// is valid even with an error. A failing command is not an error.
 type commandRunner interface {
 	Run(ctx context.Context, cmd Command) (Result, error)
 }

@@ -10,18 +10,18 @@ import (
 	"sync"
 )
 
-// Template is the command of a tool that an operator declares. A model's value
-// never becomes part of a text that a shell parses: it is an element of the
-// command, or a positional parameter that a script receives as a variable.
+// Template is the command of a declared tool. A model's value never becomes part of
+// a text that a shell parses: it is an element of the command, or a positional
+// parameter that a script gets as a variable. Exactly one of Argv and Script is
+// set.
 //
-// In Argv, {{name}} is replaced by an argument. The element stays one element,
-// whatever the value contains. An element that is only {{name}} is replaced by one
-// element per item if the argument is a list. An element with a missing argument
-// is left out. The first element, the program, can't have arguments.
+// In Argv, {{name}} stands for an argument. The element stays one element, whatever
+// the value. If it is only {{name}} and the argument is a list, it becomes one
+// element per item. An element with a missing argument is left out. The first
+// element, the program, can't have arguments.
 //
-// A Script has its arguments in variables, $ARG_NAME for name. Lists are joined by
-// newlines, and variables of missing arguments are unset. Exactly one of Argv and
-// Script is set.
+// A Script has its arguments in variables, $ARG_NAME for name. List items are
+// separated by newlines. The variable of a missing argument is unset.
 type Template struct {
 	Argv   []string
 	Script string
@@ -37,8 +37,7 @@ var argumentName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]*$`)
 })
 
-// wholeArgument returns the argument of an element that is only a placeholder, or
-// "".
+// wholeArgument returns the argument if the element is only a placeholder, else "".
 func wholeArgument(element string) string {
 	if m := placeholder().FindStringSubmatch(element); m != nil && m[0] == element {
 		return m[1]
@@ -46,8 +45,8 @@ func wholeArgument(element string) string {
 	return ""
 }
 
-// check returns an error if the template is invalid for the arguments of its
-// schema. lists are the arguments that are arrays.
+// check checks the template against the schema's arguments. lists are the arguments
+// that are arrays.
 func (t Template) check(arguments, lists []string) error {
 	if (len(t.Argv) == 0) == (t.Script == "") {
 		return fmt.Errorf("a tool has either command, a list of the program and its arguments, or script")
@@ -105,14 +104,13 @@ var programText = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(-[A-Za-z]*[ceE]|--eval|--command|--execute)$`)
 })
 
-// interpreters matches programs that run a text argument. A version may follow
-// the name.
+// interpreters matches programs that can run a text argument.
 var interpreters = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(sh|ash|bash|dash|zsh|ksh|mksh|fish|busybox|python|pypy|perl|ruby|node|nodejs|deno|bun|php|lua|tclsh|pwsh|osascript)[0-9.]*$`)
 })
 
-// checkPrograms refuses an argument inside a text that an interpreter runs, as in
-// sh -c "grep {{x}}", because it would become part of a program.
+// checkPrograms refuses an argument in a text that an interpreter runs, as in sh -c
+// "grep {{x}}": it would become part of a program.
 func (t Template) checkPrograms() error {
 	found := ""
 	for i, element := range t.Argv {
@@ -127,10 +125,9 @@ func (t Template) checkPrograms() error {
 	return nil
 }
 
-// variableName returns the variable of an argument in a script.
 func variableName(name string) string { return "ARG_" + strings.ToUpper(name) }
 
-// dashError is the error for a value that a program could take for an option.
+// dashError reports a value that a program could take for an option.
 type dashError struct{ name, value string }
 
 func (e *dashError) Error() string {
@@ -145,8 +142,7 @@ func clipText(s string) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
-// fillCommand returns a script and its positional parameters for the values of an
-// input, by argument.
+// fillCommand returns a script and its positional parameters for an input's values.
 func (t Template) fillCommand(values map[string][]string) (script string, args []string, err error) {
 	if t.Script != "" {
 		return t.fillScript(values)
@@ -170,8 +166,8 @@ func (t Template) fillCommand(values map[string][]string) (script string, args [
 	return `exec "$@"`, args, nil
 }
 
-// fillElement fills one element. name is the first argument in it, or "". given is
-// false if an argument in it is missing.
+// fillElement fills one element. name is its first argument, or "". given is false
+// if an argument is missing.
 func fillElement(element string, values map[string][]string) (filled []string, name string, given bool) {
 	if name := wholeArgument(element); name != "" {
 		v, ok := values[name]
@@ -193,8 +189,8 @@ func fillElement(element string, values map[string][]string) (filled []string, n
 	return []string{text}, name, given
 }
 
-// fillScript returns the script with lines that set variables from positional
-// parameters. These lines contain only names, no values.
+// fillScript prefixes the script with lines that set variables from positional
+// parameters. The lines contain names but no values.
 func (t Template) fillScript(values map[string][]string) (script string, args []string, err error) {
 	var b strings.Builder
 	var names []string
@@ -209,8 +205,8 @@ func (t Template) fillScript(values map[string][]string) (script string, args []
 	return b.String() + t.Script, args, nil
 }
 
-// argumentValues returns the arguments of an input as texts: strings and numbers
-// unchanged, booleans as true or false, and one text per item of a list.
+// argumentValues returns the arguments of an input as texts, one per item of a
+// list.
 func argumentValues(raw json.RawMessage) (map[string][]string, error) {
 	var in map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &in); err != nil {

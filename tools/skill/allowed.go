@@ -7,26 +7,24 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// allTools is the entry that names every tool.
 const allTools = "*"
 
-// entry is a name in allowed-tools, without what is in parentheses.
+// entry is a name in allowed-tools.
 type entry struct {
 	name string
-	// pattern is the text in the parentheses, "" for none. It restricts nothing.
+	// pattern is the text in parentheses, or "". It restricts nothing.
 	pattern string
 }
 
-// parseEntry reads one name of allowed-tools, such as Read, Bash(git:*) or
-// mcp__server__tool.
+// parseEntry parses a name such as Read, Bash(git:*) or mcp__server__tool.
 func parseEntry(written string) entry {
 	name, pattern, _ := strings.Cut(written, "(")
 	name = strings.TrimSpace(name)
 	return entry{name: name, pattern: strings.TrimSuffix(pattern, ")")}
 }
 
-// allows reports whether the entry names a tool. What only serves the commands of
-// shell goes with it, and what loads tools of servers with these.
+// allows reports whether the entry names a tool. shell includes the tools for its
+// commands, and a server's tool includes the tools that load servers' tools.
 func (e entry) allows(name tools.Name) bool {
 	if e.name == allTools {
 		return true
@@ -43,12 +41,12 @@ func (e entry) allows(name tools.Name) bool {
 	return tools.IsSpelling(e.name, name)
 }
 
-// isRemote reports whether the entry names a tool of a server, or a server.
+// isRemote reports whether the entry names a server or its tool.
 func (e entry) isRemote() bool {
 	return strings.Contains(e.name, "/") || strings.Contains(e.name, "__")
 }
 
-// allowsRemote reports whether the entry names a tool of a server, or the server.
+// allowsRemote reports whether the entry names a server's tool, or the server.
 func (e entry) allowsRemote(server string, name tools.Name) bool {
 	written := strings.TrimPrefix(e.name, "mcp__")
 	if whole := strings.TrimSuffix(strings.TrimSuffix(written, "/*"), "__*"); whole != e.name {
@@ -57,7 +55,6 @@ func (e entry) allowsRemote(server string, name tools.Name) bool {
 	return name.Same(tools.Name(written))
 }
 
-// allowsAny reports whether a list of entries names a tool.
 func allowsAny(list []string, name tools.Name) bool {
 	for _, written := range list {
 		if parseEntry(written).allows(name) {
@@ -67,9 +64,8 @@ func allowsAny(list []string, name tools.Name) bool {
 	return false
 }
 
-// Resolve returns the tools among known that a declared list of allowed-tools names, in
-// their order, the written names that are none of them, and those whose pattern in
-// parentheses is not enforced.
+// Resolve returns the known tools that a list of allowed-tools names, the entries
+// that name none, and those with a pattern, which is not enforced.
 func Resolve(allowed []string, known []tools.Name) (names []tools.Name, unknown, patterns []string) {
 	names = []tools.Name{}
 	for _, name := range known {

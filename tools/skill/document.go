@@ -20,31 +20,29 @@ const (
 	MaxBodyBytes        = 64 << 10
 	// MaxDescription is in characters; a longer one is cut.
 	MaxDescription = 1024
-	// maxFileBytes is all that is read of a file.
+	// maxFileBytes bounds what is read of a file.
 	maxFileBytes = MaxFrontMatterBytes + MaxBodyBytes + 64
 )
 
 // Document is the content of a SKILL.md.
 type Document struct {
 	Name, Description string
-	// Declares reports whether the front matter has allowed-tools, AllowedTools the
-	// names there, as they are written.
+	// Declares reports whether the front matter has allowed-tools. AllowedTools are
+	// its entries as written.
 	Declares     bool
 	AllowedTools []string
-	// Body is everything after the front matter.
-	Body string
-	// Warnings are problems with which the skill can be used.
+	Body         string
+	// Warnings are problems that don't prevent use.
 	Warnings []string
 }
 
 // FormatError reports that a SKILL.md can't be used.
 type FormatError struct {
-	// Line counts from 1 in the file; 0 is none.
+	// Line counts from 1; 0 is none.
 	Line    int
 	Problem string
 }
 
-// Error returns the problem and its line.
 func (e *FormatError) Error() string {
 	if e.Line > 0 {
 		return fmt.Sprintf("line %d: %s", e.Line, e.Problem)
@@ -56,11 +54,11 @@ var skillName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[a-z0-9]+(-[a-z0-9]+)*$`)
 })
 
-// isName reports whether s can name a skill.
 func isName(s string) bool { return len(s) <= 64 && skillName().MatchString(s) }
 
-// Parse reads the SKILL.md of a directory, or of "", an unknown one. A name such as "Make
-// Release" is taken for that of its directory, make-release. The error is a [*FormatError].
+// Parse parses the SKILL.md of a directory, or of an unknown one if dir is "". A
+// name such as "Make Release" stands for its directory's, make-release. The error
+// is a [*FormatError].
 func Parse(text []byte, dir string) (Document, error) {
 	var d Document
 	text = bytes.TrimPrefix(text, []byte("\uFEFF"))
@@ -79,8 +77,7 @@ func Parse(text []byte, dir string) (Document, error) {
 	return d, d.setValues(values, dir)
 }
 
-// splitFrontMatter returns what is between the first line and the next one that is
-// "---", and what follows.
+// splitFrontMatter splits text after the next line that is "---".
 func splitFrontMatter(text string) (header, body string, err error) {
 	first, rest, _ := strings.Cut(text, "\n")
 	if strings.TrimRight(first, " \t") != "---" {
@@ -103,8 +100,8 @@ func splitFrontMatter(text string) (header, body string, err error) {
 	return "", "", &FormatError{Problem: `the front matter does not end: a line "---" is missing`}
 }
 
-// parseFrontMatter returns the values of a YAML mapping by their keys. It does not
-// decode them, so that aliases are never expanded.
+// parseFrontMatter returns the values of a YAML mapping. It does not decode them,
+// so that aliases are never expanded.
 func parseFrontMatter(header string) (map[string]ast.Node, error) {
 	// The YAML library does not end on some texts with control characters.
 	if i := strings.IndexFunc(header, func(r rune) bool { return r < ' ' && r != '\t' && r != '\n' || r == 0x7f }); i >= 0 {
@@ -124,7 +121,7 @@ func parseFrontMatter(header string) (map[string]ast.Node, error) {
 	values := map[string]ast.Node{}
 	var pairs []*ast.MappingValueNode
 	for i, doc := range file.Docs {
-		if i > 0 { // the parser finds a key that stands twice only within one document
+		if i > 0 { // the parser finds duplicate keys only within one document
 			return nil, &FormatError{Problem: "its front matter has more than one YAML document"}
 		}
 		switch body := doc.Body.(type) {
@@ -154,11 +151,10 @@ func parseFrontMatter(header string) (map[string]ast.Node, error) {
 	return values, nil
 }
 
-// allowedToolsKey is the key that lists tools.
 const allowedToolsKey = "allowed-tools"
 
-// declaresTools reports whether a key is allowed-tools in any spelling. A restriction
-// that its author meant must not be lost with a capital letter.
+// declaresTools reports whether a key is allowed-tools in any spelling. A capital
+// letter must not lose a restriction.
 func declaresTools(key string) bool {
 	plain := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' {
@@ -169,7 +165,6 @@ func declaresTools(key string) bool {
 	return plain == "allowedtools"
 }
 
-// setValues sets the fields of the front matter.
 func (d *Document) setValues(values map[string]ast.Node, dir string) error {
 	for _, field := range []struct {
 		key string
@@ -202,8 +197,8 @@ func (d *Document) setValues(values map[string]ast.Node, dir string) error {
 	return nil
 }
 
-// listTools returns the names that a value of allowed-tools has. A value of another
-// kind than text or a list has none: nothing is allowed then.
+// listTools returns the entries of an allowed-tools value. If it is neither text
+// nor a list, it has none and allows no tool.
 func (d *Document) listTools(node ast.Node) []string {
 	if text, ok := scalarText(node); ok {
 		return splitNames(text)
@@ -227,7 +222,7 @@ func (d *Document) listTools(node ast.Node) []string {
 	return names
 }
 
-// splitNames splits text on spaces and commas that are not in parentheses.
+// splitNames splits text at spaces and commas outside parentheses.
 func splitNames(text string) []string {
 	depth := 0
 	names := strings.FieldsFunc(text, func(r rune) bool {
@@ -245,7 +240,8 @@ func splitNames(text string) []string {
 	return names
 }
 
-// scalarText returns the text of a plain value. Anchors, aliases and tags have none.
+// scalarText returns the text of a plain value. Anchors, aliases and tags have
+// none.
 func scalarText(node ast.Node) (text string, ok bool) {
 	switch n := node.(type) {
 	case *ast.StringNode:
@@ -258,7 +254,7 @@ func scalarText(node ast.Node) (text string, ok bool) {
 	return "", false
 }
 
-// lineOf returns the line of a node in the file, 0 if it is unknown.
+// lineOf returns the line of a node in the file, or 0.
 func lineOf(node ast.Node) int {
 	if node == nil || node.GetToken() == nil || node.GetToken().Position == nil {
 		return 0
@@ -266,7 +262,6 @@ func lineOf(node ast.Node) int {
 	return node.GetToken().Position.Line + 1
 }
 
-// clip returns the first limit characters of text.
 func clip(text string, limit int) string {
 	n := 0
 	for i := range text {

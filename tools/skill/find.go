@@ -18,64 +18,61 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// FileName is the name of the file that makes a directory a skill.
+// FileName is the file that makes a directory a skill.
 const FileName = "SKILL.md"
 
 // Bounds of [Find].
 const (
-	// MaxSkills bounds the skills of a session.
 	MaxSkills = 100
 	// maxEntries bounds the entries of one directory of skills.
 	maxEntries = 1000
-	// findTime bounds the search.
-	findTime = 10 * time.Second
+	findTime   = 10 * time.Second
 )
 
-// WorkspaceDirs returns the directories of a workspace that hold skills.
+// WorkspaceDirs returns the directories of a workspace that may hold skills.
 func WorkspaceDirs() []string { return []string{".agents/skills", ".claude/skills"} }
 
 // Options configures [Find].
 type Options struct {
-	// Workspace reads the workspace; nil looks for no skills there.
+	// Workspace reads the workspace. Nil looks for no skills there.
 	Workspace *workspace.Reader
-	// Root is the path of the workspace. No directory of the operator's may be within
-	// it. "" checks nothing.
+	// Root is the path of the workspace. Directories of the operator's within it
+	// are ignored. "" checks nothing.
 	Root string
-	// IsTrusted reports whether the user trusts a file of the workspace with this
-	// hash; nil trusts none.
+	// IsTrusted reports whether the user trusts a workspace file with this hash.
+	// Nil trusts none.
 	IsTrusted func(path, sha256 string) bool
-	// Dirs are the operator's directories of skills; the first that has a skill of a
-	// name counts.
+	// Dirs are the operator's directories of skills. The first with a name counts.
 	Dirs []Dir
-	// Untrusted are directories of strangers, which count as those of a workspace whose
-	// files the user does not trust. Sandboxes have them at Shown.
+	// Untrusted are strangers' directories, whose skills count as untrusted
+	// workspace skills. Sandboxes have them at Shown.
 	Untrusted []Dir
 	// CheckFile refuses a file of the operator's directories that others could have
-	// written; nil accepts all.
+	// written. Nil accepts all.
 	CheckFile func(path string) error
 }
 
-// Dir is a directory of skills outside of the workspace.
+// Dir is a directory of skills outside the workspace.
 type Dir struct {
-	// Path is absolute, Shown is for display.
+	// Path is absolute. Shown is for display.
 	Path, Shown string
 }
 
 // Ignored is a skill, or a directory of skills, that is not used.
 type Ignored struct {
-	// Name is the path as [Skill] has it.
+	// Name is the path, as in [Skill].
 	Name string `json:"name"`
 	Why  string `json:"why"`
 }
 
-// finder is one call of Find.
 type finder struct {
 	opts    Options
 	found   []Skill
 	ignored []Ignored
 }
 
-// Find returns the skills of the known places, as they are now. A skill of the workspace never takes the name of one of the operator's.
+// Find returns the skills in the workspace and in o's directories. Workspace skills
+// never take the name of an operator's skill.
 func Find(ctx context.Context, o Options) *Set {
 	ctx, cancel := context.WithTimeoutCause(ctx, findTime, errSlow)
 	defer cancel()
@@ -95,14 +92,13 @@ func Find(ctx context.Context, o Options) *Set {
 	return &Set{skills: kept, ignored: f.ignored}
 }
 
-// errSlow is why a search ends.
 var errSlow = fmt.Errorf("looking for skills takes longer than %s", findTime)
 
 func (f *finder) ignore(path string, err error) {
 	f.ignored = append(f.ignored, Ignored{Name: path, Why: describeError(err)})
 }
 
-// describeError returns why a skill is not used, safe as a reason in records.
+// describeError says why a skill is not used, for records.
 func describeError(err error) string {
 	if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindEscape {
 		return "it leads outside of its directory"
@@ -110,8 +106,8 @@ func describeError(err error) string {
 	return err.Error()
 }
 
-// findOutside looks for skills in a directory outside of the workspace. operators is dir if
-// it is one of the operator's.
+// findOutside looks for skills in a directory outside the workspace. operators is
+// dir if it is the operator's, else nil.
 func (f *finder) findOutside(ctx context.Context, dir Dir, operators *Dir) {
 	root, err := os.Open(dir.Path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -134,11 +130,10 @@ func (f *finder) findOutside(ctx context.Context, dir Dir, operators *Dir) {
 	f.findIn(ctx, r, ".", func(name string) string { return filepath.Join(dir.Shown, name) }, operators)
 }
 
-// errChangeable is why skills of the operator's in the workspace don't count.
 var errChangeable = errors.New("it is in the workspace, where commands can change it; keep your skills elsewhere")
 
-// isWithin reports whether a directory is root or below it, whatever its spelling. One
-// that can't be looked at counts as within.
+// isWithin reports whether a directory is root or below it, whatever its spelling.
+// If in doubt, it is.
 func isWithin(root, dir string) bool {
 	if root == "" {
 		return false
@@ -163,8 +158,8 @@ func isWithin(root, dir string) bool {
 	}
 }
 
-// findIn looks for skills in a directory. show returns the path of an entry as records
-// have it. operators is the directory if it is one of the operator's.
+// findIn looks for skills in a directory. show returns an entry's path for records.
+// operators is the directory if it is the operator's, else nil.
 func (f *finder) findIn(ctx context.Context, r *workspace.Reader, dir string, show func(name string) string, operators *Dir) {
 	entries, more, err := r.ReadDir(ctx, dir, true, workspace.Capacity{Entries: maxEntries, Bytes: 1 << 20})
 	if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindNotFound {
@@ -207,7 +202,6 @@ func (f *finder) findIn(ctx context.Context, r *workspace.Reader, dir string, sh
 	}
 }
 
-// readSkill reads the SKILL.md of a directory.
 func (f *finder) readSkill(ctx context.Context, r *workspace.Reader, file, dirName string) (Skill, error) {
 	content, err := r.ReadFile(ctx, file, 0, maxFileBytes)
 	if err != nil {
@@ -224,8 +218,7 @@ func (f *finder) readSkill(ctx context.Context, r *workspace.Reader, file, dirNa
 	return Skill{Document: doc, Bytes: int64(len(content.Data)), SHA256: hex.EncodeToString(sum[:])}, nil
 }
 
-// selectSkills returns the skills that count: of each name the most trusted one, and no
-// more than the bounds allow.
+// selectSkills returns the most trusted skill of each name, within the bounds.
 func (f *finder) selectSkills() []Skill {
 	rank := []Trust{TrustOperator, TrustTrusted, TrustUntrusted}
 	slices.SortStableFunc(f.found, func(a, b Skill) int {
@@ -259,10 +252,9 @@ func (s Skill) checkFile(name string) error {
 	return s.check(filepath.Join(s.dir, name))
 }
 
-// errNotPrivate is why a file of an operator's skill is not read.
 var errNotPrivate = errors.New("others could have written it")
 
-// readResource reads a file of an operator's skill, which lies in its directory.
+// readResource reads a file in the directory of an operator's skill.
 func (s Skill) readResource(ctx context.Context, name string) (workspace.File, error) {
 	root, err := os.Open(s.dir)
 	if err != nil {
@@ -280,8 +272,8 @@ func (s Skill) readResource(ctx context.Context, name string) (workspace.File, e
 	return content, err
 }
 
-// listResources returns the paths of the files of an operator's skill, its SKILL.md and
-// those that others could have written aside, at most maxResources of them.
+// listResources returns up to maxResources files of an operator's skill, without
+// the SKILL.md and files that others could have written.
 func (s Skill) listResources(ctx context.Context) (names []string, more bool) {
 	root, err := os.Open(s.dir)
 	if err != nil {
@@ -308,7 +300,6 @@ func (s Skill) listResources(ctx context.Context) (names []string, more bool) {
 	return names, list.Truncated
 }
 
-// Bounds of the files of a skill.
 const (
 	maxResources     = 50
 	maxResourceBytes = 64 << 10

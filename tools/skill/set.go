@@ -13,30 +13,29 @@ import (
 // Trust says whose text a skill counts as.
 type Trust string
 
-// The levels of trust, as records have them.
+// The levels of trust.
 const (
-	// TrustOperator is a skill of the operator's directories.
+	// TrustOperator is a skill from the operator's directories.
 	TrustOperator Trust = "operator"
-	// TrustTrusted is a skill of the workspace whose SKILL.md is as it was when the
-	// user trusted it. It counts as the operator's.
+	// TrustTrusted is a workspace skill whose SKILL.md is as the user trusted it.
+	// It counts as the operator's.
 	TrustTrusted Trust = "trusted"
-	// TrustUntrusted is any other skill of the workspace.
+	// TrustUntrusted is any other skill.
 	TrustUntrusted Trust = "untrusted"
 )
 
-// Skill is one skill of a session, as its SKILL.md was when the session began.
+// Skill is one skill, as its SKILL.md was when the session began.
 type Skill struct {
 	Document
 
 	Trust Trust
-	// Path is the path of the SKILL.md, relative to the workspace; for the operator's
-	// skills it is for display. It may hold control characters.
-	Path string
-	// Bytes is the size of the file, SHA256 the hex hash of it.
+	// Path is the SKILL.md relative to the workspace, or for display if it is the
+	// operator's. It may contain control characters.
+	Path   string
 	Bytes  int64
 	SHA256 string
-	// dir is the absolute path of the directory, and check refuses files that others
-	// could have written; for the operator's skills only.
+	// dir is the absolute path of the directory, and check refuses files that
+	// others could have written. Both are only set for the operator's skills.
 	dir   string
 	check func(path string) error
 }
@@ -55,7 +54,6 @@ type Loaded struct {
 	AllowedTools *[]string `json:"allowed_tools,omitempty"`
 }
 
-// newLoaded returns what is kept of a skill.
 func newLoaded(s Skill) Loaded {
 	l := Loaded{Name: s.Name, Path: s.Path, SHA256: s.SHA256, Trust: s.Trust}
 	if s.Declares {
@@ -64,7 +62,7 @@ func newLoaded(s Skill) Loaded {
 	return l
 }
 
-// Set holds the skills of one session, and which of them it has loaded. It is safe for
+// Set holds a session's skills, and which of them are loaded. Methods are safe for
 // concurrent use. The zero value has no skills.
 type Set struct {
 	skills  []Skill
@@ -74,7 +72,7 @@ type Set struct {
 	loaded []Loaded
 }
 
-// Skills returns the skills: the operator's first. The caller must not change them.
+// Skills returns the skills, the operator's first. The caller must not change them.
 func (s *Set) Skills() []Skill {
 	if s == nil {
 		return nil
@@ -82,7 +80,7 @@ func (s *Set) Skills() []Skill {
 	return s.skills
 }
 
-// Ignored returns what was found and can't be used. The caller must not change it.
+// Ignored returns what was found but can't be used. The caller must not change it.
 func (s *Set) Ignored() []Ignored {
 	if s == nil {
 		return nil
@@ -90,7 +88,6 @@ func (s *Set) Ignored() []Ignored {
 	return s.ignored
 }
 
-// findSkill returns the skill of a name.
 func (s *Set) findSkill(name string) (Skill, bool) {
 	for _, one := range s.Skills() {
 		if one.Name == name {
@@ -100,7 +97,7 @@ func (s *Set) findSkill(name string) (Skill, bool) {
 	return Skill{}, false
 }
 
-// Clone returns a set with the same skills, of which the same are loaded.
+// Clone returns a set with the same skills and the same ones loaded.
 func (s *Set) Clone() *Set {
 	if s == nil {
 		return &Set{}
@@ -110,16 +107,16 @@ func (s *Set) Clone() *Set {
 	return &Set{skills: s.skills, ignored: s.ignored, loaded: slices.Clone(s.loaded)}
 }
 
-// Restore adds skills that an earlier process of the session loaded: what they declared
-// then restricts the session now, even if they are gone.
+// Restore adds skills that an earlier process of the session loaded. Their
+// allowed-tools restrict the session even if they are gone.
 func (s *Set) Restore(loaded []Loaded) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.loaded = append(s.loaded, loaded...)
 }
 
-// addLoaded marks a skill as loaded. It returns false if what is loaded does not allow
-// another skill.
+// addLoaded marks a skill as loaded. It returns false if the loaded skills don't
+// allow another.
 func (s *Set) addLoaded(one Skill) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,21 +130,20 @@ func (s *Set) addLoaded(one Skill) bool {
 	return true
 }
 
-// isLoaded reports whether a skill is loaded, as it is now.
 func (s *Set) isLoaded(one Skill) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.ContainsFunc(s.loaded, one.matches)
 }
 
-// matches reports whether a loaded skill is this one: of a resumed session, one of the
-// same name may have another text, or be another's.
+// matches reports whether a loaded skill is this one. In a resumed session, one of
+// the same name may have another text or trust.
 func (s Skill) matches(l Loaded) bool {
 	return l.Name == s.Name && l.SHA256 == s.SHA256 && l.Trust == s.Trust
 }
 
-// allowedLocked returns the union of what the loaded skills declare, and whether any
-// of them declares something. The caller holds mu.
+// allowedLocked returns everything that the loaded skills declare, and whether any
+// declares something. The caller holds mu.
 func (s *Set) allowedLocked() (allowed []string, declared bool) {
 	for _, l := range s.loaded {
 		if l.AllowedTools != nil {
@@ -158,9 +154,9 @@ func (s *Set) allowedLocked() (allowed []string, declared bool) {
 }
 
 // Allows reports whether the loaded skills leave a tool to the session
-// (docs/internal/specification.md, Tool runtime): all tools are left if none of them declares
-// allowed-tools, and otherwise those that any of them names. An entry for read_file
-// leaves load_skill, for the files of the loaded skills.
+// (docs/internal/specification.md, Tool runtime): all tools if none declares
+// allowed-tools, otherwise those that any of them names. read_file includes
+// load_skill, which reads the skills' files.
 func (s *Set) Allows(name tools.Name) bool {
 	if s == nil {
 		return true
@@ -171,8 +167,7 @@ func (s *Set) Allows(name tools.Name) bool {
 	return !declared || allowsAny(allowed, name) || name == ToolName && allowsAny(allowed, tools.NameReadFile)
 }
 
-// Refusal returns the reason and the message of a refused call of a tool, "" if the
-// skills allow it.
+// Refusal returns why the skills refuse a tool, or "" if they allow it.
 func (s *Set) Refusal(name tools.Name) (reason, message string) {
 	if s.Allows(name) {
 		return "", ""
@@ -192,14 +187,13 @@ func (s *Set) Refusal(name tools.Name) (reason, message string) {
 	return reasonSkill, fmt.Sprintf("Tool %q is not among the allowed-tools of the skills that this session has loaded: %s.", wire, strings.Join(slices.Sorted(maps.Keys(names)), ", "))
 }
 
-// reasonSkill is the reason of calls that the loaded skills refuse.
 const reasonSkill = "skill"
 
-// MaxListBytes bounds the list of names and descriptions that a session begins with.
+// MaxListBytes bounds the list of skills that a session begins with.
 const MaxListBytes = 24_000
 
-// List returns one line with the name and the description of each skill, safe for
-// display: of the operator's skills, or of the others.
+// List returns one line per skill with its name and description, safe for display:
+// the operator's skills or the others.
 func (s *Set) List(operators bool) string {
 	var b strings.Builder
 	for _, one := range s.Skills() {
@@ -210,14 +204,13 @@ func (s *Set) List(operators bool) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// listLine returns the line of a skill in the list.
 func (s Skill) listLine() string {
 	about, _ := tools.Display(strings.Join(strings.Fields(s.Description), " "))
 	return "- " + s.Name + ": " + about + "\n"
 }
 
-// Info describes a skill to users. Its texts are as the SKILL.md has them, and not safe for
-// a terminal.
+// Info describes a skill to users. Its texts are as in the SKILL.md, not safe for a
+// terminal.
 type Info struct {
 	Name        string `json:"name"`
 	Description string `json:"description"`
@@ -225,8 +218,7 @@ type Info struct {
 	Trust       Trust  `json:"trust" enum:"operator,trusted,untrusted" doc:"whose text it is"`
 	SHA256      string `json:"sha256" doc:"hex SHA-256 of the SKILL.md"`
 	Bytes       int64  `json:"bytes" doc:"size of the SKILL.md"`
-	// Loaded reports whether the session has loaded it.
-	Loaded bool `json:"loaded,omitempty" doc:"the session has loaded it"`
+	Loaded      bool   `json:"loaded,omitempty" doc:"the session has loaded it"`
 	// AllowedTools is nil if the skill declares none.
 	AllowedTools *[]string    `json:"allowed_tools,omitempty" doc:"allowed-tools as the skill declares them; absent where it declares none"`
 	Tools        []tools.Name `json:"tools,omitempty" nullable:"false" doc:"the session's tools among them"`
@@ -236,7 +228,7 @@ type Info struct {
 	Body         string       `json:"body,omitempty" doc:"the text, in the answer for one skill"`
 }
 
-// NewInfo returns the description of a skill in a session whose tools are known.
+// NewInfo describes a skill in a session with these tools.
 func NewInfo(s Skill, known []tools.Name) Info {
 	i := Info{Name: s.Name, Description: s.Description, Path: s.Path, Trust: s.Trust, SHA256: s.SHA256, Bytes: s.Bytes, Warnings: s.Warnings, Body: s.Body}
 	if s.Declares {
@@ -246,7 +238,7 @@ func NewInfo(s Skill, known []tools.Name) Info {
 	return i
 }
 
-// Infos returns the descriptions of the skills of a set.
+// Infos describes all skills.
 func (s *Set) Infos(known []tools.Name) []Info {
 	list := []Info{}
 	for _, one := range s.Skills() {

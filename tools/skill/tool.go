@@ -14,31 +14,29 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// ToolName is the canonical name of the tool.
+// ToolName is the canonical name of the tool that loads skills.
 const ToolName tools.Name = "load_skill"
 
-// resultBytes bounds a result: a body, and what is said of it.
+// resultBytes bounds a result: a body, and what is said about it.
 const resultBytes = 2 * MaxBodyBytes
 
 // ToolOptions configures the tool.
 type ToolOptions struct {
-	// Skills are those that can be loaded. The tool is off without any.
+	// Skills are the skills that can be loaded. Without any, the tool is off.
 	Skills *Set
-	// Known returns the names of the session's tools, for warnings about others. Nil
-	// knows none, and there are no warnings.
+	// Known returns the session's tools, for warnings about other names. Nil gives
+	// no warnings.
 	Known func() []tools.Name
-	// Warn receives what is wrong with a skill that is loaded, which can be used
-	// nevertheless. Nil ignores it.
+	// Warn gets problems of a loaded skill that can be used all the same. It may be
+	// nil.
 	Warn func(message string)
 }
 
-// New returns the factory of load_skill.
+// New returns a factory for load_skill.
 func New(o ToolOptions) tools.Factory { return func() tools.Tool { return &loadTool{o} } }
 
-// loadTool is one execution of load_skill.
 type loadTool struct{ opts ToolOptions }
 
-// Definition implements [tools.Tool].
 func (t *loadTool) Definition() tools.Definition {
 	return tools.Definition{
 		Name: ToolName,
@@ -55,14 +53,13 @@ func (t *loadTool) Definition() tools.Definition {
   "additionalProperties": false
 }`),
 		Class: tools.ClassNone, Runs: tools.PlaceHost, ResultBytes: resultBytes,
-		InOrder:          true, // one that lists allowed tools can forbid to load another
+		InOrder:          true, // one that lists allowed tools can forbid another
 		Aliases:          map[string]string{"skill": "name", "skill_name": "name", "path": "file"},
 		Summary:          summarizeInput,
 		EnabledByDefault: len(t.opts.Skills.Skills()) > 0,
 	}
 }
 
-// toolInput is the input of a call.
 type toolInput struct {
 	Name string `json:"name"`
 	File string `json:"file"`
@@ -74,7 +71,6 @@ func summarizeInput(input json.RawMessage) string {
 	return path.Join(in.Name, in.File)
 }
 
-// Execute implements [tools.Tool].
 func (t *loadTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in toolInput
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -106,7 +102,6 @@ func (t *loadTool) Execute(ctx context.Context, call *tools.Call) (tools.Output,
 	return tools.Output{Content: []tools.Block{{Text: text}}, Success: true, Metadata: metadata}, nil
 }
 
-// noSkill is the failure of a call with an unknown name.
 func (t *loadTool) noSkill(name string) error {
 	var names []string
 	for _, one := range t.opts.Skills.Skills() {
@@ -119,7 +114,7 @@ func (t *loadTool) noSkill(name string) error {
 	}
 }
 
-// describeSkill returns the text of a skill that is loaded.
+// describeSkill returns the text of a loaded skill.
 func (t *loadTool) describeSkill(ctx context.Context, one Skill) string {
 	body := tools.ModelLines(one.Body)
 	var b strings.Builder
@@ -147,7 +142,7 @@ func (t *loadTool) describeSkill(ctx context.Context, one Skill) string {
 	return b.String()
 }
 
-// describeAllowed names the tools that a skill leaves, and warns of names that are none.
+// describeAllowed names the tools that a skill leaves, and warns of unknown names.
 func (t *loadTool) describeAllowed(b *strings.Builder, one Skill) {
 	if !one.Declares {
 		return
@@ -178,10 +173,8 @@ func (t *loadTool) describeAllowed(b *strings.Builder, one Skill) {
 	}
 }
 
-// maxShownNames bounds the names of a warning.
 const maxShownNames = 20
 
-// shownNames returns names in one line, safe for display.
 func shownNames(names []string) string {
 	rest := ""
 	if len(names) > maxShownNames {
@@ -195,7 +188,7 @@ func shownNames(names []string) string {
 	return strings.Join(parts, ", ") + rest
 }
 
-// readFile reads a file of a loaded skill of the operator's.
+// readFile reads a file of a loaded operator's skill.
 func (t *loadTool) readFile(ctx context.Context, one Skill, file string) (tools.Output, error) {
 	refuse := func(reason, message string, err error) (tools.Output, error) {
 		return tools.Output{}, &tools.Error{Class: tools.ErrorExecution, Reason: reason, Message: message, Visible: true, Err: err}
@@ -228,7 +221,8 @@ func (t *loadTool) readFile(ctx context.Context, one Skill, file string) (tools.
 	return tools.Output{Content: []tools.Block{{Text: text}}, Success: true, Truncated: content.Truncated, Metadata: map[string]any{"skill_file": one.Name + "/" + file}}, nil
 }
 
-// describeKind returns why a file can't be read, without a path of this machine.
+// describeKind says why a file can't be read, without naming a path of this
+// machine.
 func describeKind(e *workspace.Error) string {
 	switch e.Kind {
 	case workspace.KindEscape:
