@@ -1,7 +1,7 @@
-// Package config reads Caisson's settings: the built-in ones, the user's file,
-// a profile of it, the environment, flags, and an administrator's requirements,
-// which can only tighten. It is strict: what it does not know is an error with
-// file, line and column. It never reads anything of a workspace.
+// Package config reads Caisson's settings: the built-in ones, the user's file and its
+// profiles, the environment, flags, and an administrator's requirements, which can only
+// tighten. Anything unknown is an error with file, line and column. It opens no file of
+// a workspace.
 //
 //	/etc/caisson/requirements.yaml        can only tighten
 //	flags

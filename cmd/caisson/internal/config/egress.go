@@ -25,8 +25,8 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/secret"
 )
 
-// EgressRule is one entry of a list of what commands may reach; see
-// [rule.ParseEgress]. In files it is the URL alone, or a mapping with methods.
+// EgressRule is one rule for what commands may reach. See [rule.ParseEgress]. In files
+// it is only the URL, or a mapping with methods.
 type EgressRule struct {
 	URL     string   `yaml:"url" json:"url" doc:"the rule"`
 	Methods []string `yaml:"methods" json:"methods,omitempty" doc:"the methods that it allows instead of GET and HEAD"`
@@ -35,7 +35,7 @@ type EgressRule struct {
 // plainEgressRule is an EgressRule without its methods.
 type plainEgressRule EgressRule
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler. The rule is checked where it stands.
+// UnmarshalYAML also checks the rule, to report its place.
 func (r *EgressRule) UnmarshalYAML(n ast.Node) error {
 	if _, isMapping := n.(*ast.MappingNode); isMapping {
 		if err := yaml.NodeToValue(n, (*plainEgressRule)(r), yaml.Strict()); err != nil {
@@ -52,7 +52,7 @@ func (r *EgressRule) UnmarshalYAML(n ast.Node) error {
 	return nil
 }
 
-// MarshalJSON returns the rule as files have it.
+// MarshalJSON returns the rule in the form of files.
 func (r EgressRule) MarshalJSON() ([]byte, error) {
 	if r.Methods == nil {
 		return json.Marshal(r.URL)
@@ -68,7 +68,6 @@ func (EgressRule) jsonSchema() map[string]any {
 	}}}
 }
 
-// parse returns the rule.
 func (r EgressRule) parse() (rule.Rule, error) {
 	parsed, err := rule.ParseEgress(r.URL)
 	if err != nil || r.Methods == nil {
@@ -77,10 +76,10 @@ func (r EgressRule) parse() (rule.Rule, error) {
 	return parsed.WithMethods(r.Methods)
 }
 
-// EgressRules are rules for what commands may reach, or may not.
+// EgressRules are rules for what commands may or may not reach.
 type EgressRules []EgressRule
 
-// setText parses the value of a flag, with commas between the rules.
+// setText parses the value of a flag: rules separated by commas.
 func (r *EgressRules) setText(text string) error {
 	out := EgressRules{}
 	for s := range strings.SplitSeq(text, ",") {
@@ -107,7 +106,7 @@ func (r EgressRules) parseAll(where string) ([]rule.Rule, error) {
 	return out, nil
 }
 
-// EgressGit is the URL of git repositories. In files it is the URL alone, or a mapping
+// EgressGit is a URL of git repositories. In files it is only the URL, or a mapping
 // with push.
 type EgressGit struct {
 	URL  string `yaml:"url" json:"url"`
@@ -117,7 +116,7 @@ type EgressGit struct {
 // plainEgressGit is an EgressGit without its methods.
 type plainEgressGit EgressGit
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler. The URL is checked where it stands.
+// UnmarshalYAML also checks the URL, to report its place.
 func (g *EgressGit) UnmarshalYAML(n ast.Node) error {
 	if _, isMapping := n.(*ast.MappingNode); isMapping {
 		if err := yaml.NodeToValue(n, (*plainEgressGit)(g), yaml.Strict()); err != nil {
@@ -134,7 +133,7 @@ func (g *EgressGit) UnmarshalYAML(n ast.Node) error {
 	return nil
 }
 
-// MarshalJSON returns the URL as files have it.
+// MarshalJSON returns the URL in the form of files.
 func (g EgressGit) MarshalJSON() ([]byte, error) {
 	if !g.Push {
 		return json.Marshal(g.URL)
@@ -153,12 +152,12 @@ func (EgressGit) jsonSchema() map[string]any {
 // PresetNames are names of presets.
 type PresetNames []string
 
-// setText parses the value of a flag, with commas between the names.
+// setText parses the value of a flag: names separated by commas.
 func (n *PresetNames) setText(text string) error { return (*VariableNames)(n).setText(text) }
 
-// parsePresets returns the presets, for the registries that the user's own
-// configuration of the package managers names, and their rules. Ignored are the files of
-// that configuration which do not count.
+// parsePresets adds the presets and git URLs to o. Presets are for the registries in
+// the user's configuration of package managers. ignored are files of that configuration
+// that don't count.
 func (e *Egress) parsePresets(at preset.Places, o *runner.EgressOptions) (ignored []string, err error) {
 	var registries map[string][]preset.Registry
 	if len(e.Presets) > 0 && at.Home != "" {
@@ -190,21 +189,21 @@ func (e *Egress) parsePresets(at preset.Places, o *runner.EgressOptions) (ignore
 	return ignored, nil
 }
 
-// EgressKey is a key that commands use without having it, and where its value comes
-// from: the variable Env of this process, or the program of Command.
+// EgressKey is a key that commands use without seeing it. Its value comes from this
+// process's variable Env, or from the program of Command.
 type EgressKey struct {
 	secret.Secret
 	Env     string
 	Command []string
 }
 
-// EgressKeys returns the keys, without values, by their names.
+// EgressKeys returns the keys, sorted by name, without values.
 func (c *Config) EgressKeys() ([]EgressKey, error) {
 	keys, err := c.Egress.parseKeys(c.Env, c.EnvFrom)
 	return keys, c.addPlace(err)
 }
 
-// parseKeys returns the keys, without values; env and envFrom are the settings of other
+// parseKeys returns the keys without values. env and envFrom are commands' other
 // variables.
 func (e *Egress) parseKeys(env map[string]string, envFrom []string) ([]EgressKey, error) {
 	var out []EgressKey
@@ -270,7 +269,7 @@ func (e *Egress) readFiles(home string, o *runner.EgressOptions) error {
 	return nil
 }
 
-// narrowTo makes e no wider than the bounds of where. Its error is an [Error].
+// narrowTo bounds e by b, which is from where. Its error is an [Error].
 func (e *Egress) narrowTo(where string, b EgressRestrictions) error {
 	if b.Allow != nil {
 		within, err := b.Allow.parseAll(where + ": egress.allow")
@@ -296,14 +295,13 @@ func (e *Egress) isConfigured() bool {
 	return len(e.Allow)+len(e.Presets)+len(e.Git) > 0 || *e.Unknown == unknownPrompt
 }
 
-// Values of unknown.
 const (
 	unknownDeny   = "deny"
 	unknownPrompt = "prompt"
 )
 
-// EgressOptions returns what the commands of a session may reach, and warnings about
-// it. Options without a policy are for commands without a network.
+// EgressOptions returns what a session's commands may reach, with warnings. Options
+// without a policy mean no network.
 func (c *Config) EgressOptions() (runner.EgressOptions, []string, error) {
 	o, warnings, err := c.Egress.parseOptions(c.places(c.workspace))
 	if err == nil && o.Policy != nil {
@@ -315,9 +313,8 @@ func (c *Config) EgressOptions() (runner.EgressOptions, []string, error) {
 	return o, warnings, nil
 }
 
-// TaskEgress returns what bounds tasks that name their hosts themselves: what is denied,
-// the lists of requirements, the proxy, the certificates and the budget. Its policy allows
-// nothing.
+// TaskEgress returns the bounds of tasks that name their own hosts: denials, the lists
+// of requirements, the proxy, certificates and the budget. Its policy allows nothing.
 func TaskEgress(c *Config) (runner.EgressOptions, error) {
 	e := c.Egress
 	e.Allow, e.Presets, e.Git, e.Private, e.Lock, e.Unknown = nil, nil, nil, nil, nil, new(unknownPrompt)
@@ -326,9 +323,9 @@ func TaskEgress(c *Config) (runner.EgressOptions, error) {
 	return o, c.addPlace(err)
 }
 
-// BuildNetwork returns what the commands of Dockerfiles may reach, nil for nothing: public
-// addresses, and what the rules for commands allow that end no TLS, within the same
-// bounds.
+// BuildNetwork returns what the commands of Dockerfiles may reach: public addresses,
+// and what the rules for commands allow without ending TLS, within the same bounds. It
+// returns nil for nothing.
 func BuildNetwork(c *Config) (*runner.EgressOptions, error) {
 	if *c.Images.BuildNetwork == buildNone {
 		return nil, nil
@@ -344,16 +341,15 @@ func BuildNetwork(c *Config) (*runner.EgressOptions, error) {
 	return &o, nil
 }
 
-// buildNone is the value of build_network for none.
 const buildNone = "none"
 
-// places returns where the configuration of package managers is, for a workspace.
+// places returns the places of package managers' configuration for a workspace.
 func (c *Config) places(workspace string) preset.Places {
 	return preset.Places{Home: c.home, Config: c.configHome, Workspace: workspace}
 }
 
-// parseOptions returns the options without keys, and warnings. Places without a Home have
-// no configuration of package managers.
+// parseOptions returns the options without keys, and warnings. Places without a Home
+// have no configuration of package managers.
 func (e *Egress) parseOptions(at preset.Places) (runner.EgressOptions, []string, error) {
 	deny, err := e.Deny.parseAll("egress.deny")
 	if err != nil {
@@ -398,8 +394,8 @@ func (b EgressLimits) egressBudget() limits.EgressBudget {
 	}
 }
 
-// parsePrivate reads the networks of hosts that need not be public. Key is that of the
-// settings.
+// parsePrivate reads the networks of hosts that need not be public. key is the
+// settings' key.
 func parsePrivate(key string, private map[string][]string) (map[string][]netip.Prefix, error) {
 	out := map[string][]netip.Prefix{}
 	for _, host := range sortedKeys(private) {
@@ -412,8 +408,8 @@ func parsePrivate(key string, private map[string][]string) (map[string][]netip.P
 	return out, nil
 }
 
-// UnusedPrivate returns the entries of egress.private and fetch.private that do nothing,
-// because no rule is for their host.
+// UnusedPrivate returns the entries of egress.private and fetch.private without effect:
+// no rule is for their host.
 func (c *Config) UnusedPrivate() []string {
 	var out []string
 	add := func(key string, private map[string][]netip.Prefix, allow []rule.Rule) {
@@ -423,7 +419,7 @@ func (c *Config) UnusedPrivate() []string {
 			}
 		}
 	}
-	if o, _, err := c.EgressOptions(); err == nil && o.Policy != nil && !o.Ask { // else a person may allow the host
+	if o, _, err := c.EgressOptions(); err == nil && o.Policy != nil && !o.Ask { // otherwise a user may allow the host
 		add("egress", o.Private, o.Policy.Allow)
 	}
 	if o, err := c.FetchOptions(); err == nil {
@@ -432,15 +428,16 @@ func (c *Config) UnusedPrivate() []string {
 	return out
 }
 
-// ReplacedRegistry is the key of [Lacking] for a public registry in whose place the preset has
-// the user's own: no setting should allow it, because anybody can publish there.
+// ReplacedRegistry is the key from [Lacking] for a public registry that the user's own
+// replaces in the preset. No setting should allow it, because anybody can publish
+// there.
 const ReplacedRegistry = "registry"
 
-// Lacking returns the setting of egress, without its place there, that would allow a
-// refused connection to a public registry, or to an address that is not public: its key,
-// and the item or entry on one line. The key is "" for others: a name that leads to this
-// machine or a metadata service may be an attack, and so may the address of one. The session's
-// commands may reach what e describes.
+// Lacking returns the setting below egress that would allow a refused connection to a
+// public registry or a non-public address: its key, and the item or entry on one line.
+// The key is "" for any other connection: a name that leads to this machine or a
+// metadata service may be an attack, and so may the address of one. e describes what
+// the session's commands may reach.
 func Lacking(p record.NetworkDenied, e *record.Egress) (key, item string) {
 	host, _, err := net.SplitHostPort(p.Host)
 	if err != nil {
@@ -450,12 +447,12 @@ func Lacking(p record.NetworkDenied, e *record.Egress) (key, item string) {
 	name := preset.For(host)
 	registry := preset.PublicRegistry(name)
 	switch {
-	case p.Rule != "": // no setting outweighs egress.deny
+	case p.Rule != "": // no setting overrides egress.deny
 	case p.Way != "" && name != "" && (p.Reason == rule.ReasonNotAllowed || p.Reason == rule.ReasonPath && strings.HasPrefix(p.URL, registry)):
 		switch {
 		case e == nil || p.Server != "" || !slices.Contains(e.Presets, name):
 			return "presets", name
-		case !slices.Contains(e.Allow, registry): // else a bound of the rules refuses it
+		case !slices.Contains(e.Allow, registry): // otherwise a bound of the rules refuses it
 			return ReplacedRegistry, name
 		}
 	case p.Reason == rule.ReasonAddress && addr.IsValid() && (host == rule.HostName || !rule.IsOfMachine(addr) || host == p.Addr && isOwnLiteral(addr)):
@@ -465,17 +462,17 @@ func Lacking(p record.NetworkDenied, e *record.Egress) (key, item string) {
 }
 
 // isOwnLiteral reports whether an address that a rule allows can be this machine's in a
-// network, and is nothing worse.
+// network, and nothing worse.
 func isOwnLiteral(addr netip.Addr) bool {
 	return addr.IsGlobalUnicast() && !addr.Is4In6() && !rule.HoldsMetadata(netip.PrefixFrom(addr, addr.BitLen()))
 }
 
-// ReplacedAdvice returns why the public registry of a preset was refused.
+// ReplacedAdvice returns why a preset's public registry was refused.
 func ReplacedAdvice(name string) string {
 	return "the preset " + name + " allows your own registry in its place"
 }
 
-// LineToAllow returns the line of a configuration with what [Lacking] returns, or "".
+// LineToAllow returns the result of [Lacking] as a line of a configuration, or "".
 func LineToAllow(p record.NetworkDenied, e *record.Egress) string {
 	key, item := Lacking(p, e)
 	line := map[string]string{"presets": "presets: [" + item + "]", "private": "private: {" + item + "}"}[key]
@@ -490,7 +487,6 @@ func LineToAllow(p record.NetworkDenied, e *record.Egress) string {
 	return "egress: {" + line + "}"
 }
 
-// parseProxy reads the address of an http or https proxy.
 func parseProxy(where, raw string) (*url.URL, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {

@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/runner/doctor"
 )
 
-// describeYAML returns an error of the YAML library without the types of Go.
+// describeYAML describes an error of the YAML library without Go's types.
 func describeYAML(err yaml.Error) string {
 	if e, ok := errors.AsType[*yaml.TypeError](err); ok {
 		return wantedHere(e.DstType.Kind())
@@ -27,7 +27,7 @@ func describeYAML(err yaml.Error) string {
 	return strings.TrimSpace(err.GetMessage())
 }
 
-// hintYAML returns what to do about an error of the YAML library, "" if it says so itself.
+// hintYAML returns the hint for an error of the YAML library, or "" if it needs none.
 func hintYAML(err yaml.Error) string {
 	switch text := err.GetMessage(); {
 	case strings.Contains(text, "already defined"):
@@ -38,7 +38,7 @@ func hintYAML(err yaml.Error) string {
 	return ""
 }
 
-// wantedHere returns the error about a value of another kind.
+// wantedHere describes the mistake of a value of another kind.
 func wantedHere(kind reflect.Kind) string {
 	switch kind {
 	case reflect.Bool:
@@ -51,11 +51,10 @@ func wantedHere(kind reflect.Kind) string {
 	return "write one value, not a list or section"
 }
 
-// maxListedKeys is how many keys of a section a hint lists.
 const maxListedKeys = 10
 
-// suggestKey returns the hint for the unknown key at e in a file of type t: the key that
-// was likely meant, or the keys that are possible. It is "" for any other error.
+// suggestKey returns the hint for the unknown key at e in a file of type t: the key
+// that was likely meant, or the possible keys. It returns "" for any other error.
 func suggestKey(e *Error, body ast.Node, t reflect.Type) string {
 	m := unknownField().FindStringSubmatch(e.Message)
 	if m == nil {
@@ -82,7 +81,7 @@ func suggestKey(e *Error, body ast.Node, t reflect.Type) string {
 	return "the keys are listed in docs/settings.md"
 }
 
-// keysBeside returns the keys that can stand where one is in n, a value of type t; nil if
+// keysBeside returns the possible keys at a position in n, a value of type t, or nil if
 // no key is there.
 func keysBeside(n ast.Node, t reflect.Type, at token.Position) []string {
 	for t.Kind() == reflect.Pointer {

@@ -10,10 +10,10 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// FetchRules are origins and the beginnings of paths; see [rule.ParseFetch].
+// FetchRules are origins and path prefixes. See [rule.ParseFetch].
 type FetchRules []string
 
-// setText parses the value of a flag, with commas between the rules.
+// setText parses the value of a flag: rules separated by commas.
 func (r *FetchRules) setText(text string) error {
 	out := FetchRules{}
 	for s := range strings.SplitSeq(text, ",") {
@@ -27,7 +27,7 @@ func (r *FetchRules) setText(text string) error {
 	return nil
 }
 
-// narrowTo makes f no wider than the bounds of where. Its error is an [Error].
+// narrowTo bounds f by b, which is from where. Its error is an [Error].
 func (f *Fetch) narrowTo(where string, b FetchBounds) error {
 	if b.Allow != nil {
 		own, err := parseRules("fetch.allow", f.Allow)
@@ -55,7 +55,6 @@ func (f *Fetch) narrowTo(where string, b FetchBounds) error {
 	return nil
 }
 
-// parseRules reads an allowlist.
 func parseRules(where string, list []string) ([]rule.Rule, error) {
 	out := make([]rule.Rule, 0, len(list))
 	for _, s := range list {
@@ -74,8 +73,7 @@ func (c *Config) FetchOptions() (runner.FetchOptions, error) {
 	return o, c.addPlace(err)
 }
 
-// parseOptions returns the checked options; denied are the hosts that commands must not
-// reach either.
+// parseOptions returns the checked options. Hosts of denied are denied too.
 func (f *Fetch) parseOptions(denied EgressRules) (runner.FetchOptions, error) {
 	o := runner.FetchOptions{
 		MaxBytes: int64(valueOr(f.MaxBytes, 0)), Timeout: time.Duration(valueOr(f.Timeout, 0)), Egress: limits.DefaultEgressBudget(),

@@ -13,14 +13,13 @@ import (
 // InstructionsFileName is the file of the user's instructions, beside config.yaml.
 const InstructionsFileName = "AGENTS.md"
 
-// maxInstructionBytes bounds each text of the operator's instructions.
 const maxInstructionBytes = 32 << 10
 
-// Instructions is a text of the operator's instructions, and where it comes from.
+// Instructions is one of the operator's texts, with its source.
 type Instructions struct{ Source, Text string }
 
-// OperatorInstructions returns the operator's instructions: the file in configDir, those
-// of the settings, and the named file. A file must be the user's own.
+// OperatorInstructions returns the operator's instructions: the file in configDir, the
+// setting, and the file that a setting names. A file must be the user's own.
 func (c *Config) OperatorInstructions(configDir string) ([]Instructions, error) {
 	var all []Instructions
 	add := func(source, text string) error {
@@ -63,14 +62,14 @@ func (c *Config) OperatorInstructions(configDir string) ([]Instructions, error) 
 	return all, add(ShortenHome(file, c.home), text)
 }
 
-// SkillDir is one of the operator's directories of skills. Shown is its path for display.
+// SkillDir is one of the operator's directories of skills. Shown is its path for
+// display.
 type SkillDir struct{ Path, Shown string }
 
-// skillsDirName is the directory of the user's skills, beside config.yaml.
 const skillsDirName = "skills"
 
 // OperatorSkillDirs returns the operator's directories of skills: the one in configDir
-// and those of the settings. They need not exist.
+// and the configured ones. They need not exist.
 func OperatorSkillDirs(c *Config, configDir string) ([]SkillDir, error) {
 	var dirs []SkillDir
 	if configDir != "" {
@@ -87,8 +86,9 @@ func OperatorSkillDirs(c *Config, configDir string) ([]SkillDir, error) {
 	return dirs, nil
 }
 
-// instructionsPath returns the path of instructions_file. Only a flag is relative to the
-// working directory: a setting that is would name another file in each workspace.
+// instructionsPath returns the path of instructions_file. Only a flag may be relative
+// to the working directory: a relative setting would name another file in each
+// workspace.
 func instructionsPath(c *Config) (string, error) {
 	name := *c.InstructionsFile
 	if strings.HasPrefix(c.origins.find("instructions_file"), fromFlag) {
@@ -101,7 +101,8 @@ func instructionsPath(c *Config) (string, error) {
 	return path, nil
 }
 
-// readInstructions reads a file of instructions, which only root and the user can write.
+// readInstructions reads a file of instructions. Only root and the user may be able to
+// write it.
 func readInstructions(file string) (string, error) {
 	info, err := os.Stat(file)
 	switch {

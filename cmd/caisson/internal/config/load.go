@@ -18,48 +18,44 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// Options says where settings come from.
+// Options has the sources of settings.
 type Options struct {
-	// Environ is the environment as NAME=value; nothing else is read of it.
+	// Environ is the environment as NAME=value.
 	Environ []string
-	// Others are CAISSON_… names that are no settings, such as CAISSON_CONFIG.
+	// Others are CAISSON_… variables that are not settings, such as CAISSON_CONFIG.
 	Others []string
 	// Path is the user's file. Needed is set if it was named and must exist.
 	Path   string
 	Needed bool
 	// Profile is a name in the user's file, or "".
 	Profile string
-	// Workspace is the resolved path of the workspace, "" where there is none.
+	// Workspace is the workspace's resolved path, or "".
 	Workspace string
-	// Builtin are the built-in values of the command that differ from those of others.
+	// Builtin are the command's own default values.
 	Builtin File
-	// Flags holds the settings of the command line, and Asked those that a client of
-	// the server requests.
+	// Flags are the settings of the command line. Asked are the requests of a server's
+	// client.
 	Flags, Asked File
-	// Project is the file of a trusted workspace, nil where there is none or it
-	// does not count.
-	Project *ProjectFile
-	// ProjectServers is the .mcp.json of a trusted workspace, nil where there is none or
-	// it does not count.
+	// Project and ProjectServers are a trusted workspace's own files, or nil if missing
+	// or not in effect. ProjectServers is the .mcp.json.
+	Project        *ProjectFile
 	ProjectServers *ProjectFile
-	// Requirements is the administrator's file, which may be absent, and
-	// RequirementsUID the user who must own it and its folder: 0 outside tests.
+	// Requirements is the administrator's file, which may be absent. RequirementsUID
+	// must own it and its directory: 0 except in tests.
 	Requirements    string
 	RequirementsUID int
-	// Resources are the built-in ones of a sandbox; nil means
-	// limits.DefaultResources.
+	// Resources are a sandbox's default ones. nil means limits.DefaultResources.
 	Resources *limits.Resources
-	// NameKeys makes errors name the keys of settings, and not the flags or variables
-	// that they came from.
+	// NameKeys makes errors name the keys of settings instead of the flags or variables
+	// that set them.
 	NameKeys bool
 }
 
-// Config has the settings in effect, and where each came from.
+// Config has the settings in effect and their origins.
 type Config struct {
 	File
 	Requirements Requirements
-	// Project is the file of a trusted workspace. All but its policy is in File
-	// already.
+	// Project is a trusted workspace's file. File has all of it except the policy.
 	Project Project
 	// SkippedServers are servers of a trusted workspace's .mcp.json that can't be used.
 	SkippedServers []record.Ignored
@@ -67,12 +63,12 @@ type Config struct {
 	Sources []record.Source
 
 	origins origins
-	// user and required are the files of the user and the administrator.
+	// user and required are the user's and the administrator's file.
 	user, required layerText
-	// home is the user's directory, configHome that of configurations, and workspace the
-	// resolved one; "" is none.
+	// home is the user's home directory, configHome the one for configurations, and
+	// workspace the workspace's resolved path. Each may be "".
 	home, configHome, workspace string
-	// asksOnPrompt is set if a flag or the environment has on_prompt.
+	// asksOnPrompt is set if a flag or the environment sets on_prompt.
 	asksOnPrompt bool
 }
 
@@ -131,7 +127,7 @@ func Load(o Options) (Config, error) {
 		return Config{}, c.addPlace(err)
 	}
 	c.origins.noteChanges(before, c.File, "requirements")
-	// They have no value before the requirements are known.
+	// These have no value before the requirements are known.
 	for key, required := range map[string]*string{"mode": c.Requirements.Mode, "cache_use": c.Requirements.CacheUse} {
 		if required == nil && c.origins[key] == "requirements" {
 			c.origins[key] = "built-in"
@@ -140,7 +136,7 @@ func Load(o Options) (Config, error) {
 	return c, nil
 }
 
-// addLayer puts a layer over what is there.
+// addLayer puts a layer over the ones so far.
 func (c *Config) addLayer(f File, from record.Source) {
 	c.File = c.Over(f)
 	for _, v := range listValues(f) {
@@ -149,8 +145,8 @@ func (c *Config) addLayer(f File, from record.Source) {
 	c.Sources = append(c.Sources, from)
 }
 
-// addFlags puts the settings of the command line over what is there. A variable in env
-// replaces one in env_from below, and the reverse.
+// addFlags puts the command line's settings over the layers so far. A variable in env
+// replaces one in env_from, and vice versa.
 func (c *Config) addFlags(flags File) {
 	c.EnvFrom = slices.DeleteFunc(slices.Clone(c.EnvFrom), func(name string) bool { _, there := flags.Env[name]; return there })
 	c.Env = maps.Clone(c.Env)
@@ -174,8 +170,8 @@ func (c *Config) addFlags(flags File) {
 	c.addLayer(flags, record.Source{Name: "flags"})
 }
 
-// loadProject lays a trusted workspace's own file over what is below it, where
-// it is stricter. Flags and the environment come after it, its policy holds.
+// loadProject applies a trusted workspace's own file where it is stricter. Flags and
+// the environment can override it, except its policy.
 func (c *Config) loadProject(o Options) error {
 	if o.Project == nil {
 		return nil
@@ -248,11 +244,11 @@ func (c *Config) loadProfile(o Options) error {
 	return nil
 }
 
-// loadWorkspace lays the user's settings for one workspace over the profile's.
+// loadWorkspace puts the user's settings for the workspace over the profile's.
 func (c *Config) loadWorkspace(o Options) error {
 	for _, name := range slices.Sorted(maps.Keys(c.Workspaces)) {
 		if c.home == "" && strings.HasPrefix(name, "~") {
-			continue // it is no workspace of this process
+			continue // not a workspace of this process
 		}
 		path, err := resolveFolder(name, c.home)
 		if err != nil {
@@ -289,10 +285,10 @@ func (c *Config) loadRequirements(o Options, getenv func(string) (string, bool))
 	return nil
 }
 
-// MaxConcurrency bounds the tool calls of a session that run at once.
+// MaxConcurrency bounds a session's concurrent tool calls.
 const MaxConcurrency = 64
 
-// checkValues refuses values that no flag can have, wherever they came from.
+// checkValues refuses values that no flag accepts, wherever they came from.
 func (c *Config) checkValues() error {
 	if err := checkWords("", reflect.ValueOf(c.File)); err != nil {
 		return err
@@ -327,8 +323,8 @@ func (c *Config) checkValues() error {
 	return c.applyRequirements()
 }
 
-// FromEnviron reads the CAISSON_… variables among NAME=value strings. A name
-// that no setting has is an error; names in others belong to the program.
+// FromEnviron reads the CAISSON_… variables among NAME=value strings. It refuses
+// unknown ones, except those in others.
 func FromEnviron(environ, others []string) (File, bool, error) {
 	byEnv := map[string]Setting{}
 	for _, s := range Settings() {
@@ -338,7 +334,7 @@ func FromEnviron(environ, others []string) (File, bool, error) {
 	found := false
 	for _, e := range environ {
 		name, value, _ := strings.Cut(e, "=")
-		// An empty variable is an unset one, as in most programs.
+		// As in most programs, an empty variable counts as unset.
 		if !strings.HasPrefix(name, EnvPrefix) || value == "" || slices.Contains(others, name) {
 			continue
 		}

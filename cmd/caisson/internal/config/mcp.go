@@ -26,28 +26,28 @@ import (
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
-// Secret is a value that no output, record or log may hold.
+// Secret is a value that must not be in outputs, records or logs.
 type Secret string
 
-// String implements fmt.Stringer. It never returns the value.
+// String hides the value.
 func (Secret) String() string { return "[hidden]" }
 
-// MarshalJSON never writes the value.
+// MarshalJSON hides the value.
 func (Secret) MarshalJSON() ([]byte, error) { return []byte(`"[hidden]"`), nil }
 
 func (Secret) jsonSchema() map[string]any { return map[string]any{"type": "string"} }
 
-// Transports of MCP servers, as the key type has them.
+// Values of the key type of MCP servers.
 const (
 	MCPStdio = "stdio"
 	MCPHTTP  = "http"
 	MCPSSE   = "sse"
 )
 
-// mcpStreamable is the specification's own word for [MCPHTTP].
+// mcpStreamable is the specification's word for [MCPHTTP].
 const mcpStreamable = "streamable-http"
 
-// MCPBase holds the keys of an MCP server that other clients have too, and those that
+// MCPBase has the keys of an MCP server that other clients have too, and those that
 // only narrow. A trusted workspace's .mcp.json can have them.
 type MCPBase struct {
 	Type         string            `yaml:"type" words:"stdio http streamable-http sse" doc:"transport: stdio, http (or streamable-http) or sse, the older one; the default is stdio with command, and http with url"`
@@ -74,11 +74,11 @@ type MCPServer struct {
 	Processes *Count    `yaml:"processes" doc:"processes and threads of the program, in addition to the sandbox's"`
 	Egress    MCPEgress `yaml:"egress" doc:"hosts that this program may reach, independent of other servers and commands; without a rule it has no network; for a url, hosts that it names for signing in"`
 
-	// project is set if the workspace's file has the server.
+	// project is set if the server is from the workspace's file.
 	project bool
 }
 
-// MCPOAuth is the client that Caisson is at the authorization server of an MCP server.
+// MCPOAuth configures Caisson as a client of an MCP server's authorization server.
 type MCPOAuth struct {
 	ClientID     string   `yaml:"client_id" doc:"identifier of a registered client; by default, signing in registers one"`
 	ClientSecret Secret   `yaml:"client_secret" doc:"secret of the client; it is kept out of all output and records, and goes to the authorization server that the server names"`
@@ -86,10 +86,8 @@ type MCPOAuth struct {
 	Grant        string   `yaml:"grant" words:"authorization_code client_credentials" doc:"authorization_code (the default), with caisson mcp login, or client_credentials, which needs client_id and client_secret"`
 }
 
-// isZero reports whether nothing is set.
 func (o MCPOAuth) isZero() bool { return reflect.ValueOf(o).IsZero() }
 
-// check reports what is wrong.
 func (o MCPOAuth) check() error {
 	switch {
 	case o.Grant != "" && o.Grant != string(oauth.GrantCode) && o.Grant != string(oauth.GrantClient):
@@ -110,7 +108,7 @@ func (o MCPOAuth) check() error {
 // scopeToken matches a scope of RFC 6749, section 3.3.
 var scopeToken = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[!#-\[\]-~]+$`) })
 
-// MCPEgress bounds what one server may reach.
+// MCPEgress bounds what a server may reach.
 type MCPEgress struct {
 	Presets PresetNames             `yaml:"presets" words:"apt cargo go maven npm pip" doc:"package managers whose public registries the server may read, such as npm for npx"`
 	Allow   EgressRules             `yaml:"allow" doc:"hosts that the server may reach, written like egress.allow"`
@@ -119,20 +117,19 @@ type MCPEgress struct {
 	Secrets map[string]EgressSecret `yaml:"secrets" doc:"keys that the server can use but not see, written like egress.secrets" each:"one key"`
 }
 
-// MCPNames are names of servers, or none alone.
+// MCPNames are names of servers, or only "none".
 type MCPNames []string
 
-// setText parses the value of a flag, with commas between the names.
+// setText parses the value of a flag: names separated by commas.
 func (n *MCPNames) setText(text string) error { return (*VariableNames)(n).setText(text) }
 
-// noServers is the value of mcp_use that leaves all servers out.
+// noServers is the value of mcp_use for no servers.
 const noServers = "none"
 
-// MCPServers are servers by their names.
+// MCPServers are servers by name.
 type MCPServers map[string]MCPServer
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler. Each server is checked where it
-// stands.
+// UnmarshalYAML also checks each server, to report its place.
 func (s *MCPServers) UnmarshalYAML(n ast.Node) error {
 	*s = MCPServers{}
 	return eachServer(n, func(name string, at *ast.MappingValueNode) error {
@@ -148,7 +145,6 @@ func (s *MCPServers) UnmarshalYAML(n ast.Node) error {
 	})
 }
 
-// eachServer calls f for each entry of a mapping of servers.
 func eachServer(n ast.Node, f func(name string, at *ast.MappingValueNode) error) error {
 	m, ok := n.(*ast.MappingNode)
 	if !ok {
@@ -171,7 +167,7 @@ func eachServer(n ast.Node, f func(name string, at *ast.MappingValueNode) error)
 	return nil
 }
 
-// keyText returns a key without the quotes around it.
+// keyText returns a key without quotes.
 func keyText(n ast.MapKeyNode) string {
 	if s, ok := n.(*ast.StringNode); ok {
 		return s.Value
@@ -179,7 +175,6 @@ func keyText(n ast.MapKeyNode) string {
 	return n.GetToken().Value
 }
 
-// decodeServer decodes the keys of one server into dst.
 func decodeServer(at *ast.MappingValueNode, dst any) error {
 	if _, ok := at.Value.(*ast.MappingNode); !ok {
 		return errorAt(at.Key, errors.New("the keys of a server are needed here, such as command or url"))
@@ -191,7 +186,7 @@ func decodeServer(at *ast.MappingValueNode, dst any) error {
 	return err
 }
 
-// foreignKeys are keys of other clients, with what is written instead.
+// foreignKeys are other clients' keys, with hints.
 var foreignKeys = map[string]string{
 	"httpUrl":              "write url, and type: http",
 	"serverUrl":            "write url",
@@ -213,7 +208,7 @@ var foreignKeys = map[string]string{
 	"clientSecret":         "write client_secret",
 }
 
-// explainServerKey adds to the error about an unknown key what Caisson calls it.
+// explainServerKey adds Caisson's name for the key to the error about an unknown one.
 func explainServerKey(y yaml.Error) error {
 	e := &Error{Message: describeYAML(y)}
 	if t := y.GetToken(); t != nil && t.Position != nil {
@@ -225,7 +220,7 @@ func explainServerKey(y yaml.Error) error {
 	return e
 }
 
-// Transport returns the transport: [MCPStdio], [MCPHTTP] or [MCPSSE].
+// Transport returns [MCPStdio], [MCPHTTP] or [MCPSSE].
 func (s *MCPBase) Transport() string {
 	switch {
 	case s.Type == mcpStreamable, s.Type == "" && s.URL != "":
@@ -236,17 +231,17 @@ func (s *MCPBase) Transport() string {
 	return s.Type
 }
 
-// RunsInSandbox reports whether the server is a program in the sandbox of its session.
+// RunsInSandbox reports whether the server is a program in its session's sandbox.
 func (s *MCPServer) RunsInSandbox() bool { return s.Command != "" && !s.OnHost }
 
-// Servers are the MCP servers of a configuration, by their names. The methods expect the
-// name of one that there is.
+// Servers are the MCP servers of a configuration. Methods that take a name expect an
+// existing one.
 type Servers struct{ conf *Config }
 
 // Servers returns the MCP servers. The value follows changes of c.
 func (c *Config) Servers() Servers { return Servers{c} }
 
-// Source returns the file that has a server.
+// Source returns the file that configures a server.
 func (r Servers) Source(name string) string {
 	if r.conf.MCP[name].project {
 		return MCPPath
@@ -254,9 +249,9 @@ func (r Servers) Source(name string) string {
 	return r.conf.user.path
 }
 
-// Egress returns what a server may reach, and nothing else of the session's own
-// rules. Options without a policy are for a server without a network. For a server with
-// url the policy allows its host.
+// Egress returns what a server may reach. It ignores the rules for commands except
+// denials. Options without a policy mean no network. The policy of a server with url
+// allows its host.
 func (r Servers) Egress(name string) (runner.EgressOptions, error) {
 	s, where := r.conf.MCP[name], "mcpServers."+name+".egress"
 	e := Egress{
@@ -282,10 +277,10 @@ func (r Servers) Egress(name string) (runner.EgressOptions, error) {
 	return o, r.conf.addPlace(err)
 }
 
-// serverMethods are the methods of the transports over HTTP.
+// serverMethods are the methods of the HTTP transports.
 var serverMethods = []string{http.MethodGet, http.MethodPost, http.MethodDelete}
 
-// Keys returns the keys that a server uses without having them, without values.
+// Keys returns the keys that a server uses without seeing them, without values.
 func (r Servers) Keys(name string) ([]EgressKey, error) {
 	s := r.conf.MCP[name]
 	e := Egress{Secrets: s.Egress.Secrets}
@@ -300,7 +295,7 @@ func (r Servers) Keys(name string) ([]EgressKey, error) {
 	return keys, r.conf.addPlace(err)
 }
 
-// callTimeout returns the longest time of a call, zero for the default.
+// callTimeout returns the longest time of a call. Zero means the default.
 func (s *MCPBase) callTimeout() time.Duration {
 	if s.Timeout != nil {
 		return time.Duration(*s.Timeout) * time.Millisecond
@@ -308,10 +303,9 @@ func (s *MCPBase) callTimeout() time.Duration {
 	return time.Duration(valueOr(s.CallTimeout, 0))
 }
 
-// maxMCPTimeout bounds the times of a server.
 const maxMCPTimeout = 24 * time.Hour
 
-// check reports what is wrong with a server, and the key that it is about.
+// check returns an error about a server, and the key that it is about.
 func (s *MCPServer) check(name string) (key string, err error) {
 	if _, err := tools.ParseName(name + "/tool"); err != nil || strings.Contains(name, "/") || name == noServers {
 		return "", fmt.Errorf("%q can't be the name of a server: want letters, digits, - and single _, and not %s", name, noServers)
@@ -342,7 +336,7 @@ func (s *MCPServer) check(name string) (key string, err error) {
 	return "egress", err
 }
 
-// check reports what is wrong with the keys that all clients have.
+// check returns an error about the keys that all clients have, and the key.
 func (s *MCPBase) check() (key string, err error) {
 	transport := s.Transport()
 	stdio := transport == MCPStdio
@@ -421,7 +415,6 @@ func (s *MCPBase) checkFilters() (key string, err error) {
 	return "", nil
 }
 
-// parseServerURL parses the address of a server.
 func parseServerURL(raw string) (*url.URL, error) {
 	u, err := url.Parse(raw)
 	switch {
@@ -453,9 +446,8 @@ func checkServerHeader(name, value string) error {
 	return nil
 }
 
-// nearbyNetworks returns the addresses of a host that is written as an address of this
-// machine or of a private network, or as localhost: it is exactly what the operator
-// wants to reach. It returns nil for others.
+// nearbyNetworks returns the networks of a host if it is localhost, or a loopback or
+// private address: the operator clearly wants to reach it. It returns nil for others.
 func nearbyNetworks(host string) []string {
 	if host == "localhost" {
 		return []string{"127.0.0.0/8", "::1"}
@@ -467,8 +459,8 @@ func nearbyNetworks(host string) []string {
 	return []string{ip.String()}
 }
 
-// Options returns a server for a session, without the keys of its egress. Target is
-// where the workspace is mounted in the sandbox, and workspace its path on this machine.
+// Options returns a server for a session, without its keys. target is the workspace's
+// path in the sandbox, workspace the one on this machine.
 func (r Servers) Options(name, target, workspace string) (runner.MCPServer, error) {
 	s := r.conf.MCP[name]
 	out := runner.MCPServer{Server: mcp.Server{

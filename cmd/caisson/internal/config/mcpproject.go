@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// MCPPath is where a workspace lists MCP servers, in the form that other clients read
+// MCPPath is the file in which a workspace lists MCP servers. Other clients read it
 // too.
 const MCPPath = ".mcp.json"
 
@@ -28,7 +28,7 @@ type MCPRestrictions struct {
 	RefuseWorkspace bool     `yaml:"refuse_workspace" doc:"ignore the .mcp.json of workspaces"`
 }
 
-// refuses returns why a server is not allowed, "" if it is.
+// refuses returns why a server is not allowed, or "" if it is.
 func (r *MCPRestrictions) refuses(name string, s *MCPServer) string {
 	switch {
 	case s.project && r.RefuseWorkspace:
@@ -45,7 +45,7 @@ func (r *MCPRestrictions) refuses(name string, s *MCPServer) string {
 	return ""
 }
 
-// allowsHost reports whether a list has the host of an address. No list allows any.
+// allowsHost reports whether patterns allow the host of an address. nil allows any.
 func allowsHost(patterns []string, address string) bool {
 	u, err := url.Parse(address)
 	return patterns == nil || err == nil && slices.ContainsFunc(patterns, func(p string) bool {
@@ -57,12 +57,12 @@ func allowsHost(patterns []string, address string) bool {
 	})
 }
 
-// ProjectServers are the servers of a workspace's .mcp.json as they stand there.
+// ProjectServers are the servers of a workspace's .mcp.json as they are written.
 type ProjectServers map[string]MCPBase
 
-// ParseProjectServers reads a .mcp.json. It is strict: a key that would give a server
-// more than the operator did, or that is not known, is an [Error] with its place.
-// References to variables stay as they are written.
+// ParseProjectServers reads a .mcp.json. It refuses unknown keys, and keys that only
+// the operator may set. References to variables stay unexpanded. Its error is an
+// [Error] with the place.
 func ParseProjectServers(f ProjectFile) (ProjectServers, error) {
 	if err := checkNesting(f); err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func ParseProjectServers(f ProjectFile) (ProjectServers, error) {
 	var file struct {
 		Servers projectServers `yaml:"mcpServers"`
 	}
-	// JSON has tabs between its tokens alone, and YAML takes none there.
+	// JSON has tabs only between tokens, where YAML accepts none.
 	text := bytes.ReplaceAll(f.Text, []byte("\t"), []byte(" "))
 	if err := parseWith(f.Path, text, func(ast.Node) error { return nil }, &file); err != nil {
 		return nil, err
@@ -94,13 +94,11 @@ func jsonError(f ProjectFile) error {
 	return e
 }
 
-// projectServers decodes the servers of a workspace.
 type projectServers ProjectServers
 
-// operatorKeys are keys that only the operator's own configuration can have.
+// operatorKeys are keys for the operator's own configuration only.
 var operatorKeys = []string{"on_host", "memory", "processes", "egress"}
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (s *projectServers) UnmarshalYAML(n ast.Node) error {
 	*s = projectServers{}
 	return eachServer(n, func(name string, at *ast.MappingValueNode) error {
@@ -127,8 +125,8 @@ func (s *projectServers) UnmarshalYAML(n ast.Node) error {
 	})
 }
 
-// texts calls f for each text of the server that may refer to variables, and stores
-// what it returns.
+// texts replaces each text of the server that may refer to variables by the result of
+// f.
 func (s *MCPBase) texts(f func(string) (string, error)) error {
 	set := func(to *string) error {
 		text, err := f(*to)
@@ -174,7 +172,7 @@ func (s MCPBase) hasReferences() bool {
 	return found
 }
 
-// expand replaces references to the variables of allowed. Others count as not set.
+// expand replaces references to the variables of allowed. Others count as unset.
 func (s MCPBase) expand(allowed []string, getenv func(string) (string, bool)) (MCPBase, error) {
 	var refused string
 	err := s.texts(func(text string) (string, error) {
@@ -192,8 +190,8 @@ func (s MCPBase) expand(allowed []string, getenv func(string) (string, bool)) (M
 	return s, err
 }
 
-// loadProjectServers adds the servers of a trusted workspace to those of the operator,
-// which win. A server that can't be used is skipped.
+// loadProjectServers adds a trusted workspace's servers to the operator's. The
+// operator's win. It skips servers that can't be used.
 func loadProjectServers(c *Config, o Options, getenv func(string) (string, bool)) error {
 	if o.ProjectServers == nil {
 		return nil
@@ -226,8 +224,8 @@ func loadProjectServers(c *Config, o Options, getenv func(string) (string, bool)
 	return nil
 }
 
-// checkServers applies the requirements to the servers: one of the operator's own that
-// they don't allow is an error, one of a workspace is skipped.
+// checkServers applies the requirements to the servers. A refused server of the
+// operator is an error; a workspace's is skipped.
 func checkServers(c *Config) error {
 	for _, name := range sortedKeys(c.MCP) {
 		s := c.MCP[name]
@@ -257,8 +255,8 @@ func withoutServer(servers MCPServers, name string) MCPServers {
 	return out
 }
 
-// Used returns the names of the servers that a session has. It fails for a name
-// of mcp_use that no server has.
+// Used returns the names of a session's servers. It fails for an unknown name in
+// mcp_use.
 func (r Servers) Used() ([]string, error) {
 	for _, name := range r.conf.MCPUse {
 		if _, known := r.conf.MCP[name]; !known && name != noServers {
@@ -280,8 +278,8 @@ func (r Servers) Used() ([]string, error) {
 	return names, nil
 }
 
-// ProjectServer is a server of a workspace as a person must see it before it counts: as
-// it is written, with references to variables and not their values.
+// ProjectServer shows a workspace's server to the user before it is trusted: as
+// written, without the values of variables.
 type ProjectServer struct {
 	Name    string            `json:"name"`
 	Type    string            `json:"type"`
@@ -290,14 +288,14 @@ type ProjectServer struct {
 	Env     map[string]string `json:"env,omitempty"`
 	URL     string            `json:"url,omitempty"`
 	Headers map[string]string `json:"headers,omitempty"`
-	// ClientID and Scopes are those of oauth.
+	// ClientID and Scopes are oauth's.
 	ClientID string   `json:"client_id,omitempty"`
 	Scopes   []string `json:"scopes,omitempty"`
-	// Skipped is why it would not be there though the workspace is trusted.
+	// Skipped is why it would not be used although the workspace is trusted.
 	Skipped string `json:"skipped,omitempty"`
 }
 
-// Lines describes the server in lines that may hold control characters.
+// Lines describes the server in lines that may contain control characters.
 func (s ProjectServer) Lines() []string {
 	what := s.URL
 	if s.URL == "" {
@@ -322,8 +320,7 @@ func (s ProjectServer) Lines() []string {
 	return lines
 }
 
-// joinCommand writes a program and its arguments on one line, quoted where that is
-// needed to tell them apart.
+// joinCommand returns a program and its arguments on one line, quoted where needed.
 func joinCommand(argv []string) string {
 	words := slices.Clone(argv)
 	for i, w := range words {
@@ -334,7 +331,7 @@ func joinCommand(argv []string) string {
 	return strings.Join(words, " ")
 }
 
-// DescribeProject returns the servers of a workspace's .mcp.json, which has been
+// DescribeProject returns the servers of a workspace's .mcp.json, which must have been
 // loaded.
 func (r Servers) DescribeProject(f ProjectFile) ([]ProjectServer, error) {
 	servers, err := ParseProjectServers(f)
@@ -365,8 +362,8 @@ func (r Servers) DescribeProject(f ProjectFile) ([]ProjectServer, error) {
 	return out, nil
 }
 
-// Secrets returns the values of the variables and headers of servers, by the keys
-// of their settings.
+// Secrets returns the values of servers' variables and headers, by the keys of their
+// settings.
 func (r Servers) Secrets() map[string]string {
 	out := map[string]string{}
 	for name, s := range r.conf.MCP {
@@ -376,7 +373,7 @@ func (r Servers) Secrets() map[string]string {
 				if v != "" {
 					out[where] = string(v)
 				}
-				if _, credentials, ok := strings.Cut(string(v), " "); ok && kind == "headers" { // Bearer and the like
+				if _, credentials, ok := strings.Cut(string(v), " "); ok && kind == "headers" { // such as Bearer
 					out[where+" without its scheme"] = credentials
 				}
 			}
@@ -388,8 +385,8 @@ func (r Servers) Secrets() map[string]string {
 	return out
 }
 
-// PlainSecrets returns the keys of a server's variables and headers that look like secrets
-// and stand in the configuration file in plain text.
+// PlainSecrets returns the keys of a server's variables and headers that look like
+// secrets and are in the user's file in plain text.
 func (r Servers) PlainSecrets(name string) []string {
 	var keys []string
 	s := r.conf.MCP[name]

@@ -21,20 +21,20 @@ import (
 	"github.com/caisson-run/caisson/runner/doctor"
 )
 
-// defaultModels are the models that are used without a configured one: the first for
-// which the environment has the key, or the address of a server.
+// defaultModels are used if no model is configured: the first one for which the
+// environment has a key or a server's address.
 var defaultModels = []struct{ model, keyEnv, baseEnv string }{
 	{"openai/gpt-6.2-sol", "OPENAI_API_KEY", "OPENAI_BASE_URL"},
 	{"anthropic/claude-sonnet-5-5", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"},
 }
 
-// ErrNoModel is the error of settings and an environment that name no model.
+// ErrNoModel means that neither the settings nor the environment name a model.
 var ErrNoModel = errors.New("no model is configured")
 
-// provider describes where the models of a provider are, and its variables.
+// provider has the address of a provider's models and its variables.
 type provider struct{ base, baseEnv, keyEnv string }
 
-// providers are the providers that are spoken to over the network.
+// providers are the providers that are reached over the network.
 var providers = map[string]provider{
 	"openai": {base: "https://api.openai.com/v1", baseEnv: "OPENAI_BASE_URL", keyEnv: "OPENAI_API_KEY"},
 
@@ -42,7 +42,7 @@ var providers = map[string]provider{
 	"ollama":    {base: "http://127.0.0.1:11434", baseEnv: "OLLAMA_HOST"},
 }
 
-// BaseURLVariables returns the variables that hold addresses of models.
+// BaseURLVariables returns the variables with addresses of models.
 func BaseURLVariables() []string {
 	var out []string
 	for _, p := range providers {
@@ -51,38 +51,36 @@ func BaseURLVariables() []string {
 	return out
 }
 
-// SelectedModel is a model that was chosen, its key looked up unless a command prints it.
+// SelectedModel is a chosen model. Its key has been looked up unless a command prints
+// it.
 type SelectedModel struct {
 	// Profile is its name in models, or provider/model.
-	Profile string
-	// Provider is openai, anthropic, ollama or replay.
+	Profile  string
 	Provider string
-	// ModelOptions.Model may be the file that replay plays. Headers have the values of the
-	// variables in SecretHeaders.
+	// ModelOptions.Model may be the file that replay plays. Headers contain the values
+	// of the variables in SecretHeaders.
 	loop.ModelOptions
-	// API is chat or responses where the provider is openai.
+	// API is chat or responses for the provider openai.
 	API string
-	// KeyEnv names the variable that APIKey came from. KeyNeeded is set if the
-	// provider can't be used without a key.
+	// KeyEnv is the variable of APIKey. KeyNeeded is set if the provider needs a key.
 	KeyEnv    string
 	KeyNeeded bool
-	// KeyCommand prints the key; nil if no command does.
+	// KeyCommand prints the key. It is nil if no command does.
 	KeyCommand    []string
 	SecretHeaders []string
-	// ToolProtocol is native or tags; "" means native.
+	// ToolProtocol is native or tags. "" means native.
 	ToolProtocol string
 	// ThinkingTokens is the budget of anthropic's reasoning, or 0.
 	ThinkingTokens int64
 	ContextWindow  int64
-	// MaxRetries is nil if the loop's own default counts; so is a time of zero.
+	// MaxRetries is nil for the loop's default, MaxRetryDelay zero.
 	MaxRetries    *int
 	MaxRetryDelay time.Duration
-	// Price is nil if it is unknown.
-	Price *limits.Price
+	Price         *limits.Price
 }
 
-// SelectModels returns the model that the settings name, and then the fallbacks of its
-// profile. environ holds the keys.
+// SelectModels returns the configured model, then its profile's fallbacks. environ has
+// the keys.
 func (c *Config) SelectModels(environ []string) ([]SelectedModel, error) {
 	out, err := selectModels(c, environ)
 	return out, c.addPlace(err)
@@ -124,7 +122,7 @@ func selectModels(c *Config, environ []string) ([]SelectedModel, error) {
 	return out, nil
 }
 
-// SelectWorkers returns the models that the model may ask. environ holds the keys.
+// SelectWorkers returns the models that the model may ask. environ has the keys.
 func SelectWorkers(c *Config, environ []string) ([]SelectedModel, error) {
 	out, err := selectWorkers(c, environ)
 	return out, c.addPlace(err)
@@ -158,8 +156,8 @@ func selectWorkers(c *Config, environ []string) ([]SelectedModel, error) {
 	return out, nil
 }
 
-// selectModel returns the model of a profile, or of provider/model, that is named at
-// where.
+// selectModel returns the model of a profile or of provider/model. where names the
+// setting.
 func (f *File) selectModel(name, where string, getenv func(string) (string, bool)) (SelectedModel, error) {
 	m, ok := f.Models[name]
 	if !ok {
@@ -208,7 +206,7 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 	return out, f.Limits.checkPrice(out, m.Limits)
 }
 
-// setAddress sets where the model is, and its key.
+// setAddress sets the model's address and key.
 func (s *SelectedModel) setAddress(m Model, p provider, getenv func(string) (string, bool)) error {
 	base, _ := getenv(p.baseEnv)
 	if s.Provider == "ollama" {
@@ -227,8 +225,8 @@ func (s *SelectedModel) setAddress(m Model, p provider, getenv func(string) (str
 		return nil
 	}
 	s.KeyEnv = valueOr(m.APIKeyEnv, p.keyEnv)
-	// A profile with an address of its own and no key of its own does not get the
-	// provider's key: it would hand the key to another server.
+	// A profile with its own address but no key doesn't get the provider's key, which
+	// would go to another server.
 	if m.BaseURL == nil || m.APIKeyEnv != nil {
 		s.APIKey, _ = getenv(s.KeyEnv)
 	}
@@ -237,7 +235,7 @@ func (s *SelectedModel) setAddress(m Model, p provider, getenv func(string) (str
 }
 
 // setAPI sets the API of a server that speaks OpenAI's protocol. OpenAI's newest models
-// call tools in Responses alone; other servers may not know that.
+// call tools only in Responses, which other servers may not know.
 func (s *SelectedModel) setAPI(m Model, p provider) error {
 	switch {
 	case s.Provider != "openai" && m.API != nil:
@@ -251,9 +249,9 @@ func (s *SelectedModel) setAPI(m Model, p provider) error {
 	return nil
 }
 
-// ollamaURL returns the URL of the server that OLLAMA_HOST names, or own if that is empty.
-// As for Ollama's own client, the scheme and the port may be missing, and the address that
-// a server listens at is that of this machine.
+// ollamaURL returns the URL of the server in OLLAMA_HOST, or own if that is empty. As
+// in Ollama's own client, the scheme and port may be missing, and an address to listen
+// on means this machine.
 func ollamaURL(host, own string) string {
 	if host = strings.TrimSpace(host); host == "" {
 		return own
@@ -263,7 +261,7 @@ func ollamaURL(host, own string) string {
 	}
 	u, err := url.Parse(host)
 	if err != nil || u.Host == "" {
-		return host // refused as an address, later
+		return host // it is refused later
 	}
 	name, port := u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "11434", "https": "443"}[u.Scheme])
 	if ip, err := netip.ParseAddr(name); err == nil && ip.IsUnspecified() || name == "" {
@@ -278,7 +276,7 @@ func (s *SelectedModel) isProvidersOwn(p provider) bool {
 	return s.BaseURL == "" || strings.TrimSuffix(s.BaseURL, "/") == p.base
 }
 
-// setHeaders sets the headers. A value of the form $NAME is that of a variable.
+// setHeaders sets the headers. A value $NAME stands for the variable's.
 func (s *SelectedModel) setHeaders(m Model, getenv func(string) (string, bool)) error {
 	for name, value := range m.Headers {
 		where := "models." + s.Profile + ".headers." + name
@@ -305,12 +303,12 @@ func (s *SelectedModel) setHeaders(m Model, getenv func(string) (string, bool)) 
 	return nil
 }
 
-// ErrUnknownPrice reports, for errors.Is, that a limit of costs can't be held because the
-// price of a model is unknown.
+// ErrUnknownPrice means that a cost limit can't be enforced because a model's price is
+// unknown.
 var ErrUnknownPrice = errors.New("unknown price")
 
-// checkPrice returns an error, which wraps [ErrUnknownPrice], if a limit of costs, or one of the profile's own, can't be
-// held because the price of the model is unknown.
+// checkPrice returns an error that wraps [ErrUnknownPrice] if there is a cost limit,
+// perhaps the profile's own, but no price.
 func (l *Limits) checkPrice(s SelectedModel, own ProfileLimits) error {
 	if s.Price != nil {
 		return nil
@@ -338,7 +336,7 @@ func (l *Limits) checkPrice(s SelectedModel, own ProfileLimits) error {
 	return nil
 }
 
-// modelHint returns what to write instead of a model that is not there.
+// modelHint suggests what to write instead of an unknown model.
 func modelHint(models map[string]Model, name string) string {
 	if near := doctor.NearestWord(name, sortedKeys(models)); near != "" {
 		return "did you mean " + near + "?"

@@ -16,8 +16,8 @@ import (
 // Mounts are directories of this machine that commands see.
 type Mounts []Mount
 
-// setText parses the value of a flag: FROM:TO or FROM:TO:ro, with commas between them. A
-// directory that begins with . is below the working directory.
+// setText parses the value of a flag: FROM:TO or FROM:TO:ro, separated by commas. A
+// FROM that begins with . is relative to the working directory.
 func (m *Mounts) setText(text string) error {
 	*m = nil
 	for one := range strings.SplitSeq(text, ",") {
@@ -44,7 +44,7 @@ func (m *Mounts) setText(text string) error {
 
 func (m Mount) isReadOnly() bool { return m.ReadOnly != nil && *m.ReadOnly }
 
-// UserMounts returns the directories of the user that commands see.
+// UserMounts returns the user's directories that commands see.
 func (c *Config) UserMounts() ([]runner.UserMount, error) {
 	var out []runner.UserMount
 	for _, m := range c.Mounts {
@@ -57,19 +57,19 @@ func (c *Config) UserMounts() ([]runner.UserMount, error) {
 	return out, nil
 }
 
-// WritableMounts returns the directories that commands of sessions, and of sandboxes of
-// [AskedSandbox], may write to besides workspaces.
+// WritableMounts returns the directories besides workspaces that commands of sessions
+// and of [AskedSandbox] may write to.
 func (c *Config) WritableMounts() []string {
 	var out []string
 	for _, m := range slices.Concat(c.Mounts, slices.Collect(maps.Values(c.Serve.Sandboxes.Mounts))) {
-		if from, err := expandHome(*m.From, c.home); err == nil && !m.isReadOnly() { // with an error there is no session
+		if from, err := expandHome(*m.From, c.home); err == nil && !m.isReadOnly() { // after an error there is no session
 			out = append(out, from)
 		}
 	}
 	return out
 }
 
-// MountError returns an error about a setting of mounts, with its place.
+// MountError returns an error about mounts, with its place.
 func (c *Config) MountError(err error) error {
 	e := &Error{Where: "mounts", Message: err.Error(), Hint: "change the mount, or take it out", Err: err}
 	if errors.Is(err, runner.ErrWritableMount) {
@@ -84,7 +84,6 @@ func (c *Config) MountError(err error) error {
 	return c.addPlace(e)
 }
 
-// checkMounts refuses mounts that are not complete.
 func checkMounts(c *Config) error {
 	for _, m := range c.Mounts {
 		if err := m.check("mounts"); err != nil {
@@ -99,7 +98,7 @@ func checkMounts(c *Config) error {
 	return nil
 }
 
-// check refuses a mount that is not complete. Its error is an [Error] at where.
+// check refuses an incomplete mount. Its error is an [Error] at where.
 func (m Mount) check(where string) error {
 	e := &Error{Where: where, Item: valueOr(m.From, valueOr(m.To, "")), Hint: "write from as a path from / or ~/ on, and to as one from / on"}
 	switch {
@@ -119,7 +118,7 @@ func (m Mount) check(where string) error {
 // CacheNames are names of caches.
 type CacheNames []string
 
-// setText parses the value of a flag, with commas between the names.
+// setText parses the value of a flag: names separated by commas.
 func (n *CacheNames) setText(text string) error { return (*VariableNames)(n).setText(text) }
 
 // Parse returns the caches of these names. Its error is an [Error].
@@ -135,7 +134,6 @@ func (n CacheNames) Parse() ([]caches.Cache, error) {
 	return nil, e
 }
 
-// checkCaches refuses names that no cache has.
 func checkCaches(c *Config) error {
 	_, err := c.Caches.Parse()
 	return err

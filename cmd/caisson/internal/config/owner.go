@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// checkOwner refuses a path that another user than uid could have written.
+// checkOwner refuses a path that a user other than uid may have written.
 func checkOwner(path string, uid int) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -25,8 +25,8 @@ func checkOwner(path string, uid int) error {
 	return nil
 }
 
-// readPrivate reads a file that only root and the user who runs Caisson can write
-// or replace, and refuses any other.
+// readPrivate reads a file. It refuses one that users other than root and this one can
+// write or replace.
 func readPrivate(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -39,10 +39,10 @@ func readPrivate(path string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// CheckPrivate refuses a file that another user than root and the one who runs Caisson
-// can write or replace.
+// CheckPrivate refuses a file that users other than root and this one can write or
+// replace.
 func CheckPrivate(path string) error {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO does not block
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // don't block on a FIFO
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func CheckPrivate(path string) error {
 	return checkPrivateFile(path, f)
 }
 
-// checkPrivateFile is [CheckPrivate] of an open file.
+// checkPrivateFile is [CheckPrivate] for an open file.
 func checkPrivateFile(path string, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -84,8 +84,8 @@ func checkPrivateFile(path string, f *os.File) error {
 	return nil
 }
 
-// checkPrivate refuses what another user than root and this one could have
-// written. In a directory with the sticky bit others can't replace a file.
+// checkPrivate refuses a file or directory that users other than root and this one may
+// have written. In a sticky directory, others can't replace files.
 func checkPrivate(path string, info os.FileInfo) error {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -110,7 +110,7 @@ func checkPrivate(path string, info os.FileInfo) error {
 	return nil
 }
 
-// ownGroup reports whether a group is the one that a user has alone. Where users
-// have such groups, as on Debian, Fedora and their like, its number is the user's
-// and files are writable by it by default (pam_umask's usergroups).
+// ownGroup reports whether a group is the user's private one. On systems with such
+// groups, such as Debian and Fedora, its number is the user's, and files are
+// group-writable by default (pam_umask's usergroups).
 func ownGroup(gid, uid int) bool { return uid != 0 && gid == uid }

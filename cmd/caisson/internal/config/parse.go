@@ -13,23 +13,22 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// Error is a setting that can't be used, and where it stands.
+// Error is a setting that can't be used, with its place.
 type Error struct {
-	// Where is the file, CAISSON_… or --flag, or the setting's key. File is the
-	// file that a key stands in, "" where that is not known.
+	// Where is a file, CAISSON_…, --flag, or a setting's key. File is the file with the
+	// key, or "".
 	Where, File string
 	// Item is the item of a list that can't be used, "" for all of it.
 	Item string
-	// Line and Column count from 1; 0 where there are none.
+	// Item is the item of a list that can't be used, or "" for all.
 	Line, Column int
 	Message      string
-	// Hint is the hint, "" if the message has it.
+	// Hint may be "".
 	Hint string
-	// Err is the cause, where there is one to test for.
+	// Err is the cause, or nil.
 	Err error
 }
 
-// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
 // Error returns "where:line:column: message".
@@ -43,7 +42,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.Where, e.Line, e.Column, e.Message)
 }
 
-// errorAt returns an error at the place of a node; parse adds the file.
+// errorAt returns an error at a node's place. parse adds the file.
 func errorAt(n ast.Node, err error) error {
 	e := &Error{Message: err.Error()}
 	if t := n.GetToken(); t != nil && t.Position != nil {
@@ -52,22 +51,20 @@ func errorAt(n ast.Node, err error) error {
 	return e
 }
 
-// maxFileBytes bounds a configuration file.
 const maxFileBytes = 1 << 20
 
-// parse decodes one YAML document into dst, strictly. getenv returns the values of
-// ${VAR}.
+// parse decodes one YAML document strictly. getenv returns the values of ${VAR}.
 func parse(name string, text []byte, getenv func(string) (string, bool), dst any) error {
 	return parseWith(name, text, func(body ast.Node) error { return expandNode(body, getenv) }, dst)
 }
 
-// parseWith is parse with something else done to the document first.
+// parseWith is parse with another preparation of the document.
 func parseWith(name string, text []byte, prepare func(body ast.Node) error, dst any) error {
 	if len(text) > maxFileBytes {
 		return &Error{Where: name, Message: fmt.Sprintf("larger than %d bytes", maxFileBytes)}
 	}
 	text = bytes.TrimPrefix(text, []byte("\ufeff")) // Windows editors write one
-	// The YAML library does not end on some texts that are none.
+	// The YAML library never returns for some input that is not text.
 	if i := bytes.IndexFunc(text, func(r rune) bool {
 		return r == utf8.RuneError || r < ' ' && !strings.ContainsRune("\t\n\r", r) || r == 0x7f
 	}); i >= 0 {
@@ -100,8 +97,7 @@ func parseWith(name string, text []byte, prepare func(body ast.Node) error, dst 
 	return err
 }
 
-// errorInFile turns an error of the YAML library, or one of ours, into an [Error]
-// with its file.
+// errorInFile turns any error into an [Error] with the file.
 func errorInFile(name string, err error) error {
 	if err == nil {
 		return nil
@@ -120,8 +116,8 @@ func errorInFile(name string, err error) error {
 	return e
 }
 
-// expandNode replaces ${VAR} and ${VAR:-default} in every string value below
-// n; keys are left alone. Nothing is ever run.
+// expandNode replaces ${VAR} and ${VAR:-default} in all string values below n, but not
+// in keys. It runs nothing.
 func expandNode(n ast.Node, getenv func(string) (string, bool)) error {
 	switch n := n.(type) {
 	case *ast.MappingNode:
@@ -131,7 +127,7 @@ func expandNode(n ast.Node, getenv func(string) (string, bool)) error {
 			}
 		}
 	case *ast.MappingValueNode:
-		if n.Key.GetToken().Value == "script" { // $ and braces are the script's own
+		if n.Key.GetToken().Value == "script" { // $ and braces belong to the script
 			return nil
 		}
 		return expandNode(n.Value, getenv)
@@ -153,7 +149,7 @@ func expandNode(n ast.Node, getenv func(string) (string, bool)) error {
 	return nil
 }
 
-// expandText replaces the references in one string. "$" without a brace is itself.
+// expandText replaces the references in a string. "$" without a brace stays.
 func expandText(s string, getenv func(string) (string, bool)) (string, error) {
 	var b strings.Builder
 	for {

@@ -9,14 +9,14 @@ import (
 	"github.com/goccy/go-yaml/parser"
 )
 
-// layerText is the text of a file of settings, kept to find where a value stands.
+// layerText is a file of settings, kept to find the places of values.
 type layerText struct {
 	path string
 	text []byte
 }
 
-// addPlace adds to an error about a setting where it stands in a file, or names the
-// flag or variable that it came from.
+// addPlace adds the place in a file to an error about a setting, or names the flag or
+// variable that set it.
 func (c *Config) addPlace(err error) error {
 	e, ok := errors.AsType[*Error](err)
 	if !ok || e.Line != 0 {
@@ -44,19 +44,19 @@ func (c *Config) addPlace(err error) error {
 	return err
 }
 
-// IsBuiltin reports whether no layer of c but the built-in one has a setting.
+// IsBuiltin reports whether a setting has its built-in value.
 func IsBuiltin(c *Config, key string) bool { return c.origins.find(key) == "built-in" }
 
-// origins are the names of the layers that settings came from, by their keys.
+// origins are the names of the layers of settings, by key.
 type origins map[string]string
 
-// What begins the origin of a setting that came from a flag or a variable.
+// Prefixes of the origin of settings from flags and variables.
 const (
 	fromFlag     = "flag "
 	fromVariable = "environment "
 )
 
-// noteChanges records a layer as the origin of the settings that are not as before.
+// noteChanges records a layer as the origin of changed settings.
 func (o origins) noteChanges(before []Value, f File, from string) {
 	was := map[string]string{}
 	for _, v := range before {
@@ -91,8 +91,8 @@ func (o origins) nameSettings() {
 	}
 }
 
-// flagOrVariable returns the flag or variable that a setting, or an item of its list, came
-// from, "" if it came from elsewhere.
+// flagOrVariable returns the flag or variable that a setting, or an item of its list,
+// came from, or "".
 func (o origins) flagOrVariable(key, item string) string {
 	origin := cmp.Or(o[key+"."+item], o[key])
 	for _, prefix := range []string{fromFlag, fromVariable} {
@@ -103,7 +103,8 @@ func (o origins) flagOrVariable(key, item string) string {
 	return ""
 }
 
-// find returns where a setting came from, or the first of those below it.
+// find returns the origin of a setting, or of the first one below it that is not
+// built-in.
 func (o origins) find(key string) string {
 	if origin, ok := o[key]; ok {
 		return origin
@@ -116,8 +117,8 @@ func (o origins) find(key string) string {
 	return ""
 }
 
-// findKey returns the place of a key's value, or of the nearest key above it
-// that is there; 0 where there is none. If the value is a list, it is the place of item.
+// findKey returns the place of a key's value, or of the nearest existing key above it,
+// or 0. In a list, it is the place of item.
 func findKey(text []byte, key, item string) (line, column int) {
 	file, err := parser.ParseBytes(text, 0)
 	if err != nil {
@@ -138,21 +139,19 @@ func findKey(text []byte, key, item string) (line, column int) {
 	return line, column
 }
 
-// findItem returns the text in a list, or in a mapping of it, that is item, and otherwise
-// if there is none.
+// findItem returns the node of item in a list, or in a mapping of it, or else
+// otherwise.
 func findItem(list *ast.SequenceNode, item string, otherwise ast.Node) ast.Node {
 	v := itemVisitor{item: item, found: otherwise}
 	ast.Walk(&v, list)
 	return v.found
 }
 
-// itemVisitor looks for a text.
 type itemVisitor struct {
 	item  string
 	found ast.Node
 }
 
-// Visit implements ast.Visitor.
 func (v *itemVisitor) Visit(n ast.Node) ast.Visitor {
 	if text, ok := n.(*ast.StringNode); ok && v.item != "" && text.Value == v.item {
 		v.found = n
@@ -160,8 +159,8 @@ func (v *itemVisitor) Visit(n ast.Node) ast.Visitor {
 	return v
 }
 
-// eachKey calls f for each key below n with the node that shows its place, which is the
-// value, or the key itself if the value has several lines, and with the value.
+// eachKey calls f for each key below n, with the node that shows its place and with its
+// value. The place is the value, or the key if the value has several lines.
 func eachKey(n ast.Node, above string, f func(path string, n, value ast.Node)) {
 	entry := func(v *ast.MappingValueNode) {
 		path := joinKey(above, v.Key.GetToken().Value)

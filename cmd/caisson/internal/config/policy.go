@@ -12,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// overlaidBy lays a policy over another, key by key. One that names a preset starts
-// anew: of what lies below it only the denials are kept, because they win.
+// overlaidBy puts a policy over another, key by key. One that names a preset replaces
+// the lower one except its denials, because denials win.
 func (p *Policy) overlaidBy(upper *Policy) *Policy {
 	switch {
 	case upper == nil:
@@ -39,7 +39,7 @@ func keepDenials(modes map[string]string) map[string]string {
 	return kept
 }
 
-// ToolPolicy returns the policy, from preset if the settings name none.
+// ToolPolicy returns the policy. If the settings name no preset, it uses preset.
 func (c *Config) ToolPolicy(preset string) (policy.Policy, error) {
 	p, err := c.toolPolicy(preset)
 	return p, c.addPlace(err)
@@ -51,7 +51,7 @@ func (c *Config) toolPolicy(preset string) (policy.Policy, error) {
 		return p, err
 	}
 	if c.asksOnPrompt {
-		// A user who sets on_prompt wants prompts, and not the refusals of ci.
+		// A user who sets on_prompt wants prompts instead of ci's refusals.
 		p.NoPrompts = false
 	}
 	p.Tighten = append(p.Tighten, c.Project.Policy.tighteningLayers()...)
@@ -83,7 +83,7 @@ func (p *Policy) toolPolicy(preset, home string) (policy.Policy, error) {
 	rules := p.ownRules()
 	for class, mode := range rules.Classes {
 		base.Classes[class] = mode
-		delete(base.Sandboxed, class) // what the user wrote is not milder in the sandbox
+		delete(base.Sandboxed, class) // rules of the user are not milder in the sandbox
 	}
 	base.Tools, base.Commands = rules.Tools, rules.Commands
 	base.RelaxedModes = rules.RelaxedModes
@@ -93,7 +93,7 @@ func (p *Policy) toolPolicy(preset, home string) (policy.Policy, error) {
 }
 
 // tighteningLayers returns a policy as layers that tighten: its preset, then its own
-// entries. They don't change what they don't name.
+// entries. They don't change anything else.
 func (p *Policy) tighteningLayers(name string) []policy.Policy {
 	var layers []policy.Policy
 	if p.Preset != nil {
@@ -112,7 +112,6 @@ func (p *Policy) tighteningLayers(name string) []policy.Policy {
 	return append(layers, stricter)
 }
 
-// ownRules returns the policy's own entries, without its preset.
 func (p *Policy) ownRules() policy.Policy {
 	return policy.Policy{
 		Classes: convertModes[tools.Class](p.Default), Tools: convertModes[string](p.Tools), Commands: convertModes[string](p.Commands), Dangerous: p.DangerousCommands,
@@ -128,7 +127,7 @@ func convertModes[K ~string](in map[string]string) map[K]policy.Mode {
 	return out
 }
 
-// resolveFolders resolves directories; see [resolveFolder].
+// resolveFolders resolves directories. See [resolveFolder].
 func resolveFolders(folders []string, home string) ([]string, error) {
 	var out []string
 	for _, folder := range folders {
@@ -141,8 +140,9 @@ func resolveFolders(folders []string, home string) ([]string, error) {
 	return out, nil
 }
 
-// resolveFolder returns a directory in the form of workspaces' paths: "~" is the home
-// directory, symlinks are resolved. A directory that does not exist keeps its name.
+// resolveFolder returns a directory in the form of workspace paths: "~" is the home
+// directory, and symlinks are resolved. It doesn't resolve a directory that doesn't
+// exist.
 func resolveFolder(folder, home string) (string, error) {
 	path, err := expandHome(folder, home)
 	if err != nil {
@@ -154,7 +154,7 @@ func resolveFolder(folder, home string) (string, error) {
 	return filepath.Clean(path), nil
 }
 
-// expandHome returns an absolute path, in which "~" at the beginning is the home directory.
+// expandHome expands "~" at the beginning of a path. It refuses a relative path.
 func expandHome(path, home string) (string, error) {
 	if rest, ok := strings.CutPrefix(path, "~"); ok && (rest == "" || rest[0] == '/') {
 		if home == "" {
@@ -168,7 +168,7 @@ func expandHome(path, home string) (string, error) {
 	return path, nil
 }
 
-// ShortenHome returns a path that begins with ~ if it is at or below the home directory.
+// ShortenHome replaces the home directory at the beginning of a path by "~".
 func ShortenHome(path, home string) string {
 	if rest, ok := strings.CutPrefix(path, home); ok && home != "" && (rest == "" || rest[0] == '/') {
 		return "~" + rest

@@ -6,8 +6,8 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// knownModel has the published facts about a model. Prices are those of
-// ordinary requests, in US dollars per million tokens; a profile's own come first.
+// knownModel has the published facts about a model. Prices are for ordinary requests,
+// in US dollars per million tokens. A profile's own values win.
 //
 // Models that their provider serves no more are left out. OpenAI ends gpt-5, gpt-5-mini,
 // gpt-5-nano and o3 on 2026-12-11, gpt-4.1, gpt-4.1-mini, gpt-4o and gpt-4o-mini on
@@ -15,53 +15,51 @@ import (
 type knownModel struct {
 	provider, name string
 	price          limits.Price
-	// contextWindow is the longest input where the provider bounds that apart.
+	// contextWindow is the longest input if the provider bounds input separately.
 	contextWindow int64
-	// source is where price and contextWindow were read, on the date asOf.
+	// source is where price and contextWindow were read on the date asOf.
 	source, asOf string
 }
 
 const (
-	// openAISource is a catalogue that people keep after OpenAI's pages; none of those
-	// pages was read. A copy of the list of prices of 2025 agrees with it, but does not
-	// have gpt-5.1 and gpt-5.2 yet.
+	// openAISource is a catalogue maintained from OpenAI's pages, none of which was
+	// read. A copy of the list of prices of 2025 agrees with it, but doesn't have
+	// gpt-5.1 and gpt-5.2 yet.
 	openAISource = "github.com/anomalyco/models.dev, providers/openai/models and models/openai, commit f3fc6922 of 2026-07-02"
-	// openAIPagesSource is OpenAI's own pages, in copies made between October and
-	// November 2026.
-	openAIPagesSource = "developers.openai.com/api/docs/models, the page of the model"
-	// sol61Source are notes of projects that name OpenAI's page, which was not read.
-	sol61Source = "docs.litellm.ai/blog/gpt_6_1_sol; github.com/amine123max/Codex-Manager, release 0.4.7 of 2026-09-30"
-	// claudeSource is Anthropic's own pages, in copies made between February and October
+	// openAIPagesSource is OpenAI's own pages, in copies from October and November
 	// 2026.
+	openAIPagesSource = "developers.openai.com/api/docs/models, the page of the model"
+	// sol61Source are notes of projects that cite OpenAI's page, which was not read.
+	sol61Source = "docs.litellm.ai/blog/gpt_6_1_sol; github.com/amine123max/Codex-Manager, release 0.4.7 of 2026-09-30"
+	// claudeSource is Anthropic's own pages, in copies from February to October 2026.
 	claudeSource = "platform.claude.com/docs, about-claude/pricing and models/*/overview"
-	// sonnet55Source has the price of reading from the cache that counts since 2026-10-07;
-	// the copy of the page models/sonnet-5-5/overview is older, and the same else.
+	// sonnet55Source has the price of cache reads since 2026-10-07. The copy of the
+	// page models/sonnet-5-5/overview is older, and otherwise the same.
 	sonnet55Source = "github.com/anomalyco/models.dev, providers/anthropic/models/claude-sonnet-5-5.toml, commit 482fb019; platform.claude.com/docs, models/sonnet-5-5/overview"
 	pricesAsOf     = "2026-11-23"
 )
 
-// claudePrice returns the price of a model of Anthropic, where writing to the cache for
-// five minutes costs a quarter more than input.
+// claudePrice returns a price of Anthropic. Cache writes for five minutes cost a
+// quarter more than input.
 func claudePrice(input, cached, output float64) limits.Price {
 	return limits.Price{Input: input, CachedInput: cached, CacheWrite: 1.25 * input, Output: output}
 }
 
-// openAIPrice returns the price of a model of OpenAI that has none for writing to the
-// cache: those tokens cost what input costs.
+// openAIPrice returns a price of OpenAI where cache writes cost as much as input.
 func openAIPrice(input, cached, output float64) limits.Price {
 	return limits.Price{Input: input, CachedInput: cached, CacheWrite: input, Output: output}
 }
 
-// openAIWritePrice returns the price of a model of OpenAI where writing to the cache costs
-// a quarter more than input, and a request with more than 272,000 tokens of input twice
-// as much, and its output half as much again.
+// openAIWritePrice returns a price of OpenAI where cache writes cost a quarter more
+// than input. Above 272,000 tokens of input, input costs twice as much and output half
+// as much again.
 func openAIWritePrice(input, cached, output float64) limits.Price {
 	p := openAIPrice(input, cached, output)
 	p.CacheWrite = 1.25 * input
 	return doubleLong(p)
 }
 
-// doubleLong returns p with OpenAI's price of long requests.
+// doubleLong adds OpenAI's prices for long requests.
 func doubleLong(p limits.Price) limits.Price {
 	p.Tiers = []limits.PriceTier{{
 		Above: 272_000, Input: 2 * p.Input, CachedInput: 2 * p.CachedInput, CacheWrite: 2 * p.CacheWrite, Output: 1.5 * p.Output,
@@ -100,8 +98,8 @@ var knownModels = []knownModel{
 	{"anthropic", "claude-haiku-4-5", claudePrice(1, 0.10, 5), 200_000, claudeSource, pricesAsOf},
 }
 
-// findKnown returns what is known of a model. Its name may end in the date of a
-// snapshot, as in gpt-5-2025-08-07.
+// findKnown finds a model. Its name may end in a snapshot's date, as in
+// gpt-5-2025-08-07.
 func findKnown(provider, name string) (knownModel, bool) {
 	for _, k := range knownModels {
 		rest, ok := strings.CutPrefix(name, k.name)
@@ -112,7 +110,6 @@ func findKnown(provider, name string) (knownModel, bool) {
 	return knownModel{}, false
 }
 
-// isSnapshot reports whether s is a date after a hyphen: -2025-08-07 or -20250807.
 func isSnapshot(s string) bool {
 	digits := strings.ReplaceAll(s, "-", "")
 	if len(digits) != len("20250807") || strings.Trim(digits, "0123456789") != "" {
@@ -121,7 +118,7 @@ func isSnapshot(s string) bool {
 	return s == "-"+digits || s == "-"+digits[:4]+"-"+digits[4:6]+"-"+digits[6:]
 }
 
-// addKnown sets what the profile leaves open and is known of the model.
+// addKnown sets known facts that the profile leaves open.
 func (s *SelectedModel) addKnown() {
 	k, ok := findKnown(s.Provider, s.Model)
 	if !ok {

@@ -16,35 +16,34 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// ProjectPath is where a workspace keeps its own settings.
+// ProjectPath is the file with a workspace's own settings.
 const ProjectPath = ".caisson/config.yaml"
 
-// MaxProjectBytes bounds a workspace's file, which is parsed before a person has read
-// it. A file that sets every key is below 4 KiB.
+// MaxProjectBytes bounds a workspace's file, which is parsed before a user has read it.
+// A file that sets every key is below 4 KiB.
 const MaxProjectBytes = 16 << 10
 
-// The YAML library takes room with the square of the nesting (1 GiB for 32 KiB
-// of "- "), so that is bounded before it sees a stranger's file. A file of
-// settings nests four deep.
+// The YAML library's memory grows with the square of the nesting (1 GiB for 32 KiB of
+// "- "), so bound that before parsing a stranger's file. A file of settings nests four
+// deep.
 const maxProjectBrackets = 256
 
 var nestedOnOneLine = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`(?m)^[ \t]*([-?][ \t]+){8}`)
 })
 
-// ProjectFile is a workspace's own file, as it was read once: what is hashed,
-// trusted and parsed is the same bytes.
+// ProjectFile is a workspace's own file, read once: the same bytes are hashed, trusted
+// and parsed.
 type ProjectFile struct {
-	// Path is for messages.
 	Path string
 	Text []byte
 }
 
-// SHA256 is the hash of the bytes.
+// SHA256 returns the hash of the text in hexadecimal.
 func (p ProjectFile) SHA256() string { return hashHex(p.Text) }
 
-// ParseProject reads a workspace's file. It is strict: a key that would loosen
-// something, or that is not known, is an [Error] with its place.
+// ParseProject reads a workspace's file. It refuses unknown keys and loosening values.
+// Its error is an [Error] with the place.
 func ParseProject(f ProjectFile) (Project, error) {
 	var p Project
 	if err := checkNesting(f); err != nil {
@@ -60,7 +59,7 @@ func ParseProject(f ProjectFile) (Project, error) {
 	return p, p.check(f)
 }
 
-// checkNesting refuses a file that the YAML library would need too much memory for.
+// checkNesting refuses a file for which the YAML library would need too much memory.
 func checkNesting(f ProjectFile) error {
 	switch {
 	case len(f.Text) > MaxProjectBytes:
@@ -71,18 +70,17 @@ func checkNesting(f ProjectFile) error {
 	return nil
 }
 
-// onlyPlain refuses what a plain file of settings does not need, and what would
-// make its meaning depend on more than its bytes.
+// onlyPlain refuses syntax that a plain file of settings doesn't need, and values from
+// the environment.
 func onlyPlain(body ast.Node) error {
 	var v plainVisitor
 	ast.Walk(&v, body)
 	return v.err
 }
 
-// plainVisitor keeps the first thing that a plain file would not hold.
+// plainVisitor keeps the first error.
 type plainVisitor struct{ err error }
 
-// Visit implements ast.Visitor.
 func (v *plainVisitor) Visit(n ast.Node) ast.Visitor {
 	if v.err != nil || n == nil {
 		return nil
@@ -102,7 +100,7 @@ var unknownField = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^unknown field "([^"]*)"$`)
 })
 
-// explainForeign says of a key that people may set, and a workspace may not, why.
+// explainForeign explains that a workspace may not set a key that users may.
 func explainForeign(e *Error) error {
 	m := unknownField().FindStringSubmatch(e.Message)
 	if m != nil && slices.ContainsFunc(keysOf(reflect.TypeFor[File]()), func(k key) bool { return k.field.name == m[1] }) {
@@ -112,7 +110,7 @@ func explainForeign(e *Error) error {
 	return e
 }
 
-// check refuses values that would loosen, or that mean nothing.
+// check refuses values that would loosen or have no meaning.
 func (p Project) check(f ProjectFile) error {
 	wrong := func(key, item, message, hint string) error {
 		e := &Error{Where: f.Path, Message: key + ": " + message, Hint: hint}
@@ -166,8 +164,8 @@ func (p Project) check(f ProjectFile) error {
 	return nil
 }
 
-// tightenBy lays a workspace's file over the settings below it, where it is
-// stricter. Its policy is kept apart: it holds whatever is laid over it.
+// tightenBy applies a workspace's file where it is stricter. Its policy is kept
+// separate: higher layers can't change it.
 func (c *Config) tightenBy(p Project) error {
 	tightenValue(reflect.ValueOf(&c.Bounds).Elem(), reflect.ValueOf(p.Bounds))
 	if err := cmp.Or(c.Fetch.narrowTo(ProjectPath, p.Fetch), c.Egress.narrowTo(ProjectPath, p.Egress)); err != nil {
@@ -177,7 +175,6 @@ func (c *Config) tightenBy(p Project) error {
 	return nil
 }
 
-// tighteningLayers are the rules as layers that tighten: the preset, and the entries.
 func (p *PolicyRules) tighteningLayers() []policy.Policy {
 	if p == nil {
 		return nil

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// applyRequirements tightens the settings to the requirements, and refuses choices that
+// applyRequirements tightens the settings to the requirements. It refuses choices that
 // they don't allow.
 func (c *Config) applyRequirements() error {
 	r := c.Requirements
@@ -24,7 +24,7 @@ func (c *Config) applyRequirements() error {
 	return cmp.Or(c.Fetch.narrowTo("requirements", r.Fetch), c.Egress.narrowTo("requirements", r.Egress))
 }
 
-// checkChoices reports a choice that the requirements don't allow.
+// checkChoices refuses a choice that the requirements don't allow.
 func (c *Config) checkChoices() error {
 	r := c.Requirements
 	forbidden := func(key, got string) error {
@@ -70,19 +70,19 @@ func (r Requirements) allowsBackend(name string) bool {
 	return r.Backends == nil || slices.Contains(r.Backends, name)
 }
 
-// AllowsImage reports whether an image is allowed, as it is written. A path counts as
-// it is resolved too: rootfs:/base/../home is not below /base.
+// AllowsImage reports whether an image is allowed as it is written. Check the name as
+// configured and the parsed reference: rootfs:/base/../home is not below /base.
 func (r Requirements) AllowsImage(image string) bool {
 	return allows(r.Images, image)
 }
 
-// allows reports whether a list of patterns has one for s. No list allows anything.
+// allows reports whether a pattern matches s. nil allows anything.
 func allows(patterns []string, s string) bool {
 	return patterns == nil || slices.ContainsFunc(patterns, func(allowed string) bool { return matchesPattern(allowed, s) })
 }
 
-// allowsBelow reports whether a directory is one of a list or lies below one, after
-// symlinks are resolved. No list allows any.
+// allowsBelow reports whether a directory is at or below one of dirs, after resolving
+// symlinks. nil allows any.
 func allowsBelow(dirs []string, dir, home string) bool {
 	path, err := resolveFolder(dir, home)
 	return dirs == nil || err == nil && slices.ContainsFunc(dirs, func(allowed string) bool {

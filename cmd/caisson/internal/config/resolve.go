@@ -16,7 +16,7 @@ import (
 // VariableNames are names of environment variables.
 type VariableNames []string
 
-// setText parses the value of a flag, with commas between the names.
+// setText parses the value of a flag: names separated by commas.
 func (n *VariableNames) setText(text string) error {
 	*n = nil
 	for name := range strings.SplitSeq(text, ",") {
@@ -28,8 +28,7 @@ func (n *VariableNames) setText(text string) error {
 	return nil
 }
 
-// Variables returns the variables of commands as NAME=value, from env and from the
-// variables of this process that env_from names.
+// Variables returns the variables of commands as NAME=value, from env and env_from.
 func (c *Config) Variables(getenv func(string) (string, bool)) ([]string, error) {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
@@ -49,7 +48,7 @@ func (c *Config) Variables(getenv func(string) (string, bool)) ([]string, error)
 	return out, sandbox.CheckVariables(out)
 }
 
-// checkVariables refuses variables that a sandbox does not take.
+// checkVariables refuses variables that a sandbox refuses.
 func checkVariables(c *Config) error {
 	check := func(where, item, v string) error {
 		if err := sandbox.CheckVariables([]string{v}); err != nil {
@@ -73,7 +72,7 @@ func checkVariables(c *Config) error {
 	return nil
 }
 
-// Root returns the access of commands to the image's files.
+// Root returns commands' access to the image's files.
 func (c *Config) Root() sandbox.RootMode {
 	if *c.WritableRoot {
 		return sandbox.RootEphemeral
@@ -81,7 +80,7 @@ func (c *Config) Root() sandbox.RootMode {
 	return sandbox.RootReadOnly
 }
 
-// SandboxSetup returns what each sandbox with an image has.
+// SandboxSetup returns the setup of each sandbox with an image.
 func (c *Config) SandboxSetup(image images.Reference, resources limits.Resources) sandbox.Setup {
 	return sandbox.Setup{
 		Image: image, Root: c.Root(), Git: sandbox.GitMode(*c.Git), User: sandbox.UserPolicy(*c.User), Service: c.UserService(),
@@ -89,7 +88,7 @@ func (c *Config) SandboxSetup(image images.Reference, resources limits.Resources
 	}
 }
 
-// checkRoot refuses a root that would be this machine's own directories.
+// checkRoot refuses a writable root of this machine's own directories.
 func checkRoot(c *Config) error {
 	if *c.WritableRoot && *c.Image == string(images.SchemeHost) {
 		return &Error{Where: "writable_root", Message: "image host consists of this machine's own directories", Hint: "name another image with image, or take writable_root out"}
@@ -119,7 +118,7 @@ func (c *Config) SandboxResources() (limits.Resources, error) {
 		OpenFiles: int64(*in.OpenFiles), CommandTime: time.Duration(*in.CommandTime),
 	}
 	if c.origins["resources.tmp"] == "built-in" {
-		// Files of /tmp count as memory: a command gets ENOSPC before it is killed.
+		// Files in /tmp count as memory: a command gets ENOSPC before it is killed.
 		r.TmpBytes = min(r.TmpBytes, max(r.MemoryBytes/2, limits.DefaultResources().TmpBytes))
 	}
 	if err := r.Validate(); err != nil {
@@ -149,7 +148,7 @@ func resourceError(err error) error {
 	}
 }
 
-// Budget returns the limits of a turn; a run has one turn.
+// Budget returns the limits of a turn. A run has one turn.
 func (l Limits) Budget() limits.Budget {
 	return limits.Budget{
 		Rounds: (*int64)(l.Rounds), ToolCalls: (*int64)(l.ToolCalls), Tokens: (*int64)(l.Tokens), CostMicroUSD: (*int64)(l.Cost), WallTime: (*time.Duration)(l.Timeout),
@@ -161,7 +160,7 @@ func (l Limits) Ceilings() limits.Ceilings {
 	return limits.Ceilings{Day: l.Day.ceiling(), Month: l.Month.ceiling()}
 }
 
-// ProfileCeilings returns the ceilings of models, by their names.
+// ProfileCeilings returns the ceilings of models, by name.
 func (f *File) ProfileCeilings() map[string]limits.Ceilings {
 	out := map[string]limits.Ceilings{}
 	for name, m := range f.Models {
@@ -174,7 +173,7 @@ func (l CeilingLimits) ceiling() limits.Ceiling {
 	return limits.Ceiling{Requests: (*int64)(l.Requests), Tokens: (*int64)(l.Tokens), CostMicroUSD: (*int64)(l.Cost)}
 }
 
-// Budget returns the limits of a session with all of its turns.
+// Budget returns the limits of all turns of a session together.
 func (l SessionLimits) Budget() limits.Budget {
 	return limits.Budget{ToolCalls: (*int64)(l.ToolCalls), Tokens: (*int64)(l.Tokens), CostMicroUSD: (*int64)(l.Cost), WallTime: (*time.Duration)(l.Timeout)}
 }
@@ -186,8 +185,8 @@ type Telemetry struct {
 	Content  *bool             `yaml:"content" default:"false" doc:"also export messages, arguments and results"`
 }
 
-// Options returns the options of an exporter. A header whose variable is not set is an
-// [Error]; the options are without it then.
+// Options returns the options of an exporter. If a header's variable is not set, it
+// returns an [Error], and options without the header.
 func (t *Telemetry) Options(getenv func(string) (string, bool)) (telemetry.Options, error) {
 	o := telemetry.Options{
 		Getenv:   func(name string) string { v, _ := getenv(name); return v },

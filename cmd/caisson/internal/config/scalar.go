@@ -11,32 +11,30 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-// Size is a number of bytes: 1048576, 64k, 2GiB, 1.5g. All units are powers of
-// 1024, as in Docker's flags.
+// Size is a number of bytes: 1048576, 64k, 2GiB, 1.5g. Units are powers of 1024, as in
+// Docker's flags.
 type Size int64
 
-// Duration is a length of time as Go writes it: 90s, 10m, 1h30m.
+// Duration is a duration in Go's form: 90s, 10m, 1h30m.
 type Duration time.Duration
 
 // CPUs is processor time per wall time in thousandths, written as a number of
 // processors: 1.5.
 type CPUs int64
 
-// Count is a whole number of at least 1. A limit of 0 is not "unlimited": leave
-// the setting out instead.
+// Count is a whole number of at least 1. To have no limit, leave the setting out: 0 is
+// invalid.
 type Count int64
 
-// Dollars is an amount in millionths of a US dollar, written in dollars, such as
-// 0.5.
+// Dollars is an amount in millionths of a US dollar, written in dollars: 0.5.
 type Dollars int64
 
-// Retries is how often something is tried again, 0 for never.
+// Retries is a number of retries, 0 for none.
 type Retries int64
 
-// maxRetries bounds [Retries].
 const maxRetries = 20
 
-// ParseRetries reads [Retries].
+// ParseRetries parses [Retries].
 func ParseRetries(s string) (Retries, error) {
 	n, err := strconv.ParseInt(strings.TrimSpace(s), 10, 64)
 	if err != nil || n < 0 || n > maxRetries {
@@ -45,10 +43,10 @@ func ParseRetries(s string) (Retries, error) {
 	return Retries(n), nil
 }
 
-// Number is a decimal number that is not negative.
+// Number is a decimal number of at least 0.
 type Number float64
 
-// ParseSize reads a [Size].
+// ParseSize parses a [Size].
 func ParseSize(s string) (Size, error) {
 	digits := strings.TrimRight(strings.ToLower(strings.TrimSpace(s)), "bikmgt ")
 	unit := strings.TrimSpace(strings.ToLower(strings.TrimSpace(s))[len(digits):])
@@ -63,7 +61,7 @@ func ParseSize(s string) (Size, error) {
 	return Size(v * float64(int64(1)<<shift)), nil
 }
 
-// ParseDuration reads a [Duration].
+// ParseDuration parses a [Duration].
 func ParseDuration(s string) (Duration, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 {
@@ -72,7 +70,7 @@ func ParseDuration(s string) (Duration, error) {
 	return Duration(d), nil
 }
 
-// ParseCPUs reads a [CPUs].
+// ParseCPUs parses [CPUs].
 func ParseCPUs(s string) (CPUs, error) {
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(v >= 0.01) || v > 1<<20 {
@@ -81,7 +79,7 @@ func ParseCPUs(s string) (CPUs, error) {
 	return CPUs(math.Round(v * 1000)), nil
 }
 
-// ParseDollars reads [Dollars].
+// ParseDollars parses [Dollars].
 func ParseDollars(s string) (Dollars, error) {
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(v >= 1e-6) || v > 1e9 {
@@ -90,7 +88,7 @@ func ParseDollars(s string) (Dollars, error) {
 	return Dollars(math.Round(v * 1e6)), nil
 }
 
-// ParseCount reads a [Count].
+// ParseCount parses a [Count].
 func ParseCount(s string) (Count, error) {
 	v, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || v < 1 {
@@ -99,7 +97,7 @@ func ParseCount(s string) (Count, error) {
 	return Count(v), nil
 }
 
-// ParseNumber reads a [Number].
+// ParseNumber parses a [Number].
 func ParseNumber(s string) (Number, error) {
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(v >= 0) || math.IsInf(v, 0) {
@@ -126,7 +124,6 @@ func (c *Count) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(c, n, P
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (r *Retries) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(r, n, ParseRetries) }
 
-// String writes a number.
 func (r Retries) String() string { return strconv.FormatInt(int64(r), 10) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
@@ -146,7 +143,7 @@ func unmarshalScalar[T any](dst *T, n ast.Node, parse func(string) (T, error)) e
 	return nil
 }
 
-// scalarText is a value as it was written, expanded where it is a string.
+// scalarText returns a value as written, with variables of a string expanded.
 func scalarText(n ast.Node) (string, bool) {
 	switch n := n.(type) {
 	case *ast.StringNode:
@@ -157,7 +154,7 @@ func scalarText(n ast.Node) (string, bool) {
 	return "", false
 }
 
-// String writes a size in the largest unit that holds it exactly.
+// String uses the largest unit that is exact.
 func (s Size) String() string {
 	units := []string{"", "KiB", "MiB", "GiB", "TiB"}
 	v, unit := int64(s), 0
@@ -167,7 +164,7 @@ func (s Size) String() string {
 	return strconv.FormatInt(v, 10) + units[unit]
 }
 
-// String writes a length of time as Go does, without what is zero: 10m, 1h30m.
+// String uses Go's form without zero parts: 10m, 1h30m.
 func (d Duration) String() string {
 	text := time.Duration(d).String()
 	for _, zero := range []struct{ suffix, of string }{{"m0s", "m"}, {"h0m", "h"}} {
@@ -178,16 +175,12 @@ func (d Duration) String() string {
 	return text
 }
 
-// String writes a number of processors.
 func (c CPUs) String() string { return strconv.FormatFloat(float64(c)/1000, 'f', -1, 64) }
 
-// String writes an amount.
 func (d Dollars) String() string { return strconv.FormatFloat(float64(d)/1e6, 'f', -1, 64) }
 
-// String writes a count.
 func (c Count) String() string { return strconv.FormatInt(int64(c), 10) }
 
-// String writes a number.
 func (v Number) String() string { return strconv.FormatFloat(float64(v), 'f', -1, 64) }
 
 func (Size) jsonSchema() map[string]any {

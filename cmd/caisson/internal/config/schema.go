@@ -7,12 +7,11 @@ import (
 	"strings"
 )
 
-// SchemaNames are the files that [Schema] knows.
+// SchemaNames returns the names that [Schema] knows.
 func SchemaNames() []string { return []string{"user", "project", "requirements"} }
 
-// Schema is a JSON Schema (Draft 7, which editors know best) of a configuration
-// file: the user's, a workspace's own ("project"), or an administrator's. It is
-// made from the types that files are read into.
+// Schema returns a JSON Schema of a configuration file, made from the Go types that
+// files are read into. It is Draft 7, which editors know best.
 func Schema(name string) (map[string]any, error) {
 	var s schemaMaker
 	var root map[string]any
@@ -42,15 +41,13 @@ func Schema(name string) (map[string]any, error) {
 	return root, s.err
 }
 
-// schemaMaker makes one schema.
 type schemaMaker struct {
-	// references is set if strings may hold ${VAR}, tightens if the file can only
-	// make settings stricter.
+	// references is set if strings may have ${VAR}, tightens if the file can only make
+	// settings stricter.
 	references, tightens bool
 	err                  error
 }
 
-// referenceSchema returns the schema of a value from the environment.
 func referenceSchema() map[string]any {
 	return map[string]any{"type": "string", "pattern": `\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}`}
 }
@@ -108,7 +105,8 @@ func (s *schemaMaker) typeSchema(name string, f field) map[string]any {
 	return map[string]any{}
 }
 
-// allowedWords returns the words of a key; in a file that tightens, those that do.
+// allowedWords returns the words of a key. In a file that tightens, it returns the ones
+// that do.
 func (s *schemaMaker) allowedWords(f field) []string {
 	all := f.words()
 	if !s.tightens {

@@ -12,7 +12,8 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// ServeTokens returns the tokens by label, from environ and, by read, from files.
+// ServeTokens returns the tokens by label, from environ and from files, which it reads
+// with read.
 func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, error)) (map[string]string, error) {
 	getenv := newLookup(environ)
 	out := map[string]string{}
@@ -38,17 +39,17 @@ func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, err
 	return out, nil
 }
 
-// Asked has the requests of a client of the server. A nil field is none.
+// Asked has the requests of a server's client. nil means no request.
 type Asked struct {
 	Model, Image, Mode, Skills   *string
 	CommandTime                  *time.Duration
 	MemoryBytes, MilliCPUs, PIDs *int64
-	// Turn bounds each turn, and Session all turns together, whose rounds have no bound.
+	// Turn bounds each turn. Session bounds all turns together, except their rounds.
 	Turn, Session limits.Budget
 }
 
-// Ask returns a client's requests as settings, if none is milder than the
-// configuration. Its error is an [Error] at the request's key.
+// Ask returns a client's requests as settings. It refuses those that are milder than
+// the configuration with an [Error] at the request's key.
 func (c *Config) Ask(a Asked) (File, error) {
 	var f File
 	refused := func(where, message, hint string) error { return &Error{Where: where, Message: message, Hint: hint} }
@@ -84,14 +85,15 @@ func (c *Config) Ask(a Asked) (File, error) {
 	return f, f.askLimits(a, c.File)
 }
 
-// AskedSandbox has the requests of a client for a sandbox without a model. "" is none.
+// AskedSandbox has a client's requests for a sandbox without a model. "" means no
+// request.
 type AskedSandbox struct {
 	Mode, Image, Resources string
 	Mounts                 []string
 }
 
-// AskSandbox returns a client's requests as settings, if serve.sandboxes offers what they
-// name. Its error is an [Error] at the request's key.
+// AskSandbox returns a client's requests as settings. It refuses names that
+// serve.sandboxes doesn't offer with an [Error] at the request's key.
 func (c *Config) AskSandbox(a AskedSandbox) (File, error) {
 	var asked Asked
 	if a.Mode != "" {
@@ -131,8 +133,7 @@ func (c *Config) AskSandbox(a AskedSandbox) (File, error) {
 	return f, nil
 }
 
-// chooseOffered returns what a client names, and an error with the names of all that is
-// offered if it is none of these.
+// chooseOffered returns the named offer. Its error lists all names.
 func chooseOffered[T any](where, name string, offered map[string]T) (T, error) {
 	v, ok := offered[name]
 	if ok {
@@ -164,7 +165,7 @@ func (f *File) askLimits(a Asked, c File) error {
 	)
 }
 
-// setLimit sets a limit, if it is not above the configured one.
+// setLimit sets a limit. It refuses one above the configured limit.
 func setLimit[T ~int64](where string, asked *int64, configured *T, to **T) error {
 	if asked == nil {
 		return nil

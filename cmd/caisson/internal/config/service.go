@@ -28,7 +28,7 @@ type HealthCheck struct {
 	Retries       *Count    `yaml:"retries" doc:"number of failures in a row after which the start has failed; the default is 3"`
 }
 
-// UserService returns the service of the sandbox, nil for none.
+// UserService returns the service of the sandbox, or nil.
 func (c *Config) UserService() *sandbox.Service {
 	in := c.Service
 	run := "none"
@@ -51,7 +51,7 @@ func (c *Config) UserService() *sandbox.Service {
 	return out
 }
 
-// check returns the health check, nil if none of its settings is set.
+// check returns the health check, or nil without a test.
 func (h HealthCheck) check() *images.HealthCheck {
 	if h.Test == nil {
 		return nil

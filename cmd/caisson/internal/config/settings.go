@@ -11,31 +11,31 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// File holds the settings of one layer: of a configuration file, a profile, the
+// File has the settings of one layer: of a configuration file, a profile, the
 // environment or the command line. A nil field is not set.
 //
-// Follow these steps to add a setting:
+// To add a setting:
 //
 //  1. Add a field with its tags below: to [Bounds], [Limits], [Resources] or
 //     [FetchLimits] if a trusted workspace and an administrator may make it
-//     stricter, to File or one of its other structs if not.
+//     stricter, otherwise to File or another of its structs.
 //  2. Use it, through a method of its struct or of [Config] if its value needs a check.
 //  3. Run go test ./cmd/caisson/internal/config -update, which writes
 //     docs/settings.md, and go test ./cmd/caisson -run CommandPages -update-pages,
 //     which writes docs/commands.
 //
-// Files, profiles, flags, environment variables, help, shell completion, caisson
-// config show, the JSON Schemas and the reference follow from the tags:
+// The tags define everything else: files, profiles, flags, environment variables, help,
+// shell completion, caisson config show, the JSON Schemas and the reference.
 //
 //	yaml     the key in files
-//	doc      what the setting is; required
-//	flag     the flag, and in capitals with underscores after CAISSON_ the
-//	         environment variable
+//	doc      a description; required
+//	flag     the flag; the environment variable is CAISSON_ and this in capitals
+//	         with underscores
 //	letter   the flag's short form, as in docker run
 //	value    the kind of value in help, such as SIZE; none for a switch
 //	group    the group of the flag in help
-//	default  the built-in value, as a file has it; builtin has those of libraries
-//	shown    the built-in value in documents and help, where it is not always the same
+//	default  the built-in value, as in a file; builtinFile has libraries' defaults
+//	shown    the built-in value in documents and help, if it varies
 //	enum     the allowed words, checked when the layers are loaded
 //	words    the allowed words, checked where the setting is used
 //	tighten  in Bounds: the allowed values, the strictest first
@@ -89,8 +89,8 @@ type File struct {
 	SkillDirs             []string      `yaml:"skill_dirs" doc:"more directories with your skills, in addition to skills in the configuration directory; a path begins with / or ~/"`
 	MemoryTools           *bool         `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes when a session starts"`
 
-	// Profiles are named sets of these settings, Workspaces those of one workspace by
-	// its path; neither has any itself.
+	// Profiles are named sets of these settings. Workspaces are settings of a
+	// workspace, by its path. They can't be nested.
 	Profiles   map[string]File `yaml:"profiles" doc:"named sets of these settings"`
 	Workspaces map[string]File `yaml:"workspaces" doc:"settings for one workspace, by its path, which begins with / or ~/; they override a profile"`
 }
@@ -103,20 +103,20 @@ type Workers struct {
 	CostCapMode *string  `yaml:"cost_cap_mode" default:"warn" enum:"warn enforce off" doc:"above the cap: warn, enforce (no further calls of its tools) or off"`
 }
 
-// Chat holds the settings of caisson chat.
+// Chat has the settings of caisson chat.
 type Chat struct {
 	Notify *string `yaml:"notify" default:"osc9" enum:"off bell osc9" doc:"how a chat asks for attention when a question waits, or when a long turn ends in a terminal without focus: off, bell, or osc9 (a bell and a notification of the terminal)"`
 }
 
-// Bounds are the settings that a trusted workspace's own file and an
-// administrator's requirements can make stricter: numbers are lowered, words and
-// switches get a value that stands further left in the tag tighten.
+// Bounds are the settings that a trusted workspace's own file and an administrator's
+// requirements can make stricter: they lower numbers, and replace words and switches by
+// values further left in the tag tighten.
 type Bounds struct {
 	Git  *string `yaml:"git" flag:"git" value:"MODE" group:"Sandbox" default:"ro" enum:"ro commit" tighten:"ro commit" doc:"what commands may do to .git: ro or commit"`
 	User *string `yaml:"user" flag:"user" letter:"u" value:"WHO" group:"Sandbox" default:"owner" enum:"owner image root" tighten:"owner image root" doc:"user of commands: owner, without privileges; image, the image's USER; or root, only in the container (gvisor, runc, docker with runsc)"`
-	// Mode is "bind" unless a layer or the requirements say otherwise.
+	// Mode is "bind" unless a layer or the requirements set it.
 	Mode *string `yaml:"mode" flag:"mode" value:"MODE" group:"Sandbox" enum:"bind overlay copy" tighten:"copy overlay bind" doc:"how commands get the workspace: bind, which changes it directly; overlay, which leaves it unchanged; or copy, which sends it, for example to an engine on another machine"`
-	// CacheUse is "writable" unless a layer or the requirements say otherwise.
+	// CacheUse is "writable" unless a layer or the requirements set it.
 	CacheUse         *string   `yaml:"cache_use" flag:"cache-use" value:"HOW" group:"Sandbox" shown:"writable" enum:"writable frozen none" tighten:"none frozen writable" doc:"how commands use the caches: writable, frozen (what they write is dropped) or none"`
 	OnPrompt         *string   `yaml:"on_prompt" flag:"on-prompt" value:"WHAT" group:"Policy" default:"deny" enum:"deny fail allow" tighten:"deny fail allow" doc:"what to do about a prompt if nobody can be asked: deny, fail or allow"`
 	RefuseLost       *bool     `yaml:"refuse_lost" flag:"refuse-lost" group:"Sandbox" default:"false" tighten:"true false" doc:"don't run if the sandbox lacks a protection"`
@@ -127,7 +127,7 @@ type Bounds struct {
 	Resources        Resources `yaml:"resources" doc:"resources of a sandbox"`
 }
 
-// Limits bound one run. A missing one is no limit, but for rounds.
+// Limits bound one run. A missing one means no limit, except for rounds.
 type Limits struct {
 	Rounds    *Count        `yaml:"max_rounds" flag:"max-rounds" value:"N" group:"Limits" default:"50" doc:"model calls in the run"`
 	ToolCalls *Count        `yaml:"max_tool_calls" flag:"max-tool-calls" value:"N" group:"Limits" doc:"tool calls in the run"`
@@ -139,20 +139,20 @@ type Limits struct {
 	Month     CeilingLimits `yaml:"month" doc:"limits of all sessions of a user together, per month"`
 }
 
-// CeilingLimits bound what all sessions use together in a day or a month.
+// CeilingLimits bound the usage of all sessions together in a day or month.
 type CeilingLimits struct {
 	Requests *Count   `yaml:"max_requests" doc:"requests that a model answered"`
 	Tokens   *Count   `yaml:"max_tokens" doc:"input and output tokens"`
 	Cost     *Dollars `yaml:"max_cost_usd" doc:"US dollars, by the prices of the models"`
 }
 
-// ProfileLimits bound what all users together use of one model.
+// ProfileLimits bound the usage of one model by all users together.
 type ProfileLimits struct {
 	Day   CeilingLimits `yaml:"day" doc:"limits of all sessions of all users together, per day (UTC)"`
 	Month CeilingLimits `yaml:"month" doc:"limits of all sessions of all users together, per month"`
 }
 
-// SessionLimits bound all turns of one session together.
+// SessionLimits bound all turns of a session together.
 type SessionLimits struct {
 	ToolCalls *Count    `yaml:"max_tool_calls" doc:"tool calls in the session"`
 	Tokens    *Count    `yaml:"max_tokens" doc:"input and output tokens in the session"`
@@ -172,7 +172,7 @@ type Resources struct {
 	CommandTime *Duration `yaml:"command_time" flag:"command-time" value:"TIME" group:"Sandbox" doc:"wall time of one command"`
 }
 
-// Model is one model and how it is asked. Selecting it selects all of it.
+// Model is a model and how to ask it. Selecting it selects all of it.
 type Model struct {
 	Provider        *string           `yaml:"provider" words:"openai anthropic ollama replay" doc:"openai (and servers that speak its protocol), anthropic, ollama (its own API), or replay"`
 	Model           *string           `yaml:"model" doc:"the model's name at its provider"`
@@ -215,8 +215,8 @@ type PriceTier struct {
 	Output      Number  `yaml:"output" doc:"price of output"`
 }
 
-// perToken returns the price for the loop, nil if it is unknown. Cached tokens cost what
-// input costs where the price names none of their own, so that a cost is never too low.
+// perToken returns the price for the loop, or nil if it is unknown. Without their own
+// prices, cached tokens cost as much as input, so that costs are never underestimated.
 func (p *Price) perToken() *limits.Price {
 	if p == nil {
 		return nil
@@ -241,7 +241,7 @@ type Policy struct {
 	RelaxedModes      map[string]string `yaml:"relaxed_modes" names:"none read write execute network" words:"auto prompt_once prompt deny" doc:"modes by class in relaxed workspaces" each:"mode of a class in relaxed workspaces"`
 }
 
-// PolicyRules are the part of a policy that a workspace's own file can have too.
+// PolicyRules are the part of a policy that a workspace's own file can have.
 type PolicyRules struct {
 	Preset            *string           `yaml:"preset" flag:"policy" value:"PRESET" group:"Policy" words:"strict readonly default sandboxed ci" doc:"strict, readonly, default, sandboxed or ci"`
 	Default           map[string]string `yaml:"default" names:"none read write execute network" words:"auto prompt_once prompt deny" doc:"modes by class" each:"mode of a class"`
@@ -258,7 +258,7 @@ type Fetch struct {
 	Proxy       *string `yaml:"proxy" doc:"http or https proxy that makes the connections; the environment's proxy is not used"`
 }
 
-// FetchLimits bound one fetch, and those of a session together.
+// FetchLimits bound one fetch, and a session's fetches together.
 type FetchLimits struct {
 	MaxBytes     *Size     `yaml:"max_bytes" doc:"size of one response, decoded"`
 	Timeout      *Duration `yaml:"timeout" doc:"time of one fetch, redirects included"`
@@ -291,11 +291,11 @@ type Egress struct {
 
 	// within are the lists of requirements and workspaces, which narrow Allow.
 	within [][]rule.Rule
-	// publicOnly is set if one of them refuses addresses that are not public.
+	// publicOnly is set if one of them refuses non-public addresses.
 	publicOnly bool
 }
 
-// EgressSecret is a key that commands use without having it. It has From or Command.
+// EgressSecret is a key that commands use without seeing it. It has From or Command.
 type EgressSecret struct {
 	From    *string     `yaml:"from" doc:"env: and the variable of caisson's own environment that holds the key"`
 	Command []string    `yaml:"command" doc:"program and arguments that print the key, run without a shell when a session begins"`
@@ -310,7 +310,7 @@ type EgressBounds struct {
 	Budget  EgressLimits `yaml:"budget" doc:"limits of all connections of a session's commands"`
 }
 
-// EgressLimits bound the connections of a session's commands together.
+// EgressLimits bound all connections of a session's commands together.
 type EgressLimits struct {
 	Bytes       *Size  `yaml:"bytes" doc:"bytes in both directions"`
 	Upload      *Size  `yaml:"upload" doc:"bytes that are sent"`
@@ -327,19 +327,19 @@ type EgressRestrictions struct {
 	EgressBounds  `yaml:",inline"`
 }
 
-// Docker names the engine, and one of its runtimes.
+// Docker names the engine and its runtime.
 type Docker struct {
 	Host    *string `yaml:"host" flag:"docker-host" value:"URL" group:"Sandbox" doc:"address of the Docker engine; the default comes from DOCKER_HOST and contexts"`
 	Runtime *string `yaml:"runtime" flag:"docker-runtime" value:"NAME" group:"Sandbox" doc:"runtime of the Docker engine, such as runsc"`
 }
 
-// HostImage lists what image host has beside the machine's /usr.
+// HostImage lists what image host has besides the machine's /usr.
 type HostImage struct {
 	Toolchains []string `yaml:"toolchains" doc:"directories to show read-only at their own path, which begins with / or ~/"`
 	Mask       []string `yaml:"mask" doc:"directories below /usr or a toolchain to hide"`
 }
 
-// Images holds how images are fetched.
+// Images has the settings for fetching images.
 type Images struct {
 	BuildNetwork *string  `yaml:"build_network" flag:"build-network" value:"WHAT" group:"Sandbox" default:"none" enum:"none public" doc:"network of the commands of a Dockerfile (build:DIR): none; or public, for public addresses and the hosts of egress.allow (the default of batch)"`
 	PlainHTTP    []string `yaml:"plain_http" doc:"registries without TLS, as host or host:port; loopback needs no entry"`
@@ -352,8 +352,8 @@ type Mount struct {
 	ReadOnly *bool   `yaml:"read_only" json:"read_only,omitempty" doc:"commands can't change it"`
 }
 
-// Programs are absolute paths of what is otherwise found beside the executable
-// or on PATH. Buildctl and Buildah build build:DIR where there is no engine.
+// Programs are absolute paths of programs that are otherwise looked for beside the
+// executable and on PATH. Buildctl and Buildah build build:DIR without an engine.
 type Programs struct {
 	Guest    *string `yaml:"caisson-guest" doc:"absolute path of caisson-guest"`
 	Runsc    *string `yaml:"runsc" doc:"absolute path of runsc"`
@@ -362,11 +362,10 @@ type Programs struct {
 	Buildah  *string `yaml:"buildah" doc:"absolute path of buildah"`
 }
 
-// DefaultListen is where caisson serve listens.
+// DefaultListen is the default address of caisson serve.
 const DefaultListen = "127.0.0.1:8717"
 
-// Serve holds the settings of caisson serve. Its sessions have the rest of the
-// file.
+// Serve has the settings of caisson serve. Its sessions use the rest of the file.
 type Serve struct {
 	Listen      []string               `yaml:"listen" doc:"addresses, HOST:PORT or unix:PATH (absolute); the default is 127.0.0.1:8717"`
 	AllowRemote *bool                  `yaml:"allow_remote" doc:"allow addresses in listen that other machines can reach"`
@@ -383,7 +382,7 @@ type Serve struct {
 	OpenMetrics *bool                  `yaml:"open_metrics" doc:"serve /metrics without a token"`
 }
 
-// ServeSandboxes are the choices of clients for sandboxes without a model.
+// ServeSandboxes are clients' choices for sandboxes without a model.
 type ServeSandboxes struct {
 	Enabled   *bool                `yaml:"enabled" doc:"true starts them even if the server's own policy asks about writing or executing, false starts none; by default they start only if the policy allows both without asking"`
 	Images    map[string]string    `yaml:"images" doc:"images, by the name that clients use" each:"an image, as for image"`
@@ -392,16 +391,16 @@ type ServeSandboxes struct {
 	MaxTTL    *Duration            `yaml:"max_ttl" doc:"longest time that a sandbox may stay without a command; the default is 24h"`
 }
 
-// TokenSource is where a token comes from, Env or File and never the token
-// itself, and what its holder may do.
+// TokenSource is the source of a token, Env or File but never the token itself, and its
+// holder's roles.
 type TokenSource struct {
 	Env   *string  `yaml:"env" doc:"name of the environment variable that holds the token; never the token"`
 	File  *string  `yaml:"file" doc:"absolute path of the file that holds the token"`
 	Roles []string `yaml:"roles" words:"read run approve admin" doc:"what the token's holder may do: read, run (start, message, cancel and end sessions), approve (answer for a call or a session), admin (all of these, lasting answers, apply); the default is read and run"`
 }
 
-// Tool is a command that the model is offered as a tool of its own. It has
-// either a Command or a Script.
+// Tool is a command that the model is offered as a tool. It has either a Command or a
+// Script.
 type Tool struct {
 	Description string     `yaml:"description" doc:"description of the tool, for the model"`
 	InputSchema ToolSchema `yaml:"input_schema" doc:"JSON Schema of its arguments: strings, numbers, booleans, and lists of these"`
@@ -413,16 +412,16 @@ type Tool struct {
 	Paths       []string   `yaml:"paths" doc:"arguments that are paths in the workspace"`
 	Parallel    bool       `yaml:"parallel" doc:"allow calls while other commands run"`
 
-	// RequiresAdmin withholds the tool from clients over HTTP without the role admin.
+	// RequiresAdmin withholds the tool from HTTP clients without the role admin.
 	RequiresAdmin bool `yaml:"requires_admin" doc:"offer it only to administrators: to clients with the role admin, and to people at the command line unless requirements refuse that"`
 
 	declared shell.Declared
 }
 
-// Project is a workspace's own file. It is in effect only in a trusted workspace,
-// and makes nothing milder: limits and resources are lowered to it,
-// the policy's modes raised to it. It names no model, address, key, backend,
-// image, engine or program, and takes nothing from the environment.
+// Project is a workspace's own file. It takes effect only in a trusted workspace, and
+// only tightens: it lowers limits and resources, and makes the policy's modes stricter.
+// It can't name models, addresses, keys, backends, images, engines or programs, nor use
+// the environment.
 type Project struct {
 	Bounds `yaml:",inline"`
 	Policy *PolicyRules       `yaml:"policy" doc:"least strict modes that calls may have"`
@@ -430,9 +429,9 @@ type Project struct {
 	Egress EgressRestrictions `yaml:"egress" doc:"what commands may reach at most"`
 }
 
-// Requirements is an administrator's file. It makes nothing milder: limits and
-// resources are lowered to it, the policy's modes raised to it, and a choice
-// that it does not allow is an error.
+// Requirements is an administrator's file. It only tightens: it lowers limits and
+// resources, and makes the policy's modes stricter. It refuses choices that it doesn't
+// allow.
 type Requirements struct {
 	Backends              []string        `yaml:"backends" doc:"allowed backends; absent means any"`
 	Images                []string        `yaml:"images" doc:"allowed images; a name may end in *"`
@@ -451,8 +450,8 @@ type Requirements struct {
 }
 
 // builtinFile returns the lowest layer: the tags default, and the defaults of
-// libraries. Every setting that has a default has it here, so that requirements
-// are compared with what would count. r are the sandbox's resources.
+// libraries. It must have every default, so that requirements are compared with the
+// values in effect. r are the sandbox's resources.
 func builtinFile(r limits.Resources) File {
 	e, commands := limits.DefaultEgressBudget(), limits.DefaultCommandEgressBudget()
 	f := File{

@@ -12,22 +12,20 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// Value is one setting that counts.
+// Value is a setting in effect.
 type Value struct {
-	// Key is its place in a file: "limits.max_rounds".
+	// Key is its place in a file, such as "limits.max_rounds".
 	Key string `json:"key"`
-	// Text is the value as it is written in a file, on one line. What looks like
-	// a secret is not in it.
+	// Text is the value in the form of a file, on one line and without secrets.
 	Text string `json:"value"`
-	// Origin says where it came from: "built-in", "user PATH", "profile NAME",
-	// "workspace PATH",
-	// "project PATH", "environment CAISSON_…", "flag --…", "requirements".
+	// Origin is "built-in", "user PATH", "profile NAME", "workspace PATH", "project
+	// PATH", "environment CAISSON_…", "flag --…" or "requirements".
 	Origin string `json:"origin"`
 }
 
-// Effective lists the settings that count, by their keys. The policy is as it is
-// configured: what tightens it is listed after it, under its origin. hidden are
-// values that must not be shown, by the names that stand for them.
+// Effective lists the settings in effect, by key. The policy is the configured one,
+// followed by entries that tighten it. hidden are values to hide, by the names shown
+// instead.
 func (c *Config) Effective(hidden map[string]string) []Value {
 	values := listValues(c.File)
 	for i := range values {
@@ -50,17 +48,17 @@ func (c *Config) Effective(hidden map[string]string) []Value {
 	return values
 }
 
-// ProjectSetting is one setting of a workspace's own file.
+// ProjectSetting is a setting of a workspace's own file.
 type ProjectSetting struct {
 	Key   string `json:"key"`
 	Value string `json:"value"`
-	// Counts is false where what counts otherwise is as strict; Effective is
-	// that.
+	// Counts is false if the setting in effect is stricter or the same. Effective is
+	// that setting.
 	Counts    bool   `json:"counts"`
 	Effective string `json:"effective,omitempty"`
 }
 
-// ProjectSettings lists what the workspace's own file says, by its keys.
+// ProjectSettings lists the settings of the workspace's own file, by key.
 func (c *Config) ProjectSettings() []ProjectSetting {
 	var said []Value
 	flattenValue("", reflect.ValueOf(c.Project), &said)
@@ -80,8 +78,7 @@ func (c *Config) ProjectSettings() []ProjectSetting {
 	return out
 }
 
-// listValues lists what a file sets. Profiles and workspaces are left out: they are no
-// settings of their own.
+// listValues lists what a file sets, except profiles and workspaces.
 func listValues(f File) []Value {
 	f.Profiles, f.Workspaces = nil, nil
 	var out []Value
@@ -115,7 +112,7 @@ func flattenValue(key string, v reflect.Value, out *[]Value) {
 	}
 }
 
-// valueText is a value on one line, as YAML takes it.
+// valueText returns a value on one line, as in YAML.
 func valueText(v reflect.Value) string {
 	if s, ok := reflect.TypeAssert[fmt.Stringer](v); ok {
 		return s.String()
@@ -137,7 +134,7 @@ var plainKey = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[A-Za-z0-9_/*-]+$`)
 })
 
-// joinKey joins keys by dots; one that holds something else is quoted.
+// joinKey joins keys by a dot. It quotes a key with other characters.
 func joinKey(above, key string) string {
 	if !plainKey().MatchString(key) {
 		quoted, _ := json.Marshal(key)
@@ -149,11 +146,10 @@ func joinKey(above, key string) string {
 	return above + "." + key
 }
 
-// minHiddenBytes keeps a secret that is an ordinary word from blanking text.
+// minHiddenBytes keeps a secret that is an ordinary word from hiding text.
 const minHiddenBytes = 6
 
-// hideSecrets takes secrets out of a text: the values that it is given, and the
-// credentials of addresses.
+// hideSecrets replaces the given values in a text, and credentials of addresses.
 func hideSecrets(text string, hidden map[string]string) string {
 	for _, name := range sortedKeys(hidden) {
 		if v := hidden[name]; len(v) >= minHiddenBytes {
@@ -166,8 +162,8 @@ func hideSecrets(text string, hidden map[string]string) string {
 	return text
 }
 
-// HiddenValues are the values of the environment that must not be shown, by
-// the names of their variables: those that sound like secrets, and named ones.
+// HiddenValues returns the values of the environment to hide, by variable: the named
+// ones, and those whose names sound like secrets.
 func HiddenValues(environ []string, named ...string) map[string]string {
 	out := map[string]string{}
 	for _, e := range environ {

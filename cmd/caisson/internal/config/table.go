@@ -16,7 +16,6 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// field is one key of a struct of settings.
 type field struct {
 	name  string
 	index []int
@@ -24,8 +23,8 @@ type field struct {
 	tag   reflect.StructTag
 }
 
-// fieldsOf returns the keys of a struct in their order, those of inlined structs
-// among them, profiles and workspaces aside.
+// fieldsOf returns the keys of a struct in order, with those of inlined structs but
+// without profiles and workspaces.
 func fieldsOf(t reflect.Type) []field {
 	var out []field
 	for f := range t.Fields() {
@@ -43,7 +42,6 @@ func fieldsOf(t reflect.Type) []field {
 	return out
 }
 
-// tagWords returns the words of one of the field's tags.
 func (f field) tagWords(tag string) []string {
 	if text := f.tag.Get(tag); text != "" {
 		return strings.Fields(text)
@@ -51,11 +49,11 @@ func (f field) tagWords(tag string) []string {
 	return nil
 }
 
-// words returns the words that a setting can have, nil for any.
+// words returns the allowed words of a setting, or nil for any.
 func (f field) words() []string { return slices.Concat(f.tagWords("enum"), f.tagWords("words")) }
 
-// key is one key that a file can have. Its name is the whole place, such as
-// limits.max_rounds; NAME stands for what people name themselves.
+// key is one key of a file. Its name is the complete key, such as limits.max_rounds,
+// with NAME for names that users choose.
 type key struct {
 	field
 	name string
@@ -88,13 +86,12 @@ func keysBelow(above string, t reflect.Type, index []int) []key {
 	return out
 }
 
-// entryTag returns the tag of a map's entries.
 func entryTag(of reflect.StructTag) reflect.StructTag {
 	return reflect.StructTag(fmt.Sprintf("doc:%q words:%q", of.Get("each"), of.Get("words")))
 }
 
-// valueIn returns the key's value in a struct of settings, and allocates the structs
-// on the way to it.
+// valueIn returns the key's value in a struct of settings. It allocates the structs on
+// the way.
 func (k key) valueIn(v reflect.Value) reflect.Value {
 	for _, i := range k.index {
 		if v.Kind() == reflect.Pointer {
@@ -108,15 +105,15 @@ func (k key) valueIn(v reflect.Value) reflect.Value {
 	return v
 }
 
-// Setting is one setting that a flag and an environment variable can have.
+// Setting is a setting with a flag and an environment variable.
 type Setting struct {
-	// Flag is the flag's name, Letter its short form or "", Key the key in files.
+	// Flag is the flag's name, Letter its short form or "", and Key the key in files.
 	Flag, Letter, Key string
-	// List is set if the value is a list, with commas between the items.
+	// List is set if the value is a list, separated by commas.
 	List bool
-	// Value is the kind of value in help, such as SIZE; "" for a switch.
+	// Value is the kind of value in help, such as SIZE, or "" for a switch.
 	Value string
-	// Group is the group of the flag in help, Usage its text there, Default the
+	// Group is the group of the flag in help, Usage its text there, and Default the
 	// built-in value.
 	Group, Usage, Default string
 	// Words are the allowed values, nil for any.
@@ -125,11 +122,11 @@ type Setting struct {
 	key key
 }
 
-// Settings returns the settings that flags and variables can have. The caller must not
-// change them.
+// Settings returns the settings with flags and variables. The caller must not change
+// them.
 func Settings() []Setting { return listSettings() }
 
-// listSettings reads the table once: each command asks for it.
+// listSettings reads the table once.
 var listSettings = sync.OnceValue(func() []Setting {
 	defaults := map[string]string{}
 	for _, v := range listValues(builtinFile(limits.DefaultResources())) {
@@ -137,7 +134,7 @@ var listSettings = sync.OnceValue(func() []Setting {
 	}
 	var out []Setting
 	for _, k := range keysOf(reflect.TypeFor[File]()) {
-		if flag := k.tag.Get("flag"); flag != "" && k.index != nil { // not in an entry of a map
+		if flag := k.tag.Get("flag"); flag != "" && k.index != nil { // not in a map's entry
 			out = append(out, Setting{
 				Flag: flag, Letter: k.tag.Get("letter"), List: k.typ.Kind() == reflect.Slice, Key: k.name, Value: k.tag.Get("value"), Group: k.tag.Get("group"), Usage: k.tag.Get("doc"),
 				Default: cmp.Or(k.tag.Get("shown"), defaults[k.name]), Words: k.words(), key: k,
@@ -147,10 +144,10 @@ var listSettings = sync.OnceValue(func() []Setting {
 	return out
 })
 
-// EnvPrefix begins the names of our environment variables.
+// EnvPrefix begins the names of Caisson's environment variables.
 const EnvPrefix = "CAISSON_"
 
-// Env is the name of the setting's environment variable.
+// Env returns the setting's environment variable.
 func (s Setting) Env() string {
 	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_"))
 }
@@ -163,7 +160,6 @@ func (s Setting) Set(f *File, value, where string) error {
 	return nil
 }
 
-// setText parses a value into a field of settings.
 func setText(dst reflect.Value, text string, enum []string) error {
 	if dst.Kind() != reflect.Pointer {
 		list, ok := reflect.TypeAssert[interface{ setText(string) error }](dst.Addr())
@@ -203,14 +199,13 @@ func setText(dst reflect.Value, text string, enum []string) error {
 	return nil
 }
 
-// Over returns f with everything that upper sets laid over it. Profiles and workspaces stay.
+// Over returns f with everything that upper sets. It keeps profiles and workspaces.
 func (f File) Over(upper File) File {
 	overlayValue(reflect.ValueOf(&f).Elem(), reflect.ValueOf(upper))
 	return f
 }
 
-// overlayValue sets what upper sets. A map keeps its other entries, a list is
-// replaced.
+// overlayValue sets what upper sets. A map keeps its other entries; a list is replaced.
 func overlayValue(v, upper reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -239,8 +234,8 @@ func overlayValue(v, upper reflect.Value) {
 	}
 }
 
-// tightenValue makes the settings of v as strict as those of bound: numbers that are
-// larger or missing are lowered, words and switches that are milder replaced.
+// tightenValue makes the settings of v at least as strict as bound. It lowers larger or
+// missing numbers, and replaces milder words and switches.
 func tightenValue(v, bound reflect.Value) {
 	for _, f := range fieldsOf(v.Type()) {
 		have, want := v.FieldByIndex(f.index), bound.FieldByIndex(f.index)
@@ -256,13 +251,11 @@ func tightenValue(v, bound reflect.Value) {
 	}
 }
 
-// isMilder reports whether a word or switch is milder than another.
 func (f field) isMilder(v, than reflect.Value) bool {
 	order := f.tagWords("tighten")
 	return slices.Index(order, wordOf(v)) > slices.Index(order, wordOf(than))
 }
 
-// wordOf returns the text of a pointer to a word or switch.
 func wordOf(v reflect.Value) string {
 	if v.Elem().Kind() == reflect.Bool {
 		return strconv.FormatBool(v.Elem().Bool())
@@ -270,8 +263,8 @@ func wordOf(v reflect.Value) string {
 	return v.Elem().String()
 }
 
-// checkWords refuses words that are not among those of their tag enum. Its
-// error is an [Error] at the key below prefix.
+// checkWords refuses words that are not in the tag enum. Its error is an [Error] at the
+// key below prefix.
 func checkWords(prefix string, v reflect.Value) error {
 	for _, k := range keysOf(v.Type()) {
 		if k.tagWords("enum") == nil || k.index == nil {
@@ -286,7 +279,7 @@ func checkWords(prefix string, v reflect.Value) error {
 	return nil
 }
 
-// checkWord refuses a word that is not in a list. Its error is an [Error] at where.
+// checkWord refuses a word that is not in words. Its error is an [Error] at where.
 func checkWord(where, word string, words []string) error {
 	if slices.Contains(words, word) {
 		return nil
@@ -294,8 +287,8 @@ func checkWord(where, word string, words []string) error {
 	return &Error{Where: where, Message: fmt.Sprintf("%q is none of %s", word, strings.Join(words, ", "))}
 }
 
-// checkModes refuses classes and modes that no policy has. v is the struct of the policy,
-// and its error is an [Error] at the entry below prefix.
+// checkModes refuses unknown classes and modes in the struct v of a policy. Its error
+// is an [Error] at the entry below prefix.
 func checkModes(prefix string, v reflect.Value) error {
 	for _, k := range keysOf(v.Type()) {
 		modes, ok := reflect.TypeAssert[map[string]string](v.FieldByIndex(k.index))

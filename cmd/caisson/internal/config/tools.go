@@ -39,11 +39,11 @@ func (ToolSchema) jsonSchema() map[string]any {
 	return map[string]any{"type": "object"}
 }
 
-// Tools are the declared tools by their names.
+// Tools are the declared tools by name.
 type Tools map[string]Tool
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler. Every tool is checked where it
-// stands, by the rules of registration.
+// UnmarshalYAML also checks each tool by the rules of registration, to report its
+// place.
 func (t *Tools) UnmarshalYAML(n ast.Node) error {
 	m, ok := n.(*ast.MappingNode)
 	if !ok {
@@ -67,8 +67,7 @@ func (t *Tools) UnmarshalYAML(n ast.Node) error {
 	return nil
 }
 
-// checkDeclaration makes the declaration and checks it. The error is placed at the key
-// that is wrong.
+// checkDeclaration makes and checks the declaration. The error is at the wrong key.
 func (t *Tool) checkDeclaration(name string, at *ast.MappingValueNode) error {
 	if t.InputSchema == nil {
 		t.InputSchema = ToolSchema(`{"type":"object","properties":{}}`)
@@ -112,8 +111,7 @@ func (unrunnable) Run(context.Context, shell.Command) (shell.Result, error) {
 	return shell.Result{}, errors.New("a declaration was run")
 }
 
-// nodeOf returns the node of a key of a mapping, or the mapping's own key if it has
-// none.
+// nodeOf returns the node of a key of a mapping, or else the mapping's own key.
 func nodeOf(at *ast.MappingValueNode, key string) ast.Node {
 	if m, ok := at.Value.(*ast.MappingNode); ok {
 		for _, v := range m.Values {
@@ -125,7 +123,7 @@ func nodeOf(at *ast.MappingValueNode, key string) ast.Node {
 	return at.Key
 }
 
-// Declared returns the declarations in the order of their names.
+// Declared returns the declarations, sorted by name.
 func (t Tools) Declared() []shell.Declared {
 	var out []shell.Declared
 	for _, name := range slices.Sorted(maps.Keys(t)) {
