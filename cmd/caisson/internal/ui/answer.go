@@ -5,17 +5,17 @@ import (
 	"strings"
 )
 
-// answerText is the text of a model's answer as it arrives. It is committed a paragraph
-// at a time; code between fences is one.
+// answerText is a model's answer as it arrives. It is committed paragraph by paragraph.
+// Fenced code is one paragraph.
 type answerText struct {
 	text []byte // of this response so far
-	// done and scanned are how far it was committed, and read line by line.
+	// text[:done] is committed, and text[:scanned] has been read line by line.
 	done, scanned int
-	// fence is the mark that ends the code under way, "" outside of code.
+	// fence is the mark that ends the current code, or "".
 	fence string
 }
 
-// addText adds a piece and returns the paragraphs that are complete by it.
+// addText adds a piece and returns the paragraphs that it completes.
 func (a *answerText) addText(piece string) string {
 	a.text = append(a.text, piece...)
 	end := a.done
@@ -41,7 +41,7 @@ func (a *answerText) addText(piece string) string {
 	return complete
 }
 
-// fenceMark returns the mark of a fence of code that a line is, or "".
+// fenceMark returns the mark of a line that is a code fence, or "".
 func fenceMark(line []byte) string {
 	for _, mark := range []string{"```", "~~~"} {
 		if bytes.HasPrefix(line, []byte(mark)) {
@@ -51,28 +51,28 @@ func fenceMark(line []byte) string {
 	return ""
 }
 
-// takeRest returns what was not committed of a response that was cut off.
+// takeRest returns the uncommitted text of a response that was cut off.
 func (a *answerText) takeRest() string {
 	rest := string(a.text[a.done:])
 	*a = answerText{}
 	return rest
 }
 
-// endText returns what was not committed of a response whose whole text, without secrets,
-// is given, and begins the next one. redact removes secrets.
+// endText returns the uncommitted text of a response and begins the next one. whole is
+// the complete text without secrets. redact removes secrets.
 func (a *answerText) endText(whole string, redact func(string) string) string {
 	shown := redact(string(a.text[:a.done]))
 	rest, follows := strings.CutPrefix(whole, shown)
 	if !follows {
-		// A secret was only recognized in the whole, or pieces were left out.
+		// A secret was only recognised in the whole, or pieces were dropped.
 		rest = whole
 	}
 	*a = answerText{}
 	return rest
 }
 
-// openText returns what of the open paragraph can be shown: to its last blank, since the
-// word behind may become a secret.
+// openText returns the part of the open paragraph that can be shown: up to its last
+// blank, since the word after it may become a secret.
 func (a *answerText) openText() string {
 	open := a.text[a.done:]
 	if len(open) > tailBytes {
@@ -81,8 +81,8 @@ func (a *answerText) openText() string {
 	return string(open[:bytes.LastIndexAny(open, " \n\t")+1])
 }
 
-// answerLines returns the Markdown of a model as lines that are safe, for a terminal of so
-// many columns.
+// answerLines returns a model's Markdown as safe lines for a terminal with this number
+// of columns.
 func answerLines(text string, columns int, redact func(string) string, colour bool) []string {
 	text = strings.TrimRight(redact(text), " \r\n")
 	if text == "" {

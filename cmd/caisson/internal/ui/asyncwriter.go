@@ -7,18 +7,16 @@ import (
 )
 
 const (
-	// asyncBytes bounds what is queued: far more than the records of an ordinary
-	// session.
+	// asyncBytes bounds the queue: far above an ordinary session's records.
 	asyncBytes = 64 << 20
-	// liveBytes is the backlog beyond which optional writes are left out.
+	// liveBytes is the backlog above which optional writes are dropped.
 	liveBytes = 256 << 10
-	// hurryParts is the part of its limit that Close waits after an interruption.
+	// hurryParts divides the limit of Close after an interruption.
 	hurryParts = 15
 )
 
-// AsyncWriter writes in one goroutine of its own, so that a session never waits
-// for a terminal that is held or a pipe without a reader. Its methods are safe
-// for concurrent use.
+// AsyncWriter writes in its own goroutine, so that a session never waits for a blocked
+// terminal or a pipe without a reader. It is safe for concurrent use.
 type AsyncWriter struct {
 	mu      sync.Mutex
 	waiting []write
@@ -26,10 +24,10 @@ type AsyncWriter struct {
 	dropped bool
 	closed  bool
 	wake    chan struct{}
-	// idle is closed and made anew each time that nothing waits.
+	// idle is closed and replaced each time the queue becomes empty.
 	idle chan struct{}
 	done chan struct{}
-	// written counts, so that an end can see progress.
+	// written counts writes, to notice progress.
 	written int
 }
 
@@ -38,7 +36,7 @@ type write struct {
 	do   func()
 }
 
-// NewAsyncWriter returns a writer that Close ends.
+// NewAsyncWriter returns a writer, which Close must end.
 func NewAsyncWriter() *AsyncWriter {
 	w := &AsyncWriter{wake: make(chan struct{}, 1), idle: make(chan struct{}), done: make(chan struct{})}
 	go w.writeQueued()
@@ -71,8 +69,8 @@ func (w *AsyncWriter) writeQueued() {
 	}
 }
 
-// Queue queues a write of about size bytes and reports whether it did. After a
-// write for which there was no room, it queues none: records have no gaps.
+// Queue queues a write of about size bytes and reports whether there was room. After
+// the first write without room it queues no more: records must have no gaps.
 func (w *AsyncWriter) Queue(size int, do func()) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +82,7 @@ func (w *AsyncWriter) Queue(size int, do func()) bool {
 	return true
 }
 
-// QueueOptional queues a write that can be left out.
+// QueueOptional queues a write that may be dropped.
 func (w *AsyncWriter) QueueOptional(size int, do func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,9 +116,9 @@ func (w *AsyncWriter) Drain(ctx context.Context) error {
 	}
 }
 
-// Close accepts no more writes, waits for those that are queued, and reports
-// whether all were written. It returns false if nothing was written for the time
-// limit, unless forever is set; once ctx has ended, after a part of limit.
+// Close accepts no more writes, waits for queued ones, and reports whether all were
+// written. It returns false if nothing was written for limit, unless forever is set.
+// Once ctx has ended, that time is limit/hurryParts, whatever forever says.
 func (w *AsyncWriter) Close(ctx context.Context, limit time.Duration, forever bool) bool {
 	w.mu.Lock()
 	w.closed = true

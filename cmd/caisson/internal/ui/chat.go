@@ -14,15 +14,15 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// ErrorLine returns a line about something that failed.
+// ErrorLine returns a line about a failure.
 func ErrorLine(text string, colour bool) string {
 	return style{colour}.red("! " + safeLine(text))
 }
 
-// Dim returns a safe line that is less important than others.
+// Dim returns a less important line. It must be safe.
 func Dim(text string, colour bool) string { return style{colour}.dim(text) }
 
-// MessageLines returns the message of a person as it stands above its turn.
+// MessageLines returns the user's message as it is shown above its turn.
 func MessageLines(text string, colour bool) []string {
 	s, out := style{colour}, []string{""}
 	mark := "› "
@@ -33,8 +33,8 @@ func MessageLines(text string, colour bool) []string {
 	return out
 }
 
-// RecapLines returns the beginnings of the last message and its answer, of a chat that goes
-// on. They end with how to see all of it.
+// RecapLines returns the beginnings of a resumed chat's last message and answer. If
+// they are shortened, the last line says how to see them.
 func RecapLines(message, answer, session string, columns int, colour bool) []string {
 	const mostMessage, mostAnswer = 5, 20
 	var out []string
@@ -53,7 +53,7 @@ func RecapLines(message, answer, session string, columns int, colour bool) []str
 	return out
 }
 
-// CommandLines returns a command of a person to the chat as it stands above what it does.
+// CommandLines returns the user's command as it is shown above its output.
 func CommandLines(text string, colour bool) []string {
 	return []string{"", Dim("› "+safeLine(text), colour)}
 }
@@ -67,14 +67,14 @@ func EndLines(r runner.Report, colour bool) []string {
 	return lines
 }
 
-// TurnLines returns what to know about the end of a turn of a chat, if there is anything.
+// TurnLines returns remarks about the end of a turn, if any.
 func TurnLines(r runner.TurnReport, colour bool) []string {
 	s := style{colour}
 	switch {
 	case r.Reason == loop.StopAnswered && r.Truncated:
 		return []string{s.yellow("! the answer was cut short")}
 	case r.Reason == loop.StopAnswered, r.Reason == loop.StopProviderFailed, r.Reason == loop.StopAuth:
-		return nil // a failure of the model was shown
+		return nil // the failure was shown
 	case r.Reason == loop.StopCancelled:
 		return []string{s.yellow("! stopped")}
 	case r.Limit != nil:
@@ -85,14 +85,14 @@ func TurnLines(r runner.TurnReport, colour bool) []string {
 	return []string{s.yellow("! the turn ended without an answer: " + safeLine(string(r.Reason)))}
 }
 
-// AppliedLines describes changes that were applied, or why none were.
+// AppliedLines describes the applied changes, or why none were.
 func AppliedLines(r *overlay.Result, colour bool) []string {
 	s := style{colour}
 	if r.State == overlay.Empty {
 		return []string{"nothing has changed"}
 	}
 	if !r.Refused {
-		var out []string // the record of what was applied was shown
+		var out []string // the record was shown
 		for _, f := range r.Failed {
 			out = append(out, s.red("! failed: "+safeLine(f.Error())))
 		}
@@ -107,7 +107,7 @@ func AppliedLines(r *overlay.Result, colour bool) []string {
 	return append(out, s.red("! nothing was applied; after the end of the session caisson apply --skip-conflicts applies the rest"))
 }
 
-// describeActivity describes what goes on now, in words.
+// describeActivity describes the current activity.
 func (v *view) describeActivity(now time.Time) string {
 	what, since := "working", v.since
 	switch {

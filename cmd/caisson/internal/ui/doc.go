@@ -1,8 +1,7 @@
-// Package ui shows a session to a person: a line an event, and, on a
-// terminal that can move its cursor, a region below them that shows what is
-// going on now. It also asks for approvals.
+// Package ui shows a session to a user: a line for each event and, on a terminal that
+// can move its cursor, a region below with the current activity. It also asks for
+// approvals.
 //
-// Everything goes to one writer, standard error in the program; the answer is
-// not its business. Text that comes from a model, a tool or a file is made
-// safe before it is written.
+// Everything is written to one writer, the program's standard error. The answer is
+// written elsewhere. Text from models, tools and files is made safe.
 package ui

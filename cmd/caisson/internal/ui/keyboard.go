@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KeyPressed drops what was typed at a terminal and not read, waits for a key, and
-// reports whether one was pressed, which it drops too. Meanwhile the terminal neither
-// collects lines nor echoes.
+// KeyPressed drops unread input of a terminal, waits for a key, and reports whether one
+// was pressed. It drops the key too. Meanwhile the terminal neither collects lines nor
+// echoes.
 func KeyPressed(ctx context.Context, tty *os.File, wait time.Duration) (pressed bool, err error) {
 	fd := int(tty.Fd())
 	lines, err := unix.IoctlGetTermios(fd, unix.TCGETS)
 	if err != nil {
-		return false, nil //nolint:nilerr // no terminal: nothing is typed ahead
+		return false, nil //nolint:nilerr // without a terminal nothing is typed ahead
 	}
 	keys := *lines
 	keys.Lflag &^= unix.ICANON | unix.ECHO
@@ -25,24 +25,24 @@ func KeyPressed(ctx context.Context, tty *os.File, wait time.Duration) (pressed 
 	if err := unix.IoctlSetTermios(fd, unix.TCSETSF, &keys); err != nil {
 		return false, err
 	}
-	defer func() { // drops what was typed since
+	defer func() { // this drops what was typed since
 		err = errors.Join(err, unix.IoctlSetTermios(fd, unix.TCSETSF, lines))
 	}()
 	return awaitKey(ctx, fd, wait)
 }
 
-// TerminalKeys makes a terminal deliver keys as they are pressed, without echo, or lines as
-// before. Keys still send signals.
+// TerminalKeys switches a terminal between lines and single keys without echo. Keys
+// still send signals.
 type TerminalKeys struct {
 	tty   *os.File
 	mu    sync.Mutex
-	lines *unix.Termios // while it delivers keys
+	lines *unix.Termios // nil unless it delivers keys
 }
 
 // NewTerminalKeys returns the keys of a terminal, which delivers lines.
 func NewTerminalKeys(tty *os.File) *TerminalKeys { return &TerminalKeys{tty: tty} }
 
-// SetSingle makes the terminal deliver keys, or lines.
+// SetSingle makes the terminal deliver keys or lines.
 func (k *TerminalKeys) SetSingle(on bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -56,7 +56,7 @@ func (k *TerminalKeys) SetSingle(on bool) {
 	}
 	now, err := unix.IoctlGetTermios(fd, unix.TCGETS)
 	if err != nil {
-		return // no terminal: lines
+		return // it is no terminal
 	}
 	if k.lines == nil {
 		k.lines = now
@@ -64,10 +64,10 @@ func (k *TerminalKeys) SetSingle(on bool) {
 	keys := *now
 	keys.Lflag &^= unix.ICANON | unix.ECHO
 	keys.Cc[unix.VMIN], keys.Cc[unix.VTIME] = 1, 0
-	_ = unix.IoctlSetTermios(fd, unix.TCSETS, &keys) // or it stays with lines, which answer too
+	_ = unix.IoctlSetTermios(fd, unix.TCSETS, &keys) // otherwise it keeps delivering lines, which answer too
 }
 
-// Typed returns what is typed next, "" if nothing is for a while.
+// Typed returns the next typed text, or "" after wait.
 func (k *TerminalKeys) Typed(ctx context.Context, wait time.Duration) (string, error) {
 	fd := int(k.tty.Fd())
 	if ready, err := awaitKey(ctx, fd, wait); err != nil || !ready {
@@ -78,7 +78,7 @@ func (k *TerminalKeys) Typed(ctx context.Context, wait time.Duration) (string, e
 	return string(buf[:max(n, 0)]), err
 }
 
-// awaitKey waits for a key, and reports whether there is one to read.
+// awaitKey waits for a key and reports whether there is one to read.
 func awaitKey(ctx context.Context, fd int, wait time.Duration) (bool, error) {
 	const step = 50 * time.Millisecond
 	for until := time.Now().Add(wait); ctx.Err() == nil; {
@@ -91,7 +91,7 @@ func awaitKey(ctx context.Context, fd int, wait time.Duration) (bool, error) {
 		switch {
 		case err != nil && !errors.Is(err, unix.EINTR):
 			return false, err
-		case n > 0: // without input, it hung up
+		case n > 0: // without input, the terminal hung up
 			return ready[0].Revents&unix.POLLIN != 0, nil
 		}
 	}

@@ -15,17 +15,17 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Stat lists changed files as git does.
+// Stat lists changed files like git.
 func Stat(d changes.Differences, colour bool) []string {
 	return diffstatLines(runner.Report{SessionEnded: record.SessionEnded{Changed: d.Changed, ChangedCount: d.Count, Incomplete: d.Incomplete}}, style{colour})
 }
 
-// changedPart is the bytes of a line of a diff that differ from the line that it
-// replaces, or that replaces it.
+// changedPart has the bounds of the bytes of a diff's line that differ from the line
+// that replaces it, or that it replaces.
 type changedPart struct{ from, to int }
 
 // findChangedParts returns the changed part of each line of a unified diff. It is empty
-// for lines that were only added or removed, and where two lines have no word in common.
+// for lines that were only added or removed, and if two lines have no word in common.
 func findChangedParts(lines []string) []changedPart {
 	parts := make([]changedPart, len(lines))
 	is := func(i int, sign string) bool {
@@ -50,7 +50,6 @@ func findChangedParts(lines []string) []changedPart {
 	return parts
 }
 
-// splitWords splits a line into words and the characters between them.
 func splitWords(line string) []string {
 	var words []string
 	start, inWord := 0, false
@@ -69,8 +68,8 @@ func splitWords(line string) []string {
 	return words
 }
 
-// compareLines returns what is between the words that two lines have in common at
-// their ends. The first byte of each is its sign.
+// compareLines returns the parts between the common words at the ends of two lines.
+// Each line begins with a sign byte.
 func compareLines(before, after string) (old, new changedPart) {
 	a, b := splitWords(before[1:]), splitWords(after[1:])
 	start, end := 0, 0
@@ -88,7 +87,7 @@ func compareLines(before, after string) (old, new changedPart) {
 	return changedPart{from, len(before) - len(rest)}, changedPart{from, len(after) - len(rest)}
 }
 
-// paintChanged paints a line of a diff, and its changed part inverted.
+// paintChanged paints a line of a diff, with its changed part inverted.
 func (s style) paintChanged(code, line string, part changedPart) string {
 	if part.from >= part.to {
 		return s.paint(code, line)
@@ -96,8 +95,8 @@ func (s style) paintChanged(code, line string, part changedPart) string {
 	return s.paint(code, line[:part.from]) + s.paint(code+";7", line[part.from:part.to]) + s.paint(code, line[part.to:])
 }
 
-// Diff makes a unified diff safe for a terminal, in colours. Inside lines that replace
-// others, the words that differ are marked.
+// Diff makes a unified diff safe for a terminal and colours it. It marks the words that
+// differ in replaced lines.
 func Diff(text string, colour bool) string {
 	safe, _ := tools.DisplayLines(strings.ReplaceAll(text, "\r\n", "␍\n"))
 	if !colour {
@@ -129,7 +128,7 @@ func Diff(text string, colour bool) string {
 const maxDiffLines, maxDiffCells = 16, 160
 
 // editLines returns the beginning of the diff of a call that changed files without a
-// question. The call's own line names a single file.
+// question. The call's own line names the file if there is only one.
 func editLines(c *trace.Call, s style) []string {
 	lines := strings.Split(strings.TrimRight(c.Diff, "\n"), "\n")
 	if len(c.Modified) <= 1 && len(lines) > 2 && strings.HasPrefix(lines[0], "--- ") && strings.HasPrefix(lines[1], "+++ ") {
@@ -153,9 +152,9 @@ func editLines(c *trace.Call, s style) []string {
 	return lines
 }
 
-// HostExecuted warns of files that a program of the host would run, and of deleted
-// ones that bounded it, those of a directory in one line. omitted counts files that are not
-// listed.
+// HostExecuted warns about files that a program of the host would run, and about
+// deleted ones that restricted it, with one line for each directory. omitted counts
+// unlisted files.
 func HostExecuted(files []record.HostExecuted, omitted int, colour bool) []string {
 	s := style{colour}
 	lines := firstFew(changes.GroupHostExecuted(files), func(g changes.HostGroup) string { return s.yellow(safeLine("! " + g.String())) })
@@ -165,26 +164,25 @@ func HostExecuted(files []record.HostExecuted, omitted int, colour bool) []strin
 	return lines
 }
 
-// Conflicts lists what is not applied because its original changed.
+// Conflicts lists changes that are not applied because their originals changed.
 func Conflicts(list []record.PathNote, colour bool) []string {
 	s := style{colour}
 	return firstFew(list, func(n record.PathNote) string { return s.red(safeLine("! conflict: " + n.Path + ": " + n.Why)) })
 }
 
-// LeftOut lists what is not applied for other reasons.
+// LeftOut lists changes that are not applied for other reasons.
 func LeftOut(list []record.PathNote, colour bool) []string {
 	s := style{colour}
 	return firstFew(list, func(n record.PathNote) string { return s.yellow(safeLine("! left out: " + n.Path + ": " + n.Why)) })
 }
 
-// Failed lists what the system refused to change.
+// Failed lists changes that the system refused.
 func Failed(list []record.PathNote, colour bool) []string {
 	s := style{colour}
 	return firstFew(list, func(n record.PathNote) string { return s.red(safeLine("! failed: " + n.Path + ": " + n.Why)) })
 }
 
-// describeKept describes the changes that an overlay session left, and the next
-// commands.
+// describeKept describes an overlay session's changes, and the next commands.
 func describeKept(r runner.Report, s style) []string {
 	o := r.Overlay
 	if o == nil {
@@ -197,7 +195,7 @@ func describeKept(r runner.Report, s style) []string {
 	case o.State == overlay.Applied:
 		what := limits.FormatCount(r.ChangedCount.Files, "file")
 		if r.ChangedCount.Files == 0 {
-			what = limits.FormatCount(o.Applied, "change") // of directories
+			what = limits.FormatCount(o.Applied, "change") // such as of directories
 		}
 		return append(out, s.green("applied to the workspace: "+what))
 	case o.Applied > 0:

@@ -15,46 +15,42 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// Prompt asks a person at the terminal for approvals, one at a time, the oldest
-// first. It is safe for concurrent use. It implements tools.Approver.
+// Prompt asks the user at the terminal for approvals, one at a time, the oldest first.
+// It is safe for concurrent use. It implements approval.Approver.
 type Prompt struct {
 	// In is standard input. It is not read before the first question.
-	In io.Reader
-	// Out shows the questions.
+	In  io.Reader
 	Out *Renderer
-	// Pressed drops what was typed and not read yet, waits for a key as long as
-	// it is told, and reports whether there was one, which it drops too. Nil drops
-	// only what was read.
+	// Pressed drops unread input, waits for a key, and reports whether there was one.
+	// It drops the key too. If nil, only input that was read is dropped.
 	Pressed func(ctx context.Context, wait time.Duration) (bool, error)
-	// Keys makes In deliver single keys. If it is nil, In delivers lines.
+	// Keys makes In deliver single keys. If nil, In delivers lines.
 	Keys Keys
-	// Pending returns the waiting confirmations, the oldest first, as a broker
-	// does, for their order and count. Nil knows only those of Approve.
+	// Pending returns the waiting confirmations, oldest first, for their order and
+	// count. If nil, the prompt only knows its own.
 	Pending func() []approval.Confirmation
 
 	queue queue
 	start sync.Once
 	lines chan typedLine
-	// ended reports whether standard input has ended.
 	ended bool
-	// reading is set while a read is under way: the last question was withdrawn
-	// before anything was typed. It belongs to the question on the screen.
+	// reading is set during a read: the last question may have been withdrawn before
+	// anything was typed. The read is then for the current question.
 	reading bool
-	// single is set while In delivers single keys.
-	single bool
+	single  bool
 }
 
 // Keys is a keyboard that can deliver single keys.
 type Keys interface {
-	// SetSingle makes it deliver single keys, which terminals then don't echo, or lines again.
+	// SetSingle makes it deliver single keys, without echo, or lines.
 	SetSingle(on bool)
-	// Typed returns what is typed next while it delivers single keys, "" if nothing is for a
-	// while.
+	// Typed returns the next typed text while it delivers single keys, or "" after
+	// wait.
 	Typed(ctx context.Context, wait time.Duration) (string, error)
 }
 
-// typedLine is one read of standard input, which on a terminal is one line or one key,
-// and when it was read.
+// typedLine is one read of standard input, with its time. On a terminal that is a line
+// or a key.
 type typedLine struct {
 	text string
 	at   time.Time
@@ -62,24 +58,23 @@ type typedLine struct {
 }
 
 const (
-	// quietTime is how long no key may have been pressed before one counts.
+	// quietTime is how long the keyboard must be quiet before a key counts.
 	quietTime = 500 * time.Millisecond
-	// alone is how long nothing but Enter may follow a key: what goes on is a text, and no
-	// answer. Most people take less time from letter to letter.
+	// alone is how long only Enter may follow a key: otherwise the user is typing a
+	// text, not an answer. Most people take less time between letters.
 	alone = 400 * time.Millisecond
 	// pageRows is the least number of rows that v shows at once: terminals scroll back.
 	pageRows = 200
 )
 
-// errInputEnded is returned once standard input has ended.
 var errInputEnded = errors.New("standard input ended")
 
-// Approve shows one confirmation and waits for one of the keys that it names, or for
-// a line with it; "?" explains them. Any other line is no. Nothing is allowed that
-// was not shown whole, in the question or page by page. A key counts once the question
-// is shown and the keyboard was quiet for a while, and if nothing but Enter follows it at once. The end of input is an error, and
-// no later question is shown. If another client or the timeout is first, the question
-// reports it.
+// Approve shows one confirmation and waits for one of its keys, or a line with it. "?"
+// explains the keys. Any other line means no. It allows nothing that was not shown
+// completely, in the question or page by page. A key counts if the question is shown,
+// the keyboard was quiet before it, and nothing but Enter follows at once. The end of
+// input is an error; no later question is then shown. If another client or the timeout
+// is first, the question shows that.
 func (p *Prompt) Approve(ctx context.Context, c approval.Confirmation) (approval.Answer, error) {
 	place, err := p.queue.enterQueue(ctx, &c, p.Pending)
 	defer p.queue.leaveQueue(&c)
@@ -106,7 +101,6 @@ func (p *Prompt) Approve(ctx context.Context, c approval.Confirmation) (approval
 	return answer, nil
 }
 
-// askOnce shows the question until it is answered.
 func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, error) {
 	c := q.Confirmation
 	columns, rows := p.Out.terminalSize()
@@ -169,7 +163,7 @@ func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, erro
 	}
 }
 
-// askReason asks for the reason of a refusal, which is a line.
+// askReason asks for a line with the reason of a refusal.
 func (p *Prompt) askReason(ctx context.Context, shown time.Time) (string, error) {
 	p.setKeys(false)
 	for began, first := time.Now(), true; ; first = false {
@@ -181,7 +175,7 @@ func (p *Prompt) askReason(ctx context.Context, shown time.Time) (string, error)
 	}
 }
 
-// setKeys makes In deliver single keys, if it can, or lines again.
+// setKeys makes In deliver single keys, if it can, or lines.
 func (p *Prompt) setKeys(on bool) {
 	if p.Keys != nil && p.single != on {
 		p.Keys.SetSingle(on)
@@ -189,7 +183,7 @@ func (p *Prompt) setKeys(on bool) {
 	}
 }
 
-// awaitQuiet drops what was typed, until nothing more comes.
+// awaitQuiet drops input until nothing more comes.
 func (p *Prompt) awaitQuiet(ctx context.Context) error {
 	if p.Pressed == nil {
 		return nil
@@ -209,8 +203,8 @@ func (p *Prompt) awaitQuiet(ctx context.Context) error {
 	}
 }
 
-// showPage shows the whole question, a screen at a time. It reports whether all of it was
-// shown, and whether it had more than one screen.
+// showPage shows the complete question, a screen at a time. It reports whether all of
+// it was shown, and whether it took several screens.
 func (p *Prompt) showPage(ctx context.Context, q question, shown time.Time) (whole, paged bool, err error) {
 	columns, height := p.Out.terminalSize()
 	rows := q.allLines(time.Now(), columns)
@@ -238,8 +232,8 @@ func (p *Prompt) showPage(ctx context.Context, q question, shown time.Time) (who
 	}
 }
 
-// readTyped returns the next line that was typed after a moment, without the blanks
-// around it, or the next key.
+// readTyped returns the next key, or line without blanks around it, that was typed
+// after a time.
 func (p *Prompt) readTyped(ctx context.Context, after time.Time) (string, error) {
 	line := ""
 	for {
@@ -251,7 +245,8 @@ func (p *Prompt) readTyped(ctx context.Context, after time.Time) (string, error)
 				return "", errInputEnded
 			case !got.at.After(after):
 			case !p.single:
-				// What was typed while the terminal began to collect lines comes by itself.
+				// Text typed while the terminal began to collect lines comes
+				// separately.
 				if line += got.text; got.err != nil || strings.HasSuffix(line, "\n") {
 					return strings.TrimSpace(line), nil
 				}
@@ -267,9 +262,8 @@ func (p *Prompt) readTyped(ctx context.Context, after time.Time) (string, error)
 	}
 }
 
-// endKey returns a key once it is known that nothing or one Enter follows. All else was a
-// sequence, a paste or a text, of which no part is a key: it is dropped. What follows r is
-// the reason.
+// endKey returns a key once nothing, or one Enter, has followed it. It drops anything
+// else, which is a sequence, a paste or a text. After r, the rest is the reason.
 func (p *Prompt) endKey(ctx context.Context, key string) (string, error) {
 	single := isKey(key)
 	if single {
@@ -291,22 +285,22 @@ func (p *Prompt) endKey(ctx context.Context, key string) (string, error) {
 	return key, nil
 }
 
-// noKey stands for what was typed and is no single key. No line has it.
+// noKey stands for input that is no single key. No line equals it.
 const noKey = "\n"
 
-// endOfInput is the key Ctrl-D, which a terminal delivers as such if it collects no lines.
+// endOfInput is Ctrl-D, which a terminal delivers unless it collects lines.
 const endOfInput = "\x04"
 
-// isKey reports whether a text is a single character that can be shown.
+// isKey reports whether a text is a single graphic character.
 func isKey(text string) bool {
 	r, size := utf8.DecodeRuneInString(text)
 	return size == len(text) && r != utf8.RuneError && unicode.IsGraphic(r)
 }
 
-// readLine begins to read a line, unless a read is under way. Nothing is read while
-// no question stands there, so what is typed then stays with the terminal until
-// it is dropped. The read of a question that was withdrawn can't be taken back;
-// what it gets has the moment at which it came. There is no buffer of ours.
+// readLine begins to read a line, unless a read is running. Nothing is read without a
+// question, so that input stays in the terminal until it is dropped. A withdrawn
+// question's read can't be cancelled, but its result has the time. There must be no
+// buffer.
 func (p *Prompt) readLine() <-chan typedLine {
 	p.start.Do(func() { p.lines = make(chan typedLine, 1) })
 	if !p.reading {
@@ -320,9 +314,9 @@ func (p *Prompt) readLine() <-chan typedLine {
 	return p.lines
 }
 
-// decideKey returns the answer of a typed line, and reports whether it was one of the
-// offered keys; any other line is no. Case matters for "A" and "a" alone, because "A"
-// allows more. What follows the key of a refusal is its reason.
+// decideKey returns the answer of a typed line, and whether it is one of the offered
+// keys. Any other line means no. Only "A" and "a" are case-sensitive, because "A"
+// allows more. The text after a refusal's key is its reason.
 func decideKey(text string, c approval.Confirmation) (answer approval.Answer, known bool) {
 	session, always := offers(c, approval.ScopeSession), offers(c, approval.ScopeAlways)
 	word := strings.ToLower(text)
@@ -346,7 +340,7 @@ func decideKey(text string, c approval.Confirmation) (answer approval.Answer, kn
 	return approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, word == "n" || word == "no" || word == ""
 }
 
-// describeWithdrawal returns the reason why a question needs no answer any more.
+// describeWithdrawal returns why a question needs no answer.
 func describeWithdrawal(cause error) string {
 	resolved, ok := errors.AsType[*approval.ResolvedError](cause)
 	if !ok {

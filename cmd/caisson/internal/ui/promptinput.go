@@ -12,22 +12,22 @@ import (
 )
 
 const (
-	// inDiffBytes is the size from which an argument of a call that has a diff
-	// is left to the diff.
+	// inDiffBytes is the size above which an argument of a call with a diff is only
+	// shown in the diff.
 	inDiffBytes = 200
-	// maxBlanks is the length from which a run of blanks is written as a count: it
-	// would push what follows it off the screen.
+	// maxBlanks is the length from which a run of blanks is shown as a count: it would
+	// push the text after it off the screen.
 	maxBlanks = 64
 )
 
-// argumentLines returns the input as a person reads it, one section an argument and
-// every one of them: a text of several lines as lines behind a bar, so that none of
-// them can pass for one of ours. Arguments of which the diff shows every line are left to it,
-// and unless everything is asked for, all long ones of a call with a diff.
+// argumentLines returns the input in readable form, one section for each argument. A
+// text of several lines is shown behind a bar, so that its lines can't look like ours.
+// Arguments are left out if the diff shows each of their lines and, unless everything
+// is set, if they are long and there is a diff.
 func (q question) argumentLines(columns int, everything bool) []section {
 	var input map[string]json.RawMessage
 	if json.Unmarshal(q.Exact, &input) != nil {
-		text := q.Input // which the dispatcher has cut
+		text := q.Input // the dispatcher has shortened it
 		if len(q.Exact) > 0 {
 			text = string(q.Exact)
 		}
@@ -51,8 +51,8 @@ func (q question) argumentLines(columns int, everything bool) []section {
 	return sections
 }
 
-// isInDiff reports whether the diff of a call that executes nothing shows every line of a
-// text, as one that is added or removed or as a part of one.
+// isInDiff reports whether the diff of a call that executes nothing shows each line of
+// a text as, or in, an added or removed line.
 func (q question) isInDiff(value json.RawMessage) bool {
 	var text string
 	if q.Diff == "" || q.Class == tools.ClassExecute || q.DiffElided || json.Unmarshal(value, &text) != nil || text == "" {
@@ -91,12 +91,11 @@ func (q question) argumentLine(key string, value json.RawMessage, columns int, e
 	return rows
 }
 
-// moreBar begins a row that goes on with the one above, so that it can't pass for a
-// line of ours.
+// moreBar begins a continued row, so that it can't look like one of our lines.
 const moreBar = "  ¦ "
 
-// wrapForeign returns text that isn't ours as rows of a terminal, broken wherever a row
-// is full.
+// wrapForeign returns foreign text as rows of a terminal, broken wherever a row is
+// full.
 func wrapForeign(prefix, text string, columns int) []string {
 	rows := hardWrap(countBlanks(safeLine(text)), columns-len(moreBar))
 	for i := range rows {
@@ -107,8 +106,8 @@ func wrapForeign(prefix, text string, columns int) []string {
 	return rows
 }
 
-// wrapSentence returns a sentence of ours that holds foreign text as rows of a terminal,
-// broken at blanks where that is possible.
+// wrapSentence returns a sentence of ours with foreign text as rows of a terminal,
+// broken at blanks if possible.
 func wrapSentence(text string, columns int) []string {
 	var rows []string
 	for _, row := range WrapWords(countBlanks(safeLine(text)), columns-len(moreBar), moreBar) {
@@ -121,10 +120,10 @@ func wrapSentence(text string, columns int) []string {
 	return rows
 }
 
-// replaceTabs writes tabs as blanks, for text of several lines.
+// replaceTabs replaces tabs by blanks, for text of several lines.
 func replaceTabs(text string) string { return strings.ReplaceAll(text, "\t", "    ") }
 
-// countBlanks writes long runs of blanks as their number.
+// countBlanks replaces long runs of blanks by their number.
 func countBlanks(text string) string {
 	long := strings.Repeat(" ", maxBlanks)
 	var b strings.Builder

@@ -11,26 +11,25 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// minShare is the least number of rows that a part of a question is cut to: its
-// first, its last, and the count of the missing ones.
+// minShare is the least number of rows for a part of a question: its first, its last,
+// and the count of hidden ones.
 const minShare = 3
 
-// question is how a confirmation stands on the terminal. Everything of it that
-// isn't ours goes through line, although the dispatcher made it safe.
+// question is a confirmation on the terminal. All foreign text in it must go through
+// safeLine, although the dispatcher made it safe.
 type question struct {
 	approval.Confirmation
 	place place
 	style style
 }
 
-// section is a part of a question, in rows of the terminal.
 type section struct {
 	rows  []string
 	paint func(string) string // nil for none
 }
 
-// allSections returns the exact bytes that would run, the class, the place, what would
-// change, what hides, and what a lasting answer would mean.
+// allSections returns the exact bytes that would run, the class, the place, the
+// changes, warnings, and the meaning of lasting answers.
 func (q question) allSections(now time.Time, columns int, everything bool) []section {
 	ours := func(paint func(string) string, text string) section {
 		return section{wrapSentence(text, columns), paint}
@@ -75,9 +74,9 @@ func (q question) allSections(now time.Time, columns int, everything bool) []sec
 	return all
 }
 
-// boundedLines returns the question in at most so many rows, where it is not cut into too
-// many parts for that, and reports whether it is whole. Each part that is too long
-// keeps its first and its last rows, so that the end of a command is always shown.
+// boundedLines returns the question in at most rows rows, and reports whether it is
+// complete. It shortens long parts in the middle, so that the end of a command is
+// always shown.
 func (q question) boundedLines(now time.Time, columns, rows int) (lines []string, whole bool) {
 	all := q.allSections(now, columns, false)
 	share := rows
@@ -98,7 +97,7 @@ func (q question) boundedLines(now time.Time, columns, rows int) (lines []string
 	return lines, whole
 }
 
-// allLines returns all that there is to know about the question, in rows.
+// allLines returns everything about the question, in rows.
 func (q question) allLines(now time.Time, columns int) []string {
 	var rows []string
 	for _, s := range q.allSections(now, columns, true) {
@@ -116,7 +115,7 @@ func (s section) paintedLines(row string) string {
 	return s.paint(row)
 }
 
-// totalLines returns the rows of all sections, each cut to a share.
+// totalLines returns the rows of all sections, each cut to share.
 func totalLines(all []section, share int) int {
 	n := 0
 	for _, s := range all {
@@ -125,7 +124,7 @@ func totalLines(all []section, share int) int {
 	return n
 }
 
-// elideRows keeps n rows of what is longer, the first and the last ones.
+// elideRows keeps the first and last rows, at most n.
 func elideRows(rows []string, n int) []string {
 	n = max(n, minShare)
 	if len(rows) <= n {
@@ -159,7 +158,6 @@ func (q question) headLines() string {
 	return head
 }
 
-// sessionWords describes what an answer for the session covers.
 func (q question) sessionWords() string {
 	name := string(q.Name)
 	switch {
@@ -173,7 +171,6 @@ func (q question) sessionWords() string {
 	return "every call of " + name + " in this session"
 }
 
-// lastingLines describes the scope of a lasting answer.
 func (q question) lastingLines() string {
 	what := "every call of " + string(q.Name)
 	switch {
@@ -197,12 +194,12 @@ func (q question) diffLines(columns int) section {
 	for i, l := range lines {
 		lines[i] = replaceTabs(strings.TrimSuffix(l, "\n"))
 	}
-	parts := map[string]changedPart{} // by row, of lines that fit in one
+	parts := map[string]changedPart{} // by row, for lines that fit in one
 	for i, part := range findChangedParts(lines) {
 		rows := wrapForeign("  ", lines[i], columns)
 		if len(rows) == 1 && rows[0] == "  "+lines[i] {
 			if _, twice := parts[rows[0]]; twice {
-				part = changedPart{} // two lines are equal, and differ from others in other words
+				part = changedPart{} // two equal lines differ from others in different words
 			}
 			parts[rows[0]] = changedPart{part.from + 2, part.to + 2}
 		}
@@ -226,7 +223,7 @@ func paintDiff(s style, row string, part changedPart) string {
 
 func offers(c approval.Confirmation, s approval.Scope) bool { return slices.Contains(c.Scopes, s) }
 
-// keys explains each key. Single ones answer without Enter.
+// keys explains each key. Single keys need no Enter.
 func keys(c approval.Confirmation, columns int, single bool) []string {
 	lines := []string{"  y  allow this call, and nothing else"}
 	if c.Name == approval.HostTool {
@@ -254,8 +251,8 @@ func keys(c approval.Confirmation, columns int, single bool) []string {
 	return rows
 }
 
-// waitingLines returns a line for each question that waits; c is the one that is asked.
-// Listing one shows none of it whole, so it allows nothing.
+// waitingLines returns a line for each waiting question. c is the current one. Listing
+// a question doesn't show it completely, so it allows nothing.
 func waitingLines(waiting []approval.Confirmation, c approval.Confirmation, columns int) []string {
 	lines := make([]string, 0, len(waiting))
 	for i, o := range waiting {
@@ -269,8 +266,8 @@ func waitingLines(waiting []approval.Confirmation, c approval.Confirmation, colu
 	return append(lines, "  * is asked now; the others follow in this order")
 }
 
-// choices names the keys that mean something. Before the whole was seen, none allows. Single
-// keys answer without Enter.
+// choices names the keys. Before the question was seen completely, none of them allows.
+// Single keys need no Enter.
 func choices(c approval.Confirmation, seen, others, single bool) string {
 	var keys []string
 	if seen {

@@ -9,24 +9,25 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// queue lets one question stand on the terminal at a time, the oldest first.
-// The zero value is empty.
+// queue shows one question at a time on the terminal, the oldest first. The zero value
+// is empty.
 type queue struct {
 	mu      sync.Mutex
-	shown   *approval.Confirmation   // the question that stands there, or nil
-	waiting []*approval.Confirmation // of every Approve under way, the shown one included
-	// left are questions that are done here and may still wait elsewhere; they
-	// block no other.
+	shown   *approval.Confirmation   // the question on the terminal, or nil
+	waiting []*approval.Confirmation // of every running Approve, including the shown one
+	// left are questions that are done here but may still wait elsewhere. They don't
+	// block others.
 	left map[string]bool
-	// done counts the questions since the terminal was last without one.
+	// done counts the questions since the terminal last had none.
 	done    int
 	changed chan struct{}
 }
 
-// place is a question's among those that wait: "2 of 3".
+// place is a question's position among the waiting ones: "2 of 3".
 type place struct{ nth, of int }
 
-// enterQueue waits until a question may be shown. Whatever it returns, leave follows.
+// enterQueue waits until a question may be shown. leaveQueue must follow, whatever it
+// returns.
 func (q *queue) enterQueue(ctx context.Context, c *approval.Confirmation, pending func() []approval.Confirmation) (place, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -53,8 +54,7 @@ func (q *queue) enterQueue(ctx context.Context, c *approval.Confirmation, pendin
 	}
 }
 
-// countOthers counts the questions beside c, and those of them that come before it.
-// The caller holds mu.
+// countOthers counts the other questions, and those before c. The caller holds mu.
 func (q *queue) countOthers(c *approval.Confirmation, pending func() []approval.Confirmation) (ahead, others int) {
 	still := map[string]bool{}
 	for _, o := range q.allWaiting(pending) {
@@ -85,7 +85,7 @@ func (q *queue) allWaiting(pending func() []approval.Confirmation) []approval.Co
 	return list
 }
 
-// listWaiting returns the questions that are to be answered here, the oldest first.
+// listWaiting returns the questions to answer here, oldest first.
 func (q *queue) listWaiting(pending func() []approval.Confirmation) []approval.Confirmation {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -94,7 +94,7 @@ func (q *queue) listWaiting(pending func() []approval.Confirmation) []approval.C
 	return list
 }
 
-// leaveQueue takes a question away: answered, or not to be answered here.
+// leaveQueue removes a question that was answered here or need not be.
 func (q *queue) leaveQueue(c *approval.Confirmation) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -11,13 +11,13 @@ import (
 // maxCells is the width of a table without a terminal.
 const maxCells = 200
 
-// blankInCode stands for a blank at which a line must not be broken. Foreign text that is
-// safe to show has none: it is a character of private use.
+// blankInCode stands for a blank where a line must not be broken. It is a private-use
+// character, so safe foreign text doesn't have it.
 const blankInCode = "\ue000"
 
-// Prose returns the Markdown of a model as lines that are safe, broken at blanks for a
-// terminal of so many columns; 0 breaks none. Nothing is drawn at the left of code. Without
-// colour the markers of the Markdown stay.
+// Prose returns a model's Markdown as safe lines, wrapped at blanks for a terminal with
+// this number of columns, unless that is 0. Code has no prefix. Without colour, the
+// Markdown's markers stay.
 func Prose(markdown string, columns int, colour bool) []string {
 	s := style{colour}
 	var lines []string
@@ -60,7 +60,7 @@ func Prose(markdown string, columns int, colour bool) []string {
 	return lines
 }
 
-// wrapProse breaks a line that is no code.
+// wrapProse wraps a line that is not code.
 func wrapProse(line string, columns int, rest string) []string {
 	rows := []string{line}
 	if columns > 0 {
@@ -72,7 +72,7 @@ func wrapProse(line string, columns int, rest string) []string {
 	return rows
 }
 
-// wrapCode breaks a line of code at blanks, if it is too long for the terminal.
+// wrapCode wraps a line of code at blanks if it is too long for the terminal.
 func wrapCode(line string, columns int) []string {
 	expanded := strings.ReplaceAll(line, "\t", strings.Repeat(" ", 8))
 	if columns <= 0 || ansi.StringWidth(expanded) < columns {
@@ -82,7 +82,7 @@ func wrapCode(line string, columns int) []string {
 	return WrapWords(expanded, max(columns-1, 1), expanded[:len(expanded)-len(body)]+"  ")
 }
 
-// renderSpans returns the content of a block, each line of it with its styles whole.
+// renderSpans returns the content of a block. Each line has complete styles.
 func (s style) renderSpans(b prose.Block) string {
 	var out strings.Builder
 	for _, span := range b.Spans {
@@ -96,7 +96,7 @@ func (s style) renderSpans(b prose.Block) string {
 	return out.String()
 }
 
-// renderSpan returns a text in the style of its span, or with the markers of Markdown.
+// renderSpan returns a text in the style of its span, or with Markdown's markers.
 func (s style) renderSpan(span prose.Span, text string, heading bool) string {
 	if text == "" {
 		return ""

@@ -9,8 +9,8 @@ import (
 	"github.com/caisson-run/caisson/runner/prose"
 )
 
-// tableRows returns a table in rows of at most so many cells of a terminal. Words are never broken: if they don't fit beside each other, each row of the table
-// becomes a list.
+// tableRows returns a table in rows of at most cells columns. It never breaks words: if
+// they don't fit side by side, each row becomes a list.
 func (s style) tableRows(b prose.Block, cells int) []string {
 	words := make([][][]string, len(b.Rows)) // of each cell
 	columns := len(b.Rows[0])
@@ -52,8 +52,8 @@ func widen(widths, natural []int, room int) {
 	}
 }
 
-// layTable returns the rows of a table whose columns have widths. If a cell takes several rows
-// of the terminal, there are lines between the table's rows.
+// layTable returns the rows of a table with these column widths. If a cell needs
+// several rows of the terminal, it draws lines between the table's rows.
 func (s style) layTable(words [][][]string, widths []int, right []bool) []string {
 	var blocks [][]string
 	tall := false
@@ -101,7 +101,7 @@ func (s style) layTable(words [][][]string, widths []int, right []bool) []string
 	return out
 }
 
-// tableList returns each row of a table as a list of its cells with their names.
+// tableList returns each row of a table as a list of named cells.
 func (s style) tableList(words [][][]string, cells int) []string {
 	var out []string
 	for i, row := range words[1:] {
@@ -116,7 +116,7 @@ func (s style) tableList(words [][][]string, cells int) []string {
 	return out
 }
 
-// cellWords returns the words of a cell, each with its styles whole.
+// cellWords returns the words of a cell. Each has complete styles.
 func (s style) cellWords(c prose.Cell, head bool) []string {
 	words := []string{""}
 	for _, span := range c {

@@ -14,12 +14,11 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// PullProgress shows the progress of fetched images: with a bar on a terminal,
-// with a line now and then elsewhere. It is safe for concurrent use.
+// PullProgress shows the progress of fetching images: a bar on a terminal, occasional
+// lines elsewhere. It is safe for concurrent use.
 type PullProgress struct {
-	// Say writes one line.
 	Say func(text string)
-	// Bar is a terminal that can go back to the start of a line; nil for none.
+	// Bar is a terminal that can return to the start of a line, or nil.
 	Bar   io.Writer
 	Width func() int
 	Now   func() time.Time
@@ -31,17 +30,16 @@ type PullProgress struct {
 	drawn  bool
 }
 
-// pullState is how far one image is.
 type pullState struct {
 	layers map[string]store.Progress // the last report of each layer's download
 	unpack map[string]store.Progress
 	last   time.Time
 	begun  bool
-	text   string // of the builder
+	text   string // the builder's
 }
 
-// LinePause is the time between two lines about one image where there is no
-// bar: a person sees that it goes on, and a log stays short.
+// LinePause is a Pause for output without a bar: users see progress, and logs stay
+// short.
 const LinePause = 5 * time.Second
 
 // Report shows a report of the store.
@@ -77,7 +75,6 @@ func (p *PullProgress) Report(r store.Progress) {
 	}
 }
 
-// showState tells where an image is.
 func (p *PullProgress) showState(name string, phase store.Phase, s *pullState) {
 	text := "image " + name + ": " + s.describePhase(phase)
 	now := p.Now()
@@ -91,7 +88,6 @@ func (p *PullProgress) showState(name string, phase store.Phase, s *pullState) {
 	s.begun = true
 }
 
-// describePhase describes the current phase.
 func (s *pullState) describePhase(phase store.Phase) string {
 	switch phase {
 	case store.PhaseWait:
@@ -117,7 +113,6 @@ func (s *pullState) describePhase(phase store.Phase) string {
 	return "downloading, " + limits.FormatSize(done)
 }
 
-// downloadedText returns the downloaded size.
 func (s *pullState) downloadedText() string {
 	if done, _ := sumProgress(s.layers); done > 0 {
 		return ", " + limits.FormatSize(done) + " downloaded"
@@ -125,7 +120,7 @@ func (s *pullState) downloadedText() string {
 	return ""
 }
 
-// drawBar writes the line with its bar over the one before.
+// drawBar replaces the line.
 func (p *PullProgress) drawBar(text string, s *pullState) {
 	safe, _ := tools.Display(text)
 	if done, total := sumProgress(s.layers); total > 0 && len(s.unpack) == 0 {
@@ -135,7 +130,6 @@ func (p *PullProgress) drawBar(text string, s *pullState) {
 	p.drawn = true
 }
 
-// eraseBar removes the bar.
 func (p *PullProgress) eraseBar() {
 	if p.drawn {
 		fmt.Fprint(p.Bar, "\r\x1b[K")
@@ -143,7 +137,7 @@ func (p *PullProgress) eraseBar() {
 	}
 }
 
-// Close removes the bar of a fetch that failed.
+// Close removes the bar of a failed fetch.
 func (p *PullProgress) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -158,7 +152,6 @@ func sumProgress(layers map[string]store.Progress) (done, total int64) {
 	return done, total
 }
 
-// progressBar returns a bar of so many cells.
 func progressBar(done, total int64, cells int) string {
 	full := int(min(max(done, 0), total) * int64(cells) / total)
 	return strings.Repeat("█", full) + strings.Repeat("░", cells-full)

@@ -7,34 +7,34 @@ import (
 	"time"
 )
 
-// maxRegionLines bounds the live region, so that it still fits on a screen that has become
-// much narrower: what a terminal has moved to its scrollback can't be erased.
+// maxRegionLines bounds the live region, so that it still fits on a screen that has
+// become much narrower: lines in a terminal's scrollback can't be erased.
 const maxRegionLines = 8
 
-// regionCells are the widths of a live region, of which the widest that fits is taken. They
-// are few, so that a screen that becomes narrower a column at a time rarely breaks its lines.
+// regionCells are the widths of a live region. The widest that fits is used. They are
+// few, so that a screen that slowly becomes narrower rarely breaks the lines.
 var regionCells = []int{79, 59, narrowColumns - 1}
 
-// narrowColumns are the columns of the narrowest screen on which no row of a region is left.
+// narrowColumns is the width of the narrowest screen that leaves no row of a region
+// behind.
 const narrowColumns = 40
 
-// settleTime is how long the width of a terminal was the same before a region is drawn whose
-// rows are counted: tmux tells a program of a change up to 250 ms later.
+// settleTime is how long a terminal's width must be stable before rows are counted:
+// tmux reports a change up to 250 ms late.
 const settleTime = 500 * time.Millisecond
 
-// region is the content of a live region.
 type region struct {
 	lines []string
-	// parked is set if the cursor rests in the first cell: the region is then erased
-	// without counting rows, whatever the width is by the time the terminal reads that.
+	// parked is set if the cursor rests in the first cell. The region can then be
+	// erased without counting rows, whatever the width has become.
 	parked bool
-	// cursor is otherwise the line of the cursor, before the text in front of it and at
+	// Otherwise cursor is the cursor's line, before its text before the cursor, and at
 	// the character under it.
 	cursor     int
 	before, at string
 }
 
-// drawRegion draws a frame, unless a question stands there or nothing has changed.
+// drawRegion draws a frame, unless a question is shown or nothing has changed.
 func (r *Renderer) drawRegion() {
 	if r.suspended || r.closed {
 		return
@@ -55,7 +55,7 @@ func (r *Renderer) drawRegion() {
 	r.replaceRegion(next)
 }
 
-// fitCells returns the width of a region on a screen of so many columns.
+// fitCells returns the width of a region on a screen with this number of columns.
 func fitCells(columns int) int {
 	for _, cells := range regionCells {
 		if cells < columns {
@@ -65,7 +65,7 @@ func fitCells(columns int) int {
 	return columns - 1
 }
 
-// extraRows returns how many rows more than their number lines take.
+// extraRows returns the number of rows that lines take beyond one each.
 func extraRows(lines []string, columns int) int {
 	extra := -len(lines)
 	for _, l := range lines {
@@ -74,8 +74,8 @@ func extraRows(lines []string, columns int) int {
 	return extra
 }
 
-// rowsAbove returns how many rows are at least above the region, on a screen that now has so
-// many columns.
+// rowsAbove returns the least number of rows above the region, now that the screen has
+// this number of columns.
 func (r *Renderer) rowsAbove(columns int) int {
 	if columns == r.columns {
 		return r.above
@@ -83,7 +83,7 @@ func (r *Renderer) rowsAbove(columns int) int {
 	return max(r.above-extraRows(r.region.lines, columns), 0)
 }
 
-// composeRegion returns the region of now, in at most so many lines and cells.
+// composeRegion returns the current region, within these limits.
 func (r *Renderer) composeRegion(cells, most int) region {
 	var footer Footer
 	if r.opts.Footer != nil {
@@ -96,8 +96,8 @@ func (r *Renderer) composeRegion(cells, most int) region {
 	for i, l := range lines {
 		lines[i] = fitWidth(SureWidth(l), cells)
 	}
-	// A region that shows calls is drawn by itself, also while the terminal becomes another
-	// size.
+	// A region that shows calls is redrawn by the clock, also while the terminal's size
+	// changes.
 	next := region{lines: append(lines, footer.Lines...), parked: r.opts.Parked || len(lines) > 0}
 	switch {
 	case len(footer.Lines) == 0:
@@ -109,15 +109,16 @@ func (r *Renderer) composeRegion(cells, most int) region {
 	return next
 }
 
-// paintCursor draws the cursor of a footer in its lines, where the terminal's does not stand.
+// paintCursor draws a footer's cursor in its lines, because the terminal's is
+// elsewhere.
 func paintCursor(f Footer, lines []string) {
 	if rest, ok := strings.CutPrefix(lines[f.Row], f.Before+f.At); ok {
 		lines[f.Row] = f.Before + "\x1b[7m" + f.At + "\x1b[0m" + rest
 	}
 }
 
-// isSettled reports whether the region can be erased: its rows need not be counted, or the
-// width of the terminal was the same for a while.
+// isSettled reports whether the region can be erased: its rows need not be counted, or
+// the terminal's width was stable for a while.
 func (r *Renderer) isSettled() bool {
 	columns, _ := r.terminalSize()
 	if columns != r.width {
@@ -130,7 +131,8 @@ func (g region) equalsRegion(o region) bool {
 	return g.parked == o.parked && g.cursor == o.cursor && g.before == o.before && slices.Equal(g.lines, o.lines)
 }
 
-// replaceRegion commits what is pending and puts another region below it, in one write.
+// replaceRegion commits pending lines and draws another region below them, in one
+// write.
 func (r *Renderer) replaceRegion(next region) {
 	columns, rows := r.terminalSize()
 	r.above = r.rowsAbove(columns)
@@ -156,9 +158,8 @@ func (r *Renderer) replaceRegion(next region) {
 	r.write(text)
 }
 
-// drawSequence returns what draws a region, and leaves the cursor where it belongs. Lines of a
-// parked one are cut by a terminal that has become too narrow for them, so that each takes
-// one row.
+// drawSequence returns the sequence that draws a region and positions the cursor. In a
+// parked region, a terminal that is too narrow cuts lines, so that each takes one row.
 func (g region) drawSequence() string {
 	if len(g.lines) == 0 {
 		return ""
@@ -174,10 +175,10 @@ func (g region) drawSequence() string {
 	return text
 }
 
-// eraseSequence returns what takes the region off: to the first cell of its first row, and
-// clear to the end of the screen. The rows that it now stands on are counted, since
-// the terminal may have broken its lines anew. The carriage return passes over what
-// the terminal has echoed meanwhile, such as ^C.
+// eraseSequence returns the sequence that moves to the region's first cell and clears
+// the rest of the screen. It counts the rows that the region now takes, since the
+// terminal may have rewrapped its lines. The carriage return overwrites echoed text
+// such as ^C.
 func (r *Renderer) eraseSequence(columns int) string {
 	if len(r.region.lines) == 0 {
 		return ""
@@ -197,8 +198,8 @@ func (r *Renderer) eraseSequence(columns int) string {
 	if rows > 0 {
 		up = fmt.Sprintf("\x1b[%dA", rows)
 	}
-	// Not from the first cell on: tmux takes that for clearing the screen when it is the
-	// screen's first, and keeps what stood there in the scrollback.
+	// Don't clear from the first cell: at the screen's first cell, tmux takes that for
+	// clearing the screen and keeps the content in the scrollback.
 	return "\r" + up + " \x1b[J\r"
 }
 
@@ -207,8 +208,8 @@ func spinnerFrame(frame int) string {
 	return string(frames[frame%len(frames)])
 }
 
-// regionLines returns at most rows lines, of about so many cells, that show what is going
-// on now: of the output of calls as much as there is room for.
+// regionLines returns at most rows lines, of about cells columns, that show the current
+// activity, with as much output of calls as fits.
 func (v *view) regionLines(now time.Time, spinner string, cells, rows int) []string {
 	var out []string
 	if v.chat && !v.turn {

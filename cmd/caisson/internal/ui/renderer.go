@@ -14,66 +14,65 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// framePeriod is the time between two frames of a live region.
+// framePeriod is the time between frames of a live region.
 const framePeriod = time.Second / 8
 
-// answerCells is the room that choices leave for an answer, of "always" and a blank.
+// answerCells is the room after choices for an answer: "always" and a blank.
 const answerCells = 8
 
 // Options configure a [Renderer].
 type Options struct {
 	// Out is standard error.
 	Out io.Writer
-	// Live redraws a region at the bottom: Out is a terminal that can move
-	// its cursor. Colour paints.
+	// Live redraws a region at the bottom. Out must be a terminal that can move its
+	// cursor. Colour enables colours.
 	Live, Colour bool
-	// Reflow is set if the terminal breaks its lines anew when its width
-	// changes; others leave or cut them.
+	// Reflow is set if the terminal rewraps its lines when its width changes. Other
+	// terminals leave or cut them.
 	Reflow bool
-	// Parked keeps the cursor in the first cell of the region at all times: rows of a
-	// terminal that joins the wrong lines can't be counted.
+	// Parked always keeps the cursor in the region's first cell, for terminals that
+	// join the wrong lines, so that rows can't be counted.
 	Parked bool
-	// Size returns the terminal's columns and rows. Nil is no terminal: lines are not
-	// broken, and a question has 80 columns and 24 rows.
+	// Size returns the terminal's columns and rows. nil means no terminal: lines are
+	// not wrapped, and questions have 80 columns and 24 rows.
 	Size func() (columns, rows int)
-	// Now is the clock; nil is time.Now. Tick asks for a frame; nil is eight a
-	// second.
+	// Now is time.Now if nil. Tick asks for a frame. If nil, there are eight a second.
 	Now  func() time.Time
 	Tick <-chan time.Time
-	// Chat shows a session of many turns: its answers too, a paragraph as soon as it is
-	// complete, and nothing that goes on between turns. Redact removes secrets from them.
+	// Chat shows a session of many turns with its answers, paragraph by paragraph, and
+	// no activity between turns. Redact removes secrets from answers.
 	Chat   bool
 	Redact func(text string) string
-	// Footer returns what stands at the end of the region, in at most so many lines and
-	// cells; nil is nothing. It must not call the renderer.
+	// Footer returns the end of the region, within these limits. It must not call the
+	// renderer. It may be nil.
 	Footer func(cells, lines int) Footer
-	// OnSuspend is called as the region leaves the screen for a question, and with false
-	// as it comes back. It must not call the renderer. Nil does nothing.
+	// OnSuspend is called with true when the region leaves the screen for a question,
+	// and with false when it returns. It must not call the renderer. It may be nil.
 	OnSuspend func(suspended bool)
-	// Untold returns what the user should hear of facts about a workspace. Nil returns all.
+	// Untold returns the facts about a workspace that the user should see. nil returns
+	// all.
 	Untold func(workspace string, facts []string) []string
 	// Words replaces signs such as ✓ by words.
 	Words bool
 }
 
-// Footer is the end of a live region, and where the terminal's cursor stands in it.
+// Footer is the end of a live region, with the place of the terminal's cursor.
 type Footer struct {
-	// Lines are safe, and of characters whose width is sure; see [SureWidth].
+	// Lines are safe, and have only characters of certain width. See [SureWidth].
 	Lines []string
-	// Row is the line of the cursor and Before its text in front of the cursor, which
-	// stands on a character of the line.
+	// Row is the cursor's line and Before the line's text before the cursor. At is the
+	// character under it.
 	Row    int
 	Before string
-	// At is that character.
-	At string
+	At     string
 }
 
-// Renderer shows one session. Its methods are safe for concurrent use. Close
-// it when the session has ended.
+// Renderer shows one session. It is safe for concurrent use. Close it when the session
+// has ended.
 //
-// A line that was committed is never written again. Below them stands the live
-// region, which is erased and drawn anew, a frame at a time and each in one write,
-// with SGR, CUU and ED inside mode 2026, and modes 7 and 25.
+// Committed lines are never rewritten. Below them is the live region, which is erased
+// and redrawn frame by frame, each in one write, with SGR, CUU and ED inside mode 2026,
+// and modes 7 and 25.
 type Renderer struct {
 	opts Options
 	stop chan struct{}
@@ -83,16 +82,16 @@ type Renderer struct {
 	view    *view
 	pending []printed // to commit with the next frame
 	region  region    // on the screen
-	columns int       // at which it was drawn
-	width   int       // the terminal's columns when they were last read
+	columns int       // when it was drawn
+	width   int       // the terminal's columns when last read
 	changed time.Time // when they changed
 	hidden  bool      // the terminal's cursor
-	// above is how many rows of the screen are at least above the region. A narrower one
-	// that breaks lines of the region moves so many more to the scrollback, with tmux
-	// also while there are empty rows below.
+	// above is the least number of rows above the region. If the screen becomes
+	// narrower and wraps lines of the region, as many rows move to the scrollback; in
+	// tmux even if there are empty rows below.
 	above     int
-	question  string // the last row of the choices of a question
-	typing    string // that row with what was typed behind it
+	question  string // the last row of a question's choices
+	typing    string // that row with the text typed after it
 	frame     int
 	suspended bool
 	closed    bool
@@ -101,11 +100,11 @@ type Renderer struct {
 // printed are lines that are committed together.
 type printed struct {
 	lines []string
-	// verbatim lines are not broken at blanks.
+	// verbatim lines are not wrapped.
 	verbatim bool
 }
 
-// New makes a renderer and, for a live one, begins to redraw.
+// New returns a renderer. A live one begins to redraw.
 func New(o Options) *Renderer {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -124,7 +123,6 @@ func New(o Options) *Renderer {
 	return r
 }
 
-// redrawRegion draws a frame at each tick until Close.
 func (r *Renderer) redrawRegion() {
 	tick := r.opts.Tick
 	if tick == nil {
@@ -159,8 +157,8 @@ func (r *Renderer) Record(rec record.Record) {
 	r.commitLines(r.view.addRecord(rec))
 }
 
-// RecordWarning shows only the warnings in a record. The session's first one is needed for
-// those of others.
+// RecordWarning shows only a record's warnings. Some of them need the session's first
+// record.
 func (r *Renderer) RecordWarning(rec record.Record) {
 	switch rec.Kind {
 	case record.KindSessionCreated:
@@ -176,14 +174,14 @@ func (r *Renderer) RecordWarning(rec record.Record) {
 	}
 }
 
-// Warned reports whether a warning that was shown holds the given text.
+// Warned reports whether a shown warning contains text.
 func (r *Renderer) Warned(text string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.ContainsFunc(r.view.warned, func(w string) bool { return strings.Contains(w, text) })
 }
 
-// Delta takes a piece of live output; it is shown with the next frame.
+// Delta takes a piece of live output, which the next frame shows.
 func (r *Renderer) Delta(d runner.Delta) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -192,7 +190,7 @@ func (r *Renderer) Delta(d runner.Delta) {
 	}
 }
 
-// Draw draws a frame at once, for a key that was pressed.
+// Draw draws a frame at once, for a pressed key.
 func (r *Renderer) Draw() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -201,21 +199,21 @@ func (r *Renderer) Draw() {
 	}
 }
 
-// SendSequence writes a sequence that changes nothing on the screen, such as a bell.
+// SendSequence writes a sequence that doesn't change the screen, such as a bell.
 func (r *Renderer) SendSequence(sequence string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.write(sequence)
 }
 
-// Print leaves lines of our own on the screen; they must be safe.
+// Print commits lines, which must be safe.
 func (r *Renderer) Print(lines ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.commitLines(lines)
 }
 
-// PrintVerbatim is Print for lines that are not broken, such as those of a diff.
+// PrintVerbatim is Print for lines that must not be wrapped, such as a diff's.
 func (r *Renderer) PrintVerbatim(lines ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -223,27 +221,26 @@ func (r *Renderer) PrintVerbatim(lines ...string) {
 	r.commitLines(nil)
 }
 
-// Activity describes what goes on now, in words.
+// Activity describes the current activity.
 func (r *Renderer) Activity() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.view.describeActivity(r.opts.Now())
 }
 
-// Columns returns the columns of the terminal.
+// Columns returns the terminal's columns.
 func (r *Renderer) Columns() int {
 	columns, _ := r.terminalSize()
 	return columns
 }
 
-// Rows returns the rows of the terminal.
+// Rows returns the terminal's rows.
 func (r *Renderer) Rows() int {
 	_, rows := r.terminalSize()
 	return rows
 }
 
-// Suspend takes the region off the screen, so that a question can stand
-// there, until resume is called.
+// Suspend takes the region off the screen for a question, until resume is called.
 func (r *Renderer) Suspend() (resume func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -266,14 +263,14 @@ func (r *Renderer) setSuspended(on bool) {
 	}
 }
 
-// writeDirect writes lines while the region is off the screen: the question's own.
+// writeDirect writes a question's lines while the region is off the screen.
 func (r *Renderer) writeDirect(lines ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.write(strings.Join(r.spell(lines), "\n") + "\n")
 }
 
-// spell replaces the signs that begin lines by words, where that is asked for.
+// spell replaces the signs that begin lines by words, if Words is set.
 func (r *Renderer) spell(lines []string) []string {
 	if r.opts.Words {
 		lines = slices.Clone(lines)
@@ -284,7 +281,7 @@ func (r *Renderer) spell(lines []string) []string {
 	return lines
 }
 
-// choose writes the choices and leaves the cursor behind them, with room for an answer.
+// choose writes the choices and leaves the cursor after them, with room for an answer.
 func (r *Renderer) choose(text string) {
 	columns, _ := r.terminalSize()
 	r.mu.Lock()
@@ -295,7 +292,7 @@ func (r *Renderer) choose(text string) {
 	r.write(strings.Join(rows, "\n"))
 }
 
-// choiceRows breaks choices between them, and leaves room for an answer.
+// choiceRows breaks text between choices, and leaves room for an answer.
 func choiceRows(text string, columns int) []string {
 	text = strings.ReplaceAll(strings.ReplaceAll(text, " ", blankInCode), ","+blankInCode, ", ")
 	rows := WrapWords(text, columns-answerCells, "  ")
@@ -305,11 +302,11 @@ func choiceRows(text string, columns int) []string {
 	return rows
 }
 
-// answerMark begins the row of an answer that has no room behind the choices.
+// answerMark begins a row for an answer without room after the choices.
 const answerMark = "  > "
 
-// Retype shows what was typed so far behind the choices of a question, where the terminal
-// does not echo it. It must be safe. With done the line is complete.
+// Retype shows the text typed after a question's choices, if the terminal doesn't echo
+// it. It must be safe. done means that the line is complete.
 func (r *Renderer) Retype(typed string, done bool) {
 	columns, _ := r.terminalSize()
 	r.mu.Lock()
@@ -327,7 +324,7 @@ func (r *Renderer) Retype(typed string, done bool) {
 		text += r.question + "\n"
 		r.question = answerMark
 	}
-	if over := ansi.StringWidth(r.question+typed) - (columns - 1); over > 0 && !done { // its end is being typed
+	if over := ansi.StringWidth(r.question+typed) - (columns - 1); over > 0 && !done { // show its end
 		typed = ansi.TruncateLeft(typed, over+1, "…")
 	}
 	r.typing = fitWidth(r.question+typed, columns-1)
@@ -338,7 +335,6 @@ func (r *Renderer) Retype(typed string, done bool) {
 	r.write(text)
 }
 
-// terminalSize returns the terminal's columns and rows.
 func (r *Renderer) terminalSize() (columns, rows int) {
 	if r.opts.Size == nil {
 		return 80, 24
@@ -347,7 +343,7 @@ func (r *Renderer) terminalSize() (columns, rows int) {
 	return max(columns, 2), max(rows, 2)
 }
 
-// Close takes the region off the screen and ends the redrawing.
+// Close removes the region and ends the redrawing.
 func (r *Renderer) Close() {
 	r.mu.Lock()
 	if r.closed {
@@ -361,8 +357,8 @@ func (r *Renderer) Close() {
 	r.done.Wait()
 }
 
-// commitLines keeps lines for the next frame, or writes them where there are no frames.
-// The caller holds mu, as for all below.
+// commitLines keeps lines for the next frame, or writes them if there are no frames.
+// The caller holds mu, as for all methods below.
 func (r *Renderer) commitLines(lines []string) {
 	if len(lines) > 0 {
 		r.pending = append(r.pending, printed{lines: r.spell(lines)})
@@ -372,7 +368,7 @@ func (r *Renderer) commitLines(lines []string) {
 	}
 }
 
-// leave commits what is pending and takes the region off the screen.
+// leave commits pending lines and removes the region.
 func (r *Renderer) leave() {
 	if !r.suspended {
 		r.replaceRegion(region{})

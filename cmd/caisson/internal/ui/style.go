@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// style paints text, or does nothing where colours are off.
+// style paints text if on.
 type style struct{ on bool }
 
 func (s style) paint(code, text string) string {
@@ -28,18 +28,18 @@ func (s style) green(t string) string  { return s.paint("32", t) }
 func (s style) yellow(t string) string { return s.paint("33", t) }
 func (s style) cyan(t string) string   { return s.paint("36", t) }
 
-// safeLine makes foreign text safe to stand in one line.
+// safeLine makes foreign text safe to show in one line.
 func safeLine(s string) string {
 	safe, _ := tools.Display(s)
 	return safe
 }
 
-// fitWidth cuts a line to a width in cells, with an ellipsis.
+// fitWidth cuts a line to width cells, with an ellipsis.
 func fitWidth(s string, width int) string { return ansi.Truncate(s, max(width, 1), "…") }
 
-// lastLines returns the last n lines of live output, each safe and expanded: a
-// carriage return starts its line again, as it does on a terminal, so that a
-// progress bar shows its last state.
+// lastLines returns the last n lines of live output, safe and with tabs expanded. A
+// carriage return restarts its line, as on a terminal, so that a progress bar shows its
+// last state.
 func lastLines(text string, n int) []string {
 	text = strings.TrimRight(text, "\r\n")
 	if text == "" || n == 0 {
@@ -53,23 +53,23 @@ func lastLines(text string, n int) []string {
 		if i := strings.LastIndexByte(l, '\r'); i >= 0 {
 			l = l[i+1:]
 		}
-		// Programs colour their output in spite of TERM=dumb; the colours go,
-		// everything else that a terminal would obey is written out.
+		// Programs use colours despite TERM=dumb. Remove them, and escape everything
+		// else that a terminal would obey.
 		out = append(out, safeLine(strings.ReplaceAll(ansi.Strip(l), "\t", "    ")))
 	}
 	return out
 }
 
-// lastRows returns the last n rows of a text that is broken at blanks.
+// lastRows returns the last n rows of a text wrapped at blanks.
 func lastRows(text string, cells, n int) []string {
 	rows := Wrap(lastLines(text, n), cells)
 	return rows[max(len(rows)-n, 0):]
 }
 
-// signWords are the signs that begin our lines, in words.
+// signWords replaces the signs that begin our lines.
 var signWords = strings.NewReplacer("✓ ", "done: ", "✗ ", "failed: ", "● ", "", "! ", "warning: ", "? ", "question: ", "› ", "you: ")
 
-// spellSign replaces the sign at the beginning of a line of ours by a word.
+// spellSign replaces the sign at the beginning of one of our lines by a word.
 func spellSign(l string) string {
 	if strings.HasPrefix(l, verbatimIndent) {
 		return l
@@ -82,7 +82,7 @@ func spellSign(l string) string {
 	return l[:len(l)-len(body)] + signWords.Replace(body[:size+1]) + body[size+1:]
 }
 
-// formatElapsed writes a time as people do: 40ms, 1.4s, 12s, 2m5s.
+// formatElapsed formats a time for people: 40ms, 1.4s, 12s, 2m5s.
 func formatElapsed(d time.Duration) string {
 	if d < time.Second {
 		return fmt.Sprintf("%dms", max(d, 0).Milliseconds())

@@ -17,14 +17,14 @@ func Summary(r runner.Report, colour bool) []string {
 	return append(append(append(notVouched(r, s), diffstatLines(r, s)...), noticeLines(r, s)...), s.dim(costLine(r)))
 }
 
-// Notices returns the lines on what to look at before anything else does.
+// Notices returns the notices to read before anything else.
 func Notices(r runner.Report, colour bool) []string {
 	s := style{colour}
 	return append(notVouched(r, s), noticeLines(r, s)...)
 }
 
-// notVouched returns the lines on what could not be renamed or looked at, each of
-// them: it may be what others are to hide.
+// notVouched returns lines about everything that could not be renamed or checked. It
+// lists all: some could be meant to hide others.
 func notVouched(r runner.Report, s style) []string {
 	var lines []string
 	for _, q := range r.Quarantined[:notRenamed(r)] {
@@ -33,7 +33,8 @@ func notVouched(r runner.Report, s style) []string {
 	return lines
 }
 
-// notRenamed returns how many of what is quarantined were not renamed, the first.
+// notRenamed returns the number of quarantined entries that were not renamed, which
+// come first.
 func notRenamed(r runner.Report) int {
 	renamed := slices.IndexFunc(r.Quarantined, func(q record.Quarantined) bool { return q.To != "" })
 	if renamed < 0 {
@@ -42,7 +43,7 @@ func notRenamed(r runner.Report) int {
 	return renamed
 }
 
-// noticeLines returns the other lines on what to look at before anything else does.
+// noticeLines returns the other notices to read first.
 func noticeLines(r runner.Report, s style) []string {
 	var lines []string
 	lines = append(lines, HostExecuted(r.HostExecuted, r.HostExecutedOmitted, s.on)...)
@@ -65,7 +66,7 @@ func noticeLines(r runner.Report, s style) []string {
 	return append(lines, describeKept(r, s)...)
 }
 
-// privilegeLines names what a file runs with.
+// privilegeLines names a file's privileges.
 func privilegeLines(c record.Cleared) string {
 	var names []string
 	if c.SetUID {
@@ -80,7 +81,7 @@ func privilegeLines(c record.Cleared) string {
 	return strings.Join(names, " and ")
 }
 
-// firstFew renders the first of a list and the count of the others.
+// firstFew renders the first items of a list and the number of the others.
 func firstFew[T any](list []T, render func(T) string) []string {
 	const most = 20
 	var out []string
@@ -93,7 +94,7 @@ func firstFew[T any](list []T, render func(T) string) []string {
 	return out
 }
 
-// diffstatLines lists changed files as git does.
+// diffstatLines lists changed files like git.
 func diffstatLines(r runner.Report, s style) []string {
 	const most = 30
 	listed := len(r.Changed)
@@ -129,8 +130,8 @@ func diffstatLines(r runner.Report, s style) []string {
 	return append(out, total)
 }
 
-// withoutRepositories returns the changes outside of repositories, and the names of
-// those: a commit changes a dozen files of no interest.
+// withoutRepositories returns the changes outside of repositories, and the changed
+// repositories: a commit changes a dozen uninteresting files.
 func withoutRepositories(changed []record.Changed) (rest []record.Changed, repositories []string) {
 	for _, c := range changed {
 		names := strings.Split(c.Path, "/")
@@ -146,7 +147,7 @@ func withoutRepositories(changed []record.Changed) (rest []record.Changed, repos
 	return rest, repositories
 }
 
-// changeBar draws n of a sign, in scale with the other sign's count.
+// changeBar draws n of a sign, scaled with the other sign's count.
 func changeBar(sign byte, n, other int) string {
 	const cells = 40
 	if total := n + other; total > cells {
@@ -155,7 +156,6 @@ func changeBar(sign byte, n, other int) string {
 	return strings.Repeat(string(sign), n)
 }
 
-// costLine is the last line of a run.
 func costLine(r runner.Report) string {
 	cost := "cost unknown"
 	if r.CostUSD != "unknown" {
@@ -168,7 +168,7 @@ func costLine(r runner.Report) string {
 		fmt.Sprint(r.WallMS/1000), r.WallMS%1000/100, safeLine(r.Dir))
 }
 
-// trimCents removes zeros from the end of an amount, but for those of its cents.
+// trimCents removes zeros from the end of an amount, but keeps two decimals.
 func trimCents(amount string) string {
 	whole, part, _ := strings.Cut(amount, ".")
 	part = strings.TrimRight(part, "0")

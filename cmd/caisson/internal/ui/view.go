@@ -21,46 +21,44 @@ import (
 )
 
 const (
-	// tailLines is how much of a command's output is shown, while it runs and
-	// when it has failed; tailBytes what is kept to make it from.
+	// tailLines is how much of a command's output is shown while it runs and if it
+	// failed. tailBytes is how much is kept for that.
 	tailLines = 5
 	tailBytes = 8 << 10
-	// maxSummaryCells bounds what a line shows of a call's input.
+	// maxSummaryCells bounds a call's input in its line.
 	maxSummaryCells = 120
 )
 
-// view is the state of a session, from its records and live output alone. It
-// belongs to its Renderer.
+// view is the state of a session, from its records and live output. It belongs to its
+// Renderer.
 type view struct {
 	style style
 	steps *trace.Steps
-	// running are the calls under way, in the order of their start.
+	// running are the running calls, in the order of their start.
 	running []*call
-	// asking is the time since which the model is asked; text is its answer so
-	// far.
+	// asking is set while the model is asked, since since. text is its answer so far.
 	asking bool
 	since  time.Time
 	text   tail
-	// chat shows the answers of many turns, of which one runs if turn is set; began reports
-	// that a session began before. answer is the text of the model now, said reports that
-	// it has said something in this turn, and redact removes secrets.
+	// chat shows the answers of many turns. turn is set while one runs, began once a
+	// session began. answer is the model's current text, said is set once it said
+	// something in this turn, and redact removes secrets.
 	chat, turn, began bool
 	answer            answerText
 	said              bool
 	redact            func(string) string
-	// untold returns those of some facts that the user should hear of.
+	// untold returns the facts that the user should see.
 	untold func(workspace string, facts []string) []string
-	// warned are the warnings that were shown.
+	// warned are the shown warnings.
 	warned []string
-	// egress is what commands may reach, nil for nothing.
+	// egress is what commands may reach, or nil.
 	egress *record.Egress
-	// sandbox is "" until the container runs, where one was chosen.
+	// sandbox is "" until the chosen container runs.
 	sandbox string
-	// columns are those of the terminal, 0 where lines may be of any width.
+	// columns is the terminal's width, or 0 for no limit.
 	columns int
 }
 
-// call is one tool call under way.
 type call struct {
 	id     string
 	what   string
@@ -84,7 +82,7 @@ func newView(s style) *view {
 	}
 }
 
-// addRecord adds one record and returns its lines on the screen.
+// addRecord adds a record and returns its lines for the screen.
 func (v *view) addRecord(r record.Record) []string {
 	if c := v.steps.Record(r).Call; c != nil && r.Kind != record.KindMessage {
 		return v.addCall(r, c)
@@ -136,7 +134,7 @@ func (v *view) addRecord(r record.Record) []string {
 		return []string{v.style.dim("  " + safeLine(record.PayloadOf[record.WorkerToolCall](r).String()))}
 	case record.KindWorkerCostWarning:
 		return []string{v.style.yellow("! " + safeLine(record.PayloadOf[record.WorkerCostWarning](r).String()))}
-	case record.KindNetworkDenied: // to a command of the user; the result of a call has its own
+	case record.KindNetworkDenied: // of a user's command; a call's result has its own
 		return []string{v.style.yellow("! " + safeLine(v.deniedText(record.PayloadOf[record.NetworkDenied](r))))}
 	case record.KindNetworkClosed:
 		return v.adviseOnce(record.PayloadOf[record.NetworkClosed](r).Warning())
@@ -168,7 +166,8 @@ func (v *view) addRecord(r record.Record) []string {
 	return nil
 }
 
-// addVerification shows the end of a verification, with that of its output if it failed.
+// addVerification shows the end of a verification, and the end of its output if it
+// failed.
 func (v *view) addVerification(p record.Verification) []string {
 	took := formatElapsed(time.Duration(p.WallMS) * time.Millisecond)
 	if p.Passed {
@@ -183,7 +182,7 @@ func (v *view) addVerification(p record.Verification) []string {
 	return lines
 }
 
-// retryText describes a request to the model that is repeated.
+// retryText describes a retried model request.
 func retryText(p record.ModelCallFailed) string {
 	failure := "no answer"
 	if p.Status != 0 {
@@ -196,7 +195,7 @@ func retryText(p record.ModelCallFailed) string {
 	return fmt.Sprintf("model: %s, retry %d of %d in %s", failure, p.Retry.Number, p.Retry.Most, wait)
 }
 
-// addBudget warns that a limit is near; one that is reached says so at the end.
+// addBudget warns that a limit is near. A reached one is reported at the end.
 func (v *view) addBudget(p record.BudgetWarning) []string {
 	if p.Used >= p.Limit {
 		return nil
@@ -208,18 +207,18 @@ func (v *view) addBudget(p record.BudgetWarning) []string {
 	return []string{v.style.yellow("! " + p.String())}
 }
 
-// maxRefusals is the number of refused connections per call that are shown while it
-// runs; its result has all of them.
+// maxRefusals is the number of refused connections shown while a call runs. Its result
+// has all.
 const maxRefusals = 3
 
-// addCall adds a record of a call, which has changed by it.
+// addCall adds a record of a call, which the record has changed.
 func (v *view) addCall(r record.Record, c *trace.Call) []string {
 	switch r.Kind {
 	case record.KindToolCalled:
 		v.running = append(v.running, &call{id: c.ID, what: v.callText(c), since: r.Time})
 	case record.KindNetworkDenied:
 		p := record.PayloadOf[record.NetworkDenied](r)
-		if p.Way != "" && len(c.Denied) <= maxRefusals { // a refused fetch is a call that failed
+		if p.Way != "" && len(c.Denied) <= maxRefusals { // a refused fetch is a failed call
 			return []string{v.style.yellow("! " + safeLine(v.deniedText(p)))}
 		}
 	case record.KindNetworkClosed:
@@ -240,7 +239,7 @@ func (v *view) addCall(r record.Record, c *trace.Call) []string {
 	return nil
 }
 
-// adviseOnce returns the line of an advice, unless it was shown before or is "".
+// adviseOnce returns the line of an advice, unless it was shown or is "".
 func (v *view) adviseOnce(text string) []string {
 	if text == "" || slices.Contains(v.warned, text) {
 		return nil
@@ -249,8 +248,8 @@ func (v *view) adviseOnce(text string) []string {
 	return []string{v.style.yellow("! " + safeLine(text))}
 }
 
-// PresetAdvice returns how to give commands the network that one lacked, by the name of an
-// egress preset. It is "" for "".
+// PresetAdvice returns how to give commands the network of an egress preset, or "" for
+// "".
 func PresetAdvice(name string) string {
 	if name == "" {
 		return ""
@@ -258,7 +257,7 @@ func PresetAdvice(name string) string {
 	return "commands have no network: --egress-preset " + name + " lets them download packages"
 }
 
-// deniedText describes a refused connection, and the setting that would allow it.
+// deniedText describes a refused connection, with the setting that would allow it.
 func (v *view) deniedText(p record.NetworkDenied) string {
 	if key, name := config.Lacking(p, v.egress); key == config.ReplacedRegistry {
 		return p.String() + ": " + config.ReplacedAdvice(name)
@@ -269,7 +268,7 @@ func (v *view) deniedText(p record.NetworkDenied) string {
 	return p.String()
 }
 
-// failedText returns the reason of a failed call, once.
+// failedText returns the reason of a failed call, without repeating it.
 func failedText(c *trace.Call) string {
 	if q := lastAnswer(c); q.Decision != "" && q.Decision != approval.DecisionAllow && q.By != "cancel" {
 		text := "refused" + answeredBy(q)
@@ -285,8 +284,7 @@ func failedText(c *trace.Call) string {
 	return safeLine(c.ErrorClass + ": " + text)
 }
 
-// lastAnswer returns the last confirmation of a call. Its Decision is "" if there
-// is none.
+// lastAnswer returns the last confirmation of a call. Without one, Decision is "".
 func lastAnswer(c *trace.Call) trace.Question {
 	if len(c.Asked) == 0 {
 		return trace.Question{}
@@ -294,8 +292,7 @@ func lastAnswer(c *trace.Call) trace.Question {
 	return c.Asked[len(c.Asked)-1]
 }
 
-// callText returns a call as people know it: its name, and its summary once it has
-// run or was asked about.
+// callText returns a call's name, and its summary if it has one.
 func (v *view) callText(c *trace.Call) string {
 	text := v.style.bold(safeLine(string(c.Name)))
 	if c.Summary != "" {
@@ -304,9 +301,8 @@ func (v *view) callText(c *trace.Call) string {
 	return text
 }
 
-// addResolved returns a line on whose answer allowed a call, unless it was given
-// here: then it follows the question. A refusal is reported once, with the end of
-// its call.
+// addResolved returns a line about who allowed a call, unless the answer was given
+// here: that follows the question. A refusal is reported with the end of its call.
 func (v *view) addResolved(c *trace.Call) []string {
 	q := lastAnswer(c)
 	if q.Decision != approval.DecisionAllow || q.By == "cancel" || q.By == "user" && q.Client == "terminal" {
@@ -319,7 +315,7 @@ func (v *view) addResolved(c *trace.Call) []string {
 	return []string{v.style.dim(text)}
 }
 
-// answeredBy returns who or what answered a question, to follow the answer.
+// answeredBy returns who or what answered a question, to append to the answer.
 func answeredBy(q trace.Question) string {
 	switch q.By {
 	case "user":
@@ -351,11 +347,11 @@ func (v *view) addCompleted(c *trace.Call) []string {
 	return append([]string{v.endedLine(v.style.red("✗"), ended.what, took)}, v.tailOf(ended, tailLines)...)
 }
 
-// leastCallCells is how much of a call its line shows on any terminal.
+// leastCallCells is the least width of a call in its line.
 const leastCallCells = 30
 
-// endedLine returns the line of a call that has ended. The call is cut so that the line
-// takes one row, but for a long ending.
+// endedLine returns the line of a call that has ended. It cuts the call so that the
+// line fits in a row, unless the ending is long.
 func (v *view) endedLine(sign, what, ending string) string {
 	if v.columns > 0 {
 		room := v.columns - 1 - ansi.StringWidth(sign+"   "+ending)
@@ -364,8 +360,7 @@ func (v *view) endedLine(sign, what, ending string) string {
 	return sign + " " + what + "  " + ending
 }
 
-// endCall removes a call from those that run, and returns it. It may never have
-// run.
+// endCall removes a call from the running ones and returns it. It may never have run.
 func (v *view) endCall(c *trace.Call) *call {
 	for i, o := range v.running {
 		if o.id == c.ID {
@@ -376,7 +371,6 @@ func (v *view) endCall(c *trace.Call) *call {
 	return &call{what: v.callText(c)}
 }
 
-// tailOf returns the last n lines of a call's output.
 func (v *view) tailOf(c *call, n int) []string {
 	var out []string
 	for _, l := range lastLines(c.output.text, n) {
@@ -385,8 +379,8 @@ func (v *view) tailOf(c *call, n int) []string {
 	return out
 }
 
-// addMessage shows what the agent says beside its calls. The final answer is the
-// program's to print.
+// addMessage shows the agent's text beside its calls. The program prints the final
+// answer.
 func (v *view) addMessage(m record.Message) []string {
 	if m.Role != loop.RoleAssistant {
 		return nil
@@ -413,7 +407,7 @@ func (v *view) addMessage(m record.Message) []string {
 	return out
 }
 
-// addAnswer returns the lines of a paragraph of a chat, with an empty one between
+// addAnswer returns the lines of a chat's paragraph, with an empty line between
 // paragraphs.
 func (v *view) addAnswer(text string) []string {
 	lines := answerLines(text, v.columns, v.redact, v.style.on)
@@ -427,8 +421,8 @@ func (v *view) addAnswer(text string) []string {
 	return lines
 }
 
-// addDelta takes a piece of live output and returns the lines of a chat that are
-// complete by it.
+// addDelta takes a piece of live output and returns the lines of a chat that it
+// completes.
 func (v *view) addDelta(d runner.Delta) []string {
 	if d.CallID == "" && v.chat {
 		return v.addAnswer(v.answer.addText(d.Text))

@@ -43,7 +43,7 @@ func (v *view) addCreated(p record.SessionCreated) []string {
 	return lines
 }
 
-// trustWords returns what a file counts as for the model.
+// trustWords describes a file's trust.
 func trustWords(trust string) string {
 	switch trust {
 	case "operator":
@@ -54,7 +54,7 @@ func trustWords(trust string) string {
 	return "untrusted data; to make it instructions, run caisson trust"
 }
 
-// shortReason leaves the detail of an error to the records and to the doctor.
+// shortReason leaves out an error's detail, which the records and the doctor have.
 func shortReason(why string) string {
 	short, detail, _ := strings.Cut(why, ": ")
 	if detail == "" {
@@ -74,7 +74,7 @@ func boundsText(p record.SessionCreated) string {
 	return strings.Join(parts, ", ")
 }
 
-// addAttested says in one line what the container was seen to be.
+// addAttested describes the attested container in one line.
 func (v *view) addAttested(a sandbox.Attestation, how string) []string {
 	v.sandbox = a.Backend
 	caps := "no capabilities"
@@ -94,7 +94,7 @@ func (v *view) addAttested(a sandbox.Attestation, how string) []string {
 	return append([]string{v.style.cyan(safeLine(head))}, v.lostLines(a)...)
 }
 
-// lostLines warns of protections that the sandbox lacks.
+// lostLines warns about protections that the sandbox lacks.
 func (v *view) lostLines(a sandbox.Attestation) []string {
 	var lines []string
 	for _, l := range v.untold(a.Workspace, a.Lost) {

@@ -9,13 +9,13 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// verbatimIndent begins lines that are not ours to break: output of commands,
-// and code in what a model says.
+// verbatimIndent begins lines that must not be wrapped: output of commands, and code in
+// a model's text.
 const verbatimIndent = "    "
 
-// WrapWords breaks a line at its blanks into rows of at most width cells, and
-// begins the rows after the first with indent. A longer word stays whole: a path that
-// is broken can't be copied.
+// WrapWords wraps a line at blanks into rows of at most width cells. It begins the rows
+// after the first with indent. A longer word stays whole: a broken path can't be
+// copied.
 func WrapWords(l string, width int, indent string) []string {
 	if ansi.StringWidth(l) <= width {
 		return []string{l}
@@ -38,14 +38,14 @@ func WrapWords(l string, width int, indent string) []string {
 }
 
 // isCombining reports whether word begins with a mark that combines with the blank
-// before it, so that the two can't be separated.
+// before it.
 func isCombining(word string) bool {
 	cluster, _ := ansi.FirstGraphemeCluster(" "+word, ansi.GraphemeWidth)
 	return len(cluster) > 1
 }
 
-// Wrap breaks lines at blanks into rows of a terminal of so many columns. Code between
-// fences, and what is indented as far as code, are left to the terminal.
+// Wrap wraps lines at blanks for a terminal of this width. It leaves fenced code, and
+// lines indented as far as code, to the terminal.
 func Wrap(lines []string, columns int) []string {
 	var rows []string
 	fenced := false
@@ -61,8 +61,8 @@ func Wrap(lines []string, columns int) []string {
 	return rows
 }
 
-// hangingIndent returns what the rows of a line after its first begin with: its own
-// indentation, and room for its sign, bullet or number.
+// hangingIndent returns the indentation of the rows after a line's first: the line's
+// own, plus room for its sign, bullet or number.
 func hangingIndent(l string) string {
 	plain := ansi.Strip(l)
 	body := strings.TrimLeft(plain, " ")
@@ -79,13 +79,13 @@ func hangingIndent(l string) string {
 }
 
 // hardWrap breaks foreign text without styles into rows of at most width cells,
-// wherever that is.
+// anywhere.
 func hardWrap(text string, width int) []string {
 	return strings.Split(ansi.Hardwrap(text, max(width, 1), true), "\n")
 }
 
-// rowsOf returns how many rows of a terminal a line takes that was printed
-// there. A wide character never stands on two of them.
+// rowsOf returns the number of rows that a printed line takes. A wide character is
+// never split.
 func rowsOf(l string, columns int) int {
 	rows, column := 1, 0
 	for l = ansi.Strip(l); l != ""; {
@@ -114,12 +114,11 @@ func SureWidth(s string) string {
 	return b.String()
 }
 
-// minLastColumn is the room that a table's last column needs beside the others.
+// minLastColumn is the least room for a table's last column beside the others.
 const minLastColumn = 20
 
-// WriteTable writes rows of safe cells in columns. On a terminal of so many columns,
-// 0 for none, the last one is broken at blanks, or begins a line of its own if it has
-// no room.
+// WriteTable writes rows of safe cells in columns. On a terminal, unless columns is 0,
+// it wraps the last column at blanks, or puts it on its own line if there is no room.
 func WriteTable(w io.Writer, columns int, rows [][]string) error {
 	last := len(rows[0]) - 1
 	widths := make([]int, last)
