@@ -18,82 +18,81 @@ import (
 )
 
 const (
-	// draftFile is the draft in a session's directory, and draftTime how long after the
-	// last key it is written.
+	// draftFile has the draft, in a session's directory. It is written draftTime after
+	// the last key.
 	draftFile = "draft.txt"
 	draftTime = time.Second
-	// stillTime is the time between two notices of a plain chat that a turn runs.
+	// stillTime is the time between notices of a plain chat that a turn is running.
 	stillTime = 30 * time.Second
-	// longTurn is how long a turn lasts whose end a person should hear of.
+	// longTurn is the duration from which the end of a turn is announced.
 	longTurn = 10 * time.Second
 )
 
-// Options configure a chat. All fields but the last group are required.
+// Options configure a chat. Fields are required unless they say otherwise.
 type Options struct {
 	Renderer *ui.Renderer
 	Keyboard *Keyboard
 	Status   *Status
-	// Queue calls do once everything is shown that was queued before.
+	// Queue calls do after everything queued before is shown.
 	Queue func(size int, do func())
-	// Session is open, and Dir its directory.
+	// Session is open. Dir is its directory.
 	Session *runner.Session
 	Dir     string
 	Signals <-chan os.Signal
-	// Stop ends the turn that runs with the session; Force, once, destroys its sandbox;
-	// Exit ends the program.
+	// Stop ends the running turn and the session. Force, called once, destroys the
+	// sandbox. Exit ends the program.
 	Stop  func(cause error)
 	Force func()
 	Exit  func(status int)
 
-	// Plain shows lines alone.
+	// Plain shows only lines.
 	Plain bool
-	// Echo repeats messages of a plain chat, which no terminal does.
+	// Echo repeats the messages of a plain chat if no terminal does.
 	Echo   bool
 	Colour bool
-	// Notify draws attention to the chat; nil does nothing.
+	// Notify draws attention to the chat. It may be nil.
 	Notify func(text string)
 	// Overlay reports that changes wait for /apply.
 	Overlay bool
-	// Command returns the command of a program on this machine, never one in the workspace.
+	// Command returns the command for a program on this machine, never one in the
+	// workspace.
 	Command func(name string, args ...string) (*exec.Cmd, error)
-	// External runs a command on the terminal, which the chat leaves alone meanwhile;
-	// nil where there is none.
-	External func(cmd *exec.Cmd) error
-	// Getenv returns a variable of the environment.
-	Getenv func(name string) string
-	// Switching is required.
+	// External runs a command on the terminal while the chat leaves it alone. It is nil
+	// if there is none.
+	External  func(cmd *exec.Cmd) error
+	Getenv    func(name string) string
 	Switching Switching
 }
 
-// End is how a chat ended.
+// End is the end of a chat.
 type End struct {
 	Report runner.Report
-	// Signal is the number of the signal that ended it, or 0.
+	// Signal is the signal that ended it, or 0.
 	Signal int
-	// Next is how the conversation goes on, nil where it does not.
+	// Next says how the conversation continues. It is nil if it doesn't.
 	Next *Next
 }
 
-// chat is one chat under way. Its fields belong to the goroutine of run, but for those
-// that mu guards: what stands in the live region.
+// chat is a running chat. Its fields belong to Run's goroutine, except those that mu
+// guards: the content of the live region.
 type chat struct {
 	Options
 
 	ctx context.Context //nolint:containedctx // it ends with the chat
-	// keys are those of the keyboard, nil once that has ended.
+	// keys are the keyboard's, or nil after its end.
 	keys   <-chan key
 	events chan func()
 	ended  bool
 	signal int
-	// turn is the one that runs, or nil; begun is when it began, and answer the last
-	// answer.
+	// turn is the running one, or nil. begun is when it began, answer the last answer.
 	turn    *runner.Turn
 	begun   time.Time
 	answer  string
 	blurred bool
 	notes   *time.Timer // writes the draft
 	still   *time.Ticker
-	// next is set if the chat ends in favour of another one, which may be one of listed.
+	// next is set if the chat ends to continue in another session. listed are the
+	// listed sessions.
 	next   *Next
 	listed []string
 
@@ -101,11 +100,10 @@ type chat struct {
 	composer composer
 	queue    []string
 	hint     string
-	// stops counts Ctrl+C on an empty draft.
-	stops int
+	stops    int
 }
 
-// Run holds the conversation until the person ends it, and closes the session.
+// Run holds the conversation until the user ends it, and closes the session.
 func Run(ctx context.Context, o Options) End {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -128,11 +126,10 @@ func Run(ctx context.Context, o Options) End {
 	return End{c.closeSession(), c.signal, c.next}
 }
 
-// handleEvent handles the next event.
 func (c *chat) handleEvent() {
 	keys := c.keys
 	if c.Echo && c.turn != nil {
-		keys = nil // what no one types is done in its order
+		keys = nil // piped lines wait for the turn
 	}
 	select {
 	case k := <-keys:
@@ -156,7 +153,7 @@ func (c *chat) handleEvent() {
 	}
 }
 
-// showLines shows lines, which must be safe, after everything before them.
+// showLines queues lines, which must be safe to show.
 func (c *chat) showLines(lines ...string) {
 	size := 0
 	for _, l := range lines {
@@ -185,14 +182,13 @@ func signalNumber(sig os.Signal) int {
 	return int(syscall.SIGTERM)
 }
 
-// pressKey obeys a key.
 func (c *chat) pressKey(k key) {
 	switch k.kind {
 	case keyFocus, keyBlur:
 		c.blurred = k.kind == keyBlur
 		return
 	case keyEOF:
-		c.ended = c.turn == nil // the answer to the last line is waited for
+		c.ended = c.turn == nil // wait for the answer to the last line
 		c.keys = nil
 		return
 	case keyLine:
@@ -222,8 +218,8 @@ func (c *chat) pressKey(k key) {
 	}
 }
 
-// stopTurn stops the turn that runs. Without one it moves the draft into the history, and
-// ends the chat if there is none, the second time.
+// stopTurn stops the running turn. Without one it moves the draft into the history.
+// Without a draft, the second call ends the chat.
 func (c *chat) stopTurn() {
 	if c.turn != nil {
 		c.setHint("stopping: what runs is being ended")
@@ -243,7 +239,7 @@ func (c *chat) stopTurn() {
 		return
 	}
 	c.hint = "Ctrl+C once more to end"
-	if c.Plain { // behind the ^C of the terminal
+	if c.Plain { // on a line after the terminal's ^C
 		c.showLines("", c.hint)
 	}
 }
@@ -257,7 +253,6 @@ func (c *chat) setHint(text string) {
 	}
 }
 
-// sendDraft sends the draft.
 func (c *chat) sendDraft() {
 	c.mu.Lock()
 	text := c.composer.text
@@ -275,8 +270,8 @@ func (c *chat) sendDraft() {
 	c.writeDraft()
 }
 
-// sendText obeys a command, or sends a message now or after the turn that runs. It reports
-// whether the text is done with.
+// sendText runs a command, or sends a message now or after the running turn. It returns
+// false if the text must stay a draft.
 func (c *chat) sendText(text string) bool {
 	text = strings.TrimSpace(text)
 	if text == "" {
@@ -293,7 +288,7 @@ func (c *chat) sendText(text string) bool {
 	return c.startTurn(text)
 }
 
-// queueText keeps a message or a command for after the turn that runs.
+// queueText keeps a message or command until the running turn ends.
 func (c *chat) queueText(text string) {
 	c.mu.Lock()
 	c.queue = append(c.queue, text)
@@ -303,7 +298,6 @@ func (c *chat) queueText(text string) {
 	}
 }
 
-// startTurn begins a turn.
 func (c *chat) startTurn(text string) bool {
 	turn, err := c.Session.Start(text)
 	if err != nil {
@@ -317,7 +311,7 @@ func (c *chat) startTurn(text string) bool {
 	return true
 }
 
-// follow waits for the end of a turn that has begun.
+// follow waits for the end of a turn in the background.
 func (c *chat) follow(turn *runner.Turn) {
 	c.turn, c.begun = turn, time.Now()
 	c.still.Reset(stillTime)
@@ -327,8 +321,7 @@ func (c *chat) follow(turn *runner.Turn) {
 	}()
 }
 
-// goOn shows the recap of a session that is resumed, and goes on with its last turn if
-// that has no end.
+// goOn shows the recap of a resumed session, and continues an unfinished turn.
 func (c *chat) goOn() {
 	r := c.Session.Recap()
 	if c.Switching.Notice != "" {
@@ -356,7 +349,7 @@ func (c *chat) goOn() {
 	c.follow(turn)
 }
 
-// describeOver returns the error of a turn that can't begin.
+// describeOver describes why a turn can't begin.
 func describeOver(err error) string {
 	if errors.Is(err, runner.ErrOver) {
 		return err.Error() + ". Everything is kept: /quit, then caisson chat --resume goes on"
@@ -372,7 +365,7 @@ func (c *chat) postCall(do func()) {
 	}
 }
 
-// finishTurn shows the end of a turn, and begins the next one that waits.
+// finishTurn shows the end of a turn and begins the next one in the queue.
 func (c *chat) finishTurn(r runner.TurnReport) {
 	c.turn = nil
 	c.mu.Lock()
@@ -382,7 +375,7 @@ func (c *chat) finishTurn(r runner.TurnReport) {
 		next, c.queue = c.queue[0], c.queue[1:]
 	}
 	waiting := c.queue
-	if next == "" && len(waiting) > 0 { // a person looks at it first
+	if next == "" && len(waiting) > 0 { // the user looks at it first
 		c.composer.setDraft(joinDraft(append(waiting, c.composer.text)))
 		c.queue = nil
 	}
@@ -411,7 +404,7 @@ func (c *chat) finishTurn(r runner.TurnReport) {
 	}()
 }
 
-// showCount shows how much waits to be applied.
+// showCount shows the number of changes that wait for /apply.
 func (c *chat) showCount(d changes.Differences, err error) {
 	if err == nil && c.Status.setChanged(d.Count.Files) && d.Count.Files > 0 {
 		c.showLines("", d.Count.String()+": /diff, /apply, /discard")
@@ -421,15 +414,15 @@ func (c *chat) showCount(d changes.Differences, err error) {
 	}
 }
 
-// yourTurn tells the person of a plain chat to write.
+// yourTurn prompts the user of a plain chat.
 func (c *chat) yourTurn() {
 	if c.Plain && c.turn == nil {
 		c.showLines("your turn: write a message, or /help")
 	}
 }
 
-// takeBack moves the last message that waits into the composer, or the last one of the
-// history.
+// takeBack moves the last queued message, or else the last one of the history, into the
+// composer.
 func (c *chat) takeBack() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -443,8 +436,8 @@ func (c *chat) takeBack() {
 	c.notes.Reset(draftTime)
 }
 
-// closeSession closes the session, which may take as long as commands take to end. Another
-// request destroys the sandbox, and one more ends the program.
+// closeSession closes the session, which may wait for commands to end. Another request
+// destroys the sandbox, and one more ends the program.
 func (c *chat) closeSession() runner.Report {
 	c.setHint("ending the session")
 	c.Renderer.Draw()

@@ -19,13 +19,13 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// command is a request to the chat itself.
 type command struct {
 	name, help string
 	do         func(c *chat, rest string) bool
 }
 
-// commands returns the commands, in the order of /help.
+// commands returns the commands in the order of /help. A variable would be an
+// initialization cycle.
 func commands() []command {
 	return []command{
 		{"/diff", "show what has changed", (*chat).showDiff},
@@ -40,15 +40,13 @@ func commands() []command {
 	}
 }
 
-// keysHelp explains the keys.
 var keysHelp = []string{
 	"Enter sends, or queues while a turn runs. Ctrl+J, Alt+Enter or Shift+Enter begins a line.",
 	"Ctrl+X opens $EDITOR. Up takes back what is queued, then recalls messages. Tab completes commands.",
 	"Ctrl+C stops the turn and keeps the draft; without a turn it moves the draft to the history; twice without a draft it ends.",
 }
 
-// cutCommand returns the command that a message is, and what follows it. A path such as
-// /etc/hosts is none.
+// cutCommand splits a message that is a command. A path such as /etc/hosts is not one.
 func cutCommand(text string) (name, rest string, ok bool) {
 	name, rest, _ = strings.Cut(text, " ")
 	if !strings.HasPrefix(name, "/") || strings.ContainsAny(name[1:], "/\n.") {
@@ -57,7 +55,6 @@ func cutCommand(text string) (name, rest string, ok bool) {
 	return name, strings.TrimSpace(rest), true
 }
 
-// completeCommand returns the commands that begin with a text.
 func completeCommand(text string) []string {
 	var found []string
 	for _, cmd := range commands() {
@@ -68,7 +65,7 @@ func completeCommand(text string) []string {
 	return found
 }
 
-// runCommand runs a command. It reports whether the text is done with.
+// runCommand runs a command. It returns false if the text must stay a draft.
 func (c *chat) runCommand(name, rest string) bool {
 	all := commands()
 	i := slices.IndexFunc(all, func(cmd command) bool { return cmd.name == name })
@@ -143,7 +140,6 @@ func (c *chat) showChanges(d changes.Differences, err error) {
 	c.showLines(ui.Stat(d, c.Colour)...)
 }
 
-// applyChanges brings the changes into the workspace, all or none.
 func (c *chat) applyChanges(string) bool {
 	return c.settleChanges(func() []string {
 		r, err := c.Session.ApplyChanges(c.ctx)
@@ -159,12 +155,12 @@ func (c *chat) discardChanges(string) bool {
 		if err := c.Session.DiscardChanges(c.ctx); err != nil {
 			return []string{ui.ErrorLine(describeSettling(err), c.Colour)}
 		}
-		return nil // the record of it was shown
+		return nil // the record was shown
 	})
 }
 
-// settleChanges calls do, which returns what to say, without holding the keyboard up. No turn
-// can begin meanwhile.
+// settleChanges calls do, which returns lines to show, without blocking the keyboard.
+// It refuses while a turn runs.
 func (c *chat) settleChanges(do func() []string) bool {
 	if c.turn != nil {
 		c.showLines(ui.ErrorLine("a turn is running: Ctrl+C stops it", c.Colour))
@@ -186,7 +182,7 @@ func (c *chat) settleChanges(do func() []string) bool {
 	return true
 }
 
-// describeSettling returns the error of changes that were neither applied nor discarded.
+// describeSettling describes why changes were neither applied nor discarded.
 func describeSettling(err error) string {
 	switch {
 	case errors.Is(err, sandbox.ErrUnsupported):
@@ -207,7 +203,7 @@ func (c *chat) showPage(text string) error {
 	return c.openFile(cmp.Or(c.Getenv("PAGER"), "less -R"), path)
 }
 
-// openFile opens a file with a program on the terminal. text names the program with its
+// openFile opens a file with a program on the terminal. text has the program and its
 // options, in shell syntax.
 func (c *chat) openFile(text, path string) error {
 	var argv []string
@@ -231,7 +227,6 @@ func (c *chat) openFile(text, path string) error {
 	return c.External(cmd)
 }
 
-// editDraft opens the draft in $EDITOR.
 func (c *chat) editDraft() {
 	if c.External == nil {
 		return
@@ -259,8 +254,7 @@ func (c *chat) editDraft() {
 	c.notes.Reset(draftTime)
 }
 
-// clipboards are the programs that fill a clipboard, each where a variable shows that there
-// is one.
+// clipboards are programs that fill a clipboard. Each is tried if its variable is set.
 var clipboards = []struct {
 	variable string
 	argv     []string
@@ -272,7 +266,6 @@ var clipboards = []struct {
 	{"HOME", []string{"pbcopy"}},
 }
 
-// errNoClipboard reports that no program fills a clipboard here.
 var errNoClipboard = errors.New("no clipboard was found")
 
 // copyAnswer copies the last answer, made safe by [tools.CopyText].

@@ -13,28 +13,25 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 )
 
-// composer is the text that a person writes, with its history. It is a state alone: it
+// composer is the text that the user writes, with its history. It only holds state: it
 // neither draws nor sends.
 type composer struct {
 	text string
 	// cursor is the byte of text in front of which the cursor stands.
 	cursor int
-	// history are the messages so far, the newest last; at is the one that is shown,
-	// len(history) for the draft, which is kept in aside.
+	// cursor is the byte offset in text.
 	history []string
 	at      int
 	aside   string
-	// menu are the completions that stand below the text, of which chosen is marked.
-	menu   []string
-	chosen int
-	// complete returns the completions of a text.
+	// menu has the completions shown below the text. chosen is the marked one.
+	menu     []string
+	chosen   int
 	complete func(text string) []string
 }
 
 // action is the effect of a key on the chat.
 type action int
 
-// The actions. actEdit changed the draft, actNone did nothing.
 const (
 	actNone action = iota
 	actEdit
@@ -45,7 +42,7 @@ const (
 	actTakeBack
 )
 
-// pressKey obeys a key.
+// pressKey handles a key.
 func (c *composer) pressKey(k key) action {
 	if k.kind == keyTab {
 		return c.completeText()
@@ -96,7 +93,7 @@ func (c *composer) pressKey(k key) action {
 	return actEdit
 }
 
-// pressControl obeys a letter with a modifier.
+// pressControl handles a letter with a modifier.
 func (c *composer) pressControl(k key) action {
 	if k.alt {
 		switch k.text {
@@ -151,12 +148,11 @@ func (c *composer) pressControl(k key) action {
 	return actEdit
 }
 
-// setDraft replaces the draft.
 func (c *composer) setDraft(text string) {
 	c.text, c.cursor, c.at, c.menu = text, len(text), len(c.history), nil
 }
 
-// takeDraft empties the composer into the history.
+// takeDraft moves the draft into the history.
 func (c *composer) takeDraft() {
 	if c.text != "" && (len(c.history) == 0 || c.history[len(c.history)-1] != c.text) {
 		c.history = append(c.history, c.text)
@@ -174,8 +170,8 @@ func (c *composer) removeText(from, to int) {
 	c.cursor = from
 }
 
-// previousBoundary and nextBoundary return where the character in front of the cursor begins, and the one
-// behind it ends.
+// previousBoundary returns the start of the character before the cursor, and
+// nextBoundary the end of the one after it.
 func (c *composer) previousBoundary() int {
 	start, state := 0, c.text[:c.cursor]
 	for rest := state[c.paragraph():]; rest != ""; {
@@ -185,8 +181,7 @@ func (c *composer) previousBoundary() int {
 	return start
 }
 
-// paragraph returns the start of the line that holds the character in front of the
-// cursor.
+// paragraph returns the start of the line with the character before the cursor.
 func (c *composer) paragraph() int {
 	return strings.LastIndexByte(c.text[:max(c.cursor-1, 0)], '\n') + 1
 }
@@ -217,14 +212,14 @@ func (c *composer) wordEnd() int {
 	return len(c.text) - len(strings.TrimLeftFunc(rest, isWord))
 }
 
-// moveUp moves to the line above, or in the first one to the message before.
+// moveUp moves to the line above, or from the first line to the previous message.
 func (c *composer) moveUp() action {
 	start := c.lineStart()
 	switch {
 	case start > 0:
 		c.moveTo(strings.LastIndexByte(c.text[:start-1], '\n')+1, countCharacters(c.text[start:c.cursor]))
 	case c.text == "" && c.at == len(c.history):
-		return actTakeBack // of what waits, before the history
+		return actTakeBack // queued messages come before the history
 	default:
 		c.recallMessage(c.at - 1)
 	}
@@ -247,7 +242,7 @@ func (c *composer) moveTo(start, column int) {
 	}
 }
 
-// countCharacters counts characters as people see them.
+// countCharacters counts grapheme clusters.
 func countCharacters(text string) int {
 	n := 0
 	for ; text != ""; n++ {
@@ -257,7 +252,7 @@ func countCharacters(text string) int {
 	return n
 }
 
-// recallMessage shows a message of the history, or the draft behind them.
+// recallMessage shows a message of the history, or the draft after them.
 func (c *composer) recallMessage(at int) {
 	if at < 0 || at > len(c.history) {
 		return
@@ -272,8 +267,8 @@ func (c *composer) recallMessage(at int) {
 	c.text, c.cursor, c.at = text, len(text), at
 }
 
-// completeText completes a command: to the first completion, then by turns to each of
-// them.
+// completeText completes a command, first to the first completion, then to each in
+// turn.
 func (c *composer) completeText() action {
 	if len(c.menu) > 0 {
 		c.chosen = (c.chosen + 1) % len(c.menu)
@@ -294,7 +289,6 @@ func (c *composer) completeText() action {
 	return actEdit
 }
 
-// joinDraft joins messages to one draft.
 func joinDraft(texts []string) string {
 	var all []string
 	for _, t := range texts {
@@ -305,7 +299,7 @@ func joinDraft(texts []string) string {
 	return strings.Join(all, "\n\n")
 }
 
-// readDraft brings back the draft of a session that is resumed.
+// readDraft restores a resumed session's draft.
 func (c *chat) readDraft() {
 	if text, err := os.ReadFile(filepath.Join(c.Dir, draftFile)); err == nil {
 		c.mu.Lock()
@@ -318,7 +312,7 @@ func (c *chat) readDraft() {
 	}
 }
 
-// writeDraft keeps the draft, with the messages that wait, for when the process dies.
+// writeDraft keeps the draft and the queue in case the process dies.
 func (c *chat) writeDraft() {
 	c.notes.Stop()
 	c.mu.Lock()

@@ -1,4 +1,4 @@
-// Package chat is the conversation of caisson chat: the composer in which a person
-// writes, the keys that it obeys, and the loop that turns messages into turns of a
-// session. Package ui draws what a session does; sessions are made by the command.
+// Package chat is the conversation of caisson chat: the composer, its keys, and the
+// loop that turns messages into turns of a session. Package ui draws the session's
+// work. The command makes sessions.
 package chat

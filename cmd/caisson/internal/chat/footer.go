@@ -23,8 +23,8 @@ type Status struct {
 	mode    string
 	egress  *record.Egress
 	changed int
-	// spent is in millionths of a US dollar, unknown if a price is missing; limit is nil
-	// for none.
+	// spent is in millionths of a US dollar. unknown is set if a price is missing.
+	// limit is nil for none.
 	spent   int64
 	unknown bool
 	limit   *int64
@@ -32,14 +32,14 @@ type Status struct {
 	footer  func(cells, lines int) ui.Footer
 }
 
-// AddRecord takes notice of a record.
+// AddRecord updates the status.
 func (s *Status) AddRecord(r record.Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch r.Kind {
-	case record.KindSessionCreated, record.KindSessionResumed: // whose payload begins alike
+	case record.KindSessionCreated, record.KindSessionResumed: // their payloads begin alike
 		p := record.PayloadOf[record.SessionCreated](r)
-		s.spent, s.unknown, s.changed = 0, false, 0 // of an earlier session
+		s.spent, s.unknown, s.changed = 0, false, 0 // may be an earlier session's
 		s.model, s.mode, s.limit = p.Model.String(), p.WorkspaceMode, p.Budget.CostMicroUSD
 		s.egress = p.Egress
 		s.sandbox = cmp.Or(p.Backend.Chosen, "no sandbox yet")
@@ -63,7 +63,7 @@ func (s *Status) AddRecord(r record.Record) {
 	}
 }
 
-// addCost adds the cost of an answer. The caller holds mu.
+// addCost adds a cost. The caller holds mu.
 func (s *Status) addCost(u limits.Usage) {
 	if u.CostMicroUSD == nil {
 		s.unknown = true
@@ -72,7 +72,7 @@ func (s *Status) addCost(u limits.Usage) {
 	s.spent += *u.CostMicroUSD
 }
 
-// setUsed sets what a session that goes on has used.
+// setUsed sets what a resumed session has used.
 func (s *Status) setUsed(u limits.Usage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +81,7 @@ func (s *Status) setUsed(u limits.Usage) {
 	}
 }
 
-// setChanged sets the number of changed files, and reports whether it is another one.
+// setChanged sets the number of changed files and reports whether it differs.
 func (s *Status) setChanged(files int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,7 +90,6 @@ func (s *Status) setChanged(files int) bool {
 	return other
 }
 
-// formatCost returns what was spent.
 func (s *Status) formatCost() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +103,7 @@ func (s *Status) costLocked() string {
 	return dollars(s.spent)
 }
 
-// dollars writes an amount in cents, or exactly where it is less than one.
+// dollars formats an amount in cents, or exactly if it is less than one.
 func dollars(micro int64) string {
 	if micro > 0 && micro < 10_000 {
 		return "$" + record.CostUSD(&micro)
@@ -112,7 +111,6 @@ func dollars(micro int64) string {
 	return fmt.Sprintf("$%.2f", float64(micro)/1e6)
 }
 
-// formatLine returns the status line.
 func (s *Status) formatLine() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,8 +130,8 @@ func (s *Status) formatLine() string {
 	return ui.SureWidth(text)
 }
 
-// Footer returns the end of the live region: the messages that wait, the status, the
-// composer and its menu. It is [ui.Options.Footer], and empty before Run.
+// Footer returns the end of the live region: queued messages, status, composer and
+// menu. It is for [ui.Options.Footer]. It is empty before Run.
 func (s *Status) Footer(cells, lines int) ui.Footer {
 	s.mu.Lock()
 	footer := s.footer
@@ -150,7 +148,6 @@ func (s *Status) setFooter(footer func(cells, lines int) ui.Footer) {
 	s.footer = footer
 }
 
-// renderFooter implements [Status.Footer] for a chat.
 func (c *chat) renderFooter(cells, lines int) ui.Footer {
 	status := c.Status.formatLine()
 	c.mu.Lock()
@@ -174,7 +171,7 @@ func (c *chat) renderFooter(cells, lines int) ui.Footer {
 		above[i] = truncateText(l, cells)
 	}
 	draft := layOut(c.composer.text, c.composer.cursor, cells, lines-len(above)-len(below))
-	for i, row := range draft.rows { // of a screen that is narrower than one character's escape
+	for i, row := range draft.rows { // a screen can be narrower than one escaped character
 		draft.rows[i] = truncateText(row, cells)
 	}
 	draft.before = truncateText(draft.before, cells)

@@ -15,38 +15,38 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// escapeTime is how long the rest of an escape sequence may take: after it, the escape
+// escapeTime is how long the rest of an escape sequence may take. After it, the escape
 // was a key.
 const escapeTime = 50 * time.Millisecond
 
 // maxAnswer bounds a typed answer to a question, with its reason.
 const maxAnswer = 1000
 
-// maxRest bounds the keys that follow one and wait to be read.
+// maxRest bounds the answers that wait to be read.
 const maxRest = 64
 
-// Keyboard reads a terminal, and hands what is typed to the composer or, while a question
-// stands there, to the question. It is safe for concurrent use.
+// Keyboard reads a terminal. It passes input to the composer, or to a question if one
+// is shown. It is safe for concurrent use.
 type Keyboard struct {
 	in io.Reader
-	// raw is set for keys; otherwise the terminal edits lines itself.
+	// raw means single keys. Otherwise the terminal edits lines.
 	raw bool
-	// echo shows what was typed as an answer so far.
+	// echo shows the answer typed so far.
 	echo func(typed string, done bool)
 	keys chan key
-	file *pausableFile // nil where reading can't be interrupted
+	file *pausableFile // nil if reading can't be interrupted
 
 	mu     sync.Mutex
 	asking bool
-	// single is set if a key is an answer.
+	// single means that each key is an answer.
 	single  bool
 	typed   string
 	answers chan string
 	ended   bool
 }
 
-// NewKeyboard returns the keyboard of a terminal, or of another input if it is one of
-// lines. echo shows what was typed as an answer so far; only raw keyboards call it.
+// NewKeyboard returns the keyboard of a terminal, or of other input with lines. Only a
+// raw keyboard calls echo, with the answer typed so far.
 func NewKeyboard(in io.Reader, raw bool, echo func(typed string, done bool)) *Keyboard {
 	k := &Keyboard{in: in, raw: raw, echo: echo, keys: make(chan key, 64), answers: make(chan string, maxRest)}
 	if f, ok := in.(*os.File); ok {
@@ -58,15 +58,14 @@ func NewKeyboard(in io.Reader, raw bool, echo func(typed string, done bool)) *Ke
 // Start begins to read.
 func (k *Keyboard) Start() { go k.readKeys() }
 
-// Close ends reading, where that is possible: the input, which stays open, is not used
-// afterwards. It waits for no one to take the keys that were read.
+// Close ends reading if possible. The input stays open and is not used afterwards.
+// Close doesn't wait for anyone to take the keys that were read.
 func (k *Keyboard) Close() {
 	if k.file != nil {
 		k.file.close()
 	}
 }
 
-// readKeys reads until the end of input, or Close.
 func (k *Keyboard) readKeys() {
 	var decoder keyDecoder
 	buf := make([]byte, 64<<10)
@@ -98,7 +97,7 @@ func (k *Keyboard) readKeys() {
 	}
 }
 
-// readSome reads what there is, or returns 0 after a wait, if that is not negative.
+// readSome reads the available input. It returns 0 after wait, if that is not negative.
 func (k *Keyboard) readSome(buf []byte, wait time.Duration) (int, error) {
 	if k.file == nil {
 		return k.in.Read(buf)
@@ -106,7 +105,7 @@ func (k *Keyboard) readSome(buf []byte, wait time.Duration) (int, error) {
 	return k.file.read(buf, wait)
 }
 
-// lineKeys returns the lines of a read, which on a terminal is one line.
+// lineKeys returns the lines of a read. From a terminal, that is one line.
 func lineKeys(text string) []key {
 	var keys []key
 	for l := range strings.Lines(text) {
@@ -115,7 +114,7 @@ func lineKeys(text string) []key {
 	return keys
 }
 
-// endInput reports the end of input to the one who waits.
+// endInput reports the end of input.
 func (k *Keyboard) endInput() {
 	k.mu.Lock()
 	k.ended = true
@@ -124,7 +123,7 @@ func (k *Keyboard) endInput() {
 	k.keys <- key{kind: keyEOF}
 }
 
-// routeKey hands a key to the question or to the composer.
+// routeKey passes a key to the question or the composer.
 func (k *Keyboard) routeKey(pressed key) {
 	stop := pressed.kind == keyText && pressed.ctrl && pressed.text == "c"
 	k.mu.Lock()
@@ -143,7 +142,8 @@ func (k *Keyboard) routeKey(pressed key) {
 	}
 }
 
-// SetSingle makes keys answers that the question shows itself, or lines again.
+// SetSingle makes each key an answer that the question shows itself, or switches back
+// to lines.
 func (k *Keyboard) SetSingle(on bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -151,7 +151,7 @@ func (k *Keyboard) SetSingle(on bool) {
 	k.dropTyped()
 }
 
-// Typed returns what is typed next as an answer, "" if nothing is for a while.
+// Typed returns the next typed answer, or "" after wait.
 func (k *Keyboard) Typed(ctx context.Context, wait time.Duration) (string, error) {
 	select {
 	case answer, ok := <-k.answers:
@@ -166,11 +166,11 @@ func (k *Keyboard) Typed(ctx context.Context, wait time.Duration) (string, error
 	}
 }
 
-// otherKey is the answer of a key without a character, and of a paste.
+// otherKey is the answer of a paste or a key without a character.
 const otherKey = "\x1b"
 
-// answerKey adds a key to the answer, and reports whether that is complete. A paste is
-// no keys.
+// answerKey adds a key to the answer and reports whether that is complete and changed.
+// A paste counts as one key.
 func (k *Keyboard) answerKey(pressed key) (typed string, done, changed bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -198,7 +198,7 @@ func (k *Keyboard) answerKey(pressed key) (typed string, done, changed bool) {
 	return k.typed, false, true
 }
 
-// lastCharacter returns the last character of a text, which is not empty.
+// lastCharacter returns the last character of a non-empty text.
 func lastCharacter(text string) (string, int) {
 	for {
 		cluster, _ := ansi.FirstGraphemeCluster(text, ansi.GraphemeWidth)
@@ -209,7 +209,7 @@ func lastCharacter(text string) (string, int) {
 	}
 }
 
-// deliverAnswer hands an answer to the question, unless that is gone or has one.
+// deliverAnswer passes an answer to the question, unless that is gone or has one.
 func (k *Keyboard) deliverAnswer(answer string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -221,7 +221,7 @@ func (k *Keyboard) deliverAnswer(answer string) {
 	}
 }
 
-// Ask begins or ends a question. What was typed before is dropped.
+// Ask begins or ends a question. It drops what was typed before.
 func (k *Keyboard) Ask(on bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -229,7 +229,7 @@ func (k *Keyboard) Ask(on bool) {
 	k.dropTyped()
 }
 
-// dropTyped forgets what was typed as an answer. The caller holds mu.
+// dropTyped forgets typed answers. The caller holds mu.
 func (k *Keyboard) dropTyped() {
 	k.typed = ""
 	if k.ended {
@@ -243,7 +243,7 @@ func (k *Keyboard) dropTyped() {
 	}
 }
 
-// Read returns the next answer to a question, a line or a key. It implements io.Reader.
+// Read returns the next answer to a question, a line or a key.
 func (k *Keyboard) Read(p []byte) (int, error) {
 	answer, ok := <-k.answers
 	if !ok {
@@ -252,8 +252,8 @@ func (k *Keyboard) Read(p []byte) (int, error) {
 	return copy(p, answer), nil
 }
 
-// Pressed calls pressed, which looks for a key for a while and drops it, while the keyboard
-// is not read; then it drops what was typed before.
+// Pressed calls pressed, which waits for a key and drops it, while the keyboard is
+// paused. Then it drops what was typed before.
 func (k *Keyboard) Pressed(ctx context.Context, wait time.Duration, pressed func(context.Context, time.Duration) (bool, error)) (bool, error) {
 	defer k.Pause()()
 	found, err := pressed(ctx, wait)
@@ -264,7 +264,7 @@ func (k *Keyboard) Pressed(ctx context.Context, wait time.Duration, pressed func
 	return found || early, err
 }
 
-// Pause keeps the keyboard from being read until resume is called, where that is possible.
+// Pause stops reading until resume is called, if possible.
 func (k *Keyboard) Pause() (resume func()) {
 	if k.file == nil {
 		return func() {}
@@ -272,8 +272,8 @@ func (k *Keyboard) Pause() (resume func()) {
 	return k.file.pause()
 }
 
-// SetRaw makes a terminal deliver keys as they are pressed, without echo; what is written
-// to it is treated as before. restore undoes that, and keeps what was typed.
+// SetRaw makes a terminal deliver keys as they are pressed, without echo. Output is
+// unchanged. restore undoes it and keeps what was typed.
 func SetRaw(tty *os.File) (restore func(), err error) {
 	fd := int(tty.Fd())
 	before, err := unix.IoctlGetTermios(fd, unix.TCGETS)
@@ -290,17 +290,17 @@ func SetRaw(tty *os.File) (restore func(), err error) {
 	return func() { _ = unix.IoctlSetTermios(fd, unix.TCSETS, before) }, nil
 }
 
-// pausableFile is a file whose reader can be held back, also while it waits.
+// pausableFile is a file whose reader can be paused, even while it waits.
 type pausableFile struct {
 	f *os.File
-	// reading is held by who reads, or holds reading back, which wake interrupts. It
-	// guards closed, after which f is not used.
+	// reading is held by the reader, or by pause, which uses the wake pipe to interrupt
+	// the reader. It guards closed, after which f is not used.
 	reading             sync.Mutex
 	closed              bool
 	wakeReader, wakeEnd *os.File
 }
 
-// newPausableFile returns nil if the reader of a file can't be held back.
+// newPausableFile returns nil if it can't make a pipe.
 func newPausableFile(f *os.File) *pausableFile {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -309,8 +309,8 @@ func newPausableFile(f *os.File) *pausableFile {
 	return &pausableFile{f: f, wakeReader: r, wakeEnd: w}
 }
 
-// read reads what there is. It returns 0 bytes if nothing came within a wait that is not
-// negative, or if reading was held back, and [os.ErrClosed] after close.
+// read reads the available input. It returns 0 bytes if it was paused or nothing came
+// within wait, which is not limited if negative. After close it returns [os.ErrClosed].
 func (p *pausableFile) read(buf []byte, wait time.Duration) (int, error) {
 	p.reading.Lock()
 	defer p.reading.Unlock()
@@ -338,7 +338,7 @@ func (p *pausableFile) read(buf []byte, wait time.Duration) (int, error) {
 	return max(n, 0), err
 }
 
-// pause holds reading back until resume is called.
+// pause stops reading until resume is called.
 func (p *pausableFile) pause() (resume func()) {
 	_, _ = p.wakeEnd.Write([]byte{0})
 	p.reading.Lock()

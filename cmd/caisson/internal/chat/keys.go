@@ -8,20 +8,18 @@ import (
 	uv "github.com/charmbracelet/ultraviolet"
 )
 
-// key is one event of the keyboard: a key, a paste, or a line where the terminal
-// edits lines itself.
+// key is one event of the keyboard: a key, a paste, or a line if the terminal edits
+// lines.
 type key struct {
 	kind keyKind
-	// text is inserted by a keyText, a keyPaste or a keyLine.
+	// text is the inserted text of keyText, keyPaste and keyLine.
 	text string
-	// ctrl and alt are modifiers; of keyText, text is then the letter.
+	// With a modifier, the text of keyText is the letter.
 	ctrl, alt, shift bool
 }
 
-// keyKind is a kind of key.
 type keyKind int
 
-// The kinds of keys. keyOther is one without a meaning here.
 const (
 	keyOther keyKind = iota
 	keyText
@@ -43,10 +41,10 @@ const (
 	keyEOF
 )
 
-// maxSequence bounds an unfinished escape sequence: what is longer is none.
+// maxSequence bounds an unfinished escape sequence. A longer one is not a sequence.
 const maxSequence = 256
 
-// maxPaste bounds a paste, as a message is bounded.
+// maxPaste bounds a paste, like a message.
 const maxPaste = 1 << 20
 
 const (
@@ -54,7 +52,7 @@ const (
 	pasteEnd   = "\x1b[201~"
 )
 
-// keyDecoder turns the bytes of a terminal into keys.
+// keyDecoder turns a terminal's bytes into keys.
 type keyDecoder struct {
 	events  uv.EventDecoder
 	waiting []byte
@@ -68,11 +66,10 @@ func (d *keyDecoder) addBytes(p []byte) []key {
 	return d.decodeKeys(false)
 }
 
-// endWait returns the keys of what waited for more bytes, which did not come: a lone
-// escape is the key.
+// endWait returns the keys of an unfinished sequence: a lone escape is a key.
 func (d *keyDecoder) endWait() []key { return d.decodeKeys(true) }
 
-// waitsForMore reports whether a part of a key, though not of a paste, waits for more bytes.
+// waitsForMore reports whether a key, but not a paste, needs more bytes.
 func (d *keyDecoder) waitsForMore() bool { return !d.pasting && len(d.waiting) > 0 }
 
 func (d *keyDecoder) decodeKeys(all bool) []key {
@@ -96,7 +93,7 @@ func (d *keyDecoder) decodeKeys(all bool) []key {
 		}
 		n, event := d.events.Decode(d.waiting)
 		if n == 0 {
-			n = 1 // what it doesn't know is dropped
+			n = 1 // drop an unknown byte
 		}
 		d.waiting = d.waiting[n:]
 		if k := keyOf(event); k.kind != keyOther {
@@ -106,7 +103,7 @@ func (d *keyDecoder) decodeKeys(all bool) []key {
 	return keys
 }
 
-// isUnfinished reports whether more bytes may change what the first key of p is.
+// isUnfinished reports whether more bytes may change the first key of p.
 func isUnfinished(p []byte) bool {
 	if p[0] != 0x1b {
 		return !utf8.FullRune(p)
@@ -128,20 +125,18 @@ func isUnfinished(p []byte) bool {
 	return !utf8.FullRune(p[1:])
 }
 
-// pastedText returns the text of a paste: with the line ends of text, and without NUL.
+// pastedText returns the text of a paste, with LF line ends and without NUL.
 func pastedText(p []byte) string {
 	text := string(bytes.ToValidUTF8(p[:min(len(p), maxPaste)], []byte("\uFFFD")))
 	return strings.NewReplacer("\r\n", "\n", "\r", "\n", "\x00", "").Replace(text)
 }
 
-// specialKeys are the keys without a text.
 var specialKeys = map[rune]keyKind{
 	uv.KeyEnter: keyEnter, uv.KeyKpEnter: keyEnter, uv.KeyTab: keyTab, uv.KeyEscape: keyEscape, uv.KeyBackspace: keyBackspace, uv.KeyDelete: keyDelete,
 	uv.KeyUp: keyUp, uv.KeyDown: keyDown, uv.KeyLeft: keyLeft, uv.KeyRight: keyRight, uv.KeyHome: keyHome, uv.KeyEnd: keyEnd,
 	uv.KeyKpUp: keyUp, uv.KeyKpDown: keyDown, uv.KeyKpLeft: keyLeft, uv.KeyKpRight: keyRight, uv.KeyKpHome: keyHome, uv.KeyKpEnd: keyEnd,
 }
 
-// keyOf returns the key of a decoded event.
 func keyOf(event uv.Event) key {
 	switch e := event.(type) {
 	case uv.FocusEvent:

@@ -10,24 +10,23 @@ import (
 )
 
 const (
-	// firstMark and nextMark begin the rows of the composer, and cutMark the first one
-	// where rows above it are not shown.
+	// firstMark and nextMark begin the composer's rows. cutMark begins the first one if
+	// rows above it are hidden.
 	firstMark, nextMark, cutMark = "› ", "  ", "⋮ "
-	// layoutBytes is how much of a draft before and behind the cursor is laid out: more
-	// than stands in a live region.
+	// layoutBytes is how much of a draft is laid out on each side of the cursor. It
+	// exceeds a live region.
 	layoutBytes = 4096
 )
 
-// composerRows are the rows of a draft around its cursor.
 type composerRows struct {
 	rows []string
-	// row is the cursor's; before is its text in front of the cursor and at the
-	// character under it.
+	// row is the cursor's. before is its text before the cursor, and at the character
+	// under it.
 	row        int
 	before, at string
 }
 
-// layOut breaks a draft into at most so many rows of so many cells.
+// layOut wraps a draft into at most most rows of cells columns.
 func layOut(text string, cursor, cells, most int) composerRows {
 	text, cursor, cut := clipDraft(text, cursor)
 	room := max(cells-ansi.StringWidth(firstMark)-1, 1) // one for the cursor at the end
@@ -66,8 +65,8 @@ func layOut(text string, cursor, cells, most int) composerRows {
 	return l.cutWindow(max(most, 1), cut)
 }
 
-// clipDraft cuts a long draft to what is around its cursor. What is cut off in front
-// changes a kilobyte at a time, so that rows stay where they are.
+// clipDraft cuts a long draft around its cursor. Its start moves in steps of a
+// kilobyte, so that rows stay where they are.
 func clipDraft(text string, cursor int) (string, int, bool) {
 	start, end := 0, min(len(text), cursor+layoutBytes)
 	if cursor > layoutBytes {
@@ -101,13 +100,13 @@ func (l composerRows) cutWindow(most int, cut bool) composerRows {
 		if i == l.row {
 			l.before = ui.SureWidth(mark + l.before)
 		}
-		rows[i] = ui.SureWidth(mark + rows[i]) // a draft can begin with what combines with the mark
+		rows[i] = ui.SureWidth(mark + rows[i]) // a draft's first character could combine with the mark
 	}
 	l.rows = rows
 	return l
 }
 
-// displayCharacter returns a character as it can stand in the live region.
+// displayCharacter returns a character for the live region.
 func displayCharacter(cluster string) string {
 	if cluster == "\t" {
 		return "    "
@@ -119,5 +118,4 @@ func displayCharacter(cluster string) string {
 	return safe
 }
 
-// displayText makes a text safe to show.
 func displayText(text string) (string, bool) { return tools.Display(text) }

@@ -14,31 +14,30 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
-// Next is how a conversation goes on after its session was closed: with a session, the
-// same one or another.
+// Next says how a conversation continues after its session was closed: with the same
+// session or another.
 type Next struct {
-	// Session is the id of the session, or the beginning of one.
+	// Session is the session's id or the beginning of one.
 	Session string
-	// Model is the profile or the provider/model of its next turns, "" for its own.
+	// Model is the profile or provider/model of its next turns. "" keeps its own.
 	Model string
 }
 
-// Switching holds what a chat needs to go on with another session or another model.
+// Switching is for continuing with another session or model.
 type Switching struct {
-	// Model is the profile of the session's turns, and Models are the names of the
-	// configured ones.
+	// Model is the profile of the session's turns. Models are the configured names.
 	Model  string
 	Models []string
-	// List returns the newest sessions that a chat on the workspace can go on with.
+	// List returns the newest sessions of the workspace that a chat can continue.
 	List func() ([]trace.Entry, error)
-	// Prepare returns n with the whole id of its session, or why the chat can't go on
-	// with it.
+	// Prepare returns n with the complete id of its session, or an error if the chat
+	// can't continue with it.
 	Prepare func(n Next) (Next, error)
-	// Notice is shown in place of the recap, unless it is empty.
+	// Notice replaces the recap unless it is empty.
 	Notice string
 }
 
-// switchModel shows the models, or goes on with another one.
+// switchModel lists the models, or continues with another one.
 func switchModel(c *chat, name string) bool {
 	if name == "" {
 		c.showLines("the model is " + safeText(c.Switching.Model))
@@ -57,7 +56,7 @@ func switchModel(c *chat, name string) bool {
 	return switchTo(c, "/model "+name, Next{Session: filepath.Base(c.Dir), Model: name})
 }
 
-// switchSession lists sessions, or goes on with another one.
+// switchSession lists sessions, or continues with another one.
 func switchSession(c *chat, name string) bool {
 	if name == "" {
 		listSessions(c)
@@ -70,7 +69,6 @@ func switchSession(c *chat, name string) bool {
 	return switchTo(c, "/resume "+name, Next{Session: name})
 }
 
-// listSessions shows the sessions that the chat can go on with.
 func listSessions(c *chat) {
 	list, err := c.Switching.List()
 	if err != nil {
@@ -94,8 +92,8 @@ func listSessions(c *chat) {
 	c.showLines(ui.Dim("/resume NUMBER or /resume SESSION goes on with one; this session is kept", c.Colour))
 }
 
-// switchTo ends the chat in favour of another one, if that is possible. While a turn runs,
-// the command waits for its end.
+// switchTo ends the chat to continue with another session, if that is possible. While a
+// turn runs, the command is queued.
 func switchTo(c *chat, command string, n Next) bool {
 	n, err := c.Switching.Prepare(n)
 	if err != nil {
@@ -116,9 +114,9 @@ func safeText(text string) string {
 	return ui.SureWidth(safe)
 }
 
-// WatchInterrupts calls stop with the cause when a person presses Ctrl+C or a signal
-// comes, until release is called. It is for the time between two sessions, in which no chat
-// reads the keyboard; other keys of that time are dropped, but no lines of a plain chat.
+// WatchInterrupts calls stop when Ctrl+C is pressed or a signal comes, until release is
+// called. It is for the time between two sessions, when no chat reads the keyboard. It
+// drops other keys, but no lines of a plain chat.
 func WatchInterrupts(ctx context.Context, k *Keyboard, signals <-chan os.Signal, stop func(cause error)) (release func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
@@ -134,7 +132,7 @@ func WatchInterrupts(ctx context.Context, k *Keyboard, signals <-chan os.Signal,
 				switch {
 				case pressed.kind == keyEOF:
 					keys = nil
-					defer func() { go func() { k.keys <- pressed }() }() // the next chat ends by it
+					defer func() { go func() { k.keys <- pressed }() }() // it ends the next chat
 				case pressed.kind == keyText && pressed.ctrl && pressed.text == "c":
 					stop(&runner.CancelledByUser{Client: "terminal"})
 				}
