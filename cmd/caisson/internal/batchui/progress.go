@@ -1,5 +1,4 @@
-// Package batchui shows batches to people: their progress while they run, and tables of
-// results.
+// Package batchui shows batches to users: progress and tables of results.
 package batchui
 
 import (
@@ -13,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// Progress shows how far a batch is: on a terminal one line that is drawn again, elsewhere a
-// line a minute. Its methods are safe for concurrent use.
+// Progress shows the progress of a batch: one redrawn line on a terminal, a line a
+// minute elsewhere. It is safe for concurrent use.
 type Progress struct {
 	o ProgressOptions
 
@@ -33,18 +32,18 @@ type Progress struct {
 // ProgressOptions configures [NewProgress].
 type ProgressOptions struct {
 	Out io.Writer
-	// Columns returns the width of the terminal; nil is for other outputs.
+	// Columns returns the terminal's width. nil means no terminal.
 	Columns func() int
-	// Total is the number of trials, Kept are the ends of those that had a result before.
+	// Total is the number of trials. Kept are the ends of those that had a result
+	// before.
 	Total int
 	Kept  []batch.Ending
-	// MaxCostMicroUSD is the cost that bounds the batch, 0 for none.
+	// MaxCostMicroUSD is the batch's limit. 0 means none.
 	MaxCostMicroUSD int64
-	// Now returns the time; nil is time.Now.
+	// Now is time.Now if nil.
 	Now func() time.Time
 }
 
-// The times between two lines, on a terminal and elsewhere.
 const (
 	drawTime = 500 * time.Millisecond
 	lineTime = time.Minute
@@ -79,7 +78,7 @@ func (p *Progress) drawLines() {
 	}
 }
 
-// showLine writes the line if it is time, or if it is the last one. The caller holds mu.
+// showLine writes the line if it is due or the last. The caller holds mu.
 func (p *Progress) showLine(last bool) {
 	now := p.o.Now()
 	if p.o.Columns != nil {
@@ -98,8 +97,8 @@ func (p *Progress) showLine(last bool) {
 	}
 }
 
-// formatLine returns the state of the batch: what is done, the outcomes, the rate of trials, the
-// time that is left at this rate, and the cost.
+// formatLine returns the counts, the rate of trials, the time that is left at this
+// rate, and the cost.
 func (p *Progress) formatLine(now time.Time) string {
 	parts := []string{fmt.Sprintf("%d/%d done, %d running", p.done, p.o.Total, p.running), fmt.Sprintf("%d passed, %d failed, %d limit, %d infrastructure, %d suspect", p.counts[batch.Passed], p.counts[batch.Failed], p.counts[batch.Limit], p.counts[batch.Infrastructure], p.counts[batch.Suspect])}
 	if minutes := now.Sub(p.began).Minutes(); p.ended > 0 && minutes > 0 {
@@ -118,7 +117,7 @@ func (p *Progress) formatLine(now time.Time) string {
 	return strings.Join(parts, " · ")
 }
 
-// shortCost returns a cost in dollars with two decimals at least.
+// shortCost returns a cost in dollars with at least two decimals.
 func shortCost(micro int64) string {
 	text := strings.TrimRight(record.CostUSD(&micro), "0")
 	if at := strings.IndexByte(text, '.'); len(text)-at < 3 {
@@ -127,7 +126,7 @@ func shortCost(micro int64) string {
 	return text
 }
 
-// countEnding adds a trial. The caller holds mu, or is alone.
+// countEnding adds a trial. The caller holds mu or has the only reference.
 func (p *Progress) countEnding(e batch.Ending) {
 	p.done++
 	p.counts[e.Outcome]++
@@ -141,7 +140,7 @@ func (p *Progress) Start(batch.Key) {
 	p.running++
 }
 
-// Result counts the result of a trial that ran.
+// Result counts a trial that has ended.
 func (p *Progress) Result(r batch.Result) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,7 +149,7 @@ func (p *Progress) Result(r batch.Result) {
 	p.countEnding(r.Ending())
 }
 
-// Print writes a line between those of the progress; it must be safe for a terminal.
+// Print writes a line, which must be safe to show, above the progress.
 func (p *Progress) Print(line string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

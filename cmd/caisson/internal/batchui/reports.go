@@ -11,14 +11,14 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/report"
 )
 
-// Files of a batch that are made of its results, besides its summary.
+// Files made from a batch's results, besides its summary.
 const (
 	JUnitFile       = "junit.xml"
-	predictionsFile = "predictions-%s.jsonl" // of each model
+	predictionsFile = "predictions-%s.jsonl" // for each model
 )
 
-// WriteReports writes the files that are made of the results of the batch in a directory,
-// and returns its summary.
+// WriteReports writes the files made from the results of the batch in dir, and returns
+// its summary.
 func WriteReports(dir string) (batch.Summary, error) {
 	spec, err := batch.ReadSpec(dir)
 	if err != nil {
@@ -46,7 +46,7 @@ func WriteReports(dir string) (batch.Summary, error) {
 	return summary, err
 }
 
-// Title returns the heading of the report of the batch in a directory.
+// Title returns the heading of a batch's report.
 func Title(dir string) string {
 	if absolute, err := filepath.Abs(dir); err == nil {
 		dir = absolute

@@ -9,10 +9,10 @@ import (
 	"github.com/caisson-run/caisson/runner/batch"
 )
 
-// ParseShard returns the shard that a text such as 1/3 names. An empty text means the part
-// of a job that this process is by its environment: SLURM_ARRAY_TASK_ID with
-// SLURM_ARRAY_TASK_MIN and SLURM_ARRAY_TASK_COUNT, or JOB_COMPLETION_INDEX with
-// JOB_COMPLETIONS; and all trials outside of a job.
+// ParseShard parses a shard such as 1/3. For "", it returns this process's part of a
+// job according to the environment: SLURM_ARRAY_TASK_ID with SLURM_ARRAY_TASK_MIN and
+// SLURM_ARRAY_TASK_COUNT, or JOB_COMPLETION_INDEX with JOB_COMPLETIONS. Outside a job,
+// it returns the zero Shard.
 func ParseShard(text string, getenv func(name string) string) (batch.Shard, error) {
 	if text != "" {
 		index, count, _ := strings.Cut(text, "/")
@@ -38,7 +38,7 @@ func ParseShard(text string, getenv func(name string) string) (batch.Shard, erro
 	return batch.Shard{}, nil
 }
 
-// newShard returns a shard whose index counts from first, and reports whether there is one.
+// newShard returns a shard whose index counts from first, and whether it is valid.
 func newShard(index, first, count string) (batch.Shard, bool) {
 	i, err := strconv.Atoi(index)
 	base, baseErr := strconv.Atoi(first)

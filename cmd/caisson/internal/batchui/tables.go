@@ -18,8 +18,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// WriteSummary writes the table of a summary: a line for each agent with its denominators,
-// and what was left out.
+// WriteSummary writes a summary as a table with a line for each agent, then the
+// remarks.
 func WriteSummary(w io.Writer, s batch.Summary) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "AGENT\tPASSED\tPASS@1\t95 % CI\tFAILED\tLIMIT\tINFRA\tSUSPECT\tNOT RUN\tCOST\tMEDIAN")
@@ -64,13 +64,13 @@ func writeClasses(w io.Writer, title string, counts map[batch.Class]int) {
 	fmt.Fprintf(w, "%s: %s\n", title, strings.Join(parts, ", "))
 }
 
-// Bounds of what is shown of a cause and of a task's id, in characters.
+// Maximum lengths of a cause and a task's id, in characters.
 const (
 	maxCause = 300
 	maxTask  = 48
 )
 
-// clipText returns the beginning of a text in safe form.
+// clipText returns the beginning of a text, safe to show.
 func clipText(text string, most int) string {
 	runes := []rune(safeText(text))
 	if len(runes) <= most {
@@ -79,8 +79,8 @@ func clipText(text string, most int) string {
 	return string(runes[:most-1]) + "…"
 }
 
-// clipCause returns a cause in safe form, without its middle if it is long: what to do about
-// it stands at its end.
+// clipCause returns a cause, safe to show. It drops the middle of a long one: the hint
+// is at the end.
 func clipCause(text string) string {
 	runes := []rune(safeText(text))
 	if len(runes) <= maxCause {
@@ -135,8 +135,8 @@ func WriteResults(w io.Writer, results []batch.Result) error {
 	return t.Flush()
 }
 
-// WriteCheck lists the tasks of trials of oracle and nop that are unsound because oracle didn't pass
-// or nop did, and those of which one has no verdict. It returns how many tasks are of each kind.
+// WriteCheck lists tasks that are unsound, because oracle didn't pass or nop did, or
+// undecided, because one has no verdict. It returns the number of each.
 func WriteCheck(w io.Writer, dir string, trials []batch.Trial, results []batch.Result) (unsound, undecided int, err error) {
 	ended := map[batch.Key]batch.Result{}
 	for _, r := range results {
@@ -176,7 +176,8 @@ func WriteCheck(w io.Writer, dir string, trials []batch.Trial, results []batch.R
 	return unsound, len(bad) - unsound, err
 }
 
-// evidenceOf returns the output of what failed in a trial, or its directory.
+// evidenceOf returns the output of the part that failed in a trial, or else the trial's
+// directory.
 func evidenceOf(dir string, r batch.Result) string {
 	trial := filepath.Join(dir, batch.TrialsDir, r.Key.Name())
 	output := filepath.Join(trial, batch.VerifierDir, batch.OutputFile)
@@ -189,7 +190,7 @@ func evidenceOf(dir string, r batch.Result) string {
 	return output
 }
 
-// WriteComparison writes the verdict of a comparison and what it rests on.
+// WriteComparison writes the verdict of a comparison and its basis.
 func WriteComparison(w io.Writer, c batch.Comparison, a, b string) error {
 	fmt.Fprintf(w, "%s\n", safeText(c.Sentence(a, b)))
 	fmt.Fprintf(w, "%d tasks in both, %d left out: %s passed %.3f, %s passed %.3f; better on %d, worse on %d, same on %d\n", c.Tasks, len(c.LeftOut), safeText(a), orZero(c.RateA), safeText(b), orZero(c.RateB), c.Better, c.Worse, c.Same)
@@ -208,7 +209,7 @@ func WriteComparison(w io.Writer, c batch.Comparison, a, b string) error {
 	return nil
 }
 
-// orZero returns v, or 0 if it is no number.
+// orZero returns v, or 0 for NaN.
 func orZero(v float64) float64 {
 	if v != v { //nolint:gocritic // only NaN differs from itself
 		return 0
@@ -216,18 +217,17 @@ func orZero(v float64) float64 {
 	return v
 }
 
-// safeText returns a text that can be shown on a terminal.
 func safeText(text string) string {
 	shown, _ := tools.Display(text)
 	return shown
 }
 
-// Grades counts the verdicts of a second verification: those that are the same as the first
-// ones, those that differ, and those that it did not get.
+// Grades counts the verdicts of a second verification: the same as before, different,
+// and missing.
 type Grades struct{ Same, Differ, Failed int }
 
-// WriteGrades lists the verdicts of a second verification that differ from those before, or
-// were not had, and where all of them are.
+// WriteGrades lists the verdicts of a second verification that differ or are missing,
+// and the directory with all.
 func WriteGrades(w io.Writer, graded []batch.Result, before map[batch.Key]batch.Result, dir string) Grades {
 	var g Grades
 	for _, r := range graded {
@@ -249,7 +249,6 @@ func WriteGrades(w io.Writer, graded []batch.Result, before map[batch.Key]batch.
 
 func equalRewards(a, b *float64) bool { return a == b || a != nil && b != nil && *a == *b }
 
-// formatVerdict returns an outcome with its reward or its class.
 func formatVerdict(r batch.Result) string {
 	if r.Reward != nil {
 		return fmt.Sprintf("%s (%g)", r.Outcome, *r.Reward)
@@ -257,7 +256,7 @@ func formatVerdict(r batch.Result) string {
 	return fmt.Sprintf("%s (%s)", r.Outcome, r.Class)
 }
 
-// DescribeRepairs returns what was wrong in the directory of a batch, a line for each fault.
+// DescribeRepairs returns a line for each fault in a batch's directory.
 func DescribeRepairs(r batch.Repairs) []string {
 	var lines []string
 	if r.Damaged > 0 {

@@ -20,28 +20,27 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// maxAnnotations bounds the errors of a report, and its warnings: GitHub shows as many of
-// a step.
+// maxAnnotations bounds the errors of a report, and its warnings. GitHub shows no more
+// of a step.
 const maxAnnotations = 10
 
-// maxProperty bounds a property of a workflow command.
 const maxProperty = 500
 
-// GitHub reports a run to GitHub Actions: by annotations, a summary and outputs. All that
-// models, programs and files say in it is text.
+// GitHub reports a run to GitHub Actions: by annotations, a summary and outputs. It
+// escapes texts of models, programs and files.
 type GitHub struct {
-	// Guard is that of standard error; without one there are no annotations.
+	// Guard is standard error's. Without one there are no annotations.
 	Guard *Guard
-	// SummaryFile and OutputFile are the files that the runner reads, "" for none.
+	// SummaryFile and OutputFile are the files that the runner reads, or "".
 	SummaryFile, OutputFile string
-	// Repository is the directory that annotations name files in, Workspace that of the
-	// run, and Target its place in the sandbox.
+	// Repository is the directory to which annotations are relative. Workspace is the
+	// run's, and Target its path in the sandbox.
 	Repository, Workspace, Target string
-	// Patch is a file with the changes, "" for none.
+	// Patch is a file with the changes, or "".
 	Patch string
 }
 
-// NewGitHub returns a reporter with what the environment has.
+// NewGitHub returns a reporter for the environment.
 func NewGitHub(getenv func(string) string, g *Guard) *GitHub {
 	return &GitHub{Guard: g, SummaryFile: getenv("GITHUB_STEP_SUMMARY"), OutputFile: getenv("GITHUB_OUTPUT"), Repository: getenv("GITHUB_WORKSPACE")}
 }
@@ -75,7 +74,8 @@ func (g *GitHub) ReportError(status int, p record.Problem) error {
 	)
 }
 
-// errorsOf returns the annotations for what failed, the problem of the run first.
+// errorsOf returns the annotations for failures, the run's problem before those of
+// tests.
 func (g *GitHub) errorsOf(r runner.Report, failures []junit.Failure) []string {
 	var all []string
 	for _, q := range r.Quarantined {
@@ -101,7 +101,7 @@ func (g *GitHub) errorsOf(r runner.Report, failures []junit.Failure) []string {
 	return firstAnnotations("error", all)
 }
 
-// warningsOf returns the annotations for what to read before anything else does.
+// warningsOf returns the annotations for files to read first.
 func (g *GitHub) warningsOf(r runner.Report) []string {
 	var all []string
 	for _, group := range changes.GroupHostExecuted(r.HostExecuted) {
@@ -110,7 +110,7 @@ func (g *GitHub) warningsOf(r runner.Report) []string {
 	return firstAnnotations("warning", all)
 }
 
-// firstAnnotations returns as many as GitHub shows. The last counts the others.
+// firstAnnotations returns as many as GitHub shows. The last one counts the rest.
 func firstAnnotations(level string, all []string) []string {
 	if over := len(all) - maxAnnotations; over > 0 {
 		all = append(all[:maxAnnotations-1], formatAnnotation(level, "", 0, "caisson run", fmt.Sprintf("and %d more, in the summary or the report", over+1)))
@@ -118,7 +118,8 @@ func firstAnnotations(level string, all []string) []string {
 	return all
 }
 
-// findFile returns the file of a failure in the repository, "" if it is not certain.
+// findFile returns the path in the repository of a failure's file, or "" if it is not
+// certain.
 func (g *GitHub) findFile(f junit.Failure, changed []record.Changed) string {
 	if f.File == "" || len(f.File) > maxProperty || hasHidden(f.File) {
 		return ""
@@ -137,7 +138,7 @@ func (g *GitHub) findFile(f junit.Failure, changed []record.Changed) string {
 		info, err := root.Lstat(name)
 		return err == nil && info.Mode().IsRegular() || slices.ContainsFunc(changed, func(c record.Changed) bool { return c.Path == name })
 	}
-	// Go names a file of a package without its directory, which ends the class.
+	// Go names a package's file without its directory, which ends the class.
 	for class := f.Class; class != ""; {
 		if name := path.Join(class, name); exists(name) {
 			return g.repositoryPath(name)
@@ -150,8 +151,7 @@ func (g *GitHub) findFile(f junit.Failure, changed []record.Changed) string {
 	return ""
 }
 
-// repositoryPath returns the path in the repository of a file of the workspace, "" if it
-// has none.
+// repositoryPath returns the path in the repository of a file of the workspace, or "".
 func (g *GitHub) repositoryPath(name string) string {
 	if g.Repository == "" || len(name) > maxProperty || hasHidden(name) || !filepath.IsLocal(name) {
 		return ""
@@ -168,7 +168,7 @@ func hasHidden(name string) bool {
 	return safe != name
 }
 
-// formatAnnotation returns a workflow command that annotates a file, or the run.
+// formatAnnotation returns a workflow command that annotates a file or the run.
 func formatAnnotation(level, file string, line int, title, message string) string {
 	properties := []string{"title=" + escapeProperty(title)}
 	if file != "" {
@@ -185,15 +185,13 @@ var (
 	propertyEscapes = strings.NewReplacer("%", "%25", "\r", "%0D", "\n", "%0A", ":", "%3A", ",", "%2C")
 )
 
-// escapeData returns text as the data of a workflow command.
 func escapeData(text string) string {
 	safe, _ := tools.DisplayLines(tools.Elide(strings.TrimSpace(text), 4<<10))
-	s := scanner{inLine: true, wrote: true} // "::" is text in data, and "##[" should be
+	s := scanner{inLine: true, wrote: true} // "::" is text in data, and "##[" must be
 	escaped, _ := s.escapeText([]byte(safe), false)
 	return dataEscapes.Replace(string(escaped))
 }
 
-// escapeProperty returns text as a property of a workflow command.
 func escapeProperty(text string) string {
 	safe, _ := tools.Display(tools.Elide(text, maxProperty))
 	s := scanner{inLine: true, wrote: true}
@@ -201,13 +199,12 @@ func escapeProperty(text string) string {
 	return propertyEscapes.Replace(string(escaped))
 }
 
-// writeOutputs writes the outputs of the step.
 func (g *GitHub) writeOutputs(status int, reason, session, cost string) error {
 	return appendFile(g.OutputFile, maxSummary, func(int) string {
 		var b strings.Builder
 		for _, o := range [][2]string{{"status", strconv.Itoa(status)}, {"reason", reason}, {"patch", g.Patch}, {"session", session}, {"cost", cost}} {
 			var token [16]byte
-			_, _ = rand.Read(token[:]) // never fails
+			_, _ = rand.Read(token[:])
 			end := "caisson_" + hex.EncodeToString(token[:])
 			fmt.Fprintf(&b, "\n%s<<%s\n%s\n%s\n", o[0], end, o[1], end)
 		}
@@ -215,8 +212,8 @@ func (g *GitHub) writeOutputs(status int, reason, session, cost string) error {
 	})
 }
 
-// appendFile appends a text to a file of the runner that may have a number of bytes. render
-// gets how many are left.
+// appendFile appends a text to a file of the runner of at most most bytes. render gets
+// the number of bytes left.
 func appendFile(name string, most int, render func(room int) string) error {
 	if name == "" {
 		return nil

@@ -1,6 +1,6 @@
-// Package ci keeps a CI system's runner from obeying what Caisson prints. Runners
-// read the output of a step for commands, such as "::set-output name=x::y" or
-// "##vso[task.setvariable]", and texts of models and programs may hold some.
+// Package ci keeps a CI system's runner from obeying Caisson's output. Runners look for
+// commands in a step's output, such as "::set-output name=x::y" or
+// "##vso[task.setvariable]", and texts of models and programs may have some.
 package ci
 
 import (
@@ -13,24 +13,21 @@ import (
 	"time"
 )
 
-// closeTimeout bounds how long [Guard.Close] waits for a reader that reads nothing.
+// closeTimeout bounds how long [Guard.Close] waits for a reader that doesn't read.
 const closeTimeout = time.Second
 
-// Guard stands in front of standard output and standard error. On both, what
-// begins a runner's command is escaped. On GitHub, commands are stopped in
-// addition, from the first line of standard error to the last: "stop-commands"
-// holds for both streams.
+// Guard guards standard output and standard error. It escapes the beginnings of
+// commands on both. On GitHub it also stops commands from the first line of standard
+// error to the last: "stop-commands" applies to both streams.
 type Guard struct {
 	stdout, stderr *Stream
-	// stop and resume are lines of standard error; "" is none.
+	// stop and resume are lines of standard error, or "".
 	stop, resume string
 	begun        sync.Once
-	// patience bounds how long Close waits.
-	patience time.Duration
+	patience     time.Duration
 }
 
-// New returns a guard for the CI system that the environment names, or nil
-// where it names none.
+// New returns a guard for the CI system named by the environment, or nil.
 func New(getenv func(string) string, stdout, stderr io.Writer) *Guard {
 	github := getenv("GITHUB_ACTIONS") != ""
 	if !github && getenv("TF_BUILD") == "" && getenv("TEAMCITY_VERSION") == "" {
@@ -40,7 +37,7 @@ func New(getenv func(string) string, stdout, stderr io.Writer) *Guard {
 	shared := &output{}
 	g.stdout = &Stream{guard: g, w: stdout, out: shared}
 	g.stderr = &Stream{guard: g, w: stderr, out: shared}
-	if !sameFile(stdout, stderr) { // else a marker could be split between the two
+	if !sameFile(stdout, stderr) { // otherwise a marker could be split between the two
 		g.stderr.out = &output{}
 	}
 	g.stdout.out.scan.reset()
@@ -51,17 +48,17 @@ func New(getenv func(string) string, stdout, stderr io.Writer) *Guard {
 	return g
 }
 
-// newStop returns the lines that stop and resume commands, with a token of their own.
+// newStop returns lines that stop and resume commands, with a new token.
 func newStop() (stop, resume string) {
 	var token [16]byte
-	_, _ = rand.Read(token[:]) // never fails
+	_, _ = rand.Read(token[:])
 	text := hex.EncodeToString(token[:])
 	return "::stop-commands::" + text + "\n", "::" + text + "::\n"
 }
 
-// RunCommands writes workflow commands, one a line, to standard error, for GitHub's runner
-// to obey: behind the line that resumes commands and before one that stops them anew.
-// Nothing else is written between the two. It does nothing for other systems.
+// RunCommands writes workflow commands, one a line, for GitHub's runner to obey,
+// between lines that resume and stop commands. Nothing else is written between them. It
+// does nothing for other systems.
 func (g *Guard) RunCommands(lines []string) {
 	if len(lines) == 0 {
 		return
@@ -83,7 +80,7 @@ func (g *Guard) RunCommands(lines []string) {
 	}
 	var stop string
 	stop, g.resume = newStop()
-	_, _ = io.WriteString(g.stderr.w, text+stop) // nothing else could be done about it
+	_, _ = io.WriteString(g.stderr.w, text+stop) // nothing can be done about an error
 	o.scan.startLine()
 }
 
@@ -93,16 +90,16 @@ func (g *Guard) Stdout() *Stream { return g.stdout }
 // Stderr returns the guarded standard error.
 func (g *Guard) Stderr() *Stream { return g.stderr }
 
-// WriteJSON announces that standard output is JSON: markers are escaped wherever
-// they are, in a way that parsers undo.
+// WriteJSON announces that standard output is JSON. Markers are then escaped
+// everywhere, in a way that parsers undo.
 func (g *Guard) WriteJSON() {
 	g.stdout.out.mu.Lock()
 	defer g.stdout.out.mu.Unlock()
 	g.stdout.json = true
 }
 
-// KeepFiles announces that standard output is data, such as a patch. It is not
-// changed then where it goes to a regular file, which no runner reads.
+// KeepFiles announces that standard output is data, such as a patch. It is then not
+// changed if it goes to a regular file, which no runner reads.
 func (g *Guard) KeepFiles() {
 	f, ok := g.stdout.w.(*os.File)
 	if !ok {
@@ -114,16 +111,16 @@ func (g *Guard) KeepFiles() {
 	g.stdout.exact = err == nil && info.Mode().IsRegular()
 }
 
-// Escaped returns the number of markers that were escaped on standard output as
-// text, which nothing undoes.
+// Escaped returns the number of markers that were escaped in text on standard output.
+// Nothing undoes that.
 func (g *Guard) Escaped() int {
 	g.stdout.out.mu.Lock()
 	defer g.stdout.out.mu.Unlock()
 	return g.stdout.escaped
 }
 
-// Close writes the last line of standard error. What is written later is
-// discarded. Close returns after a second at most.
+// Close writes the last line of standard error. Later output is discarded. Close
+// returns within a second.
 func (g *Guard) Close() {
 	done := make(chan struct{})
 	go func() {
@@ -137,7 +134,7 @@ func (g *Guard) Close() {
 }
 
 func (g *Guard) writeLast() {
-	g.begun.Do(func() { g.stop, g.resume = "", "" }) // nothing was written
+	g.begun.Do(func() { g.stop, g.resume = "", "" })
 	o := g.stderr.out
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -152,7 +149,7 @@ func (g *Guard) writeLast() {
 	if !o.scan.atLineStart() {
 		line = "\n" + line
 	}
-	_, _ = io.WriteString(g.stderr.w, line) // nothing else could be done about it
+	_, _ = io.WriteString(g.stderr.w, line) // nothing can be done about an error
 }
 
 // writeFirst writes the first line of standard error.
@@ -167,26 +164,26 @@ func (g *Guard) writeFirst() {
 	})
 }
 
-// output guards one file that the runner reads: both streams where they are the
-// same file.
+// output is one file that the runner reads. Both streams share it if they are the same
+// file.
 type output struct {
 	mu     sync.Mutex
 	scan   scanner
 	closed bool
 }
 
-// Stream is one guarded stream. It is safe for concurrent use.
+// Stream is a guarded stream. It is safe for concurrent use.
 type Stream struct {
 	guard *Guard
 	w     io.Writer
 	out   *output
 	json  bool
 	exact bool
-	// escaped counts markers that were escaped in text.
+	// escaped counts escaped markers in text.
 	escaped int
 }
 
-// Guard returns the stream's guard; that of a nil Stream is nil.
+// Guard returns the stream's guard, nil for a nil Stream.
 func (s *Stream) Guard() *Guard {
 	if s == nil {
 		return nil
@@ -194,10 +191,9 @@ func (s *Stream) Guard() *Guard {
 	return s.guard
 }
 
-// Unwrap returns the stream behind the guard.
 func (s *Stream) Unwrap() io.Writer { return s.w }
 
-// Write writes p, its markers escaped.
+// Write writes p with markers escaped.
 func (s *Stream) Write(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -221,7 +217,6 @@ func (s *Stream) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// sameFile reports whether two streams are one file.
 func sameFile(a, b io.Writer) bool {
 	if a == b {
 		return true

@@ -8,23 +8,23 @@ import (
 	"unicode/utf8"
 )
 
-// scanner finds what begins a command, across the borders of writes. Nothing is
-// held back: of a marker that is complete, the last byte is escaped.
+// scanner finds the beginnings of commands, across writes. It holds nothing back: it
+// escapes the last byte of a complete marker.
 //
-// GitHub's runner obeys "::" behind blanks at the beginning of a line, and
-// "##[" anywhere; Azure's "##vso[" anywhere, and it warns of "##vso"; TeamCity's
+// GitHub's runner obeys "::" after blanks at the beginning of a line, and "##["
+// anywhere. Azure's obeys "##vso[" anywhere, and warns about "##vso". TeamCity's obeys
 // "##teamcity[". Lines end with CR, LF or both.
 type scanner struct {
-	// blank is set while the line has nothing but blanks, inLine once it has a byte.
+	// blank is set while the line has only blanks, inLine once it has a byte.
 	blank, inLine bool
-	// partial are the first bytes of a character.
+	// partial has the first bytes of a character.
 	partial []byte
-	// colon is set behind a colon that may begin a marker, hashes counts the "#"
-	// in a row, at most 2, and word holds the bytes after them.
+	// colon is set after a colon that may begin a marker. hashes counts successive "#",
+	// at most 2. word has the bytes after them.
 	colon  bool
 	hashes int
 	word   string
-	// wrote is set once there was a byte.
+	// wrote is set after the first byte.
 	wrote bool
 }
 
@@ -33,13 +33,13 @@ var markers = []string{"[", "vso", "teamcity"}
 
 func (s *scanner) reset() { *s = scanner{blank: true} }
 
-// startLine forgets the line that was written so far.
+// startLine begins a new line.
 func (s *scanner) startLine() { *s = scanner{blank: true, wrote: true} }
 
 func (s *scanner) atLineStart() bool { return !s.inLine }
 
-// escapeText returns text with its markers escaped, and how many there were. In JSON
-// each "::" and "##" is one; there the escape means the same to a parser.
+// escapeText returns text with its markers escaped, and their number. In JSON each "::"
+// and "##" is a marker: there the escape has the same meaning.
 func (s *scanner) escapeText(text []byte, json bool) ([]byte, int) {
 	var out []byte // nil while nothing is changed
 	n, done := 0, 0
@@ -56,7 +56,7 @@ func (s *scanner) escapeText(text []byte, json bool) ([]byte, int) {
 	return append(out, text[done:]...), n
 }
 
-// escapeByte takes one byte and returns what is written in its place, "" for itself.
+// escapeByte takes one byte and returns its replacement, or "" if it stays.
 func (s *scanner) escapeByte(c byte, json bool) string {
 	first := !s.wrote
 	s.wrote = true
@@ -65,7 +65,7 @@ func (s *scanner) escapeByte(c byte, json bool) string {
 		return ""
 	}
 	s.inLine = true
-	if first && (c == 0x00 || c >= 0xfe) { // would make what follows UTF-16 or UTF-32
+	if first && (c == 0x00 || c >= 0xfe) { // it would make the rest UTF-16 or UTF-32
 		return string(unicode.ReplacementChar)
 	}
 	colon, hash := s.nextColon(c, json), s.nextHash(c, json)
@@ -75,7 +75,7 @@ func (s *scanner) escapeByte(c byte, json bool) string {
 	return ""
 }
 
-// nextColon reports whether c completes "::" where it counts.
+// nextColon reports whether c completes a "::" that runners obey.
 func (s *scanner) nextColon(c byte, json bool) bool {
 	if c == ':' && s.colon {
 		s.colon = false
@@ -86,9 +86,8 @@ func (s *scanner) nextColon(c byte, json bool) bool {
 	return false
 }
 
-// isBlank reports whether c is, or belongs to, a character that runners skip at
-// the beginning of a line. What is invisible counts as well: to some comparisons
-// it isn't there.
+// isBlank reports whether c is, or belongs to, a character that runners skip at the
+// beginning of a line. Invisible characters count too: some comparisons ignore them.
 func (s *scanner) isBlank(c byte) bool {
 	if c < utf8.RuneSelf {
 		s.partial = nil

@@ -15,17 +15,17 @@ import (
 )
 
 const (
-	// maxSummary is the largest file that GitHub takes as the summary of a step.
+	// maxSummary is GitHub's limit for the summary of a step.
 	maxSummary = 1 << 20
-	// maxListed bounds each list of a summary, maxPath a path in it, and maxPart the text
-	// of an answer or an output. In the worst case a byte becomes six.
+	// maxListed bounds each list of a summary, maxPath a path in it, and maxPart an
+	// answer or output. In the worst case a byte becomes six.
 	maxListed = 100
 	maxPath   = 300
 	maxPart   = 32 << 10
 )
 
-// renderSummary returns the summary of a run in Markdown, in at most room bytes. What does
-// not fit is left out, from the end.
+// renderSummary returns the summary of a run in Markdown, in at most room bytes. It
+// drops sections at the end that don't fit.
 func renderSummary(r runner.Report, failures, room int) string {
 	var b strings.Builder
 	const omitted = "\nThe rest does not fit: see the report of the session.\n"
@@ -136,8 +136,8 @@ func patchSection(r runner.Report) string {
 	return "\n### Diff\n" + detailsText("Show the diff", r.Patch)
 }
 
-// plainText returns text as HTML. A word that GitHub would make a link of is code: it looks
-// for mentions, issues, commits and addresses in no code.
+// plainText returns text as HTML. It makes words code that GitHub would make links of:
+// mentions, issues, commits and addresses.
 func plainText(text string) string {
 	words := strings.Split(text, " ")
 	for i, w := range words {
@@ -149,10 +149,10 @@ func plainText(text string) string {
 	return strings.Join(words, " ")
 }
 
-// linkedWord finds numbers of issues, and hashes of commits.
+// linkedWord matches numbers of issues and hashes of commits.
 var linkedWord = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?i)gh-[0-9]|[0-9a-f]{7}`) })
 
-// listSection returns a heading and the first of a list, "" for an empty one.
+// listSection returns a heading and the first maxListed items, or "" for an empty list.
 func listSection[T any](title string, list []T, text func(T) string) string {
 	if len(list) == 0 {
 		return ""
@@ -170,8 +170,7 @@ func listSection[T any](title string, list []T, text func(T) string) string {
 
 func elidePath(name string) string { return tools.Elide(name, maxPath) }
 
-// codeText returns foreign text in one line, as code. GitHub looks for mentions, issues
-// and links in no code.
+// codeText returns foreign text in one line, as code. GitHub makes no links in code.
 func codeText(text string) string {
 	safe, _ := tools.Display(tools.Elide(text, 2*maxPath))
 	return "<code>" + escapeMarkdown(safe) + "</code>"
@@ -183,13 +182,13 @@ func preText(text string) string {
 	return "<pre>" + escapeMarkdown(safe) + "</pre>\n"
 }
 
-// detailsText is preText, folded.
 func detailsText(title, text string) string {
 	return "\n<details><summary>" + title + "</summary>\n\n" + preText(text) + "\n</details>\n"
 }
 
-// escapeMarkdown returns text that is neither Markdown nor HTML: each ASCII character but
-// letters, digits and blanks is a reference, which no Markdown takes for a marker.
+// escapeMarkdown returns text that is neither Markdown nor HTML. Each ASCII character
+// except letters, digits and white space becomes a reference, which Markdown never
+// takes for a marker.
 func escapeMarkdown(text string) string {
 	var b strings.Builder
 	for _, c := range []byte(text) {

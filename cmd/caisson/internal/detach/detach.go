@@ -13,28 +13,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readyFD is the descriptor of the child on which it reports that it is ready.
+// readyFD is the child's descriptor for reporting readiness.
 const readyFD = 3
 
-// outputTime bounds the wait for the rest of a child's standard error once it is ready.
+// outputTime bounds the wait for the rest of a ready child's standard error.
 const outputTime = time.Second
 
-// Start starts a program and waits until it is ready. It returns the text of [Parent.Ready].
-// Until then the child's standard error is copied to stderr. If ctx ends, the child gets
-// SIGTERM, and SIGKILL once kill is closed, and Start waits for its end. A child that
-// ends without being ready is an [EndedError].
+// Start starts a program and waits until it is ready. It returns the text of
+// [Parent.Ready]. Until then it copies the child's standard error to stderr. If ctx
+// ends, the child gets SIGTERM, and SIGKILL once kill is closed, and Start waits for
+// its end. If the child ends before it is ready, the error is an [EndedError].
 func Start(ctx context.Context, program string, args []string, stderr io.Writer, kill <-chan struct{}) (text string, err error) {
 	ready, readyChild, err := os.Pipe()
 	if err != nil {
 		return "", fmt.Errorf("start process: %w", err)
 	}
-	defer func() { _ = ready.Close() }() // only read
+	defer func() { _ = ready.Close() }()
 	output, outputChild, err := os.Pipe()
 	if err != nil {
 		return "", errors.Join(fmt.Errorf("start process: %w", err), readyChild.Close())
 	}
-	defer func() { _ = output.Close() }()                                    // only read
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...) // which outlives ctx
+	defer func() { _ = output.Close() }()
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...) // the child outlives ctx
 	cmd.Stderr, cmd.ExtraFiles = outputChild, []*os.File{readyChild}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
@@ -44,13 +44,13 @@ func Start(ctx context.Context, program string, args []string, stderr io.Writer,
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)
-		_, _ = io.Copy(stderr, output) // what can't be shown is lost; the status tells the outcome
+		_, _ = io.Copy(stderr, output) // the status tells the outcome
 	}()
 	done := make(chan struct{})
 	defer close(done)
 	go passSignals(ctx, cmd.Process, kill, done)
 	b, err := io.ReadAll(ready)
-	_ = output.SetReadDeadline(time.Now().Add(outputTime)) // a pipe has deadlines
+	_ = output.SetReadDeadline(time.Now().Add(outputTime)) // pipes have deadlines
 	<-copied
 	switch {
 	case err != nil:
@@ -66,26 +66,26 @@ func Start(ctx context.Context, program string, args []string, stderr io.Writer,
 	return "", &EndedError{status}
 }
 
-// passSignals ends the child until done is closed.
+// passSignals ends the child as Start says, until done is closed.
 func passSignals(ctx context.Context, child *os.Process, kill, done <-chan struct{}) {
 	select {
 	case <-ctx.Done():
-		_ = child.Signal(syscall.SIGTERM) // one that has ended gets none
+		_ = child.Signal(syscall.SIGTERM) // it may have ended
 	case <-done:
 		return
 	}
 	select {
 	case <-kill:
-		_ = child.Kill() // as above
+		_ = child.Kill() // it may have ended
 	case <-done:
 	}
 }
 
-// Parent is the process that started this one by [Start], and waits for it.
+// Parent is the process that started this one by [Start] and waits for it.
 type Parent struct{ ready *os.File }
 
-// FindParent returns the parent. It fails in a process that [Start] did not start. It must be
-// called before other programs are started, which could inherit the connection.
+// FindParent returns the parent. It fails in a process that [Start] did not start. Call
+// it before starting other programs: they could inherit the connection.
 func FindParent() (*Parent, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(readyFD, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFIFO {
@@ -95,14 +95,14 @@ func FindParent() (*Parent, error) {
 	return &Parent{os.NewFile(readyFD, "ready")}, nil
 }
 
-// Ready reports that this process is ready, with a text that is not empty, and lets go
-// of the standard streams, which /dev/null replaces.
+// Ready reports that this process is ready, with a non-empty text, and replaces the
+// standard streams by /dev/null.
 func (p *Parent) Ready(text string) error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return fmt.Errorf("report readiness: %w", err)
 	}
-	defer func() { _ = null.Close() }() // nothing was written through it
+	defer func() { _ = null.Close() }() // nothing was written to it
 	for fd := range 3 {
 		if err := unix.Dup3(int(null.Fd()), fd, 0); err != nil {
 			return fmt.Errorf("report readiness: %w", err)

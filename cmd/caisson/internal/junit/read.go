@@ -9,21 +9,19 @@ import (
 	"sync"
 )
 
-// Failure is a test that failed.
+// Failure is a failed test.
 type Failure struct {
-	// Class and Name are the test's, File and Line its place, "" and 0 where they are
-	// not known. All of it is foreign text.
+	// Class and Name are the test's. File and Line are its place, or "" and 0. All of
+	// it is foreign text.
 	Class, Name, File string
 	Line              int
-	// Message describes the failure.
-	Message string
+	Message           string
 }
 
-// maxMessage bounds the text that is kept of a failure.
 const maxMessage = 4 << 10
 
-// ReadFailures returns the failures in reports, one after the other, at most a number
-// of them. What is not XML ends a report.
+// ReadFailures returns at most most failures from concatenated reports. Anything that
+// is not XML ends a report.
 func ReadFailures(data []byte, most int) []Failure {
 	var all []Failure
 	declaration := []byte("<?xml")
@@ -36,7 +34,6 @@ func ReadFailures(data []byte, most int) []Failure {
 	return all
 }
 
-// readReport returns the failures of one report.
 func readReport(data []byte, most int) []Failure {
 	d := xml.NewDecoder(bytes.NewReader(data))
 	var all []Failure
@@ -91,7 +88,7 @@ func findAttribute(attributes []xml.Attr, name string) string {
 	return ""
 }
 
-// addMessage appends a text that says something new.
+// addMessage appends a text unless the message has it.
 func (f *Failure) addMessage(text string) {
 	text = strings.TrimSpace(text)
 	if text == "" || strings.Contains(f.Message, text) {
@@ -106,12 +103,12 @@ func (f *Failure) addMessage(text string) {
 	}
 }
 
-// place matches a file and a line as most test programs write them.
+// place matches a file and line in the form of most test programs.
 var place = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`([\pL\pN_.+@/-]+\.\pL[\pL\pN]*):([1-9][0-9]{0,6})\b`)
 })
 
-// findPlace takes a place from the message if the attributes have none.
+// findPlace takes the place from the message if the attributes have none.
 func (f *Failure) findPlace() {
 	if f.File != "" {
 		return

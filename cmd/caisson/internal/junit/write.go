@@ -1,7 +1,7 @@
-// Package junit writes the report of a run as JUnit XML, and reads the failures in
-// reports of others. There is no standard: what it writes is valid by the schema of
-// Jenkins (xunit-plugin, junit-10.xsd) and has what GitLab reads, which shows classname,
-// name and the text of a failure, and takes one failure of each test.
+// Package junit writes the report of a run as JUnit XML, and reads failures from other
+// programs' reports. There is no standard. The report is valid by Jenkins's schema
+// (xunit-plugin, junit-10.xsd), and suits GitLab, which shows classname, name and the
+// text of a failure, and takes one failure of each test.
 package junit
 
 import (
@@ -19,13 +19,13 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// maxText bounds a text of a report in bytes, before it is escaped.
+// maxText bounds a text of a report in bytes, before escaping.
 const maxText = 64 << 10
 
-// className is the class of all tests that are written.
+// className is the class of all written tests.
 const className = "caisson.run"
 
-// Checks are the checks that a run was told to make.
+// Checks says which checks a run had to make.
 type Checks struct{ Format, Verify, Replay bool }
 
 type testSuites struct {
@@ -71,7 +71,7 @@ type problem struct {
 }
 
 // Write writes the report of a run that has ended: a test for the task and one for each
-// check. What did not get so far is skipped.
+// check. Checks that did not run are skipped.
 func Write(w io.Writer, r runner.Report, checks Checks, now time.Time) error {
 	cases := []testCase{taskCase(r)}
 	answered := r.Reason == loop.StopAnswered
@@ -124,8 +124,8 @@ func writeSuite(w io.Writer, cases []testCase, wall time.Duration, now time.Time
 	return nil
 }
 
-// taskCase is the test of the task: an error unless the model answered and nothing but a
-// check failed.
+// taskCase returns the test of the task. It is an error unless the model answered and
+// only checks failed.
 func taskCase(r runner.Report) testCase {
 	wall := r.WallMS
 	if r.Verification != nil {
@@ -205,7 +205,7 @@ func newProblem(kind, message, text string) *problem {
 	return &problem{Type: kind, Message: line, Text: safeText(text)}
 }
 
-// safeText returns foreign text as XML can hold it and people should see it, shortened.
+// safeText shortens foreign text and makes it safe to show and valid in XML.
 func safeText(text string) string {
 	safe, _ := tools.DisplayLines(tools.Elide(strings.ReplaceAll(text, "\r\n", "\n"), maxText))
 	return strings.TrimRight(safe, "\n")

@@ -1,4 +1,5 @@
-// Package mcpclients knows where MCP clients are configured, and adds servers there.
+// Package mcpclients knows the configuration files of MCP clients, and adds servers to
+// them.
 package mcpclients
 
 import (
@@ -19,26 +20,25 @@ import (
 // Client is an MCP client.
 type Client struct {
 	Name, Title string
-	// Note is a fact for the user besides the file, "" for none.
+	// Note is a remark for the user, or "".
 	Note string
-	// InProject reports that the file belongs to a project, whose directory the client
-	// starts servers in.
+	// InProject reports that the file belongs to a project. The client starts servers
+	// in the project's directory.
 	InProject bool
-	// keys lead to the object that has the servers by their names.
+	// keys lead to the object with the servers by name.
 	keys []string
 	toml bool
 	file func(p Places) string
-	// entry returns the value of one server.
+	// entry returns the value of a server.
 	entry func(command string, args []string) map[string]any
-	// workspace is the variable that the client replaces by the project's directory; "" means that it
-	// replaces nothing.
+	// workspace is the client's variable for the project's directory, or "".
 	workspace string
 }
 
-// Places are the directories that a client's file may be in.
+// Places are the directories of clients' files.
 type Places struct {
-	// Home and Project are absolute. ConfigHome is XDG_CONFIG_HOME or its default, CodexHome
-	// is CODEX_HOME or its default.
+	// Home and Project are absolute. ConfigHome and CodexHome are the variables
+	// XDG_CONFIG_HOME and CODEX_HOME or their defaults.
 	Home, ConfigHome, CodexHome, Project string
 }
 
@@ -102,8 +102,8 @@ func Find(name string) (Client, bool) {
 // File returns the path of the client's configuration.
 func (c Client) File(p Places) string { return c.file(p) }
 
-// Workspace returns how the client's configuration names the directory project: by a
-// variable of the client's, by nothing ("") where it starts servers there, or by its path.
+// Workspace returns the name of the directory project in the client's configuration:
+// the client's variable, "" if the client starts servers there, or the path.
 func (c Client) Workspace(project string) string {
 	switch {
 	case c.workspace != "":
@@ -120,25 +120,24 @@ type Server struct {
 	Args          []string
 }
 
-// Snippet returns a whole configuration with only this server.
+// Snippet returns a complete configuration with only this server.
 func (c Client) Snippet(s Server) (string, error) {
 	text, err := c.Add(nil, s)
 	return string(text), err
 }
 
-// Errors of [Client.Add].
 var (
-	// ErrPresent reports that the server is there already, as it would be added.
+	// ErrPresent means that the same server is already there.
 	ErrPresent = errors.New("the server is there already")
-	// ErrOther reports that another server has the name.
+	// ErrOther means that another server has the name.
 	ErrOther = errors.New("another server has the name")
-	// ErrFormat reports a configuration that can't be extended without losing something
-	// of it, such as one with comments or with values of other kinds.
+	// ErrFormat means that the configuration can't be extended without losing parts,
+	// such as comments or values of other kinds.
 	ErrFormat = errors.New("the file can't be extended")
 )
 
-// Add returns the text of a configuration with a server added. Everything that was in it
-// stays as it is, byte by byte.
+// Add adds a server to the text of a configuration. It keeps everything else byte by
+// byte.
 func (c Client) Add(text []byte, s Server) ([]byte, error) {
 	if c.toml {
 		return c.addTOML(text, s)
@@ -146,7 +145,7 @@ func (c Client) Add(text []byte, s Server) ([]byte, error) {
 	return c.addJSON(text, s)
 }
 
-// inlineTable matches the servers as a table in one line.
+// inlineTable matches the servers as a table on one line.
 var inlineTable = regexp.MustCompile(`(?m)^\s*"?mcp_servers"?\s*=`)
 
 func (c Client) addTOML(text []byte, s Server) ([]byte, error) {
@@ -164,7 +163,7 @@ func (c Client) addTOML(text []byte, s Server) ([]byte, error) {
 		return nil, fmt.Errorf("encode server: %w", err)
 	}
 	block := addition.String()
-	block = strings.TrimPrefix(block, "["+c.keys[0]+"]\n") // the table of the server says it all
+	block = strings.TrimPrefix(block, "["+c.keys[0]+"]\n") // the server's own table suffices
 	lines := strings.Split(strings.TrimRight(block, "\n"), "\n")
 	for i := range lines {
 		lines[i] = strings.TrimSpace(lines[i])
@@ -178,7 +177,7 @@ func (c Client) addTOML(text []byte, s Server) ([]byte, error) {
 	if servers, ok := before[c.keys[0]].(map[string]any); ok && servers[s.Name] != nil {
 		return nil, compareEntries(servers[s.Name], want)
 	}
-	if inlineTable.Match(text) { // which is closed, though some readers extend it
+	if inlineTable.Match(text) { // it is closed, though some readers extend it
 		return nil, fmt.Errorf("%w: %s is a table in one line", ErrFormat, c.keys[0])
 	}
 	out := bytes.Clone(text)
@@ -248,13 +247,13 @@ func (c Client) addJSON(text []byte, s Server) ([]byte, error) {
 }
 
 func quoteString(s string) string {
-	text, _ := json.Marshal(s) // a string always has one
+	text, _ := json.Marshal(s) // a string is always valid
 	return string(text)
 }
 
-// findMember follows keys through the objects of valid JSON. missing are the keys that are not
-// there, of which the first belongs into the object that begins before the offset at. found
-// is the value if none is missing. A key that is given twice is an error.
+// findMember follows keys through the objects of valid JSON. missing are the keys that
+// don't exist: the first belongs in the object that begins before the offset at. found
+// is the value if none is missing. A duplicate key is an error.
 func findMember(text []byte, keys []string) (at int, missing []string, found []byte, err error) {
 	rest, base := text, 0
 	for i, key := range keys {

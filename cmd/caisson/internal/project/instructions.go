@@ -20,22 +20,21 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Instruction is an instruction file of a workspace that can be trusted as it is.
+// Instruction is an instruction file of a workspace that can be trusted.
 type Instruction struct {
-	// Path is relative to the workspace; it may hold control characters.
+	// Path is relative to the workspace. It may contain control characters.
 	Path   string `json:"path"`
 	SHA256 string `json:"sha256"`
-	// Text is the content, safe for display.
+	// Text is the content, safe to show.
 	Text string `json:"text"`
 }
 
 // maxInstructions bounds the instruction files of a workspace that can be trusted.
 const maxInstructions = 64
 
-// FindInstructions returns the instruction files of a workspace, that of the root first
-// and then those of its directories by path, after them the SKILL.md of its skills, and
-// notes on those that can't be trusted. No symlink is followed but those of skills that
-// stay in the workspace.
+// FindInstructions returns the instruction files of a workspace, the root's first and
+// then others by path, and then the SKILL.md files. notes describe files that can't be
+// trusted. It follows only symlinks of skills that stay in the workspace.
 func FindInstructions(ctx context.Context, dir *os.File, hostPath string) (found []Instruction, notes []string, err error) {
 	r, err := workspace.NewReader(dir, workspace.ReaderOptions{HostPath: hostPath, MaxEntries: maxEntries, Deadline: 10 * time.Second})
 	if err != nil {
@@ -65,7 +64,8 @@ func FindInstructions(ctx context.Context, dir *os.File, hostPath string) (found
 	return append(found, skills...), append(notes, skillNotes...), nil
 }
 
-// findSkills returns the skills of a workspace, each with what counts of its SKILL.md.
+// findSkills returns the skills of a workspace, each with the parts of its SKILL.md
+// that are used.
 func findSkills(ctx context.Context, r *workspace.Reader) (found []Instruction, notes []string) {
 	set := skill.Find(ctx, skill.Options{Workspace: r})
 	for _, i := range set.Ignored() {
@@ -82,7 +82,6 @@ func findSkills(ctx context.Context, r *workspace.Reader) (found []Instruction, 
 	return found, notes
 }
 
-// instructionPaths returns the paths of a workspace's instruction files, in order.
 func instructionPaths(entries []workspace.Entry) []string {
 	names := runner.InstructionNames()
 	top, nested := len(names), []string(nil)
@@ -123,7 +122,7 @@ func readInstruction(ctx context.Context, r *workspace.Reader, name string) (Ins
 	return Instruction{Path: name, SHA256: hex.EncodeToString(sum[:]), Text: text}, nil
 }
 
-// TrustedFiles returns files as trust is bound to them, in the order of their names.
+// TrustedFiles returns files in the form that trust stores, sorted by path.
 func TrustedFiles(list []Instruction) []approval.TrustedFile {
 	files := []approval.TrustedFile{}
 	for _, i := range list {

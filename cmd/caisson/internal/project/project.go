@@ -1,5 +1,5 @@
 // Package project recognises the build tools of a workspace by the names of its files.
-// It opens none of them: a workspace is hostile data.
+// It opens no build file: a workspace is hostile data.
 package project
 
 import (
@@ -13,21 +13,19 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Tool is a build tool or package manager that a workspace uses.
+// Tool is a build tool or package manager.
 type Tool struct {
-	// Name is the tool's, such as Go.
 	Name string
-	// Programs are those that commands need.
+	// Programs are the tool's programs.
 	Programs []string
-	// Cache is the cache that it fills, as the setting caches has it, "" for none.
+	// Cache is the tool's cache, as in the setting caches, or "".
 	Cache string
-	// Preset is the egress preset of its registries, "" for none.
+	// Preset is the egress preset of its registries, or "".
 	Preset string
 
 	files []string
 }
 
-// tools are the tools that are recognised.
 var tools = []Tool{
 	{Name: "Go", files: []string{"go.mod", "go.work"}, Programs: []string{"go"}, Cache: "go", Preset: "go"},
 	{Name: "Node.js", files: []string{"package.json"}, Programs: []string{"node", "npm"}, Cache: "npm", Preset: "npm"},
@@ -41,10 +39,10 @@ var tools = []Tool{
 	{Name: "Gradle", files: []string{"build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts"}, Programs: []string{"java", "gradle"}, Cache: "~/.gradle", Preset: "maven"},
 }
 
-// wrappers are the files by which a workspace brings a program itself.
+// wrappers are scripts in the workspace that replace programs.
 var wrappers = map[string]string{"mvn": "mvnw", "gradle": "gradlew"}
 
-// Files returns the names of files by which tools are recognised.
+// Files returns the file names that identify tools.
 func Files() []string {
 	var names []string
 	for _, t := range tools {
@@ -56,21 +54,19 @@ func Files() []string {
 // Found is a tool that a workspace uses.
 type Found struct {
 	Tool
-	// File is the file that showed it, relative to the workspace. It may hold control
-	// characters. Dir is the directory that it is in, "." for the workspace's own.
+	// File is the file that identified it, relative to the workspace. It may contain
+	// control characters. Dir is its directory, "." for the workspace.
 	File, Dir string
-	// Vendored is set if the dependencies are in the workspace.
-	Vendored bool
+	Vendored  bool
 }
 
-// maxEntries bounds the entries of directories that are read.
 const maxEntries = 20_000
 
-// skipped are directories that hold other people's projects.
+// skipped are directories with other people's projects.
 var skipped = []string{"node_modules", "vendor", "target", "testdata", "third_party"}
 
-// Find returns the tools of a workspace, at the top and in the directories there, each
-// once. No symlink is followed. partial is set if there were too many entries.
+// Find returns the tools of a workspace, at its top and one directory below, each once.
+// It follows no symlinks. partial is set if there were too many entries.
 func Find(ctx context.Context, dir *os.File, hostPath string) (found []Found, partial bool, err error) {
 	r, err := workspace.NewReader(dir, workspace.ReaderOptions{HostPath: hostPath, MaxEntries: maxEntries, Deadline: 10 * time.Second})
 	if err != nil {

@@ -1,4 +1,3 @@
-// Package citest models the runners of CI systems, for tests.
 package citest
 
 import (
@@ -7,13 +6,13 @@ import (
 	"unicode/utf16"
 )
 
-// GitHub is a model of GitHub's runner: how it splits what a step prints
-// into lines, and which of them it obeys (actions/runner: ActionCommand.cs,
-// ActionCommandManager.cs, OutputManager.cs).
+// GitHub models GitHub's runner: how it splits a step's output into lines, and which of
+// them it obeys (actions/runner: ActionCommand.cs, ActionCommandManager.cs,
+// OutputManager.cs).
 type GitHub struct {
-	// Token resumes commands, "" where they are not stopped.
+	// Token resumes commands. It is "" if they are not stopped.
 	Token string
-	// Obeyed are the lines that were obeyed, stop-commands and its end aside.
+	// Obeyed are the obeyed lines, except stop-commands and its end.
 	Obeyed []string
 }
 
@@ -21,8 +20,7 @@ var commands = []string{
 	"stop-commands", "set-env", "set-output", "save-state", "add-mask", "add-path", "add-matcher", "remove-matcher", "debug", "warning", "error", "notice", "group", "endgroup", "echo",
 }
 
-// decode reads a stream as .NET's StreamReader does: by its byte order mark,
-// UTF-8 where there is none.
+// decode reads a stream like .NET's StreamReader: by its byte order mark, or as UTF-8.
 func decode(stream string) string {
 	wide := func(body string, big bool) string {
 		var units []uint16
@@ -44,7 +42,7 @@ func decode(stream string) string {
 	return strings.TrimPrefix(strings.ToValidUTF8(stream, "\ufffd"), "\ufeff")
 }
 
-// Read takes a whole stream.
+// Read reads a complete stream.
 func (r *GitHub) Read(stream string) {
 	for _, line := range strings.FieldsFunc(decode(stream), func(c rune) bool { return c == '\n' || c == '\r' }) {
 		r.line(line)
@@ -100,9 +98,9 @@ func (r *GitHub) parseV1(line string) (name, data string, ok bool) {
 	return name, data, ok && r.registered(name)
 }
 
-// Others returns the lines that Azure's agent obeys or warns of
-// (azure-pipelines-agent: Command.cs, WorkerCommandManager.cs), and those that
-// TeamCity's takes for service messages.
+// Others returns the lines that Azure's agent obeys or warns about
+// (azure-pipelines-agent: Command.cs, WorkerCommandManager.cs) and that TeamCity's
+// takes for service messages.
 func Others(stream string) []string {
 	return append(linesWith(stream, "##vso"), linesWith(stream, "##teamcity[")...)
 }
