@@ -65,11 +65,10 @@ discarded, or expires (keep_changes).
 	}, &f, usesConfig|usesInput|appliesChanges|interruptible, statuses{exitFailed: "a change could not be applied, or the apply did not finish"})
 }
 
-// apply does what the flags say.
 func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	session := k.layers.Info().Session
-	// With the lock held, the session's Caisson is gone; removeSandbox waits for its
-	// sandbox.
+	// Once the lock is held, the session's Caisson has ended. removeSandbox waits for
+	// its sandbox.
 	if err := k.layers.Lock(); err != nil {
 		return keptError(k.layers.Info(), err)
 	}
@@ -85,7 +84,7 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 		fmt.Fprintf(k.app.stderr, "the changes of session %s are discarded\n", session)
 		return nil
 	}
-	// What a person should read is said before anything is changed.
+	// Show the warnings before changing anything.
 	changes, err := k.readChanges(ctx)
 	if err != nil {
 		return err
@@ -110,18 +109,17 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	return status
 }
 
-// sessionDir returns the directory of the session.
 func (k *keptChanges) sessionDir() string { return filepath.Dir(k.layers.Dir()) }
 
-// tellCaches reports that what the session wrote to caches could not be merged or
-// removed. The changes of the workspace don't depend on it.
+// tellCaches reports an error of merging or dropping the session's caches. It doesn't
+// affect the changes of the workspace.
 func (k *keptChanges) tellCaches(err error) {
 	if err != nil {
 		k.app.printLines("caisson: " + makeSafe(err.Error()) + ": the next run removes the rest")
 	}
 }
 
-// exitStatus returns the exit status of an apply as an error, nil for success.
+// exitStatus returns the exit status of an apply as an error, or nil for success.
 func (k *keptChanges) exitStatus(ctx context.Context, r *overlay.Result, f applyFlags, err error) error {
 	interrupted := interruption(ctx)
 	switch {
@@ -135,7 +133,6 @@ func (k *keptChanges) exitStatus(ctx context.Context, r *overlay.Result, f apply
 	return nil
 }
 
-// tellApplied describes the result on standard error.
 func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	session := k.layers.Info().Session
 	k.tell(ui.Failed(listFailures(r), k.colour))

@@ -19,13 +19,12 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// anything is the value of --tool and --workspace that matches all.
+// anything is the value of --tool and --workspace that matches everything.
 const anything = "*"
 
-// defaultPhraseTool is whose commands caisson approvals trust is about.
+// defaultPhraseTool is the tool of caisson approvals trust without --tool.
 const defaultPhraseTool = "shell"
 
-// approvalFlags are the flags of the commands about approvals.
 type approvalFlags struct {
 	Tool      string `flag:"tool" doc:"a tool: its name, or the form that models write (server__tool)"`
 	Workspace string `flag:"workspace" doc:"directory of the workspace (default: the working directory; for list and --all, every workspace)"`
@@ -95,7 +94,7 @@ calls dangerous. It is no error if the phrase is approved already.
 	}, &f, usesConfig|usesInput, nil)
 }
 
-// toolName returns the canonical name of --tool, "" for any.
+// toolName returns the canonical name of --tool, or "" for any tool.
 func (f approvalFlags) toolName() (tools.Name, error) {
 	if f.Tool == "" || f.Tool == anything {
 		return "", nil
@@ -107,8 +106,8 @@ func (f approvalFlags) toolName() (tools.Name, error) {
 	return name, nil
 }
 
-// grantFilter matches what --tool and --workspace say; directory is taken where
-// --workspace is not given, "" is every one.
+// grantFilter matches --tool and --workspace. Without --workspace it takes directory,
+// "" for any.
 func (f approvalFlags) grantFilter(env environ, directory string) (func(approval.Grant) bool, error) {
 	name, err := f.toolName()
 	if err != nil {
@@ -148,7 +147,7 @@ func listApprovals(a *app, match func(approval.Grant) bool, asJSON bool) error {
 	})
 }
 
-// describeGrants lists answers by workspace.
+// describeGrants lists answers by workspace. They must be sorted by it.
 func describeGrants(p *page, list []approval.Grant) {
 	workspace := ""
 	for _, g := range list {
@@ -206,8 +205,8 @@ func revokeApprovals(a *app, f approvalFlags, all bool, args []string) error {
 	})
 }
 
-// storedForm is a phrase as it is stored; what can't be stored stays as it is,
-// and matches nothing.
+// storedForm returns a phrase in the form that is stored. It returns a phrase that
+// can't be stored unchanged: it matches nothing.
 func storedForm(phrase string) string {
 	if canonical, err := policy.StaticPhrase(phrase); err == nil {
 		return canonical
@@ -215,7 +214,6 @@ func storedForm(phrase string) string {
 	return phrase
 }
 
-// nothingMatched returns the reason why nothing was revoked.
 func nothingMatched(list []approval.Grant, named func(approval.Grant) bool, args []string) error {
 	hint := "caisson approvals list shows what is stored."
 	others := 0
@@ -236,7 +234,7 @@ func nothingMatched(list []approval.Grant, named func(approval.Grant) bool, args
 // trustedPhrase is the output of caisson approvals trust --json.
 type trustedPhrase struct {
 	approval.Grant
-	// Changed is false where it was approved already.
+	// Changed is false if the phrase was already approved.
 	Changed bool `json:"changed"`
 }
 
@@ -299,8 +297,8 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 	return a.say("%s: %s %s, in %s.", name, phrase, said, w.Path)
 }
 
-// trustablePhrase is a phrase as it is stored. It refuses what could never take
-// effect: no call would ever be found to be it, or it would be asked about anyway.
+// trustablePhrase returns text in the form that is stored. It refuses phrases whose
+// approval would have no effect: no call would match, or the policy would ask anyway.
 func trustablePhrase(conf *config.Config, text string) (string, error) {
 	phrase, err := policy.StaticPhrase(text)
 	if err != nil {
@@ -321,9 +319,9 @@ func trustablePhrase(conf *config.Config, text string) (string, error) {
 	return phrase, nil
 }
 
-// findPhraseTool returns the hash of the definition of a tool, "" for our own. It refuses
-// tools that run no commands, and what is no tool that is known without a session: an
-// approval of a phrase would never be found.
+// findPhraseTool returns the hash of a tool's definition, "" for Caisson's own tools.
+// It refuses tools that run no commands or aren't known without a session: an approval
+// of a phrase would never match.
 func findPhraseTool(conf *config.Config, name tools.Name) (definition string, err error) {
 	defs, err := toolsOf(conf)
 	if err != nil {
@@ -341,7 +339,6 @@ func findPhraseTool(conf *config.Config, name tools.Name) (definition string, er
 	return defs[i].Hash, nil
 }
 
-// newAuthor is on whose behalf a command changes what is decided for good.
 func newAuthor(a *app, by string) approval.Author {
 	return approval.Author{By: by, Redact: redact.New(knownSecrets(a)).JSON}
 }
@@ -365,7 +362,7 @@ The log is $XDG_STATE_HOME/caisson/changes.jsonl, a plain file of yours.
 			}
 			changes, err := approval.ReadChanges(a.environ.stateDir())
 			if err != nil {
-				err = stateProblem(err) // what could be read is shown
+				err = stateProblem(err) // show what could be read
 			}
 			return errors.Join(a.show(f.JSON, record.NonNil(changes), func(p *page) {
 				if len(changes) == 0 && err == nil {
@@ -396,8 +393,8 @@ func whoText(c approval.Change) string {
 	return fmt.Sprintf("%s (%d)", c.User, c.UID)
 }
 
-// entryText describes one entry of a file of answers. An entry that can't be read stays as
-// it is.
+// entryText describes an entry of a file of answers. It returns an entry that it can't
+// read unchanged.
 func entryText(file string, entry json.RawMessage) string {
 	switch file {
 	case approvalsFile:

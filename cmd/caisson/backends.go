@@ -24,24 +24,22 @@ import (
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
-// sweepTime bounds the questions to all backends.
 const sweepTime = 30 * time.Second
 
-// engineTime bounds the question where an engine is.
+// engineTime bounds asking an engine whether it is local.
 const engineTime = 10 * time.Second
 
-// backends are the sandbox backends of this machine, with the settings of a command.
+// backends are this machine's sandbox backends, with a command's settings.
 type backends struct {
 	*settings
 	host   *caisson.Host
 	finder *programs.Finder
 }
 
-// pathLock guards changes of this process's PATH.
 var pathLock sync.Mutex
 
-// openBackends makes the host from the settings. Nothing is started, and no engine is
-// contacted. w is nil where the command has no workspace.
+// openBackends makes the host from the settings. It starts nothing and contacts no
+// engine. w is nil if the command has no workspace.
 func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 	if err := s.makeStateDir(); err != nil {
 		return nil, err
@@ -52,17 +50,17 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 		workspace = w.Path
 	}
 	finder.Writable = func() []string { return s.writableDirs(workspace) }
-	pathLock.Lock() // sessions of a server open at once
+	pathLock.Lock() // a server opens sessions concurrently
 	defer pathLock.Unlock()
 	writable := finder.Writable()
 	if w == nil {
-		if here, err := workspaceFor(s.environ, ""); err == nil { // home and what holds it are none
+		if here, err := workspaceFor(s.environ, ""); err == nil { // fails for the home directory and its parents
 			writable = append(writable, here.Path)
 			_ = here.Close()
 		}
 	}
 	finder.Path, s.environ = programs.CleanPath(finder.Path, writable), programs.CleanEnviron(s.environ, writable)
-	// Some dependencies start programs too, such as credential helpers of registries.
+	// Some dependencies start programs too, such as registry credential helpers.
 	if err := os.Setenv("PATH", programs.CleanPath(os.Getenv("PATH"), writable)); err != nil {
 		return nil, err
 	}
@@ -88,8 +86,8 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 	return &backends{settings: s, host: host, finder: finder}, nil
 }
 
-// findProgramIn returns a program that lies in a directory and that all sandboxes of these
-// backends need, caisson-guest or a runtime. It returns "" if there is none.
+// findProgramIn returns a program in dir that all sandboxes of these backends need:
+// caisson-guest or a runtime. It returns "" if dir has none.
 func (bs *backends) findProgramIn(dir string) string {
 	c := &bs.conf.Programs
 	guest, _ := bs.finder.Find(c.Guest, "caisson-guest")
@@ -103,7 +101,7 @@ func (bs *backends) findProgramIn(dir string) string {
 	return ""
 }
 
-// openDefaultBackends makes the host from the settings without flags.
+// openDefaultBackends makes the host from the settings, ignoring flags.
 func openDefaultBackends(a *app) (*backends, error) {
 	s, err := loadSettings(a, config.File{}, "")
 	if err != nil {
@@ -112,7 +110,7 @@ func openDefaultBackends(a *app) (*backends, error) {
 	return openBackends(s, nil)
 }
 
-// readyBackend is a backend that was chosen, and what was removed before.
+// readyBackend is the chosen backend, with the result of the sweep that followed.
 type readyBackend struct {
 	backend sandbox.Creator
 	choice  record.BackendChoice
@@ -130,12 +128,11 @@ func (bs *backends) choose(ctx context.Context, u reporter) (*readyBackend, erro
 	return &readyBackend{backend, choice, removed, left}, nil
 }
 
-// setLogger makes a session's or the server's log that of what is made from now on.
+// setLogger sets the log, of a session or the server, for everything made from now on.
 func (bs *backends) setLogger(l *zap.Logger) {
 	bs.host.SetLogger(l)
 }
 
-// openImages opens the image store.
 func (bs *backends) openImages(ctx context.Context) (*store.Store, error) {
 	if bs.environ.cacheDir() == "" {
 		return nil, &commandError{Status: exitConfig, Problem: record.Problem{
@@ -152,7 +149,6 @@ func (bs *backends) openImages(ctx context.Context) (*store.Store, error) {
 	return opened, err
 }
 
-// close ends what was made.
 func (bs *backends) close() {
 	_ = bs.host.Close() // connections to engines
 }
@@ -169,8 +165,8 @@ func valueOf(s *string) string {
 type lateBackend struct {
 	choose func(ctx context.Context) (sandbox.Creator, error)
 
-	// turn holds one value during a choice. Sessions of a server share a
-	// backend: one that is cancelled does not wait for another's engine.
+	// turn holds one value during a choice. Sessions of a server share a backend: a
+	// cancelled one must not wait for another's engine.
 	turn   chan struct{}
 	chosen sandbox.Creator
 }
@@ -179,7 +175,7 @@ func newLateBackend(choose func(ctx context.Context) (sandbox.Creator, error)) *
 	return &lateBackend{choose: choose, turn: make(chan struct{}, 1)}
 }
 
-// Create chooses the backend, the first time, and makes the sandbox with it.
+// Create makes the sandbox. The first call chooses the backend.
 func (l *lateBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	b, err := l.chooseOnce(ctx)
 	if err != nil {
@@ -202,8 +198,8 @@ func (l *lateBackend) chooseOnce(ctx context.Context) (_ sandbox.Creator, err er
 }
 
 // mountsOverlays reports whether the backend can mount overlays of a workspace. Only an
-// engine on another machine can't, and auto chooses none. One that does not answer counts
-// as one that can: its choice fails with the reason.
+// engine on another machine can't, and auto never chooses one. An engine that doesn't
+// answer counts as able: choosing it fails with the reason.
 func (bs *backends) mountsOverlays(ctx context.Context) bool {
 	if *bs.conf.Backend != docker.Name {
 		return true
@@ -218,9 +214,9 @@ func (bs *backends) mountsOverlays(ctx context.Context) bool {
 	return err != nil || info.Local
 }
 
-// findBackend chooses the backend of one session, and removes what dead owners
-// left. Where no sandbox may be needed, it is chosen by the first call that needs
-// one. A choice that fails is a failure of such calls.
+// findBackend chooses one session's backend and removes what dead owners left. If a
+// sandbox may not be needed, the first call that needs one chooses. If choosing fails,
+// such calls fail.
 func (bs *backends) findBackend(ctx context.Context, u reporter, needed bool) (*readyBackend, error) {
 	if !needed {
 		return bs.chooseLate("nothing that may be called needs one", func(ctx context.Context) (sandbox.Creator, error) {
@@ -235,16 +231,16 @@ func (bs *backends) findBackend(ctx context.Context, u reporter, needed bool) (*
 	return bs.chooseLate(noneCanStart+err.Error(), func(context.Context) (sandbox.Creator, error) { return nil, err }), nil
 }
 
-// noneCanStart begins the reason of a choice that failed.
+// noneCanStart begins the reason for a failed choice.
 const noneCanStart = "none can start: "
 
-// chooseLate returns a backend that is chosen by the first call that needs it.
+// chooseLate returns a backend that the first call that needs it chooses.
 func (bs *backends) chooseLate(why string, choose func(ctx context.Context) (sandbox.Creator, error)) *readyBackend {
 	return &readyBackend{backend: newLateBackend(choose), choice: record.BackendChoice{Asked: *bs.conf.Backend, Why: why}}
 }
 
-// mountPoint returns where the workspace is mounted in the container. For an image's own
-// WORKDIR it looks the image up.
+// mountPoint returns where the container has the workspace. It may look up the image's
+// WORKDIR.
 func (bs *backends) mountPoint(ctx context.Context, image images.Reference) (string, error) {
 	target, err := bs.host.MountPoint(ctx, image, *bs.conf.Workdir)
 	if errors.Is(err, sandbox.ErrInvalid) {
@@ -255,7 +251,7 @@ func (bs *backends) mountPoint(ctx context.Context, image images.Reference) (str
 	return target, err
 }
 
-// openMounts opens the directories of the user, once.
+// openMounts opens the user's directories, once.
 func (s *sessionBuilder) openMounts(target string) error {
 	list, err := s.conf.UserMounts()
 	if err != nil || s.mounts != nil {
@@ -267,8 +263,8 @@ func (s *sessionBuilder) openMounts(target string) error {
 	return nil
 }
 
-// absentWarnings returns a warning about what an image lacks, if it lacks anything. The
-// backend reports an image that can't be read.
+// absentWarnings warns about programs that the image lacks. It ignores an image that
+// can't be read: the backend reports that.
 func (s *sessionBuilder) absentWarnings(ctx context.Context, image images.Reference) []string {
 	absent, err := s.host.FindAbsentPrograms(ctx, image, s.workspace.Path)
 	if err != nil {
@@ -277,8 +273,8 @@ func (s *sessionBuilder) absentWarnings(ctx context.Context, image images.Refere
 	return s.describeAbsent(absent)
 }
 
-// describeAbsent makes one warning of what an image lacks: people who know it are
-// told again in every run.
+// describeAbsent makes one warning at most: people who know about it see it in every
+// run.
 func (s *sessionBuilder) describeAbsent(absent []host.Absent) []string {
 	switch {
 	case len(absent) == 0:

@@ -21,13 +21,12 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// trialFlags are the flags of all commands that run trials or verify them.
+// trialFlags are the flags of all commands that run or verify trials.
 type trialFlags struct {
 	Parallel int      `flag:"parallel" doc:"run at most this many at a time (default: the number of processors); memory, processors and disk must suffice too"`
 	TaskEnv  []string `flag:"task-env" doc:"variable of this machine that tasks get if they refer to it as ${NAME} (repeatable)"`
 }
 
-// batchFlags are the flags of caisson batch.
 type batchFlags struct {
 	Out      string   `flag:"out,o" default:"caisson-batch" doc:"directory of the results"`
 	Agents   []string `flag:"agent" doc:"oracle (the task's own solution) or nop (nothing) instead of a model (repeatable)"`
@@ -86,7 +85,7 @@ Docker has no root inside, so auto uses gvisor for Harbor tasks.
 	return cmd
 }
 
-// needTasks and oneBatch check the arguments of commands about batches.
+// needTasks and oneBatch check the arguments of batch commands.
 var (
 	needTasks = wantArgs(1, -1, "tasks: directories or .jsonl files")
 	oneBatch  = wantArgs(1, 1, "one directory of results")
@@ -100,7 +99,7 @@ func (f *batchFlags) readFlags(env environ) (s batch.Shard, maxCost int64, err e
 		}
 	}
 	for _, model := range f.models.values {
-		if !utf8.ValidString(model) { // JSON can't have it, so results would be another agent's
+		if !utf8.ValidString(model) { // it can't be stored in JSON: results would name another agent
 			return s, 0, newUsageError("--model %q: not UTF-8", model)
 		}
 	}
@@ -108,7 +107,7 @@ func (f *batchFlags) readFlags(env environ) (s batch.Shard, maxCost int64, err e
 		return s, 0, newUsageError("--attempts must be positive, and --parallel and --retries not negative")
 	}
 	if f.maxCost = f.Settings.Limits.Cost; f.maxCost != nil {
-		maxCost, f.Settings.Limits.Cost = int64(*f.maxCost), nil // it is no limit of each trial
+		maxCost, f.Settings.Limits.Cost = int64(*f.maxCost), nil // not a limit of each trial
 	}
 	s, err = batchui.ParseShard(f.Shard, env.get)
 	if err != nil {
@@ -117,7 +116,6 @@ func (f *batchFlags) readFlags(env environ) (s batch.Shard, maxCost int64, err e
 	return s, maxCost, err
 }
 
-// runBatch runs a batch to its end.
 func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err error) {
 	shard, maxCost, err := f.readFlags(a.environ)
 	if err != nil {
@@ -155,8 +153,8 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 	return b.runTrials(ctx, maxCost)
 }
 
-// loadTasks reads tasks. They get no variables of the machine but the named ones: who wrote
-// a task may want the user's keys.
+// loadTasks reads tasks. They can refer only to the named variables of this machine: a
+// task's author may want the user's keys.
 func loadTasks(env environ, paths, variables []string) ([]task.Task, error) {
 	tasks, err := task.Load(paths, task.Options{Lookup: func(name string) (string, bool) {
 		if !slices.Contains(variables, name) {
@@ -170,8 +168,7 @@ func loadTasks(env environ, paths, variables []string) ([]task.Task, error) {
 	return tasks, nil
 }
 
-// refuseRoot marks tasks whose commands run as root as unsupported if the backend has no root
-// inside.
+// refuseRoot marks tasks that need root as unsupported if the backend has no root.
 func refuseRoot(tasks []task.Task, backend string) {
 	for i := range tasks {
 		if t := &tasks[i]; t.Environment.Root && backend == "docker" {
@@ -180,8 +177,8 @@ func refuseRoot(tasks []task.Task, backend string) {
 	}
 }
 
-// refuseUnsupported lists the tasks that can't be run, and returns an error unless they may be
-// left out.
+// refuseUnsupported lists the unsupported tasks. It returns an error if there are any,
+// unless --skip-unsupported is given.
 func (b *batchSession) refuseUnsupported() error {
 	n, hint := 0, ""
 	for _, t := range b.tasks {
@@ -200,7 +197,6 @@ func (b *batchSession) refuseUnsupported() error {
 		cmp.Or(hint, "Fix what is invalid, or ")+"leave them out with --skip-unsupported: they stand in every report, and in no rate.")
 }
 
-// runTrials runs the trials.
 func (b *batchSession) runTrials(ctx context.Context, maxCost int64) error {
 	spec := batch.Spec{
 		Version: programVersion(), Backend: b.choice.Chosen, Tasks: batch.NewSpecTasks(b.tasks), Agents: b.agents, Attempts: b.flags.Attempts, Shard: b.shard,
@@ -223,15 +219,15 @@ func (b *batchSession) runTrials(ctx context.Context, maxCost int64) error {
 	return finishBatch(ctx, b.app, ledger, totals, err)
 }
 
-// writeReports writes the reports of a batch after its trials have ended with an error or nil. It
-// returns that error, or the one of an interruption.
+// writeReports writes a batch's reports after its trials ended with err, which may be
+// nil. It returns that error, or the interruption.
 func writeReports(ctx context.Context, ledger *batch.Ledger, err error) (batch.Summary, error) {
 	summary, writeErr := batchui.WriteReports(ledger.Dir())
 	return summary, cmp.Or(errors.Join(describeEnd(err), writeErr), interruption(ctx))
 }
 
-// finishBatch writes the reports and the summary of a batch after its trials have ended with an
-// error or nil.
+// finishBatch writes a batch's reports and summary after its trials ended with err,
+// which may be nil.
 func finishBatch(ctx context.Context, a *app, ledger *batch.Ledger, totals batch.Totals, err error) error {
 	summary, err := writeReports(ctx, ledger, err)
 	if err != nil {
@@ -290,8 +286,8 @@ Without --out, the results are in a temporary directory, which is removed if all
 	})
 }
 
-// finishCheck writes which tasks are unsound after the trials of a check have ended with an error
-// or nil.
+// finishCheck lists the unsound tasks after the trials of a check ended with err, which
+// may be nil.
 func finishCheck(ctx context.Context, a *app, ledger *batch.Ledger, trials []batch.Trial, err error) error {
 	if _, err := writeReports(ctx, ledger, err); err != nil {
 		return err

@@ -41,13 +41,13 @@ func (f *fleetFlags) check() error {
 	return nil
 }
 
-// idleText is the text for a coordinator from which no worker takes trials.
+// idleText is the message of a coordinator that has no workers.
 func (f *fleetFlags) idleText() string {
 	return "no worker takes trials: start workers with caisson batch worker --nats " + safeurl.List(f.Servers) + " --results " + f.Results
 }
 
-// open opens the store and connects to NATS; report is called when the connection is lost
-// or made again.
+// open opens the store and connects to NATS. It calls report when the connection is
+// lost or restored.
 func (f *fleetFlags) open(ctx context.Context, env environ, report func(string)) (results.Store, *fleet.Conn, error) {
 	store, err := results.Open(ctx, f.Results, env.lookup)
 	if err != nil {
@@ -61,8 +61,8 @@ func (f *fleetFlags) open(ctx context.Context, env environ, report func(string))
 	return store, conn, nil
 }
 
-// coordinateBatch runs a batch on workers. Nothing of a trial runs here, so neither a backend
-// nor a key of a model is needed.
+// coordinateBatch runs a batch on workers. No part of a trial runs here, so it needs no
+// backend and no model key.
 func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string, tasks []task.Task, shard batch.Shard, maxCost int64) (err error) {
 	if shard != (batch.Shard{}) {
 		return newUsageError("a shard can't be run by workers: leave out --nats or --shard")
@@ -166,7 +166,6 @@ its own models, backends and keys; the backend and the default image must be the
 	}, &f, usesConfig|usesInput|startsSandbox|asksModel|interruptible, statuses{exitDone: "the batch has ended", exitInput: "a task can't be read, or differs from the coordinator's"})
 }
 
-// runBatchWorker runs trials until the batch has ended.
 func runBatchWorker(ctx context.Context, a *app, f *batchFlags, paths []string) error {
 	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), a.warn, a.exit)
 	defer stop()
@@ -205,7 +204,7 @@ func runBatchWorker(ctx context.Context, a *app, f *batchFlags, paths []string) 
 	}
 }
 
-// workOnRun runs trials of one run of the coordinator.
+// workOnRun runs trials of one of the coordinator's runs.
 func workOnRun(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags, paths []string, store results.Store, conn *fleet.Conn, run fleet.Run) (err error) {
 	if len(paths) == 0 {
 		paths = run.Paths
@@ -225,7 +224,7 @@ func workOnRun(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	if err := b.checkRun(run); err != nil {
 		return err
 	}
-	if _, err := b.findAgents(batchFlags{Agents: run.Spec.Agents}); err != nil { // before a trial could fail for it
+	if _, err := b.findAgents(batchFlags{Agents: run.Spec.Agents}); err != nil { // fail before a trial would
 		return err
 	}
 	if err := b.sweepDead(ctx); err != nil {
@@ -248,8 +247,8 @@ func workOnRun(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	})
 }
 
-// checkRun returns an error if this machine's results would not be comparable to others' of
-// the run.
+// checkRun returns an error if this machine's results could not be compared with others
+// of the run.
 func (b *batchSession) checkRun(run fleet.Run) error {
 	if version := programVersion(); version != run.Spec.Version {
 		return newFailure(exitConfig, nil, fmt.Sprintf("this is caisson %s, and the coordinator is caisson %s", version, run.Spec.Version), "Start the same version on all machines.")
@@ -268,5 +267,5 @@ func (b *batchSession) runPrepared(ctx context.Context, t batch.Trial, dir strin
 	if err == nil && reason != "" {
 		return batch.Result{Outcome: batch.Infrastructure, Class: batch.Environment, Cause: reason}
 	}
-	return b.trials.Run(ctx, t, dir, budget) // which tries again what is not ready
+	return b.trials.Run(ctx, t, dir, budget) // it retries what isn't ready
 }

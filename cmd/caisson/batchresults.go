@@ -27,10 +27,9 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
-// gradesDir has a directory for each time that trials of a batch were verified again.
+// gradesDir has a directory for each caisson batch grade.
 const gradesDir = "grades"
 
-// readBatch reads the batch in a directory.
 func readBatch(dir string) (batch.Spec, []batch.Result, error) {
 	spec, err := batch.ReadSpec(dir)
 	if err == nil {
@@ -42,7 +41,7 @@ func readBatch(dir string) (batch.Spec, []batch.Result, error) {
 	return spec, nil, newFailure(exitInput, err, "", "Name a directory that caisson batch --out has written.")
 }
 
-// describeEnd returns the error of a fault that ended a batch.
+// describeEnd describes a fault that ended a batch. It returns other errors unchanged.
 func describeEnd(err error) error {
 	end, ok := errors.AsType[*batch.EndError](err)
 	if !ok {
@@ -58,7 +57,6 @@ func describeEnd(err error) error {
 	return newFailure(status, err, end.Error(), hint+" The same command then goes on with the trials that have no result.")
 }
 
-// batchStatus returns the exit status of a batch.
 func batchStatus(t batch.Totals, s batch.Summary) int {
 	undecided, judged, passed := 0, 0, 0
 	for _, a := range s.Agents {
@@ -125,7 +123,7 @@ TRIAL is the last column of caisson batch ls, or the beginning of it.
 	}, &f, usesInput, nil)
 }
 
-// showTrial writes the result of a trial as JSON, and where its files are.
+// showTrial writes a trial's result as JSON, with its directory.
 func showTrial(a *app, dir, name string, results []batch.Result) error {
 	var found []batch.Result
 	for _, r := range results {
@@ -311,7 +309,7 @@ are kept, and the output lists the ones that differ.
 	}, &f, usesConfig|usesInput|startsSandbox|interruptible, statuses{exitDone: "every verdict is the same", exitUnverified: "verdicts differ", exitFailed: "the infrastructure failed a verification, or it is suspect"})
 }
 
-// gradeBatch verifies the trials of a batch again, with the tasks at the paths.
+// gradeBatch verifies a batch's trials again, with the tasks at paths.
 func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string, paths []string) (err error) {
 	spec, results, err := readBatch(dir)
 	if err != nil {
@@ -372,7 +370,7 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string, paths []s
 	if err != nil {
 		return err
 	}
-	graded = slices.DeleteFunc(graded, func(r batch.Result) bool { return was[r.Key].Task == "" }) // of a verification that was killed
+	graded = slices.DeleteFunc(graded, func(r batch.Result) bool { return was[r.Key].Task == "" }) // from a killed verification
 	switch g := batchui.WriteGrades(a.stdout, graded, was, b.out); {
 	case g.Failed > 0:
 		return exitWith(exitFailed)
@@ -382,8 +380,9 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string, paths []s
 	return nil
 }
 
-// openGrade opens the ledger of a verification: the latest that was killed, if tasks are as
-// they were then, or else a new one. What the others left that were killed is removed.
+// openGrade opens the ledger of a verification: the latest one that was killed, if the
+// tasks haven't changed, or else a new one. It removes the remains of the other killed
+// ones.
 func openGrade(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags, tasks []task.Task, dir string, spec batch.Spec) (*batchSession, error) {
 	grades := filepath.Join(dir, gradesDir)
 	entries, err := os.ReadDir(grades)
@@ -428,7 +427,7 @@ func openGrade(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	return open(time.Now().UTC().Format("20060102T150405.000000000"))
 }
 
-// loadGrade loads the ledger of a verification of the batch that spec describes.
+// loadGrade loads the ledger of a verification of the batch described by spec.
 func (b *batchSession) loadGrade(ctx context.Context, spec batch.Spec) error {
 	b.prepareTasks(ctx)
 	spec.Tasks, spec.Backend = batch.NewSpecTasks(b.tasks), b.choice.Chosen

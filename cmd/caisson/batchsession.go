@@ -26,30 +26,29 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// workDir is the directory of a batch for the workspaces of its tasks while it runs.
+// workDir is the subdirectory with the workspaces of a batch's tasks while it runs.
 const workDir = "work"
 
-// batchSession is a batch that is put together.
 type batchSession struct {
 	*backends
 	app    *app
 	flags  *batchFlags
-	user   environ // with the user's own state directory, where ceilings are counted
+	user   environ // with the user's own state directory, which counts ceilings
 	out    string
 	ledger *batch.Ledger
 	tasks  []task.Task
 	agents []string
 	shard  batch.Shard
 	trials *batch.Trials
-	// resources are those of a trial whose task names none.
+	// resources are a trial's if its task names none.
 	resources limits.Resources
 	choice    record.BackendChoice
 	say       func(text string)
 }
 
-// openBatch makes what trials need. The state of their sandboxes is in the directory of
-// the batch, so that what a killed batch left is found there, and nothing else is
-// touched. When force is closed, sandboxes are killed at once.
+// openBatch makes everything that trials need. The state of their sandboxes is in the
+// batch's directory, so that the next command finds what a killed batch left there, and
+// touches nothing else. When force is closed, sandboxes are killed at once.
 func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags, tasks []task.Task, out string) (_ *batchSession, err error) {
 	out, err = filepath.Abs(out)
 	if err != nil {
@@ -70,7 +69,7 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	a.warnOfState(state)
 	made, err := user.claimState(state)
 	if made {
-		undo.Push(func() error { return workspace.RemoveTree(state) }) // nor here
+		undo.Push(func() error { return workspace.RemoveTree(state) }) // it is empty too
 	}
 	if err != nil {
 		return nil, fmt.Errorf("make the state directory of the batch: %w", err)
@@ -89,7 +88,7 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	return b, nil
 }
 
-// chooseBackend chooses the backend of all trials.
+// chooseBackend chooses one backend for all trials.
 func (b *batchSession) chooseBackend(ctx context.Context) (batch.TrialOptions, error) {
 	name := *b.conf.Backend
 	if (name == "" || name == "auto") && slices.ContainsFunc(b.tasks, func(t task.Task) bool { return t.Environment.Root }) {
@@ -103,7 +102,6 @@ func (b *batchSession) chooseBackend(ctx context.Context) (batch.TrialOptions, e
 	return batch.TrialOptions{Session: runner.Options{SandboxOptions: runner.SandboxOptions{Backend: backend, Choice: choice}}}, nil
 }
 
-// newTrials makes what runs trials, from the settings.
 func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*batch.Trials, error) {
 	image, err := images.ParseLocalReference(*b.conf.Image)
 	if err != nil {
@@ -153,8 +151,8 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	return batch.NewTrials(o), nil
 }
 
-// findAgents returns the agents of the batch: those that are named, or the model of the
-// configuration. A model that can't be made is an error now.
+// findAgents returns the batch's agents: the named ones, or the configuration's model.
+// It fails if a model can't be made.
 func (b *batchSession) findAgents(f batchFlags) ([]string, error) {
 	agents := slices.Concat(f.Agents, f.models.values)
 	if len(agents) == 0 {
@@ -179,8 +177,8 @@ func (b *batchSession) findAgents(f batchFlags) ([]string, error) {
 	return agents, nil
 }
 
-// findCapacity returns what all trials may use together: nine tenths of the memory, and of the
-// disk that is free.
+// findCapacity returns what all trials may use together: nine tenths of the memory and
+// of the free disk.
 func (b *batchSession) findCapacity() batch.Capacity {
 	c := batch.Capacity{Trials: cmp.Or(b.flags.Parallel, runtime.GOMAXPROCS(0)), MilliCPUs: int64(runtime.GOMAXPROCS(0)) * 1000, MemoryBytes: machineMemory() / 10 * 9}
 	if free := freeDisk(b.out); free > 0 {
@@ -189,8 +187,9 @@ func (b *batchSession) findCapacity() batch.Capacity {
 	return c
 }
 
-// prepareTasks makes the environments of tasks that have trials in this shard, and finds what
-// can't be run here. An environment that can't be made now fails its trials.
+// prepareTasks makes the environments of tasks that have trials in this shard, and
+// marks those that can't run here. If an environment can't be made now, its trials
+// fail.
 func (b *batchSession) prepareTasks(ctx context.Context) {
 	capacity := b.findCapacity()
 	for i := range b.tasks {
@@ -216,7 +215,7 @@ func (b *batchSession) prepareTasks(ctx context.Context) {
 	}
 }
 
-// setNeeds sets what trials of a task need where the task does not name it.
+// setNeeds sets a trial's needs that its task doesn't name.
 func (b *batchSession) setNeeds(t *task.Task) {
 	if t.Environment.MemoryBytes == 0 {
 		t.Environment.MemoryBytes = b.resources.MemoryBytes
@@ -226,8 +225,7 @@ func (b *batchSession) setNeeds(t *task.Task) {
 	}
 }
 
-// load loads the ledger, reports what had to be repaired, and removes what a batch that was
-// killed left.
+// load loads the ledger, reports repairs, and removes what a killed batch left.
 func (b *batchSession) load(ctx context.Context, spec batch.Spec) error {
 	if err := b.ledger.Load(spec); err != nil {
 		return explain(err, ledgerFaults)
@@ -238,7 +236,7 @@ func (b *batchSession) load(ctx context.Context, spec batch.Spec) error {
 	return b.sweepDead(ctx)
 }
 
-// columnsFunc returns the width of the terminal, nil if the progress goes elsewhere.
+// columnsFunc returns the terminal's width, or nil if standard error is no terminal.
 func (b *batchSession) columnsFunc() func() int {
 	if !b.app.terminal(b.app.stderr) {
 		return nil
@@ -249,8 +247,8 @@ func (b *batchSession) columnsFunc() func() int {
 	}
 }
 
-// sweepDead removes what a batch that was killed left: its sandboxes and their sessions. No
-// other process uses the directory.
+// sweepDead removes the sandboxes and sessions that a killed batch left. No other
+// process uses the directory.
 func (b *batchSession) sweepDead(ctx context.Context) error {
 	removed, err := b.host.Sweep(ctx)
 	if err != nil {
@@ -268,8 +266,8 @@ func (b *batchSession) sweepDead(ctx context.Context) error {
 	return nil
 }
 
-// closeBatch removes what no later command needs, closes the backends, and ends the use of
-// the directory. The state directory stays if something of a sandbox could not be removed.
+// closeBatch removes what no later command needs, closes the backends and unlocks the
+// directory. It keeps the state directory if a sandbox could not be removed entirely.
 func (b *batchSession) closeBatch() error {
 	err := workspace.RemoveTree(filepath.Join(b.out, workDir))
 	ctx := context.Background() // also after an interruption
@@ -280,8 +278,8 @@ func (b *batchSession) closeBatch() error {
 	return errors.Join(err, b.ledger.Close())
 }
 
-// freeDisk returns the bytes that are free where a directory is or will be, 0 if that is
-// unknown.
+// freeDisk returns the free bytes on the disk of a directory that may not exist yet, 0
+// if unknown.
 func freeDisk(dir string) int64 {
 	for ; ; dir = filepath.Dir(dir) {
 		var fs syscall.Statfs_t

@@ -16,16 +16,17 @@ import (
 )
 
 const (
-	// stateDir is the directory of a batch for the state of its sandboxes. It has proofFile.
+	// stateDir is the subdirectory of a batch with the state of its sandboxes. It
+	// contains proofFile.
 	stateDir  = "state"
 	proofFile = "proof"
-	// stateKeyFile is the file of the user's state directory with the key of the proofs.
+	// stateKeyFile, in the user's state directory, has the key of the proofs.
 	stateKeyFile = "batch.key"
 )
 
-// ownsState reports whether this user's Caisson made the state directory of a batch, at the place
-// where it is. Any other one may have come with somebody else's results. It must not be acted on:
-// what it says about containers makes runtimes run programs.
+// ownsState reports whether this user's Caisson made this state directory of a batch at
+// this place. Any other may have come with somebody else's results and must not be
+// used: its notes about containers make runtimes run programs.
 func (e environ) ownsState(dir string) bool {
 	proof, err := e.stateProof(dir)
 	if err != nil {
@@ -39,14 +40,14 @@ func (e environ) ownsState(dir string) bool {
 	return err == nil && hmac.Equal(text, proof)
 }
 
-// warnOfState tells the user of a state directory that is not used.
+// warnOfState warns about a state directory that is not used.
 func (a *app) warnOfState(dir string) {
 	if _, err := os.Lstat(dir); err == nil && !a.environ.ownsState(dir) {
 		a.warn("nothing in " + dir + " is used: your Caisson did not make it there. If it was copied from a batch that was killed, the same command in the original removes the sandboxes that are left")
 	}
 }
 
-// stateProof returns the content of the proof of a state directory: a code of its device and inode.
+// stateProof returns the proof for a state directory: a MAC of its device and inode.
 func (e environ) stateProof(dir string) ([]byte, error) {
 	key, err := e.stateKey()
 	if err != nil {
@@ -65,7 +66,7 @@ func (e environ) stateProof(dir string) ([]byte, error) {
 	return fmt.Appendf(nil, "%x\n", code.Sum(nil)), err
 }
 
-// stateKey returns the key of the proofs, which it makes if it is missing.
+// stateKey returns the key of the proofs. It makes a missing one.
 func (e environ) stateKey() ([]byte, error) {
 	state := e.stateDir()
 	if state == "" {
@@ -95,14 +96,14 @@ func (e environ) stateKey() ([]byte, error) {
 	return os.ReadFile(name)
 }
 
-// claimState makes the state directory of a batch, unless this user's Caisson made it before, and
-// reports whether it did. One that is not this user's is removed. A user without a state directory
-// gets no proof.
+// claimState makes a batch's state directory and reports whether it did. It keeps one
+// that this user's Caisson made, and removes any other. Without a user's state
+// directory, the new one gets no proof.
 func (e environ) claimState(dir string) (made bool, err error) {
 	if e.ownsState(dir) {
 		return false, nil
 	}
-	mounts, _ := os.ReadFile("/proc/self/mountinfo") // only Linux has it, and mounts
+	mounts, _ := os.ReadFile("/proc/self/mountinfo") // Linux only, as are mounts
 	if strings.Contains(string(mounts), " "+strings.ReplaceAll(dir, " ", `\040`)+"/") {
 		return false, fmt.Errorf("%s is not a state directory of this user, and something is mounted in it", dir)
 	}

@@ -19,10 +19,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// maxAttempts bounds the attempts of one task.
 const maxAttempts = 16
 
-// The verdicts on an attempt.
 const (
 	verdictPassed   = "passed"
 	verdictFailed   = "failed"
@@ -33,9 +31,9 @@ const (
 type attempt struct {
 	Number  int    `json:"attempt"`
 	Session string `json:"session"`
-	Verdict string `json:"verdict"` // passed, failed or no answer
-	// Judge is the session of the judge, JudgeStatus its exit status, Score the
-	// number that it printed last, and Said its last line.
+	Verdict string `json:"verdict"`
+	// Judge is the judge's session. Score is the number in its last line, and Said that
+	// line.
 	Judge       string          `json:"judge,omitempty"`
 	JudgeStatus *int            `json:"judge_status,omitempty"`
 	Score       *float64        `json:"score,omitempty"`
@@ -49,14 +47,13 @@ type attempt struct {
 	report runner.Report
 }
 
-// bestOf is the document of run --best-of --json.
 type bestOf struct {
-	// Kept is the session whose changes are kept or applied, "" for none.
+	// Kept is the session whose changes are kept or applied, or "".
 	Kept     string     `json:"kept"`
 	Attempts []*attempt `json:"attempts"`
 }
 
-// checkBestOf checks the flags of a run of several attempts, and sets what they need.
+// checkBestOf checks --best-of and --judge. It sets the overlay mode if none is given.
 func (f *runFlags) checkBestOf() error {
 	switch {
 	case f.Attempts == 0 && f.Judge == "":
@@ -127,8 +124,8 @@ func runBestOf(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text 
 	return finishBest(ctx, a, f, best, answer, patch)
 }
 
-// betterAttempt returns the better of two attempts: one that passed, with the higher score,
-// and the earlier of equals. best may be nil.
+// betterAttempt returns next if it passed and scored more than best, which may be nil.
+// Otherwise it returns best.
 func betterAttempt(best, next *attempt) *attempt {
 	if next.Verdict != verdictPassed || best != nil && best.score() >= next.score() {
 		return best
@@ -136,7 +133,7 @@ func betterAttempt(best, next *attempt) *attempt {
 	return next
 }
 
-// score returns the score of an attempt; one without is below all others.
+// score returns the score of an attempt. No score is the lowest one.
 func (t *attempt) score() float64 {
 	if t.Score == nil {
 		return math.Inf(-1)
@@ -144,8 +141,8 @@ func (t *attempt) score() float64 {
 	return *t.Score
 }
 
-// runAttempt makes one attempt and has it judged. Its error is a reason why the others
-// would fail too.
+// runAttempt makes and judges one attempt. It returns an error only if the other
+// attempts would fail too.
 func runAttempt(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text string, number int, force <-chan struct{}) (*attempt, error) {
 	u := newInterface(a, f.JSON)
 	defer u.close(ctx)
@@ -159,7 +156,7 @@ func runAttempt(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text
 	if f.JSON {
 		o.Mirror, o.Live = nil, nil
 	}
-	// Attempts see nothing of each other.
+	// Attempts must not see each other's results.
 	o.Memory = nil
 	if o.Caches.Use != caches.None {
 		o.Caches.Use = caches.Frozen
@@ -187,11 +184,11 @@ func runAttempt(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text
 	return t, err
 }
 
-// judgeTail bounds what is kept of the end of a judge's output.
+// judgeTail bounds the part of a judge's output that is kept.
 const judgeTail = 4 << 10
 
 // judgeAttempt runs the judge in a fresh sandbox on the result of an attempt, and drops
-// what it changes.
+// the judge's changes.
 func judgeAttempt(ctx context.Context, session *runner.Session, command string, t *attempt) error {
 	out := &limits.Tail{Size: judgeTail}
 	v, _, err := session.Verify(ctx, runner.VerifyOptions{Command: command, Stdout: out})
@@ -213,7 +210,7 @@ func judgeAttempt(ctx context.Context, session *runner.Session, command string, 
 	return nil
 }
 
-// lastLine returns the last line that is not empty, safe to show.
+// lastLine returns the last non-empty line, shortened and safe to show.
 func lastLine(text string) string {
 	text = strings.TrimSpace(text)
 	safe := makeSafe(strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:]))
@@ -224,7 +221,6 @@ func lastLine(text string) string {
 	return safe
 }
 
-// writeTable shows the attempts on standard error.
 func (b *bestOf) writeTable(a *app) error {
 	return table[*attempt]{
 		titles: []string{"ATTEMPT", "VERDICT", "SCORE", "TOKENS", "COST", "TIME", "SESSION", "JUDGE SAID"},
@@ -246,8 +242,8 @@ func (b *bestOf) writeTable(a *app) error {
 	}.write(a, a.stderr, b.Attempts)
 }
 
-// finishBest writes the answer and the diff of the best attempt, and applies its
-// changes if that was asked for.
+// finishBest writes the answer and the diff of the best attempt. With --apply, it
+// applies its changes.
 func finishBest(ctx context.Context, a *app, f runFlags, best *attempt, answer, patch *outputFile) error {
 	r := best.report
 	if err := errors.Join(writeResult(answer, "answer", withNewline(r.Answer)), writeResult(patch, "patch", r.Patch)); err != nil {

@@ -74,14 +74,12 @@ Caches that no session has used for the time keep_caches are removed anyway.
 	}, &f, usesConfig, statuses{exitFailed: "a session uses them, or they can't be removed", exitInput: "a workspace has no caches"})
 }
 
-// cacheStore returns the store of caches.
 func cacheStore(a *app) (*caches.Store, error) {
 	state, err := findState(a.environ)
 	return caches.NewStore(state), err
 }
 
-// removeCaches removes caches by the names of their workspaces or their IDs, or all. It
-// continues after an error.
+// removeCaches removes caches by workspace or ID, or all. It continues after an error.
 func removeCaches(a *app, s *caches.Store, names []string, all bool) error {
 	list, err := s.List()
 	if err != nil {
@@ -110,8 +108,7 @@ func removeCaches(a *app, s *caches.Store, names []string, all bool) error {
 	return errors.Join(errs...)
 }
 
-// isCachesOf reports whether a user means e by a name, whose path without symlinks is
-// path.
+// isCachesOf reports whether name, or path, which is name without symlinks, means e.
 func isCachesOf(e caches.Entry, name, path string) bool {
 	return e.ID == name || e.Workspace == name || path != "" && e.Workspace == path
 }

@@ -29,10 +29,10 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// chatRounds is the built-in bound of model calls in a turn of a conversation.
+// chatRounds is the default bound of model calls in a turn.
 const chatRounds = 25
 
-// plainEnv makes conversations plain.
+// plainEnv is the variable that makes conversations plain.
 const plainEnv = "CAISSON_PLAIN"
 
 func newChatCommand(a *app) *cobra.Command {
@@ -69,7 +69,6 @@ a pipe: each line is a message, and Caisson asks no questions.
 		statuses{exitFailed: "something was left behind", exitLimit: "", exitNoApprover: "", exitInterrupted: "ended by a signal (129: hang-up, 143: terminated)"})
 }
 
-// runChat holds a conversation to its end.
 func runChat(ctx context.Context, a *app, f sessionFlags, plain bool) error {
 	plain = plain || a.environ.get(plainEnv) != "" || a.environ.get("TERM") == "dumb"
 	interactive := a.terminal(a.stdin) && a.terminal(a.stderr)
@@ -80,7 +79,7 @@ func runChat(ctx context.Context, a *app, f sessionFlags, plain bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer t.close(ctx)
-	var before *sessionFlags // with which to go back if the next session can't be opened
+	var before *sessionFlags // to go back to if the next session can't be opened
 	for notice := ""; ; {
 		end, err := t.holdConversation(ctx, f, notice)
 		switch {
@@ -103,8 +102,8 @@ func runChat(ctx context.Context, a *app, f sessionFlags, plain bool) error {
 	}
 }
 
-// continueWith returns the flags with which a conversation goes on: the settings that a
-// session keeps are not those of another one.
+// continueWith returns the flags for continuing in another session or with another
+// model. The settings that a session keeps are cleared.
 func (f sessionFlags) continueWith(n chat.Next) sessionFlags {
 	f.Resume, f.named = n.Session, false
 	f.Settings.Mode, f.Settings.Workdir, f.Settings.Image, f.Settings.Backend, f.Settings.Model = nil, nil, nil, nil, nil
@@ -114,7 +113,7 @@ func (f sessionFlags) continueWith(n chat.Next) sessionFlags {
 	return f
 }
 
-// holdConversation holds a conversation in one session, which is closed at its end.
+// holdConversation holds a conversation in one session and closes it.
 func (t *chatTerminal) holdConversation(ctx context.Context, f sessionFlags, notice string) (chat.End, error) {
 	a := t.app
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -175,8 +174,8 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f sessionFlags, not
 	}), nil
 }
 
-// prepareNext finds the session that the conversation is to go on with, and checks what can
-// be checked before the current one is closed.
+// prepareNext finds the session to continue with. It checks as much as possible before
+// the current session is closed.
 func (f sessionFlags) prepareNext(a *app, n chat.Next, current string) (chat.Next, error) {
 	fail := func(err error) (chat.Next, error) {
 		p := describeError(err).Problem
@@ -203,7 +202,6 @@ func (f sessionFlags) prepareNext(a *app, n chat.Next, current string) (chat.Nex
 	return n, nil
 }
 
-// chatTerminal is the terminal of a conversation.
 type chatTerminal struct {
 	*userInterface
 
@@ -211,19 +209,18 @@ type chatTerminal struct {
 	keyboard *chat.Keyboard
 	status   chat.Status
 	redactor atomic.Pointer[redact.Redactor]
-	// prompt asks the questions of all sessions, and broker is the current session's.
+	// prompt asks the questions of all sessions. broker is the current session's.
 	prompt *ui.Prompt
 	broker atomic.Pointer[approval.Broker]
-	// opened is set once the terminal is read.
+	// opened is set once the terminal is being read.
 	opened bool
-	// attention is how the chat asks for it: off, bell or osc9.
+	// attention is how the chat calls for attention: off, bell or osc9.
 	attention string
-	// restore restores the terminal's state, nil while it is unchanged.
+	// restore restores the terminal's state. It is nil while that is unchanged.
 	restore func()
 
 	mu sync.Mutex
-	// asking counts the questions, and free is closed unless another program has the
-	// screen.
+	// asking counts the questions. free is open while another program has the screen.
 	asking int
 	free   chan struct{}
 }
@@ -260,7 +257,7 @@ func newChatTerminal(a *app, plain, interactive bool) *chatTerminal {
 	return t
 }
 
-// redact removes the secrets of the session from a text.
+// redact removes the session's secrets from a text.
 func (t *chatTerminal) redact(text string) string {
 	if r := t.redactor.Load(); r != nil {
 		return string(r.Bytes([]byte(text)))
@@ -268,7 +265,7 @@ func (t *chatTerminal) redact(text string) string {
 	return text
 }
 
-// openTerminal takes the terminal, and reads it from now on.
+// openTerminal prepares the terminal and starts to read it.
 func (t *chatTerminal) openTerminal() error {
 	if t.opened {
 		return nil
@@ -283,7 +280,7 @@ func (t *chatTerminal) openTerminal() error {
 	return nil
 }
 
-// takeTerminal has the terminal deliver keys, pastes as such, and its focus.
+// takeTerminal makes the terminal deliver keys, marked pastes, and focus changes.
 func (t *chatTerminal) takeTerminal() error {
 	tty, ok := t.app.stdin.(*os.File)
 	if !ok {
@@ -294,7 +291,7 @@ func (t *chatTerminal) takeTerminal() error {
 		return err
 	}
 	on, off := "\x1b[?2004h\x1b[?1004h", "\x1b[?25h\x1b[?1004l\x1b[?2004l"
-	if t.app.environ.get("TERM") != "linux" { // which would show the rest
+	if t.app.environ.get("TERM") != "linux" { // it would show the sequence
 		on, off = on+"\x1b[>1u", "\x1b[<u"+off
 	}
 	t.render.SendSequence(on)
@@ -305,7 +302,6 @@ func (t *chatTerminal) takeTerminal() error {
 	return nil
 }
 
-// giveTerminal restores the terminal's state.
 func (t *chatTerminal) giveTerminal() {
 	if t.restore != nil {
 		t.restore()
@@ -313,13 +309,12 @@ func (t *chatTerminal) giveTerminal() {
 	}
 }
 
-// exitProgram ends the program where it stands.
 func (t *chatTerminal) exitProgram(status int) {
 	t.giveTerminal()
 	t.app.exit(status)
 }
 
-// newBroker asks the person at the terminal; nil where there is none.
+// newBroker returns a broker that asks the user, or nil without a terminal.
 func (t *chatTerminal) newBroker() *approval.Broker {
 	if !t.interactive {
 		return nil
@@ -336,7 +331,6 @@ type screenApprover struct {
 	person approval.Approver
 }
 
-// Approve implements approval.Approver.
 func (s *screenApprover) Approve(ctx context.Context, c approval.Confirmation) (approval.Answer, error) {
 	first, err := s.t.beginQuestion(ctx)
 	if err != nil {
@@ -349,8 +343,8 @@ func (s *screenApprover) Approve(ctx context.Context, c approval.Confirmation) (
 	return s.person.Approve(ctx, c)
 }
 
-// beginQuestion waits until no other program has the screen, and keeps others from it. It
-// reports whether no other question waits.
+// beginQuestion waits until no other program has the screen, and keeps them from taking
+// it. It reports whether no other question is waiting.
 func (t *chatTerminal) beginQuestion(ctx context.Context) (first bool, err error) {
 	for {
 		t.mu.Lock()
@@ -378,7 +372,7 @@ func (t *chatTerminal) endQuestion() {
 	t.asking--
 }
 
-// errAsking reports that a question has the screen.
+// errAsking is returned if a question has the screen.
 var errAsking = errors.New("a question waits")
 
 // takeScreen keeps questions from the screen until release is called.
@@ -393,7 +387,8 @@ func (t *chatTerminal) takeScreen() (release func(), err error) {
 	return func() { close(free) }, nil
 }
 
-// programRunner returns a function that runs a command on the terminal, nil for a plain chat.
+// programRunner returns a function that runs a command on the terminal, or nil if the
+// chat is plain.
 func (t *chatTerminal) programRunner() func(cmd *exec.Cmd) error {
 	if t.plain {
 		return nil
@@ -416,7 +411,6 @@ func (t *chatTerminal) programRunner() func(cmd *exec.Cmd) error {
 	}
 }
 
-// notify draws attention to the terminal.
 func (t *chatTerminal) notify(text string) {
 	switch {
 	case !t.interactive || t.attention == "off":
@@ -427,13 +421,13 @@ func (t *chatTerminal) notify(text string) {
 	}
 }
 
-// showRecord passes a record on and never waits.
+// showRecord passes a record on. It never waits.
 func (t *chatTerminal) showRecord(r record.Record, line []byte) {
 	t.status.AddRecord(r)
 	t.userInterface.showRecord(r, line)
 }
 
-// showDelta passes live output on. Of an answer nothing is left out.
+// showDelta passes live output on. It never drops parts of an answer.
 func (t *chatTerminal) showDelta(d runner.Delta) {
 	if d.CallID != "" {
 		t.userInterface.showDelta(d)
@@ -442,14 +436,13 @@ func (t *chatTerminal) showDelta(d runner.Delta) {
 	t.out.Queue(len(d.Text), func() { t.render.Delta(d) })
 }
 
-// close ends what finish has not ended.
+// close ends everything that finish has not ended.
 func (t *chatTerminal) close(ctx context.Context) {
 	t.userInterface.close(ctx)
 	t.keyboard.Close()
 	t.giveTerminal()
 }
 
-// finish shows the end of the conversation and returns its exit status.
 func (t *chatTerminal) finish(ctx context.Context, end chat.End) int {
 	t.finished = true
 	if t.flush(ctx) {

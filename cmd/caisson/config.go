@@ -21,7 +21,6 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// shownConfig is the output of caisson config show --json.
 type shownConfig struct {
 	Settings []config.Value   `json:"settings"`
 	Sources  []record.Source  `json:"sources"`
@@ -36,7 +35,6 @@ func newConfigCommand(a *app) *cobra.Command {
 	}, newConfigShowCommand(a), newConfigSchemaCommand(a))
 }
 
-// configFlags are the flags of caisson config show.
 type configFlags struct {
 	JSON      bool   `flag:"json" doc:"write JSON"`
 	Workspace string `flag:"workspace" doc:"also use the own settings of this workspace"`
@@ -94,7 +92,8 @@ func showConfig(a *app, f configFlags) error {
 	return err
 }
 
-// describeConfig adds a table of three columns to a page. A long value does not move the others.
+// describeConfig adds a table of settings to a page. Values longer than 40 don't widen
+// their column.
 func describeConfig(p *page, list []config.Value) {
 	keys, values := 0, 0
 	for _, v := range list {
@@ -122,7 +121,6 @@ func newConfigSchemaCommand(a *app) *cobra.Command {
 	}, nil, 0, nil)
 }
 
-// checkConfig checks the files that settings came from.
 func (s *settings) checkConfig() []doctor.Finding {
 	const check = "configuration"
 	var names []string
@@ -144,7 +142,6 @@ func (s *settings) checkConfig() []doctor.Finding {
 	return append(slices.Concat(findings, checkFetch(s.conf.Fetch), checkServe(s.conf.Serve, s.environ)), s.checkRequirements())
 }
 
-// checkServe checks the settings of caisson serve: its tokens and its clients.
 func checkServe(conf config.Serve, env environ) []doctor.Finding {
 	const check = "serve"
 	var findings []doctor.Finding
@@ -178,7 +175,6 @@ func checkServe(conf config.Serve, env environ) []doctor.Finding {
 	return findings
 }
 
-// checkFetch checks what the fetch tool may reach.
 func checkFetch(f config.Fetch) []doctor.Finding {
 	const check = "fetch"
 	if len(f.Allow) == 0 {
@@ -206,14 +202,12 @@ func checkFetch(f config.Fetch) []doctor.Finding {
 	return append([]doctor.Finding{{Check: check, Result: doctor.OK, Detail: fmt.Sprintf("on, for %s", strings.Join(f.Allow, ", "))}}, findings...)
 }
 
-// holdsMetadata reports whether a network, or an address, holds the address of a cloud's
-// metadata service.
+// holdsMetadata reports whether a network or address covers a cloud's metadata service.
 func holdsMetadata(text string) bool {
 	networks, err := rule.ParseNetworks([]string{text})
 	return err == nil && slices.ContainsFunc(networks, rule.HoldsMetadata)
 }
 
-// checkRequirements describes the administrator's file.
 func (s *settings) checkRequirements() doctor.Finding {
 	const check = "requirements"
 	i := slices.IndexFunc(s.conf.Sources, func(src record.Source) bool { return src.Name == "requirements" })
@@ -223,7 +217,7 @@ func (s *settings) checkRequirements() doctor.Finding {
 	return doctor.Finding{Check: check, Result: doctor.OK, Detail: s.conf.Sources[i].Path + " counts: root alone can write it"}
 }
 
-// checkModel makes the model, as a run would, and asks it nothing.
+// checkModel makes the models, as a run would, but asks them nothing.
 func (s *settings) checkModel() doctor.Finding {
 	const check = "model"
 	models, err := s.conf.SelectModels(s.environ)
@@ -260,7 +254,7 @@ func (s *settings) checkModel() doctor.Finding {
 	return doctor.Finding{Check: check, Result: doctor.OK, Detail: detail}
 }
 
-// checkOne makes one model. It does not run the command that prints its key.
+// checkOne makes one model. It does not run its key command.
 func checkOne(s *settings, m config.SelectedModel) doctor.Finding {
 	warn := func(text, hint string) doctor.Finding {
 		return doctor.Finding{Result: doctor.Warning, Detail: text, Hint: hint}
@@ -290,7 +284,7 @@ func checkOne(s *settings, m config.SelectedModel) doctor.Finding {
 	return doctor.Finding{Result: doctor.OK}
 }
 
-// isLoopback reports whether host or host:port is this machine.
+// isLoopback reports whether host or host:port is on this machine.
 func isLoopback(host string) bool {
 	if u := (&url.URL{Host: host}); u.Hostname() != "" {
 		host = u.Hostname()

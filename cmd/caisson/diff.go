@@ -66,7 +66,7 @@ session on the workspace. Standard error shows the session and its task.
 	}, &f, usesConfig|usesInput, nil)
 }
 
-// stopOnSignal ends the context at the first signal.
+// stopOnSignal returns a context that the first signal ends.
 func stopOnSignal(parent context.Context, a *app) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	signals, done := a.takeSignals(), make(chan struct{})
@@ -83,7 +83,7 @@ func stopOnSignal(parent context.Context, a *app) (context.Context, func()) {
 	}
 }
 
-// showDiff writes the changes to standard output, and what to mind to standard error.
+// showDiff writes the changes to standard output and warnings to standard error.
 func (k *keptChanges) showDiff(ctx context.Context, stat, asJSON, colour bool) error {
 	list, err := k.readChanges(ctx)
 	if err != nil {
@@ -114,7 +114,6 @@ func (k *keptChanges) showDiff(ctx context.Context, stat, asJSON, colour bool) e
 	return nil
 }
 
-// keptDocument is the output of caisson diff --json.
 type keptDocument struct {
 	Session      string                `json:"session"`
 	Workspace    string                `json:"workspace"`
@@ -123,19 +122,18 @@ type keptDocument struct {
 	HostExecuted []record.HostExecuted `json:"host_executed"`
 	Conflicts    int                   `json:"conflicts"`
 	LeftOut      int                   `json:"left_out"`
-	// Truncated is set if there are more changes than are read. Unread are the
+	// Truncated is set if there are too many changes to read. Unread are the
 	// directories that could not be read.
 	Truncated bool     `json:"truncated,omitempty"`
 	Unread    []string `json:"unread,omitempty"`
 }
 
-// keptChange is one change with its count of lines.
 type keptChange struct {
 	overlay.Change
 	stat overlay.FileStat
 }
 
-// MarshalJSON adds the count to the change.
+// MarshalJSON adds the counts of lines to the change.
 func (c keptChange) MarshalJSON() ([]byte, error) {
 	text, err := json.Marshal(c.Change)
 	if err != nil || !c.stat.HasDiff {
@@ -163,8 +161,7 @@ func (k *keptChanges) showJSON(list *overlay.Changes, stats *overlay.Stats) erro
 	return writeJSON(k.app.stdout, doc)
 }
 
-// keptChanges are the changes of one overlay session, open with the directory that
-// they are of.
+// keptChanges are the open changes of one overlay session, with its workspace.
 type keptChanges struct {
 	app       *app
 	backends  *backends
@@ -173,9 +170,9 @@ type keptChanges struct {
 	colour    bool // of standard error
 }
 
-// openKept opens the changes of a session: the named one, in the directory that it worked
-// on, or the newest one in the directory workspace. "" is the working directory. It tells
-// the user which session that is.
+// openKept opens a session's changes and shows which session it is. A session named ""
+// is the newest one on the workspace. A workspace named "" is the named session's, or
+// else the working directory.
 func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 	bs, err := openDefaultBackends(a)
 	if err != nil {
@@ -219,7 +216,7 @@ func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 	return k, k.workspace.CheckOwner(*bs.conf.CallerOwnsFiles)
 }
 
-// describeSession returns the id of a session with the beginning of its task.
+// describeSession returns a session's id with the beginning of its task.
 func describeSession(state, id string) string {
 	const most = 100
 	s, err := trace.Find(state, id)
@@ -239,7 +236,6 @@ func describeSession(state, id string) string {
 	return "session " + id + ": " + makeSafe(tools.Elide(task, most))
 }
 
-// describeOlder returns the line about an older session whose changes are kept.
 func describeOlder(state, id string) string {
 	return "the changes of an older " + describeSession(state, id) + " are still kept: to use them, name that session in the command"
 }
@@ -257,15 +253,14 @@ func (k *keptChanges) close() error {
 }
 
 // removeSandbox makes sure that no container of a dead Caisson still writes to the
-// layers: their locks end with the Caisson, but the container may live on. It removes
-// the rest of the session's sandbox, as caisson sandbox gc does, and returns an error
-// if that fails. With running it accepts a session whose Caisson lives: the locks
-// decide then.
+// layers: their locks end with Caisson, but the container may outlive it. It removes
+// the rest of the session's sandbox as caisson sandbox gc does, or returns an error. If
+// running is set, it accepts a session whose Caisson lives: the locks decide then.
 func (k *keptChanges) removeSandbox(ctx context.Context, running bool) error {
 	return k.backends.removeSandbox(ctx, k.layers.Info().Session, running)
 }
 
-// removeSandbox is [keptChanges.removeSandbox] for the session of an id.
+// removeSandbox is [keptChanges.removeSandbox] for any session.
 func (bs *backends) removeSandbox(ctx context.Context, session string, running bool) error {
 	note := filepath.Join(bs.environ.stateDir(), "cleanup", session+".json")
 	noted := func() bool {
@@ -298,7 +293,6 @@ func (bs *backends) removeSandbox(ctx context.Context, session string, running b
 	return newFailure(exitInput, overlay.ErrBusy, cause, "Look at caisson sandbox ls, fix what caisson sandbox gc reports, and try again; nothing was changed.")
 }
 
-// readChanges reads the changes.
 func (k *keptChanges) readChanges(ctx context.Context) (*overlay.Changes, error) {
 	changes, err := k.layers.Changes(ctx, k.workspace.Dir, overlay.ReadOptions{})
 	if err != nil {
@@ -307,7 +301,7 @@ func (k *keptChanges) readChanges(ctx context.Context) (*overlay.Changes, error)
 	return changes, nil
 }
 
-// keptError returns the error about kept changes with its hint.
+// keptError explains an error about kept changes.
 func keptError(i overlay.Info, err error) error {
 	p := record.Problem{Cause: "the changes of session " + i.Session + " can't be read: " + err.Error(), Hint: "Look at the cause; nothing was changed."}
 	status := exitInput
@@ -328,8 +322,8 @@ func keptError(i overlay.Info, err error) error {
 }
 
 // tellUnchanged reports on standard error that a session changed nothing, and names an
-// older session whose changes are kept. It writes document to standard output if asJSON
-// is set. It returns other errors unchanged.
+// older session whose changes are kept. If asJSON is set, it also writes document to
+// standard output. It returns other errors unchanged.
 func tellUnchanged(a *app, err error, asJSON bool, document func(overlay.Info) any) error {
 	unchanged, ok := errors.AsType[*sessiondir.UnchangedError](err)
 	state := a.environ.stateDir()
@@ -349,14 +343,13 @@ func tellUnchanged(a *app, err error, asJSON bool, document func(overlay.Info) a
 	return nil
 }
 
-// tell writes lines to standard error.
 func (k *keptChanges) tell(lines ...[]string) {
 	for _, list := range lines {
 		k.app.printLines(list...)
 	}
 }
 
-// warnAbout lists what a person should know before changes are applied.
+// warnAbout lists what the user should know before changes are applied.
 func (k *keptChanges) warnAbout(c *overlay.Changes, o overlay.ApplyOptions) {
 	conflicts, left := changes.Notes(c.List, o)
 	k.tell(ui.Conflicts(conflicts, k.colour), ui.LeftOut(left, k.colour),
@@ -366,12 +359,12 @@ func (k *keptChanges) warnAbout(c *overlay.Changes, o overlay.ApplyOptions) {
 	}
 }
 
-// wantsColour reports whether a stream shows colours.
 func wantsColour(a *app, stream io.Writer) bool {
 	return a.terminal(stream) && a.environ.get("NO_COLOR") == "" && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != ""
 }
 
-// expireChanges removes the changes of overlay runs that waited too long.
+// expireChanges removes the changes of overlay runs that waited longer than
+// keep_changes.
 func (s *settings) expireChanges() []string {
 	gone, err := sessiondir.ExpireChanges(s.environ.stateDir(), time.Duration(*s.conf.KeepChanges))
 	var out []string
@@ -384,7 +377,7 @@ func (s *settings) expireChanges() []string {
 	return out
 }
 
-// expireCaches removes caches that no session has used for a long time.
+// expireCaches removes caches that no session has used for keep_caches.
 func (s *settings) expireCaches() []string {
 	gone, err := caches.NewStore(s.environ.stateDir()).Expire(time.Duration(*s.conf.KeepCaches))
 	var out []string

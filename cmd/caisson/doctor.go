@@ -24,13 +24,11 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// describedFinding is a finding of the doctor in this program's words.
 type describedFinding struct {
 	doctor.Finding
 	status int // the exit status of a failure
 }
 
-// doctorFlags are the flags of caisson doctor.
 type doctorFlags struct {
 	JSON  bool `flag:"json" doc:"write the findings as a JSON array"`
 	Quick bool `flag:"quick" doc:"start no sandbox"`
@@ -60,7 +58,7 @@ The exit status is that of the first failed check.
 			defer stop()
 			findings := describeFindings(runChecks(ctx, a, f.Settings, f.Profile, f.Quick))
 			if err := interruption(ctx); err != nil {
-				return err // the checks that it cut short say nothing about the machine
+				return err // the interrupted checks say nothing about the machine
 			}
 			status := exitDone
 			for _, f := range findings {
@@ -73,8 +71,8 @@ The exit status is that of the first failed check.
 	}, &f, usesConfig|usesInput|startsSandbox|interruptible, nil)
 }
 
-// runChecks runs all checks. Without a readable configuration, the others would check
-// something else than what runs.
+// runChecks runs all checks. If the configuration can't be read it stops: the other
+// checks would not check what a run uses.
 func runChecks(ctx context.Context, a *app, flags config.File, profile string, quick bool) []doctor.Finding {
 	findings := caisson.CheckMachine()
 	s, err := loadSettings(a, flags, profile)
@@ -107,7 +105,7 @@ func failedFinding(check string, err error) doctor.Finding {
 	return doctor.Finding{Check: check, Result: doctor.Failed, Err: err}
 }
 
-// checkPolicy checks the policy, and what was approved and trusted for good.
+// checkPolicy checks the policy, and lasting approvals and trust.
 func (s *settings) checkPolicy(servers []doctor.Server) []doctor.Finding {
 	const check = "policy"
 	p, err := s.conf.ToolPolicy("ci")
@@ -132,7 +130,7 @@ func (s *settings) checkPolicy(servers []doctor.Server) []doctor.Finding {
 	})...)
 }
 
-// findServers returns the MCP servers of a session, none of which is started.
+// findServers returns a session's MCP servers. It starts none.
 func (s *settings) findServers() []doctor.Server {
 	used, err := s.conf.Servers().Used()
 	if err != nil {
@@ -153,7 +151,7 @@ func (s *settings) findServers() []doctor.Server {
 	return out
 }
 
-// startDoctorServers starts the servers on an empty directory, and notes what they offer.
+// startDoctorServers starts the servers on an empty directory and notes their tools.
 func startDoctorServers(ctx context.Context, a *app, s *settings, servers []doctor.Server) {
 	if len(servers) == 0 {
 		return
@@ -210,7 +208,6 @@ func (s *settings) coversSettings(w approval.TrustedWorkspace) bool {
 	return err == nil && w.Covers(own.files)
 }
 
-// checkImage checks the configured image.
 func (bs *backends) checkImage(ctx context.Context) doctor.Finding {
 	const check = "image"
 	ref, err := images.ParseLocalReference(*bs.conf.Image)
@@ -229,18 +226,17 @@ func (bs *backends) checkImage(ctx context.Context) doctor.Finding {
 		f.Hint = "Add this to the configuration, or use an image that has them: " + bs.toolchainLine(strings.Split(f.Subject, "\n"))
 	}
 	if rest, ok := strings.CutPrefix(f.Detail, ref.String()); ok && f.Result == doctor.OK {
-		f.Detail = *bs.conf.Image + rest // as it was written
+		f.Detail = *bs.conf.Image + rest // as the user wrote it
 	}
 	return f
 }
 
-// checkSandboxes lists this user's sandboxes of dead owners.
+// checkSandboxes lists this user's sandboxes whose owners are dead.
 func (bs *backends) checkSandboxes(ctx context.Context) doctor.Finding {
 	found, failures := bs.listSandboxes(ctx)
 	return doctor.CheckLeftovers(slices.DeleteFunc(found, isForeign), failures, time.Now())
 }
 
-// testSandbox starts a sandbox as a session would.
 func (bs *backends) testSandbox(ctx context.Context, image doctor.Finding) []doctor.Finding {
 	ref, err := images.ParseLocalReference(*bs.conf.Image)
 	if err != nil {
@@ -269,7 +265,6 @@ func (bs *backends) testSandbox(ctx context.Context, image doctor.Finding) []doc
 	}.Run(ctx)
 }
 
-// describeFindings puts findings into this program's words.
 func describeFindings(findings []doctor.Finding) []describedFinding {
 	out := make([]describedFinding, 0, len(findings))
 	for _, f := range findings {
@@ -310,19 +305,18 @@ func describeAdvice(f doctor.Finding) string {
 	return hintFor(f.Advice, f.Subject)
 }
 
-// The columns of a finding: its result, its check, and its text, whose further lines
-// begin in the same column.
+// The columns of a finding: its result, check and text. All lines of the text begin in
+// the third.
 const (
 	resultWidth = 8
 	checkWidth  = 15
 	indent      = resultWidth + 1 + checkWidth + 1
 )
 
-// resultColours are the colours of results on a terminal.
 var resultColours = map[doctor.Result]string{doctor.OK: "32", doctor.Warning: "33", doctor.Failed: "1;31", doctor.Absent: "2"}
 
-// showFindings writes the findings as text, or as JSON. On a terminal lines are
-// broken at its width and results have colours.
+// showFindings writes the findings as text or JSON. On a terminal it wraps lines and
+// colours results.
 func showFindings(a *app, findings []describedFinding, asJSON bool) error {
 	if asJSON {
 		return writeJSON(a.stdout, findings)
@@ -352,7 +346,7 @@ func showFindings(a *app, findings []describedFinding, asJSON bool) error {
 	return err
 }
 
-// indentText makes text safe to show and breaks it at a width, 0 for none, so that
+// indentText makes text safe to show and wraps it at width, unless that is 0, so that
 // it stays in its column, after begin.
 func indentText(text, begin string, width int) string {
 	safe := makeSafe(text)
@@ -360,13 +354,12 @@ func indentText(text, begin string, width int) string {
 		return begin + safe
 	}
 	column := indent + ansi.StringWidth(begin)
-	// Wrap breaks behind hyphens, and would take names apart that are copied.
+	// Wrap breaks after hyphens, which would split names that users copy.
 	const hyphen, whole = "-", "\u2011"
 	lines := strings.Split(ansi.Wrap(strings.ReplaceAll(safe, hyphen, whole), width-column, ""), "\n")
 	return begin + strings.ReplaceAll(strings.Join(lines, "\n"+strings.Repeat(" ", column)), whole, hyphen)
 }
 
-// summarizeResults returns the counts of results in one line.
 func summarizeResults(counts map[doctor.Result]int) string {
 	text := fmt.Sprintf("%d ok, %d warnings, %d failed", counts[doctor.OK], counts[doctor.Warning], counts[doctor.Failed])
 	if counts[doctor.Warning] == 1 {

@@ -29,13 +29,12 @@ func newEgressCommand(a *app) *cobra.Command {
 	}, newEgressCheckCommand(a), newEgressSuggestCommand(a))
 }
 
-// egressCheckFlags are the flags of caisson egress check.
 type egressCheckFlags struct {
 	Method    string `flag:"method" default:"GET" doc:"METHOD of the request, if Caisson can read requests"`
 	Workspace string `flag:"workspace" doc:"directory whose settings are used (default: the working directory)"`
 	profileFlag
 	JSON     bool        `flag:"json" doc:"write a JSON object"`
-	settings config.File // those of egress alone
+	settings config.File // of the egress settings alone
 }
 
 func newEgressCheckCommand(a *app) *cobra.Command {
@@ -60,15 +59,14 @@ connection is refused when it is made, unless egress.private names the network.
 	return cmd
 }
 
-// egressDecision is the output of caisson egress check --json.
 type egressDecision struct {
-	URL string `json:"url"`
-	// Decision is allow, deny or ask.
+	URL      string `json:"url"`
 	Decision string `json:"decision"`
 	Reason   string `json:"reason,omitempty"`
-	// Rule is the rule that allows or denies, absent if none is about the host.
+	// Rule allows or denies. It is absent if no rule is about the host.
 	Rule string `json:"rule,omitempty"`
-	// Sees names what Caisson sees of an allowed connection: requests, or names and bytes.
+	// Sees names what Caisson sees of an allowed connection: requests, or names and
+	// bytes.
 	Sees string `json:"sees,omitempty"`
 }
 
@@ -97,7 +95,6 @@ func checkEgress(a *app, f egressCheckFlags, raw string) error {
 	return err
 }
 
-// describe returns the decision for people.
 func (d egressDecision) describe() string {
 	text := fmt.Sprintf("%-5s  %s", d.Decision, d.URL)
 	switch {
@@ -116,7 +113,7 @@ func (d egressDecision) describe() string {
 	}[d.Reason] + " (" + d.Reason + ")"
 }
 
-// reasonNoNetwork is the reason where nothing is configured.
+// reasonNoNetwork is the reason if egress is not configured.
 const reasonNoNetwork = "no_network"
 
 // egressTarget is the destination of a connection. Its scheme is http, https or tcp.
@@ -124,7 +121,6 @@ type egressTarget struct {
 	rule.Target
 }
 
-// parseEgressTarget parses the argument of caisson egress check.
 func parseEgressTarget(raw string) (egressTarget, error) {
 	scheme, _, hasScheme := strings.Cut(raw, "://")
 	switch {
@@ -154,8 +150,8 @@ func parseEgressTarget(raw string) (egressTarget, error) {
 	return egressTarget{rule.Target{Origin: rule.Origin{Scheme: "tcp", Host: host, Port: uint16(port)}}}, nil
 }
 
-// decideEgress returns the decision about a target and, where Caisson reads requests, a
-// method.
+// decideEgress decides about a target. It uses the method if Caisson can read the
+// requests.
 func decideEgress(o runner.EgressOptions, t egressTarget, method string) egressDecision {
 	if o.Policy == nil {
 		return egressDecision{Decision: "deny", Reason: reasonNoNetwork}
@@ -213,19 +209,18 @@ as its preset, and a host at an address that is not public as an entry of egress
 	}, &f, usesConfig|usesInput, nil)
 }
 
-// egressSuggestion is a rule that refused connections lacked.
 type egressSuggestion struct {
-	// Server is the MCP server that was refused, "" for the agent's commands.
+	// Server is the MCP server that was refused, or "" for the agent's commands.
 	Server string `json:"server,omitempty"`
-	// Rule is "" where no rule of allow would help. Preset is the preset of the registry,
-	// Private the address that egress.private lacks, as an entry on one line.
+	// Rule is "" if no rule of allow would help. Preset is the registry's preset.
+	// Private is the address that egress.private lacks, as an entry on one line.
 	Rule    string `json:"rule,omitempty"`
 	Preset  string `json:"preset,omitempty"`
 	Private string `json:"private,omitempty"`
-	// Registry is the preset in which the user's own registry has the place of the refused
+	// Registry is the preset in which the user's own registry replaces the refused
 	// public one.
 	Registry string `json:"registry,omitempty"`
-	// Methods are those that were refused, of a rule of http or https.
+	// Methods are the refused ones, for a rule of http or https.
 	Methods []string `json:"methods,omitempty"`
 	Host    string   `json:"host"`
 	Reason  string   `json:"reason"`
@@ -238,7 +233,7 @@ func suggestEgress(a *app, s trace.Session, asJSON bool) error {
 	var unresolved []string
 	overview, err := trace.Read(s, func(r record.Record) {
 		switch r.Kind {
-		case record.KindSessionCreated, record.KindSessionResumed: // whose payload begins alike
+		case record.KindSessionCreated, record.KindSessionResumed: // their payloads begin alike
 			reach = record.PayloadOf[record.SessionCreated](r).Egress
 		case record.KindNetworkDenied:
 			if p := record.PayloadOf[record.NetworkDenied](r); p.Way != "" {
@@ -269,7 +264,7 @@ func suggestEgress(a *app, s trace.Session, asJSON bool) error {
 	return a.show(asJSON, list, func(p *page) { describeSuggestions(p, list) })
 }
 
-// addSuggestion adds a refusal to a list; reach is what commands may reach.
+// addSuggestion adds a refusal to a list. reach is what commands may reach.
 func addSuggestion(list []egressSuggestion, p record.NetworkDenied, reach *record.Egress) []egressSuggestion {
 	s := egressSuggestion{Server: p.Server, Host: p.Host, Reason: p.Reason, Count: max(p.Count, 1)}
 	switch key, item := config.Lacking(p, reach); key {
@@ -296,8 +291,8 @@ func addSuggestion(list []egressSuggestion, p record.NetworkDenied, reach *recor
 	return append(list, s)
 }
 
-// suggestRule returns the rule that a refused connection lacked, "" if no rule of
-// allow would help.
+// suggestRule returns the rule that would have allowed a connection, or "" if no rule
+// of allow would help.
 func suggestRule(p record.NetworkDenied) string {
 	if p.Rule != "" { // denied by a rule
 		return ""
@@ -313,7 +308,7 @@ func suggestRule(p record.NetworkDenied) string {
 		}
 		u.RawQuery, u.Fragment = "", ""
 		text = u.String()
-	case err != nil: // a name that was looked up
+	case err != nil: // a name lookup
 		text = "tls://" + p.Host
 	case port == "443":
 		text = "tls://" + host
@@ -329,8 +324,8 @@ func suggestRule(p record.NetworkDenied) string {
 	return r.String()
 }
 
-// describeSuggestions adds a part of a configuration to a page. Commands and each MCP server
-// have their own egress.
+// describeSuggestions adds a part of a configuration to a page. Commands and each MCP
+// server have their own egress.
 func describeSuggestions(p *page, list []egressSuggestion) {
 	byServer := map[string][]egressSuggestion{}
 	for _, s := range list {
@@ -367,10 +362,10 @@ func describeSuggestions(p *page, list []egressSuggestion) {
 	}
 }
 
-// times describes how often a connection was refused, and why.
 func (s *egressSuggestion) times() string { return fmt.Sprintf("%s, %d times", s.Reason, s.Count) }
 
-// formatEgress returns the section egress with suggestions, "" if they are only refusals.
+// formatEgress returns a section egress with the suggestions, or "" if there are only
+// refusals.
 func formatEgress(list []egressSuggestion) string {
 	var presets []string
 	var private, allow, section page

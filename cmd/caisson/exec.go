@@ -24,11 +24,11 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Exit statuses of commands that stand for the command that they run.
+// Exit statuses of commands that pass on the exit status of the command they run.
 const (
-	exitTimedOut  = 124 // the command's time was over
-	exitOwn       = 125 // a failure of Caisson, whatever it is
-	exitNoProgram = 127 // there is no such program, as the guest or a shell reports
+	exitTimedOut  = 124
+	exitOwn       = 125 // a failure of Caisson
+	exitNoProgram = 127 // no such program, as reported by the guest or a shell
 )
 
 const execStatusHelp = `
@@ -36,7 +36,7 @@ The exit status is the command's own, or 128 plus the number of the signal that 
 end with one of these numbers itself, which is passed on as it is:
 `
 
-// execExits are the exit statuses of a command that stands for another.
+// execExits are the exit statuses of a command that passes on another's.
 var execExits = statuses{
 	exitDone: "", exitUsage: "", exitTimedOut: "the command's time was over", exitOwn: "a failure of Caisson, also a wrong flag; the reason is on standard error",
 	126: "the program can't be executed", exitNoProgram: "there is no such program", exitInterrupted: "interrupted (129: hang-up, 143: terminated)",
@@ -64,8 +64,7 @@ Ctrl-C cancels the command: SIGTERM to everything that it started, SIGKILL after
 A second Ctrl-C ends this program without waiting for that. A command ends with its session.
 `
 
-// maxTaskText bounds the command in the description of its session; its own records have
-// all of it.
+// maxTaskText bounds the command in its session's task. The records have all of it.
 const maxTaskText = 500
 
 // execFlags are the flags of both commands that run one in a sandbox.
@@ -75,16 +74,16 @@ type execFlags struct {
 	Stdin   bool          `flag:"stdin,i" doc:"pass standard input on"`
 }
 
-// ownFlagErrors makes a command end with 125 for a wrong flag, and leaves the flags after the
-// first argument to the command that it runs.
+// ownFlagErrors makes a command end with 125 for a wrong flag. Flags after the first
+// argument belong to the command that it runs.
 func ownFlagErrors(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().SetInterspersed(false)
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return ownFailure(&usageError{suggestFlag(cmd, err)}) })
 	return cmd
 }
 
-// command returns the command with the program's streams. It calls begin before each read
-// and write. If output can't be written, the command is cancelled.
+// command returns the command with this program's streams. It calls begin before each
+// read and write, and cancel if output can't be written.
 func (f *execFlags) command(a *app, argv []string, begin func(), cancel context.CancelCauseFunc) runner.UserCommand {
 	c := runner.UserCommand{
 		Argv: argv, Dir: f.Dir, Timeout: f.Timeout,
@@ -102,13 +101,13 @@ type beginningReader struct {
 	begin func()
 }
 
-// Read implements io.Reader.
 func (r beginningReader) Read(p []byte) (int, error) {
 	r.begin()
 	return r.from.Read(p)
 }
 
-// cancellingWriter cancels the command whose output it can't write, and drops the rest.
+// cancellingWriter calls cancel at the first write error, and drops the output after
+// it.
 type cancellingWriter struct {
 	to     io.Writer
 	begin  func()
@@ -116,7 +115,6 @@ type cancellingWriter struct {
 	broken bool
 }
 
-// Write implements io.Writer.
 func (w *cancellingWriter) Write(p []byte) (int, error) {
 	if w.broken {
 		return len(p), nil
@@ -133,8 +131,8 @@ func (w *cancellingWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ownFailure returns err as a failure of Caisson, not of the command that it runs.
-// Statuses are passed on.
+// ownFailure returns err as a failure of Caisson, not of the command that it runs. It
+// returns an exitError unchanged.
 func ownFailure(err error) error {
 	if err == nil || errors.As(err, new(*exitError)) {
 		return err
@@ -165,7 +163,6 @@ func newExecCommand(a *app) *cobra.Command {
 	}, &f, 0, execExits))
 }
 
-// execInFresh runs one command in a session of its own.
 func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, argv []string) error {
 	switch {
 	case len(argv) == 0:
@@ -187,7 +184,7 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
-	// From its first byte on, the terminal is the command's.
+	// From the first byte on, the terminal belongs to the command.
 	begin := sync.OnceFunc(func() {
 		_ = u.out.Drain(ctx) // the rest comes later
 		u.render.Close()
@@ -214,8 +211,9 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 	return cmp.Or(err, exitWith(status))
 }
 
-// openWithoutModel opens a session for calls and commands that the user orders, described
-// by task and without diffs in bind mode. Closing force ends it at once. change may change its options; nil does not.
+// openWithoutModel opens a session for calls and commands of the user. It makes no
+// diffs in bind mode. Closing force ends the session at once. change, which may be nil,
+// may change its options.
 func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface, force <-chan struct{}, task string, change func(*runner.Options)) (*runner.Session, error) {
 	o, err := s.modelessOptions(ctx, task, u)
 	if err != nil {
@@ -248,7 +246,6 @@ func newSandboxExecCommand(a *app) *cobra.Command {
 	}, &f, 0, execExits))
 }
 
-// execInLive runs a command in a session that another process owns.
 func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 	if len(args) > 1 && args[1] == "--" {
 		args = slices.Delete(slices.Clone(args), 1, 2)
@@ -287,8 +284,8 @@ func execInLive(ctx context.Context, a *app, f execFlags, args []string) error {
 	return cmp.Or(err, exitWith(status))
 }
 
-// endOfCommand returns the exit status of a command's end, or why it was cancelled, and
-// prints what no status can tell. moreMemory is the hint if there was too little.
+// endOfCommand returns a command's exit status, or why it was cancelled. It prints what
+// no status can tell. moreMemory is the hint if memory ran out.
 func endOfCommand(ctx context.Context, a *app, r runner.UserResult, moreMemory string) (status int, _ error) {
 	if r.Left > 0 {
 		a.printLines(fmt.Sprintf("caisson: %d processes of the command could not be killed; the session replaces its sandbox.", r.Left))
@@ -310,8 +307,8 @@ func endOfCommand(ctx context.Context, a *app, r runner.UserResult, moreMemory s
 	return r.Status.Code, nil
 }
 
-// findSession finds the one session that a user means. A whole id needs no backend
-// to be asked.
+// findSession finds the one live session that a user means. It asks no backend about a
+// complete id.
 func (bs *backends) findSession(ctx context.Context, id string) (string, error) {
 	id = strings.TrimPrefix(id, "caisson-")
 	if !strings.ContainsAny(id, "/.*?[\\") && runner.Listens(bs.environ.stateDir(), id) {

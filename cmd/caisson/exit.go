@@ -17,10 +17,10 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// Exit statuses; docs/exit-status.md is the published table.
+// Exit statuses, which docs/exit-status.md lists.
 const (
 	exitDone         = runner.OutcomeDone
-	exitFailed       = runner.OutcomeFailed // the agent or the model failed, or something was left behind
+	exitFailed       = runner.OutcomeFailed
 	exitUsage        = 2
 	exitAuth         = runner.OutcomeAuth
 	exitInput        = runner.OutcomeInput
@@ -31,19 +31,19 @@ const (
 	exitFatal        = runner.OutcomeFatal // a tool failed fatally, or the trace can't be written
 	exitUntrusted    = 55
 	exitNoApprover   = runner.OutcomeNoApprover
-	exitConflict     = runner.OutcomeConflict  // changes are not applied: their originals changed meanwhile
-	exitUnvouched    = runner.OutcomeUnvouched // something in the workspace was not renamed, or not looked at
+	exitConflict     = runner.OutcomeConflict  // changes were not applied: their originals have changed
+	exitUnvouched    = runner.OutcomeUnvouched // something in the workspace was not renamed or not checked
 	exitUnverified   = runner.OutcomeUnverified
 	exitFormat       = runner.OutcomeFormat
-	exitInterrupted  = runner.OutcomeInterrupted // SIGINT; 128 plus the signal's number for others
+	exitInterrupted  = runner.OutcomeInterrupted // SIGINT; 128 plus the number for other signals
 )
 
-// exitError ends the program with a status. What there is to tell was told.
+// exitError ends the program with a status, silently.
 type exitError struct{ status int }
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit status %d", e.status) }
 
-// exitWith returns the error that ends the program with a status, nil for 0.
+// exitWith returns the error that ends the program with a status, or nil for 0.
 func exitWith(status int) error {
 	if status == exitDone {
 		return nil
@@ -51,8 +51,8 @@ func exitWith(status int) error {
 	return &exitError{status}
 }
 
-// interruption returns the error that ends an interrupted command as its signal
-// would, nil where ctx was not interrupted.
+// interruption returns the error for an interrupted ctx, or nil for any other. It ends
+// the program with the signal's status.
 func interruption(ctx context.Context) error {
 	if i, ok := errors.AsType[*runner.Interrupted](context.Cause(ctx)); ok {
 		return exitWith(128 + i.Signal)
@@ -60,7 +60,7 @@ func interruption(ctx context.Context) error {
 	return nil
 }
 
-// commandTraits are the parts of a command's work that have exit statuses of their own.
+// commandTraits are kinds of work that have their own exit statuses.
 type commandTraits uint
 
 const (
@@ -74,8 +74,8 @@ const (
 	interruptible                            // has something to end when it is interrupted
 )
 
-// exitMeanings are the exit statuses as help describes them, and the commands that have
-// them. Success and usage are those of every command.
+// exitMeanings describe the exit statuses in help, and say which commands have them.
+// All commands have the ones without traits.
 var exitMeanings = map[int]struct {
 	text   string
 	traits commandTraits
@@ -98,10 +98,10 @@ var exitMeanings = map[int]struct {
 	exitPipe:         {"the reader of standard output went away", asksModel},
 }
 
-// statuses are exit statuses with their meaning for one command; "" leaves one out.
+// statuses are exit statuses with their meaning for one command. "" removes one.
 type statuses map[int]string
 
-// exitHelp returns the end of a command's help: its exit statuses.
+// exitHelp returns the exit statuses for the end of a command's help.
 func exitHelp(own statuses, traits commandTraits) string {
 	meanings := statuses{}
 	for status, m := range exitMeanings {
@@ -126,13 +126,13 @@ func reportError(a *app, p record.Problem) {
 	a.printLines(strings.TrimRight(fmt.Sprintf("caisson: %s. %s", strings.TrimRight(cause, ".\n "), hint), " "))
 }
 
-// oneParagraph returns an error of several lines, such as joined errors, as one line.
+// oneParagraph returns the text of an error, such as joined errors, as one line.
 func oneParagraph(text string) string {
 	return strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' }), "; ")
 }
 
-// printLines prints lines, which must be safe, on standard error. On a terminal they are
-// broken at blanks.
+// printLines prints lines, which must be safe, on standard error. It wraps them on a
+// terminal.
 func (a *app) printLines(lines ...string) {
 	if a.terminal(a.stderr) {
 		columns, _ := a.size()
@@ -143,8 +143,8 @@ func (a *app) printLines(lines ...string) {
 	}
 }
 
-// handleSignals hands signals to the command that runs. One that waits for none,
-// or doesn't yet, is ended by the first.
+// handleSignals passes signals to a command that has called takeSignals. Until it does,
+// the first signal ends the program.
 func handleSignals(a *app) (stop func()) {
 	in, out, done := a.signals, make(chan os.Signal, 4), make(chan struct{})
 	var handled atomic.Bool
@@ -159,7 +159,7 @@ func handleSignals(a *app) (stop func()) {
 				}
 				select {
 				case out <- sig:
-				default: // more than four make no difference
+				default: // nobody needs more than four
 				}
 			case <-done:
 				return
@@ -169,7 +169,7 @@ func handleSignals(a *app) (stop func()) {
 	return func() { close(done) }
 }
 
-// takeSignals returns the signals, which the caller handles from now on.
+// takeSignals returns the signals, which the caller must handle from now on.
 func (a *app) takeSignals() <-chan os.Signal {
 	if a.handled != nil {
 		a.handled.Store(true)
@@ -177,11 +177,11 @@ func (a *app) takeSignals() <-chan os.Signal {
 	return a.signals
 }
 
-// handleInterrupts cancels the context at the first signal, and closes force at
-// the second: a person who asks twice is not made to wait for commands to end.
-// The third ends the program where it stands; the sandbox's guest ends with it,
-// and the next start removes what is left. Nothing here waits for a writer: say
-// must return at once. stop ends the listening.
+// handleInterrupts cancels the context at the first signal and closes force at the
+// second: a user who asks twice doesn't wait for commands to end. The third signal ends
+// the program at once. The sandbox's guest ends with it, and the next start removes the
+// rest. say must return at once: nothing here may wait for a writer. stop ends the
+// handling.
 func handleInterrupts(parent context.Context, signals <-chan os.Signal, say func(string), exit func(int)) (ctx context.Context, force <-chan struct{}, cancel context.CancelCauseFunc, stop func()) {
 	ctx, cancel = context.WithCancelCause(parent)
 	forced, ended, done := make(chan struct{}), make(chan struct{}), make(chan struct{})

@@ -24,22 +24,21 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// commandError is an error with its exit status and its hint.
+// commandError is an error with its exit status and hint.
 type commandError struct {
 	Status int
 	record.Problem
-	// Err is the error behind it, nil if Problem describes all of it.
+	// Err is the underlying error, or nil if Problem describes all of it.
 	Err error
 }
 
-// Error returns the cause without the hint, which [reportError] adds.
+// Error returns the cause. reportError adds the hint.
 func (e *commandError) Error() string { return e.Cause }
 
-// Unwrap returns the error behind it.
 func (e *commandError) Unwrap() error { return e.Err }
 
-// newFailure returns an error with an exit status and a hint. If cause is "", it is the text
-// of err, which may be nil otherwise.
+// newFailure returns an error with an exit status and a hint. err may be nil unless
+// cause is "": then its text is the cause.
 func newFailure(status int, err error, cause, hint string) *commandError {
 	if cause == "" {
 		cause = err.Error()
@@ -57,7 +56,7 @@ func newUsageError(format string, args ...any) error {
 	return &usageError{fmt.Errorf(format, args...)}
 }
 
-// fault is a kind of error, with the exit status and the hint that this program gives it.
+// fault is a kind of error, with its exit status and hint.
 type fault struct {
 	match  func(err error) bool
 	status int
@@ -81,8 +80,8 @@ func as[E error](err error) bool {
 	return ok
 }
 
-// explain returns err with the status and the hint of the first fault that matches, and err
-// itself if none does.
+// explain returns err with the status and hint of the first fault that matches, or err
+// itself.
 func explain(err error, faults []fault) error {
 	for _, f := range faults {
 		if f.match(err) {
@@ -94,7 +93,7 @@ func explain(err error, faults []fault) error {
 
 // startFaults are the reasons why a sandbox can't start.
 var startFaults = []fault{
-	{as[*programs.NotFoundError], exitSandboxStart, ""}, // startHint has the hints of programs
+	{as[*programs.NotFoundError], exitSandboxStart, ""}, // startHint adds hints about programs
 	{as[*sandbox.MountError], exitInput, "Change the mount (mounts, --mount) or the workspace's path (workdir, --workdir), or use another image."},
 	{as[*images.UserError], exitInput, "Choose another user (user, --user), or another image."},
 	{is(sandbox.ErrNoNamespaces), exitSandboxStart, namespacesHint},
@@ -104,7 +103,6 @@ var startFaults = []fault{
 	{is(sandbox.ErrUnavailable, sandbox.ErrNotFound, sandbox.ErrUnsupported, sandbox.ErrInvalid, tools.ErrSandboxStart), exitSandboxStart, ""},
 }
 
-// imageFaults are the errors of the commands about images.
 var imageFaults = []fault{
 	{is(images.ErrUnauthorized), exitAuth, "Log in with docker login. Caisson uses its credentials."},
 	{is(images.ErrUnreachable), exitFailed, "Check the name, the network and the proxies. caisson images ls lists the images that need no network."},
@@ -116,7 +114,6 @@ var imageFaults = []fault{
 	{is(images.ErrInvalid), exitInput, "Images are host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR, or a name such as debian:bookworm-slim."},
 }
 
-// ledgerFaults are the reasons why the directory of a batch can't be used.
 var ledgerFaults = []fault{
 	{is(batch.ErrInUse), exitInput, "Wait until that batch ends, or choose another directory with --out."},
 	{as[*batch.TrialError], exitInput, "Bring back what is missing; or remove the directory of that trial, and it runs again."},
@@ -126,17 +123,17 @@ var ledgerFaults = []fault{
 	{as[*batch.MismatchError], exitInput, "Choose another directory with --out."},
 }
 
-// fleetFaults are the reasons why a machine can't take part in a batch of several machines.
+// fleetFaults are the reasons why a machine can't take part in a batch.
 var fleetFaults = []fault{
 	{as[*batch.MismatchError], exitInput, "Choose another place with --results."},
 	{as[*fleet.DamagedError], exitFailed, "Remove these objects from --results and run the same command again, which runs their trials again."},
 	{as[*fleet.TaskError], exitInput, "Workers need the tasks of the coordinator: share its directory, or name a copy of it as PATH."},
 }
 
-// hints are what to do about a fault, by its kind: the reason of an error, or the advice of a
-// finding. "%s" stands for what the fault is about.
+// hints has hints by the reason of an error or the advice of a finding. "%s" stands for
+// the subject.
 var hints = map[any]string{
-	// The records of a session can't be read; %s is a session that matches.
+	// A session's records can't be read. %s is a session that matches.
 	trace.NoSessions:   "caisson run makes one.",
 	trace.NoSession:    "caisson trace ls lists them.",
 	trace.ManySessions: "Write more of the id: %s is one of them.",
@@ -145,7 +142,8 @@ var hints = map[any]string{
 	trace.NotExported:  "caisson trace show shows what there is.",
 	trace.Unreadable:   "Name a session, its directory or its trace.jsonl.",
 
-	// The changes of a session can't be opened; %s is a session that matches, or the state directory.
+	// A session's changes can't be opened. %s is a session that matches, or the state
+	// directory.
 	sessiondir.NoChangesHere: "caisson run --mode overlay keeps changes; --workspace names another directory.",
 	sessiondir.NoSession:     "The end of a run shows its session. All of them are in %s/sessions.",
 	sessiondir.ManySessions:  "Write more of the id: %s is one of them.",
@@ -153,7 +151,7 @@ var hints = map[any]string{
 	sessiondir.Unreadable:    "Look at its directory below %s.",
 	sessiondir.ChangesGone:   "workspace.patch in the session's directory still shows their text.",
 
-	// A session can't be resumed; %s is the session.
+	// A session can't be resumed. %s is the session.
 	runner.ResumeDamaged:        "caisson trace verify %s shows where. Start a new session with the task.",
 	runner.ResumeOtherWorkspace: "Name the session's own directory with --workspace, or start a new session.",
 	runner.ResumeOtherMode:      "Leave out --mode, --apply, --patch-out and --workdir: the session keeps its own.",
@@ -164,7 +162,7 @@ var hints = map[any]string{
 	runner.ResumeNothing:        "Give it a task: caisson run --resume %s \"TASK\".",
 	runner.ResumeNoMessage:      "Give it a task: caisson run --resume %s \"TASK\".",
 
-	// Faults of a session; %s is the session.
+	// Faults of a session. %s is the session.
 	runner.FaultSandboxLost: "Check the engine or runtime (caisson doctor), and run the task again. ",
 	runner.FaultNoApprover:  "To be asked, run with standard input and standard error on a terminal, and without --json.",
 	runner.FaultLateAnswer:  "Answer while the question waits. --confirm-timeout sets how long that is.",
@@ -176,7 +174,7 @@ var hints = map[any]string{
 	runner.FaultUnreachable: "caisson sandbox ls lists what runs.",
 	runner.FaultNotLive:     "caisson sandbox ls lists what runs.",
 
-	// Findings of the doctor; %s is their subject.
+	// Findings of the doctor. %s is their subject.
 	doctor.AdviseOtherBackend:    "Don't run anything on this backend here: choose another with --backend, and report this.",
 	doctor.AdviseRuncUpdate:      "Install runc 1.2.8, 1.3.3, 1.4.0 or newer, unless your distribution has fixed this one; until then use images that you trust, or --backend gvisor.",
 	doctor.AdviseNamespaces:      namespacesHint,
@@ -196,16 +194,15 @@ var hints = map[any]string{
 	doctor.AdviseRevokeDirectory: "caisson approvals revoke --workspace %s --all removes them.",
 }
 
-// hintFor returns the hint for a kind of fault, "" if there is none.
+// hintFor returns the hint for a kind of fault, or "".
 func hintFor(kind any, subject string) string {
 	return strings.ReplaceAll(hints[kind], "%s", subject)
 }
 
-// namespacesHint is the hint for [sandbox.ErrNoNamespaces].
 const namespacesHint = "In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, if AppArmor confines it) " +
 	"and run Caisson as an ordinary user; runc needs --security-opt systempaths=unconfined too. Elsewhere allow this user to make user namespaces, or use the docker backend. In a chroot, run Caisson outside it."
 
-// describeError turns any error into a message with a hint, and its exit status.
+// describeError turns any error into a message with a hint and an exit status.
 func describeError(err error) *commandError {
 	if e, ok := errors.AsType[*commandError](err); ok {
 		return e
@@ -219,7 +216,7 @@ func describeError(err error) *commandError {
 	if c, ok := errors.AsType[*config.Error](err); ok {
 		status := exitConfig
 		if errors.As(err, new(*runner.MountError)) {
-			status = exitInput // the setting is valid, but the directory can't be used
+			status = exitInput // the setting is valid, but not the directory
 		}
 		return newFailure(status, err, c.Error(), makeSentence(c.Hint))
 	}
@@ -234,8 +231,8 @@ func describeError(err error) *commandError {
 	return newFailure(exitFailed, err, "", "")
 }
 
-// explainLibrary returns the status and the hint of an error whose facts decide them, nil for
-// any other.
+// explainLibrary explains an error whose facts decide its status and hint. It returns
+// nil for any other.
 func explainLibrary(err error) *commandError {
 	if e, ok := errors.AsType[*state.DirError](err); ok {
 		return newFailure(exitConfig, err, e.Error(), "Make it a directory that you own and no one else can write, or set XDG_STATE_HOME to one.")
@@ -280,7 +277,7 @@ func firstOr(list []string, otherwise string) string {
 	return otherwise
 }
 
-// makeSentence turns a hint of the configuration into a sentence; "" stays "".
+// makeSentence turns a hint of the configuration into a sentence. "" stays "".
 func makeSentence(s string) string {
 	if s == "" {
 		return ""
@@ -292,7 +289,7 @@ func makeSentence(s string) string {
 	return s + "."
 }
 
-// sessionHint returns what to do about a fault of a session, at a command line.
+// sessionHint returns the hint for a session's fault, for users of a command line.
 func sessionHint(f runner.Fault) string {
 	hint, place := hintFor(f.Kind, f.Session), "The changes are in the workspace."
 	if f.Overlay {
@@ -330,7 +327,7 @@ func faultStatus(kind runner.FaultKind) int {
 	return exitFailed
 }
 
-// startHint returns what to do about a sandbox that could not start.
+// startHint returns the hint for a sandbox that could not start.
 func startHint(err error) string {
 	if e, ok := errors.AsType[*commandError](err); ok {
 		return e.Hint
@@ -347,7 +344,6 @@ func startHint(err error) string {
 	return cmp.Or(runner.ProgramHint(err), "caisson doctor shows what this machine can run; --backend and --image choose another sandbox.")
 }
 
-// buildHint returns what to do about a build that failed.
 func buildHint(e *images.BuildError) string {
 	switch {
 	case len(e.Refused) > 0:
@@ -358,7 +354,7 @@ func buildHint(e *images.BuildError) string {
 	return "Fix the Dockerfile."
 }
 
-// imageFailure adds the status and the hint to an error of package images.
+// imageFailure adds the status and hint to an error of package images.
 func imageFailure(err error) error {
 	if err == nil || as[*commandError](err) || explainLibrary(err) != nil {
 		return err
@@ -369,7 +365,6 @@ func imageFailure(err error) error {
 	return explain(err, imageFaults)
 }
 
-// workspaceHint returns what to do about a workspace that can't be used.
 func workspaceHint(e *runner.WorkspaceError) string {
 	switch {
 	case e.Op == "resolve", e.Op == "open":
@@ -384,10 +379,9 @@ func workspaceHint(e *runner.WorkspaceError) string {
 	return "Name another directory with --workspace."
 }
 
-// modulePath is the path of this module.
 const modulePath = "github.com/caisson-run/caisson"
 
-// installHint returns how to install a program that was not found, in the way this one was installed.
+// installHint returns how to install a missing program, the way this one was installed.
 func installHint(name string) string {
 	install, ours := map[string]string{"caisson-guest": modulePath + "/cmd/caisson-guest@", "runsc": modulePath + "/sandbox/oci/runsc@latest"}[name]
 	if !ours {

@@ -26,14 +26,13 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// settingFlag is one setting of the configuration as a flag.
+// settingFlag is a setting of the configuration as a flag.
 type settingFlag struct {
 	setting config.Setting
 	file    *config.File
 	text    string
 }
 
-// Set implements pflag.Value.
 func (f *settingFlag) Set(v string) error {
 	if f.setting.List && f.text != "" { // given before
 		v = f.text + "," + v
@@ -46,10 +45,9 @@ func (f *settingFlag) Set(v string) error {
 	return err
 }
 
-// String implements pflag.Value.
 func (f *settingFlag) String() string { return f.text }
 
-// Type implements pflag.Value. Help shows it for the value.
+// Type returns the name of the value in help.
 func (f *settingFlag) Type() string {
 	if f.setting.Value == "" {
 		return "bool"
@@ -59,10 +57,9 @@ func (f *settingFlag) Type() string {
 
 var _ pflag.Value = (*settingFlag)(nil)
 
-// variableFlag is a flag for variables of commands, as docker run has it.
+// variableFlag is the flag for variables of commands. It works like docker run's.
 type variableFlag struct{ file *config.File }
 
-// Set implements pflag.Value.
 func (f variableFlag) Set(v string) error {
 	name, value, ok := strings.Cut(v, "=")
 	switch {
@@ -78,19 +75,16 @@ func (f variableFlag) Set(v string) error {
 	return nil
 }
 
-// String implements pflag.Value.
 func (variableFlag) String() string { return "" }
 
-// Type implements pflag.Value. Help shows it for the value.
 func (variableFlag) Type() string { return "NAME=VALUE" }
 
-// repeatedFlag is a flag of one value that may be given several times.
+// repeatedFlag is a flag of one value that may be repeated.
 type repeatedFlag struct {
 	settingFlag
 	values []string
 }
 
-// Set implements pflag.Value.
 func (f *repeatedFlag) Set(v string) error {
 	if !slices.Contains(f.values, v) {
 		f.values = append(f.values, v)
@@ -98,8 +92,8 @@ func (f *repeatedFlag) Set(v string) error {
 	return f.settingFlag.Set(v)
 }
 
-// addSettings adds the flags of the settings of some groups, or of all, which write to
-// file. A setting has its letter unless another flag of the command has it.
+// addSettings adds flags that set the settings of some groups, or all, in file. A
+// setting has its letter unless another flag of the command has it.
 func addSettings(cmd *cobra.Command, file *config.File, groups ...string) {
 	for _, s := range config.Settings() {
 		if groups != nil && !slices.Contains(groups, s.Group) {
@@ -120,8 +114,8 @@ func addSettings(cmd *cobra.Command, file *config.File, groups ...string) {
 	}
 }
 
-// newCommand completes a command: with flags, a pointer to a struct as for addFlags or nil,
-// and with its exit statuses in help.
+// newCommand completes a command with its flags and the exit statuses in help. flags is
+// nil or a pointer to a struct as for addFlags.
 func newCommand(cmd *cobra.Command, flags any, traits commandTraits, own statuses) *cobra.Command {
 	cmd.Long = strings.TrimSuffix(cmd.Long, "\n") + "\n" + exitHelp(own, traits)
 	cmd.Flags().SortFlags = false
@@ -131,10 +125,11 @@ func newCommand(cmd *cobra.Command, flags any, traits commandTraits, own statuse
 	return cmd
 }
 
-// addFlags adds a flag for each field of a struct with the tag flag: its name and, after a
-// comma, its letter. The tag doc has its text in help, and default its default. A list with the
-// tag split may be one value with commas. An embedded struct adds its own flags, and a
-// [config.File] all settings, or those of the groups in the tag groups of it or of the struct.
+// addFlags adds a flag for each field of a struct that has the tag flag: the name and,
+// after a comma, the letter. The tag doc is the text in help, default the default. A
+// list with the tag split may be one value with commas. An embedded struct adds its own
+// flags. A [config.File] adds all settings, or the groups in the tag groups of it or of
+// the struct.
 func addFlags(cmd *cobra.Command, to reflect.Value, groups ...string) {
 	flags := cmd.Flags()
 	for field, value := range to.Fields() {
@@ -187,14 +182,13 @@ func addFlags(cmd *cobra.Command, to reflect.Value, groups ...string) {
 	}
 }
 
-// textFlag is the value of a flag that takes a text. It refuses an empty one, which is the
-// value of a variable that isn't set: --verify "$TESTS" would verify nothing.
+// textFlag is the value of a flag that takes a text. It refuses an empty one, the value
+// of an unset variable: --verify "$TESTS" would verify nothing.
 type textFlag string
 
 func (f *textFlag) String() string { return string(*f) }
 func (f *textFlag) Type() string   { return "string" }
 
-// Set implements [pflag.Value].
 func (f *textFlag) Set(text string) error {
 	if text == "" {
 		return errors.New("it is empty; leave the flag out, or give it a value")
@@ -203,7 +197,6 @@ func (f *textFlag) Set(text string) error {
 	return nil
 }
 
-// profileFlag is the flag --profile.
 type profileFlag struct {
 	Profile string `flag:"profile" doc:"use the settings of profiles.NAME in the configuration"`
 }
@@ -222,8 +215,8 @@ type workspaceFlags struct {
 	Settings config.File
 }
 
-// wantArgs returns a check of the number of arguments, which what describes. most is -1 for
-// any number.
+// wantArgs checks the number of arguments, which what describes. most is -1 for any
+// number.
 func wantArgs(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < least || most >= 0 && len(args) > most {
@@ -233,20 +226,19 @@ func wantArgs(least, most int, what string) cobra.PositionalArgs {
 	}
 }
 
-// firstArgument returns the only argument, "" if there is none.
 func firstArgument(args []string) string { return firstOr(args, "") }
 
 const (
-	// helpColumns is the width of the flags in help that no terminal shows, and
-	// maxHelpColumns the most columns of a terminal that help uses.
+	// helpColumns is the width of flags in help without a terminal. maxHelpColumns is
+	// the most that help uses of a terminal.
 	helpColumns, maxHelpColumns = 80, 110
-	// columnsKey is the annotation of the root command with the columns of the terminal.
+	// columnsKey is the root command's annotation with the terminal's columns.
 	columnsKey = "columns"
 )
 
-// flagGroups are the groups of flags of commands that take settings, in their
-// order in help, with the flags that are no settings: those have a group of their
-// own in the table of settings. A flag in no group is in the first.
+// flagGroups are the groups of flags in help, in order, for commands that take
+// settings. They list only flags that are not settings: the table of settings names the
+// groups of the others. A flag in no group is in the first.
 var flagGroups = []flagGroup{
 	{"Task", []string{"workspace", "file", "resume", "apply", "best-of", "judge", "profile", "require-trust", "ignore-project-config"}},
 	{"Checks", []string{"output-schema", "verify", "verify-junit", "replay-strict", "replay-ignore"}},
@@ -257,13 +249,11 @@ var flagGroups = []flagGroup{
 	{"Output", []string{"json", "output", "patch-out", "junit", "report", "verbose", "help"}},
 }
 
-// flagGroup is one group of flags.
 type flagGroup struct {
 	title string
 	flags []string
 }
 
-// groupsByFlag returns the index of each flag's group.
 func groupsByFlag() map[string]int {
 	out, byTitle := map[string]int{}, map[string]int{}
 	for i, g := range flagGroups {
@@ -280,7 +270,7 @@ func groupsByFlag() map[string]int {
 	return out
 }
 
-// setHelp has help show flags in groups, within the width of the terminal.
+// setHelp makes help show flags in groups, within the terminal's width.
 func setHelp(a *app, root *cobra.Command) {
 	const plain = "Flags:\n{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}"
 	columns := 0
@@ -300,9 +290,9 @@ func setHelp(a *app, root *cobra.Command) {
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), plain, "{{groupedFlags .}}", 1))
 }
 
-// fitHelp breaks a text anew for so many columns: paragraphs whose lines have no indentation,
-// and single lines with one, below what follows their last wide gap. Commands stay whole, so
-// that they can be copied.
+// fitHelp wraps a text at columns: paragraphs whose lines are not indented, and single
+// indented lines, whose continuation is indented to their last wide gap. Commands stay
+// whole so that users can copy them.
 func fitHelp(text string, columns int) string {
 	var out []string
 	joins := false
@@ -333,8 +323,7 @@ func fitHelp(text string, columns int) string {
 	return strings.Join(rows, "\n")
 }
 
-// groupedFlags returns the flags of a command as help shows them: in groups
-// where it takes settings.
+// groupedFlags returns a command's flags for help, in groups if it takes settings.
 func groupedFlags(cmd *cobra.Command) string {
 	local := cmd.LocalFlags()
 	columns, err := strconv.Atoi(cmd.Root().Annotations[columnsKey])
@@ -364,14 +353,14 @@ func formatFlags(flags *pflag.FlagSet, columns int) string {
 	return strings.TrimRight(flags.FlagUsagesWrapped(columns), " \n")
 }
 
-// completed is how many sessions a shell is offered, the newest first.
+// completed is the number of sessions that a shell is offered, newest first.
 const completed = 30
 
-// candidates returns the completions of one word of the command line.
 type candidates func(env environ) ([]cobra.Completion, cobra.ShellCompDirective)
 
-// addCompletion adds the completion of what the user has, such as sessions and images, and
-// the words of settings. It runs at each press of the tab key, so it starts and asks nothing.
+// addCompletion completes the user's own things, such as sessions and images, and the
+// words of settings. It runs at each press of the tab key, so it starts and asks
+// nothing.
 func addCompletion(root *cobra.Command, a *app) {
 	addBashFallback(root)
 	env, servers := a.environ, completeKeys(func(c config.Config) map[string]config.MCPServer { return c.MCP })
@@ -421,15 +410,15 @@ func addCompletion(root *cobra.Command, a *app) {
 				return out, directive
 			})
 			if err != nil {
-				panic(err) // the flag is there, and has none yet
+				panic(err) // the flag exists and has none yet
 			}
 		}
 	})
 }
 
-// bashFallback stands in for what cobra's script takes from the bash-completion
-// package, where that is not installed. COMP_WORDBREAKS has ":" and "=", so that
-// words with them are joined again.
+// bashFallback replaces the functions that cobra's script takes from the
+// bash-completion package, if that is not installed. COMP_WORDBREAKS has ":" and "=",
+// so words with them are joined again.
 const bashFallback = `if ! declare -F _get_comp_words_by_ref >/dev/null 2>&1; then
     _get_comp_words_by_ref() {
         local i
@@ -455,12 +444,11 @@ if ! declare -F __ltrim_colon_completions >/dev/null 2>&1; then
 fi
 `
 
-// addBashFallback puts bashFallback before the script of completion bash.
 func addBashFallback(root *cobra.Command) {
 	root.InitDefaultCompletionCmd("completion")
 	bash, _, err := root.Find([]string{"completion", "bash"})
 	if err != nil || bash.RunE == nil {
-		return // cobra's default changed: its script needs the package then
+		return // cobra's default changed: its script then needs the package
 	}
 	script := bash.RunE
 	bash.RunE = func(cmd *cobra.Command, args []string) error {
@@ -496,7 +484,6 @@ func completeLiveSessions(env environ) ([]cobra.Completion, cobra.ShellCompDirec
 	return listSessions(env, func(e trace.Entry) bool { return e.State == trace.StateLive })
 }
 
-// completeImages are the images of the cache.
 func completeImages(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if env.cacheDir() == "" {
 		return nil, cobra.ShellCompDirectiveDefault
@@ -505,7 +492,7 @@ func completeImages(env environ) ([]cobra.Completion, cobra.ShellCompDirective) 
 	return names, cobra.ShellCompDirectiveDefault // or a path
 }
 
-// completeCaches are the IDs of caches, with their workspaces.
+// completeCaches returns the IDs of caches, with their workspaces.
 func completeCaches(env environ) (out []cobra.Completion, _ cobra.ShellCompDirective) {
 	if state, err := findState(env); err == nil {
 		list, _ := caches.NewStore(state).List()
@@ -516,7 +503,6 @@ func completeCaches(env environ) (out []cobra.Completion, _ cobra.ShellCompDirec
 	return out, cobra.ShellCompDirectiveDefault // or a workspace
 }
 
-// completeClients are the MCP clients that Caisson knows.
 func completeClients(environ) (out []cobra.Completion, _ cobra.ShellCompDirective) {
 	for _, c := range mcpclients.All() {
 		out = append(out, cobra.CompletionWithDesc(c.Name, c.Title))
@@ -524,7 +510,7 @@ func completeClients(environ) (out []cobra.Completion, _ cobra.ShellCompDirectiv
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// listSessions are the newest sessions, with when they began and what was asked.
+// listSessions returns the newest sessions, with their age and task.
 func listSessions(env environ, keep func(trace.Entry) bool) ([]cobra.Completion, cobra.ShellCompDirective) {
 	const order = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 	state, err := findState(env)
@@ -554,8 +540,8 @@ func oneLine(text string) string {
 	return safe
 }
 
-// completeTools are the tools of the user's configuration, or Caisson's own where
-// that can't be read.
+// completeTools returns the configured tools, or Caisson's own if the configuration
+// can't be read.
 func completeTools(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	var defs []tools.Definition
 	conf, err := loadConfig(&app{environ: env}, "")
@@ -574,7 +560,8 @@ func completeTools(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeKeys returns the names in a map of the user's file, none if it can't be read.
+// completeKeys completes the keys of a map of the user's file. It completes nothing if
+// the file can't be read.
 func completeKeys[T any](of func(config.Config) map[string]T) candidates {
 	return func(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 		conf, _ := loadConfig(&app{environ: env}, "")

@@ -79,7 +79,8 @@ image. Names, oci-layout:DIR, docker-archive:FILE and build:DIR can be pulled.
 	}, nil, usesConfig|interruptible, fetchExits)
 }
 
-// fetchImages runs do with the image store and shows how downloads progress until do calls pulled.
+// fetchImages calls do with the image store. It shows the progress of downloads until
+// do calls pulled.
 func fetchImages(ctx context.Context, a *app, do func(ctx context.Context, s *store.Store, pulled func()) error) error {
 	p := newPulling(a)
 	defer p.Close()
@@ -188,8 +189,7 @@ after the same time. Images that sessions use stay, and so does everything else 
 	}, &f, usesConfig, statuses{exitFailed: imagesFailed})
 }
 
-// withImages opens the store, with report as its progress, and does something
-// with it.
+// withImages calls do with the image store, which reports progress to report.
 func withImages(ctx context.Context, a *app, report func(store.Progress), do func(*store.Store, *caisson.Host) error) error {
 	bs, err := openDefaultBackends(a)
 	if err != nil {
@@ -204,7 +204,6 @@ func withImages(ctx context.Context, a *app, report func(store.Progress), do fun
 	return imageFailure(do(store, bs.host))
 }
 
-// imageArguments reads the references of a command line.
 func imageArguments(args []string) ([]images.Reference, error) {
 	if len(args) == 0 {
 		return nil, newUsageError("an image is needed, such as debian:bookworm-slim")
@@ -235,7 +234,6 @@ func newPulling(a *app) *ui.PullProgress {
 	return p
 }
 
-// listedImage is an image as --json shows it.
 type listedImage struct {
 	Reference string     `json:"reference"`
 	Digest    string     `json:"digest"`
@@ -247,11 +245,10 @@ type listedImage struct {
 	Used      *time.Time `json:"used,omitempty"`
 	InUse     bool       `json:"in_use"`
 	Unpacked  bool       `json:"unpacked"`
-	// Config is the configuration of its programs.
+	// Config is the configuration of the image's programs.
 	Config images.Config `json:"config"`
 }
 
-// showImages writes images as a table, or as JSON.
 func showImages(a *app, list []images.Image, asJSON bool) error {
 	if asJSON {
 		out := []listedImage{}
@@ -271,7 +268,7 @@ func showImages(a *app, list []images.Image, asJSON bool) error {
 	})
 }
 
-// knownTime is a time, or nil for none.
+// knownTime returns t in UTC, or nil if it is zero.
 func knownTime(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
@@ -287,7 +284,6 @@ func addPruned(a, b store.Pruned) store.Pruned {
 	return a
 }
 
-// showPruned lists what was removed and what was kept.
 func showPruned(a *app, gone store.Pruned) error {
 	return a.show(false, nil, func(p *page) {
 		for _, i := range gone.Images {
@@ -303,7 +299,6 @@ func showPruned(a *app, gone store.Pruned) error {
 	})
 }
 
-// What exit statuses mean to the commands about images.
 const (
 	imagesFailed  = "a registry can't be reached, or the image is in use"
 	imagesMissing = "there is no such image, or it can't be used here"

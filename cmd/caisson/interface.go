@@ -23,37 +23,37 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// sigpipe is the number of SIGPIPE: the status of a program whose reader went
-// away is 141 by custom.
+// sigpipe is the number of SIGPIPE. By convention, a program whose reader went away
+// exits with 141.
 const (
 	sigpipe  = 13
 	exitPipe = 128 + sigpipe
 )
 
-// patience is how long the end of a run waits for a writer that makes no
-// progress.
+// patience is how long the end of a run waits for a writer that makes no progress.
 const patience = 30 * time.Second
 
-// userInterface is how a run speaks: to a person, or by records. What it writes
-// goes through its outlet, so that no writer holds the session up.
+// userInterface shows a run to a user, or writes its records. Its output is queued so
+// that no writer blocks the session.
 type userInterface struct {
 	app         *app
 	json        bool
 	colour      bool
 	interactive bool
 	render      *ui.Renderer
-	// out writes records, to standard output with --json, to standard error
-	// without. tell writes notices to standard error: it is out, or its own.
+	// out writes the records: with --json to standard output, otherwise to standard
+	// error. tell writes notices to standard error. Without --json it is out.
 	out, tell *ui.AsyncWriter
-	// broken is called when the reader of the records has gone.
+	// broken is called when the reader of the records has gone away.
 	broken func()
-	// untold returns what is news to a person; nil if each run tells everything.
+	// untold returns the facts that are news to the user. If nil, each run tells
+	// everything.
 	untold func(workspace string, facts []string) []string
-	// finished is set once the end was shown or given up.
+	// finished is set once the end was shown or abandoned.
 	finished bool
-	// warn records a warning, once there is a session that can.
+	// warn records a warning, once there is a session.
 	warn atomic.Pointer[func(string)]
-	// ignores reports whether a difference of a replay does not count; nil is none.
+	// ignores reports whether to ignore a difference of a replay. nil ignores none.
 	ignores func(d replay.Difference) bool
 
 	mu          sync.Mutex
@@ -74,7 +74,7 @@ func newInterface(a *app, json bool) *userInterface {
 	if a.terminal(a.stderr) {
 		opts.Size = a.size
 	}
-	if !json && a.terminal(a.stderr) { // a person saw what was told
+	if !json && a.terminal(a.stderr) { // told facts were seen by a user
 		u.untold = a.environ.untold
 		opts.Untold = u.untold
 	}
@@ -82,26 +82,26 @@ func newInterface(a *app, json bool) *userInterface {
 	return u
 }
 
-// breaksLinesAnew reports whether the terminal breaks its lines anew when its width changes.
-// Those that don't are told by their names.
+// breaksLinesAnew reports whether the terminal rewraps its lines when its width
+// changes. Only the names of some that don't are known.
 func breaksLinesAnew(env environ) bool {
 	return env.get("TERM") != "xterm" && env.get("TERM") != "linux"
 }
 
-// isScreen reports whether the terminal is GNU screen, or may be. tmux may call itself
-// screen too.
+// isScreen reports whether the terminal is, or may be, GNU screen. tmux may use the
+// same name.
 func isScreen(env environ) bool {
 	return strings.HasPrefix(env.get("TERM"), "screen") && (env.get("STY") != "" || env.get("TMUX") == "")
 }
 
-// close ends what finish has not ended: there was no session.
+// close ends the interface if there was no session to finish it.
 func (u *userInterface) close(ctx context.Context) {
 	if !u.finished && u.flush(ctx) {
 		u.render.Close()
 	}
 }
 
-// flush writes what is queued, and reports whether all of it was written.
+// flush writes the queued output and reports whether that succeeded.
 func (u *userInterface) flush(ctx context.Context) bool {
 	all := u.out.Close(ctx, u.app.patience, u.interactive)
 	if u.tell != u.out {
@@ -110,7 +110,7 @@ func (u *userInterface) flush(ctx context.Context) bool {
 	return all
 }
 
-// news returns the facts about this machine that the user should hear of.
+// news returns the facts about this machine that the user was not told yet.
 func (u *userInterface) news(facts []string) []string {
 	if u.untold == nil {
 		return facts
@@ -118,8 +118,8 @@ func (u *userInterface) news(facts []string) []string {
 	return u.untold("", facts)
 }
 
-// defaultPreset is the policy where none is named: a person can be asked, or not, and
-// need not be asked about what they apply afterwards, or not at all.
+// defaultPreset returns the policy to use if none is named. A user who applies changes
+// afterwards need not be asked about each.
 func (u *userInterface) defaultPreset(appliedLater bool) string {
 	switch {
 	case u.interactive && appliedLater:
@@ -130,7 +130,7 @@ func (u *userInterface) defaultPreset(appliedLater bool) string {
 	return "ci"
 }
 
-// newBroker asks the person at the terminal; nil where there is none.
+// newBroker returns a broker that asks the user, or nil without a terminal.
 func (u *userInterface) newBroker() *approval.Broker {
 	if !u.interactive {
 		return nil
@@ -142,13 +142,12 @@ func (u *userInterface) newBroker() *approval.Broker {
 	return b
 }
 
-// orderedApprover asks once everything that happened before is shown.
+// orderedApprover asks after everything that happened before is shown.
 type orderedApprover struct {
 	out    *ui.AsyncWriter
 	person approval.Approver
 }
 
-// Approve implements approval.Approver.
 func (a *orderedApprover) Approve(ctx context.Context, c approval.Confirmation) (approval.Answer, error) {
 	if err := a.out.Drain(ctx); err != nil {
 		return approval.Answer{}, fmt.Errorf("ask: %w", err)
@@ -157,8 +156,8 @@ func (a *orderedApprover) Approve(ctx context.Context, c approval.Confirmation) 
 		answer approval.Answer
 		err    error
 	}
-	// The question may wait for a terminal that is held: it must not hold the
-	// call beyond ctx.
+	// The question may wait for a blocked terminal. It must not hold the call beyond
+	// ctx.
 	asked := make(chan reply, 1)
 	go func() {
 		answer, err := a.person.Approve(ctx, c)
@@ -172,7 +171,7 @@ func (a *orderedApprover) Approve(ctx context.Context, c approval.Confirmation) 
 	}
 }
 
-// showRecord passes a record on and never waits.
+// showRecord queues a record. It never waits.
 func (u *userInterface) showRecord(r record.Record, line []byte) {
 	if !u.json {
 		u.out.Queue(len(line), func() { u.render.Record(r) })
@@ -192,13 +191,13 @@ func (u *userInterface) showDelta(d runner.Delta) {
 	}
 }
 
-// printNotice tells a person something, on standard error, and returns at once.
+// printNotice queues a notice for standard error.
 func (u *userInterface) printNotice(text string) {
 	safe, _ := tools.Display(text)
 	u.tell.QueueOptional(len(safe), func() { u.render.Print("caisson: " + safe) })
 }
 
-// recordWarning is say for what belongs into the records too.
+// recordWarning is printNotice for warnings that belong in the records too.
 func (u *userInterface) recordWarning(text string) {
 	if warn := u.warn.Load(); warn != nil {
 		(*warn)(text)
@@ -207,7 +206,7 @@ func (u *userInterface) recordWarning(text string) {
 	u.printNotice(text)
 }
 
-// reportDifference tells of a difference of a replay, and keeps it for the report.
+// reportDifference reports a difference of a replay and keeps it for the report.
 func (u *userInterface) reportDifference(d replay.Difference) {
 	if u.ignores != nil && u.ignores(d) {
 		return
@@ -218,19 +217,18 @@ func (u *userInterface) reportDifference(d replay.Difference) {
 	u.differences = append(u.differences, newDifference(d))
 }
 
-// listDifferences returns the differences of a replay so far.
 func (u *userInterface) listDifferences() []record.Difference {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return slices.Clone(u.differences)
 }
 
-// finishRun shows the end of a run and returns its exit status. It writes the records
-// first. A pipe without a reader is left after a while, a terminal that is held only
-// after an interruption.
+// finishRun shows the end of a run, after its records, and returns the exit status. It
+// stops waiting for a pipe without a reader after a while, but for a blocked terminal
+// only after an interruption.
 func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *outputFile) int {
 	if len(r.AnswerProblems) > 0 {
-		r.Answer = "" // standard output has JSON that is valid, or nothing
+		r.Answer = "" // standard output gets valid JSON or nothing
 	}
 	err := errors.Join(writeResult(answer, "answer", withNewline(r.Answer)), answer.Close())
 	u.finished = true
@@ -255,14 +253,13 @@ func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *
 	return r.ExitStatus
 }
 
-// attach shows a session with these options, and asks its questions. Closing force ends it at
-// once.
+// attach makes o's session use this interface. Closing force ends the session at once.
 func (u *userInterface) attach(o *runner.Options, force <-chan struct{}) {
 	o.Broker, o.Mirror, o.Live, o.Force = u.newBroker(), u.showRecord, u.showDelta, force
 	o.Warner = func(warn func(string)) { u.warn.Store(&warn) }
 }
 
-// showEnd writes what is queued, and the notices of a session without a model.
+// showEnd writes the queued output, then the notices of a session without a model.
 func (u *userInterface) showEnd(ctx context.Context, r runner.Report) {
 	u.finished = true
 	if u.flush(ctx) {
@@ -273,8 +270,8 @@ func (u *userInterface) showEnd(ctx context.Context, r runner.Report) {
 	}
 }
 
-// isWarning reports whether a record is about something that a person should
-// know though the call succeeds.
+// isWarning reports whether a record is about something that a user should know
+// although the call succeeded.
 func isWarning(r record.Record) bool {
 	switch r.Kind {
 	case record.KindWarning, record.KindSandboxLost, record.KindNetworkDenied, record.KindMCPServerFailed:
@@ -287,8 +284,8 @@ func isWarning(r record.Record) bool {
 	return false
 }
 
-// reportEnd prints what went wrong with a session, if anything. A start of the
-// sandbox that failed is described once: by the warning, where there was one.
+// reportEnd prints the session's problem, if any. It doesn't repeat a sandbox failure
+// that a warning has described.
 func (u *userInterface) reportEnd(r runner.Report) {
 	if r.Problem == nil {
 		return
@@ -300,13 +297,13 @@ func (u *userInterface) reportEnd(r runner.Report) {
 	reportError(u.app, p)
 }
 
-// reportProblem shows a problem that no record has.
+// reportProblem queues a problem that no record has.
 func (u *userInterface) reportProblem(p record.Problem) {
 	u.tell.Queue(len(p.Cause), func() { reportError(u.app, p) })
 }
 
-// printAnswer writes the answer to standard output: as it is to a file or a
-// pipe, and to a terminal as Markdown, made safe. JSON is not Markdown.
+// printAnswer writes the answer to standard output: unchanged to a file or pipe, made
+// safe and formatted as Markdown on a terminal, unless it is JSON.
 func printAnswer(a *app, answer string) error {
 	if answer == "" {
 		return nil
@@ -331,7 +328,7 @@ func withNewline(s string) string {
 	return s + "\n"
 }
 
-// openOutput opens the file that a flag names for a result, nil where it names none.
+// openOutput opens the file that a flag names for a result. It returns nil for "".
 func openOutput(path, flag, result string) (*outputFile, error) {
 	if path == "" {
 		return nil, nil
@@ -343,7 +340,6 @@ func openOutput(path, flag, result string) (*outputFile, error) {
 	return f, nil
 }
 
-// writeResult writes a result as it is.
 func writeResult(f *outputFile, result, text string) error {
 	if _, err := io.WriteString(f, text); err != nil {
 		return fmt.Errorf("write %s: %w", result, err)
@@ -351,17 +347,17 @@ func writeResult(f *outputFile, result, text string) error {
 	return nil
 }
 
-// toldFile has the facts about this machine that the user was told, and when; maxTold bounds
-// it.
+// toldFile has the facts about this machine that the user was told, and when. maxTold
+// bounds its size. Facts are told again after tellAt.
 const (
 	toldFile = "told.json"
 	maxTold  = 64 << 10
 	tellAt   = 24 * time.Hour
 )
 
-// untold returns the facts that the user was not told within a day, and keeps that they are
-// told now. They are about a workspace, or about this machine if that is "". If it can't be
-// kept, they are told again: caisson doctor tells them each time.
+// untold returns the facts that the user was not told within a day, and records that
+// they are told now. They are about a workspace, or about this machine if that is "".
+// If they can't be recorded, they are told again.
 func (e environ) untold(workspace string, facts []string) []string {
 	if len(facts) == 0 || e.stateDir() == "" {
 		return facts
@@ -389,7 +385,7 @@ func (e environ) untold(workspace string, facts []string) []string {
 		told[workspace+"\n"+fact] = now
 	}
 	if text, err := json.Marshal(told); err == nil && len(text) <= maxTold {
-		_ = state.Replace(path, text) // or they are told again
+		_ = state.Replace(path, text) // if that fails, they are told again
 	}
 	return fresh
 }

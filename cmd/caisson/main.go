@@ -1,6 +1,6 @@
-// Command caisson runs an agent's tool calls where they can do no harm: the
-// agent loop and what only reads run here, what writes or executes runs in one
-// container a session.
+// Command caisson runs an LLM agent's tool calls. The agent loop and read-only tools
+// run in this process. Anything that writes or executes runs in one container per
+// session.
 package main
 
 import (
@@ -37,7 +37,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
-// version is stamped by the build (-X main.version).
 var version string
 
 func main() {
@@ -49,9 +48,9 @@ func main() {
 	os.Exit(run(context.Background(), os.Args[1:], os.Environ(), newApp(signals, os.Exit)))
 }
 
-// delayCollection leaves the first garbage collection to 16 MB, and the others to the
-// usual growth: a short command needs none, and its first four megabytes would be
-// collected three times while it starts. A value that the user chose stays.
+// delayCollection delays the first garbage collection until 16 MB, then uses the usual
+// growth. A short command needs none, and a larger one would otherwise collect three
+// times while it starts. It keeps a GOGC that the user set.
 func delayCollection() {
 	if os.Getenv("GOGC") != "" {
 		return
@@ -60,55 +59,52 @@ func delayCollection() {
 	runtime.AddCleanup(new(struct{ pointer *int }), func(percent int) { debug.SetGCPercent(percent) }, 100)
 }
 
-// app is one start of the program: what it takes from outside, and its
-// environment. Tests have their own.
+// app is one run of the program with everything that it takes from outside.
 type app struct {
 	deps
 	environ        environ
-	args           []string // of the command line, without the program
+	args           []string // without the program
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	// signals delivers the signals that end a run; exit ends the program at once,
-	// at the third one.
+	// signals delivers the signals that end a run. exit ends the program at once, at
+	// the third one.
 	signals <-chan os.Signal
 	exit    func(status int)
-	// handled is set once a command handles signals itself; nil is no matter.
+	// handled is set once a command handles signals itself. It may be nil.
 	handled *atomic.Bool
-	// patience is how long the end of a run waits for a reader that reads
-	// nothing.
+	// patience is how long the end of a run waits for a reader that doesn't read.
 	patience time.Duration
-	// stdinWait is how long a pipe beside a task is waited for.
+	// stdinWait is how long to wait for a pipe beside a task.
 	stdinWait time.Duration
-	// terminal reports whether a stream is one; size returns the columns and rows of
-	// standard error.
+	// terminal reports whether a stream is a terminal. size returns the columns and
+	// rows of standard error.
 	terminal func(stream any) bool
 	size     func() (columns, rows int)
-	// pressed drops what was typed at standard input and reports whether a key was
-	// pressed within a time.
+	// pressed drops what was typed on standard input and reports whether a key was
+	// pressed within wait.
 	pressed func(ctx context.Context, wait time.Duration) (bool, error)
-	// keys makes standard input deliver single keys; nil can't.
+	// keys makes standard input deliver single keys. nil if it can't.
 	keys ui.Keys
 }
 
-// deps are the dependencies of sessions.
 type deps struct {
-	// executable is the path of the program; programs are looked for beside it.
+	// executable returns the path of this program. Other programs are looked for beside
+	// it.
 	executable func() (string, error)
-	// backend makes a backend in place of the built-in one, see caisson.HostOptions.
+	// backend makes a backend instead of the built-in one. See caisson.HostOptions.
 	backend func(b caisson.BackendSettings) (sandbox.Backend, error)
-	// model makes the selected model. The function that comes with it ends it.
+	// model makes the selected model. The returned function ends it.
 	model func(m config.SelectedModel, s modelSettings) (loop.Model, func(), error)
-	// requirements is the administrator's file, owned by requirementsUID.
+	// requirements is the administrator's file. It must be owned by requirementsUID.
 	requirements    string
 	requirementsUID int
-	// telemetry is the export of spans and metrics; nil exports none.
+	// telemetry exports spans and metrics. nil exports none.
 	telemetry *exporter
-	// resources returns the built-in resources of the process's only session; nil
-	// means limits.DefaultResources.
+	// resources returns the default resources of a process's only session. nil means
+	// limits.DefaultResources.
 	resources func() limits.Resources
 }
 
-// modelSettings are the settings of a model besides its selection.
 type modelSettings struct {
 	stream bool
 	// differs is called for each difference of a replayed run.
@@ -116,7 +112,6 @@ type modelSettings struct {
 	logger  *zap.Logger
 }
 
-// newApp returns the app of the real program.
 func newApp(signals <-chan os.Signal, exit func(int)) app {
 	keys := ui.NewTerminalKeys(os.Stdin)
 	return app{
@@ -152,8 +147,8 @@ func isTerminal(stream any) bool {
 }
 
 // machineMemory returns the memory in bytes that this process may use: MemTotal of
-// proc(5), or less in a container with a limit. It is 0 where that is unknown, and
-// then sandboxes have the memory of an engine's machine.
+// proc(5), or a container's lower limit. It returns 0 if unknown. Sandboxes then have
+// the memory of an engine's machine.
 func machineMemory() int64 {
 	var kib int64
 	text, err := os.ReadFile("/proc/meminfo")
@@ -164,7 +159,7 @@ func machineMemory() int64 {
 		return 0
 	}
 	memory := kib << 10
-	// A container sees its own cgroup at the top, on version 2 and on version 1.
+	// A container sees its cgroup at the top, on version 2 and version 1.
 	for _, path := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -177,11 +172,11 @@ func machineMemory() int64 {
 	return memory
 }
 
-// run executes the whole program and returns the exit status.
+// run runs the whole program and returns the exit status.
 func run(ctx context.Context, args, env []string, a app) int {
 	a.environ, a.args = env, args
 	var guard *ci.Guard
-	if !isHolder(args) { // whose output its parent guards
+	if !isHolder(args) { // its parent guards its output
 		guard = guardOutput(&a)
 	}
 	stop := handleSignals(&a)
@@ -189,7 +184,7 @@ func run(ctx context.Context, args, env []string, a app) int {
 	status := execute(ctx, &a, guard, args)
 	a.telemetry.closeExporter(ctx, &a)
 	if guard != nil {
-		closeGuard(&a, guard) // not where the program panics: commands stay stopped then
+		closeGuard(&a, guard) // after a panic it isn't closed: commands of the CI system then stay stopped
 	}
 	return status
 }
@@ -213,7 +208,7 @@ func execute(ctx context.Context, a *app, guard *ci.Guard, args []string) int {
 	}
 	if err != nil {
 		e := describeError(err)
-		if e.Status == exitUsage && e.Hint == "" && !as[*pflag.InvalidValueError](err) { // which has what is wanted
+		if e.Status == exitUsage && e.Hint == "" && !as[*pflag.InvalidValueError](err) { // that error says what it wants
 			e.Hint = cmd.CommandPath() + " --help lists what there is."
 		}
 		reportError(a, e.Problem)
@@ -222,15 +217,14 @@ func execute(ctx context.Context, a *app, guard *ci.Guard, args []string) int {
 	return exitDone
 }
 
-// isBrokenPipe reports whether err is that nobody reads standard output any more, such as head,
-// which has read enough.
+// isBrokenPipe reports whether err means that the reader of standard output, such as
+// head, has ended.
 func isBrokenPipe(a *app, err error) bool {
 	e, ok := errors.AsType[*fs.PathError](err)
 	f, isFile := a.stdout.(*os.File)
 	return ok && isFile && e.Path == f.Name() && errors.Is(err, syscall.EPIPE)
 }
 
-// newRoot makes the command tree.
 func newRoot(a *app) *cobra.Command {
 	talk := newChatCommand(a)
 	root := newGroup(&cobra.Command{
@@ -286,7 +280,7 @@ func newGroup(cmd *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// noCommand returns the error for an unknown subcommand, which lists those of cmd.
+// noCommand returns the error for an unknown subcommand. It lists cmd's subcommands.
 func noCommand(cmd *cobra.Command, name string) error {
 	var names []string
 	for _, c := range cmd.Commands() {
@@ -300,7 +294,7 @@ func noCommand(cmd *cobra.Command, name string) error {
 	return newUsageError("there is no command %q; there are %s", cmd.CommandPath()+" "+name, strings.Join(names, ", "))
 }
 
-// suggestFlag adds to the error about an unknown flag the one that it is like.
+// suggestFlag adds a similar flag to an error about an unknown one.
 func suggestFlag(cmd *cobra.Command, err error) error {
 	unknown, ok := errors.AsType[*pflag.NotExistError](err)
 	if !ok {
@@ -314,7 +308,6 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// noArgs refuses arguments.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return newUsageError("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
@@ -322,12 +315,12 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// dataCommands write data that a file must get as it is: a patch, a program's
-// own output, records, a page.
+// dataCommands write data that a file must get unchanged: a patch, a program's output,
+// records, a page.
 var dataCommands = []string{"caisson diff", "caisson exec", "caisson sandbox exec", "caisson trace export", "caisson trace html"}
 
-// guardOutput puts a guard in front of the streams where a CI system's runner
-// would obey what they say. It returns nil elsewhere.
+// guardOutput guards the streams if a CI system's runner would obey commands in them.
+// Otherwise it returns nil.
 func guardOutput(a *app) *ci.Guard {
 	g := ci.New(a.environ.get, a.stdout, a.stderr)
 	if g == nil {
@@ -359,7 +352,7 @@ func configureGuard(g *ci.Guard, cmd *cobra.Command) {
 	}
 }
 
-// closeGuard ends the guard, and reports what it changed for good.
+// closeGuard closes the guard and reports what it changed in the output.
 func closeGuard(a *app, g *ci.Guard) {
 	if n := g.Escaped(); n > 0 {
 		fmt.Fprintf(a.stderr, "caisson: on standard output %s escaped, as in :\\u003a, so that the CI runner does not obey text; docs/ci.md says how to get it unchanged\n",
@@ -389,7 +382,7 @@ func versionLine() string {
 	return fmt.Sprintf("caisson %s %s %s/%s, %s", programVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH, with)
 }
 
-// programVersion returns the version stamped by the build, or that of the module.
+// programVersion returns the version stamped by the build, or the module's.
 func programVersion() string {
 	if version != "" {
 		return version

@@ -24,7 +24,8 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// newMCPCommand returns the command that serves clients, with those about servers below it.
+// newMCPCommand returns the command that serves clients. Its subcommands are about
+// servers.
 func newMCPCommand(a *app) *cobra.Command {
 	cmd := newMCPServeCommand(a)
 	cmd.AddCommand(newMCPListCommand(a), newMCPTestCommand(a), newMCPLoginCommand(a), newMCPLogoutCommand(a), newMCPAddCommand(a))
@@ -49,20 +50,17 @@ tool that policy.tools does not name.
 	}, &f, usesConfig|usesInput, nil)
 }
 
-// listedServers is the output of caisson mcp ls --json.
 type listedServers struct {
 	Servers []listedServer   `json:"servers"`
 	Ignored []record.Ignored `json:"ignored"`
 }
 
-// listedServer is a server as caisson mcp ls tells it.
 type listedServer struct {
 	Name string `json:"name"`
-	// Source is the file that has it.
+	// Source is the file that configures it.
 	Source    string `json:"source"`
 	Transport string `json:"transport"`
-	// Runs is sandbox, host or remote.
-	Runs string `json:"runs"`
+	Runs      string `json:"runs"`
 	// Used is set if a session has it.
 	Used    bool     `json:"used"`
 	Command []string `json:"command,omitempty"`
@@ -72,7 +70,7 @@ type listedServer struct {
 	Headers []string    `json:"headers,omitempty"`
 	Mode    policy.Mode `json:"mode"`
 	Rule    string      `json:"rule"`
-	// Egress lists rules for what it may reach, empty for nothing.
+	// Egress lists the rules for what it may reach. Empty means nothing.
 	Egress  []string `json:"egress"`
 	Secrets []string `json:"secrets,omitempty"`
 	Include []string `json:"include,omitempty"`
@@ -110,14 +108,13 @@ func listServers(a *app, f workspaceFlags, asJSON bool) error {
 	})
 }
 
-// Where servers run.
 const (
 	runsInSandbox = "sandbox"
 	runsOnHost    = "host"
 	runsElsewhere = "remote"
 )
 
-// describeServers returns all servers of the configuration, in the order of their names.
+// describeServers returns all configured servers, sorted by name.
 func (s *settings) describeServers() ([]listedServer, error) {
 	used, err := s.conf.Servers().Used()
 	if err != nil {
@@ -165,8 +162,8 @@ func (s *settings) describeServers() ([]listedServer, error) {
 	return list, nil
 }
 
-// serverOptions returns the MCP servers of a session with these options. Their keys have
-// been read.
+// serverOptions returns the MCP servers of a session with the options of. s.serverKeys
+// must have been read.
 func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, error) {
 	o := runner.MCPOptions{Tokens: tokenStore(s.environ.stateDir())}
 	names, err := s.conf.Servers().Used()
@@ -215,7 +212,6 @@ even if the policy denies all its tools.
 	}, &f, usesConfig|usesInput|startsSandbox|runsCommands|interruptible, statuses{exitFailed: "a server did not start, or something was left behind"})
 }
 
-// testedServer is a server as caisson mcp test tells it.
 type testedServer struct {
 	Name      string        `json:"name"`
 	Transport string        `json:"transport"`
@@ -228,20 +224,19 @@ type testedServer struct {
 	Skipped   []mcp.Skipped `json:"skipped"`
 	Resources bool          `json:"resources"`
 	Prompts   bool          `json:"prompts"`
-	// Cause is why it did not start, Stderr the end of its standard error.
+	// Cause is why it did not start. Stderr is the end of its standard error.
 	Cause  string `json:"cause,omitempty"`
 	Stderr string `json:"stderr,omitempty"`
 	WallMS int64  `json:"wall_ms"`
 }
 
-// testedTool is one tool of a server.
 type testedTool struct {
 	Name   tools.Name  `json:"name"`
 	Class  tools.Class `json:"class"`
 	SHA256 string      `json:"sha256"`
 }
 
-// testServers starts the servers, or the named one, and shows how that went.
+// testServers starts the servers, or the named one, and shows the results.
 func testServers(ctx context.Context, a *app, f workspaceFlags, name string, asJSON bool) error {
 	s, err := openSessionBuilder(a, f)
 	if err != nil {
@@ -276,7 +271,7 @@ func testServers(ctx context.Context, a *app, f workspaceFlags, name string, asJ
 	return cmp.Or(a.show(asJSON, tested, func(p *page) { describeTested(p, tested) }), exitWith(status))
 }
 
-// selectServer leaves one server alone; "" leaves those of a session.
+// selectServer keeps only the named server. "" keeps a session's.
 func (s *settings) selectServer(name string) error {
 	if name == "" {
 		return nil
@@ -290,8 +285,8 @@ func (s *settings) selectServer(name string) error {
 	return nil
 }
 
-// startServers opens a session without a model, starts its servers, and closes it. It
-// returns how each start went, in the order of names.
+// startServers starts the servers in a session without a model, and closes it. It
+// returns the result of each start, in the order of names.
 func (s *sessionBuilder) startServers(ctx context.Context, u *userInterface, force <-chan struct{}, names []string) ([]testedServer, runner.Report, error) {
 	s.servers = true
 	s.orders = slices.ContainsFunc(names, func(name string) bool {
@@ -343,7 +338,7 @@ type serverList struct {
 	tested map[string]testedServer
 }
 
-// add reports whether a record is about a server.
+// add reports whether a record is about a server's start or stop.
 func (l *serverList) add(r record.Record) bool {
 	var one testedServer
 	switch r.Kind {
@@ -369,7 +364,7 @@ func (l *serverList) add(r record.Record) bool {
 	return true
 }
 
-// hint returns what may help a server that did not start, "" for nothing.
+// hint returns what may help a server that did not start, or "".
 func (t testedServer) hint() string {
 	switch {
 	case strings.Contains(t.Cause, oauth.ErrSignIn.Error()):
@@ -386,7 +381,7 @@ func (t testedServer) hint() string {
 	return ""
 }
 
-// hashPrefix is the length of the shown beginning of a hash.
+// hashPrefix is the shown length of a hash.
 const hashPrefix = 12
 
 func describeTested(p *page, list []testedServer) {

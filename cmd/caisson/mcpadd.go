@@ -23,7 +23,6 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// mcpAddFlags are the flags of caisson mcp add-to.
 type mcpAddFlags struct {
 	List      bool   `flag:"list" doc:"list the clients and their files"`
 	Workspace string `flag:"workspace" default:"." doc:"directory to work in; the project of clients that are configured in it"`
@@ -66,7 +65,6 @@ func clientNames() []string {
 	return names
 }
 
-// clientPlaces returns where clients are configured.
 func clientPlaces(a *app, project string) (mcpclients.Places, error) {
 	home := a.environ.home()
 	if home == "" {
@@ -79,7 +77,6 @@ func clientPlaces(a *app, project string) (mcpclients.Places, error) {
 	}, nil
 }
 
-// listMCPClients lists the clients and their files.
 func listMCPClients(a *app, f mcpAddFlags) error {
 	project, err := filepath.Abs(f.Workspace)
 	if err != nil {
@@ -101,7 +98,6 @@ func listMCPClients(a *app, f mcpAddFlags) error {
 	}})
 }
 
-// listedClient is a client as caisson mcp add-to --list shows it.
 type listedClient struct {
 	Name   string `json:"name"`
 	Title  string `json:"title"`
@@ -109,10 +105,8 @@ type listedClient struct {
 	Exists bool   `json:"exists"`
 }
 
-// maxClientFile bounds the configuration of a client.
 const maxClientFile = 4 << 20
 
-// addToClient prints the configuration of a client, or writes it.
 func addToClient(a *app, f mcpAddFlags, client string, more []string) error {
 	c, ok := mcpclients.Find(client)
 	if !ok {
@@ -123,7 +117,7 @@ func addToClient(a *app, f mcpAddFlags, client string, more []string) error {
 		return err
 	}
 	project := w.Path
-	_ = w.Close() // it was only looked for
+	_ = w.Close() // only its path is needed
 	places, err := clientPlaces(a, project)
 	if err != nil {
 		return err
@@ -141,7 +135,7 @@ func addToClient(a *app, f mcpAddFlags, client string, more []string) error {
 	within, err := filepath.Rel(project, path)
 	inProject := err == nil && filepath.IsLocal(within)
 	if real, err := filepath.EvalSymlinks(path); err == nil && !inProject {
-		path = real // the symlink stays
+		path = real // keep the symlink
 	}
 	if !f.Write {
 		text, err := c.Snippet(server)
@@ -171,8 +165,8 @@ func nearestDir(path string) string {
 	return dir
 }
 
-// openWithoutLinks opens a directory. It refuses a name below it with a symlink on the
-// way, which commands of the agent could have made.
+// openWithoutLinks opens a directory. It refuses a symlink in name, relative to it: the
+// agent's commands could have made one.
 func openWithoutLinks(dir, name string) (*os.Root, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -186,8 +180,8 @@ func openWithoutLinks(dir, name string) (*os.Root, error) {
 	return root, nil
 }
 
-// writeToClient shows the change to a client's file, and makes it if the user wants it.
-// The file is below dir, and nothing outside of dir is read or written.
+// writeToClient shows the change to a client's file and makes it if the user agrees.
+// The file is below dir. It reads and writes nothing outside dir.
 func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, dir, path string) error {
 	const byHand = "Add the server by hand."
 	refused := func(cause, hint string, err error) error {
@@ -257,8 +251,8 @@ func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, dir, p
 	return nil
 }
 
-// writeBeside writes a new file and returns its name: the given name or, if it is taken,
-// the first free one with a number appended.
+// writeBeside writes a new file and returns its name: name, or the first free one with
+// a number appended.
 func writeBeside(root *os.Root, name string, text []byte, mode fs.FileMode) (string, error) {
 	for i := range 1000 {
 		free := name
@@ -278,7 +272,6 @@ func writeBeside(root *os.Root, name string, text []byte, mode fs.FileMode) (str
 	return "", fmt.Errorf("%s and %s.1 to %[1]s.999 exist already: remove those that you don't need", name, name)
 }
 
-// loginTime bounds how long a person may take to sign in.
 const loginTime = 10 * time.Minute
 
 func newMCPLoginCommand(a *app) *cobra.Command {
@@ -351,7 +344,6 @@ func loginToServer(ctx context.Context, a *app, f workspaceFlags, name string, p
 	return cmp.Or(interruption(ctx), loginError(name, err))
 }
 
-// loginError describes a login that failed.
 func loginError(name string, err error) error {
 	hint := ""
 	if denied, ok := errors.AsType[*loginDeniedError](err); ok {

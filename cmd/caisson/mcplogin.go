@@ -16,7 +16,7 @@ import (
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
-// tokenStore returns the store of tokens in a state directory, nil for "".
+// tokenStore returns the store of tokens in a state directory, or nil for "".
 func tokenStore(stateDir string) *oauth.Store {
 	if stateDir == "" {
 		return nil
@@ -24,14 +24,15 @@ func tokenStore(stateDir string) *oauth.Store {
 	return oauth.NewStore(filepath.Join(stateDir, "mcp-tokens"))
 }
 
-// loginDeniedError reports that the server named a host that the rules for it don't allow.
+// loginDeniedError is returned if the server named a host that its rules don't allow.
 type loginDeniedError struct {
-	// Host is the refused host, with a port other than 443; Reason one of the reasons of package rule.
+	// Host is the refused host, with its port unless that is 443. Reason is one of
+	// package rule's.
 	Host, Reason string
 	Err          error
 }
 
-// Origin returns the origin of the host, which has TLS unless it is this machine.
+// Origin returns the origin of the host, with http only for this machine.
 func (e *loginDeniedError) Origin() string {
 	for _, local := range []string{"localhost", "127.", "[::1]"} {
 		if strings.HasPrefix(e.Host, local) {
@@ -41,16 +42,15 @@ func (e *loginDeniedError) Origin() string {
 	return "https://" + e.Host
 }
 
-// Error returns the host and what followed.
 func (e *loginDeniedError) Error() string {
 	return "the server names " + e.Host + " for signing in, which is refused (" + e.Reason + "): " + e.Err.Error()
 }
 
-// Unwrap returns what followed.
 func (e *loginDeniedError) Unwrap() error { return e.Err }
 
-// obtainToken obtains a token for a server and stores it, see [oauth.Login]. All requests are under the rules of the server, as
-// those of a session are. Its error is a *loginDeniedError if one of them was refused.
+// obtainToken obtains and stores a token. See [oauth.Login]. All requests are subject
+// to the server's rules, as in a session. If one was refused, it returns a
+// *loginDeniedError.
 func obtainToken(ctx context.Context, o oauth.LoginOptions, rules runner.EgressOptions) error {
 	guard, err := rule.NewGuard(rules.Private)
 	if err != nil {

@@ -23,11 +23,10 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// mcpServeFlags are the flags of caisson mcp.
 type mcpServeFlags struct {
 	Workspace  string `flag:"workspace" default:"." doc:"directory to work in"`
 	serveFlags `groups:"Policy,Sandbox,Limits,Output"`
-	named      bool // the command line has --workspace
+	named      bool
 }
 
 func newMCPServeCommand(a *app) *cobra.Command {
@@ -65,22 +64,22 @@ Standard error has the log, one JSON object per line.
 	}, &f, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|interruptible, statuses{exitFailed: "the client sent something that is not a message of the protocol, or something was left behind"})
 }
 
-// mcpHost makes the sessions of clients of MCP. Its methods are safe for concurrent use.
+// mcpHost opens the sessions of MCP clients. It is safe for concurrent use.
 type mcpHost struct {
 	serverHost
 
 	flags mcpServeFlags
 
 	mu    sync.Mutex
-	worst int // exit status of the sessions
+	worst int // worst exit status of the sessions
 }
 
 var _ reporter = (*mcpHost)(nil)
 
-// defaultPreset never asks: no one could answer but the client's agent.
+// defaultPreset returns a policy that never asks: only the client's agent could answer.
 func (h *mcpHost) defaultPreset(bool) string { return "ci" }
 
-// runMCPServer serves clients until the only one is gone or ctx ends.
+// runMCPServer serves until the only client is gone or ctx ends.
 func runMCPServer(ctx context.Context, a *app, f mcpServeFlags) (err error) {
 	f.Settings.Serve.Listen = f.Listen
 	if f.Remote {
@@ -134,12 +133,12 @@ func (h *mcpHost) openRoots() (err error) {
 			return err
 		}
 		h.flags.Workspace, paths = w.Path, []string{w.Path}
-		_ = w.Close() // it was only looked for
+		_ = w.Close() // only its path is needed
 	}
 	if h.roots, err = openRoots(paths); err != nil {
 		return err
 	}
-	if path, err := h.roots.resolve(h.flags.Workspace); err == nil && h.flags.named { // else a client learns why
+	if path, err := h.roots.resolve(h.flags.Workspace); err == nil && h.flags.named { // otherwise a client gets the error
 		h.named = path
 	}
 	if len(h.flags.Listen) == 0 {
@@ -148,7 +147,6 @@ func (h *mcpHost) openRoots() (err error) {
 	return h.checkPlaces()
 }
 
-// serveHTTP serves clients over HTTP until ctx ends.
 func (h *mcpHost) serveHTTP(ctx context.Context, o mcpserver.Options) (err error) {
 	keys, err := h.loadTokens()
 	if err != nil {
@@ -188,7 +186,6 @@ func (h *mcpHost) serveHTTP(ctx context.Context, o mcpserver.Options) (err error
 	return exitWith(h.worst)
 }
 
-// openClient opens the session of a client.
 func (h *mcpHost) openClient(ctx context.Context, c mcpserver.Client) (_ *mcpserver.Session, err error) {
 	path, err := h.chooseWorkspace(c)
 	if err != nil {
@@ -224,14 +221,12 @@ func (h *mcpHost) openClient(ctx context.Context, c mcpserver.Client) (_ *mcpser
 	return &mcpserver.Session{Runner: session, Redact: redact.New(b.hidden), Done: b.close}, nil
 }
 
-// logWarning logs the warnings of a session.
 func (h *mcpHost) logWarning(r record.Record, _ []byte) {
 	if isWarning(r) {
 		h.log.Warn(string(r.Kind), zap.String("session", r.Session), zap.Any("payload", r.Payload))
 	}
 }
 
-// chooseWorkspace returns the workspace of a client.
 func (h *mcpHost) chooseWorkspace(c mcpserver.Client) (string, error) {
 	if len(h.flags.Roots) == 0 || len(c.Roots) == 0 && h.flags.named {
 		return h.flags.Workspace, nil
@@ -265,7 +260,6 @@ func pathOfURI(uri string) (string, bool) {
 	return u.Path, true
 }
 
-// describeToClient puts an error into words for a client.
 func describeToClient(err error) string {
 	problem := record.Problem{}
 	if p, ok := errors.AsType[*server.PrepareError](err); ok && p.Cause != "" {
@@ -281,7 +275,7 @@ func describeToClient(err error) string {
 	return safe
 }
 
-// noteEnd keeps the worst status of the sessions. That a client went away while a call ran
+// noteEnd keeps the worst status of the sessions. A client that goes away during a call
 // is no failure.
 func (h *mcpHost) noteEnd(r runner.Report) {
 	status := r.ExitStatus

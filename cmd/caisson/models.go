@@ -71,7 +71,8 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 	return model, model.Close, nil
 }
 
-// noModel returns the error for a missing key, if that is why there is no model.
+// noModel adds the exit status to an error for a missing model or key. It returns any
+// other unchanged.
 func noModel(err error) error {
 	e, ok := errors.AsType[*config.Error](err)
 	if !ok || !errors.Is(err, config.ErrNoModel) {
@@ -80,8 +81,8 @@ func noModel(err error) error {
 	return newFailure(exitAuth, err, e.Message, makeSentence(e.Hint))
 }
 
-// openModels makes the selected models, and opens the ledger of what they cost, nil if none
-// is needed. ends gets what closes them.
+// openModels makes the selected models and opens the ledger of their costs, nil if none
+// is needed. ends gets their closers.
 func (s *settings) openModels(ctx context.Context, selected []config.SelectedModel, m modelSettings, ends *closers.Stack) ([]loop.Profile, *ledger.Ledger, error) {
 	var out []loop.Profile
 	for _, sel := range selected {
@@ -100,13 +101,13 @@ func (s *settings) openModels(ctx context.Context, selected []config.SelectedMod
 	}
 	counts, err := s.openLedger(ctx, selected)
 	if counts != nil {
-		ends.PushFunc(func() { _ = counts.Close() }) // what stays is removed by the next one
+		ends.PushFunc(func() { _ = counts.Close() }) // the next one removes what stays
 	}
 	return out, counts, err
 }
 
-// workerOptions returns the options of the tools that ask models, which are profiles; those
-// without a model have a name alone.
+// workerOptions returns the options of the tools that ask models, whose profiles are
+// given. Profiles without a model have only a name.
 func workerOptions(conf *config.Config, profiles []loop.Profile) runner.WorkerOptions {
 	o := runner.WorkerOptions{Profiles: profiles, Tools: conf.Workers.Tools}
 	if usd := conf.Workers.CostCap; usd != nil {
@@ -121,7 +122,7 @@ const (
 	maxKeyBytes = 16 << 10
 )
 
-// readKeys runs the commands that print the keys of models, except for programs in
+// readKeys runs the commands that print keys of models. It refuses programs in
 // directories that commands in the sandbox can write to. Its errors are a
 // *commandError.
 func (s *settings) readKeys(ctx context.Context, models []config.SelectedModel, workspace string) error {
@@ -143,8 +144,8 @@ func (s *settings) readKeys(ctx context.Context, models []config.SelectedModel, 
 	return nil
 }
 
-// readEgressKeys reads the keys that commands use without having them. Its errors are a
-// *commandError or a [config.Error], and hold none of them.
+// readEgressKeys reads the keys that commands use without seeing them. Its errors are a
+// *commandError or a [config.Error] and contain no key.
 func (s *settings) readEgressKeys(ctx context.Context, workspace string) error {
 	keys, err := s.conf.EgressKeys()
 	if err == nil {
@@ -153,7 +154,7 @@ func (s *settings) readEgressKeys(ctx context.Context, workspace string) error {
 	return err
 }
 
-// readServerKeys is readEgressKeys for the keys of the MCP servers of a session.
+// readServerKeys is readEgressKeys for a session's MCP servers.
 func (s *settings) readServerKeys(ctx context.Context, workspace string) error {
 	names, err := s.conf.Servers().Used()
 	if err != nil {
@@ -172,7 +173,6 @@ func (s *settings) readServerKeys(ctx context.Context, workspace string) error {
 	return nil
 }
 
-// readKeysOf reads the keys of a setting.
 func (s *settings) readKeysOf(ctx context.Context, setting string, keys []config.EgressKey, workspace string) ([]secret.Secret, error) {
 	var out []secret.Secret
 	for _, k := range keys {
@@ -193,8 +193,8 @@ func (s *settings) readKeysOf(ctx context.Context, setting string, keys []config
 	return out, nil
 }
 
-// readKey runs a command in an environment and returns the line that it prints. Errors
-// hold none of its output.
+// readKey runs a command and returns the line that it prints. Errors contain none of
+// its output.
 func readKey(ctx context.Context, env environ, command, writable []string) (string, error) {
 	for _, path := range command[1:] {
 		if !filepath.IsAbs(path) {
@@ -234,7 +234,7 @@ func readKey(ctx context.Context, env environ, command, writable []string) (stri
 	return key, nil
 }
 
-// recordedTask returns the task of a recording, or "".
+// recordedTask returns a recording's task, or "".
 func recordedTask(m loop.Model) string {
 	if r, ok := m.(interface{ Task() string }); ok {
 		return r.Task()
@@ -242,8 +242,8 @@ func recordedTask(m loop.Model) string {
 	return ""
 }
 
-// openLedger opens the ledger of the ceilings per day and month, nil if there are none or
-// no model costs anything.
+// openLedger opens the ledger of the ceilings per day and month. It returns nil if
+// there are no ceilings or no model costs anything.
 func (s *settings) openLedger(ctx context.Context, selected []config.SelectedModel) (*ledger.Ledger, error) {
 	o := ledger.Options{StateDir: s.environ.stateDir(), User: s.conf.Limits.Ceilings(), Profiles: map[string]limits.Ceilings{}}
 	ceilings, charged := s.conf.ProfileCeilings(), false
@@ -257,8 +257,8 @@ func (s *settings) openLedger(ctx context.Context, selected []config.SelectedMod
 	return ledger.Open(ctx, o)
 }
 
-// gitEnviron returns what git gets of the environment to fetch the workspaces of tasks: no
-// key of a model.
+// gitEnviron returns the environment for git when it fetches tasks' workspaces. It has
+// no keys of models.
 func gitEnviron(env environ) []string {
 	var out []string
 	for _, name := range []string{"PATH", "HOME", "SSH_AUTH_SOCK", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"} {
@@ -269,12 +269,11 @@ func gitEnviron(env environ) []string {
 	return out
 }
 
-// newModel makes the model of one trial.
 func (b *batchSession) newModel(ctx context.Context, agent string) (_ batch.Model, err error) {
 	conf := b.conf
 	conf.Model = &agent
 	if b.flags.maxCost != nil {
-		conf.Limits.Cost = b.flags.maxCost // which needs the price
+		conf.Limits.Cost = b.flags.maxCost // it needs the price
 	}
 	selected, err := conf.SelectModels(b.user)
 	if err != nil {

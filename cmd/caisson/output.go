@@ -19,15 +19,15 @@ func makeSafe(s string) string {
 	return safe
 }
 
-// page collects lines of output.
 type page struct{ strings.Builder }
 
-// line adds a line, safe to show and without blanks at its end.
+// line adds a line, made safe and without trailing blanks.
 func (p *page) line(format string, args ...any) {
 	p.WriteString(strings.TrimRight(makeSafe(fmt.Sprintf(format, args...)), " ") + "\n")
 }
 
-// show writes a document to standard output: as JSON, or as the lines that describe adds.
+// show writes a document to standard output: as JSON, or as the lines that describe
+// adds.
 func (a *app) show(asJSON bool, document any, describe func(p *page)) error {
 	if asJSON {
 		return writeJSON(a.stdout, document)
@@ -38,7 +38,6 @@ func (a *app) show(asJSON bool, document any, describe func(p *page)) error {
 	return err
 }
 
-// say writes one line to standard output.
 func (a *app) say(format string, args ...any) error {
 	return a.show(false, nil, func(p *page) { p.line(format, args...) })
 }
@@ -46,15 +45,15 @@ func (a *app) say(format string, args ...any) error {
 // warn writes a line about this program to standard error.
 func (a *app) warn(text string) { a.printLines("caisson: " + makeSafe(oneParagraph(text))) }
 
-// table is a list in columns: their titles, and the cells of an entry.
+// table has the titles of a table and makes the cells of an entry.
 type table[T any] struct {
 	titles []string
 	cells  func(entry T) []string
-	// none is the line for an empty list; "" means the titles alone.
+	// none is the line for an empty list. If "", there are only the titles.
 	none string
 }
 
-// showTable writes a list to standard output: as JSON, or as a table.
+// showTable writes a list to standard output: as JSON or as a table.
 func showTable[T any](a *app, asJSON bool, list []T, t table[T]) error {
 	switch {
 	case asJSON:
@@ -65,7 +64,7 @@ func showTable[T any](a *app, asJSON bool, list []T, t table[T]) error {
 	return t.write(a, a.stdout, list)
 }
 
-// write writes a list as a table, as wide as the terminal is.
+// write writes a list as a table that fits the terminal.
 func (t table[T]) write(a *app, to io.Writer, list []T) error {
 	rows := [][]string{t.titles}
 	for _, entry := range list {
@@ -82,8 +81,8 @@ func (t table[T]) write(a *app, to io.Writer, list []T) error {
 	return ui.WriteTable(to, columns, rows)
 }
 
-// writeJSON writes a JSON value for people and programs: characters that a terminal would
-// obey or hide are escaped, and mean the same.
+// writeJSON writes a JSON value for people and programs. It escapes characters that a
+// terminal would obey or hide.
 func writeJSON(w io.Writer, v any) error {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -93,7 +92,6 @@ func writeJSON(w io.Writer, v any) error {
 	return err
 }
 
-// usedText returns how long ago something was used.
 func usedText(last time.Time, inUse bool) string {
 	if inUse {
 		return "now"

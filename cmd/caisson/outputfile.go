@@ -10,14 +10,14 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// outputFile is an open file for results: an answer, a patch, an export. It is opened before
-// the agent runs, and held, so that nothing that happens to its name meanwhile changes where
-// the result goes. A nil outputFile discards what is written.
+// outputFile is an open file for results: an answer, a patch, an export. It is opened
+// before the agent runs, so that changes to its name don't redirect the result. A nil
+// outputFile discards what is written.
 type outputFile struct{ file *os.File }
 
-// openOutputFile creates or empties a file. A directory reached through a link that an earlier
-// session could have made, and a name that is a link, a pipe, or one of several names
-// of a file, is refused: what lies in a workspace may have been put there for this.
+// openOutputFile creates or empties a file. It refuses symlinks, also to its directory,
+// pipes, and files with other names: a session may have made them in a workspace to
+// misdirect the result.
 func openOutputFile(path string) (*outputFile, error) {
 	f, err := workspace.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
@@ -39,7 +39,6 @@ func openOutputFile(path string) (*outputFile, error) {
 	return &outputFile{f}, nil
 }
 
-// Write implements io.Writer.
 func (f *outputFile) Write(p []byte) (int, error) {
 	if f == nil {
 		return len(p), nil
@@ -47,7 +46,7 @@ func (f *outputFile) Write(p []byte) (int, error) {
 	return f.file.Write(p)
 }
 
-// Empty removes what was written. Nothing is written after it.
+// Empty removes what was written. Nothing may be written after it.
 func (f *outputFile) Empty() error {
 	if f == nil {
 		return nil
@@ -55,8 +54,8 @@ func (f *outputFile) Empty() error {
 	return f.file.Truncate(0)
 }
 
-// Close closes the file. It fails where the file's name leads to another file by now:
-// what was written is not where it was asked for.
+// Close closes the file. It fails if the name no longer leads to it: the result is not
+// where the user wants it.
 func (f *outputFile) Close() error {
 	if f == nil {
 		return nil
@@ -64,7 +63,6 @@ func (f *outputFile) Close() error {
 	return errors.Join(f.checkName(), f.file.Close())
 }
 
-// checkName reports a file that was removed or replaced since it was opened.
 func (f *outputFile) checkName() error {
 	written, err := f.file.Stat()
 	if err != nil {
@@ -77,7 +75,6 @@ func (f *outputFile) checkName() error {
 	return nil
 }
 
-// manyNames reports whether a file has more than one hard link.
 func manyNames(info fs.FileInfo) bool {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	return ok && stat.Nlink > 1

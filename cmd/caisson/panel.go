@@ -30,7 +30,6 @@ import (
 	"github.com/caisson-run/caisson/tools/verify"
 )
 
-// panelFlags are the flags of caisson confer and caisson coordinate.
 type panelFlags struct {
 	File  string   `flag:"file,f" doc:"read the question from FILE"`
 	Tools []string `flag:"worker-tools" split:"," doc:"TOOLS that the models may call: fetch, verify"`
@@ -88,7 +87,6 @@ for each valid one. Standard error has a line for each model.
 	}, &f, panelExit, statuses{exitFailed: "no model answered", exitLimit: "a limit was reached, and no model answered", exitFormat: "no answer is valid (--output-schema)"}))
 }
 
-// coordinateFlags are the flags of caisson coordinate.
 type coordinateFlags struct {
 	Proposer    string   `flag:"proposer" doc:"MODEL that proposes"`
 	Critics     []string `flag:"critics" split:"," doc:"MODELS that criticise, with commas between them"`
@@ -112,7 +110,6 @@ for each model. The model of --model takes every part for which you name none.
 	}, &f, panelExit, statuses{exitFailed: "a part has no answer", exitLimit: "a limit was reached", exitFormat: "an answer is not valid"}))
 }
 
-// panelRun is one call of either command.
 type panelRun struct {
 	app      *app
 	flags    panelFlags
@@ -120,15 +117,15 @@ type panelRun struct {
 	options  worker.Options
 	profiles []loop.Profile
 	ends     closers.Stack
-	// records belong to a session without a workspace. first is the id of the first record,
-	// and call the id of the call that the workers belong to.
+	// records belong to a session without a workspace. first is the first record's id.
+	// call is the id of the call that the workers belong to.
 	records     *record.Recorder
 	first, call string
 	begun       time.Time
 }
 
-// openPanel reads the settings, makes the models, and returns the options of workers. An
-// empty name is the configured model.
+// openPanel reads the settings and makes the models and the options of workers. A name
+// "" is the configured model.
 func openPanel(ctx context.Context, a *app, command string, f panelFlags, args, names []string) (_ *panelRun, err error) {
 	format, err := f.readFormat()
 	if err != nil {
@@ -193,9 +190,8 @@ func openPanel(ctx context.Context, a *app, command string, f panelFlags, args, 
 	return r, r.openRecords(s, dir, hidden)
 }
 
-func (r *panelRun) close() { _ = r.ends.Close() } // of no function does the error matter
+func (r *panelRun) close() { _ = r.ends.Close() } // none of these errors matters
 
-// openRecords begins the records of the command.
 func (r *panelRun) openRecords(s *settings, dir *sessiondir.Dir, hidden []redact.Secret) (err error) {
 	r.call, r.begun = record.NewID("tu"), time.Now()
 	if r.records, err = record.NewRecorder(record.RecorderOptions{Dir: dir.Path, Session: dir.Session, Secrets: hidden}); err != nil {
@@ -209,7 +205,7 @@ func (r *panelRun) openRecords(s *settings, dir *sessiondir.Dir, hidden []redact
 	return err
 }
 
-// endRecords writes the last record. It returns err, or the error of writing.
+// endRecords writes the last records. It returns err, or else the error of writing.
 func (r *panelRun) endRecords(ctx context.Context, usage limits.Usage, text string, decisive worker.Answer, err error) error {
 	end := record.SessionEnded{
 		Reason: loop.StopAnswered, ExitStatus: exitDone, Answer: text, AnswerProblems: decisive.Problems, Usage: usage, CostUSD: record.CostUSD(usage.CostMicroUSD),
@@ -230,14 +226,14 @@ func (r *panelRun) endRecords(ctx context.Context, usage limits.Usage, text stri
 		end.ExitStatus, end.Problem = e.Status, &e.Problem
 	}
 	if text != "" {
-		// After a failure, the next Write fails too.
+		// If it fails, so does the next Write.
 		_, _ = r.records.Write(record.Entry{Parent: r.first, Actor: record.ActorAgent, Payload: record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}}})
 	}
 	_, failed := r.records.Write(record.Entry{Parent: r.first, Actor: record.ActorSystem, Payload: end})
 	return cmp.Or(err, failed, r.records.Close())
 }
 
-// workerTools returns the tools of workers: fetch, as configured, and verify on texts.
+// workerTools returns the workers' tools: fetch, as configured, and verify on texts.
 func (f panelFlags) workerTools(s *settings) (worker.ToolOptions, error) {
 	fetching, err := s.conf.FetchOptions()
 	if err != nil {
@@ -254,7 +250,8 @@ func (f panelFlags) workerTools(s *settings) (worker.ToolOptions, error) {
 	}, err
 }
 
-// handleEvent records an event, and prints what operators should see while the workers run.
+// handleEvent records an event and prints it if users should see it while the workers
+// run.
 func (r *panelRun) handleEvent(e worker.Event) error {
 	if actor, p := runner.NewWorkerRecord(r.call, e); p != nil {
 		if _, err := r.records.Write(record.Entry{Parent: r.first, Actor: actor, Payload: p}); err != nil {
@@ -270,8 +267,8 @@ func (r *panelRun) handleEvent(e worker.Event) error {
 	return nil
 }
 
-// report prints a response and returns the error that ends the program. decisive is the
-// worker that determines the outcome.
+// report prints a response and returns the error that ends the program. decisive
+// determines the outcome.
 func (r *panelRun) report(ctx context.Context, response any, text string, answers []worker.Answer, report *worker.ToolReport, decisive worker.Answer) error {
 	for _, a := range answers {
 		r.app.printLines(describeWorker(a))
@@ -304,7 +301,7 @@ func (r *panelRun) report(ctx context.Context, response any, text string, answer
 	return exitWith(exitFailed)
 }
 
-// invalidPanel returns the error of options that workers refuse.
+// invalidPanel explains the error of options that workers refuse.
 func invalidPanel(err error) error {
 	if !errors.Is(err, worker.ErrInvalid) {
 		return err
@@ -356,8 +353,8 @@ func runCoordinate(ctx context.Context, a *app, f coordinateFlags, args []string
 	return r.endRecords(ctx, got.Usage.Total.Usage, text, decisive, invalidPanel(err))
 }
 
-// formatConference returns the answers of a conference as Markdown. If a form was asked
-// for, it returns a line of JSON for each valid one instead.
+// formatConference returns the answers as Markdown. If form is set, it returns a line
+// of JSON for each valid answer instead.
 func formatConference(c worker.Conference, form bool) string {
 	var b strings.Builder
 	for _, a := range c.Answers {
@@ -376,7 +373,7 @@ func formatConference(c worker.Conference, form bool) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// describeWorker returns one line, safe for display, about a worker that has ended.
+// describeWorker returns one line, safe to show, about a worker that has ended.
 func describeWorker(a worker.Answer) string {
 	var parts []string
 	if a.Role != "" {
@@ -397,7 +394,7 @@ func describeWorker(a worker.Answer) string {
 	return makeSafe(tools.Elide(line, 2000))
 }
 
-// describeToolReport returns lines, safe for display, about tools that were asked for.
+// describeToolReport returns lines, safe to show, about the requested tools.
 func describeToolReport(r *worker.ToolReport) []string {
 	if r == nil {
 		return nil
@@ -412,8 +409,8 @@ func describeToolReport(r *worker.ToolReport) []string {
 	return lines
 }
 
-// decisiveAnswer returns the worker that determines the outcome of a conference: the first
-// one that answered, or else the first one that is invalid, or failed.
+// decisiveAnswer returns the answer that determines the outcome of a conference: the
+// first answered, else the first invalid, else the first.
 func decisiveAnswer(answers []worker.Answer) worker.Answer {
 	for _, status := range []worker.Status{worker.StatusAnswered, worker.StatusInvalid} {
 		for _, a := range answers {

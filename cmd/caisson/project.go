@@ -19,35 +19,33 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// trustFile and approvalsFile are the files of what a person decided for good.
+// trustFile and approvalsFile have lasting decisions of the user.
 const (
 	trustFile     = "trust.json"
 	approvalsFile = "approvals.json"
 )
 
-// trustStore is the file of trusted workspaces.
 func (e environ) trustStore() *approval.Trust {
 	return approval.NewTrust(filepath.Join(e.stateDir(), trustFile))
 }
 
-// grantStore is the file of lasting approvals.
 func (e environ) grantStore() *approval.Grants {
 	return approval.NewGrants(filepath.Join(e.stateDir(), approvalsFile))
 }
 
-// projectFiles returns the files of a workspace that are in effect once it is trusted.
-// A file that joins the list ends the trust in workspaces that have it.
+// projectFiles returns the files of a workspace that take effect once it is trusted.
+// Adding a file here ends the trust in workspaces that have it.
 func projectFiles() []string { return []string{config.ProjectPath, config.MCPPath} }
 
-// ownSettings are a workspace's own settings as they were read once.
+// ownSettings are a workspace's own settings, read once.
 type ownSettings struct {
-	// config and servers are nil where there is none.
+	// config and servers are nil if missing.
 	config, servers *config.ProjectFile
-	// files are all that are there, in the order of their names.
+	// files are the existing ones, in the order of projectFiles.
 	files []approval.TrustedFile
 }
 
-// readOwn reads a workspace's own settings, and looks into none of them.
+// readOwn reads a workspace's own settings without parsing them.
 func readOwn(w *runner.Workspace) (ownSettings, error) {
 	var own ownSettings
 	r, err := workspace.NewReader(w.Dir, workspace.ReaderOptions{HostPath: w.Path})
@@ -73,10 +71,9 @@ func readOwn(w *runner.Workspace) (ownSettings, error) {
 	return own, nil
 }
 
-// readOwnFile reads one file that lies at its name itself, without any link;
-// nil where there is none.
+// readOwnFile reads a file without following links. It returns nil if there is none.
 func readOwnFile(r *workspace.Reader, name string) ([]byte, error) {
-	ctx := context.Background() // the Reader has a deadline of its own
+	ctx := context.Background() // the Reader has its own deadline
 	for _, way := range []struct {
 		path string
 		want workspace.Type
@@ -102,7 +99,7 @@ func readOwnFile(r *workspace.Reader, name string) ([]byte, error) {
 	return append([]byte{}, f.Data...), nil
 }
 
-// ownError is a fault of a workspace's own settings, as opposed to the user's.
+// ownError is a fault of a workspace's own settings, not of the user's.
 type ownError struct{ err error }
 
 func (o *ownError) Error() string { return o.err.Error() }
@@ -112,15 +109,14 @@ func projectError(w *runner.Workspace, err error) error {
 	return &ownError{newFailure(exitConfig, err, "the own settings of "+w.Path+" can't be used: "+err.Error(), "Fix the file, or remove it.")}
 }
 
-// untrustedError reports a workspace that is not trusted, where that is required.
+// untrustedError reports an untrusted workspace if trust is required.
 type untrustedError struct{ path, why string }
 
 func (e *untrustedError) Error() string {
 	return "the workspace " + e.path + " is not trusted (" + e.why + ")"
 }
 
-// checkStartable refuses settings that are well written and with which no session
-// would start.
+// checkStartable refuses valid settings with which no session would start.
 func checkStartable(c *config.Config) error {
 	_, resources := c.SandboxResources()
 	_, policy := c.ToolPolicy("default")
@@ -130,7 +126,7 @@ func checkStartable(c *config.Config) error {
 }
 
 // checkStartable refuses settings with which no session would start. The error is an
-// [ownError] if those of the workspace are to blame.
+// [ownError] if the workspace's own settings are to blame.
 func (s *settings) checkStartable(w *runner.Workspace) error {
 	err := checkStartable(&s.conf)
 	if err == nil {
@@ -143,8 +139,8 @@ func (s *settings) checkStartable(w *runner.Workspace) error {
 	return projectError(w, err)
 }
 
-// useProject lets the workspace's own settings count, where it is trusted, and
-// notes why they don't where they don't. It is called before anything is started.
+// useProject uses the workspace's own settings if it is trusted, and otherwise notes
+// why not. It must be called before anything is started.
 func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
 	own, err := readOwn(w)
 	if err != nil && o.Require {
@@ -198,8 +194,8 @@ func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
 	return nil
 }
 
-// ignoreFile notes why one of the workspace's own files does not count: because of why,
-// or because it is gone since the workspace was trusted, with what that means.
+// ignoreFile notes that one of the workspace's own files is not used because of why, or
+// that it is gone since the workspace was trusted, which means gone.
 func (s *settings) ignoreFile(name string, file *config.ProjectFile, why string, trusted approval.TrustedWorkspace, gone string) {
 	wasThere := slices.ContainsFunc(trusted.Files, func(f approval.TrustedFile) bool { return f.Path == name })
 	switch {
@@ -210,24 +206,23 @@ func (s *settings) ignoreFile(name string, file *config.ProjectFile, why string,
 	}
 }
 
-// ignoreProject notes that something of the workspace's own does not count.
 func (s *settings) ignoreProject(name, why string) {
 	s.ignored = append(s.ignored, record.Ignored{Name: name, Why: why})
 }
 
-// workspaceFor opens the directory that a command is about; "" is the working
+// workspaceFor opens the directory that a command is about. "" is the working
 // directory.
 func workspaceFor(env environ, directory string) (*runner.Workspace, error) {
 	if directory == "" {
 		directory = "."
 	}
 	protected := env.protectedDirs()
-	protected.AcceptSystem = true // nothing runs in it, and what is applied was run in it
+	protected.AcceptSystem = true // nothing runs in it, or a run has accepted it
 	return runner.OpenWorkspace(directory, protected)
 }
 
-// needState refuses to work without a place for state, or with one that others
-// can write: what is in it is believed.
+// needState refuses to work without a state directory, or with one that others can
+// write: Caisson trusts its content.
 func needState(env environ) error {
 	dir, err := findState(env)
 	if err != nil {
@@ -239,7 +234,7 @@ func needState(env environ) error {
 	return state.CheckDir(dir)
 }
 
-// namedWorkspace returns the path of a workspace, which need not exist.
+// namedWorkspace returns the path of a workspace that need not exist.
 func namedWorkspace(env environ, folder string) (string, error) {
 	w, err := workspaceFor(env, folder)
 	if err == nil {
@@ -251,8 +246,8 @@ func namedWorkspace(env environ, folder string) (string, error) {
 	return "", err
 }
 
-// warnCorrupt warns of a file of answers that was moved aside, and returns nil; it
-// returns any other error as a problem.
+// warnCorrupt warns about a file of answers that was moved aside, and returns nil. It
+// explains any other error.
 func warnCorrupt(a *app, err error) error {
 	corrupt, ok := errors.AsType[*approval.CorruptError](err)
 	if !ok {
@@ -265,7 +260,7 @@ func warnCorrupt(a *app, err error) error {
 	return nil
 }
 
-// stateProblem is a file of answers that can't be read or written.
+// stateProblem explains that a file of answers can't be read or written.
 func stateProblem(err error) error {
 	return newFailure(exitConfig, err, "", "Look at the state directory, $XDG_STATE_HOME/caisson; nothing was stored.")
 }

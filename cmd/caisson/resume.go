@@ -15,17 +15,15 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
-// resumableSession is a session that a command resumes.
 type resumableSession struct {
 	ID string
-	// Created is its first record, and Settings has the newest settings: those of the last
-	// process that had the session.
+	// Created is its first record. Settings is from the last process that had the
+	// session.
 	Created, Settings record.SessionCreated
 }
 
-// findResumable returns the session that name names: an id or the beginning of one, or
-// [trace.Last] for the newest one with a model on a workspace. It fails with a
-// [trace.Error].
+// findResumable finds a session by its id or the beginning of it. [trace.Last] is the
+// newest one with a model on the workspace. It fails with a [trace.Error].
 func findResumable(stateDir, name, workspace string) (resumableSession, error) {
 	if name == trace.Last {
 		return findLastResumable(stateDir, workspace)
@@ -44,7 +42,6 @@ func findResumable(stateDir, name, workspace string) (resumableSession, error) {
 	return s, s.readSettings(found.Path)
 }
 
-// findLastResumable returns the newest session with a model on a workspace.
 func findLastResumable(stateDir, workspace string) (resumableSession, error) {
 	dir, err := filepath.Abs(workspace)
 	if err != nil {
@@ -72,7 +69,6 @@ func findLastResumable(stateDir, workspace string) (resumableSession, error) {
 	return resumableSession{}, &trace.Error{Reason: trace.NoSession, Name: "on " + dir}
 }
 
-// readResumable reads the first record of a session.
 func readResumable(s trace.Session) (resumableSession, error) {
 	f, err := record.OpenRegular(s.Path)
 	if err != nil {
@@ -86,8 +82,8 @@ func readResumable(s trace.Session) (resumableSession, error) {
 	return resumableSession{ID: s.ID, Created: created, Settings: created}, nil
 }
 
-// readSettings reads the settings of the processes behind the first. Lines that are no
-// records are left out: opening the session checks all of them.
+// readSettings reads the settings of later processes. It skips lines that are not
+// records: opening the session checks them all.
 func (s *resumableSession) readSettings(path string) error {
 	f, err := record.OpenRegular(path)
 	if err != nil {
@@ -98,7 +94,7 @@ func (s *resumableSession) readSettings(path string) error {
 	in := bufio.NewReaderSize(f, record.MaxLineBytes)
 	for {
 		line, err := in.ReadSlice('\n')
-		if err != nil { // the end, a torn line, or one that is too long for a record
+		if err != nil { // the end, a torn line, or one too long for a record
 			return nil
 		}
 		if !bytes.Contains(line, kind) {
@@ -115,8 +111,7 @@ func (s *resumableSession) readSettings(path string) error {
 	}
 }
 
-// fill sets the settings that the session keeps unless the command line has them: its
-// mode, the path of its workspace in the sandbox, its image, its backend and its model.
+// fill sets the settings that the session keeps, unless the command line has them.
 func (s resumableSession) fill(f *config.File) {
 	set := func(to **string, value string) {
 		if *to == nil && value != "" {
@@ -130,7 +125,7 @@ func (s resumableSession) fill(f *config.File) {
 	set(&f.Model, cmp.Or(s.Settings.Profile, s.Settings.Model.String()))
 }
 
-// exists reports whether the directory of the session's workspace is still there.
+// exists reports whether the directory of the session's workspace still exists.
 func (s resumableSession) exists() bool {
 	info, err := os.Stat(s.Created.Workspace)
 	return err == nil && info.IsDir()

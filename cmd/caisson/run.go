@@ -13,7 +13,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// runFlags are the flags of caisson run.
 type runFlags struct {
 	File     string `flag:"file,f" doc:"read the task from FILE"`
 	Output   string `flag:"output,o" doc:"also write the answer to FILE"`
@@ -32,10 +31,10 @@ type sessionFlags struct {
 	Resume    string   `flag:"resume" doc:"resume a SESSION: its id, or last for the newest one on the workspace"`
 	Submounts []string `flag:"submount" doc:"accept a mount inside the workspace (repeatable)"`
 	workspaceFlags
-	named bool // the command line has --workspace
+	named bool
 }
 
-// complete reads what the command line has beside the values of flags.
+// complete uses what the values of flags don't tell.
 func (f *sessionFlags) complete(cmd *cobra.Command) {
 	f.named = cmd.Flags().Changed("workspace")
 	if f.Submounts != nil {
@@ -91,7 +90,6 @@ func newRunCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// runTask runs one task to its end.
 func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error) {
 	if f.NoStream {
 		f.Settings.Stream = new(false)
@@ -167,8 +165,8 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error)
 	return exitWith(u.finishRun(ctx, r, answer))
 }
 
-// findResumed returns the id of the session to resume, "" for none, and sets the settings
-// that it keeps.
+// findResumed returns the id of the session to resume, or "". It sets the settings that
+// the session keeps.
 func (f *sessionFlags) findResumed(a *app) (string, error) {
 	if f.Resume == "" {
 		return "", nil

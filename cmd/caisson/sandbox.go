@@ -61,8 +61,8 @@ The container of a session is called caisson-SESSION.
 	}, &f, usesConfig, statuses{exitFailed: "a backend could not be asked"})
 }
 
-// endWithFailures writes failures after which a command continued. It returns err, or else
-// the status of a command with failures.
+// endWithFailures writes failures after which a command continued. It returns err, or
+// else the status for failures.
 func (a *app) endWithFailures(err error, failures []string) error {
 	var p page
 	for _, text := range failures {
@@ -107,7 +107,6 @@ The output lists everything that was removed, and everything that was left with 
 // backendNames are all backends, in the order in which they are asked.
 var backendNames = []string{"docker", "gvisor", "runc"}
 
-// hasNotes reports whether a backend's sessions left notes in the state directory.
 func hasNotes(stateDir, name string) bool {
 	if name == docker.Name {
 		return docker.Pending(stateDir)
@@ -115,8 +114,8 @@ func hasNotes(stateDir, name string) bool {
 	return oci.Pending(stateDir, oci.Kind(name))
 }
 
-// eachBackend calls f with every backend that this machine has. One that it lacks is a
-// failure only where its sessions left notes.
+// eachBackend calls f with every backend that this machine has. A missing backend is a
+// failure only if its sessions left notes.
 func (bs *backends) eachBackend(ctx context.Context, f func(ctx context.Context, b sandbox.Backend) error) []string {
 	ctx, cancel := context.WithTimeoutCause(ctx, sweepTime, errors.New("no answer in time"))
 	defer cancel()
@@ -139,8 +138,8 @@ func (bs *backends) eachBackend(ctx context.Context, f func(ctx context.Context,
 	return failures
 }
 
-// whyFilesStay takes a joined error apart, so that what all backends say of one file
-// is said once.
+// whyFilesStay splits a joined error so that a fault of a file is reported once, not by
+// each backend.
 func whyFilesStay(err error) []string {
 	for e := err; e != nil; e = errors.Unwrap(e) {
 		if joined, ok := e.(interface{ Unwrap() []error }); ok && strings.Contains(e.Error(), "\n") {
@@ -150,7 +149,7 @@ func whyFilesStay(err error) []string {
 			}
 			return all
 		}
-		// The outermost words name the backend, not the file.
+		// The outermost text names the backend, not the file.
 		if inner := errors.Unwrap(e); inner != nil && strings.Contains(inner.Error(), "cleanup") {
 			continue
 		}
@@ -159,7 +158,8 @@ func whyFilesStay(err error) []string {
 	return nil
 }
 
-// isForeign reports whether a sandbox is another user's or machine's and not dead.
+// isForeign reports whether a sandbox belongs to another user or machine and is not
+// dead.
 func isForeign(l sandbox.Listing) bool { return l.Foreign && l.Owner.State != "dead" }
 
 // listSandboxes asks every backend for its sandboxes, oldest first.
@@ -176,12 +176,10 @@ func (bs *backends) listSandboxes(ctx context.Context) ([]sandbox.Listing, []str
 	return found, failures
 }
 
-// collection is the result of caisson sandbox gc.
 type collection struct {
-	Removed []sandbox.Orphan `json:"removed"`
-	// Left are the remaining sandboxes, with the reasons.
-	Left     []leftAlone `json:"left"`
-	Failures []string    `json:"failures"`
+	Removed  []sandbox.Orphan `json:"removed"`
+	Left     []leftAlone      `json:"left"`
+	Failures []string         `json:"failures"`
 }
 
 type leftAlone struct {
@@ -191,7 +189,7 @@ type leftAlone struct {
 	Why     string `json:"why"`
 }
 
-// collectOrphans sweeps with every backend, and lists what remains.
+// collectOrphans sweeps with every backend and lists the remains.
 func (bs *backends) collectOrphans(ctx context.Context) collection {
 	out := collection{Removed: []sandbox.Orphan{}, Left: []leftAlone{}, Failures: []string{}}
 	failures := bs.eachBackend(ctx, func(ctx context.Context, b sandbox.Backend) error {
@@ -221,7 +219,7 @@ func (bs *backends) collectOrphans(ctx context.Context) collection {
 	return out
 }
 
-// whyLeft returns the reason why a sandbox remains after a sweep.
+// whyLeft returns why a sandbox remains after a sweep.
 func whyLeft(l sandbox.Listing) string {
 	switch {
 	case l.GivenUp:
@@ -234,15 +232,15 @@ func whyLeft(l sandbox.Listing) string {
 	return "its owner can't be seen from here: it is on another machine, or in another PID namespace"
 }
 
-// checkRemains refuses to go on with a session if a part of the sandbox of its dead process
-// is left behind a sweep, whose error is swept.
+// checkRemains refuses to resume a session if its dead process's sandbox remains after
+// a sweep with the error swept.
 func (bs *backends) checkRemains(ctx context.Context, session string, swept error) error {
 	left := sessiondir.Remains(bs.environ.stateDir(), session)
 	if len(left) == 0 {
 		return nil
 	}
 	cause := fmt.Sprintf("the sandbox of the session's dead process can't be removed: %s has %s", bs.environ.stateDir(), strings.Join(left, ", "))
-	found, _ := bs.listSandboxes(ctx) // the sweep has met its errors
+	found, _ := bs.listSandboxes(ctx) // the sweep has reported its errors
 	if i := slices.IndexFunc(found, func(l sandbox.Listing) bool { return l.Session == session }); i >= 0 {
 		cause += "; " + whyLeft(found[i])
 	}
@@ -252,7 +250,7 @@ func (bs *backends) checkRemains(ctx context.Context, session string, swept erro
 	return newFailure(exitSandboxStart, swept, cause, "caisson sandbox gc tries again, and lists what is left.")
 }
 
-// describe adds the result to a page, without the failures.
+// describe adds the result to a page, except the failures.
 func (c collection) describe(p *page) {
 	for _, r := range c.Removed {
 		p.line("removed  %-12s %s  (session %s, owner %s)", r.Kind, r.Name, r.Session, r.Owner)

@@ -27,10 +27,9 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// holdWord is the name of the command that owns a sandbox in a process of its own.
+// holdWord is the name of the hidden command that owns a sandbox in its own process.
 const holdWord = "hold"
 
-// createFlags are the flags of caisson sandbox create.
 type createFlags struct {
 	TTL            time.Duration `flag:"ttl" default:"1h" doc:"end the sandbox after this time without a command"`
 	workspaceFlags `groups:"Sandbox"`
@@ -66,7 +65,6 @@ func newSandboxHoldCommand(a *app) *cobra.Command {
 	}, &f, 0, nil)
 }
 
-// isHolder reports whether the arguments are those of a process that owns a sandbox.
 func isHolder(args []string) bool {
 	return len(args) > 1 && args[0] == "sandbox" && args[1] == holdWord
 }
@@ -95,7 +93,7 @@ func createSandbox(ctx context.Context, a *app, f *createFlags) error {
 	return err
 }
 
-// holdSandbox owns a sandbox until it is removed, unused for long, or lost.
+// holdSandbox owns a sandbox until it is removed, unused for the TTL, or lost.
 func holdSandbox(ctx context.Context, a *app, f *createFlags) error {
 	parent, err := detach.FindParent()
 	if err != nil {
@@ -124,7 +122,7 @@ func holdSandbox(ctx context.Context, a *app, f *createFlags) error {
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
-	// The first command starts the sandbox, and shows that it runs commands.
+	// The first command starts the sandbox and checks that it runs commands.
 	if _, err = session.Exec(ctx, runner.UserCommand{Argv: []string{sandbox.GuestPath, "version"}}); err == nil {
 		_ = u.out.Drain(ctx)
 		err = parent.Ready(id)
@@ -156,7 +154,7 @@ caisson serve is refused: it ends with them.
 	})
 }
 
-// removeSandboxes ends sandboxes, and goes on after an error.
+// removeSandboxes ends sandboxes. It continues after an error.
 func removeSandboxes(ctx context.Context, a *app, ids []string) error {
 	bs, err := openDefaultBackends(a)
 	if err != nil {
@@ -187,7 +185,6 @@ func removeSandboxes(ctx context.Context, a *app, ids []string) error {
 	return first
 }
 
-// reportLeft returns an error if a part of an ended sandbox could not be removed.
 func reportLeft(a *app, session string) error {
 	found, err := trace.Find(a.environ.stateDir(), session)
 	if err != nil {
@@ -229,8 +226,8 @@ commands wrote the files that you get: treat them like files of a stranger.
 	}, nil, usesConfig|runsCommands|interruptible, statuses{exitFailed: "not everything could be copied", exitInput: "there is no such live sandbox or path"})
 }
 
-// splitCopyName splits ID:PATH. A name with a slash before its first colon is a path of
-// this machine, as is one without a colon.
+// splitCopyName splits ID:PATH. A name with a slash before its first colon, or without
+// a colon, is a path of this machine.
 func splitCopyName(name string) (id, file string, inSandbox bool) {
 	id, file, ok := strings.Cut(name, ":")
 	if !ok || id == "" || strings.Contains(id, "/") {
@@ -271,15 +268,14 @@ func copyFiles(ctx context.Context, a *app, source, destination string) error {
 	return err
 }
 
-// copier copies files between this machine and a sandbox.
 type copier struct {
 	app               *app
 	session, stateDir string
 	abandon           <-chan struct{}
 }
 
-// runCommand runs a command that packs or unpacks, and returns its status. Its standard error is
-// the error's text.
+// runCommand runs a command that packs or unpacks, and returns its status. The error
+// has its standard error.
 func (c *copier) runCommand(ctx context.Context, command runner.UserCommand) (int, error) {
 	text := &limits.Head{Size: 4 << 10}
 	command.Stderr, command.Abandon = text, c.abandon
@@ -297,7 +293,6 @@ func (c *copier) runCommand(ctx context.Context, command runner.UserCommand) (in
 	return r.Status.Code, newFailure(exitFailed, nil, "in the sandbox: "+cause, "What was copied before stays; caisson sandbox cp --help has the rules.")
 }
 
-// copyIn copies a file or directory of this machine into the sandbox.
 func (c *copier) copyIn(ctx context.Context, from, to string) error {
 	if from == "-" {
 		_, err := c.runCommand(ctx, runner.UnpackCommand(to, c.app.stdin))
@@ -323,7 +318,7 @@ func (c *copier) sendTree(ctx context.Context, from, name, dir string) (int, err
 	packed := make(chan error, 1)
 	go func() {
 		err := archive.Pack(w, from, archive.PackOptions{Name: name, LeaveOut: c.leaveOut})
-		w.CloseWithError(err) // the reader's end; a nil error is the end of the archive
+		w.CloseWithError(err) // a nil error ends the archive
 		packed <- err
 	}()
 	status, err := c.runCommand(ctx, runner.UnpackCommand(dir, r))
@@ -334,7 +329,7 @@ func (c *copier) sendTree(ctx context.Context, from, name, dir string) (int, err
 	return status, err
 }
 
-// leaveOut reports a special file, and fails for what can't be read.
+// leaveOut warns about a special file. It fails for a file that can't be read.
 func (c *copier) leaveOut(name string, err error) error {
 	if !errors.Is(err, archive.ErrSpecial) {
 		return err
@@ -343,7 +338,6 @@ func (c *copier) leaveOut(name string, err error) error {
 	return nil
 }
 
-// copyOut copies a file or directory of the sandbox to this machine.
 func (c *copier) copyOut(ctx context.Context, from, to string) error {
 	if to == "-" {
 		name := path.Base(from)
@@ -360,12 +354,13 @@ func (c *copier) copyOut(ctx context.Context, from, to string) error {
 	if info, err := os.Stat(to); err == nil && !info.IsDir() || errors.Is(err, fs.ErrNotExist) && !strings.HasSuffix(to, "/") {
 		dir, name = filepath.Dir(to), filepath.Base(to)
 	}
-	// A command may have replaced a directory of the workspace by a symlink, and may do so now.
+	// A command may have replaced a directory of the workspace by a symlink, and may do
+	// so now.
 	dest, err := workspace.OpenDir(dir)
 	if err != nil {
 		return notCopied(err)
 	}
-	defer func() { _ = dest.Close() }() // only held
+	defer func() { _ = dest.Close() }()
 	held := fmt.Sprintf("/proc/self/fd/%d", dest.Fd())
 	r, w := io.Pipe()
 	unpacked := make(chan error, 1)
@@ -393,10 +388,9 @@ func (c *copier) copyOut(ctx context.Context, from, to string) error {
 	return err
 }
 
-// isContent reports whether a name means the content of a directory.
 func isContent(name string) bool { return name == "." || strings.HasSuffix(name, "/.") }
 
-// notCopied is the error of a path of this machine.
+// notCopied explains an error about a path of this machine.
 func notCopied(err error) error {
 	return newFailure(exitInput, err, "the files can't be copied: "+err.Error(), "Name a path of this machine that is there and fits; caisson sandbox cp --help has the rules.")
 }

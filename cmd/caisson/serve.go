@@ -28,7 +28,7 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// serveFlags are the flags of caisson serve, which caisson mcp has too.
+// serveFlags are the flags that caisson serve and caisson mcp share.
 type serveFlags struct {
 	Roots     []string `flag:"root" doc:"directory that holds workspaces, or is one (repeatable)"`
 	Listen    []string `flag:"listen" doc:"address for HTTP: HOST:PORT or unix:PATH (repeatable)"`
@@ -64,7 +64,6 @@ Standard error has the log, one JSON object per line.
 	}, &f, usesConfig|usesInput|startsSandbox, statuses{exitFailed: "the server failed, or something of a session was left behind"})
 }
 
-// runServer serves the API until it is interrupted.
 func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	f.Settings.Serve = config.Serve{Listen: f.Listen, Roots: f.Roots}
 	if f.Remote {
@@ -123,9 +122,9 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	return srv.Serve(ctx, listeners...)
 }
 
-// open opens what a server of many sessions needs: its settings, backends and log. The
-// context that it returns ends at the first interrupt. Unless there is an error, the host
-// must be closed.
+// open opens what a server of many sessions needs: settings, backends and log. The
+// returned context ends at the first interrupt. Unless open fails, the caller must
+// close the host.
 func (h *serverHost) open(ctx context.Context, a *app, f serveFlags) (context.Context, error) {
 	s, err := loadServerSettings(a, f.Settings, f.Profile)
 	if err != nil {
@@ -152,10 +151,9 @@ func (h *serverHost) open(ctx context.Context, a *app, f serveFlags) (context.Co
 	return ctx, nil
 }
 
-// say prints a line for the operator.
 func (h *serverHost) say(text string) { fmt.Fprintln(h.app.stderr, "caisson: "+makeSafe(text)) }
 
-// serveLog is the operators' log, on standard error.
+// serveLog returns the operators' log, on standard error.
 func serveLog(a *app, verbose bool) *zap.Logger {
 	conf := zap.NewProductionEncoderConfig()
 	conf.EncodeTime = zapcore.RFC3339NanoTimeEncoder
@@ -166,7 +164,7 @@ func serveLog(a *app, verbose bool) *zap.Logger {
 	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(zapcore.AddSync(record.LogWriter(a.stderr))), level))
 }
 
-// formatAddress is where clients reach a listener.
+// formatAddress returns the address of a listener for clients.
 func formatAddress(a net.Addr) string {
 	if a.Network() == "unix" {
 		return "unix:" + a.String()
@@ -196,7 +194,7 @@ func (h *serverHost) openListeners(ctx context.Context) ([]net.Listener, error) 
 			continue
 		}
 		for _, l := range out {
-			_ = l.Close() // without connections
+			_ = l.Close() // it has no connections
 		}
 		hint := "Name another address with --listen."
 		if errors.Is(err, server.ErrRemote) {
@@ -207,11 +205,11 @@ func (h *serverHost) openListeners(ctx context.Context) ([]net.Listener, error) 
 	return out, nil
 }
 
-// tidyEvery is the time between two looks for what dead owners left, and for
-// changes and records that are old.
+// tidyEvery is the time between two sweeps for remains of dead owners, and for old
+// changes and records.
 const tidyEvery = time.Hour
 
-// cleanPeriodically cleans up now and then, until ctx ends or it is stopped.
+// cleanPeriodically cleans up every tidyEvery until ctx ends or stop is called.
 func (h *serverHost) cleanPeriodically(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
@@ -238,18 +236,17 @@ func (h *serverHost) cleanPeriodically(ctx context.Context) (stop func()) {
 	}
 }
 
-// maxTokenBytes bounds a token's file.
 const maxTokenBytes = 4096
 
-// tokens are those of a server. path is the file of one that was made, "" where
-// the configuration has them.
+// tokens are a server's tokens. path is the file of a generated one, or "" if they are
+// configured.
 type tokens struct {
 	list []server.Token
 	path string
 	lock *state.Lock
 }
 
-// loadTokens returns the configured tokens, or makes one.
+// loadTokens returns the configured tokens, or generates one.
 func (h *serverHost) loadTokens() (*tokens, error) {
 	conf := h.base.conf.Serve
 	if len(conf.Tokens) == 0 {
@@ -292,7 +289,7 @@ func readToken(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }() // only read
+	defer func() { _ = f.Close() }()
 	text, err := io.ReadAll(io.LimitReader(f, maxTokenBytes+1))
 	if err == nil && len(text) > maxTokenBytes {
 		err = fmt.Errorf("%s is larger than %d bytes", path, maxTokenBytes)
@@ -300,8 +297,8 @@ func readToken(path string) ([]byte, error) {
 	return text, err
 }
 
-// makeToken makes a token and writes it to a file that only its user may read.
-// Two servers don't share one: the second would take the token from the first.
+// makeToken generates a token and writes it to a file that only its user may read. Two
+// servers can't share the file: the second would replace the first's token.
 func makeToken(path string) (*tokens, error) {
 	refused := func(err error) error {
 		return newFailure(exitInput, err, fmt.Sprintf("the token can't be written to %s: %v", path, err), "Name another file with --token-file, or tokens under serve in the configuration.")
@@ -320,7 +317,7 @@ func makeToken(path string) (*tokens, error) {
 	return &tokens{path: path, lock: lock, list: []server.Token{token}}, nil
 }
 
-// close removes the file of a token that was made: it opens nothing any more.
+// close removes the file of a generated token, which is now useless.
 func (t *tokens) close() error {
 	if t.path == "" {
 		return nil
@@ -328,8 +325,8 @@ func (t *tokens) close() error {
 	return errors.Join(os.Remove(t.path), t.lock.Release())
 }
 
-// resumeSession makes the options of a session that a client goes on with. It keeps its
-// workspace, its mode, and the preset that was laid over the server's policy last.
+// resumeSession makes the options for resuming a session. It keeps its workspace, its
+// mode, and the preset that was last applied to the server's policy.
 func (h *serverHost) resumeSession(ctx context.Context, session string, in server.ResumeSession) (runner.Options, func(), error) {
 	found, err := findResumable(h.app.environ.stateDir(), session, "")
 	if e, ok := errors.AsType[*trace.Error](err); ok && e.Reason == trace.Unreadable {
@@ -349,9 +346,9 @@ func (h *serverHost) resumeSession(ctx context.Context, session string, in serve
 	}, session)
 }
 
-// prepareSandbox makes the options of a sandbox without a model that a client asks for.
+// prepareSandbox makes the options of a sandbox without a model for a client.
 func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (o runner.Options, _ func(), err error) {
-	var undo closers.Stack // of no function does the error matter
+	var undo closers.Stack // none of these errors matters
 	defer func() {
 		if err != nil {
 			_ = undo.Close()
@@ -363,7 +360,7 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 	if in.Workspace == "" {
 		s, err = loadClientSettings(h.app, h.flags.Settings, h.flags.Profile)
 	} else if s, w, err = h.openWorkspace(in.Workspace); err == nil {
-		undo.PushFunc(func() { _ = w.Close() }) // it was only read
+		undo.PushFunc(func() { _ = w.Close() })
 		err = s.checkStartable(w)
 	}
 	if err != nil {
@@ -377,7 +374,7 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 	if err != nil {
 		return o, nil, err
 	}
-	undo.PushFunc(func() { _ = dir.Close() }) // an empty directory that stays does no harm
+	undo.PushFunc(func() { _ = dir.Close() }) // an empty directory does no harm
 	if w == nil {
 		undo.PushFunc(func() {
 			if err := errors.Join(sessiondir.DiscardChanges(dir.Path, ""), sessiondir.RemoveWorkspace(h.app.environ.stateDir(), dir.Session)); err != nil {
@@ -387,7 +384,7 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 		if w, err = runner.MakeWorkspace(dir); err != nil {
 			return o, nil, err
 		}
-		undo.PushFunc(func() { _ = w.Close() }) // it is removed next
+		undo.PushFunc(func() { _ = w.Close() }) // its directory is removed next
 	}
 	wishes, err := s.conf.AskSandbox(config.AskedSandbox{Mode: in.Mode, Image: in.Image, Mounts: in.Mounts, Resources: in.Resources})
 	if err != nil {
@@ -410,8 +407,8 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 	return o, func() { _ = undo.Close() }, nil
 }
 
-// checkSandboxPolicy refuses a sandbox without a model if the policy denies or asks about
-// what its commands do. w is nil if the sandbox gets a new empty directory.
+// checkSandboxPolicy refuses a sandbox without a model if the policy denies or asks
+// about commands in it. w is nil if the sandbox gets a new empty directory.
 func (h *serverHost) checkSandboxPolicy(s *settings, w *runner.Workspace) error {
 	p, err := s.conf.ToolPolicy(h.defaultPreset(false))
 	if err != nil {

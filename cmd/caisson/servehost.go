@@ -28,15 +28,15 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// serverHost makes the sessions of a server. Its methods are safe for concurrent use.
+// serverHost makes the sessions of a server. It is safe for concurrent use.
 type serverHost struct {
 	app   *app
 	flags serveFlags
-	// base has the settings of the start; shared is the backend of all sessions.
+	// base has the settings of the start. shared is the backend of all sessions.
 	base       *backends
 	shared     atomic.Pointer[readyBackend]
 	roots      roots
-	named      string // the workspace that the operator named beside the roots, or ""
+	named      string // the workspace that the operator named besides the roots, or ""
 	workspaces workspaceSet
 	log        *zap.Logger
 	secrets    []server.Token
@@ -56,7 +56,7 @@ func (h *serverHost) reportDifference(d replay.Difference) {
 // news returns all facts: they are recorded.
 func (h *serverHost) news(facts []string) []string { return facts }
 
-// defaultPreset asks about everything that does something: clients are there to answer.
+// defaultPreset asks about everything with an effect: clients can answer.
 func (h *serverHost) defaultPreset(bool) string { return "default" }
 
 func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
@@ -95,8 +95,8 @@ func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
 	return o
 }
 
-// openWorkspace reads the settings anew, opens a workspace below a root, and lets the
-// workspace's own settings count where it is trusted.
+// openWorkspace reloads the settings and opens a workspace below a root, with its own
+// settings if it is trusted.
 func (h *serverHost) openWorkspace(workspace string) (_ *settings, w *runner.Workspace, err error) {
 	path, err := h.roots.resolve(workspace)
 	if err != nil {
@@ -107,7 +107,7 @@ func (h *serverHost) openWorkspace(workspace string) (_ *settings, w *runner.Wor
 		return nil, nil, err
 	}
 	if w, err = s.openWorkspace(path); err != nil {
-		if !h.roots.containsPath(path) { // it has become a symlink meanwhile
+		if !h.roots.containsPath(path) { // it has become a symlink
 			err = outsideError(path)
 		}
 		return nil, nil, err
@@ -122,9 +122,9 @@ func (h *serverHost) openWorkspace(workspace string) (_ *settings, w *runner.Wor
 	return s, w, nil
 }
 
-// openSession opens a workspace for a session. What a client asks for is held against
-// all settings. Whose a fault of them is, the client's, the workspace's or the
-// server's, is told apart.
+// openSession opens a workspace for a session and checks the client's requests against
+// all settings. Its errors tell whether the client, the workspace or the server is at
+// fault.
 func (h *serverHost) openSession(workspace string, asked config.Asked) (_ *sessionBuilder, err error) {
 	s, w, err := h.openWorkspace(workspace)
 	if err != nil {
@@ -132,7 +132,7 @@ func (h *serverHost) openSession(workspace string, asked config.Asked) (_ *sessi
 	}
 	var undo closers.Stack
 	defer undo.CloseOnError(&err)
-	undo.PushFunc(func() { _ = w.Close() }) // nothing was done with it
+	undo.PushFunc(func() { _ = w.Close() })
 	if err := s.checkStartable(w); err != nil {
 		return nil, err
 	}
@@ -143,10 +143,10 @@ func (h *serverHost) openSession(workspace string, asked config.Asked) (_ *sessi
 	return h.newBuilder(s, w, wishes)
 }
 
-// newBuilder returns the builder of a session with what a client asks for. From now on, no
-// program in the session's workspace runs on this machine. So the workspace can't hold a
-// program that the server runs for all sessions, nor a directory of PATH, unless the operator
-// named the workspace.
+// newBuilder returns the builder of a session with a client's wishes. From now on,
+// programs in the session's workspace don't run on this machine. So it refuses a
+// workspace with a program that the server runs for all sessions, or with a directory
+// of PATH unless the operator named the workspace.
 func (h *serverHost) newBuilder(s *settings, w *runner.Workspace, wishes config.File) (*sessionBuilder, error) {
 	if program := h.base.findProgramIn(w.Path); program != "" {
 		return nil, &server.PrepareError{Code: "refused", Err: fmt.Errorf("%s lies in the workspace %s", program, w.Path), Problem: record.Problem{
@@ -159,7 +159,7 @@ func (h *serverHost) newBuilder(s *settings, w *runner.Workspace, wishes config.
 		}}
 	}
 	s.workspaces = &h.workspaces
-	if _, _, below := h.roots.findRoot(w.Path); below { // else it is new and empty
+	if _, _, below := h.roots.findRoot(w.Path); below { // otherwise it is new and empty
 		h.workspaces.add(w.Path)
 	}
 	if err := s.load(wishes); err != nil {
@@ -175,8 +175,7 @@ func (h *serverHost) newBuilder(s *settings, w *runner.Workspace, wishes config.
 	return &sessionBuilder{backends: bs, workspace: w, tokens: h.tokenSecrets(), shared: h.shared.Load()}, nil
 }
 
-// findPathDir returns a directory of the PATH of sessions that is, or lies in, the given one.
-// It returns "" if there is none.
+// findPathDir returns a directory of PATH that is or lies in dir, or "".
 func (h *serverHost) findPathDir(dir string) string {
 	for _, on := range filepath.SplitList(h.app.environ.get("PATH")) {
 		if programs.CleanPath(on, []string{dir}) != programs.CleanPath(on, nil) {
@@ -186,9 +185,9 @@ func (h *serverHost) findPathDir(dir string) string {
 	return ""
 }
 
-// shareBackend chooses the backend that all sessions share. Where none was named
-// and none can be used, it returns why: sessions then start without one, and each
-// call that needs one chooses again, until that succeeds.
+// shareBackend chooses the backend that all sessions share. If none is configured and
+// none can be used, it returns why. Sessions then start without one, and each call that
+// needs one chooses again until that succeeds.
 func (h *serverHost) shareBackend(ctx context.Context) (unusable *commandError, err error) {
 	ready, err := h.base.choose(ctx, h)
 	if err == nil {
@@ -211,12 +210,12 @@ func (h *serverHost) shareBackend(ctx context.Context) (unusable *commandError, 
 	return unusable, nil
 }
 
-// prepareSession makes the options of a session that a client asks for.
 func (h *serverHost) prepareSession(ctx context.Context, in server.NewSession) (runner.Options, func(), error) {
 	return h.buildSession(ctx, in, "")
 }
 
-// buildSession makes the options of a new session, or of one to go on with.
+// buildSession makes the options of a session. resume is the id of the one to resume,
+// or "".
 func (h *serverHost) buildSession(ctx context.Context, in server.NewSession, resume string) (o runner.Options, done func(), err error) {
 	asked := askedBy(in)
 	s, err := h.openSession(in.Workspace, asked)
@@ -261,7 +260,6 @@ func (h *serverHost) buildSession(ctx context.Context, in server.NewSession, res
 	return o, s.close, nil
 }
 
-// tokenSecrets returns the tokens of clients, which no record may hold.
 func (h *serverHost) tokenSecrets() []redact.Secret {
 	var out []redact.Secret
 	for _, t := range h.secrets {
@@ -270,8 +268,8 @@ func (h *serverHost) tokenSecrets() []redact.Secret {
 	return out
 }
 
-// notGranted returns the first class of calls for which the policy that would be
-// in effect has another mode than the preset, or "".
+// notGranted describes the first class of calls that would get another mode from the
+// effective policy than from the preset. It returns "" if there is none.
 func notGranted(preset, effective policy.Policy, workspace string) string {
 	for _, class := range []tools.Class{tools.ClassNone, tools.ClassRead, tools.ClassWrite, tools.ClassExecute, tools.ClassNetwork} {
 		def := tools.Definition{Class: class, Runs: tools.PlaceHost}
@@ -306,7 +304,7 @@ func askedBy(in server.NewSession) config.Asked {
 	return a
 }
 
-// requestError is an error of what a client asked for.
+// requestError describes a fault of a client's request.
 func requestError(err error) error {
 	p := record.Problem{Cause: err.Error(), Hint: "Ask for something else."}
 	if c, ok := errors.AsType[*config.Error](err); ok {
@@ -318,9 +316,8 @@ func requestError(err error) error {
 	return &server.PrepareError{Code: "refused", Problem: record.Problem{Cause: p.Cause, Hint: p.Hint}, Err: err}
 }
 
-// prepareError puts an error into words for clients, unless it is one that the server
-// words itself. A workspace whose own settings can't be used is a fault of the request,
-// not of the server.
+// prepareError describes an error for clients, unless the server does that itself.
+// Faults of a workspace's own settings are faults of the request, not of the server.
 func prepareError(err error) error {
 	if r, ok := errors.AsType[*server.PrepareError](err); ok {
 		return r
@@ -340,16 +337,16 @@ func prepareError(err error) error {
 	if !ok {
 		return err
 	}
-	return &server.PrepareError{Code: code, Err: err} // its words are for the operator
+	return &server.PrepareError{Code: code, Err: err} // its text is for the operator
 }
 
-// prepareCodes are the codes of clients for errors with an exit status.
+// prepareCodes are the error codes for clients, by exit status.
 var prepareCodes = map[int]string{
 	exitInput: "input", exitConfig: "configuration", exitAuth: "model", exitSandboxStart: "sandbox", exitFatal: "records",
 }
 
-// roots are the directories at or below which workspaces are, open as long as the
-// server runs: a root that is replaced meanwhile is still the old one.
+// roots are the directories at or below which workspaces must be. They stay open while
+// the server runs: if a root is replaced, the old one still counts.
 type roots []root
 
 type root struct {
@@ -368,7 +365,8 @@ func openRoots(paths []string) (_ roots, err error) {
 		}
 		abs, err := filepath.Abs(path)
 		if err == nil {
-			// Its own name may hold links: it is the operator's, and is resolved once.
+			// The root's own name may have links: it is the operator's, and is resolved
+			// once.
 			abs, err = filepath.EvalSymlinks(abs)
 		}
 		if err != nil {
@@ -391,8 +389,8 @@ func (r roots) close() error {
 	return err
 }
 
-// resolve makes a client's path absolute, and refuses one that is not spelled
-// as lying at or below a root.
+// resolve makes a client's path absolute. It refuses one that is not at or below a root
+// by its name.
 func (r roots) resolve(path string) (string, error) {
 	if !filepath.IsAbs(path) {
 		if len(r) != 1 {
@@ -407,9 +405,8 @@ func (r roots) resolve(path string) (string, error) {
 	return path, nil
 }
 
-// containsPath reports whether a path lies at or below a root by name, without a
-// symlink on the way. What is behind a symlink is not looked at: a client is not
-// told where it leads.
+// containsPath reports whether a path is at or below a root, without a symlink on the
+// way. It doesn't look behind symlinks: a client must not learn their targets.
 func (r roots) containsPath(path string) bool {
 	root, rel, ok := r.findRoot(path)
 	if !ok {
@@ -429,7 +426,7 @@ func (r roots) containsPath(path string) bool {
 	return true
 }
 
-// findRoot returns the root that a path is below, and the path from there.
+// findRoot returns the root that a path is at or below, and the path from there.
 func (r roots) findRoot(path string) (root, string, bool) {
 	for _, root := range r {
 		rel, err := filepath.Rel(root.path, path)
@@ -440,8 +437,8 @@ func (r roots) findRoot(path string) (root, string, bool) {
 	return root{}, "", false
 }
 
-// checkWorkspace refuses a workspace that is not where its name says: the directory that was
-// opened must be the one that is found below the root without leaving it.
+// checkWorkspace refuses a workspace if its name doesn't lead to the opened directory
+// without leaving the root.
 func (r roots) checkWorkspace(w *runner.Workspace) error {
 	root, rel, ok := r.findRoot(w.Path)
 	if !ok {
@@ -458,8 +455,8 @@ func (r roots) checkWorkspace(w *runner.Workspace) error {
 	return nil
 }
 
-// checkPlaces refuses a token or a socket in a directory that a session could have as its
-// workspace. The state directory is in none: no workspace may hold it.
+// checkPlaces refuses a token or a socket where a session could have its workspace. The
+// state directory is safe: no workspace may contain it.
 func (h *serverHost) checkPlaces() error {
 	type place struct{ where, path string }
 	places := []place{{"token-file", h.flags.TokenFile}}
@@ -491,7 +488,7 @@ func (h *serverHost) checkPlaces() error {
 	return nil
 }
 
-// withoutLinks is a path absolute and without links, as far as it is there.
+// withoutLinks makes a path absolute and resolves links in its existing part.
 func withoutLinks(path string) string {
 	path, err := filepath.Abs(path)
 	if err != nil {

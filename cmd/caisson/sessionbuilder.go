@@ -23,37 +23,36 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// sessionBuilder makes the options of sessions on a workspace.
 type sessionBuilder struct {
 	*backends
 	workspace *runner.Workspace
 	mounts    []sandbox.Mount // opened for the session
-	// dir is the session's directory, and hidden its secrets. ends closes it, and the models.
+	// dir is the session's directory, and hidden its secrets. ends closes the directory
+	// and the models.
 	dir    *sessiondir.Dir
 	hidden []redact.Secret
 	ends   closers.Stack
-	// tokens are secrets of a server.
 	tokens []redact.Secret
-	// apply is set if the run applies its changes by itself.
+	// apply is set if the run applies its changes itself.
 	apply bool
 	// verifies is set if the run verifies its result in a sandbox.
 	verifies bool
-	// reads is set if the command, as far as is known, needs no sandbox, and orders if it
-	// needs one whatever the policy, and reports what the image lacks by itself.
+	// reads is set if the command is not known to need a sandbox. orders is set if it
+	// needs one whatever the policy, and reports itself what the image lacks.
 	reads, orders bool
 	// servers is set if the session has the MCP servers.
 	servers bool
-	// resume is the id of the session to go on with, "" for a new one.
+	// resume is the id of the session to resume, or "".
 	resume string
 	// chat is set if messages come later, so that no task is needed.
 	chat bool
-	// shared is the backend that the sessions of a server share; nil lets each
-	// run choose its own, and clean up before it.
+	// shared is the backend that a server's sessions share. If nil, the session chooses
+	// one after cleaning up.
 	shared *readyBackend
 }
 
-// openSessionBuilder reads the settings and opens the workspace, in this order, so that
-// a mistake in either is reported before anything is started.
+// openSessionBuilder reads the settings and opens the workspace. It reports a mistake
+// in either before anything is started.
 func openSessionBuilder(a *app, f workspaceFlags) (*sessionBuilder, error) {
 	s, err := loadSettings(a, f.Settings, f.Profile)
 	if err != nil {
@@ -84,11 +83,10 @@ func (s *sessionBuilder) close() {
 	_ = errors.Join(runner.CloseMounts(s.mounts), s.workspace.Close())
 }
 
-// endSession closes what was opened for one session alone. Another one can follow.
-func (s *sessionBuilder) endSession() { _ = s.ends.Close() } // of no function does the error matter
+// endSession closes what was opened for one session. Another one can follow.
+func (s *sessionBuilder) endSession() { _ = s.ends.Close() } // none of these errors matters
 
-// sessionOptions puts a session with models together: its directory, the models, then the
-// backend.
+// sessionOptions makes the options of a session with models.
 func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u reporter) (runner.Options, error) {
 	var o runner.Options
 	selected, err := s.conf.SelectModels(s.environ)
@@ -122,7 +120,8 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 	return o, err
 }
 
-// modelessOptions puts a session for calls and commands together that task describes.
+// modelessOptions makes the options of a session without models for calls and commands.
+// task describes them.
 func (s *sessionBuilder) modelessOptions(ctx context.Context, task string, u reporter) (runner.Options, error) {
 	if err := s.openDir(ctx); err != nil {
 		return runner.Options{}, err
@@ -132,8 +131,8 @@ func (s *sessionBuilder) modelessOptions(ctx context.Context, task string, u rep
 	return o, err
 }
 
-// openDir reads the keys that commands and servers use, and makes the directory of a new
-// session, or opens that of the one to go on with. models are those whose keys its records must not have.
+// openDir reads the keys that commands and servers use, and makes the session's
+// directory or opens the resumed one's. The records must not have keys of models.
 func (s *sessionBuilder) openDir(ctx context.Context, models ...config.SelectedModel) error {
 	if err := s.readEgressKeys(ctx, s.workspace.Path); err != nil {
 		return err
@@ -153,25 +152,25 @@ func (s *sessionBuilder) openDir(ctx context.Context, models ...config.SelectedM
 		return err
 	}
 	s.dir = dir
-	s.ends.PushFunc(func() { _ = dir.Close() }) // an empty directory that stays does no harm
+	s.ends.PushFunc(func() { _ = dir.Close() }) // an empty directory does no harm
 	s.setLogger(dir.Log)
 	return nil
 }
 
-// reporter receives notices while a session is made.
 type reporter interface {
-	// printNotice tells the user; recordWarning and reportDifference also record
-	// the text, once there are records.
+	// printNotice tells the user. recordWarning and reportDifference also record the
+	// text, once there are records.
 	printNotice(text string)
 	recordWarning(text string)
 	reportDifference(d replay.Difference)
-	// news returns the facts about this machine that someone should hear of.
+	// news returns the facts about this machine that the user should see.
 	news(facts []string) []string
-	// defaultPreset returns the policy if none is named.
+	// defaultPreset returns the policy to use if none is named.
 	defaultPreset(appliedLater bool) string
 }
 
-// sandboxOptions is everything of a session but its models. openDir comes before.
+// sandboxOptions makes the options of a session except its models. openDir must have
+// been called.
 func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner.Options, error) {
 	var o runner.Options
 	image, err := images.ParseLocalReference(*s.conf.Image)
@@ -250,7 +249,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	removed := ready.removed
 	if s.resume != "" {
 		left := ready.left
-		if s.shared != nil || !needed { // or else it has just been done
+		if s.shared != nil || !needed { // otherwise it has just been done
 			removed, left = s.host.Sweep(ctx)
 		}
 		if err := s.checkRemains(ctx, s.resume, left); err != nil {
@@ -283,7 +282,6 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	return o, err
 }
 
-// instructionTexts returns the operator's instructions for a session.
 func instructionTexts(list []config.Instructions) []runner.InstructionText {
 	texts := make([]runner.InstructionText, 0, len(list))
 	for _, i := range list {
@@ -292,7 +290,7 @@ func instructionTexts(list []config.Instructions) []runner.InstructionText {
 	return texts
 }
 
-// openMemory returns where notes about the workspace are kept, nil where they are off.
+// openMemory returns the store of notes about the workspace, or nil if it is off.
 func (s *sessionBuilder) openMemory() *memory.Store {
 	if on := s.conf.MemoryTools; on == nil || !*on {
 		return nil
@@ -300,8 +298,7 @@ func (s *sessionBuilder) openMemory() *memory.Store {
 	return memory.NewStore(filepath.Join(s.environ.stateDir(), "memory"), s.workspace.Path)
 }
 
-// mayNeedSandbox reports whether a call of a session may need a sandbox before
-// anything else asks for one.
+// mayNeedSandbox reports whether a call of a session may need a sandbox.
 func (s *sessionBuilder) mayNeedSandbox(policy policy.Policy) (bool, error) {
 	defs, err := toolsOf(&s.conf)
 	if err != nil {

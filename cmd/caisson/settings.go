@@ -27,13 +27,12 @@ import (
 // environ is the environment as NAME=value strings.
 type environ []string
 
-// get returns a variable's value, the last one if it is set twice.
 func (e environ) get(name string) string {
 	value, _ := e.lookup(name)
 	return value
 }
 
-// lookup returns the last value of a variable, and whether there is one.
+// lookup returns the last value of a variable.
 func (e environ) lookup(name string) (value string, found bool) {
 	for _, v := range e {
 		if k, rest, ok := strings.Cut(v, "="); ok && k == name {
@@ -43,11 +42,11 @@ func (e environ) lookup(name string) (value string, found bool) {
 	return value, found
 }
 
-// home is the user's home directory, "" where there is none.
+// home returns the user's home directory, or "".
 func (e environ) home() string { return absoluteOrEmpty(e.get("HOME")) }
 
-// xdgDir returns Caisson's directory below an XDG base directory, "" without a home. A
-// relative value counts as unset, as the specification asks.
+// xdgDir returns Caisson's directory below an XDG base directory, or "" without a home.
+// The specification says to ignore relative values.
 func (e environ) xdgDir(name, def string) string {
 	base := absoluteOrEmpty(e.get(name))
 	if base == "" {
@@ -62,17 +61,17 @@ func (e environ) xdgDir(name, def string) string {
 func (e environ) stateDir() string  { return e.xdgDir("XDG_STATE_HOME", ".local/state") }
 func (e environ) configDir() string { return e.xdgDir("XDG_CONFIG_HOME", ".config") }
 
-// cacheDir holds what can be made again; "" if there is no place for it.
+// cacheDir contains only what can be made again. It returns "" if there is no place for
+// it.
 func (e environ) cacheDir() string { return e.xdgDir("XDG_CACHE_HOME", ".cache") }
 
-// imageDir holds images, "" if there is no place for them.
 func (e environ) imageDir() string { return joinUnder(e.cacheDir(), "images") }
 
-// programDir is where the programs of a release build are unpacked, "" if there is
-// no place for them.
+// programDir returns the directory where the programs of a release build are unpacked,
+// or "".
 func (e environ) programDir() string { return joinUnder(e.cacheDir(), "programs") }
 
-// joinUnder returns the path of name in dir, "" if dir is "".
+// joinUnder returns the path of name in dir, or "" if dir is "".
 func joinUnder(dir, name string) string {
 	if dir == "" {
 		return ""
@@ -80,7 +79,7 @@ func joinUnder(dir, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// protectedDirs are the directories that a workspace must keep clear of.
+// protectedDirs returns the directories that a workspace must not contain or be in.
 func (e environ) protectedDirs() runner.Protected {
 	return runner.Protected{Home: e.home(), State: e.stateDir(), Config: e.configDir(), Cache: e.cacheDir()}
 }
@@ -92,7 +91,6 @@ func absoluteOrEmpty(path string) string {
 	return ""
 }
 
-// temporaryDirs are the directories for temporary files.
 func (e environ) temporaryDirs() []string {
 	dirs := []string{"/tmp", "/var/tmp", "/dev/shm"}
 	if dir := absoluteOrEmpty(e.get("TMPDIR")); dir != "" {
@@ -101,10 +99,11 @@ func (e environ) temporaryDirs() []string {
 	return dirs
 }
 
-// configEnv names the user's file in place of the usual one.
+// configEnv is the variable that names the user's file.
 const configEnv = "CAISSON_CONFIG"
 
-// configPath is the user's file, and whether it was named and must be there.
+// configPath returns the path of the user's file, and whether it was named and so must
+// exist.
 func (e environ) configPath() (string, bool) {
 	if path := e.get(configEnv); path != "" {
 		return path, true
@@ -115,41 +114,42 @@ func (e environ) configPath() (string, bool) {
 	return "", false
 }
 
-// settings are the settings of a command with what they were read from.
+// settings are a command's settings, with what they were read from.
 type settings struct {
 	deps    deps
 	environ environ
 	flags   config.File
 	profile string
-	// buildRecords is the directory of records about builds of images, "" for that of the
-	// state directory.
+	// buildRecords is the directory of records about image builds. "" means the state
+	// directory's.
 	buildRecords string
-	// builtin are the built-in values of the command that differ from those of others.
+	// builtin are the command's own default values.
 	builtin config.File
 	conf    config.Config
-	// workspaceDir is the resolved path of the workspace if the user's file has settings
-	// for it, "" if not.
+	// workspaceDir is the resolved path of the workspace if the user's file may have
+	// settings for it, or "".
 	workspaceDir string
-	// project and projectServers have the workspace's own settings and servers if they are
-	// in effect; ignored lists what is not.
+	// project and projectServers are the workspace's own settings and servers, if they
+	// are in effect. ignored lists what is not.
 	project, projectServers *config.ProjectFile
 	ignored                 []record.Ignored
-	// instructions are the workspace's instruction files that are trusted.
+	// instructions are the workspace's trusted instruction files.
 	instructions []approval.TrustedFile
-	// egressKeys are the keys that commands use without having them, once they are read.
+	// egressKeys are the keys that commands use without seeing them, once read.
+	// serverKeys are those of MCP servers, by name.
 	egressKeys []secret.Secret
-	// serverKeys are those of MCP servers, by their names.
 	serverKeys map[string][]secret.Secret
 	// shared is set if the process has many sessions, which share the machine.
 	shared bool
-	// workspaces are those of a server's sessions, nil for other commands.
+	// workspaces has the workspaces of a server's sessions. It is nil for other
+	// commands.
 	workspaces *workspaceSet
-	// forClients leaves the flags of this program out of errors and facts: clients of
-	// the server have none.
+	// forClients keeps this program's flags out of errors and facts: a server's clients
+	// have none.
 	forClients bool
 }
 
-// loadSettings reads the settings in all their layers but the workspace's own.
+// loadSettings reads the settings in all layers except the workspace's own.
 func loadSettings(a *app, flags config.File, profile string) (*settings, error) {
 	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile}
 	return s, s.load(config.File{})
@@ -169,22 +169,21 @@ func loadServerSettings(a *app, flags config.File, profile string) (*settings, e
 	return s, s.load(config.File{})
 }
 
-// loadBatchSettings is loadServerSettings for trials of tasks, whose Dockerfiles expect a
-// network.
+// loadBatchSettings is loadServerSettings for trials of tasks, whose Dockerfiles expect
+// a network.
 func loadBatchSettings(a *app, flags config.File, profile, out string) (*settings, error) {
 	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile, shared: true, buildRecords: filepath.Join(out, "builds")}
 	s.builtin.Images.BuildNetwork = new("public")
 	return s, s.load(config.File{})
 }
 
-// loadClientSettings is loadSettings for a session that a client of the server starts.
+// loadClientSettings is loadSettings for a session of a server's client.
 func loadClientSettings(a *app, flags config.File, profile string) (*settings, error) {
 	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile, shared: true, forClients: true}
 	return s, s.load(config.File{})
 }
 
-// load reads the settings in all their layers; asked has the requests of a client of
-// the server.
+// load reads the settings in all layers. asked has the requests of a server's client.
 func (s *settings) load(asked config.File) (err error) {
 	o := config.Options{
 		Environ: s.environ, Others: []string{configEnv, "CAISSON_PROFILE", plainEnv}, Profile: cmp.Or(s.profile, s.environ.get("CAISSON_PROFILE")),
@@ -199,8 +198,8 @@ func (s *settings) load(asked config.File) (err error) {
 	return err
 }
 
-// loadSettingsFor reads the settings for a workspace, with its own if they count; "" is no
-// workspace.
+// loadSettingsFor reads the settings for a workspace, with its own if they are in
+// effect. "" is no workspace.
 func loadSettingsFor(a *app, flags config.File, profile, workspace string, project projectOptions) (*settings, error) {
 	s, err := loadSettings(a, flags, profile)
 	if err != nil || workspace == "" {
@@ -210,14 +209,14 @@ func loadSettingsFor(a *app, flags config.File, profile, workspace string, proje
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = w.Close() }() // only read
+	defer func() { _ = w.Close() }()
 	if err := s.loadFor(w.Path); err != nil {
 		return nil, err
 	}
 	return s, s.useProject(w, project)
 }
 
-// loadConfig returns the settings without flags and without a workspace's own.
+// loadConfig returns the settings without flags and a workspace's own.
 func loadConfig(a *app, profile string) (config.Config, error) {
 	s, err := loadSettings(a, config.File{}, profile)
 	return s.conf, err
@@ -231,7 +230,6 @@ func findState(env environ) (string, error) {
 	return "", newFailure(exitConfig, nil, "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path", "Set HOME, or XDG_STATE_HOME.")
 }
 
-// makeStateDir makes the state directory.
 func (s *settings) makeStateDir() error {
 	state, err := findState(s.environ)
 	if err != nil {
@@ -244,16 +242,16 @@ func (s *settings) makeStateDir() error {
 }
 
 // writableDirs returns the directories that commands in sandboxes can write to: the
-// workspace, "" for none, mounts, Caisson's state, which has caches and changes, and the
-// workspaces of a server's other sessions.
+// workspace unless it is "", mounts, Caisson's state, which has caches and changes, and
+// the workspaces of a server's other sessions.
 func (s *settings) writableDirs(workspace string) []string {
 	return append(append(s.conf.WritableMounts(), s.environ.stateDir(), workspace), s.workspaces.list()...)
 }
 
-// workspaceSet holds the workspaces that sessions of a server have had since it started:
-// what their commands wrote there must not run on this machine for another session. It
-// doesn't hold the roots, which can be a home directory with programs on PATH: a directory
-// in a root only counts once a session has it. It is safe for concurrent use.
+// workspaceSet has the workspaces of all sessions since a server started: files that
+// their commands wrote there must not run on this machine for another session. It
+// doesn't have the roots, which may be a home directory with programs on PATH. It is
+// safe for concurrent use.
 type workspaceSet struct {
 	mu    sync.Mutex
 	paths []string
@@ -267,7 +265,7 @@ func (w *workspaceSet) add(path string) {
 	}
 }
 
-// list returns the workspaces; a nil set has none.
+// list returns the workspaces, none for a nil set.
 func (w *workspaceSet) list() []string {
 	if w == nil {
 		return nil
@@ -277,7 +275,7 @@ func (w *workspaceSet) list() []string {
 	return slices.Clone(w.paths)
 }
 
-// loadFor reads the settings anew if the user's file has some for single workspaces. A path
+// loadFor reloads the settings if the user's file has settings of workspaces. A path
 // that can't be resolved has none: opening it reports why.
 func (s *settings) loadFor(workspace string) error {
 	if len(s.conf.Workspaces) == 0 {
@@ -287,7 +285,7 @@ func (s *settings) loadFor(workspace string) error {
 	return s.load(config.File{})
 }
 
-// resolvePath returns a path without symlinks, "" if there is none.
+// resolvePath returns an absolute path without symlinks, or "" if there is none.
 func resolvePath(path string) string {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -299,8 +297,8 @@ func resolvePath(path string) string {
 	return abs
 }
 
-// openWorkspace opens the workspace of sessions, whose own settings in the user's file
-// count from then on.
+// openWorkspace opens the workspace of sessions. From then on, its settings in the
+// user's file are in effect.
 func (s *settings) openWorkspace(path string) (*runner.Workspace, error) {
 	if err := s.loadFor(path); err != nil {
 		return nil, err
@@ -320,8 +318,8 @@ func (s *settings) openWorkspace(path string) (*runner.Workspace, error) {
 	return w, nil
 }
 
-// checkSettingsOf refuses a workspace that another directory's settings were read for: a
-// symlink on the way was replaced meanwhile.
+// checkSettingsOf refuses a workspace if the settings were read for another directory:
+// a symlink on the way was replaced.
 func (s *settings) checkSettingsOf(w *runner.Workspace) error {
 	if s.workspaceDir == "" || resolvePath(w.Path) == s.workspaceDir {
 		return nil
@@ -329,12 +327,11 @@ func (s *settings) checkSettingsOf(w *runner.Workspace) error {
 	return newFailure(exitInput, nil, "the workspace "+w.Path+" was replaced while it was opened", "Run the command again, and find out who replaced it.")
 }
 
-// secretSuffixes end the names of variables that hold keys, as programs
-// usually name them.
+// secretSuffixes are the usual ends of names of variables with keys.
 var secretSuffixes = []string{"_API_KEY", "_ACCESS_KEY", "_SECRET_KEY", "_SECRET", "_TOKEN", "_PASSWORD"}
 
-// environSecrets are the values of the environment that are keys, whichever model
-// was chosen: those of these names, and what is named as keys are.
+// environSecrets returns the values of the variables that names has, and of those whose
+// names end like a key's.
 func environSecrets(env environ, names ...string) []redact.Secret {
 	var out []redact.Secret
 	for _, v := range env {
@@ -347,7 +344,8 @@ func environSecrets(env environ, names ...string) []redact.Secret {
 	return out
 }
 
-// knownSecrets returns what no record, log or message of the session may hold.
+// knownSecrets returns the secrets that records, logs and messages of the session must
+// not have.
 func (s *settings) knownSecrets(models ...config.SelectedModel) []redact.Secret {
 	names := s.conf.EnvFrom
 	var printed []redact.Secret
@@ -378,8 +376,8 @@ func (s *settings) knownSecrets(models ...config.SelectedModel) []redact.Secret 
 	return slices.Concat(environSecrets(s.environ, names...), printed, urlSecrets(s.environ, &s.conf))
 }
 
-// urlSecrets returns the credentials in the URLs that Caisson uses, of models, engines,
-// proxies and collectors, and in the headers of collectors.
+// urlSecrets returns the credentials in URLs of models, engines, proxies and
+// collectors, and in collectors' headers.
 func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 	var out []redact.Secret
 	add := func(name string, raw *string) {
@@ -415,8 +413,8 @@ func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 	return out
 }
 
-// exporter is the export of telemetry of a process, which its first session opens. The
-// nil exporter exports nothing.
+// exporter exports a process's telemetry. The first session opens it. A nil exporter
+// exports nothing.
 type exporter struct {
 	opened sync.Once
 	to     *telemetry.Exporter
@@ -427,8 +425,8 @@ type exporter struct {
 	logger  *zap.Logger
 }
 
-// openObserver returns what exports the records of sessions, nil for nothing. What is wrong
-// with the environment is a warning, because it may be meant for other programs.
+// openObserver returns the function that exports sessions' records, or nil. A fault of
+// the environment is only a warning: its variables may be meant for other programs.
 func (s *settings) openObserver() (func(record.Record, []byte), error) {
 	x := s.deps.telemetry
 	if x == nil {
@@ -456,8 +454,8 @@ func (x *exporter) openExporter(s *settings) {
 	}
 }
 
-// keepWarning keeps a warning for the end of the program, where it is in no one's way, or logs
-// it.
+// keepWarning logs a warning, or keeps it for the end of the program, where it disturbs
+// nobody.
 func (x *exporter) keepWarning(text string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -466,7 +464,6 @@ func (x *exporter) keepWarning(text string) {
 	}
 }
 
-// logWarning makes warnings go to a log.
 func (x *exporter) logWarning(to *zap.Logger) {
 	if x == nil {
 		return
@@ -480,7 +477,7 @@ func (x *exporter) logWarning(to *zap.Logger) {
 	}
 }
 
-// closeExporter sends what is left, and prints the warning if no log has it.
+// closeExporter sends the rest, and prints the warning if there is no log.
 func (x *exporter) closeExporter(ctx context.Context, a *app) {
 	if x == nil {
 		return
@@ -493,7 +490,7 @@ func (x *exporter) closeExporter(ctx context.Context, a *app) {
 	}
 }
 
-// skillOptions returns where skills are looked for.
+// skillOptions returns where to look for skills.
 func skillOptions(conf *config.Config, env environ) (runner.SkillOptions, error) {
 	if *conf.Skills == "off" {
 		return runner.SkillOptions{}, nil
@@ -506,7 +503,6 @@ func skillOptions(conf *config.Config, env environ) (runner.SkillOptions, error)
 	return o, err
 }
 
-// localUser returns the user at the command line.
 func localUser(conf *config.Config) runner.User {
 	return runner.User{Name: runner.LocalUser(), Admin: !conf.Requirements.RefuseLocalAdmin}
 }

@@ -23,14 +23,12 @@ func newSkillsCommand(a *app) *cobra.Command {
 		newSkillsListCommand(a), newSkillsShowCommand(a))
 }
 
-// skillFlags are the flags of the commands about skills.
 type skillFlags struct {
 	Workspace string `flag:"workspace" default:"." doc:"directory of the workspace"`
 	profileFlag
 	JSON bool `flag:"json" doc:"write JSON"`
 }
 
-// foundSkills is the output of caisson skills list --json.
 type foundSkills struct {
 	Skills  []skill.Info    `json:"skills"`
 	Ignored []skill.Ignored `json:"ignored"`
@@ -86,7 +84,6 @@ func newSkillsShowCommand(a *app) *cobra.Command {
 	}, &f, usesConfig|usesInput, nil)
 }
 
-// findSkills returns the skills that a session on the workspace would have.
 func (f *skillFlags) findSkills(ctx context.Context, a *app) (foundSkills, error) {
 	var found foundSkills
 	s, err := loadSettingsFor(a, config.File{}, f.Profile, f.Workspace, projectOptions{})
@@ -118,7 +115,7 @@ func (f *skillFlags) findSkills(ctx context.Context, a *app) (foundSkills, error
 	return foundSkills{record.NonNil(set.Infos(known)), record.NonNil(set.Ignored())}, nil
 }
 
-// skillTools returns the tools that are left while the skill is loaded.
+// skillTools names the tools that remain while the skill is loaded.
 func skillTools(s skill.Info) string {
 	if s.AllowedTools == nil {
 		return "all"
@@ -130,7 +127,6 @@ func skillTools(s skill.Info) string {
 	return cmp.Or(strings.Join(names, " "), "none")
 }
 
-// describeSkill adds one skill to a page.
 func describeSkill(p *page, s skill.Info) {
 	p.line("%s: %s, %d bytes, %s", s.Name, s.Path, s.Bytes, s.Trust)
 	p.line("sha256 %s", s.SHA256)

@@ -24,7 +24,6 @@ import (
 	"github.com/caisson-run/caisson/tools/verify"
 )
 
-// maxTaskBytes bounds a task.
 const maxTaskBytes = 1 << 20
 
 func readBounded(in io.Reader, name string) (string, error) {
@@ -44,19 +43,18 @@ func readBounded(in io.Reader, name string) (string, error) {
 }
 
 const (
-	// stdinWait is how long a pipe beside a task is waited for to say something:
-	// a step of a CI system may have one that never does.
+	// stdinWait is how long to wait for a pipe beside a task to say something: a CI
+	// system's step may have one that never does.
 	stdinWait = 3 * time.Second
-	// stdinSilence is how long one that has begun may say nothing.
+	// stdinSilence is how long a pipe that has begun may pause.
 	stdinSilence = time.Minute
 )
 
-// errSilent reports that nothing came in time.
 var errSilent = errors.New("it is open and says nothing more")
 
-// readContext returns what standard input has beside a task, "" for nothing. A
-// terminal and a device, such as /dev/null, are not read. A pipe is, unless it
-// says nothing at first; with asked, it is waited for.
+// readContext returns the content of standard input beside a task, or "". It reads
+// neither a terminal nor a device such as /dev/null. It skips a pipe that says nothing
+// at first, unless asked is set.
 func readContext(a *app, asked bool) (string, error) {
 	in := a.stdin
 	if !asked {
@@ -92,10 +90,9 @@ func readContext(a *app, asked bool) (string, error) {
 	return "", &commandError{Status: exitInput, Problem: problem, Err: err}
 }
 
-// patientReader is a pipe whose silences are bounded.
+// patientReader reads a pipe and bounds its pauses.
 type patientReader struct{ f *os.File }
 
-// Read implements io.Reader.
 func (r patientReader) Read(p []byte) (int, error) {
 	if !ui.WaitReadable(r.f, stdinSilence) {
 		return 0, errSilent
@@ -112,8 +109,8 @@ func addContext(task, context string) string {
 		string(boundary.Wrap(context)) + "\n\nThat was standard input. Now do the task above."
 }
 
-// readTask returns the task: the argument, a file, or standard input where "-"
-// alone says so. Beside another task, standard input is its context. "" is no task.
+// readTask returns the task: the argument, a file, or standard input if "-" is the only
+// argument. Beside another task, standard input is its context. "" means no task.
 func readTask(a *app, args []string, file string) (string, error) {
 	asked := slices.Contains(args, "-")
 	words := slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "-" })
@@ -146,11 +143,11 @@ func readTaskFile(file string) (string, error) {
 	if err != nil {
 		return "", newFailure(exitInput, err, fmt.Sprintf("the task can't be read: %v", err), "Name a file that is there.")
 	}
-	defer func() { _ = f.Close() }() // only read
+	defer func() { _ = f.Close() }()
 	return readBounded(f, file)
 }
 
-// checkFlags are the flags of caisson run for checks of the result, and for their reports.
+// checkFlags are the flags of caisson run for checks of the result and their reports.
 type checkFlags struct {
 	formatFlag
 	Verify      string   `flag:"verify" doc:"shell COMMAND that verifies the result, in a fresh sandbox, before it is applied"`
@@ -162,12 +159,11 @@ type checkFlags struct {
 	strictSet   func() bool
 }
 
-// formatFlag is the flag for the form of the answer.
 type formatFlag struct {
 	Schema string `flag:"output-schema" doc:"the answer must be JSON, valid by the JSON Schema in FILE; one retry"`
 }
 
-// validateFlags checks the flags. attempts is that of --best-of.
+// validateFlags checks the flags. attempts is --best-of's.
 func (f *checkFlags) validateFlags(a *app, attempts int) error {
 	switch {
 	case attempts > 0 && (f.Schema != "" || f.Verify != "" || f.JUnit != ""):
@@ -187,7 +183,7 @@ func (f *checkFlags) validateFlags(a *app, attempts int) error {
 	return nil
 }
 
-// isStrict reports whether a replay must return what it did before.
+// isStrict reports whether a replay must return the same results.
 func (f *checkFlags) isStrict(env environ) bool {
 	if f.strictSet() {
 		return f.Strict
@@ -198,12 +194,11 @@ func (f *checkFlags) isStrict(env environ) bool {
 	return slices.ContainsFunc([]string{"GITHUB_ACTIONS", "TF_BUILD", "TEAMCITY_VERSION"}, func(name string) bool { return env.get(name) != "" })
 }
 
-// ignoresField reports whether a difference of a replay does not count.
 func (f *checkFlags) ignoresField(d replay.Difference) bool {
 	return slices.Contains(f.Ignore, d.What) || slices.Contains(f.Ignore, string(d.Tool)+"."+d.What)
 }
 
-// readFormat returns the form of the answer, nil for any.
+// readFormat returns the form of the answer, or nil for any.
 func (f formatFlag) readFormat() (*runner.AnswerFormat, error) {
 	if f.Schema == "" {
 		return nil, nil
@@ -219,7 +214,7 @@ func (f formatFlag) readFormat() (*runner.AnswerFormat, error) {
 	return format, nil
 }
 
-// maxSchemaBytes bounds a schema: the model gets it with the task.
+// maxSchemaBytes bounds a schema, which the model gets with the task.
 const maxSchemaBytes = 256 << 10
 
 func readSchema(name string) ([]byte, error) {
@@ -227,7 +222,7 @@ func readSchema(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = file.Close() }() // only read
+	defer func() { _ = file.Close() }()
 	text, err := io.ReadAll(io.LimitReader(file, maxSchemaBytes+1))
 	if err == nil && len(text) > maxSchemaBytes {
 		err = fmt.Errorf("it is longer than %d KiB", maxSchemaBytes>>10)
@@ -235,8 +230,8 @@ func readSchema(name string) ([]byte, error) {
 	return bytes.TrimPrefix(text, []byte("\ufeff")), err
 }
 
-// newAnswerFormat returns the form of an answer that is one JSON value, valid by a JSON Schema
-// of draft 2020-12.
+// newAnswerFormat returns the form of an answer that is one JSON value, valid by a JSON
+// Schema of draft 2020-12.
 func newAnswerFormat(schema []byte) (*runner.AnswerFormat, error) {
 	compiled, err := verify.CompileSchema(schema)
 	if err != nil {
@@ -251,14 +246,14 @@ func newAnswerFormat(schema []byte) (*runner.AnswerFormat, error) {
 	}, nil
 }
 
-// runReport is where a run is reported besides the terminal.
+// runReport reports a run elsewhere than on the terminal.
 type runReport struct {
 	flags  checkFlags
 	app    *app
 	junit  *outputFile
 	github *ci.GitHub
 	replay bool
-	// started is set if there was a session, whose end is reported.
+	// started is set if there was a session.
 	started bool
 }
 
@@ -274,7 +269,6 @@ func (f checkFlags) openReport(a *app) (*runReport, error) {
 	return r, err
 }
 
-// setChecks sets the checks of a session.
 func (r *runReport) setChecks(o *runner.Options, u *userInterface, format *runner.AnswerFormat) {
 	o.Format = format
 	o.Verify = runner.VerifyOptions{Command: r.flags.Verify, Files: r.flags.VerifyJUnit}
@@ -288,7 +282,7 @@ func (r *runReport) setChecks(o *runner.Options, u *userInterface, format *runne
 	}
 }
 
-// reportRun reports a run that has ended. patch is the file of --patch-out, "" for none.
+// reportRun reports a run that has ended. patch is the file of --patch-out, or "".
 func (r *runReport) reportRun(report runner.Report, patch string) error {
 	r.started = true
 	err := junit.Write(r.junit, report, junit.Checks{Format: r.flags.Schema != "", Verify: r.flags.Verify != "", Replay: r.replay}, time.Now())
@@ -301,7 +295,7 @@ func (r *runReport) reportRun(report runner.Report, patch string) error {
 	return errors.Join(err, r.junit.Close())
 }
 
-// closeFiles reports that there was no run, if err is why.
+// closeFiles reports that there was no run because of err.
 func (r *runReport) closeFiles(ctx context.Context, err error) error {
 	if r.started {
 		return nil
@@ -317,7 +311,7 @@ func (r *runReport) closeFiles(ctx context.Context, err error) error {
 	return errors.Join(err, r.junit.Close())
 }
 
-// newDifference returns what the report has of a difference.
+// newDifference returns a difference for the report.
 func newDifference(d replay.Difference) record.Difference {
 	const most = 500
 	return record.Difference{Turn: d.Turn, Call: d.Call, Tool: d.Tool, What: d.What, Want: tools.Elide(d.Want, most), Got: tools.Elide(d.Got, most)}

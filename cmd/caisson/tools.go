@@ -48,7 +48,6 @@ workspace that is not trusted. A tool that is off is not offered; the configurat
 	}, &f, usesConfig|usesInput, nil)
 }
 
-// listedTool is a tool as tools ls tells it.
 type listedTool struct {
 	Name        tools.Name        `json:"name"`
 	Class       tools.Class       `json:"class"`
@@ -97,7 +96,8 @@ func listTools(a *app, profile string, names []string, asJSON bool) error {
 	return showTable(a, asJSON, list, table[listedTool]{titles: []string{"TOOL", "CLASS", "RUNS", "MODE", "WHAT IT DOES"}, cells: toolCells})
 }
 
-// toolsOf returns the tools of a session with this configuration, including those that are off.
+// toolsOf returns the tools of a session with this configuration, including those that
+// are off.
 func toolsOf(conf *config.Config) ([]tools.Definition, error) {
 	fetching, err := conf.FetchOptions()
 	if err != nil {
@@ -121,7 +121,7 @@ func toolsOf(conf *config.Config) ([]tools.Definition, error) {
 	return runner.DefinitionsOf(o, resources.CommandTime)
 }
 
-// selectTools keeps the tools of these names, in either form.
+// selectTools keeps the named tools. Names may have either form.
 func selectTools(list []listedTool, names []string) ([]listedTool, error) {
 	if len(names) == 0 {
 		return list, nil
@@ -174,7 +174,6 @@ func describeTools(w io.Writer, list []listedTool) error {
 	return nil
 }
 
-// describePlace says where a tool runs, in words.
 func describePlace(p tools.Place) string {
 	switch p {
 	case tools.PlaceHost:
@@ -185,7 +184,6 @@ func describePlace(p tools.Place) string {
 	return "the sandbox"
 }
 
-// callFlags are the flags of caisson tools call.
 type callFlags struct {
 	JSON bool `flag:"json" doc:"write the result as JSON"`
 	workspaceFlags
@@ -211,7 +209,6 @@ Every setting of caisson run that is not about the model is a flag here too.
 	}, &f, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|interruptible, nil)
 }
 
-// callTool opens a session without a model and makes one call in it.
 func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	input, err := readArguments(a, args)
 	if err != nil {
@@ -253,8 +250,8 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	return u.finishCall(ctx, r, name, &result, f.JSON)
 }
 
-// selectTool returns the name of a tool, one of the session's own or of an MCP server, and
-// prepares the session for a call of it.
+// selectTool finds a tool of Caisson or an MCP server, and prepares the session for
+// calling it.
 func (s *sessionBuilder) selectTool(defs []tools.Definition, asked string) (tools.Name, error) {
 	i := slices.IndexFunc(defs, func(def tools.Definition) bool { return def.Name.Same(tools.Name(asked)) })
 	if i >= 0 {
@@ -280,8 +277,8 @@ func (s *sessionBuilder) selectTool(defs []tools.Definition, asked string) (tool
 	return name, nil
 }
 
-// checkServerCall refuses a tool of an MCP server that the policy denies, because its server
-// would not be started. Preset is the policy if none is set.
+// checkServerCall refuses an MCP server's tool that the policy denies: its server would
+// not be started. preset is the policy if none is set.
 func (s *sessionBuilder) checkServerCall(name tools.Name, preset string) error {
 	if name.Server() == "" {
 		return nil
@@ -305,7 +302,6 @@ func (s *sessionBuilder) checkServerCall(name tools.Name, preset string) error {
 	return newFailure(exitFailed, nil, fmt.Sprintf("the policy denies %s (%s)", name, v.Rule), hint)
 }
 
-// readArguments returns the JSON object of a call.
 func readArguments(a *app, args []string) (json.RawMessage, error) {
 	text := "{}"
 	switch {
@@ -331,12 +327,11 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// finishCall shows the end of a call and its result, if there is one.
 func (u *userInterface) finishCall(ctx context.Context, r runner.Report, name tools.Name, result *loop.ToolResult, asJSON bool) error {
 	u.showEnd(ctx, r)
 	u.reportEnd(r)
 	status := r.ExitStatus
-	if result == nil || r.Reason != loop.StopAnswered { // the call did not run, or not to its end
+	if result == nil || r.Reason != loop.StopAnswered { // the call did not run to its end
 		status = max(status, exitFailed)
 		if !asJSON {
 			return exitWith(status)
@@ -359,7 +354,8 @@ func (u *userInterface) finishCall(ctx context.Context, r runner.Report, name to
 	return cmp.Or(printResult(u.app.stdout, result.Content, u.app.terminal(u.app.stdout)), exitWith(status))
 }
 
-// printResult writes what the model would be told, safe where it is a terminal.
+// printResult writes the model's text of a result. If safe is set, it makes it safe to
+// show.
 func printResult(w io.Writer, content []tools.Block, safe bool) error {
 	for _, b := range content {
 		text := b.Text

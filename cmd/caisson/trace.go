@@ -27,10 +27,8 @@ func newTraceCommand(a *app) *cobra.Command {
 		newTraceExportCommand(a), newTraceHTMLCommand(a), newTracePruneCommand(a))
 }
 
-// oneSession checks the argument of a command about one session.
 var oneSession = wantArgs(1, 1, "one session (caisson trace ls lists them)")
 
-// traceSession finds the one session that a command names.
 func traceSession(env environ, name string) (trace.Session, error) {
 	state, err := findState(env)
 	if err != nil {
@@ -39,12 +37,10 @@ func traceSession(env environ, name string) (trace.Session, error) {
 	return trace.Find(state, name)
 }
 
-// reportDamage warns that a session was shown up to damaged records.
 func reportDamage(a *app, o trace.Overview) {
 	a.warn(fmt.Sprintf("the records of %s were changed: %s. Only the records before that were shown.", o.Session, trimPoint(o.Damage)))
 }
 
-// trimPoint removes the full stop at the end of a text of a file.
 func trimPoint(s string) string { return strings.TrimRight(s, ".") }
 
 func newTraceListCommand(a *app) *cobra.Command {
@@ -134,7 +130,7 @@ func costText(e trace.Entry) string {
 	return "$" + strings.TrimSuffix(strings.TrimRight(e.CostUSD, "0"), ".")
 }
 
-// taskText is the task's first line, short.
+// taskText returns the task's first line, shortened.
 func taskText(e trace.Entry) string {
 	text, _, more := strings.Cut(strings.TrimSpace(e.Task), "\n")
 	if e.Damage != "" {
@@ -205,11 +201,11 @@ records so far are shown; --follow continues until its end.
 	}, &f, usesConfig|usesInput, statuses{exitFailed: "the records are damaged"})
 }
 
-// followEvery is how often the records of a session that runs are looked at.
+// followEvery is the time between two looks at the records of a running session.
 const followEvery = 200 * time.Millisecond
 
-// waitForRecords waits until it is time to look for more records. It reports false if ctx
-// ended.
+// waitForRecords waits until it is time to look for more records. It returns false if
+// ctx ended.
 func waitForRecords(ctx context.Context) bool {
 	select {
 	case <-time.After(followEvery):
@@ -291,10 +287,9 @@ func (s *settings) pruneSessions(ctx context.Context) []string {
 	return nil
 }
 
-// mostListed is how many sessions /resume lists.
+// mostListed is the number of sessions that /resume lists.
 const mostListed = 10
 
-// listResumable returns the newest sessions with a model and a message on a workspace.
 func listResumable(a *app, workspace string) ([]trace.Entry, error) {
 	list, err := trace.List(a.environ.stateDir(), mostListed, func(e trace.Entry) bool {
 		return e.Workspace == workspace && e.Model != "" && e.Task != "" && !e.Pruned && e.State != trace.StateDamaged

@@ -59,7 +59,7 @@ func exportTrace(a *app, name, path string, write func(io.Writer, trace.Session)
 	}
 	safe := redact.New(knownSecrets(a)).NewWriter(out)
 	over, err := write(safe, s)
-	if err = errors.Join(err, safe.Close()); err != nil { // half of it would be taken for the whole
+	if err = errors.Join(err, safe.Close()); err != nil { // readers would take a part for the whole
 		err = errors.Join(err, f.Empty())
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
@@ -74,8 +74,8 @@ func exportTrace(a *app, name, path string, write func(io.Writer, trace.Session)
 	return nil
 }
 
-// knownSecrets are the keys that the environment and the configuration name. A
-// configuration that can't be read has none.
+// knownSecrets returns the keys that the environment and the configuration name. It
+// skips a configuration that can't be read.
 func knownSecrets(a *app) []redact.Secret {
 	all := environSecrets(a.environ)
 	conf, err := loadConfig(a, "")
@@ -151,7 +151,6 @@ keep the hash of the last record elsewhere, and compare.
 	}, &f, usesConfig|usesInput, statuses{exitFailed: "records were changed, are missing or can't be read"})
 }
 
-// verifySessions verifies sessions and continues after a damaged one.
 func verifySessions(a *app, list []trace.Session, asJSON bool) error {
 	status := exitDone
 	verdicts := []trace.Verdict{}

@@ -12,7 +12,6 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// trustedAnswer is the output of caisson trust --json.
 type trustedAnswer struct {
 	Workspace    string                  `json:"workspace"`
 	Trusted      bool                    `json:"trusted"`
@@ -125,7 +124,7 @@ func trustWorkspace(a *app, folder string, dryRun, asJSON bool) error {
 	return a.show(asJSON, answer, func(p *page) { describeTrust(p, answer, dryRun) })
 }
 
-// storeTrust stores, and tells of a file that could not be read before.
+// storeTrust stores trust. It warns about a file that could not be read before.
 func storeTrust(a *app, store *approval.Trust, workspace string, files, instructions []approval.TrustedFile) error {
 	if _, err := store.List(); err != nil {
 		if err := warnCorrupt(a, err); err != nil {
