@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// testGrace is the grace period of commands that ignore SIGTERM, enoughGrace of
-// those that must end of it on any machine.
+// testGrace is the grace period of commands that ignore SIGTERM. enoughGrace is
+// for those that must end by SIGTERM on any machine.
 const (
 	testGrace   = 300 * time.Millisecond
 	enoughGrace = time.Minute
@@ -56,7 +56,7 @@ func checkCancelBefore(ctx context.Context, e *env) error {
 	return nil
 }
 
-// startReady starts a verb and waits until it reports that it is ready.
+// startReady starts a command and waits until it reports that it is ready.
 func startReady(ctx, waitCtx context.Context, e *env, cmd sandbox.Command) (sandbox.Process, *signalWriter, error) {
 	w := newSignalWriter("ready\n")
 	cmd.Stdout = w
@@ -67,7 +67,6 @@ func startReady(ctx, waitCtx context.Context, e *env, cmd sandbox.Command) (sand
 	return p, w, w.waitSeen(waitCtx, e.sb)
 }
 
-// cancelVerb starts a verb, cancels it when it is ready, and returns its exit.
 func cancelVerb(ctx context.Context, e *env, grace time.Duration, args ...string) (sandbox.Exit, error) {
 	runCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -101,8 +100,8 @@ func checkCancelDuring(ctx context.Context, e *env) error {
 	return e.expectGone(ctx, m)
 }
 
-// expectGone asserts that no process with the marker runs, after a positive
-// control that shows that such a process would be seen.
+// expectGone asserts that no process with the marker runs. Its positive control
+// shows that such a process would be seen.
 func (e *env) expectGone(ctx context.Context, m string) error {
 	control := newMarker()
 	runCtx, cancel := context.WithCancel(ctx)
@@ -236,9 +235,8 @@ func checkTimeout(ctx context.Context, e *env) error {
 	})
 }
 
-// retrySlower runs f, which must begin before its timeout: first with one that
-// is enough on a calm machine, and if it was not, once more with six times as
-// much.
+// retrySlower runs f with a timeout that suffices on a calm machine. If f did
+// not begin before it, f runs once more with six times as much.
 func (e *env) retrySlower(timeout time.Duration, f func(timeout time.Duration) (began bool, err error)) error {
 	began, err := f(timeout)
 	if err == nil && !began {
@@ -300,8 +298,7 @@ func checkSpares(ctx context.Context, e *env) error {
 	return e.expectGone(ctx, spared)
 }
 
-// orphanCount returns how many orphans are left behind: 2,000, unless it is the
-// second run of a backend.
+// orphanCount returns how many orphans to leave behind.
 func (t Target) orphanCount() int {
 	if t.Brief {
 		return 200
@@ -313,7 +310,7 @@ func checkZombies(ctx context.Context, e *env) error {
 	if _, err := e.expectOutput(ctx, "orphans", strconv.Itoa(e.target.orphanCount())); err != nil {
 		return err
 	}
-	// PID 1 gets to them when it has the processor.
+	// PID 1 reaps them when it gets the processor.
 	var out string
 	for range 50 {
 		var err error

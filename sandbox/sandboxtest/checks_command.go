@@ -13,8 +13,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// commandChecks are about the environment of a command, and how its end is
-// reported.
+// commandChecks: a command's environment, and how its end is reported.
 func commandChecks() []check {
 	return []check{
 		{name: "exit codes are exact", run: checkExitCodes},
@@ -30,7 +29,7 @@ func commandChecks() []check {
 func checkExitCodes(ctx context.Context, e *env) error {
 	step := 1
 	if e.target.Brief {
-		step = 15 // 0 and 255 are among them
+		step = 15 // includes 0 and 255
 	}
 	for code := 0; code < 256; code += step {
 		r, err := e.runProbe(ctx, "exit", strconv.Itoa(code))
@@ -45,7 +44,7 @@ func checkExitCodes(ctx context.Context, e *env) error {
 }
 
 // harmless are the signals that don't end a process by default (CHLD, CONT,
-// STOP, TSTP, TTIN, TTOU, URG, WINCH), and the two that the C library keeps.
+// STOP, TSTP, TTIN, TTOU, URG, WINCH), and two that the C library keeps.
 var harmless = []int{17, 18, 19, 20, 21, 22, 23, 28, 32, 33}
 
 func checkSignals(ctx context.Context, e *env) error {
@@ -82,7 +81,7 @@ func checkNotFound(ctx context.Context, e *env) error {
 	return checkUnusable(ctx, e)
 }
 
-// checkUnusable runs files that exist and can't be run.
+// checkUnusable runs files that can't be run.
 func checkUnusable(ctx context.Context, e *env) error {
 	for _, f := range []struct {
 		name, content string
@@ -125,7 +124,8 @@ func checkEnvironment(ctx context.Context, e *env) error {
 	return sameEnvironment(out, sandbox.SetVariables(nil, sessionVariables))
 }
 
-// sameEnvironment names what differs, never the values: a leaked one is secret.
+// sameEnvironment names what differs, but no values: a leaked one may be
+// secret.
 func sameEnvironment(out string, want []string) error {
 	if out == strings.Join(want, "\x00") {
 		return nil
@@ -189,8 +189,8 @@ func checkInvalid(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkArguments sends what breaks quoting, splitting or decoding, and as much
-// as the kernel takes.
+// checkArguments sends arguments that could break quoting, splitting or
+// decoding, and as much as the kernel accepts.
 func checkArguments(ctx context.Context, e *env) error {
 	args := []string{"", " ", "a b", "$(touch x)", "`x`", "'\"", "line\nline", "\xff\xfe", "\u202e", "-rf", "--", "*", strings.Repeat("x", 128<<10-1)}
 	out, err := e.expectOutput(ctx, append([]string{"args"}, args...)...)
@@ -211,8 +211,8 @@ func checkArguments(ctx context.Context, e *env) error {
 	if err := sameEnvironment(r.out, env); err != nil {
 		return fmt.Errorf("5,000 variables: %w", err)
 	}
-	// More than the kernel takes is a refusal or the program's own status, and
-	// hurts nothing.
+	// More than that must be refused, or be the program's own status, and do no
+	// harm.
 	huge := slices.Repeat([]string{strings.Repeat("y", 100<<10)}, 30)
 	r, err = e.runProbe(ctx, append([]string{"args"}, huge...)...)
 	if err == nil && r.Status.Code != 126 || err != nil && !isInvalid(err) {

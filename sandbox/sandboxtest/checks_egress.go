@@ -20,7 +20,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// Names of checks that others name too.
+// Checks that others name too.
 const (
 	egressConns     = "connections of programs reach their handler"
 	egressOver      = "a command's connections end with it"
@@ -49,7 +49,6 @@ func egressChecks() []check {
 	}
 }
 
-// testRoots returns a certificate in PEM.
 var testRoots = sync.OnceValue(func() []byte {
 	s := httptest.NewUnstartedServer(nil)
 	s.StartTLS()
@@ -57,22 +56,21 @@ var testRoots = sync.OnceValue(func() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 })
 
-// egressConn describes a connection that a handler saw.
 type egressConn struct {
 	local   netip.AddrPort
 	command int
 	uid     int
 	known   bool
-	ended   chan struct{} // closed when the handler's context has ended
+	ended   chan struct{} // closed when the handler's context ends
 }
 
-// egressHandler notes connections and lookups, and sends back what comes.
+// egressHandler records connections and lookups, and echoes.
 type egressHandler struct {
 	mu      sync.Mutex
 	conns   []*egressConn
 	lookups []string
 	held    chan struct{} // if not nil, connections stay open until it is closed,
-	other   netip.Addr    // but those to other
+	other   netip.Addr    // except those to other
 	open    atomic.Int32
 	most    atomic.Int32
 }
@@ -111,7 +109,6 @@ func (h *egressHandler) LookupName(_ context.Context, name string) (netip.Addr, 
 	return sandbox.NameAddr(7), name == "known.example"
 }
 
-// last returns the newest connection.
 func (h *egressHandler) last() (egressConn, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -121,7 +118,6 @@ func (h *egressHandler) last() (egressConn, error) {
 	return *h.conns[len(h.conns)-1], nil
 }
 
-// serveEgress sets the handler of the sandbox.
 func serveEgress(e *env, h sandbox.EgressHandler) error {
 	s, ok := e.sb.(sandbox.EgressServer)
 	if !ok {
@@ -131,11 +127,11 @@ func serveEgress(e *env, h sandbox.EgressHandler) error {
 	return nil
 }
 
-// ownProxy stands for the proxy of the command itself, in arguments of the probe.
+// ownProxy stands for the command's own proxy in the probe's arguments.
 const ownProxy = "proxy"
 
-// expectNoEgress returns an error unless the start of a sandbox with listeners
-// failed, and left nothing.
+// expectNoEgress requires that the start of a sandbox with listeners failed and
+// left nothing.
 func expectNoEgress(ctx context.Context, e *env, err error) error {
 	if err == nil {
 		return errors.Join(errors.New("a sandbox without loopback has listeners"), e.close(context.WithoutCancel(ctx)))
@@ -147,13 +143,11 @@ func expectNoEgress(ctx context.Context, e *env, err error) error {
 	return listErr
 }
 
-// proxyOf returns the address of the proxy for a command.
 func proxyOf(number int) string {
 	return netip.AddrPortFrom(sandbox.CommandAddr(number), sandbox.DefaultEgressPort).String()
 }
 
-// checkNoEgress: without a plan there are no listeners, variables or attested
-// ones.
+// checkNoEgress: without a plan there are no listeners or variables.
 func checkNoEgress(ctx context.Context, e *env) error {
 	out, err := e.expectOutput(ctx, "egress-first", proxyOf(1), "127.0.0.1:53")
 	if err != nil {
@@ -169,8 +163,9 @@ func checkNoEgress(ctx context.Context, e *env) error {
 	return err
 }
 
-// checkEgressConns: without a handler connections are reset; with one, bytes go
-// both ways, each direction ends by itself, and the connection is the command's.
+// checkEgressConns: without a handler connections are reset. With one, bytes go
+// both ways, each direction ends separately, and the connection is the
+// command's.
 func checkEgressConns(ctx context.Context, e *env) error {
 	at := e.sb.Attestation()
 	if at.Network != "none" || at.Egress == nil || !slices.Contains(at.Egress.Listening, "tcp 0.0.0.0:61080") || !slices.Equal(at.Egress.Capture, []int{22, 80, 443}) {
@@ -220,8 +215,7 @@ func checkEgressConns(ctx context.Context, e *env) error {
 	return err
 }
 
-// checkEgressOver: the connections of a command end with it, and those of
-// another one don't.
+// checkEgressOver: a command's connections end with it, and others don't.
 func checkEgressOver(ctx context.Context, e *env) error {
 	h := &egressHandler{held: make(chan struct{})}
 	defer close(h.held)
@@ -262,8 +256,8 @@ func checkEgressOver(ctx context.Context, e *env) error {
 	return err
 }
 
-// checkEgressBound: more connections to one address than are open at once wait, all
-// are served, and a connection to another address doesn't wait for them.
+// checkEgressBound: surplus connections to one address wait, all are served,
+// and a connection to another address doesn't wait for them.
 func checkEgressBound(ctx context.Context, e *env) error {
 	const n = sandbox.MaxCommandConns + 32
 	h := &egressHandler{held: make(chan struct{}), other: sandbox.CommandAddr(2)}
@@ -292,8 +286,8 @@ func checkEgressBound(ctx context.Context, e *env) error {
 	return err
 }
 
-// checkEgressStorm makes many connections, most of which are reset: every handler
-// ends, and the sandbox goes on as before.
+// checkEgressStorm makes many connections and resets most. Every handler must
+// end, and the sandbox work as before.
 func checkEgressStorm(ctx context.Context, e *env) error {
 	h := &egressHandler{}
 	if err := serveEgress(e, h); err != nil {
@@ -312,8 +306,8 @@ func checkEgressStorm(ctx context.Context, e *env) error {
 	return err
 }
 
-// checkEgressNames: the handler decides which names there are, and is asked for
-// nothing else; what does not exist is never refused.
+// checkEgressNames: the handler decides which names exist, and is asked for
+// nothing else. What does not exist is never refused.
 func checkEgressNames(ctx context.Context, e *env) error {
 	h := &egressHandler{}
 	if err := serveEgress(e, h); err != nil {
@@ -339,8 +333,8 @@ func checkEgressNames(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkEgressListeners: no command can listen at an address of the guest's, beside
-// it either.
+// checkEgressListeners: no command can listen at or beside one of the guest's
+// addresses.
 func checkEgressListeners(ctx context.Context, e *env) error {
 	const free = "127.0.0.1:12345"
 	out, err := e.expectOutput(ctx, "egress-bind", "0.0.0.0:61080", "127.80.0.1:61080", "127.0.0.1:53", "0.0.0.0:53", "127.96.0.1:443", "0.0.0.0:22", free)
@@ -355,7 +349,7 @@ func checkEgressListeners(ctx context.Context, e *env) error {
 	if out == "" {
 		return errors.New("positive control: a command can't listen at " + free)
 	}
-	// The guest asks the kernel for the users of sockets, which commands may not.
+	// The guest asks the kernel for sockets' users. Commands may not.
 	out, err = e.expectOutput(ctx, "attempt", "socket diag")
 	if err == nil && out == "allowed" {
 		err = errors.New("a command may ask for the sockets of others")
@@ -363,8 +357,8 @@ func checkEgressListeners(ctx context.Context, e *env) error {
 	return err
 }
 
-// checkEgressRoots: the directory of certificates and its variables are there,
-// the image's own certificates are kept, and nothing can be written.
+// checkEgressRoots: the certificates and their variables are there, the image's
+// own are kept, and nothing can be written.
 func checkEgressRoots(ctx context.Context, e *env) error {
 	out, err := e.expectOutput(ctx, "read", sandbox.EgressDir+"/ca.pem")
 	if err != nil {
@@ -396,8 +390,8 @@ func checkEgressRoots(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkEgressReserved: commands have the variables of a reserved plan only if they ask
-// for them, and then those of the proxy beside their own environment.
+// checkEgressReserved: commands have a reserved plan's proxy variables only if
+// they ask for them, beside their own environment.
 func checkEgressReserved(ctx context.Context, e *env) error {
 	number := 0
 	own := []string{"PATH=/usr/bin:/bin", "OWN=1"}

@@ -56,7 +56,7 @@ func checkWrite(ctx context.Context, e *env) error {
 	return e.hostHolds(ctx, "w/a.txt", slices.Concat(content, content))
 }
 
-// hostHolds asserts what a file of the workspace holds, seen from the host.
+// hostHolds asserts a file's content, seen from the host.
 func (e *env) hostHolds(ctx context.Context, path string, want []byte) error {
 	at, err := e.hostPath(ctx, path)
 	if err != nil {
@@ -96,8 +96,8 @@ func checkPatch(ctx context.Context, e *env) error {
 	return e.hostHolds(ctx, "p.txt", []byte("A B A\n"))
 }
 
-// checkTarget mounts the workspace elsewhere: commands start there, paths of Apply are
-// meant so, and a repository is protected as ever, but for one in a copy.
+// checkTarget mounts the workspace elsewhere: commands start there, Apply's
+// paths are relative to it, and a repository is protected, except in a copy.
 func checkTarget(ctx context.Context, e *env) (err error) {
 	other := newEnv(e.target, filepath.Join(e.base, "elsewhere"))
 	other.mountPoint = "/srv/deep/app"
@@ -148,7 +148,6 @@ func checkTarget(ctx context.Context, e *env) (err error) {
 	return errors.Join(other.hostHolds(ctx, "by-apply", []byte("x")), other.hostHolds(ctx, "sub/by-command", []byte("x")))
 }
 
-// wantKind asserts that err is a workspace error of one of the kinds.
 func wantKind(err error, kinds ...workspace.Kind) error {
 	we, ok := errors.AsType[*workspace.Error](err)
 	if !ok {
@@ -192,7 +191,7 @@ func checkDeleteMkdirRename(ctx context.Context, e *env) error {
 }
 
 // checkApplyEscapes tries to write outside by name and by symlink. The positive
-// control is a command that shows that the symlinks do lead outside.
+// control is a command that follows the symlinks outside.
 func checkApplyEscapes(ctx context.Context, e *env) error {
 	links := map[string]string{"esc": "/", "tmplink": "/tmp", "up": "../"}
 	for name, target := range links {
@@ -264,8 +263,8 @@ func checkCoherence(ctx context.Context, e *env) error {
 	return err
 }
 
-// checkOverlay starts a sandbox on a copy-on-write view: what commands and
-// Apply change, the view shows at once and the workspace does not.
+// checkOverlay starts a sandbox on a copy-on-write view: the view shows at once
+// what commands and Apply change, and the workspace does not.
 func checkOverlay(ctx context.Context, e *env) (err error) {
 	other := newEnv(e.target, filepath.Join(e.base, "overlaid"))
 	other.overlay, other.mountPoint = true, "/srv/overlaid"
@@ -305,7 +304,7 @@ func checkOverlay(ctx context.Context, e *env) (err error) {
 			return errorf("%s is in the workspace itself: %w", name, err)
 		}
 	}
-	// The control: in bind mode a command's file is there.
+	// Control: in bind mode the command's file is there.
 	if _, err := e.expectOutput(ctx, "touch", "by-command-in-bind-mode"); err != nil {
 		return err
 	}
@@ -317,11 +316,10 @@ func checkOverlay(ctx context.Context, e *env) (err error) {
 	return err
 }
 
-// copyCheck is the name of the check of copies.
 const copyCheck = "a copy comes back as its changes"
 
-// hostPath returns where the host finds a file of the workspace that commands or Apply
-// changed: in the upper layer, where the workspace is a copy.
+// hostPath returns where the host finds a file that commands or Apply changed:
+// in the upper layer if the workspace is a copy.
 func (e *env) hostPath(ctx context.Context, path string) (string, error) {
 	if !e.copied {
 		return filepath.Join(e.workspace, path), nil
@@ -332,7 +330,6 @@ func (e *env) hostPath(ctx context.Context, path string) (string, error) {
 	return filepath.Join(e.layersDir, overlay.UpperDir, path), nil
 }
 
-// plantCopied fills a workspace for checkCopy.
 func plantCopied(e *env) error {
 	owner := -1
 	if os.Geteuid() == 0 {
@@ -352,14 +349,13 @@ func plantCopied(e *env) error {
 	return nil
 }
 
-// copiedChanges are the changes that checkCopy makes.
 var copiedChanges = []string{
 	"added by-command", "added elsewhere", "added elsewhere/f", "added " + frozenFile, "added kept/new", "added link", "added odd\nname", "added opaque/new",
 	"deleted gone", "deleted moved", "deleted moved/f", "deleted opaque/old", "deleted tolink/f", "mode shut", "modified changed", "type tolink",
 }
 
-// checkCopy starts a sandbox on a copy of the workspace: what commands and Apply change
-// is collected as changes of the workspace, which stays as it is.
+// checkCopy starts a sandbox on a copy of the workspace. What commands and
+// Apply change is collected as changes, and the workspace stays as it is.
 func checkCopy(ctx context.Context, e *env) (err error) {
 	if err := e.sb.Collect(ctx); !e.copied && !errors.Is(err, sandbox.ErrState) {
 		return errorf("collected from a workspace that is no copy: %w, want ErrState", err)
@@ -386,7 +382,7 @@ func checkCopy(ctx context.Context, e *env) (err error) {
 	if err := changeCopy(ctx, other); err != nil {
 		return err
 	}
-	for range 2 { // of which the second finds nothing new
+	for range 2 { // the second finds nothing new
 		if err := checkCollected(ctx, other, copiedChanges); err != nil {
 			return err
 		}
@@ -409,7 +405,6 @@ func checkCopy(ctx context.Context, e *env) (err error) {
 	return checkCollected(ctx, other, copiedChanges[1:])
 }
 
-// changeCopy makes the changes.
 func changeCopy(ctx context.Context, e *env) error {
 	if _, err := e.expectOutput(ctx, "read", frozenFile); err != nil {
 		return fmt.Errorf("a file of a frozen layer: %w", err)
@@ -436,8 +431,8 @@ func changeCopy(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkCollected collects the changes and compares them, and the workspace with what was
-// planted.
+// checkCollected collects the changes and compares them. The workspace must be
+// as planted.
 func checkCollected(ctx context.Context, e *env, want []string) error {
 	if err := e.sb.Collect(ctx); err != nil {
 		return err

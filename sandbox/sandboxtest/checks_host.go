@@ -22,7 +22,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// hostChecks: what of the host's could reach in, or be reached.
+// hostChecks: how the host could reach in or be reached.
 func hostChecks() []check {
 	return []check{
 		{name: "an exec gains nothing", shared: true, run: checkExec},
@@ -34,8 +34,6 @@ func hostChecks() []check {
 	}
 }
 
-// checkUnprivileged returns an error if an identity has more than a command's
-// privileges.
 func (e *env) checkUnprivileged(f probing.Facts) error {
 	var wrong []error
 	for _, id := range []int{f.UID, f.EUID, f.GID, f.EGID} {
@@ -59,9 +57,8 @@ func (e *env) checkUnprivileged(f probing.Facts) error {
 	return errors.Join(wrong...)
 }
 
-// checkExec looks at the identity again behind an exec, in a child and behind
-// an interpreter. The control is the host's own, which has capabilities or
-// none of no_new_privs.
+// checkExec checks the identity again after an exec, in a child and behind an
+// interpreter. The control is the host's own identity.
 func checkExec(ctx context.Context, e *env) error {
 	script := filepath.Join(e.workspace, probeName+"-script")
 	if err := writeProgram(script, []byte("#!/workspace/"+probeName+" facts\n")); err != nil {
@@ -93,7 +90,6 @@ func checkExec(ctx context.Context, e *env) error {
 	return nil
 }
 
-// factsOf runs a program that tells facts.
 func (e *env) factsOf(ctx context.Context, argv []string) (probing.Facts, error) {
 	var f probing.Facts
 	r, err := e.run(ctx, sandbox.Command{Argv: argv})
@@ -107,7 +103,7 @@ func (e *env) factsOf(ctx context.Context, argv []string) (probing.Facts, error)
 }
 
 // plantPrivilege makes a setuid copy of the probe and one with capabilities,
-// as root of the host would.
+// like the host's root would.
 func plantPrivilege(e *env) error {
 	if os.Geteuid() != 0 {
 		return nil
@@ -126,12 +122,12 @@ func plantPrivilege(e *env) error {
 		return err
 	}
 	// DAC_OVERRIDE and NET_RAW, permitted and effective, version 2
-	// (linux/capability.h): capabilities that every root can assign.
+	// (linux/capability.h): every root can assign them.
 	caps := []byte{1, 0, 0, 2, 0x02, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 	return unix.Setxattr(filepath.Join(e.workspace, probeName+"-caps"), "security.capability", caps, 0)
 }
 
-// checkPlanted runs both, inside and, as an ordinary user, on the host.
+// checkPlanted runs both, inside and as an ordinary user on the host.
 func checkPlanted(ctx context.Context, e *env) error {
 	if os.Geteuid() != 0 {
 		return skipError("needs root: only root plants privileged files")
@@ -163,7 +159,7 @@ func checkPlanted(ctx context.Context, e *env) error {
 	return nil
 }
 
-// openParents lets every user of the host pass the directories above the
+// openParents lets every user of the host enter the directories above the
 // workspace.
 func (e *env) openParents() error {
 	for dir := e.workspace; dir != "/" && strings.HasPrefix(dir, os.TempDir()) && dir != os.TempDir(); dir = filepath.Dir(dir) {
@@ -174,8 +170,8 @@ func (e *env) openParents() error {
 	return nil
 }
 
-// plantDescriptors opens files of the host's that every child inherits, for as
-// long as the sandbox is started; they are closed with the environment's base.
+// plantDescriptors opens host files that every child inherits while the sandbox
+// starts.
 func plantDescriptors(e *env) error {
 	for i := range 8 {
 		path := filepath.Join(e.base, fmt.Sprintf("leak-%d", i))
@@ -204,7 +200,7 @@ func checkHostDescriptors(ctx context.Context, e *env) error {
 	if !slices.Equal(f.FDs, []int{0, 1, 2}) {
 		return fmt.Errorf("descriptors %v", f.FDs)
 	}
-	// The guest, and what else of the container the host can look into.
+	// The guest, and what else of the container the host can see.
 	pid, err := e.target.HostProcess(ctx, e.sb)
 	if err != nil {
 		return err
@@ -232,8 +228,8 @@ func checkHostDescriptors(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkPrograms tries to open what runs for writing while commands come and
-// go, one of them a script whose interpreter is "itself" (CVE-2019-5736), and
+// checkPrograms tries to open running programs for writing while commands come
+// and go, among them a script that is its own interpreter (CVE-2019-5736), and
 // compares the files on the host.
 func checkPrograms(ctx context.Context, e *env) error {
 	before, err := fileHashes(e.target.Programs)
@@ -297,8 +293,8 @@ func fileHashes(paths []string) ([]string, error) {
 	return list, nil
 }
 
-// checkTrickyDirs asks for working directories that a naive chdir would follow
-// out.
+// checkTrickyDirs asks for working directories through which a naive chdir
+// would get out.
 func checkTrickyDirs(ctx context.Context, e *env) error {
 	outside, err := os.Open(e.base)
 	if err != nil {
@@ -327,7 +323,7 @@ func checkTrickyDirs(ctx context.Context, e *env) error {
 	if err := linkInside(ctx, e); err != nil {
 		return err
 	}
-	// The control: the host's kernel follows the symlink.
+	// Control: the host's kernel follows the symlink.
 	info, err := os.Stat(filepath.Join(e.workspace, "up"))
 	if err != nil || !info.IsDir() {
 		return errorf("positive control: %w", err)
@@ -335,8 +331,8 @@ func checkTrickyDirs(ctx context.Context, e *env) error {
 	return removedDir(ctx, e)
 }
 
-// linkInside asks for a working directory through a symlink that stays in the
-// workspace: it is followed, and with NoLinks refused.
+// linkInside asks for a working directory through a symlink inside the
+// workspace: it is followed, or refused with NoLinks.
 func linkInside(ctx context.Context, e *env) error {
 	if err := os.MkdirAll(filepath.Join(e.workspace, "real", "deep"), 0o777); err != nil {
 		return err
@@ -362,8 +358,8 @@ func linkInside(ctx context.Context, e *env) error {
 	return nil
 }
 
-// removedDir: a directory that is gone is an error, and a command whose directory
-// goes away is none.
+// removedDir: a missing directory is an error, but a command may lose its
+// directory.
 func removedDir(ctx context.Context, e *env) error {
 	gone := filepath.Join(e.workspace, "gone")
 	if err := os.MkdirAll(gone, 0o777); err != nil {
@@ -386,13 +382,12 @@ func removedDir(ctx context.Context, e *env) error {
 	return err
 }
 
-// checkHostSockets: what a host process serves in the workspace. A kernel of
-// the sandbox's own reaches none of it. With the host's kernel a socket in the
-// workspace is a file like others, and so it is with Linux containers
-// everywhere: docs/sandbox.md says so.
+// checkHostSockets connects to what a host process serves in the workspace. A
+// sandbox with its own kernel can't. With the host's kernel, a socket is a file
+// like any other (docs/sandbox.md).
 func checkHostSockets(ctx context.Context, e *env) error {
 	socket, fifo := filepath.Join(e.workspace, "host.sock"), filepath.Join(e.workspace, "host.fifo")
-	// By the descriptor, because a socket's path is at most 108 bytes long.
+	// By the descriptor: a socket's path has at most 108 bytes.
 	l, err := net.Listen("unix", fmt.Sprintf("/proc/self/fd/%d/host.sock", e.dir.Fd()))
 	if err != nil {
 		return err

@@ -25,12 +25,11 @@ func identityChecks() []check {
 	}
 }
 
-// runAs runs a verb of the probe as an identity, in the workspace.
+// runAs runs a verb of the probe as an identity in the workspace.
 func (e *env) runAs(ctx context.Context, identity int, args ...string) (result, error) {
 	return e.run(ctx, sandbox.Command{Argv: probeArgv(args...), Identity: identity, Dir: sandbox.WorkspaceDir})
 }
 
-// checkIdentityRange starts commands of identities that can't be.
 func checkIdentityRange(ctx context.Context, e *env) error {
 	for _, n := range []int{-1, sandbox.MaxIdentity + 1} {
 		if _, err := e.runAs(ctx, n, "exit", "0"); !isInvalid(err) {
@@ -53,14 +52,14 @@ func checkIdentityRange(ctx context.Context, e *env) error {
 	return nil
 }
 
-// ownReach is what a process can do to another one of its own identity, in
-// every kernel.
+// ownReach is what a process can do to another of the same identity in every
+// kernel.
 var ownReach = []string{"environ", "descriptor", "root", "file", "home", "stop", "continue", "terminate"}
 
 // checkIdentities has each of two identities attack a process of the other, and
 // a third one attack both. The controls attack under one identity. The last
-// identity has an identity of its own too, and reaches the guest no more than
-// the agent's commands do.
+// identity also differs, and reaches the guest no more than the agent's
+// commands do.
 func checkIdentities(ctx context.Context, e *env) error {
 	if e.target.SingleUID {
 		return attestsLoss(e, "identity")
@@ -108,8 +107,8 @@ func factsAs(ctx context.Context, e *env, identity int) (probing.Facts, error) {
 	return f, json.Unmarshal([]byte(r.out), &f)
 }
 
-// attackIdentity returns what a command of one identity reaches of a process of
-// another one, which has a secret in its environment and in a file of its home.
+// attackIdentity returns what a command of one identity can do to a process of
+// another, which has a secret in its environment and in a file in its home.
 func attackIdentity(ctx context.Context, e *env, victim, attacker int) ([]string, error) {
 	word := newMarker()
 	runCtx, cancel := context.WithCancel(ctx)
@@ -141,7 +140,7 @@ func attackIdentity(ctx context.Context, e *env, victim, attacker int) ([]string
 }
 
 // checkIdentityEnds leaves daemons that ignore SIGTERM, alone and beside a
-// command of the agent's, which goes on.
+// command of the agent's, which must survive.
 func checkIdentityEnds(ctx context.Context, e *env) error {
 	if e.target.SingleUID {
 		return attestsLoss(e, "identity")
@@ -170,8 +169,8 @@ func checkIdentityEnds(ctx context.Context, e *env) error {
 	return err
 }
 
-// endDaemons runs a command of identity 1 that leaves daemons and then ends, or
-// stays until it is cancelled.
+// endDaemons runs a command of identity 1 that leaves daemons and then ends or,
+// with stay, waits to be cancelled.
 func endDaemons(ctx context.Context, e *env, stay bool) error {
 	mark := newMarker()
 	cmd := sandbox.Command{Argv: probeArgv("daemons", "3", mark), Identity: 1, Grace: testGrace}
@@ -203,9 +202,9 @@ func endDaemons(ctx context.Context, e *env, stay bool) error {
 }
 
 // checkIdentityFiles has another identity write where the workspace is open to
-// everyone: on the host no file may belong to a user who isn't known there,
-// unless that is attested. It can read, by the bits for others, and its
-// temporary files go elsewhere.
+// everyone. Unless attested, no file on the host may belong to a user unknown
+// there. It can read by the bits for others, and its temporary files go
+// elsewhere.
 func checkIdentityFiles(ctx context.Context, e *env) error {
 	if e.target.SingleUID {
 		return attestsLoss(e, "identity")

@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// The user of [WriteUserTree], with the groups that it has in the image.
+// The user of [WriteUserTree], with its groups in the image.
 const (
 	imageUser                 = "member"
 	imageUID, imageGID        = 2345, 2346
@@ -23,8 +23,8 @@ const (
 		"root:x:0:member\nmember:x:2346:\nothers:x:2348:toor,member\nteam:x:2347:member\n"
 )
 
-// WriteUserTree writes what the checks of an image's user expect of an image, besides
-// the tree of [WriteOpenTree].
+// WriteUserTree writes the tree of [WriteOpenTree], and what the checks of an
+// image's user expect in addition.
 func WriteUserTree(root string) error {
 	err := WriteOpenTree(root)
 	home := filepath.Join(root, imageHome)
@@ -45,8 +45,8 @@ func imageUserChecks() []check {
 	}
 }
 
-// startImageUser starts a sandbox whose commands run as the USER of an image. It
-// returns nil where the backend must refuse that, and did.
+// startImageUser starts a sandbox whose commands run as an image's USER. It
+// returns nil if the backend must refuse that, and did.
 func (e *env) startImageUser(ctx context.Context, name, user string, change func(*env)) (*env, error) {
 	other := newEnv(e.target, filepath.Join(e.base, name))
 	other.user, other.image = sandbox.UserImage, e.target.UserImage(user)
@@ -64,8 +64,8 @@ func (e *env) startImageUser(ctx context.Context, name, user string, change func
 	return other, err
 }
 
-// plantGroups adds files of root's that the workspace's group can read, and the group of
-// the host that has the number of one of the image's.
+// plantGroups adds root's files that are readable for the workspace's group,
+// and for the host's group with the number of one of the image's.
 func plantGroups(e *env) error {
 	if os.Geteuid() != 0 {
 		return nil
@@ -79,8 +79,8 @@ func plantGroups(e *env) error {
 	return nil
 }
 
-// checkImageUser asserts that commands have the user and the groups of the image and no
-// privilege, and that nothing of that reaches the host.
+// checkImageUser asserts that commands have the image's user and groups and no
+// privilege, and that none of this reaches the host.
 func checkImageUser(ctx context.Context, shared *env) (err error) {
 	e, err := shared.startImageUser(ctx, "image-user", imageUser, func(e *env) { e.plant = plantGroups })
 	if e == nil || err != nil {
@@ -103,7 +103,6 @@ func checkImageUser(ctx context.Context, shared *env) (err error) {
 	return errors.Join(wrong, expectVariables(ctx, e, "USER="+imageUser, "LOGNAME="+imageUser, "HOME="+sandbox.HomeDir), checkImageFiles(ctx, e), checkImageIdentity(ctx, e))
 }
 
-// expectVariables asserts that a command has these variables.
 func expectVariables(ctx context.Context, e *env, want ...string) error {
 	out, err := e.expectOutput(ctx, "env")
 	if err != nil {
@@ -131,7 +130,7 @@ func checkImageFiles(ctx context.Context, e *env) error {
 	}
 	wrong := compareSetting("owner of a file that the image's user made", made, owner)
 	if os.Geteuid() != 0 {
-		return wrong // no file can be another's
+		return wrong // all files are this user's
 	}
 	for name, readable := range map[string]bool{"own-group": true, "image-group": false} {
 		r, err := e.runProbe(ctx, "read", name)
@@ -145,8 +144,8 @@ func checkImageFiles(ctx context.Context, e *env) error {
 	return wrong
 }
 
-// checkImageIdentity asserts that another identity has none of it, and can't reach a
-// process of the image's user.
+// checkImageIdentity asserts that another identity shares nothing with the
+// image's user, and can't reach its processes.
 func checkImageIdentity(ctx context.Context, e *env) error {
 	f, err := factsAs(ctx, e, 1)
 	if err != nil {
@@ -162,15 +161,15 @@ func checkImageIdentity(ctx context.Context, e *env) error {
 	return err
 }
 
-// checkImageHome: with a writable root the user has the home that the image has for it,
-// and may write nothing else.
+// checkImageHome: with a writable root the user has its home in the image, and
+// may write nothing else.
 func checkImageHome(ctx context.Context, shared *env) (err error) {
 	e, err := shared.startImageUser(ctx, "image-home", imageUser, func(e *env) { e.root = true })
 	if e == nil || err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.close(context.WithoutCancel(ctx))) }()
-	if e.sb.Attestation().Rootless { // commands have the id of the user who unpacked the image
+	if e.sb.Attestation().Rootless { // commands have the ID of the user who unpacked the image
 		return expectVariables(ctx, e, "HOME="+imageHome)
 	}
 	out, err := e.expectOutput(ctx, "writable", "/", "/etc", "/etc/passwd", "/home", imageHome, openDir, openDir+"/file", sandbox.WorkspaceDir)
@@ -180,11 +179,11 @@ func checkImageHome(ctx context.Context, shared *env) (err error) {
 	return errors.Join(err, expectVariables(ctx, e, "HOME="+imageHome))
 }
 
-// checkImageUserRefused starts sandboxes on images whose USER is no one that commands can
-// be.
+// checkImageUserRefused starts sandboxes on images with a USER that commands
+// can't be.
 func checkImageUserRefused(ctx context.Context, e *env) error {
 	if e.target.UserImageRefused {
-		return nil // which another check asserts
+		return nil // another check asserts this
 	}
 	var wrong []error
 	for i, user := range []string{"toor", "ghost", imageUser + ":ghosts", "61001"} {

@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// isolationChecks: what a command can see and do, observed from inside.
+// isolationChecks: what a command can see and do, from inside.
 func isolationChecks() []check {
 	return []check{
 		{name: "commands have no privilege", run: checkPrivilege},
@@ -59,7 +59,7 @@ func checkGuestSafe(ctx context.Context, e *env) error {
 	return err
 }
 
-// attestsLoss asserts that a missing protection is named in the attestation.
+// attestsLoss asserts that the attestation names a missing protection.
 func attestsLoss(e *env, word string) error {
 	lost := e.sb.Attestation().Lost
 	if !slices.ContainsFunc(lost, func(s string) bool { return strings.Contains(s, word) }) {
@@ -91,7 +91,7 @@ func checkNetwork(ctx context.Context, e *env) error {
 	return nil
 }
 
-// hostSecret is a variable of the suite's own process that no sandbox may see.
+// hostSecret is a variable of this process that no sandbox may see.
 const hostSecret = "CAISSON_TEST_HOST_SECRET"
 
 func checkHostEnvironment(ctx context.Context, e *env) error {
@@ -121,7 +121,7 @@ func checkHostEnvironment(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkHostFiles leaves a canary beside the workspace and looks for it inside.
+// checkHostFiles puts a canary beside the workspace and looks for it inside.
 func checkHostFiles(ctx context.Context, e *env) error {
 	value := newMarker()
 	canary := filepath.Join(e.base, "canary")

@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// kernelChecks: what a command can ask of the kernel.
+// kernelChecks: what a command can ask from the kernel.
 func kernelChecks() []check {
 	return []check{
 		{name: "forbidden system calls fail", run: checkSyscalls},
@@ -27,10 +27,10 @@ func kernelChecks() []check {
 	}
 }
 
-// absent are the answers of a kernel that has no such thing.
+// absent are the errors of a kernel without such a thing.
 var absent = []string{"ENOSYS", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "ENOENT", "EOPNOTSUPP", "ENOTSUP"}
 
-// parseAttempts parses the result of the probe's table of what must be refused.
+// parseAttempts parses the probe's table of attempts.
 func parseAttempts(out string, err error) (map[string]string, error) {
 	if err != nil {
 		return nil, err
@@ -39,8 +39,8 @@ func parseAttempts(out string, err error) (map[string]string, error) {
 	return found, json.Unmarshal([]byte(out), &found)
 }
 
-// checkSyscalls makes every attempt of the probe's table inside, and each on
-// the host as the control: one that is refused there too proves nothing.
+// checkSyscalls makes every attempt in the probe's table inside and, as the
+// control, on the host: one that is refused there too proves nothing.
 func checkSyscalls(ctx context.Context, e *env) error {
 	inside, err := parseAttempts(e.expectOutput(ctx, "syscalls"))
 	if err != nil {
@@ -72,15 +72,16 @@ func checkSyscalls(ctx context.Context, e *env) error {
 	return errors.Join(append(wrong, controlAttempts(host), checkNoted(ctx, e, inside))...)
 }
 
-// isNoted reports whether a kernel of the sandbox's own accepts a value and
-// ignores it: gVisor has no scheduler of its own and kills no process when
-// memory runs out (its comment in sys_thread.go: "niceness has no effect"). Its
-// effects on the host are checked by checkNoted.
+// isNoted reports whether a sandbox's own kernel accepts a value and ignores
+// it: gVisor has no scheduler and kills no process when memory runs out
+// (sys_thread.go: "niceness has no effect"). checkNoted checks the effect on
+// the host.
 func isNoted(e *env, name string) bool {
 	return e.target.OwnKernel && (name == "oom_score_adj" || name == "priority")
 }
 
-// checkNoted asserts that what was noted inside changed nothing outside.
+// checkNoted asserts that what the inner kernel noted changed nothing on the
+// host.
 func checkNoted(ctx context.Context, e *env, inside map[string]string) error {
 	if !e.target.OwnKernel || inside["priority"] != "allowed" && inside["oom_score_adj"] != "allowed" {
 		return nil
@@ -103,8 +104,8 @@ func checkNoted(ctx context.Context, e *env, inside map[string]string) error {
 	return nil
 }
 
-// controlAttempts asserts that the attempts work on the host, where nothing but
-// the privilege of the suite's user limits them.
+// controlAttempts asserts that the attempts work on the host, where only the
+// suite user's privileges limit them.
 func controlAttempts(host map[string]string) error {
 	var proved int
 	var idle []string
@@ -125,22 +126,21 @@ func controlAttempts(host map[string]string) error {
 	return nil
 }
 
-// needsResource are attempts that take CAP_SYS_RESOURCE, which a virtual
-// machine's or container's root may lack.
+// needsResource are attempts that need CAP_SYS_RESOURCE, which root of a
+// virtual machine or container may lack.
 var needsResource = map[string]bool{"oom_score_adj": true, "more open files": true}
 
-// realTime is refused to root too if the kernel has CONFIG_RT_GROUP_SCHED and
-// cgroups of version 2 alone: they can't be given real-time time
+// realTime is refused even to root if the kernel has CONFIG_RT_GROUP_SCHED and
+// only version 2 cgroups, which can't get real-time time
 // (Documentation/admin-guide/cgroup-v2.rst, "CPU").
 const realTime = "real-time schedule"
 
-// onlyV2 reports whether all controllers are those of cgroup version 2.
+// onlyV2 reports whether cgroup version 2 has all controllers.
 func onlyV2() bool {
 	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
 	return err == nil
 }
 
-// hasCapability reports whether this process has a capability.
 func hasCapability(capability int) bool {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -150,7 +150,6 @@ func hasCapability(capability int) bool {
 	return data[capability/32].Effective&(1<<(capability%32)) != 0
 }
 
-// checkKernelFiles walks what the kernel shows of itself.
 func checkKernelFiles(ctx context.Context, e *env) error {
 	out, err := e.expectOutput(ctx, "kernel-files")
 	if err != nil {
@@ -161,13 +160,13 @@ func checkKernelFiles(ctx context.Context, e *env) error {
 		return fmt.Errorf("positive control inside: %q", lines[0])
 	}
 	wrong := slices.DeleteFunc(lines[1:], func(line string) bool {
-		// Devices of gVisor's own kernel; nothing can be mounted, and the
-		// tunnel ends in a network of the sandbox's own.
+		// Devices of gVisor's own kernel: nothing can be mounted, and the
+		// tunnel ends in the sandbox's own network.
 		own := e.target.OwnKernel && (line == "device fuse" || line == "device net" || line == "device char")
-		// Root may set what its own kernel offers, which the host's has no part in.
+		// Root may change its own kernel, which is not the host's.
 		own = own || e.target.OwnKernel && e.user == sandbox.UserRoot && strings.HasPrefix(line, "write /proc/sys")
-		// The guest is a process like the command's own if commands are root, or
-		// there is one id only, which is attested as lost.
+		// The guest is a process like the command's if commands are root, or if
+		// there is only one ID, which is attested as lost.
 		guest := (e.target.SingleUID || e.user == sandbox.UserRoot) && strings.HasPrefix(line, "write /proc/1/oom_")
 		return own || guest
 	})
@@ -184,7 +183,7 @@ func checkKernelFiles(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkKernel compares what the kernel calls itself, inside and out.
+// checkKernel compares the kernel's version inside and outside.
 func checkKernel(ctx context.Context, e *env) error {
 	inside, err := e.expectOutput(ctx, "read", "/proc/version")
 	if err != nil {
@@ -206,8 +205,8 @@ func checkKernel(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkTerminal: a command leads a session of its own without a terminal. The
-// control is the same verb on a terminal that the suite makes.
+// checkTerminal: a command leads its own session without a terminal. The
+// control runs the same verb on a terminal.
 func checkTerminal(ctx context.Context, e *env) error {
 	out, err := e.expectOutput(ctx, "terminal")
 	if err != nil {

@@ -186,12 +186,12 @@ func checkSweep(ctx context.Context, e *env) error {
 	return err
 }
 
-// serviceAddress is where the service of the suite listens: an abstract socket, since
-// gVisor under an engine may have no loopback.
+// serviceAddress is where the suite's service listens: an abstract socket,
+// since gVisor under an engine may have no loopback.
 const serviceAddress = "@caisson-service"
 
-// newService returns a service that listens a moment after its start and guards a
-// word, with a health check.
+// newService returns a service with a health check that starts to listen with a
+// delay and guards a word.
 func newService(word string) *sandbox.Service {
 	return &sandbox.Service{
 		Args: probeArgv("serve", serviceAddress), Env: sandbox.SetVariables(nil, []string{"HOME=" + sandbox.IdentityHome(sandbox.ServiceIdentity), "IDENTITY_SECRET=" + word}),
@@ -199,9 +199,9 @@ func newService(word string) *sandbox.Service {
 	}
 }
 
-// checkService starts a sandbox with a service, which answers as soon as Create
-// returns, can't be reached by the agent's commands in other ways, and is reported
-// when it ends. The control reaches it as its own identity.
+// checkService starts a sandbox with a service. It answers as soon as Create
+// returns, the agent's commands can't reach it in other ways, and its end is
+// reported. The control attacks it under its own identity.
 func checkService(ctx context.Context, e *env) (err error) {
 	word := newMarker()
 	own := newEnv(e.target, filepath.Join(e.base, "service"))
@@ -231,8 +231,8 @@ func checkService(ctx context.Context, e *env) (err error) {
 	return checkServiceReach(ctx, own, s, identity, word)
 }
 
-// checkServiceReach attacks the service from the agent's commands and, as the control,
-// from its own identity, which ends it.
+// checkServiceReach attacks the service from the agent's commands and, as the
+// control, under its own identity, which ends it.
 func checkServiceReach(ctx context.Context, e *env, s sandbox.ServiceProcess, identity int, word string) error {
 	place := strings.Fields(s.Output())
 	if len(place) != 4 {
@@ -263,7 +263,8 @@ func checkServiceReach(ctx context.Context, e *env, s sandbox.ServiceProcess, id
 	return err
 }
 
-// checkUnhealthyService starts sandboxes whose services fail, and which leave nothing.
+// checkUnhealthyService starts sandboxes whose services fail. Nothing may be
+// left.
 func checkUnhealthyService(ctx context.Context, e *env) error {
 	check := func(retries int, timeout time.Duration, test ...string) *images.HealthCheck {
 		return &images.HealthCheck{Test: append([]string{"CMD"}, probeArgv(test...)...), Interval: time.Nanosecond, Timeout: timeout, Retries: retries}
@@ -292,7 +293,7 @@ func checkUnhealthyService(ctx context.Context, e *env) error {
 	return nil
 }
 
-// sessionChecks: what sessions see of one another, beside and after each other.
+// sessionChecks: what sessions see of each other.
 func sessionChecks() []check {
 	return []check{
 		{name: "sessions see nothing of each other", run: checkStrangers},
@@ -301,8 +302,8 @@ func sessionChecks() []check {
 	}
 }
 
-// checkStrangers leaves every trace that a command can in one session and
-// looks for it from another. The control looks from the first session itself.
+// checkStrangers leaves every possible trace in one session and looks for it
+// from another. The control looks from the first.
 func checkStrangers(ctx context.Context, e *env) (err error) {
 	word := newMarker()
 	runCtx, cancel := context.WithCancel(ctx)
@@ -335,7 +336,7 @@ func checkStrangers(ctx context.Context, e *env) (err error) {
 	if _, err := waitProcess(ctx, p); err != nil {
 		return err
 	}
-	// The output of one never shows in the other's.
+	// The output of one never appears in the other's.
 	mine, err := other.expectOutput(ctx, "args", "mine")
 	if err == nil && mine != "mine" {
 		err = fmt.Errorf("another session's output is %q", mine)
@@ -347,13 +348,12 @@ func splitLines(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == '\n' })
 }
 
-// subtract returns the elements of list that are not in other.
 func subtract(list, other []string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(other, s) })
 }
 
-// checkFresh destroys a sandbox in which everything writable was written and
-// makes another one of the same workspace: only the workspace's file is there.
+// checkFresh destroys a sandbox after writing everywhere and makes another on
+// the same workspace. Only the workspace's file may be there.
 func checkFresh(ctx context.Context, e *env) (err error) {
 	word := newMarker()
 	p, _, err := startReady(ctx, ctx, e, sandbox.Command{Argv: probeArgv("plant", word)})
@@ -384,9 +384,9 @@ func checkFresh(ctx context.Context, e *env) (err error) {
 	return nil
 }
 
-// checkReplace tries to put symlinks where a later start or exec of the container
-// would mount or look (CVE-2025-31133 and its kin). The control is a directory of
-// the workspace.
+// checkReplace tries to put symlinks where a later start or exec in the
+// container would mount or look (CVE-2025-31133 and similar). The control is a
+// directory in the workspace.
 func checkReplace(ctx context.Context, e *env) error {
 	if _, err := e.expectOutput(ctx, "mkdir", "replaceable"); err != nil {
 		return err

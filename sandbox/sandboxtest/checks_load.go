@@ -28,10 +28,10 @@ func loadChecks() []check {
 	}
 }
 
-// checkBusy computes in 64 processes: a timeout still ends them, and meanwhile
-// other commands run.
+// checkBusy computes in 64 processes: a timeout ends them, and meanwhile other
+// commands run.
 func checkBusy(ctx context.Context, e *env) error {
-	// A kernel in user space needs seconds to start them.
+	// A kernel in user space takes seconds to start them.
 	timeout := 3 * time.Second
 	if e.target.OwnKernel {
 		timeout = 8 * time.Second
@@ -42,7 +42,7 @@ func checkBusy(ctx context.Context, e *env) error {
 	return e.expectWorking(ctx)
 }
 
-// runBusy reports whether all 64 had begun before the timeout.
+// runBusy reports whether all 64 began before the timeout.
 func runBusy(ctx context.Context, e *env, timeout time.Duration) (began bool, err error) {
 	w := newSignalWriter("ready\n")
 	p, err := e.sb.Start(ctx, sandbox.Command{Argv: probeArgv("busy", "64", newMarker()), Stdout: w, Timeout: timeout, Grace: testGrace})
@@ -66,8 +66,8 @@ func runBusy(ctx context.Context, e *env, timeout time.Duration) (began bool, er
 		}
 		return false, early.err
 	}
-	// A kernel in user space shares its processors with what it runs: there the
-	// neighbour is another session (RunNeighbours).
+	// A kernel in user space shares its processors with what it runs, so
+	// RunNeighbours tests that with another session.
 	for i := 0; i < 3 && !e.target.OwnKernel; i++ {
 		if _, err := e.expectOutput(ctx, "exit", "0"); err != nil {
 			return true, fmt.Errorf("beside 64 busy processes: %w", err)
@@ -80,10 +80,11 @@ func runBusy(ctx context.Context, e *env, timeout time.Duration) (began bool, er
 	return true, late.err
 }
 
-// checkStopped stops every process that a command can: cancelling still works.
+// checkStopped stops every process that a command can. Cancelling must still
+// work.
 func checkStopped(ctx context.Context, e *env) error {
 	if e.target.SingleUID {
-		return attestsLoss(e, "uid") // the guest can be stopped too, and is lost then
+		return attestsLoss(e, "uid") // the guest can be stopped too, and is then lost
 	}
 	m := newMarker()
 	runCtx, cancel := context.WithCancelCause(ctx)
@@ -109,8 +110,8 @@ func checkStopped(ctx context.Context, e *env) error {
 	return e.expectWorking(ctx)
 }
 
-// checkFilesRecover uses descriptors up: the command is told, and the next one
-// has them again.
+// checkFilesRecover uses up the descriptors: the command gets an error, and the
+// next one has them again.
 func checkFilesRecover(ctx context.Context, e *env) error {
 	for range 2 {
 		out, err := e.expectOutput(ctx, "hold-files")
@@ -125,8 +126,8 @@ func checkFilesRecover(ctx context.Context, e *env) error {
 	return err
 }
 
-// checkForksRecover counts how many processes can be started, uses them up,
-// and counts again, up to five times, since a loaded machine reaps late.
+// checkForksRecover counts how many processes can be started, uses them up, and
+// counts again, up to five times, since a loaded machine reaps late.
 func checkForksRecover(ctx context.Context, e *env) error {
 	if e.target.LimitsUnenforced && !e.target.PIDsSpareSandbox {
 		return attestsLoss(e, "pids")
@@ -160,10 +161,10 @@ func checkForksRecover(ctx context.Context, e *env) error {
 	return fmt.Errorf("first %d processes could be started, then at least 6 fewer; limit 64", first)
 }
 
-// checkUnheldMemory fills what counts as memory and belongs to no process, so
-// that killing returns none of it, if the memory limit is the smaller one: the
-// writer gets an error, and everything else goes on. gVisor's own kernel may
-// need the rest; then the loss is typed.
+// checkUnheldMemory fills memory that belongs to no process, so that killing
+// frees none, if the memory limit is the smaller one. The writer gets an error,
+// and everything else continues. gVisor's own kernel may need the rest; then
+// the loss is typed.
 func checkUnheldMemory(ctx context.Context, e *env) error {
 	if e.target.LimitsUnenforced {
 		return attestsLoss(e, "memory")
@@ -216,7 +217,7 @@ func checkPaused(ctx context.Context, e *env) error {
 	return nil
 }
 
-// limitChecks: what happens at a limit, and that nothing else happens.
+// limitChecks: what happens at a limit, and nothing else.
 func limitChecks() []check {
 	small := func(r *limits.Resources) { r.MemoryBytes, r.PIDs = 256<<20, 64 }
 	return []check{
@@ -230,8 +231,8 @@ func limitChecks() []check {
 	}
 }
 
-// expectDeath asserts how a sandbox of a LimitsKillSandbox backend ends at a
-// limit.
+// expectDeath asserts that a limit ended the sandbox of a LimitsKillSandbox
+// backend.
 func expectDeath(ctx context.Context, e *env, kind limits.Kind, err error) error {
 	select {
 	case <-e.sb.Done():
@@ -265,7 +266,7 @@ func checkMemory(ctx context.Context, e *env) error {
 	return e.expectWorking(ctx)
 }
 
-// expectWorking asserts that the sandbox takes commands, changes and
+// expectWorking asserts that the sandbox still takes commands, changes and
 // cancellations.
 func (e *env) expectWorking(ctx context.Context) error {
 	if _, err := e.expectOutput(ctx, "exit", "0"); err != nil {
@@ -284,7 +285,7 @@ func writeOp(path string) workspace.Op {
 	return workspace.Op{Kind: workspace.OpWrite, Path: path, Content: []byte("x")}
 }
 
-// checkPIDs fills the pids limit, then writes while it is full, then cancels.
+// checkPIDs fills the pids limit, then writes, then cancels.
 func checkPIDs(ctx context.Context, e *env) error {
 	if e.target.LimitsUnenforced && !e.target.PIDsSpareSandbox {
 		return attestsLoss(e, "pids")
@@ -324,8 +325,8 @@ func checkPIDs(ctx context.Context, e *env) error {
 
 const ownBudget = "a command has a budget of its own"
 
-// checkOwnBudget: a command that exceeds its own number of processes is killed, and
-// nothing else is.
+// checkOwnBudget: only the command that exceeds its own number of processes is
+// killed.
 func checkOwnBudget(ctx context.Context, e *env) error {
 	const most = 30
 	other, _, err := startReady(ctx, ctx, e, sandbox.Command{Argv: probeArgv("sleep", newMarker()), MaxTasks: most, MaxMemory: 256 << 20, Grace: testGrace})
@@ -386,7 +387,7 @@ func checkOpenFiles(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkFull: the result of a command that failed in a full /tmp reports that.
+// checkFull: the result of a command that failed in a full /tmp says so.
 func checkFull(ctx context.Context, e *env) error {
 	r, err := e.runProbe(ctx, "hold", "/tmp", strconv.Itoa(64<<20), "fail")
 	if err != nil {
@@ -405,8 +406,7 @@ func checkFull(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkProcessors: programs see the limit of CPU time, not the machine. The
-// control is the machine's own number.
+// checkProcessors: programs see the CPU limit, not the machine.
 func checkProcessors(ctx context.Context, e *env) error {
 	if e.target.LimitsUnenforced && !e.target.OwnKernel {
 		return attestsLoss(e, "CPU")

@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// mountChecks: the further mounts of a sandbox, and its home.
+// mountChecks: a sandbox's further mounts and its home.
 func mountChecks() []check {
 	return []check{
 		{name: "further mounts are what was asked for", run: checkFurtherMounts},
@@ -24,14 +24,13 @@ func mountChecks() []check {
 	}
 }
 
-// hostDir is a directory of the host that a check mounts.
 type hostDir struct {
 	path string
 	file *os.File
 }
 
-// makeHostDir makes a directory beside the workspace, of the same owner, with
-// one file.
+// makeHostDir makes a directory with one file beside the workspace, with the
+// same owner.
 func makeHostDir(e *env, name, content string) (hostDir, error) {
 	d := hostDir{path: filepath.Join(e.base, name)}
 	if err := os.MkdirAll(d.path, 0o755); err != nil {
@@ -53,8 +52,7 @@ func makeHostDir(e *env, name, content string) (hostDir, error) {
 	return d, err
 }
 
-// makeRepository makes an empty repository and a configuration of Caisson's in
-// the directory.
+// makeRepository makes empty repositories and a Caisson configuration.
 func (d hostDir) makeRepository() error {
 	for _, name := range []string{".git", ".caisson", "sub", "sub/.git"} {
 		dir := filepath.Join(d.path, name)
@@ -74,7 +72,6 @@ func (d hostDir) mountAt(target string, readOnly bool) sandbox.Mount {
 	return sandbox.Mount{Target: target, Path: d.path, Dir: d.file, ReadOnly: readOnly}
 }
 
-// mountTargets are the further mounts of checkFurtherMounts.
 const (
 	readOnlyTarget = "/further-read-only"
 	writableTarget = "/further/writable"
@@ -85,8 +82,8 @@ const (
 	homeTarget     = sandbox.HomeDir + "/b/c/bind"
 )
 
-// checkFurtherMounts starts a sandbox with one mount of each kind and looks at
-// all of them, from both sides.
+// checkFurtherMounts starts a sandbox with one mount of each kind and checks
+// all of them from both sides.
 func checkFurtherMounts(ctx context.Context, e *env) (err error) {
 	other := newEnv(e.target, filepath.Join(e.base, "further"))
 	dirs := map[string]hostDir{}
@@ -105,7 +102,7 @@ func checkFurtherMounts(ctx context.Context, e *env) (err error) {
 	}
 	guarded := dirs["guarded"].mountAt(guardedTarget, false)
 	guarded.Guarded, guarded.Repositories = true, []string{"sub/.git"}
-	// The open directory counts, whatever its path leads to by now.
+	// The open directory counts, wherever its path leads by now.
 	if err := errors.Join(
 		os.Rename(dirs["swapped"].path, dirs["swapped"].path+"-moved"), os.Symlink("/etc", dirs["swapped"].path),
 		os.Symlink("/etc", filepath.Join(dirs["writable"].path, "link")),
@@ -134,7 +131,6 @@ func checkFurtherMounts(ctx context.Context, e *env) (err error) {
 	return err
 }
 
-// checkContents reads what the host put into the mounts.
 func checkContents(ctx context.Context, e *env, dirs map[string]hostDir) error {
 	for target, want := range map[string]string{readOnlyTarget: "read-only", writableTarget: "writable", swappedTarget: "swapped", homeTarget: "in-home"} {
 		if got, err := e.expectOutput(ctx, "read", target+"/content"); err != nil || got != want {
@@ -150,9 +146,9 @@ func checkContents(ctx context.Context, e *env, dirs map[string]hostDir) error {
 	return nil
 }
 
-// checkWrites writes into each mount. What commands make in a directory of the
-// host belongs to the workspace's owner; the home and what was made in it for
-// the mount points belong to commands.
+// checkWrites writes into each mount. What commands make in a host directory
+// belongs to the workspace's owner. The home, and the directories made in it
+// for mount points, belong to commands.
 func checkWrites(ctx context.Context, e *env, dirs map[string]hostDir) error {
 	for _, dir := range []string{sandbox.HomeDir, sandbox.HomeDir + "/b", sandbox.HomeDir + "/b/c", writableTarget, tmpfsTarget, scratchTarget, homeTarget, guardedTarget, guardedTarget + "/sub"} {
 		if _, err := e.expectOutput(ctx, "touch", dir+"/by-command"); err != nil {
@@ -180,7 +176,6 @@ func checkWrites(ctx context.Context, e *env, dirs map[string]hostDir) error {
 	return nil
 }
 
-// checkAttestedMounts compares the attested mounts with what was asked for.
 func checkAttestedMounts(e *env) error {
 	want := []string{
 		"/further-read-only bind true", "/further/guarded bind false", "/further/swapped bind true", "/further/tmpfs tmpfs false", "/further/writable bind false",
@@ -202,8 +197,8 @@ func checkAttestedMounts(e *env) error {
 	return nil
 }
 
-// checkLayeredMount starts a sandbox with a copy-on-write mount. Where this
-// process can't mount an overlay, it is refused.
+// checkLayeredMount starts a sandbox with a copy-on-write mount, which is
+// refused if this process can't mount an overlay.
 func checkLayeredMount(ctx context.Context, e *env) (err error) {
 	other := newEnv(e.target, filepath.Join(e.base, "layered"))
 	remove, err := addLayered(other)
@@ -227,7 +222,6 @@ func checkLayeredMount(ctx context.Context, e *env) (err error) {
 	return errors.Join(checkLayered(ctx, other), other.close(context.WithoutCancel(ctx)))
 }
 
-// addLayered adds a copy-on-write mount at writableTarget.
 func addLayered(e *env) (remove func() error, err error) {
 	dir, err := makeHostDir(e, "lower", "lower")
 	if err != nil {
@@ -243,7 +237,6 @@ func addLayered(e *env) (remove func() error, err error) {
 	return func() error { return errors.Join(dir.file.Close(), layers.Close(), os.RemoveAll(m.Layers)) }, nil
 }
 
-// checkLayered writes to the mount of addLayered.
 func checkLayered(ctx context.Context, e *env) error {
 	m := e.mounts[len(e.mounts)-1]
 	if got, err := e.expectOutput(ctx, "read", writableTarget+"/content"); err != nil || got != "lower" {
@@ -265,7 +258,7 @@ func checkLayered(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkRefusedMounts asks for mounts with which commands would reach what
+// checkRefusedMounts asks for mounts through which commands would reach what
 // they must not. The control is checkFurtherMounts.
 func checkRefusedMounts(ctx context.Context, e *env) error {
 	own, err := makeHostDir(e, "refused", "x")
@@ -319,8 +312,8 @@ func checkRefusedMounts(ctx context.Context, e *env) error {
 	)
 }
 
-// expectRefused asserts that a sandbox of the same workspace with these mounts is
-// refused and leaves nothing.
+// expectRefused asserts that a sandbox with these mounts is refused and leaves
+// nothing.
 func expectRefused(ctx context.Context, e *env, mounts ...sandbox.Mount) error {
 	other := newEnv(e.target, e.base)
 	other.mounts = mounts

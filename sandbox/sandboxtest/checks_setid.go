@@ -21,7 +21,7 @@ import (
 )
 
 // setIDChecks: what a command makes must not run as the workspace's owner on
-// the host, and programs that set modes work all the same.
+// the host, and programs that set modes still work.
 func setIDChecks() []check {
 	return []check{
 		{name: "commands make no set-user-ID files", run: checkSetID},
@@ -33,8 +33,8 @@ func setIDChecks() []check {
 	}
 }
 
-// checkSetID tries it in every place that is writable. The control is the same
-// on the host, where each way that is refused inside must set the bits.
+// checkSetID tries it in every writable place. The control is the same on the
+// host, where each way that is refused inside must set the bits.
 func checkSetID(ctx context.Context, e *env) error {
 	host, err := parseAttempts(e.runNaive(ctx, "set-id", filepath.Join(e.base, "set-id")))
 	if err != nil {
@@ -43,7 +43,7 @@ func checkSetID(ctx context.Context, e *env) error {
 	var wrong []error
 	for name, want := range setIDAnswers(host) {
 		if got := host[name]; !slices.Contains(want, got) && strings.HasPrefix(got, "ok ") {
-			continue // something else than inside: the attempt works
+			continue // it works, unlike inside
 		} else if !slices.Contains(want, got) && !strings.HasPrefix(got, "ENOSYS ") {
 			wrong = append(wrong, fmt.Errorf("positive control: %s: %s on the host", name, got))
 		}
@@ -68,14 +68,13 @@ func checkSetID(ctx context.Context, e *env) error {
 	return errors.Join(append(wrong, noSetID(e))...)
 }
 
-// hasSpecialBits reports whether an answer of the probe has one of the two
-// bits.
+// hasSpecialBits reports whether the probe's answer has a set-ID bit.
 func hasSpecialBits(answer string) bool {
 	_, mode, _ := strings.Cut(answer, " ")
 	return len(mode) == 4 && strings.Contains("234567", mode[:1])
 }
 
-// setIDAnswers returns the answers that are right for each attempt.
+// setIDAnswers returns the right answers to each attempt.
 func setIDAnswers(attempts map[string]string) map[string][]string {
 	want := map[string][]string{
 		"inherited by directory":  {"ok 2755"},
@@ -123,7 +122,7 @@ func setIDAnswers(attempts map[string]string) map[string][]string {
 		default:
 			want[name] = []string{"ok " + mode}
 		}
-		if strings.HasPrefix(rest, "fchmodat2") { // which kernels before 6.6 and gVisor lack
+		if strings.HasPrefix(rest, "fchmodat2") { // missing before Linux 6.6 and in gVisor
 			want[name] = append(want[name], "ENOSYS "+before)
 		}
 	}
@@ -131,8 +130,8 @@ func setIDAnswers(attempts map[string]string) map[string][]string {
 	return want
 }
 
-// noSetID looks through the workspace, from the host, for files that would run
-// as their owner.
+// noSetID asserts, from the host, that no file in the workspace would run as
+// its owner.
 func noSetID(e *env) error {
 	return filepath.WalkDir(e.workspace, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -152,8 +151,8 @@ func noSetID(e *env) error {
 	})
 }
 
-// What programs do. Each script ends with 0 only if all of it worked, without a
-// bit that is refused; the other one tries one.
+// What programs do. Each script exits with 0 only if all of it worked without a
+// refused bit; the forbidden one tries such a bit.
 const (
 	tarScript = `tar --no-same-owner -xf plain.tar && tar --no-same-owner -xpf plain.tar && test $(stat -c %a d/exe) = 755 && test $(stat -c %a d/data) = 640 &&
 test $(stat -c %a d/shared) = 2775 && test "$(cat d/link)" = data`
@@ -212,7 +211,7 @@ func programCheck(name, script, forbidden string) func(ctx context.Context, e *e
 		if r.Status.Success() || !strings.Contains(r.errOut, "not permitted") {
 			return fmt.Errorf("%s: %s: %s%s, want EPERM", forbidden, r.Status, r.out, r.errOut)
 		}
-		// What was there before keeps its bits.
+		// What existed before keeps its bits.
 		info, err := os.Stat(filepath.Join(inside, "planted"))
 		if err != nil || info.Mode()&fs.ModeSetuid == 0 {
 			return errorf("the set-user-ID file of the workspace: %v, %w", info, err)
@@ -231,7 +230,6 @@ func runScript(ctx context.Context, dir, script string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// workspaceOwner returns the uid that owns the workspace.
 func workspaceOwner() int {
 	if os.Geteuid() == 0 {
 		return ownerID
@@ -239,14 +237,12 @@ func workspaceOwner() int {
 	return os.Geteuid()
 }
 
-// entry is a member of an archive.
 type entry struct {
 	name, body string
 	mode       int64
 	kind       byte
 }
 
-// makeArchive makes a tar archive.
 func makeArchive(owner int, entries ...entry) ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
@@ -272,7 +268,7 @@ func makeArchive(owner int, entries ...entry) ([]byte, error) {
 }
 
 // furnishPrograms makes the directory that a program works in: archives, a
-// package for npm, and a set-user-ID file that was there before.
+// package for npm, and an existing set-user-ID file.
 func furnishPrograms(dir string, owner int) error {
 	plain, err := makeArchive(
 		owner,

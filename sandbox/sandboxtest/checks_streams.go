@@ -84,8 +84,8 @@ func checkNoStdin(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkLastByte repeats a short command whose only output comes right before
-// its end, which a reader that stops at the exit loses.
+// checkLastByte repeats a command whose only output comes right before its end.
+// A reader that stops at the exit loses it.
 func checkLastByte(ctx context.Context, e *env) error {
 	for i := range e.target.repeatCount(1000) {
 		out, err := e.expectOutput(ctx, "flood", "stdout", "1")
@@ -140,7 +140,7 @@ func checkFlood(ctx context.Context, e *env) error {
 	return nil
 }
 
-// sameFlood compares what came back of a flood with the pattern itself.
+// sameFlood compares a flood's result with the pattern.
 func sameFlood(r result, size, live, tail int64) error {
 	h := sha256.New()
 	if _, err := io.Copy(h, io.LimitReader(&probing.Pattern{}, size)); err != nil {
@@ -211,7 +211,7 @@ func checkStalled(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkDrip counts and hashes what comes a byte at a time on both streams.
+// checkDrip counts and hashes single bytes on both streams.
 func checkDrip(ctx context.Context, e *env) error {
 	n := e.target.repeatCount(100_000)
 	r, err := e.runProbe(ctx, "drip", strconv.Itoa(n))
@@ -234,16 +234,16 @@ func checkDrip(ctx context.Context, e *env) error {
 	return nil
 }
 
-// flatBytes is how much more memory this process may need for a flood: what
-// is in flight, the live bytes of two streams, and what grows while a collector
-// waits for a processor: 71 MiB were seen on a loaded machine.
+// flatBytes is how much more memory this process may need for a flood: what is
+// in flight, two streams' live bytes, and what grows while the collector waits
+// for a processor. On a loaded machine, 71 MiB were seen.
 const flatBytes = 128 << 20
 
-// checkEndless lets a command write both streams full without a newline until
-// its time is over. The peak of this process's memory is the kernel's own count.
+// checkEndless lets a command fill both streams without a newline until its
+// timeout. The kernel counts this process's peak memory.
 func checkEndless(ctx context.Context, e *env) error {
 	const live, tail = 32 << 10, 4 << 10
-	debug.FreeOSMemory() // what this process has and doesn't use would hide a growth
+	debug.FreeOSMemory() // unused memory would hide a growth
 	before, err := resetPeak()
 	if err != nil {
 		return err
@@ -274,8 +274,7 @@ func checkEndless(ctx context.Context, e *env) error {
 	return err
 }
 
-// resetPeak resets the peak of this process's memory and returns its current
-// use.
+// resetPeak resets this process's peak memory and returns its current use.
 func resetPeak() (int64, error) {
 	if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil {
 		return 0, err
@@ -297,8 +296,8 @@ func peakMemory() (int64, error) {
 	return kb << 10, nil
 }
 
-// checkClosedStreams: a command that closed both streams still runs, and its
-// end is its own.
+// checkClosedStreams: a command that closed both streams continues to its own
+// end.
 func checkClosedStreams(ctx context.Context, e *env) error {
 	start := time.Now()
 	r, err := e.runProbe(ctx, "close", "5")
@@ -311,10 +310,9 @@ func checkClosedStreams(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkPrompts starts programs that ask a person something. What the image
-// lacks says so; the shell must be there, or nothing was tried. A program that
-// asks again and again at the end of its input, as some editors do, is ended by
-// its timeout; none is named here.
+// checkPrompts starts programs that ask a person something. The image may lack
+// them, but not the shell. A program that asks again and again at the end of
+// its input, like some editors, would end by its timeout; none is listed.
 func checkPrompts(ctx context.Context, e *env) error {
 	for name, argv := range map[string][]string{
 		"read":   {"sh", "-c", "read x; exit 7"},

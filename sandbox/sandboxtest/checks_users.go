@@ -17,7 +17,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
 
-// userChecks: as whom commands run.
+// userChecks: whom commands run as.
 func userChecks() []check {
 	return []check{
 		{name: "root inside is root nowhere else", run: checkRoot},
@@ -25,8 +25,8 @@ func userChecks() []check {
 	}
 }
 
-// startUser starts another sandbox whose commands run as policy demands. It
-// returns nil where the backend must refuse that, and did.
+// startUser starts another sandbox with a user policy. It returns nil if the
+// backend must refuse that, and did.
 func (e *env) startUser(ctx context.Context, policy sandbox.UserPolicy, refused bool, plant func(e *env) error) (*env, error) {
 	other := newEnv(e.target, filepath.Join(e.base, "user-"+string(policy)))
 	other.user, other.plant = policy, plant
@@ -44,11 +44,11 @@ func (e *env) startUser(ctx context.Context, policy sandbox.UserPolicy, refused 
 	return other, err
 }
 
-// checkRootOwnsRoot: with a writable root, root inside changes what belongs to root
-// in the image. In the same sandbox it changes the layers of an overlay alone.
+// checkRootOwnsRoot: with a writable root, root inside changes root's files in
+// the image. In the same sandbox it changes only the layers of an overlay.
 func checkRootOwnsRoot(ctx context.Context, shared *env) (err error) {
 	if shared.target.RootRefused {
-		return nil // which another check asserts
+		return nil // another check asserts this
 	}
 	e := newEnv(shared.target, filepath.Join(shared.base, "root-root"))
 	e.user, e.root, e.overlay, e.plant = sandbox.UserRoot, true, !e.target.NoOverlay, plantForeign
@@ -73,8 +73,8 @@ func checkRootOwnsRoot(ctx context.Context, shared *env) (err error) {
 	return errors.Join(err, e.close(context.WithoutCancel(ctx)))
 }
 
-// checkRootLayers asserts that root inside has the files of an overlay's workspace
-// as it has those of the workspace itself.
+// checkRootLayers asserts that root inside owns the files in an overlay of the
+// workspace like those in the workspace itself.
 func checkRootLayers(ctx context.Context, e *env) error {
 	out, err := e.expectOutput(ctx, "root-works", "root-works")
 	if err != nil {
@@ -92,15 +92,15 @@ func checkRootLayers(ctx context.Context, e *env) error {
 	return nil
 }
 
-// foreignFile is a file of root's in a workspace that belongs to another user.
+// foreignFile is root's, in another user's workspace.
 const foreignFile = "foreign"
 
 func plantForeign(e *env) error {
 	return os.WriteFile(filepath.Join(e.workspace, foreignFile), []byte("foreign"), 0o600)
 }
 
-// checkRoot asserts that root inside can do what programs expect of root, and
-// nothing to the kernel, the host's files or the guest.
+// checkRoot asserts that root inside can do what programs expect from root, and
+// can't touch the kernel, the host's files or the guest.
 func checkRoot(ctx context.Context, shared *env) (err error) {
 	e, err := shared.startUser(ctx, sandbox.UserRoot, shared.target.RootRefused, plantForeign)
 	if e == nil || err != nil {
@@ -138,9 +138,9 @@ func checkRootIdentity(ctx context.Context, e *env) error {
 	)...)
 }
 
-// checkIDMaps asserts that root inside is not root outside, by what is attested and by
-// what the host shows of the container's first process. A kernel of the sandbox's
-// own has no ids of the host.
+// checkIDMaps asserts that root inside is not root outside, according to the
+// attestation and to what the host shows of the container's first process. A
+// sandbox's own kernel has no host IDs.
 func checkIDMaps(ctx context.Context, e *env) error {
 	if e.target.OwnKernel {
 		return nil
@@ -164,7 +164,7 @@ func checkIDMaps(ctx context.Context, e *env) error {
 	return errors.Join(wrong...)
 }
 
-// rootWorks are the lines of the probe's verb of the same name. With one id there
+// rootWorks are the expected lines of the probe's root-works. With one ID there
 // is no other user to become, or to own files.
 func rootWorks(target Target) []string {
 	if target.SingleUID {
@@ -181,7 +181,7 @@ func checkRootWorks(ctx context.Context, e *env) error {
 		}
 		got := slices.Sorted(slices.Values(splitLines(out)))
 		want := rootWorks(e.target)
-		if dir == sandbox.HomeDir && e.sb.Attestation().Rootless { // it is on the host's disk, where this user owns everything
+		if dir == sandbox.HomeDir && e.sb.Attestation().Rootless { // on the host's disk, where this user owns everything
 			want = slices.DeleteFunc(want, func(work string) bool { return work == "chown" })
 		}
 		if !slices.Equal(got, want) {
@@ -191,7 +191,7 @@ func checkRootWorks(ctx context.Context, e *env) error {
 	return nil
 }
 
-// rootMay are the attempts of the probe's table that root may make.
+// rootMay are the attempts that root may make.
 var rootMay = []string{"become uid 0", "become gid 0", "become uid 65534", "capset", "give a file away", "setgroups"}
 
 func checkRootCalls(ctx context.Context, e *env) error {
@@ -204,7 +204,7 @@ func checkRootCalls(ctx context.Context, e *env) error {
 	}
 	var wrong []error
 	may := rootMay
-	if e.target.OwnKernel { // the files are those of the sandbox's own kernel
+	if e.target.OwnKernel { // the files are the sandbox's own kernel's
 		may = append(slices.Clone(may), "write core_pattern", "write sysrq")
 	}
 	for _, name := range slices.Sorted(maps.Keys(inside)) {
@@ -215,13 +215,12 @@ func checkRootCalls(ctx context.Context, e *env) error {
 	return errors.Join(wrong...)
 }
 
-// checkRootFiles is checkFilesOfRoot of the workspace itself.
 func checkRootFiles(ctx context.Context, e *env) error { return checkFilesOfRoot(ctx, e, e.workspace) }
 
-// checkFilesOfRoot asserts that files of root inside belong to the workspace's owner
-// on the host, those of other users inside to ids without a user, and that files
-// of other users of the host are closed. On the host the files are in dir, unless
-// they are unchanged.
+// checkFilesOfRoot asserts that on the host root's files belong to the
+// workspace's owner, other inside users' files to IDs without a user, and that
+// files of the host's other users are closed inside. The host has the changed
+// files in dir.
 func checkFilesOfRoot(ctx context.Context, e *env, dir string) error {
 	if _, err := e.expectOutput(ctx, "touch", "made-by-root"); err != nil {
 		return err
@@ -236,7 +235,7 @@ func checkFilesOfRoot(ctx context.Context, e *env, dir string) error {
 	}
 	wrong := compareSetting("owner of a file that root made", made, owner)
 	if os.Geteuid() != 0 {
-		return wrong // no file can be another's
+		return wrong // all files are this user's
 	}
 	out, err := e.expectOutput(ctx, "exist", foreignFile)
 	if err != nil {
@@ -249,7 +248,7 @@ func checkFilesOfRoot(ctx context.Context, e *env, dir string) error {
 	if strings.Contains(out+written, foreignFile) {
 		wrong = errors.Join(wrong, errors.New("a file of root's of the host is open inside"))
 	}
-	// Whatever root may have given it to.
+	// Whomever root gave it to.
 	if _, err := e.expectOutput(ctx, "chown-all", "made-by-root", foreignFile); err != nil {
 		return err
 	}
@@ -271,7 +270,8 @@ func checkFilesOfRoot(ctx context.Context, e *env, dir string) error {
 	return wrong
 }
 
-// checkRootSetID tries to make files that would run as another user of the host.
+// checkRootSetID tries to make files that would run as another user on the
+// host.
 func checkRootSetID(ctx context.Context, e *env) error {
 	inside, err := parseAttempts(e.expectOutput(ctx, "set-id", sandbox.WorkspaceDir+"/set-id"))
 	if err != nil {
@@ -286,7 +286,8 @@ func checkRootSetID(ctx context.Context, e *env) error {
 	return wrong
 }
 
-// checkRootGuest attacks the guest, whose user root is, and its threads.
+// checkRootGuest attacks the guest, which runs as the same user, and its
+// threads.
 func checkRootGuest(ctx context.Context, e *env) error {
 	for _, verb := range []string{"attack-guest", "attack-threads"} {
 		out, err := e.expectOutput(ctx, verb)
@@ -300,8 +301,8 @@ func checkRootGuest(ctx context.Context, e *env) error {
 	return e.sb.Ping(ctx)
 }
 
-// checkRootEvasion: a command kills what its processes are found by, drops its
-// groups and leaves a daemon. It must be dead when the command is over.
+// checkRootEvasion: a command kills the processes by which its own are found,
+// drops its groups and leaves a daemon, which must die with the command.
 func checkRootEvasion(ctx context.Context, e *env) error {
 	marker := newMarker()
 	if _, err := e.runProbe(ctx, "evade", marker); err != nil {
@@ -325,12 +326,11 @@ func rootChecks() []check {
 	}
 }
 
-// openDir is a directory of the image that commands may write to.
+// openDir is a directory in the image that commands may write to.
 const openDir = "/opt/open"
 
-// WriteOpenTree writes what the checks of a writable root expect of an image,
-// beside its /bin/sh, below its root: a directory with two files that every user
-// may write.
+// WriteOpenTree writes what the checks of a writable root expect of an image
+// besides /bin/sh: a directory with two files, writable for every user.
 func WriteOpenTree(root string) error {
 	dir := filepath.Join(root, openDir)
 	for _, d := range []string{filepath.Join(root, "usr"), filepath.Join(root, "etc"), dir} {
@@ -362,8 +362,8 @@ func checkHostRoot(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkWritableRoot changes everything that a command can in a root, and looks
-// for it in the next sandbox of the same image.
+// checkWritableRoot changes all that a command can in a root, and looks for the
+// changes in the next sandbox on the same image.
 func checkWritableRoot(ctx context.Context, e *env) error {
 	digest := e.target.ImageDigest
 	if digest == nil {
@@ -396,7 +396,7 @@ func checkWritableRoot(ctx context.Context, e *env) error {
 	return nil
 }
 
-// scarRoot starts a sandbox with a writable root, changes it, destroys it and
+// scarRoot starts a sandbox with a writable root, changes and destroys it, and
 // returns what was there before.
 func scarRoot(ctx context.Context, e *env) (before string, err error) {
 	e.root = true
@@ -415,7 +415,7 @@ func scarRoot(ctx context.Context, e *env) (before string, err error) {
 		return "", err
 	}
 	want := openDir + "\n" + openDir + "/file\n" + sandbox.WorkspaceDir + "\n"
-	if e.sb.Attestation().Rootless { // commands have the id of the user who unpacked the image
+	if e.sb.Attestation().Rootless { // commands have the ID of the user who unpacked the image
 		want = "/\n/etc\n/usr\n/.caisson\n" + want
 	}
 	if out != want {

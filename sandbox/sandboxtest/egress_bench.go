@@ -20,18 +20,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Amounts of BenchmarkEgress.
 const (
 	benchBytes = 256 << 20
 	benchTrips = 200
 	benchExecs = 100
 )
 
-// benchHandler sends zeros, reads to the end, or sends one byte back, as the
-// first byte of a connection demands.
+// benchHandler sends zeros, reads to the end, or echoes one byte, depending on
+// a connection's first byte.
 type benchHandler struct{}
 
-// benchConn is a connection of a handler, or of a listener of the host.
 type benchConn interface {
 	io.ReadWriteCloser
 	CloseWrite() error
@@ -59,12 +57,12 @@ func serveBench(c benchConn) {
 	default:
 		_, _ = c.Write(buf[:1])
 		_ = c.CloseWrite()
-		_, _ = c.Read(buf) // until the program has closed it
+		_, _ = c.Read(buf) // until the program closes it
 	}
 }
 
-// BenchmarkEgress measures what connections of programs cost: each row beside the
-// same program on the host that talks to a listener there, in one loop.
+// BenchmarkEgress measures what programs' connections cost: each row beside the
+// same program on the host with a listener there, in one loop.
 func BenchmarkEgress(b *testing.B, target Target) {
 	target.Probe = BuildProbe(b)
 	e := newEnv(target, b.TempDir())
@@ -133,7 +131,6 @@ func BenchmarkEgress(b *testing.B, target Target) {
 	reportStalled(b, e)
 }
 
-// runBench runs the probe's measurement in the sandbox.
 func runBench(ctx context.Context, e *env, what, addr string, n int) (time.Duration, error) {
 	out, err := e.expectOutput(ctx, "egress-bench", what, addr, strconv.Itoa(n))
 	if err != nil {
@@ -182,7 +179,6 @@ func hostBench(ctx context.Context, probe, what, addr string, n int) (time.Durat
 	return parseNanoseconds(string(out))
 }
 
-// timeExecs returns the times of short commands.
 func timeExecs(ctx context.Context, e *env) ([]time.Duration, error) {
 	var times []time.Duration
 	for range benchExecs {
@@ -228,8 +224,8 @@ func measureIdle(b *testing.B, envs map[string]*env) map[string]int64 {
 	return idle
 }
 
-// reportStalled reports by how much it grows with the most connections, none of
-// which is read.
+// reportStalled reports how much it grows with the maximum of connections, all
+// unread.
 func reportStalled(b *testing.B, e *env) {
 	b.Helper()
 	time.Sleep(5 * time.Second)
@@ -263,7 +259,6 @@ func anonymousMemory(ctx context.Context, e *env) (int64, error) {
 	return fieldOf(fmt.Sprintf("/proc/%d/status", pid), "RssAnon:", 1024)
 }
 
-// socketMemory returns what the sockets of all namespaces hold.
 func socketMemory() int64 {
 	data, err := os.ReadFile("/proc/net/sockstat")
 	if err != nil {
@@ -276,7 +271,6 @@ func socketMemory() int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// fieldOf returns the number behind a word in a file.
 func fieldOf(path, word string, unit int64) (int64, error) {
 	f, err := os.Open(path)
 	if err != nil {

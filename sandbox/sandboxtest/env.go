@@ -22,8 +22,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// ownerID is the uid and gid that own the workspaces of the suite if it
-// runs as root: neither root, nor the commands' own, so that a mapping shows.
+// ownerID is the uid and gid that own the suite's workspaces if it runs as
+// root: neither root's nor the commands', so that a mapping shows.
 const ownerID = 4242
 
 // env is one sandbox and its workspace.
@@ -34,27 +34,23 @@ type env struct {
 	session   string
 	dir       *os.File
 	sb        sandbox.Sandbox
-	// plant, if any, adds to the workspace before it is mounted.
+	// plant, if not nil, adds to the workspace before it is mounted.
 	plant func(e *env) error
-	// root asks for a writable root, on the image for that.
+	// root asks for a writable root, on target.WritableImage.
 	root bool
-	// user is the user policy of the sandbox, image the image in place of the target's.
-	user  sandbox.UserPolicy
-	image images.Reference
-	// service is the service of the sandbox.
+	// image replaces the target's image.
+	user    sandbox.UserPolicy
+	image   images.Reference
 	service *sandbox.Service
-	// egress is the plan of the guest's listeners.
-	egress *sandbox.EgressPlan
-	// overlay asks for a copy-on-write view of the workspace.
-	overlay bool
-	// copied asks for a copy of the workspace.
-	copied bool
-	// mountPoint is the workspace's; empty means the default.
+	egress  *sandbox.EgressPlan
+	// overlay asks for a copy-on-write view of the workspace, copied for a
+	// copy.
+	overlay    bool
+	copied     bool
 	mountPoint string
 	layers     *overlay.Layers
 	layersDir  string
-	// mounts are the further mounts.
-	mounts []sandbox.Mount
+	mounts     []sandbox.Mount
 	// leaks are descriptors that every child of this process inherits.
 	leaks []int
 }
@@ -69,7 +65,6 @@ func newEnv(target Target, base string) *env {
 	}
 }
 
-// start makes the workspace and the sandbox.
 func (e *env) start(ctx context.Context, change func(*limits.Resources)) error {
 	spec, err := e.newSpec(change)
 	if err != nil {
@@ -82,7 +77,7 @@ func (e *env) start(ctx context.Context, change func(*limits.Resources)) error {
 	return nil
 }
 
-// newSpec makes the directories that a Spec needs and the Spec.
+// newSpec makes a Spec and the directories that it needs.
 func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
 	state := e.stateDir()
 	for _, dir := range []string{e.workspace, state} {
@@ -121,7 +116,7 @@ func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
 	case e.overlay:
 		spec.Workspace.Mode = sandbox.ModeOverlay
 	case e.copied:
-		// With it the other files in memory still have the sizes that were asked for.
+		// With this, the other files in memory keep their requested sizes.
 		spec.Workspace.Mode, spec.Workspace.CopyBytes = sandbox.ModeCopy, 64<<20
 	}
 	if spec.Workspace.Mode.KeepsChanges() {
@@ -170,12 +165,12 @@ func (e *env) stateDir() string {
 	return filepath.Join(e.base, "state")
 }
 
-// sessionVariables are the variables of every session of the suite: a new one, and
-// one that replaces a default.
+// sessionVariables are every session's variables: a new one, and one that
+// replaces a default.
 var sessionVariables = []string{"SESSION_VARIABLE=a b=\n$HOME", "PAGER=more"}
 
-// layersHome is where layers lie: below the state directory, as a backend
-// demands.
+// layersHome is where layers lie: a backend requires a place below the state
+// directory.
 func (e *env) layersHome() string {
 	if e.target.StateDir != "" {
 		return e.target.StateDir
@@ -183,9 +178,9 @@ func (e *env) layersHome() string {
 	return e.base
 }
 
-// fillWorkspace puts the probe into the workspace and makes the owner own
-// everything. The directories above are opened for others, because the
-// commands' identity has to pass them on a backend that does not map ids.
+// fillWorkspace puts the probe into the workspace and sets the owner. Others
+// must be able to enter the directories above for a backend that does not map
+// IDs.
 func (e *env) fillWorkspace() error {
 	if e.target.Probe != "" {
 		if err := copyProbe(e.target, e.workspace); err != nil {
@@ -208,7 +203,7 @@ func (e *env) fillWorkspace() error {
 	return nil
 }
 
-// close destroys the sandbox and asserts that nothing is left of it.
+// close destroys the sandbox and asserts that nothing is left.
 func (e *env) close(ctx context.Context) error {
 	err := e.sb.Destroy(ctx)
 	err = errors.Join(err, e.dir.Close())
@@ -223,13 +218,11 @@ func (e *env) close(ctx context.Context) error {
 	return err
 }
 
-// result is a finished command with what it wrote.
 type result struct {
 	sandbox.Exit
 	out, errOut string
 }
 
-// runProbe runs a verb of the probe to its end.
 func (e *env) runProbe(ctx context.Context, args ...string) (result, error) {
 	argv := probeArgv(args...)
 	if e.mountPoint != "" {
@@ -242,7 +235,7 @@ func probeArgv(args ...string) []string {
 	return append([]string{sandbox.WorkspaceDir + "/" + probeName}, args...)
 }
 
-// run runs a command to its end and keeps its output.
+// run runs a command and returns its output.
 func (e *env) run(ctx context.Context, cmd sandbox.Command) (result, error) {
 	var out, errOut safeBuffer
 	if cmd.Stdout == nil {
@@ -263,12 +256,11 @@ func (e *env) run(ctx context.Context, cmd sandbox.Command) (result, error) {
 	return r, nil
 }
 
-// stuckTime is how long a command may take to be over after its context, and a
-// sandbox after its loss: the grace period, the kill and the proof, on a slow
-// machine.
+// stuckTime is how long a command may outlive its context, and a sandbox its
+// loss: grace period, kill and proof, on a slow machine.
 const stuckTime = 15 * time.Second
 
-// waitProcess waits for a process, but not for one that outlives its context.
+// waitProcess waits for a process, but not if it outlives its context.
 func waitProcess(ctx context.Context, p sandbox.Process) (sandbox.Exit, error) {
 	type answer struct {
 		exit sandbox.Exit
@@ -292,7 +284,7 @@ func waitProcess(ctx context.Context, p sandbox.Process) (sandbox.Exit, error) {
 	}
 }
 
-// waitDone waits for the end of a sandbox that must have ended or be about to.
+// waitDone waits for a sandbox that is ending.
 func waitDone(sb sandbox.Sandbox) error {
 	select {
 	case <-sb.Done():
@@ -302,7 +294,8 @@ func waitDone(sb sandbox.Sandbox) error {
 	}
 }
 
-// expectOutput runs a verb that must succeed and returns its standard output.
+// expectOutput runs a verb, which must succeed, and returns its standard
+// output.
 func (e *env) expectOutput(ctx context.Context, args ...string) (string, error) {
 	r, err := e.runProbe(ctx, args...)
 	if err != nil {
@@ -314,8 +307,7 @@ func (e *env) expectOutput(ctx context.Context, args ...string) (string, error) 
 	return r.out, nil
 }
 
-// countRunning counts the processes of the sandbox whose arguments contain
-// marker.
+// countRunning counts the sandbox's processes with marker in their arguments.
 func (e *env) countRunning(ctx context.Context, marker string) (int, error) {
 	out, err := e.expectOutput(ctx, "ps", marker)
 	if err != nil {
@@ -326,10 +318,8 @@ func (e *env) countRunning(ctx context.Context, marker string) (int, error) {
 	return n, err
 }
 
-// newMarker returns a word that no other process has in its arguments.
 func newMarker() string { return "mark-" + strings.ToLower(ulid.Make().String()) }
 
-// safeBuffer is a bytes.Buffer that may be read while it is written.
 type safeBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -347,7 +337,7 @@ func (b *safeBuffer) String() string {
 	return b.buf.String()
 }
 
-// signalWriter closes seen when what was written holds want.
+// signalWriter closes seen once want was written.
 type signalWriter struct {
 	safeBuffer
 	want string
@@ -367,7 +357,6 @@ func (w *signalWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// waitSeen waits until the text was seen, the sandbox stopped, or ctx ended.
 func (w *signalWriter) waitSeen(ctx context.Context, sb sandbox.Sandbox) error {
 	select {
 	case <-w.seen:
@@ -379,7 +368,7 @@ func (w *signalWriter) waitSeen(ctx context.Context, sb sandbox.Sandbox) error {
 	}
 }
 
-// goBuild is the command that builds the probe: static, so that it runs on
+// goBuild returns the command that builds the probe, static so that it runs on
 // every image.
 func goBuild(ctx context.Context, path string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", path,
@@ -388,7 +377,7 @@ func goBuild(ctx context.Context, path string) *exec.Cmd {
 	return cmd
 }
 
-// ownerOf returns "uid:gid" of a file, symlinks not followed.
+// ownerOf returns a file's "uid:gid", without following symlinks.
 func ownerOf(path string) (string, error) {
 	info, err := os.Lstat(path)
 	if err != nil {

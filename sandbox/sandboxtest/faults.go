@@ -22,7 +22,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Checks that several faults fail.
 const (
 	serviceRuns      = "a service runs beside commands"
 	unhealthyService = "a service that is not healthy ends the start"
@@ -36,15 +35,15 @@ const (
 	writableRoot     = "a writable root is the sandbox's own"
 )
 
-// faults returns all faults. Some keep a state, so each call returns new ones.
+// faults returns all faults. Some have state, so each call returns new ones.
 func faults() []fault {
 	return slices.Concat(streamFaults(), commandFaults(), endFaults(), fileFaults(), isolationFaults(), egressFaults(), userFaults(), limitFaults(), lifeFaults())
 }
 
 type answers = map[string]func(right string) string
 
-// replaceWith returns a function that replaces any answer; appendText returns one
-// that adds to it, and replaceMatch one that replaces what a pattern matches.
+// replaceWith, appendText and replaceMatch return functions that change an
+// answer.
 func replaceWith(text string) func(string) string { return func(string) string { return text } }
 
 func appendText(text string) func(string) string {
@@ -139,12 +138,11 @@ func streamFaults() []fault {
 	}
 }
 
-// writerFunc is a function as an io.Writer.
 type writerFunc func(p []byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// succeed returns the end of a fault by which a verb always succeeds.
+// succeed returns an end function by which a verb always succeeds.
 func succeed(verb string) func(p *faultyProcess, x *sandbox.Exit, _ *error) {
 	return func(p *faultyProcess, x *sandbox.Exit, _ *error) {
 		if p.verb() == verb {
@@ -232,7 +230,6 @@ func commandFaults() []fault {
 	}
 }
 
-// endFaults are faults in how commands end.
 func endFaults() []fault {
 	return []fault{
 		{
@@ -299,7 +296,7 @@ func endFaults() []fault {
 	}
 }
 
-// applies returns a fault of Apply that changes what is asked for.
+// applies returns a fault of Apply that changes the request.
 func applies(name, check string, change func(op *workspace.Op)) fault {
 	return fault{name: name, checks: []string{check}, apply: func(ctx context.Context, s *faultySandbox, op workspace.Op) (workspace.Change, error) {
 		change(&op)
@@ -318,12 +315,11 @@ func applied(name, check string, change func(path string, content []byte) error)
 	}}
 }
 
-// collects returns a fault of Collect that changes an entry of the upper layer.
+// collects returns a fault of Collect that changes an entry in the upper layer.
 func collects(name string, change func(path string, d fs.DirEntry) error) fault {
 	return fault{name: name, checks: []string{copyCheck}, copies: true, collected: change}
 }
 
-// mounts returns a fault of the further mounts.
 func mounts(name string, checks []string, change func(m *sandbox.Mount)) fault {
 	return fault{name: name, checks: checks, spec: func(s *sandbox.Spec) {
 		s.Mounts = slices.Clone(s.Mounts)
@@ -333,7 +329,6 @@ func mounts(name string, checks []string, change func(m *sandbox.Mount)) fault {
 	}}
 }
 
-// fileFaults are faults of the workspace and the mounts.
 func fileFaults() []fault {
 	return []fault{
 		applies("content is lost", "write creates and overwrites", func(op *workspace.Op) { op.Content = nil }),
@@ -410,12 +405,12 @@ func fileFaults() []fault {
 	}
 }
 
-// answersOf returns a fault that shows in the answer to one verb.
+// answersOf returns a fault in the answer to one verb.
 func answersOf(name, verb string, change func(string) string, checks ...string) fault {
 	return fault{name: name, checks: checks, answers: answers{verb: change}}
 }
 
-// isolationFaults are faults of which a command can see more than it should.
+// isolationFaults let a command see more than it should.
 func isolationFaults() []fault {
 	capable := replaceMatch(`"CapBnd":"\w+"`, `"CapBnd":"00000000a80425fb"`)
 	return []fault{
@@ -466,7 +461,6 @@ func isolationFaults() []fault {
 	}
 }
 
-// plans returns a fault of a sandbox with listeners.
 func plans(name, check string, change func(p *sandbox.EgressPlan)) fault {
 	return fault{name: name, checks: []string{check}, spec: func(s *sandbox.Spec) {
 		if s.Egress != nil {
@@ -477,21 +471,19 @@ func plans(name, check string, change func(p *sandbox.EgressPlan)) fault {
 	}}
 }
 
-// conns returns a fault of connections.
 func conns(name string, checks []string, change func(s *faultySandbox, c sandbox.EgressConn) *faultyConn) fault {
 	return serves(name, checks, func(s *faultySandbox, h sandbox.EgressHandler, ctx context.Context, c sandbox.EgressConn) {
 		h.ServeEgress(ctx, change(s, c))
 	})
 }
 
-// serves returns a fault of the calls of a handler.
+// serves returns a fault in calls of a handler.
 func serves(name string, checks []string, serve func(s *faultySandbox, h sandbox.EgressHandler, ctx context.Context, c sandbox.EgressConn)) fault {
 	return fault{name: name, checks: checks, handler: func(s *faultySandbox, h sandbox.EgressHandler) sandbox.EgressHandler {
 		return &faultyHandler{EgressHandler: h, serve: func(ctx context.Context, c sandbox.EgressConn) { serve(s, h, ctx, c) }}
 	}}
 }
 
-// faultyHandler is a handler that is called with a fault.
 type faultyHandler struct {
 	sandbox.EgressHandler
 	serve func(ctx context.Context, c sandbox.EgressConn)
@@ -499,7 +491,7 @@ type faultyHandler struct {
 
 func (h *faultyHandler) ServeEgress(ctx context.Context, c sandbox.EgressConn) { h.serve(ctx, c) }
 
-// forgetful is a handler that is asked for each name twice.
+// forgetful asks its handler for each name twice.
 type forgetful struct{ sandbox.EgressHandler }
 
 func (h forgetful) LookupName(ctx context.Context, name string) (netip.Addr, bool) {
@@ -507,12 +499,11 @@ func (h forgetful) LookupName(ctx context.Context, name string) (netip.Addr, boo
 	return h.EgressHandler.LookupName(ctx, name)
 }
 
-// faultyConn is a connection with a fault.
 type faultyConn struct {
 	sandbox.EgressConn
-	uid    int             // 0 for its own
+	uid    int             // 0 means its own
 	lost   bool            // belongs to no command
-	failed func(err error) // is called when Read fails
+	failed func(err error) // called when Read fails
 }
 
 func (c *faultyConn) UID() (int, bool) {
@@ -594,7 +585,6 @@ func egressFaults() []fault {
 	}
 }
 
-// userFaults are faults of root and of an image's user.
 func userFaults() []fault {
 	var scars []string
 	return []fault{
@@ -620,7 +610,7 @@ func userFaults() []fault {
 		},
 		answersOf("the layer of a root is used again", "scars", func(right string) string {
 			scars = append(scars, right)
-			return scars[min(len(scars), 2)-1] // the second look is at what was changed
+			return scars[min(len(scars), 2)-1] // the second look shows the changes
 		}, writableRoot),
 	}
 }
@@ -661,7 +651,6 @@ func limitFaults() []fault {
 	}
 }
 
-// services returns a fault of services.
 func services(name string, checks []string, change func(s *sandbox.Service)) fault {
 	return fault{name: name, checks: checks, spec: func(s *sandbox.Spec) {
 		if s.Service != nil {
@@ -672,7 +661,6 @@ func services(name string, checks []string, change func(s *sandbox.Service)) fau
 	}}
 }
 
-// lifeFaults are faults in how sandboxes start and end.
 func lifeFaults() []fault {
 	return []fault{
 		{

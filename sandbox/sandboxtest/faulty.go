@@ -18,52 +18,48 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// fault is one deliberate defect, which is added to a backend that has none.
-// Each of its functions changes one thing that passes between the suite and the
-// backend; nil changes nothing.
+// fault is one deliberate defect, added to a correct backend. Each function
+// changes one thing that passes between the suite and the backend, unless it is
+// nil.
 type fault struct {
 	name string
-	// checks are the checks that must fail, by name.
+	// checks are the names of the checks that must fail.
 	checks []string
-	// copies is set for faults of copies, which only a backend with copy mode can have.
+	// copies marks faults that only a backend with copy mode can have.
 	copies bool
-	// target changes what the suite is told about the backend.
+	// target changes what the suite knows about the backend.
 	target func(t *Target)
-	// spec changes what Create is asked for, command what Start is asked for.
+	// spec and command change the requests to Create and Start.
 	spec    func(s *sandbox.Spec)
 	command func(c *sandbox.Command)
-	// unstoppable lets Create ignore the end of its context.
+	// unstoppable makes Create ignore the end of its context.
 	unstoppable bool
-	// start changes the error of Start.
-	start func(err error) error
-	// answers change the standard output of commands, by the verb of the probe or
-	// the name of another program.
+	start       func(err error) error
+	// answers change the standard output of commands, by the probe's verb or
+	// another program's name.
 	answers map[string]func(right string) string
-	// end changes the result of a command.
-	end func(p *faultyProcess, x *sandbox.Exit, err *error)
-	// id and attest change what a sandbox tells of itself.
+	end     func(p *faultyProcess, x *sandbox.Exit, err *error)
+	// id and attest change what a sandbox reports.
 	id     func(right string) string
 	attest func(a *sandbox.Attestation)
-	// apply replaces Apply.
-	apply func(ctx context.Context, s *faultySandbox, op workspace.Op) (workspace.Change, error)
-	// collected changes an entry of the upper layer after Collect.
+	apply  func(ctx context.Context, s *faultySandbox, op workspace.Op) (workspace.Change, error)
+	// collected changes an entry in the upper layer after Collect.
 	collected func(path string, d fs.DirEntry) error
-	// destroy replaces Destroy.
-	destroy func(ctx context.Context, s *faultySandbox) error
+	destroy   func(ctx context.Context, s *faultySandbox) error
 	// handler changes the handler of connections.
 	handler func(s *faultySandbox, h sandbox.EgressHandler) sandbox.EgressHandler
-	// sweep changes what Sweep removed.
+	// sweep adds to what Sweep removed.
 	sweep func(b *faulty) []sandbox.Orphan
 }
 
-// foundWithin is how long a check may take to fail. A check that takes longer has only waited,
-// which finds nothing.
+// foundWithin is how long a check may take to fail. Waiting longer would find
+// nothing.
 const foundWithin = 2 * time.Minute
 
-// RunFaults shows that the checks of [Run] can fail: it adds one fault after the
-// other to the backend, which must pass them without it, and each fault must be
-// found by the checks that are there for it. With names of checks it adds only
-// the faults that one of these must find.
+// RunFaults shows that the checks of [Run] can fail. It adds one fault after
+// another to the backend, which must pass without it, and requires that the
+// fault's checks find it. With names of checks, it adds only the faults that
+// one of them must find.
 func RunFaults(t *testing.T, target Target, only ...string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -87,7 +83,6 @@ func RunFaults(t *testing.T, target Target, only ...string) {
 	}
 }
 
-// runFault runs the checks that must find a fault.
 func runFault(t *testing.T, target Target, f fault) {
 	b := &faulty{Backend: target.Backend, fault: f}
 	target.Backend = b
@@ -136,7 +131,6 @@ func runFault(t *testing.T, target Target, f fault) {
 	}
 }
 
-// faulty is a backend with a fault.
 type faulty struct {
 	sandbox.Backend
 	fault fault
@@ -145,7 +139,6 @@ type faulty struct {
 	made []*faultySandbox
 }
 
-// Create creates a sandbox with the fault.
 func (b *faulty) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if b.fault.unstoppable {
 		ctx = context.WithoutCancel(ctx)
@@ -164,7 +157,6 @@ func (b *faulty) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	return s, nil
 }
 
-// Sweep sweeps, and may tell more than that.
 func (b *faulty) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	list, err := b.Backend.Sweep(ctx)
 	if b.fault.sweep != nil {
@@ -173,7 +165,6 @@ func (b *faulty) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	return list, err
 }
 
-// destroyAll destroys what the checks or the fault left.
 func (b *faulty) destroyAll(t *testing.T) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -184,14 +175,12 @@ func (b *faulty) destroyAll(t *testing.T) {
 	}
 }
 
-// faultySandbox is a sandbox with a fault.
 type faultySandbox struct {
 	sandbox.Sandbox
 	fault fault
 	spec  sandbox.Spec
 }
 
-// withoutFault returns the sandbox to which a fault was added.
 func withoutFault(sb sandbox.Sandbox) sandbox.Sandbox {
 	if s, ok := sb.(*faultySandbox); ok {
 		return s.Sandbox
@@ -241,7 +230,6 @@ func (s *faultySandbox) Collect(ctx context.Context) error {
 	})
 }
 
-// Serve sets the handler of connections.
 func (s *faultySandbox) Serve(h sandbox.EgressHandler) {
 	if s.fault.handler != nil {
 		h = s.fault.handler(s, h)
@@ -267,7 +255,6 @@ func (s *faultySandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox
 	return p, nil
 }
 
-// faultyProcess is a command with a fault.
 type faultyProcess struct {
 	sandbox.Process
 	fault  fault
@@ -275,10 +262,10 @@ type faultyProcess struct {
 	answer func(right string) string // nil passes the output on at once
 	out    safeBuffer
 	to     io.Writer
-	waited int // how often
+	waited int
 }
 
-// verb returns the verb of the probe, or the name of another program.
+// verb returns the probe's verb, or another program's name.
 func (p *faultyProcess) verb() string {
 	switch {
 	case len(p.argv) == 0:
@@ -289,7 +276,6 @@ func (p *faultyProcess) verb() string {
 	return path.Base(p.argv[0])
 }
 
-// Wait waits for the end of the command and changes its result.
 func (p *faultyProcess) Wait() (sandbox.Exit, error) {
 	exit, err := p.Process.Wait()
 	p.waited++

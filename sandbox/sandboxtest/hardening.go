@@ -17,9 +17,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
 
-// Settings describe how a container was made: read back from the engine, or
-// from the bundle that the runtime took. The zero value of a field stands for
-// what the engine or runtime takes for "nothing".
+// Settings describe how a container was made, as read back from the engine or
+// the bundle. A field's zero value is the engine's or runtime's "nothing".
 type Settings struct {
 	Runtime      string
 	Args, Env    []string
@@ -28,14 +27,14 @@ type Settings struct {
 	Privileged   bool
 	ReadOnlyRoot bool
 	NoNewPrivs   bool
-	// Capabilities are the bounding, permitted and effective set; Inherited the
-	// inheritable and ambient one.
+	// Capabilities are the bounding, permitted and effective set; Inherited are
+	// the inheritable and ambient one.
 	Capabilities, Inherited []string
-	// Seccomp is the profile, nil if none is loaded.
+	// Seccomp is nil if no profile is loaded.
 	Seccomp *specs.LinuxSeccomp
-	// Security are further options of the engine's security modules.
+	// Security are other options of the engine's security modules.
 	Security []string
-	// Namespaces are those that the container has to itself.
+	// Namespaces are those that the container does not share.
 	Namespaces         []string
 	Network            string
 	Masked, ReadOnly   []string
@@ -50,24 +49,23 @@ type Settings struct {
 	OOMScore           int
 	Restart, Logging   string
 	AutoRemove         bool
-	Init               bool // the engine's own
+	Init               bool // the engine's
 	Labels             map[string]string
 }
 
-// ReadBack returns the settings of a sandbox.
 type ReadBack func(ctx context.Context, sb sandbox.Sandbox) (Settings, error)
 
-// row is one line of the design's table of hardening defaults: what the
-// engine or bundle must say, and what must be seen from inside.
+// row is a line in the design's table of hardening defaults: what the engine or
+// bundle must say, and what must be seen from inside.
 type row struct {
 	setting string
-	// decided describes what differs from the table, and why.
+	// decided says what differs from the table, and why.
 	decided    string
 	configured func(e *env, s Settings) error
 	inside     func(ctx context.Context, e *env) error
 }
 
-// RunHardening holds a sandbox against the table, row by row.
+// RunHardening checks a sandbox against the table, row by row.
 func RunHardening(t *testing.T, target Target, readBack ReadBack) {
 	t.Helper()
 	if target.Probe == "" {
@@ -101,7 +99,6 @@ func RunHardening(t *testing.T, target Target, readBack ReadBack) {
 	}
 }
 
-// compareSetting compares one setting.
 func compareSetting[T comparable](name string, got, wanted T) error {
 	if got != wanted {
 		return fmt.Errorf("%s is %v, want %v", name, got, wanted)
@@ -109,7 +106,6 @@ func compareSetting[T comparable](name string, got, wanted T) error {
 	return nil
 }
 
-// isEmpty asserts that a list is empty.
 func isEmpty(name string, list []string) error {
 	if len(list) > 0 {
 		return fmt.Errorf("%s are %q, want none", name, list)
@@ -117,7 +113,7 @@ func isEmpty(name string, list []string) error {
 	return nil
 }
 
-// hasAll asserts that a list has what is wanted, and perhaps more.
+// hasAll asserts that a list contains all that is wanted.
 func hasAll(name string, list, wanted []string) error {
 	if missing := subtract(wanted, list); len(missing) > 0 {
 		return fmt.Errorf("%s lack %q", name, missing)
@@ -125,10 +121,10 @@ func hasAll(name string, list, wanted []string) error {
 	return nil
 }
 
-// checkNothing is the inside of a row that only the host can see.
+// checkNothing is for a row that only the host can see.
 func checkNothing(context.Context, *env) error { return nil }
 
-// hardeningRows returns the table. Its order and names are the design's.
+// hardeningRows returns the table in the design's order.
 func hardeningRows() []row {
 	return slices.Concat(identityRows(), placeRows(), limitRows(), lifeRows())
 }
@@ -275,8 +271,8 @@ func placeRows() []row {
 	}
 }
 
-// pidsOf is the host's limit of processes for a limit of the container; see
-// docs/design/killing.md#processes-memory-and-cpu for a kernel of its own.
+// pidsOf is the host's limit of processes for a container's; see
+// docs/design/killing.md#processes-memory-and-cpu about gVisor.
 func (e *env) pidsOf(n int64) int64 {
 	if e.target.OwnKernel {
 		return 4*n + 384

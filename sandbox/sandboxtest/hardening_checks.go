@@ -16,7 +16,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// checkNoNewPrivs checks the bit of a command. checkPlanted shows that it has an
+// checkNoNewPrivs checks a command's bit. checkPlanted shows that it has an
 // effect.
 func checkNoNewPrivs(ctx context.Context, e *env) error {
 	f, err := e.readFacts(ctx)
@@ -26,7 +26,6 @@ func checkNoNewPrivs(ctx context.Context, e *env) error {
 	return compareSetting("NoNewPrivs", f.NoNewPrivs, "1")
 }
 
-// checkNamespaces compares the namespaces inside with the host's.
 func checkNamespaces(ctx context.Context, e *env) error {
 	inside, err := e.expectOutput(ctx, "namespaces")
 	if err != nil {
@@ -73,8 +72,8 @@ func checkOOMScore(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkRlimits compares what a command is bounded by with the plan. A hard
-// limit of the suite's user may be lower.
+// checkRlimits compares a command's limits with the plan. The suite user's own
+// hard limit may be lower.
 func checkRlimits(ctx context.Context, e *env) error {
 	out, err := e.expectOutput(ctx, "rlimits")
 	if err != nil {
@@ -96,14 +95,12 @@ func checkRlimits(ctx context.Context, e *env) error {
 	return errors.Join(errs...)
 }
 
-// mountLine is one line of /proc/self/mountinfo.
 type mountLine struct {
 	root, point, kind string
 	options, super    []string
 }
 
-// hasOption reports whether an option holds, of the mount or of its file
-// system.
+// hasOption reports whether the mount or its file system has an option.
 func (m mountLine) hasOption(option string) bool {
 	return slices.Contains(m.options, option) || slices.Contains(m.super, option)
 }
@@ -121,15 +118,15 @@ func parseMounts(text string) ([]mountLine, error) {
 	return list, nil
 }
 
-// kernelMounts are the kernel's own file systems by their place.
+// kernelMounts are the kinds of the kernel's own file systems.
 var kernelMounts = map[string][]string{
 	"/proc": {"proc"}, "/dev": {"tmpfs", "dev"}, "/dev/pts": {"devpts"}, "/dev/mqueue": {"mqueue"}, "/sys": {"sysfs"},
 	"/sys/fs/cgroup": {"tmpfs", "cgroup2", "cgroup"},
 }
 
-// checkMounts holds every line of the mount table against the plan: what is
-// not in it must be a read-only piece of the image. The control is the
-// workspace, which must be there and writable.
+// checkMounts compares every line of the mount table with the plan. What is not
+// planned must be a read-only part of the image. The control is the workspace,
+// which must be there and writable.
 func checkMounts(ctx context.Context, e *env) error {
 	out, err := e.expectOutput(ctx, "read", "/proc/self/mountinfo")
 	if err != nil {
@@ -165,14 +162,14 @@ func checkMounts(ctx context.Context, e *env) error {
 	return errors.Join(wrong...)
 }
 
-// sameMount asserts what a mount that is no tmpfs of ours may be.
+// sameMount asserts how a mount other than our tmpfs may be.
 func sameMount(e *env, m mountLine) error {
 	kinds, kernel := kernelMounts[m.point]
 	switch {
 	case strings.Contains(m.point+m.root, "docker.sock") || strings.Contains(m.point+m.root, "containerd.sock"):
 		return errors.New("an engine's socket")
 	case (m.point == sandbox.WorkspaceDir || m.point == sandbox.HomeDir) && slices.Contains(e.sb.Attestation().Lost, workmount.LostFlags):
-		return nil // an engine mounts it for users who may not mount, without flags
+		return nil // for users who may not mount, an engine mounts it without flags
 	case m.point == sandbox.WorkspaceDir || m.point == sandbox.HomeDir:
 		return checkMountOptions(e, m, "rw")
 	case kernel && !slices.Contains(kinds, m.kind):
@@ -180,19 +177,19 @@ func sameMount(e *env, m mountLine) error {
 	case m.point == "/dev" && e.target.SingleUID:
 		return checkMountOptions(e, m, "ro")
 	case m.point == "/sys/fs/cgroup":
-		return checkMountOptions(e, m) // the directory of the controllers, which are read-only themselves
+		return checkMountOptions(e, m) // the directory of the controllers, which are themselves read-only
 	case m.point == "/dev" || m.point == "/proc" || m.point == "/dev/pts" || m.point == "/dev/mqueue":
 		return checkMountOptions(e, m, "rw")
 	case strings.HasPrefix(m.point, "/dev/"):
 		return sameDevice(m)
 	case slices.Contains(harden.MaskedPaths(), m.point) && m.root == "/null":
-		return nil // the device that is empty
+		return nil // the empty device
 	case m.kind == "cgroup2" && e.sb.Attestation().KillMethod == "cgroup.kill":
 		return nil // the guest's own, below the session's limits
 	case (e.target.OwnKernel || e.target.Remapped) && m.kind == "cgroup" && strings.HasPrefix(m.point, "/sys/fs/cgroup/"):
-		// An engine asks for cgroup mounts; gVisor's are its own kernel's and
-		// show no options. In user namespaces it asks for writable ones. That
-		// commands can't write there is checkPlaces'.
+		// An engine asks for cgroup mounts. gVisor's are its own kernel's and
+		// show no options, and in user namespaces they are writable.
+		// checkPlaces shows that commands can't write there.
 		return nil
 	case !m.hasOption("ro"):
 		return errors.New("is writable, and not planned to be")
@@ -200,8 +197,8 @@ func sameMount(e *env, m mountLine) error {
 	return nil
 }
 
-// sameDevice accepts only the harmless devices: the runtime of an ordinary user
-// can't make them, and binds those of the host.
+// sameDevice accepts only harmless devices: an ordinary user's runtime can't
+// make them, and binds the host's.
 func sameDevice(m mountLine) error {
 	if !slices.Contains([]string{"null", "zero", "full", "random", "urandom", "tty", "console"}, path.Base(m.point)) {
 		return errors.New("a device that is not planned")
@@ -209,8 +206,8 @@ func sameDevice(m mountLine) error {
 	return nil
 }
 
-// checkMountOptions asserts nosuid and nodev and the other options. gVisor
-// serves no device of the host's and does not show nodev; a /dev has devices.
+// checkMountOptions asserts nosuid, nodev and the given options. gVisor serves
+// no host devices and does not show nodev; a /dev has devices.
 func checkMountOptions(e *env, m mountLine, options ...string) error {
 	options = append(options, "nosuid")
 	if !e.target.OwnKernel && m.point != "/dev" && m.point != "/dev/pts" {
@@ -243,13 +240,12 @@ func sameTmpfs(e *env, m mountLine, t harden.Tmpfs) error {
 	return checkMountOptions(e, m, options...)
 }
 
-// smallPlaces makes what can be filled quick to fill.
+// smallPlaces makes places quick to fill.
 func smallPlaces(r *limits.Resources) { r.TmpBytes, r.ShmBytes = 8<<20, 8<<20 }
 
-// checkPlaces finds every directory that can be written outside the workspace and
-// fills it with bytes and with files until it refuses, and frees it again. The
-// workspace and the home, which is a directory of the host's too, are bounded by
-// the runner.
+// checkPlaces finds every writable directory outside the workspace, fills it
+// with bytes and with files until it refuses, and frees it. The runner bounds
+// the workspace and the home, which are the host's directories.
 func checkPlaces(ctx context.Context, e *env) error {
 	out, err := e.expectOutput(ctx, "find-writable")
 	if err != nil {
@@ -276,8 +272,7 @@ func checkPlaces(ctx context.Context, e *env) error {
 	return e.expectWorking(ctx)
 }
 
-// checkBounded fills one place twice: the space that was freed can be used
-// again.
+// checkBounded fills a place twice: freed space must be usable again.
 func checkBounded(ctx context.Context, e *env, place string) error {
 	for range 2 {
 		out, err := e.expectOutput(ctx, "fill", place+"/big", strconv.Itoa(64<<20))
@@ -290,8 +285,8 @@ func checkBounded(ctx context.Context, e *env, place string) error {
 			return fmt.Errorf("%d bytes could be written: %s", wrote, answer)
 		}
 	}
-	// Files without bytes: an engine's /dev/shm and gVisor's tmpfs count none
-	// of their own; they are charged to the memory limit.
+	// An engine's /dev/shm and gVisor's tmpfs don't count files. They are
+	// charged to the memory limit.
 	const many = 20_000
 	out, err := e.expectOutput(ctx, "fill-files", place, strconv.Itoa(many))
 	if err != nil && place != "/dev/mqueue" {

@@ -21,14 +21,14 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// load is one thing that a hostile session does, and what must be said of it.
+// load is something that a hostile session does.
 type load struct {
 	name string
 	args []string
-	// forever reports whether it goes on until its timeout.
+	// forever reports whether it runs until its timeout.
 	forever   bool
 	resources func(*limits.Resources)
-	// reported asserts that the session reports the limit that was hit.
+	// reported asserts that the result reports the limit that was hit.
 	reported func(t Target, r result, err error, lost error) error
 }
 
@@ -60,8 +60,8 @@ func toldForks(t Target, r result, err, lost error) error {
 		}
 		return nil
 	}
-	// The first process may itself die of the limit: a Go program that gets no
-	// thread does. What it began is then killed after its end.
+	// The limit may kill even the first process: a Go program dies if it gets
+	// no thread. What it began is then killed after its end.
 	ended := r.Status.TimedOut || r.Kill.AfterExit
 	if err != nil || !ended || r.Kill.Left != 0 || r.PIDsLimitHit != t.CountsForks {
 		return errorf("%+v, %w: want a timeout, nothing left, and the pids limit named: %t", r.Exit, err, t.CountsForks)
@@ -103,13 +103,13 @@ func toldTime(_ Target, r result, err, _ error) error {
 	return nil
 }
 
-// loadTime is how long a load that goes on is let on.
+// loadTime is how long an endless load runs.
 const loadTime = 4 * time.Second
 
-// RunNeighbours runs hostile sessions one after another beside a session that
-// runs small commands all the time. The neighbour's commands all succeed and
-// none takes longer than slowest; the host has as many processes and
-// descriptors afterwards as before, and its memory back.
+// RunNeighbours runs hostile sessions, one after another, beside a session that
+// keeps running small commands. These all succeed, and none takes longer than
+// slowest. Afterwards the host has as many processes and descriptors as before,
+// and its memory back.
 func RunNeighbours(t *testing.T, target Target) {
 	t.Helper()
 	if target.Probe == "" {
@@ -134,12 +134,12 @@ func RunNeighbours(t *testing.T, target Target) {
 	}
 }
 
-// slowest bounds one small command of the neighbour, which may be slower beside
-// a load but not stand still. A calm one takes 1 to 10 ms; the room is for
+// slowest bounds a small command of the neighbour, which may slow down under
+// load but not stand still. A calm one takes 1 to 10 ms. There is room for
 // machines that do other things too.
 const slowest = 30 * time.Second
 
-// runBeside runs one load in a session of its own while the neighbour works.
+// runBeside runs one load in its own session while the neighbour works.
 func runBeside(ctx context.Context, neighbour *env, l load, base string) error {
 	before, err := takeStock(base)
 	if err != nil {
@@ -177,11 +177,11 @@ func runBeside(ctx context.Context, neighbour *env, l load, base string) error {
 	return errors.Join(err, before.checkReturned(base))
 }
 
-// otherProcesses is how many more processes a host may have meanwhile, with other
-// tests beside this one; a fork bomb without a bound makes tens of thousands.
+// otherProcesses is how many more processes a host may have with other tests
+// running. An unbounded fork bomb makes tens of thousands.
 const otherProcesses = 6000
 
-// neighbourly holds what a neighbour did and saw.
+// neighbourly is what a neighbour did and saw.
 type neighbourly struct {
 	commands  int
 	slowest   time.Duration
@@ -210,7 +210,6 @@ func (e *env) runCommands(ctx context.Context) (did neighbourly) {
 	return did
 }
 
-// stock holds what the host has.
 type stock struct {
 	processes, descriptors int
 	memory, disk           int64
@@ -243,22 +242,21 @@ func takeStock(base string) (stock, error) {
 	})
 }
 
-// checkReturned asserts that what a session took is returned: the session's own
-// part of the host, because other programs live there too. Its processes,
-// mounts and cgroups were listed when it was destroyed.
+// checkReturned asserts that what a session took is returned: only the
+// session's own part, because other programs use the host too. Processes,
+// mounts and cgroups were checked when it was destroyed.
 func (s stock) checkReturned(base string) error {
 	now, err := takeStock(base)
 	if err != nil {
 		return err
 	}
-	const room = 8 << 20 // the probe, which lies in the workspace
+	const room = 8 << 20 // the probe in the workspace
 	if now.descriptors > s.descriptors+8 || now.memory > s.memory+flatBytes || now.disk > s.disk+room {
 		return fmt.Errorf("afterwards the host has %+v, before %+v", now, s)
 	}
 	return nil
 }
 
-// residentMemory returns this process's resident memory.
 func residentMemory() (int64, error) {
 	data, err := os.ReadFile("/proc/self/statm")
 	if err != nil {
@@ -269,14 +267,14 @@ func residentMemory() (int64, error) {
 	return pages * int64(os.Getpagesize()), err
 }
 
-// runNaive is the runner of the positive controls: it runs a verb of the probe
-// on the host, as the user who runs the suite, without isolation. It gets
-// namespaces of its own, so that what is allowed there does not affect others.
+// runNaive runs positive controls: a verb of the probe on the host, as the
+// suite's user, without isolation. It gets its own namespaces, so that what is
+// allowed there does not affect others.
 func (e *env) runNaive(ctx context.Context, args ...string) (string, error) {
 	return naiveAs(ctx, e, nil, e.target.Probe, args...)
 }
 
-// naiveAs is the same for another program, as another user if one is named.
+// naiveAs is runNaive for any program, and as another user if user is not nil.
 func naiveAs(ctx context.Context, e *env, user *syscall.Credential, program string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = e.base
@@ -309,8 +307,7 @@ func (e *env) runPlain(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// errSkip is returned by a check that can't be made here; the text is the
-// reason.
+// errSkip means that a check can't be made here; the text has the reason.
 var errSkip = errors.New("skipped")
 
 func skipError(why string) error { return fmt.Errorf("%w: %s", errSkip, why) }
@@ -327,8 +324,7 @@ func errorf(format string, args ...any) error {
 	return fmt.Errorf(format, args...)
 }
 
-// onTerminal runs a verb on the host with a controlling terminal, a pair that
-// is made for it.
+// onTerminal runs a verb on the host with a new controlling terminal.
 func onTerminal(ctx context.Context, e *env, args ...string) (string, error) {
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {

@@ -19,91 +19,90 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Target is one backend under test and what has to be known about it.
+// Target is a backend under test and what the suite must know about it.
 type Target struct {
-	// Backend is the backend; the suite makes and destroys its sandboxes.
+	// Backend makes the suite's sandboxes.
 	Backend sandbox.Backend
-	// Image is the image of the sandboxes. It needs no program of its own.
+	// Image is the sandboxes' image, which needs no programs.
 	Image images.Reference
-	// WritableImage is an image with the tree of [WriteOpenTree], for sandboxes
-	// with a writable root. Without one those checks are left out.
+	// WritableImage is an image with the tree of [WriteOpenTree], for a
+	// writable root. Without it those checks are left out.
 	WritableImage images.Reference
 	// ImageDigest returns a digest of its files on the host; nil if they can't
 	// be read.
 	ImageDigest func() (string, error)
-	// UserImage returns an image with the tree of [WriteUserTree] and this USER. If it
-	// is nil, the checks of an image's user are left out.
+	// UserImage returns an image with the tree of [WriteUserTree] and this
+	// USER. If it is nil, the checks of an image's user are left out.
 	UserImage func(user string) images.Reference
-	// UserImageRefused reports whether this backend can't run commands as that user
-	// here, and must refuse it with a hint.
+	// UserImageRefused reports that this backend can't run commands as that
+	// user, and must refuse it with a hint.
 	UserImageRefused bool
 	// StateDir is the backend's state directory; a session's directory is made
-	// below it, named after the session. Empty means one beside the workspace.
+	// below it. Empty means beside the workspace.
 	StateDir string
 	// FloodBytes is the size of the large-output check; zero means 1 GiB.
 	FloodBytes int64
 	// LimitsKillSandbox reports whether a memory or pids limit ends the whole
-	// sandbox, as it does in gVisor, instead of one process.
+	// sandbox, like in gVisor, instead of one process.
 	LimitsKillSandbox bool
-	// PIDsSpareSandbox reports whether of the two only memory does: the pids
-	// limit is an error of fork, as the commands' own kernel counts them.
+	// PIDsSpareSandbox reports that only the memory limit does: the commands'
+	// own kernel counts processes and fails a fork.
 	PIDsSpareSandbox bool
-	// OwnKernel reports whether the container's kernel is the runtime's, so
-	// that no seccomp profile of the host's kernel is attested.
+	// OwnKernel reports whether the container has the runtime's kernel, so that
+	// no seccomp profile is attested.
 	OwnKernel bool
-	// Remapped reports whether the containers have user namespaces that an engine
-	// made.
+	// Remapped reports whether an engine gives containers user namespaces.
 	Remapped bool
-	// LimitsUnenforced reports whether this host can't limit memory and pids
-	// for this backend (rootless); the attestation must list it in Lost.
+	// LimitsUnenforced reports that this host can't limit memory and pids for
+	// this backend (rootless); the attestation must list it in Lost.
 	LimitsUnenforced bool
-	// SingleUID reports whether guest and commands share one uid here; the
-	// attestation must list it in Lost.
+	// SingleUID reports that guest and commands share one uid; the attestation
+	// must list it in Lost.
 	SingleUID bool
-	// Kill ends the container from outside, as an operator or a crash would.
+	// Kill ends the container from outside, like an operator or a crash.
 	// Required.
 	Kill func(ctx context.Context, sb sandbox.Sandbox) error
-	// Leftovers lists what is still there of a session: containers, mounts,
-	// cgroups, processes, directories. It must be empty after Destroy. Required.
+	// Leftovers lists what is left of a session: containers, mounts, cgroups,
+	// processes, directories. It must be empty after Destroy. Required.
 	Leftovers func(session string) ([]string, error)
-	// Pause freezes the container from outside, as an operator could; nil
-	// if that can't be done. Destroy must end a frozen one.
+	// Pause freezes the container from outside; nil if that can't be done.
+	// Destroy must end a frozen one.
 	Pause func(ctx context.Context, sb sandbox.Sandbox) error
-	// HostProcess is the container's first process, as the host counts. Required.
+	// HostProcess returns the container's first process on the host. Required.
 	HostProcess func(ctx context.Context, sb sandbox.Sandbox) (pid int, err error)
-	// Brief makes repetitions fewer, for a second run of a backend that differs
-	// in its user or in its runtime.
+	// Brief reduces repetitions, for a second run of a backend with another
+	// user or runtime.
 	Brief bool
-	// SameInside leaves out the checks of streams, commands, cancellation and load: for
-	// a second run of a backend that only makes its sandboxes in another way.
+	// SameInside leaves out the checks of streams, commands, cancellation and
+	// load, for a second run of a backend that only makes its sandboxes in
+	// another way.
 	SameInside bool
-	// NoOverlay reports whether this backend has no overlay mode here, and must
+	// NoOverlay reports that this backend has no overlay mode here, and must
 	// refuse it.
 	NoOverlay bool
-	// Copies reports whether this backend has copy mode; otherwise it must refuse it.
+	// Copies reports whether this backend has copy mode. Otherwise it must
+	// refuse it.
 	Copies bool
-	// OnCopies runs the suite on copies of the workspace, without the checks in which
-	// host and sandbox share its files.
+	// OnCopies runs the suite on copies of the workspace, without the checks in
+	// which host and sandbox share its files.
 	OnCopies bool
-	// NoLayeredMounts reports whether this backend can't mount further
-	// directories copy-on-write here, and must refuse it.
+	// NoLayeredMounts reports that this backend can't mount further directories
+	// copy-on-write here, and must refuse it.
 	NoLayeredMounts bool
-	// EgressRefused reports whether the containers have no loopback, so that a plan
-	// of listeners must be refused.
+	// EgressRefused reports that the containers have no loopback, so that a
+	// plan of listeners must be refused.
 	EgressRefused bool
-	// RootRefused reports whether this backend can't run commands as root inside
+	// RootRefused reports that this backend can't run commands as root inside
 	// here, and must refuse it with a hint.
 	RootRefused bool
-	// CountsForks reports whether the kernel counts refused forks, so that a
-	// result shows that the pids limit was hit.
+	// CountsForks reports whether the kernel counts refused forks, so that
+	// results report the pids limit.
 	CountsForks bool
-	// NoPrograms is set if the sandboxes run nothing but the probe. It leaves out
-	// the checks that run programs of the image.
+	// NoPrograms leaves out the checks that run programs of the image.
 	NoPrograms bool
-	// Programs are the files of the host that no command may change: runtime
-	// and guest.
+	// Programs are host files that no command may change: runtime and guest.
 	Programs []string
-	// Probe overrides the path of the probe binary; "" builds it.
+	// Probe is the path of the probe; "" builds it.
 	Probe string
 }
 
@@ -118,44 +117,44 @@ func (t Target) repeatCount(n int) int {
 // check is one promise of the contract.
 type check struct {
 	name string
-	// fresh reports whether the check has a sandbox of its own; the others
-	// share one.
+	// fresh gives the check its own sandbox; the others share one.
 	fresh bool
-	// waits reports whether the check, with a sandbox of its own, only waits
-	// for most of its time: it runs beside the others.
+	// waits marks a fresh check that mostly waits, and so runs beside the
+	// others.
 	waits bool
-	// writable is set for checks that need Target.WritableImage.
+	// writable marks checks that need Target.WritableImage.
 	writable bool
-	// memory is set for checks that measure this process's memory or make it
-	// grow: they run one at a time, whichever suite they belong to.
+	// memory marks checks that measure this process's memory or make it grow:
+	// they run one at a time, whichever suite they belong to.
 	memory bool
-	// user is set for checks that need Target.UserImage.
+	// user marks checks that need Target.UserImage.
 	user bool
-	// shared is set for checks that need a workspace which host and sandbox share.
+	// shared marks checks that need a workspace shared by host and sandbox.
 	shared bool
-	// programs is set for checks that run programs of the image, such as tar.
+	// programs marks checks that run programs of the image, such as tar.
 	programs bool
-	// egress is the plan of a fresh sandbox.
+	// egress is a fresh sandbox's plan.
 	egress *sandbox.EgressPlan
-	// resources changes the limits of a fresh sandbox.
+	// resources changes a fresh sandbox's limits.
 	resources func(*limits.Resources)
-	// plant puts things into a fresh workspace before the sandbox starts.
+	// plant fills a fresh workspace before the sandbox starts.
 	plant func(e *env) error
 	run   func(ctx context.Context, e *env) error
 }
 
-// allChecks returns the whole suite, in the order in which it runs.
+// allChecks returns the whole suite in order.
 func allChecks() []check {
 	return slices.Concat(streamChecks(), commandChecks(), cancelChecks(), fileChecks(), mountChecks(), isolationChecks(), identityChecks(), kernelChecks(), hostChecks(),
 		setIDChecks(), egressChecks(), userChecks(), imageUserChecks(), sessionChecks(), rootChecks(), limitChecks(), loadChecks(), lifeChecks())
 }
 
-// insideChecks returns the checks that don't depend on how the sandbox was made.
+// insideChecks returns the checks that don't depend on how the sandbox was
+// made.
 func insideChecks() []check {
 	return slices.Concat(streamChecks(), commandChecks(), cancelChecks(), loadChecks())
 }
 
-// checks returns the checks that the target is held to.
+// checks returns the checks for this target.
 func (t Target) checks() []check {
 	return slices.DeleteFunc(allChecks(), func(c check) bool {
 		return c.programs && t.NoPrograms || c.writable && t.WritableImage.Scheme == "" || c.user && t.UserImage == nil || c.shared && t.OnCopies ||
@@ -163,7 +162,7 @@ func (t Target) checks() []check {
 	})
 }
 
-// checkTime bounds one check, starts of sandboxes included.
+// checkTime bounds one check, including starts.
 const checkTime = 3 * time.Minute
 
 // Run runs the whole suite as subtests of t.
@@ -203,8 +202,7 @@ func Run(t *testing.T, target Target) {
 }
 
 // startWaiting starts the checks that wait, unless single checks are selected,
-// and returns a channel for the result of each. The function ended waits for
-// all of them.
+// and returns a channel for the result of each. ended waits for all of them.
 func startWaiting(t *testing.T, shared *env) (results map[string]chan error, ended func()) {
 	results = map[string]chan error{}
 	var all sync.WaitGroup
@@ -221,11 +219,9 @@ func startWaiting(t *testing.T, shared *env) (results map[string]chan error, end
 	return results, all.Wait
 }
 
-// memoryChecks is held by the check of this process that measures its memory or
-// makes it grow.
+// memoryChecks is held by a check with the field memory set.
 var memoryChecks sync.Mutex
 
-// runCheck runs one check in the shared environment or in one of its own.
 func runCheck(ctx context.Context, c check, shared *env, tempDir func() string) (err error) {
 	if c.memory {
 		memoryChecks.Lock()
@@ -253,7 +249,7 @@ func runCheck(ctx context.Context, c check, shared *env, tempDir func() string) 
 	return c.run(ctx, e)
 }
 
-// BuildProbe writes the static probe, which it builds once per process, to a
+// BuildProbe builds the static probe once per process, and writes it to a
 // directory of t and returns its path.
 func BuildProbe(t testing.TB) string {
 	t.Helper()
@@ -281,10 +277,8 @@ var builtProbe = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(path)
 })
 
-// probeName is the probe's name in the workspace. Its mode is 0555.
 const probeName = "probe"
 
-// copyProbe puts the probe into a workspace.
 func copyProbe(target Target, workspace string) error {
 	path := filepath.Join(workspace, probeName)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -300,9 +294,9 @@ func copyProbe(target Target, workspace string) error {
 	return os.Chmod(path, 0o555)
 }
 
-// writeProgram writes a file that is executed at once. No process is started
-// meanwhile: it would hold the open file until it has executed its own program,
-// and what is open for writing can't be executed (ETXTBSY, go.dev/issue/22315).
+// writeProgram writes a file to be executed at once. No process may be started
+// meanwhile: until its exec it would hold the open file, and a file open for
+// writing can't be executed (ETXTBSY, go.dev/issue/22315).
 func writeProgram(path string, data []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -320,7 +314,6 @@ func newGate() *gate {
 	return &gate{entered: make(chan struct{}), release: make(chan struct{})}
 }
 
-// open lets the writer go on, now and later.
 func (g *gate) open() { g.leave.Do(func() { close(g.release) }) }
 
 func (g *gate) Write(p []byte) (int, error) {
