@@ -13,20 +13,20 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Conn is a connection to NATS. The caller of [Connect] closes it.
+// Conn is a NATS connection. The caller of [Connect] closes it.
 type Conn = nats.Conn
 
-// ErrServer is the error for an invalid URL of a server. It has no part of the URL, which may
-// contain a password.
+// ErrServer is the error for an invalid server URL. It repeats no part of the URL,
+// which may contain a password.
 var ErrServer = errors.New("invalid URL of a NATS server: want nats://HOST:PORT or tls://HOST:PORT and nothing after it; special characters in a password must be percent-encoded")
 
-// Connect connects to a NATS server or one of a cluster, whose URLs are separated by commas.
-// They may have a user and a password, or a token as the user. Credentials is the path of a
-// file, "" for none: a credentials file, or the seed of a key (nkey) of a user. Certificates
-// of servers are checked with the system's roots. No error and no report has a secret.
+// Connect connects to a NATS server or cluster, whose URLs are separated by commas.
+// URLs may have a user and password, or a token as the user. Credentials is the path of
+// a credentials file or of a user's key seed (nkey), or "". Servers' certificates are
+// checked with the system's roots. Errors and reports contain no secrets.
 //
-// A connection that is lost later is made again until it is closed, also while the servers
-// refuse the user. Report is called with what happens to it, by other goroutines.
+// A lost connection is retried until it is closed, even while the servers refuse the
+// user. Report is told of the connection's state, on other goroutines.
 func Connect(urls, credentials, name string, report func(text string)) (*Conn, error) {
 	if err := checkServers(urls); err != nil {
 		return nil, err
@@ -43,7 +43,7 @@ func Connect(urls, credentials, name string, report func(text string)) (*Conn, e
 			report(fmt.Sprintf("NATS can't be reached, which is tried again: %v", err))
 		}),
 		nats.ReconnectHandler(func(*nats.Conn) { report("connected to NATS again") }),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { // other errors are those of requests, which return them
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { // requests return their own errors
 			for _, refusal := range []error{nats.ErrPermissionViolation, nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired} {
 				if errors.Is(err, refusal) {
 					report(fmt.Sprintf("NATS refuses: %v", err))
@@ -65,7 +65,6 @@ func Connect(urls, credentials, name string, report func(text string)) (*Conn, e
 	return c, nil
 }
 
-// checkServers returns an error unless all URLs can be used.
 func checkServers(urls string) error {
 	for s := range strings.SplitSeq(urls, ",") {
 		s = strings.TrimSpace(s)
@@ -80,14 +79,13 @@ func checkServers(urls string) error {
 	return nil
 }
 
-// useCredentials returns the option for what is in a file.
 func useCredentials(path string) (nats.Option, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
 	if bytes.Contains(text, []byte("NATS USER JWT")) {
-		return nats.UserCredentials(path), nil // it is read again for each connection, so that it can be replaced
+		return nats.UserCredentials(path), nil // read again for each connection, so that it can be replaced
 	}
 	option, err := nats.NkeyOptionFromSeed(path)
 	if err != nil {
@@ -96,15 +94,15 @@ func useCredentials(path string) (nats.Option, error) {
 	return option, nil
 }
 
-// reportAgain is the time after which a text is reported again, and maxReported the number of
-// texts that are known.
+// reportAgain is how long a text is not repeated. maxReported bounds the remembered
+// texts.
 const (
 	reportAgain = time.Minute
 	maxReported = 100
 )
 
-// limitReports returns a function that passes texts to report, but none again within a
-// minute: what is tried again every second must not fill a log. It is safe for concurrent use.
+// limitReports returns a function that passes each text to report at most once a
+// minute, so that retries every second don't fill a log. It is safe for concurrent use.
 func limitReports(report func(text string)) func(text string) {
 	var mu sync.Mutex
 	last := map[string]time.Time{}

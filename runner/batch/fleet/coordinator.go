@@ -25,56 +25,55 @@ import (
 type CoordinatorOptions struct {
 	Conn  *Conn
 	Store results.Store
-	// Ledger gets the results, with the files of the trials. It is loaded with Spec.
+	// Ledger gets the results, with the trials' files. It is loaded with Spec.
 	Ledger *batch.Ledger
 	Spec   batch.Spec
 	// Paths are where the tasks are.
 	Paths  []string
 	Trials []batch.Trial
-	// MaxCostMicroUSD bounds the cost of all trials of the ledger, in millionths of a dollar:
-	// each may cost what is left when it starts. The queue is emptied when nothing is, and
-	// trials that run then are not waited for. 0 is no bound.
+	// MaxCostMicroUSD bounds the cost of all the ledger's trials, in millionths of a
+	// dollar; 0 is no bound. Each trial may cost what is left when it starts. If
+	// nothing is left, the queue is emptied, and running trials are not waited for.
 	MaxCostMicroUSD int64
-	// Interval is the time between two looks for results; zero is two seconds. The queue is
-	// compared with what has no result every fifth time.
+	// Interval is the time between two looks for results; zero means two seconds. Every
+	// fifth time, the queue is compared with the missing results.
 	Interval time.Duration
 	// AckWait replaces [AckWait] unless it is zero.
 	AckWait time.Duration
-	// OnResult is called for each result that arrives, Report with what went wrong and is
-	// tried again, and OnIdle once a minute while no worker takes trials. All may be nil.
+	// OnResult is called for each new result, Report with faults that are retried, and
+	// OnIdle once a minute while no worker takes trials. All may be nil.
 	OnResult func(batch.Result)
 	Report   func(text string)
 	OnIdle   func()
 }
 
-// maxFailures is how often a result is read that is damaged, or can't be kept here.
+// maxFailures bounds the attempts to read a damaged result, or one that can't be kept
+// here.
 const maxFailures = 5
 
-// endTime bounds how long a coordinator tries to end its run.
+// endTime bounds the attempts to end the run.
 const endTime = time.Minute
 
 var errEndTime = fmt.Errorf("the run could not be ended within %s", endTime)
 
-// DamagedError reports results in a store that can't be read. Results never change, so their
-// trials have none until the objects are removed.
+// DamagedError reports stored results that can't be read. Results never change, so
+// their trials have none until the objects are removed.
 type DamagedError struct {
-	// Objects are the names of the objects, and Err is the reason of the first.
+	// Objects are the objects' names. Err is the first one's error.
 	Objects []string
 	Err     error
 }
 
-// Error names the objects.
 func (e *DamagedError) Error() string {
 	return fmt.Sprintf("%d results are damaged: %s: %v", len(e.Objects), strings.Join(e.Objects, ", "), e.Err)
 }
 
-// Unwrap returns the reason.
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// Coordinate queues the trials that have no result and collects results until all have one,
-// the cost is used up, or ctx ends; then it ends the run, so that workers stop. Faults of
-// NATS and of the store are tried again for as long as it takes. The error wraps a
-// [DamagedError] if results are damaged: all others are collected first.
+// Coordinate queues the trials without a result and collects results until all have
+// one, the cost is used up, or ctx ends. Then it ends the run, so that workers stop.
+// Faults of NATS and the store are retried indefinitely. If results are damaged, it
+// collects all others and returns a [DamagedError].
 func Coordinate(ctx context.Context, o CoordinatorOptions) (batch.Totals, error) {
 	o.Interval, o.AckWait = cmp.Or(o.Interval, 2*time.Second), cmp.Or(o.AckWait, AckWait)
 	o.Report = limitReports(o.Report)
@@ -116,28 +115,27 @@ func Coordinate(ctx context.Context, o CoordinatorOptions) (batch.Totals, error)
 	return c.totals, errors.Join(err, c.close(ctx))
 }
 
-// coordinator is one run of a coordinator.
 type coordinator struct {
 	CoordinatorOptions
 	js     jetstream.JetStream
 	run    Run
 	totals batch.Totals
 	cost   atomic.Int64 // of all tries, in millionths of a dollar
-	// short is set once a trial has ended because too little was left of the cost bound.
+	// short is set once too little of the cost bound was left for a trial.
 	short atomic.Bool
-	// open are the trials without a result, by their names. Those whose result is damaged
-	// are among them.
+	// open are the trials without a result, by name, including those with a damaged
+	// one.
 	open     map[string]batch.Trial
 	failures map[string]int
 	damaged  DamagedError
-	// consumers are those of the queue, delivered counts what they had delivered at the last
-	// look (there was none: the maximum), and idleAt is when OnIdle was called last.
+	// consumers are the queue's. delivered is what they had delivered at the last look,
+	// or the maximum before the first. idleAt is the last call of OnIdle.
 	consumers []jetstream.Consumer
 	delivered uint64
 	idleAt    time.Time
 }
 
-// collectAll returns when no trial is open, the cost is used up or ctx has ended.
+// collectAll returns once no trial is open, the cost is used up or ctx has ended.
 func (c *coordinator) collectAll(ctx context.Context) error {
 	var fillErr error
 	for round := 0; ; round++ {
@@ -168,8 +166,8 @@ func (c *coordinator) collectAll(ctx context.Context) error {
 	}
 }
 
-// isIdle reports whether no worker has a trial or waits for one, nor took one since the
-// last look.
+// isIdle reports whether no worker has a trial or waits for one, and none took one
+// since the last look.
 func (c *coordinator) isIdle(ctx context.Context) bool {
 	delivered := uint64(0)
 	for _, consumer := range c.consumers {
@@ -184,7 +182,7 @@ func (c *coordinator) isIdle(ctx context.Context) bool {
 	return len(c.consumers) > 0 && delivered == before
 }
 
-// costLeft returns what a trial may cost that starts now, in millionths of a dollar.
+// costLeft returns what a trial that starts now may cost, in millionths of a dollar.
 func (c *coordinator) costLeft() int64 {
 	switch {
 	case c.MaxCostMicroUSD == 0:
@@ -195,8 +193,8 @@ func (c *coordinator) costLeft() int64 {
 	return c.MaxCostMicroUSD - c.cost.Load()
 }
 
-// answerCost tells a worker what trials may still cost. The message is empty, or has the cost
-// of a trial without a result.
+// answerCost tells a worker what trials may still cost. The request is empty, or
+// reports the cost of a trial without a result.
 func (c *coordinator) answerCost(m *nats.Msg) {
 	var dropped droppedTrial
 	if len(m.Data) > 0 && json.Unmarshal(m.Data, &dropped) == nil && dropped.MicroUSD >= 0 {
@@ -209,10 +207,10 @@ func (c *coordinator) answerCost(m *nats.Msg) {
 	_ = m.Respond(strconv.AppendInt(nil, c.costLeft(), 10)) // a worker asks again
 }
 
-// fillQueue queues each open trial that has no result and is not in the queue. The queue is
-// read first: a trial that leaves it later has its result by then.
+// fillQueue queues each open trial that neither has a result nor is queued. It reads
+// the queue first: a trial that leaves it later has its result by then.
 func (c *coordinator) fillQueue(ctx context.Context) error {
-	stream, err := c.openStream(ctx) // ctx has no deadline, so that each request has its own
+	stream, err := c.openStream(ctx) // without a deadline, so that each request has its own
 	if err != nil {
 		return err
 	}
@@ -230,7 +228,7 @@ func (c *coordinator) fillQueue(ctx context.Context) error {
 		delete(missing, name)
 	}
 	var futures []jetstream.PubAckFuture
-	for _, t := range c.Trials { // in their order
+	for _, t := range c.Trials { // in order
 		if _, ok := missing[t.Key.Name()]; !ok || info.State.Subjects[c.run.subject(t.Key)] > 0 {
 			continue
 		}
@@ -247,10 +245,11 @@ func (c *coordinator) fillQueue(ctx context.Context) error {
 	return waitPublished(ctx, futures)
 }
 
-// storeFailed is the code of the error for a second message of a subject.
+// storeFailed is the error code for a subject's second message.
 const storeFailed jetstream.ErrorCode = 10077
 
-// waitPublished waits until messages are in the queue. One that is there already is no error.
+// waitPublished waits until messages are queued. A message that was already queued is
+// no error.
 func waitPublished(ctx context.Context, futures []jetstream.PubAckFuture) error {
 	for _, f := range futures {
 		select {
@@ -266,8 +265,8 @@ func waitPublished(ctx context.Context, futures []jetstream.PubAckFuture) error 
 	return nil
 }
 
-// openStream returns the queue, which is made if it is missing: on three servers if there
-// are so many, with one message at most for each trial.
+// openStream returns the queue, with at most one message per trial. It makes the queue
+// if it is missing, on three servers if possible.
 func (c *coordinator) openStream(ctx context.Context) (jetstream.Stream, error) {
 	stream, err := c.js.Stream(ctx, c.run.stream())
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -290,7 +289,7 @@ func (c *coordinator) openStream(ctx context.Context) (jetstream.Stream, error) 
 	return stream, nil
 }
 
-// The codes of the errors for more replicas than a cluster has servers for.
+// Error codes for more replicas than servers.
 const (
 	noPeers              jetstream.ErrorCode = 10005
 	insufficientServers  jetstream.ErrorCode = 10023
@@ -311,8 +310,8 @@ func (c *coordinator) createStream(ctx context.Context) (jetstream.Stream, error
 	return stream, err
 }
 
-// collectResults brings results that are new in the store to the ledger. The error is that
-// of the ledger, or of keeping a result here.
+// collectResults brings the store's new results to the ledger. It fails if the ledger
+// does, or if a result can't be kept here.
 func (c *coordinator) collectResults(ctx context.Context) error {
 	names, err := c.Store.List(ctx, trialsDir)
 	if err != nil {
@@ -350,9 +349,9 @@ func (c *coordinator) collectResults(ctx context.Context) error {
 	return nil
 }
 
-// noteFailure decides what follows when a result was not collected. Faults of the store
-// don't count; a result that is damaged is left out in the end; the disk here is the
-// reason of other errors, which are returned.
+// noteFailure decides how to go on after a result was not collected. Faults of the
+// store don't count. Damaged results are left out in the end. Other errors come from
+// the local disk and are returned.
 func (c *coordinator) noteFailure(k batch.Key, err error) error {
 	if _, ok := errors.AsType[*storeError](err); !ok {
 		c.failures[k.Name()]++
@@ -371,7 +370,7 @@ func (c *coordinator) noteFailure(k batch.Key, err error) error {
 	return nil
 }
 
-// collectResult unpacks the files of a trial and returns its result.
+// collectResult unpacks a trial's files and returns its result.
 func (c *coordinator) collectResult(ctx context.Context, t batch.Trial) (r batch.Result, err error) {
 	dir, err := c.Ledger.Begin(t.Key)
 	if err != nil {
@@ -398,7 +397,7 @@ func (c *coordinator) collectResult(ctx context.Context, t batch.Trial) (r batch
 	return r, nil
 }
 
-// close ends the run and removes the queue, also after ctx has ended.
+// close ends the run and removes the queue, even after ctx has ended.
 func (c *coordinator) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), endTime, errEndTime)
 	defer cancel()

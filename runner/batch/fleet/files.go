@@ -17,44 +17,40 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
-// archiveBounds bound the files of one trial.
+// archiveBounds bound one trial's files.
 type archiveBounds struct {
-	// Bounds are of the unpacked files.
+	// Bounds apply to the unpacked files.
 	archive.Bounds
-	// packed is the size of the archive in bytes. S3 has 5 GiB for one request.
+	// packed bounds the archive's size in bytes. S3 accepts 5 GiB in one request.
 	packed int64
-	// result and patch are the sizes of the files that are read whole, in bytes.
+	// result and patch bound the files that are read whole, in bytes.
 	result, patch int64
 }
 
-// bounds are those of all trials.
 var bounds = archiveBounds{Bounds: archive.Bounds{Entries: 1_000_000, Bytes: 32 << 30, Steps: archive.MaxSteps}, packed: 5 << 30, result: 16 << 20, patch: 256 << 20}
 
-// transferTime bounds bringing one archive to the store or from it.
+// transferTime bounds moving one archive.
 const transferTime = 30 * time.Minute
 
 var errTransferTime = fmt.Errorf("moving an archive took longer than %s", transferTime)
 
-// damageError is a result that can't be read whenever it is read.
+// damageError means that a result can never be read.
 type damageError struct{ err error }
 
 func (e *damageError) Error() string { return e.err.Error() }
 func (e *damageError) Unwrap() error { return e.err }
 
-// storeError is a fault of the store.
 type storeError struct{ err error }
 
 func (e *storeError) Error() string { return e.err.Error() }
 func (e *storeError) Unwrap() error { return e.err }
 
-// faultReader keeps the error of its reader, to tell a store that fails from an archive that
-// is damaged.
+// faultReader keeps its reader's error, to tell a failing store from a damaged archive.
 type faultReader struct {
 	r   io.Reader
 	err error
 }
 
-// Read reads from the reader.
 func (f *faultReader) Read(p []byte) (int, error) {
 	n, err := f.r.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -63,10 +59,10 @@ func (f *faultReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// packTrial writes the directory of a finished trial as a compressed archive and returns its
-// size. Special files, and what can't be opened, are left out. If the coordinator would refuse
-// the files, the archive has the result alone, and whole is false: what an agent leaves must
-// not take its result away.
+// packTrial writes a finished trial's directory as a compressed archive and returns its
+// size. It leaves out special files and files that can't be opened. If the coordinator
+// would refuse the files, it packs only the result and whole is false: what an agent
+// leaves must not cost it its result.
 func packTrial(out *os.File, dir string, b archiveBounds) (size int64, whole bool, err error) {
 	err = pack(&archive.BoundedWriter{W: out, Left: b.packed}, dir, ".", b.Bounds)
 	if err == nil {
@@ -88,7 +84,7 @@ func packTrial(out *os.File, dir string, b archiveBounds) (size int64, whole boo
 	return size, whole, err
 }
 
-// pack writes a file or directory as a compressed archive, in which it has a name.
+// pack writes a file or directory as a compressed archive, named name.
 func pack(out io.Writer, path, name string, b archive.Bounds) error {
 	z, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
 	if err != nil {
@@ -103,10 +99,10 @@ func pack(out io.Writer, path, name string, b archive.Bounds) error {
 	return errors.Join(archive.Pack(z, path, archive.PackOptions{Name: name, Bounds: b, LeaveOut: leaveOut}), z.Close())
 }
 
-// readTrial unpacks the archive of a trial into an empty directory and returns its result. The
-// archive may be of a worker that is broken or hostile: what it has is bounded and stays in
-// the directory, and no symlink leads out of it. The error is
-// a [damageError] or a [storeError], or one of writing here.
+// readTrial unpacks a trial's archive into an empty directory and returns its result.
+// The worker may be broken or hostile: the content is bounded and stays in the
+// directory, and no symlink leads out of it. The error is a [damageError], a
+// [storeError], or one of writing here.
 func readTrial(in io.Reader, dir string, b archiveBounds) (batch.Result, error) {
 	source := &faultReader{r: in}
 	r, err := unpackTrial(source, dir, b)
@@ -135,7 +131,7 @@ func unpackTrial(in io.Reader, dir string, b archiveBounds) (r batch.Result, err
 	if err != nil {
 		return r, err
 	}
-	if n, err := io.CopyN(io.Discard, z, 1); n > 0 || !errors.Is(err, io.EOF) { // the checksum of gzip is at the end
+	if n, err := io.CopyN(io.Discard, z, 1); n > 0 || !errors.Is(err, io.EOF) { // gzip's checksum is at the end
 		return r, &damageError{errors.Join(errors.New("the archive does not end"), err)}
 	}
 	if err := checkSizes(dir, b); err != nil {
@@ -147,12 +143,12 @@ func unpackTrial(in io.Reader, dir string, b archiveBounds) (r batch.Result, err
 	return r, nil
 }
 
-// isRefused reports whether an error is that of an archive.
+// isRefused reports whether err is about an archive.
 func isRefused(err error) bool {
 	return errors.Is(err, archive.ErrMalformed) || errors.Is(err, archive.ErrEntry) || errors.Is(err, archive.ErrBound)
 }
 
-// checkSizes returns an error for a file that is read whole and too large, or is no file.
+// checkSizes returns an error if a file that is read whole is too large or not regular.
 func checkSizes(dir string, b archiveBounds) error {
 	for name, size := range map[string]int64{batch.ResultFile: b.result, batch.PatchFile: b.patch} {
 		info, err := os.Lstat(filepath.Join(dir, name))
@@ -169,8 +165,9 @@ func checkSizes(dir string, b archiveBounds) error {
 	return nil
 }
 
-// mayLink reports whether a name in the directory of a trial is of what agents and verifiers
-// leave, of which a symlink that leads out is left out. Elsewhere no worker makes one.
+// mayLink reports whether a name in a trial's directory belongs to what agents and
+// verifiers leave. Their symlinks that lead out are left out. Workers make none
+// elsewhere.
 func mayLink(name string) bool {
 	if rest, ok := strings.CutPrefix(name, batch.StepsDir+"/"); ok {
 		_, name, _ = strings.Cut(rest, "/")

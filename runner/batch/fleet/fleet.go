@@ -1,18 +1,17 @@
-// Package fleet runs the trials of one batch on many machines, with NATS JetStream between
-// them.
+// Package fleet runs one batch's trials on many machines, connected by NATS JetStream.
 //
-// A coordinator puts the names of trials into a work queue, and workers take them out, run
-// them and put their results into a [results.Store]. Only names, acknowledgements and
-// heartbeats go through NATS. The store is the truth: a worker acknowledges a trial after its
-// result is stored, and the coordinator queues again whatever has neither a result nor a
-// place in the queue, so the queue may be lost at any moment.
+// A coordinator puts trials' names into a work queue. Workers take them, run the trials
+// and put the results into a [results.Store]. NATS carries only names, acknowledgements
+// and heartbeats. The store is the truth: workers acknowledge a trial after storing its
+// result, and the coordinator queues every trial again that has neither a result nor a
+// place in the queue. So the queue may be lost at any time.
 //
-// Objects of the store:
+// Objects in the store:
 //
-//	runs/000001             the first run of a coordinator, a [Run] in JSON
+//	runs/000001             a coordinator's first run, a [Run] in JSON
 //	ends/000001             that run has ended
-//	claims/TRIAL-1          the first try of a trial, by which worker
-//	trials/TRIAL.tar.gz     the directory of a finished trial, with result.json
+//	claims/TRIAL-1          the first attempt at a trial, and its worker
+//	trials/TRIAL.tar.gz     a finished trial's directory, with result.json
 package fleet
 
 import (
@@ -46,38 +45,38 @@ const (
 	trialsDir = "trials"
 	suffix    = ".tar.gz"
 
-	// Buckets is the number of subjects over which images are spread.
+	// Buckets is the number of subjects that images are spread over.
 	Buckets = 64
-	// AckWait is the time after which a trial whose worker sends no heartbeat is
-	// delivered to another one. Workers send three in that time.
+	// AckWait is the time after which a trial without heartbeats is delivered to
+	// another worker. Workers send three in that time.
 	AckWait = time.Minute
-	// maxAckPending bounds the trials that run at a time, for each subject.
+	// maxAckPending bounds the running trials per subject.
 	maxAckPending = 20_000
-	// maxMessage bounds a message of the queue, in bytes: the key of a trial.
+	// maxMessage bounds a queue message, a trial's key, in bytes.
 	maxMessage = 64 << 10
-	// maxRun bounds a description of a run, in bytes.
+	// maxRun bounds a run's description in bytes.
 	maxRun = 64 << 20
-	// requestTime bounds a request to NATS.
+	// requestTime bounds a NATS request.
 	requestTime = 10 * time.Second
 )
 
-// errRequestTime is why a request to NATS ends.
 var errRequestTime = fmt.Errorf("NATS did not answer within %s", requestTime)
 
-// Run describes a run of a coordinator to its workers.
+// Run describes a coordinator's run to workers.
 type Run struct {
 	SchemaVersion int `json:"schema_version"` // 1
-	// Batch names the queue. All runs of a store have the same.
+	// Batch names the queue. It is the same for all of a store's runs.
 	Batch string     `json:"batch"`
 	Spec  batch.Spec `json:"spec"`
-	// Paths are absolute paths of tasks on the machine of the coordinator.
+	// Paths are the tasks' absolute paths on the coordinator's machine.
 	Paths []string `json:"paths"`
-	// Buckets are the subjects of the tasks that have trials, by their ids: tasks with one
-	// image have the same, from 0 to [Buckets]-1. The coordinator chooses them, since images
-	// may be named by paths, which differ between machines.
+	// Buckets are the subjects of tasks with trials, by task ID, from 0 to [Buckets]-1.
+	// Tasks with the same image have the same bucket. The coordinator chooses them,
+	// because images may be named by paths, which differ between machines.
 	Buckets map[string]int `json:"buckets"`
-	// MaxCostMicroUSD bounds the cost of all trials together, in millionths of a dollar: a
-	// worker asks the coordinator what is left before each trial. 0 is no bound.
+	// MaxCostMicroUSD bounds the cost of all trials together, in millionths of a
+	// dollar; 0 is no bound. Workers ask the coordinator what is left before each
+	// trial.
 	MaxCostMicroUSD int64 `json:"max_cost_micro_usd,omitempty"`
 
 	number int
@@ -86,20 +85,20 @@ type Run struct {
 // name returns the second part of the names of the run's objects.
 func (r Run) name() string { return fmt.Sprintf("%06d", r.number) }
 
-// stream returns the name of the queue.
 func (r Run) stream() string { return "caisson-" + r.Batch }
 
-// subject returns where the queue has a trial.
+// subject returns a trial's subject in the queue.
 func (r Run) subject(k batch.Key) string {
 	sum := sha256.Sum256([]byte(k.Name()))
 	return fmt.Sprintf("caisson.%s.%d.%s", r.Batch, r.Buckets[k.Task], hex.EncodeToString(sum[:16]))
 }
 
-// costSubject returns where the coordinator of the run answers what trials may still cost, as
-// a decimal number of millionths of a dollar. It has fewer parts than those of the queue.
+// costSubject returns the subject at which the coordinator answers what trials may
+// still cost, as a decimal number of millionths of a dollar. It has fewer parts than
+// the queue's subjects.
 func (r Run) costSubject() string { return fmt.Sprintf("caisson.%s.cost-%s", r.Batch, r.name()) }
 
-// bucketsOf returns the buckets of the tasks of trials, by their images.
+// bucketsOf returns the buckets of the trials' tasks, by image.
 func bucketsOf(trials []batch.Trial) map[string]int {
 	buckets := map[string]int{}
 	for _, t := range trials {
@@ -110,32 +109,29 @@ func bucketsOf(trials []batch.Trial) map[string]int {
 	return buckets
 }
 
-// list returns the buckets that have trials, in their order.
+// list returns the buckets that have trials, sorted.
 func (r Run) list() []int {
 	return slices.Compact(slices.Sorted(maps.Values(r.Buckets)))
 }
 
-// consumerName returns the name of the consumer of a bucket.
 func consumerName(bucket int) string { return fmt.Sprintf("bucket-%d", bucket) }
 
-// objectOf returns the name of the object with a trial's result.
+// objectOf returns the name of the object for a trial's result.
 func objectOf(k batch.Key) string { return trialsDir + "/" + k.Name() + suffix }
 
-// RunError reports a description of a run that this program can't read.
+// RunError reports a run's description that this program can't read.
 type RunError struct {
 	Name string
 	Err  error
 }
 
-// Error names the run.
 func (e *RunError) Error() string { return fmt.Sprintf("read run %s: %v", e.Name, e.Err) }
 
-// Unwrap returns the reason.
 func (e *RunError) Unwrap() error { return e.Err }
 
-// LatestRun returns the latest run in a store and whether it has ended. Its error wraps
-// [ErrNoRun] if there is none, and a [RunError] if it can't be read; others are faults of the
-// store.
+// LatestRun returns a store's latest run and whether it has ended. The error wraps
+// [ErrNoRun] if there is none, and a [RunError] if it can't be read. Other errors are
+// the store's.
 func LatestRun(ctx context.Context, s results.Store) (r Run, ended bool, err error) {
 	names, err := s.List(ctx, runsDir)
 	if err != nil {
@@ -175,8 +171,9 @@ func LatestRun(ctx context.Context, s results.Store) (r Run, ended bool, err err
 // ErrNoRun is the error for a store without a run.
 var ErrNoRun = errors.New("no coordinator has begun a run in the store")
 
-// beginRun creates the next run in a store and returns it with its number and the name of the
-// batch. A store has one batch: its error wraps a [batch.MismatchError] for another one.
+// beginRun creates the next run in a store and returns it with its number and batch
+// name. A store has only one batch; for another one the error wraps a
+// [batch.MismatchError].
 func beginRun(ctx context.Context, s results.Store, next Run) (Run, error) {
 	for {
 		last, _, err := LatestRun(ctx, s)
@@ -200,8 +197,8 @@ func beginRun(ctx context.Context, s results.Store, next Run) (Run, error) {
 	}
 }
 
-// endRun records that a run has ended. Faults of the store are tried again until ctx ends:
-// workers end by it.
+// endRun records that a run has ended, which ends the workers. It retries faults of the
+// store until ctx ends.
 func endRun(ctx context.Context, s results.Store, r Run) error {
 	for {
 		err := putBytes(ctx, s, endsDir+"/"+r.name(), []byte(time.Now().UTC().Format(time.RFC3339)+"\n"))
@@ -220,7 +217,7 @@ func putBytes(ctx context.Context, s results.Store, name string, text []byte) er
 	return s.Put(ctx, name, bytes.NewReader(text), int64(len(text)))
 }
 
-// hasCode reports whether an error is one of a request to JetStream with one of some codes.
+// hasCode reports whether err is a JetStream error with one of the codes.
 func hasCode(err error, codes ...jetstream.ErrorCode) bool {
 	api, ok := errors.AsType[*jetstream.APIError](err)
 	if !ok {
@@ -229,5 +226,5 @@ func hasCode(err error, codes ...jetstream.ErrorCode) bool {
 	return slices.Contains(codes, api.ErrorCode)
 }
 
-// trialName returns the name of the trial whose object is called name.
+// trialName returns the name of the trial with a given object name.
 func trialName(name string) (string, bool) { return strings.CutSuffix(name, suffix) }

@@ -30,40 +30,39 @@ type WorkerOptions struct {
 	Conn  *Conn
 	Store results.Store
 	Run   Run
-	// Tasks are the tasks of the run as this machine has them.
+	// Tasks are the run's tasks as this machine has them.
 	Tasks    []task.Task
 	RunTrial batch.RunTrial
-	// Name tells the worker from others.
+	// Name is unique among workers.
 	Name string
-	// Dir is a directory of this process alone, for trials that run.
+	// Dir is for running trials. Only this process may use it.
 	Dir string
-	// Capacity is what all trials of the worker may use together. Its Trials must be
+	// Capacity bounds what the worker's trials use together. Its Trials must be
 	// positive.
 	Capacity batch.Capacity
-	// Retries is that of [batch.Options].
+	// Retries and RetryDelay are as in [batch.Options].
 	Retries    int
 	RetryDelay time.Duration
-	// Idle is the time between two looks into an empty queue; zero is a second.
+	// Idle is the time between two looks into an empty queue; zero means a second.
 	Idle time.Duration
-	// OnStart and OnResult are those of [batch.Options]: OnResult is called when the result
-	// is stored. Report is called with what went wrong and is tried again. All may be nil.
+	// OnStart is as in [batch.Options]. OnResult is called once a result is stored, and
+	// Report with faults that are retried. All may be nil.
 	OnStart  func(k batch.Key)
 	OnResult func(r batch.Result)
 	Report   func(text string)
 }
 
-// maxTries is how many times workers may begin a trial. One that ends its worker each time
-// must not end all of them.
+// maxTries bounds how often workers begin a trial, so that one which always ends its
+// worker doesn't end all of them.
 const maxTries = 10
 
-// TaskError reports a task that this machine has not as the coordinator has it.
+// TaskError reports a task that is missing or different on this machine.
 type TaskError struct {
 	ID string
-	// Want and Have are the checksums; Have is "" if the task is missing.
+	// Want and Have are checksums. Have is "" if the task is missing.
 	Want, Have string
 }
 
-// Error names the task.
 func (e *TaskError) Error() string {
 	if e.Have == "" {
 		return fmt.Sprintf("task %q of the run is missing here", e.ID)
@@ -71,10 +70,10 @@ func (e *TaskError) Error() string {
 	return fmt.Sprintf("task %q has checksum %s here: want %s", e.ID, e.Have, e.Want)
 }
 
-// Work runs trials of a run until the run has ended or another one has begun, or ctx ends. A
-// trial that is stopped by ctx goes back to the queue. The error is a [TaskError] if the tasks
-// are not those of the run, and a [batch.EndError] if no trial can run here any more. Faults of
-// NATS and of the store are tried again for as long as it takes.
+// Work runs trials until the run has ended, another one has begun, or ctx ends. A trial
+// that ctx stops goes back to the queue. The error is a [TaskError] if the tasks are
+// not the run's, and a [batch.EndError] if no more trials can run here. Faults of NATS
+// and the store are retried indefinitely.
 func Work(ctx context.Context, o WorkerOptions) error {
 	w := &worker{
 		WorkerOptions: o, admission: batch.NewAdmission(o.Capacity), slots: make(chan struct{}, o.Capacity.Trials),
@@ -101,7 +100,6 @@ func Work(ctx context.Context, o WorkerOptions) error {
 	return context.Cause(own)
 }
 
-// worker is one call of Work.
 type worker struct {
 	WorkerOptions
 	js        jetstream.JetStream
@@ -119,7 +117,7 @@ type worker struct {
 	running map[string]bool
 }
 
-// findTasks finds the tasks of the run among those of this machine, which may have more.
+// findTasks finds the run's tasks. This machine may have more.
 func (w *worker) findTasks() error {
 	here := map[string]*task.Task{}
 	for i := range w.Tasks {
@@ -141,7 +139,7 @@ func (w *worker) findTasks() error {
 	return nil
 }
 
-// orderBuckets makes workers begin at different buckets.
+// orderBuckets makes workers start with different buckets.
 func (w *worker) orderBuckets() {
 	w.buckets = w.Run.list()
 	weight := func(b int) uint32 {
@@ -152,7 +150,7 @@ func (w *worker) orderBuckets() {
 	slices.SortFunc(w.buckets, func(a, b int) int { return cmp.Or(cmp.Compare(weight(a), weight(b)), cmp.Compare(a, b)) })
 }
 
-// takeAll takes trials and starts them until the run has ended.
+// takeAll takes and starts trials until the run has ended.
 func (w *worker) takeAll(ctx context.Context) {
 	for {
 		select {
@@ -206,7 +204,7 @@ func (w *worker) takeAll(ctx context.Context) {
 	}
 }
 
-// hasEnded reports whether no more trials are to come from the run.
+// hasEnded reports whether the run has no more trials.
 func (w *worker) hasEnded(ctx context.Context) bool {
 	last, ended, err := LatestRun(ctx, w.Store)
 	if err != nil {
@@ -218,9 +216,9 @@ func (w *worker) hasEnded(ctx context.Context) bool {
 	return ended || last.number != w.Run.number
 }
 
-// takeMessage returns the next trial of the queue and the time in which it must be
-// acknowledged, or nil if there is none now. A bucket with work is looked at first the next
-// time, since its image is there.
+// takeMessage returns the queue's next trial and the time in which to acknowledge it,
+// or nil if there is none now. It looks into the last successful bucket first, because
+// its image is already here.
 func (w *worker) takeMessage(ctx context.Context) (jetstream.Msg, time.Duration) {
 	for i, b := range w.buckets {
 		c, err := w.consumer(ctx, b)
@@ -240,7 +238,6 @@ func (w *worker) takeMessage(ctx context.Context) (jetstream.Msg, time.Duration)
 	return nil, 0
 }
 
-// pause waits before the worker looks again.
 func (w *worker) pause(ctx context.Context) {
 	select {
 	case <-time.After(w.Idle):
@@ -248,7 +245,7 @@ func (w *worker) pause(ctx context.Context) {
 	}
 }
 
-// firstMessage returns a function that returns the message of a batch, nil for an empty one.
+// firstMessage returns a function that returns a batch's message, or nil.
 func firstMessage(ctx context.Context) func(jetstream.MessageBatch, error) jetstream.Msg {
 	return func(b jetstream.MessageBatch, err error) jetstream.Msg {
 		if err != nil {
@@ -263,7 +260,6 @@ func firstMessage(ctx context.Context) func(jetstream.MessageBatch, error) jetst
 	}
 }
 
-// consumer returns the consumer of a bucket.
 func (w *worker) consumer(ctx context.Context, bucket int) (jetstream.Consumer, error) {
 	if c, ok := w.consumers[bucket]; ok {
 		return c, nil
@@ -277,7 +273,7 @@ func (w *worker) consumer(ctx context.Context, bucket int) (jetstream.Consumer, 
 	return c, err
 }
 
-// keepAlive sends heartbeats for a trial until the function that it returns is called.
+// keepAlive sends heartbeats for a trial until stop is called.
 func keepAlive(m jetstream.Msg, wait time.Duration) (stop func()) {
 	done := make(chan struct{})
 	go func() {
@@ -295,8 +291,8 @@ func keepAlive(m jetstream.Msg, wait time.Duration) (stop func()) {
 	return sync.OnceFunc(func() { close(done) })
 }
 
-// readMessage returns the trial of a message of the queue. Others than the coordinator may
-// be able to write to the queue, so the trial must be one of the run, at its own subject.
+// readMessage returns a message's trial. Others may be able to write to the queue, so
+// the trial must be one of the run, at its own subject.
 func (w *worker) readMessage(m jetstream.Msg) (t batch.Trial, err error) {
 	if err := json.Unmarshal(m.Data(), &t.Key); err != nil {
 		return t, err
@@ -311,16 +307,15 @@ func (w *worker) readMessage(m jetstream.Msg) (t batch.Trial, err error) {
 	return t, nil
 }
 
-// refuse removes a message from the queue that is no trial. The number of such messages is
-// reported when it is a power of two.
+// refuse removes a message that is no trial. It reports the number of these when it is
+// a power of two.
 func (w *worker) refuse(m jetstream.Msg, err error) {
-	_ = m.Term() // it is delivered again otherwise
+	_ = m.Term() // otherwise it is delivered again
 	if w.refused++; bits.OnesCount(uint(w.refused)) == 1 {
 		w.Report(fmt.Sprintf("removed a message from the queue that is not a trial (%d so far): %v", w.refused, err))
 	}
 }
 
-// admit waits until a trial fits on this machine.
 func (w *worker) admit(ctx context.Context, t batch.Trial) (release func(), err error) {
 	if err := w.Capacity.Check(t.Definition.Environment); err != nil {
 		return nil, fmt.Errorf("%s is left to other workers: %w", t.Key.Describe(), err)
@@ -328,8 +323,8 @@ func (w *worker) admit(ctx context.Context, t batch.Trial) (release func(), err 
 	return w.admission.Acquire(ctx, t.Definition.Environment)
 }
 
-// runMessage runs a trial unless it has a result, and acknowledges it once the result is
-// stored.
+// runMessage runs a trial that has no result yet, and acknowledges it once the result
+// is stored.
 func (w *worker) runMessage(ctx context.Context, m jetstream.Msg, t batch.Trial) error {
 	name := t.Key.Name()
 	w.mu.Lock()
@@ -361,7 +356,7 @@ func (w *worker) runMessage(ctx context.Context, m jetstream.Msg, t batch.Trial)
 	return nil
 }
 
-// runTrial runs a trial and stores its result. If ctx ends there is none.
+// runTrial runs a trial and stores its result. If ctx ends, there is no result.
 func (w *worker) runTrial(ctx context.Context, t batch.Trial) (err error) {
 	dir := filepath.Join(w.Dir, t.Key.Name())
 	if err := workspace.RemoveTree(dir); err != nil {
@@ -416,8 +411,8 @@ func (w *worker) runTrial(ctx context.Context, t batch.Trial) (err error) {
 // errCost is the error for a trial that must not start.
 var errCost = errors.New("all trials together have cost what they may")
 
-// askCost returns what a trial may cost that starts now, in millionths of a dollar, or 0 if
-// nothing bounds it. Only the coordinator knows, so none starts without its answer.
+// askCost returns what a trial that starts now may cost, in millionths of a dollar, or
+// 0 without a bound. Only the coordinator knows, so no trial starts without its answer.
 func (w *worker) askCost(ctx context.Context) (int64, error) {
 	if w.Run.MaxCostMicroUSD == 0 {
 		return 0, nil
@@ -425,15 +420,15 @@ func (w *worker) askCost(ctx context.Context) (int64, error) {
 	return w.requestCost(ctx, nil)
 }
 
-// droppedTrial tells the coordinator about a trial that ended without a result.
+// droppedTrial reports a trial without a result to the coordinator.
 type droppedTrial struct {
-	// MicroUSD is what it has cost, in millionths of a dollar.
+	// MicroUSD is its cost, in millionths of a dollar.
 	MicroUSD int64 `json:"micro_usd"`
-	// Short reports that it ended because too little was left of what all trials may cost.
+	// Short means that too little of the cost bound was left.
 	Short bool `json:"short"`
 }
 
-// reportDropped tells the coordinator about a trial without a result, even after ctx has ended.
+// reportDropped reports a trial without a result, even after ctx has ended.
 func (w *worker) reportDropped(ctx context.Context, d droppedTrial) {
 	text, err := json.Marshal(d)
 	if err == nil && d != (droppedTrial{}) {
@@ -444,8 +439,7 @@ func (w *worker) reportDropped(ctx context.Context, d droppedTrial) {
 	}
 }
 
-// requestCost sends a message to the coordinator, which answers with what trials may still
-// cost.
+// requestCost asks the coordinator what trials may still cost.
 func (w *worker) requestCost(ctx context.Context, message []byte) (int64, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, requestTime, errRequestTime)
 	defer cancel()
@@ -463,8 +457,8 @@ func (w *worker) requestCost(ctx context.Context, message []byte) (int64, error)
 	return min(left, w.Run.MaxCostMicroUSD), nil
 }
 
-// claim records a try of a trial and reports whether there may be one more. The deliveries
-// that NATS counts are not used: they are wrong after a server has crashed.
+// claim records an attempt at a trial and reports whether it may begin. It doesn't use
+// NATS's count of deliveries, which is wrong after a server crash.
 func (w *worker) claim(ctx context.Context, k batch.Key) (bool, error) {
 	text, err := json.Marshal(struct {
 		Worker string    `json:"worker"`
@@ -482,15 +476,15 @@ func (w *worker) claim(ctx context.Context, k batch.Key) (bool, error) {
 	return false, nil
 }
 
-// storeTrial stores the directory of a finished trial. The first result of a trial that is
-// stored counts: the error wraps [results.ErrExists] if there is one. Faults of the store are
-// tried again, as the trial may have cost much.
+// storeTrial stores a finished trial's directory. The first stored result counts: if
+// there is one, the error wraps [results.ErrExists]. Faults of the store are retried,
+// because the trial may have been expensive.
 func (w *worker) storeTrial(ctx context.Context, k batch.Key, dir string) error {
 	f, err := os.Create(filepath.Join(dir, "archive"))
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }() // it is removed
+	defer func() { _ = f.Close() }() // it is removed with its directory
 	size, whole, err := packTrial(f, filepath.Join(dir, batch.TrialsDir, k.Name()), bounds)
 	if err != nil {
 		return err
@@ -517,7 +511,6 @@ func (w *worker) storeTrial(ctx context.Context, k batch.Key, dir string) error 
 	}
 }
 
-// putArchive stores an archive, unless it takes too long.
 func (w *worker) putArchive(ctx context.Context, k batch.Key, f *os.File, size int64) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, transferTime, errTransferTime)
 	defer cancel()

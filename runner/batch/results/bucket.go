@@ -16,7 +16,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// bucket is a store in a bucket of an S3 service.
+// bucket is a store in an S3 bucket.
 type bucket struct {
 	client       *minio.Client
 	name, prefix string
@@ -51,8 +51,8 @@ func openBucket(name, prefix string, lookup func(string) (string, bool)) (Store,
 	return &bucket{client: client, name: name, prefix: prefix}, nil
 }
 
-// Put implements [Store]. The object is one request, so that the condition holds for all of
-// it; S3 bounds such an object to 5 GiB.
+// Put uses a single request, so that its condition applies to the whole object. S3
+// limits such objects to 5 GiB.
 func (b *bucket) Put(ctx context.Context, name string, content io.ReadSeeker, size int64) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -67,7 +67,6 @@ func (b *bucket) Put(ctx context.Context, name string, content io.ReadSeeker, si
 	return err
 }
 
-// Get implements [Store].
 func (b *bucket) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -82,7 +81,6 @@ func (b *bucket) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	return o, nil
 }
 
-// Has implements [Store].
 func (b *bucket) Has(ctx context.Context, name string) (bool, error) {
 	if err := checkName(name); err != nil {
 		return false, err
@@ -94,7 +92,6 @@ func (b *bucket) Has(ctx context.Context, name string) (bool, error) {
 	return err == nil, err
 }
 
-// List implements [Store].
 func (b *bucket) List(ctx context.Context, dir string) ([]string, error) {
 	prefix := path.Join(b.prefix, dir) + "/"
 	var names []string
@@ -107,11 +104,10 @@ func (b *bucket) List(ctx context.Context, dir string) ([]string, error) {
 	return names, ctx.Err()
 }
 
-// String returns the URL.
 func (b *bucket) String() string { return "s3://" + path.Join(b.name, b.prefix) }
 
-// describeMissing makes the error of an object that does not exist wrap [fs.ErrNotExist]. A
-// bucket that does not exist is another error.
+// describeMissing makes the error for a missing object wrap [fs.ErrNotExist]. A missing
+// bucket is a different error.
 func describeMissing(name string, err error) error {
 	var known minio.ErrorResponse
 	if errors.As(err, &known) && known.StatusCode == http.StatusNotFound && known.Code != minio.NoSuchBucket {

@@ -14,16 +14,15 @@ import (
 	"time"
 )
 
-// partPrefix begins the names of files that are being written.
+// partPrefix starts the names of files that are being written.
 const partPrefix = ".part-"
 
-// partAge is the age at which such a file is one that a machine left which died. It is more
-// than writing takes, whatever clocks differ by.
+// partAge is the age from which such a file must be left from a machine that died. It
+// allows for long writes and different clocks.
 const partAge = 7 * 24 * time.Hour
 
-// directory is a store in a directory, which may be on a file system that machines share.
-// Others may be able to write there, so nothing is read or written outside it, where a
-// symlink may lead.
+// directory is a store in a directory, possibly on a shared file system. Others may be
+// able to write there, so nothing is read or written outside it, even through symlinks.
 type directory struct {
 	dir  string
 	root *os.Root
@@ -41,7 +40,7 @@ func openDirectory(dir string) (Store, error) {
 	return d, d.removeParts()
 }
 
-// removeParts removes what machines left that died while they wrote an object.
+// removeParts removes what died machines left unfinished.
 func (d directory) removeParts() error {
 	return fs.WalkDir(d.root.FS(), ".", func(name string, e fs.DirEntry, err error) error {
 		if err != nil || !strings.HasPrefix(e.Name(), partPrefix) {
@@ -51,15 +50,15 @@ func (d directory) removeParts() error {
 		if err == nil && time.Since(info.ModTime()) > partAge {
 			err = d.root.Remove(name)
 		}
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // another machine removes it, or another user's
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // another machine removed it, or another user owns it
 			return nil
 		}
 		return err
 	})
 }
 
-// Put implements [Store]. The object appears by a hard link, which is atomic on network
-// file systems too, and fails if the name exists.
+// Put makes the object appear with a hard link. That is atomic on network file systems
+// too, and fails if the name exists.
 func (d directory) Put(ctx context.Context, name string, content io.ReadSeeker, size int64) (err error) {
 	if err := errors.Join(checkName(name), ctx.Err()); err != nil {
 		return err
@@ -94,7 +93,7 @@ func (d directory) Put(ctx context.Context, name string, content io.ReadSeeker, 
 	return d.syncDir(dir)
 }
 
-// makeParent makes a directory, which lasts.
+// makeParent makes a directory durably.
 func (d directory) makeParent(dir string) error {
 	err := d.root.Mkdir(dir, 0o755)
 	if errors.Is(err, fs.ErrExist) {
@@ -106,12 +105,11 @@ func (d directory) makeParent(dir string) error {
 	return d.syncDir(".")
 }
 
-// Get implements [Store].
 func (d directory) Get(_ context.Context, name string) (io.ReadCloser, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	f, err := d.root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a pipe would wait
+	f, err := d.root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a pipe would block
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +123,6 @@ func (d directory) Get(_ context.Context, name string) (io.ReadCloser, error) {
 	return f, nil
 }
 
-// Has implements [Store].
 func (d directory) Has(_ context.Context, name string) (bool, error) {
 	if err := checkName(name); err != nil {
 		return false, err
@@ -137,7 +134,6 @@ func (d directory) Has(_ context.Context, name string) (bool, error) {
 	return err == nil, err
 }
 
-// List implements [Store].
 func (d directory) List(_ context.Context, dir string) ([]string, error) {
 	entries, err := fs.ReadDir(d.root.FS(), dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -152,10 +148,9 @@ func (d directory) List(_ context.Context, dir string) ([]string, error) {
 	return names, err
 }
 
-// String returns the path.
 func (d directory) String() string { return d.dir }
 
-// syncDir makes new names in a directory last.
+// syncDir makes a directory's new names durable.
 func (d directory) syncDir(dir string) error {
 	f, err := d.root.Open(dir)
 	if err != nil {

@@ -1,9 +1,8 @@
-// Package results stores the results of a batch that several machines run: in a directory
-// that they share, or in a bucket of an S3 service.
+// Package results stores the results of a batch that runs on several machines, in a
+// shared directory or an S3 bucket.
 //
-// A store is a set of objects that never change. An object is created only if no other of
-// its name exists, so that of two machines that ran one trial the first one's result counts,
-// on every machine.
+// Objects in a store never change. An object is created only if its name doesn't exist,
+// so that if two machines run the same trial, the first one's result counts everywhere.
 package results
 
 import (
@@ -16,34 +15,33 @@ import (
 	"strings"
 )
 
-// ErrExists is the error for an object that exists already.
+// ErrExists is the error for an existing object.
 var ErrExists = errors.New("the object exists already")
 
-// Store stores objects. Names are two parts separated by a slash, such as trials/NAME, of
-// letters, digits, and the characters "-", "_" and ".", and don't begin with ".". It is safe
-// for concurrent use.
+// Store stores objects. Names have two parts separated by a slash, such as trials/NAME.
+// Parts contain letters, digits, "-", "_" and ".", and don't begin with ".". A Store is
+// safe for concurrent use.
 type Store interface {
-	// Put creates an object from all of content, whose size is known. After it returns nil,
-	// the object outlives the process and the machine. Its error wraps [ErrExists] if the
-	// object exists; nothing has changed then.
+	// Put creates an object of the given size from all of content. Once it returns nil,
+	// the object survives crashes of the process and machine. If the object exists, Put
+	// changes nothing and the error wraps [ErrExists].
 	Put(ctx context.Context, name string, content io.ReadSeeker, size int64) error
-	// Get opens an object, which the caller closes. Its error wraps [fs.ErrNotExist] if
-	// there is none.
+	// Get opens an object, which the caller closes. If it doesn't exist, the error
+	// wraps [fs.ErrNotExist].
 	Get(ctx context.Context, name string) (io.ReadCloser, error)
-	// Has reports whether an object exists.
 	Has(ctx context.Context, name string) (bool, error)
-	// List returns the second parts of the names of all objects with a first part, sorted.
+	// List returns the sorted second parts of the names with dir as first part.
 	List(ctx context.Context, dir string) ([]string, error)
-	// String returns where the store is, without secrets.
+	// String returns the store's location, without secrets.
 	String() string
 }
 
-// Open opens the store at a location: the path of a directory, which is made if it is
-// missing, or s3://BUCKET or s3://BUCKET/PREFIX, a bucket that exists. Lookup returns
-// variables of the environment: for S3 the usual AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-// AWS_SESSION_TOKEN, AWS_REGION, and AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL for services
-// other than Amazon's. It creates an object in the store and fails unless creating it a
-// second time fails: a service that ignores the condition would lose results.
+// Open opens a store: a directory, which is made if it is missing, or s3://BUCKET or
+// s3://BUCKET/PREFIX in an existing bucket. Lookup looks up environment variables, for
+// S3 the usual AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
+// and AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL for services other than Amazon's. Open
+// fails unless creating an object twice fails: a service that ignores the condition
+// would lose results.
 func Open(ctx context.Context, location string, lookup func(name string) (string, bool)) (Store, error) {
 	s, err := openStore(location, lookup)
 	if err == nil {
@@ -76,11 +74,11 @@ func openStore(location string, lookup func(name string) (string, bool)) (Store,
 // probeName is an object that each store has.
 const probeName = "store/version-1"
 
-// ErrUnconditional is the error for a store that replaces objects which it must not.
+// ErrUnconditional is the error for a store that replaces objects.
 var ErrUnconditional = errors.New("the store does not refuse to replace an object")
 
-// checkConditional returns an error unless a store can be written to and refuses to replace
-// an object.
+// checkConditional returns an error unless the store is writable and refuses to replace
+// objects.
 func checkConditional(ctx context.Context, s Store) error {
 	for range 2 {
 		if err := s.Put(ctx, probeName, strings.NewReader("1\n"), 2); errors.Is(err, ErrExists) {
@@ -92,7 +90,6 @@ func checkConditional(ctx context.Context, s Store) error {
 	return ErrUnconditional
 }
 
-// checkName returns an error for a name that is none.
 func checkName(name string) error {
 	parts := strings.Split(name, "/")
 	if len(parts) != 2 {

@@ -5,39 +5,37 @@ import (
 	"math"
 )
 
-// Pair is one task that both sides of a comparison have attempted.
+// Pair is a task that both sides of a comparison attempted.
 type Pair struct {
 	Task string
-	// A and B are the shares of the judged attempts that passed.
+	// A and B are the shares of judged attempts that passed.
 	A, B float64
-	// AttemptsA and AttemptsB are the numbers of judged attempts, at least one.
+	// AttemptsA and AttemptsB count the judged attempts, at least one.
 	AttemptsA, AttemptsB int
 }
 
 // Comparison is the result of [Compare].
 type Comparison struct {
-	// Tasks is the number of pairs. On Better of them A has the higher share, on
-	// Worse the lower one, and on Same of them both are equal.
+	// Tasks is the number of pairs: Better where A's share is higher, Worse where it is
+	// lower, Same where both are equal.
 	Tasks, Better, Worse, Same int
-	// RateA and RateB are the means over tasks, and Difference is RateA-RateB. They
-	// are NaN without pairs.
+	// RateA and RateB are means over tasks, and Difference is RateA-RateB. They are NaN
+	// without pairs.
 	RateA, RateB, Difference float64
-	// Interval is that of Difference, by Student's distribution over tasks, from -1 to 1 at
-	// most.
+	// Interval is Difference's, by Student's distribution over tasks, within -1 to 1.
 	Interval Interval
 	// P is the exact p-value of McNemar's test on Better and Worse.
 	P float64
-	// ByTest reports that P and not Interval decides: each task has one attempt a
-	// side, or the differences do not vary.
-	ByTest bool
-	// Verdict is [BetterA], [BetterB], [Equal] or [CannotTell].
+	// ByTest means that P decides, not Interval: each task has one attempt per side, or
+	// the differences do not vary.
+	ByTest  bool
 	Verdict Verdict
 }
 
 // Verdict is the result of a comparison.
 type Verdict string
 
-// The verdicts. Equal means that no task differs, which does not prove that none would.
+// The verdicts. Equal means that no task differs, not that none would.
 const (
 	BetterA    Verdict = "a"
 	BetterB    Verdict = "b"
@@ -45,7 +43,7 @@ const (
 	CannotTell Verdict = "cannot tell"
 )
 
-// Compare compares two sides on the tasks that both have.
+// Compare compares two sides on their common tasks.
 func Compare(pairs []Pair) Comparison {
 	c := Comparison{Tasks: len(pairs), P: 1, Interval: unknown}
 	var a, b, differences []float64
@@ -85,7 +83,7 @@ func (c Comparison) findVerdict() Verdict {
 	return BetterB
 }
 
-// Sentence returns the verdict as a sentence, with the names of both sides.
+// Sentence returns the verdict as a sentence with the names of both sides.
 func (c Comparison) Sentence(a, b string) string {
 	switch {
 	case c.Tasks == 0:
@@ -100,14 +98,14 @@ func (c Comparison) Sentence(a, b string) string {
 	return fmt.Sprintf("%s is better than %s by %s on %s (%s).", b, a, formatPoints(-c.Difference), countTasks(c.Tasks), c.swapSides().describeEvidence())
 }
 
-// swapSides returns the comparison of b with a, as far as describeEvidence needs it.
+// swapSides returns the comparison of b with a, enough for describeEvidence.
 func (c Comparison) swapSides() Comparison {
 	c.Better, c.Worse = c.Worse, c.Better
 	c.Interval = Interval{-c.Interval.High, -c.Interval.Low}
 	return c
 }
 
-// describeEvidence returns what the verdict rests on.
+// describeEvidence returns the verdict's reason.
 func (c Comparison) describeEvidence() string {
 	if c.ByTest {
 		return fmt.Sprintf("better on %d, worse on %d; McNemar's exact p = %.2g", c.Better, c.Worse, c.P)

@@ -1,5 +1,5 @@
-// Package stats computes the figures of a batch: rates of passed trials, their
-// intervals, and whether one of two batches is better.
+// Package stats computes a batch's figures: rates of passed trials, their intervals,
+// and whether one of two batches is better.
 //
 // All functions are pure. Intervals and tests are two-sided, at [Level].
 package stats
@@ -9,19 +9,18 @@ import (
 	"slices"
 )
 
-// Level is the confidence of all intervals; a p-value below 1-Level is significant.
+// Level is the confidence of all intervals. A p-value below 1-Level is significant.
 const Level = 0.95
 
-// Interval is a confidence interval at [Level]. A bound that is unknown is NaN.
+// Interval is a confidence interval at [Level]. Unknown bounds are NaN.
 type Interval struct{ Low, High float64 }
 
-// unknown is the interval of too few observations.
+// unknown is the interval for too few observations.
 var unknown = Interval{math.NaN(), math.NaN()}
 
 // Known reports whether both bounds are known.
 func (i Interval) Known() bool { return !math.IsNaN(i.Low) && !math.IsNaN(i.High) }
 
-// clampToRate returns i within [0, 1].
 func (i Interval) clampToRate() Interval { return i.clamp(0, 1) }
 
 func (i Interval) clamp(low, high float64) Interval {
@@ -29,9 +28,9 @@ func (i Interval) clamp(low, high float64) Interval {
 }
 
 // PassAtK returns the unbiased estimate of the probability that at least one of k
-// attempts passes, from n attempts of which passed did: 1 - C(n-passed, k)/C(n, k), as in
-// Chen et al., Evaluating Large Language Models Trained on Code (2021), equation 1. It is
-// NaN unless 1 ≤ k ≤ n and 0 ≤ passed ≤ n.
+// attempts passes, given n attempts of which passed did: 1 - C(n-passed, k)/C(n, k), as
+// in Chen et al., Evaluating Large Language Models Trained on Code (2021), equation 1.
+// It is NaN unless 1 ≤ k ≤ n and 0 ≤ passed ≤ n.
 func PassAtK(n, passed, k int) float64 {
 	if k < 1 || k > n || passed < 0 || passed > n {
 		return math.NaN()
@@ -46,7 +45,7 @@ func PassAtK(n, passed, k int) float64 {
 	return 1 - miss
 }
 
-// Mean returns the arithmetic mean, NaN of no values.
+// Mean returns the arithmetic mean, or NaN without values.
 func Mean(values []float64) float64 {
 	sum := 0.0
 	for _, v := range values {
@@ -55,7 +54,7 @@ func Mean(values []float64) float64 {
 	return sum / float64(len(values))
 }
 
-// Median returns the median, NaN of no values. It does not change values.
+// Median returns the median, or NaN without values. It does not change values.
 func Median(values []float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()
@@ -77,8 +76,8 @@ func sampleDeviation(values []float64) float64 {
 	return math.Sqrt(sum / float64(len(values)-1))
 }
 
-// Wilson returns the score interval of Wilson (1927) for a rate of passed of n, without
-// a correction of continuity. It is unknown if n is 0.
+// Wilson returns Wilson's score interval (1927) for passed of n, without continuity
+// correction. It is unknown if n is 0.
 func Wilson(passed float64, n int) Interval {
 	if n <= 0 {
 		return unknown
@@ -91,8 +90,8 @@ func Wilson(passed float64, n int) Interval {
 	return Interval{center - half, center + half}.clampToRate()
 }
 
-// TInterval returns the interval of the mean of values by Student's distribution. It is
-// unknown of fewer than two values.
+// TInterval returns the interval of the values' mean by Student's distribution. It is
+// unknown for fewer than two values.
 func TInterval(values []float64) Interval {
 	if len(values) < 2 {
 		return unknown
@@ -102,10 +101,9 @@ func TInterval(values []float64) Interval {
 	return Interval{mean - half, mean + half}
 }
 
-// RateInterval returns the interval of the mean of rates, each the share of attempts at
-// one task that passed. Attempts at one task are not independent, so the tasks
-// vary: the interval is Student's over tasks, and Wilson's where each task has one
-// attempt or all rates are equal.
+// RateInterval returns the interval of the mean of rates, one per task. Attempts at the
+// same task are not independent, so it is Student's interval over tasks; if each task
+// has one attempt, or all rates are equal, it is Wilson's.
 func RateInterval(rates []float64, oneAttempt bool) Interval {
 	if len(rates) == 0 {
 		return unknown
@@ -120,9 +118,9 @@ func RateInterval(rates []float64, oneAttempt bool) Interval {
 	return TInterval(rates).clampToRate()
 }
 
-// McNemar returns the exact p-value of McNemar's test: of as unequal a split, or a more
-// unequal one, of the discordant pairs better and worse if both were equally likely. It
-// is 1 without such pairs.
+// McNemar returns the exact p-value of McNemar's test: the probability that equally
+// likely discordant pairs split at least as unequally as better and worse. It is 1
+// without pairs.
 func McNemar(better, worse int) float64 {
 	n, less := better+worse, min(better, worse)
 	if n == 0 {
@@ -135,7 +133,6 @@ func McNemar(better, worse int) float64 {
 	return min(1, 2*p)
 }
 
-// logChoose returns the logarithm of the binomial coefficient.
 func logChoose(n, k int) float64 {
 	return logGamma(float64(n+1)) - logGamma(float64(k+1)) - logGamma(float64(n-k+1))
 }
@@ -145,7 +142,7 @@ func logGamma(x float64) float64 {
 	return v
 }
 
-// TQuantile returns the quantile p of Student's distribution with so many degrees of
+// TQuantile returns the p quantile of Student's distribution with the given degrees of
 // freedom, for 0 < p < 1.
 func TQuantile(p, freedom float64) float64 {
 	if p < 0.5 {
@@ -167,7 +164,7 @@ func TQuantile(p, freedom float64) float64 {
 }
 
 // tCumulative returns the probability that a value of Student's distribution is at most
-// t, for t ≥ 0.
+// t ≥ 0.
 func tCumulative(t, freedom float64) float64 {
 	return 1 - incompleteBeta(freedom/2, 0.5, freedom/(freedom+t*t))/2
 }
