@@ -21,7 +21,7 @@ const writes = `
   - text: Done.
 `
 
-// needRoot ends a test of overlays where they can't be mounted.
+// needRoot skips a test of overlays if they can't be mounted.
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -29,7 +29,7 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// lacking ends a test that this machine can't do.
+// lacking skips a test that this machine can't run.
 func lacking(t *testing.T, reason string) {
 	t.Helper()
 	if os.Getenv("REQUIRE_BACKENDS") != "" {
@@ -47,7 +47,6 @@ func (w *testEnv) read(name string) string {
 	return string(text)
 }
 
-// writeA writes a.txt.
 func (w *testEnv) writeA(text string) {
 	w.t.Helper()
 	if err := os.WriteFile(filepath.Join(w.dir, "a.txt"), []byte(text), 0o644); err != nil {
@@ -81,7 +80,7 @@ func TestOverlayIsLookedAtAndApplied(t *testing.T) {
 	}
 	w.post("/sessions/"+id+"/apply", `{"dry_run":true}`).requireProblem(t, 409, "busy")
 
-	// A conflict: nothing is applied, and the session has ended.
+	// After a conflict nothing is applied, and the session has ended.
 	w.writeA("mine\n")
 	p := w.post("/sessions/"+id+"/apply", `{}`).requireProblem(t, 409, "conflicts")
 	if len(p.Conflicts) != 1 || p.Conflicts[0].Path != "a.txt" || w.read("a.txt") != "mine\n" || w.read("b.txt") != "" {
@@ -125,8 +124,8 @@ func TestOverlayIsLookedAtAndApplied(t *testing.T) {
 	}
 }
 
-// TestApplyOfSymlinksOut: a symlink that leads out of the workspace is applied only
-// on request, and its conflict is listed then.
+// A symlink that leads out of the workspace is applied only on request, and
+// only then is its conflict listed.
 func TestApplyOfSymlinksOut(t *testing.T) {
 	needRoot(t)
 	w := newTestEnv(t, "  - calls: [{tool: shell, input: {command: \"link out /etc/hostname\"}}, {tool: shell, input: {command: \"link in a.txt\"}}]\n  - text: Done.\n")
@@ -159,7 +158,7 @@ func TestApplyOfSymlinksOut(t *testing.T) {
 	}
 }
 
-// TestApplyIsBounded: what is too much to be listed is not applied, and is kept.
+// More changes than can be listed are kept, not applied.
 func TestApplyIsBounded(t *testing.T) {
 	needRoot(t)
 	w := newTestEnv(t, "  - calls: [{tool: shell, input: {command: \"fill 2500\"}}]\n  - text: Done.\n")
@@ -195,8 +194,8 @@ func TestApplyWaitsForNoTurn(t *testing.T) {
 	}
 }
 
-// TestApplyTakesNoTurnThatIsCutShort: what a DELETE interrupted is half done, and
-// an apply meanwhile does not bring it in; where the session was idle, it waits.
+// Changes of a turn that a DELETE cut short are not applied. If the session was
+// idle, apply waits for its end.
 func TestApplyTakesNoTurnThatIsCutShort(t *testing.T) {
 	needRoot(t)
 	hangs := "  - calls: [{tool: shell, input: {command: \"write a.txt new\"}}]\n  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n"
@@ -227,7 +226,7 @@ func TestApplyTakesNoTurnThatIsCutShort(t *testing.T) {
 			} else {
 				w.waitForTurn(id, turn)
 			}
-			// A patient client: without a refusal it would wait for the end.
+			// Without the refusal, this client would wait for the end.
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			apply := func() answer {

@@ -16,15 +16,15 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// Variables of a child process: the root folder of the world that it serves, how
-// long its questions wait, and that its clocks are moved.
+// Variables of a child process: the root folder of the world that it serves,
+// how long its questions wait, and whether its clocks are moved.
 const (
 	childEnv     = "CAISSON_TEST_SERVER_CHILD"
 	childConfirm = "CAISSON_TEST_SERVER_CONFIRM"
 	childClocks  = "CAISSON_TEST_SERVER_CLOCKS"
 )
 
-// child serves a world until it is killed, and says where.
+// child serves a world until it is killed, and prints its address.
 func child() {
 	if os.Getenv(childClocks) != "" {
 		if err := filterClocks(); err != nil {
@@ -58,9 +58,9 @@ func child() {
 	}
 }
 
-// startChild starts a process that serves the world's folders, with clocks of its own
-// unless c is nil, and returns its address. end kills it and waits; it may be
-// called twice.
+// startChild starts a process that serves the world's folders, with moved
+// clocks unless c is nil, and returns its address. end kills it and waits; it
+// may be called twice.
 func (w *testEnv) startChild(c *clocks, env ...string) (base string, end func()) {
 	w.t.Helper()
 	cmd := exec.CommandContext(w.t.Context(), os.Args[0])
@@ -98,9 +98,9 @@ func (w *testEnv) startChild(c *clocks, env ...string) (base string, end func())
 	return base, end
 }
 
-// TestServerIsKilled kills a server that asks something, and lets another one
-// take its place: nothing that was asked can be answered any more, and nothing
-// of it runs.
+// TestServerIsKilled kills a server with open questions and replaces it with
+// another one. The questions can no longer be answered, and nothing that they
+// asked about runs.
 func TestServerIsKilled(t *testing.T) {
 	w := newTestEnv(t, asks)
 	base := w.base
@@ -110,7 +110,7 @@ func TestServerIsKilled(t *testing.T) {
 	f := w.followEvents(id, "")
 	turn := w.startTurn(id, "go")
 	c := w.waitForConfirmation(id, f)
-	// Seen from the other server, it lives elsewhere.
+	// For the other server, it lives elsewhere.
 	w.base = base
 	var s Session
 	w.get("/sessions/"+id).requireStatus(t, 200).decodeInto(t, &s)
@@ -151,7 +151,7 @@ func TestServerIsKilled(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(w.dir, "out.txt")); !os.IsNotExist(err) {
 		t.Errorf("what nobody allowed was done: %v", err)
 	}
-	// The control: allowed, it is done.
+	// Control: if allowed, the call runs.
 	w.base = base
 	other := w.startSession("bind")
 	g := w.followEvents(other, "")

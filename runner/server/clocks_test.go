@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clocks are those of a child process. Moving them moves no other clock.
+// clocks are a child process's clocks. Moving them moves no other clock.
 //
 //	this process                            child
 //	────────────                            ─────
@@ -34,24 +34,25 @@ type clocks struct {
 	asked      atomic.Int64 // how often the child asked for the wall clock
 }
 
-// auxiliary vector entries (getauxval(3)): where the vDSO is, and none.
+// Auxiliary vector entries (getauxval(3)): where the vDSO is, and none.
 const (
 	auxIgnore = 1
 	auxVDSO   = 33
 )
 
-// startTime bounds the start of a child.
 const startTime = time.Minute
 
-// startCommand starts a command whose clocks these are. Its first line of standard output
-// is the listener's descriptor, as [filterClocks] prints it; line returns it.
+// startCommand starts a command with these clocks. Its first line of standard
+// output is the listener's descriptor, as [filterClocks] prints it; line
+// returns it.
 func (c *clocks) startCommand(t *testing.T, cmd *exec.Cmd, line func() string) {
 	t.Helper()
 	cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1") // its signals would interrupt each question again and again
 	cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
 	started := make(chan error, 1)
 	go func() {
-		// A tracer is a thread, which ends with this goroutine: it stays locked.
+		// The tracer is this thread. It stays locked, so it ends with this
+		// goroutine.
 		runtime.LockOSThread()
 		started <- func() error {
 			if err := cmd.Start(); err != nil {
@@ -98,8 +99,8 @@ func (c *clocks) startCommand(t *testing.T, cmd *exec.Cmd, line func() string) {
 	})
 }
 
-// hideVDSO takes the vDSO from a process that has not run yet, in which it could
-// read the time without asking.
+// hideVDSO hides the vDSO from a process that has not run yet. With it the
+// process could read the time without a system call.
 func hideVDSO(pid int) error {
 	proc := fmt.Sprintf("/proc/%d/", pid)
 	aux, err := os.ReadFile(proc + "auxv")
@@ -215,10 +216,10 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// filterClocks lets this process's questions for the wall clock and for the one
-// that goes on in its sleep wait for an answer of another process, and prints
-// the descriptor by which that answers them. The garbage collector reads the wall
-// clock while it has stopped the process, so it waits until the descriptor is out.
+// filterClocks makes this process's reads of the wall clock and of the
+// boot-time clock wait for another process's answer, and prints the descriptor
+// for the answers. The garbage collector reads the wall clock while it has
+// stopped the process, so the collector waits until the descriptor is out.
 func filterClocks() error {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	runtime.LockOSThread()
@@ -232,7 +233,7 @@ func filterClocks() error {
 	end := func(action uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: action}
 	}
-	// Offsets are those of struct seccomp_data; the processor is little-endian.
+	// The offsets are struct seccomp_data's; the processor is little-endian.
 	program := []unix.SockFilter{
 		load(0), is(unix.SYS_CLOCK_GETTIME, 0, 3),
 		load(16), is(unix.CLOCK_REALTIME, 2, 0), is(unix.CLOCK_BOOTTIME, 1, 0),
@@ -251,15 +252,15 @@ func filterClocks() error {
 	return err
 }
 
-// clocked starts a server in a process whose clocks are moved, on the world's
-// state, and makes it the world's. end kills it.
+// clocked starts a server with moved clocks in another process, on the world's
+// state, and makes it the world's server. end kills it.
 func (w *testEnv) clocked(c *clocks, confirm time.Duration) (end func()) {
 	w.t.Helper()
 	w.base, end = w.startChild(c, childConfirm+"="+confirm.String())
 	return end
 }
 
-// serverDate returns the time of the server, from the Date of a response.
+// serverDate returns the server's time, from the Date of a response.
 func (w *testEnv) serverDate() time.Time {
 	w.t.Helper()
 	at, err := time.Parse(time.RFC1123, w.get("/healthz").requireStatus(w.t, 200).header.Get("Date"))
@@ -278,7 +279,7 @@ func (w *testEnv) made() bool {
 	return err == nil
 }
 
-// question starts a session that asks.
+// question starts a session that asks a question.
 func (w *testEnv) question() (path string, c Confirmation) {
 	w.t.Helper()
 	id := w.startSession("bind")
@@ -289,7 +290,7 @@ func (w *testEnv) question() (path string, c Confirmation) {
 	return "/sessions/" + id + "/turns/" + turn + "/confirmations/" + c.ID, c
 }
 
-// of are the session and the turn that a question's path names.
+// of returns the session and the turn in a question's path.
 func of(path string) (session, turn string) {
 	parts := strings.Split(path, "/")
 	return parts[2], parts[4]

@@ -43,8 +43,8 @@ func TestConfirmationShowsWhatIsExecuted(t *testing.T) {
 	if c.Turn != turn || c.Name != "write_file" || c.Class != tools.ClassWrite || !c.Hidden || !strings.Contains(c.Diff, "+") || len(c.Projected) != 1 || len(c.InputHash) != 64 {
 		t.Errorf("asked %+v", c)
 	}
-	// The bytes on the wire hold nothing that a terminal obeys, and the exact
-	// input all the same.
+	// The bytes on the wire have nothing that a terminal obeys, but still the
+	// exact input.
 	text := w.get("/sessions/" + id + "/confirmations").text
 	if strings.ContainsAny(text, "\x1b\u202e") {
 		t.Errorf("raw characters in %q", text)
@@ -62,8 +62,8 @@ func TestConfirmationShowsWhatIsExecuted(t *testing.T) {
 	w.waitForTurn(id, turn)
 }
 
-// TestReasonOfADenial checks that a reason comes back, is recorded, and reaches the
-// model; one that can't be shown is refused, and the confirmation stays open.
+// A reason comes back, is recorded and reaches the model. One that can't be
+// shown is refused, and the confirmation stays open.
 func TestReasonOfADenial(t *testing.T) {
 	w := newTestEnv(t, asks)
 	id := w.startSession("bind")
@@ -106,8 +106,8 @@ func TestReasonOfADenial(t *testing.T) {
 	}
 }
 
-// TestOneAnswerCounts lets one client allow and another deny at the same moment,
-// 50 times in parallel.
+// TestOneAnswerCounts lets two clients give contrary answers at the same
+// moment, 50 times in parallel.
 func TestOneAnswerCounts(t *testing.T) {
 	w := newTestEnv(t, asks, func(o *Options) { o.MaxSessions = 60 })
 	var all sync.WaitGroup
@@ -117,7 +117,8 @@ func TestOneAnswerCounts(t *testing.T) {
 	all.Wait()
 }
 
-// raceAnswers starts a session and lets two clients send contrary answers at once.
+// raceAnswers starts a session and sends contrary answers of two clients at
+// once.
 func (w *testEnv) raceAnswers(t *testing.T) {
 	id := w.startSession("bind")
 	f := w.followEvents(id, "")
@@ -181,7 +182,7 @@ func (w *testEnv) raceAnswers(t *testing.T) {
 	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
 }
 
-// TestManyAnswersAtOnce is 50 answers for one question: the first counts.
+// Of 50 answers to one question, the first counts.
 func TestManyAnswersAtOnce(t *testing.T) {
 	w := newTestEnv(t, asks)
 	id := w.startSession("bind")
@@ -214,8 +215,8 @@ func TestManyAnswersAtOnce(t *testing.T) {
 	}
 }
 
-// TestAnswersThatDontCount asks with every wrong id and at every wrong time, and
-// then that the right one does count.
+// Answers with a wrong ID or at a wrong time don't count. Then the right one
+// does.
 func TestAnswersThatDontCount(t *testing.T) {
 	w := newTestEnv(t, asks)
 	mine, other := w.startSession("bind"), w.startSession("bind")
@@ -253,19 +254,17 @@ func TestAnswersThatDontCount(t *testing.T) {
 	if ran := w.backend.commands(); len(ran) != 0 {
 		t.Fatalf("ran %q without an answer", ran)
 	}
-	// After a cancellation.
 	w.post("/sessions/"+mine+"/turns/"+turn+"/cancel", "").requireStatus(t, 200)
 	w.waitForTurn(mine, turn)
 	if p := w.post(at(mine, turn, c.ID), allow).requireProblem(t, 409, "resolved"); p.Resolution.By != "cancel" {
 		t.Errorf("after a cancellation: %+v", p.Resolution)
 	}
-	// After the session.
 	w.do(aliceToken, "DELETE", "/sessions/"+mine, "").requireStatus(t, 200)
 	w.post(at(mine, turn, c.ID), allow).requireProblem(t, 410, "ended")
 	if ran := w.backend.commands(); len(ran) != 0 {
 		t.Fatalf("ran %q without an answer", ran)
 	}
-	// The control: the right id in time.
+	// Control: the right ID in time.
 	w.post(at(other, otherTurn, d.ID), `{"decision":"allow"}`).requireStatus(t, 200)
 	w.waitForTurn(other, otherTurn)
 	if ran := w.backend.commands(); len(ran) != 1 {
@@ -280,8 +279,8 @@ func TestAnswersThatDontCount(t *testing.T) {
 			}
 		}
 	}
-	// All but the one for the other session and the path, which is no route, and
-	// the one after the cancellation.
+	// All but three: the other session's, the path, which is no route, and the
+	// one after the cancellation.
 	if n != 7 {
 		t.Errorf("%d attempts are recorded", n)
 	}
@@ -307,8 +306,9 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
-// TestFloodOfAnswers sends 10,000 answers to unknown confirmations: the trace takes
-// a bounded number of them, and the one open confirmation can still be answered.
+// TestFloodOfAnswers sends 10,000 answers to unknown confirmations. The trace
+// takes a bounded number of them, and the one open confirmation can still be
+// answered.
 func TestFloodOfAnswers(t *testing.T) {
 	w := newTestEnv(t, asks)
 	id := w.startSession("bind")
@@ -338,7 +338,7 @@ func TestFloodOfAnswers(t *testing.T) {
 	if ran := w.backend.commands(); len(ran) != 1 {
 		t.Errorf("ran %q", ran)
 	}
-	// Each is counted, and few of them are records of their own.
+	// All are counted, but only a few have records.
 	n, bytes := 0, 0
 	for _, r := range w.trace(id) {
 		if r.Kind == record.KindConfirmationAttempted {
@@ -350,8 +350,7 @@ func TestFloodOfAnswers(t *testing.T) {
 	}
 }
 
-// TestAnswersToNoSession are in the server's log, and a flood of them does not
-// fill it.
+// Answers to no session are logged, and a flood of them does not fill the log.
 func TestAnswersToNoSession(t *testing.T) {
 	core, logged := observer.New(zap.WarnLevel)
 	w := newTestEnv(t, asks, func(o *Options) { o.Logger = zap.New(core) })

@@ -39,7 +39,7 @@ const (
 	bobToken   = "bob-0123456789abcdef012345678901"
 )
 
-// testEnv is one server on a TCP port, with a fake sandbox and a replayed model.
+// testEnv is a server on a TCP port, with a fake sandbox and a replayed model.
 type testEnv struct {
 	t       *testing.T
 	root    string // all folders of the test
@@ -55,7 +55,7 @@ type testEnv struct {
 	opts func(*runner.Options)
 }
 
-// newTestEnv makes a world whose model says turns.
+// newTestEnv starts a server whose model says turns.
 func newTestEnv(t *testing.T, turns string, change ...func(*Options)) *testEnv {
 	t.Helper()
 	root := t.TempDir()
@@ -67,7 +67,7 @@ func newTestEnv(t *testing.T, turns string, change ...func(*Options)) *testEnv {
 	return w
 }
 
-// serve starts a server on the world's state.
+// serve starts a server on the environment's state.
 func (w *testEnv) serve(change ...func(*Options)) {
 	w.t.Helper()
 	o := w.options()
@@ -104,7 +104,6 @@ func (w *testEnv) serve(change ...func(*Options)) {
 	})
 }
 
-// openStreams returns the number of streams that are open.
 func (w *testEnv) openStreams() (n int) {
 	w.t.Helper()
 	_, after, _ := strings.Cut(w.get("/metrics").requireStatus(w.t, 200).text, "\ncaisson_event_streams ")
@@ -129,12 +128,13 @@ func (w *testEnv) openWorkspace(path string) (*runner.Workspace, error) {
 	return runner.OpenWorkspace(path, runner.Protected{State: w.state})
 }
 
-// prepare does the same as cmd/caisson, with a fake sandbox and a replayed model.
+// prepare does the same as cmd/caisson, with a fake sandbox and a replayed
+// model.
 func (w *testEnv) prepare(_ context.Context, in NewSession) (runner.Options, func(), error) {
 	return prepare(w.state, w.turns, w.policy, in, w.backend, w.openWorkspace, w.opts)
 }
 
-// resume does the same for a session that goes on, in bind mode.
+// resume is prepare for a resumed session, in bind mode.
 func (w *testEnv) resume(ctx context.Context, session string, _ ResumeSession) (runner.Options, func(), error) {
 	dir, err := sessiondir.Reopen(w.state, session, nil)
 	if err != nil {
@@ -222,7 +222,6 @@ func (w *testEnv) prepareSandbox(_ context.Context, in NewSandbox) (runner.Optio
 	}, nil
 }
 
-// answer is a response of the server.
 type answer struct {
 	status int
 	header http.Header
@@ -244,7 +243,8 @@ func (a answer) requireStatus(t *testing.T, status int) answer {
 	return a
 }
 
-// requireProblem is the answer as a problem of a status and a code.
+// requireProblem returns the problem in an answer, which must have the status
+// and the code.
 func (a answer) requireProblem(t *testing.T, status int, code string) Problem {
 	t.Helper()
 	var p Problem
@@ -255,7 +255,7 @@ func (a answer) requireProblem(t *testing.T, status int, code string) Problem {
 	return p
 }
 
-// do sends a request with a token, "" is none.
+// do sends a request with a token, or without one if it is "".
 func (w *testEnv) do(token, method, path, body string, header ...string) answer {
 	w.t.Helper()
 	a, err := send(w.t.Context(), http.DefaultClient, w.base, token, method, path, body, header...)
@@ -296,7 +296,6 @@ func (w *testEnv) post(path, body string) answer {
 	return w.do(aliceToken, "POST", path, body)
 }
 
-// startSession starts a session on the workspace.
 func (w *testEnv) startSession(mode string) string {
 	w.t.Helper()
 	var s Session
@@ -312,7 +311,6 @@ func (w *testEnv) startTurn(session, message string) string {
 	return s.Turn
 }
 
-// event is one of a stream.
 type event struct {
 	id, name, data string
 }
@@ -326,7 +324,6 @@ func (e event) record(t *testing.T) record.Record {
 	return r
 }
 
-// follower reads a stream.
 type follower struct {
 	t    *testing.T
 	body io.ReadCloser
@@ -334,7 +331,7 @@ type follower struct {
 	buf  []byte
 }
 
-// followEvents opens a stream behind a record, by the header, or by a query.
+// followEvents opens a stream after a record, by the header or by a query.
 func (w *testEnv) followEvents(session, after string) *follower {
 	w.t.Helper()
 	query := ""
@@ -410,7 +407,6 @@ func (f *follower) until(kind record.Kind) record.Record {
 	}
 }
 
-// rest reads to the end of the stream.
 func (f *follower) rest() []event {
 	f.t.Helper()
 	var all []event
@@ -423,7 +419,6 @@ func (f *follower) rest() []event {
 	}
 }
 
-// trace reads a session's trace from the disk.
 func (w *testEnv) trace(session string) []record.Record {
 	w.t.Helper()
 	text, err := os.ReadFile(filepath.Join(sessiondir.Path(w.state, session), record.TraceFile))
@@ -473,7 +468,6 @@ func (w *testEnv) waitForTurn(session, turn string) Turn {
 	}
 }
 
-// waitForConfirmation waits for a confirmation and returns it.
 func (w *testEnv) waitForConfirmation(session string, f *follower) Confirmation {
 	w.t.Helper()
 	f.until(record.KindConfirmationRequested)

@@ -21,10 +21,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// execBody is a request for one command of the fake sandbox.
+// execBody requests one command of the fake sandbox.
 func execBody(verb string) string { return fmt.Sprintf(`{"argv":[%q]}`, verb) }
 
-// runExec runs a command, and returns its result.
 func (w *testEnv) runExec(id, body string, header ...string) ExecResult {
 	w.t.Helper()
 	var r ExecResult
@@ -32,7 +31,6 @@ func (w *testEnv) runExec(id, body string, header ...string) ExecResult {
 	return r
 }
 
-// bytes returns the bytes of a piece of output.
 func (o Output) bytes(t *testing.T) []byte {
 	t.Helper()
 	if o.Base64 == "" {
@@ -45,7 +43,6 @@ func (o Output) bytes(t *testing.T) []byte {
 	return b
 }
 
-// followExec opens the events of a command.
 func (w *testEnv) followExec(ctx context.Context, id, body string, header ...string) *follower {
 	w.t.Helper()
 	req, err := http.NewRequestWithContext(ctx, "POST", w.base+"/sandboxes/"+id+"/exec", strings.NewReader(body))
@@ -69,7 +66,7 @@ func (w *testEnv) followExec(ctx context.Context, id, body string, header ...str
 	return f
 }
 
-// execOutput is what a stream of events had.
+// execOutput collects a stream of events.
 type execOutput struct {
 	id             string
 	stdout, stderr []byte
@@ -112,7 +109,6 @@ func (o *execOutput) add(t *testing.T, e event) bool {
 	return o.end != nil || o.problem != nil
 }
 
-// readExec reads the events to the end.
 func (f *follower) readExec() (o execOutput) {
 	f.t.Helper()
 	defer f.body.Close()
@@ -138,8 +134,8 @@ func (f *follower) waitFor(o *execOutput, text string) {
 	}
 }
 
-// TestExec runs commands with input, variables and bytes of any kind: both kinds of
-// answers have them exactly.
+// TestExec runs commands with input, variables and arbitrary bytes, which both
+// kinds of answers return exactly.
 func TestExec(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	id := w.startSandbox(`{}`).ID
@@ -170,7 +166,8 @@ func TestExec(t *testing.T) {
 	if r := w.runExec(id, `{"argv":["cat"],"stdin":"text"}`); r.Output.Stdout.Text != "text" {
 		t.Errorf("got %+v", r)
 	}
-	// Nothing is kept of commands without a key, and the records have who ran which.
+	// Commands without a key keep nothing, and records tell who ran which
+	// command.
 	if files, err := filepath.Glob(filepath.Join(sessiondir.Path(w.state, id), sessiondir.OutputDir, "*")); err != nil || len(files) > 0 {
 		t.Errorf("kept %q, %v", files, err)
 	}
@@ -191,8 +188,7 @@ func TestExec(t *testing.T) {
 	w.post("/sandboxes/"+id+"/exec", execBody("say more")).requireProblem(t, 410, "ended")
 }
 
-// TestExecIsRefused: hostile and wrong requests are refused with a reason, and run
-// nothing.
+// Hostile and wrong requests are refused with a reason, and run nothing.
 func TestExecIsRefused(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	id := w.startSandbox(`{}`).ID
@@ -241,8 +237,8 @@ func TestExecIsRefused(t *testing.T) {
 	}
 }
 
-// TestExecKeys: the same key joins the command while it runs and gets its result later,
-// for its own client alone; many at once run it once.
+// The same key joins the command while it runs and gets its result later, only
+// for its own client. Many requests at once run it once.
 func TestExecKeys(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	w.backend.gate = make(chan struct{})
@@ -274,7 +270,7 @@ func TestExecKeys(t *testing.T) {
 	if ran := w.backend.commands(); len(ran) != 1 {
 		t.Errorf("ran %q", ran)
 	}
-	// Later, and behind an event.
+	// Later, and after an event.
 	if r := w.runExec(id, body, key...); r.Exec != first.id || r.Output.Stdout.Text != "before\nafter\n" {
 		t.Errorf("later: %+v", r)
 	}
@@ -282,7 +278,7 @@ func TestExecKeys(t *testing.T) {
 		t.Errorf("behind an event: %+v", o)
 	}
 	w.do(aliceToken, "POST", "/sandboxes/"+id+"/exec", body, append(key, "Last-Event-ID", "14-0")...).requireProblem(t, 400, "event_id")
-	// Another request of this client, and the same of another one.
+	// Another request of this client, and the same request of another client.
 	w.do(aliceToken, "POST", "/sandboxes/"+id+"/exec", `{"argv":["gate"],"dir":"/workspace"}`, key...).requireProblem(t, 422, "key_reused")
 	go func() { w.backend.gate <- struct{}{} }()
 	var other ExecResult
@@ -295,7 +291,8 @@ func TestExecKeys(t *testing.T) {
 	}
 }
 
-// TestExecLosesItsClient: with a key the command goes on, without one it is cancelled.
+// If its client is lost, a command with a key goes on, and one without is
+// cancelled.
 func TestExecLosesItsClient(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	w.backend.gate = make(chan struct{})
@@ -363,8 +360,8 @@ func (w *testEnv) waitForRunning(id string, n int) {
 	}
 }
 
-// TestExecEnds: a DELETE of the command, of its sandbox, and the end of the server each end
-// a command, whose client gets the end.
+// A DELETE of the command or its sandbox, and the end of the server, each end a
+// command. Its client gets the end.
 func TestExecEnds(t *testing.T) {
 	for name, end := range map[string]func(w *testEnv, id, exec string){
 		"DELETE of the command": func(w *testEnv, id, exec string) {
@@ -409,7 +406,7 @@ func TestExecEnds(t *testing.T) {
 	}
 }
 
-// TestExecBounds: no client makes a sandbox run or keep more than it may.
+// No client makes a sandbox run or keep more than it may.
 func TestExecBounds(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	w.backend.gate = make(chan struct{})
@@ -443,8 +440,8 @@ func TestExecBounds(t *testing.T) {
 	}
 }
 
-// TestExecOutputIsBounded: what is not kept is told, and a client that reads nothing
-// holds neither the command nor memory.
+// The end tells how much output was not kept. A client that reads nothing
+// blocks neither the command nor memory.
 func TestExecOutputIsBounded(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	id := w.startSandbox(`{}`).ID
@@ -475,7 +472,7 @@ func TestExecOutputIsBounded(t *testing.T) {
 	}
 }
 
-// TestExecFails: what is no end of the command is a problem, in both kinds of answers.
+// A command that does not end properly is a problem, in both kinds of answers.
 func TestExecFails(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	id := w.startSandbox(`{}`).ID

@@ -27,16 +27,17 @@ import (
 //
 // Files are really written, in the folder or in a real overlay of it.
 type fakeBackend struct {
-	// create runs first in Create; nil does nothing.
+	// create runs first in Create, if not nil.
 	create func(ctx context.Context) error
-	// start runs first in Start; nil does nothing.
+	// start runs first in Start, if not nil.
 	start func(cmd sandbox.Command) error
-	// clings is told when a command has begun, and when it is asked to end and doesn't.
+	// clings is sent to when the command cling has begun, and when it ignores a
+	// signal.
 	clings chan struct{}
-	// gate lets the command of that name go on.
+	// gate lets the command gate continue.
 	gate chan struct{}
 
-	// transfer runs in place of the commands that copy files; nil runs these.
+	// transfer, if not nil, replaces the commands that copy files.
 	transfer func(context.Context, sandbox.Command) sandbox.ExitStatus
 
 	mu    sync.Mutex
@@ -71,14 +72,14 @@ func (f *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sa
 	return b, nil
 }
 
-// commands are those that ran, in order.
+// commands returns the commands that ran, in order.
 func (f *fakeBackend) commands() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return append([]string{}, f.ran...)
 }
 
-// requireGone fails the test where a sandbox is left.
+// requireGone fails the test if a sandbox is left.
 func (f *fakeBackend) requireGone(t *testing.T) {
 	t.Helper()
 	f.mu.Lock()
@@ -119,7 +120,7 @@ func (b *fakeBox) Attestation() sandbox.Attestation {
 	}
 }
 
-// mount mounts a real overlay, which root can.
+// mount mounts a real overlay, which needs root.
 func (b *fakeBox) mount() (err error) {
 	w := b.spec.Workspace
 	b.merged = filepath.Join(b.spec.Dir, "merged")
@@ -140,7 +141,7 @@ func (*fakeBox) Service() sandbox.ServiceProcess { return nil }
 func (b *fakeBox) Done() <-chan struct{} { return b.done }
 func (b *fakeBox) Err() error            { return nil }
 
-// Collect is for copies, which this fake makes none of.
+// Collect is for copies, which this fake does not make.
 func (*fakeBox) Collect(context.Context) error { return sandbox.ErrState }
 
 func (b *fakeBox) View() workspace.View {
@@ -183,7 +184,7 @@ func (b *fakeBox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Proce
 	return p, nil
 }
 
-// path returns where the file name of the workspace is.
+// path returns the path of a file in the workspace.
 func (b *fakeBox) path(name string) string {
 	if b.merged != "" {
 		return filepath.Join(b.merged, name)
@@ -277,8 +278,8 @@ func (b *fakeBox) run(ctx context.Context, cmd sandbox.Command) (exit sandbox.Ex
 	return exit
 }
 
-// transfer packs and unpacks in the workspace, as the guest's binary does. A program of the
-// test may take its place.
+// transfer packs and unpacks in the workspace, like the guest's binary, or
+// calls the test's transfer.
 func (b *fakeBox) transfer(ctx context.Context, cmd sandbox.Command) sandbox.ExitStatus {
 	if b.backend.transfer != nil {
 		return b.backend.transfer(ctx, cmd)

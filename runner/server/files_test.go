@@ -25,12 +25,13 @@ import (
 	guestarchive "github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
-// filesPath is the URL's path of the files of a sandbox.
+// filesPath returns the URL's path of a sandbox's files.
 func filesPath(id, file string) string {
 	return "/sandboxes/" + id + "/files?path=" + url.QueryEscape(file)
 }
 
-// newFiles makes a server with one sandbox, and returns the sandbox's directory.
+// newFiles starts a server with one sandbox, and returns the sandbox's
+// directory.
 func newFiles(t *testing.T, change ...func(*Options)) (w *testEnv, id, dir string) {
 	t.Helper()
 	w = newTestEnv(t, "  - text: Never asked.\n", change...)
@@ -38,7 +39,8 @@ func newFiles(t *testing.T, change ...func(*Options)) (w *testEnv, id, dir strin
 	return w, id, sessiondir.WorkspacePath(w.state, id)
 }
 
-// tarOf returns an archive of these entries. Regular files contain their own names.
+// tarOf returns an archive of these entries. Regular files contain their own
+// names.
 func tarOf(t *testing.T, list ...tar.Header) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -62,7 +64,7 @@ func tarOf(t *testing.T, list ...tar.Header) string {
 	return b.String()
 }
 
-// commandsEnded are the ends of the commands of a sandbox, without the first one.
+// commandsEnded returns the ends of a sandbox's commands, except the first.
 func (w *testEnv) commandsEnded(id string) (list []record.UserCommandEnded) {
 	w.t.Helper()
 	for _, r := range w.trace(id) {
@@ -73,7 +75,8 @@ func (w *testEnv) commandsEnded(id string) (list []record.UserCommandEnded) {
 	return list[1:]
 }
 
-// TestFiles copies one file and a tree in and out, byte for byte, on one connection.
+// TestFiles copies one file and a tree in and out, byte for byte, on one
+// connection.
 func TestFiles(t *testing.T) {
 	w, id, dir := newFiles(t)
 	content := strings.Repeat("0123456789abcdef", 40<<10)
@@ -121,7 +124,8 @@ func TestFiles(t *testing.T) {
 			t.Errorf("recorded %+v", c)
 		}
 	}
-	// Keep-alive: an answer to a body that was read whole leaves the connection open.
+	// Keep-alive: after reading the whole body, an answer leaves the connection
+	// open.
 	conn, err := net.Dial("tcp", strings.TrimPrefix(w.base, "http://"))
 	if err != nil {
 		t.Fatal(err)
@@ -142,8 +146,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestFilesRefused: what can't be copied is a problem that names it, and each request is
-// one command at most.
+// A file that can't be copied is a problem that names it, and each request runs
+// at most one command.
 func TestFilesRefused(t *testing.T) {
 	w, id, dir := newFiles(t, func(o *Options) { o.MaxTransfer = 100 << 10 })
 	outside := filepath.Join(t.TempDir(), "outside")
@@ -222,13 +226,13 @@ func TestFilesRefused(t *testing.T) {
 	w.do(aliceToken, "PUT", filesPath(id, "f"), "x", "Content-Type", fileType).requireProblem(t, 410, "ended")
 }
 
-// rawPut is a request for an upload as it is written, up to its body.
+// rawPut returns an upload request as text, up to its body.
 func rawPut(id, path, kind, framing string) string {
 	return "PUT " + filesPath(id, path) + " HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + aliceToken + "\r\nContent-Type: " + kind + "\r\n" + framing + "\r\n\r\n"
 }
 
-// TestUnfinishedUploads: a body that ends too soon, that pauses, or that is larger than the
-// bound ends the command as cancelled. The control is the same body, whole.
+// A body that ends too soon, pauses, or is too large ends the command as
+// cancelled. The control is the same body, whole.
 func TestUnfinishedUploads(t *testing.T) {
 	bounded := func(o *Options) { o.MaxTransfer = 64 << 10 }
 	w, id, dir := newFiles(t, bounded)
@@ -297,8 +301,9 @@ func TestUnfinishedUploads(t *testing.T) {
 	}
 }
 
-// pausingBody is a request's body that pauses too long. As in net/http, the request's context
-// ends before the read fails, and the command of the request ends before the read returns.
+// pausingBody is a request's body that pauses too long. As in net/http, the
+// request's context ends before the read fails, and the request's command ends
+// before the read returns.
 type pausingBody struct {
 	request context.CancelFunc
 	command <-chan struct{}
@@ -310,8 +315,8 @@ func (b pausingBody) Read([]byte) (int, error) {
 	return 0, os.ErrDeadlineExceeded
 }
 
-// TestUploadFailsBeforeItsReadReturns: the end of a command that the failed read of its body
-// cancelled is not taken for one of its own. The control is a command that ends by itself.
+// If the failed read of a body cancelled the command, its end is not taken for
+// a normal one. The control is a command that ends by itself.
 func TestUploadFailsBeforeItsReadReturns(t *testing.T) {
 	for _, cancelled := range []bool{true, false} {
 		request, cancel := context.WithCancel(t.Context())
@@ -330,8 +335,8 @@ func TestUploadFailsBeforeItsReadReturns(t *testing.T) {
 	}
 }
 
-// TestCutDownloads: a command that fails, whatever it has written by then, never makes an
-// answer that looks whole. The control is the same command with status 0.
+// A command that fails, whatever it has written by then, never makes an answer
+// that looks whole. The control is the same command with status 0.
 func TestCutDownloads(t *testing.T) {
 	w, id, _ := newFiles(t)
 	const long = 300 << 10
@@ -382,8 +387,8 @@ func TestCutDownloads(t *testing.T) {
 	}
 }
 
-// TestHostilePacks: the output of the command that packs may be anything, since commands
-// of the same user can change it.
+// The packing command's output may be anything, since commands of the same user
+// can change it.
 func TestHostilePacks(t *testing.T) {
 	w, id, _ := newFiles(t, func(o *Options) { o.MaxTransfer = 1 << 20 })
 	sparse := []byte(tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "file", Format: tar.FormatGNU})[:512])
@@ -444,8 +449,8 @@ func TestHostilePacks(t *testing.T) {
 	}
 }
 
-// TestClientsThatDoNotRead: a client that reads nothing of a download ends its command
-// after a while, and the server's memory does not grow with what is copied.
+// If a client reads nothing of a download, its command ends after a while, and
+// the server's memory does not grow with what is copied.
 func TestClientsThatDoNotRead(t *testing.T) {
 	w, id, _ := newFiles(t, func(o *Options) { o.copyTime = 50 * time.Millisecond })
 	ended := make(chan int, 1)
@@ -471,7 +476,7 @@ func TestClientsThatDoNotRead(t *testing.T) {
 	}
 }
 
-// TestLargeCopies: neither direction holds more than a few pieces in memory.
+// Neither direction holds more than a few pieces in memory.
 func TestLargeCopies(t *testing.T) {
 	w, id, _ := newFiles(t)
 	const size = 256 << 20
@@ -537,7 +542,6 @@ func TestLargeCopies(t *testing.T) {
 	}
 }
 
-// zeroReader is an endless reader of zeros.
 type zeroReader struct{}
 
 func (zeroReader) Read(p []byte) (int, error) {

@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzCheckJSON holds the strict reader against encoding/json: what it takes is
-// JSON, and every key in it is of the characters that ours have.
+// FuzzCheckJSON compares the strict reader with encoding/json: what it accepts
+// is JSON, with keys made of the characters in ours.
 func FuzzCheckJSON(f *testing.F) {
 	seeds := []string{
 		`{}`, `{"decision":"allow"}`, `{"decision":"deny","decision":"allow"}`, `{"a":{"b":[1,2,{"c":null}]}}`, `{"deci\u017fion":"allow"}`,
@@ -38,7 +38,6 @@ func FuzzCheckJSON(f *testing.F) {
 	})
 }
 
-// allKeysMatch reports whether all keys match jsonKey.
 func allKeysMatch(v any) bool {
 	switch v := v.(type) {
 	case map[string]any:
@@ -53,8 +52,8 @@ func allKeysMatch(v any) bool {
 	return true
 }
 
-// FuzzRequests sends what may be a request to every path: it is answered, as
-// JSON or as a problem, and no session is started by what is none.
+// FuzzRequests sends possible requests to every path. Each is answered, as JSON
+// or with a problem, and only a valid one starts a session.
 func FuzzRequests(f *testing.F) {
 	seeds := []struct{ method, path, body string }{
 		{"POST", "/sessions", `{"workspace":"/x"}`},
@@ -108,7 +107,7 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// FuzzAccept: what the header Accept names first, of the two types, is sent.
+// FuzzAccept: the first of the two types in Accept is sent.
 func FuzzAccept(f *testing.F) {
 	for _, s := range []string{"", "*/*", "application/x-tar", "application/x-tar;q=0, */*;q=0.1", "text/html", "application/octet-stream, application/x-tar", "a/b;q=\"", ",", "APPLICATION/X-TAR; q=1"} {
 		f.Add(s)

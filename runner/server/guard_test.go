@@ -22,15 +22,15 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// sendRaw sends a request as it is written, for what net/http would not send, and
-// returns the status and the headers of the response.
+// sendRaw sends a request as text, for requests that net/http would not send,
+// and returns the status and the headers of the response.
 func (w *testEnv) sendRaw(request string) (status int, header http.Header) {
 	w.t.Helper()
 	a := w.exchangeRaw(request)
 	return a.status, a.header
 }
 
-// exchangeRaw sends a request as it is and returns the whole answer.
+// exchangeRaw sends a request as text and returns the whole answer.
 func (w *testEnv) exchangeRaw(request string) answer {
 	w.t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(w.base, "http://"))
@@ -38,8 +38,8 @@ func (w *testEnv) exchangeRaw(request string) answer {
 		w.t.Fatal(err)
 	}
 	defer conn.Close()
-	// A server that refuses a large request doesn't read all of it: the answer
-	// counts, and not that the rest could not be written.
+	// A server that refuses a large request doesn't read all of it. Only the
+	// answer counts, even if the rest could not be written.
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := conn.Write([]byte(request))
@@ -55,9 +55,8 @@ func (w *testEnv) exchangeRaw(request string) answer {
 	return answer{res.StatusCode, res.Header, string(text)}
 }
 
-// TestRequestsFromElsewhere are those of other sites, other programs and other
-// names: each is refused with the very request that is served without what is
-// wrong with it.
+// Requests of other sites, other programs and other names are refused. The same
+// requests without the fault are served.
 func TestRequestsFromElsewhere(t *testing.T) {
 	core, logged := observer.New(zap.DebugLevel)
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.Logger, o.Hosts = zap.New(core), []string{"caisson.test", "proxy.test:443"} })
@@ -122,7 +121,6 @@ func TestRequestsFromElsewhere(t *testing.T) {
 	if got := len(w.server.sessions.sessions); got != 1 {
 		t.Fatalf("%d sessions were started by requests that were refused", got-1)
 	}
-	// The controls.
 	for _, right := range [][]string{
 		nil,
 		{"Origin", w.base},
@@ -246,8 +244,8 @@ func TestHealthTellsNothing(t *testing.T) {
 	open.do("", "GET", "/sessions", "").requireStatus(t, 401)
 }
 
-// TestBodiesAreReadBehindTokenAndSlot: what a request without a token brings is
-// not read, and no more bodies are held than requests are served at once.
+// The body of a request without a token is not read, and no more bodies are
+// held than requests are served at once.
 func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	for name, c := range map[string]struct {
@@ -305,8 +303,8 @@ func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
 	}
 }
 
-// TestConnectionsOfStrangers: connections on which nobody named a token, and connections
-// that are idle, keep nobody out. A request that is under way keeps its connection.
+// Connections without a token, and idle connections, don't keep anybody out. A
+// request under way keeps its connection.
 func TestConnectionsOfStrangers(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	id := w.startSession("bind")
@@ -339,8 +337,8 @@ func TestConnectionsOfStrangers(t *testing.T) {
 	events.until(record.KindSessionEnded)
 }
 
-// TestBodiesThatNeverCome: a request that takes no body is refused at once,
-// though one is announced and the connection stays open.
+// A request that takes no body is refused at once if one is announced, though
+// the connection stays open.
 func TestBodiesThatNeverCome(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	id := w.startSession("bind")
@@ -359,7 +357,6 @@ func TestBodiesThatNeverCome(t *testing.T) {
 	w.do(aliceToken, "GET", path, "{}").requireProblem(t, 400, "body")
 }
 
-// countingReader counts what is read from it.
 type countingReader struct {
 	io.Reader
 	n int
@@ -420,7 +417,7 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// TestUnixSocket is the whole over a unix socket.
+// TestUnixSocket uses the whole server over a unix socket.
 func TestUnixSocket(t *testing.T) {
 	w := newTestEnv(t, twoTurns)
 	w.policy = "sandboxed"

@@ -66,7 +66,7 @@ func writeLong(tb testing.TB, state string, n int) int {
 	return written
 }
 
-// reader is a server that is asked for streams only.
+// reader is a server that is only asked for streams.
 type reader struct {
 	tb     testing.TB
 	server *Server
@@ -98,8 +98,8 @@ func newReader(tb testing.TB, state string) *reader {
 	return &reader{tb, s, h.URL}
 }
 
-// behind returns the ids of the records that come behind one; first ends the
-// stream after the first of them.
+// behind returns the IDs of the records after one; first ends the stream after
+// the first of them.
 func (r *reader) behind(ctx context.Context, after int, first bool) (ids []int) {
 	r.tb.Helper()
 	req, err := http.NewRequestWithContext(ctx, "GET", r.base+"/sessions/"+longID+"/events", nil)
@@ -134,7 +134,6 @@ func (r *reader) behind(ctx context.Context, after int, first bool) (ids []int) 
 	return ids
 }
 
-// indexed waits until the session is indexed to its end.
 func (r *reader) indexed() {
 	r.tb.Helper()
 	r.server.sessions.indexes.extendIndex(longID, sessiondir.Path(r.server.opts.StateDir, longID), false)
@@ -157,8 +156,9 @@ func (r *reader) checkpoint(after int) (seq int64, ok bool) {
 	return c.Seq, ok
 }
 
-// TestStreamsStartFromCheckpoints comes back to a long session everywhere, before
-// it is indexed, after, and where the index is wrong: what comes is the same.
+// TestStreamsStartFromCheckpoints reconnects to a long session at every place,
+// before it is indexed, after, and with a wrong index: the records are the
+// same.
 func TestStreamsStartFromCheckpoints(t *testing.T) {
 	state := t.TempDir()
 	n := writeLong(t, state, 3_000)
@@ -190,7 +190,7 @@ func TestStreamsStartFromCheckpoints(t *testing.T) {
 	}
 	check("indexed")
 
-	// The same bytes in another file, as retention puts one in its place.
+	// The same bytes in another file, as after retention.
 	path := filepath.Join(sessiondir.Path(state, longID), record.TraceFile)
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -270,8 +270,8 @@ func TestALiveSessionIsIndexed(t *testing.T) {
 	}
 }
 
-// BenchmarkReconnect comes back to record 99,604 of 100,000: from a checkpoint,
-// and without an index.
+// BenchmarkReconnect reconnects at record 99,604 of 100,000, with and without
+// an index.
 func BenchmarkReconnect(b *testing.B) {
 	state := b.TempDir()
 	writeLong(b, state, 100_000)

@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// TestTurnLimits checks that a turn takes limits below those of its session, holds them
-// for itself alone, and refuses higher and unknown ones before it begins.
+// A turn takes lower limits than its session's, which hold only for it. Higher
+// and unknown ones are refused before it begins.
 func TestTurnLimits(t *testing.T) {
 	w := newTestEnv(t, strings.Repeat("  - calls: [{tool: list_dir, input: {}}]\n", 4)+"  - text: Done.\n")
 	w.opts = func(o *runner.Options) {
@@ -44,7 +44,6 @@ func TestTurnLimits(t *testing.T) {
 	}
 }
 
-// startTurnWithin starts a turn with limits and returns its id.
 func (w *testEnv) startTurnWithin(session, within string) string {
 	w.t.Helper()
 	var started Started
@@ -52,8 +51,8 @@ func (w *testEnv) startTurnWithin(session, within string) string {
 	return started.Turn
 }
 
-// TestCostOfATurnNeedsAPrice checks that a limit of cost is refused for a model whose
-// price is unknown, and the turn does not begin.
+// A cost limit is refused for a model whose price is unknown, and the turn does
+// not begin.
 func TestCostOfATurnNeedsAPrice(t *testing.T) {
 	w := newTestEnv(t, "  - text: Done.\n")
 	w.opts = func(o *runner.Options) { o.Profiles = []loop.Profile{{Name: "free", Model: answeringModel{}}} }
@@ -67,7 +66,6 @@ func TestCostOfATurnNeedsAPrice(t *testing.T) {
 	}
 }
 
-// answeringModel answers each request.
 type answeringModel struct{}
 
 func (answeringModel) Complete(context.Context, loop.Request, func(loop.Delta)) (loop.Response, error) {
@@ -78,8 +76,8 @@ func (answeringModel) Info() loop.ModelInfo {
 	return loop.ModelInfo{Provider: "fake", Model: "answering"}
 }
 
-// TestCeilingsPerClient checks that the ledger counts turns for the client that starts
-// them, in whichever session.
+// The ledger counts turns for the client that starts them, in whichever
+// session.
 func TestCeilingsPerClient(t *testing.T) {
 	w := newTestEnv(t, "  - text: Done.\n")
 	w.opts = func(o *runner.Options) {
@@ -112,8 +110,8 @@ func TestCeilingsPerClient(t *testing.T) {
 	}
 }
 
-// TestSessionLimits checks that a limit of the whole session ends a turn with its stop reason
-// and all of its usage, and with it the session. No turn begins after it, resumed or not. The
+// A limit of the whole session ends a turn with its stop reason and all of its
+// usage, and with it the session. No turn begins after it, resumed or not. The
 // control is the same session with a higher limit.
 func TestSessionLimits(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -178,8 +176,8 @@ func TestSessionLimits(t *testing.T) {
 	}
 }
 
-// callingModel counts 40,000 tokens for each of its answers, those with true in calls have a
-// tool call.
+// callingModel counts 40,000 tokens for each answer. The answers for which
+// calls is true have a tool call.
 type callingModel struct{ calls []bool }
 
 func (m *callingModel) Complete(_ context.Context, r loop.Request, _ func(loop.Delta)) (loop.Response, error) {

@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// TestManySessions is 64 at once, each with its own workspace, output and
-// question: none sees another's.
+// TestManySessions runs 64 sessions at once, each with its own workspace,
+// output and question. None sees another's.
 func TestManySessions(t *testing.T) {
 	w := newTestEnv(t, "  - calls: [{tool: shell, input: {command: \"write mark.txt x\"}}]\n  - text: Done.\n", func(o *Options) { o.MaxSessions = 64 })
 	const n = 64
@@ -53,7 +53,7 @@ func TestManySessions(t *testing.T) {
 	if !strings.Contains(p.Detail, "64") {
 		t.Errorf("how many there may be is not said: %s", p.Detail)
 	}
-	// Pages, the newest first, without a gap or a repetition.
+	// Pages have the newest first, without a gap or a repetition.
 	seen, before := map[string]bool{}, ""
 	for range n {
 		var page SessionList
@@ -105,8 +105,8 @@ func TestIdsOfNothing(t *testing.T) {
 	w.get("/sessions/"+id).requireStatus(t, 200)
 }
 
-// TestSessionsOfOtherPlacesAreNotShown checks that sessions of other Caissons of
-// the same user, on workspaces that this server does not serve, are not shown.
+// Sessions of the same user's other Caissons, on workspaces that this server
+// does not serve, are not shown.
 func TestSessionsOfOtherPlacesAreNotShown(t *testing.T) {
 	w := newTestEnv(t, "  - text: Done.\n")
 	id := w.startSession("bind")
@@ -135,7 +135,8 @@ func TestSessionsOfOtherPlacesAreNotShown(t *testing.T) {
 		w.post("/sessions/"+id+path, body).requireProblem(t, 404, "no_session")
 	}
 	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireProblem(t, 404, "no_session")
-	// One of its own is shown before its trace says where it works.
+	// The server's own sessions are shown before their traces name the
+	// workspace.
 	w.get("/sessions/"+w.startSession("bind")).requireStatus(t, 200)
 }
 
@@ -170,8 +171,9 @@ func TestLongValuesCanBeHad(t *testing.T) {
 	w.waitForTurn(id, turn)
 }
 
-// TestSlowReaders lets readers stop reading during a flood of output: the
-// session and another reader go on, and what waits for them is bounded.
+// TestSlowReaders lets readers stop reading during a flood of output. The
+// session and another reader go on, and what waits for the slow ones is
+// bounded.
 func TestSlowReaders(t *testing.T) {
 	const flood = 64 << 20
 	w := newTestEnv(t, fmt.Sprintf("  - calls: [{tool: shell, input: {command: \"flood %d\"}}]\n  - text: Done.\n", flood))
@@ -236,7 +238,7 @@ func TestStreamsOfAToken(t *testing.T) {
 		open = append(open, w.followEvents(id, ""))
 	}
 	w.get("/sessions/"+id+"/events").requireProblem(t, 429, "streams")
-	// Another client has its own.
+	// Another client has its own streams.
 	req := w.do(bobToken, "GET", "/sessions/"+id+"/events?after=x", "")
 	req.requireProblem(t, 400, "event_id")
 	open[0].close()
@@ -247,7 +249,7 @@ func TestStreamsOfAToken(t *testing.T) {
 }
 
 // TestClientsThatVanish connects 1,000 streams and cuts them, some before they
-// were answered: nothing of them stays.
+// were answered. Nothing of them stays.
 func TestClientsThatVanish(t *testing.T) {
 	w := newTestEnv(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
 	w.policy = "sandboxed"
@@ -294,7 +296,7 @@ func TestIdleSessionsEnd(t *testing.T) {
 	w.backend.requireGone(t)
 }
 
-// deadlined is a response whose deadline is over at once.
+// deadlined is a response whose deadline has always passed.
 type deadlined struct {
 	conn  net.Conn
 	limit time.Time
@@ -305,10 +307,9 @@ func (d *deadlined) WriteHeader(int)             {}
 func (d *deadlined) Write(p []byte) (int, error) { return d.conn.Write(p) }
 func (d *deadlined) FlushError() error           { return nil }
 
-// SetWriteDeadline sets one that is over.
+// SetWriteDeadline sets a deadline in the past.
 func (d *deadlined) SetWriteDeadline(time.Time) error { return d.conn.SetWriteDeadline(d.limit) }
 
-// countReaders returns the number of readers.
 func (f *feed) countReaders() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -10,9 +10,9 @@ import (
 
 const hour = int64(time.Hour)
 
-// TestWallClockMoves moves a server's wall clock while questions wait. Whoever
-// held the time that clients are told, expires_at, against that clock would be
-// wrong each time: those are the controls.
+// TestWallClockMoves moves a server's wall clock while questions wait. The
+// controls show that comparing expires_at, the time that clients are told, with
+// that clock would be wrong each time.
 func TestWallClockMoves(t *testing.T) {
 	t.Run("forward", func(t *testing.T) {
 		w := newTestEnv(t, asks)
@@ -37,7 +37,7 @@ func TestWallClockMoves(t *testing.T) {
 		if w.made() {
 			t.Error("what was denied was done")
 		}
-		// An answer in its time counts, wherever the clock goes meanwhile.
+		// An answer in time counts, wherever the clock goes meanwhile.
 		allowed, _ := w.question()
 		c.wall.Store(48 * hour)
 		w.post(allowed, `{"decision":"allow"}`).requireStatus(t, 200)
@@ -52,7 +52,8 @@ func TestWallClockMoves(t *testing.T) {
 		w.clocked(&c, 300*time.Millisecond)
 		path, q := w.question()
 		c.wall.Store(-hour)
-		// Nobody answers: it ends by itself, and not an hour later.
+		// Without an answer, the question ends by itself, and not an hour
+		// later.
 		w.waitForTurn(of(path))
 		if now := w.serverDate(); !now.Before(q.Expires) {
 			t.Fatalf("the control: it is %s for the server, the question ends %s", now, q.Expires)
@@ -62,7 +63,7 @@ func TestWallClockMoves(t *testing.T) {
 }
 
 // TestMachineSleeps lets a machine sleep for an hour, which Go's clock does not
-// notice, while a question waits: who then answers is too late.
+// notice, while a question waits. An answer then comes too late.
 func TestMachineSleeps(t *testing.T) {
 	w := newTestEnv(t, asks)
 	var c clocks
@@ -78,7 +79,7 @@ func TestMachineSleeps(t *testing.T) {
 	w.timedOut(path)
 	w.waitForTurn(session, turn)
 	w.timedOut(path)
-	// The control: awake, the same answer counts.
+	// Control: if the machine is awake, the same answer counts.
 	path, _ = w.question()
 	w.post(path, `{"decision":"allow"}`).requireStatus(t, 200)
 	w.waitForTurn(of(path))
@@ -99,9 +100,9 @@ func (w *testEnv) timedOut(path string) {
 	}
 }
 
-// TestClockMovesAcrossARestart kills a server that asks something, and starts
-// another one an hour before, or behind. The end that the trace holds is not
-// over for the first, and over for the second; neither goes by it.
+// TestClockMovesAcrossARestart kills a server with an open question, and starts
+// another one an hour earlier, or later. The end in the trace has not passed
+// for the first, and has for the second; neither goes by it.
 func TestClockMovesAcrossARestart(t *testing.T) {
 	w := newTestEnv(t, asks)
 	kill := w.clocked(&clocks{}, 10*time.Minute)
@@ -132,7 +133,7 @@ func TestClockMovesAcrossARestart(t *testing.T) {
 		}
 		kill()
 	}
-	// The control: a question of the new server's own.
+	// Control: a question of the new server's own.
 	var c clocks
 	c.wall.Store(-hour)
 	w.clocked(&c, 10*time.Minute)

@@ -15,7 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/openapi.json")
 
-// TestOpenAPIIsPublished holds docs/openapi.json against the code.
+// TestOpenAPIIsPublished compares docs/openapi.json with the code.
 func TestOpenAPIIsPublished(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	got := w.get("/openapi.json").requireStatus(t, 200)

@@ -19,7 +19,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestHintsOfFaultsSpeakToClients: each kind of fault has a hint, in words for clients.
+// Each kind of fault has a hint in words for clients.
 func TestHintsOfFaultsSpeakToClients(t *testing.T) {
 	for _, kind := range []runner.FaultKind{
 		runner.FaultModel, runner.FaultModelKey, runner.FaultStuck, runner.FaultSandboxStart, runner.FaultSandboxLost, runner.FaultLimit,
@@ -35,8 +35,8 @@ func TestHintsOfFaultsSpeakToClients(t *testing.T) {
 	}
 }
 
-// TestProblemsOfEndedSessions: a client reads hints of its own also in a session that
-// another program recorded, and those with a place in the log as they are.
+// A client gets hints for clients also in a session that another program
+// recorded. Hints with a place in the log stay as they are.
 func TestProblemsOfEndedSessions(t *testing.T) {
 	recorded := &record.Problem{Cause: "it failed", Hint: "caisson doctor --all, or /s/log"}
 	for want, end := range map[string]record.SessionEnded{
@@ -54,12 +54,10 @@ func TestProblemsOfEndedSessions(t *testing.T) {
 	}
 }
 
-// commandLine matches a flag or a command of the program.
 var commandLine = regexp.MustCompile(`(^|[\s("'])--[a-z]|\bcaisson (doctor|run|diff|apply|approvals|sandbox)\b`)
 
-// TestRecordsSpeakToClients: no record that the server sends, and no view of a
-// session, names a flag or a command, however the session ends and whatever it
-// begins with.
+// No record that the server sends, and no view of a session, names a flag or a
+// command, however the session ends and whatever it begins with.
 func TestRecordsSpeakToClients(t *testing.T) {
 	const shell = "  - calls: [{tool: shell, input: {command: say hi}}]\n  - text: done\n"
 	for name, tc := range map[string]struct {
@@ -102,9 +100,9 @@ func TestRecordsSpeakToClients(t *testing.T) {
 	}
 }
 
-// TestProblemsKeepTheHostToThemselves: a client that starts a session reads no file and no
-// variable of the server's host in an error that is not about its request; the log has
-// the error, under the ID that the client gets.
+// An error that is not about its request shows a client no file and no variable
+// of the server's host. The log has the error, under the ID that the client
+// gets.
 func TestProblemsKeepTheHostToThemselves(t *testing.T) {
 	host := errors.New("open /host/file: OUR_KEY is not set")
 	for name, test := range map[string]struct {

@@ -19,7 +19,7 @@ import (
 )
 
 // TestStreamResumesBehindRetention follows a session that retention shortens
-// meanwhile: a connected reader continues, and one that comes back after a removed
+// meanwhile. A connected reader continues. One that reconnects after a removed
 // record gets every remaining one, including the first.
 func TestStreamResumesBehindRetention(t *testing.T) {
 	w := newTestEnv(t, twoTurns)
@@ -62,7 +62,7 @@ func TestStreamResumesBehindRetention(t *testing.T) {
 	w.do(aliceToken, "GET", "/sessions/"+id+"/events", "", "Last-Event-ID", strconv.Itoa(whole)).requireStatus(t, 204)
 }
 
-// TestHeadOfAStream checks that HEAD is answered at once, without a stream.
+// HEAD is answered at once, without a stream.
 func TestHeadOfAStream(t *testing.T) {
 	w := newTestEnv(t, "  - text: Done.\n")
 	id := w.startSession("bind")
@@ -71,8 +71,8 @@ func TestHeadOfAStream(t *testing.T) {
 	}
 }
 
-// TestManyShortSessions leaves nothing of those that have ended: no descriptor,
-// no goroutine, no entry.
+// TestManyShortSessions leaves no descriptor, goroutine or entry of ended
+// sessions.
 func TestManyShortSessions(t *testing.T) {
 	w := newTestEnv(t, "  - text: Done.\n")
 	round := func(n int) {
@@ -101,7 +101,7 @@ func TestManyShortSessions(t *testing.T) {
 	if sessions != 0 || streams != 0 {
 		t.Errorf("%d sessions and %d streams are kept", sessions, streams)
 	}
-	// Labels of metrics are of small sets, however many sessions there were.
+	// Labels of metrics come from small sets, however many sessions there were.
 	lines := 0
 	for line := range strings.Lines(w.get("/metrics").requireStatus(t, 200).text) {
 		if strings.HasPrefix(line, "caisson_") {
@@ -122,8 +122,9 @@ func descriptors(t *testing.T) int {
 	return len(entries)
 }
 
-// TestStreamOfASessionThatGoesOn follows a session with which another process goes on
-// behind its end: the stream goes on too, and who comes back at that end is not sent away.
+// TestStreamOfASessionThatGoesOn follows a session that another process
+// resumes: the stream goes on too, and a client that reconnects after
+// session.ended is not sent away.
 func TestStreamOfASessionThatGoesOn(t *testing.T) {
 	w := newTestEnv(t, "  - text: Done.\n")
 	id := w.startSession("bind")
@@ -166,8 +167,8 @@ func TestStreamOfASessionThatGoesOn(t *testing.T) {
 	w.do(aliceToken, "GET", "/sessions/"+id+"/events", "", "Last-Event-ID", strconv.Itoa(len(w.trace(id)))).requireStatus(t, 204)
 }
 
-// TestResumeSession goes on with a session that has ended: one of two requests gets it, it
-// keeps its id, and its records are one chain. Records that were changed are refused.
+// TestResumeSession resumes an ended session: one of two requests gets it, it
+// keeps its ID, and its records are one chain. Changed records are refused.
 func TestResumeSession(t *testing.T) {
 	w := newTestEnv(t, twoTurns)
 	w.policy = "sandboxed"
@@ -218,8 +219,8 @@ func TestResumeSession(t *testing.T) {
 	w.post("/sessions/ses_00000000000000000000000000/resume", `{}`).requireProblem(t, 404, "no_session")
 }
 
-// TestGrantsOfSessionLapse: what a client allowed for the session counts in its next turn,
-// and is asked about again once the session was resumed.
+// A client's approval for the session counts in its next turn, and is asked for
+// again after the session was resumed.
 func TestGrantsOfSessionLapse(t *testing.T) {
 	var turns strings.Builder
 	for n := range 3 {

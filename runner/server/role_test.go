@@ -22,13 +22,13 @@ import (
 	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
-// roleToken returns the token of a test's client that has the given roles.
+// roleToken returns the token of a client with the given roles.
 func roleToken(label string, roles ...Role) Token {
 	return Token{Label: label, Value: label + strings.Repeat("-0123456789", 3), Roles: roles}
 }
 
-// roleTokens has one token for each role, one without a role and one that can
-// only answer what it is told of by others.
+// roleTokens returns a token for each role, one with the default roles, and an
+// administrator's.
 func roleTokens() []Token {
 	return []Token{
 		roleToken("reader", RoleRead), roleToken("runner", RoleRun), roleToken("approver", RoleApprove), roleToken("boss", RoleAdmin),
@@ -37,15 +37,15 @@ func roleTokens() []Token {
 	}
 }
 
-// roleProblem reports whether an answer refuses a request for want of a role.
+// roleProblem reports whether an answer refuses a request because of a missing
+// role.
 func roleProblem(a answer) bool {
 	return a.status == http.StatusForbidden && strings.Contains(a.text, `"code":"role"`)
 }
 
-// TestEveryRouteRequiresARole sends a request to each route of the OpenAPI
-// document, and to those that it leaves out, without a token, with an unknown one,
-// and with the token of each role: the routes that serve it are exactly those of
-// the expected table.
+// TestEveryRouteRequiresARole sends a request to each route, in the OpenAPI
+// document or not, without a token, with an unknown one, and with each role's
+// token. Exactly the routes in the expected table serve it.
 func TestEveryRouteRequiresARole(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.Tokens = roleTokens() })
 	want := map[string]string{ // who is served, besides boss
@@ -140,8 +140,8 @@ func TestRouteWithoutRoleIsRefused(t *testing.T) {
 	}
 }
 
-// TestRolesOfAnswers answers one question with each role: only approve and admin
-// count, and only admin for good.
+// TestRolesOfAnswers answers one question with each role: only approve and
+// admin count, and only admin permanently.
 func TestRolesOfAnswers(t *testing.T) {
 	grants := approval.NewGrants(filepath.Join(t.TempDir(), "approvals.json"))
 	w := newTestEnv(t, "  - calls: [{tool: write_file, input: {path: a, content: x}}]\n  - text: Done.\n", func(o *Options) { o.Tokens = roleTokens() })
@@ -183,7 +183,7 @@ func TestRolesOfAnswers(t *testing.T) {
 	if list, err := grants.List(); err != nil || len(list) != 0 {
 		t.Errorf("stored %v, %v", list, err)
 	}
-	// The control: admin can.
+	// Control: admin can.
 	turn, c = ask()
 	post("boss", turn+"/confirmations/"+c.ID, always).requireStatus(t, 200)
 	if list, err := grants.List(); err != nil || len(list) != 1 {

@@ -16,7 +16,6 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// startSandbox starts a sandbox with a body.
 func (w *testEnv) startSandbox(body string) Sandbox {
 	w.t.Helper()
 	var s Sandbox
@@ -24,7 +23,7 @@ func (w *testEnv) startSandbox(body string) Sandbox {
 	return s
 }
 
-// listSandboxes returns the ids of one page.
+// listSandboxes returns the IDs on one page.
 func (w *testEnv) listSandboxes(query string) (ids []string, next string) {
 	w.t.Helper()
 	var list SandboxList
@@ -35,8 +34,8 @@ func (w *testEnv) listSandboxes(query string) (ids []string, next string) {
 	return ids, list.Next
 }
 
-// TestSandboxLife starts a sandbox without a workspace and one with, looks at them in
-// both lists, and ends them: nothing but their records is left.
+// TestSandboxLife starts a sandbox with a workspace and one without, looks at
+// them in both lists, and ends them. Only their records are left.
 func TestSandboxLife(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	own := w.startSandbox(`{"title":"mine","ttl_seconds":90}`)
@@ -92,7 +91,7 @@ func TestSandboxLife(t *testing.T) {
 	}
 }
 
-// TestSandboxIDs: what is no sandbox is none, whatever its name.
+// Nothing but a sandbox is found, whatever its name.
 func TestSandboxIDs(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	w.opts = nil
@@ -111,7 +110,7 @@ func TestSandboxIDs(t *testing.T) {
 	}
 }
 
-// TestSandboxIsRefused: a request that can't be granted is refused, and takes no place.
+// A request that can't be granted is refused, and takes no place.
 func TestSandboxIsRefused(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.MaxSessions, o.MaxSandboxTTL = 1, time.Minute })
 	for body, code := range map[string]string{
@@ -133,8 +132,7 @@ func TestSandboxIsRefused(t *testing.T) {
 	w.startSandbox(`{}`)
 }
 
-// TestSandboxDoesNotStart: the client is told where to find the cause, and nothing is
-// left.
+// The client is told where to find the cause, and nothing is left.
 func TestSandboxDoesNotStart(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.MaxSessions = 1 })
 	w.backend.create = func(context.Context) error { return errors.New("no room in /secret/place") }
@@ -149,7 +147,7 @@ func TestSandboxDoesNotStart(t *testing.T) {
 	}
 }
 
-// TestSandboxEndsUnused: without a command a sandbox ends after its time to live.
+// Without a command, a sandbox ends after its time to live.
 func TestSandboxEndsUnused(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	s := w.startSandbox(`{"ttl_seconds":1}`)
@@ -163,8 +161,8 @@ func TestSandboxEndsUnused(t *testing.T) {
 	w.backend.requireGone(t)
 }
 
-// TestSandboxEndsWhileItStarts: a client that leaves, a DELETE and the end of the server
-// each end a sandbox that is just being made.
+// A client that leaves, a DELETE and the end of the server each end a sandbox
+// that is just being made.
 func TestSandboxEndsWhileItStarts(t *testing.T) {
 	for name, end := range map[string]func(w *testEnv, id string, leave func()){
 		"the client leaves": func(_ *testEnv, _ string, leave func()) { leave() },
@@ -204,8 +202,8 @@ func TestSandboxEndsWhileItStarts(t *testing.T) {
 	}
 }
 
-// TestSandboxKeys: the same request with the same key has one sandbox, however many send
-// it at once and whether the first is still there; after its end the key is free.
+// The same request with the same key has one sandbox, however many are sent at
+// once and even if the first client has left. After its end the key is free.
 func TestSandboxKeys(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n")
 	making, goOn := make(chan struct{}, 100), make(chan struct{})

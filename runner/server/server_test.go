@@ -47,7 +47,7 @@ func TestSessionFromItsStartToItsEnd(t *testing.T) {
 		t.Errorf("ended as %+v", s)
 	}
 	w.backend.requireGone(t)
-	// Once more is the same, and it is in the list.
+	// Another request gets the same, and it is in the list.
 	var again Session
 	w.do(bobToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200).decodeInto(t, &again)
 	if diff := cmp.Diff(s, again); diff != "" {
@@ -67,8 +67,8 @@ func TestSessionFromItsStartToItsEnd(t *testing.T) {
 	w.post("/sessions/"+id+"/turns", `{"message":"late"}`).requireProblem(t, 410, "ended")
 }
 
-// TestTraceparent: the client's span is in turn.started; one that can't be used is
-// ignored, and the turn begins.
+// turn.started has the client's span. An invalid one is ignored, and the turn
+// begins.
 func TestTraceparent(t *testing.T) {
 	w := newTestEnv(t, strings.Repeat("  - text: Done.\n", 5))
 	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
@@ -172,7 +172,7 @@ func TestStreamResumesWithoutLossOrRepetition(t *testing.T) {
 		}
 	}
 	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
-	// What was live, and what is read afterwards, is the trace.
+	// The live events, and the ones read afterwards, are the trace.
 	var lines []string
 	for _, e := range w.followEvents(id, "").rest() {
 		if e.id != "" {

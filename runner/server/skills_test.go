@@ -14,9 +14,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// TestSkillsOverHTTP: a client lists the skills of a session, with the tools of its own
-// role; a tool that requires an administrator is not run for a message of another client,
-// and what a skill of the workspace allows gives it to none.
+// A client lists a session's skills, with the tools of its own role. A tool
+// that requires an administrator does not run for another client's message, and
+// a workspace skill gives it to nobody.
 func TestSkillsOverHTTP(t *testing.T) {
 	w := newTestEnv(t, `
   - calls: [{tool: probe, input: {}}]

@@ -13,7 +13,7 @@ import (
 
 // TestServerStopsAtOnce asks a server to end, and then to end at once, while a
 // command does not end, a container is being made, a question waits and a
-// session is idle: nothing is left of any.
+// session is idle. Nothing is left of any.
 func TestServerStopsAtOnce(t *testing.T) {
 	force := make(chan struct{})
 	w := newTestEnv(t, "  - calls: [{tool: shell, input: {command: cling}}]\n  - text: Never said.\n", func(o *Options) { o.Force = force })
@@ -45,7 +45,7 @@ func TestServerStopsAtOnce(t *testing.T) {
 			<-s.closed
 		}
 	}
-	// The control: the first time is not enough for what does not end.
+	// Control: a command that does not end outlasts the first request.
 	select {
 	case <-live.closed:
 		t.Error("the session ended though its command didn't")
@@ -69,8 +69,8 @@ func TestServerStopsAtOnce(t *testing.T) {
 	}
 }
 
-// TestServerStopsWhatIsBeingMade: a request that waits for something of its
-// session, such as an image, does not hold up the end.
+// A request that waits for something of its session, such as an image, does not
+// hold up the end.
 func TestServerStopsWhatIsBeingMade(t *testing.T) {
 	waits := make(chan struct{})
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) {
@@ -96,8 +96,8 @@ func TestServerStopsWhatIsBeingMade(t *testing.T) {
 	requests.Wait()
 }
 
-// TestServerStopsBehindAnApply: changes that are being applied when the server is
-// asked to end are applied whole; asked to end at once, it cuts them short.
+// If the server is asked to end, changes that are being applied are applied
+// whole. If it is asked to end at once, they are cut short.
 func TestServerStopsBehindAnApply(t *testing.T) {
 	needRoot(t)
 	for name, forced := range map[string]bool{"waits": false, "at once": true} {
@@ -151,8 +151,8 @@ func TestServerStopsBehindAnApply(t *testing.T) {
 	}
 }
 
-// TestPanicOfPrepare: a session whose preparation panics takes no slot, and the server
-// stops all the same.
+// A session whose preparation panics takes no slot, and the server can still
+// stop.
 func TestPanicOfPrepare(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) {
 		prepare, first := o.Prepare, true

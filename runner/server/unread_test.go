@@ -30,7 +30,7 @@ func (w *testEnv) dial(text string) (net.Conn, *bufio.Reader) {
 	return conn, bufio.NewReader(conn)
 }
 
-// wantCut reads an answer, behind which the server must close the connection.
+// wantCut reads an answer, after which the server must close the connection.
 func wantCut(t *testing.T, name string, r *bufio.Reader, status int) {
 	t.Helper()
 	res, err := http.ReadResponse(r, nil)
@@ -50,9 +50,9 @@ func wantCut(t *testing.T, name string, r *bufio.Reader, status int) {
 	}
 }
 
-// TestRefusalsReadNoBody: what is refused before its body is read is answered
-// though the rest never comes, and its connection is closed. Bodies and headers
-// have an hour here: no time-out does it.
+// A request that is refused before its body is read is answered even if the
+// rest never comes, and its connection is closed. Bodies and headers have an
+// hour here, so that no time-out does it.
 func TestRefusalsReadNoBody(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.headerTime, o.bodyTime = time.Hour, time.Hour })
 	const host, kind = "Host: localhost\r\n", "Content-Type: application/json\r\n"
@@ -88,7 +88,7 @@ func TestRefusalsReadNoBody(t *testing.T) {
 	wantCut(t, "too long", r, 413)
 	_, r = w.dial("GET /sessions HTTP/1.1\r\n" + auth + "X: " + strings.Repeat("x", 64<<10))
 	wantCut(t, "long headers", r, 431)
-	// The control: a body that comes whole, and its connection is used again.
+	// Control: a body that comes whole, and whose connection is used again.
 	conn, r := w.dial("POST /sessions HTTP/1.1\r\n" + auth + kind + "Content-Length: 2\r\n\r\n{")
 	for _, rest := range []string{"}", "GET /sessions HTTP/1.1\r\n" + auth + "\r\n"} {
 		if _, err := io.WriteString(conn, rest); err != nil {
@@ -104,8 +104,8 @@ func TestRefusalsReadNoBody(t *testing.T) {
 	}
 }
 
-// TestEndlessRequests send without end, what they may send and what not: each is
-// cut by its size.
+// TestEndlessRequests sends without end what is allowed and what is not: each
+// is cut by its size.
 func TestEndlessRequests(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.headerTime, o.bodyTime = time.Hour, time.Hour })
 	auth := "Host: localhost\r\nAuthorization: Bearer " + aliceToken + "\r\n"
@@ -135,8 +135,8 @@ func TestEndlessRequests(t *testing.T) {
 	}
 }
 
-// TestSlowRequests stop in their middle: the connection is cut when their time
-// is over.
+// TestSlowRequests stops in the middle of requests: the connection is cut when
+// their time is over.
 func TestSlowRequests(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.headerTime, o.bodyTime = time.Hour, 50*time.Millisecond })
 	auth := "Host: localhost\r\nAuthorization: Bearer " + aliceToken + "\r\nContent-Type: application/json\r\n"
@@ -154,7 +154,7 @@ func TestSlowRequests(t *testing.T) {
 		}
 		wantCut(t, name, r, 408)
 	}
-	// There is no other protocol on the port, which would have bounds of its own.
+	// The port has no other protocol, which would have other bounds.
 	_, r := w.dial("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 	if line, err := r.ReadString('\n'); err == nil && !strings.HasPrefix(line, "HTTP/1.1 4") && !strings.HasPrefix(line, "HTTP/1.1 5") {
 		t.Errorf("HTTP/2 is answered with %q", line)

@@ -34,7 +34,7 @@ func write(t *testing.T, l *Log, stream int, text string) {
 	}
 }
 
-// read returns what a reader finds in a stream from an offset on.
+// read returns a stream from an offset.
 func read(t *testing.T, r *Reader, stream int, offset int64) string {
 	t.Helper()
 	buffer := make([]byte, 100)
@@ -45,8 +45,8 @@ func read(t *testing.T, r *Reader, stream int, offset int64) string {
 	return string(buffer[:n])
 }
 
-// TestBounds keeps the first bytes of each stream, within the room of all, and counts the
-// rest.
+// The first bytes of each stream are kept, within the room of all, and the rest
+// is counted.
 func TestBounds(t *testing.T) {
 	s := newStore(t, 10, 15)
 	a, b := create(t, s, "a"), create(t, s, "b")
@@ -85,7 +85,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestNoGap keeps nothing behind bytes that are missing, though there is room again.
+// Nothing is kept after missing bytes, even if there is room again.
 func TestNoGap(t *testing.T) {
 	s := newStore(t, 10, 10)
 	a, b := create(t, s, "a"), create(t, s, "b")
@@ -112,7 +112,7 @@ func TestNoGap(t *testing.T) {
 	}
 }
 
-// TestReaderOutlivesItsLog reads what was removed, and from an offset.
+// A reader can read a removed log, and from an offset.
 func TestReaderOutlivesItsLog(t *testing.T) {
 	s := newStore(t, 100, 100)
 	l := create(t, s, "a")
@@ -144,7 +144,7 @@ func TestReaderOutlivesItsLog(t *testing.T) {
 	}
 }
 
-// TestChanges wakes those that wait, by output and by the end.
+// Output and the end wake waiting readers.
 func TestChanges(t *testing.T) {
 	l := create(t, newStore(t, 4, 4), "a")
 	for name, change := range map[string]func(){
@@ -175,7 +175,8 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// TestFullDisk counts what could not be written, and returns why at the end.
+// Bytes that could not be written are counted, and the reason is returned at
+// the end.
 func TestFullDisk(t *testing.T) {
 	s := newStore(t, 100, 100)
 	l := create(t, s, "a")
@@ -197,7 +198,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestNamesAreTaken refuses a store and a log whose names are taken, and leaves nothing.
+// A store and a log are refused if their names are taken, and leave nothing.
 func TestNamesAreTaken(t *testing.T) {
 	s := newStore(t, 10, 10)
 	if _, err := NewStore(s.dir, 10, 10); err == nil {
@@ -217,7 +218,7 @@ func TestNamesAreTaken(t *testing.T) {
 	}
 }
 
-// TestConcurrentWriters never keep more than the bounds, and lose no count.
+// Concurrent writers never keep more than the bounds, and lose no count.
 func TestConcurrentWriters(t *testing.T) {
 	const writers, chunk, each = 4, 7, 50
 	s := newStore(t, 500, 800)
