@@ -1,6 +1,5 @@
-// Package changes finds what differs between a workspace and its state when a session
-// began, or what an overlay holds, and which of it a program of the host would run or
-// obey.
+// Package changes finds how a workspace differs from its state when a session began, or what an
+// overlay holds, and which of these changes a program on the host would run or obey.
 package changes
 
 import (
@@ -14,20 +13,20 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Differences are the changes of a session so far, as in [record.SessionEnded].
+// Differences are a session's changes so far, as in [record.SessionEnded].
 type Differences struct {
 	Changed        []record.Changed
 	ChangedOmitted int
 	Count          record.ChangeCount
 	HostExecuted   []record.HostExecuted
-	// HostExecutedOmitted counts those that are not listed.
+	// HostExecutedOmitted counts files that are not listed.
 	HostExecutedOmitted int
-	// Conflicts and LeftOut are those of an overlay, as in [record.OverlayResult].
+	// Conflicts and LeftOut are an overlay's, as in [record.OverlayResult].
 	Conflicts, LeftOut []record.PathNote
-	// Patch is a unified diff of what has one, the very bytes.
+	// Patch is a unified diff, byte for byte, of the changes that have one.
 	Patch string
-	// Incomplete reports that the workspace was too large, or could not be read
-	// whole, so that the list may lack changes.
+	// Incomplete reports that changes may be missing, because the workspace was too large or
+	// not fully readable.
 	Incomplete bool
 }
 
@@ -44,8 +43,8 @@ func ReadOverlay(ctx context.Context, l *overlay.Layers, dir *os.File, changes *
 	return d, nil
 }
 
-// Compare returns what differs from f in the workspace of r. images has the content of
-// files before their first change by a tool; nil makes no diffs.
+// Compare compares the workspace of r with f. images has files before their first change by a
+// tool; nil makes no diffs.
 func (f *FileStates) Compare(ctx context.Context, r *workspace.Reader, images *Preimages, look Look) (Differences, error) {
 	var list changeList
 	whole, err := f.compareFiles(ctx, r, look, func(c fileChange) {
@@ -65,7 +64,7 @@ func (f *FileStates) Compare(ctx context.Context, r *workspace.Reader, images *P
 	return d, err
 }
 
-// WithMount returns d with the changes of another directory, which is mounted at target.
+// WithMount returns d with the changes of a directory that is mounted at target.
 func (d Differences) WithMount(target string, of Differences) Differences {
 	list := changeList{omitted: d.ChangedOmitted + of.ChangedOmitted, executedOmitted: d.HostExecutedOmitted + of.HostExecutedOmitted}
 	for _, c := range d.Changed {
@@ -85,8 +84,8 @@ func (d Differences) WithMount(target string, of Differences) Differences {
 	return d
 }
 
-// PathInMount returns the path in the sandbox of what is at p in a directory that is
-// mounted at target, or p for the workspace, whose target is "".
+// PathInMount returns the path in the sandbox of p in a directory mounted at target. For the
+// workspace, whose target is "", it returns p.
 func PathInMount(target, p string) string {
 	switch {
 	case target == "":
@@ -97,14 +96,12 @@ func PathInMount(target, p string) string {
 	return target + "/" + p
 }
 
-// setList fills in the lists of changes, sorted, and their counts.
 func (d *Differences) setList(l *changeList) {
 	l.sortLists()
 	d.Changed, d.ChangedOmitted, d.Count = record.NonNil(l.changed), l.omitted, l.countChanges()
 	d.HostExecuted, d.HostExecutedOmitted = record.NonNil(l.executed), l.executedOmitted
 }
 
-// leadsOut reports whether the symlink at p leads out of the workspace.
 func leadsOut(ctx context.Context, r *workspace.Reader, p, target string) bool {
 	return workspace.SymlinkEscapes(p, target, func(name string) (string, bool) {
 		st, err := r.StatEntry(ctx, name)
@@ -112,8 +109,7 @@ func leadsOut(ctx context.Context, r *workspace.Reader, p, target string) bool {
 	})
 }
 
-// makeDiffs returns the diffs of the changed files that have one, and marks these
-// files in the list.
+// makeDiffs returns the diffs of changed files, and marks the files that have one.
 func makeDiffs(ctx context.Context, r *workspace.Reader, list []record.Changed, images *Preimages, f *FileStates) string {
 	var patch strings.Builder
 	for i := range list {
@@ -130,17 +126,16 @@ func makeDiffs(ctx context.Context, r *workspace.Reader, list []record.Changed, 
 	return patch.String()
 }
 
-// List lists changes as records do, and counts them.
+// List lists and counts changes as records do.
 func List(c *overlay.Changes, s *overlay.Stats) Differences {
 	d := Differences{Incomplete: c.Truncated || len(c.Unread) > 0}
 	d.setList(overlayList(c, s))
 	return d
 }
 
-// HostExecuted lists the changes that a program of the host would run or
-// obey once they are applied with o, and the symlinks that lead out. What apply
-// leaves out is not among them, nor the rest of a repository, which git only
-// reads.
+// HostExecuted lists the changes that a program on the host would run or obey once they are
+// applied with o, and symlinks out of the workspace. It skips changes that an apply leaves out,
+// and files of a repository that git only reads.
 func HostExecuted(c *overlay.Changes, o overlay.ApplyOptions) []record.HostExecuted {
 	out := []record.HostExecuted{}
 	for i := range c.List {
@@ -156,12 +151,11 @@ func HostExecuted(c *overlay.Changes, o overlay.ApplyOptions) []record.HostExecu
 	return out
 }
 
-// ReadBounds bounds the changes that are read while a session lives, or at its
-// end. Files that a host would run or obey have room of their own.
+// ReadBounds bounds the changes that are read during or after a session. Files that a host would
+// run or obey come first.
 var ReadBounds = overlay.ReadOptions{MaxEntries: 40_000, MaxTextBytes: 6 << 20, First: isHostExecuted}
 
-// overlayList lists changes as records do: files, and directories whose mode alone
-// changed.
+// overlayList lists changes as records do: files, and directories whose mode alone changed.
 func overlayList(c *overlay.Changes, stats *overlay.Stats) *changeList {
 	l := &changeList{}
 	for i := range c.List {
@@ -185,8 +179,8 @@ func overlayList(c *overlay.Changes, stats *overlay.Stats) *changeList {
 	return l
 }
 
-// Notes divides changes into those that conflict and those that an apply
-// with o leaves out. A directory that is left out stands for what is in it.
+// Notes returns the changes that conflict and the ones that an apply with o leaves out. A
+// directory that is left out stands for its content.
 func Notes(list []overlay.Change, o overlay.ApplyOptions) (conflicts, left []record.PathNote) {
 	dir := record.PathNote{}
 	for i := range list {

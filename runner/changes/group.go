@@ -10,24 +10,24 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// HostGroup is files that programs of the host would run, obey or follow, and of which a
-// person reads in one line: a single file, or all files of one kind in a directory that
-// the same program reads. Symlinks of a group lead to one place.
+// HostGroup is files that programs on the host would run, obey or follow, and that a person can
+// be told of in one line: a single file, or all files of one kind in a directory that the same
+// program reads. Symlinks of a group have the same target.
 type HostGroup struct {
-	// Dir is the directory, "" for a single file.
+	// Dir is the directory, or "" for a single file.
 	Dir   string
 	Files []record.HostExecuted
 }
 
-// groupFrom is the number of files in a directory from which they are one group.
+// groupFrom is the number of files in a directory that makes them a group.
 const groupFrom = 4
 
-// dependencyDirs are the directories that package managers fill. Everything in one of them
-// is in one group for each program. A directory that a tool obeys, such as .cargo, is none.
+// dependencyDirs are the directories that package managers fill. Each forms one group per
+// program. Directories that a tool obeys, such as .cargo, are not among them.
 var dependencyDirs = []string{"node_modules", "vendor", ".venv", "venv", "site-packages", "target", ".tox"}
 
-// GroupHostExecuted groups files. Changes in what was trusted come before new files, those of
-// the project before its dependencies, and those nearest to the top first.
+// GroupHostExecuted groups files. Changes of existing files come before new ones, the project's
+// before its dependencies', and the topmost first.
 func GroupHostExecuted(list []record.HostExecuted) []HostGroup {
 	type key struct{ kind, dir, by, target string }
 	keyOf := func(h record.HostExecuted) key {
@@ -62,8 +62,8 @@ func GroupHostExecuted(list []record.HostExecuted) []HostGroup {
 	return groups
 }
 
-// groupDir returns the directory whose files are grouped with a file, "" at the top, and
-// reports whether a package manager fills it.
+// groupDir returns the directory in which a file is grouped, or "" for the top, and whether a
+// package manager fills it.
 func groupDir(name string) (dir string, dependencies bool) {
 	parts := strings.Split(path.Dir(name), "/")
 	if i := slices.IndexFunc(parts, func(p string) bool { return slices.Contains(dependencyDirs, p) }); i >= 0 {
@@ -75,7 +75,6 @@ func groupDir(name string) (dir string, dependencies bool) {
 	return strings.Join(parts, "/"), false
 }
 
-// kindOf names the kind of a file, for the text of its group.
 func kindOf(h record.HostExecuted) string {
 	switch {
 	case h.Target != "":
@@ -110,7 +109,7 @@ func (g HostGroup) String() string {
 	return "read " + files + " before you go on: " + h.By + " may run or obey them"
 }
 
-// compareFlags orders what is not set before what is.
+// compareFlags orders false before true.
 func compareFlags(a, b bool) int {
 	switch {
 	case a == b:

@@ -9,26 +9,25 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// bySymlink is who may follow a symlink that leads out of the workspace.
+// bySymlink is who may follow a symlink out of the workspace.
 const bySymlink = "whatever follows it"
 
-// hostRule names a program of the host that runs or obeys certain files. All
-// names are lower case and match any case.
+// hostRule names a program on the host that runs or obeys certain files. Names are in lower case
+// and match any case.
 type hostRule struct {
 	by string
-	// names are base names, starts and ends their prefixes and suffixes, each
-	// separated by spaces. They are looked for at any depth.
+	// names are base names; starts and ends are their prefixes and suffixes. All are separated
+	// by spaces and match at any depth.
 	names, starts, ends string
-	// dirs are names of directories, or of directories in directories, at any
-	// depth: everything below them matches, and they themselves do.
+	// dirs are names of directories, or of directories in directories, at any depth. They match
+	// together with everything below.
 	dirs string
 }
 
-// hostRules are files whose change can run code on the host later, without an
-// explicit start by the user: CI definitions, build files, hooks, editor and
-// shell settings, and the instructions of agents. Two examples of why:
-// CVE-2025-61260 (an agent's own configuration in a project), CVE-2026-19592
-// (git's fsmonitor).
+// hostRules are files whose change can run code on the host later without the user starting
+// it: CI definitions, build files, hooks, editor and shell settings, and agents'
+// instructions. Examples are CVE-2025-61260 (an agent's own configuration in a project) and
+// CVE-2026-19592 (git's fsmonitor).
 var hostRules = []hostRule{
 	{
 		by: "CI",
@@ -128,21 +127,19 @@ var hostRules = []hostRule{
 	},
 }
 
-// boundRules are files that can forbid something: without them more is allowed,
-// so that their deletion is listed too. A workspace's own settings are such, those
-// of a directory below it included.
+// boundRules are files that can forbid something. Deleting one allows more, so it is listed
+// too. They are a workspace's settings, also in directories below it.
 var boundRules = []hostRule{{by: "an agent", names: ".mcp.json", dirs: ".caisson"}}
 
-// hostNames finds rules by what they name: the value is hostRule.by.
+// hostNames finds rules by name; the values are hostRule.by.
 type hostNames struct {
 	names, dirs  map[string]string
 	starts, ends []hostAffix
-	// initials are the first bytes of dirs, longest is the length of the longest.
+	// initials are the first bytes of dirs, and longest is the length of the longest.
 	initials [256]bool
 	longest  int
 }
 
-// hostAffix is a prefix or suffix of a rule.
 type hostAffix struct{ text, by string }
 
 func indexRules(rules []hostRule) *hostNames {
@@ -204,20 +201,19 @@ func (n *hostNames) findRule(p string) string {
 	return ""
 }
 
-// findDir returns what runs or obeys what is in a directory.
+// findDir returns what runs or obeys the content of a directory.
 func (n *hostNames) findDir(name string) string {
 	if name == "" || !n.initials[name[0]] {
 		return ""
 	}
-	if name = strings.TrimRight(name, ". "); len(name) > n.longest { // NTFS and FAT leave these out
+	if name = strings.TrimRight(name, ". "); len(name) > n.longest { // NTFS and FAT ignore these
 		return ""
 	}
 	return n.dirs[name]
 }
 
-// foldName returns a path in the form that is the same for all names that a file
-// system may take for one: without case, and without the characters that HFS+
-// ignores (see is_hfs_dotgit in git's utf8.c).
+// foldName maps all names that some file system takes for the same one to one form: without
+// case, and without the characters that HFS+ ignores (see is_hfs_dotgit in git's utf8.c).
 func foldName(p string) string {
 	if strings.IndexFunc(p, func(r rune) bool { return r >= 0x80 }) < 0 {
 		return strings.ToLower(p)
@@ -235,18 +231,17 @@ func foldName(p string) string {
 	}, p)
 }
 
-// isHostExecuted reports whether a program of the host would run or obey the file
-// at a path.
+// isHostExecuted reports whether a program on the host would run or obey the file at a path.
 func isHostExecuted(p string) bool { return executedNames().findRule(p) != "" }
 
-// hostExecuted lists the changed files that a program of the host would run
-// or obey, and the deleted ones that bounded it.
+// hostExecuted lists the changed files that a program on the host would run or obey, and the
+// deleted ones that bounded it.
 func hostExecuted(changed []record.Changed) []record.HostExecuted {
 	var out []record.HostExecuted
 	for _, c := range changed {
 		gone := c.Change == "deleted"
 		if gone && boundNames().findRule(c.Path) == "" {
-			continue // a file that is gone runs nothing
+			continue // a deleted file runs nothing
 		}
 		if by := executedNames().findRule(c.Path); by != "" {
 			out = append(out, record.HostExecuted{Path: c.Path, By: by, Deleted: gone, Added: c.Change == "added"})

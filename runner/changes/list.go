@@ -8,8 +8,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// Bounds of the lists of a report, each with its paths. What is beyond is
-// counted.
+// Bounds of a report's lists, including paths. More is counted.
 const (
 	maxReported          = 10_000
 	maxReportedText      = 1 << 20
@@ -18,17 +17,16 @@ const (
 	maxReportedPatchText = 8 << 20
 )
 
-// changeList collects the changes of a session, within bounds.
+// changeList collects a session's changes, within bounds.
 type changeList struct {
 	changed  []record.Changed
 	executed []record.HostExecuted
-	// text and executedText are the bytes of their paths.
+	// text and executedText are the sizes of their paths in bytes.
 	text, executedText int
 	// omitted and executedOmitted count what is left out.
 	omitted, executedOmitted int
 }
 
-// addChange adds one change.
 func (l *changeList) addChange(c record.Changed) {
 	if len(l.changed) >= maxReported || l.text+len(c.Path) > maxReportedText {
 		l.omitted++
@@ -38,8 +36,8 @@ func (l *changeList) addChange(c record.Changed) {
 	l.changed = append(l.changed, c)
 }
 
-// addExecuted adds what a host would run, obey or follow. Of many, those nearest
-// to the top are kept: nothing pushes them out.
+// addExecuted adds files that a host would run, obey or follow. If there are many, the topmost
+// are kept, so that nothing can push them out.
 func (l *changeList) addExecuted(list ...record.HostExecuted) {
 	for _, h := range list {
 		l.executed = append(l.executed, h)
@@ -50,7 +48,7 @@ func (l *changeList) addExecuted(list ...record.HostExecuted) {
 	}
 }
 
-// cutExecuted keeps what there is room for.
+// cutExecuted drops what exceeds the bounds.
 func (l *changeList) cutExecuted() {
 	slices.SortFunc(l.executed, func(a, b record.HostExecuted) int {
 		return cmp.Or(compareDanger(a, b), cmp.Compare(strings.Count(a.Path, "/"), strings.Count(b.Path, "/")), strings.Compare(a.Path, b.Path))
@@ -68,8 +66,8 @@ func (l *changeList) cutExecuted() {
 	l.executed, l.executedText = l.executed[:n], text
 }
 
-// listExecuted lists one change where a host would run or obey it, or follow it;
-// target is that of a symlink which leads out of the workspace, or "".
+// listExecuted lists a change if a host would run, obey or follow the file. target is where a
+// symlink leads out of the workspace, or "".
 func listExecuted(c record.Changed, target string) []record.HostExecuted {
 	if target != "" && c.Change != "deleted" {
 		return []record.HostExecuted{{Path: c.Path, By: bySymlink, Target: target, Added: c.Change == "added"}}
@@ -86,7 +84,7 @@ func (l *changeList) sortLists() {
 	})
 }
 
-// countChanges counts the changes; what is left out of the list has no lines.
+// countChanges counts the changes. Lines are unknown for changes not listed.
 func (l *changeList) countChanges() record.ChangeCount {
 	n := record.ChangeCount{Files: len(l.changed) + l.omitted, Uncounted: l.omitted}
 	for i := range l.changed {
@@ -100,6 +98,5 @@ func (l *changeList) countChanges() record.ChangeCount {
 	return n
 }
 
-// compareDanger orders what a host executes: a new file is seen more easily than a
-// change in one that was trusted.
+// compareDanger orders changes of existing files first: new files are noticed more easily.
 func compareDanger(a, b record.HostExecuted) int { return compareFlags(a.Added, b.Added) }

@@ -12,11 +12,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// maxPreimages bounds what is kept of files as they were, all together.
+// maxPreimages bounds the total size of the kept files.
 const maxPreimages = 64 << 20
 
-// Preimages keeps files as they were when the session began, for those that
-// WRITE tools changed, on the disk. It is safe for concurrent use.
+// Preimages keeps files that WRITE tools changed, as they were when the session began, on disk.
+// It is safe for concurrent use.
 type Preimages struct {
 	mu      sync.Mutex
 	kept    map[string]preimage
@@ -24,7 +24,7 @@ type Preimages struct {
 	dir     string // where scratch is made
 }
 
-// NewPreimages returns an empty collection that keeps content below dir.
+// NewPreimages returns an empty collection that keeps its content below dir.
 func NewPreimages(dir string) *Preimages { return &Preimages{dir: dir} }
 
 type preimage struct {
@@ -34,8 +34,8 @@ type preimage struct {
 	known bool
 }
 
-// Note keeps the file before a change, the first time that the path is changed.
-// fresh reports that the file was still as the session found it.
+// Note keeps a file before the first change of its path. fresh reports that the file was still
+// as the session found it.
 func (p *Preimages) Note(c workspace.Change, fresh bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -52,7 +52,7 @@ func (p *Preimages) Note(c workspace.Change, fresh bool) {
 	p.kept[c.Path] = image
 }
 
-// keepContent keeps content on the disk, within the bound. The caller holds mu.
+// keepContent keeps content on disk, within the bound. The caller holds mu.
 func (p *Preimages) keepContent(content []byte) (at extent, ok bool) {
 	var err error
 	if p.scratch == nil {
@@ -65,8 +65,8 @@ func (p *Preimages) keepContent(content []byte) (at extent, ok bool) {
 	return at, err == nil
 }
 
-// Before returns the content of a file when the session began, where a change
-// told it; there was none where absent is set.
+// Before returns the content of a file when the session began, if a change revealed it. absent
+// reports that the file did not exist.
 func (p *Preimages) Before(name string) (content []byte, absent, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -78,7 +78,7 @@ func (p *Preimages) Before(name string) (content []byte, absent, known bool) {
 	return content, false, err == nil
 }
 
-// Close removes what is kept.
+// Close removes all that is kept.
 func (p *Preimages) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,9 +88,9 @@ func (p *Preimages) Close() error {
 	return p.scratch.close()
 }
 
-// diffFile returns the unified diff of one changed file since the session's start,
-// with the number of inserted and deleted lines; ok is false if there is none. The
-// old content of files that no WRITE tool changed comes from before.
+// diffFile returns the unified diff of a changed file since the session's start, with the numbers
+// of inserted and deleted lines. ok is false if there is none. For files that no WRITE tool
+// changed, before has the old content.
 func (p *Preimages) diffFile(ctx context.Context, r workspace.View, c record.Changed, before func(path, change string) ([]byte, bool, bool)) (text string, added, removed int, ok bool) {
 	content, absent, known := p.Before(c.Path)
 	if !known {
@@ -115,7 +115,7 @@ func (p *Preimages) diffFile(ctx context.Context, r workspace.View, c record.Cha
 		return "", 0, 0, false
 	}
 	text = unifiedDiff(c, string(content), string(now))
-	header := 2 // lines
+	header := 2
 	for line := range strings.Lines(text) {
 		switch {
 		case header > 0:
@@ -129,8 +129,7 @@ func (p *Preimages) diffFile(ctx context.Context, r workspace.View, c record.Cha
 	return text, added, removed, true
 }
 
-// unifiedDiff returns a unified diff that names the files as git does, so that
-// patch -p1 applies it.
+// unifiedDiff returns a unified diff with git's names, so that patch -p1 applies it.
 func unifiedDiff(c record.Changed, before, after string) string {
 	from, to := "a/"+c.Path, "b/"+c.Path
 	switch c.Change {
@@ -142,7 +141,7 @@ func unifiedDiff(c record.Changed, before, after string) string {
 	return udiff.Unified(from, to, before, after)
 }
 
-// isBinary is git's rule: a NUL byte among the first 8000.
+// isBinary implements git's rule: a NUL byte among the first 8000.
 func isBinary(content []byte) bool {
 	return bytes.IndexByte(content[:min(len(content), 8000)], 0) >= 0
 }

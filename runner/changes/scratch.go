@@ -8,19 +8,19 @@ import (
 	"sync"
 )
 
-// scratch is a file without a name, which is gone with the process: it keeps
-// what is too much for memory. It is safe for concurrent use.
+// scratch is an unnamed file, which is gone with the process, for data that is too large for
+// memory. It is safe for concurrent use.
 type scratch struct {
 	mu   sync.Mutex
 	file *os.File
-	size int64 // with what is in buffer
-	// buffer is what is yet to be written. It stays readable if that fails, with err:
-	// then nothing more is added.
+	size int64 // including buffer
+	// buffer is yet to be written. If that fails with err, it stays readable, and nothing more
+	// can be added.
 	buffer []byte
 	err    error
 }
 
-// bufferBytes is the size from which text is written.
+// bufferBytes is the size at which the buffer is written.
 const bufferBytes = 256 << 10
 
 // extent is a piece of a scratch file.
@@ -29,18 +29,16 @@ type extent struct {
 	length int
 }
 
-// newScratch creates a scratch file in the directory dir.
 func newScratch(dir string) (*scratch, error) {
 	f, err := os.CreateTemp(dir, "scratch-")
 	if err != nil {
 		return nil, fmt.Errorf("create scratch file: %w", err)
 	}
-	// Where an open file can't be removed, close does it.
+	// If an open file can't be removed, close does it.
 	_ = os.Remove(f.Name())
 	return &scratch{file: f}, nil
 }
 
-// appendText adds text to the file.
 func (s *scratch) appendText(text []byte) (extent, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,8 +59,8 @@ func (s *scratch) appendText(text []byte) (extent, error) {
 	return e, nil
 }
 
-// readExtent returns a piece of the file. It needs no room on the disk: commands may have
-// filled it.
+// readExtent returns a piece of the file. It needs no room on disk, which commands may have
+// filled.
 func (s *scratch) readExtent(e extent) ([]byte, error) {
 	text := make([]byte, e.length)
 	s.mu.Lock()
@@ -79,7 +77,6 @@ func (s *scratch) readExtent(e extent) ([]byte, error) {
 	return text, nil
 }
 
-// close removes the file.
 func (s *scratch) close() error {
 	err := s.file.Close()
 	if rm := os.Remove(s.file.Name()); !errors.Is(rm, fs.ErrNotExist) {

@@ -15,29 +15,27 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Bounds of what a session keeps of its workspace's files as they were. Tests change the
-// first three.
+// Bounds of what a session remembers about its workspace's files. Tests change the first three.
 var (
-	// maxStateBytes bounds the names of the files that are told apart, on the disk: those
-	// of some eight million.
+	// maxStateBytes bounds the names of remembered files, on disk: some eight million.
 	maxStateBytes int64 = 256 << 20
-	// maxStateDirs bounds the directories with files that are told apart, at some 50 bytes
-	// of memory each.
+	// maxStateDirs bounds the remembered directories with files, at some 50 bytes of memory
+	// each.
 	maxStateDirs = 500_000
-	// pieceBytes is the size from which the files of a directory are written to the disk.
+	// pieceBytes is the size at which a directory's files are written to disk.
 	pieceBytes = 64 << 10
 )
 
 const (
-	// keptFiles files of at most keptFileBytes each, together at most keptFilesBytes,
-	// are kept whole, on the disk: what commands change in them can be shown.
+	// keptFiles files of at most keptFileBytes each, together at most keptFilesBytes, are
+	// kept in full, on disk, so that changes by commands can be shown.
 	keptFiles      = 20_000
 	keptFileBytes  = 256 << 10
 	keptFilesBytes = 32 << 20
 )
 
-// stamp identifies one state of a file. Programs can't set the change time, so a
-// file with new content but the old size and modification time is still noticed.
+// stamp identifies a file's state. Programs can't set the change time, so it reveals new content
+// with the old size and modification time.
 type stamp struct {
 	kind   workspace.Type
 	size   int64
@@ -55,53 +53,53 @@ func stampOf(st *workspace.ScanStat) stamp {
 	}
 }
 
-// FileStates are the files of a workspace as they were when a session began. Memory has a
-// keyed hash of the path of each directory with files; it leads to their names in a scratch
-// file, each with a keyed hash of the file's [stamp]. The content of some files is in
-// another one. The zero value knows nothing. It is safe for concurrent use once it is made.
+// FileStates are a workspace's files when a session began. Memory has a keyed hash of the path of
+// each directory with files. It leads to the files' names in a scratch file, each with a keyed
+// hash of the file's [stamp]. Another scratch file has the content of some files. The zero value
+// knows nothing. A FileStates is safe for concurrent use once it is made.
 type FileStates struct {
 	seed maphash.Seed
 	dirs map[uint64]dirStates
-	// names has the directories, and content the files that are kept whole, by the hashes
-	// of their paths. toKeep are those that can be.
+	// names has the directories' files, and contents the files that are kept in full, by the
+	// hashes of their paths in content. toKeep are candidates for that.
 	names, contents *scratch
 	content         map[uint64]keptFile
 	toKeep          []keptFile
-	// taken is a change time that none of the files has passed.
+	// taken is the latest change time of the files.
 	taken time.Time
-	// whole reports whether everything was looked at; cut reports whether there
-	// were more files than the bounds allow.
+	// whole reports that everything was examined, and cut that there were more files than the
+	// bounds allow.
 	whole, cut bool
 
-	mu sync.Mutex // guards all of it while it is made
-	// keptBytes is the size of toKeep.
+	mu sync.Mutex // guards all fields while they are made
+	// keptBytes is the total size of toKeep.
 	keptBytes int64
 }
 
-// dirStates leads to the files of one directory: to the last piece of them, before which
-// comes the place of the piece before.
+// dirStates leads to the files of one directory: to their last piece, which begins with the
+// place of the piece before.
 type dirStates struct {
 	last   extent
 	number uint32 // from 0
 }
 
-// keptFile is a file whose content is kept, or is to be kept.
+// keptFile is a file whose content is kept, or to be kept.
 type keptFile struct {
 	path string // "" once it is kept
 	mode uint32
 	at   extent
 }
 
-// Look is what else a pass over the files of a workspace is used for. Its functions are
-// called for several directories at once. They get all that the pass meets, directories
-// included; it stays out of directories with the name .git.
+// Look is a further use of a pass over a workspace's files. Its functions, which may be nil, are
+// called for several directories at once. They get all entries and directories of the pass, which
+// does not enter directories named .git.
 type Look struct {
 	Visit  func(e *workspace.ScanEntry)
 	Unread func(dir string)
 }
 
-// scanFiles visits everything but directories, and what lies in repositories. It calls
-// unread for directories that can't be read. It does so for several directories at once.
+// scanFiles visits all entries except directories and the content of repositories, several
+// directories at once. It calls unread for unreadable ones.
 func (l Look) scanFiles(ctx context.Context, r *workspace.Reader, visit func(e *workspace.ScanEntry), leave func(*workspace.ScanDirectory), unread func()) error {
 	return r.Scan(ctx, ".", workspace.ScanOptions{
 		Stat: true, Parallel: true,
@@ -128,8 +126,8 @@ func (l Look) scanFiles(ctx context.Context, r *workspace.Reader, visit func(e *
 	})
 }
 
-// TakeFileStates looks at the files of a workspace. What lies in repositories is
-// left out: other checks see to it. Scratch files are made in dir.
+// TakeFileStates records the files of a workspace, except in repositories, which other checks
+// cover. Scratch files are made in dir.
 func TakeFileStates(ctx context.Context, r *workspace.Reader, dir string, look Look) (_ *FileStates, err error) {
 	f := &FileStates{seed: maphash.MakeSeed(), dirs: map[uint64]dirStates{}, content: map[uint64]keptFile{}, whole: true}
 	defer func() {
@@ -198,7 +196,7 @@ func (p *piece) addFile(name []byte, stamp uint64) {
 	p.files = binary.NativeEndian.AppendUint64(p.files, stamp)
 }
 
-// addPiece writes the files of p, which is empty then. The caller holds mu.
+// addPiece writes the files of p and empties it. The caller holds mu.
 func (f *FileStates) addPiece(p *piece) (err error) {
 	if p.taken.After(f.taken) {
 		f.taken = p.taken
@@ -239,9 +237,9 @@ func (f *FileStates) noteContent(e *workspace.ScanEntry, st *workspace.ScanStat)
 	}
 }
 
-// KeepContents keeps the contents of files, within bounds: then changes in them can be
-// shown, and a file that is written again as it was has not changed. With onlyExecuted it
-// keeps those that a host would run or obey. A file that can't be read is not kept.
+// KeepContents keeps the content of files, within bounds, so that changes can be shown, and a file
+// rewritten with the same content counts as unchanged. With onlyExecuted it keeps only files that
+// a host would run or obey. It skips unreadable files.
 func (f *FileStates) KeepContents(ctx context.Context, r *workspace.Reader, onlyExecuted bool) error {
 	defer func() { f.toKeep = nil }()
 	for _, k := range f.toKeep {
@@ -265,21 +263,21 @@ func (f *FileStates) KeepContents(ctx context.Context, r *workspace.Reader, only
 	return nil
 }
 
-// dirFiles are the files of one directory as they were.
+// dirFiles are the remembered files of one directory.
 type dirFiles struct {
 	dirStates
 	path string
 	// text has the files as in a piece, at offsets.
 	text    []byte
 	offsets []uint32
-	// seen are the files that were found; next is the one behind the last of them.
+	// seen marks the files that were found; next is the index after the last of them.
 	seen []bool
 	next int
-	// index has the files by the hashes of their names, once they come in another order.
+	// index has the files by the hashes of their names, once the order differs.
 	index map[uint64]uint32
 }
 
-// readDir returns the files of a directory; one of which nothing is known has none.
+// readDir returns the remembered files of a directory, none if it is unknown.
 func (f *FileStates) readDir(dir string) (*dirFiles, error) {
 	at, known := f.dirs[maphash.String(f.seed, dir)]
 	if !known {
@@ -288,7 +286,6 @@ func (f *FileStates) readDir(dir string) (*dirFiles, error) {
 	return f.readFiles(at)
 }
 
-// readFiles returns the files of a directory.
 func (f *FileStates) readFiles(at dirStates) (*dirFiles, error) {
 	d := &dirFiles{dirStates: at}
 	var pieces [][]byte
@@ -322,7 +319,7 @@ func (f *FileStates) readFiles(at dirStates) (*dirFiles, error) {
 	return d, nil
 }
 
-// file returns the name of a file and the hash of its stamp.
+// file returns a file's name and the hash of its stamp.
 func (d *dirFiles) file(i int) (name []byte, stamp uint64) {
 	text := d.text[d.offsets[i]:]
 	length, width := binary.Uvarint(text)
@@ -330,8 +327,8 @@ func (d *dirFiles) file(i int) (name []byte, stamp uint64) {
 	return text[:length], binary.NativeEndian.Uint64(text[length:])
 }
 
-// find returns the file with a name, and the hash of its stamp. Usually it is the one
-// behind the last: a directory that did not change is read in the same order.
+// find returns the index of a file and the hash of its stamp. It first tries the file after the
+// last one: an unchanged directory is read in the same order.
 func (d *dirFiles) find(seed maphash.Seed, name []byte) (i int, stamp uint64, ok bool) {
 	if d.next < len(d.offsets) {
 		if is, stamp := d.file(d.next); bytes.Equal(is, name) {
@@ -355,18 +352,17 @@ func (d *dirFiles) find(seed maphash.Seed, name []byte) (i int, stamp uint64, ok
 	return int(at), stamp, true
 }
 
-// isIncomplete reports whether there may have been files that are not known.
+// isIncomplete reports whether there may have been unknown files.
 func (f *FileStates) isIncomplete() bool { return f.dirs == nil || !f.whole || f.cut }
 
-// IsFresh reports whether the file at p is as it was, by its own metadata. Where that
-// can't be known it is not.
+// IsFresh reports whether the metadata of the file at p is unchanged. It returns false if that is
+// unknown.
 func (f *FileStates) IsFresh(ctx context.Context, r *workspace.Reader, p string) bool {
 	st, err := statEntry(ctx, r, p)
 	return err == nil && f.isFresh(p, st)
 }
 
-// isFresh reports whether path, which st describes, or nil where there is
-// nothing, is as it was.
+// isFresh reports whether p is unchanged; st describes it and is nil if nothing is there.
 func (f *FileStates) isFresh(p string, st *workspace.ScanStat) bool {
 	d, err := f.readDir(path.Dir(p))
 	if err != nil {
@@ -380,8 +376,8 @@ func (f *FileStates) isFresh(p string, st *workspace.ScanStat) bool {
 	return st == nil && !f.isIncomplete()
 }
 
-// contentBefore returns the former content of a file that changed. known reports whether
-// it is known, and absent whether there was no file.
+// contentBefore returns the former content of a changed file. known reports whether it is known,
+// and absent whether the file did not exist.
 func (f *FileStates) contentBefore(p, change string) (content []byte, absent, known bool) {
 	if change == "added" {
 		return nil, true, !f.isIncomplete()
@@ -394,16 +390,16 @@ func (f *FileStates) contentBefore(p, change string) (content []byte, absent, kn
 	return content, false, err == nil
 }
 
-// fileChange is one file that is not as it was.
+// fileChange is a changed file.
 type fileChange struct {
 	path, change string
-	// stat is the file's current state, nil if it is gone.
+	// stat is the file's current state, or nil if it is gone.
 	stat *workspace.ScanStat
-	// target is that of a symlink which leads out of the workspace.
+	// target is where a symlink leads out of the workspace.
 	target string
 }
 
-// comparison is one comparison of the files with those that are there.
+// comparison compares the remembered files with the current ones.
 type comparison struct {
 	*FileStates
 	reader *workspace.Reader
@@ -412,14 +408,14 @@ type comparison struct {
 	visit func(fileChange)
 	whole bool
 	err   error
-	// seen are the files that were found, by the numbers of their directories. It is nil
-	// for a directory that has none of its files, and empty if all were found.
+	// seen marks the files that were found, by the number of their directory. An element is nil
+	// if none was found in a directory, and empty if all were.
 	seen [][]bool
 }
 
-// compareFiles calls visit for each file that has changed, in no order. A file
-// with the same content and mode has not changed, if its content is known. whole
-// reports whether every file could be examined.
+// compareFiles calls visit for each changed file, in no order. If its old content is known, a file
+// with the same content and mode counts as unchanged. whole reports whether every file could be
+// examined.
 func (f *FileStates) compareFiles(ctx context.Context, r *workspace.Reader, look Look, visit func(fileChange)) (whole bool, _ error) {
 	c := &comparison{FileStates: f, reader: r, visit: visit, whole: f.dirs != nil, seen: make([][]bool, len(f.dirs))}
 	err := look.scanFiles(ctx, r, func(e *workspace.ScanEntry) { c.compareFile(ctx, e) }, c.leaveDir, func() { c.fail(nil) })
@@ -429,7 +425,7 @@ func (f *FileStates) compareFiles(ctx context.Context, r *workspace.Reader, look
 	return c.whole, c.visitMissing(ctx)
 }
 
-// fail notes that a file could not be examined, and an error that ends the comparison.
+// fail notes that a file could not be examined. A non-nil error ends the comparison.
 func (c *comparison) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -437,7 +433,6 @@ func (c *comparison) fail(err error) {
 	c.err = cmp.Or(c.err, err)
 }
 
-// compareFile compares one file with its state before.
 func (c *comparison) compareFile(ctx context.Context, e *workspace.ScanEntry) {
 	if c.dirs == nil {
 		return
@@ -497,8 +492,7 @@ func (c *comparison) leaveDir(dir *workspace.ScanDirectory) {
 	c.seen[d.number] = d.seen
 }
 
-// isRewritten reports whether a file was written again with the content and mode
-// that it had.
+// isRewritten reports whether a file was rewritten with its old content and mode.
 func (c *comparison) isRewritten(ctx context.Context, p string, st *workspace.ScanStat) bool {
 	k, ok := c.content[maphash.String(c.seed, p)]
 	if !ok || st.Type != workspace.TypeFile || st.Mode != k.mode || st.Size != int64(k.at.length) {
@@ -512,8 +506,8 @@ func (c *comparison) isRewritten(ctx context.Context, p string, st *workspace.Sc
 	return err == nil && bytes.Equal(content, file.Data)
 }
 
-// visitMissing calls visit for the files that were not found. Where not
-// everything could be looked at, it makes sure that they are gone.
+// visitMissing calls visit for the files that were not found. If some of the workspace could not
+// be examined, it verifies that they are gone.
 func (c *comparison) visitMissing(ctx context.Context) error {
 	for _, at := range c.dirs {
 		seen := c.seen[at.number]
@@ -553,7 +547,7 @@ func (f *FileStates) Close() error {
 	return errors.Join(all...)
 }
 
-// statEntry returns what is at a path, nil where there is nothing.
+// statEntry returns the entry at a path, or nil if there is none.
 func statEntry(ctx context.Context, r *workspace.Reader, p string) (*workspace.ScanStat, error) {
 	st, err := r.StatEntry(ctx, path.Clean(p))
 	if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindNotFound {

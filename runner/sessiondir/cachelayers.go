@@ -13,12 +13,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// CachesDir is the directory of the layers over caches, below the session's.
+// CachesDir is the directory of the layers over caches, below the session's directory.
 const CachesDir = "caches"
 
-// OpenCacheLayers makes the layers of a session over the open directory of a cache, or
-// opens those that an earlier process of the session made. The caller closes them with
-// [EndCacheLayers], or closes them alone to keep them.
+// OpenCacheLayers makes a session's layers over the open directory of a cache, or reopens the ones
+// of an earlier process. The caller closes them with [EndCacheLayers], or with Close to keep them.
 func OpenCacheLayers(dir *Dir, cache *os.File) (*overlay.Layers, error) {
 	above := filepath.Join(dir.Path, CachesDir)
 	if err := os.Mkdir(above, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -28,7 +27,7 @@ func OpenCacheLayers(dir *Dir, cache *os.File) (*overlay.Layers, error) {
 	o := overlay.CreateOptions{Session: dir.Session, Path: cache.Name(), Workspace: cache}
 	l, _, err := overlay.Reopen(path, o)
 	if errors.Is(err, overlay.ErrOther) || errors.Is(err, overlay.ErrPartlyApplied) {
-		// It is a cache: what can't be used is made anew.
+		// It is only a cache: replace unusable layers.
 		if err := workspace.RemoveTree(path); err != nil {
 			return nil, fmt.Errorf("create layers of cache: %w", err)
 		}
@@ -46,22 +45,22 @@ func OpenCacheLayers(dir *Dir, cache *os.File) (*overlay.Layers, error) {
 	return l, nil
 }
 
-// MergeCaches brings what a session wrote to caches into them, and removes its layers.
-// Of a file that another session wrote meanwhile, that one's content stays. It does
-// nothing for caches that were removed, and goes on after an error.
+// MergeCaches merges what a session wrote to caches into them, and removes its layers. If another
+// session wrote the same file meanwhile, that content stays. It skips caches that were removed,
+// and continues after errors.
 func MergeCaches(ctx context.Context, session string) error {
 	return eachCacheLayers(session, func(l *overlay.Layers) error {
 		return mergeCache(ctx, l)
 	})
 }
 
-// DropCaches removes what a session wrote to caches. It leaves alone what is in use, and
-// goes on after an error.
+// DropCaches removes what a session wrote to caches, except layers in use. It continues after
+// errors.
 func DropCaches(session string) error {
 	return eachCacheLayers(session, func(*overlay.Layers) error { return nil })
 }
 
-// dropDeadCaches is DropCaches for a session whose process may live.
+// dropDeadCaches is [DropCaches] for a session whose process may be alive.
 func dropDeadCaches(session string) error {
 	if _, err := os.Lstat(filepath.Join(session, CachesDir)); err != nil || LivesIn(session) {
 		return state.IgnoreMissing(err)
@@ -72,7 +71,7 @@ func dropDeadCaches(session string) error {
 	return nil
 }
 
-// EndCacheLayers removes the layers of a session that have ended.
+// EndCacheLayers ends a session's layers and removes them.
 func EndCacheLayers(l *overlay.Layers, state overlay.State) error {
 	err := errors.Join(l.End(state), l.Close())
 	if err != nil {
@@ -81,7 +80,6 @@ func EndCacheLayers(l *overlay.Layers, state overlay.State) error {
 	return workspace.RemoveTree(l.Dir())
 }
 
-// mergeCache brings the content of layers over a cache into it.
 func mergeCache(ctx context.Context, l *overlay.Layers) error {
 	cache, err := os.Open(l.Info().Workspace)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,7 +89,7 @@ func mergeCache(ctx context.Context, l *overlay.Layers) error {
 		return err
 	}
 	defer func() { _ = cache.Close() }()
-	// Nothing of the host runs git there, but go and cargo keep repositories in caches.
+	// Nothing on the host runs git there, but go and cargo keep repositories in caches.
 	r, err := l.Apply(ctx, cache, overlay.ApplyOptions{Rest: true, GitConfig: true})
 	if errors.Is(err, overlay.ErrOther) || errors.Is(err, overlay.ErrGone) {
 		return nil
@@ -106,8 +104,7 @@ func mergeCache(ctx context.Context, l *overlay.Layers) error {
 	return errors.Join(errs...)
 }
 
-// eachCacheLayers calls do with the layers of a session over caches, locked, and removes
-// them.
+// eachCacheLayers locks each of a session's cache layers, calls do with them, and removes them.
 func eachCacheLayers(session string, do func(*overlay.Layers) error) error {
 	above := filepath.Join(session, CachesDir)
 	names, err := os.ReadDir(above)
@@ -118,7 +115,7 @@ func eachCacheLayers(session string, do func(*overlay.Layers) error) error {
 	for _, name := range names {
 		errs = append(errs, endCache(filepath.Join(above, name.Name()), do))
 	}
-	_ = os.Remove(above) // it holds what could not be removed
+	_ = os.Remove(above) // it fails if something is left
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("end layers of caches: %w", err)
 	}

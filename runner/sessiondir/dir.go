@@ -1,6 +1,6 @@
-// Package sessiondir manages the state directory and the directories of sessions in
-// it: making them, finding out which sessions live, removing what is no longer needed,
-// and the changes that overlay sessions keep.
+// Package sessiondir manages the state directory and its session directories: it makes them, finds
+// out which sessions are alive, removes what is no longer needed, and keeps the changes of overlay
+// sessions.
 package sessiondir
 
 import (
@@ -29,7 +29,7 @@ import (
 // LogFile is the name of the operators' log in a session's directory.
 const LogFile = "log.jsonl"
 
-// OverlayDir is the directory of an overlay session's layers, below the session's.
+// OverlayDir is the directory of an overlay session's layers, below the session's directory.
 const OverlayDir = "overlay"
 
 // FrozenLayers returns the directory of the layers that several overlay sessions
@@ -38,36 +38,35 @@ func FrozenLayers(session string) string {
 	return filepath.Join(filepath.Dir(filepath.Dir(session)), "layers")
 }
 
-// SandboxDir is where the backend keeps bundles and mount points, below the
-// session's directory.
+// SandboxDir is the backend's directory for bundles and mount points, below the session's
+// directory.
 const SandboxDir = "sandbox"
 
-// OutputDir is where a server keeps the output of commands as long as their sandbox,
-// below the session's directory.
+// OutputDir is where a server keeps the output of commands as long as their sandbox, below the
+// session's directory.
 const OutputDir = "output"
 
-// Dir is a session's directory below the state directory, private to its user, with
-// the log of everything that serves the session. The caller of [Create] or [Reopen]
-// closes it after the session.
+// Dir is a session's directory, private to its user, with the log of everything that serves the
+// session. The caller of [Create] or [Reopen] closes it after the session.
 type Dir struct {
 	// Session is the id, Path the path.
 	Session, Path string
-	// Log goes to log.jsonl, without secrets.
+	// Log writes to LogFile, without secrets.
 	Log *zap.Logger
 
 	file   *os.File
 	resume bool
 }
 
-// Create makes the directory of a new session. It refuses a state directory that
-// others could change, with a [state.DirError].
+// Create makes the directory of a new session. It refuses a state directory that others could
+// change, with a [state.DirError].
 func Create(stateDir string, secrets []redact.Secret) (*Dir, error) {
 	session := record.NewID("ses")
 	dir, err := makeSessionDir(stateDir, session)
 	if err != nil {
 		return nil, err
 	}
-	// The log first: a sandbox's directory whose log is not locked is a dead session's.
+	// The log comes first: a sandbox directory without a locked log belongs to a dead session.
 	file, err := os.OpenFile(filepath.Join(dir, LogFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err == nil {
 		err = hold(file)
@@ -84,7 +83,6 @@ func Create(stateDir string, secrets []redact.Secret) (*Dir, error) {
 	return &Dir{Session: session, Path: dir, Log: newLog(file, secrets), file: file}, nil
 }
 
-// newLog returns the log that goes to a file.
 func newLog(file *os.File, secrets []redact.Secret) *zap.Logger {
 	conf := zap.NewProductionEncoderConfig()
 	conf.EncodeTime = zapcore.RFC3339NanoTimeEncoder
@@ -92,10 +90,10 @@ func newLog(file *os.File, secrets []redact.Secret) *zap.Logger {
 	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(out), zapcore.DebugLevel))
 }
 
-// Resumes reports whether the directory is that of a session that goes on, from [Reopen].
+// Resumes reports whether the directory is from [Reopen].
 func (f *Dir) Resumes() bool { return f.resume }
 
-// List returns the IDs of all sessions in a state directory, the oldest first.
+// List returns the IDs of all sessions in a state directory, oldest first.
 func List(stateDir string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(Path(stateDir, "x")))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -110,8 +108,8 @@ func List(stateDir string) ([]string, error) {
 	return ids, nil
 }
 
-// Find returns the IDs of the sessions whose ID begins with name, with or without ses_. It
-// does not list all sessions for a whole ID.
+// Find returns the IDs of the sessions whose ID begins with name, with or without ses_. With a
+// complete ID, it doesn't list all sessions.
 func Find(stateDir, name string) ([]string, error) {
 	if _, whole := sessionBegan(name); whole && strings.HasPrefix(name, "ses_") {
 		if info, err := os.Lstat(Path(stateDir, name)); err == nil && info.IsDir() {
@@ -125,11 +123,11 @@ func Find(stateDir, name string) ([]string, error) {
 	}), err
 }
 
-// Close closes the log. What a session that never began left is removed.
+// Close closes the log, and removes the directory if the session never began.
 func (f *Dir) Close() error {
 	stateDir := filepath.Dir(filepath.Dir(f.Path))
-	// Only while it is empty: what a backend could not remove, it reported. The
-	// log is let go after it, so that no sweep takes it for a dead one's.
+	// Only if it is empty: a backend reported what it could not remove. The log is released
+	// after it, so that no sweep takes the session for dead.
 	rm := state.IgnoreMissing(os.Remove(filepath.Join(f.Path, SandboxDir)))
 	if _, none := os.Lstat(filepath.Join(f.Path, record.TraceFile)); rm != nil || !errors.Is(none, fs.ErrNotExist) {
 		return errors.Join(settle(stateDir, f.Session), f.file.Close())
@@ -140,8 +138,8 @@ func (f *Dir) Close() error {
 	return settle(stateDir, f.Session)
 }
 
-// hold marks a session's log as that of a process that lives: the kernel takes
-// the lock away with the process. It waits for the lock of one that was just killed.
+// hold marks a session's log as a living process's: the kernel drops the lock with the process. It
+// waits for the lock of a process that was just killed.
 func hold(log *os.File) error {
 	for end := time.Now().Add(state.ReleaseTime); ; <-time.After(10 * time.Millisecond) {
 		err := syscall.Flock(int(log.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
@@ -151,24 +149,23 @@ func hold(log *os.File) error {
 	}
 }
 
-// held reports whether a process has locked a log. Callers don't lock it for each
-// other.
+// held reports whether a process has locked a log. Its shared lock does not disturb other callers.
 func held(log *os.File) bool {
 	return syscall.Flock(int(log.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil
 }
 
-// Path is the directory of a session below the state directory.
+// Path returns the directory of a session below the state directory.
 func Path(stateDir, session string) string {
 	return filepath.Join(stateDir, "sessions", session)
 }
 
-// WorkspacePath is the path of a workspace that a session has of its own.
+// WorkspacePath returns the path of a session's own workspace.
 func WorkspacePath(stateDir, session string) string {
 	return filepath.Join(sandbox.WorkspacesDir(stateDir), session)
 }
 
-// MakeWorkspace makes an empty directory that is the session's own workspace, and
-// returns its path. The caller removes it with [RemoveWorkspace] before it closes f.
+// MakeWorkspace makes an empty directory as the session's own workspace, and returns its path. The
+// caller removes it with [RemoveWorkspace] before closing f.
 func (f *Dir) MakeWorkspace() (string, error) {
 	path := WorkspacePath(filepath.Dir(filepath.Dir(f.Path)), f.Session)
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
@@ -184,15 +181,15 @@ func (f *Dir) MakeWorkspace() (string, error) {
 	return path, nil
 }
 
-// RemoveWorkspace removes a session's own workspace with its content, and does nothing if
-// there is none. The session must have ended.
+// RemoveWorkspace removes a session's own workspace with its content, if it has one. The session
+// must have ended.
 func RemoveWorkspace(stateDir, session string) error {
 	return workspace.RemoveTree(WorkspacePath(stateDir, session))
 }
 
-// makeSessionDir makes the session's directory, private to its user. It refuses a
-// state directory that others could change: records, approvals and the names of
-// what runs are believed because they are there.
+// makeSessionDir makes the session's directory, private to its user. It refuses a state directory
+// that others could change, since records, approvals and the names of what runs there are
+// trusted.
 func makeSessionDir(stateDir, session string) (string, error) {
 	dir := Path(stateDir, session)
 	pending := filepath.Join(stateDir, pendingDir)
@@ -220,8 +217,7 @@ func lastFile(stateDir, workspace string) string {
 	return filepath.Join(stateDir, "last", hex.EncodeToString(sum[:16]))
 }
 
-// SetLast notes that the session whose directory is dir is the last one with a model on a
-// workspace.
+// SetLast notes the session in dir as the last one with a model on a workspace.
 func SetLast(dir, workspace string) error {
 	path := lastFile(filepath.Dir(filepath.Dir(dir)), workspace)
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
@@ -234,8 +230,8 @@ func SetLast(dir, workspace string) error {
 	return nil
 }
 
-// Last returns the id that [SetLast] noted. The session may be gone. There may be none, with
-// a session on the workspace all the same: then [List] has it.
+// Last returns the id that [SetLast] noted, if any. The session may be gone, and there may be
+// others in [List].
 func Last(stateDir, workspace string) (string, bool) {
 	text, err := state.Read(lastFile(stateDir, workspace), 100)
 	_, ok := sessionBegan(string(text))

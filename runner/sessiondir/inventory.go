@@ -19,30 +19,28 @@ import (
 
 const inventoryPrefix = "repositories-"
 
-// inventoryFile returns the name, in a session's directory, of the list of repositories
-// that it found in its workspace or another directory. A live session holds a lock on it and removes it
-// at its end: an unlocked one belongs to a session that was killed before it could
-// quarantine what its commands made.
+// inventoryFile returns the name, in a session's directory, of the list of repositories that it
+// found in a workspace or other directory. A live session locks the list and removes it at its
+// end: an unlocked one belongs to a session that was killed before it could quarantine what its
+// commands made.
 func inventoryFile(workspace string) string {
 	sum := sha256.Sum256([]byte(workspace))
 	return inventoryPrefix + hex.EncodeToString(sum[:4]) + ".json"
 }
 
-// MaxSiblings bounds the sessions whose directories are read, the newest first.
+// MaxSiblings bounds the sessions whose directories are read, newest first.
 const MaxSiblings = 200
 
-// inventory is the content of that file.
 type inventory struct {
 	Workspace string `json:"workspace"`
-	// Repositories are paths, whose bytes need not be UTF-8.
+	// Repositories are paths, which need not be UTF-8.
 	Repositories [][]byte `json:"repositories"`
 }
 
-// inventoryTime bounds the wait for a session that compares an inventory.
+// inventoryTime bounds the wait while another session compares an inventory.
 const inventoryTime = 5 * time.Second
 
-// KeepInventory writes and locks the list of the repositories of the session whose
-// directory is dir. remove removes it.
+// KeepInventory writes and locks the list of repositories of the session in dir. remove removes it.
 func KeepInventory(dir, workspace string, repositories []string) (remove func() error, err error) {
 	path := filepath.Join(dir, inventoryFile(workspace))
 	list := inventory{Workspace: workspace}
@@ -53,7 +51,7 @@ func KeepInventory(dir, workspace string, repositories []string) (remove func() 
 	if err != nil {
 		return nil, fmt.Errorf("keep inventory: %w", err)
 	}
-	lock, err := state.Acquire(context.Background(), path, inventoryTime) // another session may compare an earlier one
+	lock, err := state.Acquire(context.Background(), path, inventoryTime) // another session may be comparing an earlier one
 	if err != nil {
 		return nil, fmt.Errorf("keep inventory: %w", err)
 	}
@@ -63,24 +61,23 @@ func KeepInventory(dir, workspace string, repositories []string) (remove func() 
 	return lock.Remove, nil
 }
 
-// NewRepository is a repository that appeared while a session worked that was
-// killed since.
+// NewRepository is a repository that appeared during a session that was then killed.
 type NewRepository struct{ Path, Session string }
 
-// TakeNewRepositories returns the repositories, of those that are there now, that
-// did not exist when a session began on this workspace that was killed since. dir
-// is the directory of this session. It removes the lists that it has compared.
+// TakeNewRepositories returns the repositories of now that did not exist when a session began on
+// this workspace that was then killed. dir is this session's directory. It removes the lists that
+// it compared.
 func TakeNewRepositories(dir, workspace string, now []string) ([]NewRepository, error) {
 	var out []NewRepository
 	var errs []error
-	for _, sibling := range append([]string{dir}, Siblings(dir)...) { // dir's is that of an earlier process
+	for _, sibling := range append([]string{dir}, Siblings(dir)...) { // in dir, an earlier process may have left one
 		path := filepath.Join(sibling, inventoryFile(workspace))
 		if _, err := os.Lstat(path); err != nil {
 			continue
 		}
 		lock, err := state.TryAcquire(path)
 		if err != nil {
-			continue // its session lives
+			continue // its session is alive
 		}
 		before, ok := readInventory(path, workspace)
 		if !ok {
@@ -101,9 +98,8 @@ func TakeNewRepositories(dir, workspace string, now []string) ([]NewRepository, 
 	return out, errors.Join(errs...)
 }
 
-// Neighbours returns the live sessions that have a workspace in bind mode, except
-// the one whose directory is dir. A session keeps its inventory while it lives, in
-// bind mode alone.
+// Neighbours returns the live sessions with a workspace in bind mode, except the one in dir. Only
+// sessions in bind mode keep an inventory while they are alive.
 func Neighbours(dir, workspace string) []string {
 	var out []string
 	for _, sibling := range Siblings(dir) {
@@ -114,14 +110,14 @@ func Neighbours(dir, workspace string) []string {
 	return out
 }
 
-// Siblings returns the directories of the newest other sessions that live or left
-// something, the newest first.
+// Siblings returns the directories of other sessions that are alive or left something, newest
+// first, at most [MaxSiblings].
 func Siblings(dir string) []string {
 	names, err := marked(filepath.Dir(filepath.Dir(dir)), pendingDir)
 	if err != nil {
 		return nil
 	}
-	slices.Reverse(names) // ids sort by time
+	slices.Reverse(names) // IDs sort by time
 	var out []string
 	for _, name := range names[:min(len(names), MaxSiblings)] {
 		if sibling := filepath.Join(filepath.Dir(dir), name); sibling != dir {
@@ -131,8 +127,8 @@ func Siblings(dir string) []string {
 	return out
 }
 
-// hasInventory reports whether the session in dir left an inventory of a directory that
-// still exists, for the next session on it. One that can't be read may be such.
+// hasInventory reports whether the session in dir left an inventory of a directory that still
+// exists, for the next session on it. An unreadable one counts.
 func hasInventory(dir string) bool {
 	entries, err := os.ReadDir(dir)
 	return state.IgnoreMissing(err) != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool {
@@ -148,13 +144,13 @@ func hasInventory(dir string) bool {
 	})
 }
 
-// mayExist reports whether a workspace is there, as far as can be told.
+// mayExist reports whether a workspace exists, or that is unknown.
 func mayExist(workspace string) bool {
 	_, err := os.Stat(workspace)
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// readInventory reads a list and reports whether it is a list of the workspace.
+// readInventory reads a list, and reports whether it is the workspace's.
 func readInventory(path, workspace string) (list inventory, ok bool) {
 	text, err := os.ReadFile(path)
 	ok = err == nil && json.Unmarshal(text, &list) == nil && list.Workspace == workspace

@@ -13,9 +13,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// OpenChanges opens the layers of the overlay session with the given id, or with the
-// only id that begins with it. The caller closes them. It fails with a
-// [ChangesError], an [UnchangedError] or a [state.DirError].
+// OpenChanges opens the layers of the overlay session whose ID is, or alone begins with, session.
+// The caller closes them. The error is a [ChangesError], an [UnchangedError] or a
+// [state.DirError].
 func OpenChanges(stateDir, session string) (*overlay.Layers, error) {
 	names, err := Find(stateDir, session)
 	if err != nil {
@@ -24,17 +24,17 @@ func OpenChanges(stateDir, session string) (*overlay.Layers, error) {
 	return namedChanges(stateDir, session, names)
 }
 
-// OpenLastChanges opens the layers of the newest overlay session on a workspace; path
-// names the workspace in messages. Sessions whose changes Caisson itself discarded don't
-// count: checks, and attempts that another one beat. It fails as [OpenChanges] does. If
-// an older session has kept its changes, the error names it.
+// OpenLastChanges opens the layers of the newest overlay session on a workspace, which path names
+// in messages. It skips sessions whose changes Caisson itself discarded: checks, and attempts that
+// lost against another. Errors are as for [OpenChanges]. If an older session has kept its
+// changes, the error names it.
 func OpenLastChanges(stateDir string, dir *os.File, path string) (*overlay.Layers, error) {
 	names, err := sessionNames(stateDir)
 	if err != nil {
 		return nil, err
 	}
 	var newest *overlay.Info
-	for _, name := range slices.Backward(names) { // ids sort by time
+	for _, name := range slices.Backward(names) { // IDs sort by time
 		l, err := overlay.Open(filepath.Join(Path(stateDir, name), OverlayDir))
 		if err != nil || l.Same(dir) != nil {
 			continue
@@ -86,15 +86,15 @@ func namedChanges(stateDir, session string, names []string) (*overlay.Layers, er
 	return l, nil
 }
 
-// ChangesReason is the reason of a [ChangesError].
+// ChangesReason tells why changes can't be opened.
 type ChangesReason string
 
 // The reasons.
 const (
 	NoChangesHere ChangesReason = "none_here"     // no overlay session worked on the workspace
-	NoSession     ChangesReason = "no_session"    // no session has that id
-	ManySessions  ChangesReason = "many_sessions" // several ids begin with it
-	NoneKept      ChangesReason = "none_kept"     // it was no overlay session, or ran nothing
+	NoSession     ChangesReason = "no_session"    // no session has that ID
+	ManySessions  ChangesReason = "many_sessions" // several IDs begin with it
+	NoneKept      ChangesReason = "none_kept"     // the session had no overlay, or ran nothing
 	Unreadable    ChangesReason = "unreadable"
 	ChangesGone   ChangesReason = "gone" // they were applied, discarded or removed
 )
@@ -102,11 +102,11 @@ const (
 // ChangesError reports that the changes of a session can't be opened.
 type ChangesError struct {
 	Reason ChangesReason
-	// Session is the id that was looked for, or that of the session.
+	// Session is the requested ID, or the session's.
 	Session string
-	// Workspace is set with NoChangesHere, StateDir with NoSession and Unreadable,
-	// Matches with ManySessions, State and At with ChangesGone. Older is set if an
-	// older session on the workspace has kept its changes.
+	// Workspace is set with NoChangesHere, StateDir with NoSession and Unreadable, Matches with
+	// ManySessions, State and At with ChangesGone. Older is an older session on the workspace
+	// that has kept its changes, or "".
 	Workspace, StateDir string
 	Matches             []string
 	Older               string
@@ -115,7 +115,6 @@ type ChangesError struct {
 	Err                 error
 }
 
-// Error describes the reason.
 func (e *ChangesError) Error() string {
 	switch e.Reason {
 	case NoChangesHere:
@@ -138,38 +137,35 @@ func (e *ChangesError) Error() string {
 	return "the changes of session " + e.Session + " " + how
 }
 
-// Unwrap returns the cause.
 func (e *ChangesError) Unwrap() error { return e.Err }
 
-// UnchangedError reports that a session changed nothing. Older is an older session on
-// the workspace that has kept its changes, or "".
+// UnchangedError reports that a session changed nothing. Older is an older session on the workspace
+// that has kept its changes, or "".
 type UnchangedError struct {
 	Info  overlay.Info
 	Older string
 }
 
-// Error names the session.
 func (e *UnchangedError) Error() string { return "session " + e.Info.Session + " changed nothing" }
 
 // Unwrap returns [overlay.ErrGone].
 func (e *UnchangedError) Unwrap() error { return overlay.ErrGone }
 
-// goneError returns the reason why the changes are no longer there.
+// goneError returns why the changes no longer exist.
 func goneError(i overlay.Info, older string) error {
-	if i.State == overlay.Empty || i.State == overlay.Kept { // it was killed before anything ran
+	if i.State == overlay.Empty || i.State == overlay.Kept { // killed before anything ran
 		return &UnchangedError{i, older}
 	}
 	return &ChangesError{Reason: ChangesGone, Session: i.Session, State: i.State, At: i.At, Older: older, Err: overlay.ErrGone}
 }
 
-// expireTime bounds the time that one call of [ExpireChanges] takes.
+// expireTime bounds one call of [ExpireChanges].
 const expireTime = time.Second
 
-// ExpireChanges removes the changes of sessions that began longer than keep ago and that
-// were not applied. It also removes the rest of layers if a process was killed before
-// anything ran, or while it applied or discarded the changes. It leaves alone what is in
-// use. It returns the sessions whose changes it removed, and goes on after an error. If
-// there is much to do, it leaves some to the next call.
+// ExpireChanges removes unapplied changes of sessions that began longer than keep ago. It also
+// removes the remains of layers if a process was killed before anything ran, or while it applied
+// or discarded the changes. It skips what is in use, continues after errors, and returns the
+// sessions whose changes it removed. If there is much to do, it leaves some to the next call.
 func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
 	kept, err := marked(stateDir, keptDir)
 	pending, pendingErr := marked(stateDir, pendingDir)
@@ -199,7 +195,7 @@ func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
 	return gone, errors.Join(all...)
 }
 
-// expireSession is [ExpireChanges] for one session. It reports whether it removed changes.
+// expireSession implements [ExpireChanges] for one session. It reports whether it removed changes.
 func expireSession(stateDir, name string, keep time.Duration) (bool, error) {
 	dir := Path(stateDir, name)
 	l, err := overlay.Open(filepath.Join(dir, OverlayDir))
@@ -210,7 +206,7 @@ func expireSession(stateDir, name string, keep time.Duration) (bool, error) {
 		}
 	}
 	if err != nil || l.Info().State != overlay.Kept {
-		// Without changes of the workspace, what was written to caches goes.
+		// Without changes of the workspace, drop what was written to caches.
 		return false, errors.Join(swept, dropDeadCaches(dir))
 	}
 	if l.Info().Recorded && time.Since(l.Info().Began) < keep {
@@ -218,7 +214,7 @@ func expireSession(stateDir, name string, keep time.Duration) (bool, error) {
 	}
 	state, err := expire(l)
 	switch {
-	case errors.Is(err, overlay.ErrBusy): // it runs, is being applied, or is mounted still
+	case errors.Is(err, overlay.ErrBusy): // it is alive, being applied, or still mounted
 		return false, swept
 	case err == nil && state == overlay.Expired:
 		return true, errors.Join(swept, DropCaches(dir))
@@ -226,10 +222,9 @@ func expireSession(stateDir, name string, keep time.Duration) (bool, error) {
 	return false, errors.Join(swept, err)
 }
 
-// DiscardChanges removes the changes that the session with the given directory keeps,
-// and what it wrote to caches. It does nothing for a session without layers. by is the
-// label of the user who discards them. With "" the session doesn't count for
-// [OpenLastChanges].
+// DiscardChanges removes the changes that the session in a directory keeps, and what it wrote to
+// caches. Without layers it does nothing. by is the label of the user who discards them; with
+// "", [OpenLastChanges] skips the session.
 func DiscardChanges(session, by string) error {
 	l, err := overlay.Open(filepath.Join(session, OverlayDir))
 	if err != nil {
@@ -246,8 +241,8 @@ func DiscardChanges(session, by string) error {
 	return errors.Join(err, l.Close(), DropCaches(session))
 }
 
-// expire ends opened layers and returns their new state, or "" if they changed between Open and Lock
-// and are left alone.
+// expire ends opened layers and returns their new state. If they changed between Open and Lock, it
+// leaves them and returns "".
 func expire(l *overlay.Layers) (overlay.State, error) {
 	if err := l.Lock(); err != nil {
 		return "", err

@@ -11,20 +11,19 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// PatchMarkFile is the name, in a session's directory, of the file that exists
-// while apply_patch makes several changes. Where it outlives the session's
-// process, a patch was cut off.
+// PatchMarkFile is a file in a session's directory that exists while apply_patch makes several
+// changes. If it outlives the session's process, a patch was interrupted.
 const PatchMarkFile = "patch.json"
 
-// PatchMark is the content of that file.
+// PatchMark is the content of PatchMarkFile.
 type PatchMark struct {
 	Workspace string   `json:"workspace"`
 	Mode      string   `json:"mode"`
-	Paths     []string `json:"paths"` // of the files that were being changed
+	Paths     []string `json:"paths"` // of the files being changed
 }
 
-// CutOffPatch returns a note about the patch that was cut off when the process
-// of a session in overlay mode was killed, or "".
+// CutOffPatch returns a note about a patch that was interrupted when the process of an overlay
+// session was killed, or "".
 func CutOffPatch(stateDir, session string) string {
 	dir := Path(stateDir, session)
 	mark, ok := ReadPatchMark(dir)
@@ -54,8 +53,8 @@ func ReadPatchMark(dir string) (PatchMark, bool) {
 	return mark, true
 }
 
-// hasUnreportedPatch reports whether the next session on a workspace that still
-// exists has to warn of a patch that the session in dir left.
+// hasUnreportedPatch reports whether the session in dir left a patch of which the next session on
+// the workspace, if that still exists, has to warn.
 func hasUnreportedPatch(dir string) bool {
 	mark, ok := ReadPatchMark(dir)
 	if !ok || mark.Mode != string(sandbox.ModeBind) {

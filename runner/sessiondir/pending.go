@@ -12,19 +12,17 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// A session is marked by an empty file with its id in one of these directories below the
-// state directory, so that a start need not look at all sessions that there ever were.
-// The mark is made before the session's directory and removed last. A mark that is no
-// longer needed does no harm: the next sweep removes it.
+// A session is marked by an empty file with its ID in one of these directories below the state
+// directory, so that a start need not look at all sessions. The mark is made before the
+// session's directory and removed last. An obsolete mark does no harm: the next sweep removes it.
 const (
-	// pendingDir marks the sessions that live, and the dead ones that left something for
-	// a sweep, [ExpireChanges] or the next session on their workspace.
+	// pendingDir marks live sessions, and dead ones that left something for a sweep,
+	// [ExpireChanges] or the next session on their workspace.
 	pendingDir = "pending"
-	// keptDir marks the other dead sessions whose changes wait to be applied.
+	// keptDir marks other dead sessions, whose changes wait to be applied.
 	keptDir = "kept"
 )
 
-// mark marks a session in one of the directories.
 func mark(stateDir, in, session string) error {
 	path := filepath.Join(stateDir, in, session)
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
@@ -40,7 +38,7 @@ func mark(stateDir, in, session string) error {
 	return file.Close()
 }
 
-// marked returns the sessions that are marked in one of the directories, the oldest first.
+// marked returns the sessions marked in one of the directories, oldest first.
 func marked(stateDir, in string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Join(stateDir, in))
 	if err != nil {
@@ -55,14 +53,14 @@ func marked(stateDir, in string) ([]string, error) {
 	return ids, nil
 }
 
-// markChanged marks the session in dir because its changes may now be applied or discarded.
-// If that fails, a sweep learns of it once the changes would have expired.
+// markChanged marks the session in dir because its changes may now be applied or discarded. If that
+// fails, a sweep finds out once the changes would have expired.
 func markChanged(dir string) {
 	_ = mark(filepath.Dir(filepath.Dir(dir)), pendingDir, filepath.Base(dir))
 }
 
-// settle marks a session that has ended by what it left, or no longer. The caller holds
-// its log, if it has one: a process that resumes the session marks it behind that.
+// settle marks an ended session according to what it left, or unmarks it. The caller holds its log,
+// if it has one, so that a process which resumes the session marks it afterwards.
 func settle(stateDir, session string) error {
 	where := findMark(stateDir, session)
 	if where != "" {
@@ -79,7 +77,7 @@ func settle(stateDir, session string) error {
 	return errors.Join(errs...)
 }
 
-// findMark returns the directory that marks a session that has ended, or "".
+// findMark returns the directory that should mark an ended session, or "".
 func findMark(stateDir, session string) string {
 	dir := Path(stateDir, session)
 	kept := false

@@ -22,12 +22,10 @@ import (
 // PruneOptions selects what [Prune] shortens.
 type PruneOptions struct {
 	StateDir string
-	// Keep is for how long after its last record a session stays whole; it must
-	// be positive.
-	Keep time.Duration
-	// DryRun changes nothing.
+	// Keep is how long a session stays whole after its last record. It must be positive.
+	Keep   time.Duration
 	DryRun bool
-	// Now is the clock; nil is time.Now.
+	// Now is the clock; nil means [time.Now].
 	Now func() time.Time
 }
 
@@ -41,9 +39,9 @@ type PruneReport struct {
 // Pruned is a session that was shortened to its audit records.
 type Pruned struct {
 	Session string `json:"session"`
-	// Ended is the time of the last record, RFC 3339, "" where there is none.
+	// Ended is the time of the last record (RFC 3339), or "".
 	Ended string `json:"ended"`
-	// Removed and Audit count records, Bytes what is free now.
+	// Removed and Audit count records; Bytes is the freed space.
 	Removed int64 `json:"removed_records"`
 	Audit   int64 `json:"audit_records"`
 	Bytes   int64 `json:"freed_bytes"`
@@ -55,12 +53,11 @@ type NotPruned struct {
 	Why     string `json:"why"`
 }
 
-// Prune shortens sessions that ended longer ago than o.Keep: of their directories
-// stay audit.jsonl, the long values of audit records, and the note of what
-// became of an overlay. It leaves whole what runs, what keeps changes that were
-// not applied, what has a sandbox that is not gone, and what is damaged: that
-// may be evidence. Oldest first; it goes on after an error. A call that is
-// killed is finished by the next.
+// Prune shortens sessions that ended longer than o.Keep ago to audit.jsonl, the long values of
+// audit records, and the note about what became of an overlay. It leaves sessions whole that are
+// alive, keep unapplied changes or have a sandbox left, and damaged ones, which may be evidence. It
+// begins with the oldest, and continues after errors. The next call completes one that was
+// killed.
 func Prune(ctx context.Context, o PruneOptions) (PruneReport, error) {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -77,18 +74,18 @@ func Prune(ctx context.Context, o PruneOptions) (PruneReport, error) {
 }
 
 const (
-	// prunedFile, in the state directory, has the id of the session that [PruneNext] looked
-	// at last. It was last changed when PruneNext found no more to do.
+	// prunedFile, in the state directory, has the ID of the session that [PruneNext] looked at
+	// last. Its time is when PruneNext last found no more to do.
 	prunedFile = "pruned"
-	// pruneEvery is how long PruneNext does nothing then.
+	// pruneEvery is how long PruneNext then does nothing.
 	pruneEvery = time.Hour
-	// pruneTime bounds how long it shortens sessions.
+	// pruneTime bounds one call of PruneNext.
 	pruneTime = 200 * time.Millisecond
 )
 
-// PruneNext is [Prune] for a start: it goes on behind the session at which the last call
-// stopped, for a short time, and begins with the oldest once a day. If it has found no more
-// to do, it does nothing for an hour, or for o.Keep if that is shorter.
+// PruneNext is [Prune] for a start. For a short time, it continues after the session at which the
+// last call stopped, and once a day begins with the oldest. After finding no more to do, it does
+// nothing for an hour, or for o.Keep if that is shorter.
 func PruneNext(ctx context.Context, o PruneOptions) error {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -105,7 +102,7 @@ func PruneNext(ctx context.Context, o PruneOptions) error {
 			after, _ = state.Read(path, 100) // without it, this is the first call of the day
 		}
 	}
-	if err := os.WriteFile(path, after, 0o600); err != nil { // other starts leave it to this one
+	if err := os.WriteFile(path, after, 0o600); err != nil { // other starts leave the work to this one
 		return fmt.Errorf("prune sessions: %w", err)
 	}
 	names, err := oldSessions(o)
@@ -124,12 +121,12 @@ func PruneNext(ctx context.Context, o PruneOptions) error {
 		err = errors.Join(err, os.WriteFile(path, []byte(names[next-1]), 0o600))
 	}
 	if next < len(names) {
-		now = now.Add(-pruneEvery) // the next start goes on
+		now = now.Add(-pruneEvery) // the next start continues
 	}
 	return errors.Join(err, os.Chtimes(path, now, now))
 }
 
-// oldSessions returns the sessions that began longer ago than o.Keep, the oldest first.
+// oldSessions returns the sessions that began longer than o.Keep ago, oldest first.
 func oldSessions(o PruneOptions) ([]string, error) {
 	if o.Keep <= 0 {
 		return nil, fmt.Errorf("prune sessions: a time of %s to keep them is no time", o.Keep)
@@ -142,8 +139,8 @@ func oldSessions(o PruneOptions) ([]string, error) {
 	}), err
 }
 
-// pruneSessions shortens sessions until ctx ends, and returns how many it looked at. That
-// ctx ended is no error.
+// pruneSessions shortens sessions until ctx ends, and returns how many it looked at. The end of ctx
+// is not an error.
 func pruneSessions(ctx context.Context, o PruneOptions, names []string) (PruneReport, int, error) {
 	report := PruneReport{Pruned: []Pruned{}, Left: []NotPruned{}}
 	before := o.Now().Add(-o.Keep)
@@ -166,18 +163,17 @@ func pruneSessions(ctx context.Context, o PruneOptions, names []string) (PruneRe
 	return report, len(names), errors.Join(errs...)
 }
 
-// sessionBegan reads the time in a session's id.
+// sessionBegan reads the time in a session's ID.
 func sessionBegan(session string) (time.Time, bool) {
 	id, err := ulid.ParseStrict(strings.TrimPrefix(session, "ses_"))
 	return id.Timestamp(), err == nil
 }
 
-// notPrunedError is why a session is left whole.
 type notPrunedError string
 
 func (e notPrunedError) Error() string { return string(e) }
 
-// pruneSession shortens one session; nil is that there was nothing to do.
+// pruneSession shortens one session. It returns nil if there was nothing to do.
 func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err error) {
 	dir := Path(o.StateDir, name)
 	trace, err := os.Open(filepath.Join(dir, record.TraceFile))
@@ -187,7 +183,7 @@ func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = trace.Close() }() // only read
+	defer func() { _ = trace.Close() }()
 	release, err := prunable(o.StateDir, dir)
 	if err != nil {
 		return nil, err
@@ -198,7 +194,7 @@ func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err
 		if out, err = os.CreateTemp(dir, ".audit-*"); err != nil {
 			return nil, err
 		}
-		defer func() { _ = errors.Join(out.Close(), state.IgnoreMissing(os.Remove(out.Name()))) }() // what was renamed is gone
+		defer func() { _ = errors.Join(out.Close(), state.IgnoreMissing(os.Remove(out.Name()))) }() // a renamed file is gone
 	}
 	a, err := writeAudit(out, trace)
 	switch {
@@ -224,8 +220,8 @@ func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err
 	return p, nil
 }
 
-// prunable returns the reason why a session must stay whole, or locks its log, as a
-// living session does: no other process prunes it meanwhile.
+// prunable locks a session's log like a living session, so that no other process prunes it, or
+// returns why the session must stay whole.
 func prunable(stateDir, dir string) (release func(), err error) {
 	log, err := os.Open(filepath.Join(dir, LogFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -239,7 +235,7 @@ func prunable(stateDir, dir string) (release func(), err error) {
 			_ = log.Close()
 		}
 	}()
-	if held(log) { // and holds it, where it is not
+	if held(log) { // otherwise held has locked it
 		return nil, notPrunedError("it runs")
 	}
 	if hasRemains(stateDir, dir) {
@@ -271,11 +267,11 @@ func prunable(stateDir, dir string) (release func(), err error) {
 // auditResult is the result of shortening a trace.
 type auditResult struct {
 	kept, removed, bytes int64
-	ended                time.Time // of the last record
-	spilled              []string  // of audit records, below the session's folder
+	ended                time.Time // time of the last record
+	spilled              []string  // of audit records, relative to the session's directory
 }
 
-// writeAudit copies the audit records of a trace to out, nil is nowhere.
+// writeAudit copies the audit records of a trace to out, which may be nil.
 func writeAudit(out *os.File, trace *os.File) (auditResult, error) {
 	var a auditResult
 	in := record.NewReader(trace)
@@ -325,8 +321,7 @@ func writeAudit(out *os.File, trace *os.File) (auditResult, error) {
 	}
 }
 
-// placeAudit puts the audit file in place, on the disk, before anything is
-// removed.
+// placeAudit puts the audit file in place, on disk, before anything is removed.
 func placeAudit(out *os.File, dir string) error {
 	if err := out.Sync(); err != nil {
 		return err
@@ -337,9 +332,8 @@ func placeAudit(out *os.File, dir string) error {
 	return state.SyncDir(dir)
 }
 
-// bulk removes what a shortened session does not keep, after place has put in
-// place what it does, and returns its size. The log goes last: who holds it
-// holds the directory.
+// bulk calls place and then removes what a shortened session does not keep. It returns the size of
+// that. The log goes last: its lock protects the directory.
 func bulk(dir string, stays []string, dry bool, place func() error) (int64, error) {
 	files, err := bulkFiles(dir, stays)
 	if err != nil {
@@ -358,7 +352,7 @@ func bulk(dir string, stays []string, dry bool, place func() error) (int64, erro
 		return 0, err
 	}
 	for _, path := range files {
-		// A directory is empty by now, or holds what stays.
+		// A directory is now empty, or holds something that stays.
 		if err := state.IgnoreMissing(os.Remove(path)); err != nil && !nonEmpty(path) {
 			return size, err
 		}
@@ -371,8 +365,8 @@ func nonEmpty(path string) bool {
 	return err == nil && len(inside) > 0
 }
 
-// bulkFiles lists what goes: files before their directory, the log last. It does
-// not look into the directories of sandboxes, overlays and caches, and follows no link.
+// bulkFiles lists what to remove: files before their directory, and the log last. It does not enter
+// the directories of sandboxes, overlays and caches, and follows no links.
 func bulkFiles(dir string, stays []string) ([]string, error) {
 	var files []string
 	log := ""

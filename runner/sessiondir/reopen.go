@@ -12,19 +12,18 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 )
 
-// Errors of [Reopen], for errors.Is.
 var (
-	// ErrAlive reports that the process of the session lives, or that retention is
-	// shortening its records.
+	// ErrAlive reports that the session's process is alive, or that retention is shortening its
+	// records.
 	ErrAlive = errors.New("its process is alive")
-	// ErrNoRecords reports that there are no records to go on from: the session has
-	// written none, or retention has shortened them.
+	// ErrNoRecords reports that the session has no records to resume from: it wrote none, or
+	// retention has shortened them.
 	ErrNoRecords = errors.New("its records are not there")
 )
 
-// Reopen opens the directory of a session whose process is gone, to go on with the
-// session. What the process left and no cleanup list names is removed. It fails with a [state.DirError] for a directory that another user owns or could
-// change, and otherwise with [ErrAlive] or [ErrNoRecords].
+// Reopen opens the directory of a session whose process is gone, to resume it. It removes what the
+// process left and no cleanup list names. It fails with a [state.DirError] for a directory that
+// another user owns or could change, otherwise with [ErrAlive] or [ErrNoRecords].
 func Reopen(stateDir, session string, secrets []redact.Secret) (_ *Dir, err error) {
 	defer func() {
 		if err != nil && !errors.As(err, new(*state.DirError)) {
@@ -56,15 +55,15 @@ func Reopen(stateDir, session string, secrets []redact.Secret) (_ *Dir, err erro
 	if _, err := os.Lstat(filepath.Join(dir, record.TraceFile)); err != nil {
 		return nil, errors.Join(ErrNoRecords, state.IgnoreMissing(err))
 	}
-	// A sweep leaves it alone from now on: this process holds the log.
+	// This process holds the log, so sweeps now leave the session alone.
 	if err := errors.Join(mark(stateDir, pendingDir, session), removeUnnoted(dir)); err != nil {
 		return nil, stateError(dir, "can't be cleaned up: "+err.Error(), err)
 	}
 	return &Dir{Session: session, Path: dir, Log: newLog(file, secrets), file: file, resume: true}, nil
 }
 
-// MakeSandboxDir makes the directory of the sandbox unless it is there: a sweep removes
-// that of a dead process.
+// MakeSandboxDir makes the sandbox's directory unless it exists: a sweep removes it after a
+// process has died.
 func (f *Dir) MakeSandboxDir() error {
 	if err := os.Mkdir(filepath.Join(f.Path, SandboxDir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return stateError(f.Path, "can't be written: "+err.Error(), err)
@@ -72,7 +71,7 @@ func (f *Dir) MakeSandboxDir() error {
 	return nil
 }
 
-// openOwnLog opens the log of a session, and holds it as the process of the session does.
+// openOwnLog opens a session's log and holds it, as the session's process does.
 func openOwnLog(dir string) (*os.File, error) {
 	path := filepath.Join(dir, LogFile)
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)

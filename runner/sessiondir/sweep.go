@@ -17,13 +17,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Sweep removes what sessions whose process is dead left, and no backend noted: the
-// socket on which users were answered, the sandbox's directory where that leaves it
-// empty, the output that was kept of commands, a workspace of the session's own, layers
-// that were not made yet, the whole directory of a session in which nothing ran, and
-// frozen layers that no session needs. Records and logs stay. It looks at all sessions,
-// goes on after an error and returns how many directories of sandboxes and workspaces it
-// removed.
+// Sweep removes what sessions left whose process is dead, unless a backend noted it: the socket for
+// users' commands, the sandbox's directory if that empties it, kept output of commands, the
+// session's own workspace, unfinished layers, the directory of a session in which nothing ran, and
+// frozen layers that no session needs. Records and logs stay. It looks at all sessions, continues
+// after errors, and returns how many directories of sandboxes and workspaces it removed.
 func Sweep(stateDir string) (int, error) {
 	all, err := List(stateDir)
 	pending, pendingErr := marked(stateDir, pendingDir)
@@ -39,20 +37,20 @@ func Sweep(stateDir string) (int, error) {
 const (
 	// sweepTime bounds the time that [SweepPending] takes for sessions.
 	sweepTime = 5 * time.Millisecond
-	// sweptAlways is the number of sessions that it looks at whatever that takes, so that
-	// a start on a busy machine, too, removes what the last session left.
+	// sweptAlways is the number of sessions that it looks at in any case, so that even on a
+	// busy machine a start removes what the last session left.
 	sweptAlways = 20
 )
 
-// SweepPending is [Sweep] for a start. It looks only at sessions that live or left
-// something. If these are many, it looks at some of them, and the next call at others.
+// SweepPending is [Sweep] for a start. It looks only at sessions that are alive or left something
+// and, if there are many, at some of them.
 func SweepPending(stateDir string) (int, error) {
 	names, err := marked(stateDir, pendingDir)
 	if err != nil {
 		return 0, fmt.Errorf("sweep sessions: %w", err)
 	}
 	if len(names) > sweptAlways {
-		// Some may have to wait for long, and must not keep the others from their turn.
+		// Some may have to stay for long, and must not keep others from their turn.
 		first := rand.IntN(len(names))
 		names = slices.Concat(names[first:], names[:first])
 	}
@@ -60,7 +58,7 @@ func SweepPending(stateDir string) (int, error) {
 	return sweep(stateDir, names, func(swept int) bool { return swept >= sweptAlways && time.Now().After(end) })
 }
 
-// sweep sweeps sessions until enough are swept, then the workspaces and the frozen layers.
+// sweep sweeps sessions until enough returns true, then the workspaces and the frozen layers.
 func sweep(stateDir string, names []string, enough func(swept int) bool) (int, error) {
 	removed := 0
 	var errs []error
@@ -79,8 +77,7 @@ func sweep(stateDir string, names []string, enough func(swept int) bool) (int, e
 	return removed + gone, errors.Join(errs...)
 }
 
-// sweepWorkspaces removes the workspaces that dead sessions had of their own, once their
-// sandbox is gone.
+// sweepWorkspaces removes dead sessions' own workspaces, once their sandbox is gone.
 func sweepWorkspaces(stateDir string) (removed int, err error) {
 	entries, err := os.ReadDir(sandbox.WorkspacesDir(stateDir))
 	if err != nil {
@@ -101,14 +98,13 @@ func sweepWorkspaces(stateDir string) (removed int, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// hasRemains reports whether a part of the sandbox of a dead session is left.
 func hasRemains(stateDir, session string) bool {
 	return len(Remains(stateDir, filepath.Base(session))) > 0
 }
 
-// Remains returns the paths, relative to the state directory, of what is left of the
-// sandbox of a dead process of a session: its cleanup list, and what is in the sandbox's
-// directory. No process may have a sandbox for the session now.
+// Remains returns the paths, relative to the state directory, of what is left of a dead session's
+// sandbox: its cleanup list, and the content of the sandbox's directory. No process may have a
+// sandbox for the session now.
 func Remains(stateDir, session string) []string {
 	var left []string
 	for _, name := range []string{session + ".json", session + ".json.damaged"} {
@@ -131,24 +127,24 @@ func Remains(stateDir, session string) []string {
 	return left
 }
 
-// makingTime is longer than [Create] takes to make the directories of a session and to
-// lock its log. The sandbox's directory is the last of them.
+// makingTime is longer than [Create] takes to make a session's directories, of which the sandbox's
+// is the last, and to lock its log.
 const makingTime = time.Minute
 
-// sweepSession sweeps one session unless it lives, and reports whether it removed the
-// sandbox's directory. It marks the session by what is left.
+// sweepSession sweeps one session unless it is alive, and marks it according to what is left. It
+// reports whether it removed the sandbox's directory.
 func sweepSession(stateDir, name string) (removed bool, err error) {
 	session := Path(stateDir, name)
 	log, err := os.Open(filepath.Join(session, LogFile))
 	if err == nil {
-		defer func() { _ = log.Close() }() // gives up the lock, too
+		defer func() { _ = log.Close() }() // also releases the lock
 		if held(log) {
 			return false, mark(stateDir, pendingDir, name)
 		}
 	}
 	switch {
 	case state.IgnoreMissing(err) != nil, inTheMaking(stateDir, name):
-		return false, nil // it may live
+		return false, nil // it may be alive
 	case err != nil:
 		_ = os.Remove(session) // it is empty if the process was killed before it made the log
 	default:
@@ -174,8 +170,8 @@ func inTheMaking(stateDir, name string) bool {
 	return err == nil && time.Since(info.ModTime()) < makingTime && !hasRecords(session)
 }
 
-// sweepDead sweeps the directory of a session whose process is dead, and reports whether
-// it removed the sandbox's.
+// sweepDead sweeps the directory of a session whose process is dead, and reports whether it removed
+// the sandbox's directory.
 func sweepDead(stateDir, session string) (bool, error) {
 	dir := filepath.Join(session, SandboxDir)
 	_, missing := os.Lstat(dir)
@@ -190,8 +186,8 @@ func sweepDead(stateDir, session string) (bool, error) {
 	return os.Remove(dir) == nil, err
 }
 
-// removeUnnoted removes what the dead process of a session made and no backend noted: the
-// socket on which users were answered, and layers that were not made yet.
+// removeUnnoted removes what a dead session's process made and no backend noted: the socket for
+// users' commands, and unfinished layers.
 func removeUnnoted(session string) error {
 	socket := filepath.Join(session, SandboxDir, sandbox.ExecSocket)
 	var socketErr error
@@ -202,7 +198,7 @@ func removeUnnoted(session string) error {
 	return errors.Join(socketErr, err)
 }
 
-// hasRecords reports whether a session has begun, as far as can be told.
+// hasRecords reports whether a session has begun, or that is unknown.
 func hasRecords(session string) bool {
 	for _, name := range []string{record.TraceFile, record.AuditFile} {
 		info, err := os.Lstat(filepath.Join(session, name))
@@ -213,15 +209,15 @@ func hasRecords(session string) bool {
 	return false
 }
 
-// mayHaveRun reports whether a dead session without records, as those of Go programs
-// that make a sandbox alone, has a sandbox or changes.
+// mayHaveRun reports whether a dead session without records has a sandbox or changes. Go programs
+// that only make a sandbox write no records.
 func mayHaveRun(stateDir, session string) bool {
 	changes, err := os.ReadDir(filepath.Join(session, OverlayDir, overlay.UpperDir))
 	return len(changes) > 0 || state.IgnoreMissing(err) != nil || hasRemains(stateDir, session)
 }
 
-// removeUnrecorded removes the directory of a dead session in which nothing ran. It is
-// known to be dead by its log, which goes last.
+// removeUnrecorded removes the directory of a dead session in which nothing ran. The log, which
+// shows that the session is dead, goes last.
 func removeUnrecorded(session string) error {
 	names, err := os.ReadDir(session)
 	if err != nil {
@@ -237,20 +233,19 @@ func removeUnrecorded(session string) error {
 	return errors.Join(state.IgnoreMissing(os.Remove(filepath.Join(session, LogFile))), state.IgnoreMissing(os.Remove(session)))
 }
 
-// LivesIn reports whether the process of the session with the given directory lives,
-// or can't be known to be gone: it locks its log as long as it lives.
+// LivesIn reports whether the process of the session in a directory is alive, or may be: it locks
+// its log as long as it lives.
 func LivesIn(session string) bool {
 	log, err := os.Open(filepath.Join(session, LogFile))
 	if err != nil {
 		return true
 	}
-	defer func() { _ = log.Close() }() // gives up the lock, too
+	defer func() { _ = log.Close() }() // also releases the lock
 	return held(log)
 }
 
-// SessionLives reports whether the process of the session whose directory dir is
-// lives, as far as can be told from here. A directory without records has no
-// answer yet, and one without a log none any more: both are no.
+// SessionLives reports whether the process of the session in dir is known to be alive. Without
+// records or a log, it returns false.
 func SessionLives(dir string) bool {
 	for _, name := range []string{record.TraceFile, LogFile} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {

@@ -14,23 +14,20 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Streams are the client's own standard streams.
+// Streams are the client's standard streams.
 type Streams struct {
-	// Stdin is nil where the command gets none. It is read by a goroutine that
-	// outlives [Run] if a read does not return.
+	// Stdin may be nil. The goroutine that reads it outlives [Run] if a read does not return.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 }
 
-// errHungUp reports that the owner closed the connection without a result.
 var errHungUp = errors.New("the process that owns the session went away")
 
-// Run sends one request over an open connection, which it closes, and returns
-// the result. Cancelling ctx cancels the command, whose result is still waited
-// for; closing abandon ends that wait too. An error is the loss of the owner, or
-// a stream of the caller that can't be written.
+// Run sends one request over conn, which it closes, and returns the result. Cancelling ctx cancels
+// the command, but Run still waits for its result until abandon is closed. An error means that the
+// owner went away, or that a stream of the caller can't be written.
 func Run(ctx context.Context, conn net.Conn, r Request, s Streams, abandon <-chan struct{}) (Result, error) {
-	defer func() { _ = conn.Close() }() // everything was received, or can't be
+	defer func() { _ = conn.Close() }()
 	frames := wire.NewWriter(conn)
 	credit := wire.NewCredit()
 	defer credit.Close()
@@ -47,7 +44,7 @@ func Run(ctx context.Context, conn net.Conn, r Request, s Streams, abandon <-cha
 	go func() {
 		select {
 		case <-abandon:
-			_ = conn.Close() // fails the receiving below
+			_ = conn.Close() // makes receiveResult fail
 		case <-ended:
 		}
 	}()
@@ -57,8 +54,8 @@ func Run(ctx context.Context, conn net.Conn, r Request, s Streams, abandon <-cha
 	return receiveResult(conn, s, credit)
 }
 
-// receiveResult writes the command's output to s until the result comes. Output without
-// a stream, or credit without input, is a violation.
+// receiveResult writes the command's output to s until the result comes. Output without a stream,
+// or credit without input, violates the protocol.
 func receiveResult(conn io.Reader, s Streams, credit *wire.Credit) (Result, error) {
 	in := wire.NewReader(conn)
 	for {
@@ -81,7 +78,7 @@ func receiveResult(conn io.Reader, s Streams, credit *wire.Credit) (Result, erro
 			if err := json.Unmarshal(f.Payload, &r); err != nil {
 				return Result{}, fmt.Errorf("%w: %w", wire.ErrProtocol, err)
 			}
-			if r.Status.Code == none && r.Failure == nil { // or its failure would pass for a success
+			if r.Status.Code == none && r.Failure == nil { // otherwise a failure would look like success
 				return Result{}, fmt.Errorf("%w: a result without a status; the session's process may be another version", wire.ErrProtocol)
 			}
 			return r, nil
@@ -94,7 +91,7 @@ func receiveResult(conn io.Reader, s Streams, credit *wire.Credit) (Result, erro
 	}
 }
 
-// sendStdin sends standard input as far as credit allows.
+// sendStdin sends standard input as credit allows.
 func sendStdin(frames *wire.Writer, stdin io.Reader, credit *wire.Credit) {
 	buf := make([]byte, wire.MaxData)
 	to := output{frames: frames, channel: channelStdin}
@@ -105,13 +102,13 @@ func sendStdin(frames *wire.Writer, stdin io.Reader, credit *wire.Credit) {
 		}
 		n, err := stdin.Read(buf[:most])
 		if credit.Grant(uint32(most-n)) != nil {
-			return // an owner that grants more than was read has lost count
+			return // the owner granted more than was read
 		}
 		if _, failed := to.Write(buf[:n]); failed != nil {
 			return
 		}
 		if err != nil {
-			_ = frames.Send(wire.Frame{Stream: stream, Type: wire.TypeEOF}) // an owner that is gone needs no end
+			_ = frames.Send(wire.Frame{Stream: stream, Type: wire.TypeEOF}) // if the owner is gone, it needs no end
 			return
 		}
 	}

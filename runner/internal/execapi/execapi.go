@@ -1,10 +1,9 @@
-// Package execapi lets a user run a command in a live session of another Caisson
-// process, and end a session that waits for that. The process that owns a session holds the only connection to its
-// guest. It therefore runs the command itself; the client sends the command and
-// receives its output over a socket in the session's own directory.
+// Package execapi lets a user run a command in a live session of another Caisson process, or end
+// a session that waits for that. The session's process holds the only connection to the guest,
+// so it runs the command. The client sends the command and receives its output over a socket in
+// the session's directory.
 //
-// The two sides exchange the frames of package wire, on one stream per
-// connection:
+// Both sides exchange frames of package wire, on one stream per connection:
 //
 //	client                                 owner of the session
 //	open    {"argv":["c2g="],"stdin":true} ─▶
@@ -14,11 +13,10 @@
 //	cancel, or closing the connection      ─▶  ends the command, as Ctrl-C does
 //	                                       ◀─  end     {"status":{"exit_code":0}}
 //
-// A request for the end of the session, {"end":true}, has the same answer at once.
+// A request for the end of the session, {"end":true}, is answered at once in the same way.
 //
-// The directory is private to its user, and a peer with another uid is refused.
-// All frames are bounded and checked. After a protocol error the connection is
-// closed, which cancels its command.
+// The directory is private to its user, and peers with another uid are refused. All frames are
+// bounded and checked. After a protocol error the connection is closed, which cancels its command.
 package execapi
 
 import (
@@ -26,37 +24,35 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Request describes the command to run.
+// Request is a command to run.
 //
 //	{"argv":["c2g=","LWM=","bHM="],"dir":"/workspace/sub","stdin":true,"timeout_ms":60000}
 type Request struct {
-	// Argv is the program and its arguments, as bytes: they need not be UTF-8.
+	// Argv is the program and its arguments. They need not be UTF-8.
 	Argv [][]byte `json:"argv"`
 	// Dir is a directory in the container; "" is the workspace.
 	Dir string `json:"dir,omitempty"`
 	// Stdin reports whether the client sends standard input.
 	Stdin bool `json:"stdin,omitempty"`
-	// TimeoutMS is zero for the session's own timeout.
+	// TimeoutMS may be zero for the session's timeout.
 	TimeoutMS int64 `json:"timeout_ms,omitempty"`
-	// End asks for the end of the session in place of a command.
+	// End asks for the end of the session instead of running a command.
 	End bool `json:"end,omitempty"`
-	// PID is the client's process, as the kernel reports it; it is not sent.
+	// PID is the client's process according to the kernel. It is not sent.
 	PID int32 `json:"-"`
 }
 
-// Result is the end of the command, or the reason why it was not run.
+// Result is the end of the command, or why it was not run.
 type Result struct {
 	Status sandbox.ExitStatus `json:"status"`
-	// Killed counts the processes that had to be killed, Left those that could
-	// not be.
+	// Killed counts the processes that had to be killed, Left the ones that survived.
 	Killed int `json:"killed,omitempty"`
 	Left   int `json:"left,omitempty"`
-	// Failure is set where the command was not run, or its end is unknown.
+	// Failure is set if the command was not run, or its end is unknown.
 	Failure *Failure `json:"failure,omitempty"`
 }
 
-// Failure is the reason for a missing result: its kind for programs, and cause and
-// hint for people.
+// Failure is the reason for a missing result: a kind for programs, cause and hint for people.
 type Failure struct {
 	Kind  string `json:"kind"`
 	Cause string `json:"cause"`
@@ -64,17 +60,17 @@ type Failure struct {
 }
 
 const (
-	// stream is the id of the only stream of a connection.
+	// stream is the id of a connection's only stream.
 	stream = 1
 
 	channelStdin, channelStdout, channelStderr = 0, 1, 2
 )
 
-// output sends what is written to it as data of one channel.
+// output sends what is written to it as data of a channel.
 type output struct {
 	frames  *wire.Writer
 	channel uint8
-	before  func() // is called before each frame; may be nil
+	before  func() // called before each frame; may be nil
 }
 
 // Write sends p in frames of at most [wire.MaxData] bytes.

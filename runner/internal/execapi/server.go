@@ -16,45 +16,42 @@ import (
 const (
 	// maxPeers bounds the concurrent commands of one session.
 	maxPeers = 16
-	// maxConns bounds the open connections of one session, those that have requested nothing
-	// yet among them. Any more wait.
+	// maxConns bounds the open connections of one session, including idle ones. More have to
+	// wait.
 	maxConns = 4 * maxPeers
 	// requestTime bounds the wait for a peer's request.
 	requestTime = 5 * time.Second
-	// resultTime bounds how long a peer that does not read delays the end of its
-	// command.
+	// resultTime bounds how long a peer that does not read delays the end of its command.
 	resultTime = 2 * time.Second
 )
 
-// Handler runs one command. Cancelling ctx cancels the command; the handler
-// still returns its result. stdin is nil where the peer sends none.
+// Handler runs one command. If ctx is cancelled, it cancels the command and still returns its
+// result. stdin is nil if the peer sends none.
 type Handler func(ctx context.Context, r Request, stdin io.Reader, stdout, stderr io.Writer) Result
 
 // Handlers serve the requests of peers.
 type Handlers struct {
 	Run Handler
-	// End begins the end of the session and returns at once. If it is nil, such requests are refused.
+	// End begins the end of the session and doesn't wait. If it is nil, requests for that are
+	// refused.
 	End func()
 }
 
-// Server runs the commands of peers. The caller of Listen closes it.
+// Server runs the commands of peers. The caller of [Listen] closes it.
 type Server struct {
 	listener *net.UnixListener
 	remove   func()
 	handlers Handlers
 	stop     context.CancelCauseFunc
 	peers    sync.WaitGroup
-	slots    chan struct{} // of commands
-	conns    chan struct{} // the open connections
+	slots    chan struct{} // for running commands
+	conns    chan struct{} // for open connections
 	once     sync.Once
 }
 
-// errPeerGone is the cause of a cancelled command whose peer closed its
-// connection.
 var errPeerGone = errors.New("the client that requested it went away")
 
-// newServer starts a server that accepts connections until it is closed.
-// Commands end with ctx.
+// newServer starts a server, which accepts connections until it is closed. Commands end with ctx.
 func newServer(ctx context.Context, l *net.UnixListener, remove func(), handlers Handlers) *Server {
 	ctx, stop := context.WithCancelCause(ctx)
 	s := &Server{listener: l, remove: remove, handlers: handlers, stop: stop, slots: make(chan struct{}, maxPeers), conns: make(chan struct{}, maxConns)}
@@ -62,13 +59,13 @@ func newServer(ctx context.Context, l *net.UnixListener, remove func(), handlers
 	return s
 }
 
-// Close cancels the running commands with cause, waits for them, and removes the
-// socket. A second call does nothing.
+// Close cancels the running commands with cause, waits for them, and removes the socket. A second
+// call does nothing.
 func (s *Server) Close(cause error) {
 	s.once.Do(func() {
 		s.stop(cause)
 		s.remove()
-		_ = s.listener.Close() // its socket is removed already
+		_ = s.listener.Close() // its socket is already removed
 		s.peers.Wait()
 	})
 }
@@ -79,7 +76,7 @@ func (s *Server) acceptPeers(ctx context.Context) {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // a temporary shortage, such as of file descriptors
+		if err != nil { // a temporary shortage, for example of file descriptors
 			select {
 			case <-time.After(100 * time.Millisecond):
 				continue
@@ -90,7 +87,7 @@ func (s *Server) acceptPeers(ctx context.Context) {
 		select {
 		case s.conns <- struct{}{}: // soon: only commands keep one open for long
 		case <-ctx.Done():
-			_ = conn.Close() // nothing was sent
+			_ = conn.Close()
 			return
 		}
 		s.peers.Go(func() {
@@ -103,21 +100,20 @@ func (s *Server) acceptPeers(ctx context.Context) {
 	}
 }
 
-// servePeer runs the command of one peer.
 func (s *Server) servePeer(ctx context.Context, conn *net.UnixConn) {
 	pid, err := checkPeer(conn)
 	if err != nil {
 		return // another user's process
 	}
 	frames := wire.NewWriter(conn)
-	_ = conn.SetReadDeadline(time.Now().Add(requestTime)) // works on an open socket
+	_ = conn.SetReadDeadline(time.Now().Add(requestTime))
 	in := wire.NewReader(conn)
 	f, err := in.Next()
 	var r Request
 	if err != nil || f.Type != wire.TypeOpen || f.Stream != stream || json.Unmarshal(f.Payload, &r) != nil {
 		return
 	}
-	_ = conn.SetReadDeadline(time.Time{}) // works on an open socket
+	_ = conn.SetReadDeadline(time.Time{})
 	r.PID = pid
 	if r.End {
 		sendResult(conn, frames, s.endSession())
@@ -135,7 +131,6 @@ func (s *Server) servePeer(ctx context.Context, conn *net.UnixConn) {
 	sendResult(conn, frames, s.runCommand(ctx, conn, in, frames, r))
 }
 
-// endSession begins the end of the session.
 func (s *Server) endSession() Result {
 	if s.handlers.End == nil {
 		return Result{Failure: &Failure{Kind: "not_held", Cause: "the session belongs to a run or a server, which ends it", Hint: "End it there."}}
@@ -144,15 +139,15 @@ func (s *Server) endSession() Result {
 	return Result{}
 }
 
-// runCommand runs the command of a request and reads the peer's frames meanwhile.
+// runCommand runs the command of a request while it reads the peer's frames.
 func (s *Server) runCommand(ctx context.Context, conn *net.UnixConn, in *wire.Reader, frames *wire.Writer, r Request) Result {
 	ctx, cancel := context.WithCancelCause(ctx)
 	input := &stdin{queue: wire.NewQueue(), frames: frames}
-	// After a cancellation, output that the peer does not read delays nothing: each write is
-	// bounded, the one under way too. Later ones get a new bound, since the command may
-	// write until the end of its grace period.
+	// After a cancellation, unread output must not delay the end: each write is bounded, also the
+	// one in progress. Each later write gets a new bound, since the command may write until the
+	// end of its grace period.
 	bound := func() {
-		_ = conn.SetWriteDeadline(time.Now().Add(resultTime)) // fails on a closed one, whose writes fail too
+		_ = conn.SetWriteDeadline(time.Now().Add(resultTime)) // a closed connection fails to write, too
 	}
 	stop := context.AfterFunc(ctx, bound)
 	before := func() {
@@ -178,8 +173,7 @@ func (s *Server) runCommand(ctx context.Context, conn *net.UnixConn, in *wire.Re
 	return result
 }
 
-// readPeer reads a peer's frames until it closes the connection or violates the
-// protocol.
+// readPeer reads a peer's frames until it closes the connection or violates the protocol.
 func readPeer(in *wire.Reader, queue *wire.Queue, cancel context.CancelCauseFunc) error {
 	for {
 		f, err := in.Next()
@@ -203,21 +197,19 @@ func readPeer(in *wire.Reader, queue *wire.Queue, cancel context.CancelCauseFunc
 	}
 }
 
-// sendResult sends the result, in bounded time.
 func sendResult(conn net.Conn, frames *wire.Writer, r Result) {
-	_ = conn.SetWriteDeadline(time.Now().Add(resultTime)) // fails on a closed one, whose writes fail too
-	_ = frames.SendJSON(stream, wire.TypeEnd, r)          // a peer that is gone receives none
+	_ = conn.SetWriteDeadline(time.Now().Add(resultTime)) // a closed connection fails to write, too
+	_ = frames.SendJSON(stream, wire.TypeEnd, r)          // a peer that is gone gets none
 }
 
-// stdin is the standard input of a command, as received. It is for one goroutine.
+// stdin is a command's standard input, as received. It is for one goroutine.
 type stdin struct {
 	queue  *wire.Queue
 	frames *wire.Writer
 	rest   []byte
 }
 
-// Read waits for input. It fails with [io.ErrUnexpectedEOF] if the peer went
-// away before the end.
+// Read waits for input. It fails with [io.ErrUnexpectedEOF] if the peer went away before the end.
 func (in *stdin) Read(p []byte) (int, error) {
 	if len(in.rest) == 0 {
 		in.rest = in.queue.Next()

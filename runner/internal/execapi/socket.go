@@ -13,9 +13,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Listen creates the socket of a session in its directory and serves peers until the
-// server is closed. Cancelling ctx cancels the commands that run. It fails where the
-// socket exists already.
+// Listen creates the socket of a session in its directory and serves peers until the server is
+// closed. It fails if the socket exists. Cancelling ctx cancels the running commands.
 func Listen(ctx context.Context, dir, name string, handlers Handlers) (*Server, error) {
 	held, err := openDir(dir)
 	if err != nil {
@@ -25,10 +24,10 @@ func Listen(ctx context.Context, dir, name string, handlers Handlers) (*Server, 
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen: %w", err), held.Close())
 	}
-	l.SetUnlinkOnClose(false) // it is removed by the open directory, not by a path
+	l.SetUnlinkOnClose(false) // remove unlinks it through the open directory, not by a path
 	remove := func() {
-		_ = unix.Unlinkat(int(held.Fd()), name, 0) // the next sweep removes it
-		_ = held.Close()                           // nothing was written through it
+		_ = unix.Unlinkat(int(held.Fd()), name, 0) // if it fails, the next sweep removes it
+		_ = held.Close()
 	}
 	if err := unix.Fchmodat(int(held.Fd()), name, 0o600, 0); err != nil {
 		remove()
@@ -37,14 +36,14 @@ func Listen(ctx context.Context, dir, name string, handlers Handlers) (*Server, 
 	return newServer(ctx, l, remove, handlers), nil
 }
 
-// Dial connects to the socket of a session and checks that its owner is this
-// user. It fails with [fs.ErrNotExist] where no process listens.
+// Dial connects to the socket of a session and checks that this user owns it. It fails with
+// [fs.ErrNotExist] if no process listens.
 func Dial(dir, name string) (net.Conn, error) {
 	held, err := openDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	defer func() { _ = held.Close() }() // nothing was written through it
+	defer func() { _ = held.Close() }()
 	conn, err := net.DialUnix("unix", nil, socketAddr(held, name))
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
@@ -58,10 +57,10 @@ func Dial(dir, name string) (net.Conn, error) {
 	return conn, nil
 }
 
-// End asks the owner of a session to end it, over an open connection, which it closes,
-// and waits until that process is gone. The failure is why the owner refuses.
+// End asks the owner of a session over conn, which it closes, to end the session, and waits until
+// that process is gone. The failure is why the owner refuses.
 func End(ctx context.Context, conn net.Conn) (*Failure, error) {
-	defer func() { _ = conn.Close() }() // everything was received, or can't be
+	defer func() { _ = conn.Close() }()
 	peer, ok := conn.(*net.UnixConn)
 	if !ok {
 		return nil, errPeer
@@ -70,12 +69,12 @@ func End(ctx context.Context, conn net.Conn) (*Failure, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The process lives, as it has not answered yet, so that the id is its own.
+	// The process has not answered yet, so it lives and the id is its own.
 	fd, err := unix.PidfdOpen(int(pid), 0)
 	if err != nil {
 		return nil, fmt.Errorf("watch the session's process: %w", err)
 	}
-	defer func() { _ = unix.Close(fd) }() // nothing was written through it
+	defer func() { _ = unix.Close(fd) }()
 	if err := wire.NewWriter(conn).SendJSON(stream, wire.TypeOpen, Request{End: true}); err != nil {
 		return nil, fmt.Errorf("%w: %w", errHungUp, err)
 	}
@@ -103,17 +102,15 @@ func openDir(dir string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), dir), nil
 }
 
-// socketAddr names a socket through its directory's descriptor: sun_path has 108
-// bytes (unix(7)), and a state directory may be deeper.
+// socketAddr names a socket through its directory's descriptor: sun_path has 108 bytes (unix(7)),
+// and a state directory's path can be longer.
 func socketAddr(held *os.File, name string) *net.UnixAddr {
 	return &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", held.Fd(), name)}
 }
 
-// errPeer reports a peer that another user owns.
 var errPeer = errors.New("the peer belongs to another user")
 
-// checkPeer returns the process id of a peer. It fails for another user's
-// process.
+// checkPeer returns a peer's process id. It refuses another user's process.
 func checkPeer(conn *net.UnixConn) (int32, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -13,7 +13,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// sendCopy makes the copy of the workspace, below the session's directory.
 func (b *Sandbox) sendCopy(ctx context.Context) (err error) {
 	w := b.Spec.Workspace
 	dir := filepath.Join(b.Spec.Dir, fmt.Sprintf("copy-%d", b.Number))

@@ -1,5 +1,4 @@
-// Package fakesandbox provides a sandbox backend whose commands are Go functions, for
-// tests of sessions. Only tests import it.
+// Package fakesandbox provides a sandbox backend whose commands are Go functions, for tests.
 package fakesandbox
 
 import (
@@ -22,36 +21,35 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Backend makes sandboxes in memory whose commands are functions. Changes of files
-// are really made, in the workspace's own directory. Its fields may be changed while
-// no call that reads them runs; nil functions do nothing.
+// Backend makes sandboxes in memory whose commands are functions. Changes of files are really
+// made, in the workspace. Its fields may be changed while no call reads them. Nil functions do
+// nothing.
 type Backend struct {
-	// OnCreate runs first in Create, OnStart first in Start, and OnCreated when a
-	// sandbox has been made.
+	// OnCreate runs first in Create, OnStart first in Start, and OnCreated after a sandbox is
+	// made.
 	OnCreate  func(ctx context.Context, number int) error
 	OnStart   func(ctx context.Context, cmd sandbox.Command) error
 	OnCreated func(*Sandbox)
-	// OnApply runs instead of a change, which it makes by calling do.
+	// OnApply runs instead of a change, which calling do makes.
 	OnApply func(b *Sandbox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error)
-	// OnCollect runs instead of a collection, which it makes by calling do.
+	// OnCollect runs instead of a collection, which calling do makes.
 	OnCollect func(b *Sandbox, do func() error) error
-	// Lost lists the lost protections of the attestation, Unkillable the number of
-	// processes that could not be killed after a script.
+	// Lost lists the attestation's lost protections. Unkillable has the number of processes
+	// that survive a script.
 	Lost []string
-	// Identities is that of the attestation; zero is all.
+	// Identities is the attestation's; zero is all.
 	Identities int
 	Unkillable map[string]int
-	// DestroyErr is the error of Destroy.
 	DestroyErr error
-	// Scripts are the commands by their last argument; any other exits with 127.
+	// Scripts are the commands by their last argument; others exit with 127.
 	Scripts map[string]Script
 
 	mu sync.Mutex
-	// Sandboxes are all that were made, in order.
+	// Sandboxes are all sandboxes made so far, in order.
 	Sandboxes []*Sandbox
 }
 
-// Script is one command: it writes to cmd.Stdout, and ends when it returns.
+// Script is one command. It writes to cmd.Stdout, and ends when it returns.
 type Script func(ctx context.Context, b *Sandbox, cmd sandbox.Command) sandbox.ExitStatus
 
 // Name returns "fake".
@@ -104,8 +102,7 @@ func (f *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 	return b, nil
 }
 
-// startService starts the script that is the service of the spec. It has no health
-// check.
+// startService starts the script of the spec's service, without a health check.
 func (b *Sandbox) startService(ctx context.Context) error {
 	spec := b.Spec.Service
 	if spec == nil {
@@ -131,7 +128,6 @@ func (b *Sandbox) startService(ctx context.Context) error {
 	return nil
 }
 
-// serviceProcess is the service of a sandbox.
 type serviceProcess struct {
 	output output
 	done   chan struct{}
@@ -155,13 +151,11 @@ func (s *serviceProcess) Output() string {
 	return s.output.text
 }
 
-// output keeps what is written to it.
 type output struct {
 	mu   sync.Mutex
 	text string
 }
 
-// Write keeps p.
 func (o *output) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -184,23 +178,22 @@ func (f *Backend) RequireGone(t *testing.T) {
 // Sandbox is one sandbox of a Backend.
 type Sandbox struct {
 	backend *Backend
-	// Number is its number from 0, Spec what Create was called with.
+	// Number counts from 0. Spec is the argument of Create.
 	Number int
 	Spec   sandbox.Spec
 	// Writer makes the changes of files.
 	Writer *workspace.Writer
-	// Dir is the workspace as commands see it; merged is where an overlay of it
-	// is mounted, "" in bind mode.
+	// Dir is the workspace as commands see it. merged is where an overlay is mounted, or "".
 	Dir    *os.File
 	merged string
-	copy   *overlay.Copy // of the workspace in copy mode
+	copy   *overlay.Copy // in copy mode
 
-	service *serviceProcess // nil for none
+	service *serviceProcess // or nil
 
 	mu   sync.Mutex
 	done chan struct{}
 	err  error
-	// Ran lists the commands that were started.
+	// Ran lists the started commands.
 	Ran []string
 }
 
@@ -233,7 +226,7 @@ func (b *Sandbox) attestService() *sandbox.AttestedService {
 	return &sandbox.AttestedService{Program: b.Spec.Service.Args[0]}
 }
 
-// mountOverlay mounts a real overlay, for which it needs root.
+// mountOverlay mounts a real overlay, which needs root.
 func (b *Sandbox) mountOverlay() (err error) {
 	w := b.Spec.Workspace
 	b.merged = filepath.Join(b.Spec.Dir, fmt.Sprintf("merged-%d", b.Number))
@@ -295,7 +288,7 @@ func (b *Sandbox) Err() error {
 	return b.err
 }
 
-// End ends the sandbox with an error, nil if it is destroyed.
+// End ends the sandbox with an error, or nil if it is destroyed.
 func (b *Sandbox) End(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -362,7 +355,7 @@ type process struct {
 
 func (p *process) runScript(ctx context.Context, cmd sandbox.Command) {
 	if cmd.Argv[0] == "bash" && len(cmd.Argv) == 3 {
-		return // the shell that is looked for exists
+		return // the search for bash succeeds
 	}
 	text := cmd.Argv[len(cmd.Argv)-1]
 	p.sandbox.mu.Lock()
@@ -384,19 +377,16 @@ func (p *process) runScript(ctx context.Context, cmd sandbox.Command) {
 	}
 }
 
-// Wait waits for the end of the script.
 func (p *process) Wait() (sandbox.Exit, error) {
 	<-p.done
 	return p.exit, p.err
 }
 
-// counter counts what is written.
 type counter struct {
 	w interface{ Write([]byte) (int, error) }
 	n int64
 }
 
-// Write counts p and passes it on.
 func (c *counter) Write(p []byte) (int, error) {
 	c.n += int64(len(p))
 	return c.w.Write(p)
@@ -410,8 +400,8 @@ func WriteText(text string) Script {
 	}
 }
 
-// EndSandbox returns a script that ends its sandbox: because of a limit if exceeded is
-// set, and otherwise as a crash does.
+// EndSandbox returns a script that ends its sandbox, by a limit if exceeded is set, otherwise like
+// a crash.
 func EndSandbox(exceeded bool) Script {
 	return func(_ context.Context, b *Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		_, _ = cmd.Stdout.Write([]byte("before the end\n"))
@@ -424,8 +414,8 @@ func EndSandbox(exceeded bool) Script {
 	}
 }
 
-// WaitForEnd returns a script that writes something, closes started, and ends when it
-// is cancelled, or with its sandbox.
+// WaitForEnd returns a script that writes something, closes started, and ends when it is cancelled
+// or its sandbox ends.
 func WaitForEnd(started chan<- struct{}) Script {
 	return func(ctx context.Context, b *Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		_, _ = cmd.Stdout.Write([]byte("so far\n"))

@@ -1,5 +1,4 @@
-// Package secrettest draws secrets and texts that hold them, for tests of what
-// removes secrets.
+// Package secrettest draws secrets, and texts that contain them, for tests of redaction.
 package secrettest
 
 import (
@@ -18,14 +17,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// value draws what keys and passwords are made of, and what JSON, HTML and
-// patterns find hard.
+// value draws characters of keys and passwords, and ones that are hard in JSON, HTML and patterns.
 var value = rapid.StringOfN(rapid.RuneFrom([]rune("abcXYZ0189-_./+=\"\\<>&'% ü\u2028\t")), 8, 40, -1)
 
 // filler draws the text around a secret.
 var filler = rapid.SampledFrom([]string{"", " ", "x", "\n", "some words ", "-", "sk-", "[redacted:", `\`, `"`, "é", "\x1b[0m", strings.Repeat("padding ", 700), strings.Repeat("k", 5000)})
 
-// DrawValues draws one to three secrets, of which none is part of a filler.
+// DrawValues draws one to three secrets, none of which is part of a filler.
 func DrawValues(t *rapid.T) []string {
 	values := rapid.SliceOfNDistinct(value, 1, 3, rapid.ID).Draw(t, "secrets")
 	for i, v := range values {
@@ -47,8 +45,7 @@ func DrawText(t *rapid.T, values []string) string {
 	return b.String()
 }
 
-// FindLeak returns a secret that a text holds, as it is or in JSON's spelling,
-// and "" where it holds none.
+// FindLeak returns a secret that a text contains, as it is or in JSON's spelling, or "".
 func FindLeak(text string, values []string) string {
 	for _, v := range values {
 		for _, form := range []string{v, Quote(v)} {
@@ -60,12 +57,12 @@ func FindLeak(text string, values []string) string {
 	return ""
 }
 
-// Quote returns a text as it stands between the quotes of JSON.
+// Quote returns a text as it appears between JSON's quotes.
 func Quote(text string) string {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(text) // which works for every string
+	_ = enc.Encode(text) // never fails for a string
 	quoted := strings.TrimSuffix(b.String(), "\n")
 	return quoted[1 : len(quoted)-1]
 }
@@ -87,8 +84,7 @@ func DrawEscaped(t *rapid.T, text string) string {
 	return b.String()
 }
 
-// VisitStrings calls visit for every string of a decoded JSON value, its keys
-// included.
+// VisitStrings calls visit for every string of a decoded JSON value, including keys.
 func VisitStrings(v any, visit func(string)) {
 	switch v := v.(type) {
 	case string:
