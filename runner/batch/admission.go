@@ -8,27 +8,27 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/task"
 )
 
-// Capacity bounds what all trials of a process use together. A zero field is no bound.
+// Capacity bounds what all of a process's trials use together. Zero fields are no
+// bound.
 type Capacity struct {
-	// Trials is the number of trials at a time.
+	// Trials is the number of concurrent trials.
 	Trials                               int
 	MemoryBytes, MilliCPUs, StorageBytes int64
 }
 
-// CapacityError reports a task that needs more than there is.
+// CapacityError reports a task that needs more than the machine has.
 type CapacityError struct {
 	// Kind is memory or storage.
 	Kind       string
 	Need, Have int64 // bytes
 }
 
-// Error returns both amounts.
 func (e *CapacityError) Error() string {
 	return fmt.Sprintf("it needs %d MiB of %s, and there are %d MiB", e.Need>>20, e.Kind, e.Have>>20)
 }
 
-// Check returns a [CapacityError] if an environment can never be admitted. One that wants
-// more processors than there are gets all of them.
+// Check returns a [CapacityError] if an environment never fits. An environment that
+// wants too many processors gets all there are.
 func (c Capacity) Check(e task.Environment) error {
 	switch {
 	case c.MemoryBytes > 0 && e.MemoryBytes > c.MemoryBytes:
@@ -39,24 +39,24 @@ func (c Capacity) Check(e task.Environment) error {
 	return nil
 }
 
-// Admission admits trials as long as all fit. The zero value is not usable. It is safe for
-// concurrent use.
+// Admission admits trials while all fit. Use [NewAdmission]. It is safe for concurrent
+// use.
 type Admission struct {
 	capacity Capacity
 
 	mu   sync.Mutex
 	used Capacity
-	// freed is closed, and made anew, when a trial ends.
+	// freed is closed and replaced whenever a trial ends.
 	freed chan struct{}
 }
 
-// NewAdmission returns an Admission that has admitted nothing.
+// NewAdmission returns an Admission without trials.
 func NewAdmission(c Capacity) *Admission {
 	return &Admission{capacity: c, freed: make(chan struct{})}
 }
 
-// Acquire waits until a trial in an environment fits, and returns the function that ends
-// its use. Only one caller may wait at a time, so that none is overtaken.
+// Acquire waits until a trial fits and returns the function that releases its share.
+// Only one caller may wait at a time, so that none is overtaken.
 func (a *Admission) Acquire(ctx context.Context, e task.Environment) (release func(), err error) {
 	need := Capacity{Trials: 1, MemoryBytes: e.MemoryBytes, MilliCPUs: e.MilliCPUs, StorageBytes: e.StorageBytes}
 	if a.capacity.MilliCPUs > 0 {

@@ -22,19 +22,19 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// maxAgentTime bounds a solution without a limit of its own.
+// maxAgentTime bounds a solution that sets no limit.
 const maxAgentTime = 24 * time.Hour
 
-// Bounds of a health check, whatever the task says. The first is a variable for tests.
+// Bounds of a health check, whatever the task says. healthTime is a variable for tests.
 var healthTime = 10 * time.Minute
 
 const minHealthInterval = 100 * time.Millisecond
 
-// sinceSlack is how long before the first command the time is since which files have changed:
-// the kernel's times of changes are those of its last tick.
+// sinceSlack is subtracted from the time before the first command, because the kernel's
+// change times are those of its last tick.
 const sinceSlack = 20 * time.Millisecond
 
-// openAgent opens the session of the agent, and puts its sandbox up.
+// openAgent opens the agent's session and starts its sandbox.
 func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 	definition := r.trial.Definition
 	r.layer = time.Now().Add(-sinceSlack)
@@ -70,8 +70,8 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 	r.result.Sessions = append(r.result.Sessions, o.Dir.Session)
 	if r.place.root {
 		err = uploadAll(ctx, s, uploads(upload{to: logsDir + "/agent"}, upload{to: logsDir + "/verifier"}, upload{to: logsDir + "/artifacts"}))
-		// The sandbox runs. Its root may have been made since the session began, so all
-		// of it would have changed.
+		// The sandbox is running. Its root may have been made since the session began,
+		// and would count as changed as a whole.
 		r.since = time.Now().Add(-sinceSlack)
 	}
 	if err == nil {
@@ -81,7 +81,7 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 	return blame(r.acted, Environment, err)
 }
 
-// newModel makes the model of the trial, none for an agent that is no model.
+// newModel makes the trial's model. It is empty for agents that are no models.
 func (r *trialRun) newModel(ctx context.Context) (Model, error) {
 	switch {
 	case r.trial.Agent == Nop, r.trial.Agent == Oracle:
@@ -92,7 +92,7 @@ func (r *trialRun) newModel(ctx context.Context) (Model, error) {
 	return r.o.NewModel(ctx, r.trial.Agent)
 }
 
-// closeAgent ends the agent's session. It may be called again.
+// closeAgent ends the agent's session, if it is open.
 func (r *trialRun) closeAgent() error {
 	if r.session == nil {
 		return nil
@@ -123,7 +123,7 @@ func writeTrajectory(session, to string) (err error) {
 		return &infraError{RecordsUnwritable, err}
 	}
 	name := filepath.Join(to, TrajectoryFile)
-	if err := workspace.RemoveTree(name); err != nil { // the agent can have made one, and a symlink too
+	if err := workspace.RemoveTree(name); err != nil { // the agent can have made one, even a symlink
 		return err
 	}
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
@@ -137,8 +137,7 @@ func writeTrajectory(session, to string) (err error) {
 	return nil
 }
 
-// newCommand returns a command of the harness that runs in the working directory of the
-// task.
+// newCommand returns a command that runs in the task's working directory.
 func (p place) newCommand(argv ...string) runner.UserCommand {
 	if p.workdir != "" {
 		argv = append([]string{"/bin/sh", "-c", `cd "$0" && exec "$@"`, p.workdir}, argv...)
@@ -146,7 +145,7 @@ func (p place) newCommand(argv ...string) runner.UserCommand {
 	return runner.UserCommand{Argv: argv}
 }
 
-// dirOf returns the working directory of the task in the sandbox.
+// dirOf returns the task's working directory in the sandbox.
 func (p place) dirOf() string {
 	if p.workdir != "" {
 		return p.workdir
@@ -154,7 +153,7 @@ func (p place) dirOf() string {
 	return p.target
 }
 
-// awaitHealth runs a health check until it succeeds. Nil succeeds at once.
+// awaitHealth runs a health check until it succeeds. h may be nil.
 func (r *trialRun) awaitHealth(ctx context.Context, h *task.HealthCheck) error {
 	if h == nil {
 		return nil
@@ -208,7 +207,7 @@ func (r *trialRun) runAgent(ctx context.Context, step *task.Step, result *StepRe
 	return r.runModel(ctx, step, result)
 }
 
-// beginStep brings the files of a step, and waits until the environment is healthy.
+// beginStep uploads a step's files and waits until the environment is healthy.
 func (r *trialRun) beginStep(ctx context.Context, step *task.Step) error {
 	if step.Files != "" {
 		if err := uploadAll(ctx, r.session, uploads(upload{to: r.place.dirOf(), from: step.Files, executable: "setup.sh"})); err != nil {
@@ -223,7 +222,6 @@ func (r *trialRun) beginStep(ctx context.Context, step *task.Step) error {
 	return r.awaitHealth(ctx, step.HealthCheck)
 }
 
-// runSolution runs the task's own solution.
 func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *StepResult, dir string) error {
 	definition := r.trial.Definition
 	solution := definition.Solution
@@ -240,7 +238,7 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 	if err != nil {
 		return &infraError{Machine, err}
 	}
-	defer func() { _ = output.Close() }() // a result needs none of it
+	defer func() { _ = output.Close() }() // results need none of it
 	c := r.place.newCommand("/bin/sh", "-c", "exec "+solutionDir+"/solve.sh 2>&1")
 	c.Stdout, c.Stderr, c.Env, c.Timeout = output, output, definition.SolutionEnv, step.Agent.Time
 	if c.Timeout == 0 {
@@ -259,23 +257,22 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 	return nil
 }
 
-// runModel runs one turn of the model.
 func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepResult) error {
 	budget := lowerBudget(r.agent.Budget, step.Agent.Budget)
 	if step.Agent.Time > 0 {
 		budget = lowerBudget(budget, limits.Budget{WallTime: &step.Agent.Time})
 	}
 	t, err := r.session.StartFor(r.agent.User, step.Instruction, runner.TurnOptions{Budget: budget})
-	if limit, ok := errors.AsType[*limits.ExceededError](err); ok { // an earlier step has used what all may
+	if limit, ok := errors.AsType[*limits.ExceededError](err); ok { // earlier steps used up what all steps may use
 		return r.noteLimit(result, (*record.Limit)(limit), nil)
 	}
-	if fault, ok := errors.AsType[runner.Fault](err); ok && fault.Kind == runner.FaultInvalidLimits { // of the task
+	if fault, ok := errors.AsType[runner.Fault](err); ok && fault.Kind == runner.FaultInvalidLimits { // the task's
 		return &infraError{Machine, err}
 	}
 	if err != nil {
 		return r.blameTurn(Machine, err)
 	}
-	report, _ := t.Wait(ctx) // its reason is more exact than the error
+	report, _ := t.Wait(ctx) // the report's reason is more exact than the error
 	r.acted = r.acted || report.Usage.ToolCalls > 0 && r.session.Status().Attestation != nil
 	switch report.Reason {
 	case loop.StopAnswered:
@@ -289,7 +286,7 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	if report.Err == nil {
 		report.Err = errors.New(string(report.Reason))
 	}
-	if r.isOwnFault(report.Err) { // or a model could have a new try by what it says
+	if r.isOwnFault(report.Err) { // otherwise a model could provoke another attempt by what it says
 		result.Class, result.Cause = AgentFailed, report.Err.Error()
 		return nil
 	}
@@ -298,7 +295,7 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 		if errors.As(report.Err, new(*loop.ModelError)) {
 			return &infraError{Provider, report.Err}
 		}
-		return r.blameTurn(Provider, report.Err) // a call can have failed, and not the provider
+		return r.blameTurn(Provider, report.Err) // perhaps a call failed, not the provider
 	case loop.StopAuth:
 		return &infraError{ProviderAuth, report.Err}
 	case loop.StopSandboxStart:
@@ -311,8 +308,8 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	return r.blameTurn(Machine, report.Err)
 }
 
-// blameTurn returns the error of a turn that the agent may have caused once a command of it has
-// run. Before that, the class is the infrastructure's.
+// blameTurn returns a turn's error. Once one of the agent's commands has run, the agent
+// may have caused it. Before that, it is the infrastructure's, with the given class.
 func (r *trialRun) blameTurn(class Class, err error) error {
 	if !r.acted {
 		return &infraError{class, err}
@@ -320,10 +317,10 @@ func (r *trialRun) blameTurn(class Class, err error) error {
 	return blame(true, AgentFailed, err)
 }
 
-// isOwnFault reports whether a turn failed because of what the agent said: its answer, which its
-// provider may have failed to parse, even before its first command, or a conversation that its
-// provider refuses, as malformed or by its content (403), once a command of the agent has run.
-// Before that, the request is the harness's alone.
+// isOwnFault reports whether a turn failed because of what the agent said: an answer
+// that its provider could not parse, even before its first command, or, after a command
+// has run, a conversation that the provider refuses as malformed or for its content
+// (403). Before that, the request is entirely the harness's.
 func (r *trialRun) isOwnFault(err error) bool {
 	if errors.As(err, new(loop.AnswerError)) {
 		return true
@@ -339,8 +336,8 @@ func (r *trialRun) isOwnFault(err error) bool {
 		slices.Contains([]int{0, http.StatusBadRequest, http.StatusUnprocessableEntity}, refused.Status) // 0: it can't be encoded
 }
 
-// noteLimit notes the limit that ended a turn of the agent. It returns an error if the limit is
-// not the trial's own. bound is the task's cost limit for the turn, or nil.
+// noteLimit notes the limit that ended the agent's turn. It returns an error if the
+// limit is not the trial's own. bound is the task's cost limit for the turn, or nil.
 func (r *trialRun) noteLimit(result *StepResult, l *record.Limit, bound *int64) error {
 	switch {
 	case l == nil:
@@ -355,9 +352,9 @@ func (r *trialRun) noteLimit(result *StepResult, l *record.Limit, bound *int64) 
 	return nil
 }
 
-// clockSetBack returns by how much a clock was set back that advanced by wall in the time that
-// elapsed, 0 if it was not: files that changed after it was have change times before the
-// session, if that is more than the session's reference time allows for.
+// clockSetBack returns how much a clock that advanced by wall in the elapsed time was
+// set back, or 0. Files that changed after that would have change times before the
+// session, if it is more than sinceSlack.
 func clockSetBack(wall, elapsed time.Duration) time.Duration {
 	if elapsed-wall < sinceSlack {
 		return 0
@@ -365,7 +362,7 @@ func clockSetBack(wall, elapsed time.Duration) time.Duration {
 	return (elapsed - wall).Round(time.Millisecond)
 }
 
-// collectState brings out what the agent left: the state that the verifier starts from, logs
+// collectState saves what the agent left: the state that the verifier starts from, logs
 // and artifacts. If the agent may have caused an error, it is the agent's failure.
 func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string, left *leftOut) error {
 	for _, c := range step.Verifier.Collect {
@@ -375,7 +372,7 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 			return blame(r.acted, StateUnreadable, err)
 		}
 	}
-	r.session.EndBackground() // it could change files while they are read
+	r.session.EndBackground() // background commands could change files while they are read
 	now := time.Now()
 	if back := clockSetBack(now.Round(0).Sub(r.since.Round(0)), now.Sub(r.since)); back > 0 {
 		return &infraError{Machine, fmt.Errorf("the machine's clock was set back by %s while the agent worked, so that what it changed can't be found", back)}
@@ -393,7 +390,7 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 		}
 		err = downloadPath(ctx, r.session, a.Path(r.place.dirOf()), a.Name(), filepath.Join(dir, ArtifactsDir), a.Exclude, left)
 	}
-	if err == nil && r.trial.Definition.MultiStep { // the session goes on
+	if err == nil && r.trial.Definition.MultiStep { // the session continues
 		err = writeTrajectory(r.agent.Dir.Path, filepath.Join(dir, AgentDir))
 	}
 	return blame(r.acted, StateUnreadable, err)

@@ -11,16 +11,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
-// cachePatterns are the paths of what tools derive or download, can make again, and believe
-// without comparing it with what it was made from: an agent that forges it would decide what
-// the tests find. A pattern matches elements of a path that follow each other, anywhere, or
-// from the root on if it begins with a slash. Installed programs, dependencies in the
-// workspace and build outputs are none of them: agents are asked for those.
+// cachePatterns are the paths of files that tools derive or download, can make again,
+// and trust without comparing them to their sources: an agent that forges them would
+// decide what tests find. A pattern matches consecutive path elements anywhere, or at
+// the root if it begins with a slash. Installed programs, dependencies in the workspace
+// and build outputs are not caches: agents are asked to make these.
 var cachePatterns = splitPatterns(
 	".cache", // XDG: Go's builds and test results, pip, uv, ccache, sccache, Bazel, node_modules/.cache
 	"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".numba_cache",
 	"go/pkg/mod", "go/pkg/sumdb",
-	// Cargo builds again what has no fingerprint, so binaries below target can stay.
+	// Cargo rebuilds what has no fingerprint, so binaries below target can stay.
 	".fingerprint", "debug/incremental", "release/incremental", ".cargo/registry", ".cargo/git",
 	".ccache", ".sccache", ".ninja_log", ".ninja_deps", ".zig-cache", "zig-cache",
 	".gradle", ".m2/repository", ".ivy2/cache", ".sbt/boot", ".nuget/packages", ".konan/cache",
@@ -39,9 +39,9 @@ func splitPatterns(list ...string) [][]string {
 	return split
 }
 
-// isCache reports whether an absolute path is that of a cache, or lies in one.
+// isCache reports whether an absolute path is a cache or lies in one.
 func isCache(name string) bool {
-	elements := strings.Split(name, "/") // the first one is ""
+	elements := strings.Split(name, "/") // the first is ""
 	return slices.ContainsFunc(cachePatterns, func(pattern []string) bool {
 		for i := range max(0, len(elements)-len(pattern)+1) {
 			if (pattern[0] == "") != (i == 0) {
@@ -55,24 +55,24 @@ func isCache(name string) bool {
 	})
 }
 
-// cacheVariables are variables that name the directory of a cache, beside those whose default
-// matters too.
+// cacheVariables are variables that name cache directories, besides those with a
+// default that matters.
 var cacheVariables = []string{
 	"NPM_CONFIG_CACHE", "YARN_CACHE_FOLDER", "PYTHONPYCACHEPREFIX", "MYPY_CACHE_DIR", "RUFF_CACHE_DIR", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR",
 	"NODE_COMPILE_CACHE", "BABEL_CACHE_PATH", "TURBO_CACHE_DIR", "GRADLE_USER_HOME",
 }
 
-// toolCaches are the directories of caches in one environment.
+// toolCaches are the caches in one environment.
 type toolCaches struct {
-	// dirs are absolute paths beyond those of cachePatterns, and those of the home.
+	// dirs are absolute paths besides cachePatterns, including the home's.
 	dirs []string
-	// env are variables of the verifier, as NAME=value: with them tools use these caches,
-	// whatever the agent's configuration files name.
+	// env are variables for the verifier, as NAME=value. They make tools use these
+	// caches, whatever the agent's configuration files say.
 	env []string
 }
 
-// newToolCaches returns the caches of an environment with these variables, of which the last
-// one of a name counts, for a user with a home and a task with a working directory.
+// newToolCaches returns the caches for an environment's variables (the last one of a
+// name counts), a user's home and a task's working directory.
 func newToolCaches(home, workdir string, variables []string) toolCaches {
 	var c toolCaches
 	get := func(name string) string {
@@ -86,7 +86,7 @@ func newToolCaches(home, workdir string, variables []string) toolCaches {
 	use := func(name, other string) string {
 		given := get(name)
 		dir := cmp.Or(given, other)
-		if dir == "/" || dir == "/tmp" || isWithin(workdir, dir) { // more than a cache is there
+		if dir == "/" || dir == "/tmp" || isWithin(workdir, dir) { // it holds more than a cache
 			dir = path.Join(dir, ".cache")
 		}
 		if dir != "" {
@@ -116,8 +116,8 @@ func newToolCaches(home, workdir string, variables []string) toolCaches {
 	return c
 }
 
-// contains reports whether an entry of an archive of changes is at or below the directory of a
-// cache, or replaces a directory above one by a symlink, so that the cache would be elsewhere.
+// contains reports whether an entry of an archive of changes lies in a cache, or
+// replaces a directory above a cache by a symlink, which would move the cache.
 func (c toolCaches) contains(h *tar.Header) bool {
 	name := changedName(h)
 	return isCache(name) || slices.ContainsFunc(c.dirs, func(dir string) bool {
@@ -125,15 +125,16 @@ func (c toolCaches) contains(h *tar.Header) bool {
 	})
 }
 
-// changedName returns the absolute path that an entry of an archive of changes is about.
+// changedName returns the absolute path that an entry of an archive of changes is
+// about.
 func changedName(h *tar.Header) string {
 	return path.Clean("/" + cmp.Or(archive.ChangedDirectory(h.Name), h.Name))
 }
 
-// isWithin reports whether a clean absolute path is a directory or lies below it.
+// isWithin reports whether a clean absolute path is dir or lies below it.
 func isWithin(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
 
-// caches returns the caches of the place, with the variables of its task.
+// caches returns the place's caches, given its task's variables.
 func (p place) caches(variables []string) toolCaches {
 	home := sandbox.HomeDir
 	if p.root {

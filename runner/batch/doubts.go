@@ -17,25 +17,26 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// doubts are reasons why a verifier may have failed that are not the agent's work: hosts, with
-// how connections to them ended, and limits that its command reached.
+// doubts are reasons for a verifier's failure that may not be the agent's work: hosts,
+// with how connections to them ended, and limits that the verifier reached.
 type doubts map[string]string
 
-// doubtLimit is the value of a limit in doubts.
+// doubtLimit is a limit's value in doubts.
 const doubtLimit = "limit"
 
-// failedEndings are how connections end that were refused or reset or took too long.
+// failedEndings are the endings of connections that were refused or reset or took too
+// long.
 var failedEndings = []string{rule.ReasonResolve, rule.ReasonConnect, rule.ReasonTimeout, egress.EndingHost, egress.EndingIdle}
 
-// outsideEndings are the failedEndings that only the network can cause. A host ends or leaves a
-// connection because of what a program sends, too.
+// outsideEndings are the failedEndings that only the network can cause. A host may also
+// end or leave a connection because of what a program sends.
 var outsideEndings = []string{rule.ReasonResolve, rule.ReasonConnect, rule.ReasonTimeout}
 
-// doubtContacted is the value in doubts of a host that was reached, in the control.
+// doubtContacted is, in the control's doubts, the value of a host that was reached.
 const doubtContacted = "reached"
 
-// addConnections adds the failed connections of the session whose records are in a directory,
-// and in the control the others.
+// addConnections adds the failed connections in a session's records, and for the
+// control the others too.
 func (v *verification) addConnections(dir string) error {
 	s, err := trace.Find("", dir+string(filepath.Separator))
 	if err == nil {
@@ -58,13 +59,13 @@ func (v *verification) addConnections(dir string) error {
 
 // confirmDoubts returns the doubts that are not the agent's work.
 //
-// The agent's files can make the verifier connect anywhere and reach any limit. So a doubt
-// counts only if a verifier without them, the control, fails in the same way, or if no connection
-// came about to a host that the control contacts as well. This is found out before the verifier
-// runs again: an agent that could choose to be verified twice would pass a test more often whose
-// result is not always the same. The time limit never counts, since tests may wait for something
-// that the agent should have made. The oracle has no reason to make a verifier fail: all of its
-// doubts count.
+// The agent's files can make the verifier connect anywhere and reach any limit. So a
+// doubt counts only if a verifier without these files, the control, fails in the same
+// way, or if no connection to a host succeeded that the control contacts too. This is
+// decided before the verifier runs again: an agent that could choose to be verified
+// twice would pass flaky tests more often. The time limit never counts, because tests
+// may wait for something that the agent should have made. The oracle has no reason to
+// make a verifier fail, so all of its doubts count.
 func (v *verification) confirmDoubts(ctx context.Context) (doubts, error) {
 	if v.trial.Agent == Oracle {
 		return maps.Clone(v.doubts), nil
@@ -83,7 +84,7 @@ func (v *verification) confirmDoubts(ctx context.Context) (doubts, error) {
 	return v.doubts.confirmedBy(control.doubts), nil
 }
 
-// confirmedBy returns the doubts that those of the control show not to be the agent's work.
+// confirmedBy returns the doubts that the control's confirm not to be the agent's work.
 func (d doubts) confirmedBy(control doubts) doubts {
 	confirmed := maps.Clone(d)
 	maps.DeleteFunc(confirmed, func(what, how string) bool {
@@ -93,7 +94,7 @@ func (d doubts) confirmedBy(control doubts) doubts {
 	return confirmed
 }
 
-// judgeDoubts returns a suspect failure if there are doubts, or else err.
+// judgeDoubts returns a suspect failure if there are doubts, otherwise err.
 func (v *verification) judgeDoubts(err error) error {
 	if len(v.doubts) == 0 {
 		return err

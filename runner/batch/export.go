@@ -15,16 +15,16 @@ import (
 	"unicode/utf8"
 )
 
-// Prediction is a line of a file of SWE-bench predictions.
+// Prediction is a line of SWE-bench's predictions file.
 type Prediction struct {
 	InstanceID string `json:"instance_id"`
 	Model      string `json:"model_name_or_path"`
-	// Patch is a unified diff, "" for an agent that changed nothing.
+	// Patch is a unified diff, "" if the agent changed nothing.
 	Patch string `json:"model_patch"`
 }
 
-// WritePredictions writes the predictions of an agent's first attempts in a batch. Trials
-// that the infrastructure failed are left out. Suspect ones have a patch like any other.
+// WritePredictions writes the predictions of an agent's first attempts. It leaves out
+// trials that the infrastructure failed, but not suspect ones, which have a patch.
 func WritePredictions(w io.Writer, dir, agent string, results []Result) error {
 	out := bufio.NewWriter(w)
 	lines := json.NewEncoder(out)
@@ -84,9 +84,9 @@ type junitProblem struct {
 	Text    string `xml:",chardata"`
 }
 
-// WriteJUnit writes results as a report in the form of JUnit: a suite for each agent, in
-// which a trial that did not pass is a failure, one that the infrastructure failed or that is
-// suspect an error, and an unsupported task skipped.
+// WriteJUnit writes results as a JUnit report with a suite for each agent. Trials that
+// did not pass are failures, suspect ones and those that the infrastructure failed are
+// errors, and unsupported tasks are skipped.
 func WriteJUnit(w io.Writer, s Spec, results []Result) error {
 	var all junitSuites
 	for _, agent := range s.Agents {
@@ -144,7 +144,7 @@ func (s *junitSuite) addResult(r Result) {
 
 func junitTime(d time.Duration) string { return fmt.Sprintf("%.3f", max(0, d.Seconds())) }
 
-// xmlText returns a text without what XML 1.0 can't have.
+// xmlText replaces characters that XML 1.0 doesn't allow.
 func xmlText(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {

@@ -26,19 +26,18 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
-// Bounds of what is brought out of a sandbox.
+// Bounds on what is copied out of a sandbox.
 const (
-	maxStateBytes    = 4 << 30 // of an archive of changes
-	maxCollected     = 1 << 30 // of the files of one directory
+	maxStateBytes    = 4 << 30 // an archive of changes
+	maxCollected     = 1 << 30 // the files of one directory
 	maxCollectedFile = 100_000
-	maxHidden        = 256 << 20 // bytes of memory for files in caches and excluded files that are remembered
+	maxHidden        = 256 << 20 // bytes of memory to remember hidden files, such as those in caches
 	transferTime     = 10 * time.Minute
 )
 
-// errTransferTime is why moving files to or from a sandbox ends.
 var errTransferTime = fmt.Errorf("moving files took longer than %s", transferTime)
 
-// statusError is a command of the harness in a sandbox that did not succeed.
+// statusError is the error for a command of the harness that did not succeed.
 type statusError struct {
 	what   string
 	status sandbox.ExitStatus
@@ -53,8 +52,8 @@ func (e *statusError) Error() string {
 	return text
 }
 
-// executeCommand runs a command of the harness and returns a [statusError] unless its exit status is
-// 0.
+// executeCommand runs a command of the harness. If its exit status is not 0, it returns
+// a [statusError].
 func executeCommand(ctx context.Context, s *runner.Session, what string, c runner.UserCommand) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, transferTime, errTransferTime)
 	defer cancel()
@@ -77,29 +76,27 @@ func executeCommand(ctx context.Context, s *runner.Session, what string, c runne
 	return nil
 }
 
-// hasCode reports whether an error is a command that ended with an exit status.
+// hasCode reports whether err is a command's exit status.
 func hasCode(err error, code int) bool {
 	e, ok := errors.AsType[*statusError](err)
 	return ok && e.status == sandbox.ExitStatus{Code: code}
 }
 
-// maxTail bounds what is kept of a command's output, in bytes.
+// maxTail bounds the kept output of a command, in bytes.
 const maxTail = 1000
 
-// leftOut names the agent's files that were not brought elsewhere, such as symlinks that lead
-// out. As a writer, it takes the standard error of a command that reports them.
+// leftOut names the agent's files that were not copied, such as symlinks that lead out.
+// As a writer, it takes the standard error of a command that reports them.
 type leftOut struct {
 	names []string
 	line  []byte
 }
 
-// Bounds of what a result names.
 const (
 	maxLeftOut     = 100
-	maxLeftOutText = 2000 // bytes of one
+	maxLeftOutText = 2000 // bytes of one name
 )
 
-// add adds a text.
 func (l *leftOut) add(text string) {
 	switch {
 	case len(l.names) < maxLeftOut:
@@ -109,11 +106,11 @@ func (l *leftOut) add(text string) {
 	}
 }
 
-// Write takes the lines that name a symlink.
+// Write collects the lines that name left-out files.
 func (l *leftOut) Write(p []byte) (int, error) {
 	for _, b := range p {
 		if b != '\n' {
-			if len(l.line) < 8*maxLeftOutText { // the texts are quoted
+			if len(l.line) < 8*maxLeftOutText { // names are quoted
 				l.line = append(l.line, b)
 			}
 			continue
@@ -129,36 +126,34 @@ func (l *leftOut) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ruleFor returns the rule for symlinks in files that are brought out of a sandbox, where they
-// had the path from. They may lead only to files that come with them.
+// ruleFor returns the rule for symlinks in files copied from the path from: they may
+// lead only to files that are copied too.
 func (l *leftOut) ruleFor(from, name string) *archive.LinkRule {
 	return &archive.LinkRule{From: from, LeftOut: func(link, target string) {
 		l.add(path.Join(from, strings.TrimPrefix(link, name)) + " -> " + target)
 	}}
 }
 
-// upload is a directory of this machine that is brought into a sandbox.
+// upload is a host directory to copy into a sandbox.
 type upload struct {
-	// to is where its content appears, an absolute path.
+	// to is the absolute path of its content in the sandbox.
 	to string
-	// from is the directory, "" for an empty one.
+	// from is the directory, or "" for an empty one.
 	from string
-	// executable is a file in it that can be executed there, "" for none.
+	// executable is a file in it to make executable, or "".
 	executable string
-	// skip reports whether a file or directory in it is left out; nil leaves out none.
+	// skip reports whether to leave out a file or directory; it may be nil.
 	skip func(name string) bool
 }
 
-// uploadList returns directories that are brought into a sandbox. It is called once the sandbox
-// takes them, and may wait. Nil returns none.
+// uploadList returns the directories to copy. It is called once the sandbox takes them,
+// and may block. It may be nil.
 type uploadList func() ([]upload, error)
 
-// uploads returns the list of directories that are known.
 func uploads(list ...upload) uploadList {
 	return func() ([]upload, error) { return list, nil }
 }
 
-// writeTo adds the directories to an archive.
 func (l uploadList) writeTo(w *archive.Writer) error {
 	if l == nil {
 		return nil
@@ -170,7 +165,7 @@ func (l uploadList) writeTo(w *archive.Writer) error {
 	return err
 }
 
-// uploadAll writes directories to a sandbox in which the user is root.
+// uploadAll copies directories into a sandbox in which the user is root.
 func uploadAll(ctx context.Context, s *runner.Session, list uploadList) error {
 	read, write := io.Pipe()
 	go func() {
@@ -182,8 +177,8 @@ func uploadAll(ctx context.Context, s *runner.Session, list uploadList) error {
 	return errors.Join(err, read.Close())
 }
 
-// writeTo adds the directory to an archive. Symlinks are added as they are; special files
-// are an error.
+// writeTo adds the directory to an archive, including symlinks. Special files are an
+// error.
 func (u upload) writeTo(w *archive.Writer) error {
 	top := strings.TrimPrefix(u.to, "/")
 	if u.from == "" {
@@ -239,8 +234,8 @@ func addContent(w *archive.Writer, h *tar.Header, file string) error {
 	return w.AddFile(h, f)
 }
 
-// downloadPath brings a file or directory of a sandbox into a directory of this machine, which
-// is made, under a name. If there is none, nothing is done. Other names of an excluded file
+// downloadPath copies a file or directory of a sandbox into a host directory, which it
+// makes, under a name. A missing file is no error. Other hard links of an excluded file
 // stay.
 func downloadPath(ctx context.Context, s *runner.Session, from, name, to string, exclude []string, left *leftOut) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
@@ -279,7 +274,8 @@ func unpackFiltered(ctx context.Context, file, to string, o archive.UnpackOption
 	return errors.Join(err, read.Close())
 }
 
-// isExcluded reports whether a name or one of its last elements matches a pattern.
+// isExcluded reports whether a pattern matches name, one of its parent directories, or
+// the last element of these.
 func isExcluded(patterns []string, name string) bool {
 	name = strings.TrimSuffix(name, "/")
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
@@ -295,9 +291,9 @@ func isExcluded(patterns []string, name string) bool {
 	})
 }
 
-// isOfArtifact reports whether an entry that an agent made in /logs/artifacts is in the
-// place of an artifact of the task, or excluded by it. Only the artifact's source may
-// fill that place.
+// isOfArtifact reports whether an entry that an agent made in /logs/artifacts takes the
+// place of one of the task's artifacts, which only the artifact's source may fill, or
+// is excluded by it.
 func isOfArtifact(list []task.Artifact, workdir string, h *tar.Header) bool {
 	name := path.Clean("/" + h.Name)
 	return slices.ContainsFunc(list, func(a task.Artifact) bool {
@@ -310,14 +306,13 @@ func isOfArtifact(list []task.Artifact, workdir string, h *tar.Header) bool {
 	})
 }
 
-// copyEntries adds the entries of an archive that keep accepts, which may change them, to
-// another one.
+// copyEntries copies an archive's entries that keep accepts. keep may change them.
 func copyEntries(out *archive.Writer, r io.Reader, keep func(h *tar.Header) bool) error {
 	in := tar.NewReader(r)
 	for {
 		h, err := in.Next()
 		if errors.Is(err, io.EOF) {
-			_, _ = io.Copy(io.Discard, r) // so that the sender can write the rest
+			_, _ = io.Copy(io.Discard, r) // let the sender write the rest
 			return nil
 		}
 		if err != nil {
@@ -327,7 +322,7 @@ func copyEntries(out *archive.Writer, r io.Reader, keep func(h *tar.Header) bool
 			continue
 		}
 		h.Format = tar.FormatPAX
-		if os.Geteuid() != 0 { // or what its owner closed in the sandbox couldn't be read here
+		if os.Geteuid() != 0 { // otherwise files that their owner made unreadable couldn't be read here
 			switch h.Typeflag {
 			case tar.TypeDir:
 				h.Mode |= 0o700
@@ -341,21 +336,21 @@ func copyEntries(out *archive.Writer, r io.Reader, keep func(h *tar.Header) bool
 	}
 }
 
-// saveState writes what has changed in directories of a sandbox to a file.
+// saveState saves the changes in directories of a sandbox to a file.
 func saveState(ctx context.Context, s *runner.Session, since, layer time.Time, dirs []string, file string) error {
 	err := saveArchive(ctx, s, "collect what the agent changed", file, func(w io.Writer) runner.UserCommand {
 		return runner.PackChangesCommand(since, layer, dirs, w)
 	})
-	if hasCode(err, archive.StatusIncomplete) { // some files can't be read, even by their owner
+	if hasCode(err, archive.StatusIncomplete) { // even their owner can't read some files
 		return nil
 	}
 	if err != nil {
-		err = errors.Join(err, os.Remove(file)) // a partial file is useless, and can be large
+		err = errors.Join(err, os.Remove(file)) // a partial file is useless and can be large
 	}
 	return err
 }
 
-// saveArchive runs a command and saves its output, an archive, in a file.
+// saveArchive saves a command's output, an archive.
 func saveArchive(ctx context.Context, s *runner.Session, what, file string, command func(w io.Writer) runner.UserCommand) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -372,9 +367,8 @@ func saveArchive(ctx context.Context, s *runner.Session, what, file string, comm
 	return err
 }
 
-// extractState writes what an archive of changes has below a directory of the sandbox to a
-// directory of this machine, which is made. Entries that skip accepts are left out; nil accepts
-// none.
+// extractState unpacks the part of an archive of changes below a sandbox directory into
+// a host directory, which it makes. skip may be nil.
 func extractState(ctx context.Context, file, from, to string, skip func(h *tar.Header) bool, left *leftOut) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
@@ -397,10 +391,10 @@ func extractState(ctx context.Context, file, from, to string, skip func(h *tar.H
 	})
 }
 
-// restoreState makes the changes in a file ("" for none) in another sandbox of the same
-// environment. It then brings the directories in list there, which the agent left. Changes
-// that hidden accepts are left out. Symlinks may lead to files that come with them, and to
-// files of the sandbox in the directories within.
+// restoreState makes the changes in a file, which may be "", in another sandbox of the
+// same environment, except those that hidden accepts. Then it copies the directories in
+// list. Symlinks may lead to files that are copied too, and to the sandbox's files in
+// the directories within.
 func restoreState(ctx context.Context, s *runner.Session, file string, hidden func(h *tar.Header) bool, within []string, list uploadList, left *leftOut) error {
 	f, err := os.Open(cmp.Or(file, os.DevNull))
 	if err != nil {
@@ -408,7 +402,7 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden fu
 	}
 	defer func() { _ = f.Close() }() // only read
 	read, write := io.Pipe()
-	copied := make(chan struct{}) // f is read until then
+	copied := make(chan struct{}) // closed when f is no longer read
 	go func() {
 		defer close(copied)
 		w := archive.NewWriter(write)
@@ -424,24 +418,24 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden fu
 	return err
 }
 
-// headerBytes is about what a header takes without names.
+// headerBytes is about the size of a header without names.
 const headerBytes = 512
 
-// copyVisible adds the entries of an archive of changes that hidden does not accept to another
-// one. If only some names of a file are hidden, such as those in a package manager's cache, the
-// file keeps the others. For that, most bounds the bytes of memory with which hidden files are
-// remembered. Other names of further hidden files would be links to no file.
+// copyVisible copies the entries of an archive of changes, except those that hidden
+// accepts. If only some hard links of a file are hidden, such as those in a package
+// manager's cache, the file keeps the others. most bounds the memory, in bytes, for
+// remembering hidden files. Beyond it, the other links of a hidden file fail.
 func copyVisible(out *archive.Writer, f *os.File, hidden func(h *tar.Header) bool, most int) error {
 	type content struct {
 		h      tar.Header
 		offset int64
 	}
-	left := map[string]content{} // by the name of a hidden file
-	added := map[string]string{} // another name of it
+	left := map[string]content{} // by the hidden file's name
+	added := map[string]string{} // another link to it
 	var failed error
 	err := copyEntries(out, f, func(h *tar.Header) bool {
 		if hidden(h) {
-			if most -= 2*len(h.Name) + headerBytes; h.Typeflag == tar.TypeReg && most >= 0 { // PAX records have the name, too
+			if most -= 2*len(h.Name) + headerBytes; h.Typeflag == tar.TypeReg && most >= 0 { // PAX records repeat the name
 				offset, err := f.Seek(0, io.SeekCurrent)
 				if err != nil {
 					failed = cmp.Or(failed, err)
@@ -467,7 +461,7 @@ func copyVisible(out *archive.Writer, f *os.File, hidden func(h *tar.Header) boo
 	return errors.Join(failed, err)
 }
 
-// output is a file with the beginning of a verifier's or an agent's output, without
+// output is a file for the beginning of a verifier's or an agent's output, without
 // secrets. It is safe for concurrent use.
 type output struct {
 	mu   sync.Mutex
@@ -475,7 +469,7 @@ type output struct {
 	text *redact.Writer
 }
 
-// maxOutput bounds the output of a verifier or an agent that is kept, in bytes.
+// maxOutput bounds the kept output of a verifier or an agent, in bytes.
 const maxOutput = 16 << 20
 
 func (t *Trials) createOutput(path string) (*output, error) {
@@ -483,14 +477,12 @@ func (t *Trials) createOutput(path string) (*output, error) {
 	return &output{file: f, text: t.redactor.NewWriter(&cappedWriter{f, maxOutput})}, err
 }
 
-// Write adds to the output.
 func (o *output) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.text.Write(p)
 }
 
-// Close writes the rest.
 func (o *output) Close() error { return errors.Join(o.text.Close(), o.file.Close()) }
 
 // cappedWriter keeps the beginning of a stream.
@@ -499,7 +491,6 @@ type cappedWriter struct {
 	left int64
 }
 
-// Write keeps p as far as there is room.
 func (c *cappedWriter) Write(p []byte) (int, error) {
 	n := min(int64(len(p)), c.left)
 	c.left -= n

@@ -18,47 +18,48 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// The files of a batch, below its directory.
+// A batch's files, below its directory.
 const (
 	SpecFile    = "batch.json"
 	ResultsFile = "results.jsonl"
 	SummaryFile = "summary.json"
-	// TrialsDir has a directory for each finished trial, with ResultFile in it.
+	// TrialsDir has a directory for each finished trial, which contains ResultFile.
 	TrialsDir  = "trials"
 	ResultFile = "result.json"
 
-	runningDir = "running" // trials that have no result yet
+	runningDir = "running" // trials without a result yet
 	lockFile   = "lock"
 )
 
-// Spec describes a batch, as batch.json has it.
+// Spec describes a batch, as in batch.json.
 type Spec struct {
 	SchemaVersion int       `json:"schema_version"` // 1
 	Created       time.Time `json:"created_at"`
-	// Version is that of the program, Backend the name of the sandboxes' backend.
+	// Version is the program's. Backend is the sandboxes' backend.
 	Version string `json:"version"`
 	Backend string `json:"backend"`
-	// Settings have what else results depend on, for people; those of a batch can't
+	// Settings are what else results depend on, for people. A batch's settings can't
 	// change.
 	Settings map[string]string `json:"settings,omitempty"`
 	Tasks    []SpecTask        `json:"tasks"`
 	Agents   []string          `json:"agents"`
 	Attempts int               `json:"attempts"`
 	Shard    Shard             `json:"shard,omitzero"`
-	// DroppedMicroUSD is the cost of tries that have no result, in millionths of a dollar.
+	// DroppedMicroUSD is the cost of attempts without a result, in millionths of a
+	// dollar.
 	DroppedMicroUSD int64 `json:"dropped_cost_micro_usd,omitempty"`
 }
 
-// SpecTask is one task of a batch.
+// SpecTask is a task in a [Spec].
 type SpecTask struct {
 	ID       string `json:"id"`
 	Source   string `json:"source"`
 	Checksum string `json:"checksum"`
-	// Unsupported are the reasons why it has no trials.
+	// Unsupported are the reasons why the task has no trials.
 	Unsupported []string `json:"unsupported,omitempty"`
 }
 
-// NewSpecTasks returns tasks as a spec has them.
+// NewSpecTasks converts tasks for a [Spec].
 func NewSpecTasks(tasks []task.Task) []SpecTask {
 	list := []SpecTask{}
 	for _, t := range tasks {
@@ -67,7 +68,8 @@ func NewSpecTasks(tasks []task.Task) []SpecTask {
 	return list
 }
 
-// CheckSpec returns an error if a batch with results by old can't go on as s.
+// CheckSpec returns a [MismatchError] if a batch with results under old can't continue
+// as s.
 func (s Spec) CheckSpec(old Spec) error {
 	sums := map[string]string{}
 	for _, t := range old.Tasks {
@@ -89,62 +91,59 @@ func (s Spec) CheckSpec(old Spec) error {
 	return nil
 }
 
-// MismatchError reports that the results of a directory are of another batch.
+// MismatchError reports that a directory's results belong to another batch.
 type MismatchError struct {
-	// What differs, such as "task hello" or "backend".
+	// What is the difference, such as "task hello" or "backend".
 	What, Old, New string
 }
 
-// Error names what differs.
 func (e *MismatchError) Error() string {
 	return fmt.Sprintf("the results there are of another batch: %s was %q and is %q", e.What, e.Old, e.New)
 }
 
-// ErrInUse is the error for a directory in which another process runs a batch.
+// ErrInUse is the error if another process runs a batch in the directory.
 var ErrInUse = errors.New("another process runs a batch in this directory")
 
-// ErrForeign is the error for a directory that has files and never was one of a batch.
+// ErrForeign is the error for a directory with files that was never a batch's.
 var ErrForeign = errors.New("the directory has files that are not a batch's")
 
 // ErrNoBatch is the error for a directory without a batch.
 var ErrNoBatch = errors.New("no batch in this directory")
 
-// ErrDamagedSpec is the error for a batch.json that can't be read.
+// ErrDamagedSpec is the error for an unreadable batch.json.
 var ErrDamagedSpec = errors.New(SpecFile + " is damaged")
 
-// TrialError reports the directory of a finished trial whose result can't be read.
+// TrialError reports a finished trial's directory without a readable result.
 type TrialError struct {
 	Dir string
 	Err error
 }
 
-// Error names the directory.
 func (e *TrialError) Error() string { return fmt.Sprintf("%s has no result: %v", e.Dir, e.Err) }
 
-// Unwrap returns the cause.
 func (e *TrialError) Unwrap() error { return e.Err }
 
 // Ending is the part of a result that a [Ledger] keeps in memory.
 type Ending struct {
 	Outcome Outcome
-	// CostMicroUSD is the cost in millionths of a dollar, 0 if it is unknown.
+	// CostMicroUSD is in millionths of a dollar, 0 if unknown.
 	CostMicroUSD int64
 }
 
-// Ending returns what a ledger keeps of the result.
+// Ending returns the part of the result that a ledger keeps.
 func (r Result) Ending() Ending {
 	micro, _ := r.costMicroUSD()
 	return Ending{r.Outcome, micro}
 }
 
-// Ledger is the state of a batch on disk. It is safe for concurrent use. The caller of
+// Ledger is a batch's state on disk. It is safe for concurrent use. The caller of
 // [OpenLedger] closes it.
 //
-// A trial works in a directory of its own below running. When it has a result, that is
-// written to result.json there, the directory is moved to trials, and the result is
-// appended to results.jsonl; each step is on disk before the next. The directories of
-// trials count: opening the ledger removes those below running, appends results that
-// results.jsonl lacks, and drops those of trials that have no directory.
+// Each trial works in a directory below running. Its result is first written there, to
+// result.json. Then the directory is moved to trials, and the result is appended to
+// results.jsonl. Each step is on disk before the next. The trials' directories are the
+// truth: opening the ledger removes those below running, appends results that
+// results.jsonl lacks, and drops results of trials without a directory.
 type Ledger struct {
 	dir  string
 	lock *state.Lock
@@ -152,13 +151,12 @@ type Ledger struct {
 	mu      sync.Mutex
 	spec    Spec
 	file    *os.File // results.jsonl
-	failed  error    // of the first result that could not be appended
+	failed  error    // the first failure to append
 	endings map[Key]Ending
 	repairs Repairs
 }
 
-// OpenLedger opens the ledger in a directory for a batch: [LockLedger] and
-// [Ledger.Load].
+// OpenLedger opens a batch's ledger in a directory: [LockLedger] and [Ledger.Load].
 func OpenLedger(dir string, s Spec) (*Ledger, error) {
 	l, err := LockLedger(dir)
 	if err != nil {
@@ -170,9 +168,9 @@ func OpenLedger(dir string, s Spec) (*Ledger, error) {
 	return l, nil
 }
 
-// LockLedger makes a directory the one of this process alone until Close. The directory is
-// made if it is missing. Its error wraps [ErrInUse], or [ErrForeign]: what a batch removes in
-// its directory must not be another's. Only Load and Close may be called then.
+// LockLedger reserves a directory, which it makes if necessary, for this process until
+// Close. The error wraps [ErrInUse], or [ErrForeign], because a batch removes files in
+// its directory. Until Load, only Load and Close may be called.
 func LockLedger(dir string) (*Ledger, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -184,7 +182,7 @@ func LockLedger(dir string) (*Ledger, error) {
 	if err := checkNames(dir); err != nil {
 		return nil, err
 	}
-	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return e.Name() == "lost+found" }) // of a file system that is mounted there
+	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return e.Name() == "lost+found" }) // a file system may be mounted there
 	if len(entries) > 0 && !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == lockFile || e.Name() == SpecFile }) {
 		return nil, fmt.Errorf("%s: %w", dir, ErrForeign)
 	}
@@ -198,10 +196,10 @@ func LockLedger(dir string) (*Ledger, error) {
 	return &Ledger{dir: dir, lock: lock}, nil
 }
 
-// Load reads what the directory has of a batch, and repairs it: [Ledger.Repairs] returns
-// what was wrong. Its error wraps a [MismatchError] if that is another batch, and a
-// [TrialError] if a trial has neither a line nor a file with its result. Agents, attempts and
-// tasks may be other ones than before: what was finished stays.
+// Load reads the directory's batch and repairs it; see [Ledger.Repairs]. The error
+// wraps a [MismatchError] if it is another batch, and a [TrialError] if a trial has
+// neither a line nor a file with its result. Agents, attempts and tasks may have
+// changed: finished trials stay.
 func (l *Ledger) Load(s Spec) error {
 	if err := l.removeUnfinished(); err != nil {
 		return fmt.Errorf("remove what a killed batch left: %w", err)
@@ -220,7 +218,7 @@ func (l *Ledger) Load(s Spec) error {
 	return l.recoverResults(s)
 }
 
-// writeSpec writes batch.json, unless it is of another batch.
+// writeSpec writes batch.json unless it belongs to another batch.
 func (l *Ledger) writeSpec(s Spec) error {
 	old, err := ReadSpec(l.dir)
 	switch {
@@ -241,11 +239,11 @@ func (l *Ledger) writeSpec(s Spec) error {
 	return writeJSON(filepath.Join(l.dir, SpecFile), s)
 }
 
-// trialMode is the mode of the directories of trials. Files that agents and verifiers wrote
-// can contain secrets of the user who runs the batch.
+// trialMode is the mode of trials' directories. Files of agents and verifiers can
+// contain the user's secrets.
 const trialMode = 0o700
 
-// Begin makes the empty directory of a trial that starts, or starts again.
+// Begin makes an empty directory for a trial that starts, possibly again.
 func (l *Ledger) Begin(k Key) (dir string, err error) {
 	dir = filepath.Join(l.dir, runningDir, k.Name())
 	if err := workspace.RemoveTree(dir); err != nil {
@@ -254,15 +252,15 @@ func (l *Ledger) Begin(k Key) (dir string, err error) {
 	return dir, os.Mkdir(dir, trialMode)
 }
 
-// Finish keeps the result of a trial whose files are in the directory of Begin. A
-// second result of the trial is dropped with its files.
+// Finish keeps the result of a trial with its files in Begin's directory. If the trial
+// has a result already, the new one and its files are dropped.
 func (l *Ledger) Finish(r Result) error {
 	r.SchemaVersion, r.Name = 1, r.Key.Name()
 	from, to := filepath.Join(l.dir, runningDir, r.Name), filepath.Join(l.dir, TrialsDir, r.Name)
 	if _, known := l.Ending(r.Key); known {
 		return workspace.RemoveTree(from)
 	}
-	if err := errors.Join(os.Chmod(from, trialMode), writeJSON(filepath.Join(from, ResultFile), r)); err != nil { // files of a worker can have changed the mode
+	if err := errors.Join(os.Chmod(from, trialMode), writeJSON(filepath.Join(from, ResultFile), r)); err != nil { // a worker's files can have changed the mode
 		return err
 	}
 	if err := errors.Join(os.Rename(from, to), state.SyncDir(filepath.Join(l.dir, TrialsDir))); err != nil {
@@ -274,12 +272,12 @@ func (l *Ledger) Finish(r Result) error {
 }
 
 // Drop removes the directory of a trial that ended without a result. Its cost, in
-// millionths of a dollar, stays in the cost of the batch.
+// millionths of a dollar, still counts.
 func (l *Ledger) Drop(k Key, microUSD int64) error {
 	return errors.Join(workspace.RemoveTree(filepath.Join(l.dir, runningDir, k.Name())), l.AddCost(microUSD))
 }
 
-// AddCost adds the cost of a try that has no result.
+// AddCost adds the cost of an attempt without a result, in millionths of a dollar.
 func (l *Ledger) AddCost(microUSD int64) error {
 	if microUSD == 0 {
 		return nil
@@ -290,8 +288,8 @@ func (l *Ledger) AddCost(microUSD int64) error {
 	return writeJSON(filepath.Join(l.dir, SpecFile), l.spec)
 }
 
-// appendResult appends a line. The caller holds mu, or is alone. Once it has failed, no line
-// is appended, since a part of one may be there.
+// appendResult appends a line. The caller holds mu, or is alone. After a failure it
+// appends no more, because a partial line may be there.
 func (l *Ledger) appendResult(r Result) error {
 	if l.failed != nil {
 		return l.failed
@@ -314,7 +312,7 @@ func (l *Ledger) appendResult(r Result) error {
 	return nil
 }
 
-// Ending returns how a trial ended, if it has a result.
+// Ending returns a trial's ending, if it has one.
 func (l *Ledger) Ending(k Key) (Ending, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -322,7 +320,7 @@ func (l *Ledger) Ending(k Key) (Ending, bool) {
 	return e, ok
 }
 
-// Endings returns how those of some trials ended that have a result.
+// Endings returns the endings of those trials that have one.
 func (l *Ledger) Endings(trials []Trial) []Ending {
 	var list []Ending
 	for _, t := range trials {
@@ -333,8 +331,7 @@ func (l *Ledger) Endings(trials []Trial) []Ending {
 	return list
 }
 
-// CostMicroUSD returns what all trials have cost, in millionths of a dollar. The part that is
-// unknown counts as nothing.
+// CostMicroUSD returns the known cost of all trials, in millionths of a dollar.
 func (l *Ledger) CostMicroUSD() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -345,10 +342,10 @@ func (l *Ledger) CostMicroUSD() int64 {
 	return sum
 }
 
-// Dir returns the directory of the batch.
+// Dir returns the batch's directory.
 func (l *Ledger) Dir() string { return l.dir }
 
-// Close ends the use of the directory.
+// Close closes the ledger and unlocks its directory.
 func (l *Ledger) Close() error {
 	var err error
 	if l.file != nil {
@@ -358,8 +355,8 @@ func (l *Ledger) Close() error {
 	return errors.Join(err, l.lock.Release())
 }
 
-// ReadSpec returns the spec of the batch in a directory. Its error wraps [ErrNoBatch] if
-// there is none.
+// ReadSpec returns the spec of the batch in a directory. The error wraps [ErrNoBatch]
+// if there is none.
 func ReadSpec(dir string) (Spec, error) {
 	var s Spec
 	err := checkNames(dir)
@@ -383,16 +380,17 @@ func ReadSpec(dir string) (Spec, error) {
 	return s, nil
 }
 
-// NameError reports a symlink or a special file where a batch has only files and directories.
-// Results may come from somebody else, so nothing is read or written through one.
+// NameError reports a symlink or a special file where a batch has only files and
+// directories. Results may come from others, so nothing is read or written through
+// these.
 type NameError struct{ Path string }
 
-// Error names it.
 func (e *NameError) Error() string {
 	return e.Path + " is a symlink or a special file, and a batch has none there"
 }
 
-// checkNames returns a [NameError] for a name in a directory that only the harness writes to.
+// checkNames returns a [NameError] for a name in a directory that only the harness
+// writes to.
 func checkNames(dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -403,7 +401,7 @@ func checkNames(dir string) error {
 	return err
 }
 
-// writeJSON replaces a file by an indented document, which is on disk afterwards.
+// writeJSON replaces a file durably by indented JSON.
 func writeJSON(path string, v any) error {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -415,11 +413,11 @@ func writeJSON(path string, v any) error {
 	})
 }
 
-// partPrefix begins the names of files that are not written whole.
+// partPrefix starts the names of unfinished files.
 const partPrefix = ".part-"
 
-// WriteFile replaces a file of a batch by what write writes, which is on disk afterwards.
-// Others see the old file or the new one, whole.
+// WriteFile replaces a batch's file durably. Others see the old or the new content,
+// never a mixture.
 func WriteFile(path string, write func(w io.Writer) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), partPrefix+filepath.Base(path)+"-*")
 	if err != nil {

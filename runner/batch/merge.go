@@ -10,10 +10,10 @@ import (
 	"slices"
 )
 
-// Merge makes the ledger in a directory that of all batches in other directories, with
-// the directories of their trials, as hard links where that is possible. A trial that
-// several have keeps its first result, and is in the list that is returned. Batches that
-// differ in their tasks, backend or settings are a [MismatchError].
+// Merge makes a ledger in dir from the batches in other directories, with hard links to
+// their trials' files if possible. If several have the same trial, it keeps the first
+// result and returns the trial in twice. If batches differ in their tasks, backend or
+// settings, the error is a [MismatchError].
 func Merge(dir string, from []string) (twice []Key, err error) {
 	var all Spec
 	for i, d := range from {
@@ -46,7 +46,7 @@ func Merge(dir string, from []string) (twice []Key, err error) {
 				twice = append(twice, r.Key)
 			}
 			seen[r.Key] = true
-			if _, known := l.Ending(r.Key); known { // also of a merge that was killed
+			if _, known := l.Ending(r.Key); known { // or from a merge that was killed
 				continue
 			}
 			if err := l.adoptTrial(r, filepath.Join(d, TrialsDir, r.Key.Name())); err != nil {
@@ -57,7 +57,6 @@ func Merge(dir string, from []string) (twice []Key, err error) {
 	return twice, nil
 }
 
-// addSpec adds the tasks, agents, attempts and cost of another spec.
 func (s *Spec) addSpec(o Spec) {
 	known := map[string]bool{}
 	for _, t := range s.Tasks {
@@ -76,7 +75,7 @@ func (s *Spec) addSpec(o Spec) {
 	s.Attempts, s.DroppedMicroUSD = max(s.Attempts, o.Attempts), s.DroppedMicroUSD+o.DroppedMicroUSD
 }
 
-// adoptTrial finishes a trial with the files of another batch.
+// adoptTrial finishes a trial with another batch's files.
 func (l *Ledger) adoptTrial(r Result, from string) error {
 	if err := checkNames(from); err != nil {
 		return err
@@ -88,14 +87,14 @@ func (l *Ledger) adoptTrial(r Result, from string) error {
 	if err := linkTree(from, to); err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Join(to, ResultFile)); err != nil { // a link must not be written to
+	if err := os.Remove(filepath.Join(to, ResultFile)); err != nil { // writing to it would change the other batch's
 		return err
 	}
 	return l.Finish(r)
 }
 
-// linkTree makes the files below a directory appear in another one. Symlinks are copied
-// as they are, and never followed.
+// linkTree makes the files below a directory appear in another one. It copies symlinks
+// and never follows them.
 func linkTree(from, to string) error {
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

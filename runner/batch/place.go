@@ -23,30 +23,29 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// ImageStore resolves the images of tasks and copies directories out of them. A
-// [store.Store] is one.
+// ImageStore resolves tasks' images and copies directories out of them. [store.Store]
+// is one.
 type ImageStore interface {
 	Resolve(ctx context.Context, ref images.Reference) (images.Image, error)
 	Export(ctx context.Context, ref images.Reference, name, dir string) (store.Exported, error)
 }
 
-// place is an environment that is ready for trials.
+// place is a prepared environment.
 type place struct {
 	image images.Reference
-	name  string // of the image, as the task has it
-	id    string // of the image, "" if it has none
-	// workspace is a directory of this machine that no trial changes, and target where
-	// it is mounted.
+	name  string // the image's, as in the task
+	id    string // the image's, or ""
+	// workspace is a host directory that no trial changes, and target its mount point.
 	workspace, target string
-	// skills is a directory of this machine with the skills of the image, "" for none.
+	// skills is a host directory with the image's skills, or "".
 	skills string
-	// workdir is where commands run, if it is not target.
+	// workdir is where commands run, or "" for target.
 	workdir string
 	root    bool
-	env     []string // of the image, as NAME=value
+	env     []string // the image's, as NAME=value
 }
 
-// changedDirs returns the directories of which changes are kept.
+// changedDirs returns the directories whose changes are kept.
 func (p place) changedDirs() []string {
 	if !p.root {
 		return []string{p.target}
@@ -54,11 +53,11 @@ func (p place) changedDirs() []string {
 	return []string{"/", p.target, "/tmp"}
 }
 
-// places prepares environments, each once. It is safe for concurrent use.
+// places prepares environments once. It is safe for concurrent use.
 type places struct {
 	images ImageStore
 	def    images.Reference
-	// dir has the workspaces, gitEnv is the environment of git.
+	// dir has the workspaces. gitEnv is git's environment.
 	dir    string
 	gitEnv []string
 
@@ -72,8 +71,8 @@ type preparation struct {
 	err   error
 }
 
-// preparePlace returns the place of an environment. A failure is not kept: the next call tries
-// again.
+// preparePlace returns an environment's place. Failures are not kept: the next call
+// tries again.
 func (p *places) preparePlace(ctx context.Context, e task.Environment) (place, error) {
 	git := task.Git{}
 	if e.Git != nil {
@@ -120,7 +119,7 @@ func (p *places) makePlace(ctx context.Context, e task.Environment, dir string) 
 			return out, errors.Join(err, context.Cause(ctx))
 		}
 		out.id, out.env, workdir = im.ID, im.Config.Env, im.Config.WorkingDir
-		if out.image.Scheme == images.SchemeBuild && im.ID != "" { // built once, whatever changes in the directory
+		if out.image.Scheme == images.SchemeBuild && im.ID != "" { // built once, even if the directory changes
 			if pinned, err := images.ParseReference(im.ID); err == nil {
 				if _, err := p.images.Resolve(ctx, pinned); err == nil {
 					out.image = pinned
@@ -153,21 +152,21 @@ func (p *places) makePlace(ctx context.Context, e task.Environment, dir string) 
 	}
 	if out.target != "" && sandbox.CheckTarget(out.target) == nil {
 		_, err = p.images.Export(ctx, out.image, out.target, dir)
-		if errors.Is(err, images.ErrNotFound) { // the directory is made
+		if errors.Is(err, images.ErrNotFound) { // make the directory
 			err = os.MkdirAll(dir, 0o755)
 		}
 		if !errors.Is(err, images.ErrInvalid) {
 			return out, err
 		}
 	}
-	// Nothing can be mounted there, such as at / or at a symlink: the directory is part of
-	// the root, and the workspace is an empty one elsewhere.
+	// Nothing can be mounted at such a path, for example / or a symlink: the directory
+	// is part of the root, and the workspace is an empty directory elsewhere.
 	out.workdir, out.target = cmp.Or(out.target, "/"), sandbox.WorkspaceDir
 	return out, errors.Join(workspace.RemoveTree(dir), os.Mkdir(dir, 0o755))
 }
 
-// fillWorkspace makes the workspace of a task that has one: a copy, so that nothing of a
-// trial depends on what happens to the original meanwhile.
+// fillWorkspace copies the task's workspace, so that trials don't depend on later
+// changes to the original.
 func (p *places) fillWorkspace(ctx context.Context, e task.Environment, dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
@@ -191,7 +190,7 @@ func (p *places) fillWorkspace(ctx context.Context, e task.Environment, dir stri
 	return errors.Join(err, read.Close())
 }
 
-// unpackFile unpacks a tar archive, which may be compressed with gzip.
+// unpackFile unpacks a tar archive, possibly gzipped.
 func unpackFile(file, dir string) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -212,8 +211,8 @@ func unpackFile(file, dir string) error {
 	return nil
 }
 
-// checkOut fetches one commit of a repository. Nothing that the repository contains is
-// executed, and no submodule is fetched.
+// checkOut fetches one commit of a repository. It executes nothing in the repository,
+// and fetches no submodules.
 func checkOut(ctx context.Context, g task.Git, env []string, dir string) error {
 	for _, args := range [][]string{
 		{"init", "--quiet", "--template="},

@@ -16,21 +16,21 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Repairs lists the faults that [Ledger.Load] found in a directory and repaired.
+// Repairs lists faults that [Ledger.Load] repaired.
 type Repairs struct {
-	// Damaged is the number of lines of results.jsonl that could not be read. They are
-	// gone, and results of finished trials among them were appended again.
+	// Damaged counts the unreadable lines of results.jsonl. They were removed; results
+	// of finished trials among them were appended again.
 	Damaged int
-	// Missing are trials whose directory is gone. Their results are, too, so they run
+	// Missing are trials without a directory. Their results were dropped, so they run
 	// again.
 	Missing []Key
 }
 
-// Repairs returns what Load found wrong.
+// Repairs returns what Load repaired.
 func (l *Ledger) Repairs() Repairs { return l.repairs }
 
-// checkTrialsDir returns an error if there are results and no directory of trials: it was
-// moved or removed as a whole, and the trials would all run again.
+// checkTrialsDir returns an error if there are results but no trials directory. It must
+// have been moved or removed as a whole, and all trials would run again.
 func (l *Ledger) checkTrialsDir() error {
 	trials := filepath.Join(l.dir, TrialsDir)
 	if _, err := os.Stat(trials); !errors.Is(err, fs.ErrNotExist) {
@@ -42,7 +42,7 @@ func (l *Ledger) checkTrialsDir() error {
 	return nil
 }
 
-// removeUnfinished removes trials without a result, and files that were not written whole.
+// removeUnfinished removes trials without a result, and unfinished files.
 func (l *Ledger) removeUnfinished() error {
 	parts, err := filepath.Glob(filepath.Join(l.dir, partPrefix+"*"))
 	for _, path := range append(parts, filepath.Join(l.dir, runningDir)) {
@@ -51,7 +51,7 @@ func (l *Ledger) removeUnfinished() error {
 	return err
 }
 
-// recoverResults reads results.jsonl, and makes it agree with the directories of trials.
+// recoverResults reads results.jsonl and makes it agree with the trials' directories.
 func (l *Ledger) recoverResults(s Spec) error {
 	path := filepath.Join(l.dir, ResultsFile)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
@@ -105,7 +105,7 @@ func (l *Ledger) recoverResults(s Spec) error {
 	return state.SyncDir(l.dir)
 }
 
-// rewriteResults replaces results.jsonl by its lines of finished trials.
+// rewriteResults keeps only the lines of finished trials in results.jsonl.
 func (l *Ledger) rewriteResults(path string) error {
 	if _, err := l.file.Seek(0, io.SeekStart); err != nil {
 		return err
@@ -127,7 +127,7 @@ func (l *Ledger) rewriteResults(path string) error {
 	return err
 }
 
-// trialDirs returns the names of the directories of finished trials.
+// trialDirs returns the names of finished trials' directories.
 func trialDirs(dir string) (map[string]bool, error) {
 	entries, err := os.ReadDir(filepath.Join(dir, TrialsDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -144,7 +144,6 @@ func trialDirs(dir string) (map[string]bool, error) {
 	return names, nil
 }
 
-// readTrial returns the result in the directory of a finished trial of a batch.
 func readTrial(dir, name string) (Result, error) {
 	path := filepath.Join(dir, TrialsDir, name)
 	r, err := ReadResult(path)
@@ -157,14 +156,14 @@ func readTrial(dir, name string) (Result, error) {
 	return r, nil
 }
 
-// scanResults calls f for each line of results.jsonl that can be read, and returns the length
-// of the lines that have an end and the places of those that are damaged.
+// scanResults calls f for each readable line of results.jsonl. It returns the total
+// length of the terminated lines, and the offsets of damaged ones.
 func scanResults(r io.Reader, f func(r Result, line []byte) error) (whole int64, damaged []int64, err error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	for {
 		line, err := in.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return whole, damaged, nil // what is without an end was cut off
+			return whole, damaged, nil // the rest was cut off
 		}
 		if err != nil {
 			return whole, damaged, err
@@ -179,17 +178,17 @@ func scanResults(r io.Reader, f func(r Result, line []byte) error) (whole int64,
 	}
 }
 
-// isSound reports whether a result that was read can be one of a trial: its name is that of
-// its key, unless it has none, and its reward can be one.
+// isSound reports whether a decoded result can be a trial's: its name, if any, fits its
+// key, and its reward is valid.
 func (r Result) isSound() bool {
 	known := r.Outcome.Judged() || r.Outcome == Infrastructure || r.Outcome == Suspect
 	finite := r.Reward == nil || isReward(*r.Reward/2) // a mean may be rounded up
 	return known && finite && r.Task != "" && r.Agent != "" && (r.Name == "" || r.Name == r.Key.Name())
 }
 
-// ReadResults returns the results of the batch in a directory in the order in which the
-// trials ended, also while it runs. What results.jsonl lacks is read from the directories of
-// trials.
+// ReadResults returns the results of the batch in a directory in the order in which
+// trials ended, even while it runs. Results that results.jsonl lacks come from the
+// trials' directories.
 func ReadResults(dir string) ([]Result, error) {
 	f, err := os.Open(filepath.Join(dir, ResultsFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -233,7 +232,7 @@ func ReadResults(dir string) ([]Result, error) {
 	return list, nil
 }
 
-// ReadResult returns the result in the directory of a finished trial.
+// ReadResult returns the result in a finished trial's directory.
 func ReadResult(dir string) (Result, error) {
 	var r Result
 	err := checkNames(dir)

@@ -15,29 +15,26 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/task"
 )
 
-// maxReward bounds the file of a reward in bytes.
+// maxReward bounds a reward file in bytes.
 const maxReward = 1 << 20
 
-// maxMagnitude bounds rewards, so that sums of them are finite.
+// maxMagnitude bounds rewards, so that their sums are finite.
 const maxMagnitude = 1e100
 
-// isReward reports whether a number can be a reward.
 func isReward(n float64) bool { return math.Abs(n) <= maxMagnitude }
 
-// RewardError is why a verifier's files have no reward. Its class is one of
-// [RewardMissing], [RewardEmpty] and [RewardUnparsable].
+// RewardError says why a verifier left no reward. Its class is [RewardMissing],
+// [RewardEmpty] or [RewardUnparsable].
 type RewardError struct {
 	Class Class
 	Cause string
 }
 
-// Error returns the cause.
 func (e *RewardError) Error() string { return e.Cause }
 
-// ReadRewards returns the rewards that a verifier wrote to a directory: the numbers of the
-// object in reward.json or, without that file, the number in reward.txt. Values of
-// reward.json that are no numbers are left out. Its error is a [RewardError] or one of
-// reading.
+// ReadRewards returns the rewards that a verifier wrote to a directory: the numbers in
+// reward.json's object or, without that file, the number in reward.txt. Other values in
+// reward.json are ignored. The error is a [RewardError] or one of reading.
 func ReadRewards(dir string) (map[string]float64, error) {
 	text, err := readReward(filepath.Join(dir, "reward.json"))
 	if err == nil {
@@ -60,7 +57,7 @@ func ReadRewards(dir string) (map[string]float64, error) {
 	return map[string]float64{task.RewardKey: n}, nil
 }
 
-// readReward returns the content of a regular file that is not empty.
+// readReward returns the content of a regular, non-empty file.
 func readReward(path string) (string, error) {
 	name := filepath.Base(path)
 	info, err := os.Lstat(path)
@@ -103,7 +100,7 @@ func parseRewards(text string) (map[string]float64, error) {
 	return rewards, nil
 }
 
-// mainReward returns the reward that decides: that called reward or, without one, the mean
+// mainReward returns the reward that decides: the one called reward, or else the mean
 // of all.
 func mainReward(rewards map[string]float64) float64 {
 	if r, ok := rewards[task.RewardKey]; ok {
@@ -116,12 +113,11 @@ func mainReward(rewards map[string]float64) float64 {
 	return sum / float64(len(rewards))
 }
 
-// isPass reports whether rewards are a pass.
 func isPass(rewards map[string]float64) bool { return rewards != nil && mainReward(rewards) >= 1 }
 
-// combineRewards returns the rewards of a task from the steps that began and the number of all
-// steps, or nil if no step has rewards. A step without rewards, or one that did not begin,
-// counts 0 for every key.
+// combineRewards returns a task's rewards from the steps that began, or nil if none has
+// any. planned is the number of all steps. Steps without rewards, or that did not
+// begin, count 0 for every key.
 func combineRewards(s task.Strategy, steps []StepResult, planned int) map[string]float64 {
 	var combined map[string]float64
 	for i, step := range steps {
@@ -143,7 +139,7 @@ func combineRewards(s task.Strategy, steps []StepResult, planned int) map[string
 	return combined
 }
 
-// meetsMinimum reports whether rewards reach the bounds; one that is missing does not.
+// meetsMinimum reports whether rewards reach all bounds. Missing ones don't.
 func meetsMinimum(rewards, bounds map[string]float64) bool {
 	for key, bound := range bounds {
 		if r, ok := rewards[key]; !ok || r < bound {

@@ -13,48 +13,46 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// RunTrial runs one trial, whose files it writes to a directory of its own, and returns
-// its result. The fields that name the trial and its times are set by [Run]. Budget
-// bounds the cost of the trial, if it is not nil. If ctx ends it returns soon, and the
-// result does not count.
+// RunTrial runs one trial, writes its files to dir, and returns its result. [Run] sets
+// the fields that identify the trial, and its times. Budget bounds the trial's cost
+// unless it is nil. If ctx ends, RunTrial returns soon, and its result doesn't count.
 type RunTrial func(ctx context.Context, t Trial, dir string, budget *int64) Result
 
 // Options configures [Run].
 type Options struct {
 	Ledger *Ledger
 	Trials []Trial
-	// Run runs each trial. It is called by several goroutines.
+	// Run runs each trial. It is called concurrently.
 	Run      RunTrial
 	Capacity Capacity
-	// MaxCostMicroUSD bounds the cost of all trials of the ledger: none starts once it is
-	// used up, and each try may cost what is left when it starts. 0 is no bound.
+	// MaxCostMicroUSD bounds the cost of all the ledger's trials; 0 is no bound. Each
+	// attempt may cost what is left when it starts, and none starts once nothing is
+	// left.
 	MaxCostMicroUSD int64
-	// Retries is how often a trial is tried again after a fault of the infrastructure.
+	// Retries bounds the retries after infrastructure faults.
 	Retries int
-	// RetryDelay is the time before the first of them; it doubles with each. Zero is a
-	// second.
+	// RetryDelay is the time before the first retry, and doubles with each. Zero means
+	// a second.
 	RetryDelay time.Duration
-	// OnStart and OnResult are called when a trial starts and when it has its result, by
-	// several goroutines. They must return at once, and may be nil.
+	// OnStart and OnResult are called when a trial starts and when it has a result,
+	// concurrently. They must return at once, and may be nil.
 	OnStart  func(k Key)
 	OnResult func(r Result)
 }
 
-// Totals counts the trials of one call of [Run].
+// Totals counts the trials of a [Run].
 type Totals struct {
-	// Kept is the number of trials that had a result before, Ran of those that got
-	// one.
+	// Kept counts trials that already had a result, and Ran those that got one.
 	Kept, Ran int
 	// NotRun are the trials without a result, because of Reached or because ctx ended.
 	NotRun []Key
-	// Reached describes the limit on all trials together that kept trials from starting or
-	// ended one. It is "" if none did.
+	// Reached describes the limit on all trials together that was reached, or is "".
 	Reached string
 }
 
-// Run runs the trials that have no result. It returns when all have one, when a limit on all
-// trials together is reached, or when ctx has ended and running trials were stopped. The error
-// comes from the ledger, or is an [EndError].
+// Run runs the trials without a result. It returns when all have one, when a limit on
+// all trials together is reached, or when ctx has ended and running trials were
+// stopped. The error comes from the ledger, or is an [EndError].
 func Run(ctx context.Context, o Options) (Totals, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -88,7 +86,6 @@ func Run(ctx context.Context, o Options) (Totals, error) {
 	return totals, r.err
 }
 
-// run is the state of one call of Run.
 type run struct {
 	Options
 	admission *Admission
@@ -96,14 +93,15 @@ type run struct {
 	running   sync.WaitGroup
 
 	mu        sync.Mutex
-	cost      int64 // of all tries, in millionths of a dollar
+	cost      int64 // of all attempts, in millionths of a dollar
 	reached   string
 	ran       int
 	cancelled []Key
 	err       error
 }
 
-// costLeft returns what the next try may cost, nil for any, and whether it may start.
+// costLeft returns what the next attempt may cost (nil for no bound), and whether it
+// may start.
 func (r *run) costLeft() (*int64, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -117,13 +115,13 @@ func (r *run) costLeft() (*int64, bool) {
 	return &left, r.reached == ""
 }
 
-// DescribeCost returns [Totals].Reached for a bound of the cost.
+// DescribeCost returns [Totals].Reached for a cost bound.
 func DescribeCost(maxMicroUSD int64) string {
 	return fmt.Sprintf("all trials together may cost %s US dollars", record.CostUSD(&maxMicroUSD))
 }
 
-// runTrial runs a trial until it has a result that is not the infrastructure's fault, or
-// no try is left.
+// runTrial tries a trial until its result is not an infrastructure fault, or no retry
+// is left.
 func (r *run) runTrial(ctx context.Context, t Trial) {
 	if r.OnStart != nil {
 		r.OnStart(t.Key)
@@ -179,7 +177,7 @@ func (r *run) runTrial(ctx context.Context, t Trial) {
 	}
 }
 
-// addTry adds the cost of a try. If a limit on all trials together ended the try, no other
+// addTry adds an attempt's cost. If a limit on all trials together ended it, no other
 // trial starts.
 func (r *run) addTry(result Result) {
 	r.mu.Lock()
@@ -190,33 +188,30 @@ func (r *run) addTry(result Result) {
 	}
 }
 
-// EndError is a fault of one trial that would affect every other trial too: the disk is full,
-// the provider refuses the key, or a ceiling is reached. It ends the batch. The trial has no
-// result.
+// EndError is a trial's fault that would affect every other trial too, such as a full
+// disk, a refused key or a reached ceiling. It ends the batch. The trial has no result.
 type EndError struct {
 	Key   Key
 	Class Class
 	Err   error
 }
 
-// Error names the trial.
 func (e *EndError) Error() string { return e.Key.Describe() + ": " + e.Err.Error() }
 
-// Unwrap returns the fault.
 func (e *EndError) Unwrap() error { return e.Err }
 
-// endsBatch reports whether every other trial would fail as this one did.
+// endsBatch reports whether every other trial would fail in the same way.
 func (r Result) endsBatch() bool {
 	return r.Class == ProviderAuth || r.Class == Ceiling || isDiskFault(r.fault)
 }
 
-// isDiskFault reports whether an error means that a disk takes no more data.
+// isDiskFault reports whether err means that a disk takes no more data.
 func isDiskFault(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EIO)
 }
 
-// addUsage adds what two tries used. An unknown cost counts as nothing where the other one
-// is known.
+// addUsage adds two attempts' usage. An empty usage adds nothing; otherwise the cost is
+// known only if both are.
 func addUsage(a, b limits.Usage) limits.Usage {
 	switch {
 	case a == (limits.Usage{}):
@@ -251,7 +246,6 @@ func (r *run) dropTrial(k Key, spent limits.Usage) {
 	}
 }
 
-// stopBatch ends the batch.
 func (r *run) stopBatch(err error) {
 	r.mu.Lock()
 	r.err = errors.Join(r.err, err)

@@ -14,24 +14,24 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// Summary sums up the results of a batch, as summary.json has it.
+// Summary sums up a batch's results, as in summary.json.
 type Summary struct {
 	SchemaVersion int       `json:"schema_version"` // 1
 	Created       time.Time `json:"created_at"`
 	Backend       string    `json:"backend"`
 	Attempts      int       `json:"attempts"`
 	Shard         Shard     `json:"shard,omitzero"`
-	// Tasks is the number of tasks, Unsupported are those that have no trials, in no
-	// denominator.
+	// Tasks counts all tasks. Unsupported are those without trials; no rate counts
+	// them.
 	Tasks       int               `json:"tasks"`
 	Unsupported []UnsupportedTask `json:"unsupported"`
 	Agents      []AgentSummary    `json:"agents"`
 	Suspects    []SuspectTrial    `json:"suspects,omitempty"`
-	// DroppedCostUSD is decimal: the cost of tries without a result, "" for none.
+	// DroppedCostUSD is the decimal cost of attempts without a result, or "".
 	DroppedCostUSD string `json:"dropped_cost_usd,omitempty"`
 }
 
-// UnsupportedTask is a task that can't be run, with the reasons.
+// UnsupportedTask is a task that can't run, with the reasons.
 type UnsupportedTask struct {
 	Task    string   `json:"task"`
 	Reasons []string `json:"reasons"`
@@ -44,13 +44,12 @@ type SuspectTrial struct {
 	Cause string `json:"cause"`
 }
 
-// AgentSummary sums up the results of one agent.
+// AgentSummary sums up one agent's results.
 type AgentSummary struct {
 	Agent string `json:"agent"`
 	Model string `json:"model,omitempty"`
-	// Planned is the number of trials of supported tasks, NotRun of those that have no
-	// result. The rest have: rates count
-	// Judged = Passed + Failed + Limit. Infrastructure and Suspect are in no rate.
+	// Planned counts the trials of supported tasks, and NotRun those without a result.
+	// Rates count Judged = Passed + Failed + Limit, not Infrastructure and Suspect.
 	Planned        int `json:"planned"`
 	NotRun         int `json:"not_run"`
 	Judged         int `json:"judged"`
@@ -59,33 +58,33 @@ type AgentSummary struct {
 	Limit          int `json:"limit"`
 	Infrastructure int `json:"infrastructure"`
 	Suspect        int `json:"suspect"`
-	// Classes counts the judged trials by why they have no reward or a lower one, and
-	// Faults the tries that the infrastructure failed, those that were tried again
-	// included.
+	// Classes counts the judged trials by why they have no reward or a lower one.
+	// Faults counts the attempts that the infrastructure failed, including those that
+	// were retried.
 	Classes map[Class]int `json:"classes,omitempty"`
 	Faults  map[Class]int `json:"faults,omitempty"`
-	// FaultCauses has the cause of a fault of each class.
+	// FaultCauses has one cause for each class of faults.
 	FaultCauses map[Class]string `json:"fault_causes,omitempty"`
-	// JudgedTasks is the number of tasks with a judged trial. PassAt1 is the mean over
-	// them of the share that passed, and PassAt has the unbiased estimates for more
-	// attempts, each over the tasks with at least so many judged attempts.
+	// JudgedTasks counts the tasks with a judged trial. PassAt1 is the mean over these
+	// of the share that passed. PassAt has the unbiased estimates for more attempts,
+	// each over the tasks with at least that many judged attempts.
 	JudgedTasks int             `json:"judged_tasks"`
 	PassAt1     Rate            `json:"pass@1"`
 	PassAt      map[string]Rate `json:"pass@k,omitempty"`
-	// MeanReward is over judged trials; one without a reward counts as 0.
+	// MeanReward is the mean of judged trials. Without a reward they count as 0.
 	MeanReward *float64 `json:"mean_reward,omitempty"`
 
 	Usage limits.Usage `json:"usage,omitzero"`
-	// CostUSD is decimal: the sum of what is known. CostUnknown is the number of trials
-	// whose cost is not.
+	// CostUSD is the decimal sum of the known costs. CostUnknown counts the trials with
+	// an unknown cost.
 	CostUSD     string `json:"cost_usd,omitempty"`
 	CostUnknown int    `json:"cost_unknown,omitempty"`
-	// MedianMS is the median time of judged trials, TotalMS the sum of all.
+	// MedianMS is the median time of judged trials, and TotalMS the total of all.
 	MedianMS int64 `json:"median_ms"`
 	TotalMS  int64 `json:"total_ms"`
 }
 
-// Rate is a mean over tasks with its 95 % interval. All are absent without tasks.
+// Rate is a mean over tasks with its 95 % interval. Without tasks, all are absent.
 type Rate struct {
 	Value *float64 `json:"value,omitempty"`
 	Low   *float64 `json:"low,omitempty"`
@@ -93,7 +92,7 @@ type Rate struct {
 	Tasks int      `json:"tasks"`
 }
 
-// newRate returns the rate of values, one for each task.
+// newRate returns the rate of values, one per task.
 func newRate(values []float64, interval stats.Interval) Rate {
 	r := Rate{Tasks: len(values)}
 	if len(values) > 0 {
@@ -105,7 +104,7 @@ func newRate(values []float64, interval stats.Interval) Rate {
 	return r
 }
 
-// Summarize returns the summary of results.
+// Summarize sums up results.
 func Summarize(s Spec, results []Result) Summary {
 	out := Summary{SchemaVersion: 1, Created: s.Created, Backend: s.Backend, Attempts: s.Attempts, Shard: s.Shard, Tasks: len(s.Tasks), Unsupported: []UnsupportedTask{}, Agents: []AgentSummary{}}
 	for _, t := range s.Tasks {
@@ -160,7 +159,7 @@ func summarizeAgent(s Spec, agent string, results []Result) AgentSummary {
 		byTask[r.Task] = append(byTask[r.Task], r)
 	}
 	a.NotRun = max(0, a.Planned-a.Judged-a.Infrastructure-a.Suspect)
-	a.Usage.CostMicroUSD = nil // CostUSD has it, with what is unknown
+	a.Usage.CostMicroUSD = nil // CostUSD has it
 	if a.Model != "" {
 		a.CostUSD = record.CostUSD(&cost)
 	}
@@ -172,7 +171,6 @@ func summarizeAgent(s Spec, agent string, results []Result) AgentSummary {
 	return a
 }
 
-// plannedTrials returns how many trials an agent should have.
 func plannedTrials(s Spec, agent string) int {
 	n := 0
 	for _, t := range s.Tasks {
@@ -185,7 +183,6 @@ func plannedTrials(s Spec, agent string) int {
 	return n
 }
 
-// countResult counts one result.
 func (a *AgentSummary) countResult(r Result) {
 	switch r.Outcome {
 	case Passed:
@@ -218,7 +215,7 @@ func (a *AgentSummary) countResult(r Result) {
 	a.Usage.OutputTokens += u.OutputTokens
 }
 
-// setRates sets pass@1 and pass@k for powers of two, and for the most attempts.
+// setRates sets pass@1, and pass@k for powers of two and for the most attempts.
 func (a *AgentSummary) setRates(byTask map[string][]Result) {
 	most, one := 0, true
 	for _, list := range byTask {
@@ -232,7 +229,7 @@ func (a *AgentSummary) setRates(byTask map[string][]Result) {
 				values = append(values, stats.PassAtK(len(list), countPassed(list), k))
 			}
 		}
-		slices.Sort(values) // the sum is the same whatever the order of the map
+		slices.Sort(values) // so that the map's order doesn't affect the sum
 		return values
 	}
 	first := rates(1)
@@ -262,7 +259,7 @@ func countPassed(list []Result) int {
 	return n
 }
 
-// WriteSummary writes summary.json of the batch in a directory and returns it.
+// WriteSummary writes summary.json to a batch's directory and returns its content.
 func WriteSummary(dir string, s Spec, results []Result) (Summary, error) {
 	out := Summarize(s, results)
 	return out, writeJSON(filepath.Join(dir, SummaryFile), out)
@@ -277,7 +274,7 @@ type Side struct {
 	Results []Result
 }
 
-// Comparison compares two agents on the tasks that both have.
+// Comparison compares two agents on their common tasks.
 type Comparison struct {
 	stats.Comparison
 	Pairs []stats.Pair
@@ -288,8 +285,8 @@ type Comparison struct {
 // LeftOut is a task that a comparison leaves out.
 type LeftOut struct{ Task, Reason string }
 
-// Compare compares two sides, paired by task: tasks in both with equal checksums, and at least
-// one judged trial on each side. Attempts at one task are averaged.
+// Compare compares two sides, paired by task: tasks that both have, with equal
+// checksums and at least one judged trial each. Attempts at a task are averaged.
 func Compare(a, b Side) Comparison {
 	var c Comparison
 	inB := map[string]SpecTask{}
@@ -325,7 +322,6 @@ func Compare(a, b Side) Comparison {
 	return c
 }
 
-// judgedResults returns the judged results of the side by task.
 func (s Side) judgedResults() map[string][]Result {
 	out := map[string][]Result{}
 	for _, r := range s.Results {
@@ -336,5 +332,4 @@ func (s Side) judgedResults() map[string][]Result {
 	return out
 }
 
-// passedShare returns the share of results that passed.
 func passedShare(list []Result) float64 { return float64(countPassed(list)) / float64(len(list)) }

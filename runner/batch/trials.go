@@ -27,62 +27,60 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Paths in the sandboxes of tasks with an image of their own.
+// Paths in the sandboxes of tasks with their own image.
 const (
 	logsDir     = "/logs"
 	testsDir    = "/tests"
 	solutionDir = "/solution"
 )
 
-// Files and directories of a trial, below its directory.
+// Files and directories in a trial's directory.
 const (
-	AgentDir     = "agent"     // what the agent left in /logs/agent, with TrajectoryFile
-	VerifierDir  = "verifier"  // what the verifier left in /logs/verifier, with its output
-	ArtifactsDir = "artifacts" // /logs/artifacts, and the artifacts of the task
-	// SessionDir has the records of the agent's session, VerifierSessionDir those of the
+	AgentDir     = "agent"     // the agent's /logs/agent, with TrajectoryFile
+	VerifierDir  = "verifier"  // the verifier's /logs/verifier, with its output
+	ArtifactsDir = "artifacts" // /logs/artifacts, and the task's artifacts
+	// SessionDir has the records of the agent's session, VerifierSessionDir the
 	// verifier's.
 	SessionDir         = "session"
 	VerifierSessionDir = "verifier-session"
-	// ControlDir has the VerifierDir and VerifierSessionDir of a run of the verifier without
-	// the agent's files.
+	// ControlDir has VerifierDir and VerifierSessionDir of a run without the agent's
+	// files.
 	ControlDir      = "control"
 	TrajectoryFile  = "trajectory.json" // ATIF
 	PatchFile       = "workspace.patch" // unified diff of the working directory
-	StateFile       = "state.tar"       // what the agent changed, for the verifier
+	StateFile       = "state.tar"       // the agent's changes, for the verifier
 	OutputFile      = "test-stdout.txt"
-	AgentOutputFile = "output.txt" // of the oracle's solution
-	// StepsDir has a directory for each step of a task with steps, with its VerifierDir
-	// and StateFile.
+	AgentOutputFile = "output.txt" // the oracle's solution's
+	// StepsDir has a directory for each step, with its VerifierDir and StateFile.
 	StepsDir = "steps"
 )
 
 // TrialOptions configures [NewTrials]. StateDir, WorkDir, Session, Images and
 // DefaultImage are required.
 type TrialOptions struct {
-	// StateDir is the state directory of the backend, in which sessions live until
-	// their trial has ended. WorkDir is for the workspaces of tasks, which no trial
-	// changes.
+	// StateDir is the backend's state directory. Sessions are in it until their trial
+	// has ended. WorkDir is for tasks' workspaces, which no trial changes.
 	StateDir, WorkDir string
-	// Session has what all sessions have in common: the backend and its choice, default
-	// resources, what bounds the network, the policy, tools, instructions, the budget of each
-	// trial, the version, secrets. Other fields are set for each. Tasks allow what may be
-	// reached.
+	// Session has what all sessions share: the backend and its choice, default
+	// resources, bounds on the network, policy, tools, instructions, each trial's
+	// budget, version and secrets. Other fields are set for each session. Tasks decide
+	// what may be reached.
 	Session runner.Options
 	Images  ImageStore
 	// DefaultImage is for tasks that name none.
 	DefaultImage images.Reference
-	// GitEnv is the environment of git, which fetches workspaces, as NAME=value.
+	// GitEnv is the environment, as NAME=value, for fetching workspaces with git.
 	GitEnv []string
-	// NewModel makes the model of an agent for one trial. Nil has none.
+	// NewModel makes an agent's model for one trial. It may be nil.
 	NewModel func(ctx context.Context, agent string) (Model, error)
 }
 
-// Model is the model of one trial.
+// Model is the model for one trial.
 type Model struct {
 	Profiles []loop.Profile
-	// Ledger has ceilings per day and month; nil has none.
+	// Ledger has daily and monthly ceilings; it may be nil.
 	Ledger *ledger.Ledger
-	// Close ends both after the trial.
+	// Close closes both after the trial.
 	Close func()
 }
 
@@ -98,9 +96,9 @@ func NewTrials(o TrialOptions) *Trials {
 	return &Trials{o: o, redactor: redact.New(o.Session.Secrets), places: places{images: o.Images, def: o.DefaultImage, dir: o.WorkDir, gitEnv: o.GitEnv, made: map[string]*preparation{}}}
 }
 
-// Prepare makes the environments of a task, or finds that they are there. It returns the
-// reason if the task can't be run on what it finds, such as an image with a user other than
-// root, and an error if an environment can't be made now.
+// Prepare makes a task's environments unless they exist. It returns a reason if the
+// task can't run on what it finds, such as an image with a user other than root, and an
+// error if an environment can't be made now.
 func (t *Trials) Prepare(ctx context.Context, definition *task.Task) (reason string, err error) {
 	for _, e := range environmentsOf(definition) {
 		p, err := t.places.preparePlace(ctx, e)
@@ -121,7 +119,7 @@ func (t *Trials) Prepare(ctx context.Context, definition *task.Task) (reason str
 	return "", nil
 }
 
-// environmentsOf returns the environments of a task, the agent's first.
+// environmentsOf returns a task's environments, the agent's first.
 func environmentsOf(definition *task.Task) []task.Environment {
 	list := []task.Environment{definition.Environment}
 	for _, s := range definition.Steps {
@@ -132,7 +130,7 @@ func environmentsOf(definition *task.Task) []task.Environment {
 	return list
 }
 
-// Run runs one trial; it is a [RunTrial].
+// Run implements [RunTrial].
 func (t *Trials) Run(ctx context.Context, trial Trial, dir string, budget *int64) Result {
 	r := &trialRun{Trials: t, trial: trial, dir: dir, budget: budget, result: Result{Times: map[string]int64{}}}
 	err := r.runSteps(ctx)
@@ -145,7 +143,7 @@ func (t *Trials) Run(ctx context.Context, trial Trial, dir string, budget *int64
 	return r.result
 }
 
-// redactCauses removes secrets from the causes, which can contain the output of a task's
+// redactCauses removes secrets from causes, which can contain output of a task's
 // commands.
 func (r *trialRun) redactCauses() {
 	clean := func(cause *string) { *cause = string(r.redactor.Bytes([]byte(*cause))) }
@@ -155,21 +153,21 @@ func (r *trialRun) redactCauses() {
 	}
 }
 
-// trialRun is one try of a trial.
+// trialRun is one attempt at a trial.
 type trialRun struct {
 	*Trials
 	trial Trial
 	dir   string
-	// budget is what all trials together may still cost. It is nil if there is no bound, or
-	// if the trial's own bound is lower.
+	// budget is what all trials together may still cost. It is nil if there is no
+	// bound, or if the trial's own is lower.
 	budget *int64
 	result Result
 
 	place place
-	// since is a time before the first command of the agent, and layer one before its
+	// since is a time before the agent's first command, and layer one before its
 	// sandbox was made.
 	since, layer time.Time
-	// acted reports that a command of the agent has run.
+	// acted reports whether a command of the agent has run.
 	acted   bool
 	session *runner.Session
 	agent   *runner.Options
@@ -177,7 +175,6 @@ type trialRun struct {
 	steps   []StepResult
 }
 
-// infraError is a fault of the infrastructure.
 type infraError struct {
 	class Class
 	err   error
@@ -186,14 +183,14 @@ type infraError struct {
 func (e *infraError) Error() string { return e.err.Error() }
 func (e *infraError) Unwrap() error { return e.err }
 
-// quotaError is a limit on all trials together that ended a trial. It says nothing about the
-// agent.
+// quotaError means that a limit on all trials together ended the trial. It says nothing
+// about the agent.
 type quotaError struct{ limit string }
 
 func (e *quotaError) Error() string { return e.limit }
 
-// failure is a reason why a trial fails that is the agent's or the task's. If it is suspect, it
-// is neither's, and says nothing about the agent.
+// failure is a reason for a failed trial that is the agent's or the task's. If it is
+// suspect, it says nothing about the agent.
 type failure struct {
 	class   Class
 	err     error
@@ -203,8 +200,8 @@ type failure struct {
 func (e *failure) Error() string { return e.err.Error() }
 func (e *failure) Unwrap() error { return e.err }
 
-// blame returns the error of an operation in a sandbox. Once a command of the agent has run, it
-// may have caused the error, so it is the agent's failure. Before that, it is the
+// blame classifies an error in a sandbox. Once a command of the agent has run, the
+// agent may have caused the error, so it is the agent's failure. Before that it is the
 // infrastructure's. Errors of records and of this machine's disks are always the
 // infrastructure's.
 func blame(acted bool, class Class, err error) error {
@@ -225,7 +222,7 @@ func blame(acted bool, class Class, err error) error {
 	return &failure{class: class, err: err}
 }
 
-// setOutcome sets the outcome by the rewards, and by the error that ended the trial.
+// setOutcome sets the outcome from the rewards and the error that ended the trial.
 func (r *trialRun) setOutcome(err error) {
 	out := &r.result
 	var infra *infraError
@@ -238,7 +235,7 @@ func (r *trialRun) setOutcome(err error) {
 	case errors.As(err, &infra):
 		out.Outcome, out.Class, out.Cause, out.fault = Infrastructure, infra.class, infra.Error(), err
 		return
-	case errors.As(err, &failed) && failed.suspect: // its step has the class, unless one before failed
+	case errors.As(err, &failed) && failed.suspect: // its step has the class, unless an earlier one failed
 	case failed != nil:
 		out.Class, out.Cause = failed.class, failed.Error()
 		if limit, ok := errors.AsType[*limits.ExceededError](err); ok {
@@ -263,7 +260,7 @@ func (r *trialRun) setOutcome(err error) {
 			out.Class, out.Cause = s.Class, s.Cause
 		}
 	}
-	if failed != nil && failed.suspect && out.Class == "" { // as grade finds it: the agent never got to the next step
+	if failed != nil && failed.suspect && out.Class == "" { // as when grading again: the agent never reached the next step
 		out.Class, out.Cause = failed.class, failed.Error()
 	}
 	if out.Rewards != nil {
@@ -281,7 +278,7 @@ func (r *trialRun) setOutcome(err error) {
 	}
 }
 
-// classOf returns the class of an error of sandboxes and sessions.
+// classOf returns the class of a sandbox's or session's error.
 func classOf(err error) Class {
 	command, _ := errors.AsType[*runner.UserCommandError](err)
 	switch {
@@ -295,7 +292,6 @@ func classOf(err error) Class {
 	return Machine
 }
 
-// runSteps runs the steps.
 func (r *trialRun) runSteps(ctx context.Context) error {
 	definition := r.trial.Definition
 	r.result.Backend = r.o.Session.Choice.Chosen
@@ -318,7 +314,7 @@ func (r *trialRun) runSteps(ctx context.Context) error {
 	return errors.Join(err, r.closeAgent())
 }
 
-// stepDir returns the directory of the files of a step.
+// stepDir returns the directory for a step's files.
 func (r *trialRun) stepDir(i int) string {
 	if !r.trial.Definition.MultiStep {
 		return r.dir
@@ -326,8 +322,7 @@ func (r *trialRun) stepDir(i int) string {
 	return filepath.Join(r.dir, StepsDir, fmt.Sprintf("%d-%s", i+1, safeName(r.trial.Definition.Steps[i].Name, 100)))
 }
 
-// runStep runs the agent and the verifier of a step, and reports whether the next one
-// begins.
+// runStep runs a step's agent and verifier, and reports whether the next step begins.
 func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
 	definition := r.trial.Definition
 	step, last := &definition.Steps[i], i+1 == len(definition.Steps)
@@ -374,7 +369,7 @@ func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
 	return err == nil && !last, err
 }
 
-// note notes why a step failed, and returns the error if the trial ends by it.
+// note notes why a step failed. It returns the error if that ends the trial.
 func (s *StepResult) note(err error) error {
 	failed, ok := errors.AsType[*failure](err)
 	if !ok {
@@ -387,7 +382,7 @@ func (s *StepResult) note(err error) error {
 	return nil
 }
 
-// openSession makes a session in a place.
+// openSession opens a session in a place.
 func (t *Trials) openSession(ctx context.Context, p place, e task.Environment, n task.Network, change func(o *runner.Options)) (*runner.Session, *runner.Options, error) {
 	o := t.o.Session
 	dir, err := sessiondir.Create(t.o.StateDir, o.Secrets)
@@ -417,8 +412,8 @@ func (t *Trials) openSession(ctx context.Context, p place, e task.Environment, n
 	return s, &o, nil
 }
 
-// closeSession ends a session and moves its records to a directory. Once a command of the agent
-// has run, class is the class of what can't be ended or removed.
+// closeSession ends a session and moves its records to a directory. Once a command of
+// the agent has run, class is the class for what can't be ended or removed.
 func closeSession(s *runner.Session, o *runner.Options, to string, acted bool, class Class) (runner.Report, error) {
 	report := s.Close()
 	err := errors.Join(o.Workspace.Close(), sessiondir.DiscardChanges(report.Dir, ""), o.Dir.Close())
@@ -436,8 +431,8 @@ func closeSession(s *runner.Session, o *runner.Options, to string, acted bool, c
 	return report, blame(acted, class, err)
 }
 
-// egressOptions returns what commands may reach: what the network of a task allows, and
-// the options of all sessions let through.
+// egressOptions returns the options for what the task's network and the common options
+// both allow.
 func egressOptions(o runner.EgressOptions, n task.Network) runner.EgressOptions {
 	if n.Mode != task.Public && n.Mode != task.AllowList {
 		return runner.EgressOptions{}
@@ -458,7 +453,7 @@ func egressOptions(o runner.EgressOptions, n task.Network) runner.EgressOptions 
 	return o
 }
 
-// lowerBudget returns the lower limit of two budgets, field by field.
+// lowerBudget returns the lower of two budgets for each limit.
 func lowerBudget(a, b limits.Budget) limits.Budget {
 	return limits.Budget{
 		Rounds: lowerOf(a.Rounds, b.Rounds), ToolCalls: lowerOf(a.ToolCalls, b.ToolCalls), Tokens: lowerOf(a.Tokens, b.Tokens),
@@ -473,7 +468,7 @@ func lowerOf[T cmp.Ordered](a, b *T) *T {
 	return a
 }
 
-// fileExists reports whether there is a file.
+// fileExists reports whether anything has this path, even a dangling symlink.
 func fileExists(path string) bool {
 	_, err := os.Lstat(path)
 	return !errors.Is(err, fs.ErrNotExist)

@@ -22,21 +22,20 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// verification is one verification of what a step left in a directory.
+// verification verifies what a step left in a directory.
 type verification struct {
 	*Trials
 	trial Trial
 	step  *task.Step
-	// dir has the files of the step, and gets those of the verifier, unless out is
-	// another directory.
+	// dir has the step's files, and gets the verifier's unless out is set.
 	dir, out string
-	place    place // of the agent
-	// acted reports that a command of the agent has run.
+	place    place // the agent's
+	// acted reports whether a command of the agent has run.
 	acted bool
-	// agentClosed waits until the agent's session has ended and its files are in dir, and
-	// returns its error. Nil means that it has.
+	// agentClosed waits until the agent's session has ended and its files are in dir,
+	// and returns its error. Nil means that it has.
 	agentClosed func() error
-	// control reports that nothing of the agent is brought to the verifier.
+	// control means that the verifier gets nothing of the agent's.
 	control bool
 
 	rewards  map[string]float64
@@ -45,7 +44,6 @@ type verification struct {
 	doubts   doubts
 }
 
-// errVerifierTime is the error of a verifier that reached its time.
 var errVerifierTime = errors.New("the verifier reached its time")
 
 // verifyStep verifies the step in a fresh sandbox.
@@ -75,13 +73,13 @@ func (v *verification) verifyStep(ctx context.Context) error {
 	return v.judgeDoubts(v.explainTime(err))
 }
 
-// isSettled reports whether nothing raises doubts about a verification.
+// isSettled reports whether a verification is beyond doubt.
 func (v *verification) isSettled(err error) bool {
 	return len(v.doubts) == 0 || errors.As(err, new(*infraError)) || err == nil && isPass(v.rewards)
 }
 
-// explainTime returns the failure of a verifier that reached its time, and other errors as
-// they are.
+// explainTime turns a reached time limit into a failure. It returns other errors
+// unchanged.
 func (v *verification) explainTime(err error) error {
 	if errors.Is(err, errVerifierTime) {
 		return &failure{class: VerifierTimeout, err: fmt.Errorf("%w of %s", err, v.step.Verifier.Time)}
@@ -140,9 +138,9 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 	return v.runCommand(ctx, s, p, dir)
 }
 
-// bringFiles brings what the agent left, and then what it must not have seen or changed:
-// a fresh directory for the reward, and the tests. No symlink of the agent leads to
-// these.
+// bringFiles brings the agent's files, and then what the agent must not have seen or
+// changed: a fresh directory for the reward, and the tests. No symlink of the agent
+// leads to these.
 func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p place) error {
 	v.left = leftOut{}
 	caches := p.caches(slices.Concat(v.o.Session.Env, v.trial.Definition.Environment.Env))
@@ -186,11 +184,11 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 	return v.blame(uploadAll(ctx, s, uploads(own...)))
 }
 
-// imageDir has the programs of an image, to which symlinks of a workspace may lead.
+// imageDir has the image's programs. A workspace's symlinks may lead there.
 const imageDir = "/usr"
 
-// listLeft returns the directories that are brought to the verifier beside what the agent
-// changed.
+// listLeft returns the directories to bring to the verifier besides the agent's
+// changes.
 func (v *verification) listLeft() []upload {
 	uploads := []upload{{to: logsDir + "/agent"}, {to: logsDir + "/artifacts"}}
 	if v.control {
@@ -208,8 +206,8 @@ func (v *verification) listLeft() []upload {
 	return uploads
 }
 
-// declaredArtifacts returns the artifacts of the task that the agent made, for where they
-// were.
+// declaredArtifacts returns uploads of the task's artifacts that the agent made, to
+// their original paths.
 func (v *verification) declaredArtifacts(p place) []upload {
 	dir := filepath.Join(v.dir, ArtifactsDir)
 	root, err := os.OpenRoot(dir)
@@ -220,7 +218,7 @@ func (v *verification) declaredArtifacts(p place) []upload {
 	var list []upload
 	for _, a := range v.step.Artifacts {
 		name := a.Name()
-		if _, err := root.Lstat(name); err != nil { // also what is reached by a symlink that leads out
+		if _, err := root.Lstat(name); err != nil { // or a symlink leads out
 			continue
 		}
 		list = append(list, upload{to: a.Path(p.dirOf()), from: filepath.Join(dir, name), skip: isCacheBelow})
@@ -228,17 +226,17 @@ func (v *verification) declaredArtifacts(p place) []upload {
 	return list
 }
 
-// resolvePaths writes each path without the symlinks of the directories above it. A path that
-// ends in /. is resolved to its end.
+// resolvePaths prints each path with the symlinks of its parent directories resolved. A
+// path that ends in /. is resolved completely.
 const resolvePaths = `for path; do
 	dir=${path%/*}
 	until cd -P -- "${dir:-/}" 2>/dev/null; do dir=${dir%/*}; done
 	printf '%s\n' "$(pwd -P)${path#"$dir"}"
 done`
 
-// resolveUploads returns uploads for where symlinks of the sandbox's image lead, such as that from
-// /var/run to /run, since nothing is written through a symlink. None leads to where the harness
-// puts its own files. Nothing of the agent must be in the sandbox yet.
+// resolveUploads redirects uploads along the symlinks of the sandbox's image, such as
+// /var/run to /run, because nothing is written through symlinks. None is redirected to
+// the harness's directories. The sandbox must not have anything of the agent yet.
 func resolveUploads(ctx context.Context, s *runner.Session, list []upload) ([]upload, error) {
 	if len(list) == 0 {
 		return nil, nil
@@ -266,12 +264,11 @@ func resolveUploads(ctx context.Context, s *runner.Session, list []upload) ([]up
 	return list, nil
 }
 
-// isCacheBelow reports whether a relative path in what a task asks for is that of a cache,
-// wherever that lies.
+// isCacheBelow reports whether a relative path is a cache's, wherever it lies.
 func isCacheBelow(name string) bool { return isCache("/./" + name) }
 
-// isCacheOfArtifact reports whether a relative path in the artifacts is that of a cache. An
-// artifact that the task declares is none, whatever its name.
+// isCacheOfArtifact reports whether a relative path in the artifacts is a cache's.
+// Artifacts that the task declares are not, whatever their names.
 func (v *verification) isCacheOfArtifact(name string) bool {
 	for _, a := range v.step.Artifacts {
 		if rest, ok := strings.CutPrefix(name, a.Name()); ok && (rest == "" || rest[0] == '/') {
@@ -281,21 +278,21 @@ func (v *verification) isCacheOfArtifact(name string) bool {
 	return isCacheBelow(name)
 }
 
-// harnessDirs are where the harness puts its own files.
+// harnessDirs are the harness's directories in sandboxes.
 var harnessDirs = []string{testsDir, logsDir, solutionDir}
 
-// isHarness reports whether a clean absolute path is where the harness puts its own files.
+// isHarness reports whether a clean absolute path is in one of harnessDirs.
 func isHarness(name string) bool {
 	return slices.ContainsFunc(harnessDirs, func(dir string) bool { return isWithin(name, dir) })
 }
 
-// blame returns the error of bringing the agent's files. A sandbox that could not start is
-// not the agent's failure.
+// blame classifies an error of bringing the agent's files. A sandbox that could not
+// start is not the agent's failure.
 func (v *verification) blame(err error) error {
 	return blame(v.acted && classOf(err) != SandboxStart, StateUnreadable, err)
 }
 
-// runTests runs test.sh and reads its reward. Its exit status does not count.
+// runTests runs test.sh and reads its reward. Its exit status doesn't matter.
 func (v *verification) runTests(ctx context.Context, s *runner.Session, p place, dir string) error {
 	if _, err := v.execVerifier(ctx, s, p, dir, "/bin/sh", "-c", "exec "+testsDir+"/test.sh"); err != nil {
 		return err
@@ -305,7 +302,7 @@ func (v *verification) runTests(ctx context.Context, s *runner.Session, p place,
 	if err == nil {
 		err = downloadPath(ctx, s, logsDir+"/verifier", ".", dir, nil, &v.left)
 	}
-	if err == nil { // a file of this name is the harness's
+	if err == nil { // the harness's file has this name
 		err = errors.Join(workspace.RemoveTree(output), os.WriteFile(output, kept, 0o644))
 	}
 	if err != nil {
@@ -318,7 +315,7 @@ func (v *verification) runTests(ctx context.Context, s *runner.Session, p place,
 	return blame(v.acted, RewardUnparsable, err)
 }
 
-// runCommand runs a command, or test.sh, whose exit status is the reward.
+// runCommand runs a command, or test.sh. Its exit status is the reward.
 func (v *verification) runCommand(ctx context.Context, s *runner.Session, p place, dir string) error {
 	script := v.step.Verifier.Command
 	if script == "" {
@@ -336,7 +333,7 @@ func (v *verification) runCommand(ctx context.Context, s *runner.Session, p plac
 	return nil
 }
 
-// execVerifier runs the verifier; its output goes to a file.
+// execVerifier runs the verifier. Its output goes to a file.
 func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p place, dir string, argv ...string) (sandbox.ExitStatus, error) {
 	output, err := v.createOutput(filepath.Join(dir, OutputFile))
 	if err != nil {
@@ -344,7 +341,7 @@ func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p pl
 	}
 	defer func() { _ = output.Close() }() // it is for people
 	c := p.newCommand(argv...)
-	// One script redirects, so that both streams are in order.
+	// Let one shell redirect, so that both streams are in order.
 	c.Stdout, c.Stderr, c.Env, c.Timeout = output, output, v.step.Verifier.Env, v.step.Verifier.Time
 	c.Argv = append([]string{"/bin/sh", "-c", `exec "$@" 2>&1`, "sh"}, c.Argv...)
 	ended, err := s.Exec(ctx, c)
@@ -365,9 +362,9 @@ func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p pl
 	return ended.Status, nil
 }
 
-// Verify verifies a finished trial again, from what is in its directory, and writes what
-// the verifier leaves to another one. It returns the result with new rewards, outcome and
-// class; an outcome of the infrastructure is that of this verification.
+// Verify verifies a finished trial again from its directory, and writes the verifier's
+// files to out. It returns the result with new rewards, outcome and class. An
+// infrastructure outcome is this verification's.
 func (t *Trials) Verify(ctx context.Context, trial Trial, was Result, dir, out string) Result {
 	r := &trialRun{Trials: t, trial: trial, dir: dir, result: was}
 	r.result.Reward, r.result.Rewards, r.result.Class, r.result.Cause, r.result.Steps, r.result.Faults, r.result.Sessions, r.result.LeftOut = nil, nil, "", "", nil, nil, nil, nil
@@ -391,13 +388,13 @@ func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) erro
 	}
 	for i := range definition.Steps {
 		step, dir := &definition.Steps[i], r.stepDir(i)
-		for _, d := range []string{r.dir, filepath.Dir(dir), dir} { // they may come from somebody else
+		for _, d := range []string{r.dir, filepath.Dir(dir), dir} { // they may come from others
 			if err := checkNames(d); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return &infraError{Machine, err}
 			}
 		}
 		if !fileExists(filepath.Join(dir, StateFile)) {
-			if was.Class != "" { // that is why the agent did not get this far
+			if was.Class != "" { // the reason why the agent didn't get this far
 				return &failure{was.Class, errors.New(was.Cause), was.Outcome == Suspect}
 			}
 			return nil
