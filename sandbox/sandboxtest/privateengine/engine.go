@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Engine is a running engine. It ends with its test.
 type Engine struct {
 	dir        string
 	args       []string
@@ -27,16 +26,16 @@ type Engine struct {
 	dockerd    *daemon
 }
 
-// daemon is a process that ends with the test, however that ends: a thread
-// waits for it, because Pdeathsig is about the thread that forked.
+// daemon is a process that ends with the test, however that ends. A locked
+// thread waits for it, because Pdeathsig depends on the thread that forked.
 type daemon struct {
 	*os.Process
 	ended chan struct{}
 }
 
-// New starts an engine with more arguments for dockerd. It skips the test where
-// it is not root's or a program is missing, and fails it instead where
-// REQUIRE_BACKENDS names docker.
+// New starts an engine with additional arguments for dockerd. It skips the test
+// without root or if a program is missing, or fails it if REQUIRE_BACKENDS
+// names docker.
 func New(t testing.TB, args ...string) *Engine {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -50,7 +49,7 @@ func New(t testing.TB, args ...string) *Engine {
 	}
 	dir, err := os.MkdirTemp("", "caisson-engine-")
 	must(t, err)
-	must(t, os.Chmod(dir, 0o711)) // for root of containers with other ids
+	must(t, os.Chmod(dir, 0o711)) // for root of containers with other IDs
 	e := &Engine{dir: dir, args: args}
 	before := hostNetwork(t)
 	t.Cleanup(func() {
@@ -67,15 +66,13 @@ func New(t testing.TB, args ...string) *Engine {
 	return e
 }
 
-// kubernetes are the parts of containerd that only Kubernetes needs, by the
-// names of its versions 1 and 2.
+// kubernetes are parts of containerd 1 and 2 that only Kubernetes needs.
 const kubernetes = `["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"]`
 
-// binVariable names a directory with another engine than the machine's: dockerd,
-// containerd, containerd-shim-runc-v2 and, if it is to be another too, runc.
+// binVariable names a directory with another engine: dockerd, containerd,
+// containerd-shim-runc-v2 and optionally runc.
 const binVariable = "ENGINE_BIN"
 
-// searchPath is the PATH of the engine's programs.
 func searchPath() string {
 	if dir := os.Getenv(binVariable); dir != "" {
 		return dir + string(filepath.ListSeparator) + os.Getenv("PATH")
@@ -83,7 +80,6 @@ func searchPath() string {
 	return os.Getenv("PATH")
 }
 
-// findProgram looks a program up in the directories of a PATH.
 func findProgram(search, program string) (string, error) {
 	for _, dir := range filepath.SplitList(search) {
 		if path, err := exec.LookPath(filepath.Join(dir, program)); err == nil && filepath.IsAbs(path) {
@@ -93,7 +89,7 @@ func findProgram(search, program string) (string, error) {
 	return "", fmt.Errorf("%w in %s", exec.ErrNotFound, search)
 }
 
-// skipOrFail skips the test, or fails it if REQUIRE_BACKENDS has docker.
+// skipOrFail skips the test, or fails it if REQUIRE_BACKENDS names docker.
 func skipOrFail(t testing.TB, reason string) {
 	t.Helper()
 	if slices.Contains(strings.Split(os.Getenv("REQUIRE_BACKENDS"), ","), "docker") {
@@ -109,16 +105,16 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// Host is its address, for DOCKER_HOST and docker.Options.
+// Host returns its address, for DOCKER_HOST and docker.Options.
 func (e *Engine) Host() string { return "unix://" + e.Socket() }
 
-// Socket is the file of its socket.
+// Socket returns its socket's path.
 func (e *Engine) Socket() string { return e.dir + "/d.sock" }
 
-// Dir is in the command line of every process that belongs to it.
+// Dir returns a path that is in the command line of each of its processes.
 func (e *Engine) Dir() string { return e.dir }
 
-// Start starts the engine, again after [Engine.Kill] or [Engine.Stop], and waits
+// Start starts the engine again after [Engine.Kill] or [Engine.Stop], and waits
 // until it answers.
 func (e *Engine) Start(t testing.TB) {
 	t.Helper()
@@ -160,7 +156,6 @@ func (e *Engine) pingOnce(ctx context.Context) error {
 	return nil
 }
 
-// stopTime bounds how long the engine may take to stop or end.
 const stopTime = time.Minute
 
 // Kill ends the engine with SIGKILL. Its containers' shims live on.
@@ -170,7 +165,7 @@ func (e *Engine) Kill(t testing.TB) {
 	e.awaitEnd(t)
 }
 
-// Stop ends the engine in order, as a restart does.
+// Stop ends the engine like a restart.
 func (e *Engine) Stop(t testing.TB) {
 	t.Helper()
 	must(t, e.dockerd.Signal(syscall.SIGTERM))
@@ -187,15 +182,15 @@ func (e *Engine) awaitEnd(t testing.TB) {
 	}
 }
 
-// Freeze stops it in its tracks: it takes connections and answers nothing. When
-// Freeze returns, every thread is stopped; the signal alone promises that only
-// for later.
+// Freeze stops the engine: it accepts connections and answers nothing. When
+// Freeze returns, every thread is stopped, which the signal alone does not
+// promise.
 func (e *Engine) Freeze(t testing.TB) {
 	t.Helper()
 	must(t, e.dockerd.Signal(syscall.SIGSTOP))
 	for deadline := time.Now().Add(stopTime); ; time.Sleep(time.Millisecond) {
-		// The kernel reports a stop when the last thread has stopped. WNOWAIT keeps
-		// the report, for one who freezes twice.
+		// The kernel reports a stop when the last thread has stopped. WNOWAIT
+		// keeps the report for a second Freeze.
 		var info unix.Siginfo
 		must(t, unix.Waitid(unix.P_PID, e.dockerd.Pid, &info, unix.WSTOPPED|unix.WNOHANG|unix.WNOWAIT, nil))
 		if info.Signo == int32(unix.SIGCHLD) {
@@ -207,20 +202,20 @@ func (e *Engine) Freeze(t testing.TB) {
 	}
 }
 
-// Thaw lets it go on.
+// Thaw lets a frozen engine continue.
 func (e *Engine) Thaw(t testing.TB) {
 	t.Helper()
 	must(t, e.dockerd.Signal(syscall.SIGCONT))
 }
 
-// KillShims kills the processes that hold the engine's containers, which live
-// on under the container's own first process, and returns how many there were.
+// KillShims kills the processes that hold the engine's containers and returns
+// their number. The containers' own first processes live on.
 func (e *Engine) KillShims(t testing.TB) int {
 	t.Helper()
 	return len(e.killNaming("containerd-shim"))
 }
 
-// killNaming kills the processes of this engine whose command line has a word.
+// killNaming kills this engine's processes with word in their command line.
 func (e *Engine) killNaming(word string) []int {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	var killed []int
@@ -249,7 +244,7 @@ func (e *Engine) startProgram(t testing.TB, program string, attr *syscall.SysPro
 	search := searchPath()
 	path, err := findProgram(search, program)
 	must(t, err)
-	cmd := exec.Command(path, args...) // it outlives the test's context: the cleanup ends it
+	cmd := exec.Command(path, args...) // ended by the cleanup, not by the test's context
 	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, append(os.Environ(), "PATH="+search)
 	attr.Pdeathsig = syscall.SIGKILL
 	cmd.SysProcAttr = attr
@@ -277,7 +272,6 @@ func startDaemon(cmd *exec.Cmd) (*daemon, error) {
 	return d, <-started
 }
 
-// stop ends everything and removes its directories.
 func (e *Engine) stop(t testing.TB) {
 	t.Helper()
 	for _, d := range []*daemon{e.dockerd, e.containerd} {

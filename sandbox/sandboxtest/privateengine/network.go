@@ -9,12 +9,12 @@ import (
 	"testing"
 )
 
-// changing matches what differs from moment to moment by itself: counters,
-// lifetimes, the carrier of a bridge, numbers of interfaces' peers.
+// changing matches what changes by itself: counters, lifetimes, a bridge's
+// carrier, the numbers of interfaces' peers.
 var changing = regexp.MustCompile(`\[\d+:\d+\]|(valid|preferred)_lft \S+|\blinkdown\b|<[^>]*>|\bstate \S+|# .*`)
 
-// hostNetwork describes what an engine could change of the host's network.
-// Interfaces of other engines' containers (veth) come and go with these.
+// hostNetwork describes what an engine could change in the host's network.
+// Other engines' container interfaces (veth) come and go, and are left out.
 func hostNetwork(t testing.TB) string {
 	t.Helper()
 	var all []string
@@ -45,7 +45,6 @@ func hostNetwork(t testing.TB) string {
 	return strings.Join(append(all, "ip_forward "+strings.TrimSpace(string(forward))), "\n")
 }
 
-// difference returns the lines that only one of two texts has.
 func difference(before, after string) string {
 	old, now := strings.Split(before, "\n"), strings.Split(after, "\n")
 	var out []string

@@ -15,17 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// remapVariable marks the process of a test that [NewRemapped] started.
 const remapVariable = "CAISSON_TEST_REMAPPED"
 
-// remapUser is a user of the machine that needs no range of its own.
+// remapUser is a user of the machine that needs no range itself.
 const remapUser = "nobody"
 
 // NewRemapped starts an engine with userns-remap, whose containers have the
-// 65536 ids from first on. The engine reads the range from /etc/subuid and
-// /etc/subgid. Those of the machine are not touched: the test runs again, in a
-// process with a mount namespace that has others, in which the engine sees the
-// mounts of the test. NewRemapped returns nil in the process that waits for it.
+// 65536 IDs from first on. The engine reads the range from /etc/subuid and
+// /etc/subgid. To leave the machine's alone, the test runs again in a process
+// with a mount namespace that has others, so that the engine sees the test's
+// mounts. NewRemapped returns nil in the process that waits for it.
 func NewRemapped(t *testing.T, first int, args ...string) *Engine {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -49,11 +48,11 @@ func NewRemapped(t *testing.T, first int, args ...string) *Engine {
 	return New(t, append([]string{"--userns-remap", remapUser + ":" + group.Name}, args...)...)
 }
 
-// passing matches the lines of a test's output that name a test, but those of failures.
+// passing matches output lines that name a test, except failures.
 var passing = regexp.MustCompile(`(?m)^ *(=== (RUN|PAUSE|CONT|NAME)|--- (PASS|SKIP)).*\n`)
 
-// runInMountNamespace runs the test, or those parts of it that were asked for, again in a mount namespace of its own, which
-// ends with it. It fails or is skipped as it is there.
+// runInMountNamespace runs the selected parts of the test again in a new mount
+// namespace, and fails or skips like it.
 func runInMountNamespace(t *testing.T) {
 	t.Helper()
 	run := "^" + t.Name() + "$"

@@ -15,17 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bad is a pointer that nothing is mapped at: a call that looks at it has got
-// past every filter.
+// bad is a pointer to nothing. A call that looks at it has passed every filter.
 const bad = uintptr(1)
 
 // none is a descriptor that is not open.
 const none = ^uintptr(0)
 
-// allAttempts returns the calls that must be refused. They are made with
-// arguments that no kernel can act on, so that they do no harm where they are
-// allowed: the control runs them as root on the host. Those that start with
-// "control:" must get through everywhere.
+// allAttempts returns calls that must be refused. No kernel can act on their
+// arguments, so they do no harm if allowed: the control runs them as root on
+// the host. Those that start with "control:" must work everywhere.
 func allAttempts() map[string]func() error {
 	all := map[string]func() error{
 		"control:getpid":         callWith(unix.SYS_GETPID),
@@ -40,7 +38,7 @@ func allAttempts() map[string]func() error {
 	return all
 }
 
-// kernelCalls are interfaces of the kernel with a history.
+// kernelCalls are kernel interfaces with a history.
 func kernelCalls() map[string]func() error {
 	return map[string]func() error{
 		"io_uring_setup":     callWith(unix.SYS_IO_URING_SETUP, 8, 0),
@@ -67,8 +65,8 @@ func kernelCalls() map[string]func() error {
 	}
 }
 
-// namespaceCalls make or enter namespaces. The kernel refuses CLONE_FS beside
-// a new user or mount namespace as invalid, so that nothing is forked.
+// namespaceCalls make or enter namespaces. The kernel refuses CLONE_FS with a
+// new user or mount namespace as invalid, so nothing is forked.
 func namespaceCalls() map[string]func() error {
 	all := map[string]func() error{
 		"setns":  callWith(unix.SYS_SETNS, 0),
@@ -106,8 +104,8 @@ func mountCalls() map[string]func() error {
 	}
 }
 
-// processCalls reach into another process: a child of this very program, which
-// the ordinary rules of ownership allow.
+// processCalls reach into another process: a child of this program, which
+// ordinary ownership allows.
 func processCalls() map[string]func() error {
 	all := map[string]func() error{}
 	for name, number := range map[string]uintptr{
@@ -123,7 +121,7 @@ func processCalls() map[string]func() error {
 	return all
 }
 
-// onChild calls f with a child that sleeps.
+// onChild calls f with a sleeping child.
 func onChild(f func(pid uintptr) error) func() error {
 	return func() error {
 		child := exec.Command("/proc/self/exe", "sleep")
@@ -144,7 +142,7 @@ func onChild(f func(pid uintptr) error) func() error {
 
 // machineCalls change what the whole machine shares.
 func machineCalls() map[string]func() error {
-	late := unix.Timeval{Usec: 2_000_000}                   // no time
+	late := unix.Timeval{Usec: 2_000_000}                   // invalid
 	tick := unix.Timex{Modes: 0x4000 /*ADJ_TICK*/, Tick: 1} // out of range
 	return map[string]func() error{
 		"settimeofday":  func() error { return callWith(unix.SYS_SETTIMEOFDAY, uintptr(unsafe.Pointer(&late)))() },
@@ -159,8 +157,8 @@ func machineCalls() map[string]func() error {
 	}
 }
 
-// socketAttempts are the families that lead somewhere else than to the network
-// that is not there: to a hypervisor, the kernel's own machinery, or the wire.
+// socketAttempts are families that lead elsewhere than to the missing network:
+// to a hypervisor, the kernel's own machinery, or the wire.
 func socketAttempts() map[string]func() error {
 	all := map[string]func() error{}
 	for name, s := range map[string][3]int{
@@ -178,12 +176,12 @@ func socketAttempts() map[string]func() error {
 	return all
 }
 
-// errNoEffect is the answer of an attempt that was not refused and changed
-// nothing all the same.
+// errNoEffect is the result of an attempt that was not refused but changed
+// nothing.
 var errNoEffect = fmt.Errorf("no effect: %w", unix.EPERM)
 
-// effectAttempts are judged by what they change, because a kernel may answer
-// success and do nothing, or the change may be none (uid 0 to uid 0).
+// effectAttempts are judged by their effect: a kernel may report success and do
+// nothing, or the change may be none (uid 0 to uid 0).
 func effectAttempts() map[string]func() error {
 	return map[string]func() error{
 		"become uid 0": func() error { return become(unix.Setuid, 0, os.Geteuid) },
@@ -248,8 +246,8 @@ func effectAttempts() map[string]func() error {
 	}
 }
 
-// become changes an id and returns whether it is another one then. If it is 0
-// already, it drops the privilege first, and must not get it back.
+// become changes an ID and returns whether it has changed. If it already has
+// that ID, it first drops the privilege, and must not get it back.
 func become(set func(int) error, id int, get func() int) error {
 	if get() == id {
 		_ = unix.Setresgid(-1, 65534, -1)
@@ -258,7 +256,7 @@ func become(set func(int) error, id int, get func() int) error {
 	before := get()
 	if err := set(id); err != nil {
 		if errors.Is(err, unix.EINVAL) {
-			return errNoEffect // an id that is not mapped
+			return errNoEffect // not mapped
 		}
 		return pastFilter(err)
 	}
@@ -269,7 +267,7 @@ func become(set func(int) error, id int, get func() int) error {
 }
 
 // coreFiles allows core files, or lets a core pattern that is a pipe run its
-// program on the host: the kernel refuses that for a limit of exactly 1 byte.
+// program on the host. With a limit of exactly 1 byte the kernel does neither.
 func coreFiles() error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 0, Max: 1}); err != nil {
 		return pastFilter(err)
@@ -290,7 +288,7 @@ func makeNode(name string, mode uint32, device int) error {
 	return pastFilter(err)
 }
 
-// onFile calls f with a new file of our own.
+// onFile calls f with a new file.
 func onFile(f func(path string) error) error {
 	const name = "probe-file"
 	if err := os.WriteFile(name, nil, 0o600); err != nil {
@@ -300,13 +298,13 @@ func onFile(f func(path string) error) error {
 	return pastFilter(f(name))
 }
 
-// fileCaps is the attribute of a file with all capabilities, version 2.
+// fileCaps is the file attribute for all capabilities, version 2.
 func fileCaps() []byte {
 	return []byte{1, 0, 0, 2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0xff, 1, 0, 0, 0, 0, 0, 0}
 }
 
-// giveAway changes a file's owner and returns whether it is another one then:
-// an id that is not mapped is invalid, which refuses as well.
+// giveAway changes a file's owner. An unmapped ID is invalid, which also
+// refuses.
 func giveAway(path string) error {
 	err := unix.Lchown(path, 65534, 65534)
 	if errors.Is(err, unix.EINVAL) {
@@ -345,7 +343,6 @@ func capset() error {
 	return pastFilter(unix.Capset(&hdr, &data[0]))
 }
 
-// callWith makes a system call with up to six arguments.
 func callWith(number uintptr, args ...uintptr) func() error {
 	return func() error {
 		var a [6]uintptr
@@ -358,14 +355,14 @@ func callWith(number uintptr, args ...uintptr) func() error {
 	}
 }
 
-// refusals are the answers of who does not even look at the arguments, or of a
-// kernel that has no such thing.
+// refusals are errors from before the arguments are checked, or from a kernel
+// without the feature.
 var refusals = []error{
 	unix.EPERM, unix.EACCES, unix.ENOSYS, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.ESOCKTNOSUPPORT, unix.EROFS, unix.ENOENT, unix.EOPNOTSUPP,
 }
 
-// pastFilter returns nil for an error that only comes behind the filter and the
-// permissions: EFAULT, EINVAL and the like, which are about the arguments.
+// pastFilter returns nil for an error from behind the filter and the
+// permissions, such as EFAULT or EINVAL, which are about the arguments.
 func pastFilter(err error) error {
 	for _, r := range refusals {
 		if errors.Is(err, r) {
@@ -385,14 +382,13 @@ func openSocket(family, kind, protocol int) func() error {
 	}
 }
 
-// runAttempt makes one attempt and prints its result: "allowed", or the errno
-// of the refusal.
+// runAttempt makes one attempt and prints "allowed" or the refusal's errno.
 func runAttempt(args []string) error {
 	try := allAttempts()[args[0]]
 	if try == nil {
 		return fmt.Errorf("no attempt %q", args[0])
 	}
-	runtime.LockOSThread() // some of what is tried belongs to a thread
+	runtime.LockOSThread() // some attempts affect a thread
 	err := try()
 	errno, isErrno := errors.AsType[unix.Errno](err)
 	switch {
@@ -406,8 +402,8 @@ func runAttempt(args []string) error {
 	return nil
 }
 
-// printSyscalls prints the result of every attempt, as JSON. Each is made by a
-// process of its own, because some change what the next one may do.
+// printSyscalls prints the result of every attempt, as JSON. Each runs in a new
+// process, because some change what the next may do.
 func printSyscalls([]string) error {
 	found := map[string]string{}
 	for name := range allAttempts() {

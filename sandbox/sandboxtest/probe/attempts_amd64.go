@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processorCalls are the calls and the ways into the kernel that only this
-// processor has.
+// processorCalls are calls and ways into the kernel that only this processor
+// has.
 func processorCalls() map[string]func() error {
 	return map[string]func() error{
 		"iopl":           callWith(unix.SYS_IOPL, 3),
@@ -27,8 +27,8 @@ func processorCalls() map[string]func() error {
 	}
 }
 
-// Machine code that enters the kernel by the 32-bit way, and ends with status
-// 0 if that worked.
+// Machine code that enters the kernel the 32-bit way and exits with 0 if that
+// worked.
 var (
 	// mov eax,20 (getpid); int 0x80; cmp eax,0; setle al; movzx edi,al;
 	// mov eax,231 (exit_group of 64 bits); syscall
@@ -54,8 +54,8 @@ var (
 	program32 = []byte{0xb8, 1, 0, 0, 0, 0x31, 0xdb, 0xcd, 0x80}
 )
 
-// runELF runs a program that was just made. One that is killed, or that the
-// kernel does not take, was refused.
+// runELF runs a new program. If it is killed, or the kernel does not take it,
+// it was refused.
 func runELF(program []byte) error {
 	dir, err := os.MkdirTemp("", "probe")
 	if err != nil {
@@ -79,7 +79,7 @@ func runELF(program []byte) error {
 	return unix.ENOSYS // this kernel has no such entry
 }
 
-// elf64 is the smallest static program: one header, one segment, the code.
+// elf64 is a minimal static program: one header, one segment, the code.
 func elf64(code []byte) []byte {
 	const base, header = 0x400000, 64 + 56
 	var b bytes.Buffer
@@ -92,7 +92,7 @@ func elf64(code []byte) []byte {
 	return b.Bytes()
 }
 
-// elf32 is the same for the 80386.
+// elf32 is elf64 for the 80386.
 func elf32(code []byte) []byte {
 	const base, header = 0x8048000, 52 + 32
 	var b bytes.Buffer
@@ -107,6 +107,6 @@ func elf32(code []byte) []byte {
 
 func put(b *bytes.Buffer, fields ...any) {
 	for _, f := range fields {
-		_ = binary.Write(b, binary.LittleEndian, f) // of fixed size, to memory
+		_ = binary.Write(b, binary.LittleEndian, f) // fixed size, to memory
 	}
 }

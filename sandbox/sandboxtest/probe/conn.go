@@ -15,11 +15,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// egressTime bounds the wait for one connection.
 const egressTime = 30 * time.Second
 
-// echo sends size bytes to addr, ends its direction, and reads until the other
-// end does: the same bytes must come back, and then probing.EchoEnd.
+// echo sends size bytes to addr, ends its direction, and expects the same bytes
+// and then probing.EchoEnd.
 func echo(addr string, size int) error {
 	c, err := dialSandbox(addr)
 	if err != nil {
@@ -46,11 +45,11 @@ func echo(addr string, size int) error {
 	return nil
 }
 
-// first connects to addr and returns what a first read results in: "reset",
-// "refused", "end" or "data".
+// first connects to addr and returns the result of a read: "reset", "refused",
+// "end" or "data".
 func first(addr string) (string, error) {
 	c, err := dialSandbox(addr)
-	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENETUNREACH) { // without a loopback
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENETUNREACH) { // without loopback
 		return "refused", nil
 	}
 	if err == nil {
@@ -69,7 +68,6 @@ func first(addr string) (string, error) {
 	return "data", nil
 }
 
-// holdOpen connects to addr, exchanges a byte and returns the connection.
 func holdOpen(addr string) (*net.TCPConn, error) {
 	c, err := dialSandbox(addr)
 	if err != nil {
@@ -83,8 +81,8 @@ func holdOpen(addr string) (*net.TCPConn, error) {
 	return c, err
 }
 
-// many holds n connections to addr, each until the handler has ended it, and
-// returns how many exchanged a byte.
+// many holds n connections to addr until the handler ends them, and returns how
+// many exchanged a byte.
 func many(addr string, n int) (count int, failed error) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -110,14 +108,13 @@ func many(addr string, n int) (count int, failed error) {
 	return count, failed
 }
 
-// lookups are the questions of lookUp, as network and type.
 var lookups = []struct {
 	network string
 	kind    uint16
 }{{"udp", 1}, {"udp", 28}, {"udp", 65}, {"udp", 16}, {"tcp", 1}}
 
-// lookUp asks the name server of the sandbox for a name, in each way, and returns
-// a line for each: network, type, code, and the answers' addresses.
+// lookUp asks the sandbox's name server for a name in each way, and returns a
+// line for each: network, type, code, and the answers' addresses.
 func lookUp(name string) (string, error) {
 	var text strings.Builder
 	for i, l := range lookups {
@@ -138,10 +135,8 @@ func lookUp(name string) (string, error) {
 	return text.String(), nil
 }
 
-// lookUpOnce asks once for the address of a name.
 func lookUpOnce(name string) ([]byte, error) { return exchange(lookups[0].network, query(name, 0)) }
 
-// query returns the question i of lookups.
 func query(name string, i int) []byte {
 	m := []byte{0, byte(i), 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}
 	for label := range strings.SplitSeq(name, ".") {
@@ -177,9 +172,9 @@ func exchange(network string, message []byte) ([]byte, error) {
 	return buf[:n], err
 }
 
-// storm makes n connections to addr, sixteen at once: some echo, some are reset
-// at once, with bytes under way, or unread, and some send nothing. It returns an
-// error for one that had to succeed.
+// storm makes n connections to addr, sixteen at once. Some echo, some are reset
+// at once, with bytes under way, or unread, and some send nothing. It returns
+// the errors of those that had to succeed.
 func storm(addr string, n int) error {
 	errs := make(chan error, n)
 	slots := make(chan struct{}, 16)

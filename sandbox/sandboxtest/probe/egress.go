@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dialSandbox connects to an address, or to the proxy of this command.
+// dialSandbox connects to an address, or to this command's proxy.
 func dialSandbox(addr string) (*net.TCPConn, error) {
 	if addr == "proxy" {
 		addr = strings.TrimPrefix(os.Getenv("HTTP_PROXY"), "http://")
@@ -27,7 +27,6 @@ func dialSandbox(addr string) (*net.TCPConn, error) {
 	return c.(*net.TCPConn), nil
 }
 
-// echoEgress sends bytes to an address, which must come back.
 func echoEgress(args []string) error {
 	size, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -36,7 +35,6 @@ func echoEgress(args []string) error {
 	return echo(args[0], size)
 }
 
-// firstEgress prints what a first read of a connection results in.
 func firstEgress(args []string) error {
 	for _, addr := range args {
 		text, err := first(addr)
@@ -48,7 +46,6 @@ func firstEgress(args []string) error {
 	return nil
 }
 
-// holdEgress holds a connection until SIGTERM.
 func holdEgress(args []string) error {
 	c, err := holdOpen(args[0])
 	if err != nil {
@@ -58,7 +55,6 @@ func holdEgress(args []string) error {
 	return sleepMarked(nil)
 }
 
-// manyEgress opens many connections at once.
 func manyEgress(args []string) error {
 	n, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -69,7 +65,6 @@ func manyEgress(args []string) error {
 	return err
 }
 
-// stormEgress makes many connections, most of which end badly.
 func stormEgress(args []string) error {
 	n, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -84,8 +79,8 @@ func lookupEgress(args []string) error {
 	return err
 }
 
-// bindEgress prints the addresses of the arguments at which it can listen, with
-// and without the options by which two may share one, and by IPv6 too.
+// bindEgress prints the addresses at which it can listen, also by IPv6 and with
+// the options that let two share one.
 func bindEgress(args []string) error {
 	for _, addr := range args {
 		for _, network := range []string{"tcp4", "tcp6", "udp4", "udp6"} {
@@ -108,7 +103,6 @@ func bindEgress(args []string) error {
 	return nil
 }
 
-// canBind reports whether it can listen at an address with an option.
 func canBind(network, addr string, option int) bool {
 	ap, err := netip.ParseAddrPort(addr)
 	if err != nil {
@@ -148,8 +142,8 @@ func canBind(network, addr string, option int) bool {
 
 // benchEgress measures one thing and prints nanoseconds: "down" and "up" move n
 // bytes, "connect" and "name" take the median of n round trips, "stall" opens n
-// connections and reads nothing. "hold" and "churn" go on until SIGTERM: n
-// connections that wait, or n at once that end as soon as they have a byte.
+// connections and reads nothing. "hold" and "churn" run until SIGTERM: n
+// connections that wait, or n at once that end after a byte.
 func benchEgress(args []string) error {
 	n, err := strconv.Atoi(args[2])
 	if err != nil {
@@ -204,17 +198,16 @@ func measureEgress(what, addr string, n int) (time.Duration, error) {
 		_, err = c.Write(piece)
 	}
 	_ = c.CloseWrite()
-	_, endErr := c.Read(piece) // the other end has read all
+	_, endErr := c.Read(piece) // the other end has read everything
 	if err == nil && !errors.Is(endErr, io.EOF) {
 		err = endErr
 	}
 	return time.Since(began), err
 }
 
-// repeatEgress makes one connection after another. Of those that are held one in
-// fifty reads nothing and one slowly, for good; the others last a second. Half of
-// these, and of those that are not held, are half-closed and then read to the end.
-// The other half are reset.
+// repeatEgress makes one connection after another. Of those that hold, one in
+// fifty reads nothing and one reads slowly, for ever; the others last a second.
+// Of the rest, half are half-closed and read to the end, and half are reset.
 func repeatEgress(what, addr string, i int) {
 	if what == "hold" && i%50 < 2 {
 		c, err := openEgress(addr, 'd')
@@ -248,8 +241,8 @@ func repeatEgress(what, addr string, i int) {
 	}
 }
 
-// openEgress connects and sends the word of what is to be done. An address behind a
-// proxy is PROXY>HOST:PORT.
+// openEgress connects and sends a byte that says what to do. An address behind
+// a proxy is PROXY>HOST:PORT.
 func openEgress(addr string, word byte) (*net.TCPConn, error) {
 	proxy, target, tunnel := strings.Cut(addr, ">")
 	c, err := dialSandbox(proxy)
@@ -265,8 +258,8 @@ func openEgress(addr string, word byte) (*net.TCPConn, error) {
 	return c, err
 }
 
-// connectTunnel asks a proxy for a tunnel, whose other end sends nothing before it is
-// sent something.
+// connectTunnel asks a proxy for a tunnel whose other end waits for the first
+// byte.
 func connectTunnel(c net.Conn, target string) error {
 	if _, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", target, target); err != nil {
 		return err
@@ -286,7 +279,6 @@ func connectTunnel(c net.Conn, target string) error {
 	return nil
 }
 
-// median returns the median time of n calls.
 func median(n int, f func() error) (time.Duration, error) {
 	var times []time.Duration
 	for range n {

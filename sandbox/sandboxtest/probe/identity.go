@@ -18,8 +18,8 @@ import (
 // secretVariable has the word that another identity must not find.
 const secretVariable = "IDENTITY_SECRET"
 
-// guardSecret puts the word of its environment into a file of its home, which it
-// keeps open, prints its process and the file, and waits.
+// guardSecret writes its secret to a file in its home and keeps it open, prints
+// its process and the file, and waits.
 func guardSecret([]string) error {
 	file := filepath.Join(os.Getenv("HOME"), "secret")
 	if err := os.WriteFile(file, []byte(os.Getenv(secretVariable)), 0o600); err != nil {
@@ -35,7 +35,7 @@ func guardSecret([]string) error {
 	return hangForever()
 }
 
-// serveLate guards the secret and, a moment after its start, answers at an address.
+// serveLate guards the secret and, after a moment, answers at an address.
 func serveLate(args []string) error {
 	failed := make(chan error, 2)
 	go func() { failed <- guardSecret(nil) }()
@@ -54,7 +54,6 @@ func serveLate(args []string) error {
 	return <-failed
 }
 
-// requestAnswer prints what is answered at an address.
 func requestAnswer(args []string) error {
 	c, err := net.Dial("unix", args[0])
 	if err != nil {
@@ -65,7 +64,7 @@ func requestAnswer(args []string) error {
 	return err
 }
 
-// reachOther prints what succeeds against a process, which guards the word in a
+// reachOther prints what succeeds against a process that guards a word in a
 // file: PID FILE FD WORD.
 func reachOther(args []string) error {
 	pid, err := strconv.Atoi(args[0])
@@ -102,7 +101,7 @@ func reachOther(args []string) error {
 		{"descriptor", func() error { return holds(dir+"/fd/"+args[2], unix.O_RDONLY, 0) }},
 		{"root", func() error { return holds(dir+"/root"+file, unix.O_RDONLY, 0) }},
 		{"file", func() error { return holds(file, unix.O_RDONLY, 0) }},
-		// With this bit the guest opens files in the place of its caller.
+		// With this bit the guest opens files for its caller.
 		{"file by the guest", func() error { return holds(file, unix.O_RDWR|unix.O_CREAT, 0o2600) }},
 		{"home", func() error { return os.WriteFile(filepath.Join(filepath.Dir(file), "planted"), nil, 0o600) }},
 		{"home renamed", func() error { return os.Rename(filepath.Dir(file), filepath.Dir(file)+"-old") }},

@@ -17,7 +17,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// statusField returns a field of /proc/self/status.
 func statusField(status, name string) string {
 	for line := range strings.Lines(status) {
 		if v, ok := strings.CutPrefix(line, name+":"); ok {
@@ -45,7 +44,7 @@ func printFacts([]string) error {
 			f.NoNewPrivs = strconv.Itoa(v)
 		}
 	}
-	if f.CapAmb == "" { // nor this one; ask for each capability
+	if f.CapAmb == "" { // nor this one: ask for each capability
 		f.CapAmb = ambientCapabilities()
 	}
 	f.Groups = foreignGroups()
@@ -69,9 +68,9 @@ func ambientCapabilities() string {
 	return fmt.Sprintf("%016x", set)
 }
 
-// foreignGroups counts supplementary groups that mean something: the one that
-// marks a command's processes owns nothing. It is a high number or, in a user
-// namespace, which has no such number, one of guest.DefaultGIDBase.
+// foreignGroups counts supplementary groups except the one that marks a
+// command's processes and owns nothing. That is a high number or, in a user
+// namespace without such numbers, one from guest.DefaultGIDBase.
 func foreignGroups() int {
 	const first, count = 30_000, 20_000
 	groups, _ := os.Getgroups()
@@ -95,8 +94,8 @@ func networkInterfaces() ([]string, error) {
 }
 
 // openDescriptors lists the descriptors that were open when this program
-// started: those that Go's runtime opened itself are anonymous, or the limits
-// of CPU time that it follows (since Go 1.25).
+// started. Go's runtime opens only anonymous ones and, since Go 1.25, the CPU
+// limits that it follows.
 func openDescriptors() []int {
 	var fds []int
 	for fd := range 1024 {
@@ -108,7 +107,7 @@ func openDescriptors() []int {
 	return fds
 }
 
-// attackGuest prints what succeeded against PID 1.
+// attackGuest prints what succeeds against PID 1.
 func attackGuest([]string) error {
 	if err := syscall.Kill(1, syscall.SIGKILL); err == nil {
 		fmt.Println("SIGKILL")
@@ -143,7 +142,7 @@ func dialAddresses(addrs []string) error {
 	return nil
 }
 
-// grepFiles prints the files of args[1:] that hold the word args[0].
+// grepFiles prints the files in args[1:] that contain args[0].
 func grepFiles(args []string) error {
 	for _, path := range args[1:] {
 		if data, err := os.ReadFile(path); err == nil && strings.Contains(string(data), args[0]) {
@@ -153,7 +152,6 @@ func grepFiles(args []string) error {
 	return nil
 }
 
-// printReadable prints the paths that can be opened for reading.
 func printReadable(paths []string) error {
 	for _, path := range paths {
 		if f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0); err == nil {
@@ -164,8 +162,8 @@ func printReadable(paths []string) error {
 	return nil
 }
 
-// printWritable prints the directories in which a file can be made, and the
-// files that can be opened for writing.
+// printWritable prints directories in which a file can be made, and files that
+// can be opened for writing.
 func printWritable(paths []string) error {
 	for _, path := range paths {
 		info, err := os.Stat(path)
@@ -189,7 +187,7 @@ func printWritable(paths []string) error {
 	return nil
 }
 
-// fillFile writes up to N bytes and prints how many it could, and the error.
+// fillFile writes up to N bytes and prints how many succeeded, and the error.
 func fillFile(args []string) error {
 	limit, err := strconv.ParseInt(args[1], 10, 64)
 	if err != nil {

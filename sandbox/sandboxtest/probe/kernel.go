@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// secrets are files and directories that tell about the host's kernel or memory.
+// secrets are files and directories that reveal the host's kernel or memory.
 var secrets = []string{
 	"/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/latency_stats",
 	"/proc/interrupts", "/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
@@ -23,13 +23,12 @@ var secrets = []string{
 	"/dev/mem", "/dev/kmem", "/dev/port", "/dev/kmsg",
 }
 
-// devices are the names that a container's /dev may have.
 var devices = []string{
 	"null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm", "mqueue", "fd", "stdin", "stdout", "stderr", "core",
 }
 
-// kernelFiles prints what of the kernel can be read or written that must not
-// be: "read PATH", "write PATH", "device NAME". The first line is a control.
+// kernelFiles prints what can be read or written of the kernel but must not be:
+// "read PATH", "write PATH", "device NAME". The first line is a control.
 func kernelFiles([]string) error {
 	if f, err := os.OpenFile("/proc/self/comm", os.O_WRONLY, 0); err == nil {
 		f.Close()
@@ -57,8 +56,7 @@ func kernelFiles([]string) error {
 	return err
 }
 
-// isReadable reports whether a byte of a file, or an entry of a directory, can
-// be read.
+// isReadable reports whether a file's byte or a directory's entry can be read.
 func isReadable(path string) bool {
 	if entries, err := os.ReadDir(path); err == nil {
 		return len(entries) > 0
@@ -72,7 +70,6 @@ func isReadable(path string) bool {
 	return n > 0
 }
 
-// printWritableBelow prints the files below root that can be opened for writing.
 func printWritableBelow(root string) {
 	_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -87,8 +84,8 @@ func printWritableBelow(root string) {
 	})
 }
 
-// findWritable prints the directories, three levels deep, in which a file can be
-// made; the workspace is left out.
+// findWritable prints the directories, three levels deep, in which a file can
+// be made, except the workspace.
 func findWritable([]string) error {
 	return filepath.WalkDir("/", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
@@ -107,9 +104,9 @@ func findWritable([]string) error {
 	})
 }
 
-// printOverwritable prints the programs that run, and the guest's, that can be
-// opened for writing; its own file is left out. A program that runs is busy:
-// then the permission is there and only the moment is wrong.
+// printOverwritable prints the running programs, and the guest's, that can be
+// opened for writing, except its own. A busy one counts: the permission is
+// there, only the moment is wrong.
 func printOverwritable(args []string) error {
 	files, err := filepath.Glob("/proc/[0-9]*/exe")
 	if err != nil {
@@ -134,7 +131,6 @@ func printOverwritable(args []string) error {
 	return nil
 }
 
-// printTerminal prints what of a terminal the process has.
 func printTerminal([]string) error {
 	if f, err := os.OpenFile("/dev/tty", os.O_RDWR|syscall.O_NOCTTY, 0); err == nil {
 		f.Close()
@@ -151,8 +147,8 @@ func printTerminal([]string) error {
 	return nil
 }
 
-// printConnectable prints the sockets and FIFOs, which a host process serves,
-// that can be reached by their path.
+// printConnectable prints the host-served sockets and FIFOs that can be reached
+// by path.
 func printConnectable(paths []string) error {
 	for _, path := range paths {
 		info, err := os.Lstat(path)
@@ -175,8 +171,7 @@ func printConnectable(paths []string) error {
 	return nil
 }
 
-// printReplaceable tries to put a symlink where a path is and prints where that
-// worked.
+// printReplaceable prints the paths that it could replace by a symlink.
 func printReplaceable(paths []string) error {
 	for _, path := range paths {
 		if os.Rename(path, path+".old") == nil || os.Remove(path) == nil || os.Symlink("/tmp", path) == nil {
@@ -186,7 +181,7 @@ func printReplaceable(paths []string) error {
 	return nil
 }
 
-// printNamespaces prints the symlinks of /proc/self/ns, a line each:
+// printNamespaces prints the links in /proc/self/ns, such as
 // "pid:[4026531836]".
 func printNamespaces([]string) error {
 	entries, err := os.ReadDir("/proc/self/ns")
@@ -198,7 +193,7 @@ func printNamespaces([]string) error {
 	return err
 }
 
-// printRlimits prints the hard limits; -1 is none.
+// printRlimits prints the hard limits, -1 for none.
 func printRlimits([]string) error {
 	for name, number := range map[string]int{
 		"core": unix.RLIMIT_CORE, "fsize": unix.RLIMIT_FSIZE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,

@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// dripBytes writes N bytes to each stream, one byte a call and no newline.
+// dripBytes writes N bytes to each stream, one byte per call and no newline.
 func dripBytes(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -31,7 +31,6 @@ func dripBytes(args []string) error {
 	return nil
 }
 
-// writeEndlessly writes to both streams without a newline until it is killed.
 func writeEndlessly([]string) error {
 	piece := probing.PatternAt(0, 32<<10)
 	for i := range piece {
@@ -48,7 +47,7 @@ func writeEndlessly([]string) error {
 	}
 }
 
-// closeStreams closes both streams, works on for a while, and ends.
+// closeStreams closes both streams, continues for a while, and exits.
 func closeStreams(args []string) error {
 	for _, f := range []*os.File{os.Stdout, os.Stderr} {
 		if err := f.Close(); err != nil {
@@ -59,8 +58,7 @@ func closeStreams(args []string) error {
 	return exitWith(args)
 }
 
-// keepBusy keeps N processes computing, which begin together when all are
-// there.
+// keepBusy starts N processes that begin to compute together.
 func keepBusy(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -82,7 +80,7 @@ func keepBusy(args []string) error {
 	return hangForever()
 }
 
-// spinOnEOF computes as soon as its input has ended.
+// spinOnEOF computes once its input has ended.
 func spinOnEOF([]string) error {
 	_, _ = os.Stdin.Read(make([]byte, 1))
 	for i := 0; ; i++ {
@@ -90,12 +88,12 @@ func spinOnEOF([]string) error {
 	}
 }
 
-// reexecSelf becomes this program again, with the arguments that follow.
+// reexecSelf executes this program again with the arguments.
 func reexecSelf(args []string) error {
 	return syscall.Exec("/proc/self/exe", append([]string{"probe"}, args...), os.Environ())
 }
 
-// holdFiles opens files until the kernel refuses, and prints its answer.
+// holdFiles opens files until the kernel refuses, and prints the error.
 func holdFiles([]string) error {
 	for range 1 << 20 {
 		f, err := os.Open("/dev/null")
@@ -108,8 +106,8 @@ func holdFiles([]string) error {
 	return errors.New("no limit was met")
 }
 
-// fillFiles makes up to N empty files in a directory and prints how many, and the
-// error; then it removes them.
+// fillFiles makes up to N empty files in a directory, prints how many and the
+// error, and removes them.
 func fillFiles(args []string) error {
 	limit, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -132,8 +130,8 @@ func fillFiles(args []string) error {
 	return nil
 }
 
-// holdFile fills a directory with a file that stays, and prints the kernel's
-// answer. With a third argument that is its failure.
+// holdFile fills a directory with a file that stays, and prints the error. With
+// a third argument it fails with it.
 func holdFile(args []string) error {
 	limit, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -158,7 +156,7 @@ func holdFile(args []string) error {
 	return nil
 }
 
-// removeHeld removes what holdFile left, and fails if the arguments ask for it.
+// removeHeld removes holdFile's file, and fails if there is a second argument.
 func removeHeld(args []string) error {
 	if err := os.Remove(filepath.Join(args[0], "held")); err != nil || len(args) == 1 {
 		return err
@@ -166,7 +164,6 @@ func removeHeld(args []string) error {
 	return errors.New("as asked for")
 }
 
-// printProcessors prints how many processors this process may use.
 func printProcessors([]string) error {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {

@@ -1,6 +1,6 @@
-// Command probe is run by the conformance suite inside a sandbox: a static
-// program whose verbs do one small thing each and report the result. It runs as
-// an ordinary command, without privilege, on any root filesystem.
+// Command probe is a static program that the conformance suite runs inside a
+// sandbox, as an ordinary command on any root filesystem. Each verb does one
+// small thing and reports the result.
 package main
 
 import (
@@ -18,7 +18,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// verbs maps a verb to what it does with its arguments.
 var verbs = map[string]func(args []string) error{
 	"exit":           exitWith,
 	"raise":          raiseSignal,
@@ -123,8 +122,8 @@ func exitWith(args []string) error {
 	return nil
 }
 
-// raiseSignal ends the process by a signal with its default action, for which
-// the runtime's own handlers are removed.
+// raiseSignal ends the process by a signal's default action. It first removes
+// the runtime's handlers.
 func raiseSignal(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -158,7 +157,7 @@ func allBytes([]string) error {
 }
 
 func printWorkingDir([]string) error {
-	// The kernel's word, not $PWD.
+	// The kernel's answer, not $PWD.
 	dir, err := os.Readlink("/proc/self/cwd")
 	fmt.Print(dir)
 	return err
@@ -173,7 +172,7 @@ func floodOutput(args []string) error {
 	if err != nil {
 		return err
 	}
-	// A plain copy in large pieces; io.CopyN would use small ones.
+	// Copy in large pieces; io.CopyN would use small ones.
 	buf, src := make([]byte, 256<<10), &probing.Pattern{}
 	for n > 0 {
 		piece := buf[:min(int64(len(buf)), n)]

@@ -20,29 +20,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reportReady tells the suite that the state that it waits for is reached.
+// reportReady tells the suite that the awaited state is reached.
 func reportReady() { fmt.Println("ready") }
 
-// hangForever blocks without the runtime noticing that nothing will ever
-// happen.
+// hangForever blocks in a way that the runtime doesn't take for a deadlock.
 func hangForever() error {
 	never, end, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	_, err = never.Read(make([]byte, 1))
-	runtime.KeepAlive(end) // a file that is not used is closed
+	runtime.KeepAlive(end) // an unused file is closed
 	return err
 }
 
-// sleepMarked ends by SIGTERM's default action; its arguments are markers.
+// sleepMarked ends by SIGTERM's default action. Its arguments are markers.
 func sleepMarked([]string) error {
 	signal.Reset(syscall.SIGTERM)
 	reportReady()
 	return hangForever()
 }
 
-// termExit ends with a code of its own when it gets SIGTERM.
 func termExit(args []string) error {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGTERM)
@@ -51,7 +49,7 @@ func termExit(args []string) error {
 	return exitWith(args)
 }
 
-// termLeave ends by SIGTERM, but first starts something that it leaves behind.
+// termLeave exits at SIGTERM, but first leaves a process behind.
 func termLeave(args []string) error {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGTERM)
@@ -66,16 +64,16 @@ func ignoreTerm([]string) error {
 	return hangForever()
 }
 
-// selfCommand is a command of this program in a session of its own.
+// selfCommand is a command of this program in a new session.
 func selfCommand(args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd
 }
 
-// startDaemons starts N daemons with a marker: each is the child of a child
-// that has ended, leads a session of its own and ignores SIGTERM. With "stay"
-// it then waits; without, it ends and leaves them.
+// startDaemons starts N daemons with a marker. Each is the child of a child
+// that has ended, leads its own session and ignores SIGTERM. It then exits, or
+// with "stay" waits.
 func startDaemons(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -92,7 +90,7 @@ func startDaemons(args []string) error {
 			return err
 		}
 		w.Close()
-		// The daemon itself closes its end when it ignores SIGTERM.
+		// The daemon closes its end when it ignores SIGTERM.
 		if _, err := io.ReadAll(r); err != nil {
 			return err
 		}
@@ -104,7 +102,7 @@ func startDaemons(args []string) error {
 	return nil
 }
 
-// runDaemon is the process in the middle ("fork") and the daemon itself.
+// runDaemon is the process in the middle ("fork") or the daemon.
 func runDaemon(args []string) error {
 	gate := os.NewFile(3, "gate")
 	if len(args) > 1 {
@@ -117,7 +115,7 @@ func runDaemon(args []string) error {
 	return hangForever()
 }
 
-// holdStdout leaves a child that holds its stdout and stderr, and ends.
+// holdStdout leaves a child that holds its stdout and stderr, and exits.
 func holdStdout(args []string) error {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -136,8 +134,8 @@ func holdStdout(args []string) error {
 	return nil
 }
 
-// leaveOrphans leaves N children that have ended, of parents that have ended
-// too, ten a parent so that they fit into any limit.
+// leaveOrphans leaves N ended children of ended parents, ten per parent so that
+// they fit into any limit.
 func leaveOrphans(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -167,7 +165,6 @@ func leaveOrphans(args []string) error {
 	return nil
 }
 
-// forkOrphan forks a child that ends at once.
 func forkOrphan() error {
 	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 {
@@ -179,8 +176,8 @@ func forkOrphan() error {
 	return nil
 }
 
-// retryFork retries for a while what the limit of processes refuses: those that
-// ended before are reaped when PID 1 gets to it.
+// retryFork retries for a while if the limit of processes refuses: ended ones
+// are reaped when PID 1 gets to it.
 func retryFork(f func() error) error {
 	var err error
 	for range 1000 {
@@ -192,7 +189,6 @@ func retryFork(f func() error) error {
 	return err
 }
 
-// forkCount starts children until the kernel refuses and prints how many.
 func forkCount([]string) error {
 	n := 0
 	for ; n < 10_000; n++ {
@@ -207,26 +203,25 @@ func forkCount([]string) error {
 	return nil
 }
 
-// forkStorm is a fork bomb: each process starts others like itself for ever.
-// The suite runs it only under a limit of processes.
+// forkStorm is a fork bomb. The suite runs it only under a limit of processes.
 func forkStorm([]string) error {
 	for {
 		_ = selfCommand("storm").Start() // refused again and again
 	}
 }
 
-// stopAll stops every process that it may, but itself.
+// stopAll stops every process that it may, except itself.
 func stopAll([]string) error {
 	err := syscall.Kill(-1, syscall.SIGSTOP)
 	fmt.Println("stopped")
 	return err
 }
 
-// eachProcess calls f with every process's directory below /proc but our own.
+// eachProcess calls f with every other process's directory in /proc.
 func eachProcess(f func(dir string)) error {
 	own := []string{strconv.Itoa(os.Getpid())}
-	// Where guest and commands share one id, the guest keeps a process above
-	// each command, which carries the command's arguments.
+	// If guest and commands share one ID, the guest keeps a process above each
+	// command, with the command's arguments.
 	if parent := os.Getppid(); parent > 1 {
 		own = append(own, strconv.Itoa(parent))
 	}
@@ -251,8 +246,7 @@ func leaveZombies([]string) error {
 	return err
 }
 
-// countProcesses counts the other processes that have a marker among their
-// arguments.
+// countProcesses counts the other processes with a marker in their arguments.
 func countProcesses(args []string) error {
 	n := 0
 	err := eachProcess(func(dir string) {
@@ -265,9 +259,8 @@ func countProcesses(args []string) error {
 	return err
 }
 
-// forkBomb starts processes until the kernel refuses, and waits. Each of them
-// is a thread-poor "cat" of this program; a Go process has several threads, so
-// the limit counts those too.
+// forkBomb starts processes until the kernel refuses, and waits. The limit also
+// counts their threads.
 func forkBomb(args []string) error {
 	for i := range 10_000 {
 		d := selfCommand("ignore-term", args[0])
@@ -281,7 +274,6 @@ func forkBomb(args []string) error {
 	return hangForever()
 }
 
-// hogMemory touches N bytes of memory.
 func hogMemory(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -296,8 +288,8 @@ func hogMemory(args []string) error {
 	return nil
 }
 
-// openFiles counts how many files can be open at once. It asks the soft limit
-// that it was started with: the Go runtime raises it to the hard one.
+// openFiles counts how many files can be open at once. That is the hard limit,
+// to which the Go runtime raises the soft one.
 func openFiles([]string) error {
 	n := 0
 	for {
@@ -312,8 +304,8 @@ func openFiles([]string) error {
 	return nil
 }
 
-// grepEnviron names the readable /proc/*/environ and cmdline, and our own
-// environment, that hold one of the words. Our own arguments hold them.
+// grepEnviron names each readable /proc/*/environ and cmdline, and our own
+// environment, that contains one of the words. Our own arguments do.
 func grepEnviron(words []string) error {
 	found := bufio.NewWriter(os.Stdout)
 	defer found.Flush()

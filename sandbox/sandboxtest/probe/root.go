@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scarTree does to a directory whatever might reach the next sandbox of the same
+// scarTree does to a directory whatever might reach the next sandbox on the
 // image, or harm the host that removes it, and prints what worked.
 func scarTree(args []string) error {
 	at := func(name string) string { return filepath.Join(args[0], name) }
@@ -44,7 +44,7 @@ func scarTree(args []string) error {
 	return nil
 }
 
-// makeDeep makes directories inside each other, deeper than a path can be.
+// makeDeep nests directories deeper than a path can be.
 func makeDeep(dir string, depth int) error {
 	fd, err := unix.Open(dir, unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -73,8 +73,8 @@ func makeMany(dir string, count int) error {
 	return err
 }
 
-// printTree prints the names, modes and contents below a directory, as far as a
-// path reaches.
+// printTree prints the names, modes and contents below a directory, as far as
+// paths reach.
 func printTree(args []string) error {
 	return filepath.WalkDir(args[0], func(p string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trace is one thing by which one session might see another.
+// trace is something by which one session might see another.
 type trace struct {
 	name string
-	// leave makes it and returns whether that worked; find looks for it.
+	// leave makes it and reports success; find looks for it.
 	leave, find func() bool
 }
 
-// allTraces returns all of them, named after a word.
+// allTraces returns all traces, named after a word.
 func allTraces(word string) []trace {
 	key := int(crc32.ChecksumIEEE([]byte(word)))&0x7fffffff | 1
 	port := fmt.Sprintf("127.0.0.1:%d", 20_000+key%20_000)
@@ -34,7 +34,7 @@ func allTraces(word string) []trace {
 			func() bool { _, err := os.Stat(file); return err == nil },
 		})
 	}
-	held := []net.Listener{} // for as long as the process lives
+	held := []net.Listener{} // as long as the process lives
 	listen := func(network, address string) func() bool {
 		return func() bool {
 			l, err := net.Listen(network, address)
@@ -55,7 +55,7 @@ func allTraces(word string) []trace {
 		trace{"loopback port", listen("tcp", port), canDial("tcp", port)},
 		trace{
 			"process",
-			func() bool { return true }, // the word is among the arguments
+			func() bool { return true }, // the word is an argument
 			func() bool {
 				found := false
 				_ = eachProcess(func(dir string) {
@@ -107,7 +107,7 @@ func canDial(network, address string) func() bool {
 	}
 }
 
-// plantTraces leaves every trace that it can, prints their names, and waits.
+// plantTraces leaves every trace it can, prints their names, and waits.
 func plantTraces(args []string) error {
 	all := allTraces(args[0])
 	for _, t := range all {
@@ -117,11 +117,10 @@ func plantTraces(args []string) error {
 	}
 	reportReady()
 	err := hangForever()
-	runtime.KeepAlive(all) // with the sockets
+	runtime.KeepAlive(all) // and so the sockets
 	return err
 }
 
-// findTraces prints the traces that it finds.
 func findTraces(args []string) error {
 	for _, t := range allTraces(args[0]) {
 		if t.find() {

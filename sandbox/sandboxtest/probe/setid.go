@@ -16,8 +16,8 @@ import (
 )
 
 // setID tries, below a directory, every way to make a set-user-ID or
-// set-group-ID file, and prints for each what the call answered and the mode of
-// what is there then, as "ok 4755" or "EPERM 644".
+// set-group-ID file, and prints for each the call's result and the mode of the
+// file, as "ok 4755" or "EPERM 644".
 func setID(args []string) error {
 	dir := args[0]
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -36,8 +36,6 @@ func setID(args []string) error {
 	return json.NewEncoder(os.Stdout).Encode(found)
 }
 
-// formatResult formats the result of a call and the mode of the file it was
-// about.
 func formatResult(err error, path string) string {
 	answer := "ok"
 	if errno, ok := errors.AsType[unix.Errno](err); ok {
@@ -52,7 +50,7 @@ func formatResult(err error, path string) string {
 	return answer + " " + strconv.FormatUint(uint64(st.Mode&0o7777), 8)
 }
 
-// onMade makes a file, or a directory, before the call.
+// onMade makes a file or directory before the call.
 func onMade(make func(path string) error, call func(path string) error) func(path string) error {
 	return func(path string) error {
 		if err := make(path); err != nil {
@@ -66,7 +64,6 @@ func newFile(path string) error { return os.WriteFile(path, []byte("#!/bin/sh\n"
 
 func newDir(path string) error { return os.Mkdir(path, 0o755) }
 
-// setIDAttempts returns all attempts by name.
 func setIDAttempts() map[string]func(path string) error {
 	all := map[string]func(path string) error{
 		"through a symlink":      onMade(newFile, throughSymlink),
@@ -120,7 +117,6 @@ func setIDAttempts() map[string]func(path string) error {
 	return all
 }
 
-// modeCalls are the ways to change a mode.
 func modeCalls() map[string]func(path string, mode uint32) error {
 	return map[string]func(path string, mode uint32) error{
 		"chmod": unix.Chmod,
@@ -169,7 +165,7 @@ func fchmodat2(dir int, name string, mode uint32, flags int) error {
 	return nil
 }
 
-// atParent opens the parent of path and passes it with the name in it to call.
+// atParent calls call with path's parent, opened, and the name in it.
 func atParent(path string, call func(dir int, name string) error) error {
 	dir, err := unix.Open(filepath.Dir(path), unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -179,7 +175,7 @@ func atParent(path string, call func(dir int, name string) error) error {
 	return call(dir, filepath.Base(path))
 }
 
-// writeOpened writes to what was opened, if it can be written.
+// writeOpened writes to an opened file, if it is writable.
 func writeOpened(fd int, err error) error {
 	if err != nil {
 		return err
@@ -195,7 +191,7 @@ func writeOpened(fd int, err error) error {
 	return err
 }
 
-// linkUnnamed makes a file without a name and names it then.
+// linkUnnamed makes a file without a name, then names it.
 func linkUnnamed(path string) error {
 	fd, err := unix.Open(filepath.Dir(path), unix.O_TMPFILE|unix.O_RDWR, 0o6755)
 	if err != nil {
@@ -205,8 +201,8 @@ func linkUnnamed(path string) error {
 	return unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), unix.AT_FDCWD, path, unix.AT_SYMLINK_FOLLOW)
 }
 
-// ownMemory opens files of /proc that name the process that resolves them with
-// a mode for creating: they must be this process's own or none.
+// ownMemory opens, with a mode for creating, files in /proc that name the
+// process resolving them. They must be this process's, or fail to open.
 func ownMemory(path string) error {
 	for _, name := range []string{"/proc/self/status", "/proc/thread-self/status"} {
 		fd, err := unix.Open(name, unix.O_CREAT|unix.O_RDONLY, 0o6755)
@@ -232,7 +228,7 @@ func ownMemory(path string) error {
 	return nil
 }
 
-// tgidLine returns the line of a status file that names the process.
+// tgidLine returns a status file's line with the process ID.
 func tgidLine(status []byte) []byte {
 	_, rest, _ := bytes.Cut(status, []byte("\nTgid:"))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))
@@ -255,7 +251,7 @@ func throughSymlink(path string) error {
 }
 
 // inheritBit makes something in a directory with the set-group-ID bit, and
-// moves it to the place of the file.
+// moves it to path.
 func inheritBit(make func(path string) error) func(path string) error {
 	return func(path string) error {
 		dir := path + "-parent"
@@ -268,15 +264,15 @@ func inheritBit(make func(path string) error) func(path string) error {
 	}
 }
 
-// turns is how often inTurn tries at least, and turnTime how long it may wait on a busy
-// machine until the name is the directory for once.
+// turns is the minimum number of tries in inTurn. turnTime bounds the wait on a
+// busy machine until the name is the directory once.
 const (
 	turns    = 300
 	turnTime = 20 * time.Second
 )
 
-// inTurn changes the mode of a name that is a directory and a file in turn. The
-// file stays for its mode to be seen.
+// inTurn changes the mode of a name that is alternately a directory and a file.
+// The file stays so that its mode can be seen.
 func inTurn(path string) error {
 	file, dir, name := path+"-file", path+"-dir", path+"-name"
 	defer os.RemoveAll(dir)

@@ -15,10 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// otherID is a user that root inside may become.
 const otherID = 33
 
-// rootWorks prints what of root's ordinary work succeeds in a directory.
+// rootWorks prints what of root's usual work succeeds in a directory.
 func rootWorks(args []string) error {
 	dir := args[0]
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -47,11 +46,11 @@ func rootWorks(args []string) error {
 	return nil
 }
 
-// chownAll changes the owner of files to each id that may mean something on the host.
+// chownAll gives files to every ID that may mean something on the host.
 func chownAll(paths []string) error {
 	for _, path := range paths {
 		for _, id := range []int{0, 1, otherID, 1000, 4242, 10001, 65534, 0x7800_0000, 0x7801_0000, 0x7801_0000 + 1000} {
-			_ = os.Lchown(path, id, -1) // what it may not have
+			_ = os.Lchown(path, id, -1) // which may be refused
 			_ = os.Lchown(path, -1, id)
 		}
 		_ = os.Lchown(path, 4242, 4242) // the owner's number on the host
@@ -60,16 +59,16 @@ func chownAll(paths []string) error {
 }
 
 // evade kills its parent, by which the guest finds its processes, and leaves a
-// daemon that carries no mark of the command.
+// daemon without the command's mark.
 func evade(args []string) error {
-	_ = unix.Setgroups(nil) // where it may
+	_ = unix.Setgroups(nil) // if allowed
 	daemon := exec.Command("/proc/self/exe", "daemon", args[0])
 	daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := daemon.Start(); err != nil {
 		return err
 	}
-	// On a loaded machine the parent may not have reported yet that the command
-	// runs; without that the start fails, and nothing is tried.
+	// On a loaded machine the parent may not yet have reported that the command
+	// runs. The start would then fail without a test.
 	time.Sleep(200 * time.Millisecond)
 	if parent := os.Getppid(); parent != 1 {
 		if err := syscall.Kill(parent, syscall.SIGKILL); err != nil {
@@ -79,8 +78,8 @@ func evade(args []string) error {
 	return nil
 }
 
-// attackThreads sends every signal to the guest and its threads by every call, and
-// prints the calls that succeeded.
+// attackThreads sends every signal to the guest and its threads in every way,
+// and prints the calls that succeed.
 func attackThreads([]string) error {
 	tasks, err := os.ReadDir("/proc/1/task")
 	if err != nil {

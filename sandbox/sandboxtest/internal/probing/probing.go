@@ -1,14 +1,12 @@
-// Package probing holds what the suite and its probe share: the bytes of a
-// flood and the facts that the probe reports about itself. It is apart from the
-// suite so that the probe does not link a test framework.
+// Package probing has what the suite and its probe share. It is separate so
+// that the probe does not link a test framework.
 package probing
 
-// Pattern is the endless stream that the probe's flood verb writes: byte i is
-// a mix of i's bits, so that a piece that is lost, doubled or moved shows. Its
-// zero value starts at byte 0.
+// Pattern is the endless stream that the probe's flood verb writes. Byte i
+// mixes i's bits, so that a lost, doubled or moved piece shows.
 type Pattern struct{ Pos int64 }
 
-// Read fills p; it never fails and never ends.
+// Read fills p. It never fails or ends.
 func (s *Pattern) Read(p []byte) (int, error) {
 	for i := range p {
 		p[i] = patternByte(s.Pos)
@@ -17,8 +15,8 @@ func (s *Pattern) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// patternByte puts a newline after every 63 printable bytes, so that
-// line-based code is exercised too.
+// patternByte puts a newline after every 63 printable bytes, to exercise
+// line-based code.
 func patternByte(i int64) byte {
 	if i%64 == 63 {
 		return '\n'
@@ -26,30 +24,29 @@ func patternByte(i int64) byte {
 	return byte(' ' + (i+i/64*7+i>>16*13)%90)
 }
 
-// EchoEnd is sent by the other end of an echo when it has read all.
+// EchoEnd is what the other end of an echo sends when it has read everything.
 const EchoEnd = "end"
 
-// PatternAt is n bytes of the stream from pos on.
+// PatternAt returns n bytes of the stream from pos on.
 func PatternAt(pos int64, n int) []byte {
 	p := make([]byte, n)
 	_, _ = (&Pattern{Pos: pos}).Read(p)
 	return p
 }
 
-// Facts is the answer of the probe's facts verb about itself, as JSON.
+// Facts is what the probe's facts verb reports about itself, as JSON.
 type Facts struct {
 	UID, GID, EUID, EGID int
-	// Groups counts supplementary groups that mean something, so not the one
-	// that marks a command's processes.
+	// Groups counts the supplementary groups except the one that marks a
+	// command's processes.
 	Groups int
-	// The capability sets, in hex, as /proc/self/status writes them.
+	// The capability sets, in hex, as in /proc/self/status.
 	CapInh, CapPrm, CapEff, CapBnd, CapAmb string
 	NoNewPrivs, Seccomp                    string
-	// Interfaces are the network interfaces that are up, and any but lo.
+	// Interfaces are the network interfaces that are up or not lo.
 	Interfaces []string
-	// FDs are the descriptors that were open at the start.
-	FDs      []int
-	Hostname string
-	// Localhost and Own are the addresses that localhost and Hostname resolve to.
+	FDs        []int
+	Hostname   string
+	// Localhost and Own are the addresses of localhost and Hostname.
 	Localhost, Own []string
 }
