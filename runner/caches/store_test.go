@@ -32,8 +32,8 @@ func open(t *testing.T, s *Store, workspace string, owner Owner, targets ...stri
 	return paths
 }
 
-// TestCachesBelongToOneWorkspace tests that the caches of a workspace are the same in each of its sessions, and those of another workspace or
-// owner are others.
+// A workspace's caches are the same in each of its sessions; another workspace
+// or owner has others.
 func TestCachesBelongToOneWorkspace(t *testing.T) {
 	s := NewStore(t.TempDir())
 	first := open(t, s, "/w", self, "/home/agent/.npm", "/home/agent/go/pkg/mod")
@@ -51,7 +51,7 @@ func TestCachesBelongToOneWorkspace(t *testing.T) {
 	}
 }
 
-// TestOpenRefusesWhatIsNoDirectory tests that a cache is not opened through a symlink.
+// A cache is not opened through a symlink.
 func TestOpenRefusesWhatIsNoDirectory(t *testing.T) {
 	s := NewStore(t.TempDir())
 	path := open(t, s, "/w", self, "/home/agent/.npm")[0]
@@ -66,8 +66,9 @@ func TestOpenRefusesWhatIsNoDirectory(t *testing.T) {
 	}
 }
 
-// TestPlantedEntriesAreNotFollowed tests that listing and removing caches touch nothing outside, whatever commands have planted in them: symlinks
-// to a directory and to a file, and directories that their owner can't enter.
+// Listing and removing caches touch nothing outside, whatever commands have
+// planted in them: symlinks to a directory and to a file, and directories that
+// their owner can't enter.
 func TestPlantedEntriesAreNotFollowed(t *testing.T) {
 	s := NewStore(t.TempDir())
 	path := open(t, s, "/w", self, "/home/agent/.npm")[0]
@@ -109,7 +110,8 @@ func TestPlantedEntriesAreNotFollowed(t *testing.T) {
 	}
 }
 
-// TestConfigFile tests that the file of a cache is the same for each session, readable by all, no cache itself, and removed with the caches.
+// A cache's file is the same for each session, readable by all, no cache
+// itself, and removed with the caches.
 func TestConfigFile(t *testing.T) {
 	s := NewStore(t.TempDir())
 	c, err := Parse("apt")
@@ -157,8 +159,8 @@ func TestConfigFile(t *testing.T) {
 	}
 }
 
-// TestRemoveLeavesUsedCaches tests that caches which a session has open are neither removed nor expired, and that those which no session used
-// for a time are, with what an interrupted removal left.
+// Caches that a session has open are neither removed nor expired. Caches that
+// no session used for a time are, with what an interrupted removal left.
 func TestRemoveLeavesUsedCaches(t *testing.T) {
 	s := NewStore(t.TempDir())
 	l, err := s.Open("/live", self, []string{"/home/agent/.npm"})
@@ -257,9 +259,9 @@ func TestParseUse(t *testing.T) {
 	}
 }
 
-// TestArchive checks that an archive replaces the others of its server alone, that nothing
-// replaces it if writing fails or there is nothing to write, and that it is listed and
-// removed with the caches.
+// An archive replaces only its own server's others. Nothing replaces it if
+// writing fails or there is nothing to write. It is listed and removed with the
+// caches.
 func TestArchive(t *testing.T) {
 	s := NewStore(t.TempDir())
 	l, err := s.Open("/w", self, nil)

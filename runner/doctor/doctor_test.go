@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
-// files writes files below a new folder and gives it.
+// files writes files into a new folder and returns it.
 func files(t *testing.T, content map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,8 +31,8 @@ func files(t *testing.T, content map[string]string) string {
 	return dir
 }
 
-// requireFinding looks for a Finding whose detail holds some words. A result of
-// "" means that there must be none.
+// requireFinding looks for a finding whose detail has some words. If result is
+// "", there must be none.
 func requireFinding(t *testing.T, name string, findings []Finding, result Result, words string) {
 	t.Helper()
 	i := slices.IndexFunc(findings, func(f Finding) bool { return strings.Contains(f.Detail, words) })
@@ -116,8 +116,8 @@ func TestDoctorMachine(t *testing.T) {
 	}
 }
 
-// A feature that the kernel has and this process may not use needs another
-// process, not another kernel.
+// A feature that the kernel refuses to this process needs another process, not
+// another kernel.
 func TestForbiddenFeature(t *testing.T) {
 	for errno, want := range map[unix.Errno]string{unix.EPERM: "elsewhere", unix.ENOSYS: "newer"} {
 		m := machine{proc: t.TempDir(), features: []feature{{name: "thing", hint: "newer", denied: "elsewhere", try: func() error { return errno }}}}
@@ -132,8 +132,8 @@ func TestForbiddenFeature(t *testing.T) {
 	}
 }
 
-// What is tried of the kernel here is there, and a call that is not there is
-// told from one that refuses nonsense.
+// All features that are tried exist here, and a missing call is told from one
+// that refuses invalid arguments.
 func TestKernelFeatures(t *testing.T) {
 	for _, f := range kernelFeatures(func() error { return nil }) {
 		if err := f.try(); err != nil {
@@ -209,7 +209,7 @@ func TestDoctorNetwork(t *testing.T) {
 	}
 }
 
-// Nothing of the machine's addresses is named twice, and none is of one link.
+// No address of the machine is listed twice, and none is link-local.
 func TestDoctorAddresses(t *testing.T) {
 	seen := map[string]bool{}
 	for _, a := range listAddresses() {
@@ -223,8 +223,8 @@ func TestDoctorAddresses(t *testing.T) {
 	}
 }
 
-// A state directory that another user can replace, by the name or behind a symlink, is
-// a warning.
+// A state directory that another user can replace, by its name or behind a
+// symlink, is a warning.
 func TestReplaceableStateIsAWarning(t *testing.T) {
 	parent := t.TempDir()
 	dir := filepath.Join(parent, "middle", "state")
@@ -256,7 +256,8 @@ func TestReplaceableStateIsAWarning(t *testing.T) {
 	}
 }
 
-// A state directory from which no guest can be executed is a failure with a hint.
+// A state directory from which no guest can be executed is a failure with a
+// hint.
 func TestStateOnNoExec(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it mounts a file system")

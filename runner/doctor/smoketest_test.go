@@ -10,7 +10,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Where nothing is limited, as in a user's runc sandbox, no number is said: "0
+// Without limits, as in a user's runc sandbox, no number is shown: "0
 // processes" would be one.
 func TestDoctorTrialLimits(t *testing.T) {
 	var s SmokeTest
@@ -33,8 +33,8 @@ func TestDoctorTrialLimits(t *testing.T) {
 	}
 }
 
-// The directory that a trial starts on is like the workspace: of its owner, and
-// on its file system where a place is.
+// The directory that a trial starts on is like the workspace: it has the same
+// owner, and is on its file system if a place is.
 func TestTrialWorkspace(t *testing.T) {
 	workspace, here := t.TempDir(), t.TempDir()
 	const owner = 4242
@@ -50,14 +50,15 @@ func TestTrialWorkspace(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || os.Geteuid() == 0 && info.Sys().(*syscall.Stat_t).Uid != owner {
 		t.Errorf("%v, %v: want the workspace's owner", info, err)
 	}
-	// The control: where no place is on the workspace's file system, the first is taken.
+	// Control: if no place is on the workspace's file system, the first is
+	// used.
 	if path, err := makeWorkspace("/proc", here, workspace); err != nil || filepath.Dir(path) != here {
 		t.Errorf("%q, %v", path, err)
 	}
 }
 
-// TestTrialOnAnotherFileSystem checks that a start on another file system than the
-// workspace's is a warning. The controls are a start on the same one, and a failure.
+// A start on another file system than the workspace's is a warning. The
+// controls are a start on the same one, and a failure.
 func TestTrialOnAnotherFileSystem(t *testing.T) {
 	here := t.TempDir()
 	trial := filepath.Join(here, "trial")

@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// TestFullAndReadOnlyDirectories checks that a request is refused where its reservation
-// can't be written, and that nothing of the count is lost by it.
+// A request is refused if its reservation can't be written, and nothing of the
+// count is lost.
 func TestFullAndReadOnlyDirectories(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root mounts a small file system")

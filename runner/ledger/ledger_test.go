@@ -25,7 +25,6 @@ func atNoon() time.Time { return noon }
 // price makes a token cost a millionth of a dollar.
 var price = &limits.Price{Input: 1, CachedInput: 1, CacheWrite: 1, Output: 1}
 
-// openLedger opens a ledger that the test closes.
 func openLedger(t *testing.T, o Options) *Ledger {
 	t.Helper()
 	if o.StateDir == "" {
@@ -42,7 +41,6 @@ func openLedger(t *testing.T, o Options) *Ledger {
 	return l
 }
 
-// perDay returns ceilings of a day.
 func perDay(requests, tokens, cost int64) limits.Ceilings {
 	var c limits.Ceilings
 	for _, f := range []struct {
@@ -56,7 +54,8 @@ func perDay(requests, tokens, cost int64) limits.Ceilings {
 	return c
 }
 
-// reserve reserves tokens for a user and a profile, all of them input but one.
+// reserve reserves tokens for a user and a profile, all of them input except
+// one.
 func reserve(t *testing.T, l *Ledger, user, profile string, tokens int64) (loop.LedgerEntry, *limits.ExceededError) {
 	t.Helper()
 	e, err := l.ForUser(user).Reserve(t.Context(), profile, limits.Demand{Input: tokens - 1, Output: 1, MinOutput: 1, Price: price})
@@ -67,7 +66,6 @@ func reserve(t *testing.T, l *Ledger, user, profile string, tokens int64) (loop.
 	return e, exceeded
 }
 
-// use reserves and settles tokens.
 func use(t *testing.T, l *Ledger, user, profile string, tokens int64) {
 	t.Helper()
 	e, exceeded := reserve(t, l, user, profile, tokens)
@@ -79,7 +77,8 @@ func use(t *testing.T, l *Ledger, user, profile string, tokens int64) {
 	}
 }
 
-// TestCeilings checks which ceiling a request trips, and how the error names it.
+// TestCeilings checks which ceiling a request exceeds, and how the error names
+// it.
 func TestCeilings(t *testing.T) {
 	tomorrow, nextMonth := time.Date(2026, 11, 24, 0, 0, 0, 0, time.UTC), time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
 	for name, tt := range map[string]struct {
@@ -108,7 +107,7 @@ func TestCeilings(t *testing.T) {
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			// Control: what another user has with another profile does not count.
+			// Control: another user's use of another profile does not count.
 			if _, got := reserve(t, l, "bob", "other", 100); got != nil {
 				t.Errorf("another user with another profile: %v", got)
 			}
@@ -116,8 +115,7 @@ func TestCeilings(t *testing.T) {
 	}
 }
 
-// TestWhatCountsForWhom checks that a user's ceiling counts all profiles, and a
-// profile's all users.
+// A user's ceiling counts all profiles, and a profile's all users.
 func TestWhatCountsForWhom(t *testing.T) {
 	l := openLedger(t, Options{User: perDay(2, 0, 0), Profiles: map[string]limits.Ceilings{"main": perDay(2, 0, 0)}})
 	use(t, l, "alice", "main", 1)
@@ -131,8 +129,8 @@ func TestWhatCountsForWhom(t *testing.T) {
 	}
 }
 
-// TestUsageReplacesReservation checks that a reservation counts while the request is
-// under way, for others too, and then only what was used.
+// A reservation counts while the request is under way, for others too, and then
+// only what was used.
 func TestUsageReplacesReservation(t *testing.T) {
 	dir := t.TempDir()
 	one := openLedger(t, Options{StateDir: dir, User: perDay(0, 1000, 0)})
@@ -171,7 +169,6 @@ func TestUsageReplacesReservation(t *testing.T) {
 	}
 }
 
-// TestShorterAnswer checks that the answer is lowered to what is left.
 func TestShorterAnswer(t *testing.T) {
 	l := openLedger(t, Options{User: perDay(0, 1000, 0), Profiles: map[string]limits.Ceilings{"main": perDay(0, 0, 900)}})
 	e, err := l.ForUser("alice").Reserve(t.Context(), "main", limits.Demand{Input: 500, Output: 5000, MinOutput: 100, Price: price})
@@ -180,7 +177,8 @@ func TestShorterAnswer(t *testing.T) {
 	}
 }
 
-// TestPeriods checks what a new day, a new month and a clock that was set back do.
+// TestPeriods checks the effect of a new day, a new month and a clock that was
+// set back.
 func TestPeriods(t *testing.T) {
 	now := noon
 	ceilings := limits.Ceilings{Day: perDay(0, 100, 0).Day, Month: perDay(0, 250, 0).Day}
@@ -220,7 +218,7 @@ func TestPeriods(t *testing.T) {
 	}
 }
 
-// TestWarnings checks that four fifths of a ceiling are reported once per ledger.
+// Four fifths of a ceiling are reported once per ledger.
 func TestWarnings(t *testing.T) {
 	dir := t.TempDir()
 	o := Options{StateDir: dir, User: perDay(0, 100, 0), Profiles: map[string]limits.Ceilings{"main": perDay(0, 1000, 0)}}
@@ -246,8 +244,7 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestUnknownPrice checks that a ceiling of cost refuses a request of unknown cost, and
-// that a price of zero is a price.
+// A cost ceiling refuses a request of unknown cost. A price of zero is a price.
 func TestUnknownPrice(t *testing.T) {
 	d := limits.Demand{Input: 10, Output: 10, MinOutput: 1}
 	l := openLedger(t, Options{User: perDay(0, 0, 5)})
@@ -264,8 +261,8 @@ func TestUnknownPrice(t *testing.T) {
 	}
 }
 
-// TestUnusableFiles checks that a file which can't be trusted is refused when the ledger
-// is opened and when a request begins, and never counts as zero.
+// A file that can't be trusted is refused when the ledger is opened and when a
+// request begins, and never counts as zero.
 func TestUnusableFiles(t *testing.T) {
 	valid := `{"version":1,"users":{"alice":{"day":{"since":"2026-11-23T00:00:00Z","requests":1,"tokens":100,"cost_micro_usd":0},` +
 		`"month":{"since":"2026-11-01T00:00:00Z","requests":1,"tokens":100,"cost_micro_usd":0}}},"profiles":{},"reservations":[]}`
@@ -344,7 +341,7 @@ func TestUnusableFiles(t *testing.T) {
 	}
 }
 
-// TestPrivateFiles checks that no other user can read or write what the ledger makes.
+// No other user can read or write what the ledger makes.
 func TestPrivateFiles(t *testing.T) {
 	dir := t.TempDir()
 	l := openLedger(t, Options{StateDir: dir, User: perDay(5, 0, 0)})
@@ -366,8 +363,8 @@ func TestPrivateFiles(t *testing.T) {
 	}
 }
 
-// TestLockIsWaitedFor checks that a canceled request does not wait for the lock, and that
-// what closed and dead ledgers left is removed.
+// A cancelled request does not wait for the lock, and what closed and dead
+// ledgers left is removed.
 func TestLockIsWaitedFor(t *testing.T) {
 	dir := t.TempDir()
 	l := openLedger(t, Options{StateDir: dir, User: perDay(5, 0, 0)})
@@ -397,8 +394,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// BenchmarkRequest measures what the ledger adds to one request: a reservation and its
-// settlement.
+// BenchmarkRequest measures what the ledger adds to one request: a reservation
+// and its settlement.
 func BenchmarkRequest(b *testing.B) {
 	l, err := Open(b.Context(), Options{StateDir: b.TempDir(), User: perDay(math.MaxInt64, math.MaxInt64, math.MaxInt64)})
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// workerEnv makes the test binary a worker: the work, the state directory, and whether
-// the lock is used.
+// workerEnv makes the test binary a worker. It has the work, the state
+// directory, and whether the lock is used.
 const workerEnv = "CAISSON_TEST_LEDGER"
 
 func TestMain(m *testing.M) {
@@ -34,8 +34,8 @@ func TestMain(m *testing.M) {
 // dayTokens is the ceiling that workers share.
 const dayTokens = 1000
 
-// work is what a worker does: it waits for its input to end, and then uses tokens until
-// the ceiling stops it, or holds all of them. It prints what it used.
+// work waits for its input to end, and then uses tokens until the ceiling stops
+// it, or holds all of them. It prints what it used.
 func work(args []string) error {
 	l, err := Open(context.Background(), Options{StateDir: args[1], User: perDay(0, dayTokens, 0), Now: atNoon})
 	if err != nil {
@@ -73,14 +73,13 @@ func work(args []string) error {
 	}
 }
 
-// worker is a process that works.
+// worker is a process that runs work.
 type worker struct {
 	cmd   *exec.Cmd
 	begin io.Closer
 	lines *bufio.Scanner
 }
 
-// startWorker starts a worker and waits until it is ready.
 func startWorker(t *testing.T, args ...string) *worker {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -98,7 +97,7 @@ func startWorker(t *testing.T, args ...string) *worker {
 	return w
 }
 
-// wait returns what the worker has used, as far as it told.
+// wait returns what the worker has used, according to its output.
 func (w *worker) wait(t *testing.T) (used int64) {
 	t.Helper()
 	for w.lines.Scan() {
@@ -110,8 +109,8 @@ func (w *worker) wait(t *testing.T) (used int64) {
 	return used
 }
 
-// race lets processes use tokens at once, and returns what they used together and what
-// the ledger has counted.
+// race lets processes use tokens at once. It returns what they used together,
+// and what the ledger counted.
 func race(t *testing.T, lock string, kill bool) (used, counted int64) {
 	t.Helper()
 	dir := t.TempDir()
@@ -150,8 +149,8 @@ func race(t *testing.T, lock string, kill bool) (used, counted int64) {
 	return used, doc.Users["alice"].Day.Tokens
 }
 
-// TestProcessesShareACeiling checks that processes which race never use more than the
-// ceiling together, and that all they used is counted. The control has no lock.
+// Racing processes together never use more than the ceiling, and all that they
+// used is counted. The control has no lock.
 func TestProcessesShareACeiling(t *testing.T) {
 	for range 12 {
 		used, counted := race(t, "with", false)
@@ -167,20 +166,20 @@ func TestProcessesShareACeiling(t *testing.T) {
 	t.Error("control: without the lock nothing was lost in 12 rounds")
 }
 
-// TestKilledProcesses checks that processes which are killed at any moment leave a
-// ledger that is whole, has all that was settled, and holds no reservation of theirs.
+// Processes that are killed at any moment leave an intact ledger with
+// everything that was settled, and none of their reservations.
 func TestKilledProcesses(t *testing.T) {
 	for range 12 {
 		used, counted := race(t, "with", true)
-		// A killed process may have settled what it did not tell.
+		// A killed process may have settled what it did not print.
 		if counted > dayTokens || used > counted || counted < dayTokens-100 {
 			t.Fatalf("%d of %d tokens were used, %d counted", used, dayTokens, counted)
 		}
 	}
 }
 
-// TestReservationLapsesWithItsOwner checks that the reservation of a process counts as
-// long as the process lives, stopped or not, and not after kill -9.
+// A process's reservation counts as long as the process is alive, stopped or
+// not, and not after kill -9.
 func TestReservationLapsesWithItsOwner(t *testing.T) {
 	dir := t.TempDir()
 	w := startWorker(t, "hold", dir, "with")

@@ -28,8 +28,8 @@ import (
 
 const testSecret = "sk-test-0123456789abcdef"
 
-// bench is a server whose sessions run in fake sandboxes, which know the commands hang and
-// say: hang writes a line with a secret and waits for its end.
+// bench is a server whose sessions run in fake sandboxes with the commands hang
+// and say. hang writes a line with a secret and waits for its end.
 type bench struct {
 	t       *testing.T
 	dir     string // the workspace
@@ -37,7 +37,7 @@ type bench struct {
 	backend *fakesandbox.Backend
 	opts    Options
 	server  *Server
-	// hanging is told of each hang that began, killed of each that was ended.
+	// hanging gets a value when a hang begins, killed when one is ended.
 	hanging, killed chan struct{}
 
 	mu      sync.Mutex
@@ -95,7 +95,6 @@ func (b *bench) write(name, text string) {
 	}
 }
 
-// open is Options.Open.
 func (b *bench) open(ctx context.Context, c Client) (*Session, error) {
 	b.mu.Lock()
 	b.clients = append(b.clients, c)
@@ -124,7 +123,6 @@ func (b *bench) open(ctx context.Context, c Client) (*Session, error) {
 	return &Session{Runner: s, Redact: redact.New(secrets), Done: func() { _ = errors.Join(dir.Close(), w.Close()) }}, nil
 }
 
-// endedSession waits for the report of the only session.
 func (b *bench) endedSession() runner.Report {
 	b.t.Helper()
 	for range 500 {
@@ -140,8 +138,8 @@ func (b *bench) endedSession() runner.Report {
 	return runner.Report{}
 }
 
-// stdio serves one connection. end closes the server's input, and done has the error of
-// ServeStdio.
+// stdio serves one connection. end closes the server's input, and done has the
+// error of ServeStdio.
 type stdio struct {
 	in   *io.PipeWriter
 	out  *io.PipeReader
@@ -184,7 +182,6 @@ func (b *bench) connect(transport mcp.Transport, o *mcp.ClientOptions) *mcp.Clie
 	return s
 }
 
-// overStdio connects a client by a pipe.
 func (b *bench) overStdio(o *mcp.ClientOptions) (*mcp.ClientSession, *stdio) {
 	pipe := b.stdio()
 	return b.connect(&mcp.IOTransport{Reader: pipe.out, Writer: pipe.in}, o), pipe
@@ -220,7 +217,7 @@ func (a bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// overHTTP connects a client of alice.
+// overHTTP connects alice's client.
 func (b *bench) overHTTP(url string, o *mcp.ClientOptions) *mcp.ClientSession {
 	return b.connect(&mcp.StreamableClientTransport{Endpoint: url, HTTPClient: &http.Client{Transport: bearer("alice")}, MaxRetries: -1}, o)
 }

@@ -21,7 +21,6 @@ const (
 
 func clientOfUser(name string) *http.Client { return &http.Client{Transport: bearer(name)} }
 
-// lines sends each line that the server writes.
 func (s *stdio) lines() <-chan string {
 	out := make(chan string, 100_000)
 	go func() {
@@ -38,8 +37,8 @@ func (s *stdio) lines() <-chan string {
 	return out
 }
 
-// TestHostileInput tests that input which is no message of the protocol ends the
-// connection, or is refused, and holds neither memory nor a sandbox.
+// Input that is no message of the protocol ends the connection, or is refused,
+// and holds neither memory nor a sandbox.
 func TestHostileInput(t *testing.T) {
 	endless := func(n int64) io.Reader { return io.LimitReader(repeated('x'), n) }
 	for name, tt := range map[string]struct {
@@ -67,7 +66,8 @@ func TestHostileInput(t *testing.T) {
 			if _, err := io.Copy(pipe.in, tt.input); err != nil && !tt.fails {
 				t.Error(err)
 			}
-			// The answer, or the server's own end, comes before the end of the input.
+			// The answer, or the server's end, comes before the end of the
+			// input.
 			last, late := "", time.After(time.Minute)
 			for open := tt.fails || tt.want != ""; open && (tt.fails || !strings.Contains(last, tt.want)); {
 				select {
@@ -104,8 +104,7 @@ func (r repeated) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestFloodOfCalls tests that of 10,000 calls at once most are refused, and that the
-// others are ended with the client.
+// Most of 10,000 calls at once are refused, and the others end with the client.
 func TestFloodOfCalls(t *testing.T) {
 	b := newBench(t, nil)
 	pipe := b.stdio()
@@ -140,7 +139,8 @@ func TestFloodOfCalls(t *testing.T) {
 	}
 }
 
-// post sends a message of a user, and returns the status and the body of the response.
+// post sends a user's message, and returns the status and the body of the
+// response.
 func post(t *testing.T, url, user, session, body string) (*http.Response, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
@@ -167,7 +167,6 @@ func post(t *testing.T, url, user, session, body string) (*http.Response, string
 	return resp, string(text)
 }
 
-// endSession sends the DELETE of a session, and returns the status of the response.
 func endSession(t *testing.T, url, user, session string) int {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, url, nil)
@@ -184,8 +183,7 @@ func endSession(t *testing.T, url, user, session string) int {
 	return resp.StatusCode
 }
 
-// TestSlowRequestsOfOneUser tests that bodies that never come fill the requests of their own
-// user only.
+// Bodies that never come fill only their own user's requests.
 func TestSlowRequestsOfOneUser(t *testing.T) {
 	b := newBench(t, func(o *Options) { o.Admit = admitByName })
 	url := b.listen()
@@ -209,8 +207,7 @@ func TestSlowRequestsOfOneUser(t *testing.T) {
 	}
 }
 
-// TestSessionsBelongToTheirUser tests that a session takes no request of another user, nor
-// one without its id.
+// A session takes no request of another user, nor one without its ID.
 func TestSessionsBelongToTheirUser(t *testing.T) {
 	b := newBench(t, func(o *Options) { o.Admit = admitByName })
 	url := b.listen()

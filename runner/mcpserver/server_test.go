@@ -95,7 +95,7 @@ func TestTools(t *testing.T) {
 	}
 }
 
-// TestHintsOfClasses tests that no hint is milder than the class.
+// No hint is milder than the class.
 func TestHintsOfClasses(t *testing.T) {
 	for class, want := range map[tools.Class]string{
 		tools.ClassNone: "true <nil> false", tools.ClassRead: "true <nil> false", tools.ClassWrite: "false true false",
@@ -114,8 +114,8 @@ func TestHintsOfClasses(t *testing.T) {
 	}
 }
 
-// TestCallsAtOnce tests that a file can be read while a command runs, that progress has the
-// command's output without secrets, and that a cancelled command is ended.
+// A file can be read while a command runs, progress has the command's output
+// without secrets, and a cancelled command ends.
 func TestCallsAtOnce(t *testing.T) {
 	for name, connect := range map[string]func(b *bench, o *mcp.ClientOptions) *mcp.ClientSession{
 		"stdio": func(b *bench, o *mcp.ClientOptions) *mcp.ClientSession { s, _ := b.overStdio(o); return s },
@@ -201,8 +201,8 @@ func TestProgressIsBounded(t *testing.T) {
 	}
 }
 
-// TestClientGone tests that nothing is left of a client that goes away while its command
-// runs, in each way in which it can.
+// Nothing is left of a client that goes away, in any way, while its command
+// runs.
 func TestClientGone(t *testing.T) {
 	hang := func(b *bench, s *mcp.ClientSession) {
 		go func() {
@@ -271,7 +271,7 @@ func TestClientGone(t *testing.T) {
 	})
 }
 
-// TestRoots tests that a client is asked for its roots where they matter.
+// A client is asked for its roots only if they matter.
 func TestRoots(t *testing.T) {
 	for name, tt := range map[string]struct {
 		asks, http bool
@@ -307,8 +307,7 @@ func TestRoots(t *testing.T) {
 	}
 }
 
-// TestOpenFails tests that a client is told why it has no session, and that it may try
-// again.
+// A client is told why it has no session, and may try again.
 func TestOpenFails(t *testing.T) {
 	b := newBench(t, nil)
 	failing := true
@@ -332,7 +331,7 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-// TestSessionOver tests that the end of the session is an error of the calls that follow.
+// The end of the session is an error of the calls that follow.
 func TestSessionOver(t *testing.T) {
 	b := newBench(t, nil)
 	s, _ := b.overStdio(nil)

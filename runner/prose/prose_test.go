@@ -87,7 +87,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// costly are texts that make parsers slow.
+// costly returns texts that make parsers slow.
 func costly(n int) map[string]string {
 	return map[string]string{
 		"brackets": strings.Repeat("[", n), "links": strings.Repeat("[a](", n/4), "images": strings.Repeat("![", n/2), "closers": strings.Repeat("]", n),
@@ -109,7 +109,7 @@ func tickRuns(n int) string {
 	return b.String()
 }
 
-// steps returns a list that is nested by one level in each line.
+// steps returns a list that is nested one level deeper in each line.
 func steps(n int) string {
 	var b strings.Builder
 	for i := 0; b.Len() < n; i++ {
@@ -118,8 +118,8 @@ func steps(n int) string {
 	return b.String()
 }
 
-// TestParseIsBounded: texts that make parsers slow come to an end, and what is too deep is
-// still shown.
+// Texts that make parsers slow come to an end, and what is too deep is still
+// shown.
 func TestParseIsBounded(t *testing.T) {
 	for name, text := range costly(maxText) {
 		if lost := findLost(text, Parse(text)); lost != "" {
@@ -133,8 +133,8 @@ func TestParseIsBounded(t *testing.T) {
 	}
 }
 
-// findLost returns what of the letters of a text is not shown, or not in its order, "" if
-// all are. References and escapes stand for other characters.
+// findLost returns the letters of a text that are not shown, or not in order.
+// References and escapes stand for other characters.
 func findLost(text string, blocks []Block) string {
 	shown := flat(blocks)
 	for i, r := range text {
@@ -189,11 +189,10 @@ func asSpans(rows [][]Cell) [][]Span {
 	return all
 }
 
-// htmlTags are the elements of [HTML].
 var htmlTags = regexp.MustCompile(`</?(p|h[3-6]|pre|code|strong|em|table|tr|th|td|ul|li|blockquote)>|<ol start="[0-9]+">|</ol>|<hr>|<br>`)
 
-// checkHTML returns the elements of a text in order, and fails the test unless they are ours
-// and each ends where it should.
+// checkHTML returns the elements of a text in order, and fails the test unless
+// they are ours and each ends where it should.
 func checkHTML(t *testing.T, from, text string) {
 	t.Helper()
 	if rest := htmlTags.ReplaceAllString(text, ""); strings.ContainsAny(rest, "<>\"") {

@@ -9,10 +9,10 @@ import (
 )
 
 // BenchmarkRecorder writes records of an ordinary size, on the file system of
-// TMPDIR. Written is without a sync; durable syncs each record before its writer
-// goes on, and says how many fsyncs that took; batched syncs every 100th, as a
-// session does that reads much and writes little; naive is what durable would be
-// without sharing: one lock and one fsync a record.
+// TMPDIR. written does not sync. durable syncs each record before its writer
+// continues, and reports how many fsyncs that took. batched syncs every 100th,
+// like a session that mostly reads. naive is durable without sharing: one lock
+// and one fsync per record.
 func BenchmarkRecorder(b *testing.B) {
 	for _, writers := range []int{1, 8, 64} {
 		b.Run(fmt.Sprintf("written/writers=%d", writers), func(b *testing.B) { benchRecorder(b, writers, 0) })
@@ -22,8 +22,8 @@ func BenchmarkRecorder(b *testing.B) {
 	}
 }
 
-// benchRecorder lets writers write b.N records and sync after each every-th of
-// their own; 0 is never.
+// benchRecorder writes b.N records with writers, which sync after every-th of
+// their records; 0 is never.
 func benchRecorder(b *testing.B, writers, every int) {
 	r, err := NewRecorder(RecorderOptions{Dir: b.TempDir(), Session: "ses_01JD0000000000000000000000"})
 	if err != nil {
@@ -69,7 +69,7 @@ func benchNaive(b *testing.B, writers int) {
 	b.ReportMetric(1, "fsyncs/record")
 }
 
-// spread does something b.N times in all, in writers goroutines.
+// spread calls do b.N times in all, in writers goroutines.
 func spread(b *testing.B, writers int, do func(i int) error) {
 	var wg sync.WaitGroup
 	b.ResetTimer()

@@ -2,7 +2,6 @@ package record
 
 import "testing"
 
-// TestWordsOfNetworks checks that the network of commands is described by its rules.
 func TestWordsOfNetworks(t *testing.T) {
 	for _, tt := range []struct {
 		egress *Egress
@@ -19,7 +18,7 @@ func TestWordsOfNetworks(t *testing.T) {
 	}
 }
 
-// TestWarningOfUnresolved checks that only a host without an address is warned of.
+// Only a host without an address causes a warning.
 func TestWarningOfUnresolved(t *testing.T) {
 	for want, c := range map[string]NetworkClosed{
 		"could not resolve a.test":                 {Host: "a.test:443", Ending: EndingResolve},

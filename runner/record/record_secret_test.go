@@ -19,8 +19,8 @@ import (
 )
 
 // TestNoRecordHasASecret puts secrets into every kind of place of a record:
-// texts, arguments as a model wrote them with escapes of its choice, arguments
-// that are no JSON, names, long values. No file of the session has one.
+// texts, arguments with escapes that a model chose, arguments that are not
+// JSON, names, long values. No file of the session has one.
 func TestNoRecordHasASecret(t *testing.T) {
 	naive, rounds, base := 0, 0, t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
@@ -90,7 +90,7 @@ func TestNoRecordHasASecret(t *testing.T) {
 				}
 			})
 		}
-		// The control: without reading escapes, a model's spelling hides a key.
+		// Control: without reading escapes, a model's spelling hides a key.
 		var decoded string
 		if json.Unmarshal(redact.New(secrets).Bytes([]byte(`"`+escaped+`"`)), &decoded) == nil && secrettest.FindLeak(decoded, values) != "" {
 			naive++

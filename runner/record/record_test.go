@@ -25,7 +25,7 @@ var update = flag.Bool("update", false, "write the golden files and docs/record.
 
 const schemaFile = "../../docs/record.schema.json"
 
-// golden gives the lines of one session that holds every kind, with fixed ids.
+// golden returns the lines of one session with every kind, with fixed IDs.
 func golden(t *testing.T) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -155,9 +155,10 @@ func TestGoldenRecordsFitTheSchema(t *testing.T) {
 	}
 }
 
-// TestGoldenRecordsShowEveryField holds each golden line against the published
-// schema of its kind: it has every field, so that each is pinned, and without a
-// field's declaration the schema refuses it, so that none can be forgotten.
+// TestGoldenRecordsShowEveryField compares each golden line with its kind's
+// published schema. It has every field, so that each is pinned. Without a
+// field's declaration the schema refuses the line, so that none can be
+// forgotten.
 func TestGoldenRecordsShowEveryField(t *testing.T) {
 	text, err := os.ReadFile(schemaFile)
 	if err != nil {
@@ -185,7 +186,7 @@ func TestGoldenRecordsShowEveryField(t *testing.T) {
 		}
 		fields, _ := def["properties"].(map[string]any)
 		declared := maps.Clone(fields)
-		// compiled anew for each field: the small schema of one kind.
+		// Only the small schema of one kind is compiled for each field.
 		refuses := func(properties map[string]any) bool {
 			def["properties"], def["$defs"] = properties, map[string]any{"spilled": published.Defs["spilled"]}
 			small, err := json.Marshal(def)
@@ -295,8 +296,8 @@ func decodePayload[P Payload](t *testing.T, rec Record) P {
 	return p
 }
 
-// TestDocsListEveryKind holds the table of docs/records.md against the
-// catalogue, and its last column against the audit.
+// TestDocsListEveryKind compares the table in docs/records.md with the kinds,
+// and its last column with the audit kinds.
 func TestDocsListEveryKind(t *testing.T) {
 	text, err := os.ReadFile("../../docs/records.md")
 	if err != nil {
@@ -330,7 +331,6 @@ func TestCostUSD(t *testing.T) {
 	}
 }
 
-// readSchema compiles the published schema.
 func readSchema(t *testing.T) *recordtest.Schema {
 	t.Helper()
 	text, err := os.ReadFile(schemaFile)
@@ -344,7 +344,7 @@ func readSchema(t *testing.T) *recordtest.Schema {
 	return schema
 }
 
-// TestParseTraceparent has the cases of the W3C's own tests of implementations.
+// The cases are from the W3C's own tests of implementations.
 func TestParseTraceparent(t *testing.T) {
 	const good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	for header, want := range map[string]string{

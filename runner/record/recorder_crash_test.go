@@ -16,8 +16,8 @@ import (
 	"testing"
 )
 
-// crashEnv makes this test's program the writer that is killed: it names the
-// folder, and crashModeEnv how it acknowledges.
+// crashEnv names the folder and makes this test's program the writer that is
+// killed. crashModeEnv is how it acknowledges.
 const (
 	crashEnv     = "CAISSON_TEST_CRASH_DIR"
 	crashModeEnv = "CAISSON_TEST_CRASH_MODE"
@@ -27,9 +27,9 @@ const (
 const crashWriters = 4
 
 // TestAcknowledgedRecordsSurviveAKill kills a program that writes, syncs and
-// acknowledges records as fast as it can, again and again, at moments that are
-// no choice of its own: each record that it acknowledged is in the trace, whose
-// chain holds. The control acknowledges before it writes, and loses some.
+// acknowledges records as fast as it can, again and again, at any moment. Each
+// acknowledged record is in the trace, whose chain is intact. The control
+// acknowledges before it writes, and loses some.
 func TestAcknowledgedRecordsSurviveAKill(t *testing.T) {
 	if dir := os.Getenv(crashEnv); dir != "" {
 		crashWriter(dir, os.Getenv(crashModeEnv) == "early")
@@ -70,8 +70,8 @@ func TestAcknowledgedRecordsSurviveAKill(t *testing.T) {
 	}
 }
 
-// crashWriter writes until it is killed. It has a line of standard output for
-// each record that is on the disk, or, early, that will be.
+// crashWriter writes until it is killed. It prints a line for each record that
+// is on the disk or, if early, will be.
 func crashWriter(dir string, early bool) {
 	r, err := NewRecorder(RecorderOptions{Dir: dir, Session: "ses_01JD0000000000000000000000"})
 	if err != nil {
@@ -108,8 +108,8 @@ func crashWriter(dir string, early bool) {
 	wg.Wait()
 }
 
-// killedWriter runs crashWriter, kills it when it has acknowledged some records,
-// and returns all that it acknowledged.
+// killedWriter runs crashWriter, kills it after some acknowledgements, and
+// returns all of them.
 func killedWriter(t *testing.T, dir, mode string, after int) []string {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestAcknowledgedRecordsSurviveAKill$")
@@ -148,7 +148,7 @@ func killedWriter(t *testing.T, dir, mode string, after int) []string {
 }
 
 // crashedTrace reads what a killed writer left: the acknowledgements of all
-// records. Each writer's are there without gaps.
+// records. Each writer's have no gaps.
 func crashedTrace(t *testing.T, dir string) (map[string]bool, bool) {
 	t.Helper()
 	f, err := os.Open(filepath.Join(dir, TraceFile))

@@ -13,9 +13,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// TestAFullDiskTearsAtMostOneLine fills a small file system with records: what
-// was acknowledged is there, the chain holds, nothing is written behind the
-// first failure even when there is room again.
+// TestAFullDiskTearsAtMostOneLine fills a small file system with records. The
+// acknowledged ones are there, the chain is intact, and nothing is written
+// after the first failure even if there is room again.
 func TestAFullDiskTearsAtMostOneLine(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounting a small file system needs root")

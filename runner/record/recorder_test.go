@@ -163,8 +163,8 @@ func TestRecorderRedacts(t *testing.T) {
 	}
 }
 
-// TestRecorderSharesSyncs holds one sync up: those that come meanwhile neither
-// hold up a write, nor end with the one under way, and share the next.
+// TestRecorderSharesSyncs holds one sync up. Concurrent ones neither block a
+// write nor end with the one under way, and share the next.
 func TestRecorderSharesSyncs(t *testing.T) {
 	r := newTestRecorder(t, RecorderOptions{})
 	write := func() {
@@ -219,7 +219,7 @@ func TestRecorderSharesSyncs(t *testing.T) {
 	close(release)
 	first.Wait()
 	rest.Wait()
-	// One more where a writer came between, never one each.
+	// One more if a writer came between, never one each.
 	if mu.Lock(); syncs < 2 || syncs > 3 {
 		t.Errorf("%d fsyncs for 22 records", syncs)
 	}
@@ -229,8 +229,8 @@ func TestRecorderSharesSyncs(t *testing.T) {
 	}
 }
 
-// TestRecorderFailsAllOfAFailedSync lets a sync fail: it fails for everybody
-// who waited for it, and nothing is written behind it.
+// A failed sync fails for everybody who waited for it, and nothing is written
+// after it.
 func TestRecorderFailsAllOfAFailedSync(t *testing.T) {
 	r := newTestRecorder(t, RecorderOptions{})
 	r.opts.Sync = func(*os.File) error { return syscall.ENOSPC }
@@ -258,8 +258,7 @@ func TestRecorderFailsAllOfAFailedSync(t *testing.T) {
 	}
 }
 
-// TestRecorderSyncsWhatItRefersTo looks at what is synced: values before the
-// line that names them, and the folders once.
+// Values are synced before the line that names them, and the folders once.
 func TestRecorderSyncsWhatItRefersTo(t *testing.T) {
 	r := newTestRecorder(t, RecorderOptions{})
 	var got []string

@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/tools/mcp"
 )
 
-// samples holds one filled payload of each kind, for the golden files.
+// samples returns one filled payload of each kind, for the golden files.
 func samples() []Payload {
 	att := sandbox.Attestation{
 		Backend: "gvisor", Runtime: "runsc", RuntimeVersion: "release-20260905", Container: "caisson-ses_1",

@@ -34,9 +34,9 @@ func streamed(t *testing.T, r *Redactor, text string, piece int) string {
 	return out.String()
 }
 
-// TestEncodedSecrets: a known secret is found in what programs make of it, in
-// one piece and across the borders of a stream. The control is the redactor that
-// knows the value alone.
+// A known secret is found in every form that programs make of it, in one piece
+// and across the borders of a stream. The control is a redactor that knows only
+// the value.
 func TestEncodedSecrets(t *testing.T) {
 	forms := map[string]func(string) string{
 		"base64":           func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) },
@@ -96,8 +96,8 @@ func encodePEM(kind string, headers map[string]string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Headers: headers, Bytes: der})
 }
 
-// TestPrivateKeys: the lines of a private key are replaced, however a text holds
-// them, also where they are cut by the borders of a stream or by head.
+// The lines of a private key are replaced, however a text has them, even if a
+// stream's borders or head cut them.
 func TestPrivateKeys(t *testing.T) {
 	r := New(nil)
 	for kind, key := range secrettest.PrivateKeys(t) {
@@ -149,8 +149,8 @@ func TestPrivateKeys(t *testing.T) {
 	}
 }
 
-// TestLinesOfPrivateKeys: what is a line of a private key, and what stands between
-// two, however they are written.
+// TestLinesOfPrivateKeys tests what a line of a private key is, and what may be
+// between two.
 func TestLinesOfPrivateKeys(t *testing.T) {
 	const begin, end, line, mark = "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----", "MIIEvQIBADANBgkqhkiG", "[redacted:private key]"
 	longest := begin + "\n" + line + "+/" + strings.Repeat("\n"+line, 1558)
@@ -182,8 +182,8 @@ func TestLinesOfPrivateKeys(t *testing.T) {
 	}
 }
 
-// TestCutsOfPrivateKeys: a stream is cut before a private key, or what may become
-// one, and not within it.
+// A stream is cut before a private key, or what may become one, and not within
+// it.
 func TestCutsOfPrivateKeys(t *testing.T) {
 	key := "-----BEGIN PRIVATE KEY-----\n" + strings.Repeat("MIIEvQIBADANBgkqhkiG\n", 10)
 	last := len(strings.TrimSpace(key))
@@ -220,7 +220,7 @@ func TestCutsOfPrivateKeys(t *testing.T) {
 	}
 }
 
-// TestKeysBehindUnderscores: a key that a name is glued to is one.
+// A name before a key, joined by an underscore, does not hide it.
 func TestKeysBehindUnderscores(t *testing.T) {
 	r := New(nil)
 	for _, text := range []string{"x_ghp_0123456789abcdefABCDEF0123456789abcd", "TOKEN_AKIAIOSFODNN7EXAMPLE", "my_gsk_" + strings.Repeat("aB3d", 10), "a_xoxb-0123456789-abc"} {
@@ -235,8 +235,8 @@ func TestKeysBehindUnderscores(t *testing.T) {
 	}
 }
 
-// TestOrdinaryTextStays reads this module's own sources and pages, and what is
-// like keys and is none: nothing is replaced but what tests hold as keys.
+// TestOrdinaryTextStays reads this module's own sources and pages, and text
+// that resembles keys. Nothing but the tests' own keys is replaced.
 func TestOrdinaryTextStays(t *testing.T) {
 	r := New([]Secret{{"KEY", "correct-horse-battery-staple"}, {"OTHER", "p4ssw0rd/with+all"}})
 	files, bytesRead := 0, 0
@@ -264,7 +264,7 @@ func TestOrdinaryTextStays(t *testing.T) {
 	}
 }
 
-// BenchmarkRedact is a command's output of 1 MiB, with ten keys known.
+// BenchmarkRedact redacts 1 MiB of a command's output, with ten known keys.
 func BenchmarkRedact(b *testing.B) {
 	var secrets []Secret
 	for i := range 10 {

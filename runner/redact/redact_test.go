@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/runner/internal/secrettest"
 )
 
-// TestKnownSecretsAreReplacedWhole redacts texts in which secrets are alike, follow
-// one another or overlap.
+// TestKnownSecretsAreReplacedWhole redacts texts in which secrets are alike,
+// adjacent or overlapping.
 func TestKnownSecretsAreReplacedWhole(t *testing.T) {
 	r := New([]Secret{
 		{"SHORT", "shorter"},
@@ -52,8 +52,7 @@ func TestKnownSecretsAreReplacedWhole(t *testing.T) {
 	}
 }
 
-// TestStringsOfJSONAreRedacted reads the escapes of each string, and leaves what is
-// no string as it is.
+// The escapes of each string are read, and the rest stays as it is.
 func TestStringsOfJSONAreRedacted(t *testing.T) {
 	r := New([]Secret{{"KEY", "a\"b/secret"}, {"NUMBER", "12345678"}})
 	for text, want := range map[string]string{
@@ -75,7 +74,6 @@ func TestStringsOfJSONAreRedacted(t *testing.T) {
 	}
 }
 
-// drawSecrets draws secrets, and returns their values too.
 func drawSecrets(t *rapid.T) ([]Secret, []string) {
 	var secrets []Secret
 	values := secrettest.DrawValues(t)
@@ -105,7 +103,8 @@ func TestNoChunkingLetsASecretThrough(t *testing.T) {
 			}
 			rest = rest[n:]
 		}
-		// The control: pieces that are shorter than a secret, each redacted by itself.
+		// Control: pieces that are shorter than a secret, each redacted by
+		// itself.
 		for piece := range slices.Chunk(bytes.TrimLeft(text, " "), minSecretBytes-1) {
 			pieces.Write(r.Bytes(piece))
 		}
@@ -127,8 +126,8 @@ func TestNoChunkingLetsASecretThrough(t *testing.T) {
 	}
 }
 
-// TestRedactedJSONMeansTheSame but for what was replaced: JSON stays JSON, and
-// one without secrets stays as it is, byte for byte.
+// JSON stays JSON and means the same except for what was replaced. Without
+// secrets it stays the same, byte for byte.
 func TestRedactedJSONMeansTheSame(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		secrets, values := drawSecrets(t)
@@ -150,7 +149,6 @@ func TestRedactedJSONMeansTheSame(t *testing.T) {
 	}
 }
 
-// TestLogWriter writes an entry of a log, and one that can't be written.
 func TestLogWriter(t *testing.T) {
 	text := []byte(`{"msg":"the key is pass\"word"}` + "\n")
 	_, closed := io.Pipe()
@@ -191,8 +189,8 @@ func TestEveryShapeOfAKeyIsRedacted(t *testing.T) {
 	}
 }
 
-// TestKeysBehindOtherThings: what looks like the end of a word may be the end of
-// an escape, and then a key stands behind it, also where a stream is cut there.
+// What looks like the end of a word may be the end of an escape. A key after
+// that is replaced, even if a stream is cut there.
 func TestKeysBehindOtherThings(t *testing.T) {
 	const key = "ghp_0123456789abcdefABCDEF0123456789abcd"
 	r := New(nil)
@@ -211,7 +209,7 @@ func TestKeysBehindOtherThings(t *testing.T) {
 			}
 		}
 	}
-	// The control: inside a word it is none, and stays.
+	// Control: inside a word it is no key, and stays.
 	for _, before := range []string{
 		"x", "0", "9", "A", "Z", "a", "z", "-x", "n", "xn", `\a`, `\nn`, "3D", "x3D", "%g0", "%0g", "%0", "u000a", "xu000a", `\x000a`, `\u00ga`, `\u000`, `\u000aa`, `u000a`,
 		"m", "0m", "[m", "[31m", "x[31m", "\x1b]31m", "\x1b[/m", "\x1b[@m", "\x1b31m",
@@ -224,7 +222,7 @@ func TestKeysBehindOtherThings(t *testing.T) {
 			t.Errorf("inside a word of a stream: %q", strings.TrimSpace(got))
 		}
 	}
-	// Keys beside and in one another.
+	// Adjacent keys, and keys in one another.
 	sk := "sk-" + strings.Repeat("a1", 12)
 	for text, want := range map[string]string{
 		sk + "-" + sk: "[redacted:key]", sk + " " + key + "." + sk: "[redacted:key] [redacted:key].[redacted:key]", "x" + key + " " + key: "x" + key + " [redacted:key]",
@@ -237,7 +235,7 @@ func TestKeysBehindOtherThings(t *testing.T) {
 	}
 }
 
-// TestUnquote compares with the decoder of JSON.
+// TestUnquote compares with the JSON decoder.
 func TestUnquote(t *testing.T) {
 	piece := rapid.SampledFrom([]string{"a", "ü", `\n`, `\"`, `\\`, `\/`, `\b`, `\f`, `\r`, `\t`, `\u0041`, `\ud83d\ude00`, `\ud83d`, `\x`, `\u00`, `\u0022`, "key"})
 	rapid.Check(t, func(t *rapid.T) {

@@ -12,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/runner/internal/secrettest"
 )
 
-// TestSecretsAreFoundAcrossBorders puts secrets at every place of a stream that
-// comes in pieces of every size, and looks for what must not be there.
+// TestSecretsAreFoundAcrossBorders puts secrets at every place of a stream with
+// pieces of every size.
 func TestSecretsAreFoundAcrossBorders(t *testing.T) {
 	secrets := []Secret{{"KEY", "s3cret value, with spaces"}, {"OTHER", "aaaabaaaa"}}
 	const shaped = "sk-abcdefghijklmnopqrstuvwxyz012345"
@@ -50,7 +50,7 @@ func TestSecretsAreFoundAcrossBorders(t *testing.T) {
 			}
 		}
 	}
-	// The control: pieces redacted by themselves let a secret through.
+	// Control: pieces redacted by themselves let a secret through.
 	text := strings.Repeat("x", chunkBytes-4) + " " + secrets[0].Value
 	r := New(secrets)
 	if naive := string(r.Bytes([]byte(text[:chunkBytes]))) + string(r.Bytes([]byte(text[chunkBytes:]))); !strings.Contains(naive, secrets[0].Value) {
@@ -58,7 +58,7 @@ func TestSecretsAreFoundAcrossBorders(t *testing.T) {
 	}
 }
 
-// TestLongSecretsInStreams: a secret may be longer than what is usually held back.
+// A secret may be longer than what is usually held back.
 func TestLongSecretsInStreams(t *testing.T) {
 	for _, secret := range []string{strings.Repeat("ab. ", 600), strings.Repeat("ab. ", 5000)} {
 		r := New([]Secret{{"LONG", secret}})
@@ -71,8 +71,8 @@ func TestLongSecretsInStreams(t *testing.T) {
 	}
 }
 
-// TestBordersOfStreams: a stream is cut at or before a place where no secret is
-// parted. A secret at the beginning of all that is held leaves no such place.
+// A stream is cut at or before a place where no secret is divided. If a secret
+// is at the beginning of all that is held, there is no such place.
 func TestBordersOfStreams(t *testing.T) {
 	const value, encoded = "a.b.c.d.e", "%61.b.c.d.e"
 	key := "-----BEGIN PRIVATE KEY-----\n" + strings.Repeat("MIIEvQIBADANBgkqhkiG\n", 9) + "MIIEvQIBADANBgkqhki"
@@ -110,8 +110,7 @@ func TestBordersOfStreams(t *testing.T) {
 	}
 }
 
-// TestWhatStreamsRemember: what was written last decides whether a key begins, and
-// no more of it is kept.
+// The last bytes written decide whether a key begins, and only they are kept.
 func TestWhatStreamsRemember(t *testing.T) {
 	const key = "ghp_0123456789abcdefABCDEF0123456789abcd"
 	for before, want := range map[string]string{"x": "x" + key, " ": " [redacted:key]", "": "[redacted:key]"} {
@@ -131,13 +130,12 @@ func TestWhatStreamsRemember(t *testing.T) {
 	}
 }
 
-// failingWriter fails every write.
 type failingWriter struct{}
 
 func (failingWriter) Write([]byte) (int, error) { return 0, errors.New("no space left") }
 
-// TestWriterThatFails: the error of the writer below is the caller's, from
-// Write or, for what was held, from Close.
+// The caller gets the error of the writer below, from Write or, for what was
+// held, from Close.
 func TestWriterThatFails(t *testing.T) {
 	w := New(nil).NewWriter(failingWriter{})
 	if n, err := w.Write(make([]byte, 2*chunkBytes)); n != 0 || err == nil {

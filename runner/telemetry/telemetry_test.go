@@ -76,7 +76,6 @@ func (c *collector) keep(t *testing.T, body []byte) {
 
 func accept(int) int { return http.StatusOK }
 
-// open opens an exporter to an address.
 func open(t *testing.T, env map[string]string) (e *Exporter, warnings func() []string) {
 	t.Helper()
 	var mu sync.Mutex
@@ -96,8 +95,8 @@ func open(t *testing.T, env map[string]string) (e *Exporter, warnings func() []s
 	}
 }
 
-// observe gives an exporter the records of one session, a second apart, and each with the
-// ID of its number.
+// observe gives an exporter the records of one session, a second apart, with
+// their numbers as IDs.
 func observe(t *testing.T, e *Exporter, payloads map[int]record.Payload, parents map[int]string) {
 	t.Helper()
 	begin := time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
@@ -113,7 +112,8 @@ func observe(t *testing.T, e *Exporter, payloads map[int]record.Payload, parents
 	}
 }
 
-// aTurn is a turn that is cancelled while a call and a model call are under way.
+// aTurn is a turn that is cancelled while a call and a model call are under
+// way.
 func aTurn() (map[int]record.Payload, map[int]string) {
 	model := loop.ModelInfo{Provider: "openai", Model: "gpt", BaseURL: "https://api.example:8443/v1"}
 	return map[int]record.Payload{
@@ -170,7 +170,6 @@ func attributeOf(s *tracepb.Span, key string) string {
 	return ""
 }
 
-// TestOff opens nothing where nothing asks for it.
 func TestOff(t *testing.T) {
 	for name, env := range map[string]map[string]string{
 		"nothing":  {},
@@ -230,7 +229,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// TestSecrets names the parts of headers that no record may hold.
+// TestSecrets names the parts of headers that no record may have.
 func TestSecrets(t *testing.T) {
 	o := Options{Headers: map[string]string{"X-Key": "k-1234567"}, Getenv: func(name string) string {
 		return map[string]string{"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20t-89,x=1"}[name]
@@ -250,7 +249,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// TestDeadCollector warns once, and holds nothing up.
+// A dead collector causes one warning, and holds nothing up.
 func TestDeadCollector(t *testing.T) {
 	for name, status := range map[string]int{"refused": http.StatusForbidden, "a redirect": http.StatusTemporaryRedirect} {
 		t.Run(name, func(t *testing.T) {
@@ -269,8 +268,8 @@ func TestDeadCollector(t *testing.T) {
 	}
 }
 
-// TestHangingCollector closes while a collector doesn't answer, which it does only when
-// the test has ended: nothing but [FlushTime] can end the wait.
+// TestHangingCollector closes while a collector doesn't answer until the test
+// has ended, so that only [FlushTime] can end the wait.
 func TestHangingCollector(t *testing.T) {
 	release := make(chan struct{})
 	hanging := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
@@ -289,7 +288,7 @@ func TestHangingCollector(t *testing.T) {
 	}
 }
 
-// TestRetry repeats what a collector is too busy for.
+// A request is repeated if the collector is too busy.
 func TestRetry(t *testing.T) {
 	c := newCollector(t, func(n int) int {
 		if n == 1 {
@@ -309,7 +308,7 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestRejected reads what a collector did not take, and survives answers that are none.
+// TestRejected reads what a collector rejected, and survives invalid answers.
 func TestRejected(t *testing.T) {
 	partial := protowire.AppendTag(nil, 1, protowire.VarintType)
 	partial = protowire.AppendVarint(partial, 3)
@@ -327,7 +326,6 @@ func TestRejected(t *testing.T) {
 	}
 }
 
-// TestHistoryBound keeps the newest messages.
 func TestHistoryBound(t *testing.T) {
 	var h history
 	for range 100 {
@@ -362,8 +360,8 @@ func TestResumedSession(t *testing.T) {
 	}
 }
 
-// TestLinkToTheClient: the span of a client is linked to. It is no parent: its trace is
-// another one, and its flag against sampling counts for nothing.
+// A client's span is linked to. It is not the parent: its trace differs, and
+// its flag against sampling doesn't count.
 func TestLinkToTheClient(t *testing.T) {
 	for traceparent, want := range map[string]string{
 		"": "", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00": "0af7651916cd43dd8448eb211c80319c b7ad6b7169203331",
@@ -392,8 +390,8 @@ func TestLinkToTheClient(t *testing.T) {
 	}
 }
 
-// TestContinuedTurn makes a span of a turn that another process began, and none of one
-// that is only cancelled.
+// A turn that another process began gets a span, but not if it is only
+// cancelled.
 func TestContinuedTurn(t *testing.T) {
 	for name, c := range map[string]struct {
 		last record.Payload
@@ -421,8 +419,7 @@ func TestContinuedTurn(t *testing.T) {
 	}
 }
 
-// TestSpansOfWorkers checks that the requests of models that a call asks are spans with
-// their usage, without texts.
+// Requests of a call's workers are spans with their usage, without texts.
 func TestSpansOfWorkers(t *testing.T) {
 	c := newCollector(t, accept)
 	e, _ := open(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL, "OTEL_EXPORTER_OTLP_COMPRESSION": "none"})

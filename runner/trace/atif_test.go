@@ -23,8 +23,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// newStrangeSession is a session with what a trajectory finds hard: malformed arguments,
-// a result in a file, a picture, thinking, a failed model call, a bad end.
+// newStrangeSession is a session with what is hard for a trajectory: malformed
+// arguments, a result in a file, a picture, thinking, a failed model call, a
+// bad end.
 func newStrangeSession(t *testing.T, state string) Session {
 	t.Helper()
 	w := newWriter(t, state)
@@ -64,8 +65,8 @@ func exportATIF(t *testing.T, s Session) string {
 	return path
 }
 
-// replayATIF plays a recording against the history of a session and returns the
-// model's answers, and how the history differs from the recording.
+// replayATIF plays a recording against a session's history, and returns the
+// model's answers and how the history differs from the recording.
 func replayATIF(t *testing.T, path string, history []loop.Message) (string, []string, []replay.Difference) {
 	t.Helper()
 	var found []replay.Difference
@@ -91,8 +92,8 @@ func replayATIF(t *testing.T, path string, history []loop.Message) (string, []st
 	return m.Task(), answers, found
 }
 
-// turnsOf are the places at which the model was asked: before each of its
-// messages, and at the end.
+// turnsOf returns where the model was asked: before each of its messages, and
+// at the end.
 func turnsOf(history []loop.Message) []int {
 	var at []int
 	for i, m := range history {
@@ -138,7 +139,7 @@ func TestATIFReplays(t *testing.T) {
 			for _, d := range found {
 				t.Errorf("a difference from itself: %s", d)
 			}
-			// Another result is seen.
+			// A different result is noticed.
 			for i, m := range history {
 				if m.Role == loop.RoleTool {
 					history[i] = loop.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: m.Blocks[0].ToolResult.ToolUseID, Content: []tools.Block{{Text: "something else"}}}}}}
@@ -152,15 +153,14 @@ func TestATIFReplays(t *testing.T) {
 	}
 }
 
-// atifSchema returns the schema of ATIF v1.7.
 var atifSchema = sync.OnceValues(func() (*jsonschema.Schema, error) {
 	c := jsonschema.NewCompiler()
 	c.AssertFormat()
 	return c.Compile("testdata/atif-v1.7.schema.json")
 })
 
-// atifProblems returns how a document violates ATIF v1.7: the schema, and what no schema can
-// express.
+// atifProblems returns how a document violates ATIF v1.7: its schema, and what
+// no schema can express.
 func atifProblems(t *testing.T, text []byte) []string {
 	t.Helper()
 	schema, err := atifSchema()
@@ -177,8 +177,9 @@ func atifProblems(t *testing.T, text []byte) []string {
 	return referenceProblems(t, text)
 }
 
-// referenceProblems returns steps that do not count 1, 2, 3, results of calls of other
-// steps, and subagents with the same id, in a document that the schema accepts.
+// referenceProblems returns steps that do not count 1, 2, 3, results of other
+// steps' calls, and subagents with the same ID, in a document that the schema
+// accepts.
 func referenceProblems(t *testing.T, text []byte) []string {
 	t.Helper()
 	type call struct {
@@ -251,7 +252,6 @@ func TestATIFIsValid(t *testing.T) {
 	}
 }
 
-// fullATIF has every field of ATIF v1.7.
 const fullATIF = `{"schema_version":"ATIF-v1.7","session_id":"run-1","trajectory_id":"t-1",
 "agent":{"name":"a","version":"1","model_name":"m","tool_definitions":[{"type":"function","function":{"name":"f"}}],"extra":{"x":null}},
 "steps":[
@@ -267,8 +267,8 @@ const fullATIF = `{"schema_version":"ATIF-v1.7","session_id":"run-1","trajectory
 "subagent_trajectories":[{"schema_version":"ATIF-v1.7","trajectory_id":"t-2","agent":{"name":"s","version":"1"},"steps":[{"step_id":1,"source":"user","message":""}]},
 {"schema_version":"ATIF-v1.7","trajectory_id":"t-3","agent":{"name":"s","version":"1"},"steps":[{"step_id":1,"source":"user","message":""}]}]}`
 
-// TestATIFSchemaRejects: the schema and the rules beside it refuse each fault that readers of
-// ATIF refuse, and accept the document without it.
+// The schema and the other rules refuse each fault that readers of ATIF refuse,
+// and accept the document without it.
 func TestATIFSchemaRejects(t *testing.T) {
 	if found := atifProblems(t, []byte(fullATIF)); found != nil {
 		t.Fatal(found)
@@ -380,10 +380,9 @@ func TestATIFRefusesIncompleteSession(t *testing.T) {
 	}
 }
 
-// lurking are characters that steer a terminal or are not seen on one.
+// lurking has characters that steer a terminal or are invisible on one.
 const lurking = "a\u009b31mb\u202ec\u200bd\x7fe\U000e0041f"
 
-// newHiddenSession is a session whose texts hold them.
 func newHiddenSession(t *testing.T, state string) Session {
 	t.Helper()
 	w := newWriter(t, state)
@@ -400,8 +399,8 @@ func newHiddenSession(t *testing.T, state string) Session {
 	return w.close()
 }
 
-// TestATIFHidesNothing: a trajectory may be shown on a terminal. That it means
-// the same is TestATIFReplays' part.
+// A trajectory may be shown on a terminal. TestATIFReplays tests that it means
+// the same.
 func TestATIFHidesNothing(t *testing.T) {
 	text, err := os.ReadFile(exportATIF(t, newHiddenSession(t, t.TempDir())))
 	if err != nil {

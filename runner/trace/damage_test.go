@@ -39,8 +39,8 @@ func editedSession(t *testing.T, edit func([]byte) []byte) Session {
 	return s
 }
 
-// TestReadersReportDamage reads traces in every condition with every reader: all
-// report the same, none fails, and the records before the damage are there.
+// TestReadersReportDamage reads traces in every condition with every reader.
+// All report the same, none fails, and the records before the damage are there.
 func TestReadersReportDamage(t *testing.T) {
 	replace := func(old, by string) func([]byte) []byte {
 		return func(text []byte) []byte { return bytes.Replace(text, []byte(old), []byte(by), 1) }
@@ -152,7 +152,7 @@ func TestVerifyComparesValues(t *testing.T) {
 	}
 }
 
-// TestVerifyComparesRequests checks that a change of the file of HTTP requests is damage.
+// A change of the file of HTTP requests is damage.
 func TestVerifyComparesRequests(t *testing.T) {
 	const lines = `{"connection":1,"method":"GET","url":"https://a.test/","status":200,"received":1,"complete":true}` + "\n"
 	for name, tc := range map[string]struct {
@@ -268,8 +268,8 @@ func TestListIsNewestFirst(t *testing.T) {
 	}
 }
 
-// TestHugeTracesAreReadInLittleMemory makes a trace of 100 MB, and one of calls
-// that never end, and bounds what reading them holds.
+// TestHugeTracesAreReadInLittleMemory bounds the memory of reading a trace of
+// 100 MB, and one of calls that never end.
 func TestHugeTracesAreReadInLittleMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it writes 100 MB")
@@ -324,7 +324,7 @@ func TestHugeTracesAreReadInLittleMemory(t *testing.T) {
 					t.Fatalf("%s: %v", what, err)
 				}
 				runtime.ReadMemStats(&after)
-				// Of a heap that is collected when it has twice what lives.
+				// The heap is collected when it has twice the live memory.
 				const most = 64 << 20
 				if top := max(out.heap, after.HeapAlloc); top > before.HeapAlloc+most {
 					t.Errorf("%s held %d MiB", what, (top-before.HeapAlloc)>>20)
@@ -337,7 +337,7 @@ func TestHugeTracesAreReadInLittleMemory(t *testing.T) {
 	}
 }
 
-// peak counts what is written, and notes the largest heap meanwhile.
+// peak counts the bytes written, and notes the largest heap meanwhile.
 type peak struct {
 	n, noted int64
 	heap     uint64
@@ -354,7 +354,7 @@ func (p *peak) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestLiveSessionIsRead while it goes on: it is neither ended nor cut short.
+// A live session is neither ended nor cut short.
 func TestLiveSessionIsRead(t *testing.T) {
 	state := t.TempDir()
 	w := newWriter(t, state)

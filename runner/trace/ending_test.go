@@ -2,7 +2,7 @@ package trace
 
 import "testing"
 
-// No command is told to have ended with a code that it can't have.
+// No command is shown with an exit code that it can't have.
 func TestCommandEnding(t *testing.T) {
 	for _, tt := range []struct {
 		want     string

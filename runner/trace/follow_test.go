@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// TestShowFollows shows a session while it writes: what comes later is shown as
-// well, up to its end, and what was there is shown first.
+// TestShowFollows shows a session while it writes: first what was there, then
+// what comes, up to its end.
 func TestShowFollows(t *testing.T) {
 	for name, o := range map[string]ShowOptions{"story": {}, "records": {JSON: true}} {
 		w := newWriter(t, t.TempDir())
@@ -61,7 +61,7 @@ func TestShowFollows(t *testing.T) {
 		if first < 0 || second < first || strings.Count(out.String(), "the second") != 1 {
 			t.Errorf("%s: shown is %s", name, &out)
 		}
-		// The control: without Again it ends at the end.
+		// Control: without Again it ends at the end.
 		out.Reset()
 		o.Again = nil
 		if _, err := Show(&out, s, o); err != nil || !strings.Contains(out.String(), "the second") {

@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// writeChain writes records with payloads of anybody's choice, in a chain that
-// holds: a session of a hostile program, not a damaged one.
+// writeChain writes records with arbitrary payloads, in an intact chain: a
+// hostile program's session, not a damaged one.
 func writeChain(t *testing.T, path string, kinds []record.Kind, payloads [][]byte) {
 	t.Helper()
 	var out bytes.Buffer
@@ -39,8 +39,8 @@ func writeChain(t *testing.T, path string, kinds []record.Kind, payloads [][]byt
 	}
 }
 
-// FuzzPayload reads records whose payloads are any JSON: whatever they hold,
-// everything that reads them comes to an end, and what it writes is whole.
+// FuzzPayload reads records whose payloads are any JSON. Every reader comes to
+// an end, and what it writes is whole.
 func FuzzPayload(f *testing.F) {
 	seeds := 0
 	for i, p := range record.Payloads() {

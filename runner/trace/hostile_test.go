@@ -22,7 +22,7 @@ import (
 )
 
 // hostile are texts that would be elements, attributes, styles, escapes of a
-// terminal, or not to be seen. Each is one line, so that it changes no count.
+// terminal, or invisible. Each is one line, so that it changes no count.
 var hostile = []string{
 	`<script>alert(1)</script>`,
 	`<img src=x onerror=alert(1)>`,
@@ -40,8 +40,8 @@ var hostile = []string{
 	`]]><![CDATA[`,
 }
 
-// newHostileSession returns a session with text in every place that others could
-// have written.
+// newHostileSession returns a session with text in every place that others
+// could have written.
 func newHostileSession(t *testing.T, text string) Session {
 	t.Helper()
 	w := newWriter(t, t.TempDir())
@@ -95,8 +95,8 @@ func newHostileSession(t *testing.T, text string) Session {
 	return w.close()
 }
 
-// pageShape is a page without its texts: elements, their attributes' names, and the
-// values of what could load, run or hide something.
+// pageShape returns a page without its texts: elements, their attributes'
+// names, and the values of what could load, run or hide something.
 func pageShape(t *testing.T, page []byte) []string {
 	t.Helper()
 	doc, err := html.Parse(bytes.NewReader(page))
@@ -127,7 +127,7 @@ func pageShape(t *testing.T, page []byte) []string {
 	return out
 }
 
-// findUnseen are the characters in a text that would not be seen.
+// findUnseen returns the invisible characters in a text.
 func findUnseen(text []byte) string {
 	_, hidden := tools.DisplayLines(string(text))
 	if hidden {
@@ -137,9 +137,9 @@ func findUnseen(text []byte) string {
 	return ""
 }
 
-// TestHostileTextIsText compares the page of a session that is full of hostile
-// text with that of a session full of a harmless word: but for texts they are
-// the same, so that no element, attribute, style or comment is from a text.
+// TestHostileTextIsText compares the page of a session full of hostile text
+// with one full of a harmless word. They differ only in texts, so that no
+// element, attribute, style or comment comes from a text.
 func TestHostileTextIsText(t *testing.T) {
 	render := func(text string) []byte {
 		t.Helper()
@@ -166,7 +166,7 @@ func TestHostileTextIsText(t *testing.T) {
 			if strings.Contains(string(page), "ZgotmplZ") {
 				t.Error("a text stands where a browser could obey it, and was replaced")
 			}
-			// The control: the same text without escapes makes another page.
+			// Control: the same text without escapes makes another page.
 			naive := bytes.Replace(word, []byte("word"), []byte(text), 1)
 			naive = bytes.Replace(naive, []byte("<code>word"), []byte("<code>"+text), 1)
 			if strings.ContainsAny(text, "<") && !strings.HasPrefix(text, "]]>") && cmp.Equal(want, pageShape(t, naive)) {
@@ -176,7 +176,7 @@ func TestHostileTextIsText(t *testing.T) {
 	}
 }
 
-// TestPageLoadsNothing looks at all that a page could ask a browser for.
+// TestPageLoadsNothing looks at everything that a page could ask a browser for.
 func TestPageLoadsNothing(t *testing.T) {
 	var out bytes.Buffer
 	if _, err := HTML(&out, newShopSession(t, t.TempDir())); err != nil {
@@ -230,7 +230,7 @@ func TestPageLoadsNothing(t *testing.T) {
 	}
 }
 
-// TestShowIsSafeForATerminal writes no escape but its own colours.
+// TestShowIsSafeForATerminal writes no escapes except its colours.
 func TestShowIsSafeForATerminal(t *testing.T) {
 	for _, text := range hostile {
 		s := newHostileSession(t, text)

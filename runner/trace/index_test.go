@@ -56,14 +56,13 @@ func openTrace(t *testing.T, s Session) *os.File {
 	return f
 }
 
-// brief holds the compared fields of a step.
+// brief has the compared fields of a step.
 type brief struct {
 	Kind StepKind
 	Seq  int64
 	Call string
 }
 
-// stepsFrom makes the steps of the records from a checkpoint on.
 func stepsFrom(f io.ReaderAt, c Checkpoint) (list []brief) {
 	steps := NewSteps(func(s Step) {
 		b := brief{Kind: s.Kind, Seq: s.Seq}
@@ -88,14 +87,15 @@ func stepsFrom(f io.ReaderAt, c Checkpoint) (list []brief) {
 	return list
 }
 
-// splitsStep reports whether the steps from a checkpoint on are not the end of all.
+// splitsStep reports whether the steps from a checkpoint are not the end of
+// all.
 func splitsStep(f io.ReaderAt, all []brief, c Checkpoint) bool {
 	part := stepsFrom(f, c)
 	return len(part) == 0 || len(part) > len(all) || cmp.Diff(all[len(all)-len(part):], part) != ""
 }
 
-// TestIndex reads a session from each checkpoint: what follows verifies, and is
-// what a reader of the whole sees.
+// TestIndex reads a session from each checkpoint. The records after it verify,
+// and are what a reader of the whole sees.
 func TestIndex(t *testing.T) {
 	s := longSession(t, 600)
 	f := openTrace(t, s)
@@ -125,7 +125,7 @@ func TestIndex(t *testing.T) {
 			}
 		}
 	}
-	// The control: checkpoints anywhere split calls.
+	// Control: checkpoints anywhere split calls.
 	naive := 0
 	in := record.NewReader(io.NewSectionReader(f, 0, 1<<40))
 	for n := 0; ; n++ {
@@ -142,8 +142,8 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-// TestIndexGrows extends an index while its file is written, a part of a line at
-// a time: it becomes the index of the whole.
+// TestIndexGrows extends an index while its file is written, a part of a line
+// at a time. It becomes the index of the whole.
 func TestIndexGrows(t *testing.T) {
 	s := longSession(t, 300)
 	whole := openTrace(t, s)
@@ -186,7 +186,7 @@ func TestIndexGrows(t *testing.T) {
 	}
 }
 
-// TestIndexEndsAtDamage: no checkpoint lies behind a line that was changed.
+// No checkpoint lies after a changed line.
 func TestIndexEndsAtDamage(t *testing.T) {
 	s := longSession(t, 300)
 	f := openTrace(t, s)

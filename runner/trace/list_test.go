@@ -16,7 +16,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestReadBegin reads the task of a session from its first records, of which the
+// TestReadBegin reads a session's task from its first records, whose
 // instructions may be long, and no further than beginRecords.
 func TestReadBegin(t *testing.T) {
 	message := func(role loop.Role, text string) record.Payload {
@@ -63,7 +63,7 @@ func TestReadBegin(t *testing.T) {
 	}
 }
 
-// TestListNamesTheCommand: a session without a turn is listed with the end of its command.
+// A session without a turn is listed with the end of its command.
 func TestListNamesTheCommand(t *testing.T) {
 	ended := func(reason loop.StopReason) record.SessionEnded {
 		return record.SessionEnded{Reason: reason, CostUSD: "unknown"}
@@ -102,8 +102,8 @@ func TestListNamesTheCommand(t *testing.T) {
 	}
 }
 
-// TestUnreadableSessions: a session whose directory can't be read is listed with the
-// cause, and is not one without records.
+// A session whose directory can't be read is listed with the cause, unlike one
+// without records.
 func TestUnreadableSessions(t *testing.T) {
 	state := t.TempDir()
 	for _, id := range []string{"ses_1", "ses_2"} { // the second is the control: it has no records
@@ -150,7 +150,7 @@ func isReason(err error, reason Reason) bool {
 	return ok && e.Reason == reason
 }
 
-// TestReadLastOfALongLine: what follows the longest line is not read as a record.
+// What follows the longest line is not read as a record.
 func TestReadLastOfALongLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), record.TraceFile)
 	for _, text := range []string{strings.Repeat("a", 3*record.MaxLineBytes), "{}\n" + strings.Repeat("a", 3*record.MaxLineBytes) + "\n"} {

@@ -91,7 +91,7 @@ func (w *writer) created(task string) {
 	})
 }
 
-// model is one model call with an answer and calls.
+// model writes one model call with an answer and calls.
 func (w *writer) model(round int, takes time.Duration, text string, calls ...loop.ToolUse) {
 	call := loop.ModelCall{Round: round, Profile: "main", Attempt: 1, Model: loop.ModelInfo{Provider: "openai", Model: "gpt-5"}}
 	w.put(10*time.Millisecond, record.ActorAgent, record.ModelCallStarted{ModelCall: call, Tools: 5})
@@ -134,8 +134,9 @@ func attestation() sandbox.Attestation {
 	}
 }
 
-// newShopSession is a session with everything that a page shows: two turns with a long
-// time between them, calls side by side, answers, refusals, a failure, a diff.
+// newShopSession is a session with everything that a page shows: two turns with
+// a long time between them, parallel calls, answers, refusals, a failure, a
+// diff.
 func newShopSession(t *testing.T, state string) Session {
 	t.Helper()
 	w := newWriter(t, state)
@@ -213,7 +214,7 @@ func newShopSession(t *testing.T, state string) Session {
 // sampleCount is the count of the sample's changes.
 const sampleCount = "2000 files changed, 1 insertion(&#43;), 3 deletions(-), and 1998 files whose lines are not counted"
 
-// TestSamplePage writes the page of the sample where a person can look at it.
+// TestSamplePage writes the sample's page to where a person can look at it.
 func TestSamplePage(t *testing.T) {
 	s := newShopSession(t, t.TempDir())
 	var out bytes.Buffer
@@ -243,9 +244,9 @@ func TestSamplePage(t *testing.T) {
 	}
 }
 
-// TestSessionsWithoutATask: a session over HTTP has no task of its own, and what
-// it was asked first stands for it in lists, on the page and in the story. The
-// controls are a session with a task, and one that was asked nothing.
+// A session over HTTP has no task, so its first message stands for it in lists,
+// on the page and in the story. The controls are a session with a task, and one
+// without messages.
 func TestSessionsWithoutATask(t *testing.T) {
 	for _, tc := range []struct{ task, message, want, title string }{
 		{"", "say hello\nand more", "say hello\nand more", "say hello …"},

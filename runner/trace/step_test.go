@@ -14,8 +14,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestStepsKnowEveryKind: a kind that is added to the catalogue is told, or is
-// left out on purpose.
+// Each kind is shown, or is left out on purpose.
 func TestStepsKnowEveryKind(t *testing.T) {
 	var unknown []string
 	steps := NewSteps(func(s Step) {
@@ -37,7 +36,7 @@ func TestStepsKnowEveryKind(t *testing.T) {
 	}
 }
 
-// A command that a signal ended is told by the signal, wherever it is told.
+// The signal that ended a command is shown wherever the command is.
 func TestStepsNameSignals(t *testing.T) {
 	var told []string
 	steps := NewSteps(func(s Step) {
@@ -75,8 +74,8 @@ func TestStepsNameSignals(t *testing.T) {
 	}
 }
 
-// TestRecordReturnsTheChangedStep reduces one turn, as the terminal and the server
-// do while it runs.
+// TestRecordReturnsTheChangedStep reduces one turn, as the terminal and the
+// server do while it runs.
 func TestRecordReturnsTheChangedStep(t *testing.T) {
 	steps, seq := NewSteps(nil), int64(0)
 	add := func(p record.Payload) Step {
@@ -122,8 +121,7 @@ func TestRecordReturnsTheChangedStep(t *testing.T) {
 	}
 }
 
-// TestStepsOfWorkers checks what is shown of models that a call asks, and that totals
-// count what they use.
+// A call's workers are shown, and totals count what they use.
 func TestStepsOfWorkers(t *testing.T) {
 	var shown []string
 	var o Overview
