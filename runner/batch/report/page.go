@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/stats"
 )
 
-// page is the data of the template of the report.
+// page is the report template's data.
 type page struct {
 	Title string
 	style
@@ -24,7 +24,7 @@ type page struct {
 	Agents                                  []agentRow
 	Planned, Judged, Infrastructure, NotRun int
 	SuspectsTotal, SuspectsLeft             int
-	Foreign                                 int // results of agents that the batch does not have
+	Foreign                                 int // results of agents that are not in the batch
 	Faults                                  []faultRow
 	FaultsLeft, AgentsLeft                  int
 	UnsupportedTotal, UnsupportedLeft       int
@@ -36,14 +36,13 @@ type page struct {
 	Outcomes                                []batch.Outcome
 }
 
-// agentRow is an agent of the leaderboard.
 type agentRow struct {
 	batch.AgentSummary
 	Index           int
 	Rate, Interval  string
 	Chart           *intervalChart
 	Bars            []bar
-	PerTrial, Cost  string // "" for an agent without a model
+	PerTrial, Cost  string // "" for agents without a model
 	Median          time.Duration
 	PassAtK         []passAtK
 	Reasons, Faults []classCount
@@ -63,7 +62,6 @@ type classCount struct {
 // intervalChart places an interval and its middle on a scale from 0 to chartWidth.
 type intervalChart struct{ Low, Width, At float64 }
 
-// chartWidth is the width of charts, in units of their view box.
 const chartWidth = 200
 
 // bar is the part of an agent's trials with one outcome.
@@ -73,14 +71,13 @@ type bar struct {
 	X, Width float64
 }
 
-// faultRow counts tries that the infrastructure failed for one cause.
+// faultRow counts the attempts that the infrastructure failed for one cause.
 type faultRow struct {
 	Class       batch.Class
 	Cause       string
 	Tries, Lost int
 }
 
-// comparison compares two agents of the batch.
 type comparison struct {
 	A, B, Sentence, Decided string
 	stats.Comparison
@@ -91,23 +88,21 @@ type comparison struct {
 	PairsLeft, TasksLeft int
 }
 
-// pairRow is a task on which two agents differ.
 type pairRow struct {
 	Task, A, B string
-	Row        int // of the first trial of the task, -1 without one
+	Row        int // of the task's first trial, or -1
 }
 
-// taskRow has the results of all agents at a task.
 type taskRow struct {
 	Task  string
-	Row   int // of the first trial of the task, -1 without one
+	Row   int // of the task's first trial, or -1
 	Cells []taskCell
 }
 
-// taskCell has the results of one agent at a task.
 type taskCell struct{ Passed, Judged int }
 
-// Outcome is the outcome of all judged trials, "" if they differ or there are none.
+// Outcome returns the outcome of all judged trials, or "" if they differ or there are
+// none.
 func (c taskCell) Outcome() batch.Outcome {
 	switch {
 	case c.Judged > 0 && c.Passed == c.Judged:
@@ -118,10 +113,9 @@ func (c taskCell) Outcome() batch.Outcome {
 	return ""
 }
 
-// trialRow is a trial of the list.
 type trialRow struct {
 	batch.Result
-	Index                         int // of the agent
+	Index                         int // the agent's
 	Dir, Reason, RewardText, Cost string
 	Took                          time.Duration
 }
@@ -167,8 +161,8 @@ func newPage(title string, s batch.Spec, results []batch.Result) *page {
 	return p
 }
 
-// listTasks lists the tasks by the agents, in the order of the leaderboard. results are
-// sorted by task.
+// listTasks lists tasks by agents, in the leaderboard's order. results are sorted by
+// task.
 func (p *page) listTasks(results []batch.Result, first map[string]int) {
 	column := map[string]int{}
 	for i, a := range p.Agents {
@@ -193,7 +187,7 @@ func (p *page) listTasks(results []batch.Result, first map[string]int) {
 	p.ByTask, p.TasksLeft = cut(all, maxTasks)
 }
 
-// cut returns the first n of a list, and how many are left.
+// cut returns the first n elements, and how many are left.
 func cut[T any](list []T, n int) ([]T, int) {
 	if len(list) <= n {
 		return list, 0
@@ -207,7 +201,7 @@ func newAgentRow(i int, a batch.AgentSummary) agentRow {
 		Median: roundTime(time.Duration(a.MedianMS) * time.Millisecond), Reasons: sortClasses(a.Classes), Faults: sortClasses(a.Faults),
 	}
 	if a.CostUSD != "" {
-		total, _ := strconv.ParseFloat(a.CostUSD, 64) // 0 for what is no number
+		total, _ := strconv.ParseFloat(a.CostUSD, 64) // 0 if it is no number
 		row.Cost, row.PerTrial = formatDollars(total), "unknown"
 		if known := a.Judged + a.Infrastructure + a.Suspect - a.CostUnknown; known > 0 {
 			row.PerTrial = formatDollars(total / float64(known))
@@ -228,7 +222,7 @@ func newAgentRow(i int, a batch.AgentSummary) agentRow {
 	return row
 }
 
-// newRateChart returns the chart of a rate on a scale from 0 to 1, nil without one.
+// newRateChart returns a rate's chart on a scale from 0 to 1, or nil.
 func newRateChart(r batch.Rate) *intervalChart {
 	if r.Value == nil || r.Low == nil || r.High == nil {
 		return nil
@@ -236,8 +230,8 @@ func newRateChart(r batch.Rate) *intervalChart {
 	return &intervalChart{chartWidth * *r.Low, chartWidth * (*r.High - *r.Low), chartWidth * *r.Value}
 }
 
-// newDifferenceChart returns the chart of a difference on a scale from -1 to 1, nil without
-// an interval.
+// newDifferenceChart returns a difference's chart on a scale from -1 to 1, or nil
+// without an interval.
 func newDifferenceChart(c stats.Comparison) *intervalChart {
 	if !c.Interval.Known() || math.IsNaN(c.Difference) {
 		return nil
@@ -255,8 +249,8 @@ func sortClasses(counts map[batch.Class]int) []classCount {
 	return list
 }
 
-// countFaults counts the tries that the infrastructure failed by class and cause, the most
-// frequent first.
+// countFaults counts the attempts that the infrastructure failed by class and cause,
+// most frequent first.
 func countFaults(results []batch.Result) []faultRow {
 	rows := map[batch.Fault]*faultRow{}
 	add := func(f batch.Fault, tries, lost int) {
@@ -309,8 +303,8 @@ func newTrialRow(r batch.Result, agent int) trialRow {
 	return row
 }
 
-// compareAgents compares the models of the batch with each other, those with the highest
-// rates if there are many.
+// compareAgents compares the batch's models with each other. If there are many, it
+// takes those with the highest rates.
 func (p *page) compareAgents(s batch.Spec, results []batch.Result, first map[string]int) {
 	var models []batch.AgentSummary
 	for _, a := range p.Summary.Agents {
@@ -349,7 +343,7 @@ func newComparison(a, b string, c batch.Comparison, first map[string]int) compar
 	return out
 }
 
-// compareRates orders agents by pass@1, those without one last.
+// compareRates orders agents by pass@1, those without it last.
 func compareRates(a, b batch.AgentSummary) int {
 	value := func(r batch.Rate) float64 {
 		if r.Value == nil {
@@ -360,7 +354,7 @@ func compareRates(a, b batch.AgentSummary) int {
 	return cmp.Compare(value(b.PassAt1), value(a.PassAt1))
 }
 
-// formatPassed returns how many of n attempts passed, of which share is the share.
+// formatPassed returns how many of n attempts passed, given their share.
 func formatPassed(share float64, n int) string {
 	return fmt.Sprintf("%.0f/%d", share*float64(n), n)
 }
@@ -379,7 +373,7 @@ func formatInterval(r batch.Rate) string {
 	return fmt.Sprintf("%.2f – %.2f", *r.Low, *r.High)
 }
 
-// formatDollars returns an amount with cents, or with more digits below ten cents.
+// formatDollars shows more digits below ten cents.
 func formatDollars(v float64) string {
 	if v != 0 && v < 0.1 {
 		return fmt.Sprintf("$%.4f", v)
@@ -387,7 +381,7 @@ func formatDollars(v float64) string {
 	return fmt.Sprintf("$%.2f", v)
 }
 
-// roundTime rounds to seconds, and to milliseconds below ten of them.
+// roundTime rounds to seconds, or below ten seconds to milliseconds.
 func roundTime(d time.Duration) time.Duration {
 	if d < 10*time.Second {
 		return d.Round(time.Millisecond)

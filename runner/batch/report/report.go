@@ -1,8 +1,8 @@
-// Package report writes report.html: the results of a batch as one page, which runs no
-// script and loads nothing.
+// Package report writes report.html: a batch's results as one page that runs no scripts
+// and loads nothing.
 //
-// All figures are those of package batch. Texts of tasks, models and sandboxes are
-// escaped, and characters that are not seen are written out.
+// All figures come from package batch. Texts of tasks, models and sandboxes are
+// escaped, and invisible characters are written out.
 package report
 
 import (
@@ -22,18 +22,18 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// File is the name of the page in the directory of a batch, relative to which it links to
-// the directories of trials.
+// File is the page's name in the batch's directory. Its links to trials are relative to
+// that.
 const File = "report.html"
 
-// The bounds of a page. What is left out for one of them is counted on the page.
+// A page's bounds. The page counts what they leave out.
 const (
 	maxTrials      = 10_000 // rows of trials
-	maxFaults      = 100    // rows of failures of the infrastructure
+	maxFaults      = 100    // rows of infrastructure faults
 	maxAgents      = 6      // agents that are compared with each other
 	maxTasks       = 1_000  // rows of tasks
-	maxPairs       = 200    // tasks on which two agents differ, and tasks left out, for each comparison
-	maxUnsupported = 1_000  // rows of tasks that can't be run
+	maxPairs       = 200    // tasks on which agents differ, and tasks left out, per comparison
+	maxUnsupported = 1_000  // rows of unsupported tasks
 )
 
 //go:embed page.html.tmpl
@@ -42,7 +42,7 @@ var pageText string
 //go:embed page.css
 var pageStyle string
 
-// style is the style of a page, and the hash by which its policy allows it.
+// style is a page's style, and the hash by which its policy allows it.
 type style struct {
 	Style     template.CSS
 	StyleHash string
@@ -53,7 +53,6 @@ func newStyle(text string) style {
 	return style{template.CSS(text), base64.StdEncoding.EncodeToString(sum[:])} //nolint:gosec // a file of ours, and numbers
 }
 
-// pageTemplate returns the template, which is parsed once.
 var pageTemplate = sync.OnceValue(func() *template.Template {
 	return template.Must(template.New("page").Funcs(template.FuncMap{
 		"line": showLine,
@@ -73,13 +72,13 @@ var pageTemplate = sync.OnceValue(func() *template.Template {
 	}).Parse(pageText + trialText))
 })
 
-// showLine returns a text of which every character is seen.
+// showLine makes every character of a text visible.
 func showLine(v any) string {
 	safe, _ := tools.Display(fmt.Sprint(v))
 	return safe
 }
 
-// Write writes the page of a batch that is called title.
+// Write writes a batch's page with the given title.
 func Write(w io.Writer, title string, s batch.Spec, results []batch.Result) error {
 	p := newPage(title, s, results)
 	p.style = newStyle(pageStyle + filterRules(len(p.Agents)))
@@ -90,11 +89,11 @@ func Write(w io.Writer, title string, s batch.Spec, results []batch.Result) erro
 	return out.Flush()
 }
 
-// outcomes are those that trials are listed by.
+// outcomes are the outcomes that trials can be filtered by.
 var outcomes = []batch.Outcome{batch.Passed, batch.Failed, batch.Limit, batch.Infrastructure, batch.Suspect}
 
-// filterRules returns the rules of style that hide the rows of trials whose outcome or agent
-// is not checked.
+// filterRules returns style rules that hide trials whose outcome or agent is not
+// checked.
 func filterRules(agents int) string {
 	var b strings.Builder
 	for _, o := range outcomes {

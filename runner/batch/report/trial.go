@@ -14,11 +14,11 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// The bounds of the page of a trial.
+// The bounds of a trial's page.
 const (
-	maxText   = 256 << 10 // bytes of a text that is shown on the page
+	maxText   = 256 << 10 // bytes of a text
 	maxFiles  = 1_000     // files in the list
-	maxOthers = 200       // other trials of the task in the list
+	maxOthers = 200       // the task's other trials in the list
 )
 
 //go:embed trial.html.tmpl
@@ -43,11 +43,11 @@ type namedReward struct {
 	Value float64
 }
 
-// shownText is a file of text that is on the page, as much of it as fits.
+// shownText is a text file on the page.
 type shownText struct {
 	Name, Text string
-	// Left is the number of bytes that are left out: the beginning of an output, or the
-	// end of a patch.
+	// Left is the number of bytes left out: at the beginning of output, or at the end
+	// of a patch.
 	Left int64
 }
 
@@ -56,14 +56,13 @@ type listedFile struct {
 	Size int64
 }
 
-// shownFiles are the files whose text is on the page, as patterns of [fs.Glob].
+// shownFiles are the files to show, as patterns of [fs.Glob].
 var shownFiles = []string{
 	batch.PatchFile,
 	batch.AgentOutputFile, batch.StepsDir + "/*/" + batch.AgentOutputFile,
 	batch.VerifierDir + "/" + batch.OutputFile, batch.StepsDir + "/*/" + batch.VerifierDir + "/" + batch.OutputFile,
 }
 
-// readTrialPage returns the page of the trial of results[i].
 func readTrialPage(dir string, results []batch.Result, i int) (*trialPage, error) {
 	r := results[i]
 	root, err := openTrial(dir, r.Key.Name())
@@ -96,7 +95,6 @@ func readTrialPage(dir string, results []batch.Result, i int) (*trialPage, error
 	return p, nil
 }
 
-// writeTrialPage writes the page of a trial.
 func writeTrialPage(w io.Writer, p *trialPage) error {
 	if err := pageTemplate().ExecuteTemplate(w, "trial", p); err != nil {
 		return fmt.Errorf("write the page of a trial: %w", err)
@@ -104,8 +102,7 @@ func writeTrialPage(w io.Writer, p *trialPage) error {
 	return nil
 }
 
-// findSessions returns the directories of a trial that have the records of a session, with
-// slashes.
+// findSessions returns a trial's directories with session records.
 func findSessions(root *os.Root) []string {
 	var dirs []string
 	for _, pattern := range []string{batch.SessionDir, batch.VerifierSessionDir, batch.StepsDir + "/*/" + batch.VerifierSessionDir, batch.ControlDir + "/" + batch.VerifierSessionDir, batch.StepsDir + "/*/" + batch.ControlDir + "/" + batch.VerifierSessionDir} {
@@ -121,7 +118,6 @@ func findSessions(root *os.Root) []string {
 	return dirs
 }
 
-// readText returns the text of a file of a trial, if there is one.
 func readText(root *os.Root, name string) (shownText, bool) {
 	f, err := openFile(root, name)
 	if err != nil {
@@ -133,7 +129,7 @@ func readText(root *os.Root, name string) (shownText, bool) {
 		return shownText{}, false
 	}
 	left := max(0, info.Size()-maxText)
-	from := left // the end of an output has its result
+	from := left // an output's result is at its end
 	if path.Base(name) == batch.PatchFile {
 		from = 0
 	}
@@ -141,7 +137,7 @@ func readText(root *os.Root, name string) (shownText, bool) {
 	return shownText{name, string(text), left}, err == nil
 }
 
-// listFiles returns the regular files of a trial that fit on the page, and how many don't.
+// listFiles returns a trial's regular files, up to maxFiles, and how many are left.
 func listFiles(root *os.Root) (list []listedFile, left int, err error) {
 	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {

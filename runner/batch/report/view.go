@@ -21,11 +21,10 @@ import (
 	"github.com/caisson-run/caisson/runner/internal/httpserver"
 )
 
-// filePolicy is the policy of what agents and verifiers wrote: it is shown, and does
-// nothing.
+// filePolicy is for files of agents and verifiers: they are shown, but can do nothing.
 const filePolicy = "default-src 'none'; sandbox"
 
-// How long a request's headers and a response may take.
+// Bounds on the time for a request's headers and a response.
 const (
 	requestTime  = 10 * time.Second
 	responseTime = 10 * time.Minute
@@ -33,24 +32,24 @@ const (
 
 // ViewOptions configures [Serve]. All fields are required.
 type ViewOptions struct {
-	// Dir is the directory of a batch, which may be running.
+	// Dir is a batch's directory. The batch may be running.
 	Dir string
-	// Title is the heading of the report.
+	// Title is the report's heading.
 	Title string
-	// Story writes the page of a session whose records are in a directory.
+	// Story writes the page of the session whose records are in dir.
 	Story func(w io.Writer, dir string) error
 }
 
-// Serve shows a batch as it is now, on a listener, until ctx ends: the report at /KEY/, a
-// page for each trial where the report links to its directory, the story of its sessions,
-// and its files as text. Who does not know the key finds nothing. Serve only reads, and
-// follows no symlink out of a trial's directory. It closes the listener.
+// Serve shows a batch's current state on a listener until ctx ends: the report at
+// /KEY/, and where the report links to a trial's directory, the trial's page, the story
+// of its sessions, and its files as text. Without the key, nothing is found. Serve only
+// reads, and follows no symlinks out of trials' directories. It closes the listener.
 func Serve(ctx context.Context, l net.Listener, key string, o ViewOptions) error {
 	h := &http.Server{Handler: http.StripPrefix("/"+key, newHandler(o)), ReadHeaderTimeout: requestTime, WriteTimeout: responseTime}
 	return httpserver.Serve(ctx, h, func() error { return nil }, l)
 }
 
-// newHandler returns what [Serve] shows below the key.
+// newHandler handles requests below the key.
 func newHandler(o ViewOptions) http.Handler {
 	v := &viewer{o}
 	mux := http.NewServeMux()
@@ -68,10 +67,8 @@ func newHandler(o ViewOptions) http.Handler {
 	})
 }
 
-// viewer serves the pages of a batch.
 type viewer struct{ ViewOptions }
 
-// serveReport writes the report of the results that there are.
 func (v *viewer) serveReport(w http.ResponseWriter, _ *http.Request) {
 	spec, err := batch.ReadSpec(v.Dir)
 	var results []batch.Result
@@ -81,7 +78,6 @@ func (v *viewer) serveReport(w http.ResponseWriter, _ *http.Request) {
 	writePage(w, err, func(out io.Writer) error { return Write(out, v.Title, spec, results) })
 }
 
-// serveTrial writes the page of a finished trial.
 func (v *viewer) serveTrial(w http.ResponseWriter, r *http.Request) {
 	results, err := batch.ReadResults(v.Dir)
 	i := slices.IndexFunc(results, func(result batch.Result) bool { return result.Key.Name() == r.PathValue("trial") })
@@ -95,7 +91,7 @@ func (v *viewer) serveTrial(w http.ResponseWriter, r *http.Request) {
 	writePage(w, err, func(out io.Writer) error { return writeTrialPage(out, p) })
 }
 
-// serveFile writes a file of a trial, or the story of a session if its directory is named.
+// serveFile writes a trial's file, or for a session's directory its story.
 func (v *viewer) serveFile(w http.ResponseWriter, r *http.Request) {
 	name, isDir := strings.CutSuffix(r.PathValue("file"), "/")
 	root, err := openTrial(v.Dir, r.PathValue("trial"))
@@ -132,9 +128,9 @@ func (v *viewer) serveFile(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, "", info.ModTime(), f)
 }
 
-// writePage writes a page, or the error of making it.
+// writePage writes a page, or the error from making it.
 func writePage(w http.ResponseWriter, err error, write func(out io.Writer) error) {
-	var page bytes.Buffer // so that an error has its status
+	var page bytes.Buffer // buffer it, so that an error has its status
 	if err == nil {
 		err = write(&page)
 	}
@@ -149,7 +145,7 @@ func writePage(w http.ResponseWriter, err error, write func(out io.Writer) error
 	}
 }
 
-// openTrial opens the directory of a finished trial. The name is one element of a path.
+// openTrial opens a finished trial's directory. name must be one path element.
 func openTrial(dir, name string) (*os.Root, error) {
 	if !fs.ValidPath(name) || strings.Contains(name, "/") {
 		return nil, fs.ErrNotExist
@@ -165,7 +161,7 @@ func openTrial(dir, name string) (*os.Root, error) {
 	return os.OpenRoot(dir)
 }
 
-// openFile opens a regular file of a trial. A symlink is no file.
+// openFile opens a trial's regular file. It doesn't open symlinks.
 func openFile(root *os.Root, name string) (*os.File, error) {
 	if !fs.ValidPath(name) {
 		return nil, fs.ErrNotExist
@@ -185,7 +181,7 @@ func isText(f io.ReaderAt) bool {
 	head := make([]byte, 1024)
 	n, _ := f.ReadAt(head, 0) // as much as there is
 	head = head[:n]
-	for i := 0; i < utf8.UTFMax && len(head) > 0 && !utf8.Valid(head); i++ { // a character that was cut
+	for i := 0; i < utf8.UTFMax && len(head) > 0 && !utf8.Valid(head); i++ { // a cut character
 		head = head[:len(head)-1]
 	}
 	return utf8.Valid(head) && !bytes.ContainsRune(head, 0)

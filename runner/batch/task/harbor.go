@@ -22,33 +22,33 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// maxTaskFile bounds task.toml and an instruction in bytes.
+// maxTaskFile bounds task.toml and instructions, in bytes.
 const maxTaskFile = 4 << 20
 
-// The defaults of Harbor tasks.
+// Harbor's defaults.
 const (
 	defaultVerifierTime = 600 * time.Second
 	defaultBuildTime    = 600 * time.Second
 	defaultCollectTime  = 60 * time.Second
-	oldAgentTime        = 600 * time.Second // of schema 1.0
-	oldMemoryBytes      = 2048 << 20        // and 1 CPU, of schema 1.0 to 1.2
+	oldAgentTime        = 600 * time.Second // schema 1.0
+	oldMemoryBytes      = 2048 << 20        // and 1 CPU, schema 1.0 to 1.2
 	oldStorageBytes     = 10240 << 20
 )
 
-// harborReader reads one Harbor task and collects why it is unsupported.
+// harborReader reads a Harbor task and collects why it is unsupported.
 type harborReader struct {
 	dir   string
-	minor int // of the schema version 1.minor
+	minor int // of schema version 1.minor
 	o     Options
 	task  *Task
 }
 
-// loadHarbor reads a Harbor task directory. What is wrong with it is in Unsupported.
+// loadHarbor reads a Harbor task directory. Its faults become reasons in Unsupported.
 func loadHarbor(dir string, o Options) Task {
 	name := filepath.Base(dir)
 	t := Task{ID: strings.ToValidUTF8(name, "\ufffd"), Source: dir, Strategy: Mean}
 	r := &harborReader{dir: dir, o: o, task: &t}
-	if t.ID != name { // JSON can't have it, so results would be another task's
+	if t.ID != name { // JSON would change it, so results would be another task's
 		r.addUnsupported("the name of the directory is not UTF-8")
 	}
 	if err := r.readTask(); err != nil {
@@ -92,7 +92,7 @@ func (r *harborReader) readTask() (err error) {
 	return r.convertFile(f)
 }
 
-// readVersion sets the minor version, from which defaults depend.
+// readVersion sets the minor version, which decides about defaults.
 func (r *harborReader) readVersion(f harborFile) error {
 	version := f.SchemaVersion
 	if version == "" {
@@ -176,7 +176,7 @@ func (r *harborReader) readSteps(f harborFile) error {
 	return nil
 }
 
-// readStep converts a step whose files are in dir.
+// readStep converts a step with files in dir.
 func (r *harborReader) readStep(f harborFile, s harborStep, dir string) (Step, error) {
 	instruction, err := r.readBounded(filepath.Join(dir, "instruction.md"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -265,7 +265,7 @@ func (r *harborReader) readVerifier(v harborVerifier, dir string) (Verifier, err
 	return out, nil
 }
 
-// readTests sets the tests: those of a step, or of the task.
+// readTests sets the step's tests, or else the task's.
 func (r *harborReader) readTests(v *Verifier, dir string) error {
 	for _, d := range []string{dir, r.dir} {
 		v.Tests = filepath.Join(d, "tests")
@@ -280,15 +280,15 @@ func (r *harborReader) readTests(v *Verifier, dir string) error {
 	return errors.New("tests/test.sh is missing")
 }
 
-// readEnvironment converts [environment], whose Dockerfile is in dir. Without one, and
-// without docker_image, the image is that of def, unless it is nil.
+// readEnvironment converts [environment], whose Dockerfile is in dir. Without that and
+// docker_image, the image is def's, unless def is nil.
 func (r *harborReader) readEnvironment(e harborEnvironment, dir string, def *Environment) (Environment, error) {
 	out := Environment{Root: true, Workdir: e.Workdir}
 	var err error
 	switch {
 	case e.DockerImage != "":
 		ref, err := images.ParseReference(e.DockerImage)
-		if err != nil || ref.Scheme != images.SchemeName { // no directory of this machine
+		if err != nil || ref.Scheme != images.SchemeName { // not a directory of this machine
 			return out, fmt.Errorf("docker_image %q: want the name of an image", e.DockerImage)
 		}
 		out.Image = e.DockerImage
@@ -333,7 +333,6 @@ func (r *harborReader) readEnvironment(e harborEnvironment, dir string, def *Env
 	return out, err
 }
 
-// readResources sets what the environment needs.
 func (r *harborReader) readResources(e harborEnvironment, out *Environment) error {
 	if r.minor < 3 {
 		out.MilliCPUs, out.MemoryBytes, out.StorageBytes = 1000, oldMemoryBytes, oldStorageBytes
@@ -383,7 +382,7 @@ func (r *harborReader) refuseHardware(e harborEnvironment) {
 	}
 }
 
-// refuseVariables adds the reason why variables of the task have no values.
+// refuseVariables adds the error for variables without values.
 func (r *harborReader) refuseVariables(err error) {
 	r.addUnsupported("%v", err)
 	if missing, ok := errors.AsType[*variableError](err); ok {
@@ -391,15 +390,15 @@ func (r *harborReader) refuseVariables(err error) {
 	}
 }
 
-// composeFile is the name of a file of services. Harbor reads no other one: files that Docker
-// would find too are data of tasks about Docker.
+// composeFile names a file of services. Harbor reads no other: files that Docker would
+// also find are data of tasks about Docker.
 const composeFile = "docker-compose.yaml"
 
-// composeKeys are keys of the service main that the sandbox fulfils otherwise: by its image,
-// its command that waits, its mounts of logs and its limits.
+// composeKeys are keys of the service main that the sandbox replaces: with its image,
+// its waiting command, its log mounts and its limits.
 var composeKeys = []string{"build", "image", "command", "container_name", "volumes", "environment", "deploy", "pull_policy"}
 
-// refuseCompose lists what a file of services asks for beyond the one of the agent.
+// refuseCompose lists what a file of services requires besides the agent's service.
 func (r *harborReader) refuseCompose(dir string) error {
 	text, err := r.readBounded(filepath.Join(dir, composeFile))
 	if errors.Is(err, os.ErrNotExist) {
@@ -428,7 +427,8 @@ func (r *harborReader) refuseCompose(dir string) error {
 	return nil
 }
 
-// checkUser lists a user other than root, who all commands of a Harbor task are.
+// checkUser lists users other than root, because all commands of Harbor tasks run as
+// root.
 func (r *harborReader) checkUser(of string, user any) {
 	switch u := user.(type) {
 	case nil:
@@ -451,8 +451,8 @@ func (r *harborReader) checkService(name string) {
 	}
 }
 
-// checkDirectories returns an error if a directory of the task is a symlink, which could lead
-// to any other directory of this machine.
+// checkDirectories returns an error if a task's directory is a symlink, which could
+// lead to any directory of this machine.
 func (r *harborReader) checkDirectories() error {
 	for _, pattern := range []string{"environment", "tests", "solution", "steps", "steps/*", "steps/*/tests", "steps/*/solution", "steps/*/workdir"} {
 		names, err := fs.Glob(os.DirFS(r.dir), pattern)
@@ -472,14 +472,14 @@ func (r *harborReader) checkDirectories() error {
 	return nil
 }
 
-// readBounded reads a file below the task's directory of at most maxTaskFile bytes. A
-// symlink that leads out of the directory is an error: the file goes to the model.
+// readBounded reads a task's file of at most maxTaskFile bytes. A symlink that leads
+// out of the task's directory is an error, because the file goes to the model.
 func (r *harborReader) readBounded(path string) ([]byte, error) {
 	name, err := filepath.Rel(r.dir, path)
 	if err != nil {
 		return nil, err
 	}
-	info, err := os.Stat(path) // opening a pipe would wait
+	info, err := os.Stat(path) // opening a pipe would block
 	if err != nil {
 		return nil, err
 	}

@@ -13,10 +13,10 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// harborFile is task.toml. Keys that are not here are ignored, as Harbor does.
+// harborFile is task.toml. Like Harbor, it ignores other keys.
 type harborFile struct {
 	SchemaVersion string            `toml:"schema_version"`
-	Version       string            `toml:"version"` // of schema 1.0
+	Version       string            `toml:"version"` // schema 1.0
 	Strategy      string            `toml:"multi_step_reward_strategy"`
 	Artifacts     []any             `toml:"artifacts"`
 	Metadata      map[string]any    `toml:"metadata"`
@@ -92,7 +92,7 @@ type harborStep struct {
 	Artifacts   []any              `toml:"artifacts"`
 }
 
-// inheritFrom takes from the task what the step leaves out.
+// inheritFrom takes what the step leaves out from the task.
 func (s *harborStep) inheritFrom(f harborFile) {
 	if s.Agent.TimeoutSec == nil {
 		s.Agent.TimeoutSec = f.Agent.TimeoutSec
@@ -124,12 +124,12 @@ func (s *harborStep) inheritFrom(f harborFile) {
 	}
 }
 
-// parseSeconds converts a number of seconds; nil is def.
+// parseSeconds converts a number of seconds; nil means def.
 func parseSeconds(key string, n *float64, def time.Duration) (time.Duration, error) {
 	if n == nil {
 		return def, nil
 	}
-	if !(*n >= 0 && *n <= 1e9) { // not a number, too
+	if !(*n >= 0 && *n <= 1e9) { // or NaN
 		return 0, fmt.Errorf("%s is %v: want a number of seconds", key, *n)
 	}
 	return time.Duration(*n * float64(time.Second)), nil
@@ -183,9 +183,9 @@ func parseSize(text string) (int64, error) {
 	return int64(bytes), nil
 }
 
-// parseNetwork converts a mode with its hosts. A name may be reached at any port: at 443 by
-// TLS that names it, at 80 by requests for it, and at others by any bytes. Addresses and
-// networks may be reached by any bytes: TLS does not name them.
+// parseNetwork converts a mode with its hosts. Names may be reached at any port: at 443
+// by TLS that names them, at 80 by requests for them, at others by any bytes. Addresses
+// and networks may be reached by any bytes, because TLS doesn't name them.
 func parseNetwork(of, mode string, hosts []string) (Network, error) {
 	n := Network{Mode: NetworkMode(mode)}
 	switch n.Mode {
@@ -219,7 +219,7 @@ func parseNetwork(of, mode string, hosts []string) (Network, error) {
 	return n, nil
 }
 
-// minReward converts a bound: a number is that of the key reward.
+// minReward converts a bound. A number is for the key reward.
 func minReward(v any) (map[string]float64, error) {
 	number := func(v any) (float64, bool) {
 		switch n := v.(type) {
@@ -249,10 +249,9 @@ func minReward(v any) (map[string]float64, error) {
 	return out, nil
 }
 
-// RewardKey is the name of the reward that decides whether a trial has passed.
+// RewardKey names the reward that decides whether a trial passed.
 const RewardKey = "reward"
 
-// readArtifacts converts the artifacts of a step.
 func (r *harborReader) readArtifacts(list []any) ([]Artifact, error) {
 	var out []Artifact
 	for _, v := range list {
@@ -300,7 +299,7 @@ func (a Artifact) checkPaths() error {
 	return nil
 }
 
-// Name returns the path of the artifact below the artifacts.
+// Name returns the artifact's path below the artifacts.
 func (a Artifact) Name() string {
 	if a.Destination != "" {
 		return path.Clean(a.Destination)
@@ -308,7 +307,8 @@ func (a Artifact) Name() string {
 	return strings.TrimPrefix(path.Clean(a.Source), "/")
 }
 
-// Path returns the clean path of the source in a sandbox with a working directory.
+// Path returns the clean path of the source in a sandbox with the given working
+// directory.
 func (a Artifact) Path(workdir string) string {
 	if path.IsAbs(a.Source) {
 		workdir = ""

@@ -17,33 +17,32 @@ import (
 	"sync"
 )
 
-// maxLine bounds a line of a file of tasks in bytes.
+// maxLine bounds a line in bytes.
 const maxLine = 4 << 20
 
 // Line is a task as a line of JSON. Unknown keys are errors. Paths are relative to the
-// directory of the file. For example:
+// file's directory. For example:
 //
 //	{"id":"fix-1","prompt":"Make the tests pass.","workspace":"./repo","verify":"make test"}
 type Line struct {
 	ID     string `json:"id"`
 	Prompt string `json:"prompt"`
 	// Workspace is a directory, a tar archive (.tar, .tar.gz, .tgz), or a repository as
-	// git+URL@COMMIT with all 40 digits of the commit. The agent works on a copy. "" is an
-	// empty directory.
+	// git+URL@COMMIT with the commit's 40 digits. The agent works on a copy. "" means
+	// an empty directory.
 	Workspace string `json:"workspace,omitempty"`
-	// Image is a reference as run takes it; "" is the batch's. The paths of build:,
+	// Image is a reference as for run; "" means the batch's. Paths after build:,
 	// rootfs:, oci-layout: and docker-archive: must be absolute.
 	Image string `json:"image,omitempty"`
-	// Verify is a shell command, which passes with exit status 0, or a directory with
-	// test.sh, as {"tests": DIR}.
-	Verify json.RawMessage `json:"verify,omitempty"`
-	// Network is no-network (the default), public, or a list of hosts.
+	// Verify is a shell command that passes with exit status 0, or {"tests": DIR} for a
+	// directory with test.sh.
+	Verify   json.RawMessage `json:"verify,omitempty"`
 	Network  json.RawMessage `json:"network,omitempty"`
 	Limits   LineLimits      `json:"limits,omitzero"`
 	Metadata map[string]any  `json:"metadata,omitempty"`
 }
 
-// LineLimits bounds the trials of a [Line]. Zero is the batch's default.
+// LineLimits bounds the trials of a [Line]. Zero means the batch's default.
 type LineLimits struct {
 	TimeoutSec       float64 `json:"timeout_sec,omitempty"`
 	VerifyTimeoutSec float64 `json:"verify_timeout_sec,omitempty"`
@@ -56,7 +55,6 @@ type LineLimits struct {
 	MaxCostUSD       float64 `json:"max_cost_usd,omitempty"`
 }
 
-// loadLines reads a file of tasks.
 func loadLines(path string) ([]Task, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -67,7 +65,7 @@ func loadLines(path string) ([]Task, error) {
 	in := bufio.NewScanner(f)
 	in.Buffer(nil, maxLine)
 	for n := 1; in.Scan(); n++ {
-		text := bytes.TrimSpace(bytes.TrimPrefix(in.Bytes(), []byte("\ufeff"))) // Windows editors write one
+		text := bytes.TrimSpace(bytes.TrimPrefix(in.Bytes(), []byte("\ufeff"))) // Windows editors write it
 		if len(text) == 0 {
 			continue
 		}
@@ -88,7 +86,6 @@ func loadLines(path string) ([]Task, error) {
 	return list, nil
 }
 
-// parseLine parses a task whose paths are relative to dir.
 func parseLine(text []byte, dir string) (Task, error) {
 	var l Line
 	d := json.NewDecoder(bytes.NewReader(text))
@@ -142,7 +139,7 @@ func (l Line) hashLine(text []byte, t Task) (string, error) {
 	return "sha256:" + hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// commit matches the name of a commit in full.
+// commit matches a full commit hash.
 var commit = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{40}$`) })
 
 func (l Line) newEnvironment(dir string) (Environment, error) {

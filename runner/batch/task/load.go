@@ -16,18 +16,18 @@ import (
 
 // Options configures [Load].
 type Options struct {
-	// Lookup returns the variables of the host that tasks may have, which they name as
-	// ${NAME}. A task is not trusted: it can send what it gets anywhere. Nil has none.
+	// Lookup returns host variables that tasks refer to as ${NAME}. Tasks are not
+	// trusted: they can send these anywhere. Nil means no variables.
 	Lookup func(name string) (value string, found bool)
 }
 
-// ErrNoTask is the error for a path that is neither a task, nor contains any.
+// ErrNoTask is the error for a path without tasks.
 var ErrNoTask = errors.New("no tasks: want a directory with task.toml, a .jsonl file, or a directory of these")
 
-// Load reads the tasks at the paths: each a Harbor task directory, a file of JSON lines, or a
-// directory of these. They are in the order of the paths, and the tasks of a directory in the
-// order of their names, Harbor's first. Two tasks of one id are an error. An invalid Harbor
-// task is unsupported, with the reason; an invalid line is an error of type [*Error].
+// Load reads tasks from paths: Harbor task directories, files of JSON lines, or
+// directories of these. Tasks are in the order of paths, and within a directory by
+// name, Harbor's first. Two tasks with the same ID are an error. An invalid Harbor task
+// is unsupported, with the reason; an invalid line is an error of type [*Error].
 func Load(paths []string, o Options) ([]Task, error) {
 	if o.Lookup == nil {
 		o.Lookup = func(string) (string, bool) { return "", false }
@@ -111,8 +111,7 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// hashTree returns the hash of the names, kinds, executable bits and contents below a
-// directory.
+// hashTree hashes the names, kinds, executable bits and contents below a directory.
 func hashTree(dir string) (string, error) {
 	sum := sha256.New()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -159,15 +158,15 @@ func hashEntry(sum hash.Hash, path, name string, d fs.DirEntry) error {
 	return nil
 }
 
-// variableError is a variable that a task refers to and is not given.
+// variableError reports a variable that a task refers to but isn't given.
 type variableError struct{ name string }
 
 func (e *variableError) Error() string {
 	return fmt.Sprintf("the variable %s is not set, or not given to tasks", e.name)
 }
 
-// expandValue replaces ${NAME} and ${NAME:-default} in a value. Any other $ stays. It
-// returns an error that names the first variable that is not set and has no default.
+// expandValue replaces ${NAME} and ${NAME:-default}. Other $ stay. The error names the
+// first variable that is not set and has no default.
 func (o Options) expandValue(value string) (string, error) {
 	var b strings.Builder
 	for {
@@ -194,7 +193,7 @@ func (o Options) expandValue(value string) (string, error) {
 	}
 }
 
-// expandVariables returns a table of variables as NAME=value, in the order of the names.
+// expandVariables returns variables as NAME=value, sorted by name.
 func (o Options) expandVariables(table map[string]string) ([]string, error) {
 	var list []string
 	for name, value := range table {

@@ -1,9 +1,8 @@
-// Package task reads the tasks of a batch: Harbor task directories (schema 1.0 to 1.4)
-// and lines of JSON.
+// Package task reads a batch's tasks: Harbor task directories (schema 1.0 to 1.4) and
+// JSON lines.
 //
-// Reading starts nothing and contacts nothing. What a task asks for that can't be
-// provided is listed in [Task].Unsupported, so that a batch learns of it before its
-// first trial.
+// Reading starts and contacts nothing. [Task].Unsupported lists what a task needs that
+// can't be provided, so that a batch knows it before its first trial.
 package task
 
 import (
@@ -14,72 +13,69 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// Task is one task. It has at least one step, unless it is unsupported.
+// Task is a task. It has at least one step, unless it is unsupported.
 type Task struct {
-	// ID names the task in its batch: the name of its directory, or the id of its line.
+	// ID is unique in a batch: the directory's name, or the line's id.
 	ID string
-	// Source is the directory, or the file with the number of the line, such as
-	// tasks.jsonl:3.
+	// Source is the directory, or the file and line, such as tasks.jsonl:3.
 	Source string
-	// Checksum is "sha256:" and the hash of everything that the task consists of.
+	// Checksum is "sha256:" and the hash of everything in the task.
 	Checksum string
-	// Unsupported are the reasons why no trial of the task is possible; empty is none.
+	// Unsupported are the reasons why the task can't run, if any.
 	Unsupported []string
-	// Variables are the names of variables that the task refers to and is not given. Each
-	// is a reason in Unsupported as well.
+	// Variables are variables that the task refers to but isn't given. Each is a reason
+	// in Unsupported too.
 	Variables []string
 	Metadata  map[string]any
 
 	Environment Environment
-	// Solution is the directory with solve.sh that the oracle runs, "" for none.
-	// SolutionEnv are its variables, as NAME=value. Steps may have a solution of their
-	// own.
+	// Solution is the directory with the oracle's solve.sh, or "". SolutionEnv has its
+	// variables, as NAME=value. Steps may have their own solution.
 	Solution    string
 	SolutionEnv []string
 	Steps       []Step
-	// MultiStep reports that the task has named steps, and Strategy how their rewards
-	// become one.
+	// MultiStep means that the task has named steps. Strategy combines their rewards.
 	MultiStep bool
 	Strategy  Strategy
 }
 
-// Strategy combines the rewards of steps.
+// Strategy says how the rewards of steps are combined.
 type Strategy string
 
-// The strategies. Mean is the mean over the steps that have rewards, where a missing key
-// counts as 0; Final takes those of the last step.
+// The strategies. Mean is the mean over steps with rewards, where missing keys count as
+// 0. Final takes the last step's rewards.
 const (
 	Mean  Strategy = "mean"
 	Final Strategy = "final"
 )
 
-// Environment is where a task is done. Zero values are the caller's defaults.
+// Environment is where a task runs. Zero values mean the caller's defaults.
 type Environment struct {
-	// Image is a reference as package images reads it: "build:" and a directory with a
-	// Dockerfile, or an image's name. "" is the caller's default.
+	// Image is a reference for package images: "build:" and a directory with a
+	// Dockerfile, or an image's name.
 	Image string
-	// BuildTime bounds the build.
+	// BuildTime bounds the image's build.
 	BuildTime time.Duration
-	// Workdir is the directory that the agent works in, "" for the image's WORKDIR.
+	// Workdir is the agent's working directory; "" means the image's WORKDIR.
 	Workdir string
-	// SkillsDir is the directory of the image that has skills for the agent, "" for none.
+	// SkillsDir is the image's directory with skills for the agent, or "".
 	SkillsDir string
-	// Workspace is the directory or the tar archive whose content the agent works on,
-	// "" for what the image has in Workdir. Git is a repository instead.
+	// Workspace is a directory or tar archive for the agent to work on; "" means the
+	// image's content of Workdir. Git is a repository instead.
 	Workspace string
 	Git       *Git
-	// Root reports that commands run as root inside, on a writable root: the task
-	// comes with an image of its own, as Harbor tasks do.
+	// Root means that commands run as root on a writable root: the task has its own
+	// image, like Harbor tasks.
 	Root bool
-	// MilliCPUs, MemoryBytes and StorageBytes are the needs and the limits of a trial.
+	// MilliCPUs, MemoryBytes and StorageBytes are a trial's needs and limits.
 	MilliCPUs, MemoryBytes, StorageBytes int64
-	// Env are variables of all commands, as NAME=value.
+	// Env are all commands' variables, as NAME=value.
 	Env         []string
 	Network     Network
 	HealthCheck *HealthCheck
 }
 
-// Git names a commit of a repository.
+// Git is a commit of a repository.
 type Git struct{ URL, Commit string }
 
 // NetworkMode is a kind of network.
@@ -92,7 +88,7 @@ const (
 	AllowList NetworkMode = "allowlist"
 )
 
-// Network limits the hosts that commands may reach. Rules are those of [AllowList].
+// Network limits the hosts that commands may reach. Rules are for [AllowList].
 type Network struct {
 	Mode  NetworkMode
 	Rules []rule.Rule
@@ -105,26 +101,25 @@ type HealthCheck struct {
 	Retries                                       int
 }
 
-// Step is one instruction with its verifier. A task without named steps has one,
-// whose name is "".
+// Step is an instruction with its verifier. A task without named steps has one, named
+// "".
 type Step struct {
 	Name        string
 	Instruction string
-	// Files is a directory whose content is copied to the working directory before the
-	// step, "" for none. Its setup.sh, if it has one, is run there.
+	// Files is a directory to copy into the working directory before the step, or "".
+	// If it has a setup.sh, that is run.
 	Files string
-	// Solution is the solution of this step alone, "" for that of the task.
+	// Solution is this step's solution; "" means the task's.
 	Solution    string
 	Agent       Agent
 	Verifier    Verifier
 	HealthCheck *HealthCheck
 	Artifacts   []Artifact
-	// MinReward are the least rewards with which the next step begins; an empty map is
-	// no bound.
+	// MinReward are the minimum rewards for the next step to begin.
 	MinReward map[string]float64
 }
 
-// Agent bounds the agent of a step.
+// Agent bounds a step's agent.
 type Agent struct {
 	// Time bounds the step; zero is no limit.
 	Time    time.Duration
@@ -132,20 +127,20 @@ type Agent struct {
 	Network Network
 }
 
-// Verifier decides what a trial is worth.
+// Verifier decides a trial's reward.
 type Verifier struct {
-	// Tests is a directory with test.sh, which becomes /tests. It is "" if Command is
-	// set, a shell command that passes with exit status 0, or if there is nothing to
-	// verify.
+	// Tests is a directory with test.sh, which becomes /tests. Command is a shell
+	// command instead, which passes with exit status 0. If both are "", there is
+	// nothing to verify.
 	Tests, Command string
 	Time           time.Duration
 	Env            []string
 	Network        Network
-	// Separate reports that the verifier has an environment of its own, to which only
-	// artifacts are brought. Environment is that environment.
+	// Separate means that the verifier runs in its own Environment, which gets only
+	// artifacts.
 	Separate    bool
 	Environment Environment
-	// Collect are commands that run after the agent, in its sandbox.
+	// Collect are commands to run after the agent, in its sandbox.
 	Collect []Collect
 }
 
@@ -155,25 +150,23 @@ type Collect struct {
 	Time    time.Duration
 }
 
-// Artifact is a file or directory that is kept and brought to a separate verifier.
+// Artifact is a file or directory to keep and to bring to a separate verifier.
 type Artifact struct {
-	// Source is an absolute path in the sandbox, or one relative to the working directory.
+	// Source is a path in the sandbox, absolute or relative to the working directory.
 	Source string
-	// Destination is a relative path below the artifacts, "" for that of Source.
+	// Destination is a relative path below the artifacts; "" means Source's.
 	Destination string
-	// Exclude are patterns of names that are left out.
+	// Exclude are patterns of names to leave out.
 	Exclude []string
 }
 
-// Error is a task that can't be read.
+// Error reports a task that can't be read.
 type Error struct {
 	// Source is the directory or the line.
 	Source string
 	Err    error
 }
 
-// Error names the source and the reason.
 func (e *Error) Error() string { return fmt.Sprintf("%s: %v", e.Source, e.Err) }
 
-// Unwrap returns the reason.
 func (e *Error) Unwrap() error { return e.Err }
