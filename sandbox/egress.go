@@ -133,7 +133,7 @@ type AttestedEgress struct {
 	Capture []int `json:"capture,omitempty"`
 }
 
-// ProxyPort returns the proxy's port.
+// ProxyPort returns the proxy's port, by default DefaultEgressPort.
 func (p *EgressPlan) ProxyPort() int {
 	if p.Port == 0 {
 		return DefaultEgressPort
@@ -183,7 +183,6 @@ func (p *EgressPlan) validateCapture() error {
 	return nil
 }
 
-// namePort is the port of name lookups.
 const namePort = 53
 
 // rootNames are the files that the guest makes from Roots.
@@ -234,7 +233,7 @@ var commandNet = netip.MustParsePrefix("127.80.0.0/16")
 // MaxCommandNumber is the highest command number.
 const MaxCommandNumber = 1<<16 - 1
 
-// CommandAddr returns the proxy's address for the command with this number.
+// CommandAddr returns the proxy's address for a command.
 func CommandAddr(number int) netip.Addr {
 	a := commandNet.Addr().As4()
 	a[2], a[3] = byte(number>>8), byte(number)
@@ -255,7 +254,7 @@ func CommandNumber(addr netip.Addr) int {
 // number.
 var nameNet = netip.MustParsePrefix("127.96.0.0/12")
 
-// NameAddr returns the address of the name with this number, 1 to 1<<20 - 1.
+// NameAddr returns a name's address. The number is 1 to 1<<20 - 1.
 func NameAddr(number int) netip.Addr {
 	a := nameNet.Addr().As4()
 	a[1] |= byte(number >> 16)
@@ -307,8 +306,8 @@ func (p *EgressPlan) CommandEnv(env, session []string, number int) []string {
 	return SetVariables(env, slices.Concat(p.rootVariables(), own, joinGoProxy(session, own), p.ProxyVariables(number)))
 }
 
-// joinGoProxy returns session with the plan's GOPROXY, if any, appended to a
-// GOPROXY directory, so that modules the directory lacks are downloaded.
+// joinGoProxy appends the plan's GOPROXY, if any, to a GOPROXY directory in
+// session, so that modules the directory lacks are downloaded.
 func joinGoProxy(session, plan []string) []string {
 	session = slices.Clone(session)
 	for i, v := range session {

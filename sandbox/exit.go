@@ -67,7 +67,6 @@ func (s ExitStatus) exitText() string {
 	return fmt.Sprintf("exit code %d", s.Code)
 }
 
-// signalNames are Linux's signals.
 var signalNames = map[int]string{
 	1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
 	9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",

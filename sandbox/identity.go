@@ -38,8 +38,8 @@ func IdentityHome(identity int) string {
 	return IdentityRoot(identity) + "/home"
 }
 
-// IdentityRoot returns the directory with the home and the temporary files of
-// an identity other than 0.
+// IdentityRoot returns the directory with an identity's home and temporary
+// files. The identity must not be 0.
 func IdentityRoot(identity int) string { return IdentityDir + "/" + strconv.Itoa(identity) }
 
 // IdentityTmp returns an identity's directory for temporary files, /tmp for 0.

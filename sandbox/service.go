@@ -105,7 +105,6 @@ type ServiceError struct {
 	Output, TestOutput string
 }
 
-// maxQuoted bounds the output in an error.
 const maxQuoted = 1000
 
 func (e *ServiceError) Error() string {

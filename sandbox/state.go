@@ -10,7 +10,6 @@ import (
 // specification 1.2 ("state" and "lifecycle").
 type State int
 
-// The states, in order.
 const (
 	StateCreating State = iota // the container is being created
 	StateCreated               // the container exists; the guest has not answered yet
@@ -18,7 +17,7 @@ const (
 	StateStopped               // destroyed or lost
 )
 
-// String returns the name of the state in the OCI runtime specification.
+// String returns the state's name in the OCI runtime specification.
 func (s State) String() string {
 	switch s {
 	case StateCreating:
@@ -50,12 +49,10 @@ type StateError struct {
 	State  State
 }
 
-// Error returns a message with the action and the state.
 func (e *StateError) Error() string {
 	return fmt.Sprintf("%s: sandbox is %s", e.Action, e.State)
 }
 
-// Unwrap returns [ErrState].
 func (e *StateError) Unwrap() error { return ErrState }
 
 // Lifecycle guards the state of one sandbox. The zero value is in
@@ -72,9 +69,8 @@ func (l *Lifecycle) State() State {
 	return l.state
 }
 
-// Advance sets the state. It is the only place that does. It panics if the
-// transition is not in the table, since that is a bug of the backend and not of
-// its caller.
+// Advance sets the state. It panics if the transition is not in the table,
+// which would be the backend's bug.
 func (l *Lifecycle) Advance(to State) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,7 +80,7 @@ func (l *Lifecycle) Advance(to State) {
 	l.state = to
 }
 
-// Require returns a [StateError] for action unless the state is want.
+// Require returns a [StateError] unless the state is want.
 func (l *Lifecycle) Require(action string, want State) error {
 	if s := l.State(); s != want {
 		return &StateError{Action: action, State: s}

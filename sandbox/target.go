@@ -11,17 +11,18 @@ import (
 	"unicode/utf8"
 )
 
-// MountPoint returns the workspace's mount point in the container.
+// MountPoint returns the mount point in the container.
 func (w Workspace) MountPoint() string { return cmp.Or(w.Target, WorkspaceDir) }
 
 // maxTargetBytes leaves most of PATH_MAX for paths in the workspace.
 const maxTargetBytes = 1024
 
 // CheckTarget returns an error that wraps [ErrInvalid] if a workspace can't be
-// mounted at target: a path that is not absolute and in its shortest form, one
-// that the sandbox uses itself, or one at which the workspace would replace
-// programs, libraries or accounts of the image, which commands of others than
-// the agent rely on. [Creator.Create] also refuses a symlink of the image.
+// mounted at target. It refuses paths that are not absolute and in their
+// shortest form, paths that the sandbox itself uses, and paths where the
+// workspace would replace the image's programs, libraries or accounts, on which
+// others than the agent's commands rely. [Creator.Create] also refuses symlinks
+// in the image.
 func CheckTarget(target string) error {
 	switch {
 	case len(target) > maxTargetBytes:
@@ -42,12 +43,12 @@ func CheckTarget(target string) error {
 	return nil
 }
 
-// CheckMountTarget returns an error that wraps [ErrInvalid] if a [Mount] can't be at
-// target in a sandbox with the workspace at another mount point, empty meaning
-// [WorkspaceDir]: for a path that
-// engines do not accept, or one that is, contains or, for most of them, lies in
-// something that the sandbox mounts itself. [Creator.Create] also refuses a target
-// inside a directory that the image or another mount provides without it.
+// CheckMountTarget returns an error that wraps [ErrInvalid] if a [Mount] can't
+// be at target. workspace is the workspace's mount point; empty means
+// [WorkspaceDir]. It refuses paths that engines do not accept, and paths that
+// are, contain or (mostly) lie in something that the sandbox itself mounts.
+// [Creator.Create] also refuses a target inside a directory of the image or
+// another mount that does not have it.
 func CheckMountTarget(target, workspace string) error {
 	if err := checkMountPath(target, workspace); err != nil {
 		return &MountError{fmt.Errorf("mount at %q: %w: %w", target, ErrInvalid, err)}
@@ -79,16 +80,14 @@ func checkMountPath(target, workspace string) error {
 }
 
 var (
-	// ownDirs are directories in which the sandbox mounts file systems itself. All
-	// of /tmp and the home can be changed by commands, so that a mount point in
-	// them could be moved away.
-	ownDirs = []string{"/.caisson", "/dev", "/proc", "/sys", "/run", "/tmp", HomeDir}
-	// programDirs are those of programs, libraries and accounts.
+	// ownDirs are directories in which the sandbox itself mounts file systems.
+	// Commands can change everything in /tmp and the home, so a mount point
+	// there could be moved away.
+	ownDirs     = []string{"/.caisson", "/dev", "/proc", "/sys", "/run", "/tmp", HomeDir}
 	programDirs = []string{
 		"/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/sbin",
 		"/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/libx32", "/usr/sbin",
 		"/usr/local/bin", "/usr/local/lib", "/usr/local/sbin",
 	}
-	// sharedDirs contain directories of many programs.
 	sharedDirs = []string{"/usr/share", "/usr/local/share", "/var", "/var/cache", "/var/lib", "/var/tmp"}
 )

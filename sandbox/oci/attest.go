@@ -149,8 +149,6 @@ func (c *container) verifyProcess() error {
 	return errors.Join(errs...)
 }
 
-// capabilityNumber has the numbers of the capabilities that containers get
-// (linux/capability.h).
 var capabilityNumber = map[string]uint{
 	"CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8,
 	"CAP_NET_BIND_SERVICE": 10,

@@ -109,8 +109,6 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	return info, nil
 }
 
-// listLost returns the protections, apart from limits, that this backend lacks
-// for this user.
 func (b *Backend) listLost() []string {
 	switch {
 	case b.rootless && b.options.Kind == Runc:

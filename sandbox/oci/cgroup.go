@@ -38,10 +38,8 @@ type cgroupPlan struct {
 	own, joined string
 }
 
-// isLimited reports whether the container has a cgroup with limits.
 func (p cgroupPlan) isLimited() bool { return p.path != "" || p.made }
 
-// tree is one mounted cgroup hierarchy.
 type tree struct {
 	mount string
 	root  string // the cgroup that is mounted there
@@ -49,11 +47,8 @@ type tree struct {
 	controllers []string
 }
 
-// needed are the controllers that enforce the limits.
 var needed = []string{"cpu", "memory", "pids"}
 
-// planCgroup returns the plan for the container of a session, and the limits
-// that are lost.
 func planCgroup(session string, rootless bool, t traits) (cgroupPlan, []string) {
 	lost := "Limits of memory, pids and CPU time: "
 	if t.ownKernel {
@@ -83,7 +78,7 @@ func planCgroupIn(trees []tree, own map[string]string, session string, rootless 
 	}
 	p, have := layOut(trees, own, cgroupPrefix+session)
 	if p.crowded != "" {
-		// runc makes its directory there nevertheless, which is noted.
+		// runc makes its directory there nevertheless.
 		return cgroupPlan{dirs: p.dirs}, fmt.Sprintf("the cgroup %s holds processes itself, and version 2 limits nothing below such a one.", p.crowded)
 	}
 	for _, c := range needed {
@@ -162,11 +157,10 @@ func hybridDirs(mount, at, name string) []string {
 	return dirs
 }
 
-// isCrowded reports whether a v2 cgroup contains processes itself. Ours does in
-// a container with a cgroup namespace, where it is the visible root. The kernel
-// then enables no memory controller below it ("no internal process constraint",
-// cgroup-v2.rst). The hierarchy's own root is exempt, and only it has no
-// cgroup.type.
+// isCrowded reports whether a v2 cgroup contains processes itself, like ours in
+// a container, where it is the visible root. The kernel then enables no memory
+// controller below it ("no internal process constraint", cgroup-v2.rst). Only
+// the hierarchy's own root is exempt and has no cgroup.type.
 func isCrowded(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "cgroup.type"))
 	return err == nil && readText(dir, "cgroup.procs") != ""

@@ -84,7 +84,6 @@ func (b *Backend) checkRoot(spec sandbox.Spec) error {
 
 func (c *container) ID() string { return c.id }
 
-// FetchImage leaves every image to the lifecycle.
 func (c *container) FetchImage(context.Context) (bool, error) { return false, nil }
 
 func (c *container) Plan(context.Context) ([]ownership.Entry, error) {
@@ -283,8 +282,6 @@ func (c *container) ExplainFailure(_ context.Context, err error) error {
 	return explainFailure(err)
 }
 
-// keepLog puts gVisor's own log into the session's after the container has
-// ended.
 func (c *container) keepLog(err error) {
 	c.stdio.stderr.waitEnd(settleTime)
 	if log, _ := c.stdio.stderr.split(); len(log) > 0 {

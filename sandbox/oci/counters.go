@@ -19,7 +19,6 @@ type cgroup struct {
 	v2                bool
 }
 
-// cgroupOf returns the cgroup of a process, which must be the session's.
 func cgroupOf(pid int, session string) (cgroup, error) {
 	trees, err := cgroupTrees()
 	if err != nil {

@@ -45,8 +45,8 @@ func planDelegated(trees []tree, own map[string]string, name string) (cgroupPlan
 	return p, have
 }
 
-// makeCgroups makes the planned cgroups of an ordinary user's container and
-// sets their limits. The runtime can't make any below them.
+// makeCgroups makes and limits the planned cgroups. The runtime can't make any
+// below them.
 func (p cgroupPlan) makeCgroups(r limits.Resources, pids int64) error {
 	if !p.made {
 		return nil

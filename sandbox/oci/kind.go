@@ -17,7 +17,6 @@ const (
 	Runc Kind = "runc"
 )
 
-// traits are the differences between the kinds.
 type traits struct {
 	// binary is the runtime's name beside our executable or on PATH.
 	binary string

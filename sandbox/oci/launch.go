@@ -61,7 +61,6 @@ func (r *runtimeClient) startRun(ctx context.Context, b bundle, id string, f run
 	return l, nil
 }
 
-// waitRunning waits until the container runs.
 func (l *launch) waitRunning(ctx context.Context, log *runtimeLog) error {
 	l.done = true
 	err := l.cmd.Wait()
@@ -99,7 +98,7 @@ type runtimeLog struct {
 	held bool
 }
 
-// makeLog creates the bundle's log and holds it if the file system supports it.
+// makeLog creates the bundle's log and holds it if the file system can.
 func (b bundle) makeLog() (*runtimeLog, error) {
 	f, err := os.OpenFile(b.logPath(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

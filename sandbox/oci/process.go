@@ -10,8 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// privateNamespaces returns the kinds of namespaces that a process does not
-// share with us.
 func privateNamespaces(pid int) ([]string, error) {
 	var private []string
 	for _, kind := range []string{"cgroup", "ipc", "mnt", "net", "pid", "user", "uts"} {

@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// removeCgroup kills what is left in a cgroup and removes it. It reports
-// whether the cgroup existed. It touches only directories that are on a cgroup
-// file system and named after the session.
+// removeCgroup kills what is left in a cgroup, removes it, and reports whether
+// it existed. It touches only directories on a cgroup file system that are
+// named after the session.
 func removeCgroup(dir, session string) (bool, error) {
 	if filepath.Base(dir) != cgroupPrefix+session {
 		return false, fmt.Errorf("remove cgroup %s: not one of session %s", dir, session)

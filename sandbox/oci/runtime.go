@@ -38,7 +38,6 @@ type runtimeClient struct {
 
 type runtimeVersion struct{ name, number string }
 
-// callTime bounds a runtime call that starts nothing.
 const callTime = 20 * time.Second
 
 // queryVersion runs the runtime once, and again if its file has changed. It
@@ -72,7 +71,6 @@ func (r *runtimeClient) queryVersion(ctx context.Context) (runtimeVersion, error
 	return v, nil
 }
 
-// parseVersion parses a first line such as "runc version 1.1.5".
 func parseVersion(out string) (runtimeVersion, error) {
 	line, _, _ := strings.Cut(out, "\n")
 	words := strings.Fields(line)
@@ -102,7 +100,6 @@ func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed
 	return true, err
 }
 
-// removeFiles removes a container's files and reports whether there were any.
 func (r *runtimeClient) removeFiles(_ context.Context, id string) (removed bool, err error) {
 	var errs []error
 	files := r.listFiles(id)
@@ -141,8 +138,6 @@ func (r *runtimeClient) listFiles(id string) []string {
 	return names
 }
 
-// callRuntime runs the runtime for at most callTime and returns its standard
-// output.
 func (r *runtimeClient) callRuntime(ctx context.Context, root string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, callTime, fmt.Errorf("%s did not answer within %s", filepath.Base(r.path), callTime))
 	defer cancel()
@@ -178,7 +173,6 @@ func (r *runtimeClient) newCommand(ctx context.Context, args []string) *exec.Cmd
 	return cmd
 }
 
-// tail keeps the last bytes of a pipe, to explain a failure.
 type tail struct {
 	file *os.File
 	done chan struct{}

@@ -15,7 +15,6 @@ import (
 // one.
 const specVersion = "1.0.2"
 
-// plan is the input for a bundle.
 type plan struct {
 	traits   traits
 	identity identity
@@ -54,7 +53,7 @@ type identity struct {
 	commandUID, commandGID int
 	// user is the user namespace's mapping; nil means no user namespace.
 	user *idMapping
-	// single reports that guest and commands share the only ID.
+	// single reports that guest and commands share one ID.
 	single bool
 	// root reports that commands are root in the container, like the guest.
 	root bool

@@ -71,7 +71,6 @@ func (r *runtimeClient) waitForRun(ctx context.Context, id string, most time.Dur
 	return nil
 }
 
-// step is how often a wait checks its context.
 const step = 50 * time.Millisecond
 
 func (p *hostProcess) waitOrKill(ctx context.Context, deadline time.Time) error {
@@ -161,8 +160,6 @@ func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed
 	return errors.Join(errs...)
 }
 
-// chargedMemory returns the memory charged to the session's cgroup, or 0 if
-// unknown.
 func chargedMemory(entries []ownership.NumberedEntry) int64 {
 	for _, e := range entries {
 		if e.Kind != ownership.KindCgroup {

@@ -32,7 +32,6 @@ func Embedded() []string {
 	return names
 }
 
-// files has the embedded programs; nil unless this is a release build.
 var files fs.FS
 
 type programSum struct{ sum, name string }
@@ -122,8 +121,6 @@ func isIntact(path, sum string) bool {
 	return true
 }
 
-// makePrivateDir makes a directory, and its parents, that no other user can
-// write.
 func makePrivateDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

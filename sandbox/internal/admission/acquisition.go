@@ -9,7 +9,6 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// acquisition is one call of [Semaphore.Acquire].
 type acquisition struct {
 	semaphore *Semaphore
 	request   Request
@@ -93,7 +92,6 @@ func (a *acquisition) pollUntilFree(ctx context.Context, try func() (reason stri
 	}
 }
 
-// notifyReason reports the reason of the wait, if it has changed.
 func (a *acquisition) notifyReason(reason string) {
 	if reason != a.reason && a.request.Notify != nil {
 		a.request.Notify("waiting " + reason)
@@ -101,8 +99,8 @@ func (a *acquisition) notifyReason(reason string) {
 	a.reason = reason
 }
 
-// acquireSlot takes a slot if one is free. Stopped processes' slots do not
-// count.
+// acquireSlot takes a slot if one is free, not counting those of stopped
+// processes.
 func (a *acquisition) acquireSlot() (bool, error) {
 	most := a.semaphore.opts.Starts
 	for n := 0; n < most; n++ {

@@ -99,7 +99,6 @@ func (s *Semaphore) Acquire(ctx context.Context, r Request) (*Lease, error) {
 
 var errWaitTooLong = errors.New("the wait is over")
 
-// makeDir creates the directory for lock files and checks its permissions.
 func (s *Semaphore) makeDir() error {
 	if err := state.CheckDir(s.opts.StateDir); err != nil {
 		return err
@@ -135,8 +134,8 @@ func isStopped(pid int) bool {
 	return ok && len(rest) > 0 && (rest[0] == 'T' || rest[0] == 't')
 }
 
-// tryLock takes the lock on a file and writes our PID into it. It returns nil
-// if another process holds the lock.
+// tryLock takes the lock on a file and writes our PID into it, or returns nil
+// if it is held.
 func tryLock(path string) (*state.Lock, error) {
 	lock, err := state.TryAcquire(path)
 	if errors.Is(err, state.ErrHeld) {

@@ -18,8 +18,7 @@ const (
 	// shortestInterval is the minimum time between two tests, whatever an image
 	// asks for.
 	shortestInterval = 100 * time.Millisecond
-	// maxProgram bounds a program's name in an attestation or error.
-	maxProgram = 200
+	maxProgram       = 200
 )
 
 // Plan is a checked service with its image's configuration.
@@ -88,7 +87,6 @@ func (p *Plan) command(argv []string, identity int) sandbox.Command {
 	return sandbox.Command{Argv: argv, Env: p.spec.Env, Dir: p.dir, Identity: identity}
 }
 
-// program returns the program's name as printable text.
 func (p *Plan) program() string {
 	name := strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

@@ -252,8 +252,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// addEnd adds what the sandbox counted and kept of a stream beyond its live
-// bytes.
+// addEnd adds what the sandbox counted and kept beyond a stream's live bytes.
 func (o *output) addEnd(missing int64, tail []byte) {
 	if missing <= 0 {
 		return
