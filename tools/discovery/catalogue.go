@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Bounds of what the model gets, as the specification has them.
+// Bounds of what the model gets, as specified.
 const (
 	maxMatches     = 10
 	maxListed      = 30
@@ -25,7 +25,7 @@ const (
 	maxServers     = 100 // of the catalogue
 	maxParameter   = 40  // bytes of a name
 	maxTokens      = 16
-	// minSimilarity is the least similarity of a suggestion.
+	// minSimilarity is the lowest similarity of a suggestion.
 	minSimilarity = 0.40
 )
 
@@ -34,11 +34,11 @@ type catalogue struct {
 	Options
 
 	mu sync.Mutex
-	// texts are names and descriptions in lower case, by the hashes of definitions.
+	// texts are names and descriptions in lower case, by definition hash.
 	texts map[string]string
 }
 
-// lowerText returns the text of a tool in which words are searched.
+// lowerText returns a tool's text for searching words.
 func (c *catalogue) lowerText(def *tools.Definition) string {
 	key := cmp.Or(def.Hash, string(def.Name)) // our own tools don't change
 	c.mu.Lock()
@@ -51,7 +51,7 @@ func (c *catalogue) lowerText(def *tools.Definition) string {
 	return text
 }
 
-// keepTexts drops the texts of definitions that are gone.
+// keepTexts clears the texts when most belong to definitions that are gone.
 func (c *catalogue) keepTexts(defs []tools.Definition) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -75,7 +75,7 @@ func ofServer(defs []tools.Definition, server string) []tools.Definition {
 	return list
 }
 
-// firstUsable returns at most most of the tools that the session may use.
+// firstUsable returns at most most tools that the session may use.
 func (c *catalogue) firstUsable(defs []tools.Definition, most int) []tools.Definition {
 	var list []tools.Definition
 	for _, def := range defs {
@@ -89,14 +89,14 @@ func (c *catalogue) firstUsable(defs []tools.Definition, most int) []tools.Defin
 	return list
 }
 
-// ranked is a tool by its index, which are cheaper to sort than definitions.
+// ranked is a tool by its index, which is cheaper to sort than a definition.
 type ranked struct {
 	index int
 	rank  float64
 }
 
-// sortRanked returns the tools in order: the highest rank first, and those of one rank in
-// the order that they had.
+// sortRanked returns the tools by rank, highest first. Equal ranks keep their
+// order.
 func sortRanked(defs []tools.Definition, found []ranked) []tools.Definition {
 	slices.SortFunc(found, func(a, b ranked) int { return cmp.Or(cmp.Compare(b.rank, a.rank), cmp.Compare(a.index, b.index)) })
 	list := make([]tools.Definition, len(found))
@@ -106,8 +106,9 @@ func sortRanked(defs []tools.Definition, found []ranked) []tools.Definition {
 	return list
 }
 
-// matchWords returns the tools in whose name or description any of the words is: those with
-// most words first, and of these those with most words in the name.
+// matchWords returns the tools with any of the words in their name or description.
+// Tools with more words come first, and among equals, tools with more words in the
+// name.
 func (c *catalogue) matchWords(defs []tools.Definition, words []string) []tools.Definition {
 	var found []ranked
 	for i := range defs {
@@ -129,7 +130,7 @@ func (c *catalogue) matchWords(defs []tools.Definition, words []string) []tools.
 	return sortRanked(defs, found)
 }
 
-// suggestTools returns the tools that are most like what was written: in the name, whole or
+// suggestTools returns the tools most like what was written: in the name, with or
 // without the server, or in the description.
 func (c *catalogue) suggestTools(defs []tools.Definition, written string) []tools.Definition {
 	written = strings.ReplaceAll(strings.ToLower(utf8text.Clip(written, 64)), "__", "/")
@@ -150,7 +151,7 @@ func (c *catalogue) suggestTools(defs []tools.Definition, written string) []tool
 	return c.firstUsable(sortRanked(defs, found), maxSuggestions)
 }
 
-// quoteNames returns the names of tools as the model calls them.
+// quoteNames returns the names by which the model calls tools.
 func (c *catalogue) quoteNames(defs []tools.Definition) string {
 	var names []string
 	for _, def := range defs {
@@ -159,7 +160,6 @@ func (c *catalogue) quoteNames(defs []tools.Definition) string {
 	return strings.Join(names, ", ")
 }
 
-// describeTool returns the line about a tool.
 func (c *catalogue) describeTool(def tools.Definition) string {
 	text, _ := tools.Display(strings.Join(strings.Fields(utf8text.Repair(utf8text.Clip(def.Description, 8*maxDescription))), " "))
 	if characters := []rune(text); len(characters) > maxDescription {
@@ -176,8 +176,7 @@ func (c *catalogue) describeTool(def tools.Definition) string {
 	return line
 }
 
-// parameterNames returns the names of parameters, the required ones first, safe for
-// display.
+// parameterNames returns the names of parameters for display, required ones first.
 func parameterNames(schema json.RawMessage) []string {
 	var s struct {
 		Properties map[string]json.RawMessage `json:"properties"`
@@ -201,7 +200,6 @@ func boolInt(b bool) int {
 	return 0
 }
 
-// listServers returns the text about all servers.
 func (c *catalogue) listServers(defs []tools.Definition) string {
 	count := map[string]int{}
 	for _, def := range defs {
@@ -235,7 +233,8 @@ func (c *catalogue) listServers(defs []tools.Definition) string {
 	return strings.Join(lines, "\n")
 }
 
-// activateTools loads tools of servers that are not loaded yet, as far as that is recorded.
+// activateTools loads tools that are not loaded yet. A tool that can't be recorded
+// isn't loaded.
 func (c *catalogue) activateTools(callID, by string, defs []tools.Definition) error {
 	for _, def := range defs {
 		if c.Loaded.Has(def.Name) {

@@ -1,10 +1,10 @@
-// Package discovery has the tools with which a model finds tools of servers:
-// search_tools and load_tool. Servers may offer thousands; a model is offered
-// those alone that it has loaded.
+// Package discovery has the tools with which a model finds servers' tools:
+// search_tools and load_tool. Servers may offer thousands. A model is offered only
+// the ones that it has loaded.
 //
-// The model sees names as it calls them ([tools.LLMName]); what is reported has
-// canonical ones. What servers say of their tools is not trusted: it is cleaned and
-// bounded.
+// The model sees names as it calls them ([tools.LLMName]). Reports have the
+// canonical names. Servers' texts about their tools are not trusted: they are
+// cleaned and bounded.
 package discovery
 
 import (
@@ -16,9 +16,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// MaxLoaded bounds the loaded tools of a session: providers take 128 tools at most, and
-// every definition takes room in the model's context. Loading another one unloads the one
-// that was loaded first.
+// MaxLoaded bounds the loaded tools of a session: providers take at most 128 tools,
+// and every definition takes room in the model's context. Loading one more unloads
+// the one that was loaded first.
 const MaxLoaded = 80
 
 // How a tool was activated.
@@ -39,29 +39,30 @@ type Activation struct {
 // Server is one server of the session.
 type Server struct {
 	Name string
-	// Problem is why none of its tools can be used now, safe for display; "" for none.
+	// Problem is why none of its tools can be used now, safe for display, or "".
 	Problem string
 }
 
 // Options configure the tools.
 type Options struct {
-	// Enabled offers the tools: the session has servers.
+	// Enabled offers the tools. It is set if the session has servers.
 	Enabled bool
-	// Tools returns all tools of the session, our own too, whether loaded or not.
+	// Tools returns all tools of the session, also its own, whether loaded or not.
 	Tools func() []tools.Definition
 	// IsUsable reports whether the session may use a tool once it is loaded.
 	IsUsable func(tools.Definition) bool
-	// Servers returns the servers of the session. Nil: those that the tools name.
+	// Servers returns the session's servers. Nil means the servers that the tools
+	// name.
 	Servers func() []Server
-	// Wait waits until a server's tools are known, or those of all servers for "", or
-	// that they won't be. It returns an error if ctx ends. Nil does not wait.
+	// Wait waits until the tools of a server, or of all servers for "", are known
+	// or won't be. It returns an error if ctx ends. Nil does not wait.
 	Wait func(ctx context.Context, server string) error
 	// Wire returns a name as the model calls it. Nil means [tools.Name.LLM].
 	Wire func(tools.Name) tools.LLMName
-	// Loaded gets the tools that are loaded.
+	// Loaded holds the loaded tools.
 	Loaded *Loaded
-	// Activated records an activation. Without it the tool is not loaded. Nil records
-	// none.
+	// Activated records an activation. If it fails, the tool is not loaded. Nil
+	// records none.
 	Activated func(Activation) error
 }
 
@@ -80,8 +81,8 @@ func Factories(o Options) []tools.Factory {
 	}
 }
 
-// Loaded is the set of tools that a session has loaded, the oldest first. It is safe for
-// concurrent use. The zero value is empty, and nil has every tool.
+// Loaded is the set of tools that a session has loaded, oldest first. It is safe
+// for concurrent use. The zero value is empty, and nil has every tool.
 type Loaded struct {
 	mu    sync.Mutex
 	names []tools.Name
@@ -97,7 +98,7 @@ func (l *Loaded) Has(name tools.Name) bool {
 	return slices.Contains(l.names, name)
 }
 
-// Add loads tools, of which only the last [MaxLoaded] stay.
+// Add loads tools. Only the last [MaxLoaded] stay.
 func (l *Loaded) Add(names ...tools.Name) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -109,15 +110,15 @@ func (l *Loaded) Add(names ...tools.Name) {
 	l.names = slices.Delete(l.names, 0, max(len(l.names)-MaxLoaded, 0))
 }
 
-// Names returns the loaded tools, the oldest first.
+// Names returns the loaded tools, oldest first.
 func (l *Loaded) Names() []tools.Name {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.names)
 }
 
-// Refusal returns the reason and the message of a call of a tool that is not loaded. The
-// model has not seen its parameters, so the call is not tried.
+// Refusal returns the reason and message for a call of a tool that is not loaded,
+// or "". The model has not seen its parameters, so the call is not tried.
 func (l *Loaded) Refusal(name tools.Name) (reason, message string) {
 	if l.Has(name) {
 		return "", ""

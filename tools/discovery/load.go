@@ -11,7 +11,6 @@ import (
 // loadTool is one execution of load_tool.
 type loadTool struct{ *catalogue }
 
-// Definition implements [tools.Tool].
 func (t *loadTool) Definition() tools.Definition {
 	return tools.Definition{
 		Name: tools.NameLoadTool,
@@ -43,7 +42,6 @@ type loadInput struct {
 	Name string `json:"name"`
 }
 
-// Execute implements [tools.Tool].
 func (t *loadTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in loadInput
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -83,7 +81,7 @@ func (c *catalogue) findTool(defs []tools.Definition, name string) (found tools.
 	return found, ok
 }
 
-// noTool is the failure of a call with an unknown name.
+// noTool returns the error for an unknown name.
 func (c *catalogue) noTool(defs []tools.Definition, name string) error {
 	shown, _ := tools.Display(name)
 	message := fmt.Sprintf("There is no tool %q.", shown)

@@ -14,7 +14,6 @@ import (
 // searchTool is one execution of search_tools.
 type searchTool struct{ *catalogue }
 
-// Definition implements [tools.Tool].
 func (t *searchTool) Definition() tools.Definition {
 	return tools.Definition{
 		Name: tools.NameSearchTools,
@@ -43,7 +42,6 @@ type searchInput struct {
 	Server string `json:"server"`
 }
 
-// Execute implements [tools.Tool].
 func (t *searchTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in searchInput
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -65,7 +63,7 @@ func (t *searchTool) Execute(ctx context.Context, call *tools.Call) (tools.Outpu
 	return tools.Output{Content: []tools.Block{{Text: text}}, Success: true}, nil
 }
 
-// searchTools returns the answer to a query, and the tools that it loads.
+// searchTools returns the answer to a query and the tools to load.
 func (t *searchTool) searchTools(query, server string) (text string, matches []tools.Definition) {
 	all := t.Tools()
 	t.keepTexts(all)
@@ -90,7 +88,7 @@ func (t *searchTool) searchTools(query, server string) (text string, matches []t
 	return strings.Join(lines, "\n"), matches
 }
 
-// listTools returns the first tools of a server by their names.
+// listTools lists a server's first tools by name.
 func (t *searchTool) listTools(defs []tools.Definition, server string) string {
 	usable := t.firstUsable(defs, len(defs))
 	if len(usable) == 0 {
@@ -107,14 +105,13 @@ func (t *searchTool) listTools(defs []tools.Definition, server string) string {
 	return strings.Join(lines, "\n")
 }
 
-// noServer returns the answer about a server without tools.
 func (t *searchTool) noServer(server string) string {
 	shown, _ := tools.Display(server)
 	return fmt.Sprintf("No server %q has tools that this session may use.\n%s", shown, t.listServers(t.Tools()))
 }
 
-// noMatch returns the answer to words that no tool has. Its names are in no line of a
-// match: nothing is loaded.
+// noMatch returns the answer to words that no tool has. It shows names differently
+// from a match: nothing is loaded.
 func (t *searchTool) noMatch(defs []tools.Definition, query, server string) string {
 	if len(defs) == 0 {
 		return t.noServer(server)
@@ -127,7 +124,7 @@ func (t *searchTool) noMatch(defs []tools.Definition, query, server string) stri
 	return text + " Query \"servers\" lists the servers."
 }
 
-// splitWords returns the different words of a query.
+// splitWords returns the distinct words of a query, at most maxTokens.
 func splitWords(query string) []string {
 	words := strings.FieldsFunc(query, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
 	var list []string

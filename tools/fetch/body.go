@@ -12,12 +12,12 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// wireOverhead is the number of bytes by which a body may be longer on the wire
-// than decoded, for the frames of gzip.
+// wireOverhead is how much longer a body may be on the wire than decoded, for
+// gzip's frames.
 const wireOverhead = 64 << 10
 
-// readBody reads and decodes a response's body. A body that exceeds the client's
-// limit is refused and not truncated, because half a page can mislead.
+// readBody reads and decodes a response's body. It refuses a body that exceeds the
+// client's limit instead of truncating it: half a page can mislead.
 func (c *Client) readBody(res *http.Response) ([]byte, error) {
 	coding := strings.ToLower(strings.TrimSpace(strings.Join(res.Header.Values("Content-Encoding"), ",")))
 	limit := c.opts.MaxBytes
@@ -45,8 +45,8 @@ func (c *Client) readBody(res *http.Response) ([]byte, error) {
 	return buf.Bytes(), nil
 }
 
-// bodyError returns the failure for a body that can't be read. A timeout or an
-// exceeded budget is returned as it is.
+// bodyError returns the failure for an unreadable body. It returns timeouts and
+// exceeded budgets as they are.
 func bodyError(err error, format string, args ...any) error {
 	if _, ok := errors.AsType[*limits.ExceededError](err); ok || isTimeout(err) {
 		return err

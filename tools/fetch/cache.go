@@ -12,9 +12,9 @@ import (
 	"go.uber.org/zap"
 )
 
-// cache keeps the responses of one session. Bodies are files named by their
-// SHA-256, which stay as evidence of what the model saw; an index by URL is in
-// memory. It is safe for concurrent use.
+// cache keeps the responses of one session, with an index by URL in memory. Bodies
+// are files named by their SHA-256, which stay as evidence of what the model saw.
+// It is safe for concurrent use.
 type cache struct {
 	dir      string // "" disables the cache
 	maxBytes int64
@@ -30,7 +30,7 @@ func newCache(dir string, maxBytes int64, log *zap.Logger) *cache {
 	return &cache{dir: dir, maxBytes: maxBytes, log: log, byURL: map[string]Response{}, files: map[string]bool{}}
 }
 
-// get returns the response for a URL, if its file is still unchanged.
+// get returns the response for a URL if its file is unchanged.
 func (c *cache) get(url string) (Response, bool) {
 	c.mu.Lock()
 	res, ok := c.byURL[url]
@@ -51,8 +51,8 @@ func (c *cache) get(url string) (Response, bool) {
 	return res, true
 }
 
-// put stores a response if there is room. Without room, the URL is fetched again
-// the next time.
+// put stores a response if there is room. Otherwise the URL is fetched again the
+// next time.
 func (c *cache) put(url string, res Response) {
 	if c.dir == "" {
 		return
@@ -76,7 +76,6 @@ func (c *cache) put(url string, res Response) {
 	c.byURL[url] = res
 }
 
-// writeFile writes a file atomically.
 func (c *cache) writeFile(sum string, body []byte) error {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return fmt.Errorf("create directory of responses: %w", err)

@@ -22,15 +22,15 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// Client fetches URLs for one session, under one policy. It is safe for
-// concurrent use. It holds no connection between fetches, so it needs no Close.
+// Client fetches URLs for one session, under one policy. It is safe for concurrent
+// use. It needs no Close: it holds no connection between fetches.
 type Client struct {
 	opts  Options
 	guard *rule.Guard
 	cache *cache
 }
 
-// NewClient returns a client. It fails if the options are invalid.
+// NewClient returns a client, or an error if the options are invalid.
 func NewClient(o Options) (*Client, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -48,22 +48,22 @@ type Request struct {
 	URL string
 	// Refresh bypasses the cache.
 	Refresh bool
-	// CallID is the ID of the tool call, for records and logs.
+	// CallID is the tool call's ID, for records and logs.
 	CallID string
 	// Asked reports whether a person approved this URL. Redirects to another
-	// origin, which were not shown to them, are then not followed.
+	// origin, which the person didn't see, are then not followed.
 	Asked bool
 }
 
 // Response is the response of a server, with any status.
 type Response struct {
-	// URL is the final URL, Redirects are the URLs that redirected to it.
+	// URL is the final URL. Redirects are the URLs that redirected to it.
 	URL       string
 	Redirects []string
 	Status    int
-	// MediaType and Charset are those of the Content-Type, or "".
+	// MediaType and Charset are from Content-Type, or "".
 	MediaType, Charset string
-	// Body is the body without transfer and content codings, SHA256 its hash in
+	// Body has neither transfer nor content codings. SHA256 is its hash in
 	// hexadecimal.
 	Body   []byte
 	SHA256 string
@@ -76,7 +76,7 @@ var errTimeout = errors.New("the fetch took too long")
 
 const reasonTimeout = "timeout"
 
-// Get fetches one URL if the policy allows it. Its error is a failure for the
+// Get fetches one URL if the policy allows it. The error is a failure for the
 // model, or wraps context.Cause(ctx), or wraps tools.ErrRecord if a refusal could
 // not be recorded.
 func (c *Client) Get(ctx context.Context, r Request) (Response, error) {
@@ -107,15 +107,15 @@ type Denial struct {
 	// URL is the refused URL without a password, in canonical form if it has one.
 	// Host is its host:port, or "".
 	URL, Host string
-	// Addr is the address that was refused, if the reason is an address.
+	// Addr is the refused address, if the reason is an address.
 	Addr string
 	// Reason is a reason of docs/egress.md, such as not_allowed or address.
 	Reason string
-	// Redirect reports whether the URL came from a redirect and not from the model.
+	// Redirect reports whether the URL came from a redirect, not from the model.
 	Redirect bool
 }
 
-// newDenial returns the record of a refusal. Last is the URL at which the fetch
+// newDenial returns the record of a refusal. last is the URL at which the fetch
 // ended.
 func newDenial(callID, last string, f *failure) Denial {
 	d := Denial{CallID: callID, Addr: f.addr, Reason: f.reason, Redirect: f.redirect}
@@ -135,8 +135,8 @@ func newDenial(callID, last string, f *failure) Denial {
 // maxShownURL is the maximum length of a URL in a record.
 const maxShownURL = 2 << 10
 
-// clipText returns the first n bytes of a text for display, with an ellipsis if
-// it is longer.
+// clipText returns the first n bytes of a text for display, with an ellipsis if it
+// is longer.
 func clipText(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -179,8 +179,8 @@ func (c *Client) followRedirects(ctx context.Context, r Request) (last string, _
 	}
 }
 
-// markRedirected adds to a failure that it is about the target of a redirect and
-// not about the requested URL.
+// markRedirected makes a failure say that it is about a redirect's target, not the
+// requested URL.
 func markRedirected(ctx context.Context, passed []string, err error) error {
 	err = asFailure(ctx, err)
 	if f, ok := errors.AsType[*failure](err); ok && len(passed) > 0 {
@@ -190,7 +190,6 @@ func markRedirected(ctx context.Context, passed []string, err error) error {
 	return err
 }
 
-// getCached returns the cached response for a URL that the policy allows.
 func (c *Client) getCached(t rule.Target) (Response, bool) {
 	if !c.allows(t) {
 		return Response{}, false
@@ -198,13 +197,12 @@ func (c *Client) getCached(t rule.Target) (Response, bool) {
 	return c.cache.get(t.String())
 }
 
-// allows reports whether the policy allows a URL.
 func (c *Client) allows(t rule.Target) bool {
 	return rule.AllowsTarget(c.opts.Allow, t) && !rule.DeniesTarget(c.opts.Deny, t, http.MethodGet)
 }
 
-// resolveRedirect returns the target of a Location header. The allowlist is
-// checked when the target is fetched, as for any other URL.
+// resolveRedirect returns the target of a Location header. Fetching the target
+// checks the allowlist.
 func (c *Client) resolveRedirect(at, first rule.Target, location string, asked bool) (rule.Target, error) {
 	next, err := at.ResolveRef(location)
 	if err != nil {
@@ -224,8 +222,8 @@ func redirectURL(location string, t rule.Target) string {
 	return location
 }
 
-// fetchHop makes one request if the policy allows it. For a redirect, next is
-// its Location, and its body is not read.
+// fetchHop makes one request if the policy allows it. For a redirect, next is its
+// Location, and the body is not read.
 func (c *Client) fetchHop(ctx context.Context, t rule.Target) (_ Response, next string, err error) {
 	if !c.allows(t) {
 		return Response{}, "", c.notAllowedFailure(t)
@@ -259,8 +257,8 @@ func (c *Client) fetchHop(ctx context.Context, t rule.Target) (_ Response, next 
 	return res, next, err
 }
 
-// notAllowedFailure returns the failure for a URL that is denied, or not on the allowlist,
-// which it lists.
+// notAllowedFailure returns the failure for a URL that is denied, or not on the
+// allowlist, which it lists.
 func (c *Client) notAllowedFailure(t rule.Target) error {
 	if len(c.opts.Allow) == 0 {
 		return newDenied("not_allowed", "nothing may be fetched in this session")
@@ -319,8 +317,8 @@ func (c *Client) sendRequest(ctx context.Context, t rule.Target) (Response, stri
 	return out, "", nil
 }
 
-// newTransport returns a transport for one request to one origin. It uses
-// HTTP/1.1 only, whose messages are bounded by the few limits set here.
+// newTransport returns a transport for one request to one origin. It uses only
+// HTTP/1.1, whose messages are bounded by the few limits set here.
 func (c *Client) newTransport(t rule.Target) *http.Transport {
 	tr := &http.Transport{
 		TLSClientConfig:        &tls.Config{RootCAs: c.opts.RootCAs, MinVersion: tls.VersionTLS12},
@@ -341,7 +339,6 @@ func (c *Client) newTransport(t rule.Target) *http.Transport {
 	return tr
 }
 
-// networkFailure returns the failure for an error of the network.
 func networkFailure(ctx context.Context, err error) *failure {
 	switch {
 	case context.Cause(ctx) != nil:

@@ -13,14 +13,15 @@ import (
 // failure is the error of a fetch. Its message is for the model.
 type failure struct {
 	reason, message string
-	// denied reports whether the egress policy refused the fetch. Such a failure
-	// is recorded.
+	// denied reports whether the egress policy refused the fetch. Such failures are
+	// recorded.
 	denied bool
-	// addr is the address that was refused; redirect reports whether the URL came
-	// from a redirect.
+	// addr is the refused address. redirect reports whether the URL came from a
+	// redirect.
 	addr     string
 	redirect bool
-	// outage reports whether the host is at fault. Its circuit breaker counts it.
+	// outage reports whether the host is at fault, so that its circuit breaker
+	// counts it.
 	outage bool
 	// err is the cause, for the log.
 	err error
@@ -42,8 +43,8 @@ func newOutage(err error, reason, format string, args ...any) *failure {
 	return &failure{reason: reason, message: fmt.Sprintf(format, args...), outage: true, err: err}
 }
 
-// asFailure returns err as a *failure, or an error that wraps the cause if ctx
-// was cancelled.
+// asFailure returns err as a *failure, or an error that wraps the cause if ctx was
+// cancelled.
 func asFailure(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, errTimeout) {
 		return fmt.Errorf("fetch: %w", cause)
@@ -63,7 +64,6 @@ func asFailure(ctx context.Context, err error) error {
 	return networkFailure(ctx, err)
 }
 
-// budgetFailure returns the failure for an exceeded limit of the session's egress.
 func budgetFailure(over *limits.ExceededError) *failure {
 	f := newDenied(string(over.Kind), "this session's egress budget is used up (%s: %d of %d); fetch nothing more that is not known already",
 		over.Kind, over.Used, over.Limit)
@@ -74,7 +74,7 @@ func budgetFailure(over *limits.ExceededError) *failure {
 	return f
 }
 
-// toolError returns err as a [tools.Error] for the dispatcher, if it is a failure.
+// toolError returns a failure as a [tools.Error], and other errors unchanged.
 func toolError(err error) error {
 	f, ok := errors.AsType[*failure](err)
 	if !ok {

@@ -16,16 +16,16 @@ import (
 // Name is the tool's canonical name.
 const Name tools.Name = "fetch"
 
-// callMargin is added to the client's timeout for the dispatcher's, so that the
-// client's always expires first. It is the time for the conversion.
+// callMargin is the time for the conversion. It makes the dispatcher's timeout
+// longer than the client's, so that the client's always expires first.
 const callMargin = 20 * time.Second
 
-// headBytes is the part of a result that is reserved for the lines before and
-// after the text.
+// headBytes is the part of a result reserved for the lines before and after the
+// text.
 const headBytes = 2 << 10
 
-// New returns the factory of the tool. If nothing is allowed, the tool exists, so
-// that rules of a policy match it, but is disabled by default.
+// New returns a factory for the tool. If nothing is allowed, the tool still exists,
+// so that rules of a policy match it, but is disabled by default.
 func New(o Options) (tools.Factory, error) {
 	c, err := NewClient(o)
 	if err != nil {
@@ -103,11 +103,10 @@ func inputURL(raw json.RawMessage) string {
 	return in.URL
 }
 
-// Definition returns the tool's definition.
 func (t *tool) Definition() tools.Definition { return t.def }
 
-// Execute fetches a page. For a status of 400 and above, it returns an Output
-// without success; for a refusal or an error of the network, a [tools.Error].
+// Execute fetches a page. For a status of 400 and above, Success is false and there
+// is no error. For a refusal or a network error, it returns a [tools.Error].
 func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	var in input
 	if err := json.Unmarshal(call.Input, &in); err != nil {
@@ -159,8 +158,8 @@ func (t *tool) formatOutput(in input, res Response, p page) tools.Output {
 	}
 }
 
-// writeHead writes the facts of a response, one per line. None of them can
-// contain a line break from the server.
+// writeHead writes the facts of a response, one per line. None can contain a line
+// break from the server.
 func writeHead(b *strings.Builder, res Response) {
 	kind := "unknown"
 	if res.MediaType != "" {

@@ -27,12 +27,10 @@ func (c *Client) dialOrigin(ctx context.Context, o rule.Origin) (net.Conn, error
 	return c.meterConn(conn), nil
 }
 
-// newDialer returns the dialer of the client's guard.
 func (c *Client) newDialer() *rule.Dialer {
 	return &rule.Dialer{Guard: c.guard, Resolver: c.opts.Resolver}
 }
 
-// dialFailure returns the failure for an error of a [rule.Dialer] or [rule.Guard].
 func dialFailure(err error) error {
 	if refused, ok := errors.AsType[*rule.AddressError](err); ok {
 		f := newDenied("address", "%v; an operator can allow it under fetch.private", refused)
@@ -48,8 +46,8 @@ func dialFailure(err error) error {
 	return err
 }
 
-// dialProxy connects to the proxy. Its address is not checked, because the
-// operator chose it.
+// dialProxy connects to the proxy. Its address is not checked: the operator chose
+// it.
 func (c *Client) dialProxy(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := (&net.Dialer{Timeout: connectTime, Resolver: c.opts.Resolver}).DialContext(ctx, network, address)
 	if err != nil {
@@ -58,7 +56,7 @@ func (c *Client) dialProxy(ctx context.Context, network, address string) (net.Co
 	return c.meterConn(conn), nil
 }
 
-// meterConn returns conn with the egress budget and the idle timeout applied.
+// meterConn applies the egress budget and the idle timeout to conn.
 func (c *Client) meterConn(conn net.Conn) net.Conn {
 	return &limits.MeteredConn{Conn: conn, Budget: c.opts.Egress, Idle: c.opts.Idle}
 }

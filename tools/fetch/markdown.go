@@ -14,18 +14,17 @@ import (
 	"golang.org/x/net/html/atom"
 )
 
-// Bounds of HTML that is converted. The converter copies the text of an element
-// at each level and prefixes each line of a list or a quotation, so nesting
-// multiplies the cost. Elements that are nested deeper are replaced by their
-// text. Within these bounds, the worst pages found take less than 2 s on two busy
-// cores.
+// Bounds of HTML to convert. The converter copies the text of an element at each
+// level and prefixes each line of a list or quotation, so nesting multiplies the
+// cost. Elements nested deeper are replaced by their text. Within these bounds, the
+// worst pages found take less than 2 s on two busy cores.
 const (
 	maxHTMLBytes = 4 << 20
 	maxDepth     = 64
 	maxPrefixed  = 8
 	maxSpan      = 16
 	maxNodes     = 200_000
-	// maxLinkBytes is the maximum length of a link or another attribute.
+	// maxLinkBytes bounds a link or another attribute.
 	maxLinkBytes = 8 << 10
 )
 
@@ -61,8 +60,8 @@ func (p *page) convertHTML(text, at string) (string, error) {
 	return out, nil
 }
 
-// convertNode runs the converter. It returns its panics as errors, because the
-// converter is not made for hostile pages.
+// convertNode runs the converter, and returns its panics as errors: it is not made
+// for hostile pages.
 func convertNode(doc *html.Node) (text string, err error) {
 	defer func() {
 		if recover() != nil {
@@ -78,16 +77,15 @@ func convertNode(doc *html.Node) (text string, err error) {
 
 // bracketStandIn replaces "[" in text during the conversion. At each "[", the
 // converter's escaper (html-to-markdown v2.5.2) scans to the end of the text, so
-// 256 KiB of them took 19 s. It is a private-use character; those of the page
-// itself are removed.
+// 256 KiB of them took 19 s. It is a private-use character, which is removed from
+// the page first.
 const bracketStandIn = "\uf05b"
 
-// hideBrackets replaces each "[" in a text by bracketStandIn.
 func hideBrackets(text string) string {
 	return strings.NewReplacer(bracketStandIn, "", "[", bracketStandIn).Replace(text)
 }
 
-// restoreBrackets puts the brackets back. It escapes those that would begin a
+// restoreBrackets puts the brackets back. It escapes a bracket that would begin a
 // link, a picture or a definition, so that text doesn't become a link.
 func restoreBrackets(text string) string {
 	var links []bool // the last one first
@@ -117,8 +115,8 @@ func restoreBrackets(text string) string {
 	return b.String()
 }
 
-// trimmer removes the parts of a parsed page that people don't see, and limits
-// the cost of its conversion.
+// trimmer removes from a parsed page what people don't see, and limits the cost of
+// its conversion.
 type trimmer struct {
 	base    *url.URL
 	nodes   int
@@ -126,8 +124,8 @@ type trimmer struct {
 	title   string
 }
 
-// trimChildren trims the children of n. Verbatim text is left unchanged. The
-// parser limits the depth of the recursion to 512.
+// trimChildren trims the children of n. Verbatim text stays unchanged. The parser
+// limits the depth of the recursion to 512.
 func (t *trimmer) trimChildren(n *html.Node, depth, prefixed int, verbatim bool) {
 	unwrapped := false
 	for c := n.FirstChild; c != nil; {
@@ -160,13 +158,13 @@ func (t *trimmer) trimChildren(n *html.Node, depth, prefixed int, verbatim bool)
 	}
 }
 
-// prefixesLines reports whether each line of an element gets a prefix.
+// prefixesLines reports whether the converter prefixes each line of an element.
 func prefixesLines(a atom.Atom) bool {
 	return a == atom.Blockquote || a == atom.Ul || a == atom.Ol || a == atom.Dl
 }
 
-// unwrapElement replaces an element by its children, and adds a line break after
-// those of a block.
+// unwrapElement replaces an element by its children. It adds a line break after a
+// block.
 func unwrapElement(parent, c *html.Node) {
 	for child := c.FirstChild; child != nil; child = c.FirstChild {
 		c.RemoveChild(child)
@@ -216,8 +214,8 @@ func (t *trimmer) dropsElement(n *html.Node) bool {
 	return false
 }
 
-// isHidden reports whether an element's own attributes hide it. Style sheets are
-// ignored.
+// isHidden reports whether an element's own attributes hide it. It ignores style
+// sheets.
 func isHidden(n *html.Node) bool {
 	for _, a := range n.Attr {
 		switch strings.ToLower(a.Key) {
@@ -235,7 +233,7 @@ func isHidden(n *html.Node) bool {
 	return false
 }
 
-// trimAttributes keeps the attributes that the conversion reads. It makes links
+// trimAttributes keeps the attributes that the conversion reads, and makes links
 // absolute.
 func (t *trimmer) trimAttributes(n *html.Node) {
 	kept := n.Attr[:0]
@@ -263,9 +261,9 @@ func (t *trimmer) trimAttributes(n *html.Node) {
 	n.Attr = kept
 }
 
-// resolveLink resolves a link against the page's URL. Of links that are neither
-// web nor mail addresses, only the scheme is kept: data: URLs may be megabytes
-// long, and javascript: URLs are useless.
+// resolveLink resolves a link against the page's URL. It keeps only the scheme of a
+// link that is neither a web nor a mail address: data: URLs may be megabytes long,
+// and javascript: URLs are useless.
 func (t *trimmer) resolveLink(ref string) string {
 	u, err := url.Parse(strings.TrimSpace(ref))
 	if err != nil || len(ref) > maxLinkBytes {

@@ -18,13 +18,12 @@ import (
 
 // Defaults of [Options].
 const (
-	// DefaultMaxBytes is the default maximum size of one response. The longest
-	// single-page specifications have 5 to 15 MB, far more than fits into a
-	// model's context.
+	// DefaultMaxBytes bounds one response. The longest single-page specifications
+	// have 5 to 15 MB, far more than fits into a model's context.
 	DefaultMaxBytes = 10 << 20
-	// DefaultTimeout is the default timeout of a fetch with all its redirects.
+	// DefaultTimeout bounds a fetch with all its redirects.
 	DefaultTimeout = 30 * time.Second
-	// DefaultIdle is the default timeout of the wait for the next byte.
+	// DefaultIdle bounds the wait for the next byte.
 	DefaultIdle = 10 * time.Second
 )
 
@@ -32,9 +31,9 @@ const (
 const (
 	maxHeaderBytes = 64 << 10
 	maxRedirects   = 5
-	// connectTime is the timeout of the connection to the proxy.
+	// connectTime bounds the connection to the proxy.
 	connectTime = 10 * time.Second
-	// maxCacheBytes is the maximum size of the cached responses of one session.
+	// maxCacheBytes bounds the cached responses of one session.
 	maxCacheBytes = 256 << 20
 )
 
@@ -43,38 +42,38 @@ type Options struct {
 	// Allow is the allowlist. If it is empty, nothing may be fetched and the tool
 	// is disabled by default.
 	Allow []rule.Rule
-	// Deny wins over Allow; its rules are those of [rule.ParseEgress].
+	// Deny wins over Allow. Its rules are as [rule.ParseEgress] returns them.
 	Deny []rule.Rule
-	// Private are the hosts whose addresses need not be public, with the networks
-	// of their permitted addresses, as [rule.NewGuard] has them.
+	// Private are the hosts that need not be public, with the networks that their
+	// addresses may be in, as for [rule.NewGuard].
 	Private map[string][]netip.Prefix
 	// Egress counts the bytes and hosts of the session.
 	Egress *limits.Egress
 	// Hosts are the circuit breakers, by host and port.
 	Hosts *limits.Breakers
-	// MaxBytes limits the decoded body of one response, Timeout the whole fetch,
+	// MaxBytes bounds the decoded body of one response, Timeout the whole fetch,
 	// and Idle the wait for the next byte. Zero means the default.
 	MaxBytes      int64
 	Timeout, Idle time.Duration
-	// Proxy is the proxy through which connections are made. Nil means none,
-	// regardless of the environment. The proxy resolves names, so it must also
-	// check their addresses: Caisson dials only the proxy.
+	// Proxy is the proxy for connections. Nil means none, regardless of the
+	// environment. The proxy resolves names, so it must also check their addresses:
+	// Caisson dials only the proxy.
 	Proxy *url.URL
 	// Resolver resolves names. Nil means Go's resolver with the system's
 	// configuration.
 	Resolver *net.Resolver
-	// RootCAs are the certificate authorities. Nil means those of the system.
+	// RootCAs are the certificate authorities. Nil means the system's.
 	RootCAs *x509.CertPool
-	// Dir is the directory in which responses are stored by their SHA-256. It is
-	// created when needed. If it is "", nothing is stored.
+	// Dir is where responses are stored by their SHA-256. It is created when
+	// needed. If it is "", nothing is stored.
 	Dir string
 	// Agent is the User-Agent. "" means Caisson.
 	Agent string
-	// Denied is called for each connection that the policy refuses, before the
-	// call ends. It may be nil, else it must be safe for concurrent use. An error
-	// that wraps tools.ErrRecord ends the run.
+	// Denied is called for each connection that the policy refuses, before the call
+	// ends. Unless nil, it must be safe for concurrent use. An error that wraps
+	// tools.ErrRecord ends the run.
 	Denied func(Denial) error
-	// Logger receives messages that are not for the model. It may be nil.
+	// Logger gets messages that are not for the model. It may be nil.
 	Logger *zap.Logger
 }
 

@@ -16,16 +16,16 @@ import (
 
 // Bounds of the conversion of a body.
 const (
-	// maxTextBytes is the maximum size of decoded text. The worst charset turns
-	// one byte into three.
+	// maxTextBytes bounds decoded text. The worst charset turns one byte into
+	// three.
 	maxTextBytes = 32 << 20
-	// sampleBytes is the size of the sample from which the charset is detected,
-	// and whether the body is text.
+	// sampleBytes is the size of the sample that tells the charset, and whether the
+	// body is text.
 	sampleBytes = 4096
 )
 
-// isReadableType reports whether a media type is text. It accepts "", for which
-// the bytes decide.
+// isReadableType reports whether a media type is text. It accepts "": the bytes
+// decide then.
 func isReadableType(mediaType string) bool {
 	if mediaType == "" || strings.HasPrefix(mediaType, "text/") {
 		return true
@@ -57,8 +57,8 @@ func (p *page) addNote(format string, args ...any) {
 	p.notes = append(p.notes, fmt.Sprintf(format, args...))
 }
 
-// newPage returns the text of a response. HTML is converted to Markdown unless
-// raw is set. Its error is a *failure.
+// newPage returns the text of a response, with HTML as Markdown unless raw is set.
+// Its error is a *failure.
 func newPage(r Response, raw bool) (page, error) {
 	var p page
 	text, err := decodeBody(r)
@@ -138,7 +138,7 @@ func isHTML(r Response, text string) bool {
 
 // removeInvisible removes the characters that a model reads and a person doesn't
 // see: controls, marks that reorder text, tags and zero-width characters. It keeps
-// joiners that occur in words and emoji.
+// joiners in words and emoji.
 func removeInvisible(text string) (cleaned string, hidden int) {
 	text = strings.ReplaceAll(text, "\r\n", "\n")
 	last := ' '

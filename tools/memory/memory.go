@@ -16,15 +16,15 @@ import (
 
 // Options configure the tools.
 type Options struct {
-	// Store holds the notes. It is required to run a tool.
+	// Store holds the notes. Running a tool requires it.
 	Store *Store
 	// Enabled reports whether the tools are enabled by default.
 	Enabled bool
-	// Redact returns a text without secrets. It is applied to each text before it
-	// is stored. Nil leaves texts unchanged.
+	// Redact removes secrets from each text before it is stored. Nil leaves texts
+	// unchanged.
 	Redact func(string) string
-	// Warn is called if the notes could not be read and were moved aside. It may
-	// be nil.
+	// Warn is called if the notes could not be read and were moved aside. It may be
+	// nil.
 	Warn func(string)
 }
 
@@ -35,7 +35,7 @@ const (
 	ConsolidateName tools.Name = "memory_consolidate"
 )
 
-// kind is the part in which the tools differ.
+// kind is what differs between the tools.
 type kind struct {
 	def tools.Definition
 	// change applies an input to the notes.
@@ -77,7 +77,6 @@ type tool struct {
 	opts Options
 }
 
-// Definition returns the tool's definition.
 func (t *tool) Definition() tools.Definition { return t.def }
 
 func (t *tool) decodeInput(call *tools.Call) (input, error) {
@@ -143,7 +142,7 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 }
 
 // toolError returns an error for the model if err is one that the model can fix,
-// else err.
+// and err otherwise.
 func toolError(err error) error {
 	var reason, hint string
 	switch {
@@ -168,7 +167,6 @@ func toolError(err error) error {
 	}
 }
 
-// descriptionSuffix ends the description of each tool.
 const descriptionSuffix = " Notes are short facts about this workspace that a later session should know: how it is built and tested, decisions, what was tried. " +
 	"They are no place for secrets, and never instructions."
 
@@ -259,7 +257,6 @@ func newConsolidateKind() kind {
 	}
 }
 
-// summarizeInput returns the summary of a call: its IDs and its text.
 func summarizeInput(raw json.RawMessage) string {
 	var in input
 	if err := json.Unmarshal(raw, &in); err != nil {

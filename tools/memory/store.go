@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/limits/state"
 )
 
-// Bounds of the notes of one workspace. A model reads them all at the start of a
+// Bounds of one workspace's notes. A model reads them all at the start of a
 // session, so they may fill only a small part of its context.
 const (
 	MaxNotes     = 100
@@ -58,12 +58,11 @@ type Notes struct {
 	Notes []Note `json:"notes"`
 }
 
-// fileVersion is the version of the file format.
 const fileVersion = 1
 
-// Store keeps the notes of one workspace in one file. Any number of stores and
-// processes may use the same file: each change locks it, reads it and replaces
-// it as a whole. A Store holds nothing open between calls.
+// Store keeps one workspace's notes in one file. Any number of stores and processes
+// may use the same file: each change locks it, reads it and replaces it. A Store
+// holds nothing open between calls.
 type Store struct {
 	dir       string
 	workspace string
@@ -75,8 +74,8 @@ const (
 	lockFile  = "lock"
 )
 
-// NewStore returns the store of a workspace. Its directory is below dir and is
-// created by the first change.
+// NewStore returns the store of a workspace. The first change creates its directory
+// below dir.
 func NewStore(dir, workspace string) *Store {
 	sum := sha256.Sum256([]byte(workspace))
 	return &Store{dir: filepath.Join(dir, hex.EncodeToString(sum[:16])), workspace: workspace, now: time.Now}
@@ -85,8 +84,8 @@ func NewStore(dir, workspace string) *Store {
 // Dir returns the directory of the workspace's notes.
 func (s *Store) Dir() string { return s.dir }
 
-// Read returns the notes, without any if there is no file yet. It fails if the
-// file was not written by a Store; the next change then moves it aside.
+// Read returns the notes, or none if there is no file yet. It fails if the file was
+// not written by a Store. The next change then moves it aside.
 func (s *Store) Read() (Notes, error) {
 	text, err := state.Read(s.path(), maxFileBytes)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -106,8 +105,8 @@ func (s *Store) path() string { return filepath.Join(s.dir, notesFile) }
 
 func (s *Store) emptyNotes() Notes { return Notes{Version: fileVersion, Workspace: s.workspace} }
 
-// parseNotes parses a file. It is strict: it accepts only files of this
-// workspace, version and shape, within the bounds.
+// parseNotes is strict: it accepts only files of this workspace, version and shape,
+// within the bounds.
 func (s *Store) parseNotes(text []byte) (Notes, error) {
 	var n Notes
 	err := state.Decode(text, &n)
@@ -126,7 +125,6 @@ func (s *Store) parseNotes(text []byte) (Notes, error) {
 	return n, nil
 }
 
-// checkBounds returns an error if the notes exceed their bounds.
 func (n Notes) checkBounds() error {
 	total := 0
 	for _, note := range n.Notes {
@@ -159,9 +157,9 @@ func (n Notes) String() string {
 	return b.String()
 }
 
-// Change calls f to change the notes, and stores the result if f returns no
-// error. If ifState is not "", the notes must have this [Notes.State]. A file
-// that can't be read is moved aside first; aside is then its new name.
+// Change calls f to change the notes, and stores the result if f returns no error.
+// If ifState is not "", the notes must have this [Notes.State]. A file that can't
+// be read is moved aside first. aside is then its new name.
 func (s *Store) Change(ctx context.Context, ifState string, f func(n *Notes) error) (after Notes, aside string, err error) {
 	lock, err := state.Acquire(ctx, filepath.Join(s.dir, lockFile), lockTime)
 	if err != nil {
@@ -199,7 +197,6 @@ func (n *Notes) appendNote(text, session string, now time.Time) {
 	n.Notes = append(n.Notes, Note{ID: fmt.Sprintf("m%d", n.Last), Text: text, Session: session, Changed: now.UTC()})
 }
 
-// findNote returns the index of a note.
 func (n *Notes) findNote(id string) (int, error) {
 	for i, note := range n.Notes {
 		if note.ID == id {

@@ -1,6 +1,6 @@
-// Package safeurl removes credentials from URLs that are displayed. The addresses
-// of models, engines and proxies may contain passwords and keys, as user
-// information or in the query.
+// Package safeurl removes credentials from URLs for display. The addresses of
+// models, engines and proxies may contain passwords and keys, as user information
+// or in the query.
 package safeurl
 
 import (
@@ -16,8 +16,8 @@ var urlPattern = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>,\]}]+`)
 })
 
-// String returns raw without user information and query. If raw can't be parsed,
-// everything before its last "@" and after its first "?" is removed.
+// String returns raw without user information and query. If raw can't be parsed, it
+// removes everything before the last "@" and after the first "?".
 func String(raw string) string {
 	u, err := url.Parse(raw)
 	switch {
@@ -46,8 +46,8 @@ func String(raw string) string {
 	return scheme + rest
 }
 
-// List returns a list of URLs, which commas separate, with each replaced by the result of
-// [String]. They may lack a scheme.
+// List applies [String] to each URL of a comma-separated list. The URLs may lack a
+// scheme.
 func List(raw string) string {
 	list := strings.Split(raw, ",")
 	for i, one := range list {
@@ -56,8 +56,8 @@ func List(raw string) string {
 	return strings.Join(list, ",")
 }
 
-// InText returns text with every URL in it replaced by the result of [String]. Punctuation
-// after a URL is no part of it.
+// InText applies [String] to each URL in text. Punctuation after a URL is not part
+// of it.
 func InText(text string) string {
 	return urlPattern().ReplaceAllStringFunc(text, func(raw string) string {
 		trimmed := strings.TrimRight(raw, ".:;!?")
@@ -66,8 +66,8 @@ func InText(text string) string {
 }
 
 // Secrets returns the parts of a URL that must not be displayed, each as written
-// and decoded: the user information, the password, and the values of the query.
-// A user name next to a password is not secret, and neither is an API version.
+// and decoded: the user information, the password, and the values of the query. A
+// user name with a password is not secret, and neither is an API version.
 func Secrets(raw string) []string {
 	if strings.HasPrefix(raw, "unix://") {
 		return nil
@@ -117,9 +117,8 @@ func Secrets(raw string) []string {
 // hasUserInfo reports whether a text without a scheme has user information.
 func hasUserInfo(raw string) bool { return !strings.Contains(raw, "://") && strings.Contains(raw, "@") }
 
-// cutUser splits rest, a URL after its scheme, at the last "@" before the path.
-// Without one there, it splits at the last "@" anywhere, because a password may
-// contain an unescaped slash.
+// cutUser splits rest, a URL after its scheme, at the last "@" before the path or
+// else at the last "@" anywhere: a password may contain an unescaped slash.
 func cutUser(rest string) (user, host string) {
 	authority := rest[:strings.IndexAny(rest+"/", "/?")]
 	at := strings.LastIndexByte(authority, '@')

@@ -12,18 +12,16 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// engine makes checks.
 type engine struct {
 	view workspace.View
 	// runner is nil if no commands may be run.
 	runner commandRunner
-	// commandTime limits one command, totalTime all commands of a call together.
+	// commandTime limits one command, totalTime all commands of a call.
 	commandTime, totalTime time.Duration
 }
 
-// runChecks makes all checks in order, whether or not earlier ones passed. Its
-// error is a cancellation or an error of the sandbox; the report then has the
-// results so far.
+// runChecks makes all checks in order, whether or not earlier ones passed. An error
+// is a cancellation or a sandbox failure. The report then has the results so far.
 func (e *engine) runChecks(ctx context.Context, tool string, checks []check) (Report, error) {
 	r := Report{Tool: tool, Results: []Result{}}
 	left := e.totalTime
@@ -81,8 +79,8 @@ func (e *engine) runCheck(ctx context.Context, c check, left *time.Duration) (r 
 	return r, err
 }
 
-// unusedField returns a reason if a field is set that the check's kind doesn't
-// use. A check that ignored it would prove less than it seems to.
+// unusedField returns a reason if a field is set that the check's kind doesn't use:
+// the check would prove less than it seems to.
 func (c check) unusedField() string {
 	uses := map[string][]string{
 		kindContains: {"text", "value", "case"}, kindNotContains: {"text", "value", "case"}, kindRegex: {"text", "value", "case"},
@@ -115,7 +113,6 @@ func (c check) unusedField() string {
 	return ""
 }
 
-// checkShell runs a command and checks its outcome.
 func (e *engine) checkShell(ctx context.Context, c check, left *time.Duration) (Result, error) {
 	switch {
 	case e.runner == nil:
@@ -185,7 +182,7 @@ type Ended struct {
 }
 
 // commandRunner runs a command in the session's sandbox, in the workspace.
-// Cancelling ctx ends the command; the error then wraps context.Cause(ctx). A
+// Cancelling ctx ends the command. The error then wraps context.Cause(ctx). A
 // failing command is not an error.
 type commandRunner interface {
 	RunCheck(ctx context.Context, c Command) (Ended, error)

@@ -15,7 +15,7 @@ import (
 const (
 	maxSchemaParts = 10_000
 	maxJSONDepth   = 100
-	// maxProblems bounds the problems that the reason of a check names.
+	// maxProblems bounds the problems in a check's reason.
 	maxProblems = 5
 )
 
@@ -34,8 +34,9 @@ func matchSchema(schema json.RawMessage, text string) (bool, string) {
 	return true, "valid"
 }
 
-// Schema is a compiled JSON Schema of draft 2020-12, or of the draft that its $schema
-// names. References lead to parts of the schema itself. The cost of its checks is bounded.
+// Schema is a compiled JSON Schema of draft 2020-12, or of the draft in its
+// $schema. References lead to parts of the schema itself. The cost of a check is
+// bounded.
 type Schema struct {
 	compiled *jsonschema.Schema
 }
@@ -61,7 +62,7 @@ func CompileSchema(schema []byte) (*Schema, error) {
 	return &Schema{compiled}, nil
 }
 
-// Check validates text as JSON and returns the problems, at most a few of them.
+// Check validates text as JSON and returns at most a few problems.
 func (s *Schema) Check(text string) (problems []string) {
 	value, err := decodeJSON(text)
 	if err != nil {
@@ -73,7 +74,7 @@ func (s *Schema) Check(text string) (problems []string) {
 	return s.compiled.Validate(value, maxProblems)
 }
 
-// decodeJSON decodes one value and keeps its numbers as they are written.
+// decodeJSON decodes one value and keeps its numbers as written.
 func decodeJSON(text string) (any, error) {
 	d := json.NewDecoder(strings.NewReader(text))
 	d.UseNumber()
@@ -87,8 +88,8 @@ func decodeJSON(text string) (any, error) {
 	return v, nil
 }
 
-// countValues returns the number of values in a document. Its error reads as the end of
-// a sentence about a document that can't be checked.
+// countValues returns the number of values in a document. Its error reads as the
+// end of a sentence about the document.
 func countValues(v any, depth int) (int, error) {
 	if depth > maxJSONDepth {
 		return 0, fmt.Errorf("is nested deeper than %d", maxJSONDepth)

@@ -15,13 +15,13 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// maxRegexWork bounds the product of a pattern's program size and the size of its
-// text in bytes. RE2 takes time in proportion to it, 10 to 70 ns per step as
-// measured for grep, and can't be interrupted.
+// maxRegexWork bounds the product of a pattern's program size and its text's size
+// in bytes. RE2 takes time in proportion to it, 10 to 70 ns per step as measured
+// for grep, and can't be interrupted.
 const maxRegexWork = 50_000_000
 
-// readText returns the text that c checks, which may be a file's, or the reason
-// why there is none.
+// readText returns the text that c checks, which may be a file's, or the reason why
+// it can't.
 func (e *engine) readText(ctx context.Context, c check) (text, reason string, err error) {
 	switch {
 	case c.Target != nil && c.Path != "":
@@ -42,8 +42,8 @@ func (e *engine) readText(ctx context.Context, c check) (text, reason string, er
 	return string(f.Data), "", nil
 }
 
-// fileReason returns the reason for a check that failed with a workspace error.
-// Any other error is returned as it is and ends the call.
+// fileReason returns the reason for a check that failed with a workspace error. Any
+// other error is returned unchanged and ends the call.
 func fileReason(ctx context.Context, err error) (string, error) {
 	if context.Cause(ctx) != nil {
 		return "", err
@@ -54,7 +54,6 @@ func fileReason(ctx context.Context, err error) (string, error) {
 	return "", err
 }
 
-// checkText makes a check of a text.
 func checkText(c check, text string) (passed bool, reason string) {
 	switch c.Kind {
 	case kindContains, kindNotContains:
@@ -75,8 +74,8 @@ func checkText(c check, text string) (passed bool, reason string) {
 	return false, "unknown check kind"
 }
 
-// stringValue returns the check's value, which must be a string that is not
-// empty, or the reason why it is not.
+// stringValue returns the check's value, a string that is not empty, or the reason
+// why it isn't.
 func (c check) stringValue() (value, reason string) {
 	if len(c.Value) == 0 {
 		return "", "needs value"
@@ -156,8 +155,8 @@ func checkRegex(c check, text string) (bool, string) {
 	return false, "no match"
 }
 
-// programSize returns the number of instructions of a pattern, which is the
-// maximum number of steps per byte of a text.
+// programSize returns the number of instructions of a pattern, which bounds the
+// steps per byte of text.
 func programSize(pattern string) (int, error) {
 	parsed, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {
@@ -213,8 +212,8 @@ func (e *engine) checkHash(ctx context.Context, c check) (passed bool, reason st
 	return false, "the SHA-256 is " + got, nil
 }
 
-// hashFile hashes a file piece by piece. If the file changes meanwhile, the hash
-// is that of the bytes that were read.
+// hashFile hashes a file piece by piece. If the file changes meanwhile, the hash is
+// of the bytes that were read.
 func (e *engine) hashFile(ctx context.Context, path string) (sum, reason string, err error) {
 	h := sha256.New()
 	for offset := int64(0); ; {

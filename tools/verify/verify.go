@@ -26,24 +26,24 @@ const (
 	// DefaultCommandTime is the default of Options.CommandTime.
 	DefaultCommandTime = 10 * time.Minute
 	// stopMargin is added to it for the dispatcher's timeout. It is the time to
-	// stop a command and to confirm its end.
+	// stop a command and confirm its end.
 	stopMargin = 30 * time.Second
 )
 
 // Options configure the tools.
 type Options struct {
-	// View is the workspace; with nil there is none, and checks of files do not pass.
-	// verify_shell requires it.
+	// View is the workspace. If it is nil, checks of files don't pass. verify_shell
+	// requires it.
 	View workspace.View
-	// CommandTime limits all commands of one call together. Zero means
+	// CommandTime limits all commands of one call, by default to
 	// [DefaultCommandTime].
 	CommandTime time.Duration
 }
 
-// New returns the factory of verify, which runs no commands.
+// New returns a factory for verify, which runs no commands.
 func New(o Options) tools.Factory { return newFactory(newDefinition(), engine{view: o.View}) }
 
-// NewShell returns the factory of verify_shell, which runs its commands with r.
+// NewShell returns a factory for verify_shell, which runs its commands with r.
 func NewShell(r commandRunner, o Options) (tools.Factory, error) {
 	if r == nil || o.View == nil {
 		return nil, errors.New("make verify_shell tool: no runner, or no view of the workspace")
@@ -100,8 +100,8 @@ func newShellDefinition(commandTime time.Duration) tools.Definition {
 	}
 }
 
-// actsAs returns the [tools.Definition].ActsAs of a tool that also does the work
-// of others: a check of a file's content reads the file.
+// actsAs returns the [tools.Definition].ActsAs of a tool that also does others'
+// work: a check of a file's content reads the file.
 func actsAs(always ...tools.Name) func(json.RawMessage) []tools.Name {
 	return func(raw json.RawMessage) []tools.Name {
 		if len(raw) > 0 && len(inputPaths(raw)) > 0 {
@@ -111,8 +111,8 @@ func actsAs(always ...tools.Name) func(json.RawMessage) []tools.Name {
 	}
 }
 
-// buildSchema returns the schema of the input, with additional properties and
-// kinds of checks.
+// buildSchema returns the input's schema, with additional properties and kinds of
+// checks.
 func buildSchema(properties string, kinds ...string) json.RawMessage {
 	kinds = append([]string{
 		kindContains, kindNotContains, kindContainsAny, kindContainsAll, kindRegex, kindMinLength, kindJSONSchema, kindSHA256, kindFileExists,
@@ -185,8 +185,8 @@ func summarizeInput(raw json.RawMessage) string {
 	return out
 }
 
-// inputCommands returns the commands that a call runs. The dispatcher matches
-// each with the patterns of dangerous commands.
+// inputCommands returns the commands that a call runs. The dispatcher matches each
+// with the patterns of dangerous commands.
 func inputCommands(raw json.RawMessage) []string {
 	in, err := decodeInput(raw)
 	if err != nil {
@@ -205,11 +205,10 @@ func (in input) commands() []string {
 	return out
 }
 
-// Definition returns the tool's definition.
 func (t *tool) Definition() tools.Definition { return t.def }
 
-// Project returns the directory and the scripts of the commands, which an
-// approval covers besides their text.
+// Project returns the directory and scripts of the commands, which an approval
+// covers besides their text.
 func (t *tool) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
 	if t.engine.runner == nil {
 		return tools.Projection{}, nil
@@ -217,9 +216,9 @@ func (t *tool) Project(ctx context.Context, call *tools.Call) (tools.Projection,
 	return policy.ProjectCommands(ctx, t.engine.view, ".", inputCommands(call.Input))
 }
 
-// Execute makes the checks. If some did not pass, the call completes without
-// success, like a command with an exit status other than 0. An error is a
-// cancellation or an error of the sandbox.
+// Execute makes the checks. If some don't pass, Success is false and there is no
+// error, as for a command with an exit status other than 0. An error is a
+// cancellation or a sandbox failure.
 func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
 	in, err := decodeInput(call.Input)
 	if err != nil {
@@ -260,14 +259,13 @@ const (
 
 // Bounds of one call.
 const (
-	// maxChecks is the maximum number of checks.
 	maxChecks = 100
-	// maxTextBytes is the maximum size of a file that is checked as text. Texts of
-	// the input are limited by the input's own size.
+	// maxTextBytes bounds a file that is checked as text. The input's own size
+	// limits its texts.
 	maxTextBytes = 4 << 20
-	// maxHashBytes is the maximum size of a file that is hashed.
+	// maxHashBytes bounds a file that is hashed.
 	maxHashBytes = 256 << 20
-	// maxReasonBytes is the maximum size of the reason of one result.
+	// maxReasonBytes bounds the reason of one result.
 	maxReasonBytes = 500
 )
 
@@ -277,7 +275,7 @@ type check struct {
 	Kind   string  `json:"kind"`
 	Target *string `json:"target_text"`
 	Path   string  `json:"path"`
-	// Value is a string; for min_length it is an integer.
+	// Value is a string, or an integer for min_length.
 	Value           json.RawMessage `json:"value"`
 	Values          []string        `json:"values"`
 	CaseInsensitive bool            `json:"case_insensitive"`

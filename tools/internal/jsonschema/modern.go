@@ -26,16 +26,16 @@ var (
 // Modern is a schema of draft 2020-12.
 type Modern struct {
 	Schema any
-	// Ignored are keywords that are left out although they mean something, like Problems.
+	// Ignored are meaningful keywords that were left out, each as "path: message".
 	Ignored []string
 	// Problems say why the schema can't be used, each as "path: message".
 	Problems []string
 }
 
-// Modernize returns a schema of draft 7, 2019-09 or 2020-12, as $schema says, in the
-// words of draft 2020-12: validators and providers read it by the same rules.
-// Annotations of a wrong type are left out. A reference must lead to a part of the same
-// schema.
+// Modernize returns a schema of draft 7, 2019-09 or 2020-12, as $schema says, in
+// the words of draft 2020-12, so that validators and providers read it by the same
+// rules. Annotations of a wrong type are left out. A reference must lead to a part
+// of the same schema.
 func Modernize(doc any) Modern {
 	m := modernizer{root: doc}
 	if root, ok := doc.(map[string]any); ok {
@@ -53,12 +53,11 @@ func Modernize(doc any) Modern {
 	return Modern{schema, m.ignored, m.problems}
 }
 
-// modernizer rewrites one schema.
 type modernizer struct {
 	root any
-	// id is the identifier of the whole schema, "" for none.
+	// id is the identifier of the whole schema, or "".
 	id string
-	// old reports a draft before 2019-09, in which the keywords beside $ref do not
+	// old reports a draft before 2019-09, in which keywords beside $ref don't
 	// count.
 	old      bool
 	ignored  []string
@@ -117,8 +116,8 @@ func (m *modernizer) rewrite(v any, path []string) any {
 	return mapParts(out, path, m.rewrite)
 }
 
-// rewriteIdentifier keeps the identifier of a part if it is a plain name, which drafts
-// before 2019-09 write so.
+// rewriteIdentifier keeps a part's identifier if it is a plain name, as drafts
+// before 2019-09 write anchors.
 func (m *modernizer) rewriteIdentifier(id any, out map[string]any, path []string) {
 	text, ok := id.(string)
 	if !ok || len(path) == 0 {
@@ -131,7 +130,7 @@ func (m *modernizer) rewriteIdentifier(id any, out map[string]any, path []string
 	}
 }
 
-// splitDependencies rewrites the keyword that later drafts have split.
+// splitDependencies rewrites a keyword that later drafts have split.
 func splitDependencies(s map[string]any) {
 	object, _ := s["dependencies"].(map[string]any)
 	required, schemas := map[string]any{}, map[string]any{}
@@ -200,7 +199,8 @@ func mapParts(s map[string]any, path []string, replace func(part any, path []str
 	return s
 }
 
-// rewriteReference returns a reference without the schema's own identifier, in one spelling.
+// rewriteReference returns a reference in one spelling, without the schema's own
+// identifier.
 func (m *modernizer) rewriteReference(ref string, path []string) string {
 	base, fragment, _ := strings.Cut(ref, "#")
 	if base != "" && base != m.id {
@@ -211,7 +211,7 @@ func (m *modernizer) rewriteReference(ref string, path []string) string {
 	if err != nil {
 		return "#" + fragment // the library describes the problem
 	}
-	// What is no schema by its place would be applied without being counted.
+	// A part that is no schema by its place would be applied without being counted.
 	if text = m.renameItems(text); !isSchemaPath(text) {
 		m.addProblem(path, "leads to a part that is no schema by its place; move it to $defs")
 	}
@@ -233,8 +233,8 @@ func (m *modernizer) renameItems(fragment string) string {
 	return strings.Join(renamed, "/")
 }
 
-// isSchemaPath reports whether a reference's fragment leads to a schema, from what the
-// keywords hold on the way: "/$defs/x" and "/properties/a/items/0" do.
+// isSchemaPath reports whether a reference's fragment leads to a schema, judging by
+// the keywords on the way. "/$defs/x" and "/properties/a/items/0" do.
 func isSchemaPath(fragment string) bool {
 	if fragment == "" || fragment[0] != '/' {
 		return true
@@ -256,8 +256,8 @@ func isSchemaPath(fragment string) bool {
 	return true
 }
 
-// loosen returns a modern schema without the keywords that would refuse values wrongly
-// where a part of the schema is left out.
+// loosen returns a modern schema without the keywords that would wrongly refuse
+// values after a part of the schema was left out.
 func loosen(v any, path []string) any {
 	s, ok := v.(map[string]any)
 	if !ok {
@@ -276,8 +276,8 @@ func loosen(v any, path []string) any {
 	return mapParts(s, path, loosen)
 }
 
-// addToAllOf adds a schema to those that must all accept the value. It reports whether it
-// did: an allOf that is not a list is left for the library to refuse.
+// addToAllOf adds a schema that must also accept the value. It returns false if
+// allOf is not a list, which the library will refuse.
 func addToAllOf(s map[string]any, part any) bool {
 	all, isList := s["allOf"].([]any)
 	if s["allOf"] != nil && !isList {
@@ -287,7 +287,7 @@ func addToAllOf(s map[string]any, part any) bool {
 	return true
 }
 
-// IsAnchor reports whether a plain name can be that of a schema.
+// IsAnchor reports whether s can be a schema's plain name.
 func IsAnchor(s string) bool {
 	for i, r := range s {
 		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '_'
@@ -298,7 +298,7 @@ func IsAnchor(s string) bool {
 	return s != ""
 }
 
-// findPart returns the part of a document at a path, nil if there is none.
+// findPart returns the part of a document at a path, or nil.
 func findPart(doc any, path []string) any {
 	for _, key := range path {
 		switch part := doc.(type) {

@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// WriteIntegers returns a value in which whole numbers of 64 bits are written as
-// integers: JSON Schema accepts 60.0 and 6e1 as integers, but most programs don't.
+// WriteIntegers returns v with whole numbers of 64 bits written as integers: JSON
+// Schema accepts 60.0 and 6e1 as integers, but most programs don't.
 func WriteIntegers(v any) any {
 	switch v := v.(type) {
 	case json.Number:
@@ -37,8 +37,8 @@ var sizeKeywords = []string{
 	"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains",
 }
 
-// clampSize returns a number that an int holds in place of a larger one: no value is that
-// large.
+// clampSize returns a number that an int holds instead of a larger one. No value is
+// that large.
 func clampSize(n json.Number) json.Number {
 	r, _ := new(big.Rat).SetString(string(n)) // strictjson.CheckNumber accepted it
 	if r.IsInt() && r.Num().Cmp(big.NewInt(math.MaxInt)) > 0 {

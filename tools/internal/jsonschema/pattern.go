@@ -7,7 +7,7 @@ import (
 )
 
 // maxPatternSize bounds a pattern's size with its repetitions written out, and so
-// the memory and the time that it takes: a{1000}{1000} is a million.
+// its memory and time: a{1000}{1000} is a million.
 const maxPatternSize = 5000
 
 var errPatternSize = errors.New("pattern is too large: its repetitions multiply")
@@ -18,8 +18,7 @@ type pattern struct {
 	size int
 }
 
-// newPattern compiles a pattern. Its error is errPatternSize or that of package
-// regexp.
+// newPattern compiles a pattern. Its error is errPatternSize or package regexp's.
 func newPattern(text string) (*pattern, error) {
 	tree, err := syntax.Parse(text, syntax.Perl)
 	if err != nil {
@@ -33,8 +32,8 @@ func newPattern(text string) (*pattern, error) {
 	return &pattern{re, size}, err //nolint:wrapcheck // it reads well alone
 }
 
-// sizeOf returns the size of an expression with its repetitions written out, at most
-// a little above maxPatternSize squared.
+// sizeOf returns the size of an expression with its repetitions written out, or
+// maxPatternSize+1 if it is larger.
 func sizeOf(re *syntax.Regexp) int {
 	size := 1
 	if re.Op == syntax.OpLiteral || re.Op == syntax.OpCharClass {

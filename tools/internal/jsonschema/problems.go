@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// maxProblemBytes bounds a problem: a model needs the path, not its own megabyte
+// maxProblemBytes bounds a problem. A model needs the path, not its own megabyte
 // back.
 const maxProblemBytes = 400
 
@@ -35,8 +35,8 @@ func (p problem) String() string {
 	return utf8text.Clip(formatPath(p.path)+": "+p.message, maxProblemBytes)
 }
 
-// formatProblems returns what an error of the library says, at most so many problems and
-// then the number of the others.
+// formatProblems returns what an error of the library says: at most most problems,
+// and then the number of the others.
 func formatProblems(err error, most int) []string {
 	if err == nil {
 		return nil
@@ -52,8 +52,8 @@ func formatProblems(err error, most int) []string {
 	return texts
 }
 
-// listProblems returns the problems of a validation in the order of their places. The
-// library reports those of an object in no order.
+// listProblems returns the problems of a validation in the order of their places.
+// The library reports an object's problems in no order.
 func listProblems(err error) []problem {
 	invalid, ok := errors.AsType[*validator.ValidationError](err)
 	if !ok {
@@ -67,7 +67,7 @@ func listProblems(err error) []problem {
 	return slices.CompactFunc(problems, func(a, b problem) bool { return slices.Equal(a.path, b.path) && a.message == b.message })
 }
 
-// compareKeys orders the places of a list by their numbers.
+// compareKeys orders places in a list by number.
 func compareKeys(a, b string) int {
 	x, errX := strconv.Atoi(a)
 	y, errY := strconv.Atoi(b)
@@ -117,7 +117,7 @@ func addProblems(to *[]problem, e *validator.ValidationError) {
 			add("unknown property %q", utf8text.Clip(name, maxProblemBytes/4))
 		}
 	case *kind.PropertyNames:
-		e.InstanceLocation = nil // the library's is that of another property
+		e.InstanceLocation = nil // the library's is another property's
 		add("property name %q is not accepted: %s", utf8text.Clip(k.Property, maxProblemBytes/4), summarizeCauses(e))
 	case *kind.Format: // of a pattern in a schema; no other format is checked
 		add("%v", k.Err)
@@ -171,7 +171,7 @@ func describeValues(values []any) string {
 	return strings.Join(texts, "")
 }
 
-// describeError returns what is wrong with a schema that the library doesn't compile.
+// describeError explains why the library doesn't compile a schema.
 func describeError(err error) []string {
 	if invalid, ok := errors.AsType[*validator.SchemaValidationError](err); ok {
 		base := strings.TrimPrefix(invalid.URL, location+"#")
@@ -196,14 +196,13 @@ func describeError(err error) []string {
 	return []string{utf8text.Clip("/: "+strings.ReplaceAll(err.Error(), location, ""), maxProblemBytes)}
 }
 
-// nullProperty is a property that is null.
 type nullProperty struct {
 	object map[string]any
 	path   []string // of the object
 	name   string
 }
 
-// findNulls returns the properties of a value that are null and that an error is about.
+// findNulls returns the null properties of a value that an error is about.
 func findNulls(v any, err error) []nullProperty {
 	var found []nullProperty
 	eachError(err, func(e *validator.ValidationError) {
@@ -220,7 +219,7 @@ func findNulls(v any, err error) []nullProperty {
 	return found
 }
 
-// restoreRequired puts back the dropped properties that an error misses.
+// restoreRequired restores the dropped properties that an error misses.
 func restoreRequired(dropped []nullProperty, err error) (restored bool) {
 	eachError(err, func(e *validator.ValidationError) {
 		required, ok := e.ErrorKind.(*kind.Required)
@@ -245,7 +244,7 @@ func eachError(err error, visit func(*validator.ValidationError)) {
 	}
 	visit(e)
 	if _, ok := e.ErrorKind.(*kind.PropertyNames); ok {
-		return // the places of its causes are not those of the value
+		return // its causes' places are not in the value
 	}
 	for _, cause := range e.Causes {
 		eachError(cause, visit)

@@ -1,10 +1,10 @@
-// Package jsonschema validates JSON values with schemas of JSON Schema, and returns
-// every problem of a value with its place.
+// Package jsonschema validates JSON values with JSON Schema, and returns every
+// problem of a value with its place.
 //
 // Package github.com/santhosh-tekuri/jsonschema/v6 does the work. This package adds
 // what schemas and values from strangers need: nothing is loaded, the work of one
-// validation is bounded, and problems are sorted, short and exact. Numbers are exact,
-// patterns are those of package regexp, and format is an annotation.
+// validation is bounded, and problems are sorted, short and exact. Numbers are
+// exact, patterns are package regexp's, and format is an annotation.
 package jsonschema
 
 import (
@@ -17,16 +17,16 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Schema is a compiled schema. Any number of goroutines may use it, one at a time gets
-// its turn.
+// Schema is a compiled schema. It is safe for concurrent use, one goroutine at a
+// time.
 type Schema struct {
 	compiled *validator.Schema
 	work     *work
 }
 
-// Compile compiles a schema whose numbers are json.Number, within the exponents that
-// strictjson.CheckNumber accepts. If it can't be used, the problems say why, each as
-// "path: message" with the path as a JSON pointer.
+// Compile compiles a schema whose numbers are json.Number, with exponents that
+// strictjson.CheckNumber accepts. If it can't be used, the problems say why, each
+// as "path: message" with the path as a JSON pointer.
 //
 // The schema is read as [Modernize] describes. Keywords that no draft knows are
 // annotations.
@@ -39,12 +39,12 @@ func Compile(doc any) (*Schema, []string) {
 	return s, problems
 }
 
-// CompileForeign is like [Compile] for a schema that should be usable even if a part of
-// it can't be expressed, such as that of a server's tool. The schema may accept more
-// than its author means, never less: a pattern that package regexp can't express and
-// $dynamicRef are left out, and with them, in the whole schema, keywords that would
-// refuse values wrongly then: not, if, maxContains, the unevaluated keywords, and that
-// oneOf accepts only one.
+// CompileForeign is like [Compile] for a schema that should be usable even if a
+// part can't be expressed, such as a server's. The schema may accept more than its
+// author means, never less. Patterns that package regexp can't express and
+// $dynamicRef are left out. Then keywords that would wrongly refuse values are left
+// out, too, in the whole schema: not, if, maxContains, the unevaluated keywords,
+// and that oneOf accepts only one.
 func CompileForeign(doc any) (*Schema, []string) {
 	m := Modernize(doc)
 	if len(m.Problems) > 0 {
@@ -57,11 +57,11 @@ func CompileForeign(doc any) (*Schema, []string) {
 	return s, problems
 }
 
-// location is the address of the schema that is compiled.
+// location is the address of the schema being compiled.
 const location = "schema:///s.json"
 
 // compile compiles a modern schema. With lenient, a pattern that can't be expressed
-// accepts every text, and inexact reports that there was one.
+// accepts every text and sets inexact.
 func compile(doc any, lenient bool) (s *Schema, inexact bool, problems []string) {
 	s = &Schema{work: &work{}}
 	if problems := checkChains(doc); len(problems) > 0 {
@@ -92,8 +92,9 @@ func compile(doc any, lenient bool) (s *Schema, inexact bool, problems []string)
 }
 
 // Validate returns the problems of a value whose numbers are json.Number, each as
-// "path: message" with the path as a JSON pointer, at most so many and then the
-// number of the others. A value that takes more than [MaxSteps] has that problem alone.
+// "path: message" with the path as a JSON pointer: at most most, and then the
+// number of the others. A value that takes more than [MaxSteps] has only that
+// problem.
 func (s *Schema) Validate(v any, most int) []string {
 	s.work.mu.Lock()
 	defer s.work.mu.Unlock()
@@ -101,8 +102,8 @@ func (s *Schema) Validate(v any, most int) []string {
 	return formatProblems(s.apply(v), most)
 }
 
-// ValidateInput is like [Schema.Validate] for the input of a tool. It removes optional
-// properties from v that are null although null is not valid: many models give every
+// ValidateInput is like [Schema.Validate] for a tool's input. It removes optional
+// properties from v that are null although null is invalid: many models give every
 // property.
 func (s *Schema) ValidateInput(v any, most int) []string {
 	s.work.mu.Lock()

@@ -21,12 +21,12 @@ const MaxSteps = 200_000
 
 var errMaxSteps = fmt.Errorf("the schema takes more than %d steps to check", MaxSteps)
 
-// maxChain bounds the schemas that are applied to one value by way of each other, and so
-// the stack: a value has at most as many levels.
+// maxChain bounds the schemas applied to one value by way of each other, and so the
+// stack: a value has at most as many levels.
 const maxChain = 256
 
-// work counts down the steps of one validation. The library calls it by the format of
-// each schema, which it checks before it looks at the parts of a value.
+// work counts down the steps of one validation. The library calls it as the format
+// of each schema, which it checks before the parts of a value.
 type work struct {
 	mu   sync.Mutex
 	left int
@@ -50,7 +50,7 @@ func (s *Schema) apply(v any) (err error) {
 	return s.compiled.Validate(v) //nolint:wrapcheck // formatProblems reads it
 }
 
-// count returns a schema whose work is counted.
+// count returns a copy of a schema that counts its work.
 func (w *work) count(doc any, c *validator.Compiler) any {
 	var count func(v any, path []string) any
 	count = func(v any, path []string) any {
@@ -75,7 +75,8 @@ func (w *work) count(doc any, c *validator.Compiler) any {
 				s[key] = clampSize(n)
 			}
 		}
-		// The library compares before it looks at the format, so this becomes a schema of its own.
+		// The library compares before it checks the format, so move the comparison
+		// to another schema.
 		for _, key := range []string{"enum", "const"} {
 			values, ok := s[key]
 			if !ok || key == "enum" && lengthOf(values) == 0 || !addToAllOf(s, map[string]any{key: values}) {
@@ -103,7 +104,6 @@ func (w *work) count(doc any, c *validator.Compiler) any {
 	return count(doc, nil)
 }
 
-// lengthOf returns the number of entries of a list or an object.
 func lengthOf(v any) int {
 	switch v := v.(type) {
 	case []any:
@@ -114,7 +114,7 @@ func lengthOf(v any) int {
 	return 0
 }
 
-// countValues returns the number of values in a value, itself included.
+// countValues returns the number of values in v, including v.
 func countValues(v any) int {
 	n := 1
 	switch v := v.(type) {
@@ -158,8 +158,8 @@ var (
 	errChain = fmt.Errorf("more than %d schemas lead to each other without going into the value", maxChain)
 )
 
-// checkChains returns a problem if a schema leads back to itself at the same value, since
-// no value would ever be accepted, or if the way through schemas is too long.
+// checkChains returns a problem if a schema leads back to itself at the same value,
+// so that it accepts no value, or if a chain of schemas is too long.
 func checkChains(doc any) []string {
 	anchors := map[string][]string{}
 	var paths [][]string
@@ -210,8 +210,8 @@ func checkChains(doc any) []string {
 	return nil
 }
 
-// listInPlace returns the paths of the schemas that the one at a path applies to the same
-// value.
+// listInPlace returns the paths of the schemas that the schema at path applies to
+// the same value.
 func listInPlace(doc any, path []string, anchors map[string][]string) [][]string {
 	s, _ := findPart(doc, path).(map[string]any)
 	path = slices.Clip(path)

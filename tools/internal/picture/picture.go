@@ -1,4 +1,4 @@
-// Package picture reads the type and the size of pictures, and decodes none.
+// Package picture reads the type and size of pictures without decoding them.
 package picture
 
 import (
@@ -13,9 +13,9 @@ import (
 	"net/http"
 )
 
-// Bounds of a picture: the bytes that the dispatcher passes on, and the pixels
-// that providers accept (8000 a side). No picture is decoded here, and a
-// decoder must not be made to allocate for 60000 × 60000.
+// Bounds of a picture: the bytes that the dispatcher passes on, and the pixels that
+// providers accept (8000 a side). No picture is decoded here: a decoder must not be
+// made to allocate for 60000 × 60000.
 const (
 	MaxBytes = 5 << 20
 	MaxSide  = 8000
@@ -30,7 +30,7 @@ func Type(head []byte) string {
 	return ""
 }
 
-// Size reads a picture's header, and nothing else of it.
+// Size reads only a picture's header.
 func Size(media string, data []byte) (image.Point, error) {
 	var c image.Config
 	var err error

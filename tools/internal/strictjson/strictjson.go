@@ -17,9 +17,9 @@ import (
 // MaxValues bounds the values in one text, and so the work of validating it.
 const MaxValues = 50_000
 
-// Decode reads exactly one JSON value and refuses what encoding/json accepts:
+// Decode decodes exactly one JSON value. It refuses what encoding/json accepts:
 // duplicate keys, trailing data, invalid UTF-8, unbounded nesting. Numbers stay
-// json.Number, as the schema validator wants them.
+// json.Number.
 func Decode(text []byte, maxBytes, maxDepth int) (any, error) {
 	if len(text) > maxBytes {
 		return nil, fmt.Errorf("%d bytes, at most %d are accepted", len(text), maxBytes)
@@ -69,8 +69,8 @@ func (p *parser) parseValue(depth int) (any, error) {
 	return p.parseArray(depth + 1)
 }
 
-// CheckNumber refuses JSON numbers outside a float64's range or precision many
-// times over: schemas compare exactly, and 1e1000000 takes package math/big 70 ms.
+// CheckNumber refuses JSON numbers far beyond a float64's range or precision:
+// schemas compare exactly, and 1e1000000 takes package math/big 70 ms.
 func CheckNumber(n string) error {
 	const maxDigits, maxExponent = 100, 400
 	if i := strings.IndexAny(n, "eE"); i >= 0 {

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Repair returns s as valid UTF-8, with NUL, which some providers and parsers
-// refuse, written as its picture. Other control characters stay.
+// Repair returns s as valid UTF-8. It writes NUL, which some providers and parsers
+// refuse, as its picture. Other control characters stay.
 func Repair(s string) string {
 	if !utf8.ValidString(s) {
 		s = strings.ToValidUTF8(s, "\ufffd")
@@ -20,12 +20,13 @@ func Repair(s string) string {
 // emojiStyle is the variation selector that shows a character as an emoji.
 const emojiStyle = '\ufe0f'
 
-// IsJoiner reports whether r is the zero-width joiner, the non-joiner or the variation selector
-// of emoji. They occur in words and emoji, but many of them can hide a message.
+// IsJoiner reports whether r is the zero-width joiner or non-joiner, or the
+// variation selector of emoji. They occur in words and emoji, but many of them can
+// hide a message.
 func IsJoiner(r rune) bool { return r == '\u200c' || r == '\u200d' || r == emojiStyle }
 
-// MayJoin reports whether a joiner may stay behind the character before it: one behind each that
-// can be seen, and after the variation selector another one.
+// MayJoin reports whether a joiner may follow the character before: one may follow
+// each visible character, and another one the variation selector.
 func MayJoin(before, r rune) bool {
 	return !unicode.IsSpace(before) && (!IsJoiner(before) || before == emojiStyle && r != emojiStyle)
 }
@@ -43,8 +44,8 @@ func Clip(s string, n int) string {
 	return s[:n] + "…"
 }
 
-// ClipMiddle returns at most limit bytes of one line and keeps both ends: how a
-// command ends matters as much as how it begins.
+// ClipMiddle returns at most limit bytes of one line and keeps both ends: a
+// command's end matters as much as its beginning.
 func ClipMiddle(s string, limit int) string {
 	if len(s) <= limit {
 		return s
@@ -53,9 +54,9 @@ func ClipMiddle(s string, limit int) string {
 	return head + "…" + tail
 }
 
-// Bound returns the two ends of s, limit bytes together, with a note between them
-// of how many bytes were left out, and reports whether any were. The note is not
-// counted.
+// Bound returns the two ends of s, at most limit bytes together, and reports
+// whether it cut anything. A note between them says how many bytes were left out.
+// It is not counted.
 func Bound(s string, limit int) (bounded string, cut bool) {
 	if len(s) <= limit {
 		return s, false
@@ -65,8 +66,8 @@ func Bound(s string, limit int) (bounded string, cut bool) {
 	return fmt.Sprintf("%s\n[… %d of %d bytes left out …]\n%s", head, omitted, len(s), tail), true
 }
 
-// Split returns the first and the last bytes of s, at most limit together, each
-// whole runes. s must be longer than limit.
+// Split returns the first and last bytes of s, at most limit together, in whole
+// runes. s must be longer than limit.
 func Split(s string, limit int) (head, tail string) {
 	h := limit / 2
 	for h > 0 && !utf8.RuneStart(s[h]) {
@@ -79,8 +80,8 @@ func Split(s string, limit int) (head, tail string) {
 	return s[:h], s[t:]
 }
 
-// SplitChars returns the first and the last characters of s, at most limit
-// together. The head is all of s if it is no longer than that.
+// SplitChars returns the first and last characters of s, at most limit together. If
+// s is no longer, head is s.
 func SplitChars(s string, limit int) (head, tail string) {
 	if utf8.RuneCountInString(s) <= limit {
 		return s, ""
