@@ -133,7 +133,6 @@ func FindAccount(text string, files AccountFiles) (UserAccount, error) {
 	return account, err
 }
 
-// findUser returns the account, without groups, for a name or number.
 func findUser(text, name string, files AccountFiles) (UserAccount, error) {
 	id, err := parseID(text, name)
 	if err != nil {
@@ -163,7 +162,6 @@ func isHome(dir string) bool {
 	return path.IsAbs(dir) && path.Clean(dir) == dir && dir != "/" && len(dir) < maxPath && !strings.ContainsFunc(dir, func(r rune) bool { return r < ' ' || r == 0x7f })
 }
 
-// findGroup returns the number of a group given by name or number.
 func findGroup(text, name string, files AccountFiles) (int, error) {
 	id, err := parseID(text, name)
 	if err != nil || id >= 0 {
@@ -201,7 +199,6 @@ func eachLine(text string, file []byte, added []string, visit func(fields []stri
 	return nil
 }
 
-// parseField returns the number in a field, and false if it has none.
 func parseField(fields []string, i int) (int, bool) {
 	if i >= len(fields) {
 		return 0, false

@@ -132,7 +132,6 @@ func parsePath(scheme Scheme, text string) (Reference, error) {
 	return Reference{Scheme: scheme, Value: clean + end}, nil
 }
 
-// splitPath splits a path from its tag and digest.
 func splitPath(scheme Scheme, text string) (p, end string) {
 	p = text
 	if scheme == SchemeLayout || scheme == SchemeArchive {

@@ -25,9 +25,8 @@ import (
 const (
 	// MaxBytes bounds its size.
 	MaxBytes = 256 << 10
-	// maxLines bounds an instruction's lines.
+	// maxLines bounds an instruction's lines, maxValue an ARG's value in bytes.
 	maxLines = 1000
-	// maxValue bounds an ARG's value, in bytes.
 	maxValue = 4096
 )
 
@@ -230,8 +229,8 @@ func joinLines(lines []string, doubled bool) (string, int) {
 	return b.String(), len(lines)
 }
 
-// splitInstructions returns the instructions, and sets begins for their first
-// lines.
+// splitInstructions returns the instructions and marks their first lines in
+// begins.
 func splitInstructions(lines []string, doubled bool, begins []bool) []string {
 	var out []string
 	for i := 0; i < len(lines); {
@@ -245,7 +244,6 @@ func splitInstructions(lines []string, doubled bool, begins []bool) []string {
 	return out
 }
 
-// cutWord returns the first word of an instruction in upper case, and the rest.
 func cutWord(text string) (word, rest string) {
 	text = strings.TrimSpace(text)
 	end := strings.IndexFunc(text, func(r rune) bool { return strings.ContainsRune(" \t\v\f\r", r) })
@@ -280,7 +278,6 @@ var (
 	quoted       = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`"(?:\\.|[^"\\])*"|'[^']*'|\\.`) })
 )
 
-// readStages adds the instructions' base images.
 func (f *File) readStages(instructions []string, platform string) error {
 	args, stages := map[string]string{}, []string{}
 	for _, text := range instructions {

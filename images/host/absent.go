@@ -115,7 +115,6 @@ func (b *builder) hasProgram(dir, name string) bool {
 	return err == nil && b.showsPath("/"+strings.TrimPrefix(end, b.root))
 }
 
-// maxToolchains bounds Absent.Toolchains.
 const maxToolchains = 8
 
 // addToolchainOf adds the toolchains that a program needs to list.

@@ -111,7 +111,6 @@ func newBuilder(ctx context.Context, o *Options) (*builder, error) {
 	return b, nil
 }
 
-// getenv returns a variable of the host's, "" if it is not set.
 func (o Options) getenv(name string) string {
 	for _, v := range slices.Backward(o.Environ) {
 		if value, ok := strings.CutPrefix(v, name+"="); ok {
@@ -121,7 +120,6 @@ func (o Options) getenv(name string) string {
 	return ""
 }
 
-// home returns the user's home directory, or "" if unknown.
 func (o Options) home() string {
 	home := o.getenv("HOME")
 	if !filepath.IsAbs(home) {
@@ -133,7 +131,6 @@ func (o Options) home() string {
 	return filepath.Clean(home)
 }
 
-// builder collects the parts of the image host.
 type builder struct {
 	root      string
 	workspace string // without symlinks; may be ""
@@ -143,7 +140,6 @@ type builder struct {
 // hostPath returns the host's path for a path in the image.
 func (b *builder) hostPath(p string) string { return filepath.Join(b.root, p) }
 
-// addPrograms adds /usr and programDirs.
 func (b *builder) addPrograms() error {
 	if info, err := os.Stat(b.hostPath("/usr")); err != nil || !info.IsDir() {
 		return fmt.Errorf("%w: host: this machine has no /usr", images.ErrUnsupported)
@@ -160,7 +156,6 @@ func (b *builder) addPrograms() error {
 	return nil
 }
 
-// addConfiguration adds the entries of /etc that match [etcPatterns].
 func (b *builder) addConfiguration() error {
 	for _, pattern := range etcPatterns {
 		found, err := filepath.Glob(filepath.Join(escapeGlob(b.hostPath("/etc")), pattern))
@@ -246,7 +241,6 @@ func hashFile(name string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), err
 }
 
-// escapeGlob quotes the characters that filepath.Glob interprets.
 func escapeGlob(p string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(p)
 }

@@ -150,7 +150,6 @@ func checkToolchain(dir string, o Options) error {
 	return nil
 }
 
-// addToolchains binds the extra directories, resolved, at the given paths.
 func (b *builder) addToolchains(o Options) error {
 	for _, dir := range o.Toolchains {
 		if err := checkToolchain(dir, o); err != nil {

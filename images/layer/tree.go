@@ -23,8 +23,7 @@ type tree struct {
 	limits Limits
 	// held are the open directories from the root to the current one, without
 	// symlinks. A name that begins like the previous one reuses them.
-	held []heldDir
-	// entries counts the created entries, including parents.
+	held    []heldDir
 	entries int
 }
 
@@ -62,7 +61,6 @@ type location struct {
 	depth   int // index of dir in tree.held
 }
 
-// fullPath returns the entry's real path.
 func (s location) fullPath() string { return strings.TrimPrefix(s.dirPath+"/"+s.base, "/") }
 
 // refusal is why an entry is refused. The caller knows its name.
@@ -184,7 +182,6 @@ func (t *tree) removeEntry(s location) error {
 	return s.dir.RemoveAll(s.base)
 }
 
-// createFile creates a file at s, replacing any entry.
 func (t *tree) createFile(s location) (*os.File, error) {
 	if err := t.removeEntry(s); err != nil {
 		return nil, err

@@ -127,7 +127,6 @@ func (u *unpacker) applyArchive(r *layerReader) error {
 	}
 }
 
-// classifyError tells the layer's errors from the machine's.
 func (u *unpacker) classifyError(r *layerReader, entry string, err error) error {
 	reason := refusal("")
 	if errors.As(err, &reason) {
@@ -176,7 +175,6 @@ func (u *unpacker) applyEntry(r *layerReader, archive io.Reader, h *tar.Header) 
 	return u.placeEntry(r, archive, h, parts)
 }
 
-// applyWhiteout removes lower layers' entries at parts and below.
 func (u *unpacker) applyWhiteout(parts []string) error {
 	if u.touched == nil {
 		return nil

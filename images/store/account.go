@@ -22,8 +22,6 @@ func validateAccount(a images.Account) error {
 	return nil
 }
 
-// accountFiles returns rewrites for the files with the accounts and the host's
-// name.
 func accountFiles(accounts []images.Account) []layer.FileRewrite {
 	return []layer.FileRewrite{
 		{Path: "etc/passwd", Rewrite: func(old []byte) []byte { return passwdFile(accounts, old) }},

@@ -32,7 +32,6 @@ func (b blobs) hasBlob(dgst string) bool {
 	return err == nil
 }
 
-// openBlob opens a blob without checking its content.
 func (b blobs) openBlob(dgst string) (*os.File, error) {
 	f, err := reader.OpenRegular(nil, b.blobPath(dgst))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -41,7 +40,6 @@ func (b blobs) openBlob(dgst string) (*os.File, error) {
 	return f, err
 }
 
-// readBlob reads a document and checks its digest.
 func (b blobs) readBlob(d v1.Descriptor, limit int64) ([]byte, error) {
 	if d.Digest.Algorithm != "sha256" {
 		return nil, fmt.Errorf("%w: digest %s: want sha256", images.ErrUnsupported, d.Digest)
@@ -71,8 +69,6 @@ func (b blobs) openDescriptor(_ context.Context, d v1.Descriptor) (io.ReadCloser
 	return b.openBlob(d.Digest.String())
 }
 
-// dropDamaged removes blobs that don't match their digest and reports whether
-// there were any.
 func (b blobs) dropDamaged(list []string) (any bool) {
 	for _, dgst := range list {
 		f, err := b.openBlob(dgst)

@@ -60,8 +60,6 @@ func (s *Store) Export(ctx context.Context, ref images.Reference, name, dir stri
 	return out, nil
 }
 
-// openTreeDir opens a directory of an unpacked image without following
-// symlinks.
 func openTreeDir(tree, name string) (*os.Root, error) {
 	root, err := os.OpenRoot(tree)
 	if err != nil {

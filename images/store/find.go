@@ -17,7 +17,6 @@ import (
 	"github.com/caisson-run/caisson/images/store/internal/reader"
 )
 
-// foundImage is an image that a reference names.
 type foundImage struct {
 	record *record
 	name   string // the record's
@@ -46,7 +45,6 @@ func (s *Store) findImage(ctx context.Context, ref images.Reference, refresh boo
 	return nil, fmt.Errorf("image %s: %w: a store does not handle this reference", ref, images.ErrUnsupported)
 }
 
-// wrapImage returns an open image as a foundImage.
 func wrapImage(s *Store, ref images.Reference, from origin, im *reader.Image, err error) (*foundImage, error) {
 	if err != nil {
 		return nil, err

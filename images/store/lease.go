@@ -109,7 +109,6 @@ type orphan struct {
 	lock *state.Lock
 }
 
-// lockOrphans locks the temporary directories of dead processes.
 func (k locks) lockOrphans() ([]orphan, error) {
 	entries, err := os.ReadDir(filepath.Join(k.dir, "tmp"))
 	if err != nil {
@@ -138,7 +137,6 @@ func (k locks) lockOrphans() ([]orphan, error) {
 	return dead, errors.Join(errs...)
 }
 
-// diskSize returns the total size of the readable files below dir.
 func diskSize(dir string) (bytes int64) {
 	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error { // skip errors
 		if err == nil && e.Type().IsRegular() {

@@ -110,7 +110,6 @@ const lostRoot = "what commands write to the root has no bound, because the engi
 
 const lostSwap = "swap is not limited, because the engine's kernel does not count it"
 
-// checkKernel returns an error if a runtime claims to be gVisor but is not.
 func checkKernel(r runtimeFacts, hello wire.Hello) error {
 	if r.ownKernel() && !lifecycle.IsGVisor(hello) {
 		return fmt.Errorf("%w: runtime %s is gVisor, but the kernel in the container is %.80q", sandbox.ErrUnavailable, r.name, hello.Kernel)

@@ -153,7 +153,6 @@ func (r *remote) pullImage(ctx context.Context, name string, output *buildOutput
 	return err
 }
 
-// builtTag returns the name of the image built from a directory.
 func builtTag(dir string) string {
 	sum := sha256.Sum256([]byte(dir))
 	return builtName + ":" + hex.EncodeToString(sum[:16])

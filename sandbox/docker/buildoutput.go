@@ -117,7 +117,6 @@ func (b *buildOutput) addLine(l line) {
 	}
 }
 
-// lastLines returns the last lines that commands wrote.
 func (b *buildOutput) lastLines() []string {
 	var list []string
 	for one := range strings.SplitSeq(string(b.tail), "\n") {

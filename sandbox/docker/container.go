@@ -146,7 +146,6 @@ func (c *engineContainer) Create(ctx context.Context) (lifecycle.Connection, err
 	return c.stream, nil
 }
 
-// makeRequest builds the request, importing the image if necessary.
 func (c *engineContainer) makeRequest(ctx context.Context) error {
 	p := c.prep
 	if p.Image != nil {

@@ -19,7 +19,6 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// endpoint is the address of an engine.
 type endpoint struct {
 	host string // as DOCKER_HOST has it: unix:/ // in DOCKER_HOST's form: unix:///var/run/docker.sock
 	tls  *tls.Config
@@ -104,8 +103,6 @@ func checkScheme(e endpoint) error {
 		sandbox.ErrUnsupported, e.host, e.from)
 }
 
-// currentContext reads the current context's name from the docker command's
-// configuration.
 func currentContext(dir string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -65,7 +65,6 @@ type engine interface {
 
 var _ engine = (*client.Client)(nil)
 
-// dialEngine makes a client and negotiates the API version.
 func dialEngine(ctx context.Context, e endpoint, times deadlines) (*remote, error) {
 	transport := &http.Transport{TLSClientConfig: e.tls, MaxIdleConns: 6, IdleConnTimeout: 30 * time.Second}
 	c, err := client.NewClientWithOpts(

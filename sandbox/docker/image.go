@@ -43,7 +43,6 @@ const (
 	skeletonName  = "caisson/skeleton"
 )
 
-// needShell returns an error if an unseen image has no working shell.
 func needShell(ctx context.Context, c *engineContainer, conn *guest.Conn) error {
 	if !c.image.unseen {
 		return nil
@@ -101,7 +100,6 @@ func convertConfig(c *dockerspec.DockerOCIImageConfig) (images.Config, error) {
 // (x86_64).
 func sameArchitecture(image, engine string) bool { return image == goArchitecture(engine) }
 
-// goArchitecture returns an engine's architecture by its name in images.
 func goArchitecture(engine string) string {
 	words := map[string]string{"x86_64": "amd64", "aarch64": "arm64"}
 	return cmp.Or(words[engine], engine)

@@ -97,7 +97,6 @@ func (r *remote) loadImage(ctx context.Context, source images.Source, ref images
 	})
 }
 
-// loadedID reads the ID, if any, from the engine's answer to a load.
 func loadedID(body io.Reader) (string, error) {
 	var id string
 	err := eachLine(body, sandbox.ErrUnavailable, func(l line) {
@@ -108,7 +107,6 @@ func loadedID(body io.Reader) (string, error) {
 	return id, err
 }
 
-// listOwnImages lists the images that Caisson loaded or built.
 func (r *remote) listOwnImages(ctx context.Context) ([]image.Summary, error) {
 	return callWithin(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
 		return r.engine.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(

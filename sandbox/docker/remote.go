@@ -21,8 +21,7 @@ import (
 
 type deadlines struct {
 	ask, attach, create, start, remove, load time.Duration
-	// transfer bounds a build or the transfer of a whole image.
-	transfer time.Duration
+	transfer                                 time.Duration
 	// cancel is how long a call that creates something may continue after its
 	// caller gave up. Breaking it off would leave open whether it succeeded.
 	cancel time.Duration

@@ -23,18 +23,17 @@ type request struct {
 
 // plan is the input for a request.
 type plan struct {
-	spec      sandbox.Spec
-	image     rootImage
-	volumes   []harden.Tmpfs // replacing the image's VOLUMEs
-	work      *workmount.Mounts
-	tmpfs     []harden.Tmpfs // of the container and the session
-	files     []images.Bind
-	hostsPath string
-	remote    bool // nothing on this machine is mounted
-	seccomp   harden.Seccomp
-	runtime   runtimeFacts
-	cpus      int
-	// noSwapLimit reports that the engine's kernel does not count swap.
+	spec        sandbox.Spec
+	image       rootImage
+	volumes     []harden.Tmpfs // replacing the image's VOLUMEs
+	work        *workmount.Mounts
+	tmpfs       []harden.Tmpfs // of the container and the session
+	files       []images.Bind
+	hostsPath   string
+	remote      bool // nothing on this machine is mounted
+	seccomp     harden.Seccomp
+	runtime     runtimeFacts
+	cpus        int
 	noSwapLimit bool
 	// coverCgroups hides /sys/fs/cgroup, which root in the container could
 	// write to.
@@ -148,7 +147,6 @@ func (p plan) milliCPUs() int64 {
 	return min(p.spec.Resources.MilliCPUs, int64(p.cpus)*1000)
 }
 
-// capabilityNames returns the container's capabilities by the engine's names.
 func capabilityNames(root bool) []string {
 	var names []string
 	for _, c := range harden.ContainerCapabilities(root) {

@@ -79,7 +79,6 @@ func (s *stream) readHeader() error {
 	return nil
 }
 
-// readOther reads a frame that is not standard output.
 func (s *stream) readOther() error {
 	chunk := make([]byte, min(s.remaining, 4096))
 	n, err := io.ReadFull(s.reader, chunk)
@@ -102,7 +101,6 @@ func (s *stream) Close() error {
 	return s.closed
 }
 
-// Stderr returns the beginning of standard error.
 func (s *stream) Stderr() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

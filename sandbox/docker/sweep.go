@@ -140,7 +140,6 @@ func (b *Backend) isDeadOrOwn(id ownership.Identity) bool {
 	return id.Fate(b.self.Instance) == ownership.Dead || id.PID == b.self.PID && id.Start == b.self.Start && id.Boot == b.self.Boot
 }
 
-// Inspect completes the listing with the engine's answer.
 func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed) error {
 	b := d.backend
 	r, _, err := b.connect(ctx)

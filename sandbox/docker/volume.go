@@ -24,7 +24,6 @@ import (
 // mount(2).
 const localDriver = "local"
 
-// volumeName returns the name of the volume for a session's overlay.
 func volumeName(session string) string { return lifecycle.ContainerName(session) + "-work" }
 
 // makeVolume creates the volume of an overlay that the engine has to mount. The

@@ -18,10 +18,8 @@ const (
 	enoughGrace = time.Minute
 )
 
-// errTest is the cause of the suite's cancellations.
 var errTest = errors.New("cancelled by the suite")
 
-// cancelChecks: every way to end a command leaves nothing of it.
 func cancelChecks() []check {
 	return []check{
 		{name: "cancel before start", run: checkCancelBefore},
@@ -298,7 +296,6 @@ func checkSpares(ctx context.Context, e *env) error {
 	return e.expectGone(ctx, spared)
 }
 
-// orphanCount returns how many orphans to leave behind.
 func (t Target) orphanCount() int {
 	if t.Brief {
 		return 200

@@ -13,7 +13,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// commandChecks: a command's environment, and how its end is reported.
 func commandChecks() []check {
 	return []check{
 		{name: "exit codes are exact", run: checkExitCodes},
@@ -81,7 +80,6 @@ func checkNotFound(ctx context.Context, e *env) error {
 	return checkUnusable(ctx, e)
 }
 
-// checkUnusable runs files that can't be run.
 func checkUnusable(ctx context.Context, e *env) error {
 	for _, f := range []struct {
 		name, content string

@@ -33,7 +33,6 @@ const (
 	egressNone      = "nothing listens unless it was asked for"
 )
 
-// egressChecks: what the guest's listeners carry, and what they don't.
 func egressChecks() []check {
 	full := &sandbox.EgressPlan{Names: true, Capture: []int{22, 80, 443}}
 	return []check{
@@ -147,7 +146,6 @@ func proxyOf(number int) string {
 	return netip.AddrPortFrom(sandbox.CommandAddr(number), sandbox.DefaultEgressPort).String()
 }
 
-// checkNoEgress: without a plan there are no listeners or variables.
 func checkNoEgress(ctx context.Context, e *env) error {
 	out, err := e.expectOutput(ctx, "egress-first", proxyOf(1), "127.0.0.1:53")
 	if err != nil {

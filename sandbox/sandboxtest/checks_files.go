@@ -14,7 +14,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// fileChecks: changes to the workspace, by Apply and by commands.
 func fileChecks() []check {
 	return []check{
 		{name: "write creates and overwrites", run: checkWrite},
@@ -56,7 +55,6 @@ func checkWrite(ctx context.Context, e *env) error {
 	return e.hostHolds(ctx, "w/a.txt", slices.Concat(content, content))
 }
 
-// hostHolds asserts a file's content, seen from the host.
 func (e *env) hostHolds(ctx context.Context, path string, want []byte) error {
 	at, err := e.hostPath(ctx, path)
 	if err != nil {

@@ -22,7 +22,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// hostChecks: how the host could reach in or be reached.
 func hostChecks() []check {
 	return []check{
 		{name: "an exec gains nothing", shared: true, run: checkExec},

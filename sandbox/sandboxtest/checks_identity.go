@@ -15,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// identityChecks: commands of different identities are closed to each other.
 func identityChecks() []check {
 	return []check{
 		{name: "identities out of range are refused", run: checkIdentityRange},
@@ -25,7 +24,6 @@ func identityChecks() []check {
 	}
 }
 
-// runAs runs a verb of the probe as an identity in the workspace.
 func (e *env) runAs(ctx context.Context, identity int, args ...string) (result, error) {
 	return e.run(ctx, sandbox.Command{Argv: probeArgv(args...), Identity: identity, Dir: sandbox.WorkspaceDir})
 }

@@ -36,7 +36,6 @@ func WriteUserTree(root string) error {
 	return err
 }
 
-// imageUserChecks: commands run as the image's USER.
 func imageUserChecks() []check {
 	return []check{
 		{name: "commands are the image's user", user: true, run: checkImageUser},
@@ -179,8 +178,6 @@ func checkImageHome(ctx context.Context, shared *env) (err error) {
 	return errors.Join(err, expectVariables(ctx, e, "HOME="+imageHome))
 }
 
-// checkImageUserRefused starts sandboxes on images with a USER that commands
-// can't be.
 func checkImageUserRefused(ctx context.Context, e *env) error {
 	if e.target.UserImageRefused {
 		return nil // another check asserts this

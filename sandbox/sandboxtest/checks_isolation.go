@@ -13,7 +13,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// isolationChecks: what a command can see and do, from inside.
 func isolationChecks() []check {
 	return []check{
 		{name: "commands have no privilege", run: checkPrivilege},
@@ -59,7 +58,6 @@ func checkGuestSafe(ctx context.Context, e *env) error {
 	return err
 }
 
-// attestsLoss asserts that the attestation names a missing protection.
 func attestsLoss(e *env, word string) error {
 	lost := e.sb.Attestation().Lost
 	if !slices.ContainsFunc(lost, func(s string) bool { return strings.Contains(s, word) }) {
@@ -121,7 +119,6 @@ func checkHostEnvironment(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkHostFiles puts a canary beside the workspace and looks for it inside.
 func checkHostFiles(ctx context.Context, e *env) error {
 	value := newMarker()
 	canary := filepath.Join(e.base, "canary")

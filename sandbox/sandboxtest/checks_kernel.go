@@ -15,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// kernelChecks: what a command can ask from the kernel.
 func kernelChecks() []check {
 	return []check{
 		{name: "forbidden system calls fail", run: checkSyscalls},
@@ -30,7 +29,6 @@ func kernelChecks() []check {
 // absent are the errors of a kernel without such a thing.
 var absent = []string{"ENOSYS", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "ENOENT", "EOPNOTSUPP", "ENOTSUP"}
 
-// parseAttempts parses the probe's table of attempts.
 func parseAttempts(out string, err error) (map[string]string, error) {
 	if err != nil {
 		return nil, err
@@ -183,7 +181,6 @@ func checkKernelFiles(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkKernel compares the kernel's version inside and outside.
 func checkKernel(ctx context.Context, e *env) error {
 	inside, err := e.expectOutput(ctx, "read", "/proc/version")
 	if err != nil {

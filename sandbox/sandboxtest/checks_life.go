@@ -16,7 +16,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// lifeChecks: start, loss and end of a sandbox.
 func lifeChecks() []check {
 	return []check{
 		{name: "a running sandbox is running", run: checkRunning},
@@ -263,8 +262,6 @@ func checkServiceReach(ctx context.Context, e *env, s sandbox.ServiceProcess, id
 	return err
 }
 
-// checkUnhealthyService starts sandboxes whose services fail. Nothing may be
-// left.
 func checkUnhealthyService(ctx context.Context, e *env) error {
 	check := func(retries int, timeout time.Duration, test ...string) *images.HealthCheck {
 		return &images.HealthCheck{Test: append([]string{"CMD"}, probeArgv(test...)...), Interval: time.Nanosecond, Timeout: timeout, Retries: retries}
@@ -293,7 +290,6 @@ func checkUnhealthyService(ctx context.Context, e *env) error {
 	return nil
 }
 
-// sessionChecks: what sessions see of each other.
 func sessionChecks() []check {
 	return []check{
 		{name: "sessions see nothing of each other", run: checkStrangers},

@@ -14,7 +14,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// loadChecks: a sandbox under load, stopped or frozen keeps its promises.
 func loadChecks() []check {
 	return []check{
 		{name: "timeouts hold under load", fresh: true, run: checkBusy, resources: func(r *limits.Resources) { r.PIDs = 512 }},
@@ -42,7 +41,6 @@ func checkBusy(ctx context.Context, e *env) error {
 	return e.expectWorking(ctx)
 }
 
-// runBusy reports whether all 64 began before the timeout.
 func runBusy(ctx context.Context, e *env, timeout time.Duration) (began bool, err error) {
 	w := newSignalWriter("ready\n")
 	p, err := e.sb.Start(ctx, sandbox.Command{Argv: probeArgv("busy", "64", newMarker()), Stdout: w, Timeout: timeout, Grace: testGrace})
@@ -187,7 +185,6 @@ func checkUnheldMemory(ctx context.Context, e *env) error {
 	return e.expectWorking(ctx)
 }
 
-// checkPaused freezes the sandbox from outside while a command runs.
 func checkPaused(ctx context.Context, e *env) error {
 	if e.target.Pause == nil {
 		return skipError("needs who can freeze a container from outside")
@@ -217,7 +214,6 @@ func checkPaused(ctx context.Context, e *env) error {
 	return nil
 }
 
-// limitChecks: what happens at a limit, and nothing else.
 func limitChecks() []check {
 	small := func(r *limits.Resources) { r.MemoryBytes, r.PIDs = 256<<20, 64 }
 	return []check{
@@ -285,7 +281,6 @@ func writeOp(path string) workspace.Op {
 	return workspace.Op{Kind: workspace.OpWrite, Path: path, Content: []byte("x")}
 }
 
-// checkPIDs fills the pids limit, then writes, then cancels.
 func checkPIDs(ctx context.Context, e *env) error {
 	if e.target.LimitsUnenforced && !e.target.PIDsSpareSandbox {
 		return attestsLoss(e, "pids")
@@ -387,7 +382,6 @@ func checkOpenFiles(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkFull: the result of a command that failed in a full /tmp says so.
 func checkFull(ctx context.Context, e *env) error {
 	r, err := e.runProbe(ctx, "hold", "/tmp", strconv.Itoa(64<<20), "fail")
 	if err != nil {

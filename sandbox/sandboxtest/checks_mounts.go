@@ -15,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// mountChecks: a sandbox's further mounts and its home.
 func mountChecks() []check {
 	return []check{
 		{name: "further mounts are what was asked for", run: checkFurtherMounts},
@@ -52,7 +51,6 @@ func makeHostDir(e *env, name, content string) (hostDir, error) {
 	return d, err
 }
 
-// makeRepository makes empty repositories and a Caisson configuration.
 func (d hostDir) makeRepository() error {
 	for _, name := range []string{".git", ".caisson", "sub", "sub/.git"} {
 		dir := filepath.Join(d.path, name)

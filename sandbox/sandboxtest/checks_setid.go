@@ -20,8 +20,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// setIDChecks: what a command makes must not run as the workspace's owner on
-// the host, and programs that set modes still work.
 func setIDChecks() []check {
 	return []check{
 		{name: "commands make no set-user-ID files", run: checkSetID},
@@ -33,8 +31,8 @@ func setIDChecks() []check {
 	}
 }
 
-// checkSetID tries it in every writable place. The control is the same on the
-// host, where each way that is refused inside must set the bits.
+// checkSetID tries it in every writable place. On the host, the control, each
+// way that is refused inside must set the bits.
 func checkSetID(ctx context.Context, e *env) error {
 	host, err := parseAttempts(e.runNaive(ctx, "set-id", filepath.Join(e.base, "set-id")))
 	if err != nil {
@@ -68,7 +66,6 @@ func checkSetID(ctx context.Context, e *env) error {
 	return errors.Join(append(wrong, noSetID(e))...)
 }
 
-// hasSpecialBits reports whether the probe's answer has a set-ID bit.
 func hasSpecialBits(answer string) bool {
 	_, mode, _ := strings.Cut(answer, " ")
 	return len(mode) == 4 && strings.Contains("234567", mode[:1])
@@ -169,9 +166,9 @@ git init -q --bare --shared=all ../bare && git push -q ../bare HEAD:refs/heads/m
 	npmScript = `npm ci --offline --no-audit --no-fund --no-update-notifier --loglevel=error && test "$(node_modules/.bin/dep)" = dep && test $(stat -c %a node_modules/dep/cli.js) = 755`
 )
 
-// programCheck returns a check that runs a script inside, which must work, and
-// then one that must be refused. The control runs both on the host, where both
-// must work and the second must leave a bit.
+// programCheck runs a script inside, which must work, and then one that must be
+// refused. On the host, the control, both must work and the second must leave a
+// bit.
 func programCheck(name, script, forbidden string) func(ctx context.Context, e *env) error {
 	return func(ctx context.Context, e *env) error {
 		there, err := e.run(ctx, sandbox.Command{Argv: []string{"sh", "-c", "command -v stat cut cmp " + name}})

@@ -16,7 +16,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// streamChecks: what goes in and comes out of one command.
 func streamChecks() []check {
 	return []check{
 		{name: "streams are separate", run: checkSeparate},
@@ -84,8 +83,6 @@ func checkNoStdin(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkLastByte repeats a command whose only output comes right before its end.
-// A reader that stops at the exit loses it.
 func checkLastByte(ctx context.Context, e *env) error {
 	for i := range e.target.repeatCount(1000) {
 		out, err := e.expectOutput(ctx, "flood", "stdout", "1")
@@ -180,7 +177,6 @@ func checkConcurrent(ctx context.Context, e *env) error {
 	return first
 }
 
-// checkStalled starts a command whose reader never reads, and runs another.
 func checkStalled(ctx context.Context, e *env) error {
 	blocked := newGate()
 	defer blocked.open()
@@ -211,7 +207,6 @@ func checkStalled(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkDrip counts and hashes single bytes on both streams.
 func checkDrip(ctx context.Context, e *env) error {
 	n := e.target.repeatCount(100_000)
 	r, err := e.runProbe(ctx, "drip", strconv.Itoa(n))
@@ -282,7 +277,6 @@ func resetPeak() (int64, error) {
 	return peakMemory()
 }
 
-// peakMemory returns the largest resident set since resetPeak.
 func peakMemory() (int64, error) {
 	data, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
 
-// userChecks: whom commands run as.
 func userChecks() []check {
 	return []check{
 		{name: "root inside is root nowhere else", run: checkRoot},
@@ -191,7 +190,6 @@ func checkRootWorks(ctx context.Context, e *env) error {
 	return nil
 }
 
-// rootMay are the attempts that root may make.
 var rootMay = []string{"become uid 0", "become gid 0", "become uid 65534", "capset", "give a file away", "setgroups"}
 
 func checkRootCalls(ctx context.Context, e *env) error {
@@ -286,8 +284,6 @@ func checkRootSetID(ctx context.Context, e *env) error {
 	return wrong
 }
 
-// checkRootGuest attacks the guest, which runs as the same user, and its
-// threads.
 func checkRootGuest(ctx context.Context, e *env) error {
 	for _, verb := range []string{"attack-guest", "attack-threads"} {
 		out, err := e.expectOutput(ctx, verb)
@@ -318,7 +314,6 @@ func checkRootEvasion(ctx context.Context, e *env) error {
 	return nil
 }
 
-// rootChecks: a root that commands may write to.
 func rootChecks() []check {
 	return []check{
 		{name: "the root of image host can't be writable", run: checkHostRoot},
@@ -347,7 +342,6 @@ func WriteOpenTree(root string) error {
 	return os.Chmod(dir, 0o777)
 }
 
-// checkHostRoot asks for a writable root that would be the machine's own.
 func checkHostRoot(ctx context.Context, e *env) error {
 	other := newEnv(e.target, filepath.Join(e.base, "host-root"))
 	other.target.WritableImage = images.Reference{Scheme: images.SchemeHost}

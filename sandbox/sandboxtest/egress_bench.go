@@ -144,7 +144,6 @@ func parseNanoseconds(text string) (time.Duration, error) {
 	return time.Duration(n), err
 }
 
-// listenBench serves the same on the host, and returns the address.
 func listenBench(b *testing.B) string {
 	b.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -191,7 +190,6 @@ func timeExecs(ctx context.Context, e *env) ([]time.Duration, error) {
 	return times, nil
 }
 
-// timeExecsBeside is timeExecs during a download.
 func timeExecsBeside(ctx context.Context, e *env) ([]time.Duration, error) {
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()

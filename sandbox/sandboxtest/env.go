@@ -26,7 +26,6 @@ import (
 // root: neither root's nor the commands', so that a mapping shows.
 const ownerID = 4242
 
-// env is one sandbox and its workspace.
 type env struct {
 	target    Target
 	base      string
@@ -37,8 +36,7 @@ type env struct {
 	// plant, if not nil, adds to the workspace before it is mounted.
 	plant func(e *env) error
 	// root asks for a writable root, on target.WritableImage.
-	root bool
-	// image replaces the target's image.
+	root    bool
 	user    sandbox.UserPolicy
 	image   images.Reference
 	service *sandbox.Service
@@ -77,7 +75,6 @@ func (e *env) start(ctx context.Context, change func(*limits.Resources)) error {
 	return nil
 }
 
-// newSpec makes a Spec and the directories that it needs.
 func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
 	state := e.stateDir()
 	for _, dir := range []string{e.workspace, state} {
@@ -157,7 +154,6 @@ func (e *env) freezeFile() error {
 	return errors.Join(e.layers.Record(ctx, e.dir), e.layers.Freeze(ctx, e.layersDir+"-frozen"))
 }
 
-// stateDir returns the session's directory.
 func (e *env) stateDir() string {
 	if e.target.StateDir != "" {
 		return filepath.Join(e.target.StateDir, "sessions", e.session)
@@ -235,7 +231,6 @@ func probeArgv(args ...string) []string {
 	return append([]string{sandbox.WorkspaceDir + "/" + probeName}, args...)
 }
 
-// run runs a command and returns its output.
 func (e *env) run(ctx context.Context, cmd sandbox.Command) (result, error) {
 	var out, errOut safeBuffer
 	if cmd.Stdout == nil {
@@ -284,7 +279,6 @@ func waitProcess(ctx context.Context, p sandbox.Process) (sandbox.Exit, error) {
 	}
 }
 
-// waitDone waits for a sandbox that is ending.
 func waitDone(sb sandbox.Sandbox) error {
 	select {
 	case <-sb.Done():
@@ -307,7 +301,6 @@ func (e *env) expectOutput(ctx context.Context, args ...string) (string, error) 
 	return r.out, nil
 }
 
-// countRunning counts the sandbox's processes with marker in their arguments.
 func (e *env) countRunning(ctx context.Context, marker string) (int, error) {
 	out, err := e.expectOutput(ctx, "ps", marker)
 	if err != nil {
@@ -377,7 +370,6 @@ func goBuild(ctx context.Context, path string) *exec.Cmd {
 	return cmd
 }
 
-// ownerOf returns a file's "uid:gid", without following symlinks.
 func ownerOf(path string) (string, error) {
 	info, err := os.Lstat(path)
 	if err != nil {

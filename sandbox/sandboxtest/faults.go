@@ -315,7 +315,6 @@ func applied(name, check string, change func(path string, content []byte) error)
 	}}
 }
 
-// collects returns a fault of Collect that changes an entry in the upper layer.
 func collects(name string, change func(path string, d fs.DirEntry) error) fault {
 	return fault{name: name, checks: []string{copyCheck}, copies: true, collected: change}
 }
@@ -405,7 +404,6 @@ func fileFaults() []fault {
 	}
 }
 
-// answersOf returns a fault in the answer to one verb.
 func answersOf(name, verb string, change func(string) string, checks ...string) fault {
 	return fault{name: name, checks: checks, answers: answers{verb: change}}
 }
@@ -477,7 +475,6 @@ func conns(name string, checks []string, change func(s *faultySandbox, c sandbox
 	})
 }
 
-// serves returns a fault in calls of a handler.
 func serves(name string, checks []string, serve func(s *faultySandbox, h sandbox.EgressHandler, ctx context.Context, c sandbox.EgressConn)) fault {
 	return fault{name: name, checks: checks, handler: func(s *faultySandbox, h sandbox.EgressHandler) sandbox.EgressHandler {
 		return &faultyHandler{EgressHandler: h, serve: func(ctx context.Context, c sandbox.EgressConn) { serve(s, h, ctx, c) }}

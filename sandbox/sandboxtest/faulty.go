@@ -22,17 +22,14 @@ import (
 // changes one thing that passes between the suite and the backend, unless it is
 // nil.
 type fault struct {
-	name string
-	// checks are the names of the checks that must fail.
+	name   string
 	checks []string
 	// copies marks faults that only a backend with copy mode can have.
 	copies bool
-	// target changes what the suite knows about the backend.
 	target func(t *Target)
 	// spec and command change the requests to Create and Start.
-	spec    func(s *sandbox.Spec)
-	command func(c *sandbox.Command)
-	// unstoppable makes Create ignore the end of its context.
+	spec        func(s *sandbox.Spec)
+	command     func(c *sandbox.Command)
 	unstoppable bool
 	start       func(err error) error
 	// answers change the standard output of commands, by the probe's verb or
@@ -46,10 +43,8 @@ type fault struct {
 	// collected changes an entry in the upper layer after Collect.
 	collected func(path string, d fs.DirEntry) error
 	destroy   func(ctx context.Context, s *faultySandbox) error
-	// handler changes the handler of connections.
-	handler func(s *faultySandbox, h sandbox.EgressHandler) sandbox.EgressHandler
-	// sweep adds to what Sweep removed.
-	sweep func(b *faulty) []sandbox.Orphan
+	handler   func(s *faultySandbox, h sandbox.EgressHandler) sandbox.EgressHandler
+	sweep     func(b *faulty) []sandbox.Orphan
 }
 
 // foundWithin is how long a check may take to fail. Waiting longer would find

@@ -113,7 +113,6 @@ func isEmpty(name string, list []string) error {
 	return nil
 }
 
-// hasAll asserts that a list contains all that is wanted.
 func hasAll(name string, list, wanted []string) error {
 	if missing := subtract(wanted, list); len(missing) > 0 {
 		return fmt.Errorf("%s lack %q", name, missing)

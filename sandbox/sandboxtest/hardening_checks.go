@@ -240,7 +240,6 @@ func sameTmpfs(e *env, m mountLine, t harden.Tmpfs) error {
 	return checkMountOptions(e, m, options...)
 }
 
-// smallPlaces makes places quick to fill.
 func smallPlaces(r *limits.Resources) { r.TmpBytes, r.ShmBytes = 8<<20, 8<<20 }
 
 // checkPlaces finds every writable directory outside the workspace, fills it

@@ -23,9 +23,8 @@ import (
 
 // load is something that a hostile session does.
 type load struct {
-	name string
-	args []string
-	// forever reports whether it runs until its timeout.
+	name      string
+	args      []string
 	forever   bool
 	resources func(*limits.Resources)
 	// reported asserts that the result reports the limit that was hit.
@@ -103,7 +102,6 @@ func toldTime(_ Target, r result, err, _ error) error {
 	return nil
 }
 
-// loadTime is how long an endless load runs.
 const loadTime = 4 * time.Second
 
 // RunNeighbours runs hostile sessions, one after another, beside a session that
@@ -181,7 +179,6 @@ func runBeside(ctx context.Context, neighbour *env, l load, base string) error {
 // running. An unbounded fork bomb makes tens of thousands.
 const otherProcesses = 6000
 
-// neighbourly is what a neighbour did and saw.
 type neighbourly struct {
 	commands  int
 	slowest   time.Duration
@@ -189,7 +186,6 @@ type neighbourly struct {
 	err       error
 }
 
-// runCommands runs small commands until ctx ends, at least three.
 func (e *env) runCommands(ctx context.Context) (did neighbourly) {
 	for ctx.Err() == nil || did.commands < 3 {
 		start := time.Now()
@@ -296,7 +292,6 @@ func naiveAs(ctx context.Context, e *env, user *syscall.Credential, program stri
 	return out.String(), nil
 }
 
-// runPlain runs a verb on the host in the suite's own namespaces.
 func (e *env) runPlain(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, e.target.Probe, args...)
 	cmd.Dir = e.base

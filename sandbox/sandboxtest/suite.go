@@ -132,29 +132,22 @@ type check struct {
 	// shared marks checks that need a workspace shared by host and sandbox.
 	shared bool
 	// programs marks checks that run programs of the image, such as tar.
-	programs bool
-	// egress is a fresh sandbox's plan.
-	egress *sandbox.EgressPlan
-	// resources changes a fresh sandbox's limits.
+	programs  bool
+	egress    *sandbox.EgressPlan
 	resources func(*limits.Resources)
-	// plant fills a fresh workspace before the sandbox starts.
-	plant func(e *env) error
-	run   func(ctx context.Context, e *env) error
+	plant     func(e *env) error
+	run       func(ctx context.Context, e *env) error
 }
 
-// allChecks returns the whole suite in order.
 func allChecks() []check {
 	return slices.Concat(streamChecks(), commandChecks(), cancelChecks(), fileChecks(), mountChecks(), isolationChecks(), identityChecks(), kernelChecks(), hostChecks(),
 		setIDChecks(), egressChecks(), userChecks(), imageUserChecks(), sessionChecks(), rootChecks(), limitChecks(), loadChecks(), lifeChecks())
 }
 
-// insideChecks returns the checks that don't depend on how the sandbox was
-// made.
 func insideChecks() []check {
 	return slices.Concat(streamChecks(), commandChecks(), cancelChecks(), loadChecks())
 }
 
-// checks returns the checks for this target.
 func (t Target) checks() []check {
 	return slices.DeleteFunc(allChecks(), func(c check) bool {
 		return c.programs && t.NoPrograms || c.writable && t.WritableImage.Scheme == "" || c.user && t.UserImage == nil || c.shared && t.OnCopies ||

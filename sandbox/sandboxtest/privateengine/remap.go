@@ -17,7 +17,6 @@ import (
 
 const remapVariable = "CAISSON_TEST_REMAPPED"
 
-// remapUser is a user of the machine that needs no range itself.
 const remapUser = "nobody"
 
 // NewRemapped starts an engine with userns-remap, whose containers have the

@@ -121,7 +121,6 @@ func processCalls() map[string]func() error {
 	return all
 }
 
-// onChild calls f with a sleeping child.
 func onChild(f func(pid uintptr) error) func() error {
 	return func() error {
 		child := exec.Command("/proc/self/exe", "sleep")
@@ -140,7 +139,6 @@ func onChild(f func(pid uintptr) error) func() error {
 	}
 }
 
-// machineCalls change what the whole machine shares.
 func machineCalls() map[string]func() error {
 	late := unix.Timeval{Usec: 2_000_000}                   // invalid
 	tick := unix.Timex{Modes: 0x4000 /*ADJ_TICK*/, Tick: 1} // out of range
@@ -288,7 +286,6 @@ func makeNode(name string, mode uint32, device int) error {
 	return pastFilter(err)
 }
 
-// onFile calls f with a new file.
 func onFile(f func(path string) error) error {
 	const name = "probe-file"
 	if err := os.WriteFile(name, nil, 0o600); err != nil {
@@ -298,7 +295,6 @@ func onFile(f func(path string) error) error {
 	return pastFilter(f(name))
 }
 
-// fileCaps is the file attribute for all capabilities, version 2.
 func fileCaps() []byte {
 	return []byte{1, 0, 0, 2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0xff, 1, 0, 0, 0, 0, 0, 0}
 }
@@ -382,7 +378,6 @@ func openSocket(family, kind, protocol int) func() error {
 	}
 }
 
-// runAttempt makes one attempt and prints "allowed" or the refusal's errno.
 func runAttempt(args []string) error {
 	try := allAttempts()[args[0]]
 	if try == nil {

@@ -13,8 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// processorCalls are calls and ways into the kernel that only this processor
-// has.
 func processorCalls() map[string]func() error {
 	return map[string]func() error{
 		"iopl":           callWith(unix.SYS_IOPL, 3),
@@ -79,7 +77,6 @@ func runELF(program []byte) error {
 	return unix.ENOSYS // this kernel has no such entry
 }
 
-// elf64 is a minimal static program: one header, one segment, the code.
 func elf64(code []byte) []byte {
 	const base, header = 0x400000, 64 + 56
 	var b bytes.Buffer
@@ -92,7 +89,6 @@ func elf64(code []byte) []byte {
 	return b.Bytes()
 }
 
-// elf32 is elf64 for the 80386.
 func elf32(code []byte) []byte {
 	const base, header = 0x8048000, 52 + 32
 	var b bytes.Buffer

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dialSandbox connects to an address, or to this command's proxy.
 func dialSandbox(addr string) (*net.TCPConn, error) {
 	if addr == "proxy" {
 		addr = strings.TrimPrefix(os.Getenv("HTTP_PROXY"), "http://")

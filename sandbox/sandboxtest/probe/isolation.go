@@ -107,7 +107,6 @@ func openDescriptors() []int {
 	return fds
 }
 
-// attackGuest prints what succeeds against PID 1.
 func attackGuest([]string) error {
 	if err := syscall.Kill(1, syscall.SIGKILL); err == nil {
 		fmt.Println("SIGKILL")
@@ -142,7 +141,6 @@ func dialAddresses(addrs []string) error {
 	return nil
 }
 
-// grepFiles prints the files in args[1:] that contain args[0].
 func grepFiles(args []string) error {
 	for _, path := range args[1:] {
 		if data, err := os.ReadFile(path); err == nil && strings.Contains(string(data), args[0]) {
@@ -187,7 +185,6 @@ func printWritable(paths []string) error {
 	return nil
 }
 
-// fillFile writes up to N bytes and prints how many succeeded, and the error.
 func fillFile(args []string) error {
 	limit, err := strconv.ParseInt(args[1], 10, 64)
 	if err != nil {

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// secrets are files and directories that reveal the host's kernel or memory.
 var secrets = []string{
 	"/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/latency_stats",
 	"/proc/interrupts", "/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
@@ -181,8 +180,6 @@ func printReplaceable(paths []string) error {
 	return nil
 }
 
-// printNamespaces prints the links in /proc/self/ns, such as
-// "pid:[4026531836]".
 func printNamespaces([]string) error {
 	entries, err := os.ReadDir("/proc/self/ns")
 	for _, e := range entries {
@@ -193,7 +190,6 @@ func printNamespaces([]string) error {
 	return err
 }
 
-// printRlimits prints the hard limits, -1 for none.
 func printRlimits([]string) error {
 	for name, number := range map[string]int{
 		"core": unix.RLIMIT_CORE, "fsize": unix.RLIMIT_FSIZE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,

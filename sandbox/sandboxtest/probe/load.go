@@ -14,7 +14,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// dripBytes writes N bytes to each stream, one byte per call and no newline.
 func dripBytes(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -80,7 +79,6 @@ func keepBusy(args []string) error {
 	return hangForever()
 }
 
-// spinOnEOF computes once its input has ended.
 func spinOnEOF([]string) error {
 	_, _ = os.Stdin.Read(make([]byte, 1))
 	for i := 0; ; i++ {
@@ -88,12 +86,10 @@ func spinOnEOF([]string) error {
 	}
 }
 
-// reexecSelf executes this program again with the arguments.
 func reexecSelf(args []string) error {
 	return syscall.Exec("/proc/self/exe", append([]string{"probe"}, args...), os.Environ())
 }
 
-// holdFiles opens files until the kernel refuses, and prints the error.
 func holdFiles([]string) error {
 	for range 1 << 20 {
 		f, err := os.Open("/dev/null")

@@ -64,7 +64,6 @@ func ignoreTerm([]string) error {
 	return hangForever()
 }
 
-// selfCommand is a command of this program in a new session.
 func selfCommand(args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -203,14 +202,12 @@ func forkCount([]string) error {
 	return nil
 }
 
-// forkStorm is a fork bomb. The suite runs it only under a limit of processes.
 func forkStorm([]string) error {
 	for {
 		_ = selfCommand("storm").Start() // refused again and again
 	}
 }
 
-// stopAll stops every process that it may, except itself.
 func stopAll([]string) error {
 	err := syscall.Kill(-1, syscall.SIGSTOP)
 	fmt.Println("stopped")

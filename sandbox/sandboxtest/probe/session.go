@@ -21,7 +21,6 @@ type trace struct {
 	leave, find func() bool
 }
 
-// allTraces returns all traces, named after a word.
 func allTraces(word string) []trace {
 	key := int(crc32.ChecksumIEEE([]byte(word)))&0x7fffffff | 1
 	port := fmt.Sprintf("127.0.0.1:%d", 20_000+key%20_000)

@@ -228,7 +228,6 @@ func ownMemory(path string) error {
 	return nil
 }
 
-// tgidLine returns a status file's line with the process ID.
 func tgidLine(status []byte) []byte {
 	_, rest, _ := bytes.Cut(status, []byte("\nTgid:"))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))

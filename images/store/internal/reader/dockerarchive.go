@@ -33,7 +33,6 @@ type dockerArchive struct {
 	limit int64
 }
 
-// archiveFile is a file's position in the archive, or a link's target.
 type archiveFile struct {
 	offset, size int64
 	link         string
@@ -113,7 +112,6 @@ func (a *dockerArchive) readFile(name string) ([]byte, error) {
 	return readAtMost(r, a.limit)
 }
 
-// manifestEntry is one image in a manifest.json.
 type manifestEntry struct {
 	Config   string
 	RepoTags []string

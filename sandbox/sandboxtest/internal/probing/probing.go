@@ -34,7 +34,7 @@ func PatternAt(pos int64, n int) []byte {
 	return p
 }
 
-// Facts is what the probe's facts verb reports about itself, as JSON.
+// Facts is the JSON answer of the probe's facts verb.
 type Facts struct {
 	UID, GID, EUID, EGID int
 	// Groups counts the supplementary groups except the one that marks a
