@@ -1,10 +1,9 @@
 // Command caisson-guest is PID 1 of every container that Caisson makes. It
-// starts and ends commands and changes the workspace for the host, with which
-// it communicates over its standard input and output (package
-// sandbox/guest/wire). It is only started by Caisson. It is static and small,
-// runs as another user than commands, can't be traced or signalled by them,
-// needs no new thread once they run, and exits when its standard input ends,
-// and the container with it.
+// starts and ends commands and changes the workspace for the host, over its
+// standard input and output (package sandbox/guest/wire). Only Caisson starts
+// it. It is static and small, runs as another user than commands, can't be
+// traced or signalled by them, and needs no new thread once they run. When its
+// standard input ends, it exits, and the container with it.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Package apply makes changes to the workspace, and reads it for a host that
-// can't see it, as the identity of commands, so that the kernel refuses to the
-// guest what it refuses to them.
+// Package apply changes the workspace, and reads it for a host that can't see
+// it. It acts as the commands' identity, so that the kernel refuses the guest
+// the same as commands.
 package apply
 
 import (
@@ -12,20 +12,19 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Threads is the number of changes, and of reads, that are made at once: two,
-// so that one that hangs on a stuck file system doesn't hold all.
+// Threads is the number of concurrent changes, and of reads: two, so that one
+// that hangs on a stuck file system doesn't block all.
 const Threads = 2
 
-// Options says as whom and where changes are made.
+// Options says as whom and where to make changes.
 type Options struct {
 	UID, GID uint32
-	// Separate reports whether the guest is another user and may become this
-	// one.
+	// Separate reports that the guest is another user and may become this one.
 	Separate bool
-	// Root reports whether commands are root, with the guest's ids.
+	// Root reports that commands are root, with the guest's ids.
 	Root bool
-	// Workspace is the path in the container and HostWorkspace the one by
-	// which the host calls it.
+	// Workspace is the path in the container, HostWorkspace the one on the
+	// host.
 	Workspace, HostWorkspace string
 }
 
@@ -90,8 +89,8 @@ func NewReaders(o Options) (*Readers, error) {
 	return r, err
 }
 
-// Do lends the Reader to f, on one of the threads. F must read on its own
-// goroutine alone.
+// Do lends the Reader to f on one of the threads. f must read only on its own
+// goroutine.
 func (r *Readers) Do(f func(*workspace.Reader)) {
 	r.threads.Do(func() { f(r.reader) })
 }

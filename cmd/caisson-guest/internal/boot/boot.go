@@ -21,9 +21,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// The runtime's knobs. Two processors: a vfork holds one until its child has
-// executed. A small heap: the guest's memory is charged to the commands' limit,
-// and it allocates little.
+// The runtime's settings. A vfork holds a processor until its child has
+// executed, so there are two. The heap is small because the guest allocates
+// little, and its memory is charged to the commands' limit.
 const (
 	processors  = 2
 	gcPercent   = 25
@@ -31,22 +31,20 @@ const (
 )
 
 // connectionSize is the pipe's buffer in each direction, the largest that an
-// unprivileged process may ask for by default (fs.pipe-max-size). A cancel or a
-// pong may have to wait for that much data: 2 ms of docker's throughput. A
-// quarter of it cost docker a tenth of that, by switches between the processes
-// on the way.
+// unprivileged process may ask for by default (fs.pipe-max-size). A cancel or
+// pong may have to wait for that much data: 2 ms of Docker's throughput. A
+// quarter of it cost Docker a tenth of the throughput, for switches between the
+// processes on the way.
 const connectionSize = 1 << 20
 
-// Options describe the guest.
 type Options struct {
 	Version string
 	// Executable is the path of the guest's own binary.
 	Executable string
 }
 
-// Run is the guest's life. It returns nil when the host has closed the
-// connection; the caller then exits, with which the kernel kills everything in
-// the container.
+// Run runs the guest. It returns nil when the host has closed the connection.
+// The caller then exits, and the kernel kills everything in the container.
 func Run(o Options) error {
 	if pid := os.Getpid(); pid != 1 {
 		return fmt.Errorf("caisson-guest is the PID 1 of a container, and this is PID %d", pid)
@@ -55,7 +53,7 @@ func Run(o Options) error {
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(memoryLimit)
 	unix.Umask(0o022)
-	// What a runtime may have left open must not reach commands.
+	// Commands must not get descriptors that a runtime left open.
 	keepFromCommands()
 	null, in, out, err := takeConnection()
 	if err != nil {
@@ -71,7 +69,7 @@ func Run(o Options) error {
 	host.silence = time.Duration(config.SilenceMS) * time.Millisecond
 	session, hello, err := prepare(o, config, null)
 	if err != nil {
-		// The host fails closed on it, with the reason at hand.
+		// The host fails closed, with the reason.
 		fault := wire.Hello{Protocol: wire.Version, Version: o.Version, Error: err.Error()}
 		return errors.Join(err, writer.SendJSON(0, wire.TypeHello, fault))
 	}
@@ -82,14 +80,14 @@ func Run(o Options) error {
 	return serve.New(session).Run()
 }
 
-// keepFromCommands marks every descriptor beyond standard error close-on-exec.
+// keepFromCommands marks all descriptors above standard error close-on-exec.
 func keepFromCommands() {
 	if unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC) == nil {
 		return
 	}
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		return // neither close_range nor /proc: the probe finds what is still open
+		return // neither close_range nor /proc: the probe finds open ones
 	}
 	for _, e := range entries {
 		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > 2 {
@@ -98,9 +96,9 @@ func keepFromCommands() {
 	}
 }
 
-// takeConnection moves the connection off the descriptors 0 and 1, which
-// become /dev/null: nothing that the guest starts can then inherit it by
-// accident, and the runtime polls it instead of giving it a thread.
+// takeConnection moves the connection off descriptors 0 and 1, which become
+// /dev/null. So no child can inherit it by accident, and the runtime polls it
+// instead of giving it a thread.
 func takeConnection() (null, in, out *os.File, err error) {
 	null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -115,7 +113,7 @@ func takeConnection() (null, in, out *os.File, err error) {
 		if err := unix.SetNonblock(moved, true); err != nil {
 			return nil, nil, nil, fmt.Errorf("take over descriptor %d: %w", fd, err)
 		}
-		// Fewer switches between the ends; where it is no pipe it stays as it is.
+		// For fewer switches between the ends; no effect if it is not a pipe.
 		_, _ = unix.FcntlInt(uintptr(moved), unix.F_SETPIPE_SZ, connectionSize)
 		files[fd] = os.NewFile(uintptr(moved), "connection")
 		if err := unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC); err != nil {
@@ -126,7 +124,6 @@ func takeConnection() (null, in, out *os.File, err error) {
 	return null, files[0], files[1], nil
 }
 
-// receiveConfig hears the host's first frame.
 func receiveConfig(frames *wire.Reader) (wire.Config, error) {
 	var c wire.Config
 	f, err := frames.Next()
@@ -137,16 +134,16 @@ func receiveConfig(frames *wire.Reader) (wire.Config, error) {
 		return c, fmt.Errorf("wait for configuration: %w: frame type %d", wire.ErrProtocol, f.Type)
 	}
 	if err := wire.Decode(f.Payload, &c); err != nil {
-		// Host and guest of one build read each other.
+		// Host and guest of the same build understand each other.
 		return c, fmt.Errorf("read configuration: %w: caisson and caisson-guest must be of one build", err)
 	}
 	return c, c.Validate()
 }
 
-// forbidCores sets the limit of core files to 1 byte, at which the kernel
-// neither writes one nor runs the program of a core pattern that is a pipe; at 0
-// it runs it, as root on the host (coredump_pipe in fs/coredump.c). A limit that
-// is 0 for good, an ordinary user's, stays so.
+// forbidCores sets the limit of core files to 1 byte. Then the kernel neither
+// writes one nor runs the program of a core pattern that is a pipe. With 0 it
+// would run it, as root on the host (coredump_pipe in fs/coredump.c). An
+// ordinary user's hard limit of 0 stays.
 func forbidCores() error {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_CORE, &l); err != nil {
@@ -156,22 +153,23 @@ func forbidCores() error {
 	return unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: bytes, Max: bytes})
 }
 
-// faults are the signals of faults, which the Go runtime turns into panics.
+// faults are the signals that the Go runtime turns into panics.
 var faults = []unix.Signal{unix.SIGILL, unix.SIGTRAP, unix.SIGBUS, unix.SIGFPE, unix.SIGSEGV, unix.SIGSTKFLT, unix.SIGSYS}
 
-// lastSignal is the highest signal of Linux.
+// lastSignal is Linux's highest signal.
 const lastSignal = 64
 
-// ignoreSignals makes the guest survive every signal that a command of its own
-// user can send. The kernel drops a signal to PID 1 from inside its namespace
-// unless PID 1 handles it, and the Go runtime handles nearly all: some end the
-// program. Those of faults get the default action back, which is dropped so; a
-// real fault then ends the guest without a stack. All others are received and
-// left alone. None is set to be ignored, because commands would inherit that.
+// ignoreSignals makes the guest survive every signal that a command with its
+// user can send. The kernel drops signals to PID 1 from inside its namespace
+// unless PID 1 handles them, and the Go runtime handles nearly all, some by
+// ending the program. Signals of faults get the default action back, so they
+// are dropped; a real fault then ends the guest without a stack. The others are
+// received and left alone. None is set to be ignored, which commands would
+// inherit.
 func ignoreSignals() error {
 	var others []os.Signal
 	for n := unix.Signal(1); n <= lastSignal; n++ {
-		if n != unix.SIGCHLD && n != unix.SIGURG { // of the wait loop and the scheduler
+		if n != unix.SIGCHLD && n != unix.SIGURG { // the wait loop's and the scheduler's
 			others = append(others, n)
 		}
 	}
@@ -190,16 +188,15 @@ func ignoreSignals() error {
 const firstSilence = 5 * time.Minute
 
 // listener reads the connection and fails if nothing arrives for too long. An
-// engine that was killed in the middle of a start can leave a container that is
-// not recorded anywhere, whose standard input its shim holds open for ever.
+// engine that is killed during a start can leave an unrecorded container whose
+// shim holds standard input open forever.
 type listener struct {
 	in *os.File
-	// silence bounds each wait; zero does not.
+	// silence bounds each wait, unless it is zero.
 	silence time.Duration
 }
 
-// Read waits for bytes. A file that can't be waited for with a bound is read
-// without one.
+// Read reads bytes. It has no bound if the file has no deadlines.
 func (l *listener) Read(p []byte) (int, error) {
 	var until time.Time
 	if l.silence > 0 {

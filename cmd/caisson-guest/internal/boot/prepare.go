@@ -23,10 +23,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// prepare restricts the guest and its threads, tries on a real process what
-// the session relies on, and observes the container. What does not need one
-// another goes on at the same time: in gVisor, where every system call costs
-// more, that is half of the time until the hello.
+// prepare restricts the guest and its threads, tries on a real process what the
+// session relies on, and observes the container. Independent parts run at the
+// same time. In gVisor, where system calls cost more, that halves the time
+// until the hello.
 func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello, error) {
 	fail := func(err error) (serve.Options, wire.Hello, error) { return serve.Options{}, wire.Hello{}, err }
 	if !c.SingleUID {
@@ -57,8 +57,8 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 	if err := errors.Join(errs[:]...); err != nil {
 		return fail(err)
 	}
-	// After the changes of an effective id, each of which resets it, and before
-	// a command looks at the guest.
+	// After the changes of effective ids, which reset it, and before a command
+	// looks at the guest.
 	if err := identity.SetDumpable(false); err != nil {
 		return fail(err)
 	}
@@ -77,8 +77,8 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 	return p.session, h, nil
 }
 
-// preparation holds what the parts of prepare make. Each part sets fields that
-// no other one uses.
+// preparation has the results of prepare's parts. Each part sets its own
+// fields.
 type preparation struct {
 	o       Options
 	c       wire.Config
@@ -93,8 +93,8 @@ type preparation struct {
 	further   []wire.Mount
 }
 
-// listen opens the listeners for programs, before there are any and before a
-// thread has other capabilities than all.
+// listen opens the listeners before programs start, and while all threads still
+// have the same capabilities.
 func (p *preparation) listen() (err error) {
 	e := p.c.Egress
 	if e == nil {
@@ -116,8 +116,8 @@ func (p *preparation) listen() (err error) {
 func (p *preparation) sharesUser() bool { return p.c.SingleUID || p.c.Root }
 
 // protectGuest keeps root commands from signalling the guest by the ids of its
-// threads, all of which exist by now. Linux drops what it has no handler for,
-// because it is PID 1; gVisor does not.
+// threads, all of which exist by now. Linux drops signals to PID 1 without a
+// handler; gVisor does not.
 func (p *preparation) protectGuest() error {
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -148,7 +148,7 @@ func (p *preparation) makeCommands() error {
 	if p.sharesUser() {
 		shims := kill.NewShims()
 		p.session.Killer = kill.New(kill.MethodSubreaper, p.session.Reaper, shims)
-		// Commands of the same user could replace the path in a writable root.
+		// In a writable root, commands of the same user could replace the path.
 		p.session.Launcher = launch.Shimmed{Direct: direct, Shims: shims, Executable: "/proc/self/exe"}
 	}
 	p.command, err = p.newTrial().observeCommand()
@@ -159,7 +159,7 @@ func (p *preparation) newTrial() smokeTest {
 	return smokeTest{executable: p.o.Executable, launcher: p.session.Launcher, killer: p.session.Killer, gid: p.c.GIDBase}
 }
 
-// transferThreads is how many file transfers run at once. Others wait.
+// transferThreads bounds concurrent file transfers. Others wait.
 const transferThreads = 4
 
 // makeAppliers makes what changes and reads the workspace.
@@ -185,7 +185,6 @@ func (p *preparation) makeAppliers() error {
 	return nil
 }
 
-// observe observes the container.
 func (p *preparation) observe() error {
 	if err := p.observeMounts(); err != nil {
 		return err
@@ -195,7 +194,6 @@ func (p *preparation) observe() error {
 	return nil
 }
 
-// hello combines the results of the parts.
 func (p *preparation) hello() wire.Hello {
 	h := p.seen
 	h.Version, h.Dumpable = p.o.Version, identity.Dumpable()
@@ -214,8 +212,8 @@ func (p *preparation) hello() wire.Hello {
 }
 
 // observeMounts observes the mounts below the workspace and the further mounts
-// as a command would. No command runs yet, so the thread can take that
-// identity.
+// as a command would. The thread may take that identity because no command runs
+// yet.
 func (p *preparation) observeMounts() error {
 	if p.sharesUser() {
 		p.submounts, p.further = observe.Directories(p.c.Workspace, p.c.Mounts)

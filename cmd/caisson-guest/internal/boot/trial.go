@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// smokeTest starts the guest's own binary as a command, by the way that commands
-// go: it is the one program that every container has.
+// smokeTest starts the guest's own binary, the one program that every container
+// has, in the same way as commands.
 type smokeTest struct {
 	executable string // the guest's own
 	launcher   serve.Launcher
@@ -37,16 +37,16 @@ func (t smokeTest) launchWord(word string) (launch.Process, error) {
 	return p, nil
 }
 
-// tries is how often observeCommand starts again because its process was killed
-// from outside, by an operator or by the kernel when it is out of memory.
+// tries is how often observeCommand tries, in case its process is killed from
+// outside: by an operator, or the kernel when it is out of memory.
 const tries = 3
 
-// errGone means that the process ended although the guest did not end it.
+// errGone means that something else than the guest ended the process.
 var errGone = errors.New("it was killed from outside")
 
 // observeCommand starts a command that waits, reads its identity from /proc,
-// and kills it by the method that is used for commands. So the method is proven
-// on a real process in a session of its own before anything relies on it.
+// and kills it as commands are killed. That proves the method on a real process
+// in its own session before anything relies on it.
 func (t smokeTest) observeCommand() (id wire.Identity, err error) {
 	for range tries {
 		if id, err = t.lookOnce(); !errors.Is(err, errGone) {
@@ -83,8 +83,8 @@ func (t smokeTest) lookOnce() (wire.Identity, error) {
 	return command.Identity, nil
 }
 
-// goneOr returns errGone if the process has ended, which the wait loop may be
-// about to report, and err otherwise.
+// goneOr returns errGone if the process has ended, or is about to be reported
+// as ended, and err otherwise.
 func goneOr(p launch.Process, err error) error {
 	select {
 	case <-p.Exit:
@@ -94,7 +94,7 @@ func goneOr(p launch.Process, err error) error {
 	}
 }
 
-// probeTime bounds the probe: it makes thirty system calls.
+// probeTime bounds the probe, which makes thirty system calls.
 const probeTime = 10 * time.Second
 
 // runProbe starts a command that tries what it must not be able to do.

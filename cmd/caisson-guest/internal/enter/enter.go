@@ -1,6 +1,6 @@
-// Package enter is the guest's binary outside a container: for an ordinary user
-// it mounts overlays, of the workspace and of other directories, in a user and
-// mount namespace of its own, and becomes the runtime there, which then sees them.
+// Package enter runs outside containers: for an ordinary user, the guest's
+// binary mounts overlays of the workspace and other directories in its own user
+// and mount namespace, and becomes the runtime there, which then sees them.
 //
 //	caisson (sandbox/internal/workmount)            caisson-guest overlay
 //	------------------------------------            ---------------------
@@ -27,24 +27,24 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/overlayfs"
 )
 
-// Word is the argument that asks for it. After it come, for each overlay, the
-// mount point, the directory, the directory of the layers and the frozen layers
-// between, the top one first and each after [Frozen], then [End], and the program
-// with its arguments.
+// Word selects this package. It is followed by the mount point, the directory,
+// the directory of the layers and the frozen layers of each overlay, top one
+// first and each after [Frozen], then [End] and the program with its arguments.
 const (
 	Word   = "overlay"
 	Frozen = "+"
 	End    = "--"
 )
 
-// The descriptors that come with it: a socket for the answer, and for each overlay
-// its directory, that of the layers and the frozen layers as they were opened.
+// The inherited descriptors: a socket for the answer, then each overlay's
+// directory, directory of layers and frozen layers.
 const (
 	socketFD = 3
 	firstFD  = 4
 )
 
-// Run does it. It returns only if that failed.
+// Run mounts the overlays and becomes the program. It returns only after an
+// error.
 func Run(args []string) int {
 	end := slices.Index(args, End)
 	overlays, ok := parseOverlays(args[:max(end, 0)])
@@ -72,16 +72,16 @@ func Run(args []string) int {
 	return reportError(syscall.Exec(program[0], program, os.Environ()))
 }
 
-// overlay is one that is requested. Its directory is fd, its layers are the next
-// descriptor, and the frozen layers those after it.
+// overlay is a requested overlay. Its directory is descriptor fd; its layers
+// and the frozen layers follow.
 type overlay struct {
 	at, dir, layers string
 	frozen          []string
 	fd              int
 }
 
-// parseOverlays parses the arguments before [End]. It reports whether they are at
-// least one overlay.
+// parseOverlays parses the arguments before [End]. ok is false unless they
+// describe at least one overlay.
 func parseOverlays(args []string) (list []overlay, ok bool) {
 	for fd := firstFD; len(args) > 0; {
 		if len(args) < 3 {
@@ -97,8 +97,8 @@ func parseOverlays(args []string) (list []overlay, ok bool) {
 	return list, len(list) > 0
 }
 
-// reportError reports err where it is read: on the socket before the answer, on
-// standard error after it.
+// reportError reports err on the socket, which is read before the answer, and
+// on standard error, which is read after it.
 func reportError(err error) int {
 	text := []byte(err.Error())
 	_ = unix.Sendmsg(socketFD, text[:min(len(text), 4<<10)], nil, nil, unix.MSG_NOSIGNAL)
@@ -106,10 +106,9 @@ func reportError(err error) int {
 	return 1
 }
 
-// mountOverlays mounts overlays and returns the descriptors of their roots, which
-// the next program does not inherit.
+// mountOverlays mounts overlays and returns the descriptors of their roots,
+// which the next program does not inherit.
 func mountOverlays(list []overlay) ([]int, error) {
-	// What is mounted here stays here.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return nil, fmt.Errorf("keep mounts in a namespace: %w", err)
 	}
@@ -129,7 +128,8 @@ func mountOverlays(list []overlay) ([]int, error) {
 	return roots, nil
 }
 
-// mount mounts the overlay at a directory of this namespace and returns its root.
+// mount mounts the overlay at a directory of this namespace and returns its
+// root.
 func (o overlay) mount() (*os.File, error) {
 	lower, err := reopen(o.dir, o.fd)
 	if err != nil {
@@ -163,9 +163,9 @@ func (o overlay) mount() (*os.File, error) {
 	return overlayfs.OpenDir(merged)
 }
 
-// reopen opens in this namespace the directory that fd is of another: a mount
-// of another namespace can't become a layer. It opens the directory by its
-// path, which may lead elsewhere by now, so it compares the two.
+// reopen opens the directory of a descriptor again in this namespace: another
+// namespace's mount can't become a layer. It compares the two, because the path
+// may lead elsewhere by now.
 func reopen(path string, fd int) (*os.File, error) {
 	f, err := os.OpenFile(path, unix.O_DIRECTORY, 0)
 	if err != nil {

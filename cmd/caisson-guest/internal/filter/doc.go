@@ -1,11 +1,11 @@
-// Package filter makes the second seccomp filter, the one that every command
-// runs under in addition to the runtime's profile.
+// Package filter makes the second seccomp filter of every command, in addition
+// to the runtime's profile.
 //
-// It is a list of what is refused, because the profile below it is the
-// allowlist; gVisor applies no profile of a runtime's, so that there this is
-// the only one, and it repeats what matters. It answers ENOSYS to clone3,
-// whose flags no filter can see (the C libraries then use clone), and EPERM to
-// new namespaces by any way, to tracing and reading other processes, to
-// socket families beyond local, internet and route netlink, and to the
-// kernel interfaces that sandboxes are most often broken through.
+// The profile below it is an allowlist, so this filter lists refused calls.
+// gVisor applies no runtime's profile, so there it is the only filter, and it
+// repeats the important refusals. It answers ENOSYS to clone3, whose flags no
+// filter can see (C libraries then use clone). It answers EPERM to new
+// namespaces in any way, to tracing and reading other processes, and to the
+// kernel interfaces through which sandboxes are most often broken. It refuses
+// socket families except local, internet and route netlink.
 package filter

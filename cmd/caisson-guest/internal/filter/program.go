@@ -14,41 +14,41 @@ const (
 	offsetArgs   = 16
 )
 
-// The kernel's limit for one program is 4096 instructions (BPF_MAXINSNS).
-// ours has fewer than 512.
+// The kernel limits a program to 4096 instructions (BPF_MAXINSNS); these have
+// fewer than 512.
 
-// namespaceFlags are the clone flags that make a new namespace. CLONE_NEWTIME
-// (0x80) lies in clone's exit signal byte and only exists for clone3 and unshare.
+// namespaceFlags are the clone flags for new namespaces. CLONE_NEWTIME (0x80)
+// is in clone's exit signal byte; only clone3 and unshare have it.
 const namespaceFlags = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS |
 	unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
-// rule decides one system call: body is run with the accumulator undefined and
-// must return in every path.
+// rule decides one system call. body runs with an undefined accumulator and
+// must always return.
 type rule struct {
 	number uint32
 	body   []unix.SockFilter
 }
 
-// SetID selects the action for calls that could set the set-user-ID or
-// set-group-ID bit of a file and that the filter can't decide: it sees the mode,
-// but not whether the path names a directory, and it can't change an argument.
-// Modes with the set-user-ID bit are refused to chmod and its like in any case.
+// SetID selects the action for calls that could set a file's set-user-ID or
+// set-group-ID bit. The filter can't decide them: it sees the mode, but not
+// whether the path names a directory, and can't change arguments. chmod and its
+// like are always refused the set-user-ID bit.
 type SetID uint32
 
 const (
-	// RefuseSetID answers EPERM to all of them.
+	// RefuseSetID answers EPERM.
 	RefuseSetID = SetID(unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM))
-	// NotifySetID hands them to the listener of the filter.
+	// NotifySetID hands them to the filter's listener.
 	NotifySetID = SetID(unix.SECCOMP_RET_USER_NOTIF)
-	// AllowSetID leaves them to a kernel that refuses the bits by itself.
+	// AllowSetID leaves them to a kernel that refuses the bits itself.
 	AllowSetID = SetID(unix.SECCOMP_RET_ALLOW)
 )
 
 // Program returns the filter for the processor that this binary is built for.
 func Program(setID SetID) []unix.SockFilter { return assemble(rulesOf(setID)) }
 
-// assemble returns a filter that decides by the rules, and allows all calls that
-// have none.
+// assemble returns a filter that decides by the rules and allows all other
+// calls.
 func assemble(rules []rule) []unix.SockFilter {
 	p := []unix.SockFilter{
 		loadWord(offsetArch),
@@ -63,7 +63,6 @@ func assemble(rules []rule) []unix.SockFilter {
 	return append(p, searchRules(rules)...)
 }
 
-// rulesOf returns the rules of all commands.
 func rulesOf(setID SetID) []rule {
 	rules := []rule{
 		{unix.SYS_CLONE3, returnValue(returnErrno(unix.ENOSYS))},
@@ -74,7 +73,7 @@ func rulesOf(setID SetID) []rule {
 		{unix.SYS_IOCTL, refuseValues(1, unix.TIOCSTI, tioclinux)},
 		{unix.SYS_SETRLIMIT, keepCore()},
 		{unix.SYS_PRLIMIT64, keepCoreOf()},
-		// The mode is in memory, where no filter sees it.
+		// No filter sees the mode, which is in memory.
 		{unix.SYS_OPENAT2, returnValue(returnErrno(unix.ENOSYS))},
 	}
 	rules = append(rules, setIDRules(setID)...)
@@ -85,7 +84,7 @@ func rulesOf(setID SetID) []rule {
 }
 
 // searchRules finds the rule by bisection, so that an ordinary call costs about
-// seven comparisons also where the filter is interpreted (gVisor).
+// seven comparisons even if the filter is interpreted (gVisor).
 func searchRules(rules []rule) []unix.SockFilter {
 	if len(rules) <= 2 {
 		var p []unix.SockFilter
@@ -104,9 +103,9 @@ func searchRules(rules []rule) []unix.SockFilter {
 	return slices.Concat(p, below, above)
 }
 
-// socketRule lets through the families of the profile: unix, internet, and
-// netlink for routes only. The others get the answer of a kernel without them, which
-// programs expect: shadow's useradd gives up if the audit socket is refused by EPERM.
+// socketRule allows the profile's families: unix, internet, and netlink for
+// routes. Others get the answer of a kernel without them, which programs
+// expect: shadow's useradd gives up if EPERM refuses the audit socket.
 func socketRule() []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(0),
@@ -122,14 +121,14 @@ func socketRule() []unix.SockFilter {
 	}
 }
 
-// done is the answer "it worked" to a call that is not made.
+// done answers "it worked" to a call that is not made.
 const done = unix.SECCOMP_RET_ERRNO
 
-// keepCore leaves the limit of core files at 1 byte and reports success: that
-// is the only value at which a core pattern that is a pipe does not run its
-// program, as root on the host (coredump_pipe in fs/coredump.c). With 0, to
-// which a command may lower its own, it runs. An error would end programs that
-// switch core files off before they touch a secret, such as GnuPG.
+// keepCore leaves the limit of core files at 1 byte and reports success. Only
+// with that value does a core pattern that is a pipe not run its program, as
+// root on the host (coredump_pipe in fs/coredump.c). A command could lower its
+// limit to 0, with which it runs. An error would end programs that switch core
+// files off before they touch a secret, such as GnuPG.
 func keepCore() []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(0),
@@ -139,8 +138,8 @@ func keepCore() []unix.SockFilter {
 	}
 }
 
-// keepCoreOf is the same for prlimit64(pid, resource, new, old), which only
-// asks where new is nil.
+// keepCoreOf is keepCore for prlimit64(pid, resource, new, old), which only
+// reads the limit if new is nil.
 func keepCoreOf() []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(1),
@@ -154,9 +153,8 @@ func keepCoreOf() []unix.SockFilter {
 	}
 }
 
-// The kernel looks at the low 32 bits of all the arguments that are tested
-// here (they are int or unsigned int, and clone takes lower_32_bits), so the
-// filter does too.
+// The kernel uses only the low 32 bits of all tested arguments (they are int or
+// unsigned int, and clone takes lower_32_bits), and so does the filter.
 
 func refuseBits(arg int, bits uint32) []unix.SockFilter {
 	return []unix.SockFilter{
@@ -197,7 +195,7 @@ func loadWord(offset uint32) unix.SockFilter {
 	return statement(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, offset)
 }
 
-// loadArg loads the low word of an argument; both processors are little-endian.
+// loadArg loads an argument's low word; both processors are little-endian.
 func loadArg(n int) unix.SockFilter { return loadWord(uint32(offsetArgs + 8*n)) }
 
 func statement(code uint16, k uint32) unix.SockFilter { return unix.SockFilter{Code: code, K: k} }
@@ -206,10 +204,10 @@ func jump(test uint16, k uint32, yes, no uint8) unix.SockFilter {
 	return unix.SockFilter{Code: unix.BPF_JMP | test | unix.BPF_K, K: k, Jt: yes, Jf: no}
 }
 
-// tioclinux is TIOCLINUX, which x/sys does not name for every processor.
+// tioclinux is TIOCLINUX, which x/sys does not have for every processor.
 const tioclinux = 0x541c
 
-// refused lists the system calls of every processor that no command needs.
+// refused are calls of every processor that no command needs.
 var refused = []uint32{
 	// Namespaces, mounts and roots.
 	unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_CHROOT, unix.SYS_PIVOT_ROOT,
@@ -231,10 +229,10 @@ var refused = []uint32{
 	unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME, unix.SYS_VHANGUP,
 }
 
-// Protect returns a filter for root commands, in addition to [Program]: they
-// have the guest's user, and so the kernel's permission to signal and to limit
-// it. It refuses the calls that do so to processes and threads with ids up to
-// last, which are the guest's: it starts before all others.
+// Protect returns a filter for root commands, in addition to [Program]. With
+// the guest's user, they may signal and limit it. The filter refuses that for
+// processes and threads with ids up to last, which are the guest's: it starts
+// before all others.
 func Protect(last uint32) []unix.SockFilter {
 	rules := []rule{
 		{unix.SYS_KILL, refuseUpTo(last)},
@@ -249,7 +247,6 @@ func Protect(last uint32) []unix.SockFilter {
 	return assemble(rules)
 }
 
-// refuseUpTo refuses a first argument from 1 to last.
 func refuseUpTo(last uint32) []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(0),
@@ -261,7 +258,7 @@ func refuseUpTo(last uint32) []unix.SockFilter {
 }
 
 // refuseOthersLimits refuses prlimit64(pid, resource, new, old) with new limits
-// for another process than the caller, which is pid 0.
+// for a process other than the caller, which is pid 0.
 func refuseOthersLimits() []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(0),

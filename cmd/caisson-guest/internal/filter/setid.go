@@ -2,14 +2,13 @@ package filter
 
 import "golang.org/x/sys/unix"
 
-// setIDBits are the set-user-ID and the set-group-ID bit.
 const setIDBits = unix.S_ISUID | unix.S_ISGID
 
-// creating are the flags with which open creates a file and so uses its mode.
+// creating are the flags with which open creates a file and uses its mode.
 const creating = unix.O_CREAT | unix.O_TMPFILE&^unix.O_DIRECTORY
 
-// setIDRules are the rules for calls that set a mode. mkdir is not among them:
-// kernels ignore both bits there.
+// setIDRules are the rules for calls that set a mode, except mkdir: kernels
+// ignore both bits there.
 func setIDRules(action SetID) []rule {
 	rules := []rule{
 		{unix.SYS_FCHMOD, changeMode(1, action)},
@@ -36,8 +35,8 @@ func setIDRules(action SetID) []rule {
 	return rules
 }
 
-// changeMode refuses a mode with the set-user-ID bit and takes the action for
-// one with the set-group-ID bit alone, which a directory may have.
+// changeMode refuses a mode with the set-user-ID bit. It takes the action for
+// one with only the set-group-ID bit, which a directory may have.
 func changeMode(arg int, action SetID) []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(arg),
@@ -59,8 +58,8 @@ func createFile(arg int, action SetID) []unix.SockFilter {
 	}
 }
 
-// openFile is createFile for the mode that follows the flags in argument
-// flags; where they don't create a file the mode is whatever was in the register.
+// openFile is createFile for the mode after the flags. Unless the flags create
+// a file, the mode is garbage.
 func openFile(flags int, action SetID) []unix.SockFilter {
 	return append([]unix.SockFilter{
 		loadArg(flags),

@@ -1,8 +1,8 @@
 // Package identity reads and changes the credentials of threads.
 //
-// Linux keeps credentials for each thread; the functions here use raw system
-// calls, which change the calling thread alone (the standard library's change
-// all of them). Their callers have locked their goroutine to its thread.
+// Linux keeps credentials per thread. Unlike the standard library, the
+// functions here use raw system calls, which change only the calling thread.
+// Callers must lock their goroutine to its thread.
 package identity
 
 import (
@@ -22,10 +22,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// keep is the id argument that leaves an id as it is.
+// keep as an id argument leaves the id as it is.
 const keep = uintptr(math.MaxUint32)
 
-// SetGroups sets the calling thread's supplementary groups.
 func SetGroups(groups ...uint32) error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(unsafe.SliceData(groups))), 0); errno != 0 {
 		return fmt.Errorf("set groups: %w", errno)
@@ -33,11 +32,10 @@ func SetGroups(groups ...uint32) error {
 	return nil
 }
 
-// SetEffective switches the effective user and group of the calling thread,
-// and with them the ones that file access is checked against. Real and saved
-// ids stay, so that commands can neither signal nor trace the thread and it
-// can switch back. Leaving uid 0 also empties the effective capabilities;
-// coming back restores them.
+// SetEffective switches the calling thread's effective user and group, and with
+// them the ids for file access. Real and saved ids stay, so commands can
+// neither signal nor trace the thread, and it can switch back. Leaving uid 0
+// also empties the effective capabilities; returning restores them.
 func SetEffective(uid, gid uint32) error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, keep, uintptr(gid), keep); errno != 0 {
 		return fmt.Errorf("set effective gid %d: %w", gid, errno)
@@ -59,9 +57,9 @@ func Restore(uid, gid uint32) error {
 	return nil
 }
 
-// LimitBounding reduces the calling thread's bounding set to those of wanted (a
-// bit mask); what it executes can then never gain another capability. It needs
-// CAP_SETPCAP.
+// LimitBounding reduces the calling thread's bounding set to wanted, a bit
+// mask. Programs that it executes can then never gain another capability. It
+// needs CAP_SETPCAP.
 func LimitBounding(wanted uint64) error {
 	for c := range uintptr(64) {
 		if wanted&(1<<c) != 0 {
@@ -78,14 +76,14 @@ func LimitBounding(wanted uint64) error {
 	return nil
 }
 
-// ClearAmbient empties the calling thread's ambient set. Kernels without one
-// have nothing to empty.
+// ClearAmbient empties the calling thread's ambient set, if the kernel has
+// them.
 func ClearAmbient() {
 	_, _, _ = unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0, 0)
 }
 
 // LimitCapabilities reduces the calling thread's permitted and effective sets
-// to those of wanted (a bit mask) that it has, and empties its inheritable set.
+// to wanted, a bit mask, and empties its inheritable set.
 func LimitCapabilities(wanted uint64) error {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -104,8 +102,8 @@ func LimitCapabilities(wanted uint64) error {
 	return nil
 }
 
-// DropCapability drops one capability from all sets of all threads, for good. It
-// needs CAP_SETPCAP, and threads that have the same capabilities.
+// DropCapability drops a capability from all sets of all threads, for good. It
+// needs CAP_SETPCAP, and threads with the same capabilities.
 func DropCapability(number uintptr) error {
 	_, _, _ = syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_LOWER, number, 0, 0, 0) // not in it, or no such set
 	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, number, 0); errno != 0 {
@@ -126,7 +124,6 @@ func DropCapability(number uintptr) error {
 	return nil
 }
 
-// Capabilities returns a bit mask of capability numbers.
 func Capabilities(numbers ...uint) (mask uint64) {
 	for _, n := range numbers {
 		mask |= 1 << n
@@ -142,7 +139,7 @@ func NoNewPrivileges() error {
 	return nil
 }
 
-// SetFilter installs a seccomp filter on the calling thread alone (no TSYNC).
+// SetFilter installs a seccomp filter on the calling thread only (no TSYNC).
 // Its children inherit it; it can't be removed.
 func SetFilter(program []unix.SockFilter) error {
 	_, err := setFilter(program, 0)
@@ -152,8 +149,8 @@ func SetFilter(program []unix.SockFilter) error {
 // SetFilterWithListener is SetFilter, and returns the descriptor that receives
 // the filter's notifications.
 func SetFilterWithListener(program []unix.SockFilter) (listener int, err error) {
-	// A call that the listener has received is not interrupted by signals
-	// other than fatal ones (Linux 5.19).
+	// Then only fatal signals interrupt a call that the listener has received
+	// (Linux 5.19).
 	listener, err = setFilter(program, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
 	if errors.Is(err, unix.EINVAL) {
 		listener, err = setFilter(program, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
@@ -183,14 +180,14 @@ func SetDumpable(on bool) error {
 	return nil
 }
 
-// Dumpable returns what SetDumpable set. A kernel that can't report it counts
-// as dumpable.
+// Dumpable returns whether the process is dumpable, or true if the kernel can't
+// tell.
 func Dumpable() bool {
 	v, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_GET_DUMPABLE, 0, 0, 0, 0, 0)
 	return errno != 0 || v == 1
 }
 
-// Process describes a process, as /proc does.
+// Process describes a process, from /proc.
 type Process struct {
 	Identity wire.Identity
 	State    byte // R, S, D, T, t, Z, X
@@ -207,9 +204,9 @@ func Read(path string) (Process, error) {
 	return Parse(data), nil
 }
 
-// Parse parses the text of a status file. A line that is missing or malformed
-// leaves its field zero, except that seccomp and no_new_privs then count as
-// absent, which the check of a container refuses.
+// Parse parses the text of a status file. A missing or malformed line leaves
+// its field zero. Seccomp and no_new_privs then count as absent, which the
+// check of a container refuses.
 func Parse(status []byte) Process {
 	var p Process
 	for line := range bytes.Lines(status) {
@@ -270,14 +267,14 @@ func parseIDs(text string) []uint32 {
 func parseMask(text string) uint64 {
 	n, err := strconv.ParseUint(text, 16, 64)
 	if err != nil {
-		return math.MaxUint64 // strange is worse than full
+		return math.MaxUint64 // unlike none, full is refused
 	}
 	return n
 }
 
-// BecomeRoot makes the whole process uid and gid 0 of its user namespace, for
-// a guest that a rootless runtime started as a user with ambient capabilities.
-// It keeps the permitted capabilities. It does nothing where the user is 0.
+// BecomeRoot makes the whole process uid and gid 0 of its user namespace, for a
+// guest that a rootless runtime started as a user with ambient capabilities. It
+// keeps the permitted capabilities.
 func BecomeRoot() error {
 	if os.Geteuid() == 0 && os.Getuid() == 0 {
 		return nil
@@ -291,9 +288,9 @@ func BecomeRoot() error {
 	return nil
 }
 
-// Dedicate runs f on a thread of its own. When f returns the thread ends,
-// because f may have changed its state. It is never the process's main thread,
-// whose credentials are the ones that /proc/PID shows.
+// Dedicate runs f on its own thread. The thread ends when f returns, because f
+// may have changed its state. It is never the main thread, whose credentials
+// /proc/PID shows.
 func Dedicate(f func()) {
 	go func() {
 		runtime.LockOSThread()
@@ -312,10 +309,10 @@ func Dedicate(f func()) {
 	}()
 }
 
-// Pool is threads that have the commands' effective user and group, the given other
-// groups and no effective capability but root commands', for good. Real and saved ids stay the
-// guest's, so that commands can't signal them. They live as long as the process.
-// It is safe for concurrent use.
+// Pool has threads with the commands' effective user and group, the given
+// supplementary groups and no effective capabilities except root commands', for
+// good. Their real and saved ids stay the guest's, so commands can't signal
+// them. They live as long as the process. A Pool is safe for concurrent use.
 type Pool struct{ work chan func() }
 
 // PoolOptions says as whom the threads act.
@@ -323,17 +320,14 @@ type PoolOptions struct {
 	UID, GID uint32
 	// Groups are the supplementary groups, if Separate is set.
 	Groups []uint32
-	// Separate reports whether the guest is another user and may become this
-	// one.
+	// Separate reports that the guest is another user and may become this one.
 	Separate bool
-	// Root reports whether the commands' identity is the guest's user with
-	// fewer capabilities.
+	// Root reports that commands are the guest's user with fewer capabilities.
 	Root bool
-	// Threads is how many there are, and so how many calls of Do work at once.
+	// Threads is the number of threads, and of concurrent calls of Do.
 	Threads int
 }
 
-// NewPool starts the threads.
 func NewPool(o PoolOptions) (*Pool, error) {
 	p := &Pool{work: make(chan func())}
 	ready := make(chan error)
@@ -372,7 +366,7 @@ func (p *Pool) runThread(o PoolOptions, ready chan<- error) {
 // Do runs f on one of the threads, once one is free, and waits for it.
 func (p *Pool) Do(f func()) { p.DoUnless(nil, f) }
 
-// DoUnless is Do, and returns without running f if stop is closed before a thread is free.
+// DoUnless is Do, but returns without running f if stop is closed first.
 func (p *Pool) DoUnless(stop <-chan struct{}, f func()) {
 	done := make(chan struct{})
 	select {

@@ -13,13 +13,13 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// The methods by which a command's processes are found.
+// The methods of finding a command's processes.
 const (
 	MethodGroup     = "gid"
 	MethodSubreaper = "subreaper"
 )
 
-// Mark distinguishes one command's processes from all others.
+// Mark distinguishes a command's processes from all others.
 type Mark struct {
 	// Group is the supplementary group, for MethodGroup.
 	Group uint32
@@ -29,12 +29,12 @@ type Mark struct {
 
 // Children is the interface to the guest's wait loop.
 type Children interface {
-	// Drain reaps what has ended, and reports whether the guest has no
-	// children, and so is the container's only process.
+	// Drain reaps ended processes and reports whether the guest has no children
+	// left, and so is alone in the container.
 	Drain() (childless bool)
-	// Next is closed when the next process has been reaped.
+	// Next returns a channel that is closed when the next process is reaped.
 	Next() <-chan struct{}
-	// Killed is the number of processes so far that ended by SIGKILL.
+	// Killed returns the number of processes so far that ended by SIGKILL.
 	Killed() int
 }
 
@@ -44,27 +44,26 @@ type Killer struct {
 	method   string
 	self     int
 	children Children
-	// byDescriptor reports whether the kernel sends signals through a
-	// descriptor of /proc/PID (Linux 5.1; not gVisor), which can't meet a
-	// reused pid.
+	// byDescriptor reports that the kernel sends signals through a descriptor
+	// of /proc/PID (Linux 5.1; not gVisor), which can't hit a reused pid.
 	byDescriptor bool
 	shims        *Shims
 	// scanning makes scans take turns, so that they need one thread.
 	scanning sync.Mutex
-	// launching excludes starts from the time in which everything is stopped.
+	// launching excludes starts while everything is stopped.
 	launching sync.RWMutex
-	// commands is how many have been launched and are not over, launches how
-	// many were launched ever.
+	// commands is how many commands are launched and not over, launches how
+	// many ever were launched.
 	commands, launches atomic.Int64
 }
 
-// New makes a Killer that finds processes by method. Shims is for
+// New returns a Killer that finds processes by method. shims is for
 // MethodSubreaper only.
 func New(method string, children Children, shims *Shims) *Killer {
 	return NewAt("/proc", method, children, shims)
 }
 
-// NewAt is New with another directory in place of /proc, for tests.
+// NewAt is New with another directory than /proc, for tests.
 func NewAt(proc, method string, children Children, shims *Shims) *Killer {
 	k := &Killer{proc: proc, method: method, self: os.Getpid(), children: children, shims: shims}
 	if dir, err := unix.Open(proc+"/self", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
@@ -74,10 +73,10 @@ func NewAt(proc, method string, children Children, shims *Shims) *Killer {
 	return k
 }
 
-// Method is how processes are found.
+// Method returns how processes are found.
 func (k *Killer) Method() string { return k.method }
 
-// visitProcesses visits the living processes of a command.
+// visitProcesses visits a command's living processes.
 func (k *Killer) visitProcesses(m Mark, visit func(*process)) error {
 	k.scanning.Lock()
 	defer k.scanning.Unlock()
@@ -92,16 +91,16 @@ func (k *Killer) visitProcesses(m Mark, visit func(*process)) error {
 }
 
 // emptyScans is how many scans in a row must find nothing. New pids are higher
-// than those that exist, so a scan in their order meets what is forked before
-// it; but once in a round of all pids a child's is lower, and a parent that
-// then ends could be missed with it. That can't happen twice in a row.
+// than existing ones, so a scan in their order meets forked children. But once
+// per round of all pids a child's pid is lower, and if its parent then ends,
+// the scan could miss both. That can't happen twice in a row.
 const emptyScans = 2
 
-// steadyScans is how many scans are repeated that are no proof, because
-// processes come and go; a parallel build beside it makes one in ten such.
+// steadyScans is how often scans are repeated that prove nothing because
+// processes come and go: one in ten beside a parallel build.
 const steadyScans = 20
 
-// Gone reports whether nothing of a command is left. If it is the only command
+// Gone reports whether nothing of a command is left. If it is the only command,
 // that needs no scan.
 func (k *Killer) Gone(m Mark) bool {
 	if k.self == 1 && k.children.Drain() {
@@ -110,8 +109,8 @@ func (k *Killer) Gone(m Mark) bool {
 	return !k.isOnly() && k.Alive(m) == 0
 }
 
-// Alive is the number of a command's living processes, or -1 where that can't
-// be told, for /proc that can't be read or processes that come and go.
+// Alive returns the number of a command's living processes, or -1 if /proc
+// can't be read or processes come and go.
 func (k *Killer) Alive(m Mark) int {
 	empty := 0
 	for range steadyScans {
@@ -132,12 +131,12 @@ func (k *Killer) Alive(m Mark) int {
 	return -1
 }
 
-// sendSignal sends a signal to a process that a scan met. It checks the process
-// again through a descriptor first, so that a pid that was reused by another
-// command's process meanwhile is not hit.
+// sendSignal signals a process that a scan met. It first checks the process
+// again through a descriptor, so that it doesn't hit another command's process
+// that reused the pid.
 func (k *Killer) sendSignal(p *process, sig unix.Signal) {
 	if k.method != MethodGroup || !k.byDescriptor {
-		_ = unix.Kill(p.pid, sig) // it is gone, which is as good
+		_ = unix.Kill(p.pid, sig) // it may be gone, which is as good
 		return
 	}
 	dir, err := unix.Open(k.proc+"/"+strconv.Itoa(p.pid), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -151,9 +150,8 @@ func (k *Killer) sendSignal(p *process, sig unix.Signal) {
 	}
 }
 
-// Terminate sends SIGTERM, once each, to all processes of a command, including
-// those that are made while it runs, and wakes those that are stopped so that
-// they can act on it.
+// Terminate sends SIGTERM once to each process of a command, including new
+// ones, and wakes stopped ones so that they can act on it.
 func (k *Killer) Terminate(m Mark, r *Report) {
 	if k.terminateAll(r) {
 		return
@@ -175,14 +173,14 @@ func (k *Killer) Terminate(m Mark, r *Report) {
 	}
 }
 
-// TerminateOrphans sends SIGTERM to those processes of a command that have had
-// none and whose parent has ended, but for the command's own, leader.
+// TerminateOrphans sends SIGTERM to a command's processes that have had none
+// and whose parent has ended, except leader, the command's own.
 //
-// A process that holds SIGTERM back while it forks, as shells do around vfork
-// (dash 0.5.12), ends of it afterwards, and its child has never had
-// one; a shell's child that has not executed yet drops what it gets. So one that
-// would die of a SIGTERM and lives is sent another, all others get one only.
-// What a living process starts to clean up after itself is left alone.
+// If a process holds SIGTERM back while it forks, as shells do around vfork
+// (dash 0.5.12), it ends of it afterwards, and its child never gets one. A
+// shell's child that has not executed yet drops it. So a process that would die
+// of a SIGTERM but lives gets another, all others only one. What a living
+// process starts to clean up after itself is left alone.
 func (k *Killer) TerminateOrphans(m Mark, leader int, r *Report) {
 	_ = k.visitProcesses(m, func(p *process) {
 		if p.pid == leader || p.parent != k.self && p.parent != m.Shim {
@@ -199,32 +197,30 @@ func (k *Killer) TerminateOrphans(m Mark, leader int, r *Report) {
 }
 
 // terminatePasses bounds the passes of Terminate: against a fork bomb SIGTERM
-// is a courtesy, and Kill comes.
+// is a courtesy, and Kill follows.
 const terminatePasses = 4
 
-// Continue wakes a command's stopped processes.
 func (k *Killer) Continue(m Mark) {
 	_ = k.visitProcesses(m, func(p *process) { k.sendSignal(p, unix.SIGCONT) })
 }
 
-// Bounds of Kill.
 const (
 	// killBound bounds the killing: only a process that hangs in the kernel (a
 	// stuck file system) outlives SIGKILL for so long.
 	killBound = 5 * time.Second
-	// gentlePasses is how many passes may find something new before everything
-	// is stopped: two do for all but what forks faster than it is scanned.
+	// gentlePasses is how many passes may find new processes before everything
+	// is stopped: two do, except for processes that fork faster than scans.
 	gentlePasses = 3
 )
 
 // Kill sends SIGKILL to all processes of a command until none is left.
 //
-// Where it is the only command everything but the guest is its, and goes by one
-// system call. Otherwise scans find its processes. What forks and ends faster
-// than a scan follows is never met by one: if what a scan finds is new each
-// time, every process in the container is stopped, by one system call that no
-// fork can slip through; then a scan sees what there is. Processes of other
-// commands go on when it is over.
+// If it is the only command, one system call kills everything except the guest.
+// Otherwise scans find its processes. They never meet processes that fork and
+// end faster than a scan follows. If scans keep finding new processes, one
+// system call that no fork can slip through stops every process in the
+// container, so that a scan sees all of them. Other commands' processes
+// continue afterwards.
 func (k *Killer) Kill(m Mark, r *Report) {
 	start := time.Now()
 	if !k.killAll(r, start) && !k.killGently(m, r, start) {
@@ -236,8 +232,8 @@ func (k *Killer) Kill(m Mark, r *Report) {
 }
 
 // killPass is one scan that kills the processes it finds. It returns how many
-// those were and how many of them it met for the first time, whether it proves
-// that there are no others, and whether it was given up.
+// these were, how many of them were new, whether the scan proves that there are
+// no others, and whether it was given up.
 func (k *Killer) killPass(m Mark, r *Report) (alive, fresh int, steady, chased bool) {
 	err := k.visitProcesses(m, func(p *process) {
 		alive++
@@ -250,7 +246,7 @@ func (k *Killer) killPass(m Mark, r *Report) (alive, fresh int, steady, chased b
 	return alive, fresh, err == nil, errors.Is(err, errChased)
 }
 
-// killGently is false if some passes were not enough.
+// killGently returns false if its passes were not enough.
 func (k *Killer) killGently(m Mark, r *Report, start time.Time) bool {
 	found, empty := 0, 0
 	for scans := 0; scans < steadyScans; {
@@ -267,7 +263,7 @@ func (k *Killer) killGently(m Mark, r *Report, start time.Time) bool {
 			if found == gentlePasses || chased || time.Since(start) > killBound {
 				return false
 			}
-			pause(next, time.Millisecond) // what was killed needs the processor to end
+			pause(next, time.Millisecond) // killed processes need the processor to end
 			continue
 		case chased:
 			return false
@@ -283,7 +279,8 @@ func (k *Killer) killGently(m Mark, r *Report, start time.Time) bool {
 	return false
 }
 
-// killStopped keeps everything else stopped until nothing is left, or killBound.
+// killStopped keeps everything else stopped until nothing is left, or for
+// killBound.
 func (k *Killer) killStopped(m Mark, r *Report, start time.Time) {
 	defer k.toAll(unix.SIGCONT)
 	wait := 200 * time.Microsecond
@@ -307,23 +304,24 @@ func (k *Killer) killStopped(m Mark, r *Report, start time.Time) {
 	}
 }
 
-// stops is how often everything is stopped in a row: gVisor signals what there
-// was when the call began (runsc 20260905), and a fork that was under way makes one more.
-// Of 40 chains of forks, on a machine at a load of 40, those that three calls
-// missed kept on ahead of the scan in 15 of 16 tries, and of 16 calls in 7.
+// stops is how often everything is stopped in a row. gVisor signals the
+// processes that exist when the call begins (runsc 20260905), and a fork under
+// way adds one. Of 40 chains of forks, on a machine at a load of 40, those that
+// three calls missed kept ahead of the scan in 15 of 16 tries, with 16 calls in
+// 7.
 const stops = 16
 
-// toAll signals every process of the container but the guest.
+// toAll signals every process of the container except the guest.
 func (k *Killer) toAll(sig unix.Signal) {
-	if k.self == 1 { // elsewhere it would be every process of the machine
+	if k.self == 1 { // or it would be every process of the machine
 		_ = unix.Kill(-1, sig)
 	}
 }
 
 // Launch runs start, which makes a command's process. Nothing is stopped
-// meanwhile: a child that is stopped before it has executed would stop the
-// guest's own thread. If start succeeds, Over must be called when nothing of the
-// command is left.
+// meanwhile: a child stopped before it has executed would stop the guest's own
+// thread. If start succeeds, Over must be called when nothing of the command is
+// left.
 func (k *Killer) Launch(start func() error) error {
 	k.launching.RLock()
 	defer k.launching.RUnlock()
@@ -336,15 +334,14 @@ func (k *Killer) Launch(start func() error) error {
 	return err
 }
 
-// Over records that a command that was launched has ended. It must not be
-// called if a process of it could not be killed.
+// Over records that a launched command has ended. It must not be called if one
+// of its processes could not be killed.
 func (k *Killer) Over() { k.commands.Add(-1) }
 
-// Launches is how many commands were launched ever, and whether one runs now.
+// Launches returns how many commands ever were launched, and whether exactly
+// one runs.
 func (k *Killer) Launches() (n int64, one bool) { return k.launches.Load(), k.commands.Load() == 1 }
 
-// nextReaped returns a channel that is closed when the next process has been
-// reaped.
 func (k *Killer) nextReaped() <-chan struct{} {
 	if k.children == nil {
 		return nil
@@ -352,7 +349,7 @@ func (k *Killer) nextReaped() <-chan struct{} {
 	return k.children.Next()
 }
 
-// pause waits for next, but not longer than most.
+// pause waits for next, at most for most.
 func pause(next <-chan struct{}, most time.Duration) {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
@@ -362,10 +359,10 @@ func pause(next <-chan struct{}, most time.Duration) {
 	}
 }
 
-// Usage is the use of a command's processes at a moment.
+// Usage is what a command's processes use at a moment.
 type Usage struct {
-	// Tasks is the number of processes and threads, Memory what they have in memory,
-	// in bytes, without what they share with files.
+	// Tasks is the number of processes and threads, Memory what they have in
+	// memory, in bytes, without memory shared with files.
 	Tasks  int
 	Memory int64
 }
@@ -401,22 +398,23 @@ func (k *Killer) Usages(marks []Mark) map[Mark]Usage {
 	return all
 }
 
-// Report collects the proof of one command's end. It is for one goroutine.
+// Report collects the proof of one command's end. It is not safe for concurrent
+// use.
 type Report struct {
-	// terminated are the processes that were listed before they got SIGTERM,
-	// killed those that scans met.
+	// terminated are the processes listed before they got SIGTERM, killed those
+	// that scans met.
 	terminated, killed map[int]struct{}
-	// allKilled is how many were seen to end by a SIGKILL to all.
+	// allKilled is how many were reaped after a SIGKILL to all.
 	allKilled int
 	afterExit bool
 	left      int
 	time      time.Duration
 }
 
-// maxReported bounds the pids that a report remembers; a chain of forks has no end.
+// maxReported bounds the remembered pids: a chain of forks has no end.
 const maxReported = 1 << 16
 
-// addTerminated returns true for a process that was not listed before.
+// addTerminated reports whether a process was not listed before.
 func (r *Report) addTerminated(pid int) bool {
 	if _, ok := r.terminated[pid]; ok || len(r.terminated) == maxReported {
 		return false
@@ -428,7 +426,7 @@ func (r *Report) addTerminated(pid int) bool {
 	return true
 }
 
-// addKilled returns true for a process that was not met before.
+// addKilled reports whether a process was not met before.
 func (r *Report) addKilled(pid int) bool {
 	if _, ok := r.killed[pid]; ok || len(r.killed) == maxReported {
 		return !ok
@@ -440,7 +438,6 @@ func (r *Report) addKilled(pid int) bool {
 	return true
 }
 
-// killCount returns how many processes were killed.
 func (r *Report) killCount() int { return len(r.killed) + r.allKilled }
 
 func (r *Report) setDuration(start time.Time) {
@@ -449,17 +446,16 @@ func (r *Report) setDuration(start time.Time) {
 	}
 }
 
-// Left is the number of processes that could not be killed.
+// Left returns the number of processes that could not be killed.
 func (r *Report) Left() int { return r.left }
 
 // Unreaped records that the command's own process was killed but did not end.
 func (r *Report) Unreaped() { r.left = max(r.left, 1) }
 
-// AfterExit records that the processes that were killed had been left when the
-// command itself had ended.
+// AfterExit records that the killed processes had outlived the command itself.
 func (r *Report) AfterExit() { r.afterExit = r.killCount() > 0 || r.left > 0 }
 
-// Wire returns the report. The method is set if anything was signalled.
+// Wire returns the report, with the method if anything was signalled.
 func (r *Report) Wire(method string) wire.Kill {
 	k := wire.Kill{
 		Terminated: len(r.terminated), Killed: r.killCount(),
@@ -477,7 +473,7 @@ func (k *Killer) isOnly() bool {
 }
 
 // runAlone runs f while one command runs and none can be launched. It returns
-// false, without running f, if that is not possible at once.
+// false, without running f, if it can't do that at once.
 func (k *Killer) runAlone(f func()) bool {
 	if !k.isOnly() || !k.launching.TryLock() {
 		return false
@@ -490,9 +486,9 @@ func (k *Killer) runAlone(f func()) bool {
 	return true
 }
 
-// terminateAll sends SIGTERM to everything but the guest, and wakes what is
-// stopped, if that is one command's. What is forked between the listing and the
-// signal gets it too, but is not counted.
+// terminateAll sends SIGTERM to everything except the guest, and wakes stopped
+// processes, if it all belongs to one command. Processes forked between the
+// listing and the signal get it too, but are not counted.
 func (k *Killer) terminateAll(r *Report) bool {
 	return k.runAlone(func() {
 		_ = listProcesses(k.proc, k.self, func(_, pid int, _ string) { r.addTerminated(pid) })
@@ -501,12 +497,13 @@ func (k *Killer) terminateAll(r *Report) bool {
 	})
 }
 
-// killAll kills everything but the guest, if that is one command's, and waits
-// until all is reaped, or for killBound.
+// killAll kills everything except the guest, if it all belongs to one command,
+// and waits until all is reaped, or for killBound.
 //
-// Linux signals all processes in one step, which no fork slips through. gVisor
-// signals what there was when the call began: the call is repeated until the
-// guest has no children, and each one takes far less than a fork does.
+// Linux signals all processes in one step that no fork slips through. gVisor
+// signals the processes that exist when the call begins. So the call is
+// repeated until the guest has no children; each one takes far less time than a
+// fork.
 func (k *Killer) killAll(r *Report, start time.Time) bool {
 	return k.runAlone(func() {
 		before := k.children.Killed()

@@ -10,25 +10,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is one entry of /proc, as its status file said a moment ago.
+// process is an entry of /proc, as its status file said a moment ago.
 type process struct {
 	pid, parent int
-	// dead reports whether nothing of it runs: a zombie without threads. A
-	// leader that left while other threads run is a zombie too, but has
-	// threads.
+	// dead reports that nothing of it runs: a zombie without threads. A leader
+	// that left while other threads run is a zombie with threads.
 	dead    bool
 	stopped bool
-	// mortal reports whether SIGTERM is neither caught nor ignored nor blocked.
-	// gVisor doesn't report it (runsc 20260905), and it is false there.
+	// mortal reports that SIGTERM is neither caught nor ignored nor blocked. It
+	// is false in gVisor, which doesn't report it (runsc 20260905).
 	mortal bool
 	groups []byte // the text of its supplementary groups
-	// threads is the number of its threads, memory what it has in memory and shares with
-	// no file, in bytes; all that it has in memory where the kernel doesn't tell.
+	// threads is its number of threads, memory what it has in memory and shares
+	// with no file, in bytes, or all it has in memory if the kernel doesn't
+	// tell.
 	threads int
 	memory  int64
 }
 
-// hasGroup reports whether the process has the supplementary group gid.
 func (p *process) hasGroup(gid uint32) bool {
 	var digits [10]byte
 	want := strconv.AppendUint(digits[:0], uint64(gid), 10)
@@ -41,21 +40,21 @@ func (p *process) hasGroup(gid uint32) bool {
 }
 
 // scanBound ends a scan that chases a chain of processes, each of which forks
-// the next and ends: their pids grow before it. Two hundred processes take 6 ms,
-// in gVisor 150.
+// the next and ends, with growing pids. A scan of two hundred processes takes 6
+// ms, in gVisor 150.
 const scanBound = 500 * time.Millisecond
 
-// errUnsteady means that a scan was no proof of anything: a process that it met
-// ended before it was read, and may have left a child.
+// errUnsteady means that a scan proves nothing: a process ended before it was
+// read, and may have left a child.
 var errUnsteady = errors.New("processes come and go")
 
 // errChased means that a scan was given up at scanBound.
 var errChased = fmt.Errorf("%w without end", errUnsteady)
 
-// scanProcesses visits the processes of proc, except the guest itself, in the
-// order of their pids: what is forked while it runs mostly comes later and is
-// met too. The process is valid during the visit only. It fails with
-// errUnsteady if a process ended between its listing and its reading.
+// scanProcesses visits the processes of a directory like /proc, except self, in
+// the order of their pids: processes forked meanwhile mostly come later and are
+// met too. A process is valid only during the visit. It returns errUnsteady if
+// a process ended before it was read.
 func scanProcesses(directory string, self int, visit func(*process)) error {
 	text := make([]byte, 4096)
 	var unsteady error
@@ -72,15 +71,15 @@ func scanProcesses(directory string, self int, visit func(*process)) error {
 	return unsteady
 }
 
-// countProcesses returns the number of processes except the guest, including
-// those that ended and were not reaped yet.
+// countProcesses returns the number of processes except self, including ended
+// ones that were not reaped yet.
 func countProcesses(directory string, self int) (n int) {
 	_ = listProcesses(directory, self, func(int, int, string) { n++ })
 	return n
 }
 
-// listProcesses lists the processes of the directory, except the guest itself.
-// Proc is the directory's descriptor.
+// listProcesses lists the processes of the directory, except self. proc is the
+// directory's descriptor.
 func listProcesses(directory string, self int, visit func(proc, pid int, name string)) error {
 	proc, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -125,7 +124,6 @@ func readStatus(dir, pid int, name string, text []byte) (process, bool) {
 	return parseStatus(pid, text[:n]), true
 }
 
-// parseStatus parses the fields of a status file that are needed.
 func parseStatus(pid int, status []byte) process {
 	p := process{pid: pid, threads: 1}
 	zombie := false

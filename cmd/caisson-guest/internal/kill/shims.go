@@ -2,21 +2,21 @@ package kill
 
 import "sync"
 
-// Shims knows the subreapers of the commands that run. It is safe for
-// concurrent use.
+// Shims knows the subreapers of the running commands. It is safe for concurrent
+// use.
 type Shims struct {
-	// starting is held for reading while a shim is started and not yet known,
-	// and for writing while processes are assigned to commands: a shim that is seen
-	// before it is known would be taken for a stray.
+	// starting is held for reading while a shim starts and is not yet known,
+	// and for writing while processes are assigned to commands: an unknown shim
+	// would be taken for a stray.
 	starting sync.RWMutex
 	mu       sync.Mutex
 	pids     map[int]struct{}
 }
 
-// NewShims returns a Shims that knows none.
+// NewShims returns an empty Shims.
 func NewShims() *Shims { return &Shims{pids: map[int]struct{}{}} }
 
-// Add records that pid is the subreaper of a command.
+// Add records that pid is a command's subreaper.
 func (s *Shims) Add(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,7 +34,7 @@ func (s *Shims) Start(start func() (pid int, err error)) error {
 	return err
 }
 
-// Remove removes it.
+// Remove removes a subreaper.
 func (s *Shims) Remove(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,10 +48,10 @@ func (s *Shims) has(pid int) bool {
 	return ok
 }
 
-// visitDescendants visits the living descendants of m's shim, without the shim
-// itself, and the strays: processes that the guest inherited because their own
-// shim was killed. It is unknown whose they were, so the first command that
-// ends kills them too.
+// visitDescendants visits the living descendants of m's shim, without the shim,
+// and the strays: processes that the guest inherited because their shim was
+// killed. Their command is unknown, so the first command that ends kills them
+// too.
 func (s *Shims) visitDescendants(proc string, self int, m Mark, visit func(*process)) error {
 	s.starting.Lock()
 	defer s.starting.Unlock()
@@ -75,9 +75,8 @@ func (s *Shims) visitDescendants(proc string, self int, m Mark, visit func(*proc
 	return nil
 }
 
-// ownerOf walks up from pid to the first shim, or to the guest. A chain that
-// changed during the scan ends at a pid that is not there; the next pass sees
-// it whole.
+// ownerOf walks up from pid to the first shim or the guest. A chain that
+// changed during the scan ends at a missing pid; the next pass sees it whole.
 func (s *Shims) ownerOf(all map[int]process, self, pid int) int {
 	for range all {
 		parent := all[pid].parent

@@ -1,6 +1,6 @@
-// Package launch starts a command's process by way of the spawner and ties it
-// to the wait loop: directly where the guest may change identities, under a
-// shim where it may not.
+// Package launch starts a command's process through the spawner and ties it to
+// the wait loop: directly if the guest may change identities, otherwise under a
+// shim.
 package launch
 
 import (
@@ -21,26 +21,26 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
 )
 
-// Direct makes a command the guest's own child. Its mark is the group that the
-// request names.
+// Direct makes a command the guest's own child. Its mark is the request's
+// group.
 type Direct struct {
 	Spawner *spawn.Spawner
 	Reaper  *reap.Loop
 }
 
-// Process is a command's process, which runs.
+// Process is a command's running process.
 type Process struct {
 	spawn.Child
 	// Exit gets its exit, once.
 	Exit <-chan reap.Exit
-	// Mark tells its processes from others.
+	// Mark distinguishes its processes from others.
 	Mark kill.Mark
-	// Release releases what is held for the process; call it when nothing of
+	// Release releases what is held for the process. Call it when nothing of
 	// the command is left.
 	Release func()
 }
 
-// Launch starts the process. It fails as spawn.Spawner does.
+// Launch starts the process. It returns errors as spawn.Spawner does.
 func (d Direct) Launch(r spawn.Request) (Process, error) {
 	p := Process{Mark: kill.Mark{Group: r.Group}, Release: func() {}}
 	var err error
@@ -48,7 +48,7 @@ func (d Direct) Launch(r spawn.Request) (Process, error) {
 	return p, err
 }
 
-// startChild makes the process while the wait loop can't miss its exit.
+// startChild makes the process so that the wait loop can't miss its exit.
 func (d Direct) startChild(r spawn.Request, child *spawn.Child) (<-chan reap.Exit, error) {
 	return d.Reaper.Start(func() (pid int, err error) {
 		*child, err = d.Spawner.Spawn(r)
@@ -56,19 +56,19 @@ func (d Direct) startChild(r spawn.Request, child *spawn.Child) (<-chan reap.Exi
 	})
 }
 
-// The shim's descriptors beside the command's 0, 1 and 2.
+// The shim's descriptors besides the command's 0, 1 and 2.
 const (
-	shimReport  = 3 // the shim writes what becomes of the command
-	shimControl = 4 // at its end the shim leaves
+	shimReport  = 3 // the shim reports on the command
+	shimControl = 4 // the shim exits when it ends
 )
 
 // ShimWord is the first argument that makes the guest's binary a shim.
 const ShimWord = "shim"
 
-// Shimmed runs every command under a shim of its own, a child subreaper, to
-// which its daemons fall. It is for containers with one id, where commands
-// can't be marked; there they can also kill the shim, and the guest then
-// inherits what it had.
+// Shimmed runs every command under its own shim, a child subreaper that
+// inherits its daemons. It is for containers with one id, where commands can't
+// be marked. There they can also kill the shim, and the guest then inherits its
+// processes.
 type Shimmed struct {
 	Direct
 	Shims *kill.Shims
@@ -76,8 +76,8 @@ type Shimmed struct {
 	Executable string
 }
 
-// shimmed is the report of a shim, one JSON value per line: first the pid or
-// the error number, then the exit.
+// shimmed is a shim's report, one JSON value per line: first the pid or the
+// error number, then the exit.
 type shimmed struct {
 	PID    int            `json:"pid,omitempty"`
 	Errno  int            `json:"errno,omitempty"`
@@ -87,7 +87,7 @@ type shimmed struct {
 
 // Launch starts the shim and returns once it has started the command. The mark
 // is the shim. If the shim was killed before it reported the command's pid, the
-// command counts as killed, and the pid is the shim's.
+// command counts as killed, with the shim's pid.
 func (s Shimmed) Launch(r spawn.Request) (Process, error) {
 	program, err := s.Spawner.Find(r)
 	if err != nil {
@@ -127,7 +127,7 @@ func (s Shimmed) Launch(r spawn.Request) (Process, error) {
 		again <- end
 		exit <- shimmed{}.exit()
 		gone, p.Exit = again, exit
-		if end.Status.Signaled() { // by the command, perhaps, which then runs: the caller ends what there is
+		if end.Status.Signaled() { // perhaps by the command, which then runs: the caller kills it
 			return p, nil
 		}
 		p.Close()
@@ -177,8 +177,8 @@ func (s shimmed) exit() reap.Exit {
 	return e
 }
 
-// Shim is the shim's whole life. Its arguments are the program's path and the
-// command's argument vector. It returns an exit status.
+// Shim is the shim's main function. Its arguments are the program's path and
+// the command's argument vector. It returns an exit status.
 func Shim(args []string) int {
 	if len(args) < 2 {
 		return 2
@@ -206,7 +206,6 @@ func Shim(args []string) int {
 		return 0
 	}
 	_ = report.Encode(shimmed{PID: pid})
-	// The command's pipes must end with it, not with the shim.
 	for fd := range 3 {
 		_ = unix.Close(fd)
 	}
@@ -225,7 +224,7 @@ func Shim(args []string) int {
 	}
 }
 
-// shimReap reaps all that ended, and reports the command's own exit.
+// shimReap reaps all ended processes, and reports the command's own exit.
 func shimReap(command int, report *json.Encoder) {
 	for {
 		var status syscall.WaitStatus

@@ -15,11 +15,11 @@ import (
 )
 
 // cgroups maps each controller of this container to the directory of its files,
-// where they are mounted. The unified hierarchy is named "unified".
+// if mounted. The unified hierarchy's name is "unified".
 type cgroups map[string]string
 
 // readCgroups matches the mount table with /proc/self/cgroup. In a cgroup
-// namespace the container's own cgroup is "/"; elsewhere the mount's root shows
+// namespace the container's own cgroup is "/". Otherwise the mount's root shows
 // how much of the path the mount contains.
 func readCgroups(table mountinfo) cgroups {
 	data, err := os.ReadFile("/proc/self/cgroup")
@@ -54,8 +54,8 @@ func findCgroups(table mountinfo, own string) cgroups {
 	return out
 }
 
-// isCgroup reports whether the mount is the hierarchy of a controller; "" is
-// the unified one.
+// isCgroup reports whether the mount is a controller's hierarchy; "" is the
+// unified one.
 func (m mountLine) isCgroup(controller string) bool {
 	if controller == "" {
 		return m.kind == "cgroup2"
@@ -66,7 +66,6 @@ func (m mountLine) isCgroup(controller string) bool {
 	return slices.Contains(m.options, controller)
 }
 
-// readFile returns the text of a controller's file.
 func (c cgroups) readFile(controller, file string) (string, bool) {
 	dir, ok := c[controller]
 	if !ok {
@@ -76,7 +75,7 @@ func (c cgroups) readFile(controller, file string) (string, bool) {
 	return strings.TrimSpace(string(data)), err == nil
 }
 
-// readLimit reads a limit: -1 for none, 0 if it can't be read.
+// readLimit reads a limit: -1 means none, 0 that it can't be read.
 func (c cgroups) readLimit(controller, file string) int64 {
 	text, ok := c.readFile(controller, file)
 	if !ok {
@@ -93,14 +92,14 @@ func parseLimit(text string) int64 {
 	if err != nil {
 		return 0
 	}
-	// cgroup v1 says "none" by the largest multiple of a page.
+	// cgroup v1 reports "none" as the largest multiple of a page.
 	if n < 0 || n >= math.MaxInt64-(1<<16) {
 		return -1
 	}
 	return n
 }
 
-// milliCPUs turns a quota and its period, both in microseconds.
+// milliCPUs converts a quota and its period, both in microseconds.
 func milliCPUs(quota, period int64) int64 {
 	if quota < 0 {
 		return -1
@@ -111,7 +110,6 @@ func milliCPUs(quota, period int64) int64 {
 	return quota * 1000 / period
 }
 
-// readLimits reads the limits of the container.
 func (c cgroups) readLimits() wire.Limits {
 	var l wire.Limits
 	if _, ok := c.readFile("unified", "memory.max"); ok {
@@ -137,23 +135,24 @@ func (c cgroups) readLimits() wire.Limits {
 	return l
 }
 
-// Counter reads one of the kernel's counts of events in the container. Nil counts
-// as one that can't be read. It is safe for concurrent use.
+// Counter reads one of the kernel's counts of events in the container. A nil
+// Counter can't be read. It is safe for concurrent use.
 type Counter struct {
 	f   *os.File
 	key []byte
 }
 
-// OpenOOM finds the count of out-of-memory kills; nil if none is visible. Both
-// versions of cgroups have a line "oom_kill N" (v1 since Linux 4.13).
+// OpenOOM returns the count of out-of-memory kills, or nil if it is not
+// visible. Both versions of cgroups have a line "oom_kill N" (v1 since Linux
+// 4.13).
 func OpenOOM() *Counter { return openOOM(readCgroups(readMounts())) }
 
 func openOOM(c cgroups) *Counter {
 	return c.openCounter("oom_kill ", [2]string{"unified", "memory.events"}, [2]string{"memory", "memory.oom_control"})
 }
 
-// OpenPIDs finds the count of forks that the limit of processes refused; nil if
-// none is visible. Both versions have a line "max N" (v1 since Linux 4.8).
+// OpenPIDs returns the count of forks refused by the limit of processes, or nil
+// if it is not visible. Both versions have a line "max N" (v1 since Linux 4.8).
 func OpenPIDs() *Counter { return openPIDs(readCgroups(readMounts())) }
 
 func openPIDs(c cgroups) *Counter {
@@ -180,7 +179,7 @@ func (c cgroups) openCounter(key string, files ...[2]string) *Counter {
 	return nil
 }
 
-// Path is the counter's file, empty where there is none.
+// Path returns the counter's file, or "".
 func (c *Counter) Path() string {
 	if c == nil {
 		return ""

@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// mountinfo is the mount table, in the order of the kernel: of several mounts
-// on one path the last is visible.
+// mountinfo is the mount table, in the kernel's order: the last of several
+// mounts on a path is visible.
 type mountinfo []mountLine
 
 // mountLine is one line of /proc/self/mountinfo (proc(5)).
@@ -32,8 +32,8 @@ func readMounts() mountinfo {
 	return parseMounts(string(data))
 }
 
-// MountPoints returns the mount points of this sandbox, including files. An empty list is an
-// error, because every sandbox has a root.
+// MountPoints returns the mount points of this sandbox, including files. An
+// empty list is an error, because every sandbox has a root.
 func MountPoints() (points []string, err error) {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -72,7 +72,8 @@ func parseMounts(text string) mountinfo {
 	return table
 }
 
-// unescape undoes the octal escapes of mountinfo: space, tab, newline, backslash.
+// unescape undoes mountinfo's octal escapes of space, tab, newline and
+// backslash.
 func unescape(s string) string {
 	if !strings.Contains(s, `\`) {
 		return s
@@ -91,8 +92,7 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// mountAt returns the mount that is visible at path, which must be a mount
-// point.
+// mountAt returns the visible mount at path, or one without a type.
 func (t mountinfo) mountAt(path string) wire.Mount {
 	out := wire.Mount{Path: path}
 	for _, m := range t {
@@ -103,7 +103,6 @@ func (t mountinfo) mountAt(path string) wire.Mount {
 	return withFileSystem(out)
 }
 
-// mountsBelow returns the mounts below path.
 func (t mountinfo) mountsBelow(path string) []wire.Mount {
 	var out []wire.Mount
 	for _, m := range t {
@@ -124,7 +123,7 @@ func (t mountinfo) ofType(kind string) []wire.Mount {
 	return out
 }
 
-// maxMounts bounds the mounts that are reported: a container has some thirty.
+// maxMounts bounds the reported mounts: a container has some thirty.
 const maxMounts = 512
 
 func (t mountinfo) paths() []string {
@@ -138,8 +137,8 @@ func (t mountinfo) paths() []string {
 	return out
 }
 
-// withFileSystem adds the properties of the file system. Only a tmpfs is asked
-// for its size: a statfs on a network file system can hang.
+// withFileSystem adds the file system's properties. It asks only a tmpfs for
+// its size: statfs can hang on a network file system.
 func withFileSystem(m wire.Mount) wire.Mount {
 	var st unix.Stat_t
 	if unix.Lstat(m.Path, &st) == nil {
@@ -153,17 +152,15 @@ func withFileSystem(m wire.Mount) wire.Mount {
 }
 
 // Volumes are the container's writable file systems in memory. They are found
-// once; the workspace is not among them, since its file system may be one that
-// hangs when it is asked.
+// once, without the workspace, whose file system may hang when asked.
 type Volumes []string
 
-// OpenVolumes finds them, but not those in homes, the directory of the homes of
-// identities: that one of them is full concerns no other command.
+// OpenVolumes finds the volumes, except in homes, the directory of the
+// identities' homes: a full one concerns no other command.
 func OpenVolumes(homes string) Volumes { return readMounts().volumes(homes) }
 
-// volumes returns the file systems in memory, without those that a runtime
-// mounts for itself: /dev, the directory of cgroups, the masks over files of
-// /proc and /sys.
+// volumes returns the file systems in memory, except a runtime's own: /dev, the
+// cgroups, the masks over files of /proc and /sys.
 func (t mountinfo) volumes(homes string) Volumes {
 	var out Volumes
 	for _, m := range t {
@@ -175,7 +172,7 @@ func (t mountinfo) volumes(homes string) Volumes {
 	return out
 }
 
-// Full returns those that have no page or no inode left.
+// Full returns the volumes without a free page or inode.
 func (v Volumes) Full() []string {
 	var out []string
 	for _, path := range v {

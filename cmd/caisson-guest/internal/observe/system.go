@@ -12,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Container observes everything but what a command is and what is mounted below
-// the workspace: the caller adds that.
+// Container observes everything except commands and the mounts below the
+// workspace, which the caller adds.
 func Container(workspace string) wire.Hello {
 	table := readMounts()
 	groups := readCgroups(table)
@@ -43,8 +43,8 @@ func Container(workspace string) wire.Hello {
 }
 
 // Directories returns the mounts below the workspace, and those at the further
-// mount points. Its caller has the identity of commands: the guest's own must
-// not enter a directory that is private to its owner.
+// mount points. The caller must have the commands' identity: the guest's own
+// must not enter a directory that is private to its owner.
 func Directories(workspace string, further []string) (below, others []wire.Mount) {
 	table := readMounts()
 	for _, path := range further {
@@ -53,7 +53,7 @@ func Directories(workspace string, further []string) (below, others []wire.Mount
 	return table.mountsBelow(workspace), others
 }
 
-// readText returns a small file's content, trimmed, or "" if there is none.
+// readText returns a small file's content, trimmed, or "".
 func readText(name string) string {
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // an image may have a FIFO there
 	if err != nil {
@@ -65,7 +65,6 @@ func readText(name string) string {
 	return strings.TrimSpace(string(buf[:n]))
 }
 
-// namespaces reads the inode numbers of the guest's namespaces.
 func namespaces() map[string]uint64 {
 	out := map[string]uint64{}
 	for _, kind := range []string{"cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"} {
@@ -93,7 +92,7 @@ func interfaceNames(table string) []string {
 	return out
 }
 
-// addressesOf returns the addresses that a hosts file has for a name.
+// addressesOf returns a name's addresses in a hosts file.
 func addressesOf(name, hosts string) []string {
 	var out []string
 	for line := range strings.Lines(hosts) {
@@ -105,7 +104,7 @@ func addressesOf(name, hosts string) []string {
 	return out
 }
 
-// softLimit returns a soft limit, -1 for none.
+// softLimit returns a soft limit, or -1 for none.
 func softLimit(resource int) int64 {
 	var l unix.Rlimit
 	if unix.Getrlimit(resource, &l) != nil {

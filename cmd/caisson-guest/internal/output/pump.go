@@ -20,20 +20,19 @@ import (
 const (
 	// smallRead is the first buffer: most commands write less.
 	smallRead = 8 << 10
-	// largeRead is the buffer of a stream that filled the small one, and
-	// pipeSize its pipe: the largest that an unprivileged process may ask for
-	// by default (fs.pipe-max-size).
+	// largeRead is the buffer of a stream that filled the small one. pipeSize
+	// is its pipe: the largest that an unprivileged process may ask for by
+	// default (fs.pipe-max-size).
 	largeRead = 256 << 10
 	pipeSize  = 1 << 20
 )
 
 // Options bounds one stream and says where its live bytes go.
 type Options struct {
-	// Live is the number of bytes that are sent, Tail the number that are
-	// kept of the rest.
+	// Live is the number of bytes to send, Tail how many to keep of the rest.
 	Live int64
 	Tail int
-	// Send sends n bytes of a block, from byte at on. It must not keep them.
+	// Send sends n bytes of a block, from at on. It must not keep them.
 	Send func(b *wire.Block, at, n int) error
 	// Credit bounds how much may be sent. Closing it ends the live part.
 	Credit *wire.Credit
@@ -41,12 +40,11 @@ type Options struct {
 	Slots Slots
 }
 
-// Slots bounds the system calls that move data at the same moment. On a busy
-// machine each may lose the processor inside the kernel, and the runtime then
-// wants another thread; there are only so many (see package warm).
+// Slots bounds the concurrent system calls that move data. On a busy machine
+// each may lose the processor inside the kernel, and the runtime then wants
+// another of the few threads (see package warm).
 type Slots chan struct{}
 
-// NewSlots returns Slots for n at a time.
 func NewSlots(n int) Slots { return make(Slots, n) }
 
 // Do runs f when there is a slot.
@@ -56,7 +54,7 @@ func (s Slots) Do(f func()) {
 	<-s
 }
 
-// WriteAll writes all of b. If it must wait for space, it waits without a slot.
+// WriteAll writes all of b. It waits for space without a slot.
 func (s Slots) WriteAll(to syscall.RawConn, b []byte) (err error) {
 	waited := to.Write(func(fd uintptr) bool {
 		for len(b) > 0 {
@@ -80,8 +78,8 @@ func (s Slots) WriteAll(to syscall.RawConn, b []byte) (err error) {
 	return err
 }
 
-// Pump reads one stream of a command. Run does, in a goroutine of its own; Finish and
-// Abandon may be called meanwhile.
+// Pump reads one stream of a command. Run does, in its own goroutine; Finish
+// and Abandon may be called meanwhile.
 type Pump struct {
 	o       Options
 	src     *os.File
@@ -94,8 +92,8 @@ type Pump struct {
 	once    sync.Once
 }
 
-// NewPump makes a Pump of src, the non-blocking read end of a pipe, which it
-// closes when Run returns.
+// NewPump returns a Pump of src, the non-blocking read end of a pipe. Run
+// closes src when it returns.
 func NewPump(src *os.File, o Options) *Pump {
 	return &Pump{
 		o: o, src: src, sum: sha256.New(), live: o.Live > 0,
@@ -103,7 +101,7 @@ func NewPump(src *os.File, o Options) *Pump {
 	}
 }
 
-// Run reads to the end, or to what Finish says. Then Result may be called.
+// Run reads to the end, or as Finish says. Then Result may be called.
 func (p *Pump) Run() {
 	defer func() { _ = p.src.Close() }()
 	raw, err := p.src.SyscallConn()
@@ -127,7 +125,7 @@ func (p *Pump) Run() {
 	}
 }
 
-// readOnce reads once. If wait is set it waits for bytes, without a slot.
+// readOnce reads once. If wait is set, it waits for bytes, without a slot.
 func (p *Pump) readOnce(raw syscall.RawConn, block *wire.Block, wait bool) (n int, err error) {
 	places := block.Pieces(block.Size())
 	waited := raw.Read(func(fd uintptr) bool {
@@ -148,7 +146,7 @@ func (p *Pump) readOnce(raw syscall.RawConn, block *wire.Block, wait bool) (n in
 	return n, nil
 }
 
-// growPipe asks for a larger pipe, for speed alone.
+// growPipe asks for a larger pipe, only for speed.
 func (p *Pump) growPipe() {
 	raw, err := p.src.SyscallConn()
 	if err != nil {
@@ -158,7 +156,7 @@ func (p *Pump) growPipe() {
 }
 
 // readRest reads what is in the pipe now, without waiting for more: at most
-// twice the capacity of a pipe, because a writer may still be there.
+// twice a pipe's capacity, because a writer may still be there.
 func (p *Pump) readRest(raw syscall.RawConn, block *wire.Block) {
 	_ = p.src.SetReadDeadline(time.Time{})
 	for budget := 2 * pipeSize; budget > 0; {
@@ -196,7 +194,7 @@ func (p *Pump) takeBlock(b *wire.Block, n int) {
 	}
 }
 
-// Add takes bytes that the guest itself writes to the stream, in place of Run.
+// Add adds text that the guest itself writes to the stream, instead of Run.
 func (p *Pump) Add(text string) {
 	b := wire.NewBlock(len(text))
 	for _, piece := range b.Pieces(len(text)) {
@@ -205,17 +203,16 @@ func (p *Pump) Add(text string) {
 	p.takeBlock(b, b.Size())
 }
 
-// Finish announces that no process of the command is left: the end of the pipe
-// must be near. If something holds it open for longer than wait, it is not
-// waited for.
+// Finish announces that no process of the command is left. If something still
+// holds the pipe open, Run stops waiting for its end after wait.
 func (p *Pump) Finish(wait time.Duration) {
 	_ = p.src.SetReadDeadline(time.Now().Add(wait))
 }
 
-// Abandon ends the live part: what comes now is kept as the tail.
+// Abandon ends the live part: later bytes are kept as the tail.
 func (p *Pump) Abandon() { p.once.Do(func() { close(p.abandon) }) }
 
-// Result describes the content of the stream, once Run has returned.
+// Result describes the stream's content, once Run has returned.
 func (p *Pump) Result() wire.Output {
 	return wire.Output{
 		Total: p.total, SHA256: hex.EncodeToString(p.sum.Sum(nil)),
@@ -223,8 +220,7 @@ func (p *Pump) Result() wire.Output {
 	}
 }
 
-// Tail keeps the last bytes that were written to it. It allocates when it is
-// first written to.
+// Tail keeps the last bytes written to it.
 type Tail struct {
 	size int
 	ring []byte
@@ -234,7 +230,6 @@ type Tail struct {
 // NewTail returns a Tail of size bytes.
 func NewTail(size int) *Tail { return &Tail{size: size} }
 
-// Write adds p.
 func (t *Tail) Write(p []byte) {
 	if len(p) > t.size {
 		p = p[len(p)-t.size:]
@@ -251,7 +246,7 @@ func (t *Tail) Write(p []byte) {
 	}
 }
 
-// Bytes returns what is kept, in order.
+// Bytes returns the kept bytes in order.
 func (t *Tail) Bytes() []byte {
 	if len(t.ring) == 0 {
 		return nil

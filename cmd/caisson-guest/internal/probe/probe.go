@@ -1,5 +1,5 @@
-// Package probe runs when the guest's binary is started as a command: it tries
-// what a command must not be able to do, and reports the results.
+// Package probe is the guest's binary started as a command. It tries what a
+// command must not be able to do, and reports the results.
 package probe
 
 import (
@@ -70,8 +70,7 @@ func openDescriptors() []int {
 	return out
 }
 
-// attempt is one thing that must fail. None of them does harm if it succeeds
-// in a process that ends right after.
+// attempt must fail. Success does no harm in a process that ends right after.
 type attempt struct {
 	name string
 	try  func() unix.Errno
@@ -95,7 +94,6 @@ func tryOpen(name string, flags int) func() unix.Errno {
 	}
 }
 
-// errnoOf is the number in a system call's error, 0 for none.
 func errnoOf(err error) unix.Errno {
 	errno, _ := errors.AsType[unix.Errno](err)
 	return errno
@@ -104,9 +102,8 @@ func errnoOf(err error) unix.Errno {
 func allAttempts() []attempt {
 	const guest, pid = "/proc/1", 1 // the parent may be a shim
 	return []attempt{
-		// With these arguments a kernel that accepts the call answers EINVAL,
-		// EFAULT or the like, so that ENOSYS or EPERM can only come from a
-		// filter.
+		// A kernel that accepts a call answers EINVAL, EFAULT or the like to
+		// these arguments, so ENOSYS and EPERM can only come from a filter.
 		{"clone3", tryCall(unix.SYS_CLONE3, 0, 0)},
 		{"clone-newuser", tryCall(unix.SYS_CLONE, unix.CLONE_NEWUSER|unix.CLONE_FS, 0)},
 		{"unshare-newuser", tryCall(unix.SYS_UNSHARE, unix.CLONE_NEWUSER, 0)},

@@ -11,11 +11,11 @@ import (
 )
 
 // answerTime bounds the wait for an answer of the proxy or to a name lookup, in
-// milliseconds: the host decides both, beside everything else that it does.
+// milliseconds: a busy host decides both.
 const answerTime = 5000
 
-// tryProxy asks the proxy of the environment to connect to host:port, and returns
-// the status of the answer, such as "403", or the name of an error.
+// tryProxy asks the environment's proxy to connect to host:port. It returns the
+// answer's status, such as "403", or the name of an error.
 func tryProxy(authority string) string {
 	proxy, ok := strings.CutPrefix(os.Getenv("HTTP_PROXY"), "http://")
 	host, portText, hasPort := strings.Cut(proxy, ":")
@@ -36,8 +36,8 @@ func tryProxy(authority string) string {
 	return words[1]
 }
 
-// tryName looks up the address of a name at 127.0.0.1, and returns "ok" for one that
-// exists, wire.NameUnknown, or the name of an error.
+// tryName looks up a name at 127.0.0.1. It returns "ok" if the name exists,
+// wire.NameUnknown, or the name of an error.
 func tryName(name string) string {
 	query := []byte{0x4a, 0x17, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0} // recursion desired, one question
 	for label := range strings.SplitSeq(name, ".") {
@@ -61,7 +61,7 @@ func tryName(name string) string {
 	}
 }
 
-// exchange sends bytes to a socket and returns what the first read has.
+// exchange sends bytes to a socket and returns the first read.
 func exchange(kind int, to unix.Sockaddr, request []byte) ([]byte, unix.Errno) {
 	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -69,7 +69,7 @@ func exchange(kind int, to unix.Sockaddr, request []byte) ([]byte, unix.Errno) {
 	}
 	defer unix.Close(fd) // everything was read
 	limit := unix.Timeval{Sec: answerTime / 1000}
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit); err != nil { // of connect too
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit); err != nil { // applies to connect too
 		return nil, errnoOf(err)
 	}
 	if err := unix.Connect(fd, to); err != nil {

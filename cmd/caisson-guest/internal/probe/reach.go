@@ -12,12 +12,11 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// reachTime bounds the wait for one answer, in milliseconds: the listener is on
+// reachTime bounds the wait for an answer, in milliseconds: the listener is on
 // this machine.
 const reachTime = 1000
 
-// Reach tries each target and writes what came of it. It returns an exit
-// status.
+// Reach tries each target and writes the results. It returns an exit status.
 func Reach(targets []string) int {
 	r := wire.Reach{Interfaces: interfaceNames(), Results: map[string]string{}}
 	for _, target := range targets {
@@ -51,8 +50,8 @@ func interfaceNames() []string {
 	return names
 }
 
-// tryConnect connects to one target and returns the error of the system call; 0
-// is a connection.
+// tryConnect connects to a target and returns the error number, 0 for a
+// connection.
 func tryConnect(target string) unix.Errno {
 	address, err := wire.ParseTarget(target)
 	if err != nil {
@@ -83,8 +82,8 @@ func tryConnect(target string) unix.Errno {
 	return unix.Errno(code)
 }
 
-// awaitEvent waits until a socket is ready, at most for a time in milliseconds. Signals,
-// which the runtime sends itself, don't end the wait.
+// awaitEvent waits until a socket is ready, at most limit milliseconds.
+// Signals, which the runtime sends itself, don't end the wait.
 func awaitEvent(fd int, event int16, limit int) unix.Errno {
 	until := time.Now().Add(time.Duration(limit) * time.Millisecond)
 	for {

@@ -1,6 +1,6 @@
-// Package reap waits for processes: for those that the guest started, and for
-// the orphans that every container's PID 1 inherits. It is the only place in
-// the guest that calls wait; os/exec beside it would lose statuses.
+// Package reap waits for processes that the guest started, and for the orphans
+// that every container's PID 1 inherits. Nothing else in the guest may call
+// wait: os/exec beside it would lose statuses.
 package reap
 
 import (
@@ -25,11 +25,11 @@ type Loop struct {
 	waiting map[int]chan<- Exit
 	killed  int
 	orphans Usage
-	next    chan struct{} // closed at the next reaped process; nil without a waiter
+	next    chan struct{} // closed at the next reaped process; nil if nobody waits
 	signals chan os.Signal
 }
 
-// New makes a Loop and subscribes it to SIGCHLD. Call Run in a goroutine.
+// New returns a Loop, subscribed to SIGCHLD. Call Run in a goroutine.
 func New() *Loop {
 	l := &Loop{waiting: map[int]chan<- Exit{}, signals: make(chan os.Signal, 1)}
 	signal.Notify(l.signals, unix.SIGCHLD)
@@ -47,10 +47,9 @@ func (l *Loop) Run() {
 	}
 }
 
-// reapOne reaps one process that has ended, if there is one. The result more
-// reports whether there was, childless whether the guest has no children at
-// all. The lock is held over the wait, so that Start can't return a pid whose
-// exit was thrown away.
+// reapOne reaps one ended process. more reports whether there was one,
+// childless whether the guest has no children at all. It holds the lock during
+// the wait, so that Start can't return a pid whose exit was thrown away.
 func (l *Loop) reapOne() (more, childless bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,14 +78,13 @@ func (l *Loop) reapOne() (more, childless bool) {
 	return true, false
 }
 
-// drainBound is how long Drain reaps: a chain of forks has no end.
+// drainBound bounds Drain: a chain of forks has no end.
 const drainBound = 5 * time.Millisecond
 
-// Drain reaps what has ended, and reports whether the guest then has no
-// children. Every process of the container descends from the guest, the PID 1
-// to which orphans are reparented, so that it is the only one then. The kernel
-// answers that in one step, whatever forks meanwhile. Processes that the
-// engine's own exec put into the container are no descendants.
+// Drain reaps ended processes, and reports whether the guest then has no
+// children. It is then alone in the container: every process descends from it,
+// the PID 1 that orphans are reparented to, except those that the engine's own
+// exec starts. The kernel answers that in one step, whatever forks meanwhile.
 func (l *Loop) Drain() (childless bool) {
 	for until := time.Now().Add(drainBound); time.Now().Before(until); {
 		more, childless := l.reapOne()
@@ -97,7 +95,7 @@ func (l *Loop) Drain() (childless bool) {
 	return false
 }
 
-// Next returns a channel that is closed when the next process has been reaped.
+// Next returns a channel that is closed when the next process is reaped.
 func (l *Loop) Next() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +105,7 @@ func (l *Loop) Next() <-chan struct{} {
 	return l.next
 }
 
-// Usage is the resource usage of processes that the guest reaped in place of
+// Usage is the resource usage of processes that the guest reaped instead of
 // their parents.
 type Usage struct {
 	Processes int
@@ -131,15 +129,15 @@ func (l *Loop) Orphans() Usage {
 	return u
 }
 
-// Killed is the number of processes so far that ended by SIGKILL.
+// Killed returns the number of processes so far that ended by SIGKILL.
 func (l *Loop) Killed() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.killed
 }
 
-// Start calls start, which makes a process, and returns a channel that gets
-// its exit.
+// Start calls start, which makes a process, and returns a channel that gets its
+// exit.
 func (l *Loop) Start(start func() (pid int, err error)) (<-chan Exit, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

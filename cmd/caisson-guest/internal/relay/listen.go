@@ -12,21 +12,20 @@ import (
 )
 
 const (
-	// backlog is how many connections wait at a listener. Beyond it the kernel drops
-	// requests to connect, which programs repeat after 1, 3, 7 and more seconds.
+	// backlog is how many connections wait at a listener. Beyond it the kernel
+	// drops requests, which programs repeat after 1, 3, 7 and more seconds.
 	backlog = 1024
 	// bufferSize bounds what the kernel buffers of a connection in each
-	// direction, in bytes; it doubles that. Its own choice is up to 6 MiB, which
-	// no limit of the container counts.
+	// direction, in bytes; it doubles that. By itself it would use up to 6 MiB,
+	// which no limit of the container counts.
 	bufferSize = 128 << 10
 )
 
 // Listeners are the sockets of a configuration. They stay open for good.
 type Listeners struct {
-	// Hello describes them.
 	Hello wire.EgressHello
 
-	ports   []int     // of all, the proxy's first
+	ports   []int     // all, the proxy's first
 	streams []*socket // accepted for the host
 	names   *socket   // UDP; nil without names
 	queries *socket   // TCP
@@ -38,7 +37,7 @@ type socket struct {
 	raw  syscall.RawConn
 }
 
-// Listen opens the listeners. None has SO_REUSEADDR, with which a command in
+// Listen opens the listeners, without SO_REUSEADDR. With it, a command in
 // gVisor could bind an address beside a listener on all.
 func Listen(c wire.Egress) (*Listeners, error) {
 	if err := checkLoopback(); err != nil {
@@ -65,8 +64,8 @@ func Listen(c wire.Egress) (*Listeners, error) {
 	return l, err
 }
 
-// checkLoopback returns an error if the loopback interface is down: a listener on
-// all addresses would be there, and nothing would reach it.
+// checkLoopback returns an error if the loopback interface is down: nothing
+// would reach a listener on all addresses.
 func checkLoopback() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -79,7 +78,6 @@ func checkLoopback() error {
 	return nil
 }
 
-// open opens one listener.
 func (l *Listeners) open(kind int, addr [4]byte, port int) (*socket, error) {
 	name := "tcp"
 	if kind == unix.SOCK_DGRAM {
@@ -127,7 +125,7 @@ func boundBuffers(fd int) error {
 	return nil
 }
 
-// newSocket takes over a descriptor that doesn't block.
+// newSocket takes over a non-blocking descriptor.
 func newSocket(fd int, name string) (*socket, error) {
 	s := &socket{file: os.NewFile(uintptr(fd), name)}
 	var err error

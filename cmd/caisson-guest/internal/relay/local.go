@@ -13,17 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// headTime is how long a connection to the proxy may take to send its first bytes, after
-// which it is the host's in any case.
+// headTime is how long a connection to the proxy may take to send its first
+// bytes. Afterwards it goes to the host in any case.
 const headTime = time.Second
 
-// serveLocal serves a request for a loopback address that came to the proxy, and reports
-// whether it did. Some programs, such as Python's urllib, don't understand 127.0.0.0/8 in
-// NO_PROXY. The guest connects to the sandbox's own loopback, as the program could itself.
-// The host, which has another loopback, is not asked. first is what the program has sent.
+// serveLocal serves a request to the proxy for a loopback address, and reports
+// whether it did. Some programs, such as Python's urllib, don't understand
+// 127.0.0.0/8 in NO_PROXY. The guest connects to the sandbox's own loopback, as
+// the program could itself, without asking the host, which has another
+// loopback. first is what the program has sent.
 func (s *Server) serveLocal(c connection, first []byte) bool {
 	to, request, isConnect := parseLocal(first)
-	// At a listener of the guest, the guest itself would be taken for the program.
+	// Otherwise the guest would seem to be a program at its own listener.
 	if !to.IsValid() || slices.Contains(s.l.ports, int(to.Port())) {
 		return false
 	}
@@ -61,8 +62,8 @@ func (s *Server) copyAll(to, from *socket) {
 	_ = to.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_WR) })
 }
 
-// readSome waits for bytes and reads them. It returns 0 at the end, and less than that
-// for an error.
+// readSome waits for bytes and reads them. It returns 0 at the end, and a
+// negative number for an error.
 func (s *Server) readSome(from *socket, b []byte) (n int) {
 	err := from.raw.Read(func(fd uintptr) bool {
 		var err error
@@ -75,7 +76,6 @@ func (s *Server) readSome(from *socket, b []byte) (n int) {
 	return n
 }
 
-// dialLocal connects to a loopback address.
 func (s *Server) dialLocal(to netip.AddrPort) (*socket, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -112,11 +112,11 @@ func (s *Server) dialLocal(to netip.AddrPort) (*socket, error) {
 	return server, server.file.SetWriteDeadline(time.Time{})
 }
 
-// parseLocal returns the address in 127.0.0.0/8 that a request to a proxy is for, which
-// is invalid for another request, and what to send there: the request as a server expects
-// it, and for one connection alone, since the next may be to another host. For CONNECT it
-// is what follows the head. first has the whole line of the request, or for CONNECT the
-// whole head.
+// parseLocal returns the address in 127.0.0.0/8 that a request to a proxy is
+// for, which is invalid for other requests, and what to send there. That is the
+// request as a server expects it, for one connection only, since the next may
+// be to another host; for CONNECT it is what follows the head. first must have
+// the request's whole line, or for CONNECT the whole head.
 func parseLocal(first []byte) (to netip.AddrPort, request []byte, isConnect bool) {
 	none := netip.AddrPort{}
 	line, rest, ok := bytes.Cut(first, []byte("\r\n"))

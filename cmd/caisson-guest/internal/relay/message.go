@@ -31,17 +31,16 @@ const (
 // to its name for the whole session.
 const ttl = 60
 
-// query is a request for a name.
 type query struct {
 	head     []byte // the header
-	question []byte // with the name as it was written: resolvers compare the case
+	question []byte // with the name as written: resolvers compare the case
 	name     string // for the host; empty if it can't be asked
 	kind     uint16
 	code     uint16 // of a query that is refused as it is
 }
 
-// parseQuery parses a message. It returns false for one that gets no answer.
-// What follows the question, such as the options of EDNS, is left out.
+// parseQuery parses a message. It returns false if the message gets no answer.
+// It ignores what follows the question, such as EDNS options.
 func parseQuery(b []byte) (query, bool) {
 	if len(b) < messageHeader {
 		return query{}, false
@@ -75,9 +74,9 @@ func parseQuery(b []byte) (query, bool) {
 	return q, true
 }
 
-// parseName parses a name at the beginning of b, and returns it in lower case,
-// and how many bytes it has. A label with a dot makes it one that is no name.
-// Pointers are refused: there is nothing before the question to point to.
+// parseName parses a name at the beginning of b, and returns it in lower case
+// and its size. A label with a dot makes the name invalid. Pointers are
+// refused: nothing precedes the question.
 func parseName(b []byte) (name string, size int, ok bool) {
 	var text []byte
 	for {

@@ -15,12 +15,11 @@ import (
 )
 
 const (
-	// maxQuery is the longest query that is read, in bytes: one has a question of
-	// at most 259, and options.
-	maxQuery = 1232
-	// maxQueryConns bounds the connections for lookups.
+	// maxQuery bounds a query, in bytes: a question has at most 259, and
+	// options.
+	maxQuery      = 1232
 	maxQueryConns = 8
-	// queryTime is how long one of them may be idle.
+	// queryTime is how long such a connection may be idle.
 	queryTime = 10 * time.Second
 )
 
@@ -31,7 +30,6 @@ type lookup struct {
 	answer chan wire.LookupAnswer
 }
 
-// takeFrame processes the host's answer.
 func (l *lookup) takeFrame(f wire.Frame) error {
 	var answer wire.LookupAnswer
 	if f.Type != wire.TypeEnd {
@@ -45,7 +43,8 @@ func (l *lookup) takeFrame(f wire.Frame) error {
 	return nil
 }
 
-// answerQuery answers a message; nil is no answer. It may wait for the host.
+// answerQuery returns the answer to a message, or nil. It may wait for the
+// host.
 func (s *Server) answerQuery(message []byte) []byte {
 	q, ok := parseQuery(message)
 	if !ok {
@@ -68,27 +67,27 @@ func (s *Server) answerQuery(message []byte) []byte {
 	return q.respond(true, answer.Address.As4())
 }
 
-// datagram is a query that came by UDP.
+// datagram is a query over UDP.
 type datagram struct {
 	message []byte
 	from    unix.Sockaddr
 }
 
 const (
-	// maxWaiting bounds the queries that wait for their turn. A port has at most one
-	// for portShare that are free, 16 of 1,024 while no others wait: a program with
-	// fewer ports than there is room for leaves some to others.
+	// maxWaiting bounds the waiting queries. A port has at most one for
+	// portShare free places, 16 of 1,024 if no others wait, so that a program
+	// with few ports leaves room for others.
 	maxWaiting = 1024
 	portShare  = 64
 )
 
-// turns holds datagrams until it is their turn. Ports take turns: most programs have one
-// for each lookup, so that one which asks without end from a port doesn't keep others
-// from being answered. Which command a datagram is of can't be found out.
+// turns holds datagrams until their turn. Ports take turns: most programs use
+// one for each lookup, so a program that asks without end from a port doesn't
+// keep others from being answered. A datagram's command can't be found out.
 type turns struct {
 	mu      sync.Mutex
 	waiting map[int][]datagram // by port
-	ports   []int              // of waiting, in their order
+	ports   []int              // of waiting, in order
 	total   int
 	added   chan struct{} // has an element for each datagram
 }
@@ -131,8 +130,9 @@ func (q *turns) next() datagram {
 	return list[0]
 }
 
-// readDatagrams adds the queries that come by UDP to the turns, for good. It waits for
-// nothing else: in the queue of a socket, one program's queries would drop those of all.
+// readDatagrams adds queries over UDP to the turns, for good. It waits for
+// nothing else: if they waited in the socket, one program's queries would drop
+// those of all.
 func (s *Server) readDatagrams(names *socket, q *turns) {
 	var message [maxQuery]byte
 	for {
@@ -152,7 +152,7 @@ func (s *Server) readDatagrams(names *socket, q *turns) {
 	}
 }
 
-// answerDatagrams answers queries that came by UDP, for good.
+// answerDatagrams answers queries over UDP, for good.
 func (s *Server) answerDatagrams(names *socket, q *turns) {
 	places := make(chan struct{}, wire.MaxLookups)
 	for {
@@ -169,8 +169,7 @@ func (s *Server) answerDatagrams(names *socket, q *turns) {
 	}
 }
 
-// answerQueries answers the queries that come on a connection: each has its
-// length before it.
+// answerQueries answers the queries of a connection. Each follows its length.
 func (s *Server) answerQueries(c connection) {
 	defer func() { _ = c.file.Close() }()
 	var buf [2 + maxQuery]byte

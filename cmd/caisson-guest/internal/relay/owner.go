@@ -15,21 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// owners finds the users of sockets: by NETLINK_SOCK_DIAG, or in /proc where a
+// owners finds the users of sockets: by NETLINK_SOCK_DIAG, or in /proc if the
 // kernel has none (gVisor). On Linux the files of /proc take 10 ms.
 type owners struct {
 	mu    sync.Mutex
 	fd    int // -1 for /proc
 	seq   uint32
 	files []procFile
-	buf   []byte // of files
+	buf   []byte // for files
 }
 
-// procFile is a file of /proc that lists sockets. In gVisor, to open one takes three
-// times as long as to read it.
+// procFile is a file of /proc that lists sockets. In gVisor, opening one takes
+// three times as long as reading it.
 type procFile struct {
 	*os.File
-	mapped bool // its addresses are those of IPv6
+	mapped bool // its addresses are IPv6
 }
 
 func newOwners() *owners {
@@ -40,7 +40,6 @@ func newOwners() *owners {
 	return &owners{fd: fd}
 }
 
-// openProc opens the files of /proc that there are.
 func openProc() []procFile {
 	var files []procFile
 	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
@@ -51,16 +50,15 @@ func openProc() []procFile {
 	return files
 }
 
-// useDiag reports whether NETLINK_SOCK_DIAG is used.
 func (o *owners) useDiag() bool { return o.fd >= 0 }
 
-// find returns the user of the socket at the far end of a connection, nil if it
-// is unknown: a socket that was closed shows user 0 on Linux.
+// find returns the user of the socket at the far end of a connection, or nil:
+// on Linux a closed socket shows user 0.
 func (o *owners) find(local, remote netip.AddrPort) *uint32 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.useDiag() {
-		for _, f := range o.files { // the kernel writes one anew when it is read from its beginning
+		for _, f := range o.files { // the kernel writes it anew for each read from the beginning
 			lines := bufio.NewScanner(io.NewSectionReader(f, 0, math.MaxInt64))
 			lines.Buffer(o.buf, procRead)
 			if uid := findOwner(lines, procAddr(remote, f.mapped), procAddr(local, f.mapped)); uid != nil {
@@ -85,7 +83,7 @@ func (o *owners) find(local, remote netip.AddrPort) *uint32 {
 	}
 }
 
-// procRead is how much of a file of /proc is read at once, in bytes: 200 sockets.
+// procRead is how much of a /proc file is read at once, in bytes: 200 sockets.
 const procRead = 32 << 10
 
 // Sizes and numbers of linux/inet_diag.h, linux/sock_diag.h and
@@ -100,8 +98,8 @@ const (
 	diagSize         = diagInode + 4
 )
 
-// diagRequest asks for one socket: that of the program, whose own address is
-// remote to us. A socket of IPv6 with a mapped address is found too.
+// diagRequest asks for the program's socket, whose own address is our remote
+// one. It also finds an IPv6 socket with a mapped address.
 func diagRequest(seq uint32, local, remote netip.AddrPort) []byte {
 	b := make([]byte, diagRequestSize)
 	native := binary.NativeEndian
@@ -121,9 +119,9 @@ func diagRequest(seq uint32, local, remote netip.AddrPort) []byte {
 	return b
 }
 
-// parseDiag returns the user in an answer, nil if there is none, and whether it
-// is the one to a request for a socket that is connected to a port. Where that
-// socket is gone, the kernel answers with one that listens at its address.
+// parseDiag returns the user in an answer, or nil, and whether it answers the
+// request seq for a socket connected to port. If that socket is gone, the
+// kernel answers with one that listens at its address.
 func parseDiag(b []byte, seq uint32, port uint16) (uid *uint32, mine bool) {
 	native := binary.NativeEndian
 	if len(b) < headerSize || native.Uint32(b[8:]) != seq {
@@ -137,8 +135,8 @@ func parseDiag(b []byte, seq uint32, port uint16) (uid *uint32, mine bool) {
 	return &n, true
 }
 
-// procAddr returns an address as the files of /proc have it: words in the
-// processor's order, which is little-endian for all that this runs on.
+// procAddr returns an address as in /proc's files: words in the processor's
+// order, which is always little-endian here.
 func procAddr(a netip.AddrPort, mapped bool) string {
 	b := a.Addr().As4()
 	prefix := ""

@@ -5,27 +5,27 @@ import (
 	"time"
 )
 
-// connRate is how many connections a second are accepted for each processor, and
-// slowConnRate the same in gVisor, after the first connBurst. A connection takes 0.8
-// ms of processor time in all processes on its way, and 4 ms in gVisor: without a
-// bound, programs that make them without end leave the other commands of the sandbox
-// and the host no processor. Those of a program that ended in the meantime don't
-// count: a thousand of them may wait.
+// connRate is how many connections a second are accepted for each processor,
+// after the first connBurst, and slowConnRate the same in gVisor. A connection
+// takes 0.8 ms of processor time in all processes on its way, and 4 ms in
+// gVisor. Without a bound, programs that make them without end leave the
+// sandbox's other commands and the host no processor. Connections of programs
+// that ended meanwhile don't count: a thousand may wait.
 const (
 	connRate     = 100
 	slowConnRate = 40
 	connBurst    = 128
 )
 
-// pace spreads what happens by an interval. connBurst may happen at once when nothing
-// did before.
+// pace spreads events by an interval. After a pause, connBurst may happen at
+// once.
 type pace struct {
 	interval time.Duration
 	mu       sync.Mutex
 	due      time.Time
 }
 
-// next counts one, and returns how long to wait before the next one.
+// next counts an event, and returns how long to wait before the next one.
 func (p *pace) next() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -37,17 +37,16 @@ func (p *pace) next() time.Duration {
 	return p.due.Sub(now)
 }
 
-// skip takes back a call of next.
 func (p *pace) skip() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.due = p.due.Add(-p.interval)
 }
 
-// A pause gives a request of the host the processors: what a transfer of more than
-// bulkBytes has under way would be moved first, and then more of it beside the
-// command. A short command takes 1 to 2 ms, and 5 to 10 in gVisor. Between two pauses
-// is a gap, so that transfers go on whatever the host does.
+// A pause gives the processors to a host's request. Otherwise the data under
+// way of transfers of more than bulkBytes would be moved first, and more of it
+// beside the command. A short command takes 1 to 2 ms, and 5 to 10 in gVisor.
+// Gaps between pauses let transfers continue whatever the host does.
 const (
 	bulkBytes     = 4 << 20
 	pauseTime     = 20 * time.Millisecond
@@ -70,7 +69,7 @@ func (p *pause) begin() {
 	}
 }
 
-// wait waits for the end of a pause, if there is one and moved is bulk.
+// wait waits for the end of a pause, if moved is bulk.
 func (p *pause) wait(moved int) {
 	if moved <= bulkBytes {
 		return
@@ -83,5 +82,5 @@ func (p *pause) wait(moved int) {
 	}
 }
 
-// Pause keeps transfers back for a moment, for a request of the host.
+// Pause holds transfers back for a moment, for a request of the host.
 func (s *Server) Pause() { s.pause.begin() }

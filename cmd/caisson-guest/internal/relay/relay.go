@@ -15,25 +15,24 @@ import (
 )
 
 const (
-	// firstRead is how much of what a program sent goes out with the open.
+	// firstRead bounds what of the program's bytes goes out with the open.
 	firstRead = 16 << 10
 	// writePiece is how much is written before it counts as consumed.
 	writePiece = 64 << 10
 	// drainTime is how long a program has to read the rest of a connection that
 	// the host is done with: less than a host waits for the end.
 	drainTime = 15 * time.Second
-	// closeTime is how long it then has to close its end. Data that it sent and
-	// that was never read would make the kernel reset the connection.
+	// closeTime is how long it then has to close its end. Unread data from it
+	// would make the kernel reset the connection.
 	closeTime = time.Second
 )
 
-// connection is one that was accepted.
+// connection is an accepted connection.
 type connection struct {
 	*socket
 	local, remote netip.AddrPort
 }
 
-// accept accepts a connection.
 func accept(listener int) (connection, error) {
 	fd, from, err := unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 	if err != nil {
@@ -41,7 +40,7 @@ func accept(listener int) (connection, error) {
 	}
 	to, err := unix.Getsockname(fd)
 	if err == nil {
-		err = errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1), boundBuffers(fd)) // gVisor's inherit nothing
+		err = errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1), boundBuffers(fd)) // gVisor's connections inherit nothing
 	}
 	if err != nil {
 		_ = unix.Close(fd)
@@ -51,7 +50,8 @@ func accept(listener int) (connection, error) {
 	return connection{socket: s, local: addrPort(to), remote: addrPort(from)}, err
 }
 
-// hasEnded reports whether the program has ended its direction, or the connection.
+// hasEnded reports whether the program has ended its direction, or the
+// connection.
 func (c connection) hasEnded() bool {
 	n := 0
 	_ = c.raw.Control(func(fd uintptr) {
@@ -67,19 +67,19 @@ type relay struct {
 	conn connection
 	in   *wire.Queue  // from the host
 	out  *wire.Credit // to the host
-	// reset reports whether the socket is to be reset; ended whether the program
+	// reset reports that the socket must be reset, ended that the program has
 	// ended its direction.
 	reset, ended atomic.Bool
 	answered     chan struct{} // closed at the host's end
 	once         sync.Once
 
 	mu       sync.Mutex
-	sent     bool // the program has what the host sent
+	sent     bool // the program has everything from the host
 	draining bool // the host is done
 }
 
-// runRelay moves a connection from its open to the host's end, once its owner may have
-// a relay for it.
+// runRelay moves a connection from its open to the host's end, once its owner
+// may have a relay.
 func (s *Server) runRelay(c connection) {
 	request := wire.Accept{Local: c.local}
 	s.slots.Do(func() { request.UID = s.owners.find(c.local, c.remote) })
@@ -89,7 +89,7 @@ func (s *Server) runRelay(c connection) {
 	r := &relay{s: s, conn: c, in: wire.NewRelayQueue(), out: wire.NewRelayCredit(), answered: make(chan struct{})}
 	var first [firstRead]byte
 	n := 0
-	if int(c.local.Port()) == s.l.ports[0] { // where programs speak first
+	if int(c.local.Port()) == s.l.ports[0] { // programs speak first to the proxy
 		_ = c.file.SetReadDeadline(time.Now().Add(headTime))
 		n = s.readSome(c.socket, first[:])
 		if s.serveLocal(c, first[:max(n, 0)]) {
@@ -120,7 +120,6 @@ func (s *Server) runRelay(c connection) {
 	<-r.answered
 }
 
-// close closes the socket.
 func (r *relay) close() {
 	if r.reset.Load() {
 		_ = r.conn.raw.Control(func(fd uintptr) {
@@ -138,8 +137,8 @@ func (r *relay) fail() {
 	_ = r.conn.file.SetDeadline(time.Unix(1, 0))
 }
 
-// sendToHost moves what the program sends, to its end or the relay's. Once the
-// host wants no more, it is dropped.
+// sendToHost moves what the program sends, until its end or the relay's. It
+// drops what the host no longer wants.
 func (r *relay) sendToHost() {
 	granted, moved := 0, 0
 	for {
@@ -167,7 +166,7 @@ func (r *relay) sendToHost() {
 }
 
 // moveBlock waits for bytes of the program, reads at most granted of them, and
-// sends them to the host. With 0 it drops what it reads.
+// sends them to the host. With 0 it drops them.
 func (r *relay) moveBlock(granted int) (n int, err error) {
 	var block *wire.Block
 	waited := r.conn.raw.Read(func(fd uintptr) bool {
@@ -244,7 +243,6 @@ func (r *relay) isDraining() bool {
 	return r.draining
 }
 
-// takeFrame processes a frame of the host's.
 func (r *relay) takeFrame(f wire.Frame) error {
 	switch {
 	case f.Type == wire.TypeData && f.Channel == wire.Stdin:

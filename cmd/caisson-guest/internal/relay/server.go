@@ -13,16 +13,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Server moves the connections and lookups of programs. It serves one host.
+// Server moves the connections and lookups of programs, for one host.
 type Server struct {
 	writer  *wire.Writer
 	slots   output.Slots
 	l       *Listeners
 	owners  *owners
-	places  chan struct{} // one element for each connection that is accepted
+	places  chan struct{} // one element for each accepted connection
 	shares  *shares
 	lookups chan struct{} // one element for each lookup
-	blocks  chan struct{} // and for each block that is in use
+	blocks  chan struct{} // one element for each block in use
 	pool    sync.Pool     // of *wire.Block
 	pace    pace
 	pause   pause
@@ -33,21 +33,21 @@ type Server struct {
 	last    uint32
 }
 
-// stream is a stream that the guest opened. Its methods are called by the goroutine that
-// reads frames, and must not wait.
+// stream is a stream that the guest opened. The goroutine that reads frames
+// calls its methods, which must not wait.
 type stream interface {
 	takeFrame(f wire.Frame) error
 }
 
 // blockSize is the size of one read of a connection, movingBlocks the number of
-// those that are read and not yet sent.
+// blocks read and not yet sent.
 const (
 	blockSize    = 128 << 10
 	movingBlocks = 4
 )
 
-// New makes a server of listeners. Slots bounds the system calls that move data
-// at the same moment.
+// New returns a server of listeners. slots bounds the concurrent system calls
+// that move data.
 func New(l *Listeners, w *wire.Writer, slots output.Slots) *Server {
 	owners := newOwners()
 	rate, pausing := connRate, pauseTime
@@ -75,8 +75,8 @@ func (s *Server) Start() {
 	}
 }
 
-// TakeFrame processes a frame of the host's on a stream that the guest opened.
-// The host may not have seen the end of one yet.
+// TakeFrame processes a host's frame on a stream that the guest opened. The
+// host ends each stream last, so the stream must be open.
 func (s *Server) TakeFrame(f wire.Frame) error {
 	s.mu.Lock()
 	st, last := s.streams[f.Stream], s.last
@@ -87,8 +87,8 @@ func (s *Server) TakeFrame(f wire.Frame) error {
 	return st.takeFrame(f)
 }
 
-// open opens a stream and sends its first frames. A failure to send is met by
-// the goroutine that reads.
+// open opens a stream and sends its first frames. The goroutine that reads will
+// see a failure to send.
 func (s *Server) open(request wire.Open, make func(id uint32) stream, first []byte) {
 	s.opening.Lock()
 	defer s.opening.Unlock()
@@ -118,9 +118,9 @@ func (s *Server) remove(id uint32) {
 // files.
 const errorPause = 50 * time.Millisecond
 
-// acceptAll accepts the connections of a listener, as many at once as places has
-// room for; others wait in the backlog. A place is free again once serve
-// has returned.
+// acceptAll accepts a listener's connections, as many at once as places has
+// room for; others wait in the backlog. A place is free again when serve has
+// returned.
 func (s *Server) acceptAll(l *socket, places chan struct{}, serve func(connection)) {
 	for {
 		var c connection

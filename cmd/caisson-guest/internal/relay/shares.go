@@ -8,19 +8,19 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// maxAccepted is how many connections are accepted at once: those that have a relay,
-// and those that wait for one. Further ones wait in the backlog, where they keep those
-// of other commands waiting. The guest may have 4,096 files.
+// maxAccepted bounds the accepted connections, with a relay or waiting for one.
+// Others wait in the backlog, where they make other commands' connections wait.
+// The guest may have 4,096 files.
 const maxAccepted = 1024
 
-// share is how many times as many relays as are free one owner may have.
+// share is how many times the number of free relays one owner may have.
 const share = 3
 
-// owner is what has a share of the relays: the connections of a user to one address,
-// which is that of a command's proxy or of a name.
+// owner has a share of the relays: a user's connections to one address, which
+// is a command's proxy's or a name's.
 type owner struct {
 	addr netip.Addr
-	uid  int64 // -1 if it is unknown
+	uid  int64 // -1 if unknown
 }
 
 func ownerOf(a wire.Accept) owner {
@@ -31,10 +31,10 @@ func ownerOf(a wire.Accept) owner {
 	return o
 }
 
-// shares divides the relays among owners. An owner has at most three times as many as
-// are free: alone it has 48 of 64, a second one beside it 12, and a third 3. So one
-// whose connections stay open for long doesn't keep others from having any. Its further
-// ones wait.
+// shares divides the relays among owners. An owner has at most share times as
+// many as are free: alone 48 of 64, a second one then 12, and a third 3. So an
+// owner of long-lived connections doesn't keep others from having any. Its
+// other connections wait.
 type shares struct {
 	mu      sync.Mutex
 	free    int
@@ -52,7 +52,7 @@ func newShares(relays int) *shares {
 	return &shares{free: relays, held: map[owner]int{}}
 }
 
-// take waits until an owner may have one more relay, and takes it.
+// take waits until an owner may have another relay, and takes it.
 func (s *shares) take(o owner) {
 	w := waiting{o, make(chan struct{})}
 	s.mu.Lock()
@@ -74,8 +74,8 @@ func (s *shares) put(o owner) {
 	s.hand()
 }
 
-// hand hands free relays to those that wait and may have one: the owner that holds the
-// fewest is first.
+// hand hands free relays to waiting connections that may have one, first to the
+// owner that holds the fewest.
 func (s *shares) hand() {
 	for {
 		next, fewest := -1, share*s.free

@@ -9,14 +9,16 @@ import (
 )
 
 const (
-	// budgetInterval is the time between two looks at what commands with a budget use.
-	// A scan of 200 processes takes 6 ms, in gVisor 150.
+	// budgetInterval is the time between two looks at the use of commands with
+	// a budget. A scan of 200 processes takes 6 ms, in gVisor 150.
 	budgetInterval = 500 * time.Millisecond
-	// budgetShare bounds the time of scans: the pause after one is so many times as long.
+	// budgetShare bounds the time of scans: the pause after one is so many
+	// times as long.
 	budgetShare = 5
 )
 
-// budgets watches the commands that have a budget. One goroutine does, while there are any.
+// budgets watches the commands that have a budget, with one goroutine while
+// there are any.
 type budgets struct {
 	killer *kill.Killer
 
@@ -25,13 +27,13 @@ type budgets struct {
 	running bool
 }
 
-// budget is that of one command.
+// budget is one command's.
 type budget struct {
 	wire.Budget
 	over chan wire.Exceeded // has room for one
 }
 
-// watch returns a channel that gets what a command exceeds, nil for a command without a
+// watch returns a channel that gets what a command exceeds, or nil if it has no
 // budget. stop must be called once the command is over.
 func (b *budgets) watch(m kill.Mark, limit *wire.Budget) (over <-chan wire.Exceeded, stop func()) {
 	if limit == nil {

@@ -106,7 +106,6 @@ func failedChange(kind workspace.Kind, path, detail string) wire.Applied {
 	return wire.Applied{Error: &wire.OpError{Kind: string(kind), Path: path, Detail: detail}}
 }
 
-// receiveOp reads the operation.
 func (c *change) receiveOp() (workspace.Op, error) {
 	var op workspace.Op
 	body := make([]byte, 0, min(c.size, wire.MaxData)) // more when it comes

@@ -14,13 +14,12 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Times of a command's end.
 const (
 	// pipeWait is how long a pipe may stay open once no process of the command
-	// is left: what holds it got it from elsewhere.
+	// is left: something else holds it then.
 	pipeWait = 200 * time.Millisecond
-	// liveWait is how long the consumer of a command that was cancelled or
-	// timed out has for what is still in the pipe.
+	// liveWait is how long the consumer of a cancelled or timed out command has
+	// for the rest of the pipe.
 	liveWait = 2 * time.Second
 )
 
@@ -39,7 +38,8 @@ type command struct {
 	// killed is closed when the host wants no grace period.
 	killed   chan struct{}
 	killOnce sync.Once
-	// stopTransfer ends a transfer early and closes ended. It is nil for a process.
+	// stopTransfer ends a transfer early and closes ended. It is nil for a
+	// process.
 	stopTransfer func()
 	ended        chan struct{}
 }
@@ -110,7 +110,6 @@ func (c *command) run() {
 	c.s.endStream(c.id, exit, wire.Stdout, wire.Stderr)
 }
 
-// runToEnd runs the command to its end.
 func (c *command) runToEnd() (*wire.Exit, *wire.Refused) {
 	gid, ok := c.s.gids.acquire()
 	if !ok {
@@ -165,8 +164,8 @@ func (c *command) launchProcess(gid uint32) (p launch.Process, err error) {
 	return p, err
 }
 
-// startStreams starts the goroutines that move the command's bytes. The channel
-// is closed when all have ended.
+// startStreams starts the goroutines that move the command's bytes. It returns
+// a channel that is closed when all have ended.
 func (c *command) startStreams(p launch.Process) <-chan struct{} {
 	c.out = [2]*output.Pump{c.startPump(p.Stdout, wire.Stdout), c.startPump(p.Stderr, wire.Stderr)}
 	moves := []func(){c.out[0].Run, c.out[1].Run}
@@ -202,8 +201,8 @@ func toStrings(bytes [][]byte) []string {
 	return out
 }
 
-// notStarted returns the answer for a start that failed. A program that can't
-// be run is an exit status with a line on stderr, as in a shell.
+// notStarted returns the answer for a failed start. A program that can't be run
+// has an exit status and a line on stderr, as in a shell.
 func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
 	if failure, ok := errors.AsType[*spawn.Failure](err); ok {
 		_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{})
@@ -218,7 +217,6 @@ func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
 	return nil, &wire.Refused{Code: code, Text: err.Error()}
 }
 
-// copyInput copies what the host sends to the command's standard input.
 func (c *command) copyInput(stdin *os.File) {
 	defer func() { _ = stdin.Close() }()
 	for {
@@ -237,7 +235,6 @@ func (c *command) copyInput(stdin *os.File) {
 	}
 }
 
-// writeAll writes all of b.
 func (c *command) writeAll(stdin *os.File, b []byte) error {
 	raw, err := stdin.SyscallConn()
 	if err != nil {
@@ -246,8 +243,8 @@ func (c *command) writeAll(stdin *os.File, b []byte) error {
 	return c.s.slots.WriteAll(raw, b)
 }
 
-// gids assigns supplementary groups that mark commands. It goes round, so that
-// a group is reused as late as possible.
+// gids assigns supplementary groups that mark commands. It reuses a group as
+// late as possible.
 type gids struct {
 	mu          sync.Mutex
 	base, count uint32
@@ -259,7 +256,7 @@ func newGIDs(base, count uint32) *gids {
 	return &gids{base: base, count: count, used: map[uint32]struct{}{}}
 }
 
-// acquire returns a group that no command has; ok is false if all are in use.
+// acquire returns a group that no command has, or false if all are in use.
 func (g *gids) acquire() (gid uint32, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -274,8 +271,8 @@ func (g *gids) acquire() (gid uint32, ok bool) {
 	return 0, false
 }
 
-// release makes a group available again. It must not be called for a group
-// whose processes could not all be killed.
+// release makes a group available again. It must not be called for a group with
+// processes that could not be killed.
 func (g *gids) release(gid uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -287,10 +284,9 @@ func (g *gids) release(gid uint32) {
 // the guest would wait for it. Waking it is harmless.
 const stuckTime = time.Second
 
-// clock bounds a command's time, and first watches over its start. It is one
-// timer for both, because each new one may wake the runtime's poller.
+// clock bounds a command's time, and first watches its start. It is one timer
+// for both, because each new one may wake the runtime's poller.
 type clock struct {
-	// expired is closed when the command's time is over.
 	expired chan struct{}
 
 	mu       sync.Mutex
@@ -301,7 +297,7 @@ type clock struct {
 	over     bool
 }
 
-// newClock starts a clock. Wake is called as long as the start is stuck.
+// newClock starts a clock. It calls wake while the start is stuck.
 func newClock(timeout time.Duration, wake func()) *clock {
 	c := &clock{expired: make(chan struct{}), timeout: timeout, began: time.Now(), starting: true}
 	c.mu.Lock()
@@ -317,14 +313,14 @@ func (c *clock) fireAfter(wake func()) {
 	case c.starting:
 		c.timer.Reset(stuckTime)
 		go wake()
-	case !c.over && time.Since(c.began) >= c.timeout: // not a late call from before launched
+	case !c.over && time.Since(c.began) >= c.timeout: // not a late call from before the launch
 		c.over = true
 		close(c.expired)
 	}
 }
 
-// startTimeout records that the start is over: from now on the command's
-// timeout counts.
+// startTimeout records that the start is over, and starts the command's
+// timeout.
 func (c *clock) startTimeout() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// awaitEnd waits for the end of the command and of everything that it started.
+// awaitEnd waits for the end of the command and of everything it started.
 func (c *command) awaitEnd(p launch.Process, timeout <-chan struct{}, over <-chan wire.Exceeded) ending {
 	if c.stopTransfer != nil {
 		return c.awaitTransfer(p, timeout)
@@ -33,7 +33,7 @@ func (c *command) awaitEnd(p launch.Process, timeout <-chan struct{}, over <-cha
 		e.timedOut = true
 	case x := <-over:
 		e.exceeded = &x
-		c.killOnce.Do(func() { close(c.killed) }) // it may go on to grow
+		c.killOnce.Do(func() { close(c.killed) }) // it may continue to grow
 	}
 	select {
 	case <-c.killed:
@@ -54,8 +54,8 @@ func (c *command) awaitEnd(p launch.Process, timeout <-chan struct{}, over <-cha
 	return e
 }
 
-// waitGrace waits for the processes to end by themselves, and returns false if
-// they did not.
+// waitGrace waits for the processes to end by themselves, and returns whether
+// they did.
 func (c *command) waitGrace(e *ending, p launch.Process) bool {
 	done := p.Exit
 	over := time.NewTimer(c.request.Grace)
@@ -85,7 +85,6 @@ func (c *command) waitGrace(e *ending, p launch.Process) bool {
 	}
 }
 
-// ending is how a command ended.
 type ending struct {
 	exit                        reap.Exit
 	reaped, cancelled, timedOut bool
@@ -123,7 +122,7 @@ func (c *command) waitStreams(ended <-chan struct{}, stdin io.Closer, forced boo
 		c.stdin.Break()
 		_ = stdin.Close()
 	}
-	// Mostly the pipes have ended with the process, and no timer is needed.
+	// Mostly the pipes have ended with the process, and need no timer.
 	runtime.Gosched()
 	select {
 	case <-ended:
@@ -155,13 +154,13 @@ func (c *command) waitStreams(ended <-chan struct{}, stdin io.Closer, forced boo
 	}
 }
 
-// counters holds the kernel's counts for the whole container up to a moment.
-// Two of them are compared to get the events while a command ran.
+// counters are the kernel's counts for the whole container at a moment. The
+// difference of two is what happened while a command ran.
 type counters struct {
 	oom, pids int64
 	// orphans is the usage of processes that the guest reaped for others since
-	// the last counters, launches the number of commands that were ever
-	// launched. alone reports whether exactly one runs.
+	// the last counters, launches the number of commands ever launched. alone
+	// reports that exactly one runs.
 	orphans  reap.Usage
 	launches int64
 	alone    bool
@@ -173,8 +172,8 @@ func (s *Session) readCounters() counters {
 	return f
 }
 
-// addTo adds to a command's exit what happened between then, before its launch,
-// and f, after its end. The usage of its daemons, which the guest reaped,
+// addTo adds to a command's exit what happened between f, before its launch,
+// and then, after its end. The usage of its daemons, which the guest reaped,
 // counts as its own if no other command ran beside it.
 func (f counters) addTo(then counters, x *wire.Exit) {
 	x.OOMKilled = then.oom > f.oom

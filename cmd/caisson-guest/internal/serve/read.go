@@ -45,7 +45,7 @@ func (l *workspaceRead) stopReading(uint8) { l.reply.Close() }
 
 func (l *workspaceRead) cancel(wire.Cancel) { l.once.Do(func() { close(l.cancelled) }) }
 
-// run is the goroutine of a read. It sends the stream's last frame.
+// run is the read's goroutine. It sends the stream's last frame.
 func (l *workspaceRead) run() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	go func() {
@@ -56,8 +56,8 @@ func (l *workspaceRead) run() {
 		}
 	}()
 	var answer wire.ReadResult
-	// The answer is sent from the reading thread too: so no more is held in
-	// memory than that many answers.
+	// The reading thread also sends the answer, so that no more answers are in
+	// memory than there are threads.
 	l.s.o.Readers.Do(func(r *workspace.Reader) { answer = l.answer(ctx, r) })
 	cancel(nil)
 	l.s.removeStream(l.id)
@@ -120,14 +120,14 @@ func timeOf(t time.Time) *wire.Timestamp {
 	return &wire.Timestamp{t.Unix(), int64(t.Nanosecond())}
 }
 
-// sendDirectory sends the entries of a directory.
 func (l *workspaceRead) sendDirectory(ctx context.Context, r *workspace.Reader, p string) (wire.ReadResult, error) {
 	room := workspace.Capacity{
 		Entries: int(min(max(l.request.Most, 0), wire.MaxReadEntries)),
 		Bytes:   min(max(l.request.Text, 0), wire.MaxReadText),
 	}
 	if room.Entries == 0 || room.Bytes == 0 {
-		// To a Reader 0 is its own bound; here it asks whether there is anything.
+		// To a Reader 0 means its own bound; here it asks whether there are
+		// entries.
 		entries, more, err := r.ReadDir(ctx, p, l.request.Follow, workspace.Capacity{Entries: 1})
 		return wire.ReadResult{More: more || len(entries) > 0}, err
 	}
@@ -168,7 +168,6 @@ func lineOf(v any) []byte {
 	return append(line, '\n')
 }
 
-// sendFile sends a piece of a file.
 func (l *workspaceRead) sendFile(ctx context.Context, r *workspace.Reader, p string) (wire.ReadResult, error) {
 	var f workspace.File
 	var err error

@@ -23,30 +23,29 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// maxStreams bounds the streams that are open at once. The dispatcher runs
-// four calls a session; the rest is room for long-lived ones.
+// maxStreams bounds the open streams. The dispatcher runs four calls a session;
+// the rest is room for long-lived ones.
 const maxStreams = 128
 
 // movingStreams bounds the streams of commands whose bytes move at the same
-// moment; there are two processors to move them (see package boot).
+// moment: two processors move them (see package boot).
 const movingStreams = 4
 
 // idleTime is how long nothing must be open before memory is given back.
 const idleTime = 2 * time.Second
 
-// Options configure a session.
+// Options configures a session.
 type Options struct {
-	Frames   *wire.Reader
-	Writer   *wire.Writer
-	Config   wire.Config
-	Launcher Launcher
-	// Identities is the number of identities of commands.
+	Frames     *wire.Reader
+	Writer     *wire.Writer
+	Config     wire.Config
+	Launcher   Launcher
 	Identities int
 	Killer     *kill.Killer
 	Appliers   Applier
 	Readers    *apply.Readers // nil unless Config.View
-	// Executable is the path of the guest's own binary. Transfers are the threads that run
-	// commands of package transfer.
+	// Executable is the path of the guest's own binary. Transfers are the
+	// threads that run commands of package transfer.
 	Executable string
 	Transfers  *identity.Pool
 	OOM        *observe.Counter
@@ -56,17 +55,17 @@ type Options struct {
 	Listeners  *relay.Listeners // nil unless Config.Egress
 }
 
-// Launcher starts a command's process. It fails as spawn.Spawner does.
+// Launcher starts a command's process. It returns errors as spawn.Spawner does.
 type Launcher interface {
 	Launch(spawn.Request) (launch.Process, error)
 }
 
-// Applier changes the workspace. It fails as apply.Appliers does.
+// Applier changes the workspace. It returns errors as apply.Appliers does.
 type Applier interface {
 	Apply(ctx context.Context, op workspace.Op) (workspace.Change, error)
 }
 
-// Session serves one host. Run is its one method.
+// Session serves one host.
 type Session struct {
 	o     Options
 	gids  *gids
@@ -83,8 +82,8 @@ type Session struct {
 	idle    *time.Timer
 }
 
-// stream is one open stream. Its methods are called by the goroutine that reads
-// frames, and must not wait.
+// stream is an open stream. The goroutine that reads frames calls its methods,
+// which must not wait.
 type stream interface {
 	takeData(channel uint8, p []byte) error
 	takeEOF(channel uint8) error
@@ -93,7 +92,7 @@ type stream interface {
 	cancel(request wire.Cancel)
 }
 
-// New makes a session.
+// New returns a session.
 func New(o Options) *Session {
 	s := &Session{
 		o: o, budgets: budgets{killer: o.Killer}, streams: map[uint32]stream{}, slots: output.NewSlots(movingStreams),
@@ -106,9 +105,8 @@ func New(o Options) *Session {
 	return s
 }
 
-// Run serves until the host closes its end, which is the normal end of a
-// session and no error. The caller then exits, and the kernel kills what is in
-// the container.
+// Run serves until the host closes its end, and then returns nil. The caller
+// exits, and the kernel kills everything in the container.
 func (s *Session) Run() error {
 	if s.relays != nil {
 		s.relays.Start()
@@ -166,8 +164,8 @@ func deliverFrame(st stream, f wire.Frame) error {
 	return nil
 }
 
-// findStream returns an open stream, or nil for one that has ended: the host
-// may not have seen its end yet.
+// findStream returns an open stream, or nil if it has ended: the host may not
+// have seen its end yet.
 func (s *Session) findStream(id uint32) (stream, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,8 +226,8 @@ func (s *Session) refuseStream(id uint32, code wire.RefusalCode, text string) er
 	return s.o.Writer.SendJSON(id, wire.TypeRefused, wire.Refused{Code: code, Text: text})
 }
 
-// endStream sends a stream's last frames, after the ends of its channels. A
-// failure to send is met by the goroutine that reads.
+// endStream sends a stream's last frames, after the ends of its channels. The
+// goroutine that reads will see a failure to send.
 func (s *Session) endStream(id uint32, answer any, channels ...uint8) {
 	var frames []wire.Frame
 	for _, channel := range channels {

@@ -18,17 +18,17 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/transfer"
 )
 
-// stopWait is how long a transfer may take to end once its streams are closed. Only a
-// transfer that hangs in the kernel (a stuck file system) should need longer.
+// stopWait is how long a transfer may take to end once its streams are closed.
+// Only one that hangs in the kernel (a stuck file system) should need longer.
 const stopWait = 5 * time.Second
 
-// stallTime is how long no byte may move in a transfer while others wait for its thread.
+// stallTime is how long a transfer may stall while others wait for its thread.
 const stallTime = 30 * time.Second
 
 var errStalled = errors.New("the other end was too slow: no data moved while other transfers waited")
 
-// transferPipe is a pipe of a transfer. Reading and writing end with errStalled once no
-// byte has moved for a time, if other transfers wait then.
+// transferPipe is a pipe of a transfer. Reading and writing end with errStalled
+// once no byte has moved for the time stall and other transfers wait.
 type transferPipe struct {
 	file    *os.File
 	waiting *atomic.Int32
@@ -39,7 +39,6 @@ func (s *Session) transferPipe(f *os.File) transferPipe {
 	return transferPipe{f, &s.waiting, stallTime}
 }
 
-// Read implements io.Reader.
 func (p transferPipe) Read(b []byte) (int, error) {
 	for {
 		_ = p.file.SetReadDeadline(time.Now().Add(p.stall)) // a pipe takes deadlines
@@ -52,7 +51,6 @@ func (p transferPipe) Read(b []byte) (int, error) {
 	}
 }
 
-// Write implements io.Writer.
 func (p transferPipe) Write(b []byte) (written int, err error) {
 	for {
 		_ = p.file.SetWriteDeadline(time.Now().Add(p.stall))
@@ -71,8 +69,8 @@ func (c *command) isTransfer() bool {
 	return c.request.Identity == 0 && transfer.IsCommand(c.s.o.Executable, toStrings(c.request.Argv))
 }
 
-// startTransfer starts a command of package transfer on a thread with the identity of
-// commands. Only the guest has its pipes.
+// startTransfer starts a command of package transfer on a thread with the
+// commands' identity. Only the guest has its pipes.
 func (c *command) startTransfer() (p launch.Process, err error) {
 	var files []*os.File
 	pipe := func() (r, w *os.File) {
@@ -124,7 +122,6 @@ func (c *command) startTransfer() (p launch.Process, err error) {
 	return p, nil
 }
 
-// awaitTransfer waits for the end of a transfer.
 func (c *command) awaitTransfer(p launch.Process, timeout <-chan struct{}) ending {
 	e := ending{}
 	select {

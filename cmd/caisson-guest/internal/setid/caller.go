@@ -13,15 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setIDBits are the set-user-ID and the set-group-ID bit.
 const setIDBits = unix.S_ISUID | unix.S_ISGID
 
 // caller is a thread of a command that waits for the answer to a call.
 //
-// Whatever it names is resolved once, to a descriptor, without the magic symlinks
-// of /proc, which would lead to what the guest has open. What happens then is
-// done to the descriptor. All of it is done with the commands' identity, so
-// that the caller gains nothing by exchanging things meanwhile.
+// What it names is resolved once, to a descriptor, without the magic symlinks
+// of /proc, which would lead to the guest's own files. The descriptor is then
+// used. All of it is done with the commands' identity, so the caller gains
+// nothing by swapping files meanwhile.
 type caller struct {
 	thread int
 	root   int // O_PATH
@@ -30,7 +29,7 @@ type caller struct {
 	waits func() bool
 }
 
-// result is the return value of a call: 0, or a descriptor for the caller.
+// result is a call's return value: 0, or a descriptor for the caller.
 type result struct {
 	fd          int // -1 for none
 	closeOnExec uint32
@@ -38,8 +37,8 @@ type result struct {
 
 var nothing = result{fd: -1}
 
-// performCall makes the call without the bits, or with the set-group-ID bit where it
-// changes a directory.
+// performCall makes the call without the bits, or with the set-group-ID bit for
+// a directory.
 func (c *caller) performCall(call int, args [6]uint64) (result, error) {
 	switch call {
 	case unix.SYS_FCHMOD:
@@ -56,7 +55,6 @@ func (c *caller) performCall(call int, args [6]uint64) (result, error) {
 	return c.performHere(call, args)
 }
 
-// fchmod changes the mode of the directory that the caller has open.
 func (c *caller) fchmod(fd int32, mode uint64) error {
 	dir, err := c.openDescriptor(fd)
 	if err != nil {
@@ -66,7 +64,6 @@ func (c *caller) fchmod(fd int32, mode uint64) error {
 	return c.chmodDir(dir, mode)
 }
 
-// changeMode changes the mode of the directory that the caller names.
 func (c *caller) changeMode(at int32, addr, mode uint64, flags uint32) error {
 	if flags&^(unix.AT_SYMLINK_NOFOLLOW|unix.AT_EMPTY_PATH) != 0 {
 		return unix.EINVAL
@@ -94,8 +91,8 @@ func (c *caller) changeMode(at int32, addr, mode uint64, flags uint32) error {
 	return c.chmodDir(dir, mode)
 }
 
-// ownDescriptor returns the descriptor of the caller that a path names. C
-// libraries change a mode by such a path where they must not follow a symlink.
+// ownDescriptor returns the caller's descriptor that a path names. C libraries
+// change a mode by such a path if they must not follow a symlink.
 func ownDescriptor(name string) (int32, bool) {
 	for _, dir := range []string{"/proc/self/fd/", "/proc/thread-self/fd/", "/dev/fd/"} {
 		if text, ok := strings.CutPrefix(name, dir); ok {
@@ -106,7 +103,7 @@ func ownDescriptor(name string) (int32, bool) {
 	return 0, false
 }
 
-// chmodDir sets the mode of a directory that is held by its descriptor.
+// chmodDir sets the mode of an open directory.
 func (c *caller) chmodDir(fd int, mode uint64) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -121,12 +118,12 @@ func (c *caller) chmodDir(fd int, mode uint64) error {
 // tries bounds how often a file that comes and goes is opened and created.
 const tries = 10
 
-// known are the flags that openat2 takes; open ignores all others.
+// known are the flags that openat2 accepts; open ignores others.
 const known = unix.O_ACCMODE | unix.O_CREAT | unix.O_EXCL | unix.O_NOCTTY | unix.O_TRUNC | unix.O_APPEND |
 	unix.O_NONBLOCK | unix.O_DSYNC | unix.O_DIRECT | unix.O_LARGEFILE | unix.O_DIRECTORY | unix.O_NOFOLLOW |
 	unix.O_NOATIME | unix.O_CLOEXEC | unix.O_SYNC | unix.O_TMPFILE
 
-// openFile creates a regular file without the bits, or opens the one that is there.
+// openFile creates a regular file without the bits, or opens an existing one.
 func (c *caller) openFile(at int32, addr, flags, mode uint64) (result, error) {
 	if flags&unix.O_PATH != 0 {
 		return nothing, unix.EINVAL
@@ -142,7 +139,7 @@ func (c *caller) openFile(at int32, addr, flags, mode uint64) (result, error) {
 		return nothing, unix.EPERM
 	}
 	mode = mode & 0o7777 &^ setIDBits &^ mask
-	// A FIFO or a lease must not hold the supervisor.
+	// A FIFO or a lease must not block the supervisor.
 	fd, created, err := createFile(base, name, flags|unix.O_NONBLOCK|unix.O_CLOEXEC, mode)
 	if err != nil {
 		return nothing, err
@@ -185,7 +182,7 @@ func finishFile(fd int, created bool, flags, mode uint64) error {
 	if err := unix.Fstatfs(fd, &fs); err != nil {
 		return err
 	}
-	// What is below /proc/self is the guest's own.
+	// Files below /proc/self are the guest's own.
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || fs.Type == unix.PROC_SUPER_MAGIC {
 		return unix.EPERM
 	}
@@ -205,12 +202,12 @@ func finishFile(fd int, created bool, flags, mode uint64) error {
 	return err
 }
 
-// guestMask is the guest's own umask, which the kernel applies to what the
-// supervisor creates.
+// guestMask is the guest's own umask, which the kernel applies to files that
+// the supervisor creates.
 const guestMask = 0o022
 
-// makeNode creates a regular file, a FIFO or a socket without the bits. The
-// guest's umask applies besides the caller's.
+// makeNode creates a regular file, a FIFO or a socket without the bits. Both
+// the guest's and the caller's umask apply.
 func (c *caller) makeNode(at int32, addr, mode uint64) error {
 	switch mode & unix.S_IFMT {
 	case 0, unix.S_IFREG, unix.S_IFIFO, unix.S_IFSOCK:
@@ -246,8 +243,8 @@ func openat(base int, name string, flags, mode uint64) (int, error) {
 	return unix.Openat2(base, name, &unix.OpenHow{Flags: flags, Mode: mode, Resolve: unix.RESOLVE_NO_MAGICLINKS})
 }
 
-// resolvePath returns the directory that a path begins at, O_PATH, and the path.
-// Release it by close.
+// resolvePath returns the directory that a path begins at, O_PATH, and the
+// path. The caller must call closeBase.
 func (c *caller) resolvePath(at int32, addr uint64) (base int, name string, err error) {
 	if name, err = c.readPath(addr); err != nil {
 		return -1, "", err
@@ -263,14 +260,14 @@ func (c *caller) resolvePath(at int32, addr uint64) (base int, name string, err 
 	return base, name, err
 }
 
-// closeBase closes what resolve returned.
+// closeBase closes the result of resolvePath.
 func (c *caller) closeBase(base int) {
 	if base != c.root {
 		_ = unix.Close(base)
 	}
 }
 
-// openDescriptor returns what the caller has open, O_PATH.
+// openDescriptor returns the caller's descriptor fd, O_PATH.
 func (c *caller) openDescriptor(fd int32) (int, error) {
 	held, err := c.openProc("fd/" + strconv.Itoa(int(fd)))
 	if errors.Is(err, unix.ENOENT) {
@@ -293,7 +290,7 @@ func (c *caller) readPath(addr uint64) (string, error) {
 		return "", unix.EPERM
 	}
 	defer func() { _ = mem.Close() }()
-	const page = 4096 // what follows the end may not be readable
+	const page = 4096 // memory after the path's end may not be readable
 	var text []byte
 	for len(text) < unix.PathMax {
 		piece := make([]byte, page-addr%page)
@@ -313,7 +310,6 @@ func (c *caller) readPath(addr uint64) (string, error) {
 	return string(text), nil
 }
 
-// readUmask reads the caller's mask for new files.
 func (c *caller) readUmask() (uint64, error) {
 	text, err := c.readStatus("Umask")
 	if err != nil {
@@ -323,7 +319,7 @@ func (c *caller) readUmask() (uint64, error) {
 }
 
 // isUser reports whether all four user ids of the caller are uid. They can't
-// change: commands have no capability.
+// change: commands have no capabilities.
 func (c *caller) isUser(uid int64) bool {
 	text, err := c.readStatus("Uid")
 	id := strconv.FormatInt(uid, 10)

@@ -2,8 +2,8 @@ package setid
 
 import "golang.org/x/sys/unix"
 
-// performHere makes a call that only this processor has, by the one that it
-// stands for.
+// performHere makes a call that only this processor has, through its modern
+// equivalent.
 func (c *caller) performHere(call int, args [6]uint64) (result, error) {
 	const here = int32(unix.AT_FDCWD)
 	switch call {

@@ -1,13 +1,13 @@
 // Package setid keeps commands from making set-user-ID and set-group-ID files.
 //
-// The commands' seccomp filter (package filter) sees the mode of a system call
-// but neither what a path names nor a way to change the mode. Where the kernel
-// can, it hands the calls that may be harmless to the [Supervisor], which makes
-// them in the caller's place and with the commands' identity: the
-// set-group-ID bit for directories, and new files without either bit. It never
-// lets the kernel continue with the call itself, whose arguments in memory
-// another thread could have changed since.
+// The commands' seccomp filter (package filter) sees a system call's mode, but
+// not what its path names, and can't change the mode. If the kernel can, it
+// hands calls that may be harmless to [Supervise], which makes them in the
+// caller's place with the commands' identity: the set-group-ID bit for
+// directories, and new files without either bit. It never lets the kernel
+// continue with the call itself: another thread could have changed its
+// arguments in memory.
 //
-// A gVisor of our own build refuses the bits in its kernel. Any other kernel
-// without notifications refuses all of these calls.
+// Our own build of gVisor refuses the bits in its kernel. Other kernels without
+// notifications refuse all of these calls.
 package setid

@@ -43,11 +43,11 @@ type supervisor struct {
 	user     int64
 }
 
-// AnyUser makes Supervise answer the calls of every user.
+// AnyUser makes Supervise answer every user's calls.
 const AnyUser = -1
 
-// Choose returns what the filter of commands does with the calls that it can't
-// decide, by what this kernel offers.
+// Choose returns what the commands' filter does with calls that it can't
+// decide, as this kernel allows.
 func Choose() filter.SetID {
 	if kernelRefuses() {
 		return filter.AllowSetID
@@ -58,8 +58,8 @@ func Choose() filter.SetID {
 	return filter.RefuseSetID
 }
 
-// kernelRefuses reports whether the kernel refuses the bits to files by itself,
-// tried on an anonymous file in memory.
+// kernelRefuses reports whether the kernel itself refuses files the bits. It
+// tries on an anonymous file in memory.
 func kernelRefuses() bool {
 	fd, err := unix.MemfdCreate("caisson-set-id", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -74,7 +74,7 @@ func kernelRefuses() bool {
 	return unix.Fchmod(fd, 0o755) == nil
 }
 
-// hasNotifications reports whether the kernel has notifications, of the size that is
+// hasNotifications reports whether the kernel has notifications of the size
 // known here.
 func hasNotifications() bool {
 	var sizes struct{ notification, response, data uint16 }
@@ -83,9 +83,9 @@ func hasNotifications() bool {
 		uintptr(sizes.response) == unsafe.Sizeof(response{})
 }
 
-// Supervise answers what comes from listener, for as long as the process
-// lives. Do runs a function with the identity of user, a uid. The calls of other
-// users get EPERM: made as that user, they would be given its rights.
+// Supervise answers the notifications of listener as long as the process lives.
+// do runs a function with the identity of user, a uid. Other users' calls get
+// EPERM: if made as user, they would have its rights.
 func Supervise(listener int, user int64, do func(func())) error {
 	if err := unix.SetNonblock(listener, true); err != nil {
 		return fmt.Errorf("supervise modes: %w", err)
@@ -124,10 +124,11 @@ func Supervise(listener int, user int64, do func(func())) error {
 	return nil
 }
 
-// isReady reports whether a notification waits: receiving one blocks otherwise.
+// isReady reports whether a notification waits: otherwise receiving one would
+// block.
 func (s *supervisor) isReady() bool {
 	p := []unix.PollFd{{Fd: int32(s.listener), Events: unix.POLLIN}}
-	_, _ = unix.Poll(p, 0) // no events where it fails
+	_, _ = unix.Poll(p, 0) // no events if it fails
 	return p[0].Revents&unix.POLLIN != 0
 }
 
@@ -136,7 +137,6 @@ func (s *supervisor) ioctl(request uintptr, arg unsafe.Pointer) unix.Errno {
 	return errno
 }
 
-// answerCall makes the call of one notification and answers it.
 func (s *supervisor) answerCall(n *notification) {
 	c := caller{thread: int(n.pid), root: s.root, waits: func() bool {
 		return s.ioctl(unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&n.id)) == 0
@@ -156,11 +156,11 @@ func (s *supervisor) answerCall(n *notification) {
 		err = errno
 	}
 	r := response{id: n.id, errno: -int32(errnoOf(err))}
-	// It fails where the caller was killed meanwhile.
+	// It fails if the caller was killed meanwhile.
 	_ = s.ioctl(unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
 }
 
-// errnoOf returns the number of an error: 0 for none, EPERM for one without.
+// errnoOf returns an error's number: 0 for nil, EPERM if it has none.
 func errnoOf(err error) unix.Errno {
 	if err == nil {
 		return 0

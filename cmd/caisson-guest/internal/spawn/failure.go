@@ -9,21 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Failure is a program that could not be executed. It is not an error of the
-// guest but an exit status, as in a shell.
+// Failure is a program that could not be executed. As in a shell, that is an
+// exit status, not an error of the guest.
 type Failure struct {
-	// Code is 127 for a program that is not there, 126 for one that can't be run.
+	// Code is 127 if the program is missing, 126 if it can't be run.
 	Code int
 	// Text is the reason, in one line.
 	Text string
-	// Limit reports whether the limit of processes refused it.
+	// Limit reports that the limit of processes refused it.
 	Limit bool
 }
 
-// Error returns the text.
 func (f *Failure) Error() string { return f.Text }
 
-// Explain returns the error of an exec or a fork of a program: mostly a
+// Explain returns the error of an exec or fork of a program: mostly a
 // [*Failure].
 func (s *Spawner) Explain(name, program string, err error) (out error) {
 	s.onThread(func() { out = s.explainError(Request{Argv: []string{name}}, program, err) })

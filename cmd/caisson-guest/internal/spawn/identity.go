@@ -11,7 +11,6 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 )
 
-// userOf returns the user and group of an identity.
 func (s *Spawner) userOf(n int) (uid, gid uint32) {
 	if n == 0 {
 		return s.o.UID, s.o.GID
@@ -20,8 +19,8 @@ func (s *Spawner) userOf(n int) (uid, gid uint32) {
 	return id, id
 }
 
-// countIdentities returns the number of identities, 0 included: one if the thread
-// can't take the first and the last of the others.
+// countIdentities returns the number of identities, including 0: one if the
+// thread can't take the first and the last of the others.
 func (s *Spawner) countIdentities() int {
 	last := int(s.o.IdentityCount)
 	if !s.o.Separate || last == 0 {
@@ -37,8 +36,8 @@ func (s *Spawner) countIdentities() int {
 }
 
 // withIdentity runs f with the effective user and group of an identity. It
-// panics if the thread can't come back: it would be of no further use, and so
-// would the guest.
+// panics if the thread can't return: the thread, and so the guest, would be
+// useless.
 func (s *Spawner) withIdentity(n int, f func() error) error {
 	if !s.o.Separate {
 		return f()
@@ -58,10 +57,10 @@ func (s *Spawner) withUser(uid, gid uint32, f func() error) error {
 	return err
 }
 
-// makeHome makes the directories of an identity before its first command. They
-// belong to it, in a directory that it alone may search. Other commands can't
-// get in between: they can make nothing in IdentityDir, nor in the directory of
-// an identity, which its group alone may write meanwhile.
+// makeHome makes an identity's directories before its first command. They
+// belong to it, in a directory that only it may search. Other commands can't
+// interfere: they can make nothing in IdentityDir, nor in the identity's
+// directory, which meanwhile only its group may write.
 func (s *Spawner) makeHome(n int) error {
 	if n == 0 || s.homes[n] {
 		return nil
@@ -84,8 +83,7 @@ func (s *Spawner) makeHome(n int) error {
 	return nil
 }
 
-// homeOf returns the directory with the home of an identity and its temporary
-// files.
+// homeOf returns the directory with an identity's home and temporary files.
 func (s *Spawner) homeOf(n int) string { return path.Join(s.o.IdentityDir, strconv.Itoa(n)) }
 
 // makeDir makes a directory that may exist.
@@ -96,7 +94,7 @@ func makeDir(name string, mode uint32) error {
 	return nil
 }
 
-// enterHome makes the home of an identity the process's working directory.
+// enterHome makes an identity's home the process's working directory.
 func (s *Spawner) enterHome(n int) error {
 	s.inDir = ""
 	home := path.Join(s.homeOf(n), "home")

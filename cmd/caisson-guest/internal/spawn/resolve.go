@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// enterTries bounds how often a directory is resolved. The kernel does not follow
-// ".." while anything on the machine is renamed or mounted, and returns EAGAIN.
+// enterTries bounds how often a directory is resolved. The kernel does not
+// follow ".." while anything on the machine is renamed or mounted, and returns
+// EAGAIN.
 const enterTries = 100
 
 // enterDirectory makes dir, below the workspace, the process's working
 // directory, so that the next child starts in it. It runs with the commands'
-// identity. The kernel resolves the path without leaving the workspace, and
-// what was resolved is entered by its descriptor, so that nothing can be
-// exchanged in between. The working directory belongs to the whole process;
-// nothing else in the guest uses it. With noLinks no symlink is followed at
-// all.
+// identity. The kernel resolves the path within the workspace, and the result
+// is entered by its descriptor, so that nothing can be swapped in between. With
+// noLinks it follows no symlinks. Nothing else in the guest uses the process's
+// working directory.
 func (s *Spawner) enterDirectory(dir string, noLinks bool) error {
 	if dir == "" {
 		dir = "."
@@ -36,7 +36,7 @@ func (s *Spawner) enterDirectory(dir string, noLinks bool) error {
 	}
 	var fd int
 	var err error
-	s.helper.Do(func() { // the filter of commands, which this thread has, refuses openat2
+	s.helper.Do(func() { // this thread's filter, the commands', refuses openat2
 		for range enterTries {
 			fd, err = unix.Openat2(s.dir, dir, &unix.OpenHow{
 				Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
@@ -64,7 +64,7 @@ func (s *Spawner) enterDirectory(dir string, noLinks bool) error {
 	return nil
 }
 
-// enterByRoot is enter where the kernel has no openat2.
+// enterByRoot is enterDirectory without openat2.
 func (s *Spawner) enterByRoot(dir string) error {
 	f, err := s.root.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -78,8 +78,8 @@ func (s *Spawner) enterByRoot(dir string) error {
 	return nil
 }
 
-// enterByName enters dir name by name where the kernel has no openat2, and
-// follows no symlink.
+// enterByName is enterDirectory without openat2 and symlinks. It enters name by
+// name.
 func (s *Spawner) enterByName(dir string) error {
 	at := s.dir
 	for name := range strings.SplitSeq(path.Clean(dir), "/") {
@@ -103,7 +103,6 @@ func (s *Spawner) enterByName(dir string) error {
 	return nil
 }
 
-// dirError describes what is wrong with a working directory.
 func dirError(dir string, err error) error {
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		switch errno {
@@ -122,18 +121,18 @@ func dirError(dir string, err error) error {
 	return fmt.Errorf("%w %s: %w", ErrDir, quoteShort(dir), err)
 }
 
-// findProgram looks a program up as a shell does, with the identity of commands
-// and in the working directory that they will have.
+// findProgram looks a program up as a shell does, with the commands' identity
+// and in their working directory.
 func findProgram(name string, env []string) (string, error) {
 	if name == "" {
 		return "", &Failure{Code: 127, Text: "no program is named"}
 	}
 	if strings.Contains(name, "/") {
-		return name, nil // exec itself reports what is wrong with it
+		return name, nil // exec itself reports its faults
 	}
 	denied := false
 	for dir := range strings.SplitSeq(lookupEnv(env, "PATH"), ":") {
-		candidate := path.Join(dir, name) // name alone for an empty dir
+		candidate := path.Join(dir, name) // only name for an empty dir
 		if !strings.Contains(candidate, "/") {
 			candidate = "./" + candidate
 		}
@@ -152,8 +151,7 @@ func findProgram(name string, env []string) (string, error) {
 	return "", &Failure{Code: 127, Text: quoteShort(name) + ": not found"}
 }
 
-// lookupEnv returns the last value of a variable, as getenv of a shell would
-// set it.
+// lookupEnv returns the last value of a variable, as a shell would set it.
 func lookupEnv(env []string, name string) (value string) {
 	for _, e := range env {
 		if v, ok := strings.CutPrefix(e, name+"="); ok {

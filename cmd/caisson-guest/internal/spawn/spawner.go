@@ -20,50 +20,49 @@ import (
 type Options struct {
 	// UID and GID are the user and group of identity 0.
 	UID, GID uint32
-	// Groups are the supplementary groups of identity 0, beside Request.Group.
+	// Groups are the supplementary groups of identity 0, besides Request.Group.
 	Groups []uint32
-	// IdentityBase is the number to which another identity is added for its
-	// user and its group, IdentityCount how many others there are, and
-	// IdentityDir the directory of their homes. Only the guest can write its
-	// parent.
+	// Another identity n has user and group IdentityBase+n. IdentityCount is
+	// how many there are, and IdentityDir the directory of their homes. Only
+	// the guest can write its parent.
 	IdentityBase, IdentityCount uint32
 	IdentityDir                 string
-	// Separate reports whether the guest is another user than the commands and
-	// may become them. Otherwise commands keep the guest's ids.
+	// Separate reports that the guest is another user than the commands and may
+	// become them. Otherwise commands keep the guest's ids.
 	Separate bool
-	// Root reports whether the commands are root, with the guest's ids and
+	// Root reports that commands are root, with the guest's ids and
 	// wire.RootCapabilities.
-	Root bool
-	// Workspace is the workspace's absolute path.
+	Root      bool
 	Workspace string
-	// Null is /dev/null. It stays open for good.
+	// Null is /dev/null, which stays open.
 	Null *os.File
-	// MilliCPUs is the limit of CPU time, in thousandths of a processor; 0 is none.
+	// MilliCPUs is the limit of CPU time, in thousandths of a processor; 0
+	// means none.
 	MilliCPUs int64
 }
 
-// Request is one program to start.
+// Request is a program to start.
 type Request struct {
 	Argv, Env []string
-	// Dir is relative to the workspace; empty is the workspace, or the home of
-	// another identity than 0.
+	// Dir is relative to the workspace; empty means the workspace, or the home
+	// of an identity other than 0.
 	Dir string
 	// Identity is the command's; it is below Spawner.Identities.
 	Identity int
 	// NoLinks forbids symlinks in Dir.
 	NoLinks bool
-	// Stdin asks for a pipe; otherwise it is /dev/null.
+	// Stdin asks for a pipe; otherwise standard input is /dev/null.
 	Stdin bool
 	// Extra are the child's descriptors from 3 on. The caller keeps them open.
 	Extra []uintptr
-	// Group is the supplementary group of the child, if the spawner separates.
+	// Group is the child's supplementary group, if Options.Separate.
 	Group uint32
-	// Program, where set, is executed instead of looking Argv[0] up.
+	// Program, if set, is executed instead of looking up Argv[0].
 	Program string
 }
 
-// Child is a process that was started. The caller closes the files, which do
-// not block and honour deadlines.
+// Child is a started process. The caller closes the files, which don't block
+// and accept deadlines.
 type Child struct {
 	PID int
 	// Stdin is nil unless asked for.
@@ -88,8 +87,8 @@ type Spawner struct {
 	dir   int // the workspace, O_PATH
 	work  chan func()
 	lost  []string
-	inDir string // the directory that the process is in, relative to the workspace
-	// identities is the number of identities, 0 included.
+	inDir string // the process's directory, relative to the workspace
+	// identities is the number of identities, including 0.
 	identities int
 	homes      map[int]bool // identities whose home was made
 	// helper has the commands' identity without their filter.
@@ -99,7 +98,7 @@ type Spawner struct {
 }
 
 // New starts the spawner's thread and restricts it. An error means that
-// commands would not be restricted as they must be.
+// commands would not be restricted enough.
 func New(o Options) (*Spawner, error) {
 	helper, err := identity.NewPool(identity.PoolOptions{UID: o.UID, GID: o.GID, Separate: o.Separate, Root: o.Root, Threads: 1})
 	if err != nil {
@@ -114,14 +113,13 @@ func New(o Options) (*Spawner, error) {
 	return s, nil
 }
 
-// Lost names what this kernel or container didn't let the spawner do.
+// Lost describes what this kernel or container didn't let the spawner do.
 func (s *Spawner) Lost() []string { return s.lost }
 
-// Identities returns the number of identities that commands can have, 0
-// included.
+// Identities returns the number of identities that commands can have, including
+// 0.
 func (s *Spawner) Identities() int { return s.identities }
 
-// runThread is the function of the spawner's thread.
 func (s *Spawner) runThread(ready chan<- error) {
 	if err := s.prepareThread(); err != nil {
 		ready <- err
@@ -135,7 +133,7 @@ func (s *Spawner) runThread(ready chan<- error) {
 
 // prepareThread restricts the thread and opens what it needs.
 func (s *Spawner) prepareThread() error {
-	// What the thread keeps for itself, and what commands keep of it.
+	// The thread's capabilities, and those of commands.
 	own, commands := identity.Capabilities(unix.CAP_SETUID, unix.CAP_SETGID), uint64(0)
 	if s.o.Root {
 		own, commands = wire.RootCapabilities, wire.RootCapabilities
@@ -167,14 +165,15 @@ func (s *Spawner) prepareThread() error {
 	return s.withIdentity(0, func() error { return s.openWorkspace() })
 }
 
-// setFilter installs the filter of commands, and answers what it can't decide.
+// setFilter installs the commands' filter, and answers calls that it can't
+// decide.
 func (s *Spawner) setFilter() error {
 	choice := setid.Choose()
 	if choice != filter.NotifySetID {
 		return identity.SetFilter(filter.Program(choice))
 	}
 	listener, err := identity.SetFilterWithListener(filter.Program(choice))
-	if err != nil { // a filter installed before the guest started may have one
+	if err != nil { // a filter from before the guest started may have one
 		return identity.SetFilter(filter.Program(filter.RefuseSetID))
 	}
 	if !s.o.Separate && !s.o.Root { // root may become others
@@ -183,9 +182,8 @@ func (s *Spawner) setFilter() error {
 	return setid.Supervise(listener, int64(s.o.UID), s.helper.Do)
 }
 
-// ProtectGuest refuses to commands that start later the calls that change
-// processes with ids up to last: the guest and its threads, whose user root
-// commands have.
+// ProtectGuest refuses later commands the calls that change processes with ids
+// up to last: the guest and its threads, whose user root commands have.
 func (s *Spawner) ProtectGuest(last int) error {
 	var err error
 	s.onThread(func() { err = identity.SetFilter(filter.Protect(uint32(last))) })
@@ -208,7 +206,6 @@ func (s *Spawner) openWorkspace() error {
 	return nil
 }
 
-// onThread runs f on the spawner's thread.
 func (s *Spawner) onThread(f func()) {
 	done := make(chan struct{})
 	s.work <- func() {
@@ -218,15 +215,15 @@ func (s *Spawner) onThread(f func()) {
 	<-done
 }
 
-// Spawn starts a program. It fails with [ErrDir], or with a [*Failure] for a
-// program that can't be executed.
+// Spawn starts a program. It returns [ErrDir], or a [*Failure] if the program
+// can't be executed.
 func (s *Spawner) Spawn(r Request) (child Child, err error) {
 	s.onThread(func() { child, err = s.spawnChild(r) })
 	return child, err
 }
 
-// Find enters the working directory and looks the program up, without starting
-// it. It fails as Spawn does.
+// Find enters the working directory and looks up the program without starting
+// it. It returns errors as Spawn does.
 func (s *Spawner) Find(r Request) (program string, err error) {
 	s.onThread(func() {
 		err = s.withIdentity(r.Identity, func() (err error) {
@@ -237,7 +234,7 @@ func (s *Spawner) Find(r Request) (program string, err error) {
 	return program, err
 }
 
-// resolveProgram runs with the commands' identity.
+// resolveProgram must run with the commands' identity.
 func (s *Spawner) resolveProgram(r Request) (program string, err error) {
 	enter := s.enterDirectory
 	if r.Identity != 0 && r.Dir == "" {
@@ -293,23 +290,23 @@ func (s *Spawner) spawnChild(r Request) (Child, error) {
 }
 
 // oomScore makes commands the first that the kernel kills when the container's
-// memory runs out. They would inherit the guest's own score, and if a file
-// system in memory is full, the guest can be the largest process. A score can
-// be raised without a capability, and lowered again to the old value. The zero
+// memory runs out. They would inherit the guest's own score, and the guest can
+// be the largest process if a file system in memory is full. A score can be
+// raised without a capability, and lowered again to the old value. The zero
 // value does nothing.
 type oomScore struct {
 	file *os.File
 	own  []byte
 }
 
-// highestScore is OOM_SCORE_ADJ_MAX of Linux (include/uapi/linux/oom.h).
+// highestScore is Linux's OOM_SCORE_ADJ_MAX (include/uapi/linux/oom.h).
 var highestScore = []byte("1000")
 
 // ownOOMScore is the file of this process's score.
 const ownOOMScore = "/proc/self/oom_score_adj"
 
-// openOOMScore opens the file of a score. It returns the zero value where the
-// kernel does not let it.
+// openOOMScore opens the file of a score. It returns the zero value if the
+// kernel refuses.
 func openOOMScore(file string) oomScore {
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
 	if err != nil {
@@ -330,7 +327,8 @@ func (o oomScore) setScore(score []byte) bool {
 	return err == nil
 }
 
-// raiseScore raises the guest's score, which the next child inherits. Call restoreScore then.
+// raiseScore raises the guest's score for the next child. Call restoreScore
+// afterwards.
 func (o oomScore) raiseScore() {
 	if o.file != nil {
 		o.setScore(highestScore)
@@ -344,15 +342,15 @@ func (o oomScore) restoreScore() {
 	}
 }
 
-// pipes are the pipes of one child, both sides.
+// pipes are both sides of one child's pipes.
 type pipes struct {
 	ours  [3]*os.File // ours[0] is nil without a pipe for standard input
 	files []uintptr   // the child's descriptors from 0 on
-	made  []int       // those of them that are ours to close
+	made  []int       // those of files that are ours to close
 }
 
-// openPipes makes the pipes. They are made by the commands' identity: a pipe belongs
-// to who made it, and a command opens its own again by /dev/stdout.
+// openPipes makes the pipes, as the commands' identity: a pipe belongs to its
+// maker, and a command opens its own again by /dev/stdout.
 func (p *pipes) openPipes(null uintptr, stdin bool) error {
 	p.files = []uintptr{null}
 	for n := range p.ours {
@@ -369,7 +367,7 @@ func (p *pipes) openPipes(null uintptr, stdin bool) error {
 }
 
 // openOne makes the pipe for the child's descriptor n. Our side does not block,
-// so that the runtime's poller and not a thread waits for it; the child's does.
+// so the runtime's poller waits for it instead of a thread; the child's does.
 func (p *pipes) openOne(n int) error {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -405,16 +403,16 @@ func (p *pipes) closeOurs() {
 
 // affinity restricts each command to as many processors as its limit of CPU
 // time amounts to, so that programs which ask how many there are (nproc,
-// runtime.NumCPU, sched_getaffinity) start as many threads and no more. It works
-// without a cgroup, for ordinary users, and in gVisor. The time itself is bounded
-// elsewhere; a command may widen its set and gains nothing.
+// runtime.NumCPU, sched_getaffinity) start no more threads. It works without a
+// cgroup, for ordinary users, and in gVisor. The time itself is bounded
+// elsewhere: a command that widens its set gains nothing.
 type affinity struct {
 	all  unix.CPUSet
 	list []int // the processors of all
 	n    int
 }
 
-// newAffinity is nil where the limit is not below what there is.
+// newAffinity returns nil if the limit is not below the number of processors.
 func newAffinity(milliCPUs int64) *affinity {
 	a := &affinity{n: int((milliCPUs + 999) / 1000)}
 	if milliCPUs <= 0 || unix.SchedGetaffinity(0, &a.all) != nil {
@@ -431,25 +429,25 @@ func newAffinity(milliCPUs int64) *affinity {
 	return a
 }
 
-// restrictThread limits the calling thread, and so the next child, to the processors
-// from the one on that it runs on: the kernel has just chosen that one, so that
-// commands and sessions spread as the kernel spreads them. Call restore then.
+// restrictThread limits the calling thread, and so the next child, to the
+// processors from its current one on. The kernel has just chosen that one, so
+// commands and sessions spread as the kernel spreads them. Call restoreThread
+// afterwards.
 func (a *affinity) restrictThread() {
 	if a == nil {
 		return
 	}
 	set := a.cpuWindow(currentCPU())
-	_ = unix.SchedSetaffinity(0, &set) // a matter of speed, and of what programs see
+	_ = unix.SchedSetaffinity(0, &set) // only for speed, and for what programs see
 }
 
-// restoreThread undoes restrict.
 func (a *affinity) restoreThread() {
 	if a != nil {
 		_ = unix.SchedSetaffinity(0, &a.all)
 	}
 }
 
-// cpuWindow is n processors, from cpu on and around.
+// cpuWindow returns n processors from cpu on, wrapping around.
 func (a *affinity) cpuWindow(cpu int) (set unix.CPUSet) {
 	at := 0
 	for i, c := range a.list {
@@ -463,7 +461,6 @@ func (a *affinity) cpuWindow(cpu int) (set unix.CPUSet) {
 	return set
 }
 
-// currentCPU returns the processor that the calling thread runs on.
 func currentCPU() int {
 	var cpu uint32 // stays 0 if the call fails
 	_, _, _ = unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0)

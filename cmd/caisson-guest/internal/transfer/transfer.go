@@ -1,6 +1,6 @@
-// Package transfer gets files into a sandbox and out of it. The guest runs these commands
-// itself: the sandbox's commands could stop a process with their identity, and write its
-// output in its place.
+// Package transfer gets files into a sandbox and out of it. The guest runs
+// these commands itself: the sandbox's commands could stop a process with their
+// identity, and write its output in its place.
 package transfer
 
 import (
@@ -20,15 +20,15 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
-// Exit statuses.
 const (
 	failed     = 1
 	wrongUsage = 2
 )
 
-// Command is one of the commands whose words and arguments package archive documents.
+// Command is a command whose word and arguments package archive documents.
 type Command struct {
-	// Argv is the guest's binary, a word and its arguments. Relative paths are below Dir.
+	// Argv is the guest's binary, a word and its arguments. Relative paths are
+	// below Dir.
 	Argv []string
 	Dir  string
 	// The caller closes the streams, which also ends the command early.
@@ -69,7 +69,6 @@ func (c Command) Run() int {
 	return c.unpack(args[0], archive.UnpackOptions{})
 }
 
-// path returns the absolute path of an argument.
 func (c Command) path(arg string) string {
 	if path.IsAbs(arg) {
 		return arg
@@ -77,7 +76,6 @@ func (c Command) path(arg string) string {
 	return c.Dir + "/" + arg
 }
 
-// packChanges writes the changes in directories since a time.
 func (c Command) packChanges(args []string) int {
 	if len(args) < 3 {
 		return c.report(wrongUsage, errors.New("usage: pack-changes SINCE LAYER DIRECTORY"))
@@ -101,7 +99,6 @@ func (c Command) packChanges(args []string) int {
 	})
 }
 
-// stopped reports whether the command is to end early.
 func (c Command) stopped() bool {
 	select {
 	case <-c.Stop:
@@ -165,7 +162,8 @@ func (c Command) pack(write func(w io.Writer, o archive.PackOptions) error) int 
 	return status
 }
 
-// unpack writes the archive from standard input below a directory. It returns an exit status.
+// unpack writes the archive from standard input below a directory, and returns
+// an exit status.
 func (c Command) unpack(dir string, o archive.UnpackOptions) int {
 	err := archive.UnpackWith(bufio.NewReaderSize(c.Stdin, 64<<10), c.path(dir), o)
 	switch {

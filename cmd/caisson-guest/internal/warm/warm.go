@@ -1,6 +1,6 @@
-// Package warm makes the threads that the guest will ever need before the first
-// command runs. At the limit of processes a thread can't be made, and the Go
-// runtime dies of that; with idle threads at hand it makes none.
+// Package warm makes all threads that the guest will ever need before the first
+// command runs. At the limit of processes no thread can be made, and the Go
+// runtime dies of that; with idle threads it makes none.
 package warm
 
 import (
@@ -8,15 +8,15 @@ import (
 	"sync"
 )
 
-// Threads is how many are made, on top of the eleven that the guest has by then.
+// Threads is how many are made, besides the eleven that the guest has by then.
 // Busy at once are at most the spawner, two appliers, four streams, one scan,
 // one frame that is read and one that is written, signals, the poller and the
 // runtime's own three; the rest is reserve for short calls of many commands. An
 // idle one costs 20 KiB. MinPIDs in package limits leaves room for all.
 const Threads = 12
 
-// Up makes n goroutines hold a thread each at the same time. When they end the
-// threads stay, idle: the runtime keeps them.
+// Up makes n goroutines hold a thread each at the same time. When they end, the
+// runtime keeps the threads, idle.
 func Up(n int) {
 	var held sync.WaitGroup
 	release := make(chan struct{})

@@ -3,11 +3,11 @@ package filtertest
 
 import "golang.org/x/sys/unix"
 
-// offsetArgs is the place of the arguments in struct seccomp_data.
+// offsetArgs is the offset of the arguments in struct seccomp_data.
 const offsetArgs = 16
 
-// Refuse returns a filter by which a system call whose first arguments are args
-// fails with errno. It allows all others.
+// Refuse returns a filter that fails a system call with errno if its first
+// arguments are args, and allows all others.
 func Refuse(errno unix.Errno, call uint32, args ...uint32) []unix.SockFilter {
 	var filter []unix.SockFilter
 	left := 2 * (len(args) + 1) // instructions up to the refusal
