@@ -56,8 +56,8 @@ type Options struct {
 	// Policy decides which tool calls run. The zero value is the preset "ci", which
 	// allows sandboxed and read-only calls and refuses all others.
 	Policy policy.Policy
-	// Budget bounds each turn, and SessionBudget all turns together. Nil fields
-	// don't.
+	// Budget bounds each turn, and SessionBudget all turns together. Nil fields are no
+	// limit.
 	Budget, SessionBudget limits.Budget
 	// Instructions are added to the system prompt.
 	Instructions string
@@ -163,7 +163,6 @@ func openSession(ctx context.Context, o Options) (_ *Session, err error) {
 	return &Session{session, p}, err
 }
 
-// newEgressOptions parses a list of presets and rules.
 func newEgressOptions(list []string) (runner.EgressOptions, error) {
 	if len(list) == 0 {
 		return runner.EgressOptions{}, nil
@@ -242,7 +241,6 @@ func (s *Session) Close() Report {
 	return report
 }
 
-// sessionError is a session's problem, with its hint.
 type sessionError struct {
 	record.Problem
 	cause error

@@ -96,7 +96,6 @@ func (h *Host) CheckImage(ctx context.Context, ref images.Reference) doctor.Find
 	})
 }
 
-// engineImageID returns an image's ID on the local engine, or "".
 func (h *Host) engineImageID(ctx context.Context, name string) string {
 	e := h.ImageEngine(ctx)
 	if e == nil {

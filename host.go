@@ -209,7 +209,6 @@ func (o *HostOptions) allowsBackend(name string) bool {
 	return o.Backends == nil || slices.Contains(o.Backends, name)
 }
 
-// findPrograms returns a backend's settings, with the programs that it needs.
 func (h *Host) findPrograms(name string) (BackendSettings, error) {
 	guest, err := h.programs.Find(optional(h.o.Guest), "caisson-guest")
 	if err != nil {
@@ -298,7 +297,6 @@ func (h *Host) Choose(ctx context.Context, name string, notify func(text string)
 	return b, record.BackendChoice{Asked: "auto", Chosen: string(oci.GVisor), Why: why}, nil
 }
 
-// findEngine returns the docker backend, or why it can't be used.
 func (h *Host) findEngine(ctx context.Context) (engine sandbox.Backend, why string) {
 	if !h.o.allowsBackend(docker.Name) {
 		return nil, "docker is not allowed here"

@@ -113,7 +113,6 @@ func (h *Host) openWorkspace(o SandboxOptions) (*runner.Workspace, error) {
 	return w, nil
 }
 
-// protectedDirs returns the directories that can't be workspaces or mounts.
 func (h *Host) protectedDirs() runner.Protected {
 	p := runner.Protected{State: h.o.StateDir, Cache: h.o.CacheDir, Config: xdgDir(h.o.Environ, "XDG_CONFIG_HOME", ".config")}
 	if home := h.getenv("HOME"); filepath.IsAbs(home) {

@@ -47,7 +47,6 @@ const (
 // BreakerOptions configures [Breakers]. Name is required; other zero fields mean
 // defaults.
 type BreakerOptions struct {
-	// Name appears in errors.
 	Name BreakerName
 	// Failures is the number of consecutive failures that open a key.
 	Failures int

@@ -8,8 +8,7 @@ import (
 // Budget bounds one agent run. A nil field means no limit. Limits must be positive.
 type Budget struct {
 	// Rounds is the number of model calls, except the closing completion.
-	Rounds *int64
-	// ToolCalls is the number of the model's tool calls.
+	Rounds    *int64
 	ToolCalls *int64
 	// Tokens is the sum of input tokens, cached ones included, and output tokens.
 	Tokens *int64

@@ -65,7 +65,6 @@ func (d Demand) Fit(k Kind, left int64) (Demand, bool) {
 	return d, true
 }
 
-// neededOf returns how much of a limit d needs.
 func (d Demand) neededOf(k Kind) int64 {
 	switch k {
 	case KindTokens:

@@ -14,7 +14,6 @@ const (
 	StepRound Step = iota
 	// StepClosing is the closing completion. The limit of rounds doesn't apply to it.
 	StepClosing
-	// StepToolCall is another tool call.
 	StepToolCall
 )
 
@@ -25,8 +24,7 @@ type Meter struct {
 	used   Usage // its cost is in cost
 	cost   int64
 	// estimate counts the use that providers didn't report. It is not in used.
-	estimate Usage
-	// costUnknown reports whether some usage had no price.
+	estimate    Usage
 	costUnknown bool
 	warned      map[Kind]bool
 }

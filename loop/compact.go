@@ -165,7 +165,6 @@ func (t *turn) failCompaction(reason CompactionFailure) *ending {
 	return t.checkSpent()
 }
 
-// checkSpent returns the ending if a summary used up the turn's tokens, cost or time.
 func (t *turn) checkSpent() *ending {
 	t.emitWarnings()
 	if e := t.meter.Exceeded(limits.StepClosing, time.Since(t.started)); e != nil {

@@ -28,8 +28,7 @@ type step struct {
 	// run and refuse are the last message's calls to run and to refuse, for
 	// actHandleCalls.
 	run, refuse []ToolUse
-	// refusal is the refused calls' result.
-	refusal string
+	refusal     string
 	// exceeded is the limit for which the turn must close after the calls, or nil.
 	exceeded *limits.ExceededError
 	// message is the notice for actNudge and actClose.
@@ -42,7 +41,6 @@ type step struct {
 // but few enough to bound the cost of a broken one.
 const maxCalls = 256
 
-// ending says how a turn ends.
 type ending struct {
 	reason StopReason
 	limit  *limits.ExceededError
@@ -54,12 +52,10 @@ type ending struct {
 // state is the part of a turn's state that is not in its history.
 type state struct {
 	// meter and elapsed are the usage so far. nextStep only reads them.
-	meter   *limits.Meter
-	elapsed time.Duration
-	// turnStart is the index of the turn's first message.
+	meter     *limits.Meter
+	elapsed   time.Duration
 	turnStart int
-	// hasTools reports whether the model is offered tools.
-	hasTools bool
+	hasTools  bool
 	// unoffered reports whether the last answer called tools although none were
 	// offered.
 	unoffered bool
@@ -78,8 +74,7 @@ type state struct {
 	// refusedBy is the limit for which calls were refused, or nil.
 	refusedBy  *limits.ExceededError
 	callHashes roundHashes
-	// nudged has the topics of earlier nudges.
-	nudged map[string]bool
+	nudged     map[string]bool
 }
 
 // nextStep returns a turn's next step. It is a pure function of history and state, so
@@ -156,7 +151,6 @@ func decideEmpty(s state) step {
 	return step{action: actNudge, message: nudgeEmpty, topic: topicEmpty}
 }
 
-// decideRound calls the model again unless a limit is reached or the model is stuck.
 func decideRound(history []Message, s state) step {
 	if e := s.meter.Exceeded(limits.StepClosing, s.elapsed); e != nil {
 		return step{action: actEnd, ending: ending{reason: StopLimit, limit: e, truncated: true}}

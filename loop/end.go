@@ -80,7 +80,7 @@ func describeErrorClass(c ErrorClass) string {
 // StopReason says why a turn ended. Each has an exit status (see docs/exit-status.md).
 type StopReason string
 
-// The stop reasons.
+// The stop reasons, with their exit statuses.
 const (
 	StopAnswered        StopReason = "answered"         // 0
 	StopProviderFailed  StopReason = "provider_failed"  // 1
@@ -132,7 +132,6 @@ type AnswerError string
 
 func (e AnswerError) Error() string { return string(e) }
 
-// closeLimitMessage returns the notice that requests the closing answer at a limit.
 func closeLimitMessage(e *limits.ExceededError) boundary.Text {
 	return boundary.Sprintf[boundary.Text]("%s%s is reached, so no more tools can be used. Give your final answer now: "+
 		"what is done, what is not, and what should be done next.", closeLimitPrefix, boundary.Text(describeLimit(e)))

@@ -53,7 +53,6 @@ func (m Message) toolUses() []ToolUse {
 	return uses
 }
 
-// lastText returns the assistant's last text in the messages, or "".
 func lastText(messages []Message) string {
 	for _, m := range slices.Backward(messages) {
 		if m.Role == RoleAssistant && m.joinedText() != "" {

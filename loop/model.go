@@ -40,8 +40,7 @@ type ModelOptions struct {
 	MaxOutputTokens int64
 	// ReasoningEffort is in the endpoint's words; "" means its default.
 	ReasoningEffort string
-	// Headers are additional request headers.
-	Headers map[string]string
+	Headers         map[string]string
 	// HeaderTimeout bounds the wait for an answer's first byte; zero means 10 minutes,
 	// because a model may have to be loaded, and a long answer without streaming can
 	// take that long.
@@ -106,8 +105,7 @@ type Response struct {
 	// reports, or nil; the loop prefers [Profile].Price.
 	Usage limits.Usage
 	// Finish is the provider's finish reason, for records.
-	Finish string
-	// ID and Model are as the provider reported them.
+	Finish    string
 	ID, Model string
 	// Truncated reports whether the provider cut the answer at its output limit. A call
 	// at the end of such an answer is never run.

@@ -73,13 +73,11 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 	}
 }
 
-// pendingCall is a model call without an answer yet.
 type pendingCall struct {
 	round   int // from 1; 0 for the closing completion
 	offered []tools.Definition
 	// purpose is set if the answer is not for the conversation.
-	purpose Purpose
-	// messages are the request's, and reservation bounds its use.
+	purpose     Purpose
 	messages    []Message
 	reservation reservation
 	// profile is the index of the current profile, and tried has all used so far.
@@ -120,7 +118,6 @@ func (t *turn) requestCompletion(ctx context.Context, c *pendingCall) (Response,
 	}
 }
 
-// attemptCompletion makes one request. It emits its events and counts its usage.
 func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pendingCall) (Response, *limits.Usage, error) {
 	t.emit(ModelCallStarted{ModelCall: call, Tools: len(c.offered)})
 	if t.emitErr != nil {
@@ -177,7 +174,6 @@ func boundName(name string) string {
 	return strings.ToValidUTF8(name[:min(len(name), maxNameBytes)], "")
 }
 
-// describeFailure logs a failure and returns its event.
 func (t *turn) describeFailure(ctx context.Context, call ModelCall, err error) ModelCallFailed {
 	if ctx.Err() != nil {
 		return ModelCallFailed{ModelCall: call, Class: ModelCancelled, Message: describeErrorClass(ModelCancelled)}

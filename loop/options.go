@@ -57,8 +57,7 @@ type Options struct {
 	Messages []Message
 	// Unfinished continues the turn at the end of History. Messages are then those
 	// still missing, possibly none. Nil begins a new turn.
-	Unfinished *Unfinished
-	// Session and Turn are IDs for calls and events.
+	Unfinished    *Unfinished
 	Session, Turn string
 	// Emit receives the events, in order and on one goroutine. If it returns an error,
 	// the turn ends with [StopTraceUnwritable] and Emit is not called again. Nil

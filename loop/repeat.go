@@ -54,7 +54,6 @@ func hasPeriod(rounds []round, period int, hash func(round) string) bool {
 	return true
 }
 
-// round is one answer's calls and their results.
 type round struct {
 	uses    []ToolUse
 	results map[string]*ToolResult
@@ -100,7 +99,6 @@ func (h roundHashes) hashCalls(r round) string {
 	return hash
 }
 
-// hashCalls hashes the names and arguments of the round's calls.
 func (r round) hashCalls() string {
 	var all []any
 	for _, u := range r.uses {
@@ -113,7 +111,6 @@ func (r round) hashCalls() string {
 	return hashJSON(all)
 }
 
-// hashResults hashes the round's results after [NormalizeResult].
 func (r round) hashResults() string {
 	var all []any
 	for _, u := range r.uses {

@@ -47,9 +47,8 @@ type reservation struct {
 	demand limits.Demand
 	// maxOutput is where the provider cuts the answer, 0 for its default.
 	maxOutput int64
-	// lowered is the limit that lowered maxOutput, or nil.
-	lowered *limits.ExceededError
-	settle  func(used *limits.Usage) error
+	lowered   *limits.ExceededError
+	settle    func(used *limits.Usage) error
 }
 
 // reserveRequest reserves what a request with the current profile may use, in the
@@ -127,7 +126,6 @@ func endingForLedger(ctx context.Context, log *zap.Logger, err error) *ending {
 	return &ending{reason: StopTraceUnwritable, err: fmt.Errorf("count usage: %w", err)}
 }
 
-// makeDemand returns the most that a request with this input can use.
 func (p Profile) makeDemand(input int64) limits.Demand {
 	output := p.MaxOutputTokens
 	if output == 0 {
@@ -264,7 +262,6 @@ func textBound(s string) int64 {
 	return n
 }
 
-// definitionBytes returns an upper bound of the tool definitions' tokens.
 func definitionBytes(offered []tools.Definition) int64 {
 	var n int64
 	for _, d := range offered {

@@ -51,14 +51,12 @@ type turn struct {
 	view       *View
 	history    []Message
 	state      state
-	// nearWarned reports whether the context window's warning was emitted.
 	nearWarned bool
 	// profile is the current one of profiles, or zero in a turn without a model.
 	profile  Profile
 	profiles profileList
 	counted  countedInput
-	// emitErr is Emit's first error.
-	emitErr error
+	emitErr  error
 }
 
 // newTurn returns a turn. The options must be valid.
@@ -118,7 +116,6 @@ func (t *turn) run(ctx context.Context) Outcome {
 	}
 }
 
-// startTurn emits the turn's start and first messages.
 func (t *turn) startTurn() {
 	if t.Unfinished == nil {
 		t.emit(TurnStarted{Turn: t.Turn, Budget: t.Budget})
@@ -174,7 +171,6 @@ func (t *turn) performStep(ctx context.Context, s step) *ending {
 	}
 }
 
-// finishTurn completes the history, emits the turn's end and returns its outcome.
 func (t *turn) finishTurn(e ending) Outcome {
 	for _, u := range unansweredCalls(t.history) {
 		t.refuseCall(u, refusedLost, tools.ErrorCancelled, string(e.reason))

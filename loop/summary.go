@@ -23,7 +23,6 @@ type Summary struct {
 	Kept []int `json:"kept"`
 }
 
-// errSummaryMismatch means that a summary belongs to another conversation.
 var errSummaryMismatch = errors.New("the summary does not fit the conversation")
 
 // TrimHistory returns the messages of history that requests still have: those that s

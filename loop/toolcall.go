@@ -87,7 +87,6 @@ func (t *turn) maxResultBytes(n int) int {
 	return int(max(left/2*tokenBytes/int64(n), minResultBytes))
 }
 
-// refuseCall adds an error result for a call that isn't dispatched.
 func (t *turn) refuseCall(u ToolUse, message string, class tools.ErrorClass, reason string) {
 	t.emit(CallRefused{CallID: u.ID, Name: u.Name, Class: class, Reason: reason, Message: message})
 	t.addResult(ToolResult{ToolUseID: u.ID, Content: []tools.Block{{Text: message}}, IsError: true})

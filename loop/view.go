@@ -193,7 +193,6 @@ func (v *View) shortenMessages(messages []Message, tokens int64) (results int, s
 	return results, saved
 }
 
-// sentBytes estimates the size of messages in a request.
 func sentBytes(messages []Message) int64 {
 	var n int64
 	for _, m := range messages {

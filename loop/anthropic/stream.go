@@ -72,8 +72,7 @@ type assembly struct {
 	message wireMessage
 	usage   wireUsage
 	content modelhttp.Content
-	// done is set once the content has ended.
-	done bool
+	done    bool
 }
 
 // readStream reads a streamed answer. Without a stop reason or the last event the
@@ -163,7 +162,6 @@ func (a *assembly) addEvent(data []byte) error {
 	return nil
 }
 
-// isCut reports whether a stop reason means that the answer was cut.
 func isCut(reason string) bool {
 	return slices.Contains([]string{"max_tokens", "model_context_window_exceeded", "refusal"}, reason)
 }
@@ -180,7 +178,6 @@ func (a *assembly) startBlock(b *contentBlock) {
 	}
 }
 
-// addDelta adds a piece to its block.
 func (a *assembly) addDelta(e event) {
 	d := e.Delta
 	a.content.Add(d.Text, d.Thinking, d.Signature, d.Partial)

@@ -100,7 +100,6 @@ func controlLength(rest string, first rune) int {
 	return len(rest) - len(parameters) + min(len(parameters), maxControlBytes) - len(final) + 1
 }
 
-// maxControlBytes bounds the control sequences that are skipped.
 const maxControlBytes = 64
 
 const maxEntityBytes = 32
@@ -135,7 +134,6 @@ func decodeEntity(s string) (r rune, n int) {
 	return v, len(s) - len(strings.TrimPrefix(after, ";"))
 }
 
-// decodeEntityName decodes the entity s by the name at the start of rest.
 func decodeEntityName(s, rest string) (r rune, n int) {
 	end := 0
 	for end < min(len(rest), maxEntityBytes) && digitValue(rest[end], 36) >= 0 {

@@ -57,7 +57,6 @@ var (
 	loosePhrases = sync.OnceValue(func() *phraseSet { return newPhraseSet(true) })
 )
 
-// phrase is a pattern and the aim of texts that match it.
 type phrase struct {
 	what    string
 	pattern *regexp.Regexp
@@ -116,7 +115,6 @@ func (s *phraseSet) findParts(text []byte) [][]span {
 	return parts
 }
 
-// findMatches calls found for each match in a folded text.
 func (s *phraseSet) findMatches(text []byte, found func(what string, at span)) {
 	for i, parts := range s.findParts(text) {
 		for _, part := range parts {
@@ -129,10 +127,8 @@ func (s *phraseSet) findMatches(text []byte, found func(what string, at span)) {
 	}
 }
 
-// span is a part of a text.
 type span struct{ start, end int }
 
-// findSpans calls found for each known phrase in text.
 func findSpans(text string, found func(what string, at span)) {
 	f := foldText(text, false, nil)
 	phrases().findMatches(f.text, func(what string, at span) { found(what, f.originIn(text, at)) })

@@ -23,8 +23,7 @@ import (
 const (
 	// Tag is the name of the wrapper's tags. Nothing that an agent reads is likely to
 	// contain it.
-	Tag = tagFirst + "-" + tagSecond
-	// tagLetters is the name that the escaper looks for, letters only.
+	Tag        = tagFirst + "-" + tagSecond
 	tagLetters = tagFirst + tagSecond
 	tagFirst   = "caisson"
 	tagSecond  = "output"
@@ -66,7 +65,6 @@ func NeutralizeForWorker(text string) string {
 	return escapeTags(neutralizePhrases(strings.ToValidUTF8(text, "\uFFFD")), []string{tagLetters, "toolcall", "toolresult", "untrustedinput"})
 }
 
-// wrapContent wraps content, escaping its text.
 func wrapContent(content []tools.Block, nonce string, escape func(string) string) []tools.Block {
 	out := make([]tools.Block, 0, len(content)+2)
 	for _, b := range content {
@@ -93,7 +91,6 @@ func wrapContent(content []tools.Block, nonce string, escape func(string) string
 	return out
 }
 
-// denialIntro precedes a person's reason after the wrapper.
 const denialIntro = "The user refused this call and says: "
 
 // AddDenialReason adds a person's reason for refusing the call after the wrapper, where
@@ -105,7 +102,6 @@ func AddDenialReason(wrapped []tools.Block, reason string) []tools.Block {
 	return append(wrapped, tools.Block{Text: denialIntro + Escape(reason)})
 }
 
-// isText reports whether a block is text, possibly "".
 func isText(b tools.Block) bool { return b.Image == nil }
 
 func mergeText(blocks []tools.Block, text string) []tools.Block {

@@ -77,7 +77,6 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	}
 }
 
-// sendRequest sends the request once.
 func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
 	chat, err := m.buildRequest(req)
 	if err != nil {
@@ -125,8 +124,7 @@ type Options struct {
 	// (num_ctx); zero means the server's default, which is often too small for an
 	// agent.
 	ContextWindow int64
-	// Stream requests streamed answers.
-	Stream bool
+	Stream        bool
 }
 
 // DefaultBaseURL is a server on this machine.

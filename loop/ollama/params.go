@@ -14,7 +14,6 @@ import (
 // names that other providers accept.
 const toolNameBytes = 64
 
-// chatRequest is a request to /api/chat.
 type chatRequest struct {
 	Model    string         `json:"model"`
 	Messages []chatMessage  `json:"messages"`

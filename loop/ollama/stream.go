@@ -26,9 +26,8 @@ type piece struct {
 	} `json:"message"`
 	Done       modelhttp.LooseString `json:"done"`
 	DoneReason modelhttp.LooseString `json:"done_reason"`
-	// Input and Output count tokens.
-	Input  modelhttp.LooseString `json:"prompt_eval_count"`
-	Output modelhttp.LooseString `json:"eval_count"`
+	Input      modelhttp.LooseString `json:"prompt_eval_count"`
+	Output     modelhttp.LooseString `json:"eval_count"`
 }
 
 // wireCall is a whole call. Its arguments are an object, or from intermediate servers a
@@ -64,7 +63,6 @@ func readResponse(body io.Reader, onDelta func(loop.Delta)) (loop.Response, erro
 	}
 }
 
-// classifyRead returns the error for an answer whose reading failed with err.
 func classifyRead(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return modelhttp.ErrCut
@@ -81,10 +79,9 @@ type assembly struct {
 	model, finish  string
 	text, thinking strings.Builder
 	calls          []wireCall
-	// begun reports whether a piece has arrived.
-	begun         bool
-	content       modelhttp.Content
-	input, output int64
+	begun          bool
+	content        modelhttp.Content
+	input, output  int64
 }
 
 // addPiece adds a piece and reports whether it is the last.

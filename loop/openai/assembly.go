@@ -27,8 +27,7 @@ type assembly struct {
 	calls             []*call
 	usage             *usage
 	content           modelhttp.Content
-	// done reports whether the endpoint marked the answer's end.
-	done bool
+	done              bool
 }
 
 // call is a tool call under assembly. Its index is -1 if the endpoint sent none.
@@ -75,12 +74,10 @@ func (a *assembly) addCompletion(c completion) {
 	}
 }
 
-// isCut reports whether a finish reason means that the answer was cut.
 func isCut(finish string) bool {
 	return slices.Contains([]string{"length", "max_tokens", "model_length", "content_filter"}, strings.ToLower(finish))
 }
 
-// addMessage adds a message's text, reasoning and old-style call.
 func (a *assembly) addMessage(m wireMessage) {
 	a.content.Add(m.Content.thinking, m.reasoningText(), m.Content.text, string(m.Refusal))
 	a.thinking.WriteString(m.Content.thinking)
@@ -94,7 +91,6 @@ func (a *assembly) addMessage(m wireMessage) {
 	}
 }
 
-// addCallPiece adds a piece to the call that it continues, or else starts a call.
 func (a *assembly) addCallPiece(piece toolCall) {
 	c := a.findCall(piece)
 	if c != nil && c.named && piece.Function.Name == "" && piece.Function.Arguments != "" {

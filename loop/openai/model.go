@@ -104,7 +104,6 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	}
 }
 
-// sendRequest sends the request once.
 func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onDelta func(loop.Delta)) (loop.Response, error) {
 	w := &modelhttp.Watcher{ModelOptions: m.options.ModelOptions}
 	var res *http.Response
@@ -185,8 +184,7 @@ type Options struct {
 	API API
 	// Provider is the provider's name in records; "" means "openai".
 	Provider string
-	// Stream requests streamed answers.
-	Stream bool
+	Stream   bool
 	// SendReasoning sends the model's earlier reasoning with each request. Some
 	// endpoints require it, others refuse it.
 	SendReasoning bool
@@ -260,7 +258,6 @@ func (m *Model) adaptQuirks(known, q quirks, req loop.Request, err error) (quirk
 	return q, false
 }
 
-// storeQuirks keeps a successful request's quirks for later calls.
 func (m *Model) storeQuirks(known, q quirks) {
 	if q == known {
 		return

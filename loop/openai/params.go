@@ -44,7 +44,6 @@ func (m *Model) buildParams(req loop.Request, q quirks) (openai.ChatCompletionNe
 	return p, nil
 }
 
-// maxTokens returns a request's output limit in tokens, or zero.
 func (m *Model) maxTokens(req loop.Request) int64 {
 	return cmp.Or(req.MaxOutputTokens, m.options.MaxOutputTokens)
 }

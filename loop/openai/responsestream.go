@@ -52,8 +52,7 @@ type responseItem struct {
 	CallID    modelhttp.LooseString        `json:"call_id"`
 	Name      modelhttp.LooseString        `json:"name"`
 	Arguments modelhttp.LooseString        `json:"arguments"`
-	// index is the item's output_index in a stream.
-	index string
+	index     string
 }
 
 type responsePart struct {
@@ -138,9 +137,8 @@ type responseAssembly struct {
 	items   []*responseItem
 	// begun reports whether an item has begun, and shown whether text was delivered.
 	begun, shown bool
-	// size is the total size of the events.
-	size    int
-	content modelhttp.Content
+	size         int
+	content      modelhttp.Content
 }
 
 // addEvent adds an event. If it ends the answer, addEvent returns that. Unknown types
@@ -204,7 +202,6 @@ func (a *responseAssembly) deliverText(text string) {
 	}
 }
 
-// streamError returns an error that the endpoint sent instead of an answer.
 func (a *responseAssembly) streamError(object json.RawMessage) error {
 	body, err := json.Marshal(map[string]json.RawMessage{"error": object})
 	if err != nil {
@@ -268,7 +265,6 @@ func (a *responseAssembly) buildResponse(r wireResponse) (loop.Response, error) 
 	return out, nil
 }
 
-// makeBlock converts the item to a block and reports whether it is one.
 func (i *responseItem) makeBlock() (loop.Block, bool) {
 	switch i.Type {
 	case "message":
@@ -286,7 +282,6 @@ func (i *responseItem) makeBlock() (loop.Block, bool) {
 	return loop.Block{}, false
 }
 
-// isSet reports whether a member is present and not null.
 func isSet(member json.RawMessage) bool {
 	return len(member) > 0 && !bytes.Equal(member, []byte("null"))
 }

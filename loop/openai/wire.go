@@ -36,7 +36,6 @@ type choice struct {
 	Finish  modelhttp.LooseString `json:"finish_reason"`
 }
 
-// wireMessage is a message of the model, whole or as a delta.
 type wireMessage struct {
 	Content          content                  `json:"content"`
 	Refusal          modelhttp.LooseString    `json:"refusal"`
@@ -55,7 +54,6 @@ func (m wireMessage) reasoningText() string {
 	return string(m.Reasoning)
 }
 
-// toolCall is a call or a piece of one.
 type toolCall struct {
 	Index    modelhttp.LooseString `json:"index"`
 	ID       modelhttp.LooseString `json:"id"`

@@ -195,13 +195,11 @@ func (m *Model) deliverText(ctx context.Context, text string, onDelta func(loop.
 	return nil
 }
 
-// maxFileBytes bounds a recording's size.
 const maxFileBytes = 256 << 20
 
 // ErrNotRecording is [Open]'s error for a file that is not a valid recording.
 var ErrNotRecording = errors.New("not a recording")
 
-// parseError is the error for an invalid recording.
 type parseError struct{ text string }
 
 func (e *parseError) Error() string { return e.text }

@@ -13,7 +13,6 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// recording is a recording, whatever its file's format.
 type recording struct {
 	name, task string
 	turns      []turn
@@ -26,7 +25,6 @@ type turn struct {
 	truncated bool
 }
 
-// call is a tool call with the expected result, if any.
 type call struct {
 	tool   tools.Name
 	raw    string
@@ -34,7 +32,6 @@ type call struct {
 }
 
 type expectation interface {
-	// compareResult returns how a result differs from the expectation.
 	compareResult(got result) []Difference
 }
 
@@ -63,7 +60,6 @@ func (d Difference) String() string {
 		d.Turn, d.Call, d.Tool, d.What, quoteBrief(d.Want), quoteBrief(d.Got))
 }
 
-// quoteBrief quotes s, without its middle if it is long.
 func quoteBrief(s string) string {
 	const maxRunes = 120
 	if runes := []rune(s); len(runes) > maxRunes {
@@ -74,7 +70,6 @@ func quoteBrief(s string) string {
 
 type recordedResult result
 
-// compareResult compares the whole normalized results.
 func (r recordedResult) compareResult(got result) []Difference {
 	var out []Difference
 	if r.isError != got.isError {
@@ -87,7 +82,6 @@ func (r recordedResult) compareResult(got result) []Difference {
 	return out
 }
 
-// normalizeText removes IDs, times, durations and outer white space.
 func normalizeText(text string) string { return strings.TrimSpace(loop.NormalizeResult(text)) }
 
 // scriptedExpectation is a script's expectation. Nil fields expect nothing.
@@ -147,7 +141,6 @@ func (t turn) buildBlocks(withCalls bool) []loop.Block {
 	return out
 }
 
-// isJSONObject reports whether raw is a complete JSON object.
 func isJSONObject(raw string) bool {
 	return strings.HasPrefix(strings.TrimSpace(raw), "{") && json.Valid([]byte(raw))
 }

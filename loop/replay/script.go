@@ -120,7 +120,6 @@ func (s script) buildRecording() (recording, error) {
 	return r, nil
 }
 
-// encodeArguments returns the arguments as a model would write them.
 func (c scriptCall) encodeArguments() (string, error) {
 	if c.Raw != nil {
 		return *c.Raw, nil
@@ -139,7 +138,6 @@ func (e *scriptExpect) buildExpectation() expectation {
 	return scriptedExpectation{contains: e.Contains, notContains: e.NotContains, exitCode: e.ExitCode, isError: e.Error}
 }
 
-// addPosition puts line and column in front of err.
 func addPosition(err error) error {
 	y, ok := errors.AsType[yaml.Error](err)
 	if !ok || y.GetToken() == nil || y.GetToken().Position == nil {

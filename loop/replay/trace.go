@@ -51,7 +51,6 @@ func parseTrace(data []byte) (recording, error) {
 	return recordingFromHistory(history)
 }
 
-// lineError puts the position of invalid JSON in front of err.
 func lineError(line int, err error) error {
 	column := int64(1)
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {

@@ -144,7 +144,6 @@ func ParseCall(text string) (call loop.ToolUse, problem string, found bool) {
 	return call, problem, true
 }
 
-// malformedName finds the name in a tag whose content is not JSON.
 var malformedName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`"name"\s*:\s*"([^"\\]{1,128})"`)
 })
@@ -194,7 +193,6 @@ func (s *textStream) receiveDelta(d loop.Delta) {
 	s.sendText(text[:len(text)-keep])
 }
 
-// flushText passes on held text that is not a tag.
 func (s *textStream) flushText() {
 	if s.held != "" {
 		s.sendText(s.held)
@@ -277,7 +275,6 @@ func renderBlock(b loop.Block, names map[string]string) loop.Block {
 	return loop.Block{Text: &loop.Text{Text: text}}
 }
 
-// renderCall returns a call as the model wrote it.
 func renderCall(u loop.ToolUse) string {
 	args := string(u.Input)
 	if u.InputError != "" {

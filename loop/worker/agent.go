@@ -170,7 +170,6 @@ func (in *agentInput) formatQuestion() string {
 		string(boundary.WrapForWorker(in.Context)) + "\n\nThat was the text. Now answer the question above."
 }
 
-// agentTool is a call of confer or coordinate.
 type agentTool struct {
 	opts AgentOptions
 	def  tools.Definition

@@ -27,12 +27,11 @@ type CoordinateOptions struct {
 type Coordination struct {
 	Status Status `json:"status"`
 	// Answer is the synthesizer's: text, or JSON if Format is set.
-	Answer    string     `json:"answer"`
-	Proposal  *Envelope  `json:"proposal,omitempty"`
-	Critiques []Envelope `json:"critiques"`
-	Synthesis *Envelope  `json:"synthesis,omitempty"`
-	// Ballots counts the critics' votes.
-	Ballots map[Ballot]int `json:"ballots"`
+	Answer    string         `json:"answer"`
+	Proposal  *Envelope      `json:"proposal,omitempty"`
+	Critiques []Envelope     `json:"critiques"`
+	Synthesis *Envelope      `json:"synthesis,omitempty"`
+	Ballots   map[Ballot]int `json:"ballots"`
 	// Workers has all answers: the proposer's, the critics', and the synthesizer's.
 	Workers     []Answer     `json:"workers"`
 	Tools       *ToolReport  `json:"worker_tools,omitempty"`
@@ -114,7 +113,6 @@ func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordinat
 	}
 }
 
-// quoteEnvelope returns an envelope for another worker.
 func quoteEnvelope(e Envelope) string {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)

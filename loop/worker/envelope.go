@@ -104,7 +104,6 @@ func newEnvelopeFormat(role Role, answer *Format) *Format {
 	}}
 }
 
-// parseEnvelope returns an answer's envelope, or nil.
 func parseEnvelope(a Answer) *Envelope {
 	if a.Status != StatusAnswered {
 		return nil

@@ -42,8 +42,7 @@ type ToolOptions struct {
 	// Workspace is the workspace's absolute path for the policy, or "".
 	Workspace string
 	// Scope checks the paths in calls; nil means the default of [dispatch.Options].
-	Scope func(path string) error
-	// CostCap applies to each worker with tools.
+	Scope   func(path string) error
 	CostCap CostCap
 }
 
@@ -58,7 +57,6 @@ type ToolReport struct {
 	CostCap   *CostCapReport `json:"cost_cap,omitempty"`
 }
 
-// toolset has a panel's tools.
 type toolset struct {
 	opts ToolOptions
 	// accepted are the factories of the tools in use.
@@ -124,15 +122,13 @@ Write exactly one tag in an answer, and nothing behind it: the next message has 
 	return b.String()
 }
 
-// gateway runs one worker's calls.
 type gateway struct {
 	set        *toolset
 	dispatcher *dispatch.Dispatcher
 	// started is called before a call runs.
 	started func(dispatch.Called) error
 
-	mu sync.Mutex
-	// problems are the last input's.
+	mu       sync.Mutex
 	problems []string
 }
 
@@ -154,7 +150,6 @@ func (s *toolset) newGateway(session string, log *zap.Logger, started func(dispa
 	return g, nil
 }
 
-// receiveEvent reports a call's start, and keeps an input's problems.
 func (g *gateway) receiveEvent(e dispatch.Event) error {
 	switch e := e.(type) {
 	case dispatch.Called:
@@ -230,7 +225,6 @@ type outcome struct {
 	refusal refusal
 }
 
-// refusal is the result of a call that didn't run.
 type refusal struct {
 	Refused      bool   `json:"refused"`
 	Tool         string `json:"tool"`
@@ -239,7 +233,6 @@ type refusal struct {
 	SchemaError  string `json:"schema_error,omitempty"`
 }
 
-// Placeholders for a tool's name.
 const (
 	unknownName = "<unknown>"
 	costCapName = "<cost_cap>"
@@ -247,7 +240,6 @@ const (
 
 const maxShownName = 100
 
-// showName returns a call's name for responses.
 func showName(name tools.Name) string {
 	if name == "" {
 		return unknownName

@@ -64,7 +64,6 @@ func (p *panel) newWorker(a assignment) *workerTurn {
 	return w
 }
 
-// answerQuestion runs the worker until it has answered.
 func (w *workerTurn) answerQuestion(ctx context.Context) Answer {
 	w.started = time.Now()
 	text, problems, err := "", []string(nil), context.Cause(ctx)
@@ -142,7 +141,6 @@ func (w *workerTurn) runRounds(ctx context.Context) (string, []string, error) {
 	}
 }
 
-// failedTurn is the error of a turn without an answer.
 type failedTurn struct {
 	outcome loop.Outcome
 	message string
@@ -270,7 +268,6 @@ func (w *workerTurn) decideCall(ctx context.Context, hop int, call loop.ToolUse,
 	})
 }
 
-// describeFailure logs a worker's failure and returns it for users.
 func (w *workerTurn) describeFailure(err error) *Failure {
 	w.panel.log.Error("a worker has no answer", zap.String("worker", w.name), zap.Error(err))
 	f := &Failure{Reason: loop.StopCancelled, Message: "It was cancelled.", err: err}

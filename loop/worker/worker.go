@@ -23,7 +23,6 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// Bounds of a panel.
 const (
 	// HopBudget bounds a worker's tool calls, refused ones included. The next call ends
 	// its calls.
@@ -45,8 +44,7 @@ var ErrInvalid = errors.New("invalid worker options")
 type Options struct {
 	// Question is for all workers. It is trusted like an agent's task.
 	Question string
-	// Tools are what the workers may call.
-	Tools ToolOptions
+	Tools    ToolOptions
 	// Format is the answer's format; nil means text.
 	Format *Format
 	// Budget bounds all workers together. Rounds and ToolCalls are ignored.
@@ -182,7 +180,6 @@ func newAccounting(answers []Answer) Accounting {
 	return out
 }
 
-// panel runs the workers for one [Confer] or [Coordinate].
 type panel struct {
 	opts   Options
 	log    *zap.Logger
@@ -268,7 +265,6 @@ func (p *panel) emitError() error {
 	return p.emitErr
 }
 
-// assignment is one worker's task.
 type assignment struct {
 	profile loop.Profile
 	role    Role

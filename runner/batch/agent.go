@@ -34,7 +34,6 @@ const minHealthInterval = 100 * time.Millisecond
 // change times are those of its last tick.
 const sinceSlack = 20 * time.Millisecond
 
-// openAgent opens the agent's session and starts its sandbox.
 func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 	definition := r.trial.Definition
 	r.layer = time.Now().Add(-sinceSlack)
@@ -92,7 +91,6 @@ func (r *trialRun) newModel(ctx context.Context) (Model, error) {
 	return r.o.NewModel(ctx, r.trial.Agent)
 }
 
-// closeAgent ends the agent's session, if it is open.
 func (r *trialRun) closeAgent() error {
 	if r.session == nil {
 		return nil
@@ -113,7 +111,6 @@ func (r *trialRun) closeAgent() error {
 	return errors.Join(err, blame(r.acted, StateUnreadable, writeTrajectory(to, filepath.Join(r.dir, AgentDir))))
 }
 
-// writeTrajectory writes the trajectory of the session in a directory.
 func writeTrajectory(session, to string) (err error) {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
@@ -191,7 +188,6 @@ func (r *trialRun) awaitHealth(ctx context.Context, h *task.HealthCheck) error {
 	}
 }
 
-// runAgent runs the agent on one step, and sets its limit in the result.
 func (r *trialRun) runAgent(ctx context.Context, step *task.Step, result *StepResult, dir string) error {
 	if err := r.beginStep(ctx, step); err != nil {
 		return blame(r.acted, Environment, err)

@@ -134,7 +134,6 @@ func changedName(h *tar.Header) string {
 // isWithin reports whether a clean absolute path is dir or lies below it.
 func isWithin(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
 
-// caches returns the place's caches, given its task's variables.
 func (p place) caches(variables []string) toolCaches {
 	home := sandbox.HomeDir
 	if p.root {

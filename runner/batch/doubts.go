@@ -21,7 +21,6 @@ import (
 // with how connections to them ended, and limits that the verifier reached.
 type doubts map[string]string
 
-// doubtLimit is a limit's value in doubts.
 const doubtLimit = "limit"
 
 // failedEndings are the endings of connections that were refused or reset or took too

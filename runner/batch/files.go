@@ -37,7 +37,6 @@ const (
 
 var errTransferTime = fmt.Errorf("moving files took longer than %s", transferTime)
 
-// statusError is the error for a command of the harness that did not succeed.
 type statusError struct {
 	what   string
 	status sandbox.ExitStatus
@@ -76,7 +75,6 @@ func executeCommand(ctx context.Context, s *runner.Session, what string, c runne
 	return nil
 }
 
-// hasCode reports whether err is a command's exit status.
 func hasCode(err error, code int) bool {
 	e, ok := errors.AsType[*statusError](err)
 	return ok && e.status == sandbox.ExitStatus{Code: code}
@@ -336,7 +334,6 @@ func copyEntries(out *archive.Writer, r io.Reader, keep func(h *tar.Header) bool
 	}
 }
 
-// saveState saves the changes in directories of a sandbox to a file.
 func saveState(ctx context.Context, s *runner.Session, since, layer time.Time, dirs []string, file string) error {
 	err := saveArchive(ctx, s, "collect what the agent changed", file, func(w io.Writer) runner.UserCommand {
 		return runner.PackChangesCommand(since, layer, dirs, w)
@@ -350,7 +347,6 @@ func saveState(ctx context.Context, s *runner.Session, since, layer time.Time, d
 	return err
 }
 
-// saveArchive saves a command's output, an archive.
 func saveArchive(ctx context.Context, s *runner.Session, what, file string, command func(w io.Writer) runner.UserCommand) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -485,7 +481,6 @@ func (o *output) Write(p []byte) (int, error) {
 
 func (o *output) Close() error { return errors.Join(o.text.Close(), o.file.Close()) }
 
-// cappedWriter keeps the beginning of a stream.
 type cappedWriter struct {
 	w    io.Writer
 	left int64

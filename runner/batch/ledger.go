@@ -52,10 +52,9 @@ type Spec struct {
 
 // SpecTask is a task in a [Spec].
 type SpecTask struct {
-	ID       string `json:"id"`
-	Source   string `json:"source"`
-	Checksum string `json:"checksum"`
-	// Unsupported are the reasons why the task has no trials.
+	ID          string   `json:"id"`
+	Source      string   `json:"source"`
+	Checksum    string   `json:"checksum"`
 	Unsupported []string `json:"unsupported,omitempty"`
 }
 

@@ -75,7 +75,6 @@ func (s *Spec) addSpec(o Spec) {
 	s.Attempts, s.DroppedMicroUSD = max(s.Attempts, o.Attempts), s.DroppedMicroUSD+o.DroppedMicroUSD
 }
 
-// adoptTrial finishes a trial with another batch's files.
 func (l *Ledger) adoptTrial(r Result, from string) error {
 	if err := checkNames(from); err != nil {
 		return err

@@ -30,7 +30,6 @@ type ImageStore interface {
 	Export(ctx context.Context, ref images.Reference, name, dir string) (store.Exported, error)
 }
 
-// place is a prepared environment.
 type place struct {
 	image images.Reference
 	name  string // the image's, as in the task
@@ -190,7 +189,6 @@ func (p *places) fillWorkspace(ctx context.Context, e task.Environment, dir stri
 	return errors.Join(err, read.Close())
 }
 
-// unpackFile unpacks a tar archive, possibly gzipped.
 func unpackFile(file, dir string) error {
 	f, err := os.Open(file)
 	if err != nil {

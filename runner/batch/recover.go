@@ -42,7 +42,6 @@ func (l *Ledger) checkTrialsDir() error {
 	return nil
 }
 
-// removeUnfinished removes trials without a result, and unfinished files.
 func (l *Ledger) removeUnfinished() error {
 	parts, err := filepath.Glob(filepath.Join(l.dir, partPrefix+"*"))
 	for _, path := range append(parts, filepath.Join(l.dir, runningDir)) {
@@ -127,7 +126,6 @@ func (l *Ledger) rewriteResults(path string) error {
 	return err
 }
 
-// trialDirs returns the names of finished trials' directories.
 func trialDirs(dir string) (map[string]bool, error) {
 	entries, err := os.ReadDir(filepath.Join(dir, TrialsDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

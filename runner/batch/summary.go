@@ -92,7 +92,6 @@ type Rate struct {
 	Tasks int      `json:"tasks"`
 }
 
-// newRate returns the rate of values, one per task.
 func newRate(values []float64, interval stats.Interval) Rate {
 	r := Rate{Tasks: len(values)}
 	if len(values) > 0 {

@@ -119,7 +119,6 @@ func (t *Trials) Prepare(ctx context.Context, definition *task.Task) (reason str
 	return "", nil
 }
 
-// environmentsOf returns a task's environments, the agent's first.
 func environmentsOf(definition *task.Task) []task.Environment {
 	list := []task.Environment{definition.Environment}
 	for _, s := range definition.Steps {
@@ -153,7 +152,6 @@ func (r *trialRun) redactCauses() {
 	}
 }
 
-// trialRun is one attempt at a trial.
 type trialRun struct {
 	*Trials
 	trial Trial
@@ -222,7 +220,6 @@ func blame(acted bool, class Class, err error) error {
 	return &failure{class: class, err: err}
 }
 
-// setOutcome sets the outcome from the rewards and the error that ended the trial.
 func (r *trialRun) setOutcome(err error) {
 	out := &r.result
 	var infra *infraError
@@ -278,7 +275,6 @@ func (r *trialRun) setOutcome(err error) {
 	}
 }
 
-// classOf returns the class of a sandbox's or session's error.
 func classOf(err error) Class {
 	command, _ := errors.AsType[*runner.UserCommandError](err)
 	switch {
@@ -314,7 +310,6 @@ func (r *trialRun) runSteps(ctx context.Context) error {
 	return errors.Join(err, r.closeAgent())
 }
 
-// stepDir returns the directory for a step's files.
 func (r *trialRun) stepDir(i int) string {
 	if !r.trial.Definition.MultiStep {
 		return r.dir
@@ -382,7 +377,6 @@ func (s *StepResult) note(err error) error {
 	return nil
 }
 
-// openSession opens a session in a place.
 func (t *Trials) openSession(ctx context.Context, p place, e task.Environment, n task.Network, change func(o *runner.Options)) (*runner.Session, *runner.Options, error) {
 	o := t.o.Session
 	dir, err := sessiondir.Create(t.o.StateDir, o.Secrets)

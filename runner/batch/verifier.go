@@ -22,7 +22,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// verification verifies what a step left in a directory.
 type verification struct {
 	*Trials
 	trial Trial
@@ -30,8 +29,7 @@ type verification struct {
 	// dir has the step's files, and gets the verifier's unless out is set.
 	dir, out string
 	place    place // the agent's
-	// acted reports whether a command of the agent has run.
-	acted bool
+	acted    bool
 	// agentClosed waits until the agent's session has ended and its files are in dir,
 	// and returns its error. Nil means that it has.
 	agentClosed func() error
@@ -46,7 +44,6 @@ type verification struct {
 
 var errVerifierTime = errors.New("the verifier reached its time")
 
-// verifyStep verifies the step in a fresh sandbox.
 func (v *verification) verifyStep(ctx context.Context) error {
 	if v.out == "" {
 		v.out = v.dir
@@ -281,7 +278,6 @@ func (v *verification) isCacheOfArtifact(name string) bool {
 // harnessDirs are the harness's directories in sandboxes.
 var harnessDirs = []string{testsDir, logsDir, solutionDir}
 
-// isHarness reports whether a clean absolute path is in one of harnessDirs.
 func isHarness(name string) bool {
 	return slices.ContainsFunc(harnessDirs, func(dir string) bool { return isWithin(name, dir) })
 }
@@ -333,7 +329,6 @@ func (v *verification) runCommand(ctx context.Context, s *runner.Session, p plac
 	return nil
 }
 
-// execVerifier runs the verifier. Its output goes to a file.
 func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p place, dir string, argv ...string) (sandbox.ExitStatus, error) {
 	output, err := v.createOutput(filepath.Join(dir, OutputFile))
 	if err != nil {

@@ -14,10 +14,9 @@ import (
 // Collection is a public collection of prompt injections. It is not in this repository:
 // CAISSON_CORPUS names a directory that has it in injections/OWNER+NAME.
 type Collection struct {
-	Repository string `json:"repository"`
-	Commit     string `json:"commit"`
-	// Paths are the files and directories to read.
-	Paths []string `json:"paths"`
+	Repository string   `json:"repository"`
+	Commit     string   `json:"commit"`
+	Paths      []string `json:"paths"`
 	// Texts counts the texts, and Marked those with a known phrase.
 	Texts  int `json:"texts"`
 	Marked int `json:"marked"`

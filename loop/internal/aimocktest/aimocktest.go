@@ -142,7 +142,6 @@ func (d *Dispatcher) Round(_ context.Context, calls []tools.Call) ([]tools.Resul
 	return out, nil
 }
 
-// request is a received request in Chat Completions' format.
 type request struct {
 	Body struct {
 		Stream   bool `json:"stream"`
@@ -240,7 +239,6 @@ func freePort(t *testing.T) int {
 	return 0
 }
 
-// startProgram starts the server and waits until it answers.
 func startProgram(t *testing.T, program string) string {
 	t.Helper()
 	port := freePort(t)

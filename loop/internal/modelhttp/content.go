@@ -132,5 +132,4 @@ func (s *StaleReasoning) Has(t *loop.Thinking) bool {
 	return s.signatures[signatureOf(t)]
 }
 
-// signatureOf identifies a block of reasoning.
 func signatureOf(t *loop.Thinking) string { return t.Signature + t.Redacted }

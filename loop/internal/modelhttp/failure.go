@@ -211,7 +211,6 @@ func extractMessage(body []byte) string {
 	return strings.TrimSpace(message)
 }
 
-// memberTexts returns the texts in one member.
 func memberTexts(raw json.RawMessage) []string {
 	if len(raw) == 0 {
 		return nil

@@ -91,7 +91,6 @@ func isRetriable(status int, header http.Header, message string) bool {
 	return status >= http.StatusInternalServerError
 }
 
-// isQuota reports whether a refusal means a used-up quota.
 func isQuota(status int, message string) bool {
 	return status == http.StatusTooManyRequests && strings.Contains(message, "insufficient_quota")
 }

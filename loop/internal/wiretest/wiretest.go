@@ -185,7 +185,6 @@ func (r response) sendPieces(w http.ResponseWriter, size int) {
 	}
 }
 
-// Definitions returns the tools that transcripts call.
 func (p *played) Definitions() []tools.Definition {
 	var out []tools.Definition
 	for _, name := range []tools.Name{"shell", "read_file", "get_weather"} {
@@ -194,7 +193,6 @@ func (p *played) Definitions() []tools.Definition {
 	return out
 }
 
-// Round records calls.
 func (p *played) Round(_ context.Context, calls []tools.Call) ([]tools.Result, error) {
 	var out []tools.Result
 	for _, c := range calls {

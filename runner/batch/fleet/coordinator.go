@@ -28,7 +28,6 @@ type CoordinatorOptions struct {
 	// Ledger gets the results, with the trials' files. It is loaded with Spec.
 	Ledger *batch.Ledger
 	Spec   batch.Spec
-	// Paths are where the tasks are.
 	Paths  []string
 	Trials []batch.Trial
 	// MaxCostMicroUSD bounds the cost of all the ledger's trials, in millionths of a
@@ -370,7 +369,6 @@ func (c *coordinator) noteFailure(k batch.Key, err error) error {
 	return nil
 }
 
-// collectResult unpacks a trial's files and returns its result.
 func (c *coordinator) collectResult(ctx context.Context, t batch.Trial) (r batch.Result, err error) {
 	dir, err := c.Ledger.Begin(t.Key)
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
-// archiveBounds bound one trial's files.
 type archiveBounds struct {
 	// Bounds apply to the unpacked files.
 	archive.Bounds
@@ -143,7 +142,6 @@ func unpackTrial(in io.Reader, dir string, b archiveBounds) (r batch.Result, err
 	return r, nil
 }
 
-// isRefused reports whether err is about an archive.
 func isRefused(err error) bool {
 	return errors.Is(err, archive.ErrMalformed) || errors.Is(err, archive.ErrEntry) || errors.Is(err, archive.ErrBound)
 }

@@ -87,7 +87,6 @@ func (r Run) name() string { return fmt.Sprintf("%06d", r.number) }
 
 func (r Run) stream() string { return "caisson-" + r.Batch }
 
-// subject returns a trial's subject in the queue.
 func (r Run) subject(k batch.Key) string {
 	sum := sha256.Sum256([]byte(k.Name()))
 	return fmt.Sprintf("caisson.%s.%d.%s", r.Batch, r.Buckets[k.Task], hex.EncodeToString(sum[:16]))
@@ -116,7 +115,6 @@ func (r Run) list() []int {
 
 func consumerName(bucket int) string { return fmt.Sprintf("bucket-%d", bucket) }
 
-// objectOf returns the name of the object for a trial's result.
 func objectOf(k batch.Key) string { return trialsDir + "/" + k.Name() + suffix }
 
 // RunError reports a run's description that this program can't read.

@@ -150,7 +150,6 @@ func (w *worker) orderBuckets() {
 	slices.SortFunc(w.buckets, func(a, b int) int { return cmp.Or(cmp.Compare(weight(a), weight(b)), cmp.Compare(a, b)) })
 }
 
-// takeAll takes and starts trials until the run has ended.
 func (w *worker) takeAll(ctx context.Context) {
 	for {
 		select {
@@ -245,7 +244,6 @@ func (w *worker) pause(ctx context.Context) {
 	}
 }
 
-// firstMessage returns a function that returns a batch's message, or nil.
 func firstMessage(ctx context.Context) func(jetstream.MessageBatch, error) jetstream.Msg {
 	return func(b jetstream.MessageBatch, err error) jetstream.Msg {
 		if err != nil {
@@ -408,7 +406,6 @@ func (w *worker) runTrial(ctx context.Context, t batch.Trial) (err error) {
 	return err
 }
 
-// errCost is the error for a trial that must not start.
 var errCost = errors.New("all trials together have cost what they may")
 
 // askCost returns what a trial that starts now may cost, in millionths of a dollar, or
@@ -420,7 +417,6 @@ func (w *worker) askCost(ctx context.Context) (int64, error) {
 	return w.requestCost(ctx, nil)
 }
 
-// droppedTrial reports a trial without a result to the coordinator.
 type droppedTrial struct {
 	// MicroUSD is its cost, in millionths of a dollar.
 	MicroUSD int64 `json:"micro_usd"`
@@ -439,7 +435,6 @@ func (w *worker) reportDropped(ctx context.Context, d droppedTrial) {
 	}
 }
 
-// requestCost asks the coordinator what trials may still cost.
 func (w *worker) requestCost(ctx context.Context, message []byte) (int64, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, requestTime, errRequestTime)
 	defer cancel()

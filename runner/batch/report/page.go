@@ -14,7 +14,6 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/stats"
 )
 
-// page is the report template's data.
 type page struct {
 	Title string
 	style
@@ -187,7 +186,6 @@ func (p *page) listTasks(results []batch.Result, first map[string]int) {
 	p.ByTask, p.TasksLeft = cut(all, maxTasks)
 }
 
-// cut returns the first n elements, and how many are left.
 func cut[T any](list []T, n int) ([]T, int) {
 	if len(list) <= n {
 		return list, 0
@@ -354,7 +352,6 @@ func compareRates(a, b batch.AgentSummary) int {
 	return cmp.Compare(value(b.PassAt1), value(a.PassAt1))
 }
 
-// formatPassed returns how many of n attempts passed, given their share.
 func formatPassed(share float64, n int) string {
 	return fmt.Sprintf("%.0f/%d", share*float64(n), n)
 }

@@ -89,7 +89,6 @@ func Write(w io.Writer, title string, s batch.Spec, results []batch.Result) erro
 	return out.Flush()
 }
 
-// outcomes are the outcomes that trials can be filtered by.
 var outcomes = []batch.Outcome{batch.Passed, batch.Failed, batch.Limit, batch.Infrastructure, batch.Suspect}
 
 // filterRules returns style rules that hide trials whose outcome or agent is not

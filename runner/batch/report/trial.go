@@ -24,7 +24,6 @@ const (
 //go:embed trial.html.tmpl
 var trialText string
 
-// trialPage is the data of the template "trial".
 type trialPage struct {
 	style
 
@@ -43,7 +42,6 @@ type namedReward struct {
 	Value float64
 }
 
-// shownText is a text file on the page.
 type shownText struct {
 	Name, Text string
 	// Left is the number of bytes left out: at the beginning of output, or at the end

@@ -33,8 +33,7 @@ const (
 // ViewOptions configures [Serve]. All fields are required.
 type ViewOptions struct {
 	// Dir is a batch's directory. The batch may be running.
-	Dir string
-	// Title is the report's heading.
+	Dir   string
 	Title string
 	// Story writes the page of the session whose records are in dir.
 	Story func(w io.Writer, dir string) error
@@ -176,7 +175,6 @@ func openFile(root *os.Root, name string) (*os.File, error) {
 	return root.Open(name)
 }
 
-// isText reports whether a file begins with text.
 func isText(f io.ReaderAt) bool {
 	head := make([]byte, 1024)
 	n, _ := f.ReadAt(head, 0) // as much as there is

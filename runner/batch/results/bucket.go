@@ -16,7 +16,6 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// bucket is a store in an S3 bucket.
 type bucket struct {
 	client       *minio.Client
 	name, prefix string

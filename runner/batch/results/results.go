@@ -71,7 +71,6 @@ func openStore(location string, lookup func(name string) (string, bool)) (Store,
 	return openBucket(u.Host, strings.Trim(u.Path, "/"), lookup)
 }
 
-// probeName is an object that each store has.
 const probeName = "store/version-1"
 
 // ErrUnconditional is the error for a store that replaces objects.

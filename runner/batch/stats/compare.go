@@ -105,7 +105,6 @@ func (c Comparison) swapSides() Comparison {
 	return c
 }
 
-// describeEvidence returns the verdict's reason.
 func (c Comparison) describeEvidence() string {
 	if c.ByTest {
 		return fmt.Sprintf("better on %d, worse on %d; McNemar's exact p = %.2g", c.Better, c.Worse, c.P)

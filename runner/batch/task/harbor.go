@@ -35,7 +35,6 @@ const (
 	oldStorageBytes     = 10240 << 20
 )
 
-// harborReader reads a Harbor task and collects why it is unsupported.
 type harborReader struct {
 	dir   string
 	minor int // of schema version 1.minor
@@ -176,7 +175,6 @@ func (r *harborReader) readSteps(f harborFile) error {
 	return nil
 }
 
-// readStep converts a step with files in dir.
 func (r *harborReader) readStep(f harborFile, s harborStep, dir string) (Step, error) {
 	instruction, err := r.readBounded(filepath.Join(dir, "instruction.md"))
 	if errors.Is(err, os.ErrNotExist) {

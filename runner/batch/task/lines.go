@@ -122,7 +122,6 @@ func parseLine(text []byte, dir string) (Task, error) {
 	return t, err
 }
 
-// hashLine hashes the line and the files that it names.
 func (l Line) hashLine(text []byte, t Task) (string, error) {
 	sum := sha256.New()
 	sum.Write(text)
@@ -139,7 +138,6 @@ func (l Line) hashLine(text []byte, t Task) (string, error) {
 	return "sha256:" + hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// commit matches a full commit hash.
 var commit = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{40}$`) })
 
 func (l Line) newEnvironment(dir string) (Environment, error) {

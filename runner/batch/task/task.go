@@ -53,8 +53,7 @@ const (
 type Environment struct {
 	// Image is a reference for package images: "build:" and a directory with a
 	// Dockerfile, or an image's name.
-	Image string
-	// BuildTime bounds the image's build.
+	Image     string
 	BuildTime time.Duration
 	// Workdir is the agent's working directory; "" means the image's WORKDIR.
 	Workdir string
