@@ -37,6 +37,7 @@ const (
 // processes on the way.
 const connectionSize = 1 << 20
 
+// Options describes the guest.
 type Options struct {
 	Version string
 	// Executable is the path of the guest's own binary.

@@ -25,6 +25,7 @@ import (
 // keep as an id argument leaves the id as it is.
 const keep = uintptr(math.MaxUint32)
 
+// SetGroups sets the calling thread's supplementary groups.
 func SetGroups(groups ...uint32) error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(unsafe.SliceData(groups))), 0); errno != 0 {
 		return fmt.Errorf("set groups: %w", errno)
@@ -124,6 +125,7 @@ func DropCapability(number uintptr) error {
 	return nil
 }
 
+// Capabilities returns a bit mask of capability numbers.
 func Capabilities(numbers ...uint) (mask uint64) {
 	for _, n := range numbers {
 		mask |= 1 << n
@@ -328,6 +330,7 @@ type PoolOptions struct {
 	Threads int
 }
 
+// NewPool starts the threads.
 func NewPool(o PoolOptions) (*Pool, error) {
 	p := &Pool{work: make(chan func())}
 	ready := make(chan error)

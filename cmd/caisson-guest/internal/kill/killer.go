@@ -200,6 +200,7 @@ func (k *Killer) TerminateOrphans(m Mark, leader int, r *Report) {
 // is a courtesy, and Kill follows.
 const terminatePasses = 4
 
+// Continue wakes a command's stopped processes.
 func (k *Killer) Continue(m Mark) {
 	_ = k.visitProcesses(m, func(p *process) { k.sendSignal(p, unix.SIGCONT) })
 }

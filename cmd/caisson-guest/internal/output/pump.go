@@ -45,6 +45,7 @@ type Options struct {
 // another of the few threads (see package warm).
 type Slots chan struct{}
 
+// NewSlots returns Slots for n at a time.
 func NewSlots(n int) Slots { return make(Slots, n) }
 
 // Do runs f when there is a slot.
