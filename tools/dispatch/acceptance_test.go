@@ -13,10 +13,10 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// TestLastingAnswersCoverNothingElse is acceptance cases C39 and C40: once
-// `git status` was allowed for good, nothing that holds it, looks like it or
-// makes it do something else runs without a question. The control is what
-// systems do that match a prefix, a word or the parts that they know.
+// TestLastingAnswersCoverNothingElse is acceptance cases C39 and C40: a lasting
+// allow of `git status` covers no command that contains it, looks like it or
+// changes what it does. The control matches a prefix, a word or the known parts, as
+// other systems do.
 func TestLastingAnswersCoverNothingElse(t *testing.T) {
 	asked := map[string][]approval.Scope{}
 	answer := approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeAlways}

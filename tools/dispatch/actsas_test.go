@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// actingTool is a tool that does the work of the tools that its text names,
-// and of shell where it runs commands.
+// actingTool does the work of the tools that its text names, and of shell if it
+// runs commands.
 func actingTool(name string, class tools.Class, always ...tools.Name) tools.Definition {
 	def := testDefinition(name, class)
 	def.ActsAs = func(input json.RawMessage) []tools.Name {
@@ -28,9 +28,9 @@ func actingTool(name string, class tools.Class, always ...tools.Name) tools.Defi
 	return def
 }
 
-// TestRestrictionsBindSiblings: what is restricted for one tool is restricted for
-// the tools that do its work. The control is the decision about the tool's own
-// rules alone, which is milder.
+// TestRestrictionsBindSiblings tests that a tool's restrictions bind the tools that
+// do its work. The control is the verdict of the tool's own rules alone, which is
+// milder.
 func TestRestrictionsBindSiblings(t *testing.T) {
 	modes := []policy.Mode{policy.ModeAuto, policy.ModePromptOnce, policy.ModePrompt, policy.ModeDeny} // mildest first
 	check := actingTool("check", tools.ClassExecute, tools.NameShell)
@@ -75,9 +75,9 @@ func TestRestrictionsBindSiblings(t *testing.T) {
 	}
 }
 
-// TestSessionAnswerIsAboutThePartThatAsked: who allows a call for the session is
-// asked again where the rule of another tool asks. The control is a second call
-// of the first kind, which is not asked about.
+// TestSessionAnswerIsAboutThePartThatAsked tests that an answer for the session
+// does not cover a call that another tool's rule asks about. The control is a
+// second call of the first kind.
 func TestSessionAnswerIsAboutThePartThatAsked(t *testing.T) {
 	var asked []approval.Confirmation
 	d := newDispatcher(t, &recorder{}, Options{

@@ -12,9 +12,8 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// BenchmarkRound measures what the dispatcher adds to a call: the tool does
-// nothing, its input has a schema and a path that is checked, and the policy
-// decides. The target is 50 µs a call.
+// BenchmarkRound measures what the dispatcher adds to a call of a tool that does
+// nothing, with a schema, a path and a policy to check. The target is 50 µs a call.
 func BenchmarkRound(b *testing.B) {
 	for _, bm := range []struct {
 		name  string
@@ -54,7 +53,7 @@ func BenchmarkApprovedRound(b *testing.B) {
 	runRounds(b, d, []tools.Call{call("a", "probe", `{"text":"some text"}`)})
 }
 
-// runRounds reports the median time that a round takes for each of its calls.
+// runRounds reports the median time of a round per call.
 func runRounds(b *testing.B, d *Dispatcher, calls []tools.Call) {
 	b.Helper()
 	b.ReportAllocs()

@@ -70,7 +70,7 @@ func TestBoundedPicturesAndBlocks(t *testing.T) {
 	}
 }
 
-// Workers get at most so many characters, whatever they weigh.
+// Workers' results are bounded in characters, not only in bytes.
 func TestBoundedCharacters(t *testing.T) {
 	for _, tt := range []struct {
 		text         string

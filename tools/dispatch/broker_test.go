@@ -25,14 +25,14 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// told is what a client heard of its answer.
+// told is what a client heard about its answer.
 type told struct {
 	resolution approval.Resolution
 	err        error
 }
 
-// decisionProblems wants that of all who answered one question one was first,
-// and that the others were told of it.
+// decisionProblems requires that one of several answers to a question was first,
+// and that all others heard of it.
 func decisionProblems(answers []told) []string {
 	var problems []string
 	var won []approval.Resolution
@@ -55,7 +55,7 @@ func decisionProblems(answers []told) []string {
 	return problems
 }
 
-// together starts n functions at one moment and waits for all.
+// together starts n functions at the same time and waits for all.
 func together(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	start := make(chan struct{})
@@ -69,15 +69,15 @@ func together(n int, f func(i int)) {
 	wg.Wait()
 }
 
-// racers is how many clients answer one question at once, half allow, half deny.
+// racers is how many clients answer one question at once; half of them allow.
 const racers = 50
 
 func racerAnswer(i int) approval.Answer {
 	return approval.Answer{Decision: []approval.Decision{approval.DecisionAllow, approval.DecisionDeny}[i%2], Scope: approval.ScopeOnce}
 }
 
-// Fifty clients answer at the same moment, fifty times: one decision, which all
-// others are told of, and an audit of each attempt.
+// Fifty clients answer at the same moment, fifty times. There is one decision, the
+// others hear of it, and each attempt is recorded.
 func TestAnswersAtTheSameMoment(t *testing.T) {
 	rec := &recorder{}
 	broker := approval.NewBroker(approval.BrokerOptions{Attended: true})
@@ -146,8 +146,8 @@ func TestAnswersAtTheSameMoment(t *testing.T) {
 	}
 }
 
-// naiveBroker looks whether a question is open and then answers it, as the
-// first thing that one writes does.
+// naiveBroker checks whether a question is open and then answers it, as a first
+// attempt at a broker would.
 type naiveBroker struct {
 	mu       sync.Mutex
 	resolved *approval.Resolution
@@ -159,7 +159,7 @@ func (b *naiveBroker) answer(a approval.Answer, label string) told {
 	before := b.resolved
 	b.mu.Unlock()
 	b.looked.Done()
-	b.looked.Wait() // the moment between looking and writing, made as long as it takes
+	b.looked.Wait() // makes the time between checking and answering as long as it takes
 	if before != nil {
 		return told{*before, &approval.ResolvedError{Resolution: *before}}
 	}
@@ -169,7 +169,7 @@ func (b *naiveBroker) answer(a approval.Answer, label string) told {
 	return told{*b.resolved, nil}
 }
 
-// The control: a broker that looks first trips the same check.
+// The control: the same check catches a broker that is open to a race.
 func TestNaiveBrokerIsCaught(t *testing.T) {
 	naive := &naiveBroker{}
 	naive.looked.Add(racers)
@@ -180,8 +180,8 @@ func TestNaiveBrokerIsCaught(t *testing.T) {
 	}
 }
 
-// A client may answer as soon as it has read that it is asked, before the
-// broker has gone on.
+// A client may answer as soon as it has read the request, before the broker goes
+// on.
 func TestAnAnswerFindsItsQuestionAtOnce(t *testing.T) {
 	rec := &recorder{}
 	broker := approval.NewBroker(approval.BrokerOptions{Attended: true})
@@ -211,7 +211,7 @@ func TestAnAnswerFindsItsQuestionAtOnce(t *testing.T) {
 	answering.Wait()
 }
 
-// An answer that can't be recorded is none: the client hears of the failure,
+// An answer that can't be recorded doesn't count: the client hears of the failure,
 // nothing runs, and no lasting grant is left.
 func TestAnAnswerThatCantBeRecorded(t *testing.T) {
 	for _, scope := range []approval.Scope{approval.ScopeOnce, approval.ScopeSession, approval.ScopeAlways} {
@@ -255,7 +255,7 @@ func TestAnAnswerThatCantBeRecorded(t *testing.T) {
 	}
 }
 
-// An answer for good that can't be stored is one for once, and a warning tells.
+// An answer for good that can't be stored counts once, with a warning.
 func TestAnAnswerThatCantBeStored(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, approval.ChangeLogFile), 0o700); err != nil {
@@ -276,7 +276,7 @@ func TestAnAnswerThatCantBeStored(t *testing.T) {
 	}
 }
 
-// Whoever still asks is told what was recorded, by the cause of its context.
+// Clients that are still asking learn what was recorded from their context's cause.
 func TestOtherClientsAreToldOfTheDecision(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -325,8 +325,8 @@ func TestOtherClientsAreToldOfTheDecision(t *testing.T) {
 	}
 }
 
-// A client that comes late is shown what waits; one that goes leaves the
-// question to the others, and the last one to nobody.
+// A client that comes late is shown what waits. One that leaves leaves the question
+// to the others, and the last one to nobody.
 func TestClientsComeAndGo(t *testing.T) {
 	silent := approver(func(ctx context.Context, _ approval.Confirmation) (approval.Answer, error) {
 		<-ctx.Done()
@@ -369,8 +369,8 @@ func TestClientsComeAndGo(t *testing.T) {
 	})
 }
 
-// Where somebody may still come, a question waits for its whole time, whoever
-// is there, and ends as a timeout.
+// If a client may still come, a question waits for its whole timeout, whoever is
+// attached.
 func TestAttendedBrokerWaits(t *testing.T) {
 	unable := approver(func(context.Context, approval.Confirmation) (approval.Answer, error) {
 		return approval.Answer{}, errors.New("no terminal")
@@ -402,8 +402,8 @@ func TestAttendedBrokerWaits(t *testing.T) {
 	}
 }
 
-// Answers that can't count change nothing, are in the records, and leave the
-// question open for one that counts.
+// Answers that can't count change nothing, are recorded, and leave the question
+// open.
 func TestAnswersThatCantCount(t *testing.T) {
 	rec := &recorder{}
 	broker := approval.NewBroker(approval.BrokerOptions{Attended: true})
@@ -449,7 +449,7 @@ func TestAnswersThatCantCount(t *testing.T) {
 	}
 }
 
-// The end of a client's own time ends its wait for the record; its answer stands.
+// A client's own timeout ends its wait for the record, but its answer stands.
 func TestAnswerStandsWithoutItsClient(t *testing.T) {
 	rec := &recorder{}
 	broker := approval.NewBroker(approval.BrokerOptions{Attended: true})
@@ -516,7 +516,7 @@ func TestBadClientBesideAGoodOne(t *testing.T) {
 				t.Errorf("%s: resolved as %+v", name, got)
 			}
 			if name == "blocks" {
-				// It holds up the end of the session alone, and says so.
+				// It delays only the end of the session, which reports it.
 				ctx, cancel := context.WithCancel(t.Context())
 				cancel()
 				if err := d.Close(ctx); err == nil {
@@ -527,7 +527,7 @@ func TestBadClientBesideAGoodOne(t *testing.T) {
 	}
 }
 
-// Answers that come when the time is over, on any clock, count for nothing.
+// Answers after the timeout on any clock don't count.
 func TestNoClockMakesAQuestionLonger(t *testing.T) {
 	for name, pass := range map[string]func(asleep *atomic.Int64){
 		"time passes":        func(*atomic.Int64) { time.Sleep(DefaultConfirmTimeout) },
@@ -563,7 +563,7 @@ func TestNoClockMakesAQuestionLonger(t *testing.T) {
 			}
 		})
 	}
-	// A change of the wall clock moves nothing: the end is kept as a monotonic moment.
+	// Setting the wall clock changes nothing: the end has a monotonic reading.
 	rec := &recorder{}
 	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(answering(approval.DecisionDeny, approval.ScopeOnce))}, fakeTool{def: testDefinition("shell", tools.ClassExecute)})
 	roundOK(t, d, call("a", "shell", `{}`))
@@ -572,8 +572,8 @@ func TestNoClockMakesAQuestionLonger(t *testing.T) {
 	}
 }
 
-// A flood of answers that change nothing is bounded in the records and in
-// memory, and counted to the last.
+// A flood of answers that change nothing is bounded in the records and in memory,
+// and counted completely.
 func TestFloodOfAttempts(t *testing.T) {
 	rec := &recorder{}
 	broker := approval.NewBroker(approval.BrokerOptions{})
@@ -607,7 +607,7 @@ func TestFloodOfAttempts(t *testing.T) {
 		_, _ = fmt.Sscanf(warnings[0].Message, "%d", &rest)
 		omitted += rest
 	}
-	// Some seconds may have passed, and one more report each.
+	// Each second that has passed allows one more report.
 	if reported+omitted != flood || reported < 1000 || reported > 1300 {
 		t.Errorf("%d reported, %d counted, of %d", reported, omitted, flood)
 	}
@@ -619,8 +619,8 @@ func TestFloodOfAttempts(t *testing.T) {
 	}
 }
 
-// Two answers for the session that contradict each other: the deny holds, and
-// the client that allowed is told how far its answer goes.
+// Of two contradictory answers for the session the deny holds. The client that
+// allowed learns that its answer holds for its call.
 func TestADenyForTheSessionBeatsAnAllow(t *testing.T) {
 	seen := map[approval.Scope]bool{}
 	for range 50 {
@@ -671,7 +671,7 @@ func TestADenyForTheSessionBeatsAnAllow(t *testing.T) {
 			t.Errorf("afterwards a call gives %+v", r)
 		}
 	}
-	// Both orders, without a race that decides which.
+	// Both orders, without a race.
 	for _, first := range []approval.Decision{approval.DecisionAllow, approval.DecisionDeny} {
 		var m approval.SessionAnswers
 		m.Keep(approval.AnswerKey{Tool: "shell"}, first, func(approval.Scope) bool { return true })
@@ -684,7 +684,7 @@ func TestADenyForTheSessionBeatsAnAllow(t *testing.T) {
 	}
 }
 
-// An answer for the session does not cover what is dangerous; a deny does.
+// An allow for the session doesn't cover a dangerous command; a deny does.
 func TestSessionAnswersAndDangerousCommands(t *testing.T) {
 	shell := fakeTool{def: testDefinition("shell", tools.ClassExecute)}
 	shell.def.Commands = commandOfText
@@ -713,8 +713,8 @@ func TestSessionAnswersAndDangerousCommands(t *testing.T) {
 	}
 }
 
-// An answer about a dangerous command, for the session or with prompt_once, covers no
-// later call of its tool. About an ordinary one it does.
+// An answer about a dangerous command, for the session or with prompt_once, covers
+// no later call. About an ordinary command it does.
 func TestAnswersAboutDangerousCommandsCoverNothingElse(t *testing.T) {
 	shell := fakeTool{def: testDefinition("shell", tools.ClassExecute)}
 	shell.def.Commands = commandOfText
@@ -745,9 +745,8 @@ func TestAnswersAboutDangerousCommandsCoverNothingElse(t *testing.T) {
 	}
 }
 
-// A dangerous command is asked about each time: a lasting answer is not offered,
-// one that is given counts once, and an allow that is stored is passed over. A
-// stored deny holds.
+// A dangerous command is asked about each time. A lasting answer is not offered,
+// counts once if given, and a stored allow is ignored. A stored deny holds.
 func TestLastingAnswersAndDangerousCommands(t *testing.T) {
 	shell := fakeTool{def: testDefinition("shell", tools.ClassExecute)}
 	shell.def.Commands = commandOfText

@@ -58,7 +58,7 @@ func TestNobodyToAsk(t *testing.T) {
 	}
 }
 
-// With fail nothing of the round runs, not even what would need no answer.
+// With fail nothing of the round runs, not even calls that need no answer.
 func TestFailStopsTheWholeRound(t *testing.T) {
 	rec := &recorder{}
 	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), OnPrompt: OnPromptFail}, fakeTool{def: testDefinition("shell", tools.ClassExecute)}, readTool("read_file", nil))
@@ -85,7 +85,8 @@ func TestPromptsOfARoundAreShownTogether(t *testing.T) {
 			fakeTool{def: testDefinition("write_file", tools.ClassWrite)}, readTool("read_file", nil))
 		go func() {
 			synctest.Wait()
-			// Both are shown, and what needs no answer is done; what reads the path of a write that is asked about waits.
+			// Both are shown, and calls that need no answer run. A read of a path
+			// whose write is asked about waits.
 			want := []string{"a requested", "b called read", "b completed true", "c requested"}
 			var got []string
 			for _, ev := range rec.all() {
@@ -148,8 +149,8 @@ func TestPromptOnce(t *testing.T) {
 	}
 }
 
-// An answer for the session settles the other questions about the same tool
-// that are already shown.
+// An answer for the session also answers the other questions about the tool that
+// are already shown.
 func TestSessionAnswerSettlesSiblings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rec := &recorder{}
@@ -210,8 +211,8 @@ func TestApproverThatMisbehaves(t *testing.T) {
 	}
 }
 
-// fileTool writes one file of a map, with a projection and without, and
-// refuses what was not shown, as the file tools do.
+// fileTool writes one file of a map, with or without a projection. Like the file
+// tools, it refuses changes that were not shown.
 func fileTool(files map[string]string, projects bool) fakeTool {
 	tool := fakeTool{def: testDefinition("write_file", tools.ClassWrite)}
 	content := func(path string) string {
@@ -290,8 +291,8 @@ func TestApprovedWriteCarriesWhatWasShown(t *testing.T) {
 	if got := find[ConfirmationRequested](rec)[0].Confirmation; got.Diff != "-\n+new\n" || got.Changed {
 		t.Errorf("shown %+v", got)
 	}
-	// A projection that fails or panics shows no diff. The call is still asked about, and
-	// changes nothing that could have been shown.
+	// If a projection fails or panics, the call is asked about without a diff, and
+	// changes nothing that a diff could have shown.
 	for _, text := range []string{"fail", "panic"} {
 		wantText(t, roundOK(t, d, call(text, "write_file", `{"path":"b","text":"`+text+`"}`))[0], true, "changed")
 		wantEvents(t, rec, text, "requested", "resolved allow by user", "called write", "failed execution_error")
@@ -444,7 +445,7 @@ func TestLastingAnswers(t *testing.T) {
 			t.Errorf("%s %s in %s (-want +got):\n%s", tt.tool, tt.input, tt.workspace, diff)
 		}
 	}
-	// The store is of use where nobody can be asked, too.
+	// Stored answers also count if nobody can be asked.
 	alone := &recorder{}
 	unattended := newDispatcher(t, alone, Options{Policy: preset(t, "default"), Workspace: "/p", Grants: approval.NewGrants(store)}, shell)
 	roundOK(t, unattended, call("u", "shell", `{"text":"git status"}`), call("v", "shell", `{"text":"id"}`))
@@ -494,8 +495,9 @@ func TestNoLastingAnswerIsOffered(t *testing.T) {
 	}
 }
 
-// TestStoredAnswersThatCantBeUsed: an answer that can't be read is asked for, with a
-// warning, and one whose use can't be recorded allows nothing.
+// TestStoredAnswersThatCantBeUsed: if the stored answers can't be read, the call is
+// asked about with a warning. If the use of one can't be recorded, it allows
+// nothing.
 func TestStoredAnswersThatCantBeUsed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "approvals.json")
 	g := approval.NewGrants(path)
@@ -522,8 +524,7 @@ func TestStoredAnswersThatCantBeUsed(t *testing.T) {
 	}
 }
 
-// A stored deny of an execute tool holds though the policy would run it: no.
-// Stored answers answer prompts; the policy alone decides what prompts.
+// Stored answers only answer prompts; only the policy decides what prompts.
 func TestStoredAnswersOnlyAnswerPrompts(t *testing.T) {
 	store := filepath.Join(t.TempDir(), "approvals.json")
 	if err := approval.NewGrants(store).Add(approval.Grant{Tool: "write_file", Workspace: "/p", Decision: approval.DecisionAllow}); err != nil {
@@ -535,8 +536,8 @@ func TestStoredAnswersOnlyAnswerPrompts(t *testing.T) {
 	wantEvents(t, rec, "a", "failed permission_denied")
 }
 
-// A prompt_once question that gets no answer settles the calls that share it
-// in the same way, and is asked again in the next round.
+// A prompt_once question without an answer gives the calls that share it the same
+// result, and is asked again in the next round.
 func TestPromptOnceWithoutAnAnswer(t *testing.T) {
 	rules := preset(t, "default")
 	rules.Tools = map[string]policy.Mode{"shell": policy.ModePromptOnce}
@@ -580,7 +581,7 @@ func TestPromptOnceWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// A question is not put once its round is cancelled.
+// A cancelled round asks nothing.
 func TestNothingIsAskedUnderACancelledContext(t *testing.T) {
 	rec := &recorder{}
 	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerFunc(func(context.Context, approval.Confirmation) (approval.Answer, error) {
@@ -595,7 +596,6 @@ func TestNothingIsAskedUnderACancelledContext(t *testing.T) {
 	wantEvents(t, rec, "a", "failed cancelled")
 }
 
-// writeFile writes a file of a test.
 func writeFile(t *testing.T, path, text string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -603,9 +603,8 @@ func writeFile(t *testing.T, path, text string) {
 	}
 }
 
-// TestConfirmationShowsTheEnd: whatever a command holds, its end stands in the
-// summary and in the input that a person is shown. The control cuts the end off,
-// as summaries once did.
+// TestConfirmationShowsTheEnd: the summary and the input shown to a person include
+// the end of any command. The control cuts the end off.
 func TestConfirmationShowsTheEnd(t *testing.T) {
 	const end = "; rm -rf precious"
 	for name, filler := range map[string]string{
@@ -646,9 +645,9 @@ func TestConfirmationShowsTheEnd(t *testing.T) {
 	}
 }
 
-// TestDangerousCommandsAreAskedAbout: where somebody can be asked, an auto mode
-// becomes a question each time, and what prompts once too; where nobody can, or
-// the policy asks nobody, the command runs and a warning tells of it.
+// TestDangerousCommandsAreAskedAbout: if somebody can be asked, a dangerous command
+// prompts each time in the modes auto and prompt_once. Otherwise it runs, with a
+// warning.
 func TestDangerousCommandsAreAskedAbout(t *testing.T) {
 	shell := fakeTool{def: testDefinition("shell", tools.ClassExecute)}
 	shell.def.Commands = commandOfText
@@ -691,8 +690,8 @@ func TestDangerousCommandsAreAskedAbout(t *testing.T) {
 	}
 }
 
-// TestCommandsAreJudgedOneByOne: text of one command can't hide another, as it
-// would where they are joined.
+// TestCommandsAreJudgedOneByOne: the text of one command can't hide another, as it
+// would if they were joined.
 func TestCommandsAreJudgedOneByOne(t *testing.T) {
 	split := func(raw json.RawMessage) []string { return strings.Split(commandOfText(raw)[0], "|") }
 	for name, text := range map[string]string{
@@ -723,8 +722,8 @@ func TestCommandsAreJudgedOneByOne(t *testing.T) {
 	}
 }
 
-// TestDispatcherFindsEitherSpelling: a call whose deny was stored in the wire
-// form is not asked about, and not run.
+// TestDispatcherFindsEitherSpelling: a deny stored in the wire form refuses the
+// call without a question.
 func TestDispatcherFindsEitherSpelling(t *testing.T) {
 	for _, spelling := range []string{"srv/do_it", "srv__do_it"} {
 		path := filepath.Join(t.TempDir(), "approvals.json")
@@ -740,8 +739,8 @@ func TestDispatcherFindsEitherSpelling(t *testing.T) {
 	}
 }
 
-// TestConfirmationSaysWhatItDoesNotCover: a person is shown which files an answer covers
-// and which it does not.
+// TestConfirmationSaysWhatItDoesNotCover: a person is shown which files an answer
+// covers and which not.
 func TestConfirmationSaysWhatItDoesNotCover(t *testing.T) {
 	shown := tools.Projection{Covers: []string{"small.sh"}, NotCovered: []string{"big.sh", "the files that make runs"}}
 	tool := fakeTool{def: testDefinition("shell", tools.ClassExecute), project: func(ctx context.Context, _ *tools.Call) (tools.Projection, error) { return shown, nil }}

@@ -74,7 +74,7 @@ func TestDenyModeAsksNobody(t *testing.T) {
 	}
 }
 
-// The scan of the whole round comes before anything runs.
+// The whole round is checked before anything runs.
 func TestNothingRunsBeforeTheScanIsDone(t *testing.T) {
 	rec := &recorder{}
 	d := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, readTool("read_file", nil))
@@ -336,7 +336,7 @@ func TestResultsAreBoundedAndRepaired(t *testing.T) {
 	if diff := cmp.Diff([]OutputDelta{{CallID: "a", Stream: "stdout", Text: "a␀\ufffd"}}, find[OutputDelta](rec)); diff != "" {
 		t.Errorf("deltas (-want +got):\n%s", diff)
 	}
-	// What a call that fails wrote until then is bounded and repaired as well.
+	// The output of a call that fails is bounded and repaired, too.
 	breaks := readTool("probe", func(_ context.Context, c *tools.Call) (tools.Output, error) {
 		out := tools.Output{FilesModified: []string{"a\xff"}}
 		return out, &tools.Error{Class: tools.ErrorExecution, Message: "Broken.", Visible: true, Partial: "\xff" + long}
@@ -436,8 +436,8 @@ func TestClosedDispatcherRunsNothing(t *testing.T) {
 	wantEvents(t, rec, "b", "failed cancelled")
 }
 
-// TestResultsAreComplete: how long a call ran, and what its tool says of itself, is
-// in its result and its record, whether it ended well or not.
+// TestResultsAreComplete: the result and the record of a call have its duration and
+// its tool's metadata, also after a failure.
 func TestResultsAreComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rec := &recorder{}
@@ -470,7 +470,6 @@ func TestResultsAreComplete(t *testing.T) {
 	})
 }
 
-// TestCloseCancelsWhatRuns: Close does not wait for a tool to end by itself.
 func TestCloseCancelsWhatRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "default")}, readTool("probe", func(ctx context.Context, _ *tools.Call) (tools.Output, error) {
@@ -570,8 +569,8 @@ func TestExampleWorkspaceEscape(t *testing.T) {
 	}
 }
 
-// A command that ignores SIGTERM returns late, with what there is; the call is
-// cancelled all the same. That SIGKILL follows is the sandbox's to show.
+// A command that ignores SIGTERM returns late, with its output, and the call is
+// cancelled all the same. Sandbox tests show that SIGKILL follows.
 func TestExampleCancelShell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rec := &recorder{}

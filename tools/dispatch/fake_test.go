@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeTool is a tool whose parts a test gives.
+// fakeTool is a tool made of parts that a test sets.
 type fakeTool struct {
 	def     tools.Definition
 	execute func(ctx context.Context, call *tools.Call) (tools.Output, error)
@@ -34,14 +34,13 @@ func (f *fakeTool) Execute(ctx context.Context, call *tools.Call) (tools.Output,
 	return f.execute(ctx, call)
 }
 
-// projectingTool is a fakeTool that can show what it would change.
+// projectingTool is a fakeTool that is a [tools.Projector].
 type projectingTool struct{ fakeTool }
 
 func (p *projectingTool) Project(ctx context.Context, call *tools.Call) (tools.Projection, error) {
 	return p.project(ctx, call)
 }
 
-// factory makes fresh copies of a tool.
 func (f fakeTool) factory() tools.Factory {
 	if f.project != nil {
 		return func() tools.Tool { return &projectingTool{f} }
@@ -53,7 +52,8 @@ func textOutput(text string) tools.Output {
 	return tools.Output{Content: []tools.Block{{Text: text}}, Success: true}
 }
 
-// testDefinition is a tool of a class, with an optional path, that anybody may use.
+// testDefinition returns a tool of a class, with an optional path, that everyone
+// may use.
 func testDefinition(name string, class tools.Class) tools.Definition {
 	def := tools.Definition{
 		Name: tools.Name(name), Description: "A tool of the tests.", Class: class, Runs: tools.PlaceHost, EnabledByDefault: true,
@@ -106,7 +106,7 @@ func (r *recorder) all() []Event {
 	return slices.Clone(r.events)
 }
 
-// of gives the events of one call, in a short form.
+// of returns one call's events in a short form.
 func (r *recorder) of(id string) []string {
 	var list []string
 	for _, ev := range r.all() {
@@ -151,8 +151,8 @@ func find[E Event](r *recorder) []E {
 	return list
 }
 
-// terminalProblems wants exactly one terminal event for each call, after
-// everything else of that call but warnings and attempts.
+// terminalProblems requires exactly one terminal event for each call, followed by
+// nothing but warnings and attempts.
 func terminalProblems(r *recorder, calls []tools.Call) []string {
 	var problems []string
 	for _, call := range calls {
@@ -183,7 +183,7 @@ func checkTerminals(t testing.TB, r *recorder, calls []tools.Call) {
 	}
 }
 
-// newDispatcher makes a dispatcher with tools, which the test closes.
+// newDispatcher returns a dispatcher with tools, which the test closes.
 func newDispatcher(t testing.TB, rec *recorder, opts Options, tools ...fakeTool) *Dispatcher {
 	t.Helper()
 	opts.Emit = rec.emit
@@ -217,7 +217,7 @@ func call(id, name, input string) tools.Call {
 	return tools.Call{ID: id, Name: tools.Name(name), Input: json.RawMessage(input)}
 }
 
-// round runs calls whose round must not end the run.
+// roundOK runs calls. The round must not end the run.
 func roundOK(t testing.TB, d *Dispatcher, calls ...tools.Call) []tools.Result {
 	t.Helper()
 	results, err := d.Round(context.Background(), calls)
@@ -241,14 +241,13 @@ func wantEvents(t testing.TB, r *recorder, id string, want ...string) {
 	}
 }
 
-// approver answers as a function says.
 type approver func(ctx context.Context, c approval.Confirmation) (approval.Answer, error)
 
 func (a approver) Approve(ctx context.Context, c approval.Confirmation) (approval.Answer, error) {
 	return a(ctx, c)
 }
 
-// brokerOf is a broker with one client; nil where there is none.
+// brokerOf returns a broker with one client, or nil if a is nil.
 func brokerOf(a approval.Approver) *approval.Broker {
 	if a == nil {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// countingTool counts its own executions in a field, as a tool may.
+// countingTool counts its executions in a field, as a tool may.
 type countingTool struct {
 	def  tools.Definition
 	runs int
@@ -25,9 +25,9 @@ func (c *countingTool) Execute(context.Context, *tools.Call) (tools.Output, erro
 	return textOutput(fmt.Sprint(c.runs)), nil
 }
 
-// TestEveryCallHasAnInstanceOfItsOwn: a tool finds its fields as the factory made
-// them, in rounds one after the other and within one. The control is one instance
-// that is used twice.
+// TestEveryCallHasAnInstanceOfItsOwn: each call finds the tool's fields as the
+// factory made them, within a round and in later ones. The control uses one
+// instance twice.
 func TestEveryCallHasAnInstanceOfItsOwn(t *testing.T) {
 	factory := func() tools.Tool { return &countingTool{def: testDefinition("count", tools.ClassRead)} }
 	d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "sandboxed")})
@@ -47,8 +47,8 @@ func TestEveryCallHasAnInstanceOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestConfirmationWaitsFiveMinutes holds the default in minutes, not by its name.
-// The control is another timeout, which is seen to be kept.
+// TestConfirmationWaitsFiveMinutes fixes the default in minutes, not by its name.
+// The control is another timeout.
 func TestConfirmationWaitsFiveMinutes(t *testing.T) {
 	for given, want := range map[time.Duration]time.Duration{0: 5 * time.Minute, time.Minute: time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
@@ -65,8 +65,8 @@ func TestConfirmationWaitsFiveMinutes(t *testing.T) {
 	}
 }
 
-// TestAbandonedCallsAreReported: a call that does not end is reported to the owner
-// of the container, with the call and the tool. The control ends in time.
+// TestAbandonedCallsAreReported: OnAbandon gets the call and the tool of a call
+// that does not end. The control ends in time.
 func TestAbandonedCallsAreReported(t *testing.T) {
 	for name, want := range map[string]int{"deaf": 1, "obedient": 0} {
 		synctest.Test(t, func(t *testing.T) {

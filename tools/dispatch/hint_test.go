@@ -7,8 +7,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// TestUnknownToolsAreTranslated: a name of another program's tool is answered with
-// the tool of ours, where it is offered. The control is a name that is like none.
+// TestUnknownToolsAreTranslated: another program's tool name is answered with our
+// tool, if it is offered. The control is a name that is like none.
 func TestUnknownToolsAreTranslated(t *testing.T) {
 	var own []fakeTool
 	for name, class := range map[string]tools.Class{

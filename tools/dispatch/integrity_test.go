@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// What runs is what was checked and shown, whoever had the bytes in its hands
-// in between: a client, a projection, a definition that keeps them.
+// What runs is what was checked and shown, whoever had access to the bytes in
+// between: a client, a projection, or a definition that keeps them.
 func TestWhatRunsIsWhatWasShown(t *testing.T) {
 	const input = `{"path":"a","text":"harmless"}`
 	overwrite := func(b []byte) { copy(b, `{"path":"a","text":"rm -rf /"}`) }
@@ -98,8 +98,8 @@ func TestWhatRunsIsWhatWasShown(t *testing.T) {
 	}
 }
 
-// A projection that ignores its context costs its time at most, and less where
-// the turn is cancelled; Close waits for it.
+// A projection that ignores its context costs at most its timeout, and less if the
+// turn is cancelled. Close waits for it.
 func TestProjectionThatHangs(t *testing.T) {
 	for _, cancelAfter := range []time.Duration{0, 3 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
@@ -131,7 +131,7 @@ func TestProjectionThatHangs(t *testing.T) {
 	}
 }
 
-// At most as many diffs are made at once as calls run.
+// At most Concurrency diffs are made at once.
 func TestProjectionsAreMadeAFewAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -160,12 +160,11 @@ func TestProjectionsAreMadeAFewAtATime(t *testing.T) {
 	})
 }
 
-// loud panics when it is encoded.
 type loud struct{}
 
 func (loud) MarshalJSON() ([]byte, error) { panic("boom") }
 
-// What a tool says of itself and can't be a record is left out, and ends nothing.
+// Metadata that can't be recorded is left out, and ends nothing.
 func TestMetadataThatCannotBeRecorded(t *testing.T) {
 	const frame = len(`{"a":""}`)
 	for name, metadata := range map[string]map[string]any{
@@ -202,8 +201,8 @@ func TestMetadataThatCannotBeRecorded(t *testing.T) {
 	}
 }
 
-// A result is bounded by its tool, its session and the room that its call has;
-// the tool is told of the bound that holds.
+// A result is bounded by its tool, its session and the call. The tool learns the
+// effective bound.
 func TestResultsShrinkWithTheRoomOfTheirCall(t *testing.T) {
 	for _, tt := range []struct{ tool, session, call, want int }{
 		{0, 0, 0, tools.DefaultResultBytes}, {0, 0, 3000, 3000}, {0, 2000, 3000, 2000}, {0, 3000, 2000, 2000}, {1000, 3000, 2000, 1000}, {0, 0, 90_000, tools.DefaultResultBytes}, {0, 1, 0, 1},
@@ -241,8 +240,8 @@ func TestLiveOutputIsBounded(t *testing.T) {
 	}
 }
 
-// A tool that is taken away while it runs ends its call; the next one finds
-// what took its name.
+// Unregistering a tool while it runs ends its call. The next call finds what took
+// its name.
 func TestUnregisterWhileRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rec := &recorder{}
@@ -270,8 +269,8 @@ func TestUnregisterWhileRunning(t *testing.T) {
 	})
 }
 
-// A call that waits for an answer while its tool is taken away does not run, also if
-// the name is that of another tool by then.
+// A call that waits for an answer while its tool is unregistered does not run, even
+// if another tool has the name by then.
 func TestUnregisterWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, change := range []bool{false, true} {

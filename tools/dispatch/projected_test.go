@@ -18,9 +18,8 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// stateTool returns a tool whose projections have these states in turn, the last
-// one from then on; "" fails. executed holds the state of which each execution is
-// told.
+// stateTool returns a tool whose projections have these states in turn; the last
+// one repeats, and "" fails. executed gets the state passed to each execution.
 func stateTool(states ...string) (tool fakeTool, executed *[]string) {
 	var mu sync.Mutex
 	executed = new([]string)
@@ -44,8 +43,8 @@ func stateTool(states ...string) (tool fakeTool, executed *[]string) {
 	return tool, executed
 }
 
-// TestAnswersAreBoundToWhatWasSeen: a tool is told of the state that a person was
-// shown last, and of none where nobody was shown one.
+// TestAnswersAreBoundToWhatWasSeen: a tool gets the state that a person was shown
+// last, or none.
 func TestAnswersAreBoundToWhatWasSeen(t *testing.T) {
 	unable := approver(func(context.Context, approval.Confirmation) (approval.Answer, error) {
 		return approval.Answer{}, errors.New("no terminal")
@@ -75,8 +74,8 @@ func TestAnswersAreBoundToWhatWasSeen(t *testing.T) {
 	}
 }
 
-// TestToolsAreToldOfQuestions: a tool can tell a call that was asked about from one
-// that the policy runs.
+// TestToolsAreToldOfQuestions: a tool can distinguish a call that was asked about
+// from one that the policy runs.
 func TestToolsAreToldOfQuestions(t *testing.T) {
 	for name, asked := range map[string]bool{"default": false, "strict": true} {
 		d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, name), Broker: brokerOf(answering(approval.DecisionAllow, approval.ScopeOnce))},
@@ -90,8 +89,9 @@ func TestToolsAreToldOfQuestions(t *testing.T) {
 	}
 }
 
-// TestEditsThatNoOneSawHaveADiff: the end of a call that changed files has its diff, safe
-// and bounded, unless a person was shown it. Making it binds the call to nothing.
+// TestEditsThatNoOneSawHaveADiff: the end of a call that changed files has its
+// diff, safe and bounded, unless a person was shown it. Making the diff binds the
+// call to nothing.
 func TestEditsThatNoOneSawHaveADiff(t *testing.T) {
 	session := func(d *Dispatcher) { roundOK(t, d, call("first", "write_file", `{"path":"f"}`)) }
 	long := strings.Repeat("long line\n", maxUnaskedDiff)
@@ -165,8 +165,8 @@ func TestSessionAnswerIsToNoDiff(t *testing.T) {
 	})
 }
 
-// TestSlowCheckHoldsUpNoOtherCall: while the change that was approved is compared
-// with the file system, a call that is allowed later runs.
+// TestSlowCheckHoldsUpNoOtherCall: while an approved change is compared with the
+// file system, a call that is allowed later runs.
 func TestSlowCheckHoldsUpNoOtherCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow, _ := stateTool("1")
@@ -220,7 +220,7 @@ func TestSecondQuestionKeepsNoSlot(t *testing.T) {
 	})
 }
 
-// TestProjectionsThatBreakAreLogged: a projection that fails is common; one that
+// TestProjectionsThatBreakAreLogged: a projection that fails is common. One that
 // panics, or ends its goroutine, is a fault.
 func TestProjectionsThatBreakAreLogged(t *testing.T) {
 	core, logs := observer.New(zapcore.DebugLevel)

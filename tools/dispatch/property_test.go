@@ -19,9 +19,8 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// script is everything that happens in one session, decided beforehand. Times
-// are whole seconds from its start, so that things often happen at once; 0 is
-// never.
+// script is everything that happens in one session, decided beforehand. Times are
+// whole seconds from its start, so that events often coincide; 0 is never.
 type script struct {
 	policy                              string
 	once, noBroker, attended            bool
@@ -38,7 +37,7 @@ type script struct {
 type scriptedCall struct {
 	tools.Call
 	work int
-	// deaf ignores its context, changing gives another projection each time.
+	// deaf ignores its context; changing gives another projection each time.
 	deaf, panics, changing bool
 	err                    error
 }
@@ -121,7 +120,7 @@ func drawScript(t *rapid.T) script {
 	return s
 }
 
-// played is what came of a script.
+// played is the result of a script.
 type played struct {
 	script
 	mu      sync.Mutex
@@ -135,7 +134,7 @@ type played struct {
 	other   []string
 }
 
-// heard is what became of one answer over HTTP.
+// heard is the result of one answer over HTTP.
 type heard struct {
 	told
 	id, label string
@@ -149,7 +148,7 @@ func (p *played) problem(format string, args ...any) {
 	p.other = append(p.other, fmt.Sprintf(format, args...))
 }
 
-// emit is the sink: it keeps what it is handed, also where it then fails.
+// emit is the sink. It keeps each event even if it then fails.
 func (p *played) emit(ev Event) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -172,7 +171,7 @@ func (p *played) requested() []approval.Confirmation {
 	return all
 }
 
-// at runs f at a moment of the script, and is waited for in the end.
+// at runs f at a moment of the script. all waits for it.
 func at(all *sync.WaitGroup, second int, f func()) {
 	if second > 0 {
 		all.Go(func() {
@@ -323,7 +322,7 @@ func (p *played) attach(broker *approval.Broker, all *sync.WaitGroup, release ch
 	}
 }
 
-// answer answers the nth question that was ever asked, or one that was not.
+// answer answers the nth question that was asked, or one that was not.
 func (p *played) answer(broker *approval.Broker, a scriptedAnswer, label string) {
 	id := "0123456789abcdef0123456789abcdef"
 	if asked := p.requested(); a.nth < len(asked) {
@@ -375,7 +374,7 @@ func (p *played) tool(name string, class tools.Class, fates map[string]scriptedC
 	return tool.factory()
 }
 
-// problems is everything that must hold of any session and doesn't.
+// problems returns the violations of what must hold for any session.
 func (p *played) problems() []string {
 	var recorded []Event
 	for i, ev := range p.events {
@@ -459,10 +458,10 @@ func (p *played) problems() []string {
 	return problems
 }
 
-// eventProblems wants of each call one terminal event and nothing but warnings
-// and attempts after it, at most one Called and that not after a refusal, of
-// each question one resolution; and of the calls that run at one time no more
-// than there are slots, and none that exclude each other.
+// eventProblems requires for each call one terminal event, followed only by
+// warnings and attempts, and at most one Called, not after a refusal; for each
+// question one resolution; and never more running calls than slots, or two that
+// exclude each other.
 func eventProblems(events []Event, calls []tools.Call, slots int) []string {
 	problems := terminalProblems(&recorder{events: events}, calls)
 	add := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
@@ -506,7 +505,6 @@ func eventProblems(events []Event, calls []tools.Call, slots int) []string {
 	return problems
 }
 
-// running is a call that holds a slot.
 type running struct {
 	class tools.Class
 	path  string
@@ -522,9 +520,9 @@ func runningOf(ev Called, calls []tools.Call) running {
 	return r
 }
 
-// excludes is the rule in other words than the scheduler's: a command stands
-// alone among what changes, and a write among what names its path; one that
-// names none, among writes and what names any.
+// excludes is the scheduler's rule in other words: a command runs alone among
+// changes, and a write among calls that name its path. A write without paths runs
+// alone among writes and calls that name any path.
 func (r running) excludes(o running) bool {
 	if r.class == tools.ClassExecute {
 		return o.class == tools.ClassExecute || o.class == tools.ClassWrite
@@ -540,8 +538,7 @@ func (r running) excludes(o running) bool {
 
 // Whatever calls, answers, clients, cancels, timeouts, closes and faults come
 // together, each call has exactly one terminal event and one result, in request
-// order; nothing that nobody allowed has run; and everybody was told what was
-// recorded.
+// order; nothing runs without permission; and everybody hears what was recorded.
 func TestAnySequenceEndsEveryCallOnce(t *testing.T) {
 	seen := map[string]bool{}
 	unseen := func() []string {
@@ -553,7 +550,8 @@ func TestAnySequenceEndsEveryCallOnce(t *testing.T) {
 			"told true", "told false",
 		}, func(text string) bool { return seen[text] })
 	}
-	// Of 100 scripts each (20 with -short), and more where chance leaves something out.
+	// 100 scripts (20 with -short) in each round, and more rounds if chance leaves
+	// something out.
 	for rounds := 0; !t.Failed() && (rounds < 8 || rounds < 200 && len(unseen()) > 0); rounds++ {
 		rapid.Check(t, func(rt *rapid.T) {
 			s := drawScript(rt)
@@ -580,7 +578,7 @@ func TestAnySequenceEndsEveryCallOnce(t *testing.T) {
 	}
 }
 
-// The check must see what may not be: the control of the test above.
+// The control of the test above: the check sees faults.
 func TestSequenceCheckSeesFaults(t *testing.T) {
 	calls := []tools.Call{call("a", "do_write", `{"path":"x"}`), call("b", "do_write", `{"path":"x"}`)}
 	began := func(id string) Event { return Called{CallID: id, Class: tools.ClassWrite} }

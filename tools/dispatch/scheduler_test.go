@@ -73,7 +73,7 @@ func TestClaimPathsAreOneForm(t *testing.T) {
 	}
 }
 
-// drawClaim is any claim over a few paths, so that conflicts are common.
+// drawClaim draws a claim over a few paths, so that conflicts are common.
 func drawClaim(t *rapid.T) claim {
 	c := claim{class: rapid.SampledFrom([]tools.Class{tools.ClassNone, tools.ClassRead, tools.ClassWrite, tools.ClassExecute, tools.ClassNetwork}).Draw(t, "class")}
 	c.parallel = c.class == tools.ClassExecute && rapid.Bool().Draw(t, "parallel")
@@ -81,10 +81,10 @@ func drawClaim(t *rapid.T) claim {
 	return c
 }
 
-// history drives a scheduler through any sequence of arrivals, answers and
-// ends, and says what went wrong, "" for nothing. The model is the three rules
-// and nothing else: never more than the slots, never two that conflict, and of
-// two that conflict the earlier one first.
+// history drives a scheduler through a random sequence of arrivals, answers and
+// ends, and returns what went wrong, or "". The model is just three rules: never
+// more than the slots, never two that conflict, and of two that conflict the
+// earlier one first.
 func history(t *rapid.T, choose func([]*ticket, int) []*ticket) string {
 	slots := rapid.IntRange(1, 4).Draw(t, "slots")
 	var open []*ticket
@@ -157,7 +157,7 @@ func history(t *rapid.T, choose func([]*ticket, int) []*ticket) string {
 			}
 		}
 	}
-	// What is left ends when every answer is given: nothing waits for ever.
+	// When every question is answered, the rest ends: nothing waits forever.
 	for _, tk := range open {
 		if tk.state == ticketHeld {
 			tk.state = ticketReady
@@ -182,7 +182,7 @@ func TestSchedulerAgainstTheModel(t *testing.T) {
 	})
 }
 
-// The model must trip over schedulers that leave out a rule each.
+// The model must catch schedulers that each leave out a rule.
 func TestSchedulerModelSeesWrongSchedulers(t *testing.T) {
 	wrong := map[string]func([]*ticket, int) []*ticket{
 		"everything at once": func(tickets []*ticket, _ int) []*ticket { return nextTickets(tickets, len(tickets)) },

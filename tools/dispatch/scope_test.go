@@ -12,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// A link is for the scope checker to see; its escape refuses, and what the
-// tool itself would say is left to the tool.
+// Only a scope checker sees where a symlink leads. An escape is refused; other
+// errors are left to the tool.
 func TestScopeChecker(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Symlink("/etc", filepath.Join(dir, "link")); err != nil {
@@ -51,7 +51,8 @@ func TestScopeChecker(t *testing.T) {
 	if r.Class != tools.ErrorPermissionDenied || strings.Contains(blocksText(r.Content), "secret") {
 		t.Errorf("a scope that can't be known gives %q, %q", r.Class, blocksText(r.Content))
 	}
-	// Positive control: by name alone the link leads out, and the marker is read.
+	// Positive control: checked only by name, the link leads out, and the marker is
+	// read.
 	naive := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, read)
 	if r := roundOK(t, naive, call("d", "read_file", `{"path":"link/passwd"}`))[0]; !strings.Contains(blocksText(r.Content), "root:") {
 		t.Fatalf("the control does not reach the file outside, so this test shows nothing: %q", blocksText(r.Content))

@@ -15,15 +15,16 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// serverTool is a tool of a server that says a text of itself.
+// serverTool is a server's tool that describes itself.
 func serverTool(class tools.Class, description string) fakeTool {
 	def := testDefinition("srv/do_it", class)
 	def.Description, def.FullSchema = description, true
 	return fakeTool{def: def}
 }
 
-// Answers that hold longer than a call are bound to the definition: an allow is asked
-// again when the server changes it, and the question reports that. A deny holds.
+// Answers that outlast a call are bound to the definition: if the server changes
+// it, an allowed tool is asked about again, and the question says why. A deny
+// holds.
 func TestAnswersAreBoundToDefinitions(t *testing.T) {
 	ask := func(d approval.Decision) []string {
 		end := []string{"called execute", "completed true"}
@@ -77,15 +78,15 @@ func TestAnswersAreBoundToDefinitions(t *testing.T) {
 			if last.Redefined != tt.asked || last.Definition == before {
 				t.Errorf("the question after the change is %+v", last)
 			}
-			// The new definition is the one that is allowed now.
+			// Now the new definition is allowed.
 			roundOK(t, d, call("d", "srv/do_it", `{}`))
 			wantEvents(t, rec, "d", tt.same...)
 		})
 	}
 }
 
-// A question about a server's tool has its server, the description without what a
-// terminal executes, and the exact input.
+// A question about a server's tool has its server, the safe description, and the
+// exact input.
 func TestConfirmationOfAServersTool(t *testing.T) {
 	const input = `{"text":"<b>\u202e"}`
 	var shown approval.Confirmation
@@ -107,7 +108,7 @@ func TestConfirmationOfAServersTool(t *testing.T) {
 	if !slices.ContainsFunc(shown.Notices, func(n string) bool { return strings.Contains(n, "description holds characters") }) {
 		t.Errorf("notices %q", shown.Notices)
 	}
-	// The control: a tool of our own is not described.
+	// The control: a tool of our own has no description.
 	own := fakeTool{def: testDefinition("own", tools.ClassNetwork)}
 	if err := d.Register(own.factory()); err != nil {
 		t.Fatal(err)
@@ -140,8 +141,8 @@ func TestUnknownToolAmongMany(t *testing.T) {
 	}
 }
 
-// Tools come and go while rounds run: every call has one end, and what is offered is what
-// is registered.
+// Tools come and go while rounds run: every call ends once, and the offered tools
+// are the registered ones.
 func TestRegisterWhileRoundsRun(t *testing.T) {
 	rec := &recorder{}
 	d := newDispatcher(t, rec, Options{Policy: policy.Policy{Tools: map[string]policy.Mode{"srv/*": policy.ModeAuto}}})

@@ -33,16 +33,16 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// The examples of the dispatcher specification (docs/internal/specification.md §9) and its
-// list of tests (§10), on a dispatcher as others see it, with the tools that it
-// speaks of: files are real, commands are a fake's. What a decision changed is
-// said at the test. docs/internal/specification.md maps the rest.
+// The examples of the dispatcher specification (docs/internal/specification.md §9)
+// and its list of tests (§10), on a dispatcher as others see it. Files are real,
+// commands are a fake's. "Decided" marks deviations; docs/internal/specification.md
+// maps the rest.
 
-// specification is one session: a real workspace, and what was reported.
+// specification is one session: a real workspace, and the reported events.
 type specification struct {
 	t *testing.T
-	// root is the workspace; two folders above it lies etc/passwd, which holds
-	// the canary, so that the path of example 9.2 really leads to something.
+	// root is the workspace. Two directories above it is etc/passwd, which holds
+	// the canary, so that the path of example 9.2 leads to something.
 	root, canary string
 	view         workspace.View
 	d            *dispatch.Dispatcher
@@ -52,8 +52,8 @@ type specification struct {
 	events []dispatch.Event
 }
 
-// given is what a session is made of; the zero value is the default policy and
-// nobody to ask.
+// given describes a session. The zero value is the default policy and nobody to
+// ask.
 type given struct {
 	policy  func(*policy.Policy)
 	person  person
@@ -71,21 +71,21 @@ func (p person) Approve(ctx context.Context, c approval.Confirmation) (approval.
 	return p(ctx, c)
 }
 
-// says is a person who always answers the same.
+// says is a person who always gives this answer.
 func says(d approval.Decision, s approval.Scope) person {
 	return func(context.Context, approval.Confirmation) (approval.Answer, error) {
 		return approval.Answer{Decision: d, Scope: s}, nil
 	}
 }
 
-// commands run what the shell tool is given.
+// commands runs what the shell tool is given.
 type commands func(ctx context.Context, cmd shell.Command) (shell.Result, error)
 
 func (c commands) Run(ctx context.Context, cmd shell.Command) (shell.Result, error) {
 	return c(ctx, cmd)
 }
 
-// direct makes changes of files where the sandbox would.
+// direct makes file changes in place of the sandbox.
 type direct struct{ *workspace.Writer }
 
 func newSpecification(t *testing.T, g given) *specification {
@@ -169,7 +169,7 @@ func (s *specification) write(name, content string) {
 	s.must(os.WriteFile(p, []byte(content), 0o644))
 }
 
-// content is a file's, "-" where there is none.
+// content returns a file's content, or "-".
 func (s *specification) content(name string) string {
 	b, err := os.ReadFile(filepath.Join(s.root, name))
 	if err != nil {
@@ -178,7 +178,6 @@ func (s *specification) content(name string) string {
 	return string(b)
 }
 
-// round dispatches the calls of one assistant message.
 func (s *specification) round(calls ...tools.Call) []tools.Result {
 	s.t.Helper()
 	results, err := s.d.Round(context.Background(), calls)
@@ -191,8 +190,8 @@ func use(id, name, input string) tools.Call {
 	return tools.Call{ID: id, Name: tools.Name(name), Input: json.RawMessage(input)}
 }
 
-// of are the events of one call with the fields that the specification names,
-// by the names that they have on the wire.
+// of returns the events of one call with the fields that the specification names,
+// by their names on the wire.
 func (s *specification) of(id string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,7 +249,7 @@ func (s *specification) wantEvents(id string, want ...string) {
 	}
 }
 
-// wantResult is the ToolResultBlock of a call.
+// wantResult checks the ToolResultBlock of a call.
 func (s *specification) wantResult(r tools.Result, id string, isError bool, text string) {
 	s.t.Helper()
 	if r.CallID != id || r.IsError != isError || said(r) != text {
@@ -269,7 +268,7 @@ func said(r tools.Result) string {
 	return strings.Join(parts, "\n")
 }
 
-// failed gives the tool.failed of a call.
+// failed returns the tool.failed of a call.
 func (s *specification) failed(id string) dispatch.Failed {
 	s.t.Helper()
 	s.mu.Lock()
@@ -283,8 +282,8 @@ func (s *specification) failed(id string) dispatch.Failed {
 	return dispatch.Failed{}
 }
 
-// Example 9.1. Decided: the order is the same; tool.completed says the size of
-// what the model gets.
+// Example 9.1. Decided: the order is the same; tool.completed has the size of what
+// the model gets.
 func TestSpecification9_1SimpleRead(t *testing.T) {
 	s := newSpecification(t, given{})
 	s.write("README.md", "# Project Foo\nAll of it.\n")
@@ -295,8 +294,8 @@ func TestSpecification9_1SimpleRead(t *testing.T) {
 		"tool.completed {success: true, output_size_bytes: 25}")
 }
 
-// Example 9.2. Decided: the sentence says what would be accepted; the failure
-// has a reason beside its class.
+// Example 9.2. Decided: the message says what would be accepted; the failure has a
+// reason beside its class.
 func TestSpecification9_2WorkspaceEscape(t *testing.T) {
 	s := newSpecification(t, given{})
 	if got := s.content("../../etc/passwd"); got != s.canary {
@@ -312,8 +311,8 @@ func TestSpecification9_2WorkspaceEscape(t *testing.T) {
 	}
 }
 
-// Example 9.3. Decided: the sentence is "The user denied this operation."; a
-// resolution says its scope and who decided.
+// Example 9.3. Decided: the message is "The user denied this operation."; a
+// resolution has its scope and who decided.
 func TestSpecification9_3Denied(t *testing.T) {
 	const input = `{"path": "src/auth.ts", "content": "export {}\n"}`
 	var shown approval.Confirmation
@@ -350,8 +349,8 @@ func TestSpecification9_3Denied(t *testing.T) {
 }
 
 // Example 9.4. Decided: SIGKILL follows after 5 s, not 3; a cancelled call is
-// tool.failed however the tool returns, with the partial output. That the
-// signals are sent is the sandbox's: e2e TestSpecification9_4OnEachBackend.
+// tool.failed however the tool returns, with the partial output. e2e
+// TestSpecification9_4OnEachBackend shows that the signals are sent.
 func TestSpecification9_4CancelShell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		started := make(chan struct{})
@@ -396,8 +395,8 @@ func TestSpecification9_4CancelShell(t *testing.T) {
 	})
 }
 
-// allIn lets reads go on only once as many wait as are wanted: calls that run
-// one after the other never get there.
+// allIn lets reads go on only once enough of them wait: calls that run one after
+// the other never do.
 type allIn struct {
 	workspace.View
 	wanted int
@@ -421,7 +420,7 @@ func (a *allIn) ReadFile(ctx context.Context, path string, offset, most int64) (
 	}
 }
 
-// script is a model that plays answers and keeps what it was sent.
+// script is a model that replays answers and keeps what it was sent.
 type script struct {
 	answers []loop.Message
 	asked   []loop.Request
@@ -434,8 +433,8 @@ func (m *script) Complete(_ context.Context, req loop.Request, _ func(loop.Delta
 
 func (m *script) Info() loop.ModelInfo { return loop.ModelInfo{Provider: "test", Model: "script"} }
 
-// Example 9.5, through the loop. Decided: a TOOL message holds one result, so
-// there are three, in the order of the calls; tool ids are ours.
+// Example 9.5, through the loop. Decided: a TOOL message holds one result, so there
+// are three, in the order of the calls; tool IDs are ours.
 func TestSpecification9_5ParallelReads(t *testing.T) {
 	s := newSpecification(t, given{view: func(v workspace.View) workspace.View {
 		return &allIn{View: v, wanted: 3, open: make(chan struct{})}
@@ -483,7 +482,6 @@ func TestSpecification9_5ParallelReads(t *testing.T) {
 	}
 }
 
-// stub is a tool made by a test.
 type stub struct {
 	def tools.Definition
 	run func(context.Context, *tools.Call) (tools.Output, error)
@@ -498,7 +496,7 @@ func (s *stub) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 	return s.run(ctx, call)
 }
 
-// stubbed is the factory of a stub that anybody may use.
+// stubbed returns the factory of a stub that everyone may use.
 func stubbed(name string, class tools.Class, schema string, run func(context.Context, *tools.Call) (tools.Output, error)) tools.Factory {
 	def := tools.Definition{
 		Name: tools.Name(name), Description: "A tool of a test.", Class: class, Runs: tools.PlaceHost, EnabledByDefault: true,
@@ -512,8 +510,8 @@ func stubbed(name string, class tools.Class, schema string, run func(context.Con
 
 const anything = `{"type": "object", "properties": {"x": {"type": "string"}}}`
 
-// Section 10, tests 1 and 2: what registration refuses. Each construct is
-// refused with its path, and the tool is not there.
+// Section 10, tests 1 and 2: registration refuses each construct with its path, and
+// the tool is not registered.
 func TestSpecification10_1Registration(t *testing.T) {
 	s := newSpecification(t, given{})
 	before := len(s.d.Definitions())
@@ -596,8 +594,7 @@ func TestSpecification10_3MalformedInput(t *testing.T) {
 	}
 }
 
-// Test 4: escapes by "..", absolute paths and links, for every tool that
-// names a path.
+// Test 4: escapes by "..", absolute paths and symlinks, for every tool with a path.
 func TestSpecification10_4Escapes(t *testing.T) {
 	s := newSpecification(t, given{policy: func(p *policy.Policy) { p.Classes[tools.ClassWrite] = policy.ModeAuto }})
 	passwd := filepath.Join(s.root, "../../etc/passwd")
@@ -667,7 +664,7 @@ func TestSpecification10_7ConfirmationTimeout(t *testing.T) {
 	})
 }
 
-// Test 8: six calls at a cap of four, which start in their order.
+// Test 8: six calls at a cap of four start in order.
 func TestSpecification10_8ConcurrencyCap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -708,9 +705,8 @@ func TestSpecification10_8ConcurrencyCap(t *testing.T) {
 	})
 }
 
-// Tests 9 and 10: a cancel reaches the tool, and one that does not obey is
-// given up after 30 s, with a warning. Decided: cancel_event and cancel() are
-// the context.
+// Tests 9 and 10: a cancel reaches the tool, and a tool that ignores it is given up
+// after 30 s with a warning. Decided: cancel_event and cancel() are the context.
 func TestSpecification10_9Cancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cause := errors.New("the turn was cancelled")
@@ -752,7 +748,7 @@ func TestSpecification10_9Cancel(t *testing.T) {
 	})
 }
 
-// Test 11: what a tool throws is redacted for the model and whole in the log.
+// Test 11: a tool's error is redacted for the model and complete in the log.
 func TestSpecification10_11Exceptions(t *testing.T) {
 	thrown := errors.New("connect to 10.0.0.5: password is hunter2")
 	s := newSpecification(t, given{more: []tools.Factory{
@@ -777,9 +773,9 @@ func TestSpecification10_11Exceptions(t *testing.T) {
 	}
 }
 
-// Test 12 said that a tool may open files by itself, logged. Superseded: what
-// writes or executes runs in the container, and can't be registered otherwise.
-// e2e TestShellSeesNothingOfTheHost shows that the container holds.
+// Test 12 said that a tool may open files by itself, logged. Superseded: tools that
+// write or execute must run in the container. e2e TestShellSeesNothingOfTheHost
+// shows that it holds.
 func TestSpecification10_12NothingRunsOnTheHost(t *testing.T) {
 	s := newSpecification(t, given{})
 	for _, class := range []tools.Class{tools.ClassWrite, tools.ClassExecute} {
@@ -815,8 +811,7 @@ func TestSpecification10_13TrustedWorkspace(t *testing.T) {
 	trusted.wantEvents("tu_w", "tool.called {tool_name: write_file, side_effects: write}", `tool.completed {success: true, output_size_bytes: 19, files_modified: ["f"]}`)
 }
 
-// Test 14: the class of the event is the declared one, also where a command
-// only reads.
+// Test 14: the event's class is the declared one, even if a command only reads.
 func TestSpecification10_14DeclaredClass(t *testing.T) {
 	s := newSpecification(t, given{
 		policy: func(p *policy.Policy) {

@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// backtrack matches (a*)*b at the start of s as engines do that try every way,
-// and stops after so many steps.
+// backtrack matches (a*)*b at the start of s by trying every way, up to a number of
+// steps.
 func backtrack(s string, steps *int) bool {
 	if *steps--; *steps < 0 {
 		return false
@@ -28,8 +28,8 @@ func backtrack(s string, steps *int) bool {
 	return false
 }
 
-// The control of acceptance case A16: the same pattern and line, given to an
-// engine that tries every way, does not end; ours has answered by then.
+// The control of acceptance case A16: a backtracking engine does not finish the
+// same pattern and line, which ours has answered by then.
 func TestPatternControl(t *testing.T) {
 	f := newFixture(t)
 	line := strings.Repeat("a", 60)
@@ -47,8 +47,8 @@ func TestPatternControl(t *testing.T) {
 	}
 }
 
-// The control of acceptance case A14: the same bytes as they are can't be sent
-// to a model, and a decoder would make room for what a picture claims.
+// The control of acceptance case A14: the raw bytes can't be sent to a model, and a
+// decoder would allocate what a picture claims.
 func TestContentControl(t *testing.T) {
 	f := newFixture(t)
 	const broken = "caf\xe9 \xc3\x28\n"

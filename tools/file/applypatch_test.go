@@ -27,7 +27,7 @@ func patchOf(lines ...string) string {
 
 const tenLines = "one\ntwo\nthree\nfour\nfive\nsix\nseven\neight\nnine\nten\n"
 
-// TestApplyPatch drives each kind of section through real files.
+// TestApplyPatch applies each kind of section to real files.
 func TestApplyPatch(t *testing.T) {
 	for name, c := range map[string]struct {
 		before map[string]string
@@ -200,8 +200,8 @@ func TestApplyPatchWrappings(t *testing.T) {
 	}
 }
 
-// TestApplyPatchRefusals: what can't be meant is refused, with the place and
-// the fix, and no file is touched.
+// TestApplyPatchRefusals: a meaningless patch is refused with the place and the
+// fix, and no file is touched.
 func TestApplyPatchRefusals(t *testing.T) {
 	for name, c := range map[string]struct{ patch, reason, want string }{
 		"cut off":             {"*** Begin Patch\n*** Add File: n\n+x\n", "invalid_patch", "no *** End Patch line, so it may be cut off"},
@@ -252,7 +252,7 @@ func TestApplyPatchRefusals(t *testing.T) {
 			before := f.files()
 			patch, want := c.patch, c.want
 			if c.reason != "invalid_patch" && c.reason != "no_change" {
-				// Another section that would fit must not be done either.
+				// Another section that would fit must not be applied either.
 				patch = strings.Replace(patch, "*** End Patch", "*** Add File: fits\n+x\n*** End Patch", 1)
 			}
 			_, err := f.call("apply_patch", object{"patch": patch})
@@ -290,8 +290,8 @@ func TestApplyPatchDefinition(t *testing.T) {
 	}
 }
 
-// TestApplyPatchThroughTheDispatcher tests aliases, the scope of every path,
-// and that the change that is shown is the one that is made.
+// TestApplyPatchThroughTheDispatcher tests aliases, the scope of every path, and
+// that the change shown is the change made.
 func TestApplyPatchThroughTheDispatcher(t *testing.T) {
 	f := newFixture(t)
 	f.file("a", "x\n")
@@ -338,7 +338,7 @@ func TestApplyPatchProjects(t *testing.T) {
 	if len(f.sandbox.ops) > 0 || project().State != shown.State {
 		t.Error("looking changed something")
 	}
-	// A file that changes after it was shown: nothing is done.
+	// A file changes after it was shown: nothing is done.
 	f.file("gone", "other\n")
 	before := f.files()
 	if project().State == shown.State {
@@ -353,7 +353,7 @@ func TestApplyPatchProjects(t *testing.T) {
 	}
 }
 
-// faulty fails one Apply: before it did anything, or after.
+// faulty fails one Apply, before or after doing it.
 type faulty struct {
 	sandbox *sandbox
 	at      int
@@ -385,8 +385,8 @@ func (s *faulty) Apply(ctx context.Context, op workspace.Op) (workspace.Change, 
 
 const faultSteps = 6
 
-// faultPatch has a step of each kind: write, create in a directory that is not
-// there, rename, write after it, and two deletes.
+// faultPatch has a step of each kind: write, create in a new directory, rename,
+// write after it, and two deletes.
 func faultPatch(f *fixture) json.RawMessage {
 	f.file("a", "x\n")
 	f.file("m", "1\n2\n")
@@ -399,8 +399,8 @@ func faultPatch(f *fixture) json.RawMessage {
 	return raw
 }
 
-// TestApplyPatchRollsBack fails each step in each way: every file is as it was
-// afterwards, modes included, and the error says so.
+// TestApplyPatchRollsBack fails each step in each way: every file is as before,
+// including modes, and the error says so.
 func TestApplyPatchRollsBack(t *testing.T) {
 	ways := map[string]func(*faulty, context.CancelCauseFunc){
 		"refused": func(s *faulty, _ context.CancelCauseFunc) {
@@ -464,8 +464,8 @@ func (f *fixture) modes() map[string]string {
 	return all
 }
 
-// TestApplyPatchSaysWhatItLeft is the control of the test above: where nothing
-// can be undone, files do differ, and the error and the output name just those.
+// TestApplyPatchSaysWhatItLeft is the control of the test above: if nothing can be
+// undone, files do differ, and the error and the output name exactly those.
 func TestApplyPatchSaysWhatItLeft(t *testing.T) {
 	for at := 2; at <= faultSteps; at++ {
 		f := newFixture(t)
@@ -500,9 +500,8 @@ func TestApplyPatchSaysWhatItLeft(t *testing.T) {
 }
 
 // TestApplyPatchMarks: a patch of several changes is marked with its paths before
-// the first of them, and the mark is removed when the patch is done or undone, but
-// not if the sandbox is lost. A single change has no mark. Nothing is changed if
-// the mark can't be made.
+// the first, and unmarked when it is done or undone, but not if the sandbox is
+// lost. A single change has no mark. If marking fails, nothing is changed.
 func TestApplyPatchMarks(t *testing.T) {
 	errFull := errors.New("no space")
 	two := patchOf("*** Update File: a", "@@", "-x", "+y", "*** Add File: odd\tname", "+1")
@@ -549,8 +548,8 @@ func TestApplyPatchMarks(t *testing.T) {
 	}
 }
 
-// TestApplyPatchDoesNotClobber: what others wrote meanwhile is overwritten
-// neither by the patch nor by its undoing.
+// TestApplyPatchDoesNotClobber: neither the patch nor its undoing overwrites what
+// others wrote meanwhile.
 func TestApplyPatchDoesNotClobber(t *testing.T) {
 	f := newFixture(t)
 	raw := faultPatch(f)
@@ -572,8 +571,8 @@ func TestApplyPatchDoesNotClobber(t *testing.T) {
 	}
 }
 
-// TestPatchGivesAfter: for any two texts, a patch made of their difference
-// makes the one of the other.
+// TestPatchGivesAfter: a patch made from the difference of any two texts turns one
+// into the other.
 func TestPatchGivesAfter(t *testing.T) {
 	f := newFixture(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -596,7 +595,7 @@ func TestPatchGivesAfter(t *testing.T) {
 	})
 }
 
-// texts draws a text and a changed one, of few words, so that lines repeat.
+// texts draws a text and a changed one from few words, so that lines repeat.
 func texts(t *rapid.T) (before, after string) {
 	word := rapid.SampledFrom([]string{"", "a", "b", "}", "-x", "+y", " z", "@@", "@@ a", "*** End Patch", "***", "\\ No newline", "“q”", "\t", "a ", "é\u2028"})
 	end := rapid.SampledFrom([]string{"\n", "\r\n"}).Draw(t, "end")
@@ -630,8 +629,8 @@ func texts(t *rapid.T) (before, after string) {
 	return before, after
 }
 
-// diffPatch makes a patch with one hunk, whose context is the whole rest, so
-// that it has one place.
+// diffPatch makes a patch with one hunk, whose context is the whole rest, so that
+// it has one place.
 func diffPatch(t *rapid.T, before, after string) string {
 	a, b := readDocument([]byte(before)), readDocument([]byte(after))
 	same := 0
@@ -675,7 +674,7 @@ func diffPatch(t *rapid.T, before, after string) string {
 	return patch
 }
 
-// patchSeeds are patches of every kind, for the fuzzer.
+// patchSeeds are patches of every kind.
 func patchSeeds() []string {
 	return []string{
 		patchOf("*** Update File: a", "@@", " two", "-three", "+THREE", " four"),
@@ -688,8 +687,8 @@ func patchSeeds() []string {
 	}
 }
 
-// FuzzApplyPatch: whatever the patch, it is refused with a reason for the model,
-// or an update takes and adds just the lines that it says.
+// FuzzApplyPatch: a patch is refused with a reason for the model, or an update
+// removes and adds exactly its lines.
 func FuzzApplyPatch(f *testing.F) {
 	seeds := patchSeeds()
 	patches := 0
@@ -740,9 +739,9 @@ func FuzzApplyPatch(f *testing.F) {
 	})
 }
 
-// TestPatchPartsAreRestricted: a rule on the tool that writes, patches or deletes
-// a file binds the part of a patch that does it. The control is a patch without
-// that part.
+// TestPatchPartsAreRestricted: a rule on the tool that writes, patches or deletes a
+// file binds the part of a patch that does it. The control is a patch without that
+// part.
 func TestPatchPartsAreRestricted(t *testing.T) {
 	const add, update, remove, move, moveAndUpdate = "*** Add File: a\n+x\n", "*** Update File: b\n@@\n-x\n+y\n", "*** Delete File: c\n",
 		"*** Update File: d\n*** Move to: e\n", "*** Update File: d\n*** Move to: e\n@@\n-x\n+y\n"

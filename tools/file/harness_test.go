@@ -19,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fixture is the tools over a real directory. Changes are made by a real Writer,
-// which stands for the sandbox.
+// fixture is the tools over a real directory. A real Writer stands in for the
+// sandbox.
 type fixture struct {
 	t       testing.TB
 	root    string
@@ -32,7 +32,7 @@ type fixture struct {
 	sandbox *sandbox
 }
 
-// sandbox applies changes like the real one does, and remembers them.
+// sandbox applies changes like the real one, and remembers them.
 type sandbox struct {
 	writer *workspace.Writer
 	ops    []workspace.Op
@@ -93,7 +93,7 @@ func (f *fixture) content(name string) string {
 	return string(b)
 }
 
-// call runs one tool, and fails the test where anything of it shows the canary.
+// call runs one tool, and fails the test if its output has the canary.
 func (f *fixture) call(name tools.Name, input any) (tools.Output, error) {
 	f.t.Helper()
 	raw, err := json.Marshal(input)

@@ -105,7 +105,7 @@ func TestReadFileText(t *testing.T) {
 	}
 }
 
-// Acceptance A11, A14: what is too large to be held.
+// Acceptance A11, A14: files too large to be held.
 func TestReadFileHuge(t *testing.T) {
 	f := newFixture(t)
 	f.file("sparse", "")
@@ -145,8 +145,8 @@ func TestReadFileHuge(t *testing.T) {
 	}
 }
 
-// TestReadFileNotRegular is acceptance case A9 for each tool that reads: what is
-// no file is refused by name, and passed over by searches, which don't wait.
+// TestReadFileNotRegular is acceptance case A9 for each tool that reads: non-files
+// are refused by name, and skipped by searches, without waiting.
 func TestReadFileNotRegular(t *testing.T) {
 	f := newFixture(t)
 	f.must(unix.Mkfifo(filepath.Join(f.root, "fifo"), 0o644))
@@ -190,7 +190,7 @@ func TestReadFilePictures(t *testing.T) {
 		f.must(err)
 		return string(b)
 	}
-	// 1 × 1 pixels, lossy and lossless, as in the format's own test files.
+	// 1 × 1 pixels, lossy and lossless, as in the format's test files.
 	lossy := unbase("UklGRiIAAABXRUJQVlA4IBYAAAAwAQCdASoBAAEADsD+JaQAA3AAAAAA")
 	lossless := unbase("UklGRhoAAABXRUJQVlA4TA0AAAAvAAAAEAcQERGIiP4HAA==")
 	extended := "RIFF\x1e\x00\x00\x00WEBPVP8X\x0a\x00\x00\x00\x00\x00\x00\x00\x3f\x1f\x00\x02\x00\x00"
@@ -247,7 +247,7 @@ func pngHeader(w, h uint32) string {
 	return string(binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(chunk)))
 }
 
-// FuzzReadFile shows any bytes; what comes out is UTF-8 and bounded.
+// FuzzReadFile shows any bytes; the result is bounded UTF-8.
 func FuzzReadFile(f *testing.F) {
 	seeds := []string{"", "a\nb", "\xff\xfea", "\xfe\xff", "\x89PNG\r\n\x1a\n", pngHeader(1, 1), "RIFF....WEBPVP8X", "\x00", "a\r\n\xff", strings.Repeat("ä", 1500), "GIF89a", "\xff\xd8\xff\xe0"}
 	if len(seeds) == 0 {

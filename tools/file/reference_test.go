@@ -23,14 +23,14 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// reference is the searches as they would be written without a thought of
-// speed: one entry after another, every line by the regular expression alone.
+// reference does searches without optimization: one entry after another, every line
+// by the regular expression alone.
 type reference struct {
 	f     *fixture
 	rules map[string][]ignoreRule
 }
 
-// walk visits what a search that starts at the workspace looks at.
+// walk visits what a search from the workspace looks at.
 func (r *reference) walk(ignored bool, visit func(e workspace.Entry)) {
 	r.rules = map[string][]ignoreRule{}
 	enter := func(dir string) {
@@ -135,7 +135,7 @@ func (r *reference) grep(in grepInput, most int) string {
 	return b.String()
 }
 
-// Pieces of which files, patterns and names are made.
+// Pieces that files, patterns and names are made of.
 var (
 	words    = rapid.SampledFrom([]string{"foo", "Foo", "FOO", "bar", "K", "\u212a", "s", "\u017f", "İ", "i", "é", "É", "\xff", "\n", "\r\n", "\n\n", " ", "a.b", strings.Repeat("x", 400)})
 	patterns = rapid.SampledFrom([]string{
@@ -195,7 +195,7 @@ func TestSearchesAreAsBefore(t *testing.T) {
 	})
 }
 
-// TestRequiredLiterals: every match holds one of the texts, whatever matched.
+// TestRequiredLiterals: every match contains one of the texts.
 func TestRequiredLiterals(t *testing.T) {
 	for expr, want := range map[string]string{
 		"foo": "foo", "fo+bar": "bar", "(foo|bar)baz": "baz", "foo|barn": "foo barn", "foo|b*": "", "[ab]": "", "a?": "", "(?i:FooKit)": "foo~",
@@ -224,8 +224,8 @@ func TestRequiredLiterals(t *testing.T) {
 	}
 }
 
-// TestSearchesAgreeWithOthers compares names with ripgrep's and fd's, where
-// these are installed, on a tree on which they mean the same.
+// TestSearchesAgreeWithOthers compares names with ripgrep's and fd's, if installed,
+// on a tree where they mean the same.
 func TestSearchesAgreeWithOthers(t *testing.T) {
 	f := newFixture(t)
 	f.must(os.Mkdir(filepath.Join(f.root, ".git"), 0o755)) // so that .gitignore counts to them

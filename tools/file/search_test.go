@@ -168,7 +168,7 @@ func TestGrepIsBounded(t *testing.T) {
 	}
 }
 
-// Acceptance A16: patterns that are meant to take for ever.
+// Acceptance A16: patterns designed to take forever.
 func TestHostilePatterns(t *testing.T) {
 	f := newFixture(t)
 	f.file("a", strings.Repeat("a", 4<<20))
@@ -234,7 +234,7 @@ func TestHostileIgnoreFiles(t *testing.T) {
 	}
 }
 
-// TestIgnoresAsGit: rules that git reads otherwise than the library.
+// TestIgnoresAsGit: rules that git reads differently from the library.
 func TestIgnoresAsGit(t *testing.T) {
 	for rules, want := range map[string]string{
 		"\ufeff*.log\n":    ".gitignore\nb/c.md\nb/d.txt\n",
@@ -255,7 +255,6 @@ func TestIgnoresAsGit(t *testing.T) {
 	}
 }
 
-// FuzzSearch passes any pattern to glob and grep.
 func FuzzSearch(f *testing.F) {
 	seeds := []string{"*.go", "**/*", "{a,b}", "[a-z", "((a*)*)*b", "(x{1000}){1000}", "\\", "", "!(a)", "/workspace/*", "../x", "a\x00", "{{{,},},}", "[^]", "**/{**/{**,a},b}/c"}
 	if len(seeds) == 0 {

@@ -243,7 +243,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// The loss of the sandbox is not dressed up as something for the model.
+// The loss of the sandbox is no error for the model.
 func TestSandboxLost(t *testing.T) {
 	f := newFixture(t)
 	f.sandbox.err = fmt.Errorf("apply change: %w", tools.ErrSandboxLost)
@@ -256,8 +256,8 @@ func TestSandboxLost(t *testing.T) {
 	}
 }
 
-// TestSwappedPath: a change is made to what was shown, and to nothing to which its path
-// leads since, even if that has the same content or no diff could be shown.
+// TestSwappedPath: a change is made only to what was shown, and not to what its
+// path leads to since, even if that has the same content or no diff could be shown.
 func TestSwappedPath(t *testing.T) {
 	relink := func(f *fixture, to string) {
 		link := filepath.Join(f.root, "link")

@@ -9,7 +9,6 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// commandTool runs the lines that its input lists.
 func commandTool(name string) tools.Definition {
 	return tools.Definition{
 		Name: tools.Name(name), Class: tools.ClassExecute, Runs: tools.PlaceSandbox,
@@ -43,8 +42,8 @@ func promptingPolicy(t testing.TB, commands map[string]Mode) Policy {
 	return p
 }
 
-// attacks are commands that an entry must not let run, each with the harmless one that
-// it lets run.
+// attacks are commands that an entry must not let run, each with a harmless one
+// that it does.
 var attacks = []struct{ entry, harmless, attack string }{
 	{"make *", "make test", "make -f evil"},
 	{"make *", "make test", "make -fevil"},
@@ -173,8 +172,8 @@ var attacks = []struct{ entry, harmless, attack string }{
 	{"mycheck *", "mycheck src", "mycheck -"},
 }
 
-// Each attack is asked about, and the harmless command beside it is not. Without any
-// rule about further words all but those that are no single phrase would run.
+// Each attack is asked about, and the harmless command is not. Without a rule about
+// further words, all attacks would run except those that are no single phrase.
 func TestEntriesOfCommandsLetNoAttackRun(t *testing.T) {
 	for _, a := range attacks {
 		p := promptingPolicy(t, map[string]Mode{a.entry: ModeAuto})
@@ -210,8 +209,8 @@ func TestEntriesOfCommandsThatAreNone(t *testing.T) {
 	}
 }
 
-// A prompt or a deny finds its command wherever it stands; the entry with the most words
-// decides, and a deny before all.
+// A prompt or deny finds its command anywhere. The entry with the most words
+// decides, but a deny wins.
 func TestPrecedenceOfEntriesOfCommands(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -261,8 +260,8 @@ func TestPrecedenceOfEntriesOfCommands(t *testing.T) {
 	}
 }
 
-// A restriction also counts if a command doesn't tell which program it runs. Commands
-// that do are not about it.
+// A restriction also counts if a command doesn't tell which program it runs, but
+// not for commands that do.
 func TestRestrictionsOfComputedCommands(t *testing.T) {
 	p := promptingPolicy(t, map[string]Mode{"rm *": ModeDeny, "npm run deploy": ModeDeny, "git push *": ModePrompt})
 	p.Classes[tools.ClassExecute] = ModeAuto
@@ -304,8 +303,8 @@ func TestRestrictionsOfComputedCommands(t *testing.T) {
 	}
 }
 
-// What an entry with * lets run is one command of visible literal words that begin as
-// the entry does, and none is an unknown option, an assignment or a file of words.
+// An entry with * lets run only one command of visible literal words that begins
+// like the entry, without an unknown option, an assignment or a file of words.
 func FuzzEntriesOfCommands(f *testing.F) {
 	for _, a := range attacks {
 		f.Add(a.entry, a.harmless)
@@ -336,7 +335,7 @@ func FuzzEntriesOfCommands(f *testing.F) {
 	})
 }
 
-// FuzzRestrictions checks that a denied command is found whatever stands before and after it.
+// FuzzRestrictions checks that a denied command is found whatever stands around it.
 func FuzzRestrictions(f *testing.F) {
 	f.Add("git -c alias.x='!y' x", "uv run z")
 	f.Add("x='a[$(b)]'; exec <<<c", "tar -I 'd e' f")

@@ -109,8 +109,8 @@ func TestCommandScripts(t *testing.T) {
 	}
 }
 
-// TestCommandScriptsAreBounded: a name that no file can have, a script that is too
-// long and one too deep in others name nothing.
+// TestCommandScriptsAreBounded: an impossible file name, a script that is too long
+// and one nested too deeply name nothing.
 func TestCommandScriptsAreBounded(t *testing.T) {
 	for _, tt := range []struct {
 		script string
@@ -139,7 +139,6 @@ func TestCommandScriptsAreBounded(t *testing.T) {
 	}
 }
 
-// failingView is a view whose files can't be read.
 type failingView struct{ workspace.View }
 
 func (failingView) ReadFile(context.Context, string, int64, int64) (workspace.File, error) {
@@ -147,7 +146,7 @@ func (failingView) ReadFile(context.Context, string, int64, int64) (workspace.Fi
 }
 
 // TestWhatCanNotBeIdentifiedIsNotCovered: without the content of a script, or the
-// directory, there is no state that an approval could be bound to.
+// directory, there is no state to bind an approval to.
 func TestWhatCanNotBeIdentifiedIsNotCovered(t *testing.T) {
 	view := openView(t, t.TempDir())
 	if shown, err := ProjectCommands(t.Context(), failingView{view}, ".", []string{"sh run.sh"}); err == nil || err.Error() != "identify script: sandbox lost" || shown.State != "" {
@@ -161,7 +160,6 @@ func TestWhatCanNotBeIdentifiedIsNotCovered(t *testing.T) {
 	}
 }
 
-// TestCoverIsBounded: so many files, so many bytes together.
 func TestCoverIsBounded(t *testing.T) {
 	scripts := func(sizes ...int) (covers, notCovered []string, state func() string) {
 		t.Helper()
@@ -212,8 +210,8 @@ func TestCoverIsBounded(t *testing.T) {
 	}
 }
 
-// TestApprovalCoversScriptsAndDirectory: a change to a file or directory that the
-// approval covers changes the state. The control changes files that it doesn't cover.
+// TestApprovalCoversScriptsAndDirectory: changing a covered file or directory
+// changes the state. The control changes other files.
 func TestApprovalCoversScriptsAndDirectory(t *testing.T) {
 	for name, tc := range map[string]struct {
 		dir, command string

@@ -14,7 +14,7 @@ func TestDangerousCommands(t *testing.T) {
 	for _, command := range []string{
 		// The four of the loop with four tools (docs/internal/specification.md).
 		"rm -rf /", "mkfs.ext4 /dev/sdb", "echo x > /dev/sda", "dd if=/dev/zero of=x",
-		// The same, written otherwise.
+		// The same in other spellings.
 		"rm -fr /", "rm -r -f /", "rm --recursive --force /", `rm -rf "/"`, `'rm' -rf /`, `\rm -rf /`, "/bin/rm -rf /", "rm  -rf\t/", "rm -rf / --", "rm / -rf",
 		"rm -rf ~", `rm -rf "$HOME"`, "rm -rf ${HOME}", "rm -rf .git", "rm -rf *", "rm -rf /*", "rm -rf ..", "rm -Rf .",
 		"rm -r //", "rm -r /.", "rm -r /./", "rm -rf ///", "rm -rf /tmp/..", "rm -rf /../", "rm -rf //*", "rm -rf /./*", "rm -rf ~/.", "rm -rf $HOME//", "rm -rf /workspace/.", "rm -rf x/..",
@@ -54,8 +54,8 @@ func TestDangerousCommands(t *testing.T) {
 	}
 }
 
-// TestDangerousSpellings holds what each built-in pattern is meant for in the ways
-// in which it is written, and beside it what is like it and harmless.
+// TestDangerousSpellings has common spellings for each built-in pattern, and
+// similar harmless commands.
 func TestDangerousSpellings(t *testing.T) {
 	patterns, err := parseDangerous(DangerousCommands(), "")
 	if err != nil {
@@ -134,7 +134,7 @@ func TestDangerousSpellings(t *testing.T) {
 	}
 }
 
-// TestDangerousPatterns holds what the words of a pattern mean.
+// TestDangerousPatterns tests the meaning of a pattern's words.
 func TestDangerousPatterns(t *testing.T) {
 	for _, tc := range []struct {
 		pattern, command string
@@ -167,11 +167,11 @@ func TestDangerousPatterns(t *testing.T) {
 	}
 }
 
-// quoteScript returns a script as one word of another.
+// quoteScript quotes a script as one word.
 func quoteScript(script string) string { return "'" + strings.ReplaceAll(script, "'", `'\''`) + "'" }
 
-// TestDangerousDepth: scripts in scripts are searched to a depth of four, in
-// whichever way a shell gets them.
+// TestDangerousDepth: nested scripts are searched to a depth of four, however a
+// shell gets them.
 func TestDangerousDepth(t *testing.T) {
 	patterns, err := parseDangerous([]string{"rm -r /"}, "")
 	if err != nil {
@@ -197,8 +197,8 @@ func TestDangerousDepth(t *testing.T) {
 	}
 }
 
-// TestDangerousSearchIsBounded: what was made to take long counts as dangerous,
-// and is given up on.
+// TestDangerousSearchIsBounded: a command made to take long counts as dangerous,
+// and the search gives up.
 func TestDangerousSearchIsBounded(t *testing.T) {
 	patterns, err := parseDangerous([]string{"never seen"}, "")
 	if err != nil {
@@ -300,7 +300,7 @@ func FuzzDangerous(f *testing.F) {
 	})
 }
 
-// BenchmarkDangerous is what looking at one ordinary command adds to its call.
+// BenchmarkDangerous measures searching one ordinary command.
 func BenchmarkDangerous(b *testing.B) {
 	patterns, err := parseDangerous(DangerousCommands(), "")
 	if err != nil {

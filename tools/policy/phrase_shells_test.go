@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// recorderScript is installed under the name of a command. It appends the name
-// under which it was run and its arguments to the file $TRACE.
+// recorderScript stands in for a command. It appends its name and arguments to
+// $TRACE.
 const recorderScript = `#!/bin/sh
 { printf '%s\0' "$0" "$@"; printf '\036\0'; } >>"$TRACE"
 `
@@ -28,8 +28,8 @@ type shellUnderTest struct {
 	builtins map[string]bool
 }
 
-// findShells returns the shells of this machine that can run a static phrase,
-// and the names of those that are missing.
+// findShells returns the installed shells that can run a static phrase, and the
+// names of the missing ones.
 func findShells(t testing.TB) (found []shellUnderTest, missing []string) {
 	t.Helper()
 	for _, s := range []struct {
@@ -81,11 +81,11 @@ func newShellTrial(t testing.TB) *shellTrial {
 	return trial
 }
 
-// errNoRecorder is the error of a command whose name no file can have here.
+// errNoRecorder means that no file can have the command's name.
 var errNoRecorder = errors.New("no recorder can have this name")
 
-// run runs a command with a shell in an empty directory where name is a
-// recorder, and returns the commands that ran, each as its words.
+// run runs a command with a shell in an empty directory where name is a recorder.
+// It returns the commands that ran, as words.
 func (s *shellTrial) run(shell shellUnderTest, command, name string, locale string) ([][]string, error) {
 	for _, dir := range []string{s.work, s.bin} {
 		if err := os.RemoveAll(dir); err != nil {
@@ -127,8 +127,8 @@ func (s *shellTrial) run(shell shellUnderTest, command, name string, locale stri
 	return ran, nil
 }
 
-// install makes a recorder of that name: on PATH, or below the working
-// directory where the name holds a slash.
+// install makes a recorder: on PATH, or below the working directory if the name has
+// a slash.
 func (s *shellTrial) install(name string) error {
 	at := filepath.Join(s.bin, name)
 	if strings.Contains(name, "/") {
@@ -148,8 +148,8 @@ func (s *shellTrial) install(name string) error {
 	return nil
 }
 
-// phraseWords returns the words that a command runs as, going by StaticPhrase
-// alone: its phrase has only plain words and two kinds of quotes.
+// phraseWords splits a phrase of StaticPhrase, which has only plain words and two
+// kinds of quotes.
 func phraseWords(phrase string) []string {
 	var words []string
 	for phrase != "" {
@@ -166,7 +166,6 @@ func phraseWords(phrase string) []string {
 	return words
 }
 
-// staticAndWords is the matcher under test.
 func staticAndWords(command string) ([]string, bool) {
 	phrase, err := StaticPhrase(command)
 	if err != nil {
@@ -175,9 +174,9 @@ func staticAndWords(command string) ([]string, bool) {
 	return phraseWords(phrase), true
 }
 
-// checkStatic returns how a shell's behavior differs from what a matcher says
-// that a command runs; "" where the matcher doesn't hold it static, or no
-// recorder can stand in for the program.
+// checkStatic returns how a shell's behavior differs from what a matcher says that
+// a command runs, or "" if the matcher doesn't hold it static or no recorder can
+// stand in.
 func (s *shellTrial) checkStatic(shells []shellUnderTest, matcher func(string) ([]string, bool), command string) (difference string, compared bool, err error) {
 	words, ok := matcher(command)
 	if !ok || strings.ContainsRune(command, 0) {
@@ -225,8 +224,8 @@ func shellSeeds() []string {
 var shellTokens = slices.Concat(strings.Split(" |\t|\n|\r|\r\n|\\|\\\r\n|\\\n|'|\"|'a b'|\"a b\"|;|&|<|>|(|)|$|`|#|!|=|+=|~|*|?|[|]|{|}|^|%|:|,|.|./|-|--|\v|\f|\x01|\x1b|\x7f|\u00a0|\u3000|\u2003|\u0085|é|語|\xa0|\xe9|\x85", "|"),
 	[]string{"|", "||", "&&", "git", "cat", "x", "1", "a=b", "./run.sh", "run.sh", "id", "echo", "test", "time", "function", "coproc", "select", "[[", "]]", "((", "$'", "$\"", "${x}", "<<<", "<<x", "@(", "!(", "..", " 'a[$(id)]' "})
 
-// FuzzStaticPhraseInShells compares what StaticPhrase says that a command runs
-// with what real shells run.
+// FuzzStaticPhraseInShells compares StaticPhrase's view of a command with what real
+// shells run.
 func FuzzStaticPhraseInShells(f *testing.F) {
 	shells, missing := findShells(f)
 	f.Logf("shells that are missing here: %d %q", len(missing), missing)
@@ -259,7 +258,7 @@ func FuzzStaticPhraseInShells(f *testing.F) {
 }
 
 // TestStaticPhraseInShells runs the fuzzer's seeds. The control is a matcher that
-// trusts the parser alone, as StaticPhrase did: the shells run something else.
+// trusts the parser alone: the shells run something else.
 func TestStaticPhraseInShells(t *testing.T) {
 	shells, missing := findShells(t)
 	t.Logf("shells that are missing here: %d %q", len(missing), missing)

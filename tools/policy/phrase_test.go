@@ -89,7 +89,7 @@ func TestStaticPhrase(t *testing.T) {
 		{"grep 'x$' y", "grep 'x$' y"},
 		{"cat é", "cat 'é'"},
 
-		// What runs another command.
+		// Commands that run another command.
 		{"git -c core.pager=x status", ""},
 		{"git -C /x status", ""},
 		{"git --Exec-Path=/x status", ""},
@@ -134,9 +134,9 @@ func TestStaticPhrase(t *testing.T) {
 	}
 }
 
-// TestAlwaysCoversOneCommand: each of these begins like, holds, or is reached
-// from a command that was approved for good, and none is covered. The control is
-// a matcher that compares beginnings and parts, as allow-lists of words do.
+// TestAlwaysCoversOneCommand: no command is covered that begins like, contains, or
+// is reached from a command that was approved for good. The control compares
+// beginnings and parts, as allow-lists of words do.
 func TestAlwaysCoversOneCommand(t *testing.T) {
 	approved := []string{"git status", "ls", "find", "rg", "tar", "go test", "sed", "awk", "npm test", "echo"}
 	naive := func(command string) bool {

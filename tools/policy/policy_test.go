@@ -16,7 +16,6 @@ func classTool(name string, class tools.Class, place tools.Place) tools.Definiti
 	return tools.Definition{Name: tools.Name(name), Class: class, Runs: place}
 }
 
-// textCommands returns the text of an input as its command.
 func textCommands(raw json.RawMessage) []string {
 	var in struct{ Text string }
 	_ = json.Unmarshal(raw, &in)
@@ -131,8 +130,8 @@ func TestUnmatchedRulesOfAllLayers(t *testing.T) {
 	}
 }
 
-// TestNotBinding: a restriction on a tool that changes files binds nothing where
-// commands may do the same under a milder rule.
+// TestNotBinding: restricting a tool that changes files binds nothing if commands
+// may do the same under a milder rule.
 func TestNotBinding(t *testing.T) {
 	shell := tools.Definition{Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Commands: textCommands}
 	verify, opaque, host := shell, shell, shell
@@ -173,8 +172,8 @@ func TestNotBinding(t *testing.T) {
 	}
 }
 
-// TestLayersOnlyTighten: whatever the layers are, one more makes no tool's mode
-// milder, and a deny that applies in any of them holds.
+// TestLayersOnlyTighten: one more layer makes no tool's mode milder, and a deny in
+// any layer holds.
 func TestLayersOnlyTighten(t *testing.T) {
 	modes := []Mode{ModeAuto, ModePromptOnce, ModePrompt, ModeDeny}
 	classes := []tools.Class{tools.ClassNone, tools.ClassRead, tools.ClassWrite, tools.ClassExecute, tools.ClassNetwork}

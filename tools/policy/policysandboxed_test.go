@@ -6,7 +6,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// changedPreset returns a preset after a change, which may be nil.
+// changedPreset returns a preset, changed if change is not nil.
 func changedPreset(t *testing.T, name string, change func(*Policy)) Policy {
 	t.Helper()
 	p, err := Preset(name)
@@ -19,8 +19,8 @@ func changedPreset(t *testing.T, name string, change func(*Policy)) Policy {
 	return p
 }
 
-// TestAllowsSandboxed: only what runs in the sandbox counts, and only a deny, of
-// whichever rule, keeps it from running.
+// TestAllowsSandboxed: only tools in the sandbox count, and only a deny by any rule
+// keeps them from running.
 func TestAllowsSandboxed(t *testing.T) {
 	read := tools.Definition{Name: "read_file", Class: tools.ClassRead, Runs: tools.PlaceHost}
 	note := tools.Definition{Name: "memory_add", Class: tools.ClassWrite, Runs: tools.PlaceState}
@@ -51,8 +51,8 @@ func TestAllowsSandboxed(t *testing.T) {
 	}
 }
 
-// TestDecideSandbox: a sandbox without a model is bound by what binds tools that write or
-// execute. Only questions of the policy itself can be answered beforehand.
+// TestDecideSandbox: a sandbox without a model is bound like tools that write or
+// execute. Only the policy's own questions can be answered beforehand.
 func TestDecideSandbox(t *testing.T) {
 	rules := func(name string, change func(*Policy)) Policy { return changedPreset(t, name, change) }
 	commands := func(mode Mode) func(*Policy) {

@@ -9,8 +9,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// A tool of a server asks in every preset, whatever its class and its place, until the
-// policy names it or its server in either form.
+// A server's tool asks in every preset, whatever its class and place, until the
+// policy names it or its server.
 func TestServersAsk(t *testing.T) {
 	local := classTool("srv/do_it", tools.ClassExecute, tools.PlaceSandbox)
 	remote := classTool("srv/do_it", tools.ClassNetwork, tools.PlaceHost)
@@ -72,7 +72,7 @@ func TestServersMode(t *testing.T) {
 	}
 }
 
-// What does the work of a server's tool is bound by the rules about the server.
+// A tool that does a server's tool's work is bound by the rules about the server.
 func TestActsForServer(t *testing.T) {
 	def := classTool("read_resource", tools.ClassNone, tools.PlaceHost)
 	def.ActsAs = func(json.RawMessage) []tools.Name { return []tools.Name{"srv/resource"} }

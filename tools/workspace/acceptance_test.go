@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// naiveDelete is the wrong way: it resolves a name and removes everything
-// there.
+// naiveDelete is the wrong way: it resolves a name and removes everything there.
 func naiveDelete(path string) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		entries, _ := os.ReadDir(path)
@@ -26,8 +25,8 @@ func naiveDelete(path string) {
 // immutableFlag is FS_IMMUTABLE_FL of linux/fs.h.
 const immutableFlag = 0x10
 
-// immutable sets the attribute that keeps even root from removing a file, and
-// reports whether the file system has it.
+// immutable sets the attribute that keeps even root from removing a file. It
+// reports whether the file system supports it.
 func (l *layout) immutable(name string) bool {
 	l.t.Helper()
 	f, err := os.Open(l.path(name))
@@ -47,8 +46,8 @@ func (l *layout) immutable(name string) bool {
 	return true
 }
 
-// Acceptance A23: a recursive delete never leaves the workspace. A file that it
-// can't remove is an error that names how far it came, not a loop.
+// Acceptance A23: a recursive delete never leaves the workspace. A file that can't
+// be removed is an error that says how far it got, not a loop.
 func TestDeleteOfHostileTrees(t *testing.T) {
 	plant := func(l *layout) {
 		for _, name := range []string{"tree/a", "tree/sub/b", "tree/closed/c"} {
@@ -69,7 +68,7 @@ func TestDeleteOfHostileTrees(t *testing.T) {
 		needRoot(t)
 		l := newLayout(t)
 		plant(l)
-		// These the control would follow out of the test.
+		// The control would follow these out of the test.
 		l.link("tree/root", "/")
 		l.link("tree/up", "../..")
 		l.link("tree/self", ".")
@@ -103,15 +102,15 @@ func TestDeleteOfHostileTrees(t *testing.T) {
 		if kindOf(err) != KindPermission || l.hash() != before {
 			t.Errorf("delete of what is mounted: %+v, %v, want %q and nothing changed", c, err, KindPermission)
 		}
-		// The control: a plain recursive delete empties what is mounted there.
+		// The control: a plain recursive delete removes what is mounted there.
 		if _ = os.RemoveAll(l.path("tree")); l.hash() == before {
 			t.Error("control: the plain delete did not reach what is mounted")
 		}
 	})
 }
 
-// The control of A17: a plain read of the stuck file system waits until it is
-// let go, while ours have all returned; and of A11: what is read is measured.
+// The control of A17: a plain read of the stuck file system hangs until it is
+// released, after ours have all returned. The control of A11: reads are measured.
 func TestStuckMountControl(t *testing.T) {
 	l := newLayout(t)
 	release := l.stuck("stuck")

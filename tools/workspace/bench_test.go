@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BenchmarkRead4KiB compares, in one run, reads of a 4 KiB file two directories
-// deep: as the standard library does it, and through the Reader.
+// BenchmarkRead4KiB compares reads of a 4 KiB file two directories deep: by the
+// standard library and by the Reader.
 func BenchmarkRead4KiB(b *testing.B) {
 	l := newLayout(b)
 	l.file("x/y/f", strings.Repeat("x", 4096))
@@ -57,8 +57,7 @@ func BenchmarkRead4KiB(b *testing.B) {
 	})
 }
 
-// BenchmarkWrite measures a write, most of which is the sync, against the same
-// without anything around it.
+// BenchmarkWrite measures a write, mostly its sync, against a bare one.
 func BenchmarkWrite(b *testing.B) {
 	l := newLayout(b)
 	w := l.writerIn(false)

@@ -25,8 +25,8 @@ func textOf(entries []Entry) (text int64) {
 	return text
 }
 
-// TestTextIsBounded: few entries can be made to hold much, so what is held is
-// bounded in bytes. The controls are the same directories with the default.
+// TestTextIsBounded: few entries can hold much text, so memory is bounded in bytes.
+// The controls are the same directories with the default.
 func TestTextIsBounded(t *testing.T) {
 	const links, files = 10_000, 2000
 	l := newLayout(t)
@@ -105,7 +105,7 @@ func TestTextIsBounded(t *testing.T) {
 				check("reading", seen, more, 0)
 			}
 		}
-		// A walk's own bound; one that is above the Reader's doesn't count.
+		// A walk's own bound; one above the Reader's doesn't count.
 		for most, text := range map[int64]int64{64 << 10: 64 << 10, 1 << 40: 1 << 20} {
 			var seen []Entry
 			walked, err := l.reader(ReaderOptions{MaxTextBytes: 1 << 20}).Walk(t.Context(), c.path, WalkOptions{MaxTextBytes: most}, func(e Entry) error {
@@ -119,8 +119,7 @@ func TestTextIsBounded(t *testing.T) {
 	}
 }
 
-// TestNamesAreBounded: not even the names of a directory are held beyond the
-// capacity.
+// TestNamesAreBounded: not even a directory's names are held beyond the capacity.
 func TestNamesAreBounded(t *testing.T) {
 	l := newLayout(t)
 	for i := range 100 {

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// FuzzResolve resolves any path in a workspace full of symlinks that lead out,
-// in both ways, which must agree and never return the canary. Writes to any
-// path must leave the outside as it is.
+// FuzzResolve resolves any path in a workspace full of escaping symlinks. Both ways
+// to resolve must agree and never return the canary. Writes must not change the
+// outside.
 func FuzzResolve(f *testing.F) {
 	seeds := []string{"f", "d/f", "up/outside/canary", "abs/canary", "d/up/../../outside/canary", "self/self/f", "loop", "d/../f/", "dangling", "fifo/x", "d/back/d/f"}
 	if len(seeds) == 0 {

@@ -17,8 +17,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// layout is a workspace beside an outside directory that holds the canary: 32
-// random bytes in hex, which must never be returned.
+// layout is a workspace beside an outside directory with the canary: 32 random
+// bytes in hex that must never be returned.
 type layout struct {
 	t       testing.TB
 	root    string // the workspace
@@ -41,7 +41,7 @@ func newLayout(t testing.TB) *layout {
 	l.must(err)
 	t.Cleanup(func() {
 		_ = dir.Close()
-		// What is closed is closed to the test's own clean-up too.
+		// The test's clean-up needs access to everything.
 		_ = filepath.WalkDir(l.root, func(path string, d fs.DirEntry, _ error) error {
 			if d != nil && d.IsDir() {
 				_ = os.Chmod(path, 0o700)
@@ -87,7 +87,7 @@ func (l *layout) reader(o ReaderOptions) *Reader {
 	return r
 }
 
-// leaks fails the test where text holds the canary.
+// leaks fails the test if text contains the canary.
 func (l *layout) leaks(what string, text any) {
 	l.t.Helper()
 	if strings.Contains(fmt.Sprintf("%s %v %q", text, text, text), l.canary) {
@@ -95,7 +95,7 @@ func (l *layout) leaks(what string, text any) {
 	}
 }
 
-// hash is of names, types, modes, symlinks and contents of everything outside.
+// hash covers names, types, modes, symlinks and contents of everything outside.
 func (l *layout) hash() string {
 	l.t.Helper()
 	sum := sha256.New()
@@ -131,8 +131,8 @@ func (l *layout) naiveRead(name string) string {
 	return string(b)
 }
 
-// control fails the test where even a naive reader does not get the canary:
-// then the case would show nothing.
+// control fails the test if even a naive reader does not get the canary: then the
+// case would show nothing.
 func (l *layout) control(name string) {
 	l.t.Helper()
 	if !strings.Contains(l.naiveRead(name), l.canary) {

@@ -197,10 +197,9 @@ func TestDirectoryBombs(t *testing.T) {
 	}
 }
 
-// bombEntries is how many files a bomb's widest directory has: 20,000, and a
-// quarter as many symlinks beside it; BOMB_ENTRIES overrides it. The catalogue
-// says 200,000, of which the making alone takes most of a minute on a busy
-// disk.
+// bombEntries is the number of files in a bomb's widest directory, beside a quarter
+// as many symlinks. BOMB_ENTRIES overrides it. The catalogue says 200,000, which
+// take most of a minute to make on a busy disk.
 func bombEntries(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("BOMB_ENTRIES")
@@ -214,7 +213,7 @@ func bombEntries(t *testing.T) int {
 	return n
 }
 
-// deep makes n directories inside one another, beyond what one path can name.
+// deep makes n nested directories, too deep for any one path.
 func (l *layout) deep(name string, n int) {
 	l.t.Helper()
 	top, err := os.OpenRoot(l.root)
@@ -251,7 +250,7 @@ func TestHostileNames(t *testing.T) {
 				t.Errorf("read %q: %q, %v", name, got, err)
 			}
 		}
-		// The control: a shell that is given a name by its text obeys it.
+		// The control: a shell obeys a name in its text.
 		for _, name := range []string{"$(touch x)", "`touch x`"} {
 			_ = exec.CommandContext(t.Context(), "sh", "-c", "cd \"$1\" && : "+name, "sh", l.outside).Run()
 			if os.Remove(filepath.Join(l.outside, "x")) != nil {
@@ -286,7 +285,7 @@ func TestTreeOrder(t *testing.T) {
 	}
 }
 
-// What opens a directory must refuse a symlink to one, in gVisor too.
+// Opening a directory must refuse a symlink to one, also in gVisor.
 func TestFoldersAreOpenedWithoutLinks(t *testing.T) {
 	l := newLayout(t)
 	l.file("dir/f", "")

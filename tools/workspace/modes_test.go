@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// modes runs a test with both ways to resolve: by openat2, and by the walk
-// that takes its place where that is missing.
+// modes runs a test with both ways to resolve: openat2, and the walk that replaces
+// it.
 func modes(t *testing.T, f func(t *testing.T, walking bool)) {
 	t.Helper()
 	t.Run("openat2", func(t *testing.T) { f(t, false) })
@@ -28,7 +28,7 @@ func (l *layout) writerIn(walking bool) *Writer {
 	return w
 }
 
-// set chooses the way; a kernel without openat2 has but one.
+// set chooses the way. A kernel without openat2 has only one.
 func (l *layout) set(t *tree, walking bool) {
 	l.t.Helper()
 	if !walking && t.walking.Load() {

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestParentsAreTheShells: a path with ".." is either the file that a shell means
-// or refused, with what was meant. The control takes the name before ".." away
-// without looking, and reads another file than the shell.
+// TestParentsAreTheShells: a path with ".." is either the file that a shell means,
+// or refused with a suggestion. The control removes the name before ".." without
+// looking, and reads another file than the shell.
 func TestParentsAreTheShells(t *testing.T) {
 	if _, err := exec.LookPath("cat"); err != nil {
 		t.Skip("needs cat")

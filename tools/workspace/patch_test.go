@@ -51,7 +51,7 @@ func TestPatchContent(t *testing.T) {
 	}
 }
 
-// FuzzPatchContent checks the promise: one match and it is replaced, or nothing is.
+// FuzzPatchContent checks that one match is replaced, or nothing is.
 func FuzzPatchContent(f *testing.F) {
 	seeds := [][3]string{{"a b c", "b", "x"}, {"aaa", "aa", "b"}, {"", "a", "b"}, {"\xff\n\r\n", "\n", ""}, {"a\n b\n", "a\nb", "c"}}
 	if len(seeds) == 0 {
@@ -82,7 +82,7 @@ func FuzzPatchContent(f *testing.F) {
 	})
 }
 
-// FuzzRelative checks that nothing that leaves by its spelling is let through.
+// FuzzRelative checks that no path that leaves by its spelling is accepted.
 func FuzzRelative(f *testing.F) {
 	seeds := []string{"", ".", "..", "/", "//", "a/../..", "/workspace", "/workspace/../x", "/workspacex", "a//b/./c/", "\x00", "...", "~", `a\..\..`}
 	if len(seeds) == 0 {

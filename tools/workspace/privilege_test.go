@@ -12,7 +12,8 @@ import (
 // anyCapability is the attribute of a file with CAP_NET_RAW, version 2.
 var anyCapability = []byte{1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-// privileged returns the Privileges of a layout with a file or directory in each mode.
+// privileged returns the Privileges of a layout with a file or directory in each
+// mode.
 func privileged(t *testing.T, modes map[string]uint32) (*layout, *Privileges) {
 	t.Helper()
 	l := newLayout(t)

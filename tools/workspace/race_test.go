@@ -13,12 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// raceLimit is how long a race goes on, on a busy machine, until it has shown
-// what it is to show.
+// raceLimit bounds how long a race may take on a busy machine to show something.
 const raceLimit = 2 * time.Minute
 
-// raceTime is how long a race takes at least, so that there is one; RACE_TIME
-// overrides it (the catalogue says 60s).
+// raceTime is the least duration of a race. RACE_TIME overrides it (the catalogue
+// says 60s).
 func raceTime(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("RACE_TIME")
@@ -32,8 +31,8 @@ func raceTime(t *testing.T) time.Duration {
 	return d
 }
 
-// exchange swaps two entries of the workspace again and again until the test
-// ends: what is checked at one moment is something else at the next.
+// exchange swaps two entries of the workspace until the test ends, so that a check
+// is outdated at once.
 func (l *layout) exchange(a, b string) (stop func()) {
 	l.t.Helper()
 	var ended atomic.Bool
@@ -52,7 +51,7 @@ func (l *layout) exchange(a, b string) (stop func()) {
 	}
 }
 
-// race repeats f until it returns true, for at least the time least.
+// race repeats f until it returns true, but at least for least.
 func race(least time.Duration, f func() (enough bool)) (times int, got bool) {
 	start := time.Now()
 	for {
@@ -65,8 +64,8 @@ func race(least time.Duration, f func() (enough bool)) (times int, got bool) {
 	}
 }
 
-// checkedRead is a reader that resolves symlinks first, checks, and then opens:
-// right in every static case, and wrong under a race.
+// checkedRead resolves symlinks, checks, and then opens: right in every static
+// case, and wrong under a race.
 func (l *layout) checkedRead(name string) string {
 	real, err := filepath.EvalSymlinks(l.path(name))
 	if err != nil {
@@ -84,13 +83,13 @@ func newRace(t *testing.T) (l *layout, stop func()) {
 	l = newLayout(t)
 	l.file("sub/canary", "decoy")
 	l.file("sub/sized", "1234567")
-	// A size that nothing inside has, to know it again in a listing.
+	// A size that nothing inside has, to recognise it in a listing.
 	l.must(os.WriteFile(filepath.Join(l.outside, "sized"), make([]byte, 7654321), 0o600))
 	l.link("swap", "../outside")
 	return l, l.exchange("sub", "swap")
 }
 
-// Acceptance A6 and the reads of A8: a directory swapped with a symlink to
+// Acceptance A6 and the reads of A8: a directory is swapped with a symlink to
 // outside.
 func TestRaceReads(t *testing.T) {
 	l, stop := newRace(t)
@@ -150,8 +149,8 @@ func TestRaceReads(t *testing.T) {
 	})
 }
 
-// Acceptance A8: the same against changes. A22: changing a directory's mode is
-// the one fix-up that is done to what is there.
+// Acceptance A8: the same against changes. A22: changing a directory's mode is the
+// one change to an existing entry.
 func TestRaceWrites(t *testing.T) {
 	l, stop := newRace(t)
 	before := l.hash()
@@ -213,8 +212,7 @@ func TestRaceWrites(t *testing.T) {
 	})
 }
 
-// A recursive delete while directories in it are swapped with symlinks to
-// outside.
+// A recursive delete while directories in it are swapped with symlinks to outside.
 func TestRaceDelete(t *testing.T) {
 	modes(t, func(t *testing.T, walking bool) {
 		l := newLayout(t)
@@ -239,7 +237,7 @@ func TestRaceDelete(t *testing.T) {
 			ended.Store(true)
 			running.Wait()
 			removed += c.Removed
-			// Whatever is left, set up again.
+			// Set up again what is gone.
 			for _, name := range []string{"tree", "swap"} {
 				l.must(os.RemoveAll(l.path(name)))
 			}

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Acceptance A9: what is no regular file.
+// Acceptance A9: files that are not regular.
 func TestSpecialFiles(t *testing.T) {
 	modes(t, func(t *testing.T, walking bool) {
 		l := newLayout(t)
@@ -66,8 +66,8 @@ func TestSpecialFiles(t *testing.T) {
 	})
 }
 
-// The control of A9: a plain open of a FIFO waits for a writer. That it waits
-// is shown by a writer that finds it there.
+// The control of A9: a plain open of a FIFO waits for a writer. A writer that finds
+// it there shows that.
 func TestFIFOControl(t *testing.T) {
 	l := newLayout(t)
 	l.must(unix.Mkfifo(l.path("fifo"), 0o644))
@@ -161,7 +161,7 @@ func TestReadsAllocateNoMoreThanTheyGive(t *testing.T) {
 	if got := after.TotalAlloc - before.TotalAlloc; got > DefaultMaxFileBytes+1<<20 {
 		t.Errorf("a read of a 1 TB file allocated %d bytes", got)
 	}
-	// The control: a plain read of its first 32 MiB is seen.
+	// The control: a plain read of the first 32 MiB is seen.
 	file, err := os.Open(l.path("big"))
 	l.must(err)
 	defer func() { _ = file.Close() }()
@@ -174,7 +174,7 @@ func TestReadsAllocateNoMoreThanTheyGive(t *testing.T) {
 	}
 }
 
-// Files of /proc have a size of 0 and hold something.
+// Files in /proc have a size of 0 but are not empty.
 func TestSizeThatLies(t *testing.T) {
 	l := newLayout(t)
 	dir, err := os.Open("/proc/self")

@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// distant is a Remote that answers after a while: a tree of directories with
-// as many files each.
+// distant is a Remote with a delay: a tree of directories with equally many files.
 type distant struct {
 	delay              time.Duration
 	directories, files int
@@ -56,8 +55,8 @@ func (d distant) ReadFiles(ctx context.Context, _ string, names []string, _ int6
 	return len(names), nil
 }
 
-// TestSearchFarAway: a search of 5,000 files takes some tens of the time that
-// one answer takes, however the files lie in directories.
+// TestSearchFarAway: a search of 5,000 files takes some tens of delays, however the
+// files are distributed.
 func TestSearchFarAway(t *testing.T) {
 	for directories, most := range map[int]time.Duration{10: time.Second, 100: 2 * time.Second, 1000: 5 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {

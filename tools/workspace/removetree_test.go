@@ -20,8 +20,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// A tree in which their owner may not enter directories, at any depth, is removed
-// by root and by an ordinary user.
+// Root and an ordinary user can remove a tree with directories, at any depth, that
+// their owner may not enter.
 func TestRemoveHostileTree(t *testing.T) {
 	for name, uid := range map[string]int{"caller": os.Geteuid(), "user": 4242} {
 		t.Run(name, func(t *testing.T) {
@@ -91,7 +91,7 @@ func removeHostileTree(base string) error {
 	return RemoveTreeAt(dir, "tree")
 }
 
-// A directory that holds a mount is not removed: the mount may be the user's
+// A directory with a mount in it is not removed: the mount may be the user's
 // workspace.
 func TestRemoveTreeEntersNoMount(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -150,8 +150,8 @@ func TestRemoveTreeFollowsNoLink(t *testing.T) {
 	}
 }
 
-// Commands may have made the tree: deeper than any path can be, with more
-// entries than are read at once, and with directories that their owner can't enter.
+// Commands may have made the tree: deeper than any path, with more entries than are
+// read at once, and with directories that their owner can't enter.
 func TestRemoveTreeOfCommands(t *testing.T) {
 	base := t.TempDir()
 	outside := filepath.Join(base, "outside")
@@ -189,8 +189,8 @@ func TestRemoveTreeOfCommands(t *testing.T) {
 	}
 }
 
-// TestRemoveTreeHoldsFewNames tests that the memory of a removal does not grow with the
-// names in the directories on the way down.
+// TestRemoveTreeHoldsFewNames tests that the memory of a removal does not grow with
+// the names in the directories on the way down.
 func TestRemoveTreeHoldsFewNames(t *testing.T) {
 	const levels, links = 30, 400
 	const most = levels * links * 255 / 8
@@ -233,8 +233,8 @@ func TestRemoveTreeHoldsFewNames(t *testing.T) {
 	}
 }
 
-// TestRemoveTreeReadsOn tests that a removal reads a directory once and then looks for names
-// that were added meanwhile.
+// TestRemoveTreeReadsOn tests that a removal reads a directory once and then looks
+// for names that were added meanwhile.
 func TestRemoveTreeReadsOn(t *testing.T) {
 	base := t.TempDir()
 	for i := range 200 {
@@ -266,8 +266,8 @@ func TestRemoveTreeReadsOn(t *testing.T) {
 	}
 }
 
-// TestRemoveTreeOfDirectories tests that a removal that comes back from a subdirectory goes on
-// with the names that it has read.
+// TestRemoveTreeOfDirectories tests that a removal that returns from a subdirectory
+// continues with the names that it has read.
 func TestRemoveTreeOfDirectories(t *testing.T) {
 	base := t.TempDir()
 	const count = 1000

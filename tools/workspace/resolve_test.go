@@ -73,7 +73,7 @@ func TestSpellings(t *testing.T) {
 	}
 }
 
-// Acceptance A2: symlinks, after the classes of Go's own os.Root tests.
+// Acceptance A2: symlinks, after the classes of Go's os.Root tests.
 func TestLinks(t *testing.T) {
 	cases := []struct {
 		name    string
@@ -145,7 +145,7 @@ func TestLinks(t *testing.T) {
 	})
 }
 
-// chain is n symlinks in a row, the last to a/f.
+// chain returns n symlinks in a row, the last to a/f.
 func chain(n int) [][2]string {
 	links := make([][2]string, n)
 	for i := range links {
@@ -155,7 +155,7 @@ func chain(n int) [][2]string {
 	return links
 }
 
-// Acceptance A4: what /proc's symlinks lead to.
+// Acceptance A4: symlinks in /proc.
 func TestMagicLinks(t *testing.T) {
 	modes(t, func(t *testing.T, walking bool) {
 		l := newLayout(t)
@@ -181,7 +181,7 @@ func TestMagicLinks(t *testing.T) {
 			l.leaks("read", got)
 		}
 	})
-	// A workspace that is a directory of /proc holds such symlinks itself.
+	// A workspace that is a directory of /proc contains such symlinks.
 	modes(t, func(t *testing.T, walking bool) {
 		l := newLayout(t)
 		secret, err := os.Open(filepath.Join(l.outside, "canary"))
@@ -339,8 +339,8 @@ func TestSystemLinks(t *testing.T) {
 	}
 }
 
-// TestOpen: both ways to resolve a path treat flags, symlinks and slashes as the
-// kernel does, and leave no descriptor open.
+// TestOpen: both ways to resolve a path treat flags, symlinks and slashes like the
+// kernel, and leave no descriptor open.
 func TestOpen(t *testing.T) {
 	const noFollow, directory = unix.O_PATH | unix.O_NOFOLLOW, unix.O_PATH | unix.O_DIRECTORY
 	deep := strings.Repeat("d/", maxOpenDirs)
@@ -409,8 +409,8 @@ func TestOpen(t *testing.T) {
 	})
 }
 
-// TestMountWhileItIsOpened: a file that is mounted over after the walk has looked at
-// it is not opened.
+// TestMountWhileItIsOpened: a file that is mounted over after the walk has looked
+// at it is not opened.
 func TestMountWhileItIsOpened(t *testing.T) {
 	needRoot(t)
 	l := newLayout(t)

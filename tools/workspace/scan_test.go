@@ -35,8 +35,8 @@ func openTree(t *testing.T, root string) *Reader {
 	return r
 }
 
-// TestScan: it visits what a walk with bounds does not, keeps to the workspace,
-// and tells each directory its marks.
+// TestScan: a scan visits more than a bounded walk, stays in the workspace, and
+// tells each directory its marks.
 func TestScan(t *testing.T) {
 	root := t.TempDir()
 	make := func(err error) {
@@ -98,8 +98,8 @@ func TestScan(t *testing.T) {
 		t.Errorf("control: a walk takes it all: %+v, %v", walked, err)
 	}
 
-	// What is renamed during the visit is entered by its new name, and nothing
-	// follows a symlink.
+	// An entry renamed during its visit is entered by its new name. No symlink is
+	// followed.
 	got = nil
 	make(r.Scan(t.Context(), "d1", ScanOptions{
 		Visit: func(e *ScanEntry) (uint8, string) {
@@ -122,15 +122,15 @@ func TestScan(t *testing.T) {
 	}
 }
 
-// TestScanSince: a scan that knows an earlier one reads the directories that changed,
-// however they came to their place, and no other one.
+// TestScanSince: a scan that knows an earlier one reads exactly the directories
+// that changed, however they got there.
 func TestScanSince(t *testing.T) {
 	tick, most := changeTick, maxSeen
 	t.Cleanup(func() { changeTick, maxSeen = tick, most })
 	changeTick = 0
 	root := t.TempDir()
 	r := openTree(t, root)
-	// Between a scan and a change, the time of the file system has to advance.
+	// The file system's time must advance between a scan and a change.
 	change := func(script string) {
 		t.Helper()
 		out, err := exec.CommandContext(t.Context(), "sh", "-ec", `cd "$0"; was=$(mktemp "$0.XXXX"); until now=$(mktemp "$0.XXXX"); test "$now" -nt "$was"; do rm "$now"; done; rm "$was" "$now"; `+script, root).CombinedOutput()
@@ -229,8 +229,8 @@ func TestScanSince(t *testing.T) {
 	}
 }
 
-// TestScanGoesOn: a scan that was interrupted keeps what it has read, and an unchanged
-// directory without others is not even opened.
+// TestScanGoesOn: an interrupted scan keeps what it has read, and an unchanged
+// directory without subdirectories is not even opened.
 func TestScanGoesOn(t *testing.T) {
 	tick := changeTick
 	t.Cleanup(func() { changeTick = tick })
@@ -244,8 +244,7 @@ func TestScanGoesOn(t *testing.T) {
 	}
 	r := openTree(t, root)
 	var since SeenDirs
-	// scan returns how many of the directories it has read, of which the last one of most
-	// ends it.
+	// scan returns how many directories it has read; it ends at most.
 	scan := func() (read int) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
@@ -315,7 +314,7 @@ func TestScanGoesOn(t *testing.T) {
 	}
 }
 
-// TestScanKeepsNothing: what it holds does not grow with what is there.
+// TestScanKeepsNothing: the memory of a scan does not grow with the tree.
 func TestScanKeepsNothing(t *testing.T) {
 	root := t.TempDir()
 	long := strings.Repeat("n", 200)
@@ -350,7 +349,7 @@ func TestScanKeepsNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkScan is beside what BenchmarkWalk takes for the same.
+// BenchmarkScan compares with BenchmarkWalk.
 func BenchmarkScan(b *testing.B) {
 	root := b.TempDir()
 	for i := range 100 {
@@ -391,8 +390,8 @@ func BenchmarkScan(b *testing.B) {
 	}
 }
 
-// TestScanInParallel: it visits the same as another scan, several directories at a time,
-// and no function is called once it has returned.
+// TestScanInParallel: a parallel scan visits the same entries, several directories
+// at a time, and calls no function after it has returned.
 func TestScanInParallel(t *testing.T) {
 	root := t.TempDir()
 	for i := range 300 {
@@ -407,7 +406,8 @@ func TestScanInParallel(t *testing.T) {
 		}
 	}
 	r := openTree(t, root)
-	// scan returns what was visited, and the directories that were left with their entries.
+	// scan returns the visited entries, and the directories that were left with
+	// theirs.
 	scan := func(ctx context.Context, o ScanOptions, each func(e *ScanEntry)) (visited map[string]ScanStat, left map[string]int, err error) {
 		visited, left = map[string]ScanStat{}, map[string]int{}
 		var mu sync.Mutex
@@ -475,7 +475,7 @@ func TestScanInParallel(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// One that is interrupted can be continued.
+	// An interrupted scan can be continued.
 	tick := changeTick
 	t.Cleanup(func() { changeTick = tick })
 	changeTick = 0

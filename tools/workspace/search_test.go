@@ -26,8 +26,8 @@ type looked struct {
 	Kind       Kind
 }
 
-// lineRules leave out the names that are lines of the files of rules in the
-// directory and above it.
+// lineRules leave out the names listed in the rules files of the directory and
+// those above it.
 type lineRules []string
 
 func (r lineRules) Enter(_ string, file []byte) Rules {
@@ -36,7 +36,7 @@ func (r lineRules) Enter(_ string, file []byte) Rules {
 
 func (r lineRules) Skip(_, name string, _ bool) bool { return slices.Contains(r, name) }
 
-// walkAndRead is the search that Search must be the same as, one after another.
+// walkAndRead does sequentially what Search must do.
 func walkAndRead(ctx context.Context, r *Reader, start string, o SearchOptions) looked {
 	var l looked
 	rules := map[string]Rules{}
@@ -97,8 +97,8 @@ func contentOf(_ context.Context, name string, f File, err error) SearchResult {
 	return SearchResult{Value: fmt.Sprintf("%q %q %d %s", name, f.Data, f.Size, kindOf(err)), Bytes: 100 << 10}
 }
 
-// TestSearchIsAWalk: on any tree a search finds what a walk finds that reads one
-// file after another, in the same order, within the same bounds.
+// TestSearchIsAWalk: on any tree a search finds the same as a sequential walk, in
+// the same order, within the same bounds.
 func TestSearchIsAWalk(t *testing.T) {
 	modes(t, func(t *testing.T, walking bool) {
 		rapid.Check(t, func(rt *rapid.T) {
@@ -149,8 +149,8 @@ func TestSearchIsAWalk(t *testing.T) {
 	})
 }
 
-// TestSearchReadsAhead: whatever runs first, the order is that of the paths, and
-// a search that ends early leaves nothing open.
+// TestSearchReadsAhead: the order is by path, whatever runs first, and a search
+// that ends early leaves nothing open.
 func TestSearchReadsAhead(t *testing.T) {
 	l := newLayout(t)
 	for i := range 2000 {
@@ -194,7 +194,7 @@ func TestSearchReadsAhead(t *testing.T) {
 	}
 }
 
-// TestSearchPanics: what panics in a goroutine of the search panics in its
+// TestSearchPanics: a panic in a goroutine of the search becomes one in the
 // caller's, where the dispatcher recovers it.
 func TestSearchPanics(t *testing.T) {
 	l := newLayout(t)
@@ -214,8 +214,8 @@ func TestSearchPanics(t *testing.T) {
 	t.Errorf("returned %v", err)
 }
 
-// TestSearchOfAStuckFileSystem: a call that is given up may come back whenever
-// it likes; until then what it uses stays open.
+// TestSearchOfAStuckFileSystem: a call that is given up may come back any time;
+// until then what it uses stays open.
 func TestSearchOfAStuckFileSystem(t *testing.T) {
 	l := newLayout(t)
 	l.file("a/f", "x")

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stuck mounts a FUSE file system without a server at a directory, where every
-// call hangs. The returned function ends all of them with ENOTCONN.
+// stuck mounts a FUSE file system without a server, where every call hangs. release
+// ends all of them with ENOTCONN.
 func (l *layout) stuck(name string) (release func()) {
 	l.t.Helper()
 	needRoot(l.t)
@@ -40,7 +40,7 @@ func (l *layout) stuck(name string) (release func()) {
 }
 
 // Acceptance A17: a stuck file system mounted inside the workspace is never
-// asked anything, so no call waits at all.
+// accessed, so no call waits.
 func TestStuckMountInside(t *testing.T) {
 	modes(t, func(t *testing.T, walking bool) {
 		l := newLayout(t)
@@ -80,8 +80,8 @@ func TestStuckMountInside(t *testing.T) {
 	})
 }
 
-// The same where the workspace itself is on it: each call costs its deadline,
-// the stuck ones are counted, and beyond the bound calls fail at once.
+// If the workspace itself is stuck, each call costs its deadline, stuck calls are
+// counted, and beyond the bound calls fail at once.
 func TestStuckWorkspace(t *testing.T) {
 	l := newLayout(t)
 	release := l.stuck("stuck")
@@ -90,13 +90,13 @@ func TestStuckWorkspace(t *testing.T) {
 	dir := os.NewFile(uintptr(fd), "stuck")
 	defer func() { _ = dir.Close() }()
 
-	// Even making a Reader asks the file system something.
+	// Even making a Reader accesses the file system.
 	if _, err := NewReader(dir, ReaderOptions{Deadline: 50 * time.Millisecond}); kindOf(errors.Unwrap(err)) != KindTimeout {
 		t.Errorf("NewReader: %v, want a timeout", err)
 	}
 
-	// Its own deadline is for the stuck one: a reader of a file system that answers is
-	// not hurried on a busy machine.
+	// Only the stuck reader has a short deadline: a busy machine must not disturb
+	// the other.
 	r := l.reader(ReaderOptions{MaxStuck: 3})
 	if !r.guard.local {
 		t.Log("the directory for temporary files is not on a local file system")

@@ -21,7 +21,7 @@ func digest(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// content describes what a path holds, as the host sees it without the API.
+// content describes what a path holds, read without the API.
 func (l *layout) content(name string) string {
 	fi, err := os.Lstat(l.path(name))
 	switch {
@@ -46,7 +46,7 @@ func TestApply(t *testing.T) {
 		op   Op
 		want Change
 		kind Kind
-		// after maps paths to what they hold then.
+		// after maps paths to their content afterwards.
 		after map[string]string
 	}{
 		{
@@ -234,7 +234,7 @@ func TestApply(t *testing.T) {
 	})
 }
 
-// noTemp fails the test where a temporary file was left behind.
+// noTemp fails the test if a temporary file is left.
 func (l *layout) noTemp() {
 	l.t.Helper()
 	l.must(filepath.WalkDir(l.root, func(p string, _ os.DirEntry, err error) error {
@@ -288,7 +288,7 @@ func TestWriteThroughEscapingLinks(t *testing.T) {
 	}
 }
 
-// Acceptance A12: another hard link keeps what it had.
+// Acceptance A12: another hard link keeps its content.
 func TestHardLinks(t *testing.T) {
 	modes(t, func(t *testing.T, walking bool) {
 		l := newLayout(t)
@@ -348,8 +348,8 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// onThread runs f on a thread of its own with other effective ids, as the
-// guest does: by system calls that act on that thread alone.
+// onThread runs f on a thread with other effective IDs, like the guest: by system
+// calls that act on that thread alone.
 func onThread(uid, gid int, f func()) error {
 	done := make(chan error)
 	go func() {
@@ -394,7 +394,7 @@ func TestWriterActsAsItsThread(t *testing.T) {
 		apply(Op{Kind: OpDelete, Path: "root", Recursive: true}, KindPermission)
 		apply(Op{Kind: OpRename, Path: "root/file", To: "f"}, KindPermission)
 		apply(Op{Kind: OpChmod, Path: "root", Mode: 0o777}, KindPermission)
-		// The directory is theirs, the file is not: the rename alone would do it.
+		// The directory is theirs, the file is not: a rename alone would succeed.
 		apply(Op{Kind: OpWrite, Path: "shared", Content: []byte("y")}, KindPermission)
 		for _, name := range []string{"new", "new/f", "mine"} {
 			var st unix.Stat_t
@@ -489,8 +489,8 @@ func TestBrokenFolder(t *testing.T) {
 	}
 }
 
-// TestDeleteEntersNoMount: what is mounted in the workspace is not deleted, even if
-// the mount comes after the path was resolved.
+// TestDeleteEntersNoMount: a mount in the workspace is not deleted, even if it
+// appears after the path was resolved.
 func TestDeleteEntersNoMount(t *testing.T) {
 	needRoot(t)
 	l := newLayout(t)
@@ -511,7 +511,7 @@ func TestDeleteEntersNoMount(t *testing.T) {
 }
 
 // TestDeleteWhileItsTreeChanges: a recursive delete goes back up only into the
-// directory that it came from, and fails where a directory is no longer empty.
+// directory that it came from, and fails if a directory is no longer empty.
 func TestDeleteWhileItsTreeChanges(t *testing.T) {
 	l := newLayout(t)
 	l.file("other/x", "")
