@@ -21,8 +21,7 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// twisted is a model whose calls get ids of a provider's making: none, the same
-// one again and again, or one that can't be used.
+// twisted is a model whose calls have odd ids: none, the same one repeatedly, or an invalid one.
 type twisted struct {
 	loop.Model
 	ids []string
@@ -43,8 +42,7 @@ func (m *twisted) Complete(ctx context.Context, req loop.Request, onDelta func(l
 // wildCall is one call as a model might write it.
 type wildCall struct{ tool, raw string }
 
-// wildCalls are good calls and every way in which one can be bad. "hang" is
-// ended by a cancellation that it brings about itself.
+// wildCalls are good calls, and bad ones of every kind. "hang" cancels itself.
 var wildCalls = []wildCall{
 	{"read_file", `{"path":"f"}`},
 	{"read_file", `{"path":"../outside"}`},
@@ -74,14 +72,13 @@ var wildCalls = []wildCall{
 	{"\x1b[2J", `{}`},
 }
 
-// wildSession is what one session of the property is made of.
 type wildSession struct {
 	Turns    [][]wildCall
 	IDs      []string
 	Preset   string
-	Asked    string // who answers: nobody, or a person who says this
+	Asked    string // nobody, or a person who says this
 	OnPrompt dispatch.OnPrompt
-	CancelAt int // records until the session is cancelled; 0 is never
+	CancelAt int // records before the session is cancelled; 0 is never
 }
 
 func drawSession(rt *rapid.T) wildSession {
@@ -96,11 +93,9 @@ func drawSession(rt *rapid.T) wildSession {
 	}
 }
 
-// TestAnySessionEndsEveryCallOnce: whatever a model writes (unknown tools, ids
-// used twice, arguments that are none, calls at once), whatever is denied,
-// cancelled or lost, in the records of the session each call has exactly one
-// result and one terminal record, its result in order and behind it, and
-// nothing that was refused has run.
+// TestAnySessionEndsEveryCallOnce: whatever a model writes (unknown tools, repeated ids, bad
+// arguments, concurrent calls), and whatever is denied, cancelled or lost, each call has exactly
+// one result and one terminal record, with the results in order, and nothing refused has run.
 func TestAnySessionEndsEveryCallOnce(t *testing.T) {
 	seen := map[string]bool{}
 	check := func(rt fataler, w wildSession) {
@@ -120,7 +115,7 @@ func TestAnySessionEndsEveryCallOnce(t *testing.T) {
 			}
 		}
 	}
-	// Each kind of end at least once, whatever chance brings.
+	// Each kind of end at least once.
 	shell := func(command string) [][]wildCall {
 		return [][]wildCall{{{"shell", `{"command":"` + command + `"}`}, {"nope", `{}`}, {"read_file", `[1]`}, {"read_file", `{"path":"../x"}`}}}
 	}
@@ -146,13 +141,13 @@ func TestAnySessionEndsEveryCallOnce(t *testing.T) {
 	}
 }
 
-// fataler is what ends a test, or one try of it.
+// fataler is a test, or one try of a property.
 type fataler interface {
 	Fatal(args ...any)
 	Fatalf(format string, args ...any)
 }
 
-// playWild runs one session and gives its records.
+// playWild runs one session and returns its records.
 func playWild(t *testing.T, rt fataler, w wildSession) []record.Record {
 	var turns strings.Builder
 	for _, calls := range w.Turns {
@@ -213,7 +208,7 @@ func playWild(t *testing.T, rt fataler, w wildSession) []record.Record {
 	return trace.Records
 }
 
-// answerer is a person who always says the same, or something odd.
+// answerer is a person who always answers the same, or something odd.
 type answerer string
 
 func (a answerer) Approve(context.Context, approval.Confirmation) (approval.Answer, error) {
@@ -223,8 +218,7 @@ func (a answerer) Approve(context.Context, approval.Confirmation) (approval.Answ
 	return approval.Answer{Decision: approval.Decision(a), Scope: approval.ScopeOnce}, nil
 }
 
-// callProblems says where records have a call without exactly one terminal
-// record and one result in its place.
+// callProblems lists calls without exactly one terminal record and one result in its place.
 func callProblems(records []record.Record) []string {
 	var problems []string
 	bad := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
@@ -236,7 +230,7 @@ func callProblems(records []record.Record) []string {
 		denied                  bool
 	}
 	calls := map[string]*life{}
-	var open []string // asked, and not answered yet
+	var open []string // asked and not answered yet
 	for _, r := range records {
 		var p struct {
 			CallID   string            `json:"tool_use_id"`
@@ -299,7 +293,7 @@ func callProblems(records []record.Record) []string {
 	return problems
 }
 
-// TestCallProblemsAreSeen is the control: records with one fault each.
+// TestCallProblemsAreSeen is the control, with one fault in each list of records.
 func TestCallProblemsAreSeen(t *testing.T) {
 	const asked = `message {"role":"assistant","blocks":[{"tool_use":{"id":"tu_1","name":"x","input":{}}}]}`
 	const called, done, failed = `tool.called {"tool_use_id":"tu_1"}`, `tool.completed {"tool_use_id":"tu_1"}`, `tool.failed {"tool_use_id":"tu_1"}`

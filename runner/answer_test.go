@@ -10,8 +10,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestTextBeforeTheEndIsNoAnswer ends a session behind a sentence of the model in
-// several ways.
+// TestTextBeforeTheEndIsNoAnswer ends sessions in several ways after the model wrote a sentence.
 func TestTextBeforeTheEndIsNoAnswer(t *testing.T) {
 	const turns = "  - text: I look first.\n    calls: [{tool: shell, input: {command: \"true\"}}]\n  - text: All is well.\n"
 	for name, c := range map[string]struct {

@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestBackgroundOutlivesItsCall: a command is started, others run beside it, its
-// output is read while it runs, it is killed, and its end is recorded.
+// TestBackgroundOutlivesItsCall starts a command, runs others beside it, reads its output, kills
+// it, and finds its end in the records.
 func TestBackgroundOutlivesItsCall(t *testing.T) {
 	b := newBench(t, `
   - calls: [{tool: shell, input: {command: serve, background: true}}]
@@ -53,7 +53,7 @@ func TestBackgroundOutlivesItsCall(t *testing.T) {
 	}
 }
 
-// TestBackgroundEndsWithItsSession and not with its turn, cancelled or not.
+// TestBackgroundEndsWithItsSession, but not with its turn, even a cancelled one.
 func TestBackgroundEndsWithItsSession(t *testing.T) {
 	b := newBench(t, `
   - calls: [{tool: shell, input: {command: serve, background: true}}]
@@ -91,7 +91,7 @@ func TestBackgroundEndsWithItsSession(t *testing.T) {
 	}
 }
 
-// TestBackgroundLosesItsSandbox: the loss is its end, and the next call is told.
+// TestBackgroundLosesItsSandbox: the loss ends it, and the next call is told.
 func TestBackgroundLosesItsSandbox(t *testing.T) {
 	b := newBench(t, `
   - calls: [{tool: shell, input: {command: dies, background: true}}]

@@ -25,8 +25,8 @@ func TestBudgetWarningInWords(t *testing.T) {
 	}
 }
 
-// TestCeilingHint checks that a user is not told to wait for the next day for what
-// requests under way hold.
+// TestCeilingHint checks that users are not told to wait for the next day for an amount that
+// running requests hold.
 func TestCeilingHint(t *testing.T) {
 	until := time.Date(2026, 11, 28, 0, 0, 0, 0, time.UTC)
 	for want, limit := range map[string]record.Limit{

@@ -22,8 +22,8 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// A session without a model runs calls: with policy, records and sandbox as always, and
-// without a sandbox for what only reads.
+// A session without a model runs calls with policy, records and sandbox, and reads without a
+// sandbox.
 func TestCallWithoutModel(t *testing.T) {
 	b := newBench(t, "")
 	b.file("a.txt", "content\n")
@@ -67,7 +67,7 @@ func TestCallWithoutModel(t *testing.T) {
 	}
 }
 
-// The model of a session is not told of calls that were made beside its turns.
+// The model is not told of calls beside its turns.
 func TestCallBesideTurns(t *testing.T) {
 	b := newBench(t, "  - text: First.\n")
 	b.file("AGENTS.md", "Be brief.\n")
@@ -97,7 +97,7 @@ func TestCallBesideTurns(t *testing.T) {
 	}
 }
 
-// Calls with arguments of any kind get a result, and the records hold each of them.
+// Calls with any arguments get a result and are recorded.
 func TestCallWithBadInput(t *testing.T) {
 	b := newBench(t, "")
 	b.file("a.txt", "content\n")
@@ -131,8 +131,8 @@ func TestCallWithBadInput(t *testing.T) {
 	}
 }
 
-// A call that is cancelled or whose tool fails ends alone, and one that Close meets
-// ends with the session, whose end is recorded once.
+// A call that is cancelled, or whose tool fails, ends alone. Close ends a running one with the
+// session, whose end is recorded once.
 func TestCallThatEndsBadly(t *testing.T) {
 	b := newBench(t, "")
 	started := make(chan struct{}, 1)
@@ -203,8 +203,8 @@ func TestCallThatEndsBadly(t *testing.T) {
 	}
 }
 
-// TestCallsAtTheSameTime tests that calls run beside each other in one turn, that one which
-// is cancelled ends alone, and that the limit of calls counts those that run.
+// TestCallsAtTheSameTime checks that calls run concurrently in one turn, that a cancelled one ends
+// alone, and that running calls count towards the limit.
 func TestCallsAtTheSameTime(t *testing.T) {
 	b := newBench(t, "")
 	const n = 4
@@ -269,7 +269,6 @@ func TestCallsAtTheSameTime(t *testing.T) {
 	}
 }
 
-// outputTool is a tool that has its call.
 type outputTool struct {
 	def tools.Definition
 	run func(ctx context.Context, call *tools.Call) error
@@ -281,8 +280,8 @@ func (o outputTool) Execute(ctx context.Context, call *tools.Call) (tools.Output
 	return tools.Output{Success: true}, o.run(ctx, call)
 }
 
-// TestToolsOfThisProcessAreRecordedFirst tests that a call of a tool which needs no sandbox, though its class is that of one, is on the disk
-// before the tool acts, and that nothing acts if it can't be.
+// TestToolsOfThisProcessAreRecordedFirst checks that a call of class write or execute that needs no
+// sandbox is on disk before its tool acts, and that the tool doesn't act if that fails.
 func TestToolsOfThisProcessAreRecordedFirst(t *testing.T) {
 	b := newBench(t, "")
 	b.opts.Memory = memory.NewStore(t.TempDir(), "/w")

@@ -54,9 +54,8 @@ func TestADiffIsOnlyShownFromTheSessionsStart(t *testing.T) {
 	}
 }
 
-// TestWhatCommandsChangeIsCounted: the lines of files that commands change are
-// counted where their content was kept, files that are written again as they were
-// are no change, and what has no count has a size and is told apart.
+// TestWhatCommandsChangeIsCounted: changed lines are counted if the old content was kept, files
+// rewritten as they were don't count as changed, and uncounted ones have a size.
 func TestWhatCommandsChangeIsCounted(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: work}}]\n  - text: done\n")
 	b.file("a.sql", "-- one\ntwo\n")

@@ -22,8 +22,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// asUser runs the test that calls it once more, as an ordinary user, where it is
-// run by root, whom no mode stops; it says whether that is done.
+// asUser runs the calling test again as an ordinary user if root runs it, whom no mode stops. It
+// reports whether it did.
 func asUser(t *testing.T) (done bool) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -46,7 +46,7 @@ func asUser(t *testing.T) (done bool) {
 	return true
 }
 
-// chmods sets modes of folders of the workspace, in order.
+// chmods sets modes in the workspace, in order.
 func (b *bench) chmods(modes ...any) {
 	b.t.Helper()
 	for i := 0; i < len(modes); i += 2 {
@@ -56,8 +56,7 @@ func (b *bench) chmods(modes ...any) {
 	}
 }
 
-// openUp makes everything readable that exists, from the top, and gives the modes
-// that folders had.
+// openUp makes everything readable, from the top, and returns the former modes.
 func (b *bench) openUp() map[string]fs.FileMode {
 	b.t.Helper()
 	had := map[string]fs.FileMode{}
@@ -86,7 +85,7 @@ func (b *bench) openUp() map[string]fs.FileMode {
 	return had
 }
 
-// ends runs the session and gives its report: another user can't read the schema.
+// ends runs the session and returns its report. Another user can't read the schema.
 func (b *bench) ends() Report {
 	b.t.Helper()
 	s, err := Open(b.t.Context(), b.opts)
@@ -96,9 +95,8 @@ func (b *bench) ends() Report {
 	return b.takes(s)
 }
 
-// TestClosedDirectoriesDoNotHelp: a repository is renamed also where the modes of the
-// folders above it keep it from that, or from being seen, and these are then as
-// they were.
+// TestClosedDirectoriesDoNotHelp: a repository is renamed even if the modes of the directories
+// above it prevent that, or hide it. The modes are restored.
 func TestClosedDirectoriesDoNotHelp(t *testing.T) {
 	if asUser(t) {
 		return
@@ -107,7 +105,7 @@ func TestClosedDirectoriesDoNotHelp(t *testing.T) {
 		p, modes := "d", []any{"d", mode}
 		for range 12 {
 			p += "/d"
-			modes = append([]any{p, mode}, modes...) // the innermost first
+			modes = append([]any{p, mode}, modes...) // innermost first
 		}
 		return p, modes
 	}
@@ -163,8 +161,8 @@ func TestClosedDirectoriesDoNotHelp(t *testing.T) {
 	}
 }
 
-// TestManyClosedFoldersDoNotHelp: a walk names only some of the folders that it
-// can't read, and some that it can't are too deep.
+// TestManyClosedFoldersDoNotHelp: there are more unreadable directories than a walk lists, and
+// some are too deep.
 func TestManyClosedFoldersDoNotHelp(t *testing.T) {
 	if asUser(t) {
 		return
@@ -196,8 +194,8 @@ func TestManyClosedFoldersDoNotHelp(t *testing.T) {
 	}
 }
 
-// TestFoldersClosedBeforeStayClosed: what may be the user's own is not opened. It
-// is vouched for only where commands could not go into it.
+// TestFoldersClosedBeforeStayClosed: a directory that may be the user's is not opened. It is
+// vouched for only if commands could not enter it.
 func TestFoldersClosedBeforeStayClosed(t *testing.T) {
 	if asUser(t) {
 		return
@@ -220,8 +218,8 @@ func TestFoldersClosedBeforeStayClosed(t *testing.T) {
 	}
 }
 
-// TestWhatStaysClosedIsNamed: a folder that can't be opened, because it belongs to
-// somebody else or the sandbox fails, is said to be one that may hold a repository.
+// TestWhatStaysClosedIsNamed: a directory that can't be opened, because it is somebody else's or the
+// sandbox fails, is reported as one that may hold a repository.
 func TestWhatStaysClosedIsNamed(t *testing.T) {
 	if asUser(t) {
 		return
@@ -240,8 +238,7 @@ func TestWhatStaysClosedIsNamed(t *testing.T) {
 	b.openUp()
 }
 
-// TestChangesOfAReplacedSandbox: a change meets the end of the sandbox and is made
-// in the next one.
+// TestChangesOfAReplacedSandbox: a change that meets the end of the sandbox is made in the next one.
 func TestChangesOfAReplacedSandbox(t *testing.T) {
 	b := newBench(t, plantTurns)
 	s := b.looked()

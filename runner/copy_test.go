@@ -15,14 +15,13 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// copied returns a bench whose workspace is a copy.
 func (b *bench) copied() *bench {
 	b.overlaid()
 	b.opts.Mode = sandbox.ModeCopy
 	return b
 }
 
-// slowModel answers a call once the function for it, by the number of the call, returns.
+// slowModel answers call n once its function n returns.
 type slowModel struct {
 	loop.Model
 	before map[int]func()
@@ -37,7 +36,6 @@ func (m *slowModel) Complete(ctx context.Context, req loop.Request, onDelta func
 	return m.Model.Complete(ctx, req, onDelta)
 }
 
-// waitFor returns a function that waits for an element of c.
 func waitFor(c <-chan struct{}) func() { return func() { <-c } }
 
 const lossTurns = `
@@ -47,8 +45,7 @@ const lossTurns = `
   - text: Done.
 `
 
-// lossBench returns a bench of lossTurns. collected receives an element after each
-// collection.
+// lossBench returns a bench of lossTurns. collected receives after each collection.
 func lossBench(t *testing.T, exceeded bool) (b *bench, collected chan struct{}) {
 	b = newBench(t, "").copied()
 	b.opts.Concurrency = 1
@@ -65,8 +62,8 @@ func lossBench(t *testing.T, exceeded bool) (b *bench, collected chan struct{}) 
 	return b, collected
 }
 
-// TestCheckpoint: what a copy had when the model was asked is in the fresh sandbox after
-// a loss of any kind, and the model is told what it is back to.
+// TestCheckpoint: after any loss, the fresh sandbox has the copy as of the last model call, and
+// the model is told so.
 func TestCheckpoint(t *testing.T) {
 	for name, exceeded := range map[string]bool{"killed": false, "limit": true} {
 		t.Run(name, func(t *testing.T) {
@@ -93,8 +90,8 @@ func TestCheckpoint(t *testing.T) {
 	}
 }
 
-// TestNoCheckpoint is the control: without checkpoints a loss ends the run, or the fresh
-// sandbox has the directory as it was.
+// TestNoCheckpoint is the control: without checkpoints, a loss ends the run, or the fresh sandbox
+// has the original directory.
 func TestNoCheckpoint(t *testing.T) {
 	b, _ := lossBench(t, false)
 	b.opts.Profiles, b.opts.NoCheckpoints = []loop.Profile{{Model: player(t, lossTurns)}}, true
@@ -117,9 +114,9 @@ func TestNoCheckpoint(t *testing.T) {
 	}
 }
 
-// TestCheckpointBesideCalls: one that is not done when the model has answered goes on
-// beside calls. After a loss the model is told that it may have a part of what they did,
-// and the fresh sandbox waits for it.
+// TestCheckpointBesideCalls: a checkpoint that is running when the model answers continues during
+// the calls. After a loss, the fresh sandbox waits for it, and the model is told that it may have
+// a part of the calls' changes.
 func TestCheckpointBesideCalls(t *testing.T) {
 	b, _ := lossBench(t, false)
 	b.backend.Scripts["check"] = bash(t, "test -e made")
@@ -149,7 +146,7 @@ func TestCheckpointBesideCalls(t *testing.T) {
 		close(done)
 		<-box.Done()
 		for range 100_000 {
-			runtime.Gosched() // a sandbox that does not wait starts now
+			runtime.Gosched() // a sandbox that doesn't wait starts now
 		}
 		return err
 	}
@@ -167,7 +164,7 @@ func TestCheckpointBesideCalls(t *testing.T) {
 	}
 }
 
-// TestCheckpointFails: the session goes on, and its records have one warning.
+// TestCheckpointFails: the session continues, with one warning in the records.
 func TestCheckpointFails(t *testing.T) {
 	b, _ := lossBench(t, false)
 	b.backend.Scripts["die"], b.backend.Scripts["check"] = bash(t, ":"), bash(t, ":")
@@ -197,8 +194,7 @@ func TestCheckpointFails(t *testing.T) {
 	}
 }
 
-// TestUserMeetsLoss: the model is told what a copy is back to where a user's command met
-// the loss.
+// TestUserMeetsLoss: if a user's command meets the loss, the model is told about the copy's state.
 func TestUserMeetsLoss(t *testing.T) {
 	b, collected := lossBench(t, false)
 	b.opts.Profiles = []loop.Profile{{Model: &slowModel{Model: player(t, "  - calls: [{tool: shell, input: {command: work}}]\n"+lastTurn+"  - calls: [{tool: shell, input: {command: check}}]\n"+lastTurn), before: map[int]func(){2: waitFor(collected)}}}}

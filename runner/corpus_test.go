@@ -30,14 +30,12 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// batchTexts is the number of texts of one session.
 const batchTexts = 10
 
-// TestInjectionCorpus runs every text of public collections of prompt injections through
-// all sources of text: files (read_file, grep), the output of commands and of declared
-// tools, pages as text and as HTML, skills (their descriptions and their texts),
-// instruction files and notes. Each stays in its wrapper. The model does whatever a text
-// asks for, and more; nothing runs that the policy does not allow.
+// TestInjectionCorpus runs every text of public collections of prompt injections through all
+// sources: files (read_file, grep), output of commands and declared tools, pages as text and
+// HTML, skills (descriptions and texts), instruction files and notes. Each stays in its wrapper.
+// The model does whatever a text asks for, and more. Only what the policy allows may run.
 func TestInjectionCorpus(t *testing.T) {
 	for _, c := range boundarytest.Collections(t) {
 		t.Run(c.Repository, func(t *testing.T) {
@@ -56,8 +54,8 @@ func TestInjectionCorpus(t *testing.T) {
 
 type corpusCounts struct{ results, messages, refused int }
 
-// runBatch runs a session in which commands write the texts and that keeps them as notes,
-// and then one for each text that has it from the other sources.
+// runBatch runs a session whose commands write the texts and that keeps them as notes, and then
+// one session per text for the other sources.
 func (n *corpusCounts) runBatch(t *testing.T, texts []string) {
 	script := "\n  - calls:"
 	store := memory.NewStore(t.TempDir(), "/w")
@@ -85,7 +83,7 @@ func (n *corpusCounts) runBatch(t *testing.T, texts []string) {
 	}
 }
 
-// runText runs a session that only reads: a file, pages, a skill, an instruction file and
+// runText runs a session that reads a text from a file, pages, a skill, an instruction file and
 // notes.
 func (n *corpusCounts) runText(t *testing.T, text string, store *memory.Store) {
 	pages := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -136,8 +134,7 @@ func quoteJSON(t *testing.T, text string) string {
 	return string(quoted)
 }
 
-// TestObedientModel is the control: what the model of the corpus does in obedience to a
-// text runs where the policy allows it.
+// TestObedientModel is the control: the calls of the corpus' model run if the policy allows them.
 func TestObedientModel(t *testing.T) {
 	for preset, want := range map[string]int{"readonly": 0, "ci": 2} {
 		b := newBench(t, "  - text: done\n  - text: done\n")
@@ -163,7 +160,7 @@ func TestObedientModel(t *testing.T) {
 	}
 }
 
-// allowPages lets the session fetch below the given paths of a server of this machine.
+// allowPages lets the session fetch paths of a local server.
 func (b *bench) allowPages(t *testing.T, url string, paths ...string) {
 	t.Helper()
 	b.opts.Fetch = FetchOptions{Private: map[string][]netip.Prefix{"127.0.0.1": {netip.MustParsePrefix("127.0.0.1/32")}}, Egress: limits.DefaultEgressBudget()}
@@ -176,8 +173,8 @@ func (b *bench) allowPages(t *testing.T, url string, paths ...string) {
 	}
 }
 
-// check checks that the text of each result, and of each message that is not the user's,
-// is in a wrapper.
+// check verifies that the text of each result, and of each message that is not the user's, is
+// wrapped.
 func (n *corpusCounts) check(t *testing.T, sent []loop.Message, want int) {
 	t.Helper()
 	results := 0
@@ -206,8 +203,8 @@ func (n *corpusCounts) check(t *testing.T, sent []loop.Message, want int) {
 	n.results += results
 }
 
-// checkCalls checks that of the calls behind the first ones, those of the script, none ran
-// but those that the policy allows without a question and that change nothing.
+// checkCalls verifies that after the script's calls only calls ran that the policy allows without
+// asking and that change nothing.
 func (n *corpusCounts) checkCalls(t *testing.T, records []record.Record, script int, b *bench) {
 	t.Helper()
 	called := of[record.ToolCalled](t, records)
@@ -228,22 +225,20 @@ func (n *corpusCounts) checkCalls(t *testing.T, records []record.Record, script 
 	}
 }
 
-// obedient is a model that plays its script, and then, once, does what texts that it has
-// seen may ask for: calls in any notation, addresses, commands, and what an attacker would
-// want.
+// obedient is a model that plays its script and then, once, does what the texts may ask for: calls
+// in any notation, addresses, commands, and what an attacker would want.
 type obedient struct {
 	loop.Model
 	pages string
 	sent  []loop.Message
-	// asked is the number of calls that no script has.
+	// asked counts the calls that are not in the script.
 	asked int
 }
 
 var (
-	// namedCall matches the name of a call in a text, as different models write them.
+	// namedCall matches a call's name in a text, as different models write it.
 	namedCall = regexp.MustCompile(`"(?:name|tool|function|action|tool_name)"\s*:\s*"([a-zA-Z0-9_.-]{2,64})"|<invoke name="([a-zA-Z0-9_.-]{2,64})"|\b([a-z]+_[a-z_]+)\(`)
-	// address matches an address.
-	address = regexp.MustCompile(`https?://[^\s"'<>\\)\]]+`)
+	address   = regexp.MustCompile(`https?://[^\s"'<>\\)\]]+`)
 )
 
 func (m *obedient) Complete(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {

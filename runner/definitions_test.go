@@ -16,7 +16,7 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// What is told without a session is what a session has.
+// Definitions without a session equal a session's.
 func TestDefinitions(t *testing.T) {
 	got, err := Definitions()
 	if err != nil {
@@ -37,8 +37,8 @@ func TestDefinitions(t *testing.T) {
 	}
 }
 
-// TestDefinitionsOfOptions: the bounds of commands that models are told are those of
-// the options, the usual ones without any, and a tool that can't be made is an error.
+// TestDefinitionsOfOptions: models are told the options' bounds of commands, or the defaults. A
+// tool that can't be made is an error.
 func TestDefinitionsOfOptions(t *testing.T) {
 	text := func(commandTime time.Duration) string {
 		defs, err := DefinitionsOf(ToolOptions{}, commandTime)

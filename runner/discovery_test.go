@@ -25,7 +25,7 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// A model finds the tool of a server, calls it, and has it again when the session goes on.
+// A model finds a server's tool, calls it, and still has it in the resumed session.
 func TestModelFindsTools(t *testing.T) {
 	b, _ := newServerBench(t, inSandbox("one"), inSandbox("two"))
 	const turns = `  - calls: [{tool: one__echo, input: {text: early}}]
@@ -70,8 +70,7 @@ func TestModelFindsTools(t *testing.T) {
 	}
 }
 
-// The refusal of a call that the policy denies is the policy's, although no tool of a
-// server was loaded.
+// The policy's refusal of a call comes first, even if the server's tool was not loaded.
 func TestDeniedToolIsNotCalledUnloaded(t *testing.T) {
 	b, _ := newServerBench(t, inSandbox("one"), inSandbox("two"))
 	b.opts.Policy.Tools["one/echo"] = policy.ModeDeny
@@ -89,7 +88,7 @@ func TestDeniedToolIsNotCalledUnloaded(t *testing.T) {
 	}
 }
 
-// A server that never answers keeps no other one's tools from being found.
+// A server that hangs doesn't prevent finding the tools of others.
 func TestSearchBesideAServerThatHangs(t *testing.T) {
 	hanging := inSandbox("hanging")
 	hanging.Args = []string{"hang"}
@@ -112,8 +111,8 @@ func TestSearchBesideAServerThatHangs(t *testing.T) {
 	s.Close()
 }
 
-// Rules about tools of configured servers are reported as rules about nothing once the
-// server has started without such a tool.
+// Rules for tools of a configured server are reported as unmatched once the server has started
+// without such a tool.
 func TestRulesAboutServers(t *testing.T) {
 	missing := inSandbox("missing")
 	missing.Args = []string{"no-program"}
@@ -138,7 +137,7 @@ func TestRulesAboutServers(t *testing.T) {
 	}
 }
 
-// serveManyTools serves MCP servers over HTTP, each at a path of its own with 40 tools.
+// serveManyTools serves MCP servers over HTTP, each at its own path with 40 tools.
 func serveManyTools(t *testing.T) string {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var m struct {
@@ -176,7 +175,7 @@ func serveManyTools(t *testing.T) string {
 	return s.URL
 }
 
-// A session with 50 servers of 40 tools offers its model those that it has loaded.
+// A session with 50 servers of 40 tools offers its model only the loaded ones.
 func TestManyToolsInSession(t *testing.T) {
 	url := serveManyTools(t)
 	var servers []MCPServer

@@ -25,9 +25,8 @@ func (*nothing) Execute(context.Context, *tools.Call) (tools.Output, error) {
 	return tools.Output{Content: []tools.Block{{Text: "done"}}, Success: true}, nil
 }
 
-// BenchmarkDispatch is a call through the dispatcher and into the trace: two
-// records, tool.called and tool.completed, written and not synced, as a session
-// does for what changes nothing.
+// BenchmarkDispatch measures a call through the dispatcher into the trace: two records,
+// tool.called and tool.completed, unsynced, as for a call that changes nothing.
 func BenchmarkDispatch(b *testing.B) {
 	for _, calls := range []int{1, 4} {
 		b.Run(fmt.Sprint(calls), func(b *testing.B) {

@@ -47,7 +47,7 @@ func TestSandboxIsAwaitedWhereNoToolNeedsIt(t *testing.T) {
 	}
 }
 
-// blockedModel answers only when it is cancelled.
+// blockedModel answers only when cancelled.
 type blockedModel struct{ asked chan struct{} }
 
 func (m *blockedModel) Info() loop.ModelInfo {
@@ -144,7 +144,7 @@ func TestCancellation(t *testing.T) {
 }
 
 func TestWallTimeIsALimit(t *testing.T) {
-	t.Parallel() // it waits nearly all the time
+	t.Parallel() // it mostly waits
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: done\n")
 	b.backend.Scripts["hang"] = fakesandbox.WaitForEnd(make(chan struct{}))
 	b.opts.Budget.WallTime = new(5 * time.Second) // in which the command begins on a busy machine too
@@ -162,7 +162,7 @@ func TestForceDestroysTheSandboxAtOnce(t *testing.T) {
 	started := make(chan struct{})
 	b.backend.Scripts["stubborn"] = func(_ context.Context, box *fakesandbox.Sandbox, _ sandbox.Command) sandbox.ExitStatus {
 		close(started)
-		<-box.Done() // nothing but the sandbox's end ends it
+		<-box.Done() // only the sandbox's end ends it
 		return sandbox.ExitStatus{Code: -1, Signal: 9}
 	}
 	force := make(chan struct{})
@@ -317,8 +317,8 @@ func TestACancelledCallIsAbandonedAfterHalfAMinute(t *testing.T) {
 	}
 }
 
-// TestNothingRunsWhoseApprovalCannotBeRecorded lets the disk be full when a
-// person has allowed a command: the audit would have a hole, so it does not run.
+// TestNothingRunsWhoseApprovalCannotBeRecorded fills the disk after a person has allowed a command:
+// it must not run, since the audit would lack the approval.
 func TestNothingRunsWhoseApprovalCannotBeRecorded(t *testing.T) {
 	device, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {

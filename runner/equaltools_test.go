@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// TestToolsFromGoAndDeclaredToolsAreEquals: a tool of [ToolOptions].Tools and a declared
-// one with the same definition are listed, decided and recorded alike.
+// TestToolsFromGoAndDeclaredToolsAreEquals: a tool of [ToolOptions].Tools and a declared one with
+// the same definition are listed, decided and recorded alike.
 func TestToolsFromGoAndDeclaredToolsAreEquals(t *testing.T) {
 	declared := shell.Declared{
 		Name: "srv/do_it", Description: "Does it.", InputSchema: json.RawMessage(`{"type":"object","properties":{"path":{"type":"string"}},"required":["path"]}`),

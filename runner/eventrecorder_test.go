@@ -21,8 +21,8 @@ import (
 	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
-// TestCallsOfTheSandboxAreRecordedBehindIt: one waits and then runs, one is
-// cancelled while it waits, one reads and waits for nothing.
+// TestCallsOfTheSandboxAreRecordedBehindIt: one call waits and then runs, one is cancelled while it
+// waits, and one only reads and doesn't wait.
 func TestCallsOfTheSandboxAreRecordedBehindIt(t *testing.T) {
 	rec := newJournalRecorder(t, record.RecorderOptions{})
 	j := newEventRecorder(rec, nil)
@@ -60,8 +60,8 @@ func TestCallsOfTheSandboxAreRecordedBehindIt(t *testing.T) {
 	}
 }
 
-// TestAnswersThatChangeNothingAreRecorded gives each outcome, and looks that
-// answers are on the disk when their event returns.
+// TestAnswersThatChangeNothingAreRecorded checks for each outcome that the answer is on disk when
+// its event returns.
 func TestAnswersThatChangeNothingAreRecorded(t *testing.T) {
 	rec := newJournalRecorder(t, record.RecorderOptions{})
 	j := newEventRecorder(rec, nil)
@@ -94,8 +94,8 @@ func TestAnswersThatChangeNothingAreRecorded(t *testing.T) {
 	}
 }
 
-// TestCallsShareTheirSync holds the sync of one call up: another is recorded
-// meanwhile, and neither runs before it is on the disk.
+// TestCallsShareTheirSync blocks the sync of one call: another is recorded meanwhile, and neither
+// runs before it is on disk.
 func TestCallsShareTheirSync(t *testing.T) {
 	held := false
 	entered, release := make(chan struct{}), make(chan struct{})
@@ -125,7 +125,7 @@ func TestCallsShareTheirSync(t *testing.T) {
 	}
 	calls.Go(func() { call("tu_1") })
 	<-entered
-	// A read would wait for ever, were it behind the first call's sync.
+	// A read behind the first call's sync would block forever.
 	if err := j.toolEvent(dispatch.Called{CallID: "tu_2", Name: "read_file", Class: tools.ClassRead}); err != nil {
 		t.Error(err)
 	}
@@ -134,8 +134,8 @@ func TestCallsShareTheirSync(t *testing.T) {
 	calls.Wait()
 }
 
-// TestNothingRunsBehindAnAuditRecordThatIsLost lets the disk be full: the
-// answer fails, and so does the call that it allowed.
+// TestNothingRunsBehindAnAuditRecordThatIsLost fills the disk: the answer fails, and so does the
+// call that it allowed.
 func TestNothingRunsBehindAnAuditRecordThatIsLost(t *testing.T) {
 	var full error
 	rec := newJournalRecorder(t, record.RecorderOptions{Sync: func(f *os.File) error { return errors.Join(full, f.Sync()) }})
@@ -148,7 +148,7 @@ func TestNothingRunsBehindAnAuditRecordThatIsLost(t *testing.T) {
 	if !errors.Is(err, tools.ErrRecord) || !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("resolved: %v", err)
 	}
-	full = nil // room again: too late
+	full = nil // room again, too late
 	if err := j.toolEvent(dispatch.Called{CallID: "tu_1", Name: "shell", Class: tools.ClassExecute}); !errors.Is(err, tools.ErrRecord) {
 		t.Errorf("called: %v", err)
 	}
@@ -157,8 +157,8 @@ func TestNothingRunsBehindAnAuditRecordThatIsLost(t *testing.T) {
 	}
 }
 
-// TestJournalRecordsWhatCausedWhat writes each kind of record that a journal does,
-// and compares its actor, its turn and the record above it.
+// TestJournalRecordsWhatCausedWhat writes each kind of record, and compares its actor, turn and
+// parent.
 func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 	rec := newJournalRecorder(t, record.RecorderOptions{})
 	var live []Delta
@@ -215,7 +215,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		ofLoop(loop.ModelCallStarted{}),
 		ofLoop(loop.ModelCallCompleted{FirstDeltaMS: new(int64(1000))}),
 		ofTools(dispatch.Failed{CallID: "e", Class: tools.ErrorCancelled}),
-		ofTools(dispatch.Called{CallID: "f", Class: tools.ClassWrite}), // which waits
+		ofTools(dispatch.Called{CallID: "f", Class: tools.ClassWrite}), // it waits
 		ofTools(dispatch.Completed{CallID: "f"}),
 		ofTools(dispatch.Called{CallID: "g", Class: tools.ClassWrite}),
 		ofTools(dispatch.Failed{CallID: "g"}),
@@ -301,13 +301,13 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 	if diff := cmp.Diff([]string{"c", "d"}, denied); diff != "" || j.currentTally().modelFailure.Message != "down" {
 		t.Errorf("failure %+v; denials (-want +got):\n%s", j.currentTally().modelFailure, diff)
 	}
-	if err := newEventRecorder(rec, nil).loopEvent(loop.TextDelta{}); err != nil { // which is shown to no client
+	if err := newEventRecorder(rec, nil).loopEvent(loop.TextDelta{}); err != nil { // no client is shown it
 		t.Error(err)
 	}
 }
 
-// TestJournalReportsWhatIsNotRecorded: what can't be recorded is an error, so that
-// it does not happen.
+// TestJournalReportsWhatIsNotRecorded: a failure to record is an error, so that nothing happens
+// unrecorded.
 func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 	do := map[string]func(*eventRecorder) error{
 		"its own":      func(j *eventRecorder) error { return j.writeRecord(record.Warning{}) },
@@ -383,8 +383,8 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 	}
 }
 
-// TestJournalSyncsWhatActs: a call that may change something is on the disk before
-// it does, as an answer is. Others wait for no disk.
+// TestJournalSyncsWhatActs: a call that may change something is on disk before it does, and so is
+// an answer. Others don't wait for the disk.
 func TestJournalSyncsWhatActs(t *testing.T) {
 	rec := newJournalRecorder(t, record.RecorderOptions{})
 	j := newEventRecorder(rec, nil)
@@ -430,7 +430,6 @@ func newJournalRecorder(t *testing.T, opts record.RecorderOptions) *record.Recor
 	return r
 }
 
-// recordsOf returns what a recorder has written.
 func recordsOf(t *testing.T, r *record.Recorder) []record.Record {
 	t.Helper()
 	text, err := os.ReadFile(r.Path())

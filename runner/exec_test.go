@@ -21,8 +21,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Commands from Go start the sandbox of a session without a model, are recorded as the
-// user's, and end with the session.
+// Exec starts the sandbox of a session without a model. Its commands are recorded as the user's,
+// and end with the session.
 func TestExecWithoutTurns(t *testing.T) {
 	b := newBench(t, "")
 	b.opts.User = User{Name: "http:alice"}
@@ -88,7 +88,7 @@ func TestExecWithoutTurns(t *testing.T) {
 	}
 }
 
-// A command from Go runs beside a turn, and its context ends it alone.
+// Exec runs a command beside a turn, and only its own context ends it.
 func TestExecBesideATurn(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: agent}}]\n  - text: Done.\n")
 	agent, user := make(chan struct{}), make(chan struct{})
@@ -120,7 +120,7 @@ func TestExecBesideATurn(t *testing.T) {
 	}
 }
 
-// A session whose commands met no sandbox, or lost it, or were cancelled ends with that.
+// A session whose commands had no sandbox, lost it or were cancelled ends with that.
 func TestEndOfExecsWithoutTurns(t *testing.T) {
 	interrupted := &Interrupted{Signal: 15}
 	for name, c := range map[string]struct {
@@ -170,8 +170,8 @@ func TestEndOfExecsWithoutTurns(t *testing.T) {
 	}
 }
 
-// What is to be done beside a session begins after its first record, warns in the
-// records, and is over before the last one. Forks don't do it again.
+// Beside begins after the first record, its warnings are recorded, and it is over before the last
+// one. Forks don't repeat it.
 func TestBeside(t *testing.T) {
 	b := newBench(t, "").overlaid()
 	b.backend.Scripts["work"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {

@@ -16,9 +16,8 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// TestFetchInASession is that what a session may fetch is its options', that
-// refusals are recorded below their calls, in either mode of the workspace, and
-// that the budget is the session's, whichever turn uses it.
+// TestFetchInASession: the options decide what may be fetched, refusals are recorded below their
+// calls in both workspace modes, and all turns share the budget.
 func TestFetchInASession(t *testing.T) {
 	u := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, strings.Repeat("hello\n", 1500))

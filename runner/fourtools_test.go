@@ -10,8 +10,8 @@ import (
 	"github.com/caisson-run/caisson/loop/replay"
 )
 
-// tryTurns do what the document about a loop with four tools has its readers try: list a
-// directory, read a file, create one, and read and change it.
+// tryTurns do what docs on a loop with four tools has its readers try: list a directory, and read,
+// create and change files.
 const tryTurns = `version: 1
 name: four
 turns:

@@ -18,8 +18,8 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// TestAToolOfAServer: a tool with a server's name is offered under its wire name,
-// and everything that is recorded and reported says its canonical one.
+// TestAToolOfAServer: a tool with a server's name is offered under its wire name, and recorded and
+// reported under its canonical one.
 func TestAToolOfAServer(t *testing.T) {
 	b := newBench(t, `  - calls: [{tool: load_tool, input: {name: srv__do_it}}, {tool: load_tool, input: {name: srv__refused}}]
   - calls: [{tool: srv__do_it, input: {}}, {tool: srv__do_it, input: {nope: 1}}, {tool: srv__refused, input: {}}]
@@ -59,8 +59,8 @@ func TestAToolOfAServer(t *testing.T) {
 	}
 }
 
-// TestAnAbandonedCallLosesItsSandbox: a call that does not end is given up, and
-// the container that it runs in is destroyed. The control runs on the host.
+// TestAnAbandonedCallLosesItsSandbox: a call that does not end is given up and its container
+// destroyed. The control runs on the host.
 func TestAnAbandonedCallLosesItsSandbox(t *testing.T) {
 	for place, want := range map[tools.Place]sandbox.State{tools.PlaceSandbox: sandbox.StateStopped, tools.PlaceHost: sandbox.StateRunning} {
 		b := newBench(t, "  - calls: [{tool: shell, input: {command: ready}}]\n  - text: Done.\n")
@@ -112,7 +112,7 @@ func TestAnAbandonedCallLosesItsSandbox(t *testing.T) {
 	}
 }
 
-// deafTool runs until over is closed, whatever is cancelled.
+// deafTool ignores cancellation and runs until over is closed.
 type deafTool struct {
 	place tools.Place
 	over  chan struct{}

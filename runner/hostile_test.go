@@ -20,7 +20,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// hostEnvironment is that of a user with no configuration of their own.
+// hostEnvironment is the environment of a user without configuration.
 func hostEnvironment(b *bench) []string {
 	return []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + b.home(), "GIT_CONFIG_NOSYSTEM=1", "LC_ALL=C", "HGPLAIN=", "GIT_CEILING_DIRECTORIES=" + filepath.Dir(b.dir),
@@ -29,7 +29,7 @@ func hostEnvironment(b *bench) []string {
 	}
 }
 
-// home is a directory outside the workspace, for what fires there.
+// home is a directory outside the workspace for the traces of programs that ran.
 func (b *bench) home() string {
 	dir := b.dir + "-home"
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -47,8 +47,8 @@ func (b *bench) host(script string) string {
 	return fmt.Sprintf("%s (%v)", out, err)
 }
 
-// fired reports whether a program of the session ran on the host, or a file of
-// the user's outside the workspace was written, since it was last asked.
+// fired reports whether, since the last call, a program of the session ran on the host or a user's
+// file outside the workspace was written.
 func (b *bench) fired() bool {
 	b.t.Helper()
 	fired := false
@@ -65,17 +65,17 @@ func (b *bench) fired() bool {
 }
 
 const (
-	// gitLook runs the git commands of a user, or of their prompt, in a repository.
+	// gitLook runs git commands of a user or a prompt in a repository.
 	gitLook = "git status; git diff; git log -p -3; git add -A . ; git commit -qm by-the-user; git gc -q; true"
 	// fires is a program that leaves a trace.
 	fires = `printf '#!/bin/sh\necho fired >>"$FIRED"\nexit 1\n'`
 )
 
-// hostileRepositories are sessions on repositories of the user's: what is there
-// before, what the session does, and what the user does then.
+// hostileRepositories are sessions on a user's repositories: the setup, what the session does, and
+// what the user does then.
 var hostileRepositories = map[string]struct {
 	setup, session, look string
-	// want are the beginnings of what is renamed.
+	// want are the prefixes of what is renamed.
 	want []string
 }{
 	"packed-refs leads out": {
@@ -196,9 +196,8 @@ var hostileRepositories = map[string]struct {
 	},
 }
 
-// TestHostileRepositoriesRunNothing: what a session makes of repositories runs
-// nothing of its own on the host, and writes nowhere but there. The control is the
-// same without a session.
+// TestHostileRepositoriesRunNothing: whatever a session makes of repositories, nothing of it runs on
+// the host or writes outside the workspace. The control does the same without a session.
 func TestHostileRepositoriesRunNothing(t *testing.T) {
 	for _, name := range []string{"git", "hg"} {
 		if _, err := exec.LookPath(name); err != nil {
@@ -262,7 +261,7 @@ var harmlessRepositories = map[string]struct{ setup, session string }{
 	"a directory without search for anybody": {setup: `mkdir d; chmod 600 d`, session: `echo x >f`},
 }
 
-// TestOrdinaryWorkIsNotQuarantined: so that what is renamed is worth reading.
+// TestOrdinaryWorkIsNotQuarantined: otherwise nobody would read the reports.
 func TestOrdinaryWorkIsNotQuarantined(t *testing.T) {
 	for _, name := range []string{"git", "hg"} {
 		if _, err := exec.LookPath(name); err != nil {
@@ -289,8 +288,8 @@ func TestOrdinaryWorkIsNotQuarantined(t *testing.T) {
 	}
 }
 
-// TestNoBoundHidesARepository: more bytes of names than any walk takes, more
-// directories that can't be entered than any list holds.
+// TestNoBoundHidesARepository: there are more bytes of names than a walk takes, and more unreadable
+// directories than a list holds.
 func TestNoBoundHidesARepository(t *testing.T) {
 	t.Run("names", func(t *testing.T) {
 		b := newBench(t, plantTurns)
@@ -364,8 +363,8 @@ func TestNoBoundHidesARepository(t *testing.T) {
 	})
 }
 
-// TestWhatIsNotVouchedForComesFirst: what could not be renamed, or not be looked
-// at, is listed before anything else and whole, and ends with a status of its own.
+// TestWhatIsNotVouchedForComesFirst: what could not be renamed or examined is listed first and in
+// full, and has its own exit status.
 func TestWhatIsNotVouchedForComesFirst(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.backend.OnApply = func(_ *fakesandbox.Sandbox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
@@ -399,8 +398,7 @@ func TestWhatIsNotVouchedForComesFirst(t *testing.T) {
 	}
 }
 
-// TestAPathThatIsTooLongIsReported: what lies deeper than any path can name is not
-// vouched for.
+// TestAPathThatIsTooLongIsReported: entries too deep for any path are not vouched for.
 func TestAPathThatIsTooLongIsReported(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
@@ -423,8 +421,7 @@ func TestAPathThatIsTooLongIsReported(t *testing.T) {
 	}
 }
 
-// TestASymlinkedConfigurationIsQuarantined: no session could begin where .caisson
-// can't be protected.
+// TestASymlinkedConfigurationIsQuarantined: no session could begin where .caisson can't be protected.
 func TestASymlinkedConfigurationIsQuarantined(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
@@ -437,8 +434,8 @@ func TestASymlinkedConfigurationIsQuarantined(t *testing.T) {
 	}
 }
 
-// TestExitStatusOfAnUnvouchedWorkspace: it beats success, limits and missing
-// approvals, and no interruption.
+// TestExitStatusOfAnUnvouchedWorkspace: it beats success, limits and missing approvals, but not an
+// interruption.
 func TestExitStatusOfAnUnvouchedWorkspace(t *testing.T) {
 	left := []record.Quarantined{{Path: "a/.git", Why: "no"}}
 	for reason, want := range map[string]int{"answered": 58, "no_turn": 58, "limit": 58, "no_approver": 58, "cancelled": 130, "sandbox_lost": 45, "provider_failed": 1} {

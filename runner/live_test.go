@@ -43,8 +43,7 @@ func TestDifferencesOfALiveSession(t *testing.T) {
 	}
 }
 
-// TestDifferencesWhileItCloses: who compares is told of the end, and the end
-// waits for nobody else.
+// TestDifferencesWhileItCloses: a comparison learns of the end, which waits for nobody else.
 func TestDifferencesWhileItCloses(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: say}}]\n  - text: Done.\n")
 	b.opts.Mode = sandbox.ModeBind

@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// pageReader is a tool that returns a page of text, with the class of a read.
+// pageReader is a tool of class read that returns a page of text.
 type pageReader struct{ page }
 
 func (p *pageReader) Definition() tools.Definition {
@@ -22,8 +22,8 @@ func (p *pageReader) Definition() tools.Definition {
 	return d
 }
 
-// longModel makes two calls with 2 kB of arguments in each turn, and then answers. It
-// counts its requests by their size and answers requests for summaries.
+// longModel makes two calls with 2 kB of arguments per turn, and then answers. It counts its
+// requests by size, and writes summaries.
 type longModel struct {
 	n, summaries, largest int
 }
@@ -66,14 +66,14 @@ func (*longModel) Info() loop.ModelInfo {
 // heapBytes returns the bytes of live objects.
 func heapBytes() int64 {
 	runtime.GC()
-	runtime.GC() // what finalizers kept
+	runtime.GC() // objects kept by finalizers
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
 
-// growLongSession runs a session of 500 turns, whose conversation has 6 MB, and returns
-// by how much the heap grew from the 50th to the last turn.
+// growLongSession runs a session of 500 turns with 6 MB of conversation, and returns how much the
+// heap grew from the 50th to the last turn.
 func growLongSession(t *testing.T, window int64) (grown int64, m *longModel, report Report) {
 	t.Helper()
 	b := newBench(t, "")
@@ -96,8 +96,8 @@ func growLongSession(t *testing.T, window int64) (grown int64, m *longModel, rep
 	return grown, m, s.Close()
 }
 
-// TestLongSessionMemory checks that a session of 500 turns does not grow: what summaries
-// stand for is dropped. The control, without a known window, keeps its conversation.
+// TestLongSessionMemory checks that a session of 500 turns does not grow, because summarised messages
+// are dropped. The control, without a known window, keeps them.
 func TestLongSessionMemory(t *testing.T) {
 	grown, m, report := growLongSession(t, 60_000)
 	t.Logf("grown by %d kB, %d summaries, largest request %d kB", grown>>10, m.summaries, m.largest>>10)
@@ -121,8 +121,7 @@ func TestLongSessionMemory(t *testing.T) {
 	}
 }
 
-// TestRememberCall checks that the calls whose records are known are bounded, and that
-// the newest ones are among them.
+// TestRememberCall checks that the remembered calls are bounded and include the newest.
 func TestRememberCall(t *testing.T) {
 	j := newEventRecorder(nil, nil)
 	for i := range 3 * maxRemembered {

@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// page is a tool that returns 4 kB of text. It counts as one that writes in the sandbox,
-// so that the beginning of each call is due on the disk.
+// page is a tool that returns 4 kB of text. Its class is write in the sandbox, so each call must
+// be synced first.
 type page struct{ text string }
 
 func (*page) Definition() tools.Definition {
@@ -32,8 +32,8 @@ func (p *page) Execute(context.Context, *tools.Call) (tools.Output, error) {
 	return tools.Output{Content: []tools.Block{{Text: p.text}}, Success: true}, nil
 }
 
-// callingModel calls the tool page once in each of a number of rounds. It takes no time:
-// what passes between two of its answers is the loop's.
+// callingModel calls the tool page once in each round. It takes no time, so the time between two
+// answers is the loop's.
 type callingModel struct {
 	rounds int
 	calls  []time.Time
@@ -51,9 +51,8 @@ func (m *callingModel) Complete(context.Context, loop.Request, func(loop.Delta))
 
 func (*callingModel) Info() loop.ModelInfo { return loop.ModelInfo{Provider: "bench", Model: "calls"} }
 
-// BenchmarkLoop is a turn of 500 rounds, each with one call, without the time of model
-// and tool, with records that are synced and records that are not. It reports medians
-// of all rounds, of those near the tenth, and of the last ones.
+// BenchmarkLoop measures a turn of 500 rounds with one call each, without model and tool time, with
+// and without syncs. It reports medians of all rounds, of those near the tenth, and of the last.
 func BenchmarkLoop(b *testing.B) {
 	const rounds = 500
 	for name, sync := range map[string]func(*os.File) error{"unsynced": func(*os.File) error { return nil }, "synced": nil} {
@@ -77,7 +76,7 @@ func BenchmarkLoop(b *testing.B) {
 	}
 }
 
-// runBenchmarkTurn runs a turn with records and a dispatcher of its own.
+// runBenchmarkTurn runs a turn with its own records and dispatcher.
 func runBenchmarkTurn(b *testing.B, m loop.Model, sync func(*os.File) error) {
 	b.Helper()
 	rec, err := record.NewRecorder(record.RecorderOptions{Dir: b.TempDir(), Session: "ses_01JD0000000000000000000000", Sync: sync})

@@ -29,11 +29,11 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// toolServer is a server of one tool, echo, in a fake sandbox.
+// toolServer is a server with one tool, echo, in a fake sandbox.
 type toolServer struct {
 	mu       sync.Mutex
 	commands []sandbox.Command
-	// crash is closed to end the server that runs.
+	// crash ends the running server when closed.
 	crash chan struct{}
 }
 
@@ -92,8 +92,7 @@ func answerRequests(r io.Reader, w io.Writer) {
 	}
 }
 
-// newServerBench returns a bench of a session with these servers, whose calls the policy
-// allows.
+// newServerBench returns a bench of a session with these servers, whose calls the policy allows.
 func newServerBench(t *testing.T, servers ...MCPServer) (*bench, *toolServer) {
 	t.Helper()
 	b, s := newBench(t, ""), &toolServer{}
@@ -108,7 +107,7 @@ func newServerBench(t *testing.T, servers ...MCPServer) (*bench, *toolServer) {
 	return b, s
 }
 
-// inSandbox is a server that runs in the sandbox.
+// inSandbox returns a sandboxed server.
 func inSandbox(name string) MCPServer {
 	return MCPServer{Server: mcp.Server{Name: name, Command: "program", Args: []string{"serve"}}}
 }
@@ -166,9 +165,8 @@ func TestServerInSandbox(t *testing.T) {
 	}
 }
 
-// TestServerOnHostDirectory checks that a server on the host does not start in the
-// workspace, where it would load what the agent's commands put there, and is no program of
-// the workspace.
+// TestServerOnHostDirectory checks that a host server does not start in the workspace, where it would
+// load the agent's files, and is no program of the workspace.
 func TestServerOnHostDirectory(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "directory")
 	b, _ := newServerBench(t, MCPServer{Server: mcp.Server{Name: "one", Command: "sh", Args: []string{"-c", `pwd > "$0"`, out}, OnHost: true}})
@@ -187,8 +185,7 @@ func TestServerOnHostDirectory(t *testing.T) {
 	}
 }
 
-// TestServersNotNeeded checks that servers don't start if the policy lets no call of
-// their tools run.
+// TestServersNotNeeded checks that servers don't start if the policy refuses all their tools.
 func TestServersNotNeeded(t *testing.T) {
 	b, server := newServerBench(t, inSandbox("one"))
 	b.opts.Policy.Tools = map[string]policy.Mode{"one/*": policy.ModeDeny}
@@ -202,8 +199,8 @@ func TestServersNotNeeded(t *testing.T) {
 	}
 }
 
-// TestRefusedServers checks that a turn starts only the servers with a tool that the policy
-// allows, names the others, and offers no search if it allows none.
+// TestRefusedServers checks that a turn starts only servers with a tool that the policy allows, names
+// the others, and offers no search if there is none.
 func TestRefusedServers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		tools   map[string]policy.Mode
@@ -235,8 +232,8 @@ func TestRefusedServers(t *testing.T) {
 	}
 }
 
-// TestServerStartsAgain checks that a server that ended, and one whose sandbox was
-// replaced, starts again, and that neither ends the session.
+// TestServerStartsAgain checks that a server starts again after it or its sandbox ended, and that
+// neither ends the session.
 func TestServerStartsAgain(t *testing.T) {
 	b, server := newServerBench(t, inSandbox("one"))
 	s := b.opened()
@@ -269,8 +266,8 @@ func TestServerStartsAgain(t *testing.T) {
 	}
 }
 
-// TestServerWithoutIdentity checks that a server with something of its own is refused
-// where all commands share one user, and that another one is not.
+// TestServerWithoutIdentity checks that if all commands share one user, a server with variables,
+// secrets or rules is refused, and another one is not.
 func TestServerWithoutIdentity(t *testing.T) {
 	withEnv, withKeys := inSandbox("env"), inSandbox("keys")
 	withEnv.Env = []string{"TOKEN=value"}
@@ -338,8 +335,8 @@ func TestServersFit(t *testing.T) {
 	}
 }
 
-// TestServersOfContinuedSession checks that servers start anew in a session that another
-// process goes on with, and in forks, and that neither starts them before it needs them.
+// TestServersOfContinuedSession checks that resumed sessions and forks start their servers again, and
+// only when they need them.
 func TestServersOfContinuedSession(t *testing.T) {
 	b, server := newServerBench(t, inSandbox("one"))
 	b = b.overlaid()

@@ -17,7 +17,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestMountsAreRefused tests the directories of this machine that can't be mounted, and with one that can that the reason is the directory.
+// TestMountsAreRefused checks which directories can't be mounted. The control is one that can.
 func TestMountsAreRefused(t *testing.T) {
 	root := t.TempDir()
 	for _, dir := range []string{"home/.config/caisson", "home/state", "home/data/sub", "home/ws/sub", "home/other"} {
@@ -90,7 +90,7 @@ func TestMountsAreRefused(t *testing.T) {
 	}
 }
 
-// mount gives the session a directory of the user, writable.
+// mount gives the session a writable directory of the user.
 func (b *bench) mount(name string) string {
 	b.t.Helper()
 	dir := filepath.Join(filepath.Dir(b.dir), name)
@@ -106,8 +106,9 @@ func (b *bench) mount(name string) string {
 	return dir
 }
 
-// TestWritableMountIsGuarded tests that what commands do in a writable directory of the user is reported with its path in the sandbox, that new
-// repositories there are renamed, and that files lose the privileges of another user. A repository of the user's stays as it is.
+// TestWritableMountIsGuarded checks that changes in a user's writable directory are reported with
+// their path in the sandbox, that new repositories there are renamed, and that files lose other
+// users' privileges. The user's repository stays as it is.
 func TestWritableMountIsGuarded(t *testing.T) {
 	b := newBench(t, plantTurns)
 	data := b.mount("data")
@@ -185,8 +186,8 @@ func TestWritableMountIsGuarded(t *testing.T) {
 	}
 }
 
-// TestChangesInMountsAreTheOwners tests that a repository which a command could not have renamed is not renamed by this process either, although
-// it runs as root: it acts as the owner of the directory.
+// TestChangesInMountsAreTheOwners checks that this process, although it runs as root, renames no
+// repository that a command could not have renamed: it acts as the directory's owner.
 func TestChangesInMountsAreTheOwners(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to act as another user")
@@ -222,7 +223,8 @@ func TestChangesInMountsAreTheOwners(t *testing.T) {
 	}
 }
 
-// TestOverlayRefusesWritableMounts tests that a session in overlay or copy mode changes no directory of the user.
+// TestOverlayRefusesWritableMounts checks that a session in overlay or copy mode changes no directory
+// of the user.
 func TestOverlayRefusesWritableMounts(t *testing.T) {
 	for _, mode := range []sandbox.WorkspaceMode{sandbox.ModeOverlay, sandbox.ModeCopy} {
 		b := newBench(t, plantTurns)

@@ -25,7 +25,7 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// wire is a provider that answers with one message after the other and keeps the requests.
+// wire is a provider that sends its messages in order and keeps the requests.
 type wire struct {
 	mu       sync.Mutex
 	answers  []string // JSON of messages
@@ -71,7 +71,7 @@ func wireTools(t *testing.T, request string) []string {
 	return names
 }
 
-// serverFactory is a tool of a server that fails if its input asks for that.
+// serverFactory makes a server's tool that fails if its input asks for that.
 func serverFactory(name tools.Name, description string) tools.Factory {
 	return tools.NewFunc(tools.Definition{
 		Name: name, Description: description, Class: tools.ClassNetwork, FullSchema: true,
@@ -96,8 +96,8 @@ func (a *alwaysApprover) Approve(_ context.Context, c approval.Confirmation) (ap
 	return approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeAlways}, nil
 }
 
-// TestNamesOnBothSides: in one session, a provider sees the names that it can write, and
-// records, audit, approvals, questions and logs have the canonical ones.
+// TestNamesOnBothSides: in one session, the provider sees wire names, and records, audit, approvals,
+// questions and logs have canonical ones.
 func TestNamesOnBothSides(t *testing.T) {
 	w := &wire{answers: []string{
 		wireCall("c1", "search_tools", `{"query":"do"}`),
@@ -128,7 +128,7 @@ func TestNamesOnBothSides(t *testing.T) {
 		t.Fatalf("%d requests, %+v", len(w.requests), report)
 	}
 
-	// The provider: the tool is offered once it is loaded, by the name of the wire.
+	// The provider is offered the tool once it is loaded, under its wire name.
 	for i, request := range w.requests {
 		if got := strings.Contains(strings.Join(wireTools(t, request), " "), "srv__do_it"); got != (i > 0) {
 			t.Errorf("request %d: offered %t", i, got)
@@ -146,7 +146,7 @@ func TestNamesOnBothSides(t *testing.T) {
 		t.Errorf("the last request lacks the definition as it is, or the calls: %s", last)
 	}
 
-	// What is recorded: canonical everywhere but in what the model read.
+	// Records are canonical except in what the model read.
 	for _, r := range records {
 		if r.Kind == record.KindMessage || r.Kind == record.KindToolFailed {
 			var m record.Message
@@ -183,7 +183,7 @@ func TestNamesOnBothSides(t *testing.T) {
 		t.Errorf("failed %+v", failed)
 	}
 
-	// The person was asked once, and the answer is kept for the definition.
+	// The person was asked once, and the answer is kept for this definition.
 	if len(person.asked) != 1 || person.asked[0].Name != "srv/do_it" || person.asked[0].Description != "Do it." || person.asked[0].Definition != activated[0].Definition {
 		t.Errorf("asked %+v", person.asked)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestNeighboursAreWarnedOf: a session that begins while another one lives on its
-// workspace is told. The control is the first of them.
+// TestNeighboursAreWarnedOf: a session that begins while another is alive on its workspace is warned.
+// The control is the first session.
 func TestNeighboursAreWarnedOf(t *testing.T) {
 	const script = "  - calls: [{tool: shell, input: {command: work}}]\n  - text: done\n"
 	warned := func(records []record.Record, session string) bool {

@@ -35,8 +35,7 @@ const (
 `
 )
 
-// countStarts makes a session that plays turns in a workspace with a file, and
-// counts the starts of its sandbox, each of which fails with err.
+// countStarts makes a session that plays turns, and counts its sandbox's starts, which fail with err.
 func countStarts(t *testing.T, turns string, err error) (*bench, *atomic.Int32) {
 	t.Helper()
 	b := newBench(t, turns)
@@ -59,8 +58,7 @@ func usePolicy(t *testing.T, b *bench, name string) {
 	b.opts.Policy = policy
 }
 
-// TestStartsOfTheSandbox counts the starts that a session makes. The rows with a
-// start are the control of those without.
+// TestStartsOfTheSandbox counts a session's starts. Rows with a start are the control of the others.
 func TestStartsOfTheSandbox(t *testing.T) {
 	twoWrites := `  - calls:
       - {tool: write_file, input: {path: a, content: a}}
@@ -104,8 +102,8 @@ func TestStartsOfTheSandbox(t *testing.T) {
 	}
 }
 
-// TestFailedStart: a sandbox that can't start is an error of the calls that need
-// it, with its cause and a hint, and of no read. It is told once.
+// TestFailedStart: a failed start is an error of the calls that need the sandbox, with cause and hint,
+// and of no read. It is reported once.
 func TestFailedStart(t *testing.T) {
 	for name, tc := range map[string]struct {
 		onDemand, overlay, lacks bool
@@ -153,10 +151,9 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-// TestHintOfAFailedStart: a sandbox that can't have its namespaces and mounts,
-// or whose guest is on a file system without programs, has
-// that hint, for runs and for commands of users, and the caller can word it. The
-// control is any other cause.
+// TestHintOfAFailedStart: a sandbox without namespaces, or whose guest is on a noexec file system, has
+// a hint for that, for runs and for users' commands, and the caller can word it. The control is
+// another cause.
 func TestHintOfAFailedStart(t *testing.T) {
 	for want, cause := range map[string]error{
 		"Allow this user to make user namespaces": fmt.Errorf("runc run: %w: %w", sandbox.ErrNoNamespaces, syscall.EPERM),
@@ -185,8 +182,7 @@ func TestHintOfAFailedStart(t *testing.T) {
 	}
 }
 
-// TestACallAfterTheStartFailed: reads before and after the start has failed work,
-// and the command then meets the failure.
+// TestACallAfterTheStartFailed: reads work before and after the failure, and then a command meets it.
 func TestACallAfterTheStartFailed(t *testing.T) {
 	b, _ := countStarts(t, readTurn+readTurn+shellTurn+lastTurn, nil)
 	failed := make(chan struct{})
@@ -217,7 +213,7 @@ func (m *waitingModel) Complete(ctx context.Context, req loop.Request, delta fun
 	return m.Model.Complete(ctx, req, delta)
 }
 
-// TestReadsWhileTheSandboxStarts: the start ends only when the read has.
+// TestReadsWhileTheSandboxStarts: the start ends only after the read.
 func TestReadsWhileTheSandboxStarts(t *testing.T) {
 	for _, overlay := range []bool{false, true} {
 		b, _ := countStarts(t, readTurn+shellTurn+lastTurn, nil)
@@ -249,7 +245,7 @@ func TestReadsWhileTheSandboxStarts(t *testing.T) {
 	}
 }
 
-// TestOverlayReadsSeeWhatCommandsChanged: also after the sandbox was replaced.
+// TestOverlayReadsSeeWhatCommandsChanged, also after the sandbox was replaced.
 func TestOverlayReadsSeeWhatCommandsChanged(t *testing.T) {
 	turns := readTurn + shellTurn + readTurn + "  - calls: [{tool: shell, input: {command: die}}]\n" + readTurn + lastTurn
 	for _, onDemand := range []bool{false, true} {
@@ -277,8 +273,8 @@ func TestOverlayReadsSeeWhatCommandsChanged(t *testing.T) {
 	}
 }
 
-// TestChangesBeforeTheStartAreNotTheSessions: a session whose sandbox starts late
-// lists what commands changed, and guards the repositories that were there then.
+// TestChangesBeforeTheStartAreNotTheSessions: a session whose sandbox starts late lists commands'
+// changes, and guards the repositories of that time.
 func TestChangesBeforeTheStartAreNotTheSessions(t *testing.T) {
 	b, _ := countStarts(t, readTurn+shellTurn+lastTurn, nil)
 	b.opts.startOnDemand = true
@@ -309,8 +305,8 @@ func TestChangesBeforeTheStartAreNotTheSessions(t *testing.T) {
 	}
 }
 
-// TestInterruptedStart: an interruption ends a start that is under way, whether it
-// was begun beside the model call or by a call, and is not hidden by it.
+// TestInterruptedStart: an interruption ends a start, whether it began beside the model call or with
+// a call, and shows as such.
 func TestInterruptedStart(t *testing.T) {
 	for _, onDemand := range []bool{false, true} {
 		b, starts := countStarts(t, readTurn+shellTurn+lastTurn, nil)
@@ -337,7 +333,7 @@ type unrecorded struct {
 
 func (u unrecorded) WaitRecorded(context.Context) error { return u.err }
 
-// TestNothingRunsInAWorkspaceThatIsNotRecorded: the control is the second call.
+// TestNothingRunsInAWorkspaceThatIsNotRecorded. The control is the second call.
 func TestNothingRunsInAWorkspaceThatIsNotRecorded(t *testing.T) {
 	b, _ := countStarts(t, lastTurn, nil)
 	s, err := Open(t.Context(), b.opts)
@@ -362,7 +358,7 @@ func TestNothingRunsInAWorkspaceThatIsNotRecorded(t *testing.T) {
 	}
 }
 
-// TestSessionIsOverAfterAFailedStart: a call has met it. Before, turns go on.
+// TestSessionIsOverAfterAFailedStart once a call has met it. Until then, turns go on.
 func TestSessionIsOverAfterAFailedStart(t *testing.T) {
 	b, _ := countStarts(t, readTurn+lastTurn+shellTurn+lastTurn, sandbox.ErrUnavailable)
 	s, err := Open(t.Context(), b.opts)
@@ -386,8 +382,8 @@ func TestSessionIsOverAfterAFailedStart(t *testing.T) {
 	}
 }
 
-// TestNothingIsQuarantinedWhereNothingRan: what others make in the workspace is no
-// matter of a session whose sandbox can't start. The control is one that starts.
+// TestNothingIsQuarantinedWhereNothingRan: others' changes don't concern a session whose sandbox can't
+// start. The control is one that starts.
 func TestNothingIsQuarantinedWhereNothingRan(t *testing.T) {
 	for _, fails := range []bool{true, false} {
 		b, _ := countStarts(t, readTurn+lastTurn, nil)

@@ -12,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestTheModelPagesThroughOutput goes from a result's handle to what the result
-// left out, which holds no secret.
+// TestTheModelPagesThroughOutput follows a result's handle to the omitted output, which contains no
+// secret.
 func TestTheModelPagesThroughOutput(t *testing.T) {
 	b := newBench(t, `
   - calls: [{tool: shell, input: {command: short}}, {tool: shell, input: {command: long, description: null}}]

@@ -23,7 +23,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// overlaid makes the session one in overlay mode, whose sandbox mounts a real one.
+// overlaid puts the session in overlay mode; its sandbox mounts a real overlay.
 func (b *bench) overlaid() *bench {
 	b.t.Helper()
 	if os.Getuid() != 0 {
@@ -73,7 +73,7 @@ func newOverlayBench(t *testing.T) *bench {
 	return b
 }
 
-// told is all that the model was told, as it is recorded.
+// told returns all that the model was told, according to the records.
 func told(records []record.Record) string {
 	var b strings.Builder
 	for _, r := range records {
@@ -126,8 +126,8 @@ func TestOverlaySessionLeavesTheFolderAlone(t *testing.T) {
 	if created := of[record.SessionCreated](t, records)[0]; created.WorkspaceMode != "overlay" {
 		t.Errorf("workspace mode %q", created.WorkspaceMode)
 	}
-	// The reads saw what commands had written. The first one waited for no sandbox,
-	// the others came after it.
+	// The first read didn't wait for a sandbox. The others came after it and saw what commands
+	// had written.
 	text := told(records)
 	for _, want := range []string{"echo Helo", "made", "greet.sh:1", "Makefile"} {
 		if !strings.Contains(text, want) {
@@ -140,7 +140,7 @@ func TestOverlaySessionLeavesTheFolderAlone(t *testing.T) {
 	if started := slices.Index(order, record.KindSandboxStarted); started < 0 || second < started {
 		t.Errorf("a command is recorded before the sandbox that it runs in: %v", order)
 	}
-	// What is kept is found by the folder, and applied.
+	// Kept changes are found by directory, and applied.
 	l, err := sessiondir.OpenLastChanges(filepath.Join(filepath.Dir(b.dir), "state"), b.opts.Workspace.Dir, b.opts.Workspace.Path)
 	if err != nil {
 		t.Fatal(err)
@@ -239,8 +239,8 @@ func TestOverlayThatCantBeHad(t *testing.T) {
 	}
 }
 
-// TestKeptChangesAreOfTheWorkspace: the last session is the last one on this
-// workspace, whatever another one on the machine changed later.
+// TestKeptChangesAreOfTheWorkspace: the last session is the last one on this workspace, not on the
+// machine.
 func TestKeptChangesAreOfTheWorkspace(t *testing.T) {
 	b := newOverlayBench(t)
 	r, _ := b.run(t.Context())
@@ -276,8 +276,8 @@ func TestKeptChangesAreOfTheWorkspace(t *testing.T) {
 	}
 }
 
-// TestLastChangesAreTheNewest: a session that kept nothing is not passed over for an
-// older one that did, which the error names. One that was a check is.
+// TestLastChangesAreTheNewest: a session that kept nothing is not skipped for an older one that did,
+// which the error names. A check is skipped.
 func TestLastChangesAreTheNewest(t *testing.T) {
 	for name, c := range map[string]struct {
 		state overlay.State
@@ -398,8 +398,8 @@ func TestChangesExpire(t *testing.T) {
 	}
 }
 
-// TestDeletedSettingsAreToldOf: a session on the folder above may take away what a
-// workspace below it forbids.
+// TestDeletedSettingsAreToldOf: a session on the directory above may remove what a workspace below
+// forbids.
 func TestDeletedSettingsAreToldOf(t *testing.T) {
 	for mode, overlaid := range map[string]bool{"bind": false, "overlay": true} {
 		t.Run(mode, func(t *testing.T) {

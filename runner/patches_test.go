@@ -55,8 +55,7 @@ func (b *bench) files() map[string]string {
 	return all
 }
 
-// dieAt makes the first sandbox die at a change: before it, or after it with its
-// answer lost.
+// dieAt makes the first sandbox die at a change: before it, or after it with the answer lost.
 func (b *bench) dieAt(step int, after bool) {
 	calls := 0
 	b.backend.OnApply = func(box *fakesandbox.Sandbox, _ workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
@@ -83,7 +82,7 @@ func warnings(t *testing.T, records []record.Record) string {
 	return strings.Join(all, "\n")
 }
 
-// again is another session on the same workspace, after the first one's process.
+// again is another session on the workspace, in a later process.
 func (b *bench) again() *bench {
 	b.t.Helper()
 	if err := b.opts.Dir.Close(); err != nil {
@@ -113,9 +112,8 @@ func cutOffNotes(t *testing.T, records []record.Record) []string {
 	return notes
 }
 
-// TestPatchWhoseSandboxIsLost kills the sandbox at each moment of a patch: the
-// session itself reports it, and changes nothing more. The control is a patch that
-// is not cut off.
+// TestPatchWhoseSandboxIsLost kills the sandbox at each moment of a patch: the session reports it and
+// changes nothing more. The control is a complete patch.
 func TestPatchWhoseSandboxIsLost(t *testing.T) {
 	for step := range patchSteps + 1 {
 		for _, after := range []bool{false, true} {
@@ -141,8 +139,7 @@ func TestPatchWhoseSandboxIsLost(t *testing.T) {
 	}
 }
 
-// leaveMark leaves the mark of a patch in the directory of another session, whose
-// process is dead.
+// leaveMark leaves a patch's mark in the directory of another, dead session.
 func (b *bench) leaveMark(mark sessiondir.PatchMark) (session, dir string) {
 	b.t.Helper()
 	session = "ses_00000000000000000000000000"
@@ -166,8 +163,8 @@ func (b *bench) leaveMark(mark sessiondir.PatchMark) (session, dir string) {
 	return session, dir
 }
 
-// TestPatchOfADeadSession: the next session on the workspace, in either mode,
-// reports the patch once, without a sandbox.
+// TestPatchOfADeadSession: the next session on the workspace, in either mode, reports the patch once,
+// without a sandbox.
 func TestPatchOfADeadSession(t *testing.T) {
 	for name, overlaid := range map[string]bool{"bind": false, "overlay": true} {
 		t.Run(name, func(t *testing.T) {
@@ -196,8 +193,8 @@ func TestPatchOfADeadSession(t *testing.T) {
 	}
 }
 
-// TestPatchOfAnother: a patch of a session that lives, of another workspace, or in
-// the layers of an overlay, is not reported here. The marks stay.
+// TestPatchOfAnother: patches of live sessions, of other workspaces and in overlays are not reported
+// here, and their marks stay.
 func TestPatchOfAnother(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, mark *sessiondir.PatchMark){
 		"it lives":          func(*testing.T, *sessiondir.PatchMark) {},
@@ -234,8 +231,8 @@ func TestPatchOfAnother(t *testing.T) {
 	}
 }
 
-// TestPatchInAnOverlay: a patch that is cut off in the layers is reported by its
-// session, and to whoever looks at the changes that it keeps.
+// TestPatchInAnOverlay: its own session reports an interrupted patch, and so do views of the kept
+// changes.
 func TestPatchInAnOverlay(t *testing.T) {
 	b := patchBench(t).overlaid()
 	b.dieAt(2, true)
@@ -252,8 +249,8 @@ func TestPatchInAnOverlay(t *testing.T) {
 	}
 }
 
-// TestPatchMarks: patches that run at the same time share a mark, which goes with
-// the last of them. A mark that can't be written is an error.
+// TestPatchMarks: concurrent patches share a mark, which goes with the last one. A mark that can't be
+// written is an error.
 func TestPatchMarks(t *testing.T) {
 	m := &patchMarker{dir: t.TempDir(), workspace: "/w", mode: "bind"}
 	begin := func(paths ...string) (unmark func()) {

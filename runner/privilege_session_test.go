@@ -17,7 +17,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// allCapabilities is the attribute of a file with all capabilities, version 2.
+// allCapabilities is a file's attribute with all capabilities, version 2.
 var allCapabilities = []byte{1, 0, 0, 2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0xff, 1, 0, 0, 0, 0, 0, 0}
 
 // setMode sets the mode of a file of the workspace.
@@ -37,8 +37,8 @@ func (b *bench) mode(name string) uint32 {
 	return st.Mode & 0o7777
 }
 
-// writeMapped changes a file by memory that is mapped, after which the kernel
-// leaves the mode as it was. The time of modification is put back.
+// writeMapped changes a file through mapped memory, after which the kernel keeps its mode, and restores
+// the modification time.
 func (b *bench) writeMapped(name, text string) error {
 	path := filepath.Join(b.dir, name)
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -58,8 +58,8 @@ func (b *bench) writeMapped(name, text string) error {
 	return errors.Join(unix.Msync(mapped, unix.MS_SYNC), unix.Munmap(mapped), os.Chtimes(path, info.ModTime(), info.ModTime()))
 }
 
-// TestPrivilegesAreCleared: what has got past the sandbox is cleared at the
-// end, and what was there before stays.
+// TestPrivilegesAreCleared: privileges that got past the sandbox are cleared at the end. Earlier ones
+// stay.
 func TestPrivilegesAreCleared(t *testing.T) {
 	b := newBench(t, plantTurns)
 	outside := filepath.Join(t.TempDir(), "outside")
@@ -132,8 +132,8 @@ func TestPrivilegesAreCleared(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesAreCleared does the same for capabilities, which only root
-// can give. They have no effect on a file that nobody may execute.
+// TestCapabilitiesAreCleared does the same for capabilities, which only root can give, and which have
+// no effect on files that nobody may execute.
 func TestCapabilitiesAreCleared(t *testing.T) {
 	b := newBench(t, plantTurns)
 	give := func(name string) {

@@ -25,7 +25,7 @@ const plantTurns = "  - calls: [{tool: shell, input: {command: plant}}]\n  - tex
 
 const evilConfig = "[core]\n\tfsmonitor = touch FIRED\n"
 
-// looked opens a session whose sandbox runs and whose workspace is recorded.
+// looked opens a session with a running sandbox and a recorded workspace.
 func (b *bench) looked() *Session {
 	b.t.Helper()
 	s := b.opened()
@@ -89,8 +89,8 @@ func TestNewRepositoriesAreQuarantined(t *testing.T) {
 	}
 }
 
-// TestBareRepositoriesAreQuarantined: any folder can become one, the workspace's
-// own too, and then git obeys a configuration that lies in the open.
+// TestBareRepositoriesAreQuarantined: any directory, even the workspace, can become one, and git then
+// obeys a configuration in the open.
 func TestBareRepositoriesAreQuarantined(t *testing.T) {
 	git, err := exec.LookPath("git")
 	if err != nil {
@@ -153,8 +153,8 @@ func TestBareRepositoriesAreQuarantined(t *testing.T) {
 
 const bareConfig = "[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tworktree = .\n\tfsmonitor = touch FIRED;\n"
 
-// TestAnInterruptionLeavesNoRepository: somebody gives up while repositories are
-// being renamed, which a command can make take long; the end renames the rest.
+// TestAnInterruptionLeavesNoRepository: somebody interrupts the renaming, which commands can make take
+// long. The end renames the rest.
 func TestAnInterruptionLeavesNoRepository(t *testing.T) {
 	b := newBench(t, plantTurns)
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -182,8 +182,8 @@ func TestAnInterruptionLeavesNoRepository(t *testing.T) {
 	}
 }
 
-// TestChangedRepositoriesAreQuarantined: what was there before is the user's, but
-// not what a command made of it.
+// TestChangedRepositoriesAreQuarantined: existing repositories are the user's, but not a command's
+// changes in them.
 func TestChangedRepositoriesAreQuarantined(t *testing.T) {
 	b := newBench(t, plantTurns)
 	for _, repo := range []string{"same", "config", "hook", "modules", "replaced", "moved"} {
@@ -198,7 +198,7 @@ func TestChangedRepositoriesAreQuarantined(t *testing.T) {
 		b.file("bare/"+name, "x")
 	}
 	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
-		// What git may change freely.
+		// Git may change these freely.
 		b.file("same/.git/HEAD", "ref: refs/heads/other\n")
 		b.file("same/.git/objects/aa/bb", "object")
 		b.file("same/.git/index", "index")
@@ -248,8 +248,7 @@ func TestTakingTheSandboxDownDoesNotHelp(t *testing.T) {
 	}
 }
 
-// TestWhatAKilledSessionLeftIsNamed: the session is stopped where SIGKILL would
-// stop it; the next one on the workspace warns.
+// TestWhatAKilledSessionLeftIsNamed: after a simulated SIGKILL, the next session on the workspace warns.
 func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.file("old/.git/config", "")
@@ -297,8 +296,8 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	}
 }
 
-// TestAnUnfinishedRebaseIsQuarantined: where commands may write to the workspace's
-// repository, what git would go on with is renamed, and not the repository.
+// TestAnUnfinishedRebaseIsQuarantined: if commands may write to the workspace's repository, unfinished
+// operations are renamed, but not the repository.
 func TestAnUnfinishedRebaseIsQuarantined(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.opts.Git = sandbox.GitCommit
@@ -321,8 +320,8 @@ func TestAnUnfinishedRebaseIsQuarantined(t *testing.T) {
 	}
 }
 
-// TestTheWorkspacesRepositoryIsLookedAtToo: with the commit mode commands write to
-// it, and an entry that git would follow elsewhere disarms the whole.
+// TestTheWorkspacesRepositoryIsLookedAtToo: in commit mode, commands write to it, and an entry that
+// leads git elsewhere disables the whole repository.
 func TestTheWorkspacesRepositoryIsLookedAtToo(t *testing.T) {
 	for mode, want := range map[sandbox.GitMode][]string{sandbox.GitCommit: {".git"}, sandbox.GitReadOnly: nil} {
 		b := newBench(t, plantTurns)
@@ -346,8 +345,8 @@ func TestTheWorkspacesRepositoryIsLookedAtToo(t *testing.T) {
 	}
 }
 
-// TestQuarantineNeedsASandbox: where no command can have changed the workspace, what
-// is new in it is its user's.
+// TestQuarantineNeedsASandbox: if no command can have changed the workspace, new entries are the
+// user's.
 func TestQuarantineNeedsASandbox(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.backend.OnCreate = func(context.Context, int) error { return sandbox.ErrUnavailable }
@@ -374,7 +373,7 @@ func TestQuarantineNeedsASandbox(t *testing.T) {
 	}
 }
 
-// TestLinkedWorktreesAreToldOf: once, in both modes, and no other .git is.
+// TestLinkedWorktreesAreToldOf, once, in both modes. Other .git files are not.
 func TestLinkedWorktreesAreToldOf(t *testing.T) {
 	for git, want := range map[string]int{"gitdir: /home/u/p/.git/worktrees/w\n": 1, "gitdir: ../.git/modules/sub\n": 0, "": 0} {
 		for _, overlaid := range []bool{false, true} {
@@ -399,8 +398,8 @@ func TestLinkedWorktreesAreToldOf(t *testing.T) {
 	}
 }
 
-// TestPinnedRenamesNeedAFreshSandbox: a rename that a mount may prevent is made in a
-// sandbox that mounts nothing over the repositories.
+// TestPinnedRenamesNeedAFreshSandbox: a rename that a mount may prevent is made in a sandbox that
+// mounts nothing over the repositories.
 func TestPinnedRenamesNeedAFreshSandbox(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.backend.OnApply = func(box *fakesandbox.Sandbox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {

@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// depthOf returns how deep a JSON text is nested.
+// depthOf returns the nesting depth of a JSON text.
 func depthOf(t *testing.T, text []byte) int {
 	t.Helper()
 	depth, most := 0, 0
@@ -32,9 +32,9 @@ func depthOf(t *testing.T, text []byte) int {
 	return most
 }
 
-// TestRecordsOfDeepInputsAreReadable: the arguments of a call that are nested 5,000
-// deep are refused and kept as text, so that parsers with bounds read the records
-// (Ruby's takes 100 levels). The control counts the levels of the arguments.
+// TestRecordsOfDeepInputsAreReadable: arguments nested 5,000 deep are refused and kept as text, so that
+// parsers with bounds can read the records (Ruby's takes 100 levels). The control counts the
+// arguments' levels.
 func TestRecordsOfDeepInputsAreReadable(t *testing.T) {
 	deep := strings.Repeat(`{"path":`, 5000) + `"x"` + strings.Repeat("}", 5000)
 	if depthOf(t, []byte(deep)) != 5000 {

@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 )
 
-// TestPatchAndReportHaveNoSecret looks at what stands beside the trace.
+// TestPatchAndReportHaveNoSecret checks the files beside the trace.
 func TestPatchAndReportHaveNoSecret(t *testing.T) {
 	secret := redact.Secret{Name: "KEY", Value: `a<b>&c"d-secret`}
 	w := reportWriter{dir: t.TempDir(), secrets: []redact.Secret{secret}}
@@ -41,7 +41,7 @@ func TestPatchAndReportHaveNoSecret(t *testing.T) {
 	if err := json.Unmarshal(text, &got); err != nil || got.Answer != "the key is [redacted:KEY]" || got.Problem.Cause != "[redacted:KEY]" {
 		t.Errorf("report %s, %v", text, err)
 	}
-	// Without a secret both are as they are.
+	// Without a secret, both are unchanged.
 	r.Patch = "-a\n+b\n"
 	if err := w.writePatch(&r); err != nil {
 		t.Fatal(err)

@@ -10,9 +10,9 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// TestRestrictionsBindTheBuiltInTools: each tool of a session that runs commands,
-// declared ones included, is as restricted as shell, and each that returns a
-// file's content as read_file. The control is a tool that does neither.
+// TestRestrictionsBindTheBuiltInTools: each tool that runs commands, even a declared one, is as
+// restricted as shell, and each that returns files' content as read_file. The control is a tool
+// that does neither.
 func TestRestrictionsBindTheBuiltInTools(t *testing.T) {
 	declared := func(name tools.Name, class tools.Class) shell.Declared {
 		return shell.Declared{

@@ -39,7 +39,7 @@ const resumedTurns = `
   - text: done
 `
 
-// newResumedBench is a session with calls of several kinds.
+// newResumedBench returns a bench of a session with calls of several kinds.
 func newResumedBench(t *testing.T) *bench {
 	b := newBench(t, resumedTurns)
 	b.file("greet.sh", "echo Helo\n")
@@ -59,7 +59,7 @@ func says(text string) fakesandbox.Script {
 	}
 }
 
-// reopen returns a bench that goes on with the session of b, whose process is gone.
+// reopen returns a bench that resumes the session of b, whose process is gone.
 func (b *bench) reopen(turns string) *bench {
 	b.t.Helper()
 	if err := b.opts.Dir.Close(); err != nil {
@@ -84,9 +84,8 @@ func (b *bench) goOn(turns string) *bench {
 // random matches nonces and the numbers of handles.
 var random = regexp.MustCompile(`caisson-output-[0-9a-f]+|command-\d+`)
 
-// conversation is what the model was told and answered: roles, texts, calls by name
-// and results. Ids are left out, and so are the results of the calls with the numbers in
-// interrupted.
+// conversation returns what the model was told and answered: roles, texts, calls by name and results,
+// without ids and without the results of the calls numbered in interrupted.
 func conversation(t *testing.T, records []record.Record, interrupted map[int]bool) []string {
 	t.Helper()
 	calls, names := map[string]int{}, map[string]string{}
@@ -111,8 +110,8 @@ func conversation(t *testing.T, records []record.Record, interrupted map[int]boo
 	return out
 }
 
-// interruptedCalls returns the numbers of the calls that were under way when a process was
-// killed: each has one result, which reports it.
+// interruptedCalls returns the numbers of the calls that were interrupted by a kill. Each has one
+// result that says so.
 func interruptedCalls(t *testing.T, records []record.Record) map[int]bool {
 	t.Helper()
 	calls, results := map[string]int{}, map[string][]string{}
@@ -137,9 +136,9 @@ func interruptedCalls(t *testing.T, records []record.Record) map[int]bool {
 	return lost
 }
 
-// TestResumeAnywhere cuts the records of a session off after each of them, in the middle
-// of the next, and goes on: whole records stay, each call that was under way has one
-// result, and the conversation is the same but for those.
+// TestResumeAnywhere cuts off a session's records after each one, in the middle of the next, and
+// resumes: whole records stay, each interrupted call has one result, and the rest of the
+// conversation is the same.
 func TestResumeAnywhere(t *testing.T) {
 	b := newResumedBench(t)
 	whole, records := b.run(t.Context())
@@ -188,8 +187,7 @@ func TestResumeAnywhere(t *testing.T) {
 	}
 }
 
-// cut cuts the records of an ended session off before the first one of a kind, and closes
-// its directory.
+// cut cuts an ended session's records off before the first of a kind, and closes its directory.
 func (b *bench) cut(kind record.Kind) {
 	b.t.Helper()
 	path := filepath.Join(b.opts.Dir.Path, record.TraceFile)
@@ -216,8 +214,8 @@ func (b *bench) cut(kind record.Kind) {
 	}
 }
 
-// TestResumeWithTask gives a session whose turn was cut short another task: the turn has
-// an end, its calls have results, and the model is told of the fresh sandbox.
+// TestResumeWithTask resumes an interrupted turn's session with another task: the turn gets an end, its
+// calls get results, and the model is told of the fresh sandbox.
 func TestResumeWithTask(t *testing.T) {
 	b := newBench(t, "  - calls:\n      - {tool: shell, input: {command: work}}\n  - text: done\n")
 	b.backend.Scripts["work"] = says("worked\n")
@@ -245,8 +243,8 @@ func TestResumeWithTask(t *testing.T) {
 	}
 }
 
-// TestResumeAfterEnd goes on with sessions that have ended: one without an answer is asked
-// to go on, one with an answer needs a task, and then goes on with its numbers.
+// TestResumeAfterEnd resumes ended sessions: one without an answer is asked to go on, one with an
+// answer needs a task and continues its numbering.
 func TestResumeAfterEnd(t *testing.T) {
 	b := newBench(t, "  - calls:\n      - {tool: list_dir, input: {path: .}}\n  - text: closing\n")
 	b.opts.Budget.Rounds = new(int64(1))
@@ -274,7 +272,7 @@ func TestResumeAfterEnd(t *testing.T) {
 	}
 }
 
-// TestRecap: what Caisson told the model before the message is not the message.
+// TestRecap: Caisson's notices before the message are not the message.
 func TestRecap(t *testing.T) {
 	text := func(role loop.Role, s boundary.Text) loop.Message { return loop.NewText(role, s) }
 	past := &history.Past{Turns: 2, Used: limits.Usage{Rounds: 2}, Last: &history.Turn{Start: 2, Ended: true, Reason: loop.StopAnswered}, Messages: []loop.Message{
@@ -302,8 +300,8 @@ func resumeReason(err error) ResumeReason {
 	return e.Reason
 }
 
-// TestResumeIsRefused tries what can't go on. Nothing is written, and the session can go
-// on as it was.
+// TestResumeIsRefused checks refused ways to resume. Nothing is written, and the session can still be
+// resumed properly.
 func TestResumeIsRefused(t *testing.T) {
 	const turns = "  - calls:\n      - {tool: list_dir, input: {path: .}}\n  - text: done\n"
 	path := func(b *bench) string { return filepath.Join(b.opts.Dir.Path, record.TraceFile) }
@@ -381,9 +379,8 @@ func TestResumeIsRefused(t *testing.T) {
 	})
 }
 
-// TestResumeReadsLongValues goes on behind a result that was too long for its record, and
-// with a key in it: the model gets the whole result, without the key. A changed file is
-// refused.
+// TestResumeReadsLongValues resumes after a result that was too long for its record and contained a
+// key: the model gets the whole result without the key. A changed file is refused.
 func TestResumeReadsLongValues(t *testing.T) {
 	const turns = "  - calls:\n      - {tool: shell, input: {command: long}}\n  - calls:\n      - {tool: list_dir, input: {path: .}}\n  - text: done\n"
 	for _, changed := range []bool{false, true} {

@@ -15,15 +15,15 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// listens makes the bench's model a listener.
+// listens gives the bench a listener as its model.
 func (b *bench) listens() *listener {
 	l := &listener{Model: b.opts.Profiles[0].Model}
 	b.opts.Profiles = []loop.Profile{{Model: l, ContextWindow: b.opts.Profiles[0].ContextWindow}}
 	return l
 }
 
-// TestResumeInOverlay goes on with a session in overlay mode that was killed between two
-// of its changes: a fresh sandbox has the first, and all of them are the session's.
+// TestResumeInOverlay resumes an overlay session that was killed between two changes: the fresh sandbox
+// has the first, and both are the session's.
 func TestResumeInOverlay(t *testing.T) {
 	const turns = `
   - calls: [{tool: shell, input: {command: first}}]
@@ -116,8 +116,8 @@ func TestResumeOfFork(t *testing.T) {
 	}
 }
 
-// TestResumeBehindSummary goes on with a session of which a summary stands for the oldest
-// turns: the model gets the summary and not what it stands for.
+// TestResumeBehindSummary resumes a session whose oldest turns are summarised: the model gets the
+// summary instead of them.
 func TestResumeBehindSummary(t *testing.T) {
 	b := newBench(t, "")
 	m := &longModel{}
@@ -149,8 +149,8 @@ func TestResumeBehindSummary(t *testing.T) {
 	}
 }
 
-// TestContinueForUser has another user than the one who resumed the session continue its
-// turn: an administrator's tool runs only in a turn that an administrator continues.
+// TestContinueForUser lets another user than the one who resumed the session continue its turn: an
+// administrator's tool runs only if an administrator continues it.
 func TestContinueForUser(t *testing.T) {
 	boss, other := User{Name: "http:boss", Admin: true}, User{Name: "http:other"}
 	for _, user := range []User{boss, other} {
@@ -175,7 +175,7 @@ func TestContinueForUser(t *testing.T) {
 	}
 }
 
-// TestContinueWithLowerLimits: what the turn used before counts.
+// TestContinueWithLowerLimits: the turn's earlier usage counts.
 func TestContinueWithLowerLimits(t *testing.T) {
 	const turns = "  - calls: [{tool: list_dir, input: {path: .}}]\n  - calls: [{tool: list_dir, input: {path: .}}]\n  - calls: [{tool: list_dir, input: {path: .}}]\n  - text: Done.\n"
 	b := newBench(t, turns)

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // testKey is a secret of every session here.
 const testKey = "k3y-that-nobody-may-see"
 
-// bench is one session's world.
+// bench is one session with its surroundings.
 type bench struct {
 	t       *testing.T
 	backend *fakesandbox.Backend
@@ -40,12 +40,12 @@ type bench struct {
 	dir     string // the workspace
 }
 
-// newBench makes a workspace and a session that plays turns, in YAML.
+// newBench makes a workspace, and a session that plays turns (YAML).
 func newBench(t *testing.T, turns string) *bench {
 	return newBenchIn(t, t.TempDir(), turns)
 }
 
-// newBenchIn is newBench in a directory, which may have the workspace and sessions.
+// newBenchIn is newBench in a directory that may already have the workspace and sessions.
 func newBenchIn(t *testing.T, root, turns string) *bench {
 	t.Helper()
 	b := &bench{t: t, backend: &fakesandbox.Backend{Scripts: map[string]fakesandbox.Script{}}, dir: filepath.Join(root, "workspace")}
@@ -102,7 +102,7 @@ func (b *bench) file(name, text string) {
 	}
 }
 
-// run runs the session and checks what holds for every session.
+// run runs the session and checks it.
 func (b *bench) run(ctx context.Context) (Report, []record.Record) {
 	b.t.Helper()
 	r, err := Run(ctx, b.opts)
@@ -112,9 +112,9 @@ func (b *bench) run(ctx context.Context) (Report, []record.Record) {
 	return r, b.checkSession(r)
 }
 
-// checkSession checks what holds for every session: a whole chain, every record in
-// the schema, session.created first and session.ended last and once, no sandbox
-// left, one terminal record and one result per call.
+// checkSession checks what holds for every session: an intact chain, every record in the schema,
+// session.created first, session.ended last and once, no sandbox left, one terminal record and one
+// result per call.
 func (b *bench) checkSession(r Report) []record.Record {
 	b.t.Helper()
 	b.backend.RequireGone(b.t)
@@ -180,7 +180,7 @@ func (b *bench) checkCalls(records []record.Record) {
 	}
 }
 
-// of gives the payloads of one kind.
+// of returns the payloads of one kind.
 func of[T record.Payload](t *testing.T, records []record.Record) []T {
 	t.Helper()
 	var out []T
@@ -281,8 +281,8 @@ func TestSessionMendsAFile(t *testing.T) {
 	checkParents(t, records)
 }
 
-// checkParents requires that every record but the first has a cause that came
-// before it, and that tool records hang below their call.
+// checkParents requires that every record but the first has an earlier cause, and that tool records are
+// below their call.
 func checkParents(t *testing.T, records []record.Record) {
 	t.Helper()
 	byID := map[string]record.Record{}
@@ -306,7 +306,7 @@ func checkParents(t *testing.T, records []record.Record) {
 	}
 }
 
-// compiled is the published schema, compiled once: it takes a while.
+// compiled is the published schema, compiled once because that is slow.
 var compiled = sync.OnceValues(func() (*recordtest.Schema, error) {
 	text, err := os.ReadFile("../docs/record.schema.json")
 	if err != nil {

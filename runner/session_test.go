@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// TestOpenRefusesTools that can't be made, and a dispatcher that can't be.
+// TestOpenRefusesTools that can't be made, and a dispatcher that can't be made.
 func TestOpenRefusesTools(t *testing.T) {
 	declared := shell.Declared{
 		Name: "twice", Description: "Does it.", InputSchema: json.RawMessage(`{"type":"object","properties":{}}`), Template: shell.Template{Script: "true"},
@@ -40,7 +40,7 @@ func TestOpenRefusesTools(t *testing.T) {
 	}
 }
 
-// TestScopeOfASession: the policy is told of paths that lead out of the workspace.
+// TestScopeOfASession: the policy learns of paths that lead out of the workspace.
 func TestScopeOfASession(t *testing.T) {
 	b := newBench(t, "  - text: Never asked.\n")
 	if err := os.Symlink("/etc", filepath.Join(b.dir, "out")); err != nil {
@@ -54,7 +54,7 @@ func TestScopeOfASession(t *testing.T) {
 	}
 }
 
-// TestSessionIsOverWithoutItsSandbox: no turn begins after a loss for good.
+// TestSessionIsOverWithoutItsSandbox: no turn begins after a final loss.
 func TestSessionIsOverWithoutItsSandbox(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: die}}]\n"+lastTurn+lastTurn)
 	b.backend.Scripts["die"] = fakesandbox.EndSandbox(false)
@@ -68,8 +68,8 @@ func TestSessionIsOverWithoutItsSandbox(t *testing.T) {
 	}
 }
 
-// TestDiskOfASession: in overlay mode commands write to the session's directory, here
-// one that has no size, otherwise to the workspace.
+// TestDiskOfASession: in overlay mode commands write to the session's directory, here one without a
+// size, otherwise to the workspace.
 func TestDiskOfASession(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	if err != nil {

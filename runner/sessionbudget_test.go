@@ -9,8 +9,8 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// TestSessionBudget is that turns share a session's limits: a turn gets what is
-// left, and where nothing is, none begins.
+// TestSessionBudget: turns share the session's limits. A turn gets what is left, and none begins
+// without that.
 func TestSessionBudget(t *testing.T) {
 	const twice = "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: First.\n" +
 		"  - calls: [{tool: shell, input: {command: echo}}]\n  - calls: [{tool: shell, input: {command: echo}}]\n  - text: Second.\n"

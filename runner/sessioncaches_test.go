@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// useCaches gives a session caches; its command plant writes a file with the given
-// content to each, where the sandbox has the cache, and a symlink to outside.
+// useCaches gives a session caches. Its command plant writes a file with the given text, and a symlink
+// to outside, to each cache that the sandbox has.
 func (b *bench) useCaches(use caches.Use, outside, text string, names ...string) {
 	b.t.Helper()
 	o := CacheOptions{Store: caches.NewStore(filepath.Join(filepath.Dir(b.dir), "state")), Use: use}
@@ -47,7 +47,7 @@ func (b *bench) useCaches(use caches.Use, outside, text string, names ...string)
 	}
 }
 
-// cached returns the content of the file that plant writes, in the first cache of the workspace.
+// cached returns the content of plant's file in the workspace's first cache.
 func (b *bench) cached() string {
 	b.t.Helper()
 	l, err := b.opts.Caches.Store.Open(b.dir, cacheOwner(b.opts.Workspace), b.opts.Caches.Caches[0].Targets)
@@ -62,7 +62,8 @@ func (b *bench) cached() string {
 	return string(text)
 }
 
-// TestSessionUsesCaches tests what a session's sandbox has of caches, and what is kept of what its commands write, for each use and mode.
+// TestSessionUsesCaches checks for each use and mode what the sandbox has of caches, and what is kept
+// of what commands write.
 func TestSessionUsesCaches(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -151,8 +152,9 @@ func TestSessionUsesCaches(t *testing.T) {
 	}
 }
 
-// TestCachesWithoutCopyOnWrite tests that a backend which can't mount a cache copy-on-write has empty directories in its place, with a
-// warning, and that an overlay of the workspace that can't be had is still an error.
+// TestCachesWithoutCopyOnWrite checks that a backend which can't mount a cache copy-on-write has empty
+// directories instead, with a warning, and that a failing overlay of the workspace is still an
+// error.
 func TestCachesWithoutCopyOnWrite(t *testing.T) {
 	for _, all := range []bool{false, true} {
 		b := newBench(t, "  - calls: [{tool: shell, input: {command: plant}}]\n  - text: done\n")
@@ -172,7 +174,7 @@ func TestCachesWithoutCopyOnWrite(t *testing.T) {
 	}
 }
 
-// refusingLayers is a backend without copy-on-write caches, or without anything.
+// refusingLayers is a backend without copy-on-write caches, or one that makes nothing.
 type refusingLayers struct {
 	sandbox.Creator
 	all bool

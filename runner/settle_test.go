@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// TestSettle: a session goes on after its changes were applied, or discarded, from the
-// workspace as it is then.
+// TestSettle: after its changes were applied or discarded, a session continues from the workspace as it
+// is then.
 func TestSettle(t *testing.T) {
 	b := newBench(t, `
   - calls: [{tool: shell, input: {command: one}}]
@@ -58,7 +58,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// A conflict applies nothing, and the session goes on with its changes.
+// A conflict applies nothing, and the session continues with its changes.
 func TestSettleConflict(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: one}}]\n  - text: first\n").overlaid()
 	b.file("greet.sh", "echo Helo\n")

@@ -15,12 +15,12 @@ import (
 	"github.com/caisson-run/caisson/tools/skill"
 )
 
-// skillText returns a SKILL.md; extra are further lines of its front matter.
+// skillText returns a SKILL.md; extra are further lines of front matter.
 func skillText(name, extra, body string) string {
 	return "---\nname: " + name + "\ndescription: Describes " + name + ".\n" + extra + "---\n" + body + "\n"
 }
 
-// offered returns the names of the tools that a request has.
+// offered returns the names of a request's tools.
 func offered(r loop.Request) map[tools.Name]bool {
 	names := map[tools.Name]bool{}
 	for _, t := range r.Tools {
@@ -29,9 +29,8 @@ func offered(r loop.Request) map[tools.Name]bool {
 	return names
 }
 
-// TestSkillsRestrictTheSession: before a skill is loaded, all tools are offered and run
-// (the control); afterwards those that it does not name are neither offered nor run,
-// though the model calls one.
+// TestSkillsRestrictTheSession: before a skill is loaded, all tools are offered and run (the control).
+// Afterwards, tools that it does not name are neither offered nor run, even if the model calls one.
 func TestSkillsRestrictTheSession(t *testing.T) {
 	b := newBench(t, `
   - calls: [{tool: write_file, input: {path: before, content: x}}]
@@ -98,8 +97,8 @@ func TestSkillsRestrictTheSession(t *testing.T) {
 	}
 }
 
-// TestSkillsLoadedTogether: of two skills that one message loads, the first that is loaded decides
-// about the other one. The control is a pair whose first skill allows it.
+// TestSkillsLoadedTogether: if one message loads two skills, the first decides about the second. The
+// control is a pair whose first skill allows it.
 func TestSkillsLoadedTogether(t *testing.T) {
 	for allowed, loads := range map[string]int{"Read": 1, "Read load_skill": 2} {
 		b := newBench(t, `
@@ -125,8 +124,8 @@ func TestSkillsLoadedTogether(t *testing.T) {
 	}
 }
 
-// TestResumedSessionKeepsItsSkills: what a loaded skill declared restricts the session
-// that goes on, though the skill is gone.
+// TestResumedSessionKeepsItsSkills: a loaded skill still restricts the resumed session, even if the skill
+// is gone.
 func TestResumedSessionKeepsItsSkills(t *testing.T) {
 	b := newBench(t, `
   - calls: [{tool: load_skill, input: {name: look}}]
@@ -151,9 +150,9 @@ func TestResumedSessionKeepsItsSkills(t *testing.T) {
 	}
 }
 
-// TestOperatorsSkills: a skill of the operator, and one of the workspace that is trusted
-// as it is, are named in the system prompt; a workspace's skill can't take the name of
-// one. Files of the operator's skill are read by load_skill, and none outside of it.
+// TestOperatorsSkills: the operator's skill and a trusted, unchanged one of the workspace are named in
+// the system prompt. A workspace's skill can't take over a name. load_skill reads files of the
+// operator's skill, and none outside it.
 func TestOperatorsSkills(t *testing.T) {
 	b := newBench(t, `
   - calls: [{tool: load_skill, input: {name: deploy, file: notes.md}}]

@@ -18,11 +18,10 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// TestSpecification9InRecords has the examples of the dispatcher specification
-// (docs/internal/specification.md §9) as the records of a session: the fields that its catalogue names,
-// and whose cause each record is. Decided: a failure before tool.called hangs
-// below the model's call, and so does a question; no files is an empty list, not
-// null. Example 9.4 is e2e
+// TestSpecification9InRecords runs the examples of the dispatcher specification
+// (docs/internal/specification.md §9), and checks the fields that its catalogue names, and the
+// cause of each record. We decided that a failure before tool.called hangs below the model's call,
+// and so does a question, and that no files are an empty list, not null. Example 9.4 is in e2e,
 // TestSpecification9_4OnEachBackend.
 func TestSpecification9InRecords(t *testing.T) {
 	deny := approval.NewBroker(approval.BrokerOptions{})
@@ -92,8 +91,7 @@ func TestSpecification9InRecords(t *testing.T) {
 	}
 }
 
-// toolRecords renders the tool.* records with the fields that the catalogue
-// names, below the kind of their cause.
+// toolRecords renders the tool.* records with the catalogue's fields, below the kind of their cause.
 func toolRecords(t *testing.T, records []record.Record) []string {
 	t.Helper()
 	kinds, ids := map[string]record.Kind{}, map[string]string{}

@@ -17,8 +17,7 @@ import (
 
 const toolsPage = "../docs/tools.md"
 
-// TestToolsPage holds the tables of docs/tools.md to the definitions; -update
-// writes them.
+// TestToolsPage compares the tables of docs/tools.md with the definitions; -update writes them.
 func TestToolsPage(t *testing.T) {
 	defs, err := Definitions()
 	if err != nil {

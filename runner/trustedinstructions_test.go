@@ -38,8 +38,8 @@ func loadedFiles(c record.SessionCreated) []string {
 	return list
 }
 
-// TestTrustedInstructionsAreTheOperators: a file with the trusted hash stands in the
-// system prompt, with its name; one that is new or changed is data.
+// TestTrustedInstructionsAreTheOperators: a file with the trusted hash is in the system prompt, with its
+// name. New or changed ones are data.
 func TestTrustedInstructionsAreTheOperators(t *testing.T) {
 	const top, nested = "Run make test.\r\n", "Use the store's helpers."
 	long := strings.Repeat("x", MaxInstructionBytes+1)
@@ -117,9 +117,9 @@ func TestTrustedInstructionsAreTheOperators(t *testing.T) {
 	}
 }
 
-// TestAgentCantSpeakForTheOperator: what an agent writes into trusted files, in this
-// session or a former one, never stands in the system prompt; the trusted text stays
-// there to the end of the session. Without the comparison of hashes the control fails.
+// TestAgentCantSpeakForTheOperator: whatever an agent writes to trusted files, in this or an earlier
+// session, is never in the system prompt. The trusted text stays there until the session's end. The
+// control skips the comparison of hashes.
 func TestAgentCantSpeakForTheOperator(t *testing.T) {
 	const text = "Run make test."
 	b := newBench(t, `
@@ -161,8 +161,8 @@ func TestAgentCantSpeakForTheOperator(t *testing.T) {
 	}
 }
 
-// The operator's texts stand in the system prompt with their sources, whatever the
-// workspace is, and the records have their hashes.
+// The operator's texts are in the system prompt with their sources, whatever the workspace is, and
+// their hashes in the records.
 func TestOperatorInstructionsNameTheirSource(t *testing.T) {
 	b := newBench(t, "  - text: Done.\n")
 	b.file("AGENTS.md", order)

@@ -21,7 +21,7 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// opened opens the bench's session, to be closed by the test.
+// opened opens the bench's session, which the test closes.
 func (b *bench) opened() *Session {
 	b.t.Helper()
 	s, err := Open(b.t.Context(), b.opts)
@@ -114,14 +114,14 @@ func TestOneTurnAtATime(t *testing.T) {
 	if got := turn.Report(); got.Reason != loop.StopCancelled {
 		t.Errorf("ended %s", got.Reason)
 	}
-	// The session goes on after a turn that was cancelled.
+	// The session continues after a cancelled turn.
 	b.opts.Profiles, s.opts.Profiles = nil, []loop.Profile{{Model: player(t, "  - text: Yes.\n")}}
 	if got := startTurn(t, s, "still there?"); got.Answer != "Yes." {
 		t.Errorf("answered %q (%s)", got.Answer, got.Reason)
 	}
 }
 
-// awaitedContext closes awaited when its end is first waited for.
+// awaitedContext closes awaited when somebody first waits for its end.
 type awaitedContext struct {
 	context.Context
 	once    sync.Once
@@ -198,8 +198,8 @@ func TestClosingASession(t *testing.T) {
 	})
 }
 
-// TestStartRefusesATurn: a turn needs a message and a session that is not over.
-// One that was cancelled before its first turn records that in this turn.
+// TestStartRefusesATurn: a turn needs a message and a session that is not over. A session cancelled
+// before its first turn records that in this turn.
 func TestStartRefusesATurn(t *testing.T) {
 	b := newBench(t, "  - text: First.\n  - text: Never asked.\n")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -239,7 +239,7 @@ func TestStartRefusesATurn(t *testing.T) {
 	s.Close()
 }
 
-// TestStatusOfASession looks at a session before, between and after its turns.
+// TestStatusOfASession checks the status before, between and after turns.
 func TestStatusOfASession(t *testing.T) {
 	call := "  - calls: [{tool: shell, input: {command: stick}}]\n"
 	b := newBench(t, call+call+"  - text: First.\n  - text: Second.\n")
@@ -260,8 +260,7 @@ func TestStatusOfASession(t *testing.T) {
 	}
 }
 
-// TestTimeOfTurns: the first turn takes the time since its session began, others
-// that since their own beginning.
+// TestTimeOfTurns: the first turn's time counts from the session's beginning, others' from their own.
 func TestTimeOfTurns(t *testing.T) {
 	b := newBench(t, "  - text: First.\n  - text: Second.\n")
 	b.opts.Budget.WallTime = new(24 * time.Hour)
@@ -273,8 +272,8 @@ func TestTimeOfTurns(t *testing.T) {
 	}
 }
 
-// TestLimitsInRecords checks that each turn's records have the limits that were in force:
-// those of the session, what its own limits have left, and lower ones of a client.
+// TestLimitsInRecords checks that each turn's records have its limits: the session's, the rest of
+// these, and a client's lower ones.
 func TestLimitsInRecords(t *testing.T) {
 	call := "  - calls: [{tool: list_dir, input: {path: .}}]\n  - text: Done.\n"
 	b := newBench(t, call+"  - text: Done.\n")
@@ -300,8 +299,8 @@ func TestLimitsInRecords(t *testing.T) {
 	}
 }
 
-// TestModelIsToldOfTheNetwork checks that the system prompt and the description of shell
-// agree whether commands have a network.
+// TestModelIsToldOfTheNetwork checks that the system prompt and shell's description agree on whether
+// commands have a network.
 func TestModelIsToldOfTheNetwork(t *testing.T) {
 	for network, p := range map[bool]*rule.Policy{false: nil, true: {}} {
 		b := newBench(t, lastTurn)

@@ -26,8 +26,8 @@ func (p *adminProbe) Execute(context.Context, *tools.Call) (tools.Output, error)
 	return tools.Output{Success: true, Content: []tools.Block{{Text: "ran"}}}, nil
 }
 
-// TestToolsOfAnAdministrator has two users take turns in one session: the tool
-// runs in the administrator's turns only.
+// TestToolsOfAnAdministrator lets two users take turns in one session: the tool runs only in the
+// administrator's.
 func TestToolsOfAnAdministrator(t *testing.T) {
 	call := "  - calls: [{tool: admin_probe, input: {}}]\n  - text: Done.\n"
 	b := newBench(t, call+call+call)
@@ -67,8 +67,7 @@ func TestToolsOfAnAdministrator(t *testing.T) {
 	}
 }
 
-// TestConcurrencyIsSettable has a model ask for three calls at once, of a session
-// that runs as many as it is told to.
+// TestConcurrencyIsSettable lets a model make three calls at once, and counts how many run.
 func TestConcurrencyIsSettable(t *testing.T) {
 	for limit, want := range map[int]int{1: 1, 3: 3} {
 		b := newBench(t, "  - calls: [{tool: together, input: {}}, {tool: together, input: {}}, {tool: together, input: {}}]\n  - text: Done.\n")
@@ -86,8 +85,7 @@ func TestConcurrencyIsSettable(t *testing.T) {
 	}
 }
 
-// together counts the calls that run at once. Each waits until as many run as are
-// wanted.
+// together counts the calls that run at once. Each waits for the wanted number.
 type together struct {
 	mu              sync.Mutex
 	now, most, want int
@@ -124,7 +122,7 @@ func (p *togetherCall) Execute(ctx context.Context, _ *tools.Call) (tools.Output
 	return tools.Output{Success: true}, nil
 }
 
-// TestWhoCancelledATurn ends a turn in each way that there is.
+// TestWhoCancelledATurn ends a turn in each possible way.
 func TestWhoCancelledATurn(t *testing.T) {
 	for name, c := range map[string]struct {
 		end  func(*Session, *Turn)

@@ -28,8 +28,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// asking runs a session whose one command runs until the returned function is
-// called, and calls ask once it runs.
+// asking runs a session whose only command runs until the returned function is called, and calls ask
+// meanwhile.
 func (b *bench) asking(ask func(stateDir string)) (Report, []record.Record) {
 	b.t.Helper()
 	running, release := make(chan struct{}), make(chan struct{})
@@ -54,7 +54,7 @@ func (b *bench) asking(ask func(stateDir string)) (Report, []record.Record) {
 	return r, records
 }
 
-// command asks for one of the backend's scripts.
+// command runs one of the backend's scripts as a user.
 func (b *bench) command(stateDir, script string) (out string, r UserResult, err error) {
 	var stdout bytes.Buffer
 	r, err = RunUserCommand(b.t.Context(), stateDir, b.opts.Dir.Session, UserCommand{
@@ -63,8 +63,8 @@ func (b *bench) command(stateDir, script string) (out string, r UserResult, err 
 	return stdout.String(), r, err
 }
 
-// A user's command runs beside the agent's, and is recorded before and after as
-// the user's, without the session's secrets.
+// A user's command runs beside the agent's, and is recorded before and after as the user's, without
+// the session's secrets.
 func TestUserCommand(t *testing.T) {
 	b := newBench(t, "")
 	b.backend.Scripts["hello"] = func(_ context.Context, _ *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
@@ -106,8 +106,8 @@ func TestUserCommand(t *testing.T) {
 	}
 }
 
-// TestUserCommandNeedsPreset checks that a failed command without a network tells which
-// preset it lacked, in a session's own process.
+// TestUserCommandNeedsPreset checks that a failed command without a network tells which preset it
+// needed.
 func TestUserCommandNeedsPreset(t *testing.T) {
 	for _, c := range []struct {
 		name, want string
@@ -139,8 +139,8 @@ func TestUserCommandNeedsPreset(t *testing.T) {
 	}
 }
 
-// A sandbox that is lost under a user's command is 45 for the user, never an
-// exit of the command, and ends the session as any loss does.
+// A sandbox that is lost during a user's command is 45 for the user, never a command's exit status, and
+// ends the session like any loss.
 func TestUserCommandMeetsALoss(t *testing.T) {
 	b := newBench(t, "")
 	b.backend.Scripts["die"] = func(_ context.Context, box *fakesandbox.Sandbox, _ sandbox.Command) sandbox.ExitStatus {
@@ -189,7 +189,7 @@ func TestUserCommandEndsWithItsSession(t *testing.T) {
 	}
 }
 
-// TestUserCommandWhoseOwnerIsLost: its end is not known.
+// TestUserCommandWhoseOwnerIsLost: its end is unknown.
 func TestUserCommandWhoseOwnerIsLost(t *testing.T) {
 	state := t.TempDir()
 	dir := filepath.Join(sessiondir.Path(state, "ses_x"), sessiondir.SandboxDir)
@@ -212,13 +212,12 @@ func TestUserCommandWhoseOwnerIsLost(t *testing.T) {
 	}
 }
 
-// TestUserCommandsAreRecordedFirst: a command that can't be recorded does not
-// start, and is on the disk before it starts; a record of its end that fails is
-// logged.
+// TestUserCommandsAreRecordedFirst: a command is on disk before it starts, and does not start if that
+// fails. A failed record of its end is logged.
 func TestUserCommandsAreRecordedFirst(t *testing.T) {
 	failed := errors.New("no space")
 	for name, c := range map[string]struct {
-		closed       bool // the trace, before the command; after it
+		closed       bool // the trace, before the command or after it
 		closes       bool
 		sync         error
 		starts, logs int
@@ -269,7 +268,7 @@ func TestUserCommandsAreRecordedFirst(t *testing.T) {
 	}
 }
 
-// What nobody owns is 42, with what to do.
+// A command for an unowned session is 42, with a hint.
 func TestUserCommandOfNoSession(t *testing.T) {
 	for _, session := range []string{"ses_none", "../.."} {
 		_, err := RunUserCommand(t.Context(), t.TempDir(), session, UserCommand{Argv: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard})
@@ -279,8 +278,7 @@ func TestUserCommandOfNoSession(t *testing.T) {
 	}
 }
 
-// TestFailuresOfUserCommands: each reason why a command has no end has a kind and a
-// hint.
+// TestFailuresOfUserCommands: each reason why a command has no end has a kind and a hint.
 func TestFailuresOfUserCommands(t *testing.T) {
 	disk := &limits.ExceededError{Kind: limits.KindDisk}
 	u := &userCommands{hint: Fault.Hint}
@@ -313,7 +311,7 @@ type brokenWriter struct{}
 
 func (brokenWriter) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
 
-// TestCountedOutput: what is recorded of a stream is what the user was given.
+// TestCountedOutput: the records describe what the user received.
 func TestCountedOutput(t *testing.T) {
 	var out bytes.Buffer
 	c := &counted{to: &out, sum: sha256.New()}

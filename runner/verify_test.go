@@ -18,8 +18,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// TestChecksGetWhatACommandWrote: a check is given how its command ended and what
-// it wrote, and is told where that was cut.
+// TestChecksGetWhatACommandWrote: a check learns how its command ended, what it wrote, and where that
+// was cut.
 func TestChecksGetWhatACommandWrote(t *testing.T) {
 	const captureBytes = 32 << 10 // of each end of the output
 	long := strings.Repeat("x", 3*captureBytes)
@@ -63,7 +63,7 @@ func TestChecksGetWhatACommandWrote(t *testing.T) {
 	}
 }
 
-// TestVerifyToolsNeedTime: no command of a check can run in less than a second.
+// TestVerifyToolsNeedTime: a check's command needs at least a second.
 func TestVerifyToolsNeedTime(t *testing.T) {
 	for limit, fails := range map[time.Duration]bool{time.Second: false, time.Millisecond: true} {
 		ts := toolset{reader: fakesandbox.LostView{}, opts: Options{SandboxOptions: SandboxOptions{Setup: sandbox.Setup{Resources: limits.Resources{CommandTime: limit}}}}}

@@ -11,9 +11,8 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// TestRecordsSayWhatWasShown: every field of the record of a confirmation is filled
-// from its event. The control is an event that says nothing, whose fields are seen to
-// be empty.
+// TestRecordsSayWhatWasShown: every field of a confirmation's record is filled from its event. The
+// control is an empty event, whose fields are seen to be empty.
 func TestRecordsSayWhatWasShown(t *testing.T) {
 	shown := newConfirmationRequested(approval.Confirmation{Question: approval.Question{
 		ID: "00ff", CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Dangerous: "rm -rf /", Input: "{}", Summary: "rm -rf /",
@@ -31,7 +30,7 @@ func TestRecordsSayWhatWasShown(t *testing.T) {
 	}
 }
 
-// emptyFields returns the names of a struct's fields that are zero, or empty lists.
+// emptyFields returns the names of a struct's fields that are zero or empty lists.
 func emptyFields(record any) []string {
 	var names []string
 	v := reflect.ValueOf(record)

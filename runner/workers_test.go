@@ -27,12 +27,12 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// cannedModel plays its answers in order and then repeats the last one; echo repeats the
-// last message. Each request uses 100 tokens of input and 10 of output.
+// cannedModel plays its answers in order and then repeats the last one; echo repeats the last message.
+// Each request uses 100 tokens of input and 10 of output.
 type cannedModel struct {
 	name    string
 	answers []string
-	// uncounted leaves the usage out, and blocks waits for the end of the context.
+	// uncounted omits the usage; blocks waits for the end of the context.
 	uncounted, blocks bool
 
 	mu       sync.Mutex
@@ -74,15 +74,15 @@ func (m *cannedModel) sent() string {
 	return b.String()
 }
 
-// requestUSD is the cost of one request of a profile of canned.
+// requestUSD is the cost of one request of a canned profile.
 const requestUSD = 120
 
-// canned returns a profile that is named by its model.
+// canned returns a profile named after its model.
 func canned(m *cannedModel) loop.Profile {
 	return loop.Profile{Name: m.name, Model: m, Price: &limits.Price{Input: 1, Output: 2}, MaxRetries: new(0)}
 }
 
-// asking returns a bench whose model asks models with a call, which its policy permits.
+// asking returns a bench whose model asks models with a call that its policy permits.
 func asking(t *testing.T, call string, models ...*cannedModel) *bench {
 	t.Helper()
 	b := newBench(t, "  - calls: ["+call+"]\n  - text: Done.\n")
@@ -118,8 +118,8 @@ func envelopeJSON(role, summary string) string {
 	return string(text)
 }
 
-// TestConferInASession has a model ask two others, of which one tries what a worker must
-// not do. It checks the result, the records, and what the turn is charged.
+// TestConferInASession has a model ask two others, one of which tries what a worker must not do. It
+// checks the result, the records, and the turn's charges.
 func TestConferInASession(t *testing.T) {
 	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "The page says 7.") }))
 	t.Cleanup(page.Close)
@@ -249,9 +249,8 @@ func TestCoordinateInASession(t *testing.T) {
 	}
 }
 
-// TestAskingModelsNeedsTheOperator checks that the tools are off without models, refused
-// by a policy that permits no network, and that a rule for fetch binds workers. The
-// controls are the other tests, in which they run.
+// TestAskingModelsNeedsTheOperator checks that the tools are off without models, that a policy without
+// network refuses them, and that a rule for fetch binds workers. The other tests are the controls.
 func TestAskingModelsNeedsTheOperator(t *testing.T) {
 	call := `{tool: confer, input: {question: "so?", worker_tools: [fetch]}}`
 	off := asking(t, call)
@@ -314,8 +313,8 @@ func TestAskingModelsNeedsTheOperator(t *testing.T) {
 	}
 }
 
-// TestWorkersShareTheSessionsBudgets checks that what workers use counts against the
-// limits of the turn and of the session, and their pages against its egress budget.
+// TestWorkersShareTheSessionsBudgets checks that workers' usage counts towards the limits of the turn
+// and the session, and their pages towards its egress budget.
 func TestWorkersShareTheSessionsBudgets(t *testing.T) {
 	call := `{tool: confer, input: {question: "so?"}}`
 	m := &cannedModel{name: "m", answers: []string{"Yes."}}
@@ -339,7 +338,7 @@ func TestWorkersShareTheSessionsBudgets(t *testing.T) {
 		t.Errorf("its breaker counts %d", *left)
 	}
 
-	// A provider that counts nothing uses up limits all the same.
+	// A provider that reports no usage still uses up limits.
 	m = &cannedModel{name: "m", answers: []string{"Yes."}, uncounted: true}
 	b = asking(t, call, m)
 	b.opts.Budget.Tokens = new(int64(50_000))
@@ -359,8 +358,8 @@ func TestWorkersShareTheSessionsBudgets(t *testing.T) {
 	}
 }
 
-// TestWorkersShareTheSessionsEgress has the session's model use up the budget of
-// fetches, or open the breaker of the host, before a worker begins.
+// TestWorkersShareTheSessionsEgress has the session's model use up the fetch budget, or open the host's
+// breaker, before a worker begins.
 func TestWorkersShareTheSessionsEgress(t *testing.T) {
 	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/broken") {
@@ -389,8 +388,7 @@ func TestWorkersShareTheSessionsEgress(t *testing.T) {
 	}
 }
 
-// TestCancelledConfer cancels a turn while a worker is asked, and reads back what it
-// was charged.
+// TestCancelledConfer cancels a turn while a worker is asked, and checks what it was charged.
 func TestCancelledConfer(t *testing.T) {
 	quick, slow := &cannedModel{name: "quick", answers: []string{"Yes."}}, &cannedModel{name: "slow", answers: []string{"-"}, blocks: true}
 	b := asking(t, `{tool: confer, input: {question: "so?"}}`, quick, slow)

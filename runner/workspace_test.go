@@ -22,7 +22,7 @@ func TestOpenWorkspaceRefuses(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(root, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// What an earlier session could have left in its workspace (case 21).
+	// An earlier session could have left this in its workspace (case 21).
 	if err := os.Symlink("/", filepath.Join(root, "home/project/sub")); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestOpenWorkspaceRefuses(t *testing.T) {
 		}
 		w.Close()
 	}
-	// Positive control: a path that is only compared as text gets past.
+	// Positive control: a comparison of paths as text would accept this.
 	if naive := filepath.Join(root, "home/project/sub/etc"); strings.HasPrefix(naive, filepath.Join(root, "home/project")) {
 		if info, err := os.Stat(naive); err != nil || !info.IsDir() {
 			t.Fatalf("control: %s does not lead out: %v", naive, err)
@@ -67,8 +67,8 @@ func TestOpenWorkspaceRefuses(t *testing.T) {
 	}
 }
 
-// TestRelativeWorkspace: a relative name is below the directory that the process is
-// in, by the name of it that has no symlink.
+// TestRelativeWorkspace: a relative name is resolved below the process's directory, whose name is free
+// of symlinks.
 func TestRelativeWorkspace(t *testing.T) {
 	root := t.TempDir()
 	for _, err := range []error{os.MkdirAll(filepath.Join(root, "real/sub"), 0o755), os.Symlink("real", filepath.Join(root, "link"))} {
@@ -114,8 +114,7 @@ func TestRelativeWorkspace(t *testing.T) {
 	}
 }
 
-// TestOwnersOfWorkspaces: who can't make files belong to a workspace's owner must
-// accept that.
+// TestOwnersOfWorkspaces: a user who can't give files to a workspace's owner must accept that.
 func TestOwnersOfWorkspaces(t *testing.T) {
 	for _, c := range []struct {
 		owner, self          int
@@ -135,9 +134,9 @@ func TestOwnersOfWorkspaces(t *testing.T) {
 	}
 }
 
-// TestSystemDirectories: a directory of the system is no workspace unless that is
-// accepted; what people work in below some of them is. So is no directory that
-// holds Caisson's cache, or lies in them, whatever is accepted.
+// TestSystemDirectories: a system directory is no workspace unless that is accepted, but people's
+// directories below some of them are. A directory that holds Caisson's cache, or lies in it, never
+// is.
 func TestSystemDirectories(t *testing.T) {
 	for path, refused := range map[string]bool{
 		"/etc": true, "/run": true, "/home": true, "/usr": true, "/var": true, "/tmp": true, "/usr/share": true, "/usr/src": true, "/var/lib": true,

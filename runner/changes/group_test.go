@@ -9,7 +9,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// TestGroups: what a package manager installs takes one line, behind what it must not bury.
+// TestGroups: a package manager's files take one line, after what they must not bury.
 func TestGroups(t *testing.T) {
 	const node = "node, bun, deno or their tools"
 	list := []record.HostExecuted{

@@ -33,7 +33,7 @@ func TestHostExecuted(t *testing.T) {
 			t.Errorf("%s: %q, want %q", path, got, want)
 		}
 	}
-	// The characters that HFS+ ignores, and those beside them.
+	// The characters that HFS+ ignores, and their neighbours.
 	for _, r := range []rune{0x200c, 0x200d, 0x200f, 0x202a, 0x202e, 0x206a, 0x206f, 0xfeff} {
 		if !isHostExecuted(".g" + string(r) + "it/config") {
 			t.Errorf("%U makes .git another name", r)
@@ -72,8 +72,7 @@ func TestHostExecuted(t *testing.T) {
 	}
 }
 
-// TestRulesAreFolded: a name that isn't in the form that paths are compared in
-// would never match.
+// TestRulesAreFolded: a rule that isn't in folded form would never match.
 func TestRulesAreFolded(t *testing.T) {
 	for _, r := range hostRules {
 		for _, text := range []string{r.names, r.starts, r.ends, r.dirs} {

@@ -22,7 +22,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// reference is what a session compares with, taken by the simplest walk there is.
+// reference is a session's basis for comparison, taken by the simplest possible walk.
 type reference struct {
 	files map[string]referenceFile
 	whole bool
@@ -82,12 +82,11 @@ func takeReference(t *testing.T, root string) *reference {
 	return ref
 }
 
-// equals reports whether two walks found the same.
 func (ref *reference) equals(other *reference) bool {
 	return ref.whole == other.whole && maps.Equal(ref.files, other.files)
 }
 
-// compare returns what differs between two walks of the directory of r.
+// compare returns the differences between two walks of r's directory.
 func (ref *reference) compare(t *testing.T, r *workspace.Reader, now *reference, images *Preimages) Differences {
 	t.Helper()
 	var list changeList
@@ -147,7 +146,7 @@ type sessionTree struct {
 	root string
 }
 
-// list returns the paths of all directories or of all other entries.
+// list returns the paths of all directories, or of all other entries.
 func (s *sessionTree) list(dirs bool) (out []string) {
 	_ = filepath.WalkDir(s.root, func(p string, e fs.DirEntry, err error) error {
 		if err == nil && e.IsDir() == dirs && (dirs || e.Type().IsRegular() || e.Type()&fs.ModeSymlink != 0) {
@@ -169,7 +168,7 @@ func (s *sessionTree) pick(dirs bool) (p string, ok bool) {
 
 var treeNames = []string{"a", "b", "c", "Makefile", "package.json", ".hg", ".GIT", ".git", "\xff\xfe", "new\nline", "d d", ".envrc"}
 
-// name returns a path in some directory, which may be taken.
+// name returns a path in some directory; it may exist.
 func (s *sessionTree) name() string {
 	dir, _ := s.pick(true)
 	return filepath.Join(dir, treeNames[s.rand.IntN(len(treeNames))])
@@ -179,8 +178,8 @@ func (s *sessionTree) text() []byte {
 	return fmt.Appendf(nil, "%d\n%d\n", s.rand.IntN(3), s.rand.IntN(3))
 }
 
-// grow adds files and directories. Symlinks that lead out have targets that nothing can make:
-// what writes a file follows them.
+// grow adds files and directories. Symlinks out of the tree have targets that can't be created, since
+// writing to a file follows them.
 func (s *sessionTree) grow(n int) {
 	for range n {
 		switch s.rand.IntN(6) {
@@ -194,8 +193,7 @@ func (s *sessionTree) grow(n int) {
 	}
 }
 
-// attacks are ways to change a tree, each of which changes what a comparison lists in some
-// sessions.
+// attacks are ways to change a tree. Each changes a comparison's lists in some sessions.
 var attacks = []struct {
 	name   string
 	change func(s *sessionTree, p, other, dir string)
@@ -255,9 +253,9 @@ var attacks = []struct {
 	{"open directory", func(_ *sessionTree, _, _, dir string) { _ = os.Chmod(dir, 0o755) }},
 }
 
-// TestComparisonsEqualTheReference changes random trees, and compares with a walk that
-// keeps everything in a map. As root it also runs as another user, whom directories can be
-// closed to.
+// TestComparisonsEqualTheReference changes random trees, and compares the results with a walk that
+// keeps everything in a map. As root it also runs as another user, to whom directories can be
+// closed.
 func TestComparisonsEqualTheReference(t *testing.T) {
 	piece := pieceBytes
 	t.Cleanup(func() { pieceBytes = piece })
@@ -287,7 +285,7 @@ func TestComparisonsEqualTheReference(t *testing.T) {
 		}
 		sessions = append(sessions, session{sessionTree: s})
 	}
-	time.Sleep(10 * time.Millisecond) // a later change has another time
+	time.Sleep(10 * time.Millisecond) // so that a later change has another time
 	for i := range sessions {
 		s := &sessions[i]
 		pieceBytes = []int{1, 40, piece}[i%3]
@@ -374,7 +372,7 @@ func runAsUser(t *testing.T) {
 	}
 }
 
-// TestManyFilesInOneDirectory changes three of 65,536, or in short tests of 16,384.
+// TestManyFilesInOneDirectory changes three of 65,536 files, or of 16,384 in short tests.
 func TestManyFilesInOneDirectory(t *testing.T) {
 	root := t.TempDir()
 	if err := os.WriteFile(filepath.Join(root, "0"), nil, 0o644); err != nil {
@@ -415,8 +413,8 @@ func TestManyFilesInOneDirectory(t *testing.T) {
 	}
 }
 
-// TestFilesBeyondTheBounds tests that a workspace with too much is incomplete, and nothing
-// of it counts as new.
+// TestFilesBeyondTheBounds checks that a workspace with too many files is incomplete, and that none of
+// them counts as new.
 func TestFilesBeyondTheBounds(t *testing.T) {
 	bytes, dirs := maxStateBytes, maxStateDirs
 	t.Cleanup(func() { maxStateBytes, maxStateDirs = bytes, dirs })

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestScratchOnFullDisk: what was added before the disk was full stays readable, and memory
-// doesn't grow afterwards.
+// TestScratchOnFullDisk: what was added before the disk was full stays readable, and memory doesn't
+// grow afterwards.
 func TestScratchOnFullDisk(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// TestSnapshotKeepsNoLongTargets: 10,000 links with targets of 4,000 bytes are
-// 40 MB of the agent's choice; what is kept of them is ours.
+// TestSnapshotKeepsNoLongTargets: 10,000 links with 4,000-byte targets are 40 MB of the agent's choice,
+// which must not be kept in memory.
 func TestSnapshotKeepsNoLongTargets(t *testing.T) {
 	const links = 10_000
 	dir := t.TempDir()
@@ -60,7 +60,7 @@ func TestSnapshotKeepsNoLongTargets(t *testing.T) {
 	runtime.KeepAlive(s)
 }
 
-// TestLongTargetsDiffer: by their last byte too, and none is a short one.
+// TestLongTargetsDiffer even by the last byte, and from short ones.
 func TestLongTargetsDiffer(t *testing.T) {
 	long := strings.Repeat("x", 4000)
 	seen := map[stamp]string{}
@@ -76,7 +76,7 @@ func TestLongTargetsDiffer(t *testing.T) {
 	}
 }
 
-// changesSince lists what differs, by path.
+// changesSince lists the differences by path.
 func changesSince(t *testing.T, f *FileStates, r *workspace.Reader) map[string]string {
 	t.Helper()
 	list := map[string]string{}
@@ -86,7 +86,6 @@ func changesSince(t *testing.T, f *FileStates, r *workspace.Reader) map[string]s
 	return list
 }
 
-// filesOf returns the names of all files.
 func filesOf(t *testing.T, f *FileStates) (names []string) {
 	t.Helper()
 	for _, at := range f.dirs {
@@ -102,7 +101,6 @@ func filesOf(t *testing.T, f *FileStates) (names []string) {
 	return names
 }
 
-// openReader returns a reader of a directory.
 func openReader(t *testing.T, dir string) *workspace.Reader {
 	t.Helper()
 	held, err := os.Open(dir)
@@ -117,8 +115,8 @@ func openReader(t *testing.T, dir string) *workspace.Reader {
 	return r
 }
 
-// TestFileStates changes files in every way. A file that is written again with
-// the same content is no change, unless its content was too large to be kept.
+// TestFileStates changes files in every way. A file rewritten with the same content is unchanged, unless
+// its content was too large to keep.
 func TestFileStates(t *testing.T) {
 	dir := t.TempDir()
 	script := func(text string) {
@@ -166,8 +164,8 @@ func TestFileStates(t *testing.T) {
 	}
 }
 
-// TestUnknownFileStates: nothing is said to be new where not everything was looked
-// at, unless its change time tells.
+// TestUnknownFileStates: if not everything was examined, nothing counts as new, unless its change time
+// shows it.
 func TestUnknownFileStates(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "a"), nil, 0o644); err != nil {
@@ -199,8 +197,8 @@ func TestUnknownFileStates(t *testing.T) {
 	}
 }
 
-// TestReportIsBounded: of many changes a report lists some and counts the rest,
-// and what a host would run near the top is among them whatever comes first.
+// TestReportIsBounded: a report lists some of many changes and counts the rest. Files near the top that
+// a host would run are always listed.
 func TestReportIsBounded(t *testing.T) {
 	var l changeList
 	long := strings.Repeat("d/", 500)

@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 )
 
-// TestLogHasNoSecret writes entries as they are written for operators.
+// TestLogHasNoSecret writes operators' log entries with secrets.
 func TestLogHasNoSecret(t *testing.T) {
 	state := t.TempDir()
 	if err := os.Chmod(state, 0o700); err != nil {
@@ -49,7 +49,7 @@ func TestLogHasNoSecret(t *testing.T) {
 	}
 }
 
-// TestLogHasNoControls: a log is safe to print, whatever is logged.
+// TestLogHasNoControls: a log is safe to print.
 func TestLogHasNoControls(t *testing.T) {
 	state := t.TempDir()
 	if err := os.Chmod(state, 0o700); err != nil {

@@ -43,7 +43,7 @@ func newSession(t *testing.T, state string) *Dir {
 	return d
 }
 
-// kill lets go of a session's log, as the kernel does for a process that is killed.
+// kill releases a session's log, as the kernel does for a killed process.
 func (f *Dir) kill(t *testing.T) {
 	t.Helper()
 	if err := f.file.Close(); err != nil {
@@ -86,7 +86,7 @@ func keepChanges(t *testing.T, d *Dir, work string) {
 	}
 }
 
-// TestMarks: a session is marked as long as it lives or has left something, and no longer.
+// TestMarks: a session is marked while it is alive or has left something.
 func TestMarks(t *testing.T) {
 	state, work := privateDir(t), t.TempDir()
 	sweep := func() {
@@ -165,8 +165,7 @@ func TestMarks(t *testing.T) {
 	wantMarks(t, state, again.Session, "closed again")
 }
 
-// TestKeptMarks: a session is marked while it keeps changes, and those that were touched
-// are looked at by the next start.
+// TestKeptMarks: a session is marked while it keeps changes, and the next start looks at touched ones.
 func TestKeptMarks(t *testing.T) {
 	state, work := privateDir(t), t.TempDir()
 	var sessions []*Dir
@@ -205,8 +204,8 @@ func TestKeptMarks(t *testing.T) {
 	wantMarks(t, state, last, "expired")
 }
 
-// TestInventoryMarks: the next session on the workspace is told what appeared while a
-// killed one worked, however many starts on other workspaces come between.
+// TestInventoryMarks: the next session on the workspace is told what appeared during a killed one, however
+// many starts on other workspaces come between.
 func TestInventoryMarks(t *testing.T) {
 	state, work := privateDir(t), t.TempDir()
 	killed := newSession(t, state)
@@ -234,8 +233,8 @@ func TestInventoryMarks(t *testing.T) {
 	wantMarks(t, state, killed.Session, "told of")
 }
 
-// TestSweepPendingIsBounded: a start tidies some of many dead sessions, and those that must
-// wait, or live, keep none of the others from their turn.
+// TestSweepPendingIsBounded: a start sweeps some of many dead sessions. Sessions that must stay, or are
+// alive, don't keep others from their turn.
 func TestSweepPendingIsBounded(t *testing.T) {
 	const dead, waiting = 1000, 100
 	state, work := privateDir(t), t.TempDir()
@@ -256,7 +255,7 @@ func TestSweepPendingIsBounded(t *testing.T) {
 		}
 		return len(names) - waiting
 	}
-	boxes := func() int { // those of sessions that wait go, too
+	boxes := func() int { // including waiting sessions
 		names, err := filepath.Glob(Path(state, "*/"+SandboxDir))
 		if err != nil {
 			t.Fatal(err)
@@ -279,8 +278,8 @@ func TestSweepPendingIsBounded(t *testing.T) {
 	t.Logf("%d starts tidied %d sessions", starts, dead)
 }
 
-// loopState is the environment variable with the state directory of TestSessionLoop, the
-// child process of TestKilledAnywhere.
+// loopState is the environment variable with the state directory of TestSessionLoop, the child process of
+// TestKilledAnywhere.
 const loopState = "CAISSON_TEST_STATE"
 
 // TestSessionLoop makes and closes sessions, of which some begin, until it is killed.
@@ -307,8 +306,8 @@ func TestSessionLoop(t *testing.T) {
 	}
 }
 
-// TestKilledAnywhere kills processes at random moments of making and closing sessions. Each
-// session that is not marked has nothing to be tidied, and starts tidy the others.
+// TestKilledAnywhere kills processes at random moments of making and closing sessions. Unmarked sessions
+// have nothing left to sweep, and starts sweep the others.
 func TestKilledAnywhere(t *testing.T) {
 	state := privateDir(t)
 	kills := 100

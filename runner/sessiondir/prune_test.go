@@ -24,8 +24,7 @@ import (
 // pruneClock is the present of these tests.
 var pruneClock = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 
-// oldSession makes the folder of a session that ended age ago, as its process
-// left it.
+// oldSession makes the directory of a session that ended age ago, as its process left it.
 func oldSession(t *testing.T, state string, age time.Duration) string {
 	t.Helper()
 	began := pruneClock.Add(-age)
@@ -146,7 +145,7 @@ func TestPruneKeepsTheAuditRecords(t *testing.T) {
 	if in.Hash() != fmt.Sprintf("%x", sha256.Sum256(lines[len(lines)-1])) {
 		t.Error("the hash of the last line is another one")
 	}
-	// What is changed afterwards is found.
+	// Later changes are detected.
 	for name, edit := range map[string]func(string) string{
 		"decision": func(s string) string { return strings.Replace(s, `"allow"`, `"deny"`, 1) },
 		"omission": func(s string) string { return strings.Replace(s, `"last":3`, `"last":2`, 1) },
@@ -171,7 +170,7 @@ func TestPruneKeepsTheAuditRecords(t *testing.T) {
 	}
 }
 
-// TestPruneFinishesWhatWasCutShort stops between the audit file and the rest.
+// TestPruneFinishesWhatWasCutShort interrupts Prune after the audit file is in place.
 func TestPruneFinishesWhatWasCutShort(t *testing.T) {
 	state := t.TempDir()
 	name := oldSession(t, state, 100*day)
@@ -274,7 +273,7 @@ func TestPruneLeavesWhole(t *testing.T) {
 	}
 }
 
-// TestPruneTakesATraceWithoutRecords as a session that was killed at once.
+// TestPruneTakesATraceWithoutRecords, as from a session that was killed at once.
 func TestPruneTakesATraceWithoutRecords(t *testing.T) {
 	state := t.TempDir()
 	dir := Path(state, oldSession(t, state, 100*day))
@@ -297,7 +296,7 @@ func TestPruneOptions(t *testing.T) {
 	}
 }
 
-// TestPruneNext: starts shorten what is old, once an hour, each session once a day.
+// TestPruneNext: starts shorten old sessions, once an hour, and each session once a day.
 func TestPruneNext(t *testing.T) {
 	state := t.TempDir()
 	clock := time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)

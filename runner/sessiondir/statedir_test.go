@@ -50,8 +50,8 @@ func TestStateFolderMustBeOurs(t *testing.T) {
 	}
 }
 
-// TestStateDirectories: where a session's directory can't be made, or others could
-// change it, the error names the configuration to change.
+// TestStateDirectories: if a session's directory can't be made, or others could change it, the error
+// names the configuration to change.
 func TestStateDirectories(t *testing.T) {
 	root := t.TempDir()
 	for name, mode := range map[string]os.FileMode{"ours": 0o700, "group": 0o720} {
@@ -73,8 +73,7 @@ func TestStateDirectories(t *testing.T) {
 	}
 }
 
-// TestHeldLogs: the log of a session is held by one process, and whoever asks does
-// not hold it.
+// TestHeldLogs: one process holds a session's log, and asking does not hold it.
 func TestHeldLogs(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "log")
 	open := func() *os.File {

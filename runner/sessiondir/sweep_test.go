@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// TestSweepWorkspaces: the workspace that a session has of its own is removed once its
-// process is dead and its sandbox gone, whatever commands made of it.
+// TestSweepWorkspaces: a session's own workspace is removed once its process is dead and its sandbox gone,
+// whatever commands did to it.
 func TestSweepWorkspaces(t *testing.T) {
 	state := t.TempDir()
 	if err := os.Chmod(state, 0o700); err != nil {
@@ -38,11 +38,11 @@ func TestSweepWorkspaces(t *testing.T) {
 		return d
 	}
 	living, dead, contained, noted := start(), start(), start(), start()
-	if err := os.Remove(filepath.Join(dead.Path, SandboxDir)); err != nil { // as a backend does
+	if err := os.Remove(filepath.Join(dead.Path, SandboxDir)); err != nil { // like a backend
 		t.Fatal(err)
 	}
 	for _, d := range []*Dir{dead, contained, noted} {
-		if err := d.file.Close(); err != nil { // as the kernel does for a process that is killed
+		if err := d.file.Close(); err != nil { // like the kernel for a killed process
 			t.Fatal(err)
 		}
 	}
@@ -71,8 +71,8 @@ func TestSweepWorkspaces(t *testing.T) {
 	}
 }
 
-// What a dead session's process left in its folder is removed, all of it if nothing
-// ran; a living one's, and what is no socket, is not.
+// Sweep removes what a dead process left in a session's directory, and all of it if nothing ran, but
+// nothing of a live one, and nothing other than sockets.
 func TestSweepFolders(t *testing.T) {
 	state := t.TempDir()
 	if err := os.Chmod(state, 0o700); err != nil {
@@ -105,7 +105,7 @@ func TestSweepFolders(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(f.Path, OverlayDir, overlay.UpperDir), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.file.Close(); err != nil { // as the kernel does for a process that is killed
+		if err := f.file.Close(); err != nil { // like the kernel for a killed process
 			t.Fatal(err)
 		}
 	}
@@ -135,8 +135,8 @@ func TestSweepFolders(t *testing.T) {
 	}
 }
 
-// TestSweepUnmade: a directory that a killed process was making is removed, and one
-// that may be in the making is not.
+// TestSweepUnmade: layers that a killed process was making are removed, unless they may still be in the
+// making.
 func TestSweepUnmade(t *testing.T) {
 	state := t.TempDir()
 	if err := os.Chmod(state, 0o700); err != nil {

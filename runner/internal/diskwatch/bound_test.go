@@ -26,8 +26,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// hostileTree makes 3 MiB in files that a naive count misses, counts twice, or
-// follows out of the tree.
+// hostileTree makes 3 MiB in files that a naive count misses, counts twice, or follows out of the tree.
 func hostileTree(t *testing.T) *os.File {
 	t.Helper()
 	base := t.TempDir()
@@ -74,14 +73,14 @@ func TestCountUse(t *testing.T) {
 	}))
 	got := make(chan use)
 	go func() {
-		runtime.LockOSThread() // it ends with the goroutine, and the identity with it
+		runtime.LockOSThread() // the thread and its identity end with the goroutine
 		_, _, _ = unix.RawSyscall(unix.SYS_SETRESUID, 4242, 4242, 4242)
 		got <- countUse(dir, use{unlimited, unlimited})
 	}()
 	check(t, <-got)
 }
 
-// TestCountUseOfHiddenFiles tests that a directory which can't be read counts as too much.
+// TestCountUseOfHiddenFiles checks that an unreadable directory exceeds the bound.
 func TestCountUseOfHiddenFiles(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: another user")
@@ -98,7 +97,7 @@ func TestCountUseOfHiddenFiles(t *testing.T) {
 	}
 	got := make(chan use)
 	go func() {
-		runtime.LockOSThread() // it ends with the goroutine, and the identity with it
+		runtime.LockOSThread() // the thread and its identity end with the goroutine
 		_, _, _ = unix.RawSyscall(unix.SYS_SETRESUID, 4242, 4242, 4242)
 		got <- countUse(dir, use{unlimited, 1000})
 	}()
@@ -107,7 +106,7 @@ func TestCountUseOfHiddenFiles(t *testing.T) {
 	}
 }
 
-// TestDeviceOfEntries tests that entries have their device, by which countUse tells files with
+// TestDeviceOfEntries checks that entries have their device, which countUse needs to tell files with
 // the same inode apart.
 func TestDeviceOfEntries(t *testing.T) {
 	dir := t.TempDir()
@@ -125,7 +124,7 @@ func TestDeviceOfEntries(t *testing.T) {
 	}
 }
 
-// What is too deep to count counts as too much.
+// Directories too deep to count exceed the bound.
 func TestCountUseOfDeepTree(t *testing.T) {
 	base := t.TempDir()
 	at := base
@@ -141,8 +140,7 @@ func TestCountUseOfDeepTree(t *testing.T) {
 	}
 }
 
-// TestBound ends a command that exceeds the bound, and lets the next one remove
-// what is there.
+// TestBound ends a command that exceeds the bound, and lets the next one remove files.
 func TestBound(t *testing.T) {
 	home := t.TempDir()
 	const most = 4 << 20

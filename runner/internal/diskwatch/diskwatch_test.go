@@ -54,8 +54,7 @@ func TestDiskWatch(t *testing.T) {
 				}
 				stop()
 
-				// The next one can remove things, but not write much more; one with
-				// room again goes on.
+				// The next one can remove things, but not write much. With room again, one can go on.
 				ctx, stop = w.WatchContext(t.Context())
 				time.Sleep(time.Minute)
 				free.Add(-c.slack)
@@ -84,8 +83,7 @@ func TestDiskWatch(t *testing.T) {
 	}
 }
 
-// TestDiskWatchOfACancelledCommand: a command that was cancelled and goes on
-// fills no disk in its grace period either.
+// TestDiskWatchOfACancelledCommand: a cancelled command can't fill the disk in its grace period either.
 func TestDiskWatchOfACancelledCommand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var disk fakeDisk
@@ -107,7 +105,7 @@ func TestDiskWatchOfACancelledCommand(t *testing.T) {
 	})
 }
 
-// TestDiskReserve: a small disk can be worked on, one that can't be asked too.
+// TestDiskReserve: small disks, and ones of unknown size, can be used.
 func TestDiskReserve(t *testing.T) {
 	for _, c := range []struct{ room, want Room }{
 		{Room{Bytes: 100, Files: 100, AllFiles: 1 << 40}, Room{Bytes: 50, Files: 50}},

@@ -31,8 +31,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// listening makes a socket, in a folder whose path is longer than an address
-// may be, and closes it with the test.
+// listening makes a socket, in a directory whose path is longer than an address may be, and closes it
+// with the test.
 func listening(t *testing.T, handle Handler) (string, *Server) {
 	t.Helper()
 	return listeningFor(t, Handlers{Run: handle})
@@ -56,8 +56,7 @@ func dial(t *testing.T, dir string) net.Conn {
 	return conn
 }
 
-// echo copies its input to standard output, says what it was asked, and ends
-// with a code.
+// echo copies its input to standard output, repeats its request, and ends with a code.
 func echo(_ context.Context, r Request, stdin io.Reader, stdout, stderr io.Writer) Result {
 	if stdin != nil {
 		if _, err := io.Copy(stdout, stdin); err != nil {
@@ -84,8 +83,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// Input that the command does not read holds nothing up: neither its end nor a
-// cancellation.
+// Input that the command does not read delays neither its end nor a cancellation.
 func TestStdinThatNobodyReads(t *testing.T) {
 	dir, _ := listening(t, func(ctx context.Context, r Request, _ io.Reader, stdout, _ io.Writer) Result {
 		stdout.Write([]byte("running"))
@@ -106,8 +104,8 @@ func TestStdinThatNobodyReads(t *testing.T) {
 	}
 }
 
-// TestOutputAfterACancellation tests that a program which writes late in its grace period
-// loses neither this output nor its result.
+// TestOutputAfterACancellation checks that a program which writes late in its grace period loses
+// neither that output nor its result.
 func TestOutputAfterACancellation(t *testing.T) {
 	dir, _ := listening(t, func(ctx context.Context, _ Request, _ io.Reader, stdout, _ io.Writer) Result {
 		stdout.Write([]byte("running "))
@@ -135,7 +133,7 @@ type writer func([]byte)
 
 func (w writer) Write(p []byte) (int, error) { w(p); return len(p), nil }
 
-// Whatever a peer does, its command is cancelled and the server serves on.
+// Whatever a peer does, its command is cancelled and the server goes on.
 func TestBadPeers(t *testing.T) {
 	request := func(t *testing.T, c net.Conn) {
 		must(t, wire.NewWriter(c).Send(wire.Frame{Stream: stream, Type: wire.TypeOpen, Payload: []byte(`{"argv":["YQ=="],"stdin":true}`)}))
@@ -155,7 +153,7 @@ func TestBadPeers(t *testing.T) {
 	})
 	for name, tt := range map[string]struct {
 		do    func(t *testing.T, c net.Conn)
-		cause error // nil where nothing is run
+		cause error // nil if nothing runs
 	}{
 		"says nothing": {func(*testing.T, net.Conn) {}, nil},
 		"garbage":      {func(_ *testing.T, c net.Conn) { c.Write([]byte("GET / HTTP/1.1\r\n\r\n")) }, nil},
@@ -210,7 +208,7 @@ func TestBadPeers(t *testing.T) {
 	}
 }
 
-// Closing the server cancels what runs, tells its asker, and removes the socket.
+// Close cancels running commands, tells their clients, and removes the socket.
 func TestClose(t *testing.T) {
 	cause, running := errors.New("the session ends"), make(chan struct{})
 	dir, server := listening(t, func(ctx context.Context, _ Request, _ io.Reader, _, _ io.Writer) Result {
@@ -238,7 +236,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// Nothing follows a frame that was cut off: it would be read as a part of it.
+// Nothing follows a truncated frame, since it would be read as part of it.
 func TestNothingFollowsHalfAFrame(t *testing.T) {
 	for name, cut := range map[string]bool{"cut off": true, "whole": false} {
 		t.Run(name, func(t *testing.T) {
@@ -272,8 +270,8 @@ func TestNothingFollowsHalfAFrame(t *testing.T) {
 	}
 }
 
-// Too many at once are told so, and one that gives up is let go. The session can be ended
-// meanwhile.
+// Excess commands are refused, and clients that give up are dropped. Meanwhile the session can be
+// ended.
 func TestManyPeers(t *testing.T) {
 	release := make(chan struct{})
 	var ended atomic.Bool
@@ -316,8 +314,7 @@ func TestManyPeers(t *testing.T) {
 	}
 }
 
-// TestSilentPeersAreBounded tests that a request waits while too many connections request
-// nothing.
+// TestSilentPeersAreBounded checks that a request waits while too many connections request nothing.
 func TestSilentPeersAreBounded(t *testing.T) {
 	dir, _ := listeningFor(t, Handlers{Run: echo, End: func() {}})
 	silent := make([]net.Conn, maxConns)
@@ -340,8 +337,7 @@ func TestSilentPeersAreBounded(t *testing.T) {
 	}
 }
 
-// A socket that nobody listens on any more is no session; a link in its place,
-// or in its folder's, is not followed.
+// A socket without a listener is no session. Links in place of it or of its directory are not followed.
 func TestDialRefuses(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(dir, socket)})
@@ -361,7 +357,7 @@ func TestDialRefuses(t *testing.T) {
 	}
 }
 
-// The deadline ends the connection of a peer that says nothing.
+// The deadline ends a silent peer's connection.
 func TestSilentPeerIsLetGo(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for the deadline of a silent peer")
@@ -374,7 +370,7 @@ func TestSilentPeerIsLetGo(t *testing.T) {
 	}
 }
 
-// TestEnd asks for the end of a session: of one that refuses, and of one that waits for it.
+// TestEnd asks a session that refuses to end, and one that accepts.
 func TestEnd(t *testing.T) {
 	dir := t.TempDir()
 	var handlers Handlers

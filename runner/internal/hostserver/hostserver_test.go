@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// TestServer checks the pipes and the environment of a server, and that its end is that
-// of all that it started.
+// TestServer checks a server's pipes and environment, and that its children end with it.
 func TestServer(t *testing.T) {
 	t.Setenv("HIDDEN", "1")
 	script := `env | grep -c HIDDEN; echo "$GIVEN"; trap "" TERM; sleep 1000 & echo $!; read line; echo "$line"; while :; do sleep 0.1; done`

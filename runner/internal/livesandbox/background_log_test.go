@@ -24,8 +24,8 @@ func newLogOf(t *testing.T, secrets ...redact.Secret) *backgroundLog {
 	return g
 }
 
-// TestBackgroundLogHidesHalfSecrets reads the log when a secret is half written, in
-// each form that one can have and at each place, and then what follows.
+// TestBackgroundLogHidesHalfSecrets reads the log with a secret half written, in each of its forms and
+// at each place, and then what follows.
 func TestBackgroundLogHidesHalfSecrets(t *testing.T) {
 	const secret = "?x/p ass.Word+ü!"
 	forms := map[string]string{
@@ -81,8 +81,7 @@ func TestBackgroundLogHidesHalfKeys(t *testing.T) {
 	}
 }
 
-// TestBackgroundLogShowsWhatIsNoSecret: nothing waits for ever, and what is a
-// whole secret does not wait.
+// TestBackgroundLogShowsWhatIsNoSecret: nothing is held back forever, and a complete secret not at all.
 func TestBackgroundLogShowsWhatIsNoSecret(t *testing.T) {
 	secrets := []redact.Secret{{Name: "KEY", Value: "correct horse!"}, {Name: "LONGER", Value: "my correct horn and more"}}
 	for text, want := range map[string]string{
@@ -167,8 +166,8 @@ func TestBackgroundLogThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// TestBackgroundLogKeepsItsEnd: what is beyond the bound is kept from a whole line
-// on, which no secret can have begun before.
+// TestBackgroundLogKeepsItsEnd: beyond the bound, output is kept from the start of a line, in which no
+// earlier secret can continue.
 func TestBackgroundLogKeepsItsEnd(t *testing.T) {
 	g := newLog(t)
 	g.kept = backgroundBytes - 10

@@ -21,8 +21,7 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// TestBackgroundThatDoesNotStart takes no place, leaves no file open and nothing
-// running.
+// TestBackgroundThatDoesNotStart takes no place, and leaves no file open and nothing running.
 func TestBackgroundThatDoesNotStart(t *testing.T) {
 	for name, fills := range map[string]bool{"a refused one": false, "one on a full disk": true} {
 		t.Run(name, func(t *testing.T) {
@@ -62,7 +61,7 @@ func TestBackgroundThatDoesNotStart(t *testing.T) {
 					t.Error("a command that did not start has output")
 				}
 			}
-			time.Sleep(diskwatch.Interval) // for looks that were under way
+			time.Sleep(diskwatch.Interval) // for running checks
 			now := looks.Load()
 			time.Sleep(3 * diskwatch.Interval)
 			if looks.Load() != now {
@@ -110,8 +109,7 @@ func TestBackgroundWithoutAShell(t *testing.T) {
 	}
 }
 
-// TestBackgroundWhoseCallIsCancelledAsItStarts is ended at once, and its end is
-// waited for and recorded.
+// TestBackgroundWhoseCallIsCancelledAsItStarts is ended at once, and its end is waited for and recorded.
 func TestBackgroundWhoseCallIsCancelledAsItStarts(t *testing.T) {
 	user := errors.New("user")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -133,8 +131,7 @@ func TestBackgroundWhoseCallIsCancelledAsItStarts(t *testing.T) {
 	}
 }
 
-// TestBackgroundCommand: what is run is what was asked for, both its streams are
-// kept, and its context ends with it.
+// TestBackgroundCommand: the right command runs, both streams are kept, and its context ends with it.
 func TestBackgroundCommand(t *testing.T) {
 	var got sandbox.Command
 	var command context.Context
@@ -190,8 +187,8 @@ type endedProcess struct {
 
 func (p endedProcess) Wait() (sandbox.Exit, error) { return p.exit, p.err }
 
-// TestEndsOfBackgroundCommands: what a command's end means for its result, its
-// record, the sandbox and the workspace.
+// TestEndsOfBackgroundCommands: what a command's end means for its result, its record, the sandbox and
+// the workspace.
 func TestEndsOfBackgroundCommands(t *testing.T) {
 	full := &limits.ExceededError{Kind: limits.KindDisk, Limit: diskwatch.Reserve, Files: true}
 	cancelled := sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}
@@ -274,8 +271,8 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 	}
 }
 
-// TestStateOfAFlood: who looks at a command that floods is told what is missing,
-// and who looks at one whose file is gone gets an error.
+// TestStateOfAFlood: a reader of a flood is told what is missing, and if the file is gone, gets an
+// error.
 func TestStateOfAFlood(t *testing.T) {
 	b, _ := startedBackgrounds(t, nil)
 	j, err := b.addCommand("tu_1", func(error) {})

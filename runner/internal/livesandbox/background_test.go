@@ -24,7 +24,7 @@ import (
 // logKey is a secret of the sessions here.
 const logKey = "k3y-that-nobody-may-see"
 
-// startedBackgrounds is backgrounds over a fake, and what they record.
+// startedBackgrounds returns backgrounds over a fake sandbox, and what they record.
 func startedBackgrounds(t *testing.T, scripts map[string]fakesandbox.Script) (*backgrounds, func() []record.BackgroundEnded) {
 	t.Helper()
 	dir, err := os.Open(t.TempDir())
@@ -98,8 +98,7 @@ func TestBackgroundsAreBounded(t *testing.T) {
 	}
 }
 
-// TestBackgroundOfACancelledCall: a call that ends before it has the handle
-// leaves no command.
+// TestBackgroundOfACancelledCall: a call that ends before it has the handle leaves no command.
 func TestBackgroundOfACancelledCall(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
@@ -155,8 +154,8 @@ func newLog(t *testing.T) *backgroundLog {
 	return g
 }
 
-// TestBackgroundLogHidesSecrets: also one that is half there when it is read,
-// and one whose halves have other output between them.
+// TestBackgroundLogHidesSecrets, even one that is half written when read, or interrupted by other
+// output.
 func TestBackgroundLogHidesSecrets(t *testing.T) {
 	for cut := 1; cut < len(logKey); cut++ {
 		g := newLog(t)
@@ -168,7 +167,7 @@ func TestBackgroundLogHidesSecrets(t *testing.T) {
 		whole, k := g.text(t)
 		g.closeFile()
 		end, _ := g.text(t)
-		// What was shown stays where it was: pages follow one another.
+		// Text stays in its place, so that pages are consistent.
 		if !strings.HasPrefix(between, half) || !strings.HasPrefix(whole, between) || end != whole {
 			t.Fatalf("cut at %d: %q, then %q, then %q, then %q", cut, half, between, whole, end)
 		}
@@ -182,14 +181,14 @@ func TestBackgroundLogHidesSecrets(t *testing.T) {
 			t.Errorf("cut at %d: lost output: %q", cut, whole)
 		}
 	}
-	// The control: the bytes as they came do hold the key.
+	// The control: the raw bytes contain the key.
 	if naive := "the key is " + logKey[:5] + logKey[5:]; !strings.Contains(naive, logKey) {
 		t.Fatal("the test's key is not in what it writes")
 	}
 }
 
-// TestBackgroundLogIsBounded: a flood fills neither memory nor disk, is counted
-// exactly, and its end can still be read, without secrets.
+// TestBackgroundLogIsBounded: a flood fills neither memory nor disk, is counted exactly, and its end is
+// readable, without secrets.
 func TestBackgroundLogIsBounded(t *testing.T) {
 	g := newLog(t)
 	var before, after runtime.MemStats
@@ -252,8 +251,8 @@ func TestBackgroundEndNamesItsCause(t *testing.T) {
 	}
 }
 
-// TestBackgroundLogOfAFlood: what the sandbox stopped to send is counted by it,
-// and its end can be read afterwards.
+// TestBackgroundLogOfAFlood: the sandbox counts what it stopped sending, and the end can be read
+// afterwards.
 func TestBackgroundLogOfAFlood(t *testing.T) {
 	g := newLog(t)
 	g.write(t, 0, "the beginning\n")
@@ -278,8 +277,8 @@ func TestBackgroundLogOfAFlood(t *testing.T) {
 	}
 }
 
-// TestBackgroundsAtOnce: whatever starts, looks, kills and ends at once, each
-// command that was started has exactly one recorded end, and none is left.
+// TestBackgroundsAtOnce: after concurrent starts, reads, kills and ends, each started command has
+// exactly one recorded end, and none is left.
 func TestBackgroundsAtOnce(t *testing.T) {
 	serve := func(ctx context.Context, b *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		return fakesandbox.WaitForEnd(make(chan struct{}))(ctx, b, cmd)

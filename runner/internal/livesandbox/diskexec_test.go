@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// filling gives an executor, and its box, whose command "fill" fills the disk.
+// filling returns an executor whose command "fill" fills the disk.
 func filling(t *testing.T) *Executor {
 	t.Helper()
 	var free atomic.Int64
@@ -43,8 +43,8 @@ func filling(t *testing.T) *Executor {
 	})
 }
 
-// TestDiskFull: a command that fills the disk is ended, and its result says why
-// and that nobody cancelled it.
+// TestDiskFull: a command that fills the disk is ended, and its result says why and that nobody
+// cancelled it.
 func TestDiskFull(t *testing.T) {
 	r, err := filling(t).Run(t.Context(), shell.Command{Script: "fill", Command: sandbox.Command{Stdout: discard{}, Stderr: discard{}}})
 	if err != nil || r.Exceeded == nil || r.Exceeded.Limit != diskwatch.Reserve || r.Status.Cancelled || r.Status.Signal != 15 {

@@ -25,7 +25,7 @@ import (
 // startFunc starts a command in a startedBox.
 type startFunc func(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error)
 
-// startedBox is a box whose commands are started by a function.
+// startedBox is a sandbox whose commands a function starts.
 type startedBox struct {
 	*fakesandbox.Sandbox
 	start startFunc
@@ -41,8 +41,8 @@ func (f creatorFunc) Create(ctx context.Context, spec sandbox.Spec) (sandbox.San
 	return f(ctx, spec)
 }
 
-// newExecutorBench returns an executor whose commands other than the look for bash
-// are started by start. after counts its looks at the workspace.
+// newExecutorBench returns an executor whose commands, except the search for bash, start starts. after
+// counts its checks of the workspace.
 func newExecutorBench(t *testing.T, start startFunc) (x *Executor, b *containerBench, after *int) {
 	t.Helper()
 	dir, err := os.Open(t.TempDir())
@@ -72,7 +72,7 @@ func newExecutorBench(t *testing.T, start startFunc) (x *Executor, b *containerB
 	}), b, after
 }
 
-// noWait is a workspace that is recorded.
+// noWait is for a workspace that is already recorded.
 func noWait(context.Context) error { return nil }
 
 func command(script string) shell.Command {
@@ -111,8 +111,8 @@ func TestExecutorRunsACommand(t *testing.T) {
 	}
 }
 
-// TestExecutorReportsHowACommandEnded: what a command's end means for its call,
-// and whether the workspace is looked at afterwards.
+// TestExecutorReportsHowACommandEnded: what a command's end means for its call, and whether the
+// workspace is checked afterwards.
 func TestExecutorReportsHowACommandEnded(t *testing.T) {
 	user := errors.New("user")
 	for name, tc := range map[string]struct {
@@ -154,8 +154,8 @@ func TestExecutorReportsHowACommandEnded(t *testing.T) {
 	}
 }
 
-// TestExecutorEndsWhatFillsTheDisk: before a command begins, while it runs, and
-// not where it has ended by itself.
+// TestExecutorEndsWhatFillsTheDisk before a command begins and while it runs, but not if it has ended
+// by itself.
 func TestExecutorEndsWhatFillsTheDisk(t *testing.T) {
 	for name, tc := range map[string]struct {
 		starts, ended bool // by the watch
@@ -180,8 +180,8 @@ func TestExecutorEndsWhatFillsTheDisk(t *testing.T) {
 	}
 }
 
-// TestExecutorRefusesADirectory tells the model of a working directory that a
-// command can't have, and passes other errors.
+// TestExecutorRefusesADirectory tells the model about an impossible working directory, and passes on
+// other errors.
 func TestExecutorRefusesADirectory(t *testing.T) {
 	other := errors.New("no memory")
 	for _, tc := range []struct {
@@ -282,8 +282,7 @@ func TestExecutorMeetsALoss(t *testing.T) {
 	}
 }
 
-// TestExecutorWaitsForTheWorkspace to be looked at, and changes none that could
-// not be.
+// TestExecutorWaitsForTheWorkspace to be recorded, and changes nothing if that fails.
 func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 	x, b, _ := newExecutorBench(t, nil)
 	if _, err := b.waitRunning(t.Context()); err != nil {
@@ -326,7 +325,7 @@ func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 	}
 }
 
-// TestExecutorKeepsWhatItChanges: the files as they were, and of no directory.
+// TestExecutorKeepsWhatItChanges: former files, but no directories.
 func TestExecutorKeepsWhatItChanges(t *testing.T) {
 	x, b, looks := newExecutorBench(t, nil)
 	var fresh []string

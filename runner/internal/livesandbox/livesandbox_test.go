@@ -19,7 +19,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// containerBench is a container without a session, and what it reports.
+// containerBench is a sandbox without a session, and what it reports.
 type containerBench struct {
 	*Sandbox
 	boxes *fakesandbox.Backend
@@ -52,7 +52,7 @@ func newContainerBench(t *testing.T) *containerBench {
 	return b
 }
 
-// runningBox returns the life that runs, which it starts where none does, and its box.
+// runningBox returns the running generation, which it starts if necessary, and its sandbox.
 func (b *containerBench) runningBox(t *testing.T) (*generation, *fakesandbox.Sandbox) {
 	t.Helper()
 	g, err := b.waitRunning(t.Context())
@@ -62,8 +62,8 @@ func (b *containerBench) runningBox(t *testing.T) (*generation, *fakesandbox.San
 	return g, g.sandbox.(*fakesandbox.Sandbox)
 }
 
-// requireReports fails the test unless exactly these records were written and so
-// many errors ended the run.
+// requireReports fails the test unless exactly these records were written and that many errors ended
+// the run.
 func (b *containerBench) requireReports(t *testing.T, ends int, kinds ...record.Kind) {
 	t.Helper()
 	b.reports.Lock()
@@ -121,8 +121,8 @@ func TestContainerPreparesItsSpec(t *testing.T) {
 	}
 }
 
-// TestContainerTellsOfAFailedStart: a call that waits returns the error; it is a
-// warning where none does, and nothing where the session ends.
+// TestContainerTellsOfAFailedStart: a waiting call returns the error. Without one it is a warning, and
+// at the session's end nothing.
 func TestContainerTellsOfAFailedStart(t *testing.T) {
 	t.Run("no call waits", func(t *testing.T) {
 		b := newContainerBench(t)
@@ -176,7 +176,7 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 	})
 }
 
-// TestContainerEndsTheRunWithoutARecord: no box runs whose record is missing.
+// TestContainerEndsTheRunWithoutARecord: no sandbox stays whose record is missing.
 func TestContainerEndsTheRunWithoutARecord(t *testing.T) {
 	b := newContainerBench(t)
 	b.refuse = tools.ErrRecord
@@ -215,7 +215,7 @@ func TestContainerRefusesWhatIsLacking(t *testing.T) {
 	}
 }
 
-// TestContainerIsReplaced: by a new one as often as is allowed.
+// TestContainerIsReplaced as often as is allowed.
 func TestContainerIsReplaced(t *testing.T) {
 	b := newContainerBench(t)
 	want := []record.Kind{record.KindSandboxStarted}
@@ -270,8 +270,7 @@ func lastLoss(t *testing.T, b *containerBench) record.SandboxLost {
 	return record.SandboxLost{}
 }
 
-// TestContainerFailsToBeReplaced: that something ran in the first one is not
-// forgotten.
+// TestContainerFailsToBeReplaced: it is not forgotten that something ran in the first one.
 func TestContainerFailsToBeReplaced(t *testing.T) {
 	b := newContainerBench(t)
 	g, _ := b.runningBox(t)
@@ -284,7 +283,7 @@ func TestContainerFailsToBeReplaced(t *testing.T) {
 	b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxLost, record.KindWarning)
 }
 
-// TestContainerIsLost has a box end in each way, and a call meet that.
+// TestContainerIsLost ends a sandbox in each way, before a call.
 func TestContainerIsLost(t *testing.T) {
 	memory := &limits.ExceededError{Kind: limits.KindMemory, Limit: 64 << 20}
 	state := &sandbox.StateError{Action: "start", State: sandbox.StateStopped}
@@ -375,8 +374,7 @@ func TestContainerIsLost(t *testing.T) {
 	})
 }
 
-// TestContainerRunsAgainAfterTheTurns revives a container, and renews one in which
-// nothing is guarded.
+// TestContainerRunsAgainAfterTheTurns starts a sandbox again, and one in which nothing is guarded.
 func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 	t.Run("revived", func(t *testing.T) {
 		b := newContainerBench(t)
@@ -463,8 +461,7 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 	})
 }
 
-// TestContainerCloses: it takes down what there is, and a call that still comes
-// meets the loss.
+// TestContainerCloses takes down the sandbox, and a later call gets its loss.
 func TestContainerCloses(t *testing.T) {
 	t.Run("before it starts", func(t *testing.T) {
 		b := newContainerBench(t)
@@ -536,8 +533,8 @@ func TestLimitsInWords(t *testing.T) {
 	}
 }
 
-// TestNoStartAfterTheEnd: neither a call that was cancelled nor one that comes
-// after the end starts a sandbox. The last call is the control.
+// TestNoStartAfterTheEnd: neither a cancelled call nor one after the end starts a sandbox. The last
+// call is the control.
 func TestNoStartAfterTheEnd(t *testing.T) {
 	var starts atomic.Int32
 	backend := &fakesandbox.Backend{OnCreate: func(context.Context, int) error {

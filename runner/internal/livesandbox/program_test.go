@@ -30,8 +30,8 @@ func TestDiskFullErrors(t *testing.T) {
 	}
 }
 
-// TestProgramsThatDoNotRun: the sandbox refuses one, is lost, or leaves
-// processes; the workspace is checked after those that ran.
+// TestProgramsThatDoNotRun: the sandbox refuses one, is lost, or keeps processes. The workspace is
+// checked after programs that ran.
 func TestProgramsThatDoNotRun(t *testing.T) {
 	for name, c := range map[string]struct {
 		refuses error

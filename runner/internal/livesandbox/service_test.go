@@ -97,8 +97,7 @@ func (b *serviceBed) run(t *testing.T) string {
 	return r.Notice
 }
 
-// TestServiceThatEnds: users and the model are told of a service that ends, once and
-// without secrets.
+// TestServiceThatEnds: users and the model are told once of a service that ended, without secrets.
 func TestServiceThatEnds(t *testing.T) {
 	b := newServiceBed(t, nil)
 	close(b.recorded)
@@ -118,8 +117,8 @@ func TestServiceThatEnds(t *testing.T) {
 	}
 }
 
-// TestServiceAndWorkspace: a service starts after the workspace is recorded, and has
-// ended when the session looks at what was changed.
+// TestServiceAndWorkspace: a service starts after the workspace is recorded, and has ended before the
+// session looks for changes.
 func TestServiceAndWorkspace(t *testing.T) {
 	b := newServiceBed(t, nil)
 	b.box.EnsureStarted()
@@ -143,8 +142,7 @@ func TestServiceAndWorkspace(t *testing.T) {
 	}
 }
 
-// TestServiceAfterTheRun: what is done after the run starts no service, nor does a
-// start that was still under way.
+// TestServiceAfterTheRun: no service starts after the run, even from a start that was in progress.
 func TestServiceAfterTheRun(t *testing.T) {
 	t.Run("again", func(t *testing.T) {
 		b := newServiceBed(t, nil)
@@ -177,8 +175,7 @@ func TestServiceAfterTheRun(t *testing.T) {
 	})
 }
 
-// TestServiceInAWeakSandbox: where lost protections are refused, the service does not
-// run before that is found.
+// TestServiceInAWeakSandbox: if lost protections are refused, the service does not run before that.
 func TestServiceInAWeakSandbox(t *testing.T) {
 	b := newServiceBed(t, func(o *Options) { o.RefuseLost = true })
 	b.backend.Lost = []string{"seccomp"}

@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/cache"
 )
 
-// TestLockIsAFile checks that a session doesn't wait for a lock that a program has
-// replaced, and that another one is read.
+// TestLockIsAFile checks that a session doesn't hang on a lock that a program replaced, and reads a
+// regular one.
 func TestLockIsAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	open := func() error {
@@ -46,8 +46,8 @@ func TestLockIsAFile(t *testing.T) {
 	}
 }
 
-// TestLockFollowsNoSymlink checks that a lock is neither read nor written through a
-// symlink that a command may have made. The control has a directory in its place.
+// TestLockFollowsNoSymlink checks that a lock is neither read nor written through a symlink that a
+// command may have made. The control has a directory in its place.
 func TestLockFollowsNoSymlink(t *testing.T) {
 	for name, link := range map[string]string{"control": "", "directory": "work", "file": "work/lock"} {
 		base := t.TempDir()

@@ -27,7 +27,7 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// reachingBox is a sandbox in which a command finds what it is told to.
+// reachingBox is a sandbox whose commands get prescribed results.
 type reachingBox struct {
 	sandbox.Sandbox
 	reach wire.Reach
@@ -47,8 +47,7 @@ type endedProcess struct{ sandbox.Process }
 
 func (endedProcess) Wait() (sandbox.Exit, error) { return sandbox.Exit{}, nil }
 
-// TestCheck checks that a sandbox is refused in which a command finds another way out,
-// or no proxy.
+// TestCheck checks that a sandbox with another way out, or without a proxy, is refused.
 func TestCheck(t *testing.T) {
 	sound := func() wire.Reach {
 		return wire.Reach{Interfaces: []string{"lo"}, Results: map[string]string{
@@ -78,7 +77,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// programConn is a connection of a program that sends a request.
+// programConn is a program's connection that sends a request.
 type programConn struct {
 	io.Reader
 	mu      sync.Mutex
@@ -99,7 +98,7 @@ func (c *programConn) LocalAddr() netip.AddrPort {
 	return netip.AddrPortFrom(sandbox.CommandAddr(c.command), sandbox.DefaultEgressPort)
 }
 
-// connect returns the answer of a network to a CONNECT of a command.
+// connect returns the network's answer to a command's CONNECT.
 func connect(t *testing.T, n *Network, command int, authority string) string {
 	t.Helper()
 	c := &programConn{Reader: strings.NewReader("CONNECT " + authority + " HTTP/1.1\r\nHost: " + authority + "\r\n\r\n"), command: command}
@@ -107,7 +106,7 @@ func connect(t *testing.T, n *Network, command int, authority string) string {
 	return c.answer.String()
 }
 
-// newTestNetwork returns a network with rules, and what it records.
+// newTestNetwork returns a network with rules, and its records.
 func newTestNetwork(t *testing.T, change func(*Options), rules ...string) (*Network, *[]record.Payload) {
 	t.Helper()
 	p := &rule.Policy{}
@@ -137,7 +136,7 @@ func newTestNetwork(t *testing.T, change func(*Options), rules ...string) (*Netw
 	return n, &records
 }
 
-// TestRefusedLines checks that refusals belong to their command, and are counted.
+// TestRefusedLines checks that refusals belong to their command and are counted.
 func TestRefusedLines(t *testing.T) {
 	n, records := newTestNetwork(t, nil, "tls://a.test")
 	notify, refused := n.TrackCommand("tu_1", "npm ci")
@@ -149,7 +148,7 @@ func TestRefusedLines(t *testing.T) {
 			t.Fatalf("answer %q", got)
 		}
 	}
-	connect(t, n, 8, "[::1]:9") // as the check of a sandbox does
+	connect(t, n, 8, "[::1]:9") // like the check of a sandbox
 	list, allowed := refused(true)
 	if len(list) != 1 || list[0].Host != "b.test:443" || list[0].Reason != "not_allowed" || list[0].Count != 3 || len(allowed) != 1 {
 		t.Errorf("refused %+v, allowed %v", list, allowed)
@@ -173,8 +172,8 @@ func TestRefusedLines(t *testing.T) {
 	}
 }
 
-// TestRecordFails checks that nothing is connected to without a record. The control
-// gets to the resolution of the name.
+// TestRecordFails checks that nothing is connected without a record. The control gets as far as
+// resolving the name.
 func TestRecordFails(t *testing.T) {
 	var failing error
 	n, _ := newTestNetwork(t, func(o *Options) {
@@ -252,7 +251,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	if len(*records) != maxRefusals {
 		t.Fatalf("%d records of refusals, want %d", len(*records), maxRefusals)
 	}
-	// Refusals, and connections to one host, must not hide one to another.
+	// Refusals, and connections to one host, must not hide a connection to another.
 	for id := range int64(2 * record.MaxNetworkRecords) {
 		if err := n.recordOpened("", egress.Opened{ID: id + 1, Host: "a.test", Port: 443}); err != nil {
 			t.Fatal(err)
@@ -276,8 +275,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	}
 }
 
-// TestAuthorityEnd checks that the certificate of a session whose end is known is not valid
-// for long after it.
+// TestAuthorityEnd checks that the certificate does not outlive the session's known end for long.
 func TestAuthorityEnd(t *testing.T) {
 	end := time.Now().Add(20 * time.Minute)
 	for name, want := range map[string]time.Time{"a bound": end.Add(endingTime), "no bound": time.Now().Add(authorityTime)} {
@@ -302,7 +300,7 @@ func TestAuthorityEnd(t *testing.T) {
 	}
 }
 
-// TestRequestsAreBounded checks that no line of the requests is longer than its bounds.
+// TestRequestsAreBounded checks the bound of lines in the requests file.
 func TestRequestsAreBounded(t *testing.T) {
 	l := &requestLog{path: filepath.Join(t.TempDir(), record.RequestsFile), redact: redact.New(nil)}
 	url := "http://a.test/" + strings.Repeat("x", 8<<10)

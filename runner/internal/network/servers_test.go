@@ -20,8 +20,7 @@ type userConn struct {
 
 func (c *userConn) UID() (int, bool) { return c.uid, true }
 
-// connectAs returns the answer of a sandbox's handler to a CONNECT of a user to the proxy
-// of a command.
+// connectAs returns a sandbox handler's answer to a user's CONNECT to a command's proxy.
 func connectAs(t *testing.T, h sandbox.EgressHandler, uid, command int, authority string) string {
 	t.Helper()
 	c := &userConn{programConn: programConn{Reader: strings.NewReader("CONNECT " + authority + " HTTP/1.1\r\nHost: " + authority + "\r\n\r\n"), command: command}, uid: uid}
@@ -42,8 +41,7 @@ func allow(t *testing.T, text string, methods ...string) *rule.Policy {
 	return &rule.Policy{Allow: []rule.Rule{r}}
 }
 
-// TestServers checks that a server has its rules alone, that its proxy is its own, and
-// that records name it.
+// TestServers checks that a server has only its own rules and proxy, and that records name it.
 func TestServers(t *testing.T) {
 	for _, reserved := range []bool{false, true} {
 		n, records := newTestNetwork(t, func(o *Options) {
@@ -134,8 +132,8 @@ func TestServers(t *testing.T) {
 	}
 }
 
-// TestServerSecrets checks that each server has its own placeholders, and that there is a
-// plan only where programs in the sandbox have a network.
+// TestServerSecrets checks that each server has its own placeholders, and that there is a plan only if
+// programs in the sandbox have a network.
 func TestServerSecrets(t *testing.T) {
 	to := allow(t, "https://one.invalid/")
 	n, _ := newTestNetwork(t, func(o *Options) {

@@ -11,10 +11,10 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-// fakeModes are directories that an action inside the sandbox would change.
+// fakeModes are the directories that changes inside the sandbox would affect.
 type fakeModes struct {
 	modes map[string]uint32
-	set   []string // what was done, in order
+	set   []string // the changes, in order
 }
 
 func (f *fakeModes) setMode(_ context.Context, dir string, mode uint32, add bool) (uint32, error) {
@@ -32,8 +32,7 @@ func (f *fakeModes) setMode(_ context.Context, dir string, mode uint32, add bool
 	return was, nil
 }
 
-// TestDirectoriesAboveAreOpened: from the top, as far as a rename needs it, and
-// closed again from below.
+// TestDirectoriesAboveAreOpened from the top, as far as a rename needs it, and closed from below.
 func TestDirectoriesAboveAreOpened(t *testing.T) {
 	core, logs := observer.New(zap.WarnLevel)
 	f := &fakeModes{modes: map[string]uint32{".": 0o600, "a": 0o555, "a/b": 0o055}}
@@ -54,7 +53,7 @@ func TestDirectoriesAboveAreOpened(t *testing.T) {
 	}
 }
 
-// TestFailedModesAreNoModes: a mode that is not known is never set again.
+// TestFailedModesAreNoModes: an unknown mode is never set again.
 func TestFailedModesAreNoModes(t *testing.T) {
 	b := newBench(t)
 	q := b.recorded()

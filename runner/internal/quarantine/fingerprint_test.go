@@ -20,7 +20,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// A change is made to a directory of files.
+// A change changes a directory of files.
 type change func(dir string) error
 
 func writes(name, text string) change {
@@ -45,7 +45,7 @@ func links(name, target string) change {
 	}
 }
 
-// names gives a file another name.
+// names adds a hard link.
 func names(old, name string) change {
 	return func(dir string) error { return os.Link(filepath.Join(dir, old), filepath.Join(dir, name)) }
 }
@@ -69,7 +69,7 @@ func pipes(name string) change {
 	return func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, name), 0o600) }
 }
 
-// fingerprintFiles are the files of a test by the repository that it looks at.
+// fingerprintFiles are the files of the tests, by repository.
 var fingerprintFiles = map[string]map[string]string{
 	"r/.git": {
 		"r/.git/config": "", "r/.git/HEAD": "", "r/.git/objects/": "", "r/.git/refs/": "", "r/.git/info/": "", "file": "", "same": "", "dir/x": "",
@@ -88,8 +88,8 @@ var fingerprintFiles = map[string]map[string]string{
 	"h/.hg": {"h/.hg/hgrc": "", "h/.hg/dirstate": "", "h/.hg/store/": ""},
 }
 
-// TestFingerprintsTellRepositoriesApart: what git or hg obeys in a repository, and
-// in those that it names, counts, and what ordinary work writes does not.
+// TestFingerprintsTellRepositoriesApart: what git or hg obeys in a repository, and in ones that it
+// names, counts. What ordinary work writes doesn't.
 func TestFingerprintsTellRepositoriesApart(t *testing.T) {
 	large := strings.Repeat("x", fingerprintBytes+1)
 	for name, tc := range map[string]struct {
@@ -212,7 +212,7 @@ func TestFingerprintsTellRepositoriesApart(t *testing.T) {
 	}
 }
 
-// TestFingerprintsOfWhatIsTooLarge: of what is not looked at whole there is none.
+// TestFingerprintsOfWhatIsTooLarge: something too large has no fingerprint.
 func TestFingerprintsOfWhatIsTooLarge(t *testing.T) {
 	f := &fingerprint{whole: true, lines: make([][32]byte, fingerprintEntries-1)}
 	if f.addLine("x"); f.hashLines() == "" {
@@ -251,8 +251,8 @@ func TestFingerprintsOfWhatIsTooLarge(t *testing.T) {
 	}
 }
 
-// TestFingerprintOfALookThatEnds: wherever its context ends, it returns an error, no
-// fingerprint, or that of everything.
+// TestFingerprintOfALookThatEnds: wherever its context ends, it returns an error, no fingerprint, or the
+// complete one.
 func TestFingerprintOfALookThatEnds(t *testing.T) {
 	_, l := lookAt(t, map[string]string{
 		"r/.git/config": "", "r/.git/hooks/x": "", "r/.git/info/y": "", "s/.git": "gitdir: ../r/.git", "c/.git/commondir": "../../r/.git",
@@ -280,7 +280,7 @@ func TestFingerprintOfALookThatEnds(t *testing.T) {
 	}
 }
 
-// TestFingerprintsOfAnyOrder: the order of the entries of a directory does not count.
+// TestFingerprintsOfAnyOrder: the order of a directory's entries does not count.
 func TestFingerprintsOfAnyOrder(t *testing.T) {
 	one, other := &fingerprint{whole: true}, &fingerprint{whole: true}
 	for i := range 10 {
@@ -292,8 +292,8 @@ func TestFingerprintsOfAnyOrder(t *testing.T) {
 	}
 }
 
-// TestFingerprintsOfWhatCannotBeRead: of a repository with something in it that
-// can't be read there is no fingerprint. What is gone can be left out.
+// TestFingerprintsOfWhatCannotBeRead: a repository with something unreadable has no fingerprint.
+// Missing entries can be left out.
 func TestFingerprintsOfWhatCannotBeRead(t *testing.T) {
 	dir, l := lookAt(t, map[string]string{"r/.git/hooks/": "", "r/.git/gone": "", "file": ""})
 	if err := links("r/.git/link", "../../file")(dir); err != nil {
@@ -325,7 +325,7 @@ func TestFingerprintsOfWhatCannotBeRead(t *testing.T) {
 	if err != nil || !f.whole || len(f.lines) != 0 {
 		t.Errorf("a file that is gone: whole %v, %d lines, %v", f.whole, len(f.lines), err)
 	}
-	// The directory of the entry is closed by now.
+	// The entry's directory is closed by now.
 	if l.addEntry(t.Context(), f, &kept, "r/.git/gone", "gone", "r/.git", false); f.whole {
 		t.Error("whole with an entry that can't be looked at")
 	}
@@ -364,7 +364,7 @@ func TestConfigurationsOfFingerprints(t *testing.T) {
 	}
 }
 
-// TestNamedDirectories reads the files by which one repository names another.
+// TestNamedDirectories reads the files in which one repository names another.
 func TestNamedDirectories(t *testing.T) {
 	_, l := lookAt(t, map[string]string{
 		"a/relative": "gitdir: ../dir", "a/absolute": "gitdir: $DIR/dir", "a/lines": "gitdir: ../dir\r\n\n", "a/bare": "../dir\n",

@@ -31,7 +31,7 @@ type bench struct {
 	dir       string
 	git       sandbox.GitMode
 	submounts []string
-	// applying, if it is set, makes each change by do, or fails.
+	// applying, if set, makes each change with do, or fails.
 	applying func(op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error)
 	// renewed counts the sandboxes without protected mounts.
 	renewed int
@@ -110,7 +110,7 @@ func (b *bench) exists(name string) bool {
 	return err == nil
 }
 
-// renamed returns the old paths of what was renamed.
+// renamed returns the old paths of renamed entries.
 func (q *Quarantine) renamed() []string {
 	return pathsOf(q.moves)
 }
@@ -133,8 +133,7 @@ func (q *Quarantine) failures() map[string]string {
 	return out
 }
 
-// TestQuarantineWithoutAnAnswer: a rename is kept although the turns ended before the sandbox
-// answered.
+// TestQuarantineWithoutAnAnswer: a rename is noted even if the turns ended before the sandbox answered.
 func TestQuarantineWithoutAnAnswer(t *testing.T) {
 	b := newBench(t)
 	q := b.recorded()
@@ -152,8 +151,8 @@ func TestQuarantineWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// TestQuarantineAfterACommand: in a large workspace too, what is new is found after
-// each command. Only in a small one is what changed.
+// TestQuarantineAfterACommand: new repositories are found after each command, changed ones only in a
+// small workspace.
 func TestQuarantineAfterACommand(t *testing.T) {
 	for name, c := range map[string]struct {
 		before  string
@@ -188,8 +187,8 @@ func TestQuarantineAfterACommand(t *testing.T) {
 	}
 }
 
-// TestLooksGoOn: a command waits for its look no longer than it wants to. Looks run one at
-// a time, and one that was asked for begins after that. The last look ends them.
+// TestLooksGoOn: a command doesn't wait longer for its look than it wants. Looks run one at a time, and
+// begin after they were requested. The last look ends them.
 func TestLooksGoOn(t *testing.T) {
 	b := newBench(t)
 	begun, goOn := make(chan struct{}), make(chan struct{})
@@ -246,8 +245,8 @@ func TestLooksGoOn(t *testing.T) {
 	}
 }
 
-// TestAWorkspaceThatGrows: however large a small workspace becomes, the repositories that
-// it had are compared after each command.
+// TestAWorkspaceThatGrows: however large a small workspace becomes, its original repositories are compared
+// after each command.
 func TestAWorkspaceThatGrows(t *testing.T) {
 	b := newBench(t)
 	b.change("mkdir -p sub/.git b/refs b/objects bare/refs bare/objects; : >b/HEAD; : >bare/HEAD")
@@ -297,7 +296,7 @@ func BenchmarkLook(b *testing.B) {
 	}
 }
 
-// TestAPlaceholderThatFills: an empty .git is nothing until it is filled.
+// TestAPlaceholderThatFills: an empty .git doesn't count until it is filled.
 func TestAPlaceholderThatFills(t *testing.T) {
 	for _, entries := range []int{cheapEntries, cheapEntries + 1} {
 		b := newBench(t)
@@ -313,8 +312,7 @@ func TestAPlaceholderThatFills(t *testing.T) {
 	}
 }
 
-// TestWhatIsQuarantined: each rule of what is renamed, what is only reported, and
-// what is left alone.
+// TestWhatIsQuarantined checks each rule about what is renamed, only reported, or ignored.
 func TestWhatIsQuarantined(t *testing.T) {
 	for name, c := range map[string]struct {
 		git            sandbox.GitMode
@@ -358,8 +356,8 @@ func TestWhatIsQuarantined(t *testing.T) {
 	}
 }
 
-// TestARenamedRepositoryIsNoBareOne: under its new name a .git is a directory that
-// git takes for a bare repository.
+// TestARenamedRepositoryIsNoBareOne: under its new name, git could take a .git directory for a bare
+// repository.
 func TestARenamedRepositoryIsNoBareOne(t *testing.T) {
 	b := newBench(t)
 	q := b.recorded()
@@ -374,7 +372,7 @@ func TestARenamedRepositoryIsNoBareOne(t *testing.T) {
 	}
 }
 
-// TestObeyedFilesAreQuarantinedAtTheEnd: ordinary work may change them meanwhile.
+// TestObeyedFilesAreQuarantinedAtTheEnd, since ordinary work may change them before.
 func TestObeyedFilesAreQuarantinedAtTheEnd(t *testing.T) {
 	b := newBench(t)
 	b.change(`mkdir .git hooks; printf '[core]\n\thooksPath = hooks\n' >.git/config; : >hooks/pre-commit`)
@@ -390,7 +388,7 @@ func TestObeyedFilesAreQuarantinedAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestALookThatDoesNotEndIsReported: whatever it did before.
+// TestALookThatDoesNotEndIsReported, whatever it did before.
 func TestALookThatDoesNotEndIsReported(t *testing.T) {
 	b := newBench(t)
 	b.change(`mkdir .git hooks; printf '[core]\n\thooksPath = hooks\n' >.git/config; : >hooks/pre-commit`)
@@ -414,7 +412,7 @@ func TestALookThatDoesNotEndIsReported(t *testing.T) {
 	}
 }
 
-// TestFailedRenamesAreTriedAgain: once more, and then in a sandbox that mounts nothing.
+// TestFailedRenamesAreTriedAgain, and then in a sandbox that mounts nothing.
 func TestFailedRenamesAreTriedAgain(t *testing.T) {
 	for name, sandboxes := range map[string]int{"a passing failure": 0, "a mount": 1} {
 		t.Run(name, func(t *testing.T) {
@@ -444,8 +442,7 @@ func TestFailedRenamesAreTriedAgain(t *testing.T) {
 	}
 }
 
-// TestModesAreChangedWhereTheyForbid: and not where a rename failed otherwise, or
-// where nothing is to be opened.
+// TestModesAreChangedWhereTheyForbid, but not if a rename failed otherwise or nothing can be opened.
 func TestModesAreChangedWhereTheyForbid(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind   workspace.Kind
@@ -473,8 +470,8 @@ func TestModesAreChangedWhereTheyForbid(t *testing.T) {
 	}
 }
 
-// TestUnreadDirectories: a directory that can't be looked into is reported unless
-// it was the same one before, and closed to commands as well.
+// TestUnreadDirectories: an unreadable directory is reported unless it is the same as before, and closed
+// to commands too.
 func TestUnreadDirectories(t *testing.T) {
 	b := newBench(t)
 	b.change("mkdir private; chmod 600 private")
@@ -542,7 +539,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 	}
 }
 
-// TestQuarantinedIsListed: failures come first; what is gone is no failure.
+// TestQuarantinedIsListed: failures come first. What is gone is no failure.
 func TestQuarantinedIsListed(t *testing.T) {
 	b := newBench(t)
 	q := b.opened()
@@ -576,7 +573,7 @@ func TestShowBytes(t *testing.T) {
 	}
 }
 
-// TestMountsOfALook: those in the workspace, however they are named.
+// TestMountsOfALook recognises mounts in the workspace under any name.
 func TestMountsOfALook(t *testing.T) {
 	b := newBench(t)
 	b.submounts = []string{"sub", filepath.Join(b.dir, "x"), "/elsewhere"}
@@ -585,8 +582,7 @@ func TestMountsOfALook(t *testing.T) {
 	}
 }
 
-// TestRepeated: a repository that is made again after it was renamed is told of, and others
-// are not.
+// TestRepeated: a repository that is made again after it was renamed is reported, others are not.
 func TestRepeated(t *testing.T) {
 	b := newBench(t)
 	q := b.recorded()

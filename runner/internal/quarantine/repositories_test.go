@@ -22,8 +22,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// TestConfigurationIsReadAsGitReadsIt: a key or a value that is read in another way
-// than git does is a program that a session could change unnoticed.
+// TestConfigurationIsReadAsGitReadsIt: a key or value that we read differently from git is a program
+// that a session could change unnoticed.
 func TestConfigurationIsReadAsGitReadsIt(t *testing.T) {
 	const config = "; a comment\n# another that does not go on \\\n[core]\n\thooksPath = \"a b\" # c\n\tfsmonitor = x\\\\y \\\"q\\\" ; rest \\\n" +
 		"\tPager = \"less # no ; comment\" -R\r\n\teditor = vi \\\r\n  -n\nsshCommand = ends in\\\\\nAskPass=p\n\tgitproxy = a # b \"\n\n" +
@@ -78,8 +78,8 @@ func TestConfigurationIsReadAsGitReadsIt(t *testing.T) {
 	}
 }
 
-// lookAt makes files in a new directory, which is also the user's home, and returns
-// it and a look at it. A name that ends in / is a directory.
+// lookAt makes files in a new directory, which is also the user's home, and returns it with a scanner.
+// A name that ends in / is a directory.
 func lookAt(t *testing.T, files map[string]string) (string, *scanner) {
 	t.Helper()
 	dir := t.TempDir()
@@ -111,8 +111,8 @@ func lookAt(t *testing.T, files map[string]string) (string, *scanner) {
 	return dir, &scanner{reader: r}
 }
 
-// TestFilesThatConfigurationNames: the files of the workspace that git would obey
-// or run because a repository's configuration names them, and no others.
+// TestFilesThatConfigurationNames finds the workspace's files that git would obey or run because of a
+// configuration, and no others.
 func TestFilesThatConfigurationNames(t *testing.T) {
 	files := map[string]string{
 		"r/.git/config": "[include]\n\tpath = ../../one.inc\n\tpath = ~/home.inc\n\tpath = ~other/x\n\tpath = %(prefix)/x\n\tpath = /etc/x\n\tpath =\n" +
@@ -208,8 +208,7 @@ func TestFilesThatConfigurationNames(t *testing.T) {
 	}
 }
 
-// TestIncludesAreBounded: configuration that includes itself ends, and so does one
-// that names very many files.
+// TestIncludesAreBounded: reading ends for configuration that includes itself or names very many files.
 func TestIncludesAreBounded(t *testing.T) {
 	files := map[string]string{".git/config": "[include]\n\tpath = ../1.inc\n"}
 	for i := range 20 {
@@ -261,8 +260,7 @@ func TestWorktreeOf(t *testing.T) {
 	}
 }
 
-// TestBareRepositories are what git takes for one: HEAD, and objects and refs here
-// or where commondir says.
+// TestBareRepositories: git wants HEAD, and objects and refs here or where commondir says.
 func TestBareRepositories(t *testing.T) {
 	for marks := range uint8(16) {
 		head, objects, refs, common := marks&markHead != 0, marks&markObjects != 0, marks&markRefs != 0, marks&markCommon != 0
@@ -280,8 +278,8 @@ func TestBareRepositories(t *testing.T) {
 	}
 }
 
-// TestWhatALookCovers: below a closed directory, or after a look that did not end,
-// a repository may be the user's own.
+// TestWhatALookCovers: below a closed directory, or after an incomplete look, a repository may be the
+// user's.
 func TestWhatALookCovers(t *testing.T) {
 	open := repositories{whole: true}
 	closed := repositories{whole: true, closed: map[string]closedDirectory{"a/b": {}}}
@@ -292,8 +290,8 @@ func TestWhatALookCovers(t *testing.T) {
 	}
 }
 
-// TestWhatALookKeepsIsBounded: a look that found more than it keeps is not whole,
-// nor is one that can't tell a closed directory from another.
+// TestWhatALookKeepsIsBounded: a look with more than it can keep is incomplete, and so is one that can't
+// identify a closed directory.
 func TestWhatALookKeepsIsBounded(t *testing.T) {
 	empty := func() *repositories {
 		return &repositories{known: map[string]string{}, closed: map[string]closedDirectory{}, whole: true}
@@ -324,7 +322,7 @@ func TestWhatALookKeepsIsBounded(t *testing.T) {
 	}
 }
 
-// endingContext ends when its error is asked for once more than left says.
+// endingContext ends when its error is requested the (left+1)th time.
 type endingContext struct {
 	context.Context
 	cancel context.CancelFunc
@@ -341,8 +339,7 @@ func (c *endingContext) Err() error {
 	return c.Context.Err()
 }
 
-// TestALookThatEnds: wherever its context ends, a look returns what it found or an
-// error.
+// TestALookThatEnds: wherever its context ends, a look returns its result or an error.
 func TestALookThatEnds(t *testing.T) {
 	_, l := lookAt(t, map[string]string{".git/config": "", ".git/hooks/x": "", "r/.git/objects/x": "", "r/.git/config": ""})
 	failed := 0
@@ -367,8 +364,8 @@ func TestALookThatEnds(t *testing.T) {
 	}
 }
 
-// TestWhatOrdinaryWorkWrites: the entries of a repository that may differ after a
-// session; what git or hg obeys is none of them.
+// TestWhatOrdinaryWorkWrites: the entries that may differ after a session include none that git or hg
+// obeys.
 func TestWhatOrdinaryWorkWrites(t *testing.T) {
 	for _, c := range []struct {
 		repository, rest string
@@ -431,7 +428,7 @@ func TestWhatOrdinaryWorkWrites(t *testing.T) {
 	}
 }
 
-// TestProtectedRepositoriesAreNotRead: objects count only where commands can write them.
+// TestProtectedRepositoriesAreNotRead: objects count only if commands can write them.
 func TestProtectedRepositoriesAreNotRead(t *testing.T) {
 	dir, l := lookAt(t, map[string]string{".git/config": "[core]\n\teditor = ./e\n", ".git/HEAD": "", ".git/objects/aa/x": "", "e": ""})
 	watch, err := unix.InotifyInit1(unix.IN_NONBLOCK)

@@ -13,8 +13,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// newTestBind returns the tracker of a workspace with a set-user-ID file, whose state is kept
-// in dir.
+// newTestBind returns the tracker of a workspace with a set-user-ID file, with its state in dir.
 func newTestBind(t *testing.T, dir string) (path string, b *bindTracker) {
 	t.Helper()
 	path = t.TempDir()
@@ -37,8 +36,8 @@ func newTestBind(t *testing.T, dir string) (path string, b *bindTracker) {
 	return path, b
 }
 
-// TestPrivilegesAfterASlowStart: privileged files are found, to be protected, although the
-// time for the states of files is over.
+// TestPrivilegesAfterASlowStart: privileged files are found for protection even if the time for file
+// states is over.
 func TestPrivilegesAfterASlowStart(t *testing.T) {
 	_, b := newTestBind(t, t.TempDir())
 	b.passTime = time.Nanosecond
@@ -48,8 +47,8 @@ func TestPrivilegesAfterASlowStart(t *testing.T) {
 	}
 }
 
-// TestPrivilegesAfterASlowComparison: new privileges are cleared although the time for the
-// comparison is over, and old ones stay.
+// TestPrivilegesAfterASlowComparison: new privileges are cleared, and old ones kept, even if the time for
+// the comparison is over.
 func TestPrivilegesAfterASlowComparison(t *testing.T) {
 	path, b := newTestBind(t, t.TempDir())
 	b.lookAtFiles(t.Context())

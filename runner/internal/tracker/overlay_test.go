@@ -21,8 +21,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// overlayBench is the tracker of an overlay whose walk waits for walk to be closed, or
-// for its end.
+// overlayBench is the tracker of an overlay whose walk waits until walk is closed, or for its own end.
 type overlayBench struct {
 	*overlayTracker
 	original, state string
@@ -111,7 +110,7 @@ func (b *overlayBench) end() (ended chan record.SessionEnded) {
 	return ended
 }
 
-// soon returns how a session ended, before its walk has reached its bound.
+// soon returns how a session ended, if that didn't take until the walk's bound.
 func soon(t *testing.T, ended chan record.SessionEnded) (end record.SessionEnded) {
 	t.Helper()
 	select {
@@ -146,8 +145,8 @@ func (b *overlayBench) baseOf(t *testing.T) string {
 	return string(text)
 }
 
-// TestCommandsDoNotWaitForTheWalk: the end of a session with changes does, and then
-// knows what the user changed before it.
+// TestCommandsDoNotWaitForTheWalk, but the end of a session with changes does, and then knows the user's
+// earlier changes.
 func TestCommandsDoNotWaitForTheWalk(t *testing.T) {
 	b := newOverlayBench(t, sandbox.ModeOverlay)
 	b.start(t)
@@ -165,8 +164,7 @@ func TestCommandsDoNotWaitForTheWalk(t *testing.T) {
 	}
 }
 
-// TestUnchangedSessionEndsTheWalk: what it would record is not needed. That of a short
-// session does not even begin.
+// TestUnchangedSessionEndsTheWalk, whose result is not needed. In a short session it doesn't even begin.
 func TestUnchangedSessionEndsTheWalk(t *testing.T) {
 	b := newOverlayBench(t, sandbox.ModeOverlay)
 	b.start(t)
@@ -195,7 +193,7 @@ func TestUnchangedSessionEndsTheWalk(t *testing.T) {
 	}
 }
 
-// TestFailedWalk: the time alone stays.
+// TestFailedWalk: only the time stays.
 func TestFailedWalk(t *testing.T) {
 	b := newOverlayBench(t, sandbox.ModeOverlay)
 	b.onWalk = func(context.Context) {
@@ -222,7 +220,7 @@ func TestForcedEndDoesNotWait(t *testing.T) {
 	requireConflict(t, soon(t, b.end()))
 }
 
-// TestCopyWaitsForTheWalk: what is sent must not be older than what is recorded.
+// TestCopyWaitsForTheWalk: files must not be sent older than recorded.
 func TestCopyWaitsForTheWalk(t *testing.T) {
 	b := newOverlayBench(t, sandbox.ModeCopy)
 	b.start(t)
@@ -254,8 +252,8 @@ func TestForkWaitsForTheWalk(t *testing.T) {
 	requireConflict(t, end)
 }
 
-// TestKilledBeforeTheRecord: a session that was killed during the walk keeps its changes,
-// and what the user changed since its beginning conflicts.
+// TestKilledBeforeTheRecord: a session that was killed during the walk keeps its changes, and all later
+// changes by the user conflict.
 func TestKilledBeforeTheRecord(t *testing.T) {
 	b := newOverlayBench(t, sandbox.ModeOverlay)
 	b.start(t)

@@ -33,7 +33,6 @@ func newPrivilegeCheck(t *testing.T) (path string, c *privilegeCheck) {
 	return path, &privilegeCheck{reader: reader, files: files, log: zap.NewNop()}
 }
 
-// makeFile makes a file with a mode.
 func makeFile(t *testing.T, dir, name string, mode uint32) {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -45,7 +44,6 @@ func makeFile(t *testing.T, dir, name string, mode uint32) {
 	}
 }
 
-// modeOf returns the mode of a file.
 func modeOf(t *testing.T, path string) uint32 {
 	t.Helper()
 	var st unix.Stat_t
@@ -55,8 +53,7 @@ func modeOf(t *testing.T, path string) uint32 {
 	return st.Mode & 0o7777
 }
 
-// TestPrivilegesOfUnknownFilesStay: where the look at the start failed, a file
-// may be the user's own.
+// TestPrivilegesOfUnknownFilesStay: if the scan at the start failed, a file may be the user's.
 func TestPrivilegesOfUnknownFilesStay(t *testing.T) {
 	dir, c := newPrivilegeCheck(t)
 	makeFile(t, dir, "mine", 0o4755)
@@ -75,8 +72,8 @@ func TestPrivilegesOfUnknownFilesStay(t *testing.T) {
 	}
 }
 
-// TestAReplacedFileIsNotCleared: content is only taken from the file that was found,
-// and what is in its place is left and named.
+// TestAReplacedFileIsNotCleared: content is only read from the file that was found. A replacement is
+// left, and named.
 func TestAReplacedFileIsNotCleared(t *testing.T) {
 	dir, c := newPrivilegeCheck(t)
 	makeFile(t, dir, "mine", 0o4755)
@@ -100,7 +97,7 @@ func TestAReplacedFileIsNotCleared(t *testing.T) {
 	}
 }
 
-// TestPrivilegesThatCannotBeRead: the look is not taken for a whole one.
+// TestPrivilegesThatCannotBeRead make the scan incomplete.
 func TestPrivilegesThatCannotBeRead(t *testing.T) {
 	dir, c := newPrivilegeCheck(t)
 	if err := os.Mkdir(filepath.Join(dir, "dir"), 0o755); err != nil {

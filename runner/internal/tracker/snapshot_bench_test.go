@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// BenchmarkSnapshot scans workspaces of some sizes.
+// BenchmarkSnapshot scans workspaces of several sizes.
 func BenchmarkSnapshot(b *testing.B) {
 	for _, files := range []int{100, 1000, 100_000} {
 		b.Run(fmt.Sprint(files), func(b *testing.B) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestWaitRecorded: a caller waits for the end of the recording, or of its context.
+// TestWaitRecorded: a caller waits for the end of the recording or of its context.
 func TestWaitRecorded(t *testing.T) {
 	user, failed := errors.New("user"), errors.New("not recorded")
 	ctx, cancel := context.WithCancelCause(t.Context())
