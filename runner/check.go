@@ -59,7 +59,6 @@ const maxVerifyOutput = 16 << 10
 // reasonVerify is why background commands end before a verification.
 const reasonVerify = "the result is verified"
 
-// finishTask makes the checks of [CheckOptions] once the first turn has ended.
 func (s *Session) finishTask(ctx context.Context) {
 	if s.turns.last.Reason != loop.StopAnswered || !s.checkAnswer() || s.opts.Verify.Command == "" {
 		return
@@ -153,7 +152,6 @@ func (s *Session) Verify(ctx context.Context, o VerifyOptions) (v record.Verific
 	return v, files, errors.Join(err, sessiondir.DiscardChanges(r.Dir, ""))
 }
 
-// openVerifier opens the session of a verification.
 func (s *Session) openVerifier(ctx context.Context) (*Session, error) {
 	forks, err := s.openForks(ctx, 1, reasonVerify, func(_ int, o *Options) {
 		o.Task = "verify: " + o.Task

@@ -35,7 +35,6 @@ func (t toolset) hasServers() bool {
 	})
 }
 
-// wireName returns a tool's name in the form for the session's models.
 func (o Options) wireName(name tools.Name) tools.LLMName {
 	limit := 0
 	for _, p := range o.Profiles {

@@ -75,7 +75,6 @@ func (o Options) asksHosts() bool {
 	return o.Egress.Ask && mode != policy.ModeDeny
 }
 
-// newNetwork returns the network of the session's commands, or nil.
 func (s *Session) newNetwork() (*network.Network, error) {
 	e := s.opts.Egress
 	servers, err := networkServers(s.opts, s.servers)

@@ -105,7 +105,6 @@ func (j *eventRecorder) writeLocked(p record.Payload) (due bool, _ error) {
 	return false, nil
 }
 
-// recordDenied records a connection that the egress policy refused to a call.
 func (j *eventRecorder) recordDenied(p record.NetworkDenied) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -124,7 +123,6 @@ func (j *eventRecorder) recordNetwork(call string, p record.Payload, sync bool) 
 	})
 }
 
-// recordBackground records the end of a background command, below its call.
 func (j *eventRecorder) recordBackground(p record.BackgroundEnded) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -379,7 +377,6 @@ func (j *eventRecorder) recordFailed(e record.ToolFailed) error {
 	return j.putCall(e.CallID, record.ActorTool, e)
 }
 
-// maxRecordedDiff bounds the diff in a record.
 const maxRecordedDiff = 64 << 10
 
 func newConfirmationRequested(c approval.Confirmation) record.ConfirmationRequested {

@@ -152,7 +152,6 @@ func startHint(err error) string {
 	return cmp.Or(ProgramHint(err), "Check the engine or runtime, or choose another backend or image.")
 }
 
-// mountHint is the hint for a [sandbox.MountError].
 const mountHint = "Change the mount or the workspace's path in the container, or use another image."
 
 // ProgramHint returns what to do about a [programs.NoExecError] or [programs.UnpackError],
@@ -183,7 +182,6 @@ func modelHint(f Fault) string {
 	return "Check the address, the network and the model's name."
 }
 
-// detail returns a sentence that names the log, or "".
 func (f Fault) detail() string {
 	switch {
 	case f.LogFile == "":
@@ -194,7 +192,6 @@ func (f Fault) detail() string {
 	return " The detail is in " + f.LogFile + " under " + f.ErrorID + "."
 }
 
-// whereChangesAre says where the changes are of a session that failed.
 func (f Fault) whereChangesAre() string {
 	if f.Overlay {
 		return "The workspace is unchanged; the changes are kept."

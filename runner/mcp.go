@@ -234,8 +234,6 @@ func originPolicy(o Options, rawURL string) (*rule.Policy, error) {
 	return p, nil
 }
 
-// newMCPServers returns the session's servers and starts none. It needs the session's
-// dispatcher.
 func newMCPServers(s *Session) (*mcpServers, error) {
 	m := &mcpServers{s: s, servers: map[string]*mcpServer{}, started: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
@@ -257,7 +255,6 @@ func newMCPServers(s *Session) (*mcpServers, error) {
 	return m, nil
 }
 
-// mayCall reports whether a policy allows calls to any tool of the server.
 func (s MCPServer) mayCall(p policy.Policy, workspace string) bool {
 	class, runs := tools.ClassExecute, tools.PlaceSandbox
 	if !s.InSandbox() {
@@ -356,7 +353,6 @@ func (s *Session) StartServers(ctx context.Context) ([]mcp.Tool, error) {
 	}
 }
 
-// waitTool starts the servers and waits for the tool's server, if it has one.
 func (m *mcpServers) waitTool(ctx context.Context, name tools.Name) {
 	if len(m.servers) == 0 {
 		return

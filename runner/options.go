@@ -128,7 +128,6 @@ func (o SandboxOptions) isOverlay() bool { return o.Mode.KeepsChanges() }
 
 func (o SandboxOptions) mountPoint() string { return sandbox.Workspace{Target: o.Target}.MountPoint() }
 
-// workspaceMode returns the workspace mode as records name it.
 func (o SandboxOptions) workspaceMode() string {
 	return string(cmp.Or(o.Mode, sandbox.ModeBind))
 }
@@ -179,7 +178,6 @@ type InstructionText struct {
 	Text   string
 }
 
-// modelInfo returns the identity of the first model, or the zero value.
 func (o ModelOptions) modelInfo() loop.ModelInfo {
 	if len(o.Profiles) == 0 {
 		return loop.ModelInfo{}
@@ -292,7 +290,6 @@ type Hooks struct {
 	syncTrace  func(f *os.File) error
 }
 
-// joinMirrors joins Observe and Mirror.
 func (h Hooks) joinMirrors() func(r record.Record, line []byte) {
 	switch {
 	case h.Observe == nil:

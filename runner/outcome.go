@@ -117,7 +117,6 @@ type problemDescriber struct {
 	failure record.ModelCallFailed
 }
 
-// describeProblem returns what went wrong and what to do, or nil.
 func (d problemDescriber) describeProblem(r Report) *record.Problem {
 	f, ok := d.findFault(r)
 	if !ok {
@@ -153,7 +152,6 @@ func (d problemDescriber) findFault(r Report) (Fault, bool) {
 	return f, f.Kind != ""
 }
 
-// approvalFault returns why calls didn't get the approval that they needed.
 func approvalFault(r Report, canAsk bool) FaultKind {
 	unasked := slices.ContainsFunc(r.Denials, func(d record.Denial) bool { return d.Reason == "no_approver" })
 	switch {
@@ -214,7 +212,6 @@ func unapprovedCalls(r Report) string {
 	return calls + " needed an approval and got none"
 }
 
-// modelName returns the model's name and address.
 func (d problemDescriber) modelName() string {
 	info := cmp.Or(d.failure.Model, d.opts.modelInfo()) // the fallback may have failed last
 	name := info.String()
@@ -224,7 +221,6 @@ func (d problemDescriber) modelName() string {
 	return name
 }
 
-// modelFailure returns the provider's answer, or the error of the request.
 func (d problemDescriber) modelFailure(r Report) string {
 	return cmp.Or(d.failure.Message, errText(r.Err))
 }

@@ -54,7 +54,6 @@ func (m *patchMarker) markPatch(paths []string) (unmark func(), err error) {
 	}, nil
 }
 
-// writeMark rewrites the mark, or removes it if no patch is running.
 func (m *patchMarker) writeMark() error {
 	path := filepath.Join(m.dir, sessiondir.PatchMarkFile)
 	paths := m.listPaths()

@@ -213,7 +213,6 @@ func (c *promptContext) openingMessages(message string, first bool) []loop.Messa
 	return messages
 }
 
-// loadNotes adds what earlier sessions noted about the workspace.
 func (c *promptContext) loadNotes(store *memory.Store, log *zap.Logger) {
 	notes, err := store.Read()
 	if err != nil {

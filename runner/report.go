@@ -67,7 +67,6 @@ func (w reportWriter) writeReport(r Report) error {
 	return nil
 }
 
-// shortenLists bounds the lists of the last record.
 func shortenLists(e record.SessionEnded) record.SessionEnded {
 	if over := len(e.Changed) - record.MaxListed; over > 0 {
 		e.Changed, e.ChangedOmitted = e.Changed[:record.MaxListed], e.ChangedOmitted+over

@@ -79,7 +79,6 @@ func (p *resumption) isOpened() bool {
 	return p != nil && len(p.Messages) > 0 && !(p.Unfinished() && p.Last.Start == 0 && !p.Last.Asked)
 }
 
-// lastHandle returns the number of the last background command's handle.
 func (p *resumption) lastHandle() int {
 	if p == nil {
 		return 0
@@ -87,7 +86,6 @@ func (p *resumption) lastHandle() int {
 	return p.Handles
 }
 
-// hasChanges reports whether the session kept changes of an earlier process.
 func (p *resumption) hasChanges() bool { return p != nil && p.changes == overlay.Kept }
 
 // reopenOverlay returns the tracker of the session's kept changes.
@@ -121,7 +119,6 @@ func (p *resumption) lastMessage() string {
 	return p.Created.Task
 }
 
-// checkContinued returns why the last turn can't be continued, or "".
 func (p *resumption) checkContinued() ResumeReason {
 	switch {
 	case p.Last != nil && (p.Last.Direct || p.Last.Ended && p.Last.Reason == loop.StopAnswered), p.Last == nil && p.lastMessage() == "":
@@ -226,15 +223,12 @@ func (p *resumption) mustTell(o Options) bool {
 	return p.Ran && (len(p.Background) > 0 || o.Mode == sandbox.ModeCopy || p.isGone())
 }
 
-// isGone reports whether the session's changes are no longer in its layers.
 func (p *resumption) isGone() bool {
 	return p.changes != "" && p.changes != overlay.Kept && p.changes != overlay.Empty
 }
 
-// resumeNotice begins the notice about a fresh sandbox.
 const resumeNotice = "The session goes on"
 
-// settleNotice begins the notice about applied or discarded changes.
 const settleNotice = "Since the last message "
 
 func isSandboxNotice(m loop.Message) bool {
@@ -356,7 +350,6 @@ func (s *Session) ContinueFor(user User, o TurnOptions) (*Turn, error) {
 	return s.StartFor(user, continueMessage, o)
 }
 
-// continueTurn resumes the unfinished turn, for a user.
 func (s *Session) continueTurn(user User, lower limits.Budget) (*Turn, error) {
 	budget, err := lowerBudget(s.opts, lower)
 	if err != nil {

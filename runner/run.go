@@ -48,7 +48,6 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	return s.Close(), nil // the report has why the turn didn't start
 }
 
-// writeCreated records session.created, and what users should know before anything runs.
 func (s *Session) writeCreated() error {
 	kept := s.prompt
 	s.prompt = loadContext(s.opts, s.original, s.skills, s.past, s.log)

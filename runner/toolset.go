@@ -121,7 +121,6 @@ func (t toolset) verifyTools() ([]tools.Factory, error) {
 	return []tools.Factory{verify.New(o), sh}, err
 }
 
-// fetchTool returns the fetch tool, with the session's budget and breakers.
 func (t toolset) fetchTool() (tools.Factory, error) {
 	dir := ""
 	if t.dir != "" {

@@ -28,7 +28,6 @@ var (
 // StopNoTurn is the reason of a session closed before its first turn.
 const StopNoTurn loop.StopReason = "no_turn"
 
-// errClosed is the cause with which closing a session cancels its turn.
 var errClosed = errors.New("session closed")
 
 // Turn is a running or ended turn, from a user's message to its answer or from a call to its

@@ -50,7 +50,6 @@ type turns struct {
 	unfinished *history.Turn
 }
 
-// restore continues from the turns of earlier processes.
 func (v *turns) restore(p *resumption) {
 	v.begun = v.begun.Add(-p.Active)
 	v.count, v.used, v.history = p.Turns, p.Used, p.Messages

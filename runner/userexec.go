@@ -93,7 +93,6 @@ func (u *userCommands) serveCommands(ctx context.Context, dir string) (stop func
 	return func() { server.Close(errEnding) }
 }
 
-// serveRequest runs the command of a client of the socket.
 func (u *userCommands) serveRequest(ctx context.Context, r execapi.Request, stdin io.Reader, stdout, stderr io.Writer) execapi.Result {
 	result, err := u.runCommand(ctx, UserCommand{
 		Argv: argStrings(r.Argv), Dir: r.Dir, Timeout: time.Duration(r.TimeoutMS) * time.Millisecond, Stdin: stdin, Stdout: stdout, Stderr: stderr,
@@ -202,7 +201,6 @@ type counted struct {
 // maxCountedTail bounds the end of the output that is searched for a missing network.
 const maxCountedTail = 16 << 10
 
-// newCounted returns a counted writer to w; nil discards the output.
 func newCounted(w io.Writer) *counted {
 	if w == nil {
 		w = io.Discard

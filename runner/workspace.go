@@ -164,7 +164,6 @@ func absolutePath(path string) (string, error) {
 // Close closes the directory.
 func (w *Workspace) Close() error { return w.Dir.Close() }
 
-// protectedDir is a directory that commands must not reach.
 type protectedDir struct{ path, what string }
 
 // userDirs returns the directories that commands must not see as a whole.
@@ -176,7 +175,6 @@ func (p Protected) caissonDirs() []protectedDir {
 	return slices.Concat(p.storageDirs(), []protectedDir{{p.Config, "Caisson's configuration"}})
 }
 
-// storageDirs returns the directories that Caisson writes to.
 func (p Protected) storageDirs() []protectedDir {
 	return []protectedDir{{p.State, "Caisson's state directory"}, {p.Cache, "Caisson's cache"}}
 }

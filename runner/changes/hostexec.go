@@ -201,7 +201,6 @@ func (n *hostNames) findRule(p string) string {
 	return ""
 }
 
-// findDir returns what runs or obeys the content of a directory.
 func (n *hostNames) findDir(name string) string {
 	if name == "" || !n.initials[name[0]] {
 		return ""
@@ -231,7 +230,6 @@ func foldName(p string) string {
 	}, p)
 }
 
-// isHostExecuted reports whether a program on the host would run or obey the file at a path.
 func isHostExecuted(p string) bool { return executedNames().findRule(p) != "" }
 
 // hostExecuted lists the changed files that a program on the host would run or obey, and the

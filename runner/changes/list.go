@@ -17,7 +17,6 @@ const (
 	maxReportedPatchText = 8 << 20
 )
 
-// changeList collects a session's changes, within bounds.
 type changeList struct {
 	changed  []record.Changed
 	executed []record.HostExecuted
@@ -75,7 +74,6 @@ func listExecuted(c record.Changed, target string) []record.HostExecuted {
 	return hostExecuted([]record.Changed{c})
 }
 
-// sortLists cuts the lists and sorts them by path.
 func (l *changeList) sortLists() {
 	l.cutExecuted()
 	slices.SortFunc(l.changed, func(a, b record.Changed) int { return strings.Compare(a.Path, b.Path) })

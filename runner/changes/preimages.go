@@ -12,7 +12,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// maxPreimages bounds the total size of the kept files.
 const maxPreimages = 64 << 20
 
 // Preimages keeps files that WRITE tools changed, as they were when the session began, on disk.

@@ -20,10 +20,8 @@ type scratch struct {
 	err    error
 }
 
-// bufferBytes is the size at which the buffer is written.
 const bufferBytes = 256 << 10
 
-// extent is a piece of a scratch file.
 type extent struct {
 	offset int64
 	length int

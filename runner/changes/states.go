@@ -83,7 +83,6 @@ type dirStates struct {
 	number uint32 // from 0
 }
 
-// keptFile is a file whose content is kept, or to be kept.
 type keptFile struct {
 	path string // "" once it is kept
 	mode uint32
@@ -183,7 +182,6 @@ func (f *FileStates) hashStamp(st *workspace.ScanStat) uint64 {
 	return maphash.Comparable(f.seed, stampOf(st))
 }
 
-// piece holds files of a directory that are yet to be written.
 type piece struct {
 	dir   string
 	files []byte // each with the length of its name, its name and the hash of its stamp
@@ -224,7 +222,6 @@ func (f *FileStates) addPiece(p *piece) (err error) {
 	return err
 }
 
-// noteContent notes a file whose content can be kept, within the bounds.
 func (f *FileStates) noteContent(e *workspace.ScanEntry, st *workspace.ScanStat) {
 	if st.Type != workspace.TypeFile || st.Size > keptFileBytes {
 		return
@@ -263,7 +260,6 @@ func (f *FileStates) KeepContents(ctx context.Context, r *workspace.Reader, only
 	return nil
 }
 
-// dirFiles are the remembered files of one directory.
 type dirFiles struct {
 	dirStates
 	path string
@@ -390,7 +386,6 @@ func (f *FileStates) contentBefore(p, change string) (content []byte, absent, kn
 	return content, false, err == nil
 }
 
-// fileChange is a changed file.
 type fileChange struct {
 	path, change string
 	// stat is the file's current state, or nil if it is gone.
@@ -399,7 +394,6 @@ type fileChange struct {
 	target string
 }
 
-// comparison compares the remembered files with the current ones.
 type comparison struct {
 	*FileStates
 	reader *workspace.Reader
@@ -492,7 +486,6 @@ func (c *comparison) leaveDir(dir *workspace.ScanDirectory) {
 	c.seen[d.number] = d.seen
 }
 
-// isRewritten reports whether a file was rewritten with its old content and mode.
 func (c *comparison) isRewritten(ctx context.Context, p string, st *workspace.ScanStat) bool {
 	k, ok := c.content[maphash.String(c.seed, p)]
 	if !ok || st.Type != workspace.TypeFile || st.Mode != k.mode || st.Size != int64(k.at.length) {

@@ -150,7 +150,6 @@ func mayExist(workspace string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// readInventory reads a list, and reports whether it is the workspace's.
 func readInventory(path, workspace string) (list inventory, ok bool) {
 	text, err := os.ReadFile(path)
 	ok = err == nil && json.Unmarshal(text, &list) == nil && list.Workspace == workspace

@@ -151,7 +151,6 @@ func (e *UnchangedError) Error() string { return "session " + e.Info.Session + "
 // Unwrap returns [overlay.ErrGone].
 func (e *UnchangedError) Unwrap() error { return overlay.ErrGone }
 
-// goneError returns why the changes no longer exist.
 func goneError(i overlay.Info, older string) error {
 	if i.State == overlay.Empty || i.State == overlay.Kept { // killed before anything ran
 		return &UnchangedError{i, older}

@@ -126,7 +126,6 @@ func PruneNext(ctx context.Context, o PruneOptions) error {
 	return errors.Join(err, os.Chtimes(path, now, now))
 }
 
-// oldSessions returns the sessions that began longer than o.Keep ago, oldest first.
 func oldSessions(o PruneOptions) ([]string, error) {
 	if o.Keep <= 0 {
 		return nil, fmt.Errorf("prune sessions: a time of %s to keep them is no time", o.Keep)
@@ -163,7 +162,6 @@ func pruneSessions(ctx context.Context, o PruneOptions, names []string) (PruneRe
 	return report, len(names), errors.Join(errs...)
 }
 
-// sessionBegan reads the time in a session's ID.
 func sessionBegan(session string) (time.Time, bool) {
 	id, err := ulid.ParseStrict(strings.TrimPrefix(session, "ses_"))
 	return id.Timestamp(), err == nil
@@ -264,7 +262,6 @@ func prunable(stateDir, dir string) (release func(), err error) {
 	return func() { _ = log.Close() }, nil
 }
 
-// auditResult is the result of shortening a trace.
 type auditResult struct {
 	kept, removed, bytes int64
 	ended                time.Time // time of the last record

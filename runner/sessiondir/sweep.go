@@ -155,7 +155,6 @@ func sweepSession(stateDir, name string) (removed bool, err error) {
 	return removed, settle(stateDir, name)
 }
 
-// inTheMaking reports whether [Create] may be making the directory of a session.
 func inTheMaking(stateDir, name string) bool {
 	session := Path(stateDir, name)
 	for _, made := range []string{SandboxDir, OutputDir} {

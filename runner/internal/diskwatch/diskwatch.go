@@ -121,7 +121,6 @@ func (w *Watch) WatchContext(ctx context.Context, bounds ...*Bound) (watched con
 	}
 }
 
-// checkFloor returns an error if less than floor is left.
 func (w *Watch) checkFloor(floor Room) error {
 	now := w.room()
 	switch {

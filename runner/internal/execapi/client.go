@@ -91,7 +91,6 @@ func receiveResult(conn io.Reader, s Streams, credit *wire.Credit) (Result, erro
 	}
 }
 
-// sendStdin sends standard input as credit allows.
 func sendStdin(frames *wire.Writer, stdin io.Reader, credit *wire.Credit) {
 	buf := make([]byte, wire.MaxData)
 	to := output{frames: frames, channel: channelStdin}

@@ -90,7 +90,6 @@ func (e *DamageError) Error() string {
 
 func (e *DamageError) Unwrap() error { return e.Err }
 
-// maxParents bounds a chain of forks.
 const maxParents = 100
 
 // Read reads the session in dir. It returns a [DamageError] if its records were changed.

@@ -24,7 +24,6 @@ func (r *reader) beginTurn(rec record.Record, p record.TurnStarted) {
 	r.turnBegan, r.used, r.answered = r.active+max(rec.Time.Sub(r.begun), 0), limits.Meter{}, ""
 }
 
-// endTurn ends the turn, which used u.
 func (r *reader) endTurn(reason loop.StopReason, u limits.Usage) {
 	t := r.past.Last
 	if t == nil {
@@ -99,7 +98,6 @@ func (r *reader) endModelCall(rec record.Record, p record.ModelCallCompleted) {
 	r.answered = p.Model.String()
 }
 
-// applySummary replaces the oldest messages with a summary.
 func (r *reader) applySummary(rec record.Record, p record.ContextCompacted) error {
 	r.countSummary()
 	next := &p.Summary
@@ -122,7 +120,6 @@ func (r *reader) countSummary() {
 	r.summarized = ""
 }
 
-// callRecord has the fields that are needed from records of calls.
 type callRecord struct {
 	CallID   string           `json:"tool_use_id"`
 	Name     tools.Name       `json:"tool_name"`

@@ -126,7 +126,6 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	return j.handle, nil
 }
 
-// addCommand registers a command and opens its log.
 func (b *backgrounds) addCommand(call string, cancel context.CancelCauseFunc) (*background, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -152,7 +151,6 @@ func (b *backgrounds) addCommand(call string, cancel context.CancelCauseFunc) (*
 	return j, nil
 }
 
-// dropCommand forgets a command that did not start.
 func (b *backgrounds) dropCommand(j *background) {
 	j.log.closeFile()
 	b.mu.Lock()

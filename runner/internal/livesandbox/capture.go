@@ -40,7 +40,6 @@ type spiller struct {
 	kept  map[string]keptOutput
 }
 
-// keptOutput is one spilled stream.
 type keptOutput struct {
 	path            string
 	size, total     int64
@@ -84,7 +83,6 @@ func (s *spiller) reserveBytes(n int) bool {
 	return true
 }
 
-// addOutput registers a file and returns its handle.
 func (s *spiller) addOutput(name string, k keptOutput) string {
 	handle := filepath.Base(name)
 	k.path = s.filePath(name)

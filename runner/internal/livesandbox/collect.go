@@ -122,7 +122,6 @@ func (c *collector) startCheckpoint(changing bool) {
 	}
 }
 
-// makeCheckpoints collects changes until startCheckpoint was not called meanwhile.
 func (c *collector) makeCheckpoints() {
 	for {
 		c.collectOrWarn()
@@ -165,7 +164,6 @@ func (c *collector) collectOrWarn() {
 	}
 }
 
-// describeWorkspace describes the workspace of a fresh sandbox.
 func (c *collector) describeWorkspace() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -260,7 +260,6 @@ func blameDisk(watched context.Context, exit *sandbox.Exit) bool {
 	return true
 }
 
-// diskFull returns an error if a command was ended because it filled the disk.
 func diskFull(watched context.Context) error {
 	full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched))
 	if !ok || full.Kind != limits.KindDisk {

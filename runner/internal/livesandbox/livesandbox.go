@@ -285,7 +285,6 @@ func (c *Sandbox) finishStart(g *generation, err error) {
 	}
 }
 
-// recordStarted records a generation's attestation.
 func (c *Sandbox) recordStarted(g *generation, took time.Duration) error {
 	att := g.sandbox.Attestation()
 	if !g.unguarded {

@@ -12,7 +12,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// maxServiceText bounds a service's output in a notice.
 const maxServiceText = 1000
 
 // serviceBounds is what the executor adds to the life of services.

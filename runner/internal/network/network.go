@@ -239,7 +239,6 @@ func (n *Network) takeRefused(c *command, ended bool) ([]shell.Refused, []string
 	return out, n.allowed
 }
 
-// hostOf returns host:port, or the host alone for port 0.
 func hostOf(host string, port uint16) string {
 	host = cmp.Or(host, "unknown host")
 	if port == 0 {

@@ -22,7 +22,6 @@ const maxRequests = 100_000
 // compressed, no budget bounds their total.
 const maxURLBytes = 1024
 
-// clipText returns at most the first n bytes of a text.
 func clipText(s string, n int) string {
 	if len(s) > n {
 		return strings.ToValidUTF8(s[:n], "") + "…"

@@ -56,7 +56,6 @@ func (n *Network) addServers() error {
 	return nil
 }
 
-// report connects the callbacks of o to the network.
 func (m *member) report(o *egress.Options) {
 	o.Opened = func(x egress.Opened) error { return m.n.recordOpened(m.Name, x) }
 	o.Closed = func(x egress.Closed) { m.n.recordClosed(m.Name, x) }
@@ -105,7 +104,6 @@ func (n *Network) policies() []*rule.Policy {
 	return list
 }
 
-// newHandler returns the handler for a sandbox's connections.
 func (n *Network) newHandler(a sandbox.Attestation) (sandbox.EgressHandler, error) {
 	servers := map[int]*egress.Server{}
 	for _, m := range n.servers {
@@ -129,7 +127,6 @@ func (n *Network) newHandler(a sandbox.Attestation) (sandbox.EgressHandler, erro
 	return &egress.Identities{Base: sandbox.IdentityBase(uid, gid), Servers: servers, Owner: n.ownerOf}, nil
 }
 
-// ownerOf returns the identity of a server's running command.
 func (n *Network) ownerOf(number int) (int, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -30,7 +30,6 @@ const authorityTime = 30 * 24 * time.Hour
 // run and clocks that are behind.
 const endingTime = time.Hour
 
-// authorityEnd returns when the session's authority expires.
 func (o *Options) authorityEnd(now time.Time) time.Time {
 	end := now.Add(authorityTime)
 	if !o.End.IsZero() && o.End.Add(endingTime).Before(end) {
@@ -42,7 +41,6 @@ func (o *Options) authorityEnd(now time.Time) time.Time {
 // cacheDir is a session's own cache, below its directory. It is removed at the end.
 const cacheDir = "egress-cache"
 
-// setup holds the parts of a session's network besides its policy.
 type setup struct {
 	preset    *preset.Preset
 	secrets   *secret.Set // of the agent's commands
@@ -150,7 +148,6 @@ func readLock(f *os.File) (*cache.Lock, error) {
 	return cache.ReadLock(io.LimitReader(f, maxLockBytes))
 }
 
-// closeCache writes the lock, and removes the session's own cache.
 func (n *Network) closeCache() error {
 	var errs []error
 	if n.setup.lock != nil {

@@ -44,7 +44,6 @@ var gitCommands = sync.OnceValue(func() *regexp.Regexp {
 		`uploadpack\.packobjectshook|remote\..*\.(uploadpack|receivepack)|trailer\..*\.(command|cmd)|submodule\..*\.update)$`)
 })
 
-// gitHooks are the names of hooks (githooks(5)).
 var gitHooks = strings.Fields("applypatch-msg pre-applypatch post-applypatch pre-commit pre-merge-commit prepare-commit-msg commit-msg post-commit " +
 	"pre-rebase post-checkout post-merge pre-push pre-receive update proc-receive post-receive post-update reference-transaction push-to-checkout " +
 	"pre-auto-gc post-rewrite sendemail-validate fsmonitor-watchman post-index-change")
@@ -233,7 +232,6 @@ func configValues(text string) func(yield func(key, value string) bool) {
 	}
 }
 
-// cutSection splits the text after a section's opening bracket.
 func cutSection(text string) (section, rest string) {
 	quoted := false
 	for i := 0; i < len(text); i++ {

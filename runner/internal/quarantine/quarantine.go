@@ -276,7 +276,6 @@ func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 // isReplaced reports whether the look at the end replaces the one with ctx.
 func isReplaced(ctx context.Context) bool { return errors.Is(context.Cause(ctx), errTurnsOver) }
 
-// checkKnown renames existing repositories that were changed.
 func (q *Quarantine) checkKnown(ctx context.Context, s *scanner, doors *closedDirectories) {
 	for _, p := range q.found.listPaths() {
 		st, err := s.reader.StatEntry(ctx, p)
@@ -286,7 +285,6 @@ func (q *Quarantine) checkKnown(ctx context.Context, s *scanner, doors *closedDi
 	}
 }
 
-// newScanner returns a scanner of the workspace.
 func (q *Quarantine) newScanner() *scanner {
 	s := &scanner{reader: q.opts.Reader, protected: q.isProtected}
 	for _, name := range q.opts.Submounts { // absolute, or relative to the workspace

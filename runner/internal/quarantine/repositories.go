@@ -120,7 +120,6 @@ func (s *scanner) isBare(ctx context.Context, dir string) bool {
 	return isBare(marks)
 }
 
-// repositoryKind is the kind of repository that an entry's name suggests.
 type repositoryKind int
 
 const (
@@ -220,7 +219,6 @@ func findRepositories(ctx context.Context, s *scanner, git sandbox.GitMode, seen
 	return r, nil
 }
 
-// addRepository adds a repository that is yet to be read.
 func (r *repositories) addRepository(p string) {
 	if len(r.known) >= maxRepositories {
 		r.whole = false

@@ -20,7 +20,6 @@ import (
 // value draws characters of keys and passwords, and ones that are hard in JSON, HTML and patterns.
 var value = rapid.StringOfN(rapid.RuneFrom([]rune("abcXYZ0189-_./+=\"\\<>&'% ü\u2028\t")), 8, 40, -1)
 
-// filler draws the text around a secret.
 var filler = rapid.SampledFrom([]string{"", " ", "x", "\n", "some words ", "-", "sk-", "[redacted:", `\`, `"`, "é", "\x1b[0m", strings.Repeat("padding ", 700), strings.Repeat("k", 5000)})
 
 // DrawValues draws one to three secrets, none of which is part of a filler.

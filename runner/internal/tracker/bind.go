@@ -113,7 +113,6 @@ func (b *bindTracker) recordFiles(ctx context.Context) {
 	}
 }
 
-// lookAtFiles looks at all files in one pass.
 func (b *bindTracker) lookAtFiles(ctx context.Context) {
 	look, err := b.privileges.newLook(true)
 	pass, cancel := context.WithTimeoutCause(ctx, b.passTime, errScanSlow)

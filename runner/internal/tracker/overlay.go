@@ -276,7 +276,6 @@ func (o *overlayTracker) AddChanges(end *record.SessionEnded, apply bool) (patch
 	return r.patch, r.refused
 }
 
-// addDifferences adds the upper layer's changes and the diff.
 func (o *overlayTracker) addDifferences(r *sessionChanges) {
 	o.waitStarted()
 	// Nothing can have run, or nothing was changed. What is left may still write.

@@ -76,7 +76,6 @@ func (l *privilegeLook) visit(e *workspace.ScanEntry) {
 	}
 }
 
-// skip notes an unreadable directory.
 func (l *privilegeLook) skip(dir string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,7 +84,6 @@ func (l *privilegeLook) skip(dir string) {
 	}
 }
 
-// addFile adds the file or directory at path if it has privileges.
 func (l *privilegeLook) addFile(path string) error {
 	if l.check.files == nil {
 		return nil
@@ -183,7 +181,6 @@ func (c *privilegeCheck) clearNew(found privileged) []record.Cleared {
 	return out
 }
 
-// unreadDirectories bounds the unread directories that a snapshot lists.
 const unreadDirectories = 20
 
 // snapshot tells how much of the workspace a scan met. The zero value knows nothing.
