@@ -23,8 +23,8 @@ func (b *refusing) Check(context.Context) (sandbox.Info, error) {
 
 func (b *refusing) Create(context.Context, sandbox.Spec) (sandbox.Sandbox, error) { return nil, b.err }
 
-// TestAutoFallsBack: auto takes another backend for a sandbox that docker can't
-// hold, and reports it; a backend that was named is never replaced.
+// TestAutoFallsBack: auto uses another backend for a sandbox that docker can't provide,
+// and reports it. A named backend is never replaced.
 func TestAutoFallsBack(t *testing.T) {
 	for name, tt := range map[string]struct {
 		backend   string
@@ -62,8 +62,8 @@ func TestAutoFallsBack(t *testing.T) {
 	}
 }
 
-// TestSweepWithoutEngine: an engine that was looked for and is absent leaves nothing to
-// sweep, unless a session of the state directory has noted something there.
+// TestSweepWithoutEngine: an absent engine leaves nothing to sweep, unless a session of
+// the state directory has noted something there.
 func TestSweepWithoutEngine(t *testing.T) {
 	state := t.TempDir()
 	h, err := NewHost(HostOptions{StateDir: state, Environ: []string{"HOME=" + t.TempDir()}, Backends: []string{"docker"}, Guest: "/bin/sh", DockerHost: "unix:///nonexistent"})

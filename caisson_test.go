@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// options returns options with a backend that runs here, or skips the test.
+// options returns options with an available backend, or skips the test.
 func options(t *testing.T) caisson.SandboxOptions {
 	t.Helper()
 	if testing.Short() {
@@ -121,8 +121,8 @@ func TestNewSandbox(t *testing.T) {
 	}
 }
 
-// TestCopyBounds tests that a workspace beyond the bounds of a copy is refused, and that
-// programs can set them.
+// TestCopyBounds checks that too large a workspace is refused in copy mode, and that
+// programs can set the bounds.
 func TestCopyBounds(t *testing.T) {
 	o := caisson.Options{SandboxOptions: options(t)}
 	o.Backend, o.Mode = "docker", sandbox.ModeCopy
@@ -184,7 +184,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestRunRefusesWhatAsks: nobody can be asked, so that a policy that asks refuses.
+// TestRunRefusesWhatAsks: nobody can be asked, so a policy that asks refuses.
 func TestRunRefusesWhatAsks(t *testing.T) {
 	o := options(t)
 	policy, err := policy.Preset("default")

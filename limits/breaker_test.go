@@ -13,7 +13,6 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// clock is a clock that only the test advances.
 type clock struct{ current time.Time }
 
 func (c *clock) now() time.Time { return c.current }
@@ -33,7 +32,6 @@ func newTestBreakers(t testing.TB, c *clock) *limits.Breakers {
 	return b
 }
 
-// tryOperation runs one operation on a key.
 func tryOperation(b *limits.Breakers, key string, o limits.Outcome) error {
 	done, err := b.Begin(key)
 	if err == nil {
@@ -141,7 +139,6 @@ func TestBreakerOptions(t *testing.T) {
 	}
 }
 
-// requireTripped fails the test unless an operation on key is refused for retry.
 func requireTripped(t *testing.T, b *limits.Breakers, key string, retry time.Duration) *limits.TrippedError {
 	t.Helper()
 	_, err := b.Begin(key)

@@ -126,8 +126,7 @@ func TestEgressRejectsInvalidCounts(t *testing.T) {
 	}
 }
 
-// TestEgressUpload checks that bytes that are sent have a bound of their own, and
-// count towards the other too.
+// TestEgressUpload checks that sent bytes have a separate bound and count towards both.
 func TestEgressUpload(t *testing.T) {
 	e, err := limits.NewEgress(limits.EgressBudget{Bytes: 10, Upload: 4, Hosts: 1})
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 
 func TestHead(t *testing.T) {
 	h := Head{Size: 5}
-	// A Head must not offer io.Copy another way than Write.
+	// io.Copy must use Write, as for any writer.
 	if n, err := io.Copy(&h, struct{ io.Reader }{strings.NewReader("0123456789")}); n != 10 || err != nil || h.String() != "01234" {
 		t.Errorf("copied %d, %v; kept %q", n, err, h.String())
 	}

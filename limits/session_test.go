@@ -108,8 +108,8 @@ func TestTurnWallTime(t *testing.T) {
 	}
 }
 
-// TestTurnsNeverExceedSession checks that all turns together never use more than
-// the session's budget, and that no turn has more than its own.
+// TestTurnsNeverExceedSession checks that turns never use more than the session's
+// budget together, nor more than their own.
 func TestTurnsNeverExceedSession(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := newClock()

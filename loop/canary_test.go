@@ -9,7 +9,6 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// wrapperID returns the ID of the first wrapper in messages, or "".
 func wrapperID(messages []Message) string {
 	const open = "<" + boundary.Tag + "-"
 	for _, m := range messages {
@@ -30,9 +29,9 @@ func wrapperID(messages []Message) string {
 	return ""
 }
 
-// TestIDsOfWrappersDoNotLeave repeats the ID of a wrapper in arguments and in an answer
-// that arrives in pieces. It is replaced in what runs, streams and stays, and reported.
-// The control repeats an ID that no wrapper has.
+// TestIDsOfWrappersDoNotLeave repeats a wrapper's ID in arguments and in a streamed
+// answer. It is replaced in calls, stream and history, and reported. The control
+// repeats an ID of no wrapper.
 func TestIDsOfWrappersDoNotLeave(t *testing.T) {
 	for name, tt := range map[string]struct {
 		message string // wrapped, of the user
@@ -105,7 +104,6 @@ func TestIDsOfWrappersDoNotLeave(t *testing.T) {
 	}
 }
 
-// answered reports whether a request has the results of the calls of a shell.
 func answered(req Request) bool {
 	for _, m := range req.Messages {
 		for _, u := range m.toolUses() {
@@ -117,8 +115,8 @@ func answered(req Request) bool {
 	return false
 }
 
-// TestNothingIsHeldBackWithoutWrappers checks that the pieces of an answer are passed on
-// as they arrive where there is no ID to look for.
+// TestNothingIsHeldBackWithoutWrappers checks that pieces are passed on at once if
+// there is no ID to look for.
 func TestNothingIsHeldBackWithoutWrappers(t *testing.T) {
 	pieces := []string{"a", "&", "0", `\`, "%", "f"}
 	model := &scriptModel{respond: func(_ int, _ Request, onDelta func(Delta)) (Response, error) {
@@ -139,8 +137,9 @@ func TestNothingIsHeldBackWithoutWrappers(t *testing.T) {
 	}
 }
 
-// TestCanaryOfTheSystemPrompt repeats the token of the system prompt in arguments and in an
-// answer, in a second turn too, and a token that a result claims to be one, which is kept.
+// TestCanaryOfTheSystemPrompt repeats the system prompt's token in arguments and in an
+// answer, in a second turn too, and a token that a result pretends to be one, which
+// stays.
 func TestCanaryOfTheSystemPrompt(t *testing.T) {
 	const forged = "0123456789abcdef"
 	for _, planted := range []bool{true, false} {

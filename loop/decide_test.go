@@ -21,7 +21,6 @@ func TestNextStep(t *testing.T) {
 	byRounds := &limits.ExceededError{Kind: limits.KindRounds, Limit: 1, Used: 1}
 	closing := &ending{reason: StopLimit, limit: byRounds, truncated: true}
 
-	// got is the summary of a step.
 	type got struct {
 		Action      action
 		Reason      StopReason

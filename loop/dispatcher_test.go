@@ -50,8 +50,8 @@ func (p *probeTool) Execute(ctx context.Context, _ *tools.Call) (tools.Output, e
 	return tools.Output{Content: []tools.Block{{Text: "probed"}}, Success: true}, nil
 }
 
-// TestToolCallConfusion is acceptance case 50 with the real dispatcher: each call
-// of a model, valid or not, has one typed result, and parallelism is bounded.
+// TestToolCallConfusion is acceptance case 50 with the real dispatcher: each call,
+// valid or not, has one typed result, and parallelism is bounded.
 func TestToolCallConfusion(t *testing.T) {
 	policy, err := policy.Preset("ci")
 	if err != nil {

@@ -149,8 +149,7 @@ func TestVisibleModelError(t *testing.T) {
 	}
 }
 
-// TestEmitErrors checks that a turn does nothing more once an event can't be
-// recorded, whichever event it is.
+// TestEmitErrors checks that a turn stops as soon as any event can't be recorded.
 func TestEmitErrors(t *testing.T) {
 	full := errors.New("disk full")
 	for failAt := 1; ; failAt++ {

@@ -14,7 +14,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// scriptModel responds with a function and records the requests.
 type scriptModel struct {
 	respond  func(n int, req Request, onDelta func(Delta)) (Response, error)
 	requests []Request
@@ -31,8 +30,6 @@ func (m *scriptModel) Info() ModelInfo {
 	return ModelInfo{Provider: "fake", Model: "script", Recorded: !m.charged}
 }
 
-// playResponses returns a model that plays responses in order and then repeats the
-// last one.
 func playResponses(responses ...Response) *scriptModel {
 	return &scriptModel{respond: func(n int, _ Request, onDelta func(Delta)) (Response, error) {
 		r := responses[min(n, len(responses))-1]
@@ -43,12 +40,10 @@ func playResponses(responses ...Response) *scriptModel {
 	}}
 }
 
-// textResponse returns an answer of text.
 func textResponse(text string) Response {
 	return Response{Message: NewText(RoleAssistant, boundary.Text(text))}
 }
 
-// callsResponse returns an answer of calls. Each spec is "name arguments".
 func callsResponse(specs ...string) Response {
 	m := Message{Role: RoleAssistant}
 	for i, s := range specs {
@@ -60,14 +55,13 @@ func callsResponse(specs ...string) Response {
 	return Response{Message: m}
 }
 
-// withUsage returns r with the given usage.
 func withUsage(r Response, tokens int64, micro *int64) Response {
 	r.Usage.InputTokens, r.Usage.CostMicroUSD = tokens, micro
 	return r
 }
 
-// fakeDispatcher runs calls with a function. Like a dispatcher, it returns one
-// result per call, in order, and refuses malformed input without running the call.
+// fakeDispatcher runs calls with a function. Like a dispatcher, it returns one result
+// per call, in order, and refuses malformed input.
 type fakeDispatcher struct {
 	names []tools.Name
 	run   func(ctx context.Context, c tools.Call) (string, error)
@@ -106,7 +100,6 @@ func (f *fakeDispatcher) Round(ctx context.Context, all []tools.Call) ([]tools.R
 	return out, f.err
 }
 
-// newCountingIDs returns a function for Options.NewID that counts.
 func newCountingIDs() func(string) string {
 	n := 0
 	return func(prefix string) string {
@@ -115,7 +108,6 @@ func newCountingIDs() func(string) string {
 	}
 }
 
-// newTestOptions returns the options of an ordinary turn.
 func newTestOptions(m Model, d dispatcher) Options {
 	return Options{
 		Profiles: []Profile{{Model: m}}, Dispatcher: d, System: "You are a test.", Messages: []Message{NewText(RoleUser, "Do it.")},
@@ -123,8 +115,7 @@ func newTestOptions(m Model, d dispatcher) Options {
 	}
 }
 
-// runTurn runs a turn and checks what holds for every turn. The options must be
-// valid.
+// runTurn runs a turn with valid options and checks what holds for every turn.
 func runTurn(t *testing.T, ctx context.Context, o Options) (Outcome, []Event) {
 	t.Helper()
 	var events []Event
@@ -146,7 +137,7 @@ func runTurn(t *testing.T, ctx context.Context, o Options) (Outcome, []Event) {
 }
 
 // checkHistory checks that each call has exactly one result, in order after its
-// message, and that no ID is used twice.
+// message, and that IDs are unique.
 func checkHistory(t *testing.T, history []Message) {
 	t.Helper()
 	seen := map[string]bool{}
@@ -181,8 +172,8 @@ func checkHistory(t *testing.T, history []Message) {
 	}
 }
 
-// checkEvents checks that the first and last events are those of the turn, and that
-// each model call that starts also ends.
+// checkEvents checks that the turn's first and last events are right, and that each
+// started model call ends.
 func checkEvents(t *testing.T, out Outcome, events []Event) {
 	t.Helper()
 	if _, ok := events[0].(TurnStarted); !ok {
@@ -212,7 +203,6 @@ func checkEvents(t *testing.T, out Outcome, events []Event) {
 	}
 }
 
-// addedMessages returns the messages that the events report.
 func addedMessages(events []Event) []Message {
 	var out []Message
 	for _, e := range events {

@@ -12,7 +12,6 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// fail returns a failure of a class that is not retried.
 func fail(c ErrorClass) error { return &ModelError{Class: c, Err: errors.New("failed")} }
 
 func TestFallback(t *testing.T) {
@@ -82,8 +81,8 @@ func TestFallback(t *testing.T) {
 	}
 }
 
-// TestRestingProfile checks that a profile that failed is not asked again for five
-// minutes, that no call runs twice, and that each answer costs what its profile costs.
+// TestRestingProfile checks that a failed profile is not asked again for five minutes,
+// that no call runs twice, and that each answer has its profile's price.
 func TestRestingProfile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := &scriptModel{respond: func(n int, _ Request, _ func(Delta)) (Response, error) {
@@ -118,8 +117,8 @@ func TestRestingProfile(t *testing.T) {
 	})
 }
 
-// TestReasoningOfOthers checks that a model gets its own reasoning back, unchanged, and
-// not that of another one.
+// TestReasoningOfOthers checks that a model gets its own reasoning back unchanged, and
+// no other's.
 func TestReasoningOfOthers(t *testing.T) {
 	own := Thinking{Text: "hm", Signature: "c2ln", Redacted: "x", Model: "fake/script"}
 	foreign := Thinking{Text: "ha", Signature: "b3Ro", Model: "other/script"}

@@ -10,8 +10,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// byteSource turns bytes into choices. When they run out, every choice is 0, which
-// is an answer.
+// byteSource turns bytes into choices. After the last byte every choice is 0, an
+// answer.
 type byteSource struct{ data []byte }
 
 func (c *byteSource) next(n int) int {
@@ -23,7 +23,6 @@ func (c *byteSource) next(n int) int {
 	return b % n
 }
 
-// newRandomModel returns a model whose responses depend on c.
 func newRandomModel(c *byteSource) *scriptModel {
 	return &scriptModel{respond: func(_ int, req Request, onDelta func(Delta)) (Response, error) {
 		r := Response{}
@@ -53,9 +52,9 @@ func newRandomModel(c *byteSource) *scriptModel {
 	}}
 }
 
-// FuzzTurn checks turns with random models, tools, limits and failures to record.
-// Each turn ends, every call has one result, no call runs twice, no malformed or
-// truncated call runs, and limits hold.
+// FuzzTurn checks turns with random models, tools, limits and failures to record. Each
+// turn ends, each call has one result and runs at most once, no malformed or truncated
+// call runs, and limits hold.
 func FuzzTurn(f *testing.F) {
 	seeds := [][]byte{
 		{},

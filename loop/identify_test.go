@@ -64,7 +64,7 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// finder is a dispatcher that knows one tool which it does not offer.
+// finder is a dispatcher that knows a tool that it doesn't offer.
 type finder struct{ dispatcher }
 
 func (*finder) Lookup(name string) (tools.Definition, bool) {
@@ -78,8 +78,8 @@ func TestULIDs(t *testing.T) {
 	}
 }
 
-// TestShortenedNamesAreResolved checks that a call with a shortened name is a call
-// of its tool. The control is a provider without a limit.
+// TestShortenedNamesAreResolved checks that a call with a shortened name reaches its
+// tool. The control is a provider without a bound.
 func TestShortenedNamesAreResolved(t *testing.T) {
 	long := tools.Name("srv/" + strings.Repeat("create_page_", 8) + "one")
 	twin := tools.Name("srv/" + strings.Repeat("create_page_", 8) + "two")
@@ -104,7 +104,7 @@ func TestShortenedNamesAreResolved(t *testing.T) {
 			}
 		}
 	}
-	// A tool whose name is the shortened name of another must not get its calls.
+	// A tool named like another's shortened name must not get its calls.
 	wire, err := long.LLMWithin(64)
 	if err != nil {
 		t.Fatal(err)

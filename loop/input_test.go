@@ -43,7 +43,6 @@ func inputCases() map[string]struct{ raw, want, says string } {
 	}
 }
 
-// nestedObject returns a JSON object of the given depth.
 func nestedObject(depth int) string {
 	return strings.Repeat(`{"a":`, depth-1) + "{}" + strings.Repeat("}", depth-1)
 }

@@ -18,9 +18,8 @@ import (
 
 func TestLimits(t *testing.T) {
 	for name, tt := range map[string]struct {
-		budget limits.Budget
-		answer []Response
-		// The expected outcome.
+		budget         limits.Budget
+		answer         []Response
 		kind           limits.Kind
 		answered       string
 		requests, ran  int
@@ -105,8 +104,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestClosingIsNotARound checks that the tokens of the closing completion count and
-// that it is not counted as a round.
+// TestClosingIsNotARound checks that the closing completion's tokens count, but not as
+// a round.
 func TestClosingIsNotARound(t *testing.T) {
 	o := newTestOptions(playResponses(withUsage(callsResponse("shell {}"), 5, nil), withUsage(textResponse("So far."), 7, nil)), &fakeDispatcher{names: []tools.Name{"shell"}})
 	o.Budget.Rounds = new(int64(1))
@@ -171,8 +170,8 @@ func TestWallTime(t *testing.T) {
 	})
 }
 
-// TestClosingFailure checks that a failed closing completion does not change the
-// stop reason.
+// TestClosingFailure checks that a failed closing completion doesn't change the stop
+// reason.
 func TestClosingFailure(t *testing.T) {
 	broken := &ModelError{Class: ModelServer, Err: errors.New("503")}
 	model := &scriptModel{respond: func(n int, _ Request, _ func(Delta)) (Response, error) {
@@ -290,7 +289,7 @@ func TestBudgetWarnings(t *testing.T) {
 	}
 }
 
-// The results of a round may take half of what is left of the window.
+// A round's results may take half of what is left of the window.
 func TestMaxResultBytes(t *testing.T) {
 	for _, tt := range []struct {
 		window, used, output int64

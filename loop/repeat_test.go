@@ -9,8 +9,7 @@ import (
 )
 
 // newRounds returns a history of rounds. A spec is "input=result", with "+" between
-// several calls; "user" for a user's message; or "text" for an answer without
-// calls.
+// calls, "user" for a user message, or "text" for an answer without calls.
 func newRounds(specs ...string) []Message {
 	var out []Message
 	n := 0

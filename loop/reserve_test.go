@@ -14,28 +14,25 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// chargedModel returns a model whose requests need a reservation, and which plays
-// responses.
 func chargedModel(responses ...Response) *scriptModel {
 	m := playResponses(responses...)
 	m.charged = true
 	return m
 }
 
-// usedTokens returns r with counts of the provider.
 func usedTokens(r Response, input, output int64) Response {
 	r.Usage.InputTokens, r.Usage.OutputTokens = input, output
 	return r
 }
 
-// firstBound returns the bound of the input of the first request of newTestOptions.
+// firstBound returns the input bound of newTestOptions' first request.
 func firstBound(d *fakeDispatcher) int64 {
 	var n countedInput
 	return n.estimateInput([]Message{NewText(RoleSystem, "You are a test."), NewText(RoleUser, "Do it.")}, d.Definitions(), "")
 }
 
-// TestRequestsBeginWithinTheirReservation checks when a request is sent, with which
-// bound of the answer, and how the turn ends otherwise.
+// TestRequestsBeginWithinTheirReservation checks when a request is sent, how its answer
+// is bounded, and how the turn ends otherwise.
 func TestRequestsBeginWithinTheirReservation(t *testing.T) {
 	d := &fakeDispatcher{names: []tools.Name{"shell"}}
 	bound := firstBound(d)
@@ -94,8 +91,7 @@ func TestRequestsBeginWithinTheirReservation(t *testing.T) {
 }
 
 // TestUsageReplacesTheReservation checks that the second request is measured by the
-// provider's count of the first one, and that what was used counts, not what was
-// reserved.
+// provider's count of the first, and that the actual use counts, not the reservation.
 func TestUsageReplacesTheReservation(t *testing.T) {
 	d := &fakeDispatcher{names: []tools.Name{"shell"}}
 	bound := firstBound(d)
@@ -119,9 +115,8 @@ func TestUsageReplacesTheReservation(t *testing.T) {
 	}
 }
 
-// TestEstimateIsABound compares the bound with what a tokenizer of single bytes counts,
-// the worst that there can be, over random contents: of a whole request, and of one
-// after a count.
+// TestEstimateIsABound compares the bound with the worst tokenizer, one token per byte,
+// over random contents: for whole requests and after a count.
 func TestEstimateIsABound(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -145,8 +140,8 @@ func TestEstimateIsABound(t *testing.T) {
 	}
 }
 
-// randomMessages returns messages of random text, calls, results and images, and the
-// number of their bytes.
+// randomMessages returns messages of random text, calls, results and images, and their
+// size in bytes.
 func randomMessages(r *rand.Rand) ([]Message, int64) {
 	alphabet := []rune("ab \n\t\"\\{}<\x00\x1bäß漢字🙂\u200b")
 	text := func() string {
@@ -173,7 +168,6 @@ func randomMessages(r *rand.Rand) ([]Message, int64) {
 	return out, textSize(out)
 }
 
-// textSize returns the number of bytes of the text in messages.
 func textSize(messages []Message) int64 {
 	n := 0
 	for _, m := range messages {
@@ -195,7 +189,6 @@ func textSize(messages []Message) int64 {
 	return int64(n)
 }
 
-// fakeLedger records what is reserved and settled.
 type fakeLedger struct {
 	reserve  func(profile string, d limits.Demand) (LedgerEntry, error)
 	settle   error
@@ -219,8 +212,8 @@ func (f *fakeLedger) Reserve(_ context.Context, profile string, d limits.Demand)
 	return e, nil
 }
 
-// TestLedger checks that each request is reserved and settled once, for the profile
-// that it is sent to.
+// TestLedger checks that each request is reserved and settled once, for the right
+// profile.
 func TestLedger(t *testing.T) {
 	failure := &ModelError{Class: ModelServer, Err: errors.New("down")}
 	failing := &scriptModel{charged: true, respond: func(int, Request, func(Delta)) (Response, error) { return Response{}, failure }}
@@ -289,8 +282,8 @@ func TestLedger(t *testing.T) {
 	}
 }
 
-// TestLedgerLowersTheAnswer checks that the request asks for what the ledger reserved,
-// and that an answer which was cut there ends the turn by the ledger's limit.
+// TestLedgerLowersTheAnswer checks that a request asks for what the ledger reserved,
+// and that an answer cut there ends the turn by the ledger's limit.
 func TestLedgerLowersTheAnswer(t *testing.T) {
 	cut := usedTokens(textResponse("Do"), 7, 3)
 	cut.Truncated = true
@@ -316,8 +309,7 @@ func TestLedgerLowersTheAnswer(t *testing.T) {
 	}
 }
 
-// TestCostLimitNeedsAPrice checks that a limit of cost is refused where nothing would
-// hold it.
+// TestCostLimitNeedsAPrice checks that a cost limit without a price is refused.
 func TestCostLimitNeedsAPrice(t *testing.T) {
 	for name, tt := range map[string]struct {
 		profile Profile

@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// modelCalls returns the model calls of the events, one word each: the profile with
-// the attempt, and the class of a failure with the delay of its retry.
+// modelCalls returns the events' model calls, one word each: profile and attempt, and a
+// failure's class with its retry's delay.
 func modelCalls(events []Event) []string {
 	var out []string
 	for _, e := range events {
@@ -52,7 +52,7 @@ func TestRetries(t *testing.T) {
 		failures []error
 		profile  Profile
 		reason   StopReason
-		// least and most bound the time that the turn takes.
+		// least and most bound the turn's duration.
 		least, most time.Duration
 		calls       []string
 	}{
@@ -106,7 +106,7 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// TestNoRetryAfterDelta checks that nothing is repeated once a piece of an answer was
+// TestNoRetryAfterDelta checks that nothing is repeated after a piece of an answer was
 // emitted, whatever the adapter reports.
 func TestNoRetryAfterDelta(t *testing.T) {
 	model := &scriptModel{respond: func(_ int, _ Request, onDelta func(Delta)) (Response, error) {
@@ -119,8 +119,7 @@ func TestNoRetryAfterDelta(t *testing.T) {
 	}
 }
 
-// TestCancelledRetry checks that a cancellation and the limit of time end the delay of
-// a retry.
+// TestCancelledRetry checks that cancellation and the time limit end a retry's delay.
 func TestCancelledRetry(t *testing.T) {
 	busy := &ModelError{Class: ModelRateLimit, Retryable: true, RetryAfter: time.Minute, Err: errors.New("busy")}
 	why := errors.New("interrupted")
@@ -149,8 +148,8 @@ func TestCancelledRetry(t *testing.T) {
 	}
 }
 
-// TestCost checks that the cost of an answer is by the price of its profile, then the
-// provider's own, and otherwise unknown.
+// TestCost checks that an answer's cost comes from its profile's price, or else from
+// the provider, or else is unknown.
 func TestCost(t *testing.T) {
 	price := &limits.Price{Input: 2, CachedInput: 0.5, CacheWrite: 3, Output: 8}
 	used := limits.Usage{InputTokens: 40, CachedInputTokens: 60, CacheWriteTokens: 10, OutputTokens: 10}

@@ -81,8 +81,8 @@ func TestCallsWithoutToolsAreNeverRun(t *testing.T) {
 	}
 }
 
-// TestToolsAreTakenAway checks that a turn whose last tool goes away has one further
-// request without tools, whose text is the answer.
+// TestToolsAreTakenAway checks that if the last tool goes away, one more request
+// without tools gives the answer.
 func TestToolsAreTakenAway(t *testing.T) {
 	d := &fakeDispatcher{names: []tools.Name{"shell"}}
 	d.run = func(context.Context, tools.Call) (string, error) { d.names = nil; return "done", nil }
@@ -110,7 +110,7 @@ func TestFinishReasonIsIgnored(t *testing.T) {
 	}
 }
 
-// TestLongNames checks that names which a server makes up are bounded in events.
+// TestLongNames checks that names from servers are bounded in events.
 func TestLongNames(t *testing.T) {
 	r := textResponse("Done.")
 	r.Model, r.Finish = strings.Repeat("é", 1<<20)+"x", strings.Repeat("stop", 1<<20)
@@ -145,8 +145,8 @@ func TestTruncatedCall(t *testing.T) {
 	}
 }
 
-// TestMisbehavingDispatcher checks that every call has a result even if the
-// dispatcher returns wrong ones.
+// TestMisbehavingDispatcher checks that every call has a result even if the dispatcher
+// returns wrong ones.
 func TestMisbehavingDispatcher(t *testing.T) {
 	d := &brokenDispatcher{fakeDispatcher{names: []tools.Name{"shell"}}}
 	out, _ := runTurn(t, t.Context(), newTestOptions(playResponses(callsResponse("shell {}", "shell {}", "shell {}"), textResponse("Done.")), d))
@@ -203,8 +203,8 @@ func TestHistoryContinues(t *testing.T) {
 	}
 }
 
-// TestAnswerIgnoresEarlierTurns checks that a failed turn does not report the answer
-// of an earlier one.
+// TestAnswerIgnoresEarlierTurns checks that a failed turn doesn't report an earlier
+// answer.
 func TestAnswerIgnoresEarlierTurns(t *testing.T) {
 	first, _ := runTurn(t, t.Context(), newTestOptions(playResponses(textResponse("One.")), nil))
 	o := newTestOptions(&scriptModel{respond: func(int, Request, func(Delta)) (Response, error) { return Response{}, errors.New("down") }}, nil)
@@ -265,8 +265,8 @@ func TestDeltas(t *testing.T) {
 	})
 }
 
-// TestUnrecordedDeltaCancelsCall checks that a failure to record a delta is the
-// cause that cancels the model call.
+// TestUnrecordedDeltaCancelsCall checks that the failure to record a delta is the cause
+// that cancels the model call.
 func TestUnrecordedDeltaCancelsCall(t *testing.T) {
 	full := errors.New("disk full")
 	var model *contextModel
@@ -290,8 +290,8 @@ func TestUnrecordedDeltaCancelsCall(t *testing.T) {
 	}
 }
 
-// TestWallTimeContextIsCancelled checks that the context of the wall time is released
-// when the turn ends.
+// TestWallTimeContextIsCancelled checks that the wall time's context is released at the
+// turn's end.
 func TestWallTimeContextIsCancelled(t *testing.T) {
 	var called context.Context
 	d := &fakeDispatcher{names: []tools.Name{"shell"}, run: func(ctx context.Context, _ tools.Call) (string, error) {
@@ -306,8 +306,8 @@ func TestWallTimeContextIsCancelled(t *testing.T) {
 	}
 }
 
-// TestWarningsFollowUsage checks that a warning follows directly the answer, or the
-// calls, that reached four fifths of a limit.
+// TestWarningsFollowUsage checks that a warning directly follows the answer or calls
+// that reached four fifths of a limit.
 func TestWarningsFollowUsage(t *testing.T) {
 	o := newTestOptions(playResponses(callsResponse("shell {}", "shell {}", "shell {}", "shell {}"), withUsage(textResponse("Done."), 9, nil)), &fakeDispatcher{names: []tools.Name{"shell"}})
 	o.Budget = limits.Budget{ToolCalls: new(int64(5)), Tokens: new(int64(10))}
@@ -345,7 +345,7 @@ func TestSystemPrompt(t *testing.T) {
 	}
 }
 
-// A turn of calls needs no model: it ends with their results, in whose order they came.
+// A turn of calls needs no model. It ends with their results, in order.
 func TestCallsOnly(t *testing.T) {
 	for name, tt := range map[string]struct {
 		budget limits.Budget

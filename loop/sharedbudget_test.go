@@ -12,7 +12,6 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// newSharedBudget returns a budget of tokens in front of a ledger, which may be nil.
 func newSharedBudget(t *testing.T, tokens int64, next Ledger) *SharedBudget {
 	t.Helper()
 	s, err := NewSharedBudget(limits.Budget{Tokens: &tokens}, next)
@@ -22,12 +21,10 @@ func newSharedBudget(t *testing.T, tokens int64, next Ledger) *SharedBudget {
 	return s
 }
 
-// tokenDemand returns the demand of a request that needs at least half of its output.
 func tokenDemand(input, output int64) limits.Demand {
 	return limits.Demand{Input: input, Output: output, MinOutput: output / 2}
 }
 
-// reserveTokens reserves a demand, which must fit.
 func reserveTokens(t *testing.T, s *SharedBudget, d limits.Demand) LedgerEntry {
 	t.Helper()
 	entry, err := s.Reserve(t.Context(), "a", d)
@@ -37,7 +34,6 @@ func reserveTokens(t *testing.T, s *SharedBudget, d limits.Demand) LedgerEntry {
 	return entry
 }
 
-// settleTokens settles a reservation with a use of input and output.
 func settleTokens(t *testing.T, entry LedgerEntry, input, output int64) {
 	t.Helper()
 	if err := entry.Settle(&limits.Usage{InputTokens: input, OutputTokens: output}); err != nil {
@@ -80,8 +76,8 @@ func TestSharedBudgetLowersAndRefuses(t *testing.T) {
 	}
 }
 
-// TestSharedBudgetWaits checks that a request which fits only if another one uses less
-// than it reserved waits for it, and not longer.
+// TestSharedBudgetWaits checks that a request which fits only if another uses less than
+// reserved waits for it, and no longer.
 func TestSharedBudgetWaits(t *testing.T) {
 	for name, tt := range map[string]struct {
 		first   limits.Demand
@@ -179,8 +175,8 @@ func TestSharedBudgetReservesInTheNextLedger(t *testing.T) {
 	}
 }
 
-// TestSharedBudgetHolds uses all that each reservation permits, at the same time: the
-// sum stays within the budget.
+// TestSharedBudgetHolds uses all that each reservation permits, concurrently: the sum
+// stays within the budget.
 func TestSharedBudgetHolds(t *testing.T) {
 	const limit = 10_000
 	s := newSharedBudget(t, limit, nil)

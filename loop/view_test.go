@@ -26,7 +26,6 @@ func newLongDispatcher() *fakeDispatcher {
 	}}
 }
 
-// newCountingModel returns a model that reports the tokens of its requests.
 func newCountingModel(answer func(n int) Response) *scriptModel {
 	return &scriptModel{respond: func(n int, req Request, _ func(Delta)) (Response, error) {
 		r := answer(n)
@@ -48,8 +47,8 @@ func countTokens(req Request) int64 {
 	return n
 }
 
-// TestShortensNearTheWindow checks that old results are shortened in requests, and
-// whole in the events that records are made from.
+// TestShortensNearTheWindow checks that old results are shortened in requests, but
+// complete in events, from which records are made.
 func TestShortensNearTheWindow(t *testing.T) {
 	model := newCountingModel(func(n int) Response {
 		if n == 12 {
@@ -97,8 +96,8 @@ func TestShortensNearTheWindow(t *testing.T) {
 	}
 }
 
-// TestContextOverflow checks that a request that the provider refuses as too long is
-// repeated, shortened, until nothing is left to shorten.
+// TestContextOverflow checks that a request refused as too long is shortened and
+// repeated, until nothing is left to shorten.
 func TestContextOverflow(t *testing.T) {
 	refused := &ModelError{Class: ModelContextOverflow, Status: 400, Err: errors.New("too long")}
 	for name, tt := range map[string]struct {
@@ -134,7 +133,6 @@ func TestContextOverflow(t *testing.T) {
 	}
 }
 
-// newRoundWithResults returns a round with results of the given sizes.
 func newRoundWithResults(id string, sizes ...int) []Message {
 	out := []Message{{Role: RoleAssistant}}
 	for i, n := range sizes {
@@ -176,8 +174,8 @@ func TestShortenOldest(t *testing.T) {
 	}
 }
 
-// TestShortenToThreeFifths checks that results are shortened until the conversation
-// takes three fifths of the window.
+// TestShortenToThreeFifths checks that results are shortened until three fifths of the
+// window are used.
 func TestShortenToThreeFifths(t *testing.T) {
 	for name, tt := range map[string]struct {
 		window, tokens int64

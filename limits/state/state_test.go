@@ -23,7 +23,6 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestRead checks that only a regular file of the right size is read.
 func TestRead(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -44,7 +43,8 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestReadWhileReplaced checks that a reader without a lock gets one of the contents whole.
+// TestReadWhileReplaced checks that a reader without a lock gets one of the contents,
+// complete.
 func TestReadWhileReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	texts := []string{strings.Repeat("a", 5000), strings.Repeat("b", 4000)}
@@ -118,8 +118,8 @@ func TestSyncDir(t *testing.T) {
 	must(t, SyncDir("/proc")) // EINVAL
 }
 
-// TestLock counts with several holders at once, through lock files that stay and through
-// ones that each holder removes: nobody may hold a file that is gone.
+// TestLock counts with several concurrent holders, with lock files that stay and ones
+// that each holder removes: nobody may hold a removed file.
 func TestLock(t *testing.T) {
 	for _, remove := range []bool{false, true} {
 		path := filepath.Join(t.TempDir(), "a", "lock")
@@ -209,7 +209,7 @@ func TestLockWait(t *testing.T) {
 	}
 }
 
-// TestExpire checks what Expire takes and that MarkUsed protects it.
+// TestExpire checks what Expire removes, and that MarkUsed prevents it.
 func TestExpire(t *testing.T) {
 	dir := t.TempDir()
 	old := time.Now().Add(-10 * time.Hour)
@@ -229,7 +229,7 @@ func TestExpire(t *testing.T) {
 	}
 }
 
-// TestCheckDir checks that only a directory of the user's own is trusted.
+// TestCheckDir checks that only the user's own directories are trusted.
 func TestCheckDir(t *testing.T) {
 	root := t.TempDir()
 	at := func(name string) string { return filepath.Join(root, name) }

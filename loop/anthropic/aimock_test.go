@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/loop/internal/wiretest"
 )
 
-// TestModelServer tests the adapter, under the real loop, against a server of
-// others: aimock, from npm. That one replaces malformed arguments by none.
+// TestModelServer tests the adapter, under the real loop, against a third-party mock:
+// aimock, from npm. It replaces malformed arguments by none.
 func TestModelServer(t *testing.T) {
 	base := aimocktest.Start(t)
 	sent := &wiretest.RecordingTransport{}
@@ -26,8 +26,7 @@ func TestModelServer(t *testing.T) {
 	}
 	m := newModel(0)
 	t.Run("two calls in one round", func(t *testing.T) { aimocktest.TestTwoCalls(t, base, m, true) })
-	// The server refuses a call that does not begin with its reasoning, if the request
-	// has a budget.
+	// With a budget, the server refuses a call without its reasoning before it.
 	t.Run("reasoning", func(t *testing.T) {
 		d := &aimocktest.Dispatcher{}
 		out, _ := aimocktest.RunTurn(t, newModel(2000), "think first", d, new(0))

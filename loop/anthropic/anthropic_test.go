@@ -20,14 +20,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The transcripts are made after Anthropic's documentation of API version 2023-06-01, as
-// of November 2026: "Streaming messages", "Thinking in tool and multi-turn workflows",
-// "Handling stop reasons" and "Errors" of platform.claude.com/docs.
+// The transcripts follow Anthropic's documentation of API version 2023-06-01, as of
+// November 2026: "Streaming messages", "Thinking in tool and multi-turn workflows",
+// "Handling stop reasons" and "Errors" on platform.claude.com/docs.
 
-// started returns the first event of a stream.
 const started = `{"type":"message_start","message":{"id":"msg_1","type":"message","role":"assistant","content":[],"model":"claude-x-1","stop_reason":null,"usage":{"input_tokens":25,"cache_read_input_tokens":1000,"cache_creation_input_tokens":200,"output_tokens":1}}}`
 
-// block returns the events of one block.
 func block(index int, start string, deltas ...string) []string {
 	out := []string{fmt.Sprintf(`{"type":"content_block_start","index":%d,"content_block":%s}`, index, start)}
 	for _, d := range deltas {
@@ -36,12 +34,10 @@ func block(index int, start string, deltas ...string) []string {
 	return append(out, fmt.Sprintf(`{"type":"content_block_stop","index":%d}`, index))
 }
 
-// ended returns the last events of a stream.
 func ended(reason string) []string {
 	return []string{`{"type":"message_delta","delta":{"stop_reason":"` + reason + `","stop_sequence":null},"usage":{"output_tokens":15}}`, `{"type":"message_stop"}`}
 }
 
-// stream joins events, with the one that begins each stream.
 func stream(parts ...[]string) []string {
 	out := []string{started, `{"type":"ping"}`}
 	for _, p := range parts {
@@ -50,16 +46,13 @@ func stream(parts ...[]string) []string {
 	return out
 }
 
-// endpoint is a server that answers with a function and records its requests.
 type endpoint struct{ *wiretest.Endpoint }
 
-// newEndpoint starts an endpoint. The parameter n of answer counts requests from 1.
 func newEndpoint(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Request)) *endpoint {
 	t.Helper()
 	return &endpoint{wiretest.NewEndpoint(t, "/v1/messages", answer)}
 }
 
-// sendEvents sends each JSON value as one server-sent event of its type.
 func sendEvents(w http.ResponseWriter, values ...string) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	for _, v := range values {
@@ -83,7 +76,6 @@ func (e *endpoint) newModel(t *testing.T, change func(*anthropic.Options)) *anth
 	return m
 }
 
-// newRequest returns a request with a system prompt.
 func newRequest() loop.Request {
 	return loop.Request{
 		Messages: []loop.Message{loop.NewText(loop.RoleSystem, "Be brief."), loop.NewText(loop.RoleUser, "Do it.")},
@@ -207,9 +199,9 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestRequest checks the wire form of a conversation: one message of the user for all
-// results of a round and what follows them, reasoning unchanged and in place, and the
-// marks of the prompt cache.
+// TestRequest checks how a conversation is sent: one user message with all results of a
+// round and what follows, reasoning unchanged and in place, and the marks for the
+// prompt cache.
 func TestRequest(t *testing.T) {
 	e := newEndpoint(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
 		sendEvents(w, stream(block(0, `{"type":"text","text":"Hi."}`), ended("end_turn"))...)
@@ -271,8 +263,8 @@ func decode(t *testing.T, text string) (v any) {
 	return v
 }
 
-// TestLoweredAnswerWithoutReasoning checks that a budget of reasoning which leaves no
-// answer, because a limit lowered its length, is left out.
+// TestLoweredAnswerWithoutReasoning checks that a reasoning budget is left out if a
+// limit lowered the answer so far that no answer would remain.
 func TestLoweredAnswerWithoutReasoning(t *testing.T) {
 	e := newEndpoint(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
 		sendEvents(w, stream(block(0, `{"type":"text","text":"Hi."}`), ended("end_turn"))...)
@@ -291,8 +283,8 @@ func TestLoweredAnswerWithoutReasoning(t *testing.T) {
 }
 
 // TestClosingRequest checks that a conversation with calls is sent with definitions of
-// tools that can't be called, since the API refuses it without any. A conversation
-// without calls has no member tools.
+// tools that can't be called, because the API requires some. Without calls, there is no
+// tools member.
 func TestClosingRequest(t *testing.T) {
 	e := newEndpoint(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
 		sendEvents(w, stream(block(0, `{"type":"text","text":"Hi."}`), ended("end_turn"))...)
@@ -316,8 +308,8 @@ func TestClosingRequest(t *testing.T) {
 	}
 }
 
-// TestStaleReasoning checks that reasoning that the provider refuses is left out, then
-// and later, and that newer reasoning is sent.
+// TestStaleReasoning checks that reasoning which the provider refused is never sent
+// again, but newer reasoning is.
 func TestStaleReasoning(t *testing.T) {
 	var e *endpoint
 	e = newEndpoint(t, func(n int, w http.ResponseWriter, _ *http.Request) {
@@ -374,8 +366,8 @@ func TestInvalidOptions(t *testing.T) {
 	}
 }
 
-// A schema of a server's tool arrives as it is, without the properties that the API
-// refuses: the request would fail for all tools.
+// The schema of a server's tool arrives unchanged, except for properties that the API
+// refuses: they would fail the request for all tools.
 func TestSchemasOfServers(t *testing.T) {
 	e := newEndpoint(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
 		sendEvents(w, stream(block(0, `{"type":"text","text":"Hi."}`), ended("end_turn"))...)

@@ -10,7 +10,6 @@ import (
 	"github.com/caisson-run/caisson/loop/internal/wiretest"
 )
 
-// newAdapter returns the adapter under test.
 func newAdapter() wiretest.Adapter {
 	return wiretest.Adapter{
 		New: func(t *testing.T, url string, to wiretest.Timeouts) loop.Model {
@@ -26,7 +25,6 @@ func newAdapter() wiretest.Adapter {
 	}
 }
 
-// TestTranscripts plays what Anthropic's server sends.
 func TestTranscripts(t *testing.T) {
 	wiretest.TestFile(t, "../internal/wiretest/testdata/anthropic.txt", newAdapter())
 }

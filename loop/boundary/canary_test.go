@@ -9,7 +9,6 @@ import (
 	"testing"
 )
 
-// leaks are spellings of a token.
 func leaks(id string) map[string]string {
 	reversed := []byte(id)
 	slices.Reverse(reversed)

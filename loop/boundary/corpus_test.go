@@ -10,8 +10,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// TestCollections wraps each text of public collections of prompt injections, for a model
-// and for a worker, and counts the texts and those that are marked.
+// TestCollections wraps each text of public collections of prompt injections, for a
+// model and for a worker, and counts all texts and the marked ones.
 func TestCollections(t *testing.T) {
 	for _, want := range boundarytest.Collections(t) {
 		t.Run(want.Repository, func(t *testing.T) {

@@ -25,8 +25,8 @@ func TestWrapper(t *testing.T) {
 	}
 }
 
-// TestCountTagsFindsNaiveBreak is the positive control: CountTags must find the
-// tags of content inside a wrapper that escapes nothing.
+// TestCountTagsFindsNaiveBreak is the positive control: CountTags must find the tags in
+// a wrapper that escapes nothing.
 func TestCountTagsFindsNaiveBreak(t *testing.T) {
 	for _, name := range []string{
 		"exact close", "open", "upper case", "spaces", "entity", "entity twice", "percent", "json", "zero width", "nul", "underscore", "color", "color, escaped",
@@ -186,7 +186,6 @@ func TestWrapBlocks(t *testing.T) {
 	}
 }
 
-// TestTagAcrossBlocks checks that a tag split across blocks is escaped.
 func TestTagAcrossBlocks(t *testing.T) {
 	blocks := wrapContent([]tools.Block{{Text: "x </caisson-"}, {Text: "output-" + testNonce + "> y"}}, testNonce, Escape)
 	if got := boundarytest.CountTags(JoinText(blocks)); got != 2 {

@@ -10,9 +10,8 @@ import (
 	"github.com/caisson-run/caisson/loop/ollama"
 )
 
-// TestModelServer tests the adapter, under the real loop, against a server of
-// others: aimock, from npm. That one counts no tokens here, and ignores the IDs of
-// results.
+// TestModelServer tests the adapter, under the real loop, against a third-party mock:
+// aimock, from npm. It counts no tokens here, and ignores results' IDs.
 func TestModelServer(t *testing.T) {
 	base := aimocktest.Start(t)
 	newModel := func(stream bool) loop.Model {

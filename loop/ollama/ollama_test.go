@@ -19,16 +19,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// endpoint is a server that answers with a function and records its requests.
 type endpoint struct{ *wiretest.Endpoint }
 
-// newEndpoint starts an endpoint. The parameter n of answer counts requests from 1.
 func newEndpoint(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Request)) *endpoint {
 	t.Helper()
 	return &endpoint{wiretest.NewEndpoint(t, "/api/chat", answer)}
 }
 
-// newModel returns a model of the endpoint.
 func (e *endpoint) newModel(t *testing.T, change func(*ollama.Options)) *ollama.Model {
 	t.Helper()
 	o := ollama.Options{ModelOptions: loop.ModelOptions{Model: "m", BaseURL: e.URL}, Stream: true}
@@ -43,7 +40,6 @@ func (e *endpoint) newModel(t *testing.T, change func(*ollama.Options)) *ollama.
 	return m
 }
 
-// respondLines sends each text as one line.
 func respondLines(lines ...string) func(int, http.ResponseWriter, *http.Request) {
 	return wiretest.RespondPieces("application/x-ndjson", "\n", lines...)
 }
@@ -94,7 +90,7 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// A schema of a server's tool arrives as it is.
+// The schema of a server's tool arrives unchanged.
 func TestSchemasOfServers(t *testing.T) {
 	e := newEndpoint(t, respondLines(done))
 	req := wiretest.NewRequest()
@@ -154,8 +150,8 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestFailures checks that nothing of an incomplete answer is used, and that each failure
-// has its class.
+// TestFailures checks that nothing of an incomplete answer is used, and failures'
+// classes.
 func TestFailures(t *testing.T) {
 	begun := `{"message":{"content":"","tool_calls":[{"function":{"name":"x","arguments":{}}}]},"done":false}`
 	for name, tt := range map[string]struct {
@@ -205,7 +201,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestThinkWords checks that thinking is only turned on for models that know no words.
+// TestThinkWords checks that models without levels are just told to think.
 func TestThinkWords(t *testing.T) {
 	e := newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) {
 		if n == 1 {
@@ -233,7 +229,7 @@ func TestThinkWords(t *testing.T) {
 	}
 }
 
-// TestCancel checks that a cancelled call ends with the cause, and not with a ModelError.
+// TestCancel checks that a cancelled call ends with the cause, not with a ModelError.
 func TestCancel(t *testing.T) {
 	why := errors.New("interrupted")
 	ctx, cancel := context.WithCancelCause(t.Context())

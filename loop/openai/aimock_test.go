@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/loop/openai"
 )
 
-// TestModelServer tests the adapter, under the real loop, against a server of
-// others: aimock, from npm.
+// TestModelServer tests the adapter, under the real loop, against a third-party mock:
+// aimock, from npm.
 func TestModelServer(t *testing.T) {
 	base := aimocktest.Start(t)
 	newModel := func(api openai.API, stream bool) loop.Model {
@@ -37,8 +37,8 @@ func TestModelServer(t *testing.T) {
 	}
 }
 
-// TestReasoningIsSentBack tests that the server gets encrypted reasoning back, with its
-// ID and before the call that followed it.
+// TestReasoningIsSentBack checks that the server gets encrypted reasoning back, with
+// its ID and before the call that followed it.
 func TestReasoningIsSentBack(t *testing.T) {
 	base := aimocktest.Start(t)
 	sent := &wiretest.RecordingTransport{}

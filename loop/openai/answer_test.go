@@ -170,7 +170,7 @@ func TestBrokenStreams(t *testing.T) {
 		answer func(int, http.ResponseWriter, *http.Request)
 		class  loop.ErrorClass
 		status int
-		// retryable is set where the error came before any piece of the answer.
+		// retryable is set if the error came before any piece of the answer.
 		retryable bool
 	}{
 		"ends without an end":    {answer: respondEvents(dataEvents(call)...), class: loop.ModelNetwork},
@@ -273,7 +273,7 @@ func TestBrokenWhole(t *testing.T) {
 	}
 }
 
-// respondHTML sends a web page, as a server does for a wrong base URL.
+// respondHTML sends a web page, like a server with a wrong base URL.
 func respondHTML(_ int, w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	_, _ = w.Write([]byte("<!doctype html><title>Welcome</title>"))

@@ -60,8 +60,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestRetryable checks which refusals the loop may repeat, and that the adapter
-// itself repeats none.
+// TestRetryable checks which refusals the loop may retry, and that the adapter itself
+// retries none.
 func TestRetryable(t *testing.T) {
 	for name, tt := range map[string]struct {
 		status        int
@@ -238,8 +238,8 @@ func TestHugeAnswers(t *testing.T) {
 	}
 }
 
-// TestCancel checks that a cancelled call ends at once with the cause, and not with
-// a ModelError.
+// TestCancel checks that a cancelled call ends at once with the cause, not with a
+// ModelError.
 func TestCancel(t *testing.T) {
 	why := errors.New("interrupted")
 	for name, begin := range map[string]bool{"waiting": false, "in the answer": true} {

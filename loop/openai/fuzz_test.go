@@ -10,8 +10,8 @@ import (
 	"github.com/caisson-run/caisson/loop/internal/wiretest"
 )
 
-// FuzzAnswer checks that any answer can be read without a panic, that the deltas
-// equal the text of the answer, and that an error comes without an answer.
+// FuzzAnswer checks that any answer is read without a panic, that the deltas equal its
+// text, and that an error comes without an answer.
 func FuzzAnswer(f *testing.F) {
 	call := `{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"x","arguments":"{}"}}]},"finish_reason":"tool_calls"}]}`
 	seeds := []string{

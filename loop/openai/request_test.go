@@ -15,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// doneResponse is an answer of text.
 var doneResponse = `{"choices":[{"message":{"content":"Done."},"finish_reason":"stop"}]}`
 
 func TestRequest(t *testing.T) {
@@ -89,8 +88,8 @@ func TestSendReasoning(t *testing.T) {
 	}
 }
 
-// TestEnvironmentIsNotRead checks that the variables that the library reads by
-// default have no effect.
+// TestEnvironmentIsNotRead checks that variables which the library reads by default
+// have no effect.
 func TestEnvironmentIsNotRead(t *testing.T) {
 	t.Setenv("OPENAI_API_KEY", "sk-from-environment")
 	t.Setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
@@ -204,8 +203,8 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// TestLongToolNames checks that a name longer than OpenAI's 64 bytes has the same
-// short form in the offered tools and in the history. The control is its whole form.
+// TestLongToolNames checks that a name longer than OpenAI's 64 bytes has the same short
+// form in offered tools and in the history. The control is its full form.
 func TestLongToolNames(t *testing.T) {
 	e := newEndpoint(t, wiretest.RespondJSON(http.StatusOK, doneResponse))
 	long := tools.Name("srv/" + strings.Repeat("a", 100))
@@ -236,8 +235,8 @@ func TestLongToolNames(t *testing.T) {
 	}
 }
 
-// A schema of a server's tool arrives as it is, and no tool is strict:
-// strict schemas are a small subset.
+// The schema of a server's tool arrives unchanged, and no tool is strict: strict
+// schemas are a small subset.
 func TestSchemasOfServers(t *testing.T) {
 	req := wiretest.NewRequest()
 	req.Tools[0].InputSchema = []byte(wiretest.ServerSchema)

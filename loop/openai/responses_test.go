@@ -15,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/loop/openai"
 )
 
-// newResponses starts an endpoint of the Responses API and returns a model of it.
 func newResponses(t *testing.T, answer func(int, http.ResponseWriter, *http.Request), change func(*openai.Options)) (*endpoint, *openai.Model) {
 	t.Helper()
 	e := newEndpoint(t, answer)
@@ -28,7 +27,6 @@ func newResponses(t *testing.T, answer func(int, http.ResponseWriter, *http.Requ
 	})
 }
 
-// completed returns a whole answer with items.
 func completed(items string) string {
 	return `{"id":"resp_1","model":"m-1","status":"completed","output":[` + items + `],"usage":{"input_tokens":100,"input_tokens_details":{"cached_tokens":60,"cache_write_tokens":30},"output_tokens":7}}`
 }
@@ -140,8 +138,8 @@ func TestWholeResponse(t *testing.T) {
 	}
 }
 
-// TestBrokenResponses checks that nothing of an incomplete answer is used, and that each
-// failure has its class.
+// TestBrokenResponses checks that nothing of an incomplete answer is used, and
+// failures' classes.
 func TestBrokenResponses(t *testing.T) {
 	done := `{"type":"response.output_item.done","output_index":0,"item":` + wireCall + `}`
 	failed := func(code string) string {
@@ -187,8 +185,8 @@ func TestBrokenResponses(t *testing.T) {
 	}
 }
 
-// TestRefusedReasoning checks that reasoning which the endpoint refuses is left out from
-// then on, and that it is not requested of models that don't reason.
+// TestRefusedReasoning checks that reasoning which the endpoint refused is never sent
+// again, and that none is requested from models that don't reason.
 func TestRefusedReasoning(t *testing.T) {
 	history := []loop.Message{
 		loop.NewText(loop.RoleUser, "Hi."),

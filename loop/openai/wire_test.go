@@ -11,7 +11,6 @@ import (
 	"github.com/caisson-run/caisson/loop/openai"
 )
 
-// newAdapter returns the adapter under test.
 func newAdapter(api openai.API, done string) wiretest.Adapter {
 	return wiretest.Adapter{
 		New: func(t *testing.T, url string, to wiretest.Timeouts) loop.Model {
@@ -27,17 +26,15 @@ func newAdapter(api openai.API, done string) wiretest.Adapter {
 	}
 }
 
-// newChatAdapter returns the adapter of Chat Completions.
 func newChatAdapter() wiretest.Adapter {
 	return newAdapter(openai.Chat, `{"choices":[{"message":{"content":"Done."},"finish_reason":"stop"}]}`)
 }
 
-// newResponsesAdapter returns the adapter of the Responses API.
 func newResponsesAdapter() wiretest.Adapter {
 	return newAdapter(openai.Responses, `{"status":"completed","output":[{"type":"message","content":[{"text":"Done."}]}]}`)
 }
 
-// TestTranscripts plays what other servers of Chat Completions send.
+// TestTranscripts plays what Chat Completions servers send.
 func TestTranscripts(t *testing.T) {
 	for _, name := range []string{"vllm", "openrouter", "llamacpp", "ollama-v1", "openai"} {
 		t.Run(name, func(t *testing.T) {

@@ -23,7 +23,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// openRecording writes a recording and opens it.
 func openRecording(t *testing.T, name, content string, o Options) (*Model, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -53,11 +52,9 @@ func (f fixedResults) Round(_ context.Context, calls []tools.Call) ([]tools.Resu
 	return out, nil
 }
 
-// textResult returns a result of text.
 func textResult(text string) tools.Result { return tools.Result{Content: []tools.Block{{Text: text}}} }
 
-// playTurn runs a turn with a recording in the real loop. It returns the text of the
-// deltas, too.
+// playTurn plays a recording in the real loop. It also returns the deltas' text.
 func playTurn(t *testing.T, m *Model, d fixedResults) (loop.Outcome, string) {
 	t.Helper()
 	return wiretest.RunTurn(t, loop.Options{
@@ -212,7 +209,6 @@ func TestPace(t *testing.T) {
 	})
 }
 
-// scriptErrorCases returns invalid scripts, each with a part of its error.
 func scriptErrorCases() map[string]struct{ script, want string } {
 	return map[string]struct{ script, want string }{
 		"empty":             {script: "", want: "1:1: the script is empty"},

@@ -18,8 +18,8 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// callAgentTool calls confer or coordinate through a dispatcher that permits it, and
-// returns the text of its result.
+// callAgentTool calls confer or coordinate through a permitting dispatcher, and returns
+// the result's text.
 func callAgentTool(t *testing.T, o worker.AgentOptions, name tools.Name, input any) (string, tools.Result) {
 	t.Helper()
 	d, err := dispatch.New(dispatch.Options{Policy: policy.Policy{Classes: map[tools.Class]policy.Mode{tools.ClassNetwork: policy.ModeAuto}}, Emit: func(dispatch.Event) error { return nil }})
@@ -47,8 +47,8 @@ func callAgentTool(t *testing.T, o worker.AgentOptions, name tools.Name, input a
 	return strings.Join(parts, "\n"), results[0]
 }
 
-// TestAgentToolAsConfigured checks what a call of confer may change about the tools and
-// the cap that an operator configured: it can only make them stricter.
+// TestAgentToolAsConfigured checks that a call of confer can only make the operator's
+// tools and cap stricter.
 func TestAgentToolAsConfigured(t *testing.T) {
 	w := newWeb(t, "page")
 	half := roundUSD / 2
@@ -102,8 +102,7 @@ func TestAgentToolAsConfigured(t *testing.T) {
 	}
 }
 
-// TestAllowIsAskedAgain checks that a tool which was accepted is refused once Allow
-// refuses it.
+// TestAllowIsAskedAgain checks that an accepted tool is refused once Allow refuses it.
 func TestAllowIsAskedAgain(t *testing.T) {
 	w := newWeb(t, "page")
 	o, asked := w.toolOptions(t, limits.EgressBudget{}, "fetch"), 0
@@ -120,8 +119,8 @@ func TestAllowIsAskedAgain(t *testing.T) {
 	}
 }
 
-// TestPromptsAreRefused checks that a call which a policy would ask about is refused,
-// because no one is asked. The control is a policy that permits it.
+// TestPromptsAreRefused checks that calls which need a prompt are refused, because
+// nobody is asked. The control is a policy that permits them.
 func TestPromptsAreRefused(t *testing.T) {
 	for mode, want := range map[policy.Mode]string{policy.ModePrompt: "fetch=refused", policy.ModePromptOnce: "fetch=refused", policy.ModeDeny: "fetch=refused", policy.ModeAuto: "fetch=ok"} {
 		w := newWeb(t, "page")
@@ -135,8 +134,8 @@ func TestPromptsAreRefused(t *testing.T) {
 	}
 }
 
-// TestAgentToolsAreOff checks the definitions: off without models, of the class network,
-// and with the names of the models as the only ones.
+// TestAgentToolsAreOff checks the definitions: off without models, class network, and
+// only the models' names.
 func TestAgentToolsAreOff(t *testing.T) {
 	p := newProvider(t, map[string][]string{"a": {"Yes."}})
 	for _, f := range worker.NewTools(worker.AgentOptions{}) {
@@ -176,9 +175,8 @@ func TestAgentToolsAreOff(t *testing.T) {
 	}
 }
 
-// TestAgentAsksPlainly checks that without worker_tools the request of a worker is byte
-// for byte that of [worker.Confer], and that long answers are cut so that each has its
-// share.
+// TestAgentAsksPlainly checks that without worker_tools a worker's request is byte for
+// byte [worker.Confer]'s, and that long answers are cut to equal shares.
 func TestAgentAsksPlainly(t *testing.T) {
 	p := newProvider(t, map[string][]string{"a": {strings.Repeat("x", 100_000)}, "b": {"Yes."}})
 	w := newWeb(t, "")
@@ -197,7 +195,7 @@ func TestAgentAsksPlainly(t *testing.T) {
 	}
 }
 
-// TestAgentCoordinates checks who takes which part if the call names no one.
+// TestAgentCoordinates checks the default roles.
 func TestAgentCoordinates(t *testing.T) {
 	for name, tt := range map[string]struct {
 		profiles []string

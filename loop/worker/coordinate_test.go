@@ -14,7 +14,6 @@ import (
 	"github.com/caisson-run/caisson/loop/worker"
 )
 
-// envelope returns the envelope of a role, with an answer if that is not nil.
 func envelope(role worker.Role, ballot worker.Ballot, answer any) string {
 	e := map[string]any{"role": role, "summary": "I am the " + string(role) + ".", "claims": []string{"c"}, "confidence": 0.5, "citations": []string{}, "ballot": ballot}
 	if answer != nil {
@@ -27,7 +26,6 @@ func envelope(role worker.Role, ballot worker.Ballot, answer any) string {
 	return string(data)
 }
 
-// coordinate runs Coordinate with the models p, c, d and s, which must succeed.
 func coordinate(t *testing.T, p *provider, o worker.Options) worker.Coordination {
 	t.Helper()
 	o.Question = "What does the page say?"
@@ -84,8 +82,7 @@ func TestCoordinate(t *testing.T) {
 	}
 }
 
-// TestCoordinateRequestsAreUnchanged checks that names which are rejected change no
-// request.
+// TestCoordinateRequestsAreUnchanged checks that rejected names change no request.
 func TestCoordinateRequestsAreUnchanged(t *testing.T) {
 	p := newProvider(t, map[string][]string{"p": {envelope("proposer", "agree", nil)}, "c": {"no JSON"}, "d": {"no JSON"}})
 	w := newWeb(t, "")
@@ -100,8 +97,8 @@ func TestCoordinateRequestsAreUnchanged(t *testing.T) {
 	}
 }
 
-// TestCoordinateTools checks that the proposer and the critics have tools, and that the
-// synthesizer has none.
+// TestCoordinateTools checks that the proposer and critics have tools, but not the
+// synthesizer.
 func TestCoordinateTools(t *testing.T) {
 	w := newWeb(t, "The page says 7.")
 	answers := valid()
@@ -197,7 +194,7 @@ func TestEnvelopes(t *testing.T) {
 	}
 }
 
-// TestStages checks what happens if later workers have no valid answer.
+// TestStages checks what happens if a later worker gives no valid answer.
 func TestStages(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change  map[string][]string
@@ -228,7 +225,7 @@ func TestStages(t *testing.T) {
 	}
 }
 
-// TestAnswerFormat checks the form of an answer that the caller asks for.
+// TestAnswerFormat checks the requested format of an answer.
 func TestAnswerFormat(t *testing.T) {
 	format := &worker.Format{Request: "A number.", Check: func(text string) (string, []string) {
 		if strings.Trim(text, "0123456789") != "" {

@@ -13,9 +13,9 @@ import (
 	"github.com/caisson-run/caisson/loop/worker"
 )
 
-// TestInjectionCorpus lets a worker fetch a page with each text of public collections of
-// prompt injections, and repeat it as its answer: the text stays in the envelope of results
-// and in its wrapper, and is taken for no call.
+// TestInjectionCorpus lets a worker fetch a page with each text of public collections
+// of prompt injections, and repeat it as its answer. The text stays in the results'
+// envelope and wrapper, and is no call.
 func TestInjectionCorpus(t *testing.T) {
 	for _, c := range boundarytest.Collections(t) {
 		t.Run(c.Repository, func(t *testing.T) {

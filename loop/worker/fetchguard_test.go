@@ -21,12 +21,12 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// pageAddr is the address that workers may fetch from in these tests. Every other
-// address of this machine is internal to them.
+// pageAddr is the only address of this machine that these tests' workers may fetch
+// from.
 const pageAddr = "127.0.0.2"
 
-// rebindingResolver returns a resolver with a name server that answers the first query
-// for an address with pageAddr and all others with 127.0.0.1.
+// rebindingResolver returns a resolver whose server answers an address query first with
+// pageAddr, then with 127.0.0.1.
 func rebindingResolver(t *testing.T) *net.Resolver {
 	t.Helper()
 	conn, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", "127.0.0.1:0")
@@ -68,7 +68,7 @@ func rebindingResolver(t *testing.T) *net.Resolver {
 }
 
 // startPages starts a server at pageAddr, with the port of a canary at 127.0.0.1. It
-// redirects to the parameter "to", and has a page otherwise.
+// redirects to the parameter "to", or else serves a page.
 func startPages(t *testing.T, c *canary) (port string) {
 	t.Helper()
 	_, port, _ = net.SplitHostPort(strings.TrimPrefix(c.url, "http://"))
@@ -91,8 +91,8 @@ func startPages(t *testing.T, c *canary) (port string) {
 	return port
 }
 
-// guardedTools returns the fetch of a worker that may fetch from pageAddr, by its
-// address and as pages.test. The rules alone would permit all of the URLs.
+// guardedTools returns fetch for a worker that may fetch from pageAddr, by address and
+// as pages.test. The rules alone would permit all URLs.
 func guardedTools(t *testing.T, resolver *net.Resolver, urls ...string) worker.ToolOptions {
 	t.Helper()
 	pages := []netip.Prefix{netip.MustParsePrefix(pageAddr + "/32")}
@@ -122,9 +122,9 @@ func guardedTools(t *testing.T, resolver *net.Resolver, urls ...string) worker.T
 	return worker.ToolOptions{Names: []string{"fetch"}, Factories: []tools.Factory{f}, Policy: pol}
 }
 
-// TestFetchOfWorkersIsGuarded checks that redirects, internal addresses and names whose
-// answers change lead a worker nowhere else. The control is a client without these
-// guards, which reaches the canary by the same URLs.
+// TestFetchOfWorkersIsGuarded checks that redirects, internal addresses and changing
+// names lead a worker nowhere else. The control is a client without guards, which
+// reaches the canary by the same URLs.
 func TestFetchOfWorkersIsGuarded(t *testing.T) {
 	c := newCanary(t)
 	port := startPages(t, c)

@@ -30,8 +30,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// provider is a server that speaks the protocol of OpenAI. Each of its models plays its
-// answers in order and then repeats the last one.
+// provider is an OpenAI server. Each of its models plays its answers in order, then
+// repeats the last.
 type provider struct {
 	*httptest.Server
 	t testing.TB
@@ -48,12 +48,11 @@ type request struct {
 	Messages []struct{ Role, Content string }
 }
 
-// last returns the last message of the request.
 func (r request) last() string { return r.Messages[len(r.Messages)-1].Content }
 
-// newProvider starts a server. An answer that begins with an exclamation mark is the
-// status of a failure, echo repeats the last message before what follows the word, and role is a valid envelope of
-// the role that it asks for.
+// newProvider starts a server. An answer that begins with an exclamation mark is a
+// failure's status, echo repeats the last message before what follows the word, and
+// role is a valid envelope of the requested role.
 func newProvider(t testing.TB, answers map[string][]string) *provider {
 	t.Helper()
 	p := &provider{t: t, answers: answers, requests: map[string][]request{}}
@@ -99,7 +98,7 @@ func (p *provider) serveRequest(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// roleEnvelope returns a valid envelope of the role whose schema a message has.
+// roleEnvelope returns a valid envelope of the role whose schema message has.
 func roleEnvelope(message string) string {
 	for role, answer := range map[worker.Role]any{"proposer": nil, "critic": nil, "synthesizer": "I am the synthesizer."} {
 		if strings.Contains(message, `{"const": "`+string(role)+`"}`) {
@@ -109,7 +108,6 @@ func roleEnvelope(message string) string {
 	return "no role"
 }
 
-// received returns the requests of a model.
 func (p *provider) received(model string) []request {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,7 +117,6 @@ func (p *provider) received(model string) []request {
 // roundUSD is the cost of one request to a model of profile.
 const roundUSD = 0.00012
 
-// profile returns a profile of one of the models, without retries.
 func (p *provider) profile(model string) loop.Profile {
 	p.t.Helper()
 	m, err := openai.New(openai.Options{ModelOptions: loop.ModelOptions{Model: model, BaseURL: p.URL + "/v1", APIKey: "sk-test"}})
@@ -130,7 +127,6 @@ func (p *provider) profile(model string) loop.Profile {
 	return loop.Profile{Name: model, Model: m, Price: &limits.Price{Input: 1, Output: 2}, MaxRetries: new(0)}
 }
 
-// call returns the text of a call.
 func call(name string, args any) string {
 	data, err := json.Marshal(map[string]any{"name": name, "args": args})
 	if err != nil {
@@ -139,10 +135,8 @@ func call(name string, args any) string {
 	return "I look.\n<tool_call>" + string(data) + "</tool_call>"
 }
 
-// fetchCall returns the text of a call of fetch.
 func fetchCall(url string) string { return call("fetch", map[string]any{"url": url}) }
 
-// verifyCall returns the text of a call of verify.
 func verifyCall(checks ...any) string { return call("verify", map[string]any{"checks": checks}) }
 
 // web is a server of pages, and the tools that may fetch them.
@@ -154,7 +148,6 @@ type web struct {
 	hosts  *limits.Breakers
 }
 
-// newWeb starts a server whose pages all have one text.
 func newWeb(t testing.TB, page string) *web {
 	t.Helper()
 	w := &web{page: page}
@@ -170,7 +163,7 @@ func newWeb(t testing.TB, page string) *web {
 	return w
 }
 
-// toolOptions returns options with fetch, for the pages of the server alone, and verify.
+// toolOptions returns options with verify, and with fetch for only the server's pages.
 func (w *web) toolOptions(t testing.TB, budget limits.EgressBudget, names ...string) worker.ToolOptions {
 	t.Helper()
 	allowed, err := rule.ParseFetch(w.URL + "/")
@@ -200,13 +193,12 @@ func (w *web) toolOptions(t testing.TB, budget limits.EgressBudget, names ...str
 	return worker.ToolOptions{Names: names, Factories: []tools.Factory{f, verify.New(verify.Options{})}, Policy: pol}
 }
 
-// canary is a listener that must not be reached. It counts connections.
+// canary is a listener that must not be reached.
 type canary struct {
 	url  string
 	hits atomic.Int64
 }
 
-// newCanary starts a canary on an address of this machine.
 func newCanary(t testing.TB) *canary {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -235,7 +227,6 @@ func newCanary(t testing.TB) *canary {
 	return c
 }
 
-// events collects the events of a panel.
 type events struct{ all []worker.Event }
 
 func (e *events) emit(ev worker.Event) error {
@@ -243,7 +234,6 @@ func (e *events) emit(ev worker.Event) error {
 	return nil
 }
 
-// count returns how many events of a kind there are.
 func (e *events) count(kind string) int {
 	n := 0
 	for _, ev := range e.all {
@@ -254,7 +244,6 @@ func (e *events) count(kind string) int {
 	return n
 }
 
-// confer runs Confer, which must succeed.
 func confer(t *testing.T, o worker.ConferOptions) worker.Conference {
 	t.Helper()
 	if o.Question == "" {
@@ -267,7 +256,6 @@ func confer(t *testing.T, o worker.ConferOptions) worker.Conference {
 	return got
 }
 
-// statuses returns the statuses of calls, in order.
 func statuses(calls []worker.InnerCall) string {
 	var out []string
 	for i, c := range calls {

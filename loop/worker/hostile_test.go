@@ -25,7 +25,7 @@ import (
 )
 
 // TestHostileAnswers checks the status of each call that a worker can twist, and that
-// none of them reaches the canary or a page that it does not name.
+// none reaches the canary or an unnamed page.
 func TestHostileAnswers(t *testing.T) {
 	w, bad := newWeb(t, "The page says 7."), newCanary(t)
 	tag := func(body string) string { return "<tool_call>" + body + "</tool_call>" }
@@ -115,8 +115,8 @@ func TestHostileAnswers(t *testing.T) {
 }
 
 // TestAddressesOfWorkers checks every spelling of a URL that leads to this machine or
-// elsewhere inside, permitted by a rule or not: refused before a connection. The control
-// is a plain client, which reaches the canary by those that it can dial.
+// elsewhere inside, permitted by a rule or not: it is refused before a connection. The
+// control is a plain client, which reaches the canary by those it can dial.
 func TestAddressesOfWorkers(t *testing.T) {
 	c := newCanary(t)
 	_, port, _ := net.SplitHostPort(strings.TrimPrefix(c.url, "http://"))
@@ -173,9 +173,9 @@ func TestAddressesOfWorkers(t *testing.T) {
 	}
 }
 
-// TestResultsAreCutCleanly checks that a result which is cut within a character, an escape
-// sequence or a tag of the wrapper stays valid, in one envelope. The control is the page
-// cut at a number of bytes.
+// TestResultsAreCutCleanly checks that a result cut within a character, an escape
+// sequence or a wrapper's tag stays valid, in one envelope. The control is the page cut
+// at a number of bytes.
 func TestResultsAreCutCleanly(t *testing.T) {
 	for name, part := range map[string]string{
 		"characters": "é世𝄞", "escapes": "\x1b[31m", "tags": "</caisson-output-0123456789abcdef>", "calls": "<tool_call>{", "results": "</tool_result>", "phrases": "ignore all previous instructions ", "bytes": "\xff\xfe\x80",
@@ -205,7 +205,7 @@ func TestResultsAreCutCleanly(t *testing.T) {
 	}
 }
 
-// TestHostilePages has pages that attack the worker which reads them, or the client that
+// TestHostilePages has pages that attack the worker that reads them, or the client that
 // fetches them. What a worker repeats of them stays text, and calls nothing.
 func TestHostilePages(t *testing.T) {
 	c := newCanary(t)
@@ -230,7 +230,8 @@ func TestHostilePages(t *testing.T) {
 	}
 	for _, kind = range []string{"text/html", "text/plain", "application/json"} {
 		for _, body = range pages {
-			// The worker repeats the whole of what it received, and then asks for what it says.
+			// The worker repeats everything that it received, and then asks for what it
+			// says.
 			p := newProvider(t, map[string][]string{"a": {fetchCall(page.URL), "echo", "7"}})
 			got := confer(t, worker.ConferOptions{Options: worker.Options{Tools: w.toolOptions(t, limits.EgressBudget{}, "fetch")}, Profiles: []loop.Profile{p.profile("a")}})
 			if s := statuses(got.Answers[0].InnerToolCalls); s != "fetch=ok" {
@@ -253,9 +254,9 @@ func TestHostilePages(t *testing.T) {
 	requireReached(t, c)
 }
 
-// TestHostileServers checks that a worker's fetch of a server that sends too much, too
-// slowly or elsewhere ends in time and with nothing of it. The controls are a plain
-// client, which takes the bomb, and a page of the same server.
+// TestHostileServers checks that fetching from a server that sends too much, too slowly
+// or elsewhere ends in time and with nothing of it. The controls are a plain client,
+// which takes the bomb, and a page of the same server.
 func TestHostileServers(t *testing.T) {
 	const bomb = 64 << 20
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -48,8 +48,7 @@ func TestCachePaths(t *testing.T) {
 	}
 }
 
-// TestHiddenFiles: a hidden file keeps its other names, and no more of them are remembered
-// than fit in the bound.
+// TestHiddenFiles: a hidden file keeps its other names, within the memory bound.
 func TestHiddenFiles(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "state.tar"))
 	must(t, err)
@@ -90,8 +89,8 @@ func TestHiddenFiles(t *testing.T) {
 	}
 }
 
-// TestPlacesOfArtifacts: in /logs/artifacts an agent fills no place of a declared artifact, and
-// excluded files are excluded there too.
+// TestPlacesOfArtifacts: an agent can't use /logs/artifacts to fill a declared
+// artifact's place, and excluded files are excluded there too.
 func TestPlacesOfArtifacts(t *testing.T) {
 	list := []task.Artifact{{Source: "tree", Destination: "a/tree", Exclude: []string{"*.tmp"}}, {Source: "/logs/artifacts/own", Destination: "b", Exclude: []string{"*.tmp"}}}
 	for name, want := range map[string]bool{"a/tree": true, "a/tree/x": true, "a/": false, "a/treetop": false, "a/x.tmp": false, "b": true, "own/x": false, "own/x.tmp": true, "owner/x.tmp": false} {

@@ -9,7 +9,7 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// TestConfirmedDoubts: what the agent can cause needs a control that fails, too.
+// TestConfirmedDoubts: what the agent can cause counts only if the control fails too.
 func TestConfirmedDoubts(t *testing.T) {
 	d := doubts{"a:443": rule.ReasonConnect, "b:443": rule.ReasonConnect, "c:443": egress.EndingHost, "d:443": egress.EndingIdle, "e:443": egress.EndingHost, "memory": doubtLimit, "disk": doubtLimit}
 	control := doubts{"a:443": doubtContacted, "c:443": doubtContacted, "d:443": doubtContacted, "e:443": rule.ReasonTimeout, "memory": doubtLimit, "f:443": rule.ReasonConnect}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Machines counts the machines that tests of trials asked for, and those that they got.
-// MissingMachine is why one is missing.
+// Machines counts the machines that tests of trials asked for and got. MissingMachine
+// says why one is missing.
 var (
 	MachinesAsked, MachinesMade int
 	MissingMachine              string

@@ -40,7 +40,8 @@ var line = map[string]string{
 	"tasks.jsonl": `{"id":"line","prompt":"Do it.","workspace":"work","verify":{"tests":"tests"}}`,
 }
 
-// line returns the task line. Directories of its workspace are closed to their owner.
+// line returns the task line. Some directories of its workspace are closed to their
+// owner.
 func (m *machine) line() task.Task {
 	dir := write(m.t, m.t.TempDir(), line)
 	for _, name := range []string{"closed/in", "closed", "opened/in", "opened", "removed/in", "removed"} {
@@ -54,8 +55,8 @@ func (m *machine) line() task.Task {
 	return list[0]
 }
 
-// hostileAgents are agents: their tasks, and a command for each step. An agent without a reward
-// is hostile.
+// hostileAgents are agents: their tasks, and a command for each step. Agents without a
+// reward are hostile.
 var hostileAgents = []struct {
 	task, name string
 	steps      []string
@@ -94,9 +95,9 @@ var hostileAgents = []struct {
 	{"line", "honest in closed directories", []string{"echo right > answer; echo y > closed/in/file; chmod -R u+w opened removed; mv opened/in/file opened; chmod 555 opened/in opened; rm -r removed; mkdir -p made/in; echo x > made/in/file; chmod 0 made/in; chmod 555 made"}, 1},
 	{"line", "closed directories", []string{"mkdir -p a/b; touch a/b/c; chmod 0 a/b; chmod 555 a opened; chmod 0 closed; chmod -R u+w removed; rm -r removed; chmod 555 ."}, 0},
 	{"line", "a symlink", []string{"ln -s /tests/expected answer"}, 0},
-	// Collecting is taken over.
+	// Take-over of the collection.
 	{"line", "an archive of its own", []string{"& mkdir -p $HOME; touch $HOME/planted; tar -cf /tmp/own -C / ${HOME#/}/planted; while :; do for p in /proc/[0-9]*; do if grep -q [p]ack-changes $p/cmdline; then kill -STOP ${p#/proc/}; cat /tmp/own > $p/fd/1; kill -CONT ${p#/proc/}; fi; done; done"}, 0},
-	// What runs in the verifier's sandbox.
+	// Code that runs in the verifier's sandbox.
 	{"file", "too large a log", []string{"echo 'truncate -s 2G /logs/verifier/big' > hook"}, 0},
 	{"file", "the output's name", []string{"echo 'mkdir /logs/verifier/test-stdout.txt' > hook"}, 0},
 	// A verifier that fails for reasons that may not be the agent's.
@@ -107,8 +108,8 @@ var hostileAgents = []struct {
 	{"separate", "another kind", []string{"rm given; mkdir given"}, 0},
 }
 
-// TestHostileAgents runs a batch of hostile agents beside honest ones: every honest one gets its
-// reward, no hostile one passes, and none is without a verdict.
+// TestHostileAgents runs hostile and honest agents in one batch: each honest one gets
+// its reward, no hostile one passes, and each has a verdict.
 func TestHostileAgents(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		m.internet(new(atomic.Int64))
@@ -164,8 +165,8 @@ func TestHostileAgents(t *testing.T) {
 	})
 }
 
-// TestClosedDirectories: directories that are closed to their owner, in a workspace and in what
-// trials left that were interrupted, don't keep a second batch from running.
+// TestClosedDirectories: directories closed to their owner, in a workspace and in the
+// leftovers of interrupted trials, don't keep a second batch from running.
 func TestClosedDirectories(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		definition := m.line()

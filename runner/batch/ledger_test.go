@@ -24,7 +24,6 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// tasks returns n tasks without anything in them.
 func tasks(n int) []task.Task {
 	var list []task.Task
 	for i := range n {
@@ -44,7 +43,6 @@ func open(t testing.TB, dir string, s Spec) *Ledger {
 	return l
 }
 
-// readAll returns the results on disk.
 func readAll(t testing.TB, l *Ledger) []Result {
 	t.Helper()
 	list, err := ReadResults(l.Dir())
@@ -52,9 +50,9 @@ func readAll(t testing.TB, l *Ledger) []Result {
 	return list
 }
 
-// TestLedgerAfterAnyDeath: wherever a process dies while it keeps a result, the next one
-// has each finished trial once, and nothing of those that were not finished. Lines that were
-// damaged are restored, and trials whose directories were removed have no result.
+// TestLedgerAfterAnyDeath: wherever a process dies while it keeps a result, the next
+// one has each finished trial once, and nothing of unfinished ones. Damaged lines are
+// restored, and trials without a directory have no result.
 func TestLedgerAfterAnyDeath(t *testing.T) {
 	list := tasks(6)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -76,7 +74,7 @@ func TestLedgerAfterAnyDeath(t *testing.T) {
 			results := filepath.Join(dir, ResultsFile)
 			text, err := os.ReadFile(results)
 			must(t, err)
-			// The rest of the file, or all of it, did not reach the disk.
+			// The rest of the file, or all of it, didn't reach the disk.
 			text = text[:len(text)-rapid.IntRange(0, len(text)).Draw(rt, "lost")]
 			if len(text) > 0 && rapid.Bool().Draw(rt, "damaged") {
 				text[rapid.IntRange(0, len(text)-1).Draw(rt, "place")] = '{'
@@ -117,8 +115,8 @@ func TestLedgerAfterAnyDeath(t *testing.T) {
 	})
 }
 
-// TestLedgerAfterKill: a copy of the lock's descriptor outlives a killed process for a moment,
-// in a program that it was starting.
+// TestLedgerAfterKill: a killed process's lock can be held for a moment longer by a
+// program that it was starting.
 func TestLedgerAfterKill(t *testing.T) {
 	dir := t.TempDir()
 	copied, err := state.TryAcquire(filepath.Join(dir, lockFile))
@@ -186,8 +184,8 @@ func TestLedgerRefuses(t *testing.T) {
 	}
 }
 
-// TestLedgerRepairs: what was wrong is reported, and readers find results whose lines are
-// damaged, but no results that no directory has.
+// TestLedgerRepairs: faults are reported. Readers find results with damaged lines, but
+// not results without a directory.
 func TestLedgerRepairs(t *testing.T) {
 	dir, list := t.TempDir(), tasks(3)
 	l := open(t, dir, spec(list))
@@ -222,7 +220,7 @@ func TestLedgerRepairs(t *testing.T) {
 	}
 }
 
-// TestFailedAppend: after a part of a line was written, no other one follows it.
+// TestFailedAppend: after a partial line, no other line is written.
 func TestFailedAppend(t *testing.T) {
 	dir, list := t.TempDir(), tasks(2)
 	l := open(t, dir, spec(list))
@@ -280,8 +278,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestShards: each trial is in one shard, shards are of like sizes, and all agents'
-// attempts of one number are in the same.
+// TestShards: each trial is in one shard, shards have similar sizes, and all agents'
+// attempts with the same number are together.
 func TestShards(t *testing.T) {
 	list := tasks(200)
 	whole := Plan(list, []string{Nop, Oracle}, 3, Shard{})
@@ -341,7 +339,7 @@ func TestMerge(t *testing.T) {
 	if len(results) != 20 || len(twice) != len(first) {
 		t.Errorf("%d results, %d twice", len(results), len(twice))
 	}
-	// A merge that was killed goes on, and reports no trial as one that several have.
+	// A killed merge goes on, and doesn't report its trials as duplicates.
 	must(t, os.RemoveAll(filepath.Join(out, TrialsDir, results[3].Name)))
 	if twice, err := Merge(out, from); err != nil || len(twice) != 0 {
 		t.Errorf("merged again: %v, %v", twice, err)
@@ -367,8 +365,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestForeignNames: nothing is read or written through a symlink or a pipe in results, which can
-// be somebody else's. The control is a file or directory that is moved back.
+// TestForeignNames: nothing is read or written through symlinks or pipes in results,
+// which may come from others. The control is a file or directory that is moved back.
 func TestForeignNames(t *testing.T) {
 	top, list := t.TempDir(), tasks(1)
 	dir, k := filepath.Join(top, "batch"), Key{"task-0", Nop, 1}

@@ -10,13 +10,12 @@ import (
 	"testing"
 )
 
-// ownerOf returns the user id of a file's owner.
 func ownerOf(info os.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }
 
-// userDir is the variable that names the directory with the programs of [TestOrdinaryUser].
+// userDir names the variable for the directory with the programs of [TestOrdinaryUser].
 const userDir = "CAISSON_BATCH_USER"
 
-// TestOrdinaryUser runs tests of trials again as an ordinary user, if this is root.
+// TestOrdinaryUser repeats tests of trials as an ordinary user, if this is root.
 func TestOrdinaryUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to become another user; the other tests are an ordinary user's here")

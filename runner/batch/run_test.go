@@ -43,14 +43,13 @@ func TestMain(m *testing.M) {
 // killedTrials is the size of the batch that is killed.
 const killedTrials = 200
 
-// outcomeOf is the result of a trial that depends on its key alone.
+// outcomeOf returns a trial's result, which depends only on its key.
 func outcomeOf(k Key) Outcome {
 	h := fnv.New32()
 	fmt.Fprint(h, k)
 	return []Outcome{Passed, Failed, Limit}[h.Sum32()%3]
 }
 
-// runKilled runs the batch that is killed.
 func runKilled(dir string) error {
 	list := tasks(killedTrials)
 	l, err := OpenLedger(dir, spec(list))
@@ -70,8 +69,8 @@ func runKilled(dir string) error {
 	return errors.Join(err, l.Close())
 }
 
-// TestKilled: a batch whose process is killed again and again ends with the results of
-// one that was not, each trial once, and nothing left behind.
+// TestKilled: a batch that is killed repeatedly ends with the same results, each trial
+// once, and nothing left behind.
 func TestKilled(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "batch")
 	kills := 0
@@ -114,7 +113,6 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// runAll runs all trials of tasks with one agent.
 func runAll(t testing.TB, list []task.Task, o Options) []Result {
 	t.Helper()
 	l := open(t, t.TempDir(), spec(list))
@@ -129,8 +127,8 @@ func runAll(t testing.TB, list []task.Task, o Options) []Result {
 	return results
 }
 
-// TestRetries: only faults of the infrastructure are tried again, each is counted with
-// its class, and what the tries have cost is added.
+// TestRetries: only infrastructure faults are retried. Each is counted by class, and
+// the attempts' costs are added.
 func TestRetries(t *testing.T) {
 	var tries sync.Map
 	results := runAll(t, tasks(4), Options{Retries: 2, Capacity: Capacity{Trials: 3}, Run: func(_ context.Context, trial Trial, _ string, _ *int64) Result {
@@ -171,9 +169,9 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// TestMaxCost: nothing starts once the cost is used up, also in a batch that goes on, and each
-// try is bounded by what is left. A trial that too little is left for has no result and runs
-// again; what it has cost counts.
+// TestMaxCost: nothing starts once the cost is used up, even in a continued batch, and
+// each attempt is bounded by what is left. A trial for which too little is left has no
+// result and runs again, but its cost counts.
 func TestMaxCost(t *testing.T) {
 	dir, list := t.TempDir(), tasks(10)
 	var budgets []int64
@@ -223,8 +221,8 @@ func TestMaxCost(t *testing.T) {
 	}
 }
 
-// TestAdmission: trials run together only as long as all fit, and a need for more
-// processors than there are is met by all of them.
+// TestAdmission: trials run together only while all fit. If one needs more processors
+// than there are, it gets all.
 func TestAdmission(t *testing.T) {
 	list := tasks(40)
 	for i := range list {
@@ -260,8 +258,8 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// TestClockSetBack: the reference time allows for what the kernel's times lag behind, and for
-// a clock that is set forward.
+// TestClockSetBack: the reference time allows for the lag of the kernel's times, and
+// for a clock that is set forward.
 func TestClockSetBack(t *testing.T) {
 	for _, c := range []struct{ wall, elapsed, want time.Duration }{
 		{time.Minute, time.Minute, 0},
@@ -302,9 +300,9 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestEndingFaults: a trial for which the disk was full, the key refused or a ceiling reached
-// has no result, is not tried again, and no other one starts. What the sandbox reports itself is
-// a failure of the trial.
+// TestEndingFaults: after a full disk, a refused key or a reached ceiling, the trial
+// has no result and no retry, and no other trial starts. The sandbox's own reports of
+// these are failures of the trial.
 func TestEndingFaults(t *testing.T) {
 	for _, fault := range []error{
 		&infraError{Machine, &os.PathError{Op: "write", Path: "state.tar", Err: syscall.ENOSPC}}, fmt.Errorf("records: %w", syscall.EROFS),
@@ -329,7 +327,7 @@ func TestEndingFaults(t *testing.T) {
 	}
 }
 
-// TestResultCannotBeKept: no trial starts once a result can't be written.
+// TestResultCannotBeKept: once a result can't be written, no trial starts.
 func TestResultCannotBeKept(t *testing.T) {
 	list := tasks(50)
 	l := open(t, t.TempDir(), spec(list))

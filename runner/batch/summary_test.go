@@ -78,7 +78,7 @@ func TestSummarize(t *testing.T) {
 	}
 }
 
-// TestSummaryAddsUp: each planned trial is in one count, whatever the results.
+// TestSummaryAddsUp: each planned trial is in exactly one count.
 func TestSummaryAddsUp(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := spec(tasks(rapid.IntRange(1, 10).Draw(rt, "tasks")))
@@ -153,8 +153,8 @@ func TestExports(t *testing.T) {
 	}
 }
 
-// TestVerdict: a step without rewards counts 0, a class of failure is no pass, and a failure in a
-// sandbox is the agent's once it has acted.
+// TestVerdict: a step without rewards counts 0, a class of failure is no pass, and a
+// sandbox failure is the agent's once it has acted.
 func TestVerdict(t *testing.T) {
 	step := func(class Class, rewards ...float64) StepResult {
 		s := StepResult{Class: class}
@@ -202,8 +202,8 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestStepDirs: each step has a directory, also where names have no letters that are kept, or differ
-// in others only.
+// TestStepDirs: each step has its own directory, even if the kept letters of names are
+// the same, or none.
 func TestStepDirs(t *testing.T) {
 	seen := map[string]bool{filepath.Join("trial", StepsDir): true}
 	steps := []task.Step{{Name: "один"}, {Name: "пять"}, {Name: "..."}, {Name: "a b"}, {Name: "a_b"}, {Name: strings.Repeat("x", 100) + "1"}, {Name: strings.Repeat("x", 100) + "2"}}

@@ -15,8 +15,8 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// internet makes the machine's sandboxes reach http://mirror.example. Other hosts refuse
-// connections, and that one resets them while down is positive, which each counts down.
+// internet makes http://mirror.example reachable in the machine's sandboxes. It resets
+// connections while down is positive, counting it down; other hosts refuse them.
 func (m *machine) internet(down *atomic.Int64) {
 	m.t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -44,7 +44,8 @@ const (
 	download    = "#!/bin/sh\necho 0 > /logs/verifier/reward.txt\nwget -q -O /tmp/tool http://mirror.example/tool && [ \"$(cat answer)\" = right ] && echo 1 > /logs/verifier/reward.txt\n[ ! -e hook ] || sh hook\n"
 )
 
-// TestSuspect: a verifier whose own download fails without the agent, too, says nothing about it.
+// TestSuspect: a verifier whose download also fails without the agent says nothing
+// about the agent.
 func TestSuspect(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		var down atomic.Int64

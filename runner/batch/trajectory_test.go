@@ -8,7 +8,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// checkTrajectory compares the trajectory of a trial with the schema of ATIF.
+// checkTrajectory checks a trial's trajectory with ATIF's schema.
 func checkTrajectory(t testing.TB, dir string) {
 	t.Helper()
 	c := jsonschema.NewCompiler()

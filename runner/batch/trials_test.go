@@ -43,7 +43,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// write makes files below a directory. Those called .sh can be executed.
+// write makes files below a directory. Files ending in .sh are executable.
 func write(t testing.TB, dir string, files map[string]string) string {
 	t.Helper()
 	for name, text := range files {
@@ -58,19 +58,19 @@ func write(t testing.TB, dir string, files map[string]string) string {
 	return dir
 }
 
-// machine runs trials on one backend.
 type machine struct {
 	t       testing.TB
 	backend string
 	top     string
-	// root is a root file system with busybox, and image the archive of an image with it.
+	// root is a root file system with busybox, and image an archive of an image with
+	// it.
 	root, image string
 	state       string
 	host        *caisson.Host
 	o           batch.TrialOptions
 }
 
-// newMachine returns a machine, or skips the test where its backend is missing.
+// newMachine returns a machine, or skips the test if the backend is missing.
 func newMachine(t testing.TB, backend string) *machine {
 	t.Helper()
 	batch.MachinesAsked++
@@ -147,7 +147,6 @@ func skip(t testing.TB, why string) {
 	t.Skip(why)
 }
 
-// writeImage writes an image of a root file system, as docker save does.
 func writeImage(t testing.TB, root, file string, c v1.Config) {
 	t.Helper()
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
@@ -169,7 +168,7 @@ func writeImage(t testing.TB, root, file string, c v1.Config) {
 	must(t, tarball.WriteToFile(file, tag, made))
 }
 
-// builtProgram returns a program of this repository, which make builds.
+// builtProgram returns a program that make build made.
 func builtProgram(t testing.TB, name string) string {
 	t.Helper()
 	if dir := os.Getenv(userDir); dir != "" {
@@ -183,15 +182,14 @@ func builtProgram(t testing.TB, name string) string {
 	return path
 }
 
-// backends runs a test on each backend that starts sandboxes whose commands are root.
+// backends runs a test on each backend on which commands can be root.
 func backends(t *testing.T, test func(t *testing.T, m *machine)) {
 	for _, name := range []string{"gvisor", "runc"} {
 		t.Run(name, func(t *testing.T) { test(t, newMachine(t, name)) })
 	}
 }
 
-// task returns a Harbor task on the machine's image, read from a directory with these
-// files.
+// task returns a Harbor task on the machine's image with these files.
 func (m *machine) task(toml string, files map[string]string) task.Task {
 	m.t.Helper()
 	dir := filepath.Join(m.t.TempDir(), "task")
@@ -210,10 +208,9 @@ func (m *machine) task(toml string, files map[string]string) task.Task {
 	return got
 }
 
-// place makes an environment use the machine's image in place of a build.
+// place makes an environment use the machine's image instead of a build.
 func (m *machine) place(e *task.Environment) { e.Image = "docker-archive:" + m.image }
 
-// run runs a trial and returns its result and its directory.
 func (m *machine) run(definition task.Task, agent string) (batch.Result, string) {
 	m.t.Helper()
 	dir := m.t.TempDir()
@@ -250,14 +247,13 @@ func read(t testing.TB, elem ...string) string {
 	return string(text)
 }
 
-// hello is a task that asks for a file, and changes of the image outside of the working
-// directory.
+// hello is a task that asks for a file, and for changes outside the working directory.
 var hello = map[string]string{
 	"solution/solve.sh": "#!/bin/sh\nset -e\nsleep 0.1\n[ -e /tests ] && exit 3\n[ \"$(cat given)\" = given ]\necho hello > hello.txt\nrm /var/removed\necho new > /opt/new\necho kept > /tmp/kept\nmkdir /logs/agent/sub\necho log > /logs/agent/sub/log\necho art > /logs/artifacts/art\n",
 	"tests/test.sh":     "#!/bin/sh\necho checking\n[ \"$(cat /app/hello.txt)\" = hello ] && [ ! -e /var/removed ] && [ \"$(cat /opt/new)\" = new ] && [ \"$(cat /opt/old)\" = old ] && [ \"$(cat /tmp/kept)\" = kept ] && [ -e /app/given ] && [ -s /logs/agent/trajectory.json ] && [ -e /logs/agent/sub/log ] && [ -e /logs/artifacts/art ] && [ ! -e /solution ] && reward=1\necho ${reward:-0} > /logs/verifier/reward.txt\n",
 }
 
-// TestOracleAndNop is acceptance check 9, and 6 as far as the oracle sees tests.
+// TestOracleAndNop is acceptance check 9, and check 6 for the oracle.
 func TestOracleAndNop(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		definition := m.task(`version = "1.0"`, hello)
@@ -275,7 +271,7 @@ func TestOracleAndNop(t *testing.T) {
 			}
 		}
 		checkTrajectory(t, dir)
-		// The root was made for this trial, and nothing of it is a change of the agent.
+		// The root was made for this trial, and is no change of the agent's.
 		state := read(t, dir, batch.StateFile)
 		if !strings.Contains(state, "app/hello.txt") || strings.Contains(state, "bin/busybox") || len(state) > 100_000 {
 			t.Errorf("the state has %d bytes", len(state))
@@ -287,8 +283,7 @@ func TestOracleAndNop(t *testing.T) {
 	})
 }
 
-// TestDeepChanges: whatever changes far below the root of an image is there for the
-// verifier.
+// TestDeepChanges: changes deep below an image's root reach the verifier.
 func TestDeepChanges(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		files := map[string]string{
@@ -300,7 +295,7 @@ func TestDeepChanges(t *testing.T) {
 	})
 }
 
-// TestOwners: owners, and the set-group-ID and sticky bits of directories, are there for the
+// TestOwners: owners, and directories' set-group-ID and sticky bits, reach the
 // verifier.
 func TestOwners(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -335,14 +330,14 @@ func (m *machine) script(turns string) {
 	}
 }
 
-// check is a test.sh that gives the reward 1 if a condition holds.
+// check is a test.sh with reward 1 if a condition holds.
 func check(condition string) string {
 	return "#!/bin/sh\nset -x\nif " + condition + "; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
 }
 
 func solve(script string) string { return "#!/bin/sh\nset -e\n" + script + "\n" }
 
-// expect fails the test unless a result has this outcome, class and limit.
+// expect checks a result's outcome, class and limit.
 func expect(t testing.TB, name string, r batch.Result, outcome batch.Outcome, class batch.Class, limit string) {
 	t.Helper()
 	if r.Outcome != outcome || r.Class != class || r.Limit != limit {
@@ -350,7 +345,7 @@ func expect(t testing.TB, name string, r batch.Result, outcome batch.Outcome, cl
 	}
 }
 
-// TestRewards is acceptance checks 2 and 3, as far as files in the sandbox matter.
+// TestRewards is acceptance checks 2 and 3, for files in the sandbox.
 func TestRewards(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		for _, c := range []struct {
@@ -378,13 +373,13 @@ func TestRewards(t *testing.T) {
 	})
 }
 
-// priced is a model that is no recording, so that its requests are reserved.
+// priced is a model that is not a recording, so that its requests are reserved.
 type priced struct{ loop.Model }
 
 func (priced) Info() loop.ModelInfo { return loop.ModelInfo{Provider: "replay", Model: "priced"} }
 
-// TestCostOfAll: a trial has no verdict if too little is left of what all trials may cost. The
-// controls are a trial that reaches its own bound, and one that has enough.
+// TestCostOfAll: a trial has no verdict if too little is left of the cost bound of all
+// trials. The controls are a trial that reaches its own bound, and one with enough.
 func TestCostOfAll(t *testing.T) {
 	m := newMachine(t, "runc")
 	m.script("  - text: Done.\n")
@@ -432,8 +427,8 @@ func TestAgentTimeout(t *testing.T) {
 	})
 }
 
-// TestEmptyAnswers: a model can't leave the denominator by its answer, and the verifier decides as
-// for any other. The control is a model that fails itself.
+// TestEmptyAnswers: a model can't leave the denominator by its answer, and the verifier
+// decides as usual. The control is a failing model.
 func TestEmptyAnswers(t *testing.T) {
 	m := newMachine(t, "runc")
 	for _, c := range []struct {
@@ -451,7 +446,8 @@ func TestEmptyAnswers(t *testing.T) {
 	}
 }
 
-// interrupted is a model that calls a function before each answer. If that fails, so does the call.
+// interrupted is a model that calls a function before each answer, and fails if that
+// does.
 type interrupted struct {
 	loop.Model
 	before func(answered int) error
@@ -466,7 +462,7 @@ func (i *interrupted) Complete(ctx context.Context, r loop.Request, onDelta func
 	return i.Model.Complete(ctx, r, onDelta)
 }
 
-// interrupt makes the model of a script call a function before each answer.
+// interrupt makes a script's model call a function before each answer.
 func (m *machine) interrupt(turns string, before func(answered int) error) {
 	m.script(turns)
 	scripted := m.o.NewModel
@@ -482,9 +478,9 @@ func (m *machine) interrupt(turns string, before func(answered int) error) {
 // acts is a script of a model that runs a command and then ends.
 const acts = "  - calls: [{tool: shell, input: {command: touch acted}}]\n  - text: Done.\n"
 
-// TestRefusedConversation: an agent can't leave the denominator by a conversation that its
-// provider refuses. The controls are requests that the agent had no part in, and faults that are
-// the provider's.
+// TestRefusedConversation: an agent can't leave the denominator by a conversation that
+// its provider refuses. The controls are requests without the agent's part, and faults
+// of the provider.
 func TestRefusedConversation(t *testing.T) {
 	m := newMachine(t, "runc")
 	invalid := func(status int) error {
@@ -539,8 +535,8 @@ func TestRefusedConversation(t *testing.T) {
 	expect(t, "in a later step", r, batch.Failed, batch.AgentFailed, "")
 }
 
-// TestUnremovableSession: a session that can't be ended counts against an agent that has run a
-// command. The control is an agent that has run none.
+// TestUnremovableSession: a session that can't be ended counts against an agent that
+// has run a command. The control is an agent that hasn't.
 func TestUnremovableSession(t *testing.T) {
 	m := newMachine(t, "runc")
 	for _, c := range []struct {
@@ -576,17 +572,16 @@ func TestVerifierTimeout(t *testing.T) {
 	}
 }
 
-// forgedCaches are files of caches, to which a solution writes "forged". The image has the
-// first ones.
+// forgedCaches are cache files that a solution forges. The image has the first ones.
 var forgedCaches = []string{
 	"/root/.cache/go-build/00/0-a", "/app/__pycache__/work.pyc", "/go/pkg/mod/m/m.go", "/pyc/work.pyc",
 	"/app/.pytest_cache/v/cache/lastfailed", "/app/node_modules/.cache/babel/x", "/app/target/debug/.fingerprint/x", "/root/.npm/_cacache/x",
 	"/app/tsconfig.tsbuildinfo", "/tmp/jest_rs/x", "/root/.cargo/registry/src/x", "/root/.m2/repository/x", "/app/.gradle/x", "/var/cache/apt/x",
 }
 
-// TestForgedCaches: of what an agent writes to caches the verifier has nothing; it has what the
-// image has there. It has the files that a package manager linked from its cache, and what is
-// no cache, which is the control.
+// TestForgedCaches: the verifier sees the image's caches, not the agent's. The control:
+// it does see files that a package manager linked from its cache, and files that are no
+// cache.
 func TestForgedCaches(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		for _, file := range forgedCaches[:4] {
@@ -599,7 +594,7 @@ func TestForgedCaches(t *testing.T) {
 		const env = "GOCACHE=/root/.cache/go-build\nGOMODCACHE=/go/pkg/mod\n"
 		for _, c := range []struct{ name, forge, want string }{
 			{"files", forge, "given\ngiven\ngiven\ngiven\n" + env},
-			// The caches are moved, and symlinks lead there.
+			// The caches are moved, with symlinks to them.
 			{"symlinks", forge + "mkdir /app/moved; for d in /root/.cache /go/pkg /root/.npm /root/.cargo /root/.m2; do mv $d /app/moved/${d##*/}; ln -s /app/moved/${d##*/} $d; done\n", "given\ngiven\n" + env},
 			{"the home", forge + "mv /root /app/home; ln -s /app/home /root\n", "given\ngiven\ngiven\n" + env},
 		} {
@@ -619,7 +614,7 @@ func TestForgedCaches(t *testing.T) {
 				t.Errorf("%s: files that were linked from a cache: %q", c.name, output)
 			}
 		}
-		// Other trials of the task have none of it.
+		// The task's other trials don't have it.
 		r, _ := m.run(m.task("", map[string]string{"tests/test.sh": check("[ ! -e /opt/control ] && [ \"$(cat " + strings.Join(forgedCaches[:4], " ") + " | sort -u)\" = given ]")}), batch.Nop)
 		expect(t, "another trial", r, batch.Passed, "", "")
 	})
@@ -661,8 +656,8 @@ func TestSeparateVerifier(t *testing.T) {
 	})
 }
 
-// TestLinksOfAnAgent: what an agent leaves leads to no file that only the verifier has. What
-// leads to a file of its own, or of the image, is there, which is the control.
+// TestLinksOfAnAgent: an agent's symlinks lead to no file that only the verifier has.
+// The control: links to its own files, or the image's, work.
 func TestLinksOfAnAgent(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		write(t, m.root, map[string]string{"app/merged/expected.txt": "expected\n"})
@@ -709,8 +704,8 @@ func TestLinksOfAnAgent(t *testing.T) {
 	})
 }
 
-// TestBackgroundEndsBeforeCollecting: a command in the background has no part in what is
-// collected, and the model of the next step learns of its end.
+// TestBackgroundEndsBeforeCollecting: a background command doesn't affect what is
+// collected, and the next step's model learns that it ended.
 func TestBackgroundEndsBeforeCollecting(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		watch := `touch began; while :; do for p in /proc/[0-9]*; do grep -q [p]ack-changes $p/cmdline && kill -9 ${p#/proc/}; done; date > beat; done`
@@ -731,7 +726,7 @@ func TestBackgroundEndsBeforeCollecting(t *testing.T) {
 }
 
 // TestNetworks is acceptance check 8, and the rest of 1: commands of an agent without
-// network have no proxy, those of its verifier with one have.
+// network have no proxy, but its verifier's with one do.
 func TestNetworks(t *testing.T) {
 	m := newMachine(t, "gvisor")
 	files := map[string]string{"solution/solve.sh": solve("env > env.txt"), "tests/test.sh": check("! grep -q HTTPS_PROXY env.txt && env | grep -q HTTPS_PROXY")}
@@ -812,7 +807,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// TestCollect: hooks run in the agent's sandbox, which shows in the artifacts.
+// TestCollect: hooks run in the agent's sandbox, as the artifacts show.
 func TestCollect(t *testing.T) {
 	m := newMachine(t, "runc")
 	r, _ := m.run(m.task("[verifier]\nenvironment_mode = \"separate\"\n[[verifier.collect]]\ncommand = \"cp made /logs/artifacts/collected\"\n", map[string]string{
@@ -821,8 +816,8 @@ func TestCollect(t *testing.T) {
 	expect(t, "collected", r, batch.Passed, "", "")
 }
 
-// TestVerifyAgain: verifying a finished trial again from its directory has the same
-// verdict, and another verifier may disagree.
+// TestVerifyAgain: verifying a finished trial again from its directory gives the same
+// verdict. Another verifier may disagree.
 func TestVerifyAgain(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		definition := m.task("", hello)
@@ -841,7 +836,7 @@ func TestVerifyAgain(t *testing.T) {
 	})
 }
 
-// TestLines runs tasks that are lines of JSON, on the programs of this machine.
+// TestLines runs tasks from lines of JSON, with this machine's programs.
 func TestLines(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		dir := write(t, t.TempDir(), map[string]string{
@@ -869,8 +864,8 @@ func TestLines(t *testing.T) {
 	})
 }
 
-// TestForgedBytecode: the agent leaves bytecode that Python runs in place of the source, as it
-// shows there. The verifier runs the source.
+// TestForgedBytecode: the agent leaves bytecode that Python would run instead of the
+// source, as the control shows. The verifier runs the source.
 func TestForgedBytecode(t *testing.T) {
 	if _, err := os.Stat("/usr/bin/python3"); err != nil {
 		t.Skip("python3 is missing")
@@ -895,7 +890,6 @@ func TestForgedBytecode(t *testing.T) {
 	}
 }
 
-// TestGit checks a commit out of a repository.
 func TestGit(t *testing.T) {
 	m := newMachine(t, "runc")
 	repository := write(t, filepath.Join(m.top, "repository"), map[string]string{"file": "in git"})
@@ -915,8 +909,8 @@ func TestGit(t *testing.T) {
 	expect(t, "git", r, batch.Passed, "", "")
 }
 
-// TestWorkdirs: a working directory at which nothing can be mounted is part of the root,
-// and one that the image lacks is made.
+// TestWorkdirs: a working directory at which nothing can be mounted is part of the
+// root. A missing one is made.
 func TestWorkdirs(t *testing.T) {
 	m := newMachine(t, "runc")
 	must(t, os.Symlink("/app", filepath.Join(m.root, "linked")))
@@ -930,7 +924,7 @@ func TestWorkdirs(t *testing.T) {
 	}
 }
 
-// TestInfrastructure: what the machine can't do is not the agent's.
+// TestInfrastructure: what the machine can't do is not the agent's fault.
 func TestInfrastructure(t *testing.T) {
 	m := newMachine(t, "runc")
 	definition := m.task("", hello)
@@ -951,14 +945,13 @@ func TestInfrastructure(t *testing.T) {
 	expect(t, "sandbox", r, batch.Infrastructure, batch.SandboxStart, "")
 }
 
-// failing is a backend that starts no sandbox.
 type failing struct{}
 
 func (failing) Create(context.Context, sandbox.Spec) (sandbox.Sandbox, error) {
 	return nil, fmt.Errorf("create: %w", sandbox.ErrUnavailable)
 }
 
-// TestCancelTrial: a trial that is stopped leaves nothing.
+// TestCancelTrial: a stopped trial leaves nothing.
 func TestCancelTrial(t *testing.T) {
 	m := newMachine(t, "gvisor")
 	definition := m.task("", map[string]string{"tests/test.sh": check("true"), "solution/solve.sh": "sleep 100\n"})
@@ -969,7 +962,7 @@ func TestCancelTrial(t *testing.T) {
 	m.nothingLeft()
 }
 
-// TestSkillsOfTask: skills of the image reach the model as data, and a symlink in their
+// TestSkillsOfTask: an image's skills reach the model as data, and a symlink in their
 // directory leads to no file of this machine.
 func TestSkillsOfTask(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {

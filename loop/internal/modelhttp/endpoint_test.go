@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestCheckBaseURL: what is refused, and that no message has a secret.
+// TestCheckBaseURL checks which URLs are refused, and that no message has a secret.
 func TestCheckBaseURL(t *testing.T) {
 	for text, want := range map[string]string{
 		"https://api.example.com/v1":     "",

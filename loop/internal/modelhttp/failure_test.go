@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// TestUnparsedAnswers: a failure that the model's own words caused is told from one of the
-// endpoint. The messages are those of servers that users have reported.
+// TestUnparsedAnswers: failures that the model's own words caused are told apart from
+// the endpoint's. The messages come from users' reports about servers.
 func TestUnparsedAnswers(t *testing.T) {
 	for name, tt := range map[string]struct {
 		status int
@@ -54,7 +54,7 @@ func TestUnparsedAnswers(t *testing.T) {
 	}
 }
 
-// TestBoundedBody: an answer may be as large as the limit, and no byte larger.
+// TestBoundedBody: an answer may have exactly as many bytes as the limit.
 func TestBoundedBody(t *testing.T) {
 	for text, want := range map[string]error{"": nil, "1234": nil, "12345": ErrTooLarge, "1234567890": ErrTooLarge} {
 		ctx, cancel := context.WithCancelCause(t.Context())

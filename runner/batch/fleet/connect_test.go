@@ -23,7 +23,6 @@ import (
 	"github.com/nats-io/nkeys"
 )
 
-// startOptions starts a server with options.
 func startOptions(t testing.TB, o *server.Options) *server.Server {
 	t.Helper()
 	o.Host, o.Port, o.NoSigs, o.NoLog = "127.0.0.1", server.RANDOM_PORT, true, true
@@ -37,8 +36,7 @@ func startOptions(t testing.TB, o *server.Options) *server.Server {
 	return s
 }
 
-// newCertificate returns a certificate of 127.0.0.1 for a server, and the path of the file that
-// has it.
+// newCertificate returns a server certificate for 127.0.0.1, and the path of its file.
 func newCertificate(t testing.TB) (c tls.Certificate, path string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -141,8 +139,8 @@ func TestConnect(t *testing.T) {
 // tlsVariable is the address of a server for a process of TestConnectTLS.
 const tlsVariable = "CAISSON_TEST_TLS_SERVER"
 
-// TestConnectTLS: a server's certificate is checked with the system's roots, which a variable
-// may name.
+// TestConnectTLS: a server's certificate is checked with the system's roots, which a
+// variable may name.
 func TestConnectTLS(t *testing.T) {
 	if address := os.Getenv(tlsVariable); address != "" { // of the process below
 		c, err := Connect("tls://"+address, "", "test", func(string) {})
@@ -164,8 +162,8 @@ func TestConnectTLS(t *testing.T) {
 	}
 }
 
-// TestReconnect: a connection is made again after servers have refused its user meanwhile,
-// and what is reported has no secret.
+// TestReconnect: a connection recovers after servers have refused its user, and reports
+// contain no secrets.
 func TestReconnect(t *testing.T) {
 	o := &server.Options{Username: "user", Password: "pa/ss-word"}
 	s := startOptions(t, o)

@@ -20,7 +20,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
-// smallBounds are exceeded by little.
+// smallBounds are easily exceeded.
 var smallBounds = archiveBounds{Bounds: archive.Bounds{Entries: 20, Bytes: 1 << 20}, packed: 1 << 20, result: 4 << 10, patch: 4 << 10}
 
 // entry is a file of an archive, a symlink if Linkname is set.
@@ -29,7 +29,6 @@ type entry struct {
 	text string
 }
 
-// zipped returns a compressed archive of entries.
 func zipped(t testing.TB, list ...entry) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -105,8 +104,8 @@ func hostileArchives(t testing.TB) map[string][]byte {
 	}
 }
 
-// TestHostileArchives: an archive that no worker makes is damaged, and nothing outside its
-// directory is read or changed.
+// TestHostileArchives: archives that no worker makes are damaged, and nothing outside
+// their directory is read or changed.
 func TestHostileArchives(t *testing.T) {
 	for name, text := range hostileArchives(t) {
 		t.Run(name, func(t *testing.T) {
@@ -128,7 +127,7 @@ func TestHostileArchives(t *testing.T) {
 	}
 }
 
-// failingReader ends with another error than the end.
+// failingReader ends with an error other than io.EOF.
 type failingReader struct{ r io.Reader }
 
 func (f failingReader) Read(p []byte) (int, error) {
@@ -139,8 +138,8 @@ func (f failingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestReadTrial: what agents and verifiers leave arrives without set-ID bits and without
-// symlinks that lead out; a store that fails is no damage.
+// TestReadTrial: files of agents and verifiers arrive without set-ID bits and without
+// symlinks that lead out. A failing store is no damage.
 func TestReadTrial(t *testing.T) {
 	setID := fileEntry("agent/setid", "x")
 	setID.Mode = 0o6755
@@ -205,8 +204,8 @@ func FuzzReadTrial(f *testing.F) {
 	})
 }
 
-// TestPackTrial: the files of a trial arrive; those that exceed the bounds are left out, and
-// the result is not.
+// TestPackTrial: a trial's files arrive. If they exceed the bounds, only the result
+// does.
 func TestPackTrial(t *testing.T) {
 	for name, c := range map[string]struct {
 		write func(dir string) error
@@ -254,7 +253,7 @@ func TestPackTrial(t *testing.T) {
 	}
 }
 
-// faultyStore is a store whose results can't be read at times.
+// faultyStore is a store whose results sometimes can't be read.
 type faultyStore struct {
 	results.Store
 	mu    sync.Mutex
@@ -278,8 +277,9 @@ func (s *faultyStore) Get(ctx context.Context, name string) (io.ReadCloser, erro
 	}{failingReader{io.LimitReader(r, 40)}, r}, nil
 }
 
-// TestDamagedResults: a result that is damaged is left out, and named once all others are
-// collected; one that is removed runs again. A store that fails for long damages nothing.
+// TestDamagedResults: a damaged result is left out, and named once all others are
+// collected. If it is removed, the trial runs again. A store that fails for long
+// damages nothing.
 func TestDamagedResults(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	b := newBatch(t, s.ClientURL(), testTasks(4, 1))

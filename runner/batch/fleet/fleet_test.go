@@ -31,7 +31,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// testTasks returns n tasks that have images of a number.
+// testTasks returns n tasks with the given number of images.
 func testTasks(n, images int) []task.Task {
 	var list []task.Task
 	for i := range n {
@@ -47,8 +47,8 @@ func testSpec(list []task.Task) batch.Spec {
 	return batch.Spec{Backend: "fake", Tasks: batch.NewSpecTasks(list), Agents: []string{batch.Nop}, Attempts: 1}
 }
 
-// trialOf returns a trial that takes a time, appends its name to the file at log, and has an
-// outcome that depends on its key alone.
+// trialOf returns a trial that takes a time, appends its name to the file at log, and
+// has an outcome that depends only on its key.
 func trialOf(d time.Duration, log string) batch.RunTrial {
 	return func(ctx context.Context, t batch.Trial, dir string, _ *int64) batch.Result {
 		select {
@@ -75,7 +75,7 @@ func trialOf(d time.Duration, log string) batch.RunTrial {
 	}
 }
 
-// startServer starts a NATS server with JetStream, one of a cluster if routes is not empty.
+// startServer starts a NATS server with JetStream, in a cluster if routes is set.
 func startServer(t testing.TB, name string, cluster int, routes string) *server.Server {
 	t.Helper()
 	o := &server.Options{
@@ -92,7 +92,6 @@ func startServer(t testing.TB, name string, cluster int, routes string) *server.
 	return s
 }
 
-// startCluster starts three servers and returns them with their URLs.
 func startCluster(t testing.TB) (list []*server.Server, urls string) {
 	t.Helper()
 	var ports []int
@@ -155,7 +154,6 @@ func newBatch(t testing.TB, urls string, list []task.Task) *testBatch {
 	return b
 }
 
-// coordinate runs the coordinator to its end.
 func (b *testBatch) coordinate(ctx context.Context) (batch.Totals, error) {
 	return Coordinate(ctx, CoordinatorOptions{
 		Conn: connect(b.t, b.urls), Store: b.store, Ledger: b.ledger, Spec: testSpec(b.tasks), Paths: []string{"/tasks"},
@@ -164,7 +162,6 @@ func (b *testBatch) coordinate(ctx context.Context) (batch.Totals, error) {
 	})
 }
 
-// waitRun waits for a run in a store.
 func waitRun(ctx context.Context, s results.Store) (Run, error) {
 	for {
 		r, _, err := LatestRun(ctx, s)
@@ -175,7 +172,6 @@ func waitRun(ctx context.Context, s results.Store) (Run, error) {
 	}
 }
 
-// work runs a worker until the run has ended.
 func (b *testBatch) work(ctx context.Context, name string, width int, run batch.RunTrial) error {
 	r, err := waitRun(ctx, b.store)
 	if err != nil {
@@ -191,7 +187,7 @@ func (b *testBatch) work(ctx context.Context, name string, width int, run batch.
 	})
 }
 
-// check holds the results against those of one machine, and each trial's files.
+// check compares the results with one machine's, and checks each trial's files.
 func (b *testBatch) check() {
 	b.t.Helper()
 	trials := batch.Plan(b.tasks, []string{batch.Nop}, 1, batch.Shard{})
@@ -223,7 +219,7 @@ func (b *testBatch) check() {
 	}
 }
 
-// runs returns how often each trial ran.
+// readLog returns how often each trial ran.
 func readLog(t testing.TB, paths ...string) map[string]int {
 	t.Helper()
 	n := map[string]int{}
@@ -239,8 +235,8 @@ func readLog(t testing.TB, paths ...string) map[string]int {
 	return n
 }
 
-// TestFleet: three workers have the results of one machine, each trial runs once, the workers
-// end with the run, and a run of what is finished does nothing.
+// TestFleet: three workers have one machine's results, each trial runs once, the
+// workers end with the run, and a finished run does nothing.
 func TestFleet(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	b := newBatch(t, s.ClientURL(), testTasks(60, 4))
@@ -269,7 +265,7 @@ func TestFleet(t *testing.T) {
 	}
 }
 
-// TestIdle: a coordinator reports that no worker takes trials, and not while one does.
+// TestIdle: a coordinator reports that no worker takes trials, unless one does.
 func TestIdle(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	for _, works := range []bool{false, true} {
@@ -305,8 +301,8 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// TestMaxCost: each trial may cost what is left when it starts, and the queue is emptied when
-// nothing is.
+// TestMaxCost: each trial may cost what is left when it starts, and the queue is
+// emptied when nothing is left.
 func TestMaxCost(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	b := newBatch(t, s.ClientURL(), testTasks(100, 1))
@@ -335,8 +331,8 @@ func TestMaxCost(t *testing.T) {
 	}
 }
 
-// TestTooLittleLeft: a trial that too little is left for ends the run, and what it has cost
-// counts. It has no result.
+// TestTooLittleLeft: a trial for which too little is left ends the run. Its cost
+// counts, but it has no result.
 func TestTooLittleLeft(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	b := newBatch(t, s.ClientURL(), testTasks(5, 1))
@@ -362,8 +358,8 @@ func TestTooLittleLeft(t *testing.T) {
 	}
 }
 
-// TestCostWithoutCoordinator: where the cost is bounded, no trial starts while the coordinator
-// does not answer.
+// TestCostWithoutCoordinator: if the cost is bounded, no trial starts while the
+// coordinator doesn't answer.
 func TestCostWithoutCoordinator(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	w := worker{WorkerOptions: WorkerOptions{Conn: connect(t, s.ClientURL()), Run: Run{Batch: "B", MaxCostMicroUSD: 5}}}
@@ -385,8 +381,8 @@ func TestCostWithoutCoordinator(t *testing.T) {
 	}
 }
 
-// BenchmarkWorkers measures trials that sleep for a second, eight at a time on each worker,
-// of which 8, 16 and 24 per second are possible.
+// BenchmarkWorkers measures trials that sleep for a second, eight at a time on each
+// worker: 8, 16 and 24 per second are possible.
 func BenchmarkWorkers(b *testing.B) {
 	for n := 1; n <= 3; n++ {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/runner/batch"
 )
 
-// TestTrialOfADeadWorker: a trial that was taken by a worker which sends no heartbeats is
-// delivered to another one.
+// TestTrialOfADeadWorker: if a worker sends no heartbeats, its trial is delivered to
+// another one.
 func TestTrialOfADeadWorker(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	b := newBatch(t, s.ClientURL(), testTasks(1, 1))
@@ -46,7 +46,7 @@ func TestTrialOfADeadWorker(t *testing.T) {
 	b.check()
 }
 
-// TestRefusedKey: a worker whose key is refused ends, and others run its trials.
+// TestRefusedKey: a worker with a refused key ends, and others run its trials.
 func TestRefusedKey(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	b := newBatch(t, s.ClientURL(), testTasks(3, 1))
@@ -66,7 +66,7 @@ func TestRefusedKey(t *testing.T) {
 	b.check()
 }
 
-// TestHeartbeat: a trial that takes longer than the time to acknowledge it runs once.
+// TestHeartbeat: a trial that takes longer than AckWait runs once.
 func TestHeartbeat(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	b := newBatch(t, s.ClientURL(), testTasks(2, 1))
@@ -85,7 +85,7 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-// TestInterruptedWorker: what a worker drops when it is interrupted runs elsewhere at once.
+// TestInterruptedWorker: trials of an interrupted worker run elsewhere at once.
 func TestInterruptedWorker(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	b := newBatch(t, s.ClientURL(), testTasks(2, 1))
@@ -115,7 +115,7 @@ func TestInterruptedWorker(t *testing.T) {
 	b.check()
 }
 
-// TestFatalTrial: a trial whose workers all die gets a result after a number of tries.
+// TestFatalTrial: a trial that kills its workers gets a result after some attempts.
 func TestFatalTrial(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	b := newBatch(t, s.ClientURL(), testTasks(1, 1))
@@ -134,7 +134,7 @@ func TestFatalTrial(t *testing.T) {
 	}
 }
 
-// TestOtherTasks: a worker whose tasks are not those of the coordinator runs none.
+// TestOtherTasks: a worker with other tasks than the coordinator's runs none.
 func TestOtherTasks(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	b := newBatch(t, s.ClientURL(), testTasks(2, 1))
@@ -157,7 +157,7 @@ func TestOtherTasks(t *testing.T) {
 	}
 }
 
-// TestOtherPaths: a worker runs trials of tasks whose images it has at other paths than the
+// TestOtherPaths: a worker runs trials whose images have other paths than on the
 // coordinator.
 func TestOtherPaths(t *testing.T) {
 	s := startServer(t, "one", 0, "")
@@ -174,7 +174,8 @@ func TestOtherPaths(t *testing.T) {
 	b.check()
 }
 
-// TestForeignMessages: what others put into the queue is removed and counted, and never run.
+// TestForeignMessages: foreign messages in the queue are removed and counted, and never
+// run.
 func TestForeignMessages(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	b := newBatch(t, s.ClientURL(), testTasks(4, 1))
@@ -228,8 +229,8 @@ func TestForeignMessages(t *testing.T) {
 	}
 }
 
-// TestAffinity: workers keep to the images that they have, and an idle one takes trials of
-// others.
+// TestAffinity: workers keep to images that they have, and idle ones take others'
+// trials.
 func TestAffinity(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	const images, workers = 8, 3

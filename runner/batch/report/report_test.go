@@ -17,7 +17,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// newSample returns a batch of two models at tasks, with all outcomes if there are enough.
+// newSample returns a batch of two models, with all outcomes if there are enough tasks.
 func newSample(tasks, attempts int) (batch.Spec, []batch.Result) {
 	began := time.Unix(1_800_000_000, 0).UTC()
 	s := batch.Spec{Created: began, Version: "1.0", Backend: "gvisor", Agents: []string{"openai/gpt-5", "ollama/fast"}, Attempts: attempts}
@@ -38,7 +38,6 @@ func newSample(tasks, attempts int) (batch.Spec, []batch.Result) {
 	return s, results
 }
 
-// newSampleResult returns a result that depends on n.
 func newSampleResult(k batch.Key, began time.Time, n int) batch.Result {
 	r := batch.Result{Key: k, Model: k.Agent, Outcome: batch.Passed, Reward: new(1.0), Started: began, Finished: began.Add(time.Duration(30+n%400) * time.Second)}
 	r.Usage = limits.Usage{CostMicroUSD: new(int64(20_000 + 1000*(n%500)))}
@@ -65,7 +64,7 @@ func render(t testing.TB, title string, s batch.Spec, results []batch.Result) st
 	return out.String()
 }
 
-// textOf returns the text of a page, each run of space as one.
+// textOf returns a page's text with single spaces.
 func textOf(t testing.TB, page string) string {
 	t.Helper()
 	var b strings.Builder
@@ -86,7 +85,7 @@ func parse(t testing.TB, page string) *html.Node {
 	return doc
 }
 
-// TestSamples writes pages with 1 and with 2,000 trials where a person can look at them.
+// TestSamples writes pages with 1 and with 2,000 trials for people to look at.
 func TestSamples(t *testing.T) {
 	for _, c := range []struct {
 		name            string
@@ -112,7 +111,7 @@ func TestSamples(t *testing.T) {
 	}
 }
 
-// TestFigures: each figure stands with its denominator, and what is in none is named.
+// TestFigures: each figure has its denominator, and what no rate counts is named.
 func TestFigures(t *testing.T) {
 	s, _ := newSample(1, 1)
 	s.Attempts, s.Tasks = 2, nil
@@ -158,7 +157,8 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// hostile are texts that would be elements, attributes, styles or rules, or not be seen.
+// hostile are texts that would be elements, attributes, styles or rules, or be
+// invisible.
 var hostile = []string{
 	`<script>alert(1)</script>`,
 	`<img src=x onerror=alert(1)>`,
@@ -174,8 +174,8 @@ var hostile = []string{
 	"\xff\xfe not UTF-8 \x00",
 }
 
-// newHostileBatch returns a batch with a text in every place that tasks, models,
-// sandboxes and commands write.
+// newHostileBatch returns a batch with a text everywhere that tasks, models, sandboxes
+// and commands write.
 func newHostileBatch(text string) (batch.Spec, []batch.Result) {
 	s := batch.Spec{Version: text, Backend: text, Agents: []string{text, text + "2"}, Attempts: 2, Tasks: []batch.SpecTask{{ID: text, Checksum: text, Source: text}, {ID: text + "!", Unsupported: []string{text, text}}}}
 	var results []batch.Result
@@ -188,8 +188,8 @@ func newHostileBatch(text string) (batch.Spec, []batch.Result) {
 	return s, results
 }
 
-// shapeOf is a page without its texts: elements, the names of their attributes, and the
-// values of those that could load, run or hide something.
+// shapeOf returns a page without its texts: elements, attribute names, and the values
+// of attributes that could load, run or hide something.
 func shapeOf(t *testing.T, page string) []string {
 	t.Helper()
 	var out []string
@@ -218,8 +218,8 @@ func shapeOf(t *testing.T, page string) []string {
 	return out
 }
 
-// TestHostileTextIsText: but for texts and names of directories, a page full of hostile
-// text is that of a harmless word. The control is the text without escapes.
+// TestHostileTextIsText: except for texts and names of directories, a page full of
+// hostile text equals one with a harmless word. The control is unescaped text.
 func TestHostileTextIsText(t *testing.T) {
 	pageOf := func(text string) string {
 		s, results := newHostileBatch(text)
@@ -250,7 +250,8 @@ func TestHostileTextIsText(t *testing.T) {
 	}
 }
 
-// TestPageLoadsNothing looks at all that a page could ask a browser for, and at links.
+// TestPageLoadsNothing checks everything that a page could ask a browser for, and
+// links.
 func TestPageLoadsNothing(t *testing.T) {
 	s, results := newSample(60, 2)
 	page := render(t, "x", s, results)
@@ -310,7 +311,7 @@ func TestPageLoadsNothing(t *testing.T) {
 	}
 }
 
-// TestBounds: a page of more trials than it lists counts those that are left.
+// TestBounds: a page counts the trials that it doesn't list.
 func TestBounds(t *testing.T) {
 	s, results := newSample(maxTrials/2+300, 1)
 	s.Agents = append(s.Agents, "c", "d", "e", "f", "g")

@@ -19,8 +19,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// writeBatch makes the directory of a batch, whose trials all have some files, and returns
-// it with the name of the first trial.
+// writeBatch makes a batch's directory, in which each trial has some files, and returns
+// it with the first trial's name.
 func writeBatch(t testing.TB, s batch.Spec, results []batch.Result, files map[string]string) (dir, trial string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -52,7 +52,7 @@ func writeBatch(t testing.TB, s batch.Spec, results []batch.Result, files map[st
 	return dir, filepath.Join(dir, batch.TrialsDir, results[0].Key.Name())
 }
 
-// serveBatch shows a batch, and returns what fetches a page of it.
+// serveBatch shows a batch, and returns a function that fetches its pages.
 func serveBatch(t testing.TB, dir string) func(path string) (status int, header http.Header, body string) {
 	t.Helper()
 	srv := httptest.NewServer(newHandler(ViewOptions{Dir: dir, Title: "shop", Story: func(w io.Writer, dir string) error {
@@ -75,7 +75,7 @@ func serveBatch(t testing.TB, dir string) func(path string) (status int, header 
 	}
 }
 
-// TestView: the links of the report and of a trial's page lead to pages, as a browser follows
+// TestView: the links of the report and of a trial's page work, as a browser follows
 // them.
 func TestView(t *testing.T) {
 	s, results := newSample(2, 2)
@@ -135,7 +135,7 @@ func TestView(t *testing.T) {
 	}
 }
 
-// TestViewIsConfined: what an agent left is shown as text, and leads nowhere.
+// TestViewIsConfined: an agent's files are shown as text, and lead nowhere.
 func TestViewIsConfined(t *testing.T) {
 	s, results := newSample(1, 1)
 	dir, trial := writeBatch(t, s, results[:1], map[string]string{
@@ -183,8 +183,7 @@ func TestViewIsConfined(t *testing.T) {
 	}
 }
 
-// TestServe: pages are below the key and nowhere else, and the end of the context ends the
-// server.
+// TestServe: pages are only below the key, and the context's end stops the server.
 func TestServe(t *testing.T) {
 	s, results := newSample(1, 1)
 	dir, _ := writeBatch(t, s, results, nil)

@@ -17,11 +17,11 @@ import (
 	"time"
 )
 
-// serviceVariable names a bucket on a running service for tests, such as s3://test; the
-// variables of AWS name the service and its keys.
+// serviceVariable names a bucket on a running service, such as s3://test. AWS's
+// variables name the service and its keys.
 const serviceVariable = "CAISSON_TEST_S3"
 
-// stores opens an empty store of each kind that there is here.
+// stores opens an empty store of each available kind.
 func stores(t *testing.T, test func(t *testing.T, s Store)) {
 	locations := map[string]string{"directory": filepath.Join(t.TempDir(), "a", "b")}
 	if s3 := os.Getenv(serviceVariable); s3 != "" {
@@ -55,7 +55,7 @@ func read(t *testing.T, s Store, name string) string {
 	return string(text)
 }
 
-// TestStore: an object is created once, is read as it was written, and is listed.
+// TestStore: an object is created once, read unchanged, and listed.
 func TestStore(t *testing.T) {
 	stores(t, func(t *testing.T, s Store) {
 		ctx := t.Context()
@@ -94,7 +94,7 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// TestOneWins: of many that create one object at once, one does, and its content stays.
+// TestOneWins: if many create the same object, one succeeds, and its content stays.
 func TestOneWins(t *testing.T) {
 	stores(t, func(t *testing.T, s Store) {
 		for round := range 20 {
@@ -123,7 +123,7 @@ func TestOneWins(t *testing.T) {
 	})
 }
 
-// TestInterrupted: content that can't be read whole leaves no object, and nothing else.
+// TestInterrupted: content that can't be read completely leaves nothing behind.
 func TestInterrupted(t *testing.T) {
 	stores(t, func(t *testing.T, s Store) {
 		if err := s.Put(t.Context(), "trials/a", strings.NewReader("short"), 10); err == nil {
@@ -140,7 +140,7 @@ func TestInterrupted(t *testing.T) {
 	})
 }
 
-// forgetful is a store that replaces objects, as a service does that ignores conditions.
+// forgetful is a store that replaces objects, like a service that ignores conditions.
 type forgetful struct{ Store }
 
 func (f forgetful) Put(context.Context, string, io.ReadSeeker, int64) error { return nil }
@@ -168,7 +168,6 @@ func TestOpenInvalid(t *testing.T) {
 	}
 }
 
-// openTestDirectory opens a store in a directory and returns both.
 func openTestDirectory(t *testing.T) (s Store, dir string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "store")
@@ -179,8 +178,8 @@ func openTestDirectory(t *testing.T) (s Store, dir string) {
 	return s, dir
 }
 
-// TestPlanted: what another user of the directory puts where objects belong leads nowhere
-// outside, and nothing waits for it.
+// TestPlanted: files that another user plants lead nowhere outside, and nothing blocks
+// on them.
 func TestPlanted(t *testing.T) {
 	s, dir := openTestDirectory(t)
 	outside := filepath.Join(t.TempDir(), "outside")
@@ -213,7 +212,8 @@ func TestPlanted(t *testing.T) {
 	}
 }
 
-// TestLeftParts: what a machine left that died while it wrote is no object, and goes in the end.
+// TestLeftParts: what a machine that died while writing left is no object, and is
+// removed eventually.
 func TestLeftParts(t *testing.T) {
 	s, dir := openTestDirectory(t)
 	old, young := filepath.Join(dir, "store", partPrefix+"old"), filepath.Join(dir, "store", partPrefix+"young")

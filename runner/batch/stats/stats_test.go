@@ -15,7 +15,7 @@ func near(t *testing.T, what string, got, want, tolerance float64) {
 	}
 }
 
-// TestPassAtK compares with the ratio of binomial coefficients in exact arithmetic.
+// TestPassAtK compares with exact binomial coefficients.
 func TestPassAtK(t *testing.T) {
 	for n := range 40 {
 		for passed := range n + 1 {
@@ -34,7 +34,8 @@ func TestPassAtK(t *testing.T) {
 	}
 }
 
-// TestPassAtKIsUnbiased: the mean over all samples of n attempts is the true probability.
+// TestPassAtKIsUnbiased: the mean over all samples of n attempts is the true
+// probability.
 func TestPassAtKIsUnbiased(t *testing.T) {
 	const n, k = 6, 3
 	for _, rate := range []float64{0.1, 0.5, 0.8} {
@@ -47,8 +48,8 @@ func TestPassAtKIsUnbiased(t *testing.T) {
 	}
 }
 
-// TestWilson compares with the values of method 3 in Newcombe, Two-sided confidence
-// intervals for the single proportion (Statistics in Medicine 17, 1998), table I.
+// TestWilson compares with method 3 in Newcombe, Two-sided confidence intervals for the
+// single proportion (Statistics in Medicine 17, 1998), table I.
 func TestWilson(t *testing.T) {
 	for _, c := range []struct{ passed, n, low, high float64 }{
 		{81, 263, 0.2553, 0.3662}, {15, 148, 0.0624, 0.1605}, {0, 20, 0, 0.1611}, {1, 29, 0.0061, 0.1718},
@@ -81,8 +82,8 @@ func TestTQuantile(t *testing.T) {
 	}
 }
 
-// sleep are the extra hours of sleep by two drugs in Student's own paper (Biometrika
-// 1908), as R's data set "sleep" has them.
+// sleep are the extra hours of sleep by two drugs in Student's paper (Biometrika 1908),
+// as in R's data set "sleep".
 var sleep = [][2]float64{{0.7, 1.9}, {-1.6, 0.8}, {-0.2, 1.1}, {-1.2, 0.1}, {-0.1, -0.1}, {3.4, 4.4}, {3.7, 5.5}, {0.8, 1.6}, {0, 4.6}, {2, 3.4}}
 
 // TestTInterval compares with R's t.test of these pairs: 1.58, and 0.7001142 to 2.4598858.
@@ -98,7 +99,7 @@ func TestTInterval(t *testing.T) {
 }
 
 // TestMcNemar compares with statsmodels' mcnemar(exact=True) of 121 and 59, and with
-// coins: of six, all heads or all tails.
+// six coins: all heads or all tails.
 func TestMcNemar(t *testing.T) {
 	near(t, "p", McNemar(121, 59), 4.434449263755e-06, 1e-16)
 	near(t, "p of six", McNemar(0, 6), 2.0/64, 1e-15)
@@ -157,7 +158,7 @@ func TestRateInterval(t *testing.T) {
 	near(t, "median of none", Median(nil), math.NaN(), 0)
 }
 
-// TestProperties: swapping the sides mirrors the comparison, intervals contain the mean,
+// TestProperties: swapping sides mirrors the comparison, intervals contain the mean,
 // and pass@k grows with k and with passes.
 func TestProperties(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {

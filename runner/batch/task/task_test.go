@@ -20,7 +20,6 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// write makes files below a directory.
 func write(t testing.TB, dir string, files map[string]string) string {
 	t.Helper()
 	for name, text := range files {
@@ -31,7 +30,6 @@ func write(t testing.TB, dir string, files map[string]string) string {
 	return dir
 }
 
-// single returns the files of a task with one step.
 func single(toml string) map[string]string {
 	return map[string]string{
 		"task.toml": toml, "instruction.md": "Write hello.\n", "environment/Dockerfile": "FROM debian\n", "tests/test.sh": "exit 0\n", "solution/solve.sh": "true\n",
@@ -56,8 +54,8 @@ func load(t testing.TB, files map[string]string, variables ...string) Task {
 	return list[0]
 }
 
-// TestVersion10: a task of schema 1.0 without an environment has the defaults of that
-// schema, and the deprecated keys count.
+// TestVersion10: a schema 1.0 task without an environment has that schema's defaults,
+// and deprecated keys work.
 func TestVersion10(t *testing.T) {
 	got := load(t, single(`version = "1.0"
 [metadata]
@@ -134,7 +132,7 @@ retries = 1
 	}
 }
 
-// TestAllowedHosts: names are checked in TLS and HTTP, addresses and networks can't be.
+// TestAllowedHosts: names are checked in TLS and HTTP. Addresses and networks can't be.
 func TestAllowedHosts(t *testing.T) {
 	for host, want := range map[string]string{
 		"example.com":         "host://example.com",
@@ -180,8 +178,8 @@ func TestAllowedHosts(t *testing.T) {
 	}
 }
 
-// TestVerifierEnvironment: the image of a separate verifier is its own, that of
-// tests/Dockerfile, or the agent's, in this order.
+// TestVerifierEnvironment: a separate verifier's image is its own, tests/Dockerfile's,
+// or the agent's, in this order.
 func TestVerifierEnvironment(t *testing.T) {
 	for _, c := range []struct {
 		toml, image string
@@ -237,8 +235,8 @@ min_reward = { reward = 1, style = 0.2 }
 	}
 }
 
-// TestUnsupported: what can't be provided is listed with its reason, and so is what is
-// wrong.
+// TestUnsupported: features that can't be provided, and faults, are listed with their
+// reasons.
 func TestUnsupported(t *testing.T) {
 	for _, c := range []struct {
 		toml, want string
@@ -291,7 +289,7 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// TestComposeOfOne: a file with the agent's service alone asks for nothing else.
+// TestComposeOfOne: a file with only the agent's service asks for nothing else.
 func TestComposeOfOne(t *testing.T) {
 	files := single("")
 	files["environment/docker-compose.yml"] = "services:\n  web:\n    build: .\n" // data, which Harbor does not read
@@ -445,8 +443,8 @@ func FuzzLine(f *testing.F) {
 	})
 }
 
-// TestTasksStayInTheirDirectory: symlinks of a task can't make a file of this machine its
-// instruction, nor another directory one of its own. The control leads to a file of the task.
+// TestTasksStayInTheirDirectory: a task's symlinks can't turn other files of this
+// machine into its instruction or directories. The control stays in the task.
 func TestTasksStayInTheirDirectory(t *testing.T) {
 	outside := write(t, t.TempDir(), map[string]string{"key": "a private key\n", "dir/test.sh": "true\n", "dir/Dockerfile": "FROM debian\n"})
 	for name, target := range map[string]string{
