@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestListenerEndsSilence: bytes come through, silence is an error with that
-// cause, and without a bound only the end of the file ends the reading.
+// TestListenerEndsSilence checks that bytes come through, and that silence is
+// an error unless it has no bound.
 func TestListenerEndsSilence(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {

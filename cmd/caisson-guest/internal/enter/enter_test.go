@@ -21,10 +21,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// user is who enters, with the capabilities to mount and to write to the layers.
+// user enters, with the capabilities to mount and to write to the layers.
 const user = 10001
 
-// stage holds a mount point, a workspace and its layers, for a process to enter.
+// stage has a mount point, a workspace and its layers, for a process to enter.
 type stage struct {
 	t                     *testing.T
 	at, workspace, layers string
@@ -62,9 +62,8 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
-// run enters with these arguments. It returns the output of the process, the
-// message on the socket, the descriptor that comes with it, or nil, and the
-// error of the process.
+// run enters with these arguments. It returns the process's output, the message
+// on the socket with its descriptor or nil, and the process's error.
 func (s *stage) run(args ...string) (out, answer string, root *os.File, err error) {
 	s.t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -101,8 +100,8 @@ func (s *stage) run(args ...string) (out, answer string, root *os.File, err erro
 	return string(text), string(data[:n]), root, err
 }
 
-// TestRun: the program sees the overlay, which the socket gets too, and has
-// neither capabilities nor the descriptors that came.
+// TestRun checks that the program sees the overlay, which the socket gets too,
+// and has no capabilities and no inherited descriptors.
 func TestRun(t *testing.T) {
 	s := newStage(t)
 	const script = `cat $1/file; echo upper >$1/file; grep -E '^Cap(Inh|Prm|Eff|Amb)' /proc/self/status | cut -f2 | sort -u; for fd in 3 4 5 6 7; do test -e /proc/$$/fd/$fd && echo $fd; done; exit 0`
@@ -127,7 +126,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestRunFails: what can't be entered is reported on the socket and on standard
+// TestRunFails checks that failures are reported on the socket and on standard
 // error, and nothing is executed.
 func TestRunFails(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -191,7 +190,6 @@ func TestRunFails(t *testing.T) {
 	}
 }
 
-// remove removes a layer.
 func (s *stage) remove(name string) {
 	s.t.Helper()
 	if err := os.Remove(filepath.Join(s.layers, name)); err != nil {

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestSetIDOfOldCalls holds where calls that only this processor has take their
-// mode.
+// TestSetIDOfOldCalls checks which argument is the mode of this processor's
+// calls.
 func TestSetIDOfOldCalls(t *testing.T) {
 	const path, device, mode = 0o4755, 0o4755, 0o4755
 	for _, tt := range []struct {

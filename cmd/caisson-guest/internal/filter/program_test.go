@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// data is one system call, as struct seccomp_data lays it out.
+// data returns a system call as struct seccomp_data.
 func data(arch, number uint32, args ...uint64) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, number)
 	b = binary.LittleEndian.AppendUint32(b, arch)
@@ -25,9 +25,9 @@ func data(arch, number uint32, args ...uint64) []byte {
 	return b
 }
 
-// evaluate runs a program as the kernel does, for the instructions that are
-// used. It fails on any other, on a jump out of the program, and where so many
-// instructions run that rules can't have been found by bisection.
+// evaluate runs a program as the kernel does. It fails on instructions that are
+// not used, on a jump out of the program, and on more instructions than
+// bisection needs.
 func evaluate(program []unix.SockFilter, call []byte) (uint32, error) {
 	var a uint32
 	const most = 30
@@ -87,7 +87,7 @@ const (
 	noFamily   = unix.SECCOMP_RET_ERRNO | uint32(unix.EAFNOSUPPORT)
 )
 
-// TestEveryNumber holds the program against its lists for each number, and far
+// TestEveryNumber compares the program with its lists for each number, and far
 // beyond the last.
 func TestEveryNumber(t *testing.T) {
 	refusedAlways := slices.Concat(refused, refusedHere)
@@ -170,8 +170,8 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// TestRulesReturn: no path leaves the body of a rule, where the next rule would
-// compare what was loaded.
+// TestRulesReturn checks that no path leaves a rule's body, where the next rule
+// would compare the wrong value.
 func TestRulesReturn(t *testing.T) {
 	for _, r := range rulesOf(NotifySetID) {
 		for i, in := range r.body {
@@ -189,22 +189,23 @@ func TestRulesReturn(t *testing.T) {
 	}
 }
 
-// TestSize: the kernel takes no more than 4096 instructions, and jumps of one
-// byte must reach.
+// TestSize: the kernel takes at most 4096 instructions, and jumps have one
+// byte.
 func TestSize(t *testing.T) {
 	if n := len(Program(NotifySetID)); n > 512 {
 		t.Errorf("%d instructions", n)
 	}
 }
 
-// TestSetID holds what is done with modes for each of the three kinds of kernels.
+// TestSetID checks the treatment of modes for each of the three kinds of
+// kernels.
 func TestSetID(t *testing.T) {
 	const create, temporary = unix.O_CREAT | unix.O_WRONLY, unix.O_TMPFILE | unix.O_RDWR
 	type call struct {
 		number uint32
 		mode   int // the argument
 		flags  uint64
-		// changes reports whether the call changes the mode of an existing file.
+		// changes reports that the call changes an existing file's mode.
 		changes bool
 	}
 	calls := []call{
@@ -242,7 +243,7 @@ func TestSetID(t *testing.T) {
 				if got := runAs(t, action, data(auditArch, c.number, args...)); got != want {
 					t.Errorf("action %#x, call %d, flags %#x, mode %#o: %#x, want %#x", action, c.number, c.flags, mode, got, want)
 				}
-				// Without a flag that creates, the mode is whatever is there.
+				// Without a creating flag the mode is garbage.
 				if c.flags != 0 {
 					args[c.mode-1] = unix.O_RDWR | unix.O_DIRECTORY
 					if got := runAs(t, action, data(auditArch, c.number, args...)); got != allow {
@@ -254,8 +255,8 @@ func TestSetID(t *testing.T) {
 	}
 }
 
-// TestProtect: the guest's processes can be neither signalled nor limited, others
-// can.
+// TestProtect checks that the guest's processes can't be signalled or limited,
+// and others can.
 func TestProtect(t *testing.T) {
 	const last = 20
 	enosys := unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)

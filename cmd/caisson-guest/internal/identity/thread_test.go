@@ -17,7 +17,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter/filtertest"
 )
 
-// group is one that all threads of the tests have, if they run as root.
+// group is in all threads of the tests, if they run as root.
 const group = 10004
 
 func TestMain(m *testing.M) {
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// thread returns what /proc says about the calling thread.
+// thread returns the calling thread's entry in /proc.
 func thread(t *testing.T) Process {
 	t.Helper()
 	p, err := Read("/proc/thread-self/status")
@@ -39,7 +39,7 @@ func thread(t *testing.T) Process {
 	return p
 }
 
-// onThread runs f on a thread of its own, as root.
+// onThread runs f on its own thread, as root.
 func onThread(t *testing.T, f func()) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -53,8 +53,8 @@ func onThread(t *testing.T, f func()) {
 	<-done
 }
 
-// TestSetEffective: only the effective ids change, with them the effective
-// capabilities, and all of it comes back. No other thread notices.
+// TestSetEffective checks that only the effective ids and capabilities change,
+// and come back. No other thread notices.
 func TestSetEffective(t *testing.T) {
 	onThread(t, func() {
 		before := thread(t).Identity
@@ -83,7 +83,6 @@ func TestSetEffective(t *testing.T) {
 	})
 }
 
-// TestRestrictions: each takes from the calling thread what it says.
 func TestRestrictions(t *testing.T) {
 	onThread(t, func() {
 		raise(t)
@@ -167,8 +166,8 @@ func raise(t *testing.T) {
 	}
 }
 
-// TestRefused: what the kernel refuses is an error, and a process counts as
-// dumpable where the kernel can't tell.
+// TestRefused checks that the kernel's refusals are errors, and that a process
+// counts as dumpable if the kernel can't tell.
 func TestRefused(t *testing.T) {
 	for name, tt := range map[string]struct {
 		call uint32
@@ -198,7 +197,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// dumpable is an error if the process does not count as dumpable.
+// dumpable returns an error unless the process counts as dumpable.
 func dumpable() error {
 	if !Dumpable() {
 		return errors.New("it is not dumpable")
@@ -206,8 +205,8 @@ func dumpable() error {
 	return nil
 }
 
-// TestOldListener: a listener is had from a kernel that can't keep signals from
-// interrupting calls.
+// TestOldListener checks that there is a listener even if the kernel can't keep
+// signals from interrupting calls.
 func TestOldListener(t *testing.T) {
 	onThread(t, func() {
 		const flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
@@ -224,16 +223,16 @@ func TestOldListener(t *testing.T) {
 	})
 }
 
-// TestDedicate: no function runs on the main thread, even if the scheduler would
-// choose it, and the main thread is of use afterwards.
+// TestDedicate checks that no function runs on the main thread, even if the
+// scheduler would choose it, and that the main thread works afterwards.
 func TestDedicate(t *testing.T) {
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		t.Fatal(err)
 	}
 	before := runtime.NumGoroutine()
-	// More goroutines that keep their threads than there are threads: one of
-	// them gets the main thread, unless that waits in the kernel.
+	// One of more locked goroutines than there are threads gets the main
+	// thread, unless that waits in the kernel.
 	all := len(tasks) + 4
 	keep := func(start func(func())) (tids []int) {
 		seen, release := make(chan int), make(chan struct{})
@@ -291,8 +290,8 @@ func runAs(t *testing.T, uid, gid uint32, variable string, ambient ...uintptr) {
 	}
 }
 
-// TestBecomeRoot: the whole process becomes root and keeps its permitted
-// capabilities. It runs again as a user, or with these identities.
+// TestBecomeRoot checks that the whole process becomes root and keeps its
+// permitted capabilities. It runs again as a user, or with these identities.
 func TestBecomeRoot(t *testing.T) {
 	const variable, uid, gid = "IDENTITY_TEST_BECOME", 10001, 10002
 	ids := Capabilities(unix.CAP_SETUID, unix.CAP_SETGID)
@@ -350,7 +349,7 @@ func TestBecomeRoot(t *testing.T) {
 	}
 }
 
-// TestNewPoolFails: without privileges there are no threads of another user.
+// TestNewPoolFails checks that threads of another user need privileges.
 func TestNewPoolFails(t *testing.T) {
 	if os.Getuid() == 0 {
 		runAs(t, 10001, 10002, "")
@@ -374,8 +373,8 @@ func TestDumpable(t *testing.T) {
 	}
 }
 
-// TestPool: calls are made side by side, by threads with the commands' identity
-// and no groups, or the guest's own where they are not apart.
+// TestPool checks that calls run concurrently, with the commands' identity and
+// no groups, or the guest's own if these are not separate.
 func TestPool(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
@@ -420,7 +419,8 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestPoolFails: a thread that can't get the commands' identity does no work.
+// TestPoolFails checks that a thread without the commands' identity does no
+// work.
 func TestPoolFails(t *testing.T) {
 	for name, capabilities := range map[string]uint64{"groups": 0, "ids": Capabilities(unix.CAP_SETGID)} {
 		onThread(t, func() {

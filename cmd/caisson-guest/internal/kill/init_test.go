@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asInit reports whether the test runs as PID 1 of a PID namespace. Elsewhere
-// it runs the test there and fails with it.
+// asInit reports whether the test is PID 1 of a PID namespace. If not, it runs
+// the test in one and fails with it.
 func asInit(t *testing.T) bool {
 	t.Helper()
 	const variable = "KILL_TEST_INIT"
@@ -41,7 +41,7 @@ func asInit(t *testing.T) bool {
 	return false
 }
 
-// child is a process of the namespace that the test is PID 1 of.
+// child is a process in the namespace of which the test is PID 1.
 type child int
 
 func startChild(t *testing.T) child {
@@ -53,7 +53,7 @@ func startChild(t *testing.T) child {
 	return child(c.Process.Pid)
 }
 
-// changed waits until wait4 reports a change of the child that is as wanted.
+// changed waits until wait4 reports the wanted change.
 func (c child) changed(t *testing.T, options int, wanted func(unix.WaitStatus) bool) bool {
 	t.Helper()
 	for range 200 {
@@ -86,8 +86,9 @@ func (c child) killed(t *testing.T) bool {
 	return c.changed(t, 0, func(s unix.WaitStatus) bool { return s.Signaled() && s.Signal() == unix.SIGKILL })
 }
 
-// initChildren is the wait loop of a guest that is PID 1. It counts the calls of
-// Next, and reports no children from the call childless on; 0 is never.
+// initChildren is the wait loop of a guest that is PID 1. It counts calls of
+// Next, and reports no children from the call childless on, or never if that is
+// 0.
 type initChildren struct {
 	childless, calls, ended int
 	next                    func(call int)
@@ -114,10 +115,10 @@ func launch(t *testing.T, k *Killer, commands int) {
 	}
 }
 
-// TestKillStops: what forks and ends ahead of each scan is killed with all
-// processes stopped. Those of other commands are stopped as well, as long as
-// something is left, and go on afterwards. Nothing else ends such a chain of
-// forks: its next process is there at each scan until the chain is stopped.
+// TestKillStops checks that processes that fork and end ahead of each scan are
+// killed while all processes are stopped. Other commands' processes are stopped
+// too while something is left, and continue afterwards. Nothing else ends such
+// a chain of forks: each scan meets its next process until it is stopped.
 func TestKillStops(t *testing.T) {
 	if !asInit(t) {
 		return
@@ -150,8 +151,8 @@ func TestKillStops(t *testing.T) {
 	}
 }
 
-// TestKillAsksForChildren: beside other commands the guest's wait loop proves
-// that nothing is left, after one scan that found nothing.
+// TestKillAsksForChildren checks that, beside other commands, the guest's wait
+// loop proves that nothing is left after one empty scan.
 func TestKillAsksForChildren(t *testing.T) {
 	if !asInit(t) {
 		return
@@ -183,8 +184,8 @@ func TestKillAsksForChildren(t *testing.T) {
 	}
 }
 
-// TestKillAll: the only command is killed with everything in the container,
-// without a scan, and no other command or method is.
+// TestKillAll checks that the only command is killed with everything in the
+// container, without a scan, and no other command or method is.
 func TestKillAll(t *testing.T) {
 	if !asInit(t) {
 		return
@@ -220,14 +221,14 @@ func TestKillAll(t *testing.T) {
 			if !c.killed(t) {
 				t.Error("the process is not killed")
 			}
-			// Nothing is held: another command can start.
+			// The lock is free: another command can start.
 			launch(t, k, 1)
 		})
 	}
 }
 
-// TestTerminateAll: the only command's processes get SIGTERM, and go on if they
-// were stopped.
+// TestTerminateAll checks that the only command's processes get SIGTERM, and
+// continue if they were stopped.
 func TestTerminateAll(t *testing.T) {
 	if !asInit(t) {
 		return
@@ -248,8 +249,8 @@ func TestTerminateAll(t *testing.T) {
 	}
 }
 
-// TestGoneAlone: the only command's end is proved by the guest's wait loop
-// alone, that of one beside others by scans too.
+// TestGoneAlone checks that the wait loop alone proves the only command's end,
+// and that beside other commands scans do too.
 func TestGoneAlone(t *testing.T) {
 	if !asInit(t) {
 		return
@@ -271,7 +272,7 @@ func TestGoneAlone(t *testing.T) {
 	}
 }
 
-// TestKillAllGivesUp: what outlives SIGKILL is reported.
+// TestKillAllGivesUp checks that processes that outlive SIGKILL are reported.
 func TestKillAllGivesUp(t *testing.T) {
 	if !asInit(t) {
 		return

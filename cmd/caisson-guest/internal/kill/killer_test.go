@@ -22,10 +22,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// noPID is more than any pid, so that signals to it and the next ones hit nothing.
+// noPID is above any pid, so signals to it and the next ones hit nothing.
 const noPID = 1 << 23
 
-// fakeProc makes a directory like /proc with these status files.
 func fakeProc(t *testing.T, status map[int]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -79,8 +78,8 @@ func TestScan(t *testing.T) {
 	}
 }
 
-// TestScanProvesNothing: what could not be looked at is reported, whatever else
-// was found.
+// TestScanProvesNothing checks that unreadable processes are reported, whatever
+// else was found.
 func TestScanProvesNothing(t *testing.T) {
 	for name, spoil := range map[string]func(dir string) error{
 		"no status":    func(dir string) error { return os.Remove(filepath.Join(dir, "status")) },
@@ -106,8 +105,8 @@ func TestScanProvesNothing(t *testing.T) {
 	}
 }
 
-// TestScanOfFolderThatFails: a directory that can't be listed to its end proves
-// nothing.
+// TestScanOfFolderThatFails checks that a directory that can't be listed to its
+// end proves nothing.
 func TestScanOfFolderThatFails(t *testing.T) {
 	proc := fakeProc(t, map[int]string{2: "State:\tS\n"})
 	for failure, want := range map[unix.Errno]error{unix.EIO: unix.EIO, unix.EINTR: errChased} {
@@ -124,8 +123,8 @@ func TestScanOfFolderThatFails(t *testing.T) {
 	}
 }
 
-// TestKillOfChasedScan: a scan that comes to no end, whatever it met, is
-// repeated with all processes stopped.
+// TestKillOfChasedScan checks that a scan without an end is repeated with all
+// processes stopped.
 func TestKillOfChasedScan(t *testing.T) {
 	const other = "Groups:\t6\n"
 	proc := fakeProc(t, nil)
@@ -260,8 +259,8 @@ func TestShims(t *testing.T) {
 	}
 }
 
-// reaper is the wait loop of a guest that removes a process from a directory like
-// /proc after some passes.
+// reaper is the wait loop of a guest. It removes a process from a directory
+// like /proc after some passes.
 type reaper struct {
 	passes int
 	after  func(pass int)
@@ -299,8 +298,8 @@ func TestAlive(t *testing.T) {
 	}
 }
 
-// TestKillWaits: Kill returns when the processes that it met have ended, or at
-// its bound if they stay.
+// TestKillWaits checks that Kill returns when the processes that it met have
+// ended, or at its bound.
 func TestKillWaits(t *testing.T) {
 	const member = "State:\tS\nGroups:\t5\n"
 	for name, tt := range map[string]struct {
@@ -384,11 +383,11 @@ func TestKillWaits(t *testing.T) {
 				if tt.killed > 0 && r.time != took {
 					t.Errorf("it took %v and is reported as %v", took, r.time)
 				}
-				// Nothing is held: another command can start.
+				// The lock is free: another command can start.
 				if err := k.Launch(func() error { return nil }); err != nil {
 					t.Error(err)
 				}
-				// What could not be killed is forgotten once it is gone.
+				// Processes that could not be killed are forgotten once gone.
 				tt.after = func(t *testing.T, proc string, _ int) { _ = os.RemoveAll(filepath.Join(proc, strconv.Itoa(noPID))) }
 				k.Kill(Mark{Group: 5}, &r)
 				if r.Left() != 0 {
@@ -420,7 +419,6 @@ func TestLaunches(t *testing.T) {
 	}
 }
 
-// sleeper starts a process with a supplementary group.
 func sleeper(t *testing.T, group uint32, script string) *exec.Cmd {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -453,8 +451,8 @@ func waitState(t *testing.T, pid int, states string) {
 	t.Fatalf("process %d is in state %s, want %s", pid, state, states)
 }
 
-// TestSignalOfAReusedPID: a process with other groups than those that a scan saw
-// is not the one that it met.
+// TestSignalOfAReusedPID checks that a process with other groups than the scan
+// saw is taken for another one.
 func TestSignalOfAReusedPID(t *testing.T) {
 	const group = 54322
 	c := sleeper(t, group, "exec sleep 1000")
@@ -482,13 +480,13 @@ func TestSignalOfAReusedPID(t *testing.T) {
 	}
 	k.Continue(Mark{Group: group})
 	waitState(t, c.Process.Pid, "SR")
-	// Without a descriptor, and for the other method, the pid decides.
+	// Without a descriptor, and with the other method, the pid decides.
 	k.byDescriptor = false
 	k.sendSignal(&process{pid: c.Process.Pid}, unix.SIGSTOP)
 	waitState(t, c.Process.Pid, "T")
 }
 
-// TestKillSends: Kill itself ends what ignores SIGTERM.
+// TestKillSends checks that Kill itself ends processes that ignore SIGTERM.
 func TestKillSends(t *testing.T) {
 	const group = 54326
 	c := sleeper(t, group, "trap '' TERM; sleep 1000; :")
@@ -501,9 +499,9 @@ func TestKillSends(t *testing.T) {
 	}
 }
 
-// statuses makes one process whose status is another text each time it is read.
-// A function that is given is called once that text is asked for. More reads
-// than texts wait for ever.
+// statuses makes a process whose status is the next text at each read. It calls
+// during, if not nil, once that text is read. Reads beyond the texts wait
+// forever.
 func statuses(t *testing.T, proc string, pid int, texts []string, during func(i int)) {
 	t.Helper()
 	dir := filepath.Join(proc, strconv.Itoa(pid))
@@ -568,7 +566,8 @@ func TestAliveNeedsTwoEmptyScans(t *testing.T) {
 	}
 }
 
-// TestTerminateMeetsWhatIsForked: passes go on while they find something new.
+// TestTerminateMeetsWhatIsForked checks that passes continue while they find
+// new processes.
 func TestTerminateMeetsWhatIsForked(t *testing.T) {
 	const member = "Groups:\t5\n"
 	proc := fakeProc(t, nil)
@@ -586,7 +585,6 @@ func TestTerminateMeetsWhatIsForked(t *testing.T) {
 	}
 }
 
-// TestTerminateWakes: SIGTERM reaches a process that is stopped.
 func TestTerminateWakes(t *testing.T) {
 	const group = 54324
 	c := sleeper(t, group, "kill -STOP $$; exec sleep 1000")
@@ -600,8 +598,8 @@ func TestTerminateWakes(t *testing.T) {
 	}
 }
 
-// TestTerminateOrphans: of what the command left, only processes without a
-// parent of the command, and each once unless it would die of the signal.
+// TestTerminateOrphans checks that only processes without a parent of the
+// command get a signal, once each unless they would die of it.
 func TestTerminateOrphans(t *testing.T) {
 	const group = 54325
 	leader := sleeper(t, group, "exec sleep 1000")

@@ -86,7 +86,6 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestOwner follows parents to the subreaper.
 func TestOwner(t *testing.T) {
 	s := NewShims()
 	s.Add(10)

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// newDirect returns what starts commands of the tests' own user.
+// newDirect returns a Direct for commands of the tests' own user.
 var newDirect = sync.OnceValues(func() (Direct, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -69,7 +69,6 @@ func sh(script string) spawn.Request {
 	return spawn.Request{Argv: []string{"sh", "-c", script}, Env: os.Environ()}
 }
 
-// read reads what a command writes, up to the end of its pipe.
 func read(t *testing.T, f *os.File) string {
 	t.Helper()
 	if err := f.SetDeadline(time.Now().Add(time.Minute)); err != nil {
@@ -104,8 +103,9 @@ func descriptors(t *testing.T) int {
 	return len(entries)
 }
 
-// TestLaunch: a command is the same by either way, but for its parent. The shim
-// can't be looked into, gets its daemons and leaves without being killed.
+// TestLaunch checks that commands are the same either way, except for their
+// parent. The shim can't be traced, inherits daemons and exits without being
+// killed.
 func TestLaunch(t *testing.T) {
 	s := shimmedBy(t, "/proc/self/exe")
 	const script = `echo $$; cut -d' ' -f6 /proc/$$/stat; echo $PPID; readlink /proc/self/fd/0; ls /proc/self/fd | wc -l; cat /proc/$PPID/environ >/dev/null 2>&1 && echo open; echo err >&2; exit 3`
@@ -150,8 +150,8 @@ func TestLaunch(t *testing.T) {
 	}
 }
 
-// TestDaemons: a command's daemon falls to its shim. One that does not leave is
-// killed, and is not known any more.
+// TestDaemons checks that a command's daemon falls to its shim. A shim that
+// does not exit is killed and forgotten.
 func TestDaemons(t *testing.T) {
 	s := shimmedBy(t, "/proc/self/exe")
 	before := descriptors(t)
@@ -198,11 +198,13 @@ func TestDaemons(t *testing.T) {
 	settled(t, before)
 }
 
-// noReport is a variable with which a shim starts its command and reports nothing.
+// noReport is a variable with which a shim starts its command and reports
+// nothing.
 const noReport = "SHIM_REPORTS_NOTHING"
 
-// TestShimKilledFirst tests that a command which kills its shim before that has reported anything counts as killed, and that it is found and
-// killed by the end of this command. The control is that it runs until then.
+// TestShimKilledFirst checks that a command that kills its shim before the shim
+// has reported anything counts as killed, and that the end of the command finds
+// and kills it. The control is that it runs until then.
 func TestShimKilledFirst(t *testing.T) {
 	s := shimmedBy(t, "/proc/self/exe")
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil { // as PID 1 of a container
@@ -242,7 +244,7 @@ func TestShimKilledFirst(t *testing.T) {
 	settled(t, before)
 }
 
-// TestLaunchFails: what is not started leaves nothing.
+// TestLaunchFails checks that failed starts leave nothing.
 func TestLaunchFails(t *testing.T) {
 	s := shimmedBy(t, "/proc/self/exe")
 	dir := t.TempDir()
@@ -277,7 +279,7 @@ func TestLaunchFails(t *testing.T) {
 	}
 }
 
-// TestLaunchWithoutDescriptors: without room for its pipes a shim is not started.
+// TestLaunchWithoutDescriptors checks that a shim without pipes is not started.
 func TestLaunchWithoutDescriptors(t *testing.T) {
 	s := shimmedBy(t, "/proc/self/exe")
 	r := sh("exit 3")
@@ -313,8 +315,8 @@ func TestLaunchWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// TestShimRefused: a shim that could be looked into or that gets no orphans is
-// none.
+// TestShimRefused checks that a shim does not start if it could be traced or
+// would get no orphans.
 func TestShimRefused(t *testing.T) {
 	defer func(was bool) {
 		if err := identity.SetDumpable(was); err != nil {

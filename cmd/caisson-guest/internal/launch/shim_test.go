@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestShimmedExit: a shim that told no exit was killed, and its command counts as
-// killed; else the exit is the one that it told.
+// TestShimmedExit checks that a shim's report is the exit, and that a shim
+// without one was killed, and its command counts as killed.
 func TestShimmedExit(t *testing.T) {
 	usage := syscall.Rusage{Utime: syscall.Timeval{Sec: 1}, Stime: syscall.Timeval{Usec: 2}, Maxrss: 3}
 	before := time.Now()

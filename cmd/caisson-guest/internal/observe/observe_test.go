@@ -128,9 +128,9 @@ func TestInterfaces(t *testing.T) {
 	}
 }
 
-// recorded reads a container's own view from testdata: those of version 1 (on a
-// hybrid machine) and of gVisor were recorded in containers of the backends,
-// those of version 2 follow the kernel's cgroup-v2.rst.
+// recorded reads a container's own view from testdata. Version 1 (on a hybrid
+// machine) and gVisor were recorded in containers of the backends, version 2
+// follows the kernel's cgroup-v2.rst.
 func recorded(t *testing.T, name string) (mountinfo, cgroups) {
 	t.Helper()
 	read := func(file string) string {
@@ -148,8 +148,8 @@ func recorded(t *testing.T, name string) (mountinfo, cgroups) {
 	return table, found
 }
 
-// TestRecorded: limits, both counters and the volumes are found on both
-// versions of cgroups, in a namespace of their own and outside of one.
+// TestRecorded checks that limits, both counters and the volumes are found with
+// both versions of cgroups, with and without a cgroup namespace.
 func TestRecorded(t *testing.T) {
 	v1 := wire.Limits{Source: "cgroup1", MemoryBytes: 2 << 30, SwapBytes: 2 << 30, PIDs: 256, MilliCPUs: 2000}
 	v2 := wire.Limits{Source: "cgroup2", MemoryBytes: 2 << 30, SwapBytes: 2 << 30, PIDs: 256, MilliCPUs: 1500}

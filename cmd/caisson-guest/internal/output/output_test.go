@@ -33,7 +33,7 @@ func TestTail(t *testing.T) {
 	})
 }
 
-// pipe makes one whose reading end does not block.
+// pipe returns a pipe whose reading end does not block.
 func pipe(t *testing.T) (r, w *os.File) {
 	t.Helper()
 	var fds [2]int
@@ -105,8 +105,8 @@ func TestPump(t *testing.T) {
 	}
 }
 
-// TestPumpHeld: the pipe stays open elsewhere; what is in it is taken, and the
-// end is not waited for.
+// TestPumpHeld: another process holds the pipe open. Run takes its content and
+// does not wait for its end.
 func TestPumpHeld(t *testing.T) {
 	got, _ := run(t, Options{Live: 10, Tail: 10, Credit: wire.NewCredit()}, func(w *os.File, p *Pump) {
 		if _, err := w.WriteString("written"); err != nil {
@@ -119,7 +119,7 @@ func TestPumpHeld(t *testing.T) {
 	}
 }
 
-// TestPumpStalled: the consumer grants no credit; nothing is read beyond one
+// TestPumpStalled: the consumer grants no credit. Run reads no more than one
 // buffer until the live part is ended.
 func TestPumpStalled(t *testing.T) {
 	whole := bytes.Repeat([]byte{'x'}, 64<<10)
@@ -141,7 +141,7 @@ func TestPumpStalled(t *testing.T) {
 	}
 }
 
-// TestPumpBroken: the connection fails; the command is still read to its end.
+// TestPumpBroken: the connection fails. Run still reads to the end.
 func TestPumpBroken(t *testing.T) {
 	got, _ := run(t, Options{
 		Live: 100, Tail: 3, Credit: wire.NewCredit(),

@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Where nothing is in the way, the targets are reached: a self-test that could
-// not reach them anywhere would show nothing.
+// TestReaches reaches targets without an obstacle: a self-test that reached
+// nothing anywhere would show nothing.
 func TestReaches(t *testing.T) {
 	tcp, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {

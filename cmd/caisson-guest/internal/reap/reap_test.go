@@ -13,10 +13,10 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 )
 
-// patience bounds the time for what must happen.
+// patience bounds waiting.
 const patience = 10 * time.Second
 
-// newLoop returns a Loop that has no signals once the test is over.
+// newLoop returns a Loop that gets no signals once the test is over.
 func newLoop(t *testing.T) *Loop {
 	t.Helper()
 	l := New()
@@ -24,7 +24,6 @@ func newLoop(t *testing.T) *Loop {
 	return l
 }
 
-// run runs l until the test is over.
 func run(t *testing.T, l *Loop) {
 	t.Helper()
 	ended := make(chan struct{})
@@ -46,7 +45,7 @@ func forkShell(script string) (pid int, err error) {
 	})
 }
 
-// forkEnded is forkShell, but returns when the script has ended. It is not reaped.
+// forkEnded is forkShell, but returns when the script has ended, not reaped.
 func forkEnded(script string) (pid int, err error) {
 	pid, err = forkShell(script)
 	if err != nil {
@@ -60,7 +59,6 @@ func forkEnded(script string) (pid int, err error) {
 	}
 }
 
-// wait fails the test if ch delivers nothing in time.
 func wait[T any](t *testing.T, ch <-chan T) (v T) {
 	t.Helper()
 	select {
@@ -81,8 +79,8 @@ func drain(t *testing.T, l *Loop) {
 	}
 }
 
-// TestRun: the exits of all processes that were started are delivered, with what
-// they used, however few signals come.
+// TestRun checks that the exits of all started processes are delivered with
+// their usage, however few signals come.
 func TestRun(t *testing.T) {
 	l := newLoop(t)
 	var exits []<-chan Exit
@@ -123,8 +121,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestStart: the exit of a process that ends before its start has returned is
-// delivered, also while the loop runs.
+// TestStart checks that the exit of a process that ends before its start has
+// returned is delivered, also while the loop runs.
 func TestStart(t *testing.T) {
 	l := newLoop(t)
 	run(t, l)
@@ -141,7 +139,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestOrphans: an orphan is reaped, and what it used is reported once.
+// TestOrphans checks that an orphan is reaped, and its usage reported once.
 func TestOrphans(t *testing.T) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
@@ -166,7 +164,7 @@ func TestOrphans(t *testing.T) {
 	}
 }
 
-// TestNext: each channel is closed when one process has been reaped.
+// TestNext checks that each channel is closed when one process has been reaped.
 func TestNext(t *testing.T) {
 	l := newLoop(t)
 	for range 2 {
@@ -189,8 +187,8 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// TestReapOne: one process that has ended is taken at a time; one that runs is
-// told from none.
+// TestReapOne checks that it takes one ended process at a time, and
+// distinguishes a running one from none.
 func TestReapOne(t *testing.T) {
 	l := newLoop(t)
 	reaps := func(name string, wantMore, wantChildless bool) {
@@ -228,8 +226,8 @@ func TestReapOne(t *testing.T) {
 	}
 }
 
-// TestDrainGivesUp: Drain ends where reaping does not, and proves nothing then.
-// An interrupted wait is repeated.
+// TestDrainGivesUp checks that Drain ends even if reaping does not, and then
+// proves nothing. An interrupted wait is repeated.
 func TestDrainGivesUp(t *testing.T) {
 	l := newLoop(t)
 	done := make(chan struct{})
@@ -251,7 +249,8 @@ func TestDrainGivesUp(t *testing.T) {
 	wait(t, done)
 }
 
-// TestUsage: times and processes add up, the peak is that of the largest.
+// TestUsage checks that times and processes add up, and the peak is the
+// largest.
 func TestUsage(t *testing.T) {
 	var u Usage
 	for _, r := range []unix.Rusage{

@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// packQuery returns the query of a resolver.
+// packQuery returns a resolver's query.
 func packQuery(t testing.TB, name string, kind dnsmessage.Type, change func(*dnsmessage.Message)) []byte {
 	t.Helper()
 	m := dnsmessage.Message{
@@ -29,8 +29,8 @@ func packQuery(t testing.TB, name string, kind dnsmessage.Type, change func(*dns
 	return b
 }
 
-// ask answers a message as a host that knows example.com does, and returns the
-// name that it was asked for.
+// ask answers a message as a host that knows example.com, and returns the name
+// that it was asked for.
 func ask(message []byte) (answer []byte, asked string) {
 	q, ok := parseQuery(message)
 	if !ok {
@@ -90,7 +90,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestOptions: what a resolver adds to a question changes nothing.
+// TestOptions checks that a resolver's additions to a question change nothing.
 func TestOptions(t *testing.T) {
 	query := packQuery(t, "example.com.", dnsmessage.TypeA, func(m *dnsmessage.Message) {
 		opt := dnsmessage.Resource{Body: &dnsmessage.OPTResource{}}
@@ -150,9 +150,8 @@ func TestBadQueries(t *testing.T) {
 
 func slicesConcat(list ...[]byte) []byte { return bytes.Join(list, nil) }
 
-// FuzzQuery: whatever a program sends, the host is asked for names alone, and
-// the answer is one that a resolver can read, to the question that was asked,
-// and never a refusal.
+// FuzzQuery checks that the host is only asked for names, and that resolvers
+// can read the answer, which is to the question and never a refusal.
 func FuzzQuery(f *testing.F) {
 	seeds := [][]byte{
 		packQuery(f, "example.com.", dnsmessage.TypeA, nil),

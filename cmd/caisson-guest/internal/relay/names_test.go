@@ -2,8 +2,9 @@ package relay
 
 import "testing"
 
-// TestTurns checks that a port with many queries delays those of others by one at most,
-// that many with many leave room for more, and that what waits is bounded.
+// TestTurns checks that a port with many queries delays others' by one at most,
+// that many such ports leave room for more, and that waiting queries are
+// bounded.
 func TestTurns(t *testing.T) {
 	const most = maxWaiting / portShare
 	q := newTurns()

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestOwnerIsConnected: the user of a connected socket is found, and none once it
-// is gone, even if another socket listens at its address by then.
+// TestOwnerIsConnected checks that a connected socket's user is found, and none
+// once it is gone, even if another socket listens at its address by then.
 func TestOwnerIsConnected(t *testing.T) {
 	for _, proc := range []bool{false, true} {
 		o := newOwners()

@@ -8,8 +8,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// TestShares: owners that hold what they may get leave some to others, which need not
-// wait until one of those ends.
+// TestShares checks that owners with a full share leave relays to others, which
+// need not wait until one of theirs ends.
 func TestShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShares(wire.MaxRelays)
@@ -52,7 +52,7 @@ func TestShares(t *testing.T) {
 			s.put(b)
 		}
 		synctest.Wait()
-		// Those that hold the fewest are first.
+		// Owners that hold the fewest are first.
 		want("those of b have ended", 48, 15, 4, 4, 4)
 		for s.freeAll(a, b, c, d, e) {
 			synctest.Wait()
@@ -64,7 +64,7 @@ func TestShares(t *testing.T) {
 	})
 }
 
-// freeAll returns a relay of each owner, and reports whether there was one.
+// freeAll returns a relay of each owner, and reports whether each had one.
 func (s *shares) freeAll(list ...owner) bool {
 	any := false
 	for _, o := range list {

@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// TestChangeFrames: each channel of a change goes one way.
+// TestChangeFrames checks that each channel of a change goes one way.
 func TestChangeFrames(t *testing.T) {
 	c := newChange(nil, 1, 50)
 	for _, tt := range []struct {
@@ -43,8 +43,9 @@ func TestChangeFrames(t *testing.T) {
 	}
 }
 
-// TestChangeEndsItsGoroutine: what waits for the cancellation of a change ends
-// with the change; the bubble would report it otherwise.
+// TestChangeEndsItsGoroutine checks that the goroutine that waits for a
+// change's cancellation ends with the change; the bubble would report it
+// otherwise.
 func TestChangeEndsItsGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const body = `{"kind":"mkdir","path":"d"}`
@@ -59,7 +60,8 @@ func TestChangeEndsItsGoroutine(t *testing.T) {
 	})
 }
 
-// TestLongChange: a change is sent whole, also where its last frame has one byte.
+// TestLongChange checks that a change is sent whole, even if its last frame has
+// one byte.
 func TestLongChange(t *testing.T) {
 	change := workspace.Change{Kind: workspace.OpMkdir}
 	text, err := json.Marshal(change)
@@ -84,7 +86,8 @@ func TestLongChange(t *testing.T) {
 	}
 }
 
-// TestMemoryOfAChange: the memory of a long operation is given back at once.
+// TestMemoryOfAChange checks that a long operation's memory is given back at
+// once.
 func TestMemoryOfAChange(t *testing.T) {
 	forces := func(size int64) bool {
 		s := New(Options{Writer: wire.NewWriter(io.Discard)})

@@ -26,9 +26,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// TestGroupsOfCommands: a group marks one command at a time. A command that did
-// not start or has ended releases its group; one whose process does not end
-// keeps it.
+// TestGroupsOfCommands checks that a group marks one command at a time. A
+// command releases its group when it has ended or failed to start, unless one
+// of its processes does not end.
 func TestGroupsOfCommands(t *testing.T) {
 	h := serveHost(t, func(o *Options) {
 		o.Config.GIDCount = 1
@@ -82,8 +82,8 @@ func TestGroupsOfCommands(t *testing.T) {
 	}
 }
 
-// TestCommandIsOver: what belongs to a command that is over is given back, once.
-// Its timeout ends one that runs on; what is left of that is not forgotten.
+// TestCommandIsOver checks that a command's resources are given back once, when
+// it is over. Its timeout ends it, but processes that stay are not forgotten.
 func TestCommandIsOver(t *testing.T) {
 	for name, ends := range map[string]bool{"ended": true, "timed out": false} {
 		t.Run(name, func(t *testing.T) {
@@ -115,8 +115,8 @@ func TestCommandIsOver(t *testing.T) {
 	}
 }
 
-// TestStuckStart: a child that another command stopped before it has executed is
-// woken.
+// TestStuckStart checks that a child is woken if another command stopped it
+// before it has executed.
 func TestStuckStart(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
@@ -159,7 +159,7 @@ func (h *host) untilRefused() wire.Frame {
 	return f
 }
 
-// TestCommandFrames: each channel of a command goes one way.
+// TestCommandFrames checks that each channel of a command goes one way.
 func TestCommandFrames(t *testing.T) {
 	for _, stdin := range []bool{false, true} {
 		c, err := newCommand(nil, 1, wire.Exec{Argv: [][]byte{{'x'}}, Timeout: 1, Stdin: stdin})
@@ -196,7 +196,8 @@ func TestCommandFrames(t *testing.T) {
 	}
 }
 
-// TestCancelsOfACommand: no grace period is asked for once, also later.
+// TestCancelsOfACommand checks that a cancel without a grace period counts
+// once, even after another cancel.
 func TestCancelsOfACommand(t *testing.T) {
 	c, err := newCommand(nil, 1, wire.Exec{Argv: [][]byte{{'x'}}, Timeout: 1})
 	if err != nil {
@@ -218,7 +219,6 @@ func TestCancelsOfACommand(t *testing.T) {
 	}
 }
 
-// TestEnding: what is told of an end.
 func TestEnding(t *testing.T) {
 	usage := unix.Rusage{Utime: unix.Timeval{Sec: 1}, Stime: unix.Timeval{Usec: 2}, Maxrss: 3}
 	for name, tt := range map[string]struct {
@@ -239,7 +239,6 @@ func TestEnding(t *testing.T) {
 	}
 }
 
-// inputPipe returns a pipe that does not block.
 func inputPipe() (r, w *os.File, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -248,8 +247,8 @@ func inputPipe() (r, w *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
 }
 
-// TestStdinOfACommand: what the host sends comes in order, to its end; a pipe
-// that is closed stops it.
+// TestStdinOfACommand checks that input comes in order, up to its end, and that
+// a closed pipe stops it.
 func TestStdinOfACommand(t *testing.T) {
 	long := strings.Repeat("0123456789abcdef", 1<<14) // more than a pipe holds
 	for name, read := range map[string]bool{"read": true, "closed": false} {
@@ -310,7 +309,7 @@ func TestStdinOfACommand(t *testing.T) {
 	}
 }
 
-// bareCommand returns a command of a session that serves no host.
+// bareCommand returns a command of a session without a host.
 func bareCommand(t *testing.T, r wire.Exec, l launcher) *command {
 	t.Helper()
 	r.Argv = [][]byte{{'x'}}
@@ -327,7 +326,7 @@ func bareCommand(t *testing.T, r wire.Exec, l launcher) *command {
 	return c
 }
 
-// TestLaunchedAsRequested: a command is launched as the host asks.
+// TestLaunchedAsRequested checks that a command is launched as the host asks.
 func TestLaunchedAsRequested(t *testing.T) {
 	for _, stdin := range []bool{false, true} {
 		var got spawn.Request
@@ -347,8 +346,8 @@ func TestLaunchedAsRequested(t *testing.T) {
 	}
 }
 
-// TestTimeToSettle: a consumer of a command that has ended has what is left of
-// the command's time, and two seconds. A stream that has ended ends no other.
+// TestTimeToSettle checks that the consumer of an ended command has the rest of
+// the command's time, and two seconds. The end of a stream ends no other.
 func TestTimeToSettle(t *testing.T) {
 	reaper() // outside the bubble
 	synctest.Test(t, func(t *testing.T) {
@@ -376,7 +375,7 @@ func TestTimeToSettle(t *testing.T) {
 	})
 }
 
-// TestFullVolumes: those that are full are named where a command failed.
+// TestFullVolumes checks that a failed command's exit names the full volumes.
 func TestFullVolumes(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: a mount")
@@ -410,8 +409,8 @@ func TestFullVolumes(t *testing.T) {
 	<-done
 }
 
-// TestDaemonsOfACommand: what its daemons used, which the guest reaps, counts as
-// the command's.
+// TestDaemonsOfACommand checks that the usage of a command's daemons, which the
+// guest reaps, counts as the command's.
 func TestDaemonsOfACommand(t *testing.T) {
 	c := bareCommand(t, wire.Exec{Timeout: time.Hour}, func(r spawn.Request) (launch.Process, error) {
 		pid, err := syscall.ForkExec("/bin/sh", []string{"sh", "-c", "exit"}, &syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
@@ -434,7 +433,8 @@ func TestDaemonsOfACommand(t *testing.T) {
 	}
 }
 
-// TestCommandIsForgotten: nothing keeps a command that is over until its timeout.
+// TestCommandIsForgotten checks that nothing keeps an ended command until its
+// timeout.
 func TestCommandIsForgotten(t *testing.T) {
 	c := bareCommand(t, wire.Exec{Timeout: time.Hour}, noProcess{}.Launch)
 	left := weak.Make(c)
@@ -451,7 +451,7 @@ func TestCommandIsForgotten(t *testing.T) {
 	t.Error("the command is kept")
 }
 
-// TestOutputToBrokenConnection: output that can't be sent is kept.
+// TestOutputToBrokenConnection checks that output that can't be sent is kept.
 func TestOutputToBrokenConnection(t *testing.T) {
 	c := bareCommand(t, wire.Exec{Live: 100, Tail: 100, Timeout: time.Hour}, nil)
 	c.s.o.Writer = wire.NewWriter(brokenWriter{})
@@ -462,7 +462,7 @@ func TestOutputToBrokenConnection(t *testing.T) {
 	}
 }
 
-// TestFeed: a single byte reaches the command; input that nothing reads any more
+// TestFeed checks that a single byte reaches the command, and that unread input
 // is thrown away.
 func TestFeed(t *testing.T) {
 	for name, read := range map[string]bool{"read": true, "closed": false} {
@@ -500,8 +500,8 @@ func TestFeed(t *testing.T) {
 	}
 }
 
-// TestCreditOfInput: a host can send more than a window, as far as the guest's
-// credit goes.
+// TestCreditOfInput checks that a host can send more than a window as the guest
+// grants credit.
 func TestCreditOfInput(t *testing.T) {
 	const operation = `{"kind":"mkdir","path":"d"}`
 	text := strings.Repeat(" ", wire.Window+wire.Window/2-len(operation)) + operation

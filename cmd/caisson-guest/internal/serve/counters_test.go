@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// TestTell: what was counted while a command ran is told of it; what orphans
-// used counts as its own if no other command ran beside it.
+// TestTell checks that a command's exit has the counts of the time it ran, and
+// orphans' usage if no other command ran beside it.
 func TestTell(t *testing.T) {
 	before := counters{oom: 5, pids: 6, launches: 7}
 	orphans := reap.Usage{CPU: time.Second, Peak: 300}
@@ -35,7 +35,6 @@ func TestTell(t *testing.T) {
 	}
 }
 
-// TestFacts: launches are those of the session's killer.
 func TestFacts(t *testing.T) {
 	loop := reap.New()
 	killer := kill.NewAt(t.TempDir(), kill.MethodGroup, loop, nil)

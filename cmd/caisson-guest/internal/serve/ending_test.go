@@ -68,8 +68,8 @@ func shell(t *testing.T, group uint32, script string) launch.Process {
 	return p
 }
 
-// TestGrace: in the grace period an orphan gets SIGTERM, at once when the command
-// itself has ended, and else after some milliseconds.
+// TestGrace checks that an orphan gets SIGTERM in the grace period: at once
+// when the command itself has ended, otherwise after some milliseconds.
 func TestGrace(t *testing.T) {
 	loop := reaper()
 	for name, tt := range map[string]struct {
@@ -119,9 +119,9 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// TestSettle: a consumer that takes nothing has what is left of the command's
-// time, but two seconds at least, until it is cancelled, and then two seconds. A
-// command that was ended by force has the latter alone.
+// TestSettle checks that a consumer that takes nothing has the rest of the
+// command's time, at least two seconds, until it is cancelled, and then two
+// seconds. After an end by force it has only these.
 func TestSettle(t *testing.T) {
 	for name, tt := range map[string]struct {
 		forced    bool
@@ -176,7 +176,8 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// TestSettlePipe: a pipe that another process holds open is not waited for.
+// TestSettlePipe checks that a pipe that another process holds open is not
+// waited for.
 func TestSettlePipe(t *testing.T) {
 	c, err := newCommand(&Session{slots: output.NewSlots(1)}, 1, wire.Exec{Argv: [][]byte{{'x'}}, Timeout: 1})
 	if err != nil {
@@ -201,8 +202,8 @@ func TestSettlePipe(t *testing.T) {
 	}
 }
 
-// TestAwait: a command ends by itself, by SIGTERM in its grace period, or by
-// SIGKILL after it, and nothing that it started is left.
+// TestAwait checks that a command ends by itself, by SIGTERM in its grace
+// period, or by SIGKILL after it, and leaves nothing.
 func TestAwait(t *testing.T) {
 	const deaf = "trap '' TERM; echo up; while :; do sleep .01; done"
 	const never, soon = 5 * time.Second, 100 * time.Millisecond

@@ -7,7 +7,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// TestReadFrames: a read takes no input; it can be stopped and cancelled.
+// TestReadFrames checks that a read takes no input, and can be stopped and
+// cancelled.
 func TestReadFrames(t *testing.T) {
 	l := newRead(nil, 1, wire.ReadRequest{})
 	for _, tt := range []struct {

@@ -56,7 +56,6 @@ func (noProcess) Launch(r spawn.Request) (launch.Process, error) {
 	return p, nil
 }
 
-// noChange changes nothing.
 type noChange struct{}
 
 func (noChange) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
@@ -66,7 +65,7 @@ func (noChange) Apply(ctx context.Context, op workspace.Op) (workspace.Change, e
 	return workspace.Change{Path: op.Path}, ctx.Err()
 }
 
-// fuzzGroups is a range of groups that no process has.
+// fuzzGroups begins a range of groups that no process has.
 const fuzzGroups = 2_000_000_000
 
 // frames encodes a host's side of a conversation.
@@ -78,9 +77,9 @@ func frames(list ...wire.Frame) []byte {
 	return b.Bytes()
 }
 
-// FuzzSession feeds the guest's end with arbitrary bytes in place of a host's
-// frames. It must not panic, must end when they do, and must leave no stream
-// behind; its memory is bounded by the credit of the streams that it opened.
+// FuzzSession feeds the guest arbitrary bytes as the host's frames. It must not
+// panic, must end when they do, and must leave no stream behind. The credit of
+// the opened streams bounds its memory.
 func FuzzSession(f *testing.F) {
 	const exec = `{"exec":{"argv":["c2g="],"env":[],"stdin":true,"live":1000000,"tail":100,"timeout":1000000000,"grace":1000000}}`
 	open := func(id uint32, text string) wire.Frame {
@@ -127,7 +126,7 @@ func FuzzSession(f *testing.F) {
 		if err != nil && !errors.Is(err, wire.ErrProtocol) && !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("ended with %v", err)
 		}
-		// What runs is on its own now, as after a host's death; here the process lives on.
+		// As after a host's death; here the process lives on.
 		s.mu.Lock()
 		open := make([]stream, 0, len(s.streams))
 		for _, st := range s.streams {
@@ -154,7 +153,7 @@ func FuzzSession(f *testing.F) {
 		}
 		s.idle.Stop()
 		runtime.ReadMemStats(&after)
-		// Each frame of an input may open a stream: what one takes, and some.
+		// Each frame may open a stream.
 		if grown := int64(after.TotalAlloc - before.TotalAlloc); grown > 64<<20+int64(len(data))*4096 {
 			t.Errorf("%d bytes of input made it allocate %d", len(data), grown)
 		}

@@ -25,7 +25,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// launcher and applier are made of functions.
 type (
 	launcher func(spawn.Request) (launch.Process, error)
 	applier  func(context.Context, workspace.Op) (workspace.Change, error)
@@ -37,7 +36,7 @@ func (f applier) Apply(ctx context.Context, op workspace.Op) (workspace.Change, 
 	return f(ctx, op)
 }
 
-// host is the other side of a session that runs.
+// host is the other side of a running session.
 type host struct {
 	t      *testing.T
 	frames *wire.Reader
@@ -45,8 +44,8 @@ type host struct {
 	ended  chan error
 }
 
-// serveHost runs a session in which nothing is left of any command. change may
-// change its options.
+// serveHost runs a session in which commands leave nothing. change may change
+// its options.
 func serveHost(t *testing.T, change func(*Options)) *host {
 	t.Helper()
 	near, far := net.Pipe()
@@ -82,7 +81,7 @@ func (h *host) send(frames ...wire.Frame) {
 	}
 }
 
-// next returns the guest's next frame but credit.
+// next returns the guest's next frame except credit.
 func (h *host) next() wire.Frame {
 	h.t.Helper()
 	for {
@@ -119,7 +118,7 @@ func on(id uint32, typ wire.Type, channel uint8, payload string) wire.Frame {
 	return wire.Frame{Stream: id, Type: typ, Channel: channel, Payload: []byte(payload)}
 }
 
-// TestSessionEnds: frames that break the protocol end the session.
+// TestSessionEnds checks that frames that break the protocol end the session.
 func TestSessionEnds(t *testing.T) {
 	const change = `{"apply":{"size":50}}`
 	for name, frames := range map[string][]wire.Frame{
@@ -155,7 +154,8 @@ func TestSessionEnds(t *testing.T) {
 	}
 }
 
-// TestSessionRefuses: what can't be served is refused, and the session goes on.
+// TestSessionRefuses checks that bad requests are refused, and the session
+// continues.
 func TestSessionRefuses(t *testing.T) {
 	exec := func(change func(*wire.Exec)) string {
 		x := wire.Exec{Argv: [][]byte{[]byte("x")}, Live: 1, Tail: 1, Timeout: time.Hour}
@@ -205,7 +205,7 @@ func TestSessionRefuses(t *testing.T) {
 					t.Errorf("answer is type %d: %s, want refused as %s", f.Type, f.Payload, tt.want)
 				}
 			}
-			// The stream has ended, or is ended: what comes for it is left alone.
+			// The stream has ended, or is being ended: its frames are ignored.
 			h.send(on(7, wire.TypeCancel, 0, "{}"), wire.Frame{Type: wire.TypePing, Payload: []byte("12345678")})
 			for f := h.next(); f.Type != wire.TypePong; f = h.next() {
 				if f.Type == wire.TypeRefused {
@@ -216,7 +216,8 @@ func TestSessionRefuses(t *testing.T) {
 	}
 }
 
-// TestStreamsAreBounded: one more than may be open is refused, until one ends.
+// TestStreamsAreBounded checks that one more stream than the bound is refused,
+// until one ends.
 func TestStreamsAreBounded(t *testing.T) {
 	h := serveHost(t, nil)
 	id := uint32(1)
@@ -240,8 +241,8 @@ func TestStreamsAreBounded(t *testing.T) {
 	}
 }
 
-// TestChange: an operation of exactly the size that was announced is made, and
-// its outcome told.
+// TestChange checks that an operation of exactly the announced size is made and
+// its outcome reported.
 func TestChange(t *testing.T) {
 	const body = `{"kind":"mkdir","path":"d"}`
 	done := workspace.Change{Kind: workspace.OpMkdir, Path: "d"}
@@ -312,7 +313,8 @@ func TestChange(t *testing.T) {
 
 func itoa(n int) string { text, _ := json.Marshal(n); return string(text) }
 
-// TestCancelReachesTheChange: a change that is made hears of its cancellation.
+// TestCancelReachesTheChange checks that a change in progress sees its
+// cancellation.
 func TestCancelReachesTheChange(t *testing.T) {
 	begun := make(chan struct{})
 	h := serveHost(t, func(o *Options) {
@@ -331,14 +333,14 @@ func TestCancelReachesTheChange(t *testing.T) {
 	}
 }
 
-// errBroken is the failure of a connection.
 var errBroken = errors.New("broken connection")
 
 type brokenWriter struct{}
 
 func (brokenWriter) Write([]byte) (int, error) { return 0, errBroken }
 
-// TestSessionFails: a connection that fails ends the session with its error.
+// TestSessionFails checks that a failed connection ends the session with its
+// error.
 func TestSessionFails(t *testing.T) {
 	var most []wire.Frame
 	for i := range uint32(maxStreams + 1) {
@@ -368,7 +370,8 @@ func TestSessionFails(t *testing.T) {
 	}
 }
 
-// TestReadIsServed: a session with Readers serves reads, and refuses what is none.
+// TestReadIsServed checks that a session with Readers serves reads, and refuses
+// others.
 func TestReadIsServed(t *testing.T) {
 	readers, err := apply.NewReaders(apply.Options{Workspace: t.TempDir()})
 	if err != nil {
@@ -384,7 +387,8 @@ func TestReadIsServed(t *testing.T) {
 	if f := h.next(); f.Type != wire.TypeRefused || f.Stream != 3 {
 		t.Errorf("type %d of stream %d comes: %s", f.Type, f.Stream, f.Payload)
 	}
-	// While all threads are busy the stream is open, and its frames are checked.
+	// While all threads are busy the stream is open, and its frames are
+	// checked.
 	release := make(chan struct{})
 	var busy sync.WaitGroup
 	for range apply.Threads {
@@ -410,8 +414,8 @@ func TestReadIsServed(t *testing.T) {
 	busy.Wait()
 }
 
-// TestIdle: the time after which a session is idle begins when the last of its
-// streams has ended.
+// TestIdle checks that the time until a session is idle begins when its last
+// stream has ended.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var idle atomic.Int32

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestTransferPipe checks that a transfer whose other end neither reads nor writes ends if
-// others wait, and only then.
+// TestTransferPipe checks that a transfer whose other end neither reads nor
+// writes ends if others wait, and only then.
 func TestTransferPipe(t *testing.T) {
 	for name, use := range map[string]func(transferPipe) error{
 		"read":  func(p transferPipe) error { _, err := p.Read(make([]byte, 1)); return err },

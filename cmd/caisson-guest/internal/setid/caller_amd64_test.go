@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestOldCalls: calls that only this processor has do what their successors do.
+// TestOldCalls checks that this processor's own calls do the same as their
+// successors.
 func TestOldCalls(t *testing.T) {
 	do := filtered(t)
 	for name, tt := range map[string]struct {

@@ -35,7 +35,7 @@ func newTree(t *testing.T) tree {
 
 func (r tree) path(name string) string { return filepath.Join(r.root, name) }
 
-// mode returns type and mode of a file, or 0 if it is not there.
+// mode returns a file's type and mode, or 0 if it is missing.
 func (r tree) mode(name string) uint32 {
 	var st unix.Stat_t
 	if err := unix.Lstat(r.path(name), &st); err != nil {
@@ -71,8 +71,8 @@ func orNil(errno unix.Errno) error {
 	return errno
 }
 
-// TestModes: the set-group-ID bit is set on directories alone, however they are
-// named, and the set-user-ID bit on none.
+// TestModes checks that only directories get the set-group-ID bit, however they
+// are named, and nothing the set-user-ID bit.
 func TestModes(t *testing.T) {
 	do := filtered(t)
 	const here = unix.AT_FDCWD
@@ -150,7 +150,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// dotted makes a path longer by what does not change it.
+// dotted makes a path longer without changing its meaning.
 func dotted(path string, size int) string {
 	if (size-len(path))%2 == 1 {
 		path = "/" + path
@@ -164,8 +164,9 @@ func chmodAt(addr uintptr) error {
 	return orNil(errno)
 }
 
-// chmodInPages puts a path so that it and its end take beyond bytes of a page's
-// successor, or end one byte before its end (-1). The page after that is not there.
+// chmodInPages places a path so that it and its end take beyond bytes of the
+// next page, or end one byte before a page's end (-1). The page after that is
+// missing.
 func chmodInPages(path string, beyond int) error {
 	const page = 4096
 	mem, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
@@ -187,7 +188,6 @@ func chmodInPages(path string, beyond int) error {
 	return chmodAt(uintptr(unsafe.Pointer(&mem[end-len(path)])))
 }
 
-// opened holds the properties of a descriptor that the tests compare.
 type opened struct {
 	mode        uint32 // permissions and bits
 	size        int64
@@ -209,8 +209,8 @@ func look(fd int) (o opened, err error) {
 	return o, errors.Join(err, err1, err2)
 }
 
-// TestOpen: a file that is made has neither bit, and else the mode, the flags
-// and the umask that the caller asked for; one that is there keeps its mode.
+// TestOpen checks that a new file has neither bit, and otherwise the requested
+// mode, flags and umask. An existing file keeps its mode.
 func TestOpen(t *testing.T) {
 	do := filtered(t)
 	const create = unix.O_CREAT | unix.O_WRONLY
@@ -281,7 +281,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestNodes: files of other types are made without the bits, and no devices.
+// TestNodes checks that files of other types are made without the bits, and
+// devices not at all.
 func TestNodes(t *testing.T) {
 	do := filtered(t)
 	const here = unix.AT_FDCWD
@@ -319,7 +320,7 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestGoneCaller: what is answered for a thread that no longer waits is not done.
+// TestGoneCaller checks that nothing is done for a thread that no longer waits.
 func TestGoneCaller(t *testing.T) {
 	r := newTree(t)
 	root, err := unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -373,7 +374,7 @@ func TestErrnoOf(t *testing.T) {
 	}
 }
 
-// TestOpenBelow: a name is looked for below the descriptor that the caller names.
+// TestOpenBelow checks that a name is looked up below the caller's descriptor.
 func TestOpenBelow(t *testing.T) {
 	do := filtered(t)
 	r := newTree(t)

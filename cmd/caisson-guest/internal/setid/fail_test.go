@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 )
 
-// under runs f on a thread of its own, under a filter.
+// under runs f on its own thread, under a filter.
 func under(t *testing.T, program []unix.SockFilter, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -28,8 +28,8 @@ func under(t *testing.T, program []unix.SockFilter, f func()) {
 	<-done
 }
 
-// TestFinishFails: a file that can't be made what the caller asked for is not
-// handed to it.
+// TestFinishFails checks that the caller does not get a file that can't be made
+// as it asked.
 func TestFinishFails(t *testing.T) {
 	r := newTree(t)
 	file := uint32(r.open("file"))
@@ -50,7 +50,7 @@ func TestFinishFails(t *testing.T) {
 	}
 }
 
-// TestUnreadableCaller: nothing is done for a caller that can't be read.
+// TestUnreadableCaller checks that nothing is done for an unreadable caller.
 func TestUnreadableCaller(t *testing.T) {
 	gone := &caller{thread: 1 << 30, waits: func() bool { return true }}
 	if text, err := gone.readPath(1); text != "" || !errors.Is(err, unix.EPERM) {
@@ -62,7 +62,6 @@ func TestUnreadableCaller(t *testing.T) {
 	if err := gone.chmodDir(-1, 0o755); !errors.Is(err, unix.EBADF) {
 		t.Errorf("mode of a closed directory: %v", err)
 	}
-	// A zombie has no umask.
 	zombie := exec.Command("true")
 	if err := zombie.Start(); err != nil {
 		t.Fatal(err)
@@ -88,7 +87,7 @@ func TestUnreadableCaller(t *testing.T) {
 	}
 }
 
-// TestChooseElsewhere: the choice on kernels that this one is not.
+// TestChooseElsewhere checks the choice on other kernels.
 func TestChooseElsewhere(t *testing.T) {
 	usual := Choose()
 	for name, tt := range map[string]struct {
@@ -111,7 +110,7 @@ func TestChooseElsewhere(t *testing.T) {
 	}
 }
 
-// TestSuperviseFails: without what the supervisor needs no command may run.
+// TestSuperviseFails checks that the supervisor needs its files.
 func TestSuperviseFails(t *testing.T) {
 	if err := Supervise(-1, AnyUser, nil); !errors.Is(err, unix.EBADF) {
 		t.Errorf("no listener: %v", err)
@@ -129,8 +128,8 @@ func TestSuperviseFails(t *testing.T) {
 	})
 }
 
-// TestReady: a notification waits if there is something to read, and not because
-// the last process under the filter has ended.
+// TestReady checks that a notification waits if there is one to read, not
+// because the last process under the filter has ended.
 func TestReady(t *testing.T) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -152,8 +151,8 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// TestCallerWithoutDescriptors: a caller that can have no more descriptors is
-// told, and the file is not left open in the guest.
+// TestCallerWithoutDescriptors checks that a caller that can have no more
+// descriptors gets an error, and that the guest closes the file.
 func TestCallerWithoutDescriptors(t *testing.T) {
 	do := filtered(t)
 	r := newTree(t)
@@ -165,7 +164,7 @@ func TestCallerWithoutDescriptors(t *testing.T) {
 	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &was); err != nil {
 		t.Fatal(err)
 	}
-	// One is enough for the guest to create the file, and none is left for it.
+	// Enough for the guest to create the file, and none for the caller.
 	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free + 1), Max: was.Max}, nil); err != nil {
 		t.Fatal(err)
 	}

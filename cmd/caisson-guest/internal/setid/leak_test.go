@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter"
 )
 
-// TestChoose: the way is chosen by what this kernel offers, which is read in
-// other ways.
+// TestChoose compares the choice with this kernel's features, found in other
+// ways.
 func TestChoose(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -31,8 +31,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeftOpen: calls, made or refused, leave no descriptor open in the
-// guest, which commands could else use up.
+// TestNothingIsLeftOpen checks that calls leave no descriptor open in the
+// guest, which commands could otherwise use up.
 func TestNothingIsLeftOpen(t *testing.T) {
 	do := filtered(t)
 	r := newTree(t)

@@ -12,11 +12,11 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 )
 
-// filtered starts a thread under the filter of commands, supervised, and
-// returns what runs a function on it.
+// filtered starts a thread under the commands' filter, supervised, and returns
+// a function that runs others on it.
 func filtered(t *testing.T) func(f func() error) error { return filteredFor(t, AnyUser) }
 
-// filteredFor is filtered where the supervisor acts as a user.
+// filteredFor is filtered with a supervisor that acts as user.
 func filteredFor(t *testing.T, user int64) func(f func() error) error {
 	t.Helper()
 	if Choose() != filter.NotifySetID {
@@ -28,7 +28,7 @@ func filteredFor(t *testing.T, user int64) func(f func() error) error {
 	}
 	work, ready := make(chan func()), make(chan error)
 	identity.Dedicate(func() {
-		// A working directory and a umask of its own, as a command has.
+		// Its own working directory and umask, as a command has.
 		if err := errors.Join(unix.Unshare(unix.CLONE_FS), identity.NoNewPrivileges()); err != nil {
 			ready <- err
 			return
@@ -86,9 +86,8 @@ func TestSupervise(t *testing.T) {
 	}
 }
 
-// TestSuperviseOthers: the calls of another user than the supervisor's are
-// refused, also where they would be harmless: they would be made with that
-// user's rights.
+// TestSuperviseOthers checks that another user's calls are refused, even
+// harmless ones: they would be made with the supervisor's rights.
 func TestSuperviseOthers(t *testing.T) {
 	own := int64(os.Getuid())
 	for user, want := range map[int64]error{own: nil, own + 1: unix.EPERM} {

@@ -17,8 +17,8 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// TestAffinity: the calling thread is restricted and restored; nothing is done
-// where the limit is not below what there is.
+// TestAffinity checks that the calling thread is restricted and restored, and
+// untouched if the limit is not below the number of processors.
 func TestAffinity(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -48,7 +48,6 @@ func TestAffinity(t *testing.T) {
 	if n != have-1 || count(&after) != have || after != before {
 		t.Errorf("of %d processors %d, then %d", have, n, after.Count())
 	}
-	// The thread's own processors count.
 	var one unix.CPUSet
 	last := a.list[len(a.list)-1]
 	one.Set(last)

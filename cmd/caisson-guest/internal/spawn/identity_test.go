@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 )
 
-// TestIdentities: a command of another identity has its own user and group and
-// nothing else, and a home that no other identity can use.
+// TestIdentities checks that a command of another identity has only its own
+// user and group, and a home that no other identity can use.
 func TestIdentities(t *testing.T) {
 	s, dir := newSpawner(t, true)
 	env := []string{"PATH=/usr/bin:/bin"}
@@ -47,7 +47,7 @@ func TestIdentities(t *testing.T) {
 			t.Errorf("identity %d and the home of another one: %q", n, out)
 		}
 	}
-	// The workspace is reached by its bits for others, by a working directory too.
+	// Others' bits decide about the workspace, also as a working directory.
 	if out := sh(1, ".", "pwd; touch x"); !strings.HasPrefix(out, dir+"\n") || !strings.Contains(out, "denied") {
 		t.Errorf("in the workspace: %q", out)
 	}
@@ -67,8 +67,8 @@ func TestIdentities(t *testing.T) {
 	})
 }
 
-// TestNoIdentities: where the thread can't take the users of identities there is
-// one only, which is reported.
+// TestNoIdentities checks that there is only one identity, and a report, if the
+// thread can't take the users of others.
 func TestNoIdentities(t *testing.T) {
 	for name, tt := range map[string]struct {
 		o      Options

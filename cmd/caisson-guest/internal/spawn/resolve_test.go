@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 )
 
-// TestEnter enters working directories by each way that a kernel may have. None
+// TestEnter enters working directories in each way that a kernel may have. None
 // leads outside the workspace, and with noLinks none follows a symlink.
 func TestEnter(t *testing.T) {
 	outside := t.TempDir()
@@ -97,7 +97,7 @@ func TestEnter(t *testing.T) {
 			}
 		}
 	}
-	// The workspace is entered again after another directory, or after a failure.
+	// The workspace is entered again after another directory or a failure.
 	for _, dir := range []string{"a", "none"} {
 		_ = s.enterDirectory(dir, false)
 		if dir == "none" {
@@ -113,7 +113,7 @@ func TestEnter(t *testing.T) {
 }
 
 // entering returns a Spawner that enters directories of the workspace, without
-// its thread. Openat2 fails with errno, unless that is 0.
+// its thread. openat2 fails with errno, unless that is 0.
 func entering(t *testing.T, workspace string, errno unix.Errno) *Spawner {
 	t.Helper()
 	helper, err := identity.NewPool(identity.PoolOptions{Threads: 1})
@@ -133,8 +133,8 @@ func entering(t *testing.T, workspace string, errno unix.Errno) *Spawner {
 	return s
 }
 
-// descriptors counts what the process has open. Files that earlier tests left
-// to the garbage collector can go at any time.
+// descriptors counts the process's open descriptors. Files that earlier tests
+// left to the garbage collector can go at any time.
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -183,7 +183,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestExplain: what a start failed with is an exit status and a line.
+// TestExplain checks the exit status and line for each failure of a start.
 func TestExplain(t *testing.T) {
 	s := &Spawner{}
 	there := t.TempDir()
@@ -215,8 +215,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestPipes: our sides do not block and the child's do; all are closed on exec.
-// Without input the child has what it was given for it.
+// TestPipes checks that our sides don't block and the child's do, and all are
+// closed on exec. Without input the child has the given descriptor.
 func TestPipes(t *testing.T) {
 	for _, stdin := range []bool{false, true} {
 		var p pipes
@@ -255,7 +255,6 @@ func TestPipes(t *testing.T) {
 	}
 }
 
-// checkPipe checks the pipe for the child's descriptor n.
 func checkPipe(t *testing.T, n, ours, child int) {
 	t.Helper()
 	for fd, blocks := range map[int]bool{ours: false, child: true} {
@@ -280,7 +279,7 @@ func checkPipe(t *testing.T, n, ours, child int) {
 	}
 }
 
-// TestOOMScore: the score of a moment, and the own one after it.
+// TestOOMScore checks the raised score, and the own one afterwards.
 func TestOOMScore(t *testing.T) {
 	score := func() string {
 		text, err := os.ReadFile("/proc/self/oom_score_adj")
@@ -310,8 +309,8 @@ func TestOOMScore(t *testing.T) {
 	oomScore{}.restoreScore()
 }
 
-// TestOOMScoreFile: the score is written to the beginning of its file. A file
-// that is none is closed.
+// TestOOMScoreFile checks that the score is written to the file's beginning.
+// Any other file is closed.
 func TestOOMScoreFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "score")
 	if err := os.WriteFile(file, []byte("7\n"), 0o600); err != nil {
@@ -338,7 +337,7 @@ func TestOOMScoreFile(t *testing.T) {
 	}
 }
 
-// TestPipesFail: pipes of which one can't be made are closed.
+// TestPipesFail checks that pipes are closed if one can't be made.
 func TestPipesFail(t *testing.T) {
 	before := descriptors(t)
 	done := make(chan error)

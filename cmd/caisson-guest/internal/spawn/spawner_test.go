@@ -21,7 +21,8 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/setid"
 )
 
-// newSpawner starts a spawner for a directory that the commands' user may enter.
+// newSpawner starts a spawner for a directory that the commands' user may
+// enter.
 func newSpawner(t *testing.T, separate bool) (*Spawner, string) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -89,7 +90,8 @@ func run(t *testing.T, s *Spawner, r Request, in string) (stdout, stderr string,
 	return string(out), string(errs), status
 }
 
-// TestSpawn: a command is who it must be, and has no more than it was given.
+// TestSpawn checks a command's identity, and that it has no more than it was
+// given.
 func TestSpawn(t *testing.T) {
 	env := []string{"PATH=/usr/bin:/bin"}
 	for _, separate := range []bool{true, false} {
@@ -108,7 +110,8 @@ func TestSpawn(t *testing.T) {
 			Argv: []string{"sh", "-c", "pwd; cat; cat /proc/self/oom_score_adj; nproc; echo $A; test $(cut -d' ' -f6 /proc/$$/stat) = $$ && echo leads; ls /proc/self/fd | wc -l; echo err >&2; exit 3"},
 			Env:  append(env, "A=b"), Dir: "own/..",
 		}, "in\n")
-		// ls has its directory open beside 0, 1 and 2, and what these tests inherited.
+		// ls has its directory open besides 0, 1 and 2, and these tests'
+		// inherited ones.
 		if want := fmt.Sprintf("%s\nin\n1000\n1\nb\nleads\n%d\n", dir, 4+inherited(t)); out != want || errs != "err\n" || code.ExitStatus() != 3 {
 			t.Errorf("separate %t: %q, %q, %v, want %q", separate, out, errs, code.ExitStatus(), want)
 		}
@@ -142,8 +145,8 @@ func inherited(t *testing.T) (n int) {
 	return n
 }
 
-// TestSpawnFails: directories and programs are looked for as the commands' user,
-// and what does not start leaves no descriptor.
+// TestSpawnFails checks that directories and programs are looked up as the
+// commands' user, and that failed starts leave no descriptor.
 func TestSpawnFails(t *testing.T) {
 	s, dir := newSpawner(t, true)
 	env := []string{"PATH=/usr/bin:/bin:" + dir}
@@ -189,8 +192,8 @@ func TestSpawnFails(t *testing.T) {
 	}
 }
 
-// TestSpawnWithoutDescriptors: what can't have its pipes is not started, and
-// leaves none open.
+// TestSpawnWithoutDescriptors checks that a program without pipes is not
+// started, and leaves none open.
 func TestSpawnWithoutDescriptors(t *testing.T) {
 	s, _ := newSpawner(t, true)
 	r := Request{Argv: []string{"true"}, Program: "/bin/true", Stdin: true}
@@ -234,8 +237,8 @@ func TestSpawnWithoutDescriptors(t *testing.T) {
 	t.Error("nothing is started with 99 descriptors")
 }
 
-// TestEnterClosed: a directory that commands can read and not search is not
-// entered.
+// TestEnterClosed checks that a directory that commands can read but not search
+// is not entered.
 func TestEnterClosed(t *testing.T) {
 	s, dir := newSpawner(t, true)
 	if err := os.Mkdir("closed", 0o744); err != nil {
@@ -259,8 +262,8 @@ func TestEnterClosed(t *testing.T) {
 	}
 }
 
-// TestNewFails: a spawner that has no workspace is none, nor is one whose
-// commands could not use it.
+// TestNewFails checks that a spawner needs a workspace that its commands can
+// use.
 func TestNewFails(t *testing.T) {
 	_, dir := newSpawner(t, true)
 	for name, tt := range map[string]struct {
@@ -284,8 +287,8 @@ func TestNewFails(t *testing.T) {
 	}
 }
 
-// TestNewUnprivileged: without privileges no spawner can separate commands from
-// the guest. It runs again as another user.
+// TestNewUnprivileged checks that separating commands from the guest needs
+// privileges. It runs again as another user.
 func TestNewUnprivileged(t *testing.T) {
 	if os.Getuid() == 0 {
 		c := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v") // in a directory that the user can't enter
@@ -300,8 +303,8 @@ func TestNewUnprivileged(t *testing.T) {
 	}
 }
 
-// onThread runs f on a thread of its own that system calls are refused to, and
-// that has these capabilities alone.
+// onThread runs f on its own thread with only these capabilities, under
+// filters.
 func onThread(t *testing.T, capabilities uint64, f func(), filters ...[]unix.SockFilter) {
 	t.Helper()
 	done := make(chan struct{})
@@ -324,10 +327,10 @@ func onThread(t *testing.T, capabilities uint64, f func(), filters ...[]unix.Soc
 	<-done
 }
 
-// all capabilities.
 const all = ^uint64(0)
 
-// TestPrepareFails: a thread that can't be restricted starts no commands.
+// TestPrepareFails checks that a thread that can't be restricted starts no
+// commands.
 func TestPrepareFails(t *testing.T) {
 	_, dir := newSpawner(t, true)
 	helper, err := identity.NewPool(identity.PoolOptions{Threads: 1})
@@ -364,8 +367,8 @@ func TestPrepareFails(t *testing.T) {
 	}
 }
 
-// TestSetFilter: where notifications can't be had no file or directory gets
-// a set-ID bit; a filter that can't be installed is an error.
+// TestSetFilter checks that without notifications nothing gets a set-ID bit,
+// and that a filter that can't be installed is an error.
 func TestSetFilter(t *testing.T) {
 	if setid.Choose() != filter.NotifySetID {
 		t.Skip("needs a kernel with notifications")

@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
-// TestStatus: the status of a whole archive that lacks a file differs from that of one that was
-// cut off.
+// TestStatus checks that a whole archive that lacks a file has another status
+// than one that was cut off.
 func TestStatus(t *testing.T) {
 	deep, whole := t.TempDir(), t.TempDir()
 	in, err := os.OpenRoot(deep)
@@ -45,7 +45,6 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// full is a writer that takes nothing.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errors.New("full") }
