@@ -74,8 +74,8 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestApplyAsCommand: the guest is uid 0 and may not use it. The control is the
-// same directory that opens once it is the commands'.
+// TestApplyAsCommand: the guest is uid 0 and must not use that. The control is
+// the same directory once it is the commands'.
 func TestApplyAsCommand(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	closed := filepath.Join(g.Workspace, "closed")
@@ -95,7 +95,8 @@ func TestApplyAsCommand(t *testing.T) {
 	}
 }
 
-// TestApplyCancelled: the cause comes back, and the connection goes on.
+// TestApplyCancelled checks that the cause is returned, and the connection
+// stays.
 func TestApplyCancelled(t *testing.T) {
 	c, _ := dial(t, guesttest.Options{})
 	sh(t, c, "mkdir many && cd many && i=0; while [ $i -lt 3000 ]; do : >$i; i=$((i+1)); done")
@@ -119,8 +120,8 @@ func TestApplyCancelled(t *testing.T) {
 	}
 }
 
-// TestGuestStaysClosed: after changes and commands the guest still can't be
-// looked at by commands, and holds no more descriptors than before.
+// TestGuestStaysClosed checks that after changes and commands the guest still
+// can't be traced by commands, and has no more descriptors than before.
 func TestGuestStaysClosed(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	count := func() int {

@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest"
 )
 
-// median runs the functions in turn, so that a loaded machine is loaded for
-// each, and returns the median time of each.
+// medians runs the functions in turn, so that load affects each alike, and
+// returns the median time of each.
 func medians(b *testing.B, run ...func()) []time.Duration {
 	b.Helper()
 	times := make([][]time.Duration, len(run))
@@ -31,8 +31,8 @@ func medians(b *testing.B, run ...func()) []time.Duration {
 	return out
 }
 
-// BenchmarkExec compares a command's round trip in the guest with the host's
-// own fork and exec of the same program.
+// BenchmarkExec compares a command's round trip with the host's own fork and
+// exec of the same program.
 func BenchmarkExec(b *testing.B) {
 	c, _ := dial(b, guesttest.Options{})
 	p50 := medians(b,
@@ -55,8 +55,8 @@ func BenchmarkExec(b *testing.B) {
 }
 
 // BenchmarkOutput compares reading 256 MiB of a command's output with the
-// host's own pipe from dd to cat: "drained" with the default live bound,
-// "live" with all of it sent to the host.
+// host's own pipe from dd to cat: "drained" with the default live bound, "live"
+// with all of it sent to the host.
 func BenchmarkOutput(b *testing.B) {
 	c, _ := dial(b, guesttest.Options{})
 	const script = "dd if=/dev/zero bs=64k count=4096 status=none"

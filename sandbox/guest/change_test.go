@@ -9,7 +9,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// TestCheckChange: an account at its bounds is believed, and not beyond.
+// TestCheckChange checks that a change is accepted up to its bounds.
 func TestCheckChange(t *testing.T) {
 	write := workspace.Op{Kind: workspace.OpWrite, Path: "f", Content: []byte("123")}
 	add := workspace.Op{Kind: workspace.OpAppend, Path: "f", Content: []byte("123")}
@@ -64,7 +64,8 @@ func TestCheckChange(t *testing.T) {
 	}
 }
 
-// TestLargestOperation: one of exactly what a frame's stream may hold is sent.
+// TestLargestOperation checks that an operation of exactly the largest size is
+// sent.
 func TestLargestOperation(t *testing.T) {
 	op := workspace.Op{Kind: workspace.OpPatch, Path: "f", Old: "x"}
 	body, err := encodeOp(op)

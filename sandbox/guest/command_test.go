@@ -217,8 +217,8 @@ func TestLastByte(t *testing.T) {
 	}
 }
 
-// The sandbox's own environment is that of commands that name none, in the
-// directory that each has.
+// TestEnvironmentOfTheSandbox checks the environment of commands that name
+// none, in each directory.
 func TestEnvironmentOfTheSandbox(t *testing.T) {
 	env := sandbox.Environment([]string{"FROM_IMAGE=yes", "HOME=/evil"}, []string{"/opt/tool/bin"})
 	c, g := dial(t, guesttest.Options{}, func(o *guest.Options) { o.Env = env })

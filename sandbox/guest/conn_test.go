@@ -20,7 +20,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// closing is a connection whose Close is replaced by the test.
+// closing is a connection with another Close.
 type closing struct {
 	net.Conn
 	err error
@@ -28,8 +28,8 @@ type closing struct {
 
 func (c closing) Close() error { return errors.Join(c.Conn.Close(), c.err) }
 
-// TestDialEnds: a Dial that fails before or by its context closes what it was
-// given; one that has succeeded is not ended by its context.
+// TestDialEnds checks that a Dial that fails closes its connection, and that
+// the end of its context does not end a successful one.
 func TestDialEnds(t *testing.T) {
 	cause := errors.New("no longer wanted")
 	for name, tt := range map[string]struct {
@@ -89,8 +89,8 @@ func TestDialEnds(t *testing.T) {
 	})
 }
 
-// TestEnds: Close and a loss end all that is open or begins later with an error
-// of ErrLost. Only a loss is an error of the connection, and logged, once.
+// TestEnds checks that Close and a loss end everything, open or new, with
+// ErrLost. Only a loss is an error of the connection, and logged once.
 func TestEnds(t *testing.T) {
 	failed := errors.New("close failed")
 	for name, tt := range map[string]struct {
@@ -222,8 +222,8 @@ func (f faulty) Write(p []byte) (int, error) {
 	return f.Conn.Write(p)
 }
 
-// TestWriteFails: whatever can't be written to the guest, the connection is
-// lost, and not only when an answer fails to come.
+// TestWriteFails checks that the connection is lost if any frame can't be
+// written, not only if an answer doesn't come.
 func TestWriteFails(t *testing.T) {
 	for name, call := range map[string]func(t *testing.T, c *guest.Conn, f faulty, l *liar){
 		"start": func(t *testing.T, c *guest.Conn, f faulty, _ *liar) {
@@ -316,7 +316,7 @@ func TestWriteFails(t *testing.T) {
 	}
 }
 
-// startPlayed starts a command, which the played guest says it has started.
+// startPlayed starts a command in the played guest.
 func startPlayed(ctx context.Context, t *testing.T, c *guest.Conn, l *liar, cmd sandbox.Command) sandbox.Process {
 	t.Helper()
 	go func() {
@@ -332,7 +332,8 @@ func startPlayed(ctx context.Context, t *testing.T, c *guest.Conn, l *liar, cmd 
 	return p
 }
 
-// TestCloseWaitsForBeat: no goroutine of a connection goes on after Close.
+// TestCloseWaitsForBeat checks that no goroutine of a connection outlives
+// Close.
 func TestCloseWaitsForBeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host, far := net.Pipe()
@@ -378,8 +379,9 @@ func (w written) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// TestCancelAfterEnd: the guest is not told of the end of a context that comes
-// after that of the call, even if both come before the call has begun to wait.
+// TestCancelAfterEnd checks that the guest is not told about the end of a
+// context after the call's end, even if both come before the call has begun to
+// wait.
 func TestCancelAfterEnd(t *testing.T) {
 	for name, call := range map[string]func(ctx context.Context, c *guest.Conn) error{
 		"command": func(ctx context.Context, c *guest.Conn) error {

@@ -22,7 +22,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// withEgress asks the guest for listeners.
 func withEgress(o *guest.Options) {
 	o.Config.Egress = &wire.Egress{Port: 61080, Names: true, Capture: []int{22, 443}}
 	plan := &sandbox.EgressPlan{}
@@ -42,7 +41,6 @@ func (echo) LookupName(_ context.Context, name string) (netip.Addr, bool) {
 	return sandbox.NameAddr(1), name == "example.com"
 }
 
-// handler is an EgressHandler of functions.
 type handler struct {
 	serve  func(ctx context.Context, c sandbox.EgressConn)
 	lookup func(ctx context.Context, name string) (netip.Addr, bool)
@@ -54,7 +52,7 @@ func (h handler) LookupName(ctx context.Context, name string) (netip.Addr, bool)
 	return h.lookup(ctx, name)
 }
 
-// stuck is a handler that does nothing until its context ends.
+// stuck returns a handler that only waits for the end of its context.
 func stuck() handler {
 	return handler{
 		serve: func(ctx context.Context, _ sandbox.EgressConn) { <-ctx.Done() },
@@ -65,7 +63,7 @@ func stuck() handler {
 	}
 }
 
-// playEgress connects to a guest with listeners.
+// playEgress connects to a played guest with listeners.
 func playEgress(t testing.TB, h sandbox.EgressHandler) (*guest.Conn, *liar) {
 	t.Helper()
 	host, far := net.Pipe()
@@ -84,8 +82,8 @@ func (l *liar) lookup(stream uint32, name string) {
 
 const proxyAddr = "127.80.0.1:61080"
 
-// TestForgedRelays: each violation is the loss of the sandbox. What is next to
-// it, and allowed, is not.
+// TestForgedRelays checks that each violation is the loss of the sandbox, and
+// that its allowed neighbours are not.
 func TestForgedRelays(t *testing.T) {
 	window := strings.Repeat("x", wire.MaxData)
 	fill := func(l *liar) {
@@ -194,7 +192,8 @@ func TestForgedRelays(t *testing.T) {
 	}
 }
 
-// TestRelayCountsHandlers: a connection counts until its handler has returned.
+// TestRelayCountsHandlers checks that a connection counts until its handler has
+// returned.
 func TestRelayCountsHandlers(t *testing.T) {
 	release := make(chan struct{})
 	c, l := playEgress(t, handler{serve: func(context.Context, sandbox.EgressConn) { <-release }})
@@ -220,7 +219,7 @@ func (l *liar) lookupMany(n int) {
 	}
 }
 
-// TestNoEgress: a guest that was not asked for listeners has none.
+// TestNoEgress checks that a guest has no listeners unless asked.
 func TestNoEgress(t *testing.T) {
 	for name, lie := range map[string]func(l *liar){
 		"connection": func(l *liar) { l.accept(2, proxyAddr) },
@@ -236,8 +235,8 @@ func TestNoEgress(t *testing.T) {
 	}
 }
 
-// expect reads the host's next frame but credit, and fails unless it is of a
-// type on a stream.
+// expect reads the host's next frame except credit, and fails unless it has
+// this type and stream.
 func (l *liar) expect(typ wire.Type, stream uint32) wire.Frame {
 	l.t.Helper()
 	f := l.next()
@@ -247,8 +246,8 @@ func (l *liar) expect(typ wire.Type, stream uint32) wire.Frame {
 	return f
 }
 
-// TestRelay: bytes go both ways, each direction ends by itself, and the host
-// ends the stream when guest and handler have.
+// TestRelay checks that bytes go both ways, each direction ends by itself, and
+// the host ends the stream when guest and handler have.
 func TestRelay(t *testing.T) {
 	_, l := playEgress(t, echo{})
 	l.accept(2, proxyAddr)
@@ -278,8 +277,8 @@ func TestRelay(t *testing.T) {
 	}
 }
 
-// TestRelayWithoutHandler: connections are reset, names are none, and a handler
-// that is set later is asked.
+// TestRelayWithoutHandler checks that connections are reset and names unknown
+// without a handler, and that one that is set later is asked.
 func TestRelayWithoutHandler(t *testing.T) {
 	c, l := playEgress(t, nil)
 	l.accept(2, proxyAddr)
@@ -299,7 +298,8 @@ func TestRelayWithoutHandler(t *testing.T) {
 	}
 }
 
-// TestRelayEnds: what ends a relay ends its handler's context, reads and writes.
+// TestRelayEnds checks that the end of a relay ends its handler's context,
+// reads and writes.
 func TestRelayEnds(t *testing.T) {
 	for name, tt := range map[string]struct {
 		end  func(c *guest.Conn, l *liar)
@@ -332,7 +332,8 @@ func TestRelayEnds(t *testing.T) {
 	}
 }
 
-// TestRelayClose: Close resets, unless the host ended its direction before.
+// TestRelayClose checks that Close resets, unless the host had ended its
+// direction.
 func TestRelayClose(t *testing.T) {
 	for name, tt := range map[string]struct {
 		close func(c sandbox.EgressConn)
@@ -369,8 +370,9 @@ func TestRelayClose(t *testing.T) {
 	}
 }
 
-// TestRelayEndIsLast: the host's end of a relay is its last frame, whoever closes the
-// connection while the guest ends it. The guest takes a later one for forged, and is lost.
+// TestRelayEndIsLast checks that the host's end of a relay is its last frame,
+// whoever closes the connection meanwhile. A later one would be forged to the
+// guest, which is then lost.
 func TestRelayEndIsLast(t *testing.T) {
 	_, l := playEgress(t, handler{serve: func(ctx context.Context, conn sandbox.EgressConn) {
 		go func() { _ = conn.Close() }() // as at the end of a command
@@ -389,8 +391,8 @@ func TestRelayEndIsLast(t *testing.T) {
 	}
 }
 
-// TestRelayOfCommand: a connection to a running command's address belongs to it,
-// and ends with it.
+// TestRelayOfCommand checks that a connection to a running command's address
+// belongs to the command and ends with it.
 func TestRelayOfCommand(t *testing.T) {
 	conns := make(chan sandbox.EgressConn, 4)
 	ended := make(chan error, 4)
@@ -445,8 +447,8 @@ func TestRelayOfCommand(t *testing.T) {
 	go l.drain()
 }
 
-// TestUnreadAnswers: a guest that opens streams and reads no answer is lost before
-// the host keeps more than it counts.
+// TestUnreadAnswers checks that a guest that opens streams and reads no answer
+// is lost before the host keeps more than it counts.
 func TestUnreadAnswers(t *testing.T) {
 	for name, open := range map[string]func(l *liar, id uint32){
 		"lookups": func(l *liar, id uint32) { l.lookup(id, "example.com") },
@@ -477,9 +479,9 @@ func TestUnreadAnswers(t *testing.T) {
 	}
 }
 
-// TestRealRelays: connections that programs make at once to a real guest carry
-// their bytes, are their command's and their user's, and count at most as many as
-// may be open.
+// TestRealRelays checks that programs' concurrent connections to a real guest
+// carry their bytes, belong to their command and user, and never exceed their
+// bound.
 func TestRealRelays(t *testing.T) {
 	c, _ := dial(t, guesttest.Options{}, func(o *guest.Options) {
 		withEgress(o)
@@ -501,8 +503,8 @@ func TestRealRelays(t *testing.T) {
 			_ = conn.CloseWrite()
 		}
 	}})
-	// 200 at once, each of which sends 64 KiB, reads them, and then to the end; 20
-	// more are closed with unread bytes.
+	// 200 at once send 64 KiB each, read them, and then to the end; 20 more
+	// close with unread bytes.
 	script := `p=${HTTP_PROXY#http://}; a=/dev/tcp/${p%:*}/${p#*:}
 one() { exec 3<>$a; head -c 65536 /dev/zero >&3; n=$(cat <&3 | wc -c); [ $n = 65536 ] || echo $n; }
 bad() { exec 3<>$a; head -c 1000 /dev/zero >&3; exec 3>&-; }
@@ -524,9 +526,9 @@ for i in $(seq 200); do one & [ $((i % 10)) = 0 ] && bad & done; wait; echo done
 	}
 }
 
-// TestLocalRequests checks that what a program sends to its proxy for another loopback
-// address of the sandbox reaches the server there, and never the host, while requests for
-// the guest's own listeners and other hosts do reach the host.
+// TestLocalRequests checks that a request to the proxy for another loopback
+// address reaches the sandbox's server and never the host, and that requests
+// for the guest's own listeners and other hosts do reach the host.
 func TestLocalRequests(t *testing.T) {
 	python, err := exec.LookPath("/usr/bin/python3")
 	if err != nil {

@@ -13,11 +13,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// mostProcesses is how many processes Linux can have.
 const mostProcesses = 1 << 22
 
-// TestExits: an exit that can be true of a command is taken as it is told, up
-// to the bounds of what can be.
+// TestExits checks that every possible exit of a command is accepted, up to its
+// bounds.
 func TestExits(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cancelled bool // the host asked for it
@@ -70,7 +69,7 @@ func TestExits(t *testing.T) {
 	}
 }
 
-// TestExitLies: an exit that can't be true of a command ends the connection.
+// TestExitLies checks that an impossible exit ends the connection.
 func TestExitLies(t *testing.T) {
 	for name, tell := range map[string]func(*wire.Exit){
 		"exit code":         func(x *wire.Exit) { x.Code = 256 },
@@ -110,7 +109,7 @@ func TestExitLies(t *testing.T) {
 }
 
 // tellExit plays the guest of a command that writes three bytes to stdout, and
-// tells its exit as changed. With cancel the host asks for the end first.
+// sends its exit as changed. With cancel the host cancels first.
 func tellExit(t *testing.T, cancel bool, change func(*wire.Exit)) (sandbox.Exit, error) {
 	t.Helper()
 	c, l := play(t)

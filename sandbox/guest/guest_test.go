@@ -11,10 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest"
 )
 
-// clean removes what the tests built.
 func clean() { guesttest.Clean() }
 
-// dial starts a guest and connects to it.
 func dial(t testing.TB, o guesttest.Options, change ...func(*guest.Options)) (*guest.Conn, *guesttest.Guest) {
 	t.Helper()
 	g := guesttest.Start(t, o)
@@ -36,13 +34,12 @@ func dial(t testing.TB, o guesttest.Options, change ...func(*guest.Options)) (*g
 	return c, g
 }
 
-// result is a command's whole outcome.
 type result struct {
 	sandbox.Exit
 	stdout, stderr string
 }
 
-// start starts a command whose output is collected; wait ends it.
+// start starts a command and collects its output; wait ends it.
 func start(ctx context.Context, t testing.TB, c *guest.Conn, cmd sandbox.Command) (wait func() result) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -66,7 +63,6 @@ func start(ctx context.Context, t testing.TB, c *guest.Conn, cmd sandbox.Command
 	}
 }
 
-// sh runs a script to its end.
 func sh(t testing.TB, c *guest.Conn, script string) result {
 	t.Helper()
 	return start(t.Context(), t, c, sandbox.Command{Argv: []string{"sh", "-c", script}})()

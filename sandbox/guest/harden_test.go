@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// hardened returns the hello of a good container.
+// hardened returns a good container's hello.
 func hardened() wire.Hello {
 	ids := func(n uint32) [4]uint32 { return [4]uint32{n, n, n, n} }
 	return wire.Hello{
@@ -70,8 +70,8 @@ func TestVerifyHardening(t *testing.T) {
 	}
 }
 
-// TestVerifyRoot: root inside has its capabilities and no more, and is refused
-// where it was not asked for.
+// TestVerifyRoot checks that root inside has only its capabilities, and is
+// refused unless asked for.
 func TestVerifyRoot(t *testing.T) {
 	root := func() wire.Hello {
 		h := hardened()
@@ -110,7 +110,7 @@ func TestVerifyRoot(t *testing.T) {
 	if err := VerifyHardening(root(), Expectation{Filters: 2, Probe: true}); err == nil {
 		t.Error("root is accepted where it was not requested")
 	}
-	// A kernel of the sandbox's own has ids of its own.
+	// The sandbox's own kernel has its own ids.
 	own := root()
 	own.UIDMap, own.GIDMap, want.HostNamespaces = []wire.IDRange{{Count: 1<<32 - 1}}, nil, nil
 	if err := VerifyHardening(own, want); err != nil {
@@ -118,8 +118,8 @@ func TestVerifyRoot(t *testing.T) {
 	}
 }
 
-// TestVerifyIDMaps: a container has the user namespace that was asked for, and no
-// larger one.
+// TestVerifyIDMaps checks that a container has the user namespace that was
+// asked for, not a larger one.
 func TestVerifyIDMaps(t *testing.T) {
 	one := func(outside, count uint32) []wire.IDRange { return []wire.IDRange{{Outside: outside, Count: count}} }
 	want := Expectation{Filters: 2, Probe: true, UIDMap: one(300_000, 65_536), GIDMap: one(400_000, 65_536)}

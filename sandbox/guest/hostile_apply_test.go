@@ -117,8 +117,8 @@ func TestApplyLies(t *testing.T) {
 	}
 }
 
-// TestApplyRefusedWhileSent: an operation that waits for credit is not sent any
-// more once the guest has refused it.
+// TestApplyRefusedWhileSent checks that an operation that waits for credit is
+// not sent once the guest has refused it.
 func TestApplyRefusedWhileSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // fails if a goroutine is left
 		c, l := play(t)
@@ -135,7 +135,8 @@ func TestApplyRefusedWhileSent(t *testing.T) {
 	})
 }
 
-// TestApplyUnsendable: what JSON can't carry is refused and not changed.
+// TestApplyUnsendable checks that texts that JSON can't carry are refused, not
+// changed.
 func TestApplyUnsendable(t *testing.T) {
 	c, _ := play(t)
 	var e *workspace.Error
@@ -149,8 +150,8 @@ func TestApplyUnsendable(t *testing.T) {
 	}
 }
 
-// TestApplyTalk: an operation larger than the credit is sent on what the guest
-// grants; the account of it, as long as one may be, comes on what the host grants.
+// TestApplyTalk checks that an operation larger than the credit is sent as the
+// guest grants more, and that the largest change comes as the host grants more.
 func TestApplyTalk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, l := play(t)
@@ -206,8 +207,8 @@ func TestApplyTalk(t *testing.T) {
 	})
 }
 
-// TestApplyCancel: the guest is told once, and what it says to have done comes
-// with the cause. A context that has ended before asks it nothing.
+// TestApplyCancel checks that the guest is told once, and its change returned
+// with the cause. A context that has ended before sends nothing.
 func TestApplyCancel(t *testing.T) {
 	cause := errors.New("changed my mind")
 	op := workspace.Op{Kind: workspace.OpWrite, Path: "f", Content: make([]byte, 2*wire.Window)}

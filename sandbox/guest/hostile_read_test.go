@@ -18,13 +18,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// sendResult ends the answer to a read.
 func (l *liar) sendResult(r wire.ReadResult) {
 	l.frame(1, wire.TypeEOF, 1, "")
 	l.json(1, wire.TypeEnd, r)
 }
 
-// entries sends a directory's lines and ends it.
 func entries(list ...wire.DirEntry) func(*liar) {
 	return func(l *liar) {
 		for _, e := range list {
@@ -143,7 +141,7 @@ func TestReadLies(t *testing.T) {
 	}
 }
 
-// TestReadTruths: answers that can be true are taken as they are.
+// TestReadTruths checks that possible answers are accepted as they are.
 func TestReadTruths(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -204,8 +202,8 @@ func TestReadTruths(t *testing.T) {
 	}
 }
 
-// TestReadSilence: a read is given up at its deadline, one that is cancelled at
-// once; a guest that then says nothing is lost.
+// TestReadSilence checks that a read returns at its deadline or when cancelled,
+// and that a guest that then stays silent is lost.
 func TestReadSilence(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cancel, after time.Duration
@@ -237,8 +235,8 @@ func TestReadSilence(t *testing.T) {
 	}
 }
 
-// FuzzRead feeds the host's end with arbitrary bytes while it reads. The read
-// must end, and so must the connection.
+// FuzzRead feeds the host arbitrary bytes while it reads. The read and the
+// connection must end.
 func FuzzRead(f *testing.F) {
 	frame := func(typ wire.Type, channel uint8, payload string) []byte {
 		var b bytes.Buffer

@@ -28,7 +28,7 @@ type liar struct {
 	raw    net.Conn
 }
 
-// play connects to a guest that says hello and then does what the test does.
+// play connects to a guest that says hello and then does as the test says.
 func play(t testing.TB) (*guest.Conn, *liar) {
 	t.Helper()
 	host, far := net.Pipe()
@@ -58,7 +58,7 @@ func playOver(t testing.TB, host, far net.Conn, change ...func(*guest.Options)) 
 	return c, l
 }
 
-// next reads a frame of the host's, leaving out what a test doesn't care about.
+// next reads a frame of the host's that tests care about.
 func (l *liar) next() wire.Frame {
 	for {
 		f, err := l.frames.Next()
@@ -72,7 +72,7 @@ func (l *liar) next() wire.Frame {
 	}
 }
 
-// drain reads what the host sends until it hangs up.
+// drain reads the host's frames until it hangs up.
 func (l *liar) drain() {
 	for {
 		if _, err := l.frames.Next(); err != nil {
@@ -87,10 +87,9 @@ func (l *liar) frame(stream uint32, typ wire.Type, channel uint8, payload string
 	_ = l.writer.Send(wire.Frame{Stream: stream, Type: typ, Channel: channel, Payload: []byte(payload)})
 }
 
-// emptySum is the SHA-256 of nothing.
 const emptySum = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
-// goodExit is an exit that could be true of a command that wrote nothing.
+// goodExit is a possible exit of a command that wrote nothing.
 func goodExit() wire.Exit {
 	none := wire.Output{SHA256: emptySum}
 	return wire.Exit{Stdout: none, Stderr: none}
@@ -202,7 +201,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestSilence: a guest that does not answer is lost when its time is over.
+// TestSilence checks that a guest that does not answer in its time is lost.
 func TestSilence(t *testing.T) {
 	const answer = 30 * time.Second
 	for name, tt := range map[string]struct {
@@ -320,8 +319,8 @@ func TestDialFailures(t *testing.T) {
 	}
 }
 
-// FuzzGuest feeds the host's end with arbitrary bytes while a command and a
-// change run. Both must end, the connection too, and memory stay bounded.
+// FuzzGuest feeds the host arbitrary bytes while a command and a change run.
+// Both must end, the connection too, and memory must stay bounded.
 func FuzzGuest(f *testing.F) {
 	frame := func(stream uint32, typ wire.Type, channel uint8, payload string) []byte {
 		var b bytes.Buffer
@@ -370,7 +369,8 @@ func FuzzGuest(f *testing.F) {
 		runtime.ReadMemStats(&before)
 		defer func() {
 			runtime.ReadMemStats(&after)
-			// One frame of the largest kind, what a connection takes, and copies.
+			// One frame of the largest kind, a connection's own memory, and
+			// copies.
 			if grown := int64(after.TotalAlloc - before.TotalAlloc); grown > 4*wire.MaxControl+int64(len(data))*256 {
 				t.Errorf("%d bytes of a guest made the host allocate %d", len(data), grown)
 			}

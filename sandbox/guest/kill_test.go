@@ -21,14 +21,14 @@ import (
 )
 
 // daemons starts eight daemons that forked twice, left the session and ignore
-// SIGTERM, says "up" when all run, and goes on itself.
+// SIGTERM, says "up" when all run, and continues.
 const daemons = `
 for i in 1 2 3 4 5 6 7 8; do
 	(setsid sh -c 'trap "" TERM INT HUP; echo; while :; do sleep 1000; done' &)
 done | (for i in 1 2 3 4 5 6 7 8; do read x; done; echo up)
 sleep 1000`
 
-// signalled tells when something was written.
+// signalled signals each write.
 type signalled struct{ ch chan struct{} }
 
 func (s signalled) Write(p []byte) (int, error) {
@@ -40,7 +40,7 @@ func (s signalled) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestCancelDaemons is the case that process groups and parent symlinks miss.
+// TestCancelDaemons is the case that process groups and parent links miss.
 func TestCancelDaemons(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	up := signalled{make(chan struct{})}
@@ -64,8 +64,8 @@ func TestCancelDaemons(t *testing.T) {
 	}
 }
 
-// TestDaemonsAreDaemons is the control of the tests that use them: run without
-// a guest, they survive the kill of the command's process group.
+// TestDaemonsAreDaemons is their control: without a guest, they survive the
+// kill of the command's process group.
 func TestDaemonsAreDaemons(t *testing.T) {
 	mark := "GUESTTEST_MARK=" + t.TempDir()
 	cmd := exec.Command("sh", "-c", daemons)
@@ -200,7 +200,6 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// writers writes to all.
 type writers []interface{ Write([]byte) (int, error) }
 
 func (w writers) Write(p []byte) (int, error) {
@@ -271,8 +270,8 @@ func TestLeftAfterExit(t *testing.T) {
 	}
 }
 
-// TestPipeHeldElsewhere: another command got hold of the pipe. The end is not
-// waited for, and nothing that was written is lost.
+// TestPipeHeldElsewhere: another command holds the pipe. Its end is not waited
+// for, and nothing written is lost.
 func TestPipeHeldElsewhere(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -292,7 +291,7 @@ func TestPipeHeldElsewhere(t *testing.T) {
 	}
 }
 
-// TestZombies: orphans are reaped, with no more to do for the host.
+// TestZombies checks that orphans are reaped without the host.
 func TestZombies(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	r := sh(t, c, "i=0; while [ $i -lt 500 ]; do (true &) ; i=$((i+1)); done; echo made")
@@ -306,8 +305,8 @@ func TestZombies(t *testing.T) {
 	}
 }
 
-// TestLeaderGone: a process whose first thread has left looks like a zombie,
-// and must be killed all the same.
+// TestLeaderGone: a process whose first thread has ended looks like a zombie,
+// and must still be killed.
 func TestLeaderGone(t *testing.T) {
 	c, g := dial(t, guesttest.Options{Stage: true})
 	up := signalled{make(chan struct{})}
@@ -373,7 +372,7 @@ func TestSingleUser(t *testing.T) {
 }
 
 // TestNoGraceForWhatHarmsTheHost cancels a command that ignores SIGTERM because
-// of the host's disk: a grace period of an hour does not pass. Its control is
+// of the host's disk: a grace period of an hour does not pass. The control is
 // that a plain cancellation waits for the command's own end.
 func TestNoGraceForWhatHarmsTheHost(t *testing.T) {
 	for name, cause := range map[string]error{

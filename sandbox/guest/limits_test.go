@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// cgroup makes a cgroup of version 1 with one limit, or skips.
+// cgroup makes a cgroup of version 1 with one limit, or skips the test.
 func cgroup(t *testing.T, controller, file, limit string) string {
 	t.Helper()
 	guesttest.Require(t)
@@ -52,8 +52,8 @@ for (1..60) {
 }
 print "up\n"; sleep 600;`
 
-// TestHoppers: what forks faster than it is scanned is killed too, and the
-// commands beside it live on.
+// TestHoppers checks that processes that fork faster than scans are killed too,
+// and other commands stay.
 func TestHoppers(t *testing.T) {
 	if _, err := os.Stat("/usr/bin/perl"); err != nil {
 		t.Skip("needs perl, which forks fast")
@@ -74,7 +74,7 @@ func TestHoppers(t *testing.T) {
 	hop(t, c, g, 0)
 }
 
-// hop lets chains hop and cancels them, three times; beside is how many
+// hop lets chains hop and cancels them, three times. beside is how many
 // processes others have.
 func hop(t *testing.T, c *guest.Conn, g *guesttest.Guest, beside int) {
 	t.Helper()
@@ -98,8 +98,8 @@ func hop(t *testing.T, c *guest.Conn, g *guesttest.Guest, beside int) {
 	}
 }
 
-// TestPIDsLimit fills the limit of processes with a fork bomb. The guest goes
-// on: it answers, writes, refuses a command with an exit status, and kills.
+// TestPIDsLimit fills the limit of processes with a fork bomb. The guest still
+// answers, writes, refuses a command with an exit status, and kills.
 func TestPIDsLimit(t *testing.T) {
 	if _, err := os.Stat("/usr/bin/perl"); err != nil {
 		t.Skip("needs perl, whose forks go on at the limit")
@@ -161,8 +161,8 @@ func TestPIDsLimit(t *testing.T) {
 	}
 }
 
-// TestFull: a file system in memory that has no room left is told of a command
-// that failed.
+// TestFull checks that a failed command's exit names a full file system in
+// memory.
 func TestFull(t *testing.T) {
 	c, _ := dial(t, guesttest.Options{})
 	if r := sh(t, c, "dd if=/dev/zero of=/tmp/fill bs=1M status=none; exit 3"); !slices.Equal(r.Full, []string{"/tmp"}) || r.Status.Code != 3 {
@@ -176,7 +176,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestUsage: what a command's daemons used counts as its own.
+// TestUsage checks that the usage of a command's daemons counts as its own.
 func TestUsage(t *testing.T) {
 	c, _ := dial(t, guesttest.Options{})
 	const busy = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo x >done"
@@ -190,7 +190,8 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestOOMScore: commands are killed before the guest, whose own score stays.
+// TestOOMScore checks that commands are killed before the guest, whose own
+// score stays.
 func TestOOMScore(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	before := oomScoreOf(t, g.PID)
@@ -211,7 +212,8 @@ func oomScoreOf(t *testing.T, pid int) string {
 	return string(data)
 }
 
-// TestMemoryLimit: an out-of-memory kill is told by the kernel's counter.
+// TestMemoryLimit checks that an out-of-memory kill is found by the kernel's
+// counter.
 func TestMemoryLimit(t *testing.T) {
 	dir := cgroup(t, "memory", "memory.limit_in_bytes", "67108864")
 	c, _ := dial(t, guesttest.Options{
@@ -235,7 +237,7 @@ func TestMemoryLimit(t *testing.T) {
 	}
 }
 
-// TestHardening holds what the guest itself is responsible for.
+// TestHardening checks the guest's own part.
 func TestHardening(t *testing.T) {
 	c, _ := dial(t, guesttest.Options{}, func(o *guest.Options) { o.Config.Probe = true })
 	h := c.Hello()

@@ -44,7 +44,8 @@ func TestGuestKilled(t *testing.T) {
 	}
 }
 
-// TestClose: the guest leaves when its input ends, and everything with it.
+// TestClose checks that the guest exits when its input ends, and everything
+// with it.
 func TestClose(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	up := signalled{make(chan struct{})}
@@ -76,7 +77,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestHostBreaksProtocol: the guest ends rather than guess.
+// TestHostBreaksProtocol checks that the guest ends rather than guesses.
 func TestHostBreaksProtocol(t *testing.T) {
 	for name, send := range map[string]func(w *wire.Writer, raw io.Writer) error{
 		"no configuration": func(w *wire.Writer, _ io.Writer) error {

@@ -12,13 +12,13 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// pong answers the ping of that number.
 func (l *liar) pong(number uint64) {
 	l.frame(0, wire.TypePong, 0, string(binary.BigEndian.AppendUint64(nil, number)))
 }
 
-// TestPingsGivenUp: the answer to a ping that was given up may still come, once;
-// one to a ping that was not sent is a lie also while such an answer is awaited.
+// TestPingsGivenUp checks that the answer to an abandoned ping may still come,
+// once. An answer to a ping that was not sent is a lie even while such an
+// answer is due.
 func TestPingsGivenUp(t *testing.T) {
 	for name, lie := range map[string]func(l *liar){
 		"answered twice": func(l *liar) { l.pong(1); l.pong(1) },
@@ -71,7 +71,7 @@ func TestPingsGivenUp(t *testing.T) {
 	})
 }
 
-// TestPingsGivenUpAreNotKept: however many a guest leaves without an answer.
+// TestPingsGivenUpAreNotKept: however many a guest leaves unanswered.
 func TestPingsGivenUpAreNotKept(t *testing.T) {
 	c, l := play(t)
 	go l.drain()

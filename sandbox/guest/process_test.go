@@ -25,9 +25,9 @@ func (b blocked) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestWaitForWriters: the end of a command waits for its writers, but not
-// longer than two seconds after an end by force or a loss. What came before a
-// loss is counted.
+// TestWaitForWriters checks that the end of a command waits for its writers,
+// but at most two seconds after an end by force or a loss. Bytes from before a
+// loss are counted.
 func TestWaitForWriters(t *testing.T) {
 	const opens = time.Minute // when a writer that blocks is opened
 	for name, tt := range map[string]struct {
@@ -92,8 +92,9 @@ func TestWaitForWriters(t *testing.T) {
 	}
 }
 
-// TestCancelSent: the guest is told once that a command is cancelled, and
-// whether it has a grace period; nothing is told after the command's end.
+// TestCancelSent checks that the guest is told once that a command is
+// cancelled, and whether it has a grace period, and nothing after the command's
+// end.
 func TestCancelSent(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cause error
@@ -153,8 +154,8 @@ func (c counted) AfterFunc(func()) func() bool {
 	}
 }
 
-// TestContextReleased: the caller's context, which may live long, does not hold
-// a command that has ended.
+// TestContextReleased checks that the caller's context, which may live long,
+// does not keep an ended command.
 func TestContextReleased(t *testing.T) {
 	for _, late := range []bool{false, true} { // the end comes when Start has returned
 		c, l := play(t)
@@ -186,7 +187,8 @@ func TestContextReleased(t *testing.T) {
 	}
 }
 
-// TestStartCancelled: nothing is sent for a command whose context has ended.
+// TestStartCancelled checks that nothing is sent for a command whose context
+// has ended.
 func TestStartCancelled(t *testing.T) {
 	c, l := play(t)
 	cause := errors.New("no longer wanted")
@@ -206,8 +208,8 @@ func TestStartCancelled(t *testing.T) {
 	}
 }
 
-// TestStdin: input is sent on its credit, to its end or its reader's error,
-// and no longer once the command stops it.
+// TestStdin checks that input is sent on its credit, to its end or its reader's
+// error, and no longer once the command stops it.
 func TestStdin(t *testing.T) {
 	long := strings.Repeat("0123456789abcdef", wire.Window/8) // twice the credit
 	for name, tt := range map[string]struct {
@@ -269,7 +271,6 @@ func TestStdin(t *testing.T) {
 	}
 }
 
-// endless is input without end.
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) {
@@ -279,8 +280,8 @@ func (endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestCredit: what the caller's writers took is granted again, in few frames
-// and for its own stream and channel.
+// TestCredit checks that bytes that writers took are granted again, in few
+// frames and for their own stream and channel.
 func TestCredit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, l := play(t)
@@ -322,7 +323,8 @@ func TestCredit(t *testing.T) {
 		if _, err := p.Wait(); err != nil || out.Len() != size || errs.Len() != size {
 			t.Errorf("%v, %d and %d bytes came", err, out.Len(), errs.Len())
 		}
-		// The end of the test ends its context, which cancels the first command.
+		// The end of the test ends its context, which cancels the first
+		// command.
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}

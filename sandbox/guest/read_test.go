@@ -21,7 +21,7 @@ import (
 
 func viewing(o *guest.Options) { o.Config.View = true }
 
-// TestView: the guest's view returns the same as a Reader of the directory.
+// TestView compares the guest's view with a Reader of the directory.
 func TestView(t *testing.T) {
 	guesttest.Require(t)
 	dir := filepath.Join(guesttest.Workspace(t), "ws")
@@ -37,7 +37,8 @@ func TestView(t *testing.T) {
 	}
 }
 
-// TestSearchOfLargeFiles: what does not fit one answer comes in the next ones.
+// TestSearchOfLargeFiles checks that files that don't fit one answer come in
+// the next ones.
 func TestSearchOfLargeFiles(t *testing.T) {
 	c, g := dial(t, guesttest.Options{}, viewing)
 	const size = 6 << 20
@@ -63,8 +64,8 @@ func TestSearchOfLargeFiles(t *testing.T) {
 	}
 }
 
-// TestViewAsCommand: the guest is uid 0 and may not read as that. The control is
-// the same file once it is open to the commands.
+// TestViewAsCommand: the guest is uid 0 and must not read as that. The control
+// is the same file once commands may read it.
 func TestViewAsCommand(t *testing.T) {
 	c, g := dial(t, guesttest.Options{}, viewing)
 	write(t, g, "closed", "root's own", 0o600)
@@ -86,8 +87,8 @@ func TestViewAsCommand(t *testing.T) {
 	}
 }
 
-// A guest that was not asked to serve reads serves none, and a view that was
-// lost says so.
+// TestViewUnasked checks that a guest serves no reads unless asked, and that a
+// lost view says so.
 func TestViewUnasked(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	if _, err := c.View().Exists(t.Context(), "x"); !errors.Is(err, sandbox.ErrUnavailable) {
@@ -106,8 +107,8 @@ func TestViewUnasked(t *testing.T) {
 	}
 }
 
-// TestViewOfLongLinks: a directory's text is bounded before the guest holds it.
-// The control is a directory of which there is less.
+// TestViewOfLongLinks checks that a directory's text is bounded before the
+// guest holds it. The control is a smaller directory.
 func TestViewOfLongLinks(t *testing.T) {
 	c, g := dial(t, guesttest.Options{}, viewing)
 	const links, few = 10_000, 1000
@@ -126,8 +127,8 @@ func TestViewOfLongLinks(t *testing.T) {
 	if got := len(list.Entries); err != nil || !list.Truncated || got*4010 > wire.MaxReadText || got*4010 < wire.MaxReadText-4010 {
 		t.Errorf("%d entries, truncated %v, %v", got, list.Truncated, err)
 	}
-	// What is held of the directory, lines of it that are sent, and as much again
-	// until the collector runs.
+	// The directory's text, lines of it that are sent, and as much again until
+	// the collector runs.
 	peak := statusField(t, g.PID, "VmHWM") << 10
 	t.Logf("the guest's peak is %d MiB", peak>>20)
 	if peak > 64<<20 && !guesttest.Race() {

@@ -17,7 +17,7 @@ func fileLine(size, length int) string {
 
 const goneLine = `{"error":{"kind":"not_found","path":"/etc/x","detail":"gone"}}` + "\n"
 
-// TestFilesOfARead: an answer may come in any pieces.
+// TestFilesOfARead checks that an answer may come in any pieces.
 func TestFilesOfARead(t *testing.T) {
 	answer := fileLine(5, 5) + "one\n\n" + goneLine + fileLine(0, 0) + fileLine(100, 0)
 	for piece := 1; piece <= len(answer); piece++ {
@@ -39,7 +39,7 @@ func TestFilesOfARead(t *testing.T) {
 	}
 }
 
-// TestFilesOfAReadLie: the control is the test above.
+// TestFilesOfAReadLie has the test above as its control.
 func TestFilesOfAReadLie(t *testing.T) {
 	one := fileLine(1, 1) + "x"
 	for name, tt := range map[string]struct {

@@ -15,8 +15,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// TestRequest: what is sent for a command, with the defaults, and the largest
-// that is accepted. One more of it is invalid.
+// TestRequest checks the request for a command, with the defaults, and the
+// largest accepted one. One byte more is invalid.
 func TestRequest(t *testing.T) {
 	o := Options{Config: wire.Config{Workspace: sandbox.WorkspaceDir}, Env: []string{"PWD=/workspace", "A=PWD="}, Timeout: time.Hour, Grace: time.Minute}
 	base := wire.Exec{

@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// TestBeat: a guest that ends when its host is silent hears a ping in each
-// third of that time, whether it answers or not; any other guest hears none.
+// TestBeat checks that a guest that ends if its host is silent gets a ping in
+// each third of that time, whether it answers or not, and any other guest none.
 func TestBeat(t *testing.T) {
 	for _, tt := range []struct {
 		name    string

@@ -18,8 +18,8 @@ import (
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// TestStalledConsumer: one command's consumer takes nothing; everything else
-// goes on, and the command itself can be cancelled.
+// TestStalledConsumer: one command's consumer takes nothing. Everything else
+// continues, and the command can be cancelled.
 func TestStalledConsumer(t *testing.T) {
 	c, _ := dial(t, guesttest.Options{})
 	stalled := blocked{make(chan struct{})}
@@ -60,7 +60,7 @@ func TestStalledConsumer(t *testing.T) {
 	close(stalled.open)
 }
 
-// TestFlood: a gigabyte on stdout costs neither end memory.
+// TestFlood checks that a gigabyte on stdout costs neither end memory.
 func TestFlood(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	sh(t, c, "true")
@@ -83,7 +83,6 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// statusField reads a number of /proc/PID/status.
 func statusField(t testing.TB, pid int, name string) int64 {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -103,13 +102,13 @@ func statusField(t testing.TB, pid int, name string) int64 {
 	return 0
 }
 
-// threadsAhead is how many threads a guest may have that has made none for a
-// command: those that it makes ahead (its package warm) and the runtime's own,
-// of which some may not have been there yet when they were counted.
+// threadsAhead is how many threads a guest may have without one for a command:
+// those that it makes ahead (its package warm) and the runtime's own, some of
+// which may have come after the count.
 const threadsAhead = 22
 
-// TestManyAtOnce runs commands, changes and pings side by side; the guest makes
-// no thread for it.
+// TestManyAtOnce runs commands, changes and pings concurrently; the guest makes
+// no thread for them.
 func TestManyAtOnce(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	before := statusField(t, g.PID, "Threads")

@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// TestFramesAfterLoss: the end of a stream that was lost while its frame was
-// on the way to it is not taken a second time.
+// TestFramesAfterLoss checks that a lost stream's end is not processed again if
+// its frame was on the way.
 func TestFramesAfterLoss(t *testing.T) {
 	c := &Conn{}
 	timer := func() *time.Timer { return time.NewTimer(time.Hour) }
@@ -49,8 +49,8 @@ func TestFramesAfterLoss(t *testing.T) {
 	}
 }
 
-// TestWatchAfterTheEnd: a caller's context is watched no longer if the process
-// ended before that began.
+// TestWatchAfterTheEnd checks that a caller's context is no longer watched if
+// the process ended before that began.
 func TestWatchAfterTheEnd(t *testing.T) {
 	for _, ended := range []bool{true, false} {
 		stopped := false
@@ -65,14 +65,15 @@ func TestWatchAfterTheEnd(t *testing.T) {
 	}
 }
 
-// heard is a stream that keeps what it is lost by.
+// heard is a stream that keeps the errors of its losses.
 type heard struct{ errs []error }
 
 func (*heard) takeFrame(wire.Frame) (bool, error) { return false, nil }
 
 func (h *heard) connectionLost(err error) { h.errs = append(h.errs, err) }
 
-// TestOpenTooLarge: a request that no frame holds loses its own stream alone.
+// TestOpenTooLarge checks that a request that fits no frame loses only its own
+// stream.
 func TestOpenTooLarge(t *testing.T) {
 	c := &Conn{writer: wire.NewWriter(io.Discard), calls: map[uint32]call{}, nextID: 1}
 	h := &heard{}

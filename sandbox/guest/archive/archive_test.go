@@ -31,7 +31,7 @@ func must(t testing.TB, err error) {
 }
 
 // describe returns a line for each name below dir: type, permission bits, time,
-// content, and the other names of the file.
+// content, and the file's other names.
 func describe(t testing.TB, dir string) []string {
 	t.Helper()
 	var list []string
@@ -75,7 +75,7 @@ func pack(t testing.TB, path string, o PackOptions) []byte {
 	return b.Bytes()
 }
 
-// TestPackAndUnpack: any tree arrives as it was.
+// TestPackAndUnpack checks that any tree arrives as it was.
 func TestPackAndUnpack(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		top := t.TempDir()
@@ -121,7 +121,8 @@ func TestPackAndUnpack(t *testing.T) {
 	})
 }
 
-// TestPackNames: what is packed is called as its path ends, or as asked.
+// TestPackNames checks that the archive's name is the path's last name, or as
+// asked.
 func TestPackNames(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("x"), 0o644))
@@ -149,8 +150,8 @@ func TestPackNames(t *testing.T) {
 	}
 }
 
-// TestPackLeavesOut: special files and those that can't be read are left out
-// where the caller wants it, and an error otherwise.
+// TestPackLeavesOut checks that special and unreadable files are left out if
+// the caller wants it, and an error otherwise.
 func TestPackLeavesOut(t *testing.T) {
 	dir := t.TempDir()
 	must(t, unix.Mkfifo(filepath.Join(dir, "pipe"), 0o644))
@@ -180,7 +181,7 @@ func TestPackLeavesOut(t *testing.T) {
 	}
 }
 
-// TestBounds: neither side writes more than its bounds.
+// TestBounds checks that neither side writes more than its bounds.
 func TestBounds(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 5 {
@@ -209,7 +210,6 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestPackGrowingAndShrinking: the size of the header holds.
 func TestBoundedWriter(t *testing.T) {
 	var out bytes.Buffer
 	w := &BoundedWriter{W: &out, Left: 5}
@@ -243,7 +243,6 @@ func TestPackGrowingAndShrinking(t *testing.T) {
 	}
 }
 
-// write returns an archive with these entries. Files contain "y".
 func write(t testing.TB, list ...tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -295,8 +294,8 @@ func hostile(t testing.TB) map[string][]byte {
 	}
 }
 
-// place makes a directory that an archive is unpacked into, beside another one
-// that must stay as it is.
+// place makes a directory to unpack an archive into, beside another one that
+// must stay as it is.
 func place(t testing.TB) (top, to string) {
 	t.Helper()
 	top = t.TempDir()
@@ -310,7 +309,8 @@ func place(t testing.TB) (top, to string) {
 	return top, to
 }
 
-// TestUnpackRefuses: a hostile archive is refused, and nothing outside changes.
+// TestUnpackRefuses checks that a hostile archive is refused, and nothing
+// outside changes.
 func TestUnpackRefuses(t *testing.T) {
 	for name, text := range hostile(t) {
 		top, to := place(t)
@@ -329,8 +329,8 @@ func TestUnpackRefuses(t *testing.T) {
 	}
 }
 
-// TestUnpackAcceptsOnlyWhatWasAskedFor: an archive has the name that was asked for, and what
-// is below it, alone.
+// TestUnpackAcceptsOnlyWhatWasAskedFor checks that an archive contains only the
+// requested name and names below it.
 func TestUnpackAcceptsOnlyWhatWasAskedFor(t *testing.T) {
 	dir := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755} }
 	for name, c := range map[string]struct {
@@ -363,7 +363,8 @@ func TestUnpackAcceptsOnlyWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-// TestLinkRule: a symlink stays if it leads to what the archive wrote, or to where it may lead.
+// TestLinkRule checks that a symlink stays if it leads to a file of the
+// archive, or where it may lead.
 func TestLinkRule(t *testing.T) {
 	for name, c := range map[string]struct {
 		target string
@@ -426,8 +427,9 @@ func TestLinkRule(t *testing.T) {
 	}
 }
 
-// TestUnpackSteps: deep directories, hard links and the targets of symlinks can't keep the reader
-// busy, and no symlink of such an archive stays. The control is the same archive with a step more.
+// TestUnpackSteps checks that deep directories, hard links and symlink targets
+// can't keep the reader busy, and no symlink of such an archive stays. The
+// control is the same archive with one more step allowed.
 func TestUnpackSteps(t *testing.T) {
 	deep := strings.Repeat("d/", 50)
 	for name, c := range map[string]struct {
@@ -456,8 +458,8 @@ func TestUnpackSteps(t *testing.T) {
 	}
 }
 
-// TestUnpackCut: an archive that ends within an entry, and text that is none, are
-// malformed.
+// TestUnpackCut checks that an archive that ends within an entry, and other
+// text, are malformed.
 func TestUnpackCut(t *testing.T) {
 	whole := write(t, file("a"), tar.Header{Typeflag: tar.TypeReg, Name: "b", Mode: 0o644, Size: 2000})
 	for _, text := range [][]byte{whole[:100], whole[:1024+512+1000], []byte(strings.Repeat("x", 2000))} {
@@ -482,7 +484,8 @@ func TestUnpackCut(t *testing.T) {
 	}
 }
 
-// TestUnpackReplaces: an existing name gets a new file, and what it named stays.
+// TestUnpackReplaces checks that an existing name gets a new file, and the old
+// file stays.
 func TestUnpackReplaces(t *testing.T) {
 	top, to := place(t)
 	must(t, os.Link(filepath.Join(to, "mine"), filepath.Join(top, "outside", "linked")))
@@ -502,8 +505,9 @@ func TestUnpackReplaces(t *testing.T) {
 	}
 }
 
-// TestUnpackKeepsExisting: the archive does not choose modes and times of directories that were
-// there, only of those that it makes. Without the option, which is the control, it does.
+// TestUnpackKeepsExisting checks that the archive chooses modes and times only
+// of directories that it makes. Without the option, the control, it chooses
+// all.
 func TestUnpackKeepsExisting(t *testing.T) {
 	text := write(t, tar.Header{Typeflag: tar.TypeDir, Name: ".", Mode: 0o777}, tar.Header{Typeflag: tar.TypeDir, Name: "own/", Mode: 0}, file("implied/x"),
 		tar.Header{Typeflag: tar.TypeDir, Name: "implied/", Mode: 0o711}, tar.Header{Typeflag: tar.TypeDir, Name: "new/", Mode: 0o750})
@@ -525,8 +529,8 @@ func TestUnpackKeepsExisting(t *testing.T) {
 	}
 }
 
-// TestHoles: holes of files, and blocks of zeros, are neither in an archive, nor in a copy of it, nor
-// on the disk where it is unpacked. GNU tar reads the archive.
+// TestHoles checks that holes and blocks of zeros take no space in an archive,
+// in its copy, or on the disk where it is unpacked. GNU tar reads the archive.
 func TestHoles(t *testing.T) {
 	from, to, copied, gnu := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	const size = 4 << 20
@@ -542,7 +546,7 @@ func TestHoles(t *testing.T) {
 		must(t, f.Truncate(size))
 		must(t, f.Close())
 	}
-	// Every second block is zeros that were written, which no file system tells.
+	// Every second block is written zeros, which no file system reports.
 	must(t, os.WriteFile(filepath.Join(from, "zeros"), bytes.Repeat(append(make([]byte, blockSize), bytes.Repeat([]byte("x"), blockSize)...), size/blockSize/2), 0o644))
 	must(t, os.Link(filepath.Join(from, "end"), filepath.Join(from, "linked")))
 	text := pack(t, from, PackOptions{Name: "."})
@@ -591,7 +595,8 @@ func TestHoles(t *testing.T) {
 	}
 }
 
-// TestManyHoles: a file with more parts than an archive describes has its rest as it is.
+// TestManyHoles checks that a file with more parts than an archive describes
+// keeps its rest.
 func TestManyHoles(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
 	must(t, err)
@@ -609,7 +614,7 @@ func TestManyHoles(t *testing.T) {
 	}
 }
 
-// TestSearchForHolesEnds: zeros beyond the bound of the search are data.
+// TestSearchForHolesEnds checks that zeros beyond the search's bound are data.
 func TestSearchForHolesEnds(t *testing.T) {
 	was := maxSearched
 	maxSearched = 2 * blockSize
@@ -676,8 +681,8 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// TestLinksComeLast checks that a symlink that is checked isn't there before the archive is
-// whole, and that a cut archive leaves none.
+// TestLinksComeLast checks that symlinks with a rule are not made before the
+// archive is whole, and that a cut archive leaves none.
 func TestLinksComeLast(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		dir := t.TempDir()
@@ -713,7 +718,7 @@ func TestLinksComeLast(t *testing.T) {
 	}
 }
 
-// TestRemembered checks that an archive of many entries doesn't take memory without bound.
+// TestRemembered checks that an archive of many entries takes bounded memory.
 func TestRemembered(t *testing.T) {
 	defer func(most int) { maxRemembered = most }(maxRemembered)
 	for _, kind := range []byte{tar.TypeReg, tar.TypeDir, tar.TypeSymlink} {

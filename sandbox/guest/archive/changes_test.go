@@ -19,7 +19,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// copyTree makes a second tree like the first.
 func copyTree(t testing.TB, from, to string) {
 	t.Helper()
 	must(t, os.MkdirAll(to, 0o755))
@@ -28,8 +27,8 @@ func copyTree(t testing.TB, from, to string) {
 	}
 }
 
-// settle returns a time that separates what was written from what will be: times of files
-// are those of the kernel's last tick, up to 10 ms before.
+// settle returns a time between past and future writes: files get the time of
+// the kernel's last tick, up to 10 ms before.
 func settle() time.Time {
 	time.Sleep(20 * time.Millisecond)
 	now := time.Now()
@@ -37,7 +36,7 @@ func settle() time.Time {
 	return now
 }
 
-// withoutTimes returns lines of describe without the times of directories: making a file
+// withoutTimes removes directories' times from lines of describe: making a file
 // anew changes them.
 func withoutTimes(lines []string) []string {
 	for i, l := range lines {
@@ -48,7 +47,7 @@ func withoutTimes(lines []string) []string {
 	return lines
 }
 
-// TestChanges: any changes of a tree make its copy the same.
+// TestChanges checks that any changes of a tree make its copy the same.
 func TestChanges(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		top := t.TempDir()
@@ -93,8 +92,8 @@ func TestChanges(t *testing.T) {
 	})
 }
 
-// mountOverlay mounts an overlay of a directory, with a layer of its own, until the test
-// ends, or skips the test.
+// mountOverlay mounts an overlay of a directory, with a new layer, until the
+// test ends, or skips the test.
 func mountOverlay(t testing.TB, lower string) (merged string) {
 	t.Helper()
 	top := t.TempDir()
@@ -110,8 +109,8 @@ func mountOverlay(t testing.TB, lower string) (merged string) {
 	return merged
 }
 
-// TestChangesInEarlyDirectories: a directory of the upper layer that was made before the time
-// that counts is entered.
+// TestChangesInEarlyDirectories checks that a directory of the upper layer is
+// entered even if it was made before the time of the changes.
 func TestChangesInEarlyDirectories(t *testing.T) {
 	lower := t.TempDir()
 	must(t, os.MkdirAll(filepath.Join(lower, "old"), 0o755))
@@ -132,8 +131,8 @@ func TestChangesInEarlyDirectories(t *testing.T) {
 	}
 }
 
-// TestChangesOfOverlay: whatever changes in an overlay is packed, though only directories
-// that have changed are entered.
+// TestChangesOfOverlay checks that all changes in an overlay are packed, though
+// only changed directories are entered.
 func TestChangesOfOverlay(t *testing.T) {
 	lower := t.TempDir()
 	for _, name := range []string{"written", "appended", "shrunk", "mode", "owner", "times", "attribute", "removed", "renamed", "replaced", "linked", "swapped", "mapped", "kept"} {
@@ -192,8 +191,8 @@ mkdir -p made/a/b/c; echo x > made/a/b/c/file
 	}
 }
 
-// TestPackChangesLeavesOut: what has not changed is not in the archive, even if its
-// modification time is set to now, or forward.
+// TestPackChangesLeavesOut checks that unchanged files are not packed, even if
+// their modification time is set to now or later.
 func TestPackChangesLeavesOut(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"old", "new", "touched", "forged"} {
@@ -227,7 +226,7 @@ func TestPackChangesLeavesOut(t *testing.T) {
 	}
 }
 
-// TestUnpackChangesRefuses: hostile names remove nothing outside.
+// TestUnpackChangesRefuses checks that hostile names remove nothing outside.
 func TestUnpackChangesRefuses(t *testing.T) {
 	names := func(name, content string) tar.Header {
 		return tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(content))}
@@ -252,7 +251,7 @@ func TestUnpackChangesRefuses(t *testing.T) {
 	if n := len(describe(t, filepath.Join(top, "outside"))); n != 2 || len(describe(t, to)) != 1 {
 		t.Errorf("%d names outside, and inside %q", n, describe(t, to))
 	}
-	// Unpack knows no such entries: they are files.
+	// To Unpack such entries are files.
 	_, to = place(t)
 	must(t, Unpack(bytes.NewReader(write(t, names(namesDir+"/names", "y"))), to, Bounds{}))
 	if len(describe(t, to)) != 5 {
@@ -260,8 +259,8 @@ func TestUnpackChangesRefuses(t *testing.T) {
 	}
 }
 
-// TestChangesOfAUser: what an ordinary user changed in closed directories is changed in their copy,
-// and what was there is removed.
+// TestChangesOfAUser checks that an ordinary user's changes in closed
+// directories are made in their copy, and removed files are removed.
 func TestChangesOfAUser(t *testing.T) {
 	top := t.TempDir()
 	from, to := filepath.Join(top, "from"), filepath.Join(top, "copies", strings.TrimPrefix(filepath.Join(top, "from"), "/"))
@@ -298,8 +297,9 @@ func TestChangesOfAUser(t *testing.T) {
 	}
 }
 
-// TestChangesKeepOwners: root restores owners, and all bits of directories but set-user-ID. An
-// ordinary user restores the bits alone. Nobody changes the directory that is unpacked to.
+// TestChangesKeepOwners checks that root restores owners, and all bits of
+// directories except set-user-ID. An ordinary user restores only the bits.
+// Neither changes the directory to unpack to.
 func TestChangesKeepOwners(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: several owners")

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openLayers makes layers with a file of each lower one, and a file "same" of all.
+// openLayers makes layers with a file in each lower one, and a file "same" in
+// all.
 func openLayers(t *testing.T, lowers int) Layers {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -41,12 +42,12 @@ func openLayers(t *testing.T, lowers int) Layers {
 	return l
 }
 
-// TestMountByPath mounts as many layers as a session may have in the way that all
-// kernels know, and more than that way has room for.
+// TestMountByPath mounts as many layers as a session may have in the way that
+// all kernels know, and more than fit.
 func TestMountByPath(t *testing.T) {
 	const most = 20 + 1 // frozen layers and the original
 	l := openLayers(t, 100)
-	// Descriptors with four digits, as in a process with many sandboxes.
+	// Four-digit descriptors, as in a process with many sandboxes.
 	for i, f := range l.Lowers {
 		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 9000)
 		if err != nil {

@@ -9,9 +9,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestSendBlock: whatever part of a block is sent, in whatever steps, the frames
-// carry its bytes in order, none is over the bound, and what is sent later is
-// not spoilt by headers that were written before.
+// TestSendBlock checks that the frames of any part of a block, in any steps,
+// carry its bytes in order within the bound, and that earlier headers don't
+// spoil later parts.
 func TestSendBlock(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.SampledFrom([]int{1, 100, MaxData - 1, MaxData, MaxData + 1, 3*MaxData + 5}).Draw(t, "size")
@@ -52,7 +52,7 @@ func TestSendBlock(t *testing.T) {
 	})
 }
 
-// TestSendBlockAtOnce: an aligned part goes out by one Write.
+// TestSendBlockAtOnce checks that an aligned part is one Write.
 func TestSendBlockAtOnce(t *testing.T) {
 	var writes countWrites
 	if err := NewWriter(&writes).SendBlock(1, Stderr, NewBlock(4*MaxData), MaxData, 3*MaxData); err != nil {
@@ -80,8 +80,8 @@ func TestSendBlockRefuses(t *testing.T) {
 	}
 }
 
-// BenchmarkFrames is the codec alone: 64 KiB data frames that are written and
-// read again in memory, copied and in place.
+// BenchmarkFrames is only the codec: 64 KiB data frames written and read in
+// memory, copied and in place.
 func BenchmarkFrames(b *testing.B) {
 	block := NewBlock(4 * MaxData)
 	payload := make([]byte, MaxData)

@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestBounds: each type is taken with the largest payload that it may have, on
-// the streams that it is for, and not with one byte more.
+// TestBounds checks that each type is accepted with its largest payload on its
+// streams, and not with one byte more.
 func TestBounds(t *testing.T) {
 	const stream = 5
 	for typ, tt := range map[Type]struct {
@@ -41,7 +41,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestReaderSpace: buffers are used again, and those for rare large frames let go.
+// TestReaderSpace checks that buffers are reused, except those for rare large
+// frames.
 func TestReaderSpace(t *testing.T) {
 	var r Reader
 	for i, tt := range []struct{ n, capacity int }{
@@ -80,7 +81,6 @@ func TestWriterLetsGo(t *testing.T) {
 	}
 }
 
-// broken is a destination that takes nothing.
 type broken struct{}
 
 var errBroken = errors.New("broken")
@@ -134,7 +134,7 @@ func TestTakeOne(t *testing.T) {
 	}
 }
 
-// TestQueueWakes: a reader that waits sees the end, and a break.
+// TestQueueWakes checks that a waiting reader sees the end, and a break.
 func TestQueueWakes(t *testing.T) {
 	for name, end := range map[string]func(*Queue){"end": func(q *Queue) { _ = q.End() }, "break": (*Queue).Break} {
 		synctest.Test(t, func(t *testing.T) {

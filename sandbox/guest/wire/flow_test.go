@@ -110,8 +110,8 @@ func TestQueueBreak(t *testing.T) {
 	}
 }
 
-// TestFlow couples a sender and a receiver by their credit: all bytes arrive
-// in order, whatever the sizes, and the receiver never holds more than the window.
+// TestFlow couples a sender and a receiver by their credit: all bytes arrive in
+// order, whatever the sizes, and the receiver never holds more than the window.
 func TestFlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		want := make([]byte, 5*Window+123)

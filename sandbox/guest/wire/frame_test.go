@@ -83,7 +83,7 @@ func TestBadFrames(t *testing.T) {
 	}
 }
 
-// TestLengthBeforeAllocation: a length that is too large costs nothing.
+// TestLengthBeforeAllocation checks that a too large length costs nothing.
 func TestLengthBeforeAllocation(t *testing.T) {
 	for _, length := range []uint32{MaxControl + 1, 1 << 31, 1<<32 - 1} {
 		h := Frame{Stream: 1, Type: TypeOpen}.encodeHeader()
@@ -109,7 +109,8 @@ func TestCutFrames(t *testing.T) {
 	}
 }
 
-// TestReaderLetsGo: one large frame doesn't make an idle reader large.
+// TestReaderLetsGo checks that one large frame doesn't make an idle reader
+// large.
 func TestReaderLetsGo(t *testing.T) {
 	r := NewReader(bytes.NewReader(encode(t,
 		Frame{Stream: 1, Type: TypeOpen, Payload: make([]byte, MaxControl)},
@@ -183,7 +184,8 @@ func TestWriterMixesNothing(t *testing.T) {
 	}
 }
 
-// FuzzReader: the reader accepts only frames that a writer would send.
+// FuzzReader checks that the reader accepts only frames that a writer would
+// send.
 func FuzzReader(f *testing.F) {
 	seeds := [][]byte{
 		{},

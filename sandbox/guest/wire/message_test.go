@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// messages are one of each, which are also the fuzzer's seeds.
+// messages are one of each; the fuzzer's seeds too.
 func messages() []any {
 	return []any{
 		&Config{Protocol: Version, CommandUID: 10001, CommandGID: 10001, GIDBase: 30000, GIDCount: 20000, Workspace: "/workspace"},
@@ -51,7 +51,6 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// zero returns a new value of the same type.
 func zero(m any) any {
 	switch m.(type) {
 	case *Config:
@@ -130,7 +129,7 @@ func TestConfigValidate(t *testing.T) {
 	}
 }
 
-// FuzzDecode: a payload that is accepted says the same after a round trip.
+// FuzzDecode checks that an accepted payload is the same after a round trip.
 func FuzzDecode(f *testing.F) {
 	seeds := messages()
 	if len(seeds) == 0 {

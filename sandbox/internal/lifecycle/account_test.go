@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// TestAttestAccount: commands that run with the number of a user of this machine are
-// attested, unless the number is another one to the kernel that they share.
+// TestAttestAccount checks that commands with the uid of a user of this machine
+// are attested, unless the shared kernel sees another uid.
 func TestAttestAccount(t *testing.T) {
 	for name, tt := range map[string]struct {
 		base   workmount.Base

@@ -35,8 +35,8 @@ func TestPruneCache(t *testing.T) {
 	}
 }
 
-// A copy is of what was copied, whatever happens to the source or to a file
-// that has its name.
+// TestGuestCopy checks that a copy is of the copied file, whatever happens to
+// the source or a file with the copy's name.
 func TestGuestCopy(t *testing.T) {
 	dir := t.TempDir()
 	source, cache := filepath.Join(dir, "guest"), filepath.Join(dir, "cache")

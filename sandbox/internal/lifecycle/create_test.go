@@ -128,8 +128,8 @@ func newFake(t *testing.T, d *fakeDriver) (*Backend, sandbox.Spec) {
 	}
 }
 
-// A start that fails in any of its steps leaves nothing, and removes the
-// container if the cleanup list has it.
+// TestCreateFailures checks that a start that fails in any step leaves nothing,
+// and removes the container if the cleanup list has it.
 func TestCreateFailures(t *testing.T) {
 	steps := []string{"NewContainer", "Plan", "Begin", "Create", "Start", "the handshake"}
 	for i, failing := range steps {
@@ -166,8 +166,8 @@ func TestCreateFailures(t *testing.T) {
 	}
 }
 
-// What can't be removed stays in the cleanup list, for another call of Destroy
-// and for a sweep.
+// TestCreateThatCannotBeUndone checks that the cleanup list keeps what can't be
+// removed, for another call of Destroy and for a sweep.
 func TestCreateThatCannotBeUndone(t *testing.T) {
 	d := &fakeDriver{failing: "Remove"}
 	b, spec := newFake(t, d)

@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// keepAnyAge lets facts be kept about files that a test has just made.
+// keepAnyAge lets tests keep facts about new files.
 func keepAnyAge(t *testing.T) {
 	before := factAge
 	factAge = 0
 	t.Cleanup(func() { factAge = before })
 }
 
-// changeFile writes to a file until its times show it, and sets back the time that a
-// program can set.
+// changeFile writes to a file until its times show it, and resets the time that
+// a program can set.
 func changeFile(t *testing.T, path, text string) {
 	t.Helper()
 	before, ok := identifyFile(path)
@@ -33,7 +33,8 @@ func changeFile(t *testing.T, path, text string) {
 	}
 }
 
-// A fact is recalled as long as the file is the same, also by another process.
+// TestRecallFact checks that a fact is recalled as long as the file is the
+// same, by another process too.
 func TestRecallFact(t *testing.T) {
 	dir := t.TempDir()
 	cache, path := filepath.Join(dir, "cache"), filepath.Join(dir, "file")
@@ -81,8 +82,8 @@ func TestRecallFact(t *testing.T) {
 	}
 }
 
-// The hashes of the guest and of its copy are recalled, and a copy that was changed is
-// found all the same.
+// TestGuestCopyRecalled checks that the hashes of the guest and its copy are
+// recalled, and a changed copy is still found.
 func TestGuestCopyRecalled(t *testing.T) {
 	keepAnyAge(t)
 	dir := t.TempDir()

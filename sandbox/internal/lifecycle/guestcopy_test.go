@@ -11,7 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
-// A guest that could not be executed is refused with the cause, at each call.
+// TestCopyGuestToNoExec checks that a guest that could not be executed is
+// refused with the cause, at each call.
 func TestCopyGuestToNoExec(t *testing.T) {
 	source := filepath.Join(t.TempDir(), "guest")
 	must(t, os.WriteFile(source, []byte("#!/bin/false\n"), 0o755))

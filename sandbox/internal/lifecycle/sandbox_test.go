@@ -7,8 +7,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestLostWhileItStarts: a sandbox that dies after it was attested and before
-// Create returns it is an error of Create and not a running sandbox.
+// TestLostWhileItStarts checks that a sandbox that dies between its attestation
+// and Create's return is an error of Create, not a running sandbox.
 func TestLostWhileItStarts(t *testing.T) {
 	s := &Sandbox{backend: &Backend{}, status: newStatus()}
 	s.status.markCreated()
@@ -22,7 +22,7 @@ func TestLostWhileItStarts(t *testing.T) {
 	<-s.Done()
 }
 
-// TestQuote: a text that an error contains is not repeated.
+// TestQuote checks that a text in the error is not repeated.
 func TestQuote(t *testing.T) {
 	err := errors.New("exit status 1: no room")
 	if got := quote(err, "standard error", "no room").Error(); got != err.Error() {

@@ -25,8 +25,8 @@ import (
 
 const testSession = "ses_01TEST"
 
-// helperEnv makes the test binary a process that owns a cleanup list and waits to
-// be killed.
+// helperEnv makes the test binary a process that owns a cleanup list and waits
+// to be killed.
 const helperEnv = "CAISSON_OWNER_HELPER"
 
 func TestMain(m *testing.M) {
@@ -74,7 +74,7 @@ func must(t *testing.T, err error) {
 
 func sessionDir(stateDir string) string { return filepath.Join(stateDir, "sessions", testSession) }
 
-// state makes a state directory with the directory of the test's session.
+// makeState makes a state directory with the directory of the test's session.
 func makeState(t *testing.T) (dir string, self Identity) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "state")
@@ -137,7 +137,8 @@ func TestFate(t *testing.T) {
 	}
 }
 
-// A process that was killed and not yet waited for owns nothing any more.
+// TestFateOfAZombie checks that a process that was killed and not yet waited
+// for owns nothing any more.
 func TestFateOfAZombie(t *testing.T) {
 	dir, self := makeState(t)
 	child := helper(t, dir)
@@ -156,7 +157,6 @@ func TestFateOfAZombie(t *testing.T) {
 	}
 }
 
-// waitState waits for the kernel, bounded by the test's own deadline.
 func waitState(t *testing.T, pid int, want byte) {
 	t.Helper()
 	for t.Context().Err() == nil {
@@ -398,7 +398,8 @@ func TestSweepLeavesTheLivingAlone(t *testing.T) {
 	}
 }
 
-// An owner in another PID namespace can't be seen, but holds its lock.
+// TestSweepOfAnUnknownOwner: an owner in another PID namespace can't be seen,
+// but holds its lock.
 func TestSweepOfAnUnknownOwner(t *testing.T) {
 	dir, self := makeState(t)
 	elsewhere := self
@@ -416,8 +417,8 @@ func TestSweepOfAnUnknownOwner(t *testing.T) {
 	}
 }
 
-// A child that the owner had forked has the lock until it executes a program,
-// which a sweep waits for; it does not wait for ever.
+// TestSweepWaitsForChildrenOfDeadOwner: a child that the owner forked has the
+// lock until it executes a program. A sweep waits for that, but not forever.
 func TestSweepWaitsForChildrenOfDeadOwner(t *testing.T) {
 	for name, release := range map[string]time.Duration{"a child executes": childTime / 8, "a child hangs": time.Hour} {
 		t.Run(name, func(t *testing.T) {
@@ -451,7 +452,8 @@ func TestSweepWaitsForChildrenOfDeadOwner(t *testing.T) {
 	}
 }
 
-// A process releases what it could not remove, and may sweep itself.
+// TestSweepOfWhatWasGivenUp checks that a process releases what it could not
+// remove, and may sweep itself.
 func TestSweepOfWhatWasGivenUp(t *testing.T) {
 	dir, self := makeState(t)
 	must(t, os.Mkdir(filepath.Join(sessionDir(dir), "bundle"), 0o700))
@@ -537,7 +539,7 @@ func TestDamagedCleanupLists(t *testing.T) {
 			requireSetAside(t, dir, self, []byte(data))
 		})
 	}
-	// What a forgiving reader takes for a cleanup list is damage all the same.
+	// A forgiving reader's cleanup list is still damage.
 	whole, err := json.Marshal(good(owned(t)))
 	must(t, err)
 	for name, change := range map[string][2]string{
@@ -556,7 +558,7 @@ func TestDamagedCleanupLists(t *testing.T) {
 			requireSetAside(t, dir, self, data)
 		})
 	}
-	// Positive control: the same cleanup list, unspoiled, is acted on.
+	// Positive control: the same list, undamaged, is acted on.
 	dir, self := makeState(t)
 	data, err := json.Marshal(good(self))
 	must(t, err)
@@ -566,15 +568,14 @@ func TestDamagedCleanupLists(t *testing.T) {
 	}
 }
 
-// owned is an identity of this test's own.
 func owned(t *testing.T) Identity {
 	t.Helper()
 	_, self := makeState(t)
 	return self
 }
 
-// A cleanup list that is no regular file is set aside unread, and the sweep neither
-// hangs nor follows it.
+// TestCleanupListsThatAreNoFiles checks that an irregular file is set aside
+// unread, and that the sweep neither hangs nor follows it.
 func TestCleanupListsThatAreNoFiles(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"link":      func(path string) error { return os.Symlink("/etc/passwd", path) },
@@ -598,8 +599,8 @@ func TestCleanupListsThatAreNoFiles(t *testing.T) {
 	}
 }
 
-// A damaged cleanup list of a session that lives costs it nothing: its next note
-// writes the cleanup list anew.
+// TestDamagedCleanupListOfALiveSession checks that damage costs a live session
+// nothing: its next entry writes the list anew.
 func TestDamagedCleanupListOfALiveSession(t *testing.T) {
 	dir, self := makeState(t)
 	j := openList(t, dir, self)
@@ -618,8 +619,8 @@ func TestDamagedCleanupListOfALiveSession(t *testing.T) {
 	}
 }
 
-// Begun and killed: the lock and the half written cleanup list are removed in time,
-// and not those of a session that is just beginning.
+// TestStrays checks that the lock and half-written list of a killed session are
+// removed in time, and those of a beginning session are not.
 func TestStrays(t *testing.T) {
 	dir, self := makeState(t)
 	must(t, os.Mkdir(filepath.Join(dir, listDir), 0o700))
@@ -638,8 +639,9 @@ func TestStrays(t *testing.T) {
 	}
 }
 
-// What a dead owner's socket left in its directory goes with its cleanup list; a file
-// of that name, and a directory with something else in it, stay.
+// TestSweepTidiesTheDirectory checks that a dead owner's socket goes with its
+// cleanup list. Another file of that name, and a directory with anything else,
+// stay.
 func TestSweepTidiesTheDirectory(t *testing.T) {
 	for name, tt := range map[string]struct {
 		plant func(dir string) error
@@ -677,8 +679,8 @@ func TestSweepTidiesTheDirectory(t *testing.T) {
 	}
 }
 
-// A lease begins when a thing is made, also in a process that began long ago. An
-// hour's difference of clocks does not end one.
+// TestRenewedLease checks that a lease begins when a thing is made, even in an
+// old process, and survives clocks that differ by an hour.
 func TestRenewedLease(t *testing.T) {
 	_, self := makeState(t)
 	self.Lease = time.Now().Add(-time.Hour)
@@ -697,7 +699,6 @@ func plant(t *testing.T, dir string, data []byte) {
 	}
 }
 
-// requireSetAside requires that a cleanup list is set aside and nothing is removed.
 func requireSetAside(t *testing.T, dir string, self Identity, data []byte) {
 	t.Helper()
 	plant(t, dir, data)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// workspaceFixture is a workspace with a placeholder that a dead session noted.
+// placeholderFixture returns a workspace with a placeholder of a dead session.
 func placeholderFixture(t *testing.T, name string) (string, Placeholder) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "workspace")
@@ -82,8 +82,8 @@ func TestPlaceholders(t *testing.T) {
 	}
 }
 
-// .git swapped for a symlink while a placeholder is made below it must not lead
-// out of the workspace.
+// TestPlaceholderThroughALink: .git swapped for a symlink while a placeholder
+// is made below it must not lead out of the workspace.
 func TestPlaceholderThroughALink(t *testing.T) {
 	dir, p := placeholderFixture(t, ".git/hooks")
 	outside := t.TempDir()
@@ -97,15 +97,15 @@ func TestPlaceholderThroughALink(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(outside, "hooks")); err == nil {
 		t.Error("made outside")
 	}
-	// Positive control: the naive way goes out.
+	// Positive control: the naive way leads out.
 	must(t, os.Mkdir(filepath.Join(dir, ".git/hooks"), 0o755))
 	if _, err := os.Stat(filepath.Join(outside, "hooks")); err != nil {
 		t.Errorf("control: the naive way did not go out: %v", err)
 	}
 }
 
-// A cleanup list that can't be read, or is another version's, may note the
-// placeholder: it stays.
+// TestPlaceholderUnderAnUnreadableCleanupList checks that a placeholder stays
+// while an unreadable list, or another version's, may contain it.
 func TestPlaceholderUnderAnUnreadableCleanupList(t *testing.T) {
 	for name, content := range map[string]string{
 		"damaged":         "{",
@@ -132,7 +132,7 @@ func TestPlaceholderUnderAnUnreadableCleanupList(t *testing.T) {
 			if _, err := os.Lstat(filepath.Join(workspace, ".git")); err != nil {
 				t.Errorf("the placeholder was removed: %v", err)
 			}
-			// Positive control: without that cleanup list it goes.
+			// Positive control: without that list it is removed.
 			must(t, os.Remove(other))
 			must(t, os.Remove(filepath.Join(workspace, ".git")))
 			id, err = j.Reserve(t.Context(), held, p)

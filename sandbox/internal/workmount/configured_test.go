@@ -9,8 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestConfiguredPrograms: what a repository's own configuration has git run from
-// where commands can write is told of, and nothing else.
+// TestConfiguredPrograms checks that exactly the programs are reported that a
+// repository's own configuration makes git run in places that commands can
+// write.
 func TestConfiguredPrograms(t *testing.T) {
 	base, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestLayersOnAnEngine tests that a copy-on-write mount which an engine would have to make is refused, with what helps.
+// TestLayersOnAnEngine checks that a copy-on-write mount that an engine would
+// have to make is refused with a hint.
 func TestLayersOnAnEngine(t *testing.T) {
 	m := furtherMount{Mount: sandbox.Mount{Target: "/cache"}, source: "/state/cache", layers: &overlayLayers{}}
 	p := &Mounts{cleanup: &cleanup{further: []furtherMount{m}}}

@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// targets are the guards of prepared mounts: their paths in the workspace.
+// targets are the paths in the workspace of prepared mounts' guards.
 func targets(p *Mounts) (readOnly, writable []string) {
 	for _, b := range p.Binds[1:] {
 		name := strings.TrimPrefix(b.Target, sandbox.WorkspaceDir+"/")
@@ -36,8 +36,9 @@ func gitIn(t *testing.T, dir string) {
 	write(t, filepath.Join(dir, "config"), "[core]\n")
 }
 
-// TestNestedRepositoriesAreGuarded: by a mount of their own, by which no hard link
-// leads, as far as there are mounts; what is not guarded is said to be lost.
+// TestNestedRepositoriesAreGuarded checks that nested repositories have their
+// own mounts, which no hard link leads out of, as long as there are mounts, and
+// that others are reported as lost.
 func TestNestedRepositoriesAreGuarded(t *testing.T) {
 	needRoot(t)
 	for mode, want := range map[sandbox.GitMode]struct{ readOnly, writable []string }{
@@ -77,7 +78,8 @@ func TestNestedRepositoriesAreGuarded(t *testing.T) {
 	}
 }
 
-// TestNestedGuardsAreBounded: and what is beyond the bound is lost, with a count.
+// TestNestedGuardsAreBounded checks that repositories beyond the bound are
+// lost, with a count.
 func TestNestedGuardsAreBounded(t *testing.T) {
 	f := newFixture(t, os.Geteuid(), os.Getegid())
 	var names []string
@@ -92,8 +94,8 @@ func TestNestedGuardsAreBounded(t *testing.T) {
 	}
 }
 
-// TestPrivilegedFilesAreGuarded: each by a read-only mount, by which no hard link leads;
-// what is not guarded is said to be lost.
+// TestPrivilegedFilesAreGuarded checks that each has a read-only mount, which
+// no hard link leads out of, and that others are reported as lost.
 func TestPrivilegedFilesAreGuarded(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, os.Geteuid(), os.Getegid())
@@ -117,8 +119,9 @@ func TestPrivilegedFilesAreGuarded(t *testing.T) {
 	}
 }
 
-// TestSecondNamesAreRefused: of what git obeys at the top, by which commands could
-// change it; nested ones are lost, and objects, which local clones share, are free.
+// TestSecondNamesAreRefused checks files that git obeys at the top, which
+// commands could change by another name. Nested ones are lost, and objects,
+// which local clones share, are free.
 func TestSecondNamesAreRefused(t *testing.T) {
 	for name, refused := range map[string]bool{
 		".git/config": true, ".git/hooks/pre-commit": true, ".git/info/attributes": true, ".git/modules/a/config": true, ".git/modules/a/b/hooks/x": true,
@@ -145,7 +148,8 @@ func TestSecondNamesAreRefused(t *testing.T) {
 	}
 }
 
-// TestMercurialIsGuarded: where it is there, and what can't be is refused.
+// TestMercurialIsGuarded checks that an existing .hg is guarded, or refused if
+// it can't be.
 func TestMercurialIsGuarded(t *testing.T) {
 	f := newFixture(t, os.Geteuid(), os.Getegid())
 	names := func() (names []string) {
@@ -173,7 +177,8 @@ func TestMercurialIsGuarded(t *testing.T) {
 	}
 }
 
-// TestUnguarded: for a session's end, which renames what is guarded otherwise.
+// TestUnguarded is for a session's end, which renames files that are otherwise
+// guarded.
 func TestUnguarded(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, os.Geteuid(), os.Getegid())

@@ -18,15 +18,15 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// overlaid makes the fixture's workspace a copy-on-write one, with layers as
-// package sandbox/overlay makes them.
+// overlaid makes the fixture's workspace copy-on-write, with layers like
+// package sandbox/overlay's.
 func (f *fixture) overlaid(t *testing.T) {
 	t.Helper()
 	f.Workspace.Mode, f.Workspace.Layers = sandbox.ModeOverlay, filepath.Join(f.StateDir, "layers")
 	worktest.MakeLayers(t, f.Workspace.Layers, f.dir)
 }
 
-// change is the script of commands in the overlay.
+// change is the commands' script in the overlay.
 const change = `set -e; cd %s
 	echo new >made; echo more >>keep/deep/f; rm -r gone; rm -r opaque; mkdir opaque; echo y >opaque/fresh
 	mv moved elsewhere; echo two >>linked; echo exec >>script; printf x >>big; echo t2 >>third; echo g >set/in; ln linked hard`
@@ -71,7 +71,7 @@ func TestOverlayOfEveryOwner(t *testing.T) {
 	}
 }
 
-// seesChange checks that the view of the host shows what commands left, also once
+// seesChange checks that the host's view shows the commands' changes, even once
 // nothing is staged any more.
 func (f *fixture) seesChange(t *testing.T, p *Mounts) {
 	t.Helper()
@@ -109,8 +109,8 @@ func (f *fixture) seesChange(t *testing.T, p *Mounts) {
 	}
 }
 
-// searchesLayers is the control of SearchSeesWalk: a view that is given that
-// nothing has changed reads what was there before, so the lower layer is read.
+// searchesLayers is the control of SearchSeesWalk: a view that believes that
+// nothing has changed reads the old content, so the lower layer is read.
 func (f *fixture) searchesLayers(t *testing.T, p *Mounts) {
 	t.Helper()
 	empty, err := os.Open(t.TempDir())
@@ -137,8 +137,8 @@ func (f *fixture) searchesLayers(t *testing.T, p *Mounts) {
 	}
 }
 
-// A fresh sandbox on the same layers goes on where the old one ended, also
-// where that died in the middle of a change.
+// TestOverlayGoesOn checks that a new sandbox on the same layers continues
+// where the old one ended, even if that died during a change.
 func TestOverlayGoesOn(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, 1000, 1000)
@@ -198,7 +198,8 @@ func (f *fixture) another(t *testing.T) Options {
 	return o
 }
 
-// The repository is the agent's to change; .caisson is not.
+// TestOverlayGuards checks that the agent may change the repository but not
+// .caisson.
 func TestOverlayGuards(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, 1000, 1000)
@@ -216,7 +217,8 @@ func TestOverlayGuards(t *testing.T) {
 	}
 }
 
-// What commands may not do in the overlay: forge its marks, own files of others.
+// TestOverlayMarksAreNotForged checks that commands can't forge the overlay's
+// marks or own others' files.
 func TestOverlayMarksAreNotForged(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, 1000, 1000)
@@ -237,7 +239,7 @@ func TestOverlayMarksAreNotForged(t *testing.T) {
 	if err := as(t, sandbox.CommandUID, sandbox.CommandGID, "chmod 700 "+work+"/third"); err == nil {
 		t.Error("another's file was changed")
 	}
-	// The control: it is theirs in the overlay too.
+	// The control: in the overlay they are its owner's too.
 	must(t, as(t, worktest.ThirdUID, worktest.ThirdGID, "chmod 700 "+work+"/third && cat "+work+"/hidden"))
 }
 
@@ -307,7 +309,7 @@ func mount(t *testing.T, kind, at, data string) {
 	t.Cleanup(func() { must(t, unix.Unmount(at, unix.MNT_DETACH)) })
 }
 
-// overlayOn mounts an overlay whose lower layer is lower.
+// overlayOn mounts an overlay with this lower layer.
 func overlayOn(t *testing.T, at, lower string) {
 	t.Helper()
 	own := t.TempDir()
@@ -325,8 +327,8 @@ func moreLayers(t *testing.T, at string) {
 	}
 }
 
-// What an engine mounted is told from every other overlay; the controls are the
-// one that was asked for, as it began and after changes.
+// TestVolumeCheck distinguishes an engine's overlay from every other one. The
+// controls are the requested one, new and after changes.
 func TestVolumeCheck(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, 1000, 1000)

@@ -101,7 +101,7 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// as runs a shell command as another user, as a command in a container is.
+// as runs a shell command as another user, like a container's command.
 func as(t *testing.T, uid, gid uint32, script string) error {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", script)
@@ -121,7 +121,7 @@ func ownerOf(t *testing.T, path string) ids {
 	return ids{int(st.Uid), int(st.Gid)}
 }
 
-// open lets another user reach the staging mounts, which are root's alone.
+// open lets another user reach the staging mounts, which only root can.
 func (f *fixture) open(t *testing.T) {
 	t.Helper()
 	for _, d := range []string{f.StateDir, filepath.Dir(f.Dir), f.Dir, filepath.Join(f.Dir, mountsDir)} {
@@ -166,7 +166,7 @@ func TestFilesBelongToTheOwner(t *testing.T) {
 				t.Error("a third user's file could be written")
 			}
 			// Positive control: without the map the same write must fail or
-			// assign the file to 10001, or else the test proves nothing.
+			// assign the file to 10001, or the test proves nothing.
 			if owner != commandIDs {
 				must(t, os.Chmod(f.dir, 0o777))
 				must(t, as(t, 10001, 10001, "echo hi >"+filepath.Join(f.dir, "control")))
@@ -207,8 +207,8 @@ func TestMountFlags(t *testing.T) {
 	f.clean(t)
 }
 
-// inNamespace runs a script with the binds mounted over an empty directory at
-// $W, in a mount namespace of its own, as the commands' user.
+// inNamespace runs a script as the commands' user, with the binds mounted over
+// an empty directory $W in a new mount namespace.
 func inNamespace(t *testing.T, p *Mounts, script string) error {
 	t.Helper()
 	var s strings.Builder
@@ -268,7 +268,8 @@ func TestGitIsPinned(t *testing.T) {
 					t.Errorf("%q succeeded", a)
 				}
 			}
-			// Positive control: with the workspace alone bound, the attack works.
+			// Positive control: with only the workspace bound, the attack
+			// works.
 			naive := &Mounts{Binds: p.Binds[:1]}
 			if err := inNamespace(t, naive, "mv .git .git2 && mkdir -p .git/hooks && touch .git/hooks/x && rm -rf .git && mv .git2 .git"); err != nil {
 				t.Errorf("control: the naive mount withstood the attack: %v", err)
@@ -405,7 +406,8 @@ func TestNamedSubmount(t *testing.T) {
 	}
 }
 
-// The directory stays the one that was opened, whatever happens to its path.
+// TestDirectoryReplaced checks that the opened directory stays, whatever
+// happens to its path.
 func TestDirectoryReplaced(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, 1000, 1000)
@@ -446,8 +448,8 @@ func TestLinkedWorktree(t *testing.T) {
 	}
 }
 
-// Two sessions on one workspace share the placeholder: the first that ends
-// must not remove it under the other, whose bind would be detached.
+// TestPlaceholderIsShared: two sessions on one workspace share the placeholder.
+// The first that ends must not remove it, which would detach the other's bind.
 func TestPlaceholderIsShared(t *testing.T) {
 	f := newFixture(t, os.Geteuid(), os.Getegid())
 	second := new(fixture)
@@ -500,16 +502,17 @@ func TestPlaceholderIsShared(t *testing.T) {
 	holder.Wait()
 }
 
-// What a session that was killed while it was made has left, a sweep undoes:
-// mounts that are still staged, their directory, the placeholder. The workspace
-// keeps its files.
+// TestSweepAfterAKill checks that a sweep undoes a session that was killed
+// while it was made: staged mounts, their directory, the placeholder. The
+// workspace keeps its files.
 func TestSweepAfterAKill(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, 1000, 1000)
 	write(t, filepath.Join(f.dir, "work"), "x")
 	p, err := Prepare(t.Context(), f.Options)
 	must(t, err)
-	// Positive control: the workspace's file shows below the session's directory.
+	// Positive control: the workspace's file shows below the session's
+	// directory.
 	if _, err := os.Stat(filepath.Join(p.Binds[0].Source, "work")); err != nil {
 		t.Fatalf("control: %v", err)
 	}
@@ -532,8 +535,9 @@ func TestSweepAfterAKill(t *testing.T) {
 	}
 }
 
-// .git that is swapped for a symlink to a directory outside, again and again while
-// the workspace is prepared, is refused or the real one, never the outside.
+// TestGitSwappedWhileItIsPrepared swaps .git for a symlink to a directory
+// outside, again and again, while the workspace is prepared. It must be refused
+// or the real one, never the outside.
 func TestGitSwappedWhileItIsPrepared(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, 1000, 1000)
@@ -581,7 +585,8 @@ func TestGitSwappedWhileItIsPrepared(t *testing.T) {
 	f.clean(t)
 }
 
-// Links of a repository that lead where commands can't write are the user's.
+// TestHarmlessLinksInARepository: links that lead where commands can't write
+// are the user's.
 func TestHarmlessLinksInARepository(t *testing.T) {
 	f := newFixture(t, os.Geteuid(), os.Getegid())
 	must(t, os.MkdirAll(filepath.Join(f.dir, ".git/real-hooks"), 0o755))
@@ -590,8 +595,9 @@ func TestHarmlessLinksInARepository(t *testing.T) {
 	f.prepare(t)
 }
 
-// By path, the workspace's own configuration is covered and not shown: its name
-// could be exchanged for a symlink before the engine looks at it.
+// TestConfigurationIsCovered checks that by path the workspace's configuration
+// is covered, not shown: its name could be swapped for a symlink before the
+// engine looks.
 func TestConfigurationIsCovered(t *testing.T) {
 	for _, isDir := range []bool{true, false} {
 		f := newFixture(t, os.Geteuid(), os.Getegid())

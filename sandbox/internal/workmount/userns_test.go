@@ -11,7 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// One namespace serves every workspace of an owner and no other one's.
+// TestNamespacesAreKept checks that one namespace serves every workspace of an
+// owner and no other owner's.
 func TestNamespacesAreKept(t *testing.T) {
 	needRoot(t)
 	var kept UserNamespaces

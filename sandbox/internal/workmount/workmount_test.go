@@ -65,8 +65,8 @@ func TestWithoutIDMap(t *testing.T) {
 	}
 }
 
-// TestMapIDs: two ids change places, third ones stay, and nothing is mapped to
-// the identities of other commands.
+// TestMapIDs checks that two ids change places, other ids stay, and nothing
+// maps to the identities of other commands.
 func TestMapIDs(t *testing.T) {
 	const base = 50000
 	for _, pair := range [][2]int64{
@@ -114,8 +114,8 @@ func TestMapIDs(t *testing.T) {
 	}
 }
 
-// TestGroupMaps: the map stays one to one, the owner is the commands' group, and no
-// supplementary group of theirs is a group of the host's.
+// TestGroupMaps checks that the map is one to one, the owner is the commands'
+// group, and none of their supplementary groups is a group of the host.
 func TestGroupMaps(t *testing.T) {
 	const command, base = 1000, 50000
 	groups := []int{4, 27, 44, 999, IDCount - 1}
@@ -161,9 +161,9 @@ func TestGroupMaps(t *testing.T) {
 	}
 }
 
-// TestNamespaceMaps: in a user namespace the owner is the commands' identity, the
-// map is one to one, and nothing else on the disk has an id of the namespace but
-// those that Caisson uses: files of users of the host, and of an engine's other
+// TestNamespaceMaps checks that in a user namespace the owner is the commands'
+// identity, the map is one to one, and on the disk only Caisson's ids have an
+// id of the namespace: files of the host's users, and of an engine's other
 // containers, belong to nobody inside.
 func TestNamespaceMaps(t *testing.T) {
 	for _, base := range []int{FirstID, 1 << 16, 100_000, 300_000, FirstID - IDCount, FirstID + IDCount} {
@@ -205,8 +205,8 @@ func TestNamespaceMaps(t *testing.T) {
 	}
 }
 
-// TestForeignBase: a user namespace that an engine chose has no ids of users, nor
-// those of the workspace's owner.
+// TestForeignBase checks that an engine's user namespace contains no ids of
+// users or of the workspace's owner.
 func TestForeignBase(t *testing.T) {
 	for base, ok := range map[Base]bool{
 		{}: false, {1000, 1000}: false, {100_000, 1000}: false, {IDCount, IDCount}: true, {300_000, 400_000}: true, OwnBase: false,
@@ -235,7 +235,6 @@ func TestForeignBase(t *testing.T) {
 	}
 }
 
-// must fails the test on an error, for the making of layouts.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -256,8 +255,8 @@ func missing(t *testing.T, path string) {
 	}
 }
 
-// TestRootMaps: the id maps for root inside are one to one, root is the owner,
-// and no other id inside is an id of the host's users.
+// TestRootMaps checks that the id maps for root inside are one to one, root is
+// the owner, and no other id inside is an id of the host's users.
 func TestRootMaps(t *testing.T) {
 	for _, owner := range []int{0, 1, 1000, 65534, FirstID, FirstID + 1, FirstID + 33, FirstID + IDCount - 1, FirstID + IDCount, lastID} {
 		uids, gids := idMaps{ids{owner, owner}, Identity{Root: true}}.ranges()

@@ -12,8 +12,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// What a .git file names is mounted only where it is the workspace's own directory
-// in a repository, which says so itself. The control is one that does.
+// TestOnlyOwnRepositoryIsMounted checks that a .git file's repository is
+// mounted only if it says itself that the workspace is its worktree. The
+// control is one that does.
 func TestOnlyOwnRepositoryIsMounted(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, f *fixture, gitdir string){
 		"":                  func(*testing.T, *fixture, string) {},

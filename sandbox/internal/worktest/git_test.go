@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The controls of the hostile sessions that the backends' tests hold.
+// TestControls is the control of the backends' tests of hostile sessions.
 func TestControls(t *testing.T) {
 	uid := os.Geteuid()
 	if uid == 0 {
@@ -14,7 +14,8 @@ func TestControls(t *testing.T) {
 	Controls(t, uid)
 }
 
-// The controls of the closed directories that the backends' tests make.
+// TestClosedControls is the control of the backends' tests of closed
+// directories.
 func TestClosedControls(t *testing.T) {
 	uid := os.Geteuid()
 	if uid == 0 {

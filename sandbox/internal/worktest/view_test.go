@@ -8,7 +8,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// A Reader passes what every view of a workspace must.
+// TestReader checks that a Reader passes the same as every view.
 func TestReader(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ws")
 	must(t, os.Mkdir(dir, 0o755))
