@@ -75,7 +75,7 @@ func ofServer(defs []tools.Definition, server string) []tools.Definition {
 	return list
 }
 
-// firstUsable returns at most most tools that the session may use.
+// firstUsable returns up to most tools that the session may use.
 func (c *catalogue) firstUsable(defs []tools.Definition, most int) []tools.Definition {
 	var list []tools.Definition
 	for _, def := range defs {

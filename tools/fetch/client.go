@@ -132,7 +132,6 @@ func newDenial(callID, last string, f *failure) Denial {
 	return d
 }
 
-// maxShownURL is the maximum length of a URL in a record.
 const maxShownURL = 2 << 10
 
 // clipText returns the first n bytes of a text for display, with an ellipsis if it
@@ -277,7 +276,6 @@ func (c *Client) notAllowedFailure(t rule.Target) error {
 	return newDenied("not_allowed", "%s is not on this session's allowlist, which is: %s", clipText(t.String(), 200), strings.Join(list, ", "))
 }
 
-// sendRequest sends one request on its own connection and reads the response.
 func (c *Client) sendRequest(ctx context.Context, t rule.Target) (Response, string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.String(), nil)
 	if err != nil {

@@ -153,7 +153,6 @@ func (f *framer) acceptMalformed(line []byte) error {
 	return &ProtocolError{"a malformed message"}
 }
 
-// addNoise keeps a line without a message.
 func (f *framer) addNoise(line []byte) error {
 	f.noiseLines++
 	f.noiseBytes += len(line) + 1
@@ -187,7 +186,6 @@ func (f *framer) checkMessage(msg jsonrpc.Message) error {
 	return nil
 }
 
-// noteSent notes a message before it is written.
 func (f *framer) noteSent(msg jsonrpc.Message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -144,7 +144,6 @@ func (l *httpLink) stopServer(ctx context.Context) error {
 	return nil
 }
 
-// maxRedirects bounds the redirects of one request.
 const maxRedirects = 5
 
 // checkRedirect refuses redirects that change the method, which would lose the

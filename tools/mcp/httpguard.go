@@ -215,7 +215,6 @@ func (t *guardTransport) noteStatus(req *http.Request, res *http.Response) {
 	}
 }
 
-// maxSessionID bounds a session identifier.
 const maxSessionID = 1024
 
 // checkResponse refuses response heads that no server should send.

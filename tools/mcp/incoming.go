@@ -26,7 +26,6 @@ const (
 	notifyResourceUpdated  = "notifications/resources/updated"
 )
 
-// maxLogBytes bounds one log message of a server.
 const maxLogBytes = 1 << 10
 
 // filterIncoming is middleware for what a server sends. It refuses everything not
@@ -98,7 +97,6 @@ func (l *life) logMessage(params mcp.Params) {
 const progressGap = 50 * time.Millisecond
 
 type progress struct {
-	// extend postpones the call's timeout.
 	extend func()
 	show   func(text string)
 
@@ -129,7 +127,6 @@ func (l *life) noteProgress(params *mcp.ProgressNotificationParams) {
 	}
 }
 
-// progressText returns one line.
 func progressText(params *mcp.ProgressNotificationParams) string {
 	text := fmt.Sprintf("%g", params.Progress)
 	if params.Total > 0 {

@@ -80,7 +80,6 @@ func (s *server) startLife(ctx context.Context) (_ *life, offer toolList, err er
 	return l, offer, err
 }
 
-// openSession does the handshake.
 func (l *life) openSession(ctx context.Context) (*mcp.ClientSession, error) {
 	opts := &mcp.ClientOptions{
 		Capabilities: &mcp.ClientCapabilities{},
@@ -166,7 +165,6 @@ const (
 	maxRelistPause = time.Minute
 )
 
-// listAgain lists the tools and registers the changes.
 func (l *life) listAgain(ctx context.Context) (err error) {
 	defer l.server.recoverPanic(&err)
 	ctx, cancel := context.WithTimeoutCause(ctx, l.server.cfg.startTimeout(), &TimeoutError{Op: "list of tools", After: l.server.cfg.startTimeout().String()})

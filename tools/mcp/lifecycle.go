@@ -63,7 +63,6 @@ func newServer(set *Set, cfg Server) *server {
 	return &server{set: set, cfg: cfg, tried: make(chan struct{}), turned: make(chan struct{}), offered: map[tools.Name]offeredTool{}}
 }
 
-// openLink starts the server, or connects to it.
 func (s *server) openLink(ctx context.Context) (link, error) {
 	if s.cfg.Command == "" {
 		return s.openHTTP()
@@ -174,7 +173,6 @@ func (s *server) startServer(ctx context.Context) (*life, error) {
 	return l, nil
 }
 
-// endLife stops a life that has ended.
 func (s *server) endLife(l *life, err error, final bool) {
 	s.setLife(nil, nil)
 	calls := l.callsUnderWay()
@@ -321,7 +319,6 @@ func (s *server) unregisterTool(name tools.Name) {
 	}
 }
 
-// registrationProblem returns the problem as one phrase.
 func registrationProblem(err error) string {
 	var registration *tools.RegistrationError
 	if !errors.As(err, &registration) || len(registration.Problems) == 0 {

@@ -135,7 +135,6 @@ func pictureBlock(data []byte) tools.Block {
 	return tools.Block{Image: data, MediaType: media}
 }
 
-// linkBlock describes a resource without reading it.
 func linkBlock(link *mcp.ResourceLink) tools.Block {
 	details := []string{"resource " + oneLine(link.URI, maxURIBytes)}
 	add := func(text string) {
@@ -152,7 +151,6 @@ func linkBlock(link *mcp.ResourceLink) tools.Block {
 	return noteBlock("%s: not read, read_mcp_resource can", strings.Join(details, ", "))
 }
 
-// resourceBlock returns the text of a resource, or a note.
 func resourceBlock(resource *mcp.ResourceContents) tools.Block {
 	switch {
 	case resource == nil:

@@ -101,7 +101,6 @@ func (s Server) Place() string {
 	return "sandbox"
 }
 
-// offersTool reports whether the configuration lets a tool be offered.
 func (s Server) offersTool(raw string) bool {
 	matches := func(pattern string) bool {
 		prefix, any := strings.CutSuffix(pattern, "*")

@@ -92,7 +92,6 @@ func redactOutput(h *oauth.Handler, out tools.Output) tools.Output {
 	return out
 }
 
-// callError explains the error of a call to the model.
 func (s *server) callError(ctx context.Context, err error) error {
 	var visible *tools.Error
 	if errors.As(err, &visible) || ctx.Err() != nil {

@@ -141,7 +141,6 @@ func (e *engine) checkShell(ctx context.Context, c check, left *time.Duration) (
 	return ended.result(c, timeout), nil
 }
 
-// result returns the result of the shell check c for a command's outcome.
 func (d Ended) result(c check, timeout time.Duration) Result {
 	switch cause := d.Cause(); {
 	case d.Status.TimedOut:

@@ -19,7 +19,6 @@ const (
 	maxProblems = 5
 )
 
-// matchSchema validates text as JSON against a schema of draft 2020-12.
 func matchSchema(schema json.RawMessage, text string) (bool, string) {
 	if len(schema) == 0 || string(schema) == "null" {
 		return false, "needs schema"

@@ -181,7 +181,6 @@ func checkMinLength(c check, text string) (bool, string) {
 	return float64(n) >= minimum, fmt.Sprintf("%d characters, at least %d are needed", n, int64(minimum))
 }
 
-// checkHash compares the SHA-256 of a text or of any file.
 func (e *engine) checkHash(ctx context.Context, c check) (passed bool, reason string, err error) {
 	want, reason := c.stringValue()
 	if reason != "" {
@@ -233,7 +232,6 @@ func (e *engine) hashFile(ctx context.Context, path string) (sum, reason string,
 	}
 }
 
-// checkFileExists checks that a path is a regular file.
 func (e *engine) checkFileExists(ctx context.Context, c check) (passed bool, reason string, err error) {
 	if c.Path == "" {
 		return false, "needs path", nil
@@ -249,7 +247,6 @@ func (e *engine) checkFileExists(ctx context.Context, c check) (passed bool, rea
 	return true, fmt.Sprintf("a file of %d bytes", info.Size), nil
 }
 
-// quoteClipped returns the beginning of a text, quoted, for a reason.
 func quoteClipped(s string) string { return fmt.Sprintf("%q", clipText(s, 80)) }
 
 func clipText(s string, n int) string {

@@ -149,7 +149,6 @@ func splitDependencies(s map[string]any) {
 	}
 }
 
-// isKept reports whether a keyword stays in a modern schema.
 func isKept(key string, value any) bool {
 	text, isString := value.(string)
 	_, isBool := value.(bool)

@@ -35,8 +35,8 @@ func (p problem) String() string {
 	return utf8text.Clip(formatPath(p.path)+": "+p.message, maxProblemBytes)
 }
 
-// formatProblems returns what an error of the library says: at most most problems,
-// and then the number of the others.
+// formatProblems returns up to most problems from an error of the library, and then
+// the number of the others.
 func formatProblems(err error, most int) []string {
 	if err == nil {
 		return nil
@@ -236,7 +236,6 @@ func restoreRequired(dropped []nullProperty, err error) (restored bool) {
 	return restored
 }
 
-// eachError visits an error of the library and its causes.
 func eachError(err error, visit func(*validator.ValidationError)) {
 	e, ok := errors.AsType[*validator.ValidationError](err)
 	if !ok {

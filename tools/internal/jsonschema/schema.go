@@ -91,10 +91,9 @@ func compile(doc any, lenient bool) (s *Schema, inexact bool, problems []string)
 	return s, inexact, nil
 }
 
-// Validate returns the problems of a value whose numbers are json.Number, each as
-// "path: message" with the path as a JSON pointer: at most most, and then the
-// number of the others. A value that takes more than [MaxSteps] has only that
-// problem.
+// Validate returns up to most problems of a value whose numbers are json.Number, and
+// then the number of the others. Each is "path: message" with the path as a JSON
+// pointer. A value that takes more than [MaxSteps] has only that problem.
 func (s *Schema) Validate(v any, most int) []string {
 	s.work.mu.Lock()
 	defer s.work.mu.Unlock()

@@ -52,7 +52,6 @@ func NewHandler(s Server) (*Handler, error) {
 	return h, err
 }
 
-// newCredentials returns the registered client, or nil.
 func newCredentials(c Config) *oauthex.ClientCredentials {
 	if c.ClientID == "" {
 		return nil

@@ -97,7 +97,6 @@ func isLoopback(u *url.URL) bool {
 	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
 }
 
-// boundedBody fails after a number of bytes. [io.LimitReader] would end.
 type boundedBody struct {
 	io.ReadCloser
 	left int
@@ -137,7 +136,6 @@ func explainError(err error) error {
 	return &shortError{err}
 }
 
-// shortError shows the beginning of an error.
 type shortError struct{ err error }
 
 func (e *shortError) Error() string { return oneLine(e.err.Error()) }
@@ -163,5 +161,4 @@ func isInvalidGrant(err error) bool {
 	return ok && refused.ErrorCode == "invalid_grant"
 }
 
-// loopbackAddress returns the address for a listener. Port 0 means any.
 func loopbackAddress(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
