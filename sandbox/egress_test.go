@@ -118,8 +118,8 @@ func TestCommandEnv(t *testing.T) {
 	}
 }
 
-// TestCommandEnvJoinsGoProxies checks that modules of a session's directory count, and that
-// the plan's proxy has the others.
+// The session's GOPROXY comes first, and the plan's proxy has the other
+// modules.
 func TestCommandEnvJoinsGoProxies(t *testing.T) {
 	p := sandbox.EgressPlan{Env: []string{"GOPROXY={proxy}/go"}}
 	for own, want := range map[string]string{
@@ -136,7 +136,6 @@ func TestCommandEnvJoinsGoProxies(t *testing.T) {
 	}
 }
 
-// roots returns a certificate in PEM.
 func roots(t *testing.T) []byte {
 	t.Helper()
 	s := httptest.NewUnstartedServer(nil)

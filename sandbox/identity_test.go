@@ -2,8 +2,8 @@ package sandbox
 
 import "testing"
 
-// TestIdentitiesAreNoUsers: useradd and groupadd give the number after the largest one up to
-// 60000, so an account among those would keep the first user of an image from being 1000.
+// useradd and groupadd give the number after the largest one up to 60000, so an
+// account there would keep the first user of an image from being 1000.
 func TestIdentitiesAreNoUsers(t *testing.T) {
 	for _, taken := range []int{CommandUID, IdentityBase(0, 0) + 1} {
 		for _, a := range IdentityAccounts(taken, CommandGID) {

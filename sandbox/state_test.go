@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// TestAdvanceTable tries every transition. One that is not in the table is a
-// bug of a backend and must panic.
+// Any other transition is a bug in a backend.
 func TestAdvanceTable(t *testing.T) {
 	states := []State{StateCreating, StateCreated, StateRunning, StateStopped}
 	allowed := map[[2]State]bool{

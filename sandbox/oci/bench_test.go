@@ -18,10 +18,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
-// BenchmarkStart compares a sandbox's start to its first command's result with
-// a bare `run` by the stock runtime of the same bundle whose program is that
-// command: one of each in turn, so that the machine's load affects both. The
-// results are the medians.
+// BenchmarkStart compares a sandbox's start and first command with a bare `run`
+// of the same bundle by the stock runtime. They take turns, so that the
+// machine's load affects both. The results are the medians.
 func BenchmarkStart(b *testing.B) {
 	for _, k := range []Kind{GVisor, Runc} {
 		b.Run(string(k), func(b *testing.B) { benchmarkStart(b, k) })
@@ -66,7 +65,7 @@ func benchmarkStart(b *testing.B, k Kind) {
 	}
 }
 
-// bareBundle is the bundle of a sandbox, with /bin/true as its program and no
+// bareBundle is a sandbox's bundle with /bin/true as its program and no
 // workspace.
 func (b *bed) bareBundle(t testing.TB) string {
 	t.Helper()
@@ -96,8 +95,8 @@ func (b *bed) bareBundle(t testing.TB) string {
 	return dir
 }
 
-// stockRuntime returns the path of the runtime that a start is compared with:
-// for gVisor its own build, which `make bench` makes, and "" without it.
+// stockRuntime returns the runtime that a start is compared with. gVisor's is
+// its own build, from `make bench`; the result is "" without it.
 func (b *bed) stockRuntime(t testing.TB) string {
 	t.Helper()
 	if b.backend.Name() != string(GVisor) {
@@ -112,7 +111,6 @@ func (b *bed) stockRuntime(t testing.TB) string {
 	return path
 }
 
-// bareRun runs a bundle in the foreground to its end.
 func (b *bed) bareRun(t testing.TB, runtime, dir, id string) {
 	t.Helper()
 	r := b.backend.runtime

@@ -12,7 +12,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// directories makes cgroup directories with files in them.
 func makeTree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()

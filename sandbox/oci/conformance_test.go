@@ -18,14 +18,13 @@ func TestConformance(t *testing.T) {
 		addUserImages(t, b)
 		target := conformanceTarget(b)
 		addWritableImage(t, &target)
-		// The whole gigabyte is for the benchmarks; what a flood must not do
-		// shows with less, and gVisor takes ten times as long for each.
+		// The whole gigabyte is for the benchmarks. Less of a flood is enough
+		// here, and gVisor takes ten times as long for each byte.
 		target.FloodBytes = map[Kind]int64{GVisor: 32 << 20, Runc: 256 << 20}[k]
 		sandboxtest.Run(t, target)
 	})
 }
 
-// TestFaults shows that the checks can fail.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	t.Run(string(Runc), func(t *testing.T) {
@@ -37,7 +36,7 @@ func TestFaults(t *testing.T) {
 	})
 }
 
-// TestNeighbours: what a hostile session does is not noticed beside it.
+// A hostile session must not be noticed beside it.
 func TestNeighbours(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an ordinary user has no cgroups, so what is tried would be the host's")
@@ -45,7 +44,6 @@ func TestNeighbours(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) { sandboxtest.RunNeighbours(t, conformanceTarget(newBed(t, k, 0))) })
 }
 
-// addWritableImage adds an image for writable roots.
 func addWritableImage(t *testing.T, target *sandboxtest.Target) {
 	t.Helper()
 	root := shellRoot(t)

@@ -19,8 +19,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestPlanDelegated: an ordinary user gets cgroups where all controllers are
-// delegated, and none otherwise.
+// An ordinary user gets cgroups only where all controllers are delegated.
 func TestPlanDelegated(t *testing.T) {
 	root := makeTree(t, map[string]string{
 		"memory/user/memory.memsw.limit_in_bytes": "1", "pids/user/x": "", "cpu/user/x": "", "freezer/user/x": "", "unified/x": "",
@@ -72,8 +71,7 @@ func TestPlanDelegated(t *testing.T) {
 	}
 }
 
-// TestDelegatedCgroups runs an ordinary user's sandboxes where root delegated a
-// cgroup v1 to them.
+// Root delegates a cgroup v1 to an ordinary user, who then runs sandboxes.
 func TestDelegatedCgroups(t *testing.T) {
 	trees, err := cgroupTrees()
 	must(t, err)
@@ -156,7 +154,7 @@ func TestUserDelegated(t *testing.T) {
 		if k == GVisor && (!ok || reached.Kind != limits.KindMemory) || k == Runc && (err != nil || !exit.Status.OOMKilled) {
 			t.Errorf("400 MiB: %+v, %v; the sandbox: %v", exit, err, sb.Err())
 		}
-		// What a Caisson that was killed leaves is removed by the next one.
+		// The next Caisson removes what a killed one left.
 		must(t, sb.Destroy(context.Background()))
 		plan, _ := planCgroup("ses_left", true, b.backend.traits)
 		must(t, plan.makeCgroups(spec.Resources, 64))

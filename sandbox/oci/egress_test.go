@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestLowPortsLeaveNothing: no thread of the guest, or of a command, has the
-// capability of ports below 1024 in any set, once the guest has opened them.
+// Once the guest has opened the low ports, no thread of the guest or of a
+// command has their capability in any set.
 func TestLowPortsLeaveNothing(t *testing.T) {
 	b := newBed(t, Runc, os.Geteuid())
 	spec := b.spec(t, "low-ports")
@@ -63,8 +63,8 @@ func TestLowPortsLeaveNothing(t *testing.T) {
 	must(t, err)
 }
 
-// TestEgressEndsWithSandbox: when the container is killed, every handler's context
-// ends, connections that wait included, and nothing is left.
+// When the container is killed, every handler's context ends, also of
+// connections that wait.
 func TestEgressEndsWithSandbox(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -94,7 +94,6 @@ func TestEgressEndsWithSandbox(t *testing.T) {
 	})
 }
 
-// heldHandler holds connections until their contexts end.
 type heldHandler struct {
 	open atomic.Int32
 	full chan struct{} // closed at the most connections

@@ -20,10 +20,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestEgressFilesOfHostileImage: where an image has symlinks to a directory of this
-// machine in place of the files of egress, nothing is written there or to the
-// image, and nothing of the directory is seen in the container. Plain files are
-// replaced.
+// The image has symlinks to a directory of this machine instead of the files of
+// egress. Nothing may be written there or to the image, or be seen of it in the
+// container. Plain files are replaced.
 func TestEgressFilesOfHostileImage(t *testing.T) {
 	for _, root := range []sandbox.RootMode{sandbox.RootReadOnly, sandbox.RootEphemeral} {
 		for name, tt := range map[string]struct {
@@ -78,7 +77,7 @@ func TestEgressFilesOfHostileImage(t *testing.T) {
 	}
 }
 
-// listNames lists the names and modes in a directory, with the sizes of files.
+// listNames lists names and modes in a directory, with the sizes of files.
 func listNames(t *testing.T, dir string) string {
 	t.Helper()
 	var text strings.Builder
@@ -97,7 +96,6 @@ func listNames(t *testing.T, dir string) string {
 	return text.String()
 }
 
-// certificate returns a certificate in PEM.
 func certificate(t *testing.T) []byte {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -15,12 +15,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// faultTime bounds how long a loss may take to be noticed: gVisor's sandbox
-// waits for its own parts on a loaded machine.
+// faultTime is long because gVisor waits for its own parts on a loaded machine.
 const faultTime = 30 * time.Second
 
-// TestLoss kills what a sandbox rests on, from outside: the loss is typed, the
-// command that ran has no exit, and nothing is left.
+// The loss is typed, the running command has no exit, and nothing is left.
 func TestLoss(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -65,7 +63,6 @@ func runtimeCall(t *testing.T, c *container, args ...string) {
 	}
 }
 
-// killNaming kills the processes whose command line has both words.
 func killNaming(t *testing.T, words ...string) {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -87,8 +84,8 @@ func killNaming(t *testing.T, words ...string) {
 	}
 }
 
-// TestDamagedRuntimeState: the runtime can no longer delete its container; we
-// can, and the name is free again.
+// The runtime can no longer delete its container. We can, and the name is free
+// again.
 func TestDamagedRuntimeState(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -112,7 +109,7 @@ func TestDamagedRuntimeState(t *testing.T) {
 	})
 }
 
-// TestFrozen: an operator paused the container; destroying it thaws it.
+// Destroying a container that an operator paused thaws it.
 func TestFrozen(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an ordinary user has no cgroups")
@@ -124,8 +121,7 @@ func TestFrozen(t *testing.T) {
 	b.nothingLeft(t, "ses_frozen")
 }
 
-// TestDescriptors: what this process has open, even inheritable, does not reach
-// the guest.
+// Open files of this process don't reach the guest, even inheritable ones.
 func TestDescriptors(t *testing.T) {
 	b := newBed(t, Runc, os.Geteuid())
 	leak, err := os.Open("/etc/hostname")
@@ -147,8 +143,7 @@ func TestDescriptors(t *testing.T) {
 	}
 }
 
-// TestRuntimeStays: the runtime's binary is the same after sandboxes ran
-// (CVE-2019-5736 is a container that rewrites it).
+// In CVE-2019-5736 a container rewrites the runtime's binary.
 func TestRuntimeStays(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -167,8 +162,8 @@ func TestRuntimeStays(t *testing.T) {
 	})
 }
 
-// lost runs a command that leaves a line of each time that it is run, does
-// something, and requires a typed loss of it.
+// lost runs a command that writes a line each time it is run, calls do, and
+// requires a typed loss.
 func lost(t *testing.T, b *bed, sb sandbox.Sandbox, timeout time.Duration, do func()) {
 	t.Helper()
 	started := make(chan struct{})
@@ -201,9 +196,8 @@ type onWrite func()
 
 func (f onWrite) Write(p []byte) (int, error) { f(); return len(p), nil }
 
-// TestFaultsMidCommand does what an operator or an accident does to a sandbox
-// while a command runs, and then goes on: the sandbox is destroyed, nothing is
-// left, the session's id can be used again.
+// After an accident while a command runs, the sandbox can be destroyed, nothing
+// is left, and the session's ID can be used again.
 func TestFaultsMidCommand(t *testing.T) {
 	t.Parallel()
 	for i, tt := range []struct {
@@ -261,7 +255,6 @@ func TestFaultsMidCommand(t *testing.T) {
 	}
 }
 
-// freeze freezes the sandbox's cgroup, as the kernel offers it here.
 func freeze(t *testing.T, c *container) {
 	t.Helper()
 	for _, dir := range c.plan.cgroup.dirs {
@@ -276,8 +269,8 @@ func freeze(t *testing.T, c *container) {
 	t.Skip("needs a freezer: this kernel has none for the sandbox's cgroup")
 }
 
-// TestInitKilled kills what a runtime starts a container with, at random
-// moments of the start: an error of Create, typed, and nothing is left.
+// TestInitKilled kills a runtime's processes at random moments of a start.
+// Create must fail with a typed error and leave nothing.
 func TestInitKilled(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -303,8 +296,8 @@ func TestInitKilled(t *testing.T) {
 	})
 }
 
-// hunt waits until a process names the container, and a little more, and kills
-// one of those that do.
+// hunt waits until a process names the container, then a little longer, and
+// kills one that does.
 func hunt(ctx context.Context, name string, later time.Duration) int {
 	for ctx.Err() == nil {
 		processes, err := processesNaming(name)
@@ -328,8 +321,8 @@ func hunt(ctx context.Context, name string, later time.Duration) int {
 	return 0
 }
 
-// TestStaleID: what a crashed Caisson left of an id keeps the id, with an error
-// that says so, until a sweep; then it is free.
+// An ID that a crashed Caisson left is refused, with an error that says so,
+// until a sweep frees it.
 func TestStaleID(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())

@@ -9,9 +9,8 @@ import (
 	"testing"
 )
 
-// TestPrecompiledFilters runs a sandbox's bundle with the runsc of bin/ and
-// Caisson's flags: neither the sentry nor the gofer compiles a seccomp filter.
-// With an option that Caisson doesn't use the gofer does.
+// Neither the sentry nor the gofer compiles a seccomp filter with Caisson's
+// flags. As the control, the gofer does with another option.
 func TestPrecompiledFilters(t *testing.T) {
 	path, err := filepath.Abs(filepath.Join("..", "..", "bin", "runsc"))
 	must(t, err)
@@ -49,7 +48,6 @@ func TestPrecompiledFilters(t *testing.T) {
 	}
 }
 
-// countFilters counts the filters that a start installed, by its debug logs.
 func countFilters(t *testing.T, dir string) (precompiled, compiled int) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.txt"))

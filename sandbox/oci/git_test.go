@@ -10,10 +10,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
-// gitCount counts the sandboxes of gitSessions, so that each has an ID of its own.
 var gitCount atomic.Int32
 
-// gitSessions returns sandboxes on repositories: a new bed's workspace each time.
+// gitSessions makes each sandbox on a new bed's workspace.
 func gitSessions(k Kind, mode string) func(t *testing.T, dir string) sandbox.Sandbox {
 	return func(t *testing.T, dir string) sandbox.Sandbox {
 		b := newBed(t, k, os.Geteuid())
@@ -27,7 +26,7 @@ func gitSessions(k Kind, mode string) func(t *testing.T, dir string) sandbox.San
 	}
 }
 
-// TestHostileRepositories: the host's git runs nothing of what a session left.
+// The host's git runs nothing that a session left.
 func TestHostileRepositories(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be two users")
@@ -43,7 +42,7 @@ func TestHostileRepositories(t *testing.T) {
 	})
 }
 
-// TestClosedDirectories: a repository in directories that are closed can be renamed.
+// A repository in closed directories can be renamed.
 func TestClosedDirectories(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be two users")
@@ -52,8 +51,6 @@ func TestClosedDirectories(t *testing.T) {
 	bothAtOnce(t, func(t *testing.T, k Kind) { worktest.ClosedDirectories(t, userID, gitSessions(k, "ro")) })
 }
 
-// TestGitWork: ordinary work in a repository where committing is allowed, and
-// reading where not.
 func TestGitWork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be two users")
@@ -66,8 +63,7 @@ func TestGitWork(t *testing.T) {
 	})
 }
 
-// TestLinkedWorktree: git can read in a linked worktree, and write nothing of its
-// repository.
+// In a linked worktree git can read, but not write the repository.
 func TestLinkedWorktree(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be two users")

@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
-// TestHardening holds the bundle that the runtime took, and what is seen from
-// inside, against the design's table, row by row.
+// TestHardening compares the runtime's bundle, and the view from inside, with
+// the design's table.
 func TestHardening(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -26,7 +26,6 @@ func TestHardening(t *testing.T) {
 	})
 }
 
-// readBack reads config.json of a running container.
 func (b *bed) readBack(_ context.Context, sb sandbox.Sandbox) (sandboxtest.Settings, error) {
 	c := containerOf(sb)
 	data, err := os.ReadFile(filepath.Join(c.bundle.dir, "config.json"))
@@ -84,8 +83,8 @@ func (b *bed) readBack(_ context.Context, sb sandbox.Sandbox) (sandboxtest.Setti
 	return out, err
 }
 
-// journalWords are a session's owner as its cleanup list says, by the names that
-// labels have.
+// journalWords returns a session's owner from its cleanup list, by the names of
+// labels.
 func (b *bed) journalWords(session string) (map[string]string, error) {
 	files, err := filepath.Glob(filepath.Join(b.state, "cleanup", "*"+session+"*.json"))
 	if err != nil || len(files) != 1 {

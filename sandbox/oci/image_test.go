@@ -23,18 +23,17 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// fakeSource has one image, whatever it is asked for, unpacked in a directory.
+// fakeSource returns one unpacked image for every name.
 type fakeSource struct {
 	dir string
 	env []string
-	// users reports that a name ends with the image's USER, after usersName.
+	// users reports whether a name ends with the image's USER, after usersName.
 	users bool
 	vols  []string
 	err   error
 	slow  time.Duration
 	held  atomic.Int32
-	// hurried reports that it got a deadline: fetching is no part of the
-	// start that has to be done in time.
+	// hurried reports whether it got a deadline, which fetching must not have.
 	hurried bool
 }
 
@@ -62,7 +61,6 @@ func (f *fakeSource) RootFS(ctx context.Context, ref images.Reference) (*images.
 
 const usersName = "example.com/users:"
 
-// addUserImages gives a bed a source of images for the checks of an image's user.
 func addUserImages(t *testing.T, b *bed) {
 	t.Helper()
 	root := t.TempDir()
@@ -85,8 +83,8 @@ func (f *fakeSource) Archive(context.Context, images.Reference, io.Writer) (stri
 	return "", errors.ErrUnsupported
 }
 
-// shellRoot is an unpacked root filesystem with the static program of
-// testdata/shell as /bin/sh, and a directory for a VOLUME.
+// shellRoot returns a root filesystem with testdata/shell as /bin/sh and a
+// directory for a VOLUME.
 func shellRoot(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -118,8 +116,8 @@ func (b *bed) with(t *testing.T, s images.Source) *Backend {
 
 var someName = images.Reference{Scheme: images.SchemeName, Value: "example.com/x:1"}
 
-// TestImageOfAStore runs on an image that a store unpacked: its environment
-// counts, its VOLUME is a small tmpfs, and it is let go when the sandbox is.
+// The image's environment counts, its VOLUME is a small tmpfs, and it is
+// released with the sandbox.
 func TestImageOfAStore(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -159,8 +157,8 @@ func TestImageOfAStore(t *testing.T) {
 	})
 }
 
-// The workspace's mount point in an image hides what the image has there, and a symlink
-// there is refused. The empty /etc/hosts of an exported container is replaced.
+// The workspace hides what the image has at its mount point. A symlink there is
+// refused. The empty /etc/hosts of an exported container is replaced.
 func TestTargetInImage(t *testing.T) {
 	root := shellRoot(t)
 	must(t, os.Mkdir(filepath.Join(root, "app"), 0o755))
@@ -199,8 +197,8 @@ func TestTargetInImage(t *testing.T) {
 	})
 }
 
-// TestMountBelowImage: what is mounted below a directory of the image is there, read-only,
-// where the container has a user namespace. The kernel refuses the directory alone.
+// What is mounted below a directory of the image is there, read-only, in a
+// container with a user namespace: the kernel refuses the directory alone.
 func TestMountBelowImage(t *testing.T) {
 	needRoot(t)
 	both(t, func(t *testing.T, k Kind) {
@@ -223,7 +221,6 @@ func TestUserMountBelow(t *testing.T) {
 	}
 }
 
-// mountBelow mounts a file system with a file that everybody can write.
 func mountBelow(t *testing.T, root string) {
 	t.Helper()
 	dir := filepath.Join(root, "opt/below")
@@ -247,8 +244,8 @@ func checkBelow(t *testing.T, k Kind, root string) {
 	must(t, sb.Destroy(t.Context()))
 }
 
-// What a store can't provide is an error of its class, and an image that claims
-// what is the sandbox's own is refused and let go.
+// An error of the store keeps its class. An image that claims the sandbox's own
+// paths is refused and released.
 func TestImageOfAStoreFails(t *testing.T) {
 	b := newBed(t, Runc, os.Geteuid())
 	root := shellRoot(t)

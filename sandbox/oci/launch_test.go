@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A runtime waits for its log as long as that is held, and no longer than its
-// holder lives.
+// A runtime waits for its log while that is held, but not after its holder is
+// dead.
 func TestHeldLog(t *testing.T) {
 	b := bundle{dir: t.TempDir()}
 	log, err := b.makeLog()
@@ -44,8 +44,8 @@ func TestHeldLog(t *testing.T) {
 	must(t, <-ended)
 }
 
-// TestKilledWhileItStarts kills a Caisson at random moments of a start: no
-// runtime waits for it, and one sweep takes the rest.
+// TestKilledWhileItStarts kills a Caisson at random moments of a start. No
+// runtime may wait for it, and one sweep removes the rest.
 func TestKilledWhileItStarts(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -73,7 +73,8 @@ func TestKilledWhileItStarts(t *testing.T) {
 			}
 			_, err := b.backend.Sweep(t.Context())
 			must(t, err)
-			// A cleanup list that was still being written names nothing; sweeps leave it for an hour.
+			// A half-written cleanup list names nothing. Sweeps leave it for an
+			// hour.
 			_ = os.Remove(filepath.Join(o.StateDir, "cleanup", ".ses_orphan.json.new"))
 			b.nothingLeft(t, "ses_orphan")
 		}

@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// guestBuild builds the guest once for all tests of a run.
+// guestBuild is the guest that all tests of a run share.
 var guestBuild struct {
 	sync.Once
 	dir, path string
@@ -88,9 +88,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// runtimePath finds the runtime that `make build` made or the system has. It
-// skips where there is none, and fails where REQUIRE_BACKENDS demands that there
-// must be one.
+// runtimePath finds the runtime of `make build` or of the system. Without one
+// it skips, or fails if REQUIRE_BACKENDS names it.
 func runtimePath(t testing.TB, k Kind) string {
 	t.Helper()
 	built, err := filepath.Abs(filepath.Join("..", "..", "bin"))
@@ -106,7 +105,6 @@ func runtimePath(t testing.TB, k Kind) string {
 	return ""
 }
 
-// runtimeName is the name of a kind's binary: runsc or runc.
 func runtimeName(k Kind) string {
 	t, _ := traitsOf(k)
 	return t.binary
@@ -118,8 +116,8 @@ type bed struct {
 	backend          *Backend
 }
 
-// newBed makes a workspace that belongs to uid, which only root can for
-// another than itself.
+// newBed makes a workspace that belongs to uid. Only root can make it another
+// user's.
 func newBed(t testing.TB, k Kind, uid int) *bed {
 	t.Helper()
 	path := runtimePath(t, k)
@@ -151,8 +149,8 @@ func (b *bed) spec(t testing.TB, session string) sandbox.Spec {
 	}
 }
 
-// start makes a sandbox and destroys it at the end of the test, and then
-// nothing of it may be left.
+// start makes a sandbox, and destroys it after the test, when nothing of it may
+// be left.
 func (b *bed) start(t testing.TB, spec sandbox.Spec) sandbox.Sandbox {
 	t.Helper()
 	sb, err := b.backend.Create(t.Context(), spec)
@@ -173,7 +171,7 @@ func (b *bed) nothingLeft(t testing.TB, session string) {
 	}
 }
 
-// leftovers lists what is still there of a session: entries of the runtime's
+// leftovers lists what is left of a session: entries of the runtime's
 // directory, cleanup lists, directories, mounts, cgroups and processes.
 func (b *bed) leftovers(session string) ([]string, error) {
 	var left []string
@@ -185,7 +183,8 @@ func (b *bed) leftovers(session string) ([]string, error) {
 		if err != nil {
 			return err
 		}
-		// The session's own directory is its maker's, and the lock of a cleanup list stays as an empty file.
+		// The caller made the session's directory, and the lock of a cleanup
+		// list stays as an empty file.
 		if mine && p != filepath.Join(b.state, "sessions", session) && !strings.HasSuffix(p, ".lock") {
 			left = append(left, "file "+p)
 		}
@@ -235,7 +234,7 @@ func (b *bed) leftovers(session string) ([]string, error) {
 	return append(left, processes...), err
 }
 
-// processesNaming lists the processes whose command line has one of the words.
+// processesNaming lists processes whose command line has one of the words.
 func processesNaming(words ...string) ([]string, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -258,7 +257,6 @@ func processesNaming(words ...string) ([]string, error) {
 	return found, nil
 }
 
-// both runs a test for both kinds.
 func both(t *testing.T, f func(t *testing.T, k Kind)) {
 	t.Helper()
 	for _, k := range []Kind{GVisor, Runc} {
@@ -266,8 +264,8 @@ func both(t *testing.T, f func(t *testing.T, k Kind)) {
 	}
 }
 
-// bothAtOnce is both, for tests that give each sandbox an ID of its own and wait
-// for most of their time: they run beside each other and beside others of the kind.
+// bothAtOnce is like both, for tests that mostly wait and whose sandboxes have
+// IDs of their own. They run in parallel.
 func bothAtOnce(t *testing.T, f func(t *testing.T, k Kind)) {
 	t.Helper()
 	both(t, func(t *testing.T, k Kind) {
@@ -276,7 +274,6 @@ func bothAtOnce(t *testing.T, f func(t *testing.T, k Kind)) {
 	})
 }
 
-// containerOf returns the runtime's part of a sandbox.
 func containerOf(sb sandbox.Sandbox) *container {
 	return sb.(*lifecycle.Sandbox).Container().(*container)
 }

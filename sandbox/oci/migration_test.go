@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// TestExpectMigration ends with the first process of the container's cgroup, or
-// with its context, and leaves this process where it was.
+// The migration ends with the cgroup's first process or the context, and leaves
+// this process where it was.
 func TestExpectMigration(t *testing.T) {
 	plan, lost := planCgroup("ses_migration", os.Geteuid() != 0, traits{})
 	if plan.own == "" {
@@ -56,7 +56,6 @@ func expectInBackground(ctx context.Context, plan cgroupPlan) <-chan struct{} {
 	return ended
 }
 
-// requireRunning fails if something ends that nothing has ended.
 func requireRunning(t *testing.T, ended <-chan struct{}) {
 	t.Helper()
 	select {

@@ -12,8 +12,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
-// An image whose programs can't be executed is refused, but by runc as root,
-// which mounts it without noexec.
+// Only runc as root mounts the image without noexec. The others refuse it.
 func TestImageOnNoExec(t *testing.T) {
 	worktest.RunOnNoExec(t, func(dir string) {
 		own, _ := traitsOf(GVisor)

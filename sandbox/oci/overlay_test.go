@@ -15,14 +15,13 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
-// overlaid makes a spec's workspace a copy-on-write one.
 func (b *bed) overlaid(t testing.TB, spec *sandbox.Spec) {
 	t.Helper()
 	spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, filepath.Join(b.state, "layers")
 	worktest.MakeLayers(t, spec.Workspace.Layers, b.workspace)
 }
 
-// TestOverlay is root's column of the overlay matrix.
+// TestOverlay has root's cases of the overlay matrix.
 func TestOverlay(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: workspaces of several owners")
@@ -60,7 +59,6 @@ func TestOverlay(t *testing.T) {
 	})
 }
 
-// TestOverlayOfAUser runs the overlay matrix's cells of an ordinary user.
 func TestOverlayOfAUser(t *testing.T) {
 	t.Parallel()
 	asUser(t, "TestUserOverlay", func(dir string) {
@@ -107,8 +105,8 @@ func TestUserOverlay(t *testing.T) {
 	})
 }
 
-// userThirds: files of users that the overlay doesn't know can be read and
-// removed, as far as their modes allow, and not changed; nothing of them is lost.
+// Files of users that the overlay doesn't know can be read and removed as far
+// as their modes allow, but not changed. Nothing is lost.
 func userThirds(t *testing.T, k Kind) {
 	b := newBed(t, k, os.Geteuid())
 	b.workspace = filepath.Join(os.Getenv(userHelper), "thirds")
@@ -128,7 +126,7 @@ func userThirds(t *testing.T, k Kind) {
 	}
 }
 
-// TestOverlayView: the host's view returns what a Reader of the directory returns.
+// The host's view returns the same as a Reader of the directory.
 func TestOverlayView(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -140,7 +138,7 @@ func TestOverlayView(t *testing.T) {
 	})
 }
 
-// A start of an overlay that is given up leaves nothing, wherever it was.
+// Wherever a start is cancelled, nothing of its overlay is left.
 func TestOverlayCancelled(t *testing.T) { both(t, overlayCancelled) }
 
 func overlayCancelled(t *testing.T, k Kind) {

@@ -16,7 +16,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
-// TestOwnershipMatrix is root's row of the ownership matrix.
 func TestOwnershipMatrix(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: workspaces of several owners")
@@ -36,7 +35,6 @@ func TestOwnershipMatrix(t *testing.T) {
 	})
 }
 
-// TestOwnershipOfAUser is an ordinary user's row.
 func TestOwnershipOfAUser(t *testing.T) {
 	t.Parallel()
 	asUser(t, "TestUserOwnership", func(dir string) {

@@ -11,10 +11,10 @@ import (
 	"testing"
 )
 
-// TestOwnPlaceInV2 runs tests of what is removed without the runtime's help once
-// more, by processes at the root of the cgroup v2 tree and below it: hybrid hosts
-// have both (dockerd in a container moves everybody into "/init"), and a runtime
-// does not follow there.
+// TestOwnPlaceInV2 repeats tests of removal without the runtime, by processes
+// at the root of the cgroup v2 tree and below it. Hybrid hosts have both:
+// dockerd in a container moves everybody into "/init", where a runtime does not
+// follow.
 func TestOwnPlaceInV2(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an ordinary user can make no cgroups")

@@ -12,12 +12,11 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// countProcessors prints what programs say when they are asked for the number
-// of processors, one word a way.
+// countProcessors asks programs for the number of processors in several ways.
 const countProcessors = `nproc; getconf _NPROCESSORS_ONLN; grep -c ^processor /proc/cpuinfo
 command -v python3 >/dev/null && python3 -c 'import os; print(os.cpu_count(), len(os.sched_getaffinity(0)))'`
 
-// TestProcessors: programs see the limit of CPU time and not the machine.
+// Programs see the limit of CPU time, not the machine's processors.
 func TestProcessors(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		t.Skip("needs two processors, of which a sandbox gets one")
@@ -39,7 +38,7 @@ func TestProcessors(t *testing.T) {
 					}
 				}
 			}
-			// The control: without a limit below it they see the machine.
+			// The control: without a limit they see the machine's.
 			spec.Resources.MilliCPUs = int64(runtime.NumCPU()) * 1000
 			out, err := exec.Command("nproc").Output()
 			must(t, err)
@@ -50,7 +49,6 @@ func TestProcessors(t *testing.T) {
 	}
 }
 
-// output returns the output of a script in a sandbox of its own.
 func (b *bed) output(t *testing.T, spec sandbox.Spec, script string) []string {
 	t.Helper()
 	s, err := b.backend.Create(t.Context(), spec)
@@ -65,7 +63,7 @@ func (b *bed) output(t *testing.T, spec sandbox.Spec, script string) []string {
 	return strings.Fields(out.String())
 }
 
-// TestFileSize: no file grows beyond its limit, sparse ones neither.
+// Files, even sparse ones, don't grow beyond the limit.
 func TestFileSize(t *testing.T) {
 	for _, k := range []Kind{Runc, GVisor} {
 		t.Run(string(k), func(t *testing.T) {

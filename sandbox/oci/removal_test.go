@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
-// copyRuntime gives a bed a runtime of its own, which the test may damage.
+// copyRuntime gives a bed a runtime that the test may damage.
 func (b *bed) copyRuntime(t *testing.T) (path string) {
 	t.Helper()
 	from, err := os.Open(b.backend.options.RuntimePath)
@@ -32,9 +32,9 @@ func (b *bed) copyRuntime(t *testing.T) (path string) {
 	return path
 }
 
-// TestRemoveWithoutRuntime: a container that has ended is removed without its runtime, and
-// nothing is left. Without a cgroup, which has all of its processes, the error says so, and a
-// further Destroy removes everything.
+// A container that has ended is removed without its runtime. Without its
+// cgroup, which lists its processes, the first Destroy fails and says so, and
+// another one removes everything.
 func TestRemoveWithoutRuntime(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -56,7 +56,7 @@ func TestRemoveWithoutRuntime(t *testing.T) {
 	})
 }
 
-// keepVersion keeps a false version of a runtime, once its file is old enough for that.
+// keepVersion caches a false version of a runtime, once its file is old enough.
 func keepVersion(t *testing.T, cache, path string) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; pauseBriefly() {
@@ -71,8 +71,8 @@ func keepVersion(t *testing.T, cache, path string) {
 	}
 }
 
-// TestDamagedRuntime: a runtime whose version is known from an earlier process is run
-// again once its file has changed, and an error has the cause.
+// A runtime with a cached version is run again once its file has changed, and
+// the error has the cause.
 func TestDamagedRuntime(t *testing.T) {
 	b := newBed(t, Runc, os.Geteuid())
 	installed := b.backend.runtime

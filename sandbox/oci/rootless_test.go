@@ -13,11 +13,11 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
-// userID is the ordinary user that root's tests become: no account is needed.
+// userID is the ordinary user that root's tests become. It needs no account.
 const userID = 1000
 
-// TestOrdinaryUser runs the tests again, as an ordinary user where this is
-// root: there the whole suite is held without any privilege.
+// TestOrdinaryUser repeats the suite without any privilege, as another user if
+// this is root.
 func TestOrdinaryUser(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
@@ -28,14 +28,12 @@ func TestOrdinaryUser(t *testing.T) {
 	})
 }
 
-// shellProgram is the program of shellRoot in the directory of another user.
 const shellProgram = "shell"
 
-// startUser starts the tests of another user.
 var startUser = (*exec.Cmd).Start
 
-// asUser runs one of this binary's tests as an ordinary user, once a kind, in a
-// directory of theirs to which root adds what a user can't make.
+// asUser runs one of this binary's tests as an ordinary user for each kind. In
+// the user's directory, add makes what only root can.
 func asUser(t *testing.T, test string, add func(dir string)) {
 	t.Helper()
 	needRoot(t)
@@ -93,8 +91,8 @@ func TestUser(t *testing.T) {
 	})
 }
 
-// copyProgram copies a program that is executed at once. No process is started
-// meanwhile: it would hold the open file (ETXTBSY, go.dev/issue/22315).
+// copyProgram copies a program that is executed at once. No process may start
+// meanwhile, as it would hold the open file (ETXTBSY, go.dev/issue/22315).
 func copyProgram(from, to string) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

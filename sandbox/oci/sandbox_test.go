@@ -17,7 +17,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
-// output runs a shell command and returns what it wrote, and its exit.
 func output(t testing.TB, sb sandbox.Sandbox, script string) string {
 	t.Helper()
 	var buf bytes.Buffer
@@ -62,7 +61,7 @@ func TestCheck(t *testing.T) {
 	})
 }
 
-// A runtime that is gone or is something else is never replaced by another.
+// A runtime that is missing or damaged is never replaced by another.
 func TestNoFallback(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -117,8 +116,8 @@ func TestCreateRefuses(t *testing.T) {
 	}
 }
 
-// TestAttestation holds what is attested against what was asked, and against
-// what a command sees.
+// TestAttestation compares the attestation with the request and with a
+// command's view.
 func TestAttestation(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -144,8 +143,8 @@ func TestAttestation(t *testing.T) {
 	})
 }
 
-// A container that is weaker than was asked is refused: the same check passes
-// for what was asked and fails for each limit that is less.
+// A container that is weaker than requested is refused. The same check passes
+// without a change.
 func TestWeakContainerIsRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an ordinary user has no cgroups")
@@ -181,8 +180,8 @@ func TestWeakContainerIsRefused(t *testing.T) {
 	})
 }
 
-// A state directory may lie below a symlink, as that of a user whose home
-// directory is one.
+// The state directory may be below a symlink, as if the home directory were
+// one.
 func TestStateBelowSymlink(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -197,7 +196,6 @@ func TestStateBelowSymlink(t *testing.T) {
 	})
 }
 
-// TestRootfs runs on an unpacked root filesystem made of the host's shell.
 func TestRootfs(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -240,7 +238,6 @@ func TestDestroyFromEverywhere(t *testing.T) {
 	})
 }
 
-// TestCancelledCreateLeavesNothing cancels the making at many moments.
 func TestCancelledCreateLeavesNothing(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -266,8 +263,8 @@ func TestCancelledCreateLeavesNothing(t *testing.T) {
 	})
 }
 
-// cancelAt calls cancel when the session's directory has got as far as step. It
-// returns what ends it.
+// cancelAt calls cancel when the session's directory has reached a step. The
+// result stops it.
 func cancelAt(ctx context.Context, b *bed, step int, cancel func()) func() {
 	signs := []string{".", "container", "container/nonce", "container/config.json", "container/log.json", "container/pid"}
 	sign := filepath.Join(b.state, "sessions/ses_cancel", signs[step])
@@ -282,7 +279,6 @@ func cancelAt(ctx context.Context, b *bed, step int, cancel func()) func() {
 	return wait.Wait
 }
 
-// TestStorm makes and destroys sandboxes side by side.
 func TestStorm(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())

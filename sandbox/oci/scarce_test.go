@@ -12,7 +12,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// works starts one sandbox and one command in it.
 func (b *bed) works(t *testing.T, session string) error {
 	t.Helper()
 	sb, err := b.backend.Create(t.Context(), b.spec(t, session))
@@ -28,8 +27,8 @@ func (b *bed) works(t *testing.T, session string) error {
 	return err
 }
 
-// TestStateDiskFull: where the state directory's disk is full, a start fails with
-// what the kernel says, and nothing half made is left; with room again it works.
+// On a full disk a start fails with the kernel's error and leaves nothing. With
+// room again it works.
 func TestStateDiskFull(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to mount a small disk")
@@ -57,8 +56,8 @@ func TestStateDiskFull(t *testing.T) {
 	})
 }
 
-// TestFewDescriptors: a start that finds no free descriptor fails with what the
-// kernel says, wherever it is, and leaves nothing; with room again it works.
+// Wherever a start finds no free descriptor, it fails with the kernel's error
+// and leaves nothing.
 func TestFewDescriptors(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())

@@ -24,8 +24,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// plans are the four bundles that this package makes: each kind, as root and
-// as an ordinary user.
+// plans returns this package's four bundles: each kind as root and as an
+// ordinary user.
 func plans(t *testing.T) map[string]plan {
 	t.Helper()
 	profile, err := harden.SeccompFor("amd64")
@@ -106,8 +106,8 @@ func TestSpecGolden(t *testing.T) {
 	}
 }
 
-// TestSpecHardening asserts the rows of the hardening table one by one, so
-// that an -update can't wave a weakening through.
+// TestSpecHardening checks the hardening table's rows one by one, so that
+// -update can't accept a weaker bundle.
 func TestSpecHardening(t *testing.T) {
 	for name, p := range plans(t) {
 		s := p.spec()
@@ -169,8 +169,7 @@ func TestSpecCeiling(t *testing.T) {
 	}
 }
 
-// The identity in account files is a constant of the images package, which
-// can't import ours; they must not drift apart.
+// The images package can't import ours, so it has its own copy of the identity.
 func TestImageKnowsTheContract(t *testing.T) {
 	root := t.TempDir()
 	for _, dir := range []string{"usr/bin", "usr/lib"} {

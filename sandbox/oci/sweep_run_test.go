@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// runtimeLike starts a program that looks as if it started a container: a shell
-// under the given path, with what it does.
+// runtimeLike starts a shell with arguments as if it started a container. It is
+// at path and runs does.
 func runtimeLike(t *testing.T, path, does, id string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), path, "-c", does, "--detach", id)
@@ -25,7 +25,7 @@ func runtimeLike(t *testing.T, path, does, id string) *exec.Cmd {
 		_ = cmd.Process.Kill() // mostly gone
 		_ = cmd.Wait()         // as above
 	})
-	// Start returns when execve has closed the descriptors, a moment before the
+	// Start returns when execve has closed the descriptors, shortly before the
 	// kernel shows the new arguments.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", cmd.Process.Pid))
@@ -41,7 +41,6 @@ func runtimeLike(t *testing.T, path, does, id string) *exec.Cmd {
 	}
 }
 
-// copyShell puts a shell at a path of its own.
 func copyShell(t *testing.T) string {
 	t.Helper()
 	data, err := os.ReadFile("/bin/sh")

@@ -24,8 +24,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
-// ownUntilKilled is a Caisson that makes a sandbox with a running command,
-// says so, and waits to be killed. dir is "kind:runtime:guest:state:workspace".
+// ownUntilKilled makes a sandbox with a running command, says so, and waits to
+// be killed. dir is "kind:runtime:guest:state:workspace".
 func ownUntilKilled(dir string) error {
 	f := strings.Split(dir, ":")
 	backend, err := New(Options{Kind: Kind(f[0]), RuntimePath: f[1], GuestPath: f[2], StateDir: f[3]})
@@ -75,8 +75,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// TestKilledOwnerOfAnOverlay: what commands had written before their Caisson was
-// killed, in the middle of changes, is kept, and a fresh sandbox goes on with it.
+// A Caisson is killed in the middle of changes. They are kept, and a fresh
+// sandbox continues with them.
 func TestKilledOwnerOfAnOverlay(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -103,7 +103,7 @@ func TestKilledOwnerOfAnOverlay(t *testing.T) {
 		}
 		_, err = b.backend.Sweep(t.Context())
 		must(t, err)
-		// The kernel's own directory, which an ordinary user can't look into.
+		// The kernel's directory, which an ordinary user can't look into.
 		work := filepath.Join(layers, "work", "work")
 		must(t, os.Chmod(work, 0o700))
 		t.Cleanup(func() { _ = os.Chmod(work, 0o700) }) // made anew by the next one
@@ -115,9 +115,8 @@ func TestKilledOwnerOfAnOverlay(t *testing.T) {
 	})
 }
 
-// TestKilledOwnerOfARoot: what commands had written to the image's files when
-// their Caisson was killed is removed by the next sweep, and the image is as it
-// was.
+// A Caisson is killed after changes to the image's files. The next sweep
+// removes them, and the image is unchanged.
 func TestKilledOwnerOfARoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an ordinary user has no writable root")
@@ -156,9 +155,9 @@ func TestKilledOwnerOfARoot(t *testing.T) {
 	})
 }
 
-// TestKilledOwner kills a Caisson in the middle of a command: the container
-// goes away by itself, and the next sweep takes the rest, and nothing of a
-// session that lives.
+// TestKilledOwner kills a Caisson in the middle of a command. The container
+// ends by itself. The next sweep removes the rest, but nothing of a live
+// session.
 func TestKilledOwner(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
@@ -197,8 +196,8 @@ func TestKilledOwner(t *testing.T) {
 	})
 }
 
-// startOwner starts another Caisson with a sandbox, and returns the pid of the
-// container's process and what kills the owner and waits for that.
+// startOwner starts another Caisson with a sandbox. It returns the PID of the
+// container's process, and a function that kills the owner and waits.
 func (b *bed) startOwner(t *testing.T) (int, func()) {
 	t.Helper()
 	o := b.backend.options
@@ -223,8 +222,8 @@ func (b *bed) startOwner(t *testing.T) (int, func()) {
 	}
 }
 
-// TestSweepChecksNames: a cleanup list is a file, and names nothing that is not its
-// session's.
+// A sweep removes nothing that isn't the session's, whatever its cleanup list
+// names.
 func TestSweepChecksNames(t *testing.T) {
 	b, err := New(Options{Kind: Runc, RuntimePath: "/absent", GuestPath: "/absent", StateDir: t.TempDir(), Logger: zaptest.NewLogger(t)})
 	must(t, err)

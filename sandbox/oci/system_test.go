@@ -11,8 +11,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestExplainFailure: what a runtime says where namespaces are forbidden is
-// preceded by the cause, and nothing of it is lost.
+// Where namespaces are forbidden, the cause precedes the runtime's error.
 func TestExplainFailure(t *testing.T) {
 	raw := errors.Join(sandbox.ErrUnavailable, errors.New("fork/exec /proc/self/exe: operation not permitted"))
 	if err := explainFailure(raw); TryUserNamespace() == nil && err.Error() != raw.Error() {
@@ -36,8 +35,8 @@ func TestExplainFailure(t *testing.T) {
 	}
 }
 
-// TestRootThatMayNotMount: root in a container is told so before anything is
-// started, and a runtime's refused /proc is recognised.
+// Root in a container gets the error before anything starts. A runtime's
+// refused /proc is recognised.
 func TestRootThatMayNotMount(t *testing.T) {
 	t.Cleanup(func() { tryMount, tryUserNamespace = TryMount, TryUserNamespace })
 	b := &Backend{}

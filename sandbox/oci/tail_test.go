@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestTail keeps the end of what comes on standard error, and separates gVisor's log from
-// the rest, such as a panic.
+// TestTail keeps the end of standard error, and separates gVisor's log from
+// other text, such as a panic.
 func TestTail(t *testing.T) {
 	const line = `{"msg":"FATAL ERROR: x\ny","level":"warning"}` + "\n"
 	log, panics := strings.Repeat(line, maxTail/len(line)), "panic: it\n"+strings.Repeat("goroutine\n", maxHead)

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestCommand: a program of the workspace is never run on the host, however PATH or its name leads there.
+// A workspace's program is never run on the host, whatever PATH or its name
+// says.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	work, bin := filepath.Join(dir, "work"), filepath.Join(dir, "bin")

@@ -100,7 +100,6 @@ func TestFindRefuses(t *testing.T) {
 	}
 }
 
-// embed replaces the embedded files for a test.
 func embed(t *testing.T, sum string) {
 	t.Helper()
 	var packed bytes.Buffer
@@ -157,7 +156,7 @@ func TestEmbedded(t *testing.T) {
 		t.Errorf("unpacked again, %v", err)
 	}
 
-	// One with another time is kept after it was read.
+	// A copy with another time is kept once it was read.
 	if err := os.Chtimes(path, time.Time{}, time.Now()); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +167,7 @@ func TestEmbedded(t *testing.T) {
 		t.Errorf("unpacked again, or its time is %v, %v", after.ModTime(), err)
 	}
 
-	// A file that another program removed, changed or made writable is unpacked again.
+	// A file that was removed, changed or made writable is unpacked again.
 	for name, change := range map[string]func() error{
 		"removed":  func() error { return os.Remove(path) },
 		"writable": func() error { return errors.Join(os.Chmod(path, 0o700), os.WriteFile(path, []byte("other"), 0o700)) },

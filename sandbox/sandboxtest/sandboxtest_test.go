@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// TestFaultsNameAllChecks: each check must find a fault, so that it is shown to
-// fail, and what the faults name are checks.
+// Each check must find a fault, which shows that it can fail.
 func TestFaultsNameAllChecks(t *testing.T) {
 	missing := map[string]bool{}
 	for _, c := range allChecks() {

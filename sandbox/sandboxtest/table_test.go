@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// cases are the numbers of the acceptance catalogue that are about sandboxes.
+// cases returns the numbers of the acceptance catalogue that are about
+// sandboxes.
 func cases() []int {
 	var list []int
 	for _, span := range [][2]int{{71, 86}, {88, 91}, {93, 101}, {103, 105}, {107, 120}} {
@@ -20,9 +21,8 @@ func cases() []int {
 	return list
 }
 
-// TestConformanceTable holds docs/internal/conformance.md against the code: every case
-// is there once, every check and every test that it names exists, and no check
-// is left out.
+// TestConformanceTable checks that docs/internal/conformance.md has every case
+// once, names only checks and tests that exist, and names every check.
 func TestConformanceTable(t *testing.T) {
 	data, err := os.ReadFile("../../docs/internal/conformance.md")
 	if err != nil {
@@ -69,7 +69,6 @@ func TestConformanceTable(t *testing.T) {
 	}
 }
 
-// hasTest reports whether a package of the module has a test.
 func hasTest(t *testing.T, dir, name string) bool {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("../..", dir, "*_test.go"))

@@ -20,7 +20,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeMachine is a fake of the machine's memory.
 type fakeMachine struct{ total, available atomic.Int64 }
 
 func (m *fakeMachine) readMemory() (Memory, error) {
@@ -69,9 +68,7 @@ func acquire(t testing.TB, s *Semaphore) *Lease {
 	return l
 }
 
-// TestStartsAreBounded starts 64 sessions of two processes: one semaphore each
-// over one directory. Never more start at once than there are slots, all are
-// admitted, and no lock is left held.
+// Two processes start 64 sessions: one semaphore each over one directory.
 func TestStartsAreBounded(t *testing.T) {
 	dir := makeStateDir(t)
 	o := Options{StateDir: dir, Starts: 3, Memory: newMachine(16 << 30).readMemory}
@@ -122,8 +119,6 @@ func TestStartsAreBounded(t *testing.T) {
 	}
 }
 
-// TestOrderWithinProcess checks that a process admits its starts in the order
-// of the calls.
 func TestOrderWithinProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSemaphore(t, Options{Starts: 1})
@@ -170,8 +165,6 @@ func TestWaitReportsReason(t *testing.T) {
 	})
 }
 
-// TestShortWaitIsNotReported checks that a wait below quietTime is not
-// reported.
 func TestShortWaitIsNotReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSemaphore(t, Options{Starts: 1})
@@ -190,10 +183,8 @@ func TestCancelledWait(t *testing.T) {
 		held := acquire(t, s)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(time.Second, func() { cancel(cause) })
-		// One waits for the slot, the other for the first of its process.
 		var all sync.WaitGroup
-		// One call waits for the slot, the other one for the queue of its
-		// process.
+		// One call waits for the slot, the other one for this process's queue.
 		for range 2 {
 			all.Go(func() {
 				if _, err := s.Acquire(ctx, Request{}); !errors.Is(err, cause) {
@@ -241,8 +232,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestFreedMemoryAdmitsNext checks that freed memory admits the sandbox that
-// waits for it, and that a smaller one does not overtake it.
+// A smaller sandbox must not overtake the one that waits.
 func TestFreedMemoryAdmitsNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4 << 30)
@@ -282,8 +272,7 @@ func TestFreedMemoryAdmitsNext(t *testing.T) {
 	})
 }
 
-// TestFreeReservationsDoNotCount checks that files without a lock count as
-// free: the locks of a killed process are gone, its files are not.
+// The locks of a killed process are gone, but its files are not.
 func TestFreeReservationsDoNotCount(t *testing.T) {
 	m := newMachine(1 << 30)
 	s := newSemaphore(t, Options{Memory: m.readMemory, Wait: time.Second})
@@ -320,8 +309,6 @@ func TestNilLease(*testing.T) {
 	l.Close()
 }
 
-// BenchmarkAcquire measures the time that admission adds to a start that does
-// not wait.
 func BenchmarkAcquire(b *testing.B) {
 	s := newSemaphore(b, Options{Memory: newMachine(16 << 30).readMemory})
 	for b.Loop() {

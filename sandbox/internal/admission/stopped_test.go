@@ -15,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// startProcess starts a process that does nothing until the test ends.
 func startProcess(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "cat")
@@ -41,8 +40,8 @@ func stopProcess(t *testing.T, cmd *exec.Cmd) {
 	}
 }
 
-// TestStoppedHolderIsSkipped checks that a process which is stopped while it
-// holds the head or slots blocks no start, and that a running one does.
+// A process that is stopped while it holds the head or slots must not block
+// other starts. A running one must.
 func TestStoppedHolderIsSkipped(t *testing.T) {
 	for name, locks := range map[string][]string{"the head": {"runc.head"}, "all slots": {"runc-0.slot", "runc-1.slot"}} {
 		t.Run(name, func(t *testing.T) {
@@ -71,7 +70,6 @@ func TestStoppedHolderIsSkipped(t *testing.T) {
 	}
 }
 
-// TestLocksNameHolder checks that lock files contain the PID of their holder.
 func TestLocksNameHolder(t *testing.T) {
 	s := newSemaphore(t, Options{Starts: 1})
 	acquire(t, s)

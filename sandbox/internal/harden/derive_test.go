@@ -99,7 +99,6 @@ func appliesToGuest(call *seccomp.Syscall, arch string) bool {
 	return appliesTo(call, arch, GuestCapabilities())
 }
 
-// appliesTo is like appliesToGuest, for other capabilities.
 func appliesTo(call *seccomp.Syscall, arch string, caps []string) bool {
 	if f := call.Includes; f != nil {
 		if len(f.Arches) > 0 && !slices.Contains(f.Arches, arch) {

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allows evaluates a profile as runc and gVisor do. Rules are combined with OR,
-// and so are two conditions on one argument of a rule. Conditions on different
-// arguments are combined with AND.
+// allows evaluates a profile as runc and gVisor do: rules, and conditions on
+// the same argument, are combined with OR. Conditions on different arguments
+// are combined with AND.
 func allows(t *testing.T, p *specs.LinuxSeccomp, name string, args ...uint64) bool {
 	t.Helper()
 	for _, rule := range p.Syscalls {
@@ -172,9 +172,9 @@ func TestSeccompRules(t *testing.T) {
 	}
 }
 
-// TestSeccompTrapsAreReal is the control. The obvious profile, "neither
-// AF_VSOCK nor AF_ALG", allows both. A plain comparison with TIOCSTI allows it
-// with a bit set that the kernel ignores.
+// TestSeccompTrapsAreReal is the control: the obvious profile, "neither
+// AF_VSOCK nor AF_ALG", allows both, and a plain comparison with TIOCSTI allows
+// it with a bit set that the kernel ignores.
 func TestSeccompTrapsAreReal(t *testing.T) {
 	naive := &specs.LinuxSeccomp{DefaultAction: specs.ActErrno, Syscalls: []specs.LinuxSyscall{
 		allow("socket",

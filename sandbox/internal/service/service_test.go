@@ -19,7 +19,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeStarter starts functions in the place of commands.
 type fakeStarter struct {
 	program func(ctx context.Context, cmd sandbox.Command) sandbox.ExitStatus
 	test    func(ctx context.Context, number int, cmd sandbox.Command) sandbox.Exit
@@ -69,7 +68,7 @@ func (f *fakeStarter) start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 	return p, nil
 }
 
-// runUntilEnded is a program that writes and runs until it is ended.
+// runUntilEnded is a program that writes until it is ended.
 func runUntilEnded(ctx context.Context, cmd sandbox.Command) sandbox.ExitStatus {
 	fmt.Fprintln(cmd.Stdout, "serving")
 	<-ctx.Done()
@@ -80,7 +79,6 @@ func failTest(context.Context, int, sandbox.Command) sandbox.Exit {
 	return sandbox.Exit{Status: sandbox.ExitStatus{Code: 1}}
 }
 
-// startWith starts a service and ends it after the test.
 func startWith(t *testing.T, f *fakeStarter, spec sandbox.Service, config images.Config) (*Service, error) {
 	t.Helper()
 	plan, err := NewPlan(spec, config, "/workspace")
@@ -92,8 +90,7 @@ func startWith(t *testing.T, f *fakeStarter, spec sandbox.Service, config images
 	return Start(t.Context(), plan, Options{Start: f.start, Life: life, Identities: 16})
 }
 
-// TestFailuresCountAsInDocker: failures count from the start period, or the first
-// interval, on, and in a row.
+// Failures count in a row, from the start period or the first interval on.
 func TestFailuresCountAsInDocker(t *testing.T) {
 	const unit = 200 * time.Millisecond
 	for name, tt := range map[string]struct {
@@ -139,8 +136,8 @@ func TestFailuresCountAsInDocker(t *testing.T) {
 	}
 }
 
-// TestHostileHealthChecks: whatever an image asks for, the start ends in its time and
-// keeps little of what is written.
+// Whatever an image asks for, the start ends in time and keeps little of the
+// output.
 func TestHostileHealthChecks(t *testing.T) {
 	flood := bytes.Repeat([]byte("x"), 1<<20)
 	hang := func(ctx context.Context, _ int, _ sandbox.Command) sandbox.Exit {
@@ -182,8 +179,8 @@ func TestHostileHealthChecks(t *testing.T) {
 	}
 }
 
-// TestEndsOfAStart: a service that ends, a caller that cancels and a bound that is
-// exceeded end the start, each with its cause.
+// A start ends if the service ends, the caller cancels or a bound is exceeded,
+// each with its cause.
 func TestEndsOfAStart(t *testing.T) {
 	check := &images.HealthCheck{Test: []string{"CMD-SHELL", "test"}}
 	end := func(context.Context, sandbox.Command) sandbox.ExitStatus { return sandbox.ExitStatus{Code: 4} }
@@ -248,8 +245,6 @@ func TestEndsOfAStart(t *testing.T) {
 	})
 }
 
-// TestPlans: what runs is the image's or the user's, in the directory and as the
-// identity that were asked for.
 func TestPlans(t *testing.T) {
 	image := images.Config{
 		Entrypoint: []string{"entry", "-x"}, Cmd: []string{"cmd"}, WorkingDir: "/srv/app", Shell: []string{"/bin/bash", "-c"},
@@ -309,7 +304,7 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// TestOutput: the first and the last bytes are kept, however they come.
+// The first and the last bytes are kept, however they come.
 func TestOutput(t *testing.T) {
 	var o output
 	for i := range 100_000 {
