@@ -18,12 +18,12 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// hostileText clears the screen, hides, sets a title and the clipboard, writes
-// over its line, and holds what nobody sees. It is written as YAML has it.
+// hostileText clears the screen, hides, sets a title and the clipboard, overwrites its
+// line, and has invisible characters. It is in YAML's form.
 const hostileText = `\e[2J\e[8mhidden\e]0;title\a\e]8;;x\a\e]52;c;ZXZpbA==\a\rover\b\b\x7f\u009b31m\u202eevil\u200b\u2066\U000E0041`
 
-// hostileTurns have it in everything that a model and a sandbox can put before
-// people: a command, its output, a path, a change, a tool's name, a failure, an answer.
+// hostileTurns have it in everything that a model and a sandbox can show to users: a
+// command, its output, a path, a change, a tool's name, a failure, an answer.
 const hostileTurns = `
   - text: "I say ` + hostileText + `"
     calls:
@@ -38,8 +38,8 @@ const hostileTurns = `
   - text: "done ` + hostileText + `"
 `
 
-// hostileSkill is a skill, in a directory with a hostile name, that has it in its
-// description, its allowed-tools and its text.
+// hostileSkill is a skill in a directory with a hostile name, with the text in its
+// description, allowed-tools and body.
 func hostileSkill(t *testing.T, workspace string) {
 	t.Helper()
 	raw := strings.NewReplacer(`\e`, "\x1b", `\a`, "\a", `\r`, "\r", `\b`, "\b", `\x7f`, "\x7f", `\u009b`, "\u009b", `\u202e`, "\u202e", `\u200b`, "\u200b", `\u2066`, "\u2066", `\U000E0041`, "\U000E0041").Replace(hostileText)
@@ -55,8 +55,8 @@ func hostileSkill(t *testing.T, workspace string) {
 	}
 }
 
-// controls are what a text must not bring to a dumb terminal, which gets none of
-// our own: controls but line ends and tabs, and what nobody sees.
+// controls returns what a text must not bring to a dumb terminal: controls except line
+// ends and tabs, and invisible characters.
 func controls(text string) []string {
 	var found []string
 	for i, r := range text {
@@ -69,10 +69,9 @@ func controls(text string) []string {
 	return found
 }
 
-// TestNothingHostileReachesATerminal is acceptance case C37: a session, its
-// questions, what it changed and its records are shown on a terminal, and no
-// character that a terminal obeys or a person can't see comes through. The
-// control is the pipe, which gets the answer as it is.
+// TestNothingHostileReachesATerminal is acceptance case C37: no control or invisible
+// character of a session, its questions, changes and records reaches a terminal. The
+// control is the pipe, which gets the answer unchanged.
 func TestNothingHostileReachesATerminal(t *testing.T) {
 	show := func(w *world, answers []string, args ...string) (status int, shown string) {
 		t.Helper()

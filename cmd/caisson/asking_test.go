@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// TestRunAsksModels runs caisson run with a model that asks others, by settings that are
-// right and wrong.
+// TestRunAsksModels runs caisson run with a model that asks others, by valid and
+// invalid settings.
 func TestRunAsksModels(t *testing.T) {
 	const key = "opaque1of2the3model4asked"
 	var asked atomic.Int64
@@ -110,7 +110,6 @@ func TestRunAsksModels(t *testing.T) {
 	}
 }
 
-// many returns n names of models.
 func many(n int) string {
 	var b strings.Builder
 	for i := range n {

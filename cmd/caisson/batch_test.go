@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestTaskVariables: a task gets variables of this machine only if they are named. The
-// control is the same task with the name.
+// TestTaskVariables: a task only gets named variables of this machine. The control
+// names it.
 func TestTaskVariables(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "hello")
 	for name, text := range map[string]string{

@@ -19,10 +19,9 @@ import (
 	"github.com/caisson-run/caisson/runner/batch"
 )
 
-// faultTasks is how many tasks the batches of TestBatchFaults have, for two models.
+// faultTasks is the number of tasks of a batch in TestBatchFaults, for two models.
 const faultTasks = 4
 
-// start starts the program.
 func (b *manyBatch) start(args ...string) (cmd *exec.Cmd, stderr *bytes.Buffer) {
 	b.t.Helper()
 	cmd, stderr = exec.CommandContext(b.t.Context(), "caisson", args...), new(bytes.Buffer)
@@ -33,7 +32,6 @@ func (b *manyBatch) start(args ...string) (cmd *exec.Cmd, stderr *bytes.Buffer) 
 	return cmd, stderr
 }
 
-// awaitResults waits until there are n results.
 func (b *manyBatch) awaitResults(n int) {
 	b.t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
@@ -46,7 +44,6 @@ func (b *manyBatch) awaitResults(n int) {
 	}
 }
 
-// wantEnd waits for the end of a process with a status and a text on standard error.
 func (b *manyBatch) wantEnd(cmd *exec.Cmd, stderr *bytes.Buffer, status int, text string) {
 	b.t.Helper()
 	_ = cmd.Wait() // the status counts
@@ -55,8 +52,8 @@ func (b *manyBatch) wantEnd(cmd *exec.Cmd, stderr *bytes.Buffer, status int, tex
 	}
 }
 
-// wantWhole runs the batch to its end, whose results must be those of one that nothing
-// happened to, each once, with no failure of the infrastructure and nothing left.
+// wantWhole runs the batch to its end. Its results must be those of an undisturbed one,
+// each once, without failures of the infrastructure and remains.
 func (b *manyBatch) wantWhole(args ...string) {
 	b.t.Helper()
 	b.run(60, args...)
@@ -93,8 +90,8 @@ func (b *manyBatch) wantWhole(args ...string) {
 	}
 }
 
-// TestBatchFaults does to a batch what happens to processes and directories, and then runs
-// the same command again.
+// TestBatchFaults disturbs processes and directories of a batch, and runs the same
+// command again.
 func TestBatchFaults(t *testing.T) {
 	t.Parallel()
 	remount := func(b *manyBatch, flags uintptr, options string) {
@@ -119,7 +116,7 @@ func TestBatchFaults(t *testing.T) {
 			}
 		}
 	}
-	// afterwards does something to the directory of a batch that was killed in its middle.
+	// afterwards changes the directory of a batch that was killed in the middle.
 	afterwards := func(do func(b *manyBatch) error, status int, text string) func(b *manyBatch, args []string) {
 		return func(b *manyBatch, args []string) {
 			cmd, _ := b.start(args...)
@@ -135,7 +132,7 @@ func TestBatchFaults(t *testing.T) {
 			}
 			cmd, stderr := b.start(args...)
 			b.wantEnd(cmd, stderr, status, text)
-			if status != 60 { // what was changed is brought back
+			if status != 60 { // undo the change
 				if err := os.WriteFile(filepath.Join(b.out, batch.SpecFile), before, 0o644); err != nil {
 					b.t.Fatal(err)
 				}
@@ -159,7 +156,8 @@ func TestBatchFaults(t *testing.T) {
 		"two processes": func(b *manyBatch, args []string) {
 			cmd, stderr := b.start(args...)
 			b.awaitResults(1)
-			// The second one waits for the lock of a process that was killed, which this must outlast.
+			// The second one waits for the lock of a killed process, so this must take
+			// longer.
 			if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 				b.t.Fatal(err)
 			}
@@ -219,9 +217,9 @@ func TestBatchFaults(t *testing.T) {
 	}
 }
 
-// TestBatchGradeKilled: a verification that was killed goes on, and one that was begun with
-// other tests stays as far as it came. Nothing of their sandboxes is left, and the results of
-// the batch stay as they are.
+// TestBatchGradeKilled: a killed verification is continued, and one of other tests is
+// kept as it is. Nothing of their sandboxes is left, and the batch's results don't
+// change.
 func TestBatchGradeKilled(t *testing.T) {
 	t.Parallel()
 	b, args := newManyBatch(t, faultTasks)
@@ -292,7 +290,7 @@ func TestBatchGradeKilled(t *testing.T) {
 	b.wantWhole(args...)
 }
 
-// slowDown makes trials take a while, of which half pass.
+// slowDown makes trials take a while. Half of them pass.
 func (b *manyBatch) slowDown() {
 	var lines strings.Builder
 	for i := range faultTasks {

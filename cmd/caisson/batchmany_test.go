@@ -18,9 +18,9 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/report"
 )
 
-// sampleMemory appends to a file, each time that a file of results has so many lines more,
-// their number, the bytes of the heap after a collection and the resident ones. It never
-// returns.
+// sampleMemory appends a line to a file each time that a file of results has this many
+// more lines: their number, the bytes of the heap after a collection, and the resident
+// ones. It never returns.
 func sampleMemory(results, to string, every int) {
 	lines, next := 0, every
 	var f *os.File
@@ -53,7 +53,6 @@ func sampleMemory(results, to string, every int) {
 	}
 }
 
-// residentBytes returns the resident memory of this process.
 func residentBytes() int64 {
 	text, err := os.ReadFile("/proc/self/statm")
 	if err != nil {
@@ -73,7 +72,7 @@ type manyBatch struct {
 	env      []string
 }
 
-// newManyBatch makes tasks, of which every third fails, for two models that do nothing.
+// newManyBatch makes tasks for two models that do nothing. Every third one fails.
 func newManyBatch(t *testing.T, tasks int) (b *manyBatch, args []string) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -100,7 +99,6 @@ func newManyBatch(t *testing.T, tasks int) (b *manyBatch, args []string) {
 	return b, append([]string{"batch", "--backend", "gvisor", "--out", b.out, "--parallel", "4"}, append(args, filepath.Join(b.top, "tasks.jsonl"))...)
 }
 
-// run runs the program and returns its output and how long it took.
 func (b *manyBatch) run(status int, args ...string) (string, time.Duration) {
 	b.t.Helper()
 	cmd := exec.CommandContext(b.t.Context(), "caisson", args...)
@@ -115,10 +113,10 @@ func (b *manyBatch) run(status int, args ...string) (string, time.Duration) {
 	return stdout.String(), took
 }
 
-// TestManyTrials runs a batch on sandboxes that are next to nothing: each trial has one
-// result, memory does not grow with them beyond what is kept of each, and the commands that
-// show results work with all of them. MANY_TRIALS=10000 is the long one;
-// CAISSON_SAMPLE_REPORTS names a directory for its report.
+// TestManyTrials runs a batch on trivial sandboxes: each trial has one result, memory
+// only grows by what is kept of each, and the commands that show results can handle
+// all. MANY_TRIALS=10000 is the long run. CAISSON_SAMPLE_REPORTS names a directory for
+// its report.
 func TestManyTrials(t *testing.T) {
 	n := 200
 	if text := os.Getenv("MANY_TRIALS"); text != "" {
@@ -179,10 +177,9 @@ func TestManyTrials(t *testing.T) {
 	}
 }
 
-// maxTrialBytes bounds how much the heap grows with each trial.
 const maxTrialBytes = 1024
 
-// checkMemory fails the test if memory grows with the trials, from a fifth of them on.
+// checkMemory fails the test if memory grows with the trials, after the first fifth.
 func (b *manyBatch) checkMemory(samples string, n int) {
 	b.t.Helper()
 	text, err := os.ReadFile(samples)

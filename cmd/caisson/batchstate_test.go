@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestClaimState: the state directory of a batch is acted on only where this user's Caisson made
-// it. One that was copied, as from somebody's archive, is removed, and so is one of another user.
+// TestClaimState: the state directory of a batch is used only if this user's Caisson
+// made it. A copied one, such as from an archive, is removed, and so is another user's.
 func TestClaimState(t *testing.T) {
 	top := t.TempDir()
 	mine, other := environ{"HOME=" + filepath.Join(top, "mine")}, environ{"HOME=" + filepath.Join(top, "other")}

@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/runner/batch"
 )
 
-// TestBatchView: the address that is printed has the report, and an interrupt ends the
+// TestBatchView: the printed address serves the report, and an interrupt ends the
 // command.
 func TestBatchView(t *testing.T) {
 	dir := t.TempDir()

@@ -18,15 +18,13 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// step is something that a person does once a text stands on the terminal, behind that of
-// the step before.
+// step is the user's input after a text is shown, after the previous step's.
 type step struct{ await, keys string }
 
-// terminate stands for a signal in place of keys.
 const terminate = "SIGTERM"
 
-// chatOn runs a conversation on a terminal, and returns its status, what the terminal got,
-// and its world.
+// chatOn runs a conversation on a terminal. It returns its status, the terminal's
+// content, and its world.
 func chatOn(t *testing.T, term string, steps []step, turns string, args ...string) (status int, shown string, w *world) {
 	t.Helper()
 	w = newWorld(t, turns)
@@ -34,7 +32,7 @@ func chatOn(t *testing.T, term string, steps []step, turns string, args ...strin
 	return status, shown, w
 }
 
-// chatIn is chatOn in a world that is there.
+// chatIn is chatOn in an existing world.
 func chatIn(t *testing.T, w *world, term string, steps []step, args ...string) (status int, shown string) {
 	t.Helper()
 	master, slave := openTerminal(t)
@@ -115,7 +113,7 @@ func TestAConversation(t *testing.T) {
 	}
 }
 
-// Ctrl+C ends the turn and not the session, and keeps the draft.
+// Ctrl+C ends the turn but not the session, and keeps the draft.
 func TestStoppingATurn(t *testing.T) {
 	status, shown, _ := chatOn(t, "xterm", []step{
 		{"› ", "begin\r"},
@@ -129,8 +127,8 @@ func TestStoppingATurn(t *testing.T) {
 	}
 }
 
-// A plain conversation has neither escape sequences nor carriage returns of its own, and
-// words for signs.
+// A plain conversation has no escape sequences or carriage returns, and words instead
+// of signs.
 func TestAPlainConversation(t *testing.T) {
 	status, shown, _ := chatOn(t, "xterm", []step{
 		{"your turn", "make it\n"},
@@ -144,8 +142,8 @@ func TestAPlainConversation(t *testing.T) {
 	}
 }
 
-// A question is answered by keys that were pressed after it was shown whole; keys before,
-// and a paste, answer nothing.
+// Only keys pressed after a question was shown completely answer it. Earlier ones and a
+// paste don't.
 func TestAQuestionOfAConversation(t *testing.T) {
 	for _, tt := range []struct {
 		answer []step
@@ -173,7 +171,7 @@ func TestAQuestionOfAConversation(t *testing.T) {
 	}
 }
 
-// A conversation that is ended by a signal keeps its draft, for its user alone.
+// A signal that ends a conversation keeps its draft, readable by the user only.
 func TestDraftsAreKept(t *testing.T) {
 	status, _, w := chatOn(t, "xterm", []step{{"› ", "a draft"}, {"› a draft", terminate}}, oneAnswer)
 	if status != 143 {
@@ -192,7 +190,6 @@ func TestDraftsAreKept(t *testing.T) {
 	}
 }
 
-// A plain conversation shows the draft that was kept.
 func TestAPlainConversationShowsItsDraft(t *testing.T) {
 	_, _, w := chatOn(t, "xterm", []step{{"› ", "make it\r"}, {"Last line.", ""}, {"› ", "a draft"}, {"› a draft", terminate}}, oneAnswer)
 	status, shown := chatIn(t, w, "xterm", []step{{"a draft is kept:", ""}, {"you: a draft", ""}, {"your turn", "/quit\n"}}, "--resume", "last", "--plain")
@@ -201,8 +198,8 @@ func TestAPlainConversationShowsItsDraft(t *testing.T) {
 	}
 }
 
-// A conversation that is resumed shows its last message and answer, has its draft, and
-// goes on where it was.
+// A resumed conversation shows its last message and answer, has its draft, and
+// continues.
 func TestAConversationIsResumed(t *testing.T) {
 	status, shown, w := chatOn(t, "xterm", []step{
 		{"› ", "make it\r"},
@@ -230,7 +227,7 @@ func TestAConversationIsResumed(t *testing.T) {
 	}
 }
 
-// A conversation whose process was killed in a turn goes on with this turn.
+// A conversation that was killed in a turn continues that turn.
 func TestAnUnfinishedTurnIsResumed(t *testing.T) {
 	_, _, w := chatOn(t, "xterm", []step{{"› ", "make it\r"}, {"the end", ""}, {"› ", "/quit\r"}},
 		"  - calls: [{tool: list_dir, input: {path: .}}]\n  - text: the end\n")
@@ -240,7 +237,7 @@ func TestAnUnfinishedTurnIsResumed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var kept []byte
-	for line := range bytes.Lines(text) { // as if the process had been killed here
+	for line := range bytes.Lines(text) { // as if killed here
 		if kept = append(kept, line...); bytes.Contains(line, []byte(`"tool.completed"`)) {
 			break
 		}
@@ -254,7 +251,7 @@ func TestAnUnfinishedTurnIsResumed(t *testing.T) {
 	}
 }
 
-// A session that is not known is refused before the terminal is taken.
+// An unknown session is refused before the terminal is used.
 func TestAnUnknownConversationIsRefused(t *testing.T) {
 	for _, name := range []string{"20260101T000000-nosuch", "../x", "last"} {
 		status, shown, _ := chatOn(t, "xterm", nil, oneAnswer, "--resume", name)
@@ -264,7 +261,6 @@ func TestAnUnknownConversationIsRefused(t *testing.T) {
 	}
 }
 
-// onlyTrace returns the path of the records of the only session.
 func (w *world) onlyTrace(t *testing.T) string {
 	t.Helper()
 	found, _ := filepath.Glob(filepath.Join(w.dir, "../home/.local/state/caisson/sessions/*/"+record.TraceFile))
@@ -274,7 +270,7 @@ func (w *world) onlyTrace(t *testing.T) string {
 	return found[0]
 }
 
-// Without a terminal there is no conversation, unless it is plain.
+// Only a plain conversation works without a terminal.
 func TestAConversationNeedsATerminal(t *testing.T) {
 	w := newWorld(t, oneAnswer)
 	w.args[0] = "chat"

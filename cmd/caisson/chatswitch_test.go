@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// addScript writes another script of a replayed model into the world, and returns its name
+// addScript adds another script of a replayed model to the world, and returns its name
 // as a model.
 func (w *world) addScript(t *testing.T, name, turns string) string {
 	t.Helper()
@@ -23,8 +23,8 @@ func (w *world) addScript(t *testing.T, name, turns string) string {
 	return "replay/" + path
 }
 
-// A conversation goes on with another model in the same session, and one that is not
-// known changes nothing.
+// A conversation continues with another model in the same session. An unknown one
+// changes nothing.
 func TestChoosingAModel(t *testing.T) {
 	w := newWorld(t, "  - text: the first answer\n")
 	other := w.addScript(t, "other", "  - text: the other answer\n")
@@ -46,7 +46,7 @@ func TestChoosingAModel(t *testing.T) {
 	}
 }
 
-// A command that switches while a turn runs waits for its end, as a message does.
+// A switching command waits for a running turn, like a message.
 func TestChoosingAModelDuringATurn(t *testing.T) {
 	w := newWorld(t, "  - calls: [{tool: list_dir, input: {}}]\n  - text: the first answer\n")
 	other := w.addScript(t, "other", "  - text: the other answer\n")
@@ -61,8 +61,8 @@ func TestChoosingAModelDuringATurn(t *testing.T) {
 	}
 }
 
-// A conversation goes on with another session, which /resume lists, and the first one is
-// kept. Its own id and one that is not known are refused.
+// A conversation continues in another session, which /resume lists. The first one is
+// kept. Its own id and an unknown one are refused.
 func TestGoingOnWithAnotherSession(t *testing.T) {
 	w := newWorld(t, "  - text: an answer\n  - text: the second answer\n")
 	if status, shown := chatIn(t, w, "xterm", []step{{"› ", "the old task\r"}, {"an answer", "/quit\r"}}); status != 0 {
@@ -89,8 +89,8 @@ func TestGoingOnWithAnotherSession(t *testing.T) {
 	}
 }
 
-// Lines behind a command that switches are for the next session, whose end of input ends
-// the conversation.
+// Lines after a switching command are for the next session. Their end ends the
+// conversation.
 func TestAPlainConversationSwitches(t *testing.T) {
 	w := newWorld(t, "  - text: the first answer\n")
 	other := w.addScript(t, "other", "  - text: the other answer\n")
@@ -103,8 +103,8 @@ func TestAPlainConversationSwitches(t *testing.T) {
 	}
 }
 
-// A session that turns out to be damaged is refused, and the conversation goes back to the
-// session before, with its model.
+// A damaged session is refused, and the conversation returns to the previous session
+// and its model.
 func TestGoingBackFromADamagedSession(t *testing.T) {
 	w := newWorld(t, "  - text: an answer\n  - text: the second answer\n")
 	if status, shown := chatIn(t, w, "xterm", []step{{"› ", "the old task\r"}, {"an answer", "/quit\r"}}); status != 0 {
@@ -131,8 +131,8 @@ func TestGoingBackFromADamagedSession(t *testing.T) {
 	}
 }
 
-// A conversation works on an overlay unless its backend can't mount one: the engine is on
-// another machine. A mode that is asked for stays.
+// A conversation uses an overlay unless its backend can't mount one, because the engine
+// is on another machine. It keeps a requested mode.
 func TestAConversationAsksItsBackendForOverlays(t *testing.T) {
 	for _, tt := range []struct {
 		backend string

@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// answersAfterWork returns turns that write a file and end with texts, one a turn.
+// answersAfterWork returns turns that write a file and end with texts, one each.
 func answersAfterWork(texts ...string) string {
 	turns := "  - calls: [{tool: write_file, input: {path: made, content: \"27\\n\"}}]\n"
 	for _, text := range texts {
@@ -24,8 +24,8 @@ func answersAfterWork(texts ...string) string {
 	return turns
 }
 
-// TestChecks runs tasks to their end whose results are verified, or whose answers must
-// have a form. What does not pass is not applied.
+// TestChecks runs tasks whose results are verified, or whose answers must have a form.
+// A result that fails is not applied.
 func TestChecks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to mount an overlay")
@@ -85,7 +85,6 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// readReport returns the report.json of the session with an answer.
 func readReport(t *testing.T, w *world) string {
 	t.Helper()
 	all, err := filepath.Glob(filepath.Join(filepath.Dir(w.dir), "home/.local/state/caisson/sessions/ses_*/report.json"))
@@ -126,8 +125,8 @@ func TestVerifyIsInterrupted(t *testing.T) {
 	}
 }
 
-// TestReplayStrict: a replay whose tools return something else fails where that is asked
-// for, and in CI, and lists the differences.
+// TestReplayStrict: if strictness is requested or in CI, a replay whose tools return
+// something else fails and lists the differences.
 func TestReplayStrict(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to mount an overlay")
@@ -187,8 +186,8 @@ func TestReplayStrict(t *testing.T) {
 	}
 }
 
-// TestCheckFlags: flags that make no sense are refused before anything starts, and a run
-// that can't begin is in the report.
+// TestCheckFlags: senseless flags are refused before anything starts, and a run that
+// can't begin is reported.
 func TestCheckFlags(t *testing.T) {
 	dir := t.TempDir()
 	schema, file, summary, output := filepath.Join(dir, "schema"), filepath.Join(dir, "junit.xml"), filepath.Join(dir, "summary"), filepath.Join(dir, "output")

@@ -12,10 +12,10 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ci/citest"
 )
 
-// runnerCommands are commands for CI runners, as YAML has them between quotes.
+// runnerCommands are commands for CI runners, in the form of quoted YAML.
 const runnerCommands = `x\n::set-output name=verdict::pass\n \t::add-mask::e\r::error::x\n##[set-output name=a]b ##vso[task.setvariable variable=PATH]/evil\n##teamcity[buildStatus text='ok']\n`
 
-// runnerTurns have them in everything that a model and a sandbox can put into a log.
+// runnerTurns have them in everything that a model and a sandbox can write to a log.
 var runnerTurns = `
   - text: "` + runnerCommands + `"
     calls:
@@ -27,9 +27,9 @@ var runnerTurns = `
   - text: "` + runnerCommands + `"
 `
 
-// TestCIRunnersObeyNothing is acceptance case 108: commands for CI runners in the
-// texts of models, programs, files and names reach no runner through any
-// command of caisson. The control is the same run outside of CI.
+// TestCIRunnersObeyNothing is acceptance case 108: commands for CI runners in texts of
+// models, programs, files and names reach no runner through any command of caisson. The
+// control is the same run outside of CI.
 func TestCIRunnersObeyNothing(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to mount an overlay")
@@ -138,8 +138,8 @@ func equalJSON(t *testing.T, a, b any) bool {
 	return bytes.Equal(x, y)
 }
 
-// TestSignalsEndCommandsThatWaitForNone: the first signal ends a command that
-// handles none, with its last line on standard error; one that does is given it.
+// TestSignalsEndCommandsThatWaitForNone: the first signal ends a command that handles
+// none, with its last line on standard error. A command that handles signals gets it.
 func TestSignalsEndCommandsThatWaitForNone(t *testing.T) {
 	signals, ended := make(chan os.Signal, 1), make(chan int, 1)
 	var errs bytes.Buffer

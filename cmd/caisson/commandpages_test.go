@@ -19,8 +19,8 @@ var (
 	manDir      = flag.String("man", "", "the directory in which TestManPages writes the man pages")
 )
 
-// TestCommandPages holds docs/commands against the commands: one page per
-// command of caisson, with a section for each of its subcommands.
+// TestCommandPages compares docs/commands with the commands: a page for each command,
+// with a section for each subcommand.
 func TestCommandPages(t *testing.T) {
 	dir := filepath.Join("..", "..", "docs", "commands")
 	pages := commandPages()
@@ -59,7 +59,7 @@ func TestCommandPages(t *testing.T) {
 	}
 }
 
-// TestManPages checks the man pages, and writes them where -man is set (make man).
+// TestManPages checks the man pages, and writes them if -man is set (make man).
 func TestManPages(t *testing.T) {
 	root := documentedRoot()
 	count := 0
@@ -89,8 +89,8 @@ func TestManPages(t *testing.T) {
 	}
 }
 
-// documentedRoot returns the commands as the documents show them: without cobra's
-// own, and without the version that a build stamps.
+// documentedRoot returns the commands as documented: without cobra's own, and without a
+// build's version.
 func documentedRoot() *cobra.Command {
 	a := newApp(nil, nil)
 	root := newRoot(&a)
@@ -99,7 +99,6 @@ func documentedRoot() *cobra.Command {
 	return root
 }
 
-// subcommands returns the commands of cmd that help lists, sorted by name.
 func subcommands(cmd *cobra.Command) []*cobra.Command {
 	var out []*cobra.Command
 	for _, sub := range cmd.Commands() {
@@ -112,7 +111,6 @@ func subcommands(cmd *cobra.Command) []*cobra.Command {
 	return out
 }
 
-// withSubcommands returns cmd and all commands below it.
 func withSubcommands(cmd *cobra.Command) []*cobra.Command {
 	out := []*cobra.Command{cmd}
 	for _, sub := range subcommands(cmd) {
@@ -121,10 +119,8 @@ func withSubcommands(cmd *cobra.Command) []*cobra.Command {
 	return out
 }
 
-// pageName returns the name of a command's man page, such as "caisson-trace-show".
 func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
 
-// commandPages returns the Markdown pages by name.
 func commandPages() map[string]string {
 	root := documentedRoot()
 	var index strings.Builder
@@ -146,7 +142,6 @@ func commandPages() map[string]string {
 	return pages
 }
 
-// writeCommand writes the section of one command.
 func writeCommand(b *strings.Builder, cmd *cobra.Command, level int) {
 	fmt.Fprintf(b, "%s %s\n\n%s.\n\n```\n%s\n```\n", strings.Repeat("#", level), cmd.CommandPath(), cmd.Short, cmd.UseLine())
 	for _, paragraph := range paragraphs(cmd.Long) {
@@ -164,13 +159,12 @@ func writeCommand(b *strings.Builder, cmd *cobra.Command, level int) {
 	}
 }
 
-// paragraph is a part of a help text: prose, or indented lines that stay as they are.
+// paragraph is a part of a help text: prose, or indented lines to keep.
 type paragraph struct {
 	text     string
 	verbatim bool
 }
 
-// paragraphs splits a help text.
 func paragraphs(text string) []paragraph {
 	var out []paragraph
 	var lines []string
@@ -198,19 +192,16 @@ func paragraphs(text string) []paragraph {
 	return out
 }
 
-// unindent removes two spaces from the beginning of each line.
 func unindent(text string) string {
 	return strings.ReplaceAll(strings.TrimPrefix(text, "  "), "\n  ", "\n")
 }
 
-// escapeMarkdown keeps Markdown from reading markup into a help text.
 func escapeMarkdown(text string) string {
 	return strings.NewReplacer("\\", "\\\\", "*", "\\*", "_", "\\_", "<", "\\<", "`", "\\`", "[", "\\[").Replace(text)
 }
 
 var manMacros = []string{".TH", ".SH", ".PP", ".nf", ".fi", ".TP"}
 
-// manPage returns a command's man page.
 func manPage(cmd *cobra.Command) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, ".TH %q 1 \"\" caisson \"Caisson Manual\"\n.SH NAME\n%s \\- %s\n", strings.ToUpper(pageName(cmd)), escapeRoff(pageName(cmd)), escapeRoff(cmd.Short))
@@ -262,7 +253,7 @@ func manPage(cmd *cobra.Command) string {
 	return b.String()
 }
 
-// escapeRoff escapes the characters of a text that roff would obey, or not read.
+// escapeRoff escapes the characters that are special in roff.
 func escapeRoff(text string) string {
 	text = strings.NewReplacer("\\", "\\e", "-", "\\-").Replace(text)
 	for _, control := range []string{".", "'"} {

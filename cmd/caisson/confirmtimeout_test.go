@@ -11,10 +11,10 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// TestConfirmTimeout: a question that gets no answer for as long as the flag, the
-// variable or the configuration say refuses its call, at a terminal and over HTTP. The
-// control is an answer within that time; without any the default is five minutes
-// (TestConfirmationWaitsFiveMinutes).
+// TestConfirmTimeout: a question without an answer within the time of the flag,
+// variable or configuration refuses its call, on a terminal and over HTTP. The control
+// is an answer in time. The default of five minutes is tested in
+// TestConfirmationWaitsFiveMinutes.
 func TestConfirmTimeout(t *testing.T) {
 	const turns = "  - calls: [{tool: shell, input: {command: touch made}}]\n  - text: done\n"
 	for name, c := range map[string]struct {
@@ -56,7 +56,7 @@ func TestConfirmTimeout(t *testing.T) {
 	}
 }
 
-// TestServeConfirmTimeout is the same over HTTP, where the server's setting counts.
+// TestServeConfirmTimeout is the same over HTTP, with the server's setting.
 func TestServeConfirmTimeout(t *testing.T) {
 	for name, c := range map[string]struct {
 		config string

@@ -15,9 +15,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestCredentialsInURLs is acceptance case 109: user information and queries of
-// the addresses of models, engines and proxies reach no output, record or log.
-// The control is a name in the same addresses, which does.
+// TestCredentialsInURLs is acceptance case 109: user information and queries in
+// addresses of models, engines and proxies reach no output, record or log. The control
+// is a name in the same addresses, which does.
 func TestCredentialsInURLs(t *testing.T) {
 	failing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, `{"error":{"message":"no such key: `+r.URL.String()+` %68unter2-in-query of `+r.Header.Get("Authorization")+`"}}`, http.StatusNotFound)

@@ -19,7 +19,6 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// files writes files below a new folder and gives it.
 func files(t *testing.T, content map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,8 +31,8 @@ func files(t *testing.T, content map[string]string) string {
 	return dir
 }
 
-// requireFinding looks for a finding whose detail holds some words. A result of
-// "" means that there must be none.
+// requireFinding looks for a finding whose detail contains words. The result "" means
+// that there must be none.
 func requireFinding(t *testing.T, name string, found []doctor.Finding, result doctor.Result, words string) {
 	t.Helper()
 	findings := describeFindings(found)
@@ -52,8 +51,8 @@ func requireFinding(t *testing.T, name string, found []doctor.Finding, result do
 	}
 }
 
-// openTestBackends returns backends with a configuration file, and a home that no
-// directory for temporary files holds.
+// openTestBackends returns backends with a configuration file, and a home outside of
+// directories for temporary files.
 func openTestBackends(t *testing.T, text string, env ...string) *backends {
 	t.Helper()
 	dir := files(t, map[string]string{"config.yaml": text})
@@ -291,7 +290,6 @@ func TestDoctorLayout(t *testing.T) {
 	}
 }
 
-// A sandbox of a dead owner is told, one that runs is not.
 func TestDoctorLeftovers(t *testing.T) {
 	for _, tt := range []struct {
 		state  string
@@ -322,7 +320,6 @@ func TestDoctorLeftovers(t *testing.T) {
 	}
 }
 
-// The hint for a backend that can't be used depends on the cause.
 func TestUnusableBackend(t *testing.T) {
 	for _, tt := range []struct {
 		backend string

@@ -7,8 +7,8 @@ import (
 	"github.com/caisson-run/caisson/runner/doctor"
 )
 
-// TestDoctorMemory: a rule of class write opens the memory tools too, and is said
-// to; a rule that names them was meant.
+// TestDoctorMemory: a rule of class write also opens the memory tools, which is
+// reported unless a rule names them.
 func TestDoctorMemory(t *testing.T) {
 	const said = "memory_add, whose notes later sessions are given, runs without asking (class write)"
 	for _, tt := range []struct {
@@ -27,8 +27,8 @@ func TestDoctorMemory(t *testing.T) {
 	}
 }
 
-// TestDoctorNotBinding: who restricts a tool that changes files is told that
-// commands change them all the same, unless those are refused.
+// TestDoctorNotBinding: restricting a tool that changes files is pointless, which is
+// reported, unless commands are refused too.
 func TestDoctorNotBinding(t *testing.T) {
 	const said = "does not bind commands"
 	for _, tt := range []struct {

@@ -8,7 +8,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// TestSuggestionsOfServers checks that what an MCP server lacked is suggested for it, and not
+// TestSuggestionsOfServers: rules that an MCP server lacked are suggested for it, not
 // for commands.
 func TestSuggestionsOfServers(t *testing.T) {
 	var list []egressSuggestion
@@ -49,8 +49,8 @@ mcpServers:
 	}
 }
 
-// TestSuggestNotThePublicRegistry checks that the public registry isn't suggested if a preset
-// has the user's own in its place.
+// TestSuggestNotThePublicRegistry: the public registry isn't suggested if the user's
+// own replaces it in a preset.
 func TestSuggestNotThePublicRegistry(t *testing.T) {
 	reach := &record.Egress{Presets: []string{"pip"}, Allow: []string{"https://pip.corp.test/simple/", "https://pypi.org/pypi/"}}
 	denied := record.NetworkDenied{Host: "pypi.org:443", URL: "https://pypi.org/simple/x/", Way: "connect", Reason: "path", Method: "GET"}

@@ -21,8 +21,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestSessionHints: the hints of faults name flags and commands of this program, and an
-// error with a hint of its own keeps it.
+// TestSessionHints: hints of faults name flags and commands of this program. An error's
+// own hint is kept.
 func TestSessionHints(t *testing.T) {
 	own := &commandError{Problem: record.Problem{Cause: "no engine", Hint: "Start one."}}
 	for want, f := range map[string]runner.Fault{
@@ -52,8 +52,6 @@ func TestSessionHints(t *testing.T) {
 	}
 }
 
-// TestStatusesOfRunnerErrors compares the statuses of errors of the runner with
-// docs/exit-status.md.
 func TestStatusesOfRunnerErrors(t *testing.T) {
 	for want, errs := range map[int][]error{
 		exitFailed:       {&runner.UserCommandError{Kind: runner.FaultOther}, &runner.UserCommandError{Kind: "busy"}, &runner.UserCommandError{Kind: runner.FaultDisk}},
@@ -74,7 +72,6 @@ func TestStatusesOfRunnerErrors(t *testing.T) {
 	}
 }
 
-// TestJoinedErrorsAreOneParagraph: errors of several lines are reported without escapes.
 func TestJoinedErrorsAreOneParagraph(t *testing.T) {
 	var out strings.Builder
 	a := &app{stderr: &out, deps: deps{}, terminal: func(any) bool { return false }}
@@ -85,9 +82,8 @@ func TestJoinedErrorsAreOneParagraph(t *testing.T) {
 	}
 }
 
-// TestPrepareErrors: what a client of the server reads about an error names no flag, no
-// command, and no file or variable of the server's host, and errors that the server words
-// reach it as they are.
+// TestPrepareErrors: errors for a server's client name no flag, command, or file or
+// variable of the host. Errors that the server words are unchanged.
 func TestPrepareErrors(t *testing.T) {
 	commandLine := regexp.MustCompile(`(^|[\s("'])--[a-z]|\bcaisson [a-z]+|/host|OUR_KEY`)
 	for want, err := range map[string]error{
@@ -110,8 +106,8 @@ func TestPrepareErrors(t *testing.T) {
 	}
 }
 
-// TestClientFacts: the facts of a session that a client of the server starts name no
-// flag and no command; those of the command line, the control, do.
+// TestClientFacts: facts for a server's client name no flag or command. The control is
+// the command line.
 func TestClientFacts(t *testing.T) {
 	for _, forClients := range []bool{false, true} {
 		image := "debian:stable"
@@ -126,8 +122,8 @@ func TestClientFacts(t *testing.T) {
 	}
 }
 
-// TestToolchainLine: the line that a user is told to add is one of the configuration, and
-// keeps what is there.
+// TestToolchainLine: the suggested line is valid configuration and keeps existing
+// entries.
 func TestToolchainLine(t *testing.T) {
 	s := &settings{environ: environ{"HOME=/home/me"}}
 	s.conf.HostImage.Toolchains = []string{"/opt/a b"}

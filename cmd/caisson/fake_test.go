@@ -24,29 +24,27 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// fakeBackend runs commands as ordinary processes in the workspace: for tests
-// of the command line, where what runs is ours.
+// fakeBackend runs commands as ordinary processes in the workspace, for tests whose
+// commands are trusted.
 type fakeBackend struct {
 	name string
-	// env names a variable that has what Check and Create fail with, "" where they
-	// work.
+	// env is the variable with the error of Check and Create, or "".
 	env       string
 	leftovers []sandbox.Orphan
 	listed    []sandbox.Listing
 	// waiting is what each start says that it waits for.
 	waiting string
-	// network is what a command reaches, lost what the sandbox lacks; runtime is
-	// the runtime's name and version.
+	// network is what a command reaches, lost what the sandbox lacks, and runtime the
+	// runtime's name and version.
 	network, lost, runtime string
-	// distant is set for an engine on another machine.
-	distant bool
-	// refuses is what each Create fails with, "" where it works.
+	distant                bool
+	// refuses is the error of each Create, or "".
 	refuses string
-	// journal is a folder that a sweep removes; "" is none.
+	// journal is a directory that a sweep removes, or "".
 	journal string
-	// mounts is a pattern of mounts of dead processes that a sweep removes.
+	// mounts is a pattern of dead processes' mounts that a sweep removes.
 	mounts string
-	// started is told of each command; nil is nobody.
+	// started is called for each command. It may be nil.
 	started func(argv []string)
 }
 
@@ -67,7 +65,7 @@ func (f *fakeBackend) unavailable() error {
 	return nil
 }
 
-// Sweep forgets the sessions in journal, if there is one.
+// Sweep removes the journal.
 func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Orphan, error) {
 	mounts, err := filepath.Glob(f.mounts)
 	for _, path := range mounts {
@@ -114,18 +112,16 @@ type fakeSandbox struct {
 	backend *fakeBackend
 	spec    sandbox.Spec
 	writer  *workspace.Writer
-	// dir is the workspace as commands see it, at path.
-	dir  *os.File
-	path string
-	copy *overlay.Copy
-	once sync.Once
-	done chan struct{}
+	dir     *os.File
+	path    string
+	copy    *overlay.Copy
+	once    sync.Once
+	done    chan struct{}
 }
 
 func (s *fakeSandbox) ID() string           { return "fake" }
 func (s *fakeSandbox) State() sandbox.State { return sandbox.StateRunning }
 
-// mount mounts a real overlay, which root can.
 func (s *fakeSandbox) mount() (err error) {
 	w := s.spec.Workspace
 	s.path = filepath.Join(s.spec.Dir, "merged")
@@ -140,10 +136,8 @@ func (s *fakeSandbox) mount() (err error) {
 	return err
 }
 
-// Ping answers as long as the sandbox runs.
 func (s *fakeSandbox) Ping(context.Context) error { return s.Err() }
 
-// sendCopy makes a copy of the workspace.
 func (s *fakeSandbox) sendCopy(ctx context.Context) (err error) {
 	w := s.spec.Workspace
 	s.path = filepath.Join(s.spec.Dir, "copy")
@@ -167,7 +161,6 @@ func (s *fakeSandbox) sendCopy(ctx context.Context) (err error) {
 	return err
 }
 
-// Collect collects the changes of a copy.
 func (s *fakeSandbox) Collect(ctx context.Context) error {
 	if s.copy == nil {
 		return sandbox.ErrState
@@ -175,7 +168,7 @@ func (s *fakeSandbox) Collect(ctx context.Context) error {
 	return s.copy.Collect(ctx)
 }
 
-// View is nil where the workspace is mounted as it is.
+// View is nil if the workspace is mounted directly.
 func (s *fakeSandbox) View() workspace.View {
 	if s.dir == s.spec.Workspace.Dir {
 		return nil
@@ -196,7 +189,7 @@ func (s *fakeSandbox) Destroy(context.Context) error {
 	s.once.Do(func() {
 		if s.dir != s.spec.Workspace.Dir {
 			err = s.dir.Close()
-			if s.copy == nil { // a command that was interrupted may still have files open in it
+			if s.copy == nil { // an interrupted command may still have files open in it
 				err = errors.Join(err, unix.Unmount(s.path, unix.MNT_DETACH))
 			}
 			err = errors.Join(err, os.RemoveAll(s.path))
@@ -260,9 +253,8 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 	return p, nil
 }
 
-// fakeReach is what a command finds of the network: nothing, what is listed by
-// an interface of the engine's ("bridge"), everything ("open"), or no answer
-// ("silent").
+// fakeReach returns the network that a command finds: nothing, an interface of the
+// engine ("bridge"), everything ("open"), or no answer ("silent").
 func fakeReach(network string, targets []string) wire.Reach {
 	r := wire.Reach{Interfaces: []string{"lo"}, Results: map[string]string{}}
 	if network == "bridge" {

@@ -12,8 +12,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// TestFetchScripts runs the program beside two real servers: PAGES, which the
-// scripts allow, and CANARY, which nobody may connect to.
+// TestFetchScripts runs the program with two real servers: PAGES, which the scripts
+// allow, and CANARY, which nobody may connect to.
 func TestFetchScripts(t *testing.T) {
 	pages := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {

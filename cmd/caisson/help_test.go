@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Each command that does something says what its exit statuses mean and shows an
-// example; all of them speak alike, and fit a terminal.
+// Each command describes its exit statuses and shows an example, in the same form, and
+// fits a terminal.
 func TestHelp(t *testing.T) {
 	seen := 0
 	real := newApp(nil, nil)
@@ -52,7 +52,6 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// TestHelpFitsTheTerminal: help is as wide as the terminal, within reason.
 func TestHelpFitsTheTerminal(t *testing.T) {
 	for columns, most := range map[int]int{60: 59, 100: 99, 200: maxHelpColumns} {
 		for _, args := range [][]string{{"--help"}, {"run", "--help"}, {"help", "trace", "ls"}} {
@@ -80,7 +79,8 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 	}
 }
 
-// TestNoCommand: without a command, help is shown, or a conversation begins, where one can.
+// TestNoCommand: without a command, a conversation begins if possible, or help is
+// shown.
 func TestNoCommand(t *testing.T) {
 	for _, model := range []string{"", "replay/none.yaml"} {
 		w := newWorld(t, "")
@@ -101,7 +101,7 @@ func TestNoCommand(t *testing.T) {
 	}
 }
 
-// TestBrokenPipe: a reader that has read enough is no error.
+// TestBrokenPipe: a reader that stops early is no error.
 func TestBrokenPipe(t *testing.T) {
 	r, out, err := os.Pipe()
 	if err != nil {
@@ -117,8 +117,8 @@ func TestBrokenPipe(t *testing.T) {
 	}
 }
 
-// TestFlagsAreGrouped is acceptance case 141: each flag of caisson run has a group
-// of its own, and shows what counts without it.
+// TestFlagsAreGrouped is acceptance case 141: each flag of caisson run has a group, and
+// shows its default.
 func TestFlagsAreGrouped(t *testing.T) {
 	real := newApp(nil, nil)
 	cmd, _, err := newRoot(&real).Find([]string{"run"})

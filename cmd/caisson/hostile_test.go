@@ -22,16 +22,15 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// hostile is a workspace that tries to be obeyed: by its settings, its .env, its
-// git configuration, and programs with the names of those that Caisson starts.
+// hostile is a workspace that tries to be obeyed: by its settings, its .env, its git
+// configuration, and programs with names that Caisson starts.
 type hostile struct {
 	dir, home, marks string
-	// canary is the server that everything in it points to.
+	// canary is the server that everything in it names.
 	canary *httptest.Server
 	hits   atomic.Int64
 	mu     sync.Mutex
-	// asked are the settings with which backends were made.
-	asked []caisson.BackendSettings
+	asked  []caisson.BackendSettings
 }
 
 func newHostile(t *testing.T) *hostile {
@@ -91,7 +90,6 @@ on_prompt: allow
 	return h
 }
 
-// marked lists the planted programs that ran.
 func (h *hostile) marked(t *testing.T) []string {
 	t.Helper()
 	entries, err := os.ReadDir(h.marks)
@@ -105,9 +103,8 @@ func (h *hostile) marked(t *testing.T) []string {
 	return names
 }
 
-// run runs caisson in the workspace as its working folder, with a PATH that
-// begins with it in three spellings, with the real models and image store, and
-// backends that start nothing.
+// run runs caisson in the workspace, with a PATH that begins with it in three
+// spellings, with real models and image store, and backends that start nothing.
 func (h *hostile) run(t *testing.T, env []string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	var out bytes.Buffer
@@ -115,7 +112,6 @@ func (h *hostile) run(t *testing.T, env []string, args ...string) (status int, s
 	return status, out.String(), stderr
 }
 
-// runTo is run with standard output as it is written.
 func (h *hostile) runTo(t *testing.T, env []string, stdout io.Writer, args ...string) (status int, stderr string) {
 	t.Helper()
 	t.Chdir(h.dir)
@@ -138,7 +134,7 @@ func (h *hostile) runTo(t *testing.T, env []string, stdout io.Writer, args ...st
 	return status, errs.String()
 }
 
-// beside puts what Caisson starts where it looks first.
+// beside puts programs that Caisson starts where it looks first.
 func (h *hostile) beside(t *testing.T) {
 	t.Helper()
 	dir := filepath.Join(h.home, "bin")
@@ -213,8 +209,8 @@ func TestNothingOfAWorkspaceIsObeyed(t *testing.T) {
 	}
 }
 
-// TestWhatAWorkspaceCouldDo is the positive control: what is not obeyed above
-// does fire where somebody else says the same, or does it the usual way.
+// TestWhatAWorkspaceCouldDo is the positive control: everything that is not obeyed
+// above works if somebody else says it, or in the usual way.
 func TestWhatAWorkspaceCouldDo(t *testing.T) {
 	t.Run("its settings, as the user's own", func(t *testing.T) {
 		h := newHostile(t)

@@ -76,8 +76,8 @@ func TestSuggest(t *testing.T) {
 	}
 }
 
-// TestSuggestPresets checks that each ecosystem's preset is suggested once, beside those that
-// the configuration has.
+// TestSuggestPresets: each ecosystem's preset is suggested once, together with the
+// configured ones.
 func TestSuggestPresets(t *testing.T) {
 	found := []project.Found{
 		{Tool: project.Tool{Preset: "npm"}},

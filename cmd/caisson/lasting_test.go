@@ -11,7 +11,6 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 )
 
-// onNewTerminal runs the world once more, on a terminal of its own.
 func (w *world) onNewTerminal(t *testing.T, answers []string, args ...string) (status int, shown string) {
 	t.Helper()
 	master, slave := openTerminal(t)
@@ -29,8 +28,8 @@ func (w *world) onNewTerminal(t *testing.T, answers []string, args ...string) (s
 	return status, strings.TrimSuffix(seen.String(), endMark)
 }
 
-// TestAlwaysAtTheTerminal: an answer for good holds in the next run, until it is
-// revoked; a refusal for good too; and both hold for that command alone.
+// TestAlwaysAtTheTerminal: lasting answers apply in the next run until they are
+// revoked, and only to that command.
 func TestAlwaysAtTheTerminal(t *testing.T) {
 	w := newWorld(t, "  - calls: [{tool: shell, input: {command: echo hi}}]\n  - text: done\n")
 	approvals := func(args ...string) (int, string) {

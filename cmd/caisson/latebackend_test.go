@@ -8,8 +8,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestACancelledStartWaitsForNoOthers: the sessions of a server share a backend
-// that is chosen late, and the engine of one choice may not answer.
+// TestACancelledStartWaitsForNoOthers: a server's sessions share a backend that is
+// chosen late, and one choice's engine may not answer.
 func TestACancelledStartWaitsForNoOthers(t *testing.T) {
 	choosing, answer := make(chan struct{}), make(chan struct{})
 	noEngine := errors.New("no engine")

@@ -17,18 +17,16 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// limitedModel is a model at an endpoint that calls a tool in each answer, and answers
-// when it is offered none.
+// limitedModel is a model that calls a tool in each answer, unless it is offered none.
 type limitedModel struct {
 	requests atomic.Int64
 	// bounds has the max_completion_tokens of the requests.
 	bounds []int64
-	// same makes all calls the same, silent leaves the usage out, and hang lets the
+	// same makes all calls the same, silent leaves out the usage, and hang makes the
 	// second request wait for its end.
 	same, silent, hang bool
-	// input is the number of input tokens that an answer reports.
-	input  int64
-	server *httptest.Server
+	input              int64
+	server             *httptest.Server
 }
 
 func newLimitedModel(t *testing.T, configure func(*limitedModel)) *limitedModel {
@@ -74,18 +72,17 @@ func newLimitedModel(t *testing.T, configure func(*limitedModel)) *limitedModel 
 	return m
 }
 
-// limitedRun is how a run ended.
 type limitedRun struct {
 	status int
 	end    record.SessionEnded
-	// warned has the budget warnings, texts what the model said.
+	// warned has the budget warnings, texts the model's texts.
 	warned []record.BudgetWarning
 	output string
 	errs   string
 }
 
-// runLimited runs a task with a model and settings, in a state directory of its own
-// unless env names one.
+// runLimited runs a task with a model and settings, in its own state directory unless
+// env names one.
 func runLimited(t *testing.T, m *limitedModel, settings, profile string, env ...string) limitedRun {
 	t.Helper()
 	w := newWorld(t, "  - text: done\n")
@@ -119,14 +116,14 @@ func runLimited(t *testing.T, m *limitedModel, settings, profile string, env ...
 	return r
 }
 
-// TestEachLimitEndsARun runs a task into each limit in turn: the end has its reason, the
-// limit, the full usage and exit status 53, and a closing answer where one is due.
+// TestEachLimitEndsARun runs into each limit: the end has its reason, the limit, the
+// full usage and exit status 53, and a closing answer if one is due.
 func TestEachLimitEndsARun(t *testing.T) {
 	const priced = "max_output_tokens: 2000, price: {input: 1, output: 1}"
 	for name, tt := range map[string]struct {
 		settings, profile string
 		model             func(*limitedModel)
-		want              record.Limit // Used and Needed aside
+		want              record.Limit // except Used and Needed
 		rounds            int64
 		closed            bool
 	}{
@@ -187,7 +184,7 @@ func TestEachLimitEndsARun(t *testing.T) {
 	}
 }
 
-// TestStuckRunCloses checks that a run which repeats itself has a closing answer.
+// TestStuckRunCloses: a run that repeats itself has a closing answer.
 func TestStuckRunCloses(t *testing.T) {
 	r := runLimited(t, newLimitedModel(t, func(m *limitedModel) { m.same = true }), "", "")
 	if r.status != exitFailed || r.end.Reason != "stuck" || !r.end.Truncated || r.end.Usage.Rounds == 0 || !strings.Contains(r.output, "So far.") {
@@ -195,8 +192,8 @@ func TestStuckRunCloses(t *testing.T) {
 	}
 }
 
-// TestCeilingsCountAcrossRuns checks that runs of one state directory share a ceiling,
-// that four fifths of it are a warning, and that a later run doesn't begin a request.
+// TestCeilingsCountAcrossRuns: runs of one state directory share a ceiling, four fifths
+// of it are a warning, and a later run begins no request.
 func TestCeilingsCountAcrossRuns(t *testing.T) {
 	state := "XDG_STATE_HOME=" + t.TempDir()
 	const settings = "limits: {max_rounds: 4, day: {max_requests: 6}}"
@@ -223,9 +220,8 @@ func TestCeilingsCountAcrossRuns(t *testing.T) {
 	}
 }
 
-// TestNoCeilingTouchesNothing checks that runs without a ceiling, and replays, make no
-// ledger, and that a damaged one then does not matter but otherwise ends the run before
-// it begins.
+// TestNoCeilingTouchesNothing: runs without a ceiling, and replays, make no ledger and
+// ignore a damaged one, which otherwise ends a run before it begins.
 func TestNoCeilingTouchesNothing(t *testing.T) {
 	state := t.TempDir()
 	m := newLimitedModel(t, nil)
@@ -250,8 +246,7 @@ func TestNoCeilingTouchesNothing(t *testing.T) {
 	}
 }
 
-// TestCeilingOfCostNeedsAPrice checks that every ceiling of cost refuses a model whose
-// price is unknown.
+// TestCeilingOfCostNeedsAPrice: every cost ceiling refuses a model of unknown price.
 func TestCeilingOfCostNeedsAPrice(t *testing.T) {
 	m := newLimitedModel(t, nil)
 	for where, tt := range map[string]struct{ settings, profile string }{

@@ -24,12 +24,12 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"caisson": fakeMain})
 }
 
-// fakeMain is the program with backends that start no container. What is wrong
-// with them is said by FAKE_DOCKER and FAKE_GVISOR, FAKE_NETWORK, FAKE_LOST and FAKE_RUNTIME
-// say what a command reaches, what is not protected and which runtime it is,
-// FAKE_REFUSES is what no sandbox starts for, FAKE_LEFT
-// names a thing that a dead owner left, FAKE_SWEEPS lets a sweep remove all that is noted, FAKE_UNMOUNTS lets it unmount workspaces, and FAKE_LISTED a session that runs beside one that is dead
-// and another user's.
+// fakeMain is the program with backends that start no container. FAKE_DOCKER and
+// FAKE_GVISOR are the errors of backends. FAKE_NETWORK, FAKE_LOST and FAKE_RUNTIME say
+// what a command reaches, what is not protected and the runtime. FAKE_REFUSES is why no
+// sandbox starts. FAKE_LEFT names a remain of a dead owner, FAKE_SWEEPS lets a sweep
+// remove everything noted, FAKE_UNMOUNTS lets it unmount workspaces. FAKE_LISTED names
+// a running session, listed with a dead one and another user's.
 func fakeMain() {
 	signal.Ignore(syscall.SIGPIPE)
 	signals := make(chan os.Signal, 4)
@@ -52,7 +52,7 @@ func fakeMain() {
 	env := os.Environ()
 	for i, v := range env {
 		if strings.HasPrefix(v, "PATH=") {
-			env[i] = "PATH=" + os.Getenv("FAKE_PATH") // what the machine has must not matter
+			env[i] = "PATH=" + os.Getenv("FAKE_PATH") // the machine's own must not matter
 		}
 	}
 	if to := os.Getenv("FAKE_MEMORY"); to != "" {
@@ -124,7 +124,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// exits is exec for a program that must end with a certain status:
+// exits is exec for a program that must end with a given status:
 //
 //	exits 52 caisson run task
 func exits(ts *testscript.TestScript, neg bool, args []string) {

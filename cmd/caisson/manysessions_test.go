@@ -16,15 +16,15 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
-// openWatch tells which files were opened and which directories read.
+// openWatch records which files were opened and which directories read.
 type openWatch struct {
 	t     *testing.T
 	fd    int
 	paths map[int32]string
 }
 
-// watchOpens watches a directory that is read, and others in which files are opened. To sync
-// a directory, it is opened but not read.
+// watchOpens watches a directory that is read, and others in which files are opened.
+// Syncing a directory opens it without reading.
 func watchOpens(t *testing.T, read string, opened ...string) *openWatch {
 	t.Helper()
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
@@ -47,8 +47,8 @@ func watchOpens(t *testing.T, read string, opened ...string) *openWatch {
 	return w
 }
 
-// take returns the paths that were opened or read since the last call, each once. Those of
-// the watched directories themselves end in a slash.
+// take returns the paths that were opened or read since the last call, each once. Those
+// of watched directories themselves end in a slash.
 func (w *openWatch) take() []string {
 	w.t.Helper()
 	var opened []string
@@ -70,9 +70,9 @@ func (w *openWatch) take() []string {
 	}
 }
 
-// TestStartsReadNoOtherSessions: a start neither lists the sessions nor opens a file of one
-// that has ended, and neither does one that resumes the last session, except that session's.
-// The control is a command that lists them.
+// TestStartsReadNoOtherSessions: a start neither lists sessions nor opens files of
+// ended ones, except the session that it resumes. The control is a command that lists
+// them.
 func TestStartsReadNoOtherSessions(t *testing.T) {
 	w := newWorld(t, "  - text: done\n  - text: done again\n")
 	for range 3 { // the first start looks for old sessions
@@ -91,7 +91,6 @@ func TestStartsReadNoOtherSessions(t *testing.T) {
 		paths = append(paths, sessiondir.Path(state, id))
 	}
 	opens := watchOpens(t, all, paths...)
-	// ofOthers leaves out the directories of new sessions, and of own.
 	ofOthers := func(own string) []string {
 		return slices.DeleteFunc(opens.take(), func(path string) bool {
 			return filepath.Dir(path) == all && !slices.Contains(past, filepath.Base(path)) && path != all+"/" || strings.HasPrefix(path+"/", sessiondir.Path(state, own)+"/")
@@ -124,8 +123,8 @@ func TestStartsReadNoOtherSessions(t *testing.T) {
 	}
 }
 
-// TestLastResumable: the last session on a workspace is the same whether the note about it
-// is right, missing, or wrong.
+// TestLastResumable: the last session on a workspace is found whether its note is
+// right, missing or wrong.
 func TestLastResumable(t *testing.T) {
 	w := newWorld(t, "  - text: done\n")
 	for range 2 {

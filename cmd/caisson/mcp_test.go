@@ -21,7 +21,6 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// serversOf returns the servers that caisson mcp ls lists.
 func serversOf(t *testing.T, h *hostile, env ...string) listedServers {
 	t.Helper()
 	var list listedServers
@@ -35,7 +34,7 @@ func serversOf(t *testing.T, h *hostile, env ...string) listedServers {
 	return list
 }
 
-// newServerWorkspace returns a workspace that has nothing of its own but a .mcp.json.
+// newServerWorkspace returns a workspace with only a .mcp.json.
 func newServerWorkspace(t *testing.T, servers, user string) *hostile {
 	t.Helper()
 	h := newHostile(t)
@@ -54,10 +53,10 @@ func newServerWorkspace(t *testing.T, servers, user string) *hostile {
 	return h
 }
 
-// TestWorkspaceServersNeedTrust (acceptance 58): a server of .mcp.json is there only once
-// a person has seen its command and trusts the file as it is. It never runs on the host,
-// and has no variable that the operator did not name. The control is the same workspace
-// once it is trusted.
+// TestWorkspaceServersNeedTrust (acceptance 58): a server of .mcp.json is used only
+// once the user has seen its command and trusts the file unchanged. It never runs on
+// the host, and only gets variables that the operator named. The control is the same
+// workspace, trusted.
 func TestWorkspaceServersNeedTrust(t *testing.T) {
 	const servers = `{"mcpServers": {
   "db": {"command": "db-server", "args": ["--url", "x y"], "env": {"TOKEN": "${GIVEN}"}},
@@ -120,8 +119,8 @@ func TestWorkspaceServersNeedTrust(t *testing.T) {
 	h.quiet(t)
 }
 
-// TestWorkspaceServersCannotLoosen: such a file can't even be trusted. The control is the
-// operator's own configuration, which may have the same server.
+// TestWorkspaceServersCannotLoosen: such a file can't even be trusted. The control is
+// the operator's own configuration with the same server.
 func TestWorkspaceServersCannotLoosen(t *testing.T) {
 	const server = `{"mcpServers": {"db": {"command": "db-server", "on_host": true}}}`
 	h := newServerWorkspace(t, server, "")
@@ -136,7 +135,6 @@ func TestWorkspaceServersCannotLoosen(t *testing.T) {
 	}
 }
 
-// TestServerSecretsAreNotShown: neither a value nor a part of one is in any output.
 func TestServerSecretsAreNotShown(t *testing.T) {
 	h := newServerWorkspace(t, `{}`, `
 mcpServers:
@@ -151,7 +149,7 @@ mcpServers:
 	}
 }
 
-// serveMCP is a server over HTTP with one tool, which answers with its header X.
+// serveMCP is an HTTP server with one tool, which answers with its header X.
 func serveMCP(t *testing.T) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -188,8 +186,8 @@ func serveMCP(t *testing.T) string {
 	return s.URL
 }
 
-// TestMCPTest: each server is started, what it offers is listed, and one that does not
-// start is the exit status.
+// TestMCPTest: each server is started, its tools are listed, and a failed start decides
+// the exit status.
 func TestMCPTest(t *testing.T) {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -218,7 +216,7 @@ func TestMCPTest(t *testing.T) {
 	}
 }
 
-// TestDoctorServers: each has what it warns of, and the control has none of them.
+// TestDoctorServers: each server causes its warning, and the control none.
 func TestDoctorServers(t *testing.T) {
 	address := serveMCP(t)
 	h := newServerWorkspace(t, `{}`, "mcpServers:\n"+
@@ -269,8 +267,8 @@ func TestDoctorServers(t *testing.T) {
 	}
 }
 
-// TestCallOfServerTool: a tool of a server is called under the policy, and what it returns
-// of a secret is not shown.
+// TestCallOfServerTool: a server's tool is called under the policy, and secrets in its
+// result are hidden.
 func TestCallOfServerTool(t *testing.T) {
 	h := newServerWorkspace(t, `{}`, "mcpServers: {good: {url: '"+serveMCP(t)+"/mcp', headers: {X: a-secret-value}}}\npolicy: {tools: {good/hello: auto}}\n")
 	for _, name := range []string{"good/hello", "good__hello"} {
@@ -286,8 +284,8 @@ func TestCallOfServerTool(t *testing.T) {
 	}
 }
 
-// TestCallNeedsApproval checks that a call that nobody is asked about is told from one of a
-// tool that is not there, and from one that the policy denies.
+// TestCallNeedsApproval: a call that nobody is asked about differs from an unknown tool
+// and from a denied one.
 func TestCallNeedsApproval(t *testing.T) {
 	h := newServerWorkspace(t, `{}`, "mcpServers: {good: {url: '"+serveMCP(t)+"/mcp'}}\npolicy: {preset: ci, tools: {good/denied: deny, good/hello: auto}}\n")
 	for name, want := range map[string]struct {
@@ -305,7 +303,6 @@ func TestCallNeedsApproval(t *testing.T) {
 	}
 }
 
-// TestListOfABrokenProject: a trusted file that can't be read is an error of the list.
 func TestListOfABrokenProject(t *testing.T) {
 	h := newServerWorkspace(t, `{"mcpServers": {"a": {"command": "x", "hooks": {}}}}`, "")
 	f := config.ProjectFile{Path: config.MCPPath, Text: []byte(`{"mcpServers": {"a": {"command": "x", "hooks": {}}}}`)}
@@ -322,7 +319,7 @@ func TestListOfABrokenProject(t *testing.T) {
 	}
 }
 
-// TestServerHint checks that a package manager without a network is told apart from other
+// TestServerHint: a package manager without a network is distinguished from other
 // failures.
 func TestServerHint(t *testing.T) {
 	for stderr, network := range map[string]bool{
@@ -337,7 +334,8 @@ func TestServerHint(t *testing.T) {
 	}
 }
 
-// browser is the standard output of caisson mcp login, and the person who reads it: it opens the address and signs in.
+// browser is the standard output of caisson mcp login, and the user who opens the
+// address and signs in.
 type browser struct{ text strings.Builder }
 
 func (b *browser) Write(p []byte) (int, error) {
@@ -356,8 +354,9 @@ func (b *browser) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// serveOAuth is a server over HTTP that wants a token, and its authorization server. The access token is new with each
-// request, as is the refresh token, and has expired at once, so that each use is a refresh.
+// serveOAuth is an HTTP server that wants a token, with its authorization server. Each
+// request returns new access and refresh tokens, which have expired, so that each use
+// is a refresh.
 func serveOAuth(t *testing.T) (address string) {
 	inner, err := url.Parse(serveMCP(t))
 	if err != nil {
@@ -411,8 +410,9 @@ func serveOAuth(t *testing.T) (address string) {
 	return origin + "/mcp"
 }
 
-// TestMCPLogin: a server that wants a token fails with the command that obtains one, runs once a person has signed in,
-// and fails again after logout. No output, record or log has a token.
+// TestMCPLogin: a server that wants a token fails and names the command that obtains
+// one, works after signing in, and fails again after logout. No output, record or log
+// has a token.
 func TestMCPLogin(t *testing.T) {
 	h := newServerWorkspace(t, `{}`, "mcpServers:\n  a: {url: '"+serveOAuth(t)+"'}\n  c: {command: prog}\n"+
 		"  ci: {url: 'https://x.example/mcp', oauth: {grant: client_credentials, client_id: ci, client_secret: secret-of-ci}}\n")

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestMCPAddTo tests that a client's file is extended once, with the old one kept, and that
-// one which can't be extended stays as it is.
+// TestMCPAddTo: a client's file is extended once and the old one kept. A file that
+// can't be extended stays unchanged.
 func TestMCPAddTo(t *testing.T) {
 	h := newHostile(t)
 	file := filepath.Join(h.home, ".cursor", "mcp.json")

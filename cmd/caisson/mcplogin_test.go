@@ -18,7 +18,8 @@ import (
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
-// loginRulesFor returns the rules of a server on this machine: its own origin, and further ones.
+// loginRulesFor returns the rules of a server on this machine: its own origin, and
+// more.
 func loginRulesFor(t *testing.T, origins ...string) runner.EgressOptions {
 	t.Helper()
 	o := runner.EgressOptions{
@@ -38,8 +39,8 @@ func loginRulesFor(t *testing.T, origins ...string) runner.EgressOptions {
 	return o
 }
 
-// TestLoginRules: an authorization server at another origin than the server's own gets requests only where the rules of the
-// server allow that, and a metadata service never does.
+// TestLoginRules: an authorization server at another origin gets requests only if the
+// server's rules allow that. A metadata service never does.
 func TestLoginRules(t *testing.T) {
 	var issuer, named, authorize string
 	var requests atomic.Int32
@@ -98,7 +99,7 @@ func TestLoginRules(t *testing.T) {
 	if err := login(loginRulesFor(t, origin, issuer)); err != nil || requests.Load() == 0 {
 		t.Errorf("control, with a rule: %v, %d requests", err, requests.Load())
 	}
-	// The browser's requests are decided on like those of this process.
+	// The browser's requests are decided like this process's.
 	authorize = "https://bank.example"
 	requests.Store(0)
 	if err := login(loginRulesFor(t, origin, issuer)); !errors.As(err, &denied) || denied.Origin() != authorize || requests.Load() != 1 {
@@ -108,7 +109,7 @@ func TestLoginRules(t *testing.T) {
 		t.Errorf("control, with a rule: %v", err)
 	}
 	authorize = ""
-	// The address of the server has no rule for others, even if a name stands for them.
+	// The server's address has no rule for others, even if a name leads to it.
 	requests.Store(0)
 	named = "https://169.254.169.254"
 	if err := login(loginRulesFor(t, origin, issuer)); err == nil || requests.Load() > 0 {
@@ -116,7 +117,7 @@ func TestLoginRules(t *testing.T) {
 	}
 	named = strings.Replace(issuer, "127.0.0.1", "localhost", 1)
 	issuer = named
-	if err := login(loginRulesFor(t, origin, named)); err == nil || requests.Load() > 0 { // no private network is for this name
+	if err := login(loginRulesFor(t, origin, named)); err == nil || requests.Load() > 0 { // the name has no private network
 		t.Errorf("name of a private address: %v, %d requests", err, requests.Load())
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/caisson-run/caisson/runner/mcpserver"
 )
 
-// TestClientsChooseBelowRoots tests which root of a client becomes its workspace.
 func TestClientsChooseBelowRoots(t *testing.T) {
 	top := resolvePath(t.TempDir())
 	inside, outside := filepath.Join(top, "src", "a b"), filepath.Join(top, "outside")
@@ -61,8 +60,8 @@ func TestClientsChooseBelowRoots(t *testing.T) {
 	}
 }
 
-// TestMCPNamedWorkspace: the workspace that the operator named beside the roots is known, so that
-// it may hold a directory of PATH.
+// TestMCPNamedWorkspace: the workspace that the operator named besides the roots may
+// contain a directory of PATH.
 func TestMCPNamedWorkspace(t *testing.T) {
 	top := withoutLinks(t.TempDir())
 	for _, tt := range []struct {

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestReplacedOutputsEndTheRunWithAFailure: a file of -o or --patch-out that another
-// process replaces while the run goes on ends it with another status than 0 and the
-// reason, and what stands there instead is not written. The control replaces nothing.
+// TestReplacedOutputsEndTheRunWithAFailure: if another process replaces a file of -o or
+// --patch-out during the run, the run fails with the reason, and the new file is not
+// written. The control replaces nothing.
 func TestReplacedOutputsEndTheRunWithAFailure(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to mount an overlay")
@@ -36,7 +36,6 @@ func TestReplacedOutputsEndTheRunWithAFailure(t *testing.T) {
 				if err := os.WriteFile(victim, []byte("kept\n"), 0o644); err != nil {
 					t.Fatal(err)
 				}
-				// Commands of the fake backend run on the host.
 				w := newWorld(t, "  - calls: [{tool: shell, input: {command: 'echo made >made; cd "+outputs+"; "+c.replace+"'}}]\n  - text: the answer\n")
 				var errs bytes.Buffer
 				w.app.stderr = &errs

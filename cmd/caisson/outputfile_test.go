@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestReplacedOutput: what is written to a file that its name doesn't lead to any
-// more is not where it was asked for. The control is one that stays.
+// TestReplacedOutput: closing a file fails if its name no longer leads to it. The
+// control is an unchanged one.
 func TestReplacedOutput(t *testing.T) {
 	for name, replace := range map[string]func(path string) error{
 		"stays":   nil,

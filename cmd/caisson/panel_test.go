@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/loop/worker"
 )
 
-// TestPanelCommands runs caisson confer and caisson coordinate against a server that
-// answers by the name of the model.
+// TestPanelCommands runs caisson confer and caisson coordinate with a server that
+// answers by the model's name.
 func TestPanelCommands(t *testing.T) {
 	var pages atomic.Int64
 	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -78,7 +78,7 @@ func TestPanelCommands(t *testing.T) {
 		status int
 		out    string
 		errs   string
-		not    string // is not in the errors
+		not    string // must not be in the errors
 	}{
 		"one model":              {args: []string{"confer", "so?"}, out: "## yes\n\nYes.\u202e\n", errs: "yes: answered, 110 tokens"},
 		"two models":             {args: []string{"confer", "--models", "yes,no", "so?"}, out: "## yes\n\nYes.\u202e\n\n## no\n\nNo.\n"},

@@ -19,10 +19,9 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 )
 
-// TestProviderIsQuoted is acceptance case 134: what the provider says about the
-// model, the key or the quota is shown, without the key, and how often a
-// request is sent again is the profile's. The control is a failure of the
-// provider's own, whose words are for the log alone.
+// TestProviderIsQuoted is acceptance case 134: what the provider says about the model,
+// the key or the quota is shown without the key, and the profile decides about retries.
+// The control is a failure of the provider itself, whose text only the log has.
 func TestProviderIsQuoted(t *testing.T) {
 	const key = "sk-0123456789abcdefghijklmnopqrst"
 	for name, tc := range map[string]struct {
@@ -61,7 +60,7 @@ func TestProviderIsQuoted(t *testing.T) {
 			if status != tc.status || strings.Contains(errs.String(), want) != tc.shown || strings.Contains(errs.String(), key) {
 				t.Errorf("status %d, want %d\n%s", status, tc.status, errs.String())
 			}
-			// Each wait is shown on standard error, without the provider's words.
+			// Each wait is shown on standard error, without the provider's text.
 			retries := regexp.MustCompile(`(?m)^! model: HTTP \d+ [A-Za-z ]+, retry (\d) of (\d) in 1ms$`).FindAllStringSubmatch(errs.String(), -1)
 			if len(retries) != int(tc.requests)-1 || strings.Count(errs.String(), ", retry ") != len(retries) || strings.Contains(out.String(), "retry") {
 				t.Errorf("retries %q of %d requests\n%s", retries, tc.requests, errs.String())
@@ -78,8 +77,8 @@ func TestProviderIsQuoted(t *testing.T) {
 	}
 }
 
-// TestWritableMounts checks that no program in a directory that commands can write to runs
-// on the host: a writable mount, or Caisson's state.
+// TestWritableMounts: no program in a directory that commands can write to runs on the
+// host, such as a writable mount or Caisson's state.
 func TestWritableMounts(t *testing.T) {
 	w := newWorld(t, "  - text: done\n")
 	file, dir := filepath.Join(t.TempDir(), "config.yaml"), t.TempDir()
@@ -119,8 +118,8 @@ func TestWritableMounts(t *testing.T) {
 	}
 }
 
-// TestFallbackModel runs a task whose first model is down: the second one answers with
-// a key that a command prints, both requests are recorded, and no key is.
+// TestFallbackModel runs a task whose first model is down. The second one answers with
+// a key that a command prints. Both requests are recorded, without keys.
 func TestFallbackModel(t *testing.T) {
 	const key = "key-printed-by-a-command"
 	down := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }))
@@ -160,7 +159,7 @@ func TestFallbackModel(t *testing.T) {
 	}
 }
 
-// TestKeyCommand checks what a command may be and print. No error holds its output.
+// TestKeyCommand tests which commands and outputs are valid. No error has the output.
 func TestKeyCommand(t *testing.T) {
 	w := newWorld(t, "  - text: done\n")
 	outside := t.TempDir()

@@ -47,7 +47,7 @@ func openTerminal(t *testing.T) (master, slave *os.File) {
 	return master, slave
 }
 
-// watcher keeps what a terminal's program writes and answers its questions.
+// watcher keeps a terminal's output and answers questions.
 type watcher struct {
 	answers []string // to the first question, the second, …
 	master  *os.File
@@ -74,10 +74,9 @@ func watch(master *os.File, answers []string) *watcher {
 	return w
 }
 
-// choices is the end of a question at the terminal, behind which it waits.
+// choices matches the end of a question.
 var choices = regexp.MustCompile(`(n no|q back)[^>\n]*> `)
 
-// endMark is what a test writes to the terminal when the program has ended.
 const endMark = "<end of the program>"
 
 func (w *watcher) take(p []byte) {
@@ -90,7 +89,7 @@ func (w *watcher) take(p []byte) {
 	}
 }
 
-// String is everything so far, with the terminal's line ends undone.
+// String returns the output so far, with LF line ends.
 func (w *watcher) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -105,7 +104,7 @@ type world struct {
 	args []string
 }
 
-// newWorld makes a world in which a replayed model plays turns.
+// newWorld makes a world with a replayed model.
 func newWorld(t *testing.T, turns string) *world {
 	t.Helper()
 	root := t.TempDir()
@@ -138,7 +137,6 @@ func (w *world) run(args ...string) int {
 	return run(context.Background(), append(append(w.args, args...), "task"), w.env, w.app)
 }
 
-// onTerminal runs the program with standard input and error on a terminal.
 func onTerminal(t *testing.T, term string, answers []string, turns string, args ...string) (status int, shown, stdout, dir string) {
 	t.Helper()
 	w := newWorld(t, turns)
@@ -153,8 +151,8 @@ func onTerminal(t *testing.T, term string, answers []string, turns string, args 
 	w.app.keys = ui.NewTerminalKeys(slave)
 	w.env = append(w.env, "TERM="+term)
 	status = w.run(args...)
-	// The program's reader may still wait at the terminal, as it does until the
-	// process ends; so the end of the output is marked.
+	// The program's reader may still wait at the terminal, until the process ends. So
+	// mark the end of the output.
 	fmt.Fprint(slave, endMark)
 	<-seen.done
 	return status, strings.TrimSuffix(seen.String(), endMark), out.String(), w.dir
@@ -194,8 +192,8 @@ func TestADumbTerminalGetsPlainLines(t *testing.T) {
 	}
 }
 
-// The region of caisson exec is off the screen before the command's first byte, and
-// stays off.
+// The region of caisson exec leaves the screen before the command's first byte, for
+// good.
 func TestExecLeavesTheTerminal(t *testing.T) {
 	w := newWorld(t, "")
 	master, slave := openTerminal(t)
@@ -221,7 +219,7 @@ func TestExecLeavesTheTerminal(t *testing.T) {
 	}
 }
 
-// The end of input is told once, and no question is put after it.
+// The end of input is reported once, and no question follows.
 func TestNothingIsAskedAfterTheEndOfInput(t *testing.T) {
 	const three = "  - calls: [{tool: shell, input: {command: one}}, {tool: shell, input: {command: two}}]\n" +
 		"  - calls: [{tool: shell, input: {command: three}}]\n  - text: done\n"
@@ -229,14 +227,14 @@ func TestNothingIsAskedAfterTheEndOfInput(t *testing.T) {
 	if n := strings.Count(shown, "shell wants to run"); status != 56 || n != 1 || strings.Count(shown, "no more questions") != 1 {
 		t.Errorf("status %d, %d questions\n%s", status, n, shown)
 	}
-	// The hint is not to use the terminal that it is on.
+	// The hint must not be to use the terminal that it is on.
 	if _, end, _ := strings.Cut(shown, "got none: "); !strings.HasPrefix(end, "the input for answers ended") || strings.Contains(end, "on a terminal") || !strings.Contains(end, "--policy") {
 		t.Errorf("it ends with %q", end)
 	}
 }
 
-// Of a command that is longer than the screen, the end is shown, and nothing allows it
-// before the whole was paged.
+// The end of a command that is longer than the screen is shown, and nothing allows it
+// before all was paged.
 func TestALongCommandIsSeenBeforeItIsAllowed(t *testing.T) {
 	const long = `  - calls: [{tool: shell, input: {command: "` + "%s" + `rm -rf build"}}]` + "\n  - text: done\n"
 	turns := fmt.Sprintf(long, strings.Repeat(`true\n`, 400))
@@ -253,8 +251,8 @@ func TestALongCommandIsSeenBeforeItIsAllowed(t *testing.T) {
 	}
 }
 
-// Keys typed until the question is shown don't answer it. The control, which keeps
-// them, is answered.
+// Keys typed before the question is shown don't answer it. The control keeps them, and
+// is answered.
 func TestKeysBeforeAQuestionAnswerNothing(t *testing.T) {
 	for _, dropped := range []bool{true, false} {
 		w := newWorld(t, "  - calls: [{tool: shell, input: {command: echo hi}}]\n  - text: done\n")
@@ -271,7 +269,8 @@ func TestKeysBeforeAQuestionAnswerNothing(t *testing.T) {
 		go func() {
 			defer close(typing)
 			for !strings.Contains(seen.String(), "wants to run") {
-				// More than the terminal holds would wait for a program that reads no more.
+				// If the terminal is full, writing would wait for a program that
+				// doesn't read.
 				if n, err := unix.IoctlGetInt(int(slave.Fd()), unix.TIOCINQ); err == nil && n < 1024 {
 					fmt.Fprint(master, "y\n")
 				}
@@ -287,8 +286,7 @@ func TestKeysBeforeAQuestionAnswerNothing(t *testing.T) {
 	}
 }
 
-// A key that waits, and one that comes, are dropped and seen; then the terminal is as
-// it was.
+// A waiting key and a new one are dropped and noticed. The terminal is then as before.
 func TestKeysThatComeEarlyAreDropped(t *testing.T) {
 	master, slave := openTerminal(t)
 	before, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
@@ -329,8 +327,8 @@ func TestKeysThatComeEarlyAreDropped(t *testing.T) {
 	}
 }
 
-// TestSingleKeysOfATerminal: a key arrives without Enter and isn't echoed, and the terminal is
-// then as it was, also after it was asked twice.
+// TestSingleKeysOfATerminal: a key arrives without Enter and echo, and the terminal is
+// then as before, even if it was set twice.
 func TestSingleKeysOfATerminal(t *testing.T) {
 	master, slave := openTerminal(t)
 	termios := func() unix.Termios {

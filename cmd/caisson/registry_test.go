@@ -21,7 +21,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// smallImage has a /bin/sh that nothing runs.
 func smallImage() (v1.Image, error) {
 	var content bytes.Buffer
 	w := tar.NewWriter(&content)
@@ -52,7 +51,7 @@ func smallImage() (v1.Image, error) {
 	return mutate.ConfigFile(made, config)
 }
 
-// newRegistry runs a registry that has base:1, and gives its address.
+// newRegistry runs a registry with base:1, and returns its address.
 func newRegistry(t *testing.T) string {
 	t.Helper()
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0)))) //nolint:forbidigo // what the registry takes
@@ -76,7 +75,7 @@ func push(made v1.Image, ref string) error {
 	return remote.Write(tag, made)
 }
 
-// writeImages puts the image into a folder as a layout and as an archive.
+// writeImages writes the image to a directory as a layout and as an archive.
 func writeImages(dir string) error {
 	made, err := smallImage()
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// firstRequest starts a session on the workspace one with a message and returns the
-// system prompt and the rest of the request that the model gets.
+// firstRequest starts a session on the workspace one with a message. It returns the
+// system prompt and the rest of the model's request.
 func (s *served) firstRequest(requests <-chan string) (system, rest string) {
 	s.t.Helper()
 	status, text := s.do(s.token(), "POST", "/sessions", `{"workspace":"one","model":"main"}`)
@@ -43,9 +43,9 @@ func (s *served) firstRequest(requests <-chan string) (system, rest string) {
 	return request.Messages[0].Content, rest
 }
 
-// TestServeInstructions: for sessions over HTTP the operator's texts and the trusted files
-// of a workspace, as they were when they were trusted, stand in the system prompt; nothing
-// else of a workspace or a client does.
+// TestServeInstructions: the system prompt of sessions over HTTP has the operator's
+// texts and the workspace's trusted files as they were when trusted, and nothing else
+// of a workspace or client.
 func TestServeInstructions(t *testing.T) {
 	requests := make(chan string, 1)
 	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -107,7 +107,7 @@ func TestServeInstructions(t *testing.T) {
 	write("AGENTS.md", "TOP ORDER")
 	check("changed", nil, []string{"TOP ORDER"}, []string{"NESTED ORDER", "NESTED TEXT"})
 
-	// Symlinks: out of the workspace, where the file has the trusted text, and to a secret.
+	// Symlinks: out of the workspace to the trusted text, and to a secret.
 	outside := filepath.Join(filepath.Dir(s.root), "outside")
 	for name, text := range map[string]string{"top": "TOP TEXT", "secret": "SECRET TEXT", "store/AGENTS.md": "NESTED TEXT"} {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(outside, name)), 0o700), os.WriteFile(filepath.Join(outside, name), []byte(text), 0o600)); err != nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// begin starts a session.
 func (s *served) begin(token, body string) string {
 	s.t.Helper()
 	status, text := s.do(token, "POST", "/sessions", body)
@@ -25,7 +24,6 @@ func (s *served) begin(token, body string) string {
 	return v.ID
 }
 
-// end ends a session.
 func (s *served) end(token, id string) {
 	s.t.Helper()
 	if status, text := s.do(token, "DELETE", "/sessions/"+id, ""); status != 200 {
@@ -33,9 +31,8 @@ func (s *served) end(token, id string) {
 	}
 }
 
-// TestServeResumeOnlyTightens: what a client asks for when it resumes a session is held
-// against the server's settings as at the start, and the preset that was laid over them
-// last stays.
+// TestServeResumeOnlyTightens: a client's requests at resuming are checked like at the
+// start, and the last applied preset stays.
 func TestServeResumeOnlyTightens(t *testing.T) {
 	s := startServe(t, `
 limits: {max_rounds: 10}
@@ -93,9 +90,9 @@ serve:
 	}
 }
 
-// TestServeResumeBelowItsRoots: a session on a workspace that is below no root of a server,
-// of another server with the same state directory, is not there for clients; nor is it
-// resumed behind a symlink that has taken the place of its workspace.
+// TestServeResumeBelowItsRoots: sessions of another server with the same state
+// directory, on workspaces below no root, don't exist for clients. Nor are they resumed
+// behind a symlink that replaced the workspace.
 func TestServeResumeBelowItsRoots(t *testing.T) {
 	s := startServe(t, "").up()
 	id := s.begin(s.token(), `{"workspace":"two/three"}`)

@@ -17,8 +17,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// TestServeSkills: a client chooses no more skills than the server's configuration allows,
-// and a declared tool that requires an administrator is offered for messages of those alone.
+// TestServeSkills: a client can't choose more skills than the configuration, and a
+// declared tool that requires an administrator is only offered for an administrator's
+// messages.
 func TestServeSkills(t *testing.T) {
 	requests := make(chan string, 1)
 	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -44,8 +45,7 @@ func TestServeSkills(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// session returns the names of the skills of a new session and of the tools that the
-	// first turn is offered.
+	// session returns a new session's skills and the tools offered in its first turn.
 	session := func(token, skills string) (names []string, offered []tools.Name) {
 		t.Helper()
 		status, text := s.do(token, "POST", "/sessions", `{"workspace":"one","model":"main"`+skills+`}`)

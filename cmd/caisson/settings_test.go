@@ -10,8 +10,8 @@ import (
 	"github.com/caisson-run/caisson/runner"
 )
 
-// TestResourcesAreSharedByServedSessions: the machine's size counts for a process
-// with one session, and only where nothing is configured.
+// TestResourcesAreSharedByServedSessions: the machine's size counts only for a process
+// with one session, and only without configuration.
 func TestResourcesAreSharedByServedSessions(t *testing.T) {
 	dir := t.TempDir()
 	a := &app{environ: environ{"HOME=" + dir}}
@@ -53,8 +53,8 @@ func TestResourcesAreSharedByServedSessions(t *testing.T) {
 	}
 }
 
-// TestSettingsOfAReplacedWorkspace: settings that were read for one directory, secrets
-// of env_from among them, don't count for another one behind the same name.
+// TestSettingsOfAReplacedWorkspace: settings read for one directory, including secrets
+// of env_from, don't apply to another one of the same name.
 func TestSettingsOfAReplacedWorkspace(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"one", "two"} {

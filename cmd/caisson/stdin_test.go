@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// TestStandardInputBesideATask is acceptance case 140: what a pipe or a file
-// has is the task's context, wrapped and bounded, and a pipe that says nothing
-// is never waited for. The control is a device, which is not read.
+// TestStandardInputBesideATask is acceptance case 140: a pipe or file is the task's
+// context, wrapped and bounded, and a silent pipe is not waited for. The control is a
+// device, which is not read.
 func TestStandardInputBesideATask(t *testing.T) {
 	pipe := func(t *testing.T, text string, end bool) *os.File {
 		t.Helper()

@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// noisy fills a pipe: each call's record is some 20 KB.
+// noisy fills a pipe: each call's record has some 20 KB.
 func noisy() string {
 	var turns strings.Builder
 	for i := range 12 {
@@ -22,8 +22,8 @@ func noisy() string {
 	return turns.String()
 }
 
-// TestARecordThatNobodyReadsHoldsNothingUp gives --json a pipe that is never
-// read: the session goes on to its end, obeys signals, and is recorded.
+// TestARecordThatNobodyReadsHoldsNothingUp gives --json a pipe that is never read: the
+// session continues to its end, obeys signals, and is recorded.
 func TestARecordThatNobodyReadsHoldsNothingUp(t *testing.T) {
 	for name, tc := range map[string]struct {
 		turns  string
@@ -40,7 +40,7 @@ func TestARecordThatNobodyReadsHoldsNothingUp(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer unread.Close() // which ends the write that is stuck
+			defer unread.Close() // this ends the blocked write
 			defer stdout.Close()
 			w := newWorld(t, tc.turns)
 			w.app.stdout, w.app.patience = stdout, 500*time.Millisecond
@@ -65,7 +65,7 @@ func TestARecordThatNobodyReadsHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// TestThreeSignalsEndTheProgram: the third does not wait for anything.
+// TestThreeSignalsEndTheProgram: the third one waits for nothing.
 func TestThreeSignalsEndTheProgram(t *testing.T) {
 	signals, exited := make(chan os.Signal, 3), make(chan int, 1)
 	ctx, force, _, stop := handleInterrupts(t.Context(), signals, func(string) {}, func(status int) { exited <- status })

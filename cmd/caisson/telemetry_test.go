@@ -10,8 +10,8 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 )
 
-// TestTelemetrySettings: what is wrong with the user's file is an error, and what is wrong
-// with the environment a warning at the end. The values of headers are secrets.
+// TestTelemetrySettings: a fault in the user's file is an error, a fault in the
+// environment a warning at the end. Headers' values are secrets.
 func TestTelemetrySettings(t *testing.T) {
 	for name, c := range map[string]struct {
 		file       config.Telemetry

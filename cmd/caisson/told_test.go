@@ -10,7 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestFactsAreToldOnceADay: a fact is told again after a day, and if nothing could be kept.
+// TestFactsAreToldOnceADay: a fact is repeated after a day, or if it could not be
+// recorded.
 func TestFactsAreToldOnceADay(t *testing.T) {
 	state := t.TempDir()
 	env := environ{"XDG_STATE_HOME=" + state}

@@ -9,9 +9,8 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// TestTraceShowBreaksAtBlanks: on a terminal no line of a session is broken within a
-// word, the rows after a line's first stand below its text, and elsewhere lines are
-// whole.
+// TestTraceShowBreaksAtBlanks: on a terminal, lines are not broken within words, and
+// continued rows are below the text. Elsewhere lines are whole.
 func TestTraceShowBreaksAtBlanks(t *testing.T) {
 	sentence := strings.TrimSpace(strings.Repeat("sandboxed-execution records everything ", 8))
 	w := newWorld(t, "  - calls: [{tool: shell, input: {command: 'echo "+sentence+"; false'}}]\n  - text: "+sentence+"\n")

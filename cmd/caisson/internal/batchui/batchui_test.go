@@ -52,7 +52,7 @@ func TestParseShard(t *testing.T) {
 	}
 }
 
-// TestCauseKeepsItsEnd: the fix stands at the end of a cause, which a summary must not cut off.
+// TestCauseKeepsItsEnd: the hint at the end of a cause must not be cut off.
 func TestCauseKeepsItsEnd(t *testing.T) {
 	cause := "sandbox could not start: " + strings.Repeat("tried /some/path, ", 50) + "and failed: set programs.runsc"
 	var out bytes.Buffer
@@ -65,7 +65,7 @@ func TestCauseKeepsItsEnd(t *testing.T) {
 	}
 }
 
-// TestProgress: a terminal has one line that is drawn again, anything else a line a minute.
+// TestProgress: a terminal has one redrawn line, other outputs a line a minute.
 func TestProgress(t *testing.T) {
 	for _, columns := range []func() int{nil, func() int { return 40 }} {
 		synctest.Test(t, func(t *testing.T) {
@@ -91,7 +91,6 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// TestTables: texts of tasks can't reach the terminal.
 func TestTables(t *testing.T) {
 	var out bytes.Buffer
 	r := batch.Result{Key: batch.Key{Task: "a\x1b[31m", Agent: "m", Attempt: 1}, Outcome: batch.Limit, Limit: "wall_time", Class: batch.AgentFailed}
@@ -106,7 +105,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// newSide returns a side whose first passed of n tasks pass, with attempts each.
+// newSide returns a side on which the first passed of n tasks pass.
 func newSide(agent string, n, passed, attempts int) batch.Side {
 	s := batch.Side{Agent: agent, Spec: batch.Spec{SchemaVersion: 1, Agents: []string{agent}, Attempts: attempts}}
 	for i := range n {
@@ -123,8 +122,8 @@ func newSide(agent string, n, passed, attempts int) batch.Side {
 	return s
 }
 
-// TestComparison: the sentence is the verdict, on a terminal and in JSON, also where there
-// is nothing to compare and figures are no numbers.
+// TestComparison: the sentence is the verdict, as text and JSON, even without pairs and
+// with figures that are NaN.
 func TestComparison(t *testing.T) {
 	for _, c := range []struct {
 		a, b     batch.Side
@@ -151,8 +150,8 @@ func TestComparison(t *testing.T) {
 	}
 }
 
-// TestWriteReports: all files are written from what is on disk, none is left half, and each
-// line of predictions has the three fields that SWE-bench reads, with texts in them.
+// TestWriteReports: all files are complete and come from the disk, and each line of
+// predictions has the three fields that SWE-bench reads.
 func TestWriteReports(t *testing.T) {
 	dir := t.TempDir()
 	side := newSide("p/m", 3, 2, 2)

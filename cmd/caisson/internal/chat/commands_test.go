@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// newHostChat returns a chat with programs on PATH, of which those in own are in the workspace. Each writes its name and
-// its standard input to a file.
+// newHostChat returns a chat with programs on PATH. Those in own are in the workspace.
+// Each writes its name and standard input to a file.
 func newHostChat(t *testing.T, names, own []string, env map[string]string) (c *chat, written func() string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -46,7 +46,8 @@ func newHostChat(t *testing.T, names, own []string, env map[string]string) (c *c
 	}
 }
 
-// TestCopy: the clipboard gets no control characters, by no program of the workspace.
+// TestCopy: the clipboard gets no control characters, and not by a program of the
+// workspace.
 func TestCopy(t *testing.T) {
 	c, written := newHostChat(t, []string{"xsel"}, []string{"xclip", "wl-copy"}, map[string]string{"DISPLAY": ":0", "WAYLAND_DISPLAY": "w"})
 	c.answer = "run\tthis:\nls\x1b[201~\nrm -rf \u202e~"
@@ -74,7 +75,8 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// TestUnknownCommand: what is no command leaves the draft, so that the next command is one.
+// TestUnknownCommand: an unknown command leaves the draft, so that the next command
+// works.
 func TestUnknownCommand(t *testing.T) {
 	c := &chat{notes: time.NewTimer(time.Hour), Options: Options{Dir: t.TempDir(), Queue: func(int, func()) {}}}
 	for _, k := range "/foo" {
@@ -89,7 +91,8 @@ func TestUnknownCommand(t *testing.T) {
 	}
 }
 
-// TestOpenFile: $PAGER and $EDITOR name a program with options, which is none of the workspace.
+// TestOpenFile: $PAGER and $EDITOR name a program with options, never one in the
+// workspace.
 func TestOpenFile(t *testing.T) {
 	c, written := newHostChat(t, []string{"less", "code"}, []string{"vi", "own"}, map[string]string{"OPTION": "a b"})
 	for text, want := range map[string]string{

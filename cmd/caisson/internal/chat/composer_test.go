@@ -9,8 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// typeKeys has a composer obey keys as a terminal sends them, and returns the actions
-// that are more than an edit.
+// typeKeys sends a terminal's bytes to a composer and returns the actions except edits.
 func typeKeys(c *composer, bytes string) []action {
 	var d keyDecoder
 	var acts []action
@@ -49,8 +48,8 @@ func TestComposer(t *testing.T) {
 	}
 }
 
-// A paste that holds line ends and controls sends nothing and stops nothing; the control,
-// which types the same, does.
+// A paste with line ends and controls sends and stops nothing. The control types the
+// same, and does.
 func TestPasteIsOneInsertion(t *testing.T) {
 	const text = "rm -rf /\r\x03\x04\x18\ty\r"
 	var c composer
@@ -70,7 +69,7 @@ func TestHistory(t *testing.T) {
 		c.takeDraft()
 	}
 	typeKeys(&c, "draft")
-	for _, want := range []string{"two\nlines", "two\nlines", "one", "one"} { // up to the line above, first
+	for _, want := range []string{"two\nlines", "two\nlines", "one", "one"} { // first to the line above
 		typeKeys(&c, "\x1b[A")
 		if c.text != want {
 			t.Errorf("%q, want %q", c.text, want)
@@ -118,8 +117,8 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// Whatever is typed, the draft is text with its cursor between two characters, and its
-// rows fit.
+// Whatever is typed, the draft is valid text with its cursor between two characters,
+// and its rows fit.
 func TestDraftsFit(t *testing.T) {
 	keys := rapid.SampledFrom([]string{
 		"a", "word ", "漢", "e\u0301", "\u0301", "🇩", "🇪", "👩‍🚀", "\t", "\n", "\x1b[D", "\x1b[C", "\x1b[A", "\x1b[B", "\x7f", "\x1b[3~", "\x17", "\x15", "\x0b", "\x1bb", "\x1bf", "\x01", "\x05",

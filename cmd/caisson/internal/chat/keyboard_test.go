@@ -11,9 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// No answer is made of what was typed before a question stood there, whatever it was and
-// however it is cut; what is typed afterwards is one. Without dropping, some early bytes
-// would be part of the answer: the control.
+// Input typed before a question is never part of an answer, however it is split. Input
+// typed afterwards is. Without dropping, some early bytes would be: the control.
 func TestEarlyBytesAnswerNothing(t *testing.T) {
 	pieces := rapid.SampledFrom([]string{"y", "\r", "\n", "y\r", "yes\r", "a\r", "A", "\x7f", "\x1b", "\x1b[200~y\r\x1b[201~", "\x1b[13u", "\t", "漢", "\x04"})
 	controlled := false
@@ -61,8 +60,8 @@ func TestEarlyBytesAnswerNothing(t *testing.T) {
 	}
 }
 
-// Keys that come together with one, and others than characters, follow it: a question sees that
-// they are a text.
+// Keys that come together with one, and keys without characters, follow it: a question
+// sees that they are a text.
 func TestKeysThatFollowAreTyped(t *testing.T) {
 	for text, want := range map[string]string{"A": "A", "Also": "Also", "y\r": "y\n", "y\x1b[A": "y" + otherKey, "y\x1b[200~y\x1b[201~": "y" + otherKey} {
 		k := NewKeyboard(nil, true, func(string, bool) {})
@@ -89,7 +88,7 @@ func TestKeysThatFollowAreTyped(t *testing.T) {
 	}
 }
 
-// A keyboard that was closed leaves its input alone: what is typed afterwards stays there.
+// A closed keyboard doesn't read its input: what is typed afterwards stays there.
 func TestAClosedKeyboardReadsNothing(t *testing.T) {
 	for _, closed := range []bool{true, false} {
 		in, typing, err := os.Pipe()
@@ -121,8 +120,8 @@ func TestAClosedKeyboardReadsNothing(t *testing.T) {
 	}
 }
 
-// Whatever bytes came before a question could be answered, and wherever they were cut, no
-// answer has any of them. Those that begin a paste keep what follows from being keys.
+// No answer contains bytes from before the question could be answered, wherever they
+// are split. Bytes that begin a paste keep the rest from being keys.
 func FuzzEarlyBytes(f *testing.F) {
 	for _, early := range []string{"y\r", "a\ry", "\x1b[200~y\r\x1b[201~y", "\x1b[13u", "\x1b", "\xe6\xbc", "\x1b[200~y", "\x1b[<0;1;1M\x1b]11;rgb:0/0/0\x1b\\", "\x1b[121;1:1u\x1b[13;1:1u"} {
 		f.Add([]byte(early), uint(1), uint(2))

@@ -59,7 +59,6 @@ func typedText(keys []key) string {
 	return b.String()
 }
 
-// A lone escape is a key once nothing follows.
 func TestEscapeKey(t *testing.T) {
 	var d keyDecoder
 	if got := d.addBytes([]byte("\x1b")); len(got) > 0 || !d.waitsForMore() {
@@ -70,8 +69,8 @@ func TestEscapeKey(t *testing.T) {
 	}
 }
 
-// Whatever bytes come, however they are cut, the decoder takes all of them, and what it
-// inserts is text; a paste is one insertion.
+// The decoder takes any bytes, however they are split, and inserts only text. A paste
+// is one insertion.
 func TestDecoderTakesAnything(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		text := rapid.SliceOfN(rapid.SampledFrom([]string{"\x1b", "[", "200~", pasteStart, pasteEnd, "a", "\r", "\xe6", "漢", "O", "A", "\x9b", "5;2", "\x00", "u", "]", "\a"}), 0, 30).Draw(rt, "pieces")

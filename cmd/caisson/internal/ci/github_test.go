@@ -20,7 +20,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// hostileReportTexts are what a model, a program or a file name could say to become more
+// hostileReportTexts are texts of a model, program or file name that try to be more
 // than text in a report.
 var hostileReportTexts = []string{
 	"\n::error::x\n##[error]x\r::set-output name=a::b\n##vso[task.setvariable variable=PATH]/evil\n",
@@ -60,7 +60,7 @@ func fill(v reflect.Value, text string) {
 	}
 }
 
-// filledReport returns a report all of whose texts are text, with failed tests of it.
+// filledReport returns a report whose texts are all text, with failed tests of it.
 func filledReport(text string) runner.Report {
 	var r runner.Report
 	fill(reflect.ValueOf(&r).Elem(), text)
@@ -80,7 +80,7 @@ func filledReport(text string) runner.Report {
 	return r
 }
 
-// reported reports r and returns what a runner obeys, the summary and the outputs.
+// reported reports r. It returns what a runner obeys, the summary and the outputs.
 func reported(t *testing.T, r runner.Report) (obeyed []string, summary, outputs string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -102,7 +102,7 @@ func reported(t *testing.T, r runner.Report) (obeyed []string, summary, outputs 
 		t.Error("commands are left stopped")
 	}
 	obeyed = model.Obeyed
-	var of citest.GitHub // a runner that saw none of the stops
+	var of citest.GitHub // a runner that saw no stops
 	of.Read(out.String())
 	obeyed = append(append(obeyed, of.Obeyed...), citest.Others(out.String()+errs.String())...)
 	text, err := os.ReadFile(filepath.Join(dir, "summary"))
@@ -116,7 +116,7 @@ func reported(t *testing.T, r runner.Report) (obeyed []string, summary, outputs 
 	return obeyed, string(text), string(values)
 }
 
-// parseOutputs reads a file of outputs as the runner does (actions/runner:
+// parseOutputs reads a file of outputs like the runner (actions/runner:
 // FileCommandManager.cs).
 func parseOutputs(t *testing.T, text string) map[string]string {
 	t.Helper()
@@ -145,7 +145,7 @@ func parseOutputs(t *testing.T, text string) map[string]string {
 
 var ourTags = regexp.MustCompile(`</?(code|pre|details|summary|p|h[3-6]|strong|em|table|tr|th|td|ul|li|blockquote)>|<ol start="[0-9]+">|</ol>|<hr>|<br>`)
 
-// markup returns the tags and the headings of a summary, and whatever else in it could be
+// markup returns the tags and headings of a summary, and anything else that could be
 // markup.
 func markup(summary string) (tags []string, foreign string) {
 	tags = ourTags.FindAllString(summary, -1)
@@ -158,7 +158,7 @@ func markup(summary string) (tags []string, foreign string) {
 				break
 			}
 		}
-		// Of our own texts, colons and commas are between the words.
+		// Our own texts have colons and commas between words.
 		if i := strings.IndexAny(line, "<>&`*_[]()!#~|@\\/{}=+.\"'$%^"); i >= 0 && !strings.HasPrefix(line, "The rest does not fit") {
 			foreign += line + "\n"
 		}
@@ -166,8 +166,8 @@ func markup(summary string) (tags []string, foreign string) {
 	return tags, foreign
 }
 
-// TestHostileReports: nothing that is said in a report is obeyed, set as an output or
-// rendered. The control is the same texts without the reporter's escapes.
+// TestHostileReports: no text in a report is obeyed, set as an output or rendered. The
+// control is the same texts unescaped.
 func TestHostileReports(t *testing.T) {
 	wanted, benign, _ := reported(t, filledReport("benign"))
 	_, foreign := markup(benign)
@@ -201,7 +201,7 @@ func TestHostileReports(t *testing.T) {
 		if foreign != "" || len(summary) > maxSummary || len(text) < 1000 && !slices.Equal(tags, wantTags) {
 			t.Errorf("text %d: %d bytes of summary, %d tags instead of %d, foreign %q", i, len(summary), len(tags), len(wantTags), foreign)
 		}
-		// Of the answer, Markdown is rendered, and no word becomes a link.
+		// The answer's Markdown is rendered, but no word becomes a link.
 		for word := range strings.FieldsSeq(regexp.MustCompile(`(?s)<(code|pre)>.*?</(code|pre)>|<[^>]*>`).ReplaceAllString(answer, " ")) {
 			if plain := html.UnescapeString(word); strings.ContainsAny(plain, "@#:/") || strings.Contains(plain, "www.") || strings.HasPrefix(plain, "GH-") {
 				t.Errorf("text %d: %q of the answer is not code", i, plain)
@@ -224,7 +224,6 @@ func TestHostileReports(t *testing.T) {
 	}
 }
 
-// TestSummaryShowsTheAnswer: the summary has the answer's Markdown, and the diff.
 func TestSummaryShowsTheAnswer(t *testing.T) {
 	r := runner.Report{SessionEnded: record.SessionEnded{Answer: "It **works**.\n\n- one `x=1`\n\n| a | b |\n|---|---|\n| 1 | see #12 |"}, Patch: "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+new\n"}
 	got := html.UnescapeString(renderSummary(r, 0, maxSummary))
@@ -239,8 +238,8 @@ func TestSummaryShowsTheAnswer(t *testing.T) {
 	}
 }
 
-// TestAnnotations: failures of tests are shown where they are, and only in files that are
-// there.
+// TestAnnotations: failures of tests are shown at their place, and only in existing
+// files.
 func TestAnnotations(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"sub/store/cart_test.go", "sub/cart_test.go", "sub/tests/test_a.py"} {
@@ -279,7 +278,7 @@ func TestAnnotations(t *testing.T) {
 	}
 }
 
-// TestSummaryFits: a summary of a step that has one already fits into what is left.
+// TestSummaryFits: a summary fits in the room that an earlier one leaves.
 func TestSummaryFits(t *testing.T) {
 	r := filledReport(strings.Repeat("*", 300))
 	r.Reason, r.Answer = loop.StopAnswered, strings.Repeat("*", 1<<20)
@@ -303,7 +302,6 @@ func TestSummaryFits(t *testing.T) {
 	}
 }
 
-// TestRunCommandsElsewhere: no other system gets GitHub's commands.
 func TestRunCommandsElsewhere(t *testing.T) {
 	var errs bytes.Buffer
 	g := New(environment("TF_BUILD=True"), io.Discard, &errs)

@@ -15,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ci/citest"
 )
 
-// hostileTexts are commands as models and programs may print them.
 func hostileTexts() map[string]string {
 	wide := func(text, mark string, big bool) string {
 		out := []byte(mark)
@@ -50,7 +49,6 @@ func hostileTexts() map[string]string {
 	}
 }
 
-// write writes text in pieces of a size.
 func write(t *testing.T, w io.Writer, text string, size int) {
 	t.Helper()
 	for len(text) > 0 {
@@ -73,9 +71,9 @@ func environment(values ...string) func(string) string {
 	}
 }
 
-// TestNoCommandIsObeyed writes each text to both streams, in pieces of every
-// size, and has a model of each runner read them. The control is that the
-// runners obey every one of the texts as they are.
+// TestNoCommandIsObeyed writes each text to both streams, in pieces of every size, and
+// has a model of each runner read them. The control is that the runners obey every text
+// unchanged.
 func TestNoCommandIsObeyed(t *testing.T) {
 	for name, text := range hostileTexts() {
 		var plain citest.GitHub
@@ -90,8 +88,8 @@ func TestNoCommandIsObeyed(t *testing.T) {
 				write(t, g.Stdout(), text, size)
 				write(t, g.Stderr(), text, size)
 				g.Close()
-				// The order in which a runner reads the two is not known, so that
-				// standard output must be safe by itself.
+				// A runner may read the two in any order, so standard output must be
+				// safe by itself.
 				for _, stream := range []string{out.String(), errs.String(), out.String() + errs.String(), errs.String() + out.String()} {
 					var r citest.GitHub
 					r.Read(stream)
@@ -110,7 +108,6 @@ func TestNoCommandIsObeyed(t *testing.T) {
 	}
 }
 
-// TestOrdinaryTextIsNotChanged shows what must come out as it was written.
 func TestOrdinaryTextIsNotChanged(t *testing.T) {
 	const text = "std::string s; // a::b\n## Heading\n### [link](x)\n#[derive(Debug)]\n# #[x]\n: :\n:\n:a::b\nx ::y::z\n## vso\n\x1b[31mred\x1b[0m\tλ 日本 \xff\n"
 	var out, errs bytes.Buffer
@@ -125,8 +122,8 @@ func TestOrdinaryTextIsNotChanged(t *testing.T) {
 	}
 }
 
-// TestJSONStaysTheSame: every marker in JSON is escaped, and a parser reads the
-// same values.
+// TestJSONStaysTheSame: every marker in JSON is escaped, and a parser reads the same
+// values.
 func TestJSONStaysTheSame(t *testing.T) {
 	var value []string
 	for _, text := range hostileTexts() {
@@ -157,8 +154,8 @@ func TestJSONStaysTheSame(t *testing.T) {
 	}
 }
 
-// TestCommandsAreStopped: standard error begins and ends as GitHub wants it,
-// with a token of its own, and standard output gets nothing added.
+// TestCommandsAreStopped: standard error begins and ends as GitHub wants it, with its
+// own token, and nothing is added to standard output.
 func TestCommandsAreStopped(t *testing.T) {
 	tokens := map[string]bool{}
 	for _, text := range []string{"", "a line\n", "no end"} {
@@ -190,7 +187,7 @@ func TestCommandsAreStopped(t *testing.T) {
 	}
 }
 
-// TestMarkerAcrossStreams: both streams are one file, and each writes a half.
+// TestMarkerAcrossStreams: both streams are one file, and each writes half of a marker.
 func TestMarkerAcrossStreams(t *testing.T) {
 	var both bytes.Buffer
 	g := New(environment("GITHUB_ACTIONS=true"), &both, &both)
@@ -209,8 +206,8 @@ func TestMarkerAcrossStreams(t *testing.T) {
 	}
 }
 
-// TestFilesAreExact: data that goes to a regular file is not changed; to a pipe
-// it is, and text is everywhere.
+// TestFilesAreExact: data is not changed in a regular file, but in a pipe. Text always
+// is.
 func TestFilesAreExact(t *testing.T) {
 	const patch = " ::set-output name=a::b\n+##[x]\n"
 	for _, data := range []bool{true, false} {
@@ -245,7 +242,6 @@ func TestFilesAreExact(t *testing.T) {
 	r.Close()
 }
 
-// stuckWriter is a pipe without a reader.
 type stuckWriter struct{ entered, release chan struct{} }
 
 func (w stuckWriter) Write([]byte) (int, error) {
@@ -257,8 +253,7 @@ func (w stuckWriter) Write([]byte) (int, error) {
 	return 0, errors.New("closed")
 }
 
-// TestCloseDoesNotWait: a program that was told to end ends, even if its output is
-// not read.
+// TestCloseDoesNotWait: a program that must end does, even if its output is not read.
 func TestCloseDoesNotWait(t *testing.T) {
 	w := stuckWriter{make(chan struct{}), make(chan struct{})}
 	g := New(environment("GITHUB_ACTIONS=true"), io.Discard, w)

@@ -7,8 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// filled sets everything below v: numbers to n, texts to "x", one entry a map
-// and a list.
+// filled sets everything below v: numbers to n, texts to "x", with one entry in maps
+// and lists.
 func filled(v reflect.Value, n int64) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -40,7 +40,7 @@ func filled(v reflect.Value, n int64) {
 	}
 }
 
-// TestOverTakesEveryKey: a key that Over forgets could be set by no file.
+// TestOverTakesEveryKey: a key that Over forgets could not be set by any file.
 func TestOverTakesEveryKey(t *testing.T) {
 	var full File
 	filled(reflect.ValueOf(&full).Elem(), 7)
@@ -56,7 +56,7 @@ func TestOverTakesEveryKey(t *testing.T) {
 	}
 }
 
-// TestEveryCapLowers: a cap that is forgotten would bind nobody.
+// TestEveryCapLowers: a forgotten cap would not restrict anything.
 func TestEveryCapLowers(t *testing.T) {
 	var limit, high Limits
 	var caps, wide Resources
@@ -84,7 +84,6 @@ func TestEveryCapLowers(t *testing.T) {
 	}
 }
 
-// lower tightens v to a cap of the same type.
 func lower[T any](v *T, limit T) {
 	tightenValue(reflect.ValueOf(v).Elem(), reflect.ValueOf(limit))
 }

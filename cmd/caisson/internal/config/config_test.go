@@ -159,7 +159,8 @@ func TestUnknownNames(t *testing.T) {
 	}
 }
 
-// TestUnreadableFileBlamesItsOwnPlace: the hint names the variable only if it named the file.
+// TestUnreadableFileBlamesItsOwnPlace: the hint names the variable only if it named the
+// file.
 func TestUnreadableFileBlamesItsOwnPlace(t *testing.T) {
 	for _, named := range []bool{false, true} {
 		_, err := Load(Options{Path: t.TempDir(), Needed: named})

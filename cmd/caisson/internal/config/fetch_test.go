@@ -9,8 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// loadFetch reads files as the user's, the workspace's and the administrator's, and what
-// the fetch tool and commands may reach.
+// loadFetch loads the user's, the workspace's and the administrator's file. The error
+// may be from the fetch tool's or commands' options.
 func loadFetch(t *testing.T, user, project, requirements string) (Config, error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -70,8 +70,7 @@ func TestFetchOptions(t *testing.T) {
 	}
 }
 
-// TestFetchNarrows is that requirements and a workspace make it less, whatever
-// they say.
+// TestFetchNarrows: requirements and a workspace can only narrow.
 func TestFetchNarrows(t *testing.T) {
 	for name, tt := range map[string]struct {
 		project, requirements string

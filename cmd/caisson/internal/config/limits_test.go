@@ -10,8 +10,8 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// TestBudgets is that a turn's and a session's limits are kept apart, and that
-// requirements and a workspace lower both.
+// TestBudgets: a turn's and a session's limits are separate, and requirements and a
+// workspace lower both.
 func TestBudgets(t *testing.T) {
 	c, err := loadFetch(t, "limits: {max_tokens: 10, max_cost_usd: 0.5, timeout: 1m, session: {max_tokens: 100, max_cost_usd: 3, timeout: 1h}}",
 		"limits: {max_cost_usd: 0.6, session: {max_tokens: 90, max_cost_usd: 2.25, max_tool_calls: 5}}", "limits: {max_tokens: 20, max_cost_usd: 0.4, session: {timeout: 30m, max_tool_calls: 7}}")
@@ -30,8 +30,8 @@ func TestBudgets(t *testing.T) {
 	}
 }
 
-// TestUnknownPrice: a limit of the cost that nothing could hold is refused, of a
-// run and of a session; a price of 0 is known.
+// TestUnknownPrice: a cost limit that can't be enforced is refused, for a run and a
+// session. A price of 0 is known.
 func TestUnknownPrice(t *testing.T) {
 	for _, tt := range []struct{ name, text, where string }{
 		{"run", "limits: {max_cost_usd: 1}\nmodel: openai/x", "limits.max_cost_usd"},

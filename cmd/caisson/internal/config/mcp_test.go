@@ -13,7 +13,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// loadMCP reads files as the user's, the workspace's .mcp.json and the administrator's.
+// loadMCP loads the user's file, the workspace's .mcp.json and the administrator's
+// file.
 func loadMCP(t *testing.T, user, project, requirements string, environ ...string) (Config, error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -131,9 +132,9 @@ const projectMCP = `{
 	}
 }`
 
-// TestProjectServers: a workspace's servers get the variables that the operator names,
-// and nothing else of the environment. The control is the operator's own file, in
-// which the same references are replaced.
+// TestProjectServers: a workspace's servers only get the variables that the operator
+// names. The control is the operator's own file, in which the same references are
+// replaced.
 func TestProjectServers(t *testing.T) {
 	environ := []string{"ALLOWED=a-value", "HOME_SECRET=a-secret"}
 	c, err := loadMCP(t, "mcp_env: [ALLOWED]\nmcpServers: {mine: {command: mine}}", projectMCP, "", environ...)
@@ -199,8 +200,8 @@ func TestProjectServersTakeNothingThatLoosens(t *testing.T) {
 	}
 }
 
-// TestMCPRequirements: each is an error for the operator's own server, and leaves a
-// workspace's out. The control is the same without requirements.
+// TestMCPRequirements: each is an error for the operator's own server, and skips a
+// workspace's. The control is without requirements.
 func TestMCPRequirements(t *testing.T) {
 	for name, tc := range map[string]struct{ server, requirements, want string }{
 		"name":    {`{command: x}`, "mcp: {servers: [b*]}", "a server of this name"},
@@ -278,9 +279,9 @@ func FuzzParseProjectServers(f *testing.F) {
 	})
 }
 
-// TestServerEgress: a server has its own rules alone, the denials and bounds of all,
-// and the address that the operator wrote. A workspace's server reaches no address that
-// is not public.
+// TestServerEgress: a server has only its own rules, everybody's denials and bounds,
+// and the address that the operator wrote. A workspace's server reaches only public
+// addresses.
 func TestServerEgress(t *testing.T) {
 	const user = `
 egress: {allow: ["tls://session.example"], deny: ["https://api.example/admin/"]}
@@ -333,7 +334,7 @@ mcpServers:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o, err := c.Servers().Egress("a"); err != nil || o.Policy != nil { // an entry that is not used yet
+	if o, err := c.Servers().Egress("a"); err != nil || o.Policy != nil { // an unused entry
 		t.Errorf("%+v, %v", o, err)
 	}
 	c, err = loadMCP(t, "mcpServers:\n  a: {command: x, egress: {private: {db.lan: [nonsense]}}}", "", "")

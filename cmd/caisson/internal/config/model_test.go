@@ -110,8 +110,8 @@ func TestOllamaURL(t *testing.T) {
 	}
 }
 
-// TestKnownModels checks that each known model has a whole price with its source, and
-// that only snapshots share it. The control is a model with another name.
+// TestKnownModels: each known model has a complete price with its source, and only
+// snapshots share it. The control is a model with another name.
 func TestKnownModels(t *testing.T) {
 	for _, k := range knownModels {
 		p := k.price

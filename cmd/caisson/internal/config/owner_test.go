@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestWhoseConfigurationCounts: a configuration names programs that Caisson runs,
-// so that one that another user could have written is refused, whatever way leads
-// to it. The control is the same file in order.
+// TestWhoseConfigurationCounts: a configuration names programs that Caisson runs, so
+// one that another user may have written is refused, whatever path leads to it. The
+// control is the same file in order.
 func TestWhoseConfigurationCounts(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare func(dir, path string) error
@@ -51,8 +51,8 @@ func TestWhoseConfigurationCounts(t *testing.T) {
 	}
 }
 
-// TestGroupOfAUser: a group that has its user's number is the user's alone; any
-// other may have members, and so may root's.
+// TestGroupOfAUser: a group with its user's number is private. Any other group, also
+// root's, may have members.
 func TestGroupOfAUser(t *testing.T) {
 	for ids, want := range map[[2]int]bool{{1000, 1000}: true, {100, 1000}: false, {0, 1000}: false, {0, 0}: false} {
 		if got := ownGroup(ids[0], ids[1]); got != want {

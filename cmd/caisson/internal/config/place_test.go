@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// TestFaultsHavePlaces is acceptance case 138: a setting that is found wrong
-// after its file was read is reported with file, line and column, one that came from a flag or a variable with its name. The control is a fault that the decoder sees.
+// TestFaultsHavePlaces is acceptance case 138: a setting that is found wrong after its
+// file was read is reported with file, line and column, or with its flag or variable.
+// The control is a fault that the decoder finds.
 func TestFaultsHavePlaces(t *testing.T) {
 	for name, tc := range map[string]struct {
 		user, required, profile, workspace string
@@ -90,8 +91,8 @@ func TestFaultsHavePlaces(t *testing.T) {
 	}
 }
 
-// TestVariablesOfFlags checks that a variable of the command line replaces one of the file, and
-// that errors name what each came from.
+// TestVariablesOfFlags: a variable of the command line replaces the file's, and errors
+// name the origin.
 func TestVariablesOfFlags(t *testing.T) {
 	for name, tc := range map[string]struct {
 		user, required string

@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// TestPresetAboveKeepsDenialsAlone: --policy starts anew, and loses no deny.
+// TestPresetAboveKeepsDenialsAlone: --policy replaces everything except denials.
 func TestPresetAboveKeepsDenialsAlone(t *testing.T) {
 	user := &Policy{RelaxedWorkspaces: []string{"/src"}, PolicyRules: PolicyRules{
 		Preset: new("default"), Default: map[string]string{"network": "deny", "write": "auto"}, Tools: map[string]string{"shell": "auto", "delete_file": "deny"},
@@ -25,7 +25,7 @@ func TestPresetAboveKeepsDenialsAlone(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	// A profile that names no preset adds to what is there, key by key.
+	// A profile without a preset adds to the existing policy, key by key.
 	got = user.overlaidBy(&Policy{PolicyRules: PolicyRules{Tools: map[string]string{"shell": "prompt"}}})
 	if got.Tools["shell"] != "prompt" || got.Tools["delete_file"] != "deny" || *got.Preset != "default" || len(got.RelaxedWorkspaces) != 1 {
 		t.Errorf("%+v", got)
@@ -88,8 +88,8 @@ func TestTrustedWorkspacesAreResolved(t *testing.T) {
 	}
 }
 
-// TestOnPromptAsksForPrompts: who says what becomes of a prompt wants prompts
-// where the policy would be ci's refusals.
+// TestOnPromptAsksForPrompts: setting on_prompt means wanting prompts instead of ci's
+// refusals.
 func TestOnPromptAsksForPrompts(t *testing.T) {
 	def := tools.Definition{Name: "fetch", Class: tools.ClassNetwork, Runs: tools.PlaceHost}
 	for name, tc := range map[string]struct {

@@ -20,13 +20,12 @@ func project(text string) *ProjectFile {
 	return &ProjectFile{Path: ProjectPath, Text: []byte(text)}
 }
 
-// TestProjectTakesNothingThatLoosens: each of these would widen what a session
-// may do, or make it obey a stranger's choice. The control is the user's own
-// file, which may say all of it.
+// TestProjectTakesNothingThatLoosens: each of these would widen a session's rights, or
+// obey a stranger. The control is the user's own file, which may have all of it.
 func TestProjectTakesNothingThatLoosens(t *testing.T) {
 	for name, tc := range map[string]struct {
 		text, want string
-		// usersToo says that no file may say it.
+		// usersToo is set if no file may have it.
 		usersToo bool
 	}{
 		"model":              {"model: openai/evil", `can't set "model"`, false},
@@ -70,7 +69,7 @@ func TestProjectTakesNothingThatLoosens(t *testing.T) {
 		"unknown class":      {"policy: {default: {shell: deny}}", `policy.default: "shell" is none of`, true},
 		"unknown preset":     {"policy: {preset: yolo}", `find policy preset "yolo"`, true},
 		"no limit":           {"limits: {max_rounds: 0}", "want a whole number of at least 1", true},
-		"no text":            {"a: {s: {\xaa.\r\xb1", "a byte that is not text", true}, // the library does not end on its like
+		"no text":            {"a: {s: {\xaa.\r\xb1", "a byte that is not text", true}, // the library never returns for this
 		"a control":          {"git: ro\x00", "a byte that is not text", true},
 		"too large":          {"# " + strings.Repeat("x", MaxProjectBytes), "larger than 16384 bytes", false},
 	} {
@@ -139,8 +138,8 @@ policy: {tools: {write_file: deny, fetch: prompt}, default: {execute: prompt}, d
 	}
 }
 
-// TestFlagsAreAboveTheProject: who says a limit on the command line means it;
-// the project's policy holds all the same.
+// TestFlagsAreAboveTheProject: a limit on the command line wins, but the project's
+// policy applies all the same.
 func TestFlagsAreAboveTheProject(t *testing.T) {
 	c, err := Load(Options{
 		Project: project("mode: overlay\nlimits: {max_rounds: 3}\npolicy: {tools: {shell: deny}}"),
@@ -159,7 +158,6 @@ func TestFlagsAreAboveTheProject(t *testing.T) {
 	}
 }
 
-// TestHostileDepth: a file of brackets must end as an error, and soon.
 func TestHostileDepth(t *testing.T) {
 	for _, unit := range []string{"[", "{a: ", "- ", "? ", "a:\n ", "&a [", "\"", "'", "|\n", "- \n", "*a ", "a: [\n", "-\t", "? - "} {
 		_, err := ParseProject(*project(strings.Repeat(unit, MaxProjectBytes/len(unit))))
@@ -169,8 +167,8 @@ func TestHostileDepth(t *testing.T) {
 	}
 }
 
-// TestTighteningIsNeverMilder: whatever a user's file and a project say, the
-// project and the requirements make nothing milder, and each denial holds.
+// TestTighteningIsNeverMilder: whatever the user's file and a project say, the project
+// and the requirements make nothing milder, and each denial stays.
 func TestTighteningIsNeverMilder(t *testing.T) {
 	modes := []policy.Mode{policy.ModeAuto, policy.ModePromptOnce, policy.ModePrompt, policy.ModeDeny}
 	names := []string{"shell", "write_file", "read_file", "srv/x"}
@@ -228,8 +226,7 @@ func TestTighteningIsNeverMilder(t *testing.T) {
 	})
 }
 
-// TestProjectLowersAlone is the same for numbers and words, with whatever the
-// user chose below.
+// TestProjectLowersAlone is the same for numbers and words.
 func TestProjectLowersAlone(t *testing.T) {
 	order := []string{"deny", "fail", "allow"}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -259,8 +256,8 @@ func TestProjectLowersAlone(t *testing.T) {
 	})
 }
 
-// FuzzProject: a stranger's file ends as settings that only tighten, or as an
-// error with its place.
+// FuzzProject: a stranger's file gives settings that only tighten, or an error with its
+// place.
 func FuzzProject(f *testing.F) {
 	seeds := []string{"", "git: ro", "policy: {tools: {shell: deny}}", "limits: {max_rounds: 3}\n---\n", "? a\n: b", "a: |\n  x\n", "{", "&a [*a]", "mode: overlay # x\n", "policy:\n  dangerous_commands: [a, 'b|c']\n"}
 	if len(seeds) == 0 {

@@ -37,7 +37,6 @@ Keys that requirements have beside those marked "tighten" (a workspace's own fil
 |---|---|
 `
 
-// TestReference holds docs/settings.md against the table.
 func TestReference(t *testing.T) {
 	const path = "../../../../docs/settings.md"
 	var b strings.Builder
@@ -95,8 +94,8 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// TestTags checks the tags whose words repeat what other packages define, and
-// that each flag has its own name.
+// TestTags: tags with words of other packages match them, and each flag has its own
+// name.
 func TestTags(t *testing.T) {
 	flags := map[string]string{}
 	for _, s := range Settings() {

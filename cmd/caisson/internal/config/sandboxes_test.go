@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestAskSandbox: clients choose among what serve.sandboxes offers, by name, and learn the
-// names alone.
+// TestAskSandbox: clients choose by name from serve.sandboxes, and only learn the
+// names.
 func TestAskSandbox(t *testing.T) {
 	user := write(t, "config.yaml", `
 mounts: [{from: /srv/common, to: /common}]
@@ -49,7 +49,7 @@ serve:
 			t.Errorf("%+v: %v", tt.asked, err)
 		}
 	}
-	// What a trusted workspace demands is kept.
+	// A trusted workspace's demands stay.
 	c = load(project("resources: {memory: 512MiB}"))
 	if f, err := c.AskSandbox(AskedSandbox{Resources: "big"}); err != nil || *f.Resources.Memory != 512<<20 {
 		t.Errorf("above the workspace's: %+v, %v", f.Resources, err)

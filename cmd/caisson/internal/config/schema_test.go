@@ -13,7 +13,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// compiled gives one schema as a validator, through its JSON.
+// compiled returns a schema as a validator, from its JSON.
 func compiled(t *testing.T, name string) *jsonschema.Schema {
 	t.Helper()
 	schema, err := Schema(name)
@@ -39,7 +39,7 @@ func compiled(t *testing.T, name string) *jsonschema.Schema {
 	return s
 }
 
-// asJSON reads YAML as an editor's checker does.
+// asJSON reads YAML like an editor's checker.
 func asJSON(t *testing.T, text string) any {
 	t.Helper()
 	var v any
@@ -57,8 +57,8 @@ func asJSON(t *testing.T, text string) any {
 	return doc
 }
 
-// TestEveryKeyIsInTheSchema: a key that has no description, or whose type the
-// schema doesn't know, is said by Schema itself.
+// TestEveryKeyIsInTheSchema: Schema fails for a key without a description or with an
+// unknown type.
 func TestEveryKeyIsInTheSchema(t *testing.T) {
 	for _, name := range SchemaNames() {
 		compiled(t, name)
@@ -80,8 +80,7 @@ func TestEveryKeyIsInTheSchema(t *testing.T) {
 	}
 }
 
-// TestSchemaAndLoaderAgree: what one takes the other takes, and what one
-// refuses the other refuses.
+// TestSchemaAndLoaderAgree: both accept and refuse the same.
 func TestSchemaAndLoaderAgree(t *testing.T) {
 	for _, tc := range []struct {
 		schema, text string
@@ -147,8 +146,8 @@ func TestSchemaAndLoaderAgree(t *testing.T) {
 	}
 }
 
-// TestTheDocumentedFileIsValid reads the examples of docs/configuration.md: each
-// is one of the three files, for its schema and for the loader.
+// TestTheDocumentedFileIsValid: each example of docs/configuration.md is one of the
+// three files, for its schema and for the loader.
 func TestTheDocumentedFileIsValid(t *testing.T) {
 	text, err := os.ReadFile("../../../../docs/configuration.md")
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestService: what runs is the image's or the configured program, and what no sandbox
-// could have is refused with its key.
+// TestService: the image's or the configured program runs, and impossible services are
+// refused with their key.
 func TestService(t *testing.T) {
 	for text, tt := range map[string]struct {
 		want *sandbox.Service

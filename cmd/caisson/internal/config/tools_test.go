@@ -55,7 +55,6 @@ func TestDeclaredTools(t *testing.T) {
 	}
 }
 
-// TestToolsOfAProfile: a profile adds tools, and replaces one of the same name.
 func TestToolsOfAProfile(t *testing.T) {
 	text := goodTools + "profiles:\n  ci:\n    tools:\n      count_lines: {description: Other., command: [wc]}\n      third: {description: Third., command: [ls]}\n"
 	c, err := Load(Options{Path: write(t, "config.yaml", text), Profile: "ci"})
@@ -111,7 +110,6 @@ func TestBadToolsAreRefusedWithTheirPlace(t *testing.T) {
 	}
 }
 
-// TestWorkspacesDeclareNoTools: a workspace's own file can't add commands.
 func TestWorkspacesDeclareNoTools(t *testing.T) {
 	if _, ok := mapOf(t, "project")["tools"]; ok {
 		t.Error("a project's file has the key tools")

@@ -20,15 +20,14 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// element is an element of the schema: its required and optional attributes, and its
-// children. Text reports whether it may have text.
+// element is an element of the schema. text reports whether it may have text.
 type element struct {
 	required, optional, children []string
 	text                         bool
 }
 
-// schema is junit-10.xsd of Jenkins' xunit-plugin (commit 031e285ef3b6), as far as
-// reports of ours could use it.
+// schema is junit-10.xsd of Jenkins' xunit-plugin (commit 031e285ef3b6), as far as our
+// reports could use it.
 var schema = map[string]element{
 	"testsuites": {optional: []string{"name", "time", "tests", "failures", "errors"}, children: []string{"testsuite"}},
 	"testsuite": {
@@ -45,10 +44,9 @@ var schema = map[string]element{
 	"system-err": {text: true},
 }
 
-// surefireTime is the schema's SUREFIRE_TIME.
 var surefireTime = regexp.MustCompile(`^(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]*)?$`)
 
-// validate returns what in a report the schema does not allow.
+// validate returns everything in a report that the schema does not allow.
 func validate(text []byte) (problems []string) {
 	d := xml.NewDecoder(bytes.NewReader(text))
 	var open []string
@@ -153,7 +151,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// TestForeignTextIsBounded: texts that XML can't hold, or that are long, are made to fit.
+// TestForeignTextIsBounded: texts that are long or invalid in XML are made to fit.
 func TestForeignTextIsBounded(t *testing.T) {
 	hostile := "]]></failure><testcase name='x'/>\x00\x1b[31m\ufffe\xff\u202e<!--" + strings.Repeat("<&\"'>", 1<<20)
 	r := report(loop.StopAnswered, runner.OutcomeUnverified)

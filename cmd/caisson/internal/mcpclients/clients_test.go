@@ -13,7 +13,7 @@ import (
 
 var server = Server{Name: "caisson", Command: "/usr/bin/caisson", Args: []string{"mcp", "--workspace", "/src/it's \"x\""}}
 
-// TestAdd tests that a server is added once, and that everything else stays byte by byte.
+// TestAdd: a server is added once, and everything else stays byte by byte.
 func TestAdd(t *testing.T) {
 	for _, c := range All() {
 		empty := "{}"
@@ -70,7 +70,7 @@ func TestAdd(t *testing.T) {
 	}
 }
 
-// prune removes the value at keys, and the objects above it that are empty then.
+// prune removes the value at keys, and objects above it that become empty.
 func prune(v map[string]any, keys []string) {
 	if inner, ok := v[keys[0]].(map[string]any); ok && len(keys) > 1 {
 		if prune(inner, keys[1:]); len(inner) == 0 {
@@ -81,7 +81,6 @@ func prune(v map[string]any, keys []string) {
 	delete(v, keys[len(keys)-1])
 }
 
-// isSubsequence reports whether the bytes of a are in b, in order.
 func isSubsequence(a, b string) bool {
 	for i := range len(b) {
 		if len(a) > 0 && a[0] == b[i] {
@@ -91,7 +90,7 @@ func isSubsequence(a, b string) bool {
 	return a == ""
 }
 
-// TestAddRefuses tests that what can't be extended without a loss is refused.
+// TestAddRefuses: a file that can't be extended without a loss is refused.
 func TestAddRefuses(t *testing.T) {
 	for name, texts := range map[string][]string{
 		"zed":   {"// comment\n{}", "{\"a\": 1,}", "[]", `{"context_servers": []}`, `{"context_servers": {}, "context_servers": {}}`, "{} {}", "{"},
@@ -106,7 +105,6 @@ func TestAddRefuses(t *testing.T) {
 	}
 }
 
-// TestFiles tests where each client is configured.
 func TestFiles(t *testing.T) {
 	p := Places{Home: "/h", ConfigHome: "/h/.config", CodexHome: "/h/.codex", Project: "/p"}
 	want := map[string]string{
@@ -129,7 +127,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// FuzzAdd tests that no input makes Add lose or break a configuration.
+// FuzzAdd: no input makes Add lose or break a configuration.
 func FuzzAdd(f *testing.F) {
 	for _, seed := range []string{"", "{}", `{"mcpServers":{"a":{}}}`, "[", "# x\n[mcp_servers.a]\n", `{"mcpServers":null}`} {
 		f.Add([]byte(seed))

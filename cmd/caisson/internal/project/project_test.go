@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// tree makes a workspace: entries ending in / are directories.
+// tree makes a workspace. Entries ending in / are directories.
 func tree(t *testing.T, entries ...string) (*os.File, string) {
 	t.Helper()
 	root, err := filepath.EvalSymlinks(t.TempDir())
@@ -70,7 +70,6 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestFindFollowsNoSymlink: what a workspace links to is not looked at.
 func TestFindFollowsNoSymlink(t *testing.T) {
 	_, other := tree(t, "go.mod", "sub/Cargo.toml")
 	dir, root := tree(t, "package.json")

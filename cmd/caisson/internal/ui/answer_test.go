@@ -2,7 +2,7 @@ package ui
 
 import "testing"
 
-// Code is complete at the fence that began it, and not at an empty line or another fence.
+// Fenced code is complete at its closing fence, not at an empty line or another fence.
 func TestFencedCodeIsCommittedWhole(t *testing.T) {
 	for _, fence := range []string{"```", "~~~"} {
 		other := map[string]string{"```": "~~~", "~~~": "```"}[fence]

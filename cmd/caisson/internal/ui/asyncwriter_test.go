@@ -32,7 +32,7 @@ func TestAsyncWriterGivesUpAndKeepsOrder(t *testing.T) {
 	}
 }
 
-// blocked is a writer that is held until free is closed.
+// blocked is a writer that waits until free is closed.
 type blocked struct{ free chan struct{} }
 
 func (b blocked) Write(p []byte) (int, error) {

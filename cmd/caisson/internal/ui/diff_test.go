@@ -11,7 +11,6 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// markedWords returns the inverted parts of painted lines in brackets, without colours.
 func markedWords(painted string) string {
 	marked := regexp.MustCompile("\x1b\\[3[12];7m([^\x1b]*)\x1b\\[0m").ReplaceAllString(painted, "[$1]")
 	return regexp.MustCompile("\x1b\\[[0-9;]*m").ReplaceAllString(marked, "")
@@ -57,7 +56,7 @@ func TestQuestionsMarkWords(t *testing.T) {
 	}
 }
 
-// FuzzChangedParts checks that parts lie within their lines, and between characters.
+// FuzzChangedParts: parts are within their lines, and between characters.
 func FuzzChangedParts(f *testing.F) {
 	f.Add("-a b\n+a c")
 	f.Add("-\xff\xfe\n+\xffé")

@@ -15,8 +15,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// stage drives a live renderer on a screen, a step after the other. All that stands in
-// the live region alone has a liveMark.
+// stage drives a live renderer on a screen, step by step. Everything in the live region
+// has a liveMark.
 type stage struct {
 	t         *testing.T
 	screen    *screen
@@ -25,7 +25,7 @@ type stage struct {
 	committed []string
 	call      int
 	footer    Footer
-	// late has the renderer know the size of before.
+	// late makes the renderer see the previous size.
 	late          bool
 	columns, rows int
 }
@@ -44,7 +44,7 @@ func newStage(t *testing.T, columns, rows int, reflow, told bool) *stage {
 	return s
 }
 
-// size is that of the screen, unless the renderer is not told of it yet.
+// size returns the screen's size, unless the renderer doesn't know it yet.
 func (s *stage) size() (columns, rows int) {
 	if !s.late {
 		s.columns, s.rows = s.screen.columns, s.screen.rows
@@ -52,7 +52,7 @@ func (s *stage) size() (columns, rows int) {
 	return s.columns, s.rows
 }
 
-// draft sets a composer of a few lines, with the cursor in one of them.
+// draft sets a composer of some lines, with the cursor in one of them.
 func (s *stage) draft(text string, rows, row, column int) {
 	line := SureWidth(liveMark + text + " ")
 	s.footer = Footer{Row: row % rows}
@@ -106,7 +106,7 @@ func (s *stage) output(text string) {
 	s.renderer.Delta(runner.Delta{CallID: fmt.Sprint(s.call), Text: liveMark + text + "\n"})
 }
 
-// question is shown and answered, with a resize while it stands there.
+// question is shown and answered, with a resize in between.
 func (s *stage) question(text string, columns, rows int) {
 	defer s.renderer.Suspend()()
 	text = fmt.Sprintf("#%d# %s", len(s.committed), text)
@@ -117,18 +117,17 @@ func (s *stage) question(text string, columns, rows int) {
 	s.screen.echo("y\n")
 }
 
-// end closes the renderer and returns what stands on the screen.
+// end closes the renderer and returns the screen's content.
 func (s *stage) end() string {
 	s.renderer.Close()
 	return s.screen.String()
 }
 
-// ids are the committed lines on a screen, in their order.
+// ids matches the committed lines on a screen.
 var ids = regexp.MustCompile(`#\d+#`)
 
-// faults reports what is left of the live region, and committed lines that are
-// missing, twice, or in another order. Where the terminal cuts lines, their ends may
-// be missing.
+// faults reports remains of the live region, and committed lines that are missing,
+// duplicated or out of order. If the terminal cuts lines, their ends may be missing.
 func (s *stage) faults(shown string) string {
 	if strings.Contains(shown, liveMark) || strings.ContainsAny(shown, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") {
 		return "rows of the live region are left"
@@ -155,9 +154,9 @@ func squeeze(text string) string {
 	}, text)
 }
 
-// Whatever is shown, on terminals that break their lines anew and on those that don't,
-// and however their size changes, nothing of the live region is left, and each
-// committed line stands there once and in order.
+// Whatever is shown, on terminals that rewrap lines and others, and however their size
+// changes, nothing of the live region is left, and each committed line is there once
+// and in order.
 func TestResizesLeaveNothingBehind(t *testing.T) {
 	words := rapid.StringOfN(rapid.SampledFrom([]rune("ab -漢e\u0301/🇩👍\U0001f3fd❤\ufe0f")), 0, 120, -1)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -198,9 +197,9 @@ func TestResizesLeaveNothingBehind(t *testing.T) {
 	})
 }
 
-// Rows of a composer are counted: a count that takes no notice of the new width leaves rows
-// behind, and one that takes notice where the terminal does not break its lines anew erases
-// committed ones. A frame that begins where the cursor is leaves what was before it.
+// Rows of a composer are counted. A count that ignores the new width leaves rows
+// behind. One that uses it although the terminal doesn't rewrap erases committed lines.
+// A frame that begins at the cursor leaves the text before it.
 func TestNaiveFramesLeaveRows(t *testing.T) {
 	for _, reflow := range []bool{true, false} {
 		for _, told := range []bool{true, false} {
@@ -229,9 +228,9 @@ func TestNaiveFramesLeaveRows(t *testing.T) {
 	s.renderer.region = region{}
 }
 
-// While a call runs, the renderer may know another width than the terminal has, whether that
-// breaks its lines anew or not: nothing of the region is left. The control, which counts rows
-// there too, leaves some.
+// While a call runs, the renderer may know another width than the terminal has, whether
+// it rewraps lines or not: nothing of the region is left. The control counts rows there
+// too, and leaves some.
 func TestLateSizesLeaveNothingBehind(t *testing.T) {
 	left := 0
 	for _, counted := range []bool{false, true} {
@@ -268,7 +267,7 @@ func TestLateSizesLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-// countRows draws the region of the last frame once more, with the cursor in its composer.
+// countRows redraws the region of the last frame, with the cursor in its composer.
 func (s *stage) countRows() {
 	r := s.renderer
 	r.mu.Lock()
@@ -277,8 +276,8 @@ func (s *stage) countRows() {
 	r.replaceRegion(counted)
 }
 
-// The rows above the cursor of a composer are counted at the new width. The control, which
-// takes the cursor to stand in the first of them, leaves some.
+// The rows above a composer's cursor are counted at the new width. The control assumes
+// that the cursor is in the first one, and leaves some.
 func TestCursorInFooter(t *testing.T) {
 	for _, counted := range []bool{true, false} {
 		s := newStage(t, 100, 24, true, true)
@@ -299,7 +298,7 @@ func TestCursorInFooter(t *testing.T) {
 	}
 }
 
-// A frame is one write inside mode 2026, and there is none where nothing has changed.
+// A frame is one write inside mode 2026. Without changes there is none.
 func TestFrames(t *testing.T) {
 	s := newStage(t, 80, 24, true, true)
 	var frames []string
@@ -332,7 +331,6 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// The live region takes at most two fifths of the rows, and eight.
 func TestTheRegionIsBounded(t *testing.T) {
 	for _, rows := range []int{2, 5, 10, 20, 24, 100} {
 		s := newStage(t, 80, rows, true, true)

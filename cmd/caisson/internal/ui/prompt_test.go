@@ -24,7 +24,7 @@ func confirmation() approval.Confirmation {
 	}}
 }
 
-// person is a terminal's user: it types into a pipe when it is told to.
+// person is a terminal's user, who types into a pipe.
 type person struct {
 	*Prompt
 	typing *io.PipeWriter
@@ -40,7 +40,7 @@ func newPerson(t *testing.T) *person {
 	return p
 }
 
-// types writes a line once the choices stand there.
+// types writes a line once the choices are shown.
 func (p *person) types(text string) {
 	p.out.onWrite = func(written string) {
 		if strings.HasSuffix(written, " > ") {
@@ -120,7 +120,7 @@ func TestTheQuestionShowsWhatWouldRun(t *testing.T) {
 	}
 }
 
-// tty keeps lines until they are read, as a terminal does.
+// tty keeps lines until they are read, like a terminal.
 type tty struct {
 	lines chan string
 	reads atomic.Int32
@@ -131,7 +131,7 @@ func (t *tty) Read(p []byte) (int, error) {
 	return copy(p, <-t.lines), nil
 }
 
-// pressed drops what waits, as a terminal does.
+// pressed drops waiting input, like a terminal.
 func (t *tty) pressed(context.Context, time.Duration) (bool, error) {
 	for len(t.lines) > 0 {
 		<-t.lines
@@ -139,8 +139,8 @@ func (t *tty) pressed(context.Context, time.Duration) (bool, error) {
 	return false, nil
 }
 
-// What is typed between two questions answers none: nothing reads it, and the
-// terminal drops it.
+// Input between two questions answers neither: nothing reads it, and the terminal drops
+// it.
 func TestWhatWasTypedBeforeIsNoAnswer(t *testing.T) {
 	keyboard := &tty{lines: make(chan string, 10)}
 	out := &screen{t: t}
@@ -162,8 +162,8 @@ func TestWhatWasTypedBeforeIsNoAnswer(t *testing.T) {
 	}
 }
 
-// The read of a question that was withdrawn goes on; what comes in before the
-// next question stands there is no answer to that one.
+// The read of a withdrawn question continues. What it gets before the next question
+// doesn't answer that one.
 func TestWhatWasTypedAfterAWithdrawnQuestionIsNoAnswer(t *testing.T) {
 	keyboard := &tty{lines: make(chan string, 10)}
 	out := &screen{t: t}
@@ -243,7 +243,7 @@ func TestNothingIsWrittenBehindAQuestion(t *testing.T) {
 	}
 }
 
-// l lists every question that waits, each in one safe line, and answers none.
+// l lists every waiting question, each in one safe line, and answers none.
 func TestTheQuestionsThatWaitAreListed(t *testing.T) {
 	p := newPerson(t)
 	first, second, gone := confirmation(), confirmation(), confirmation()
@@ -275,7 +275,7 @@ func TestTheQuestionsThatWaitAreListed(t *testing.T) {
 	}
 }
 
-// A question leaves arguments to the diff that shows them, and only those.
+// A question only leaves out arguments that the diff shows.
 func TestArgumentsAreLeftToTheDiff(t *testing.T) {
 	c := approval.Confirmation{
 		Question: approval.Question{Name: "patch_file", Class: tools.ClassWrite, Diff: "--- a/x\n+++ b/x\n context\n-old text\n+new text\n+more\n"},
@@ -303,7 +303,7 @@ func TestArgumentsAreLeftToTheDiff(t *testing.T) {
 	}
 }
 
-// keyboard delivers single keys while it is asked to, and lines otherwise.
+// keyboard delivers single keys or lines.
 type keyboard struct {
 	single bool
 	reads  chan string
@@ -328,8 +328,8 @@ func (k *keyboard) Typed(context.Context, time.Duration) (string, error) {
 	}
 }
 
-// pressing is a person at a keyboard, which gets the texts one by one, each as soon as the
-// choices stand there. Bars separate what is typed fast, but read one after another.
+// pressing is a user at a keyboard, who types the texts one by one, each once the
+// choices are shown. Bars separate input that is typed fast but read separately.
 func pressing(t *testing.T, texts ...string) *person {
 	t.Helper()
 	p := newPerson(t)
@@ -395,8 +395,8 @@ func TestOneKeyAnswers(t *testing.T) {
 	})
 }
 
-// TestTextIsNoKey: a key with which a text or a sequence begins, or that is a part of one,
-// answers nothing. The question is asked again, and takes one key or one with Enter.
+// TestTextIsNoKey: a key in or at the beginning of a text or sequence answers nothing.
+// The question is asked again, and takes one key or one with Enter.
 func TestTextIsNoKey(t *testing.T) {
 	c := confirmation()
 	c.Scopes = append(c.Scopes, approval.ScopeAlways)
@@ -418,7 +418,7 @@ func TestTextIsNoKey(t *testing.T) {
 	}
 }
 
-// What v shows on one screen is not shown twice.
+// A question that v shows on one screen is not shown twice.
 func TestAShortQuestionIsPagedOnce(t *testing.T) {
 	p := newPerson(t)
 	p.answers("v", "n")
@@ -430,8 +430,8 @@ func TestAShortQuestionIsPagedOnce(t *testing.T) {
 	}
 }
 
-// Choices are broken between them alone. An answer without room behind them gets a row of
-// its own, which shows its end.
+// Lines are only broken between choices. An answer without room after them gets its own
+// row, which shows its end.
 func TestALongAnswerShowsItsEnd(t *testing.T) {
 	out := &screen{t: t, columns: 40, rows: 24}
 	r := New(Options{Out: out, Size: func() (int, int) { return 40, 24 }, Chat: true})
@@ -451,8 +451,7 @@ func TestALongAnswerShowsItsEnd(t *testing.T) {
 	resume()
 }
 
-// An answer that is typed on a screen that became narrower or wider leaves no rows of its
-// line behind.
+// An answer typed while the screen's width changes leaves no rows behind.
 func TestAnAnswerOnAResizedScreen(t *testing.T) {
 	out := &screen{t: t, columns: 100, rows: 24, reflow: true}
 	r := New(Options{Out: out, Size: func() (int, int) { return out.columns, 24 }, Reflow: true, Chat: true})

@@ -60,8 +60,7 @@ func TestAWholeQuestion(t *testing.T) {
 	}
 }
 
-// The arguments are shown as a person reads them, all of them, and none can
-// pass for a line of ours.
+// All arguments are shown in readable form, and none can look like one of our lines.
 func TestArgumentsOfAQuestion(t *testing.T) {
 	forged := "ls\n? shell wants to run, class none\n  y once, n no > "
 	for _, tt := range []struct {
@@ -92,12 +91,11 @@ func TestArgumentsOfAQuestion(t *testing.T) {
 	}
 }
 
-// naiveLines cuts a question off where the screen ends, as one that is too long was
-// cut before.
+// naiveLines cuts a question off at the end of the screen.
 func naiveLines(rows []string, n int) []string { return rows[:min(len(rows), n)] }
 
-// However long a part of a question is, its head and its end stand on the screen
-// together, and what is left out is told. A question that is cut off hides the end.
+// However long a part of a question is, its head and end are shown together, and
+// omissions are reported. A question that is cut off hides the end.
 func TestALongQuestionShowsItsEnds(t *testing.T) {
 	command := "true\n" + strings.Repeat(": nothing\n", 398) + "rm -rf /important"
 	diff := "--- a\n+++ b\n" + strings.Repeat("+line\n", 300) + "+the last line"
@@ -166,7 +164,7 @@ func TestALongQuestionShowsItsEnds(t *testing.T) {
 	}
 }
 
-// An input that is no object is shown as it is, not as the dispatcher has cut it.
+// An input that is no object is shown unchanged, not shortened by the dispatcher.
 func TestAnInputThatIsNoObject(t *testing.T) {
 	c := confirmation()
 	c.Input, c.Exact = `["shortened"]`, json.RawMessage(`["`+strings.Repeat("x", 9000)+`the end"]`)
@@ -177,7 +175,7 @@ func TestAnInputThatIsNoObject(t *testing.T) {
 	}
 }
 
-// answers answers each choice that stands there with the next of the texts.
+// answers answers successive choices with the texts.
 func (p *person) answers(texts ...string) {
 	p.out.onWrite = func(written string) {
 		if strings.HasSuffix(written, " > ") && len(texts) > 0 {
@@ -188,8 +186,8 @@ func (p *person) answers(texts ...string) {
 	}
 }
 
-// What is left out of a question must have been seen before anything allows it; one
-// key was enough, and is where all is shown.
+// Everything left out of a question must have been seen before anything allows it. If
+// all is shown, one key suffices.
 func TestNothingIsAllowedThatWasNotSeen(t *testing.T) {
 	long := confirmation()
 	long.Scopes = append(long.Scopes, approval.ScopeAlways)
@@ -231,7 +229,7 @@ func TestNothingIsAllowedThatWasNotSeen(t *testing.T) {
 	}
 }
 
-// The early keys of a question are dropped, and each begins the time anew.
+// Early keys of a question are dropped, and each restarts the time.
 func TestKeysCountOnceTheKeyboardIsQuiet(t *testing.T) {
 	p := newPerson(t)
 	early := 3
@@ -264,8 +262,8 @@ func TestKeysCountOnceTheKeyboardIsQuiet(t *testing.T) {
 	}
 }
 
-// A question mark says what the keys mean, and answers nothing; another line
-// that is no key is told what it was taken for.
+// A question mark explains the keys and answers nothing. For another line that is no
+// key, its meaning is shown.
 func TestHelpAndOtherLines(t *testing.T) {
 	p := newPerson(t)
 	typed := []string{"?", " ? ", "yess"}
@@ -289,7 +287,7 @@ func TestHelpAndOtherLines(t *testing.T) {
 	}
 }
 
-// Whoever answers elsewhere, the person at the terminal is told of it.
+// An answer given elsewhere is shown on the terminal.
 func TestAQuestionThatIsSettledElsewhere(t *testing.T) {
 	for want, cause := range map[string]error{
 		"answered elsewhere: allow (once) by http:ali\\x1bce": &approval.ResolvedError{Resolution: approval.Resolution{Decision: "allow", Scope: "once", By: "user", Client: "http:ali\x1bce"}},
@@ -315,7 +313,7 @@ func TestAQuestionThatIsSettledElsewhere(t *testing.T) {
 	}
 }
 
-// Several questions come in their order, and each says how many there are.
+// Several questions come in order, and each shows how many there are.
 func TestQuestionsSayHowManyWait(t *testing.T) {
 	p := newPerson(t)
 	var list []approval.Confirmation
@@ -336,7 +334,7 @@ func TestQuestionsSayHowManyWait(t *testing.T) {
 		if !strings.HasSuffix(written, " > ") {
 			return
 		}
-		if answered++; answered == 2 { // the third is answered elsewhere while the second stands there
+		if answered++; answered == 2 { // the third is answered elsewhere while the second is shown
 			settle(&approval.ResolvedError{Resolution: approval.Resolution{Decision: "allow", By: "user"}})
 			mu.Lock()
 			list = slices.DeleteFunc(list, func(c approval.Confirmation) bool { return c.Seq == 2 })
@@ -345,7 +343,7 @@ func TestQuestionsSayHowManyWait(t *testing.T) {
 		go func() { _, _ = io.WriteString(p.typing, "y\n") }()
 	}
 	var wg sync.WaitGroup
-	for i := range slices.Backward(slices.Clone(list)) { // the newest first: the order is the terminal's to make
+	for i := range slices.Backward(slices.Clone(list)) { // newest first: the terminal orders them
 		wg.Go(func() {
 			ctx := t.Context()
 			if i == 2 {
@@ -372,7 +370,7 @@ func TestQuestionsSayHowManyWait(t *testing.T) {
 		}
 	}
 	want := []string{"1 of 4", "question 0", "2 of 4", "question 1", "4 of 4", "question 3"}
-	if len(got) == 6 && got[4] == "3 of 3" { // the one that was settled elsewhere had not come here yet
+	if len(got) == 6 && got[4] == "3 of 3" { // the one answered elsewhere had not come here yet
 		got[4] = want[4]
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -380,8 +378,8 @@ func TestQuestionsSayHowManyWait(t *testing.T) {
 	}
 }
 
-// A question that this terminal gave up on holds no other one up, though it
-// still waits for somebody else.
+// A question that this terminal gave up on blocks no other one, although it still waits
+// elsewhere.
 func TestAQuestionThatWasGivenUpHoldsNobodyUp(t *testing.T) {
 	p := newPerson(t)
 	first, second := confirmation(), confirmation()
@@ -400,13 +398,13 @@ func TestAQuestionThatWasGivenUpHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// escapes are sequences with which a command would rewrite the question that
-// shows it (acceptance 37).
+// escapes are sequences with which a command would rewrite its question (acceptance
+// 37).
 var escapes = []string{
 	"\x1b[2J", "\x1b[8m", "\x1b]0;title\a", "\x1b]8;;http://evil\x1b\\", "\x1b]52;c;AAAA\a", "ls\rrm", "rm\b\b", "\u009b2J", "\x00", "\x7f", "\u202e", "\u200b", "\U000e0041",
 }
 
-// raw finds what a terminal would obey or hide, beside newlines and our own
+// raw returns everything that a terminal would obey or hide, except newlines and our
 // colours.
 func raw(shown string) []string {
 	shown = regexp.MustCompile(`\x1b\[[0-9]*m`).ReplaceAllStringFunc(shown, func(s string) string {
@@ -465,7 +463,7 @@ func asked(t *testing.T, command string, client approval.Approver) {
 	}
 }
 
-// naive prints what it is asked as it is.
+// naive prints questions unchanged.
 type naive struct{ out *bytes.Buffer }
 
 func (n naive) Approve(_ context.Context, c approval.Confirmation) (approval.Answer, error) {
@@ -475,8 +473,8 @@ func (n naive) Approve(_ context.Context, c approval.Confirmation) (approval.Ans
 	return approval.Answer{}, nil
 }
 
-// No sequence of a command reaches the terminal, with colours or without; a
-// naive prompt lets all of them through.
+// No sequence of a command reaches the terminal, with or without colours. A naive
+// prompt passes all of them on.
 func TestEscapeSequencesNeverReachTheTerminal(t *testing.T) {
 	for _, sequence := range escapes {
 		for _, colour := range []bool{true, false} {
@@ -509,7 +507,7 @@ func (w *writer) Write(p []byte) (int, error) {
 	return w.out.Write(p)
 }
 
-// Not even a confirmation that nobody made safe reaches the terminal raw.
+// Even a confirmation that was not made safe doesn't reach the terminal raw.
 func TestEveryFieldIsMadeSafe(t *testing.T) {
 	for _, sequence := range escapes {
 		c := approval.Confirmation{
@@ -527,8 +525,8 @@ func TestEveryFieldIsMadeSafe(t *testing.T) {
 	}
 }
 
-// A question about a tool of a server has what the server says of it, and reports that
-// this has changed since it was allowed.
+// A question about a server's tool has the server's description, and reports if the
+// definition has changed since it was allowed.
 func TestQuestionAboutAServersTool(t *testing.T) {
 	c := approval.Confirmation{
 		Question: approval.Question{

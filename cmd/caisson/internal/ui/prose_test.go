@@ -47,7 +47,7 @@ func TestProseObeysNothing(t *testing.T) {
 	}
 }
 
-// TestTables: a table is as wide as the terminal allows, and no word of it is broken.
+// TestTables: a table fits the terminal, and none of its words is broken.
 func TestTables(t *testing.T) {
 	const table = "- a list:\n\n  Name | **What it is** | Lines\n  --- |:---:| ---:\n  `go.mod` | a file that names `all of` it | 6\n  long.txt | b\\|c | 120\n"
 	for columns, want := range map[int]string{
@@ -80,8 +80,8 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// TestTablesAreBounded: the widest cell of a table does not widen all its rows, also where there
-// is no terminal, and none behind the prefix of a list.
+// TestTablesAreBounded: a table's widest cell doesn't widen all rows, even without a
+// terminal and after a list's prefix.
 func TestTablesAreBounded(t *testing.T) {
 	for name, cell := range map[string]string{"a word": strings.Repeat("x", 50_000), "words": strings.Repeat("word ", 10_000)} {
 		table := "|a|b|\n|-|-|\n|" + cell + "|y|\n" + strings.Repeat("|x|y|\n", 700)

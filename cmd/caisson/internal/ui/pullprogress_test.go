@@ -11,8 +11,7 @@ import (
 	"github.com/caisson-run/caisson/images/store"
 )
 
-// pull is what a store reports of an image of two layers, of which each report
-// comes a second after the one before.
+// pull reports two layers of an image, a second between reports.
 func pull(p *PullProgress, clock *time.Time) {
 	ref := images.Reference{Scheme: images.SchemeName, Value: "debian:12"}
 	for _, r := range []store.Progress{
@@ -44,7 +43,7 @@ func TestPullingInLines(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("lines (-want +got):\n%s", diff)
 	}
-	// A second image begins anew, and one that is cached is not spoken of.
+	// A second image begins anew, and a cached one is not mentioned.
 	got = nil
 	p.Report(store.Progress{Reference: images.Reference{Scheme: images.SchemeName, Value: "x"}, Phase: store.PhaseResolve})
 	p.Report(store.Progress{Reference: images.Reference{Scheme: images.SchemeName, Value: "x"}, Phase: store.PhaseDone})
@@ -77,7 +76,6 @@ func TestPullingWithABar(t *testing.T) {
 	}
 }
 
-// What a builder says can't speak to the terminal.
 func TestPullingShowsNoEscapes(t *testing.T) {
 	var drawn strings.Builder
 	p := &PullProgress{Say: func(string) {}, Bar: &drawn, Width: func() int { return 80 }, Now: time.Now}

@@ -45,7 +45,6 @@ func newRecord(t *testing.T, p record.Payload) record.Record {
 	return record.Record{Kind: p.Kind(), Payload: raw, Time: begun}
 }
 
-// session is a run with a failing and a passing command.
 func session() []any {
 	use := loop.Block{ToolUse: &loop.ToolUse{ID: "tu_1", Name: "shell"}}
 	return []any{
@@ -156,7 +155,7 @@ func (k *ticker) tick(d time.Duration) {
 	k.now = k.now.Add(d)
 	k.mu.Unlock()
 	k.c <- begun
-	k.c <- begun // the first one has been handled when the second is taken
+	k.c <- begun // the first one is handled once the second is taken
 }
 
 func live(t *testing.T, out *screen, width int) (*Renderer, *ticker) {
@@ -298,11 +297,11 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// A refused call is reported once, at its end, by whatever it was refused.
+// A refused call is reported once, at its end, whatever refused it.
 func TestARefusalIsToldOnce(t *testing.T) {
 	type resolved = record.ConfirmationResolved
 	for want, tc := range map[string]struct {
-		asked  *resolved // nil where nothing was asked
+		asked  *resolved // nil if nothing was asked
 		class  tools.ErrorClass
 		reason string
 	}{
@@ -332,8 +331,8 @@ func TestARefusalIsToldOnce(t *testing.T) {
 	}
 }
 
-// The first lines say where changes go, count in words, and leave the detail of why a
-// backend was chosen to the records.
+// The first lines say where changes go, count in words, and leave the details of the
+// backend's choice to the records.
 func TestTheFirstLines(t *testing.T) {
 	var out bytes.Buffer
 	r := New(Options{Out: &out})
@@ -356,7 +355,7 @@ changes go to an overlay: the workspace stays as it is until caisson apply
 	}
 }
 
-// Lines are broken at blanks, and nowhere else; code is left as it is.
+// Lines are only broken at blanks. Code stays unchanged.
 func TestLinesAreBrokenAtBlanks(t *testing.T) {
 	got := Wrap([]string{
 		"! use the --policy flag of caisson run",
@@ -375,7 +374,7 @@ func TestLinesAreBrokenAtBlanks(t *testing.T) {
 	}
 }
 
-// A blank that carries a combining mark is no place to break a line.
+// Lines are not broken at a blank with a combining mark.
 func TestWrapWordsKeepsMarks(t *testing.T) {
 	for l, want := range map[string][]string{
 		"one two three":       {"one two", "three"},
@@ -387,7 +386,6 @@ func TestWrapWordsKeepsMarks(t *testing.T) {
 	}
 }
 
-// Rows of a list begin below its text.
 func TestRowsOfLists(t *testing.T) {
 	got := Wrap([]string{"1. one two three", "  10) one two three", "- one two three", "1.5 one two three"}, 12)
 	want := []string{"1. one two", "   three", "  10) one", "      two", "      three", "- one two", "  three", "1.5 one two", "three"}
@@ -396,7 +394,7 @@ func TestRowsOfLists(t *testing.T) {
 	}
 }
 
-// The line of a call that has ended takes one row, of which its ending is never cut.
+// The line of an ended call takes one row. Its ending is never cut.
 func TestEndedCallsTakeOneRow(t *testing.T) {
 	for _, columns := range []int{60, 80, 200} {
 		out := &screen{t: t, columns: columns, rows: 24}
@@ -418,8 +416,8 @@ func TestTrimCents(t *testing.T) {
 	}
 }
 
-// TestDependenciesBuryNothing: what a package manager installs takes one line of the summary,
-// behind what a person must read.
+// TestDependenciesBuryNothing: the files that a package manager installs take one line
+// of the summary, after everything that users must read.
 func TestDependenciesBuryNothing(t *testing.T) {
 	var r runner.Report
 	for i := range 83 {
@@ -437,7 +435,7 @@ func TestDependenciesBuryNothing(t *testing.T) {
 	}
 }
 
-// TestFactsAreToldOnce: a sandbox names the protections that it lacks if they are news, and
+// TestFactsAreToldOnce: a sandbox's missing protections are shown if they are news, and
 // nothing else as a warning.
 func TestFactsAreToldOnce(t *testing.T) {
 	var out bytes.Buffer
@@ -468,8 +466,9 @@ func TestFactsAreToldOnce(t *testing.T) {
 	r.Close()
 }
 
-// TestNetworkLines checks what is shown of the network of commands: its rules, hosts without an
-// address once, and no advice to allow the public registry in place of the user's own.
+// TestNetworkLines checks what is shown of commands' network: its rules, hosts without
+// an address once, and no advice to allow the public registry instead of the user's
+// own.
 func TestNetworkLines(t *testing.T) {
 	var out bytes.Buffer
 	r := New(Options{Out: &out})

@@ -12,32 +12,31 @@ import (
 )
 
 // screen is a terminal. It obeys the sequences that we use (SGR, cursor up, clear to
-// the end, modes 7, 25, 2026, 2004 and 1004) and fails the test for any other one. The zero
-// value is so large that nothing wraps and nothing scrolls.
+// the end, modes 7, 25, 2026, 2004 and 1004) and fails the test for others. The zero
+// value has no size: nothing wraps or scrolls.
 type screen struct {
 	t *testing.T
 	// onWrite, where it is set, is told what was written.
 	onWrite func(string)
-	// columns and rows are its size, 0 for without end; reflow tells that it breaks
-	// its lines anew when columns changes.
+	// onWrite is called with the written text. It may be nil.
 	columns, rows int
 	reflow        bool
-	// keeps is set if it keeps empty rows at its end when a smaller width breaks lines, as
-	// tmux does: as many rows go to the scrollback. total counts the rows then.
+	// keeps means that it keeps empty rows at its end when a smaller width wraps lines,
+	// like tmux: as many rows go to the scrollback. total then counts the rows.
 	keeps bool
 	total int
 
 	mu     sync.Mutex
-	lines  []row // the scrollback's too
+	lines  []row // including the scrollback
 	y, x   int   // the cursor's line and column
 	writes int
 	framed bool
-	// cuts is set while lines don't wrap, and hidden while the cursor is not shown.
+	// cuts is set while lines don't wrap, hidden while the cursor is hidden.
 	cuts, hidden bool
 }
 
-// row is one row of a screen: a cell holds a character and what combines with it, and
-// is empty behind a wide one. It goes on in the next row where it wraps.
+// row is one row of a screen. A cell has a character with its combining ones, or is
+// empty after a wide one. A wrapped row continues in the next one.
 type row struct {
 	cells []string
 	wraps bool
@@ -122,7 +121,6 @@ func (s *screen) top() int {
 	return max(0, max(len(s.lines), s.y+1)-s.rows)
 }
 
-// countRows takes notice of rows that were written.
 func (s *screen) countRows() { s.total = max(s.total, len(s.lines), s.y+1, s.rows) }
 
 func (s *screen) put(text string) {
@@ -158,7 +156,7 @@ func (s *screen) line() *row {
 	return &s.lines[s.y]
 }
 
-// echo writes a typed key to the screen, as the terminal does itself.
+// echo writes a typed key to the screen, like a terminal.
 func (s *screen) echo(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,12 +168,12 @@ func (s *screen) echo(text string) {
 	}
 }
 
-// resize changes the size of the screen. The cursor stays behind the same text.
+// resize changes the size of the screen. The cursor stays after the same text.
 func (s *screen) resize(columns, rows int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.keeps {
-		if rows < s.rows { // what is below the cursor goes first
+		if rows < s.rows { // rows below the cursor go first
 			s.total = max(s.total-s.rows+rows, s.y+1)
 			s.lines = s.lines[:min(len(s.lines), s.total)]
 		} else {
@@ -203,7 +201,7 @@ func (s *screen) resize(columns, rows int) {
 			if cell != "" {
 				s.put(cell)
 			}
-			if i == y && j == x { // on this cell, though it may have begun a row
+			if i == y && j == x { // in this cell, though it may have begun a row
 				at = [2]int{s.y, s.x - max(1, ansi.StringWidthWc(cell))}
 			}
 		}
@@ -228,7 +226,7 @@ func (s *screen) resize(columns, rows int) {
 	}
 }
 
-// String returns the text of the scrollback and the screen; a wrapped line is one line.
+// String returns the text of the scrollback and the screen, with wrapped lines joined.
 func (s *screen) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,7 +244,7 @@ func (s *screen) String() string {
 	return ""
 }
 
-// The screen is strict, and does what terminals do.
+// The screen is strict, and behaves like a terminal.
 func TestScreen(t *testing.T) {
 	for _, bad := range []string{"\x1b[2J", "\x1b[1;1H", "\x1b[?1049h", "\x1b[K", "\x07", "\b", "\x1b[1A", "\x1b[?2026h"} {
 		control := &screen{t: &testing.T{}}

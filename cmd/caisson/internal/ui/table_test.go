@@ -7,7 +7,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A table fits on the terminal, and is not broken where there is none.
 func TestWriteTable(t *testing.T) {
 	rows := [][]string{{"TOOL", "CLASS", "WHAT IT DOES"}, {"grep", "read", "Searches the text files of the workspace"}, {"漢字", "none", ""}}
 	for columns, want := range map[int]string{

@@ -19,11 +19,11 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// paneSocket names the socket at which a renderer in a pane of tmux is driven.
+// paneSocket is the variable with the socket for driving a renderer in a pane of tmux.
 const paneSocket = "CAISSON_TEST_PANE_SOCKET"
 
-// runInPane is the process in the pane: it does what its lines say, and answers each
-// with the size of its terminal.
+// runInPane is the process in the pane: it obeys lines, and answers each with its
+// terminal's size.
 func runInPane(socket string) error {
 	conn, err := net.Dial("unix", socket)
 	if err != nil {
@@ -65,8 +65,8 @@ func runInPane(socket string) error {
 }
 
 // 40 resizes of a real terminal leave no row of the live region behind, and each
-// committed line once and in order; a renderer that takes no notice of the width
-// leaves some (TestNaiveFramesLeaveRows).
+// committed line once and in order. A renderer that ignores the width leaves some
+// (TestNaiveFramesLeaveRows).
 func TestResizesInTmux(t *testing.T) {
 	tmux, err := exec.LookPath("tmux")
 	if err != nil {
@@ -113,19 +113,19 @@ func TestResizesInTmux(t *testing.T) {
 		return columns, rows
 	}
 	do(`begin {"tool_use_id":"1","tool_name":"≈","input_summary":"a command whose line is longer than a narrow screen has columns"}`)
-	for range 5 { // at the top of the screen, where tmux keeps what is cleared
+	for range 5 { // at the top of the screen, where tmux keeps cleared text
 		do("frame")
 	}
 	s := &stage{t: t, screen: &screen{reflow: true}}
 	random := rand.New(rand.NewPCG(7, 7))
-	for range 40 { // tmux tells the program of one every 250 ms
+	for range 40 { // tmux reports one every 250 ms
 		columns, rows := 40+random.IntN(160), 17+random.IntN(43)
 		run("resize-window", "-x", fmt.Sprint(columns), "-y", fmt.Sprint(rows))
 		for {
 			if c, r := do("size"); c == columns && r == rows {
 				break
 			}
-			runtime.Gosched() // until the kernel has told
+			runtime.Gosched() // until the kernel has reported it
 		}
 		for range random.IntN(4) {
 			text := fmt.Sprintf("#%d# %s", len(s.committed), strings.Repeat("committed ", random.IntN(30)))
@@ -137,7 +137,7 @@ func TestResizesInTmux(t *testing.T) {
 	}
 	do("close")
 	var shown string
-	for last := ""; ; last = shown { // until tmux has read all of it
+	for last := ""; ; last = shown { // until tmux has read everything
 		if shown = run("capture-pane", "-p", "-J", "-S", "-"); shown == last && strings.Contains(shown, fmt.Sprintf("#%d#", len(s.committed)-1)) {
 			break
 		}
