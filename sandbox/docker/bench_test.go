@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
-// benchBed is a bed and one running session, from which the plain containers
-// that are compared with take their image and binds.
+// benchBed has a running session. Plain containers, for comparison, take its
+// image and binds.
 type benchBed struct {
 	*bed
 	engine *client.Client
@@ -48,7 +48,7 @@ func newBenchBed(b *testing.B) *benchBed {
 	return &benchBed{bed: bed, engine: engine, sb: sb, host: host, image: got.Image}
 }
 
-// plain makes a container by the engine's API alone and starts it.
+// plain creates and starts a container by the engine's API alone.
 func (b *benchBed) plain(t *testing.B) string {
 	t.Helper()
 	made, err := b.engine.ContainerCreate(t.Context(), &container.Config{Image: b.image, Entrypoint: []string{"/usr/bin/sleep", "1000"}}, b.host, nil, nil, "")
@@ -57,7 +57,7 @@ func (b *benchBed) plain(t *testing.B) string {
 	return made.ID
 }
 
-// exec runs `sh -c true` by the engine's exec API, to its exit status.
+// exec runs `sh -c true` by the engine's exec API.
 func (b *benchBed) exec(t *testing.B, id string) {
 	t.Helper()
 	made, err := b.engine.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"/bin/sh", "-c", "true"}, AttachStdout: true, AttachStderr: true})
@@ -101,7 +101,6 @@ func median(list []time.Duration) time.Duration {
 	return list[len(list)/2]
 }
 
-// report reports both medians and their ratio.
 func report(b *testing.B, ours, theirs []time.Duration) {
 	b.Helper()
 	o, t := median(ours), median(theirs)
@@ -111,9 +110,9 @@ func report(b *testing.B, ours, theirs []time.Duration) {
 	b.ReportMetric(float64(o)/float64(t), "x-engine")
 }
 
-// BenchmarkStart is the time to a first command's result, and that of the
+// BenchmarkStart compares the time to a first command's result with the
 // engine's own create, start and exec. They take turns, so that a loaded
-// machine slows both; the ratio counts.
+// machine slows both. The ratio counts.
 func BenchmarkStart(b *testing.B) {
 	bed := newBenchBed(b)
 	var ours, theirs []time.Duration
@@ -137,8 +136,8 @@ func BenchmarkStart(b *testing.B) {
 	report(b, ours, theirs)
 }
 
-// BenchmarkExec is the round trip of a command in a running container, and
-// that of the engine's exec API.
+// BenchmarkExec compares a command in a running container with the engine's
+// exec API.
 func BenchmarkExec(b *testing.B) {
 	bed := newBenchBed(b)
 	id := bed.plain(b)
@@ -151,7 +150,8 @@ func BenchmarkExec(b *testing.B) {
 	report(b, ours, theirs)
 }
 
-// BenchmarkDestroy is the removal of a running container, and the engine's own.
+// BenchmarkDestroy compares the removal of a running container with the
+// engine's own.
 func BenchmarkDestroy(b *testing.B) {
 	bed := newBenchBed(b)
 	var ours, theirs []time.Duration

@@ -32,8 +32,8 @@ func newImageEngine(t *testing.T) *ImageEngine {
 	return e
 }
 
-// dockerfileIn writes a Dockerfile and returns its directory, whose image goes with
-// the test.
+// dockerfileIn returns the directory of a new Dockerfile. Its image is removed
+// after the test.
 func dockerfileIn(t *testing.T, e *ImageEngine, lines ...string) string {
 	t.Helper()
 	dir := tree(t, map[string]string{"Dockerfile": strings.Join(lines, "\n") + "\n", "file": "content\n"})
@@ -58,11 +58,12 @@ func TestBuild(t *testing.T) {
 	if got, err := e.ImageID(t.Context(), id); err != nil || got != id {
 		t.Errorf("the image %s is %s, %v", id, got, err)
 	}
-	// Control: the steps are kept, so the same directory results in the same image.
+	// Control: the steps are cached, so the same directory gives the same
+	// image.
 	if again, err := e.Build(t.Context(), dir, images.BuildOptions{}); err != nil || again != id {
 		t.Errorf("built again: %s %v, want %s", again, err, id)
 	}
-	// Another Dockerfile takes the name, and the image before goes.
+	// Another Dockerfile takes the name, and the previous image goes.
 	must(t, os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte("FROM "+base+"\nENV A=c\n"), 0o644))
 	other, err := e.Build(t.Context(), dir, images.BuildOptions{})
 	must(t, err)
@@ -80,8 +81,8 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// RUN has no network: the same step with one, as the engine would by itself,
-// sees an interface.
+// RUN has no network. As the control, the same step sees an interface with the
+// engine's default.
 func TestBuildHasNoNetwork(t *testing.T) {
 	e := newImageEngine(t)
 	_, base := importImage(t, shellTar(t), "CMD x")
@@ -125,7 +126,7 @@ func TestBuildThatFails(t *testing.T) {
 	}
 }
 
-// A build that is broken off leaves nothing.
+// A cancelled build leaves nothing.
 func TestBuildCancelled(t *testing.T) {
 	e := newImageEngine(t)
 	c, base := importImage(t, shellTar(t), "CMD x")
@@ -149,7 +150,7 @@ func TestBuildCancelled(t *testing.T) {
 	})
 }
 
-// eventually waits for what an engine does by itself.
+// eventually waits for what an engine does on its own.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(50 * time.Millisecond) {
@@ -166,7 +167,8 @@ func (f writerFunc) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// What Caisson put on the engine goes when it is old; what the user named stays.
+// Caisson's images are removed when they are old. Those that the user named
+// stay.
 func TestPruneImages(t *testing.T) {
 	e := newImageEngine(t)
 	c, base := importImage(t, shellTar(t), "CMD x")
@@ -207,8 +209,8 @@ func TestImageEngineWithoutImage(t *testing.T) {
 	}
 }
 
-// A base image that the engine lacks is pulled, and its triggers are read before they are
-// executed: control: without one that adds a URL the same base is built on.
+// A missing base image is pulled, and its triggers are read before they are
+// executed. Control: the same base without an ADD of a URL is built on.
 func TestBuildPullsBase(t *testing.T) {
 	e := newImageEngine(t)
 	var added atomic.Int64

@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// contextOf returns what is sent of a directory: each entry's type, and content or
-// target.
+// contextOf returns the type, and the content or target, of each entry that is
+// sent for a directory.
 func contextOf(t *testing.T, dir string) (map[string]string, error) {
 	t.Helper()
 	c, err := openContext(dir)
@@ -146,7 +146,7 @@ func TestBuildContextFails(t *testing.T) {
 	}
 }
 
-// A directory that is too large is refused before it is all read.
+// A directory that is too large is refused before all of it is read.
 func TestBuildContextIsBounded(t *testing.T) {
 	dir := tree(t, map[string]string{"Dockerfile": "", "large": ""})
 	must(t, os.Truncate(filepath.Join(dir, "large"), maxContextBytes+1))

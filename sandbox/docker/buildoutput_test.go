@@ -80,7 +80,7 @@ func TestLoadedID(t *testing.T) {
 	}
 }
 
-// TestLastLines checks that lines which the engine splits, and colours, are whole.
+// The engine splits and colours lines. They must be whole.
 func TestLastLines(t *testing.T) {
 	b := &buildOutput{}
 	for _, chunk := range append([]string{"Step 1/1 : RUN x", "\n", " ---> Running in 1\n", "before\n\n", "\x1b[91mc\x1b[0m", "\x1b[91murl: \x1b[0m", "\x1b[91mrefused\n\x1b[0m"}, "Removing intermediate container 1\n") {

@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// tap passes bytes between clients and an engine and keeps what clients say.
+// tap relays connections to an engine and keeps what clients send.
 type tap struct {
 	mu   sync.Mutex
 	said bytes.Buffer
@@ -30,7 +30,6 @@ func (p *tap) Write(b []byte) (int, error) {
 	return p.said.Write(b)
 }
 
-// serve passes one connection on, in both directions, until both have ended.
 func (p *tap) serve(client net.Conn, engine string) {
 	defer client.Close()
 	up, err := net.Dial("unix", engine)
@@ -50,7 +49,7 @@ func (p *tap) serve(client net.Conn, engine string) {
 	wait.Wait()
 }
 
-// calls are the requests that were made of containers, without their ids.
+// calls returns the requests about containers, without their IDs.
 func (p *tap) calls() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,9 +65,9 @@ func (p *tap) calls() []string {
 	return list
 }
 
-// TestEngineCalls: of a container that runs the engine is asked nothing that
-// would unpack an archive of it, run a second program in it, or start it again
-// (CVE-2018-15664, CVE-2026-41567 and their kin).
+// The engine is asked for nothing that would unpack an archive in a running
+// container, run a second program in it, or start it again (CVE-2018-15664,
+// CVE-2026-41567 and their kin).
 func TestEngineCalls(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	engine := engineSocket(t)

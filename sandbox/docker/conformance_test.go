@@ -23,8 +23,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
 
-// TestConformance holds the backend to the contract, by the suite that every
-// backend passes.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, os.Geteuid())
@@ -41,7 +39,7 @@ func TestConformance(t *testing.T) {
 	sandboxtest.Run(t, target)
 }
 
-// TestConformanceCopy is the same on copies of the workspace.
+// TestConformanceCopy runs the suite on copies of the workspace.
 func TestConformanceCopy(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, os.Geteuid())
@@ -51,8 +49,8 @@ func TestConformanceCopy(t *testing.T) {
 	sandboxtest.Run(t, target)
 }
 
-// TestFaultsOfCopies shows that the check of copies can fail. The other checks are shown to
-// on runc.
+// TestFaultsOfCopies shows that the check of copies can fail. runc's tests show
+// it for the others.
 func TestFaultsOfCopies(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, os.Geteuid())
@@ -60,7 +58,7 @@ func TestFaultsOfCopies(t *testing.T) {
 	sandboxtest.RunFaults(t, b.target(), "a copy comes back as its changes")
 }
 
-// userImages returns images of an engine whose USER is the given one; "" is that of the environment.
+// userImages returns images with a USER. An empty one gives the environment's.
 func userImages(t *testing.T, host string) func(user string) images.Reference {
 	users := treeTar(t, sandboxtest.WriteUserTree)
 	return func(user string) images.Reference {
@@ -73,7 +71,8 @@ func userImages(t *testing.T, host string) func(user string) images.Reference {
 	}
 }
 
-// treeTar is a root filesystem with this machine's shell and what write adds.
+// treeTar returns a root filesystem with this machine's shell and what write
+// adds.
 func treeTar(t *testing.T, write func(root string) error) []byte {
 	t.Helper()
 	root := t.TempDir()
@@ -102,7 +101,7 @@ func treeTar(t *testing.T, write func(root string) error) []byte {
 	return buffer.Bytes()
 }
 
-// TestConformanceMember is the same for a member of the docker group.
+// TestConformanceMember runs the suite as a member of the docker group.
 func TestConformanceMember(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to become another user; TestConformance is an ordinary user's here")
@@ -112,8 +111,8 @@ func TestConformanceMember(t *testing.T) {
 	asMember(t, "^TestConformance$", map[string]string{"probe": sandboxtest.BuildProbe(t)})
 }
 
-// asMember runs tests of this binary again as a member of the docker group,
-// with programs in a directory of theirs.
+// asMember runs tests of this binary as a member of the docker group, with
+// programs in a directory of theirs.
 func asMember(t *testing.T, tests string, programs map[string]string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "caisson-member-") //nolint:usetesting // the directory above t.TempDir is closed to others
@@ -140,22 +139,22 @@ func asMember(t *testing.T, tests string, programs map[string]string) {
 	}
 }
 
-// writeProgram writes a file that is executed at once. No process is started
-// meanwhile: it would hold the open file (ETXTBSY, go.dev/issue/22315).
+// writeProgram writes a program that is executed at once. No process may start
+// meanwhile, as it would hold the open file (ETXTBSY, go.dev/issue/22315).
 func writeProgram(path string, data []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return os.WriteFile(path, data, 0o755)
 }
 
-// TestNeighbours: what a hostile session does is not noticed beside it.
+// A hostile session must not be noticed beside it.
 func TestNeighbours(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	b.backend = b.open(t, Options{Logger: zap.NewNop()})
 	sandboxtest.RunNeighbours(t, b.target())
 }
 
-// TestConformanceRunsc is the same with gVisor as the engine's runtime.
+// TestConformanceRunsc runs the suite with gVisor as the engine's runtime.
 func TestConformanceRunsc(t *testing.T) {
 	t.Parallel()
 	runc, err := exec.LookPath("runc")
@@ -223,7 +222,7 @@ func (b *bed) target() sandboxtest.Target {
 	}
 }
 
-// inState makes a directory for each session of the suite below the backend's state
+// inState makes a directory for each session below the backend's state
 // directory, as Caisson does.
 type inState struct {
 	*Backend

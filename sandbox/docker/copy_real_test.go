@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// copied makes a spec's workspace a copy, with the layers of a session.
+// copied makes a spec's workspace a copy that keeps its changes in layers.
 func (b *bed) copied(t testing.TB, spec *sandbox.Spec) *overlay.Layers {
 	t.Helper()
 	spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeCopy, filepath.Join(b.state, "layers")
@@ -26,19 +26,17 @@ func (b *bed) copied(t testing.TB, spec *sandbox.Spec) *overlay.Layers {
 	return layers
 }
 
-// copyScript makes every kind of change in a copy.
 const copyScript = `set -e; echo new >made; echo more >>keep/deep/f; rm -r gone; rm -r opaque; mkdir opaque; echo y >opaque/fresh
 	mv moved elsewhere; chmod 600 readonly; ln -sfn made link; mkfifo pipe; echo two >>linked; [ ! -e fifo ]; [ ! -e .caisson ]; id -u`
 
-// copyChanges are the changes that it makes. Files that are two names of one
-// are both changed.
+// copyChanges are the changes of copyScript. Both names of a file with two are
+// changed.
 var copyChanges = []string{
 	"deleted gone", "deleted gone/f", "added elsewhere", "added elsewhere/sub", "added elsewhere/sub/f", "modified keep/deep/f", "modified link",
 	"modified linked", "modified linked2", "added made", "deleted moved", "deleted moved/sub", "deleted moved/sub/f", "deleted opaque/in",
 	"deleted opaque/in/f", "added opaque/fresh", "added pipe", "mode readonly",
 }
 
-// requireCopyChanges checks what a session changed.
 func requireCopyChanges(t testing.TB, layers *overlay.Layers, dir *os.File, want []string) {
 	t.Helper()
 	list, err := layers.Changes(t.Context(), dir, overlay.ReadOptions{})
@@ -58,8 +56,8 @@ func requireCopyChanges(t testing.TB, layers *overlay.Layers, dir *os.File, want
 	}
 }
 
-// checkCopy changes a furnished workspace in a copy and checks what the host's
-// view, the layers and a fresh sandbox see of it.
+// checkCopy changes a workspace in a copy. It checks what the host's view, the
+// layers and a fresh sandbox see.
 func (b *bed) checkCopy(t *testing.T, spec sandbox.Spec, layers *overlay.Layers) {
 	worktest.Unchanged(t, b.workspace)
 	sb := b.create(t, spec)
@@ -85,7 +83,6 @@ func (b *bed) checkCopy(t *testing.T, spec sandbox.Spec, layers *overlay.Layers)
 	want := append(slices.Clone(copyChanges), "added by", "added by/tool")
 	requireCopyChanges(t, layers, spec.Workspace.Dir, want)
 
-	// A fresh sandbox goes on.
 	spec.Session = newSession()
 	spec.Dir = b.spec(t, spec.Session).Dir
 	sb = b.create(t, spec)
@@ -98,7 +95,6 @@ func (b *bed) checkCopy(t *testing.T, spec sandbox.Spec, layers *overlay.Layers)
 	requireCopyChanges(t, layers, spec.Workspace.Dir, want)
 }
 
-// TestCopy: a workspace that is sent comes back as its changes.
 func TestCopy(t *testing.T) {
 	needEngine(t)
 	b := newBed(t, 0)
@@ -115,14 +111,14 @@ func TestCopy(t *testing.T) {
 	b.checkCopy(t, spec, layers)
 }
 
-// hostileScript fills a copy with what could harm a collection. The content of "times"
-// changes under its old size and times.
+// hostileScript tries to harm a collection. It changes the content of "times"
+// but not its size and times.
 const hostileScript = `cd /workspace; mkdir many most; (cd many; seq 100001 | xargs touch); (cd most; seq 20000 | xargs touch); for i in 1 2 3 4 5; do truncate -s 500M huge$i; done; mkfifo pipe
 	printf 'echo odd >"$(printf "a\nb\377")"' | sh; ln -s /etc/passwd out; mkdir -p $(printf 'd/%.0s' $(seq 1900)) || :
 	printf before >times; touch -d @1000 times`
 
-// TestCopyHostile: what a command fills a copy with is collected within the bounds of
-// time and size, and what is left out is named.
+// Collecting a hostile copy keeps to the bounds of time and size, and names
+// what it leaves out.
 func TestCopyHostile(t *testing.T) {
 	needEngine(t)
 	b := newBed(t, 0)

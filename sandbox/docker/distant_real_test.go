@@ -27,8 +27,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// makeCertificates writes ca.pem, cert.pem and key.pem for a client to dir, and
-// returns the configuration of a server that accepts that client alone.
+// makeCertificates writes ca.pem, cert.pem and key.pem for a client, and
+// returns the configuration of a server that accepts only that client.
 func makeCertificates(t *testing.T, dir string) *tls.Config {
 	t.Helper()
 	var ca *x509.Certificate
@@ -69,8 +69,8 @@ func makeCertificates(t *testing.T, dir string) *tls.Config {
 	}
 }
 
-// delayingRelay accepts TLS connections and passes what comes on to a socket, and back,
-// each way after a delay that limits no throughput. It returns its address.
+// delayingRelay relays TLS connections to a socket and delays each way without
+// limiting the throughput. It returns its address.
 func delayingRelay(t *testing.T, config *tls.Config, socket string, delay time.Duration) string {
 	t.Helper()
 	l, err := tls.Listen("tcp", "127.0.0.1:0", config)
@@ -106,7 +106,6 @@ func delayingRelay(t *testing.T, config *tls.Config, socket string, delay time.D
 	return "tcp://" + l.Addr().String()
 }
 
-// passOn copies from one connection to another, each piece after a delay.
 func passOn(to, from net.Conn, delay time.Duration) {
 	type piece struct {
 		data []byte
@@ -138,8 +137,8 @@ func passOn(to, from net.Conn, delay time.Duration) {
 	}
 }
 
-// TestDistantEngine: an engine on another machine, 50 ms away, runs a session
-// on a copy of the workspace.
+// A session runs on a copy of the workspace on another machine's engine, 50 ms
+// away.
 func TestDistantEngine(t *testing.T) {
 	e := privateengine.New(t)
 	certs := t.TempDir()

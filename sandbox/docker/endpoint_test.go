@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// dockerConfig writes the docker command's configuration with one context.
+// dockerConfig writes a docker configuration with one context.
 func dockerConfig(t *testing.T, current, name, host string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -12,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
 
-// An engine that is killed in the middle of a command is a lost sandbox, never
-// the command's own exit, and what is left is removed when it is back.
+// An engine that is killed during a command is a lost sandbox, never the
+// command's exit. When it is back, the rest is removed.
 func TestEngineKilled(t *testing.T) {
 	t.Parallel()
 	e := privateengine.New(t)
@@ -72,7 +72,7 @@ func TestEngineStopped(t *testing.T) {
 	must(t, s.Destroy(t.Context()))
 }
 
-// findRunsc looks where make build puts it, and on PATH.
+// findRunsc looks in bin/ and on PATH.
 func findRunsc(t *testing.T) string {
 	t.Helper()
 	path, err := filepath.Abs("../../bin/runsc")
@@ -86,7 +86,6 @@ func findRunsc(t *testing.T) string {
 	return path
 }
 
-// gVisor as a runtime of the engine is the same contract.
 func TestRunscRuntime(t *testing.T) {
 	t.Parallel()
 	e := privateengine.New(t, "--add-runtime", "runsc="+findRunsc(t))

@@ -24,9 +24,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
-// fakeEngine speaks the engine's HTTP API on a unix socket. It keeps the
-// containers that it was asked for and runs none; a test replaces the answers
-// in which it misbehaves.
+// fakeEngine speaks the engine's HTTP API on a unix socket. It records
+// containers and runs none. Tests replace answers.
 type fakeEngine struct {
 	socket string
 	info   system.Info
@@ -70,7 +69,7 @@ func newFakeEngine(t *testing.T) *fakeEngine {
 	return f
 }
 
-// hang keeps a call without an answer until its client cancels it or the test ends.
+// hang leaves a call unanswered until its client cancels it or the test ends.
 func (f *fakeEngine) hang(_ http.ResponseWriter, r *http.Request) {
 	select {
 	case <-r.Context().Done():
@@ -96,8 +95,8 @@ var (
 	imageName   = regexp.MustCompile(`^/images/(.+)/json$`)
 )
 
-// ServeHTTP dispatches on the method and the path without version and id:
-// "GET /containers/ID/json".
+// ServeHTTP dispatches on the method and the path without version and ID, such
+// as "GET /containers/ID/json".
 func (f *fakeEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := apiVersion.ReplaceAllString(r.URL.Path, "")
 	var id string
@@ -157,8 +156,8 @@ func (f *fakeEngine) serve(w http.ResponseWriter, r *http.Request, call string, 
 	}
 }
 
-// takesFrom makes the engine refuse older versions of the API than one, in the
-// words of Docker 29.
+// takesFrom makes the engine refuse API versions before one, in the words of
+// Docker 29.
 func (f *fakeEngine) takesFrom(version string) {
 	f.api = version
 	for _, call := range []string{"GET /info", "GET /version"} {
@@ -178,7 +177,6 @@ func (f *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
 	answer(http.StatusCreated, container.CreateResponse{ID: c.id})(w, r)
 }
 
-// inspect returns the container as it was requested.
 func (c *fakeContainer) inspect() container.InspectResponse {
 	got := container.InspectResponse{
 		ContainerJSONBase: &container.ContainerJSONBase{
@@ -196,7 +194,7 @@ func (c *fakeContainer) inspect() container.InspectResponse {
 	return got
 }
 
-// left are the containers that the engine still has.
+// left returns how many containers the engine still has.
 func (f *fakeEngine) left() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -209,7 +207,6 @@ func (f *fakeEngine) called(call string) bool {
 	return slices.Contains(f.calls, call)
 }
 
-// hijack answers a request to attach, and hands the connection to serve.
 func (f *fakeEngine) hijack(serve func(conn net.Conn)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		conn, _, err := http.NewResponseController(w).Hijack()
@@ -222,15 +219,14 @@ func (f *fakeEngine) hijack(serve func(conn net.Conn)) http.HandlerFunc {
 	}
 }
 
-// short is how long a test waits for what hangs for ever.
+// short is how long a test waits for an answer that never comes.
 const short = 50 * time.Millisecond
 
-// shortDeadlines are for an engine that answers nothing at all.
+// shortDeadlines are for an engine that never answers.
 func shortDeadlines() deadlines {
 	return deadlines{ask: short, attach: short, create: short, start: short, remove: short, load: short, transfer: short, cancel: short, loss: short}
 }
 
-// containerOf returns the engine's part of a sandbox.
 func containerOf(s sandbox.Sandbox) *engineContainer {
 	return s.(*lifecycle.Sandbox).Container().(*engineContainer)
 }

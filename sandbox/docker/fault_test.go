@@ -49,7 +49,6 @@ func (b *fakeBed) fakeSpec(t *testing.T) sandbox.Spec {
 	return spec
 }
 
-// frame is one frame of an attached stream.
 func frame(kind byte, payload string) []byte {
 	header := make([]byte, 8, 8+len(payload))
 	header[0] = kind
@@ -57,8 +56,8 @@ func frame(kind byte, payload string) []byte {
 	return append(header, payload...)
 }
 
-// Whatever the engine does while a container is made, Create fails with the
-// right class, with a message about the cause, and leaves nothing.
+// Whatever the engine does during Create, it fails with the right class and a
+// message about the cause, and leaves nothing.
 func TestCreateFaults(t *testing.T) {
 	ended := func(b *fakeBed) {
 		b.engine.answers["POST /containers/ID/start"] = func(w http.ResponseWriter, _ *http.Request) {
@@ -159,8 +158,8 @@ func TestCreateFaults(t *testing.T) {
 	}
 }
 
-// attached lets the engine accept the connection, send bytes and hang up, or
-// hold it where there is nothing to send.
+// attached makes the engine accept the connection, send bytes and hang up, or
+// hold it if there are none.
 func (f *fakeEngine) attached(send []byte) {
 	f.answers["POST /containers/ID/attach"] = f.hijack(func(conn net.Conn) {
 		if send == nil {
@@ -168,7 +167,7 @@ func (f *fakeEngine) attached(send []byte) {
 			return
 		}
 		conn.Write(send)
-		// As the engine, it goes on accepting input that is not read.
+		// Like the engine, it still accepts input that nobody reads.
 		conn.(*net.UnixConn).CloseWrite()
 		io.Copy(io.Discard, conn)
 	})
@@ -183,7 +182,7 @@ func TestNoEngine(t *testing.T) {
 	}
 }
 
-// An engine that comes later serves: a failure is not remembered.
+// A failure isn't remembered: an engine that starts later works.
 func TestEngineComesBack(t *testing.T) {
 	b := newFakeBed(t)
 	b.backend.times = shortDeadlines()
@@ -200,8 +199,7 @@ func TestEngineComesBack(t *testing.T) {
 	}
 }
 
-// A call that is cancelled returns the cause, and what the engine made nevertheless is
-// removed.
+// A cancelled call returns the cause. What the engine made anyway is removed.
 func TestCreateCancelledWhileTheEngineWorks(t *testing.T) {
 	b := newFakeBed(t)
 	stop := errors.New("stop")
@@ -221,8 +219,8 @@ func TestCreateCancelledWhileTheEngineWorks(t *testing.T) {
 	}
 }
 
-// newExaminedBed returns a bed whose image was examined before, so that the next
-// start makes one container. That container's guest says nothing.
+// newExaminedBed returns a bed whose image is already examined, so that the
+// next start makes one container. Its guest says nothing.
 func newExaminedBed(t *testing.T) *fakeBed {
 	t.Helper()
 	b := newFakeBed(t)
@@ -233,7 +231,7 @@ func newExaminedBed(t *testing.T) *fakeBed {
 	return b
 }
 
-// A container that is being removed already is waited for.
+// A container whose removal is already in progress is waited for.
 func TestRemovalInProgress(t *testing.T) {
 	b := newExaminedBed(t)
 	conflicts := 0
@@ -258,7 +256,7 @@ func TestRemovalInProgress(t *testing.T) {
 	}
 }
 
-// The engine's own removal and ours can get into each other's way.
+// The engine's removal can race with ours.
 func TestRemovalRaces(t *testing.T) {
 	b := newExaminedBed(t)
 	refused := 0
@@ -278,8 +276,8 @@ func TestRemovalRaces(t *testing.T) {
 	}
 }
 
-// What can't be removed is reported, stays in the cleanup list, and the next sweep
-// removes it.
+// If a container can't be removed, that is reported, and the next sweep removes
+// it by the cleanup list.
 func TestDestroyThatFails(t *testing.T) {
 	b := newFakeBed(t)
 	b.backend.times.remove = short
@@ -340,7 +338,7 @@ func openFile(t *testing.T) *os.File {
 	return f
 }
 
-// Asking for images tells the same of an engine that takes no API of ours.
+// An engine whose API versions we don't speak is the same error for images.
 func TestImageEngineOfAnotherTime(t *testing.T) {
 	for api, hint := range map[string]string{"1.40": "Docker 20.10", "1.99": "update Caisson"} {
 		f := newFakeEngine(t)

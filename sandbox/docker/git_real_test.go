@@ -8,7 +8,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
-// gitSessions returns containers on repositories: a new bed's workspace each time.
+// gitSessions makes each container on a new bed's workspace.
 func gitSessions(mode string) func(t *testing.T, dir string) sandbox.Sandbox {
 	return func(t *testing.T, dir string) sandbox.Sandbox {
 		b := newBed(t, os.Geteuid())
@@ -22,7 +22,7 @@ func gitSessions(mode string) func(t *testing.T, dir string) sandbox.Sandbox {
 	}
 }
 
-// TestHostileRepositories: the host's git runs nothing of what a session left.
+// The host's git runs nothing that a session left.
 func TestHostileRepositories(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be two users")
@@ -36,7 +36,7 @@ func TestHostileRepositories(t *testing.T) {
 	}
 }
 
-// TestClosedDirectories: a repository in directories that are closed can be renamed.
+// A repository in closed directories can be renamed.
 func TestClosedDirectories(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be two users")
@@ -45,8 +45,6 @@ func TestClosedDirectories(t *testing.T) {
 	worktest.ClosedDirectories(t, memberID, gitSessions("ro"))
 }
 
-// TestGitWork: ordinary work in a repository where committing is allowed, and
-// reading where not.
 func TestGitWork(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be two users")
@@ -57,8 +55,7 @@ func TestGitWork(t *testing.T) {
 	}
 }
 
-// TestLinkedWorktree: git can read in a linked worktree, and write nothing of its
-// repository.
+// In a linked worktree git can read, but not write the repository.
 func TestLinkedWorktree(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be two users")

@@ -15,15 +15,14 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
-// TestHardening holds the container as the engine answers it, and what is seen
-// from inside, against the design's table, row by row.
+// TestHardening compares the engine's answer about the container, and the view
+// from inside, with the design's table.
 func TestHardening(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	b.backend = b.open(t, Options{Logger: zap.NewNop()})
 	sandboxtest.RunHardening(t, b.target(), b.readSettings)
 }
 
-// readSettings asks the engine about a container.
 func (b *bed) readSettings(ctx context.Context, sb sandbox.Sandbox) (sandboxtest.Settings, error) {
 	r, _, err := b.backend.connect(ctx)
 	if err != nil {
@@ -61,8 +60,7 @@ func (b *bed) readSettings(ctx context.Context, sb sandbox.Sandbox) (sandboxtest
 			out.Binds = append(out.Binds, m.Source+":"+m.Destination+":"+string(m.Propagation))
 		}
 	}
-	// What the engine sets by itself unless it is requested otherwise, and what it
-	// is told.
+	// The engine's defaults, and what it is told.
 	for name, host := range map[string]bool{
 		"mount": false, "pid": h.PidMode.IsHost(), "uts": h.UTSMode.IsHost(), "ipc": !h.IpcMode.IsPrivate(), "cgroup": !h.CgroupnsMode.IsPrivate(),
 		"network": h.NetworkMode.IsHost() || h.NetworkMode.IsContainer(),

@@ -21,7 +21,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// shellTar is a root filesystem with this machine's shell and nothing else.
+// shellTar returns a root filesystem with nothing but this machine's shell.
 func shellTar(t *testing.T) []byte {
 	t.Helper()
 	sh, err := filepath.EvalSymlinks("/bin/sh")
@@ -54,13 +54,12 @@ func shellTar(t *testing.T) []byte {
 	return buffer.Bytes()
 }
 
-// importImage puts an image on the engine for one test.
+// importImage puts an image on the engine until the test ends.
 func importImage(t *testing.T, content []byte, changes ...string) (*client.Client, string) {
 	t.Helper()
 	return importImageInto(t, "", content, changes...)
 }
 
-// importImageInto is importImage for the engine at an address.
 func importImageInto(t *testing.T, host string, content []byte, changes ...string) (*client.Client, string) {
 	t.Helper()
 	e, err := resolveEndpoint(host, os.Getenv)
@@ -83,8 +82,8 @@ func importImageInto(t *testing.T, host string, content []byte, changes ...strin
 	return c, name
 }
 
-// An image of the engine brings its files and its environment: its entry point,
-// health check, user, directory and volumes do not count.
+// An engine's image brings its files and environment. Its entry point, health
+// check, user, directory and volumes don't count.
 func TestEngineImage(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	c, name := importImage(t, shellTar(t), "VOLUME /data /var/lib/more", "VOLUME /tmp", `ENTRYPOINT ["/bin/false"]`, `CMD ["whatever"]`, "USER nobody",
@@ -117,7 +116,7 @@ func TestEngineImage(t *testing.T) {
 	must(t, s.Destroy(t.Context()))
 }
 
-// volumes counts those without a name, which an image's VOLUME would make.
+// volumes counts anonymous volumes, which an image's VOLUME would make.
 func volumes(t *testing.T, c *client.Client) int {
 	t.Helper()
 	list, err := c.VolumeList(t.Context(), volume.ListOptions{})

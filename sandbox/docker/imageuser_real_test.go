@@ -16,16 +16,19 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
 
-// imageUserScript writes as the image's user to what the workspace's owner may write, and to the image. closedScript tries what a file of another
-// user allows to nobody else.
+// imageUserScript writes as the image's user where the workspace's owner may,
+// and to the image. closedScript tries to use another user's file that is
+// closed to others.
 const (
 	imageUserScript = `cd /workspace; while read -r key id rest; do case $key in Uid:|Gid:) echo $id;; esac; done </proc/self/status
 	(echo more >>mine; echo new >made) || exit 6; (echo x >/marker) && exit 7; `
 	closedScript = "(read x <roots) && exit 8; (echo x >>roots) && exit 9; "
 )
 
-// TestImageUserKeepsChanges runs the image's user where commands change layers and not the directory, with runc and with gVisor as the engine's
-// runtime. It has the files of the workspace's owner, who owns what it makes. A copy has no owners: all of it is the commands'.
+// TestImageUserKeepsChanges runs the image's user where commands change layers
+// and not the directory, with runc and with gVisor as the engine's runtime.
+// That user owns the files of the workspace's owner, who owns what it makes. In
+// a copy, which has no owners, all files are the commands'.
 func TestImageUserKeepsChanges(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: workspaces of several owners")

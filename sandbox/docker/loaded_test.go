@@ -19,16 +19,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// fakeImages are the images of an engine whose image store is containerd's: it
-// knows an image by its manifest's digest, and not by its configuration's. The
-// answers are those of Docker 28.5.2 and Moby 29 with that store.
+// fakeImages are the images of an engine with containerd's image store. It
+// knows an image by its manifest's digest, not its configuration's. The answers
+// are from Docker 28.5.2 and Moby 29.
 type fakeImages struct {
 	mu     sync.Mutex
 	byName map[string]image.InspectResponse
 	loads  int
 }
 
-// answer sets the answers of the fake engine to those of a store of images.
+// answer installs the fake engine's answers about images.
 func (f *fakeImages) answer(e *fakeEngine, manifest string) {
 	f.byName = map[string]image.InspectResponse{}
 	e.answers["GET /images/NAME/json"] = func(w http.ResponseWriter, r *http.Request) {
@@ -55,7 +55,7 @@ func (f *fakeImages) answer(e *fakeEngine, manifest string) {
 	}
 }
 
-// name sets an image's name to the one that a request has, in the engine's short form.
+// name names an image as a request says, in the engine's short form.
 func (f *fakeImages) name(query url.Values, id string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -67,8 +67,8 @@ func (f *fakeImages) name(query url.Values, id string) string {
 	return name
 }
 
-// An engine that knows images by their manifests is sent an image of the store
-// once, and has it under its name from then on.
+// An engine that knows images by their manifests is sent a store's image once,
+// and finds it by name afterwards.
 func TestLoadedOnceWhereIDsDiffer(t *testing.T) {
 	b := newFakeBed(t)
 	r, f, err := b.backend.connect(t.Context())
@@ -94,8 +94,8 @@ func TestLoadedOnceWhereIDsDiffer(t *testing.T) {
 	}
 }
 
-// An import that the engine refuses because another has just made the same is
-// as good as one's own; one that left nothing is the error that it is.
+// A refused import succeeds if another one has just made the same image.
+// Otherwise the error stays.
 func TestSkeletonImportRefused(t *testing.T) {
 	for name, other := range map[string]bool{"another made it": true, "nobody made it": false} {
 		t.Run(name, func(t *testing.T) {

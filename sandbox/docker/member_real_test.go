@@ -20,14 +20,13 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
-// memberHelper makes the test binary the tests of a member of the docker group;
-// its value is a directory of theirs.
+// memberHelper makes the test binary run a docker group member's tests; its
+// value is their directory.
 const memberHelper = "CAISSON_DOCKER_MEMBER"
 
-// memberID is the ordinary user that root's tests become.
 const memberID = 1000
 
-// TestMemberOfTheDockerGroup is that row of the overlay matrix.
+// TestMemberOfTheDockerGroup has that user's row of the overlay matrix.
 func TestMemberOfTheDockerGroup(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to become another user")
@@ -42,7 +41,7 @@ func TestMemberOfTheDockerGroup(t *testing.T) {
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(dir, name), data, 0o755))
 	}
-	// What only root can make: files of other users in the member's workspace.
+	// Only root can make files of other users in the member's workspace.
 	for name, owner := range map[string]int{"thirds": memberID, "own": memberID, "anothers": 4242, "closed": 4242} {
 		sub := filepath.Join(dir, name)
 		must(t, os.Mkdir(sub, 0o755))
@@ -63,7 +62,6 @@ func TestMemberOfTheDockerGroup(t *testing.T) {
 	}
 }
 
-// TestMember is run by TestMemberOfTheDockerGroup as another user.
 func TestMember(t *testing.T) {
 	dir := os.Getenv(memberHelper)
 	if dir == "" {
@@ -113,14 +111,15 @@ func (b *bed) memberOverlay(t *testing.T, thirds bool) {
 	if want := fmt.Sprintf("%d:%d", memberID, memberID); a.WorkspaceMode != "overlay" || a.WorkspaceOwner != want || a.User != want {
 		t.Errorf("%+v", a)
 	}
-	// The overlay has nosuid and nodev. The home has not, and no ids are mapped.
+	// The overlay has nosuid and nodev, the home doesn't, and no IDs are
+	// mapped.
 	if len(a.Lost) != 2 || !slices.Contains(a.Lost, workmount.LostFlags) || !slices.ContainsFunc(a.Lost, func(text string) bool { return strings.Contains(text, "another identity") }) {
 		t.Errorf("lost %q", a.Lost)
 	}
 	cell := worktest.Cell{Sandbox: sb, Dir: b.workspace, Layers: spec.Workspace.Layers, UID: memberID, GID: memberID, Thirds: thirds}
 	worktest.Overlay(t, cell)
 	must(t, sb.Destroy(context.Background()))
-	// The user could take the layers away, whatever the engine's kernel made.
+	// The user can remove the layers, including what the engine's kernel made.
 	must(t, os.Remove(filepath.Join(spec.Workspace.Layers, "work")))
 	must(t, os.Mkdir(filepath.Join(spec.Workspace.Layers, "work"), 0o700))
 	if _, err := sb.View().Exists(t.Context(), "made"); !errors.Is(err, sandbox.ErrLost) {

@@ -22,18 +22,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
 
-// lossTime bounds how long a loss may take to be noticed.
 const lossTime = 30 * time.Second
 
-// answerTime is how long a guest may take to answer here: its hello on a machine
-// under load too.
+// answerTime is how long a guest's hello may take, on a loaded machine too.
 const answerTime = 8 * time.Second
 
-// once is a command that leaves a line of each time that it was run.
+// once is a command that writes a line each time it is run.
 const once = "echo ran >>times; echo running; exec sleep 1000"
 
-// lostCommand runs [once], does something to the engine or container, and
-// requires a typed loss: no exit of the command's own, and no second run.
+// lostCommand runs [once], calls do and requires a typed loss: no exit, and no
+// second run.
 func lostCommand(t *testing.T, b *bed, s sandbox.Sandbox, do func()) {
 	t.Helper()
 	started := make(chan struct{})
@@ -58,7 +56,7 @@ func lostCommand(t *testing.T, b *bed, s sandbox.Sandbox, do func()) {
 	}
 }
 
-// wantLost requires that a command ends in time, and with a typed loss.
+// wantLost requires that a command ends in time with a typed loss.
 func wantLost(t *testing.T, p sandbox.Process) {
 	t.Helper()
 	ended := make(chan struct{})
@@ -74,7 +72,6 @@ func wantLost(t *testing.T, p sandbox.Process) {
 	}
 }
 
-// await waits until a channel is closed, and fails the test if it isn't in time.
 func await(t *testing.T, closed <-chan struct{}, what string) {
 	t.Helper()
 	select {
@@ -88,8 +85,8 @@ type onWrite func()
 
 func (f onWrite) Write(p []byte) (int, error) { f(); return len(p), nil }
 
-// goesOn requires that the sandbox can be destroyed, that nothing of it is
-// left, and that a new session works.
+// goesOn requires that the sandbox can be destroyed without a trace, and that a
+// new session works.
 func goesOn(t *testing.T, b *bed, s sandbox.Sandbox, session string) {
 	t.Helper()
 	must(t, s.Destroy(t.Context()))
@@ -105,7 +102,6 @@ func goesOn(t *testing.T, b *bed, s sandbox.Sandbox, session string) {
 	}
 }
 
-// begin makes a sandbox that the test destroys itself.
 func begin(t *testing.T, b *bed) (sandbox.Sandbox, string) {
 	t.Helper()
 	session := newSession()
@@ -114,9 +110,8 @@ func begin(t *testing.T, b *bed) (sandbox.Sandbox, string) {
 	return s, session
 }
 
-// An engine that ends in the middle of a command, by force or in order, with
-// and without the containers living on, is a lost sandbox; when it is back,
-// everything goes on.
+// An engine that is killed or stopped during a command, with and without
+// live-restore, is a lost sandbox. When it is back, everything works again.
 func TestEngineEnds(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -148,8 +143,8 @@ func TestEngineEnds(t *testing.T) {
 	}
 }
 
-// What a dead Caisson's container becomes of an engine that was killed too is
-// swept when both are back.
+// A container whose engine and Caisson were both killed is swept when they are
+// back.
 func TestEngineAndOwnerKilled(t *testing.T) {
 	e := privateengine.New(t, "--live-restore")
 	b := privateBed(t, e, Options{})
@@ -168,8 +163,7 @@ func TestEngineAndOwnerKilled(t *testing.T) {
 	b.nothingLeft(t, session)
 }
 
-// freezing is an engine's address behind which the engine stops in its tracks
-// when it is asked for something.
+// freezing is an address of an engine that it stops at a given request.
 type freezing struct {
 	engine *privateengine.Engine
 	socket string
@@ -178,7 +172,6 @@ type freezing struct {
 	frozen chan struct{}
 }
 
-// newFreezing listens before an engine.
 func newFreezing(t *testing.T, e *privateengine.Engine) *freezing {
 	t.Helper()
 	f := &freezing{engine: e, socket: e.Dir() + "/f.sock", frozen: make(chan struct{}, 1)}
@@ -201,7 +194,7 @@ func newFreezing(t *testing.T, e *privateengine.Engine) *freezing {
 	return f
 }
 
-// at says at which request the engine stops.
+// at sets the request at which the engine stops.
 func (f *freezing) at(verb string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -239,8 +232,8 @@ func (f *freezing) freezeAtVerb(t *testing.T, request []byte) {
 	}
 }
 
-// An engine that stops in its tracks at any of its calls is an error in bounded
-// time, and makes nothing twice: what it makes when it goes on is removed.
+// An engine that stops at any call is an error in bounded time. What it makes
+// when it continues is removed, and nothing is made twice.
 func TestEngineFreezes(t *testing.T) {
 	t.Parallel()
 	e := privateengine.New(t)
@@ -248,7 +241,7 @@ func TestEngineFreezes(t *testing.T) {
 	patience := defaultDeadlines()
 	patience.ask, patience.attach, patience.create, patience.start = time.Second, time.Second, time.Second, time.Second
 	patience.remove, patience.cancel, patience.loss = time.Second, time.Second, time.Second
-	// What the engine answers before it stops has the time that it has elsewhere.
+	// Answers before the stop have the usual time.
 	for verb, hurry := range map[string]func(*deadlines){
 		"/images/":           func(d *deadlines) { d.ask = time.Second },
 		"/containers/create": func(d *deadlines) { d.create = time.Second },
@@ -338,8 +331,8 @@ func TestEngineFreezes(t *testing.T) {
 	})
 }
 
-// sweepsClean sweeps until nothing of a session is left: an engine that goes on
-// may still make what it was asked for.
+// sweepsClean sweeps until nothing of a session is left. An engine that
+// continues may still make something.
 func (b *bed) sweepsClean(t *testing.T, session string) {
 	t.Helper()
 	deadline := time.Now().Add(lossTime)
@@ -358,9 +351,9 @@ func (b *bed) sweepsClean(t *testing.T, session string) {
 	}
 }
 
-// removeLate removes a container that the engine made after the sweep that
-// undid its cleanup list; its owner, this process, would have to be dead or ten
-// minutes older for a sweep to do so.
+// removeLate removes a container that the engine made after a sweep had undone
+// its cleanup list. A sweep would do so only if its owner, this process, were
+// dead or ten minutes older.
 func (b *bed) removeLate(t *testing.T, session string) {
 	t.Helper()
 	list, err := b.backend.remote.listContainers(t.Context())
@@ -378,7 +371,7 @@ func (b *bed) removeLate(t *testing.T, session string) {
 	}
 }
 
-// creations counts the containers that the engine ever made for a session.
+// creations counts the containers that the engine has ever made for a session.
 func (b *bed) creations(t *testing.T, session string) int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -412,8 +405,8 @@ func TestShimKilled(t *testing.T) {
 	goesOn(t, b, s, session)
 }
 
-// What an operator does to the container in the middle of a command is a typed
-// loss where it takes the container away, and nothing otherwise.
+// If an operator removes or ends the container during a command, that is a
+// typed loss. Other operations change nothing.
 func TestOperator(t *testing.T) {
 	e := privateengine.New(t)
 	stop := 0
@@ -429,7 +422,7 @@ func TestOperator(t *testing.T) {
 			return c.ContainerStop(ctx, id, container.StopOptions{Timeout: &stop})
 		}},
 		{"restarts it", func(ctx context.Context, c operations, id string) error {
-			// What was mounted is not there a second time, so that it only stops.
+			// The mounts can't be made a second time, so that it only stops.
 			if err := c.ContainerRestart(ctx, id, container.StopOptions{Timeout: &stop}); err == nil {
 				return errors.New("a container of ours was started twice")
 			}
@@ -502,7 +495,7 @@ func TestOperator(t *testing.T) {
 	})
 }
 
-// operations are those of an operator, which this package never does.
+// operations are an operator's calls, which this package never makes.
 type operations interface {
 	ContainerRemove(ctx context.Context, id string, o container.RemoveOptions) error
 	ContainerKill(ctx context.Context, id, signal string) error
@@ -520,9 +513,9 @@ func (b *bed) operator(t *testing.T) operations {
 	return r.engine.(operations)
 }
 
-// A socket that is replaced under a running session: what is connected goes on,
-// new calls fail with a typed error, and everything can be removed when the
-// engine is back in its place.
+// If the socket is replaced during a session, connections continue and new
+// calls fail with a typed error. When the engine is back, everything can be
+// removed.
 func TestSocketReplaced(t *testing.T) {
 	e := privateengine.New(t)
 	b := privateBed(t, e, Options{})

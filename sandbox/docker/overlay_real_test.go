@@ -15,14 +15,13 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
-// overlaid makes a spec's workspace a copy-on-write one.
 func (b *bed) overlaid(t testing.TB, spec *sandbox.Spec) {
 	t.Helper()
 	spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, filepath.Join(b.state, "layers")
 	worktest.MakeLayers(t, spec.Workspace.Layers, b.workspace)
 }
 
-// TestOverlay is root's row of the overlay matrix.
+// TestOverlay has root's row of the overlay matrix.
 func TestOverlay(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: workspaces of several owners")
@@ -42,7 +41,6 @@ func TestOverlay(t *testing.T) {
 			cell := worktest.Cell{Sandbox: sb, Dir: b.workspace, Layers: spec.Workspace.Layers, UID: uid, GID: uid, Thirds: true}
 			worktest.Overlay(t, cell)
 
-			// A fresh container on the same layers goes on.
 			must(t, sb.Destroy(context.Background()))
 			if _, err := sb.View().Exists(t.Context(), "made"); !errors.Is(err, sandbox.ErrLost) {
 				t.Errorf("view of what is gone: %v", err)
@@ -58,8 +56,8 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// create makes a container, and destroys it at the end of the test, when
-// nothing of it may be left.
+// create makes a container, and destroys it after the test, when nothing of it
+// may be left.
 func (b *bed) create(t testing.TB, spec sandbox.Spec) sandbox.Sandbox {
 	t.Helper()
 	s, err := b.backend.Create(t.Context(), spec)
@@ -73,8 +71,8 @@ func (b *bed) create(t testing.TB, spec sandbox.Spec) sandbox.Sandbox {
 	return s
 }
 
-// An engine on another machine can't mount an overlay of this one's directories, and
-// isn't asked to.
+// An engine on another machine isn't asked to mount an overlay of this one's
+// directories.
 func TestOverlayOfARemoteEngine(t *testing.T) {
 	base := t.TempDir()
 	b := &bed{state: filepath.Join(base, "state"), workspace: filepath.Join(base, "workspace")}
@@ -88,8 +86,8 @@ func TestOverlayOfARemoteEngine(t *testing.T) {
 	}
 }
 
-// An engine on another machine has no certificates and files of the network of commands:
-// a sandbox that needs them is refused, not started without them.
+// An engine on another machine can't see the files that egress needs. A sandbox
+// that needs them is refused.
 func TestEgressOfARemoteEngine(t *testing.T) {
 	base := t.TempDir()
 	b := &bed{state: filepath.Join(base, "state"), workspace: filepath.Join(base, "workspace")}

@@ -16,7 +16,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
-// TestOwnershipMatrix is root's row of the ownership matrix.
 func TestOwnershipMatrix(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: workspaces of several owners")
@@ -34,8 +33,8 @@ func TestOwnershipMatrix(t *testing.T) {
 	}
 }
 
-// memberOwnership is the row of a member of the docker group: no map, commands
-// as that user; a workspace of another user's is refused unless that is accepted.
+// A member of the docker group runs commands as themselves, without a map.
+// Another user's workspace is refused unless that is accepted.
 func memberOwnership(t *testing.T, dir string) {
 	b := newBed(t, memberID)
 	b.workspace = filepath.Join(dir, "own")

@@ -8,7 +8,6 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
 
-// privateBed is a bed whose backend uses a private engine.
 func privateBed(t *testing.T, e *privateengine.Engine, o Options) *bed {
 	t.Helper()
 	base := t.TempDir()

@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// TestProcessors: programs see the limit of CPU time and not the machine.
+// Programs see the limit of CPU time, not the machine's processors.
 func TestProcessors(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		t.Skip("needs two processors, of which a sandbox gets one")

@@ -30,8 +30,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// ownerHelper makes the test binary a Caisson that starts a container and
-// waits to be killed.
+// ownerHelper makes the test binary a Caisson that starts a container and waits
+// to be killed.
 const ownerHelper = "CAISSON_DOCKER_OWNER"
 
 func TestMain(m *testing.M) {
@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// guestBuild builds the guest once for all tests of a run.
+// guestBuild is the guest that all tests of a run share.
 var guestBuild struct {
 	sync.Once
 	dir, path string
@@ -90,8 +90,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// needEngine skips where there is no engine, and fails where REQUIRE_BACKENDS
-// demands that there be one.
+// needEngine skips without an engine, or fails if REQUIRE_BACKENDS demands one.
 func needEngine(t testing.TB) {
 	t.Helper()
 	e, err := resolveEndpoint("", os.Getenv)
@@ -114,7 +113,6 @@ type bed struct {
 	backend          *Backend
 }
 
-// newBed makes the workspace belong to uid, which only root can.
 func newBed(t testing.TB, uid int) *bed {
 	t.Helper()
 	needEngine(t)
@@ -154,11 +152,10 @@ func (b *bed) spec(t testing.TB, session string) sandbox.Spec {
 	}
 }
 
-// newSession returns a session id that no earlier run has used.
 func newSession() string { return "ses_" + ulid.Make().String() }
 
-// start makes a container and destroys it at the end of the test, and then
-// nothing of it may be left.
+// start makes a container, and destroys it after the test, when nothing of it
+// may be left.
 func (b *bed) start(t testing.TB) (sandbox.Sandbox, string) {
 	t.Helper()
 	session := newSession()
@@ -173,11 +170,11 @@ func (b *bed) start(t testing.TB) (sandbox.Sandbox, string) {
 	return s, session
 }
 
-// nothingLeft fails the test where anything of a session is left.
 func (b *bed) nothingLeft(t testing.TB, session string) {
 	t.Helper()
 	left, err := b.leftovers(session)
-	// An engine that no longer knows a container lists it a moment longer (20.10).
+	// Docker 20.10 still lists a container for a moment after it has forgotten
+	// it.
 	for deadline := time.Now().Add(30 * time.Second); len(left) > 0 && err == nil && time.Now().Before(deadline); {
 		time.Sleep(20 * time.Millisecond)
 		left, err = b.leftovers(session)
@@ -187,7 +184,7 @@ func (b *bed) nothingLeft(t testing.TB, session string) {
 	}
 }
 
-// leftovers lists everything that a session makes and that is still there.
+// leftovers lists what is left of a session.
 func (b *bed) leftovers(session string) ([]string, error) {
 	ctx := context.Background()
 	r, _, err := b.backend.connect(ctx)
@@ -227,7 +224,6 @@ func (b *bed) leftovers(session string) ([]string, error) {
 	return left, err
 }
 
-// shell runs a script and returns what it wrote.
 func shell(t testing.TB, s sandbox.Sandbox, script string) (string, sandbox.Exit) {
 	t.Helper()
 	var out, errOut bytes.Buffer
@@ -386,7 +382,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// A cancelled Create leaves nothing, wherever it was.
+// Wherever Create is cancelled, it leaves nothing.
 func TestCreateCancelled(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	b.backend = b.open(t, Options{Logger: zap.NewNop()})

@@ -17,11 +17,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
 
-// remapFirst is the first of the host's ids of the tests' remapped containers.
 const remapFirst = 300_000
 
-// TestConformanceRemapped holds the backend to the contract on an engine with
-// userns-remap.
 func TestConformanceRemapped(t *testing.T) {
 	t.Parallel()
 	e := privateengine.NewRemapped(t, remapFirst)
@@ -48,8 +45,8 @@ func TestConformanceRemapped(t *testing.T) {
 	t.Run("another range is refused", func(t *testing.T) { testOtherRange(t, e) })
 }
 
-// testRemappedFiles: root inside changes files of the workspace's owner and of other
-// users inside, and no other, however it tries.
+// Root inside can change files of the workspace's owner and of other users
+// inside, but no others.
 func testRemappedFiles(t *testing.T, e *privateengine.Engine) {
 	b := privateBed(t, e, Options{})
 	const owner, text = 4242, "original"
@@ -117,8 +114,8 @@ done; true`)
 	}
 }
 
-// testRemappedImage: files of root in a directory that is the image belong to root
-// inside, those of the image host to nobody, and all are read-only.
+// Root's files belong to root inside in a directory that is the image, and to
+// nobody in the image host. All are read-only.
 func testRemappedImage(t *testing.T, e *privateengine.Engine) {
 	root := t.TempDir()
 	unpack(t, shellTar(t), root)
@@ -150,9 +147,8 @@ func testRemappedImage(t *testing.T, e *privateengine.Engine) {
 	}
 }
 
-// testOtherRange: a container whose user namespace is not the one that its mounts
-// were made for is refused before a command runs, and so is a workspace of the
-// engine's own ids.
+// A container is refused before its first command if its user namespace isn't
+// the one of its mounts. So is a workspace of the engine's own IDs.
 func testOtherRange(t *testing.T, e *privateengine.Engine) {
 	b := privateBed(t, e, Options{})
 	_, _, err := b.backend.connect(t.Context())

@@ -17,9 +17,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// TestRemappedEngines: an engine with userns-remap is refused, with a hint, where the
-// files of a workspace would not be their owner's, or where its range is unknown or
-// has ids of others.
+// With userns-remap an engine is refused, with a hint, if a workspace's files
+// would change their owners, or if its range is unknown or has other users'
+// IDs.
 func TestRemappedEngines(t *testing.T) {
 	for name, tt := range map[string]struct {
 		dir     string
@@ -59,8 +59,8 @@ func TestRemappedEngines(t *testing.T) {
 	}
 }
 
-// TestVerifyBase: the user namespace that the guest observes must be the one of the
-// container's process, with the maps that the host shows.
+// The guest's user namespace must be the container process's, with the maps
+// that the host shows.
 func TestVerifyBase(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a user namespace with the ids of another user")
@@ -109,8 +109,8 @@ func TestVerifyBase(t *testing.T) {
 	}
 }
 
-// TestRemappedAccounts: an image's user must be one of the user namespace, and in no
-// group that marks commands.
+// An image's user must be in the user namespace, and in no group that marks
+// commands.
 func TestRemappedAccounts(t *testing.T) {
 	for _, tt := range []struct {
 		id workmount.Identity

@@ -46,7 +46,7 @@ func testPlan() plan {
 	return p
 }
 
-// The whole request, as JSON: every change of it is seen in a review.
+// The whole request, so that a review sees every change.
 func TestRequestGolden(t *testing.T) {
 	r := testPlan().buildRequest()
 	got, err := json.MarshalIndent(map[string]any{"name": r.name, "config": r.config, "host": r.host}, "", "  ")
@@ -63,7 +63,8 @@ func TestRequestGolden(t *testing.T) {
 	}
 }
 
-// made returns the engine's answer about a container that was made as asked.
+// made returns the engine's answer about a container that was made as
+// requested.
 func made(t *testing.T, r request) container.InspectResponse {
 	t.Helper()
 	data, err := json.Marshal(container.CreateRequest{Config: r.config, HostConfig: r.host})
@@ -75,7 +76,7 @@ func made(t *testing.T, r request) container.InspectResponse {
 
 func TestReadBack(t *testing.T) {
 	asked := testPlan().buildRequest()
-	// Positive control: what was made as asked passes.
+	// The control.
 	if err := readBack(asked, made(t, asked)); err != nil {
 		t.Fatalf("control: %v", err)
 	}

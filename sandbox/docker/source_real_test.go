@@ -31,7 +31,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// shellSource is a store with one image: this machine's shell.
+// shellSource is a store with one image, of this machine's shell.
 type shellSource struct {
 	dir   string // unpacked
 	image v1.Image
@@ -40,8 +40,8 @@ type shellSource struct {
 	err   error
 }
 
-// newShellSource makes the image, whose directory /data is a VOLUME. It is never
-// the same twice, so that no engine has it already.
+// newShellSource makes an image with a VOLUME, /data. It differs each time, so
+// that no engine has it already.
 func newShellSource(t *testing.T) *shellSource {
 	t.Helper()
 	s := &shellSource{dir: t.TempDir()}
@@ -109,7 +109,6 @@ func (s *shellSource) Archive(_ context.Context, _ images.Reference, w io.Writer
 	if err != nil {
 		return "", err
 	}
-	// Without a tag, as the store writes it.
 	ref, err := name.NewDigest("caisson-test/none@" + hash.String())
 	if err != nil {
 		return "", err
@@ -135,8 +134,7 @@ func unpack(t *testing.T, content []byte, dir string) {
 	}
 }
 
-// overTCP returns an address by which the machine's engine counts as one of
-// another machine.
+// overTCP returns an address at which the engine counts as another machine's.
 func overTCP(t *testing.T) string {
 	t.Helper()
 	e, err := resolveEndpoint("", os.Getenv)
@@ -180,8 +178,8 @@ func relay(conn net.Conn, socket string) {
 	<-up
 }
 
-// engineState is the state that must be the same before and after: volumes, images that
-// nothing names, and how many there are.
+// engineState returns what must be the same before and after: volumes, images
+// without a name, and the number of images.
 func engineState(t *testing.T, c *client.Client) []string {
 	t.Helper()
 	state := []string{fmt.Sprintf("%d volumes", volumes(t, c))}
@@ -208,9 +206,8 @@ func testClient(t *testing.T) *client.Client {
 	return r.engine.(*client.Client)
 }
 
-// An image of a store runs the same whether the engine shares this machine's
-// directories, so that the store's are bound, or is elsewhere, so that it has to
-// load the image.
+// A store's image is bound from its directories if the engine shares them, and
+// loaded into the engine otherwise. It runs the same.
 func TestImageOfAStore(t *testing.T) {
 	c := testClient(t)
 	for name, host := range map[string]string{"here": "", "elsewhere": overTCP(t)} {
@@ -264,8 +261,8 @@ func TestImageOfAStore(t *testing.T) {
 	}
 }
 
-// loadedIsTracked checks that an image that was loaded is named, is kept as long
-// as it is young, and goes when it is old.
+// loadedIsTracked checks that a loaded image has a name, is kept while it is
+// young, and is removed when it is old.
 func loadedIsTracked(t *testing.T, c *client.Client, b *Backend, id string) {
 	t.Helper()
 	tag := loadedTag(id)
@@ -304,7 +301,7 @@ func TestImageOfAStoreFails(t *testing.T) {
 	}
 }
 
-// Images that nothing can run on are refused when the sandbox starts.
+// A sandbox refuses images that commands can't run on.
 func TestEngineImageThatCannotRun(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	var empty bytes.Buffer
@@ -338,8 +335,8 @@ func TestEngineImageThatCannotRun(t *testing.T) {
 	}
 }
 
-// Two users who import the same skeleton at once leave one of it, and what lost
-// its name while a container ran on it goes with the next import.
+// Users who import the same skeleton at once leave one. One that lost its name
+// while a container ran on it goes with the next import.
 func TestSkeletonsThatMeet(t *testing.T) {
 	c := testClient(t)
 	root := t.TempDir()
@@ -364,7 +361,7 @@ func TestSkeletonsThatMeet(t *testing.T) {
 			return err
 		})
 	}
-	// One that another has replaced is not there any more, which a start notices.
+	// A start notices if another import has replaced its skeleton.
 	if err := group.Wait(); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		t.Fatal(err)
 	}

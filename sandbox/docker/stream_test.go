@@ -13,7 +13,6 @@ import (
 	"github.com/docker/docker/pkg/stdcopy"
 )
 
-// readStream reads a stream to its end.
 func readStream(r io.Reader) (string, string, error) {
 	s := &stream{reader: bufio.NewReader(r)}
 	out, err := io.ReadAll(s)
@@ -50,8 +49,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// FuzzStream compares with the engine's own implementation, which drops a frame
-// that is not whole.
+// FuzzStream compares with the engine's implementation, which drops an
+// incomplete frame.
 func FuzzStream(f *testing.F) {
 	seeds := [][]byte{
 		frame(1, "a"), bytes.Join([][]byte{frame(1, "a"), frame(2, "b"), frame(0, "c")}, nil), frame(3, "x"), frame(1, "abc")[:9],
@@ -75,7 +74,7 @@ func FuzzStream(f *testing.F) {
 	})
 }
 
-// largest is the largest length that a header announces.
+// largest returns the largest length in a header.
 func largest(data []byte) (n uint32) {
 	for len(data) >= frameHeader {
 		length := binary.BigEndian.Uint32(data[4:])

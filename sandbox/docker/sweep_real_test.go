@@ -19,8 +19,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// ownUntilKilled starts a container on dir/workspace, with its state in
-// dir/state, runs a long command in it, says so and waits.
+// ownUntilKilled starts a container on dir/workspace with its state in
+// dir/state, runs a long command, says so and waits.
 func ownUntilKilled(dir string) error {
 	state, session := filepath.Join(dir, "state"), os.Getenv(ownerHelper+"_SESSION")
 	b, err := New(Options{GuestPath: os.Getenv(ownerHelper + "_GUEST"), StateDir: state, Getenv: os.Getenv})
@@ -55,8 +55,7 @@ func ownUntilKilled(dir string) error {
 	return err
 }
 
-// killedOwner kills a Caisson in the middle of a command, and returns the id of
-// its container.
+// killedOwner kills a Caisson during a command and returns its container's ID.
 func killedOwner(t *testing.T, b *bed, session string) string {
 	t.Helper()
 	owner := startOwner(t, b, session, nil)
@@ -104,7 +103,7 @@ func tryOwner(t *testing.T, b *bed, session string, as *syscall.SysProcAttr) (ow
 	return ownerProcess{cmd, id}, nil
 }
 
-// testBinary puts this program where another user can execute it.
+// testBinary copies this program to a place where another user can execute it.
 func testBinary(t *testing.T, dir string) string {
 	t.Helper()
 	exe, err := os.Executable()
@@ -116,8 +115,8 @@ func testBinary(t *testing.T, dir string) string {
 	return path
 }
 
-// gone waits until the engine does not know a container any more, and fails
-// when that takes longer than it may.
+// gone waits until the engine doesn't know a container, and fails if that takes
+// too long.
 func (b *bed) gone(t *testing.T, id string, within time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), within, errors.New("the container is still there"))
@@ -137,7 +136,7 @@ func (b *bed) gone(t *testing.T, id string, within time.Duration) {
 func TestOwnerKilled(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	sibling, siblings := b.start(t)
-	// A workspace of its own, so that nothing is shared with the sibling.
+	// Its own workspace, so that it shares nothing with the sibling.
 	dead := newBed(t, os.Geteuid())
 	session := newSession()
 	id := killedOwner(t, dead, session)
@@ -152,7 +151,8 @@ func TestOwnerKilled(t *testing.T) {
 		if l.Session != session {
 			t.Errorf("swept %+v of another session", l)
 		}
-		// Staging mounts are there if the owner was killed before it removed them.
+		// Staging mounts are left if the owner was killed before it removed
+		// them.
 		if l.Kind != "mount" && l.Name != "mounts" {
 			kinds[l.Kind]++
 		}
@@ -172,8 +172,8 @@ func TestOwnerKilled(t *testing.T) {
 	}
 }
 
-// A container whose guest can't notice that its owner died (here it is
-// paused) is removed by the next Caisson.
+// A paused container's guest can't notice that its owner died. The next Caisson
+// removes it.
 func TestSweepRemovesTheContainerOfADeadOwner(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	session := newSession()

@@ -10,9 +10,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// TestAbandoned: whose container a sweep may remove, by its labels, its state
-// and its age. An owner that can't be seen keeps what runs for ever, and what is
-// stopped until its lease is over.
+// The labels, state and age of a container decide if a sweep may remove it. If
+// its owner can't be seen, a running one stays for ever, and a stopped one
+// until its lease is over.
 func TestAbandoned(t *testing.T) {
 	state := t.TempDir()
 	instance, err := ownership.Instance(state)
@@ -75,8 +75,8 @@ func TestAbandoned(t *testing.T) {
 	}
 }
 
-// TestForgottenContainer tests that a container which the engine lists as dead and does not know is neither listed nor swept, and that one which
-// it knows is both.
+// A container that the engine lists as dead but doesn't know is neither listed
+// nor swept.
 func TestForgottenContainer(t *testing.T) {
 	b := newFakeBed(t)
 	dead := b.backend.self

@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// linkedTar is an image with a shell and symlinks.
+// linkedTar returns an image with a shell and symlinks.
 func linkedTar(t *testing.T, links map[string]string) []byte {
 	t.Helper()
 	var buffer bytes.Buffer
@@ -39,7 +39,7 @@ func linkedTar(t *testing.T, links map[string]string) []byte {
 	return buffer.Bytes()
 }
 
-// A symlink of an engine's image leads the workspace's mount nowhere: nothing starts,
+// If the workspace's target is a symlink in an engine's image, nothing starts,
 // and no mount point is made in the workspace.
 func TestEngineImageTarget(t *testing.T) {
 	b := newBed(t, os.Geteuid())

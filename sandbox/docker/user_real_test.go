@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// socketGroup is the group that may use the engine's socket.
+// socketGroup returns the group that may use the engine's socket.
 func socketGroup(t *testing.T) uint32 {
 	t.Helper()
 	info, err := os.Stat(engineSocket(t))
@@ -16,7 +16,6 @@ func socketGroup(t *testing.T) uint32 {
 	return info.Sys().(*syscall.Stat_t).Gid
 }
 
-// engineSocket is the file of the socket of the tests' engine.
 func engineSocket(t *testing.T) string {
 	t.Helper()
 	e, err := resolveEndpoint("", os.Getenv)
@@ -28,7 +27,7 @@ func engineSocket(t *testing.T) string {
 	return path
 }
 
-// userBed is a bed that belongs to an ordinary user, down from the root.
+// userBed returns a bed whose directories all belong to an ordinary user.
 func userBed(t *testing.T, uid int) *bed {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -48,7 +47,7 @@ func userBed(t *testing.T, uid int) *bed {
 	return b
 }
 
-// A member of the docker group gets containers whose files are theirs.
+// A docker group member's containers make files of that user.
 func TestOrdinaryUser(t *testing.T) {
 	for _, mode := range []os.FileMode{0o755, 0o700} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -81,7 +80,7 @@ func TestOrdinaryUserOnAnothersWorkspace(t *testing.T) {
 	}
 }
 
-// Who may not use the engine is told so, and what to do.
+// A user who may not use the engine is told what to do.
 func TestNoPermissionForTheEngine(t *testing.T) {
 	b := userBed(t, 1000)
 	_, err := tryOwner(t, b, newSession(), &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}})
