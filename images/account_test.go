@@ -153,8 +153,8 @@ func TestHasDir(t *testing.T) {
 	}
 }
 
-// FuzzFindAccount: whatever the files are, an account is never root, nor its ids and
-// groups out of range.
+// Whatever the files say, an account is never root, and its IDs and groups are
+// never out of range.
 func FuzzFindAccount(f *testing.F) {
 	f.Add("app", []byte(testPasswd), []byte(testGroup))
 	f.Add("1000:27", []byte("\x00:::\n:"), []byte("::::,,\n\xff"))

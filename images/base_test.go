@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestBaseImages holds the definitions of the published images to what their
-// README promises.
+// TestBaseImages compares the published images' definitions with their README.
 func TestBaseImages(t *testing.T) {
 	instruction := regexp.MustCompile(`(?m)^([A-Z]+) +(.*)$`)
 	for _, name := range []string{"base", "dev"} {

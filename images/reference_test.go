@@ -86,7 +86,6 @@ func TestReferenceParts(t *testing.T) {
 	}
 }
 
-// seeds are the corpus of the fuzz target, asserted below not to be empty.
 var seeds = []string{"host", "rootfs:/srv/x", "debian:bookworm-slim", "a/b:c", "build:/x", "oci-layout:/a:b/", "oci-layout:/a:b@sha256:0", "docker-archive:/x.tar", "rootfs:", "", "sha256:00", "x@sha256:"}
 
 func TestFuzzSeeds(t *testing.T) {

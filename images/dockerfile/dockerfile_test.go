@@ -9,8 +9,8 @@ import (
 
 const platform = "linux/amd64"
 
-// TestURLs checks that no spelling of an ADD of a URL passes, as an instruction and as a
-// trigger of a base image, and that plain ones do.
+// No spelling of an ADD of a URL may pass, as an instruction or as a base
+// image's trigger. Plain ones must.
 func TestURLs(t *testing.T) {
 	for _, text := range []string{
 		"ADD http://h/f /f", "add HTTPS://h/f /f", "\t ADD\thttp://h/f /f", "ADD --chown=1:1 local http://h/f /", `ADD ["http://h/f", "/f"]`,
@@ -53,8 +53,8 @@ func TestURLs(t *testing.T) {
 	}
 }
 
-// TestHereDocuments checks that what only another builder takes for a here-document is
-// refused, and that quoted and shifted text is not.
+// Only what another builder would take for a here-document is refused, not
+// quoted and shifted text.
 func TestHereDocuments(t *testing.T) {
 	for text, refused := range map[string]bool{
 		"RUN cat > /f <<'EOF'\n# nothing\nEOF": true, "run <<-E sh\n\tE": true, "COPY <<a <<b /d/": true, "ONBUILD RUN cat 3<<E": true, "RUN a && \\\n  b <<\"E F\"": true,
@@ -68,8 +68,7 @@ func TestHereDocuments(t *testing.T) {
 	}
 }
 
-// TestCheck checks that a builder with a network gets no instruction that could use it, and
-// that it gets others.
+// A builder with a network gets no instruction that could use it.
 func TestCheck(t *testing.T) {
 	for _, text := range []string{
 		"FROM a\nADD http://h/f /f", "FROM a\nADD [\"a\", \"/b\"]", "# syntax=docker/dockerfile:1\nFROM a", "\ufeff#Syntax = x\nFROM a", "// syntax=x\nFROM a",
@@ -129,7 +128,7 @@ func TestBases(t *testing.T) {
 	}
 }
 
-// FuzzRead checks that whatever a Dockerfile has, an instruction on a line of its own that adds
+// Whatever else a Dockerfile contains, an instruction on its own line that adds
 // a URL is found.
 func FuzzRead(f *testing.F) {
 	f.Add("FROM a\nRUN b \\\n c\n", "COPY x y")

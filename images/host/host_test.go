@@ -13,8 +13,9 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// machine lays out a host below a directory: entries ending in / are directories,
-// those with -> are links, the rest are files, executable below bin.
+// machine lays out a host below a directory. Entries that end in / are
+// directories, those with -> are links, and the rest are files, executable
+// below bin.
 func machine(t *testing.T, entries ...string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -42,7 +43,7 @@ func machine(t *testing.T, entries ...string) string {
 	return root
 }
 
-// binds gives the binds as path=source below root.
+// binds returns the binds as path=source below root.
 func binds(r *images.RootFS, root string) map[string]string {
 	m := map[string]string{}
 	for _, b := range r.Binds {
@@ -182,7 +183,6 @@ func TestHostToolchainsAndMasks(t *testing.T) {
 	}
 }
 
-// userMachine is a host with toolchains in a home directory.
 var userMachine = append([]string{
 	"home/me/.cargo/bin/rustup", "home/me/.cargo/bin/cargo -> rustup", "home/me/.cargo/credentials.toml", "home/me/.rustup/settings.toml",
 	"home/me/.pyenv/bin/pyenv", "home/me/.pyenv/libexec/x", "home/me/.nvm/versions/node/v20/bin/node", "home/me/.local/bin/tool", "home/me/.local/lib/x",
@@ -212,7 +212,8 @@ func TestHostSearchPath(t *testing.T) {
 	if diff := cmp.Diff(want, search(o)); diff != "" {
 		t.Errorf("path (-want +got):\n%s", diff)
 	}
-	// The controls: what was left out counts where it is no workspace, and not writable by all.
+	// The controls: a skipped directory counts if it is no workspace and not
+	// everybody can write it.
 	o.Workspace = ""
 	if err := os.Chmod(filepath.Join(root, "usr/local/open/bin"), 0o755); err != nil {
 		t.Fatal(err)
@@ -221,7 +222,7 @@ func TestHostSearchPath(t *testing.T) {
 	if diff := cmp.Diff(want, search(o)); diff != "" {
 		t.Errorf("path of the control (-want +got):\n%s", diff)
 	}
-	// A directory above that any user can change makes it unsafe too.
+	// So does a parent that anybody can change.
 	if err := os.Chmod(filepath.Join(root, "usr/local/open"), 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +241,8 @@ func TestHostVariables(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// GOROOT and .pyenv are not in the image; CARGO_HOME is the commands' own.
+	// GOROOT and .pyenv are not in the image, and CARGO_HOME is the commands'
+	// own.
 	if diff := cmp.Diff([]string{"RUSTUP_HOME=/home/me/.rustup", "JAVA_HOME=/opt/jdk", "DOTNET_ROOT=/usr/lib"}, r.Config.Env); diff != "" {
 		t.Errorf("environment (-want +got):\n%s", diff)
 	}
@@ -281,7 +283,6 @@ func TestFindAbsent(t *testing.T) {
 	if text := got[1].String(); !strings.Contains(text, "/home/me/.cargo/bin") || !strings.HasSuffix(text, ": cargo, rustup") {
 		t.Errorf("warning %q", text)
 	}
-	// With what it names, nothing is absent but what it refused.
 	for _, a := range got {
 		o.Toolchains = append(o.Toolchains, a.Toolchains...)
 	}
@@ -290,7 +291,6 @@ func TestFindAbsent(t *testing.T) {
 	}
 }
 
-// TestHostHere builds the image of the machine that runs the test.
 func TestHostHere(t *testing.T) {
 	if _, err := os.Stat("/bin/sh"); err != nil {
 		t.Skip("needs /bin/sh")

@@ -21,8 +21,8 @@ import (
 	"github.com/caisson-run/caisson/images/internal/imagetest"
 )
 
-// naive unpacks as one would who trusts archives. It is the control of the
-// table below: what harms nothing here proves nothing there.
+// naive unpacks without checks. It is the control of the table below: what
+// doesn't harm it proves nothing.
 func naive(dir string, layers [][]byte, stop int64) (written int64) {
 	for _, data := range layers {
 		var in io.Reader = bytes.NewReader(data)
@@ -72,13 +72,11 @@ func naive(dir string, layers [][]byte, stop int64) (written int64) {
 	return written
 }
 
-// A hostile image: what it is made of, how it must end, and what tells that a
-// naive unpacker was harmed.
 type hostile struct {
 	layers func(t testing.TB, outside string) [][]byte
-	// refused is a part of the reason; empty where it is unpacked harmlessly.
+	// refused is part of the error, or empty if it is unpacked harmlessly.
 	refused string
-	// harmed looks at what the naive one left; nil looks for a change outside.
+	// harmed checks what naive left. Without it, a change outside counts.
 	harmed func(dir string, written int64) bool
 }
 
@@ -86,7 +84,7 @@ func items(list ...imagetest.Item) func(testing.TB, string) [][]byte {
 	return func(t testing.TB, _ string) [][]byte { return [][]byte{imagetest.Archive(t, list...)} }
 }
 
-// meets reports whether a walk below dir finds an entry that ok accepts.
+// meets reports whether ok accepts an entry below dir.
 func meets(dir string, ok func(p string, info fs.FileInfo) bool) bool {
 	hit := false
 	_ = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error { // best effort
@@ -108,7 +106,6 @@ func wrote(more int64) func(string, int64) bool {
 	return func(_ string, written int64) bool { return written > more }
 }
 
-// many makes n entries.
 func many(n int, each func(i int) imagetest.Item) func(testing.TB, string) [][]byte {
 	return func(t testing.TB, _ string) [][]byte {
 		var list []imagetest.Item
@@ -119,8 +116,7 @@ func many(n int, each func(i int) imagetest.Item) func(testing.TB, string) [][]b
 	}
 }
 
-// sparse is an archive with one old GNU sparse file of size bytes that holds
-// none of them.
+// sparse is an archive with an old GNU sparse file of size bytes without data.
 func sparse(size int64) []byte {
 	block := make([]byte, 512)
 	copy(block, "hole")

@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/images/internal/imagetest"
 )
 
-// header is one tar header that claims 8 GiB, of which nothing follows.
+// header is a tar header that claims 8 GiB without any content.
 func header(kind byte) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -33,8 +33,7 @@ func header(kind byte) []byte {
 	return block
 }
 
-// TestClaimsCostNoMemory unpacks what claims to be large: what is allocated for
-// it stays below a bound, whatever it claims.
+// Whatever size is claimed, unpacking allocates little.
 func TestClaimsCostNoMemory(t *testing.T) {
 	const bound = 160 << 20 // zstd's window, and a little
 	// A zstd frame header with a window of 2 GiB, and one of 1 GiB of content.
@@ -77,19 +76,18 @@ func TestClaimsCostNoMemory(t *testing.T) {
 	}
 }
 
-// anyLayerOf is a layer that nobody reads beforehand to learn its digests.
+// anyLayerOf is a layer whose digests nobody knows beforehand.
 func anyLayerOf(data []byte) Layer {
 	l := layerOf(data, data)
 	l.Known = false
 	return l
 }
 
-// renamed makes records that the writer refuses out of some that it takes.
+// renamed turns records that the writer takes into ones that it refuses.
 func renamed(data []byte) []byte {
 	return bytes.ReplaceAll(data, []byte("XXX.sparse"), []byte("GNU.sparse"))
 }
 
-// allocated counts every byte that was ever allocated.
 func allocated() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)

@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/images/internal/imagetest"
 )
 
-// TestUnpackOwners: root gives files their owners and modes. An ordinary user owns all files,
-// and can go on where the image lets nobody read or write.
+// Root gives files their owners and modes. An ordinary user owns all files, and
+// can read and write where the image lets nobody.
 func TestUnpackOwners(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: several owners")

@@ -13,10 +13,9 @@ import (
 	"github.com/caisson-run/caisson/images/internal/imagetest"
 )
 
-// unpackSeeds are the corpus of FuzzUnpack: every hostile image of the table
-// that is small enough to mutate, a layer that is none, and one layer in each
-// form. (The fuzzer minimizes what it finds: -fuzzminimizetime 1s leaves more
-// of the time to finding.)
+// unpackSeeds has every hostile image of the table that is small enough to
+// mutate, an invalid layer, and one in each format. (-fuzzminimizetime 1s
+// leaves the fuzzer more time to find new inputs.)
 func unpackSeeds(t testing.TB) (seeds [][2][]byte) {
 	for _, h := range hostileImages() {
 		layers := append(h.layers(t, "../outside"), nil)
@@ -35,9 +34,8 @@ func TestUnpackSeeds(t *testing.T) {
 	}
 }
 
-// FuzzUnpack unpacks two layers of any bytes, one over the other: whatever they
-// hold, nothing outside of the tree changes, no limit is passed, the tree holds
-// what may be in it alone and can be removed.
+// Whatever two layers of any bytes contain, nothing outside the tree changes,
+// no limit is passed, and the tree is valid and can be removed.
 func FuzzUnpack(f *testing.F) {
 	for _, s := range unpackSeeds(f) {
 		f.Add(s[0], s[1])
@@ -71,8 +69,8 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// checkTree finds what may not be in a tree; stopped is whether its last file
-// was not finished.
+// checkTree finds what may not be in a tree. stopped says that its last file
+// may be incomplete.
 func checkTree(t *testing.T, dir string, stopped bool) {
 	t.Helper()
 	count := 0
@@ -95,7 +93,7 @@ func checkTree(t *testing.T, dir string, stopped bool) {
 	}
 }
 
-// anyLayer is a layer whose digests are right where that can be told.
+// anyLayer gives a layer the right digests if they can be told.
 func anyLayer(data []byte) Layer {
 	l := layerOf(data, data)
 	if r, err := openLayer(context.Background(), l, tight, tight.Bytes, nil); err == nil {

@@ -15,10 +15,10 @@ import (
 	"github.com/caisson-run/caisson/images/internal/imagetest"
 )
 
-// TestUnpackProperty unpacks images whose entries are drawn from few names, so
-// that they meet: links below links, whiteouts of what links name, hard links
-// to what was replaced. Whatever is drawn, nothing outside changes, an error
-// is a refusal, and the tree holds what may be in it.
+// TestUnpackProperty draws entries from few names, so that they meet: links
+// below links, whiteouts of links' targets, hard links to replaced files.
+// Nothing outside may change, an error must be a refusal, and the tree must be
+// valid.
 func TestUnpackProperty(t *testing.T) {
 	base := t.TempDir()
 	outside := filepath.Join(base, "outside")

@@ -31,7 +31,7 @@ func sum(data []byte) string {
 	return "sha256:" + hex.EncodeToString(s[:])
 }
 
-// layerOf is a layer that is stored as data and has plain as its archive.
+// layerOf is a layer that is stored as data and whose archive is plain.
 func layerOf(data, plain []byte) Layer {
 	return Layer{
 		Digest: sum(data), DiffID: sum(plain), Size: int64(len(data)), Known: true,
@@ -58,7 +58,6 @@ func unpackAll(t testing.TB, dir string, limits Limits, layers ...Layer) (Result
 	return Unpack(context.Background(), dir, layers, limits.WithDefaults(), false, func(Layer, int64) {})
 }
 
-// plainLayers are layers that are stored uncompressed.
 func plainLayers(archives ...[]byte) (layers []Layer) {
 	for _, a := range archives {
 		layers = append(layers, layerOf(a, a))
@@ -66,7 +65,8 @@ func plainLayers(archives ...[]byte) (layers []Layer) {
 	return layers
 }
 
-// listing is a tree as sorted lines: mode, name, links' targets, small content.
+// listing returns a tree's sorted lines: mode, name, links' targets, small
+// content.
 func listing(t testing.TB, dir string) []string {
 	t.Helper()
 	var lines []string
@@ -245,8 +245,8 @@ func TestUnpackKeepsTimesAndOwner(t *testing.T) {
 	}
 }
 
-// layersFrom are layers whose digests are right, so that nothing but their
-// content can be refused.
+// layersFrom gives layers the right digests, so that only their content can be
+// refused.
 func layersFrom(t *testing.T, data [][]byte) (layers []Layer) {
 	for _, d := range data {
 		plain := d

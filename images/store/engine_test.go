@@ -20,8 +20,7 @@ import (
 	"github.com/caisson-run/caisson/images/internal/imagetest"
 )
 
-// fakeEngine behaves as an engine: it has images by name, hands them out and
-// builds by a function.
+// fakeEngine has images by name, exports them, and builds with a function.
 type fakeEngine struct {
 	images map[string]v1.Image // by name
 	saves  int
@@ -92,7 +91,7 @@ func TestEngine(t *testing.T) {
 	if again.Dir != root.Dir || byID.Dir != root.Dir || e.saves != 2 {
 		t.Errorf("saved %d times, want once a reference", e.saves)
 	}
-	// The user builds it again: the name now means the engine's image.
+	// The user builds it again, so that the name means the engine's image.
 	newer := simple(t, imagetest.File("which", "newer"))
 	e.images[ref.Value] = newer
 	changed, release := rootfs(t, s, ref)
@@ -106,7 +105,6 @@ func TestEngine(t *testing.T) {
 	if read(t, pulled, "which") != "remote" {
 		t.Error("what the engine lacks was not pulled")
 	}
-	// Each is removed by its name.
 	if done, err := s.Remove(t.Context(), ref); err != nil || len(done.Images) != 2 {
 		t.Errorf("remove: %+v, %v", done, err)
 	}
@@ -120,8 +118,7 @@ func TestEngine(t *testing.T) {
 	noHalves(t, s)
 }
 
-// TestEngineSavesOnce: an image of which one tree is wanted is exported from the engine
-// once, whichever of its trees that is, and the other tree is made when it is wanted.
+// An engine exports an image once, for whichever of its trees comes first.
 func TestEngineSavesOnce(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: files of other owners")
@@ -193,8 +190,8 @@ func TestBuildByEngine(t *testing.T) {
 	}
 }
 
-// TestBuildOutside runs programs that stand in for builders: they take the
-// arguments of the real ones and write a docker archive.
+// TestBuildOutside runs programs that take real builders' arguments and write a
+// docker archive.
 func TestBuildOutside(t *testing.T) {
 	bin, dir := t.TempDir(), t.TempDir()
 	prepared := save(t, map[string]v1.Image{"x:1": simple(t, imagetest.File("which", "built"))})
@@ -294,8 +291,7 @@ esac`)
 	noHalves(t, s)
 }
 
-// TestBuildNetworkNeedsEngine checks that no other builder builds where a network was asked
-// for, and that an engine gets it.
+// Only an engine builds with a network.
 func TestBuildNetworkNeedsEngine(t *testing.T) {
 	dir := t.TempDir()
 	open := func(context.Context, string) (*images.BuildNetwork, error) { return nil, nil }

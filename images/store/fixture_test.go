@@ -33,13 +33,12 @@ import (
 	"github.com/caisson-run/caisson/images/layer"
 )
 
-// fakeRegistry is go-containerregistry's registry on loopback, with a hook.
 type fakeRegistry struct {
 	*httptest.Server
 	host     string
 	requests atomic.Int64
 	blobs    atomic.Int64 // GETs of blobs
-	// meddle answers instead of the registry where it returns true.
+	// meddle answers instead of the registry if it returns true.
 	meddle func(w http.ResponseWriter, r *http.Request) bool
 }
 
@@ -70,7 +69,6 @@ func newRegistry(t testing.TB) *fakeRegistry {
 	return f
 }
 
-// imageSpec describes an image of the tests.
 type imageSpec struct {
 	layers [][]byte
 	config v1.Config
@@ -79,7 +77,6 @@ type imageSpec struct {
 
 var errBrokenLine = errors.New("the line is broken")
 
-// lowLimits are limits that tests can reach.
 var lowLimits = layer.Limits{
 	Bytes: 1 << 20, FileBytes: 256 << 10, Entries: 400, Ratio: 100, RatioFloor: 64 << 10, PathBytes: 1024, Depth: 20, Layers: 8, Top: 20, MetadataBytes: 64 << 10,
 }
@@ -167,7 +164,7 @@ func (anonymous) Resolve(authn.Resource) (authn.Authenticator, error) { return a
 
 func storeDir(t testing.TB) string { t.Helper(); return filepath.Join(t.TempDir(), "store") }
 
-// rootfs takes an image and checks what is true of every root.
+// rootfs takes an image and checks what every root has in common.
 func rootfs(t testing.TB, s *Store, ref images.Reference) (*images.RootFS, func()) {
 	t.Helper()
 	root, release, err := s.RootFS(context.Background(), ref)
@@ -183,7 +180,6 @@ func rootfs(t testing.TB, s *Store, ref images.Reference) (*images.RootFS, func(
 	return root, release
 }
 
-// read reads a file of a root.
 func read(t testing.TB, root *images.RootFS, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(root.Dir, name))

@@ -14,9 +14,9 @@ import (
 	"github.com/caisson-run/caisson/images/internal/imagetest"
 )
 
-// TestOwnedRootFS: files of an image have their owners and modes where they are
-// asked for, without set-user-ID, beside the tree without. For an ordinary user all
-// files are that user's.
+// Files have their image's owners and modes where requested, but no
+// set-user-ID, beside a tree without owners. For an ordinary user, all files
+// are that user's.
 func TestOwnedRootFS(t *testing.T) {
 	item := func(it imagetest.Item, mode int64, uid, gid int) imagetest.Item {
 		it.Mode, it.Uid, it.Gid = mode, uid, gid
@@ -55,7 +55,7 @@ func TestOwnedRootFS(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
 	}
-	// A prune keeps what is used, by either tree.
+	// Either tree keeps an image from a prune.
 	releasePlain()
 	if done, err := s.Prune(t.Context(), 0); err != nil || len(done.Kept) != 1 {
 		t.Errorf("prune: %+v, %v", done, err)

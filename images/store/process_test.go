@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/images/internal/imagetest"
 )
 
-// childEnv makes this test binary a process that takes an image: its value is
-// the store's directory and the reference.
+// childEnv makes this test binary take an image: its value is the store's
+// directory and the reference.
 const childEnv = "CAISSON_IMAGES_CHILD"
 
 func TestMain(m *testing.M) {
@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// child takes an image, says each step and the root, and holds the image until
-// its stdin ends.
+// child takes an image, prints each step and the root, and holds the image
+// until its stdin ends.
 func child(job string) int {
 	dir, text, _ := strings.Cut(job, " ")
 	ref, err := images.ParseReference(text)
@@ -37,7 +37,7 @@ func child(job string) int {
 	}
 	s, err := New(Options{Dir: dir, Platform: "linux/amd64", Keychain: anonymous{}, Progress: func(p Progress) {
 		fmt.Printf("step %s %s %d/%d\n", p.Phase, p.Digest, p.Done, p.Total)
-		// Whoever counts the steps has the time to kill at this one.
+		// The test may kill this process here.
 		io.ReadFull(os.Stdin, make([]byte, 1))
 	}})
 	if err != nil {
@@ -86,7 +86,7 @@ func startChild(t *testing.T, dir string, ref images.Reference) *process {
 	return p
 }
 
-// next gives the child's next line.
+// next returns the child's next line.
 func (p *process) next() string {
 	if !p.lines.Scan() {
 		return ""
@@ -94,7 +94,6 @@ func (p *process) next() string {
 	return p.lines.Text()
 }
 
-// proceed lets the child go on after a step.
 func (p *process) proceed() { p.stdin.Write([]byte("\n")) }
 
 func (p *process) kill() {
@@ -117,8 +116,8 @@ func (p *process) run() (root string, steps []string) {
 	}
 }
 
-// TestKilledAtAnyStep kills a process at each of its steps in turn: the store
-// holds nothing half made afterwards, and the next process takes the image.
+// TestKilledAtAnyStep kills a process at each of its steps in turn. The store
+// must contain nothing half made, and the next process takes the image.
 func TestKilledAtAnyStep(t *testing.T) {
 	reg := newRegistry(t)
 	reg.push(t, "x:1", simple(t, imagetest.File("a", strings.Repeat("x", 100_000))))
@@ -162,7 +161,8 @@ func TestKilledAtAnyStep(t *testing.T) {
 	}
 }
 
-// TestKilledAtAnyTime kills without a step's leave, in the middle of unpacking.
+// TestKilledAtAnyTime kills in the middle of steps, while the image is
+// unpacked.
 func TestKilledAtAnyTime(t *testing.T) {
 	reg := newRegistry(t)
 	var many []imagetest.Item
@@ -206,14 +206,13 @@ func TestKilledAtAnyTime(t *testing.T) {
 	}
 }
 
-// TestTwoProcesses lets two processes take one image at once: one unpacks, the
-// other waits.
+// Two processes take one image at once. One unpacks, the other waits.
 func TestTwoProcesses(t *testing.T) {
 	reg := newRegistry(t)
 	reg.push(t, "x:1", simple(t, imagetest.File("a", "x")))
 	dir, ref := storeDir(t), reg.ref(t, "x:1")
 	one, two := startChild(t, dir, ref), startChild(t, dir, ref)
-	// The first stands in the middle of unpacking when the second begins.
+	// The second begins while the first unpacks.
 	for {
 		line := one.next()
 		if line == "" || strings.HasPrefix(line, "step unpack") {
@@ -242,7 +241,6 @@ func TestTwoProcesses(t *testing.T) {
 		}
 	}
 
-	// A third store sees that they live, and that they are dead.
 	s := openStore(t, dir)
 	if done, err := s.Prune(t.Context(), 0); err != nil || len(done.Kept) != 1 || !pathExists(first) {
 		t.Errorf("prune beside two that live: %+v, %v", done, err)

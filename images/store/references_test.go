@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// TestReferencesWaitForNothing: unlike List, References neither waits for the store's lock nor
-// makes a directory.
+// Unlike List, References neither waits for the store's lock nor creates a
+// directory.
 func TestReferencesWaitForNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "images")
 	if names, err := References(dir); len(names) > 0 || !errors.Is(err, os.ErrNotExist) {

@@ -127,7 +127,7 @@ func manifestOf(text string) func(http.ResponseWriter, *http.Request) bool {
 	}
 }
 
-// blobOf meddles with blobs that are no configuration: JSON passes.
+// blobOf meddles with layers but not with configurations, which are JSON.
 func blobOf(answer func(w http.ResponseWriter, size int64)) func(http.ResponseWriter, *http.Request) bool {
 	return func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/") || r.UserAgent() == "inside" {
@@ -153,7 +153,7 @@ func blobOf(answer func(w http.ResponseWriter, size int64)) func(http.ResponseWr
 	}
 }
 
-// noHalves checks that a store holds nothing half made.
+// noHalves checks that a store contains nothing half made.
 func noHalves(t testing.TB, s *Store) {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(s.o.Dir, "tmp"))
@@ -182,7 +182,8 @@ func noHalves(t testing.TB, s *Store) {
 }
 
 func TestUnreachable(t *testing.T) {
-	// A port without a listener, that no other process gets, and one that never answers.
+	// One port has no listener, and no other process can get it. The other one
+	// never answers.
 	const host = "127.0.0.1:1"
 	release := make(chan struct{})
 	mute := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
@@ -224,8 +225,8 @@ func TestIdleDownload(t *testing.T) {
 func TestPlainHTTP(t *testing.T) {
 	reg := newRegistry(t)
 	reg.push(t, "x:1", simple(t))
-	// Every request goes to the registry, whatever its target: the client itself
-	// would ask a private address without TLS.
+	// Every request goes to the registry, whatever its target, because the
+	// client would ask a private address without TLS.
 	var asked atomic.Int64
 	there := roundTripper(func(r *http.Request) (*http.Response, error) {
 		if r.URL.Scheme == "https" {
@@ -277,8 +278,7 @@ func TestRetry(t *testing.T) {
 	noHalves(t, s)
 }
 
-// TestSizesThatOverflow tests that layers whose sizes add up to a negative number are refused
-// before anything is downloaded.
+// Layers whose sizes overflow are refused before anything is downloaded.
 func TestSizesThatOverflow(t *testing.T) {
 	s := openStore(t, storeDir(t))
 	im := &reader.Image{Layers: []layer.Layer{{Digest: "sha256:a", Size: math.MaxInt64}, {Digest: "sha256:b", Size: math.MaxInt64}}}

@@ -25,7 +25,7 @@ import (
 	"github.com/caisson-run/caisson/images/internal/imagetest"
 )
 
-// writeLayout writes images into an OCI layout, each with its tag.
+// writeLayout writes an OCI layout of images with their tags.
 func writeLayout(t testing.TB, images map[string]v1.Image) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -95,8 +95,7 @@ func TestLayout(t *testing.T) {
 	noHalves(t, s)
 }
 
-// TestHostileLayout changes a layout's files: each is refused, and none is
-// waited for.
+// Each changed file of a layout is refused without delay.
 func TestHostileLayout(t *testing.T) {
 	im := simple(t, imagetest.File("which", "one"))
 	manifest, config := digests(t, im)
@@ -263,8 +262,8 @@ func TestHostileArchive(t *testing.T) {
 	}
 }
 
-// TestImageFaults are images that commands can't run on, and what an image
-// says and must not decide.
+// TestImageFaults has images that commands can't run on, and settings of an
+// image that are ignored.
 func TestImageFaults(t *testing.T) {
 	noShell := makeImage(t, imageSpec{layers: [][]byte{imagetest.Archive(t, imagetest.File("app", "x"), imagetest.File("etc/passwd", ""))}})
 	dangling := makeImage(t, imageSpec{layers: [][]byte{imagetest.Archive(t, imagetest.Symlink("bin", "usr/bin"), imagetest.Symlink("usr/bin/sh", "dash"))}})
@@ -324,7 +323,7 @@ func TestArchive(t *testing.T) {
 			t.Errorf("%s: id %s, %v, want %s", ref, got, err, id)
 			continue
 		}
-		// It reads back, by the library and by our own reader, and has no tag.
+		// The library and our own reader can read it back. It has no tag.
 		im, err := tarball.Image(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }, nil)
 		if err != nil {
 			t.Errorf("%s: %v", ref, err)

@@ -38,7 +38,7 @@ func TestPullAndPin(t *testing.T) {
 		t.Errorf("digest %s, want %s", root.Digest, one)
 	}
 
-	// The tag moves; the pin holds, and so does the other spelling of the name.
+	// The tag moves, but the pin stays, also for the name's other spelling.
 	two := reg.push(t, "team/tool:v1", simple(t, imagetest.File("which", "two")))
 	again, release2 := rootfs(t, s, ref)
 	release2()
@@ -60,7 +60,7 @@ func TestPullAndPin(t *testing.T) {
 	}
 	reg.meddle = nil
 
-	// A pull that finds something else and can't have it leaves the pin.
+	// A pull that can't fetch the new image leaves the pin.
 	reg.meddle = blobOf(func(w http.ResponseWriter, _ int64) { http.Error(w, "gone", http.StatusNotFound) })
 	if _, err := s.Pull(t.Context(), ref); !errors.Is(err, images.ErrNotFound) {
 		t.Errorf("pull of an image without layers: %v", err)
@@ -82,7 +82,7 @@ func TestPullAndPin(t *testing.T) {
 		t.Errorf("after a pull: %s", moved.Digest)
 	}
 
-	// By digest, the old one is still to be had; with tag and digest too.
+	// The old image is still available by digest, with a tag or without.
 	byDigest, release5 := rootfs(t, s, reg.ref(t, "team/tool@"+one))
 	release5()
 	both, release6 := rootfs(t, s, reg.ref(t, "team/tool:v1@"+one))
@@ -294,7 +294,7 @@ func TestListRemovePrune(t *testing.T) {
 		}
 	}
 
-	// In use: neither removed nor pruned, by this store or another.
+	// An image in use is neither removed nor pruned, by this store or another.
 	other := openStore(t, s.o.Dir)
 	if _, err := other.Remove(t.Context(), x); !errors.Is(err, images.ErrInUse) {
 		t.Errorf("remove what is in use: %v", err)
@@ -323,7 +323,6 @@ func TestListRemovePrune(t *testing.T) {
 			t.Errorf("left in %s: %v, %v", sub, entries, err)
 		}
 	}
-	// And it can be had again.
 	_, release := rootfs(t, s, x)
 	release()
 }
@@ -373,7 +372,7 @@ func TestDamagedStore(t *testing.T) {
 		_, release := rootfs(t, s, ref)
 		release()
 	}
-	// Blobs that were lost, or are other bytes now, are fetched again.
+	// Blobs that were lost or changed are fetched again.
 	blobs, err := filepath.Glob(filepath.Join(s.o.Dir, "blobs/sha256/*"))
 	if err != nil || len(blobs) != 4 {
 		t.Fatal(blobs, err)
@@ -398,8 +397,8 @@ func TestDamagedStore(t *testing.T) {
 		}
 	}
 
-	// After a boot a tree is walked once: a whole one is kept, one that lost
-	// something to a power cut is made anew.
+	// After a boot a tree is checked once. A whole one is kept, and one that
+	// lost something in a power cut is made again.
 	root, release := rootfs(t, s, ref)
 	release()
 	boot := func() {

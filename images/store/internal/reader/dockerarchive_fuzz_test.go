@@ -11,8 +11,7 @@ import (
 	"github.com/caisson-run/caisson/images/layer"
 )
 
-// FuzzDockerArchive reads an archive of any bytes: it is an image or an error,
-// and nothing else.
+// Any bytes give an image or an error.
 func FuzzDockerArchive(f *testing.F) {
 	f.Add(imagetest.DockerArchive(f, ""))
 	f.Add(imagetest.DockerArchive(f, "nothing"))

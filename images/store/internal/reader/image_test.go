@@ -33,7 +33,7 @@ func TestPlainHTTPHosts(t *testing.T) {
 	}
 }
 
-// TestStartInterval: the interval of the start period, which v1.Config lacks, is read.
+// v1.Config lacks the start period's interval.
 func TestStartInterval(t *testing.T) {
 	config := `{"os":"linux","architecture":"amd64","config":{"Healthcheck":{"Test":["CMD","true"],"StartInterval":2000000000}}}`
 	im, err := newImage(images.Reference{}, []byte(config), nil, "linux/amd64", layer.Limits{})
