@@ -7,10 +7,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
-	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -68,8 +66,7 @@ func TestDefinitionsOfOptions(t *testing.T) {
 	if defs, err := DefinitionsOf(ToolOptions{}, -1); err == nil {
 		t.Errorf("commands of less than no time: %d definitions", len(defs))
 	}
-	below := toolset{opts: Options{SandboxOptions: SandboxOptions{Setup: sandbox.Setup{Grace: -1}}}, hostRoot: "/", reader: &livesandbox.View{}, exec: &livesandbox.Executor{}, log: zap.NewNop()}
-	if all, err := below.listFactories(); err == nil {
+	if all, err := newDefiner(ToolOptions{}, sandbox.Setup{Grace: -1}).listFactories(); err == nil {
 		t.Errorf("a grace period below zero: %d tools", len(all))
 	}
 }

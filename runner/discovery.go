@@ -18,11 +18,11 @@ import (
 // policy lets the model call.
 func (t toolset) hasServers() bool {
 	o := t.opts
-	if slices.ContainsFunc(o.MCP.Servers, func(s MCPServer) bool { return s.mayCall(o.Policy, t.hostRoot) }) {
+	if slices.ContainsFunc(o.MCP.Servers, func(s MCPServer) bool { return s.mayCall(o.Policy, o.Workspace.Path) }) {
 		return true
 	}
 	mayCall := func(def tools.Definition) bool {
-		return def.Name.Server() != "" && o.Policy.Decide(def, t.hostRoot).Mode != policy.ModeDeny
+		return def.Name.Server() != "" && o.Policy.Decide(def, o.Workspace.Path).Mode != policy.ModeDeny
 	}
 	for _, d := range o.Declared {
 		if mayCall(tools.Definition{Name: d.Name, Class: tools.ClassExecute, Runs: tools.PlaceSandbox}) {
@@ -49,7 +49,10 @@ func (o Options) wireName(name tools.Name) tools.LLMName {
 // discoveryTools returns search_tools and load_tool.
 func (t toolset) discoveryTools() []tools.Factory {
 	return discovery.Factories(discovery.Options{
-		Enabled: t.hasServers(), Tools: t.registered, Servers: t.servers, Wait: t.waitServer, Wire: t.opts.wireName, Loaded: t.loaded, Activated: t.activated,
+		Enabled: t.hasServers(), Tools: func() []tools.Definition { return t.tools.Registered() }, Wire: t.opts.wireName,
+		Servers: func() []discovery.Server { return t.mcp.listForSearch() },
+		Wait:    func(ctx context.Context, server string) error { return t.mcp.waitSearch(ctx, server) },
+		Loaded:  &t.loaded, Activated: t.events.recordActivated,
 		IsUsable: func(def tools.Definition) bool { return !t.opts.deniesAll(def) && t.permits(def) },
 	})
 }

@@ -382,7 +382,7 @@ func (s *Session) newDispatcher() (*dispatch.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := s.newToolset().listFactories()
+	all, err := toolset{s, s.tracker.WorkspaceView()}.listFactories()
 	if err != nil {
 		return nil, err
 	}

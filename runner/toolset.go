@@ -19,7 +19,6 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
-	"github.com/caisson-run/caisson/tools/discovery"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/fetch"
 	"github.com/caisson-run/caisson/tools/file"
@@ -30,41 +29,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// toolset makes the tools of a session. Without a session, the tools only have definitions.
+// toolset makes the tools of a session. If that has only options, an executor and a log, the
+// tools have definitions and can't run.
 type toolset struct {
-	// opts are the session's.
-	opts Options
-	// hostRoot is the workspace's path on the host, dir the session's directory, or "".
-	hostRoot, dir string
-	reader        workspace.View
-	exec          *livesandbox.Executor
-	skills        *skill.Set
-	// known returns the names of the session's tools.
-	known   func() []tools.Name
-	patches *patchMarker
-	// mayUse reports whether a tool can be used, permits whether it could be once it is
-	// loaded, and registered returns all tools.
-	mayUse, permits func(tools.Definition) bool
-	registered      func() []tools.Definition
-	// servers lists the MCP servers; waitServer waits for one, or for all for "".
-	servers    func() []discovery.Server
-	waitServer func(ctx context.Context, server string) error
-	loaded     *discovery.Loaded
-	activated  func(discovery.Activation) error
-	// denied, warn and inner record what tools report besides results.
-	denied func(record.NetworkDenied) error
-	warn   func(message string)
-	inner  func(call string, e worker.Event) error
-	log    *zap.Logger
-}
-
-// newToolset returns the session's toolset. It needs the session's executor.
-func (s *Session) newToolset() toolset {
-	return toolset{
-		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.WorkspaceView(), exec: s.exec, skills: s.skills, known: func() []tools.Name { return s.tools.Names() }, patches: s.patches, log: s.log,
-		mayUse: s.mayUse, permits: s.permits, registered: func() []tools.Definition { return s.tools.Registered() }, servers: func() []discovery.Server { return s.mcp.listForSearch() }, waitServer: func(ctx context.Context, server string) error { return s.mcp.waitSearch(ctx, server) }, loaded: &s.loaded, activated: s.events.recordActivated,
-		denied: s.events.recordDenied, warn: s.events.recordWarning, inner: s.events.recordWorker,
-	}
+	*Session
+	reader workspace.View
 }
 
 // listFactories returns all tools, in the order in which models see them.
@@ -87,7 +56,7 @@ func (t toolset) listFactories() ([]tools.Factory, error) {
 	}
 	all = append(append(append(append(all, commands...), checks...), fetched), t.memoryTools()...)
 	all = append(all, t.workerTools(fetched)...)
-	all = append(all, skill.New(skill.ToolOptions{Skills: t.skills, Known: t.known, Warn: t.warn}))
+	all = append(all, skill.New(skill.ToolOptions{Skills: t.skills, Known: func() []tools.Name { return t.tools.Names() }, Warn: t.events.recordWarning}))
 	all = append(all, t.discoveryTools()...)
 	for _, d := range t.opts.Declared {
 		f, err := shell.NewDeclared(t.exec, d, t.shellOptions())
@@ -101,7 +70,7 @@ func (t toolset) listFactories() ([]tools.Factory, error) {
 
 func (t toolset) shellOptions() shell.Options {
 	return shell.Options{
-		Timeout: t.opts.Resources.CommandTime, Grace: t.opts.Grace, Mount: t.opts.mountPoint(), HostRoot: t.hostRoot, Network: t.opts.Egress.enabled(),
+		Timeout: t.opts.Resources.CommandTime, Grace: t.opts.Grace, Mount: t.opts.mountPoint(), HostRoot: t.opts.Workspace.Path, Network: t.opts.Egress.enabled(),
 		Background: t.exec.Background(), View: t.reader,
 	}
 }
@@ -127,7 +96,7 @@ func (t toolset) fetchTool() (tools.Factory, error) {
 		dir = filepath.Join(t.dir, fetchedDir)
 	}
 	return t.opts.Fetch.NewTool(t.opts.Version, dir, t.log, func(d fetch.Denial) error {
-		return t.denied(record.NetworkDenied{CallID: d.CallID, URL: d.URL, Host: d.Host, Addr: d.Addr, Reason: d.Reason, Redirect: d.Redirect})
+		return t.events.recordDenied(record.NetworkDenied{CallID: d.CallID, URL: d.URL, Host: d.Host, Addr: d.Addr, Reason: d.Reason, Redirect: d.Redirect})
 	})
 }
 
@@ -136,10 +105,10 @@ func (t toolset) fetchTool() (tools.Factory, error) {
 func (t toolset) workerTools(fetched tools.Factory) []tools.Factory {
 	o := t.opts.Workers
 	return worker.NewTools(worker.AgentOptions{
-		Profiles: o.Profiles, Record: t.inner, Logger: t.log,
+		Profiles: o.Profiles, Record: t.events.recordWorker, Logger: t.log,
 		Tools: worker.ToolOptions{
 			Names: o.Tools, Factories: []tools.Factory{fetched, verify.New(verify.Options{})}, Allow: t.mayUse,
-			Policy: t.opts.Policy, Workspace: t.hostRoot, CostCap: o.CostCap,
+			Policy: t.opts.Policy, Workspace: t.opts.Workspace.Path, CostCap: o.CostCap,
 		},
 	})
 }
@@ -149,8 +118,14 @@ func (t toolset) memoryTools() []tools.Factory {
 	return memory.Factories(memory.Options{
 		Store: t.opts.Memory, Enabled: t.opts.Memory != nil,
 		Redact: func(text string) string { return string(redact.Bytes([]byte(text))) },
-		Warn:   t.warn,
+		Warn:   t.events.recordWarning,
 	})
+}
+
+// newDefiner returns a toolset for definitions alone.
+func newDefiner(o ToolOptions, setup sandbox.Setup) toolset {
+	opts := Options{ToolOptions: o, SandboxOptions: SandboxOptions{Setup: setup}, Workspace: &Workspace{Path: "/"}}
+	return toolset{&Session{opts: opts, exec: &livesandbox.Executor{}, log: zap.NewNop()}, &livesandbox.View{}}
 }
 
 // Definitions returns the definitions of the built-in tools, in the order in which models see
@@ -161,8 +136,7 @@ func Definitions() ([]tools.Definition, error) { return DefinitionsOf(ToolOption
 // time limit for commands; zero is the default. Tools that are off are included, with
 // EnabledByDefault false.
 func DefinitionsOf(o ToolOptions, commandTime time.Duration) ([]tools.Definition, error) {
-	opts := Options{ToolOptions: o, SandboxOptions: SandboxOptions{Setup: sandbox.Setup{Resources: limits.Resources{CommandTime: commandTime}}}}
-	all, err := toolset{opts: opts, hostRoot: "/", reader: &livesandbox.View{}, exec: &livesandbox.Executor{}, log: zap.NewNop()}.listFactories()
+	all, err := newDefiner(o, sandbox.Setup{Resources: limits.Resources{CommandTime: commandTime}}).listFactories()
 	if err != nil {
 		return nil, fmt.Errorf("list tools: %w", err)
 	}

@@ -66,8 +66,7 @@ func TestChecksGetWhatACommandWrote(t *testing.T) {
 // TestVerifyToolsNeedTime: a check's command needs at least a second.
 func TestVerifyToolsNeedTime(t *testing.T) {
 	for limit, fails := range map[time.Duration]bool{time.Second: false, time.Millisecond: true} {
-		ts := toolset{reader: fakesandbox.LostView{}, opts: Options{SandboxOptions: SandboxOptions{Setup: sandbox.Setup{Resources: limits.Resources{CommandTime: limit}}}}}
-		if _, err := ts.verifyTools(); (err != nil) != fails {
+		if _, err := newDefiner(ToolOptions{}, sandbox.Setup{Resources: limits.Resources{CommandTime: limit}}).verifyTools(); (err != nil) != fails {
 			t.Errorf("%v: %v", limit, err)
 		}
 	}
