@@ -174,35 +174,15 @@ func (r *reader) addRecord(rec record.Record) error {
 		r.answered, r.summarized = "", ""
 		clear(r.past.Background) // the sandbox is gone
 	case record.KindMessage:
-		var p record.Message
-		if err := r.decodePayload(rec, &p); err != nil {
-			return err
-		}
-		r.addMessage(rec, p)
+		return read(r, rec, func(p record.Message) { r.addMessage(rec, p) })
 	case record.KindTurnStarted:
-		var p record.TurnStarted
-		if err := r.decodePayload(rec, &p); err != nil {
-			return err
-		}
-		r.beginTurn(rec, p)
+		return read(r, rec, func(p record.TurnStarted) { r.beginTurn(rec, p) })
 	case record.KindToolActivated:
-		var p record.ToolActivated
-		if err := r.decodePayload(rec, &p); err != nil {
-			return err
-		}
-		r.past.Activated = append(r.past.Activated, p.Name)
+		return read(r, rec, func(p record.ToolActivated) { r.past.Activated = append(r.past.Activated, p.Name) })
 	case record.KindTurnCompleted:
-		var p record.TurnCompleted
-		if err := r.decodePayload(rec, &p); err != nil {
-			return err
-		}
-		r.endTurn(p.Reason, p.Usage)
+		return read(r, rec, func(p record.TurnCompleted) { r.endTurn(p.Reason, p.Usage) })
 	case record.KindTurnCancelled:
-		var p record.TurnCancelled
-		if err := r.decodePayload(rec, &p); err != nil {
-			return err
-		}
-		r.endTurn(loop.StopCancelled, p.Usage)
+		return read(r, rec, func(p record.TurnCancelled) { r.endTurn(loop.StopCancelled, p.Usage) })
 	case record.KindContextCompacted:
 		var p record.ContextCompacted
 		if err := r.decodePayload(rec, &p); err != nil {
@@ -216,21 +196,25 @@ func (r *reader) addRecord(rec record.Record) error {
 	case record.KindModelCallStarted:
 		r.beginModelCall()
 	case record.KindModelCallCompleted:
-		var p record.ModelCallCompleted
-		if err := r.decodePayload(rec, &p); err != nil {
-			return err
-		}
-		r.endModelCall(rec, p)
+		return read(r, rec, func(p record.ModelCallCompleted) { r.endModelCall(rec, p) })
 	case record.KindWorkerModelCall:
-		var p record.WorkerModelCall
-		if err := r.decodePayload(rec, &p); err != nil {
-			return err
-		}
-		p.Usage.Rounds = 0 // the turn doesn't count them either
-		r.used.Add(p.Usage)
+		return read(r, rec, func(p record.WorkerModelCall) {
+			p.Usage.Rounds = 0 // the turn doesn't count them either
+			r.used.Add(p.Usage)
+		})
 	default:
 		return r.addCallRecord(rec)
 	}
+	return nil
+}
+
+// read calls use with the payload of a record.
+func read[P any](r *reader, rec record.Record, use func(P)) error {
+	var p P
+	if err := r.decodePayload(rec, &p); err != nil {
+		return err
+	}
+	use(p)
 	return nil
 }
 
