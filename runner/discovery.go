@@ -91,11 +91,18 @@ func (m *mcpServers) waitLoaded(ctx context.Context) {
 func (m *mcpServers) listForSearch() []discovery.Server {
 	now, cancel := context.WithCancelCause(context.Background())
 	cancel(nil)
-	list := m.list()
-	for i, one := range list {
-		if one.Problem == "" && errors.Is(m.set.WaitServer(now, one.Name), context.Canceled) {
-			list[i].Problem = "it is starting"
+	var list []discovery.Server
+	for _, one := range m.s.servers {
+		if !m.mayCall(one) {
+			continue
 		}
+		one.mu.Lock()
+		problem := one.problem
+		one.mu.Unlock()
+		if problem == "" && errors.Is(m.set.WaitServer(now, one.Name), context.Canceled) {
+			problem = "it is starting"
+		}
+		list = append(list, discovery.Server{Name: one.Name, Problem: problem})
 	}
 	known := serverNames(m.s.opts.MCP)
 	for _, def := range m.s.tools.Registered() {

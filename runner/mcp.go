@@ -21,7 +21,6 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
-	"github.com/caisson-run/caisson/tools/discovery"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/mcp"
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
@@ -395,20 +394,6 @@ func (m *mcpServers) wait(ctx context.Context, server string) error {
 		return context.Cause(ctx)
 	}
 	return nil
-}
-
-// list returns the servers that the policy allows calls to, with their problems.
-func (m *mcpServers) list() []discovery.Server {
-	var list []discovery.Server
-	for _, one := range m.s.servers {
-		if !m.mayCall(one) {
-			continue
-		}
-		one.mu.Lock()
-		list = append(list, discovery.Server{Name: one.Name, Problem: one.problem})
-		one.mu.Unlock()
-	}
-	return list
 }
 
 func (m *mcpServers) setProblem(server, problem string) {

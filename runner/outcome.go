@@ -109,23 +109,22 @@ func (i *Interrupted) Error() string {
 	return "interrupted"
 }
 
-// problemDescriber describes a session's problem for people. failure is zero unless a model
-// call failed.
-type problemDescriber struct {
-	opts    Options
-	dir     string
-	failure record.ModelCallFailed
-}
-
-func (d problemDescriber) describeProblem(r Report) *record.Problem {
-	f, ok := d.findFault(r)
+// describeProblem returns what went wrong and what to do, without secrets, or nil. It may quote
+// the provider.
+func (s *Session) describeProblem(r Report) *record.Problem {
+	failure := s.events.currentTally().modelFailure
+	f, ok := s.findFault(r, failure)
 	if !ok {
 		return nil
 	}
-	return &record.Problem{Cause: d.describeCause(f, r), Hint: d.opts.hint(f)}
+	redactor := redact.New(s.opts.Secrets)
+	clean := func(text string) string { return string(redactor.Bytes([]byte(text))) }
+	return &record.Problem{Cause: clean(s.opts.describeCause(f, r, failure)), Hint: clean(s.opts.hint(f))}
 }
 
-func (d problemDescriber) findFault(r Report) (Fault, bool) {
+// findFault returns the fault of a session, and whether there is one. failure is the last failed
+// model call, or zero.
+func (s *Session) findFault(r Report, failure record.ModelCallFailed) (Fault, bool) {
 	f := FaultOf(r.Session, r.SessionEnded)
 	if r.Reason == loop.StopAnswered {
 		if r.Unapproved == 0 { // the agent managed in spite of its denials
@@ -142,12 +141,12 @@ func (d problemDescriber) findFault(r Report) (Fault, bool) {
 			f.Kind = FaultConflicts
 		}
 	}
-	f.Dir, f.Overlay, f.Err = d.dir, d.opts.isOverlay(), r.Err
+	f.Dir, f.Overlay, f.Err = s.dir, s.opts.isOverlay(), r.Err
 	switch f.Kind {
 	case FaultModel, FaultModelKey:
-		f.LogFile, f.ErrorID, f.Model = filepath.Join(d.dir, sessiondir.LogFile), d.failure.ErrorID, d.failure.Class
+		f.LogFile, f.ErrorID, f.Model = filepath.Join(s.dir, sessiondir.LogFile), failure.ErrorID, failure.Class
 	case FaultNoApprover:
-		f.Kind = approvalFault(r, d.opts.Broker != nil)
+		f.Kind = approvalFault(r, s.opts.Broker != nil)
 	}
 	return f, f.Kind != ""
 }
@@ -163,12 +162,12 @@ func approvalFault(r Report, canAsk bool) FaultKind {
 	return FaultNoAnswer
 }
 
-func (d problemDescriber) describeCause(f Fault, r Report) string {
+func (o Options) describeCause(f Fault, r Report, failure record.ModelCallFailed) string {
 	switch f.Kind {
 	case FaultModel:
-		return fmt.Sprintf("the model %s failed: %s", d.modelName(), d.modelFailure(r))
+		return fmt.Sprintf("the model %s failed: %s", o.failedModel(failure), cmp.Or(failure.Message, errText(r.Err)))
 	case FaultModelKey:
-		return fmt.Sprintf("the model %s refuses the key: %s", d.modelName(), d.modelFailure(r))
+		return fmt.Sprintf("the model %s refuses the key: %s", o.failedModel(failure), cmp.Or(failure.Message, errText(r.Err)))
 	case FaultStuck:
 		return "the agent repeated the same call with the same result"
 	case FaultSandboxStart:
@@ -212,17 +211,13 @@ func unapprovedCalls(r Report) string {
 	return calls + " needed an approval and got none"
 }
 
-func (d problemDescriber) modelName() string {
-	info := cmp.Or(d.failure.Model, d.opts.modelInfo()) // the fallback may have failed last
+func (o Options) failedModel(failure record.ModelCallFailed) string {
+	info := cmp.Or(failure.Model, o.modelInfo()) // the fallback may have failed last
 	name := info.String()
 	if info.BaseURL != "" {
 		name += " at " + info.BaseURL
 	}
 	return name
-}
-
-func (d problemDescriber) modelFailure(r Report) string {
-	return cmp.Or(d.failure.Message, errText(r.Err))
 }
 
 // startCause returns why a sandbox could not start, without what the failed call wrapped
@@ -237,15 +232,6 @@ func startCause(err error) string {
 // describeStart returns the error of a sandbox that could not start, for users.
 func (o Options) describeStart(err error) string {
 	return startCause(err) + ". " + o.hint(Fault{Kind: FaultSandboxStart, Session: o.Dir.Session, Err: err})
-}
-
-// redactProblem removes secrets, because a problem may quote the provider.
-func (d problemDescriber) redactProblem(p *record.Problem) *record.Problem {
-	if p == nil {
-		return nil
-	}
-	redact := redact.New(d.opts.Secrets)
-	return &record.Problem{Cause: string(redact.Bytes([]byte(p.Cause))), Hint: string(redact.Bytes([]byte(p.Hint)))}
 }
 
 func errText(err error) string {

@@ -198,17 +198,13 @@ func (c *promptContext) openingMessages(message string, first bool) []loop.Messa
 		c.notice = ""
 	}
 	messages = append(messages, loop.NewText(loop.RoleUser, boundary.Text(message)))
-	if first && c.format != "" {
-		messages = append(messages, loop.NewText(loop.RoleUser, c.format))
+	if !first {
+		return messages
 	}
-	if first && c.instructions != "" {
-		messages = append(messages, loop.NewText(loop.RoleUser, c.instructions))
-	}
-	if first && c.skills != "" {
-		messages = append(messages, loop.NewText(loop.RoleUser, c.skills))
-	}
-	if first && c.notes != "" {
-		messages = append(messages, loop.NewText(loop.RoleUser, c.notes))
+	for _, text := range []boundary.Text{c.format, c.instructions, c.skills, c.notes} {
+		if text != "" {
+			messages = append(messages, loop.NewText(loop.RoleUser, text))
+		}
 	}
 	return messages
 }

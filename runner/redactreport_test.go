@@ -14,16 +14,16 @@ import (
 // TestPatchAndReportHaveNoSecret checks the files beside the trace.
 func TestPatchAndReportHaveNoSecret(t *testing.T) {
 	secret := redact.Secret{Name: "KEY", Value: `a<b>&c"d-secret`}
-	w := reportWriter{dir: t.TempDir(), secrets: []redact.Secret{secret}}
+	secrets := []redact.Secret{secret}
 	diff := "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+key = " + secret.Value + "\n"
-	r := Report{Patch: diff, SessionEnded: record.SessionEnded{Answer: "the key is " + secret.Value, Problem: &record.Problem{Cause: secret.Value}}}
-	if err := w.writePatch(&r); err != nil {
+	r := Report{Dir: t.TempDir(), Patch: diff, SessionEnded: record.SessionEnded{Answer: "the key is " + secret.Value, Problem: &record.Problem{Cause: secret.Value}}}
+	if err := r.writePatch(secrets); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.writeReport(r); err != nil {
+	if err := r.writeReport(secrets); err != nil {
 		t.Fatal(err)
 	}
-	patch, err := os.ReadFile(filepath.Join(w.dir, "workspace.patch"))
+	patch, err := os.ReadFile(filepath.Join(r.Dir, "workspace.patch"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func TestPatchAndReportHaveNoSecret(t *testing.T) {
 		t.Error("the user's own patch was changed")
 	}
 	var got Report
-	text, err := os.ReadFile(filepath.Join(w.dir, "report.json"))
+	text, err := os.ReadFile(filepath.Join(r.Dir, "report.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,10 +43,10 @@ func TestPatchAndReportHaveNoSecret(t *testing.T) {
 	}
 	// Without a secret, both are unchanged.
 	r.Patch = "-a\n+b\n"
-	if err := w.writePatch(&r); err != nil {
+	if err := r.writePatch(secrets); err != nil {
 		t.Fatal(err)
 	}
-	if patch, _ := os.ReadFile(filepath.Join(w.dir, "workspace.patch")); string(patch) != r.Patch {
+	if patch, _ := os.ReadFile(filepath.Join(r.Dir, "workspace.patch")); string(patch) != r.Patch {
 		t.Errorf("patch %q", patch)
 	}
 }

@@ -35,31 +35,27 @@ type Report struct {
 	Err error `json:"-"`
 }
 
-// reportWriter writes files beside a session's trace, without secrets.
-type reportWriter struct {
-	dir     string
-	secrets []redact.Secret
-}
-
-func (w reportWriter) writePatch(r *Report) error {
+// writePatch writes the patch beside the session's trace, without secrets.
+func (r *Report) writePatch(secrets []redact.Secret) error {
 	if r.Patch == "" {
 		return nil
 	}
-	text := redact.New(w.secrets).Bytes([]byte(r.Patch))
+	text := redact.New(secrets).Bytes([]byte(r.Patch))
 	if string(text) != r.Patch {
 		text = append([]byte("# keys were left out of this diff: it does not apply as it is\n"), text...)
 	}
-	if err := os.WriteFile(filepath.Join(w.dir, "workspace.patch"), text, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(r.Dir, "workspace.patch"), text, 0o600); err != nil {
 		return fmt.Errorf("write patch: %w", err)
 	}
 	return nil
 }
 
-func (w reportWriter) writeReport(r Report) error {
+// writeReport writes the whole report beside the session's trace, without secrets.
+func (r *Report) writeReport(secrets []redact.Secret) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err == nil {
-		text = append(record.SafeJSON(redact.New(w.secrets).JSON(text)), '\n')
-		err = os.WriteFile(filepath.Join(w.dir, "report.json"), text, 0o600)
+		text = append(record.SafeJSON(redact.New(secrets).JSON(text)), '\n')
+		err = os.WriteFile(filepath.Join(r.Dir, "report.json"), text, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write report: %w", err)

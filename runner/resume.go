@@ -334,15 +334,14 @@ func (s *Session) Continue() (*Turn, error) { return s.ContinueFor(s.opts.User, 
 // ones of [Session.StartFor].
 func (s *Session) ContinueFor(user User, o TurnOptions) (*Turn, error) {
 	p := s.past
-	unfinished, begun := s.turns.resumable()
-	if p == nil || begun {
+	if p == nil || s.turns.haveBegun() {
 		return nil, fmt.Errorf("continue turn: %w", &ResumeError{Reason: ResumeNothing, Session: s.opts.Dir.Session})
 	}
 	if reason := p.checkContinued(); reason != "" {
 		return nil, fmt.Errorf("continue turn: %w", &ResumeError{Reason: reason, Session: s.opts.Dir.Session})
 	}
 	switch {
-	case unfinished != nil:
+	case s.turns.unfinishedTurn() != nil:
 		return s.continueTurn(user, o.Budget)
 	case p.Last == nil:
 		return s.StartFor(user, p.lastMessage(), o)

@@ -107,8 +107,7 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	apply := s.addChecks(&r) && s.opts.Apply && r.Reason == loop.StopAnswered && r.Unapproved == 0
 	r.Patch, r.ApplyRefused = s.tracker.AddChanges(&r.SessionEnded, apply)
 	s.endCaches(&r, apply)
-	problems := problemDescriber{opts: s.opts, dir: s.dir, failure: s.events.currentTally().modelFailure}
-	r.Problem = problems.redactProblem(problems.describeProblem(r))
+	r.Problem = s.describeProblem(r)
 	r.ExitStatus = OutcomeCode(r)
 	s.writeEnd(&r)
 	s.tracker.ReleaseState()
@@ -145,10 +144,9 @@ func (s *Session) addFacts(r *Report) {
 // writeEnd writes session.ended and the files beside the trace. If that fails, it becomes the
 // reason of the session's end.
 func (s *Session) writeEnd(r *Report) {
-	files := reportWriter{dir: s.dir, secrets: s.opts.Secrets}
-	err := errors.Join(files.writePatch(r), s.events.writeRecord(shortenLists(r.SessionEnded)), s.rec.Close())
+	err := errors.Join(r.writePatch(s.opts.Secrets), s.events.writeRecord(shortenLists(r.SessionEnded)), s.rec.Close())
 	if err == nil {
-		err = files.writeReport(*r)
+		err = r.writeReport(s.opts.Secrets)
 	}
 	if err != nil {
 		s.log.Error("write the end of the session", zap.Error(err))

@@ -173,13 +173,7 @@ func (v *turns) currentUser() User {
 	return v.user
 }
 
-// resumable returns the unfinished turn, or nil, and whether this process has begun a turn.
-func (v *turns) resumable() (unfinished *history.Turn, begun bool) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.unfinished, v.running != nil || v.ended != nil
-}
-
+// unfinishedTurn returns the turn of an earlier process that can be resumed, or nil.
 func (v *turns) unfinishedTurn() *history.Turn {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -239,16 +239,12 @@ func argStrings(argv [][]byte) []string {
 func recordTexts(argv []string) []string {
 	out := []string{}
 	for _, a := range argv {
-		out = append(out, validText(a))
+		if !utf8.ValidString(a) {
+			a = strconv.Quote(a)
+		}
+		out = append(out, a)
 	}
 	return out
-}
-
-func validText(s string) string {
-	if !utf8.ValidString(s) {
-		return strconv.Quote(s)
-	}
-	return s
 }
 
 // UserCommand is a user's command in the sandbox of a session, which this process or another
