@@ -115,9 +115,7 @@ func (m *mcpServers) listForSearch() []discovery.Server {
 }
 
 func (j *eventRecorder) recordActivated(a discovery.Activation) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.putRecord(nil, j.parentRecord(a.CallID), record.ActorTool, record.ToolActivated(a))
+	return j.recordBelow(a.CallID, record.ToolActivated(a), false)
 }
 
 // refuseTool returns why the session may not use a tool, or "". A tool that the policy

@@ -99,7 +99,7 @@ func (s *Session) newNetwork() (*network.Network, error) {
 		Policy: e.Policy, Private: e.Private, Upstream: e.Upstream, Capture: e.Capture, Budget: e.Budget,
 		Presets: e.Presets, GitFetch: e.GitFetch, GitPush: e.GitPush, Secrets: e.Secrets, CA: e.CA, Servers: servers,
 		KeepFiles: e.KeepFiles == CacheSession || e.KeepFiles == CacheShared, LockFile: e.LockFile,
-		Dir: s.dir, Hidden: s.opts.Secrets, Record: s.events.recordNetwork, Log: s.log,
+		Dir: s.dir, Hidden: s.opts.Secrets, Record: s.events.recordBelow, Log: s.log,
 	}
 	if wall := s.opts.SessionBudget.WallTime; wall != nil && len(s.opts.Profiles) > 0 { // without a model there are no turns
 		o.End = time.Now().Add(*wall)

@@ -115,18 +115,16 @@ func (j *eventRecorder) recordDenied(p record.NetworkDenied) error {
 	return j.putRecord(nil, j.parentRecord(p.CallID), record.ActorTool, p)
 }
 
-// recordNetwork records a command's connection, below its call if known. With sync, the
-// record is on disk when it returns.
-func (j *eventRecorder) recordNetwork(call string, p record.Payload, sync bool) error {
+// recordBelow writes a record of a call, below it if it is known. With sync, the record is on
+// disk when it returns.
+func (j *eventRecorder) recordBelow(call string, p record.Payload, sync bool) error {
 	return j.syncAfter(func() (bool, error) {
 		return sync, j.putRecord(nil, j.parentRecord(call), record.ActorTool, p)
 	})
 }
 
 func (j *eventRecorder) recordBackground(p record.BackgroundEnded) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.putRecord(nil, j.parentRecord(p.CallID), record.ActorTool, p)
+	return j.recordBelow(p.CallID, p, false)
 }
 
 // recordUser records a user's action below the record parent, or below the session's first

@@ -8,6 +8,7 @@ package runner
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"path/filepath"
@@ -218,7 +219,7 @@ func (s *Session) newTracker(images *changes.Preimages) (tracker.Tracker, error)
 	w := s.opts.Workspace
 	o := tracker.Options{
 		Session: s.opts.Dir.Session, Dir: s.dir, Path: w.Path, Workspace: w.Dir, Original: s.original, Sandbox: s.sandbox, Images: images, NoDiffs: s.opts.NoDiffs, Log: s.log,
-		Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: w.ownerID, Change: s.exec.ApplyAnywhere, Warn: s.events.recordWarning, Repeated: s.endRepeating,
+		Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: func() (int, bool) { return ownerOf(w.Dir) }, Change: s.exec.ApplyAnywhere, Warn: s.events.recordWarning, Repeated: s.endRepeating,
 		User: s.opts.User.Name, Force: s.opts.Force, Mode: s.opts.Mode, CopyBytes: s.opts.CopyBytes, CopyEntries: s.opts.CopyEntries,
 	}
 	switch from := s.opts.from; {
@@ -247,17 +248,13 @@ func (s *Session) newTracker(images *changes.Preimages) (tracker.Tracker, error)
 }
 
 func (o Options) checkRequired() error {
-	for _, f := range []struct {
-		name    string
-		missing bool
-	}{
-		{"Dir", o.Dir == nil},
-		{"Workspace", o.Workspace == nil},
-		{"Backend", o.Backend == nil},
-	} {
-		if f.missing {
-			return fmt.Errorf("open session: Options.%s is missing", f.name)
-		}
+	switch {
+	case o.Dir == nil:
+		return errors.New("open session: Options.Dir is missing")
+	case o.Workspace == nil:
+		return errors.New("open session: Options.Workspace is missing")
+	case o.Backend == nil:
+		return errors.New("open session: Options.Backend is missing")
 	}
 	if err := o.Resources.Validate(); err != nil {
 		return Fault{Kind: FaultInvalidLimits, Err: err}

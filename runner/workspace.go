@@ -241,36 +241,25 @@ func (w *Workspace) CheckOwner(callerOwnsFiles bool) error {
 	if err != nil {
 		return &WorkspaceError{Op: "read", Path: w.Path, Err: err}
 	}
-	owner, self, known := fileOwners(info)
-	if mayOwn(owner, self, known, callerOwnsFiles) {
+	owner, self := fileOwner(info), os.Geteuid()
+	if mayOwn(owner, self, callerOwnsFiles) {
 		return nil
 	}
 	return &WorkspaceError{Op: "own", Path: w.Path, Err: &OwnerError{Owner: owner, User: self}}
 }
-
-func (w *Workspace) ownerID() (uid int, known bool) { return ownerOf(w.Dir) }
 
 func ownerOf(dir *os.File) (uid int, known bool) {
 	info, err := dir.Stat()
 	if err != nil {
 		return 0, false
 	}
-	uid, _, known = fileOwners(info)
-	return uid, known
+	return fileOwner(info), true
 }
 
-func mayOwn(owner, self int, known, accept bool) bool {
-	return !known || owner == self || self == 0 || accept
-}
+func mayOwn(owner, self int, accept bool) bool { return owner == self || self == 0 || accept }
+
+func fileOwner(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }
 
 func (w *Workspace) sandboxSpec(target string, submounts []string) sandbox.Workspace {
 	return sandbox.Workspace{Path: w.Path, Dir: w.Dir, Target: target, Submounts: submounts}
-}
-
-func fileOwners(info fs.FileInfo) (owner, self int, known bool) {
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return 0, 0, false
-	}
-	return int(stat.Uid), os.Geteuid(), true
 }

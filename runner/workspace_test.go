@@ -89,8 +89,8 @@ func TestRelativeWorkspace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if owner, self, known := fileOwners(info); owner != os.Geteuid() || self != os.Geteuid() || !known {
-			t.Errorf("owned by %d, asked by %d, known: %t", owner, self, known)
+		if owner := fileOwner(info); owner != os.Geteuid() {
+			t.Errorf("owned by %d", owner)
 		}
 		if err := w.CheckOwner(false); err != nil {
 			t.Errorf("its owner is refused: %v", err)
@@ -117,18 +117,17 @@ func TestRelativeWorkspace(t *testing.T) {
 // TestOwnersOfWorkspaces: a user who can't give files to a workspace's owner must accept that.
 func TestOwnersOfWorkspaces(t *testing.T) {
 	for _, c := range []struct {
-		owner, self          int
-		known, accept, fails bool
+		owner, self   int
+		accept, fails bool
 	}{
-		{1000, 1000, true, false, false},
-		{1000, 1001, true, false, true},
-		{1000, 1001, true, true, false},
-		{1000, 0, true, false, false},
-		{0, 1000, true, false, true},
-		{1000, 1001, false, false, false},
-		{1000, 1, true, false, true},
+		{1000, 1000, false, false},
+		{1000, 1001, false, true},
+		{1000, 1001, true, false},
+		{1000, 0, false, false},
+		{0, 1000, false, true},
+		{1000, 1, false, true},
 	} {
-		if got := mayOwn(c.owner, c.self, c.known, c.accept); got == c.fails {
+		if got := mayOwn(c.owner, c.self, c.accept); got == c.fails {
 			t.Errorf("%+v: %t", c, got)
 		}
 	}

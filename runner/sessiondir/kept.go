@@ -21,7 +21,25 @@ func OpenChanges(stateDir, session string) (*overlay.Layers, error) {
 	if err != nil {
 		return nil, stateError(stateDir, "can't be read: "+err.Error(), err)
 	}
-	return namedChanges(stateDir, session, names)
+	switch len(names) {
+	case 0:
+		return nil, &ChangesError{Reason: NoSession, Session: session, StateDir: stateDir}
+	case 1:
+	default:
+		return nil, &ChangesError{Reason: ManySessions, Session: session, Matches: names}
+	}
+	l, err := overlay.Open(filepath.Join(Path(stateDir, names[0]), OverlayDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &ChangesError{Reason: NoneKept, Session: names[0], Err: err}
+	}
+	if err != nil {
+		return nil, &ChangesError{Reason: Unreadable, Session: names[0], StateDir: stateDir, Err: err}
+	}
+	if l.Info().State != overlay.Kept {
+		return nil, goneError(l.Info(), "")
+	}
+	markChanged(Path(stateDir, names[0]))
+	return l, nil
 }
 
 // OpenLastChanges opens the layers of the newest overlay session on a workspace, which path names
@@ -62,28 +80,6 @@ func sessionNames(stateDir string) ([]string, error) {
 		return nil, stateError(stateDir, "can't be read: "+err.Error(), err)
 	}
 	return names, nil
-}
-
-func namedChanges(stateDir, session string, names []string) (*overlay.Layers, error) {
-	switch len(names) {
-	case 0:
-		return nil, &ChangesError{Reason: NoSession, Session: session, StateDir: stateDir}
-	case 1:
-	default:
-		return nil, &ChangesError{Reason: ManySessions, Session: session, Matches: names}
-	}
-	l, err := overlay.Open(filepath.Join(Path(stateDir, names[0]), OverlayDir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &ChangesError{Reason: NoneKept, Session: names[0], Err: err}
-	}
-	if err != nil {
-		return nil, &ChangesError{Reason: Unreadable, Session: names[0], StateDir: stateDir, Err: err}
-	}
-	if l.Info().State != overlay.Kept {
-		return nil, goneError(l.Info(), "")
-	}
-	markChanged(Path(stateDir, names[0]))
-	return l, nil
 }
 
 // ChangesReason tells why changes can't be opened.

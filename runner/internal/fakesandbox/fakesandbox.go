@@ -212,18 +212,15 @@ func (b *Sandbox) State() sandbox.State {
 
 // Attestation returns made-up facts, with the lost protections of the backend.
 func (b *Sandbox) Attestation() sandbox.Attestation {
-	return sandbox.Attestation{
+	a := sandbox.Attestation{
 		Backend: "fake", Container: b.ID(), Network: "none", User: "10001:10001", Capabilities: []string{},
 		GuestCapabilities: []string{}, Namespaces: []string{"pid"}, Workspace: b.Spec.Workspace.Path, WorkspaceTarget: b.Spec.Workspace.MountPoint(), WorkspaceMode: string(b.Spec.Workspace.Mode),
-		Identities: cmp.Or(b.backend.Identities, sandbox.MaxIdentity+1), Lost: b.backend.Lost, Service: b.attestService(),
+		Identities: cmp.Or(b.backend.Identities, sandbox.MaxIdentity+1), Lost: b.backend.Lost,
 	}
-}
-
-func (b *Sandbox) attestService() *sandbox.AttestedService {
-	if b.service == nil {
-		return nil
+	if b.service != nil {
+		a.Service = &sandbox.AttestedService{Program: b.Spec.Service.Args[0]}
 	}
-	return &sandbox.AttestedService{Program: b.Spec.Service.Args[0]}
+	return a
 }
 
 // mountOverlay mounts a real overlay, which needs root.

@@ -40,7 +40,7 @@ func Start(argv, env, writable []string, dir string, stderr io.Writer) (*Process
 	}
 	p := &Process{cmd: cmd, done: make(chan struct{})}
 	p.cmd.Dir, p.cmd.Stderr = dir, stderr
-	setGroup(p.cmd)
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p.cmd.WaitDelay = termGrace // its children could hold the pipes
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", argv[0], err)
@@ -105,8 +105,6 @@ func (p *Process) Stop(ctx context.Context) error {
 		return fmt.Errorf("stop server: %w", context.Cause(ctx))
 	}
 }
-
-func setGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
 // killGroup sends SIGTERM, or SIGKILL if hard, to a program's process group.
 func killGroup(cmd *exec.Cmd, hard bool) {
