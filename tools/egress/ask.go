@@ -10,6 +10,7 @@ import (
 	"golang.org/x/net/idna"
 
 	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // endpoint is the subject of a question and its answer: a host or, if addr is set,
@@ -55,10 +56,6 @@ type question struct {
 // errUnwaited cancels a question once no connection waits for its answer.
 var errUnwaited = errors.New("no connection waits for the answer")
 
-func newQuestions(ctx context.Context, conns *sync.WaitGroup, ask func(context.Context, Question) (Answer, error)) *questions {
-	return &questions{ctx: ctx, conns: conns, ask: ask, open: map[endpoint]*question{}, allowed: map[grant]bool{}, refused: map[endpoint]string{}}
-}
-
 func (qs *questions) isGranted(r request) bool {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
@@ -76,12 +73,6 @@ func (qs *questions) isNameGranted(host string) bool {
 		}
 	}
 	return false
-}
-
-func (qs *questions) countAsked() int {
-	qs.mu.Lock()
-	defer qs.mu.Unlock()
-	return qs.total
 }
 
 func (qs *questions) forgetCommand(command int) {
@@ -136,7 +127,7 @@ func refuseAsked(r request, note string) *refusal {
 	if note != "" {
 		note = ": " + note
 	}
-	return newRefusal(rule.ReasonAskedDenied, "a person was asked about %s and denied it%s", r.host, clipText(note, 512))
+	return newRefusal(rule.ReasonAskedDenied, "a person was asked about %s and denied it%s", r.host, utf8text.Clip(note, 512))
 }
 
 // joinQuestion joins the open question about an endpoint, or asks a new one.

@@ -49,7 +49,7 @@ type hostConn struct {
 // connectHost makes the connection that a flow allows for a request, after taking
 // it from the budget and recording it. The error is a *refusal or the cause of ctx.
 func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn, error) {
-	dialer := s.newDialer(f, r)
+	dialer := &rule.Dialer{Guard: s.opts.Guard, Resolver: s.opts.Resolver, PublicOnly: f.decision.PublicOnly, Deny: s.policy.Deny}
 	if err := dialer.CheckLiteral(r.host, r.port); err != nil { // an upstream proxy would dial it
 		return nil, asRefusal(ctx, err)
 	}
@@ -74,8 +74,6 @@ func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn
 		failed.err = err
 		return nil, failed
 	}
-	s.opened.Add(1)
-	s.openConns.Add(1)
 	reported = true
 	ending := EndingFailed // if the dial panics
 	defer func() {
@@ -133,13 +131,6 @@ func takeConnection(budget *limits.Egress, host string) error {
 		return err
 	}
 	return budget.Connection()
-}
-
-func (s *Server) newDialer(f *flow, r request) *rule.Dialer {
-	return &rule.Dialer{
-		Guard: s.opts.Guard, Resolver: s.opts.Resolver, PublicOnly: f.decision.PublicOnly,
-		Refuse: refuseDenied(s.policy, r.host, r.port),
-	}
 }
 
 func (o *Options) dialHost(ctx context.Context, dialer *rule.Dialer, r request) (net.Conn, error) {
@@ -315,7 +306,6 @@ func (h *hostConn) setOnClose(f func()) {
 func (h *hostConn) reportClosed(ending string) {
 	defer h.s.conns.Done()
 	defer close(h.done)
-	h.s.openConns.Add(-1)
 	out := Closed{Opened: h.opened, Ending: ending, Duration: time.Since(h.start), Requests: int(h.requests.Load())}
 	h.mu.Lock()
 	out.SNI = h.sni
@@ -326,8 +316,6 @@ func (h *hostConn) reportClosed(ending string) {
 		}
 		out.Sent, out.Received = h.Sent(), h.Received()
 	}
-	h.s.sent.Add(out.Sent)
-	h.s.received.Add(out.Received)
 	h.s.opts.Closed(out)
 }
 

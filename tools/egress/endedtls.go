@@ -135,11 +135,8 @@ func (x *httpConn) readHTTP2(req *http.Request) (rule.Target, error) {
 		return rule.Target{}, newRefusal(rule.ReasonMethod, "CONNECT is not allowed in a tunnel")
 	}
 	for name := range req.Header {
-		switch problem := overrideOf(name); {
-		case strings.HasPrefix(problem, pathProblem):
-			return rule.Target{}, newRefusal(rule.ReasonPath, "the request is not forwarded: %s", problem)
-		case problem != "":
-			return rule.Target{}, newRefusal(rule.ReasonMethod, "the request is not forwarded: %s", problem)
+		if err := checkOverride(name); err != nil {
+			return rule.Target{}, err
 		}
 	}
 	if !strings.HasPrefix(req.RequestURI, "/") {

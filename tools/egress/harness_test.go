@@ -118,6 +118,24 @@ func newFixture(t testing.TB, edit func(*Options), rules ...string) *fixture {
 	return f
 }
 
+// openNow returns the number of connections that are open.
+func (f *fixture) openNow() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.opened) - len(f.closed)
+}
+
+// movedBytes returns the bytes of all connections that were closed.
+func (f *fixture) movedBytes() (sent, received int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, c := range f.closed {
+		sent += c.Sent
+		received += c.Received
+	}
+	return sent, received
+}
+
 // requireBalanced fails the test unless each connection that was opened was closed.
 func (f *fixture) requireBalanced() {
 	f.mu.Lock()

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -43,18 +42,7 @@ func peekHead(br *bufio.Reader) (*head, error) {
 			return h, err
 		}
 	}
-	problem := h.findProblem()
-	switch {
-	case problem == "":
-		return h, nil
-	case len(h.hosts) > 1:
-		return h, newRefusal(rule.ReasonAuthority, "the request is not forwarded: %s", problem)
-	case strings.HasPrefix(problem, pathProblem):
-		return h, newRefusal(rule.ReasonPath, "the request is not forwarded: %s", problem)
-	case strings.HasPrefix(problem, overrideProblem):
-		return h, newRefusal(rule.ReasonMethod, "the request is not forwarded: %s", problem)
-	}
-	return h, newRefusal(rule.ReasonInvalidRequest, "the request is not forwarded: %s", problem)
+	return h, h.parse()
 }
 
 // headEnd returns the length of the head at the start of p, or 0 if it is
@@ -73,12 +61,6 @@ func headEnd(p []byte) int {
 	}
 }
 
-// Prefixes of the problems with headers that name another method or path.
-const (
-	overrideProblem = "it overrides its method"
-	pathProblem     = "it overrides its path"
-)
-
 // methodOverrides are headers that make some servers use another method.
 var methodOverrides = []string{"x-http-method-override", "x-http-method", "x-method-override"}
 
@@ -86,49 +68,52 @@ var methodOverrides = []string{"x-http-method-override", "x-http-method", "x-met
 // them from a proxy in front of them.
 var pathOverrides = []string{"x-original-url", "x-rewrite-url", "x-original-uri", "x-forwarded-uri"}
 
-// overrideOf returns the problem with a header that overrides the method or path on
-// some servers, or "".
-func overrideOf(name string) string {
+// checkOverride returns a *refusal of a header from which some servers take the
+// method or the path.
+func checkOverride(name string) error {
 	name = strings.ToLower(name)
 	switch plain := strings.ReplaceAll(name, "_", "-"); {
 	case slices.Contains(methodOverrides, plain):
-		return fmt.Sprintf("%s with %s", overrideProblem, name)
+		return notForwarded(rule.ReasonMethod, "it overrides its method with "+name)
 	case slices.Contains(pathOverrides, plain):
-		return fmt.Sprintf("%s with %s", pathProblem, name)
+		return notForwarded(rule.ReasonPath, "it overrides its path with "+name)
 	}
-	return ""
+	return nil
 }
 
-// findProblem parses the head and returns why it is ambiguous, or "".
-func (h *head) findProblem() string {
+func notForwarded(reason, problem string) *refusal {
+	return newRefusal(reason, "the request is not forwarded: %s", problem)
+}
+
+// parse parses the head, and returns a *refusal if it is ambiguous.
+func (h *head) parse() error {
 	text, whole := strings.CutSuffix(h.text, "\r\n\r\n")
 	if !whole {
-		return "a line doesn't end with CR LF"
+		return notForwarded(rule.ReasonInvalidRequest, "a line doesn't end with CR LF")
 	}
 	lines := strings.Split(text, "\r\n")
 	for _, line := range lines {
 		if strings.ContainsFunc(line, isControl) {
-			return "a line holds a control character"
+			return notForwarded(rule.ReasonInvalidRequest, "a line holds a control character")
 		}
 	}
 	method, rest, _ := strings.Cut(lines[0], " ")
 	target, proto, ok := strings.Cut(rest, " ")
 	h.method, h.target, h.old = method, target, proto == "HTTP/1.0"
 	if !ok || !isToken(method) || target == "" || strings.ContainsAny(target, "\t") || proto != "HTTP/1.1" && proto != "HTTP/1.0" {
-		return "its first line is not one of HTTP/1.1"
+		return notForwarded(rule.ReasonInvalidRequest, "its first line is not one of HTTP/1.1")
 	}
-	return h.checkFields(lines[1:])
+	return h.parseFields(lines[1:])
 }
 
-// checkFields parses the header fields and returns why they are ambiguous, or "".
-func (h *head) checkFields(lines []string) string {
-	var lengths, codings, problem int
-	override := ""
+func (h *head) parseFields(lines []string) error {
+	var lengths, codings, invalid int
+	var override error
 	for _, line := range lines {
 		name, value, ok := strings.Cut(line, ":")
 		value = strings.Trim(value, " \t")
 		if !ok || !isToken(name) { // continued lines begin with white space
-			problem++
+			invalid++
 			continue
 		}
 		name = strings.ToLower(name)
@@ -138,28 +123,26 @@ func (h *head) checkFields(lines []string) string {
 		case "content-length":
 			lengths++
 			if value == "" || len(value) > 18 || strings.Trim(value, "0123456789") != "" {
-				problem++
+				invalid++
 			}
 		case "transfer-encoding":
 			codings++
 			if !strings.EqualFold(value, "chunked") || h.old {
-				problem++
+				invalid++
 			}
 		}
-		override = cmp.Or(override, overrideOf(name))
+		override = cmp.Or(override, checkOverride(name))
 	}
 	h.hasBody = lengths+codings > 0
 	switch {
-	case problem > 0:
-		return "it has an invalid header field"
 	case len(h.hosts) > 1:
-		return "it has several Host fields"
+		return notForwarded(rule.ReasonAuthority, "it has several Host fields")
+	case invalid > 0:
+		return notForwarded(rule.ReasonInvalidRequest, "it has an invalid header field")
 	case lengths > 1 || codings > 1 || lengths+codings > 1:
-		return "it has several lengths"
-	case override != "":
-		return override
+		return notForwarded(rule.ReasonInvalidRequest, "it has several lengths")
 	}
-	return ""
+	return override
 }
 
 func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }

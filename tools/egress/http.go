@@ -10,7 +10,6 @@ import (
 	"hash"
 	"io"
 	"log"
-	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/http/httputil"
@@ -23,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/egress/secret"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // httpConn is a program's HTTP connection: to the proxy, or in a tunnel to one
@@ -291,7 +291,7 @@ func (r *request) readAuthority(h *head) error {
 	}
 	number, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || strings.HasPrefix(port, "+") {
-		return newRefusal(rule.ReasonPort, "port %s is not one of 1 to 65535", clipText(port, 32))
+		return newRefusal(rule.ReasonPort, "port %s is not one of 1 to 65535", utf8text.Clip(port, 32))
 	}
 	r.host, r.port = host, uint16(number)
 	if err := r.canonicalizeHost(); err != nil {
@@ -313,6 +313,21 @@ type attempt struct {
 
 type attemptKey struct{}
 
+// context returns the flow's context with the attempt, which notes the connection
+// that carries the request.
+func (a *attempt) context() context.Context {
+	return httptrace.WithClientTrace(context.WithValue(a.flow.ctx, attemptKey{}, a), &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
+		conn := got.Conn
+		if secure, ok := conn.(*tls.Conn); ok {
+			conn = secure.NetConn()
+		}
+		if h, ok := conn.(*hostConn); ok {
+			a.conn = h
+			h.requests.Add(1)
+		}
+	}})
+}
+
 // forwardRequest decides about a request for a canonical URL, and answers it with
 // the host's response. It may panic with [http.ErrAbortHandler].
 func (x *httpConn) forwardRequest(ctx context.Context, w http.ResponseWriter, req *http.Request, t rule.Target, r request) {
@@ -325,7 +340,7 @@ func (x *httpConn) forwardRequest(ctx context.Context, w http.ResponseWriter, re
 	}
 	defer f.cancel(nil)
 	a := &attempt{request: r, flow: f, target: t}
-	if _, err := x.s.opts.Secrets.Apply(req, t, a.misplaced.Store); err != nil {
+	if err := x.s.opts.Secrets.Apply(req, t, a.misplaced.Store); err != nil {
 		x.answerRefused(w, r, asRefusal(ctx, err))
 		return
 	}
@@ -343,9 +358,7 @@ func (x *httpConn) forwardRequest(ctx context.Context, w http.ResponseWriter, re
 		req.Header.Del("HTTP2-Settings")
 	}
 	// The context of a net/http request would end when its program half-closes.
-	ctx = context.WithValue(f.ctx, attemptKey{}, a)
-	ctx = context.WithValue(ctx, http.ServerContextKey, noServer) // makes ReverseProxy panic if the body is cut off
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { x.s.gotConn(a, got.Conn) }})
+	ctx = context.WithValue(a.context(), http.ServerContextKey, noServer) // makes ReverseProxy panic if the body is cut off
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL = t.URL()
@@ -380,18 +393,6 @@ var (
 	discardLog = log.New(io.Discard, "", 0) //nolint:forbidigo // ReverseProxy and Server take no other
 )
 
-func (s *Server) gotConn(a *attempt, conn net.Conn) {
-	if secure, ok := conn.(*tls.Conn); ok {
-		conn = secure.NetConn()
-	}
-	h, ok := conn.(*hostConn)
-	if !ok {
-		return
-	}
-	a.conn = h
-	h.requests.Add(1)
-}
-
 // readResponse refuses a response that can't be passed on, and hashes the body of
 // others.
 func (x *httpConn) readResponse(a *attempt, res *http.Response) error {
@@ -423,12 +424,15 @@ func isInvalidStatus(status int) bool {
 	return status < 200 && status != http.StatusSwitchingProtocols
 }
 
+// responseBody hashes the body of a response. It may be closed while it is read.
 type responseBody struct {
 	io.ReadCloser
-	sum  hash.Hash
-	size int64
-	end  func(b *responseBody, err error)
-	once sync.Once
+	end func(b *responseBody, err error)
+
+	mu    sync.Mutex
+	ended bool
+	sum   hash.Hash
+	size  int64
 }
 
 // errBodyClosed ends a body that was closed before its end.
@@ -436,16 +440,27 @@ var errBodyClosed = errors.New("the body was closed")
 
 func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ended {
+		return n, err
+	}
 	b.sum.Write(p[:n])
 	b.size += int64(n)
 	if err != nil {
-		b.once.Do(func() { b.end(b, err) })
+		b.ended = true
+		b.end(b, err)
 	}
 	return n, err
 }
 
 func (b *responseBody) Close() error {
 	err := b.ReadCloser.Close()
-	b.once.Do(func() { b.end(b, errBodyClosed) })
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.ended {
+		b.ended = true
+		b.end(b, errBodyClosed)
+	}
 	return err
 }

@@ -48,12 +48,6 @@ func (n *Names) nameOf(addr netip.Addr) (string, bool) {
 	return n.list[number-1], true
 }
 
-func (n *Names) countNames() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.list)
-}
-
 // LookupName implements [sandbox.EgressHandler]. It returns an address if
 // connections to the name are allowed at any port, or a person can be asked about
 // them. It resolves nothing. Names below invalid can't exist (RFC 6761) and get no

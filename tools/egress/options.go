@@ -297,13 +297,3 @@ type Requested struct {
 	Complete bool
 	Cached   bool
 }
-
-// Totals are a session's figures so far.
-type Totals struct {
-	// Opened, Open and Denied count the connections made, open now, and refused.
-	Opened, Open, Denied int64
-	// Sent and Received are bytes to and from hosts, Requests the HTTP requests.
-	Sent, Received, Requests int64
-	// Names counts the names with an address, Questions the questions asked.
-	Names, Questions int
-}

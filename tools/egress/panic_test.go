@@ -95,7 +95,7 @@ func TestPanics(t *testing.T) {
 			if n := len(failures); n != 1 {
 				t.Errorf("%d panics were reported", n)
 			}
-			if open, taken := f.openConns.Load(), len(f.slots); open != 0 || taken != 0 {
+			if open, taken := f.openNow(), len(f.slots); open != 0 || taken != 0 {
 				t.Errorf("%d connections are counted as open, %d as served", open, taken)
 			}
 			f.mu.Lock()

@@ -165,7 +165,7 @@ func (n *internet) startWith(t *testing.T, keep *cache.Cache, names ...string) *
 
 func openTestCache(t *testing.T) *cache.Cache {
 	t.Helper()
-	c, err := cache.Open(t.TempDir(), cache.Options{})
+	c, err := cache.Open(t.TempDir(), false)
 	if err != nil {
 		t.Fatal(err)
 	}

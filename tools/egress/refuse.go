@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/egress/secret"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // refusal says why a request is not served. Its message is for the program.
@@ -108,22 +109,14 @@ func (s *Server) reportDenied(r request, f *refusal) {
 	if !f.denied {
 		return
 	}
-	s.refused.Add(1)
 	d := Denied{Command: r.command, Way: r.way, Port: r.port, Method: r.method, Reason: f.reason, Addr: f.addr, Count: 1}
 	if f.rule != (rule.Rule{}) {
 		d.Rule = f.rule.String()
 	}
-	d.Host, _ = tools.Display(clipText(r.host, 256))
-	d.URL, _ = tools.Display(clipText(r.url, 512))
-	d.Method, _ = tools.Display(clipText(r.method, 32))
+	d.Host, _ = tools.Display(utf8text.Clip(r.host, 256))
+	d.URL, _ = tools.Display(utf8text.Clip(r.url, 512))
+	d.Method, _ = tools.Display(utf8text.Clip(r.method, 32))
 	s.denials.addDenied(d)
-}
-
-func clipText(s string, n int) string {
-	if len(s) > n {
-		return s[:n] + "…"
-	}
-	return s
 }
 
 // proxyError returns the error type of RFC 9209.
@@ -166,7 +159,7 @@ func writeRefusal(w http.ResponseWriter, r request, f *refusal) {
 		Host    string `json:"host,omitempty"`
 		Port    uint16 `json:"port,omitempty"`
 	}
-	host, _ := tools.Display(clipText(r.host, 256))
+	host, _ := tools.Display(utf8text.Clip(r.host, 256))
 	body, err := json.Marshal(map[string]failure{"error": {Reason: f.reason, Message: "Caisson: " + f.message, Host: host, Port: r.port}})
 	if err != nil {
 		body = []byte("{}") // can't happen: they are texts and a number

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"net/http/httptrace"
 	"strings"
 	"sync"
 
@@ -58,7 +57,6 @@ func (x *httpConn) serveRegistry(f *flow, w http.ResponseWriter, req *http.Reque
 	if failed, ok := errors.AsType[*cache.PanicError](err); ok {
 		x.s.opts.Failed(&PanicError{Value: failed.Value, Stack: failed.Stack})
 	}
-	x.s.requests.Add(1)
 	x.s.opts.Requested(Requested{
 		Command: r.command, Method: r.method, URL: r.url, Status: res.Status, Received: res.Bytes, SHA256: res.SHA256, Complete: err == nil, Cached: res.Hit,
 	})
@@ -105,9 +103,7 @@ func (s *Server) fetchFile(r request, t rule.Target) func(context.Context, http.
 			return nil, err
 		}
 		a := &attempt{request: r, flow: f, target: t}
-		ctx = context.WithValue(f.ctx, attemptKey{}, a)
-		ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { s.gotConn(a, got.Conn) }})
-		req := (&http.Request{Method: http.MethodGet, URL: t.URL(), Header: header, ProtoMajor: 1, ProtoMinor: 1}).WithContext(ctx)
+		req := (&http.Request{Method: http.MethodGet, URL: t.URL(), Header: header, ProtoMajor: 1, ProtoMinor: 1}).WithContext(a.context())
 		res, err = s.files.RoundTrip(req)
 		if err != nil {
 			if failed := asRefusal(f.ctx, err); failed != nil { // else the flow has ended

@@ -6,10 +6,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"hash"
 	"io"
 	"net/http"
-	"net/http/httptrace"
 	"sync"
 
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -81,9 +79,7 @@ func (t roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 		return fail(err)
 	}
 	a := &attempt{request: r, flow: f, target: target}
-	out := req.Clone(httptrace.WithClientTrace(context.WithValue(f.ctx, attemptKey{}, a), &httptrace.ClientTrace{
-		GotConn: func(got httptrace.GotConnInfo) { s.gotConn(a, got.Conn) },
-	}))
+	out := req.Clone(a.context())
 	out.URL, out.Host = target.URL(), ""
 	stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
 	res, err := s.client.RoundTrip(out)
@@ -95,53 +91,14 @@ func (t roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 		s.reportRequested(a, nil, nil, false)
 		return fail(err)
 	}
-	b := &clientBody{inner: res.Body, sum: sha256.New(), end: func(b *clientBody, complete bool) {
+	b := &responseBody{ReadCloser: res.Body, sum: sha256.New(), end: func(b *responseBody, err error) {
 		stop()
-		s.reportRequested(a, res, &responseBody{size: b.size, sum: b.sum}, complete)
+		s.reportRequested(a, res, b, errors.Is(err, io.EOF))
 		end()
 	}}
 	res.Request, res.Body = req, b
 	context.AfterFunc(f.ctx, func() { _ = b.Close() }) // Close doesn't wait for a reader
 	return res, nil
-}
-
-// clientBody is the response body of one of Caisson's own requests. It may be
-// closed while it is read.
-type clientBody struct {
-	inner io.ReadCloser
-	end   func(b *clientBody, complete bool)
-
-	mu    sync.Mutex
-	ended bool
-	sum   hash.Hash
-	size  int64
-}
-
-func (b *clientBody) Read(p []byte) (int, error) {
-	n, err := b.inner.Read(p)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.ended {
-		return n, err
-	}
-	b.sum.Write(p[:n])
-	b.size += int64(n)
-	if err != nil {
-		b.ended = true
-		b.end(b, errors.Is(err, io.EOF))
-	}
-	return n, err
-}
-
-func (b *clientBody) Close() error {
-	err := b.inner.Close()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.ended {
-		b.ended = true
-		b.end(b, false)
-	}
-	return err
 }
 
 // closeBody closes the body of a request that is not sent, as [http.RoundTripper] demands.
@@ -152,7 +109,6 @@ func closeBody(req *http.Request) {
 }
 
 func (s *Server) reportRequested(a *attempt, res *http.Response, b *responseBody, complete bool) {
-	s.requests.Add(1)
 	out := Requested{Command: a.command, Method: a.method, URL: a.url, Complete: complete}
 	if a.conn != nil {
 		out.ID = a.conn.opened.ID

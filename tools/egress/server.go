@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -24,11 +23,6 @@ type Server struct {
 	ctx     context.Context
 	stop    context.CancelCauseFunc
 	conns   sync.WaitGroup
-
-	opened                   atomic.Int64
-	openConns                atomic.Int64
-	sent, received, requests atomic.Int64
-	refused                  atomic.Int64
 
 	// files has the connections to registries whose files are cached.
 	files *transport
@@ -64,8 +58,10 @@ func New(o Options) (*Server, error) {
 	s.files, s.client = newTransport(s, maxFileConns), newTransport(s, maxClientConns)
 	s.denials.report = s.opts.Denied
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
-	s.asked = newQuestions(s.ctx, &s.conns, o.Ask)
-	s.asked.guard = s.recoverPanic
+	s.asked = &questions{
+		ctx: s.ctx, conns: &s.conns, ask: o.Ask, guard: s.recoverPanic,
+		open: map[endpoint]*question{}, allowed: map[grant]bool{}, refused: map[endpoint]string{},
+	}
 	return s, nil
 }
 
@@ -92,15 +88,6 @@ func (s *Server) Denials(command int) []Denied {
 // EndCommand forgets the answers for a command. It must be called when the command
 // is over: another sandbox of the session counts commands anew.
 func (s *Server) EndCommand(number int) { s.asked.forgetCommand(number) }
-
-// Totals returns the figures of the session so far.
-func (s *Server) Totals() Totals {
-	return Totals{
-		Opened: s.opened.Load(), Open: s.openConns.Load(), Denied: s.refused.Load(),
-		Sent: s.sent.Load(), Received: s.received.Load(), Requests: s.requests.Load(),
-		Names: s.names.countNames(), Questions: s.asked.countAsked(),
-	}
-}
 
 // ServeEgress implements [sandbox.EgressHandler].
 func (s *Server) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
@@ -210,17 +197,6 @@ func (s *Server) admitRequest(ctx context.Context, r request, decide func(*rule.
 		if err != nil {
 			return nil, err
 		}
-	}
-}
-
-// refuseDenied returns a [rule.Dialer]'s Refuse, which refuses addresses that the
-// policy denies.
-func refuseDenied(p *rule.Policy, host string, port uint16) func(netip.Addr) error {
-	return func(addr netip.Addr) error {
-		if r, denied := p.DeniedAddr(addr, port); denied {
-			return &rule.AddressError{Host: host, Addr: addr, Rule: r}
-		}
-		return nil
 	}
 }
 

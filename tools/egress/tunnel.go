@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // serveTunnel serves a CONNECT, SOCKS5 or captured connection. It calls established
@@ -143,7 +144,7 @@ func (c *client) checkHello(h *hostConn, r request) ([]byte, error) {
 	case seen == nil:
 		return nil, newRefusal(rule.ReasonSNI, "the first message of TLS is invalid, or names a host twice")
 	}
-	h.setSNI(clipText(seen.ServerName, 256))
+	h.setSNI(utf8text.Clip(seen.ServerName, 256))
 	name, err := rule.CanonicalHost(seen.ServerName)
 	switch {
 	case seen.ServerName == "":

@@ -20,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // Client fetches URLs for one session, under one policy. It is safe for concurrent
@@ -127,21 +128,12 @@ func newDenial(callID, last string, f *failure) Denial {
 	} else if before, _, holds := strings.Cut(last, "@"); holds {
 		last = before[:min(len(before), strings.Index(before, "/")+1)] + "…"
 	}
-	d.URL, _ = tools.Display(clipText(last, maxShownURL))
-	d.Host, _ = tools.Display(clipText(d.Host, maxShownURL))
+	d.URL, _ = tools.Display(utf8text.Clip(last, maxShownURL))
+	d.Host, _ = tools.Display(utf8text.Clip(d.Host, maxShownURL))
 	return d
 }
 
 const maxShownURL = 2 << 10
-
-// clipText returns the first n bytes of a text for display, with an ellipsis if it
-// is longer.
-func clipText(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return strings.ToValidUTF8(s[:n], "") + "…"
-}
 
 // followRedirects fetches a URL and follows its redirects. last is the URL at
 // which it ended, unchanged if it can't be parsed.
@@ -150,8 +142,8 @@ func (c *Client) followRedirects(ctx context.Context, r Request) (last string, _
 	if err != nil {
 		return r.URL, Response{}, err
 	}
-	if !r.Refresh {
-		if res, ok := c.getCached(first); ok {
+	if !r.Refresh && c.allows(first) {
+		if res, ok := c.cache.get(first.String()); ok {
 			return res.URL, res, nil
 		}
 	}
@@ -184,16 +176,9 @@ func markRedirected(ctx context.Context, passed []string, err error) error {
 	err = asFailure(ctx, err)
 	if f, ok := errors.AsType[*failure](err); ok && len(passed) > 0 {
 		f.redirect = true
-		f.message = clipText(passed[len(passed)-1], 200) + " redirects, and then: " + f.message
+		f.message = utf8text.Clip(passed[len(passed)-1], 200) + " redirects, and then: " + f.message
 	}
 	return err
-}
-
-func (c *Client) getCached(t rule.Target) (Response, bool) {
-	if !c.allows(t) {
-		return Response{}, false
-	}
-	return c.cache.get(t.String())
 }
 
 func (c *Client) allows(t rule.Target) bool {
@@ -263,7 +248,7 @@ func (c *Client) notAllowedFailure(t rule.Target) error {
 		return newDenied("not_allowed", "nothing may be fetched in this session")
 	}
 	if rule.AllowsTarget(c.opts.Allow, t) {
-		return newDenied("not_allowed", "%s is denied in this session", clipText(t.String(), 200))
+		return newDenied("not_allowed", "%s is denied in this session", utf8text.Clip(t.String(), 200))
 	}
 	const maxListed = 20
 	var list []string
@@ -273,7 +258,7 @@ func (c *Client) notAllowedFailure(t rule.Target) error {
 	if len(c.opts.Allow) > maxListed {
 		list = append(list, fmt.Sprintf("and %d more", len(c.opts.Allow)-maxListed))
 	}
-	return newDenied("not_allowed", "%s is not on this session's allowlist, which is: %s", clipText(t.String(), 200), strings.Join(list, ", "))
+	return newDenied("not_allowed", "%s is not on this session's allowlist, which is: %s", utf8text.Clip(t.String(), 200), strings.Join(list, ", "))
 }
 
 func (c *Client) sendRequest(ctx context.Context, t rule.Target) (Response, string, error) {
@@ -301,10 +286,10 @@ func (c *Client) sendRequest(ctx context.Context, t rule.Target) (Response, stri
 	// Without a valid type, the bytes decide whether it is text.
 	kind, params, err := mime.ParseMediaType(res.Header.Get("Content-Type"))
 	if err == nil || errors.Is(err, mime.ErrInvalidMediaParameter) {
-		out.MediaType, out.Charset = clipText(kind, 100), clipText(strings.ToLower(params["charset"]), 40)
+		out.MediaType, out.Charset = utf8text.Clip(kind, 100), utf8text.Clip(strings.ToLower(params["charset"]), 40)
 	}
 	if !isReadableType(out.MediaType) {
-		return Response{}, "", newFailure("content_type", "%s is %s (status %d), which is no text; only text is fetched", clipText(t.String(), 200), out.MediaType, out.Status)
+		return Response{}, "", newFailure("content_type", "%s is %s (status %d), which is no text; only text is fetched", utf8text.Clip(t.String(), 200), out.MediaType, out.Status)
 	}
 	out.Body, err = c.readBody(res)
 	if err != nil {

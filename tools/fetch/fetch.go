@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // Name is the tool's canonical name.
@@ -152,7 +153,7 @@ func (t *tool) formatOutput(in input, res Response, p page) tools.Output {
 		Success:   res.Status < http.StatusBadRequest,
 		Truncated: to < len(p.text),
 		Metadata: map[string]any{
-			"url": clipText(res.URL, maxShownURL), "status": res.Status, "content_type": res.MediaType, "bytes": len(res.Body),
+			"url": utf8text.Clip(res.URL, maxShownURL), "status": res.Status, "content_type": res.MediaType, "bytes": len(res.Body),
 			"sha256": res.SHA256, "cached": res.Cached, "redirects": len(res.Redirects),
 		},
 	}
@@ -165,7 +166,7 @@ func writeHead(b *strings.Builder, res Response) {
 	if res.MediaType != "" {
 		kind, _ = tools.Display(res.MediaType)
 	}
-	fmt.Fprintf(b, "url: %s\nstatus: %d\ntype: %s\nbytes: %d\nsha256: %s\n", clipText(res.URL, 1<<10), res.Status, kind, len(res.Body), res.SHA256)
+	fmt.Fprintf(b, "url: %s\nstatus: %d\ntype: %s\nbytes: %d\nsha256: %s\n", utf8text.Clip(res.URL, 1<<10), res.Status, kind, len(res.Body), res.SHA256)
 	if n := len(res.Redirects); n > 0 {
 		fmt.Fprintf(b, "redirects: %d\n", n)
 	}

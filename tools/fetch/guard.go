@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/netip"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -12,15 +11,7 @@ import (
 
 // dialOrigin connects to an origin at an address that the guard allows.
 func (c *Client) dialOrigin(ctx context.Context, o rule.Origin) (net.Conn, error) {
-	d := c.newDialer()
-	d.Refuse = func(addr netip.Addr) error {
-		policy := rule.Policy{Deny: c.opts.Deny}
-		if r, ok := policy.DeniedAddr(addr, o.Port); ok {
-			return &rule.AddressError{Host: o.Host, Addr: addr, Rule: r}
-		}
-		return nil
-	}
-	conn, err := d.Dial(ctx, o.Host, o.Port)
+	conn, err := c.newDialer().Dial(ctx, o.Host, o.Port)
 	if err != nil {
 		return nil, dialFailure(err)
 	}
@@ -28,7 +19,7 @@ func (c *Client) dialOrigin(ctx context.Context, o rule.Origin) (net.Conn, error
 }
 
 func (c *Client) newDialer() *rule.Dialer {
-	return &rule.Dialer{Guard: c.guard, Resolver: c.opts.Resolver}
+	return &rule.Dialer{Guard: c.guard, Resolver: c.opts.Resolver, Deny: c.opts.Deny}
 }
 
 func dialFailure(err error) error {

@@ -12,6 +12,8 @@ import (
 	"github.com/JohannesKaufmann/html-to-markdown/v2/plugin/table"
 	"golang.org/x/net/html"
 	"golang.org/x/net/html/atom"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // Bounds of HTML to convert. The converter copies the text of an element at each
@@ -200,7 +202,7 @@ func (t *trimmer) dropsElement(n *html.Node) bool {
 	switch n.DataAtom {
 	case atom.Title:
 		if t.title == "" && n.FirstChild != nil {
-			t.title = clipText(strings.Join(strings.Fields(n.FirstChild.Data), " "), 300)
+			t.title = utf8text.Clip(strings.Join(strings.Fields(n.FirstChild.Data), " "), 300)
 		}
 		return true
 	case atom.Script, atom.Style, atom.Template, atom.Iframe, atom.Object, atom.Embed, atom.Svg, atom.Canvas, atom.Audio, atom.Video,

@@ -109,7 +109,7 @@ func (n *Network) openCache(server *egress.Options) error {
 	if dir == "" {
 		dir = filepath.Join(n.opts.Dir, cacheDir)
 	}
-	kept, err := cache.Open(dir, cache.Options{Temporary: n.opts.CacheDir == ""})
+	kept, err := cache.Open(dir, n.opts.CacheDir == "")
 	if err != nil {
 		return fmt.Errorf("open the cache of registries: %w", err)
 	}

@@ -72,7 +72,7 @@ func TestAttacks(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			g := newRegistry(t, tt.answer)
-			c := openCache(t, t.TempDir(), Options{})
+			c := openCache(t, t.TempDir())
 			q := g.request("/x", File)
 			q.Digest = tt.digest
 			_, body, _, err := get(t, c, q, nil)
@@ -94,7 +94,7 @@ func TestForgedHeaders(t *testing.T) {
 		host := r.Header.Get("X-Forwarded-Host") + r.Header.Get("User-Agent") + r.Header.Get("Accept-Encoding") + r.Header.Get("Origin")
 		_, _ = io.WriteString(w, "links to "+host+r.Header.Get("X-Original-Url"))
 	})
-	c := openCache(t, t.TempDir(), Options{})
+	c := openCache(t, t.TempDir())
 	q := g.request("/x", Index)
 	want := "links to caissonidentity"
 	_, body, _, err := get(t, c, q, http.Header{"X-Forwarded-Host": {"evil.test"}, "User-Agent": {"evil"}, "Origin": {"evil"}, "X-Original-Url": {"/evil"}, "Accept-Encoding": {"br"}})
@@ -128,7 +128,7 @@ func TestDamaged(t *testing.T) {
 	} {
 		g.hits.Store(0)
 		dir := t.TempDir()
-		c := openCache(t, dir, Options{})
+		c := openCache(t, dir)
 		q := g.request("/"+strings.ReplaceAll(name, " ", ""), File)
 		g.require(t, c, q, whole, 1)
 		list, err := filepath.Glob(filepath.Join(dir, "content", "*", "*"))
@@ -158,7 +158,7 @@ func TestLock(t *testing.T) {
 	content := "one"
 	g := newRegistry(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, content) })
 	dir := t.TempDir()
-	c := openCache(t, dir, Options{})
+	c := openCache(t, dir)
 	now := time.Now()
 	c.now = func() time.Time { return now }
 	notes := NewLock()
@@ -179,7 +179,7 @@ func TestLock(t *testing.T) {
 	g.require(t, c, q, "two", 2) // the index has changed
 	q.Lock = strict
 	g.require(t, c, q, "one", 2) // and is pinned
-	fresh := openCache(t, t.TempDir(), Options{})
+	fresh := openCache(t, t.TempDir())
 	if _, body, _, err := get(t, fresh, q, nil); !isNotLocked(err) || body == "two" {
 		t.Errorf("another content than the pinned one: %q, %v", body, err)
 	}
@@ -215,7 +215,9 @@ func TestBounds(t *testing.T) {
 		}
 	})
 	dir := t.TempDir()
-	c := openCache(t, dir, Options{MaxBytes: 3500, MaxFileBytes: 1500})
+	c := openCache(t, dir)
+	c.maxBytes = 3500
+	c.maxFileBytes = 1500
 	for i := range 6 {
 		g.require(t, c, g.request(fmt.Sprintf("/%d", i), File), strings.Repeat(fmt.Sprint(i), 1000), int64(i+1))
 		time.Sleep(5 * time.Millisecond) // times of files
@@ -245,7 +247,7 @@ func TestBounds(t *testing.T) {
 func TestKilled(t *testing.T) {
 	g := newRegistry(t, text("whole"))
 	dir := t.TempDir()
-	c := openCache(t, dir, Options{})
+	c := openCache(t, dir)
 	q := g.request("/x", File)
 	g.require(t, c, q, "whole", 1)
 	part := filepath.Join(dir, "tmp", "download-1")
@@ -259,7 +261,7 @@ func TestKilled(t *testing.T) {
 	if err := os.WriteFile(c.entryPath(entryKey(q.URL, "")), []byte(`{"url":`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c = openCache(t, dir, Options{})
+	c = openCache(t, dir)
 	if _, err := os.Stat(part); !os.IsNotExist(err) {
 		t.Errorf("a part of a download is kept: %v", err)
 	}
@@ -276,7 +278,7 @@ func TestProcesses(t *testing.T) {
 		_, _ = io.WriteString(w, "content")
 	})
 	dir := t.TempDir()
-	a, b := openCache(t, dir, Options{}), openCache(t, dir, Options{})
+	a, b := openCache(t, dir), openCache(t, dir)
 	q := g.request("/x", File)
 	var wg sync.WaitGroup
 	wg.Go(func() { g.require(t, a, q, "content", 1) })
@@ -294,7 +296,7 @@ func TestHundredSessions(t *testing.T) {
 	g := newRegistry(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(bytes.Repeat([]byte(r.URL.Path[1:2]), size))
 	})
-	c := openCache(t, t.TempDir(), Options{})
+	c := openCache(t, t.TempDir())
 	var wg sync.WaitGroup
 	var served atomic.Int64
 	for range sessions {
@@ -320,7 +322,7 @@ func TestHundredSessions(t *testing.T) {
 func TestVariants(t *testing.T) {
 	g := newRegistry(t, text("the same"))
 	dir := t.TempDir()
-	c := openCache(t, dir, Options{})
+	c := openCache(t, dir)
 	q := g.request("/file", File)
 	const variants = 3 * maxVariants
 	for i := range variants {

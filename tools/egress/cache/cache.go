@@ -49,24 +49,21 @@ const (
 // IndexAge is how long an index is used before it is revalidated.
 const IndexAge = 5 * time.Minute
 
-// Options configure a [Cache]. Zero fields mean the defaults.
-type Options struct {
-	// MaxBytes bounds the contents on disk, 10 GiB by default. The least recently
-	// used contents are removed first.
-	MaxBytes int64
-	// MaxFileBytes bounds one content, 2 GiB by default. Larger ones are not kept.
-	MaxFileBytes int64
-	// Temporary says that one process uses the cache and removes it afterwards.
-	// Nothing is synced to the disk, and downloads are not locked.
-	Temporary bool
-}
+// Bounds of the contents on disk. The least recently used ones are removed first. A
+// content that is larger than defaultMaxFileBytes is not kept.
+const (
+	defaultMaxBytes     = 10 << 30
+	defaultMaxFileBytes = 2 << 30
+)
 
 // Cache is a directory of contents. It is safe for concurrent use, also by several
 // processes.
 type Cache struct {
-	dir  string
-	opts Options
-	now  func() time.Time
+	dir          string
+	temporary    bool
+	maxBytes     int64
+	maxFileBytes int64
+	now          func() time.Time
 	// lockTime bounds the wait for another process's download.
 	lockTime time.Duration
 
@@ -75,18 +72,14 @@ type Cache struct {
 	used    int64 // bytes of contents, at least
 }
 
-// Open opens the cache in a directory and creates it if needed.
-func Open(dir string, o Options) (*Cache, error) {
-	if o.MaxBytes == 0 {
-		o.MaxBytes = 10 << 30
+// Open opens the cache in a directory and creates it if needed. A temporary one is
+// used by this process only, and removed with it: nothing is synced to the disk, and
+// downloads are not locked.
+func Open(dir string, temporary bool) (*Cache, error) {
+	c := &Cache{
+		dir: dir, temporary: temporary, maxBytes: defaultMaxBytes, maxFileBytes: defaultMaxFileBytes,
+		now: time.Now, lockTime: 10 * time.Second, flights: map[string]*flight{},
 	}
-	if o.MaxFileBytes == 0 {
-		o.MaxFileBytes = 2 << 30
-	}
-	if o.MaxBytes < 0 || o.MaxFileBytes < 0 {
-		return nil, errors.New("the bounds of a cache must be positive")
-	}
-	c := &Cache{dir: dir, opts: o, now: time.Now, lockTime: 10 * time.Second, flights: map[string]*flight{}}
 	for _, sub := range []string{"content", "entries", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, fmt.Errorf("create a cache: %w", err)
@@ -238,7 +231,7 @@ func (c *Cache) writeEntry(e entry) error {
 
 // replaceFile replaces a file atomically.
 func (c *Cache) replaceFile(path string, text []byte) error {
-	if !c.opts.Temporary {
+	if !c.temporary {
 		return atomicwriter.WriteFile(path, text, 0o600)
 	}
 	f, err := os.CreateTemp(filepath.Join(c.dir, "tmp"), "entry-")
@@ -353,10 +346,10 @@ func (c *Cache) removeUnused() error {
 	if err != nil {
 		return fmt.Errorf("list a cache: %w", err)
 	}
-	if total > c.opts.MaxBytes {
+	if total > c.maxBytes {
 		slices.SortFunc(list, func(a, b content) int { return a.used.Compare(b.used) })
 		for _, one := range list {
-			if total <= c.opts.MaxBytes/10*9 {
+			if total <= c.maxBytes/10*9 {
 				break
 			}
 			if err := os.Remove(one.path); state.IgnoreMissing(err) != nil {

@@ -53,9 +53,9 @@ func text(s string) func(http.ResponseWriter, *http.Request) {
 	return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, s) }
 }
 
-func openCache(t testing.TB, dir string, o Options) *Cache {
+func openCache(t testing.TB, dir string) *Cache {
 	t.Helper()
-	c, err := Open(dir, o)
+	c, err := Open(dir, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestFilesAndIndexes(t *testing.T) {
 		_, _ = io.WriteString(w, r.URL.Path+version+r.Header.Get("Accept"))
 	})
 	dir := t.TempDir()
-	c := openCache(t, dir, Options{})
+	c := openCache(t, dir)
 	now := time.Now()
 	c.now = func() time.Time { return now }
 	file, index := g.request("/file", File), g.request("/index", Index)
@@ -154,7 +154,7 @@ func TestFilesAndIndexes(t *testing.T) {
 	g.require(t, c, file, "/file1", 5)
 	now = now.Add(-time.Hour) // the clock was set back
 	g.require(t, c, index, "/index2", 6)
-	again := openCache(t, dir, Options{}) // another process
+	again := openCache(t, dir) // another process
 	g.require(t, again, file, "/file1", 6)
 	res, body, _, err := get(t, c, file, http.Header{"If-None-Match": {`W/"x", "1"`}})
 	if err != nil || res.StatusCode != http.StatusNotModified || body != "" || res.Header.Get("Set-Cookie") != "" {
@@ -183,7 +183,7 @@ func TestSharedDownload(t *testing.T) {
 		<-finish
 		_, _ = io.WriteString(w, "end")
 	})
-	c := openCache(t, t.TempDir(), Options{})
+	c := openCache(t, t.TempDir())
 	q := g.request("/big", File)
 	ctx, cancel := context.WithCancel(t.Context())
 	first := httptest.NewRequestWithContext(ctx, http.MethodGet, "/", nil)
@@ -262,7 +262,7 @@ func TestCancelledDownload(t *testing.T) {
 		ended <- struct{}{}
 	})
 	dir := t.TempDir()
-	c := openCache(t, dir, Options{})
+	c := openCache(t, dir)
 	q := g.request("/x", File)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
@@ -297,7 +297,7 @@ func FuzzReadLock(f *testing.F) {
 func BenchmarkServe(b *testing.B) {
 	body := bytes.Repeat([]byte("0123456789abcdef"), 4<<16)
 	g := newRegistry(b, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(body) })
-	c := openCache(b, b.TempDir(), Options{})
+	c := openCache(b, b.TempDir())
 	q := g.request("/x", File)
 	r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/", nil)
 	if _, err := c.Serve(discard{http.Header{}}, r, q); err != nil {

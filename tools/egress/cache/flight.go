@@ -66,7 +66,7 @@ func (c *Cache) isKept(res *http.Response) bool {
 		return false
 	case slices.Contains(res.Header.Values("Vary"), "*") || strings.Contains(cacheControl, "no-store") || strings.Contains(cacheControl, "private"):
 		return false
-	case res.ContentLength > c.opts.MaxFileBytes:
+	case res.ContentLength > c.maxFileBytes:
 		return false
 	}
 	// The end of the connection alone doesn't show that the body is whole.
@@ -176,7 +176,7 @@ func (c *Cache) runFlight(ctx context.Context, f *flight, q Request, pin string)
 	}
 	if found {
 		defer func() {
-			if !f.sendsFile(content) {
+			if content != nil {
 				_ = content.Close()
 			}
 		}()
@@ -201,6 +201,7 @@ func (c *Cache) runFlight(ctx context.Context, f *flight, q Request, pin string)
 			break
 		}
 		f.serveEntry(old, content)
+		content = nil // the flight closes it
 	case !c.isKept(res):
 		res.Body = &directBody{ReadCloser: res.Body, cancel: f.cancel}
 		f.applyChange(func() { f.direct, f.done, f.err = res, true, errNotKept })
@@ -219,12 +220,6 @@ func entryName(q Request, pin string) string {
 		name += "-" + pin
 	}
 	return name
-}
-
-func (f *flight) sendsFile(content *os.File) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.file == content
 }
 
 // directBody is the body of an answer that isn't kept. Closing it ends the flight's
@@ -249,7 +244,7 @@ func (f *flight) serveEntry(e entry, content *os.File) {
 // lockDownload waits until no other process downloads the same entry, or for
 // lockTime. Then it goes on without the lock.
 func (c *Cache) lockDownload(ctx context.Context, name string) (unlock func()) {
-	if c.opts.Temporary { // no other process uses the cache
+	if c.temporary { // no other process uses the cache
 		return func() {}
 	}
 	lock, err := state.Acquire(ctx, filepath.Join(c.dir, "tmp", name+".lock"), c.lockTime)
@@ -322,8 +317,8 @@ func (c *Cache) copyBody(f *flight, w io.Writer, body io.Reader) (int64, error) 
 			size += int64(n)
 		}
 		switch {
-		case size > c.opts.MaxFileBytes:
-			return size, fmt.Errorf("more than %d bytes", c.opts.MaxFileBytes)
+		case size > c.maxFileBytes:
+			return size, fmt.Errorf("more than %d bytes", c.maxFileBytes)
 		case errors.Is(err, io.EOF):
 			return size, nil
 		case err != nil:
@@ -338,7 +333,7 @@ func (c *Cache) storeContent(e entry, file *os.File) error {
 		return fmt.Errorf("create a directory of the cache: %w", err)
 	}
 	var err error
-	if !c.opts.Temporary {
+	if !c.temporary {
 		err = file.Sync()
 	}
 	if err := errors.Join(err, os.Rename(file.Name(), path)); err != nil {
@@ -350,7 +345,7 @@ func (c *Cache) storeContent(e entry, file *os.File) error {
 	c.limitVariants(hashText(e.URL))
 	c.mu.Lock()
 	c.used += e.Size
-	full := c.used > c.opts.MaxBytes
+	full := c.used > c.maxBytes
 	c.mu.Unlock()
 	if full {
 		return c.removeUnused()

@@ -10,7 +10,7 @@ import (
 // TestOthersDirectory checks that a directory that another user can write to is refused.
 func TestOthersDirectory(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := Open(dir, Options{}); err != nil { // the control
+	if _, err := Open(dir, false); err != nil { // the control
 		t.Fatal(err)
 	}
 	for _, sub := range []string{"content", "entries", "tmp"} {
@@ -19,7 +19,7 @@ func TestOthersDirectory(t *testing.T) {
 			if err := os.Chmod(path, mode); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := Open(dir, Options{}); err == nil {
+			if _, err := Open(dir, false); err == nil {
 				t.Errorf("%s with mode %v was opened", sub, mode)
 			}
 		}
@@ -32,14 +32,14 @@ func TestOthersDirectory(t *testing.T) {
 		if err := os.Chown(path, 12345, 12345); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Open(dir, Options{}); err == nil {
+		if _, err := Open(dir, false); err == nil {
 			t.Errorf("%s of another user was opened", sub)
 		}
 		if err := os.Chown(path, 0, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Open(dir, Options{}); err != nil {
+	if _, err := Open(dir, false); err != nil {
 		t.Fatal(err)
 	}
 }

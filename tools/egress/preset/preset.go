@@ -257,12 +257,3 @@ func (p *Preset) Digest(c *cache.Cache, t rule.Target) cache.Digest {
 	}
 	return cache.Digest{}
 }
-
-// Facts returns facts about a preset's program, for documents.
-func Facts(name string) []Fact {
-	at := slices.IndexFunc(table, func(d data) bool { return d.name == name })
-	if at < 0 {
-		return nil
-	}
-	return slices.Clone(table[at].facts)
-}

@@ -20,12 +20,6 @@ type source struct {
 	registry bool
 }
 
-// Fact is something that a preset relies on.
-type Fact struct {
-	What   string
-	Source string // where it is documented or was tried, and for which version
-}
-
 // data is a preset's row in the table. Its first source is the registry.
 type data struct {
 	name    string
@@ -41,23 +35,23 @@ type data struct {
 	// have no network. They match whole phrases: parts also occur in files and logs
 	// that a command shows.
 	offline []string
-	facts   []Fact
 }
 
 var table = []data{
 	{
+		// A proxy serves the checksum database below /sumdb/, and go.sum and go.mod hold
+		// no address of a proxy (Go Modules Reference, Go 1.26). Requests to loopback
+		// addresses never use HTTP_PROXY (package golang.org/x/net/http/httpproxy).
 		name:    "go",
 		sources: []source{{url: "https://proxy.golang.org/", kind: kindGo, registry: true}},
 		env:     []string{"GOPROXY=" + ProxyPlaceholder + "/go"},
 		mirror:  "/go/",
 		offline: []string{`: module lookup disabled by GOPROXY=off$`, `: reading file:///[^\s\\]+/@v/`, `dial tcp: lookup (proxy|sum)\.golang\.org`},
-		facts: []Fact{
-			{"a proxy serves the checksum database below /sumdb/", "Go Modules Reference, Checksum database; Go 1.26"},
-			{"go.sum and go.mod hold no address of a proxy", "Go Modules Reference, go.sum files; Go 1.26"},
-			{"requests to loopback addresses never use HTTP_PROXY", "package golang.org/x/net/http/httpproxy; Go 1.26"},
-		},
 	},
 	{
+		// npm audit posts the list of packages to /-/npm/v1/security/, and lock files hold
+		// the registry's address (npm Docs, npm 11). The setting cafile overrides
+		// NODE_EXTRA_CA_CERTS (tried with npm 11.19).
 		name: "npm",
 		sources: []source{
 			{url: "https://registry.npmjs.org/", kind: kindNPM, registry: true},
@@ -67,13 +61,10 @@ var table = []data{
 		env:       []string{"npm_config_update_notifier=false", "npm_config_fund=false"},
 		configure: configureNPM,
 		offline:   []string{`^npm (error|ERR!) code ENOTCACHED`, `^\s*ERR_PNPM_NO_OFFLINE_`, `getaddrinfo (ENOTFOUND|EAI_AGAIN) registry\.`},
-		facts: []Fact{
-			{"npm audit posts the list of packages to /-/npm/v1/security/", "npm Docs, npm audit; npm 11"},
-			{"the setting cafile overrides NODE_EXTRA_CA_CERTS", "tried with npm 11.19"},
-			{"lock files hold the registry's address", "npm Docs, package-lock.json; npm 11"},
-		},
 	},
 	{
+		// Links of an index have the digest of their file (PyPA, Simple repository API
+		// 1.1). PIP_CERT and REQUESTS_CA_BUNDLE name the roots (pip documentation, 23.2).
 		name: "pip",
 		sources: []source{
 			{url: "https://pypi.org/simple/", kind: kindIndex, registry: true},
@@ -83,12 +74,10 @@ var table = []data{
 		env:       []string{"PIP_DISABLE_PIP_VERSION_CHECK=1"},
 		configure: configurePip,
 		offline:   []string{`^ERROR: No matching distribution found for `, `Because [\w.-]+ was not found in the cache and you require `, `Network connectivity is disabled, but \w`},
-		facts: []Fact{
-			{"links of an index have the digest of their file", "Simple repository API, PyPA specifications, version 1.1"},
-			{"PIP_CERT and REQUESTS_CA_BUNDLE name the roots", "pip documentation, HTTPS Certificates; pip 23.2"},
-		},
 	},
 	{
+		// The sparse protocol is the default since 1.70, each line of an index has the
+		// SHA-256 of a crate, and CARGO_HTTP_CAINFO names the roots (The Cargo Book, 1.95).
 		name: "cargo",
 		sources: []source{
 			{url: "https://index.crates.io/", kind: kindIndex, registry: true},
@@ -97,13 +86,12 @@ var table = []data{
 		},
 		env:     []string{"CARGO_REGISTRIES_CRATES_IO_PROTOCOL=sparse", "CARGO_NET_GIT_FETCH_WITH_CLI=true"},
 		offline: []string{`As a reminder, you're using offline mode \(`, `attempting to make an HTTP request, but \W+\w+ was specified`},
-		facts: []Fact{
-			{"the sparse protocol is the default since 1.70", "The Cargo Book, Registry Protocols; cargo 1.95"},
-			{"each line of an index has the SHA-256 of a crate", "The Cargo Book, Index Format; cargo 1.95"},
-			{"CARGO_HTTP_CAINFO names the roots", "The Cargo Book, Configuration, http.cainfo; cargo 1.95"},
-		},
 	},
 	{
+		// Maven 3.9 and later read MAVEN_ARGS, older ones need -s (Configuring Apache
+		// Maven). The block of http repositories is a mirror, and mirrors of the user's
+		// settings come first (Guide to Mirror Settings, 3.8). Java has its own trust store
+		// (JSSE Reference Guide, Java 17).
 		name: "maven",
 		sources: []source{
 			{url: "https://repo.maven.apache.org/maven2/", kind: kindMaven, registry: true},
@@ -115,13 +103,10 @@ var table = []data{
 		mirror:  "/maven/",
 		java:    true,
 		offline: []string{`Cannot access \S+ \(.+\) in offline mode and the artifact `},
-		facts: []Fact{
-			{"MAVEN_ARGS is read by 3.9 and later; older ones need -s", "Configuring Apache Maven; Maven 3.9"},
-			{"the block of http repositories is a mirror, and mirrors of the user's settings come first", "Guide to Mirror Settings; Maven 3.8"},
-			{"Java has a trust store of its own", "JSSE Reference Guide; Java 17"},
-		},
 	},
 	{
+		// apt creates a state directory whose last part is apt (tried with apt 2.6, without
+		// privileges). Packages are signed, so http suffices (apt-secure(8)).
 		name: "apt",
 		sources: []source{
 			{url: "http://deb.debian.org/debian/", kind: kindApt, registry: true},
@@ -134,10 +119,6 @@ var table = []data{
 		env:     []string{"APT_CONFIG=" + FilesPlaceholder + "/apt.conf"},
 		files:   map[string]string{"apt.conf": aptConfig},
 		offline: []string{`^(W: Failed to fetch .*|E: Failed to fetch .*|\s+)Temporary failure resolving '`},
-		facts: []Fact{
-			{"apt creates a state directory whose last part is apt", "tried with apt 2.6, without privileges"},
-			{"packages are signed, so that http suffices", "apt-secure(8); apt 2.6"},
-		},
 	},
 }
 

@@ -213,9 +213,8 @@ type Dialer struct {
 	PublicOnly bool
 	// Named are further addresses that the host may have.
 	Named []netip.Addr
-	// Refuse returns an error for an address that Guard allows but must not be
-	// dialled.
-	Refuse func(netip.Addr) error
+	// Deny are rules as in [Policy]. They also refuse addresses.
+	Deny []Rule
 }
 
 // CheckLiteral returns Dial's error for a host that is an address. It allows names.
@@ -249,10 +248,14 @@ func (d *Dialer) newCheck(host string, port uint16) (*check, error) {
 }
 
 func (d *Dialer) checkAddr(c *check, addr netip.Addr) error {
-	if err := c.checkAddr(addr); err != nil || d.Refuse == nil {
+	if err := c.checkAddr(addr); err != nil {
 		return err
 	}
-	return d.Refuse(addr)
+	at := slices.IndexFunc(d.Deny, func(r Rule) bool { return r.deniesAll() && r.coversHost(addr.String(), c.port) })
+	if at >= 0 {
+		return &AddressError{Host: c.host, Addr: addr, Rule: d.Deny[at]}
+	}
+	return nil
 }
 
 // Dial connects to a canonical host. It resolves the name once, refuses the host if

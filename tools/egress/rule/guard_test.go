@@ -75,7 +75,7 @@ func TestNamedOfDialer(t *testing.T) {
 	if own.IsNetwork() {
 		t.Error("an address of this machine is taken for one of a private network")
 	}
-	d.Refuse = func(netip.Addr) error { return &AddressError{Host: "a.test", Rule: Rule{kind: kindTCP}} }
+	d.Deny = mustParse(t, "tcp://10.0.0.0/8:*")
 	if refused, ok := errors.AsType[*AddressError](d.CheckAddr("a.test", 80, d.Named[0])); !ok || refused.IsNetwork() {
 		t.Errorf("an address that a rule denies: %v", refused)
 	}

@@ -57,13 +57,7 @@ func TestDialerCheckAddr(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused := netip.MustParseAddr("93.184.216.34")
-	d := &Dialer{Guard: guard, Refuse: func(a netip.Addr) error {
-		if a == refused {
-			return &AddressError{Addr: a}
-		}
-		return nil
-	}}
+	d := &Dialer{Guard: guard, Deny: mustParse(t, "tcp://93.184.216.34:*", "tcp://93.186.0.0/16:*", "http://93.185.0.1/x/")}
 	for _, tt := range []struct {
 		host, addr string
 		publicOnly bool
@@ -74,6 +68,8 @@ func TestDialerCheckAddr(t *testing.T) {
 		{"other.test", "10.1.2.3", false, false},
 		{"other.test", "93.184.216.35", false, true},
 		{"other.test", "93.184.216.34", false, false},
+		{"other.test", "93.186.1.1", false, false},
+		{"other.test", "93.185.0.1", false, true}, // a path is denied
 	} {
 		d.PublicOnly = tt.publicOnly
 		if err := d.CheckAddr(tt.host, 80, netip.MustParseAddr(tt.addr)); (err == nil) != tt.ok {

@@ -1,7 +1,6 @@
 package rule
 
 import (
-	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -269,13 +268,4 @@ func foldPath(path string) string {
 		}
 	}
 	return "/" + strings.Join(out, "/")
-}
-
-// DeniedAddr returns the rule of Deny that covers an address and a port.
-func (p *Policy) DeniedAddr(addr netip.Addr, port uint16) (Rule, bool) {
-	at := slices.IndexFunc(p.Deny, func(r Rule) bool { return r.deniesAll() && r.coversHost(addr.String(), port) })
-	if at < 0 {
-		return Rule{}, false
-	}
-	return p.Deny[at], true
 }

@@ -388,12 +388,6 @@ func coversPath(prefix, path string) bool {
 	return ok && (rest == "" || strings.HasSuffix(prefix, "/") || rest[0] == '/')
 }
 
-// Allows reports whether any of the rules allows a URL.
-func Allows(rules []Rule, rawURL string) bool {
-	t, err := ParseTarget(rawURL)
-	return err == nil && AllowsTarget(rules, t)
-}
-
 // AllowsTarget reports whether any of the rules allows a URL.
 func AllowsTarget(rules []Rule, t Target) bool {
 	return slices.ContainsFunc(rules, func(r Rule) bool { return r.allowsTarget(t) })

@@ -254,41 +254,37 @@ func (s *Set) Covers(o rule.Origin) bool {
 	return s != nil && slices.ContainsFunc(s.entries, func(e entry) bool { return e.isFor(o) })
 }
 
-// Apply puts the values of secrets into a request for a target, and returns the
-// secrets' names. It returns a *MisplacedError if a placeholder is in the wrong
-// place. The body and trailers are checked while they are sent: reading r.Body then
-// fails with a *MisplacedError, which is also passed to misplaced.
+// Apply puts the values of secrets into a request for a target. It returns a
+// *MisplacedError if a placeholder is in the wrong place. The body and trailers are
+// checked while they are sent: reading r.Body then fails with a *MisplacedError,
+// which is also passed to misplaced.
 //
 // A request to a secret's origin asks for the whole resource in identity coding, so
 // that [Set.Hide] finds values in the response.
-func (s *Set) Apply(r *http.Request, t rule.Target, misplaced func(*MisplacedError)) (used []string, err error) {
+func (s *Set) Apply(r *http.Request, t rule.Target, misplaced func(*MisplacedError)) error {
 	if s == nil || len(s.entries) == 0 {
-		return nil, nil
+		return nil
 	}
 	for _, part := range []struct{ text, where string }{{t.Host, "host"}, {r.Host, "host"}, {t.Path, "path"}, {t.Query, "query"}, {r.Method, "method"}} {
 		if err := s.checkText(part.text, part.where); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	for name, values := range r.Header {
 		if err := s.checkText(name, "name of a header"); err != nil {
-			return nil, err
+			return err
 		}
 		for i, value := range values {
-			replaced, secret := s.substituteHeader(name, value, t)
-			if secret == "" {
-				if err := s.checkText(value, "header "+name); err != nil {
-					return nil, err
-				}
-				continue
+			if replaced, ok := s.substituteHeader(name, value, t); ok {
+				values[i] = replaced
+			} else if err := s.checkText(value, "header "+name); err != nil {
+				return err
 			}
-			values[i] = replaced
-			used = append(used, secret)
 		}
 	}
 	for name := range r.Trailer {
 		if err := s.checkText(name, "name of a trailer"); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if r.Body != nil && r.Body != http.NoBody {
@@ -300,32 +296,31 @@ func (s *Set) Apply(r *http.Request, t rule.Target, misplaced func(*MisplacedErr
 			r.Header.Del(name)
 		}
 	}
-	slices.Sort(used)
-	return used, nil
+	return nil
 }
 
 // substituteHeader returns a header's value with a secret in place of its
-// placeholder, and the secret's name, or "" if no secret may be there.
-func (s *Set) substituteHeader(header, value string, t rule.Target) (replaced, secret string) {
+// placeholder, and false if no secret may be there.
+func (s *Set) substituteHeader(header, value string, t rule.Target) (replaced string, ok bool) {
 	for i := range s.entries {
 		e := &s.entries[i]
 		if e.Header != http.CanonicalHeaderKey(header) || !rule.AllowsTarget(e.To, t) {
 			continue
 		}
 		if value == e.placeholder {
-			return e.Value, e.Name
+			return e.Value, true
 		}
 		scheme, rest, _ := strings.Cut(value, " ")
 		switch {
 		case (strings.EqualFold(scheme, "Bearer") || strings.EqualFold(scheme, "token")) && rest == e.placeholder:
-			return scheme + " " + e.Value, e.Name
+			return scheme + " " + e.Value, true
 		case strings.EqualFold(scheme, "Basic"):
 			if credentials, ok := e.substituteBasic(s, rest); ok {
-				return scheme + " " + credentials, e.Name
+				return scheme + " " + credentials, true
 			}
 		}
 	}
-	return "", ""
+	return "", false
 }
 
 // substituteBasic returns credentials with the value in place of the placeholder,
