@@ -181,26 +181,21 @@ func (s *server) newOfferedTool(t *mcp.Tool) (offeredTool, error) {
 	if _, rest, _ := strings.Cut(string(name), "/"); rest != t.Name {
 		o.Raw = t.Name
 	}
+	class, place := s.cfg.runs()
 	o.def = tools.Definition{
 		Name: name, Description: cleanText(description, maxDescriptionBytes), InputSchema: text, FullSchema: true, Hash: o.Hash,
-		Class: s.toolClass(), Runs: s.toolPlace(), Timeout: s.cfg.maxCallTime(), EnabledByDefault: true,
+		Class: class, Runs: place, Timeout: s.cfg.maxCallTime(), EnabledByDefault: true,
 	}
 	return o, nil
 }
 
-// toolClass ignores what the server says about its tools.
-func (s *server) toolClass() tools.Class {
-	if s.cfg.InSandbox() {
-		return tools.ClassExecute
+// runs returns the class of the server's tools and where they run. It ignores what
+// the server says about them.
+func (s Server) runs() (tools.Class, tools.Place) {
+	if s.InSandbox() {
+		return tools.ClassExecute, tools.PlaceSandbox
 	}
-	return tools.ClassNetwork
-}
-
-func (s *server) toolPlace() tools.Place {
-	if s.cfg.InSandbox() {
-		return tools.PlaceSandbox
-	}
-	return tools.PlaceHost
+	return tools.ClassNetwork, tools.PlaceHost
 }
 
 // schemaTexts are the keywords whose strings only describe.

@@ -52,9 +52,6 @@ func (t *featureTool) Execute(ctx context.Context, call *tools.Call) (tools.Outp
 
 func (s *Set) registerFeatures() {
 	s.features.Do(func() {
-		if s.opts.Register == nil {
-			return
-		}
 		for _, factory := range s.featureTools() {
 			if err := s.opts.Register(factory); err != nil {
 				s.opts.Log.Warn("register a tool for what MCP servers offer", zap.Error(err))

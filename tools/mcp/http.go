@@ -139,7 +139,7 @@ func (l *httpLink) stopServer(ctx context.Context) error {
 		}
 	}
 	l.endLink(ErrClosed)
-	l.guard.waitRunning(ctx)
+	_ = awaitGroup(ctx, &l.guard.running)
 	l.guard.CloseIdleConnections()
 	return nil
 }

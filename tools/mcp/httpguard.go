@@ -93,19 +93,6 @@ func (t *guardTransport) CloseIdleConnections() {
 	}
 }
 
-// waitRunning waits until no request is left, or ctx ends.
-func (t *guardTransport) waitRunning(ctx context.Context) {
-	left := make(chan struct{})
-	go func() {
-		t.running.Wait()
-		close(left)
-	}()
-	select {
-	case <-left:
-	case <-ctx.Done():
-	}
-}
-
 // refusedFirst reports whether the first message got a status with which servers of
 // the older transport answer it.
 func (t *guardTransport) refusedFirst() bool {

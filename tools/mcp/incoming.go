@@ -34,16 +34,12 @@ const maxLogBytes = 1 << 10
 func (l *life) filterIncoming(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 		if !l.incoming.Allow() {
-			l.failLife(&ProtocolError{"messages faster than the limit"})
+			l.cancel(&ProtocolError{"messages faster than the limit"})
 			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "too many messages"}
 		}
 		switch method {
-		case methodPing, notifyPromptsChanged, notifyResourcesChanged, notifyResourceUpdated:
+		case methodPing, methodRoots, notifyPromptsChanged, notifyResourcesChanged, notifyResourceUpdated:
 			return next(ctx, method, req)
-		case methodRoots:
-			if l.server.set.opts.Roots != "" {
-				return next(ctx, method, req)
-			}
 		case notifyToolsChanged:
 			result, err := next(ctx, method, req) // drops the cached list
 			select {

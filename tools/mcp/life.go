@@ -64,7 +64,7 @@ func (s *server) startLife(ctx context.Context) (_ *life, offer toolList, err er
 		if err != nil {
 			err = l.explainError(ctx, err)
 			s.refusedStreamable = refusesStreamable(l.link)
-			s.noteStderr(l.link)
+			s.lastStderr, _ = l.link.stderrTail()
 			_ = l.stopLife(err)
 		}
 	}()
@@ -82,20 +82,14 @@ func (s *server) startLife(ctx context.Context) (_ *life, offer toolList, err er
 
 func (l *life) openSession(ctx context.Context) (*mcp.ClientSession, error) {
 	opts := &mcp.ClientOptions{
-		Capabilities: &mcp.ClientCapabilities{},
+		Capabilities: &mcp.ClientCapabilities{RootsV2: &mcp.RootCapabilities{}}, //nolint:staticcheck // deprecated by the newest protocol; servers ask for them
 		// Without a handler, the SDK subscribes to no changes.
 		ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) {},
 		MultiRoundTrip:         &mcp.MultiRoundTripOptions{Disabled: true},
 	}
-	roots := l.server.set.opts.Roots
-	if roots != "" {
-		opts.Capabilities.RootsV2 = &mcp.RootCapabilities{} //nolint:staticcheck // deprecated by the newest protocol; servers ask for them
-	}
 	client := mcp.NewClient(&mcp.Implementation{Name: "caisson", Version: l.server.set.opts.Version}, opts)
 	client.AddReceivingMiddleware(l.filterIncoming)
-	if roots != "" {
-		client.AddRoots(&mcp.Root{URI: roots, Name: "workspace"}) //nolint:staticcheck // as above
-	}
+	client.AddRoots(&mcp.Root{URI: l.server.set.opts.Roots, Name: "workspace"}) //nolint:staticcheck // as above
 	var session mcp.ClientSessionOptions
 	if l.server.cfg.Command != "" && !l.server.modern {
 		session.ProtocolVersion = legacyProtocol
@@ -178,8 +172,6 @@ func (l *life) listAgain(ctx context.Context) (err error) {
 	l.server.applyChanges(offer)
 	return nil
 }
-
-func (l *life) failLife(err error) { l.cancel(err) }
 
 // bindContext returns a context that ends with ctx and with the life.
 func (l *life) bindContext(ctx context.Context) (context.Context, func()) {

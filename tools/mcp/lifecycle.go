@@ -210,8 +210,6 @@ func (s *server) failStart(err error, took time.Duration, final bool) {
 	s.lastStderr = ""
 }
 
-func (s *server) noteStderr(l link) { s.lastStderr, _ = l.stderrTail() }
-
 func (s *server) giveUp(err error) {
 	s.setLife(nil, &ServerError{Server: s.cfg.Name, GivenUp: !errors.Is(err, ErrClosed), Err: err})
 }
@@ -261,7 +259,7 @@ func (s *server) registerTools(offer toolList) ToolsChanged {
 	}
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		if !wanted[name] {
-			s.unregisterTool(name)
+			s.set.opts.Unregister(name)
 			changes.Removed = append(changes.Removed, before[name].Tool)
 		}
 	}
@@ -272,7 +270,7 @@ func (s *server) registerTools(offer toolList) ToolsChanged {
 			continue
 		}
 		if had {
-			s.unregisterTool(t.Name)
+			s.set.opts.Unregister(t.Name)
 		}
 		switch err := s.registerTool(t); {
 		case err != nil:
@@ -306,17 +304,7 @@ func (s *server) applyChanges(offer toolList) {
 }
 
 func (s *server) registerTool(t offeredTool) error {
-	factory := func() tools.Tool { return &tool{server: s, offered: t} }
-	if s.set.opts.Register == nil {
-		return tools.CheckFactory(factory)
-	}
-	return s.set.opts.Register(factory)
-}
-
-func (s *server) unregisterTool(name tools.Name) {
-	if s.set.opts.Unregister != nil {
-		s.set.opts.Unregister(name)
-	}
+	return s.set.opts.Register(func() tools.Tool { return &tool{server: s, offered: t} })
 }
 
 func registrationProblem(err error) string {
@@ -350,7 +338,7 @@ func (s *server) offersNow(t Tool) bool {
 // usedTransport returns the transport in use. Only runLives uses it.
 func (s *server) usedTransport() string {
 	if s.oldSSE {
-		return Server{SSE: true}.Transport()
+		return "sse"
 	}
 	return s.cfg.Transport()
 }

@@ -359,7 +359,8 @@ func TestSlowStartsDontBlockOthers(t *testing.T) {
 				return err
 			}
 		}
-		h := newHarness(t, servers, func(o *Options) { o.StartParallel = 1 })
+		h := newHarness(t, servers, nil)
+		h.turns = make(chan struct{}, 1)
 		began := time.Now()
 		go h.Start(t.Context())
 		for i := range working {

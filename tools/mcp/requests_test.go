@@ -64,32 +64,19 @@ func TestServerRequests(t *testing.T) {
 	}
 }
 
-// TestNoRoots: without a root, servers are told that there are none to list.
-func TestNoRoots(t *testing.T) {
+// TestHandshake checks that only roots are announced to servers.
+func TestHandshake(t *testing.T) {
 	var handshake message
-	var answer message
-	h := startHarness(t, map[string]serverFunc{"a": rawServerWith(func(c *rawConn, m message) (bool, error) {
-		switch m.Method {
-		case "initialize":
+	startHarness(t, map[string]serverFunc{"a": rawServerWith(func(_ *rawConn, m message) (bool, error) {
+		if m.Method == "initialize" {
 			handshake = m
-		case "tools/call":
-			if err := c.send(`{"jsonrpc":"2.0","id":7,"method":"roots/list"}`); err != nil {
-				return true, err
-			}
-			answer, _ = c.read()
 		}
 		return false, nil
-	})}, func(o *Options) { o.Roots = "" })
-	if _, err := h.call(t.Context(), "a/t", `{}`); err != nil {
-		t.Fatal(err)
-	}
-	for _, word := range []string{"roots", "sampling", "elicitation"} {
-		if strings.Contains(string(handshake.Params), word) {
+	})}, nil)
+	for word, announced := range map[string]bool{"roots": true, "sampling": false, "elicitation": false} {
+		if strings.Contains(string(handshake.Params), word) != announced {
 			t.Errorf("handshake announces %s: %s", word, handshake.Params)
 		}
-	}
-	if answer.Error == nil {
-		t.Errorf("answer to roots/list: %s", answer.Result)
 	}
 }
 

@@ -39,8 +39,8 @@ func TestManyServers(t *testing.T) {
 	if n := len(h.Tools()); n != servers*each {
 		t.Errorf("%d tools, want %d; failed: %+v", n, servers*each, eventsOf[ServerFailed](h))
 	}
-	if n := most.Load(); n > defaultStartParallel {
-		t.Errorf("%d servers started at once, want at most %d", n, defaultStartParallel)
+	if n := most.Load(); n > startParallel {
+		t.Errorf("%d servers started at once, want at most %d", n, startParallel)
 	}
 	if out, err := h.call(t.Context(), "s49/tool_39", `{}`); err != nil || outputText(out) != "tool_39" {
 		t.Errorf("call = %q, %v", outputText(out), err)

@@ -28,21 +28,17 @@ type Options struct {
 	// Tokens has the tokens of servers that people have signed in to. It may be
 	// nil.
 	Tokens *oauth.Store
-	// Register and Unregister change the session's tools. If they are nil, what the
-	// servers offer is only checked and reported.
+	// Register and Unregister change the session's tools.
 	Register   func(tools.Factory) error
 	Unregister func(tools.Name)
-	// Report gets every event, one at a time, and each server's in order. It must
-	// not call the Set. It may be nil.
+	// Report gets every event, one at a time, and each server's in order. It must not
+	// call the Set.
 	Report func(Event)
-	// Roots is the only root that servers are told: file:///workspace, or "" for
-	// none.
+	// Roots is the only root that servers are told, such as file:///workspace.
 	Roots string
 	// Redact removes secrets from servers' texts that are reported or logged. It
 	// may be nil.
 	Redact func(string) string
-	// StartParallel bounds the servers that start at the same time. Zero means 8.
-	StartParallel int
 	// Version is Caisson's version, for servers.
 	Version string
 	// Log gets details besides the events. It may be nil.
@@ -50,7 +46,8 @@ type Options struct {
 }
 
 const (
-	defaultStartParallel = 8
+	// startParallel bounds the servers that start at the same time.
+	startParallel = 8
 	// startTurn bounds how long a starting server makes others wait.
 	startTurn = 3 * time.Second
 )
@@ -77,13 +74,10 @@ type Set struct {
 // NewSet checks the configuration and returns a Set in which no server runs yet.
 // Its error is a [*ConfigError].
 func NewSet(o Options) (*Set, error) {
-	if o.StartParallel <= 0 {
-		o.StartParallel = defaultStartParallel
-	}
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	s := &Set{opts: o, limits: defaultFrameLimits, turns: make(chan struct{}, o.StartParallel)}
+	s := &Set{opts: o, limits: defaultFrameLimits, turns: make(chan struct{}, startParallel)}
 	seen := map[string]bool{}
 	for _, cfg := range o.Servers {
 		switch err := cfg.checkConfig(); {
@@ -166,9 +160,14 @@ func (s *Set) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.cancel(ErrClosed)
 	s.mu.Unlock()
+	return awaitGroup(ctx, &s.running)
+}
+
+// awaitGroup waits for a group. Its error is why ctx ended before.
+func awaitGroup(ctx context.Context, wg *sync.WaitGroup) error {
 	finished := make(chan struct{})
 	go func() {
-		s.running.Wait()
+		wg.Wait()
 		close(finished)
 	}()
 	select {
@@ -180,9 +179,6 @@ func (s *Set) Close(ctx context.Context) error {
 }
 
 func (s *Set) reportEvent(e Event) {
-	if s.opts.Report == nil {
-		return
-	}
 	s.reporting.Lock()
 	defer s.reporting.Unlock()
 	s.opts.Report(e)

@@ -115,17 +115,7 @@ func (l *stdioLink) stderrTail() (string, int64) { return l.errors.String(), l.e
 func (l *stdioLink) stopServer(ctx context.Context) error {
 	l.endLink(ErrClosed)
 	err := l.proc.Stop(ctx)
-	finished := make(chan struct{})
-	go func() {
-		l.running.Wait()
-		close(finished)
-	}()
-	select {
-	case <-finished:
-		return err
-	case <-ctx.Done():
-		return cmp.Or(err, context.Cause(ctx))
-	}
+	return cmp.Or(err, awaitGroup(ctx, &l.running))
 }
 
 // endLink ends the connection. The first cause counts.
