@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -38,12 +39,9 @@ const (
 // kind is what differs between the tools.
 type kind struct {
 	def tools.Definition
-	// change applies an input to the notes.
-	change func(input, *Notes, noteAppender) error
+	// change applies an input to the notes. fresh is a note of its text, without an ID.
+	change func(n *Notes, in input, fresh Note) error
 }
-
-// noteAppender appends a new note with a text and returns it.
-type noteAppender func(n *Notes, text string) Note
 
 // input is the input of any of the tools.
 type input struct {
@@ -65,6 +63,7 @@ func Factories(o Options) []tools.Factory {
 		k.def.Class = tools.ClassWrite
 		k.def.Runs = tools.PlaceState
 		k.def.EnabledByDefault = o.Enabled
+		k.def.Summary = summarizeInput
 		k.def.Aliases = map[string]string{"content": "text", "note": "text", "memory": "text"}
 		all = append(all, func() tools.Tool { return &tool{kind: k, opts: o} })
 	}
@@ -88,11 +87,8 @@ func (t *tool) decodeInput(call *tools.Call) (input, error) {
 	return in, nil
 }
 
-func (t *tool) newAppender(session string) noteAppender {
-	return func(n *Notes, text string) Note {
-		n.appendNote(text, session, t.opts.Store.now())
-		return n.Notes[len(n.Notes)-1]
-	}
+func (t *tool) newNote(call *tools.Call, in input) Note {
+	return Note{Text: in.Text, Session: call.Session, Changed: t.opts.Store.now().UTC()}
 }
 
 // Project returns the change that the call would make, without making it.
@@ -110,7 +106,8 @@ func (t *tool) Project(_ context.Context, call *tools.Call) (tools.Projection, e
 	}
 	after := before
 	after.Notes = slices.Clone(before.Notes)
-	if err := t.change(in, &after, t.newAppender(call.Session)); err != nil {
+	err = t.change(&after, in, t.newNote(call, in))
+	if err := cmp.Or(err, after.checkBounds()); err != nil {
 		return tools.Projection{State: before.State()}, toolError(err)
 	}
 	return tools.Projection{
@@ -126,7 +123,7 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 		return tools.Output{}, err
 	}
 	after, aside, err := t.opts.Store.Change(ctx, call.Projected, func(n *Notes) error {
-		return t.change(in, n, t.newAppender(call.Session))
+		return t.change(n, in, t.newNote(call, in))
 	})
 	if aside != "" {
 		t.opts.Warn("the notes of the workspace could not be read, and were moved aside to " + aside)
@@ -141,30 +138,29 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 	}, nil
 }
 
+// hints tell the model how to fix an error.
+var hints = []struct {
+	err          error
+	reason, hint string
+}{
+	{ErrFull, "full", "Join what belongs together by memory_consolidate, or remove notes by memory_replace with an empty text."},
+	{ErrNoNote, "not_found", "The ids stand in the list of notes."},
+	{ErrText, "invalid_text", "Say it shorter, in plain words."},
+	{ErrChanged, "conflict", "Another session has changed the notes since this was shown; look at them and ask again."},
+}
+
 // toolError returns an error for the model if err is one that the model can fix,
 // and err otherwise.
 func toolError(err error) error {
-	var reason, hint string
-	switch {
-	case errors.Is(err, ErrFull):
-		reason = "full"
-		hint = "Join what belongs together by memory_consolidate, or remove notes by memory_replace with an empty text."
-	case errors.Is(err, ErrNoNote):
-		reason = "not_found"
-		hint = "The ids stand in the list of notes."
-	case errors.Is(err, ErrText):
-		reason = "invalid_text"
-		hint = "Say it shorter, in plain words."
-	case errors.Is(err, ErrChanged):
-		reason = "conflict"
-		hint = "Another session has changed the notes since this was shown; look at them and ask again."
-	default:
-		return err
+	for _, h := range hints {
+		if errors.Is(err, h.err) {
+			return &tools.Error{
+				Class: tools.ErrorExecution, Reason: h.reason, Visible: true, Err: err,
+				Message: fmt.Sprintf("%v. %s Nothing was changed.", err, h.hint),
+			}
+		}
 	}
-	return &tools.Error{
-		Class: tools.ErrorExecution, Reason: reason, Visible: true, Err: err,
-		Message: fmt.Sprintf("%v. %s Nothing was changed.", err, hint),
-	}
+	return err
 }
 
 const descriptionSuffix = " Notes are short facts about this workspace that a later session should know: how it is built and tested, decisions, what was tried. " +
@@ -183,11 +179,10 @@ func newAddKind() kind {
   "required": ["text"],
   "additionalProperties": false
 }`),
-			Summary: summarizeInput,
 		},
-		change: func(in input, n *Notes, appendNote noteAppender) error {
-			appendNote(n, in.Text)
-			return n.checkBounds()
+		change: func(n *Notes, _ input, fresh Note) error {
+			n.add(fresh)
+			return nil
 		},
 	}
 }
@@ -206,9 +201,8 @@ func newReplaceKind() kind {
   "required": ["id", "text"],
   "additionalProperties": false
 }`),
-			Summary: summarizeInput,
 		},
-		change: func(in input, n *Notes, appendNote noteAppender) error {
+		change: func(n *Notes, in input, fresh Note) error {
 			i, err := n.findNote(in.ID)
 			if err != nil {
 				return err
@@ -217,13 +211,9 @@ func newReplaceKind() kind {
 				n.Notes = slices.Delete(n.Notes, i, i+1)
 				return nil
 			}
-			last := n.Last
-			note := appendNote(n, in.Text)
-			note.ID = in.ID
-			n.Last = last
-			n.Notes = n.Notes[:len(n.Notes)-1]
-			n.Notes[i] = note
-			return n.checkBounds()
+			fresh.ID = in.ID
+			n.Notes[i] = fresh
+			return nil
 		},
 	}
 }
@@ -242,17 +232,16 @@ func newConsolidateKind() kind {
   "required": ["ids", "text"],
   "additionalProperties": false
 }`),
-			Summary: summarizeInput,
 		},
-		change: func(in input, n *Notes, appendNote noteAppender) error {
+		change: func(n *Notes, in input, fresh Note) error {
 			for _, id := range in.IDs {
 				if _, err := n.findNote(id); err != nil {
 					return err
 				}
 			}
 			n.Notes = slices.DeleteFunc(n.Notes, func(note Note) bool { return slices.Contains(in.IDs, note.ID) })
-			appendNote(n, in.Text)
-			return n.checkBounds()
+			n.add(fresh)
+			return nil
 		},
 	}
 }

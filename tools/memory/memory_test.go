@@ -169,7 +169,7 @@ func TestMemoryOfMany(t *testing.T) {
 			s := NewStore(dir, "/w")
 			for j := range 5 {
 				_, aside, err := s.Change(t.Context(), "", func(n *Notes) error {
-					n.appendNote(fmt.Sprintf("%d-%d", i, j), "s", s.now())
+					n.add(Note{Text: fmt.Sprintf("%d-%d", i, j), Session: "s", Changed: s.now()})
 					return nil
 				})
 				if err != nil || aside != "" {

@@ -191,10 +191,11 @@ func (s *Store) Change(ctx context.Context, ifState string, f func(n *Notes) err
 	return n, aside, nil
 }
 
-// appendNote appends a note with a new ID.
-func (n *Notes) appendNote(text, session string, now time.Time) {
+// add appends a note with a new ID.
+func (n *Notes) add(note Note) {
 	n.Last++
-	n.Notes = append(n.Notes, Note{ID: fmt.Sprintf("m%d", n.Last), Text: text, Session: session, Changed: now.UTC()})
+	note.ID = fmt.Sprintf("m%d", n.Last)
+	n.Notes = append(n.Notes, note)
 }
 
 func (n *Notes) findNote(id string) (int, error) {
