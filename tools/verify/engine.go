@@ -1,14 +1,17 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -16,15 +19,15 @@ type engine struct {
 	view workspace.View
 	// runner is nil if no commands may be run.
 	runner commandRunner
-	// commandTime limits one command, totalTime all commands of a call.
-	commandTime, totalTime time.Duration
+	// commandTime limits all commands of a call.
+	commandTime time.Duration
 }
 
 // runChecks makes all checks in order, whether or not earlier ones passed. An error
 // is a cancellation or a sandbox failure. The report then has the results so far.
 func (e *engine) runChecks(ctx context.Context, tool string, checks []check) (Report, error) {
 	r := Report{Tool: tool, Results: []Result{}}
-	left := e.totalTime
+	left := e.commandTime
 	passed := 0
 	var failed error
 	for i, c := range checks {
@@ -42,7 +45,7 @@ func (e *engine) runChecks(ctx context.Context, tool string, checks []check) (Re
 		}
 		one.ID = c.ID
 		one.Kind = c.Kind
-		one.Reason = clipText(one.Reason, maxReasonBytes)
+		one.Reason = utf8text.Clip(one.Reason, maxReasonBytes)
 		if one.Passed {
 			passed++
 		}
@@ -56,8 +59,8 @@ func (e *engine) runChecks(ctx context.Context, tool string, checks []check) (Re
 
 // runCheck makes one check. It subtracts the time of commands from left.
 func (e *engine) runCheck(ctx context.Context, c check, left *time.Duration) (r Result, err error) {
-	if extra := c.unusedField(); extra != "" {
-		return Result{Reason: extra}, nil
+	if problem := cmp.Or(c.unusedField(), c.sourceProblem()); problem != "" {
+		return Result{Reason: problem}, nil
 	}
 	if e.view == nil && c.Path != "" {
 		return Result{Reason: "there is no workspace: give target_text"}, nil
@@ -102,13 +105,24 @@ func (c check) unusedField() string {
 		{"expect_stdout_contains", "cmd", c.Stdout != ""},
 		{"timeout_seconds", "cmd", c.Timeout != 0},
 	} {
-		used := false
-		for _, u := range uses {
-			used = used || u == f.use || u == "text" && f.use == "path"
-		}
+		used := slices.Contains(uses, f.use) || f.use == "path" && slices.Contains(uses, "text")
 		if f.set && !used {
 			return f.name + " means nothing for " + c.Kind
 		}
+	}
+	return ""
+}
+
+// sourceProblem returns a reason unless a check of a text or a file's content has
+// exactly one of them.
+func (c check) sourceProblem() string {
+	switch {
+	case c.Kind == kindShell || c.Kind == kindFileExists:
+		return ""
+	case c.Target != nil && c.Path != "":
+		return "give target_text or path, not both"
+	case c.Target == nil && c.Path == "":
+		return "needs target_text or path"
 	}
 	return ""
 }
@@ -120,9 +134,9 @@ func (e *engine) checkShell(ctx context.Context, c check, left *time.Duration) (
 	case c.Command == "":
 		return Result{Reason: "needs cmd"}, nil
 	case *left < time.Second:
-		return Result{Reason: fmt.Sprintf("not run: the commands of one call have %v together", e.totalTime)}, nil
+		return Result{Reason: fmt.Sprintf("not run: the commands of one call have %v together", e.commandTime)}, nil
 	}
-	timeout := min(e.commandTime, *left)
+	timeout := *left
 	if c.Timeout > 0 && c.Timeout < timeout.Seconds() {
 		timeout = time.Duration(math.Ceil(c.Timeout)) * time.Second
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caisson-run/caisson/tools/internal/jsonschema"
 	"github.com/caisson-run/caisson/tools/internal/strictjson"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // Bounds of a json_schema check. Package jsonschema bounds its work.
@@ -56,7 +57,7 @@ func CompileSchema(schema []byte) (*Schema, error) {
 	compiled, problems := jsonschema.Compile(doc)
 	if len(problems) > 0 {
 		problems = problems[:min(len(problems), maxProblems)]
-		return nil, errors.New("can't be used: " + clipText(strings.Join(problems, "; "), 1000))
+		return nil, errors.New("can't be used: " + utf8text.Clip(strings.Join(problems, "; "), 1000))
 	}
 	return &Schema{compiled}, nil
 }

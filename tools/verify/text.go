@@ -12,6 +12,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -23,13 +24,8 @@ const maxRegexWork = 50_000_000
 // readText returns the text that c checks, which may be a file's, or the reason why
 // it can't.
 func (e *engine) readText(ctx context.Context, c check) (text, reason string, err error) {
-	switch {
-	case c.Target != nil && c.Path != "":
-		return "", "give target_text or path, not both", nil
-	case c.Target != nil:
+	if c.Target != nil {
 		return *c.Target, "", nil
-	case c.Path == "":
-		return "", "needs target_text or path", nil
 	}
 	f, err := e.view.ReadFile(ctx, c.Path, 0, maxTextBytes)
 	if err != nil {
@@ -191,24 +187,16 @@ func (e *engine) checkHash(ctx context.Context, c check) (passed bool, reason st
 		return false, "value must be 64 hexadecimal digits", nil
 	}
 	var got string
-	switch {
-	case c.Target != nil && c.Path != "":
-		return false, "give target_text or path, not both", nil
-	case c.Target != nil:
+	if c.Target != nil {
 		sum := sha256.Sum256([]byte(*c.Target))
 		got = hex.EncodeToString(sum[:])
-	case c.Path != "":
+	} else {
 		got, reason, err = e.hashFile(ctx, c.Path)
 		if reason != "" || err != nil {
 			return false, reason, err
 		}
-	default:
-		return false, "needs target_text or path", nil
 	}
-	if got == want {
-		return true, "the SHA-256 is " + got, nil
-	}
-	return false, "the SHA-256 is " + got, nil
+	return got == want, "the SHA-256 is " + got, nil
 }
 
 // hashFile hashes a file piece by piece. If the file changes meanwhile, the hash is
@@ -247,11 +235,4 @@ func (e *engine) checkFileExists(ctx context.Context, c check) (passed bool, rea
 	return true, fmt.Sprintf("a file of %d bytes", info.Size), nil
 }
 
-func quoteClipped(s string) string { return fmt.Sprintf("%q", clipText(s, 80)) }
-
-func clipText(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return strings.ToValidUTF8(s[:n], "") + "…"
-}
+func quoteClipped(s string) string { return fmt.Sprintf("%q", utf8text.Clip(s, 80)) }

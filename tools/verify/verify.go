@@ -54,7 +54,7 @@ func NewShell(r commandRunner, o Options) (tools.Factory, error) {
 	if o.CommandTime < time.Second {
 		return nil, fmt.Errorf("make verify_shell tool: command time is %v, must be at least 1s", o.CommandTime)
 	}
-	return newFactory(newShellDefinition(o.CommandTime), engine{view: o.View, runner: r, commandTime: o.CommandTime, totalTime: o.CommandTime}), nil
+	return newFactory(newShellDefinition(o.CommandTime), engine{view: o.View, runner: r, commandTime: o.CommandTime}), nil
 }
 
 func newFactory(def tools.Definition, e engine) tools.Factory {

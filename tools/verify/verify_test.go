@@ -312,7 +312,7 @@ func TestShell(t *testing.T) {
 func TestShellIsCancelled(t *testing.T) {
 	why := fmt.Errorf("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	e := engine{runner: cancelRunner(func(ctx context.Context) { cancel(why); <-ctx.Done() }), commandTime: time.Minute, totalTime: time.Minute}
+	e := engine{runner: cancelRunner(func(ctx context.Context) { cancel(why); <-ctx.Done() }), commandTime: time.Minute}
 	r, err := e.runChecks(ctx, "verify_shell", []check{{Kind: kindShell, Command: "a"}, {Kind: kindShell, Command: "b"}})
 	if !errors.Is(err, why) || r.AllPassed || len(r.Results) != 0 {
 		t.Errorf("%+v, %v", r, err)
@@ -331,9 +331,9 @@ func (s cancelRunner) RunCheck(ctx context.Context, _ Command) (Ended, error) {
 // of time.
 func TestCommandsShareTheirTime(t *testing.T) {
 	s := &fakeRunner{answers: map[string]Ended{}}
-	e := engine{runner: s, commandTime: time.Minute, totalTime: 1500 * time.Millisecond}
-	left := e.totalTime
-	if r, err := e.checkShell(t.Context(), check{Kind: kindShell, Command: "a"}, &left); err != nil || !r.Passed || s.ran[0].Timeout > e.totalTime {
+	e := engine{runner: s, commandTime: 1500 * time.Millisecond}
+	left := e.commandTime
+	if r, err := e.checkShell(t.Context(), check{Kind: kindShell, Command: "a"}, &left); err != nil || !r.Passed || s.ran[0].Timeout > e.commandTime {
 		t.Errorf("%+v, %v, %v", r, err, s.ran)
 	}
 	left = 0
