@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/agext/levenshtein"
 
@@ -30,35 +29,11 @@ const (
 )
 
 // catalogue is shared by the calls of a session.
-type catalogue struct {
-	Options
-
-	mu sync.Mutex
-	// texts are names and descriptions in lower case, by definition hash.
-	texts map[string]string
-}
+type catalogue struct{ Options }
 
 // lowerText returns a tool's text for searching words.
-func (c *catalogue) lowerText(def *tools.Definition) string {
-	key := cmp.Or(def.Hash, string(def.Name)) // our own tools don't change
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	text, ok := c.texts[key]
-	if !ok {
-		text = strings.ToLower(string(def.Name) + "\n" + def.Description)
-		c.texts[key] = text
-	}
-	return text
-}
-
-// keepTexts clears the texts when most belong to definitions that are gone.
-func (c *catalogue) keepTexts(defs []tools.Definition) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.texts) <= 2*len(defs)+100 {
-		return
-	}
-	clear(c.texts)
+func lowerText(def *tools.Definition) string {
+	return strings.ToLower(string(def.Name) + "\n" + def.Description)
 }
 
 // ofServer returns the tools of a server, or all for "".
@@ -109,10 +84,10 @@ func sortRanked(defs []tools.Definition, found []ranked) []tools.Definition {
 // matchWords returns the tools with any of the words in their name or description.
 // Tools with more words come first, and among equals, tools with more words in the
 // name.
-func (c *catalogue) matchWords(defs []tools.Definition, words []string) []tools.Definition {
+func matchWords(defs []tools.Definition, words []string) []tools.Definition {
 	var found []ranked
 	for i := range defs {
-		text := c.lowerText(&defs[i])
+		text := lowerText(&defs[i])
 		rank := 0
 		for _, word := range words {
 			switch at := strings.Index(text, word); {
@@ -136,7 +111,7 @@ func (c *catalogue) suggestTools(defs []tools.Definition, written string) []tool
 	written = strings.ReplaceAll(strings.ToLower(utf8text.Clip(written, 64)), "__", "/")
 	var found []ranked
 	for i := range defs {
-		name, text, _ := strings.Cut(c.lowerText(&defs[i]), "\n")
+		name, text, _ := strings.Cut(lowerText(&defs[i]), "\n")
 		_, short, _ := strings.Cut(name, "/")
 		best := 0.0
 		for _, part := range []string{name, short, text} {
@@ -207,14 +182,7 @@ func (c *catalogue) listServers(defs []tools.Definition) string {
 			count[server]++
 		}
 	}
-	var servers []Server
-	if c.Servers != nil {
-		servers = c.Servers()
-	} else {
-		for _, name := range slices.Sorted(maps.Keys(count)) {
-			servers = append(servers, Server{Name: name})
-		}
-	}
+	servers := c.Servers()
 	if len(servers) == 0 {
 		return "There are no servers with tools that this session may use."
 	}
@@ -240,10 +208,8 @@ func (c *catalogue) activateTools(callID, by string, defs []tools.Definition) er
 		if c.Loaded.Has(def.Name) {
 			continue
 		}
-		if c.Activated != nil {
-			if err := c.Activated(Activation{CallID: callID, Name: def.Name, Definition: def.Hash, By: by}); err != nil {
-				return fmt.Errorf("load tool %s: %w", def.Name, err)
-			}
+		if err := c.Activated(Activation{CallID: callID, Name: def.Name, Definition: def.Hash, By: by}); err != nil {
+			return fmt.Errorf("load tool %s: %w", def.Name, err)
 		}
 		c.Loaded.Add(def.Name)
 	}

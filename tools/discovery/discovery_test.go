@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -28,7 +30,12 @@ type bench struct {
 func newBench(defs ...tools.Definition) *bench {
 	b := &bench{defs: defs, denied: map[tools.Name]bool{}}
 	b.opts = Options{
-		Enabled: true, Tools: func() []tools.Definition { return b.defs }, IsUsable: func(def tools.Definition) bool { return !b.denied[def.Name] }, Loaded: &Loaded{},
+		Enabled: true, Servers: b.servers, Wait: func(context.Context, string) error { return nil },
+		Wire: func(n tools.Name) tools.LLMName {
+			wire, _ := n.LLM()
+			return wire
+		},
+		Tools: func() []tools.Definition { return b.defs }, IsUsable: func(def tools.Definition) bool { return !b.denied[def.Name] }, Loaded: &Loaded{},
 		Activated: func(a Activation) error {
 			b.mu.Lock()
 			defer b.mu.Unlock()
@@ -37,6 +44,21 @@ func newBench(defs ...tools.Definition) *bench {
 		},
 	}
 	return b
+}
+
+// servers returns the servers with tools that may be used.
+func (b *bench) servers() []Server {
+	names := map[string]bool{}
+	for _, def := range b.defs {
+		if server := def.Name.Server(); server != "" && !b.denied[def.Name] {
+			names[server] = true
+		}
+	}
+	var list []Server
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		list = append(list, Server{Name: name})
+	}
+	return list
 }
 
 // tool is the definition of a tool with parameters.

@@ -51,30 +51,22 @@ type Options struct {
 	Tools func() []tools.Definition
 	// IsUsable reports whether the session may use a tool once it is loaded.
 	IsUsable func(tools.Definition) bool
-	// Servers returns the session's servers. Nil means the servers that the tools
-	// name.
+	// Servers returns the session's servers.
 	Servers func() []Server
-	// Wait waits until the tools of a server, or of all servers for "", are known
-	// or won't be. It returns an error if ctx ends. Nil does not wait.
+	// Wait waits until the tools of a server, or of all servers for "", are known or
+	// won't be. It returns an error if ctx ends.
 	Wait func(ctx context.Context, server string) error
-	// Wire returns a name as the model calls it. Nil means [tools.Name.LLM].
+	// Wire returns a name as the model calls it.
 	Wire func(tools.Name) tools.LLMName
 	// Loaded holds the loaded tools.
 	Loaded *Loaded
-	// Activated records an activation. If it fails, the tool is not loaded. Nil
-	// records none.
+	// Activated records an activation. If it fails, the tool is not loaded.
 	Activated func(Activation) error
 }
 
 // Factories returns search_tools and load_tool.
 func Factories(o Options) []tools.Factory {
-	if o.Wire == nil {
-		o.Wire = func(n tools.Name) tools.LLMName {
-			wire, _ := n.LLM() // it is registered
-			return wire
-		}
-	}
-	shared := &catalogue{Options: o, texts: map[string]string{}}
+	shared := &catalogue{o}
 	return []tools.Factory{
 		func() tools.Tool { return &searchTool{shared} },
 		func() tools.Tool { return &loadTool{shared} },

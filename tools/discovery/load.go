@@ -47,11 +47,9 @@ func (t *loadTool) Execute(ctx context.Context, call *tools.Call) (tools.Output,
 	if err := json.Unmarshal(call.Input, &in); err != nil {
 		return tools.Output{}, fmt.Errorf("decode %s input: %w", tools.NameLoadTool, err)
 	}
-	if t.Wait != nil {
-		name, _ := tools.OperatorName(in.Name) // "" waits for all
-		if err := t.Wait(ctx, name.Server()); err != nil {
-			return tools.Output{}, fmt.Errorf("wait for servers: %w", err)
-		}
+	name, _ := tools.OperatorName(in.Name) // "" waits for all
+	if err := t.Wait(ctx, name.Server()); err != nil {
+		return tools.Output{}, fmt.Errorf("wait for servers: %w", err)
 	}
 	defs := t.Tools()
 	def, ok := t.findTool(defs, in.Name)

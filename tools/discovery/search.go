@@ -51,10 +51,8 @@ func (t *searchTool) Execute(ctx context.Context, call *tools.Call) (tools.Outpu
 	if slices.Contains([]string{"default", "all", "any", "*"}, server) {
 		server = ""
 	}
-	if t.Wait != nil {
-		if err := t.Wait(ctx, server); err != nil {
-			return tools.Output{}, fmt.Errorf("wait for servers: %w", err)
-		}
+	if err := t.Wait(ctx, server); err != nil {
+		return tools.Output{}, fmt.Errorf("wait for servers: %w", err)
 	}
 	text, matches := t.searchTools(strings.ToLower(strings.TrimSpace(in.Query)), server)
 	if err := t.activateTools(call.ID, BySearch, matches); err != nil {
@@ -66,7 +64,6 @@ func (t *searchTool) Execute(ctx context.Context, call *tools.Call) (tools.Outpu
 // searchTools returns the answer to a query and the tools to load.
 func (t *searchTool) searchTools(query, server string) (text string, matches []tools.Definition) {
 	all := t.Tools()
-	t.keepTexts(all)
 	defs := ofServer(all, server)
 	switch query {
 	case "", "servers", "mcp", "capabilities":
@@ -78,7 +75,7 @@ func (t *searchTool) searchTools(query, server string) (text string, matches []t
 		return t.listTools(defs, server), nil
 	}
 	words := splitWords(query)
-	if matches = t.firstUsable(t.matchWords(defs, words), maxMatches); len(matches) == 0 {
+	if matches = t.firstUsable(matchWords(defs, words), maxMatches); len(matches) == 0 {
 		return t.noMatch(defs, query, server), nil
 	}
 	lines := []string{"These tools can be called from your next answer on:"}
