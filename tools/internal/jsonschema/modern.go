@@ -123,7 +123,7 @@ func (m *modernizer) rewriteIdentifier(id any, out map[string]any, path []string
 	if !ok || len(path) == 0 {
 		return
 	}
-	if name, isPlain := strings.CutPrefix(text, "#"); isPlain && IsAnchor(name) {
+	if name, isPlain := strings.CutPrefix(text, "#"); isPlain && isAnchor(name) {
 		out["$anchor"] = name
 	} else {
 		m.addProblem(append(slices.Clip(path), "$id"), "only the whole schema can have an identifier")
@@ -166,7 +166,7 @@ func isKept(key string, value any) bool {
 	case key == "examples":
 		return isList
 	case key == "$anchor":
-		return isString && IsAnchor(text)
+		return isString && isAnchor(text)
 	}
 	return true
 }
@@ -286,8 +286,8 @@ func addToAllOf(s map[string]any, part any) bool {
 	return true
 }
 
-// IsAnchor reports whether s can be a schema's plain name.
-func IsAnchor(s string) bool {
+// isAnchor reports whether s can be a schema's plain name.
+func isAnchor(s string) bool {
 	for i, r := range s {
 		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '_'
 		if !letter && (i == 0 || !(r >= '0' && r <= '9' || r == '-' || r == '.')) {
