@@ -2,57 +2,146 @@ package e2e
 
 import (
 	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools"
 )
 
-// growthSizes are the numbers of things with which [BenchmarkGrowth] times a command.
-var growthSizes = []int{1_000, 10_000, 100_000}
-
-// BenchmarkGrowth is how much longer commands take on machines that have more of a thing.
-// .ci/benchtable has the targets: most should not need the things at all.
+// BenchmarkGrowth is how much longer something takes on machines that have more of a thing:
+// the fewest, ten and a hundred times as many. .ci/benchtable has the targets: most should
+// not need the things at all.
 func BenchmarkGrowth(b *testing.B) {
 	const session = "ses_01JD0000000000000000000000"
 	bind := []string{"exec", "--backend", "runc", "--mode", "bind", "--", "true"}
+	// filled returns what runs a command on a machine that fill has filled.
+	filled := func(args []string, fill func(b *testing.B, m *machine, n int)) func(b *testing.B, m *machine, n int) func() error {
+		return func(b *testing.B, m *machine, n int) func() error {
+			fill(b, m, n)
+			return func() error { return runOn(b, m, args...) }
+		}
+	}
 	for _, g := range []struct {
-		name string
-		fill func(b *testing.B, m *machine, n int)
-		args []string
+		name   string
+		fewest int
+		make   func(b *testing.B, m *machine, n int) func() error
 	}{
-		{"bind", fillWorkspace, bind},
-		{"overlay", fillWorkspace, []string{"exec", "--backend", "runc", "--mode", "overlay", "--", "true"}},
-		{"objects", fillRepository, bind},
-		{"sessions", func(b *testing.B, m *machine, n int) { fillSessions(b, m, n, bind) }, bind},
-		{"changes", func(b *testing.B, m *machine, n int) {
+		{"bind", 1000, filled(bind, fillWorkspace)},
+		{"overlay", 1000, filled([]string{"exec", "--backend", "runc", "--mode", "overlay", "--", "true"}, fillWorkspace)},
+		{"objects", 1000, filled(bind, fillRepository)},
+		{"sessions", 1000, filled(bind, func(b *testing.B, m *machine, n int) { fillSessions(b, m, n, bind) })},
+		{"changes", 1000, filled([]string{"diff", "--stat"}, func(b *testing.B, m *machine, n int) {
 			script := fmt.Sprintf("seq %d | split -l 1 -a 5", n)
 			if err := runOn(b, m, "exec", "--backend", "runc", "--mode", "overlay", "--", "sh", "-c", script); err != nil {
 				b.Fatal(err)
 			}
-		}, []string{"diff", "--stat"}},
-		{"records", func(b *testing.B, m *machine, n int) { fillTrace(b, m, n, session) }, []string{"trace", "show", session}},
+		})},
+		{"records", 1000, filled([]string{"trace", "show", session}, func(b *testing.B, m *machine, n int) { fillTrace(b, m, n, session) })},
+		{"trials", 1000, filled([]string{"batch", "report", "results"}, fillResults)},
+		{"tools", 10, filled([]string{"run", "--backend", "runc", "--policy", "sandboxed", "--model", "replay/answer.yaml", "task"}, serveTools)},
+		{"followers", 1, followTurns},
 	} {
 		b.Run(g.name, func(b *testing.B) {
 			needBackend(b, "runc")
 			var sides []side
-			for _, n := range growthSizes {
-				m := newMachine(b)
-				g.fill(b, m, n)
-				sides = append(sides, side{name: strconv.Itoa(n) + "-", op: func() error { return runOn(b, m, g.args...) }})
+			for _, times := range []int{1, 10, 100} {
+				n := times * g.fewest
+				sides = append(sides, side{name: strconv.Itoa(n) + "-", op: g.make(b, newMachine(b), n)})
 			}
 			compare(b, sides...)
 		})
+	}
+}
+
+// fillResults runs a trial, and adds results like its own until there are n.
+func fillResults(b *testing.B, m *machine, n int) {
+	m.write(b, "tasks.jsonl", `{"id":"one","prompt":"Do nothing.","verify":"true"}`+"\n")
+	if err := runOn(b, m, "batch", "tasks.jsonl", "--agent", "nop", "--backend", "runc", "--out", "results"); err != nil {
+		b.Fatal(err)
+	}
+	path := filepath.Join(m.workspace, "results", batch.ResultsFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var r batch.Result
+	if err := json.Unmarshal(text, &r); err != nil {
+		b.Fatal(err)
+	}
+	for r.Attempt = 2; r.Attempt <= n; r.Attempt++ {
+		r.Name = r.Key.Name()
+		line, err := json.Marshal(r)
+		if err != nil {
+			b.Fatal(err)
+		}
+		text = append(append(text, line...), '\n')
+	}
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// serveTools configures an MCP server that has n tools.
+func serveTools(b *testing.B, m *machine, n int) {
+	s := mcp.NewServer(&mcp.Implementation{Name: "many", Version: "1"}, nil)
+	for i := range n {
+		s.AddTool(&mcp.Tool{Name: fmt.Sprintf("tool%d", i), Description: "Returns what it gets, as one of many tools.", InputSchema: json.RawMessage(`{"type":"object","properties":{"text":{"type":"string","description":"Any text."}}}`)},
+			func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+				return &mcp.CallToolResult{}, nil
+			})
+	}
+	served := httptest.NewServer(mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s }, nil))
+	b.Cleanup(served.Close)
+	m.write(b, "answer.yaml", "version: 1\nname: answer\nturns: [{text: an answer}]\n")
+	config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, fmt.Appendf(nil, "mcpServers: {many: {url: %q}}\n", served.URL), 0o600)); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// followTurns returns what runs a turn of a session whose records n clients follow.
+func followTurns(b *testing.B, m *machine, n int) func() error {
+	c := apiClient{t: b, base: m.serving(b, "runc", strings.Repeat("  - text: An answer.\n", 1000)), token: m.token()}
+	session := c.start(m.workspace)
+	for range n {
+		r, err := http.NewRequestWithContext(b.Context(), http.MethodGet, c.base+"/sessions/"+session+"/events", nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer "+c.token)
+		stream, err := http.DefaultClient.Do(r)
+		if err != nil || stream.StatusCode != http.StatusOK {
+			b.Fatal(stream, err)
+		}
+		go func() {
+			_, _ = io.Copy(io.Discard, stream.Body) // until the benchmark ends
+			_ = stream.Body.Close()
+		}()
+	}
+	return func() error {
+		turn := c.turn(session, "answer")
+		for !bytes.Contains(c.do(http.MethodGet, "/sessions/"+session+"/turns/"+turn, nil, http.StatusOK), []byte(`"state":"ended"`)) {
+			time.Sleep(time.Millisecond)
+		}
+		return nil
 	}
 }
 

@@ -105,7 +105,7 @@ func attackGrants(t *testing.T, backend string) {
 	for _, command := range []string{approved, approved, other} {
 		turns += fmt.Sprintf("  - calls: [{tool: shell, input: {command: %s}}]\n", mustJSON(t, command))
 	}
-	c := apiClient{t: t, base: m.serving(t, backend, turns+"  - text: Done.\n"), token: m.token()}
+	c := apiClient{t: t, base: m.servingCut(t, backend, turns+"  - text: Done.\n"), token: m.token()}
 	session := c.start(m.workspace)
 	turn := c.turn(session, "do it")
 	var all records

@@ -65,9 +65,15 @@ func cutting(t *testing.T, base string) string {
 	return server.URL
 }
 
-// serving starts caisson serve on the machine's workspace, and gives the address
-// of a proxy that cuts its streams. Its model plays turns.
-func (m *machine) serving(t *testing.T, backend, turns string) string {
+// servingCut is serving behind a proxy that cuts its streams.
+func (m *machine) servingCut(t *testing.T, backend, turns string) string {
+	t.Helper()
+	return cutting(t, m.serving(t, backend, turns))
+}
+
+// serving starts caisson serve on the machine's workspace, and returns its address.
+// Its model plays turns.
+func (m *machine) serving(t testing.TB, backend, turns string) string {
 	t.Helper()
 	script := filepath.Join(m.home, "script.yaml")
 	if err := os.WriteFile(script, []byte("version: 1\nname: test\nturns:\n"+turns), 0o644); err != nil {
@@ -75,7 +81,7 @@ func (m *machine) serving(t *testing.T, backend, turns string) string {
 	}
 	m.env = append(m.env, "CONTROL_TOKEN="+secret())
 	config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, []byte("serve:\n  tokens: {test: {env: CONTROL_TOKEN, roles: [admin]}}\n"), 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, []byte("serve:\n  max_streams: 128\n  tokens: {test: {env: CONTROL_TOKEN, roles: [admin]}}\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	port := freePort(t)
@@ -90,7 +96,7 @@ func (m *machine) serving(t *testing.T, backend, turns string) string {
 			t.Error("the token is in the log")
 		}
 	})
-	return cutting(t, fmt.Sprintf("http://127.0.0.1:%d", port))
+	return fmt.Sprintf("http://127.0.0.1:%d", port)
 }
 
 // token is the one that the machine's server knows.
@@ -111,7 +117,7 @@ func TestCurl(t *testing.T) {
 	}
 	m := newMachine(t)
 	m.write(t, "a.txt", "old\n")
-	base := m.serving(t, anyBackend(t), `
+	base := m.servingCut(t, anyBackend(t), `
   - calls: [{tool: shell, input: {command: "cat a.txt; echo new > a.txt"}}]
   - calls: [{tool: shell, input: {command: "rm a.txt"}}]
   - text: All is done.
@@ -161,7 +167,7 @@ const (
 func TestGeneratedClient(t *testing.T) {
 	m := newMachine(t)
 	m.write(t, "keep.txt", "kept\n")
-	base := m.serving(t, anyBackend(t), `
+	base := m.servingCut(t, anyBackend(t), `
   - calls: [{tool: shell, input: {command: "echo made > made.txt"}}]
   - calls: [{tool: shell, input: {command: "rm keep.txt"}}]
   - text: All is done.

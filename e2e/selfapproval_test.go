@@ -44,7 +44,7 @@ print('knocked')
 
 // apiClient is one who has the token of a caisson serve.
 type apiClient struct {
-	t      *testing.T
+	t      testing.TB
 	base   string
 	token  string
 	socket string // "" is TCP

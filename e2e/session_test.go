@@ -231,13 +231,13 @@ func (r *running) await(t *testing.T, text string) {
 
 // until waits for a condition that the run brings about, and fails if it ends
 // without.
-func (r *running) until(t *testing.T, what string, ok func() bool) {
+func (r *running) until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	r.untilWithin(t, what, deadline, ok)
 }
 
 // untilWithin is until with a deadline of its own.
-func (r *running) untilWithin(t *testing.T, what string, d time.Duration, ok func() bool) {
+func (r *running) untilWithin(t testing.TB, what string, d time.Duration, ok func() bool) {
 	t.Helper()
 	eventually(t, what, d, func() bool {
 		if ok() {
@@ -253,7 +253,7 @@ func (r *running) untilWithin(t *testing.T, what string, d time.Duration, ok fun
 }
 
 // eventually polls a condition of the outside world, which nothing announces.
-func eventually(t *testing.T, what string, d time.Duration, ok func() bool) {
+func eventually(t testing.TB, what string, d time.Duration, ok func() bool) {
 	t.Helper()
 	timeout := time.After(d)
 	tick := time.NewTicker(20 * time.Millisecond)

@@ -187,7 +187,7 @@ var installOnce = sync.OnceValues(func() (string, error) {
 
 // freePort finds a port for another process: one below those that the kernel gives
 // out, so that no socket of a test beside this one gets it meanwhile.
-func freePort(t *testing.T) int {
+func freePort(t testing.TB) int {
 	t.Helper()
 	for range 100 {
 		port := 10_000 + rand.N(20_000)

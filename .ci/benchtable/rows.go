@@ -107,7 +107,7 @@ func rows() []row {
 	}
 	list = append(list, row{what: "memory of caisson batch for each trial that runs", ours: e2e("TrialMemory", "KiB-a-trial"), atMost: true, limit: 2, unit: "MB", by: 1e6 / 1024})
 	for _, g := range growths() {
-		list = append(list, row{what: g.command + ", 100,000 / 1,000 " + g.things, ours: g.took("100000"), peer: g.took("1000"), atMost: true, limit: g.limit})
+		list = append(list, row{what: fmt.Sprintf("%s, %d / %d %s", g.what, 100*g.fewest, g.fewest, g.things), ours: g.took(100), peer: g.took(1), atMost: true, limit: g.limit})
 	}
 	list = append(list, networkRows()...)
 	return append(list, row{what: "READ of 4 KiB / os.ReadFile", ours: e2e("Read", ns), peer: e2e("Read", "os-"+ns), atMost: true, limit: 0.9})
