@@ -158,32 +158,16 @@ func (a *streamsAPI) takeStream(client string) (release func(), err error) {
 	}, nil
 }
 
-// seekCheckpoint seeks to the last checkpoint before the client's last record.
-func (st *stream) seekCheckpoint() error {
-	c, ok := st.sessions.indexes.checkpointBefore(st.id, st.trace.file, st.after)
-	if !ok {
-		return nil
-	}
-	there, err := st.trace.seekCheckpoint(c)
-	if err == nil && !there {
-		st.sessions.indexes.dropIndex(st.id)
-	}
-	return err
-}
-
 // skipSeen skips the records that the client has. done reports that the client
 // has all records, and that there will be no more.
 func (st *stream) skipSeen() (done bool, err error) {
 	if st.after == 0 {
 		return false, nil
 	}
-	if err := st.seekCheckpoint(); err != nil {
+	if err := st.trace.seekBefore(st.after); err != nil {
 		return false, st.sessions.internalProblem("read trace", err)
 	}
-	for passed := 1; ; passed++ {
-		if passed == 2*indexEvery {
-			st.sessions.indexes.extendIndex(st.id, st.dir, false)
-		}
+	for {
 		e, ok, err := st.trace.nextEntry()
 		switch {
 		case err != nil:

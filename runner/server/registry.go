@@ -21,7 +21,6 @@ type registry struct {
 	*diagnostics
 	opts    *Options
 	archive archive
-	indexes *indexes
 
 	// ctx is the sessions' context; end cancels it with a cause.
 	ctx  context.Context //nolint:containedctx // sessions outlive the requests that start them
@@ -42,7 +41,7 @@ type registry struct {
 
 func newRegistry(o *Options, d *diagnostics) *registry {
 	r := &registry{
-		diagnostics: d, opts: o, archive: archive{stateDir: o.StateDir, shows: o.Shows}, indexes: newIndexes(d.log),
+		diagnostics: d, opts: o, archive: archive{stateDir: o.StateDir, shows: o.Shows},
 		sessions: map[string]*session{}, keys: sandboxKeys{byKey: map[string]*sandboxStart{}}, stopped: make(chan struct{}),
 	}
 	r.ctx, r.end = context.WithCancelCause(context.Background())
@@ -51,7 +50,7 @@ func newRegistry(o *Options, d *diagnostics) *registry {
 }
 
 func (r *registry) startSession(ctx context.Context, in NewSession, from client) (*session, error) {
-	live := newSession(r.diagnostics, r.indexes, in.Title, from)
+	live := newSession(r.diagnostics, in.Title, from)
 	live.prepare = func(ctx context.Context) (runner.Options, func(), error) { return r.opts.Prepare(ctx, in) }
 	live.idleTime = r.opts.IdleTime
 	if err := r.startLive(ctx, live); err != nil {
@@ -73,7 +72,7 @@ func (r *registry) resumeSession(ctx context.Context, id string, in ResumeSessio
 	if err != nil {
 		return nil, r.internalProblem("read session", err)
 	}
-	live := newSession(r.diagnostics, r.indexes, "", from)
+	live := newSession(r.diagnostics, "", from)
 	live.title, live.begun = displayTitle(p.begin.Task), p.begin.Time
 	live.prepare = func(ctx context.Context) (runner.Options, func(), error) { return r.opts.Resume(ctx, id, in) }
 	live.idleTime = r.opts.IdleTime
@@ -187,7 +186,6 @@ func (r *registry) closeAll(cause error) error {
 			}
 		}
 		r.ending.Wait()
-		r.indexes.close()
 		close(r.stopped)
 	})
 	<-r.stopped

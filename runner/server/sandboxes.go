@@ -210,7 +210,7 @@ func (a sandboxesAPI) startSandbox(ctx context.Context, in NewSandbox, from clie
 	case ttl == 0:
 		ttl = min(DefaultSandboxTTL, most)
 	}
-	live := newSession(a.sessions.diagnostics, a.sessions.indexes, in.Title, from)
+	live := newSession(a.sessions.diagnostics, in.Title, from)
 	live.prepare = func(ctx context.Context) (runner.Options, func(), error) {
 		return a.sessions.opts.PrepareSandbox(ctx, in)
 	}

@@ -22,10 +22,9 @@ const keptTurns = 1024
 
 type session struct {
 	*diagnostics
-	indexes *indexes
-	id      string
-	dir     string // of its records
-	client  client // who started it
+	id     string
+	dir    string // of its records
+	client client // who started it
 	// prepare is Options.Prepare, Resume or PrepareSandbox for the client's
 	// request. task describes the session in its first record.
 	prepare func(ctx context.Context) (runner.Options, func(), error)
@@ -64,9 +63,9 @@ type session struct {
 	spent *limits.Usage // of the running turn; nil before its first model call
 }
 
-func newSession(d *diagnostics, x *indexes, title string, from client) *session {
+func newSession(d *diagnostics, title string, from client) *session {
 	return &session{
-		diagnostics: d, indexes: x, task: title, client: from, begun: time.Now(), title: displayTitle(title), feed: newFeed(),
+		diagnostics: d, task: title, client: from, begun: time.Now(), title: displayTitle(title), feed: newFeed(),
 		closed: make(chan struct{}), steps: trace.NewSteps(nil), turns: map[string]*runner.Turn{},
 		confirmations: newConfirmations(d), onClosed: func() {},
 	}
@@ -122,9 +121,6 @@ func (s *session) observeRecord(r record.Record, _ []byte) {
 	}
 	s.metrics.countRecord(r.Kind, step)
 	s.feed.publishRecord(r.Seq)
-	if r.Seq%indexEvery == 0 {
-		s.indexes.extendIndex(s.id, s.dir, true)
-	}
 }
 
 func (s *session) addUsage(u limits.Usage) {
@@ -300,7 +296,6 @@ func (s *session) finishClose(client string) {
 	s.metrics.ended.WithLabelValues(string(s.report.Reason)).Inc()
 	s.log.Info("session ended", zap.String("session", s.id), zap.String("reason", string(s.report.Reason)), zap.Strings("left", s.report.Left))
 	s.feed.closeFeed()
-	s.indexes.releaseIndex(s.id)
 	s.onClosed()
 	close(s.closed)
 }

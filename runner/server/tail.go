@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/runner/trace"
 )
 
 // tail reads the lines of a trace that may still grow. After reporting the end,
@@ -38,30 +37,40 @@ func openTail(dir string) (*tail, error) {
 
 func (t *tail) close() { _ = t.file.Close() } // only read
 
-// seekCheckpoint seeks to a checkpoint of the trace, and reports whether its
-// record is there. If not, it seeks to the beginning.
-func (t *tail) seekCheckpoint(c trace.Checkpoint) (bool, error) {
-	if err := t.seekOffset(c.Offset); err != nil {
-		return false, err
+// seekBefore seeks to a record at or before the one with number seq. Records are
+// in the order of their numbers, so it need not read all of them.
+func (t *tail) seekBefore(seq int64) error {
+	info, err := t.file.Stat()
+	if err != nil {
+		return fmt.Errorf("read trace: %w", err)
 	}
-	e, ok, err := t.nextEntry()
-	if err == nil && ok && e.Seq == c.Seq {
-		var chained struct {
-			Prev string `json:"prev"`
+	from, to := int64(0), info.Size() // the first record after from is such a one
+	for to-from > 2*record.MaxLineBytes {
+		middle := from + (to-from)/2
+		if err := t.seekLine(middle); err != nil {
+			return err
 		}
-		if json.Unmarshal(e.line, &chained) == nil && chained.Prev == c.Prev {
-			return true, t.seekOffset(c.Offset)
+		if e, ok, err := t.nextEntry(); err == nil && ok && e.Seq <= seq {
+			from = middle
+		} else {
+			to = middle // of damaged lines, the caller reads the ones that it needs
 		}
 	}
-	return false, t.seekOffset(0)
+	return t.seekLine(from)
 }
 
-func (t *tail) seekOffset(offset int64) error {
+// seekLine seeks to the first line that begins after an offset, or to the
+// beginning of the file for 0.
+func (t *tail) seekLine(offset int64) error {
 	t.buf, t.used = t.buf[:0], 0
 	if _, err := t.file.Seek(offset, io.SeekStart); err != nil {
 		return fmt.Errorf("read trace: %w", err)
 	}
-	return nil
+	if offset == 0 {
+		return nil
+	}
+	_, _, err := t.nextLine()
+	return err
 }
 
 // entry is one line and the fields that the stream needs. The line is valid
@@ -72,35 +81,46 @@ type entry struct {
 	Kind record.Kind `json:"kind"`
 }
 
-// nextEntry returns the next whole line; ok is false if there is none yet. It
-// skips the placeholders of records that retention has removed.
+// nextEntry returns the next record; ok is false if there is none yet. It skips
+// the placeholders of records that retention has removed.
 func (t *tail) nextEntry() (e entry, ok bool, err error) {
 	for {
-		if i := bytes.IndexByte(t.buf[t.used:], '\n'); i >= 0 {
-			e = entry{line: t.buf[t.used : t.used+i]}
-			t.used += i + 1
-			if err := json.Unmarshal(e.line, &e); err != nil {
-				return entry{}, false, fmt.Errorf("read trace: a line is damaged: %w", err)
-			}
-			if e.Seq == 0 {
-				continue // an omission
-			}
+		line, ok, err := t.nextLine()
+		if err != nil || !ok {
+			return entry{}, false, err
+		}
+		e = entry{line: line}
+		if err := json.Unmarshal(line, &e); err != nil {
+			return entry{}, false, fmt.Errorf("read trace: a line is damaged: %w", err)
+		}
+		if e.Seq != 0 {
 			return e, true, nil
+		}
+	}
+}
+
+// nextLine returns the next whole line; ok is false if there is none yet.
+func (t *tail) nextLine() (line []byte, ok bool, err error) {
+	for {
+		if i := bytes.IndexByte(t.buf[t.used:], '\n'); i >= 0 {
+			line = t.buf[t.used : t.used+i]
+			t.used += i + 1
+			return line, true, nil
 		}
 		t.buf = append(t.buf[:0], t.buf[t.used:]...)
 		t.used = 0
 		if len(t.buf) > record.MaxLineBytes {
-			return entry{}, false, fmt.Errorf("read trace: a line is longer than %d bytes", record.MaxLineBytes)
+			return nil, false, fmt.Errorf("read trace: a line is longer than %d bytes", record.MaxLineBytes)
 		}
 		n := len(t.buf)
 		t.buf = append(t.buf, make([]byte, 32<<10)...)
 		got, err := t.file.Read(t.buf[n:])
 		t.buf = t.buf[:n+got]
 		if err != nil && !errors.Is(err, io.EOF) {
-			return entry{}, false, fmt.Errorf("read trace: %w", err)
+			return nil, false, fmt.Errorf("read trace: %w", err)
 		}
 		if got == 0 {
-			return entry{}, false, nil
+			return nil, false, nil
 		}
 	}
 }

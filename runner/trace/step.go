@@ -217,8 +217,6 @@ func (s *Steps) Close() {
 	s.open, s.order = map[string]*Step{}, nil
 }
 
-func (s *Steps) idle() bool { return len(s.open) == 0 && len(s.exec) == 0 && s.openModelCall == nil }
-
 func (s *Steps) visitStep(r record.Record, kind StepKind, text string, failed bool) {
 	s.visit(s.newStep(r, kind, text, failed))
 }

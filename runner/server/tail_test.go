@@ -2,6 +2,7 @@ package server
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -134,181 +135,96 @@ func (r *reader) behind(ctx context.Context, after int, first bool) (ids []int) 
 	return ids
 }
 
-func (r *reader) indexed() {
-	r.tb.Helper()
-	r.server.sessions.indexes.extendIndex(longID, sessiondir.Path(r.server.opts.StateDir, longID), false)
-	for busy := true; busy; {
-		time.Sleep(time.Millisecond)
-		r.server.sessions.indexes.mu.Lock()
-		busy = r.server.sessions.indexes.kept[longID].busy
-		r.server.sessions.indexes.mu.Unlock()
-	}
-}
-
-func (r *reader) checkpoint(after int) (seq int64, ok bool) {
-	r.tb.Helper()
-	t, err := openTail(sessiondir.Path(r.server.opts.StateDir, longID))
-	if err != nil {
-		r.tb.Fatal(err)
-	}
-	defer t.close()
-	c, ok := r.server.sessions.indexes.checkpointBefore(longID, t.file, int64(after))
-	return c.Seq, ok
-}
-
-// TestStreamsStartFromCheckpoints reconnects to a long session at every place,
-// before it is indexed, after, and with a wrong index: the records are the
-// same.
-func TestStreamsStartFromCheckpoints(t *testing.T) {
+// TestStreamsBeginAnywhere reconnects to a long session after every kind of
+// record.
+func TestStreamsBeginAnywhere(t *testing.T) {
 	state := t.TempDir()
 	n := writeLong(t, state, 3_000)
 	r := newReader(t, state)
-	places := []int{1, 2, 199, 700, 1_501, n - 600, n - 2, n - 1}
-	want := map[int][]int{}
-	check := func(when string) {
+	places := []int{1, 2, 199, 700, 701, 702, 703, 704, 705, 1_501, n - 600, n - 2, n - 1}
+	check := func(last int, places ...int) {
 		t.Helper()
 		for _, after := range places {
 			got := r.behind(t.Context(), after, false)
-			if when == "before" {
-				want[after] = got
-				if len(got) != n-after || got[0] != after+1 || got[len(got)-1] != n {
-					t.Errorf("behind %d came %d records from %d", after, len(got), got[0])
-				}
-			}
-			if !slices.Equal(got, want[after]) {
-				t.Errorf("%s, %d records came behind %d, want %d", when, len(got), after, len(want[after]))
+			if len(got) != last-after || got[0] != after+1 || got[len(got)-1] != last {
+				t.Errorf("%d records came after %d, want %d", len(got), after, last-after)
 			}
 		}
 	}
-	if _, ok := r.checkpoint(n); ok {
-		t.Error("there is an index before anybody came")
-	}
-	check("before")
-	r.indexed()
-	if seq, ok := r.checkpoint(n - 1); !ok || n-int(seq) > 600 {
-		t.Errorf("the checkpoint before the end is %d, %v", seq, ok)
-	}
-	check("indexed")
+	check(n, places...)
 
-	// The same bytes in another file, as after retention.
 	path := filepath.Join(sessiondir.Path(state, longID), record.TraceFile)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.WriteFile(path+".new", text, 0o600), os.Rename(path+".new", path)); err != nil {
+	if err := os.WriteFile(path, append(text, `{"seq":`...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := r.checkpoint(n - 1); ok {
-		t.Error("the index of another file is used")
-	}
-	check("replaced")
-	r.indexed()
+	check(n, places...)
 
-	// The same file, moved by one byte: each checkpoint leads into a line.
-	if err := os.WriteFile(path, append([]byte(" "), text...), 0o600); err != nil {
+	// A damaged line in the middle ends a stream that reaches it, and no other.
+	lines := bytes.SplitAfter(text, []byte("\n"))
+	lines[n/2] = []byte("{}}\n")
+	if err := os.WriteFile(path, bytes.Join(lines, nil), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := r.checkpoint(n - 1); !ok {
-		t.Error("the control: the index is gone")
-	}
-	check("moved")
-}
-
-// TestIndexesAreBounded uses more sessions than are kept, one of them live.
-func TestIndexesAreBounded(t *testing.T) {
-	state := t.TempDir()
-	writeLong(t, state, 100)
-	r := newReader(t, state)
-	dir, x := sessiondir.Path(state, longID), r.server.sessions.indexes
-	x.extendIndex("live", dir, true)
-	for i := range 3 * keptIndexes {
-		x.extendIndex(fmt.Sprint(i), dir, false)
-	}
-	x.mu.Lock()
-	kept, live := len(x.kept), x.kept["live"] != nil
-	x.mu.Unlock()
-	if kept != keptIndexes+1 || !live {
-		t.Errorf("%d are kept, the live one %v", kept, live)
-	}
-	x.releaseIndex("live")
-	x.extendIndex("one more", dir, false)
-	x.mu.Lock()
-	kept = len(x.kept)
-	x.mu.Unlock()
-	if kept != keptIndexes {
-		t.Errorf("%d are kept once the live session has ended", kept)
-	}
-}
-
-// TestALiveSessionIsIndexed follows a session whose records are added while it
-// lives.
-func TestALiveSessionIsIndexed(t *testing.T) {
-	var script strings.Builder
-	for round := range 30 {
-		script.WriteString("  - calls:\n")
-		for i := range 8 {
-			fmt.Fprintf(&script, "    - {tool: grep, input: {pattern: p%d-%d}}\n", round, i)
+	for _, after := range []int{1, 2, 199, 700} {
+		if got := r.behind(t.Context(), after, true); len(got) != 1 || got[0] != after+1 {
+			t.Errorf("before the damage, %v came after %d", got, after)
 		}
 	}
-	script.WriteString("  - text: Done.\n")
-	w := newTestEnv(t, script.String())
-	id := w.startSession("bind")
-	w.waitForTurn(id, w.startTurn(id, "go"))
-	x := w.server.sessions.indexes
-	x.mu.Lock()
-	e := x.kept[id]
-	x.mu.Unlock()
-	if e == nil || !e.live {
-		t.Fatalf("it is not indexed: %+v", e)
+	check(n, n-600, n-2, n-1)
+}
+
+// TestSeekBefore searches for records all over a long session.
+func TestSeekBefore(t *testing.T) {
+	state := t.TempDir()
+	n := writeLong(t, state, 3_000)
+	tail, err := openTail(sessiondir.Path(state, longID))
+	if err != nil {
+		t.Fatal(err)
 	}
-	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if e.live {
-		t.Error("it is indexed as live after its end")
+	defer tail.close()
+	for seq := int64(1); seq <= int64(n)+50; seq += 47 {
+		if err := tail.seekBefore(seq); err != nil {
+			t.Fatal(err)
+		}
+		passed := 0
+		for {
+			e, ok, err := tail.nextEntry()
+			if err != nil || ok && passed == 0 && e.Seq > seq {
+				t.Fatalf("seek before %d: at %d, %v", seq, e.Seq, err)
+			}
+			if !ok || e.Seq >= seq {
+				break
+			}
+			passed++
+		}
+		if passed > n/5 {
+			t.Fatalf("seek before %d: %d records before it", seq, passed)
+		}
 	}
 }
 
-// BenchmarkReconnect reconnects at record 99,604 of 100,000, with and without
-// an index.
+// BenchmarkReconnect reconnects at record 99,604 of 100,000.
 func BenchmarkReconnect(b *testing.B) {
 	state := b.TempDir()
 	writeLong(b, state, 100_000)
 	r := newReader(b, state)
-	begun := time.Now()
-	r.indexed()
-	first := time.Since(begun)
 	const after = 99_604
-	var with, without []time.Duration
-	for round := 0; b.Loop(); round++ {
-		for _, linear := range []bool{false, true} {
-			if linear {
-				if round%10 != 0 {
-					continue
-				}
-				r.server.sessions.indexes.dropIndex(longID)
-			}
-			ctx, cancel := context.WithCancel(b.Context())
-			start := time.Now()
-			got := r.behind(ctx, after, true)
-			took := time.Since(start)
-			cancel()
-			if len(got) != 1 || got[0] != after+1 {
-				b.Fatalf("behind %d came %v", after, got)
-			}
-			if linear {
-				without = append(without, took)
-				r.indexed()
-			} else {
-				with = append(with, took)
-			}
+	var took []time.Duration
+	for b.Loop() {
+		ctx, cancel := context.WithCancel(b.Context())
+		start := time.Now()
+		got := r.behind(ctx, after, true)
+		took = append(took, time.Since(start))
+		cancel()
+		if len(got) != 1 || got[0] != after+1 {
+			b.Fatalf("behind %d came %v", after, got)
 		}
 	}
-	slices.Sort(with)
-	slices.Sort(without)
+	slices.Sort(took)
 	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(float64(first), "first-index-ns")
-	b.ReportMetric(float64(with[len(with)/2]), "p50-ns")
-	b.ReportMetric(float64(without[len(without)/2]), "linear-p50-ns")
+	b.ReportMetric(float64(took[len(took)/2]), "p50-ns")
 }
