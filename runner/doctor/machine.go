@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,15 +36,15 @@ type Cgroups struct {
 
 // CheckMachine checks the kernel, the cgroups, the namespaces and the user IDs.
 func CheckMachine(m Machine) []Finding {
-	return machine{Machine: m, proc: "/proc", etc: "/etc", uid: os.Geteuid(), features: kernelFeatures(m.Mount)}.check()
+	return machine{Machine: m, proc: "/proc", uid: os.Geteuid(), features: kernelFeatures(m.Mount)}.check()
 }
 
 // machine is the system as the checks see it. Tests replace it.
 type machine struct {
 	Machine
-	proc, etc string // /proc and /etc
-	uid       int
-	features  []feature
+	proc     string // /proc
+	uid      int
+	features []feature
 }
 
 // feature is a kernel feature that Caisson needs, or uses if present.
@@ -70,26 +71,22 @@ func (m machine) check() []Finding {
 }
 
 func (m machine) checkSystem() Finding {
-	detail := fmt.Sprintf("%s/%s, %s, uid %d", runtime.GOOS, runtime.GOARCH, m.kernelRelease(), m.uid)
-	return Finding{Check: "system", Result: OK, Detail: detail}
+	kernel := cmp.Or(m.readLine("sys/kernel/osrelease"), "unknown")
+	return Finding{Check: "system", Result: OK, Detail: fmt.Sprintf("%s/%s, kernel %s, uid %d", runtime.GOOS, runtime.GOARCH, kernel, m.uid)}
 }
 
-func (m machine) kernelRelease() string {
-	text := m.readLine("sys/kernel/osrelease")
-	if text == "" {
-		return "kernel unknown"
-	}
-	return "kernel " + text
-}
-
-// readLine returns the first line of a file in /proc, or "" if it can't be
-// read.
-func (m machine) readLine(name string) string {
+// readFile returns the content of a file in /proc, or "" if it can't be read.
+func (m machine) readFile(name string) string {
 	text, err := os.ReadFile(filepath.Join(m.proc, name))
 	if err != nil {
 		return ""
 	}
-	line, _, _ := strings.Cut(string(text), "\n")
+	return string(text)
+}
+
+// readLine returns the first line of a file in /proc, or "" if it can't be read.
+func (m machine) readLine(name string) string {
+	line, _, _ := strings.Cut(m.readFile(name), "\n")
 	return strings.TrimSpace(line)
 }
 
@@ -196,7 +193,7 @@ func (m machine) checkIdentities() Finding {
 	if m.uid != 0 {
 		return Finding{
 			Check: check, Result: OK,
-			Detail: fmt.Sprintf("uid %d; gvisor and runc have this one uid in the sandbox, and %s", m.uid, m.subordinateIDs()),
+			Detail: fmt.Sprintf("uid %d; gvisor and runc have this one uid in the sandbox, and subordinate ids are not needed", m.uid),
 		}
 	}
 	for _, name := range []string{"uid_map", "gid_map"} {
@@ -212,52 +209,6 @@ func (m machine) checkIdentities() Finding {
 		Check: check, Result: OK,
 		Detail: fmt.Sprintf("root; commands run as uid %d, and what they make belongs to the workspace's owner; subordinate ids are not needed", sandbox.CommandUID),
 	}
-}
-
-func (m machine) subordinateIDs() string {
-	var lacks []string
-	for _, name := range []string{"subuid", "subgid"} {
-		text, err := os.ReadFile(filepath.Join(m.etc, name))
-		if err != nil || !hasRange(string(text), m.uid, m.userName()) {
-			lacks = append(lacks, filepath.Join("/etc", name))
-		}
-	}
-	if len(lacks) == 0 {
-		return "the ranges in /etc/subuid and /etc/subgid are not used"
-	}
-	return "none in " + strings.Join(lacks, " and ") + " are needed"
-}
-
-// userName returns the user's name in /etc/passwd, or "".
-func (m machine) userName() string {
-	text, err := os.ReadFile(filepath.Join(m.etc, "passwd"))
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(text)) {
-		if f := strings.Split(line, ":"); len(f) > 2 && f[2] == strconv.Itoa(m.uid) {
-			return f[0]
-		}
-	}
-	return ""
-}
-
-// hasRange reports whether a line NAME:FIRST:COUNT is the user's (subuid(5)).
-func hasRange(text string, uid int, name string) bool {
-	for line := range strings.Lines(text) {
-		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) == 3 && (f[0] == strconv.Itoa(uid) || name != "" && f[0] == name) {
-			return true
-		}
-	}
-	return false
-}
-
-func (m machine) readFile(name string) string {
-	text, err := os.ReadFile(filepath.Join(m.proc, name))
-	if err != nil {
-		return ""
-	}
-	return string(text)
 }
 
 // isMapped reports whether an ID is in a map of /proc (user_namespaces(7)).
@@ -302,7 +253,10 @@ func kernelFeatures(tryMount func() error) []feature {
 			// A kernel with filters tries to read one from address 0
 			// (seccomp(2)).
 			try: func() error {
-				return checkCall(unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, 0, 0, 0), unix.EFAULT)
+				if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, 0, 0, 0); !errors.Is(err, unix.EFAULT) {
+					return err
+				}
+				return nil
 			},
 		},
 		{
@@ -323,18 +277,4 @@ func kernelFeatures(tryMount func() error) []feature {
 			},
 		},
 	}
-}
-
-// checkCall returns the error of a system call with invalid arguments, or nil
-// if it is one of the errors of a kernel that has the call.
-func checkCall(err error, known ...unix.Errno) error {
-	for _, errno := range known {
-		if errors.Is(err, errno) {
-			return nil
-		}
-	}
-	if err == nil {
-		return nil
-	}
-	return err
 }

@@ -72,9 +72,10 @@ func checkTools(defs []tools.Definition) Finding {
 
 func checkRules(p policy.Policy, defs []tools.Definition, servers []string) []Finding {
 	var findings []Finding
+	names := namesOf(defs)
 	for _, key := range p.Unmatched(defs, servers...) {
-		f := Finding{Check: checkPolicy, Result: Warning, Detail: fmt.Sprintf("the rule for %q matches no tool and does nothing", key), Hint: "Take it out of policy.tools; the tools are " + listNames(defs) + "."}
-		if near := NearestWord(key, namesOf(defs)); near != "" {
+		f := Finding{Check: checkPolicy, Result: Warning, Detail: fmt.Sprintf("the rule for %q matches no tool and does nothing", key), Hint: "Take it out of policy.tools; the tools are " + strings.Join(names, ", ") + "."}
+		if near := NearestWord(key, names); near != "" {
 			f.Hint = fmt.Sprintf("Write %s, if that is meant; otherwise take it out of policy.tools.", near)
 		}
 		findings = append(findings, f)
@@ -115,17 +116,12 @@ func DescribeNotBinding(p policy.Policy, defs []tools.Definition) string {
 	return "the restriction of " + strings.Join(restricted, ", ") + " does not bind commands: shell can change and delete the same files"
 }
 
-func listNames(defs []tools.Definition) string {
-	all := namesOf(defs)
-	slices.Sort(all)
-	return strings.Join(all, ", ")
-}
-
 func namesOf(defs []tools.Definition) []string {
 	var all []string
 	for _, d := range defs {
 		all = append(all, string(d.Name))
 	}
+	slices.Sort(all)
 	return all
 }
 
@@ -320,17 +316,14 @@ func (c Policy) checkGrants() []Finding {
 	for _, dir := range slices.Sorted(maps.Keys(gone)) {
 		warn(fmt.Sprintf("%d hold for %s, which is not a directory: any user who makes it gets them", gone[dir], dir), AdviseRevokeDirectory, dir)
 	}
-	return append([]Finding{{Check: checkApprovals, Result: OK, Detail: describeCount(len(list))}}, findings...)
+	stored := Finding{Check: checkApprovals, Result: OK, Detail: "none are stored"}
+	if len(list) > 0 {
+		stored.Detail = fmt.Sprintf("%d stored", len(list))
+	}
+	return append([]Finding{stored}, findings...)
 }
 
 func isDangerous(p policy.Policy, phrase string) bool {
 	danger, err := p.DangerousIn(phrase)
 	return err == nil && danger != ""
-}
-
-func describeCount(n int) string {
-	if n == 0 {
-		return "none are stored"
-	}
-	return fmt.Sprintf("%d stored", n)
 }
