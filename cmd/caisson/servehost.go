@@ -62,7 +62,7 @@ func (h *serverHost) defaultPreset(bool) string { return "default" }
 func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
 	conf := h.base.conf.Serve
 	o := server.Options{
-		StateDir: h.app.environ.stateDir(), Prepare: h.prepareSession, Resume: h.resumeSession, PrepareSandbox: h.prepareSandbox, Tokens: tokens, Hosts: conf.Hosts, Version: programVersion(),
+		StateDir: h.app.environ.stateDir(), Prepare: h.prepareSession, Resume: h.resumeSession, PrepareSandbox: h.prepareSandbox, Tokens: tokens, Hosts: conf.Hosts,
 		OpenMetrics: conf.OpenMetrics != nil && *conf.OpenMetrics,
 		Shows: func(workspace string) bool {
 			_, _, ok := h.roots.findRoot(workspace)

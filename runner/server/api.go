@@ -11,6 +11,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
 // apiVersion is the version of the API, not of the program.
@@ -63,7 +64,7 @@ func registerRoutes(mux *http.ServeMux, d *diagnostics, resources ...resource) (
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		d.writeBytes(w, []byte("ok\n"))
 	})
-	mux.Handle("GET /metrics", d.metrics.httpHandler())
+	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics.registry, promhttp.HandlerOpts{}))
 	return doc, nil
 }
 

@@ -96,7 +96,7 @@ func (s *session) startCommand(in NewExec, key string, resumes bool, from client
 		return nil, sandboxEnded(s.id)
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
-	c, joined, err := s.sandbox.commands.addCommand(outputDir(s.dir), labelledKey(key, from), sum, resumes, cancel)
+	c, joined, err := s.sandbox.commands.addCommand(filepath.Join(s.dir, sessiondir.OutputDir), labelledKey(key, from), sum, resumes, cancel)
 	if err != nil || joined {
 		cancel(nil)
 		return c, s.keptProblem(err)
@@ -123,8 +123,6 @@ func (s *session) commandTime() time.Duration {
 	defer s.recMu.Unlock()
 	return time.Duration(s.facts.Resources.CommandTimeMS) * time.Millisecond
 }
-
-func outputDir(dir string) string { return filepath.Join(dir, sessiondir.OutputDir) }
 
 func (s *session) keptProblem(err error) error {
 	if _, ok := err.(*Problem); ok || err == nil { //nolint:errorlint // addCommand wraps none

@@ -11,7 +11,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
@@ -119,29 +118,12 @@ func newMetrics() *metrics {
 	return m
 }
 
+// collectStates adds the number of live sessions by state.
 func (m *metrics) collectStates(count func() map[State]int) {
-	m.registry.MustRegister(liveSessions{count})
-}
-
-func (m *metrics) httpHandler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
-}
-
-// liveSessions collects the number of live sessions by state.
-type liveSessions struct{ count func() map[State]int }
-
-func liveDesc() *prometheus.Desc {
-	return prometheus.NewDesc("caisson_sessions", "Live sessions.", []string{"state"}, nil)
-}
-
-// Describe implements prometheus.Collector.
-func (l liveSessions) Describe(c chan<- *prometheus.Desc) { c <- liveDesc() }
-
-// Collect implements prometheus.Collector.
-func (l liveSessions) Collect(c chan<- prometheus.Metric) {
-	n := l.count()
 	for _, state := range []State{StateIdle, StateRunning, StateClosing} {
-		c <- prometheus.MustNewConstMetric(liveDesc(), prometheus.GaugeValue, float64(n[state]), string(state))
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "caisson_sessions", Help: "Live sessions.", ConstLabels: prometheus.Labels{"state": string(state)},
+		}, func() float64 { return float64(count()[state]) }))
 	}
 }
 

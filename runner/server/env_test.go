@@ -115,7 +115,7 @@ func (w *testEnv) openStreams() (n int) {
 
 func (w *testEnv) options() Options {
 	return Options{
-		StateDir: w.state, Version: "test", MaxSessions: 80, MaxStreams: 256,
+		StateDir: w.state, MaxSessions: 80, MaxStreams: 256,
 		Tokens:  []Token{{"alice", aliceToken, []Role{RoleAdmin}}, {"bob", bobToken, []Role{RoleAdmin}}},
 		Prepare: w.prepare, Resume: w.resume, PrepareSandbox: w.prepareSandbox, OpenWorkspace: w.openWorkspace,
 	}

@@ -448,7 +448,7 @@ func TestExecOutputIsBounded(t *testing.T) {
 	const most = keptStream + keptStream/2
 	commands := w.server.sessions.liveSession(id).sandbox.commands
 	var err error
-	if commands.store, err = outputlog.NewStore(outputDir(sessiondir.Path(w.state, id)), keptStream, 3*keptStream); err != nil {
+	if commands.store, err = outputlog.NewStore(filepath.Join(sessiondir.Path(w.state, id), sessiondir.OutputDir), keptStream, 3*keptStream); err != nil {
 		t.Fatal(err)
 	}
 	body := execBody(fmt.Sprint("flood ", most))

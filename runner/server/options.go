@@ -71,8 +71,6 @@ type Options struct {
 	// OpenMetrics serves /metrics without a token.
 	OpenMetrics bool
 
-	// Version is the program's version.
-	Version string
 	// Logger gets messages for operators, never a token; nil discards them.
 	Logger *zap.Logger
 	// Force, when closed, destroys the sandboxes of sessions that are being

@@ -100,15 +100,6 @@ func (c client) runnerUser() runner.User {
 // ErrRoles reports that a token's roles can't be used.
 var ErrRoles = errors.New("invalid roles")
 
-func checkRoles(roles []Role) error {
-	for _, r := range roles {
-		if !slices.Contains(AllRoles(), r) {
-			return fmt.Errorf("%w: %q is not read, run, approve or admin", ErrRoles, r)
-		}
-	}
-	return nil
-}
-
 func (c client) lacksRole(r Role) *Problem {
 	var roles []string
 	for _, have := range c.roles {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -248,12 +249,7 @@ func (a sandboxesAPI) listSandboxes(limit int, before string) SandboxList {
 	all := slices.DeleteFunc(a.sessions.listLive(), func(live *session) bool {
 		return live.sandbox == nil || before != "" && live.id >= before
 	})
-	slices.SortFunc(all, func(x, y *session) int { // IDs sort by time
-		if x.id > y.id {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(all, func(x, y *session) int { return strings.Compare(y.id, x.id) }) // IDs sort by time
 	for _, live := range all {
 		if len(out.Sandboxes) == limit {
 			out.Next = out.Sandboxes[limit-1].ID
@@ -268,7 +264,7 @@ func (a sandboxesAPI) viewSandbox(id string) (Sandbox, error) {
 	live := a.sessions.liveSession(id)
 	v, err := a.sessions.viewSession(id, true)
 	if p, ok := errors.AsType[*Problem](err); ok && p.Status == http.StatusNotFound || err == nil && v.Model != (loop.ModelInfo{}).String() {
-		return Sandbox{}, noSandbox()
+		return Sandbox{}, newProblem(http.StatusNotFound, "no_sandbox", "there is no such sandbox", "GET /sandboxes lists them")
 	}
 	if err != nil {
 		return Sandbox{}, err
@@ -336,10 +332,6 @@ func (d *diagnostics) commandProblem(id string, err error) *Problem {
 		return fromProblem(http.StatusInsufficientStorage, "disk", record.Problem{Cause: e.Cause, Hint: e.Hint})
 	}
 	return d.prepareProblem("run command in "+id, &PrepareError{Code: string(e.Kind), Err: err})
-}
-
-func noSandbox() *Problem {
-	return newProblem(http.StatusNotFound, "no_sandbox", "there is no such sandbox", "GET /sandboxes lists them")
 }
 
 func sandboxEnded(id string) *Problem {

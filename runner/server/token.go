@@ -44,8 +44,10 @@ func (t Token) Validate() error {
 	case t.Roles != nil && len(t.Roles) == 0:
 		return fmt.Errorf("the token %s: %w: the list is empty", t.Label, ErrRoles)
 	}
-	if err := checkRoles(t.Roles); err != nil {
-		return fmt.Errorf("the token %s: %w", t.Label, err)
+	for _, r := range t.Roles {
+		if !slices.Contains(AllRoles(), r) {
+			return fmt.Errorf("the token %s: %w: %q is not read, run, approve or admin", t.Label, ErrRoles, r)
+		}
 	}
 	return nil
 }
