@@ -37,15 +37,15 @@ func Restore(dir string, rec Record) (Record, error) {
 		if left -= int64(v.Bytes); v.Bytes < 0 || left < 0 {
 			return rec, fmt.Errorf("record %d: its values have more than %d bytes", rec.Seq, maxRestored)
 		}
-		text, err := v.readValue(dir)
-		if err != nil {
+		var text bytes.Buffer
+		if err := v.copyTo(&text, dir); err != nil {
 			return rec, fmt.Errorf("record %d: %w", rec.Seq, err)
 		}
 		if v.Pointer == "" {
-			rec.Payload = text
+			rec.Payload = text.Bytes()
 			return rec, nil
 		}
-		if !replaceString(payload, strings.Split(v.Pointer, "/")[1:], string(text)) {
+		if !replaceString(payload, strings.Split(v.Pointer, "/")[1:], text.String()) {
 			return rec, fmt.Errorf("record %d: there is no %s in it", rec.Seq, v.Pointer)
 		}
 	}
@@ -58,13 +58,6 @@ func Restore(dir string, rec Record) (Record, error) {
 	}
 	rec.Payload = raw
 	return rec, nil
-}
-
-// readValue returns the value, verified.
-func (v Spilled) readValue(dir string) ([]byte, error) {
-	var text bytes.Buffer
-	err := v.copyTo(&text, dir)
-	return text.Bytes(), err
 }
 
 // Verify compares the value's file in dir with its size and hash.

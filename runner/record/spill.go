@@ -48,11 +48,7 @@ type Spilled struct {
 // session's directory. Since a record may be foreign, it leaves out files that
 // are not in the spill directory.
 func SpilledFiles(rec Record) []string {
-	var files []string
-	for _, s := range SpilledValues(rec) {
-		files = append(files, s.Path)
-	}
-	return files
+	return spilledFiles(SpilledValues(rec))
 }
 
 // SpilledValues returns a record's long values; see [SpilledFiles].

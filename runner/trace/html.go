@@ -46,14 +46,9 @@ var pageTemplate = sync.OnceValue(func() *template.Template {
 		"count":   func(n any) string { return formatCount(toInt64(n)) },
 		"elapsed": formatDuration,
 		"ms":      func(n int64) string { return formatDuration(fromMilliseconds(n)) },
-		"dollars": func(n *int64) string {
-			if n == nil {
-				return "cost unknown"
-			}
-			return formatDollars(formatMicroUSD(*n))
-		},
-		"diff":   diffLines,
-		"groups": changes.GroupHostExecuted,
+		"dollars": func(n *int64) string { return formatDollars(record.CostUSD(n)) },
+		"diff":    diffLines,
+		"groups":  changes.GroupHostExecuted,
 		"prose": func(s string) template.HTML {
 			return template.HTML(prose.HTML(prose.Parse(s), prose.Escapes{Text: html.EscapeString, Code: html.EscapeString})) //nolint:gosec // it is escaped
 		},

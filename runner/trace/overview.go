@@ -169,7 +169,7 @@ func (o Overview) Cost() string {
 	case o.CostUnknown:
 		return "cost unknown"
 	}
-	return formatDollars(formatMicroUSD(o.CostMicroUSD))
+	return formatDollars(record.CostUSD(&o.CostMicroUSD))
 }
 
 // Wall returns the wall time of the session.

@@ -42,15 +42,12 @@ type ShowOptions struct {
 func Show(w io.Writer, s Session, o ShowOptions) (Overview, error) {
 	out := bufio.NewWriterSize(w, 64<<10)
 	p := printer{out: out, o: o, session: s}
-	var over Overview
-	var err error
-	switch {
-	case o.JSON || len(o.Kinds) > 0:
+	write := p.writeTimeline
+	if o.JSON || len(o.Kinds) > 0 {
 		p.o.Wrap = nil
-		over, err = p.writeRecords()
-	default:
-		over, err = p.writeTimeline()
+		write = p.writeRecords
 	}
+	over, err := write()
 	if ferr := out.Flush(); err == nil && ferr != nil {
 		err = fmt.Errorf("write session: %w", ferr)
 	}
@@ -152,21 +149,13 @@ func (p *printer) writeStep(s Step) {
 		p.writeModelCall(at, s)
 	case StepCall:
 		p.writeCall(at, s)
-	case StepSandbox, StepCommand, StepBackground, StepWorker, StepNetwork, StepServer, StepWarning, StepAttempt:
+	case StepSandbox, StepCommand, StepBackground, StepWorker, StepNetwork, StepServer, StepWarning, StepAttempt, StepContext:
 		text := displayLine(s.Text)
 		if s.Failed || s.Kind == StepWarning {
 			text = p.paint("33", text)
 		}
 		write(string(s.Kind), text)
-	case StepContext:
-		text := displayLine(s.Text)
-		if s.Failed {
-			text = p.paint("33", text)
-		}
-		write(string(s.Kind), text)
-		if s.Detail != "" {
-			p.writeText(s.Detail, "")
-		}
+		p.writeText(s.Detail, "")
 	case StepOmitted:
 		write("", p.dim(fmt.Sprintf("%d records are gone (keep_sessions)", s.Count)))
 	case StepUnknown:
@@ -191,7 +180,7 @@ func (p *printer) writeModelCall(at string, s Step) {
 		text += fmt.Sprintf(", %s tokens in, %s out", formatCount(in), formatCount(m.Usage.OutputTokens))
 	}
 	if m.Usage.CostMicroUSD != nil {
-		text += ", " + formatDollars(formatMicroUSD(*m.Usage.CostMicroUSD))
+		text += ", " + formatDollars(record.CostUSD(m.Usage.CostMicroUSD))
 	}
 	p.printf("%s  %s %s\n", at, p.dim("model    "), p.dim(text))
 }

@@ -281,10 +281,3 @@ func (s *Steps) finishCall(id string) {
 }
 
 func (c *Call) failed() bool { return c.Status != CallDone && c.Status != CallOpen }
-
-func inputText(input json.RawMessage) string {
-	if len(input) == 0 {
-		return "{}"
-	}
-	return string(input)
-}

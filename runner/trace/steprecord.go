@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -185,7 +186,7 @@ func (s *Steps) splitMessage(r record.Record, m record.Message) {
 			s.visitStep(r, StepThinking, b.Thinking.Text, false)
 		case b.ToolUse != nil:
 			c := s.callStep(r, b.ToolUse.ID, b.ToolUse.Name)
-			c.Input = cutMiddle(inputText(b.ToolUse.Input), maxText)
+			c.Input = cutMiddle(cmp.Or(string(b.ToolUse.Input), "{}"), maxText)
 			if b.ToolUse.InputError != "" {
 				c.Input = cutMiddle(b.ToolUse.Raw, maxText)
 			}

@@ -89,9 +89,6 @@ func formatDollars(usd string) string {
 	return fmt.Sprintf("$%.2f", f)
 }
 
-// formatMicroUSD formats millionths of a dollar as decimal dollars.
-func formatMicroUSD(n int64) string { return fmt.Sprintf("%d.%06d", n/1_000_000, n%1_000_000) }
-
 // commandEnding describes how a command ended, from the metadata that its tool
 // recorded: "timed out" rather than the signal that ended it. It is "" if no
 // command ran.

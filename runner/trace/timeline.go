@@ -3,6 +3,7 @@ package trace
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -12,11 +13,6 @@ type span struct {
 	Label      string
 	Seq        int64 // the step that it links to
 	Count      int   // steps merged into it
-}
-
-type lane struct {
-	Name  string
-	Spans []span
 }
 
 const (
@@ -31,8 +27,8 @@ const (
 // session.
 type timeline struct {
 	begun, last time.Time
-	lanes       map[string]*lane
-	idle        []span // between turns
+	lanes       map[string][]span // rows of bars
+	idle        []span            // between turns
 	turnEnd     time.Time
 	sandboxAt   time.Time
 	sandboxSeq  int64
@@ -40,7 +36,7 @@ type timeline struct {
 
 var laneOrder = []string{"turns", "model", "calls", "calls 2", "calls 3", "calls 4", "background", "asked", "sandbox"}
 
-func newTimeline() *timeline { return &timeline{lanes: map[string]*lane{}} }
+func newTimeline() *timeline { return &timeline{lanes: map[string][]span{}} }
 
 func (t *timeline) addStep(s Step) {
 	if t.begun.IsZero() || s.Start.Before(t.begun) {
@@ -113,8 +109,7 @@ func (t *timeline) addCall(s Step) {
 		if row > 0 {
 			name = fmt.Sprintf("calls %d", row+1)
 		}
-		l := t.lanes[name]
-		if row == maxRows-1 || l == nil || !overlapsAny(l.Spans, b) {
+		if row == maxRows-1 || !overlapsAny(t.lanes[name], b) {
 			t.addSpan(name, b)
 			return
 		}
@@ -143,13 +138,8 @@ func (t *timeline) endSandbox(at time.Time) {
 }
 
 func (t *timeline) addSpan(name string, b span) {
-	l := t.lanes[name]
-	if l == nil {
-		l = &lane{Name: name}
-		t.lanes[name] = l
-	}
 	b.Count = 1
-	l.Spans = mergeSpans(append(l.Spans, b))
+	t.lanes[name] = mergeSpans(append(t.lanes[name], b))
 }
 
 // mergeSpans merges pairs of neighbours if there are more than maxSpans.
@@ -205,15 +195,15 @@ func (t *timeline) layOut() timelineView {
 	a := newAxis(t.begun, t.last, t.idle)
 	var d timelineView
 	for _, name := range laneOrder {
-		l := t.lanes[name]
-		if l == nil || name == "turns" && len(l.Spans) < 2 {
+		spans := t.lanes[name]
+		if len(spans) == 0 || name == "turns" && len(spans) < 2 {
 			continue
 		}
 		r := row{Name: name}
-		if len(name) > 5 && name[:5] == "calls" {
+		if strings.HasPrefix(name, "calls ") {
 			r.Name = ""
 		}
-		for _, s := range l.Spans {
+		for _, s := range spans {
 			r.Bars = append(r.Bars, a.barOf(s))
 		}
 		d.Rows = append(d.Rows, r)
