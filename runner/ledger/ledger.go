@@ -133,15 +133,11 @@ func (l *Ledger) Close() error { return l.holder.Remove() }
 func (l *Ledger) ForUser(user string) loop.Ledger { return userLedger{l, user} }
 
 type userLedger struct {
-	ledger *Ledger
-	user   string
+	*Ledger
+	user string
 }
 
-func (u userLedger) Reserve(ctx context.Context, profile string, d limits.Demand) (loop.LedgerEntry, error) {
-	return u.ledger.reserveDemand(ctx, u.user, profile, d)
-}
-
-func (l *Ledger) reserveDemand(ctx context.Context, user, profile string, d limits.Demand) (entry loop.LedgerEntry, err error) {
+func (l userLedger) Reserve(ctx context.Context, profile string, d limits.Demand) (entry loop.LedgerEntry, err error) {
 	if d.Price == nil && (l.opts.User.BoundsCost() || l.opts.Profiles[profile].BoundsCost()) {
 		return entry, fmt.Errorf("a ceiling of cost needs the price of the model %s", profile)
 	}
@@ -149,7 +145,7 @@ func (l *Ledger) reserveDemand(ctx context.Context, user, profile string, d limi
 	err = l.changeDocument(ctx, func(doc *document) error {
 		doc.dropDead(l.isDead)
 		entry.Demand = d
-		for _, c := range l.findCeilings(doc, user, profile) {
+		for _, c := range l.findCeilings(doc, l.user, profile) {
 			if w, ok := l.newWarning(c); ok {
 				entry.Warnings = append(entry.Warnings, w)
 			}
@@ -161,13 +157,13 @@ func (l *Ledger) reserveDemand(ctx context.Context, user, profile string, d limi
 		}
 		cost, _ := entry.Demand.Cost()
 		doc.Reservations = append(doc.Reservations, reservation{
-			ID: id, Holder: l.id, User: user, Profile: profile, Requests: 1, Tokens: entry.Demand.Tokens(), CostMicroUSD: cost,
+			ID: id, Holder: l.id, User: l.user, Profile: profile, Requests: 1, Tokens: entry.Demand.Tokens(), CostMicroUSD: cost,
 		})
 		return nil
 	})
 	entry.Settle = func(used *limits.Usage) error {
 		return l.changeDocument(context.Background(), func(doc *document) error {
-			doc.settleReservation(id, user, profile, used)
+			doc.settleReservation(id, l.user, profile, used)
 			return nil
 		})
 	}

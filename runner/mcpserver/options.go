@@ -1,6 +1,7 @@
 package mcpserver
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"time"
@@ -77,7 +78,7 @@ type Client struct {
 // Session is a client's open session.
 type Session struct {
 	Runner *runner.Session
-	// Redact removes secrets from results and progress. Nil removes none.
+	// Redact removes secrets from results and progress.
 	Redact *redact.Redactor
 	// Done releases what the session used, after it was closed. Nil does
 	// nothing.
@@ -85,12 +86,8 @@ type Session struct {
 }
 
 func (o *Options) setDefaults() {
-	if o.MaxSessions == 0 {
-		o.MaxSessions = DefaultMaxSessions
-	}
-	if o.IdleTime == 0 {
-		o.IdleTime = DefaultIdleTime
-	}
+	o.MaxSessions = cmp.Or(o.MaxSessions, DefaultMaxSessions)
+	o.IdleTime = cmp.Or(o.IdleTime, DefaultIdleTime)
 	if o.Describe == nil {
 		o.Describe = func(err error) string { return err.Error() }
 	}

@@ -28,7 +28,7 @@ type progress struct {
 
 	mu      sync.Mutex
 	closed  bool
-	streams map[string]*redact.Writer // nil without secrets
+	streams map[string]*redact.Writer
 	redact  *redact.Redactor
 	pending []byte
 	last    time.Time // of the last notification
@@ -47,10 +47,6 @@ func (p *progress) addOutput(stream, text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return
-	}
-	if p.redact == nil {
-		p.keepOutput([]byte(text))
 		return
 	}
 	w := p.streams[stream]
@@ -120,11 +116,4 @@ func (p *progress) stopSending() {
 	p.mu.Unlock()
 	close(p.done)
 	<-p.ended
-}
-
-func redactText(r *redact.Redactor, text string) string {
-	if r == nil {
-		return text
-	}
-	return string(r.Bytes([]byte(text)))
 }

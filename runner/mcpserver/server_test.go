@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -173,7 +174,7 @@ func TestProgressIsBounded(t *testing.T) {
 	var mu sync.Mutex
 	var sent []string
 	var last float64
-	p := newProgress(nil, func(elapsed float64, message string) error {
+	p := newProgress(redact.New(nil), func(elapsed float64, message string) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if elapsed <= last {

@@ -48,8 +48,8 @@ func (o Options) findSignals() (traces, metrics *endpoint, err error) {
 }
 
 // findSignal returns where a signal is sent, or nil.
-func (o Options) findSignal(name string) (*endpoint, error) {
-	exporter := "OTEL_" + name + "_EXPORTER"
+func (o Options) findSignal(signal string) (*endpoint, error) {
+	exporter := "OTEL_" + signal + "_EXPORTER"
 	word := strings.TrimSpace(o.Getenv(exporter))
 	switch word {
 	case "", "otlp":
@@ -61,13 +61,13 @@ func (o Options) findSignal(name string) (*endpoint, error) {
 	// get returns the signal's variable, or the one for all signals.
 	get := func(suffix string) (name, value string) {
 		name = "OTEL_EXPORTER_OTLP_" + suffix
-		if own := "OTEL_EXPORTER_OTLP_" + signalPrefix(exporter) + suffix; o.Getenv(own) != "" {
+		if own := "OTEL_EXPORTER_OTLP_" + signal + "_" + suffix; o.Getenv(own) != "" {
 			name = own
 		}
 		return name, strings.TrimSpace(o.Getenv(name))
 	}
 	variable, raw := get("ENDPOINT")
-	own := strings.HasPrefix(variable, "OTEL_EXPORTER_OTLP_"+name)
+	own := strings.HasPrefix(variable, "OTEL_EXPORTER_OTLP_"+signal)
 	headers := map[string]string{}
 	switch {
 	case raw != "":
@@ -83,7 +83,7 @@ func (o Options) findSignal(name string) (*endpoint, error) {
 		return nil, &SettingError{variable, "not an http or https address"}
 	}
 	if !own {
-		address = address.JoinPath("v1", strings.ToLower(name))
+		address = address.JoinPath("v1", strings.ToLower(signal))
 	} else if address.Path == "" {
 		address.Path = "/"
 	}
@@ -116,10 +116,6 @@ func (o Options) findSignal(name string) (*endpoint, error) {
 	}
 	e.makeClient(config)
 	return e, nil
-}
-
-func signalPrefix(exporter string) string {
-	return strings.TrimSuffix(strings.TrimPrefix(exporter, "OTEL_"), "EXPORTER")
 }
 
 // addHeaders adds headers from a list in the form of W3C baggage:
