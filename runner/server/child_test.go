@@ -12,36 +12,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// Variables of a child process: the root folder of the world that it serves,
-// how long its questions wait, and whether its clocks are moved.
-const (
-	childEnv     = "CAISSON_TEST_SERVER_CHILD"
-	childConfirm = "CAISSON_TEST_SERVER_CONFIRM"
-	childClocks  = "CAISSON_TEST_SERVER_CLOCKS"
-)
+// childEnv names the root folder of the world that a child process serves.
+const childEnv = "CAISSON_TEST_SERVER_CHILD"
 
 // child serves a world until it is killed, and prints its address.
 func child() {
-	if os.Getenv(childClocks) != "" {
-		if err := filterClocks(); err != nil {
-			fmt.Println(err)
-			return
-		}
-	}
 	root := os.Getenv(childEnv)
 	w := &testEnv{root: root, state: filepath.Join(root, "state"), turns: asks, policy: "default", backend: &fakeBackend{}}
-	if text := os.Getenv(childConfirm); text != "" {
-		confirm, err := time.ParseDuration(text)
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		w.opts = func(o *runner.Options) { o.ConfirmTimeout = confirm }
-	}
 	s, err := New(w.options())
 	if err != nil {
 		fmt.Println(err)
@@ -58,42 +38,28 @@ func child() {
 	}
 }
 
-// startChild starts a process that serves the world's folders, with moved
-// clocks unless c is nil, and returns its address. end kills it and waits; it
-// may be called twice.
-func (w *testEnv) startChild(c *clocks, env ...string) (base string, end func()) {
+// startChild starts a process that serves the world's folders, and returns its
+// address. end kills it and waits; it may be called twice.
+func (w *testEnv) startChild() (base string, end func()) {
 	w.t.Helper()
 	cmd := exec.CommandContext(w.t.Context(), os.Args[0])
-	cmd.Env = append(append(os.Environ(), childEnv+"="+w.root), env...)
+	cmd.Env = append(os.Environ(), childEnv+"="+w.root)
 	cmd.WaitDelay = time.Minute
 	pipe, err := cmd.StdoutPipe()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	out := bufio.NewReader(pipe)
-	line := func() string {
-		text, err := out.ReadString('\n')
-		if err != nil {
-			w.t.Fatalf("the child says %q, %v", text, err)
-		}
-		return strings.TrimSpace(text)
-	}
-	if c != nil {
-		cmd.Env = append(cmd.Env, childClocks+"=1")
-		c.startCommand(w.t, cmd, line)
-	} else if err := cmd.Start(); err != nil {
+	if err := cmd.Start(); err != nil {
 		w.t.Fatal(err)
 	}
-	var once sync.Once
-	end = func() {
-		once.Do(func() {
-			_ = cmd.Process.Kill() // it may have ended
-			_ = cmd.Wait()         // it was killed
-		})
-	}
+	end = sync.OnceFunc(func() {
+		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Wait()         // it was killed
+	})
 	w.t.Cleanup(end)
-	if base = line(); !strings.HasPrefix(base, "http://") {
-		w.t.Fatalf("the child says %q", base)
+	text, err := bufio.NewReader(pipe).ReadString('\n')
+	if base = strings.TrimSpace(text); !strings.HasPrefix(base, "http://") {
+		w.t.Fatalf("the child says %q, %v", text, err)
 	}
 	return base, end
 }
@@ -104,7 +70,7 @@ func (w *testEnv) startChild(c *clocks, env ...string) (base string, end func())
 func TestServerIsKilled(t *testing.T) {
 	w := newTestEnv(t, asks)
 	base := w.base
-	childBase, kill := w.startChild(nil)
+	childBase, kill := w.startChild()
 	w.base = childBase
 	id := w.startSession("bind")
 	f := w.followEvents(id, "")
