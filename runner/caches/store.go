@@ -272,13 +272,9 @@ func (s *Store) listIDs() ([]string, error) {
 func (s *Store) describeCaches(id string) (Entry, error) {
 	e := Entry{ID: id, Caches: []string{}}
 	dir := filepath.Join(s.dir, id)
-	text, err := os.ReadFile(filepath.Join(dir, recordFile))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	var err error
+	if e.Workspace, err = s.readWorkspace(id); err != nil {
 		return e, err
-	}
-	var record workspaceRecord
-	if json.Unmarshal(text, &record) == nil {
-		e.Workspace = record.Workspace
 	}
 	names, err := os.ReadDir(dir)
 	if err != nil {
@@ -298,6 +294,20 @@ func (s *Store) describeCaches(id string) (Entry, error) {
 	}
 	e.Used, e.InUse = s.readUse(id)
 	return e, nil
+}
+
+// readWorkspace returns the workspace whose caches have an ID, or "" if its
+// record is missing or invalid.
+func (s *Store) readWorkspace(id string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(s.dir, id, recordFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	var record workspaceRecord
+	if json.Unmarshal(text, &record) != nil {
+		return "", nil
+	}
+	return record.Workspace, nil
 }
 
 // readUse returns when a workspace's caches were last used, and whether a
@@ -336,51 +346,45 @@ func sizeOf(path string) int64 {
 // Remove removes the caches of one workspace. It returns [ErrBusy] if a session
 // uses them, and an error that wraps fs.ErrNotExist if there are none.
 func (s *Store) Remove(id string) error {
-	return s.removeIf(id, func(time.Time) bool { return true })
+	return s.removeUnused(id, time.Time{})
 }
 
-// removeIf removes caches if isOld returns true for their last use.
-func (s *Store) removeIf(id string, isOld func(used time.Time) bool) error {
+// removeUnused removes caches that no session uses, or has used since the given
+// time, unless that is zero. Otherwise it returns ErrBusy.
+func (s *Store) removeUnused(id string, since time.Time) error {
 	if id != filepath.Base(id) || strings.HasPrefix(id, ".") {
 		return fmt.Errorf("remove caches: %q is no id", id)
 	}
-	gone, err := s.takeAway(id, isOld)
-	if err != nil || gone == "" {
-		return err
+	gone, err := s.takeAway(id, since)
+	if err == nil {
+		err = workspace.RemoveTree(gone)
 	}
-	if err := workspace.RemoveTree(gone); err != nil {
+	if err != nil {
 		return fmt.Errorf("remove caches: %w", err)
 	}
 	return nil
 }
 
 // takeAway renames a workspace's directory, so that no session opens it any
-// more, and returns the new path, or "" if isOld returns false.
-func (s *Store) takeAway(id string, isOld func(used time.Time) bool) (string, error) {
+// more, and returns the new path.
+func (s *Store) takeAway(id string, since time.Time) (string, error) {
 	dir := filepath.Join(s.dir, id)
 	if _, err := os.Lstat(dir); err != nil {
-		return "", fmt.Errorf("remove caches: %w", err)
+		return "", err
 	}
 	lock, err := s.lockStore()
 	if err != nil {
-		return "", fmt.Errorf("remove caches: %w", err)
+		return "", err
 	}
 	defer func() { _ = lock.Release() }() // as in Open
-	used, inUse := s.readUse(id)
-	switch {
-	case inUse:
-		return "", fmt.Errorf("remove caches: %w", ErrBusy)
-	case !isOld(used):
-		return "", nil
+	if used, inUse := s.readUse(id); inUse || !since.IsZero() && !used.Before(since) {
+		return "", ErrBusy
 	}
 	to := filepath.Join(s.dir, fmt.Sprintf("%s%s-%d", removedPrefix, id, time.Now().UnixNano()))
 	if err := os.Rename(dir, to); err != nil {
-		return "", fmt.Errorf("remove caches: %w", err)
+		return "", err
 	}
-	if err := state.IgnoreMissing(os.Remove(filepath.Join(s.dir, id+lockSuffix))); err != nil {
-		return to, fmt.Errorf("remove caches: %w", err)
-	}
-	return to, nil
+	return to, state.IgnoreMissing(os.Remove(filepath.Join(s.dir, id+lockSuffix)))
 }
 
 // Expire removes caches that no session has used for the time keep, and the
@@ -395,20 +399,16 @@ func (s *Store) Expire(keep time.Duration) ([]string, error) {
 	var errs []error
 	before := time.Now().Add(-keep)
 	for _, id := range ids {
-		used, inUse := s.readUse(id)
-		if inUse || used.After(before) {
-			continue
-		}
-		e, err := s.describeCaches(id)
+		of, err := s.readWorkspace(id)
 		if err == nil {
-			err = s.removeIf(id, func(used time.Time) bool { return used.Before(before) })
+			err = s.removeUnused(id, before)
 		}
 		switch {
-		case errors.Is(err, ErrBusy), errors.Is(err, fs.ErrNotExist): // another process was faster
+		case errors.Is(err, ErrBusy), errors.Is(err, fs.ErrNotExist): // it is in use, or another process was faster
 		case err != nil:
 			errs = append(errs, err)
 		default:
-			removed = append(removed, e.Workspace)
+			removed = append(removed, of)
 		}
 	}
 	left, err := filepath.Glob(filepath.Join(s.dir, removedPrefix+"*"))

@@ -51,7 +51,7 @@ type testEnv struct {
 	stop    func() error
 	// turns is the model's script, in YAML; policy the preset.
 	turns, policy string
-	// expiry bounds confirmations; zero is the dispatcher's.
+	// opts, if not nil, changes the options of sessions.
 	opts func(*runner.Options)
 }
 
