@@ -17,9 +17,9 @@ import (
 // apiVersion is the version of the API, not of the program.
 const apiVersion = "1"
 
-const apiText = `Sessions of agents in sandboxes: start one, give it messages, follow its records, answer what it asks, look at what it changed.
+const apiText = `Run agents in sandboxes: start a session, send it messages, follow its records, answer its questions, look at its changes.
 
-Every request but GET /healthz bears a token: Authorization: Bearer TOKEN. The security entry of each operation names the role that its token needs: read, run, approve or admin; admin includes the others. Errors are application/problem+json (RFC 9457); code is a stable word.`
+Every request except GET /healthz needs a token: Authorization: Bearer TOKEN. The security entry of each operation names the role that its token needs: read, run, approve or admin; admin includes the others. Errors are application/problem+json (RFC 9457); code is a stable word.`
 
 // SessionPath is the path of a session.
 type SessionPath struct {

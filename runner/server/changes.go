@@ -35,25 +35,25 @@ const (
 type Diff struct {
 	Session             string                `json:"session"`
 	State               State                 `json:"state"`
-	Mode                string                `json:"mode" doc:"bind: the changes are in the workspace; overlay and copy: they are kept apart, until they are applied"`
-	Changes             string                `json:"changes,omitempty" doc:"of an overlay: kept, applied, discarded, expired, empty"`
+	Mode                string                `json:"mode" doc:"bind: the changes are in the workspace; overlay and copy: they are kept apart until they are applied"`
+	Changes             string                `json:"changes,omitempty" doc:"for an overlay: kept, applied, discarded, expired or empty"`
 	Files               []record.Changed      `json:"files" nullable:"false"`
 	FilesOmitted        int                   `json:"files_omitted,omitempty" doc:"changed files that are not listed"`
 	Count               record.ChangeCount    `json:"count" doc:"all changed files, and their lines"`
-	HostExecuted        []record.HostExecuted `json:"host_executed" nullable:"false" doc:"changed files that a program of the host would run or obey, to be read first, deleted ones that bounded it, and symlinks that lead out of the workspace"`
+	HostExecuted        []record.HostExecuted `json:"host_executed" nullable:"false" doc:"changed files that a program of the host would run or obey, deleted files that restricted one, and symlinks that lead out of the workspace: read them first"`
 	HostExecutedOmitted int                   `json:"host_executed_omitted,omitempty"`
-	Conflicts           []Note                `json:"conflicts" nullable:"false" doc:"changes whose files changed in the workspace meanwhile"`
+	Conflicts           []Note                `json:"conflicts" nullable:"false" doc:"changes to files that also changed in the workspace"`
 	LeftOut             []Note                `json:"left_out" nullable:"false" doc:"changes that an apply leaves out"`
-	Incomplete          bool                  `json:"incomplete" doc:"the workspace was too large, or could not be read, to be sure of the list"`
+	Incomplete          bool                  `json:"incomplete" doc:"the workspace was too large or unreadable, so the list may be incomplete"`
 	Patch               string                `json:"patch" doc:"a unified diff; at most 4 MiB"`
-	PatchPartial        bool                  `json:"patch_partial" doc:"the patch is cut, or holds bytes that are no UTF-8: GET …/patch has the very bytes"`
+	PatchPartial        bool                  `json:"patch_partial" doc:"the patch is cut, or has bytes that are not UTF-8: GET …/patch has the exact bytes"`
 }
 
 // ApplyRequest has the options of an apply.
 type ApplyRequest struct {
-	SkipConflicts   bool `json:"skip_conflicts,omitempty" doc:"apply what does not conflict, instead of nothing"`
+	SkipConflicts   bool `json:"skip_conflicts,omitempty" doc:"apply what does not conflict, rather than nothing"`
 	WithSymlinksOut bool `json:"with_symlinks_out,omitempty" doc:"also apply symlinks that lead out of the workspace: look at their targets first"`
-	DryRun          bool `json:"dry_run,omitempty" doc:"report what would be done, and do nothing"`
+	DryRun          bool `json:"dry_run,omitempty" doc:"report what would be done, but do nothing"`
 	Discard         bool `json:"discard,omitempty" doc:"remove the changes instead"`
 }
 
@@ -61,7 +61,7 @@ type ApplyRequest struct {
 type Applied struct {
 	Session   string `json:"session"`
 	Workspace string `json:"workspace"`
-	Changes   string `json:"changes" doc:"what became of them: kept where some are left, applied, discarded, empty"`
+	Changes   string `json:"changes" doc:"what became of them: kept if some are left, applied, discarded or empty"`
 	DryRun    bool   `json:"dry_run"`
 	Applied   []Note `json:"applied" nullable:"false"`
 	Conflicts []Note `json:"conflicts" nullable:"false"`
@@ -77,14 +77,14 @@ type changesAPI struct {
 }
 
 func (a changesAPI) addOperations(o operations) {
-	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions/{id}/diff", "getDiff", "What a session changed",
-		"So far, for a live one: what it writes meanwhile may be in it or not.", http.StatusOK, 404, 409, 410),
+	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions/{id}/diff", "getDiff", "A session's changes",
+		"For a live session, its changes so far: what it writes meanwhile may be missing.", http.StatusOK, 404, 409, 410),
 		func(ctx context.Context, in *SessionPath) (*body[Diff], error) {
 			d, _, err := a.readDiff(ctx, in.ID)
 			return &body[Diff]{d}, err
 		})
-	op := o.newOperation(http.MethodGet, "/sessions/{id}/patch", "getPatch", "What a session changed, as a patch",
-		"The very bytes of a unified diff that git apply and patch -p1 take.", http.StatusOK, 404, 409, 410)
+	op := o.newOperation(http.MethodGet, "/sessions/{id}/patch", "getPatch", "A session's changes as a patch",
+		"The exact bytes of a unified diff that git apply and patch -p1 accept.", http.StatusOK, 404, 409, 410)
 	op.Responses["200"] = bytesResponse("text/x-diff")
 	huma.Register(o.api, op, func(ctx context.Context, in *SessionPath) (*huma.StreamResponse, error) {
 		_, patch, err := a.readDiff(ctx, in.ID)
@@ -96,8 +96,8 @@ func (a changesAPI) addOperations(o operations) {
 			a.sessions.writeBytes(c.BodyWriter(), []byte(patch))
 		}}, nil
 	})
-	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/apply", "applyChanges", "Bring in what an overlay session changed",
-		"A live session must be idle, and is ended first. A file that changed in the workspace since the session began is a conflict: nothing is applied then, and 409 lists them, unless skip_conflicts applies the rest. Symlinks that lead out of the workspace are left out unless with_symlinks_out is set. What a git of the host would obey is never applied here.",
+	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/apply", "applyChanges", "Apply an overlay session's changes",
+		"A live session must be idle, and is ended first. A file that changed in the workspace since the session began is a conflict: then nothing is applied and 409 lists the conflicts, unless skip_conflicts applies the rest. Symlinks that lead out of the workspace are left out unless with_symlinks_out is set. Files that a git of the host would obey are never applied here.",
 		http.StatusOK, 404, 409, 410, 422),
 		func(ctx context.Context, in *struct {
 			SessionPath
@@ -192,7 +192,7 @@ func (a changesAPI) readPastDiff(ctx context.Context, id, dir string) (Diff, str
 	case p.ended != nil:
 		report = *p.ended
 	default:
-		return Diff{}, "", newProblem(http.StatusGone, "no_changes", "session "+id+" was interrupted, and kept no list of what it changed", "What it did in bind mode is in the workspace")
+		return Diff{}, "", newProblem(http.StatusGone, "no_changes", "session "+id+" was interrupted, and left no list of its changes", "In bind mode, its changes are in the workspace")
 	}
 	out.Files, out.FilesOmitted, out.Count = record.NonNil(report.Changed), report.ChangedOmitted, report.ChangedCount
 	out.HostExecuted, out.HostExecutedOmitted, out.Incomplete = record.NonNil(report.HostExecuted), report.HostExecutedOmitted, report.Incomplete
@@ -236,7 +236,7 @@ func (a changesAPI) readKeptDiff(ctx context.Context, l *overlay.Layers) (change
 
 func (a changesAPI) openWorkspace(l *overlay.Layers) (*runner.Workspace, error) {
 	if a.open == nil {
-		return nil, newProblem(http.StatusForbidden, "workspace", "this server opens no workspaces of ended sessions", "")
+		return nil, newProblem(http.StatusForbidden, "workspace", "this server does not open workspaces of ended sessions", "")
 	}
 	w, err := a.open(l.Info().Workspace)
 	if err != nil {
@@ -251,9 +251,9 @@ func (a changesAPI) changesProblem(i overlay.Info, err error) error {
 	}
 	switch {
 	case errors.Is(err, overlay.ErrBusy):
-		return newProblem(http.StatusConflict, "busy", "the changes of session "+i.Session+", or others of its directory, are being applied", "Wait for that")
+		return newProblem(http.StatusConflict, "busy", "the changes of session "+i.Session+", or of another one on its directory, are being applied", "Try again when that is done")
 	case errors.Is(err, overlay.ErrOther):
-		return newProblem(http.StatusConflict, "other_directory", "session "+i.Session+" worked on another directory: the one that was "+i.Workspace+" then", "Take the patch")
+		return newProblem(http.StatusConflict, "other_directory", "session "+i.Session+" worked on another directory, which was "+i.Workspace+" then", "Use the patch")
 	case errors.Is(err, overlay.ErrTooMany):
 		return newProblem(http.StatusConflict, "too_many", fmt.Sprintf("session %s made more changes than are applied over HTTP: %d, or %d MiB of names and symlink targets",
 			i.Session, changes.ReadBounds.MaxEntries, changes.ReadBounds.MaxTextBytes>>20), "Apply them on the server's host, or discard them")
@@ -265,7 +265,7 @@ func (a changesAPI) changesProblem(i overlay.Info, err error) error {
 // session first, so that its changes are final.
 func (a changesAPI) applyChanges(ctx context.Context, id string, r ApplyRequest) (Applied, error) {
 	if r.Discard && (r.DryRun || r.SkipConflicts || r.WithSymlinksOut) {
-		return Applied{}, newProblem(http.StatusUnprocessableEntity, "invalid", "discard applies nothing, so it takes no other choice", "Leave them out")
+		return Applied{}, newProblem(http.StatusUnprocessableEntity, "invalid", "discard applies nothing, so it takes no other option", "Leave the others out")
 	}
 	dir, err := a.sessions.findDir(id)
 	if err != nil {
@@ -311,17 +311,17 @@ func (a changesAPI) endForApply(ctx context.Context, id string, r ApplyRequest) 
 	v := live.sessionView(false)
 	switch {
 	case !sandbox.WorkspaceMode(v.Mode).KeepsChanges():
-		return newProblem(http.StatusConflict, "no_changes", "session "+id+" works on the directory itself", "What it changed is there; mode overlay keeps changes apart")
+		return newProblem(http.StatusConflict, "no_changes", "session "+id+" works on the directory itself", "Its changes are there; mode overlay keeps changes apart")
 	case v.State == StateRunning:
-		return newProblem(http.StatusConflict, "busy", "turn "+v.Turn+" runs", "Wait for its end, or cancel it")
+		return newProblem(http.StatusConflict, "busy", "turn "+v.Turn+" is running", "Wait for its end, or cancel it")
 	case r.DryRun:
-		return newProblem(http.StatusConflict, "busy", "session "+id+" lives", "GET …/diff shows what it changed and what conflicts; an apply ends it first")
+		return newProblem(http.StatusConflict, "busy", "session "+id+" is live", "GET …/diff shows what it changed and what conflicts; an apply ends it first")
 	}
 	if a.sessions.ctx.Err() != nil {
 		return serverStopping() // it may have cut a turn
 	}
 	if !live.endIdle(clientOf(ctx).name()) {
-		return newProblem(http.StatusConflict, "busy", "a turn has begun, or is being cut short by the end of the session", "Wait for its end, or cancel it")
+		return newProblem(http.StatusConflict, "busy", "a turn has begun, or the session's end is cutting it short", "Wait for its end, or cancel it")
 	}
 	return waitClosed(ctx, live.closed)
 }

@@ -152,13 +152,13 @@ func (x *commands) addCommand(dir, key string, sum [sha256.Size]byte, resumes bo
 	}
 	switch {
 	case x.running >= maxRunning:
-		p := newProblem(http.StatusTooManyRequests, "commands", fmt.Sprintf("%d commands run in this sandbox, and there may be no more", maxRunning), "Wait for one, or cancel one")
+		p := newProblem(http.StatusTooManyRequests, "commands", fmt.Sprintf("%d commands are running in this sandbox, the maximum", maxRunning), "Wait for one, or cancel one")
 		p.retryAfter = "1"
 		return nil, false, p
 	case key != "" && len(x.byKey) >= maxKeyed:
-		return nil, false, newProblem(http.StatusTooManyRequests, "keys", fmt.Sprintf("this sandbox keeps the results of %d commands with a key, and may have no more", maxKeyed), "Start another sandbox, or leave the key out")
+		return nil, false, newProblem(http.StatusTooManyRequests, "keys", fmt.Sprintf("this sandbox keeps the results of %d commands with a key, the maximum", maxKeyed), "Start another sandbox, or leave the key out")
 	case key != "" && x.store.Room() < outputlog.Streams*keptStream:
-		return nil, false, newProblem(http.StatusInsufficientStorage, "output", "this sandbox keeps as much output of commands with a key as it may", "Start another sandbox, or leave the key out")
+		return nil, false, newProblem(http.StatusInsufficientStorage, "output", "this sandbox keeps the maximum output of commands with a key", "Start another sandbox, or leave the key out")
 	}
 	c := &command{id: record.NewID("exe"), key: key, sum: sum, cancel: cancel, done: make(chan struct{})}
 	if c.log, err = x.store.Create(c.id); err != nil {

@@ -142,7 +142,7 @@ func methodName(r *http.Request) string {
 	if slices.Contains(known, r.Method) {
 		return r.Method
 	}
-	return "such method"
+	return "other"
 }
 
 func (m *metrics) countRecord(kind record.Kind, s trace.Step) {

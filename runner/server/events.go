@@ -32,8 +32,8 @@ const (
 
 type eventsInput struct {
 	SessionPath
-	After       string `query:"after" doc:"send the records behind this number; without it, all"`
-	LastEventID string `header:"Last-Event-ID" doc:"the same, as EventSource sends it when it comes back; it wins over after"`
+	After       string `query:"after" doc:"send the records after this number; without it, all of them"`
+	LastEventID string `header:"Last-Event-ID" doc:"the same, as EventSource sends it when it reconnects; it overrides after"`
 }
 
 // lastSeen returns the number of the last record that the client has, or 0.
@@ -47,7 +47,7 @@ func (in *eventsInput) lastSeen() (int64, error) {
 	}
 	seq, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || seq < 0 {
-		return 0, newProblem(http.StatusBadRequest, "event_id", "the last event id is no record's number", "Send the id of an event that you got, or none")
+		return 0, newProblem(http.StatusBadRequest, "event_id", "the last event id is not the number of a record", "Send the id of an event that you got, or none")
 	}
 	return seq, nil
 }
@@ -60,13 +60,13 @@ type streamsAPI struct {
 
 func (a *streamsAPI) addOperations(o operations) {
 	op := o.newOperation(http.MethodGet, "/sessions/{id}/events", "followSession", "Follow a session's records",
-		`Server-sent events. A record is an event without a name, its id the record's seq, its data one line of JSON: the Record schema, as in trace.jsonl.
+		`Server-sent events. A record is an event without a name. Its id is the record's seq, its data one line of JSON in the Record schema, as in trace.jsonl.
 Events named "delta" (the Delta schema) are live output; they have no id, and are never sent again. The event "end" (StreamEnd) is the last: the session has ended. Comments keep the connection alive.
-A client that comes back with Last-Event-ID, or ?after=, gets exactly what came behind it. One that is too slow is disconnected, and can come back. 204: there are no more records, and there will be none.`,
+A client that reconnects with Last-Event-ID, or ?after=, gets exactly the records after that one. A client that is too slow is disconnected, and can reconnect. 204: there are no more records, and there will be none.`,
 		http.StatusOK, 400, 404, 429)
 	schemas := o.api.OpenAPI().Components.Schemas
 	op.Responses["200"] = &huma.Response{Description: "The stream", Content: map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}}}}
-	op.Responses["204"] = &huma.Response{Description: "The session has ended, and the client has all of it"}
+	op.Responses["204"] = &huma.Response{Description: "The session has ended, and the client has all of its records"}
 	for name, t := range map[string]reflect.Type{"Record": reflect.TypeFor[record.Record](), "Delta": reflect.TypeFor[Delta](), "StreamEnd": reflect.TypeFor[StreamEnd]()} {
 		schemas.Schema(t, true, name)
 	}
@@ -147,7 +147,7 @@ func (a *streamsAPI) streamEvents(ctx context.Context, in *eventsInput) (*huma.S
 func (a *streamsAPI) takeStream(client string) (release func(), err error) {
 	released, ok := a.open.Take(client)
 	if !ok {
-		p := newProblem(http.StatusTooManyRequests, "streams", fmt.Sprintf("this token has %d streams open, and may have no more", a.most), "Close one")
+		p := newProblem(http.StatusTooManyRequests, "streams", fmt.Sprintf("this token has %d streams open, the maximum", a.most), "Close one")
 		p.retryAfter = "5"
 		return nil, p
 	}
@@ -175,7 +175,7 @@ func (st *stream) skipSeen() (done bool, err error) {
 		case !ok:
 			// A client that claims more records than the trace has would wait,
 			// and miss the ones written meanwhile.
-			return false, newProblem(http.StatusBadRequest, "event_id", "the session has no record of this number", "Begin without one")
+			return false, newProblem(http.StatusBadRequest, "event_id", "the session has no record with this number", "Begin without one")
 		case e.Seq == st.after && e.Kind == record.KindSessionEnded:
 			return st.isOver()
 		case e.Seq == st.after:

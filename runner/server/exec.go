@@ -26,11 +26,11 @@ import (
 // NewExec is a client's request to run a command in a sandbox.
 type NewExec struct {
 	Argv    []string `json:"argv" minItems:"1" maxItems:"10000" nullable:"false" doc:"the program and its arguments; a program without a slash is looked up in PATH"`
-	Dir     string   `json:"dir,omitempty" maxLength:"4096" doc:"working directory, at or below the workspace's path in the sandbox; that path without it"`
-	Env     []string `json:"env,omitempty" maxItems:"1000" doc:"variables besides the sandbox's own, as NAME=value"`
-	Stdin   string   `json:"stdin,omitempty" doc:"standard input as text; without stdin and stdin_base64 there is none"`
-	Stdin64 string   `json:"stdin_base64,omitempty" contentEncoding:"base64" doc:"standard input as base64, for bytes that are no text"`
-	Timeout int64    `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time; the sandbox's own bound without it, and at most"`
+	Dir     string   `json:"dir,omitempty" maxLength:"4096" doc:"working directory, at or below the workspace's path in the sandbox; by default that path"`
+	Env     []string `json:"env,omitempty" maxItems:"1000" doc:"additional variables, as NAME=value"`
+	Stdin   string   `json:"stdin,omitempty" doc:"standard input as text; without stdin and stdin_base64 it is empty"`
+	Stdin64 string   `json:"stdin_base64,omitempty" contentEncoding:"base64" doc:"standard input as base64, for bytes that are not text"`
+	Timeout int64    `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time; by default, and at most, the sandbox's limit"`
 }
 
 var variable = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`) })
@@ -45,11 +45,11 @@ func (in NewExec) userCommand() (runner.UserCommand, *Problem) {
 	}
 	switch {
 	case in.Stdin != "" && in.Stdin64 != "":
-		return c, newProblem(http.StatusUnprocessableEntity, "invalid", "stdin and stdin_base64 are both there", "Send one of them")
+		return c, newProblem(http.StatusUnprocessableEntity, "invalid", "stdin and stdin_base64 are both set", "Send one of them")
 	case in.Stdin64 != "":
 		b, err := base64.StdEncoding.DecodeString(in.Stdin64)
 		if err != nil {
-			return c, newProblem(http.StatusUnprocessableEntity, "invalid", "stdin_base64 is no base64", "Send the standard alphabet with padding")
+			return c, newProblem(http.StatusUnprocessableEntity, "invalid", "stdin_base64 is not valid base64", "Use the standard alphabet with padding")
 		}
 		c.Stdin = strings.NewReader(string(b))
 	case in.Stdin != "":
@@ -67,26 +67,26 @@ type ExecStarted struct {
 // Text or Base64 has its bytes.
 type Output struct {
 	Text   string `json:"text,omitempty" doc:"not safe for a terminal"`
-	Base64 string `json:"base64,omitempty" contentEncoding:"base64" doc:"in place of text, where the bytes are no UTF-8 or have a NUL"`
+	Base64 string `json:"base64,omitempty" contentEncoding:"base64" doc:"instead of text, if the bytes are not UTF-8 or have a NUL"`
 }
 
 // ExecEnd is how a command ended, sent as the event "exit".
 type ExecEnd struct {
 	Exec      string     `json:"exec" example:"exe_01KAJ6N8YV8QZ6W4T0F6P3E9RC" doc:"the command's id, here and in the records"`
-	Status    int        `json:"status" doc:"exit status; -1 where a signal ended it"`
+	Status    int        `json:"status" doc:"exit status; -1 if a signal ended it"`
 	Signal    int        `json:"signal" doc:"the number of the signal that ended it, 0 for none"`
-	TimedOut  bool       `json:"timed_out" doc:"its time was over"`
-	OOMKilled bool       `json:"oom_killed" doc:"the sandbox was out of memory while it ran"`
+	TimedOut  bool       `json:"timed_out" doc:"it ran out of time"`
+	OOMKilled bool       `json:"oom_killed" doc:"the sandbox ran out of memory while it ran"`
 	Cancelled bool       `json:"cancelled" doc:"a client cancelled it, or its sandbox ended"`
 	Killed    int        `json:"killed" doc:"processes that had to be killed"`
-	Left      int        `json:"left" doc:"processes that could not be killed; a fresh sandbox takes the place of this one"`
+	Left      int        `json:"left" doc:"processes that could not be killed; a new sandbox replaces this one"`
 	Stdout    StreamSize `json:"stdout"`
 	Stderr    StreamSize `json:"stderr"`
 }
 
 // StreamSize describes a stream of a command that has ended.
 type StreamSize struct {
-	Bytes     int64 `json:"bytes" doc:"what the command wrote"`
+	Bytes     int64 `json:"bytes" doc:"how much the command wrote"`
 	Truncated bool  `json:"truncated" doc:"only the beginning was kept"`
 }
 
@@ -100,7 +100,7 @@ type ExecResult struct {
 type Outputs struct {
 	Stdout Output `json:"stdout"`
 	Stderr Output `json:"stderr"`
-	Elided bool   `json:"elided" doc:"a stream is longer than 1 MiB, and only that is here; ask for events to get what is kept"`
+	Elided bool   `json:"elided" doc:"a stream is longer than 1 MiB, and only its first 1 MiB is here; ask for events to get all that is kept"`
 }
 
 // resultBytes bounds each stream in an [ExecResult].
@@ -114,9 +114,9 @@ type ExecPath struct {
 
 type execInput struct {
 	SandboxPath
-	Accept      string `header:"Accept" doc:"application/json for one answer at the end; otherwise events"`
+	Accept      string `header:"Accept" doc:"application/json for one answer at the end, otherwise events"`
 	Key         string `header:"Idempotency-Key" maxLength:"128" pattern:"^[!-~]*$" doc:"the same key joins the command that it started, or gets its result"`
-	LastEventID string `header:"Last-Event-ID" maxLength:"64" doc:"the id of the last event that the client has of the command of this key"`
+	LastEventID string `header:"Last-Event-ID" maxLength:"64" doc:"the id of the last event that the client got from the command of this key"`
 	Body        NewExec
 }
 
@@ -143,7 +143,7 @@ func (in *execInput) lastSeen() (at [outputlog.Streams]int64, err error) {
 
 // badEventID returns the problem of an event ID that the client can't have.
 func badEventID() *Problem {
-	return newProblem(http.StatusBadRequest, "event_id", "the last event id is none of this command", "Send the id of an event that you got, or none")
+	return newProblem(http.StatusBadRequest, "event_id", "the last event id is not one of this command", "Send the id of an event that you got, or none")
 }
 
 type execsAPI struct {
@@ -157,8 +157,8 @@ const execRoute = "/sandboxes/{id}/exec"
 
 func (a execsAPI) addOperations(o operations) {
 	op := o.newOperation(http.MethodPost, execRoute, "exec", "Run a command in a sandbox",
-		`Server-sent events: "started" (ExecStarted), then "stdout" and "stderr" (Output) as they come, and as the last "exit" (ExecEnd), or "error" (Problem) where the command did not run, or its end is not known. Comments keep the connection alive. With Accept: application/json the answer is one ExecResult, or a problem, at the end.
-Without Idempotency-Key the command is cancelled if the connection is lost. With one it goes on, and the same request with the same key joins it, from its beginning or behind Last-Event-ID, or gets its result, as long as the sandbox lives; another body with the key is 422.`,
+		`Server-sent events: "started" (ExecStarted), then "stdout" and "stderr" (Output) as they come, and finally "exit" (ExecEnd), or "error" (Problem) if the command did not run, or its end is not known. Comments keep the connection alive. With Accept: application/json the answer is one ExecResult, or a problem, at the end.
+Without Idempotency-Key, the command is cancelled if the connection is lost. With one it goes on, and the same request with the same key joins it, from its beginning or after Last-Event-ID, or gets its result, as long as the sandbox is live. Another body with the same key is 422.`,
 		http.StatusOK, 400, 404, 409, 410, 422, 429, 503, 507)
 	schemas := o.api.OpenAPI().Components.Schemas
 	for name, t := range map[string]reflect.Type{"ExecStarted": reflect.TypeFor[ExecStarted](), "Output": reflect.TypeFor[Output](), "ExecEnd": reflect.TypeFor[ExecEnd]()} {
@@ -170,7 +170,7 @@ Without Idempotency-Key the command is cancelled if the connection is lost. With
 	}}
 	huma.Register(o.api, op, a.runCommand)
 	huma.Register(o.api, o.newOperation(http.MethodDelete, execRoute+"/{exec}", "cancelExec", "Cancel a command",
-		"Its processes get SIGTERM, and SIGKILL after the grace period. Answers when it has ended; cancelling an ended command does nothing. A command that had no key is not known after its end.",
+		"Its processes get SIGTERM, and SIGKILL after the grace period. Answers when it has ended. Cancelling an ended command does nothing. A command without a key is unknown after its end.",
 		http.StatusOK, 404, 409, 410),
 		func(ctx context.Context, in *ExecPath) (*body[ExecEnd], error) {
 			live, err := a.sandboxes.requireSandbox(in.ID)
@@ -179,7 +179,7 @@ Without Idempotency-Key the command is cancelled if the connection is lost. With
 			}
 			c := live.sandbox.commands.findCommand(in.Exec)
 			if c == nil {
-				return nil, newProblem(http.StatusNotFound, "no_exec", "the sandbox has no such command", "GET /sandboxes/{id} lists those that run")
+				return nil, newProblem(http.StatusNotFound, "no_exec", "the sandbox has no such command", "GET /sandboxes/{id} lists the running ones")
 			}
 			c.cancel(&runner.CancelledByUser{Client: clientOf(ctx).name()})
 			if err := waitClosed(ctx, c.done); err != nil {

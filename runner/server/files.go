@@ -66,15 +66,15 @@ func (a filesAPI) addOperations(o operations) {
 	binary := &huma.MediaType{Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}
 	both := map[string]*huma.MediaType{archiveType: binary, fileType: binary}
 	put := o.newOperation(http.MethodPut, filesRoute, "putFiles", "Copy files into a sandbox",
-		`The body is one file, which gets the path as its name, or a tar archive that is unpacked below the directory with the path.
-The directory must exist. An existing file is replaced by a new one; nothing is written through a symlink of the archive, and special files are refused. The files belong to the commands' user. After an error, the files that were whole stay; the same request can be sent again.`,
+		`The body is one file, which is written to the path, or a tar archive, which is unpacked in the directory at the path.
+The directory must exist. An existing file is replaced. Nothing is written through a symlink in the archive, and special files are refused. The files belong to the commands' user. After an error, complete files stay, and the same request can be sent again.`,
 		http.StatusNoContent, 404, 408, 409, 410, 411, 413, 415, 422, 429, 503, 507)
 	put.RequestBody = &huma.RequestBody{Required: true, Content: both}
 	put.Responses["204"] = &huma.Response{Description: "Everything is written"}
 	huma.Register(o.api, put, a.serveTransfers((*transfer).receiveFiles))
 	get := o.newOperation(http.MethodGet, filesRoute, "getFiles", "Copy files out of a sandbox",
-		`With Accept: application/x-tar a tar archive of the path and everything below it; with a path that ends in /., of its content. Otherwise the bytes of one file.
-Special files below the path are left out. Commands of the sandbox may have written anything into it, the names in the archive included. An answer that is cut off has no proper end: its connection is closed before the announced length, or before the last chunk.`,
+		`With Accept: application/x-tar, the answer is a tar archive of the path and everything below it, or of only its content if the path ends in /.; otherwise it is the bytes of one file.
+Special files below the path are left out. Commands in the sandbox may have written anything, including the names in the archive. An answer that is cut off has no proper end: its connection is closed before the announced length, or before the last chunk.`,
 		http.StatusOK, 404, 406, 409, 410, 413, 422, 429, 503, 505, 507)
 	get.Responses["200"] = &huma.Response{Description: "The bytes", Content: both}
 	huma.Register(o.api, get, a.serveTransfers((*transfer).sendFiles))
@@ -148,11 +148,11 @@ func (t *transfer) runCommand(command runner.UserCommand) *Problem {
 	case s.Code == guestarchive.StatusNoDirectory:
 		return newProblem(http.StatusNotFound, "no_directory", cause, "Make the directory first")
 	case s.Code == guestarchive.StatusRefused && t.r.Method == http.MethodPut:
-		return newProblem(http.StatusUnprocessableEntity, "archive", cause, "Send an archive of files, directories and symlinks alone, and all of it")
+		return newProblem(http.StatusUnprocessableEntity, "archive", cause, "Send a complete archive with only files, directories and symlinks")
 	case s.Code == guestarchive.StatusRefused:
 		return newProblem(http.StatusConflict, "not_a_file", cause, "Name a file or a directory")
 	}
-	return newProblem(http.StatusConflict, "not_copied", cause, "What was copied before stays; change what is in the way, or name another path")
+	return newProblem(http.StatusConflict, "not_copied", cause, "Files that were copied before stay; remove what is in the way, or name another path")
 }
 
 func (t *transfer) receiveFiles() *Problem {
@@ -167,7 +167,7 @@ func (t *transfer) receiveFiles() *Problem {
 	dir, in := t.path, io.Reader(body)
 	if media == fileType {
 		if t.r.ContentLength < 0 {
-			return newProblem(http.StatusLengthRequired, "length", "the length of the file is not known", "Send Content-Length, or an archive")
+			return newProblem(http.StatusLengthRequired, "length", "the length of the file is unknown", "Send Content-Length, or an archive")
 		}
 		var name string
 		dir, name = path.Split(t.path)
@@ -190,11 +190,11 @@ func (t *transfer) receiveFiles() *Problem {
 	case errors.As(err, new(*http.MaxBytesError)):
 		return t.tooLarge("the body is")
 	case isTimeout(err):
-		return newProblem(http.StatusRequestTimeout, "too_slow", fmt.Sprintf("the body paused for %s", t.idleTime), "Send it again; files that were whole stay")
+		return newProblem(http.StatusRequestTimeout, "too_slow", fmt.Sprintf("the body paused for %s", t.idleTime), "Send it again; complete files stay")
 	case err != nil && !errors.Is(err, io.EOF):
-		return newProblem(http.StatusBadRequest, "malformed", "the body could not be read to its end", "Send it again; files that were whole stay")
+		return newProblem(http.StatusBadRequest, "malformed", "the body could not be read to its end", "Send it again; complete files stay")
 	case p == nil && err == nil:
-		return newProblem(http.StatusUnprocessableEntity, "archive", "the body goes on after the end of the archive", "Send the archive alone")
+		return newProblem(http.StatusUnprocessableEntity, "archive", "the body continues after the end of the archive", "Send only the archive")
 	case p != nil:
 		return p
 	}
@@ -296,7 +296,7 @@ func (t *transfer) sendFiles() *Problem {
 	case !ok:
 		return newProblem(http.StatusNotAcceptable, "not_acceptable", "files are sent as "+fileType+" or "+archiveType, "Name one of these in Accept")
 	case asArchive && !t.r.ProtoAtLeast(1, 1):
-		return newProblem(http.StatusHTTPVersionNotSupported, "http_version", "an archive that is cut off would look whole with HTTP/1.0", "Ask with HTTP/1.1")
+		return newProblem(http.StatusHTTPVersionNotSupported, "http_version", "an archive that is cut off would look complete with HTTP/1.0", "Use HTTP/1.1")
 	}
 	t.out = heldResponse{w: t.w, wire: t.wire, idleTime: t.idleTime, left: t.maxBytes, cancel: t.cancel}
 	t.w.Header().Set("Content-Type", fileType)
@@ -339,7 +339,7 @@ func (t *transfer) sendFile() *Problem {
 		return refused
 	}
 	if p == nil && err != nil { // processes in the sandbox can end or change the command
-		return newProblem(http.StatusConflict, "not_copied", "the sandbox sent no whole file", "Try again")
+		return newProblem(http.StatusConflict, "not_copied", "the sandbox sent no complete file", "Try again")
 	}
 	return p
 }
@@ -355,7 +355,7 @@ func (t *transfer) sendEntry(r io.Reader) error {
 	case h.Typeflag == tar.TypeDir:
 		return newProblem(http.StatusConflict, "not_a_file", "the path is a directory", "Ask for an archive of it with Accept: "+archiveType)
 	case h.Typeflag != tar.TypeReg:
-		return newProblem(http.StatusConflict, "not_a_file", "the path is no regular file", "Name the file that a symlink leads to, or ask for an archive with Accept: "+archiveType)
+		return newProblem(http.StatusConflict, "not_a_file", "the path is not a regular file", "Name the file that a symlink leads to, or ask for an archive with Accept: "+archiveType)
 	case h.Size > t.maxBytes:
 		return t.tooLarge("the file is")
 	}

@@ -79,7 +79,7 @@ func (g *guard) guardRequests(next http.Handler) http.Handler {
 				}
 				g.log.Error("a request panicked", zap.String("route", r.Pattern), zap.Any("panic", v), zap.Stack("stack"))
 				if out.status == 0 {
-					g.writeProblem(out, r, newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log has the cause"))
+					g.writeProblem(out, r, newProblem(http.StatusInternalServerError, "internal", "the server failed", "Its log has the cause"))
 				}
 			}
 			g.metrics.countRequest(r, out.status, time.Since(began))
@@ -204,7 +204,7 @@ func readBody(w http.ResponseWriter, r *http.Request) *Problem {
 	if kind := r.Header.Values("Content-Type"); len(kind) > 0 || r.ContentLength != 0 {
 		media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 		if len(kind) > 1 || err != nil || media != "application/json" {
-			return newProblem(http.StatusUnsupportedMediaType, "content_type", "bodies are JSON", "Send Content-Type: application/json")
+			return newProblem(http.StatusUnsupportedMediaType, "content_type", "the body must be JSON", "Send Content-Type: application/json")
 		}
 	}
 	if r.ContentLength > maxBodyBytes {
@@ -253,7 +253,7 @@ func (g *guard) limitRequests(mux *http.ServeMux, next http.Handler) http.Handle
 		}
 		release, ok := slots.Take(clientOf(r.Context()).label)
 		if !ok {
-			p := newProblem(http.StatusServiceUnavailable, "overloaded", "too many requests of this token are under way", "Try again in a second")
+			p := newProblem(http.StatusServiceUnavailable, "overloaded", "too many requests with this token are under way", "Try again in a second")
 			p.retryAfter = "1"
 			g.writeProblem(w, r, p)
 			return
@@ -282,10 +282,10 @@ func (g *guard) routeRequests(mux *http.ServeMux) http.Handler {
 		handler.ServeHTTP(said, r)
 		if clean && said.status == http.StatusMethodNotAllowed {
 			w.Header().Set("Allow", said.header.Get("Allow"))
-			g.writeProblem(w, r, newProblem(http.StatusMethodNotAllowed, "method", "this path takes no "+methodName(r), "It takes "+said.header.Get("Allow")))
+			g.writeProblem(w, r, newProblem(http.StatusMethodNotAllowed, "method", "this path does not take this method", "It takes "+said.header.Get("Allow")))
 			return
 		}
-		g.writeProblem(w, r, newProblem(http.StatusNotFound, "not_found", "there is no such path", "/openapi.json lists what there is"))
+		g.writeProblem(w, r, newProblem(http.StatusNotFound, "not_found", "there is no such path", "/openapi.json lists all paths"))
 	})
 }
 
@@ -398,6 +398,6 @@ func (g *Gate) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
 // its header to the response.
 func unauthorized(w http.ResponseWriter) *Problem {
 	w.Header().Set("WWW-Authenticate", `Bearer realm="caisson"`)
-	return newProblem(http.StatusUnauthorized, "unauthorized", "there is no token that is known here",
-		"Send it as the header Authorization: Bearer TOKEN; one in the URL does not count")
+	return newProblem(http.StatusUnauthorized, "unauthorized", "the request has no known token",
+		"Send it as the header Authorization: Bearer TOKEN; a token in the URL is ignored")
 }

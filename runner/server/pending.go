@@ -76,14 +76,14 @@ func (c *confirmations) listPending() []Confirmation {
 }
 
 func (c *confirmations) answerConfirmation(ctx context.Context, turn, id string, a Answer, from client) (Resolution, error) {
-	unknown := newProblem(http.StatusNotFound, "no_confirmation", "this turn of this session has not asked this", "GET /sessions/{id}/confirmations lists what is asked")
+	unknown := newProblem(http.StatusNotFound, "no_confirmation", "this turn of this session has no such confirmation", "GET /sessions/{id}/confirmations lists them")
 	asked := c.turnOf(id)
 	given := approval.Answer{Decision: a.Decision, Scope: a.Scope, Reason: a.Reason}
 	if _, hidden := tools.DisplayLines(a.Reason); hidden {
-		return Resolution{}, newProblem(http.StatusUnprocessableEntity, "refused", "the reason holds characters that can't be shown", "Write plain text; lines and tabs are allowed")
+		return Resolution{}, newProblem(http.StatusUnprocessableEntity, "refused", "the reason has characters that can't be shown", "Write plain text; lines and tabs are allowed")
 	}
 	if a.Reason != "" && a.Decision != approval.DecisionDeny {
-		return Resolution{}, newProblem(http.StatusUnprocessableEntity, "refused", "a reason goes with a deny alone", "Leave the reason out")
+		return Resolution{}, newProblem(http.StatusUnprocessableEntity, "refused", "only a deny takes a reason", "Leave the reason out")
 	}
 	if !confirmationID().MatchString(id) || asked != "" && asked != turn {
 		// The attempt is recorded. The broker bounds these records, so that a
@@ -102,7 +102,7 @@ func (c *confirmations) answerConfirmation(ctx context.Context, turn, id string,
 	// The answer counts even if the client leaves.
 	got, err := c.broker.Answer(context.WithoutCancel(ctx), id, given, from.name())
 	if late, ok := errors.AsType[*approval.ResolvedError](err); ok {
-		p := newProblem(http.StatusConflict, "resolved", "it was answered before: "+string(late.Resolution.Decision)+", by "+answeredBy(late.Resolution), "That decision stands")
+		p := newProblem(http.StatusConflict, "resolved", "it was already answered: "+string(late.Resolution.Decision)+", by "+answeredBy(late.Resolution), "That decision stands")
 		p.Resolution = new(newResolution(late.Resolution, asked))
 		return Resolution{}, p
 	}
@@ -142,8 +142,8 @@ func newResolution(r approval.Resolution, turn string) Resolution {
 type confirmationsAPI struct{ sessions *registry }
 
 func (a confirmationsAPI) addOperations(o operations) {
-	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions/{id}/confirmations", "listConfirmations", "What a session asks",
-		"Those that wait for an answer; none once the session has ended.", http.StatusOK, 404),
+	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions/{id}/confirmations", "listConfirmations", "List a session's confirmations",
+		"The confirmations waiting for an answer; none once the session has ended.", http.StatusOK, 404),
 		func(_ context.Context, in *SessionPath) (*body[ConfirmationList], error) {
 			out := &body[ConfirmationList]{ConfirmationList{[]Confirmation{}}}
 			if live := a.sessions.liveSession(in.ID); live != nil {
@@ -154,7 +154,7 @@ func (a confirmationsAPI) addOperations(o operations) {
 			return out, err
 		})
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/turns/{turn}/confirmations/{request}", "answerConfirmation", "Answer a confirmation",
-		"The first answer counts, from any client, and is recorded before this answers. The scope always, and allowing a tool that requires an administrator, need the role admin. A deny may have a reason, which the model is told as the user's words. 409 has the decision that stands; 410: the session has ended, and with it all that it asked.",
+		"The first answer from any client counts, and is recorded before this request is answered. The scope always, and allowing a tool that requires an administrator, need the role admin. A deny may have a reason, which the model is told as the user's words. 409 has the decision that stands. 410: the session has ended, and its confirmations with it.",
 		http.StatusOK, 404, 409, 410, 422),
 		func(ctx context.Context, in *struct {
 			TurnPath

@@ -20,7 +20,7 @@ import (
 // Problem is an error in the format of RFC 9457. Code and Type, which contains
 // it, are stable. Detail has the cause and the hint.
 //
-//	{"type":"urn:caisson:problem:busy","title":"Conflict","status":409,"code":"busy","detail":"turn trn_… runs. Wait for its end, or cancel it."}
+//	{"type":"urn:caisson:problem:busy","title":"Conflict","status":409,"code":"busy","detail":"turn trn_… is running. Wait for its end, or cancel it."}
 type Problem struct {
 	Type   string `json:"type" doc:"urn:caisson:problem: and the code"`
 	Title  string `json:"title" doc:"the HTTP status in words"`
@@ -170,7 +170,7 @@ func pastProblem(session string, end record.SessionEnded) record.Problem {
 func (d *diagnostics) internalProblem(what string, err error) *Problem {
 	id := newErrorID()
 	d.log.Error(what, zap.String("error_id", id), zap.Error(err))
-	p := newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log has the cause, under "+id)
+	p := newProblem(http.StatusInternalServerError, "internal", "the server failed", "Its log has the cause, under "+id)
 	p.ErrorID = id
 	return p
 }
@@ -203,7 +203,7 @@ func (d *diagnostics) asProblem(what string, err error) *Problem {
 }
 
 func sessionLive() *Problem {
-	return newProblem(http.StatusConflict, "live", "a process has the session, this server or another one", "Send it messages if this server has it, or wait for its end")
+	return newProblem(http.StatusConflict, "live", "the session is live in this server or another process", "Send it messages if this server has it, or wait for its end")
 }
 
 // resumeProblem returns the problem of a session that can't be resumed, or nil
@@ -214,7 +214,7 @@ func (d *diagnostics) resumeProblem(err error) *Problem {
 	case errors.Is(err, sessiondir.ErrAlive):
 		return sessionLive()
 	case errors.Is(err, sessiondir.ErrNoRecords):
-		return newProblem(http.StatusConflict, "no_records", "the records to go on from are not there", "Start another session")
+		return newProblem(http.StatusConflict, "no_records", "the session's records are missing", "Start another session")
 	case !ok:
 		return nil
 	case e.Reason == runner.ResumeDamaged: // its text names files of the server's host
@@ -276,9 +276,9 @@ func asOwnProblem(_ huma.Context, _ string, v any) (any, error) {
 		http.StatusUnsupportedMediaType: "content_type", http.StatusRequestTimeout: "too_slow", http.StatusNotAcceptable: "not_acceptable",
 	}[e.Status]
 	if code == "" {
-		return newProblem(e.Status, "internal", "the server failed at this request", "Try again; its log may have the cause"), nil
+		return newProblem(e.Status, "internal", "the server failed", "Try again; its log may have the cause"), nil
 	}
-	p := newProblem(e.Status, code, "the request does not match the API", "errors names each place; /openapi.json describes all requests")
+	p := newProblem(e.Status, code, "the request does not match the API", "errors lists each part; /openapi.json describes all requests")
 	for _, d := range e.Errors {
 		if d != nil { // d.Value is left out: it is the client's own text, and may be long
 			p.Errors = append(p.Errors, Place{Location: d.Location, Message: d.Message})

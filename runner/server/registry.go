@@ -144,7 +144,7 @@ func (r *registry) reserveSession() error {
 	case r.closing:
 		return serverStopping()
 	case len(r.sessions)+r.starting >= r.opts.MaxSessions:
-		p := newProblem(http.StatusTooManyRequests, "sessions", fmt.Sprintf("%d sessions live, and there may be no more", r.opts.MaxSessions),
+		p := newProblem(http.StatusTooManyRequests, "sessions", fmt.Sprintf("%d sessions are live, the maximum", r.opts.MaxSessions),
 			"End one with DELETE, or raise max_sessions of serve in the configuration")
 		p.retryAfter = "10"
 		return p
@@ -251,7 +251,7 @@ func (r *registry) requireLive(id string) (*session, error) {
 		return nil, err
 	}
 	if v.State == StateElsewhere {
-		return nil, newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "Speak to that")
+		return nil, newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "Use that process")
 	}
 	return nil, sessionEnded(id)
 }

@@ -24,13 +24,13 @@ import (
 // NewSandbox is a client's request for a sandbox without a model. Fields that
 // are left out are taken from the server's configuration.
 type NewSandbox struct {
-	Workspace string   `json:"workspace,omitempty" maxLength:"4096" doc:"directory that commands work on: absolute, or below the only root; it lies at or below a root of the server. Without one the sandbox has an empty directory, which is removed with it"`
-	Title     string   `json:"title,omitempty" maxLength:"400" doc:"a word about the sandbox, for lists"`
+	Workspace string   `json:"workspace,omitempty" maxLength:"4096" doc:"directory that commands work on: absolute, or relative to the only root; it must be at or below a root of the server. Without one, the sandbox has an empty directory, which is removed with it"`
+	Title     string   `json:"title,omitempty" maxLength:"400" doc:"a short title for lists"`
 	Mode      string   `json:"mode,omitempty" enum:"bind,overlay,copy" doc:"how the workspace is mounted; overlay and copy leave it untouched until changes are applied"`
 	Image     string   `json:"image,omitempty" maxLength:"200" doc:"root filesystem: a name that the server's configuration offers"`
 	Mounts    []string `json:"mounts,omitempty" maxItems:"100" nullable:"false" doc:"further directories: names that the server's configuration offers"`
 	Resources string   `json:"resources,omitempty" maxLength:"200" doc:"memory, processors and other limits: a name that the server's configuration offers"`
-	TTL       int64    `json:"ttl_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"how long the sandbox stays without a command; an hour without it"`
+	TTL       int64    `json:"ttl_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"how long the sandbox stays without a command; by default an hour"`
 }
 
 // Sandbox is a sandbox without a model, live or ended. It is also a session
@@ -41,26 +41,26 @@ type Sandbox struct {
 	Title     string    `json:"title"`
 	Begun     time.Time `json:"begun"`
 	Client    string    `json:"client,omitempty" doc:"who started it, as in its records" example:"http:alice"`
-	Workspace string    `json:"workspace,omitempty" doc:"absent where it has a directory of its own"`
+	Workspace string    `json:"workspace,omitempty" doc:"absent if it has a temporary directory"`
 	Mode      string    `json:"mode" doc:"bind, overlay or copy"`
 	Backend   string    `json:"backend"`
 	Image     string    `json:"image"`
-	TTL       int64     `json:"ttl_seconds,omitempty" doc:"how long it stays without a command; absent where it is not live here"`
+	TTL       int64     `json:"ttl_seconds,omitempty" doc:"how long it stays without a command; absent if it is not live here"`
 	Seq       int64     `json:"seq" doc:"the number of the last record"`
 	Reason    string    `json:"stop_reason,omitempty" doc:"how an ended sandbox ended"`
-	Commands  []string  `json:"commands,omitempty" nullable:"false" doc:"ids of the commands that run"`
+	Commands  []string  `json:"commands,omitempty" nullable:"false" doc:"ids of the running commands"`
 	// Only answers about one sandbox have the rest.
 	Problem     *Failure             `json:"problem,omitempty" doc:"what went wrong with an ended sandbox"`
 	Attestation *sandbox.Attestation `json:"attestation,omitempty" doc:"of the container"`
-	Restarts    int                  `json:"restarts,omitempty" doc:"how often a fresh container took the place of one that was lost"`
+	Restarts    int                  `json:"restarts,omitempty" doc:"how often a new container replaced one that was lost"`
 	Resources   *record.Resources    `json:"resources,omitempty"`
-	Left        []string             `json:"left,omitempty" nullable:"false" doc:"what could not be taken down"`
+	Left        []string             `json:"left,omitempty" nullable:"false" doc:"what could not be removed"`
 }
 
 // SandboxList is a page of live sandboxes, the newest first.
 type SandboxList struct {
 	Sandboxes []Sandbox `json:"sandboxes" nullable:"false"`
-	Next      string    `json:"next,omitempty" doc:"give it as before for the next page; absent on the last"`
+	Next      string    `json:"next,omitempty" doc:"send it as before to get the next page; absent on the last"`
 }
 
 // SandboxPath is the path of a sandbox.
@@ -82,10 +82,10 @@ type sandboxesAPI struct{ sessions *registry }
 
 func (a sandboxesAPI) addOperations(o operations) {
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/sandboxes", "startSandbox", "Start a sandbox without a model",
-		"Answers when it can run commands. It ends by DELETE, after its time to live without a command, and with the server. It counts as a session, and is one with the model none. The same request with the same Idempotency-Key gets the same sandbox, also if the connection of the first was lost, until that sandbox has ended; another body with the key is 422.",
+		"Answers when it can run commands. It ends with DELETE, after its time to live without a command, and with the server. It counts as a session, and is a session with the model none. The same request with the same Idempotency-Key gets the same sandbox until that has ended, even if the first connection was lost. Another body with the same key is 422.",
 		http.StatusCreated, 409, 422, 429, 503, 507),
 		func(ctx context.Context, in *struct {
-			Key  string `header:"Idempotency-Key" maxLength:"128" pattern:"^[!-~]*$" doc:"the same key gets the same sandbox as long as that lives"`
+			Key  string `header:"Idempotency-Key" maxLength:"128" pattern:"^[!-~]*$" doc:"the same key gets the same sandbox as long as it is live"`
 			Body NewSandbox
 		},
 		) (*struct {
@@ -103,7 +103,7 @@ func (a sandboxesAPI) addOperations(o operations) {
 			}{"/sandboxes/" + live.id, a.sandboxView(live.sessionView(true), live)}, nil
 		})
 	huma.Register(o.api, o.newOperation(http.MethodGet, "/sandboxes", "listSandboxes", "List live sandboxes",
-		"Those of this server that have not ended, the newest first. GET /sessions has the others too.", http.StatusOK),
+		"This server's live sandboxes, the newest first. GET /sessions also lists the others.", http.StatusOK),
 		func(_ context.Context, in *listInput) (*body[SandboxList], error) {
 			return &body[SandboxList]{a.listSandboxes(in.Limit, in.Before)}, nil
 		})
@@ -181,7 +181,7 @@ func (a sandboxesAPI) startOnce(ctx context.Context, in NewSandbox, key string, 
 		return nil, err
 	}
 	if s.err == nil && s.live.isEnding() {
-		p := newProblem(http.StatusConflict, "closing", "sandbox "+s.live.id+", which has this Idempotency-Key, is being ended", "Try again to start another one")
+		p := newProblem(http.StatusConflict, "closing", "sandbox "+s.live.id+", which has this Idempotency-Key, is ending", "Try again to start another one")
 		p.retryAfter = "1"
 		return nil, p
 	}
@@ -191,7 +191,7 @@ func (a sandboxesAPI) startOnce(ctx context.Context, in NewSandbox, key string, 
 // runStart starts a key's sandbox, whether or not its client still waits. If
 // the sandbox doesn't start, and once it has ended, the key is free again.
 func (a sandboxesAPI) runStart(ctx context.Context, s *sandboxStart, in NewSandbox, key string, from client) {
-	s.err = newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log has the cause") // if it panics
+	s.err = newProblem(http.StatusInternalServerError, "internal", "the server failed", "Its log has the cause") // if it panics
 	defer func() {
 		if s.err != nil {
 			a.sessions.keys.removeKey(key)
@@ -335,9 +335,9 @@ func (d *diagnostics) commandProblem(id string, err error) *Problem {
 }
 
 func sandboxEnded(id string) *Problem {
-	return newProblem(http.StatusGone, "ended", "sandbox "+id+" has ended", "Start another one; its records and changes are still there, by GET /sessions/{id}")
+	return newProblem(http.StatusGone, "ended", "sandbox "+id+" has ended", "Start another one; GET /sessions/{id} still has its records and changes")
 }
 
 func elsewhere(id string) *Problem {
-	return newProblem(http.StatusConflict, "elsewhere", "sandbox "+id+" belongs to another process", "Speak to that")
+	return newProblem(http.StatusConflict, "elsewhere", "sandbox "+id+" belongs to another process", "Use that process")
 }

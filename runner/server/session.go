@@ -158,7 +158,7 @@ func (s *session) startTurn(in NewTurn, from client, traceparent string) (*runne
 	}
 	switch {
 	case errors.Is(err, runner.ErrBusy):
-		return nil, newProblem(http.StatusConflict, "busy", "turn "+s.run.Status().Turn+" runs", "Wait for its end, or cancel it")
+		return nil, newProblem(http.StatusConflict, "busy", "turn "+s.run.Status().Turn+" is running", "Wait for its end, or cancel it")
 	case errors.Is(err, runner.ErrOver):
 		return nil, newProblem(http.StatusConflict, "over", "the session takes no more turns: "+s.run.Status().Over, "End it with DELETE, and start another one")
 	case err != nil:

@@ -11,14 +11,14 @@ import (
 )
 
 type listInput struct {
-	Limit  int    `query:"limit" minimum:"1" maximum:"200" default:"50" doc:"sessions a page"`
-	Before string `query:"before" doc:"the next of the page before"`
+	Limit  int    `query:"limit" minimum:"1" maximum:"200" default:"50" doc:"sessions per page"`
+	Before string `query:"before" doc:"next of the previous page"`
 }
 
 // SessionList is a page of sessions, the newest first.
 type SessionList struct {
 	Sessions []Session `json:"sessions" nullable:"false"`
-	Next     string    `json:"next,omitempty" doc:"give it as before for the next page; absent on the last"`
+	Next     string    `json:"next,omitempty" doc:"send it as before to get the next page; absent on the last"`
 }
 
 type sessionsAPI struct{ sessions *registry }
@@ -26,7 +26,7 @@ type sessionsAPI struct{ sessions *registry }
 func (a sessionsAPI) addOperations(o operations) {
 	a.addSkills(o)
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions", "startSession", "Start a session",
-		"Its container is made when the first turn begins.", http.StatusCreated, 422, 429, 503),
+		"Its container is created when the first turn begins.", http.StatusCreated, 422, 429, 503),
 		func(ctx context.Context, in *struct{ Body NewSession }) (*struct {
 			Location string `header:"Location"`
 			Body     Session
@@ -43,7 +43,7 @@ func (a sessionsAPI) addOperations(o operations) {
 			return out, nil
 		})
 	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions", "listSessions", "List sessions",
-		"Live ones, ended ones, and those of other Caissons of the same user, on workspaces at or below a root, the newest first.", http.StatusOK),
+		"Live and ended sessions, including the ones of the same user's other Caissons, on workspaces at or below a root, the newest first.", http.StatusOK),
 		func(_ context.Context, in *listInput) (*body[SessionList], error) {
 			list, err := a.listSessions(in.Limit, in.Before)
 			return &body[SessionList]{list}, err
@@ -53,9 +53,9 @@ func (a sessionsAPI) addOperations(o operations) {
 			v, err := a.sessions.viewSession(in.ID, true)
 			return &body[Session]{v}, err
 		})
-	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/resume", "resumeSession", "Go on with a session",
-		`Goes on, under the same id, with a session that has ended or whose process died, from its records. Calls that were under way get a result that reports the interruption, and are never run again; its sandbox is a fresh one.
-No turn begins: send a message, or continue where unfinished is true. 409: its process lives (live), its records were changed (damaged) or are not there (no_records), or it can't go on for another reason, which the code names.`,
+	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/resume", "resumeSession", "Resume a session",
+		`Continues, under the same id, a session that has ended or whose process died, from its records. Calls that were under way get a result that reports the interruption, and are never run again. The sandbox is new.
+No turn begins: send a message, or continue if unfinished is true. 409: its process is alive (live), its records were changed (damaged) or are missing (no_records), or it can't be resumed for another reason, which the code names.`,
 		http.StatusOK, 404, 409, 422, 429, 503),
 		func(ctx context.Context, in *struct {
 			SessionPath
@@ -86,7 +86,7 @@ No turn begins: send a message, or continue where unfinished is true. 409: its p
 
 func (a sessionsAPI) addSkills(o operations) {
 	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions/{id}/skills", "listSkills", "List the skills of a session",
-		"Those that the model of a live session can load, which of them it has loaded, what can't be used, and the tools that a turn of this client would be offered now.", http.StatusOK, 404, 409, 410),
+		"The skills that the model of a live session can load, the ones it has loaded, the ones that can't be used, and the tools that a turn of this client would be offered now.", http.StatusOK, 404, 409, 410),
 		func(ctx context.Context, in *SessionPath) (*body[runner.SkillReport], error) {
 			report, err := a.listSkills(ctx, in.ID)
 			for i := range report.Skills {
@@ -95,7 +95,7 @@ func (a sessionsAPI) addSkills(o operations) {
 			return &body[runner.SkillReport]{report}, err
 		})
 	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions/{id}/skills/{name}", "getSkill", "Look at a skill of a session",
-		"With its text, as it was when the session began.", http.StatusOK, 404, 409, 410),
+		"With its text as it was when the session began.", http.StatusOK, 404, 409, 410),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Name string `path:"name" doc:"the name of a skill"`

@@ -21,8 +21,8 @@ import (
 // NewTurn is a user's message.
 type NewTurn struct {
 	Message  string      `json:"message,omitempty" minLength:"1" maxLength:"1000000" doc:"what the user says; required without continue"`
-	Continue bool        `json:"continue,omitempty" doc:"in place of a message, in a resumed session: go on with its last turn, which has no answer"`
-	Limits   *TurnLimits `json:"limits,omitempty" doc:"limits of this turn, below those of the session"`
+	Continue bool        `json:"continue,omitempty" doc:"instead of a message, in a resumed session: continue its last turn, which has no answer"`
+	Limits   *TurnLimits `json:"limits,omitempty" doc:"limits of this turn, below the session's"`
 }
 
 // check refuses a turn with neither a message nor continue, or with both.
@@ -31,7 +31,7 @@ func (t NewTurn) check() error {
 	case !t.Continue && t.Message == "":
 		return newProblem(http.StatusUnprocessableEntity, "refused", "a turn needs a message", "Send message, or continue in a session that was resumed")
 	case t.Continue && t.Message != "":
-		return newProblem(http.StatusUnprocessableEntity, "refused", "continue goes without a message", "Send one of them")
+		return newProblem(http.StatusUnprocessableEntity, "refused", "continue takes no message", "Send one of them")
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ type Started struct {
 
 // TraceHeader is the header of a client that traces its requests.
 type TraceHeader struct {
-	Traceparent string `header:"traceparent" doc:"the client's span, as W3C Trace Context has it: turn.started records it, and the turn's span links to it. A malformed value is ignored"`
+	Traceparent string `header:"traceparent" doc:"the client's span, in the format of W3C Trace Context: turn.started records it, and the turn's span links to it. A malformed value is ignored"`
 }
 
 // Resolve drops a header that was sent more than once, since any of them may be
@@ -108,7 +108,7 @@ func (h *TraceHeader) Resolve(ctx huma.Context) []error {
 type turnsAPI struct{ sessions *registry }
 
 func (a turnsAPI) addOperations(o operations) {
-	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/turns", "startTurn", "Give a session a message",
+	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/turns", "startTurn", "Send a session a message",
 		"Answers when the turn has begun; the events report its progress.", http.StatusAccepted, 404, 409, 410, 422),
 		func(ctx context.Context, in *struct {
 			SessionPath
@@ -142,7 +142,7 @@ func (a turnsAPI) addOperations(o operations) {
 			return &body[Turn]{t}, err
 		})
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/turns/{turn}/cancel", "cancelTurn", "Cancel a turn",
-		"Stops its commands and withdraws its questions. It answers at once; the turn ends when what runs has ended. Cancelling an ended turn does nothing.",
+		"Stops its commands and withdraws its questions. It answers at once; the turn ends when its commands have ended. Cancelling an ended turn does nothing.",
 		http.StatusOK, 404),
 		func(ctx context.Context, in *TurnPath) (*body[Turn], error) {
 			if live := a.sessions.liveSession(in.ID); live != nil {

@@ -19,7 +19,7 @@ type valuesAPI struct{ sessions *registry }
 
 func (a valuesAPI) addOperations(o operations) {
 	op := o.newOperation(http.MethodGet, "/sessions/{id}/values/{name}", "getValue", "A record's long value",
-		`A value that was too long for its record's line, by the last part of its "path" in the record's "spilled" list.`, http.StatusOK, 404)
+		`A value that was too long for its record's line. Its name is the last part of its "path" in the record's "spilled" list.`, http.StatusOK, 404)
 	op.Responses["200"] = bytesResponse("application/octet-stream")
 	huma.Register(o.api, op, func(_ context.Context, in *struct {
 		SessionPath

@@ -34,13 +34,13 @@ const (
 // NewSession is a client's request for a session. Fields that are left out are
 // taken from the server's configuration. No field can be less strict than that.
 type NewSession struct {
-	Workspace string         `json:"workspace" minLength:"1" maxLength:"4096" doc:"directory that the agent works on: absolute, or below the only root; it lies at or below a root of the server"`
-	Title     string         `json:"title,omitempty" maxLength:"400" doc:"a word about the session, for lists; without one it is the first message"`
-	Model     string         `json:"model,omitempty" maxLength:"200" doc:"the name of a model of the server's configuration"`
-	Policy    string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is laid over the server's policy: it can only make it stricter"`
+	Workspace string         `json:"workspace" minLength:"1" maxLength:"4096" doc:"directory that the agent works on: absolute, or relative to the only root; it must be at or below a root of the server"`
+	Title     string         `json:"title,omitempty" maxLength:"400" doc:"a short title for lists; by default the first message"`
+	Model     string         `json:"model,omitempty" maxLength:"200" doc:"the name of a model in the server's configuration"`
+	Policy    string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is applied on top of the server's policy, which it can only make stricter"`
 	Mode      string         `json:"mode,omitempty" enum:"bind,overlay,copy" doc:"how the workspace is mounted; overlay and copy leave it untouched until changes are applied"`
 	Image     string         `json:"image,omitempty" maxLength:"1000" doc:"root filesystem: the server's own, or one that its configuration lists"`
-	Skills    string         `json:"skills,omitempty" enum:"all,user,off" doc:"skills that the model can load: all; user, without those of the workspace; off. No more than the server's configuration allows"`
+	Skills    string         `json:"skills,omitempty" enum:"all,user,off" doc:"skills that the model can load: all, user (without the workspace's) or off; no more than the server's configuration allows"`
 	Limits    *SessionLimits `json:"limits,omitempty"`
 }
 
@@ -48,11 +48,11 @@ type NewSession struct {
 // The workspace and mode stay. The model, image and stricter policy also stay
 // unless the client names others.
 type ResumeSession struct {
-	Model  string         `json:"model,omitempty" maxLength:"200" doc:"the name of a model of the server's configuration; without it the session's own"`
-	Policy string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is laid over the server's policy; without it the one that was laid over it last"`
-	Image  string         `json:"image,omitempty" maxLength:"1000" doc:"root filesystem; without it the session's own"`
-	Skills string         `json:"skills,omitempty" enum:"all,user,off" doc:"as for a new session; without it those of the server"`
-	Limits *SessionLimits `json:"limits,omitempty" doc:"without them those of the server"`
+	Model  string         `json:"model,omitempty" maxLength:"200" doc:"the name of a model in the server's configuration; by default the session's"`
+	Policy string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is applied on top of the server's policy; by default the session's last one"`
+	Image  string         `json:"image,omitempty" maxLength:"1000" doc:"root filesystem; by default the session's"`
+	Skills string         `json:"skills,omitempty" enum:"all,user,off" doc:"as for a new session; by default the server's"`
+	Limits *SessionLimits `json:"limits,omitempty" doc:"by default the server's"`
 }
 
 // TurnLimits are limits that a client requests for a turn. A limit above the
@@ -101,15 +101,15 @@ type Session struct {
 	Image     string        `json:"image"`
 	Model     string        `json:"model" doc:"none for a sandbox without a model"`
 	Policy    string        `json:"policy"`
-	Turn      string        `json:"turn,omitempty" doc:"the turn that runs"`
-	Spent     *limits.Usage `json:"turn_usage,omitempty" doc:"what the model calls of the turn that runs have used so far"`
-	Turns     *int          `json:"turns,omitempty" doc:"turns so far; absent where the records have no end and the session is not live here"`
+	Turn      string        `json:"turn,omitempty" doc:"the running turn"`
+	Spent     *limits.Usage `json:"turn_usage,omitempty" doc:"what the running turn's model calls have used so far"`
+	Turns     *int          `json:"turns,omitempty" doc:"turns so far; absent if the records have no end and the session is not live here"`
 	Usage     limits.Usage  `json:"usage" doc:"of the turns that have ended"`
 	CostUSD   string        `json:"cost_usd" doc:"decimal US dollars, or unknown"`
-	Waiting   int           `json:"waiting" doc:"confirmations that wait for an answer"`
+	Waiting   int           `json:"waiting" doc:"confirmations waiting for an answer"`
 	Seq       int64         `json:"seq" doc:"the number of the last record"`
 
-	Unfinished bool `json:"unfinished,omitempty" doc:"the last turn of a resumed session has no end: a turn with continue goes on with it, and a message cancels it"`
+	Unfinished bool `json:"unfinished,omitempty" doc:"the last turn of a resumed session has no end: a turn with continue continues it, and a message cancels it"`
 
 	Over   string `json:"over,omitempty" doc:"why a live session takes no more turns"`
 	Reason string `json:"stop_reason,omitempty" doc:"how an ended session ended"`
@@ -122,7 +122,7 @@ type Session struct {
 	Resources   *record.Resources    `json:"resources,omitempty"`
 	Budget      *record.Budget       `json:"budget,omitempty" doc:"limits of each turn"`
 	Total       *record.Budget       `json:"session_budget,omitempty" doc:"limits of all turns together"`
-	Left        []string             `json:"left,omitempty" nullable:"false" doc:"what could not be taken down"`
+	Left        []string             `json:"left,omitempty" nullable:"false" doc:"what could not be removed"`
 }
 
 // Failure describes why a session failed, for people.
@@ -168,24 +168,24 @@ type Confirmation struct {
 	Seq         int              `json:"seq" doc:"counts the questions of the session, in the order of the calls"`
 	Runs        tools.Place      `json:"runs" enum:"host,sandbox" doc:"where it would run"`
 	Summary     string           `json:"summary" doc:"the call in one line, safe to show"`
-	Display     string           `json:"display" doc:"the input, safe to show, elided in the middle where it is long"`
-	Exact       any              `json:"input" doc:"the input itself: never for a terminal as it is"`
+	Display     string           `json:"display" doc:"the input, safe to show; if it is long, without its middle"`
+	Exact       any              `json:"input" doc:"the exact input: never print it to a terminal as it is"`
 	InputHash   string           `json:"input_hash" doc:"hex SHA-256 of the canonical JSON of the input"`
 	Projected   []string         `json:"projected_modifications" nullable:"false" doc:"paths that would change, safe to show"`
 	Diff        string           `json:"diff,omitempty" doc:"what would change, as a unified diff, safe to show"`
-	Dangerous   string           `json:"dangerous,omitempty" doc:"what of the command the policy finds dangerous, safe to show"`
-	Phrase      string           `json:"phrase,omitempty" doc:"the exact command that an answer of scope always would be bound to, safe to show"`
+	Dangerous   string           `json:"dangerous,omitempty" doc:"the part of the command that the policy calls dangerous, safe to show"`
+	Phrase      string           `json:"phrase,omitempty" doc:"the exact command that an answer with scope always would cover, safe to show"`
 	Elided      bool             `json:"diff_elided,omitempty" doc:"the middle of the diff is left out; input is whole"`
-	Notices     []string         `json:"notices,omitempty" doc:"facts about the input that might be overlooked, such as letters that pass for others; safe to show"`
-	Covers      []string         `json:"covers,omitempty" doc:"workspace files whose content the answer covers; what else a command reads is not covered"`
-	Hidden      bool             `json:"hidden_characters,omitempty" doc:"the input, a path or the diff holds characters that are not seen; they are shown as escapes"`
-	Changed     bool             `json:"changed,omitempty" doc:"it was asked before, and what the diff was made from has changed since"`
-	Description string           `json:"description,omitempty" doc:"what the server says of its tool, safe to show; not to be believed"`
-	Definition  string           `json:"definition,omitempty" doc:"hex SHA-256 of what the server declares of its tool, which an answer for longer than the call is bound to"`
+	Notices     []string         `json:"notices,omitempty" doc:"facts about the input that are easily overlooked, such as letters that look like others; safe to show"`
+	Covers      []string         `json:"covers,omitempty" doc:"workspace files whose content the answer covers; it covers nothing else that a command reads"`
+	Hidden      bool             `json:"hidden_characters,omitempty" doc:"the input, a path or the diff has invisible characters; they are shown as escapes"`
+	Changed     bool             `json:"changed,omitempty" doc:"it was asked before, and the file has changed since"`
+	Description string           `json:"description,omitempty" doc:"what the server says about its tool, safe to show; don't trust it"`
+	Definition  string           `json:"definition,omitempty" doc:"hex SHA-256 of the tool's definition, to which an answer for more than this call is bound"`
 	Redefined   bool             `json:"redefined,omitempty" doc:"the tool was allowed before, with another definition"`
 	Admin       bool             `json:"requires_admin,omitempty" doc:"only the role admin may allow it"`
-	Scopes      []approval.Scope `json:"scopes" nullable:"false" doc:"how long an answer may hold"`
-	Expires     time.Time        `json:"expires_at" doc:"when it is refused by itself"`
+	Scopes      []approval.Scope `json:"scopes" nullable:"false" doc:"how long an answer may last"`
+	Expires     time.Time        `json:"expires_at" doc:"when it is refused automatically"`
 }
 
 // ConfirmationList lists a session's open confirmations, the oldest first.
@@ -199,8 +199,8 @@ type Note = record.PathNote
 // Answer is a client's answer to a confirmation.
 type Answer struct {
 	Decision approval.Decision `json:"decision" enum:"allow,deny"`
-	Scope    approval.Scope    `json:"scope,omitempty" enum:"once,session,always" doc:"how long it holds: this call (default), this tool for the session, or this workspace, which needs the role admin; a scope that the confirmation does not offer counts as once"`
-	Reason   string            `json:"reason,omitempty" maxLength:"1000" doc:"why it is denied, in your words, which the model is told; with a deny alone"`
+	Scope    approval.Scope    `json:"scope,omitempty" enum:"once,session,always" doc:"how long it lasts: this call (default), this tool for the session, or this workspace, which needs the role admin; a scope that the confirmation does not offer counts as once"`
+	Reason   string            `json:"reason,omitempty" maxLength:"1000" doc:"why it is denied, in your words, which the model is told; only with deny"`
 }
 
 // Resolution is the recorded outcome of a confirmation.
