@@ -140,7 +140,7 @@ func HTML(w io.Writer, s Session) (Overview, error) {
 	over, err := walkSession(s, nil, func(step Step) {
 		line.addStep(step)
 		if step.Kind == StepWarning && len(warnings) < 50 {
-			warnings = append(warnings, cutMiddle(step.Text, 2000))
+			warnings = append(warnings, tools.Elide(step.Text, 2000))
 		}
 	}, nil)
 	if err != nil {

@@ -84,7 +84,7 @@ type ModelCall struct {
 // Label returns what the call was for, such as "round 3".
 func (m ModelCall) Label() string {
 	if m.Purpose != "" {
-		return cutMiddle(string(m.Purpose), 40)
+		return tools.Elide(string(m.Purpose), 40)
 	}
 	return fmt.Sprintf("round %d", m.Round)
 }
@@ -222,7 +222,7 @@ func (s *Steps) visitStep(r record.Record, kind StepKind, text string, failed bo
 }
 
 func (s *Steps) newStep(r record.Record, kind StepKind, text string, failed bool) Step {
-	return Step{Kind: kind, Seq: r.Seq, Record: r.ID, Start: r.Time, Time: r.Time, Turn: s.turn, Text: cutMiddle(text, maxText), Failed: failed}
+	return Step{Kind: kind, Seq: r.Seq, Record: r.ID, Start: r.Time, Time: r.Time, Turn: s.turn, Text: tools.Elide(text, maxText), Failed: failed}
 }
 
 // decodePayload returns a record's payload, and reports whether it has the kind

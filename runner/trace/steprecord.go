@@ -63,7 +63,7 @@ func (s *Steps) handleRecord(r record.Record) bool {
 		})
 	case record.KindModelCallFailed:
 		return withPayload(r, func(p record.ModelCallFailed) {
-			s.finishModelCall(r, func(m *ModelCall) { m.Round, m.Error = p.Round, cutMiddle(string(p.Class)+": "+p.Message, maxText) })
+			s.finishModelCall(r, func(m *ModelCall) { m.Round, m.Error = p.Round, tools.Elide(string(p.Class)+": "+p.Message, maxText) })
 		})
 	case record.KindTurnCompleted:
 		return withPayload(r, func(p record.TurnCompleted) {
@@ -77,7 +77,7 @@ func (s *Steps) handleRecord(r record.Record) bool {
 		return withPayload(r, func(p record.TurnCancelled) {
 			reason := p.Reason
 			if p.Client != "" {
-				reason += " by " + cutMiddle(p.Client, 200)
+				reason += " by " + tools.Elide(p.Client, 200)
 			}
 			s.visitTurnEnd(r, reason, TurnEnd{TurnCompleted: record.TurnCompleted{Reason: loop.StopCancelled, Usage: p.Usage, WallMS: p.WallMS}})
 		})
@@ -92,14 +92,14 @@ func (s *Steps) handleRecord(r record.Record) bool {
 	case record.KindContextCompacted:
 		return withPayload(r, func(p record.ContextCompacted) {
 			step := s.newStep(r, StepContext, p.String(), false)
-			step.Detail = cutMiddle(p.Text, maxText)
+			step.Detail = tools.Elide(p.Text, maxText)
 			s.visit(step)
 		})
 	case record.KindCompactionFailed:
 		return withPayload(r, func(p record.ContextCompactionFailed) { s.visitStep(r, StepContext, p.String(), true) })
 	case record.KindVerification:
 		return withPayload(r, func(p record.Verification) {
-			step := s.newStep(r, StepCommand, cutMiddle(fmt.Sprintf("verify: %s (%s)\n%s", p.Command, p, p.Output), maxText), !p.Passed)
+			step := s.newStep(r, StepCommand, tools.Elide(fmt.Sprintf("verify: %s (%s)\n%s", p.Command, p, p.Output), maxText), !p.Passed)
 			step.Start = r.Time.Add(-fromMilliseconds(p.WallMS))
 			s.visit(step)
 		})
@@ -121,7 +121,7 @@ func (s *Steps) handleWorkerRecord(r record.Record) bool {
 			step.Start = r.Time.Add(-fromMilliseconds(p.LatencyMS))
 			step.Model = &ModelCall{Round: p.Round, Purpose: loop.Purpose("worker " + p.Worker), Model: p.Model, LatencyMS: p.LatencyMS, Usage: p.Usage, Finish: p.Finish}
 			if step.Failed {
-				step.Model.Error = cutMiddle(string(p.Class)+": "+p.Message, maxText)
+				step.Model.Error = tools.Elide(string(p.Class)+": "+p.Message, maxText)
 			}
 			s.visit(step)
 		})
@@ -186,13 +186,13 @@ func (s *Steps) splitMessage(r record.Record, m record.Message) {
 			s.visitStep(r, StepThinking, b.Thinking.Text, false)
 		case b.ToolUse != nil:
 			c := s.callStep(r, b.ToolUse.ID, b.ToolUse.Name)
-			c.Input = cutMiddle(cmp.Or(string(b.ToolUse.Input), "{}"), maxText)
+			c.Input = tools.Elide(cmp.Or(string(b.ToolUse.Input), "{}"), maxText)
 			if b.ToolUse.InputError != "" {
-				c.Input = cutMiddle(b.ToolUse.Raw, maxText)
+				c.Input = tools.Elide(b.ToolUse.Raw, maxText)
 			}
 		case b.ToolResult != nil:
 			c := s.callStep(r, b.ToolResult.ToolUseID, "")
-			c.Output, c.IsError, c.answered = cutMiddle(resultText(b.ToolResult.Content), maxText), b.ToolResult.IsError, true
+			c.Output, c.IsError, c.answered = tools.Elide(resultText(b.ToolResult.Content), maxText), b.ToolResult.IsError, true
 			s.finishCall(c.ID)
 		}
 	}
@@ -225,7 +225,7 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 	case record.KindToolCalled:
 		return withPayload(r, func(p record.ToolCalled) {
 			c := s.callStep(r, p.CallID, p.Name)
-			c.Class, c.Summary, c.Rule, c.Started = p.Class, cutMiddle(p.Summary, maxText), cutMiddle(p.Rule, maxText), r.Time
+			c.Class, c.Summary, c.Rule, c.Started = p.Class, tools.Elide(p.Summary, maxText), tools.Elide(p.Rule, maxText), r.Time
 		})
 	case record.KindToolCompleted:
 		return withPayload(r, func(p record.ToolCompleted) {
@@ -234,7 +234,7 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 			if !p.Success {
 				c.Status = CallUnsuccess
 			}
-			c.Modified, c.Ending, c.Diff = p.FilesModified, commandEnding(p.Metadata), cutMiddle(p.Diff, maxText)
+			c.Modified, c.Ending, c.Diff = p.FilesModified, commandEnding(p.Metadata), tools.Elide(p.Diff, maxText)
 		})
 	case record.KindToolFailed:
 		return withPayload(r, func(p record.ToolFailed) {
@@ -244,13 +244,13 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 			case tools.ErrorPermissionDenied, tools.ErrorUserDenied, tools.ErrorConfirmationTimeout:
 				c.Status = CallDenied
 			}
-			c.ErrorClass, c.Reason, c.Error, c.Modified = string(p.Class), cutMiddle(p.Reason, maxText), cutMiddle(p.Message, maxText), p.FilesModified
+			c.ErrorClass, c.Reason, c.Error, c.Modified = string(p.Class), tools.Elide(p.Reason, maxText), tools.Elide(p.Message, maxText), p.FilesModified
 		})
 	case record.KindToolInputInvalid:
 		return withPayload(r, func(p record.ToolInputInvalid) {
 			c := s.callStep(r, p.CallID, p.Name)
 			c.Status, c.Ended, c.ErrorClass = CallInvalid, r.Time, "input_invalid"
-			c.Error = cutMiddle(strings.Join(p.Errors, "\n"), maxText)
+			c.Error = tools.Elide(strings.Join(p.Errors, "\n"), maxText)
 		})
 	case record.KindConfirmationRequested:
 		return withPayload(r, func(p record.ConfirmationRequested) {
@@ -259,9 +259,9 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 				c.Class = p.Class
 			}
 			if c.Summary == "" {
-				c.Summary = cutMiddle(p.Summary, maxText)
+				c.Summary = tools.Elide(p.Summary, maxText)
 			}
-			c.addQuestion(Question{ID: p.ID, At: r.Time, Diff: cutMiddle(p.Diff, maxText), Display: cutMiddle(p.Input, maxText), Hidden: p.Hidden})
+			c.addQuestion(Question{ID: p.ID, At: r.Time, Diff: tools.Elide(p.Diff, maxText), Display: tools.Elide(p.Input, maxText), Hidden: p.Hidden})
 		})
 	case record.KindConfirmationResolved:
 		return withPayload(r, func(p record.ConfirmationResolved) { s.resolveQuestion(r, p) })
@@ -314,7 +314,7 @@ func (r *Reached) add(p record.NetworkClosed) {
 	r.Sent += p.Sent
 	r.Received += p.Received
 	if p.Ending != record.EndingDone {
-		r.Ending = cutMiddle(p.Ending, 200)
+		r.Ending = tools.Elide(p.Ending, 200)
 	}
 }
 
@@ -336,7 +336,7 @@ func (s *Steps) resolveQuestion(r record.Record, p record.ConfirmationResolved) 
 		q = c.Asked[last]
 		c.Asked = c.Asked[:last]
 	}
-	q.Answered, q.Decision, q.Scope, q.By, q.Client, q.Reason = r.Time, p.Decision, p.Scope, p.By, cutMiddle(p.Client, 200), cutMiddle(p.Reason, maxText)
+	q.Answered, q.Decision, q.Scope, q.By, q.Client, q.Reason = r.Time, p.Decision, p.Scope, p.By, tools.Elide(p.Client, 200), tools.Elide(p.Reason, maxText)
 	c.addQuestion(q)
 }
 
@@ -347,7 +347,7 @@ func (c *Call) addQuestion(q Question) {
 }
 
 func (s *Steps) visitServer(r record.Record, text string, failed bool, ms int64) {
-	step := s.newStep(r, StepServer, cutMiddle(text, maxText), failed)
+	step := s.newStep(r, StepServer, tools.Elide(text, maxText), failed)
 	step.Start = r.Time.Add(-fromMilliseconds(ms))
 	s.visit(step)
 }
@@ -364,7 +364,7 @@ func (s *Steps) handleSandboxRecord(r record.Record) bool {
 		return withPayload(r, func(p record.SandboxLost) { s.visitStep(r, StepSandbox, "lost: "+p.Cause, true) })
 	case record.KindBackgroundEnded:
 		return withPayload(r, func(p record.BackgroundEnded) {
-			step := s.newStep(r, StepBackground, fmt.Sprintf("%s ended by %s, %s, after %s", cutMiddle(p.Handle, 200), cutMiddle(p.EndedBy, 200), p.ExitStatus, formatDuration(fromMilliseconds(p.WallMS))), p.Error != "")
+			step := s.newStep(r, StepBackground, fmt.Sprintf("%s ended by %s, %s, after %s", tools.Elide(p.Handle, 200), tools.Elide(p.EndedBy, 200), p.ExitStatus, formatDuration(fromMilliseconds(p.WallMS))), p.Error != "")
 			step.Start = r.Time.Add(-fromMilliseconds(p.WallMS))
 			s.visit(step)
 		})

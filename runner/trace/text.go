@@ -5,27 +5,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 )
-
-// cutMiddle returns the beginning and the end of a long text, with a note of
-// how many bytes it left out between them. It does not split characters.
-func cutMiddle(s string, most int) string {
-	if len(s) <= most {
-		return s
-	}
-	from, to := most*3/4, len(s)-most/4
-	for from > 0 && !utf8.RuneStart(s[from]) {
-		from--
-	}
-	for to < len(s) && !utf8.RuneStart(s[to]) {
-		to++
-	}
-	return fmt.Sprintf("%s\n[… %d bytes left out …]\n%s", s[:from], to-from, s[to:])
-}
 
 func oneLine(s string, n int) string {
 	s, _, more := strings.Cut(strings.TrimSpace(s), "\n")
