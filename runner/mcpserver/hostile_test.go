@@ -104,12 +104,12 @@ func (r repeated) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Most of 10,000 calls at once are refused, and the others end with the client.
+// Most of 1,000 calls at once are refused, and the others end with the client.
 func TestFloodOfCalls(t *testing.T) {
 	b := newBench(t, nil)
 	pipe := b.stdio()
 	lines := pipe.lines()
-	const n = 10_000
+	const n = 1_000
 	var all bytes.Buffer
 	all.WriteString(initialize + initialized)
 	for i := range n {

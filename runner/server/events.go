@@ -3,7 +3,6 @@ package server
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -367,8 +366,7 @@ func (st *eventWriter) writeAndFlush(text []byte) error {
 		err = st.wire.Flush()
 	}
 	if err != nil {
-		var timeout interface{ Timeout() bool }
-		if errors.As(err, &timeout) && timeout.Timeout() {
+		if isTimeout(err) {
 			st.metrics.dropped.Inc()
 		}
 		return fmt.Errorf("send event: %w", err)
