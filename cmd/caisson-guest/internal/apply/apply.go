@@ -18,11 +18,7 @@ const Threads = 2
 
 // Options says as whom and where to make changes.
 type Options struct {
-	UID, GID uint32
-	// Separate reports that the guest is another user and may become this one.
-	Separate bool
-	// Root reports that commands are root, with the guest's ids.
-	Root bool
+	identity.Commands
 	// Workspace is the path in the container, HostWorkspace the one on the
 	// host.
 	Workspace, HostWorkspace string
@@ -30,7 +26,7 @@ type Options struct {
 
 // open starts the threads, and opens the workspace as a command would.
 func (o Options) open() (threads *identity.Pool, dir *os.File, err error) {
-	threads, err = identity.NewPool(identity.PoolOptions{UID: o.UID, GID: o.GID, Separate: o.Separate, Root: o.Root, Threads: Threads})
+	threads, err = identity.NewPool(o.Commands, Threads)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -115,6 +115,12 @@ func (p *preparation) listen() (err error) {
 // sharesUser reports whether commands have the guest's user.
 func (p *preparation) sharesUser() bool { return p.c.SingleUID || p.c.Root }
 
+func (p *preparation) commands() identity.Commands {
+	return identity.Commands{
+		UID: p.c.CommandUID, GID: p.c.CommandGID, Groups: p.c.Groups, Separate: !p.sharesUser(), Root: p.c.Root,
+	}
+}
+
 // protectGuest keeps root commands from signalling the guest by the ids of its
 // threads, all of which exist by now. Linux drops signals to PID 1 without a
 // handler; gVisor does not.
@@ -135,8 +141,7 @@ func (p *preparation) protectGuest() error {
 // makeCommands makes what starts and ends commands, and tests it.
 func (p *preparation) makeCommands() error {
 	spawner, err := spawn.New(spawn.Options{
-		UID: p.c.CommandUID, GID: p.c.CommandGID, Groups: p.c.Groups, Separate: !p.sharesUser(), Root: p.c.Root,
-		IdentityBase: p.c.IdentityBase, IdentityCount: p.c.IdentityCount, IdentityDir: p.c.IdentityDir,
+		Commands: p.commands(), IdentityBase: p.c.IdentityBase, IdentityCount: p.c.IdentityCount, IdentityDir: p.c.IdentityDir,
 		Workspace: p.c.Workspace, Null: p.null, MilliCPUs: p.c.MilliCPUs,
 	})
 	if err != nil {
@@ -164,16 +169,13 @@ const transferThreads = 4
 
 // makeAppliers makes what changes and reads the workspace.
 func (p *preparation) makeAppliers() error {
-	o := apply.Options{
-		UID: p.c.CommandUID, GID: p.c.CommandGID, Separate: !p.sharesUser(), Root: p.c.Root,
-		Workspace: p.c.Workspace, HostWorkspace: p.c.HostWorkspace,
-	}
+	o := apply.Options{Commands: p.commands(), Workspace: p.c.Workspace, HostWorkspace: p.c.HostWorkspace}
 	appliers, err := apply.New(o)
 	if err != nil {
 		return fmt.Errorf("prepare changes: %w", err)
 	}
 	p.session.Appliers = appliers
-	p.session.Transfers, err = identity.NewPool(identity.PoolOptions{UID: o.UID, GID: o.GID, Groups: p.c.Groups, Separate: o.Separate, Root: o.Root, Threads: transferThreads})
+	p.session.Transfers, err = identity.NewPool(o.Commands, transferThreads)
 	if err != nil {
 		return fmt.Errorf("prepare transfers: %w", err)
 	}

@@ -125,14 +125,6 @@ func DropCapability(number uintptr) error {
 	return nil
 }
 
-// Capabilities returns a bit mask of capability numbers.
-func Capabilities(numbers ...uint) (mask uint64) {
-	for _, n := range numbers {
-		mask |= 1 << n
-	}
-	return mask
-}
-
 // NoNewPrivileges sets no_new_privs on the calling thread, for good.
 func NoNewPrivileges() error {
 	if _, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
@@ -317,25 +309,25 @@ func Dedicate(f func()) {
 // them. They live as long as the process. A Pool is safe for concurrent use.
 type Pool struct{ work chan func() }
 
-// PoolOptions says as whom the threads act.
-type PoolOptions struct {
+// Commands is the identity of commands.
+type Commands struct {
 	UID, GID uint32
 	// Groups are the supplementary groups, if Separate is set.
 	Groups []uint32
 	// Separate reports that the guest is another user and may become this one.
+	// Otherwise commands keep the guest's ids.
 	Separate bool
-	// Root reports that commands are the guest's user with fewer capabilities.
+	// Root reports that commands are root, with the guest's ids and
+	// wire.RootCapabilities.
 	Root bool
-	// Threads is the number of threads, and of concurrent calls of Do.
-	Threads int
 }
 
-// NewPool starts the threads.
-func NewPool(o PoolOptions) (*Pool, error) {
+// NewPool starts as many threads with the identity of c.
+func NewPool(c Commands, threads int) (*Pool, error) {
 	p := &Pool{work: make(chan func())}
 	ready := make(chan error)
-	for range o.Threads {
-		Dedicate(func() { p.runThread(o, ready) })
+	for range threads {
+		Dedicate(func() { p.runThread(c, ready) })
 		if err := <-ready; err != nil {
 			return nil, err
 		}
@@ -343,18 +335,18 @@ func NewPool(o PoolOptions) (*Pool, error) {
 	return p, nil
 }
 
-func (p *Pool) runThread(o PoolOptions, ready chan<- error) {
-	if o.Separate {
-		if err := SetGroups(o.Groups...); err != nil {
+func (p *Pool) runThread(c Commands, ready chan<- error) {
+	if c.Separate {
+		if err := SetGroups(c.Groups...); err != nil {
 			ready <- err
 			return
 		}
-		if err := SetEffective(o.UID, o.GID); err != nil {
+		if err := SetEffective(c.UID, c.GID); err != nil {
 			ready <- err
 			return
 		}
 	}
-	if o.Root {
+	if c.Root {
 		if err := LimitCapabilities(wire.RootCapabilities); err != nil {
 			ready <- err
 			return

@@ -37,9 +37,3 @@ func TestParse(t *testing.T) {
 		t.Errorf("no status at all counts as protected: %+v", p)
 	}
 }
-
-func TestCapabilities(t *testing.T) {
-	if got := Capabilities(0, 7, 40); got != 1|1<<7|1<<40 {
-		t.Errorf("mask is %#x", got)
-	}
-}

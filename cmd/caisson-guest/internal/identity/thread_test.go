@@ -100,7 +100,7 @@ func TestRestrictions(t *testing.T) {
 		if err := LimitBounding(0); err != nil || thread(t).Identity.Bounding != 0 {
 			t.Errorf("bounding set is %x, %v", thread(t).Identity.Bounding, err)
 		}
-		wanted := Capabilities(unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_CHECKPOINT_RESTORE)
+		wanted := uint64(1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID | 1<<unix.CAP_CHECKPOINT_RESTORE)
 		if err := LimitCapabilities(wanted); err != nil {
 			t.Error(err)
 		}
@@ -294,7 +294,7 @@ func runAs(t *testing.T, uid, gid uint32, variable string, ambient ...uintptr) {
 // permitted capabilities. It runs again as a user, or with these identities.
 func TestBecomeRoot(t *testing.T) {
 	const variable, uid, gid = "IDENTITY_TEST_BECOME", 10001, 10002
-	ids := Capabilities(unix.CAP_SETUID, unix.CAP_SETGID)
+	ids := uint64(1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID)
 	for name, tt := range map[string]struct {
 		uid, gid uint32 // at the start
 		ambient  []uintptr
@@ -355,7 +355,7 @@ func TestNewPoolFails(t *testing.T) {
 		runAs(t, 10001, 10002, "")
 		return
 	}
-	if _, err := NewPool(PoolOptions{UID: 10003, GID: 10003, Separate: true, Threads: 1}); !errors.Is(err, unix.EPERM) {
+	if _, err := NewPool(Commands{UID: 10003, GID: 10003, Separate: true}, 1); !errors.Is(err, unix.EPERM) {
 		t.Errorf("error is %v", err)
 	}
 }
@@ -381,7 +381,7 @@ func TestPool(t *testing.T) {
 	}
 	for _, separate := range []bool{true, false} {
 		const threads = 3
-		pool, err := NewPool(PoolOptions{UID: 10001, GID: 10002, Separate: separate, Threads: threads})
+		pool, err := NewPool(Commands{UID: 10001, GID: 10002, Separate: separate}, threads)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -422,7 +422,7 @@ func TestPool(t *testing.T) {
 // TestPoolFails checks that a thread without the commands' identity does no
 // work.
 func TestPoolFails(t *testing.T) {
-	for name, capabilities := range map[string]uint64{"groups": 0, "ids": Capabilities(unix.CAP_SETGID)} {
+	for name, capabilities := range map[string]uint64{"groups": 0, "ids": 1 << unix.CAP_SETGID} {
 		onThread(t, func() {
 			if err := LimitCapabilities(capabilities); err != nil {
 				t.Error(err)
@@ -430,7 +430,7 @@ func TestPoolFails(t *testing.T) {
 			p := &Pool{work: make(chan func(), 1)}
 			p.work <- func() { t.Errorf("without %s it works", name) }
 			ready := make(chan error, 1)
-			p.runThread(PoolOptions{UID: 10001, GID: 10002, Separate: true, Threads: 1}, ready)
+			p.runThread(Commands{UID: 10001, GID: 10002, Separate: true}, ready)
 			if err := <-ready; err == nil {
 				t.Errorf("without %s: no error", name)
 			}

@@ -22,7 +22,7 @@ func filteredFor(t *testing.T, user int64) func(f func() error) error {
 	if Choose() != filter.NotifySetID {
 		t.Skip("needs a kernel with notifications")
 	}
-	helper, err := identity.NewPool(identity.PoolOptions{Threads: 1})
+	helper, err := identity.NewPool(identity.Commands{}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -76,10 +76,10 @@ func TestNoIdentities(t *testing.T) {
 		want   int
 		lost   string
 	}{
-		"all":      {o: Options{Separate: true, IdentityBase: 50000, IdentityCount: 2}, want: 3},
-		"none":     {o: Options{Separate: true}, want: 1},
+		"all":      {o: Options{Commands: identity.Commands{Separate: true}, IdentityBase: 50000, IdentityCount: 2}, want: 3},
+		"none":     {o: Options{Commands: identity.Commands{Separate: true}}, want: 1},
 		"one user": {o: Options{IdentityBase: 50000, IdentityCount: 2}, want: 1},
-		"no users": {o: Options{Separate: true, IdentityBase: 50000, IdentityCount: 2}, filter: filtertest.Refuse(unix.EINVAL, unix.SYS_SETRESUID, 1<<32-1, 50002), want: 1, lost: "uid 50002"},
+		"no users": {o: Options{Commands: identity.Commands{Separate: true}, IdentityBase: 50000, IdentityCount: 2}, filter: filtertest.Refuse(unix.EINVAL, unix.SYS_SETRESUID, 1<<32-1, 50002), want: 1, lost: "uid 50002"},
 	} {
 		s := &Spawner{o: tt.o}
 		var filters [][]unix.SockFilter

@@ -116,7 +116,7 @@ func TestEnter(t *testing.T) {
 // its thread. openat2 fails with errno, unless that is 0.
 func entering(t *testing.T, workspace string, errno unix.Errno) *Spawner {
 	t.Helper()
-	helper, err := identity.NewPool(identity.PoolOptions{Threads: 1})
+	helper, err := identity.NewPool(identity.Commands{}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

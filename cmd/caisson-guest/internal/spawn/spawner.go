@@ -18,22 +18,14 @@ import (
 
 // Options says as whom and where commands run.
 type Options struct {
-	// UID and GID are the user and group of identity 0.
-	UID, GID uint32
-	// Groups are the supplementary groups of identity 0, besides Request.Group.
-	Groups []uint32
+	// Commands is identity 0, whose groups are besides Request.Group.
+	identity.Commands
 	// Another identity n has user and group IdentityBase+n. IdentityCount is
 	// how many there are, and IdentityDir the directory of their homes. Only
 	// the guest can write its parent.
 	IdentityBase, IdentityCount uint32
 	IdentityDir                 string
-	// Separate reports that the guest is another user than the commands and may
-	// become them. Otherwise commands keep the guest's ids.
-	Separate bool
-	// Root reports that commands are root, with the guest's ids and
-	// wire.RootCapabilities.
-	Root      bool
-	Workspace string
+	Workspace                   string
 	// Null is /dev/null, which stays open.
 	Null *os.File
 	// MilliCPUs is the limit of CPU time, in thousandths of a processor; 0
@@ -100,7 +92,7 @@ type Spawner struct {
 // New starts the spawner's thread and restricts it. An error means that
 // commands would not be restricted enough.
 func New(o Options) (*Spawner, error) {
-	helper, err := identity.NewPool(identity.PoolOptions{UID: o.UID, GID: o.GID, Separate: o.Separate, Root: o.Root, Threads: 1})
+	helper, err := identity.NewPool(o.Commands, 1)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +126,7 @@ func (s *Spawner) runThread(ready chan<- error) {
 // prepareThread restricts the thread and opens what it needs.
 func (s *Spawner) prepareThread() error {
 	// The thread's capabilities, and those of commands.
-	own, commands := identity.Capabilities(unix.CAP_SETUID, unix.CAP_SETGID), uint64(0)
+	own, commands := uint64(1<<unix.CAP_SETUID|1<<unix.CAP_SETGID), uint64(0)
 	if s.o.Root {
 		own, commands = wire.RootCapabilities, wire.RootCapabilities
 	}

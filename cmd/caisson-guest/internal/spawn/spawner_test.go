@@ -43,8 +43,9 @@ func newSpawner(t *testing.T, separate bool) (*Spawner, string) {
 		}
 	}
 	s, err := New(Options{
-		UID: 10001, GID: 10002, IdentityBase: 50000, IdentityCount: 15, IdentityDir: filepath.Join(dir, "identities"),
-		Separate: separate, Workspace: dir, Null: null, MilliCPUs: 1000,
+		Commands:     identity.Commands{UID: 10001, GID: 10002, Separate: separate},
+		IdentityBase: 50000, IdentityCount: 15, IdentityDir: filepath.Join(dir, "identities"),
+		Workspace: dir, Null: null, MilliCPUs: 1000,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -280,7 +281,7 @@ func TestNewFails(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		_, err := New(Options{UID: 10001, GID: 10002, Separate: true, Workspace: filepath.Join(dir, name)})
+		_, err := New(Options{Commands: identity.Commands{UID: 10001, GID: 10002, Separate: true}, Workspace: filepath.Join(dir, name)})
 		if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
 			t.Errorf("%s: error is %v", name, err)
 		}
@@ -298,7 +299,7 @@ func TestNewUnprivileged(t *testing.T) {
 		}
 		return
 	}
-	if _, err := New(Options{UID: 10003, GID: 10003, Separate: true, Workspace: "/"}); !errors.Is(err, unix.EPERM) {
+	if _, err := New(Options{Commands: identity.Commands{UID: 10003, GID: 10003, Separate: true}, Workspace: "/"}); !errors.Is(err, unix.EPERM) {
 		t.Errorf("error is %v", err)
 	}
 }
@@ -333,7 +334,7 @@ const all = ^uint64(0)
 // commands.
 func TestPrepareFails(t *testing.T) {
 	_, dir := newSpawner(t, true)
-	helper, err := identity.NewPool(identity.PoolOptions{Threads: 1})
+	helper, err := identity.NewPool(identity.Commands{}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,15 +344,15 @@ func TestPrepareFails(t *testing.T) {
 		shared       bool // commands are who the guest is
 		want, lost   string
 	}{
-		"bounding set": {capabilities: identity.Capabilities(unix.CAP_SETUID, unix.CAP_SETGID), want: "bounding set"},
-		"groups":       {capabilities: identity.Capabilities(unix.CAP_SETPCAP), want: "set groups"},
+		"bounding set": {capabilities: 1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID, want: "bounding set"},
+		"groups":       {capabilities: 1 << unix.CAP_SETPCAP, want: "set groups"},
 		"capabilities": {capabilities: all, filter: filtertest.Refuse(unix.EPERM, unix.SYS_CAPSET), want: "limit capabilities"},
 		"privileges":   {capabilities: all, filter: filtertest.Refuse(unix.EPERM, unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS), want: "set no_new_privs"},
 		"filter":       {capabilities: all, filter: filtertest.Refuse(unix.EPERM, unix.SYS_SECCOMP), want: "install seccomp filter"},
-		"identity":     {capabilities: identity.Capabilities(unix.CAP_SETPCAP, unix.CAP_SETGID), want: "set effective uid"},
+		"identity":     {capabilities: 1<<unix.CAP_SETPCAP | 1<<unix.CAP_SETGID, want: "set effective uid"},
 		"shared":       {capabilities: 0, shared: true, lost: "bounding set"},
 	} {
-		s := &Spawner{o: Options{UID: 10001, GID: 10002, Separate: !tt.shared, Workspace: dir}, helper: helper}
+		s := &Spawner{o: Options{Commands: identity.Commands{UID: 10001, GID: 10002, Separate: !tt.shared}, Workspace: dir}, helper: helper}
 		var filters [][]unix.SockFilter
 		if tt.filter != nil {
 			filters = append(filters, tt.filter)
@@ -374,7 +375,7 @@ func TestSetFilter(t *testing.T) {
 		t.Skip("needs a kernel with notifications")
 	}
 	_, dir := newSpawner(t, true)
-	helper, err := identity.NewPool(identity.PoolOptions{Threads: 1})
+	helper, err := identity.NewPool(identity.Commands{}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
