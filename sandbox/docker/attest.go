@@ -47,7 +47,7 @@ func (c *engineContainer) checkLimits(hello wire.Hello) error {
 	list := []limit{{"open files", 1, l.OpenFiles, r.OpenFiles}}
 	if c.facts.runtime.ownKernel() {
 		list = append(list, limit{"processes of a user", 1, l.UserPIDs, r.PIDs})
-	} else if l.Source != "" {
+	} else {
 		list = append(list, limit{"memory", 0, l.MemoryBytes, r.MemoryBytes}, limit{"pids", 0, l.PIDs, r.PIDs}, limit{"CPU time", 0, l.MilliCPUs, r.MilliCPUs})
 	}
 	var errs []error

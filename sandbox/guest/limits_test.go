@@ -109,9 +109,6 @@ func TestPIDsLimit(t *testing.T) {
 		Cgroups: []string{dir},
 		Binds:   []plan.Bind{{Source: dir, Path: "sys/fs/cgroup/pids", ReadOnly: true}},
 	})
-	if h := c.Hello(); h.PIDsCounter == "" {
-		t.Error("refused forks are not counted")
-	}
 	if r := sh(t, c, "true"); r.PIDsLimitHit {
 		t.Error("the limit is hit before anything ran")
 	}
@@ -220,9 +217,8 @@ func TestMemoryLimit(t *testing.T) {
 		Cgroups: []string{dir},
 		Binds:   []plan.Bind{{Source: dir, Path: "sys/fs/cgroup/memory", ReadOnly: true}},
 	})
-	h := c.Hello()
-	if h.OOMCounter == "" || h.Limits.Source != "cgroup1" || h.Limits.MemoryBytes != 64<<20 {
-		t.Fatalf("hello says %+v, counter %q", h.Limits, h.OOMCounter)
+	if l := c.Hello().Limits; l.MemoryBytes != 64<<20 {
+		t.Fatalf("hello says %+v", l)
 	}
 	if r := sh(t, c, "kill -9 $$"); r.Status.OOMKilled || r.Status.Signal != 9 {
 		t.Errorf("a plain SIGKILL: %+v", r.Status)

@@ -171,12 +171,6 @@ type Hello struct {
 	KillMethod string `json:"kill_method"`
 	// Nonce is the content of NoncePath, trimmed, if it exists.
 	Nonce string `json:"nonce,omitempty"`
-	// Threads is the number of the guest's operating system threads.
-	Threads int `json:"threads"`
-	// OOMCounter is the file that counts out-of-memory kills, or "".
-	OOMCounter string `json:"oom_counter,omitempty"`
-	// PIDsCounter is the file that counts refused forks, or "".
-	PIDsCounter string `json:"pids_counter,omitempty"`
 	// Egress has the listeners of Config.Egress, or is nil.
 	Egress *EgressHello `json:"egress,omitempty"`
 	// Lost describes missing protections, one sentence each.
@@ -247,15 +241,12 @@ type Mount struct {
 // Limits are the limits that can be read inside; 0 means "could not be read",
 // -1 "none".
 type Limits struct {
-	// Source is "cgroup2", "cgroup1" or empty.
-	Source      string `json:"source,omitempty"`
-	MemoryBytes int64  `json:"memory_bytes"`
-	SwapBytes   int64  `json:"swap_bytes"` // memory and swap together, as in cgroup v1
-	PIDs        int64  `json:"pids"`
-	MilliCPUs   int64  `json:"milli_cpus"`
-	OpenFiles   int64  `json:"open_files"` // RLIMIT_NOFILE, soft, of commands
-	CoreBytes   int64  `json:"core_bytes"` // RLIMIT_CORE
-	UserPIDs    int64  `json:"user_pids"`  // RLIMIT_NPROC, soft, of commands
+	MemoryBytes int64 `json:"memory_bytes"`
+	PIDs        int64 `json:"pids"`
+	MilliCPUs   int64 `json:"milli_cpus"`
+	OpenFiles   int64 `json:"open_files"` // RLIMIT_NOFILE, soft, of commands
+	CoreBytes   int64 `json:"core_bytes"` // RLIMIT_CORE
+	UserPIDs    int64 `json:"user_pids"`  // RLIMIT_NPROC, soft, of commands
 }
 
 // Probe has the results of a command's attempts.
@@ -265,6 +256,4 @@ type Probe struct {
 	Results map[string]string `json:"results"`
 	// Descriptors are the open file descriptors that it got.
 	Descriptors []int `json:"descriptors"`
-	// Identity is its own view, from system calls instead of /proc.
-	Identity Identity `json:"identity"`
 }

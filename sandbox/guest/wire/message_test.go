@@ -18,7 +18,7 @@ func messages() []any {
 		&Hello{
 			Protocol: Version, Version: "v1", Guest: Identity{Groups: []uint32{}}, Command: Identity{UID: [4]uint32{1, 2, 3, 4}, Groups: []uint32{5}},
 			Namespaces: map[string]uint64{"pid": 4026531836}, Root: Mount{Path: "/", Options: []string{"ro"}},
-			Workspace: Mount{Options: []string{}}, Interfaces: []string{"lo"}, Probe: &Probe{Results: map[string]string{"bpf": "EPERM"}, Descriptors: []int{0, 1, 2}, Identity: Identity{Groups: []uint32{}}},
+			Workspace: Mount{Options: []string{}}, Interfaces: []string{"lo"}, Probe: &Probe{Results: map[string]string{"bpf": "EPERM"}, Descriptors: []int{0, 1, 2}},
 		},
 		&Open{Exec: &Exec{Argv: [][]byte{[]byte("sh"), []byte("\xff\x00")}, Env: [][]byte{}, Live: 1, Tail: 2, Timeout: 3}},
 		&Open{Apply: &Apply{Size: 213}},

@@ -201,7 +201,7 @@ func (p *preparation) hello() wire.Hello {
 	h.Version, h.Dumpable = p.o.Version, identity.Dumpable()
 	h.Submounts, h.Further, h.Command = p.submounts, p.further, p.command
 	h.Identities = p.session.Identities
-	h.KillMethod, h.OOMCounter, h.PIDsCounter = p.session.Killer.Method(), p.session.OOM.Path(), p.session.PIDs.Path()
+	h.KillMethod = p.session.Killer.Method()
 	if p.session.Listeners != nil {
 		h.Egress = &p.session.Listeners.Hello
 	}

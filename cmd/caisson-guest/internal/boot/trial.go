@@ -80,7 +80,7 @@ func (t smokeTest) lookOnce() (wire.Identity, error) {
 	case <-time.After(time.Second):
 		return wire.Identity{}, errors.New("try a command: its end is not seen")
 	}
-	return command.Identity, nil
+	return command, nil
 }
 
 // goneOr returns errGone if the process has ended, or is about to be reported

@@ -181,19 +181,11 @@ func Dumpable() bool {
 	return errno != 0 || v == 1
 }
 
-// Process describes a process, from /proc.
-type Process struct {
-	Identity wire.Identity
-	State    byte // R, S, D, T, t, Z, X
-	Parent   int
-	Threads  int
-}
-
 // Read reads a status file of /proc.
-func Read(path string) (Process, error) {
+func Read(path string) (wire.Identity, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return Process{}, fmt.Errorf("read identity: %w", err)
+		return wire.Identity{}, fmt.Errorf("read identity: %w", err)
 	}
 	return Parse(data), nil
 }
@@ -201,26 +193,17 @@ func Read(path string) (Process, error) {
 // Parse parses the text of a status file. A missing or malformed line leaves
 // its field zero. Seccomp and no_new_privs then count as absent, which the
 // check of a container refuses.
-func Parse(status []byte) Process {
-	var p Process
+func Parse(status []byte) wire.Identity {
+	var id wire.Identity
 	for line := range bytes.Lines(status) {
 		key, value, _ := strings.Cut(string(line), ":")
-		p.setField(key, strings.TrimSpace(value))
+		setField(&id, key, strings.TrimSpace(value))
 	}
-	return p
+	return id
 }
 
-func (p *Process) setField(key, value string) {
-	id := &p.Identity
+func setField(id *wire.Identity, key, value string) {
 	switch key {
-	case "State":
-		if value != "" {
-			p.State = value[0]
-		}
-	case "PPid":
-		p.Parent, _ = strconv.Atoi(value)
-	case "Threads":
-		p.Threads, _ = strconv.Atoi(value)
 	case "Uid":
 		copy(id.UID[:], parseIDs(value))
 	case "Gid":

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter/filtertest"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
 // group is in all threads of the tests, if they run as root.
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 }
 
 // thread returns the calling thread's entry in /proc.
-func thread(t *testing.T) Process {
+func thread(t *testing.T) wire.Identity {
 	t.Helper()
 	p, err := Read("/proc/thread-self/status")
 	if err != nil {
@@ -57,19 +58,19 @@ func onThread(t *testing.T, f func()) {
 // and come back. No other thread notices.
 func TestSetEffective(t *testing.T) {
 	onThread(t, func() {
-		before := thread(t).Identity
+		before := thread(t)
 		if err := SetEffective(10001, 10002); err != nil {
 			t.Error(err)
 		}
-		p := thread(t).Identity
+		p := thread(t)
 		if p.UID != [4]uint32{0, 10001, 0, 10001} || p.GID != [4]uint32{0, 10002, 0, 10002} || p.Effective != 0 || p.Permitted != before.Permitted {
 			t.Errorf("changed to %+v", p)
 		}
 		if unix.Gettid() == unix.Getpid() {
 			t.Error("it runs on the main thread")
 		}
-		if main, err := Read("/proc/self/status"); err != nil || main.Identity.UID != [4]uint32{} {
-			t.Errorf("the main thread: %+v, %v", main.Identity, err)
+		if main, err := Read("/proc/self/status"); err != nil || main.UID != [4]uint32{} {
+			t.Errorf("the main thread: %+v, %v", main, err)
 		}
 		if err := SetEffective(0, 10003); err == nil {
 			t.Error("without capabilities another group can be had")
@@ -77,7 +78,7 @@ func TestSetEffective(t *testing.T) {
 		if err := Restore(0, 0); err != nil {
 			t.Error(err)
 		}
-		if p := thread(t).Identity; p.UID != [4]uint32{} || p.GID != [4]uint32{} || p.Effective != before.Effective || before.Effective == 0 {
+		if p := thread(t); p.UID != [4]uint32{} || p.GID != [4]uint32{} || p.Effective != before.Effective || before.Effective == 0 {
 			t.Errorf("restored to %+v", p)
 		}
 	})
@@ -86,28 +87,28 @@ func TestSetEffective(t *testing.T) {
 func TestRestrictions(t *testing.T) {
 	onThread(t, func() {
 		raise(t)
-		before := thread(t).Identity
+		before := thread(t)
 		if len(before.Groups) != 1 || before.Inheritable == 0 || before.Ambient == 0 || before.Bounding == 0 || before.NoNewPrivs || before.Seccomp != 0 {
 			t.Errorf("before it is %+v: this test proves little", before)
 		}
-		if err := SetGroups(); err != nil || len(thread(t).Identity.Groups) != 0 {
-			t.Errorf("groups are %v, %v", thread(t).Identity.Groups, err)
+		if err := SetGroups(); err != nil || len(thread(t).Groups) != 0 {
+			t.Errorf("groups are %v, %v", thread(t).Groups, err)
 		}
 		ClearAmbient()
-		if got := thread(t).Identity; got.Ambient != 0 || got.Inheritable == 0 {
+		if got := thread(t); got.Ambient != 0 || got.Inheritable == 0 {
 			t.Errorf("ambient set: %+v", got)
 		}
-		if err := LimitBounding(0); err != nil || thread(t).Identity.Bounding != 0 {
-			t.Errorf("bounding set is %x, %v", thread(t).Identity.Bounding, err)
+		if err := LimitBounding(0); err != nil || thread(t).Bounding != 0 {
+			t.Errorf("bounding set is %x, %v", thread(t).Bounding, err)
 		}
 		wanted := uint64(1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID | 1<<unix.CAP_CHECKPOINT_RESTORE)
 		if err := LimitCapabilities(wanted); err != nil {
 			t.Error(err)
 		}
-		if got := thread(t).Identity; got.Permitted != wanted&before.Permitted || got.Effective != got.Permitted || got.Inheritable != 0 || got.Permitted == 0 {
+		if got := thread(t); got.Permitted != wanted&before.Permitted || got.Effective != got.Permitted || got.Inheritable != 0 || got.Permitted == 0 {
 			t.Errorf("of %x are left %+v", before.Permitted, got)
 		}
-		if err := NoNewPrivileges(); err != nil || !thread(t).Identity.NoNewPrivs {
+		if err := NoNewPrivileges(); err != nil || !thread(t).NoNewPrivs {
 			t.Errorf("no_new_privs: %v", err)
 		}
 		allow := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}
@@ -119,7 +120,7 @@ func TestRestrictions(t *testing.T) {
 			t.Error(err)
 		}
 		_ = unix.Close(listener)
-		if got := thread(t).Identity; got.Seccomp != 2 || got.Filters != 2 {
+		if got := thread(t); got.Seccomp != 2 || got.Filters != 2 {
 			t.Errorf("filters: %+v", got)
 		}
 		none := []unix.SockFilter{{Code: 0xffff}}
@@ -142,7 +143,7 @@ func TestRestrictions(t *testing.T) {
 			t.Error("groups are dropped without the capability")
 		}
 	})
-	if p := thread(t).Identity; p.NoNewPrivs || p.Permitted == 0 || p.Seccomp != 0 {
+	if p := thread(t); p.NoNewPrivs || p.Permitted == 0 || p.Seccomp != 0 {
 		t.Errorf("another thread is %+v", p)
 	}
 }
@@ -325,7 +326,7 @@ func TestBecomeRoot(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		before := thread(t).Identity
+		before := thread(t)
 		err := BecomeRoot()
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Fatalf("error is %v, want one with %q", err, tt.want)
@@ -342,8 +343,8 @@ func TestBecomeRoot(t *testing.T) {
 			if tt.keeps {
 				g = tt.gid
 			}
-			if p.Identity.UID != [4]uint32{} || p.Identity.GID != [4]uint32{g, g, g, g} || p.Identity.Permitted != before.Permitted || p.Identity.Permitted&ids != ids {
-				t.Errorf("%s: %+v", path, p.Identity)
+			if p.UID != [4]uint32{} || p.GID != [4]uint32{g, g, g, g} || p.Permitted != before.Permitted || p.Permitted&ids != ids {
+				t.Errorf("%s: %+v", path, p)
 			}
 		}
 	}
@@ -393,7 +394,7 @@ func TestPool(t *testing.T) {
 				pool.Do(func() {
 					together.Done()
 					together.Wait()
-					p := thread(t).Identity
+					p := thread(t)
 					apart := p.UID == [4]uint32{0, 10001, 0, 10001} && p.GID == [4]uint32{0, 10002, 0, 10002} && p.Effective == 0 && len(p.Groups) == 0
 					own := p.UID == [4]uint32{} && p.GID == [4]uint32{} && p.Effective != 0 && slices.Equal(p.Groups, []uint32{group})
 					if separate && !apart || !separate && !own {

@@ -113,11 +113,7 @@ func milliCPUs(quota, period int64) int64 {
 func (c cgroups) readLimits() wire.Limits {
 	var l wire.Limits
 	if _, ok := c.readFile("unified", "memory.max"); ok {
-		l.Source = "cgroup2"
 		l.MemoryBytes = c.readLimit("unified", "memory.max")
-		if swap := c.readLimit("unified", "memory.swap.max"); swap >= 0 && l.MemoryBytes > 0 {
-			l.SwapBytes = l.MemoryBytes + swap
-		}
 		l.PIDs = c.readLimit("unified", "pids.max")
 		text, _ := c.readFile("unified", "cpu.max")
 		if quota, period, ok := strings.Cut(text, " "); ok {
@@ -126,9 +122,7 @@ func (c cgroups) readLimits() wire.Limits {
 		return l
 	}
 	if _, ok := c["memory"]; ok {
-		l.Source = "cgroup1"
 		l.MemoryBytes = c.readLimit("memory", "memory.limit_in_bytes")
-		l.SwapBytes = c.readLimit("memory", "memory.memsw.limit_in_bytes")
 		l.PIDs = c.readLimit("pids", "pids.max")
 		l.MilliCPUs = milliCPUs(c.readLimit("cpu", "cpu.cfs_quota_us"), c.readLimit("cpu", "cpu.cfs_period_us"))
 	}
@@ -177,14 +171,6 @@ func (c cgroups) openCounter(key string, files ...[2]string) *Counter {
 		_ = f.Close()
 	}
 	return nil
-}
-
-// Path returns the counter's file, or "".
-func (c *Counter) Path() string {
-	if c == nil {
-		return ""
-	}
-	return c.f.Name()
 }
 
 // Read returns the number of events so far, or -1 if it can't be read.

@@ -69,18 +69,18 @@ func files(t *testing.T, content map[string]string) string {
 }
 
 func TestLimits(t *testing.T) {
-	v2 := files(t, map[string]string{"memory.max": "67108864\n", "memory.swap.max": "0\n", "pids.max": "max\n", "cpu.max": "50000 100000\n"})
+	v2 := files(t, map[string]string{"memory.max": "67108864\n", "pids.max": "max\n", "cpu.max": "50000 100000\n"})
 	v1 := files(t, map[string]string{
-		"memory.limit_in_bytes": "9223372036854771712\n", "memory.memsw.limit_in_bytes": "67108864\n",
-		"pids.max": "64\n", "cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n",
+		"memory.limit_in_bytes": "9223372036854771712\n",
+		"pids.max":              "64\n", "cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n",
 	})
 	for _, tt := range []struct {
 		name string
 		c    cgroups
 		want wire.Limits
 	}{
-		{"version 2", cgroups{"unified": v2}, wire.Limits{Source: "cgroup2", MemoryBytes: 64 << 20, SwapBytes: 64 << 20, PIDs: -1, MilliCPUs: 500}},
-		{"version 1", cgroups{"memory": v1, "pids": v1, "cpu": v1}, wire.Limits{Source: "cgroup1", MemoryBytes: -1, SwapBytes: 64 << 20, PIDs: 64, MilliCPUs: -1}},
+		{"version 2", cgroups{"unified": v2}, wire.Limits{MemoryBytes: 64 << 20, PIDs: -1, MilliCPUs: 500}},
+		{"version 1", cgroups{"memory": v1, "pids": v1, "cpu": v1}, wire.Limits{MemoryBytes: -1, PIDs: 64, MilliCPUs: -1}},
 		{"nothing", cgroups{}, wire.Limits{}},
 	} {
 		if diff := cmp.Diff(tt.want, tt.c.readLimits()); diff != "" {
@@ -100,15 +100,15 @@ func TestOOMCounter(t *testing.T) {
 		"version 2": {"unified": files(t, map[string]string{"memory.events": "low 0\noom 9\noom_kill 3\noom_group_kill 0\n"})},
 	} {
 		o := openOOM(c)
-		if got := o.Read(); got != 3 || o.Path() == "" {
-			t.Errorf("%s: %d kills, %q", name, got, o.Path())
+		if got := o.Read(); got != 3 {
+			t.Errorf("%s: %d kills", name, got)
 		}
 	}
 	for name, c := range map[string]cgroups{
 		"none":       {},
 		"old kernel": {"memory": files(t, map[string]string{"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\n"})},
 	} {
-		if o := openOOM(c); o != nil || o.Read() != -1 || o.Path() != "" {
+		if o := openOOM(c); o != nil || o.Read() != -1 {
 			t.Errorf("%s: %+v", name, o)
 		}
 	}
@@ -151,8 +151,8 @@ func recorded(t *testing.T, name string) (mountinfo, cgroups) {
 // TestRecorded checks that limits, both counters and the volumes are found with
 // both versions of cgroups, with and without a cgroup namespace.
 func TestRecorded(t *testing.T) {
-	v1 := wire.Limits{Source: "cgroup1", MemoryBytes: 2 << 30, SwapBytes: 2 << 30, PIDs: 256, MilliCPUs: 2000}
-	v2 := wire.Limits{Source: "cgroup2", MemoryBytes: 2 << 30, SwapBytes: 2 << 30, PIDs: 256, MilliCPUs: 1500}
+	v1 := wire.Limits{MemoryBytes: 2 << 30, PIDs: 256, MilliCPUs: 2000}
+	v2 := wire.Limits{MemoryBytes: 2 << 30, PIDs: 256, MilliCPUs: 1500}
 	for _, tt := range []struct {
 		name      string
 		limits    wire.Limits

@@ -36,8 +36,8 @@ func Container(workspace string) wire.Hello {
 	h.Limits.OpenFiles = softLimit(unix.RLIMIT_NOFILE)
 	h.Limits.CoreBytes = softLimit(unix.RLIMIT_CORE)
 	h.Limits.UserPIDs = softLimit(unix.RLIMIT_NPROC)
-	if p, err := identity.Read("/proc/self/status"); err == nil {
-		h.Guest, h.Threads = p.Identity, p.Threads
+	if id, err := identity.Read("/proc/self/status"); err == nil {
+		h.Guest = id
 	}
 	return h
 }

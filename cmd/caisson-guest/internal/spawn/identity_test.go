@@ -31,7 +31,7 @@ func TestIdentities(t *testing.T) {
 	for range 2 { // its home is made once
 		for _, n := range []int{1, 15} {
 			id := uint32(50000 + n)
-			p := identity.Parse([]byte(sh(n, "", "cat /proc/self/status"))).Identity
+			p := identity.Parse([]byte(sh(n, "", "cat /proc/self/status")))
 			if p.UID != [4]uint32{id, id, id, id} || p.GID != [4]uint32{id, id, id, id} || fmt.Sprint(p.Groups) != "[30000]" ||
 				p.Permitted|p.Effective|p.Bounding|p.Inheritable|p.Ambient != 0 || !p.NoNewPrivs || p.Seccomp != 2 {
 				t.Errorf("a command of identity %d is %+v", n, p)
@@ -57,7 +57,7 @@ func TestIdentities(t *testing.T) {
 	if out := sh(0, "own", "touch x && echo made"); out != "made\n" {
 		t.Errorf("the agent there: %q", out)
 	}
-	if who, err := os.ReadFile("/proc/thread-self/status"); err != nil || identity.Parse(who).Identity.UID != [4]uint32{} {
+	if who, err := os.ReadFile("/proc/thread-self/status"); err != nil || identity.Parse(who).UID != [4]uint32{} {
 		t.Errorf("the test's own thread is changed: %s, %v", who, err)
 	}
 	s.onThread(func() {

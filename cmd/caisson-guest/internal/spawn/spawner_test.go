@@ -98,7 +98,7 @@ func TestSpawn(t *testing.T) {
 	for _, separate := range []bool{true, false} {
 		s, dir := newSpawner(t, separate)
 		status, _, _ := run(t, s, Request{Argv: []string{"cat", "/proc/self/status"}, Env: env, Group: 30000}, "")
-		p := identity.Parse([]byte(status)).Identity
+		p := identity.Parse([]byte(status))
 		apart := p.UID == [4]uint32{10001, 10001, 10001, 10001} && p.GID == [4]uint32{10002, 10002, 10002, 10002} &&
 			len(p.Groups) == 1 && p.Groups[0] == 30000 && p.Permitted == 0 && p.Effective == 0
 		if apart != separate || p.Bounding != 0 || p.Inheritable != 0 || p.Ambient != 0 || !p.NoNewPrivs || p.Seccomp != 2 {
