@@ -29,7 +29,7 @@ func Container(workspace string) wire.Hello {
 		Tmpfs:      table.ofType("tmpfs"),
 		Mounts:     table.paths(),
 		Limits:     groups.readLimits(),
-		Interfaces: interfaceNames(readText("/proc/net/dev")),
+		Interfaces: Interfaces(),
 		Localhost:  addressesOf("localhost", readText("/etc/hosts")),
 		Nonce:      readText(wire.NoncePath),
 	}
@@ -79,6 +79,9 @@ func namespaces() map[string]uint64 {
 	}
 	return out
 }
+
+// Interfaces returns the names of the network interfaces.
+func Interfaces() []string { return interfaceNames(readText("/proc/net/dev")) }
 
 // interfaceNames parses /proc/net/dev: two lines of headings, then "name:
 // counters".

@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -17,15 +18,12 @@ const answerTime = 5000
 // tryProxy asks the environment's proxy to connect to host:port. It returns the
 // answer's status, such as "403", or the name of an error.
 func tryProxy(authority string) string {
-	proxy, ok := strings.CutPrefix(os.Getenv("HTTP_PROXY"), "http://")
-	host, portText, hasPort := strings.Cut(proxy, ":")
-	ip, isAddr := parseIPv4(host)
-	port, err := strconv.ParseUint(portText, 10, 16)
-	if !ok || !hasPort || !isAddr || err != nil {
+	proxy, err := netip.ParseAddrPort(strings.TrimPrefix(os.Getenv("HTTP_PROXY"), "http://"))
+	if err != nil || !proxy.Addr().Is4() {
 		return "no proxy in the environment"
 	}
 	request := "CONNECT " + authority + " HTTP/1.1\r\nHost: " + authority + "\r\n\r\n"
-	answer, errno := exchange(unix.SOCK_STREAM, &unix.SockaddrInet4{Port: int(port), Addr: ip}, []byte(request))
+	answer, errno := exchange(unix.SOCK_STREAM, &unix.SockaddrInet4{Port: int(proxy.Port()), Addr: proxy.Addr().As4()}, []byte(request))
 	if errno != 0 {
 		return errnoName(errno)
 	}
@@ -87,20 +85,4 @@ func exchange(kind int, to unix.Sockaddr, request []byte) ([]byte, unix.Errno) {
 		return nil, errnoOf(err)
 	}
 	return answer[:n], 0
-}
-
-// parseIPv4 parses a dotted address.
-func parseIPv4(s string) (ip [4]byte, ok bool) {
-	parts := strings.Split(s, ".")
-	if len(parts) != len(ip) {
-		return ip, false
-	}
-	for i, part := range parts {
-		n, err := strconv.ParseUint(part, 10, 8)
-		if err != nil {
-			return ip, false
-		}
-		ip[i] = byte(n)
-	}
-	return ip, true
 }

@@ -1,7 +1,6 @@
 package probe
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"strings"
@@ -9,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/observe"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
@@ -18,7 +18,7 @@ const reachTime = 1000
 
 // Reach tries each target and writes the results. It returns an exit status.
 func Reach(targets []string) int {
-	r := wire.Reach{Interfaces: interfaceNames(), Results: map[string]string{}}
+	r := wire.Reach{Interfaces: observe.Interfaces(), Results: map[string]string{}}
 	for _, target := range targets {
 		if authority, ok := strings.CutPrefix(target, wire.ByProxy); ok {
 			r.Results[target] = tryProxy(authority)
@@ -32,22 +32,6 @@ func Reach(targets []string) int {
 		return 1
 	}
 	return 0
-}
-
-// interfaceNames returns the names of the network interfaces (proc(5),
-// net/dev).
-func interfaceNames() []string {
-	text, err := os.ReadFile("/proc/net/dev")
-	if err != nil {
-		return nil
-	}
-	names := []string{}
-	for line := range bytes.Lines(text) {
-		if name, _, ok := strings.Cut(string(line), ":"); ok {
-			names = append(names, strings.TrimSpace(name))
-		}
-	}
-	return names
 }
 
 // tryConnect connects to a target and returns the error number, 0 for a

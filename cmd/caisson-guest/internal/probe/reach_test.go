@@ -2,7 +2,6 @@ package probe
 
 import (
 	"net"
-	"slices"
 	"strings"
 	"testing"
 
@@ -40,8 +39,5 @@ func TestReaches(t *testing.T) {
 	}
 	if errno := tryConnect("nonsense"); errno != unix.EINVAL {
 		t.Errorf("nonsense: %s", errnoName(errno))
-	}
-	if names := interfaceNames(); !slices.Contains(names, "lo") {
-		t.Errorf("interfaces %q", names)
 	}
 }
