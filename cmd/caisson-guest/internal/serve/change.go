@@ -6,28 +6,66 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"sync"
 
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
+// reply is the answer on a stream that the host may cancel.
+type reply struct {
+	s      *Session
+	id     uint32
+	credit *wire.Credit
+	ctx    context.Context
+	stop   context.CancelCauseFunc
+	sent   int64
+}
+
+// errCancelled is the cause with which a reply's context ends.
+var errCancelled = errors.New("cancelled by the host")
+
+func newReply(s *Session, id uint32) reply {
+	r := reply{s: s, id: id, credit: wire.NewCredit()}
+	r.ctx, r.stop = context.WithCancelCause(context.Background())
+	return r
+}
+
+func (r *reply) addCredit(channel uint8, n uint32) error {
+	if channel != wire.Stdout {
+		return badChannel(channel)
+	}
+	return r.credit.Grant(n)
+}
+
+func (r *reply) stopReading(uint8) { r.credit.Close() }
+
+func (r *reply) cancel(wire.Cancel) { r.stop(errCancelled) }
+
+// send sends bytes of the answer, on its credit.
+func (r *reply) send(text []byte) error {
+	for len(text) > 0 {
+		n := r.credit.Take(min(len(text), wire.MaxData), r.ctx.Done())
+		if n == 0 {
+			return errCancelled
+		}
+		if err := r.s.o.Writer.Send(wire.Frame{Stream: r.id, Type: wire.TypeData, Channel: wire.Stdout, Payload: text[:n]}); err != nil {
+			return err
+		}
+		r.sent += int64(n)
+		text = text[n:]
+	}
+	return nil
+}
+
 // change is an apply stream: one change to the workspace.
 type change struct {
-	s         *Session
-	id        uint32
-	size      int64
-	body      *wire.Queue
-	reply     *wire.Credit
-	cancelled chan struct{}
-	once      sync.Once
+	reply
+	size int64
+	body *wire.Queue
 }
 
 func newChange(s *Session, id uint32, size int64) *change {
-	return &change{
-		s: s, id: id, size: size,
-		body: wire.NewQueue(), reply: wire.NewCredit(), cancelled: make(chan struct{}),
-	}
+	return &change{reply: newReply(s, id), size: size, body: wire.NewQueue()}
 }
 
 func (c *change) takeData(channel uint8, p []byte) error {
@@ -44,25 +82,14 @@ func (c *change) takeEOF(channel uint8) error {
 	return c.body.End()
 }
 
-func (c *change) addCredit(channel uint8, n uint32) error {
-	if channel != wire.Stdout {
-		return badChannel(channel)
-	}
-	return c.reply.Grant(n)
-}
-
-func (c *change) stopReading(uint8) { c.reply.Close() }
-
-func (c *change) cancel(wire.Cancel) {
-	c.once.Do(func() { close(c.cancelled) })
+func (c *change) cancel(request wire.Cancel) {
+	c.reply.cancel(request)
 	c.body.Break()
 }
 
-// errCancelled is the cause with which a change's context ends.
-var errCancelled = errors.New("cancelled by the host")
-
 // run is the change's goroutine. It sends the stream's last frame.
 func (c *change) run() {
+	defer c.stop(nil)
 	answer := c.applyChange()
 	c.s.removeStream(c.id)
 	c.s.endStream(c.id, answer, wire.Stdout)
@@ -72,23 +99,14 @@ func (c *change) run() {
 }
 
 func (c *change) applyChange() wire.Applied {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	defer cancel(nil)
-	go func() {
-		select {
-		case <-c.cancelled:
-			cancel(errCancelled)
-		case <-ctx.Done():
-		}
-	}()
 	op, err := c.receiveOp()
 	if err != nil {
-		if ctx.Err() != nil || errors.Is(err, errCancelled) {
+		if c.ctx.Err() != nil {
 			return wire.Applied{Cancelled: true}
 		}
 		return failedChange(workspace.KindInvalid, op.Path, err.Error())
 	}
-	done, err := c.s.o.Appliers.Apply(ctx, op)
+	done, err := c.s.o.Appliers.Apply(c.ctx, op)
 	c.sendChange(done)
 	var e *workspace.Error
 	switch {
@@ -122,10 +140,8 @@ func (c *change) receiveOp() (workspace.Op, error) {
 			_ = c.s.o.Writer.SendCredit(c.id, wire.Stdin, n)
 		}
 	}
-	select {
-	case <-c.cancelled:
-		return op, errCancelled
-	default:
+	if err := context.Cause(c.ctx); err != nil {
+		return op, err
 	}
 	if int64(len(body)) != c.size {
 		return op, errors.New("the operation is shorter than announced")
@@ -136,20 +152,10 @@ func (c *change) receiveOp() (workspace.Op, error) {
 	return op.DecodePaths(), nil
 }
 
-// sendChange answers with the change, on its credit.
 func (c *change) sendChange(done workspace.Change) {
 	text, err := json.Marshal(done.EncodePaths())
 	if err != nil {
 		panic(fmt.Sprintf("caisson-guest: encode change: %v", err)) // plain values always encode
 	}
-	for len(text) > 0 {
-		n := c.reply.Take(min(len(text), wire.MaxData), c.cancelled)
-		if n == 0 {
-			return
-		}
-		if c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeData, Channel: wire.Stdout, Payload: text[:n]}) != nil {
-			return
-		}
-		text = text[n:]
-	}
+	_ = c.send(text) // the goroutine that reads sees a failure
 }

@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -38,26 +37,9 @@ func TestChangeFrames(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
-	if n := c.reply.Take(1, nil); n != 0 {
+	if n := c.credit.Take(1, nil); n != 0 {
 		t.Errorf("after a stop %d bytes may be sent", n)
 	}
-}
-
-// TestChangeEndsItsGoroutine checks that the goroutine that waits for a
-// change's cancellation ends with the change; the bubble would report it
-// otherwise.
-func TestChangeEndsItsGoroutine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const body = `{"kind":"mkdir","path":"d"}`
-		s := &Session{o: Options{Writer: wire.NewWriter(io.Discard), Appliers: noChange{}}}
-		c := newChange(s, 1, int64(len(body)))
-		if err := errors.Join(c.takeData(wire.Stdin, []byte(body)), c.takeEOF(wire.Stdin)); err != nil {
-			t.Fatal(err)
-		}
-		if a := c.applyChange(); a.Error != nil || a.Cancelled {
-			t.Errorf("outcome is %+v", a)
-		}
-	})
 }
 
 // TestLongChange checks that a change is sent whole, even if its last frame has

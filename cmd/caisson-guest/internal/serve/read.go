@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
@@ -16,50 +15,26 @@ import (
 
 // workspaceRead is the stream of one read of the workspace.
 type workspaceRead struct {
-	s         *Session
-	id        uint32
-	request   wire.ReadRequest
-	reply     *wire.Credit
-	cancelled chan struct{}
-	once      sync.Once
-	sent      int64
-	chunk     []byte
+	reply
+	request wire.ReadRequest
+	chunk   []byte // not yet sent
 }
 
 func newRead(s *Session, id uint32, request wire.ReadRequest) *workspaceRead {
-	return &workspaceRead{s: s, id: id, request: request, reply: wire.NewCredit(), cancelled: make(chan struct{})}
+	return &workspaceRead{reply: newReply(s, id), request: request}
 }
 
 func (l *workspaceRead) takeData(channel uint8, _ []byte) error { return badChannel(channel) }
 
 func (l *workspaceRead) takeEOF(channel uint8) error { return badChannel(channel) }
 
-func (l *workspaceRead) addCredit(channel uint8, n uint32) error {
-	if channel != wire.Stdout {
-		return badChannel(channel)
-	}
-	return l.reply.Grant(n)
-}
-
-func (l *workspaceRead) stopReading(uint8) { l.reply.Close() }
-
-func (l *workspaceRead) cancel(wire.Cancel) { l.once.Do(func() { close(l.cancelled) }) }
-
 // run is the read's goroutine. It sends the stream's last frame.
 func (l *workspaceRead) run() {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	go func() {
-		select {
-		case <-l.cancelled:
-			cancel(errCancelled)
-		case <-ctx.Done():
-		}
-	}()
+	defer l.stop(nil)
 	var answer wire.ReadResult
 	// The reading thread also sends the answer, so that no more answers are in
 	// memory than there are threads.
-	l.s.o.Readers.Do(func(r *workspace.Reader) { answer = l.answer(ctx, r) })
-	cancel(nil)
+	l.s.o.Readers.Do(func(r *workspace.Reader) { answer = l.answer(l.ctx, r) })
 	l.s.removeStream(l.id)
 	l.s.endStream(l.id, answer, wire.Stdout)
 	if l.sent > wire.MaxData {
@@ -141,16 +116,12 @@ func (l *workspaceRead) sendDirectory(ctx context.Context, r *workspace.Reader, 
 			more = true
 			break
 		}
-		l.chunk = append(l.chunk, line...)
 		entries[i] = workspace.Entry{}
-		if len(l.chunk) >= wire.MaxData {
-			if err := l.sendData(l.chunk); err != nil {
-				return wire.ReadResult{}, err
-			}
-			l.chunk = l.chunk[:0]
+		if err := l.write(line); err != nil {
+			return wire.ReadResult{}, err
 		}
 	}
-	return wire.ReadResult{More: more}, l.sendData(l.chunk)
+	return wire.ReadResult{More: more}, l.send(l.chunk)
 }
 
 func entryOf(e workspace.Entry) wire.DirEntry {
@@ -179,7 +150,7 @@ func (l *workspaceRead) sendFile(ctx context.Context, r *workspace.Reader, p str
 	if err != nil {
 		return wire.ReadResult{}, err
 	}
-	return wire.ReadResult{Info: infoOf(f.Info), More: f.Truncated}, l.sendData(f.Data)
+	return wire.ReadResult{Info: infoOf(f.Info), More: f.Truncated}, l.send(f.Data)
 }
 
 // sendFiles sends files of one directory, each after a line about it.
@@ -187,7 +158,7 @@ func (l *workspaceRead) sendFiles(ctx context.Context, r *workspace.Reader, dir 
 	most := min(max(l.request.Most, 1), wire.MaxReadBytes)
 	for i, name := range l.request.Names {
 		if i == wire.MaxReadNames || l.sent+int64(len(l.chunk)) >= wire.MaxReadBytes {
-			return wire.ReadResult{More: true}, l.sendData(l.chunk)
+			return wire.ReadResult{More: true}, l.send(l.chunk)
 		}
 		f, err := r.ReadFile(ctx, path.Join(dir, string(name)), 0, most)
 		var header wire.FileHeader
@@ -201,29 +172,22 @@ func (l *workspaceRead) sendFiles(ctx context.Context, r *workspace.Reader, dir 
 		default:
 			return wire.ReadResult{}, err
 		}
-		l.chunk = append(append(l.chunk, lineOf(header)...), f.Data...)
-		if len(l.chunk) >= wire.MaxData {
-			if err := l.sendData(l.chunk); err != nil {
-				return wire.ReadResult{}, err
-			}
-			l.chunk = l.chunk[:0]
+		if err := l.write(lineOf(header), f.Data); err != nil {
+			return wire.ReadResult{}, err
 		}
 	}
-	return wire.ReadResult{}, l.sendData(l.chunk)
+	return wire.ReadResult{}, l.send(l.chunk)
 }
 
-// sendData sends bytes of the answer, on its credit.
-func (l *workspaceRead) sendData(text []byte) error {
-	for len(text) > 0 {
-		n := l.reply.Take(min(len(text), wire.MaxData), l.cancelled)
-		if n == 0 {
-			return errCancelled
-		}
-		if err := l.s.o.Writer.Send(wire.Frame{Stream: l.id, Type: wire.TypeData, Channel: wire.Stdout, Payload: text[:n]}); err != nil {
-			return err
-		}
-		l.sent += int64(n)
-		text = text[n:]
+// write adds to the chunk, and sends it once it fills a frame.
+func (l *workspaceRead) write(parts ...[]byte) error {
+	for _, p := range parts {
+		l.chunk = append(l.chunk, p...)
 	}
-	return nil
+	if len(l.chunk) < wire.MaxData {
+		return nil
+	}
+	err := l.send(l.chunk)
+	l.chunk = l.chunk[:0]
+	return err
 }

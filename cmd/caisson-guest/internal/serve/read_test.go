@@ -30,12 +30,10 @@ func TestReadFrames(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
-	if n := l.reply.Take(1, nil); n != 0 {
+	if n := l.credit.Take(1, nil); n != 0 {
 		t.Errorf("after a stop %d bytes may be sent", n)
 	}
-	select {
-	case <-l.cancelled:
-	default:
+	if l.ctx.Err() == nil {
 		t.Error("it is not cancelled")
 	}
 }
