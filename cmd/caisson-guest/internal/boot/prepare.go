@@ -191,7 +191,8 @@ func (p *preparation) observe() error {
 	if err := p.observeMounts(); err != nil {
 		return err
 	}
-	p.session.OOM, p.session.PIDs, p.session.Volumes = observe.OpenOOM(), observe.OpenPIDs(), observe.OpenVolumes(p.c.IdentityDir)
+	p.session.OOM, p.session.PIDs = observe.OpenCounters()
+	p.session.Volumes = observe.OpenVolumes(p.c.IdentityDir)
 	p.seen = observe.Container(p.c.Workspace)
 	return nil
 }

@@ -53,7 +53,7 @@ func assemble(rules []rule) []unix.SockFilter {
 	p := []unix.SockFilter{
 		loadWord(offsetArch),
 		jump(unix.BPF_JEQ, auditArch, 1, 0),
-		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_KILL_PROCESS),
+		ret(unix.SECCOMP_RET_KILL_PROCESS),
 		loadWord(offsetNumber),
 	}
 	if foreignBit != 0 {
@@ -115,9 +115,9 @@ func socketRule() []unix.SockFilter {
 		jump(unix.BPF_JEQ, unix.AF_NETLINK, 0, 3),
 		loadArg(2),
 		jump(unix.BPF_JEQ, unix.NETLINK_ROUTE, 2, 0),
-		statement(unix.BPF_RET|unix.BPF_K, returnErrno(unix.EPROTONOSUPPORT)),
-		statement(unix.BPF_RET|unix.BPF_K, returnErrno(unix.EAFNOSUPPORT)),
-		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		ret(returnErrno(unix.EPROTONOSUPPORT)),
+		ret(returnErrno(unix.EAFNOSUPPORT)),
+		ret(unix.SECCOMP_RET_ALLOW),
 	}
 }
 
@@ -133,8 +133,8 @@ func keepCore() []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(0),
 		jump(unix.BPF_JEQ, unix.RLIMIT_CORE, 0, 1),
-		statement(unix.BPF_RET|unix.BPF_K, done),
-		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		ret(done),
+		ret(unix.SECCOMP_RET_ALLOW),
 	}
 }
 
@@ -148,8 +148,8 @@ func keepCoreOf() []unix.SockFilter {
 		jump(unix.BPF_JEQ, 0, 0, 3),
 		loadWord(offsetArgs + 8*2 + 4),
 		jump(unix.BPF_JEQ, 0, 0, 1),
-		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
-		statement(unix.BPF_RET|unix.BPF_K, done),
+		ret(unix.SECCOMP_RET_ALLOW),
+		ret(done),
 	}
 }
 
@@ -161,7 +161,7 @@ func refuseBits(arg int, bits uint32) []unix.SockFilter {
 		loadArg(arg),
 		jump(unix.BPF_JSET, bits, 0, 1),
 		returnRefusal(),
-		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		ret(unix.SECCOMP_RET_ALLOW),
 	}
 }
 
@@ -170,7 +170,7 @@ func allowValues(arg int, values ...uint32) []unix.SockFilter {
 	for i, v := range values {
 		p = append(p, jump(unix.BPF_JEQ, v, uint8(len(values)-i), 0))
 	}
-	return append(p, returnRefusal(), statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW))
+	return append(p, returnRefusal(), ret(unix.SECCOMP_RET_ALLOW))
 }
 
 func refuseValues(arg int, values ...uint32) []unix.SockFilter {
@@ -178,18 +178,14 @@ func refuseValues(arg int, values ...uint32) []unix.SockFilter {
 	for i, v := range values {
 		p = append(p, jump(unix.BPF_JEQ, v, uint8(len(values)-i), 0))
 	}
-	return append(p, statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW), returnRefusal())
+	return append(p, ret(unix.SECCOMP_RET_ALLOW), returnRefusal())
 }
 
 func returnErrno(e unix.Errno) uint32 { return unix.SECCOMP_RET_ERRNO | uint32(e) }
 
-func returnRefusal() unix.SockFilter {
-	return statement(unix.BPF_RET|unix.BPF_K, returnErrno(unix.EPERM))
-}
+func returnRefusal() unix.SockFilter { return ret(returnErrno(unix.EPERM)) }
 
-func returnValue(value uint32) []unix.SockFilter {
-	return []unix.SockFilter{statement(unix.BPF_RET|unix.BPF_K, value)}
-}
+func returnValue(value uint32) []unix.SockFilter { return []unix.SockFilter{ret(value)} }
 
 func loadWord(offset uint32) unix.SockFilter {
 	return statement(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, offset)
@@ -197,6 +193,8 @@ func loadWord(offset uint32) unix.SockFilter {
 
 // loadArg loads an argument's low word; both processors are little-endian.
 func loadArg(n int) unix.SockFilter { return loadWord(uint32(offsetArgs + 8*n)) }
+
+func ret(value uint32) unix.SockFilter { return statement(unix.BPF_RET|unix.BPF_K, value) }
 
 func statement(code uint16, k uint32) unix.SockFilter { return unix.SockFilter{Code: code, K: k} }
 
@@ -252,7 +250,7 @@ func refuseUpTo(last uint32) []unix.SockFilter {
 		loadArg(0),
 		jump(unix.BPF_JEQ, 0, 1, 0),
 		jump(unix.BPF_JGE, last+1, 0, 1),
-		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		ret(unix.SECCOMP_RET_ALLOW),
 		returnRefusal(),
 	}
 }
@@ -267,7 +265,7 @@ func refuseOthersLimits() []unix.SockFilter {
 		jump(unix.BPF_JEQ, 0, 0, 3),
 		loadWord(offsetArgs + 8*2 + 4),
 		jump(unix.BPF_JEQ, 0, 0, 1),
-		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		ret(unix.SECCOMP_RET_ALLOW),
 		returnRefusal(),
 	}
 }

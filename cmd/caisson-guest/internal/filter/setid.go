@@ -43,8 +43,8 @@ func changeMode(arg int, action SetID) []unix.SockFilter {
 		jump(unix.BPF_JSET, unix.S_ISUID, 0, 1),
 		returnRefusal(),
 		jump(unix.BPF_JSET, unix.S_ISGID, 0, 1),
-		statement(unix.BPF_RET|unix.BPF_K, uint32(action)),
-		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		ret(uint32(action)),
+		ret(unix.SECCOMP_RET_ALLOW),
 	}
 }
 
@@ -53,8 +53,8 @@ func createFile(arg int, action SetID) []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(arg),
 		jump(unix.BPF_JSET, setIDBits, 0, 1),
-		statement(unix.BPF_RET|unix.BPF_K, uint32(action)),
-		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		ret(uint32(action)),
+		ret(unix.SECCOMP_RET_ALLOW),
 	}
 }
 
@@ -64,6 +64,6 @@ func openFile(flags int, action SetID) []unix.SockFilter {
 	return append([]unix.SockFilter{
 		loadArg(flags),
 		jump(unix.BPF_JSET, creating, 1, 0),
-		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		ret(unix.SECCOMP_RET_ALLOW),
 	}, createFile(flags+1, action)...)
 }

@@ -136,20 +136,20 @@ type Counter struct {
 	key []byte
 }
 
-// OpenOOM returns the count of out-of-memory kills, or nil if it is not
-// visible. Both versions of cgroups have a line "oom_kill N" (v1 since Linux
-// 4.13).
-func OpenOOM() *Counter { return openOOM(readCgroups(readMounts())) }
+// OpenCounters returns the counts of out-of-memory kills and of forks refused
+// by the limit of processes, or nil for one that is not visible.
+func OpenCounters() (oom, pids *Counter) {
+	c := readCgroups(readMounts())
+	return c.openOOM(), c.openPIDs()
+}
 
-func openOOM(c cgroups) *Counter {
+// openOOM: both versions have a line "oom_kill N" (v1 since Linux 4.13).
+func (c cgroups) openOOM() *Counter {
 	return c.openCounter("oom_kill ", [2]string{"unified", "memory.events"}, [2]string{"memory", "memory.oom_control"})
 }
 
-// OpenPIDs returns the count of forks refused by the limit of processes, or nil
-// if it is not visible. Both versions have a line "max N" (v1 since Linux 4.8).
-func OpenPIDs() *Counter { return openPIDs(readCgroups(readMounts())) }
-
-func openPIDs(c cgroups) *Counter {
+// openPIDs: both versions have a line "max N" (v1 since Linux 4.8).
+func (c cgroups) openPIDs() *Counter {
 	return c.openCounter("max ", [2]string{"unified", "pids.events"}, [2]string{"pids", "pids.events"})
 }
 

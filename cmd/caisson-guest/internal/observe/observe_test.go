@@ -99,7 +99,7 @@ func TestOOMCounter(t *testing.T) {
 		"version 1": {"memory": files(t, map[string]string{"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"})},
 		"version 2": {"unified": files(t, map[string]string{"memory.events": "low 0\noom 9\noom_kill 3\noom_group_kill 0\n"})},
 	} {
-		o := openOOM(c)
+		o := c.openOOM()
 		if got := o.Read(); got != 3 {
 			t.Errorf("%s: %d kills", name, got)
 		}
@@ -108,7 +108,7 @@ func TestOOMCounter(t *testing.T) {
 		"none":       {},
 		"old kernel": {"memory": files(t, map[string]string{"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\n"})},
 	} {
-		if o := openOOM(c); o != nil || o.Read() != -1 {
+		if o := c.openOOM(); o != nil || o.Read() != -1 {
 			t.Errorf("%s: %+v", name, o)
 		}
 	}
@@ -171,10 +171,10 @@ func TestRecorded(t *testing.T) {
 			if diff := cmp.Diff(tt.limits, groups.readLimits()); diff != "" {
 				t.Errorf("limits (-want +got):\n%s", diff)
 			}
-			if n := openOOM(groups).Read(); n != tt.oom {
+			if n := groups.openOOM().Read(); n != tt.oom {
 				t.Errorf("%d out-of-memory kills, want %d", n, tt.oom)
 			}
-			if n := openPIDs(groups).Read(); n != tt.pids {
+			if n := groups.openPIDs().Read(); n != tt.pids {
 				t.Errorf("%d refused forks, want %d", n, tt.pids)
 			}
 			home := mountinfo{{path: "/run/identity/1", kind: "tmpfs", root: "/", options: []string{"rw"}}}

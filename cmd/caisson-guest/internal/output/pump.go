@@ -121,7 +121,7 @@ func (p *Pump) Run() {
 		}
 		if n == smallRead && block.Size() == smallRead {
 			block = wire.NewBlock(largeRead)
-			p.growPipe()
+			_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) }) // only for speed
 		}
 	}
 }
@@ -145,15 +145,6 @@ func (p *Pump) readOnce(raw syscall.RawConn, block *wire.Block, wait bool) (n in
 		return 0, io.EOF
 	}
 	return n, nil
-}
-
-// growPipe asks for a larger pipe, only for speed.
-func (p *Pump) growPipe() {
-	raw, err := p.src.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
 }
 
 // readRest reads what is in the pipe now, without waiting for more: at most
