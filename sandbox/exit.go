@@ -148,8 +148,7 @@ type Stream struct {
 // KillReport describes how a command's processes were killed. It is zero if the
 // command left none.
 type KillReport struct {
-	// Method is how the processes were found: "cgroup.kill", "gid" or
-	// "subreaper".
+	// Method is how the processes were found: "gid" or "subreaper".
 	Method string `json:"method,omitempty"`
 	// Terminated is the number of processes that got SIGTERM, Killed the number
 	// that got SIGKILL.

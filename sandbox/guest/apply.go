@@ -1,40 +1,18 @@
 package guest
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"path"
 	"strings"
-	"sync"
 	"time"
 	"unicode/utf8"
 
-	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
-
-// change is one change to the workspace in the guest.
-type change struct {
-	c      *Conn
-	id     uint32
-	credit *wire.Credit
-	reply  *wire.Queue
-	total  int
-	done   chan struct{} // closed when applied and err are final
-
-	watch *time.Timer // fires if the guest has not answered in time
-
-	mu        sync.Mutex
-	cancelled bool
-	ended     bool
-	applied   wire.Applied
-	err       error
-}
 
 // Apply makes one change to the workspace; see sandbox.Sandbox. Its error is a
 // *workspace.Error, or wraps sandbox.ErrLost or context.Cause(ctx). In the last
@@ -49,24 +27,31 @@ func (c *Conn) Apply(ctx context.Context, op workspace.Op) (workspace.Change, er
 	if ctx.Err() != nil {
 		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, context.Cause(ctx))
 	}
-	a := &change{c: c, credit: wire.NewCredit(), reply: wire.NewQueue(), done: make(chan struct{})}
-	err = c.openStream(wire.Open{Apply: &wire.Apply{Size: int64(len(body))}}, func(id uint32) call {
-		a.id = id
-		a.watch = time.AfterFunc(changeTime(c.o.AnswerTime), func() {
-			c.lose(errors.New("no answer about a change in its time"))
-		})
-		return a
-	})
-	if err != nil {
+	x := newExchange(c, "a change", wire.MaxChange, checkApplied)
+	if err := x.open(wire.Open{Apply: &wire.Apply{Size: int64(len(body))}}, changeTime(c.o.AnswerTime)); err != nil {
 		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, err)
 	}
-	defer context.AfterFunc(ctx, a.cancel)()
-	go a.sendOp(body)
-	text := a.receiveChange()
-	if a.err != nil {
-		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, a.err)
+	defer context.AfterFunc(ctx, x.cancel)()
+	go sendOp(x, body)
+	var text []byte
+	for b := x.reply.Next(); b != nil; b = x.reply.Next() {
+		text = append(text, b...)
+		c.grantCredit(x.id, wire.Stdout, x.reply.Done(len(b)))
 	}
-	return a.resultOf(ctx, op, text)
+	<-x.done
+	if x.err != nil {
+		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, x.err)
+	}
+	change, err := decodeChange(op, text, x.end)
+	switch e := x.end.Error; {
+	case err != nil:
+		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, c.protocolError(err))
+	case x.end.Cancelled:
+		return change, fmt.Errorf("%s %q: %w", op.Kind, op.Path, context.Cause(ctx))
+	case e != nil:
+		return change, &workspace.Error{Kind: workspace.Kind(e.Kind), Path: e.Path, Detail: cleanText(e.Detail)}
+	}
+	return change, nil
 }
 
 // changeTime bounds a change that is not cancelled: deleting a million files on
@@ -90,136 +75,44 @@ func encodeOp(op workspace.Op) ([]byte, error) {
 }
 
 // sendOp sends the operation on its credit, which the end of the stream closes.
-func (a *change) sendOp(body []byte) {
+func sendOp(x *exchange[wire.Applied], body []byte) {
 	for len(body) > 0 {
-		n := a.credit.Take(min(len(body), wire.MaxData), nil)
+		n := x.input.Take(min(len(body), wire.MaxData), nil)
 		if n == 0 {
 			return
 		}
-		a.c.send(wire.Frame{Stream: a.id, Type: wire.TypeData, Channel: wire.Stdin, Payload: body[:n]})
+		x.c.send(wire.Frame{Stream: x.id, Type: wire.TypeData, Channel: wire.Stdin, Payload: body[:n]})
 		body = body[n:]
 	}
-	a.c.send(wire.Frame{Stream: a.id, Type: wire.TypeEOF, Channel: wire.Stdin})
+	x.c.send(wire.Frame{Stream: x.id, Type: wire.TypeEOF, Channel: wire.Stdin})
 }
 
-// receiveChange collects the change and waits for the end of the stream.
-func (a *change) receiveChange() []byte {
-	var text []byte
-	for b := a.reply.Next(); b != nil; b = a.reply.Next() {
-		text = append(text, b...)
-		a.c.grantCredit(a.id, wire.Stdout, a.reply.Done(len(b)))
-	}
-	<-a.done
-	return text
-}
-
-func (a *change) resultOf(ctx context.Context, op workspace.Op, text []byte) (workspace.Change, error) {
-	done := workspace.Change{Kind: op.Kind}
-	if len(text) > 0 {
-		if err := wire.Decode(text, &done); err != nil {
-			return a.failProtocol(op, err)
-		}
-		done = done.DecodePaths()
-		if err := checkChange(op, done, a.applied != wire.Applied{}); err != nil {
-			return a.failProtocol(op, err)
-		}
-	} else if a.applied == (wire.Applied{}) {
-		return a.failProtocol(op, fmt.Errorf("%w: done without saying what", wire.ErrProtocol))
-	}
-	switch e := a.applied.Error; {
-	case a.applied.Cancelled:
-		return done, fmt.Errorf("%s %q: %w", op.Kind, op.Path, context.Cause(ctx))
-	case e != nil:
-		return done, &workspace.Error{Kind: workspace.Kind(e.Kind), Path: e.Path, Detail: cleanText(e.Detail)}
-	}
-	return done, nil
-}
-
-// failProtocol ends the connection to a guest that gave an impossible answer.
-func (a *change) failProtocol(op workspace.Op, err error) (workspace.Change, error) {
-	a.c.lose(err)
-	return workspace.Change{Kind: op.Kind}, fmt.Errorf("%s %q: %w", op.Kind, op.Path, a.c.lostError())
-}
-
-// cancel asks the guest to stop. It must be called at most once.
-func (a *change) cancel() {
-	a.mu.Lock()
-	ended := a.ended
-	if !ended {
-		a.cancelled = true
-		a.watch.Reset(a.c.o.AnswerTime)
-	}
-	a.mu.Unlock()
-	if ended {
-		return
-	}
-	a.credit.Close()
-	if err := a.c.writer.SendJSON(a.id, wire.TypeCancel, wire.Cancel{}); err != nil {
-		a.c.lose(err)
-	}
-}
-
-func (a *change) takeFrame(f wire.Frame) (last bool, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.ended { // the connection was lost meanwhile
-		return false, nil
-	}
-	switch {
-	case f.Type == wire.TypeCredit && f.Channel == wire.Stdin:
-		return false, a.credit.Grant(wire.CreditOf(f))
-	case f.Type == wire.TypeData && f.Channel == wire.Stdout:
-		if a.total += len(f.Payload); a.total > wire.MaxChange {
-			return false, fmt.Errorf("%w: a change of more than %d bytes", wire.ErrProtocol, wire.MaxChange)
-		}
-		return false, a.reply.Push(f.Payload)
-	case f.Type == wire.TypeEOF && f.Channel == wire.Stdout:
-		return false, a.reply.End()
-	case f.Type == wire.TypeRefused:
-		var r wire.Refused
-		if err := wire.Decode(f.Payload, &r); err != nil {
-			return false, err
-		}
-		a.conclude(fmt.Errorf("%w: guest: %s", sandbox.ErrUnavailable, cleanText(r.Text)))
-		return true, nil
-	case f.Type == wire.TypeEnd:
-		return true, a.takeEnd(f)
-	}
-	return false, fmt.Errorf("%w: a guest doesn't send this for a change", wire.ErrProtocol)
-}
-
-func (a *change) takeEnd(f wire.Frame) error {
-	if err := wire.Decode(f.Payload, &a.applied); err != nil {
-		return err
-	}
-	if _, ended := a.reply.Total(); !ended {
-		return fmt.Errorf("%w: the change has not ended", wire.ErrProtocol)
-	}
-	if a.applied.Cancelled && !a.cancelled {
+// checkApplied refuses an end that can't be true.
+func checkApplied(end wire.Applied, cancelled bool) error {
+	if end.Cancelled && !cancelled {
 		return fmt.Errorf("%w: cancelled without a request", wire.ErrProtocol)
 	}
-	if e := a.applied.Error; e != nil && !knownKind(workspace.Kind(e.Kind)) {
+	if e := end.Error; e != nil && !knownKind(workspace.Kind(e.Kind)) {
 		return fmt.Errorf("%w: unknown kind of error", wire.ErrProtocol)
 	}
-	a.conclude(nil)
 	return nil
 }
 
-func (a *change) connectionLost(err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !a.ended {
-		a.conclude(err)
+// decodeChange decodes the guest's account of op, which may be empty if op failed.
+func decodeChange(op workspace.Op, text []byte, end wire.Applied) (workspace.Change, error) {
+	change := workspace.Change{Kind: op.Kind}
+	failed := end != wire.Applied{}
+	if len(text) == 0 && !failed {
+		return change, fmt.Errorf("%w: done without saying what", wire.ErrProtocol)
 	}
-}
-
-func (a *change) conclude(err error) {
-	a.ended = true
-	a.watch.Stop()
-	a.err = err
-	a.credit.Close()
-	a.reply.Break()
-	close(a.done)
+	if len(text) == 0 {
+		return change, nil
+	}
+	if err := wire.Decode(text, &change); err != nil {
+		return change, err
+	}
+	change = change.DecodePaths()
+	return change, checkChange(op, change, failed)
 }
 
 func knownKind(k workspace.Kind) bool {
@@ -260,7 +153,7 @@ func samePath(requested, got string) bool {
 		return !strings.HasPrefix(cleaned, "..")
 	}
 	return got != "" && (cleaned == got || strings.HasSuffix(cleaned, "/"+got)) &&
-		!bytes.ContainsRune([]byte(got), 0) && path.Clean(got) == got && !strings.HasPrefix(got, "../") && got != ".."
+		!strings.ContainsRune(got, 0) && path.Clean(got) == got && !strings.HasPrefix(got, "../") && got != ".."
 }
 
 // modes are the type bits of fs.FileMode that each type of file may have.

@@ -88,7 +88,7 @@ func checkKill(k wire.Kill) error {
 			return fmt.Errorf("%w: %d processes", wire.ErrProtocol, n)
 		}
 	}
-	if k.KillTime < 0 || !slices.Contains([]string{"", "cgroup.kill", "gid", "subreaper"}, k.Method) {
+	if k.KillTime < 0 || !slices.Contains([]string{"", "gid", "subreaper"}, k.Method) {
 		return fmt.Errorf("%w: strange kill report", wire.ErrProtocol)
 	}
 	return nil

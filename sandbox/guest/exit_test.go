@@ -45,8 +45,7 @@ func TestExits(t *testing.T) {
 				x.Kill = sandbox.KillReport{Method: "gid", Terminated: mostProcesses, Killed: mostProcesses, AfterExit: true, Left: mostProcesses, KillTime: 5}
 			},
 		},
-		"killed by shim":   {tell: func(x *wire.Exit) { x.Kill.Method = "subreaper" }, want: func(x *sandbox.Exit) { x.Kill.Method = "subreaper" }},
-		"killed by cgroup": {tell: func(x *wire.Exit) { x.Kill.Method = "cgroup.kill" }, want: func(x *sandbox.Exit) { x.Kill.Method = "cgroup.kill" }},
+		"killed by shim": {tell: func(x *wire.Exit) { x.Kill.Method = "subreaper" }, want: func(x *sandbox.Exit) { x.Kill.Method = "subreaper" }},
 		"longest tail": {
 			tell: func(x *wire.Exit) { x.Stderr.Tail, x.Stderr.Total = make([]byte, 100), 100 },
 			want: func(x *sandbox.Exit) { x.Stderr.Tail, x.Stderr.Total = make([]byte, 100), 100 },

@@ -107,7 +107,7 @@ func (v *violations) checkGuest(h wire.Hello, want Expectation) {
 	excess := allSets(h.Guest) &^ needed
 	v.add(excess != 0, "the guest has capabilities that it doesn't need: %v", listCapabilities(excess))
 	v.add(!shared && h.Guest.UID[0] == h.Command.UID[0], "guest and commands are the same user %d", h.Guest.UID[0])
-	methods := []string{"gid", "cgroup.kill"}
+	methods := []string{"gid"}
 	if shared {
 		methods = append(methods, "subreaper")
 	}

@@ -6,10 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
-	"time"
 
-	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -76,22 +73,6 @@ func (c *Conn) protocolError(lie error) error {
 // refuseData is for answers without data.
 func refuseData([]byte) error { return fmt.Errorf("%w: data in an answer without", wire.ErrProtocol) }
 
-// readCall is one read of the workspace in the guest.
-type readCall struct {
-	c     *Conn
-	id    uint32
-	kind  wire.ReadKind
-	reply *wire.Queue
-	done  chan struct{} // closed when answer and err are final
-
-	mu        sync.Mutex
-	cancelled bool
-	ended     bool
-	answer    wire.ReadResult
-	err       error
-	silence   *time.Timer
-}
-
 // maxReads bounds the open reads: half of the streams that a guest accepts.
 const maxReads = 64
 
@@ -109,39 +90,36 @@ func (c *Conn) readWorkspace(ctx context.Context, request wire.ReadRequest, take
 	case <-ctx.Done():
 		return wire.ReadResult{}, context.Cause(ctx)
 	}
-	l := &readCall{c: c, kind: request.Kind, reply: wire.NewQueue(), done: make(chan struct{})}
-	err := c.openStream(wire.Open{Read: &request}, func(id uint32) call {
-		l.id = id
-		return l
+	x := newExchange(c, "a read", wire.MaxDirectoryBytes, func(end wire.ReadResult, cancelled bool) error {
+		return checkRead(request.Kind, end, cancelled)
 	})
-	if err != nil {
+	if err := x.open(wire.Open{Read: &request}, 0); err != nil {
 		return wire.ReadResult{}, err
 	}
-	defer context.AfterFunc(ctx, l.cancel)()
-	for b := l.reply.Next(); b != nil; b = l.reply.Next() {
+	defer context.AfterFunc(ctx, func() {
+		x.reply.Break() // don't wait for the end
+		x.cancel()
+	})()
+	for b := x.reply.Next(); b != nil; b = x.reply.Next() {
 		if err := take(b); err != nil {
 			return wire.ReadResult{}, c.protocolError(err)
 		}
-		c.grantCredit(l.id, wire.Stdout, l.reply.Done(len(b)))
+		c.grantCredit(x.id, wire.Stdout, x.reply.Done(len(b)))
 	}
 	select {
-	case <-l.done:
+	case <-x.done:
 	case <-ctx.Done():
+	}
+	if ctx.Err() != nil { // some data may be missing
 		return wire.ReadResult{}, context.Cause(ctx)
 	}
-	return l.result(ctx)
-}
-
-func (l *readCall) result(ctx context.Context) (wire.ReadResult, error) {
-	switch e := l.answer.Error; {
-	case ctx.Err() != nil: // some data may be missing
-		return wire.ReadResult{}, context.Cause(ctx)
-	case l.err != nil:
-		return wire.ReadResult{}, l.err
+	switch e := x.end.Error; {
+	case x.err != nil:
+		return wire.ReadResult{}, x.err
 	case e != nil:
-		return wire.ReadResult{}, errorOf(e, l.answer.Mount)
+		return wire.ReadResult{}, errorOf(e, x.end.Mount)
 	}
-	return l.answer, nil
+	return x.end, nil
 }
 
 func errorOf(e *wire.OpError, mount bool) *workspace.Error {
@@ -152,104 +130,23 @@ func errorOf(e *wire.OpError, mount bool) *workspace.Error {
 	return err
 }
 
-// cancel asks the guest to stop, once.
-func (l *readCall) cancel() {
-	l.mu.Lock()
-	if l.cancelled || l.ended {
-		l.mu.Unlock()
-		return
-	}
-	l.cancelled = true
-	l.silence = time.AfterFunc(l.c.o.AnswerTime, func() {
-		l.c.lose(fmt.Errorf("no end of a read within %v of its cancellation", l.c.o.AnswerTime))
-	})
-	l.mu.Unlock()
-	l.reply.Break()
-	if err := l.c.writer.SendJSON(l.id, wire.TypeCancel, wire.Cancel{}); err != nil {
-		l.c.lose(err)
-	}
-}
-
-func (l *readCall) takeFrame(f wire.Frame) (last bool, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ended { // the connection was lost meanwhile
-		return false, nil
-	}
-	switch {
-	case f.Type == wire.TypeData && f.Channel == wire.Stdout:
-		if err := l.reply.Push(f.Payload); err != nil {
-			return false, err
-		}
-		if total, _ := l.reply.Total(); total > wire.MaxDirectoryBytes {
-			return false, fmt.Errorf("%w: an answer of more than %d bytes", wire.ErrProtocol, wire.MaxDirectoryBytes)
-		}
-		return false, nil
-	case f.Type == wire.TypeEOF && f.Channel == wire.Stdout:
-		return false, l.reply.End()
-	case f.Type == wire.TypeRefused:
-		var r wire.Refused
-		if err := wire.Decode(f.Payload, &r); err != nil {
-			return false, err
-		}
-		l.conclude(fmt.Errorf("%w: guest: %s", sandbox.ErrUnavailable, cleanText(r.Text)))
-		return true, nil
-	case f.Type == wire.TypeEnd:
-		return true, l.takeEnd(f)
-	}
-	return false, fmt.Errorf("%w: a guest doesn't send this for a read", wire.ErrProtocol)
-}
-
-func (l *readCall) takeEnd(f wire.Frame) error {
-	if err := wire.Decode(f.Payload, &l.answer); err != nil {
-		return err
-	}
-	if _, ended := l.reply.Total(); !ended {
-		return fmt.Errorf("%w: the answer has not ended", wire.ErrProtocol)
-	}
-	if err := l.checkEnd(); err != nil {
-		return err
-	}
-	l.conclude(nil)
-	return nil
-}
-
-// checkEnd refuses an end that is impossible for this request.
-func (l *readCall) checkEnd() error {
-	a := l.answer
+// checkRead refuses an end that is impossible for a read of this kind.
+func checkRead(kind wire.ReadKind, a wire.ReadResult, cancelled bool) error {
 	failed := a.Error != nil || a.Cancelled
 	switch {
-	case a.Cancelled && !l.cancelled:
+	case a.Cancelled && !cancelled:
 		return fmt.Errorf("%w: cancelled without a request", wire.ErrProtocol)
 	case a.Error != nil && (a.Cancelled || !knownKind(workspace.Kind(a.Error.Kind))),
 		a.Mount && a.Error == nil,
 		failed && (a.Info != nil || a.More),
-		a.More && l.kind == wire.ReadInfo,
-		!failed && (a.Info != nil) != (l.kind == wire.ReadInfo || l.kind == wire.ReadFile):
+		a.More && kind == wire.ReadInfo,
+		!failed && (a.Info != nil) != (kind == wire.ReadInfo || kind == wire.ReadFile):
 		return fmt.Errorf("%w: an end that doesn't fit the read", wire.ErrProtocol)
 	}
 	if i := a.Info; i != nil {
 		return checkNode(i.Type, i.Size, i.Target, i.Mode, &i.Modified)
 	}
 	return nil
-}
-
-func (l *readCall) connectionLost(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.ended {
-		l.conclude(err)
-	}
-}
-
-func (l *readCall) conclude(err error) {
-	l.ended = true
-	l.err = err
-	if l.silence != nil {
-		l.silence.Stop()
-	}
-	l.reply.Break()
-	close(l.done)
 }
 
 // directoryReader takes a directory's lines as they come.
@@ -263,17 +160,10 @@ type directoryReader struct {
 
 func (f *directoryReader) takeData(b []byte) error {
 	for len(b) > 0 {
-		i := bytes.IndexByte(b, '\n')
-		end := i + 1
-		if i < 0 {
-			end = len(b)
-		}
-		if f.rest = append(f.rest, b[:end]...); len(f.rest) > wire.MaxEntryLine {
-			return fmt.Errorf("%w: an entry of more than %d bytes", wire.ErrProtocol, wire.MaxEntryLine)
-		}
-		b = b[end:]
-		if i < 0 {
-			return nil
+		var whole bool
+		var err error
+		if b, whole, err = appendLine(&f.rest, b); err != nil || !whole {
+			return err
 		}
 		if err := f.takeLine(f.rest); err != nil {
 			return err
@@ -281,6 +171,21 @@ func (f *directoryReader) takeData(b []byte) error {
 		f.rest = f.rest[:0]
 	}
 	return nil
+}
+
+// appendLine moves bytes from b to line, up to the end of the line. It returns
+// the rest, and whether the line is whole.
+func appendLine(line *[]byte, b []byte) (rest []byte, whole bool, err error) {
+	end := len(b)
+	if i := bytes.IndexByte(b, '\n'); i >= 0 {
+		end = i + 1
+		whole = true
+	}
+	*line = append(*line, b[:end]...)
+	if len(*line) > wire.MaxEntryLine {
+		return nil, false, fmt.Errorf("%w: a line of more than %d bytes", wire.ErrProtocol, wire.MaxEntryLine)
+	}
+	return b[end:], whole, nil
 }
 
 // takeLine parses one entry. Names must be plain and in order.

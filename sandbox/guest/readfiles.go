@@ -1,7 +1,6 @@
 package guest
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 
@@ -47,17 +46,10 @@ func (f *filesReader) takeData(b []byte) error {
 			f.endFile()
 			continue
 		}
-		i := bytes.IndexByte(b, '\n')
-		end := i + 1
-		if i < 0 {
-			end = len(b)
-		}
-		if f.line = append(f.line, b[:end]...); len(f.line) > wire.MaxEntryLine {
-			return fmt.Errorf("%w: a line of more than %d bytes", wire.ErrProtocol, wire.MaxEntryLine)
-		}
-		b = b[end:]
-		if i < 0 {
-			return nil
+		var whole bool
+		var err error
+		if b, whole, err = appendLine(&f.line, b); err != nil || !whole {
+			return err
 		}
 		if err := f.beginFile(); err != nil {
 			return err

@@ -15,16 +15,16 @@ import (
 // its frame was on the way.
 func TestFramesAfterLoss(t *testing.T) {
 	c := &Conn{}
-	timer := func() *time.Timer { return time.NewTimer(time.Hour) }
-	p := &process{c: c, answered: true, started: true, stdin: wire.NewCredit(), done: make(chan struct{}), watch: timer()}
+	p := &process{
+		c: c, answered: true, started: true, stdin: wire.NewCredit(), done: make(chan struct{}), watch: time.NewTimer(time.Hour),
+	}
 	for i := range p.out {
 		p.out[i] = newSink(nil, func(uint32) {})
 		p.out[i].start()
 	}
 	for name, stream := range map[string]call{
 		"command": p,
-		"change":  &change{c: c, credit: wire.NewCredit(), reply: wire.NewQueue(), done: make(chan struct{}), watch: timer()},
-		"read":    &readCall{c: c, kind: wire.ReadDirectory, reply: wire.NewQueue(), done: make(chan struct{})},
+		"change":  newExchange(c, "a change", wire.MaxChange, checkApplied),
 	} {
 		cause := errors.New("lost")
 		stream.connectionLost(cause)

@@ -184,8 +184,6 @@ func sameMount(e *env, m mountLine) error {
 		return sameDevice(m)
 	case slices.Contains(harden.MaskedPaths(), m.point) && m.root == "/null":
 		return nil // the empty device
-	case m.kind == "cgroup2" && e.sb.Attestation().KillMethod == "cgroup.kill":
-		return nil // the guest's own, below the session's limits
 	case (e.target.OwnKernel || e.target.Remapped) && m.kind == "cgroup" && strings.HasPrefix(m.point, "/sys/fs/cgroup/"):
 		// An engine asks for cgroup mounts. gVisor's are its own kernel's and
 		// show no options, and in user namespaces they are writable.
