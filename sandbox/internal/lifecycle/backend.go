@@ -72,19 +72,15 @@ type Backend struct {
 	Options
 	driver     Driver
 	namespaces workmount.UserNamespaces
-	guests     guestCopier
 }
 
 // New returns a backend. It touches nothing on the system.
 func New(o Options, d Driver) *Backend {
-	return &Backend{Options: o, driver: d, guests: guestCopier{source: o.GuestPath, dir: CacheDir(o.StateDir)}}
+	return &Backend{Options: o, driver: d}
 }
 
 // Close closes what is kept for further starts.
 func (b *Backend) Close() { b.namespaces.Close() }
-
-// CheckGuest returns sandbox.ErrNotFound if there is no guest binary.
-func (b *Backend) CheckGuest() error { return b.guests.checkSource() }
 
 // Owner returns this process's identity as an owner in cleanup lists.
 func (b *Backend) Owner() (ownership.Identity, error) {

@@ -124,7 +124,7 @@ func (s *Sandbox) claimOwnership(ctx context.Context) error {
 func (s *Sandbox) prepareMounts(ctx context.Context) error {
 	b, spec := s.backend, s.prep.Spec
 	var err error
-	if s.prep.Guest, err = b.guests.copyGuest(); err != nil {
+	if s.prep.Guest, err = b.copyGuest(); err != nil {
 		return err
 	}
 	if err := s.prep.Files.writeProcessors(spec.Resources.MilliCPUs); err != nil {
@@ -164,10 +164,11 @@ func (s *Sandbox) prepareMounts(ctx context.Context) error {
 }
 
 func (s *Sandbox) startContainer(ctx context.Context) error {
-	if err := s.link.createContainer(ctx); err != nil {
+	var err error
+	if s.link.streams, err = s.container.Create(ctx); err != nil {
 		return err
 	}
-	s.status.markCreated()
+	s.status.state.Advance(sandbox.StateCreated)
 	if err := s.openView(ctx); err != nil {
 		return s.link.quoteStderr(err)
 	}
@@ -267,9 +268,6 @@ func (c *claim) makeClaim(o ownership.CleanupOptions, planned []ownership.Entry)
 	return err
 }
 
-// isListed reports whether the container is in the cleanup list.
-func (c *claim) isListed() bool { return c.entries != nil }
-
 // withdraw removes the session's files and the entries, and closes the cleanup
 // list. The container must be gone.
 func (c *claim) withdraw() error {
@@ -297,7 +295,7 @@ func (c *claim) removeFiles() error {
 		return fmt.Errorf("remove session files: %w", err)
 	}
 	defer func() { _ = base.Close() }()
-	if err := workspace.RemoveTreeAt(base, filesDir); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := workspace.RemoveTreeAt(base, filesDir); err != nil {
 		return fmt.Errorf("remove session files: %w", err)
 	}
 	return nil

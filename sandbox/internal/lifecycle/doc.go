@@ -8,7 +8,7 @@
 //	ownership   claimOwnership      Container.Plan, the cleanup list, the session's files
 //	            Container.Begin     work that need not wait for the mounts
 //	mounts      prepareMounts       the workspace's mounts; the image beside them
-//	start       createContainer     Container.Create, then Container.Start
+//	start       startContainer      Container.Create, then Container.Start
 //	handshake   dialGuest           guest.Dial, while Container.Start runs
 //	attest      attest              what the guest observes, then Container.Attest
 //	service     startService        the service of the spec, until it is healthy

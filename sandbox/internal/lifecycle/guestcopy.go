@@ -3,13 +3,10 @@ package lifecycle
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"sync"
 	"syscall"
 
 	"github.com/moby/sys/atomicwriter"
@@ -25,24 +22,14 @@ import (
 type GuestCopy struct {
 	Path   string
 	SHA256 string
-	source fs.FileInfo // of the file that was copied
 }
 
 // maxGuest bounds the binary's size; the guest has about 3 MB.
 const maxGuest = 64 << 20
 
-// guestCopier copies the guest's binary, source, to dir. It is safe for
-// concurrent use.
-type guestCopier struct {
-	source, dir string
-
-	mu     sync.Mutex
-	latest GuestCopy
-}
-
-// checkSource returns sandbox.ErrNotFound if there is no guest binary.
-func (c *guestCopier) checkSource() error {
-	if _, err := os.Stat(c.source); err != nil {
+// CheckGuest returns sandbox.ErrNotFound if there is no guest binary.
+func (b *Backend) CheckGuest() error {
+	if _, err := os.Stat(b.GuestPath); err != nil {
 		return fmt.Errorf("guest binary: %w: build it (make build) and keep it beside caisson: %w", sandbox.ErrNotFound, err)
 	}
 	return nil
@@ -50,41 +37,18 @@ func (c *guestCopier) checkSource() error {
 
 // copyGuest returns a copy of the guest's binary, which it makes if needed.
 // Copies stay for further sessions; see pruneCache.
-func (c *guestCopier) copyGuest() (GuestCopy, error) {
-	g, err := c.reuseOrCopy()
+func (b *Backend) copyGuest() (GuestCopy, error) {
+	if err := b.CheckGuest(); err != nil {
+		return GuestCopy{}, err
+	}
+	g, err := copyGuest(b.GuestPath, CacheDir(b.StateDir))
 	if err == nil {
 		err = programs.CheckExec(g.Path)
 	}
-	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
-		err = fmt.Errorf("copy guest binary: %w: %w", sandbox.ErrUnavailable, err)
-	}
-	return g, err
-}
-
-func (c *guestCopier) reuseOrCopy() (GuestCopy, error) {
-	info, err := os.Stat(c.source)
 	if err != nil {
-		return GuestCopy{}, c.checkSource()
+		return GuestCopy{}, fmt.Errorf("copy guest binary: %w: %w", sandbox.ErrUnavailable, err)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if g := c.latest; g.source != nil && sameFile(g.source, info) {
-		if _, err := os.Stat(g.Path); err == nil {
-			state.MarkUsed(g.Path)
-			return g, nil
-		}
-	}
-	g, err := copyGuest(c.source, c.dir)
-	if err != nil {
-		return GuestCopy{}, err
-	}
-	g.source = info
-	c.latest = g
 	return g, nil
-}
-
-func sameFile(a, b fs.FileInfo) bool {
-	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
 // copyGuest copies source to a file in dir that is named by its hash, unless

@@ -17,9 +17,9 @@ func TestCopyGuestToNoExec(t *testing.T) {
 	source := filepath.Join(t.TempDir(), "guest")
 	must(t, os.WriteFile(source, []byte("#!/bin/false\n"), 0o755))
 	worktest.RunOnNoExec(t, func(dir string) {
-		c := guestCopier{source: source, dir: filepath.Join(dir, "cache")}
+		b := Backend{Options: Options{GuestPath: source, StateDir: dir}}
 		for range 2 {
-			_, err := c.copyGuest()
+			_, err := b.copyGuest()
 			if !errors.Is(err, sandbox.ErrUnavailable) || !errors.As(err, new(*programs.NoExecError)) {
 				t.Errorf("error %v", err)
 			}

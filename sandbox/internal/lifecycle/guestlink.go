@@ -21,12 +21,6 @@ type guestLink struct {
 	stopWatching context.CancelCauseFunc
 }
 
-func (l *guestLink) createContainer(ctx context.Context) error {
-	var err error
-	l.streams, err = l.container.Create(ctx)
-	return err
-}
-
 // dialGuest starts the container and dials the guest meanwhile: the guest is
 // ready some milliseconds before the engine or runtime returns.
 func (l *guestLink) dialGuest(ctx context.Context, o guest.Options) error {

@@ -79,7 +79,7 @@ func validateSource(m sandbox.Mount) error {
 // disk, parents first and with their types set.
 func (p *Preparation) furtherMounts() []sandbox.Mount {
 	list := slices.Clone(p.Spec.Mounts)
-	if p.hasScratchHome() {
+	if !p.Remote { // a remote engine can't mount a directory of this machine
 		list = append(list, sandbox.Mount{Target: sandbox.HomeDir, Type: sandbox.MountScratch, Bytes: p.Spec.Resources.HomeBytes})
 	}
 	for i := range list {
@@ -88,10 +88,6 @@ func (p *Preparation) furtherMounts() []sandbox.Mount {
 	slices.SortFunc(list, func(a, b sandbox.Mount) int { return strings.Compare(a.Target, b.Target) })
 	return list
 }
-
-// hasScratchHome reports whether the home is a scratch directory, which a
-// remote engine can't mount.
-func (p *Preparation) hasScratchHome() bool { return !p.Remote }
 
 // copyGrowth is the factor by which a copy of the workspace may grow.
 const copyGrowth = 4
@@ -107,7 +103,7 @@ func (p *Preparation) copyBounds() overlay.CopyBounds {
 // Tmpfs returns the tmpfs mounts of every container, and those of the spec.
 func (p *Preparation) Tmpfs() (own, further []harden.Tmpfs) {
 	var asked []harden.Tmpfs
-	if !p.hasScratchHome() {
+	if p.Remote {
 		asked = append(asked, harden.Tmpfs{Path: sandbox.HomeDir, Bytes: p.Spec.Resources.HomeBytes})
 	}
 	if p.Spec.Workspace.Mode == sandbox.ModeCopy {

@@ -51,7 +51,7 @@ func (s *Sandbox) Guest() *guest.Conn { return s.link.conn }
 func (s *Sandbox) ID() string { return s.container.ID() }
 
 // State returns the current state.
-func (s *Sandbox) State() sandbox.State { return s.status.currentState() }
+func (s *Sandbox) State() sandbox.State { return s.status.state.State() }
 
 // Attestation returns what was observed and read back when the sandbox started.
 func (s *Sandbox) Attestation() sandbox.Attestation { return s.attestation }
@@ -150,7 +150,7 @@ func (s *Sandbox) undoCreate(ctx context.Context) error {
 	s.link.closeConn()
 	s.staging.Wait()
 	var err error
-	if s.claim.isListed() {
+	if s.claim.entries != nil {
 		err = s.container.Remove(ctx)
 	}
 	s.status.markStopped(nil)

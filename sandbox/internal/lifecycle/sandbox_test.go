@@ -11,7 +11,7 @@ import (
 // and Create's return is an error of Create, not a running sandbox.
 func TestLostWhileItStarts(t *testing.T) {
 	s := &Sandbox{backend: &Backend{}, status: newStatus()}
-	s.status.markCreated()
+	s.status.state.Advance(sandbox.StateCreated)
 	s.status.markStopped(sandbox.ErrLost)
 	if err := s.status.markRunning(); !errors.Is(err, sandbox.ErrUnavailable) || !errors.Is(err, sandbox.ErrLost) {
 		t.Errorf("markRunning: %v, want ErrUnavailable and ErrLost", err)

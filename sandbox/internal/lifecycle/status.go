@@ -24,10 +24,6 @@ type status struct {
 
 func newStatus() *status { return &status{done: make(chan struct{})} }
 
-func (s *status) currentState() sandbox.State { return s.state.State() }
-
-func (s *status) markCreated() { s.state.Advance(sandbox.StateCreated) }
-
 // markRunning records that the sandbox runs, or returns an error if it has
 // stopped.
 func (s *status) markRunning() error {

@@ -152,15 +152,6 @@ func relativeDir(base, dir string) (string, error) {
 	return filepath.Rel(base, dir)
 }
 
-// Session returns the session's ID.
-func (j *CleanupList) Session() string { return j.doc.Session }
-
-// Owner returns the process that created the list.
-func (j *CleanupList) Owner() Identity { return j.doc.Owner }
-
-// Dir returns the session's directory, relative to the state directory.
-func (j *CleanupList) Dir() string { return j.doc.Dir }
-
 // Add adds entries and returns their numbers once they are written. Make the
 // things afterwards, never before.
 func (j *CleanupList) Add(entries ...Entry) ([]int, error) {

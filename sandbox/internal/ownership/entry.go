@@ -31,7 +31,7 @@ type Entry struct {
 	Kind Kind `json:"kind"`
 	// Name is the name in the engine, the runtime or the cgroup file system.
 	Name string `json:"name,omitempty"`
-	// Path is relative to the session's directory ([CleanupList.Dir]).
+	// Path is relative to [CleanupOptions.Dir].
 	Path string `json:"path,omitempty"`
 	// PID and Start name a process, as in [Identity].
 	PID         int          `json:"pid,omitempty"`

@@ -28,8 +28,9 @@ func (j *CleanupList) Reserve(ctx context.Context, workspace *os.File, p Placeho
 		return 0, err
 	}
 	defer func() { _ = lock.Release() }() // the lock ends with the process at the latest
-	if ino, err := p.findInode(workspace); err == nil {
-		p.Ino = ino
+	p.Ino, err = p.findInode(workspace)
+	exists := err == nil
+	if exists {
 		shared, err := isShared(j.root, j.doc.Session, p)
 		if err != nil {
 			return 0, err
@@ -37,17 +38,15 @@ func (j *CleanupList) Reserve(ctx context.Context, workspace *os.File, p Placeho
 		if !shared {
 			return 0, fmt.Errorf("reserve %s: %w", p.Name, fs.ErrExist)
 		}
-		ids, err := j.Add(Entry{Kind: KindPlaceholder, Placeholder: &p})
-		if err != nil {
-			return 0, err
-		}
-		return ids[0], nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return 0, fmt.Errorf("reserve %s: %w", p.Name, err)
 	}
 	ids, err := j.Add(Entry{Kind: KindPlaceholder, Placeholder: &p})
 	if err != nil {
 		return 0, err
+	}
+	if exists {
+		return ids[0], nil
 	}
 	made, err := p.Make(workspace)
 	if err != nil {

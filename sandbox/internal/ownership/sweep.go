@@ -109,23 +109,8 @@ func pruneStrays(stateDir string, root *os.Root) error {
 // Pending reports whether the backend has a cleanup list, of any owner, for a
 // sweep to examine. It returns false if it can't find out.
 func Pending(stateDir, backend string) bool {
-	root, err := openListDir(stateDir, false)
-	if err != nil {
-		return false
-	}
-	defer func() { _ = root.Close() }()
-	names, err := listFileNames(root)
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(names, func(name string) bool {
-		data, err := readListFile(root, name)
-		if err != nil {
-			return false
-		}
-		doc, err := parseList(name, data)
-		return err == nil && doc.Backend == backend
-	})
+	docs, _ := ReadLists(stateDir, backend)
+	return len(docs) > 0
 }
 
 func listFileNames(root *os.Root) ([]string, error) {
