@@ -58,14 +58,16 @@ func readSmall(workspace *os.File, name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return readPath(f)
+}
+
+// readPath reads and closes a regular file that contains a path, without line
+// ends.
+func readPath(f *os.File) (string, error) {
 	defer func() { _ = f.Close() }()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return "", errors.Join(err, errors.New("not a regular file"))
 	}
-	const pathMax = 4096 // limits.h: git uses no longer path
-	data, err := io.ReadAll(io.LimitReader(f, pathMax+1))
-	if err != nil {
-		return "", err
-	}
-	return strings.TrimRight(string(data), "\r\n"), nil
+	data, err := io.ReadAll(io.LimitReader(f, unix.PathMax))
+	return strings.TrimRight(string(data), "\r\n"), err
 }

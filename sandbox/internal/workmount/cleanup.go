@@ -3,8 +3,8 @@ package workmount
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 
@@ -39,10 +39,21 @@ type cleanup struct {
 	namespace    *MountNamespace
 	mounts       []listedDir
 	mountsDir    *listedDir
-	dirs         []listedDir // of files bound in place of others, and of scratch directories
+	dirs         []listedDir // of files bound in place of others, scratch directories and layers
 	further      []furtherMount
 	scratch      []string // directories below base that belong to the commands
 	placeholders []placeholderOf
+}
+
+// makeDir makes a directory below base, after adding it to the cleanup list.
+func (u *cleanup) makeDir(name string, mode os.FileMode) (string, error) {
+	ids, err := u.list.Add(ownership.Entry{Kind: ownership.KindDirectory, Path: name})
+	if err != nil {
+		return "", err
+	}
+	u.dirs = append(u.dirs, listedDir{id: ids[0], name: name})
+	dir := filepath.Join(u.base, name)
+	return dir, os.Mkdir(dir, mode)
 }
 
 // removeStaging removes the staging mounts, last one first, and their
@@ -106,7 +117,7 @@ func (u *cleanup) removeStagingLocked() error {
 // the beginning.
 func (u *cleanup) closeAll(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
-		return fmt.Errorf("close workspace mounts: %w", err)
+		return err
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -131,7 +142,7 @@ func (u *cleanup) closeAll(ctx context.Context) error {
 		u.placeholders = slices.DeleteFunc(u.placeholders, func(have placeholderOf) bool { return have.id == p.id })
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("close workspace mounts: %w", err)
+		return err
 	}
 	_ = u.dir.Close()
 	u.dir = nil

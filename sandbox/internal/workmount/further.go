@@ -346,7 +346,7 @@ func (p *Mounts) bindFurther(o Options, decided identityPlan) error {
 		}
 		p.Further = append(p.Further, b)
 		for _, g := range m.guards {
-			b, err := p.cleanup.bindGuard(m, g, fmt.Sprintf("%s-%d", coverDir, i))
+			b, err := p.cleanup.bindByPath(m.Dir, g, m.source, m.Target, fmt.Sprintf("%s-%d", coverDir, i))
 			if err != nil {
 				return fmt.Errorf("protect %s in the mount at %s: %w", g.name, m.Target, err)
 			}
@@ -354,25 +354,6 @@ func (p *Mounts) bindFurther(o Options, decided identityPlan) error {
 		}
 	}
 	return nil
-}
-
-// bindGuard binds a file of a further mount on itself by path, or covers
-// Caisson's configuration as coverGuard does.
-func (u *cleanup) bindGuard(m furtherMount, g guard, cover string) (Bind, error) {
-	f, err := openBelow(m.Dir, g.name, unix.O_PATH)
-	if err != nil {
-		return Bind{}, err
-	}
-	defer func() { _ = f.Close() }()
-	if g.name != ownConfig {
-		return u.newBind(f, path.Join(m.source, g.name), path.Join(m.Target, g.name), g.readOnly)
-	}
-	empty, err := u.makeCover(f, cover)
-	if err != nil {
-		return Bind{}, err
-	}
-	defer func() { _ = empty.Close() }()
-	return u.newBind(empty, empty.Name(), path.Join(m.Target, g.name), g.readOnly)
 }
 
 // openFurther returns a mount's host directory. done closes it if it is not the

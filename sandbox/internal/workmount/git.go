@@ -1,6 +1,7 @@
 package workmount
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -21,11 +22,29 @@ type guard struct {
 	readOnly bool
 	// reserve means that a placeholder has to be made first.
 	reserve bool
+	// isMount means that it is a mount already.
+	isMount bool
 	// worktree is set for the .git file of a linked worktree.
 	worktree worktree
 	// from, if set, is a host path to bind instead, and target a mount point
 	// outside the workspace.
 	from, target string
+}
+
+// open opens the guarded file in root, or the one to bind instead.
+func (g guard) open(root *os.File) (*os.File, error) {
+	switch {
+	case g.from != "":
+		return os.OpenFile(g.from, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	case g.isMount:
+		return openBeneath(root, g.name, unix.O_PATH, 0)
+	}
+	return openBelow(root, g.name, unix.O_PATH)
+}
+
+// mountPoint returns the guard's mount point if root's is target.
+func (g guard) mountPoint(target string) string {
+	return cmp.Or(g.target, path.Join(target, g.name))
 }
 
 // Names that tools on the host read in a workspace by themselves.
@@ -202,37 +221,18 @@ func checkCommonDir(workspace *os.File, repo string) error {
 
 // inRepository reports whether a directory above the workspace has a .git.
 func inRepository(workspace *os.File) (bool, error) {
-	up, err := openParent(int(workspace.Fd()))
-	for ; err == nil; up, err = stepUp(up) {
+	dir := int(workspace.Fd())
+	up, err := listAncestors(dir)
+	if err != nil {
+		return false, err
+	}
+	for i := 1; i < len(up); i++ {
 		var st unix.Stat_t
-		if err := unix.Fstatat(up, gitName, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil {
-			return true, unix.Close(up)
-		}
-		if top, err := isRoot(up); top || err != nil {
-			return false, errors.Join(err, unix.Close(up))
+		if unix.Fstatat(dir, strings.Repeat("../", i)+gitName, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
+			return true, nil
 		}
 	}
-	return false, err
-}
-
-func openParent(dir int) (int, error) {
-	return unix.Openat(dir, "..", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-}
-
-func stepUp(dir int) (int, error) {
-	up, err := openParent(dir)
-	return up, errors.Join(err, unix.Close(dir))
-}
-
-func isRoot(dir int) (bool, error) {
-	var here, root unix.Stat_t
-	if err := unix.Fstat(dir, &here); err != nil {
-		return false, err
-	}
-	if err := unix.Stat("/", &root); err != nil {
-		return false, err
-	}
-	return here.Dev == root.Dev && here.Ino == root.Ino, nil
+	return false, nil
 }
 
 // linkGuards returns the guards of a .git file, which linked worktrees and

@@ -55,32 +55,15 @@ func (p *Mounts) stageOverlay(s *stager, guards []guard) error {
 		return err
 	}
 	for _, g := range guards {
-		if err := guardIn(p, s, root, g); err != nil {
+		var userns *os.File // the overlay shows mapped ids already
+		if g.from != "" {
+			userns = s.userns
+		}
+		if err := p.stageBind(s, root, g, userns); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// guardIn binds a file of the overlay on itself.
-func guardIn(p *Mounts, s *stager, root *os.File, g guard) error {
-	f, err := openGuardIn(root, g)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	var userns *os.File // the overlay shows mapped ids already
-	if g.from != "" {
-		userns = s.userns
-	}
-	return p.stageFile(s, f, g, userns)
-}
-
-func openGuardIn(root *os.File, g guard) (*os.File, error) {
-	if g.from != "" {
-		return os.OpenFile(g.from, unix.O_PATH|unix.O_NOFOLLOW, 0)
-	}
-	return openBelow(root, g.name, unix.O_PATH)
 }
 
 // overlayGuards returns the guards of the workspace's configuration and of a
@@ -232,7 +215,7 @@ func (p *Mounts) prepareOverlay(ctx context.Context, o Options, decided identity
 	if !decided.stage {
 		return overlayError(p.Path, p.cleanup.layers, errNoMounts)
 	}
-	if err := p.stageAll(o, &decided, append([]guard{{name: "."}}, list...), 0); err != nil {
+	if err := p.stageAll(o, &decided, append([]guard{{name: "."}}, list...)); err != nil {
 		return overlayError(p.Path, p.cleanup.layers, err)
 	}
 	p.setIdentity(decided)
@@ -255,17 +238,7 @@ func (p *Mounts) planVolume(o Options, decided identityPlan, list []guard) error
 // mount, and sets the identity. The overlay's flags are not lost.
 func (p *Mounts) bindUnstaged(o Options, decided identityPlan, list []guard) error {
 	for _, g := range list {
-		f, err := openGuardIn(p.cleanup.workspace, g)
-		if err != nil {
-			return err
-		}
-		if g.from != "" {
-			err = p.addBind(f, g, g.from)
-		} else {
-			err = p.coverGuard(f, g)
-		}
-		_ = f.Close()
-		if err != nil {
+		if err := p.bindByPath(g); err != nil {
 			return err
 		}
 	}

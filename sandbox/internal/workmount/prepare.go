@@ -159,7 +159,12 @@ func (p *Mounts) RemoveStaging() error { return p.cleanup.removeStaging() }
 // Close removes everything that Prepare made, except placeholders that were
 // changed. Call it when the container is gone. It is idempotent. After an error
 // it may be called again, and anything left stays in the cleanup list.
-func (p *Mounts) Close(ctx context.Context) error { return p.cleanup.closeAll(ctx) }
+func (p *Mounts) Close(ctx context.Context) error {
+	if err := p.cleanup.closeAll(ctx); err != nil {
+		return fmt.Errorf("close workspace mounts: %w", err)
+	}
+	return nil
+}
 
 func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
 	path, err := resolvedPath(o.Workspace.Dir)
@@ -234,7 +239,11 @@ func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, fmt.Errorf("prepare workspace: %w", err)
 	}
-	if err := p.bindAll(o, plan, mounts, list); err != nil {
+	wanted := []guard{{name: "."}}
+	for _, m := range mounts {
+		wanted = append(wanted, guard{name: m, isMount: true})
+	}
+	if err := p.bindWanted(o, plan, append(wanted, list...)); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -317,17 +326,11 @@ func reserveError(path string, err error) error {
 	return fmt.Errorf("reserve names in workspace: %w", err)
 }
 
-// bindAll makes the workspace's binds.
-func (p *Mounts) bindAll(o Options, decided identityPlan, submounts []string, list []guard) error {
-	wanted := append([]guard{{name: "."}}, submountGuards(submounts)...)
-	return p.bindWanted(o, decided, append(wanted, list...), len(submounts))
-}
-
 func (p *Mounts) prepareCopy(ctx context.Context, o Options, decided identityPlan) error {
 	if err := context.Cause(ctx); err != nil {
 		return fmt.Errorf("prepare workspace: %w", err)
 	}
-	if err := p.bindWanted(o, decided, nil, 0); err != nil {
+	if err := p.bindWanted(o, decided, nil); err != nil {
 		return err
 	}
 	p.Binds = []Bind{{Target: p.Target, Dir: true}}
@@ -339,9 +342,9 @@ func (p *Mounts) prepareCopy(ctx context.Context, o Options, decided identityPla
 // bindWanted makes the binds: first of wanted, which begins with the workspace
 // and its submounts, then of the further mounts. It stages them if the plan
 // demands it and this process may mount, and binds them by path otherwise.
-func (p *Mounts) bindWanted(o Options, decided identityPlan, wanted []guard, submounts int) error {
+func (p *Mounts) bindWanted(o Options, decided identityPlan, wanted []guard) error {
 	if decided.stage {
-		err := p.stageAll(o, &decided, wanted, submounts)
+		err := p.stageAll(o, &decided, wanted)
 		if err == nil {
 			p.setIdentity(decided)
 			return nil
@@ -361,21 +364,8 @@ func (p *Mounts) bindWanted(o Options, decided identityPlan, wanted []guard, sub
 		}
 		decided.stage, decided.lost = false, append(decided.lost, LostFlags)
 	}
-	for i, g := range wanted {
-		f, err := openGuard(p, g, i, submounts)
-		if err != nil {
-			return err
-		}
-		switch {
-		case g.name == ownConfig:
-			err = p.coverGuard(f, g)
-		case g.from != "":
-			err = p.addBind(f, g, g.from)
-		default:
-			err = p.addBind(f, g, path.Join(p.Path, g.name))
-		}
-		_ = f.Close()
-		if err != nil {
+	for _, g := range wanted {
+		if err := p.bindByPath(g); err != nil {
 			return err
 		}
 	}
@@ -386,18 +376,34 @@ func (p *Mounts) bindWanted(o Options, decided identityPlan, wanted []guard, sub
 // coverDir contains the file that covers a guard, below Options.Dir.
 const coverDir = "cover"
 
-// coverGuard hides the workspace's configuration, which nothing inside needs,
-// under an empty file or directory of the session. A bind by path would not do:
-// the name is guarded only if it existed, so a command of another session may
-// have just made it and be exchanging it for a symlink, and gVisor can't tell
-// afterwards what was mounted.
-func (p *Mounts) coverGuard(f *os.File, g guard) error {
-	empty, err := p.cleanup.makeCover(f, coverDir)
+// bindByPath binds a file of the workspace on itself by its path.
+func (p *Mounts) bindByPath(g guard) error {
+	b, err := p.cleanup.bindByPath(p.cleanup.workspace, g, p.Path, p.Target, coverDir)
+	p.Binds = append(p.Binds, b)
+	return err
+}
+
+// bindByPath binds g in root, a directory at path for target, by its path. It
+// hides Caisson's own configuration, which nothing inside needs, under an empty
+// file or directory in cover. A bind by path would not do: the name is guarded
+// only if it existed, so a command of another session may have just made it and
+// be exchanging it for a symlink, and gVisor can't tell afterwards what was
+// mounted.
+func (u *cleanup) bindByPath(root *os.File, g guard, at, target, cover string) (Bind, error) {
+	f, err := g.open(root)
 	if err != nil {
-		return fmt.Errorf("cover %s: %w", g.name, err)
+		return Bind{}, err
+	}
+	defer func() { _ = f.Close() }()
+	if g.name != ownConfig {
+		return u.newBind(f, cmp.Or(g.from, path.Join(at, g.name)), g.mountPoint(target), g.readOnly)
+	}
+	empty, err := u.makeCover(f, cover)
+	if err != nil {
+		return Bind{}, fmt.Errorf("cover %s: %w", g.name, err)
 	}
 	defer func() { _ = empty.Close() }()
-	return p.addBind(empty, g, empty.Name())
+	return u.newBind(empty, empty.Name(), g.mountPoint(target), g.readOnly)
 }
 
 // makeCover makes and opens an empty file or directory, like f, in a new
@@ -407,15 +413,11 @@ func (u *cleanup) makeCover(f *os.File, dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	ids, err := u.list.Add(ownership.Entry{Kind: ownership.KindDirectory, Path: dir})
+	place, err := u.makeDir(dir, 0o755)
 	if err != nil {
 		return nil, err
 	}
-	u.dirs = append(u.dirs, listedDir{id: ids[0], name: dir})
-	place := filepath.Join(u.base, dir, "empty")
-	if err := os.Mkdir(filepath.Dir(place), 0o755); err != nil {
-		return nil, err
-	}
+	place = filepath.Join(place, "empty")
 	if info.IsDir() {
 		err = os.Mkdir(place, 0o755)
 	} else {
@@ -427,14 +429,6 @@ func (u *cleanup) makeCover(f *os.File, dir string) (*os.File, error) {
 	return os.OpenFile(place, unix.O_PATH|unix.O_NOFOLLOW, 0)
 }
 
-func submountGuards(names []string) []guard {
-	var list []guard
-	for _, n := range names {
-		list = append(list, guard{name: n})
-	}
-	return list
-}
-
 func (p *Mounts) setIdentity(decided identityPlan) {
 	p.CommandUID, p.CommandGID = decided.command.uid, decided.command.gid
 	p.OwnerUID, p.OwnerGID = decided.files.uid, decided.files.gid
@@ -444,7 +438,7 @@ func (p *Mounts) setIdentity(decided identityPlan) {
 
 // stageAll stages every bind. If ids can't be mapped, it changes the plan and
 // begins again, once.
-func (p *Mounts) stageAll(o Options, decided *identityPlan, wanted []guard, submounts int) (err error) {
+func (p *Mounts) stageAll(o Options, decided *identityPlan, wanted []guard) (err error) {
 	s := &stager{dir: p.cleanup.dir, list: o.Cleanup, cleanup: p.cleanup, attachLayers: o.attachLayers}
 	if decided.idmap {
 		s.userns, err = o.UserNamespaces.openFor(o.Holder, idMaps{decided.files, o.Identity})
@@ -464,7 +458,7 @@ func (p *Mounts) stageAll(o Options, decided *identityPlan, wanted []guard, subm
 		if err = s.makeMountsDir(mountsDir, len(wanted)+p.cleanup.countOverlay()+p.cleanup.countFurther()); err != nil {
 			return err
 		}
-		err = p.stageWanted(s, wanted, submounts)
+		err = p.stageWanted(s, wanted)
 	}
 	if err == nil {
 		err = p.stageFurther(s, *decided)
@@ -479,66 +473,37 @@ func (p *Mounts) stageAll(o Options, decided *identityPlan, wanted []guard, subm
 	if *decided, err = decided.withoutIDMap(p.Path, err); err != nil {
 		return err
 	}
-	return p.stageAll(o, decided, wanted, submounts)
+	return p.stageAll(o, decided, wanted)
 }
 
-func (p *Mounts) stageWanted(s *stager, wanted []guard, submounts int) error {
+func (p *Mounts) stageWanted(s *stager, wanted []guard) error {
 	if p.cleanup.layers != nil {
 		return p.stageOverlay(s, wanted[1:])
 	}
-	for i, g := range wanted {
-		if err := p.stageOne(s, g, i, submounts); err != nil {
+	for _, g := range wanted {
+		if err := p.stageBind(s, p.cleanup.workspace, g, s.userns); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (p *Mounts) stageOne(s *stager, g guard, index, submounts int) error {
-	f, err := openGuard(p, g, index, submounts)
+// stageBind stages g in root, id-mapped by userns, and adds it to the binds.
+func (p *Mounts) stageBind(s *stager, root *os.File, g guard, userns *os.File) error {
+	f, err := g.open(root)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	return p.stageFile(s, f, g, s.userns)
-}
-
-// stageFile stages f, id-mapped by userns, and adds it to the binds.
-func (p *Mounts) stageFile(s *stager, f *os.File, g guard, userns *os.File) error {
-	mount, err := s.cloneMount(int(f.Fd()), g.readOnly, userns)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = mount.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	source, err := s.attachMount(mount, info.IsDir())
+	source, err := s.stageClone(f, g.readOnly, userns)
 	if err != nil {
 		return err
 	}
 	return p.addBind(f, g, source)
 }
 
-// openGuard opens one of the wanted files: the workspace, then the named
-// submounts, then the guards.
-func openGuard(p *Mounts, g guard, index, submounts int) (*os.File, error) {
-	if g.from != "" {
-		return os.OpenFile(g.from, unix.O_PATH|unix.O_NOFOLLOW, 0)
-	}
-	if index > 0 && index <= submounts {
-		return openBeneath(p.cleanup.workspace, g.name, unix.O_PATH, 0) // it is a mount
-	}
-	return openBelow(p.cleanup.workspace, g.name, unix.O_PATH)
-}
-
 func (p *Mounts) addBind(f *os.File, g guard, source string) error {
-	target := path.Join(p.Target, g.name)
-	if g.target != "" {
-		target = g.target
-	}
-	b, err := p.cleanup.newBind(f, source, target, g.readOnly)
+	b, err := p.cleanup.newBind(f, source, g.mountPoint(p.Target), g.readOnly)
 	p.Binds = append(p.Binds, b)
 	return err
 }

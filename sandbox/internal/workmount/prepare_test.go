@@ -609,7 +609,7 @@ func TestConfigurationIsCovered(t *testing.T) {
 		p, _, err := newMounts(f.Options, f.dir)
 		must(t, err)
 		p.Path = f.dir
-		must(t, p.bindAll(f.Options, identityPlan{}, nil, []guard{{name: ownConfig, readOnly: true}}))
+		must(t, p.bindWanted(f.Options, identityPlan{}, []guard{{name: "."}, {name: ownConfig, readOnly: true}}))
 		b := p.Binds[1]
 		if b.Target != "/workspace/.caisson" || !b.ReadOnly || b.Dir != isDir || !strings.HasPrefix(b.Source, f.Dir) {
 			t.Errorf("bind %+v", b)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
-	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // RootOptions configures [StageRoot]. Image, Dir and Cleanup are required.
@@ -47,7 +46,6 @@ type Root struct {
 	Path, Layer string
 
 	cleanup *cleanup
-	layers  *listedDir // nil once it is removed
 	opened  []*os.File // layers of an overlay that is mounted later
 }
 
@@ -84,14 +82,12 @@ func StageRoot(o RootOptions) (_ *Root, err error) {
 // makeLayers makes the layer's directories, after adding them to the cleanup
 // list.
 func (r *Root) makeLayers(o RootOptions) (*os.File, error) {
-	id, err := o.Cleanup.Add(ownership.Entry{Kind: ownership.KindDirectory, Path: rootLayersDir})
+	base, err := r.cleanup.makeDir(rootLayersDir, 0o700)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("make layer of root: %w", err)
 	}
-	r.layers = &listedDir{id: id[0], name: rootLayersDir}
-	base := filepath.Join(o.Dir, rootLayersDir)
 	r.Layer = filepath.Join(base, upperName)
-	for _, name := range []string{base, r.Layer, filepath.Join(base, workName)} {
+	for _, name := range []string{r.Layer, filepath.Join(base, workName)} {
 		if err := os.Mkdir(name, 0o700); err != nil {
 			return nil, fmt.Errorf("make layer of root: %w", err)
 		}
@@ -173,26 +169,9 @@ func (r *Root) RemoveStaging() error { return r.cleanup.removeStaging() }
 // container is gone. It is idempotent. After an error it may be called again,
 // and anything left stays in the cleanup list.
 func (r *Root) Close() error {
-	if r.cleanup.dir == nil {
-		return nil
-	}
 	closeAll(r.opened...)
 	r.opened = nil
-	if err := r.cleanup.removeStaging(); err != nil {
-		return fmt.Errorf("remove root: %w", err)
-	}
-	if r.layers != nil {
-		if err := workspace.RemoveTreeAt(r.cleanup.dir, r.layers.name); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("remove root: %w", err)
-		}
-		if err := r.cleanup.list.Forget(r.layers.id); err != nil {
-			return fmt.Errorf("remove root: %w", err)
-		}
-		r.layers = nil
-	}
-	err := r.cleanup.dir.Close()
-	r.cleanup.dir = nil
-	if err != nil {
+	if err := r.cleanup.closeAll(context.Background()); err != nil {
 		return fmt.Errorf("remove root: %w", err)
 	}
 	return nil
@@ -246,4 +225,9 @@ func (b *ImageBinds) RemoveStaging() error { return b.cleanup.removeStaging() }
 
 // Close removes the mounts. It is idempotent. After an error it may be called
 // again, and anything left stays in the cleanup list.
-func (b *ImageBinds) Close() error { return b.cleanup.closeAll(context.Background()) }
+func (b *ImageBinds) Close() error {
+	if err := b.cleanup.closeAll(context.Background()); err != nil {
+		return fmt.Errorf("remove image mounts: %w", err)
+	}
+	return nil
+}

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // scratchDir contains the scratch directories, below Options.Dir.
@@ -28,8 +27,8 @@ func (p *Mounts) makeScratch(all []sandbox.Mount) error {
 			continue
 		}
 		if p.cleanup.scratch == nil {
-			if err := p.cleanup.makeScratchDir(); err != nil {
-				return err
+			if _, err := p.cleanup.makeDir(scratchDir, 0o700); err != nil {
+				return fmt.Errorf("make scratch directory: %w", err)
 			}
 		}
 		name := path.Join(scratchDir, strconv.Itoa(i))
@@ -52,19 +51,6 @@ func (p *Mounts) makeScratch(all []sandbox.Mount) error {
 			}
 		}
 	}
-	return nil
-}
-
-func (u *cleanup) makeScratchDir() error {
-	ids, err := u.list.Add(ownership.Entry{Kind: ownership.KindDirectory, Path: scratchDir})
-	if err != nil {
-		return fmt.Errorf("make scratch directory: %w", err)
-	}
-	u.dirs = append(u.dirs, listedDir{id: ids[0], name: scratchDir})
-	if err := unix.Mkdirat(int(u.dir.Fd()), scratchDir, 0o700); err != nil {
-		return fmt.Errorf("make scratch directory: %w", err)
-	}
-	u.scratch = []string{}
 	return nil
 }
 

@@ -1,17 +1,12 @@
 package workmount
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // A linked worktree (git-worktree(1)) has a .git file with the path of its
@@ -69,12 +64,7 @@ func readOutside(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = f.Close() }()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return "", errors.Join(err, errors.New("not a regular file"))
-	}
-	data, err := io.ReadAll(io.LimitReader(f, unix.PathMax))
-	return strings.TrimRight(string(data), "\r\n"), err
+	return readPath(f)
 }
 
 // linkWorktrees covers the .git file of a linked worktree and adds its
@@ -84,13 +74,8 @@ func linkWorktrees(p *Mounts, list []guard, decided identityPlan) ([]guard, erro
 		if g.worktree.common == "" {
 			continue
 		}
-		ids, err := p.cleanup.list.Add(ownership.Entry{Kind: ownership.KindDirectory, Path: worktreeDir})
-		if err != nil {
-			return nil, fmt.Errorf("cover %s: %w", g.name, err)
-		}
-		p.cleanup.dirs = append(p.cleanup.dirs, listedDir{id: ids[0], name: worktreeDir})
-		place := filepath.Join(p.cleanup.base, worktreeDir, "git")
-		err = os.Mkdir(filepath.Dir(place), 0o755)
+		dir, err := p.cleanup.makeDir(worktreeDir, 0o755)
+		place := filepath.Join(dir, "git")
 		if err == nil {
 			err = os.WriteFile(place, []byte("gitdir: "+path.Join(repositoryTarget, g.worktree.name)+"\n"), 0o644)
 		}
