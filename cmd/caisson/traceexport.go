@@ -74,21 +74,14 @@ func exportTrace(a *app, name, path string, write func(io.Writer, trace.Session)
 	return nil
 }
 
-// knownSecrets returns the keys that the environment and the configuration name. It
-// skips a configuration that can't be read.
+// knownSecrets returns the keys that the environment and the configuration have.
 func knownSecrets(a *app) []redact.Secret {
-	all := environSecrets(a.environ)
-	conf, err := loadConfig(a, "")
-	if err != nil {
-		return append(all, urlSecrets(a.environ, &config.Config{})...)
+	s, _ := loadSettings(a, config.File{}, "") // empty if the configuration can't be read
+	var models []config.SelectedModel
+	for _, m := range s.conf.Models {
+		models = append(models, config.SelectedModel{KeyEnv: valueOf(m.APIKeyEnv)})
 	}
-	all = append(environSecrets(a.environ, conf.EnvFrom...), urlSecrets(a.environ, &conf)...)
-	for _, m := range conf.Models {
-		if m.APIKeyEnv != nil {
-			all = append(all, environSecrets(a.environ, *m.APIKeyEnv)...)
-		}
-	}
-	return all
+	return s.knownSecrets(models...)
 }
 
 func newTraceHTMLCommand(a *app) *cobra.Command {
