@@ -70,7 +70,7 @@ func (c *chat) runCommand(name, rest string) bool {
 	all := commands()
 	i := slices.IndexFunc(all, func(cmd command) bool { return cmd.name == name })
 	if i < 0 {
-		safe, _ := displayText(name)
+		safe, _ := tools.Display(name)
 		c.showLines(ui.ErrorLine("there is no command "+safe+": /help lists them", c.Colour))
 		c.yourTurn()
 		return true // it stays in the history: the next command must not follow it in the draft
@@ -290,7 +290,7 @@ func (c *chat) copyAnswer(string) bool {
 		c.showLines(ui.ErrorLine("the answer can't be copied: "+err.Error(), c.Colour))
 		return true
 	}
-	safe, _ := displayText(path)
+	safe, _ := tools.Display(path)
 	c.showLines(err.Error() + ": the answer is in " + safe + note)
 	return true
 }

@@ -65,12 +65,12 @@ func (c *composer) pressKey(k key) action {
 		return actSend
 	case keyBackspace:
 		if k.ctrl || k.alt {
-			c.removeText(c.wordStart(), c.cursor)
+			c.removeTo(c.wordStart())
 			break
 		}
-		c.removeText(c.previousBoundary(), c.cursor)
+		c.removeTo(c.previousBoundary())
 	case keyDelete:
-		c.removeText(c.cursor, c.nextBoundary())
+		c.removeTo(c.nextBoundary())
 	case keyUp:
 		return c.moveUp()
 	case keyDown:
@@ -93,58 +93,50 @@ func (c *composer) pressKey(k key) action {
 	return actEdit
 }
 
+// The letters with Ctrl or Alt that move the cursor to a place, or remove the text
+// between the cursor and a place.
+var (
+	ctrlMoves   = map[string]func(*composer) int{"a": (*composer).lineStart, "e": (*composer).lineEnd, "b": (*composer).previousBoundary, "f": (*composer).nextBoundary}
+	ctrlRemoves = map[string]func(*composer) int{
+		"h": (*composer).previousBoundary, "d": (*composer).nextBoundary, "w": (*composer).wordStart, "u": (*composer).lineStart, "k": (*composer).lineEnd,
+	}
+	altMoves   = map[string]func(*composer) int{"b": (*composer).wordStart, "f": (*composer).wordEnd}
+	altRemoves = map[string]func(*composer) int{"d": (*composer).wordEnd}
+)
+
 // pressControl handles a letter with a modifier.
 func (c *composer) pressControl(k key) action {
+	moves, removes := ctrlMoves, ctrlRemoves
 	if k.alt {
-		switch k.text {
-		case "b":
-			c.cursor = c.wordStart()
-		case "f":
-			c.cursor = c.wordEnd()
-		case "d":
-			c.removeText(c.cursor, c.wordEnd())
-		default:
-			return actNone
-		}
+		moves, removes = altMoves, altRemoves
+	}
+	switch place := moves[k.text]; {
+	case place != nil:
+		c.cursor = place(c)
+		return actEdit
+	case k.alt:
+	case k.text == "j":
+		c.insertText("\n")
+		return actEdit
+	case k.text == "m":
+		return actSend
+	case k.text == "c":
+		return actStop
+	case k.text == "d" && c.text == "":
+		return actEnd
+	case k.text == "x":
+		return actEditor
+	case k.text == "p":
+		return c.moveUp()
+	case k.text == "n":
+		c.moveDown()
 		return actEdit
 	}
-	switch k.text {
-	case "j":
-		c.insertText("\n")
-	case "m":
-		return actSend
-	case "h":
-		c.removeText(c.previousBoundary(), c.cursor)
-	case "c":
-		return actStop
-	case "d":
-		if c.text == "" {
-			return actEnd
-		}
-		c.removeText(c.cursor, c.nextBoundary())
-	case "x":
-		return actEditor
-	case "a":
-		c.cursor = c.lineStart()
-	case "e":
-		c.cursor = c.lineEnd()
-	case "b":
-		c.cursor = c.previousBoundary()
-	case "f":
-		c.cursor = c.nextBoundary()
-	case "w":
-		c.removeText(c.wordStart(), c.cursor)
-	case "u":
-		c.removeText(c.lineStart(), c.cursor)
-	case "k":
-		c.removeText(c.cursor, c.lineEnd())
-	case "p":
-		return c.moveUp()
-	case "n":
-		c.moveDown()
-	default:
+	place := removes[k.text]
+	if place == nil {
 		return actNone
 	}
+	c.removeTo(place(c))
 	return actEdit
 }
 
@@ -165,7 +157,9 @@ func (c *composer) insertText(text string) {
 	c.cursor += len(text)
 }
 
-func (c *composer) removeText(from, to int) {
+// removeTo removes the text between the cursor and a place.
+func (c *composer) removeTo(at int) {
+	from, to := min(at, c.cursor), max(at, c.cursor)
 	c.text = c.text[:from] + c.text[to:]
 	c.cursor = from
 }

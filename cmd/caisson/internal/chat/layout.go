@@ -117,5 +117,3 @@ func displayCharacter(cluster string) string {
 	safe, _ := tools.Display(cluster)
 	return safe
 }
-
-func displayText(text string) (string, bool) { return tools.Display(text) }

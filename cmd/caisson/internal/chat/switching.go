@@ -12,6 +12,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/trace"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // Next says how a conversation continues after its session was closed: with the same
@@ -110,7 +111,7 @@ func switchTo(c *chat, command string, n Next) bool {
 }
 
 func safeText(text string) string {
-	safe, _ := displayText(text)
+	safe, _ := tools.Display(text)
 	return ui.SureWidth(safe)
 }
 
