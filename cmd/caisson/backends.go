@@ -69,7 +69,7 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 	if err != nil {
 		return nil, err
 	}
-	buildNetwork, err := config.BuildNetwork(c)
+	buildNetwork, err := c.BuildNetwork()
 	if err != nil {
 		return nil, err
 	}
@@ -135,16 +135,11 @@ func (bs *backends) setLogger(l *zap.Logger) {
 
 func (bs *backends) openImages(ctx context.Context) (*store.Store, error) {
 	if bs.environ.cacheDir() == "" {
-		return nil, &commandError{Status: exitConfig, Problem: record.Problem{
-			Cause: "there is no place for images: neither HOME nor XDG_CACHE_HOME is an absolute path",
-			Hint:  "Set HOME, or XDG_CACHE_HOME.",
-		}}
+		return nil, newFailure(exitConfig, nil, "there is no place for images: neither HOME nor XDG_CACHE_HOME is an absolute path", "Set HOME, or XDG_CACHE_HOME.")
 	}
 	opened, err := bs.host.Images(ctx)
 	if errors.As(err, new(*fs.PathError)) {
-		return nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
-			Cause: "the image store can't be opened: " + err.Error(), Hint: "Set XDG_CACHE_HOME to a directory that you can write.",
-		}}
+		return nil, newFailure(exitConfig, err, "the image store can't be opened: "+err.Error(), "Set XDG_CACHE_HOME to a directory that you can write.")
 	}
 	return opened, err
 }
@@ -153,11 +148,12 @@ func (bs *backends) close() {
 	_ = bs.host.Close() // connections to engines
 }
 
-func valueOf(s *string) string {
-	if s == nil {
-		return ""
+// valueOf returns what p points to, or the zero value for nil.
+func valueOf[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
 	}
-	return *s
+	return v
 }
 
 // lateBackend chooses a backend when the first sandbox is needed. It is safe for
@@ -244,9 +240,7 @@ func (bs *backends) chooseLate(why string, choose func(ctx context.Context) (san
 func (bs *backends) mountPoint(ctx context.Context, image images.Reference) (string, error) {
 	target, err := bs.host.MountPoint(ctx, image, *bs.conf.Workdir)
 	if errors.Is(err, sandbox.ErrInvalid) {
-		return "", &commandError{Status: exitInput, Err: err, Problem: record.Problem{
-			Cause: "the workspace can't be mounted: " + err.Error(), Hint: "Change --workdir, or workdir in the configuration, to a path such as /app.",
-		}}
+		return "", newFailure(exitInput, err, "the workspace can't be mounted: "+err.Error(), "Change --workdir, or workdir in the configuration, to a path such as /app.")
 	}
 	return target, err
 }

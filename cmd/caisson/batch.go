@@ -85,6 +85,11 @@ Docker has no root inside, so auto uses gvisor for Harbor tasks.
 	return cmd
 }
 
+// agents returns the agents of the command line, each once.
+func (f *batchFlags) agents() []string {
+	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(f.Agents, f.models.values))))
+}
+
 // needTasks and oneBatch check the arguments of batch commands.
 var (
 	needTasks = wantArgs(1, -1, "tasks: directories or .jsonl files")

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -81,14 +80,12 @@ func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string,
 	if err := b.refuseUnsupported(); err != nil {
 		return err
 	}
-	agents := slices.Concat(f.Agents, f.models.values)
+	agents := f.agents()
 	if len(agents) == 0 {
 		if agents = []string{valueOf(s.conf.Model)}; agents[0] == "" {
 			return newUsageError("name --agent or --model")
 		}
 	}
-	slices.Sort(agents)
-	agents = slices.Compact(agents)
 	backend := valueOf(s.conf.Backend)
 	if backend == "" || backend == "auto" { // one for all workers
 		backend = string(oci.GVisor)

@@ -13,16 +13,13 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/batchui"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/runner/closers"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/oci"
-	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -89,72 +86,48 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 }
 
 // chooseBackend chooses one backend for all trials.
-func (b *batchSession) chooseBackend(ctx context.Context) (batch.TrialOptions, error) {
+func (b *batchSession) chooseBackend(ctx context.Context) (sandbox.Creator, error) {
 	name := *b.conf.Backend
 	if (name == "" || name == "auto") && slices.ContainsFunc(b.tasks, func(t task.Task) bool { return t.Environment.Root }) {
 		name = string(oci.GVisor)
 	}
 	backend, choice, err := b.host.Choose(ctx, name, b.say)
-	if err != nil {
-		return batch.TrialOptions{}, err
-	}
 	b.choice = choice
-	return batch.TrialOptions{Session: runner.Options{SandboxOptions: runner.SandboxOptions{Backend: backend, Choice: choice}}}, nil
+	return backend, err
 }
 
 func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*batch.Trials, error) {
-	image, err := images.ParseLocalReference(*b.conf.Image)
-	if err != nil {
-		return nil, newFailure(exitConfig, err, "the image can't be used: "+err.Error(), "Change --image, or image in the configuration.")
-	}
-	resources, err := b.conf.SandboxResources()
+	image, err := b.parseImage()
 	if err != nil {
 		return nil, err
 	}
-	b.resources = resources
-	variables, err := b.conf.Variables(b.environ.lookup)
+	session, err := b.commonOptions("ci")
 	if err != nil {
 		return nil, err
 	}
-	policy, err := b.conf.ToolPolicy("ci")
-	if err != nil {
-		return nil, err
-	}
-	fetching, err := b.conf.FetchOptions()
-	if err != nil {
-		return nil, err
-	}
-	instructions, err := b.conf.OperatorInstructions(b.environ.configDir())
-	if err != nil {
-		return nil, err
-	}
-	egress, err := config.TaskEgress(&b.conf)
-	if err != nil {
+	b.resources = session.Resources
+	if session.Egress, err = b.conf.TaskEgress(); err != nil {
 		return nil, err
 	}
 	store, err := b.openImages(ctx)
 	if err != nil {
 		return nil, err
 	}
-	o, err := b.chooseBackend(ctx)
-	if err != nil {
+	if session.Backend, err = b.chooseBackend(ctx); err != nil {
 		return nil, err
 	}
-	o.StateDir, o.WorkDir, o.Images, o.DefaultImage, o.NewModel = b.environ.stateDir(), filepath.Join(b.out, workDir), store, image, b.newModel
-	o.GitEnv = gitEnviron(b.environ)
-	session := &o.Session
-	session.User, session.Secrets, session.Version = localUser(&b.conf), slices.Concat(b.knownSecrets(), environSecrets(b.user, b.flags.TaskEnv...)), programVersion()
-	session.Resources, session.Env, session.Egress, session.Force = resources, variables, egress, force
-	session.ModelOptions = runner.ModelOptions{Budget: b.conf.Limits.Budget(), Canary: *b.conf.Canary, InstructionTexts: instructionTexts(instructions)}
-	session.PolicyOptions = runner.PolicyOptions{Policy: policy, OnPrompt: dispatch.OnPrompt(*b.conf.OnPrompt), Concurrency: int(*b.conf.Concurrency)}
-	session.ToolOptions = runner.ToolOptions{Fetch: fetching, Declared: b.conf.Tools.Declared()}
-	return batch.NewTrials(o), nil
+	session.Choice = b.choice
+	session.Secrets = slices.Concat(b.knownSecrets(), environSecrets(b.user, b.flags.TaskEnv...))
+	session.Force = force
+	return batch.NewTrials(batch.TrialOptions{
+		Session: session, StateDir: b.environ.stateDir(), WorkDir: filepath.Join(b.out, workDir), Images: store, DefaultImage: image, NewModel: b.newModel, GitEnv: gitEnviron(b.environ),
+	}), nil
 }
 
 // findAgents returns the batch's agents: the named ones, or the configuration's model.
 // It fails if a model can't be made.
 func (b *batchSession) findAgents(f batchFlags) ([]string, error) {
-	agents := slices.Concat(f.Agents, f.models.values)
+	agents := f.agents()
 	if len(agents) == 0 {
 		selected, err := b.conf.SelectModels(b.user)
 		if err != nil {
@@ -162,8 +135,6 @@ func (b *batchSession) findAgents(f batchFlags) ([]string, error) {
 		}
 		agents = []string{cmp.Or(valueOf(b.conf.Model), selected[0].Profile)}
 	}
-	slices.Sort(agents)
-	agents = slices.Compact(agents)
 	for _, agent := range agents {
 		if agent == batch.Oracle || agent == batch.Nop {
 			continue

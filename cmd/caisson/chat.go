@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/chat"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
@@ -136,7 +135,7 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f sessionFlags, not
 		return chat.End{}, err
 	}
 	defer s.close()
-	if config.IsBuiltin(&s.conf, "mode") && sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.mountsOverlays(ctx) {
+	if s.conf.IsBuiltin("mode") && sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.mountsOverlays(ctx) {
 		s.conf.Mode = new(string(sandbox.ModeBind))
 	}
 	s.chat, s.resume = true, resumed
@@ -229,7 +228,7 @@ func newChatTerminal(a *app, plain, interactive bool) *chatTerminal {
 	t := &chatTerminal{plain: plain, free: make(chan struct{})}
 	close(t.free)
 	u := &userInterface{
-		app: a, broken: func() {}, out: ui.NewAsyncWriter(), interactive: interactive,
+		app: a, broken: func() {}, untold: allFacts, out: ui.NewAsyncWriter(), interactive: interactive,
 		colour: !plain && a.environ.get("NO_COLOR") == "",
 	}
 	u.tell = u.out
@@ -241,8 +240,9 @@ func newChatTerminal(a *app, plain, interactive bool) *chatTerminal {
 	}
 	if a.terminal(a.stderr) {
 		o.Size = a.size
-		u.untold, o.Untold = a.environ.untold, a.environ.untold
+		u.untold = a.environ.untold
 	}
+	o.Untold = u.untold
 	t.keyboard = chat.NewKeyboard(a.stdin, !plain, func(typed string, done bool) { u.render.Retype(typed, done) })
 	u.render = ui.New(o)
 	t.prompt = &ui.Prompt{

@@ -169,7 +169,7 @@ func checkServe(conf config.Serve, env environ) []doctor.Finding {
 			warn(fmt.Sprintf("root %s %s", root, doubt), "Remove it from serve.roots, or name a directory that you alone can write.")
 		}
 	}
-	if remote := conf.AllowRemote; remote != nil && *remote {
+	if valueOf(conf.AllowRemote) {
 		warn("allow_remote: other machines may reach the server, which has no TLS of its own", "Listen on a unix socket or loopback behind a proxy with TLS.")
 	}
 	return findings
@@ -226,7 +226,7 @@ func (s *settings) checkModel() doctor.Finding {
 		f.Result = doctor.Warning
 		return f
 	}
-	asked, err := config.SelectWorkers(&s.conf, s.environ)
+	asked, err := s.conf.SelectWorkers(s.environ)
 	if err != nil {
 		return failedFinding(check, err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/doctor"
@@ -88,7 +89,11 @@ func runChecks(ctx context.Context, a *app, flags config.File, profile string, q
 	findings = append(findings, doctor.CheckState(s.environ.stateDir(), s.environ.temporaryDirs()))
 	servers := s.findServers()
 	if !quick {
-		startDoctorServers(ctx, a, s, servers)
+		if err := startDoctorServers(ctx, a, s, servers); err != nil {
+			for i := range servers {
+				servers[i].Failure = err.Error()
+			}
+		}
 	}
 	findings = append(findings, s.checkPolicy(servers)...)
 	image := bs.checkImage(ctx)
@@ -132,19 +137,19 @@ func (s *settings) checkPolicy(servers []doctor.Server) []doctor.Finding {
 
 // findServers returns a session's MCP servers. It starts none.
 func (s *settings) findServers() []doctor.Server {
-	used, err := s.conf.Servers().Used()
+	used, err := s.conf.UsedServers()
 	if err != nil {
 		return nil // the configuration's own checks report it
 	}
 	var out []doctor.Server
 	for _, name := range used {
 		in := s.conf.MCP[name]
-		one := doctor.Server{Name: name, OnHost: in.OnHost, File: s.conf.Servers().Source(name)}
+		one := doctor.Server{Name: name, OnHost: in.OnHost, File: s.conf.ServerSource(name)}
 		if u, err := url.Parse(in.URL); err == nil && u.Scheme == "http" && !isLoopback(u.Host) {
 			one.Address = safeurl.String(in.URL)
 		}
 		if info, err := os.Stat(one.File); err == nil && info.Mode().Perm()&0o044 != 0 {
-			one.Readable = s.conf.Servers().PlainSecrets(name)
+			one.Readable = s.conf.PlainSecrets(name)
 		}
 		out = append(out, one)
 	}
@@ -152,26 +157,19 @@ func (s *settings) findServers() []doctor.Server {
 }
 
 // startDoctorServers starts the servers on an empty directory and notes their tools.
-func startDoctorServers(ctx context.Context, a *app, s *settings, servers []doctor.Server) {
+func startDoctorServers(ctx context.Context, a *app, s *settings, servers []doctor.Server) error {
 	if len(servers) == 0 {
-		return
-	}
-	fail := func(err error) {
-		for i := range servers {
-			servers[i].Failure = err.Error()
-		}
+		return nil
 	}
 	dir, err := os.MkdirTemp("", "caisson-doctor-")
 	if err != nil {
-		fail(err)
-		return
+		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // it is empty
 	own := *s
 	b, err := openBuilder(&own, dir, projectOptions{Ignore: true})
 	if err != nil {
-		fail(err)
-		return
+		return err
 	}
 	defer b.close()
 	var names []string
@@ -182,8 +180,7 @@ func startDoctorServers(ctx context.Context, a *app, s *settings, servers []doct
 	defer u.close(ctx)
 	tested, _, err := b.startServers(ctx, u, nil, names)
 	if err != nil {
-		fail(err)
-		return
+		return err
 	}
 	for i, one := range tested {
 		if !one.Started {
@@ -195,6 +192,7 @@ func startDoctorServers(ctx context.Context, a *app, s *settings, servers []doct
 			servers[i].Offered[t.Name] = t.SHA256
 		}
 	}
+	return nil
 }
 
 // coversSettings reports whether a workspace's own settings are the trusted ones.
@@ -349,15 +347,12 @@ func showFindings(a *app, findings []describedFinding, asJSON bool) error {
 // indentText makes text safe to show and wraps it at width, unless that is 0, so that
 // it stays in its column, after begin.
 func indentText(text, begin string, width int) string {
-	safe := makeSafe(text)
+	safe := begin + makeSafe(text)
 	if width == 0 {
-		return begin + safe
+		return safe
 	}
-	column := indent + ansi.StringWidth(begin)
-	// Wrap breaks after hyphens, which would split names that users copy.
-	const hyphen, whole = "-", "\u2011"
-	lines := strings.Split(ansi.Wrap(strings.ReplaceAll(safe, hyphen, whole), width-column, ""), "\n")
-	return begin + strings.ReplaceAll(strings.Join(lines, "\n"+strings.Repeat(" ", column)), whole, hyphen)
+	lines := ui.WrapWords(safe, width-indent, strings.Repeat(" ", ansi.StringWidth(begin)))
+	return strings.Join(lines, "\n"+strings.Repeat(" ", indent))
 }
 
 func summarizeResults(counts map[doctor.Result]int) string {

@@ -116,7 +116,7 @@ const (
 
 // describeServers returns all configured servers, sorted by name.
 func (s *settings) describeServers() ([]listedServer, error) {
-	used, err := s.conf.Servers().Used()
+	used, err := s.conf.UsedServers()
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func (s *settings) describeServers() ([]listedServer, error) {
 	for _, name := range slices.Sorted(maps.Keys(s.conf.MCP)) {
 		in := s.conf.MCP[name]
 		one := listedServer{
-			Name: name, Source: s.conf.Servers().Source(name), Transport: in.Transport(), Runs: runsInSandbox, Used: slices.Contains(used, name),
+			Name: name, Source: s.conf.ServerSource(name), Transport: in.Transport(), Runs: runsInSandbox, Used: slices.Contains(used, name),
 			URL: clean(in.URL), Env: slices.Sorted(maps.Keys(in.Env)), Headers: slices.Sorted(maps.Keys(in.Headers)), Secrets: slices.Sorted(maps.Keys(in.Egress.Secrets)),
 			Include: in.Include, Exclude: in.Exclude, Egress: []string{},
 		}
@@ -146,7 +146,7 @@ func (s *settings) describeServers() ([]listedServer, error) {
 				one.Command = append(one.Command, clean(word))
 			}
 		}
-		egress, err := s.conf.Servers().Egress(name)
+		egress, err := s.conf.ServerEgress(name)
 		if err != nil {
 			return nil, err
 		}
@@ -166,13 +166,13 @@ func (s *settings) describeServers() ([]listedServer, error) {
 // must have been read.
 func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, error) {
 	o := runner.MCPOptions{Tokens: tokenStore(s.environ.stateDir())}
-	names, err := s.conf.Servers().Used()
+	names, err := s.conf.UsedServers()
 	if err != nil {
 		return o, err
 	}
 	target := cmp.Or(of.Target, sandbox.WorkspaceDir)
 	for _, name := range names {
-		one, err := s.conf.Servers().Options(name, target, s.workspace.Path)
+		one, err := s.conf.ServerOptions(name, target, s.workspace.Path)
 		if err != nil {
 			return o, err
 		}
@@ -246,7 +246,7 @@ func testServers(ctx context.Context, a *app, f workspaceFlags, name string, asJ
 	if err := s.selectServer(name); err != nil {
 		return err
 	}
-	used, err := s.conf.Servers().Used()
+	used, err := s.conf.UsedServers()
 	if err != nil {
 		return err
 	}

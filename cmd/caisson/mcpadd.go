@@ -304,7 +304,7 @@ func loginToServer(ctx context.Context, a *app, f workspaceFlags, name string, p
 	if err := s.selectServer(name); err != nil {
 		return err
 	}
-	server, err := s.conf.Servers().Options(name, sandbox.WorkspaceDir, "")
+	server, err := s.conf.ServerOptions(name, sandbox.WorkspaceDir, "")
 	if err != nil {
 		return err
 	}

@@ -156,13 +156,13 @@ func (s *settings) readEgressKeys(ctx context.Context, workspace string) error {
 
 // readServerKeys is readEgressKeys for a session's MCP servers.
 func (s *settings) readServerKeys(ctx context.Context, workspace string) error {
-	names, err := s.conf.Servers().Used()
+	names, err := s.conf.UsedServers()
 	if err != nil {
 		return err
 	}
 	s.serverKeys = map[string][]secret.Secret{}
 	for _, name := range names {
-		keys, err := s.conf.Servers().Keys(name)
+		keys, err := s.conf.ServerKeys(name)
 		if err != nil {
 			return err
 		}

@@ -107,12 +107,7 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	}
 	keepTidy := h.cleanPeriodically(ctx)
 	defer keepTidy()
-	for _, l := range listeners {
-		h.say("listening on " + formatAddress(l.Addr()))
-	}
-	if keys.path != "" {
-		h.say("the token is in " + keys.path)
-	}
+	h.announce(listeners, "", keys)
 	if unusable != nil {
 		h.say("backend none: sessions can only read until one can be used: " + unusable.Cause + ". " + unusable.Hint)
 	} else {
@@ -172,6 +167,17 @@ func formatAddress(a net.Addr) string {
 	return "http://" + a.String()
 }
 
+// announce tells the operator the addresses of the server, with path appended, and the
+// file of a generated token.
+func (h *serverHost) announce(listeners []net.Listener, path string, keys *tokens) {
+	for _, l := range listeners {
+		h.say("listening on " + formatAddress(l.Addr()) + path)
+	}
+	if keys.path != "" {
+		h.say("the token is in " + keys.path)
+	}
+}
+
 // openListeners opens all listeners, or none.
 func (h *serverHost) openListeners(ctx context.Context) ([]net.Listener, error) {
 	conf := h.base.conf.Serve
@@ -179,7 +185,7 @@ func (h *serverHost) openListeners(ctx context.Context) ([]net.Listener, error) 
 	if len(addresses) == 0 {
 		addresses = []string{config.DefaultListen}
 	}
-	remote := conf.AllowRemote != nil && *conf.AllowRemote
+	remote := valueOf(conf.AllowRemote)
 	if remote && len(conf.Tokens) == 0 {
 		return nil, &config.Error{
 			Where: "serve.tokens", Message: "other machines may reach this server, and it has no token of its own",
@@ -386,7 +392,7 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 		}
 		undo.PushFunc(func() { _ = w.Close() }) // its directory is removed next
 	}
-	wishes, err := s.conf.AskSandbox(config.AskedSandbox{Mode: in.Mode, Image: in.Image, Mounts: in.Mounts, Resources: in.Resources})
+	wishes, err := s.conf.AskSandbox(in)
 	if err != nil {
 		return o, nil, requestError(err)
 	}
@@ -414,11 +420,11 @@ func (h *serverHost) checkSandboxPolicy(s *settings, w *runner.Workspace) error 
 	if err != nil {
 		return err
 	}
-	workspace, enabled := "", s.conf.Serve.Sandboxes.Enabled
+	workspace, enabled := "", s.conf.Serve.Sandboxes.Enabled // nil leaves it to the policy
 	if w != nil {
 		workspace = w.Path
 	}
-	v := p.DecideSandbox(workspace, enabled != nil && *enabled)
+	v := p.DecideSandbox(workspace, valueOf(enabled))
 	problem := record.Problem{Hint: "Start a session instead of a sandbox, or ask the server's operator."}
 	switch {
 	case enabled != nil && !*enabled:

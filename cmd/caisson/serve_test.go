@@ -26,7 +26,7 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// served is one caisson serve in this process, on a fake sandbox.
+// served is one caisson serve in this process, with a fake sandbox.
 type served struct {
 	t       *testing.T
 	home    string
@@ -38,9 +38,8 @@ type served struct {
 }
 
 type syncBuffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-	// written is told of each write.
+	mu      sync.Mutex
+	text    bytes.Buffer
 	written chan struct{}
 }
 
@@ -60,7 +59,6 @@ func (b *syncBuffer) String() string {
 	return b.text.String()
 }
 
-// startServe starts it with a configuration.
 func startServe(t *testing.T, config string, args ...string) *served {
 	t.Helper()
 	dir := t.TempDir()
@@ -114,7 +112,6 @@ func startServe(t *testing.T, config string, args ...string) *served {
 	return s
 }
 
-// up waits until it listens.
 func (s *served) up() *served {
 	s.t.Helper()
 	for {
@@ -130,7 +127,7 @@ func (s *served) up() *served {
 	}
 }
 
-// stop ends it as a service manager does.
+// stop ends it like a service manager.
 func (s *served) stop() int {
 	s.signals <- syscall.SIGTERM
 	s.base = ""
@@ -168,7 +165,7 @@ func (s *served) do(token, method, path, body string) (int, string) {
 	return res.StatusCode, string(text)
 }
 
-// wants starts a session and checks the status; where it was started it is ended.
+// wants starts a session and checks the status. It ends a session that was started.
 func (s *served) wants(token, body string, status int, contains string) server.Session {
 	s.t.Helper()
 	got, text := s.do(token, "POST", "/sessions", body)
@@ -182,7 +179,8 @@ func (s *served) wants(token, body string, status int, contains string) server.S
 	return v
 }
 
-// TestServeWorkspaces: only what lies below a root is one, however it is named.
+// TestServeWorkspaces: only directories below a root are workspaces, whatever their
+// spelling.
 func TestServeWorkspaces(t *testing.T) {
 	s := startServe(t, "").up()
 	token := s.token()
@@ -199,13 +197,13 @@ func TestServeWorkspaces(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.wants(token, string(body), 422, `"detail":"`)
-		// Neither a symlink's target nor a flag is in the answer.
+		// The answer contains neither a symlink's target nor a flag.
 		_, text := s.do(token, "POST", "/sessions", string(body))
 		if strings.Contains(text, " --") || bad != outside && !strings.Contains(bad, "outside") && strings.Contains(text, "outside") || strings.Contains(text, "../one") {
 			t.Errorf("%q is refused with %s", bad, text)
 		}
 	}
-	// Whether a symlink's target exists is not told either.
+	// It doesn't reveal whether the target exists.
 	answers := map[string]bool{}
 	for _, to := range []string{outside, outside + "/nothing", "/etc/passwd", "/proc/1/root"} {
 		link := filepath.Join(s.root, "link")
@@ -240,8 +238,7 @@ func TestServeWorkspaces(t *testing.T) {
 	}
 }
 
-// TestServeOnlyTightens: nothing that a client asks for is milder than the
-// configuration.
+// TestServeOnlyTightens: a client can't get anything milder than the configuration.
 func TestServeOnlyTightens(t *testing.T) {
 	s := startServe(t, `
 limits: {max_rounds: 10, timeout: 1m, session: {max_tokens: 5000, max_tool_calls: 20, max_cost_usd: 0.5, timeout: 1h}}
@@ -286,7 +283,7 @@ serve:
 	} {
 		s.wants(alice, body, 422, says)
 	}
-	// It was allowed, and isn't there: only the log names the file.
+	// It is allowed but missing: only the log names the file.
 	s.wants(alice, `{"workspace":"one","model":"own"}`, 422, "a file that the session needs can't be used")
 	if log := s.log.String(); !strings.Contains(log, "can't be played") || !strings.Contains(log, "/nowhere/else") {
 		t.Errorf("the log does not name the recording: %s", log)
@@ -307,7 +304,7 @@ serve:
 	if status, _ := s.do("x", "GET", "/sessions", ""); status != 401 {
 		t.Errorf("without a token: %d", status)
 	}
-	// A token without roles reads and runs; it neither approves nor applies.
+	// A token without roles reads and runs. It neither approves nor applies.
 	bob := strings.Repeat("b", 40)
 	for path, want := range map[string]int{
 		"/sessions/x/turns/y/confirmations/z": 403, "/sessions/x/apply": 403, "/sessions/x/turns": 404,
@@ -322,8 +319,8 @@ serve:
 	}
 }
 
-// TestServeKeepsToTheWorkspacesOwnSettings: what a client asks for is held
-// against those of a trusted workspace too.
+// TestServeKeepsToTheWorkspacesOwnSettings: a client's requests are also checked
+// against a trusted workspace's settings.
 func TestServeKeepsToTheWorkspacesOwnSettings(t *testing.T) {
 	s := startServe(t, "").up()
 	own := "mode: overlay\nlimits: {max_rounds: 2}\nresources: {memory: 512MiB, pids: 80}\n"
@@ -334,7 +331,7 @@ func TestServeKeepsToTheWorkspacesOwnSettings(t *testing.T) {
 		`"limits":{"memory_bytes":536870913}`: "limit of 536870912",
 		`"limits":{"pids":81}`:                "limit of 80",
 	}
-	for ask := range asks { // the control: nothing counts that is not trusted
+	for ask := range asks { // the control: without trust they don't count
 		s.wants(s.token(), `{"workspace":"one",`+ask+`}`, 201, "")
 	}
 	s.trust(files)
@@ -347,7 +344,7 @@ func TestServeKeepsToTheWorkspacesOwnSettings(t *testing.T) {
 	}
 }
 
-// settings writes the own settings of the workspace one; trust trusts them.
+// settings writes the own settings of the workspace one. trust trusts them.
 func (s *served) settings(text string) []approval.TrustedFile {
 	s.t.Helper()
 	path := filepath.Join(s.root, "one", config.ProjectPath)
@@ -365,8 +362,8 @@ func (s *served) trust(files []approval.TrustedFile) {
 	}
 }
 
-// TestServeSaysWhoseSettingsAreWrong: 503 is for the server's own, and would make
-// clients and balancers wait for what does not come.
+// TestServeSaysWhoseSettingsAreWrong: 503 is only for the server's own settings: it
+// makes clients and balancers retry.
 func TestServeSaysWhoseSettingsAreWrong(t *testing.T) {
 	s := startServe(t, "fetch: {allow: [\"https://lan.example/\"], private: {lan.example: [10.1.2.3]}}\n").up()
 	for own, says := range map[string]string{
@@ -388,7 +385,7 @@ func TestServeSaysWhoseSettingsAreWrong(t *testing.T) {
 	s.wants(s.token(), `{"workspace":"one"}`, 503, `"code":"configuration"`)
 }
 
-// TestServePolicyIsLaidOver: a stricter preset counts, a milder one does not.
+// TestServePolicyIsLaidOver: a stricter preset applies, a milder one does not.
 func TestServePolicyIsLaidOver(t *testing.T) {
 	s := startServe(t, "").up() // default: execute prompts
 	for _, policy := range []string{"sandboxed", "ci"} {
@@ -426,7 +423,7 @@ func TestServePolicyIsLaidOver(t *testing.T) {
 }
 
 // TestServeGrantsThePolicyThatItNames is the control: under a milder policy of the
-// server each preset keeps its meaning.
+// server, each preset keeps its meaning.
 func TestServeGrantsThePolicyThatItNames(t *testing.T) {
 	s := startServe(t, "policy: {preset: sandboxed}\nconcurrency: 2\nlimits: {max_cost_usd: 2.5}\nmodels: {fast: {provider: replay, model: /nowhere}}").up()
 	for policy, status := range map[string]int{"sandboxed": 201, "ci": 201, "default": 201, "readonly": 201, "strict": 201} {
@@ -440,19 +437,18 @@ func TestServeGrantsThePolicyThatItNames(t *testing.T) {
 	s.wants(s.token(), `{"workspace":"one","limits":{"max_cost_usd":0}}`, 422, "body.limits.max_cost_usd")
 }
 
-// TestServeNeedsAPriceForACost: a client's limit that nothing would hold is the
-// client's mistake.
+// TestServeNeedsAPriceForACost: a client's limit that can't be enforced is the client's
+// mistake.
 func TestServeNeedsAPriceForACost(t *testing.T) {
 	s := startServe(t, "models: {unknown: {provider: openai, model: x, base_url: \"http://127.0.0.1:9/v1\"}}").up()
 	s.wants(s.token(), `{"workspace":"one","model":"unknown","limits":{"max_cost_usd":1}}`, 422, "the price of the model unknown is unknown")
 	s.wants(s.token(), `{"workspace":"one","model":"unknown","limits":{"session":{"max_cost_usd":1}}}`, 422, `"code":"refused"`)
 	s.wants(s.token(), `{"workspace":"one","model":"unknown"}`, 201, "")
-	// The limit is the server's, and the choice of the model the client's.
+	// The limit is the server's, the model the client's choice.
 	s = startServe(t, "limits: {session: {max_cost_usd: 1}}\nmodels: {unknown: {provider: openai, model: x, base_url: \"http://127.0.0.1:9/v1\"}}").up()
 	s.wants(s.token(), `{"workspace":"one","model":"unknown"}`, 422, "model: the price of the model unknown is unknown")
 }
 
-// TestServeRefusesToStart names each bad start's status and what is said.
 func TestServeRefusesToStart(t *testing.T) {
 	for name, c := range map[string]struct {
 		config string
@@ -484,10 +480,10 @@ func TestServeRefusesToStart(t *testing.T) {
 	}
 }
 
-// TestServeWithoutABackend: a server whose backends can't be used starts and warns
-// once, its sessions can read, and their first command fails with the cause. Once
-// one can be used, commands run. The control is a backend that was named: without
-// it the server doesn't start.
+// TestServeWithoutABackend: a server without a usable backend starts and warns once.
+// Its sessions can read, and their first command fails with the cause. Once a backend
+// can be used, commands run. The control is a named backend: the server doesn't start
+// without it.
 func TestServeWithoutABackend(t *testing.T) {
 	t.Setenv("FAKE_DOCKER", "no engine answers")
 	t.Setenv("FAKE_GVISOR", "no systrap")
@@ -503,7 +499,7 @@ func TestServeWithoutABackend(t *testing.T) {
 	if status, text := s.do("", "GET", "/healthz", ""); status != http.StatusOK {
 		t.Errorf("health: %d %s", status, text)
 	}
-	// turn starts a session, and returns how it stands when its turn has ended.
+	// turn starts a session, and returns it after its turn.
 	turn := func() (v server.Session, records string) {
 		t.Helper()
 		_, text := s.do(s.token(), "POST", "/sessions", `{"workspace":"one"}`)
@@ -543,8 +539,8 @@ func TestServeWithoutABackend(t *testing.T) {
 	}
 }
 
-// TestServeSandboxes: a sandbox has what the configuration offers by name, and what is not
-// offered is refused with the names alone.
+// TestServeSandboxes: a sandbox has what the configuration offers by name. Other
+// requests are refused with only the names.
 func TestServeSandboxes(t *testing.T) {
 	s := startServe(t, `
 mode: overlay
@@ -576,8 +572,9 @@ serve:
 	}
 }
 
-// TestServeSandboxPolicy: a sandbox without a model starts only if the policy lets commands
-// and writing run. serve.sandboxes.enabled answers questions of the server's own policy.
+// TestServeSandboxPolicy: a sandbox without a model starts only if the policy lets
+// commands and writing run. serve.sandboxes.enabled answers the questions of the
+// server's own policy.
 func TestServeSandboxPolicy(t *testing.T) {
 	const enabled = "serve: {sandboxes: {enabled: true}}\n"
 	for name, tt := range map[string]struct {
@@ -608,7 +605,6 @@ func TestServeSandboxPolicy(t *testing.T) {
 	}
 }
 
-// TestServeLogHasNoControls: the operators' log is safe to show on a terminal.
 func TestServeLogHasNoControls(t *testing.T) {
 	var out bytes.Buffer
 	a := newApp(nil, func(int) {})
@@ -620,9 +616,9 @@ func TestServeLogHasNoControls(t *testing.T) {
 	}
 }
 
-// TestServerRunsNoProgramsOfWorkspaces: once a session has a directory, no program in it runs
-// on the host, for no session. Before that, a directory in a root is like any other. So no
-// session may have one of PATH, or with one in it.
+// TestServerRunsNoProgramsOfWorkspaces: once a session has a directory, no program in
+// it runs on the host, for any session. Before that, a directory in a root is ordinary.
+// So a session may not have a directory of PATH, or one that contains it.
 func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
 	home := t.TempDir()
 	for _, name := range []string{"keys/key", "outer/bin/other", "tools/caisson", "tools/caisson-guest", "tools/runsc", "one/file", "two/file"} {
@@ -633,7 +629,7 @@ func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
 	}
 	path := filepath.Join(home, "outer/bin") + ":/usr/bin:/bin"
 	t.Setenv("PATH", path)
-	t.Chdir(filepath.Join(home, "outer")) // the server's own lookups leave it out; sessions don't
+	t.Chdir(filepath.Join(home, "outer")) // the server's own lookups skip it, sessions' don't
 	a := newApp(make(chan os.Signal), func(int) {})
 	a.stderr, a.environ = io.Discard, []string{"HOME=" + home, "PATH=" + path}
 	a.executable = func() (string, error) { return filepath.Join(home, "tools/caisson"), nil }
@@ -651,7 +647,7 @@ func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
 	defer h.roots.close()
 	open := func(workspace string) *sessionBuilder {
 		t.Helper()
-		b, err := h.openSession(workspace, config.Asked{})
+		b, err := h.openSession(server.NewSession{Workspace: workspace})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -678,7 +674,7 @@ func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
 	check(open("two"), false)
 	for _, workspace := range []string{"outer", "outer/bin"} {
 		var refused *server.PrepareError
-		if _, err := h.openSession(workspace, config.Asked{}); !errors.As(err, &refused) || !strings.Contains(refused.Problem.Cause, "PATH") {
+		if _, err := h.openSession(server.NewSession{Workspace: workspace}); !errors.As(err, &refused) || !strings.Contains(refused.Problem.Cause, "PATH") {
 			t.Errorf("workspace %s: %v", workspace, err)
 		} else if cause := refused.Err; cause == nil || !strings.Contains(cause.Error(), filepath.Join(home, "outer/bin")) || strings.Contains(refused.Problem.Cause, home) {
 			t.Errorf("workspace %s: %q, %v", workspace, refused.Problem.Cause, cause)
@@ -687,12 +683,12 @@ func TestServerRunsNoProgramsOfWorkspaces(t *testing.T) {
 	if key, err := readKey(t.Context(), one.environ, []string{"other"}, one.writableDirs(one.workspace.Path)); err != nil || key != "secret-key" {
 		t.Errorf("a program of PATH printed %q, %v", key, err)
 	}
-	_, err = h.openSession("tools", config.Asked{})
+	_, err = h.openSession(server.NewSession{Workspace: "tools"})
 	if cause := errors.Unwrap(err); cause == nil || !strings.Contains(cause.Error(), filepath.Join(home, "tools/caisson-guest")) {
 		t.Errorf("a workspace with programs of the server: %v", err)
 	}
 	inHome := h.roots
-	if h.roots, err = openRoots([]string{filepath.Join(home, "outer")}); err != nil { // the operator's own choice
+	if h.roots, err = openRoots([]string{filepath.Join(home, "outer")}); err != nil { // the operator's choice
 		t.Fatal(err)
 	}
 	defer h.roots.close()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,9 +62,11 @@ func (h *serverHost) defaultPreset(bool) string { return "default" }
 
 func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
 	conf := h.base.conf.Serve
-	o := server.Options{
+	return server.Options{
 		StateDir: h.app.environ.stateDir(), Prepare: h.prepareSession, Resume: h.resumeSession, PrepareSandbox: h.prepareSandbox, Tokens: tokens, Hosts: conf.Hosts,
-		OpenMetrics: conf.OpenMetrics != nil && *conf.OpenMetrics,
+		OpenMetrics: valueOf(conf.OpenMetrics),
+		MaxSessions: int(valueOf(conf.MaxSessions)), MaxStreams: int(valueOf(conf.MaxStreams)), MaxTransfer: int64(valueOf(conf.MaxTransfer)),
+		MaxSandboxTTL: time.Duration(valueOf(conf.Sandboxes.MaxTTL)), IdleTime: time.Duration(valueOf(conf.IdleTime)),
 		Shows: func(workspace string) bool {
 			_, _, ok := h.roots.findRoot(workspace)
 			return ok
@@ -77,22 +80,6 @@ func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
 		},
 		Settle: func(ctx context.Context, session string) error { return h.base.removeSandbox(ctx, session, false) },
 	}
-	if conf.MaxSessions != nil {
-		o.MaxSessions = int(*conf.MaxSessions)
-	}
-	if conf.MaxStreams != nil {
-		o.MaxStreams = int(*conf.MaxStreams)
-	}
-	if conf.MaxTransfer != nil {
-		o.MaxTransfer = int64(*conf.MaxTransfer)
-	}
-	if conf.Sandboxes.MaxTTL != nil {
-		o.MaxSandboxTTL = time.Duration(*conf.Sandboxes.MaxTTL)
-	}
-	if conf.IdleTime != nil {
-		o.IdleTime = time.Duration(*conf.IdleTime)
-	}
-	return o
 }
 
 // openWorkspace reloads the settings and opens a workspace below a root, with its own
@@ -125,8 +112,8 @@ func (h *serverHost) openWorkspace(workspace string) (_ *settings, w *runner.Wor
 // openSession opens a workspace for a session and checks the client's requests against
 // all settings. Its errors tell whether the client, the workspace or the server is at
 // fault.
-func (h *serverHost) openSession(workspace string, asked config.Asked) (_ *sessionBuilder, err error) {
-	s, w, err := h.openWorkspace(workspace)
+func (h *serverHost) openSession(in server.NewSession) (_ *sessionBuilder, err error) {
+	s, w, err := h.openWorkspace(in.Workspace)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +123,7 @@ func (h *serverHost) openSession(workspace string, asked config.Asked) (_ *sessi
 	if err := s.checkStartable(w); err != nil {
 		return nil, err
 	}
-	wishes, err := s.conf.Ask(asked)
+	wishes, err := s.conf.Ask(in)
 	if err != nil {
 		return nil, requestError(err)
 	}
@@ -217,8 +204,7 @@ func (h *serverHost) prepareSession(ctx context.Context, in server.NewSession) (
 // buildSession makes the options of a session. resume is the id of the one to resume,
 // or "".
 func (h *serverHost) buildSession(ctx context.Context, in server.NewSession, resume string) (o runner.Options, done func(), err error) {
-	asked := askedBy(in)
-	s, err := h.openSession(in.Workspace, asked)
+	s, err := h.openSession(in)
 	if err != nil {
 		return o, nil, prepareError(err)
 	}
@@ -232,8 +218,8 @@ func (h *serverHost) buildSession(ctx context.Context, in server.NewSession, res
 	if err != nil {
 		if c, ok := errors.AsType[*config.Error](err); ok && errors.Is(err, config.ErrUnknownPrice) {
 			const named = "name a model that has a price in the server's configuration"
-			switch own := asked.Turn.CostMicroUSD != nil && c.Where == "limits.max_cost_usd" || asked.Session.CostMicroUSD != nil && c.Where == "limits.session.max_cost_usd"; {
-			case own:
+			switch l := cmp.Or(in.Limits, &server.SessionLimits{}); {
+			case l.CostUSD != nil && c.Where == "limits.max_cost_usd", l.Session.Budget().CostMicroUSD != nil && c.Where == "limits.session.max_cost_usd":
 				err = requestError(&config.Error{Where: c.Where, Message: c.Message, Hint: "leave it out, or " + named, Err: c})
 			case in.Model != "": // the limit is the server's
 				err = requestError(&config.Error{Where: "model", Message: c.Message, Hint: named, Err: c})
@@ -284,36 +270,14 @@ func notGranted(preset, effective policy.Policy, workspace string) string {
 	return ""
 }
 
-func askedBy(in server.NewSession) config.Asked {
-	var a config.Asked
-	for _, v := range []struct {
-		text string
-		to   **string
-	}{{in.Model, &a.Model}, {in.Image, &a.Image}, {in.Mode, &a.Mode}, {in.Skills, &a.Skills}} {
-		if v.text != "" {
-			*v.to = new(v.text)
-		}
-	}
-	if l := in.Limits; l != nil {
-		a.Turn, a.Session = l.TurnLimits.Budget(), l.Session.Budget()
-		a.MemoryBytes, a.MilliCPUs, a.PIDs = l.MemoryBytes, l.MilliCPUs, l.PIDs
-		if n := l.CommandSeconds; n != nil {
-			a.CommandTime = new(time.Duration(*n) * time.Second)
-		}
-	}
-	return a
-}
-
 // requestError describes a fault of a client's request.
 func requestError(err error) error {
 	p := record.Problem{Cause: err.Error(), Hint: "Ask for something else."}
 	if c, ok := errors.AsType[*config.Error](err); ok {
 		p.Cause = c.Error()
-		if c.Hint != "" {
-			p.Hint = makeSentence(c.Hint)
-		}
+		p.Hint = cmp.Or(makeSentence(c.Hint), p.Hint)
 	}
-	return &server.PrepareError{Code: "refused", Problem: record.Problem{Cause: p.Cause, Hint: p.Hint}, Err: err}
+	return &server.PrepareError{Code: "refused", Problem: p, Err: err}
 }
 
 // prepareError describes an error for clients, unless the server does that itself.

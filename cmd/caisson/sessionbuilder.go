@@ -93,7 +93,7 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 	if err != nil {
 		return o, noModel(err)
 	}
-	asked, err := config.SelectWorkers(&s.conf, s.environ)
+	asked, err := s.conf.SelectWorkers(s.environ)
 	if err != nil {
 		return o, err
 	}
@@ -169,130 +169,140 @@ type reporter interface {
 	defaultPreset(appliedLater bool) string
 }
 
+// commonOptions returns the options that the settings give every session. preset is
+// the policy to use if none is named.
+func (s *settings) commonOptions(preset string) (o runner.Options, err error) {
+	if o.Resources, err = s.conf.SandboxResources(); err != nil {
+		return o, err
+	}
+	if o.Env, err = s.conf.Variables(s.environ.lookup); err != nil {
+		return o, err
+	}
+	if o.Policy, err = s.conf.ToolPolicy(preset); err != nil {
+		return o, err
+	}
+	if o.Fetch, err = s.conf.FetchOptions(); err != nil {
+		return o, err
+	}
+	if o.InstructionTexts, err = s.conf.OperatorInstructions(s.environ.configDir()); err != nil {
+		return o, err
+	}
+	o.User = localUser(&s.conf)
+	o.Version = programVersion()
+	o.Budget = s.conf.Limits.Budget()
+	o.Canary = *s.conf.Canary
+	o.OnPrompt = dispatch.OnPrompt(*s.conf.OnPrompt)
+	o.Concurrency = int(*s.conf.Concurrency)
+	o.Declared = s.conf.Tools.Declared()
+	return o, nil
+}
+
+func (s *settings) parseImage() (images.Reference, error) {
+	image, err := images.ParseLocalReference(*s.conf.Image)
+	if err != nil {
+		return image, newFailure(exitConfig, err, "the image can't be used: "+err.Error(), "Change --image, or image in the configuration.")
+	}
+	return image, nil
+}
+
 // sandboxOptions makes the options of a session except its models. openDir must have
 // been called.
 func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner.Options, error) {
-	var o runner.Options
-	image, err := images.ParseLocalReference(*s.conf.Image)
+	image, err := s.parseImage()
 	if err != nil {
-		return o, newFailure(exitConfig, err, "the image can't be used: "+err.Error(), "Change --image, or image in the configuration.")
+		return runner.Options{}, err
 	}
 	if !s.conf.Requirements.AllowsImage(image.String()) {
-		return o, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Hint: "choose what the administrator's file allows"}
+		return runner.Options{}, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Hint: "choose what the administrator's file allows"}
 	}
 	s.host.ReportPulls((&ui.PullProgress{Say: u.printNotice, Now: time.Now, Pause: ui.LinePause}).Report)
-	resources, err := s.conf.SandboxResources()
+	o, err := s.commonOptions(u.defaultPreset(sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.apply))
 	if err != nil {
 		return o, err
 	}
-	variables, err := s.conf.Variables(s.environ.lookup)
-	if err != nil {
-		return o, err
-	}
-	target, err := s.mountPoint(ctx, image)
-	if err != nil {
+	if o.Target, err = s.mountPoint(ctx, image); err != nil {
 		return o, err
 	}
 	if err := s.host.CheckUser(ctx, image, sandbox.UserPolicy(*s.conf.User)); err != nil {
 		return o, err
 	}
-	if err := s.openMounts(target); err != nil {
+	if err := s.openMounts(o.Target); err != nil {
 		return o, err
 	}
-	cached, err := s.conf.Caches.Parse()
+	o.Caches = runner.CacheOptions{Store: caches.NewStore(s.environ.stateDir()), Use: caches.Use(*s.conf.CacheUse)}
+	if o.Caches.Caches, err = s.conf.ParseCaches(); err != nil {
+		return o, err
+	}
+	if o.Observe, err = s.openObserver(); err != nil {
+		return o, err
+	}
+	if o.Egress, o.Warnings, err = s.conf.EgressOptions(); err != nil {
+		return o, err
+	}
+	o.Egress.Secrets = s.egressKeys
+	o.Egress.CacheDir = joinUnder(s.environ.cacheDir(), "egress")
+	needed, err := s.mayNeedSandbox(o.Policy)
 	if err != nil {
 		return o, err
 	}
-	observe, err := s.openObserver()
-	if err != nil {
+	if o.Skills, err = skillOptions(&s.conf, s.environ); err != nil {
 		return o, err
 	}
-	policy, err := s.conf.ToolPolicy(u.defaultPreset(sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.apply))
-	if err != nil {
-		return o, err
-	}
-	fetching, err := s.conf.FetchOptions()
-	if err != nil {
-		return o, err
-	}
-	egress, egressWarnings, err := s.conf.EgressOptions()
-	if err != nil {
-		return o, err
-	}
-	egress.Secrets, egress.CacheDir = s.egressKeys, joinUnder(s.environ.cacheDir(), "egress")
-	needed, err := s.mayNeedSandbox(policy)
-	if err != nil {
-		return o, err
-	}
-	instructions, err := s.conf.OperatorInstructions(s.environ.configDir())
-	if err != nil {
-		return o, err
-	}
-	skills, err := skillOptions(&s.conf, s.environ)
-	if err != nil {
-		return o, err
-	}
-	warnings := egressWarnings
 	if needed && !s.orders {
-		warnings = append(warnings, u.news(s.absentWarnings(ctx, image))...)
+		o.Warnings = append(o.Warnings, u.news(s.absentWarnings(ctx, image))...)
 	}
 	ready := s.shared
-	var beside func(ctx context.Context) []string
 	if ready == nil {
 		if ready, err = s.findBackend(ctx, u, needed); err != nil {
 			return o, err
 		}
-		beside = func(ctx context.Context) []string {
+		o.Beside = func(ctx context.Context) []string {
 			return slices.Concat(s.expireChanges(), s.expireCaches(), s.pruneSessions(ctx))
 		}
 	}
-	removed := ready.removed
+	o.Removed = ready.removed
 	if s.resume != "" {
 		left := ready.left
 		if s.shared != nil || !needed { // otherwise it has just been done
-			removed, left = s.host.Sweep(ctx)
+			o.Removed, left = s.host.Sweep(ctx)
 		}
 		if err := s.checkRemains(ctx, s.resume, left); err != nil {
 			return o, err
 		}
 	}
-	o = runner.Options{
-		Dir: s.dir, Secrets: s.hidden, User: localUser(&s.conf), Workspace: s.workspace,
-		SandboxOptions: runner.SandboxOptions{
-			Backend: ready.backend, Choice: ready.choice, Setup: s.conf.SandboxSetup(image, resources), ImageName: *s.conf.Image, Submounts: s.conf.Submounts,
-			Mode: sandbox.WorkspaceMode(*s.conf.Mode), CopyBytes: int64(*s.conf.CopyBytes), CopyEntries: int64(*s.conf.CopyEntries), NoCheckpoints: *s.conf.CopyCheckpoint == "never", Target: target,
-			Env: variables, Mounts: s.mounts, Egress: egress,
-			Caches:     runner.CacheOptions{Store: caches.NewStore(s.environ.stateDir()), Caches: cached, Use: caches.Use(*s.conf.CacheUse)},
-			RefuseLost: *s.conf.File.RefuseLost,
-		},
-		ModelOptions: runner.ModelOptions{
-			Budget: s.conf.Limits.Budget(), SessionBudget: s.conf.Limits.Session.Budget(), InstructionFiles: *s.conf.File.InstructionFiles, Canary: *s.conf.Canary, InstructionTexts: instructionTexts(instructions), TrustedInstructions: s.instructions,
-		},
-		PolicyOptions: runner.PolicyOptions{
-			Policy: policy, OnPrompt: dispatch.OnPrompt(*s.conf.OnPrompt), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout), Grants: s.environ.grantStore(),
-			Concurrency: int(*s.conf.Concurrency),
-		},
-		ToolOptions: runner.ToolOptions{Fetch: fetching, Memory: s.openMemory(), Skills: skills, Declared: s.conf.Tools.Declared()},
-		Hooks:       runner.Hooks{Observe: observe, Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }, Beside: beside},
-		Version:     programVersion(), Sources: s.conf.Sources, Ignored: s.ignored, Removed: removed, Warnings: warnings,
-	}
+	o.Dir = s.dir
+	o.Secrets = s.hidden
+	o.Workspace = s.workspace
+	o.Mounts = s.mounts
+	o.Backend = ready.backend
+	o.Choice = ready.choice
+	o.Setup = s.conf.SandboxSetup(image, o.Resources)
+	o.ImageName = *s.conf.Image
+	o.Submounts = s.conf.Submounts
+	o.Mode = sandbox.WorkspaceMode(*s.conf.Mode)
+	o.CopyBytes = int64(*s.conf.CopyBytes)
+	o.CopyEntries = int64(*s.conf.CopyEntries)
+	o.NoCheckpoints = *s.conf.CopyCheckpoint == "never"
+	o.RefuseLost = *s.conf.File.RefuseLost
+	o.SessionBudget = s.conf.Limits.Session.Budget()
+	o.InstructionFiles = *s.conf.File.InstructionFiles
+	o.TrustedInstructions = s.instructions
+	o.ConfirmTimeout = time.Duration(*s.conf.ConfirmTimeout)
+	o.Grants = s.environ.grantStore()
+	o.Memory = s.openMemory()
+	o.Hint = sessionHint
+	o.Notify = func(waiting string) { u.printNotice("the sandbox is " + waiting) }
+	o.Sources = s.conf.Sources
+	o.Ignored = s.ignored
 	if s.servers {
 		o.MCP, err = s.serverOptions(o)
 	}
 	return o, err
 }
 
-func instructionTexts(list []config.Instructions) []runner.InstructionText {
-	texts := make([]runner.InstructionText, 0, len(list))
-	for _, i := range list {
-		texts = append(texts, runner.InstructionText(i))
-	}
-	return texts
-}
-
 // openMemory returns the store of notes about the workspace, or nil if it is off.
 func (s *sessionBuilder) openMemory() *memory.Store {
-	if on := s.conf.MemoryTools; on == nil || !*on {
+	if !valueOf(s.conf.MemoryTools) {
 		return nil
 	}
 	return memory.NewStore(filepath.Join(s.environ.stateDir(), "memory"), s.workspace.Path)
@@ -304,7 +314,7 @@ func (s *sessionBuilder) mayNeedSandbox(policy policy.Policy) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	used, err := s.conf.Servers().Used()
+	used, err := s.conf.UsedServers()
 	inServers := slices.ContainsFunc(used, func(name string) bool {
 		server := s.conf.MCP[name]
 		return server.RunsInSandbox() && policy.AllowsServer(name, tools.ClassExecute, tools.PlaceSandbox, s.workspace.Path)

@@ -21,7 +21,6 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/egress/secret"
 	"github.com/caisson-run/caisson/tools/safeurl"
-	"github.com/caisson-run/caisson/tools/skill"
 )
 
 // environ is the environment as NAME=value strings.
@@ -363,7 +362,7 @@ func (s *settings) knownSecrets(models ...config.SelectedModel) []redact.Secret 
 			printed = append(printed, redact.Secret{Name: "mcpServers." + name + ".egress.secrets." + k.Name, Value: k.Value})
 		}
 	}
-	for name, value := range s.conf.Servers().Secrets() {
+	for name, value := range s.conf.ServerSecrets() {
 		printed = append(printed, redact.Secret{Name: name, Value: value})
 	}
 	if store := tokenStore(s.environ.stateDir()); store != nil {
@@ -495,12 +494,8 @@ func skillOptions(conf *config.Config, env environ) (runner.SkillOptions, error)
 	if *conf.Skills == "off" {
 		return runner.SkillOptions{}, nil
 	}
-	o := runner.SkillOptions{Workspace: *conf.Skills == "all", CheckFile: config.CheckPrivate}
-	dirs, err := config.OperatorSkillDirs(conf, env.configDir())
-	for _, d := range dirs {
-		o.Dirs = append(o.Dirs, skill.Dir(d))
-	}
-	return o, err
+	dirs, err := conf.OperatorSkillDirs(env.configDir())
+	return runner.SkillOptions{Workspace: *conf.Skills == "all", CheckFile: config.CheckPrivate, Dirs: dirs}, err
 }
 
 func localUser(conf *config.Config) runner.User {

@@ -107,10 +107,10 @@ func toolsOf(conf *config.Config) ([]tools.Definition, error) {
 	if err != nil {
 		return nil, err
 	}
-	used, _ := conf.Servers().Used() // a session reports its error
+	used, _ := conf.UsedServers() // a session reports its error
 	o := runner.ToolOptions{Fetch: fetching, Declared: conf.Tools.Declared()}
 	o.MCP.Servers = make([]runner.MCPServer, len(used)) // search_tools is on if there are any
-	if on := conf.MemoryTools; on != nil && *on {
+	if valueOf(conf.MemoryTools) {
 		o.Memory = memory.NewStore("", "") // nothing is read or written
 	}
 	var asked []loop.Profile

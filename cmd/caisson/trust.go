@@ -101,7 +101,7 @@ func trustWorkspace(a *app, folder string, dryRun, asJSON bool) error {
 	}
 	answer := trustedAnswer{Workspace: w.Path, Trusted: !dryRun, Files: own.files, Settings: s.conf.ProjectSettings()}
 	if own.servers != nil {
-		if answer.Servers, err = s.conf.Servers().DescribeProject(*own.servers); err != nil {
+		if answer.Servers, err = s.conf.DescribeServers(*own.servers); err != nil {
 			return err
 		}
 	}
@@ -126,10 +126,9 @@ func trustWorkspace(a *app, folder string, dryRun, asJSON bool) error {
 
 // storeTrust stores trust. It warns about a file that could not be read before.
 func storeTrust(a *app, store *approval.Trust, workspace string, files, instructions []approval.TrustedFile) error {
-	if _, err := store.List(); err != nil {
-		if err := warnCorrupt(a, err); err != nil {
-			return err
-		}
+	_, err := store.List()
+	if err := warnCorrupt(a, err); err != nil {
+		return err
 	}
 	if err := store.Add(workspace, files, instructions...); err != nil {
 		return stateProblem(err)
@@ -177,10 +176,9 @@ func untrustWorkspace(a *app, folder string, asJSON bool) error {
 		return err
 	}
 	store := a.environ.trustStore()
-	if _, err := store.List(); err != nil {
-		if err := warnCorrupt(a, err); err != nil {
-			return err
-		}
+	_, err = store.List()
+	if err := warnCorrupt(a, err); err != nil {
+		return err
 	}
 	was, err := store.As(newAuthor(a, "caisson untrust")).Remove(path)
 	if err != nil {

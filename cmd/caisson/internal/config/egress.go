@@ -37,18 +37,26 @@ type plainEgressRule EgressRule
 
 // UnmarshalYAML also checks the rule, to report its place.
 func (r *EgressRule) UnmarshalYAML(n ast.Node) error {
-	if _, isMapping := n.(*ast.MappingNode); isMapping {
-		if err := yaml.NodeToValue(n, (*plainEgressRule)(r), yaml.Strict()); err != nil {
-			return err
-		}
-	} else if text, ok := scalarText(n); ok {
-		r.URL = text
-	} else {
-		return errorAt(n, errors.New("a rule is needed here, such as tls://example.com, or url: with methods: beside it"))
+	if err := unmarshalURL(n, &r.URL, (*plainEgressRule)(r), "a rule is needed here, such as tls://example.com, or url: with methods: beside it"); err != nil {
+		return err
 	}
 	if _, err := r.parse(); err != nil {
 		return errorAt(n, err)
 	}
+	return nil
+}
+
+// unmarshalURL decodes a node that is only a URL, or else a mapping into dst. wanted is
+// the error for any other node.
+func unmarshalURL(n ast.Node, to *string, dst any, wanted string) error {
+	if _, isMapping := n.(*ast.MappingNode); isMapping {
+		return yaml.NodeToValue(n, dst, yaml.Strict())
+	}
+	text, ok := scalarText(n)
+	if !ok {
+		return errorAt(n, errors.New(wanted))
+	}
+	*to = text
 	return nil
 }
 
@@ -61,10 +69,16 @@ func (r EgressRule) MarshalJSON() ([]byte, error) {
 }
 
 func (EgressRule) jsonSchema() map[string]any {
-	text := map[string]any{"type": "string", "minLength": 1}
-	return map[string]any{"anyOf": []any{text, map[string]any{
+	return urlSchema("methods", map[string]any{"type": "array", "items": textSchema})
+}
+
+var textSchema = map[string]any{"type": "string", "minLength": 1}
+
+// urlSchema is the schema of a URL, or of an object with url and another key.
+func urlSchema(key string, value map[string]any) map[string]any {
+	return map[string]any{"anyOf": []any{textSchema, map[string]any{
 		"type": "object", "additionalProperties": false, "required": []any{"url"},
-		"properties": map[string]any{"url": text, "methods": map[string]any{"type": "array", "items": text}},
+		"properties": map[string]any{"url": textSchema, key: value},
 	}}}
 }
 
@@ -118,14 +132,8 @@ type plainEgressGit EgressGit
 
 // UnmarshalYAML also checks the URL, to report its place.
 func (g *EgressGit) UnmarshalYAML(n ast.Node) error {
-	if _, isMapping := n.(*ast.MappingNode); isMapping {
-		if err := yaml.NodeToValue(n, (*plainEgressGit)(g), yaml.Strict()); err != nil {
-			return err
-		}
-	} else if text, ok := scalarText(n); ok {
-		g.URL = text
-	} else {
-		return errorAt(n, errors.New("a URL is needed here, such as https://github.com/org/, or url: with push: beside it"))
+	if err := unmarshalURL(n, &g.URL, (*plainEgressGit)(g), "a URL is needed here, such as https://github.com/org/, or url: with push: beside it"); err != nil {
+		return err
 	}
 	if _, err := rule.ParseGit(g.URL, g.Push); err != nil {
 		return errorAt(n, err)
@@ -142,18 +150,8 @@ func (g EgressGit) MarshalJSON() ([]byte, error) {
 }
 
 func (EgressGit) jsonSchema() map[string]any {
-	text := map[string]any{"type": "string", "minLength": 1}
-	return map[string]any{"anyOf": []any{text, map[string]any{
-		"type": "object", "additionalProperties": false, "required": []any{"url"},
-		"properties": map[string]any{"url": text, "push": map[string]any{"type": "boolean"}},
-	}}}
+	return urlSchema("push", map[string]any{"type": "boolean"})
 }
-
-// PresetNames are names of presets.
-type PresetNames []string
-
-// setText parses the value of a flag: names separated by commas.
-func (n *PresetNames) setText(text string) error { return (*VariableNames)(n).setText(text) }
 
 // parsePresets adds the presets and git URLs to o. Presets are for the registries in
 // the user's configuration of package managers. ignored are files of that configuration
@@ -199,13 +197,19 @@ type EgressKey struct {
 
 // EgressKeys returns the keys, sorted by name, without values.
 func (c *Config) EgressKeys() ([]EgressKey, error) {
-	keys, err := c.Egress.parseKeys(c.Env, c.EnvFrom)
+	keys, err := c.Egress.parseKeys(c.hasVariable)
 	return keys, c.addPlace(err)
 }
 
-// parseKeys returns the keys without values. env and envFrom are commands' other
-// variables.
-func (e *Egress) parseKeys(env map[string]string, envFrom []string) ([]EgressKey, error) {
+// hasVariable reports whether env or env_from gives commands a variable.
+func (c *Config) hasVariable(name string) bool {
+	_, ok := c.Env[name]
+	return ok || slices.Contains(c.EnvFrom, name)
+}
+
+// parseKeys returns the keys without values. taken reports whether a name is another
+// variable.
+func (e *Egress) parseKeys(taken func(name string) bool) ([]EgressKey, error) {
 	var out []EgressKey
 	for _, name := range sortedKeys(e.Secrets) {
 		in, where := e.Secrets[name], "egress.secrets."+name
@@ -229,7 +233,7 @@ func (e *Egress) parseKeys(env map[string]string, envFrom []string) ([]EgressKey
 		case slices.ContainsFunc(to, func(r rule.Rule) bool { return !r.EndsTLS() }):
 			return nil, &Error{Where: where + ".to", Message: "a key is only sent by rules of https://", Hint: "write https://HOST/PATH: in other connections Caisson can't put it into the request"}
 		}
-		if _, both := env[name]; both || slices.Contains(envFrom, name) {
+		if taken(name) {
 			return nil, &Error{Where: where, Message: name + " is in env or env_from too, which would give commands another value", Hint: "keep one of them"}
 		}
 		k.Env = from
@@ -279,13 +283,11 @@ func (e *Egress) narrowTo(where string, b EgressRestrictions) error {
 		e.within = append(slices.Clip(e.within), within)
 	}
 	e.Deny = slices.Concat(e.Deny, b.Deny)
-	if b.RefusePrivate != nil && *b.RefusePrivate && (len(e.Private) > 0 || e.Proxy != nil) {
-		return &Error{
-			Where: where, Message: "egress.private and egress.proxy are not allowed on this machine",
-			Hint: "take them out; only public addresses are connected to",
-		}
+	refuse := valueOr(b.RefusePrivate, false)
+	if refuse && (len(e.Private) > 0 || e.Proxy != nil) {
+		return &Error{Where: where, Message: "egress.private and egress.proxy are not allowed on this machine", Hint: "take them out; only public addresses are connected to"}
 	}
-	e.publicOnly = e.publicOnly || b.RefusePrivate != nil && *b.RefusePrivate
+	e.publicOnly = e.publicOnly || refuse
 	tightenValue(reflect.ValueOf(&e.EgressBounds).Elem(), reflect.ValueOf(b.EgressBounds))
 	return nil
 }
@@ -305,7 +307,7 @@ const (
 func (c *Config) EgressOptions() (runner.EgressOptions, []string, error) {
 	o, warnings, err := c.Egress.parseOptions(c.places(c.workspace))
 	if err == nil && o.Policy != nil {
-		_, err = c.Egress.parseKeys(c.Env, c.EnvFrom)
+		_, err = c.Egress.parseKeys(c.hasVariable)
 	}
 	if err != nil {
 		return runner.EgressOptions{}, nil, c.addPlace(err)
@@ -315,7 +317,7 @@ func (c *Config) EgressOptions() (runner.EgressOptions, []string, error) {
 
 // TaskEgress returns the bounds of tasks that name their own hosts: denials, the lists
 // of requirements, the proxy, certificates and the budget. Its policy allows nothing.
-func TaskEgress(c *Config) (runner.EgressOptions, error) {
+func (c *Config) TaskEgress() (runner.EgressOptions, error) {
 	e := c.Egress
 	e.Allow, e.Presets, e.Git, e.Private, e.Lock, e.Unknown = nil, nil, nil, nil, nil, new(unknownPrompt)
 	o, _, err := e.parseOptions(c.places(""))
@@ -326,7 +328,7 @@ func TaskEgress(c *Config) (runner.EgressOptions, error) {
 // BuildNetwork returns what the commands of Dockerfiles may reach: public addresses,
 // and what the rules for commands allow without ending TLS, within the same bounds. It
 // returns nil for nothing.
-func BuildNetwork(c *Config) (*runner.EgressOptions, error) {
+func (c *Config) BuildNetwork() (*runner.EgressOptions, error) {
 	if *c.Images.BuildNetwork == buildNone {
 		return nil, nil
 	}

@@ -86,7 +86,7 @@ func decidesRequest(t *testing.T, p *rule.Policy, url, method string) bool {
 	return p.DecideRequest(target, method).Allowed()
 }
 
-// TestEgressNarrows checks that requirements and a workspace's file only narrow.
+// TestEgressNarrows: requirements and a workspace's file only narrow.
 func TestEgressNarrows(t *testing.T) {
 	for name, tt := range map[string]struct {
 		project, requirements string
@@ -131,7 +131,7 @@ func TestEgressNarrows(t *testing.T) {
 			if tt.refused != "" && o.Policy.DecideHost(tt.refused, 443).Allowed() {
 				t.Errorf("%s is allowed", tt.refused)
 			}
-			tasks, err := TaskEgress(&c) // whatever a task allows
+			tasks, err := c.TaskEgress() // whatever a task allows
 			if err != nil || len(tasks.Policy.Allow) > 0 || tasks.Ask || len(tasks.Private) > 0 || tasks.Budget.Upload != 1<<20 {
 				t.Fatalf("%+v, %v", tasks, err)
 			}
@@ -155,7 +155,7 @@ func TestEgressNarrows(t *testing.T) {
 	if err != nil || o.Ask || o.Budget.Hosts != 3 || o.Budget.Upload != 1<<20 || o.Budget.Bytes != 1<<30 {
 		t.Errorf("%+v, %v", o, err)
 	}
-	// A flag replaces the user's list, and requirements and workspaces hold.
+	// A flag replaces the user's list, but not requirements and workspaces.
 	c.Egress.Allow = nil
 	if err := c.Egress.Allow.setText("tls://more.test, http://b.test:81/x"); err != nil {
 		t.Fatal(err)
@@ -165,8 +165,8 @@ func TestEgressNarrows(t *testing.T) {
 	}
 }
 
-// TestEgressDenyBindsFetch checks that what commands may not reach, by anyone's settings,
-// is refused to the fetch tool too.
+// TestEgressDenyBindsFetch: denials for commands, from any file, also apply to the
+// fetch tool.
 func TestEgressDenyBindsFetch(t *testing.T) {
 	c, err := loadFetch(t, "fetch: {allow: [\"https://a.test/\"]}", "egress: {deny: [\"https://a.test/x/\"]}", "egress: {deny: [\"tls://b.test\"]}")
 	if err != nil {
@@ -187,8 +187,8 @@ func TestEgressDenyBindsFetch(t *testing.T) {
 	}
 }
 
-// TestEgressFlagStaysNarrow checks that a rule of the command line is not wider than a
-// trusted workspace's file.
+// TestEgressFlagStaysNarrow: a rule of the command line is not wider than a trusted
+// workspace's file.
 func TestEgressFlagStaysNarrow(t *testing.T) {
 	var flags File
 	if err := flags.Egress.Allow.setText("tls://a.test,tls://b.test"); err != nil {
@@ -258,7 +258,7 @@ func TestBuildNetwork(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o, err := BuildNetwork(&c)
+		o, err := c.BuildNetwork()
 		if err != nil || (o == nil) != (test.allow == nil) {
 			t.Fatalf("%+v: %+v, %v", test, o, err)
 		}
@@ -281,8 +281,8 @@ func TestBuildNetwork(t *testing.T) {
 	}
 }
 
-// TestUnusedPrivate checks that an entry of private that no rule is for is reported, and
-// not where commands have no network, or a person may allow the host.
+// TestUnusedPrivate: an entry of private without a rule is reported, unless commands
+// have no network or the user may be asked.
 func TestUnusedPrivate(t *testing.T) {
 	const private = "private: {a.test: [10.1.2.3]}"
 	for text, want := range map[string][]string{
@@ -306,7 +306,7 @@ func TestUnusedPrivate(t *testing.T) {
 	}
 }
 
-// ownAddress returns an IPv4 address of this machine beside loopback.
+// ownAddress returns an IPv4 address of this machine other than loopback.
 func ownAddress(t *testing.T) string {
 	t.Helper()
 	all, err := net.InterfaceAddrs()
@@ -322,8 +322,8 @@ func ownAddress(t *testing.T) string {
 	return ""
 }
 
-// TestReplacedRegistry checks that nobody is told to allow the public registry if a preset
-// has the user's own in its place.
+// TestReplacedRegistry: nobody is told to allow the public registry if the user's own
+// replaces it in a preset.
 func TestReplacedRegistry(t *testing.T) {
 	own := &record.Egress{Presets: []string{"npm", "pip"}, Allow: []string{"https://npm.corp.test/", "https://pypi.org/pypi/"}}
 	public := &record.Egress{Presets: []string{"npm"}, Allow: []string{"https://registry.npmjs.org/"}}
@@ -352,14 +352,13 @@ func TestReplacedRegistry(t *testing.T) {
 	}
 }
 
-// TestPipConfigOfXDG checks that pip's configuration in XDG_CONFIG_HOME counts.
 func TestPipConfigOfXDG(t *testing.T) {
 	home, config := t.TempDir(), t.TempDir()
 	if err := errors.Join(os.Mkdir(filepath.Join(config, "pip"), 0o700), os.WriteFile(filepath.Join(config, "pip/pip.conf"), []byte("[global]\nindex-url = https://pip.test/simple\n"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	var flags File
-	flags.Egress.Presets = PresetNames{"pip"}
+	flags.Egress.Presets = Names{"pip"}
 	for variable, want := range map[string]bool{"XDG_CONFIG_HOME=" + config: true, "XDG_CONFIG_HOME=pip": false, "X=": false} {
 		c, err := Load(Options{Flags: flags, Environ: []string{"HOME=" + home, variable}})
 		if err != nil {
@@ -375,7 +374,6 @@ func TestPipConfigOfXDG(t *testing.T) {
 	}
 }
 
-// TestLineToAllow checks which refused connections have a line that would allow them.
 func TestLineToAllow(t *testing.T) {
 	own := ownAddress(t)
 	for _, tt := range []struct {
@@ -412,8 +410,8 @@ func TestLineToAllow(t *testing.T) {
 	}
 }
 
-// TestRefusePrivateAsksNobody checks that nobody is asked about private addresses if
-// requirements or a workspace refuse them.
+// TestRefusePrivateAsksNobody: nobody is asked about private addresses if requirements
+// or a workspace refuse them.
 func TestRefusePrivateAsksNobody(t *testing.T) {
 	for _, tt := range []struct {
 		project, requirements string

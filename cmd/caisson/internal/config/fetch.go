@@ -43,13 +43,8 @@ func (f *Fetch) narrowTo(where string, b FetchBounds) error {
 			f.Allow = append(f.Allow, r.String())
 		}
 	}
-	if b.RefusePrivate != nil && *b.RefusePrivate {
-		if len(f.Private) > 0 || f.Proxy != nil {
-			return &Error{
-				Where: where, Message: "fetch.private and fetch.proxy are not allowed on this machine",
-				Hint: "take them out; only public addresses are fetched from",
-			}
-		}
+	if valueOr(b.RefusePrivate, false) && (len(f.Private) > 0 || f.Proxy != nil) {
+		return &Error{Where: where, Message: "fetch.private and fetch.proxy are not allowed on this machine", Hint: "take them out; only public addresses are fetched from"}
 	}
 	tightenValue(reflect.ValueOf(&f.FetchLimits).Elem(), reflect.ValueOf(b.FetchLimits))
 	return nil

@@ -8,6 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools/skill"
 )
 
 // InstructionsFileName is the file of the user's instructions, beside config.yaml.
@@ -15,13 +18,10 @@ const InstructionsFileName = "AGENTS.md"
 
 const maxInstructionBytes = 32 << 10
 
-// Instructions is one of the operator's texts, with its source.
-type Instructions struct{ Source, Text string }
-
 // OperatorInstructions returns the operator's instructions: the file in configDir, the
 // setting, and the file that a setting names. A file must be the user's own.
-func (c *Config) OperatorInstructions(configDir string) ([]Instructions, error) {
-	var all []Instructions
+func (c *Config) OperatorInstructions(configDir string) ([]runner.InstructionText, error) {
+	var all []runner.InstructionText
 	add := func(source, text string) error {
 		switch {
 		case len(text) > maxInstructionBytes:
@@ -29,7 +29,7 @@ func (c *Config) OperatorInstructions(configDir string) ([]Instructions, error) 
 		case !utf8.ValidString(text):
 			return &Error{Where: source, Message: "instructions that are not UTF-8", Hint: "write them as UTF-8"}
 		case strings.TrimSpace(text) != "":
-			all = append(all, Instructions{source, text})
+			all = append(all, runner.InstructionText{Source: source, Text: text})
 		}
 		return nil
 	}
@@ -51,7 +51,7 @@ func (c *Config) OperatorInstructions(configDir string) ([]Instructions, error) 
 	if c.InstructionsFile == nil || *c.InstructionsFile == "" {
 		return all, nil
 	}
-	file, err := instructionsPath(c)
+	file, err := c.instructionsPath()
 	if err != nil {
 		return nil, c.addPlace(err)
 	}
@@ -62,26 +62,23 @@ func (c *Config) OperatorInstructions(configDir string) ([]Instructions, error) 
 	return all, add(ShortenHome(file, c.home), text)
 }
 
-// SkillDir is one of the operator's directories of skills. Shown is its path for
-// display.
-type SkillDir struct{ Path, Shown string }
-
 const skillsDirName = "skills"
 
 // OperatorSkillDirs returns the operator's directories of skills: the one in configDir
 // and the configured ones. They need not exist.
-func OperatorSkillDirs(c *Config, configDir string) ([]SkillDir, error) {
-	var dirs []SkillDir
+func (c *Config) OperatorSkillDirs(configDir string) ([]skill.Dir, error) {
+	var dirs []skill.Dir
 	if configDir != "" {
 		path := filepath.Join(configDir, skillsDirName)
-		dirs = append(dirs, SkillDir{path, ShortenHome(path, c.home)})
+		dirs = append(dirs, skill.Dir{Path: path, Shown: ShortenHome(path, c.home)})
 	}
 	for _, name := range c.SkillDirs {
 		path, err := expandHome(name, c.home)
 		if err != nil {
 			return nil, c.addPlace(&Error{Where: "skill_dirs", Item: name, Message: err.Error(), Hint: "write it from / or ~/ on"})
 		}
-		dirs = append(dirs, SkillDir{filepath.Clean(path), ShortenHome(filepath.Clean(path), c.home)})
+		path = filepath.Clean(path)
+		dirs = append(dirs, skill.Dir{Path: path, Shown: ShortenHome(path, c.home)})
 	}
 	return dirs, nil
 }
@@ -89,7 +86,7 @@ func OperatorSkillDirs(c *Config, configDir string) ([]SkillDir, error) {
 // instructionsPath returns the path of instructions_file. Only a flag may be relative
 // to the working directory: a relative setting would name another file in each
 // workspace.
-func instructionsPath(c *Config) (string, error) {
+func (c *Config) instructionsPath() (string, error) {
 	name := *c.InstructionsFile
 	if strings.HasPrefix(c.origins.find("instructions_file"), fromFlag) {
 		return filepath.Abs(name)

@@ -88,20 +88,10 @@ func Load(o Options) (Config, error) {
 	}
 	builtin := builtinFile(resources)
 	c.addLayer(builtin.Over(o.Builtin), record.Source{Name: "built-in"})
-	if err := c.loadUser(o, getenv); err != nil {
-		return Config{}, err
-	}
-	if err := c.loadProfile(o); err != nil {
-		return Config{}, err
-	}
-	if err := c.loadWorkspace(o); err != nil {
-		return Config{}, err
-	}
-	if err := c.loadProject(o); err != nil {
-		return Config{}, err
-	}
-	if err := loadProjectServers(&c, o, getenv); err != nil {
-		return Config{}, err
+	for _, load := range []func(Options, lookup) error{c.loadUser, c.loadProfile, c.loadWorkspace, c.loadProject, c.loadProjectServers} {
+		if err := load(o, getenv); err != nil {
+			return Config{}, err
+		}
 	}
 	env, found, err := FromEnviron(o.Environ, o.Others)
 	if err != nil {
@@ -172,7 +162,7 @@ func (c *Config) addFlags(flags File) {
 
 // loadProject applies a trusted workspace's own file where it is stricter. Flags and
 // the environment can override it, except its policy.
-func (c *Config) loadProject(o Options) error {
+func (c *Config) loadProject(o Options, _ lookup) error {
 	if o.Project == nil {
 		return nil
 	}
@@ -190,7 +180,7 @@ func (c *Config) loadProject(o Options) error {
 	return nil
 }
 
-func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
+func (c *Config) loadUser(o Options, getenv lookup) error {
 	if o.Path == "" {
 		return nil
 	}
@@ -228,7 +218,7 @@ func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
 	return nil
 }
 
-func (c *Config) loadProfile(o Options) error {
+func (c *Config) loadProfile(o Options, _ lookup) error {
 	if o.Profile == "" {
 		return nil
 	}
@@ -245,7 +235,7 @@ func (c *Config) loadProfile(o Options) error {
 }
 
 // loadWorkspace puts the user's settings for the workspace over the profile's.
-func (c *Config) loadWorkspace(o Options) error {
+func (c *Config) loadWorkspace(o Options, _ lookup) error {
 	for _, name := range slices.Sorted(maps.Keys(c.Workspaces)) {
 		if c.home == "" && strings.HasPrefix(name, "~") {
 			continue // not a workspace of this process
@@ -261,7 +251,7 @@ func (c *Config) loadWorkspace(o Options) error {
 	return nil
 }
 
-func (c *Config) loadRequirements(o Options, getenv func(string) (string, bool)) error {
+func (c *Config) loadRequirements(o Options, getenv lookup) error {
 	if o.Requirements == "" {
 		return nil
 	}
@@ -315,8 +305,8 @@ func (c *Config) checkValues() error {
 			return &Error{Where: v.Key, Message: v.Text + " is not an absolute path"}
 		}
 	}
-	for _, check := range []func(*Config) error{checkVariables, checkMounts, checkCaches, checkRoot, checkService, checkServers} {
-		if err := check(c); err != nil {
+	for _, check := range []func() error{c.checkVariables, c.checkMounts, c.checkCaches, c.checkRoot, c.checkService, c.checkServers} {
+		if err := check(); err != nil {
 			return err
 		}
 	}
@@ -354,7 +344,10 @@ func FromEnviron(environ, others []string) (File, bool, error) {
 	return f, found, nil
 }
 
-func newLookup(environ []string) func(string) (string, bool) {
+// lookup returns a variable of the environment.
+type lookup = func(name string) (value string, ok bool)
+
+func newLookup(environ []string) lookup {
 	vars := map[string]string{}
 	for _, e := range environ {
 		if name, value, ok := strings.Cut(e, "="); ok {

@@ -110,18 +110,12 @@ var scopeToken = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompil
 
 // MCPEgress bounds what a server may reach.
 type MCPEgress struct {
-	Presets PresetNames             `yaml:"presets" words:"apt cargo go maven npm pip" doc:"package managers whose public registries the server may read, such as npm for npx"`
+	Presets Names                   `yaml:"presets" words:"apt cargo go maven npm pip" doc:"package managers whose public registries the server may read, such as npm for npx"`
 	Allow   EgressRules             `yaml:"allow" doc:"hosts that the server may reach, written like egress.allow"`
 	Deny    EgressRules             `yaml:"deny" doc:"hosts that the server may not reach, in addition to egress.deny"`
 	Private map[string][]string     `yaml:"private" doc:"private networks that a host of allow or url may be in, by host" each:"networks or addresses, such as 10.1.2.0/24"`
 	Secrets map[string]EgressSecret `yaml:"secrets" doc:"keys that the server can use but not see, written like egress.secrets" each:"one key"`
 }
-
-// MCPNames are names of servers, or only "none".
-type MCPNames []string
-
-// setText parses the value of a flag: names separated by commas.
-func (n *MCPNames) setText(text string) error { return (*VariableNames)(n).setText(text) }
 
 // noServers is the value of mcp_use for no servers.
 const noServers = "none"
@@ -234,29 +228,22 @@ func (s *MCPBase) Transport() string {
 // RunsInSandbox reports whether the server is a program in its session's sandbox.
 func (s *MCPServer) RunsInSandbox() bool { return s.Command != "" && !s.OnHost }
 
-// Servers are the MCP servers of a configuration. Methods that take a name expect an
-// existing one.
-type Servers struct{ conf *Config }
-
-// Servers returns the MCP servers. The value follows changes of c.
-func (c *Config) Servers() Servers { return Servers{c} }
-
-// Source returns the file that configures a server.
-func (r Servers) Source(name string) string {
-	if r.conf.MCP[name].project {
+// ServerSource returns the file that configures a server.
+func (c *Config) ServerSource(name string) string {
+	if c.MCP[name].project {
 		return MCPPath
 	}
-	return r.conf.user.path
+	return c.user.path
 }
 
-// Egress returns what a server may reach. It ignores the rules for commands except
+// ServerEgress returns what a server may reach. It ignores the rules for commands except
 // denials. Options without a policy mean no network. The policy of a server with url
 // allows its host.
-func (r Servers) Egress(name string) (runner.EgressOptions, error) {
-	s, where := r.conf.MCP[name], "mcpServers."+name+".egress"
+func (c *Config) ServerEgress(name string) (runner.EgressOptions, error) {
+	s, where := c.MCP[name], "mcpServers."+name+".egress"
 	e := Egress{
-		Presets: s.Egress.Presets, Allow: s.Egress.Allow, Deny: slices.Concat(s.Egress.Deny, r.conf.Egress.Deny), Private: s.Egress.Private,
-		Proxy: r.conf.Egress.Proxy, CA: r.conf.Egress.CA, Cache: r.conf.Egress.Cache, Capture: r.conf.Egress.Capture, EgressBounds: r.conf.Egress.EgressBounds, within: r.conf.Egress.within,
+		Presets: s.Egress.Presets, Allow: s.Egress.Allow, Deny: slices.Concat(s.Egress.Deny, c.Egress.Deny), Private: s.Egress.Private,
+		Proxy: c.Egress.Proxy, CA: c.Egress.CA, Cache: c.Egress.Cache, Capture: c.Egress.Capture, EgressBounds: c.Egress.EgressBounds, within: c.Egress.within,
 	}
 	e.Unknown = new(unknownDeny)
 	if s.URL != "" {
@@ -270,29 +257,24 @@ func (r Servers) Egress(name string) (runner.EgressOptions, error) {
 			maps.Copy(e.Private, s.Egress.Private)
 		}
 	}
-	o, _, err := e.parseOptions(r.conf.places(r.conf.workspace))
+	o, _, err := e.parseOptions(c.places(c.workspace))
 	if at, ok := errors.AsType[*Error](err); ok {
 		at.Where = where + strings.TrimPrefix(at.Where, "egress")
 	}
-	return o, r.conf.addPlace(err)
+	return o, c.addPlace(err)
 }
 
 // serverMethods are the methods of the HTTP transports.
 var serverMethods = []string{http.MethodGet, http.MethodPost, http.MethodDelete}
 
-// Keys returns the keys that a server uses without seeing them, without values.
-func (r Servers) Keys(name string) ([]EgressKey, error) {
-	s := r.conf.MCP[name]
-	e := Egress{Secrets: s.Egress.Secrets}
-	env := map[string]string{}
-	for variable := range s.Env {
-		env[variable] = ""
-	}
-	keys, err := e.parseKeys(env, nil)
+// ServerKeys returns the keys that a server uses without seeing them, without values.
+func (c *Config) ServerKeys(name string) ([]EgressKey, error) {
+	s := c.MCP[name]
+	keys, err := s.parseKeys()
 	if at, ok := errors.AsType[*Error](err); ok {
 		at.Where = "mcpServers." + name + "." + at.Where
 	}
-	return keys, r.conf.addPlace(err)
+	return keys, c.addPlace(err)
 }
 
 // callTimeout returns the longest time of a call. Zero means the default.
@@ -327,13 +309,17 @@ func (s *MCPServer) check(name string) (key string, err error) {
 			}
 		}
 	}
-	e := Egress{Secrets: s.Egress.Secrets}
-	env := map[string]string{}
-	for name := range s.Env {
-		env[name] = ""
-	}
-	_, err = e.parseKeys(env, nil)
+	_, err = s.parseKeys()
 	return "egress", err
+}
+
+// parseKeys returns the keys of egress.secrets without values.
+func (s *MCPServer) parseKeys() ([]EgressKey, error) {
+	e := Egress{Secrets: s.Egress.Secrets}
+	return e.parseKeys(func(name string) bool {
+		_, ok := s.Env[name]
+		return ok
+	})
 }
 
 // check returns an error about the keys that all clients have, and the key.
@@ -459,15 +445,15 @@ func nearbyNetworks(host string) []string {
 	return []string{ip.String()}
 }
 
-// Options returns a server for a session, without its keys. target is the workspace's
+// ServerOptions returns a server for a session, without its keys. target is the workspace's
 // path in the sandbox, workspace the one on this machine.
-func (r Servers) Options(name, target, workspace string) (runner.MCPServer, error) {
-	s := r.conf.MCP[name]
+func (c *Config) ServerOptions(name, target, workspace string) (runner.MCPServer, error) {
+	s := c.MCP[name]
 	out := runner.MCPServer{Server: mcp.Server{
 		Name: name, Command: s.Command, Args: s.Args, OnHost: s.OnHost, Memory: int64(valueOr(s.Memory, 0)), Processes: int(valueOr(s.Processes, 0)),
 		URL: s.URL, SSE: s.Transport() == MCPSSE, Include: s.Include, Exclude: s.Exclude,
 		OAuth:        oauth.Config{Grant: oauth.Grant(s.OAuth.Grant), ClientID: s.OAuth.ClientID, ClientSecret: string(s.OAuth.ClientSecret), Scopes: s.OAuth.Scopes},
-		StartTimeout: time.Duration(valueOr(s.StartTimeout, 0)), CallTimeout: s.callTimeout(), Source: r.Source(name),
+		StartTimeout: time.Duration(valueOr(s.StartTimeout, 0)), CallTimeout: s.callTimeout(), Source: c.ServerSource(name),
 	}}
 	for _, variable := range sortedKeys(s.Env) {
 		out.Env = append(out.Env, variable+"="+string(s.Env[variable]))
@@ -485,6 +471,6 @@ func (r Servers) Options(name, target, workspace string) (runner.MCPServer, erro
 		out.Dir = path.Join(target, s.Cwd)
 	}
 	var err error
-	out.Egress, err = r.Egress(name)
+	out.Egress, err = c.ServerEgress(name)
 	return out, err
 }

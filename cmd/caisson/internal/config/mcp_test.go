@@ -43,7 +43,7 @@ mcpServers:
 	if err != nil {
 		t.Fatal(err)
 	}
-	names, err := c.Servers().Used()
+	names, err := c.UsedServers()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,8 +51,8 @@ mcpServers:
 		t.Error(diff)
 	}
 	files, remote := c.MCP["files"], c.MCP["remote"]
-	if files.Transport() != MCPStdio || remote.Transport() != MCPHTTP || !strings.HasSuffix(c.Servers().Source("files"), "config.yaml") {
-		t.Errorf("%s, %s, %s", files.Transport(), remote.Transport(), c.Servers().Source("files"))
+	if files.Transport() != MCPStdio || remote.Transport() != MCPHTTP || !strings.HasSuffix(c.ServerSource("files"), "config.yaml") {
+		t.Errorf("%s, %s, %s", files.Transport(), remote.Transport(), c.ServerSource("files"))
 	}
 	if got := string(files.Env["TOKEN"]); got != "secret-value" {
 		t.Errorf("TOKEN is %q", got)
@@ -151,8 +151,8 @@ func TestProjectServers(t *testing.T) {
 	if diff := cmp.Diff([]string{"-y", "db/server", "--name", "\U0001F600\t"}, db.Args); diff != "" {
 		t.Error(diff)
 	}
-	if db.Env["A"] != "a-value" || fallback.Env["A"] != "none" || mine.Command != "mine" || c.Servers().Source("db") != MCPPath {
-		t.Errorf("%s, %s, %s, %s", string(db.Env["A"]), string(fallback.Env["A"]), mine.Command, c.Servers().Source("db"))
+	if db.Env["A"] != "a-value" || fallback.Env["A"] != "none" || mine.Command != "mine" || c.ServerSource("db") != MCPPath {
+		t.Errorf("%s, %s, %s, %s", string(db.Env["A"]), string(fallback.Env["A"]), mine.Command, c.ServerSource("db"))
 	}
 	if got := c.origins["mcpServers.db.command"]; got != "project .mcp.json" {
 		t.Errorf("origin %s", got)
@@ -244,7 +244,7 @@ func TestMCPUse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := c.Servers().Used()
+		got, err := c.UsedServers()
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
 			t.Error(use, err, diff)
 		}
@@ -253,7 +253,7 @@ func TestMCPUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Servers().Used(); err == nil || !strings.Contains(err.Error(), `there is no server "c"`) {
+	if _, err := c.UsedServers(); err == nil || !strings.Contains(err.Error(), `there is no server "c"`) {
 		t.Error(err)
 	}
 }
@@ -316,7 +316,7 @@ mcpServers:
 		"remote ": {"https://x.example/mcp", "PUT", false, nil},
 		"theirs":  {"http://127.0.0.1:3000/mcp", "POST", false, nil},
 	} {
-		o, err := c.Servers().Egress(strings.TrimSpace(name))
+		o, err := c.ServerEgress(strings.TrimSpace(name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -334,12 +334,12 @@ mcpServers:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o, err := c.Servers().Egress("a"); err != nil || o.Policy != nil { // an unused entry
+	if o, err := c.ServerEgress("a"); err != nil || o.Policy != nil { // an unused entry
 		t.Errorf("%+v, %v", o, err)
 	}
 	c, err = loadMCP(t, "mcpServers:\n  a: {command: x, egress: {private: {db.lan: [nonsense]}}}", "", "")
 	if err == nil {
-		_, err = c.Servers().Egress("a")
+		_, err = c.ServerEgress("a")
 	}
 	if e, ok := errors.AsType[*Error](err); !ok || e.Where != "mcpServers.a.egress.private.db.lan" {
 		t.Error(err)

@@ -173,7 +173,7 @@ func (s MCPBase) hasReferences() bool {
 }
 
 // expand replaces references to the variables of allowed. Others count as unset.
-func (s MCPBase) expand(allowed []string, getenv func(string) (string, bool)) (MCPBase, error) {
+func (s MCPBase) expand(allowed []string, getenv lookup) (MCPBase, error) {
 	var refused string
 	err := s.texts(func(text string) (string, error) {
 		return expandText(text, func(name string) (string, bool) {
@@ -192,7 +192,7 @@ func (s MCPBase) expand(allowed []string, getenv func(string) (string, bool)) (M
 
 // loadProjectServers adds a trusted workspace's servers to the operator's. The
 // operator's win. It skips servers that can't be used.
-func loadProjectServers(c *Config, o Options, getenv func(string) (string, bool)) error {
+func (c *Config) loadProjectServers(o Options, getenv lookup) error {
 	if o.ProjectServers == nil {
 		return nil
 	}
@@ -226,7 +226,7 @@ func loadProjectServers(c *Config, o Options, getenv func(string) (string, bool)
 
 // checkServers applies the requirements to the servers. A refused server of the
 // operator is an error; a workspace's is skipped.
-func checkServers(c *Config) error {
+func (c *Config) checkServers() error {
 	for _, name := range sortedKeys(c.MCP) {
 		s := c.MCP[name]
 		why := c.Requirements.MCP.refuses(name, &s)
@@ -255,23 +255,23 @@ func withoutServer(servers MCPServers, name string) MCPServers {
 	return out
 }
 
-// Used returns the names of a session's servers. It fails for an unknown name in
+// UsedServers returns the names of a session's servers. It fails for an unknown name in
 // mcp_use.
-func (r Servers) Used() ([]string, error) {
-	for _, name := range r.conf.MCPUse {
-		if _, known := r.conf.MCP[name]; !known && name != noServers {
+func (c *Config) UsedServers() ([]string, error) {
+	for _, name := range c.MCPUse {
+		if _, known := c.MCP[name]; !known && name != noServers {
 			hint := "name servers of mcpServers, or none"
-			for _, s := range r.conf.SkippedServers {
+			for _, s := range c.SkippedServers {
 				if s.Name == name {
 					hint = "it is skipped: " + s.Why
 				}
 			}
-			return nil, r.conf.addPlace(&Error{Where: "mcp_use", Item: name, Message: fmt.Sprintf("there is no server %q", name), Hint: hint})
+			return nil, c.addPlace(&Error{Where: "mcp_use", Item: name, Message: fmt.Sprintf("there is no server %q", name), Hint: hint})
 		}
 	}
 	var names []string
-	for _, name := range sortedKeys(r.conf.MCP) {
-		if !r.conf.MCP[name].Disabled && (len(r.conf.MCPUse) == 0 || slices.Contains(r.conf.MCPUse, name)) {
+	for _, name := range sortedKeys(c.MCP) {
+		if !c.MCP[name].Disabled && (len(c.MCPUse) == 0 || slices.Contains(c.MCPUse, name)) {
 			names = append(names, name)
 		}
 	}
@@ -331,9 +331,9 @@ func joinCommand(argv []string) string {
 	return strings.Join(words, " ")
 }
 
-// DescribeProject returns the servers of a workspace's .mcp.json, which must have been
+// DescribeServers returns the servers of a workspace's .mcp.json, which must have been
 // loaded.
-func (r Servers) DescribeProject(f ProjectFile) ([]ProjectServer, error) {
+func (c *Config) DescribeServers(f ProjectFile) ([]ProjectServer, error) {
 	servers, err := ParseProjectServers(f)
 	if err != nil {
 		return nil, err
@@ -352,7 +352,7 @@ func (r Servers) DescribeProject(f ProjectFile) ([]ProjectServer, error) {
 		if s.URL == "" {
 			one.Command = append([]string{s.Command}, s.Args...)
 		}
-		for _, skipped := range r.conf.SkippedServers {
+		for _, skipped := range c.SkippedServers {
 			if skipped.Name == name {
 				one.Skipped = skipped.Why
 			}
@@ -362,11 +362,11 @@ func (r Servers) DescribeProject(f ProjectFile) ([]ProjectServer, error) {
 	return out, nil
 }
 
-// Secrets returns the values of servers' variables and headers, by the keys of their
+// ServerSecrets returns the values of servers' variables and headers, by the keys of their
 // settings.
-func (r Servers) Secrets() map[string]string {
+func (c *Config) ServerSecrets() map[string]string {
 	out := map[string]string{}
-	for name, s := range r.conf.MCP {
+	for name, s := range c.MCP {
 		for kind, values := range map[string]map[string]Secret{"env": s.Env, "headers": s.Headers} {
 			for key, v := range values {
 				where := "mcpServers." + name + "." + kind + "." + key
@@ -387,18 +387,18 @@ func (r Servers) Secrets() map[string]string {
 
 // PlainSecrets returns the keys of a server's variables and headers that look like
 // secrets and are in the user's file in plain text.
-func (r Servers) PlainSecrets(name string) []string {
+func (c *Config) PlainSecrets(name string) []string {
 	var keys []string
-	s := r.conf.MCP[name]
+	s := c.MCP[name]
 	for kind, values := range map[string]map[string]Secret{"env": s.Env, "headers": s.Headers} {
 		for key, v := range values {
 			secret := strings.EqualFold(key, "Authorization") || secretName().MatchString(key)
-			if secret && len(v) >= minHiddenBytes && bytes.Contains(r.conf.user.text, []byte(v)) {
+			if secret && len(v) >= minHiddenBytes && bytes.Contains(c.user.text, []byte(v)) {
 				keys = append(keys, "mcpServers."+name+"."+kind+"."+key)
 			}
 		}
 	}
-	if v := s.OAuth.ClientSecret; len(v) >= minHiddenBytes && bytes.Contains(r.conf.user.text, []byte(v)) {
+	if v := s.OAuth.ClientSecret; len(v) >= minHiddenBytes && bytes.Contains(c.user.text, []byte(v)) {
 		keys = append(keys, "mcpServers."+name+".oauth.client_secret")
 	}
 	slices.Sort(keys)

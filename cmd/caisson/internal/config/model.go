@@ -81,12 +81,8 @@ type SelectedModel struct {
 
 // SelectModels returns the configured model, then its profile's fallbacks. environ has
 // the keys.
-func (c *Config) SelectModels(environ []string) ([]SelectedModel, error) {
-	out, err := selectModels(c, environ)
-	return out, c.addPlace(err)
-}
-
-func selectModels(c *Config, environ []string) ([]SelectedModel, error) {
+func (c *Config) SelectModels(environ []string) (_ []SelectedModel, err error) {
+	defer func() { err = c.addPlace(err) }()
 	getenv := newLookup(environ)
 	name := valueOr(c.Model, "")
 	if name == "" {
@@ -123,12 +119,8 @@ func selectModels(c *Config, environ []string) ([]SelectedModel, error) {
 }
 
 // SelectWorkers returns the models that the model may ask. environ has the keys.
-func SelectWorkers(c *Config, environ []string) ([]SelectedModel, error) {
-	out, err := selectWorkers(c, environ)
-	return out, c.addPlace(err)
-}
-
-func selectWorkers(c *Config, environ []string) ([]SelectedModel, error) {
+func (c *Config) SelectWorkers(environ []string) (_ []SelectedModel, err error) {
+	defer func() { err = c.addPlace(err) }()
 	const where = "workers.models"
 	getenv := newLookup(environ)
 	var out []SelectedModel
@@ -158,7 +150,7 @@ func selectWorkers(c *Config, environ []string) ([]SelectedModel, error) {
 
 // selectModel returns the model of a profile or of provider/model. where names the
 // setting.
-func (f *File) selectModel(name, where string, getenv func(string) (string, bool)) (SelectedModel, error) {
+func (f *File) selectModel(name, where string, getenv lookup) (SelectedModel, error) {
 	m, ok := f.Models[name]
 	if !ok {
 		provider, model, ok := strings.Cut(name, "/")
@@ -207,7 +199,7 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 }
 
 // setAddress sets the model's address and key.
-func (s *SelectedModel) setAddress(m Model, p provider, getenv func(string) (string, bool)) error {
+func (s *SelectedModel) setAddress(m Model, p provider, getenv lookup) error {
 	base, _ := getenv(p.baseEnv)
 	if s.Provider == "ollama" {
 		base = ollamaURL(base, p.base)
@@ -277,7 +269,7 @@ func (s *SelectedModel) isProvidersOwn(p provider) bool {
 }
 
 // setHeaders sets the headers. A value $NAME stands for the variable's.
-func (s *SelectedModel) setHeaders(m Model, getenv func(string) (string, bool)) error {
+func (s *SelectedModel) setHeaders(m Model, getenv lookup) error {
 	for name, value := range m.Headers {
 		where := "models." + s.Profile + ".headers." + name
 		if variable, ok := strings.CutPrefix(value, "$"); ok {

@@ -38,7 +38,7 @@ func TestFallbackProfiles(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			models, err := selectModels(&c, environ)
+			models, err := c.SelectModels(environ)
 			if got, ok := errors.AsType[*Error](err); tt.err != "" && (!ok || got.Message != tt.err || got.Where != "models.main.fallback") {
 				t.Errorf("error %v, want %s", err, tt.err)
 			}
@@ -77,7 +77,7 @@ func TestProfileHeadersAndKeys(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			models, err := selectModels(&c, []string{"OPENAI_API_KEY=k", "TOKEN=s3", "LINES=a\nb"})
+			models, err := c.SelectModels([]string{"OPENAI_API_KEY=k", "TOKEN=s3", "LINES=a\nb"})
 			if tt.err != "" {
 				if got, ok := errors.AsType[*Error](err); !ok || got.Message != tt.err {
 					t.Errorf("error %v, want %s", err, tt.err)

@@ -84,7 +84,7 @@ func (c *Config) MountError(err error) error {
 	return c.addPlace(e)
 }
 
-func checkMounts(c *Config) error {
+func (c *Config) checkMounts() error {
 	for _, m := range c.Mounts {
 		if err := m.check("mounts"); err != nil {
 			return err
@@ -115,26 +115,20 @@ func (m Mount) check(where string) error {
 	return e
 }
 
-// CacheNames are names of caches.
-type CacheNames []string
-
-// setText parses the value of a flag: names separated by commas.
-func (n *CacheNames) setText(text string) error { return (*VariableNames)(n).setText(text) }
-
-// Parse returns the caches of these names. Its error is an [Error].
-func (n CacheNames) Parse() ([]caches.Cache, error) {
-	list, err := caches.ParseList(n)
+// ParseCaches returns the caches. Its error is an [Error].
+func (c *Config) ParseCaches() ([]caches.Cache, error) {
+	list, err := caches.ParseList(c.Caches)
 	if err == nil {
 		return list, nil
 	}
 	e := &Error{Where: "caches", Message: err.Error()}
-	if i := slices.IndexFunc(n, func(name string) bool { _, err := caches.Parse(name); return err != nil }); i >= 0 {
-		e.Item = n[i]
+	if i := slices.IndexFunc(c.Caches, func(name string) bool { _, err := caches.Parse(name); return err != nil }); i >= 0 {
+		e.Item = c.Caches[i]
 	}
 	return nil, e
 }
 
-func checkCaches(c *Config) error {
-	_, err := c.Caches.Parse()
+func (c *Config) checkCaches() error {
+	_, err := c.ParseCaches()
 	return err
 }

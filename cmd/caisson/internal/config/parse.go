@@ -54,7 +54,7 @@ func errorAt(n ast.Node, err error) error {
 const maxFileBytes = 1 << 20
 
 // parse decodes one YAML document strictly. getenv returns the values of ${VAR}.
-func parse(name string, text []byte, getenv func(string) (string, bool), dst any) error {
+func parse(name string, text []byte, getenv lookup, dst any) error {
 	return parseWith(name, text, func(body ast.Node) error { return expandNode(body, getenv) }, dst)
 }
 
@@ -118,7 +118,7 @@ func errorInFile(name string, err error) error {
 
 // expandNode replaces ${VAR} and ${VAR:-default} in all string values below n, but not
 // in keys. It runs nothing.
-func expandNode(n ast.Node, getenv func(string) (string, bool)) error {
+func expandNode(n ast.Node, getenv lookup) error {
 	switch n := n.(type) {
 	case *ast.MappingNode:
 		for _, v := range n.Values {
@@ -150,7 +150,7 @@ func expandNode(n ast.Node, getenv func(string) (string, bool)) error {
 }
 
 // expandText replaces the references in a string. "$" without a brace stays.
-func expandText(s string, getenv func(string) (string, bool)) (string, error) {
+func expandText(s string, getenv lookup) (string, error) {
 	var b strings.Builder
 	for {
 		before, rest, found := strings.Cut(s, "${")

@@ -45,7 +45,7 @@ func (c *Config) addPlace(err error) error {
 }
 
 // IsBuiltin reports whether a setting has its built-in value.
-func IsBuiltin(c *Config, key string) bool { return c.origins.find(key) == "built-in" }
+func (c *Config) IsBuiltin(key string) bool { return c.origins.find(key) == "built-in" }
 
 // origins are the names of the layers of settings, by key.
 type origins map[string]string

@@ -40,12 +40,8 @@ func keepDenials(modes map[string]string) map[string]string {
 }
 
 // ToolPolicy returns the policy. If the settings name no preset, it uses preset.
-func (c *Config) ToolPolicy(preset string) (policy.Policy, error) {
-	p, err := c.toolPolicy(preset)
-	return p, c.addPlace(err)
-}
-
-func (c *Config) toolPolicy(preset string) (policy.Policy, error) {
+func (c *Config) ToolPolicy(preset string) (_ policy.Policy, err error) {
+	defer func() { err = c.addPlace(err) }()
 	p, err := c.Policy.toolPolicy(preset, c.home)
 	if err != nil {
 		return p, err

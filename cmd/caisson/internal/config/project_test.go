@@ -272,7 +272,7 @@ func FuzzProject(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.loadProject(Options{Project: project(text)}); err != nil {
+		if err := c.loadProject(Options{Project: project(text)}, nil); err != nil {
 			if e, ok := errors.AsType[*Error](err); !ok || e.Where != ProjectPath {
 				t.Errorf("%T without its file: %v", err, err)
 			}

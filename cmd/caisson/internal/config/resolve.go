@@ -13,11 +13,11 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// VariableNames are names of environment variables.
-type VariableNames []string
+// Names are names, such as those of environment variables.
+type Names []string
 
 // setText parses the value of a flag: names separated by commas.
-func (n *VariableNames) setText(text string) error {
+func (n *Names) setText(text string) error {
 	*n = nil
 	for name := range strings.SplitSeq(text, ",") {
 		if name = strings.TrimSpace(name); name == "" {
@@ -29,7 +29,7 @@ func (n *VariableNames) setText(text string) error {
 }
 
 // Variables returns the variables of commands as NAME=value, from env and env_from.
-func (c *Config) Variables(getenv func(string) (string, bool)) ([]string, error) {
+func (c *Config) Variables(getenv lookup) ([]string, error) {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
 		out = append(out, name+"="+c.Env[name])
@@ -49,7 +49,7 @@ func (c *Config) Variables(getenv func(string) (string, bool)) ([]string, error)
 }
 
 // checkVariables refuses variables that a sandbox refuses.
-func checkVariables(c *Config) error {
+func (c *Config) checkVariables() error {
 	check := func(where, item, v string) error {
 		if err := sandbox.CheckVariables([]string{v}); err != nil {
 			return &Error{Where: where, Item: item, Message: strings.TrimPrefix(err.Error(), sandbox.ErrInvalid.Error()+": "), Hint: "take it out"}
@@ -89,7 +89,7 @@ func (c *Config) SandboxSetup(image images.Reference, resources limits.Resources
 }
 
 // checkRoot refuses a writable root of this machine's own directories.
-func checkRoot(c *Config) error {
+func (c *Config) checkRoot() error {
 	if *c.WritableRoot && *c.Image == string(images.SchemeHost) {
 		return &Error{Where: "writable_root", Message: "image host consists of this machine's own directories", Hint: "name another image with image, or take writable_root out"}
 	}
@@ -187,7 +187,7 @@ type Telemetry struct {
 
 // Options returns the options of an exporter. If a header's variable is not set, it
 // returns an [Error], and options without the header.
-func (t *Telemetry) Options(getenv func(string) (string, bool)) (telemetry.Options, error) {
+func (t *Telemetry) Options(getenv lookup) (telemetry.Options, error) {
 	o := telemetry.Options{
 		Getenv:   func(name string) string { v, _ := getenv(name); return v },
 		Endpoint: valueOr(t.Endpoint, ""), Headers: map[string]string{}, Content: valueOr(t.Content, false),

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/caisson-run/caisson/runner/server"
 )
 
 // TestAskSandbox: clients choose by name from serve.sandboxes, and only learn the
@@ -26,22 +28,22 @@ serve:
 		return c
 	}
 	c := load(nil)
-	f, err := c.AskSandbox(AskedSandbox{Mode: "overlay", Image: "go", Resources: "big", Mounts: []string{"data"}})
+	f, err := c.AskSandbox(server.NewSandbox{Mode: "overlay", Image: "go", Resources: "big", Mounts: []string{"data"}})
 	if err != nil || *f.Mode != "overlay" || *f.Image != "rootfs:/srv/secret/go" || *f.Resources.Memory != 8<<30 || len(f.Mounts) != 2 || *f.Mounts[1].From != "/srv/secret/data" || !f.Mounts[1].isReadOnly() {
 		t.Errorf("asked for all: %+v, %v", f, err)
 	}
-	if f, err := c.AskSandbox(AskedSandbox{}); err != nil || f.Image != nil || f.Mounts != nil || f.Resources.Memory != nil {
+	if f, err := c.AskSandbox(server.NewSandbox{}); err != nil || f.Image != nil || f.Mounts != nil || f.Resources.Memory != nil {
 		t.Errorf("asked for nothing: %+v, %v", f, err)
 	}
 	for _, tt := range []struct {
-		asked AskedSandbox
+		asked server.NewSandbox
 		names string
 	}{
-		{AskedSandbox{Image: "rootfs:/etc"}, "go, py"},
-		{AskedSandbox{Image: "Go"}, "go, py"},
-		{AskedSandbox{Mounts: []string{"data", "/etc"}}, "data"},
-		{AskedSandbox{Mounts: []string{"data", "data"}}, "name it once"},
-		{AskedSandbox{Resources: "huge"}, "big, small"},
+		{server.NewSandbox{Image: "rootfs:/etc"}, "go, py"},
+		{server.NewSandbox{Image: "Go"}, "go, py"},
+		{server.NewSandbox{Mounts: []string{"data", "/etc"}}, "data"},
+		{server.NewSandbox{Mounts: []string{"data", "data"}}, "name it once"},
+		{server.NewSandbox{Resources: "huge"}, "big, small"},
 	} {
 		_, err := c.AskSandbox(tt.asked)
 		e, ok := errors.AsType[*Error](err)
@@ -51,10 +53,10 @@ serve:
 	}
 	// A trusted workspace's demands stay.
 	c = load(project("resources: {memory: 512MiB}"))
-	if f, err := c.AskSandbox(AskedSandbox{Resources: "big"}); err != nil || *f.Resources.Memory != 512<<20 {
+	if f, err := c.AskSandbox(server.NewSandbox{Resources: "big"}); err != nil || *f.Resources.Memory != 512<<20 {
 		t.Errorf("above the workspace's: %+v, %v", f.Resources, err)
 	}
-	if f, err := c.AskSandbox(AskedSandbox{Resources: "small"}); err != nil || *f.Resources.Memory != 256<<20 {
+	if f, err := c.AskSandbox(server.NewSandbox{Resources: "small"}); err != nil || *f.Resources.Memory != 256<<20 {
 		t.Errorf("below the workspace's: %+v, %v", f.Resources, err)
 	}
 	bad := write(t, "config.yaml", "serve: {sandboxes: {mounts: {data: {from: data, to: /data}}}}")

@@ -183,48 +183,37 @@ func (c Count) String() string { return strconv.FormatInt(int64(c), 10) }
 
 func (v Number) String() string { return strconv.FormatFloat(float64(v), 'f', -1, 64) }
 
-func (Size) jsonSchema() map[string]any {
-	return map[string]any{"anyOf": []any{
-		map[string]any{"type": "integer", "minimum": 1},
-		map[string]any{"type": "string", "pattern": `^\s*[0-9]+(\.[0-9]+)?\s*([bB]|[kKmMgGtT]([iI]?[bB])?)?\s*$`},
-	}}
-}
-
 func (Duration) jsonSchema() map[string]any {
 	return map[string]any{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`}
 }
 
+// numberSchema is the schema of a number that a string with this pattern can also hold.
+func numberSchema(number map[string]any, pattern string) map[string]any {
+	return map[string]any{"anyOf": []any{number, map[string]any{"type": "string", "pattern": pattern}}}
+}
+
+const decimalPattern = `^[0-9]+(\.[0-9]+)?$`
+
+func (Size) jsonSchema() map[string]any {
+	return numberSchema(map[string]any{"type": "integer", "minimum": 1}, `^\s*[0-9]+(\.[0-9]+)?\s*([bB]|[kKmMgGtT]([iI]?[bB])?)?\s*$`)
+}
+
 func (CPUs) jsonSchema() map[string]any {
-	return map[string]any{"anyOf": []any{
-		map[string]any{"type": "number", "minimum": 0.01},
-		map[string]any{"type": "string", "pattern": `^[0-9]+(\.[0-9]+)?$`},
-	}}
+	return numberSchema(map[string]any{"type": "number", "minimum": 0.01}, decimalPattern)
 }
 
 func (Dollars) jsonSchema() map[string]any {
-	return map[string]any{"anyOf": []any{
-		map[string]any{"type": "number", "minimum": 1e-6, "maximum": 1e9},
-		map[string]any{"type": "string", "pattern": `^[0-9]+(\.[0-9]+)?$`},
-	}}
+	return numberSchema(map[string]any{"type": "number", "minimum": 1e-6, "maximum": 1e9}, decimalPattern)
 }
 
 func (Count) jsonSchema() map[string]any {
-	return map[string]any{"anyOf": []any{
-		map[string]any{"type": "integer", "minimum": 1},
-		map[string]any{"type": "string", "pattern": `^[1-9][0-9]*$`},
-	}}
+	return numberSchema(map[string]any{"type": "integer", "minimum": 1}, `^[1-9][0-9]*$`)
 }
 
 func (Retries) jsonSchema() map[string]any {
-	return map[string]any{"anyOf": []any{
-		map[string]any{"type": "integer", "minimum": 0, "maximum": maxRetries},
-		map[string]any{"type": "string", "pattern": `^(1?[0-9]|20)$`},
-	}}
+	return numberSchema(map[string]any{"type": "integer", "minimum": 0, "maximum": maxRetries}, `^(1?[0-9]|20)$`)
 }
 
 func (Number) jsonSchema() map[string]any {
-	return map[string]any{"anyOf": []any{
-		map[string]any{"type": "number", "minimum": 0},
-		map[string]any{"type": "string", "pattern": `^[0-9]+(\.[0-9]+)?$`},
-	}}
+	return numberSchema(map[string]any{"type": "number", "minimum": 0}, decimalPattern)
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/server"
 )
 
 // ServeTokens returns the tokens by label, from environ and from files, which it reads
@@ -39,84 +39,67 @@ func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, err
 	return out, nil
 }
 
-// Asked has the requests of a server's client. nil means no request.
-type Asked struct {
-	Model, Image, Mode, Skills   *string
-	CommandTime                  *time.Duration
-	MemoryBytes, MilliCPUs, PIDs *int64
-	// Turn bounds each turn. Session bounds all turns together, except their rounds.
-	Turn, Session limits.Budget
-}
-
 // Ask returns a client's requests as settings. It refuses those that are milder than
 // the configuration with an [Error] at the request's key.
-func (c *Config) Ask(a Asked) (File, error) {
+func (c *Config) Ask(in server.NewSession) (File, error) {
 	var f File
 	refused := func(where, message, hint string) error { return &Error{Where: where, Message: message, Hint: hint} }
-	if a.Model != nil {
-		_, profile := c.Models[*a.Model]
-		allowed := profile || *a.Model == valueOr(c.Model, "")
+	if in.Model != "" {
+		_, profile := c.Models[in.Model]
+		allowed := profile || in.Model == valueOr(c.Model, "")
 		if c.Serve.Models != nil {
-			allowed = slices.Contains(c.Serve.Models, *a.Model)
+			allowed = slices.Contains(c.Serve.Models, in.Model)
 		}
 		if !allowed {
-			return f, refused("model", "model "+*a.Model+" is not one that clients may name", "name one of models that serve.models allows")
+			return f, refused("model", "model "+in.Model+" is not one that clients may name", "name one of models that serve.models allows")
 		}
-		f.Model = a.Model
+		f.Model = &in.Model
 	}
-	if a.Image != nil {
-		if *a.Image != *c.Image && !slices.Contains(c.Serve.Images, *a.Image) {
-			return f, refused("image", "image "+*a.Image+" is not one that clients may name", "name one of serve.images, or none")
+	if in.Image != "" {
+		if in.Image != *c.Image && !slices.Contains(c.Serve.Images, in.Image) {
+			return f, refused("image", "image "+in.Image+" is not one that clients may name", "name one of serve.images, or none")
 		}
-		f.Image = a.Image
+		f.Image = &in.Image
 	}
-	if a.Mode != nil {
-		if *c.Mode != "bind" && *a.Mode == "bind" {
-			return f, refused("mode", "mode "+*a.Mode+" is milder than the server's, "+*c.Mode, "leave it out")
+	if in.Mode != "" {
+		if *c.Mode != "bind" && in.Mode == "bind" {
+			return f, refused("mode", "mode "+in.Mode+" is milder than the server's, "+*c.Mode, "leave it out")
 		}
-		f.Mode = a.Mode
+		f.Mode = &in.Mode
 	}
-	if a.Skills != nil {
-		if order := []string{"off", "user", "all"}; slices.Index(order, *a.Skills) > slices.Index(order, *c.Skills) {
-			return f, refused("skills", "skills "+*a.Skills+" are more than the server's, "+*c.Skills, "leave it out")
+	if in.Skills != "" {
+		if order := []string{"off", "user", "all"}; slices.Index(order, in.Skills) > slices.Index(order, *c.Skills) {
+			return f, refused("skills", "skills "+in.Skills+" are more than the server's, "+*c.Skills, "leave it out")
 		}
-		f.Skills = a.Skills
+		f.Skills = &in.Skills
 	}
-	return f, f.askLimits(a, c.File)
-}
-
-// AskedSandbox has a client's requests for a sandbox without a model. "" means no
-// request.
-type AskedSandbox struct {
-	Mode, Image, Resources string
-	Mounts                 []string
+	if in.Limits == nil {
+		return f, nil
+	}
+	return f, f.askLimits(*in.Limits, c.File)
 }
 
 // AskSandbox returns a client's requests as settings. It refuses names that
 // serve.sandboxes doesn't offer with an [Error] at the request's key.
-func (c *Config) AskSandbox(a AskedSandbox) (File, error) {
-	var asked Asked
-	if a.Mode != "" {
-		asked.Mode = &a.Mode
-	}
-	f, err := c.Ask(asked)
+func (c *Config) AskSandbox(in server.NewSandbox) (File, error) {
+	f, err := c.Ask(server.NewSession{Mode: in.Mode})
 	if err != nil {
 		return f, err
 	}
 	offered := c.Serve.Sandboxes
-	if a.Image != "" {
-		image, err := chooseOffered("image", a.Image, offered.Images)
+	if in.Image != "" {
+		image, err := chooseOffered("image", in.Image, offered.Images)
 		if err != nil {
 			return f, err
 		}
 		f.Image = &image
 	}
-	for i, name := range a.Mounts {
+	for i, name := range in.Mounts {
 		m, err := chooseOffered("mounts", name, offered.Mounts)
 		if err != nil {
 			return f, err
 		}
-		if slices.Contains(a.Mounts[:i], name) {
+		if slices.Contains(in.Mounts[:i], name) {
 			return f, &Error{Where: "mounts", Message: name + " is there twice", Hint: "name it once"}
 		}
 		if f.Mounts == nil {
@@ -124,8 +107,8 @@ func (c *Config) AskSandbox(a AskedSandbox) (File, error) {
 		}
 		f.Mounts = append(f.Mounts, m)
 	}
-	if a.Resources != "" {
-		if f.Resources, err = chooseOffered("resources", a.Resources, offered.Resources); err != nil {
+	if in.Resources != "" {
+		if f.Resources, err = chooseOffered("resources", in.Resources, offered.Resources); err != nil {
 			return f, err
 		}
 		tightenValue(reflect.ValueOf(&f.Resources).Elem(), reflect.ValueOf(c.Project.Resources))
@@ -146,8 +129,12 @@ func chooseOffered[T any](where, name string, offered map[string]T) (T, error) {
 	return v, &Error{Where: where, Message: fmt.Sprintf("%q is not offered", name), Hint: hint}
 }
 
-func (f *File) askLimits(a Asked, c File) error {
-	turn, session := a.Turn, a.Session
+func (f *File) askLimits(l server.SessionLimits, c File) error {
+	turn, session := l.TurnLimits.Budget(), l.Session.Budget()
+	var commandTime *int64
+	if l.CommandSeconds != nil {
+		commandTime = new(*l.CommandSeconds * int64(time.Second))
+	}
 	return cmp.Or(
 		setLimit("limits.max_rounds", turn.Rounds, c.Limits.Rounds, &f.Limits.Rounds),
 		setLimit("limits.max_tool_calls", turn.ToolCalls, c.Limits.ToolCalls, &f.Limits.ToolCalls),
@@ -158,10 +145,10 @@ func (f *File) askLimits(a Asked, c File) error {
 		setLimit("limits.session.max_tokens", session.Tokens, c.Limits.Session.Tokens, &f.Limits.Session.Tokens),
 		setLimit("limits.session.max_cost_usd", session.CostMicroUSD, c.Limits.Session.Cost, &f.Limits.Session.Cost),
 		setLimit("limits.session.timeout_seconds", (*int64)(session.WallTime), c.Limits.Session.Timeout, &f.Limits.Session.Timeout),
-		setLimit("limits.memory_bytes", a.MemoryBytes, c.Resources.Memory, &f.Resources.Memory),
-		setLimit("limits.milli_cpus", a.MilliCPUs, c.Resources.CPUs, &f.Resources.CPUs),
-		setLimit("limits.pids", a.PIDs, c.Resources.PIDs, &f.Resources.PIDs),
-		setLimit("limits.command_seconds", (*int64)(a.CommandTime), c.Resources.CommandTime, &f.Resources.CommandTime),
+		setLimit("limits.memory_bytes", l.MemoryBytes, c.Resources.Memory, &f.Resources.Memory),
+		setLimit("limits.milli_cpus", l.MilliCPUs, c.Resources.CPUs, &f.Resources.CPUs),
+		setLimit("limits.pids", l.PIDs, c.Resources.PIDs, &f.Resources.PIDs),
+		setLimit("limits.command_seconds", commandTime, c.Resources.CommandTime, &f.Resources.CommandTime),
 	)
 }
 

@@ -35,18 +35,13 @@ func (c *Config) UserService() *sandbox.Service {
 	if len(in.Command) > 0 {
 		run = "command"
 	}
-	if in.Run != nil {
-		run = *in.Run
-	}
+	run = valueOr(in.Run, run)
 	if run == "none" {
 		return nil
 	}
-	out := &sandbox.Service{AsAgent: *in.AsAgent, StartTime: time.Duration(*in.StartTime), HealthCheck: in.HealthCheck.check()}
+	out := &sandbox.Service{Dir: valueOr(in.Dir, ""), AsAgent: *in.AsAgent, StartTime: time.Duration(*in.StartTime), HealthCheck: in.HealthCheck.check()}
 	if run == "command" {
 		out.Args = in.Command
-	}
-	if in.Dir != nil {
-		out.Dir = *in.Dir
 	}
 	return out
 }
@@ -56,29 +51,21 @@ func (h HealthCheck) check() *images.HealthCheck {
 	if h.Test == nil {
 		return nil
 	}
-	out := &images.HealthCheck{Test: h.Test}
-	for _, d := range []struct {
-		to   *time.Duration
-		from *Duration
-	}{{&out.Interval, h.Interval}, {&out.Timeout, h.Timeout}, {&out.StartPeriod, h.StartPeriod}, {&out.StartInterval, h.StartInterval}} {
-		if d.from != nil {
-			*d.to = time.Duration(*d.from)
-		}
+	return &images.HealthCheck{
+		Test: h.Test, Retries: int(valueOr(h.Retries, 0)),
+		Interval: time.Duration(valueOr(h.Interval, 0)), Timeout: time.Duration(valueOr(h.Timeout, 0)),
+		StartPeriod: time.Duration(valueOr(h.StartPeriod, 0)), StartInterval: time.Duration(valueOr(h.StartInterval, 0)),
 	}
-	if h.Retries != nil {
-		out.Retries = int(*h.Retries)
-	}
-	return out
 }
 
 // checkService refuses services that no sandbox could have.
-func checkService(c *Config) error {
+func (c *Config) checkService() error {
 	in := c.Service
 	h := in.HealthCheck
 	if h.Test == nil && (h.Interval != nil || h.Timeout != nil || h.StartPeriod != nil || h.StartInterval != nil || h.Retries != nil) {
 		return &Error{Where: "service.health_check", Message: "it has no test", Hint: "write the test too, such as [CMD-SHELL, curl -f http://127.0.0.1/]"}
 	}
-	if in.Run != nil && *in.Run == "command" && len(in.Command) == 0 {
+	if valueOr(in.Run, "") == "command" && len(in.Command) == 0 {
 		return &Error{Where: "service.run", Message: "service.command is missing", Hint: "set service.command to the program and its arguments"}
 	}
 	s := c.UserService()

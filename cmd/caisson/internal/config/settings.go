@@ -56,38 +56,38 @@ type File struct {
 	KeepChanges    *Duration         `yaml:"keep_changes" flag:"keep-changes" value:"TIME" group:"Output" default:"336h" doc:"how long changes of overlay runs wait to be applied, such as 336h"`
 	KeepSessions   *Duration         `yaml:"keep_sessions" flag:"keep-sessions" value:"TIME" group:"Output" default:"2160h" doc:"how long complete records are kept, such as 2160h; after that, only audit records are kept"`
 	Env            map[string]string `yaml:"env" doc:"variables for commands in the sandbox, by name" each:"value of a variable"`
-	EnvFrom        VariableNames     `yaml:"env_from" flag:"env-from" value:"NAMES" group:"Sandbox" doc:"variables of caisson's own environment that commands also get; their values are kept out of records; separate them with commas in the flag"`
+	EnvFrom        Names             `yaml:"env_from" flag:"env-from" value:"NAMES" group:"Sandbox" doc:"variables of caisson's own environment that commands also get; their values are kept out of records; separate them with commas in the flag"`
 	// MoreEnvFrom are names that the command line adds to EnvFrom.
-	MoreEnvFrom           VariableNames `yaml:"-"`
-	Mounts                Mounts        `yaml:"mounts" flag:"mount" letter:"v" value:"MOUNTS" group:"Sandbox" doc:"directories of this machine that commands see; in the flag, FROM:TO or FROM:TO:ro, separated by commas"`
-	Caches                CacheNames    `yaml:"caches" flag:"cache" value:"NAMES" group:"Sandbox" doc:"caches that the sessions of a workspace share: go, npm, pip, cargo, maven, apt, or a directory such as ~/.gradle; separate them with commas in the flag"`
-	KeepCaches            *Duration     `yaml:"keep_caches" flag:"keep-caches" value:"TIME" group:"Output" default:"720h" doc:"how long unused caches are kept, such as 720h"`
-	Submounts             []string      `yaml:"submounts" doc:"accepted mounts inside the workspace"`
-	Policy                *Policy       `yaml:"policy" doc:"which calls run, prompt or are refused"`
-	Concurrency           *Count        `yaml:"concurrency" flag:"concurrency" value:"N" group:"Limits" doc:"tool calls that run at once, at most 64"`
-	ConfirmTimeout        *Duration     `yaml:"confirm_timeout" flag:"confirm-timeout" value:"TIME" group:"Policy" doc:"how long a confirmation waits for an answer"`
-	Grace                 *Duration     `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"time between SIGTERM and SIGKILL when a command is cancelled"`
-	Fetch                 Fetch         `yaml:"fetch" doc:"what the fetch tool may reach; without allow the tool is off"`
-	Workers               Workers       `yaml:"workers" doc:"models that the model may ask with the tools confer and coordinate; without models the tools are off"`
-	Egress                Egress        `yaml:"egress" doc:"what commands may reach; without a rule they have no network"`
-	Docker                Docker        `yaml:"docker" doc:"the Docker engine"`
-	Stream                *bool         `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
-	CallerOwnsFiles       *bool         `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
-	AcceptSystemWorkspace *bool         `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
-	HostImage             HostImage     `yaml:"host_image" doc:"what image host contains in addition to the machine's /usr"`
-	Images                Images        `yaml:"images" doc:"how images are fetched"`
-	Programs              Programs      `yaml:"programs" doc:"absolute paths of programs that are neither beside the executable nor on PATH"`
-	Chat                  Chat          `yaml:"chat" doc:"how caisson chat behaves"`
-	Serve                 Serve         `yaml:"serve" doc:"settings of caisson serve; its sessions use the rest of the file"`
-	Telemetry             Telemetry     `yaml:"telemetry" doc:"export of spans and metrics by OTLP; OpenTelemetry's own variables override it"`
-	MCP                   MCPServers    `yaml:"mcpServers" doc:"MCP servers whose tools the model can load, by name; their tools prompt until policy.tools names them" each:"one server"`
-	MCPUse                MCPNames      `yaml:"mcp_use" flag:"mcp" value:"NAMES" group:"Task" doc:"MCP servers that a session uses, or none; the default is all; separate them with commas in the flag"`
-	MCPEnv                VariableNames `yaml:"mcp_env" doc:"variables of caisson's own environment that the .mcp.json of a trusted workspace may refer to"`
-	Tools                 Tools         `yaml:"tools" doc:"commands to offer to the model as tools, by name; they run in the sandbox" each:"one tool"`
-	Instructions          *string       `yaml:"instructions" doc:"the operator's instructions to the model, in addition to AGENTS.md beside the configuration"`
-	InstructionsFile      *string       `yaml:"instructions_file" flag:"instructions" value:"FILE" group:"Task" doc:"file with more of the operator's instructions"`
-	SkillDirs             []string      `yaml:"skill_dirs" doc:"more directories with your skills, in addition to skills in the configuration directory; a path begins with / or ~/"`
-	MemoryTools           *bool         `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes when a session starts"`
+	MoreEnvFrom           Names      `yaml:"-"`
+	Mounts                Mounts     `yaml:"mounts" flag:"mount" letter:"v" value:"MOUNTS" group:"Sandbox" doc:"directories of this machine that commands see; in the flag, FROM:TO or FROM:TO:ro, separated by commas"`
+	Caches                Names      `yaml:"caches" flag:"cache" value:"NAMES" group:"Sandbox" doc:"caches that the sessions of a workspace share: go, npm, pip, cargo, maven, apt, or a directory such as ~/.gradle; separate them with commas in the flag"`
+	KeepCaches            *Duration  `yaml:"keep_caches" flag:"keep-caches" value:"TIME" group:"Output" default:"720h" doc:"how long unused caches are kept, such as 720h"`
+	Submounts             []string   `yaml:"submounts" doc:"accepted mounts inside the workspace"`
+	Policy                *Policy    `yaml:"policy" doc:"which calls run, prompt or are refused"`
+	Concurrency           *Count     `yaml:"concurrency" flag:"concurrency" value:"N" group:"Limits" doc:"tool calls that run at once, at most 64"`
+	ConfirmTimeout        *Duration  `yaml:"confirm_timeout" flag:"confirm-timeout" value:"TIME" group:"Policy" doc:"how long a confirmation waits for an answer"`
+	Grace                 *Duration  `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"time between SIGTERM and SIGKILL when a command is cancelled"`
+	Fetch                 Fetch      `yaml:"fetch" doc:"what the fetch tool may reach; without allow the tool is off"`
+	Workers               Workers    `yaml:"workers" doc:"models that the model may ask with the tools confer and coordinate; without models the tools are off"`
+	Egress                Egress     `yaml:"egress" doc:"what commands may reach; without a rule they have no network"`
+	Docker                Docker     `yaml:"docker" doc:"the Docker engine"`
+	Stream                *bool      `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
+	CallerOwnsFiles       *bool      `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
+	AcceptSystemWorkspace *bool      `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
+	HostImage             HostImage  `yaml:"host_image" doc:"what image host contains in addition to the machine's /usr"`
+	Images                Images     `yaml:"images" doc:"how images are fetched"`
+	Programs              Programs   `yaml:"programs" doc:"absolute paths of programs that are neither beside the executable nor on PATH"`
+	Chat                  Chat       `yaml:"chat" doc:"how caisson chat behaves"`
+	Serve                 Serve      `yaml:"serve" doc:"settings of caisson serve; its sessions use the rest of the file"`
+	Telemetry             Telemetry  `yaml:"telemetry" doc:"export of spans and metrics by OTLP; OpenTelemetry's own variables override it"`
+	MCP                   MCPServers `yaml:"mcpServers" doc:"MCP servers whose tools the model can load, by name; their tools prompt until policy.tools names them" each:"one server"`
+	MCPUse                Names      `yaml:"mcp_use" flag:"mcp" value:"NAMES" group:"Task" doc:"MCP servers that a session uses, or none; the default is all; separate them with commas in the flag"`
+	MCPEnv                Names      `yaml:"mcp_env" doc:"variables of caisson's own environment that the .mcp.json of a trusted workspace may refer to"`
+	Tools                 Tools      `yaml:"tools" doc:"commands to offer to the model as tools, by name; they run in the sandbox" each:"one tool"`
+	Instructions          *string    `yaml:"instructions" doc:"the operator's instructions to the model, in addition to AGENTS.md beside the configuration"`
+	InstructionsFile      *string    `yaml:"instructions_file" flag:"instructions" value:"FILE" group:"Task" doc:"file with more of the operator's instructions"`
+	SkillDirs             []string   `yaml:"skill_dirs" doc:"more directories with your skills, in addition to skills in the configuration directory; a path begins with / or ~/"`
+	MemoryTools           *bool      `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes when a session starts"`
 
 	// Profiles are named sets of these settings. Workspaces are settings of a
 	// workspace, by its path. They can't be nested.
@@ -276,7 +276,7 @@ type FetchBounds struct {
 
 // Egress bounds what commands may reach. See docs/egress.md.
 type Egress struct {
-	Presets      PresetNames             `yaml:"presets" flag:"egress-preset" value:"NAMES" group:"Sandbox" words:"apt cargo go maven npm pip" doc:"package managers whose public registries commands may read: apt, cargo, go, maven, npm, pip; separate them with commas in the flag"`
+	Presets      Names                   `yaml:"presets" flag:"egress-preset" value:"NAMES" group:"Sandbox" words:"apt cargo go maven npm pip" doc:"package managers whose public registries commands may read: apt, cargo, go, maven, npm, pip; separate them with commas in the flag"`
 	Git          []EgressGit             `yaml:"git" doc:"https URLs of git repositories, or of directories with repositories, that commands may fetch from; with url and push: true they may also push"`
 	Allow        EgressRules             `yaml:"allow" flag:"egress-allow" value:"RULES" group:"Sandbox" doc:"what commands may reach: https://HOST/PATH, http://HOST/PATH, tls://HOST, tcp://HOST:PORT, host://HOST or public; separate them with commas in the flag"`
 	Deny         EgressRules             `yaml:"deny" doc:"what commands and the fetch tool may not reach, even if a rule allows it"`
