@@ -303,22 +303,19 @@ func (k *keptChanges) readChanges(ctx context.Context) (*overlay.Changes, error)
 
 // keptError explains an error about kept changes.
 func keptError(i overlay.Info, err error) error {
-	p := record.Problem{Cause: "the changes of session " + i.Session + " can't be read: " + err.Error(), Hint: "Look at the cause; nothing was changed."}
 	status := exitInput
 	switch {
 	case errors.Is(err, overlay.ErrBusy):
-		p.Cause = "session " + i.Session + " still runs, or its changes, or others of this directory, are being applied"
-		p.Hint = "Wait for that, or end it."
+		return newFailure(status, err, "session "+i.Session+" still runs, or its changes, or others of this directory, are being applied", "Wait for that, or end it.")
 	case errors.Is(err, overlay.ErrOther):
-		p.Cause = fmt.Sprintf("session %s worked on another directory: the one that was %s then", i.Session, i.Workspace)
-		p.Hint = "Name that directory with --workspace, or make a patch of workspace.patch in the session's directory."
+		return newFailure(status, err, fmt.Sprintf("session %s worked on another directory: the one that was %s then", i.Session, i.Workspace),
+			"Name that directory with --workspace, or make a patch of workspace.patch in the session's directory.")
 	case errors.Is(err, overlay.ErrTooMany):
-		p.Cause = "session " + i.Session + " changed too much: " + err.Error()
-		p.Hint = "Nothing of it can be applied safely; caisson apply --discard removes it."
+		return newFailure(status, err, "session "+i.Session+" changed too much: "+err.Error(), "Nothing of it can be applied safely; caisson apply --discard removes it.")
 	case errors.Is(err, context.Canceled):
 		status = exitInterrupted
 	}
-	return &commandError{Status: status, Problem: p, Err: err}
+	return newFailure(status, err, "the changes of session "+i.Session+" can't be read: "+err.Error(), "Look at the cause; nothing was changed.")
 }
 
 // tellUnchanged reports on standard error that a session changed nothing, and names an

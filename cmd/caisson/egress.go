@@ -116,43 +116,39 @@ func (d egressDecision) describe() string {
 // reasonNoNetwork is the reason if egress is not configured.
 const reasonNoNetwork = "no_network"
 
-// egressTarget is the destination of a connection. Its scheme is http, https or tcp.
-type egressTarget struct {
-	rule.Target
-}
-
-func parseEgressTarget(raw string) (egressTarget, error) {
+// parseEgressTarget returns the destination of a connection. Its scheme is http, https
+// or tcp.
+func parseEgressTarget(raw string) (rule.Target, error) {
 	scheme, _, hasScheme := strings.Cut(raw, "://")
 	switch {
 	case hasScheme && (scheme == "http" || scheme == "https"):
-		t, err := rule.ParseTarget(raw)
-		return egressTarget{t}, err
+		return rule.ParseTarget(raw)
 	case !hasScheme:
 		raw = "tcp://" + raw
 	case scheme != "tls" && scheme != "tcp":
-		return egressTarget{}, fmt.Errorf("scheme %q is none of https, http, tls and tcp", scheme)
+		return rule.Target{}, fmt.Errorf("scheme %q is none of https, http, tls and tcp", scheme)
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		return egressTarget{}, errors.Unwrap(err)
+		return rule.Target{}, errors.Unwrap(err)
 	}
 	if u.Path != "" || u.RawQuery != "" || u.User != nil {
-		return egressTarget{}, errors.New("only a host and a port are needed")
+		return rule.Target{}, errors.New("only a host and a port are needed")
 	}
 	host, err := rule.CanonicalHost(u.Hostname())
 	if err != nil {
-		return egressTarget{}, err
+		return rule.Target{}, err
 	}
 	port, err := strconv.ParseUint(cmp.Or(u.Port(), "443"), 10, 16)
 	if err != nil || port == 0 {
-		return egressTarget{}, fmt.Errorf("port %q is not one of 1 to 65535", u.Port())
+		return rule.Target{}, fmt.Errorf("port %q is not one of 1 to 65535", u.Port())
 	}
-	return egressTarget{rule.Target{Origin: rule.Origin{Scheme: "tcp", Host: host, Port: uint16(port)}}}, nil
+	return rule.Target{Origin: rule.Origin{Scheme: "tcp", Host: host, Port: uint16(port)}}, nil
 }
 
 // decideEgress decides about a target. It uses the method if Caisson can read the
 // requests.
-func decideEgress(o runner.EgressOptions, t egressTarget, method string) egressDecision {
+func decideEgress(o runner.EgressOptions, t rule.Target, method string) egressDecision {
 	if o.Policy == nil {
 		return egressDecision{Decision: "deny", Reason: reasonNoNetwork}
 	}
@@ -160,7 +156,7 @@ func decideEgress(o runner.EgressOptions, t egressTarget, method string) egressD
 	switch {
 	case !d.Allowed():
 	case t.Scheme == "http", t.Scheme == "https" && d.Ways&rule.WayHTTPS != 0:
-		d, sees = o.Policy.DecideRequest(t.Target, method), "requests"
+		d, sees = o.Policy.DecideRequest(t, method), "requests"
 	case t.Scheme == "https" && d.Ways&(rule.WayTLS|rule.WayAny) == 0:
 		d = rule.Decision{Reason: rule.ReasonNotAllowed}
 	case d.Ways&(rule.WayTLS|rule.WayAny) == 0:

@@ -324,21 +324,18 @@ func (bs *backends) findSession(ctx context.Context, id string) (string, error) 
 	if id == trace.Last && len(matches) > 1 { // ids sort by time
 		matches = []sandbox.Listing{slices.MaxFunc(matches, func(a, b sandbox.Listing) int { return strings.Compare(a.Session, b.Session) })}
 	}
-	e := &commandError{Status: exitInput, Problem: record.Problem{Hint: "caisson sandbox ls lists them."}}
 	switch len(matches) {
 	case 1:
 		return matches[0].Session, nil
 	case 0:
-		e.Cause = fmt.Sprintf("no live session begins with %q", id)
+		cause := fmt.Sprintf("no live session begins with %q", id)
 		if id == trace.Last {
-			e.Cause = "no session is live"
+			cause = "no session is live"
 		}
 		if len(failures) > 0 {
-			e.Cause += " (" + strings.Join(failures, "; ") + ")"
+			cause += " (" + strings.Join(failures, "; ") + ")"
 		}
-	default:
-		e.Cause = fmt.Sprintf("%d live sessions begin with %q", len(matches), id)
-		e.Hint = "Name more of it: " + matches[0].Session + ", " + matches[1].Session + ", …"
+		return "", newFailure(exitInput, nil, cause, "caisson sandbox ls lists them.")
 	}
-	return "", e
+	return "", newFailure(exitInput, nil, fmt.Sprintf("%d live sessions begin with %q", len(matches), id), "Name more of it: "+matches[0].Session+", "+matches[1].Session+", …")
 }

@@ -46,8 +46,7 @@ type userInterface struct {
 	out, tell *ui.AsyncWriter
 	// broken is called when the reader of the records has gone away.
 	broken func()
-	// untold returns the facts that are news to the user. If nil, each run tells
-	// everything.
+	// untold returns the facts that are news to the user.
 	untold func(workspace string, facts []string) []string
 	// finished is set once the end was shown or abandoned.
 	finished bool
@@ -63,7 +62,7 @@ type userInterface struct {
 func newInterface(a *app, json bool) *userInterface {
 	live := a.terminal(a.stderr) && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != ""
 	u := &userInterface{
-		app: a, json: json, broken: func() {}, out: ui.NewAsyncWriter(),
+		app: a, json: json, broken: func() {}, untold: allFacts, out: ui.NewAsyncWriter(),
 		colour:      live && a.environ.get("NO_COLOR") == "",
 		interactive: !json && a.terminal(a.stdin) && a.terminal(a.stderr),
 	}
@@ -76,8 +75,8 @@ func newInterface(a *app, json bool) *userInterface {
 	}
 	if !json && a.terminal(a.stderr) { // told facts were seen by a user
 		u.untold = a.environ.untold
-		opts.Untold = u.untold
 	}
+	opts.Untold = u.untold
 	u.render = ui.New(opts)
 	return u
 }
@@ -111,12 +110,9 @@ func (u *userInterface) flush(ctx context.Context) bool {
 }
 
 // news returns the facts about this machine that the user was not told yet.
-func (u *userInterface) news(facts []string) []string {
-	if u.untold == nil {
-		return facts
-	}
-	return u.untold("", facts)
-}
+func (u *userInterface) news(facts []string) []string { return u.untold("", facts) }
+
+func allFacts(_ string, facts []string) []string { return facts }
 
 // defaultPreset returns the policy to use if none is named. A user who applies changes
 // afterwards need not be asked about each.

@@ -160,12 +160,8 @@ func (h *mcpHost) serveHTTP(ctx context.Context, o mcpserver.Options) (err error
 		return &config.Error{Where: "serve", Message: err.Error(), Hint: "change serve in the configuration", Err: err}
 	}
 	o.Admit = gate.Admit
-	if conf.MaxSessions != nil {
-		o.MaxSessions = int(*conf.MaxSessions)
-	}
-	if conf.IdleTime != nil {
-		o.IdleTime = time.Duration(*conf.IdleTime)
-	}
+	o.MaxSessions = int(valueOf(conf.MaxSessions))
+	o.IdleTime = time.Duration(valueOf(conf.IdleTime))
 	srv, err := mcpserver.New(o)
 	if err != nil {
 		return err
@@ -174,12 +170,7 @@ func (h *mcpHost) serveHTTP(ctx context.Context, o mcpserver.Options) (err error
 	if err != nil {
 		return err
 	}
-	for _, l := range listeners {
-		h.say("listening on " + formatAddress(l.Addr()) + mcpserver.Path)
-	}
-	if keys.path != "" {
-		h.say("the token is in " + keys.path)
-	}
+	h.announce(listeners, mcpserver.Path, keys)
 	if err := srv.Serve(ctx, listeners...); err != nil {
 		return err
 	}
@@ -240,15 +231,12 @@ func (h *mcpHost) chooseWorkspace(c mcpserver.Client) (string, error) {
 			return real, nil
 		}
 	}
-	problem := record.Problem{Cause: "the client names no root, and the server has no workspace of its own", Hint: "Start caisson mcp with --workspace too, or use a client with roots."}
-	if len(c.Roots) > 0 {
-		named := tools.Elide(strings.Join(c.Roots, ", "), maxTaskText)
-		problem = record.Problem{
-			Cause: "no root of the client is an existing directory at or below one of this server: " + named,
-			Hint:  "Open a directory below " + strings.Join(h.flags.Roots, ", ") + ", or start caisson mcp with another --root.",
-		}
+	if len(c.Roots) == 0 {
+		return "", newFailure(exitInput, nil, "the client names no root, and the server has no workspace of its own", "Start caisson mcp with --workspace too, or use a client with roots.")
 	}
-	return "", &commandError{Status: exitInput, Problem: problem}
+	named := tools.Elide(strings.Join(c.Roots, ", "), maxTaskText)
+	return "", newFailure(exitInput, nil, "no root of the client is an existing directory at or below one of this server: "+named,
+		"Open a directory below "+strings.Join(h.flags.Roots, ", ")+", or start caisson mcp with another --root.")
 }
 
 // pathOfURI returns the absolute path of a file URI of this machine.

@@ -28,18 +28,18 @@ const maxTaskBytes = 1 << 20
 
 func readBounded(in io.Reader, name string) (string, error) {
 	text, err := io.ReadAll(io.LimitReader(in, maxTaskBytes+1))
-	problem := record.Problem{Hint: "Give a task of at most 1 MiB of text."}
+	cause := ""
 	switch {
 	case err != nil:
-		problem.Cause = fmt.Sprintf("the task can't be read from %s: %v", name, err)
+		cause = fmt.Sprintf("the task can't be read from %s: %v", name, err)
 	case len(text) > maxTaskBytes:
-		problem.Cause = "the task in " + name + " is longer than 1 MiB"
+		cause = "the task in " + name + " is longer than 1 MiB"
 	case strings.TrimSpace(string(text)) == "":
-		problem.Cause = "the task in " + name + " is empty"
+		cause = "the task in " + name + " is empty"
 	default:
 		return strings.TrimRight(string(text), "\n"), nil
 	}
-	return "", &commandError{Status: exitInput, Problem: problem, Err: err}
+	return "", newFailure(exitInput, err, cause, "Give a task of at most 1 MiB of text.")
 }
 
 const (
@@ -78,16 +78,14 @@ func readContext(a *app, asked bool) (string, error) {
 		}
 	}
 	text, err := io.ReadAll(io.LimitReader(in, maxTaskBytes+1))
-	problem := record.Problem{Hint: "Give at most 1 MiB beside the task, or name a file of the workspace in it; </dev/null gives nothing."}
+	cause := "standard input beside the task is longer than 1 MiB"
 	switch {
 	case err != nil:
-		problem.Cause = "standard input can't be read beside the task: " + err.Error()
-	case len(text) > maxTaskBytes:
-		problem.Cause = "standard input beside the task is longer than 1 MiB"
-	default:
+		cause = "standard input can't be read beside the task: " + err.Error()
+	case len(text) <= maxTaskBytes:
 		return string(text), nil
 	}
-	return "", &commandError{Status: exitInput, Problem: problem, Err: err}
+	return "", newFailure(exitInput, err, cause, "Give at most 1 MiB beside the task, or name a file of the workspace in it; </dev/null gives nothing.")
 }
 
 // patientReader reads a pipe and bounds its pauses.
