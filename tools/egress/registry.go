@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 
 	"github.com/caisson-run/caisson/tools/egress/cache"
 	"github.com/caisson-run/caisson/tools/egress/preset"
@@ -78,35 +77,22 @@ func (x *httpConn) serveRegistry(f *flow, w http.ResponseWriter, req *http.Reque
 // program has gone.
 func (s *Server) fetchFile(r request, t rule.Target) func(context.Context, http.Header) (*http.Response, error) {
 	return func(ctx context.Context, header http.Header) (res *http.Response, err error) {
-		if !s.addConn() {
-			return nil, errClosed
-		}
-		ctx, cancel := context.WithCancelCause(ctx)
-		stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
-		var f *flow
-		end := func() {
-			if f != nil {
-				f.cancel(nil)
-			}
-			stop()
-			cancel(nil)
-			s.conns.Done()
-		}
+		var a *attempt
+		var end func()
 		defer func() {
-			if err != nil { // otherwise the end of the body calls it
+			if err != nil && end != nil { // otherwise the end of the body calls it
 				end()
 			}
 		}()
 		defer s.recoverPanic(func(failed error) { res, err = nil, failed })
-		f, err = s.admitRequest(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideRequest(t, http.MethodGet) })
+		a, end, err = s.beginAttempt(ctx, r, t, http.MethodGet)
 		if err != nil {
 			return nil, err
 		}
-		a := &attempt{request: r, flow: f, target: t}
 		req := (&http.Request{Method: http.MethodGet, URL: t.URL(), Header: header, ProtoMajor: 1, ProtoMinor: 1}).WithContext(a.context())
 		res, err = s.files.RoundTrip(req)
 		if err != nil {
-			if failed := asRefusal(f.ctx, err); failed != nil { // else the flow has ended
+			if failed := asRefusal(a.flow.ctx, err); failed != nil { // else the flow has ended
 				err = failed
 			}
 			return nil, err
@@ -122,13 +108,12 @@ func (s *Server) fetchFile(r request, t rule.Target) func(context.Context, http.
 
 type fileBody struct {
 	io.ReadCloser
-	end  func()
-	once sync.Once
+	end func()
 }
 
 func (b *fileBody) Close() error {
 	err := b.ReadCloser.Close()
-	b.once.Do(b.end)
+	b.end()
 	return err
 }
 

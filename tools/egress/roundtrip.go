@@ -41,71 +41,76 @@ type roundTripper struct{ s *Server }
 
 func (t roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	s := t.s
-	if !s.addConn() {
-		closeBody(req)
-		return nil, errClosed
-	}
-	ctx, cancel := context.WithCancelCause(req.Context())
-	var f *flow
-	end := sync.OnceFunc(func() {
-		cancel(nil)
-		if f != nil {
-			f.cancel(nil)
-		}
-		s.conns.Done()
-	})
 	r := request{way: WayClient, method: req.Method, url: withoutQuery(req.URL), userKnown: true}
 	fail := func(err error) (*http.Response, error) {
-		defer end()
-		if s.ctx.Err() != nil {
+		if s.ctx.Err() != nil || errors.Is(err, errClosed) {
 			return nil, errClosed
 		}
-		failed := asRefusal(ctx, err)
+		failed := asRefusal(req.Context(), err)
 		if failed == nil {
-			return nil, context.Cause(ctx)
+			return nil, context.Cause(req.Context())
 		}
 		s.reportDenied(r, failed)
 		return nil, &RefusedError{Method: r.method, URL: r.url, Reason: failed.reason, Denied: failed.denied, Message: failed.message, Err: failed.err}
 	}
 	target, err := rule.ParseTarget(req.URL.String())
+	var a *attempt
+	var end func()
+	if err == nil {
+		r.host, r.port = target.Host, target.Port
+		a, end, err = s.beginAttempt(req.Context(), r, target, req.Method)
+	}
 	if err != nil {
-		closeBody(req)
+		if req.Body != nil {
+			_ = req.Body.Close() // as [http.RoundTripper] demands
+		}
 		return fail(err)
 	}
-	r.host, r.port = target.Host, target.Port
-	f, err = s.admitRequest(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideRequest(target, req.Method) })
-	if err != nil {
-		closeBody(req)
-		return fail(err)
-	}
-	a := &attempt{request: r, flow: f, target: target}
 	out := req.Clone(a.context())
 	out.URL, out.Host = target.URL(), ""
-	stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
 	res, err := s.client.RoundTrip(out)
 	if err != nil {
-		stop()
 		if a.conn != nil {
 			err = cmp.Or(a.conn.budgetError(), err)
 		}
 		s.reportRequested(a, nil, nil, false)
+		end()
 		return fail(err)
 	}
 	b := &responseBody{ReadCloser: res.Body, sum: sha256.New(), end: func(b *responseBody, err error) {
-		stop()
 		s.reportRequested(a, res, b, errors.Is(err, io.EOF))
 		end()
 	}}
 	res.Request, res.Body = req, b
-	context.AfterFunc(f.ctx, func() { _ = b.Close() }) // Close doesn't wait for a reader
+	context.AfterFunc(a.flow.ctx, func() { _ = b.Close() }) // Close doesn't wait for a reader
 	return res, nil
 }
 
-// closeBody closes the body of a request that is not sent, as [http.RoundTripper] demands.
-func closeBody(req *http.Request) {
-	if req.Body != nil {
-		_ = req.Body.Close()
+// beginAttempt decides about one of Caisson's own requests. The caller must call end
+// when the request is over. Close ends its context and waits for it.
+func (s *Server) beginAttempt(ctx context.Context, r request, t rule.Target, method string) (_ *attempt, end func(), err error) {
+	if !s.addConn() {
+		return nil, nil, errClosed
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
+	over := sync.OnceFunc(func() {
+		stop()
+		cancel(nil) // and the flow
+		s.conns.Done()
+	})
+	admitted := false
+	defer func() {
+		if !admitted { // also after a panic
+			over()
+		}
+	}()
+	f, err := s.admitRequest(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideRequest(t, method) })
+	if err != nil {
+		return nil, nil, err
+	}
+	admitted = true
+	return &attempt{request: r, flow: f, target: t}, over, nil
 }
 
 func (s *Server) reportRequested(a *attempt, res *http.Response, b *responseBody, complete bool) {

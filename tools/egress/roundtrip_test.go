@@ -133,3 +133,28 @@ func TestRoundTripperEnds(t *testing.T) {
 		})
 	}
 }
+
+// TestRoundTripperAsksInVain checks that Close ends a request that waits for an answer.
+func TestRoundTripperAsksInVain(t *testing.T) {
+	asked := make(chan struct{})
+	f := newFixture(t, func(o *Options) {
+		o.Ask = func(ctx context.Context, _ Question) (Answer, error) {
+			close(asked)
+			<-ctx.Done()
+			return Answer{}, ctx.Err()
+		}
+	})
+	failed := make(chan error, 1)
+	go func() {
+		req, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://unknown.test/", nil)
+		if err == nil {
+			_, err = f.RoundTripper().RoundTrip(req) //nolint:bodyclose // it fails
+		}
+		failed <- err
+	}()
+	<-asked
+	f.Close()
+	if err := <-failed; !errors.Is(err, errClosed) {
+		t.Errorf("the request ended with %v", err)
+	}
+}
