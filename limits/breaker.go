@@ -1,7 +1,6 @@
 package limits
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"sync"
@@ -20,50 +19,33 @@ const (
 	OutcomeFailure
 )
 
-// BreakerState is the state of one key.
-type BreakerState string
+// With these, a host that is down costs three waits, then one every half minute, and
+// finally one every five minutes.
+const (
+	// BreakerFailures is the number of consecutive failures that open a key.
+	BreakerFailures = 3
+	// BreakerCooldown is how long a key stays open the first time. Each failed trial
+	// doubles it, up to BreakerMaxCooldown.
+	BreakerCooldown    = 30 * time.Second
+	BreakerMaxCooldown = 5 * time.Minute
+	// BreakerKeys bounds the remembered keys. Beyond it, keys that are not open are
+	// forgotten. If all are open, new keys are refused: they must not displace an open
+	// one.
+	BreakerKeys = 1024
+)
 
-// The states.
+// Breakers is a set of circuit breakers, one per key, such as a host. It is safe for
+// concurrent use and needs no closing. Set the fields before the first use.
 //
-//	closed ── Failures in a row ──▶ open ── cooldown over ──▶ half-open
+//	closed ── failures in a row ──▶ open ── cooldown over ──▶ half-open
 //	   ▲                              ▲                          │ one trial at a time
 //	   └──────────── success ─────────┼──────────────────────────┤
 //	                                  └── failure, cooldown × 2 ─┘
-const (
-	BreakerClosed   BreakerState = "closed"
-	BreakerOpen     BreakerState = "open"
-	BreakerHalfOpen BreakerState = "half-open"
-)
-
-// Defaults of [BreakerOptions]. With them, a host that is down costs three waits, then
-// one every half minute, and finally one every five minutes.
-const (
-	DefaultBreakerFailures    = 3
-	DefaultBreakerCooldown    = 30 * time.Second
-	DefaultBreakerMaxCooldown = 5 * time.Minute
-	DefaultBreakerKeys        = 1024
-)
-
-// BreakerOptions configures [Breakers]. Name is required; other zero fields mean
-// defaults.
-type BreakerOptions struct {
+type Breakers struct {
+	// Name is for errors.
 	Name BreakerName
-	// Failures is the number of consecutive failures that open a key.
-	Failures int
-	// Cooldown is how long a key stays open the first time. Each failed trial doubles
-	// it, up to MaxCooldown.
-	Cooldown, MaxCooldown time.Duration
-	// Keys bounds the remembered keys. Beyond it, keys that are not open are forgotten.
-	// If all are open, new keys are refused: they must not displace an open one.
-	Keys int
 	// Now is a monotonic clock; nil means time.Now.
 	Now func() time.Time
-}
-
-// Breakers is a set of circuit breakers, one per key, such as a host. It is safe for
-// concurrent use and needs no closing. Use [NewBreakers]; the zero value is not usable.
-type Breakers struct {
-	opts BreakerOptions
 
 	mu   sync.Mutex
 	keys map[string]*breaker
@@ -81,33 +63,11 @@ type breaker struct {
 	epoch int
 }
 
-// NewBreakers returns breakers that are all closed, or an error for invalid options.
-func NewBreakers(o BreakerOptions) (*Breakers, error) {
-	if o.Name == "" {
-		return nil, errors.New("make breakers: no name")
+func (b *Breakers) now() time.Time {
+	if b.Now == nil {
+		return time.Now()
 	}
-	if o.Failures < 0 || o.Cooldown < 0 || o.MaxCooldown < 0 || o.Keys < 0 {
-		return nil, fmt.Errorf("make breakers %s: Failures, Cooldown, MaxCooldown and Keys must not be negative", o.Name)
-	}
-	if o.Failures == 0 {
-		o.Failures = DefaultBreakerFailures
-	}
-	if o.Cooldown == 0 {
-		o.Cooldown = DefaultBreakerCooldown
-	}
-	if o.MaxCooldown == 0 {
-		o.MaxCooldown = max(DefaultBreakerMaxCooldown, o.Cooldown)
-	}
-	if o.MaxCooldown < o.Cooldown {
-		return nil, fmt.Errorf("make breakers %s: MaxCooldown %v is less than Cooldown %v", o.Name, o.MaxCooldown, o.Cooldown)
-	}
-	if o.Keys == 0 {
-		o.Keys = DefaultBreakerKeys
-	}
-	if o.Now == nil {
-		o.Now = time.Now
-	}
-	return &Breakers{opts: o, keys: map[string]*breaker{}}, nil
+	return b.Now()
 }
 
 // Begin asks to run one operation on a key. If it is refused, the error is a
@@ -119,16 +79,16 @@ func (b *Breakers) Begin(key string) (done func(Outcome), err error) {
 	k := b.keys[key]
 	if k == nil {
 		if !b.makeRoom() {
-			return nil, &TrippedError{Breaker: b.opts.Name, Key: key, Retry: b.opts.Cooldown}
+			return nil, &TrippedError{Breaker: b.Name, Key: key, Retry: BreakerCooldown}
 		}
 		return b.doneFunc(key, 0), nil
 	}
 	if k.cooldown > 0 {
-		if left := k.openUntil.Sub(b.opts.Now()); left > 0 {
-			return nil, &TrippedError{Breaker: b.opts.Name, Key: key, Retry: left}
+		if left := k.openUntil.Sub(b.now()); left > 0 {
+			return nil, &TrippedError{Breaker: b.Name, Key: key, Retry: left}
 		}
 		if k.trial {
-			return nil, &TrippedError{Breaker: b.opts.Name, Key: key}
+			return nil, &TrippedError{Breaker: b.Name, Key: key}
 		}
 		k.trial = true
 	}
@@ -138,11 +98,11 @@ func (b *Breakers) Begin(key string) (done func(Outcome), err error) {
 // makeRoom reports whether there is room for another key, after forgetting the keys
 // that are not open if necessary.
 func (b *Breakers) makeRoom() bool {
-	if len(b.keys) >= b.opts.Keys {
-		now := b.opts.Now()
+	if len(b.keys) >= BreakerKeys {
+		now := b.now()
 		maps.DeleteFunc(b.keys, func(_ string, k *breaker) bool { return !now.Before(k.openUntil) })
 	}
-	return len(b.keys) < b.opts.Keys
+	return len(b.keys) < BreakerKeys
 }
 
 func (b *Breakers) doneFunc(key string, epoch int) func(Outcome) {
@@ -159,6 +119,9 @@ func (b *Breakers) recordOutcome(key string, epoch int, o Outcome) {
 			return
 		}
 		k = &breaker{}
+		if b.keys == nil {
+			b.keys = map[string]*breaker{}
+		}
 		b.keys[key] = k
 	}
 	if k.epoch != epoch {
@@ -177,28 +140,14 @@ func (b *Breakers) recordOutcome(key string, epoch int, o Outcome) {
 func (b *Breakers) openAfterFailure(k *breaker) {
 	switch {
 	case k.cooldown > 0:
-		k.cooldown = min(k.cooldown*2, b.opts.MaxCooldown)
-	case k.failures >= b.opts.Failures:
-		k.cooldown = b.opts.Cooldown
+		k.cooldown = min(k.cooldown*2, BreakerMaxCooldown)
+	case k.failures >= BreakerFailures:
+		k.cooldown = BreakerCooldown
 	default:
 		return
 	}
 	k.epoch++
-	k.openUntil = b.opts.Now().Add(k.cooldown)
-}
-
-// State returns a key's current state.
-func (b *Breakers) State(key string) BreakerState {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	k := b.keys[key]
-	switch {
-	case k == nil || k.cooldown == 0:
-		return BreakerClosed
-	case b.opts.Now().Before(k.openUntil):
-		return BreakerOpen
-	}
-	return BreakerHalfOpen
+	k.openUntil = b.now().Add(k.cooldown)
 }
 
 // CodeTripped is the error code of a [TrippedError].

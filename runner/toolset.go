@@ -181,16 +181,12 @@ func (o FetchOptions) NewTool(version, dir string, log *zap.Logger, denied func(
 	if err != nil {
 		return nil, err
 	}
-	hosts, err := limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost})
-	if err != nil {
-		return nil, err
-	}
 	agent := "Caisson"
 	if version != "" {
 		agent += "/" + version
 	}
 	return fetch.New(fetch.Options{
-		Allow: o.Allow, Deny: o.Deny, Private: o.Private, Egress: egress, Hosts: hosts, MaxBytes: o.MaxBytes, Timeout: o.Timeout, Proxy: o.Proxy,
+		Allow: o.Allow, Deny: o.Deny, Private: o.Private, Egress: egress, Hosts: &limits.Breakers{Name: limits.BreakerFetchHost}, MaxBytes: o.MaxBytes, Timeout: o.Timeout, Proxy: o.Proxy,
 		Dir: dir, Agent: agent, Logger: log, Denied: denied,
 	})
 }

@@ -108,9 +108,7 @@ func guardedTools(t *testing.T, resolver *net.Resolver, urls ...string) worker.T
 	if o.Egress, err = limits.NewEgress(limits.DefaultEgressBudget()); err != nil {
 		t.Fatal(err)
 	}
-	if o.Hosts, err = limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost}); err != nil {
-		t.Fatal(err)
-	}
+	o.Hosts = &limits.Breakers{Name: limits.BreakerFetchHost}
 	f, err := fetch.New(o)
 	if err != nil {
 		t.Fatal(err)

@@ -145,7 +145,6 @@ type web struct {
 	page   string
 	hits   atomic.Int64
 	egress *limits.Egress
-	hosts  *limits.Breakers
 }
 
 func newWeb(t testing.TB, page string) *web {
@@ -176,12 +175,10 @@ func (w *web) toolOptions(t testing.TB, budget limits.EgressBudget, names ...str
 	if w.egress, err = limits.NewEgress(budget); err != nil {
 		t.Fatal(err)
 	}
-	if w.hosts, err = limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost}); err != nil {
-		t.Fatal(err)
-	}
+	hosts := &limits.Breakers{Name: limits.BreakerFetchHost}
 	f, err := fetch.New(fetch.Options{
 		Allow: []rule.Rule{allowed}, Private: map[string][]netip.Prefix{"127.0.0.1": {netip.MustParsePrefix("127.0.0.1/32")}},
-		Egress: w.egress, Hosts: w.hosts,
+		Egress: w.egress, Hosts: hosts,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -64,7 +64,7 @@ func TestGetTLS(t *testing.T) {
 // TestOptions checks which options are refused: above all a missing Egress.
 func TestOptions(t *testing.T) {
 	egress, _ := limits.NewEgress(limits.DefaultEgressBudget())
-	hosts, _ := limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost})
+	hosts := &limits.Breakers{Name: limits.BreakerFetchHost}
 	ok := Options{Egress: egress, Hosts: hosts}
 	if _, err := NewClient(ok); err != nil {
 		t.Fatal(err)
@@ -441,8 +441,8 @@ func TestSlowPeers(t *testing.T) {
 		if _, err := f.Get(ctx, Request{URL: u}); !errors.Is(err, why) {
 			t.Errorf("%v, want the cause", err)
 		}
-		if got := f.opts.Hosts.State(strings.TrimPrefix(u, "http://")); got != limits.BreakerClosed {
-			t.Errorf("the host's breaker is %s", got)
+		if _, err := f.opts.Hosts.Begin(strings.TrimPrefix(u, "http://")); err != nil {
+			t.Error(err)
 		}
 	})
 }
@@ -495,12 +495,9 @@ func TestBreaker(t *testing.T) {
 	})
 	healthy := startServer(t, serveHello)
 	now := time.Unix(1_700_000_000, 0)
-	hosts, err := limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost, Now: func() time.Time { return now }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	hosts := &limits.Breakers{Name: limits.BreakerFetchHost, Now: func() time.Time { return now }}
 	f := newLocalFixture(t, Options{Hosts: hosts}, u, healthy)
-	for range limits.DefaultBreakerFailures {
+	for range limits.BreakerFailures {
 		if res, err := f.get(u); err != nil || res.Status != 503 {
 			t.Fatalf("%+v, %v", res, err)
 		}
@@ -512,14 +509,14 @@ func TestBreaker(t *testing.T) {
 			t.Fatalf("%v, want the breaker", err)
 		}
 	}
-	if n := hits.Load(); n != limits.DefaultBreakerFailures {
+	if n := hits.Load(); n != limits.BreakerFailures {
 		t.Errorf("%d requests, want none while it is open", n)
 	}
 	if _, err := f.get(healthy); err != nil {
 		t.Errorf("another host: %v", err)
 	}
 	down.Store(false)
-	now = now.Add(limits.DefaultBreakerCooldown)
+	now = now.Add(limits.BreakerCooldown)
 	if res, err := f.get(u); err != nil || res.Status != 200 {
 		t.Errorf("the trial: %+v, %v", res, err)
 	}

@@ -62,10 +62,7 @@ func newFixture(t testing.TB, o Options, rules ...string) *fixture {
 		}
 	}
 	if o.Hosts == nil {
-		o.Hosts, err = limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost})
-		if err != nil {
-			t.Fatal(err)
-		}
+		o.Hosts = &limits.Breakers{Name: limits.BreakerFetchHost}
 	}
 	o.Denied = func(d Denial) error {
 		f.mu.Lock()
