@@ -116,27 +116,12 @@ func (s atifStep) buildTurn() turn {
 		}
 		for _, r := range s.Observation.Results {
 			if r.Call == c.ID && r.Content != nil {
-				played.expect = atifRecordedResult{text: string(*r.Content), isError: r.Extra.IsError}
+				played.expect = &expectation{text: (*string)(r.Content), isError: r.Extra.IsError}
 			}
 		}
 		t.calls = append(t.calls, played)
 	}
 	return t
-}
-
-// atifRecordedResult is a trajectory's result. isError is nil if the trajectory lacks
-// it.
-type atifRecordedResult struct {
-	text    string
-	isError *bool
-}
-
-func (r atifRecordedResult) compareResult(got result) []Difference {
-	want := recordedResult{text: r.text, isError: got.isError}
-	if r.isError != nil {
-		want.isError = *r.isError
-	}
-	return want.compareResult(got)
 }
 
 // documentError adds the line and column at which data is invalid to err.

@@ -28,11 +28,16 @@ type turn struct {
 type call struct {
 	tool   tools.Name
 	raw    string
-	expect expectation
+	expect *expectation
 }
 
-type expectation interface {
-	compareResult(got result) []Difference
+// expectation is a call's expected result. Nil fields, and a nil *expectation, expect
+// nothing.
+type expectation struct {
+	text                  *string // the whole result
+	contains, notContains []string
+	exitCode              *int
+	isError               *bool
 }
 
 // result is a call's actual result, as the model gets it.
@@ -68,60 +73,47 @@ func quoteBrief(s string) string {
 	return strconv.Quote(s)
 }
 
-type recordedResult result
-
-func (r recordedResult) compareResult(got result) []Difference {
-	var out []Difference
-	if r.isError != got.isError {
-		out = append(out, Difference{What: "error", Want: strconv.FormatBool(r.isError), Got: strconv.FormatBool(got.isError)})
-	}
-	want, normalized := normalizeText(boundary.Escape(r.text)), normalizeText(got.text)
-	if want != normalized {
-		out = append(out, Difference{What: "result", Want: want, Got: normalized})
-	}
-	return out
-}
-
-func normalizeText(text string) string { return strings.TrimSpace(loop.NormalizeResult(text)) }
-
-// scriptedExpectation is a script's expectation. Nil fields expect nothing.
-type scriptedExpectation struct {
-	contains, notContains []string
-	exitCode              *int
-	isError               *bool
-}
-
 // exitLine matches the start of a command's result.
 var exitLine = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`\A\s*exit code (-?\d+)`)
 })
 
-func (s scriptedExpectation) compareResult(got result) []Difference {
+// compareResult returns how a result differs from the expectation.
+func (e *expectation) compareResult(got result) []Difference {
 	var out []Difference
-	if s.exitCode != nil {
+	add := func(what, want, got string) { out = append(out, Difference{What: what, Want: want, Got: got}) }
+	if e.exitCode != nil {
 		code := "none"
 		if m := exitLine().FindStringSubmatch(got.text); m != nil {
 			code = m[1]
 		}
-		if want := strconv.Itoa(*s.exitCode); code != want {
-			out = append(out, Difference{What: "exit_code", Want: want, Got: code + " in: " + got.text})
+		if want := strconv.Itoa(*e.exitCode); code != want {
+			add("exit_code", want, code+" in: "+got.text)
 		}
 	}
-	if s.isError != nil && *s.isError != got.isError {
-		out = append(out, Difference{What: "error", Want: strconv.FormatBool(*s.isError), Got: strconv.FormatBool(got.isError)})
+	if e.isError != nil && *e.isError != got.isError {
+		add("error", strconv.FormatBool(*e.isError), strconv.FormatBool(got.isError))
 	}
-	for _, text := range s.contains {
+	if e.text != nil {
+		want, normalized := normalizeText(boundary.Escape(*e.text)), normalizeText(got.text)
+		if want != normalized {
+			add("result", want, normalized)
+		}
+	}
+	for _, text := range e.contains {
 		if !strings.Contains(got.text, text) {
-			out = append(out, Difference{What: "contains", Want: text, Got: got.text})
+			add("contains", text, got.text)
 		}
 	}
-	for _, text := range s.notContains {
+	for _, text := range e.notContains {
 		if strings.Contains(got.text, text) {
-			out = append(out, Difference{What: "not_contains", Want: text, Got: got.text})
+			add("not_contains", text, got.text)
 		}
 	}
 	return out
 }
+
+func normalizeText(text string) string { return strings.TrimSpace(loop.NormalizeResult(text)) }
 
 func (t turn) buildBlocks(withCalls bool) []loop.Block {
 	var out []loop.Block

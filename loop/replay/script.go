@@ -131,11 +131,11 @@ func (c scriptCall) encodeArguments() (string, error) {
 	return string(data), err
 }
 
-func (e *scriptExpect) buildExpectation() expectation {
+func (e *scriptExpect) buildExpectation() *expectation {
 	if e == nil {
 		return nil
 	}
-	return scriptedExpectation{contains: e.Contains, notContains: e.NotContains, exitCode: e.ExitCode, isError: e.Error}
+	return &expectation{contains: e.Contains, notContains: e.NotContains, exitCode: e.ExitCode, isError: e.Error}
 }
 
 func addPosition(err error) error {

@@ -61,11 +61,11 @@ func lineError(line int, err error) error {
 
 func recordingFromHistory(history []loop.Message) (recording, error) {
 	var r recording
-	results := map[string]expectation{}
+	results := map[string]*expectation{}
 	for _, m := range history {
 		for _, b := range m.Blocks {
 			if t := b.ToolResult; t != nil {
-				results[t.ToolUseID] = recordedResult{text: boundary.ResultText(t.Content), isError: t.IsError}
+				results[t.ToolUseID] = &expectation{text: new(boundary.ResultText(t.Content)), isError: &t.IsError}
 			}
 			if m.Role == loop.RoleUser && r.task == "" && b.Text != nil {
 				r.task = b.Text.Text
@@ -86,7 +86,7 @@ func recordingFromHistory(history []loop.Message) (recording, error) {
 	return r, nil
 }
 
-func turnFromMessage(m loop.Message, results map[string]expectation) turn {
+func turnFromMessage(m loop.Message, results map[string]*expectation) turn {
 	var t turn
 	for _, b := range m.Blocks {
 		switch {
