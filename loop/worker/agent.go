@@ -229,18 +229,20 @@ func (t *agentTool) Execute(ctx context.Context, call *tools.Call) (tools.Output
 		success = got.Status == StatusAnswered
 		response, used = got, got.Usage
 	}
-	out := tools.Output{Content: []tools.Block{{Text: encodeResponse(response)}}, Success: success, Metadata: map[string]any{"usage": used}}
+	out := tools.Output{Content: []tools.Block{{Text: encodeJSON(response, "")}}, Success: success, Metadata: map[string]any{"usage": used}}
 	if ctx.Err() != nil {
 		return out, fmt.Errorf("%s: %w", t.def.Name, context.Cause(ctx))
 	}
 	return out, nil
 }
 
-func encodeResponse(response any) string {
+// encodeJSON returns a value as JSON. Everything that this package encodes can be.
+func encodeJSON(v any, indent string) string {
 	var b strings.Builder
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	_ = e.Encode(response) // texts and numbers can always be encoded
+	e.SetIndent("", indent)
+	_ = e.Encode(v)
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
@@ -251,7 +253,7 @@ func (t *agentTool) selectProfiles(names []string) ([]loop.Profile, error) {
 	for _, name := range names {
 		i := slices.IndexFunc(t.opts.Profiles, func(p loop.Profile) bool { return p.Name == name })
 		if i < 0 {
-			shown, _ := tools.Display(tools.Elide(name, 100))
+			shown, _ := tools.Display(tools.Elide(name, maxShownName))
 			return nil, &tools.Error{Class: tools.ErrorExecution, Visible: true, Message: fmt.Sprintf("The model %s can't be asked. The models are: %s.", shown, strings.Join(t.opts.profileNames(), ", "))}
 		}
 		out = append(out, t.opts.Profiles[i])

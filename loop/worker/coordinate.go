@@ -114,10 +114,5 @@ func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordinat
 }
 
 func quoteEnvelope(e Envelope) string {
-	var b strings.Builder
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	_ = enc.Encode(e) // it was decoded from JSON
-	return string(boundary.WrapForWorker(strings.TrimSuffix(b.String(), "\n")))
+	return string(boundary.WrapForWorker(encodeJSON(e, "  ")))
 }

@@ -8,6 +8,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -183,7 +184,6 @@ func newAccounting(answers []Answer) Accounting {
 type panel struct {
 	opts   Options
 	log    *zap.Logger
-	budget *loop.SharedBudget
 	ledger loop.Ledger
 	cancel context.CancelCauseFunc
 	slots  chan struct{}
@@ -195,45 +195,37 @@ type panel struct {
 	names   map[string]int
 }
 
-// newPanel checks the options and starts the wall time. The caller must call stop.
-func newPanel(ctx context.Context, o Options, profiles []loop.Profile) (_ *panel, _ context.Context, stop func(), err error) {
+func (o Options) validate(profiles []loop.Profile) error {
 	switch {
 	case o.Question == "":
-		return nil, nil, nil, fmt.Errorf("%w: the question is empty", ErrInvalid)
-	case len(profiles) == 0:
-		return nil, nil, nil, loop.ErrNoModel
+		return errors.New("the question is empty")
 	case len(profiles) > MaxWorkers:
-		return nil, nil, nil, fmt.Errorf("%w: %d models, at most %d are asked", ErrInvalid, len(profiles), MaxWorkers)
-	}
-	if err := o.Budget.Validate(); err != nil {
-		return nil, nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+		return fmt.Errorf("%d models, at most %d are asked", len(profiles), MaxWorkers)
 	}
 	for _, p := range profiles {
-		if p.Model == nil {
-			return nil, nil, nil, loop.ErrNoModel
-		}
-		if err := p.CheckPrice(o.Budget); err != nil {
-			return nil, nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
-		}
-		if err := o.Tools.checkPrice(p); err != nil {
-			return nil, nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+		if err := cmp.Or(p.CheckPrice(o.Budget), o.Tools.checkPrice(p)); err != nil {
+			return err
 		}
 	}
-	if o.Session == "" {
-		o.Session = "ses_" + ulid.Make().String()
+	return o.Budget.Validate()
+}
+
+// newPanel checks the options and starts the wall time. The caller must call stop.
+func newPanel(ctx context.Context, o Options, profiles []loop.Profile) (_ *panel, _ context.Context, stop func(), err error) {
+	if len(profiles) == 0 || slices.ContainsFunc(profiles, func(p loop.Profile) bool { return p.Model == nil }) {
+		return nil, nil, nil, loop.ErrNoModel
 	}
-	if o.Turn == "" {
-		o.Turn = "trn_" + ulid.Make().String()
+	if err := o.validate(profiles); err != nil {
+		return nil, nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
+	o.Session = cmp.Or(o.Session, "ses_"+ulid.Make().String())
+	o.Turn = cmp.Or(o.Turn, "trn_"+ulid.Make().String())
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}
 	p := &panel{opts: o, log: o.Logger.With(zap.String("session", o.Session)), ledger: o.Ledger, slots: make(chan struct{}, Concurrency), cap: o.Tools.CostCap.normalize(), names: map[string]int{}}
 	if o.Budget.Tokens != nil || o.Budget.CostMicroUSD != nil {
-		if p.budget, err = loop.NewSharedBudget(o.Budget, o.Ledger); err != nil {
-			return nil, nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
-		}
-		p.ledger = p.budget
+		p.ledger, _ = loop.NewSharedBudget(o.Budget, o.Ledger) // the budget is valid
 	}
 	if p.tools, err = newToolset(o.Tools); err != nil {
 		return nil, nil, nil, err
@@ -306,9 +298,9 @@ func (p *panel) nameWorker(a assignment) string {
 	return name
 }
 
-// sortedNames returns a set's sorted elements, never nil.
-func sortedNames(set map[string]bool) []string {
-	return append([]string{}, slices.Sorted(maps.Keys(set))...)
+// sortedNames returns a map's sorted keys, never nil.
+func sortedNames[T any](m map[string]T) []string {
+	return append([]string{}, slices.Sorted(maps.Keys(m))...)
 }
 
 // Event is a worker's event, reported through [Options].Emit. The types of this package
