@@ -28,7 +28,7 @@ func TestModelServer(t *testing.T) {
 	t.Run("two calls in one round", func(t *testing.T) { aimocktest.TestTwoCalls(t, base, m, true) })
 	// With a budget, the server refuses a call without its reasoning before it.
 	t.Run("reasoning", func(t *testing.T) {
-		d := &aimocktest.Dispatcher{}
+		d := &wiretest.Dispatcher{}
 		out, _ := aimocktest.RunTurn(t, newModel(2000), "think first", d, new(0))
 		if out.Reason != loop.StopAnswered || out.Answer != "It is there." || len(d.Ran) != 1 {
 			t.Errorf("reason %s, answer %q, %v; ran %v", out.Reason, out.Answer, out.Err, d.Ran)

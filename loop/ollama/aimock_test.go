@@ -7,6 +7,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/internal/aimocktest"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/loop/ollama"
 )
 
@@ -24,7 +25,7 @@ func TestModelServer(t *testing.T) {
 	}
 	for mode, stream := range map[string]bool{"whole": false, "stream": true} {
 		t.Run(mode, func(t *testing.T) {
-			d := &aimocktest.Dispatcher{}
+			d := &wiretest.Dispatcher{}
 			out, shown := aimocktest.RunTurn(t, newModel(stream), "two at once", d, nil)
 			if out.Reason != loop.StopAnswered || out.Answer != "Done: three files, and the issue is open." || d.Rounds != 1 {
 				t.Fatalf("reason %s, answer %q, %d rounds, %v", out.Reason, out.Answer, d.Rounds, out.Err)

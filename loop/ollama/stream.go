@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/caisson-run/caisson/limits"
@@ -26,8 +25,8 @@ type piece struct {
 	} `json:"message"`
 	Done       modelhttp.LooseString `json:"done"`
 	DoneReason modelhttp.LooseString `json:"done_reason"`
-	Input      modelhttp.LooseString `json:"prompt_eval_count"`
-	Output     modelhttp.LooseString `json:"eval_count"`
+	Input      modelhttp.TokenCount  `json:"prompt_eval_count"`
+	Output     modelhttp.TokenCount  `json:"eval_count"`
 }
 
 // wireCall is a whole call. Its arguments are an object, or from intermediate servers a
@@ -100,7 +99,7 @@ func (a *assembly) addPiece(raw json.RawMessage) (bool, error) {
 	if p.Model != "" {
 		a.model = string(p.Model)
 	}
-	a.input, a.output = max(a.input, countUsage(p.Input)), max(a.output, countUsage(p.Output))
+	a.input, a.output = max(a.input, int64(p.Input)), max(a.output, int64(p.Output))
 	if p.Message != nil {
 		a.thinking.WriteString(string(p.Message.Thinking))
 		if text := string(p.Message.Content); text != "" {
@@ -150,15 +149,6 @@ func findError(raw json.RawMessage) []byte {
 		}
 	}
 	return nil
-}
-
-// countUsage parses a number of tokens. Anything else is zero.
-func countUsage(s modelhttp.LooseString) int64 {
-	f, err := strconv.ParseFloat(string(s), 64)
-	if err != nil || !(f > 0 && f < 1e12) {
-		return 0
-	}
-	return int64(f)
 }
 
 func (a *assembly) buildResponse() loop.Response {

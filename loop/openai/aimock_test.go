@@ -47,7 +47,7 @@ func TestReasoningIsSentBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := &aimocktest.Dispatcher{}
+		d := &wiretest.Dispatcher{}
 		out, _ := aimocktest.RunTurn(t, m, "think first", d, new(0))
 		if out.Reason != loop.StopAnswered || out.Answer != "It is there." || len(d.Ran) != 1 {
 			t.Errorf("%s: reason %s, answer %q, %v; ran %v", mode, out.Reason, out.Answer, out.Err, d.Ran)
@@ -59,7 +59,7 @@ func TestReasoningIsSentBack(t *testing.T) {
 }
 
 func testMalformed(t *testing.T, m loop.Model) {
-	d := &aimocktest.Dispatcher{}
+	d := &wiretest.Dispatcher{}
 	out, _ := aimocktest.RunTurn(t, m, "malformed", d, nil)
 	if out.Reason != loop.StopAnswered || len(d.Ran) != 0 || len(d.Refused) != 1 {
 		t.Errorf("reason %s, %v; ran %v, refused %v", out.Reason, out.Err, d.Ran, d.Refused)

@@ -32,7 +32,7 @@ type wireResponse struct {
 	Model      modelhttp.LooseString         `json:"model"`
 	Status     modelhttp.LooseString         `json:"status"`
 	Output     modelhttp.List[*responseItem] `json:"output"`
-	Usage      *responseUsage                `json:"usage"`
+	Usage      *usage                        `json:"usage"`
 	Error      json.RawMessage               `json:"error"`
 	Incomplete struct {
 		Reason modelhttp.LooseString `json:"reason"`
@@ -58,23 +58,6 @@ type responseItem struct {
 type responsePart struct {
 	Text    modelhttp.LooseString `json:"text"`
 	Refusal modelhttp.LooseString `json:"refusal"`
-}
-
-type responseUsage struct {
-	Input   tokenCount            `json:"input_tokens"`
-	Output  tokenCount            `json:"output_tokens"`
-	Details promptDetails         `json:"input_tokens_details"`
-	Cost    modelhttp.LooseString `json:"cost"`
-}
-
-// UnmarshalJSON never fails: unreadable usage must not discard the answer.
-func (u *responseUsage) UnmarshalJSON(data []byte) error {
-	type plain responseUsage
-	var p plain
-	if json.Unmarshal(data, &p) == nil {
-		*u = responseUsage(p)
-	}
-	return nil
 }
 
 func joinParts(parts []responsePart) string {
@@ -259,8 +242,7 @@ func (a *responseAssembly) buildResponse(r wireResponse) (loop.Response, error) 
 		a.deliverText(text.String())
 	}
 	if r.Usage != nil {
-		u := usage{Prompt: r.Usage.Input, Completion: r.Usage.Output, Details: r.Usage.Details, Cost: r.Usage.Cost}
-		out.Usage = u.limitsUsage()
+		out.Usage = r.Usage.limitsUsage()
 	}
 	return out, nil
 }

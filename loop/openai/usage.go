@@ -1,10 +1,10 @@
 package openai
 
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"strconv"
-	"strings"
 
 	"go.uber.org/zap"
 
@@ -13,61 +13,39 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
+// usage is an endpoint's usage. Its counts have other names in the Responses API.
 type usage struct {
-	Prompt     tokenCount    `json:"prompt_tokens"`
-	Completion tokenCount    `json:"completion_tokens"`
-	Details    promptDetails `json:"prompt_tokens_details"`
+	Prompt       modelhttp.TokenCount `json:"prompt_tokens"`
+	Completion   modelhttp.TokenCount `json:"completion_tokens"`
+	Details      promptDetails        `json:"prompt_tokens_details"`
+	Input        modelhttp.TokenCount `json:"input_tokens"`
+	Output       modelhttp.TokenCount `json:"output_tokens"`
+	InputDetails promptDetails        `json:"input_tokens_details"`
 	// Cost is in US dollars (from OpenRouter), or "".
 	Cost modelhttp.LooseString `json:"cost"`
 }
 
 // promptDetails counts the prompt's tokens read from the cache and written to it.
 type promptDetails struct {
-	Cached  tokenCount `json:"cached_tokens"`
-	Written tokenCount `json:"cache_write_tokens"`
-}
-
-// UnmarshalJSON never fails: an unreadable count must not discard the answer.
-func (d *promptDetails) UnmarshalJSON(data []byte) error {
-	type plain promptDetails
-	var p plain
-	if json.Unmarshal(data, &p) == nil {
-		*d = promptDetails(p)
-	}
-	return nil
+	Cached  modelhttp.TokenCount `json:"cached_tokens"`
+	Written modelhttp.TokenCount `json:"cache_write_tokens"`
 }
 
 // UnmarshalJSON never fails: unreadable usage must not discard the answer.
 func (u *usage) UnmarshalJSON(data []byte) error {
 	type plain usage
-	var p plain
-	if json.Unmarshal(data, &p) == nil {
-		*u = usage(p)
-	}
-	return nil
-}
-
-// tokenCount is a number of tokens, decoded from an integer, a float or a string.
-// Anything else is zero.
-type tokenCount int64
-
-// UnmarshalJSON never fails.
-func (c *tokenCount) UnmarshalJSON(data []byte) error {
-	*c = 0
-	f, err := strconv.ParseFloat(strings.Trim(string(data), `"`), 64)
-	if err == nil && f > 0 && f < 1e12 { // NaN compares false
-		*c = tokenCount(f)
-	}
+	_ = json.Unmarshal(data, (*plain)(u)) // skips what has the wrong type
 	return nil
 }
 
 // limitsUsage converts to disjoint counts.
 func (u usage) limitsUsage() limits.Usage {
-	cached := min(u.Details.Cached, u.Prompt)
-	written := min(u.Details.Written, u.Prompt-cached)
+	prompt, details := cmp.Or(u.Prompt, u.Input), cmp.Or(u.Details, u.InputDetails)
+	cached := min(details.Cached, prompt)
+	written := min(details.Written, prompt-cached)
 	out := limits.Usage{
-		InputTokens: int64(u.Prompt - cached - written), CachedInputTokens: int64(cached), CacheWriteTokens: int64(written),
-		OutputTokens: int64(u.Completion),
+		InputTokens: int64(prompt - cached - written), CachedInputTokens: int64(cached), CacheWriteTokens: int64(written),
+		OutputTokens: int64(cmp.Or(u.Completion, u.Output)),
 	}
 	if usd, err := strconv.ParseFloat(string(u.Cost), 64); err == nil && usd >= 0 && usd < 1e9 {
 		out.CostMicroUSD = new(int64(math.Round(usd * 1e6)))

@@ -30,7 +30,7 @@ import (
 // TestTwoCalls tests two calls in one round. stream says whether the model requests a
 // stream.
 func TestTwoCalls(t *testing.T, base string, m loop.Model, stream bool) {
-	d := &Dispatcher{}
+	d := &wiretest.Dispatcher{}
 	out, shown := RunTurn(t, m, "two at once", d, nil)
 	if out.Reason != loop.StopAnswered || out.Answer != "Done: three files, and the issue is open." {
 		t.Fatalf("reason %s, answer %q, %v", out.Reason, out.Answer, out.Err)
@@ -73,7 +73,7 @@ func TestFailures(t *testing.T, m loop.Model) {
 	t.Run("rate limit", func(t *testing.T) { TestRateLimit(t, m) })
 	t.Run("cut stream", func(t *testing.T) { testCutStream(t, m) })
 	t.Run("nothing fits", func(t *testing.T) {
-		out, _ := RunTurn(t, m, "an unknown thing", &Dispatcher{}, new(0))
+		out, _ := RunTurn(t, m, "an unknown thing", &wiretest.Dispatcher{}, new(0))
 		if out.Reason != loop.StopProviderFailed {
 			t.Errorf("reason %s, %v", out.Reason, out.Err)
 		}
@@ -83,7 +83,7 @@ func TestFailures(t *testing.T, m loop.Model) {
 // TestRateLimit tests a rate limit with a Retry-After.
 func TestRateLimit(t *testing.T, m loop.Model) {
 	began := time.Now()
-	out, _ := RunTurn(t, m, "too often", &Dispatcher{}, nil)
+	out, _ := RunTurn(t, m, "too often", &wiretest.Dispatcher{}, nil)
 	if out.Reason != loop.StopAnswered || out.Answer != "Here you are." {
 		t.Errorf("reason %s, answer %q, %v", out.Reason, out.Answer, out.Err)
 	}
@@ -93,7 +93,7 @@ func TestRateLimit(t *testing.T, m loop.Model) {
 }
 
 func testCutStream(t *testing.T, m loop.Model) {
-	d := &Dispatcher{}
+	d := &wiretest.Dispatcher{}
 	out, _ := RunTurn(t, m, "cut off", d, nil)
 	failure, ok := errors.AsType[*loop.ModelError](out.Err)
 	if out.Reason != loop.StopProviderFailed || !ok || failure.Class != loop.ModelNetwork || len(d.Ran) != 0 {
@@ -103,43 +103,13 @@ func testCutStream(t *testing.T, m loop.Model) {
 
 // RunTurn runs one turn and also returns the text of its deltas. The task selects the
 // server's answers.
-func RunTurn(t *testing.T, m loop.Model, task string, d *Dispatcher, retries *int) (loop.Outcome, string) {
+func RunTurn(t *testing.T, m loop.Model, task string, d *wiretest.Dispatcher, retries *int) (loop.Outcome, string) {
 	t.Helper()
+	d.Tools = []tools.Name{"shell", "github/get_issue"}
 	return wiretest.RunTurn(t, loop.Options{
 		Profiles: []loop.Profile{{Model: m, MaxRetries: retries}}, Dispatcher: d, System: loop.SystemPrompt(loop.PromptOptions{}),
 		Messages: []loop.Message{loop.NewText(loop.RoleUser, boundary.Text(task))},
 	})
-}
-
-// Dispatcher records its calls and returns "ok".
-type Dispatcher struct {
-	Ran, Refused []string
-	Rounds       int
-}
-
-// Definitions returns the tools that the server calls.
-func (d *Dispatcher) Definitions() []tools.Definition {
-	return []tools.Definition{
-		{Name: "shell", Description: "Runs a command.", InputSchema: []byte(`{"type":"object"}`)},
-		{Name: "github/get_issue", Description: "Reads an issue.", InputSchema: []byte(`{"type":"object"}`)},
-	}
-}
-
-// Round records calls.
-func (d *Dispatcher) Round(_ context.Context, calls []tools.Call) ([]tools.Result, error) {
-	d.Rounds++
-	var out []tools.Result
-	for _, c := range calls {
-		text := "ok"
-		if c.InputError != "" {
-			text = c.InputError
-			d.Refused = append(d.Refused, text)
-		} else {
-			d.Ran = append(d.Ran, string(c.Name)+" "+string(c.Input))
-		}
-		out = append(out, tools.Result{CallID: c.ID, Name: c.Name, Content: []tools.Block{{Text: text}}, IsError: c.InputError != ""})
-	}
-	return out, nil
 }
 
 type request struct {

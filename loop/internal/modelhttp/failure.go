@@ -80,9 +80,12 @@ func (e *refusal) Error() string {
 // ModelError classifies err. It removes the key from the endpoint's messages, which may
 // be logged.
 func (w *Watcher) ModelError(err error) error {
-	inStream, ok := errors.AsType[*StreamError](err)
+	inStream, isStream := errors.AsType[*StreamError](err)
+	if outer, ok := errors.AsType[*url.Error](err); ok {
+		err = outer.Err // the outer error repeats the whole URL
+	}
 	switch {
-	case ok:
+	case isStream:
 		status, known := embeddedStatus(inStream.Body)
 		message := w.redactKey(extractMessage(inStream.Body))
 		class := classifyRefusal(status, message)
@@ -100,17 +103,10 @@ func (w *Watcher) ModelError(err error) error {
 	case errors.Is(err, bufio.ErrTooLong): // one event of more than 32 MiB
 		return w.ModelError(ErrTooLarge)
 	case errors.Is(err, ErrMalformed), errors.Is(err, ErrTooLarge), errors.Is(err, errRedirect):
-		if outer, ok := errors.AsType[*url.Error](err); ok {
-			err = outer.Err // the outer error repeats the whole URL
-		}
 		return &loop.ModelError{
 			Class: loop.ModelOther, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.BaseURL), err),
 		}
 	default:
-		// The outer error repeats the whole URL.
-		if outer, ok := errors.AsType[*url.Error](err); ok {
-			err = outer.Err
-		}
 		return &loop.ModelError{
 			Class: loop.ModelNetwork, Visible: true, Retryable: w.Response == nil, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.BaseURL), err),
 		}
@@ -319,6 +315,20 @@ func (l *LooseString) UnmarshalJSON(data []byte) error {
 		*l = LooseString(s)
 	default:
 		*l = LooseString(data)
+	}
+	return nil
+}
+
+// TokenCount is a number of tokens, decoded from an integer, a float or a string.
+// Anything else is zero.
+type TokenCount int64
+
+// UnmarshalJSON never fails.
+func (c *TokenCount) UnmarshalJSON(data []byte) error {
+	*c = 0
+	f, err := strconv.ParseFloat(strings.Trim(string(data), `"`), 64)
+	if err == nil && f > 0 && f < 1e12 { // NaN compares false
+		*c = TokenCount(f)
 	}
 	return nil
 }

@@ -217,6 +217,41 @@ func RunTurn(t *testing.T, o loop.Options) (loop.Outcome, string) {
 	return out, shown.String()
 }
 
+// Dispatcher records calls of its tools and returns "ok". Refused has the messages for
+// calls that must not run.
+type Dispatcher struct {
+	Tools             []tools.Name
+	IDs, Ran, Refused []string
+	Rounds            int
+}
+
+// Definitions returns the definitions of Tools.
+func (d *Dispatcher) Definitions() []tools.Definition {
+	var out []tools.Definition
+	for _, name := range d.Tools {
+		out = append(out, tools.Definition{Name: name, Description: "A tool.", InputSchema: []byte(`{"type":"object"}`)})
+	}
+	return out
+}
+
+// Round records calls.
+func (d *Dispatcher) Round(_ context.Context, calls []tools.Call) ([]tools.Result, error) {
+	d.Rounds++
+	var out []tools.Result
+	for _, c := range calls {
+		d.IDs = append(d.IDs, c.ID)
+		text := "ok"
+		if c.InputError != "" {
+			text = c.InputError
+			d.Refused = append(d.Refused, text)
+		} else {
+			d.Ran = append(d.Ran, string(c.Name)+" "+string(c.Input))
+		}
+		out = append(out, tools.Result{CallID: c.ID, Name: c.Name, Content: []tools.Block{{Text: text}}, IsError: c.InputError != ""})
+	}
+	return out, nil
+}
+
 // CheckRead checks what reading any answer must give: an error has a message of bounded
 // length and comes without an answer. If wantDeltas is set, the deltas have the
 // answer's text.

@@ -62,11 +62,11 @@ func TestSlow(t *testing.T, a Adapter, mediaType, answer string) {
 			t.Parallel()
 			url := listen(t, tt.serve)
 			run := func(ctx context.Context, timeouts Timeouts) *played {
-				p := &played{}
+				p := newPlayed()
 				none := 0
 				out, err := loop.Run(ctx, loop.Options{
 					Profiles:   []loop.Profile{{Model: a.New(t, url, timeouts), MaxRetries: &none}},
-					Dispatcher: p, Session: "ses_1", Turn: "trn_1",
+					Dispatcher: &p.Dispatcher, Session: "ses_1", Turn: "trn_1",
 					// More than a connection's buffers hold.
 					Messages: []loop.Message{{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: strings.Repeat("Do it. ", 1<<17)}}}}},
 					Emit:     func(loop.Event) error { return nil },
@@ -75,8 +75,8 @@ func TestSlow(t *testing.T, a Adapter, mediaType, answer string) {
 					t.Fatal(err)
 				}
 				p.outcome = out
-				if len(p.ids) > 0 {
-					t.Errorf("calls ran: %q", p.ran)
+				if len(p.IDs) > 0 {
+					t.Errorf("calls ran: %q", p.Ran)
 				}
 				return p
 			}

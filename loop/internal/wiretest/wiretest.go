@@ -19,7 +19,6 @@ package wiretest
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -106,8 +105,8 @@ func testBroken(t *testing.T, a Adapter, c transcript) {
 		}
 		cuts++
 		played := playCase(t, a, []response{r}, 0, 0)
-		if len(played.ran) > 0 || played.refused > 0 {
-			t.Errorf("broken off after %d bytes: ran %q, refused %d", i+1, played.ran, played.refused)
+		if len(played.Ran) > 0 || played.refused > 0 {
+			t.Errorf("broken off after %d bytes: ran %q, refused %d", i+1, played.Ran, played.refused)
 		}
 		if failure := played.findFailure(t); failure == nil || failure.Class != loop.ModelNetwork {
 			t.Errorf("broken off after %d bytes: %s, %v", i+1, played.outcome.Reason, played.outcome.Err)
@@ -119,18 +118,21 @@ func testBroken(t *testing.T, a Adapter, c transcript) {
 }
 
 type played struct {
+	Dispatcher
 	outcome  loop.Outcome
-	ran      []string
-	ids      []string
 	refused  int
 	requests int
+}
+
+func newPlayed() *played {
+	return &played{Dispatcher: Dispatcher{Tools: []tools.Name{"shell", "read_file", "get_weather"}}}
 }
 
 // playCase runs one turn with a server that sends the responses in pieces of the given
 // size, or in lines if it is 0.
 func playCase(t *testing.T, a Adapter, responses []response, size, retries int) *played {
 	t.Helper()
-	p := &played{}
+	p := newPlayed()
 	var mu sync.Mutex
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		mu.Lock()
@@ -147,7 +149,7 @@ func playCase(t *testing.T, a Adapter, responses []response, size, retries int) 
 	defer server.Close()
 	out, err := loop.Run(t.Context(), loop.Options{
 		Profiles:   []loop.Profile{{Model: a.New(t, server.URL, Timeouts{}), MaxRetries: &retries}},
-		Dispatcher: p, Session: "ses_1", Turn: "trn_1",
+		Dispatcher: &p.Dispatcher, Session: "ses_1", Turn: "trn_1",
 		Messages: []loop.Message{loop.NewText(loop.RoleUser, "Go.")},
 		Emit: func(e loop.Event) error {
 			if _, ok := e.(loop.CallRefused); ok {
@@ -160,6 +162,7 @@ func playCase(t *testing.T, a Adapter, responses []response, size, retries int) 
 		t.Fatal(err)
 	}
 	p.outcome = out
+	p.refused += len(p.Refused)
 	return p
 }
 
@@ -185,30 +188,6 @@ func (r response) sendPieces(w http.ResponseWriter, size int) {
 	}
 }
 
-func (p *played) Definitions() []tools.Definition {
-	var out []tools.Definition
-	for _, name := range []tools.Name{"shell", "read_file", "get_weather"} {
-		out = append(out, tools.Definition{Name: name, Description: "A tool.", InputSchema: []byte(`{"type":"object"}`)})
-	}
-	return out
-}
-
-func (p *played) Round(_ context.Context, calls []tools.Call) ([]tools.Result, error) {
-	var out []tools.Result
-	for _, c := range calls {
-		p.ids = append(p.ids, c.ID)
-		text := "ok"
-		if c.InputError != "" {
-			text = c.InputError
-			p.refused++
-		} else {
-			p.ran = append(p.ran, string(c.Name)+" "+string(c.Input))
-		}
-		out = append(out, tools.Result{CallID: c.ID, Name: c.Name, Content: []tools.Block{{Text: text}}, IsError: c.InputError != ""})
-	}
-	return out, nil
-}
-
 // findFailure returns the failure that ended the turn, or nil. It fails the test if the
 // turn ended neither with that nor an answer.
 func (p *played) findFailure(t *testing.T) *loop.ModelError {
@@ -222,11 +201,11 @@ func (p *played) findFailure(t *testing.T) *loop.ModelError {
 
 func (p *played) checkOutcome(t *testing.T, c transcript) {
 	t.Helper()
-	if diff := cmp.Diff(c.ran, p.ran); diff != "" {
+	if diff := cmp.Diff(c.ran, p.Ran); diff != "" {
 		t.Errorf("calls that ran (-want +got):\n%s", diff)
 	}
-	if distinct := slices.Compact(slices.Sorted(slices.Values(p.ids))); len(distinct) != len(p.ids) {
-		t.Errorf("a call ran twice: %q", p.ids)
+	if distinct := slices.Compact(slices.Sorted(slices.Values(p.IDs))); len(distinct) != len(p.IDs) {
+		t.Errorf("a call ran twice: %q", p.IDs)
 	}
 	if p.refused != c.refused || p.requests != c.requests {
 		t.Errorf("refused %d calls and sent %d requests, want %d and %d", p.refused, p.requests, c.refused, c.requests)
